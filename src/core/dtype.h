@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Element types and their scalar conversions on the host. Rounding is to nearest, ties to even.
+// Vector conversions belong to the engines; these are the definition that they must agree with.
+#pragma once
+
+#include <fa3/fa3.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace fa3 {
+
+enum class DType : int32_t {
+  float32 = FA3_FLOAT32,
+  float16 = FA3_FLOAT16,
+  bfloat16 = FA3_BFLOAT16,
+  float8_e4m3 = FA3_FLOAT8_E4M3,
+  int32 = FA3_INT32,
+};
+
+constexpr int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+    case DType::int32: return 4;
+    case DType::float16:
+    case DType::bfloat16: return 2;
+    case DType::float8_e4m3: return 1;
+  }
+  return 0;
+}
+
+constexpr const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32: return "float32";
+    case DType::float16: return "float16";
+    case DType::bfloat16: return "bfloat16";
+    case DType::float8_e4m3: return "float8_e4m3";
+    case DType::int32: return "int32";
+  }
+  return "unknown dtype";
+}
+
+constexpr bool is_known(int32_t dtype) { return dtype >= FA3_FLOAT32 && dtype <= FA3_INT32; }
+
+// Storage types: bits only, so that a tensor of them can never be used without a conversion.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(BFloat16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
+
+inline float to_float(Float16 value) {
+  const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
+  const uint32_t magnitude = value.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) {  // inf, NaN
+    return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  }
+  if (magnitude < 0x400u) {  // zero, subnormal: the value is magnitude * 2^-24, exact in float
+    const float scaled = static_cast<float>(magnitude) * 0x1p-24f;
+    return sign ? -scaled : scaled;
+  }
+  return std::bit_cast<float>(sign | ((magnitude << 13) + ((127u - 15u) << 23)));
+}
+
+template <class T>
+T from_float(float value);
+
+template <>
+inline float from_float<float>(float value) {
+  return value;
+}
+
+template <>
+inline BFloat16 from_float<BFloat16>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if (std::isnan(value)) return {static_cast<uint16_t>(bits >> 16 | 0x40u)};
+  return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+
+template <>
+inline Float16 from_float<Float16>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};  // NaN
+  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to inf
+  if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 aligns the result to units of 2^-24
+    const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
+    return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000u))};
+  }
+  const uint32_t rebased = magnitude - ((127u - 15u) << 23);
+  return {static_cast<uint16_t>(sign | ((rebased + 0xfffu + (rebased >> 13 & 1u)) >> 13))};
+}
+
+// Calls `visit` with a value-initialised object of the C++ type that stores `dtype`.
+// Only for the types that attention data can have on the CPU.
+template <class Visitor>
+decltype(auto) visit_dtype(DType dtype, Visitor&& visit) {
+  switch (dtype) {
+    case DType::float16: return visit(Float16{});
+    case DType::bfloat16: return visit(BFloat16{});
+    default: return visit(float{});
+  }
+}
+
+}  // namespace fa3

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A normalised, validated attention problem: what every engine receives. Plain data; the API layer
+// makes it (api/describe), engines only read it.
+#pragma once
+
+#include <fa3/fa3.h>
+
+#include "core/dtype.h"
+#include "core/mask_rule.h"
+#include "core/seqlen.h"
+
+namespace fa3 {
+
+// A (batch, row, head, dim) operand; strides in elements, the last one is 1. Packed operands have
+// batch_stride 0 and rows that count from the start of the tensor (Rows::begin).
+struct Operand {
+  void* data = nullptr;
+  DType dtype = DType::float32;
+  int64_t batch_stride = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+
+  template <class T>
+  T* at(int64_t batch, int64_t row, int64_t head) const {
+    return static_cast<T*>(data) + (batch * batch_stride + row * row_stride + head * head_stride);
+  }
+};
+
+// A float32 value per (batch, head, row): the LSE. Packed: batch_stride 0, as above.
+struct RowScalars {
+  float* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+
+  float* at(int64_t batch, int64_t head, int64_t row) const {
+    return data + (batch * batch_stride + head * head_stride + row * row_stride);
+  }
+};
+
+struct Problem {
+  int64_t batch = 0;
+  int64_t heads_q = 0;
+  int64_t heads_k = 0;
+  int64_t head_dim = 0;    // of q and k
+  int64_t head_dim_v = 0;  // of v and o
+  DType dtype = DType::float32;
+  Lengths lengths_q, lengths_k;
+
+  float scale = 1.0f;
+  float softcap = 0.0f;  // 0 = off
+  MaskRule mask;
+
+  Operand q, k, v, o;
+  RowScalars lse;               // data may be null: not wanted (forward)
+  const float* sink = nullptr;  // (heads_q), optional
+
+  fa3_device_type device = FA3_CPU;
+  int device_index = 0;
+  int num_threads = 1;  // at least 1
+  fa3_engine_id engine = FA3_ENGINE_AUTO;
+
+  int64_t group() const { return heads_q / heads_k; }  // query heads that share a key head
+};
+
+// Backward: the forward's problem (its o and lse are inputs now) and the gradients.
+struct BackwardProblem : Problem {
+  Operand d_o, dq, dk, dv;
+  float* dsink = nullptr;  // (heads_q), goes with sink
+  bool deterministic = false;
+};
+
+}  // namespace fa3

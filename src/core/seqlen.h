@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Lengths: one struct for dense, packed (cu_seqlens) and partly used (seqused) sequences.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.h"
+
+namespace fa3 {
+
+// The rows of one sequence within its tensor. Dense: rows of batch entry b, begin = 0.
+// Packed: rows of the whole tensor.
+struct Rows {
+  int64_t begin = 0;  // first row
+  int64_t used = 0;   // rows that take part
+  int64_t owned = 0;  // rows that belong to the sequence; [used, owned) is padding
+};
+
+// How long every sequence of one side (queries or keys) is.
+struct Lengths {
+  const int32_t* cu_seqlens = nullptr;  // (batch + 1), packed tensors only
+  const int32_t* seqused = nullptr;     // (batch), optional
+  int64_t max = 0;                      // no sequence is longer
+  int64_t total = 0;                    // rows of the tensor: batch * max if dense
+
+  FA3_HD constexpr bool packed() const { return cu_seqlens != nullptr; }
+
+  FA3_HD constexpr Rows rows_of(int64_t batch) const {
+    Rows rows{0, max, max};
+    if (cu_seqlens != nullptr) {
+      rows.begin = cu_seqlens[batch];
+      rows.owned = cu_seqlens[batch + 1] - rows.begin;
+      rows.used = rows.owned;
+    }
+    if (seqused != nullptr && seqused[batch] < rows.used) rows.used = seqused[batch];
+    return rows;
+  }
+};
+
+}  // namespace fa3

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What an engine is to the rest of the library. Engines know core/ and nothing of each other.
+#pragma once
+
+#include <fa3/status.h>
+
+#include <span>
+#include <string>
+
+#include "core/plan.h"
+#include "core/problem.h"
+
+namespace fa3 {
+
+struct Availability {
+  bool available = false;
+  std::string detail;  // what was found, or why the engine cannot run here
+};
+
+// plan_*: OK and a plan, or UNSUPPORTED with the reason; pure, and never looks at tensor data, whose
+// pointers may be null. run_*: queues (GPU) or does (CPU) the work; writes every output element.
+struct Engine {
+  const char* name;
+  fa3_engine_id id;
+  fa3_device_type memory;  // the only memory it takes
+  bool automatic;          // a candidate for FA3_ENGINE_AUTO
+  Availability (*probe)();
+  Status (*plan_forward)(const Problem&, Plan*);
+  Status (*run_forward)(const Problem&, const Plan&, void* workspace, void* stream);
+  Status (*plan_backward)(const BackwardProblem&, Plan*);
+  Status (*run_backward)(const BackwardProblem&, const Plan&, void* workspace, void* stream);
+};
+
+// Every engine that this build contains, best first for each kind of memory.
+std::span<const Engine* const> engines();
+
+}  // namespace fa3
