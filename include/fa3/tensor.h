@@ -50,8 +50,8 @@ inline fa3_tensor bshd(const void* data, fa3_dtype dtype, int64_t batch, int64_t
 // (batch, heads, seq, dim) memory, seen as (batch, seq, heads, dim) without a copy.
 inline fa3_tensor bhsd(const void* data, fa3_dtype dtype, int64_t batch, int64_t heads, int64_t seq,
                        int64_t dim, Device device = {}) {
-  return strided(data, dtype, {batch, seq, heads, dim},
-                 {heads * seq * dim, dim, seq * dim, 1}, device);
+  return strided(data, dtype, {batch, seq, heads, dim}, {heads * seq * dim, dim, seq * dim, 1},
+                 device);
 }
 
 }  // namespace fa3

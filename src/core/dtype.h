@@ -23,26 +23,36 @@ enum class DType : int32_t {
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::float32:
-    case DType::int32: return 4;
+    case DType::int32:
+      return 4;
     case DType::float16:
-    case DType::bfloat16: return 2;
-    case DType::float8_e4m3: return 1;
+    case DType::bfloat16:
+      return 2;
+    case DType::float8_e4m3:
+      return 1;
   }
   return 0;
 }
 
 constexpr const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::float32: return "float32";
-    case DType::float16: return "float16";
-    case DType::bfloat16: return "bfloat16";
-    case DType::float8_e4m3: return "float8_e4m3";
-    case DType::int32: return "int32";
+    case DType::float32:
+      return "float32";
+    case DType::float16:
+      return "float16";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::float8_e4m3:
+      return "float8_e4m3";
+    case DType::int32:
+      return "int32";
   }
   return "unknown dtype";
 }
 
-constexpr bool is_known(int32_t dtype) { return dtype >= FA3_FLOAT32 && dtype <= FA3_INT32; }
+constexpr bool is_known(int32_t dtype) {
+  return dtype >= FA3_FLOAT32 && dtype <= FA3_INT32;
+}
 
 // Storage types: bits only, so that a tensor of them can never be used without a conversion.
 struct BFloat16 {
@@ -52,9 +62,13 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline float to_float(float value) { return value; }
+inline float to_float(float value) {
+  return value;
+}
 
-inline float to_float(BFloat16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
+inline float to_float(BFloat16 value) {
+  return std::bit_cast<float>(uint32_t{value.bits} << 16);
+}
 
 inline float to_float(Float16 value) {
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
@@ -89,7 +103,7 @@ inline Float16 from_float<Float16>(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};  // NaN
+  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};   // NaN
   if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to inf
   if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 aligns the result to units of 2^-24
     const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
@@ -104,9 +118,12 @@ inline Float16 from_float<Float16>(float value) {
 template <class Visitor>
 decltype(auto) visit_dtype(DType dtype, Visitor&& visit) {
   switch (dtype) {
-    case DType::float16: return visit(Float16{});
-    case DType::bfloat16: return visit(BFloat16{});
-    default: return visit(float{});
+    case DType::float16:
+      return visit(Float16{});
+    case DType::bfloat16:
+      return visit(BFloat16{});
+    default:
+      return visit(float{});
   }
 }
 

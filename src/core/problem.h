@@ -71,4 +71,23 @@ struct BackwardProblem : Problem {
   bool deterministic = false;
 };
 
+// Partial results over disjoint key sets, to be merged: see fa3_merge_params.
+struct MergeProblem {
+  int64_t num_partials = 0;
+  int64_t batch = 0;
+  int64_t rows = 0;
+  int64_t heads = 0;
+  int64_t head_dim_v = 0;
+  Operand o_partial;  // float32
+  RowScalars lse_partial;
+  int64_t o_partial_stride = 0;    // between partials, in elements
+  int64_t lse_partial_stride = 0;  // between partials, in elements
+  Operand o;
+  RowScalars lse;  // data may be null: not wanted
+
+  fa3_device_type device = FA3_CPU;
+  int device_index = 0;
+  int num_threads = 1;
+};
+
 }  // namespace fa3

@@ -30,6 +30,7 @@ struct Engine {
   Status (*run_forward)(const Problem&, const Plan&, void* workspace, void* stream);
   Status (*plan_backward)(const BackwardProblem&, Plan*);
   Status (*run_backward)(const BackwardProblem&, const Plan&, void* workspace, void* stream);
+  Status (*run_merge)(const MergeProblem&, void* stream);  // null: this engine does not merge
 };
 
 // Every engine that this build contains, best first for each kind of memory.

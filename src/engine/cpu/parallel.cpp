@@ -2,7 +2,6 @@
 #include "engine/cpu/parallel.h"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -106,12 +105,6 @@ Pool& pool() {
 }
 
 }  // namespace
-
-int available_threads() {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
-  return std::max(1u, std::thread::hardware_concurrency());
-}
 
 void parallel_for(int64_t num_tasks, int num_threads,
                   const std::function<void(int64_t, int)>& body) {

@@ -11,9 +11,6 @@
 
 namespace fa3::cpu {
 
-// Cores that this process may use.
-int available_threads();
-
 // Calls body(task, worker) once for every task in [0, num_tasks), on at most num_threads threads of
 // which the caller is one (worker 0); 0 <= worker < num_threads names the thread's scratch memory.
 // Tasks start in ascending order, each on the first thread that is free. The caller must put

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3 in C++: named arguments, Status instead of codes. Header-only over the C ABI (fa3.h), which
+// documents shapes, units and semantics.
+//
+//   fa3::ForwardArgs args;
+//   args.q = fa3::bshd(q, FA3_FLOAT32, batch, seq, heads, dim);   // k, v, o likewise
+//   args.options.causal = 1;
+//   fa3::Workspace workspace;                                      // keep it: it only ever grows
+//   if (fa3::Status status = fa3::forward(args, workspace); !status.ok()) { ... status.message() }
+#pragma once
+
+#include <fa3/fa3.h>
+#include <fa3/status.h>
+#include <fa3/tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <string>
+
+namespace fa3 {
+
+namespace detail {
+inline Status status_of(fa3_status code) {
+  if (code == FA3_OK) return {};
+  return {static_cast<StatusCode>(code), fa3_last_error()};
+}
+}  // namespace detail
+
+struct ForwardArgs : fa3_forward_params {
+  ForwardArgs() { fa3_forward_params_init(this); }
+};
+struct BackwardArgs : fa3_backward_params {
+  BackwardArgs() { fa3_backward_params_init(this); }
+};
+struct MergeArgs : fa3_merge_params {
+  MergeArgs() { fa3_merge_params_init(this); }
+};
+
+inline Status supported(const ForwardArgs& args) {
+  return detail::status_of(fa3_forward_supported(&args));
+}
+inline Status supported(const BackwardArgs& args) {
+  return detail::status_of(fa3_backward_supported(&args));
+}
+
+inline Status workspace_size(const ForwardArgs& args, size_t* bytes) {
+  return detail::status_of(fa3_forward_workspace_size(&args, bytes));
+}
+inline Status workspace_size(const BackwardArgs& args, size_t* bytes) {
+  return detail::status_of(fa3_backward_workspace_size(&args, bytes));
+}
+
+// With a workspace of the caller's: the only form for CUDA tensors.
+inline Status forward(const ForwardArgs& args, void* workspace, size_t bytes,
+                      void* stream = nullptr) {
+  return detail::status_of(fa3_forward(&args, workspace, bytes, stream));
+}
+inline Status backward(const BackwardArgs& args, void* workspace, size_t bytes,
+                       void* stream = nullptr) {
+  return detail::status_of(fa3_backward(&args, workspace, bytes, stream));
+}
+inline Status merge(const MergeArgs& args, void* stream = nullptr) {
+  return detail::status_of(fa3_merge(&args, stream));
+}
+
+// Host memory that grows to what the calls ask for; reuse one per thread to allocate only once.
+class Workspace {
+ public:
+  Status reserve(size_t bytes) {
+    if (bytes <= capacity_) return {};
+    auto* grown =
+        static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment}, std::nothrow));
+    if (grown == nullptr) {
+      return {StatusCode::out_of_memory,
+              "workspace: the system has no " + std::to_string(bytes) + " bytes left"};
+    }
+    memory_.reset(grown);
+    capacity_ = bytes;
+    return {};
+  }
+
+  void* data() const { return memory_.get(); }
+  size_t bytes() const { return capacity_; }
+
+ private:
+  static constexpr size_t kAlignment = 256;
+  struct Release {
+    void operator()(std::byte* memory) const {
+      ::operator delete (memory, std::align_val_t{kAlignment});
+    }
+  };
+  std::unique_ptr<std::byte, Release> memory_;
+  size_t capacity_ = 0;
+};
+
+// For CPU tensors.
+inline Status forward(const ForwardArgs& args, Workspace& workspace) {
+  size_t bytes = 0;
+  if (Status status = workspace_size(args, &bytes); !status.ok()) return status;
+  if (Status status = workspace.reserve(bytes); !status.ok()) return status;
+  return forward(args, workspace.data(), workspace.bytes());
+}
+inline Status backward(const BackwardArgs& args, Workspace& workspace) {
+  size_t bytes = 0;
+  if (Status status = workspace_size(args, &bytes); !status.ok()) return status;
+  if (Status status = workspace.reserve(bytes); !status.ok()) return status;
+  return backward(args, workspace.data(), workspace.bytes());
+}
+
+}  // namespace fa3

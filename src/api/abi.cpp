@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C ABI: turns Status and exceptions into codes and the thread's last error.
+#include <fa3/fa3.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "api/attention.h"
+#include "core/error.h"
+#include "core/macros.h"
+#include "engine/engine.h"
+#include "plan/plan_text.h"
+
+namespace fa3::api {
+namespace {
+
+thread_local std::string t_last_error;
+// Said when there is no memory left even for a sentence.
+thread_local const char* t_fixed_error = nullptr;
+
+fa3_status fail_with(fa3_status code, const char* fixed) {
+  t_fixed_error = fixed;
+  return code;
+}
+
+// Runs body() -> Status at the boundary: nothing may be thrown across it.
+template <class Body>
+fa3_status at_boundary(Body&& body) noexcept {
+  try {
+    t_fixed_error = nullptr;
+    const Status status = body();
+    t_last_error = status.message();
+    return static_cast<fa3_status>(status.code());
+  } catch (const std::bad_alloc&) {
+    return fail_with(FA3_OUT_OF_MEMORY, "out of memory while preparing the call");
+  } catch (const std::exception&) {
+    return fail_with(FA3_INTERNAL_ERROR, "a defect of fa3: an unexpected exception");
+  } catch (...) {
+    return fail_with(FA3_INTERNAL_ERROR, "a defect of fa3: an unknown exception");
+  }
+}
+
+// struct_size says how much of the struct the caller knows; this version's is the oldest.
+template <class Params>
+Status check_params(const Params* params) {
+  if (params == nullptr) return invalid("params: expected a struct, got a null pointer");
+  if (params->struct_size != sizeof(Params)) {
+    return invalid("params: expected struct_size ", sizeof(Params), ", got ", params->struct_size,
+                   "; start from the *_init function of the library you link");
+  }
+  return {};
+}
+
+template <class Params>
+void init(Params* params) {
+  if (params == nullptr) return;
+  std::memset(params, 0, sizeof(Params));
+  params->struct_size = sizeof(Params);
+}
+
+void init_options(fa3_options* options) {
+  options->scale = FA3_SCALE_AUTO;
+  options->window_left = FA3_WINDOW_UNBOUNDED;
+  options->window_right = FA3_WINDOW_UNBOUNDED;
+}
+
+template <class Params>
+fa3_status supported(const Params* params) {
+  return at_boundary([&]() -> Status {
+    FA3_TRY(check_params(params));
+    Plan unused;
+    return plan(*params, &unused);
+  });
+}
+
+template <class Params>
+fa3_status workspace_size(const Params* params, size_t* bytes) {
+  return at_boundary([&]() -> Status {
+    FA3_TRY(check_params(params));
+    if (bytes == nullptr) return invalid("bytes: expected a place for the size, got null");
+    Plan planned;
+    FA3_TRY(plan(*params, &planned));
+    *bytes = static_cast<size_t>(planned.workspace_bytes);
+    return {};
+  });
+}
+
+template <class Params>
+fa3_status text_of_plan(const Params* params, char* text, size_t capacity, size_t* needed) {
+  return at_boundary([&]() -> Status {
+    FA3_TRY(check_params(params));
+    if (text == nullptr && capacity > 0) {
+      return invalid("text: expected ", capacity, " bytes of memory, got a null pointer");
+    }
+    Plan planned;
+    FA3_TRY(plan(*params, &planned));
+    const std::string words = plan_text(planned);
+    if (needed != nullptr) *needed = words.size() + 1;
+    if (capacity > 0) {
+      const size_t length = std::min(words.size(), capacity - 1);
+      std::memcpy(text, words.data(), length);
+      text[length] = '\0';
+    }
+    return {};
+  });
+}
+
+template <class Params>
+fa3_status run_with_workspace(const Params* params, Workspace workspace, void* stream) {
+  return at_boundary([&]() -> Status {
+    FA3_TRY(check_params(params));
+    return run(*params, workspace, stream);
+  });
+}
+
+}  // namespace
+}  // namespace fa3::api
+
+using namespace fa3::api;
+
+extern "C" {
+
+void fa3_forward_params_init(fa3_forward_params* params) {
+  init(params);
+  if (params != nullptr) init_options(&params->options);
+}
+
+void fa3_backward_params_init(fa3_backward_params* params) {
+  init(params);
+  if (params != nullptr) init_options(&params->options);
+}
+
+void fa3_merge_params_init(fa3_merge_params* params) {
+  init(params);
+}
+
+fa3_status fa3_forward_supported(const fa3_forward_params* params) {
+  return supported(params);
+}
+fa3_status fa3_backward_supported(const fa3_backward_params* params) {
+  return supported(params);
+}
+
+fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes) {
+  return workspace_size(params, bytes);
+}
+
+fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes) {
+  return workspace_size(params, bytes);
+}
+
+fa3_status fa3_forward_plan_text(const fa3_forward_params* params, char* text, size_t capacity,
+                                 size_t* needed) {
+  return text_of_plan(params, text, capacity, needed);
+}
+
+fa3_status fa3_backward_plan_text(const fa3_backward_params* params, char* text, size_t capacity,
+                                  size_t* needed) {
+  return text_of_plan(params, text, capacity, needed);
+}
+
+fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
+                       void* stream) {
+  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
+}
+
+fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size_t workspace_bytes,
+                        void* stream) {
+  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
+}
+
+fa3_status fa3_merge(const fa3_merge_params* params, void* stream) {
+  return at_boundary([&]() -> fa3::Status {
+    FA3_TRY(check_params(params));
+    return run(*params, stream);
+  });
+}
+
+fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {
+  return at_boundary([&]() -> fa3::Status {
+    const auto engines = fa3::engines();
+    if (info == nullptr) return fa3::invalid("info: expected a struct, got a null pointer");
+    if (index < 0 || index >= static_cast<int32_t>(engines.size())) {
+      return fa3::invalid("index: expected [0, ", engines.size(), "), got ", index);
+    }
+    thread_local std::string t_detail;
+    const fa3::Availability found = engines[static_cast<size_t>(index)]->probe();
+    t_detail = found.detail;
+    *info = {engines[static_cast<size_t>(index)]->name, found.available ? 1 : 0, t_detail.c_str()};
+    return {};
+  });
+}
+
+int32_t fa3_version(void) {
+  return FA3_VERSION_MAJOR * 10000 + FA3_VERSION_MINOR * 100 + FA3_VERSION_PATCH;
+}
+
+const char* fa3_last_error(void) {
+  return t_fixed_error != nullptr ? t_fixed_error : t_last_error.c_str();
+}
+
+const char* fa3_status_name(fa3_status status) {
+  switch (status) {
+    case FA3_OK:
+      return "ok";
+    case FA3_INVALID_ARGUMENT:
+      return "invalid argument";
+    case FA3_UNSUPPORTED:
+      return "unsupported";
+    case FA3_WORKSPACE_TOO_SMALL:
+      return "workspace too small";
+    case FA3_OUT_OF_MEMORY:
+      return "out of memory";
+    case FA3_DEVICE_ERROR:
+      return "device error";
+    case FA3_INTERNAL_ERROR:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+}  // extern "C"

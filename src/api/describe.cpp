@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/describe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "api/tensor_rules.h"
+#include "core/error.h"
+#include "core/macros.h"
+#include "core/threads.h"
+
+namespace fa3::api {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxThreads = 1024;
+
+bool is_packed(const fa3_tensor& cu_seqlens) {
+  return present(cu_seqlens);
+}
+
+Operand operand(const fa3_tensor& tensor) {
+  const int row = tensor.rank - 3;
+  return {.data = tensor.data,
+          .dtype = static_cast<DType>(tensor.dtype),
+          .batch_stride = row > 0 ? tensor.stride[0] : 0,
+          .row_stride = tensor.stride[row],
+          .head_stride = tensor.stride[row + 1]};
+}
+
+RowScalars row_scalars(const fa3_tensor& tensor) {
+  const int head = tensor.rank - 2;
+  return {.data = static_cast<float*>(tensor.data),
+          .batch_stride = head > 0 ? tensor.stride[0] : 0,
+          .head_stride = tensor.stride[head],
+          .row_stride = tensor.stride[head + 1]};
+}
+
+// A (batch, rows, heads, dim) tensor, or (total, heads, dim) when packed.
+Status check_operand(Named named, bool packed, Purpose purpose) {
+  FA3_TRY(packed ? check_form(named, 3, "(total, heads, dim), since cu_seqlens is given")
+                 : check_form(named, 4, "(batch, seq, heads, dim)"));
+  FA3_TRY(check_last_stride(named));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+// `named` must have the shape of `like`, but for the last dimension.
+Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed, Purpose purpose) {
+  FA3_TRY(check_operand(named, packed, purpose));
+  if (!packed) FA3_TRY(check_extent(named, 0, like.shape[0], "batch"));
+  FA3_TRY(
+      check_extent(named, like.rank - 3, like.shape[like.rank - 3], packed ? "total rows" : "seq"));
+  FA3_TRY(check_extent(named, like.rank - 2, like.shape[like.rank - 2], "heads"));
+  return check_extent(named, like.rank - 1, dim, "head dim");
+}
+
+// (batch, heads, seq), or (heads, total) when packed.
+Status check_lse(const fa3_tensor& lse, const fa3_tensor& q, bool packed, Purpose purpose) {
+  const Named named{"lse", lse};
+  FA3_TRY(packed ? check_form(named, 2, "(heads, total), since cu_seqlens_q is given")
+                 : check_form(named, 3, "(batch, heads, seq)"));
+  FA3_TRY(check_dtype(named, {DType::float32}));
+  if (!packed) FA3_TRY(check_extent(named, 0, q.shape[0], "batch"));
+  FA3_TRY(check_extent(named, lse.rank - 2, q.shape[q.rank - 2], "query heads"));
+  FA3_TRY(check_extent(named, lse.rank - 1, q.shape[q.rank - 3], packed ? "total rows" : "seq"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose) {
+  FA3_TRY(check_form(named, 1, "(heads)"));
+  FA3_TRY(check_dtype(named, {DType::float32}));
+  FA3_TRY(check_last_stride(named));
+  FA3_TRY(check_extent(named, 0, q.shape[q.rank - 2], "query heads"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+// A length array. Its values can be read, and are validated, when it is in host memory.
+Status check_length_array(Named named, int64_t count, const fa3_tensor& q, Purpose purpose) {
+  FA3_TRY(check_form(named, 1, "(batch) or (batch + 1)"));
+  FA3_TRY(check_dtype(named, {DType::int32}));
+  FA3_TRY(check_last_stride(named));
+  FA3_TRY(check_extent(named, 0, count, "entries"));
+  if (q.device_type == FA3_CPU) FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+bool readable(const fa3_tensor& tensor) {
+  return tensor.data != nullptr && tensor.device_type == FA3_CPU;
+}
+
+Status check_cu_seqlens(Named named, int64_t batch, int64_t total) {
+  const auto* starts = static_cast<const int32_t*>(named.tensor.data);
+  if (starts[0] != 0) return invalid(named.name, ": expected to start with 0, got ", starts[0]);
+  for (int64_t b = 0; b < batch; ++b) {
+    if (starts[b + 1] < starts[b]) {
+      return invalid(named.name, ": expected values that never decrease, got ", starts[b], " then ",
+                     starts[b + 1], " at entry ", b + 1);
+    }
+  }
+  if (starts[batch] > total) {
+    return invalid(named.name, ": expected to end within the ", total, " rows of its tensor, got ",
+                   starts[batch]);
+  }
+  return {};
+}
+
+Status check_seqused(Named named, const Lengths& lengths, int64_t batch) {
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t used = lengths.seqused[b];
+    const int64_t owned = lengths.rows_of(b).owned;
+    if (used < 0 || used > owned) {
+      return invalid(named.name, ": expected a length in [0, ", owned, "] for sequence ", b,
+                     ", got ", used);
+    }
+  }
+  return {};
+}
+
+struct LengthArguments {
+  Named cu_seqlens, seqused;
+  int64_t declared_max;
+  const char* max_name;
+};
+
+// One side's lengths, from its length arrays and from its operand's shape.
+Status describe_lengths(const LengthArguments& arguments, const fa3_tensor& operand,
+                        const fa3_tensor& q, int64_t batch, Purpose purpose, Lengths* lengths) {
+  const auto& [cu_seqlens, seqused, declared_max, max_name] = arguments;
+  const int64_t rows = operand.shape[operand.rank - 3];
+  if (declared_max < 0) return invalid(max_name, ": expected >= 0, got ", declared_max);
+  lengths->max = rows;
+  lengths->total = rows;
+  if (present(cu_seqlens.tensor)) {
+    FA3_TRY(check_length_array(cu_seqlens, batch + 1, q, purpose));
+    lengths->cu_seqlens = static_cast<const int32_t*>(cu_seqlens.tensor.data);
+    if (declared_max > 0) lengths->max = std::min(rows, declared_max);
+  } else if (__builtin_mul_overflow(batch, rows, &lengths->total)) {
+    return invalid("q, k: batch times seq overflows 64 bits");
+  }
+  if (readable(cu_seqlens.tensor)) {
+    FA3_TRY(check_cu_seqlens(cu_seqlens, batch, rows));
+    lengths->max = 0;
+    for (int64_t b = 0; b < batch; ++b) {
+      lengths->max = std::max(lengths->max, lengths->rows_of(b).owned);
+    }
+  }
+  if (present(seqused.tensor)) {
+    FA3_TRY(check_length_array(seqused, batch, q, purpose));
+    lengths->seqused = static_cast<const int32_t*>(seqused.tensor.data);
+    const bool starts_readable = !present(cu_seqlens.tensor) || readable(cu_seqlens.tensor);
+    if (readable(seqused.tensor) && starts_readable) {
+      FA3_TRY(check_seqused(seqused, *lengths, batch));
+    }
+  }
+  return {};
+}
+
+Status check_window_side(const char* name, int64_t side) {
+  if (side >= -1) return {};
+  return invalid(name, ": expected -1 (unbounded) or a number of keys >= 0, got ", side);
+}
+
+// A side that reaches past every key is unbounded: so later arithmetic cannot overflow.
+int64_t normalised_side(int64_t side, int64_t span) {
+  return side >= span ? MaskRule::kUnbounded : side;
+}
+
+Status resolve_threads(int32_t asked, int* num_threads) {
+  if (asked < 0 || asked > kMaxThreads) {
+    return invalid("num_threads: expected 0 (all cores) to ", kMaxThreads, ", got ", asked);
+  }
+  *num_threads = asked > 0 ? asked : available_threads();
+  return {};
+}
+
+Status describe_options(const fa3_options& options, int64_t head_dim, Problem* problem) {
+  if (options.scale == FA3_SCALE_AUTO) {
+    problem->scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  } else if (std::isfinite(options.scale) && options.scale > 0.0f) {
+    problem->scale = options.scale;
+  } else {
+    return invalid("scale: expected a finite number > 0, or FA3_SCALE_AUTO for head_dim^-0.5, got ",
+                   options.scale);
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0.0f) {
+    return invalid("softcap: expected 0 (off) or a finite number > 0, got ", options.softcap);
+  }
+  problem->softcap = options.softcap;
+  if (options.causal != 0 && options.causal != 1) {
+    return invalid("causal: expected 0 or 1, got ", options.causal);
+  }
+  if (options.deterministic != 0 && options.deterministic != 1) {
+    return invalid("deterministic: expected 0 or 1, got ", options.deterministic);
+  }
+  FA3_TRY(check_window_side("window_left", options.window_left));
+  FA3_TRY(check_window_side("window_right", options.window_right));
+  const int64_t span = problem->lengths_q.max + problem->lengths_k.max;
+  problem->mask.left = normalised_side(options.window_left, span);
+  problem->mask.right = options.causal ? 0 : normalised_side(options.window_right, span);
+  FA3_TRY(resolve_threads(options.num_threads, &problem->num_threads));
+  if (options.engine < FA3_ENGINE_AUTO || options.engine > FA3_ENGINE_HOPPER) {
+    return invalid("engine: expected a value of fa3_engine_id, got ", options.engine);
+  }
+  problem->engine = static_cast<fa3_engine_id>(options.engine);
+  return {};
+}
+
+// Everything that forward and backward share: the inputs, the options, o, lse and sink.
+template <class Params>
+Status describe_common(const Params& params, Purpose purpose, Problem* problem) {
+  const fa3_options& options = params.options;
+  const Named q{"q", params.q}, k{"k", params.k}, v{"v", params.v}, o{"o", params.o};
+  const bool packed_q = is_packed(options.cu_seqlens_q);
+  const bool packed_k = is_packed(options.cu_seqlens_k);
+
+  FA3_TRY(check_operand(q, packed_q, purpose));
+  FA3_TRY(check_operand(k, packed_k, purpose));
+  FA3_TRY(check_dtype(q, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
+  for (const Named& same : {k, v}) FA3_TRY(check_same_dtype(same, q));
+
+  const fa3_tensor& qt = params.q;
+  const fa3_tensor& kt = params.k;
+  problem->heads_q = qt.shape[qt.rank - 2];
+  problem->heads_k = kt.shape[kt.rank - 2];
+  problem->head_dim = qt.shape[qt.rank - 1];
+  problem->head_dim_v = params.v.rank > 0 ? params.v.shape[params.v.rank - 1] : 0;
+  problem->batch = !packed_q   ? qt.shape[0]
+                   : !packed_k ? kt.shape[0]
+                               : std::max<int64_t>(options.cu_seqlens_q.shape[0] - 1, 0);
+  problem->dtype = static_cast<DType>(qt.dtype);
+
+  if (!packed_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
+  FA3_TRY(check_like(v, kt, problem->head_dim_v, packed_k, purpose));
+  FA3_TRY(check_extent(k, kt.rank - 1, problem->head_dim, "the head dim of q"));
+  for (const auto& [name, dim] : {std::pair{"q", problem->head_dim}, {"v", problem->head_dim_v}}) {
+    if (dim < 1 || dim > kMaxHeadDim) {
+      return invalid(name, ": expected a head dim in [1, ", kMaxHeadDim, "], got ", dim);
+    }
+  }
+  if (problem->heads_k < 1 || problem->heads_q < 1 || problem->heads_q % problem->heads_k != 0) {
+    return invalid("q: expected a number of query heads that is a multiple of the ",
+                   problem->heads_k, " key/value heads, got ", problem->heads_q);
+  }
+  FA3_TRY(check_like(o, qt, problem->head_dim_v, packed_q, purpose));
+  FA3_TRY(static_cast<DType>(params.o.dtype) == DType::float32 ? Status{} : check_same_dtype(o, q));
+  for (const Named& same : {k, v, o}) FA3_TRY(check_same_device(same, q));
+
+  const LengthArguments q_arguments{{"cu_seqlens_q", options.cu_seqlens_q},
+                                    {"seqused_q", options.seqused_q},
+                                    options.max_seqlen_q,
+                                    "max_seqlen_q"};
+  const LengthArguments k_arguments{{"cu_seqlens_k", options.cu_seqlens_k},
+                                    {"seqused_k", options.seqused_k},
+                                    options.max_seqlen_k,
+                                    "max_seqlen_k"};
+  FA3_TRY(describe_lengths(q_arguments, qt, qt, problem->batch, purpose, &problem->lengths_q));
+  FA3_TRY(describe_lengths(k_arguments, kt, qt, problem->batch, purpose, &problem->lengths_k));
+  FA3_TRY(describe_options(options, problem->head_dim, problem));
+
+  if (present(params.lse)) {
+    FA3_TRY(check_lse(params.lse, qt, packed_q, purpose));
+    problem->lse = row_scalars(params.lse);
+  }
+  if (present(params.sink)) {
+    FA3_TRY(check_head_vector({"sink", params.sink}, qt, purpose));
+    problem->sink = static_cast<const float*>(params.sink.data);
+  }
+  problem->q = operand(params.q);
+  problem->k = operand(params.k);
+  problem->v = operand(params.v);
+  problem->o = operand(params.o);
+  problem->device = static_cast<fa3_device_type>(qt.device_type);
+  problem->device_index = qt.device_index;
+  return {};
+}
+
+// The number of score tiles and rows is counted in 64 bits; refuse what could not be.
+Status check_countable(const Problem& problem) {
+  int64_t count = 0;
+  if (__builtin_mul_overflow(problem.batch, problem.heads_q, &count) ||
+      __builtin_mul_overflow(count, std::max<int64_t>(problem.lengths_q.max, 1), &count) ||
+      __builtin_mul_overflow(count, std::max<int64_t>(problem.lengths_k.max, 1), &count)) {
+    return invalid("q, k: batch * heads * seqlen_q * seqlen_k overflows 64 bits, got ",
+                   problem.batch, " * ", problem.heads_q, " * ", problem.lengths_q.max, " * ",
+                   problem.lengths_k.max);
+  }
+  return {};
+}
+
+Status check_outputs(const std::vector<Named>& outputs, const std::vector<Named>& inputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    FA3_TRY(check_distinct_elements(outputs[i]));
+    for (const Named& input : inputs) FA3_TRY(check_no_overlap(outputs[i], input));
+    for (size_t j = 0; j < i; ++j) FA3_TRY(check_no_overlap(outputs[i], outputs[j]));
+  }
+  return {};
+}
+
+std::vector<Named> inputs_of(const fa3_options& options, const fa3_tensor& q, const fa3_tensor& k,
+                             const fa3_tensor& v, const fa3_tensor& sink) {
+  return {{"q", q},
+          {"k", k},
+          {"v", v},
+          {"sink", sink},
+          {"cu_seqlens_q", options.cu_seqlens_q},
+          {"cu_seqlens_k", options.cu_seqlens_k},
+          {"seqused_q", options.seqused_q},
+          {"seqused_k", options.seqused_k}};
+}
+
+// Partial i of a stacked tensor.
+fa3_tensor partial(const fa3_tensor& stacked, int64_t i) {
+  fa3_tensor view = stacked;
+  view.rank = stacked.rank - 1;
+  std::copy(stacked.shape + 1, stacked.shape + stacked.rank, view.shape);
+  std::copy(stacked.stride + 1, stacked.stride + stacked.rank, view.stride);
+  view.data = static_cast<char*>(stacked.data) +
+              i * stacked.stride[0] * size_of(static_cast<DType>(stacked.dtype));
+  return view;
+}
+
+bool same_memory(const fa3_tensor& a, const fa3_tensor& b) {
+  return a.data == b.data && a.dtype == b.dtype &&
+         std::equal(a.stride, a.stride + a.rank, b.stride);
+}
+
+// A merged row is written after all its partials were read, so an output may be exactly a partial.
+Status check_merge_aliasing(const fa3_merge_params& params) {
+  for (int64_t i = 0; i < params.o_partial.shape[0]; ++i) {
+    const fa3_tensor o_partial = partial(params.o_partial, i);
+    const fa3_tensor lse_partial = partial(params.lse_partial, i);
+    if (!same_memory(params.o, o_partial)) {
+      FA3_TRY(check_no_overlap({"o", params.o}, {"o_partial", o_partial}));
+    }
+    FA3_TRY(check_no_overlap({"o", params.o}, {"lse_partial", lse_partial}));
+    if (!present(params.lse)) continue;
+    if (!same_memory(params.lse, lse_partial)) {
+      FA3_TRY(check_no_overlap({"lse", params.lse}, {"lse_partial", lse_partial}));
+    }
+    FA3_TRY(check_no_overlap({"lse", params.lse}, {"o_partial", o_partial}));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status describe(const fa3_forward_params& params, Purpose purpose, Problem* problem) {
+  FA3_TRY(describe_common(params, purpose, problem));
+  FA3_TRY(check_countable(*problem));
+  if (purpose == Purpose::call) {
+    FA3_TRY(check_outputs({{"o", params.o}, {"lse", params.lse}},
+                          inputs_of(params.options, params.q, params.k, params.v, params.sink)));
+  }
+  for (const Named& reserved : {Named{"page_table", params.page_table},
+                                {"batch_index", params.batch_index},
+                                {"left_padding", params.left_padding}}) {
+    if (present(reserved.tensor)) {
+      return unsupported(reserved.name,
+                         ": this version of fa3 does not read it yet; leave it null");
+    }
+  }
+  if (params.num_splits != 0) {
+    return unsupported("num_splits: this version of fa3 chooses it itself; leave it 0, got ",
+                       params.num_splits);
+  }
+  return {};
+}
+
+Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem) {
+  FA3_TRY(describe_common(params, purpose, problem));
+  FA3_TRY(check_countable(*problem));
+  const bool packed_q = is_packed(params.options.cu_seqlens_q);
+  const bool packed_k = is_packed(params.options.cu_seqlens_k);
+  const Named q{"q", params.q};
+  const Named d_o{"d_o", params.d_o};
+  const Named dq{"dq", params.dq}, dk{"dk", params.dk}, dv{"dv", params.dv};
+  if (!present(params.lse)) return invalid("lse: expected the forward's result, got nothing");
+  FA3_TRY(check_like(d_o, params.q, problem->head_dim_v, packed_q, purpose));
+  FA3_TRY(check_same_dtype(d_o, {"o", params.o}));
+  FA3_TRY(check_like(dq, params.q, problem->head_dim, packed_q, purpose));
+  FA3_TRY(check_like(dk, params.k, problem->head_dim, packed_k, purpose));
+  FA3_TRY(check_like(dv, params.k, problem->head_dim_v, packed_k, purpose));
+  for (const Named& gradient : {dq, dk, dv}) FA3_TRY(check_same_dtype(gradient, q));
+  for (const Named& same : {d_o, dq, dk, dv}) FA3_TRY(check_same_device(same, q));
+  if (present(params.dsink) && !present(params.sink)) {
+    return invalid("dsink: expected it only together with sink, got dsink alone");
+  }
+  if (present(params.dsink)) {
+    FA3_TRY(check_head_vector({"dsink", params.dsink}, params.q, purpose));
+  }
+  if (purpose == Purpose::call) {
+    std::vector<Named> inputs =
+        inputs_of(params.options, params.q, params.k, params.v, params.sink);
+    inputs.insert(inputs.end(), {{"o", params.o}, {"lse", params.lse}, d_o});
+    FA3_TRY(check_outputs({dq, dk, dv, {"dsink", params.dsink}}, inputs));
+  }
+  problem->d_o = operand(params.d_o);
+  problem->dq = operand(params.dq);
+  problem->dk = operand(params.dk);
+  problem->dv = operand(params.dv);
+  problem->dsink = static_cast<float*>(params.dsink.data);
+  problem->deterministic = params.options.deterministic != 0;
+  return {};
+}
+
+Status describe(const fa3_merge_params& params, MergeProblem* problem) {
+  const Named o_partial{"o_partial", params.o_partial},
+      lse_partial{"lse_partial", params.lse_partial};
+  const Named o{"o", params.o}, lse{"lse", params.lse};
+  FA3_TRY(check_form(o_partial, 5, "(partials, batch, seq, heads, dim)"));
+  FA3_TRY(check_last_stride(o_partial));
+  FA3_TRY(check_dtype(o_partial, {DType::float32}));
+  FA3_TRY(check_form(lse_partial, 4, "(partials, batch, heads, seq)"));
+  FA3_TRY(check_dtype(lse_partial, {DType::float32}));
+  FA3_TRY(check_form(o, 4, "(batch, seq, heads, dim)"));
+  FA3_TRY(check_last_stride(o));
+  FA3_TRY(check_dtype(o, {DType::float32, DType::float16, DType::bfloat16}));
+  const int64_t* shape = params.o_partial.shape;
+  if (shape[0] < 1) return invalid("o_partial: expected at least one partial, got ", shape[0]);
+  for (int dim = 0; dim < 4; ++dim) {
+    FA3_TRY(check_extent(o, dim, shape[dim + 1], "the extent of o_partial"));
+  }
+  FA3_TRY(check_extent(lse_partial, 0, shape[0], "partials"));
+  FA3_TRY(check_extent(lse_partial, 1, shape[1], "batch"));
+  FA3_TRY(check_extent(lse_partial, 2, shape[3], "heads"));
+  FA3_TRY(check_extent(lse_partial, 3, shape[2], "seq"));
+  for (const Named& same : {lse_partial, o}) FA3_TRY(check_same_device(same, o_partial));
+  for (const Named& needed : {o_partial, lse_partial, o}) FA3_TRY(check_data(needed));
+  if (present(params.lse)) {
+    FA3_TRY(check_form(lse, 3, "(batch, heads, seq)"));
+    FA3_TRY(check_dtype(lse, {DType::float32}));
+    for (int dim = 0; dim < 3; ++dim) {
+      FA3_TRY(
+          check_extent(lse, dim, params.lse_partial.shape[dim + 1], "the extent of lse_partial"));
+    }
+    FA3_TRY(check_same_device(lse, o_partial));
+    FA3_TRY(check_data(lse));
+    FA3_TRY(check_distinct_elements(lse));
+    FA3_TRY(check_no_overlap(lse, o));
+  }
+  FA3_TRY(check_distinct_elements(o));
+  FA3_TRY(resolve_threads(params.num_threads, &problem->num_threads));
+  FA3_TRY(check_merge_aliasing(params));
+
+  const int num_threads = problem->num_threads;
+  *problem = {.num_partials = shape[0],
+              .batch = shape[1],
+              .rows = shape[2],
+              .heads = shape[3],
+              .head_dim_v = shape[4],
+              .o_partial = operand(partial(params.o_partial, 0)),
+              .lse_partial = row_scalars(partial(params.lse_partial, 0)),
+              .o_partial_stride = params.o_partial.stride[0],
+              .lse_partial_stride = params.lse_partial.stride[0],
+              .o = operand(params.o),
+              .lse = present(params.lse) ? row_scalars(params.lse) : RowScalars{},
+              .device = static_cast<fa3_device_type>(params.o_partial.device_type),
+              .device_index = params.o_partial.device_index,
+              .num_threads = num_threads};
+  return {};
+}
+
+}  // namespace fa3::api

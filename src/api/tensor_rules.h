@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rules that one tensor, or two of them, must keep. Each function checks one rule and says, in one
+// sentence, which argument breaks it, what was expected, what was given and what to do.
+#pragma once
+
+#include <fa3/status.h>
+
+#include <initializer_list>
+#include <string>
+
+#include "core/dtype.h"
+
+namespace fa3::api {
+
+// A tensor and the name that its error messages use.
+struct Named {
+  const char* name;
+  fa3_tensor tensor;
+};
+
+// "(2, 128, 8, 64)"
+std::string shape_text(const fa3_tensor& tensor);
+
+// Whether an optional tensor was given. Queries have no data, so a rank counts as presence too.
+inline bool present(const fa3_tensor& tensor) {
+  return tensor.data != nullptr || tensor.rank > 0;
+}
+
+// Rank, known dtype, sane extents and strides, no overflow in any address, aligned data.
+Status check_form(Named named, int rank, const char* dims);
+Status check_last_stride(Named named);
+Status check_dtype(Named named, std::initializer_list<DType> allowed);
+Status check_same_dtype(Named named, Named as);
+Status check_same_device(Named named, Named as);
+Status check_extent(Named named, int dim, int64_t expected, const char* meaning);
+Status check_data(Named named);
+
+// An output: its elements may not share memory with each other or with those of another tensor.
+Status check_distinct_elements(Named output);
+Status check_no_overlap(Named output, Named other);
+
+}  // namespace fa3::api

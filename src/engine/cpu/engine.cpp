@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cpu/engine.h"
+
+#include "engine/cpu/merge.h"
+#include "engine/cpu/reference.h"
+#include "engine/cpu/standard.h"
+
+namespace fa3::cpu {
+
+const Engine kReferenceEngine = {
+    .name = "reference",
+    .id = FA3_ENGINE_REFERENCE,
+    .memory = FA3_CPU,
+    .automatic = true,
+    .probe =
+        [] {
+          return Availability{true, "textbook attention in double precision, the oracle"};
+        },
+    .plan_forward = plan_reference_forward,
+    .run_forward = run_reference_forward,
+    .plan_backward = plan_reference_backward,
+    .run_backward = run_reference_backward,
+    .run_merge = run_merge,
+};
+
+const Engine kStandardEngine = {
+    .name = "standard",
+    .id = FA3_ENGINE_STANDARD,
+    .memory = FA3_CPU,
+    .automatic = false,
+    .probe =
+        [] {
+          return Availability{true, "standard attention, S and P stored, the baseline"};
+        },
+    .plan_forward = plan_standard_forward,
+    .run_forward = run_standard_forward,
+    .plan_backward = plan_standard_backward,
+    .run_backward = run_standard_backward,
+    .run_merge = nullptr,
+};
+
+}  // namespace fa3::cpu

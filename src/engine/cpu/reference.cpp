@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cpu/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "engine/cpu/parallel.h"
+#include "engine/cpu/rows.h"
+#include "engine/cpu/scratch.h"
+
+namespace fa3::cpu {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+template <class T>
+double dot(const T* a, const T* b, int64_t dim) {
+  double sum = 0;
+  for (int64_t c = 0; c < dim; ++c) sum += double{to_float(a[c])} * double{to_float(b[c])};
+  return sum;
+}
+
+// One query's softmax: P over its visible keys and what the denominator was.
+struct RowSoftmax {
+  KeyRange keys;
+  double lse = -kInfinity;
+  double* p = nullptr;          // (seqlen_k), valid within keys
+  double* cap_slope = nullptr;  // d softcap(s) / d s, or null
+};
+
+// P = softmax(mask(softcap(scale * q K^T))), with the sink as one more logit.
+template <class T>
+void softmax_row(const Problem& problem, int64_t b, int64_t head, int64_t q_row, Rows q_rows,
+                 Rows k_rows, RowSoftmax* row) {
+  row->keys = problem.mask.keys_of(q_row, q_rows.used, k_rows.used);
+  const T* q = problem.q.at<T>(b, q_rows.begin + q_row, head);
+  const double sink = problem.sink != nullptr ? double{problem.sink[head]} : -kInfinity;
+  double max = sink;
+  for (int64_t key = row->keys.begin; key < row->keys.end; ++key) {
+    const T* k = problem.k.at<T>(b, k_rows.begin + key, head / problem.group());
+    double score = double{problem.scale} * dot(q, k, problem.head_dim);
+    if (problem.softcap > 0) {
+      const double t = std::tanh(score / double{problem.softcap});
+      score = double{problem.softcap} * t;
+      if (row->cap_slope != nullptr) row->cap_slope[key] = 1 - t * t;
+    }
+    row->p[key] = score;
+    max = std::max(max, score);
+  }
+  // All scores -inf: like a row that sees nothing. NaN scores are no maximum, and stay NaN below.
+  const double shift = max == -kInfinity ? 0 : max;
+  double sum = std::exp(sink - shift);
+  for (int64_t key = row->keys.begin; key < row->keys.end; ++key) {
+    row->p[key] = std::exp(row->p[key] - shift);
+    sum += row->p[key];
+  }
+  row->lse = sum == 0 ? -kInfinity : shift + std::log(sum);
+  const double inverse = sum == 0 ? 0 : 1 / sum;
+  for (int64_t key = row->keys.begin; key < row->keys.end; ++key) row->p[key] *= inverse;
+}
+
+struct ForwardScratch {
+  double* p;
+  double* o;
+};
+
+ForwardScratch carve_forward(const Problem& problem, Scratch* scratch) {
+  return {scratch->take<double>(problem.lengths_k.max), scratch->take<double>(problem.head_dim_v)};
+}
+
+template <class T, class Out>
+void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardScratch scratch) {
+  const Rows q_rows = problem.lengths_q.rows_of(b);
+  const Rows k_rows = problem.lengths_k.rows_of(b);
+  for (int64_t q_row = 0; q_row < q_rows.used; ++q_row) {
+    RowSoftmax row{.p = scratch.p};
+    softmax_row<T>(problem, b, head, q_row, q_rows, k_rows, &row);
+    std::fill_n(scratch.o, problem.head_dim_v, 0.0);
+    for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
+      const T* v = problem.v.at<T>(b, k_rows.begin + key, head / problem.group());
+      for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+        scratch.o[c] += row.p[key] * double{to_float(v[c])};
+      }
+    }
+    store_row(scratch.o, problem.head_dim_v, problem.o.at<Out>(b, q_rows.begin + q_row, head));
+    if (problem.lse.data != nullptr) {
+      *problem.lse.at(b, head, q_rows.begin + q_row) = static_cast<float>(row.lse);
+    }
+  }
+}
+
+struct BackwardScratch {
+  double* p;
+  double* dp;
+  double* cap_slope;
+  double* dq;
+  double* dk;  // (seqlen_k, head_dim)
+  double* dv;  // (seqlen_k, head_dim_v)
+};
+
+BackwardScratch carve_backward(const BackwardProblem& problem, Scratch* scratch) {
+  const int64_t keys = problem.lengths_k.max;
+  return {scratch->take<double>(keys),
+          scratch->take<double>(keys),
+          scratch->take<double>(keys),
+          scratch->take<double>(problem.head_dim),
+          scratch->take<double>(keys * problem.head_dim),
+          scratch->take<double>(keys * problem.head_dim_v)};
+}
+
+// With P recomputed and D = sum_j P_j dP_j (= dO . O):
+//   dV_j += P_j dO      dP_j = dO . V_j      dS_j = P_j (dP_j - D) softcap'(S_j)
+//   dQ = scale * sum_j dS_j K_j              dK_j += scale * dS_j Q
+// The sink has no value row, so its dP is 0: d sink = -P_sink D, which is returned.
+template <class T, class Out>
+double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int64_t q_row,
+                    Rows q_rows, Rows k_rows, const BackwardScratch& scratch) {
+  const int64_t kv_head = head / problem.group();
+  const int64_t q_at = q_rows.begin + q_row;
+  RowSoftmax row{.p = scratch.p, .cap_slope = scratch.cap_slope};
+  softmax_row<T>(problem, b, head, q_row, q_rows, k_rows, &row);
+  const T* q = problem.q.at<T>(b, q_at, head);
+  const Out* d_o = problem.d_o.at<Out>(b, q_at, head);
+
+  double d = 0;
+  for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
+    const T* v = problem.v.at<T>(b, k_rows.begin + key, kv_head);
+    double dp = 0;
+    for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+      dp += double{to_float(d_o[c])} * double{to_float(v[c])};
+      scratch.dv[key * problem.head_dim_v + c] += row.p[key] * double{to_float(d_o[c])};
+    }
+    scratch.dp[key] = dp;
+    d += row.p[key] * dp;
+  }
+  std::fill_n(scratch.dq, problem.head_dim, 0.0);
+  for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
+    const T* k = problem.k.at<T>(b, k_rows.begin + key, kv_head);
+    const double slope = problem.softcap > 0 ? scratch.cap_slope[key] : 1;
+    const double ds = double{problem.scale} * row.p[key] * (scratch.dp[key] - d) * slope;
+    for (int64_t c = 0; c < problem.head_dim; ++c) {
+      scratch.dq[c] += ds * double{to_float(k[c])};
+      scratch.dk[key * problem.head_dim + c] += ds * double{to_float(q[c])};
+    }
+  }
+  store_row(scratch.dq, problem.head_dim, problem.dq.at<T>(b, q_at, head));
+  return problem.sink == nullptr || row.lse == -kInfinity
+             ? 0
+             : -std::exp(double{problem.sink[head]} - row.lse) * d;
+}
+
+// Every gradient that the key/value head owns: its dK, dV, and the dQ and dsink of its group.
+template <class T, class Out>
+void backward_kv_head(const BackwardProblem& problem, int64_t kv_head,
+                      const BackwardScratch& scratch) {
+  const int64_t first_head = kv_head * problem.group();
+  for (int64_t head = first_head; head < first_head + problem.group(); ++head) {
+    if (problem.dsink != nullptr) problem.dsink[head] = 0;
+  }
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    const Rows q_rows = problem.lengths_q.rows_of(b);
+    const Rows k_rows = problem.lengths_k.rows_of(b);
+    std::fill_n(scratch.dk, k_rows.used * problem.head_dim, 0.0);
+    std::fill_n(scratch.dv, k_rows.used * problem.head_dim_v, 0.0);
+    for (int64_t head = first_head; head < first_head + problem.group(); ++head) {
+      double dsink = 0;
+      for (int64_t q_row = 0; q_row < q_rows.used; ++q_row) {
+        dsink += backward_row<T, Out>(problem, b, head, q_row, q_rows, k_rows, scratch);
+      }
+      if (problem.dsink != nullptr) problem.dsink[head] += static_cast<float>(dsink);
+    }
+    for (int64_t key = 0; key < k_rows.used; ++key) {
+      const int64_t k_at = k_rows.begin + key;
+      store_row(scratch.dk + key * problem.head_dim, problem.head_dim,
+                problem.dk.at<T>(b, k_at, kv_head));
+      store_row(scratch.dv + key * problem.head_dim_v, problem.head_dim_v,
+                problem.dv.at<T>(b, k_at, kv_head));
+    }
+  }
+}
+
+Plan reference_plan(int64_t num_tasks, int num_threads, int64_t bytes_per_thread) {
+  const int threads =
+      static_cast<int>(std::clamp<int64_t>(num_tasks, 1, static_cast<int64_t>(num_threads)));
+  return {.engine = "reference",
+          .kernel = "textbook float64",
+          .num_tasks = num_tasks,
+          .num_threads = threads,
+          .workspace_bytes = threads * bytes_per_thread,
+          .why = "The oracle: double precision, one query row at a time."};
+}
+
+}  // namespace
+
+Status plan_reference_forward(const Problem& problem, Plan* plan) {
+  if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
+  Scratch count;
+  carve_forward(problem, &count);
+  *plan = reference_plan(problem.batch * problem.heads_q, problem.num_threads, count.bytes());
+  return {};
+}
+
+Status run_reference_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
+  visit_dtype(problem.dtype, [&]<class T>(T) {
+    visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
+      parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
+        const int64_t stride = plan.workspace_bytes / plan.num_threads;
+        Scratch mine(static_cast<std::byte*>(workspace) + worker * stride);
+        forward_sequence<T, Out>(problem, task / problem.heads_q, task % problem.heads_q,
+                                 carve_forward(problem, &mine));
+      });
+    });
+  });
+  zero_unused_rows(problem.o, problem.lengths_q, problem.batch, problem.heads_q,
+                   problem.head_dim_v);
+  fill_unused_lse(problem.lse, problem.lengths_q, problem.batch, problem.heads_q);
+  return {};
+}
+
+Status plan_reference_backward(const BackwardProblem& problem, Plan* plan) {
+  if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
+  Scratch count;
+  carve_backward(problem, &count);
+  *plan = reference_plan(problem.heads_k, problem.num_threads, count.bytes());
+  return {};
+}
+
+Status run_reference_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
+                              void*) {
+  visit_dtype(problem.dtype, [&]<class T>(T) {
+    visit_dtype(problem.d_o.dtype, [&]<class Out>(Out) {
+      parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t kv_head, int worker) {
+        const int64_t stride = plan.workspace_bytes / plan.num_threads;
+        Scratch mine(static_cast<std::byte*>(workspace) + worker * stride);
+        backward_kv_head<T, Out>(problem, kv_head, carve_backward(problem, &mine));
+      });
+    });
+  });
+  zero_unused_rows(problem.dq, problem.lengths_q, problem.batch, problem.heads_q, problem.head_dim);
+  zero_unused_rows(problem.dk, problem.lengths_k, problem.batch, problem.heads_k, problem.head_dim);
+  zero_unused_rows(problem.dv, problem.lengths_k, problem.batch, problem.heads_k,
+                   problem.head_dim_v);
+  return {};
+}
+
+}  // namespace fa3::cpu

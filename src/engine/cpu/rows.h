@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of operands: conversion to and from working precision, and the rows that take no part.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "core/dtype.h"
+#include "core/problem.h"
+
+namespace fa3::cpu {
+
+template <class Real, class T>
+void load_row(const T* row, int64_t dim, Real* out) {
+  for (int64_t c = 0; c < dim; ++c) out[c] = static_cast<Real>(to_float(row[c]));
+}
+
+template <class Real, class T>
+void store_row(const Real* row, int64_t dim, T* out) {
+  for (int64_t c = 0; c < dim; ++c) out[c] = from_float<T>(static_cast<float>(row[c]));
+}
+
+// Calls visit(batch, row) for every row of the tensor that no sequence uses: past a sequence's used
+// length, and past the last packed sequence.
+template <class Visitor>
+void for_each_unused_row(const Lengths& lengths, int64_t batch, Visitor&& visit) {
+  for (int64_t b = 0; b < batch; ++b) {
+    const Rows rows = lengths.rows_of(b);
+    for (int64_t r = rows.used; r < rows.owned; ++r) visit(b, rows.begin + r);
+  }
+  if (!lengths.packed()) return;
+  for (int64_t row = lengths.cu_seqlens[batch]; row < lengths.total; ++row) visit(0, row);
+}
+
+// The contract for those rows: values and gradients are zero.
+inline void zero_unused_rows(const Operand& operand, const Lengths& lengths, int64_t batch,
+                             int64_t heads, int64_t dim) {
+  for_each_unused_row(lengths, batch, [&](int64_t b, int64_t row) {
+    visit_dtype(operand.dtype, [&]<class T>(T) {
+      for (int64_t h = 0; h < heads; ++h) std::fill_n(operand.at<T>(b, row, h), dim, T{});
+    });
+  });
+}
+
+// ... and the LSE is -inf.
+inline void fill_unused_lse(const RowScalars& lse, const Lengths& lengths, int64_t batch,
+                            int64_t heads) {
+  if (lse.data == nullptr) return;
+  for_each_unused_row(lengths, batch, [&](int64_t b, int64_t row) {
+    for (int64_t h = 0; h < heads; ++h) {
+      *lse.at(b, h, row) = -std::numeric_limits<float>::infinity();
+    }
+  });
+}
+
+}  // namespace fa3::cpu

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Problem -> engine and Plan. Picks among the engines for the tensors' memory; never moves data.
+#pragma once
+
+#include "engine/engine.h"
+
+namespace fa3 {
+
+struct Choice {
+  const Engine* engine = nullptr;
+  Plan plan;
+};
+
+// OK, or UNSUPPORTED with every candidate's reason.
+Status choose(const Problem& problem, Choice* choice);
+Status choose(const BackwardProblem& problem, Choice* choice);
+
+}  // namespace fa3

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention from the textbook, in numpy float64: the second opinion on everything fa3 computes.
+
+It shares no code with the library and prefers the obvious formula to the fast one: the whole
+score matrix is built. Arrays are q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv); LSE is
+(b, hq, sq), natural log. test_oracle.py holds the oracle itself to finite differences.
+
+Meaning of the options (all keyword-only, the same for every function):
+  causal      key j is visible to query i iff j <= i + sk - sq (bottom-right aligned)
+  window      (left, right): i + sk - sq - left <= j <= i + sk - sq + right; -1 is unbounded; with
+              causal both must hold
+  softcap     scores become cap * tanh(scale * q.k / cap); 0 is off
+  scale       default d**-0.5
+  sink        (hq,) logits that join each row's denominator and LSE, but carry no value
+Query head i reads kv head i // (hq // hk). A row that sees no key has O = 0, LSE = -inf (with a
+sink: LSE = sink) and gives no gradient.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+# NaN and Inf in the inputs propagate as IEEE arithmetic says, without a warning for each.
+QUIET = np.errstate(invalid="ignore", over="ignore")
+
+
+class Attended(NamedTuple):
+    """Everything both passes need, by head: (b, hq, sq, ...). Keys and values are per q head."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    scores: np.ndarray  # scaled and capped, not masked
+    visible: np.ndarray  # (sq, sk) bool
+    probabilities: np.ndarray
+    lse: np.ndarray
+    scale: float
+
+
+def visibility(seqlen_q, seqlen_k, *, causal=False, window=(-1, -1)):
+    """Returns (seqlen_q, seqlen_k) bool: may query row i see key column j?"""
+    left, right = window
+    if left < -1 or right < -1:
+        raise ValueError(f"window: expected -1 or a count on each side, got {window}")
+    diagonal = np.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+    kv_col = np.arange(seqlen_k)[None, :]
+    visible = np.ones((seqlen_q, seqlen_k), dtype=bool)
+    if causal:
+        visible &= kv_col <= diagonal
+    if left >= 0:
+        visible &= kv_col >= diagonal - left
+    if right >= 0:
+        visible &= kv_col <= diagonal + right
+    return visible
+
+
+@QUIET
+def forward(q, k, v, *, causal=False, window=(-1, -1), softcap=0.0, scale=None, sink=None):
+    """Returns o (b, sq, hq, dv) and lse (b, hq, sq)."""
+    at = _attend(q, k, v, causal, window, softcap, scale, sink)
+    sees_a_key = at.visible.any(axis=-1)[:, None]
+    o = np.where(sees_a_key, at.probabilities @ at.v, 0.0)
+    return _swap_heads(o), at.lse
+
+
+@QUIET
+def backward(q, k, v, do, *, causal=False, window=(-1, -1), softcap=0.0, scale=None, sink=None):
+    """Gradients of sum(o * do). Returns dq, dk, dv, dsink; dsink is None without a sink."""
+    at = _attend(q, k, v, causal, window, softcap, scale, sink)
+    do = _swap_heads(np.asarray(do, dtype=np.float64))
+    d_probabilities = np.where(at.visible, do @ at.v.swapaxes(-1, -2), 0.0)
+    delta = (at.probabilities * d_probabilities).sum(axis=-1, keepdims=True)  # = sum(o * do)
+    d_scores = at.probabilities * (d_probabilities - delta)
+    if softcap:
+        d_scores *= np.where(at.visible, 1.0 - (at.scores / softcap) ** 2, 0.0)  # 1 - tanh^2
+    kv_heads = np.shape(k)[2]
+    dq = _swap_heads(at.scale * d_scores @ at.k)
+    dk = _sum_group(at.scale * d_scores.swapaxes(-1, -2) @ at.q, kv_heads)
+    dv = _sum_group(at.probabilities.swapaxes(-1, -2) @ do, kv_heads)
+    if sink is None:
+        return dq, dk, dv, None
+    # The sink is a column whose value is zero: d_probability = 0, so d_score = p * (0 - delta).
+    sink_probability = _exp_difference(np.asarray(sink, dtype=np.float64)[:, None], at.lse)
+    return dq, dk, dv, -(sink_probability * delta[..., 0]).sum(axis=(0, 2))
+
+
+def forward_varlen(
+    q, k, v, *, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None, **options
+):
+    """Packed q (total_q, hq, d), k and v (total_k, hk, ...). Returns o and lse (hq, total_q).
+
+    Sequence n owns rows cu_seqlens[n] .. cu_seqlens[n+1] - 1 and uses the first seqused[n] of
+    them (default all). Rows no sequence uses get O = 0 and LSE = -inf, with or without a sink.
+    """
+    o = np.zeros((*q.shape[:2], v.shape[2]))
+    lse = np.full((q.shape[1], q.shape[0]), -np.inf)
+    for rows_q, rows_k in _sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
+        one_o, one_lse = forward(q[None, rows_q], k[None, rows_k], v[None, rows_k], **options)
+        o[rows_q], lse[:, rows_q] = one_o[0], one_lse[0]
+    return o, lse
+
+
+def backward_varlen(
+    q, k, v, do, *, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None, **options
+):
+    """Packed gradients dq, dk, dv, dsink; zero in every row that no sequence uses."""
+    dq, dk, dv = (np.zeros(x.shape) for x in (q, k, v))
+    dsink = None if options.get("sink") is None else np.zeros(q.shape[1])
+    for rows_q, rows_k in _sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
+        one = (q[None, rows_q], k[None, rows_k], v[None, rows_k], do[None, rows_q])
+        one_dq, one_dk, one_dv, one_dsink = backward(*one, **options)
+        dq[rows_q], dk[rows_k], dv[rows_k] = one_dq[0], one_dk[0], one_dv[0]
+        if dsink is not None:
+            dsink += one_dsink
+    return dq, dk, dv, dsink
+
+
+def merge(partials):
+    """Joins [(o, lse), ...] over disjoint sets of keys. Batched or packed; a sink in one only."""
+    outputs, lses = (np.asarray(x, dtype=np.float64) for x in zip(*partials, strict=True))
+    lse = np.logaddexp.reduce(lses, axis=0)
+    weights = _exp_difference(lses, lse).swapaxes(-1, -2)[..., None]
+    return (weights * outputs).sum(axis=0), lse
+
+
+def _attend(q, k, v, causal, window, softcap, scale, sink):
+    q, k, v = (_swap_heads(np.asarray(x, dtype=np.float64)) for x in (q, k, v))
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"heads: {q.shape[1]} query heads are not a multiple of {k.shape[1]}")
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * (q @ k.swapaxes(-1, -2))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    visible = visibility(q.shape[2], k.shape[2], causal=causal, window=window)
+    masked = np.where(visible, scores, -np.inf)
+    lse = np.logaddexp.reduce(masked, axis=-1, initial=-np.inf)
+    if sink is not None:
+        lse = np.logaddexp(lse, np.asarray(sink, dtype=np.float64)[:, None])
+    probabilities = _exp_difference(masked, lse[..., None])
+    return Attended(q, k, v, scores, visible, probabilities, lse, scale)
+
+
+def _exp_difference(logit, lse):
+    """exp(logit - lse), where an empty row (lse = -inf) holds no probability at all."""
+    return np.exp(logit - np.where(np.isneginf(lse), 0.0, lse))
+
+
+def _swap_heads(x):
+    return x.swapaxes(1, 2)
+
+
+def _sum_group(per_query_head, kv_heads):
+    b, hq, seqlen, d = per_query_head.shape
+    grouped = per_query_head.reshape(b, kv_heads, hq // kv_heads, seqlen, d)
+    return _swap_heads(grouped.sum(axis=2))
+
+
+def _sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
+    """Yields the used rows of each sequence as (slice of q, slice of k)."""
+
+    def rows(cu_seqlens, seqused):
+        lengths = np.diff(cu_seqlens) if seqused is None else seqused
+        starts = [int(start) for start in cu_seqlens[:-1]]
+        return [slice(s, s + int(n)) for s, n in zip(starts, lengths, strict=True)]
+
+    yield from zip(rows(cu_seqlens_q, seqused_q), rows(cu_seqlens_k, seqused_k), strict=True)
