@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the layer rule: includes point only downward (CONTRIBUTING.md has the picture).
+
+For every file under src/ and include/ this reads the quoted and <fa3/...> includes and fails on
+one that its layer may not see. Run: python3 tools/check_layers.py [ROOT]
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# Layer (longest matching path prefix wins) -> path prefixes that it may include.
+ALLOWED = {
+    "include/fa3/": ["fa3/"],
+    "src/core/": ["fa3/", "core/"],
+    "src/engine/engine.h": ["fa3/", "core/"],
+    "src/engine/engines.cpp": ["engine/engine.h", "engine/cpu/engine.h", "engine/hopper/engine.h"],
+    "src/engine/cpu/": ["fa3/", "core/", "engine/engine.h", "engine/cpu/"],
+    "src/engine/hopper/": ["fa3/", "core/", "engine/engine.h", "engine/hopper/"],
+    "src/engine/hopper/ptx/": ["core/", "engine/hopper/ptx/"],
+    "src/engine/hopper/tile/": ["core/", "engine/hopper/tile/", "engine/hopper/ptx/"],
+    "src/engine/hopper/piece/": [
+        "core/",
+        "engine/hopper/piece/",
+        "engine/hopper/tile/",
+        "engine/hopper/ptx/",
+        "engine/hopper/forward_config.h",
+        "engine/hopper/forward_params.h",
+    ],
+    "src/plan/": ["fa3/", "core/", "engine/engine.h", "plan/"],
+    "src/api/": ["fa3/", "core/", "engine/engine.h", "plan/", "api/"],
+    "src/cli/": ["fa3/", "core/", "engine/cpu/peak.h", "cli/"],
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(fa3/[^>]+)>)', re.MULTILINE)
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl", ".inc"}
+
+
+def layer_of(path: str) -> str | None:
+    """The longest layer prefix of a path relative to the root, or None."""
+    fitting = [prefix for prefix in ALLOWED if path.startswith(prefix)]
+    return max(fitting, key=len, default=None)
+
+
+def violations(root: Path) -> list[str]:
+    """One sentence per include that points upward or sideways."""
+    found = []
+    for path in sorted((*root.glob("src/**/*"), *root.glob("include/**/*"))):
+        if path.suffix not in SUFFIXES:
+            continue
+        relative = path.relative_to(root).as_posix()
+        layer = layer_of(relative)
+        if layer is None:
+            found.append(f"{relative}: belongs to no layer of tools/check_layers.py")
+            continue
+        for match in INCLUDE.finditer(path.read_text()):
+            target = match.group(1) or match.group(2)
+            if not any(target.startswith(prefix) for prefix in ALLOWED[layer]):
+                allowed = ", ".join(ALLOWED[layer])
+                found.append(f"{relative}: {layer} may include {allowed}; not {target}")
+    return found
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
+    found = violations(root)
+    for sentence in found:
+        print(sentence)
+    print(f"layers: {len(found)} violation(s)")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

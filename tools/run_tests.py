@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs everything that can be tested on this machine and ends with a summary.
+
+    python3 tools/run_tests.py BUILD_DIR
+
+Stages: the C++ tests (ctest), the Python tests (pytest, in the interpreter that runs this file),
+and on a machine with a Hopper GPU the GPU tests. A stage that cannot run here is listed as skipped,
+with its reason. Exits with 1 if anything failed, or if a stage ran no test.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Outcome:
+    """What one stage did: counts, and how often each reason for skipping was given."""
+
+    stage: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    reasons: Counter = field(default_factory=Counter)
+
+
+def read_junit(stage: str, path: Path) -> Outcome:
+    """Counts the cases of a JUnit file, the format that ctest and pytest share."""
+    outcome = Outcome(stage)
+    if not path.exists():
+        outcome.failed = 1
+        outcome.reasons["the runner wrote no report"] += 1
+        return outcome
+    for case in ElementTree.parse(path).iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome.failed += 1
+        elif skipped is not None or case.get("status") == "notrun":
+            outcome.skipped += 1
+            output = (case.findtext("system-out") or "").split("Skipped\n")
+            said = skip_sentence(output[0]) if len(output) > 1 else None
+            message = skipped.get("message") if skipped is not None else None
+            outcome.reasons[said or message or "no reason given"] += 1
+        else:
+            outcome.passed += 1
+    if outcome.passed + outcome.failed == 0:
+        outcome.failed = 1
+        outcome.reasons["the stage ran no test"] += 1
+    return outcome
+
+
+def skip_sentence(output: str) -> str | None:
+    """The text that a GoogleTest case printed before it was reported as skipped."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1] if lines else None
+
+
+def run_cpp(build: Path) -> Outcome:
+    report = build / "ctest.xml"
+    report.unlink(missing_ok=True)
+    command = ["ctest", "--test-dir", str(build), "--output-on-failure", "--no-tests=error"]
+    command += ["-j", str(os.cpu_count() or 1), "--output-junit", str(report), "--progress"]
+    subprocess.run(command, check=False)
+    return read_junit("C++", report)
+
+
+def run_python(build: Path) -> Outcome:
+    report = build / "pytest.xml"
+    report.unlink(missing_ok=True)
+    paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment["FA3_LIBRARY"] = str(build / "lib" / "libfa3.so")
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", str(ROOT / "tests" / "python")]
+    subprocess.run([*command, f"--junitxml={report}"], check=False, env=environment, cwd=ROOT)
+    outcome = read_junit("Python", report)
+    if importlib.util.find_spec("torch") is None:
+        outcome.reasons["note: torch is not importable here, so its tests are not among these"] += 1
+    return outcome
+
+
+def gpu_reason() -> str | None:
+    """Why the GPU tests cannot run here, or None."""
+    if shutil.which("nvidia-smi") is None:
+        return "no NVIDIA GPU on this machine (nvidia-smi is not there)"
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+    if "9.0" not in found:
+        return f"no Hopper GPU: compute capability 9.0 expected, found {', '.join(found) or 'none'}"
+    return None
+
+
+def print_summary(outcomes: list[Outcome]) -> None:
+    print("\n==== fa3 tests ====")
+    print(f"{'stage':<8} {'passed':>7} {'failed':>7} {'skipped':>8}")
+    for outcome in outcomes:
+        print(f"{outcome.stage:<8} {outcome.passed:>7} {outcome.failed:>7} {outcome.skipped:>8}")
+        for reason, count in outcome.reasons.most_common():
+            print(f"         {count} x {reason}")
+    total = Counter()
+    for outcome in outcomes:
+        total.update(passed=outcome.passed, failed=outcome.failed, skipped=outcome.skipped)
+    print(f"total: {total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__)
+        return 2
+    build = Path(sys.argv[1]).resolve()
+    outcomes = [run_python(build), run_cpp(build)]
+    reason = gpu_reason()
+    if reason is not None:
+        outcomes.append(Outcome("GPU", skipped=1, reasons=Counter({f"GPU tests: {reason}": 1})))
+    print_summary(outcomes)
+    return 1 if any(outcome.failed for outcome in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

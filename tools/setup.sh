@@ -1,0 +1,39 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Makes sure that the Debian packages for a purpose are there: installs them when root, otherwise
+# names them and stops. Usage: tools/setup.sh build|test|lint ...
+set -eu
+
+packages=""
+for purpose in "$@"; do
+  case "$purpose" in
+    build) packages="$packages g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev" ;;
+    test) packages="$packages libgtest-dev python3 python3-venv" ;;
+    lint) packages="$packages clang-format-14" ;;
+    tidy) packages="$packages clang-tidy-14 clang-14" ;;
+    *) echo "setup.sh: expected build, test, lint or tidy, got '$purpose'" >&2; exit 2 ;;
+  esac
+done
+
+if ! command -v dpkg-query >/dev/null 2>&1; then
+  echo "setup.sh: not a Debian system; make sure these are installed:$packages"
+  exit 0
+fi
+
+missing=""
+for package in $packages; do
+  if ! dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed'; then
+    missing="$missing $package"
+  fi
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -ne 0 ]; then
+  echo "fa3 needs these Debian packages, please install them:$missing" >&2
+  exit 1
+fi
+echo "installing$missing"
+apt-get update -qq
+# shellcheck disable=SC2086  # a list of words
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
