@@ -12,7 +12,7 @@ namespace {
 
 template <int kBytes>
 struct TileKernels {
-  static constexpr int kLanes = kBytes / 4;
+  static constexpr int64_t kLanes = kBytes / 4;
   typedef float Vector __attribute__((vector_size(kBytes)));
   typedef int32_t Ints __attribute__((vector_size(kBytes)));
 
