@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// From tensors to a grid. See launch_forward.h; the kernel begins in forward_kernel.cuh.
+#include "engine/hopper/launch_forward.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/hopper/forward_params.h"
+
+namespace fa3::hopper {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634;
+
+// The ticket counter has the workspace's first 16 bytes, then one RedoEntry (8 bytes) a tile.
+constexpr size_t kCounterBytes = 16;
+constexpr size_t kRedoEntryBytes = 8;
+
+// K and V of the heads worked on together should stay in the L2 cache, beside what else passes.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t num_tiles(const ForwardConfig& config, const ForwardArguments& a) {
+  return ceil_div(a.q.rows, config.block_m) * a.q.heads * a.q.batches;
+}
+
+// Causal tiles differ in length: many heads at once, longest tiles first. Others come head by head.
+int heads_per_section(const ForwardArguments& a) {
+  if (!a.causal) return 1;
+  const int64_t kv_head_bytes =
+      std::max<int64_t>(1, a.k.rows * (a.k.columns + a.v.columns) * kElementBytes);
+  const int64_t kv_heads = std::max<int64_t>(1, kSectionBytes / kv_head_bytes);
+  return int(std::min(a.q.heads, kv_heads * (a.q.heads / a.k.heads)));
+}
+
+bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardArguments& a) {
+  const tile::TileLayout q{c.block_m, c.head_dim};
+  const tile::TileLayout k{c.block_n, c.head_dim};
+  const tile::TileLayout v{c.block_n, c.head_dim_v};
+  const tile::TileLayout o{c.block_m, c.head_dim_v};
+  return encode_tensor_map(params.q_map, a.q, c.element, q, c.block_m) &&
+         encode_tensor_map(params.k_map, a.k, c.element, k, c.block_n) &&
+         encode_tensor_map(params.v_map, a.v, c.element, v, c.block_n) &&
+         encode_tensor_map(params.o_map, a.o, c.element, o, kRowsPerWarp);
+}
+
+}  // namespace
+
+size_t forward_workspace_bytes(const ForwardConfig& config, const ForwardArguments& arguments) {
+  return kCounterBytes + size_t(num_tiles(config, arguments)) * kRedoEntryBytes;
+}
+
+cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& a,
+                           cudaStream_t stream) {
+  const ForwardConfig& c = kernel.config;
+  ForwardParams params{};
+  if (!encode_maps(params, c, a)) return cudaErrorInvalidValue;
+  params.lse = a.lse;
+  params.ticket_counter = a.causal ? static_cast<int*>(a.workspace) : nullptr;
+  params.redo =
+      reinterpret_cast<RedoEntry*>(static_cast<char*>(a.workspace) + kCounterBytes);
+  params.seqlen_q = int(a.q.rows);
+  params.seqlen_k = int(a.k.rows);
+  params.num_heads = int(a.q.heads);
+  params.heads_per_kv_head = int(a.q.heads / a.k.heads);
+  params.num_m_blocks = int(ceil_div(a.q.rows, c.block_m));
+  params.num_tiles = int(num_tiles(c, a));
+  params.heads_per_section = heads_per_section(a);
+  params.causal = a.causal;
+  params.scale_log2 = float(a.scale * kLog2E);
+
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               kernel.smem_bytes);
+  if (error != cudaSuccess) return error;
+  if (params.ticket_counter) {
+    error = cudaMemsetAsync(params.ticket_counter, 0, sizeof(int), stream);
+    if (error != cudaSuccess) return error;
+  }
+  void* kernel_arguments[] = {&params};
+  return cudaLaunchKernel(kernel.function, dim3(std::min(multiprocessors, params.num_tiles)),
+                          dim3(c.threads()), kernel_arguments, kernel.smem_bytes, stream);
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer: one thread that draws tiles, announces them, and has the copy engine load them. For
+// every key block it loads K, then V of the block before it, because a consumer multiplies Q K^T of
+// one block together with P V of the previous one, across tiles too. Next: mainloop.cuh.
+#pragma once
+
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/piece/smem_plan.cuh"
+#include "engine/hopper/ptx/tma.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(const ForwardParams& params, SmemPlan<C>& smem)
+      : params_(params), smem_(smem) {}
+
+  __device__ __forceinline__ void run() {
+    for (int tile = blockIdx.x; tile < params_.num_tiles;) {
+      const int next_tile = draw(tile);  // early: the answer takes a microsecond
+      load_tile(tile, kAllWarps, false);
+      tile = next_tile;
+    }
+    finish(ItemKind::kDrain);
+    collect_all_marks();
+    while (redo_head_ >= 0) {
+      const RedoEntry entry = params_.redo[redo_head_];
+      load_tile(redo_head_, entry.warps, true);
+      redo_head_ = entry.next_tile;
+    }
+    finish(ItemKind::kDone);
+  }
+
+ private:
+  static constexpr unsigned kAllWarps = ~0u;
+
+  struct Block {
+    int key;
+    int kv_head;
+    int batch;
+  };
+
+  __device__ __forceinline__ int draw(int tile) {
+    const int stride = static_cast<int>(gridDim.x);
+    return params_.ticket_counter ? atomicAdd(params_.ticket_counter, 1) + stride : tile + stride;
+  }
+
+  __device__ __forceinline__ void load_tile(int tile, unsigned storing_warps, bool ordinary_only) {
+    const TileIndex index = tile_of_ticket(tile, params_.num_m_blocks, params_.num_heads,
+                                           params_.heads_per_section);
+    const int first_row = index.m_block * C.block_m;
+    KeyBlocks blocks = key_blocks(first_row, C.block_m, C.block_n, params_.seqlen_q,
+                                  params_.seqlen_k, params_.causal);
+    if (ordinary_only) blocks.ordinary_from = 0;
+    announce({ItemKind::kTile, tile, index, blocks, storing_warps, 0});
+
+    const int kv_head = index.head / params_.heads_per_kv_head;
+    for (int n_block = blocks.count - 1; n_block >= 0; --n_block) {
+      const Block block{n_block * C.block_n, kv_head, index.batch};
+      const bool first = n_block == blocks.count - 1;
+      if (first && C.overlaps_tiles()) load_q(index, first_row);
+      load_kv(params_.k_map, tile::TileLayout{C.block_n, C.head_dim}, block);
+      load_pending_v();
+      if (first && !C.overlaps_tiles()) load_q(index, first_row);
+      pending_v_ = block;
+      has_pending_v_ = true;
+    }
+    if constexpr (!C.overlaps_tiles()) load_pending_v();
+  }
+
+  __device__ __forceinline__ void finish(ItemKind kind) {
+    announce({kind, 0, {}, {}, 0, 0});
+    load_pending_v();
+  }
+
+  __device__ __forceinline__ void announce(const WorkItem& item) {
+    smem_.item_ring.producer_wait_empty(items_);
+    collect_mark(items_);
+    smem_.items[items_.slot()] = item;
+    ptx::mbarrier_arrive(smem_.item_ring.full_address(items_));
+    items_.advance();
+  }
+
+  // A record nobody reads any more may say that some warps want their rows of its tile done again.
+  __device__ __forceinline__ void collect_mark(ItemCursor at) {
+    WorkItem& item = smem_.items[at.slot()];
+    if (item.marked_warps != 0) {
+      params_.redo[item.tile] = {redo_head_, item.marked_warps};
+      redo_head_ = item.tile;
+      item.marked_warps = 0;
+    }
+  }
+
+  __device__ __forceinline__ void collect_all_marks() {
+    ItemCursor at = items_;
+    for (int i = 0; i < kItemSlots; ++i) {
+      smem_.item_ring.producer_wait_empty(at);
+      collect_mark(at);
+      at.advance();
+    }
+  }
+
+  __device__ __forceinline__ void load_q(const TileIndex& index, int first_row) {
+    smem_.q_ring.producer_wait_empty(q_);
+    load(params_.q_map, tile::TileLayout{C.block_m, C.head_dim}, smem_.q[q_.slot()],
+         smem_.q_ring.full_address(q_), {0, first_row, index.head, index.batch});
+    q_.advance();
+  }
+
+  __device__ __forceinline__ void load_kv(const CUtensorMap& map, tile::TileLayout layout,
+                                          const Block& block) {
+    smem_.kv_ring.producer_wait_empty(kv_);
+    load(map, layout, smem_.kv[kv_.slot()], smem_.kv_ring.full_address(kv_),
+         {0, block.key, block.kv_head, block.batch});
+    kv_.advance();
+  }
+
+  __device__ __forceinline__ void load_pending_v() {
+    if (has_pending_v_) {
+      load_kv(params_.v_map, tile::TileLayout{C.block_n, C.head_dim_v}, pending_v_);
+    }
+    has_pending_v_ = false;
+  }
+
+  // One copy a slab. Bytes outside the tensor arrive as zeros and count like others.
+  __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout,
+                                       unsigned char* destination, uint32_t barrier,
+                                       ptx::TileCoordinates at) {
+    ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes());
+    const uint32_t smem = ptx::shared_address(destination);
+    for (int slab = 0; slab < layout.slabs(); ++slab) {
+      at.column = slab * layout.slab_columns();
+      ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier);
+    }
+  }
+
+  const ForwardParams& params_;
+  SmemPlan<C>& smem_;
+  RingCursor<C.q_slots> q_;
+  RingCursor<C.kv_slots> kv_;
+  ItemCursor items_;
+  Block pending_v_{};
+  bool has_pending_v_ = false;
+  int redo_head_ = -1;
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ring of shared-memory slots between the producer and the consumers. Each slot has two barriers:
+// `full` (the producer's word, with the bytes the copy engine still owes) and `empty` (one arrival
+// from each consumer warp). A cursor walks the ring; its phase flips at each lap. The producer
+// starts one phase ahead, so its first lap finds every slot empty.
+#pragma once
+
+#include "engine/hopper/ptx/mbarrier.cuh"
+
+namespace fa3::hopper {
+
+template <int Slots>
+class RingCursor {
+ public:
+  __device__ __forceinline__ uint32_t slot() const { return kCounts ? at_ % Slots : at_; }
+  __device__ __forceinline__ uint32_t phase() const { return kCounts ? at_ / Slots % 2 : phase_; }
+
+  __device__ __forceinline__ void advance() {
+    ++at_;
+    if (!kCounts && at_ == Slots) {
+      at_ = 0;
+      phase_ ^= 1;
+    }
+  }
+
+ private:
+  // Where slots are a power of two, one running count tells both: a register saved.
+  static constexpr bool kCounts = (Slots & (Slots - 1)) == 0;
+  uint32_t at_ = 0;
+  uint32_t phase_ = 0;
+};
+
+template <int Slots>
+struct RingBarriers {
+  uint64_t full[Slots];
+  uint64_t empty[Slots];
+
+  // One thread, once.
+  __device__ void init(int consumer_arrivals) {
+    for (int slot = 0; slot < Slots; ++slot) {
+      ptx::mbarrier_init(ptx::shared_address(&full[slot]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&empty[slot]), consumer_arrivals);
+    }
+  }
+
+  __device__ __forceinline__ uint32_t full_address(RingCursor<Slots> at) const {
+    return ptx::shared_address(&full[at.slot()]);
+  }
+
+  __device__ __forceinline__ void producer_wait_empty(RingCursor<Slots> at) const {
+    ptx::mbarrier_wait_parity(ptx::shared_address(&empty[at.slot()]), at.phase() ^ 1);
+  }
+
+  __device__ __forceinline__ void consumer_wait_full(RingCursor<Slots> at) const {
+    ptx::mbarrier_wait_parity(ptx::shared_address(&full[at.slot()]), at.phase());
+  }
+
+  // One lane a warp, after the whole warp has finished with the slot.
+  __device__ __forceinline__ void consumer_release(uint32_t slot) const {
+    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(ptx::shared_address(&empty[slot]));
+  }
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tile is next, and which key blocks it needs. Pure functions of plain numbers, so the host
+// tests that every tile comes once and that causal work is balanced. Next: work_item.cuh.
+#pragma once
+
+#include "engine/hopper/forward_config.h"
+
+namespace fa3::hopper {
+
+struct TileIndex {
+  int m_block;
+  int head;
+  int batch;
+};
+
+// Order of tiles: batch by batch, in sections of heads whose keys and values fit the L2 cache, and
+// inside a section from the last query block to the first, so that causal work comes longest first.
+FA3_HD constexpr TileIndex tile_of_ticket(int ticket, int num_m_blocks, int num_heads,
+                                                 int heads_per_section) {
+  const int tiles_per_batch = num_m_blocks * num_heads;
+  const int batch = ticket / tiles_per_batch;
+  const int in_batch = ticket % tiles_per_batch;
+  const int section = in_batch / (num_m_blocks * heads_per_section);
+  const int in_section = in_batch % (num_m_blocks * heads_per_section);
+  const int first_head = section * heads_per_section;
+  const int heads_left = num_heads - first_head;
+  const int heads = heads_left < heads_per_section ? heads_left : heads_per_section;
+  return {num_m_blocks - 1 - in_section / heads, first_head + in_section % heads, batch};
+}
+
+// Key blocks of one query tile, visited from count - 1 down to 0.
+struct KeyBlocks {
+  int count;          // at least 1: a tile that sees nothing still visits one block, fully masked
+  int masked_from;    // from here up, blocks hold keys that some row must not see
+  int ordinary_from;  // from here up, the ordinary softmax step: masked blocks, the first block, and
+                      // all blocks until every row that will ever see a key has seen one
+};
+
+FA3_HD constexpr int clamp(int value, int low, int high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+// Keys visible to a query row: [0, limit). Causal masks are aligned to the bottom right.
+FA3_HD constexpr int key_limit(int q_row, int seqlen_q, int seqlen_k, bool causal) {
+  return causal ? clamp(q_row + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k;
+}
+
+FA3_HD constexpr KeyBlocks key_blocks(int first_row, int block_m, int block_n, int seqlen_q,
+                                             int seqlen_k, bool causal) {
+  const int last_row = clamp(first_row + block_m, 0, seqlen_q) - 1;
+  const int fewest_keys = key_limit(first_row, seqlen_q, seqlen_k, causal);
+  const int most_keys = key_limit(last_row, seqlen_q, seqlen_k, causal);
+  const int free_blocks = fewest_keys / block_n;
+  const int all_blocks = (most_keys + block_n - 1) / block_n;
+  const int count = all_blocks > 0 ? all_blocks : 1;
+  // The first row sees a key above free_blocks, unless its limit is where they end.
+  const bool first_row_waits = fewest_keys % block_n == 0 && free_blocks > 0;
+  return {count, free_blocks, free_blocks - (first_row_waits ? 1 : 0)};
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The configurations the kernel checks run over.
+#pragma once
+
+#include <array>
+
+#include "engine/hopper/forward_config.h"
+
+namespace fa3::testing {
+
+using hopper::Element;
+using hopper::ForwardConfig;
+
+inline constexpr std::array kCheckConfigs{
+    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .q_slots = 2, .kv_slots = 5},
+    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .q_slots = 1, .kv_slots = 6},
+    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 176, .q_slots = 1, .kv_slots = 4},
+    ForwardConfig{.element = Element::kFp16, .head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .q_slots = 2, .kv_slots = 5},
+    ForwardConfig{.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .q_slots = 2, .kv_slots = 8},
+    ForwardConfig{.head_dim = 96, .head_dim_v = 96, .block_m = 192, .block_n = 96, .q_slots = 2, .kv_slots = 8},
+    ForwardConfig{.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 112, .q_slots = 1, .kv_slots = 4},
+    ForwardConfig{.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 112, .q_slots = 1, .kv_slots = 4},
+    ForwardConfig{.head_dim = 256, .head_dim_v = 256, .block_m = 128, .block_n = 64, .q_slots = 1, .kv_slots = 5},
+    ForwardConfig{.element = Element::kFp16, .head_dim = 256, .head_dim_v = 256, .block_m = 128, .block_n = 80, .q_slots = 1, .kv_slots = 4},
+};
+
+}  // namespace fa3::testing
