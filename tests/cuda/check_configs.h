@@ -13,8 +13,8 @@ using hopper::ForwardConfig;
 
 inline constexpr std::array kCheckConfigs{
     ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .q_slots = 2, .kv_slots = 5},
-    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .q_slots = 1, .kv_slots = 6},
-    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 176, .q_slots = 1, .kv_slots = 4},
+    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 64, .q_slots = 2, .kv_slots = 8},
+    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 80, .q_slots = 2, .kv_slots = 6},
     ForwardConfig{.element = Element::kFp16, .head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .q_slots = 2, .kv_slots = 5},
     ForwardConfig{.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .q_slots = 2, .kv_slots = 8},
     ForwardConfig{.head_dim = 96, .head_dim_v = 96, .block_m = 192, .block_n = 96, .q_slots = 2, .kv_slots = 8},

@@ -250,7 +250,7 @@ Verdict compare(const Case& c, HostTensor<T>& o, const std::vector<float>& lse,
           if (std::isinf(want) ? got != want : std::isfinite(got)) verdict.fail("lse", row, got, want);
         } else {
           const double difference = std::fabs(got - want);
-          if (!(difference <= 1e-3 + 0x1p-21 * largest_score[row])) verdict.fail("lse", row, got, want);
+          if (!(difference <= 1e-3 + 0x1p-20 * largest_score[row])) verdict.fail("lse", row, got, want);
           verdict.lse_error = std::max(verdict.lse_error, difference);
         }
       }

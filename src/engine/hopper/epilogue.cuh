@@ -18,31 +18,28 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 __device__ __forceinline__ void store_rows(const ForwardParams& params, const WorkItem& item,
                                            float (&output)[C.head_dim_v / 2], const RowState& rows,
-                                           unsigned char* spent_q, int tile_row) {
+                                           uint32_t spent_q, int tile_row) {
   const int lane = ptx::tid_x() % kWarpSize;
   const int first_row = item.index.m_block * C.block_m + tile_row;
+  float sum[kRowsPerThread];
   float inverse[kRowsPerThread];
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    const float sum = quad_sum(rows.sum[row]);
-    inverse[row] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const int q_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
-    if (params.lse && lane % tile::kQuadLanes == 0 && q_row < params.seqlen_q) {
-      const int64_t head = int64_t{item.index.batch} * params.num_heads + item.index.head;
-      const float lse = sum == 0.0f ? -kInfinity : (rows.ref[row] + ptx::lg2(sum)) * kLn2;
-      params.lse[head * params.seqlen_q + q_row] = lse;
-    }
+    sum[row] = quad_sum(rows.sum[row]);
+    inverse[row] = sum[row] == 0.0f ? 0.0f : 1.0f / sum[row];
   }
 #pragma unroll
-  for (int i = 0; i < C.head_dim_v / 2; ++i) {
-    const float scale = inverse[fragment_row_slot(i)];
-    // A row without keys is zero even where a hidden V was Inf or NaN.
-    output[i] = scale == 0.0f ? 0.0f : output[i] * scale;
+  for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] *= inverse[fragment_row_slot(i)];
+  // A row without keys is zero even where a hidden V was Inf or NaN.
+  if (__any_sync(0xffffffff, inverse[0] == 0.0f || inverse[1] == 0.0f)) {
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 2; ++i) {
+      if (inverse[fragment_row_slot(i)] == 0.0f) output[i] = 0.0f;
+    }
   }
 
   // Matrices of 8 rows by 8 columns: lane l addresses row l % 16 and the chunk of columns l / 16.
   constexpr tile::TileLayout kO{C.block_m, C.head_dim_v};
-  const uint32_t smem = ptx::shared_address(spent_q);
 #pragma unroll
   for (int pair = 0; pair < C.head_dim_v / 16; ++pair) {
     uint32_t packed[4];
@@ -52,7 +49,7 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Wo
     }
     const int row = tile_row + lane % kRowsPerWarp;
     const int column = pair * 16 + lane / kRowsPerWarp * 8;
-    ptx::stmatrix_x4(smem + kO.chunk_offset(row, column), packed);
+    ptx::stmatrix_x4(spent_q + kO.chunk_offset(row, column), packed);
   }
   ptx::fence_proxy_async();
   __syncwarp();
@@ -60,9 +57,19 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Wo
     for (int slab = 0; slab < kO.slabs(); ++slab) {
       ptx::cp_async_bulk_tensor_store(
           params.o_map, {slab * kO.slab_columns(), first_row, item.index.head, item.index.batch},
-          smem + slab * kO.slab_bytes() + tile_row * kO.row_bytes());
+          spent_q + slab * kO.slab_bytes() + tile_row * kO.row_bytes());
     }
     ptx::cp_async_bulk_commit_group();
+  }
+
+  if (params.lse && lane % tile::kQuadLanes == 0) {
+    const int64_t head = int64_t{item.index.batch} * params.order.num_heads + item.index.head;
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      const int q_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
+      const float lse = sum[row] == 0.0f ? -kInfinity : (rows.ref[row] + ptx::lg2(sum[row])) * kLn2;
+      if (q_row < params.seqlen_q) params.lse[head * params.seqlen_q + q_row] = lse;
+    }
   }
 }
 

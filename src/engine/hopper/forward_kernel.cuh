@@ -18,9 +18,10 @@ __global__ void __launch_bounds__(C.threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   SmemPlan<C>& smem = *reinterpret_cast<SmemPlan<C>*>(raw_smem);
+  const SmemAddresses<C> at{uniform(ptx::cvta_to_shared(raw_smem))};
 
   // Uniform over the warp, and known to be: the branch below must not diverge.
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / kWarpSize, 0);
+  const int warp = uniform(threadIdx.x / kWarpSize);
   const int warpgroup = warp / 4;
 
   if (threadIdx.x == 0) {
@@ -28,9 +29,9 @@ __global__ void __launch_bounds__(C.threads(), 1)
     ptx::prefetch_tensormap(params.k_map);
     ptx::prefetch_tensormap(params.v_map);
     ptx::prefetch_tensormap(params.o_map);
-    smem.q_ring.init(C.consumer_warps());
-    smem.kv_ring.init(C.consumer_warps());
-    smem.item_ring.init(C.consumer_warps());
+    at.q_ring().init(C.consumer_warps());
+    at.kv_ring().init(C.consumer_warps());
+    at.item_ring().init(C.consumer_warps());
     for (WorkItem& item : smem.items) item.marked_warps = 0;
     ptx::fence_mbarrier_init();
   }
@@ -38,10 +39,10 @@ __global__ void __launch_bounds__(C.threads(), 1)
 
   if (warpgroup == int(roles::Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<C.producer_registers()>();
-    if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem).run();
+    if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
   } else {
     ptx::setmaxnreg_inc<C.consumer_registers()>();
-    Consumer<C>(params, smem, warpgroup - int(roles::Warpgroup::kFirstConsumer)).run();
+    Consumer<C>(params, smem, at, warpgroup - int(roles::Warpgroup::kFirstConsumer)).run();
   }
 }
 

@@ -6,9 +6,11 @@
 
 #include <cstdint>
 
+#include "engine/hopper/piece/schedule.h"
+
 namespace fa3::hopper {
 
-struct RedoEntry;  // piece/scheduler.cuh
+struct RedoEntry;  // piece/work_item.cuh
 
 struct ForwardParams {
   // 4-D maps, dimensions {column, row, head, batch}.
@@ -21,14 +23,10 @@ struct ForwardParams {
   int* ticket_counter;       // starts at zero: tiles are drawn; null: tiles are dealt round-robin
   RedoEntry* redo;           // one entry a tile, need not be initialised
 
+  TileOrder order;
+  int heads_per_kv_head;
   int seqlen_q;
   int seqlen_k;
-  int num_heads;
-  int heads_per_kv_head;
-  int num_m_blocks;
-  int num_tiles;
-  int heads_per_section;     // heads whose K and V are worked on together, to stay in L2
-
   bool causal;
   float scale_log2;          // softmax scale * log2(e)
 };

@@ -17,7 +17,6 @@ constexpr size_t kCounterBytes = 16;
 constexpr size_t kRedoEntryBytes = 8;
 
 // K and V of the heads worked on together should stay in the L2 cache, beside what else passes.
-constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -25,13 +24,13 @@ int64_t num_tiles(const ForwardConfig& config, const ForwardArguments& a) {
   return ceil_div(a.q.rows, config.block_m) * a.q.heads * a.q.batches;
 }
 
-// Causal tiles differ in length: many heads at once, longest tiles first. Others come head by head.
-int heads_per_section(const ForwardArguments& a) {
-  if (!a.causal) return 1;
-  const int64_t kv_head_bytes =
-      std::max<int64_t>(1, a.k.rows * (a.k.columns + a.v.columns) * kElementBytes);
-  const int64_t kv_heads = std::max<int64_t>(1, kSectionBytes / kv_head_bytes);
-  return int(std::min(a.q.heads, kv_heads * (a.q.heads / a.k.heads)));
+TileOrder tile_order(const ForwardConfig& c, const ForwardArguments& a, int multiprocessors) {
+  const int64_t num_m_blocks = ceil_div(a.q.rows, c.block_m);
+  const int64_t heads = a.q.heads * a.q.batches;
+  const int64_t waves = std::clamp<int64_t>(num_m_blocks / FA3_DIV, 2, 8);
+  const int64_t tail = a.causal ? ceil_div(waves * multiprocessors, num_m_blocks) : 0;
+  return {int(num_m_blocks), int(a.q.heads), int(a.q.batches), 1,
+          int(std::min(heads, tail))};
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardArguments& a) {
@@ -57,16 +56,12 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
   ForwardParams params{};
   if (!encode_maps(params, c, a)) return cudaErrorInvalidValue;
   params.lse = a.lse;
-  params.ticket_counter = a.causal ? static_cast<int*>(a.workspace) : nullptr;
+  params.ticket_counter = (a.causal || FA3_TICKETS) ? static_cast<int*>(a.workspace) : nullptr;
   params.redo =
       reinterpret_cast<RedoEntry*>(static_cast<char*>(a.workspace) + kCounterBytes);
   params.seqlen_q = int(a.q.rows);
   params.seqlen_k = int(a.k.rows);
-  params.num_heads = int(a.q.heads);
   params.heads_per_kv_head = int(a.q.heads / a.k.heads);
-  params.num_m_blocks = int(ceil_div(a.q.rows, c.block_m));
-  params.num_tiles = int(num_tiles(c, a));
-  params.heads_per_section = heads_per_section(a);
   params.causal = a.causal;
   params.scale_log2 = float(a.scale * kLog2E);
 
@@ -76,6 +71,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
+  params.order = tile_order(c, a, multiprocessors);
   error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                kernel.smem_bytes);
   if (error != cudaSuccess) return error;
@@ -84,7 +80,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
     if (error != cudaSuccess) return error;
   }
   void* kernel_arguments[] = {&params};
-  return cudaLaunchKernel(kernel.function, dim3(std::min(multiprocessors, params.num_tiles)),
+  return cudaLaunchKernel(kernel.function, dim3(std::min(multiprocessors, params.order.num_tiles())),
                           dim3(c.threads()), kernel_arguments, kernel.smem_bytes, stream);
 }
 

@@ -13,11 +13,12 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 class Producer {
  public:
-  __device__ __forceinline__ Producer(const ForwardParams& params, SmemPlan<C>& smem)
-      : params_(params), smem_(smem) {}
+  __device__ __forceinline__ Producer(const ForwardParams& params, SmemPlan<C>& smem,
+                                      SmemAddresses<C> at)
+      : params_(params), smem_(smem), at_(at) {}
 
   __device__ __forceinline__ void run() {
-    for (int tile = blockIdx.x; tile < params_.num_tiles;) {
+    for (int tile = blockIdx.x; tile < params_.order.num_tiles();) {
       const int next_tile = draw(tile);  // early: the answer takes a microsecond
       load_tile(tile, kAllWarps, false);
       tile = next_tile;
@@ -47,18 +48,23 @@ class Producer {
   }
 
   __device__ __forceinline__ void load_tile(int tile, unsigned storing_warps, bool ordinary_only) {
-    const TileIndex index = tile_of_ticket(tile, params_.num_m_blocks, params_.num_heads,
-                                           params_.heads_per_section);
+    const TileIndex index = params_.order.tile(tile);
     const int first_row = index.m_block * C.block_m;
-    KeyBlocks blocks = key_blocks(first_row, C.block_m, C.block_n, params_.seqlen_q,
-                                  params_.seqlen_k, params_.causal);
-    if (ordinary_only) blocks.ordinary_from = 0;
-    announce({ItemKind::kTile, tile, index, blocks, storing_warps, 0});
+    WorkItem item{ItemKind::kTile, tile, index, visible(first_row, C.block_m).count};
+    for (int w = 0; w < C.consumers(); ++w) {
+      const int warpgroup_row = first_row + w * kRowsPerWarpgroup;
+      if (warpgroup_row < params_.seqlen_q) {
+        item.mine[w] = visible(warpgroup_row, kRowsPerWarpgroup);
+        if (ordinary_only) item.mine[w].ordinary_from = 0;
+      }
+    }
+    item.storing_warps = storing_warps;
+    announce(item);
 
     const int kv_head = index.head / params_.heads_per_kv_head;
-    for (int n_block = blocks.count - 1; n_block >= 0; --n_block) {
+    for (int n_block = item.num_blocks - 1; n_block >= 0; --n_block) {
       const Block block{n_block * C.block_n, kv_head, index.batch};
-      const bool first = n_block == blocks.count - 1;
+      const bool first = n_block == item.num_blocks - 1;
       if (first && C.overlaps_tiles()) load_q(index, first_row);
       load_kv(params_.k_map, tile::TileLayout{C.block_n, C.head_dim}, block);
       load_pending_v();
@@ -69,16 +75,21 @@ class Producer {
     if constexpr (!C.overlaps_tiles()) load_pending_v();
   }
 
+  __device__ __forceinline__ KeyBlocks visible(int first_row, int num_rows) const {
+    return key_blocks(first_row, num_rows, C.block_n, params_.seqlen_q, params_.seqlen_k,
+                      params_.causal);
+  }
+
   __device__ __forceinline__ void finish(ItemKind kind) {
-    announce({kind, 0, {}, {}, 0, 0});
+    announce({kind});
     load_pending_v();
   }
 
   __device__ __forceinline__ void announce(const WorkItem& item) {
-    smem_.item_ring.producer_wait_empty(items_);
+    at_.item_ring().wait_empty(items_);
     collect_mark(items_);
     smem_.items[items_.slot()] = item;
-    ptx::mbarrier_arrive(smem_.item_ring.full_address(items_));
+    ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));
     items_.advance();
   }
 
@@ -95,23 +106,23 @@ class Producer {
   __device__ __forceinline__ void collect_all_marks() {
     ItemCursor at = items_;
     for (int i = 0; i < kItemSlots; ++i) {
-      smem_.item_ring.producer_wait_empty(at);
+      at_.item_ring().wait_empty(at);
       collect_mark(at);
       at.advance();
     }
   }
 
   __device__ __forceinline__ void load_q(const TileIndex& index, int first_row) {
-    smem_.q_ring.producer_wait_empty(q_);
-    load(params_.q_map, tile::TileLayout{C.block_m, C.head_dim}, smem_.q[q_.slot()],
-         smem_.q_ring.full_address(q_), {0, first_row, index.head, index.batch});
+    at_.q_ring().wait_empty(q_);
+    load(params_.q_map, tile::TileLayout{C.block_m, C.head_dim}, at_.q(q_.slot()),
+         at_.q_ring().full(q_.slot()), {0, first_row, index.head, index.batch});
     q_.advance();
   }
 
   __device__ __forceinline__ void load_kv(const CUtensorMap& map, tile::TileLayout layout,
                                           const Block& block) {
-    smem_.kv_ring.producer_wait_empty(kv_);
-    load(map, layout, smem_.kv[kv_.slot()], smem_.kv_ring.full_address(kv_),
+    at_.kv_ring().wait_empty(kv_);
+    load(map, layout, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()),
          {0, block.key, block.kv_head, block.batch});
     kv_.advance();
   }
@@ -125,10 +136,9 @@ class Producer {
 
   // One copy a slab. Bytes outside the tensor arrive as zeros and count like others.
   __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout,
-                                       unsigned char* destination, uint32_t barrier,
+                                       uint32_t smem, uint32_t barrier,
                                        ptx::TileCoordinates at) {
     ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes());
-    const uint32_t smem = ptx::shared_address(destination);
     for (int slab = 0; slab < layout.slabs(); ++slab) {
       at.column = slab * layout.slab_columns();
       ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier);
@@ -137,6 +147,7 @@ class Producer {
 
   const ForwardParams& params_;
   SmemPlan<C>& smem_;
+  const SmemAddresses<C> at_;
   RingCursor<C.q_slots> q_;
   RingCursor<C.kv_slots> kv_;
   ItemCursor items_;

@@ -2,7 +2,8 @@
 // The consumer: one warpgroup, 64 query rows of each tile. A step multiplies Q K^T of one key block
 // and P V of the block before it, and computes the softmax of the first under the second. Steps run
 // on across tiles: the last P V of a tile shares its step with the first Q K^T of the next, and the
-// finished tile leaves in the middle of that step. Next: epilogue.cuh, piece/softmax.cuh.
+// finished tile leaves in the middle of that step. Blocks that no row of this warpgroup sees (causal
+// tiles, rows past the end) are let go of unread. Next: epilogue.cuh, piece/softmax.cuh.
 #pragma once
 
 #include "engine/hopper/epilogue.cuh"
@@ -20,8 +21,8 @@ template <ForwardConfig C>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const ForwardParams& params, SmemPlan<C>& smem,
-                                      int warpgroup)
-      : params_(params), smem_(smem), warpgroup_(warpgroup) {}
+                                      SmemAddresses<C> at, int warpgroup)
+      : params_(params), smem_(smem), at_(at), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
     float scores[C.block_n / 2];
@@ -31,27 +32,34 @@ class Consumer {
 
     if (C.ping_pong && warpgroup_ == C.consumers() - 1) give_turn();
     for (;;) {
-      smem_.item_ring.consumer_wait_full(item_);
-      const ItemKind kind = smem_.items[item_.slot()].kind;
-      if (kind != ItemKind::kTile) {
-        see_stores_through();
-        let_go_of_item(item_);
-        item_.advance();
-        if (kind == ItemKind::kDone) break;
+      Step step = next_step();
+      if (step == Step::kNone) {
+        let_go_of_owed_v();
+        if (all_done()) break;
+        continue;
+      }
+      if (step == Step::kOthers) {
+        take_turn();
+        give_turn();
+        let_go_unread(next_kv());
+        let_go_of_owed_v();
+        end_others_step();
         continue;
       }
 
-      // Scores of the first block, alone.
-      begin_tile();
-      --n_block_;
-      const RingCursor<C.kv_slots> k0 = next_kv();
-      smem_.q_ring.consumer_wait_full(q_);
-      smem_.kv_ring.consumer_wait_full(k0);
+      // Scores of this warpgroup's first block, alone.
+      const KvCursor k0 = next_kv();
+      at_.q_ring().wait_full(q_);
+      at_.kv_ring().wait_full(k0);
+      take_turn();
       ptx::wgmma_fence();
       issue_qk(scores, k0);
       ptx::wgmma_commit_group();
+      give_turn();
       ptx::wgmma_wait_group<0>();
-      smem_.kv_ring.consumer_release(k0.slot());
+      let_go_of_kv(k0);
+      let_go_of_owed_v();
+      owes_v_ = true;
       StepResult first;
       rows = RowState{};
       weigh_ordinary(scores, rows, first);
@@ -60,14 +68,33 @@ class Consumer {
       clear(output);
 
       for (;;) {
+        const Tile tile = current_tile();
         const bool starts_tile = n_block_ == 0;
-        const ItemCursor finished = item_;
-        if (starts_tile && !advance_tile()) break;
-        --n_block_;
-        const RingCursor<C.kv_slots> k = next_kv();
-        const RingCursor<C.kv_slots> v = next_kv();
-        smem_.kv_ring.consumer_wait_full(k);
-        smem_.kv_ring.consumer_wait_full(v);
+        step = next_step();
+        if (step != Step::kMine) {
+          // The tile's last product, alone.
+          if (step == Step::kOthers) {
+            take_turn();
+            let_go_unread(next_kv());
+          }
+          const KvCursor v = next_kv();
+          at_.kv_ring().wait_full(v);
+          ptx::wgmma_fence();
+          issue_pv(output, weights, v);
+          ptx::wgmma_commit_group();
+          if (step == Step::kOthers) give_turn();
+          ptx::wgmma_wait_group<0>();
+          let_go_of_kv(v);
+          owes_v_ = false;
+          finish_tile(tile, output, rows);
+          let_go_of_spent_q();
+          if (step == Step::kOthers) end_others_step();
+          break;
+        }
+        const KvCursor k = next_kv();
+        const KvCursor v = next_kv();
+        wait_for(k, v);
+        if (starts_tile) at_.q_ring().wait_full(q_);
 
         take_turn();
         ptx::wgmma_fence();
@@ -79,48 +106,35 @@ class Consumer {
 
         // Softmax of this block's scores, under the product of the previous block's weights.
         ptx::wgmma_wait_group<1>();
-        smem_.kv_ring.consumer_release(k.slot());
+        let_go_of_kv(k);
         let_go_of_spent_q();
         const RowState finished_rows = rows;
-        StepResult step;
+        StepResult result;
         const bool guarded = n_block_ < ordinary_from_;
         if (guarded) {
-          guarded_step(scores, rows, params_.scale_log2, step);
+          guarded_step(scores, rows, params_.scale_log2, result);
         } else {
           if (starts_tile) rows = RowState{};
-          weigh_ordinary(scores, rows, step);
+          weigh_ordinary(scores, rows, result);
         }
         ptx::wgmma_wait_group<0>();
-        smem_.kv_ring.consumer_release(v.slot());
+        let_go_of_kv(v);
 
         // The output is at rest: rescale it, or hand it over if its tile is finished.
         if (guarded) {
-          if (needs_correction<C.block_n>(step)) {
-            marked_ |= !correct<C.block_n>(scores, rows, step);
-            rescale(output, step);
+          if (needs_correction<C.block_n>(result)) {
+            marked_ |= !correct<C.block_n>(scores, rows, result);
+            rescale(output, result);
           }
         } else if (starts_tile) {
-          finish_tile(finished, output, finished_rows);
+          finish_tile(tile, output, finished_rows);
           clear(output);
         } else {
-          rescale(output, step);
+          rescale(output, result);
         }
-        add_sums(rows, step);
+        add_sums(rows, result);
         pack(scores, weights);
       }
-
-      // The stream ends: the last product, alone.
-      const RingCursor<C.kv_slots> v = next_kv();
-      smem_.kv_ring.consumer_wait_full(v);
-      ptx::wgmma_fence();
-      issue_pv(output, weights, v);
-      ptx::wgmma_commit_group();
-      ptx::wgmma_wait_group<0>();
-      smem_.kv_ring.consumer_release(v.slot());
-      q_.advance();
-      finish_tile(item_, output, rows);
-      item_.advance();
-      let_go_of_spent_q();
     }
     if (C.ping_pong && warpgroup_ == 0) take_turn();  // the token of the last step
   }
@@ -129,6 +143,64 @@ class Consumer {
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim};
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v};
+
+  using KvCursor = RingCursor<C.kv_slots>;
+
+  enum class Step {
+    kMine,    // the next key block has keys for this warpgroup
+    kOthers,  // it has not, but it passes through the ring
+    kNone,    // the stream of steps ends here
+  };
+
+  // A tile's places in the rings.
+  struct Tile {
+    uint32_t item_slot;
+    uint32_t q_slot;
+  };
+
+  __device__ __forceinline__ Tile current_tile() const { return {item_slot_, q_.slot()}; }
+
+  // Moves to the next key block, of this tile or of the next one.
+  __device__ __forceinline__ Step next_step() {
+    if (n_block_ == 0) {
+      if (!C.overlaps_tiles() && owes_v_) return Step::kNone;
+      let_go_of_spent_q();
+      at_.item_ring().wait_full(next_item_);
+      const WorkItem& item = smem_.items[next_item_.slot()];
+      if (item.kind != ItemKind::kTile) return Step::kNone;
+      item_slot_ = next_item_.slot();
+      next_item_.advance();
+      q_ = next_q_;
+      next_q_.advance();
+      n_block_ = item.num_blocks;
+      const KeyBlocks& mine = item.mine[warpgroup_];
+      my_blocks_ = mine.count;
+      ordinary_from_ = mine.ordinary_from;
+    }
+    --n_block_;
+    return n_block_ < my_blocks_ ? Step::kMine : Step::kOthers;
+  }
+
+  // The step's V is still to come; if the whole tile was others', its Q and record are let go of.
+  __device__ __forceinline__ void end_others_step() {
+    owes_v_ = true;
+    if (n_block_ == 0) {
+      at_.q_ring().wait_full(q_);
+      if (is_lane_0()) at_.q_ring().release(q_.slot());
+      let_go_of_item(item_slot_);
+    }
+  }
+
+  // Between streams: whether the record that ended the last one says that no other will follow.
+  __device__ __forceinline__ bool all_done() {
+    at_.item_ring().wait_full(next_item_);
+    const ItemKind kind = smem_.items[next_item_.slot()].kind;
+    if (kind == ItemKind::kTile) return false;
+    if (is_lane_0()) ptx::cp_async_bulk_wait_group();  // every store is through
+    let_go_of_item(next_item_.slot());
+    next_item_.advance();
+    return kind == ItemKind::kDone;
+  }
 
   __device__ __forceinline__ void take_turn() {
     if constexpr (C.ping_pong) {
@@ -143,77 +215,65 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void begin_tile() {
-    const KeyBlocks& blocks = smem_.items[item_.slot()].blocks;
-    n_block_ = blocks.count;
-    ordinary_from_ = blocks.ordinary_from;
-  }
-
-  // Moves on to the next tile, if the stream goes on and Q has a second buffer for it.
-  __device__ __forceinline__ bool advance_tile() {
-    if constexpr (!C.overlaps_tiles()) {
-      return false;
-    } else {
-      let_go_of_spent_q();
-      ItemCursor next = item_;
-      next.advance();
-      smem_.item_ring.consumer_wait_full(next);
-      if (smem_.items[next.slot()].kind != ItemKind::kTile) return false;
-      item_ = next;
-      begin_tile();
-      q_.advance();
-      smem_.q_ring.consumer_wait_full(q_);
-      return true;
-    }
-  }
-
-  __device__ __forceinline__ RingCursor<C.kv_slots> next_kv() {
-    const RingCursor<C.kv_slots> at = kv_;
+  __device__ __forceinline__ KvCursor next_kv() {
+    const KvCursor at = kv_;
     kv_.advance();
     return at;
   }
 
+  // Asks for both before waiting for either: most often both are there.
+  __device__ __forceinline__ void wait_for(KvCursor k, KvCursor v) const {
+    const bool k_is_full = at_.kv_ring().is_full(k);
+    const bool v_is_full = at_.kv_ring().is_full(v);
+    if (!k_is_full) at_.kv_ring().wait_full(k);
+    if (!v_is_full) at_.kv_ring().wait_full(v);
+  }
+
+  __device__ __forceinline__ void let_go_of_kv(KvCursor at) {
+    if (is_lane_0()) at_.kv_ring().release(at.slot());
+  }
+
+  // A slot may only be let go of once it is full.
+  __device__ __forceinline__ void let_go_unread(KvCursor at) {
+    at_.kv_ring().wait_full(at);
+    let_go_of_kv(at);
+  }
+
+  __device__ __forceinline__ void let_go_of_owed_v() {
+    if (owes_v_) let_go_unread(next_kv());
+    owes_v_ = false;
+  }
+
   __device__ __forceinline__ void issue_qk(float (&scores)[C.block_n / 2],
-                                           RingCursor<C.kv_slots> k) {
-    const uint32_t q_rows =
-        uniform(ptx::shared_address(smem_.q) + q_.slot() * C.q_bytes() +
-                warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes());
-    tile::issue_qk<C>(scores, tile::k_major_descriptor(kQ, q_rows),
-                      tile::k_major_descriptor(kK, kv_address(k)));
+                                           KvCursor k) {
+    const uint32_t q_rows = at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes();
+    tile::issue_qk<C>(scores, tile::k_major_descriptor(kQ, uniform(q_rows)),
+                      tile::k_major_descriptor(kK, uniform(at_.kv(k.slot()))));
   }
 
   __device__ __forceinline__ void issue_pv(float (&output)[C.head_dim_v / 2],
                                            const tile::Weights<C.block_n>& weights,
-                                           RingCursor<C.kv_slots> v) {
-    tile::issue_pv<C>(output, weights, tile::mn_major_descriptor(kV, kv_address(v)));
-  }
-
-  __device__ __forceinline__ uint32_t kv_address(RingCursor<C.kv_slots> at) const {
-    return uniform(ptx::shared_address(smem_.kv) + at.slot() * C.slot_bytes());
-  }
-
-  // Tells the compiler that the warp agrees, so that descriptors live in uniform registers.
-  static __device__ __forceinline__ uint32_t uniform(uint32_t x) {
-    return __shfl_sync(0xffffffff, x, 0);
+                                           KvCursor v) {
+    tile::issue_pv<C>(output, weights,
+                      tile::mn_major_descriptor(kV, uniform(at_.kv(v.slot()))));
   }
 
   __device__ __forceinline__ void weigh_ordinary(float (&scores)[C.block_n / 2], RowState& rows,
                                                  StepResult& step) {
-    if (n_block_ >= smem_.items[item_.slot()].blocks.masked_from) {
-      const WorkItem& item = smem_.items[item_.slot()];
+    const WorkItem& item = smem_.items[item_slot_];
+    if (n_block_ >= item.mine[warpgroup_].masked_from) {
       const int thread = ptx::tid_x() % kWarpgroupSize;
       const int q_row = item.index.m_block * C.block_m + warpgroup_ * kRowsPerWarpgroup +
                         tile::fragment_row(thread);
-      int key_limits[kRowsPerThread];
-#pragma unroll
-      for (int row = 0; row < kRowsPerThread; ++row) {
-        key_limits[row] = key_limit(q_row + row * tile::kRowDistance, params_.seqlen_q,
-                                    params_.seqlen_k, params_.causal);
-      }
+      const int key_limits[] = {visible_keys(q_row), visible_keys(q_row + tile::kRowDistance)};
       mask_scores(scores, key_limits,
                   n_block_ * C.block_n + tile::fragment_lane_column(thread));
     }
     ordinary_step(scores, rows, params_.scale_log2, step);
+  }
+
+  __device__ __forceinline__ int visible_keys(int q_row) const {
+    return key_limit(q_row, params_.seqlen_q, params_.seqlen_k, params_.causal);
   }
 
   __device__ __forceinline__ void add_sums(RowState& rows, const StepResult& step) {
@@ -243,57 +303,56 @@ class Consumer {
   }
 
   // O leaves through the tile's own Q, which nobody needs any more.
-  __device__ __forceinline__ void finish_tile(ItemCursor at, float (&output)[C.head_dim_v / 2],
+  __device__ __forceinline__ void finish_tile(Tile tile, float (&output)[C.head_dim_v / 2],
                                               const RowState& rows) {
-    WorkItem& item = smem_.items[at.slot()];
+    WorkItem& item = smem_.items[tile.item_slot];
     const int warp = (ptx::tid_x() - kWarpgroupSize) / kWarpSize;
     if (item.storing_warps >> warp & 1) {
-      store_rows<C>(params_, item, output, rows, smem_.q[spent_q_slot()], warp * kRowsPerWarp);
+      store_rows<C>(params_, item, output, rows, at_.q(tile.q_slot), warp * kRowsPerWarp);
     }
     if (marked_ && is_lane_0()) atomicOr(&item.marked_warps, 1u << warp);
     marked_ = false;
-    q_is_spent_ = true;
-    let_go_of_item(at);
-  }
-
-  __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }
-
-  // The Q buffer before the current one: the finished tile's, once q_ has moved on.
-  __device__ __forceinline__ uint32_t spent_q_slot() const {
-    static_assert(C.q_slots == 1 || C.q_slots == 2);
-    return C.q_slots == 2 ? q_.slot() ^ 1 : 0;
+    spent_q_slot_ = int(tile.q_slot);
+    let_go_of_item(tile.item_slot);
   }
 
   // After the copy engine has read O out of it.
   __device__ __forceinline__ void let_go_of_spent_q() {
-    if (q_is_spent_) {
-      if (is_lane_0()) ptx::cp_async_bulk_wait_group_read();
-      smem_.q_ring.consumer_release(spent_q_slot());
-      q_is_spent_ = false;
+    if (spent_q_slot_ != kNoSlot) {
+      if (is_lane_0()) {
+        ptx::cp_async_bulk_wait_group_read();
+        at_.q_ring().release(spent_q_slot_);
+      }
+      spent_q_slot_ = kNoSlot;
     }
   }
 
-  __device__ __forceinline__ void see_stores_through() {
-    if (is_lane_0()) ptx::cp_async_bulk_wait_group();
+  // All lanes have read the record before lane 0 lets go.
+  __device__ __forceinline__ void let_go_of_item(uint32_t slot) {
+    __syncwarp();
+    if (is_lane_0()) at_.item_ring().release(slot);
   }
 
-  // All lanes have read the record before lane 0 lets go.
-  __device__ __forceinline__ void let_go_of_item(ItemCursor at) {
-    __syncwarp();
-    smem_.item_ring.consumer_release(at.slot());
-  }
+  __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }
+
+  static constexpr int kNoSlot = -1;
 
   const ForwardParams& params_;
   SmemPlan<C>& smem_;
-  int warpgroup_;
+  const SmemAddresses<C> at_;
+  const int warpgroup_;
 
-  RingCursor<C.q_slots> q_;
-  RingCursor<C.kv_slots> kv_;
-  ItemCursor item_;
-  int n_block_;
-  int ordinary_from_;
+  KvCursor kv_;
+  ItemCursor next_item_;
+  RingCursor<C.q_slots> next_q_;
+  RingCursor<C.q_slots> q_;  // the current tile's
+  uint32_t item_slot_ = 0;   // the current tile's
+  int n_block_ = 0;          // the current key block; 0: the tile's last
+  int my_blocks_ = 0;        // blocks with keys for this warpgroup; the tile may have more
+  int ordinary_from_ = 0;    // from this block up, the ordinary step
+  bool owes_v_ = false;      // the V of the last step has not been taken from the ring
   bool marked_ = false;      // some guarded step of this tile was beyond correction
-  bool q_is_spent_ = false;  // a finished tile's O may still be leaving through its Q
+  int spent_q_slot_ = kNoSlot;  // a finished tile's O may still be leaving through this Q
 };
 
 }  // namespace fa3::hopper

@@ -30,34 +30,50 @@ class RingCursor {
   uint32_t phase_ = 0;
 };
 
+// The barriers' storage.
 template <int Slots>
 struct RingBarriers {
   uint64_t full[Slots];
   uint64_t empty[Slots];
+};
+
+// The protocol, on the storage at a shared-memory address.
+template <int Slots>
+struct Ring {
+  using Cursor = RingCursor<Slots>;
+
+  uint32_t address;
+
+  __device__ __forceinline__ uint32_t full(uint32_t slot) const {
+    return address + slot * sizeof(uint64_t);
+  }
+  __device__ __forceinline__ uint32_t empty(uint32_t slot) const {
+    return address + (Slots + slot) * sizeof(uint64_t);
+  }
 
   // One thread, once.
-  __device__ void init(int consumer_arrivals) {
+  __device__ void init(int consumer_arrivals) const {
     for (int slot = 0; slot < Slots; ++slot) {
-      ptx::mbarrier_init(ptx::shared_address(&full[slot]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&empty[slot]), consumer_arrivals);
+      ptx::mbarrier_init(full(slot), 1);
+      ptx::mbarrier_init(empty(slot), consumer_arrivals);
     }
   }
 
-  __device__ __forceinline__ uint32_t full_address(RingCursor<Slots> at) const {
-    return ptx::shared_address(&full[at.slot()]);
+  __device__ __forceinline__ void wait_empty(Cursor at) const {
+    ptx::mbarrier_wait_parity(empty(at.slot()), at.phase() ^ 1);
   }
 
-  __device__ __forceinline__ void producer_wait_empty(RingCursor<Slots> at) const {
-    ptx::mbarrier_wait_parity(ptx::shared_address(&empty[at.slot()]), at.phase() ^ 1);
+  __device__ __forceinline__ bool is_full(Cursor at) const {
+    return ptx::mbarrier_try_wait_parity(full(at.slot()), at.phase());
   }
 
-  __device__ __forceinline__ void consumer_wait_full(RingCursor<Slots> at) const {
-    ptx::mbarrier_wait_parity(ptx::shared_address(&full[at.slot()]), at.phase());
+  __device__ __forceinline__ void wait_full(Cursor at) const {
+    ptx::mbarrier_wait_parity(full(at.slot()), at.phase());
   }
 
-  // One lane a warp, after the whole warp has finished with the slot.
-  __device__ __forceinline__ void consumer_release(uint32_t slot) const {
-    if (threadIdx.x % kWarpSize == 0) ptx::mbarrier_arrive(ptx::shared_address(&empty[slot]));
+  // One lane of each consumer warp, after the whole warp has finished with the slot.
+  __device__ __forceinline__ void release(uint32_t slot) const {
+    ptx::mbarrier_arrive(empty(slot));
   }
 };
 

@@ -13,24 +13,39 @@ struct TileIndex {
   int batch;
 };
 
-// Order of tiles: batch by batch, in sections of heads whose keys and values fit the L2 cache, and
-// inside a section from the last query block to the first, so that causal work comes longest first.
-FA3_HD constexpr TileIndex tile_of_ticket(int ticket, int num_m_blocks, int num_heads,
-                                                 int heads_per_section) {
-  const int tiles_per_batch = num_m_blocks * num_heads;
-  const int batch = ticket / tiles_per_batch;
-  const int in_batch = ticket % tiles_per_batch;
-  const int section = in_batch / (num_m_blocks * heads_per_section);
-  const int in_section = in_batch % (num_m_blocks * heads_per_section);
-  const int first_head = section * heads_per_section;
-  const int heads_left = num_heads - first_head;
-  const int heads = heads_left < heads_per_section ? heads_left : heads_per_section;
-  return {num_m_blocks - 1 - in_section / heads, first_head + in_section % heads, batch};
-}
+// Order of tiles: in sections of heads (of all batches), one after another so that a section's keys
+// and values are shared while they are in the L2 cache, and inside a section from the last query
+// block to the first, so that causal work comes longest first. The last section is larger: enough
+// short tiles must be left at the end to even out the multiprocessors.
+struct TileOrder {
+  int num_m_blocks;
+  int num_heads;
+  int num_batches;
+  int heads_per_section;
+  int tail_heads;
 
-// Key blocks of one query tile, visited from count - 1 down to 0.
+  FA3_HD constexpr TileIndex tile(int ticket) const {
+    const int heads_before_tail = num_heads * num_batches - tail_heads;
+    int first_head = heads_before_tail;
+    int heads = tail_heads;
+    int in_section = ticket - heads_before_tail * num_m_blocks;
+    if (in_section < 0) {
+      const int section = ticket / (num_m_blocks * heads_per_section);
+      in_section = ticket % (num_m_blocks * heads_per_section);
+      first_head = section * heads_per_section;
+      const int heads_left = heads_before_tail - first_head;
+      heads = heads_left < heads_per_section ? heads_left : heads_per_section;
+    }
+    const int head = first_head + in_section % heads;
+    return {num_m_blocks - 1 - in_section / heads, head % num_heads, head / num_heads};
+  }
+
+  FA3_HD constexpr int num_tiles() const { return num_m_blocks * num_heads * num_batches; }
+};
+
+// Key blocks of some query rows, visited from count - 1 down to 0.
 struct KeyBlocks {
-  int count;          // at least 1: a tile that sees nothing still visits one block, fully masked
+  int count;          // at least 1: rows that see nothing still visit one block, fully masked
   int masked_from;    // from here up, blocks hold keys that some row must not see
   int ordinary_from;  // from here up, the ordinary softmax step: masked blocks, the first block, and
                       // all blocks until every row that will ever see a key has seen one
@@ -45,9 +60,9 @@ FA3_HD constexpr int key_limit(int q_row, int seqlen_q, int seqlen_k, bool causa
   return causal ? clamp(q_row + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k;
 }
 
-FA3_HD constexpr KeyBlocks key_blocks(int first_row, int block_m, int block_n, int seqlen_q,
+FA3_HD constexpr KeyBlocks key_blocks(int first_row, int num_rows, int block_n, int seqlen_q,
                                              int seqlen_k, bool causal) {
-  const int last_row = clamp(first_row + block_m, 0, seqlen_q) - 1;
+  const int last_row = clamp(first_row + num_rows, 0, seqlen_q) - 1;
   const int fewest_keys = key_limit(first_row, seqlen_q, seqlen_k, causal);
   const int most_keys = key_limit(last_row, seqlen_q, seqlen_k, causal);
   const int free_blocks = fewest_keys / block_n;

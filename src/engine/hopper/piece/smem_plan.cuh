@@ -3,6 +3,8 @@
 // Q that only this warp has read. Next: ../load_tma.cuh.
 #pragma once
 
+#include <cstddef>
+
 #include "engine/hopper/tile/layout.h"
 #include "engine/hopper/piece/work_item.cuh"
 
@@ -19,6 +21,28 @@ struct SmemPlan {
 
   static_assert(C.q_bytes() % kSmemAlignment == 0 && C.slot_bytes() % kSmemAlignment == 0);
   static_assert(C.head_dim_v <= C.head_dim, "O leaves through Q's buffer");
+};
+
+// The same plan by shared-memory addresses, which is what the hardware's instructions take.
+template <ForwardConfig C>
+struct SmemAddresses {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t q(uint32_t slot) const {
+    return base + offsetof(SmemPlan<C>, q) + slot * C.q_bytes();
+  }
+  __device__ __forceinline__ uint32_t kv(uint32_t slot) const {
+    return base + offsetof(SmemPlan<C>, kv) + slot * C.slot_bytes();
+  }
+  __device__ __forceinline__ Ring<C.q_slots> q_ring() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, q_ring)}};
+  }
+  __device__ __forceinline__ Ring<C.kv_slots> kv_ring() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, kv_ring)}};
+  }
+  __device__ __forceinline__ Ring<kItemSlots> item_ring() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, item_ring)}};
+  }
 };
 
 template <ForwardConfig C>

@@ -13,6 +13,8 @@ namespace fa3::hopper {
 // being written ahead; rounded up to a power of two.
 inline constexpr int kItemSlots = 4;
 
+inline constexpr int kMaxConsumers = 3;
+
 enum class ItemKind : int {
   kTile,   // attend
   kDrain,  // finish what is in flight, see every store through, let go of every record
@@ -23,7 +25,8 @@ struct WorkItem {
   ItemKind kind;
   int tile;            // number of the tile, as drawn
   TileIndex index;
-  KeyBlocks blocks;
+  int num_blocks;          // key blocks loaded
+  KeyBlocks mine[kMaxConsumers];  // of these, those that warpgroup w has use for (none: count 0)
   unsigned storing_warps;  // bit w: consumer warp w writes its rows
   unsigned marked_warps;   // bit w: consumer warp w wants its rows done again, the ordinary way
 };

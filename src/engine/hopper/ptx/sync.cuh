@@ -21,6 +21,19 @@ __device__ __forceinline__ int tid_x() {
   return x;
 }
 
+// The shared-memory address of a pointer into shared memory. Volatile: computed where it stands, once,
+// instead of again at every use.
+__device__ __forceinline__ uint32_t cvta_to_shared(const void* pointer) {
+  uint32_t address;
+  asm volatile(
+      "{\n.reg .u64 wide;\n"
+      "cvta.to.shared.u64 wide, %1;\n"
+      "cvt.u32.u64 %0, wide;\n}\n"
+      : "=r"(address)
+      : "l"(pointer));
+  return address;
+}
+
 // True in exactly one lane of the (converged) warp, always the same one.
 __device__ __forceinline__ bool elect_sync() {
   uint32_t elected;
