@@ -7,12 +7,14 @@ import ctypes
 import json
 import statistics
 import subprocess
+import time
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 TOKENS = 16384
 WIDTH = 2048
+BF16 = 2  # fa3_dtype
 
 
 def parse():
@@ -25,11 +27,29 @@ def parse():
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--factor", type=float, default=1.0)
     p.add_argument("--only", default="")
+    p.add_argument("--rival", default="")
+    p.add_argument("--burn", type=float, default=0.0, help="seconds of warm-up for each cell")
     return p.parse_args()
 
 
 def numbers(text):
     return [int(x) for x in text.split(",") if x]
+
+
+class RivalParams(ctypes.Structure):
+    """The C entry that benchmarks/rivals.py documents."""
+
+    _fields_ = (
+        [(n, ctypes.c_int64) for n in "size b sq sk hq hk d dv".split()]
+        + [("dtype", ctypes.c_int32), ("causal", ctypes.c_int32), ("scale", ctypes.c_float), ("reserved", ctypes.c_int32)]
+        + [(n, ctypes.c_void_p) for n in "q k v o lse workspace".split()]
+    )
+
+
+def rival_of(path):
+    rival = ctypes.CDLL(path)
+    rival.rival_workspace.restype = ctypes.c_int64
+    return rival
 
 
 def clock():
@@ -47,8 +67,10 @@ def main():
         lib.sweep_config(i, raw)
         configs.append(tuple(raw))
     only = numbers(a.only)
+    rival = rival_of(a.rival) if a.rival else None
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     workspace = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+    rival_workspace = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
     rows = []
     out = open(a.out, "w")
     for d in numbers(a.d):
@@ -75,6 +97,16 @@ def main():
                             qt, kt, vt, is_causal=bool(causal))
 
                 candidates = {"cudnn": cudnn}
+                if a.rival:
+                    params = RivalParams(size=ctypes.sizeof(RivalParams), b=b, sq=s, sk=s, hq=h, hk=h, d=d, dv=d,
+                                         dtype=BF16, causal=causal, scale=d**-0.5, q=q.data_ptr(), k=k.data_ptr(),
+                                         v=v.data_ptr(), o=o.data_ptr(), lse=lse.data_ptr(),
+                                         workspace=rival_workspace.data_ptr())
+
+                    def fa3():
+                        assert rival.rival_forward(ctypes.byref(params), stream) == 0
+
+                    candidates["fa3"] = fa3
                 for i, c in enumerate(configs):
                     if c[0] == 1 and c[1] == d and c[2] == d and (not only or i in only):
                         candidates[i] = lambda i=i: ours(i)
@@ -87,9 +119,14 @@ def main():
                     run()
                     errors[name] = ((o.float() - want).norm() / want.norm()).item()
                 times = {name: [] for name in candidates}
+                burn_until = time.monotonic() + a.burn
+                while time.monotonic() < burn_until:
+                    for run in candidates.values():
+                        run()
+                    torch.cuda.synchronize()
                 for r in range(a.rounds + 1):
                     events = []
-                    for name, run in candidates.items():
+                    for name, run in candidates.items() if r % 2 else reversed(candidates.items()):
                         flush.zero_()
                         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                         begin.record()
@@ -105,11 +142,11 @@ def main():
                 line = []
                 for name, t in times.items():
                     tflops = flop / statistics.median(t) / 1e9
-                    config = None if name == "cudnn" else configs[name]
+                    config = None if name in ("cudnn", "fa3") else configs[name]
                     out.write(json.dumps(dict(engine=str(name), config=config, d=d, causal=causal, s=s,
                                               tflops=round(tflops, 1), best=round(flop / min(t) / 1e9, 1),
                                               error=errors.get(name), clock=sm, watts=watts)) + "\n")
-                    label = "cudnn" if name == "cudnn" else f"{name}:{config[3]}x{config[4]}q{config[5]}k{config[6]}p{config[7]}"
+                    label = name if name in ("cudnn", "fa3") else f"{name}:{config[3]}x{config[4]}q{config[5]}k{config[6]}p{config[7]}"
                     bad = "" if errors.get(name, 0) < 1e-2 else f"!ERR{errors[name]:.1e}"
                     line.append(f"{label} {tflops:.0f}{bad}")
                 print(f"d{d} c{causal} s{s} {sm}MHz | " + " | ".join(line), flush=True)

@@ -8,7 +8,7 @@ Widths are told apart by overload on the accumulator array. Run: gen_wgmma.py OU
 import sys
 
 # Widths of S = Q K^T (keys per tile) and of O = P V (columns of V).
-SS_WIDTHS = range(64, 257, 16)
+SS_WIDTHS = range(48, 257, 16)
 RS_WIDTHS = (64, 96, 128, 192, 256)
 ELEMENTS = (("kFp16", "f16"), ("kBf16", "bf16"))
 

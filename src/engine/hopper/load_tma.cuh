@@ -19,15 +19,13 @@ class Producer {
 
   __device__ __forceinline__ void run() {
     for (int tile = blockIdx.x; tile < params_.order.num_tiles();) {
-      const int next_tile = draw(tile);  // early: the answer takes a microsecond
-      load_tile(tile, kAllWarps, false);
-      tile = next_tile;
+      tile = load_tile<true>(tile, kAllWarps);
     }
     finish(ItemKind::kDrain);
     collect_all_marks();
     while (redo_head_ >= 0) {
       const RedoEntry entry = params_.redo[redo_head_];
-      load_tile(redo_head_, entry.warps, true);
+      load_tile<false>(redo_head_, entry.warps);
       redo_head_ = entry.next_tile;
     }
     finish(ItemKind::kDone);
@@ -35,6 +33,9 @@ class Producer {
 
  private:
   static constexpr unsigned kAllWarps = ~0u;
+  static constexpr tile::TileLayout kQ{C.block_m, C.head_dim};
+  static constexpr tile::TileLayout kK{C.block_n, C.head_dim};
+  static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v};
 
   struct Block {
     int key;
@@ -47,7 +48,10 @@ class Producer {
     return params_.ticket_counter ? atomicAdd(params_.ticket_counter, 1) + stride : tile + stride;
   }
 
-  __device__ __forceinline__ void load_tile(int tile, unsigned storing_warps, bool ordinary_only) {
+  // Loads a tile; on the first pass also draws the next one, as late as the answer's microsecond
+  // allows: the later a tile is drawn, the better the end of the work evens out.
+  template <bool FirstPass>
+  __device__ __forceinline__ int load_tile(int tile, unsigned storing_warps) {
     const TileIndex index = params_.order.tile(tile);
     const int first_row = index.m_block * C.block_m;
     WorkItem item{ItemKind::kTile, tile, index, visible(first_row, C.block_m).count};
@@ -55,24 +59,28 @@ class Producer {
       const int warpgroup_row = first_row + w * kRowsPerWarpgroup;
       if (warpgroup_row < params_.seqlen_q) {
         item.mine[w] = visible(warpgroup_row, kRowsPerWarpgroup);
-        if (ordinary_only) item.mine[w].ordinary_from = 0;
+        if (!FirstPass) item.mine[w].ordinary_from = 0;
       }
     }
     item.storing_warps = storing_warps;
     announce(item);
 
     const int kv_head = index.head / params_.heads_per_kv_head;
+    const int draw_at = item.num_blocks > 1 ? 1 : 0;
+    int next_tile = 0;
     for (int n_block = item.num_blocks - 1; n_block >= 0; --n_block) {
       const Block block{n_block * C.block_n, kv_head, index.batch};
       const bool first = n_block == item.num_blocks - 1;
+      if (FirstPass && n_block == draw_at) next_tile = draw(tile);
       if (first && C.overlaps_tiles()) load_q(index, first_row);
-      load_kv(params_.k_map, tile::TileLayout{C.block_n, C.head_dim}, block);
+      load_kv(params_.k_map, kK, block);
       load_pending_v();
       if (first && !C.overlaps_tiles()) load_q(index, first_row);
       pending_v_ = block;
       has_pending_v_ = true;
     }
     if constexpr (!C.overlaps_tiles()) load_pending_v();
+    return next_tile;
   }
 
   __device__ __forceinline__ KeyBlocks visible(int first_row, int num_rows) const {
@@ -114,7 +122,7 @@ class Producer {
 
   __device__ __forceinline__ void load_q(const TileIndex& index, int first_row) {
     at_.q_ring().wait_empty(q_);
-    load(params_.q_map, tile::TileLayout{C.block_m, C.head_dim}, at_.q(q_.slot()),
+    load(params_.q_map, kQ, at_.q(q_.slot()),
          at_.q_ring().full(q_.slot()), {0, first_row, index.head, index.batch});
     q_.advance();
   }
@@ -129,7 +137,7 @@ class Producer {
 
   __device__ __forceinline__ void load_pending_v() {
     if (has_pending_v_) {
-      load_kv(params_.v_map, tile::TileLayout{C.block_n, C.head_dim_v}, pending_v_);
+      load_kv(params_.v_map, kV, pending_v_);
     }
     has_pending_v_ = false;
   }
