@@ -5,12 +5,15 @@ Needs numpy and the built library only. Outputs are filled with NaN beforehand, 
 the library forgets fails; tolerances come from error_model.py.
 """
 
+import itertools
+
 import c_abi
 import error_model
 import numpy as np
 import oracle
 import pytest
 from cases import CASES, from_bits, inputs_for, rounded, to_bits
+from checks import assert_within
 
 CPU_ENGINES = ("cpu", "reference", "standard")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -75,20 +78,6 @@ def bounds_for(engine, x, dtype, **kinds):
     return error_model.bounds(*inputs, dtype=dtype, score_dtype=score_dtype, **kinds, **x.options)
 
 
-def assert_within(name, actual, expected, bound):
-    assert actual.shape == expected.shape
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    with np.errstate(invalid="ignore"):
-        excess = np.where(same, 0.0, abs(actual - expected) / np.maximum(bound, 1e-300))
-    excess = np.where(np.isnan(excess), np.inf, excess)
-    if excess.size and excess.max() > 1.0:
-        at = np.unravel_index(excess.argmax(), excess.shape)
-        pytest.fail(
-            f"{name}{list(map(int, at))}: expected {expected[at]:.9g} +- {bound[at]:.2g}, "
-            f"got {actual[at]:.9g}"
-        )
-
-
 def check_both_passes(engine, x, dtype, **more):
     bound = bounds_for(engine, x, dtype)
     o, lse = run_forward(engine, x, dtype, **more)
@@ -99,7 +88,7 @@ def check_both_passes(engine, x, dtype, **more):
     expected = oracle.backward(x.q, x.k, x.v, x.do, **x.options)
     for name, actual, exact in zip(("dq", "dk", "dv", "dsink"), gradients, expected, strict=True):
         if exact is not None:
-            assert_within(name, actual.astype(np.float64), exact, getattr(bound, name))
+            assert_within(name, actual, exact, getattr(bound, name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -205,10 +194,7 @@ def test_packed_sequences_equal_the_oracle(engine, used, options):
 def test_merge_of_split_keys_equals_the_whole():
     x = inputs_for("plain", "float32")
     cuts = [0, 5, 5, 20, 33]
-    parts = [
-        oracle.forward(x.q, x.k[:, a:b], x.v[:, a:b])
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
-    ]
+    parts = [oracle.forward(x.q, x.k[:, a:b], x.v[:, a:b]) for a, b in itertools.pairwise(cuts)]
     o_partial, lse_partial = (np.stack(p).astype(np.float32) for p in zip(*parts, strict=True))
     o = np.full(o_partial.shape[1:], np.nan, np.float32)
     lse = np.full(lse_partial.shape[1:], np.nan, np.float32)
