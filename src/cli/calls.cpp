@@ -82,6 +82,20 @@ fa3_engine_id engine_id(const std::string& name) {
       ->second;
 }
 
+void require_engine(const std::string& name) {
+  if (name == "auto") return;
+  std::string others;
+  for (const EngineInfo& engine : engine_list()) {
+    if (engine.name == name && engine.available) return;
+    if (engine.name == name) {
+      throw CommandError(kExitUnsupported, concat("--engine ", name, ": ", engine.detail));
+    }
+    others += concat(others.empty() ? "" : ", ", engine.name);
+  }
+  throw CommandError(kExitUnsupported,
+                     concat("--engine ", name, ": this build has no such engine; it has ", others));
+}
+
 std::string plan_text(const ForwardArgs& args) {
   return text_of_plan(args);
 }
