@@ -70,6 +70,7 @@ std::vector<EngineInfo> engine_list() {
 const std::vector<std::string>& engine_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
+    all.reserve(kEngineIds.size());
     for (const auto& [name, id] : kEngineIds) all.emplace_back(name);
     return all;
   }();
