@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention that never stores the score matrix, after FlashAttention-3.
+
+    import fa3
+    out = fa3.attention(q, k, v, causal=True)      # numpy, torch (differentiable), any DLPack array
+
+fa3.torch has the torch operators and the switch for scaled_dot_product_attention, fa3.hf the one
+for Transformers, fa3.compat the names of the flash_attn packages. `python -m fa3 doctor` says what
+works on this machine.
+"""
+
+from fa3._native import version as _version
+from fa3.errors import (
+    DeviceError,
+    Error,
+    InternalError,
+    InvalidArgument,
+    OutOfMemory,
+    Unsupported,
+    WorkspaceTooSmall,
+)
+from fa3.ops import Gradients, attention, attention_backward, engines, merge, plan, quantize
+
+__version__ = _version()
+
+__all__ = [
+    "DeviceError",
+    "Error",
+    "Gradients",
+    "InternalError",
+    "InvalidArgument",
+    "OutOfMemory",
+    "Unsupported",
+    "WorkspaceTooSmall",
+    "attention",
+    "attention_backward",
+    "engines",
+    "merge",
+    "plan",
+    "quantize",
+]

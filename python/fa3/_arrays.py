@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on their way into the library and out of it: views of inputs, memory for outputs.
+
+The compiled module views any object with __dlpack__ by itself. NumPy's own DLPack refuses bfloat16
+and float8 (types of ml_dtypes), so its arrays are described here.
+"""
+
+import sys
+
+import numpy as np
+
+from fa3.errors import InvalidArgument
+
+# fa3_dtype by the name that NumPy and ml_dtypes use.
+DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "int32": 4}
+CPU = 1  # fa3_device_type
+
+
+def shape_of(array, name):
+    if not hasattr(array, "shape"):
+        raise TypeError(
+            f"{name}: expected an array (numpy, torch, or any object with __dlpack__), got "
+            f"{type(array)!r}"
+        )
+    return array.shape
+
+
+def view(array, name):
+    """What the compiled module accepts for `array`: a description, or the array itself."""
+    if not isinstance(array, np.ndarray):
+        return array
+    dtype, itemsize = array.dtype, array.itemsize
+    code = DTYPE_CODES.get(dtype.name)
+    if code is None or not dtype.isnative:
+        raise InvalidArgument(
+            f"{name}: expected float32, float16, bfloat16 or float8_e4m3fn (lengths: int32) in "
+            f"native byte order, got {dtype!r}; convert it"
+        )
+    if any(step % itemsize for step in array.strides):
+        raise InvalidArgument(
+            f"{name}: expected strides that are multiples of the {itemsize} bytes of {dtype}, got "
+            f"{array.strides}; copy it"
+        )
+    address = array.__array_interface__["data"][0]
+    strides = tuple(step // itemsize for step in array.strides)
+    return address, code, CPU, 0, array.shape, strides
+
+
+def output_view(array, name):
+    """view() of memory that the library writes."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise InvalidArgument(f"{name}: expected memory that may be written, got a read-only array")
+    return view(array, name)
+
+
+def empty(shape, like, dtype=None):
+    """A new array from the library that `like` comes from, on its device."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, dtype or like.dtype)
+    if hasattr(like, "new_empty"):  # torch, which has no __array_namespace__
+        return like.new_empty(shape, dtype=dtype and getattr(sys.modules["torch"], dtype))
+    if not hasattr(like, "__array_namespace__"):
+        raise InvalidArgument(
+            f"out: expected an array to write to, since a {type(like).__name__} has no "
+            "__array_namespace__ to make one with; pass out= (and dq=, ... for gradients)"
+        )
+    namespace = like.__array_namespace__()
+    dtype = like.dtype if dtype is None else getattr(namespace, dtype)
+    return namespace.empty(shape, dtype=dtype, device=like.device)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.attention and its relatives: check nothing, name the arguments, call the library.
+
+Rules, defaults and error sentences are the library's (include/fa3/fa3.h). Torch tensors go on to
+fa3.torch; everything else is handled here without torch.
+"""
+
+import sys
+from typing import NamedTuple
+
+from fa3 import _native
+from fa3._arrays import DTYPE_CODES, empty, output_view, shape_of, view
+from fa3._options import native_options
+from fa3.errors import Unsupported
+
+
+class Gradients(NamedTuple):
+    """Of sum(do * out). dsink is None without a sink."""
+
+    dq: object
+    dk: object
+    dv: object
+    dsink: object
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    scale=None,
+    sink=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    max_seqlen_q=0,
+    max_seqlen_k=0,
+    out=None,
+    return_lse=False,
+    deterministic=False,
+    engine="auto",
+    num_threads=0,
+):
+    """Exact attention: out = softmax(mask(softcap(scale * q k^T))) v, in O(sequence) memory.
+
+    Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1. Accepts NumPy arrays (ml_dtypes for
+    bfloat16), torch tensors (differentiable), and any other array with __dlpack__; the result is
+    of the same kind. Nothing is moved or converted. Any strides, but the last dimension must have
+    stride 1: a (b, h, s, d) array is passed as its transpose(0, 2, 1, 3), without a copy.
+
+    Args:
+        q: (b, sq, hq, d), float32, float16 or bfloat16; 1 <= d <= 512.
+        k: (b, sk, hk, d), dtype of q. hq % hk == 0; query head i reads key head i // (hq // hk).
+        v: (b, sk, hk, dv), dtype of q; 1 <= dv <= 512.
+        causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
+        window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
+            included; -1 is unbounded. With causal, both hold.
+        softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.
+        scale: factor of q.k, finite and > 0; None is d ** -0.5.
+        sink: (hq,) float32: one more logit per query head, which joins the denominator and the LSE
+            but has no value.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
+            and sequence n owns rows cu[n] .. cu[n + 1] - 1.
+        seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed only when
+            those live on a GPU; 0 is unset.
+        out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32. Not for torch
+            tensors that need a gradient.
+        return_lse: also return the LSE.
+        deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
+        engine: "auto", or one of fa3.engines(); asks for that engine or an error.
+        num_threads: of the CPU engines; 0 is one per core. Never changes the result.
+
+    Returns:
+        out, or (out, lse). out (b, sq, hq, dv), or (total_q, hq, dv) if packed. lse (b, hq, sq) or
+        (hq, total_q), float32, natural log of the sum of exp(scores). A row that sees no key has
+        out = 0 and lse = -inf (with a sink: lse = sink).
+
+    Raises:
+        fa3.InvalidArgument: the call is wrong. Also a ValueError.
+        fa3.Unsupported: no engine does this on these tensors; says why. Also a
+            NotImplementedError.
+        TypeError: an argument is not an array, not a number, ...
+    """
+    options = {
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "scale": scale,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "deterministic": deterministic,
+        "engine": engine,
+        "num_threads": num_threads,
+    }
+    if _is_torch(q):
+        from fa3 import torch as front
+
+        return front.attention(q, k, v, sink=sink, out=out, return_lse=return_lse, **options)
+    if out is None:
+        out = empty(_out_shape(q, v), like=q)
+    lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
+    _native.forward(
+        view(q, "q"),
+        view(k, "k"),
+        view(v, "v"),
+        output_view(out, "out"),
+        output_view(lse, "lse"),
+        view(sink, "sink"),
+        *native_options(**options),
+        None,
+    )
+    return (out, lse) if return_lse else out
+
+
+def attention_backward(do, q, k, v, out, lse, *, sink=None, **options):
+    """Gradients of sum(do * out), for arrays without autograd (torch tensors have their own).
+
+    Args:
+        do: gradient of out, with its shape and dtype.
+        q, k, v, sink, **options: exactly those of the forward call (but for out and return_lse).
+        out, lse: what attention(..., return_lse=True) returned.
+        deterministic: bitwise repeatable gradients.
+
+    Returns:
+        Gradients(dq, dk, dv, dsink) with the shapes and dtypes of q, k, v and sink, every element
+        written. Rows that see no key, and rows outside of every sequence, have gradient 0.
+
+    Raises:
+        As attention().
+    """
+    named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse, "sink": sink}
+    dq, dk, dv = (empty(shape_of(named[x], x), like=named[x]) for x in ("q", "k", "v"))
+    dsink = None if sink is None else empty(shape_of(sink, "sink"), like=sink)
+    gradients = {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
+    _native.backward(
+        *(view(array, name) for name, array in named.items()),
+        *(output_view(array, name) for name, array in gradients.items()),
+        *native_options(**options),
+        None,
+    )
+    return Gradients(**gradients)
+
+
+def merge(o_partial, lse_partial, *, num_threads=0):
+    """Joins attention over disjoint sets of keys into attention over their union.
+
+    lse = log(sum_i exp(lse_i)), o = sum_i exp(lse_i - lse) o_i (FlashAttention-2, arXiv
+    2307.08691, section 3.1).
+
+    Args:
+        o_partial: (n, b, s, h, dv) float32.
+        lse_partial: (n, b, h, s) float32; -inf where partial i saw no key.
+
+    Returns:
+        out (b, s, h, dv) and lse (b, h, s), float32. Where every lse_i is -inf: 0 and -inf.
+    """
+    out = empty(o_partial.shape[1:], like=o_partial)
+    lse = empty(lse_partial.shape[1:], like=lse_partial)
+    _native.merge(
+        view(o_partial, "o_partial"),
+        view(lse_partial, "lse_partial"),
+        output_view(out, "out"),
+        output_view(lse, "lse"),
+        num_threads,
+    )
+    return out, lse
+
+
+def quantize(x):
+    """Not there yet: float8 is of no use before an engine reads it.
+
+    Raises:
+        fa3.Unsupported: always, with the library's sentence about float8.
+    """
+    float8 = (0, DTYPE_CODES["float8_e4m3fn"], 1, 0, (1, 1, 1, 16), (16, 16, 16, 1))
+    out = (0, DTYPE_CODES["float32"], 1, 0, (1, 1, 1, 16), (16, 16, 16, 1))
+    _native.forward_plan(float8, float8, float8, out, None, None, *native_options())
+    raise Unsupported("quantize: float8 inputs have an engine, but quantize is not written yet")
+
+
+def plan(q, k, v, *, sink=None, return_lse=True, **options):
+    """The plan for attention(q, k, v, **options) in words: engine, tiles, workspace and why.
+
+    Raises what that call would raise. Nothing is computed.
+    """
+    out = empty(_out_shape(q, v), like=q)
+    lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
+    named = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "sink": sink}
+    views = (view(array, name) for name, array in named.items())
+    return _native.forward_plan(*views, *native_options(**options))
+
+
+def engines():
+    """[(name, available, detail), ...]: who can compute on this machine, or why not."""
+    return _native.engines()
+
+
+def _is_torch(array):
+    """Without importing torch: who holds a tensor has imported it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _out_shape(q, v):
+    return *shape_of(q, "q")[:-1], *shape_of(v, "v")[-1:]
+
+
+def _lse_shape(q):
+    """(b, h, s), or (h, total) if packed. The library refuses q first when its rank is wrong."""
+    shape = shape_of(q, "q")
+    *batch, rows, heads = shape[:-1] if len(shape) >= 3 else (0, 0)
+    return *batch, heads, rows

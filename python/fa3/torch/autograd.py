@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.torch.attention: the operators with autograd and autocast around them."""
+
+import torch
+
+from fa3._options import engine_id
+from fa3.errors import InvalidArgument
+from fa3.torch import operators
+
+
+class Attention(torch.autograd.Function):
+    """(q, k, v, sink, *the other options of the operator) -> (out, lse)."""
+
+    @staticmethod
+    def forward(q, k, v, sink, *options):
+        return operators.forward(q, k, v, *options[:5], sink, *options[5:])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, sink, *options = inputs
+        lengths = options[5:9]  # cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+        out, lse = output
+        ctx.mark_non_differentiable(lse)
+        ctx.save_for_backward(q, k, v, sink, *lengths, out, lse)
+        ctx.options = options
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, do, _):
+        q, k, v, sink, *lengths, out, lse = ctx.saved_tensors
+        options = ctx.options
+        dq, dk, dv, dsink = operators.backward(
+            do, q, k, v, out, lse, *options[:5], sink, *lengths, *options[9:]
+        )
+        return dq, dk, dv, None if sink is None else dsink, *(None for _ in options)
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    scale=None,
+    sink=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    max_seqlen_q=0,
+    max_seqlen_k=0,
+    out=None,
+    return_lse=False,
+    deterministic=False,
+    engine="auto",
+    num_threads=0,
+):
+    """fa3.attention for torch tensors: same arguments, differentiable in q, k, v and sink.
+
+    Traceable by torch.compile(fullgraph=True); under autocast, q, k and v become the autocast type.
+    The LSE is not differentiable, and there is no second derivative. Gradients are also bitwise
+    repeatable under torch.use_deterministic_algorithms(True).
+    """
+    device_type = q.device.type
+    if torch.is_autocast_enabled(device_type):
+        q, k, v = to_autocast_type(device_type, q, k, v)
+    left, right = window
+    ahead = (causal, left, right, softcap, scale)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    engine = engine_id(engine)
+    wants_gradient = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (sink is not None and sink.requires_grad)
+    )
+    if wants_gradient:
+        if out is not None:
+            raise InvalidArgument(
+                "out: expected None for tensors that need a gradient; use torch.no_grad()"
+            )
+        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        out, lse = Attention.apply(
+            q, k, v, sink, *ahead, *lengths, deterministic, engine, num_threads
+        )
+    elif out is None:
+        out, lse = operators.forward(
+            q, k, v, *ahead, sink, *lengths, deterministic, engine, num_threads
+        )
+    else:
+        lse = operators.forward_out(
+            q, k, v, out, *ahead, sink, *lengths, deterministic, engine, num_threads
+        )
+    return (out, lse) if return_lse else out
+
+
+def to_autocast_type(device_type, *tensors):
+    """As torch's own attention: floating point tensors become the autocast type."""
+    dtype = torch.get_autocast_dtype(device_type)
+    return (tensor.to(dtype) for tensor in tensors)

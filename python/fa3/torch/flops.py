@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floating point operations of the operators, for torch.utils.flop_counter.FlopCounterMode.
+
+Counted as torch counts scaled_dot_product_attention, so that the two can be compared: every score
+of every sequence, masked or not. Forward: 2 products; backward: 5, one recomputes the scores.
+"""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import register_flop_formula
+
+from fa3.torch import operators as operators  # defines torch.ops.fa3.*
+
+POSITION = {"cu_seqlens_q": 6, "cu_seqlens_k": 7}  # among the options
+
+
+@register_flop_formula(torch.ops.fa3.forward, get_raw=True)
+def forward_flops(q, k, v, *options, **_):
+    return 2 * scores(q, k, options) * (q.shape[-1] + v.shape[-1])
+
+
+@register_flop_formula(torch.ops.fa3.forward_out, get_raw=True)
+def forward_out_flops(q, k, v, out, *options, **_):
+    return forward_flops(q, k, v, *options)
+
+
+@register_flop_formula(torch.ops.fa3.backward, get_raw=True)
+def backward_flops(do, q, k, v, out, lse, *options, **_):
+    return 2 * scores(q, k, options) * (3 * q.shape[-1] + 2 * v.shape[-1])
+
+
+def scores(q, k, options):
+    """heads * sum over the batch of seqlen_q * seqlen_k."""
+    lengths_q = packed_lengths(q, options, "cu_seqlens_q")
+    lengths_k = packed_lengths(k, options, "cu_seqlens_k")
+    if lengths_q is None:
+        batch = q.shape[0] if lengths_k is None else len(lengths_k)
+        lengths_q = [q.shape[1]] * batch
+    if lengths_k is None:
+        lengths_k = [k.shape[1]] * len(lengths_q)
+    return q.shape[-2] * sum(a * b for a, b in zip(lengths_q, lengths_k, strict=True))
+
+
+def packed_lengths(tensor, options, name):
+    """Lengths of a packed tensor's sequences; None if it is not packed."""
+    position = POSITION[name]
+    cu_seqlens = options[position] if len(options) > position else None
+    if cu_seqlens is None:
+        return None
+    if isinstance(cu_seqlens, FakeTensor) or cu_seqlens.is_meta:
+        return [tensor.shape[0]] * (cu_seqlens.shape[0] - 1)  # no values: the upper bound
+    return cu_seqlens.diff().tolist()

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3_status as Python exceptions: the classes of fa3.errors with the library's sentence.
+#pragma once
+
+#include "tensor.h"
+
+namespace fa3::python {
+
+// Raises the exception class of `status`; the format is PyErr_Format's.
+void raise(fa3_status status, const char* format, ...);
+
+// True for FA3_OK; otherwise raises with fa3_last_error().
+bool check(fa3_status status);
+
+// Looks up the classes in fa3.errors; false with a Python exception set.
+bool init_errors();
+
+}  // namespace fa3::python

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3._native: the C ABI for Python, one function per C function. Positional arguments only, in the
+// order of the readers below; fa3/_call.py and fa3/torch/ops.py are the callers and give them names.
+// It views arrays (tensor.h), lends workspace, releases the GIL and raises the library's sentences.
+// It never looks at values, never converts, never copies. Next: tensor.h.
+#include "error.h"
+#include "tensor.h"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <string>
+
+namespace fa3::python {
+namespace {
+
+constexpr std::align_val_t kWorkspaceAlignment{256};
+
+// Takes the arguments of a call one after the other. After the first failure (a Python exception is
+// set) every further read does nothing.
+class Reader {
+ public:
+  Reader(PyObject* const* arguments, Py_ssize_t count) : next_(arguments), end_(arguments + count) {}
+
+  bool ok() const { return ok_; }
+
+  PyObject* object() {
+    if (ok_ && next_ == end_) {
+      PyErr_SetString(PyExc_TypeError, "fa3._native: too few arguments");
+      ok_ = false;
+    }
+    return ok_ ? *next_++ : nullptr;
+  }
+
+  void tensor(const char* name, Access access, Borrowed* borrowed, fa3_tensor* view) {
+    if (PyObject* value = object()) ok_ = borrowed->view(value, name, access, view);
+  }
+
+  void integer(const char* name, int64_t* value) {
+    PyObject* number = object();
+    if (number == nullptr) return;
+    *value = PyLong_AsLongLong(number);
+    if (*value == -1 && PyErr_Occurred() != nullptr) fail(name, "an integer", number);
+  }
+
+  // Values outside of int32 become its ends, which the library refuses by name.
+  void integer(const char* name, int32_t* value) {
+    int64_t wide = 0;
+    integer(name, &wide);
+    *value = static_cast<int32_t>(std::clamp<int64_t>(wide, std::numeric_limits<int32_t>::min(),
+                                                      std::numeric_limits<int32_t>::max()));
+  }
+
+  void real(const char* name, float* value) {
+    PyObject* number = object();
+    if (number == nullptr) return;
+    const double wide = PyFloat_AsDouble(number);
+    if (wide == -1.0 && PyErr_Occurred() != nullptr) fail(name, "a number", number);
+    *value = static_cast<float>(wide);
+  }
+
+  // None leaves the default.
+  void optional_real(const char* name, float* value) {
+    if (ok_ && next_ != end_ && *next_ == Py_None) {
+      ++next_;
+    } else {
+      real(name, value);
+    }
+  }
+
+  void flag(int32_t* value) {
+    PyObject* truth = object();
+    if (truth == nullptr) return;
+    *value = PyObject_IsTrue(truth);
+    ok_ = *value >= 0;
+  }
+
+ private:
+  void fail(const char* name, const char* expected, PyObject* got) {
+    PyErr_Format(PyExc_TypeError, "%s: expected %s, got %R", name, expected, got);
+    ok_ = false;
+  }
+
+  PyObject* const* next_;
+  PyObject* const* end_;
+  bool ok_ = true;
+};
+
+void read_options(Reader* read, Borrowed* borrowed, fa3_options* options) {
+  read->tensor("cu_seqlens_q", Access::read, borrowed, &options->cu_seqlens_q);
+  read->tensor("cu_seqlens_k", Access::read, borrowed, &options->cu_seqlens_k);
+  read->tensor("seqused_q", Access::read, borrowed, &options->seqused_q);
+  read->tensor("seqused_k", Access::read, borrowed, &options->seqused_k);
+  read->integer("max_seqlen_q", &options->max_seqlen_q);
+  read->integer("max_seqlen_k", &options->max_seqlen_k);
+  read->flag(&options->causal);
+  read->integer("window[0]", &options->window_left);
+  read->integer("window[1]", &options->window_right);
+  read->real("softcap", &options->softcap);
+  read->optional_real("scale", &options->scale);
+  read->flag(&options->deterministic);
+  read->integer("engine", &options->engine);
+  read->integer("num_threads", &options->num_threads);
+}
+
+struct Forward {
+  using Params = fa3_forward_params;
+  static constexpr auto init = fa3_forward_params_init;
+  static constexpr auto workspace_size = fa3_forward_workspace_size;
+  static constexpr auto plan_text = fa3_forward_plan_text;
+  static constexpr auto run = fa3_forward;
+
+  static void read(Reader* read, Borrowed* borrowed, Params* params) {
+    read->tensor("q", Access::read, borrowed, &params->q);
+    read->tensor("k", Access::read, borrowed, &params->k);
+    read->tensor("v", Access::read, borrowed, &params->v);
+    read->tensor("out", Access::write, borrowed, &params->o);
+    read->tensor("lse", Access::write, borrowed, &params->lse);
+    read->tensor("sink", Access::read, borrowed, &params->sink);
+    read_options(read, borrowed, &params->options);
+  }
+};
+
+struct Backward {
+  using Params = fa3_backward_params;
+  static constexpr auto init = fa3_backward_params_init;
+  static constexpr auto workspace_size = fa3_backward_workspace_size;
+  static constexpr auto plan_text = fa3_backward_plan_text;
+  static constexpr auto run = fa3_backward;
+
+  static void read(Reader* read, Borrowed* borrowed, Params* params) {
+    read->tensor("do", Access::read, borrowed, &params->d_o);
+    read->tensor("q", Access::read, borrowed, &params->q);
+    read->tensor("k", Access::read, borrowed, &params->k);
+    read->tensor("v", Access::read, borrowed, &params->v);
+    read->tensor("out", Access::read, borrowed, &params->o);
+    read->tensor("lse", Access::read, borrowed, &params->lse);
+    read->tensor("sink", Access::read, borrowed, &params->sink);
+    read->tensor("dq", Access::write, borrowed, &params->dq);
+    read->tensor("dk", Access::write, borrowed, &params->dk);
+    read->tensor("dv", Access::write, borrowed, &params->dv);
+    read->tensor("dsink", Access::write, borrowed, &params->dsink);
+    read_options(read, borrowed, &params->options);
+  }
+};
+
+// Workspace for one call: host memory of our own, or what the caller's allocate(bytes) returns.
+class Workspace {
+ public:
+  Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    ::operator delete (host_, kWorkspaceAlignment);
+    Py_XDECREF(lent_);
+  }
+
+  bool provide(size_t bytes, const fa3_tensor& like, PyObject* allocate) {
+    if (bytes == 0) return true;
+    if (like.device_type == FA3_CPU) {
+      data_ = host_ = ::operator new (bytes, kWorkspaceAlignment, std::nothrow);
+      if (host_ == nullptr) raise(FA3_OUT_OF_MEMORY, "workspace: no %zu bytes left", bytes);
+      return host_ != nullptr;
+    }
+    if (allocate == Py_None) {
+      raise(FA3_UNSUPPORTED,
+            "workspace: this call needs %zu bytes on the tensors' device; only torch tensors can "
+            "lend it",
+            bytes);
+      return false;
+    }
+    lent_ = PyObject_CallFunction(allocate, "n", static_cast<Py_ssize_t>(bytes));
+    PyObject* address = lent_ ? PyObject_CallMethod(lent_, "data_ptr", nullptr) : nullptr;
+    if (address == nullptr) return false;
+    data_ = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    return PyErr_Occurred() == nullptr;
+  }
+
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+  void* host_ = nullptr;
+  PyObject* lent_ = nullptr;
+};
+
+// forward(..., allocate) and backward(..., allocate)
+template <class Pass>
+PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count);
+  typename Pass::Params params;
+  Pass::init(&params);
+  Pass::read(&read, &borrowed, &params);
+  PyObject* allocate = read.object();
+  size_t bytes = 0;
+  Workspace workspace;
+  if (!read.ok() || !check(Pass::workspace_size(&params, &bytes)) ||
+      !workspace.provide(bytes, params.q, allocate)) {
+    return nullptr;
+  }
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = Pass::run(&params, workspace.data(), bytes, borrowed.stream());
+  Py_END_ALLOW_THREADS;
+  return check(status) ? Py_NewRef(Py_None) : nullptr;
+}
+
+// forward_plan(...) and backward_plan(...): the plan as text, or the reason why there is none.
+template <class Pass>
+PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count);
+  typename Pass::Params params;
+  Pass::init(&params);
+  Pass::read(&read, &borrowed, &params);
+  size_t needed = 0;
+  if (!read.ok() || !check(Pass::plan_text(&params, nullptr, 0, &needed))) return nullptr;
+  std::string text(needed, '\0');
+  if (!check(Pass::plan_text(&params, text.data(), text.size(), nullptr))) return nullptr;
+  return PyUnicode_FromString(text.c_str());
+}
+
+// merge(o_partial, lse_partial, o, lse, num_threads)
+PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count);
+  fa3_merge_params params;
+  fa3_merge_params_init(&params);
+  read.tensor("o_partial", Access::read, &borrowed, &params.o_partial);
+  read.tensor("lse_partial", Access::read, &borrowed, &params.lse_partial);
+  read.tensor("out", Access::write, &borrowed, &params.o);
+  read.tensor("lse", Access::write, &borrowed, &params.lse);
+  read.integer("num_threads", &params.num_threads);
+  if (!read.ok()) return nullptr;
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = fa3_merge(&params, borrowed.stream());
+  Py_END_ALLOW_THREADS;
+  return check(status) ? Py_NewRef(Py_None) : nullptr;
+}
+
+// engines() -> [(name, available, detail), ...]
+PyObject* engines(PyObject*, PyObject*) {
+  PyObject* found = PyList_New(0);
+  fa3_engine_info info;
+  for (int32_t i = 0; found != nullptr && fa3_engine(i, &info) == FA3_OK; ++i) {
+    PyObject* entry =
+        Py_BuildValue("(sNs)", info.name, PyBool_FromLong(info.available), info.detail);
+    if (entry == nullptr || PyList_Append(found, entry) != 0) {
+      Py_DECREF(found);
+      found = nullptr;
+    }
+    Py_XDECREF(entry);
+  }
+  return found;
+}
+
+PyObject* version(PyObject*, PyObject*) {
+  const int32_t number = fa3_version();
+  return PyUnicode_FromFormat("%d.%d.%d", number / 10000, number / 100 % 100, number % 100);
+}
+
+template <class Function>
+PyCFunction fast(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+PyMethodDef g_methods[] = {
+    {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
+    {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
+    {"forward_plan", fast(plan<Forward>), METH_FASTCALL, nullptr},
+    {"backward_plan", fast(plan<Backward>), METH_FASTCALL, nullptr},
+    {"merge", fast(merge), METH_FASTCALL, nullptr},
+    {"engines", engines, METH_NOARGS, nullptr},
+    {"version", version, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef g_module = {
+    PyModuleDef_HEAD_INIT, "fa3._native", "The C ABI of fa3.", -1, g_methods,
+    nullptr,               nullptr,       nullptr,             nullptr,
+};
+
+}  // namespace
+}  // namespace fa3::python
+
+PyMODINIT_FUNC PyInit__native() {
+  if (!fa3::python::init_errors() || !fa3::python::init_tensor_views()) return nullptr;
+  return PyModule_Create(&fa3::python::g_module);
+}

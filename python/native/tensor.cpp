@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensor.h"
+
+#include "dlpack.h"
+#include "error.h"
+
+namespace fa3::python {
+namespace {
+
+using dlpack::TypeCode;
+
+PyObject* s_exchange_api = nullptr;
+PyObject* s_dlpack = nullptr;
+PyObject* s_dlpack_device = nullptr;
+
+bool to_int64(PyObject* number, int64_t* value) {
+  *value = PyLong_AsLongLong(number);
+  return *value != -1 || PyErr_Occurred() == nullptr;
+}
+
+bool check_rank(const char* name, int64_t rank) {
+  if (rank >= 0 && rank <= FA3_MAX_RANK) return true;
+  raise(FA3_INVALID_ARGUMENT, "%s: expected at most %d dimensions, got %d", name,
+        static_cast<int>(FA3_MAX_RANK), static_cast<int>(rank));
+  return false;
+}
+
+bool view_tuple(PyObject* tuple, const char* name, fa3_tensor* view) {
+  PyObject *shape = nullptr, *strides = nullptr;
+  unsigned long long address = 0;
+  if (!PyArg_ParseTuple(tuple, "KiiiO!O!;expected (address, dtype, device_type, device_index, "
+                        "shape, strides)", &address, &view->dtype, &view->device_type,
+                        &view->device_index, &PyTuple_Type, &shape, &PyTuple_Type, &strides)) {
+    return false;
+  }
+  view->data = reinterpret_cast<void*>(static_cast<uintptr_t>(address));
+  const Py_ssize_t rank = PyTuple_Size(shape);
+  if (!check_rank(name, rank)) return false;
+  if (PyTuple_Size(strides) != rank) {
+    PyErr_Format(PyExc_TypeError, "%s: expected a stride per dimension", name);
+    return false;
+  }
+  view->rank = static_cast<int32_t>(rank);
+  for (Py_ssize_t dim = 0; dim < rank; ++dim) {
+    if (!to_int64(PyTuple_GetItem(shape, dim), &view->shape[dim])) return false;
+    if (!to_int64(PyTuple_GetItem(strides, dim), &view->stride[dim])) return false;
+  }
+  return true;
+}
+
+// -1 for a type that fa3 has no name for.
+int32_t dtype_of(dlpack::DataType type) {
+  if (type.lanes != 1) return -1;
+  switch (static_cast<TypeCode>(type.code)) {
+    case TypeCode::real:
+      return type.bits == 32 ? FA3_FLOAT32 : type.bits == 16 ? FA3_FLOAT16 : -1;
+    case TypeCode::bfloat:
+      return type.bits == 16 ? FA3_BFLOAT16 : -1;
+    case TypeCode::float8_e4m3fn:
+      return FA3_FLOAT8_E4M3;
+    case TypeCode::integer:
+      return type.bits == 32 ? FA3_INT32 : -1;
+  }
+  return -1;
+}
+
+bool view_dlpack(const dlpack::Tensor& tensor, const char* name, fa3_tensor* view) {
+  view->dtype = dtype_of(tensor.dtype);
+  if (view->dtype < 0) {
+    raise(FA3_INVALID_ARGUMENT,
+          "%s: expected float32, float16, bfloat16 or float8_e4m3fn (lengths: int32), got the "
+          "DLPack type with code %d and %d bits; convert it",
+          name, static_cast<int>(tensor.dtype.code), static_cast<int>(tensor.dtype.bits));
+    return false;
+  }
+  if (!check_rank(name, tensor.rank)) return false;
+  view->data = tensor.data == nullptr ? nullptr
+                                      : static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view->device_type = tensor.device.type;
+  view->device_index = tensor.device.index;
+  view->rank = tensor.rank;
+  int64_t row_major = 1;
+  for (int dim = tensor.rank - 1; dim >= 0; --dim) {
+    view->shape[dim] = tensor.shape[dim];
+    view->stride[dim] = tensor.strides != nullptr ? tensor.strides[dim] : row_major;
+    row_major *= tensor.shape[dim];
+  }
+  return true;
+}
+
+const dlpack::ExchangeApi* look_up_exchange_api(PyTypeObject* type) {
+  PyObject* capsule = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), s_exchange_api);
+  const void* found =
+      capsule != nullptr ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
+  Py_XDECREF(capsule);
+  PyErr_Clear();
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(found);
+  const bool usable =
+      api != nullptr && api->version.major == dlpack::kMajorVersion && api->view != nullptr;
+  return usable ? api : nullptr;
+}
+
+// Remembers the last types seen (torch.Tensor, Parameter, ...); the GIL guards the table.
+const dlpack::ExchangeApi* exchange_api_of(PyObject* object) {
+  struct Entry {
+    PyTypeObject* type;
+    const dlpack::ExchangeApi* api;
+  };
+  static std::array<Entry, 4> table{};
+  static size_t next = 0;
+  PyTypeObject* type = Py_TYPE(object);
+  for (const Entry& entry : table) {
+    if (entry.type == type) return entry.api;
+  }
+  const dlpack::ExchangeApi* api = look_up_exchange_api(type);
+  Py_INCREF(type);  // so that its address stays its own
+  Py_XDECREF(table[next].type);
+  table[next] = {type, api};
+  next = (next + 1) % table.size();
+  return api;
+}
+
+// Calls __dlpack__ as the array API standard says, then as producers older than DLPack 1.0 expect.
+PyObject* call_dlpack(PyObject* object, bool cuda) {
+  PyObject* method = PyObject_GetAttr(object, s_dlpack);
+  if (method == nullptr) return nullptr;
+  // 1 is the legacy default stream of CUDA, which this call will use.
+  PyObject* stream = cuda ? PyLong_FromLong(1) : Py_NewRef(Py_None);
+  PyObject* nothing = PyTuple_New(0);
+  PyObject* keywords = Py_BuildValue("{s:(ii),s:O}", "max_version", 1, 0, "stream", stream);
+  PyObject* capsule = nullptr;
+  if (nothing != nullptr && keywords != nullptr) {
+    capsule = PyObject_Call(method, nothing, keywords);
+    if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {
+      PyErr_Clear();
+      PyDict_DelItemString(keywords, "max_version");
+      capsule = PyObject_Call(method, nothing, keywords);
+    }
+  }
+  Py_XDECREF(keywords);
+  Py_XDECREF(nothing);
+  Py_DECREF(stream);
+  Py_DECREF(method);
+  return capsule;
+}
+
+bool is_on_cuda(PyObject* object, bool* cuda) {
+  PyObject* device = PyObject_CallMethodObjArgs(object, s_dlpack_device, nullptr);
+  if (device == nullptr) return false;
+  int type = 0, index = 0;
+  const bool parsed = PyArg_ParseTuple(device, "ii", &type, &index) != 0;
+  Py_DECREF(device);
+  *cuda = type == FA3_CUDA;
+  return parsed;
+}
+
+}  // namespace
+
+Borrowed::~Borrowed() {
+  for (int i = 0; i < num_kept_; ++i) Py_DECREF(kept_[static_cast<size_t>(i)]);
+}
+
+bool Borrowed::view(PyObject* object, const char* name, Access access, fa3_tensor* view) {
+  *view = {};
+  if (object == Py_None) return true;
+  if (PyTuple_Check(object)) return view_tuple(object, name, view);
+  const dlpack::ExchangeApi* api = exchange_api_of(object);
+  if (api == nullptr) return view_capsule(object, name, access, view);
+  dlpack::Tensor tensor{};
+  if (api->view(object, &tensor) != 0) return false;
+  if (!view_dlpack(tensor, name, view)) return false;
+  if (view->device_type == FA3_CUDA && stream_ == nullptr) {
+    return api->current_stream(view->device_type, view->device_index, &stream_) == 0;
+  }
+  return true;
+}
+
+bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, fa3_tensor* view) {
+  if (!PyObject_HasAttr(object, s_dlpack)) {
+    PyErr_Format(PyExc_TypeError,
+                 "%s: expected an array (numpy, torch, or any object with __dlpack__), got %R",
+                 name, Py_TYPE(object));
+    return false;
+  }
+  bool cuda = false;
+  if (!is_on_cuda(object, &cuda)) return false;
+  PyObject* capsule = call_dlpack(object, cuda);
+  if (capsule == nullptr) return false;
+  kept_[static_cast<size_t>(num_kept_++)] = capsule;
+  if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+    const auto* managed = static_cast<const dlpack::VersionedTensor*>(
+        PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    if (managed->version.major != dlpack::kMajorVersion) {
+      raise(FA3_INVALID_ARGUMENT, "%s: expected DLPack version 1, got version %u", name,
+            managed->version.major);
+      return false;
+    }
+    if (access == Access::write && (managed->flags & dlpack::kReadOnlyFlag) != 0) {
+      raise(FA3_INVALID_ARGUMENT, "%s: expected memory that may be written, got a read-only array",
+            name);
+      return false;
+    }
+    return view_dlpack(managed->tensor, name, view);
+  }
+  const auto* managed =
+      static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  return managed != nullptr && view_dlpack(managed->tensor, name, view);
+}
+
+bool init_tensor_views() {
+  s_exchange_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+  s_dlpack = PyUnicode_InternFromString("__dlpack__");
+  s_dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
+  return s_exchange_api != nullptr && s_dlpack != nullptr && s_dlpack_device != nullptr;
+}
+
+}  // namespace fa3::python

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a Python object to an fa3_tensor: the only place that knows how arrays present themselves.
+#pragma once
+
+#define Py_LIMITED_API 0x030A0000  // one build for Python 3.10 and later
+#include <Python.h>
+
+#include <fa3/fa3.h>
+
+#include <array>
+
+namespace fa3::python {
+
+enum class Access { read, write };
+
+// The arguments of one call: views for the library, and what keeps them alive until it returns.
+class Borrowed {
+ public:
+  Borrowed() = default;
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  ~Borrowed();
+
+  // Fills *view from one of
+  //   None                                     absent
+  //   (address, dtype, device_type, device_index, shape, strides)   as fa3_tensor
+  //   an object whose type has __dlpack_c_exchange_api__            (torch >= 2.10)
+  //   an object with __dlpack__
+  // False: a Python exception is set, which starts with `name`.
+  bool view(PyObject* object, const char* name, Access access, fa3_tensor* view);
+
+  // The stream to queue CUDA work on: the current one of the framework that owns the tensors.
+  void* stream() const { return stream_; }
+
+ private:
+  bool view_capsule(PyObject* object, const char* name, Access access, fa3_tensor* view);
+
+  static constexpr int kMaxKept = 20;
+  std::array<PyObject*, kMaxKept> kept_{};
+  int num_kept_ = 0;
+  void* stream_ = nullptr;
+};
+
+// Interns the attribute names; false with a Python exception set.
+bool init_tensor_views();
+
+}  // namespace fa3::python

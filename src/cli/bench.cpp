@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3 bench: times engines over a sweep of shapes, as a table and as JSON lines. Each number stands
+// beside the peak that the same cores reached right before and after it.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "cli/bench_cases.h"
+#include "cli/calls.h"
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/machine.h"
+#include "cli/text.h"
+#include "cli/timing.h"
+
+namespace fa3::cli {
+namespace {
+
+struct BenchFlags {
+  SweepFlags sweep;
+  int repeats = 0;
+  std::string json;
+};
+
+struct Measured {
+  std::string engine, kernel;  // as the plan names them
+  Timing timing;
+  size_t workspace_bytes = 0;
+  double flops = 0;  // per second, as all peaks
+  double peak_before = 0, peak_after = 0;
+
+  // The higher one: what the cores could have done.
+  double peak() const { return std::max(peak_before, peak_after); }
+  bool disturbed() const {
+    constexpr double kTolerated = 0.1;
+    return std::abs(peak_before - peak_after) > kTolerated * peak();
+  }
+};
+
+// The peak after one case is the peak before the next.
+class Peaks {
+ public:
+  double before(const BenchCase& bench) {
+    return last_ && dtype_ == bench.dtype && threads_ == bench.threads ? *last_ : after(bench);
+  }
+  double after(const BenchCase& bench) {
+    dtype_ = bench.dtype;
+    threads_ = bench.threads;
+    last_ = peak_flops(dtype_, threads_);
+    return *last_;
+  }
+
+ private:
+  std::optional<double> last_;
+  fa3_dtype dtype_ = FA3_FLOAT32;
+  int threads_ = 0;
+};
+
+Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
+  require_engine(bench.engine);
+  fa3_options options = default_options();
+  options.engine = engine_id(bench.engine);
+  options.causal = bench.causal ? 1 : 0;
+  options.num_threads = bench.threads;
+  const Wanted shapes{.backward = bench.backward, .memory = Memory::shapes_only};
+  const Operands asked = make_operands(bench.shape, bench.dtype, Layout::bshd, shapes);
+  // Ask before any memory is touched: the answer may be no.
+  const std::string plan = bench.backward ? plan_text(backward_args(asked, options))
+                                          : plan_text(forward_args(asked, options));
+
+  Operands operands =
+      make_operands(bench.shape, bench.dtype, Layout::bshd, {.backward = bench.backward});
+  fill_inputs(&operands, 0);
+  const ForwardArgs forward = forward_args(operands, options);
+  const BackwardArgs backward = backward_args(operands, options);
+  Workspace workspace;
+  if (bench.backward) run_seconds(forward, &workspace);  // O and LSE are backward's inputs
+  Measured measured{
+      .engine = plan_line(plan, "engine"),
+      .kernel = plan_line(plan, "kernel"),
+      .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward),
+      .peak_before = peaks->before(bench)};
+  measured.timing = time_call(
+      [&] {
+        return bench.backward ? run_seconds(backward, &workspace)
+                              : run_seconds(forward, &workspace);
+      },
+      repeats);
+  measured.peak_after = peaks->after(bench);
+  const double work = bench.backward ? backward_flops(bench.shape, bench.causal)
+                                     : forward_flops(bench.shape, bench.causal);
+  measured.flops = work / measured.timing.median;
+  return measured;
+}
+
+nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured) {
+  const auto teraflops = [](double flops) {
+    return flops > 0 ? nlohmann::ordered_json(flops * 1e-12) : nlohmann::ordered_json(nullptr);
+  };
+  return {{"engine", measured.engine},
+          {"kernel", measured.kernel},
+          {"pass", bench.backward ? "bwd" : "fwd"},
+          {"dtype", short_name(bench.dtype)},
+          {"batch", bench.shape.batch},
+          {"heads", bench.shape.heads},
+          {"kv_heads", bench.shape.kv_heads},
+          {"seqlen_q", bench.shape.seqlen_q},
+          {"seqlen_k", bench.shape.seqlen_k},
+          {"head_dim", bench.shape.head_dim},
+          {"head_dim_v", bench.shape.head_dim_v},
+          {"causal", bench.causal},
+          {"median_ms", measured.timing.median * 1e3},
+          {"min_ms", measured.timing.min * 1e3},
+          {"max_ms", measured.timing.max * 1e3},
+          {"repeats", measured.timing.repeats},
+          {"tflops", measured.flops * 1e-12},
+          {"peak_tflops", teraflops(measured.peak())},
+          {"peak_before_tflops", teraflops(measured.peak_before)},
+          {"peak_after_tflops", teraflops(measured.peak_after)},
+          {"threads", bench.threads},
+          {"workspace_bytes", measured.workspace_bytes},
+          {"variant", "default"},
+          {"machine", machine_text()},
+          {"date", today()},
+          {"commit", commit()}};
+}
+
+// Where the results go: the table on stdout unless JSON has it, JSON lines to a file or stdout.
+class Report {
+ public:
+  explicit Report(const std::string& json) : json_on_stdout_(json == "-") {
+    if (!json.empty() && !json_on_stdout_) {
+      file_.open(json, std::ios::app);
+      if (!file_) throw CommandError(kExitBadInput, "--json " + json + ": cannot be written");
+    }
+    if (json_on_stdout_) return;
+    fmt::print("{}\n{}, commit {}\n\n", machine_text(), today(), commit());
+    table_.print_header();
+  }
+
+  void add(const BenchCase& bench, const Measured& measured) {
+    if (json_on_stdout_) std::cout << json_of(bench, measured) << std::endl;
+    if (file_.is_open()) file_ << json_of(bench, measured) << std::endl;
+    if (!json_on_stdout_) print_row(bench, measured);
+    if (measured.disturbed()) {
+      fmt::print(stderr,
+                 "fa3: disturbed: the peak was {} before and {} after; is other work running?\n",
+                 flops_text(measured.peak_before), flops_text(measured.peak_after));
+    }
+  }
+
+ private:
+  void print_row(const BenchCase& bench, const Measured& measured) const {
+    const Shape& shape = bench.shape;
+    const double peak = measured.peak();
+    table_.print_row(
+        {measured.engine, measured.kernel, bench.backward ? "bwd" : "fwd", short_name(bench.dtype),
+         fmt::format("{}", shape.batch),
+         shape.heads == shape.kv_heads ? fmt::format("{}", shape.heads)
+                                       : fmt::format("{}/{}", shape.heads, shape.kv_heads),
+         shape.seqlen_q == shape.seqlen_k ? fmt::format("{}", shape.seqlen_q)
+                                          : fmt::format("{}x{}", shape.seqlen_q, shape.seqlen_k),
+         shape.head_dim == shape.head_dim_v
+             ? fmt::format("{}", shape.head_dim)
+             : fmt::format("{}/{}", shape.head_dim, shape.head_dim_v),
+         bench.causal ? "yes" : "no", fmt::format("{}", bench.threads),
+         fmt::format("{:.3f}", measured.timing.median * 1e3),
+         fmt::format("{}", measured.timing.repeats), fmt::format("{:.1f}", measured.flops * 1e-9),
+         peak > 0 ? fmt::format("{:.1f}", peak * 1e-9) : "-",
+         peak > 0 ? fmt::format("{:.1f}", 100 * measured.flops / peak) : "-"});
+  }
+
+  bool json_on_stdout_;
+  std::ofstream file_;
+  Table table_{{{"engine", 9, false},
+                {"kernel", 18, false},
+                {"pass", 4, false},
+                {"dtype", 5, false},
+                {"b", 2},
+                {"h", 4},
+                {"seqlen", 6},
+                {"d", 4},
+                {"causal", 6, false},
+                {"thr", 3},
+                {"median ms", 10},
+                {"runs", 4},
+                {"GFLOP/s", 8},
+                {"peak", 7},
+                {"% peak", 6}}};
+};
+
+void run_bench(const BenchFlags& flags) {
+  const std::vector<BenchCase> cases = sweep(flags.sweep);
+  Report report(flags.json);
+  Progress progress("bench", static_cast<int64_t>(cases.size()));
+  Peaks peaks;
+  size_t refused = 0;
+  std::set<std::string> reasons;  // each is said once
+  for (const BenchCase& bench : cases) {
+    progress.next(fmt::format("{} {} s{} d{}", bench.engine, short_name(bench.dtype),
+                              bench.shape.seqlen_q, bench.shape.head_dim));
+    try {
+      const Measured measured = measure(bench, flags.repeats, &peaks);
+      progress.erase();
+      report.add(bench, measured);
+    } catch (const CommandError& error) {
+      // One engine or shape that this machine cannot do must not end a sweep.
+      if (error.code() != kExitUnsupported) throw;
+      progress.erase();
+      if (reasons.insert(error.what()).second) fmt::print(stderr, "fa3: {}\n", error.what());
+      ++refused;
+    }
+  }
+  if (refused > 0) {
+    throw CommandError(kExitUnsupported, fmt::format("{} of {} cases cannot run on this machine",
+                                                     refused, cases.size()));
+  }
+}
+
+constexpr const char* kFooter = R"(
+Comma lists sweep: every combination is timed. Times are medians after one warm-up call; the column
+`runs` says of how many. FLOPs: 2 (d + dv) b h sq sk, half of it if causal, 2.5 times it backward.
+peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, just before and after.
+
+Examples:
+  fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
+  fa3 bench --engine cpu,standard --dtype fp32,bf16 --pass fwd,bwd --json results.jsonl
+  fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops)";
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "time engines over a sweep of shapes");
+  auto flags = std::make_shared<BenchFlags>();
+  const auto list = [bench](const char* name, auto* values, const char* help) {
+    return bench->add_option(name, *values, help)->delimiter(',')->capture_default_str();
+  };
+  SweepFlags& sweep = flags->sweep;
+  list("--engine", &sweep.engine, "who computes")->check(CLI::IsMember(engine_names()));
+  list("--pass", &sweep.pass, "forward, backward")->check(CLI::IsMember({"fwd", "bwd"}));
+  list("--dtype", &sweep.dtype, "element types")->check(CLI::IsMember(kDtypeNames));
+  list("--head-dim", &sweep.head_dim, "head dims")->check(CLI::Range(1, 512));
+  list("--head-dim-v", &sweep.head_dim_v, "head dims of V; like --head-dim")
+      ->check(CLI::Range(1, 512));
+  list("--seqlen", &sweep.seqlen, "sequence lengths")->check(CLI::PositiveNumber);
+  list("--seqlen-k", &sweep.seqlen_k, "key lengths; like --seqlen")->check(CLI::PositiveNumber);
+  list("--batch", &sweep.batch, "batch sizes")->check(CLI::PositiveNumber);
+  list("--heads", &sweep.heads, "query heads")->check(CLI::PositiveNumber);
+  list("--kv-heads", &sweep.kv_heads, "key/value heads; like --heads")->check(CLI::PositiveNumber);
+  list("--causal", &sweep.causal, "0, 1 or both")->check(CLI::Range(0, 1));
+  list("--threads", &sweep.threads, "CPU threads; 0 = all cores")->check(CLI::Range(0, 1024));
+  bench->add_option("--repeats", flags->repeats, "timed calls; 0 = at least 7, fewer if long")
+      ->check(CLI::Range(0, 10000))
+      ->capture_default_str();
+  bench->add_option("--json", flags->json, "append JSON lines to FILE; - = stdout, no table");
+  bench->footer(kFooter);
+  bench->callback([flags] { run_bench(*flags); });
+}
+
+}  // namespace fa3::cli

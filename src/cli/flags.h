@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Options that several subcommands share, under the same names and with the same meaning.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/operands.h"
+
+namespace CLI {
+class App;
+}
+
+namespace fa3::cli {
+
+// Who computes, with how many threads.
+struct EngineFlags {
+  std::string engine = "auto";
+  int32_t threads = 0;
+};
+void add_engine_flags(CLI::App& command, EngineFlags* flags);
+
+// Which scores count, and how they are shaped.
+struct MaskFlags {
+  bool causal = false;
+  std::vector<int64_t> window;  // {left, right} or empty
+  float softcap = 0;
+  std::optional<float> scale;
+};
+void add_mask_flags(CLI::App& command, MaskFlags* flags);
+
+fa3_options options_of(const EngineFlags& engine, const MaskFlags& mask);
+
+// "fp32", "fp16", "bf16", as validated by the parser.
+extern const std::vector<std::string> kDtypeNames;
+fa3_dtype dtype_of(const std::string& name);
+
+}  // namespace fa3::cli

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3 info: which engines are here, what the library would do with a shape, and what memory it takes.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/calls.h"
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/machine.h"
+#include "cli/text.h"
+
+namespace fa3::cli {
+namespace {
+
+struct InfoFlags {
+  Shape shape;
+  std::string dtype = "fp32";
+  bool sink = false;
+  EngineFlags engine;
+  MaskFlags mask;
+};
+
+void print_engines() {
+  fmt::print("Engines of this build\n");
+  for (const EngineInfo& engine : engine_list()) {
+    fmt::print("  {:<10} {:<11} {}\n", engine.name, engine.available ? "available" : "unavailable",
+               engine.detail);
+  }
+  fmt::print("\nMachine\n  {}, {} memory\n", machine_text(), bytes_text(total_memory_bytes()));
+}
+
+// The plan's lines, indented; or why there is none.
+template <class Args>
+void print_plan(const char* pass, const Args& args) {
+  fmt::print("\n{} plan\n", pass);
+  try {
+    const std::string plan = plan_text(args);
+    for (size_t begin = 0; begin < plan.size();) {
+      const size_t end = plan.find('\n', begin);
+      fmt::print("  {}\n", plan.substr(begin, end - begin));
+      begin = end == plan.npos ? plan.size() : end + 1;
+    }
+  } catch (const CommandError& error) {
+    if (error.code() != kExitUnsupported) throw;
+    fmt::print("  none: {}\n", error.what());
+  }
+}
+
+template <class Args>
+std::string workspace_cell(const Args& args) {
+  size_t bytes = 0;
+  const Status status = workspace_size(args, &bytes);
+  if (status.ok()) return bytes_text(static_cast<int64_t>(bytes));
+  if (status.code() == StatusCode::unsupported) return "-";
+  require(status);
+  return "";
+}
+
+void print_workspaces(const Operands& operands, fa3_options options) {
+  fmt::print("\nWorkspace\n");
+  const Table table({{"  engine", 12, false}, {"forward", 12}, {"backward", 12}});
+  table.print_header();
+  for (const EngineInfo& engine : engine_list()) {
+    options.engine = engine_id(engine.name);
+    table.print_row({"  " + engine.name, workspace_cell(forward_args(operands, options)),
+                     workspace_cell(backward_args(operands, options))});
+  }
+}
+
+void print_budget_line(const char* what, const std::string& formula, int64_t bytes) {
+  fmt::print("  {:<16} {:<44} {:>12}\n", what, formula, bytes_text(bytes));
+}
+
+void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_options& options) {
+  const Shape& s = flags.shape;
+  const int64_t item = operands.q.bytes() / std::max<int64_t>(operands.q.elements(), 1);
+  const auto bytes_of = [](const HostTensor& tensor) { return tensor.bytes(); };
+  const auto workspace = static_cast<int64_t>(workspace_bytes(forward_args(operands, options)));
+  const int64_t parts[] = {bytes_of(operands.q), bytes_of(operands.k) + bytes_of(operands.v),
+                           bytes_of(operands.o), bytes_of(operands.lse), workspace};
+  fmt::print("\nMemory budget, forward ({} bytes an element)\n", item);
+  print_budget_line("Q",
+                    fmt::format("{} b * {} sq * {} hq * {} d * {}", s.batch, s.seqlen_q, s.heads,
+                                s.head_dim, item),
+                    parts[0]);
+  print_budget_line("K, V",
+                    fmt::format("{} b * {} sk * {} hk * ({} d + {} dv) * {}", s.batch, s.seqlen_k,
+                                s.kv_heads, s.head_dim, s.head_dim_v, item),
+                    parts[1]);
+  print_budget_line("O",
+                    fmt::format("{} b * {} sq * {} hq * {} dv * {}", s.batch, s.seqlen_q, s.heads,
+                                s.head_dim_v, item),
+                    parts[2]);
+  print_budget_line("LSE", fmt::format("{} b * {} hq * {} sq * 4", s.batch, s.heads, s.seqlen_q),
+                    parts[3]);
+  print_budget_line("workspace", "as the plan says", parts[4]);
+  int64_t total = 0;
+  for (int64_t part : parts) total += part;
+  print_budget_line("fa3 needs", "the sum: linear in sq and sk", total);
+  int64_t matrix = item;
+  for (int64_t factor : {s.batch, s.heads, s.seqlen_q, s.seqlen_k}) {
+    if (__builtin_mul_overflow(matrix, factor, &matrix)) {
+      throw CommandError(kExitBadInput, "the score matrix has more than 2^63 bytes");
+    }
+  }
+  print_budget_line("standard adds",
+                    fmt::format("{} b * {} hq * {} sq * {} sk * {}", s.batch, s.heads, s.seqlen_q,
+                                s.seqlen_k, item),
+                    matrix);
+  fmt::print("  (standard attention stores the scores; fa3 never does)\n");
+}
+
+void run_info(const InfoFlags& flags, bool with_shape) {
+  print_engines();
+  if (!with_shape) {
+    fmt::print("\nGive a shape for its plan and memory: fa3 info --seqlen 4096 --head-dim 128\n");
+    return;
+  }
+  const fa3_options options = options_of(flags.engine, flags.mask);
+  const Operands operands =
+      make_operands(flags.shape, dtype_of(flags.dtype), Layout::bshd,
+                    {.backward = true, .sink = flags.sink, .memory = Memory::shapes_only});
+  print_plan("Forward", forward_args(operands, options));
+  print_plan("Backward", backward_args(operands, options));
+  print_workspaces(operands, options);
+  print_budget(flags, operands, options);
+}
+
+constexpr const char* kFooter = R"(
+Examples:
+  fa3 info                                           engines, and why one is missing
+  fa3 info --seqlen 16384 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --causal
+  fa3 info --engine hopper --seqlen 4096             would it run, and if not, why?)";
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+  CLI::App* info = app.add_subcommand("info", "engines, the plan and memory of a shape");
+  auto flags = std::make_shared<InfoFlags>();
+  Shape& shape = flags->shape;
+  const auto extent = [info](const char* name, int64_t* value, const char* help) {
+    return info->add_option(name, *value, help)
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+  };
+  extent("--batch", &shape.batch, "sequences");
+  extent("--heads", &shape.heads, "query heads");
+  CLI::Option* kv_heads = extent("--kv-heads", &shape.kv_heads, "key/value heads; like --heads");
+  extent("--seqlen", &shape.seqlen_q, "queries of a sequence");
+  CLI::Option* seqlen_k = extent("--seqlen-k", &shape.seqlen_k, "its keys; like --seqlen");
+  extent("--head-dim", &shape.head_dim, "of Q and K");
+  CLI::Option* head_dim_v =
+      extent("--head-dim-v", &shape.head_dim_v, "of V and O; like --head-dim");
+  info->add_option("--dtype", flags->dtype, "element type")
+      ->check(CLI::IsMember(kDtypeNames))
+      ->capture_default_str();
+  info->add_flag("--sink", flags->sink, "with one more logit per query head");
+  add_mask_flags(*info, &flags->mask);
+  add_engine_flags(*info, &flags->engine);
+  info->footer(kFooter);
+  info->callback([=] {
+    InfoFlags given = *flags;
+    if (kv_heads->empty()) given.shape.kv_heads = given.shape.heads;
+    if (seqlen_k->empty()) given.shape.seqlen_k = given.shape.seqlen_q;
+    if (head_dim_v->empty()) given.shape.head_dim_v = given.shape.head_dim;
+    bool with_shape = false;
+    for (const CLI::Option* option : info->get_options()) with_shape |= !option->empty();
+    run_info(given, with_shape);
+  });
+}
+
+}  // namespace fa3::cli

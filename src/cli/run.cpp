@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3 run: attention over .npy files, forward and, if asked, backward.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/calls.h"
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/npy_file.h"
+#include "cli/text.h"
+
+namespace fa3::cli {
+namespace {
+
+struct RunFlags {
+  std::string q, k, v, sink, d_o;           // read
+  std::string out, lse, dq, dk, dv, dsink;  // written
+  std::string layout = "bshd";
+  std::string dtype;
+  bool backward = false;
+  EngineFlags engine;
+  MaskFlags mask;
+};
+
+// What the flags say about each other; the parser has checked each alone.
+void check_flags(const RunFlags& flags) {
+  const auto expect = [](bool rule, const std::string& sentence) {
+    if (!rule) throw CommandError(kExitBadInput, sentence);
+  };
+  if (flags.backward) {
+    expect(!flags.d_o.empty(), "--backward: expected --do, the gradient of the output, got none");
+    expect(!flags.dq.empty() && !flags.dk.empty() && !flags.dv.empty(),
+           "--backward: expected --dq, --dk and --dv to write to, got fewer");
+    expect(flags.dsink.empty() || !flags.sink.empty(),
+           "--dsink: expected it only together with --sink, got --dsink alone");
+  } else {
+    expect(flags.d_o.empty() && flags.dq.empty() && flags.dk.empty() && flags.dv.empty() &&
+               flags.dsink.empty(),
+           "--do, --dq, --dk, --dv, --dsink: expected only with --backward; add it");
+  }
+}
+
+Operands read_operands(const RunFlags& flags) {
+  std::optional<fa3_dtype> dtype;
+  if (!flags.dtype.empty()) dtype = dtype_of(flags.dtype);
+  Operands operands;
+  operands.layout = flags.layout == "bshd" ? Layout::bshd : Layout::bhsd;
+  operands.q = read_npy(flags.q, 4, dtype);
+  operands.k = read_npy(flags.k, 4, dtype);
+  operands.v = read_npy(flags.v, 4, dtype);
+  if (!flags.sink.empty()) operands.sink = read_npy(flags.sink, 1, FA3_FLOAT32);
+  // The output has q's dtype, and its gradient the output's.
+  if (!flags.d_o.empty()) operands.d_o = read_npy(flags.d_o, 4, operands.q.dtype());
+  return operands;
+}
+
+void print_tensor(const char* name, const HostTensor& tensor) {
+  if (!tensor.present()) return;
+  fmt::print("{:<5} {} {}\n", name, shape_text(tensor.shape()), short_name(tensor.dtype()));
+}
+
+void write_output(const std::string& path, const HostTensor& tensor) {
+  if (path.empty()) return;
+  write_npy(path, tensor);
+  fmt::print("wrote {} {} {}\n", path, shape_text(tensor.shape()), short_name(tensor.dtype()));
+}
+
+void run_files(const RunFlags& flags) {
+  check_flags(flags);
+  require_engine(flags.engine.engine);
+  Operands operands = read_operands(flags);
+  const fa3_options options = options_of(flags.engine, flags.mask);
+  Wanted outputs{
+      .backward = flags.backward, .sink = operands.sink.present(), .memory = Memory::shapes_only};
+  // Files may say anything: memory for outputs only if the library accepts the shapes.
+  add_outputs(&operands, outputs);
+  require(supported(forward_args(operands, options)));
+  if (flags.backward) require(supported(backward_args(operands, options)));
+  outputs.memory = Memory::allocate;
+  add_outputs(&operands, outputs);
+
+  for (const auto& [name, tensor] : {std::pair{"q", &operands.q},
+                                     {"k", &operands.k},
+                                     {"v", &operands.v},
+                                     {"sink", &operands.sink},
+                                     {"do", &operands.d_o}}) {
+    print_tensor(name, *tensor);
+  }
+  Workspace workspace;
+  const ForwardArgs forward = forward_args(operands, options);
+  fmt::print("\nforward plan\n{}", plan_text(forward));
+  fmt::print("forward took {}\n", seconds_text(run_seconds(forward, &workspace)));
+  if (flags.backward) {
+    const BackwardArgs backward = backward_args(operands, options);
+    fmt::print("\nbackward plan\n{}", plan_text(backward));
+    fmt::print("backward took {}\n", seconds_text(run_seconds(backward, &workspace)));
+  }
+  fmt::print("\n");
+  write_output(flags.out, operands.o);
+  write_output(flags.lse, operands.lse);
+  write_output(flags.dq, operands.dq);
+  write_output(flags.dk, operands.dk);
+  write_output(flags.dv, operands.dv);
+  write_output(flags.dsink, operands.dsink);
+}
+
+constexpr const char* kFooter = R"(
+Arrays have rank 4: (batch, seq, heads, dim), or (batch, heads, seq, dim) with --layout bhsd.
+Outputs have the inputs' layout and dtype; the LSE is (batch, heads, seq) fp32, natural log.
+Dtypes: '<f4', '<f2', '<f8' (becomes fp32). npy has no bfloat16: '<V2' is read as bf16 (what
+numpy.save writes for ml_dtypes.bfloat16) and written for it; '<u2' with --dtype bf16 are its bits.
+
+Examples:
+  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --causal --lse LSE.npy
+  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --layout bhsd --dtype bf16 --window 255,0
+  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --backward --do DO.npy \
+          --dq DQ.npy --dk DK.npy --dv DV.npy)";
+
+}  // namespace
+
+void add_run(CLI::App& app) {
+  CLI::App* run = app.add_subcommand("run", "attention over .npy files");
+  auto flags = std::make_shared<RunFlags>();
+  run->add_option("--q", flags->q, "queries")->required();
+  run->add_option("--k", flags->k, "keys")->required();
+  run->add_option("--v", flags->v, "values")->required();
+  run->add_option("--out", flags->out, "output O, written")->required();
+  run->add_option("--lse", flags->lse, "log-sum-exp of the scores, written");
+  run->add_option("--sink", flags->sink, "one more logit per query head, (heads)");
+  run->add_option("--layout", flags->layout, "axis order of all rank 4 arrays")
+      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->capture_default_str();
+  run->add_option("--dtype", flags->dtype, "convert the inputs; without it files keep theirs")
+      ->check(CLI::IsMember(kDtypeNames));
+  add_mask_flags(*run, &flags->mask);
+  add_engine_flags(*run, &flags->engine);
+  run->add_flag("--backward", flags->backward, "also the gradients of sum(do * o)");
+  run->add_option("--do", flags->d_o, "gradient of O, read");
+  run->add_option("--dq", flags->dq, "gradient of Q, written");
+  run->add_option("--dk", flags->dk, "gradient of K, written");
+  run->add_option("--dv", flags->dv, "gradient of V, written");
+  run->add_option("--dsink", flags->dsink, "gradient of the sink, written");
+  run->footer(kFooter);
+  run->callback([flags] { run_files(*flags); });
+}
+
+}  // namespace fa3::cli

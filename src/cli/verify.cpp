@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa3 verify: an engine against the double-precision reference, beside same-dtype standard attention.
+// The cases are in verify_cases.cpp, the rule in compare.h.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+
+#include "cli/calls.h"
+#include "cli/commands.h"
+#include "cli/compare.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/text.h"
+#include "cli/verify_cases.h"
+
+namespace fa3::cli {
+namespace {
+
+struct VerifyFlags {
+  EngineFlags engine;
+  std::vector<std::string> dtypes = kDtypeNames;
+  bool quick = false, full = false;
+};
+
+// One output of one case, or the worst of several: the one that is nearest to, or furthest past,
+// what it may err.
+struct Finding {
+  std::string output;
+  Error error, baseline, allowed;
+  std::string where;
+
+  double severity() const {
+    const auto share = [](double error, double allowed) {
+      return error <= 0 ? 0 : error / allowed;
+    };
+    return std::max(share(error.overall, allowed.overall), share(error.row, allowed.row));
+  }
+  bool passed() const { return within(error, allowed); }
+};
+
+// What a (group, dtype) came to: the worst forward output and the worst gradient.
+struct Summary {
+  int cases = 0;
+  std::map<bool, Finding> worst;  // by "is a gradient"
+  double lse_error = 0;
+  double lse_allowed = 0;
+  bool lse_passed = true;
+  std::vector<std::string> failures;
+};
+
+void run_engine(const Operands& operands, const VerifyCase& verify_case, fa3_engine_id engine,
+                int32_t threads) {
+  fa3_options options = verify_case.options;
+  options.engine = engine;
+  options.num_threads = threads;
+  Workspace workspace;
+  run_seconds(forward_args(operands, options), &workspace);
+  if (verify_case.backward) run_seconds(backward_args(operands, options), &workspace);
+}
+
+// The same inputs in `dtype`, with outputs of their own.
+Operands with_inputs_of(const Operands& from, fa3_dtype dtype, const Wanted& wanted) {
+  Operands operands;
+  operands.layout = from.layout;
+  operands.q = from.q.converted(dtype);
+  operands.k = from.k.converted(dtype);
+  operands.v = from.v.converted(dtype);
+  if (wanted.sink) operands.sink = from.sink.converted(FA3_FLOAT32);
+  if (wanted.backward) operands.d_o = from.d_o.converted(dtype);
+  add_outputs(&operands, wanted);
+  return operands;
+}
+
+void compare_output(const char* name, bool gradient, HostTensor Operands::*output,
+                    const std::array<const Operands*, 3>& runs, const std::string& where,
+                    Summary* summary) {
+  const auto& [engine, standard, reference] = runs;
+  if (!(engine->*output).present()) return;
+  Finding finding{.output = name,
+                  .error = error_of(engine->*output, reference->*output),
+                  .baseline = error_of(standard->*output, reference->*output),
+                  .where = where};
+  finding.allowed = allowed_error(finding.baseline, (engine->*output).dtype());
+  if (!finding.passed()) {
+    summary->failures.push_back(
+        fmt::format("{} of {}: error {} (row {}), allowed {} (row {})", name, where,
+                    error_text(finding.error.overall), error_text(finding.error.row),
+                    error_text(finding.allowed.overall), error_text(finding.allowed.row)));
+  }
+  auto [worst, first] = summary->worst.try_emplace(gradient, finding);
+  if (!first && !(finding.severity() <= worst->second.severity())) worst->second = finding;
+}
+
+void compare_lse(const Operands& engine, const Operands& reference, const VerifyCase& verify_case,
+                 const std::string& where, Summary* summary) {
+  const double error = max_abs_error(engine.lse, reference.lse);
+  const double allowed = allowed_lse_error(reference, verify_case.options);
+  summary->lse_error = std::max(summary->lse_error, error);
+  if (error <= allowed) return;
+  summary->lse_passed = false;
+  summary->failures.push_back(fmt::format("LSE of {}: error {}, allowed {}", where,
+                                          error_text(error), error_text(allowed)));
+}
+
+void verify_one(const VerifyCase& verify_case, fa3_dtype dtype, const EngineFlags& flags,
+                uint64_t seed, Summary* summary) {
+  const Wanted wanted{.backward = verify_case.backward, .sink = verify_case.sink};
+  Operands engine = make_operands(verify_case.shape, dtype, verify_case.layout, wanted);
+  fill_inputs(&engine, seed);
+  const Operands standard = with_inputs_of(engine, dtype, wanted);
+  // fp32 holds every fp16 and bf16 exactly, so the oracle's results are rounded to fp32 only.
+  const Operands reference = with_inputs_of(engine, FA3_FLOAT32, wanted);
+  run_engine(engine, verify_case, engine_id(flags.engine), flags.threads);
+  run_engine(standard, verify_case, FA3_ENGINE_STANDARD, flags.threads);
+  run_engine(reference, verify_case, FA3_ENGINE_REFERENCE, flags.threads);
+
+  const std::string where = fmt::format("{} {}", short_name(dtype), case_text(verify_case));
+  const std::array<const Operands*, 3> runs = {&engine, &standard, &reference};
+  ++summary->cases;
+  compare_output("O", false, &Operands::o, runs, where, summary);
+  compare_output("dQ", true, &Operands::dq, runs, where, summary);
+  compare_output("dK", true, &Operands::dk, runs, where, summary);
+  compare_output("dV", true, &Operands::dv, runs, where, summary);
+  compare_output("dSink", true, &Operands::dsink, runs, where, summary);
+  compare_lse(engine, reference, verify_case, where, summary);
+}
+
+const Table& findings_table() {
+  static const Table table({{"group", 20, false},
+                            {"dtype", 5, false},
+                            {"cases", 5},
+                            {"worst", 5, false},
+                            {"error", 8},
+                            {"standard", 8},
+                            {"allowed", 8},
+                            {"row error", 9},
+                            {"standard", 8},
+                            {"allowed", 8},
+                            {"LSE error", 9},
+                            {"verdict", 7, false}});
+  return table;
+}
+
+void print_summary(const std::string& group, const std::string& dtype, const Summary& summary) {
+  for (const auto& [gradient, finding] : summary.worst) {
+    const bool passed = finding.passed() && (gradient || summary.lse_passed);
+    findings_table().print_row(
+        {gradient ? "" : group, dtype, std::to_string(summary.cases), finding.output,
+         error_text(finding.error.overall), error_text(finding.baseline.overall),
+         error_text(finding.allowed.overall), error_text(finding.error.row),
+         error_text(finding.baseline.row), error_text(finding.allowed.row),
+         gradient ? "" : error_text(summary.lse_error), passed ? "ok" : "FAIL"});
+  }
+}
+
+// Throws if the engine cannot run at all, before any work.
+void check_engine(const EngineFlags& flags) {
+  require_engine(flags.engine);
+  const Operands shapes =
+      make_operands({}, FA3_FLOAT32, Layout::bshd, {.memory = Memory::shapes_only});
+  fa3_options options = default_options();
+  options.engine = engine_id(flags.engine);
+  const ForwardArgs args = forward_args(shapes, options);
+  require(supported(args), "--engine " + flags.engine);
+  fmt::print("engine    {}, {}\nreference double precision, rounded to fp32\n",
+             plan_line(plan_text(args), "engine"), plan_line(plan_text(args), "kernel"));
+  fmt::print("standard  S and P stored in the same dtype: the error that is normal\n");
+  fmt::print("allowed   2 x standard + 1 ulp; LSE 1e-3 + 2^-21 max|s|\n\n");
+}
+
+void run_verify(const VerifyFlags& flags) {
+  check_engine(flags.engine);
+  const Depth depth = flags.full ? Depth::full : flags.quick ? Depth::quick : Depth::normal;
+  const std::vector<VerifyCase> cases = verify_cases(depth);
+  std::vector<std::string> groups;
+  for (const VerifyCase& c : cases) {
+    if (std::find(groups.begin(), groups.end(), c.group) == groups.end()) groups.push_back(c.group);
+  }
+  Progress progress("verify", static_cast<int64_t>(cases.size() * flags.dtypes.size()));
+  std::vector<std::string> failures;
+  int comparisons = 0;
+  findings_table().print_header();
+  for (const std::string& group : groups) {
+    for (const std::string& dtype : flags.dtypes) {
+      Summary summary;
+      for (size_t i = 0; i < cases.size(); ++i) {
+        if (cases[i].group != group) continue;
+        progress.next(dtype + " " + case_text(cases[i]));
+        verify_one(cases[i], dtype_of(dtype), flags.engine, 1000 * i, &summary);
+      }
+      progress.erase();
+      print_summary(group, dtype, summary);
+      comparisons += summary.cases;
+      failures.insert(failures.end(), summary.failures.begin(), summary.failures.end());
+    }
+  }
+  for (const std::string& failure : failures) fmt::print("FAIL {}\n", failure);
+  if (!failures.empty()) {
+    throw CommandError(kExitFailed, fmt::format("{} results are further from the reference than "
+                                                "allowed",
+                                                failures.size()));
+  }
+  fmt::print("\nall {} cases are within what they may err\n", comparisons);
+}
+
+constexpr const char* kFooter = R"(
+Errors are relative, in the 2-norm; `row` is the worst row. Each line shows the worst case of its
+group: the one that comes nearest to what it may err. Exit code 1 if any case passes its limit.
+
+Examples:
+  fa3 verify                           about a minute
+  fa3 verify --quick --engine cpu      a few seconds
+  fa3 verify --full --dtype bf16       long sequences and more head dims)";
+
+}  // namespace
+
+void add_verify(CLI::App& app) {
+  CLI::App* verify = app.add_subcommand("verify", "an engine against the fp64 reference");
+  auto flags = std::make_shared<VerifyFlags>();
+  add_engine_flags(*verify, &flags->engine);
+  verify->add_option("--dtype", flags->dtypes, "comma list")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kDtypeNames))
+      ->capture_default_str();
+  CLI::Option* quick = verify->add_flag("--quick", flags->quick, "fewer cases");
+  verify->add_flag("--full", flags->full, "more cases, longer sequences")->excludes(quick);
+  verify->footer(kFooter);
+  verify->callback([flags] { run_verify(*flags); });
+}
+
+}  // namespace fa3::cli

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.attention and its relatives on NumPy arrays and on anything with __dlpack__."""
+
+import threading
+
+import error_model
+import numpy as np
+import oracle
+import pytest
+from cases import CASES, inputs_for
+from checks import assert_within
+
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes gives numpy its bfloat16")
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def as_type(x, dtype):
+    """q, k, v, do and options of inputs_for() as arrays of `dtype`."""
+    options = dict(x.options)
+    if options.get("sink") is not None:
+        options["sink"] = options["sink"].astype(np.float32)
+    return [a.astype(DTYPES[dtype]) for a in (x.q, x.k, x.v, x.do)], options
+
+
+@pytest.fixture
+def qkv():
+    x = inputs_for("gqa", "float32")
+    return [a.astype(np.float32) for a in (x.q, x.k, x.v)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_forward_and_backward_equal_the_oracle(name, dtype):
+    x = inputs_for(name, dtype)
+    (q, k, v, do), options = as_type(x, dtype)
+    out, lse = fa3.attention(q, k, v, return_lse=True, **options)
+    gradients = fa3.attention_backward(do, q, k, v, out, lse, **options)
+    assert out.dtype == q.dtype and lse.dtype == np.float32
+    bound = error_model.bounds(x.q, x.k, x.v, x.do, dtype=dtype, **x.options)
+    expected_out, expected_lse = oracle.forward(x.q, x.k, x.v, **x.options)
+    assert_within("out", out, expected_out, bound.o)
+    assert_within("lse", lse, expected_lse, bound.lse)
+    expected = oracle.backward(x.q, x.k, x.v, x.do, **x.options)
+    for name, exact in zip(("dq", "dk", "dv", "dsink"), expected, strict=True):
+        actual = getattr(gradients, name)
+        if exact is None:
+            assert actual is None
+        else:
+            assert_within(name, actual, exact, getattr(bound, name))
+
+
+def test_packed_sequences_equal_the_oracle():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s, np.float32) for s in ((9, 4, 16), (11, 2, 16), (11, 2, 8)))
+    packing = {
+        "cu_seqlens_q": np.array([0, 3, 3, 8], np.int32),
+        "cu_seqlens_k": np.array([0, 4, 6, 11], np.int32),
+        "seqused_k": np.array([4, 0, 3], np.int32),
+    }
+    out, lse = fa3.attention(q, k, v, causal=True, return_lse=True, **packing)
+    expected_out, expected_lse = oracle.forward_varlen(q, k, v, causal=True, **packing)
+    np.testing.assert_allclose(out, expected_out, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(lse, expected_lse, rtol=0, atol=1e-5)
+
+
+def test_lse_comes_only_when_asked_for(qkv):
+    assert isinstance(fa3.attention(*qkv), np.ndarray)
+    out, lse = fa3.attention(*qkv, return_lse=True)
+    assert out.shape == (2, 20, 6, 32) and lse.shape == (2, 6, 20)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_out_is_written_and_returned(dtype):
+    (q, k, v, _), _ = as_type(inputs_for("gqa", "bfloat16"), "bfloat16")
+    out = np.full(q.shape, np.nan, DTYPES[dtype])
+    assert fa3.attention(q, k, v, out=out) is out
+    np.testing.assert_array_equal(
+        out.astype(ml_dtypes.bfloat16).astype(float), fa3.attention(q, k, v).astype(float)
+    )
+
+
+def test_transposed_arrays_are_viewed_without_a_copy(qkv):
+    swapped = [np.ascontiguousarray(a.swapaxes(1, 2)).swapaxes(1, 2) for a in qkv]
+    np.testing.assert_array_equal(fa3.attention(*swapped), fa3.attention(*qkv))
+
+
+def test_merge_of_two_halves_equals_the_whole(qkv):
+    q, k, v = qkv
+    halves = [
+        fa3.attention(q, k[:, part], v[:, part], return_lse=True)
+        for part in (slice(0, 12), slice(12, None))
+    ]
+    out, lse = fa3.merge(*(np.stack(arrays) for arrays in zip(*halves, strict=True)))
+    whole_out, whole_lse = fa3.attention(q, k, v, return_lse=True)
+    np.testing.assert_allclose(out, whole_out, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(lse, whole_lse, rtol=0, atol=1e-6)
+
+
+def test_plan_says_which_engine_and_why(qkv):
+    assert "engine standard" in fa3.plan(*qkv, engine="standard")
+    assert "why" in fa3.plan(*qkv, causal=True)
+
+
+def test_engines_are_listed_with_what_they_found():
+    listed = {name: (available, detail) for name, available, detail in fa3.engines()}
+    assert listed["reference"][0] is True and listed["reference"][1]
+
+
+def test_calls_from_many_threads_do_not_disturb_each_other(qkv):
+    expected = fa3.attention(*qkv, causal=True)
+    results = [None] * 8
+
+    def work(index):
+        bad = index % 2 == 1
+        try:
+            results[index] = fa3.attention(*qkv, causal=True, softcap=-1.0 if bad else 0.0)
+        except fa3.InvalidArgument as error:
+            results[index] = str(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, result in enumerate(results):
+        if index % 2:
+            assert result.startswith("softcap: expected 0")
+        else:
+            np.testing.assert_array_equal(result, expected)
+
+
+class Exported:
+    """An array that shows nothing of itself but DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+
+    shape = property(lambda self: self.array.shape)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+
+class ExportedByOldProducer(Exported):
+    """From before DLPack 1.0: no max_version, so an unversioned capsule."""
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("kind", [Exported, ExportedByOldProducer])
+def test_dlpack_arrays_are_read_and_written_in_place(qkv, kind):
+    out = np.full_like(qkv[0], np.nan)
+    exported = [kind(a) for a in qkv]
+    returned = fa3.attention(*exported, out=kind(out), causal=True)
+    assert isinstance(returned, kind)
+    np.testing.assert_array_equal(out, fa3.attention(*qkv, causal=True))
+
+
+def test_dlpack_array_that_cannot_make_another_needs_out(qkv):
+    with pytest.raises(fa3.InvalidArgument, match="out: expected an array to write to"):
+        fa3.attention(*(Exported(a) for a in qkv))
+
+
+def test_read_only_memory_is_no_output(qkv):
+    out = np.empty_like(qkv[0])
+    out.flags.writeable = False
+    with pytest.raises(fa3.InvalidArgument, match="out: .*read-only"):
+        fa3.attention(*qkv, out=out)
+    with pytest.raises(fa3.InvalidArgument, match="out: .*read-only"):
+        fa3.attention(*qkv, out=Exported(out))
+
+
+def swap_bytes(a):
+    return a.astype(a.dtype.newbyteorder())
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        (
+            {"q": lambda q: q.astype(np.float64)},
+            fa3.InvalidArgument,
+            "q: expected float32.*convert",
+        ),
+        ({"k": swap_bytes}, fa3.InvalidArgument, "k: .*native byte order"),
+        ({"q": lambda q: q[0]}, fa3.InvalidArgument, "q: expected rank 4"),
+        ({"q": lambda q: q[None, None]}, fa3.InvalidArgument, "q: expected at most 5 dim"),
+        ({"q": lambda q: q[..., ::2]}, fa3.InvalidArgument, "q: expected stride 1"),
+        ({"v": lambda v: v[:, 1:]}, fa3.InvalidArgument, "v: expected .*seq"),
+        ({"k": lambda k: k.astype(np.float16)}, fa3.InvalidArgument, "k: expected the dtype of q"),
+        ({"q": lambda q: q.tolist()}, TypeError, "q: expected an array"),
+        ({"k": lambda k: k.tolist()}, TypeError, "k: expected an array"),
+        ({"scale": 0.0}, fa3.InvalidArgument, "scale: expected a finite number > 0"),
+        ({"scale": "big"}, TypeError, "scale: expected a number, got 'big'"),
+        ({"window": (1.5, 0)}, TypeError, r"window\[0\]: expected an integer, got 1.5"),
+        ({"window": (-2, 0)}, fa3.InvalidArgument, "window_left: expected -1"),
+        ({"num_threads": 10**12}, fa3.InvalidArgument, "num_threads: expected 0"),
+        ({"engine": "abacus"}, fa3.InvalidArgument, "engine: expected one of auto, cpu"),
+        ({"engine": "hopper"}, fa3.Unsupported, "no engine"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_calls_raise_the_sentence_of_the_library(qkv, change, error, words):
+    arguments = dict(zip("qkv", qkv, strict=True))
+    for name, value in change.items():
+        arguments[name] = value(arguments[name]) if callable(value) else value
+    with pytest.raises(error, match=words) as raised:
+        fa3.attention(**arguments)
+    assert not isinstance(raised.value, fa3.Error) or isinstance(
+        raised.value, (ValueError, NotImplementedError)
+    )
+
+
+def test_unknown_option_is_a_type_error(qkv):
+    with pytest.raises(TypeError, match="casual"):
+        fa3.attention(*qkv, casual=True)
+
+
+def test_quantize_is_refused_with_the_reason_of_the_library(qkv):
+    with pytest.raises(fa3.Unsupported, match="float8_e4m3"):
+        fa3.quantize(qkv[0])
