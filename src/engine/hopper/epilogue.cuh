@@ -63,12 +63,13 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Wo
   }
 
   if (params.lse && lane % tile::kQuadLanes == 0) {
-    const int64_t head = int64_t{item.index.batch} * params.order.num_heads + item.index.head;
+    float* const head_lse = params.lse + item.index.batch * params.lse_batch_stride +
+                            item.index.head * params.lse_head_stride;
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {
       const int q_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
       const float lse = sum[row] == 0.0f ? -kInfinity : (rows.ref[row] + ptx::lg2(sum[row])) * kLn2;
-      if (q_row < params.seqlen_q) params.lse[head * params.seqlen_q + q_row] = lse;
+      if (q_row < params.seqlen_q) head_lse[q_row * params.lse_row_stride] = lse;
     }
   }
 }

@@ -7,7 +7,6 @@
 #include "core/macros.h"
 #include "engine/hopper/ptx/element.h"
 
-
 namespace fa3::hopper {
 
 inline constexpr int kWarpSize = 32;
@@ -27,6 +26,11 @@ struct ForwardConfig {
   int kv_slots = 5;        // K and V tiles take turns in one ring
   bool ping_pong = true;   // warpgroups take turns to issue their products
 
+  FA3_HD constexpr ForwardConfig with(Element e) const {
+    ForwardConfig other = *this;
+    other.element = e;
+    return other;
+  }
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
   FA3_HD constexpr int consumer_warps() const { return consumers() * 4; }

@@ -19,16 +19,20 @@ struct ForwardParams {
   CUtensorMap v_map;
   CUtensorMap o_map;
 
-  float* lse;                // (batch, head, seqlen_q), or null
-  int* ticket_counter;       // starts at zero: tiles are drawn; null: tiles are dealt round-robin
-  RedoEntry* redo;           // one entry a tile, need not be initialised
+  float* lse;  // strided (batch, head, row), or null
+  int64_t lse_batch_stride;
+  int64_t lse_head_stride;
+  int64_t lse_row_stride;
+
+  int* ticket_counter;  // starts at zero: tiles are drawn; null: tiles are dealt round-robin
+  RedoEntry* redo;      // one entry a tile, need not be initialised
 
   TileOrder order;
   int heads_per_kv_head;
   int seqlen_q;
   int seqlen_k;
   bool causal;
-  float scale_log2;          // softmax scale * log2(e)
+  float scale_log2;  // softmax scale * log2(e)
 };
 
 }  // namespace fa3::hopper

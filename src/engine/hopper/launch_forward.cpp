@@ -13,23 +13,30 @@ namespace {
 constexpr double kLog2E = 1.4426950408889634;
 
 // The ticket counter has the workspace's first 16 bytes, then one RedoEntry (8 bytes) a tile.
-constexpr size_t kCounterBytes = 16;
-constexpr size_t kRedoEntryBytes = 8;
+constexpr int64_t kCounterBytes = 16;
+constexpr int64_t kRedoEntryBytes = 8;
 
-// K and V of the heads worked on together should stay in the L2 cache, beside what else passes.
+// A tail of this many waves of tiles evens out the multiprocessors: more for longer sequences, whose
+// longest tiles are longer and whose keys need less memory bandwidth for their use.
+constexpr int64_t kTailWavesPerMBlock = 16;
+constexpr int64_t kMinTailWaves = 2;
+constexpr int64_t kMaxTailWaves = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t num_tiles(const ForwardConfig& config, const ForwardArguments& a) {
-  return ceil_div(a.q.rows, config.block_m) * a.q.heads * a.q.batches;
+// Tiles differ in length: then they are drawn from a counter when a multiprocessor is free, else
+// dealt in turn, which needs no counter to be cleared.
+bool tiles_differ(const ForwardConfig& c, const ForwardArguments& a) {
+  return a.causal || a.q.rows % c.block_m != 0;
 }
 
 TileOrder tile_order(const ForwardConfig& c, const ForwardArguments& a, int multiprocessors) {
   const int64_t num_m_blocks = ceil_div(a.q.rows, c.block_m);
   const int64_t heads = a.q.heads * a.q.batches;
-  const int64_t waves = std::clamp<int64_t>(num_m_blocks / FA3_DIV, 2, 8);
+  const int64_t waves =
+      std::clamp(num_m_blocks / kTailWavesPerMBlock, kMinTailWaves, kMaxTailWaves);
   const int64_t tail = a.causal ? ceil_div(waves * multiprocessors, num_m_blocks) : 0;
-  return {int(num_m_blocks), int(a.q.heads), int(a.q.batches), 1,
+  return {int(num_m_blocks), int(a.q.heads), int(a.q.batches),
           int(std::min(heads, tail))};
 }
 
@@ -46,8 +53,12 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardArg
 
 }  // namespace
 
-size_t forward_workspace_bytes(const ForwardConfig& config, const ForwardArguments& arguments) {
-  return kCounterBytes + size_t(num_tiles(config, arguments)) * kRedoEntryBytes;
+int64_t forward_num_tiles(const ForwardConfig& config, const ForwardArguments& a) {
+  return ceil_div(a.q.rows, config.block_m) * a.q.heads * a.q.batches;
+}
+
+int64_t forward_workspace_bytes(int64_t num_tiles) {
+  return kCounterBytes + num_tiles * kRedoEntryBytes;
 }
 
 cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& a,
@@ -56,12 +67,14 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
   ForwardParams params{};
   if (!encode_maps(params, c, a)) return cudaErrorInvalidValue;
   params.lse = a.lse;
-  params.ticket_counter = (a.causal || FA3_TICKETS) ? static_cast<int*>(a.workspace) : nullptr;
-  params.redo =
-      reinterpret_cast<RedoEntry*>(static_cast<char*>(a.workspace) + kCounterBytes);
+  params.lse_batch_stride = a.lse_batch_stride;
+  params.lse_head_stride = a.lse_head_stride;
+  params.lse_row_stride = a.lse_row_stride;
+  params.ticket_counter = tiles_differ(c, a) ? static_cast<int*>(a.workspace) : nullptr;
+  params.redo = reinterpret_cast<RedoEntry*>(static_cast<char*>(a.workspace) + kCounterBytes);
   params.seqlen_q = int(a.q.rows);
-  params.seqlen_k = int(a.k.rows);
-  params.heads_per_kv_head = int(a.q.heads / a.k.heads);
+  params.seqlen_k = a.seqlen_k;
+  params.heads_per_kv_head = a.heads_per_kv_head;
   params.causal = a.causal;
   params.scale_log2 = float(a.scale * kLog2E);
 

@@ -13,31 +13,23 @@ struct TileIndex {
   int batch;
 };
 
-// Order of tiles: in sections of heads (of all batches), one after another so that a section's keys
-// and values are shared while they are in the L2 cache, and inside a section from the last query
-// block to the first, so that causal work comes longest first. The last section is larger: enough
-// short tiles must be left at the end to even out the multiprocessors.
+// Order of tiles: head by head, so that the query tiles in work share keys and values in the L2
+// cache, and within a head from the last query block to the first: causal work comes longest first.
+// The last heads of all go together, longest first: enough short tiles must be left at the very end
+// to even out the multiprocessors.
 struct TileOrder {
   int num_m_blocks;
   int num_heads;
   int num_batches;
-  int heads_per_section;
   int tail_heads;
 
   FA3_HD constexpr TileIndex tile(int ticket) const {
     const int heads_before_tail = num_heads * num_batches - tail_heads;
-    int first_head = heads_before_tail;
-    int heads = tail_heads;
-    int in_section = ticket - heads_before_tail * num_m_blocks;
-    if (in_section < 0) {
-      const int section = ticket / (num_m_blocks * heads_per_section);
-      in_section = ticket % (num_m_blocks * heads_per_section);
-      first_head = section * heads_per_section;
-      const int heads_left = heads_before_tail - first_head;
-      heads = heads_left < heads_per_section ? heads_left : heads_per_section;
-    }
-    const int head = first_head + in_section % heads;
-    return {num_m_blocks - 1 - in_section / heads, head % num_heads, head / num_heads};
+    const int in_tail = ticket - heads_before_tail * num_m_blocks;
+    const bool tail = in_tail >= 0;
+    const int head = tail ? heads_before_tail + in_tail % tail_heads : ticket / num_m_blocks;
+    const int from_last = tail ? in_tail / tail_heads : ticket % num_m_blocks;
+    return {num_m_blocks - 1 - from_last, head % num_heads, head / num_heads};
   }
 
   FA3_HD constexpr int num_tiles() const { return num_m_blocks * num_heads * num_batches; }
