@@ -39,6 +39,10 @@ int sweep_forward(int i, void* q, void* k, void* v, void* o, float* lse, void* w
   a.v = span(v, b, sk, hk, dv);
   a.o = span(o, b, sq, hq, dv);
   a.lse = lse;
+  a.lse_batch_stride = int64_t{hq} * sq;
+  a.lse_head_stride = sq;
+  a.seqlen_k = sk;
+  a.heads_per_kv_head = hq / hk;
   a.scale = scale;
   a.causal = causal != 0;
   a.workspace = workspace;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks forward kernels against the oracle, row by row, on data made to reach every branch. Needs a
-// GPU and nothing else. Arguments: [first config, end config) and a substring of the case names.
+// GPU and nothing else. Arguments, all optional: first and end row of the kernel table, a substring of
+// the case names, how often to repeat each launch and compare bits.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -10,9 +11,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "check_configs.h"
-#include "forward_kernels.cuh"
-#include "forward_reference.cuh"
+#include "cuda/forward_reference.cuh"
+#include "engine/hopper/launch_forward.h"
 
 namespace fa3::testing {
 namespace {
@@ -297,9 +297,14 @@ Verdict run(const ForwardKernel& kernel, const Case& c, int repeats) {
   arguments.v = span_of(v, dv_.data);
   arguments.o = span_of(o, d_o.data);
   arguments.lse = d_lse.data;
+  arguments.lse_batch_stride = int64_t(c.heads) * c.seqlen_q;
+  arguments.lse_head_stride = c.seqlen_q;
+  arguments.seqlen_k = c.seqlen_k;
+  arguments.heads_per_kv_head = c.heads / c.kv_heads;
   arguments.scale = scale;
   arguments.causal = c.causal;
-  DeviceTensor<char> workspace(hopper::forward_workspace_bytes(kernel.config, arguments));
+  DeviceTensor<char> workspace(hopper::forward_workspace_bytes(
+      hopper::forward_num_tiles(kernel.config, arguments)));
   arguments.workspace = workspace.data;
   CHECK_CUDA(hopper::launch_forward(kernel, arguments, 0));
   CHECK_CUDA(cudaDeviceSynchronize());
@@ -319,41 +324,54 @@ Verdict run(const ForwardKernel& kernel, const Case& c, int repeats) {
   return verdict;
 }
 
-int check(int first, int end, const char* pattern, int repeats) {
-  const auto kernels = forward_kernels<kCheckConfigs>();
-  int failures = 0, done = 0;
-  for (int i = first; i < std::min(end, int(kernels.size())); ++i) {
-    const hopper::ForwardConfig& g = kernels[i].config;
-    int failed = 0;
-    double ratio = 0, lse_error = 0;
-    for (const Case& c : kCases) {
-      if (!std::strstr(c.name, pattern)) continue;
-      const bool fp16 = g.element == Element::kFp16;
-      const Verdict verdict =
-          fp16 ? run<__half>(kernels[i], c, repeats) : run<__nv_bfloat16>(kernels[i], c, repeats);
-      ++done;
-      ratio = std::max(ratio, verdict.worst_ratio);
-      lse_error = std::max(lse_error, verdict.lse_error);
-      if (!verdict.ok) {
-        ++failed;
-        std::printf("  config %d %-24s FAIL %s\n", i, c.name, verdict.where.c_str());
-      }
-      std::fflush(stdout);
+struct Tally {
+  int done = 0;
+  int failed = 0;
+};
+
+Tally check_kernel(const ForwardKernel& kernel, const char* pattern, int repeats) {
+  const hopper::ForwardConfig& g = kernel.config;
+  const bool fp16 = g.element == Element::kFp16;
+  Tally tally;
+  double ratio = 0, lse_error = 0;
+  for (const Case& c : kCases) {
+    if (!std::strstr(c.name, pattern)) continue;
+    const Verdict verdict =
+        fp16 ? run<__half>(kernel, c, repeats) : run<__nv_bfloat16>(kernel, c, repeats);
+    ++tally.done;
+    ratio = std::max(ratio, verdict.worst_ratio);
+    lse_error = std::max(lse_error, verdict.lse_error);
+    if (!verdict.ok) {
+      ++tally.failed;
+      std::printf("  %-24s FAIL %s\n", c.name, verdict.where.c_str());
     }
-    std::printf("config %d %s d%d/%d %dx%d q%d kv%d pp%d: %d failed, worst error %.2f of allowed, lse %.1e\n",
-                i, g.element == Element::kFp16 ? "fp16" : "bf16", g.head_dim, g.head_dim_v, g.block_m,
-                g.block_n, g.q_slots, g.kv_slots, g.ping_pong, failed, ratio, lse_error);
-    failures += failed;
+    std::fflush(stdout);
   }
-  std::printf("%d checks, %d failures\n", done, failures);
-  return failures != 0;
+  std::printf("%s d%d/%d %dx%d: %d of %d failed, worst error %.2f of allowed, lse %.1e\n",
+              fp16 ? "fp16" : "bf16", g.head_dim, g.head_dim_v, g.block_m, g.block_n, tally.failed,
+              tally.done, ratio, lse_error);
+  return tally;
 }
 
 }  // namespace
 }  // namespace fa3::testing
 
 int main(int argc, char** argv) {
+  using namespace fa3;
+  const int rows = int(hopper::kForwardTable.size());
   const int first = argc > 1 ? std::atoi(argv[1]) : 0;
-  const int end = argc > 2 ? std::atoi(argv[2]) : 1000;
-  return fa3::testing::check(first, end, argc > 3 ? argv[3] : "", argc > 4 ? std::atoi(argv[4]) : 1);
+  const int end = argc > 2 ? std::min(rows, std::atoi(argv[2])) : rows;
+  const char* pattern = argc > 3 ? argv[3] : "";
+  const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
+  int done = 0, failed = 0;
+  for (int row = first; row < end; ++row) {
+    for (const auto element : {hopper::Element::kFp16, hopper::Element::kBf16}) {
+      const auto tally =
+          testing::check_kernel(hopper::forward_kernel_at(row, element), pattern, repeats);
+      done += tally.done;
+      failed += tally.failed;
+    }
+  }
+  std::printf("%d checks, %d failures\n", done, failed);
+  return failed != 0;
 }
