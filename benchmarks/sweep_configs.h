@@ -12,15 +12,16 @@ using hopper::Element;
 using hopper::ForwardConfig;
 
 inline constexpr std::array kSweepConfigs{
-    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .q_slots = 2, .kv_slots = 5},
-    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 80, .q_slots = 2, .kv_slots = 6, .ping_pong = false},
-    ForwardConfig{.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 64, .q_slots = 2, .kv_slots = 7, .ping_pong = false},
-    ForwardConfig{.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .q_slots = 2, .kv_slots = 8},
-    ForwardConfig{.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .q_slots = 2, .kv_slots = 8, .ping_pong = false},
-    ForwardConfig{.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 112, .q_slots = 2, .kv_slots = 8, .ping_pong = false},
-    ForwardConfig{.head_dim = 256, .head_dim_v = 256, .block_m = 128, .block_n = 64, .q_slots = 1, .kv_slots = 5},
-    ForwardConfig{.head_dim = 256, .head_dim_v = 256, .block_m = 128, .block_n = 80, .q_slots = 1, .kv_slots = 4},
-    ForwardConfig{.head_dim = 256, .head_dim_v = 256, .block_m = 128, .block_n = 48, .q_slots = 1, .kv_slots = 6},
+    ForwardConfig{.head_dim = 96, .head_dim_v = 96, .block_m = 192, .block_n = 96, .q_slots = 2, .kv_slots = 8},
+    ForwardConfig{.head_dim = 96, .head_dim_v = 96, .block_m = 192, .block_n = 96, .q_slots = 2, .kv_slots = 8, .ping_pong = false},
+    ForwardConfig{.head_dim = 96, .head_dim_v = 96, .block_m = 192, .block_n = 112, .q_slots = 2, .kv_slots = 6, .ping_pong = false},
+    ForwardConfig{.head_dim = 96, .head_dim_v = 96, .block_m = 128, .block_n = 128, .q_slots = 2, .kv_slots = 7},
+    ForwardConfig{.head_dim = 96, .head_dim_v = 96, .block_m = 128, .block_n = 160, .q_slots = 2, .kv_slots = 5},
+    ForwardConfig{.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 112, .q_slots = 1, .kv_slots = 4},
+    ForwardConfig{.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 96, .q_slots = 1, .kv_slots = 4},
+    ForwardConfig{.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 96, .q_slots = 1, .kv_slots = 4, .ping_pong = false},
+    ForwardConfig{.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 80, .q_slots = 1, .kv_slots = 5},
+    ForwardConfig{.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 64, .q_slots = 2, .kv_slots = 5},
 };
 
 }  // namespace fa3::testing

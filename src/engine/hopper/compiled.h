@@ -24,8 +24,9 @@ inline constexpr std::array kForwardTable{
         .config = {.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .kv_slots = 8},
         .why = "softmax is the bottleneck at 64 columns: three warpgroups share it"},
     CompiledForward{
-        .config = {.head_dim = 96, .head_dim_v = 96, .block_m = 192, .block_n = 96, .kv_slots = 8},
-        .why = "three warpgroups"},
+        .config = {.head_dim = 96, .head_dim_v = 96, .block_m = 192, .block_n = 96, .kv_slots = 8,
+                   .ping_pong = false},
+        .why = "three warpgroups, as many keys a step as their registers hold"},
     CompiledForward{
         .config = {.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 80,
                    .kv_slots = 6, .ping_pong = false},
@@ -42,13 +43,23 @@ inline constexpr std::array kForwardTable{
         .only_causal = true,
         .why = "short causal sequences: narrow blocks waste less on the diagonal"},
     CompiledForward{
-        .config = {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 112,
-                   .q_slots = 1, .kv_slots = 4},
-        .why = "the widest blocks that leave four slots"},
+        .config = {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 80,
+                   .q_slots = 1, .kv_slots = 5},
+        .why = "one Q buffer, so that the ring keeps five slots"},
     CompiledForward{
-        .config = {.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 112,
-                   .q_slots = 1, .kv_slots = 4},
-        .why = "the widest blocks that leave four slots"},
+        .config = {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 64,
+                   .kv_slots = 5},
+        .max_keys = 1535,
+        .why = "short sequences: tiles overlap, which takes two Q buffers"},
+    CompiledForward{
+        .config = {.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 80,
+                   .q_slots = 1, .kv_slots = 5},
+        .why = "one Q buffer, so that the ring keeps five slots"},
+    CompiledForward{
+        .config = {.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 64,
+                   .kv_slots = 5},
+        .max_keys = 1535,
+        .why = "short sequences: tiles overlap, which takes two Q buffers"},
     CompiledForward{
         .config = {.head_dim = 256, .head_dim_v = 256, .block_m = 128, .block_n = 64,
                    .q_slots = 1, .kv_slots = 5},
