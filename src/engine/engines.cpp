@@ -5,7 +5,8 @@
 namespace fa3 {
 
 std::span<const Engine* const> engines() {
-  static constexpr const Engine* kEngines[] = {&cpu::kReferenceEngine, &cpu::kStandardEngine};
+  static constexpr const Engine* kEngines[] = {&cpu::kCpuEngine, &cpu::kReferenceEngine,
+                                               &cpu::kStandardEngine};
   return kEngines;
 }
 
