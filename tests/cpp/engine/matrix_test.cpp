@@ -32,21 +32,26 @@ TEST_P(Backward, agrees_with_float64) {
 }
 
 MatrixLimits forward_limits() {
-  return by_effort<MatrixLimits>({1 << 14, 1}, {1 << 21, 1}, {1 << 25, 6});
+  return by_effort<MatrixLimits>({1 << 14, 1 << 22, 1}, {1 << 21, 1 << 25, 1},
+                                 {1 << 25, 1 << 30, 6});
 }
 MatrixLimits backward_limits() {
-  return by_effort<MatrixLimits>({1 << 13, 1}, {1 << 17, 1}, {1 << 23, 6});
+  return by_effort<MatrixLimits>({1 << 13, 1 << 22, 1}, {1 << 20, 1 << 24, 1},
+                                 {1 << 23, 1 << 29, 6});
 }
 MatrixLimits packed_limits() {
-  return by_effort<MatrixLimits>({1 << 12, 1}, {1 << 15, 1}, {1 << 19, 6});
+  return by_effort<MatrixLimits>({1 << 12, 1 << 22, 1}, {1 << 18, 1 << 25, 1},
+                                 {1 << 22, 1 << 28, 6});
 }
 
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Forward);
 #define FA3_MATRIX(fixture, prefix, cases)                                                 \
-  INSTANTIATE_TEST_SUITE_P(prefix, fixture,                                                \
-                           testing::Combine(testing::ValuesIn(engines_under_test()),       \
-                                            testing::ValuesIn(cases)),                     \
-                           name_of_case)
+  INSTANTIATE_TEST_SUITE_P(                                                                \
+      prefix, fixture,                                                                     \
+      testing::Combine(testing::ValuesIn(engines_under_test()), testing::ValuesIn(cases)), \
+      name_of_case)
 FA3_MATRIX(Forward, dense, dense_matrix(forward_limits()));
+FA3_MATRIX(Forward, long, effort() == Effort::quick ? std::vector<Case>{} : long_cases());
 FA3_MATRIX(Forward, packed, packed_matrix(packed_limits()));
 FA3_MATRIX(Backward, dense, dense_matrix(backward_limits()));
 FA3_MATRIX(Backward, packed, packed_matrix(packed_limits()));

@@ -26,7 +26,8 @@ void describe_side(std::ostream& out, const char* name, const Side& side) {
 }  // namespace
 
 double Case::effective_scale() const {
-  return scale == FA3_SCALE_AUTO ? 1 / std::sqrt(static_cast<double>(dim)) : double{scale};
+  if (scale != FA3_SCALE_AUTO) return double{scale};
+  return double{1 / std::sqrt(static_cast<float>(dim))};  // the contract: a float32 number
 }
 
 Shape Case::shape_of(const Side& side, int64_t heads, int64_t dim) const {

@@ -68,8 +68,8 @@ class RowSizes {
 
   // Error over size; an error in a tensor of zeros is infinite.
   double relative(const Values& got, RowAt at) const {
-    const double error = distance(got.row(at.b, at.row, at.head),
-                                  want_.row(at.b, at.row, at.head), want_.shape.dim);
+    const double error =
+        distance(got.row(at.b, at.row, at.head), want_.row(at.b, at.row, at.head), want_.shape.dim);
     return error == 0 ? 0 : error / of(at);
   }
 

@@ -19,9 +19,9 @@
 namespace fa3::test {
 
 struct Tolerance {
-  double unit;            // roundoff of the dtype, relative
-  double units;           // how many of them are allowed on top of twice the baseline's error
-  double least_row;       // rows smaller than this share of the mean row are judged like it
+  double unit;       // roundoff of the dtype, relative
+  double units;      // how many of them are allowed on top of twice the baseline's error
+  double least_row;  // rows smaller than this share of the mean row are judged like it
 };
 
 // Of a dtype: 2^-24, 2^-11, 2^-8 halved.

@@ -16,6 +16,7 @@ struct Matrix {
   std::vector<double> numbers;
 
   Matrix(int64_t r, int64_t c) : rows(r), cols(c), numbers(static_cast<size_t>(r * c)) {}
+  const double* row(int64_t r) const { return numbers.data() + r * cols; }
   double* row(int64_t r) { return numbers.data() + r * cols; }
 };
 
@@ -42,27 +43,40 @@ void add(double weight, const double* row, int64_t count, double* out) {
   for (int64_t i = 0; i < count; ++i) out[i] += weight * row[i];
 }
 
+// One key/value head of one sequence.
+struct Keys {
+  Sequence at;
+  int64_t head;
+  Matrix k, v, kt, vt;
+
+  Keys(const Case& c, const Inputs& in, int64_t b, int64_t h)
+      : at(c.sequence_k(b)),
+        head(h),
+        k(gather(in.k, at, h)),
+        v(gather(in.v, at, h)),
+        kt(transposed(k)),
+        vt(transposed(v)) {}
+};
+
 // One query head of one sequence, a query row at a time.
 struct Head {
   const Case& c;
+  const Keys& keys;
   Sequence q_at, k_at;
   int64_t head, kv_head;
   double sink;  // -inf: none
-  Matrix q, k, v, kt, vt;
+  Matrix q;
   std::vector<double> p, slope, dp;  // of one row
 
-  Head(const Case& problem, const Inputs& in, int64_t b, int64_t h)
+  Head(const Case& problem, const Inputs& in, const Keys& kv, int64_t b, int64_t h)
       : c(problem),
+        keys(kv),
         q_at(c.sequence_q(b)),
-        k_at(c.sequence_k(b)),
+        k_at(kv.at),
         head(h),
-        kv_head(h / c.group()),
+        kv_head(kv.head),
         sink(c.sink ? double{in.sink.get(0, 0, h, 0)} : -kInfinity),
         q(gather(in.q, q_at, h)),
-        k(gather(in.k, k_at, kv_head)),
-        v(gather(in.v, k_at, kv_head)),
-        kt(transposed(k)),
-        vt(transposed(v)),
         p(static_cast<size_t>(k_at.used)),
         slope(p.size()),
         dp(p.size()) {}
@@ -71,7 +85,7 @@ struct Head {
   double softmax(int64_t i, double* largest_score) {
     std::fill(p.begin(), p.end(), 0.0);
     for (int64_t col = 0; col < c.dim; ++col) {
-      add(c.effective_scale() * q.row(i)[col], kt.row(col), k_at.used, p.data());
+      add(c.effective_scale() * q.row(i)[col], keys.kt.row(col), k_at.used, p.data());
     }
     double max = sink;
     for (int64_t j = 0; j < k_at.used; ++j) {
@@ -100,7 +114,7 @@ struct Head {
       double* o = book->o.row(q_at.batch, q_at.first + i, head);
       for (int64_t j = 0; j < k_at.used; ++j) {
         const double weight = p[static_cast<size_t>(j)];
-        if (weight != 0) add(weight, v.row(j), c.dim_v, o);
+        if (weight != 0) add(weight, keys.v.row(j), c.dim_v, o);
       }
     }
   }
@@ -112,7 +126,8 @@ struct Head {
       const double lse = softmax(i, &book->largest_score);
       const double* g = gradient.row(i);
       std::fill(dp.begin(), dp.end(), 0.0);
-      for (int64_t col = 0; col < c.dim_v; ++col) add(g[col], vt.row(col), k_at.used, dp.data());
+      for (int64_t col = 0; col < c.dim_v; ++col)
+        add(g[col], keys.vt.row(col), k_at.used, dp.data());
       double mean = 0;
       for (size_t j = 0; j < p.size(); ++j) mean += p[j] * dp[j];
       double* dq = book->dq.row(q_at.batch, q_at.first + i, head);
@@ -120,7 +135,7 @@ struct Head {
         const auto at = static_cast<size_t>(j);
         if (p[at] == 0) continue;
         const double ds = c.effective_scale() * p[at] * (dp[at] - mean) * slope[at];
-        add(ds, k.row(j), c.dim, dq);
+        add(ds, keys.k.row(j), c.dim, dq);
         add(ds, q.row(i), c.dim, book->dk.row(k_at.batch, k_at.first + j, kv_head));
         add(p[at], g, c.dim_v, book->dv.row(k_at.batch, k_at.first + j, kv_head));
       }
@@ -132,9 +147,12 @@ struct Head {
 template <class Visitor>
 void for_each_head(const Case& c, const Inputs& inputs, Visitor&& visit) {
   for (int64_t b = 0; b < c.batch; ++b) {
-    for (int64_t h = 0; h < c.heads_q; ++h) {
-      Head head(c, inputs, b, h);
-      visit(head);
+    for (int64_t kv_head = 0; kv_head < c.heads_k; ++kv_head) {
+      const Keys keys(c, inputs, b, kv_head);
+      for (int64_t h = kv_head * c.group(); h < (kv_head + 1) * c.group(); ++h) {
+        Head head(c, inputs, keys, b, h);
+        visit(head);
+      }
     }
   }
 }

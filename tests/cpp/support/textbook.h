@@ -11,9 +11,9 @@
 namespace fa3::test {
 
 struct Textbook {
-  Values o, lse;                // lse has dim 1
-  Values dq, dk, dv, dsink;     // dsink is (1, 1, heads, 1)
-  double largest_score = 0;     // of |softcap(scale * q.k)|, over what is visible
+  Values o, lse;             // lse has dim 1
+  Values dq, dk, dv, dsink;  // dsink is (1, 1, heads, 1)
+  double largest_score = 0;  // of |softcap(scale * q.k)|, over what is visible
 };
 
 Textbook textbook_forward(const Case& c, const Inputs& inputs);
