@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine suites. FA3_CPU_ISA chooses the cpu engine's instruction set for the whole process; on
-// a machine without it there is nothing to test, which ctest learns from the exit code.
+// The engine suites, for all engines or for the one in FA3_TEST_ENGINE. FA3_CPU_ISA chooses the cpu
+// engine's instruction set for the whole process. What this build or machine lacks is skipped, which
+// ctest learns from the exit code, with a sentence that says why.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+
+#include "support/engines.h"
 
 namespace {
 
@@ -28,9 +31,17 @@ bool machine_has(std::string_view isa) {
 int main(int argc, char** argv) {
   const char* isa = std::getenv("FA3_CPU_ISA");
   if (isa != nullptr && !machine_has(isa)) {
-    std::printf("SKIPPED: this machine has no %s\n", isa);
+    std::printf("skipped: this machine has no %s\n", isa);
+    return kSkipped;
+  }
+  const char* engine = std::getenv("FA3_TEST_ENGINE");
+  if (fa3::test::engines_under_test().empty()) {
+    std::printf("skipped: the engine %s is not in this build, or cannot run here\n", engine);
     return kSkipped;
   }
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  const int result = RUN_ALL_TESTS();
+  if (testing::UnitTest::GetInstance()->test_to_run_count() > 0) return result;
+  std::printf("no test matches the filter\n");
+  return 1;
 }

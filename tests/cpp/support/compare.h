@@ -42,6 +42,8 @@ struct Checked {
 };
 testing::AssertionResult forward_agrees(const Checked& checked);
 testing::AssertionResult backward_agrees(const Checked& checked);
+testing::AssertionResult forward_agrees(const Checked& checked, const Inputs& inputs);
+testing::AssertionResult backward_agrees(const Checked& checked, const Inputs& inputs);
 
 // Every element's bits equal. Prints the first difference.
 testing::AssertionResult bits_equal(const char* what, const Tensor& got, const Tensor& want);

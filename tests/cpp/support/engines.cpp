@@ -8,9 +8,11 @@
 namespace fa3::test {
 namespace {
 
+constexpr EngineUnderTest kStandard{
+    .name = "standard", .id = FA3_ENGINE_STANDARD, .rounds_scores = true, .exact = false};
 constexpr EngineUnderTest kEngines[] = {
     {.name = "reference", .id = FA3_ENGINE_REFERENCE, .rounds_scores = false, .exact = true},
-    {.name = "standard", .id = FA3_ENGINE_STANDARD, .rounds_scores = true, .exact = false},
+    kStandard,
     {.name = "cpu", .id = FA3_ENGINE_CPU, .rounds_scores = false, .exact = false},
 };
 
@@ -30,11 +32,17 @@ bool is_set(const char* variable) {
 }  // namespace
 
 std::vector<EngineUnderTest> engines_under_test() {
+  const char* only = std::getenv("FA3_TEST_ENGINE");
   std::vector<EngineUnderTest> found;
   for (const EngineUnderTest& engine : kEngines) {
-    if (runs_here(engine)) found.push_back(engine);
+    const bool wanted = only == nullptr || std::string_view(only) == engine.name;
+    if (wanted && runs_here(engine)) found.push_back(engine);
   }
   return found;
+}
+
+EngineUnderTest baseline() {
+  return kStandard;
 }
 
 std::string engine_name(const EngineUnderTest& engine) {

@@ -18,8 +18,12 @@ struct EngineUnderTest {
   bool exact;          // double precision inside: only its outputs are rounded
 };
 
-// Those of the list that this build contains and this machine can run.
+// Those of the list that this build contains and this machine can run; only the one that the
+// environment variable FA3_TEST_ENGINE names, if it is set.
 std::vector<EngineUnderTest> engines_under_test();
+
+// Standard attention, whose rounding error sets the measure.
+EngineUnderTest baseline();
 
 // For gtest: names and messages.
 std::string engine_name(const EngineUnderTest& engine);
