@@ -133,6 +133,7 @@ Status describe_lengths(const LengthArguments& arguments, const fa3_tensor& oper
   if (declared_max < 0) return invalid(max_name, ": expected >= 0, got ", declared_max);
   lengths->max = rows;
   lengths->total = rows;
+  lengths->ragged = present(cu_seqlens.tensor) || present(seqused.tensor);
   if (present(cu_seqlens.tensor)) {
     FA3_TRY(check_length_array(cu_seqlens, batch + 1, q, purpose));
     lengths->cu_seqlens = static_cast<const int32_t*>(cu_seqlens.tensor.data);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "cli/bench_cases.h"
 #include "cli/calls.h"
@@ -66,6 +67,7 @@ class Peaks {
 };
 
 Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
+  require_engine(bench.engine);
   fa3_options options = default_options();
   options.engine = engine_id(bench.engine);
   options.causal = bench.causal ? 1 : 0;
@@ -202,7 +204,8 @@ void run_bench(const BenchFlags& flags) {
   Report report(flags.json);
   Progress progress("bench", static_cast<int64_t>(cases.size()));
   Peaks peaks;
-  int refused = 0;
+  size_t refused = 0;
+  std::set<std::string> reasons;  // each is said once
   for (const BenchCase& bench : cases) {
     progress.next(fmt::format("{} {} s{} d{}", bench.engine, short_name(bench.dtype),
                               bench.shape.seqlen_q, bench.shape.head_dim));
@@ -214,8 +217,7 @@ void run_bench(const BenchFlags& flags) {
       // One engine or shape that this machine cannot do must not end a sweep.
       if (error.code() != kExitUnsupported) throw;
       progress.erase();
-      fmt::print(stderr, "fa3: skipped --engine {}, {}, seqlen {}, head dim {}: {}\n", bench.engine,
-                 short_name(bench.dtype), bench.shape.seqlen_q, bench.shape.head_dim, error.what());
+      if (reasons.insert(error.what()).second) fmt::print(stderr, "fa3: {}\n", error.what());
       ++refused;
     }
   }

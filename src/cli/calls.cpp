@@ -70,6 +70,7 @@ std::vector<EngineInfo> engine_list() {
 const std::vector<std::string>& engine_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
+    all.reserve(kEngineIds.size());
     for (const auto& [name, id] : kEngineIds) all.emplace_back(name);
     return all;
   }();
@@ -80,6 +81,20 @@ fa3_engine_id engine_id(const std::string& name) {
   return std::find_if(kEngineIds.begin(), kEngineIds.end(),
                       [&](const auto& engine) { return name == engine.first; })
       ->second;
+}
+
+void require_engine(const std::string& name) {
+  if (name == "auto") return;
+  std::string others;
+  for (const EngineInfo& engine : engine_list()) {
+    if (engine.name == name && engine.available) return;
+    if (engine.name == name) {
+      throw CommandError(kExitUnsupported, concat("--engine ", name, ": ", engine.detail));
+    }
+    others += concat(others.empty() ? "" : ", ", engine.name);
+  }
+  throw CommandError(kExitUnsupported,
+                     concat("--engine ", name, ": this build has no such engine; it has ", others));
 }
 
 std::string plan_text(const ForwardArgs& args) {

@@ -21,6 +21,8 @@ std::vector<EngineInfo> engine_list();
 // "auto", "cpu", ... for --engine; engine_id() expects one of them.
 const std::vector<std::string>& engine_names();
 fa3_engine_id engine_id(const std::string& name);
+// Throws, with the reason, if that engine cannot run here; "auto" always can.
+void require_engine(const std::string& name);
 
 // The library's plan in words, and the rest of its line that starts with `key`.
 std::string plan_text(const ForwardArgs& args);

@@ -229,6 +229,7 @@ bool show_long_sequence(const DemoFlags& flags) {
 }
 
 void run_demo(const DemoFlags& flags) {
+  require_engine(flags.engine.engine);
   if (!std::filesystem::exists(layer_file(flags, 0, "q"))) {
     throw CommandError(
         kExitBadInput,

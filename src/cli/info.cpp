@@ -114,7 +114,7 @@ void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_op
   fmt::print("  (standard attention stores the scores; fa3 never does)\n");
 }
 
-void run_info(InfoFlags flags, bool with_shape) {
+void run_info(const InfoFlags& flags, bool with_shape) {
   print_engines();
   if (!with_shape) {
     fmt::print("\nGive a shape for its plan and memory: fa3 info --seqlen 4096 --head-dim 128\n");

@@ -41,7 +41,7 @@ int64_t bytes_in(const char* path, const std::string& key) {
 }  // namespace
 
 std::string cpu_model() {
-  const std::string model = proc_value("/proc/cpuinfo", "model name");
+  std::string model = proc_value("/proc/cpuinfo", "model name");
   if (!model.empty()) return model;
   utsname system{};
   return uname(&system) == 0 ? system.machine : "unknown CPU";

@@ -33,25 +33,32 @@ std::string version_text() {
          "." + std::to_string(FA3_VERSION_PATCH) + " (" + fa3::cli::commit() + ")";
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int parse_and_run(int argc, char** argv) {
   using namespace fa3::cli;
   CLI::App app{"fa3: exact attention in O(N) memory", "fa3"};
   app.set_version_flag("--version", version_text());
   app.require_subcommand(1);
   app.footer(kFooter);
+  add_run(app);
+  add_verify(app);
+  add_bench(app);
+  add_info(app);
+  add_doctor(app);
+  add_demo(app);
   try {
-    add_run(app);
-    add_verify(app);
-    add_bench(app);
-    add_info(app);
-    add_doctor(app);
-    add_demo(app);
     app.parse(argc, argv);
     return kExitOk;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitBadInput;
+    return app.exit(error) == 0 ? kExitOk : kExitBadInput;  // --help is an "error" of code 0
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace fa3::cli;
+  try {
+    return parse_and_run(argc, argv);
   } catch (const CommandError& error) {
     return fail(error.code(), error.what());
   } catch (const std::bad_alloc&) {

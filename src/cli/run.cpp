@@ -71,9 +71,17 @@ void write_output(const std::string& path, const HostTensor& tensor) {
 
 void run_files(const RunFlags& flags) {
   check_flags(flags);
+  require_engine(flags.engine.engine);
   Operands operands = read_operands(flags);
   const fa3_options options = options_of(flags.engine, flags.mask);
-  add_outputs(&operands, {.backward = flags.backward, .sink = operands.sink.present()});
+  Wanted outputs{
+      .backward = flags.backward, .sink = operands.sink.present(), .memory = Memory::shapes_only};
+  // Files may say anything: memory for outputs only if the library accepts the shapes.
+  add_outputs(&operands, outputs);
+  require(supported(forward_args(operands, options)));
+  if (flags.backward) require(supported(backward_args(operands, options)));
+  outputs.memory = Memory::allocate;
+  add_outputs(&operands, outputs);
 
   for (const auto& [name, tensor] : {std::pair{"q", &operands.q},
                                      {"k", &operands.k},

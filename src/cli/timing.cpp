@@ -34,6 +34,7 @@ Timing time_call(const std::function<double()>& call, int repeats) {
   const double warm_up = call();
   if (repeats <= 0) repeats = chosen_repeats(warm_up);
   std::vector<double> seconds;
+  seconds.reserve(static_cast<size_t>(repeats));
   for (int i = 0; i < repeats; ++i) seconds.push_back(call());
   std::sort(seconds.begin(), seconds.end());
   const size_t middle = seconds.size() / 2;

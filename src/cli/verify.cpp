@@ -160,6 +160,7 @@ void print_summary(const std::string& group, const std::string& dtype, const Sum
 
 // Throws if the engine cannot run at all, before any work.
 void check_engine(const EngineFlags& flags) {
+  require_engine(flags.engine);
   const Operands shapes =
       make_operands({}, FA3_FLOAT32, Layout::bshd, {.memory = Memory::shapes_only});
   fa3_options options = default_options();

@@ -23,6 +23,7 @@ struct Lengths {
   const int32_t* seqused = nullptr;     // (batch), optional
   int64_t max = 0;                      // no sequence is longer
   int64_t total = 0;                    // rows of the tensor: batch * max if dense
+  bool ragged = false;  // lengths may differ from max, even where a query leaves the arrays null
 
   FA3_HD constexpr bool packed() const { return cu_seqlens != nullptr; }
 

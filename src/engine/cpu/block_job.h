@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the driver (forward.cpp) hands to a kernel (simd/): one block of query rows against one range
+// of keys. Plain data, because the kernels are compiled for other instruction sets than the rest and
+// must share no function with it. Next: simd/attend_block.h.
+#pragma once
+
+#include <cstdint>
+
+#include "core/block_range.h"
+
+namespace fa3::cpu {
+
+// Query rows that one micro-kernel call takes. 6 rows x 4 vectors are 24 accumulators, with 4 key
+// vectors and 1 broadcast 29 of the 32 AVX-512 registers; 6 x 2 are 12 + 2 + 1 of AVX2's 16.
+inline constexpr int64_t kRowsPerGroup = 6;
+
+// Attention of some rows over some keys, not yet normalised: per row o = sum_j 2^(s_j - ref) v_j and
+// sum = sum_j 2^(s_j - ref), with scores s in log2 units. ref = -inf: the row saw no key so far.
+struct PartialRows {
+  float* o = nullptr;    // (rows, columns)
+  float* ref = nullptr;  // (rows)
+  float* sum = nullptr;  // (rows)
+  int64_t columns = 0;   // head_dim_v, rounded up to whole vectors of every instruction set
+};
+
+// Scratch memory of one thread; sizes are in tile_shape.h.
+struct BlockBuffers {
+  float* q = nullptr;          // packed query rows
+  float* k = nullptr;          // packed key tile, transposed
+  float* v = nullptr;          // packed value tile
+  float* scores = nullptr;     // (kRowsPerGroup, block_k)
+  float* p = nullptr;          // (kRowsPerGroup, block_k), in the multiplier's format
+  float* sum_lanes = nullptr;  // (rows, kMaxLanes): row sums, one per vector lane
+};
+
+// The rows of a block are the queries of one key head: row = position * group + head in the group.
+struct BlockJob {
+  int64_t head_dim = 0;
+  int64_t head_dim_v = 0;
+  float scale = 1.0f;
+  float softcap = 0.0f;  // 0 = off
+
+  // At the sequence's first row and the (first) head; strides in elements.
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  int64_t q_row_stride = 0, q_head_stride = 0;
+  int64_t k_row_stride = 0, v_row_stride = 0;
+
+  int64_t group = 1;
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t padded_rows = 0;  // num_rows rounded up to whole groups of kRowsPerGroup
+
+  // Per row and per row group; padding rows repeat the last row. Begins and ends never decrease.
+  const KeyRange* row_keys = nullptr;
+  const BlockRange* group_keys = nullptr;
+
+  int64_t block_k = 0;
+  BlockBuffers buffers;
+  PartialRows result;
+};
+
+// Partial results of the same rows over disjoint keys, to be merged, normalised and written.
+struct WriteJob {
+  PartialRows parts;        // the first part
+  int64_t part_floats = 0;  // from one part to the next
+  int64_t num_parts = 1;
+
+  int64_t group = 1;
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t head_dim_v = 0;
+
+  void* o = nullptr;  // at the sequence's first row and the group's first head
+  int64_t o_row_stride = 0, o_head_stride = 0;
+  float* lse = nullptr;  // likewise; null: not wanted
+  int64_t lse_row_stride = 0, lse_head_stride = 0;
+  const float* sink = nullptr;  // of the group's first head; null: none
+};
+
+}  // namespace fa3::cpu

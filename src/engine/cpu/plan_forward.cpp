@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cpu/plan_forward.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "engine/cpu/isa.h"
+#include "engine/cpu/scratch.h"
+
+namespace fa3::cpu {
+namespace {
+
+// Several tasks per thread, so that the last ones to finish leave little idle time.
+constexpr int64_t kTasksPerThread = 8;
+
+// As many rows as the caches allow, fewer where that would leave threads without work. Grows with
+// the longest sequence, so that a workspace query, which may not know it, is never too small.
+int64_t block_q_bound(const Problem& problem, const TileShape& shape) {
+  const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
+  const int64_t all_rows = problem.lengths_q.total * problem.heads_q;
+  const int64_t balanced = all_rows / (kTasksPerThread * problem.num_threads);
+  const int64_t rows = std::clamp(round_up(balanced, kRowsPerGroup), kMinBlockQ, shape.max_block_q);
+  return std::min(rows, round_up(max_rows, kRowsPerGroup));
+}
+
+// Blocks of equal size.
+int64_t choose_block_q(const Problem& problem, const TileShape& shape) {
+  const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
+  const int64_t bound = block_q_bound(problem, shape);
+  const int64_t num_blocks = (max_rows + bound - 1) / bound;
+  const int64_t rows = round_up((max_rows + num_blocks - 1) / num_blocks, kRowsPerGroup);
+  return std::min(std::max(kMinBlockQ, rows), bound);
+}
+
+const char* arithmetic_of(const Problem& problem) {
+  if (problem.dtype == DType::float32) return "float products";
+  const bool pairs = problem.dtype == DType::bfloat16 && kernels().has_bf16_products;
+  return pairs ? "bfloat16 products (vdpbf16ps), float sums"
+               : "operands widened to float when they are packed";
+}
+
+std::string reasons(const Problem& problem, const TileShape& shape, const Plan& plan) {
+  std::string why = concat(arithmetic_of(problem), "; key tiles of ", shape.block_k, " x (",
+                           problem.head_dim, " + ", problem.head_dim_v, ") stay in the L2 cache; ");
+  if (plan.num_splits > 1) {
+    why += concat("few query rows, so keys are split into up to ", plan.num_splits,
+                  " parts, merged in fixed order. ");
+  } else {
+    why += concat("blocks of ", plan.block_q, " of the ", problem.lengths_q.max * problem.group(),
+                  " rows per key head give ", plan.num_tasks, " tasks for ", plan.num_threads,
+                  plan.num_threads == 1 ? " thread. " : " threads. ");
+  }
+  return why;
+}
+
+}  // namespace
+
+ForwardWorkspace carve_forward(const Problem& problem, void* memory) {
+  const TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  Scratch scratch(memory);
+  ForwardWorkspace workspace;
+  workspace.sequences = scratch.take<SequenceTasks>(problem.batch);
+  const int64_t partials = partials_bound(problem, shape);
+  if (partials > 0) workspace.parts_done = scratch.take<int32_t>(problem.batch * problem.heads_k);
+  workspace.partials = scratch.take<float>(partials);
+  workspace.rows_per_thread = block_q_bound(problem, shape);
+  Scratch thread;
+  carve_thread(shape, problem.head_dim_v, workspace.rows_per_thread, &thread);
+  workspace.thread_bytes = thread.bytes();
+  workspace.threads = scratch.take<std::byte>(problem.num_threads * workspace.thread_bytes);
+  workspace.bytes = scratch.bytes();
+  return workspace;
+}
+
+Status plan_forward(const Problem& problem, Plan* plan) {
+  const TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  *plan = {};
+  plan->engine = "cpu";
+  plan->kernel = concat("tiled ", isa_name());
+  plan->block_q = choose_block_q(problem, shape);
+  plan->block_k = shape.block_k;
+  plan->num_threads = problem.num_threads;
+  const Totals totals = make_schedule(problem, shape, plan->block_q, nullptr);
+  plan->num_tasks = totals.num_tasks;
+  plan->num_splits = totals.max_parts;
+  plan->workspace_bytes = carve_forward(problem, nullptr).bytes;
+  plan->why = reasons(problem, shape, *plan);
+  return {};
+}
+
+}  // namespace fa3::cpu

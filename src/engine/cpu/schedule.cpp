@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cpu/schedule.h"
+
+#include <algorithm>
+
+#include "core/block_range.h"
+
+namespace fa3::cpu {
+namespace {
+
+int64_t padded_rows(int64_t rows) {
+  return round_up(rows, kRowsPerGroup);
+}
+
+int64_t task_count(const Problem& problem, const SequencePlan& plan, int64_t block_q) {
+  if (plan.num_rows == 0) return 0;
+  if (plan.num_rows <= kSplitRows) return problem.heads_k * plan.num_parts;
+  return problem.heads_k * ((plan.num_rows + block_q - 1) / block_q);
+}
+
+int64_t task_cost(const SequencePlan& plan, int64_t block_q) {
+  const int64_t visible = std::max<int64_t>(plan.visible.end - plan.visible.begin, 0);
+  return std::min(plan.num_rows, block_q) * (plan.num_parts > 1 ? plan.part_keys : visible);
+}
+
+}  // namespace
+
+KeyRange SequencePlan::part(int64_t index) const {
+  if (num_parts == 1) return visible;
+  const int64_t first = visible.begin / kMaxBlockK * kMaxBlockK + index * part_keys;
+  return {std::max(visible.begin, first), std::min(visible.end, first + part_keys)};
+}
+
+SequencePlan plan_sequence(const Problem& problem, int64_t sequence) {
+  SequencePlan plan;
+  plan.q_rows = problem.lengths_q.rows_of(sequence);
+  plan.k_rows = problem.lengths_k.rows_of(sequence);
+  plan.num_rows = plan.q_rows.used * problem.group();
+  if (plan.num_rows == 0) return plan;
+  plan.visible =
+      block_range(problem.mask, 0, plan.q_rows.used, plan.q_rows.used, plan.k_rows.used).visible;
+  plan.streams = plan.num_rows <= kStreamRows;
+  if (plan.num_rows <= kSplitRows && !plan.visible.empty()) {
+    const int64_t from = plan.visible.begin / kMaxBlockK * kMaxBlockK;
+    plan.part_keys = part_keys(plan.visible.end - from);
+    plan.num_parts = num_parts(plan.visible.end - from);
+  }
+  return plan;
+}
+
+Totals make_schedule(const Problem& problem, const TileShape& shape, int64_t block_q,
+                     SequenceTasks* tasks) {
+  Totals totals;
+  int64_t first_partial = 0;
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    const SequencePlan plan = plan_sequence(problem, b);
+    const int64_t num_tasks = task_count(problem, plan, block_q);
+    totals.num_tasks += num_tasks;
+    totals.max_parts = std::max(totals.max_parts, plan.num_parts);
+    if (tasks == nullptr) continue;
+    tasks[b] = {.sequence = b,
+                .num_tasks = num_tasks,
+                .first_partial = first_partial,
+                .cost = task_cost(plan, block_q)};
+    if (plan.num_parts > 1) {
+      first_partial += problem.heads_k * plan.num_parts *
+                       partial_floats(padded_rows(plan.num_rows), shape.o_columns);
+    }
+  }
+  if (tasks == nullptr) return totals;
+  std::sort(tasks, tasks + problem.batch, [](const SequenceTasks& a, const SequenceTasks& b) {
+    return a.cost != b.cost ? a.cost > b.cost : a.sequence < b.sequence;
+  });
+  int64_t first_task = 0;
+  for (int64_t i = 0; i < problem.batch; ++i) {
+    tasks[i].first_task = first_task;
+    first_task += tasks[i].num_tasks;
+  }
+  return totals;
+}
+
+const SequenceTasks& find_task(const SequenceTasks* tasks, int64_t count, int64_t task) {
+  const SequenceTasks* after = std::upper_bound(
+      tasks, tasks + count, task,
+      [](int64_t wanted, const SequenceTasks& entry) { return wanted < entry.first_task; });
+  return after[-1];
+}
+
+int64_t partials_bound(const Problem& problem, const TileShape& shape) {
+  if (problem.batch == 0) return 0;
+  const int64_t max_rows = problem.lengths_q.max * problem.group();
+  int64_t parts = std::min(
+      problem.batch * kMaxParts,
+      problem.batch + (problem.lengths_k.total + problem.batch * kMaxBlockK) / kMinPartKeys);
+  if (!problem.lengths_q.ragged && !problem.lengths_k.ragged) {
+    parts = problem.batch * plan_sequence(problem, 0).num_parts;
+    if (parts == problem.batch) return 0;
+  } else if (!problem.lengths_q.ragged && max_rows > kSplitRows) {
+    return 0;
+  }
+  return problem.heads_k * parts *
+         partial_floats(padded_rows(std::min(max_rows, kSplitRows)), shape.o_columns);
+}
+
+}  // namespace fa3::cpu

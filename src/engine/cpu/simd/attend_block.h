@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiled attention of one block of query rows: the loop of the paper (FlashAttention-2,
+// arXiv 2307.08691, Algorithm 1) with rows in groups, so that the scores of a group stay in registers
+// and L1. A key tile is packed once and used by every group of the block. Next: attend_rows.h.
+#pragma once
+
+#include "engine/cpu/simd/softmax.h"
+
+namespace fa3::cpu::FA3_ISA {
+
+FA3_INLINE int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+FA3_INLINE int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+FA3_INLINE RowGroup row_group(const BlockJob& job, int64_t index) {
+  const int64_t row = index * kRowsPerGroup;
+  return {.q = job.buffers.q + row * packed_q_stride(job),
+          .row_keys = job.row_keys + row,
+          .visible = job.group_keys[index].visible,
+          .free = job.group_keys[index].free,
+          .o = job.result.o + row * job.result.columns,
+          .ref = job.result.ref + row,
+          .sum_lanes = job.buffers.sum_lanes + row * kWidth};
+}
+
+// O += P V for `C` vectors of columns, over the tile's keys [begin, end).
+template <class Format, int C>
+FA3_INLINE void multiply_values(const BlockJob& job, const float* v_panel, int64_t begin,
+                                int64_t end, float* o) {
+  const int64_t first = begin / Format::kStep;
+  V acc[kRowsPerGroup][C];
+  FA3_UNROLL
+  for (int r = 0; r < kRowsPerGroup; ++r) {
+    FA3_UNROLL
+    for (int j = 0; j < C; ++j) acc[r][j] = load(o + r * job.result.columns + j * kWidth);
+  }
+  multiply<Format>(job.buffers.p + first, job.block_k / Format::kStep, v_panel + first * kPanel,
+                   kPanel, (end - begin + Format::kStep - 1) / Format::kStep, acc);
+  FA3_UNROLL
+  for (int r = 0; r < kRowsPerGroup; ++r) {
+    FA3_UNROLL
+    for (int j = 0; j < C; ++j) store(o + r * job.result.columns + j * kWidth, acc[r][j]);
+  }
+}
+
+template <class Format>
+static void accumulate_values(const BlockJob& job, const Tile& tile, const RowGroup& group,
+                              int64_t begin, int64_t end) {
+  const int64_t panel_floats = job.block_k / Format::kStep * kPanel;
+  const float* v_panel = tile.v;
+  for (int64_t column = 0; column < job.head_dim_v; column += kPanel, v_panel += panel_floats) {
+    float* o = group.o + column;
+    switch (smaller(kPanelVectors, (job.head_dim_v - column + kWidth - 1) / kWidth)) {
+      case 1:
+        multiply_values<Format, 1>(job, v_panel, begin, end, o);
+        break;
+      case 2:
+        multiply_values<Format, 2>(job, v_panel, begin, end, o);
+        break;
+      case 3:
+        multiply_values<Format, 3>(job, v_panel, begin, end, o);
+        break;
+      default:
+        multiply_values<Format, kPanelVectors>(job, v_panel, begin, end, o);
+        break;
+    }
+  }
+}
+
+FA3_INLINE bool has_references(const RowGroup& group) {
+  bool all = true;
+  for (int r = 0; r < kRowsPerGroup; ++r) all = all && group.ref[r] > -kInfinity;
+  return all;
+}
+
+// One row group against one packed tile.
+template <class Format>
+static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& group) {
+  const int64_t begin = larger(group.visible.begin, tile.begin) - tile.begin;
+  const int64_t end = smaller(group.visible.end, tile.end) - tile.begin;
+  if (begin >= end) return;
+  const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
+  const bool is_free = tile.begin + panels.begin >= group.free.begin &&
+                       tile.begin + panels.end <= group.free.end && job.softcap == 0.0f;
+  const bool done =
+      is_free && has_references(group) && guarded_softmax<Format>(job, tile, group, panels);
+  if (!done) ordinary_softmax<Format>(job, tile, group, panels);
+  accumulate_values<Format>(job, tile, group, begin / Format::kStep * Format::kStep, end);
+}
+
+static void clear_result(const BlockJob& job) {
+  for (int64_t i = 0; i < job.padded_rows * job.result.columns; ++i) job.result.o[i] = 0.0f;
+  for (int64_t i = 0; i < job.padded_rows; ++i) job.result.ref[i] = -kInfinity;
+  for (int64_t i = 0; i < job.padded_rows * kWidth; ++i) job.buffers.sum_lanes[i] = 0.0f;
+}
+
+static void add_up_sums(const BlockJob& job) {
+  for (int64_t r = 0; r < job.padded_rows; ++r) {
+    job.result.sum[r] = lanes_sum(load(job.buffers.sum_lanes + r * kWidth));
+  }
+}
+
+template <class Format>
+static void attend_block(const BlockJob& job) {
+  using T = typename Format::Element;
+  const auto* k = static_cast<const T*>(job.k);
+  const auto* v = static_cast<const T*>(job.v);
+  const int64_t num_groups = job.padded_rows / kRowsPerGroup;
+  const KeyRange visible = {job.group_keys[0].visible.begin,
+                            job.group_keys[num_groups - 1].visible.end};
+  pack_queries<Format>(job);
+  clear_result(job);
+  for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
+       start += job.block_k) {
+    const int64_t end = smaller(start + job.block_k, visible.end);
+    pack_keys<Format>(k + start * job.k_row_stride, job.k_row_stride, end - start, job.head_dim,
+                      job.buffers.k);
+    pack_values<Format>(v + start * job.v_row_stride, job.v_row_stride, end - start, job.block_k,
+                        job.head_dim_v, job.buffers.v);
+    const int64_t next_end = smaller(end + job.block_k, visible.end);
+    PrefetchRows next_k = prefetch_rows(k, job.k_row_stride, end, next_end, job.head_dim);
+    PrefetchRows next_v = prefetch_rows(v, job.v_row_stride, end, next_end, job.head_dim_v);
+    const Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};
+    for (int64_t g = 0; g < num_groups; ++g) attend_tile<Format>(job, tile, row_group(job, g));
+  }
+  add_up_sums(job);
+}
+
+}  // namespace fa3::cpu::FA3_ISA

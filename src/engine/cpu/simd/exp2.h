@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Vector functions of the softmax: exp2 and tanh. Relative error of exp2 below 2.5e-7; 0 below
+// 2^-127, and inf (AVX-512) or 2^127 (others) above: large enough to fail the guard of softmax.h.
+// NaN stays NaN. Coefficients: Remez, relative error. Next: multiply.h.
+#pragma once
+
+#include "engine/cpu/simd/vector.h"
+
+namespace fa3::cpu::FA3_ISA {
+
+// Coefficients of 2^f, highest power first, for the f of this instruction set.
+struct Exp2Polynomial {
+#if defined(__AVX512F__)
+  float c5 = 0.0018775767f, c4 = 0.0089893397f, c3 = 0.055826318f;  // f in [0, 1)
+  float c2 = 0.24015361f, c1 = 0.69315308f, c0 = 0.99999994f;
+#else
+  float c5 = 0.0013276472f, c4 = 0.0096755410f, c3 = 0.055507131f;  // f in [-1/2, 1/2]
+  float c2 = 0.24022120f, c1 = 0.69314694f, c0 = 1.0000001f;
+#endif
+
+  FA3_INLINE V evaluate(const Exp2Polynomial& c, V f) {
+    V p = f * broadcast_from(&c.c5) + broadcast_from(&c.c4);
+    p = p * f + broadcast_from(&c.c3);
+    p = p * f + broadcast_from(&c.c2);
+    p = p * f + broadcast_from(&c.c1);
+    return p * f + broadcast_from(&c.c0);
+  }
+};
+
+#if defined(__AVX512F__)
+
+// 2^x = 2^(x - floor x) * 2^floor(x); vscalefps takes the floor itself.
+FA3_INLINE V exp2(V x, const Exp2Polynomial& polynomial) {
+  constexpr int kMinusFloor = 0x09;  // x - floor(x), no precision exception
+  const V f = (V)_mm512_reduce_ps((__m512)x, kMinusFloor);
+  return (V)_mm512_scalef_ps((__m512)Exp2Polynomial::evaluate(polynomial, f), (__m512)x);
+}
+
+#else
+
+// 2^x = 2^(x - n) * 2^n with n = round(x). Adding kRound leaves n + 127 in the low bits of the sum,
+// from where a shift makes 2^n. At n = -127 that is 0.
+FA3_INLINE V exp2(V x, const Exp2Polynomial& polynomial) {
+  constexpr float kRound = 0x1.8p23f + 127.0f;
+  x = x < broadcast(-127.0f) ? broadcast(-127.0f) : x;
+  x = x > broadcast(127.0f) ? broadcast(127.0f) : x;
+  const V shifted = x + kRound;
+  const V f = x - (shifted - kRound);
+  return Exp2Polynomial::evaluate(polynomial, f) * (V)((VInt)shifted << 23);
+}
+
+#endif
+
+FA3_INLINE V exp2(V x) {
+  return exp2(x, Exp2Polynomial{});
+}
+
+// An odd polynomial near 0, where 1 - 2 / (e^2x + 1) cancels.
+FA3_INLINE V tanh(V x) {
+  constexpr float kTwoLog2E = 2.88539008f;
+  const V square = x * x;
+  V small = square * -5.70498872745e-3f + 2.06390887954e-2f;
+  small = small * square - 5.37397155531e-2f;
+  small = small * square + 1.33314422036e-1f;
+  small = small * square - 3.33332819422e-1f;
+  small = small * square * x + x;
+  const V large = 1.0f - 2.0f / (exp2(x * kTwoLog2E) + 1.0f);
+  return square < broadcast(0.625f * 0.625f) ? small : large;
+}
+
+}  // namespace fa3::cpu::FA3_ISA

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of one instruction set's kernels, and the probe of its multiply-add rate.
+#pragma once
+
+#include "engine/cpu/kernels.h"
+#include "engine/cpu/simd/attend_block.h"
+#include "engine/cpu/simd/attend_rows.h"
+#include "engine/cpu/simd/write_rows.h"
+
+namespace fa3::cpu::FA3_ISA {
+
+// As many independent accumulators as the micro-kernel has; factors that keep them finite.
+template <class Format>
+static double multiply_add(int64_t repeats) {
+  constexpr int kAccumulators = kRowsPerGroup * kPanelVectors;
+  V acc[kAccumulators];
+  FA3_UNROLL
+  for (int i = 0; i < kAccumulators; ++i) acc[i] = V{} + static_cast<float>(i);
+  V a = broadcast(1.0e-3f);
+  V b = broadcast(1.0e-3f);
+  for (int64_t n = 0; n < repeats; ++n) {
+    // The compiler must not see that a and b stay the same.
+    asm volatile("" : "+m"(a), "+m"(b));
+    for (int inner = 0; inner < 64; ++inner) {
+      FA3_UNROLL
+      for (int i = 0; i < kAccumulators; ++i) acc[i] = Format::multiply_add(acc[i], a, b);
+    }
+  }
+  V sum = {};
+  FA3_UNROLL
+  for (int i = 0; i < kAccumulators; ++i) sum += acc[i];
+  asm volatile("" : : "m"(sum));
+  return 2.0 * Format::kStep * kWidth * kAccumulators * 64.0 * static_cast<double>(repeats);
+}
+
+}  // namespace fa3::cpu::FA3_ISA

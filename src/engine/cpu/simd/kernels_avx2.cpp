@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels for AVX2 with FMA and F16C.
+#define FA3_ISA avx2
+#include "engine/cpu/simd/kernel_table.h"
+
+namespace fa3::cpu {
+
+namespace {
+using namespace avx2;
+constexpr Kernels kTable = {
+    .name = "avx2",
+    .has_bf16_products = false,
+    .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
+                     attend_block<Floats<BFloat16>>},
+    .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},
+    .write_rows = {write_rows<float>, write_rows<Float16>, write_rows<BFloat16>},
+    .multiply_add = {multiply_add<Floats<float>>, multiply_add<Floats<float>>,
+                     multiply_add<Floats<float>>},
+};
+}  // namespace
+
+const Kernels* const kAvx2Kernels = &kTable;
+
+}  // namespace fa3::cpu

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels for AVX-512 with bfloat16 dot products (vdpbf16ps).
+#define FA3_ISA avx512_bf16
+#include "engine/cpu/simd/kernel_table.h"
+
+namespace fa3::cpu {
+
+namespace {
+using namespace avx512_bf16;
+constexpr Kernels kTable = {
+    .name = "avx512_bf16",
+    .has_bf16_products = true,
+    .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
+                     attend_block<Bf16Pairs>},
+    .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},
+    .write_rows = {write_rows<float>, write_rows<Float16>, write_rows<BFloat16>},
+    .multiply_add = {multiply_add<Floats<float>>, multiply_add<Floats<float>>,
+                     multiply_add<Bf16Pairs>},
+};
+}  // namespace
+
+const Kernels* const kAvx512Bf16Kernels = &kTable;
+
+}  // namespace fa3::cpu

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels for any CPU: 128-bit vectors, which every compiler target has or emulates (SSE2, NEON).
+#define FA3_ISA portable
+#include "engine/cpu/simd/kernel_table.h"
+
+namespace fa3::cpu {
+
+namespace {
+using namespace portable;
+constexpr Kernels kTable = {
+    .name = "portable",
+    .has_bf16_products = false,
+    .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
+                     attend_block<Floats<BFloat16>>},
+    .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},
+    .write_rows = {write_rows<float>, write_rows<Float16>, write_rows<BFloat16>},
+    .multiply_add = {multiply_add<Floats<float>>, multiply_add<Floats<float>>,
+                     multiply_add<Floats<float>>},
+};
+}  // namespace
+
+const Kernels* const kPortableKernels = &kTable;
+
+}  // namespace fa3::cpu

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The micro-kernel, and the two formats it multiplies: 32-bit elements that are floats, or pairs of
+// bfloat16 along the sum for dot-product instructions. Next: pack.h.
+#pragma once
+
+#include "engine/cpu/block_job.h"
+#include "engine/cpu/simd/convert.h"
+
+namespace fa3::cpu::FA3_ISA {
+
+// acc[r][j] += sum_i a[r][i] * b[i][j]: R rows of a broadcast against C vectors of b.
+template <class Format, int R, int C>
+FA3_INLINE void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                         int64_t depth, V (&acc)[R][C]) {
+  for (int64_t i = 0; i < depth; ++i) {
+    V b_vectors[C];
+    FA3_UNROLL
+    for (int j = 0; j < C; ++j) b_vectors[j] = load(b + i * b_stride + j * kWidth);
+    FA3_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const V a_element = broadcast_from(a + r * a_stride + i);
+      FA3_UNROLL
+      for (int j = 0; j < C; ++j) {
+        acc[r][j] = Format::multiply_add(acc[r][j], a_element, b_vectors[j]);
+      }
+    }
+  }
+}
+
+// Every operand widened to float while it is packed.
+template <class T>
+struct Floats {
+  using Element = T;
+  static constexpr int kStep = 1;  // elements of the sum in one 32-bit element
+
+  FA3_INLINE V multiply_add(V acc, V a, V b) { return acc + a * b; }
+
+  // 32-bit elements [begin, begin + kWidth) of a row of `dim` elements, zeros past its end.
+  FA3_INLINE V load_row(const T* row, int64_t begin, int64_t dim) {
+    return load_first(row + begin, dim - begin);
+  }
+
+  // kWidth columns of the kStep rows from `row` on, of which `num_rows` exist.
+  FA3_INLINE V load_columns(const T* row, int64_t, int64_t num_rows, int64_t column, int64_t dim) {
+    return num_rows > 0 ? load_first(row + column, dim - column) : V{};
+  }
+
+  template <int C>
+  FA3_INLINE void store_p(float* p, const V (&values)[C]) {
+    FA3_UNROLL
+    for (int j = 0; j < C; ++j) store(p + j * kWidth, values[j]);
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+// Pairs of bfloat16 for vdpbf16ps, which adds two products at a time in float.
+struct Bf16Pairs {
+  using Element = BFloat16;
+  static constexpr int kStep = 2;
+
+  FA3_INLINE V multiply_add(V acc, V a, V b) {
+    return (V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+  }
+
+  FA3_INLINE V load_row(const BFloat16* row, int64_t begin, int64_t dim) {
+    const int64_t first = begin * 2;
+    BFloat16 pairs[2 * kWidth] = {};
+    V v;
+    if (dim - first >= 2 * kWidth) {
+      __builtin_memcpy(&v, row + first, sizeof(v));
+      return v;
+    }
+    for (int64_t i = 0; i < dim - first; ++i) pairs[i] = row[first + i];
+    __builtin_memcpy(&v, pairs, sizeof(v));
+    return v;
+  }
+
+  FA3_INLINE VBits load_column_bits(const BFloat16* row, int64_t column, int64_t dim) {
+    if (dim - column >= kWidth) return load_bits16(row + column);
+    BFloat16 elements[kWidth] = {};
+    for (int64_t i = 0; i < dim - column; ++i) elements[i] = row[column + i];
+    return load_bits16(elements);
+  }
+
+  FA3_INLINE V load_columns(const BFloat16* row, int64_t row_stride, int64_t num_rows,
+                            int64_t column, int64_t dim) {
+    const VBits even = num_rows > 0 ? load_column_bits(row, column, dim) : VBits{};
+    const VBits odd = num_rows > 1 ? load_column_bits(row + row_stride, column, dim) : VBits{};
+    return (V)(even | odd << 16);
+  }
+
+  template <int C>
+  FA3_INLINE void store_p(float* p, const V (&values)[C]) {
+    FA3_UNROLL
+    for (int j = 0; j < C; j += 2) {
+      store(p + j / 2 * kWidth, (V)_mm512_cvtne2ps_pbh((__m512)values[j + 1], (__m512)values[j]));
+    }
+  }
+};
+
+#endif
+
+}  // namespace fa3::cpu::FA3_ISA

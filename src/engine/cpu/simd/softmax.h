@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The online softmax of one row group over one key tile, in two forms.
+//
+// The ordinary step stores the scores, masks them, takes the row maximum and rescales what was
+// summed so far. It runs where a mask, a softcap or a row without a reference needs it: the first
+// tile and the edges. The guarded step runs everywhere else: it keeps the old reference, so that
+// scores go from the multiplier's registers through exp2 to P without a maximum, and only checks
+// that no sum grew beyond kGuard; if one did, nothing has changed yet and the ordinary step runs.
+// Softmax does not depend on the reference, so both are exact. Next: attend_block.h.
+#pragma once
+
+#include "engine/cpu/simd/exp2.h"
+#include "engine/cpu/simd/pack.h"
+
+namespace fa3::cpu::FA3_ISA {
+
+constexpr float kLog2E = 1.44269504f;
+// 2^14 in one lane: the reference may lag the maximum by that much, which float sums do not notice.
+constexpr float kGuard = 16384.0f;
+
+// One group of kRowsPerGroup rows and where its state lives.
+struct RowGroup {
+  const float* q;
+  const KeyRange* row_keys;
+  KeyRange visible, free;
+  float* o;
+  float* ref;
+  float* sum_lanes;
+};
+
+// The packed tile: keys [begin, end) of the sequence.
+struct Tile {
+  int64_t begin, end;
+  const float* k;
+  const float* v;
+  PrefetchRows* next_k;
+  PrefetchRows* next_v;
+};
+
+// Keys of the tile, counted from its begin, in whole panels.
+struct Panels {
+  int64_t begin, end;
+};
+
+template <class Format>
+FA3_INLINE void multiply_scores(const BlockJob& job, const Tile& tile, const RowGroup& group,
+                                int64_t key, V (&acc)[kRowsPerGroup][kPanelVectors]) {
+  PrefetchRows::one(tile.next_k);
+  PrefetchRows::one(tile.next_v);
+  const int64_t depth = depth_of<Format>(job.head_dim);
+  FA3_UNROLL
+  for (int r = 0; r < kRowsPerGroup; ++r) {
+    FA3_UNROLL
+    for (int j = 0; j < kPanelVectors; ++j) acc[r][j] = V{};
+  }
+  multiply<Format>(group.q, packed_q_stride(job), tile.k + key * depth, kPanel, depth, acc);
+}
+
+// What turns a product of the micro-kernel into P.
+struct GuardedConstants {
+  float scale;
+  Exp2Polynomial polynomial;
+};
+
+// False if a sum failed the guard; the group's state is then as it was.
+template <class Format>
+static bool guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
+                            Panels panels) {
+  const int64_t p_stride = job.block_k / Format::kStep;
+  const GuardedConstants constants = {.scale = job.scale * kLog2E, .polynomial = {}};
+  V sums[kRowsPerGroup] = {};
+  for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
+    V acc[kRowsPerGroup][kPanelVectors];
+    multiply_scores<Format>(job, tile, group, key, acc);
+    const auto& [scale, polynomial] = reread(constants);
+    FA3_UNROLL
+    for (int r = 0; r < kRowsPerGroup; ++r) {
+      const V ref = broadcast_from(group.ref + r);
+      FA3_UNROLL
+      for (int j = 0; j < kPanelVectors; ++j) {
+        acc[r][j] = exp2(acc[r][j] * broadcast_from(&scale) - ref, polynomial);
+        sums[r] += acc[r][j];
+      }
+      Format::store_p(job.buffers.p + r * p_stride + key / Format::kStep, acc[r]);
+    }
+  }
+  bool passed = true;
+  FA3_UNROLL
+  for (int r = 0; r < kRowsPerGroup; ++r) passed = passed && all_at_most(sums[r], kGuard);
+  if (!passed) return false;
+  FA3_UNROLL
+  for (int r = 0; r < kRowsPerGroup; ++r) {
+    float* lanes = group.sum_lanes + r * kWidth;
+    store(lanes, load(lanes) + sums[r]);
+  }
+  return true;
+}
+
+// Scores in log2 units: scale, softcap, and -inf for keys [key, key + kWidth) that the row does not
+// see.
+FA3_INLINE V finish_scores(V score, float scale, float softcap, int64_t key, KeyRange visible) {
+  if (softcap > 0.0f) {
+    score = tanh(score * (scale / softcap)) * (softcap * kLog2E);
+  } else {
+    score *= scale * kLog2E;
+  }
+  if (key >= visible.begin && key + kWidth <= visible.end) return score;
+  float lanes[kWidth];
+  store(lanes, score);
+  for (int i = 0; i < kWidth; ++i) {
+    if (key + i < visible.begin || key + i >= visible.end) lanes[i] = -kInfinity;
+  }
+  return load(lanes);
+}
+
+// 2^n for an integer n <= 0, or 0 where that is no normal number.
+FA3_INLINE float power_of_two(float n) {
+  const int32_t bits = n < -126.0f ? 0 : (static_cast<int32_t>(n) + 127) << 23;
+  float power;
+  __builtin_memcpy(&power, &bits, sizeof(power));
+  return power;
+}
+
+// Moves a row's reference up to its new maximum and rescales o and the sums to it. References are
+// integers, so that rescaling is exact.
+FA3_INLINE float raise_reference(float max, float* ref, float* o, int64_t columns,
+                                 float* sum_lanes) {
+  const float old_ref = *ref;
+  const float new_ref = max > old_ref ? __builtin_ceilf(max) : old_ref;
+  // Without any visible score, 2^(-inf - 0) makes every p zero.
+  if (new_ref == -kInfinity) return 0.0f;
+  if (new_ref != old_ref && old_ref != -kInfinity) {
+    const float factor = power_of_two(old_ref - new_ref);
+    for (int64_t c = 0; c < columns; c += kWidth) store(o + c, load(o + c) * factor);
+    store(sum_lanes, load(sum_lanes) * factor);
+  }
+  *ref = new_ref;
+  return new_ref;
+}
+
+// Row r of the ordinary step: scores [begin, end) to p.
+template <class Format>
+FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int r, int64_t first_key,
+                            Panels panels) {
+  float* scores = job.buffers.scores + r * job.block_k;
+  float* p = job.buffers.p + r * (job.block_k / Format::kStep);
+  float* sum_lanes = group.sum_lanes + r * kWidth;
+  V max = broadcast(-kInfinity);
+  for (int64_t key = panels.begin; key < panels.end; key += kWidth) {
+    const V score = finish_scores(load(scores + key), job.scale, job.softcap, first_key + key,
+                                  group.row_keys[r]);
+    store(scores + key, score);
+    max = maximum(max, score);
+  }
+  const float ref = raise_reference(lanes_max(max), group.ref + r, group.o + r * job.result.columns,
+                                    job.result.columns, sum_lanes);
+  V sums = load(sum_lanes);
+  for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
+    V values[kPanelVectors];
+    FA3_UNROLL
+    for (int j = 0; j < kPanelVectors; ++j) {
+      values[j] = exp2(load(scores + key + j * kWidth) - ref);
+      sums += values[j];
+    }
+    Format::store_p(p + key / Format::kStep, values);
+  }
+  store(sum_lanes, sums);
+}
+
+template <class Format>
+static void ordinary_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
+                             Panels panels) {
+  for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
+    V acc[kRowsPerGroup][kPanelVectors];
+    multiply_scores<Format>(job, tile, group, key, acc);
+    FA3_UNROLL
+    for (int r = 0; r < kRowsPerGroup; ++r) {
+      FA3_UNROLL
+      for (int j = 0; j < kPanelVectors; ++j) {
+        store(job.buffers.scores + r * job.block_k + key + j * kWidth, acc[r][j]);
+      }
+    }
+  }
+  for (int r = 0; r < kRowsPerGroup; ++r) softmax_row<Format>(job, group, r, tile.begin, panels);
+}
+
+}  // namespace fa3::cpu::FA3_ISA

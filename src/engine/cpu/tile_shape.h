@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Block sizes of the tiled forward and the scratch memory they imply, each with its derivation.
+// The number of keys depends on the head dims only, so that a result never depends on threads or
+// neighbours; that of query rows is free, because rows are computed in fixed groups.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/cpu/block_job.h"
+#include "engine/cpu/l2_cache.h"
+#include "engine/cpu/scratch.h"
+
+namespace fa3::cpu {
+
+constexpr int64_t round_up(int64_t count, int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
+
+// One 64-byte vector: the widest of the instruction sets.
+inline constexpr int64_t kMaxLanes = 16;
+// Columns of a packed panel: four 64-byte vectors.
+inline constexpr int64_t kMaxPanel = 64;
+// Output rows are read and written once per tile: 256 keys make that 1% of the work.
+inline constexpr int64_t kMaxBlockK = 4 * kMaxPanel;
+
+// A packed key and value tile: a quarter of a 1 MiB L2 cache.
+inline constexpr int64_t kTileFloats = (256 << 10) / 4;
+// More query rows amortise packing (2 d moves per key) no further: 768 rows spend 1% on it.
+inline constexpr int64_t kMaxBlockQ = 128 * kRowsPerGroup;
+
+// Up to here a key head has so few query rows that its keys are split over threads instead.
+inline constexpr int64_t kSplitRows = 64;
+// Up to here packing costs more than it saves: keys and values are read in place.
+inline constexpr int64_t kStreamRows = 8;
+// Part of the keys that one task takes: long enough that writing and merging a row of O per part is
+// under 1% of the reads, and at most kMaxParts of them.
+inline constexpr int64_t kMinPartKeys = 512;
+inline constexpr int64_t kMaxParts = 64;
+
+// Fewer rows would spend more on packing than the sharing of work gains; and a sequence whose keys
+// are split must fit into one block.
+inline constexpr int64_t kMinBlockQ = round_up(kSplitRows, kRowsPerGroup);
+
+struct TileShape {
+  int64_t q_stride = 0;   // floats of a packed query row
+  int64_t o_columns = 0;  // floats of an output row
+  int64_t block_k = 0;
+  int64_t max_block_q = 0;
+};
+
+// Query rows and their output rows are read again for every tile: they may take 3/8 of the L2 cache.
+inline TileShape tile_shape(int64_t head_dim, int64_t head_dim_v) {
+  TileShape shape;
+  shape.q_stride = round_up(head_dim, kMaxLanes);
+  shape.o_columns = round_up(head_dim_v, kMaxLanes);
+  const int64_t floats_per_key = shape.q_stride + round_up(head_dim_v, kMaxPanel);
+  // A power of two between one panel and four, so that parts of the keys are whole tiles.
+  shape.block_k = kMaxBlockK;
+  while (shape.block_k > kMaxPanel && shape.block_k * floats_per_key > kTileFloats) {
+    shape.block_k /= 2;
+  }
+  const int64_t bytes_per_row = (shape.q_stride + shape.o_columns) * 4;
+  shape.max_block_q =
+      std::clamp(l2_cache_bytes() * 3 / 8 / bytes_per_row / kRowsPerGroup * kRowsPerGroup,
+                 kMinBlockQ, kMaxBlockQ);
+  return shape;
+}
+
+// Keys of one part of a sequence's `visible_keys`; whole tiles.
+constexpr int64_t part_keys(int64_t visible_keys) {
+  return std::max(kMinPartKeys, round_up((visible_keys + kMaxParts - 1) / kMaxParts, kMaxBlockK));
+}
+
+constexpr int64_t num_parts(int64_t visible_keys) {
+  if (visible_keys <= 0) return 1;
+  const int64_t keys = part_keys(visible_keys);
+  return (visible_keys + keys - 1) / keys;
+}
+
+// One part's result in memory.
+constexpr int64_t partial_floats(int64_t rows, int64_t o_columns) {
+  return round_up(rows * (o_columns + 2), kMaxLanes);
+}
+
+inline PartialRows partial_rows(float* memory, int64_t rows, int64_t o_columns) {
+  return {.o = memory,
+          .ref = memory + rows * o_columns,
+          .sum = memory + rows * o_columns + rows,
+          .columns = o_columns};
+}
+
+// What one thread needs for blocks of block_q rows.
+struct ThreadScratch {
+  BlockBuffers buffers;
+  float* partial = nullptr;
+  KeyRange* row_keys = nullptr;
+  BlockRange* group_keys = nullptr;
+};
+
+inline ThreadScratch carve_thread(const TileShape& shape, int64_t head_dim_v, int64_t block_q,
+                                  Scratch* scratch) {
+  ThreadScratch thread;
+  BlockBuffers& buffers = thread.buffers;
+  buffers.q = scratch->take<float>(block_q * shape.q_stride);
+  buffers.k = scratch->take<float>(shape.block_k * shape.q_stride);
+  buffers.v = scratch->take<float>(shape.block_k * round_up(head_dim_v, kMaxPanel));
+  buffers.scores = scratch->take<float>(kRowsPerGroup * shape.block_k);
+  buffers.p = scratch->take<float>(kRowsPerGroup * shape.block_k);
+  buffers.sum_lanes = scratch->take<float>(block_q * kMaxLanes);
+  thread.partial = scratch->take<float>(partial_floats(block_q, shape.o_columns));
+  thread.row_keys = scratch->take<KeyRange>(block_q);
+  thread.group_keys = scratch->take<BlockRange>(block_q / kRowsPerGroup);
+  return thread;
+}
+
+}  // namespace fa3::cpu

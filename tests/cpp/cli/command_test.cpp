@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command as a user starts it: exit codes, one clear sentence for each mistake, files that
+// NumPy would read.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "cli/compare.h"
+#include "cli/exit_code.h"
+#include "cli/npy.h"
+#include "cli/npy_file.h"
+#include "cli/operands.h"
+#include "core/error.h"
+
+namespace fa3::cli {
+namespace {
+
+struct Outcome {
+  int code;
+  std::string output;  // stdout, or stdout and stderr
+};
+
+Outcome start(const std::string& arguments, const std::string& redirect = "2>&1") {
+  const std::string line = std::string(FA3_COMMAND) + " " + arguments + " " + redirect;
+  FILE* pipe = popen(line.c_str(), "r");
+  EXPECT_NE(pipe, nullptr);
+  std::string output;
+  char buffer[4096];
+  for (size_t n; (n = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) output.append(buffer, n);
+  const int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+}
+
+void expect_refused(const std::string& arguments, int code, const std::string& says) {
+  const Outcome outcome = start(arguments);
+  EXPECT_EQ(outcome.code, code) << arguments << "\n" << outcome.output;
+  EXPECT_NE(outcome.output.find(says), std::string::npos) << arguments << "\n" << outcome.output;
+}
+
+// Files in a directory of their own, gone after the test.
+class Command : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = std::filesystem::temp_directory_path() /
+                 ("fa3_" + std::string(test->name()) + "_" + std::to_string(getpid()));
+    std::filesystem::create_directories(directory_);
+    operands_ = make_operands(kShape, FA3_FLOAT32, Layout::bshd, {.backward = true});
+    fill_inputs(&operands_, 1);
+    write_npy(path("q"), operands_.q);
+    write_npy(path("k"), operands_.k);
+    write_npy(path("v"), operands_.v);
+    write_npy(path("do"), operands_.d_o);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  std::string path(const std::string& name) const { return directory_ / (name + ".npy"); }
+  std::string inputs() const {
+    return " --q " + path("q") + " --k " + path("k") + " --v " + path("v") + " --out " + path("o");
+  }
+
+  static constexpr Shape kShape{.batch = 2,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .seqlen_q = 33,
+                                .seqlen_k = 47,
+                                .head_dim = 16,
+                                .head_dim_v = 24};
+  std::filesystem::path directory_;
+  Operands operands_;
+};
+
+TEST_F(Command, run_writes_what_the_library_computes) {
+  const Outcome outcome =
+      start("run" + inputs() + " --causal --engine reference --lse " + path("lse"));
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
+  fa3_options options = default_options();
+  options.causal = 1;
+  options.engine = FA3_ENGINE_REFERENCE;
+  Workspace workspace;
+  ASSERT_TRUE(forward(forward_args(operands_, options), workspace).ok());
+  EXPECT_EQ(error_of(read_npy(path("o"), 4), operands_.o).overall, 0);
+  EXPECT_EQ(max_abs_error(read_npy(path("lse"), 3), operands_.lse), 0);
+}
+
+TEST_F(Command, run_backward_writes_gradients_of_the_inputs_shapes) {
+  const Outcome outcome =
+      start("run" + inputs() + " --engine reference --backward --do " + path("do") + " --dq " +
+            path("dq") + " --dk " + path("dk") + " --dv " + path("dv"));
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
+  fa3_options options = default_options();
+  options.engine = FA3_ENGINE_REFERENCE;
+  Workspace workspace;
+  ASSERT_TRUE(forward(forward_args(operands_, options), workspace).ok());
+  ASSERT_TRUE(backward(backward_args(operands_, options), workspace).ok());
+  EXPECT_EQ(error_of(read_npy(path("dq"), 4), operands_.dq).overall, 0);
+  EXPECT_EQ(error_of(read_npy(path("dk"), 4), operands_.dk).overall, 0);
+  EXPECT_EQ(error_of(read_npy(path("dv"), 4), operands_.dv).overall, 0);
+}
+
+TEST_F(Command, run_takes_heads_first_and_converts) {
+  // The same memory read as (b, h, s, d): other heads and lengths, so K and V are re-shaped alike.
+  const Outcome outcome = start("run --layout bhsd --dtype bf16 --q " + path("q") + " --k " +
+                                path("q") + " --v " + path("q") + " --out " + path("o"));
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
+  const HostTensor o = read_npy(path("o"), 4);
+  EXPECT_EQ(o.dtype(), FA3_BFLOAT16);
+  EXPECT_EQ(o.shape(), operands_.q.shape());
+}
+
+TEST_F(Command, bfloat16_bits_in_uint16_need_to_be_named) {
+  std::ofstream(path("bits"), std::ios::binary)
+      << npy_header(NpyType::uint16, std::vector<int64_t>{1, 1, 1, 2}) << "\x80\x3f\x80\x3f";
+  const std::string files = "run --q " + path("bits") + " --k " + path("bits") + " --v " +
+                            path("bits") + " --out " + path("o");
+  expect_refused(files, kExitBadInput, "--dtype bf16");
+  EXPECT_EQ(start(files + " --dtype bf16").code, kExitOk);
+  EXPECT_EQ(element(read_npy(path("o"), 4).data(), FA3_BFLOAT16, 0), 1.0f);
+}
+
+TEST_F(Command, wrong_arguments_end_with_code_2_and_a_sentence) {
+  expect_refused("", kExitBadInput, "subcommand");
+  expect_refused("fly", kExitBadInput, "subcommand");
+  expect_refused("run", kExitBadInput, "--q is required");
+  expect_refused("run" + inputs() + " --window 3", kExitBadInput, "--window");
+  expect_refused("run" + inputs() + " --window -2,0", kExitBadInput, "window_left");
+  expect_refused("run" + inputs() + " --scale 0", kExitBadInput, "scale");
+  expect_refused("run" + inputs() + " --scale nan", kExitBadInput, "scale");
+  expect_refused("run" + inputs() + " --softcap -1", kExitBadInput, "softcap");
+  expect_refused("run" + inputs() + " --backward", kExitBadInput, "--do");
+  expect_refused("run" + inputs() + " --dq x.npy", kExitBadInput, "--backward");
+  expect_refused("run" + inputs() + " --dtype int8", kExitBadInput, "--dtype");
+  expect_refused("bench --seqlen 0", kExitBadInput, "--seqlen");
+  expect_refused("bench --causal 2", kExitBadInput, "--causal");
+  expect_refused("bench --heads 8 --kv-heads 3 --seqlen 16", kExitBadInput, "multiple");
+  expect_refused("bench --seqlen 16 --json /nowhere/x", kExitBadInput, "/nowhere/x");
+  expect_refused("info --batch 4000000000 --seqlen 4000000000", kExitBadInput, "2^63");
+  expect_refused("demo --data /nowhere", kExitBadInput, "/nowhere");
+  expect_refused("verify --quick --full", kExitBadInput, "--quick");
+}
+
+TEST_F(Command, wrong_files_end_with_code_2_and_name_the_file) {
+  expect_refused("run --q /nowhere.npy --k x --v x --out x", kExitBadInput, "/nowhere.npy");
+  expect_refused("run --q / --k x --v x --out x", kExitBadInput, "directory");
+  std::ofstream(path("foreign")) << "not numpy";
+  expect_refused("run --q " + path("foreign") + " --k x --v x --out x", kExitBadInput,
+                 "foreign.npy");
+  write_npy(path("flat"), HostTensor(FA3_FLOAT32, {4, 4}));
+  expect_refused("run --q " + path("flat") + " --k x --v x --out x", kExitBadInput, "4 dimensions");
+  expect_refused("run --q " + path("q") + " --k " + path("v") + " --v " + path("v") + " --out x",
+                 kExitBadInput, "head dim");
+  EXPECT_FALSE(std::filesystem::exists(path("o")));
+}
+
+TEST_F(Command, what_this_machine_cannot_do_ends_with_code_3) {
+  expect_refused("run" + inputs() + " --engine hopper", kExitUnsupported, "hopper");
+  expect_refused("bench --engine hopper --seqlen 16", kExitUnsupported, "hopper");
+  expect_refused("verify --engine hopper", kExitUnsupported, "hopper");
+}
+
+TEST_F(Command, help_explains_with_examples) {
+  for (const std::string name : {"run", "verify", "bench", "info", "doctor", "demo"}) {
+    const Outcome outcome = start(name + " --help");
+    EXPECT_EQ(outcome.code, kExitOk);
+    EXPECT_NE(outcome.output.find("Example"), std::string::npos) << name;
+    EXPECT_NE(outcome.output.find("fa3 " + name), std::string::npos) << name;
+  }
+  EXPECT_NE(start("--help").output.find("Exit codes"), std::string::npos);
+}
+
+TEST_F(Command, bench_prints_only_json_with_every_key) {
+  const Outcome outcome =
+      start("bench --engine standard --pass fwd,bwd --seqlen 16,32 --json -", "2>/dev/null");
+  EXPECT_EQ(outcome.code, kExitOk);
+  EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 4);
+  EXPECT_EQ(outcome.output.front(), '{');
+  for (const char* key : {"engine", "kernel", "pass", "dtype", "batch", "heads", "kv_heads",
+                          "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "causal", "median_ms",
+                          "tflops", "peak_tflops", "variant", "machine", "date", "commit"}) {
+    EXPECT_NE(outcome.output.find(concat("\"", key, "\":")), std::string::npos) << key;
+  }
+}
+
+TEST_F(Command, info_and_doctor_say_what_is_here) {
+  const Outcome info = start("info --seqlen 1000 --kv-heads 2 --causal");
+  EXPECT_EQ(info.code, kExitOk);
+  for (const char* part :
+       {"reference", "Forward plan", "Backward plan", "Workspace", "standard adds"}) {
+    EXPECT_NE(info.output.find(part), std::string::npos) << part;
+  }
+  const Outcome doctor = start("doctor");
+  EXPECT_EQ(doctor.code, kExitOk) << doctor.output;
+  EXPECT_NE(doctor.output.find("fa3 works here"), std::string::npos) << doctor.output;
+}
+
+}  // namespace
+}  // namespace fa3::cli
