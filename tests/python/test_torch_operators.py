@@ -7,8 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+pytest.importorskip("fa3.torch")  # defines torch.ops.fa3
 
-import fa3.torch  # noqa: E402
+
 import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import (  # noqa: E402
     CheckpointPolicy,
