@@ -63,19 +63,6 @@ void run_engine(const Operands& operands, const VerifyCase& verify_case, fa3_eng
   if (verify_case.backward) run_seconds(backward_args(operands, options), &workspace);
 }
 
-// The same inputs in `dtype`, with outputs of their own.
-Operands with_inputs_of(const Operands& from, fa3_dtype dtype, const Wanted& wanted) {
-  Operands operands;
-  operands.layout = from.layout;
-  operands.q = from.q.converted(dtype);
-  operands.k = from.k.converted(dtype);
-  operands.v = from.v.converted(dtype);
-  if (wanted.sink) operands.sink = from.sink.converted(FA3_FLOAT32);
-  if (wanted.backward) operands.d_o = from.d_o.converted(dtype);
-  add_outputs(&operands, wanted);
-  return operands;
-}
-
 void compare_output(const char* name, bool gradient, HostTensor Operands::*output,
                     const std::array<const Operands*, 3>& runs, const std::string& where,
                     Summary* summary) {
