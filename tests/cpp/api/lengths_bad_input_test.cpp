@@ -56,7 +56,11 @@ const std::vector<BadLengths>& forms() {
        "cu_seqlens_q:",
        {"rank 1", "got rank 0"}},
       {"q_too_long",
-       [](C* c) { c->params.options.cu_seqlens_q.shape[0] = 4; },
+       [](C* c) {
+         c->inputs.cu_q.push_back(6);
+         c->params.options.cu_seqlens_q.data = c->inputs.cu_q.data();
+         c->params.options.cu_seqlens_q.shape[0] = 4;
+       },
        "cu_seqlens_k:",
        {"entries = 4", "got 3"}},
       {"k_too_short",

@@ -51,19 +51,22 @@ struct Errors {
 // How large the rows of the right answer are: the measure that row errors are relative to.
 class RowSizes {
  public:
-  RowSizes(const Values& want, double least_row) : want_(want) {
+  RowSizes(const Values& want, double least_row, const Values* terms) : want_(want), terms_(terms) {
     double squares = 0;
     for_each_row(want.shape, [&](RowAt at) {
       squares += std::pow(norm(want.row(at.b, at.row, at.head), want.shape.dim), 2);
     });
     const auto rows = want.shape.batch * want.shape.rows * want.shape.heads;
-    total_ = std::sqrt(squares);
     least_ = rows == 0 ? 0 : least_row * std::sqrt(squares / static_cast<double>(rows));
+    squares = 0;
+    for_each_row(want.shape, [&](RowAt at) { squares += of(at) * of(at); });
+    total_ = std::sqrt(squares);
   }
 
   double total() const { return total_; }
   double of(RowAt at) const {
-    return std::max(norm(want_.row(at.b, at.row, at.head), want_.shape.dim), least_);
+    const double size = std::max(norm(want_.row(at.b, at.row, at.head), want_.shape.dim), least_);
+    return terms_ == nullptr ? size : std::max(size, *terms_->row(at.b, at.row, at.head));
   }
 
   // Error over size; an error in a tensor of zeros is infinite.
@@ -87,6 +90,7 @@ class RowSizes {
 
  private:
   const Values& want_;
+  const Values* terms_;
   double total_ = 0, least_ = 0;
 };
 
@@ -115,7 +119,7 @@ double unit_roundoff(fa3_dtype dtype) {
 testing::AssertionResult agrees(const char* what, const Values& got, const Values& want,
                                 const Values* baseline, const Tolerance& tolerance) {
   if (!(got.shape == want.shape)) return testing::AssertionFailure() << what << ": shape differs";
-  const RowSizes sizes(want, tolerance.least_row);
+  const RowSizes sizes(want, tolerance.least_row, tolerance.terms);
   const Errors base = baseline != nullptr ? sizes.errors(*baseline) : Errors{};
   const double allowed_row = 2 * base.worst_row + tolerance.units * tolerance.unit;
   testing::AssertionResult result = testing::AssertionSuccess();
@@ -130,7 +134,7 @@ testing::AssertionResult agrees(const char* what, const Values& got, const Value
   const double allowed = 2 * base.total + tolerance.units * tolerance.unit * sizes.total();
   if (error <= allowed) return result;
   return testing::AssertionFailure() << what << ": the whole tensor's error is " << error
-                                     << ", allowed " << allowed << ", its norm " << sizes.total();
+                                     << ", allowed " << allowed << ", its size " << sizes.total();
 }
 
 testing::AssertionResult lse_agrees(const Values& got, const Textbook& want, double score_unit) {

@@ -3,7 +3,7 @@
 // When is a result right? FlashAttention-3's rule, made sharper.
 //
 // The error against float64 may be at most twice that of standard attention in the same dtype, plus
-// a few units of the dtype's roundoff. FlashAttention-3 compares the largest absolute errors; here
+// a few units of roundoff: the dtype's, and what the size of the scores makes of float32's. FlashAttention-3 compares the largest absolute errors; here
 // errors are 2-norms, of the whole tensor and of every row relative to that row, so that a bad row
 // cannot hide under a large one.
 #pragma once
@@ -19,12 +19,13 @@
 namespace fa3::test {
 
 struct Tolerance {
-  double unit;       // roundoff of the dtype, relative
-  double units;      // how many of them are allowed on top of twice the baseline's error
-  double least_row;  // rows smaller than this share of the mean row are judged like it
+  double unit;                    // relative roundoff of the computation
+  double units;                   // how many are allowed on top of twice the baseline's error
+  double least_row = 0;           // rows smaller than this share of the mean row are judged like it
+  const Values* terms = nullptr;  // per row: its size without cancellation, if that is larger
 };
 
-// Of a dtype: 2^-24, 2^-11, 2^-8 halved.
+// Of a dtype: 2^-24, 2^-11, 2^-8.
 double unit_roundoff(fa3_dtype dtype);
 
 // `baseline` may be null: then only the roundoff counts.

@@ -43,6 +43,19 @@ void add(double weight, const double* row, int64_t count, double* out) {
   for (int64_t i = 0; i < count; ++i) out[i] += weight * row[i];
 }
 
+double norm(const double* row, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += row[i] * row[i];
+  return std::sqrt(sum);
+}
+
+// The size of a.b if its terms had random signs.
+double size_of_terms(const double* a, const double* b, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += a[i] * a[i] * b[i] * b[i];
+  return std::sqrt(sum);
+}
+
 // One key/value head of one sequence.
 struct Keys {
   Sequence at;
@@ -130,19 +143,45 @@ struct Head {
         add(g[col], keys.vt.row(col), k_at.used, dp.data());
       double mean = 0;
       for (size_t j = 0; j < p.size(); ++j) mean += p[j] * dp[j];
-      double* dq = book->dq.row(q_at.batch, q_at.first + i, head);
+      const RowGradient row{
+          g, mean, size_of_terms(g, book->o.row(q_at.batch, q_at.first + i, head), c.dim_v)};
       for (int64_t j = 0; j < k_at.used; ++j) {
-        const auto at = static_cast<size_t>(j);
-        if (p[at] == 0) continue;
-        const double ds = c.effective_scale() * p[at] * (dp[at] - mean) * slope[at];
-        add(ds, keys.k.row(j), c.dim, dq);
-        add(ds, q.row(i), c.dim, book->dk.row(k_at.batch, k_at.first + j, kv_head));
-        add(p[at], g, c.dim_v, book->dv.row(k_at.batch, k_at.first + j, kv_head));
+        if (p[static_cast<size_t>(j)] != 0) backward_pair(i, j, row, book);
       }
-      if (c.sink && lse != -kInfinity) *book->dsink.row(0, 0, head) -= std::exp(sink - lse) * mean;
+      if (!c.sink || lse == -kInfinity) continue;
+      *book->dsink.row(0, 0, head) -= std::exp(sink - lse) * mean;
+      *book->dsink_terms.row(0, 0, head) += std::exp(sink - lse) * row.terms;
     }
   }
+
+  struct RowGradient {
+    const double* d_o;
+    double mean;   // dO.O
+    double terms;  // its size without cancellation
+  };
+
+  // What query i and key j give to each other.
+  void backward_pair(int64_t i, int64_t j, const RowGradient& row, Textbook* book) const {
+    const auto at = static_cast<size_t>(j);
+    const int64_t q_row = q_at.first + i, kv_row = k_at.first + j;
+    const double* q_numbers = q.row(i);
+    const double* k_numbers = keys.k.row(j);
+    const double weight = c.effective_scale() * p[at] * slope[at];
+    const double ds = weight * (dp[at] - row.mean);
+    add(ds, k_numbers, c.dim, book->dq.row(q_at.batch, q_row, head));
+    add(ds, q_numbers, c.dim, book->dk.row(k_at.batch, kv_row, kv_head));
+    add(p[at], row.d_o, c.dim_v, book->dv.row(k_at.batch, kv_row, kv_head));
+    const double terms = weight * (size_of_terms(row.d_o, keys.v.row(j), c.dim_v) + row.terms);
+    *book->dq_terms.row(q_at.batch, q_row, head) += terms * norm(k_numbers, c.dim);
+    *book->dk_terms.row(k_at.batch, kv_row, kv_head) += terms * norm(q_numbers, c.dim);
+    *book->dv_terms.row(k_at.batch, kv_row, kv_head) += p[at] * norm(row.d_o, c.dim_v);
+  }
 };
+
+Shape one_column(Shape shape) {
+  shape.dim = 1;
+  return shape;
+}
 
 template <class Visitor>
 void for_each_head(const Case& c, const Inputs& inputs, Visitor&& visit) {
@@ -173,7 +212,11 @@ Textbook textbook_backward(const Case& c, const Inputs& inputs) {
   book.dq = Values(c.q_shape());
   book.dk = Values(c.k_shape());
   book.dv = Values(c.v_shape());
-  if (c.sink) book.dsink = Values({1, 1, c.heads_q, 1});
+  book.dsink = Values({1, 1, c.sink ? c.heads_q : 0, 1});
+  book.dq_terms = Values(one_column(c.q_shape()));
+  book.dk_terms = Values(one_column(c.k_shape()));
+  book.dv_terms = Values(one_column(c.k_shape()));
+  book.dsink_terms = book.dsink;
   for_each_head(c, inputs, [&](Head& head) { head.backward(inputs.d_o, &book); });
   return book;
 }
