@@ -9,7 +9,7 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
 .PHONY: help build demo test check format format-check layers lint tidy \
-  asan tsan clean
+  asan tsan torch wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' Makefile
@@ -30,6 +30,13 @@ $(VENV)/bin/pytest: requirements-test.txt
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-test.txt
 	@touch $@
+
+torch: $(VENV)/bin/pytest  ## torch and transformers for the Python tests (2 GB), outside of the checkout
+	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps -r requirements-torch.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-hf.txt
+
+wheel: $(VENV)/bin/pytest  ## the Python wheel, into build/wheel, tried in a clean environment
+	@tools/try_wheel.sh $(VENV) $(BUILD)
 
 test: build $(VENV)/bin/pytest  ## everything that can be tested on this machine
 	@$(VENV)/bin/python tools/run_tests.py $(BUILD)

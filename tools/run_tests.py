@@ -75,7 +75,7 @@ def run_cpp(build: Path) -> Outcome:
 def run_python(build: Path) -> Outcome:
     report = build / "pytest.xml"
     report.unlink(missing_ok=True)
-    paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(build / "python"), os.environ.get("PYTHONPATH", "")]
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment["FA3_LIBRARY"] = str(build / "lib" / "libfa3.so")

@@ -21,7 +21,8 @@ constexpr std::align_val_t kWorkspaceAlignment{256};
 // set) every further read does nothing.
 class Reader {
  public:
-  Reader(PyObject* const* arguments, Py_ssize_t count) : next_(arguments), end_(arguments + count) {}
+  Reader(PyObject* const* arguments, Py_ssize_t count)
+      : next_(arguments), end_(arguments + count) {}
 
   bool ok() const { return ok_; }
 
@@ -152,14 +153,14 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   ~Workspace() {
-    ::operator delete (host_, kWorkspaceAlignment);
+    ::operator delete(host_, kWorkspaceAlignment);
     Py_XDECREF(lent_);
   }
 
   bool provide(size_t bytes, const fa3_tensor& like, PyObject* allocate) {
     if (bytes == 0) return true;
     if (like.device_type == FA3_CPU) {
-      data_ = host_ = ::operator new (bytes, kWorkspaceAlignment, std::nothrow);
+      data_ = host_ = ::operator new(bytes, kWorkspaceAlignment, std::nothrow);
       if (host_ == nullptr) raise(FA3_OUT_OF_MEMORY, "workspace: no %zu bytes left", bytes);
       return host_ != nullptr;
     }
@@ -280,8 +281,15 @@ PyMethodDef g_methods[] = {
 };
 
 PyModuleDef g_module = {
-    PyModuleDef_HEAD_INIT, "fa3._native", "The C ABI of fa3.", -1, g_methods,
-    nullptr,               nullptr,       nullptr,             nullptr,
+    PyModuleDef_HEAD_INIT,
+    "fa3._native",
+    "The C ABI of fa3.",
+    -1,
+    g_methods,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace

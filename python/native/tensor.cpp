@@ -28,9 +28,11 @@ bool check_rank(const char* name, int64_t rank) {
 bool view_tuple(PyObject* tuple, const char* name, fa3_tensor* view) {
   PyObject *shape = nullptr, *strides = nullptr;
   unsigned long long address = 0;
-  if (!PyArg_ParseTuple(tuple, "KiiiO!O!;expected (address, dtype, device_type, device_index, "
-                        "shape, strides)", &address, &view->dtype, &view->device_type,
-                        &view->device_index, &PyTuple_Type, &shape, &PyTuple_Type, &strides)) {
+  if (!PyArg_ParseTuple(tuple,
+                        "KiiiO!O!;expected (address, dtype, device_type, device_index, "
+                        "shape, strides)",
+                        &address, &view->dtype, &view->device_type, &view->device_index,
+                        &PyTuple_Type, &shape, &PyTuple_Type, &strides)) {
     return false;
   }
   view->data = reinterpret_cast<void*>(static_cast<uintptr_t>(address));
@@ -74,8 +76,8 @@ bool view_dlpack(const dlpack::Tensor& tensor, const char* name, fa3_tensor* vie
     return false;
   }
   if (!check_rank(name, tensor.rank)) return false;
-  view->data = tensor.data == nullptr ? nullptr
-                                      : static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view->data =
+      tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
   view->device_type = tensor.device.type;
   view->device_index = tensor.device.index;
   view->rank = tensor.rank;

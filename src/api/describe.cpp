@@ -218,7 +218,7 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
   const bool packed_k = is_packed(options.cu_seqlens_k);
 
   FA3_TRY(check_operand(q, packed_q, purpose));
-  FA3_TRY(check_operand(k, packed_k, purpose));
+  for (const Named& keyed : {k, v}) FA3_TRY(check_operand(keyed, packed_k, purpose));
   FA3_TRY(check_dtype(q, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
   for (const Named& same : {k, v}) FA3_TRY(check_same_dtype(same, q));
 
@@ -227,10 +227,10 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
   problem->heads_q = qt.shape[qt.rank - 2];
   problem->heads_k = kt.shape[kt.rank - 2];
   problem->head_dim = qt.shape[qt.rank - 1];
-  problem->head_dim_v = params.v.rank > 0 ? params.v.shape[params.v.rank - 1] : 0;
+  problem->head_dim_v = params.v.shape[params.v.rank - 1];
   problem->batch = !packed_q   ? qt.shape[0]
                    : !packed_k ? kt.shape[0]
-                               : std::max<int64_t>(options.cu_seqlens_q.shape[0] - 1, 0);
+                               : std::max<int64_t>(options.cu_seqlens_q.shape[0], 1) - 1;
   problem->dtype = static_cast<DType>(qt.dtype);
 
   if (!packed_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));

@@ -8,6 +8,9 @@
 
 namespace fa3 {
 
+// A plan that asks for this much or more is refused: no machine has it, and sums stay in 64 bits.
+constexpr int64_t kTooManyBytes = int64_t{1} << 60;
+
 struct Plan {
   std::string engine;      // "cpu", "hopper", ...
   std::string kernel;      // the variant that runs, e.g. "tiled avx512"

@@ -12,6 +12,7 @@ std::span<const Engine* const> engines() {
 #ifdef FA3_HAS_HOPPER
       &hopper::kHopperEngine,
 #endif
+      &cpu::kCpuEngine,
       &cpu::kReferenceEngine,
       &cpu::kStandardEngine,
   };

@@ -30,6 +30,9 @@ Status consider(const Engine& engine, const P& problem, Choice* choice) {
   }
   Plan plan;
   if (Status status = plan_with(engine, problem, &plan); !status.ok()) return status;
+  if (plan.workspace_bytes >= kTooManyBytes) {
+    return unsupported("needs a workspace of 2^60 bytes or more for these sizes");
+  }
   *choice = {&engine, std::move(plan)};
   return {};
 }

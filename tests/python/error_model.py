@@ -7,8 +7,8 @@ the sum of their absolute values; gamma(n) = 4 sqrt(n) u is the probabilistic bo
 Mary (SIAM J. Sci. Comput. 41, 2019), which holds for n u when errors conspire. Nothing here is
 fitted to a result.
 
-Arrays as in oracle.py, in float64. `score_roundoff` is the precision in which an engine keeps S
-and P (float32 but for the standard engine), `roundoff` that of the outputs.
+Arrays as in oracle.py, in float64. `score_dtype` is the type in which an engine keeps S and P,
+`out_dtype` that of o where it is not the inputs'.
 """
 
 from typing import NamedTuple
@@ -31,6 +31,14 @@ class Bounds(NamedTuple):
     dk: np.ndarray
     dv: np.ndarray
     dsink: np.ndarray | None
+
+
+def score_dtype_of(engine, dtype):
+    """The type in which an engine keeps S and P for inputs of `dtype` (docs/numerics.md)."""
+    in_input_dtype = engine in ("standard", "hopper") or (
+        dtype == "bfloat16" and engine != "reference"
+    )
+    return dtype if in_input_dtype else "float32"
 
 
 def gamma(n, u=FLOAT32):

@@ -73,7 +73,7 @@ def run_backward(engine, x, o, lse, dtype, view=lambda a: a, **more):
 
 
 def bounds_for(engine, x, dtype, **kinds):
-    score_dtype = dtype if engine == "standard" else "float32"
+    score_dtype = error_model.score_dtype_of(engine, dtype)
     inputs = (x.q, x.k, x.v, x.do)
     return error_model.bounds(*inputs, dtype=dtype, score_dtype=score_dtype, **kinds, **x.options)
 

@@ -18,6 +18,7 @@ OPTIONS = (
     "Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, "
     "SymInt max_seqlen_k=0, bool deterministic=False, int engine=0, int num_threads=0"
 )
+SINK = 5  # its position among the options
 QKV = "Tensor q, Tensor k, Tensor v"
 SCHEMAS = {
     "forward": f"({QKV}, {OPTIONS}) -> (Tensor out, Tensor lse)",
@@ -68,57 +69,6 @@ def new_gradients(q, k, v, sink):
 
 
 def run_forward(
-    allocate,
-    q,
-    k,
-    v,
-    out,
-    causal=False,
-    window_left=-1,
-    window_right=-1,
-    softcap=0.0,
-    scale=None,
-    sink=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=0,
-    max_seqlen_k=0,
-    deterministic=False,
-    engine=0,
-    num_threads=0,
-):
-    lse = new_lse(q)
-    _native.forward(
-        viewed(q),
-        viewed(k),
-        viewed(v),
-        viewed(out),
-        lse,
-        viewed(sink),
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        causal,
-        window_left,
-        window_right,
-        softcap,
-        scale,
-        deterministic,
-        engine,
-        num_threads,
-        allocate,
-    )
-    return lse
-
-
-def run_backward(
-    allocate,
-    do,
     q,
     k,
     v,
@@ -140,11 +90,62 @@ def run_backward(
     engine=0,
     num_threads=0,
 ):
+    """Writes out and lse."""
+    _native.forward(
+        viewed(q),
+        viewed(k),
+        viewed(v),
+        viewed(out),
+        viewed(lse),
+        viewed(sink),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal,
+        window_left,
+        window_right,
+        softcap,
+        scale,
+        deterministic,
+        engine,
+        num_threads,
+        lend_like(q) if q.is_cuda else None,
+    )
+
+
+def run_backward(
+    do,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    gradients,
+    causal=False,
+    window_left=-1,
+    window_right=-1,
+    softcap=0.0,
+    scale=None,
+    sink=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    max_seqlen_q=0,
+    max_seqlen_k=0,
+    deterministic=False,
+    engine=0,
+    num_threads=0,
+):
+    """Writes gradients, which are (dq, dk, dv, dsink)."""
     # Autograd hands over gradients of any layout, an expanded scalar for out.sum(). Nobody who
     # calls backward() could repair that, so it is done here.
     if do.stride(-1) != 1:
         do = do.contiguous()
-    dq, dk, dv, dsink = new_gradients(q, k, v, sink)
+    dq, dk, dv, dsink = gradients
     _native.backward(
         viewed(do),
         viewed(q),
@@ -171,9 +172,8 @@ def run_backward(
         deterministic,
         engine,
         num_threads,
-        allocate,
+        lend_like(q) if q.is_cuda else None,
     )
-    return dq, dk, dv, dsink
 
 
 def lend_like(tensor):
@@ -181,38 +181,29 @@ def lend_like(tensor):
     return lambda count: torch.empty(count, dtype=torch.uint8, device=tensor.device)
 
 
-def forward_cpu(q, k, v, *options):
-    out = new_out(q, v)
-    return out, run_forward(None, q, k, v, out, *options)
+def forward_kernel(q, k, v, *options):
+    out, lse = new_out(q, v), new_lse(q)
+    run_forward(q, k, v, out, lse, *options)
+    return out, lse
 
 
-def forward_cuda(q, k, v, *options):
-    out = new_out(q, v)
-    return out, run_forward(lend_like(q), q, k, v, out, *options)
+def forward_out_kernel(q, k, v, out, *options):
+    lse = new_lse(q)
+    run_forward(q, k, v, out, lse, *options)
+    return lse
 
 
-def forward_out_cpu(q, k, v, out, *options):
-    return run_forward(None, q, k, v, out, *options)
+def backward_kernel(do, q, k, v, out, lse, *options):
+    sink = options[SINK] if len(options) > SINK else None
+    gradients = new_gradients(q, k, v, sink)
+    run_backward(do, q, k, v, out, lse, gradients, *options)
+    return gradients
 
 
-def forward_out_cuda(q, k, v, out, *options):
-    return run_forward(lend_like(q), q, k, v, out, *options)
-
-
-def backward_cpu(do, *arguments):
-    return run_backward(None, do, *arguments)
-
-
-def backward_cuda(do, *arguments):
-    return run_backward(lend_like(do), do, *arguments)
-
-
-library.impl("forward", forward_cpu, "CPU")
-library.impl("forward", forward_cuda, "CUDA")
-library.impl("forward_out", forward_out_cpu, "CPU")
-library.impl("forward_out", forward_out_cuda, "CUDA")
-library.impl("backward", backward_cpu, "CPU")
-library.impl("backward", backward_cuda, "CUDA")
+for key in ("CPU", "CUDA"):
+    library.impl("forward", forward_kernel, key)
+    library.impl("forward_out", forward_out_kernel, key)
+    library.impl("backward", backward_kernel, key)
 
 
 @torch.library.register_fake("fa3::forward", lib=library)
@@ -226,5 +217,5 @@ def _(q, k, v, out, *options):
 
 
 @torch.library.register_fake("fa3::backward", lib=library)
-def _(do, q, k, v, out, lse, causal=False, wl=-1, wr=-1, softcap=0.0, scale=None, sink=None, *_):
-    return new_gradients(q, k, v, sink)
+def _(do, q, k, v, out, lse, *options):
+    return new_gradients(q, k, v, options[SINK] if len(options) > SINK else None)

@@ -17,10 +17,11 @@
 
 #include "core/block_range.h"
 #include "core/error.h"
+#include "engine/cpu/isa.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/scratch.h"
-#include "engine/cpu/tile_ops.h"
+#include "engine/cpu/tile_shape.h"
 
 namespace fa3::cpu {
 namespace {
@@ -29,6 +30,10 @@ namespace {
 constexpr int64_t kBlock = 64;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504088896340736f;
+
+int64_t padded(int64_t columns) {
+  return round_up(columns, kMaxLanes);
+}
 
 int64_t num_blocks(int64_t rows) {
   return (rows + kBlock - 1) / kBlock;
@@ -189,8 +194,8 @@ class HeadPass {
   // sum (staying, dim) += tile^T (staying, streaming) * rows (streaming, dim)
   void multiply(int64_t staying, int64_t dim, int64_t streaming, const float* tile,
                 const float* rows, float* sum) const {
-    tile_ops().multiply_add(staying, padded(dim), streaming, {tile, 1, kBlock}, {rows, padded(dim)},
-                            {sum, padded(dim)});
+    kernels().add_product(staying, padded(dim), streaming, {tile, 1, kBlock}, rows, padded(dim),
+                          sum, padded(dim));
   }
 
   // P and dS of the tile (streaming, staying), from S = A_streaming A_staying^T and
@@ -202,10 +207,10 @@ class HeadPass {
     const int64_t dim_v = problem_.head_dim_v;
     std::fill_n(buffers_.p, rows * kBlock, 0.0f);
     std::fill_n(buffers_.ds, rows * kBlock, 0.0f);
-    tile_ops().multiply_add(rows, kBlock, dim, {buffers_.streaming_a, padded(dim), 1},
-                            {buffers_.staying_at, kBlock}, {buffers_.p, kBlock});
-    tile_ops().multiply_add(rows, kBlock, dim_v, {buffers_.streaming_b, padded(dim_v), 1},
-                            {buffers_.staying_bt, kBlock}, {buffers_.ds, kBlock});
+    kernels().add_product(rows, kBlock, dim, {buffers_.streaming_a, padded(dim), 1},
+                          buffers_.staying_at, kBlock, buffers_.p, kBlock);
+    kernels().add_product(rows, kBlock, dim_v, {buffers_.streaming_b, padded(dim_v), 1},
+                          buffers_.staying_bt, kBlock, buffers_.ds, kBlock);
     for (int64_t i = 0; i < rows; ++i) {
       finish_tile_row<kQueriesStream>(streaming.begin + i, i, staying);
     }
@@ -227,7 +232,7 @@ class HeadPass {
       }
       p[j] = kLog2E * (score - buffers_.lse[kQueriesStream ? i : j]);
     }
-    tile_ops().exp2(p, kBlock);
+    kernels().exp2(p, kBlock);
     const Block seen = visible_columns<kQueriesStream>(streaming_row, staying);
     for (int64_t j = 0; j < kBlock; ++j) {
       const int64_t query = kQueriesStream ? i : j;
@@ -364,7 +369,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   carve_delta(problem, &shared);
   carve(problem, &per_thread);
   *plan = {.engine = "cpu",
-           .kernel = concat("tiled backward ", tile_ops().isa),
+           .kernel = concat("tiled backward ", isa_name()),
            .block_q = kBlock,
            .block_k = kBlock,
            .num_tasks = tasks,

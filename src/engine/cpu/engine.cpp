@@ -1,17 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cpu/engine.h"
 
+#include "core/error.h"
+#include "engine/cpu/backward.h"
+#include "engine/cpu/forward.h"
+#include "engine/cpu/isa.h"
 #include "engine/cpu/merge.h"
 #include "engine/cpu/reference.h"
 #include "engine/cpu/standard.h"
 
 namespace fa3::cpu {
 
+const Engine kCpuEngine = {
+    .name = "cpu",
+    .id = FA3_ENGINE_CPU,
+    .memory = FA3_CPU,
+    .automatic = true,
+    .probe =
+        [] {
+          return Availability{true, concat("tiled attention with ", isa_name(), " code")};
+        },
+    .plan_forward = plan_forward,
+    .run_forward = run_forward,
+    .plan_backward = plan_backward,
+    .run_backward = run_backward,
+    .run_merge = run_merge,
+};
+
 const Engine kReferenceEngine = {
     .name = "reference",
     .id = FA3_ENGINE_REFERENCE,
     .memory = FA3_CPU,
-    .automatic = true,
+    .automatic = false,
     .probe =
         [] {
           return Availability{true, "textbook attention in double precision, the oracle"};
@@ -20,7 +40,7 @@ const Engine kReferenceEngine = {
     .run_forward = run_reference_forward,
     .plan_backward = plan_reference_backward,
     .run_backward = run_reference_backward,
-    .run_merge = run_merge,
+    .run_merge = nullptr,
 };
 
 const Engine kStandardEngine = {

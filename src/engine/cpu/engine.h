@@ -7,6 +7,7 @@
 
 namespace fa3::cpu {
 
+extern const Engine kCpuEngine;
 extern const Engine kReferenceEngine;
 extern const Engine kStandardEngine;
 

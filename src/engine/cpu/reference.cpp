@@ -188,7 +188,7 @@ Plan reference_plan(int64_t num_tasks, int num_threads, int64_t bytes_per_thread
           .kernel = "textbook float64",
           .num_tasks = num_tasks,
           .num_threads = threads,
-          .workspace_bytes = threads * bytes_per_thread,
+          .workspace_bytes = capped_bytes(threads, bytes_per_thread),
           .why = "The oracle: double precision, one query row at a time."};
 }
 

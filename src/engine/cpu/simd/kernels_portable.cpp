@@ -15,6 +15,8 @@ constexpr Kernels kTable = {
                      attend_block<Floats<BFloat16>>},
     .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},
     .write_rows = {write_rows<float>, write_rows<Float16>, write_rows<BFloat16>},
+    .add_product = add_product,
+    .exp2 = exp2_in_place,
     .multiply_add = {multiply_add<Floats<float>>, multiply_add<Floats<float>>,
                      multiply_add<Floats<float>>},
 };

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+from fa3.errors import DeviceError as DeviceError
+from fa3.errors import Error as Error
+from fa3.errors import InternalError as InternalError
+from fa3.errors import InvalidArgument as InvalidArgument
+from fa3.errors import OutOfMemory as OutOfMemory
+from fa3.errors import Unsupported as Unsupported
+from fa3.errors import WorkspaceTooSmall as WorkspaceTooSmall
+from fa3.ops import Gradients as Gradients
+from fa3.ops import attention as attention
+from fa3.ops import attention_backward as attention_backward
+from fa3.ops import engines as engines
+from fa3.ops import merge as merge
+from fa3.ops import plan as plan
+from fa3.ops import quantize as quantize
+
+__version__: str

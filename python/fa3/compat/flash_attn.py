@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
+
+Semantics are those of fa3.attention. dropout_p must be 0 and ALiBi is not supported: both raise
+fa3.Unsupported with the argument's name. With return_attn_probs the functions return (out, lse,
+None) where the original returns (out, lse, probabilities): fa3 never forms the probabilities.
+"""
+
+import fa3
+from fa3.compat._arguments import append, cache_lengths, length, options, unsupported
+
+PAGED = "paged caches are not supported yet"
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv)."""
+    refuse(dropout_p, alibi_slopes)
+    named = options(softmax_scale, causal, window_size, softcap, deterministic)
+    return answer(fa3.attention(q, k, v, return_lse=True, **named), return_attn_probs)
+
+
+def flash_attn_kvpacked_func(
+    q,
+    kv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """kv (b, sk, 2, hk, d)."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """qkv (b, s, 3, h, d)."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
+    refuse(dropout_p, alibi_slopes)
+    unsupported(block_table=(block_table, None, PAGED))
+    result = fa3.attention(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=length(max_seqlen_q),
+        max_seqlen_k=length(max_seqlen_k),
+        return_lse=True,
+        **options(softmax_scale, causal, window_size, softcap, deterministic),
+    )
+    return answer(result, return_attn_probs)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Packed q (total_q, hq, d) and kv (total_k, 2, hk, d)."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """Packed qkv (total, 3, h, d)."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+):
+    """Attention over the first cache_seqlens rows of the caches; k and v are appended in place."""
+    refuse(0.0, alibi_slopes)
+    unsupported(
+        rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
+        rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
+        cache_batch_idx=(cache_batch_idx, None, "not supported yet"),
+        cache_leftpad=(cache_leftpad, None, "not supported yet"),
+        block_table=(block_table, None, PAGED),
+    )
+    used = cache_lengths(cache_seqlens, k_cache)
+    if k is not None:
+        used = append(k_cache, v_cache, k, v, used)
+    named = options(softmax_scale, causal, window_size, softcap)
+    return fa3.attention(
+        q, k_cache, v_cache, seqused_k=used, return_lse=return_softmax_lse, **named
+    )
+
+
+def refuse(dropout_p, alibi_slopes):
+    unsupported(
+        dropout_p=(dropout_p, 0.0, "fa3 has no dropout"),
+        alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"),
+    )
+
+
+def answer(result, return_attn_probs):
+    out, lse = result
+    return (out, lse, None) if return_attn_probs else out

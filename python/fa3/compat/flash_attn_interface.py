@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-in for the module flash_attn_interface of FlashAttention-3: its functions, its order.
+
+Semantics are those of fa3.attention. What fa3 cannot do yet raises fa3.Unsupported with the
+argument's name. num_splits, pack_gqa and sm_margin are hints for speed: accepted, without effect.
+LSE is -inf for a row that sees no key, also where K is empty (the original gives +inf there).
+"""
+
+import torch
+
+import fa3
+from fa3.compat._arguments import append, cache_lengths, length, options, unsupported
+
+FLOAT8 = "float8 is not supported yet"
+NOT_YET = "not supported yet"
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+):
+    """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv).
+
+    With return_attn_probs: (out, lse (b, hq, sq)), as the original; never probabilities.
+    """
+    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    named = options(softmax_scale, causal, window_size, softcap, deterministic)
+    return fa3.attention(q, k, v, return_lse=return_attn_probs, **named)
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    seqused_q=None,
+    seqused_k=None,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+):
+    """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
+    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    return fa3.attention(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        max_seqlen_q=length(max_seqlen_q),
+        max_seqlen_k=length(max_seqlen_k),
+        return_lse=return_attn_probs,
+        **options(softmax_scale, causal, window_size, softcap, deterministic),
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    softmax_scale=None,
+    causal=False,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    deterministic=False,
+    num_heads_q=None,
+    sm_margin=0,
+    return_attn_probs=False,
+):
+    """qkv (b, s, 3, h, d), or (b, s, hq + 2 hk, d) with num_heads_q = hq."""
+    if qkv.ndim == 5:
+        q, k, v = qkv.unbind(2)
+    elif num_heads_q is None:
+        raise fa3.InvalidArgument("num_heads_q: expected the query heads, since qkv has 4 dims")
+    else:
+        heads_k = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=2)
+    refuse(None, q_descale, k_descale, v_descale, attention_chunk)
+    named = options(softmax_scale, causal, window_size, softcap, deterministic)
+    return fa3.attention(q, k, v, return_lse=return_attn_probs, **named)
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    qv=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    page_table=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    max_seqlen_q=None,
+    rotary_seqlens=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    rotary_interleaved=True,
+    scheduler_metadata=None,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+    return_softmax_lse=False,
+):
+    """Attention over the first cache_seqlens rows of the caches (b, s, hk, d | dv).
+
+    k and v (b, s_new, hk, ...) are first written into the caches behind those rows, in place.
+    """
+    unsupported(
+        rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
+        rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
+        rotary_seqlens=(rotary_seqlens, None, "rotate q and k before the call"),
+        cache_batch_idx=(cache_batch_idx, None, NOT_YET),
+        cache_leftpad=(cache_leftpad, None, NOT_YET),
+        page_table=(page_table, None, "paged caches are " + NOT_YET),
+        cu_seqlens_k_new=(cu_seqlens_k_new, None, NOT_YET),
+    )
+    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    used = cache_lengths(cache_seqlens, k_cache)
+    if k is not None:
+        used = append(k_cache, v_cache, k, v, used)
+    return fa3.attention(
+        q,
+        k_cache,
+        v_cache,
+        seqused_k=used,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=length(max_seqlen_q),
+        return_lse=return_softmax_lse,
+        **options(softmax_scale, causal, window_size, softcap),
+    )
+
+
+def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+    """Merges partial results over disjoint keys: fa3.merge.
+
+    out_partial (n, b, s, h, dv) float32, lse_partial (n, b, s, h) float32 -> out (b, s, h, dv) in
+    out_dtype and lse (b, s, h).
+    """
+    merged, lse = fa3.merge(out_partial, lse_partial.transpose(-1, -2))
+    lse = lse.transpose(-1, -2)
+    if out is not None:
+        return out.copy_(merged), lse
+    return merged.to(out_dtype or torch.float32), lse
+
+
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=torch.bfloat16,
+    headdim_v=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    cache_leftpad=None,
+    page_size=None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+):
+    """Raises fa3.Unsupported: fa3 plans inside the call."""
+    raise fa3.Unsupported(
+        "get_scheduler_metadata: fa3 plans inside the call; pass scheduler_metadata=None"
+    )
+
+
+def refuse(qv, q_descale, k_descale, v_descale, attention_chunk):
+    unsupported(
+        qv=(qv, None, NOT_YET),
+        q_descale=(q_descale, None, FLOAT8),
+        k_descale=(k_descale, None, FLOAT8),
+        v_descale=(v_descale, None, FLOAT8),
+        attention_chunk=(attention_chunk, 0, NOT_YET),
+    )

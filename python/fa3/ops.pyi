@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
+
+Array = TypeVar("Array")  # numpy.ndarray, torch.Tensor, or anything with __dlpack__
+Engine = Literal["auto", "cpu", "reference", "standard", "hopper"]
+
+class Gradients(NamedTuple, Generic[Array]):
+    dq: Array
+    dk: Array
+    dv: Array
+    dsink: Array | None
+
+@overload
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    scale: float | None = None,
+    sink: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    out: Array | None = None,
+    return_lse: Literal[False] = False,
+    deterministic: bool = False,
+    engine: Engine = "auto",
+    num_threads: int = 0,
+) -> Array: ...
+@overload
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    scale: float | None = None,
+    sink: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    out: Array | None = None,
+    return_lse: Literal[True],
+    deterministic: bool = False,
+    engine: Engine = "auto",
+    num_threads: int = 0,
+) -> tuple[Array, Array]: ...
+def attention_backward(
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    sink: Array | None = None,
+    **options: Any,
+) -> Gradients[Array]: ...
+def merge(o_partial: Array, lse_partial: Array, *, num_threads: int = 0) -> tuple[Array, Array]: ...
+def quantize(x: Array) -> Array: ...
+def plan(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    sink: Array | None = None,
+    return_lse: bool = True,
+    **options: Any,
+) -> str: ...
+def engines() -> list[tuple[str, bool, str]]: ...

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3 inside torch.nn.functional.scaled_dot_product_attention, only where it is switched on.
+
+Goes through torch's registry of flash attention implementations (torch 2.10 and later), under the
+name "fa3": while active, the kernels of the aten flash operators are ours, on CUDA and on the CPU.
+A call that fa3 does not do (dropout, an attention mask, float64, ...) runs the kernel that was
+there before, with one warning per reason.
+"""
+
+import contextlib
+import warnings
+
+import torch
+
+from fa3.errors import Error, Unsupported
+from fa3.torch.operators import new_lse, run_backward, run_forward
+
+NAME = "fa3"
+
+
+class Refused(Exception):
+    """A call that torch's operator defines and fa3 has no argument for."""
+
+
+def enable_sdpa():
+    """Makes scaled_dot_product_attention use fa3 wherever it would use flash attention.
+
+    Also torch.nn.attention.varlen and everything else above the same operators. On the CPU too.
+
+    Raises:
+        fa3.Unsupported: this torch has no registry for it (torch 2.10 and later have).
+    """
+    registry().activate_flash_attention_impl(NAME)
+
+
+def disable_sdpa():
+    """Gives scaled_dot_product_attention its own kernels back."""
+    if registry().current_flash_attention_impl() == NAME:
+        registry().restore_flash_attention_impl()
+
+
+@contextlib.contextmanager
+def sdpa():
+    """enable_sdpa() for a block of code; afterwards whatever was active before is active again."""
+    before = registry().current_flash_attention_impl()
+    enable_sdpa()
+    try:
+        yield
+    finally:
+        disable_sdpa()
+        if before is not None:
+            registry().activate_flash_attention_impl(before)
+
+
+def registry():
+    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
+        raise Unsupported(
+            "enable_sdpa: expected torch 2.10 or later, which has a registry of flash attention "
+            f"implementations, got torch {torch.__version__}; call fa3.attention instead"
+        )
+    if NAME not in torch.nn.attention.list_flash_attention_impls():
+        torch.nn.attention.register_flash_attention_impl(NAME, register_fn=Overrides)
+    return torch.nn.attention
+
+
+class Overrides:
+    """Our kernels in the dispatcher, for as long as this object holds its library."""
+
+    def __init__(self):
+        self.library = torch.library.Library("aten", "IMPL")
+        for name, (key, kernel) in KERNELS.items():
+            override(self.library, getattr(torch.ops.aten, name).default, key, kernel)
+
+    def remove(self):
+        self.library._destroy()
+
+
+def override(library, op, key, kernel):
+    """Puts kernel(**arguments) before the present kernel of op, which takes what ours refuses."""
+    try:
+        previous = torch.library.get_kernel(op, key)
+    except RuntimeError:
+        return  # a build of torch without this device
+    schema = op._schema.arguments
+    names = [argument.name for argument in schema]
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+
+    def dispatch(keys, *args, **keywords):
+        arguments = defaults | dict(zip(names, args, strict=False)) | keywords
+        try:
+            return kernel(**arguments)
+        except (Refused, Error) as error:
+            warn_once(f"fa3 leaves {op.name()} to torch's own kernel: {error}")
+        return previous.call_boxed(keys, *args, **keywords)
+
+    library.impl(op, dispatch, key, with_keyset=True, allow_override=True)
+
+
+warned = set()
+
+
+def warn_once(sentence):
+    if sentence not in warned:
+        warned.add(sentence)
+        warnings.warn(sentence, stacklevel=4)
+
+
+def refuse(**arguments):
+    """Each argument must be off (None, 0, False): fa3 has nothing to do it with."""
+    for name, value in arguments.items():
+        if value is not None and (isinstance(value, torch.Tensor) or value):
+            raise Refused(f"{name} is not supported")
+
+
+def refuse_top_left_causal(is_causal, q, k):
+    """SDPA's is_causal is aligned top-left, fa3's causal bottom-right: the same if square."""
+    if is_causal and q.shape[1] != k.shape[1]:
+        raise Refused("is_causal with different lengths of query and key is not supported")
+
+
+def deterministic():
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def swapped(*tensors):
+    """(b, h, s, d) as (b, s, h, d), and back."""
+    return [tensor.transpose(1, 2) for tensor in tensors]
+
+
+def no_random_state(q):
+    """rng_state, philox_offset and debug_attn_mask of a call without dropout."""
+    state, offset = (q.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))
+    return state, offset, q.new_empty(0)
+
+
+def dense_forward(query, key, value, is_causal, scale, lse):
+    """(b, h, s, d) in, the same layout out."""
+    if query.shape[-1] != value.shape[-1]:
+        raise Refused("a head dim of value that differs from query's is not supported")
+    q, k, v = swapped(query, key, value)
+    refuse_top_left_causal(is_causal, q, k)
+    output = torch.empty_like(query)
+    run_forward(q, k, v, output.transpose(1, 2), lse, is_causal, scale=scale)
+    return output
+
+
+def dense_backward(grad_out, query, key, value, out, logsumexp, is_causal, scale, gradients):
+    do, q, k, v, o = swapped(grad_out, query, key, value, out)
+    refuse_top_left_causal(is_causal, q, k)
+    outputs = (*swapped(*gradients), None)
+    options = {"scale": scale, "deterministic": deterministic()}
+    run_backward(do, q, k, v, o, logsumexp, outputs, is_causal, **options)
+    return gradients
+
+
+def sdpa_cuda(query, key, value, dropout_p, is_causal, return_debug_mask, scale, **unknown):
+    refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask, **unknown)
+    lse = new_lse(query.transpose(1, 2))
+    output = dense_forward(query, key, value, is_causal, scale, lse)
+    lengths = query.shape[2], key.shape[2]
+    return output, lse, None, None, *lengths, *no_random_state(query)
+
+
+def sdpa_cuda_backward(
+    grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale, **ignored
+):
+    refuse(dropout_p=dropout_p)
+    gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+    arguments = (grad_out, query, key, value, out, logsumexp)
+    return dense_backward(*arguments, is_causal, scale, gradients)
+
+
+def sdpa_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, **unknown):
+    refuse(dropout_p=dropout_p, attn_mask=attn_mask, **unknown)
+    batch, heads, rows, _ = query.shape
+    lse = query.new_empty((batch, rows, heads), dtype=torch.float32).transpose(1, 2)
+    return dense_forward(query, key, value, is_causal, scale, lse), lse
+
+
+def sdpa_cpu_backward(
+    grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, **unknown
+):
+    refuse(dropout_p=dropout_p, attn_mask=attn_mask, **unknown)
+    gradients = tuple(
+        torch.empty_permuted(t.shape, (0, 2, 1, 3), dtype=t.dtype, device=t.device)
+        for t in (query, key, value)
+    )
+    arguments = (grad_out, query, key, value, out, logsumexp)
+    return dense_backward(*arguments, is_causal, scale, gradients)
+
+
+def packed_options(named):
+    """Ours from those that _flash_attention_forward and _backward share."""
+
+    def side(name):
+        return -1 if named[name] is None else named[name]
+
+    return {
+        "causal": named["is_causal"],
+        "window_left": side("window_size_left"),
+        "window_right": side("window_size_right"),
+        "scale": named["scale"],
+        "cu_seqlens_q": named["cum_seq_q"],
+        "cu_seqlens_k": named["cum_seq_k"],
+        "max_seqlen_q": named["max_q"],
+        "max_seqlen_k": named["max_k"],
+    }
+
+
+def flash_forward_into(out, query, key, value, **named):
+    """(b, s, h, d), or packed (total, h, d)."""
+    refuse(**{name: named.get(name) for name in ("dropout_p", "return_debug_mask")})
+    refuse(**{name: named.get(name) for name in ("alibi_slopes", "block_table")})
+    options = packed_options(named)
+    lse = new_lse(query)
+    run_forward(query, key, value, out, lse, seqused_k=named.get("seqused_k"), **options)
+    return lse
+
+
+def flash_forward(query, key, value, **named):
+    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    lse = flash_forward_into(out, query, key, value, **named)
+    return out, lse, *no_random_state(query)
+
+
+def flash_backward(grad_out, query, key, value, out, logsumexp, dropout_p, **named):
+    refuse(dropout_p=dropout_p)
+    gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+    options = packed_options(named) | {"deterministic": deterministic()}
+    arguments = (grad_out, query, key, value, out, logsumexp)
+    run_backward(*arguments, (*gradients, None), **options)
+    return gradients
+
+
+KERNELS = {
+    "_scaled_dot_product_flash_attention": ("CUDA", sdpa_cuda),
+    "_scaled_dot_product_flash_attention_backward": ("CUDA", sdpa_cuda_backward),
+    "_scaled_dot_product_flash_attention_for_cpu": ("CPU", sdpa_cpu),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": ("CPU", sdpa_cpu_backward),
+    "_flash_attention_forward": ("CUDA", flash_forward),
+    "_flash_attention_forward_no_dropout_inplace": ("CUDA", flash_forward_into),
+    "_flash_attention_backward": ("CUDA", flash_backward),
+}

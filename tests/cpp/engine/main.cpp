@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine suites, for all engines or for the one in FA3_TEST_ENGINE. FA3_CPU_ISA chooses the cpu
+// engine's instruction set for the whole process. What this build or machine lacks is skipped, which
+// ctest learns from the exit code, with a sentence that says why.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "support/engines.h"
+
+namespace {
+
+constexpr int kSkipped = 77;  // SKIP_RETURN_CODE in CMakeLists.txt
+
+bool machine_has(std::string_view isa) {
+  if (isa == "portable") return true;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (isa == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (isa == "avx512") return __builtin_cpu_supports("avx512f") != 0;
+  if (isa == "avx512_bf16") return __builtin_cpu_supports("avx512bf16") != 0;
+#endif
+  return false;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* isa = std::getenv("FA3_CPU_ISA");
+  if (isa != nullptr && !machine_has(isa)) {
+    std::printf("skipped: this machine has no %s\n", isa);
+    return kSkipped;
+  }
+  const char* engine = std::getenv("FA3_TEST_ENGINE");
+  if (fa3::test::engines_under_test().empty()) {
+    std::printf("skipped: the engine %s is not in this build, or cannot run here\n", engine);
+    return kSkipped;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  const int result = RUN_ALL_TESTS();
+  if (testing::UnitTest::GetInstance()->test_to_run_count() > 0) return result;
+  std::printf("no test matches the filter\n");
+  return 1;
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention over parts of the keys, merged, is attention over all of them.
+#include <fa3/tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "engine/fixture.h"
+
+namespace fa3::test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class Merge : public EngineTest {};
+FA3_FOR_EVERY_ENGINE(Merge);
+
+// Partial results in one allocation: o (n, b, s, h, dv) and lse (n, b, h, s), as batch n * b.
+struct Partials {
+  int64_t count;
+  Tensor o, lse;
+
+  Partials(int64_t n, const Case& c, Layout layout = Layout::bshd)
+      : count(n),
+        o(stacked(n, c.o_shape()), FA3_FLOAT32, layout),
+        lse(stacked(n, c.lse_shape()), FA3_FLOAT32, Layout::bhsd) {}
+
+  static Shape stacked(int64_t n, Shape shape) {
+    shape.batch *= n;
+    return shape;
+  }
+  // Splits the batch dimension of a view into (partials, batch).
+  fa3_tensor split(const fa3_tensor& view) const {
+    fa3_tensor five = view;
+    five.rank = view.rank + 1;
+    std::copy(view.shape, view.shape + view.rank, five.shape + 1);
+    std::copy(view.stride, view.stride + view.rank, five.stride + 1);
+    five.shape[0] = count;
+    five.shape[1] = view.shape[0] / count;
+    five.stride[0] = five.shape[1] * view.stride[0];
+    return five;
+  }
+  fa3_merge_params params() const {
+    fa3_merge_params params;
+    fa3_merge_params_init(&params);
+    params.o_partial = split(o.dense());
+    params.lse_partial = split(lse.dense_lse());
+    params.num_threads = 2;
+    return params;
+  }
+};
+
+void copy_batch(const Tensor& from, int64_t from_batch, Tensor* to, int64_t to_batch) {
+  const Shape& shape = from.shape();
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    for (int64_t head = 0; head < shape.heads; ++head) {
+      for (int64_t c = 0; c < shape.dim; ++c) {
+        to->set(to_batch, row, head, c, from.get(from_batch, row, head, c));
+      }
+    }
+  }
+}
+
+// The keys [first, first + count) of every sequence.
+Tensor key_slice(const Tensor& keys, int64_t first, int64_t count) {
+  Shape shape = keys.shape();
+  shape.rows = count;
+  Tensor slice(shape, keys.dtype());
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t row = 0; row < count; ++row) {
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        for (int64_t c = 0; c < shape.dim; ++c) {
+          slice.set(b, row, head, c, keys.get(b, first + row, head, c));
+        }
+      }
+    }
+  }
+  return slice;
+}
+
+// A part of the keys is the whole problem with the diagonal moved: causal becomes a right window.
+Case part_of(const Case& whole, int64_t first, int64_t count) {
+  Case part = whole;
+  part.k.rows = count;
+  part.o_float32 = true;
+  part.sink = whole.sink && first == 0;
+  if (whole.causal) {
+    part.causal = false;
+    part.right = whole.k.rows - first - count;
+  }
+  return part;
+}
+
+Partials run_parts(const EngineUnderTest& engine, const Case& c, const Inputs& inputs, int64_t n) {
+  Partials partials(n, c);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t first = c.k.rows * i / n, count = c.k.rows * (i + 1) / n - first;
+    Inputs mine = inputs;
+    mine.k = key_slice(inputs.k, first, count);
+    mine.v = key_slice(inputs.v, first, count);
+    const ForwardRun run = run_forward(engine, part_of(c, first, count), mine);
+    EXPECT_EQ(run.problem, "") << c << " part " << i;
+    for (int64_t b = 0; b < c.batch; ++b) {
+      copy_batch(run.o, b, &partials.o, i * c.batch + b);
+      copy_batch(run.lse, b, &partials.lse, i * c.batch + b);
+    }
+  }
+  return partials;
+}
+
+TEST_P(Merge, of_parts_equals_the_whole) {
+  for (int64_t n : {1, 2, 3, 17, 133}) {
+    for (bool causal : {false, true}) {
+      Case c = dense_case(2, 40, 133, 4, 2, 32, 24);
+      c.causal = causal;
+      c.sink = causal;
+      const Inputs inputs = make_inputs(c);
+      const Partials partials = run_parts(engine(), c, inputs, n);
+      const Textbook book = textbook_forward(c, inputs);
+      for (fa3_dtype dtype : {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16}) {
+        Tensor o(c.o_shape(), dtype, Layout::padded), lse(c.lse_shape(), FA3_FLOAT32);
+        fa3_merge_params params = partials.params();
+        params.o = o.dense();
+        params.lse = lse.dense_lse();
+        ASSERT_EQ(fa3_merge(&params, nullptr), FA3_OK) << fa3_last_error();
+        EXPECT_EQ(o.find_unwritten() + o.find_damaged_guard() + lse.find_unwritten(), "");
+        EXPECT_TRUE(lse_agrees(lse.values(), book, engine().rounds_scores ? 0x1p-24 : 0));
+        EXPECT_TRUE(agrees("o", o.values(), book.o, nullptr,
+                           {.unit = unit_roundoff(dtype), .units = 40, .least_row = 0.1}))
+            << n << " parts, " << c;
+      }
+    }
+  }
+}
+
+// What `params` writes into fresh memory, to compare other ways of calling with.
+struct Merged {
+  Tensor o, lse;
+};
+Merged merge_apart(const Case& c, fa3_merge_params params) {
+  Merged merged{Tensor(c.o_shape(), FA3_FLOAT32), Tensor(c.lse_shape(), FA3_FLOAT32)};
+  params.o = merged.o.dense();
+  params.lse = merged.lse.dense_lse();
+  EXPECT_EQ(fa3_merge(&params, nullptr), FA3_OK) << fa3_last_error();
+  return merged;
+}
+
+TEST(MergeInPlace, any_partial_may_be_the_output) {
+  const Case c = dense_case(2, 13, 0, 3, 3, 8, 8);
+  for (int64_t target : {0, 1, 2}) {
+    Partials partials(3, c, Layout::padded);
+    partials.o.randomize(1);
+    partials.lse.randomize(2);
+    fa3_merge_params params = partials.params();
+    const Merged want = merge_apart(c, params);
+    params.o = partials.o.dense();
+    params.o.shape[0] = c.batch;
+    params.o.data = static_cast<float*>(params.o.data) + target * params.o_partial.stride[0];
+    params.lse = partials.lse.dense_lse();
+    params.lse.shape[0] = c.batch;
+    params.lse.data = static_cast<float*>(params.lse.data) + target * params.lse_partial.stride[0];
+    ASSERT_EQ(fa3_merge(&params, nullptr), FA3_OK) << fa3_last_error();
+    Tensor got(c.o_shape(), FA3_FLOAT32), got_lse(c.lse_shape(), FA3_FLOAT32);
+    for (int64_t b = 0; b < c.batch; ++b) {
+      copy_batch(partials.o, target * c.batch + b, &got, b);
+      copy_batch(partials.lse, target * c.batch + b, &got_lse, b);
+    }
+    EXPECT_TRUE(bits_equal("o", got, want.o)) << "into partial " << target;
+    EXPECT_TRUE(bits_equal("lse", got_lse, want.lse)) << "into partial " << target;
+    EXPECT_EQ(partials.o.find_damaged_guard(), "");
+  }
+}
+
+// The o of a partial without keys counts for nothing, whatever it holds.
+TEST(MergeEmpty, partials_without_keys_count_for_nothing) {
+  const Case c = dense_case(1, 4, 0, 2, 2, 8, 8);
+  Partials partials(3, c);
+  partials.o.randomize(1);
+  partials.lse.randomize(2);
+  Merged only = merge_apart(c, partials.params());
+  for (int64_t row = 0; row < 4; ++row) {
+    for (int64_t i : {0, 2}) {
+      partials.lse.fill_row(i, row, -kInfinity);
+      partials.o.fill_row(i, row, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  copy_batch(partials.o, 1, &only.o, 0);
+  copy_batch(partials.lse, 1, &only.lse, 0);
+  const Merged got = merge_apart(c, partials.params());
+  EXPECT_TRUE(bits_equal("o", got.o, only.o));
+  EXPECT_TRUE(bits_equal("lse", got.lse, only.lse));
+}
+
+TEST(MergeEmpty, rows_where_every_partial_is_empty_give_zero_and_minus_infinity) {
+  const Case c = dense_case(2, 5, 0, 2, 2, 8, 8);
+  Partials partials(2, c);
+  partials.o.randomize(1);
+  partials.lse.randomize(2);
+  for (int64_t b : {1, 3}) partials.lse.fill_row(b, 2, -kInfinity);  // batch entry 1 of both
+  const Merged got = merge_apart(c, partials.params());
+  for (int64_t row = 0; row < 5; ++row) {
+    const bool empty = row == 2;
+    EXPECT_EQ(got.lse.get(1, row, 0, 0) == -kInfinity, empty) << "row " << row;
+    EXPECT_EQ(got.o.get(1, row, 1, 3) == 0, empty) << "row " << row;
+  }
+}
+
+TEST(MergeWeights, do_not_overflow_for_large_lse) {
+  const Case c = dense_case(1, 1, 0, 1, 1, 4, 4);
+  Partials partials(2, c);
+  partials.o.fill_row(0, 0, 1);
+  partials.o.fill_row(1, 0, 3);
+  for (float level : {30000.0f, -30000.0f}) {
+    partials.lse.fill_row(0, 0, level);
+    partials.lse.fill_row(1, 0, level);
+    const Merged got = merge_apart(c, partials.params());
+    EXPECT_EQ(got.o.get(0, 0, 0, 0), 2) << level;
+    EXPECT_NEAR(got.lse.get(0, 0, 0, 0), level + std::log(2.0f), 0.01) << level;
+  }
+}
+
+}  // namespace
+}  // namespace fa3::test

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What must not change a single bit: running again, other threads, other layouts, the neighbours in
+// the batch, other calls at the same time.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "engine/fixture.h"
+#include "support/sample.h"
+
+namespace fa3::test {
+namespace {
+
+class Bitwise : public EngineTest {
+ protected:
+  void expect_same(const ForwardRun& got, const ForwardRun& want, const Case& c) const {
+    ASSERT_TRUE(bits_equal("o", got.o, want.o)) << c;
+    ASSERT_TRUE(bits_equal("lse", got.lse, want.lse)) << c;
+  }
+  void expect_same(const BackwardRun& got, const BackwardRun& want, const Case& c) const {
+    ASSERT_TRUE(bits_equal("dq", got.dq, want.dq)) << c;
+    ASSERT_TRUE(bits_equal("dk", got.dk, want.dk)) << c;
+    ASSERT_TRUE(bits_equal("dv", got.dv, want.dv)) << c;
+    ASSERT_TRUE(bits_equal("dsink", got.dsink, want.dsink)) << c;
+  }
+};
+FA3_FOR_EVERY_ENGINE(Bitwise);
+
+// Decode, grouped heads, many tiles, packed lengths.
+std::vector<Case> cases() {
+  Case square = dense_case(2, 200, 260, 4, 2, 64, 64, FA3_BFLOAT16);
+  square.causal = true;
+  Case decode = dense_case(1, 1, 3000, 4, 1, 64, 48);
+  decode.sink = true;
+  Case window = dense_case(1, 333, 333, 2, 2, 40, 72, FA3_FLOAT16);
+  window.left = 50;
+  window.right = 7;
+  window.softcap = 15;
+  Case packed = dense_case(4, 0, 0, 6, 3, 32, 32);
+  packed.q = {.owned = {1, 70, 0, 129}, .spare_rows = 2};
+  packed.k = {.owned = {300, 70, 5, 64}, .spare_rows = 1};
+  packed.causal = true;
+  return {square, decode, window, packed};
+}
+
+TEST_P(Bitwise, a_repeated_call_gives_the_same_bits) {
+  for (Case c : cases()) {
+    c.num_threads = 3;
+    const Inputs inputs = make_inputs(c);
+    const ForwardRun first = forward(c, inputs);
+    const BackwardRun first_gradient = backward(c, inputs, first);
+    for (int repeat = 0; repeat < by_effort(2, 5, 100); ++repeat) {
+      expect_same(forward(c, inputs), first, c);
+      expect_same(backward(c, inputs, first), first_gradient, c);
+    }
+  }
+}
+
+TEST_P(Bitwise, the_number_of_threads_does_not_matter) {
+  for (Case c : cases()) {
+    c.num_threads = 1;
+    const Inputs inputs = make_inputs(c);
+    const ForwardRun one = forward(c, inputs);
+    const BackwardRun one_gradient = backward(c, inputs, one);
+    for (int num_threads : {2, 3, 8, 0}) {
+      c.num_threads = num_threads;
+      expect_same(forward(c, inputs), one, c);
+      expect_same(backward(c, inputs, one), one_gradient, c);
+    }
+  }
+}
+
+TEST_P(Bitwise, the_layout_in_memory_does_not_matter) {
+  for (Case c : cases()) {
+    const Inputs inputs = make_inputs(c);
+    const ForwardRun want = forward(c, inputs);
+    const BackwardRun want_gradient = backward(c, inputs, want);
+    for (Layout layout : {Layout::bhsd, Layout::padded, Layout::qkv}) {
+      c.in = c.out = layout;
+      const Inputs moved = make_inputs(c);
+      const ForwardRun got = forward(c, moved);
+      expect_same(got, want, c);
+      expect_same(backward(c, moved, got), want_gradient, c);
+    }
+  }
+}
+
+Tensor batch_entry(const Tensor& tensor, int64_t b) {
+  Shape shape = tensor.shape();
+  shape.batch = 1;
+  Tensor entry(shape, tensor.dtype());
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    for (int64_t head = 0; head < shape.heads; ++head) {
+      for (int64_t c = 0; c < shape.dim; ++c) {
+        entry.set(0, row, head, c, tensor.get(b, row, head, c));
+      }
+    }
+  }
+  return entry;
+}
+
+TEST_P(Bitwise, neighbours_in_the_batch_do_not_matter_to_the_forward) {
+  for (const auto& [seqlen_q, seqlen_k] : {std::pair{150, 150}, {1, 2500}, {5, 700}, {70, 1}}) {
+    Case c = dense_case(7, seqlen_q, seqlen_k, 4, 2, 64, 64, FA3_BFLOAT16);
+    c.causal = true;
+    const Inputs inputs = make_inputs(c);
+    const ForwardRun together = forward(c, inputs);
+    Case alone = c;
+    alone.batch = 1;
+    for (int64_t b : {0, 3, 6}) {
+      const Inputs mine{.q = batch_entry(inputs.q, b),
+                        .k = batch_entry(inputs.k, b),
+                        .v = batch_entry(inputs.v, b),
+                        .d_o = {},
+                        .sink = {},
+                        .cu_q = {},
+                        .cu_k = {}};
+      const ForwardRun run = forward(alone, mine);
+      ASSERT_TRUE(bits_equal("o", run.o, batch_entry(together.o, b))) << c << " entry " << b;
+      ASSERT_TRUE(bits_equal("lse", run.lse, batch_entry(together.lse, b))) << c << " entry " << b;
+    }
+  }
+}
+
+TEST_P(Bitwise, a_packed_sequence_equals_the_same_sequence_alone) {
+  Case packed = dense_case(3, 0, 0, 4, 2, 40, 40);
+  packed.q = {.owned = {33, 1, 80}};
+  packed.k = {.owned = {65, 900, 80}};
+  packed.causal = true;
+  const Inputs inputs = make_inputs(packed);
+  const ForwardRun together = forward(packed, inputs);
+  for (int64_t b = 0; b < packed.batch; ++b) {
+    const Sequence q_at = packed.sequence_q(b), k_at = packed.sequence_k(b);
+    Case alone = dense_case(1, q_at.used, k_at.used, 4, 2, 40, 40);
+    alone.causal = true;
+    Inputs mine = make_inputs(alone);
+    const auto copy = [](const Tensor& from, int64_t first, Tensor* to) {
+      for (int64_t row = 0; row < to->shape().rows; ++row) {
+        for (int64_t head = 0; head < to->shape().heads; ++head) {
+          for (int64_t c = 0; c < to->shape().dim; ++c) {
+            to->set(0, row, head, c, from.get(0, first + row, head, c));
+          }
+        }
+      }
+    };
+    copy(inputs.q, q_at.first, &mine.q);
+    copy(inputs.k, k_at.first, &mine.k);
+    copy(inputs.v, k_at.first, &mine.v);
+    const ForwardRun run = forward(alone, mine);
+    Tensor want = run.o;
+    copy(together.o, q_at.first, &want);
+    ASSERT_TRUE(bits_equal("o", run.o, want)) << packed << " sequence " << b;
+  }
+}
+
+// The thread sanitizer watches this one.
+TEST_P(Bitwise, calls_of_several_host_threads_do_not_disturb_each_other) {
+  const std::vector<Case> all = cases();
+  std::vector<Inputs> inputs;
+  std::vector<ForwardRun> want;
+  std::vector<BackwardRun> want_gradient;
+  for (const Case& c : all) {
+    inputs.push_back(make_inputs(c));
+    want.push_back(forward(c, inputs.back()));
+    want_gradient.push_back(backward(c, inputs.back(), want.back()));
+  }
+  std::vector<std::thread> hosts;
+  for (size_t host = 0; host < 4; ++host) {
+    hosts.emplace_back([&, host] {
+      for (size_t turn = 0; turn < by_effort<size_t>(4, 8, 40); ++turn) {
+        const size_t i = (host + turn) % all.size();
+        const ForwardRun got = forward(all[i], inputs[i]);
+        expect_same(got, want[i], all[i]);
+        expect_same(backward(all[i], inputs[i], got), want_gradient[i], all[i]);
+      }
+    });
+  }
+  for (std::thread& host : hosts) host.join();
+}
+
+}  // namespace
+}  // namespace fa3::test

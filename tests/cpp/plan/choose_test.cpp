@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/choose.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plan/plan_text.h"
+
+namespace fa3::test {
+namespace {
+
+Problem small_problem() {
+  Problem problem;
+  problem.batch = problem.heads_q = problem.heads_k = 1;
+  problem.head_dim = problem.head_dim_v = 8;
+  problem.lengths_q = problem.lengths_k = {.max = 4, .total = 4};
+  return problem;
+}
+
+TEST(Choose, takes_the_first_automatic_engine_for_the_memory) {
+  Choice choice;
+  ASSERT_TRUE(choose(small_problem(), &choice).ok());
+  const auto best = std::find_if(engines().begin(), engines().end(), [](const Engine* engine) {
+    return engine->automatic && engine->memory == FA3_CPU;
+  });
+  EXPECT_EQ(choice.engine, *best);
+  EXPECT_EQ(choice.plan.engine, choice.engine->name);
+}
+
+TEST(Choose, obeys_a_named_engine) {
+  for (const Engine* engine : engines()) {
+    if (engine->memory != FA3_CPU) continue;
+    Problem problem = small_problem();
+    problem.engine = engine->id;
+    Choice choice;
+    ASSERT_TRUE(choose(problem, &choice).ok()) << engine->name;
+    EXPECT_EQ(choice.engine, engine);
+  }
+}
+
+TEST(Choose, refuses_memory_that_an_engine_does_not_take_and_says_so) {
+  Problem problem = small_problem();
+  problem.engine = FA3_ENGINE_REFERENCE;
+  problem.device = FA3_CUDA;
+  Choice choice;
+  const Status status = choose(problem, &choice);
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_NE(status.message().find("cuda"), std::string::npos) << status.message();
+}
+
+TEST(Choose, refuses_float8_with_a_reason_until_an_engine_takes_it) {
+  Problem problem = small_problem();
+  problem.dtype = DType::float8_e4m3;
+  Choice choice;
+  const Status status = choose(problem, &choice);
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_NE(status.message().find("float8_e4m3"), std::string::npos) << status.message();
+}
+
+TEST(PlanText, gives_every_number_of_the_plan) {
+  const Plan plan{.engine = "the-engine",
+                  .kernel = "the-kernel",
+                  .block_q = 111,
+                  .block_k = 222,
+                  .num_splits = 333,
+                  .num_tasks = 444,
+                  .num_threads = 555,
+                  .workspace_bytes = 666,
+                  .why = "because"};
+  const std::string text = plan_text(plan);
+  for (const char* word :
+       {"the-engine", "the-kernel", "111", "222", "333", "444", "555", "666", "because"}) {
+    EXPECT_NE(text.find(word), std::string::npos) << word << " in " << text;
+  }
+}
+
+}  // namespace
+}  // namespace fa3::test

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/case.h"
+
+#include <cmath>
+#include <numeric>
+#include <ostream>
+#include <sstream>
+
+namespace fa3::test {
+namespace {
+
+void describe_side(std::ostream& out, const char* name, const Side& side) {
+  const auto list = [&](const std::vector<int32_t>& lengths) {
+    out << "{";
+    for (size_t i = 0; i < lengths.size(); ++i) out << (i > 0 ? "," : "") << lengths[i];
+    out << "}";
+  };
+  out << " s" << name << "=";
+  side.packed() ? list(side.owned) : (void)(out << side.rows);
+  if (side.spare_rows > 0) out << "+" << side.spare_rows;
+  if (side.used.empty()) return;
+  out << " used_" << name << "=";
+  list(side.used);
+}
+
+}  // namespace
+
+double Case::effective_scale() const {
+  if (scale != FA3_SCALE_AUTO) return double{scale};
+  return double{1 / std::sqrt(static_cast<float>(dim))};  // the contract: a float32 number
+}
+
+Shape Case::shape_of(const Side& side, int64_t heads, int64_t dim) const {
+  if (!side.packed()) return {batch, side.rows, heads, dim};
+  const int64_t total = std::accumulate(side.owned.begin(), side.owned.end(), int64_t{0});
+  return {1, total + side.spare_rows, heads, dim};
+}
+
+Sequence Case::sequence_of(const Side& side, int64_t b) const {
+  Sequence sequence{b, 0, side.rows};
+  if (side.packed()) {
+    sequence.batch = 0;
+    sequence.first = std::accumulate(side.owned.begin(), side.owned.begin() + b, int64_t{0});
+    sequence.used = side.owned[static_cast<size_t>(b)];
+  }
+  if (!side.used.empty()) sequence.used = side.used[static_cast<size_t>(b)];
+  return sequence;
+}
+
+Case dense_case(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q, int64_t heads_k,
+                int64_t dim, int64_t dim_v, fa3_dtype dtype) {
+  Case c;
+  c.batch = batch;
+  c.q.rows = seqlen_q;
+  c.k.rows = seqlen_k;
+  c.heads_q = heads_q;
+  c.heads_k = heads_k;
+  c.dim = dim;
+  c.dim_v = dim_v;
+  c.dtype = dtype;
+  return c;
+}
+
+const char* name_of(fa3_dtype dtype) {
+  switch (dtype) {
+    case FA3_FLOAT32:
+      return "fp32";
+    case FA3_FLOAT16:
+      return "fp16";
+    case FA3_BFLOAT16:
+      return "bf16";
+    default:
+      return "other";
+  }
+}
+
+bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_t seqlen_k) {
+  const int64_t diagonal = q_row + seqlen_k - seqlen_q;
+  if (c.causal && key > diagonal) return false;
+  if (c.left >= 0 && key < diagonal - c.left) return false;
+  if (c.right >= 0 && key > diagonal + c.right) return false;
+  return true;
+}
+
+std::string describe(const Case& c) {
+  std::ostringstream out;
+  out << "b=" << c.batch;
+  describe_side(out, "q", c.q);
+  describe_side(out, "k", c.k);
+  out << " h=" << c.heads_q << "/" << c.heads_k << " d=" << c.dim << "/" << c.dim_v << " "
+      << name_of(c.dtype) << (c.o_float32 ? " o=fp32" : "") << (c.causal ? " causal" : "");
+  if (c.left >= 0 || c.right >= 0) out << " window=(" << c.left << "," << c.right << ")";
+  if (c.softcap > 0) out << " softcap=" << c.softcap;
+  if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;
+  out << (c.sink ? " sink" : "") << " in=" << name_of(c.in) << " out=" << name_of(c.out);
+  if (c.gain != 1) out << " gain=" << c.gain;
+  out << " threads=" << c.num_threads << " seed=" << c.seed;
+  return out.str();
+}
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << describe(c);
+}
+
+}  // namespace fa3::test

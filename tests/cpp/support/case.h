@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One attention problem as data: what to compute, on which layout, from which seed.
+#pragma once
+
+#include <fa3/fa3.h>
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "support/tensor.h"
+
+namespace fa3::test {
+
+// How one side's sequences lie in its tensor. Dense unless `owned` is set.
+struct Side {
+  int64_t rows = 0;            // dense: rows of every sequence
+  std::vector<int32_t> owned;  // packed: rows of each sequence
+  int64_t spare_rows = 0;      // packed: rows of the tensor that no sequence owns
+  std::vector<int32_t> used;   // seqused, when not empty
+
+  bool packed() const { return !owned.empty(); }
+};
+
+struct Sequence {
+  int64_t batch = 0;  // entry of the tensor
+  int64_t first = 0;  // row
+  int64_t used = 0;
+};
+
+struct Case {
+  int64_t batch = 1;
+  Side q, k;
+  int64_t heads_q = 1, heads_k = 1;
+  int64_t dim = 64, dim_v = 64;
+  fa3_dtype dtype = FA3_FLOAT32;
+  bool o_float32 = false;
+  bool causal = false;
+  int64_t left = -1, right = -1;
+  float softcap = 0;
+  float scale = FA3_SCALE_AUTO;
+  bool sink = false;
+  Layout in = Layout::bshd, out = Layout::bshd;
+  double gain = 1;  // of q: large logits
+  int num_threads = 2;
+  uint64_t seed = 1;
+
+  fa3_dtype o_dtype() const { return o_float32 ? FA3_FLOAT32 : dtype; }
+  Shape q_shape() const { return shape_of(q, heads_q, dim); }
+  Shape k_shape() const { return shape_of(k, heads_k, dim); }
+  Shape v_shape() const { return shape_of(k, heads_k, dim_v); }
+  Shape o_shape() const { return shape_of(q, heads_q, dim_v); }
+  Shape lse_shape() const { return shape_of(q, heads_q, 1); }
+  double effective_scale() const;
+  int64_t group() const { return heads_q / heads_k; }
+
+  Sequence sequence_q(int64_t b) const { return sequence_of(q, b); }
+  Sequence sequence_k(int64_t b) const { return sequence_of(k, b); }
+
+ private:
+  Shape shape_of(const Side& side, int64_t heads, int64_t dim) const;
+  Sequence sequence_of(const Side& side, int64_t b) const;
+};
+
+// A dense case from the numbers that every test gives.
+Case dense_case(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q, int64_t heads_k,
+                int64_t dim, int64_t dim_v, fa3_dtype dtype = FA3_FLOAT32);
+
+const char* name_of(fa3_dtype dtype);
+
+// The contract's words: j >= i + sk - sq - left, j <= i + sk - sq + right, j <= i + sk - sq.
+bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_t seqlen_k);
+
+// Everything needed to write the case down again.
+std::string describe(const Case& c);
+std::ostream& operator<<(std::ostream& out, const Case& c);
+
+}  // namespace fa3::test

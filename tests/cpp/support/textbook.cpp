@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/textbook.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace fa3::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Row-major; kept transposed where that makes the products below sums of contiguous rows.
+struct Matrix {
+  int64_t rows, cols;
+  std::vector<double> numbers;
+
+  Matrix(int64_t r, int64_t c) : rows(r), cols(c), numbers(static_cast<size_t>(r * c)) {}
+  const double* row(int64_t r) const { return numbers.data() + r * cols; }
+  double* row(int64_t r) { return numbers.data() + r * cols; }
+};
+
+Matrix gather(const Tensor& tensor, Sequence at, int64_t head) {
+  Matrix matrix(at.used, tensor.shape().dim);
+  for (int64_t r = 0; r < at.used; ++r) {
+    for (int64_t c = 0; c < matrix.cols; ++c) {
+      matrix.row(r)[c] = tensor.get(at.batch, at.first + r, head, c);
+    }
+  }
+  return matrix;
+}
+
+Matrix transposed(Matrix matrix) {
+  Matrix result(matrix.cols, matrix.rows);
+  for (int64_t r = 0; r < matrix.rows; ++r) {
+    for (int64_t c = 0; c < matrix.cols; ++c) result.row(c)[r] = matrix.row(r)[c];
+  }
+  return result;
+}
+
+// out += weight * row
+void add(double weight, const double* row, int64_t count, double* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] += weight * row[i];
+}
+
+double norm(const double* row, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += row[i] * row[i];
+  return std::sqrt(sum);
+}
+
+// The size of a.b if its terms had random signs.
+double size_of_terms(const double* a, const double* b, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += a[i] * a[i] * b[i] * b[i];
+  return std::sqrt(sum);
+}
+
+// One key/value head of one sequence.
+struct Keys {
+  Sequence at;
+  int64_t head;
+  Matrix k, v, kt, vt;
+
+  Keys(const Case& c, const Inputs& in, int64_t b, int64_t h)
+      : at(c.sequence_k(b)),
+        head(h),
+        k(gather(in.k, at, h)),
+        v(gather(in.v, at, h)),
+        kt(transposed(k)),
+        vt(transposed(v)) {}
+};
+
+// One query head of one sequence, a query row at a time.
+struct Head {
+  const Case& c;
+  const Keys& keys;
+  Sequence q_at, k_at;
+  int64_t head, kv_head;
+  double sink;  // -inf: none
+  Matrix q;
+  std::vector<double> p, slope, dp;  // of one row
+
+  Head(const Case& problem, const Inputs& in, const Keys& kv, int64_t b, int64_t h)
+      : c(problem),
+        keys(kv),
+        q_at(c.sequence_q(b)),
+        k_at(kv.at),
+        head(h),
+        kv_head(kv.head),
+        sink(c.sink ? double{in.sink.get(0, 0, h, 0)} : -kInfinity),
+        q(gather(in.q, q_at, h)),
+        p(static_cast<size_t>(k_at.used)),
+        slope(p.size()),
+        dp(p.size()) {}
+
+  // Fills p and slope for a query and returns its LSE.
+  double softmax(int64_t i, double* largest_score) {
+    std::fill(p.begin(), p.end(), 0.0);
+    for (int64_t col = 0; col < c.dim; ++col) {
+      add(c.effective_scale() * q.row(i)[col], keys.kt.row(col), k_at.used, p.data());
+    }
+    double max = sink;
+    for (int64_t j = 0; j < k_at.used; ++j) {
+      double& score = p[static_cast<size_t>(j)];
+      slope[static_cast<size_t>(j)] = 1;
+      if (c.softcap > 0) {
+        const double t = std::tanh(score / double{c.softcap});
+        score = double{c.softcap} * t;
+        slope[static_cast<size_t>(j)] = 1 - t * t;
+      }
+      if (!visible(c, i, j, q_at.used, k_at.used)) score = -kInfinity;
+      if (std::isfinite(score)) *largest_score = std::max(*largest_score, std::abs(score));
+      max = std::max(max, score);
+    }
+    if (max == -kInfinity) max = 0;
+    double sum = std::exp(sink - max);
+    for (double& weight : p) sum += weight = std::exp(weight - max);
+    if (sum == 0) return -kInfinity;
+    for (double& weight : p) weight /= sum;
+    return max + std::log(sum);
+  }
+
+  void forward(Textbook* book) {
+    for (int64_t i = 0; i < q_at.used; ++i) {
+      *book->lse.row(q_at.batch, q_at.first + i, head) = softmax(i, &book->largest_score);
+      double* o = book->o.row(q_at.batch, q_at.first + i, head);
+      for (int64_t j = 0; j < k_at.used; ++j) {
+        const double weight = p[static_cast<size_t>(j)];
+        if (weight != 0) add(weight, keys.v.row(j), c.dim_v, o);
+      }
+    }
+  }
+
+  // dV = P^T dO,  dS = P (dO V^T - dO.O) slope,  dQ = scale dS K,  dK = scale dS^T Q.
+  void backward(const Tensor& d_o, Textbook* book) {
+    Matrix gradient = gather(d_o, q_at, head);
+    for (int64_t i = 0; i < q_at.used; ++i) {
+      const double lse = softmax(i, &book->largest_score);
+      const double* g = gradient.row(i);
+      std::fill(dp.begin(), dp.end(), 0.0);
+      for (int64_t col = 0; col < c.dim_v; ++col)
+        add(g[col], keys.vt.row(col), k_at.used, dp.data());
+      double mean = 0;
+      for (size_t j = 0; j < p.size(); ++j) mean += p[j] * dp[j];
+      const RowGradient row{
+          g, mean, size_of_terms(g, book->o.row(q_at.batch, q_at.first + i, head), c.dim_v)};
+      for (int64_t j = 0; j < k_at.used; ++j) {
+        if (p[static_cast<size_t>(j)] != 0) backward_pair(i, j, row, book);
+      }
+      if (!c.sink || lse == -kInfinity) continue;
+      *book->dsink.row(0, 0, head) -= std::exp(sink - lse) * mean;
+      *book->dsink_terms.row(0, 0, head) += std::exp(sink - lse) * row.terms;
+    }
+  }
+
+  struct RowGradient {
+    const double* d_o;
+    double mean;   // dO.O
+    double terms;  // its size without cancellation
+  };
+
+  // What query i and key j give to each other.
+  void backward_pair(int64_t i, int64_t j, const RowGradient& row, Textbook* book) const {
+    const auto at = static_cast<size_t>(j);
+    const int64_t q_row = q_at.first + i, kv_row = k_at.first + j;
+    const double* q_numbers = q.row(i);
+    const double* k_numbers = keys.k.row(j);
+    const double weight = c.effective_scale() * p[at] * slope[at];
+    const double ds = weight * (dp[at] - row.mean);
+    add(ds, k_numbers, c.dim, book->dq.row(q_at.batch, q_row, head));
+    add(ds, q_numbers, c.dim, book->dk.row(k_at.batch, kv_row, kv_head));
+    add(p[at], row.d_o, c.dim_v, book->dv.row(k_at.batch, kv_row, kv_head));
+    const double terms = weight * (size_of_terms(row.d_o, keys.v.row(j), c.dim_v) + row.terms);
+    *book->dq_terms.row(q_at.batch, q_row, head) += terms * norm(k_numbers, c.dim);
+    *book->dk_terms.row(k_at.batch, kv_row, kv_head) += terms * norm(q_numbers, c.dim);
+    *book->dv_terms.row(k_at.batch, kv_row, kv_head) += p[at] * norm(row.d_o, c.dim_v);
+  }
+};
+
+Shape one_column(Shape shape) {
+  shape.dim = 1;
+  return shape;
+}
+
+template <class Visitor>
+void for_each_head(const Case& c, const Inputs& inputs, Visitor&& visit) {
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t kv_head = 0; kv_head < c.heads_k; ++kv_head) {
+      const Keys keys(c, inputs, b, kv_head);
+      for (int64_t h = kv_head * c.group(); h < (kv_head + 1) * c.group(); ++h) {
+        Head head(c, inputs, keys, b, h);
+        visit(head);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Textbook textbook_forward(const Case& c, const Inputs& inputs) {
+  Textbook book;
+  book.o = Values(c.o_shape());
+  book.lse = Values(c.lse_shape());
+  std::fill(book.lse.numbers.begin(), book.lse.numbers.end(), -kInfinity);
+  for_each_head(c, inputs, [&](Head& head) { head.forward(&book); });
+  return book;
+}
+
+Textbook textbook_backward(const Case& c, const Inputs& inputs) {
+  Textbook book = textbook_forward(c, inputs);
+  book.dq = Values(c.q_shape());
+  book.dk = Values(c.k_shape());
+  book.dv = Values(c.v_shape());
+  book.dsink = Values({1, 1, c.sink ? c.heads_q : 0, 1});
+  book.dq_terms = Values(one_column(c.q_shape()));
+  book.dk_terms = Values(one_column(c.k_shape()));
+  book.dv_terms = Values(one_column(c.k_shape()));
+  book.dsink_terms = book.dsink;
+  for_each_head(c, inputs, [&](Head& head) { head.backward(inputs.d_o, &book); });
+  return book;
+}
+
+}  // namespace fa3::test

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention and its gradients from the formulas, in double precision: the oracle of every suite.
+// It shares no code with the library. Its gradients are themselves held to finite differences.
+#pragma once
+
+#include "support/case.h"
+#include "support/inputs.h"
+#include "support/tensor.h"
+
+namespace fa3::test {
+
+struct Textbook {
+  Values o, lse;             // lse has dim 1
+  Values dq, dk, dv, dsink;  // dsink is (1, 1, heads, 1)
+  double largest_score = 0;  // of |softcap(scale * q.k)|, over what is visible
+
+  // One number per row of a gradient: its size had no term cancelled another in dP - dO.O. What
+  // roundoff is relative to: where a row sees one key, dP - dO.O is 0, and computed as noise.
+  Values dq_terms, dk_terms, dv_terms, dsink_terms;
+};
+
+Textbook textbook_forward(const Case& c, const Inputs& inputs);
+Textbook textbook_backward(const Case& c, const Inputs& inputs);  // with the forward's results
+
+}  // namespace fa3::test

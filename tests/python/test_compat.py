@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of the flash_attn packages: their signatures as recorded, their results as fa3's."""
+
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+from fa3.compat import flash_attn as fa2_names  # noqa: E402
+from fa3.compat import flash_attn_interface as fa3_names  # noqa: E402
+
+DESCALES = "q_descale=None, k_descale=None, v_descale=None, "
+WINDOW = "window_size=(-1, -1), "
+PACKED = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+FA3_HEAD = "softmax_scale=None, causal=False, "
+FA3_TAIL = (
+    f"{FA3_HEAD}qv=None, {DESCALES}{WINDOW}attention_chunk=0, softcap=0.0, num_splits=1, "
+    "pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
+)
+FA2_TAIL = (
+    f"dropout_p=0.0, softmax_scale=None, causal=False, {WINDOW}softcap=0.0, alibi_slopes=None, "
+    "deterministic=False, return_attn_probs=False"
+)
+
+# From hopper/flash_attn_interface.py and flash_attn/flash_attn_interface.py of flash-attention,
+# as of August 2026, without annotations.
+RECORDED = {
+    fa3_names: {
+        "flash_attn_func": f"q, k, v, {FA3_TAIL}",
+        "flash_attn_varlen_func": f"q, k, v, {PACKED}seqused_q=None, seqused_k=None, {FA3_TAIL}",
+        "flash_attn_qkvpacked_func": f"qkv, {FA3_HEAD}{DESCALES}{WINDOW}attention_chunk=0, "
+        "softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
+        "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, "
+        "rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, "
+        "page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, "
+        f"rotary_seqlens=None, {DESCALES}{FA3_HEAD}{WINDOW}attention_chunk=0, softcap=0.0, "
+        "rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, "
+        "sm_margin=0, return_softmax_lse=False",
+        "flash_attn_combine": "out_partial, lse_partial, out=None, out_dtype=None",
+        "get_scheduler_metadata": "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, "
+        "num_heads_kv, headdim, cache_seqlens, qkv_dtype=torch.bfloat16, headdim_v=None, "
+        "cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, "
+        f"max_seqlen_k_new=0, causal=False, {WINDOW}attention_chunk=0, has_softcap=False, "
+        "num_splits=0, pack_gqa=None, sm_margin=0",
+    },
+    fa2_names: {
+        "flash_attn_func": f"q, k, v, {FA2_TAIL}",
+        "flash_attn_kvpacked_func": f"q, kv, {FA2_TAIL}",
+        "flash_attn_qkvpacked_func": f"qkv, {FA2_TAIL}",
+        "flash_attn_varlen_func": f"q, k, v, {PACKED}{FA2_TAIL}, block_table=None",
+        "flash_attn_varlen_kvpacked_func": f"q, kv, {PACKED}{FA2_TAIL}",
+        "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {FA2_TAIL}",
+        "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, "
+        "rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, "
+        f"block_table=None, {FA3_HEAD}{WINDOW}softcap=0.0, rotary_interleaved=True, "
+        "alibi_slopes=None, num_splits=0, return_softmax_lse=False",
+    },
+}
+EVERY = [(module, name) for module, names in RECORDED.items() for name in names]
+
+
+@pytest.mark.parametrize(
+    "module, name", EVERY, ids=[f"{m.__name__.split('.')[-1]}.{n}" for m, n in EVERY]
+)
+def test_signature_is_the_recorded_one(module, name):
+    assert str(inspect.signature(getattr(module, name))) == f"({RECORDED[module][name]})"
+
+
+@pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
+def test_every_function_of_the_module_is_recorded(module):
+    written = {name for name in vars(module) if name.startswith(("flash_attn", "get_"))}
+    assert written == set(RECORDED[module])
+
+
+def tensors(device, *shapes):
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.fixture
+def qkv(device):
+    return tensors(device, (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16))
+
+
+def test_fa3_func_passes_every_option_on(qkv):
+    q, k, v = qkv
+    expected, lse = fa3.attention(
+        q, k, v, scale=0.3, causal=True, window=(5, -1), softcap=2.0, return_lse=True
+    )
+    out = fa3_names.flash_attn_func(
+        q, k, v, 0.3, True, window_size=(5, None), softcap=2.0, num_splits=0, pack_gqa=True
+    )
+    same(out, expected)
+    pair = fa3_names.flash_attn_func(
+        q, k, v, 0.3, True, window_size=(5, -3), softcap=2.0, return_attn_probs=True
+    )
+    same(pair, (expected, lse))
+
+
+def test_fa2_func_has_dropout_in_fourth_place(qkv):
+    q, k, v = qkv
+    expected, lse = fa3.attention(q, k, v, scale=0.3, causal=True, return_lse=True)
+    same(fa2_names.flash_attn_func(q, k, v, 0.0, 0.3, True), expected)
+    out, same_lse, probabilities = fa2_names.flash_attn_func(
+        q, k, v, 0.0, 0.3, True, return_attn_probs=True
+    )
+    same((out, same_lse), (expected, lse))
+    assert probabilities is None
+
+
+@pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
+def test_gradients_reach_packed_inputs(device, module):
+    (qkv,) = tensors(device, (2, 9, 3, 4, 16))
+    qkv.requires_grad_()
+    module.flash_attn_qkvpacked_func(qkv, causal=True).square().sum().backward()
+    leaves = [part.detach().requires_grad_() for part in qkv.unbind(2)]
+    fa3.attention(*leaves, causal=True).square().sum().backward()
+    same(qkv.grad, torch.stack([leaf.grad for leaf in leaves], dim=2))
+
+
+def test_qkv_of_grouped_heads_needs_the_number_of_query_heads(device):
+    (qkv,) = tensors(device, (2, 9, 8, 16))
+    q, k, v = qkv.split([4, 2, 2], dim=2)
+    same(fa3_names.flash_attn_qkvpacked_func(qkv, num_heads_q=4), fa3.attention(q, k, v))
+    with pytest.raises(fa3.InvalidArgument, match="num_heads_q"):
+        fa3_names.flash_attn_qkvpacked_func(qkv)
+
+
+def test_varlen_forms_agree(device):
+    q, kv = tensors(device, (12, 2, 16), (12, 2, 2, 16))
+    k, v = kv.unbind(1)
+    cu = torch.tensor([0, 5, 12], dtype=torch.int32, device=device)
+    longest = torch.tensor(7)
+    packing = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 7, "max_seqlen_k": 7}
+    expected = fa3.attention(q, k, v, causal=True, **packing)
+    lengths = (cu, cu, longest, longest)
+    same(fa3_names.flash_attn_varlen_func(q, k, v, *lengths, causal=True), expected)
+    same(fa2_names.flash_attn_varlen_func(q, k, v, *lengths, causal=True), expected)
+    same(fa2_names.flash_attn_varlen_kvpacked_func(q, kv, *lengths, causal=True), expected)
+    qkv = torch.stack([q, k, v], dim=1)
+    same(fa2_names.flash_attn_varlen_qkvpacked_func(qkv, cu, 7, causal=True), expected)
+
+
+@pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
+def test_kvcache_appends_in_place_and_attends_to_what_is_used(device, module):
+    q, k_cache, v_cache, k, v = tensors(
+        device, (2, 3, 4, 16), (2, 20, 2, 16), (2, 20, 2, 16), (2, 3, 2, 16), (2, 3, 2, 16)
+    )
+    used = torch.tensor([5, 11], dtype=torch.int32, device=device)
+    before = k_cache.clone()
+    out, lse = module.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cache_seqlens=used, causal=True, return_softmax_lse=True
+    )
+    same(k_cache[0, 5:8], k[0])
+    same(v_cache[1, 11:14], v[1])
+    same(k_cache[0, 8:], before[0, 8:])
+    for row, total in enumerate((8, 14)):
+        part = (q[row : row + 1], k_cache[row : row + 1, :total], v_cache[row : row + 1, :total])
+        same(
+            (out[row : row + 1], lse[row : row + 1]),
+            fa3.attention(*part, causal=True, return_lse=True),
+        )
+    again = module.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=8)
+    same(again[0], fa3.attention(q, k_cache[:, :8], v_cache[:, :8])[0])
+    with pytest.raises(fa3.InvalidArgument, match="cache_seqlens"):
+        module.flash_attn_with_kvcache(q, k_cache, v_cache, k, v)
+
+
+def test_kvcache_without_room_is_refused():
+    q, cache, new = tensors("cpu", (1, 3, 2, 8), (1, 4, 2, 8), (1, 3, 2, 8))
+    with pytest.raises(fa3.InvalidArgument, match="k_cache: expected room for 5 rows, got 4"):
+        fa3_names.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=2)
+
+
+def test_combine_merges_disjoint_keys(device):
+    q, k, v = tensors(device, (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16))
+    parts = [
+        fa3.attention(q, k[:, rows], v[:, rows], return_lse=True)
+        for rows in (slice(0, 5), slice(5, 12))
+    ]
+    o_partial = torch.stack([out.float() for out, _ in parts])
+    lse_partial = torch.stack([lse.transpose(1, 2) for _, lse in parts])
+    out, lse = fa3_names.flash_attn_combine(o_partial, lse_partial, out_dtype=q.dtype)
+    expected, expected_lse = fa3.attention(q, k, v, return_lse=True)
+    tolerance = {"rtol": 0, "atol": 2e-6 if device == "cpu" else 0.02}
+    torch.testing.assert_close(out, expected, **tolerance)
+    torch.testing.assert_close(lse, expected_lse.transpose(1, 2), **tolerance)
+
+
+REFUSED = [
+    (fa3_names.flash_attn_func, {"qv": torch.ones(1)}, "qv: expected None, got a tensor"),
+    (fa3_names.flash_attn_func, {"q_descale": torch.ones(1)}, "q_descale: .*float8"),
+    (fa3_names.flash_attn_func, {"attention_chunk": 4}, "attention_chunk: expected 0, got 4"),
+    (fa3_names.flash_attn_with_kvcache, {"page_table": torch.ones(1)}, "page_table: .*paged"),
+    (fa3_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
+    (fa2_names.flash_attn_func, {"dropout_p": 0.1}, "dropout_p: expected 0.0, got 0.1"),
+    (fa2_names.flash_attn_func, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: .*no ALiBi"),
+    (fa2_names.flash_attn_with_kvcache, {"block_table": torch.ones(1)}, "block_table: .*paged"),
+]
+
+
+@pytest.mark.parametrize(
+    "function, change, words", REFUSED, ids=[next(iter(change)) for _, change, _ in REFUSED]
+)
+def test_what_is_not_supported_is_refused_by_name(function, change, words):
+    q, k, v = tensors("cpu", (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16))
+    with pytest.raises(fa3.Unsupported, match=words):
+        function(q, k, v, **change)
+
+
+def test_scheduler_metadata_is_refused():
+    with pytest.raises(fa3.Unsupported, match="plans inside the call"):
+        fa3_names.get_scheduler_metadata(1, 1, 1, 1, 1, 64, None)

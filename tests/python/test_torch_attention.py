@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.attention on torch tensors: values and gradients, on every device that torch has."""
+
+import error_model
+import numpy as np
+import oracle
+import pytest
+from cases import CASES, inputs_for
+from checks import assert_within
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def to_torch(x, dtype, device):
+    """q, k, v as leaves that want a gradient, do, and the options, on `device`."""
+    q, k, v, do = (torch.tensor(a, dtype=DTYPES[dtype], device=device) for a in x[:4])
+    options = dict(x.options)
+    if options.get("sink") is not None:
+        sink = torch.tensor(options["sink"], dtype=torch.float32, device=device)
+        options["sink"] = sink.requires_grad_()
+    return [a.requires_grad_() for a in (q, k, v)], do, options
+
+
+def to_numpy(tensor):
+    return tensor.detach().to(torch.float64).cpu().numpy()
+
+
+@pytest.fixture
+def qkv(device):
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    return to_torch(inputs_for("gqa", dtype), dtype, device)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_and_gradients_equal_the_oracle(device, name, dtype):
+    x = inputs_for(name, dtype)
+    leaves, do, options = to_torch(x, dtype, device)
+    out, lse = fa3.attention(*leaves, return_lse=True, **options)
+    out.backward(do)
+    score_dtype = error_model.score_dtype_of("hopper" if device == "cuda" else "auto", dtype)
+    bound = error_model.bounds(*x[:4], dtype=dtype, score_dtype=score_dtype, **x.options)
+    expected_out, expected_lse = oracle.forward(x.q, x.k, x.v, **x.options)
+    assert_within("out", to_numpy(out), expected_out, bound.o)
+    assert_within("lse", to_numpy(lse), expected_lse, bound.lse)
+    expected = oracle.backward(*x[:4], **x.options)
+    gradients = [a.grad for a in (*leaves, *filter(torch.is_tensor, [options.get("sink")]))]
+    for name, actual, exact in zip(("dq", "dk", "dv", "dsink"), gradients, expected, strict=False):
+        assert_within(name, to_numpy(actual), exact, getattr(bound, name))
+
+
+def test_gradients_flow_through_a_model_like_those_of_math_in_float64(device):
+    """A projection before and after, a residual, and the scalar loss whose gradient is expanded."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 10, 24, device=device, requires_grad=True)
+    w_in, w_out = (torch.randn(s, device=device) / 5 for s in ((24, 72), (24, 24)))
+    if device == "cuda":
+        x, w_in, w_out = (a.bfloat16() for a in (x, w_in, w_out))
+        x = x.detach().requires_grad_()
+
+    def model(attend, x, w_in, w_out):
+        q, k, v = (x @ w_in).view(2, 10, 3, 3, 8).unbind(2)
+        return (attend(q, k, v).flatten(2) @ w_out + x).sum()
+
+    def math(q, k, v):
+        q, k, v = (a.transpose(1, 2) for a in (q, k, v))
+        scores = (q @ k.mT) * q.shape[-1] ** -0.5
+        hidden = torch.ones(10, 10, dtype=torch.bool, device=device).triu(1)
+        return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+
+    model(lambda *a: fa3.attention(*a, causal=True), x, w_in, w_out).backward()
+    exact = x.detach().double().requires_grad_()
+    model(math, exact, w_in.double(), w_out.double()).backward()
+    tolerance = 1e-5 if device == "cpu" else 0.1
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=0, atol=tolerance)
+
+
+def test_packed_sequences_equal_separate_ones(device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(12, h, 16, device=device, dtype=dtype) for h in (4, 2, 2))
+    leaves = [a.requires_grad_() for a in (q, k, v)]
+    cuts = [0, 5, 5, 12]
+    cu_seqlens = torch.tensor(cuts, dtype=torch.int32, device=device)
+    packing = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens)
+    packing |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 7)
+    out, lse = fa3.attention(*leaves, causal=True, return_lse=True, **packing)
+    out.square().sum().backward()
+    packed = [a.grad.clone() for a in leaves]
+    for a in leaves:
+        a.grad = None
+    for start, end in ((0, 5), (5, 12)):
+        part = [a[None, start:end] for a in leaves]
+        one, one_lse = fa3.attention(*part, causal=True, return_lse=True)
+        torch.testing.assert_close(out[start:end], one[0])
+        torch.testing.assert_close(lse[:, start:end], one_lse[0])
+        one.square().sum().backward()
+    for a, gradient in zip(leaves, packed, strict=True):
+        torch.testing.assert_close(gradient, a.grad)
+
+
+def test_transposed_tensors_need_no_copy(qkv):
+    swapped = [a.detach().transpose(1, 2).contiguous().transpose(1, 2) for a in qkv]
+    plain = [a.detach() for a in qkv]
+    torch.testing.assert_close(fa3.attention(*swapped), fa3.attention(*plain), rtol=0, atol=0)
+
+
+def test_parameters_and_views_are_tensors_too(qkv):
+    q, k, v = (torch.nn.Parameter(a.detach()) for a in qkv)
+    out = fa3.attention(q[:, 2:], k, v)
+    assert out.requires_grad
+    expected = fa3.attention(qkv[0][:, 2:], *qkv[1:])
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+def test_out_is_written_without_a_gradient(qkv):
+    out = torch.full_like(qkv[0], torch.nan)
+    with torch.no_grad():
+        assert fa3.attention(*qkv, out=out) is out
+        torch.testing.assert_close(out, fa3.attention(*qkv), rtol=0, atol=0)
+    with pytest.raises(fa3.InvalidArgument, match="out: expected None"):
+        fa3.attention(*qkv, out=out)
+
+
+def test_nothing_is_recorded_where_no_gradient_is_wanted(qkv):
+    assert not fa3.attention(*(a.detach() for a in qkv)).requires_grad
+    with torch.no_grad():
+        assert not fa3.attention(*qkv).requires_grad
+    with torch.inference_mode():
+        assert fa3.attention(*qkv).is_inference()
+
+
+def test_lse_and_second_derivatives_are_refused_not_wrong(qkv):
+    out, lse = fa3.attention(*qkv, return_lse=True)
+    assert not lse.requires_grad
+    (gradient,) = torch.autograd.grad(out.square().sum(), qkv[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_only_wanted_gradients_are_returned(qkv):
+    q, k, v = qkv
+    out = fa3.attention(q, k.detach(), v.detach())
+    out.sum().backward()
+    assert q.grad is not None and k.grad is None
+
+
+def test_deterministic_gradients_repeat_bit_by_bit(qkv):
+    def gradients():
+        return torch.autograd.grad(fa3.attention(*qkv, deterministic=True).square().sum(), qkv)
+
+    for a, b in zip(gradients(), gradients(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_decides_the_type(device, dtype):
+    x = inputs_for("gqa", "float32")
+    leaves, _, _ = to_torch(x, "float32", device)
+    with torch.autocast(device, dtype=dtype):
+        out = fa3.attention(*leaves)
+    assert out.dtype == dtype
+    expected = fa3.attention(*(a.detach().to(dtype) for a in leaves))
+    torch.testing.assert_close(out.detach(), expected, rtol=0, atol=0)
+    out.float().sum().backward()
+    assert leaves[0].grad.dtype == torch.float32
+
+
+def test_backward_merge_and_plan_take_tensors(qkv):
+    q, k, v = (a.detach() for a in qkv)
+    out, lse = fa3.attention(q, k, v, return_lse=True)
+    gradients = fa3.attention_backward(torch.ones_like(out), q, k, v, out, lse)
+    fa3.attention(*qkv).sum().backward()
+    torch.testing.assert_close(gradients.dq, qkv[0].grad)
+    merged, _ = fa3.merge(out.float()[None], lse[None])
+    torch.testing.assert_close(merged, out.float())
+    assert "engine" in fa3.plan(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"q": lambda q: q.double()}, fa3.InvalidArgument, "q: expected float32"),
+        ({"q": lambda q: q[0]}, fa3.InvalidArgument, "q: expected rank 4"),
+        ({"k": lambda k: k.mT.contiguous().mT}, fa3.InvalidArgument, "k: expected stride 1"),
+        ({"v": lambda v: v.half()}, fa3.InvalidArgument, "v: expected the dtype of q"),
+        ({"scale": -1.0}, fa3.InvalidArgument, "scale: expected a finite number > 0"),
+        ({"engine": "abacus"}, fa3.InvalidArgument, "engine: expected one of"),
+    ],
+    ids=["dtype", "rank", "stride", "mixed", "scale", "engine"],
+)
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_wrong_calls_raise_the_sentence_of_the_library(change, error, words, wants_gradient):
+    x = inputs_for("gqa", "float32")
+    leaves, _, _ = to_torch(x, "float32", "cpu")
+    arguments = dict(zip("qkv", leaves, strict=True))
+    for name, value in change.items():
+        arguments[name] = value(arguments[name]) if callable(value) else value
+    if not wants_gradient:
+        arguments |= {name: arguments[name].detach() for name in "qkv"}
+    with pytest.raises(error, match=words):
+        fa3.attention(**arguments)
+
+
+def test_numpy_and_torch_give_the_same_bits():
+    arrays = [a.astype(np.float32) for a in inputs_for("everything", "float32")[:3]]
+    tensors = [torch.from_numpy(a) for a in arrays]
+    np.testing.assert_array_equal(fa3.attention(*tensors).numpy(), fa3.attention(*arrays))

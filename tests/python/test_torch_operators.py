@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.ops.fa3.*: what compilers, counters, checkpoints and graphs do with the operators."""
+
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+pytest.importorskip("fa3.torch")  # defines torch.ops.fa3
+
+
+import torch.nn.functional as F  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+
+def tensors(device, *shapes):
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def as_given(a):
+    return a
+
+
+def transposed(a):
+    """The same values in (b, h, s, d) memory."""
+    return a.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.fixture
+def qkv(device):
+    return tensors(device, (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 8))
+
+
+@pytest.mark.parametrize("layout", [as_given, transposed])
+def test_operators_pass_opcheck(device, qkv, layout):
+    q, k, v = map(layout, qkv)
+    ops = torch.ops.fa3
+    out, lse = ops.forward(q, k, v, True)
+    sink = torch.randn(4, device=device)
+    for options in ({"causal": True}, {"window_left": 3, "softcap": 2.0, "sink": sink}):
+        torch.library.opcheck(ops.forward.default, (q, k, v), options)
+        torch.library.opcheck(ops.forward_out.default, (q, k, v, torch.empty_like(out)), options)
+        inputs = (torch.randn_like(out), q, k, v, out, lse)
+        torch.library.opcheck(ops.backward.default, inputs, options)
+
+
+def test_packed_operators_pass_opcheck(device):
+    q, k, v = tensors(device, (9, 4, 16), (12, 2, 16), (12, 2, 8))
+    options = {
+        "cu_seqlens_q": torch.tensor([0, 4, 9], dtype=torch.int32, device=device),
+        "cu_seqlens_k": torch.tensor([0, 5, 12], dtype=torch.int32, device=device),
+        "max_seqlen_q": 5,
+        "max_seqlen_k": 7,
+    }
+    torch.library.opcheck(torch.ops.fa3.forward.default, (q, k, v), options)
+    out, lse = torch.ops.fa3.forward(q, k, v, **options)
+    inputs = (torch.randn_like(out), q, k, v, out, lse)
+    torch.library.opcheck(torch.ops.fa3.backward.default, inputs, options)
+
+
+def block(q, k, v, **options):
+    return fa3.attention(q * 1.5, k, v, causal=True, **options).relu() + 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiles_into_one_graph_with_gradients(device, qkv, backend):
+    leaves = [a.requires_grad_() for a in qkv]
+    expected = block(*leaves)
+    expected_gradients = torch.autograd.grad(expected.sum(), leaves)
+    actual = torch.compile(block, fullgraph=True, backend=backend)(*leaves)
+    gradients = torch.autograd.grad(actual.sum(), leaves)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(gradients, expected_gradients)
+
+
+def test_compiles_once_for_every_length(device):
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for length in (7, 20, 33):
+        q, k, v = tensors(device, (2, length, 4, 16), (2, length + 3, 2, 16), (2, length + 3, 2, 8))
+        torch.testing.assert_close(compiled(q, k, v), block(q, k, v))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_compiles_with_options_and_autocast(device, qkv):
+    sink = torch.randn(4, device=device)
+
+    def model(q, k, v):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return fa3.attention(q, k, v, window=(4, 2), softcap=3.0, sink=sink, return_lse=True)
+
+    out, lse = torch.compile(model, fullgraph=True, backend="aot_eager")(*qkv)
+    expected_out, expected_lse = model(*qkv)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected_out, rtol=0, atol=0)
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=0)
+
+
+def test_meta_tensors_give_shapes():
+    q, k, v = (
+        torch.empty(s, device="meta") for s in ((2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 8))
+    )
+    out, lse = torch.ops.fa3.forward(q, k, v)
+    assert out.shape == (2, 9, 4, 8) and lse.shape == (2, 4, 9)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_gradients_are_the_same(device, qkv, use_reentrant):
+    leaves = [a.requires_grad_() for a in qkv]
+    expected = torch.autograd.grad(block(*leaves).sum(), leaves)
+    block_again = checkpoint(block, *leaves, use_reentrant=use_reentrant)
+    block_again.sum().backward()
+    torch.testing.assert_close(tuple(a.grad for a in leaves), expected)
+
+
+def test_selective_checkpointing_can_save_the_attention(device, qkv):
+    seen = []
+
+    def policy(context, op, *args, **kwargs):
+        if op is torch.ops.fa3.forward.default:
+            seen.append(context.is_recompute)
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    leaves = [a.requires_grad_() for a in qkv]
+    expected = torch.autograd.grad(block(*leaves).sum(), leaves)
+    context_fn = partial(create_selective_checkpoint_contexts, policy)
+    checkpoint(block, *leaves, use_reentrant=False, context_fn=context_fn).sum().backward()
+    assert False in seen
+    torch.testing.assert_close(tuple(a.grad for a in leaves), expected)
+
+
+def test_flops_are_counted_as_torch_counts_its_own_attention(device):
+    q, k, v = (a.requires_grad_() for a in tensors(device, *[(2, 10, 4, 16)] * 3))
+    with FlopCounterMode(display=False) as ours:
+        fa3.attention(q, k, v).sum().backward()
+    with FlopCounterMode(display=False) as theirs:
+        swapped = (a.transpose(1, 2) for a in (q, k, v))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            F.scaled_dot_product_attention(*swapped).sum().backward()
+    assert ours.get_total_flops() == 7 * 2 * 2 * 4 * 10 * 10 * 16
+    if theirs.get_total_flops():
+        assert ours.get_total_flops() == theirs.get_total_flops()
+
+
+def test_flops_of_packed_sequences_follow_their_lengths(device):
+    q, k, v = tensors(device, (9, 4, 16), (12, 2, 16), (12, 2, 8))
+    cu_q = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    cu_k = torch.tensor([0, 5, 12], dtype=torch.int32, device=device)
+    with FlopCounterMode(display=False) as counter:
+        fa3.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=5, max_seqlen_k=7)
+    assert counter.get_total_flops() == 2 * 4 * (4 * 5 + 5 * 7) * (16 + 8)
+
+
+def test_cuda_graph_replays_with_new_inputs():
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device on this machine")
+    q, k, v = tensors("cuda", (2, 128, 4, 64), (2, 128, 2, 64), (2, 128, 2, 64))
+    try:
+        fa3.attention(q, k, v)
+    except fa3.Unsupported as error:
+        pytest.skip(str(error))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fa3.attention(q, k, v)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    torch.testing.assert_close(out, fa3.attention(q, k, v), rtol=0, atol=0)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch that puts fa3 under torch.nn.functional.scaled_dot_product_attention."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+import torch.nn.functional as F  # noqa: E402
+from torch.nn import attention as registry  # noqa: E402
+
+front = pytest.importorskip("fa3.torch")
+overrides = pytest.importorskip("fa3.torch.sdpa")
+
+if not hasattr(registry, "register_flash_attention_impl"):
+    pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of our kernels that ran to their end, in order."""
+    seen = []
+
+    def recorded(name, kernel):
+        def run(**arguments):
+            result = kernel(**arguments)
+            seen.append(name)
+            return result
+
+        return run
+
+    kernels = {
+        name: (key, recorded(name, kernel)) for name, (key, kernel) in overrides.KERNELS.items()
+    }
+    monkeypatch.setattr(overrides, "KERNELS", kernels)
+    overrides.warned.clear()
+    return seen
+
+
+def qkv(device, length_q=33, length_k=33, heads_k=4, wants_gradient=True):
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    shapes = (2, 4, length_q, 32), (2, heads_k, length_k, 32), (2, heads_k, length_k, 32)
+    made = [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+    return [a.requires_grad_(wants_gradient) for a in made]
+
+
+def run(tensors, **options):
+    with registry.sdpa_kernel(registry.SDPBackend.FLASH_ATTENTION):
+        out = F.scaled_dot_product_attention(*tensors, **options)
+        return out, *torch.autograd.grad(out.square().sum(), tensors)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}], ids=str)
+def test_values_gradients_and_strides_are_those_of_torch(device, calls, options):
+    tensors = qkv(device)
+    expected = run(tensors, **options)
+    assert not calls
+    with front.sdpa():
+        actual = run(tensors, **options)
+    forward = "_scaled_dot_product_flash_attention" + ("_for_cpu" if device == "cpu" else "")
+    assert calls == [forward, forward + "_backward"] or (device == "cuda" and not calls)
+    tolerance = {"rtol": 0, "atol": 2e-5} if device == "cpu" else {"rtol": 0, "atol": 0.1}
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+    assert [a.stride() for a in actual] == [b.stride() for b in expected]
+
+
+def test_nothing_is_active_until_asked_for_and_nothing_stays(calls):
+    tensors = qkv("cpu")
+    assert registry.current_flash_attention_impl() is None
+    front.enable_sdpa()
+    assert registry.current_flash_attention_impl() == "fa3"
+    run(tensors)
+    assert len(calls) == 2
+    front.disable_sdpa()
+    front.disable_sdpa()
+    assert registry.current_flash_attention_impl() is None
+    run(tensors)
+    assert len(calls) == 2
+
+
+def test_context_restores_what_was_active_before(calls):
+    with front.sdpa():
+        with front.sdpa():
+            pass
+        assert registry.current_flash_attention_impl() == "fa3"
+        run(qkv("cpu"))
+    assert len(calls) == 2
+    assert registry.current_flash_attention_impl() is None
+
+
+@pytest.mark.parametrize(
+    "shape, options, words",
+    [
+        ({"length_q": 20}, {"is_causal": True}, "is_causal with different lengths"),
+        ({}, {"attn_mask": torch.zeros(33, 33)}, "attn_mask is not supported"),
+    ],
+    ids=["top_left_causal", "mask"],
+)
+def test_what_fa3_does_not_do_runs_on_torch_with_one_warning(calls, shape, options, words):
+    tensors = qkv("cpu", wants_gradient=False, **shape)
+    expected = F.scaled_dot_product_attention(*tensors, **options)
+    with front.sdpa():
+        with pytest.warns(UserWarning, match=words):
+            actual = F.scaled_dot_product_attention(*tensors, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            F.scaled_dot_product_attention(*tensors, **options)
+    assert not calls
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_double_precision_stays_with_torch(calls):
+    tensors = [a.double() for a in qkv("cpu", wants_gradient=False)]
+    with front.sdpa(), pytest.warns(UserWarning, match="q: expected float32"):
+        actual = F.scaled_dot_product_attention(*tensors)
+    torch.testing.assert_close(actual, F.scaled_dot_product_attention(*tensors))
+
+
+def test_compiled_models_use_it_too(calls):
+    tensors = qkv("cpu")
+
+    def model(q, k, v):
+        return F.scaled_dot_product_attention(q * 2, k, v, is_causal=True) + 1
+
+    expected = model(*tensors)
+    with front.sdpa():
+        actual = torch.compile(model, fullgraph=True)(*tensors)
+    assert "_scaled_dot_product_flash_attention_for_cpu" in calls
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_packed_attention_of_torch_uses_it(calls):
+    if not torch.cuda.is_available():
+        pytest.skip("torch.nn.attention.varlen has kernels for CUDA only; no CUDA device here")
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    q, k, v = (torch.randn(20, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    cu = torch.tensor([0, 7, 20], dtype=torch.int32, device="cuda")
+    expected = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
+    with front.sdpa():
+        actual = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)

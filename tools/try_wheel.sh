@@ -1,0 +1,32 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the wheel and imports it where nothing but numpy is installed.
+# Usage: tools/try_wheel.sh VENV BUILD_DIR
+set -eu
+
+venv=$1
+build=$2
+wheels=$build/wheel
+clean=$build/wheel-venv
+
+rm -rf "$wheels" "$clean"
+"$venv/bin/pip" wheel -q --disable-pip-version-check --no-deps -w "$wheels" .
+python3 -m venv "$clean"
+"$clean/bin/pip" install -q --disable-pip-version-check "$wheels"/*.whl
+cd "$clean" # so that `import fa3` cannot find the checkout
+./bin/python - <<'PYTHON'
+import importlib.metadata
+import sys
+
+import fa3
+import numpy as np
+
+q = np.ones((1, 3, 2, 8), np.float32)
+assert (fa3.attention(q, q, q, causal=True) == q).all()
+assert "torch" not in sys.modules
+requires = [r for r in importlib.metadata.requires("fa3") if "extra" not in r]
+assert requires == ["numpy>=1.24"], requires
+print(f"wheel: fa3 {fa3.__version__} runs with", ", ".join(requires))
+PYTHON
+ls -l "$OLDPWD/$wheels"
