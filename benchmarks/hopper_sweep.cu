@@ -16,7 +16,9 @@ const auto& kernels() {
 
 extern "C" {
 
-int sweep_count() { return int(kernels().size()); }
+int sweep_count() {
+  return int(kernels().size());
+}
 
 // Element (0 fp16, 1 bf16), d, dv, block_m, block_n, q_slots, kv_slots, ping_pong.
 void sweep_config(int i, int* out) {

@@ -33,12 +33,20 @@ using hopper::TensorSpan;
 
 // How the logits run along the keys. Blocks are visited from the last key to the first.
 enum class Data {
-  kNormal, kPeaked, kVeryPeaked, kFlat,
-  kRising,    // towards key 0, linearly, by `amount` nats
-  kFalling,   // away from key 0
-  kStep,      // the first half of the keys is higher by `amount`
-  kSink,      // key 0 is higher by `amount`
-  kNanQuery, kNanKey, kNanValue, kInfQuery, kInfKey, kHuge,
+  kNormal,
+  kPeaked,
+  kVeryPeaked,
+  kFlat,
+  kRising,   // towards key 0, linearly, by `amount` nats
+  kFalling,  // away from key 0
+  kStep,     // the first half of the keys is higher by `amount`
+  kSink,     // key 0 is higher by `amount`
+  kNanQuery,
+  kNanKey,
+  kNanValue,
+  kInfQuery,
+  kInfKey,
+  kHuge,
 };
 
 struct Case {
@@ -47,7 +55,7 @@ struct Case {
   bool causal;
   Data data = Data::kNormal;
   float amount = 0;
-  int head_dim = 0;     // 0: the configuration's
+  int head_dim = 0;  // 0: the configuration's
   int head_dim_v = 0;
   bool head_major = false;  // (batch, head, row, column), rows padded, padding poisoned
 };
@@ -107,7 +115,8 @@ struct HostTensor {
   Layout4 stride;
   std::vector<T> data;
 
-  HostTensor(int b, int h, int r, int c, bool head_major) : batches(b), heads(h), rows(r), columns(c) {
+  HostTensor(int b, int h, int r, int c, bool head_major)
+      : batches(b), heads(h), rows(r), columns(c) {
     if (head_major) {
       const int64_t pitch = c + 8;  // poisoned padding after every row, and a row after every head
       stride = {int64_t(h) * (r + 1) * pitch, pitch, int64_t(r + 1) * pitch};
@@ -143,8 +152,14 @@ struct DeviceTensor {
 
 template <typename T>
 TensorSpan span_of(const HostTensor<T>& t, T* data) {
-  return {data,         t.batches, t.rows, t.heads, t.columns, t.stride.batch_stride,
-          t.stride.row_stride, t.stride.head_stride};
+  return {data,
+          t.batches,
+          t.rows,
+          t.heads,
+          t.columns,
+          t.stride.batch_stride,
+          t.stride.row_stride,
+          t.stride.head_stride};
 }
 
 template <typename T>
@@ -171,11 +186,16 @@ void fill(const Case& c, float scale, HostTensor<T>& q, HostTensor<T>& k, HostTe
   const auto trend = [&](int key) -> float {
     const float position = float(key) / float(k.rows);
     switch (c.data) {
-      case Data::kRising: return c.amount * (1 - position);
-      case Data::kFalling: return c.amount * position;
-      case Data::kStep: return key < k.rows / 2 ? c.amount : 0;
-      case Data::kSink: return key == 0 ? c.amount : 0;
-      default: return 0;
+      case Data::kRising:
+        return c.amount * (1 - position);
+      case Data::kFalling:
+        return c.amount * position;
+      case Data::kStep:
+        return key < k.rows / 2 ? c.amount : 0;
+      case Data::kSink:
+        return key == 0 ? c.amount : 0;
+      default:
+        return 0;
     }
   };
   if (c.data >= Data::kRising && c.data <= Data::kSink) {
@@ -226,7 +246,8 @@ Verdict compare(const Case& c, HostTensor<T>& o, const std::vector<float>& lse,
           const double got = float(o.at(b, r, h, i));
           const double want = exact[row * o.columns + i];
           if (!std::isfinite(want) || !std::isfinite(got)) {
-            if (std::isfinite(want) != std::isfinite(got)) verdict.fail("finiteness", row, got, want);
+            if (std::isfinite(want) != std::isfinite(got))
+              verdict.fail("finiteness", row, got, want);
             continue;
           }
           error += (got - want) * (got - want);
@@ -247,10 +268,12 @@ Verdict compare(const Case& c, HostTensor<T>& o, const std::vector<float>& lse,
         }
         const double want = exact_lse[row], got = lse[row];
         if (std::isnan(want) || std::isinf(want)) {
-          if (std::isinf(want) ? got != want : std::isfinite(got)) verdict.fail("lse", row, got, want);
+          if (std::isinf(want) ? got != want : std::isfinite(got))
+            verdict.fail("lse", row, got, want);
         } else {
           const double difference = std::fabs(got - want);
-          if (!(difference <= 1e-3 + 0x1p-20 * largest_score[row])) verdict.fail("lse", row, got, want);
+          if (!(difference <= 1e-3 + 0x1p-20 * largest_score[row]))
+            verdict.fail("lse", row, got, want);
           verdict.lse_error = std::max(verdict.lse_error, difference);
         }
       }
@@ -303,8 +326,8 @@ Verdict run(const ForwardKernel& kernel, const Case& c, int repeats) {
   arguments.heads_per_kv_head = c.heads / c.kv_heads;
   arguments.scale = scale;
   arguments.causal = c.causal;
-  DeviceTensor<char> workspace(hopper::forward_workspace_bytes(
-      hopper::forward_num_tiles(kernel.config, arguments)));
+  DeviceTensor<char> workspace(
+      hopper::forward_workspace_bytes(hopper::forward_num_tiles(kernel.config, arguments)));
   arguments.workspace = workspace.data;
   CHECK_CUDA(hopper::launch_forward(kernel, arguments, 0));
   CHECK_CUDA(cudaDeviceSynchronize());

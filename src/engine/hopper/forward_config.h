@@ -6,25 +6,22 @@
 
 #include "core/macros.h"
 #include "engine/hopper/ptx/element.h"
+#include "engine/hopper/tile/fragment.h"
 
 namespace fa3::hopper {
 
-inline constexpr int kWarpSize = 32;
-inline constexpr int kWarpgroupSize = 128;          // four warps issue one wgmma
-inline constexpr int kRowsPerWarp = 16;             // of the 64 a wgmma covers
-inline constexpr int kRowsPerWarpgroup = 64;
-inline constexpr int kSmemAlignment = 1024;         // period of the widest swizzle, in bytes
-inline constexpr int kMaxSmemBytes = 232448;        // 227 KB, the opt-in limit of sm_90
+inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
+inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
 
 struct ForwardConfig {
   Element element = Element::kBf16;
-  int head_dim = 128;      // columns of Q and K as tiled; shorter heads are filled with zeros
-  int head_dim_v = 128;    // columns of V and O as tiled
-  int block_m = 128;       // query rows a tile, 64 for each consumer warpgroup
-  int block_n = 128;       // keys a tile
-  int q_slots = 2;         // 2: next Q loads early, O leaves through the spent Q, tiles overlap
-  int kv_slots = 5;        // K and V tiles take turns in one ring
-  bool ping_pong = true;   // warpgroups take turns to issue their products
+  int head_dim = 128;     // columns of Q and K as tiled; shorter heads are filled with zeros
+  int head_dim_v = 128;   // columns of V and O as tiled
+  int block_m = 128;      // query rows a tile, 64 for each consumer warpgroup
+  int block_n = 128;      // keys a tile
+  int q_slots = 2;        // 2: next Q loads early, O leaves through the spent Q, tiles overlap
+  int kv_slots = 5;       // K and V tiles take turns in one ring
+  bool ping_pong = true;  // warpgroups take turns to issue their products
 
   FA3_HD constexpr ForwardConfig with(Element e) const {
     ForwardConfig other = *this;

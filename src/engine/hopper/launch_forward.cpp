@@ -22,7 +22,9 @@ constexpr int64_t kTailWavesPerMBlock = 16;
 constexpr int64_t kMinTailWaves = 2;
 constexpr int64_t kMaxTailWaves = 8;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // Tiles differ in length: then they are drawn from a counter when a multiprocessor is free, else
 // dealt in turn, which needs no counter to be cleared.
@@ -36,8 +38,7 @@ TileOrder tile_order(const ForwardConfig& c, const ForwardArguments& a, int mult
   const int64_t waves =
       std::clamp(num_m_blocks / kTailWavesPerMBlock, kMinTailWaves, kMaxTailWaves);
   const int64_t tail = a.causal ? ceil_div(waves * multiprocessors, num_m_blocks) : 0;
-  return {int(num_m_blocks), int(a.q.heads), int(a.q.batches),
-          int(std::min(heads, tail))};
+  return {int(num_m_blocks), int(a.q.heads), int(a.q.batches), int(std::min(heads, tail))};
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardArguments& a) {
@@ -93,7 +94,8 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
     if (error != cudaSuccess) return error;
   }
   void* kernel_arguments[] = {&params};
-  return cudaLaunchKernel(kernel.function, dim3(std::min(multiprocessors, params.order.num_tiles())),
+  return cudaLaunchKernel(kernel.function,
+                          dim3(std::min(multiprocessors, params.order.num_tiles())),
                           dim3(c.threads()), kernel_arguments, kernel.smem_bytes, stream);
 }
 

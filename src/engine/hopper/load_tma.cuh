@@ -122,8 +122,8 @@ class Producer {
 
   __device__ __forceinline__ void load_q(const TileIndex& index, int first_row) {
     at_.q_ring().wait_empty(q_);
-    load(params_.q_map, kQ, at_.q(q_.slot()),
-         at_.q_ring().full(q_.slot()), {0, first_row, index.head, index.batch});
+    load(params_.q_map, kQ, at_.q(q_.slot()), at_.q_ring().full(q_.slot()),
+         {0, first_row, index.head, index.batch});
     q_.advance();
   }
 
@@ -144,8 +144,7 @@ class Producer {
 
   // One copy a slab. Bytes outside the tensor arrive as zeros and count like others.
   __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout,
-                                       uint32_t smem, uint32_t barrier,
-                                       ptx::TileCoordinates at) {
+                                       uint32_t smem, uint32_t barrier, ptx::TileCoordinates at) {
     ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes());
     for (int slab = 0; slab < layout.slabs(); ++slab) {
       at.column = slab * layout.slab_columns();

@@ -244,18 +244,16 @@ class Consumer {
     owes_v_ = false;
   }
 
-  __device__ __forceinline__ void issue_qk(float (&scores)[C.block_n / 2],
-                                           KvCursor k) {
+  __device__ __forceinline__ void issue_qk(float (&scores)[C.block_n / 2], KvCursor k) {
     const uint32_t q_rows = at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes();
-    tile::issue_qk<C>(scores, tile::k_major_descriptor(kQ, uniform(q_rows)),
-                      tile::k_major_descriptor(kK, uniform(at_.kv(k.slot()))));
+    tile::issue_qk<C.element, kQ, kK>(scores, tile::k_major_descriptor(kQ, uniform(q_rows)),
+                                      tile::k_major_descriptor(kK, uniform(at_.kv(k.slot()))));
   }
 
   __device__ __forceinline__ void issue_pv(float (&output)[C.head_dim_v / 2],
-                                           const tile::Weights<C.block_n>& weights,
-                                           KvCursor v) {
-    tile::issue_pv<C>(output, weights,
-                      tile::mn_major_descriptor(kV, uniform(at_.kv(v.slot()))));
+                                           const tile::Weights<C.block_n>& weights, KvCursor v) {
+    tile::issue_pv<C.element, kV>(output, weights,
+                                  tile::mn_major_descriptor(kV, uniform(at_.kv(v.slot()))));
   }
 
   __device__ __forceinline__ void weigh_ordinary(float (&scores)[C.block_n / 2], RowState& rows,
@@ -266,8 +264,7 @@ class Consumer {
       const int q_row = item.index.m_block * C.block_m + warpgroup_ * kRowsPerWarpgroup +
                         tile::fragment_row(thread);
       const int key_limits[] = {visible_keys(q_row), visible_keys(q_row + tile::kRowDistance)};
-      mask_scores(scores, key_limits,
-                  n_block_ * C.block_n + tile::fragment_lane_column(thread));
+      mask_scores(scores, key_limits, n_block_ * C.block_n + tile::fragment_lane_column(thread));
     }
     ordinary_step(scores, rows, params_.scale_log2, step);
   }
@@ -333,7 +330,9 @@ class Consumer {
     if (is_lane_0()) at_.item_ring().release(slot);
   }
 
-  __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }
+  __device__ __forceinline__ bool is_lane_0() const {
+    return threadIdx.x % kWarpSize == 0;
+  }
 
   static constexpr int kNoSlot = -1;
 
@@ -345,13 +344,13 @@ class Consumer {
   KvCursor kv_;
   ItemCursor next_item_;
   RingCursor<C.q_slots> next_q_;
-  RingCursor<C.q_slots> q_;  // the current tile's
-  uint32_t item_slot_ = 0;   // the current tile's
-  int n_block_ = 0;          // the current key block; 0: the tile's last
-  int my_blocks_ = 0;        // blocks with keys for this warpgroup; the tile may have more
-  int ordinary_from_ = 0;    // from this block up, the ordinary step
-  bool owes_v_ = false;      // the V of the last step has not been taken from the ring
-  bool marked_ = false;      // some guarded step of this tile was beyond correction
+  RingCursor<C.q_slots> q_;     // the current tile's
+  uint32_t item_slot_ = 0;      // the current tile's
+  int n_block_ = 0;             // the current key block; 0: the tile's last
+  int my_blocks_ = 0;           // blocks with keys for this warpgroup; the tile may have more
+  int ordinary_from_ = 0;       // from this block up, the ordinary step
+  bool owes_v_ = false;         // the V of the last step has not been taken from the ring
+  bool marked_ = false;         // some guarded step of this tile was beyond correction
   int spent_q_slot_ = kNoSlot;  // a finished tile's O may still be leaving through this Q
 };
 

@@ -7,11 +7,13 @@
 namespace fa3::hopper {
 namespace {
 
-constexpr int64_t kHeadDimStep = 8;            // the copy engine moves 16 bytes at least
+constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 bytes at least
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
 
-bool is_causal(const MaskRule& mask) { return mask.right == 0 && mask.left == MaskRule::kUnbounded; }
+bool is_causal(const MaskRule& mask) {
+  return mask.right == 0 && mask.left == MaskRule::kUnbounded;
+}
 
 Element element_of(DType dtype) {
   return dtype == DType::float16 ? Element::kFp16 : Element::kBf16;
@@ -23,8 +25,9 @@ ForwardShape shape_of(const Problem& p) {
 
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
                    int64_t columns) {
-  return {operand.data,         batches, rows, heads, columns, operand.batch_stride,
-          operand.row_stride, operand.head_stride};
+  return {
+      operand.data,       batches, rows, heads, columns, operand.batch_stride, operand.row_stride,
+      operand.head_stride};
 }
 
 Status check_layouts(const ForwardArguments& a) {
@@ -77,8 +80,7 @@ Status check_features(const Problem& p) {
   if (p.softcap != 0.0f) return unsupported("softcap");
   if (p.sink != nullptr) return unsupported("sink logits");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
-    return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ",
-                       p.head_dim_v);
+    return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }
   if (choose_row(shape_of(p)) == kNoRow) {
     return unsupported("no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
@@ -135,9 +137,9 @@ Status run_forward(const Problem& problem, const Plan&, void* workspace, void* s
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   if (error == cudaSuccess) {
-    error = launch_forward(
-        forward_kernel_at(choose_row(shape_of(problem)), element_of(problem.dtype)), a,
-        static_cast<cudaStream_t>(stream));
+    error =
+        launch_forward(forward_kernel_at(choose_row(shape_of(problem)), element_of(problem.dtype)),
+                       a, static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

@@ -7,9 +7,9 @@
 namespace fa3::hopper {
 namespace {
 
-constexpr int64_t kStrideAlignment = 16;            // bytes
-constexpr int64_t kMaxStride = int64_t{1} << 40;    // bytes, exclusive
-constexpr int64_t kMaxExtent = int64_t{1} << 31;    // coordinates are 32-bit signed
+constexpr int64_t kStrideAlignment = 16;          // bytes
+constexpr int64_t kMaxStride = int64_t{1} << 40;  // bytes, exclusive
+constexpr int64_t kMaxExtent = int64_t{1} << 31;  // coordinates are 32-bit signed
 
 decltype(&cuTensorMapEncodeTiled) find_encoder() {
   void* function = nullptr;
@@ -58,13 +58,13 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& t, Element element,
                                  stride_bytes(t.batches, t.batch_stride)};
   const cuuint32_t box[4] = {cuuint32_t(layout.slab_columns()), cuuint32_t(box_rows), 1, 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  const CUresult result = encode(
-      &map,
-      element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      4, t.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map,
+             element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+             4, t.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS;
 }
 

@@ -2,9 +2,9 @@
 // Hides keys: a score whose key a row must not see becomes -inf. Only edge blocks come here.
 #pragma once
 
-#include "engine/hopper/tile/fragment.h"
 #include "engine/hopper/piece/schedule.h"
 #include "engine/hopper/piece/softmax.cuh"
+#include "engine/hopper/tile/fragment.h"
 
 namespace fa3::hopper {
 

@@ -21,6 +21,8 @@ namespace fa3::hopper {
 
 // Tells the compiler that all lanes of the warp agree on a value, so that it may live in the uniform
 // registers that matrix descriptors and addresses are read from.
-__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffff, x, 0); }
+__device__ __forceinline__ uint32_t uniform(uint32_t x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
 
 }  // namespace fa3::hopper

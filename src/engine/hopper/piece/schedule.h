@@ -53,7 +53,7 @@ FA3_HD constexpr int key_limit(int q_row, int seqlen_q, int seqlen_k, bool causa
 }
 
 FA3_HD constexpr KeyBlocks key_blocks(int first_row, int num_rows, int block_n, int seqlen_q,
-                                             int seqlen_k, bool causal) {
+                                      int seqlen_k, bool causal) {
   const int last_row = clamp(first_row + num_rows, 0, seqlen_q) - 1;
   const int fewest_keys = key_limit(first_row, seqlen_q, seqlen_k, causal);
   const int most_keys = key_limit(last_row, seqlen_q, seqlen_k, causal);

@@ -5,8 +5,8 @@
 
 #include <cstddef>
 
-#include "engine/hopper/tile/layout.h"
 #include "engine/hopper/piece/work_item.cuh"
+#include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
 

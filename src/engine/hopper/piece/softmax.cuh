@@ -108,8 +108,8 @@ __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowSt
 // Whether some row of this warp left the guarded step's range. Written so that NaN says yes.
 template <int Keys>
 __device__ __forceinline__ bool needs_correction(const StepResult& result) {
-  const bool within = result.block_sum[0] <= kBlockSumBound<Keys> &&
-                      result.block_sum[1] <= kBlockSumBound<Keys>;
+  const bool within =
+      result.block_sum[0] <= kBlockSumBound<Keys> && result.block_sum[1] <= kBlockSumBound<Keys>;
   return __any_sync(0xffffffff, !within);
 }
 

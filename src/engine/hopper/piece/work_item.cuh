@@ -23,12 +23,12 @@ enum class ItemKind : int {
 
 struct WorkItem {
   ItemKind kind;
-  int tile;            // number of the tile, as drawn
+  int tile;  // number of the tile, as drawn
   TileIndex index;
-  int num_blocks;          // key blocks loaded
+  int num_blocks;                 // key blocks loaded
   KeyBlocks mine[kMaxConsumers];  // of these, those that warpgroup w has use for (none: count 0)
-  unsigned storing_warps;  // bit w: consumer warp w writes its rows
-  unsigned marked_warps;   // bit w: consumer warp w wants its rows done again, the ordinary way
+  unsigned storing_warps;         // bit w: consumer warp w writes its rows
+  unsigned marked_warps;  // bit w: consumer warp w wants its rows done again, the ordinary way
 };
 
 // The tiles to be done again by this thread block, as a list through global memory.

@@ -25,19 +25,6 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// Keeps the compiler from moving ordinary accesses of these registers across this point.
-template <typename T, int Count>
-__device__ __forceinline__ void keep_in_place(T (&registers)[Count]) {
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    if constexpr (sizeof(T) == 4 && T(0.5f) != T(0)) {
-      asm volatile("" : "+f"(registers[i])::"memory");
-    } else {
-      asm volatile("" : "+r"(registers[i])::"memory");
-    }
-  }
-}
-
 #include "engine/hopper/ptx/wgmma_atoms.inc"
 
 }  // namespace fa3::hopper::ptx

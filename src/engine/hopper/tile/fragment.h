@@ -5,16 +5,27 @@
 // wgmma, without moving anything. Plain constexpr: tested on the host. Next: gemm.cuh.
 #pragma once
 
-#include "engine/hopper/forward_config.h"
+#include "core/macros.h"
+
+namespace fa3::hopper {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
+inline constexpr int kRowsPerWarp = 16;     // of the 64 a wgmma covers
+inline constexpr int kRowsPerWarpgroup = 64;
+
+}  // namespace fa3::hopper
 
 namespace fa3::hopper::tile {
 
 inline constexpr int kRowsPerThread = 2;
-inline constexpr int kRowDistance = 8;    // between a thread's two rows
-inline constexpr int kQuadLanes = 4;      // lanes that share a row
+inline constexpr int kRowDistance = 8;  // between a thread's two rows
+inline constexpr int kQuadLanes = 4;    // lanes that share a row
 
 // Element i of a thread's accumulator: column pair i / 4, row i / 2 % 2, neighbour i % 2.
-FA3_HD constexpr int fragment_row_slot(int i) { return i / 2 % 2; }
+FA3_HD constexpr int fragment_row_slot(int i) {
+  return i / 2 % 2;
+}
 
 // Row inside the warpgroup's 64 of a thread's first row.
 FA3_HD constexpr int fragment_row(int thread) {
@@ -22,8 +33,12 @@ FA3_HD constexpr int fragment_row(int thread) {
 }
 
 // Column of element i for lane 0 of a quad; other lanes add fragment_lane_column.
-FA3_HD constexpr int fragment_column(int i) { return i / 4 * 8 + i % 2; }
+FA3_HD constexpr int fragment_column(int i) {
+  return i / 4 * 8 + i % 2;
+}
 
-FA3_HD constexpr int fragment_lane_column(int thread) { return thread % kQuadLanes * 2; }
+FA3_HD constexpr int fragment_lane_column(int thread) {
+  return thread % kQuadLanes * 2;
+}
 
 }  // namespace fa3::hopper::tile

@@ -12,27 +12,23 @@ namespace fa3::hopper::tile {
 template <int Keys>
 using Weights = uint32_t[Keys / kMmaK][4];
 
-template <ForwardConfig C>
-__device__ __forceinline__ void issue_qk(float (&scores)[C.block_n / 2], uint64_t q_descriptor,
+// Q: the whole query tile; the descriptor starts at this warpgroup's rows.
+template <Element E, TileLayout Q, TileLayout K>
+__device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint64_t q_descriptor,
                                          uint64_t k_descriptor) {
-  constexpr TileLayout kQ{C.block_m, C.head_dim};
-  constexpr TileLayout kK{C.block_n, C.head_dim};
 #pragma unroll
-  for (int step = 0; step < C.head_dim / kMmaK; ++step) {
-    ptx::wgmma_m64k16_ss<C.element>(scores, advance(q_descriptor, kQ.k_major_step(step)),
-                                    advance(k_descriptor, kK.k_major_step(step)), step != 0);
+  for (int step = 0; step < Q.columns / kMmaK; ++step) {
+    ptx::wgmma_m64k16_ss<E>(scores, advance(q_descriptor, Q.k_major_step(step)),
+                            advance(k_descriptor, K.k_major_step(step)), step != 0);
   }
 }
 
-template <ForwardConfig C>
-__device__ __forceinline__ void issue_pv(float (&output)[C.head_dim_v / 2],
-                                         const Weights<C.block_n>& weights,
-                                         uint64_t v_descriptor) {
-  constexpr TileLayout kV{C.block_n, C.head_dim_v};
+template <Element E, TileLayout V>
+__device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2],
+                                         const Weights<V.rows>& weights, uint64_t v_descriptor) {
 #pragma unroll
-  for (int step = 0; step < C.block_n / kMmaK; ++step) {
-    ptx::wgmma_m64k16_rs<C.element>(output, weights[step],
-                                    advance(v_descriptor, kV.mn_major_step(step)), 1);
+  for (int step = 0; step < V.rows / kMmaK; ++step) {
+    ptx::wgmma_m64k16_rs<E>(output, weights[step], advance(v_descriptor, V.mn_major_step(step)), 1);
   }
 }
 

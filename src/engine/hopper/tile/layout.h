@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-#include "engine/hopper/forward_config.h"
+#include "core/macros.h"
+#include "engine/hopper/ptx/element.h"
 
 namespace fa3::hopper::tile {
 
@@ -59,7 +60,7 @@ inline constexpr uint64_t kSwizzle128 = 1;
 inline constexpr uint64_t kSwizzle64 = 2;
 
 FA3_HD constexpr uint64_t descriptor_bits(uint32_t address, uint32_t leading_bytes,
-                                                 uint32_t stride_bytes, uint64_t swizzle) {
+                                          uint32_t stride_bytes, uint64_t swizzle) {
   return uint64_t((address >> 4) & 0x3FFF) | uint64_t((leading_bytes >> 4) & 0x3FFF) << 16 |
          uint64_t((stride_bytes >> 4) & 0x3FFF) << 32 | swizzle << 62;
 }
