@@ -15,6 +15,14 @@ class RingCursor {
   __device__ __forceinline__ uint32_t slot() const { return kCounts ? at_ % Slots : at_; }
   __device__ __forceinline__ uint32_t phase() const { return kCounts ? at_ / Slots % 2 : phase_; }
 
+  // The place before this one.
+  __device__ __forceinline__ RingCursor previous() const {
+    static_assert(kCounts);
+    RingCursor before = *this;
+    --before.at_;
+    return before;
+  }
+
   __device__ __forceinline__ void advance() {
     ++at_;
     if (!kCounts && at_ == Slots) {
