@@ -51,7 +51,7 @@ class Consumer {
       const KvCursor k0 = next_kv();
       const uint32_t first_q = q_operand();
       const uint32_t first_k = k_operand(k0);
-      at_.q_ring().wait_full(q());
+      at_.q_ring().wait_full(q_);
       at_.kv_ring().wait_full(k0);
       take_turn();
       ptx::wgmma_fence();
@@ -101,7 +101,7 @@ class Consumer {
         const KvCursor k = next_kv();
         const KvCursor v = next_kv();
         wait_for(k, v);
-        if (starts_tile) at_.q_ring().wait_full(q());
+        if (starts_tile) at_.q_ring().wait_full(q_);
         const uint32_t q_low = q_operand();
         const uint32_t k_low = k_operand(k);
         const uint32_t v_low = v_operand(v);
@@ -168,45 +168,44 @@ class Consumer {
     uint32_t q_slot;
   };
 
-  __device__ __forceinline__ RingCursor<C.q_slots> q() const { return next_q_.previous(); }
-  __device__ __forceinline__ uint32_t item_slot() const { return next_item_.previous().slot(); }
-  __device__ __forceinline__ Tile current_tile() const { return {item_slot(), q().slot()}; }
+  __device__ __forceinline__ Tile current_tile() const { return {item_.slot(), q_.slot()}; }
 
   // Moves to the next key block, of this tile or of the next one.
   __device__ __forceinline__ Step next_step() {
     if (n_block_ == 0) {
       if (!C.overlaps_tiles() && owes_v_) return Step::kNone;
       let_go_of_spent_q();
-      at_.item_ring().wait_full(next_item_);
-      const WorkItem& item = smem_.items[next_item_.slot()];
+      at_.item_ring().wait_full(item_.next());
+      const WorkItem& item = smem_.items[item_.next().slot()];
       if (item.kind != ItemKind::kTile) return Step::kNone;
-      next_item_.advance();
-      next_q_.advance();
+      item_.advance();
+      q_.advance();
       n_block_ = item.num_blocks;
       ordinary_from_ = item.mine[warpgroup_].ordinary_from;
     }
     --n_block_;
-    return n_block_ < smem_.items[item_slot()].mine[warpgroup_].count ? Step::kMine : Step::kOthers;
+    return n_block_ < smem_.items[item_.slot()].mine[warpgroup_].count ? Step::kMine
+                                                                       : Step::kOthers;
   }
 
   // The step's V is still to come; if the whole tile was others', its Q and record are let go of.
   __device__ __forceinline__ void end_others_step() {
     owes_v_ = true;
     if (n_block_ == 0) {
-      at_.q_ring().wait_full(q());
-      if (is_lane_0()) at_.q_ring().release(q().slot());
-      let_go_of_item(item_slot());
+      at_.q_ring().wait_full(q_);
+      if (is_lane_0()) at_.q_ring().release(q_.slot());
+      let_go_of_item(item_.slot());
     }
   }
 
   // Between streams: whether the record that ended the last one says that no other will follow.
   __device__ __forceinline__ bool all_done() {
-    at_.item_ring().wait_full(next_item_);
-    const ItemKind kind = smem_.items[next_item_.slot()].kind;
+    at_.item_ring().wait_full(item_.next());
+    const ItemKind kind = smem_.items[item_.next().slot()].kind;
     if (kind == ItemKind::kTile) return false;
+    item_.advance();
     if (is_lane_0()) ptx::cp_async_bulk_wait_group();  // every store is through
-    let_go_of_item(next_item_.slot());
-    next_item_.advance();
+    let_go_of_item(item_.slot());
     return kind == ItemKind::kDone;
   }
 
@@ -255,7 +254,7 @@ class Consumer {
   // Descriptors, to be at hand before the turn comes: what follows it is time without products.
   __device__ __forceinline__ uint32_t q_operand() const {
     return uniform(
-        tile::k_major_low(at_.q(q().slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
+        tile::k_major_low(at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
   }
   __device__ __forceinline__ uint32_t k_operand(KvCursor k) const {
     return uniform(tile::k_major_low(at_.kv(k.slot())));
@@ -266,7 +265,7 @@ class Consumer {
 
   __device__ __forceinline__ void weigh_ordinary(float (&scores)[C.block_n / 2], RowState& rows,
                                                  StepResult& step) {
-    const WorkItem& item = smem_.items[item_slot()];
+    const WorkItem& item = smem_.items[item_.slot()];
     if (n_block_ >= item.mine[warpgroup_].masked_from) {
       const int thread = ptx::tid_x() % kWarpgroupSize;
       const int q_row = item.index.m_block * C.block_m + warpgroup_ * kRowsPerWarpgroup +
@@ -350,8 +349,8 @@ class Consumer {
   const int warpgroup_;
 
   KvCursor kv_;
-  ItemCursor next_item_;
-  RingCursor<C.q_slots> next_q_;
+  ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
+  RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
   int n_block_ = 0;             // the current key block; 0: the tile's last
   int ordinary_from_ = 0;       // from this block up, the ordinary step
   bool owes_v_ = false;         // the V of the last step has not been taken from the ring
