@@ -17,7 +17,7 @@ help:  ## this list
 build:  ## the library, the fa3 command and the tests, into build/
 	@tools/setup.sh build test
 	@mkdir -p $(BUILD)
-	@cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
+	@cmake -S . -B $(BUILD) -G Ninja -DFA3_PYTHON=ON $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
 	  { cat $(BUILD)/configure.log; exit 1; }
 	@grep -h '^-- fa3:' $(BUILD)/configure.log || true
 	@cmake --build $(BUILD) -j $(JOBS)

@@ -13,9 +13,7 @@
 #include "cli/commit.h"
 #include "core/dtype.h"
 #include "core/threads.h"
-#if __has_include("engine/cpu/peak.h")
 #include "engine/cpu/peak.h"
-#endif
 
 namespace fa3::cli {
 namespace {
@@ -88,12 +86,7 @@ std::string commit() {
 }
 
 double peak_flops(fa3_dtype dtype, int num_threads) {
-#if __has_include("engine/cpu/peak.h")
   return cpu::measure_peak_flops(static_cast<DType>(dtype), num_threads);
-#else
-  (void)dtype, (void)num_threads;
-  return 0;
-#endif
 }
 
 }  // namespace fa3::cli

@@ -36,6 +36,18 @@ Operands make_operands(const Shape& shape, fa3_dtype dtype, Layout layout, const
   return operands;
 }
 
+Operands with_inputs_of(const Operands& from, fa3_dtype dtype, const Wanted& wanted) {
+  Operands operands;
+  operands.layout = from.layout;
+  operands.q = from.q.converted(dtype);
+  operands.k = from.k.converted(dtype);
+  operands.v = from.v.converted(dtype);
+  if (wanted.sink) operands.sink = from.sink.converted(FA3_FLOAT32);
+  if (wanted.backward) operands.d_o = from.d_o.converted(dtype);
+  add_outputs(&operands, wanted);
+  return operands;
+}
+
 void add_outputs(Operands* operands, const Wanted& wanted) {
   const fa3_tensor q = operands->q.attention_view(operands->layout);
   const fa3_dtype dtype = operands->q.dtype();

@@ -35,8 +35,8 @@ class Bounds(NamedTuple):
 
 def score_dtype_of(engine, dtype):
     """The type in which an engine keeps S and P for inputs of `dtype` (docs/numerics.md)."""
-    in_input_dtype = (
-        engine in ("standard", "hopper") or (dtype == "bfloat16" and engine != "reference")
+    in_input_dtype = engine in ("standard", "hopper") or (
+        dtype == "bfloat16" and engine != "reference"
     )
     return dtype if in_input_dtype else "float32"
 

@@ -32,8 +32,9 @@ def test_every_exported_name_exists_and_is_documented():
         assert inspect.getdoc(getattr(fa3, name)), name
 
 
-def test_version_is_the_library_s():
-    assert [int(part) for part in fa3.__version__.split(".")]
+def test_version_of_the_library_and_of_the_wheel_are_one():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'version = "{fa3.__version__}"' in project
 
 
 def stubbed(path):
