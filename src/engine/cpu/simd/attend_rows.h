@@ -11,35 +11,40 @@ namespace fa3::cpu::FA3_ISA {
 
 // Keys between two softmax steps, and how far ahead memory is asked for.
 constexpr int64_t kChunk = 64;
+// Up to here elements are widened every time they are used; for more rows, once per chunk.
+constexpr int64_t kInPlaceRows = 2;
 
-// A chunk of rows as floats: in place where they are that already, else converted to `buffer`.
-struct FloatRows {
-  const float* data;
+// Rows in memory, and the distance in bytes to those that will be needed next (0: none will).
+template <class E>
+struct StreamedRows {
+  const E* data;
   int64_t stride;
+  int64_t ahead;
+
+  FA3_INLINE void prefetch(const E* element, int64_t ahead) {
+    __builtin_prefetch(reinterpret_cast<const char*>(element) + ahead, 0, 2);
+  }
 };
 
-template <class T>
-FA3_INLINE FloatRows float_rows(const T* rows, int64_t row_stride, int64_t num_rows, int64_t dim,
-                                float* buffer) {
+template <class E>
+FA3_INLINE StreamedRows<float> widen(StreamedRows<E> rows, int64_t num_rows, int64_t dim,
+                                     float* buffer) {
   const int64_t stride = (dim + kWidth - 1) / kWidth * kWidth;
   for (int64_t r = 0; r < num_rows; ++r) {
+    const E* row = rows.data + r * rows.stride;
     for (int64_t c = 0; c < dim; c += kWidth) {
-      store(buffer + r * stride + c, load_first(rows + r * row_stride + c, dim - c));
+      StreamedRows<E>::prefetch(row + c, rows.ahead);
+      store(buffer + r * stride + c, load_first(row + c, dim - c));
     }
   }
-  return {buffer, stride};
-}
-
-FA3_INLINE FloatRows float_rows(const float* rows, int64_t row_stride, int64_t num_rows,
-                                int64_t dim, float* buffer) {
-  if (dim % kWidth == 0) return {rows, row_stride};
-  return float_rows<float>(rows, row_stride, num_rows, dim, buffer);
+  return {buffer, stride, 0};
 }
 
 // scores[i] = q . keys[i] for kWidth keys, of which `count` exist (the last one stands in for more).
-FA3_INLINE void dot_keys(const float* q, FloatRows keys, int64_t count, int64_t dim,
+template <class E>
+FA3_INLINE void dot_keys(const float* q, StreamedRows<E> keys, int64_t count, int64_t dim,
                          float* scores) {
-  const float* rows[kWidth];
+  const E* rows[kWidth];
   V acc[kWidth];
   FA3_UNROLL
   for (int i = 0; i < kWidth; ++i) {
@@ -49,57 +54,64 @@ FA3_INLINE void dot_keys(const float* q, FloatRows keys, int64_t count, int64_t 
   for (int64_t c = 0; c < dim; c += kWidth) {
     const V q_vector = load(q + c);
     FA3_UNROLL
-    for (int i = 0; i < kWidth; ++i) acc[i] += q_vector * load(rows[i] + c);
+    for (int i = 0; i < kWidth; ++i) {
+      StreamedRows<E>::prefetch(rows[i] + c, keys.ahead);
+      acc[i] += q_vector * load(rows[i] + c);
+    }
   }
   store(scores, sums_of_rows(acc));
 }
 
 // o[0, C vectors) += sum_i p[i] * values[i].
-template <int C>
-FA3_INLINE void add_weighted_values(const float* p, const float* values, int64_t stride,
-                                    int64_t num_keys, float* o) {
+template <int C, class E>
+FA3_INLINE void add_weighted_values(const float* p, StreamedRows<E> values, int64_t num_keys,
+                                    float* o) {
   V acc[C];
   FA3_UNROLL
   for (int j = 0; j < C; ++j) acc[j] = load(o + j * kWidth);
   for (int64_t i = 0; i < num_keys; ++i) {
     const V weight = broadcast_from(p + i);
     FA3_UNROLL
-    for (int j = 0; j < C; ++j) acc[j] += weight * load(values + i * stride + j * kWidth);
+    for (int j = 0; j < C; ++j) {
+      const E* element = values.data + i * values.stride + j * kWidth;
+      StreamedRows<E>::prefetch(element, values.ahead);
+      acc[j] += weight * load(element);
+    }
   }
   FA3_UNROLL
   for (int j = 0; j < C; ++j) store(o + j * kWidth, acc[j]);
 }
 
-FA3_INLINE void add_values(const float* p, FloatRows values, int64_t num_keys, int64_t dim,
+template <class E>
+FA3_INLINE void add_values(const float* p, StreamedRows<E> values, int64_t num_keys, int64_t dim,
                            float* o) {
-  const int64_t columns = (dim + kWidth - 1) / kWidth * kWidth;
   int64_t c = 0;
-  for (; c + 8 * kWidth <= columns; c += 8 * kWidth) {
-    add_weighted_values<8>(p, values.data + c, values.stride, num_keys, o + c);
+  const auto from_column = [&] {
+    return StreamedRows<E>{values.data + c, values.stride, values.ahead};
+  };
+  for (; c + 8 * kWidth <= dim; c += 8 * kWidth) {
+    add_weighted_values<8>(p, from_column(), num_keys, o + c);
   }
-  for (; c + 4 * kWidth <= columns; c += 4 * kWidth) {
-    add_weighted_values<4>(p, values.data + c, values.stride, num_keys, o + c);
+  for (; c + 4 * kWidth <= dim; c += 4 * kWidth) {
+    add_weighted_values<4>(p, from_column(), num_keys, o + c);
   }
-  for (; c < columns; c += kWidth) {
-    add_weighted_values<1>(p, values.data + c, values.stride, num_keys, o + c);
-  }
+  for (; c < dim; c += kWidth) add_weighted_values<1>(p, from_column(), num_keys, o + c);
 }
 
-// All rows against the keys [begin, end) of the sequence, at most kChunk of them.
-template <class T>
-FA3_INLINE void attend_chunk(const BlockJob& job, const T* k, const T* v, int64_t begin,
-                             int64_t end) {
+// All rows against the keys [begin, end) of the sequence, at most kChunk of them. Rows of keys and
+// values are whole vectors here.
+template <class E>
+FA3_INLINE void attend_chunk(const BlockJob& job, StreamedRows<E> keys, StreamedRows<E> values,
+                             int64_t begin, int64_t end) {
   const int64_t count = end - begin;
-  const FloatRows keys = float_rows(k, job.k_row_stride, count, job.head_dim, job.buffers.k);
-  const FloatRows values = float_rows(v, job.v_row_stride, count, job.head_dim_v, job.buffers.v);
   const Panels panels = {0, (count + kPanel - 1) / kPanel * kPanel};
   for (int64_t r = 0; r < job.num_rows; ++r) {
     const float* q = job.buffers.q + r * packed_q_stride(job);
     float* scores = job.buffers.scores;
     for (int64_t i = 0; i < panels.end; i += kWidth) {
       if (i < count) {
-        dot_keys(q, {keys.data + i * keys.stride, keys.stride}, count - i, job.head_dim,
-                 scores + i);
+        dot_keys(q, StreamedRows<E>{keys.data + i * keys.stride, keys.stride, keys.ahead},
+                 count - i, job.head_dim, scores + i);
       } else {
         store(scores + i, V{});
       }
@@ -109,28 +121,33 @@ FA3_INLINE void attend_chunk(const BlockJob& job, const T* k, const T* v, int64_
     row.o = job.result.o + r * job.result.columns;
     row.ref = job.result.ref + r;
     row.sum_lanes = job.buffers.sum_lanes + r * kWidth;
-    softmax_row<Floats<T>>(job, row, 0, begin, panels);
+    softmax_row<Floats<float>>(job, row, 0, begin, panels);
     add_values(job.buffers.p, values, count, job.head_dim_v, row.o);
+    keys.ahead = values.ahead = 0;  // the first row has asked for them
   }
 }
 
 template <class T>
 static void attend_rows(const BlockJob& job) {
-  const auto* k = static_cast<const T*>(job.k);
-  const auto* v = static_cast<const T*>(job.v);
+  constexpr int64_t kBytes = sizeof(T);
   const int64_t visible_end = job.row_keys[job.num_rows - 1].end;
+  const bool whole_vectors = job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0;
+  const bool in_place = whole_vectors && (kBytes == sizeof(float) || job.num_rows <= kInPlaceRows);
   pack_queries<Floats<T>>(job);
   clear_result(job);
   for (int64_t begin = job.row_keys[0].begin; begin < visible_end; begin += kChunk) {
     const int64_t end = smaller(begin + kChunk, visible_end);
-    const int64_t ahead = smaller(end + kChunk, visible_end);
-    PrefetchRows next_k = prefetch_rows(k, job.k_row_stride, end, ahead, job.head_dim);
-    PrefetchRows next_v = prefetch_rows(v, job.v_row_stride, end, ahead, job.head_dim_v);
-    for (int64_t r = end; r < ahead; ++r) {
-      PrefetchRows::one(&next_k);
-      PrefetchRows::one(&next_v);
+    const int64_t ahead = end + kChunk <= visible_end ? kChunk * kBytes : 0;
+    const StreamedRows<T> keys = {static_cast<const T*>(job.k) + begin * job.k_row_stride,
+                                  job.k_row_stride, ahead * job.k_row_stride};
+    const StreamedRows<T> values = {static_cast<const T*>(job.v) + begin * job.v_row_stride,
+                                    job.v_row_stride, ahead * job.v_row_stride};
+    if (in_place) {
+      attend_chunk(job, keys, values, begin, end);
+    } else {
+      attend_chunk(job, widen(keys, end - begin, job.head_dim, job.buffers.k),
+                   widen(values, end - begin, job.head_dim_v, job.buffers.v), begin, end);
     }
-    attend_chunk(job, k + begin * job.k_row_stride, v + begin * job.v_row_stride, begin, end);
   }
   add_up_sums(job);
 }
