@@ -41,7 +41,7 @@ wheel: $(VENV)/bin/pytest  ## the Python wheel, into build/wheel, tried in a cle
 test: build $(VENV)/bin/pytest  ## everything that can be tested on this machine
 	@$(VENV)/bin/python tools/run_tests.py $(BUILD)
 
-check: format-check layers  ## formatting and layers
+check: format-check layers lint  ## formatting, layers, ruff
 
 format:  ## clang-format every source
 	@tools/setup.sh lint
@@ -53,6 +53,9 @@ format-check:
 
 layers:
 	@python3 tools/check_layers.py
+
+lint: $(VENV)/bin/pytest
+	@$(VENV)/bin/ruff check -q . && $(VENV)/bin/ruff format -q --check . && echo "ruff: clean"
 
 tidy: build  ## clang-tidy over the library and the command
 	@tools/setup.sh tidy
