@@ -9,7 +9,7 @@ packages=""
 for purpose in "$@"; do
   case "$purpose" in
     build) packages="$packages g++ cmake ninja-build python3-dev libcli11-dev libfmt-dev nlohmann-json3-dev" ;;
-    test) packages="$packages libgtest-dev python3 python3-venv" ;;
+    test) packages="$packages libgtest-dev python3 python3-dev python3-venv" ;;
     lint) packages="$packages clang-format-14" ;;
     tidy) packages="$packages clang-tidy-14 clang-14" ;;
     *) echo "setup.sh: expected build, test, lint or tidy, got '$purpose'" >&2; exit 2 ;;

@@ -36,8 +36,11 @@ testing::AssertionResult compare(const Checked& checked, const Textbook& book,
   for (const Compared& output : outputs) {
     const double unit = roundoff_of(checked, book, output.got->dtype());
     const Values base = output.baseline->values();
-    const Tolerance tolerance{
-        .unit = unit, .units = kUnits, .least_row = output.least_row, .terms = output.terms};
+    const Tolerance tolerance{.unit = unit,
+                              .units = kUnits,
+                              .underflow = underflow(output.got->dtype()),
+                              .least_row = output.least_row,
+                              .terms = output.terms};
     const testing::AssertionResult result =
         agrees(output.what, output.got->values(), *output.want,
                checked.engine.exact ? nullptr : &base, tolerance);

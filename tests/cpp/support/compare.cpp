@@ -51,13 +51,16 @@ struct Errors {
 // How large the rows of the right answer are: the measure that row errors are relative to.
 class RowSizes {
  public:
-  RowSizes(const Values& want, double least_row, const Values* terms) : want_(want), terms_(terms) {
+  RowSizes(const Values& want, const Tolerance& tolerance)
+      : want_(want),
+        terms_(tolerance.terms),
+        underflow_(tolerance.underflow * std::sqrt(static_cast<double>(want.shape.dim))) {
     double squares = 0;
     for_each_row(want.shape, [&](RowAt at) {
       squares += std::pow(norm(want.row(at.b, at.row, at.head), want.shape.dim), 2);
     });
     const auto rows = want.shape.batch * want.shape.rows * want.shape.heads;
-    least_ = rows == 0 ? 0 : least_row * std::sqrt(squares / static_cast<double>(rows));
+    least_ = rows == 0 ? 0 : tolerance.least_row * std::sqrt(squares / static_cast<double>(rows));
     squares = 0;
     for_each_row(want.shape, [&](RowAt at) { squares += of(at) * of(at); });
     total_ = std::sqrt(squares);
@@ -73,7 +76,7 @@ class RowSizes {
   double relative(const Values& got, RowAt at) const {
     const double error =
         distance(got.row(at.b, at.row, at.head), want_.row(at.b, at.row, at.head), want_.shape.dim);
-    return error == 0 ? 0 : error / of(at);
+    return error <= underflow_ ? 0 : (error - underflow_) / of(at);
   }
 
   Errors errors(const Values& got) const {
@@ -91,6 +94,7 @@ class RowSizes {
  private:
   const Values& want_;
   const Values* terms_;
+  double underflow_;
   double total_ = 0, least_ = 0;
 };
 
@@ -116,10 +120,14 @@ double unit_roundoff(fa3_dtype dtype) {
   return dtype == FA3_FLOAT32 ? 0x1p-24 : dtype == FA3_FLOAT16 ? 0x1p-11 : 0x1p-8;
 }
 
+double underflow(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT16 ? 0x1p-24 : 0x1p-100;
+}
+
 testing::AssertionResult agrees(const char* what, const Values& got, const Values& want,
                                 const Values* baseline, const Tolerance& tolerance) {
   if (!(got.shape == want.shape)) return testing::AssertionFailure() << what << ": shape differs";
-  const RowSizes sizes(want, tolerance.least_row, tolerance.terms);
+  const RowSizes sizes(want, tolerance);
   const Errors base = baseline != nullptr ? sizes.errors(*baseline) : Errors{};
   const double allowed_row = 2 * base.worst_row + tolerance.units * tolerance.unit;
   testing::AssertionResult result = testing::AssertionSuccess();

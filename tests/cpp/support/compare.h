@@ -21,9 +21,14 @@ namespace fa3::test {
 struct Tolerance {
   double unit;                    // relative roundoff of the computation
   double units;                   // how many are allowed on top of twice the baseline's error
+  double underflow = 0;           // of every number
   double least_row = 0;           // rows smaller than this share of the mean row are judged like it
   const Values* terms = nullptr;  // per row: its size without cancellation, if that is larger
 };
+
+// What underflow may take from every number of the dtype: half precision has no smaller numbers;
+// the others reach as far down as exp() of a float32 does, times the other factors of a gradient.
+double underflow(fa3_dtype dtype);
 
 // Of a dtype: 2^-24, 2^-11, 2^-8.
 double unit_roundoff(fa3_dtype dtype);

@@ -61,6 +61,8 @@ struct Keys {
   Sequence at;
   int64_t head;
   Matrix k, v, kt, vt;
+  Matrix vt_squared;
+  std::vector<double> k_norm;
 
   Keys(const Case& c, const Inputs& in, int64_t b, int64_t h)
       : at(c.sequence_k(b)),
@@ -68,7 +70,11 @@ struct Keys {
         k(gather(in.k, at, h)),
         v(gather(in.v, at, h)),
         kt(transposed(k)),
-        vt(transposed(v)) {}
+        vt(transposed(v)),
+        vt_squared(vt) {
+    for (double& number : vt_squared.numbers) number *= number;
+    for (int64_t j = 0; j < at.used; ++j) k_norm.push_back(norm(k.row(j), c.dim));
+  }
 };
 
 // One query head of one sequence, a query row at a time.
@@ -79,7 +85,7 @@ struct Head {
   int64_t head, kv_head;
   double sink;  // -inf: none
   Matrix q;
-  std::vector<double> p, slope, dp;  // of one row
+  std::vector<double> p, slope, dp, terms;  // of one row; terms: of dp, squared
 
   Head(const Case& problem, const Inputs& in, const Keys& kv, int64_t b, int64_t h)
       : c(problem),
@@ -92,7 +98,8 @@ struct Head {
         q(gather(in.q, q_at, h)),
         p(static_cast<size_t>(k_at.used)),
         slope(p.size()),
-        dp(p.size()) {}
+        dp(p.size()),
+        terms(p.size()) {}
 
   // Fills p and slope for a query and returns its LSE.
   double softmax(int64_t i, double* largest_score) {
@@ -139,12 +146,16 @@ struct Head {
       const double lse = softmax(i, &book->largest_score);
       const double* g = gradient.row(i);
       std::fill(dp.begin(), dp.end(), 0.0);
-      for (int64_t col = 0; col < c.dim_v; ++col)
+      std::fill(terms.begin(), terms.end(), 0.0);
+      for (int64_t col = 0; col < c.dim_v; ++col) {
         add(g[col], keys.vt.row(col), k_at.used, dp.data());
+        add(g[col] * g[col], keys.vt_squared.row(col), k_at.used, terms.data());
+      }
       double mean = 0;
       for (size_t j = 0; j < p.size(); ++j) mean += p[j] * dp[j];
-      const RowGradient row{
-          g, mean, size_of_terms(g, book->o.row(q_at.batch, q_at.first + i, head), c.dim_v)};
+      const double* o = book->o.row(q_at.batch, q_at.first + i, head);
+      const RowGradient row{g, norm(g, c.dim_v), norm(q.row(i), c.dim), mean,
+                            size_of_terms(g, o, c.dim_v)};
       for (int64_t j = 0; j < k_at.used; ++j) {
         if (p[static_cast<size_t>(j)] != 0) backward_pair(i, j, row, book);
       }
@@ -156,6 +167,7 @@ struct Head {
 
   struct RowGradient {
     const double* d_o;
+    double d_o_norm, q_norm;
     double mean;   // dO.O
     double terms;  // its size without cancellation
   };
@@ -171,10 +183,10 @@ struct Head {
     add(ds, k_numbers, c.dim, book->dq.row(q_at.batch, q_row, head));
     add(ds, q_numbers, c.dim, book->dk.row(k_at.batch, kv_row, kv_head));
     add(p[at], row.d_o, c.dim_v, book->dv.row(k_at.batch, kv_row, kv_head));
-    const double terms = weight * (size_of_terms(row.d_o, keys.v.row(j), c.dim_v) + row.terms);
-    *book->dq_terms.row(q_at.batch, q_row, head) += terms * norm(k_numbers, c.dim);
-    *book->dk_terms.row(k_at.batch, kv_row, kv_head) += terms * norm(q_numbers, c.dim);
-    *book->dv_terms.row(k_at.batch, kv_row, kv_head) += p[at] * norm(row.d_o, c.dim_v);
+    const double size = weight * (std::sqrt(terms[at]) + row.terms);
+    *book->dq_terms.row(q_at.batch, q_row, head) += size * keys.k_norm[at];
+    *book->dk_terms.row(k_at.batch, kv_row, kv_head) += size * row.q_norm;
+    *book->dv_terms.row(k_at.batch, kv_row, kv_head) += p[at] * row.d_o_norm;
   }
 };
 
