@@ -9,7 +9,7 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
 .PHONY: help build demo test check format format-check layers lint tidy \
-  asan tsan torch wheel clean
+  asan tsan torch wheel gpu-verify record-check clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' Makefile
@@ -41,7 +41,7 @@ wheel: $(VENV)/bin/pytest  ## the Python wheel, into build/wheel, tried in a cle
 test: build $(VENV)/bin/pytest  ## everything that can be tested on this machine
 	@$(VENV)/bin/python tools/run_tests.py $(BUILD)
 
-check: format-check layers  ## formatting and layers
+check: format-check layers lint  ## formatting, layers, ruff
 
 format:  ## clang-format every source
 	@tools/setup.sh lint
@@ -54,6 +54,9 @@ format-check:
 layers:
 	@python3 tools/check_layers.py
 
+lint: $(VENV)/bin/pytest
+	@$(VENV)/bin/ruff check -q . && $(VENV)/bin/ruff format -q --check . && echo "ruff: clean"
+
 tidy: build  ## clang-tidy over the library and the command
 	@tools/setup.sh tidy
 	@run-clang-tidy-14 -quiet -p $(BUILD) 'src/(api|cli|core|engine|plan)/'
@@ -61,6 +64,12 @@ tidy: build  ## clang-tidy over the library and the command
 asan tsan:  ## the C++ tests under a sanitizer
 	@tools/setup.sh build test
 	cmake --preset $@ >/dev/null && cmake --build --preset $@ -j $(JOBS) && ctest --preset $@ -j $(JOBS)
+
+gpu-verify:  ## on a machine with a Hopper GPU: verify the prebuilt kernels, write the record
+	@python3 tools/gpu_verify.py --build $(BUILD)
+
+record-check:  ## does the verification record match the kernels' sources?
+	@python3 tools/gpu_verify.py --check
 
 clean:  ## removes build/
 	rm -rf $(BUILD)

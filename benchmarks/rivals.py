@@ -122,11 +122,9 @@ class Fa3:
         return view
 
     def plan_line(self, key):
-        text = ctypes.create_string_buffer(4096)
-        library = c_abi.library()
-        c_abi.check(
-            library.fa3_forward_plan_text(ctypes.byref(self.params), text, ctypes.c_size_t(4096), None)
-        )
+        text, capacity = ctypes.create_string_buffer(4096), ctypes.c_size_t(4096)
+        plan_text = c_abi.library().fa3_forward_plan_text
+        c_abi.check(plan_text(ctypes.byref(self.params), text, capacity, None))
         lines = text.value.decode().splitlines()
         return next(line.split(" ", 1)[1] for line in lines if line.startswith(key + " "))
 
@@ -155,9 +153,12 @@ class Sdpa:
 
 class RivalProblem(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in (
-            "struct_size batch seqlen_q seqlen_k heads_q heads_k head_dim head_dim_v".split()
-        )),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "struct_size batch seqlen_q seqlen_k heads_q heads_k head_dim head_dim_v".split()
+            )
+        ),
         ("dtype", ctypes.c_int32),
         ("causal", ctypes.c_int32),
         ("scale", ctypes.c_float),

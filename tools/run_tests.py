@@ -9,6 +9,7 @@ with its reason. Exits with 1 if anything failed, or if a stage ran no test.
 """
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -87,6 +88,23 @@ def run_python(build: Path) -> Outcome:
     return outcome
 
 
+def run_gpu(build: Path) -> Outcome:
+    """The GPU checks, each piece of tools/gpu_verify.py counted by its own checks."""
+    record = build / "gpu.json"
+    record.unlink(missing_ok=True)
+    command = [sys.executable, str(ROOT / "tools" / "gpu_verify.py"), "--build", str(build)]
+    subprocess.run([*command, "--record", str(record)], check=False)
+    outcome = Outcome("GPU")
+    for piece in json.loads(record.read_text())["pieces"]:
+        if "skipped" in piece:
+            outcome.skipped += 1
+            outcome.reasons[f"{piece['name']}: {piece['skipped']}"] += 1
+            continue
+        outcome.passed += piece["checks"] - piece["failures"]
+        outcome.failed += piece["failures"] or (0 if piece["passed"] else 1)
+    return outcome
+
+
 def gpu_reason() -> str | None:
     """Why the GPU tests cannot run here, or None."""
     if shutil.which("nvidia-smi") is None:
@@ -118,7 +136,9 @@ def main() -> int:
     build = Path(sys.argv[1]).resolve()
     outcomes = [run_python(build), run_cpp(build)]
     reason = gpu_reason()
-    if reason is not None:
+    if reason is None:
+        outcomes.append(run_gpu(build))
+    else:
         outcomes.append(Outcome("GPU", skipped=1, reasons=Counter({f"GPU tests: {reason}": 1})))
     print_summary(outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0

@@ -13,6 +13,9 @@ from fa3._arrays import DTYPE_CODES, empty, output_view, shape_of, view
 from fa3._options import native_options
 from fa3.errors import Unsupported
 
+# fa3.torch puts its function here when it is imported, so that this module never imports torch.
+attend_torch = None
+
 
 class Gradients(NamedTuple):
     """Of sum(do * out). dsink is None without a sink."""
@@ -86,25 +89,30 @@ def attention(
             NotImplementedError.
         TypeError: an argument is not an array, not a number, ...
     """
-    options = {
-        "causal": causal,
-        "window": window,
-        "softcap": softcap,
-        "scale": scale,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "deterministic": deterministic,
-        "engine": engine,
-        "num_threads": num_threads,
-    }
     if _is_torch(q):
-        from fa3 import torch as front
-
-        return front.attention(q, k, v, sink=sink, out=out, return_lse=return_lse, **options)
+        if attend_torch is None:
+            import fa3.torch  # noqa: F401  fills attend_torch
+        return attend_torch(
+            q,
+            k,
+            v,
+            causal,
+            window,
+            softcap,
+            scale,
+            sink,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            out,
+            return_lse,
+            deterministic,
+            engine,
+            num_threads,
+        )
     if out is None:
         out = empty(_out_shape(q, v), like=q)
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
@@ -115,7 +123,21 @@ def attention(
         output_view(out, "out"),
         output_view(lse, "lse"),
         view(sink, "sink"),
-        *native_options(**options),
+        *native_options(
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            scale=scale,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            deterministic=deterministic,
+            engine=engine,
+            num_threads=num_threads,
+        ),
         None,
     )
     return (out, lse) if return_lse else out

@@ -7,15 +7,14 @@
 #include "error.h"
 #include "tensor.h"
 
+#include <fa3/attention.h>
+
 #include <algorithm>
 #include <limits>
-#include <new>
 #include <string>
 
 namespace fa3::python {
 namespace {
-
-constexpr std::align_val_t kWorkspaceAlignment{256};
 
 // Takes the arguments of a call one after the other. After the first failure (a Python exception is
 // set) every further read does nothing.
@@ -146,46 +145,69 @@ struct Backward {
   }
 };
 
-// Workspace for one call: host memory of our own, or what the caller's allocate(bytes) returns.
-class Workspace {
- public:
-  Workspace() = default;
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() {
-    ::operator delete(host_, kWorkspaceAlignment);
-    Py_XDECREF(lent_);
-  }
+// What one call needs besides its tensors: where it runs and who lends it device memory.
+struct Call {
+  const fa3_tensor& q;
+  void* stream;
+  PyObject* allocate;  // allocate(bytes) -> tensor on q's device, or None
+};
 
-  bool provide(size_t bytes, const fa3_tensor& like, PyObject* allocate) {
-    if (bytes == 0) return true;
-    if (like.device_type == FA3_CPU) {
-      data_ = host_ = ::operator new(bytes, kWorkspaceAlignment, std::nothrow);
-      if (host_ == nullptr) raise(FA3_OUT_OF_MEMORY, "workspace: no %zu bytes left", bytes);
-      return host_ != nullptr;
-    }
-    if (allocate == Py_None) {
-      raise(FA3_UNSUPPORTED,
-            "workspace: this call needs %zu bytes on the tensors' device; only torch tensors can "
-            "lend it",
-            bytes);
+// Host workspace stays with its thread, so that most calls allocate nothing and plan once; more than
+// this is given back after the call.
+constexpr size_t kKeptBytes = size_t{64} << 20;
+
+template <class Pass>
+fa3_status run_without_gil(const typename Pass::Params& params, void* workspace, size_t bytes,
+                           void* stream) {
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = Pass::run(&params, workspace, bytes, stream);
+  Py_END_ALLOW_THREADS;
+  return status;
+}
+
+template <class Pass>
+bool run_on_host(const typename Pass::Params& params) {
+  thread_local fa3::Workspace t_workspace;
+  fa3_status status =
+      run_without_gil<Pass>(params, t_workspace.data(), t_workspace.bytes(), nullptr);
+  if (status == FA3_WORKSPACE_TOO_SMALL) {
+    size_t bytes = 0;
+    if (!check(Pass::workspace_size(&params, &bytes))) return false;
+    if (const fa3::Status grown = t_workspace.reserve(bytes); !grown.ok()) {
+      raise(FA3_OUT_OF_MEMORY, "%s", grown.message().c_str());
       return false;
     }
-    lent_ = PyObject_CallFunction(allocate, "n", static_cast<Py_ssize_t>(bytes));
-    PyObject* address = lent_ ? PyObject_CallMethod(lent_, "data_ptr", nullptr) : nullptr;
-    if (address == nullptr) return false;
-    data_ = PyLong_AsVoidPtr(address);
-    Py_DECREF(address);
-    return PyErr_Occurred() == nullptr;
+    status = run_without_gil<Pass>(params, t_workspace.data(), t_workspace.bytes(), nullptr);
   }
+  const bool ok = check(status);
+  if (t_workspace.bytes() > kKeptBytes) t_workspace = {};
+  return ok;
+}
 
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-  void* host_ = nullptr;
-  PyObject* lent_ = nullptr;
-};
+// Device workspace belongs to the framework's allocator: ordered by its stream, safe in graphs.
+template <class Pass>
+bool run_on_device(const typename Pass::Params& params, const Call& call) {
+  fa3_status status = run_without_gil<Pass>(params, nullptr, 0, call.stream);
+  if (status != FA3_WORKSPACE_TOO_SMALL) return check(status);
+  size_t bytes = 0;
+  if (!check(Pass::workspace_size(&params, &bytes))) return false;
+  if (call.allocate == Py_None) {
+    raise(FA3_UNSUPPORTED,
+          "workspace: this call needs %zu bytes on the tensors' device, which only torch tensors "
+          "can lend",
+          bytes);
+    return false;
+  }
+  PyObject* lent = PyObject_CallFunction(call.allocate, "n", static_cast<Py_ssize_t>(bytes));
+  PyObject* number = lent ? PyObject_CallMethod(lent, "data_ptr", nullptr) : nullptr;
+  void* address = number ? PyLong_AsVoidPtr(number) : nullptr;
+  const bool ok = PyErr_Occurred() == nullptr &&
+                  check(run_without_gil<Pass>(params, address, bytes, call.stream));
+  Py_XDECREF(number);
+  Py_XDECREF(lent);
+  return ok;
+}
 
 // forward(..., allocate) and backward(..., allocate)
 template <class Pass>
@@ -195,18 +217,11 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   typename Pass::Params params;
   Pass::init(&params);
   Pass::read(&read, &borrowed, &params);
-  PyObject* allocate = read.object();
-  size_t bytes = 0;
-  Workspace workspace;
-  if (!read.ok() || !check(Pass::workspace_size(&params, &bytes)) ||
-      !workspace.provide(bytes, params.q, allocate)) {
-    return nullptr;
-  }
-  fa3_status status = FA3_OK;
-  Py_BEGIN_ALLOW_THREADS;
-  status = Pass::run(&params, workspace.data(), bytes, borrowed.stream());
-  Py_END_ALLOW_THREADS;
-  return check(status) ? Py_NewRef(Py_None) : nullptr;
+  const Call call{params.q, borrowed.stream(), read.object()};
+  if (!read.ok()) return nullptr;
+  const bool ok =
+      call.q.device_type == FA3_CPU ? run_on_host<Pass>(params) : run_on_device<Pass>(params, call);
+  return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
 // forward_plan(...) and backward_plan(...): the plan as text, or the reason why there is none.

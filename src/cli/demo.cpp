@@ -62,7 +62,7 @@ Checked check(const DemoFlags& flags, const Operands& operands) {
                   .standard = error_of(standard.o, reference.o)};
   const double lse_error = max_abs_error(operands.lse, reference.lse);
   checked.passed =
-      within(checked.ours, allowed_error(checked.standard, operands.o.dtype(), Quantity::output)) &&
+      within(checked.ours, allowed_error(checked.standard, operands.o.dtype())) &&
       lse_error <= allowed_lse_error(reference, options_for(flags, FA3_ENGINE_REFERENCE));
   return checked;
 }

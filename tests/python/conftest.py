@@ -26,8 +26,17 @@ def device(request):
 def pytest_pyfunc_call(pyfuncitem):
     try:
         return (yield)
-    except NotImplementedError as error:
-        on_gpu = pyfuncitem.funcargs.get("device") == "cuda"
-        if on_gpu and type(error).__name__ == "Unsupported":
-            pytest.skip(str(error))
+    except Exception as error:
+        reason = unsupported(error)
+        if reason is not None and pyfuncitem.funcargs.get("device") == "cuda":
+            pytest.skip(str(reason))
         raise
+
+
+def unsupported(error):
+    """The fa3.Unsupported behind an error, which compilers and checkers wrap in their own."""
+    while error is not None:
+        if type(error).__name__ == "Unsupported" and type(error).__module__ == "fa3.errors":
+            return error
+        error = error.__cause__ or error.__context__
+    return None

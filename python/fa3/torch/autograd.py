@@ -3,6 +3,7 @@
 
 import torch
 
+from fa3 import ops
 from fa3._options import engine_id
 from fa3.errors import InvalidArgument
 from fa3.torch import operators
@@ -11,18 +12,16 @@ from fa3.torch import operators
 class Attention(torch.autograd.Function):
     """(q, k, v, sink, *the other options of the operator) -> (out, lse)."""
 
+    # In one function, not with setup_context: torch binds the arguments of that form with
+    # inspect.signature, which costs more than everything else in a call.
     @staticmethod
-    def forward(q, k, v, sink, *options):
-        return operators.forward(q, k, v, *options[:5], sink, *options[5:])
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        q, k, v, sink, *options = inputs
+    def forward(ctx, q, k, v, sink, *options):
+        out, lse = operators.forward(q, k, v, *options[:5], sink, *options[5:])
         lengths = options[5:9]  # cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-        out, lse = output
         ctx.mark_non_differentiable(lse)
         ctx.save_for_backward(q, k, v, sink, *lengths, out, lse)
         ctx.options = options
+        return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -63,6 +62,51 @@ def attention(
     The LSE is not differentiable, and there is no second derivative. Gradients are also bitwise
     repeatable under torch.use_deterministic_algorithms(True).
     """
+    return attend(
+        q,
+        k,
+        v,
+        causal,
+        window,
+        softcap,
+        scale,
+        sink,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        out,
+        return_lse,
+        deterministic,
+        engine,
+        num_threads,
+    )
+
+
+def attend(
+    q,
+    k,
+    v,
+    causal,
+    window,
+    softcap,
+    scale,
+    sink,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    seqused_q,
+    seqused_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    out,
+    return_lse,
+    deterministic,
+    engine,
+    num_threads,
+):
+    """attention() by position: keywords cost time in every call."""
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
@@ -100,3 +144,6 @@ def to_autocast_type(device_type, *tensors):
     """As torch's own attention: floating point tensors become the autocast type."""
     dtype = torch.get_autocast_dtype(device_type)
     return (tensor.to(dtype) for tensor in tensors)
+
+
+ops.attend_torch = attend

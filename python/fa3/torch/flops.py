@@ -5,11 +5,20 @@ Counted as torch counts scaled_dot_product_attention, so that the two can be com
 of every sequence, masked or not. Forward: 2 products; backward: 5, one recomputes the scores.
 """
 
+import logging
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.flop_counter import register_flop_formula
 
 from fa3.torch import operators as operators  # defines torch.ops.fa3.*
+
+# Without Triton the counter says on import that it cannot count Triton kernels. Nobody who imports
+# fa3 asked.
+counter_log = logging.getLogger("torch.utils.flop_counter")
+counter_log.disabled = True
+from torch.utils.flop_counter import register_flop_formula  # noqa: E402
+
+counter_log.disabled = False
 
 POSITION = {"cu_seqlens_q": 6, "cu_seqlens_k": 7}  # among the options
 

@@ -49,17 +49,26 @@ else:
         return None if tensor is None else tensor.detach()  # __dlpack__ refuses gradients
 
 
-def lse_shape(q):
-    *batch, rows, heads, _ = q.shape
-    return *batch, heads, rows
+def result_shapes(q, v):
+    """Of out and lse: (b, s, h, dv) and (b, h, s), or packed (total, h, dv) and (h, total)."""
+    if q.ndim == 4:
+        batch, rows, heads, _ = q.shape
+        return (batch, rows, heads, v.shape[-1]), (batch, heads, rows)
+    if q.ndim == 3:
+        rows, heads, _ = q.shape
+        return (rows, heads, v.shape[-1]), (heads, rows)
+    return q.shape, ()  # the library will refuse q before it looks at these
 
 
-def new_out(q, v):
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+def new_results(q, v):
+    out_shape, lse_shape = result_shapes(q, v)
+    device = q.device
+    out = torch.empty(out_shape, dtype=q.dtype, device=device)
+    return out, torch.empty(lse_shape, dtype=torch.float32, device=device)
 
 
 def new_lse(q):
-    return q.new_empty(lse_shape(q), dtype=torch.float32)
+    return torch.empty(result_shapes(q, q)[1], dtype=torch.float32, device=q.device)
 
 
 def new_gradients(q, k, v, sink):
@@ -182,7 +191,7 @@ def lend_like(tensor):
 
 
 def forward_kernel(q, k, v, *options):
-    out, lse = new_out(q, v), new_lse(q)
+    out, lse = new_results(q, v)
     run_forward(q, k, v, out, lse, *options)
     return out, lse
 
@@ -208,7 +217,7 @@ for key in ("CPU", "CUDA"):
 
 @torch.library.register_fake("fa3::forward", lib=library)
 def _(q, k, v, *options):
-    return new_out(q, v), new_lse(q)
+    return new_results(q, v)
 
 
 @torch.library.register_fake("fa3::forward_out", lib=library)

@@ -68,15 +68,26 @@ class Overrides:
 
     def __init__(self):
         self.library = torch.library.Library("aten", "IMPL")
-        for name, (key, kernel) in KERNELS.items():
-            override(self.library, getattr(torch.ops.aten, name).default, key, kernel)
+        try:
+            for name, (key, kernel) in KERNELS.items():
+                override(self.library, name, key, kernel)
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self):
         self.library._destroy()
 
 
-def override(library, op, key, kernel):
-    """Puts kernel(**arguments) before the present kernel of op, which takes what ours refuses."""
+def override(library, name, key, kernel):
+    """Puts kernel(**arguments) before the operator's present kernel, which takes what ours refuses.
+
+    Operators come and go with torch's versions; one that is not there needs no kernel.
+    """
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return
+    op = packet.default
     try:
         previous = torch.library.get_kernel(op, key)
     except RuntimeError:
@@ -93,7 +104,9 @@ def override(library, op, key, kernel):
             warn_once(f"fa3 leaves {op.name()} to torch's own kernel: {error}")
         return previous.call_boxed(keys, *args, **keywords)
 
-    library.impl(op, dispatch, key, with_keyset=True, allow_override=True)
+    with warnings.catch_warnings():  # that a kernel is replaced, which is the point
+        warnings.simplefilter("ignore", UserWarning)
+        library.impl(op, dispatch, key, with_keyset=True, allow_override=True)
 
 
 warned = set()

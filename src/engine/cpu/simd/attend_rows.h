@@ -12,125 +12,177 @@ namespace fa3::cpu::FA3_ISA {
 // Keys between two softmax steps, and how far ahead memory is asked for.
 constexpr int64_t kChunk = 64;
 
-// A chunk of rows as floats: in place where they are that already, else converted to `buffer`.
-struct FloatRows {
-  const float* data;
+// Rows of keys or values in memory, and the distance in bytes to those that are needed next.
+template <class E>
+struct StreamedRows {
+  const E* data;
   int64_t stride;
+  int64_t ahead;
+
+  FA3_INLINE void prefetch(const E* element, int64_t ahead) {
+    __builtin_prefetch(reinterpret_cast<const char*>(element) + ahead, 0, 2);
+  }
+
+  FA3_INLINE StreamedRows skip(const StreamedRows& rows, int64_t elements) {
+    return {rows.data + elements, rows.stride, rows.ahead};
+  }
 };
 
-template <class T>
-FA3_INLINE FloatRows float_rows(const T* rows, int64_t row_stride, int64_t num_rows, int64_t dim,
-                                float* buffer) {
+// Rows whose length is not whole vectors, padded with zeros.
+template <class E>
+FA3_INLINE StreamedRows<float> widen(StreamedRows<E> rows, int64_t num_rows, int64_t dim,
+                                     float* buffer) {
   const int64_t stride = (dim + kWidth - 1) / kWidth * kWidth;
   for (int64_t r = 0; r < num_rows; ++r) {
+    const E* row = rows.data + r * rows.stride;
     for (int64_t c = 0; c < dim; c += kWidth) {
-      store(buffer + r * stride + c, load_first(rows + r * row_stride + c, dim - c));
+      StreamedRows<E>::prefetch(row + c, rows.ahead);
+      store(buffer + r * stride + c, load_first(row + c, dim - c));
     }
   }
-  return {buffer, stride};
+  return {buffer, stride, 0};
 }
 
-FA3_INLINE FloatRows float_rows(const float* rows, int64_t row_stride, int64_t num_rows,
-                                int64_t dim, float* buffer) {
-  if (dim % kWidth == 0) return {rows, row_stride};
-  return float_rows<float>(rows, row_stride, num_rows, dim, buffer);
-}
+// `R` query rows whose softmax state, scores and P are contiguous, from row `first` on.
+struct QueryRows {
+  int64_t first;
+  const float* q;
+  float* scores;  // (R, block_k)
+};
 
-// scores[i] = q . keys[i] for kWidth keys, of which `count` exist (the last one stands in for more).
-FA3_INLINE void dot_keys(const float* q, FloatRows keys, int64_t count, int64_t dim,
-                         float* scores) {
-  const float* rows[kWidth];
+// scores[r][i] = q[r] . keys[i] for kWidth / R keys, of which `count` exist (the last one stands in
+// for more): always kWidth products, so that one vector holds their sums.
+template <int R, bool kPrefetch, class E>
+FA3_INLINE void dot_keys(const BlockJob& job, const QueryRows& rows, StreamedRows<E> keys,
+                         int64_t count, float* scores) {
+  constexpr int kKeys = kWidth / R;
+  const int64_t q_stride = packed_q_stride(job);
+  const E* key_rows[kKeys];
   V acc[kWidth];
   FA3_UNROLL
-  for (int i = 0; i < kWidth; ++i) {
-    rows[i] = keys.data + (i < count ? i : count - 1) * keys.stride;
-    acc[i] = V{};
-  }
-  for (int64_t c = 0; c < dim; c += kWidth) {
-    const V q_vector = load(q + c);
-    FA3_UNROLL
-    for (int i = 0; i < kWidth; ++i) acc[i] += q_vector * load(rows[i] + c);
-  }
-  store(scores, sums_of_rows(acc));
-}
-
-// o[0, C vectors) += sum_i p[i] * values[i].
-template <int C>
-FA3_INLINE void add_weighted_values(const float* p, const float* values, int64_t stride,
-                                    int64_t num_keys, float* o) {
-  V acc[C];
+  for (int i = 0; i < kKeys; ++i)
+    key_rows[i] = keys.data + (i < count ? i : count - 1) * keys.stride;
   FA3_UNROLL
-  for (int j = 0; j < C; ++j) acc[j] = load(o + j * kWidth);
-  for (int64_t i = 0; i < num_keys; ++i) {
-    const V weight = broadcast_from(p + i);
+  for (int i = 0; i < kWidth; ++i) acc[i] = V{};
+  for (int64_t c = 0; c < job.head_dim; c += kWidth) {
+    V q_vectors[R];
     FA3_UNROLL
-    for (int j = 0; j < C; ++j) acc[j] += weight * load(values + i * stride + j * kWidth);
-  }
-  FA3_UNROLL
-  for (int j = 0; j < C; ++j) store(o + j * kWidth, acc[j]);
-}
-
-FA3_INLINE void add_values(const float* p, FloatRows values, int64_t num_keys, int64_t dim,
-                           float* o) {
-  const int64_t columns = (dim + kWidth - 1) / kWidth * kWidth;
-  int64_t c = 0;
-  for (; c + 8 * kWidth <= columns; c += 8 * kWidth) {
-    add_weighted_values<8>(p, values.data + c, values.stride, num_keys, o + c);
-  }
-  for (; c + 4 * kWidth <= columns; c += 4 * kWidth) {
-    add_weighted_values<4>(p, values.data + c, values.stride, num_keys, o + c);
-  }
-  for (; c < columns; c += kWidth) {
-    add_weighted_values<1>(p, values.data + c, values.stride, num_keys, o + c);
-  }
-}
-
-// All rows against the keys [begin, end) of the sequence, at most kChunk of them.
-template <class T>
-FA3_INLINE void attend_chunk(const BlockJob& job, const T* k, const T* v, int64_t begin,
-                             int64_t end) {
-  const int64_t count = end - begin;
-  const FloatRows keys = float_rows(k, job.k_row_stride, count, job.head_dim, job.buffers.k);
-  const FloatRows values = float_rows(v, job.v_row_stride, count, job.head_dim_v, job.buffers.v);
-  const Panels panels = {0, (count + kPanel - 1) / kPanel * kPanel};
-  for (int64_t r = 0; r < job.num_rows; ++r) {
-    const float* q = job.buffers.q + r * packed_q_stride(job);
-    float* scores = job.buffers.scores;
-    for (int64_t i = 0; i < panels.end; i += kWidth) {
-      if (i < count) {
-        dot_keys(q, {keys.data + i * keys.stride, keys.stride}, count - i, job.head_dim,
-                 scores + i);
-      } else {
-        store(scores + i, V{});
-      }
+    for (int r = 0; r < R; ++r) q_vectors[r] = load(rows.q + r * q_stride + c);
+    FA3_UNROLL
+    for (int i = 0; i < kKeys; ++i) {
+      if (kPrefetch) StreamedRows<E>::prefetch(key_rows[i] + c, keys.ahead);
+      const V key = load(key_rows[i] + c);
+      FA3_UNROLL
+      for (int r = 0; r < R; ++r) acc[r * kKeys + i] += q_vectors[r] * key;
     }
-    RowGroup row = {};
-    row.row_keys = job.row_keys + r;
-    row.o = job.result.o + r * job.result.columns;
-    row.ref = job.result.ref + r;
-    row.sum_lanes = job.buffers.sum_lanes + r * kWidth;
-    softmax_row<Floats<T>>(job, row, 0, begin, panels);
-    add_values(job.buffers.p, values, count, job.head_dim_v, row.o);
   }
+  float sums[kWidth];
+  store(sums, sums_of_rows(acc));
+  FA3_UNROLL
+  for (int r = 0; r < R; ++r) {
+    __builtin_memcpy(scores + r * job.block_k, sums + r * kKeys, kKeys * sizeof(float));
+  }
+}
+
+// o[r][0, C vectors) += sum_i p[r][i] * values[i].
+template <int R, int C, bool kPrefetch, class E>
+FA3_INLINE void add_columns(const BlockJob& job, StreamedRows<E> values, int64_t num_keys,
+                            float* o) {
+  V acc[R][C];
+  FA3_UNROLL
+  for (int r = 0; r < R; ++r) {
+    FA3_UNROLL
+    for (int j = 0; j < C; ++j) acc[r][j] = load(o + r * job.result.columns + j * kWidth);
+  }
+  for (int64_t i = 0; i < num_keys; ++i) {
+    V weights[R];
+    FA3_UNROLL
+    for (int r = 0; r < R; ++r) weights[r] = broadcast_from(job.buffers.p + r * job.block_k + i);
+    FA3_UNROLL
+    for (int j = 0; j < C; ++j) {
+      const E* element = values.data + i * values.stride + j * kWidth;
+      if (kPrefetch) StreamedRows<E>::prefetch(element, values.ahead);
+      const V value = load(element);
+      FA3_UNROLL
+      for (int r = 0; r < R; ++r) acc[r][j] += weights[r] * value;
+    }
+  }
+  FA3_UNROLL
+  for (int r = 0; r < R; ++r) {
+    FA3_UNROLL
+    for (int j = 0; j < C; ++j) store(o + r * job.result.columns + j * kWidth, acc[r][j]);
+  }
+}
+
+// R rows against `count` <= kChunk keys from `begin` on. Rows of keys and values are whole vectors.
+template <int R, bool kPrefetch, class E>
+static void attend_chunk(const BlockJob& job, int64_t first_row, StreamedRows<E> keys,
+                         StreamedRows<E> values, int64_t begin, int64_t count) {
+  constexpr int64_t kKeys = kWidth / R;
+  constexpr int kColumns = R == 1 ? 8 : 4;  // vectors: enough independent sums to hide latency
+  const Panels panels = {0, (count + kPanel - 1) / kPanel * kPanel};
+  const QueryRows rows = {first_row, job.buffers.q + first_row * packed_q_stride(job),
+                          job.buffers.scores};
+  for (int64_t i = 0; i < count; i += kKeys) {
+    dot_keys<R, kPrefetch>(job, rows, StreamedRows<E>::skip(keys, i * keys.stride), count - i,
+                           rows.scores + i);
+  }
+  RowGroup group = {};
+  group.row_keys = job.row_keys + first_row;
+  group.o = job.result.o + first_row * job.result.columns;
+  group.ref = job.result.ref + first_row;
+  group.sum_lanes = job.buffers.sum_lanes + first_row * kWidth;
+  for (int r = 0; r < R; ++r) softmax_row<Floats<float>>(job, group, r, begin, panels);
+  int64_t c = 0;
+  for (; c + kColumns * kWidth <= job.head_dim_v; c += kColumns * kWidth) {
+    add_columns<R, kColumns, kPrefetch>(job, StreamedRows<E>::skip(values, c), count, group.o + c);
+  }
+  for (; c < job.head_dim_v; c += kWidth) {
+    add_columns<R, 1, kPrefetch>(job, StreamedRows<E>::skip(values, c), count, group.o + c);
+  }
+}
+
+// All rows: the first ones ask for the memory that is needed next.
+template <class E>
+FA3_INLINE void attend_all_rows(const BlockJob& job, StreamedRows<E> keys, StreamedRows<E> values,
+                                int64_t begin, int64_t count) {
+  int64_t row = 0;
+  if (job.num_rows >= 4) {
+    attend_chunk<4, true>(job, 0, keys, values, begin, count);
+    row = 4;
+  } else if (job.num_rows >= 2) {
+    attend_chunk<2, true>(job, 0, keys, values, begin, count);
+    row = 2;
+  } else {
+    attend_chunk<1, true>(job, 0, keys, values, begin, count);
+    row = 1;
+  }
+  for (; row + 4 <= job.num_rows; row += 4) {
+    attend_chunk<4, false>(job, row, keys, values, begin, count);
+  }
+  for (; row < job.num_rows; ++row) attend_chunk<1, false>(job, row, keys, values, begin, count);
 }
 
 template <class T>
 static void attend_rows(const BlockJob& job) {
-  const auto* k = static_cast<const T*>(job.k);
-  const auto* v = static_cast<const T*>(job.v);
+  constexpr int64_t kBytes = sizeof(T);
   const int64_t visible_end = job.row_keys[job.num_rows - 1].end;
+  const bool whole_vectors = job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0;
   pack_queries<Floats<T>>(job);
   clear_result(job);
   for (int64_t begin = job.row_keys[0].begin; begin < visible_end; begin += kChunk) {
-    const int64_t end = smaller(begin + kChunk, visible_end);
-    const int64_t ahead = smaller(end + kChunk, visible_end);
-    PrefetchRows next_k = prefetch_rows(k, job.k_row_stride, end, ahead, job.head_dim);
-    PrefetchRows next_v = prefetch_rows(v, job.v_row_stride, end, ahead, job.head_dim_v);
-    for (int64_t r = end; r < ahead; ++r) {
-      PrefetchRows::one(&next_k);
-      PrefetchRows::one(&next_v);
+    const int64_t count = smaller(kChunk, visible_end - begin);
+    const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk * kBytes : 0;
+    const StreamedRows<T> keys = {static_cast<const T*>(job.k) + begin * job.k_row_stride,
+                                  job.k_row_stride, ahead * job.k_row_stride};
+    const StreamedRows<T> values = {static_cast<const T*>(job.v) + begin * job.v_row_stride,
+                                    job.v_row_stride, ahead * job.v_row_stride};
+    if (whole_vectors) {
+      attend_all_rows(job, keys, values, begin, count);
+    } else {
+      attend_all_rows(job, widen(keys, count, job.head_dim, job.buffers.k),
+                      widen(values, count, job.head_dim_v, job.buffers.v), begin, count);
     }
-    attend_chunk(job, k + begin * job.k_row_stride, v + begin * job.v_row_stride, begin, end);
   }
   add_up_sums(job);
 }

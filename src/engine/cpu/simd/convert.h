@@ -13,9 +13,13 @@ enum class BFloat16 : uint16_t {};
 
 template <class T>
 FA3_INLINE VBits load_bits16(const T* from) {
+#if defined(__AVX512F__)
+  return (VBits)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
   VHalf half;
   __builtin_memcpy(&half, from, sizeof(half));
   return __builtin_convertvector(half, VBits);
+#endif
 }
 
 template <class T>

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of fa3 costs before any arithmetic: microseconds of Python, dispatch and checks.
+
+    python3 benchmarks/python_overhead.py
+
+Tensors without elements (batch 0) make a call do everything but attention. Each line is the best
+of several repeats of the mean over many calls; torch's own attention stands beside it.
+"""
+
+import argparse
+import platform
+import timeit
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import fa3
+import fa3.torch
+from fa3 import _native
+
+REPEATS = 200
+CALLS = 300  # few enough that some repeats are not interrupted
+
+
+def microseconds(call, arguments):
+    call()
+    times = timeit.repeat(call, number=arguments.calls, repeat=arguments.repeats)
+    return min(times) / arguments.calls * 1e6
+
+
+def contenders():
+    q = torch.empty(0, 16, 4, 64)
+    leaf = torch.empty(0, 16, 4, 64, requires_grad=True)
+    swapped = q.transpose(1, 2)
+    array = np.empty((0, 16, 4, 64), np.float32)
+    out, lse = torch.empty_like(q), torch.empty(0, 4, 16)
+    options = (None, None, None, None, 0, 0, True, -1, -1, 0.0, None, False, 0, 1)
+    native = (q, q, q, out, lse, None, *options, None)
+    one = {"causal": True, "num_threads": 1}
+    return {
+        "C ABI: view, check, plan, run": lambda: _native.forward(*native),
+        "torch.ops.fa3.forward": lambda: torch.ops.fa3.forward.default(q, q, q, True),
+        "fa3.torch.attention, inference": lambda: fa3.torch.attention(q, q, q, **one),
+        "fa3.attention, torch, inference": lambda: fa3.attention(q, q, q, **one),
+        "fa3.attention, torch, recording": lambda: fa3.attention(leaf, leaf, leaf, **one),
+        "fa3.attention, numpy": lambda: fa3.attention(array, array, array, **one),
+        "torch SDPA, inference": lambda: scaled_dot_product_attention(
+            swapped, swapped, swapped, is_causal=True
+        ),
+        "torch.empty, for scale": lambda: torch.empty(0, 16, 4, 64),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
+    for name, call in contenders().items():
+        print(f"{name:<34}{microseconds(call, arguments):>7.2f} us", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The configurations hopper_sweep times.
+#pragma once
+
+#include <array>
+
+#include "engine/hopper/forward_config.h"
+
+namespace fa3::testing {
+
+using hopper::Element;
+using hopper::ForwardConfig;
+
+inline constexpr std::array kSweepConfigs{
+    ForwardConfig{.head_dim = 96,
+                  .head_dim_v = 96,
+                  .block_m = 192,
+                  .block_n = 96,
+                  .q_slots = 2,
+                  .kv_slots = 8},
+    ForwardConfig{.head_dim = 96,
+                  .head_dim_v = 96,
+                  .block_m = 192,
+                  .block_n = 96,
+                  .q_slots = 2,
+                  .kv_slots = 8,
+                  .ping_pong = false},
+    ForwardConfig{.head_dim = 96,
+                  .head_dim_v = 96,
+                  .block_m = 192,
+                  .block_n = 112,
+                  .q_slots = 2,
+                  .kv_slots = 6,
+                  .ping_pong = false},
+    ForwardConfig{.head_dim = 96,
+                  .head_dim_v = 96,
+                  .block_m = 128,
+                  .block_n = 128,
+                  .q_slots = 2,
+                  .kv_slots = 7},
+    ForwardConfig{.head_dim = 96,
+                  .head_dim_v = 96,
+                  .block_m = 128,
+                  .block_n = 160,
+                  .q_slots = 2,
+                  .kv_slots = 5},
+    ForwardConfig{.head_dim = 192,
+                  .head_dim_v = 192,
+                  .block_m = 128,
+                  .block_n = 112,
+                  .q_slots = 1,
+                  .kv_slots = 4},
+    ForwardConfig{.head_dim = 192,
+                  .head_dim_v = 192,
+                  .block_m = 128,
+                  .block_n = 96,
+                  .q_slots = 1,
+                  .kv_slots = 4},
+    ForwardConfig{.head_dim = 192,
+                  .head_dim_v = 192,
+                  .block_m = 128,
+                  .block_n = 96,
+                  .q_slots = 1,
+                  .kv_slots = 4,
+                  .ping_pong = false},
+    ForwardConfig{.head_dim = 192,
+                  .head_dim_v = 192,
+                  .block_m = 128,
+                  .block_n = 80,
+                  .q_slots = 1,
+                  .kv_slots = 5},
+    ForwardConfig{.head_dim = 192,
+                  .head_dim_v = 192,
+                  .block_m = 128,
+                  .block_n = 64,
+                  .q_slots = 2,
+                  .kv_slots = 5},
+};
+
+}  // namespace fa3::testing

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every forward kernel that is built, each for fp16 and bf16: the whole support matrix on one page.
+// CMake writes one source file for each row into build/; plan_forward.cpp picks the row.
+// Tiles were chosen by measurement: docs/performance-hopper.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "engine/hopper/forward_config.h"
+
+namespace fa3::hopper {
+
+struct CompiledForward {
+  ForwardConfig config;
+  int64_t max_keys = INT64_MAX;  // chosen for key sequences up to this length
+  bool only_causal = false;
+  const char* why;
+};
+
+// By head dims; of the rows that fit a problem's head dims and length, the last of the first group.
+inline constexpr std::array kForwardTable{
+    CompiledForward{
+        .config = {.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .kv_slots = 8},
+        .why = "softmax is the bottleneck at 64 columns: three warpgroups share it"},
+    CompiledForward{.config = {.head_dim = 96,
+                               .head_dim_v = 96,
+                               .block_m = 192,
+                               .block_n = 96,
+                               .kv_slots = 8,
+                               .ping_pong = false},
+                    .why = "three warpgroups, as many keys a step as their registers hold"},
+    CompiledForward{.config = {.head_dim = 128,
+                               .head_dim_v = 128,
+                               .block_m = 192,
+                               .block_n = 80,
+                               .kv_slots = 6,
+                               .ping_pong = false},
+                    .why = "three warpgroups keep the tensor cores busy without taking turns"},
+    CompiledForward{
+        .config =
+            {.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .kv_slots = 5},
+        .max_keys = 1535,
+        .why = "short sequences: 192 rows are too coarse a grain"},
+    CompiledForward{.config = {.head_dim = 128,
+                               .head_dim_v = 128,
+                               .block_m = 192,
+                               .block_n = 64,
+                               .kv_slots = 7,
+                               .ping_pong = false},
+                    .max_keys = 767,
+                    .only_causal = true,
+                    .why = "short causal sequences: narrow blocks waste less on the diagonal"},
+    CompiledForward{.config = {.head_dim = 192,
+                               .head_dim_v = 128,
+                               .block_m = 128,
+                               .block_n = 80,
+                               .q_slots = 1,
+                               .kv_slots = 5},
+                    .why = "one Q buffer, so that the ring keeps five slots"},
+    CompiledForward{
+        .config =
+            {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 64, .kv_slots = 5},
+        .max_keys = 1535,
+        .why = "short sequences: tiles overlap, which takes two Q buffers"},
+    CompiledForward{.config = {.head_dim = 192,
+                               .head_dim_v = 192,
+                               .block_m = 128,
+                               .block_n = 80,
+                               .q_slots = 1,
+                               .kv_slots = 5},
+                    .why = "one Q buffer, so that the ring keeps five slots"},
+    CompiledForward{
+        .config =
+            {.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 64, .kv_slots = 5},
+        .max_keys = 1535,
+        .why = "short sequences: tiles overlap, which takes two Q buffers"},
+    CompiledForward{.config = {.head_dim = 256,
+                               .head_dim_v = 256,
+                               .block_m = 128,
+                               .block_n = 64,
+                               .q_slots = 1,
+                               .kv_slots = 5},
+                    .why = "one Q buffer, so that the ring keeps five slots"},
+};
+
+}  // namespace fa3::hopper

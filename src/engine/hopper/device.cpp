@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hopper/device.h"
+
+#include "core/error.h"
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int kMajor = 9;  // compute capability 9.0: the kernels are built for sm_90a alone
+constexpr int kMinor = 0;
+
+struct Capability {
+  int major = 0;
+  int minor = 0;
+};
+
+cudaError_t capability_of(int device, Capability* capability) {
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&capability->major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(&capability->minor, cudaDevAttrComputeCapabilityMinor, device);
+}
+
+// The last error is this thread's, shared with the caller's own CUDA code: leave none behind.
+const char* text_of(cudaError_t error) {
+  cudaGetLastError();
+  return cudaGetErrorString(error);
+}
+
+}  // namespace
+
+Availability probe() {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    return {false, concat("no usable CUDA driver or GPU: ", text_of(error))};
+  }
+  for (int device = 0; device < count; ++device) {
+    Capability found;
+    if (capability_of(device, &found) == cudaSuccess && found.major == kMajor &&
+        found.minor == kMinor) {
+      return {true, concat("CUDA device ", device, ", compute capability 9.0")};
+    }
+  }
+  return {false, concat("none of ", count, " CUDA devices has compute capability 9.0")};
+}
+
+Status check_device(int device) {
+  Capability found;
+  if (const cudaError_t error = capability_of(device, &found); error != cudaSuccess) {
+    return unsupported("cuda:", device, ": ", text_of(error));
+  }
+  if (found.major != kMajor || found.minor != kMinor) {
+    return unsupported("cuda:", device, " has compute capability ", found.major, ".", found.minor,
+                       "; the kernels need 9.0");
+  }
+  return {};
+}
+
+DeviceScope::DeviceScope(int device) {
+  error_ = cudaGetDevice(&previous_);
+  if (error_ == cudaSuccess && previous_ != device) {
+    error_ = cudaSetDevice(device);
+    switched_ = error_ == cudaSuccess;
+  }
+}
+
+DeviceScope::~DeviceScope() {
+  if (switched_) cudaSetDevice(previous_);
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine for GPUs of compute capability 9.0 (H100, H200). Reading order: plan_forward.cpp (what
+// runs), launch_forward.cpp (how it is launched), forward_kernel.cuh (the kernel's table of contents).
+#pragma once
+
+#include "engine/engine.h"
+
+namespace fa3::hopper {
+
+extern const Engine kHopperEngine;
+
+}  // namespace fa3::hopper

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one template parameter of the forward kernel: tile sizes, buffers and schedule, with the
+// register and shared-memory budgets that follow from them. Plain constexpr, readable on any host.
+// The configurations that are built stand in compiled.h.
+#pragma once
+
+#include "core/macros.h"
+#include "engine/hopper/ptx/element.h"
+#include "engine/hopper/tile/fragment.h"
+
+namespace fa3::hopper {
+
+inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
+inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
+
+struct ForwardConfig {
+  Element element = Element::kBf16;
+  int head_dim = 128;     // columns of Q and K as tiled; shorter heads are filled with zeros
+  int head_dim_v = 128;   // columns of V and O as tiled
+  int block_m = 128;      // query rows a tile, 64 for each consumer warpgroup
+  int block_n = 128;      // keys a tile
+  int q_slots = 2;        // 2: next Q loads early, O leaves through the spent Q, tiles overlap
+  int kv_slots = 5;       // K and V tiles take turns in one ring
+  bool ping_pong = true;  // warpgroups take turns to issue their products
+
+  FA3_HD constexpr ForwardConfig with(Element e) const {
+    ForwardConfig other = *this;
+    other.element = e;
+    return other;
+  }
+
+  FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
+  FA3_HD constexpr int consumer_warps() const { return consumers() * 4; }
+  FA3_HD constexpr int threads() const { return (consumers() + 1) * kWarpgroupSize; }
+
+  // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512.
+  // After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 * 232 = 504, or
+  // 32 + 3 * 160 = 512. The producer spills below; the consumers need consumer_registers_used().
+  FA3_HD constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
+  FA3_HD constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
+
+  // Scores N/2, the previous block's packed weights N/4, output Dv/2, and some 28 for the rest.
+  FA3_HD constexpr int consumer_registers_used() const {
+    return block_n / 2 + block_n / 4 + head_dim_v / 2 + 28;
+  }
+
+  FA3_HD constexpr int q_bytes() const { return block_m * head_dim * kElementBytes; }
+  FA3_HD constexpr int slot_bytes() const {
+    return block_n * (head_dim > head_dim_v ? head_dim : head_dim_v) * kElementBytes;
+  }
+
+  // The next tile's first product may run beside this tile's last one only if Q has two buffers.
+  FA3_HD constexpr bool overlaps_tiles() const { return q_slots > 1; }
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward kernel, as a table of contents: set up barriers, split into one producer and the
+// consumers, give each the registers it needs. One thread block a multiprocessor, alive until no
+// tiles are left. Read next: piece/smem_plan.cuh, load_tma.cuh, mainloop.cuh.
+#pragma once
+
+#include "engine/hopper/load_tma.cuh"
+#include "engine/hopper/mainloop.cuh"
+
+// nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name into
+// the host stub, and forgets to declare that name.
+using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+__global__ void __launch_bounds__(C.threads(), 1)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
+  SmemPlan<C>& smem = *reinterpret_cast<SmemPlan<C>*>(raw_smem);
+  const SmemAddresses<C> at{uniform(ptx::cvta_to_shared(raw_smem))};
+
+  // Uniform over the warp, and known to be: the branch below must not diverge.
+  const int warp = uniform(threadIdx.x / kWarpSize);
+  const int warpgroup = warp / 4;
+
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(params.q_map);
+    ptx::prefetch_tensormap(params.k_map);
+    ptx::prefetch_tensormap(params.v_map);
+    ptx::prefetch_tensormap(params.o_map);
+    at.q_ring().init(C.consumer_warps());
+    at.kv_ring().init(C.consumer_warps());
+    at.item_ring().init(C.consumer_warps());
+    for (WorkItem& item : smem.items) item.marked_warps = 0;
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+
+  if (warpgroup == int(roles::Warpgroup::kProducer)) {
+    ptx::setmaxnreg_dec<C.producer_registers()>();
+    if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
+  } else {
+    ptx::setmaxnreg_inc<C.consumer_registers()>();
+    Consumer<C>(params, smem, at, warpgroup - int(roles::Warpgroup::kFirstConsumer)).run();
+  }
+}
+
+}  // namespace fa3::hopper

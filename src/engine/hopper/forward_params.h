@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one forward launch is given, by value, as a __grid_constant__. Filled by launch_forward.cu.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "engine/hopper/piece/schedule.h"
+
+namespace fa3::hopper {
+
+struct RedoEntry;  // piece/work_item.cuh
+
+struct ForwardParams {
+  // 4-D maps, dimensions {column, row, head, batch}.
+  CUtensorMap q_map;
+  CUtensorMap k_map;
+  CUtensorMap v_map;
+  CUtensorMap o_map;
+
+  float* lse;  // strided (batch, head, row), or null
+  int64_t lse_batch_stride;
+  int64_t lse_head_stride;
+  int64_t lse_row_stride;
+
+  int* ticket_counter;  // starts at zero: tiles are drawn; null: tiles are dealt round-robin
+  RedoEntry* redo;      // one entry a tile, need not be initialised
+
+  TileOrder order;
+  int heads_per_kv_head;
+  int seqlen_q;
+  int seqlen_k;
+  bool causal;
+  float scale_log2;  // softmax scale * log2(e)
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// The consumer: one warpgroup, 64 query rows of each tile. A step multiplies Q K^T of one key block
+// and P V of the block before it, and computes the softmax of the first under the second. Steps run
+// on across tiles: the last P V of a tile shares its step with the first Q K^T of the next, and the
+// finished tile leaves in the middle of that step. Blocks that no row of this warpgroup sees (causal
+// tiles, rows past the end) are let go of unread. Next: epilogue.cuh, piece/softmax.cuh.
+#pragma once
+
+#include "engine/hopper/epilogue.cuh"
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/piece/mask.cuh"
+#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/piece/smem_plan.cuh"
+#include "engine/hopper/piece/softmax.cuh"
+#include "engine/hopper/ptx/sync.cuh"
+#include "engine/hopper/tile/gemm.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const ForwardParams& params, SmemPlan<C>& smem,
+                                      SmemAddresses<C> at, int warpgroup)
+      : params_(params), smem_(smem), at_(at), warpgroup_(warpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    float scores[C.block_n / 2];
+    float output[C.head_dim_v / 2];
+    tile::Weights<C.block_n> weights;
+    RowState rows;
+
+    if (C.ping_pong && warpgroup_ == C.consumers() - 1) give_turn();
+    for (;;) {
+      Step step = next_step();
+      if (step == Step::kNone) {
+        let_go_of_owed_v();
+        if (all_done()) break;
+        continue;
+      }
+      if (step == Step::kOthers) {
+        take_turn();
+        give_turn();
+        let_go_unread(next_kv());
+        let_go_of_owed_v();
+        end_others_step();
+        continue;
+      }
+
+      // Scores of this warpgroup's first block, alone.
+      const KvCursor k0 = next_kv();
+      at_.q_ring().wait_full(q_);
+      at_.kv_ring().wait_full(k0);
+      take_turn();
+      ptx::wgmma_fence();
+      issue_qk(scores, k0);
+      ptx::wgmma_commit_group();
+      give_turn();
+      ptx::wgmma_wait_group<0>();
+      let_go_of_kv(k0);
+      let_go_of_owed_v();
+      owes_v_ = true;
+      StepResult first;
+      rows = RowState{};
+      weigh_ordinary(scores, rows, first);
+      add_sums(rows, first);
+      pack(scores, weights);
+      clear(output);
+
+      for (;;) {
+        const Tile tile = current_tile();
+        const bool starts_tile = n_block_ == 0;
+        step = next_step();
+        if (step != Step::kMine) {
+          // The tile's last product, alone.
+          if (step == Step::kOthers) {
+            take_turn();
+            let_go_unread(next_kv());
+          }
+          const KvCursor v = next_kv();
+          at_.kv_ring().wait_full(v);
+          ptx::wgmma_fence();
+          issue_pv(output, weights, v);
+          ptx::wgmma_commit_group();
+          if (step == Step::kOthers) give_turn();
+          ptx::wgmma_wait_group<0>();
+          let_go_of_kv(v);
+          owes_v_ = false;
+          finish_tile(tile, output, rows);
+          let_go_of_spent_q();
+          if (step == Step::kOthers) end_others_step();
+          break;
+        }
+        const KvCursor k = next_kv();
+        const KvCursor v = next_kv();
+        wait_for(k, v);
+        if (starts_tile) at_.q_ring().wait_full(q_);
+
+        take_turn();
+        ptx::wgmma_fence();
+        issue_qk(scores, k);
+        ptx::wgmma_commit_group();
+        issue_pv(output, weights, v);
+        ptx::wgmma_commit_group();
+        give_turn();
+
+        // Softmax of this block's scores, under the product of the previous block's weights.
+        ptx::wgmma_wait_group<1>();
+        let_go_of_kv(k);
+        let_go_of_spent_q();
+        const RowState finished_rows = rows;
+        StepResult result;
+        const bool guarded = n_block_ < ordinary_from_;
+        if (guarded) {
+          guarded_step(scores, rows, params_.scale_log2, result);
+        } else {
+          if (starts_tile) rows = RowState{};
+          weigh_ordinary(scores, rows, result);
+        }
+        ptx::wgmma_wait_group<0>();
+        let_go_of_kv(v);
+
+        // The output is at rest: rescale it, or hand it over if its tile is finished.
+        if (guarded) {
+          if (needs_correction<C.block_n>(result)) {
+            marked_ |= !correct<C.block_n>(scores, rows, result);
+            rescale(output, result);
+          }
+        } else if (starts_tile) {
+          finish_tile(tile, output, finished_rows);
+          clear(output);
+        } else {
+          rescale(output, result);
+        }
+        add_sums(rows, result);
+        pack(scores, weights);
+      }
+    }
+    if (C.ping_pong && warpgroup_ == 0) take_turn();  // the token of the last step
+  }
+
+ private:
+  static constexpr tile::TileLayout kQ{C.block_m, C.head_dim};
+  static constexpr tile::TileLayout kK{C.block_n, C.head_dim};
+  static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v};
+
+  using KvCursor = RingCursor<C.kv_slots>;
+
+  enum class Step {
+    kMine,    // the next key block has keys for this warpgroup
+    kOthers,  // it has not, but it passes through the ring
+    kNone,    // the stream of steps ends here
+  };
+
+  // A tile's places in the rings.
+  struct Tile {
+    uint32_t item_slot;
+    uint32_t q_slot;
+  };
+
+  __device__ __forceinline__ Tile current_tile() const { return {item_slot_, q_.slot()}; }
+
+  // Moves to the next key block, of this tile or of the next one.
+  __device__ __forceinline__ Step next_step() {
+    if (n_block_ == 0) {
+      if (!C.overlaps_tiles() && owes_v_) return Step::kNone;
+      let_go_of_spent_q();
+      at_.item_ring().wait_full(next_item_);
+      const WorkItem& item = smem_.items[next_item_.slot()];
+      if (item.kind != ItemKind::kTile) return Step::kNone;
+      item_slot_ = next_item_.slot();
+      next_item_.advance();
+      q_ = next_q_;
+      next_q_.advance();
+      n_block_ = item.num_blocks;
+      const KeyBlocks& mine = item.mine[warpgroup_];
+      my_blocks_ = mine.count;
+      ordinary_from_ = mine.ordinary_from;
+    }
+    --n_block_;
+    return n_block_ < my_blocks_ ? Step::kMine : Step::kOthers;
+  }
+
+  // The step's V is still to come; if the whole tile was others', its Q and record are let go of.
+  __device__ __forceinline__ void end_others_step() {
+    owes_v_ = true;
+    if (n_block_ == 0) {
+      at_.q_ring().wait_full(q_);
+      if (is_lane_0()) at_.q_ring().release(q_.slot());
+      let_go_of_item(item_slot_);
+    }
+  }
+
+  // Between streams: whether the record that ended the last one says that no other will follow.
+  __device__ __forceinline__ bool all_done() {
+    at_.item_ring().wait_full(next_item_);
+    const ItemKind kind = smem_.items[next_item_.slot()].kind;
+    if (kind == ItemKind::kTile) return false;
+    if (is_lane_0()) ptx::cp_async_bulk_wait_group();  // every store is through
+    let_go_of_item(next_item_.slot());
+    next_item_.advance();
+    return kind == ItemKind::kDone;
+  }
+
+  __device__ __forceinline__ void take_turn() {
+    if constexpr (C.ping_pong) {
+      ptx::bar_sync(int(roles::NamedBarrier::kTurn) + warpgroup_, roles::kTurnThreads);
+    }
+  }
+
+  __device__ __forceinline__ void give_turn() {
+    if constexpr (C.ping_pong) {
+      const int next = warpgroup_ + 1 == C.consumers() ? 0 : warpgroup_ + 1;
+      ptx::bar_arrive(int(roles::NamedBarrier::kTurn) + next, roles::kTurnThreads);
+    }
+  }
+
+  __device__ __forceinline__ KvCursor next_kv() {
+    const KvCursor at = kv_;
+    kv_.advance();
+    return at;
+  }
+
+  // Asks for both before waiting for either: most often both are there.
+  __device__ __forceinline__ void wait_for(KvCursor k, KvCursor v) const {
+    const bool k_is_full = at_.kv_ring().is_full(k);
+    const bool v_is_full = at_.kv_ring().is_full(v);
+    if (!k_is_full) at_.kv_ring().wait_full(k);
+    if (!v_is_full) at_.kv_ring().wait_full(v);
+  }
+
+  __device__ __forceinline__ void let_go_of_kv(KvCursor at) {
+    if (is_lane_0()) at_.kv_ring().release(at.slot());
+  }
+
+  // A slot may only be let go of once it is full.
+  __device__ __forceinline__ void let_go_unread(KvCursor at) {
+    at_.kv_ring().wait_full(at);
+    let_go_of_kv(at);
+  }
+
+  __device__ __forceinline__ void let_go_of_owed_v() {
+    if (owes_v_) let_go_unread(next_kv());
+    owes_v_ = false;
+  }
+
+  __device__ __forceinline__ void issue_qk(float (&scores)[C.block_n / 2], KvCursor k) {
+    const uint32_t q_rows = at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes();
+    tile::issue_qk<C.element, kQ, kK>(scores, tile::k_major_descriptor(kQ, uniform(q_rows)),
+                                      tile::k_major_descriptor(kK, uniform(at_.kv(k.slot()))));
+  }
+
+  __device__ __forceinline__ void issue_pv(float (&output)[C.head_dim_v / 2],
+                                           const tile::Weights<C.block_n>& weights, KvCursor v) {
+    tile::issue_pv<C.element, kV>(output, weights,
+                                  tile::mn_major_descriptor(kV, uniform(at_.kv(v.slot()))));
+  }
+
+  __device__ __forceinline__ void weigh_ordinary(float (&scores)[C.block_n / 2], RowState& rows,
+                                                 StepResult& step) {
+    const WorkItem& item = smem_.items[item_slot_];
+    if (n_block_ >= item.mine[warpgroup_].masked_from) {
+      const int thread = ptx::tid_x() % kWarpgroupSize;
+      const int q_row = item.index.m_block * C.block_m + warpgroup_ * kRowsPerWarpgroup +
+                        tile::fragment_row(thread);
+      const int key_limits[] = {visible_keys(q_row), visible_keys(q_row + tile::kRowDistance)};
+      mask_scores(scores, key_limits, n_block_ * C.block_n + tile::fragment_lane_column(thread));
+    }
+    ordinary_step(scores, rows, params_.scale_log2, step);
+  }
+
+  __device__ __forceinline__ int visible_keys(int q_row) const {
+    return key_limit(q_row, params_.seqlen_q, params_.seqlen_k, params_.causal);
+  }
+
+  __device__ __forceinline__ void add_sums(RowState& rows, const StepResult& step) {
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      rows.sum[row] = rows.sum[row] * step.rescale[row] + step.block_sum[row];
+    }
+  }
+
+  __device__ __forceinline__ void rescale(float (&output)[C.head_dim_v / 2],
+                                          const StepResult& step) {
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] *= step.rescale[fragment_row_slot(i)];
+  }
+
+  __device__ __forceinline__ void clear(float (&output)[C.head_dim_v / 2]) {
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ void pack(const float (&scores)[C.block_n / 2],
+                                       tile::Weights<C.block_n>& weights) {
+#pragma unroll
+    for (int i = 0; i < C.block_n / 4; ++i) {
+      weights[i / 4][i % 4] = ptx::cvt_pair<C.element>(scores[2 * i], scores[2 * i + 1]);
+    }
+  }
+
+  // O leaves through the tile's own Q, which nobody needs any more.
+  __device__ __forceinline__ void finish_tile(Tile tile, float (&output)[C.head_dim_v / 2],
+                                              const RowState& rows) {
+    WorkItem& item = smem_.items[tile.item_slot];
+    const int warp = (ptx::tid_x() - kWarpgroupSize) / kWarpSize;
+    if (item.storing_warps >> warp & 1) {
+      store_rows<C>(params_, item, output, rows, at_.q(tile.q_slot), warp * kRowsPerWarp);
+    }
+    if (marked_ && is_lane_0()) atomicOr(&item.marked_warps, 1u << warp);
+    marked_ = false;
+    spent_q_slot_ = int(tile.q_slot);
+    let_go_of_item(tile.item_slot);
+  }
+
+  // After the copy engine has read O out of it.
+  __device__ __forceinline__ void let_go_of_spent_q() {
+    if (spent_q_slot_ != kNoSlot) {
+      if (is_lane_0()) {
+        ptx::cp_async_bulk_wait_group_read();
+        at_.q_ring().release(spent_q_slot_);
+      }
+      spent_q_slot_ = kNoSlot;
+    }
+  }
+
+  // All lanes have read the record before lane 0 lets go.
+  __device__ __forceinline__ void let_go_of_item(uint32_t slot) {
+    __syncwarp();
+    if (is_lane_0()) at_.item_ring().release(slot);
+  }
+
+  __device__ __forceinline__ bool is_lane_0() const {
+    return threadIdx.x % kWarpSize == 0;
+  }
+
+  static constexpr int kNoSlot = -1;
+
+  const ForwardParams& params_;
+  SmemPlan<C>& smem_;
+  const SmemAddresses<C> at_;
+  const int warpgroup_;
+
+  KvCursor kv_;
+  ItemCursor next_item_;
+  RingCursor<C.q_slots> next_q_;
+  RingCursor<C.q_slots> q_;     // the current tile's
+  uint32_t item_slot_ = 0;      // the current tile's
+  int n_block_ = 0;             // the current key block; 0: the tile's last
+  int my_blocks_ = 0;           // blocks with keys for this warpgroup; the tile may have more
+  int ordinary_from_ = 0;       // from this block up, the ordinary step
+  bool owes_v_ = false;         // the V of the last step has not been taken from the ring
+  bool marked_ = false;         // some guarded step of this tile was beyond correction
+  int spent_q_slot_ = kNoSlot;  // a finished tile's O may still be leaving through this Q
+};
+
+}  // namespace fa3::hopper

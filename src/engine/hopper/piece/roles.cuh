@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who does what in a thread block: warpgroup 0 produces (one thread issues every copy), the others
+// consume (64 query rows each). Next: smem_plan.cuh.
+#pragma once
+
+#include "engine/hopper/forward_config.h"
+
+namespace fa3::hopper::roles {
+
+enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
+
+// Hardware barrier numbers. Consumer w waits at kTurn + w for its turn to issue products.
+enum class NamedBarrier : int { kBlock = 0, kTurn = 1 };
+
+// A turn passes between two warpgroups: the one that gives and the one that waits.
+inline constexpr int kTurnThreads = 2 * kWarpgroupSize;
+
+}  // namespace fa3::hopper::roles
+
+namespace fa3::hopper {
+
+// Tells the compiler that all lanes of the warp agree on a value, so that it may live in the uniform
+// registers that matrix descriptors and addresses are read from.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
+
+}  // namespace fa3::hopper

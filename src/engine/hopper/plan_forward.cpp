@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hopper/plan_forward.h"
+
+#include "core/error.h"
+#include "engine/hopper/device.h"
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 bytes at least
+constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
+constexpr int64_t kMaxTiles = int64_t{1} << 30;
+
+bool is_causal(const MaskRule& mask) {
+  return mask.right == 0 && mask.left == MaskRule::kUnbounded;
+}
+
+Element element_of(DType dtype) {
+  return dtype == DType::float16 ? Element::kFp16 : Element::kBf16;
+}
+
+ForwardShape shape_of(const Problem& p) {
+  return {p.head_dim, p.head_dim_v, p.lengths_q.max, p.lengths_k.max, is_causal(p.mask)};
+}
+
+TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
+                   int64_t columns) {
+  return {
+      operand.data,       batches, rows, heads, columns, operand.batch_stride, operand.row_stride,
+      operand.head_stride};
+}
+
+Status check_layouts(const ForwardArguments& a) {
+  const auto check = [](const char* name, const TensorSpan& tensor) -> Status {
+    const char* obstacle = tensor_map_obstacle(tensor);
+    return obstacle ? unsupported(name, ": ", obstacle) : Status{};
+  };
+  FA3_TRY(check("q", a.q));
+  FA3_TRY(check("k", a.k));
+  FA3_TRY(check("v", a.v));
+  return check("o", a.o);
+}
+
+bool nothing_to_do(const ForwardArguments& a) {
+  return a.q.batches == 0 || a.q.heads == 0 || a.q.rows == 0;
+}
+
+// No keys at all: one block of something readable stands in for them, and every score is masked.
+void stand_in_for_missing_keys(ForwardArguments* a) {
+  for (TensorSpan* missing : {&a->k, &a->v}) {
+    const int64_t columns = missing->columns;
+    *missing = a->q;
+    missing->columns = columns;
+  }
+}
+
+}  // namespace
+
+int choose_row(const ForwardShape& shape) {
+  int best = kNoRow;
+  for (int row = 0; row < int(kForwardTable.size()); ++row) {
+    const auto& [config, max_keys, only_causal, why] = kForwardTable[row];
+    if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
+    if (best != kNoRow) {
+      const ForwardConfig& group = kForwardTable[best].config;
+      if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
+    }
+    if (shape.seqlen_k <= max_keys && (shape.causal || !only_causal)) best = row;
+  }
+  return best;
+}
+
+Status check_features(const Problem& p) {
+  if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
+    return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
+  }
+  if (p.lengths_q.packed() || p.lengths_k.packed()) return unsupported("packed sequences");
+  if (p.lengths_q.ragged || p.lengths_k.ragged) return unsupported("sequences of unequal lengths");
+  if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
+  if (p.softcap != 0.0f) return unsupported("softcap");
+  if (p.sink != nullptr) return unsupported("sink logits");
+  if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
+    return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
+  }
+  if (choose_row(shape_of(p)) == kNoRow) {
+    return unsupported("no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
+                       "; the largest have 256 and 256");
+  }
+  if (p.lengths_q.max > kMaxRows || p.lengths_k.max > kMaxRows) {
+    return unsupported("sequences longer than 2^30");
+  }
+  return {};
+}
+
+ForwardArguments arguments_of(const Problem& p, void* workspace) {
+  ForwardArguments a;
+  a.q = span_of(p.q, p.batch, p.lengths_q.max, p.heads_q, p.head_dim);
+  a.k = span_of(p.k, p.batch, p.lengths_k.max, p.heads_k, p.head_dim);
+  a.v = span_of(p.v, p.batch, p.lengths_k.max, p.heads_k, p.head_dim_v);
+  a.o = span_of(p.o, p.batch, p.lengths_q.max, p.heads_q, p.head_dim_v);
+  a.lse = p.lse.data;
+  a.lse_batch_stride = p.lse.batch_stride;
+  a.lse_head_stride = p.lse.head_stride;
+  a.lse_row_stride = p.lse.row_stride;
+  a.scale = p.scale;
+  a.causal = is_causal(p.mask);
+  a.seqlen_k = int(p.lengths_k.max);
+  a.heads_per_kv_head = int(p.group());
+  a.workspace = workspace;
+  if (a.seqlen_k == 0) stand_in_for_missing_keys(&a);
+  return a;
+}
+
+Status plan_forward(const Problem& problem, Plan* plan) {
+  FA3_TRY(check_features(problem));
+  FA3_TRY(check_device(problem.device_index));
+  const ForwardArguments a = arguments_of(problem, nullptr);
+  FA3_TRY(check_layouts(a));
+  const auto& [c, max_keys, only_causal, why] = kForwardTable[choose_row(shape_of(problem))];
+  const int64_t num_tiles = forward_num_tiles(c, a);
+  if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
+
+  plan->engine = "hopper";
+  plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
+                        " ", c.block_m, "x", c.block_n, a.causal ? " causal" : "");
+  plan->block_q = c.block_m;
+  plan->block_k = c.block_n;
+  plan->num_tasks = num_tiles;
+  plan->workspace_bytes = nothing_to_do(a) ? 0 : forward_workspace_bytes(num_tiles);
+  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
+  return {};
+}
+
+Status run_forward(const Problem& problem, const Plan&, void* workspace, void* stream) {
+  const ForwardArguments a = arguments_of(problem, workspace);
+  if (nothing_to_do(a)) return {};
+  const DeviceScope scope(problem.device_index);
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess) {
+    error =
+        launch_forward(forward_kernel_at(choose_row(shape_of(problem)), element_of(problem.dtype)),
+                       a, static_cast<cudaStream_t>(stream));
+  }
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();  // leave none behind for the caller's own CUDA code
+  return {StatusCode::device_error, concat("hopper forward: ", cudaGetErrorString(error))};
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Named barriers, the election of one lane, register reallocation between warpgroups, and who I am.
+#pragma once
+
+#include <cstdint>
+
+namespace fa3::hopper::ptx {
+
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void bar_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// threadIdx.x, read again at each call: in rare code a register is worth more than the read.
+__device__ __forceinline__ int tid_x() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+// The shared-memory address of a pointer into shared memory. Volatile: computed where it stands, once,
+// instead of again at every use.
+__device__ __forceinline__ uint32_t cvta_to_shared(const void* pointer) {
+  uint32_t address;
+  asm volatile(
+      "{\n.reg .u64 wide;\n"
+      "cvta.to.shared.u64 wide, %1;\n"
+      "cvt.u32.u64 %0, wide;\n}\n"
+      : "=r"(address)
+      : "l"(pointer));
+  return address;
+}
+
+// True in exactly one lane of the (converged) warp, always the same one.
+__device__ __forceinline__ bool elect_sync() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+template <int Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+template <int Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+}  // namespace fa3::hopper::ptx

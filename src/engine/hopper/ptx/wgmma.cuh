@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warpgroup matrix multiply (PTX ISA, "wgmma"): ordering instructions, and the multiplies
+// themselves, written by tools/gen_wgmma.py: wgmma_m64k16_ss (A and B from shared memory) and
+// wgmma_m64k16_rs (A from registers, B's columns contiguous). Next: ../tile/gemm.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/hopper/ptx/element.h"
+
+namespace fa3::hopper::ptx {
+
+// Before the first multiply, and whenever ordinary code wrote registers a multiply reads.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Until at most Pending of the newest groups are unfinished.
+template <int Pending>
+__device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+#include "engine/hopper/ptx/wgmma_atoms.inc"
+
+}  // namespace fa3::hopper::ptx

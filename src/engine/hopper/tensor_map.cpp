@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor maps through cuTensorMapEncodeTiled, looked up once. See tensor_map.h.
+#include "engine/hopper/tensor_map.h"
+
+#include <cuda_runtime_api.h>
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int64_t kStrideAlignment = 16;          // bytes
+constexpr int64_t kMaxStride = int64_t{1} << 40;  // bytes, exclusive
+constexpr int64_t kMaxExtent = int64_t{1} << 31;  // coordinates are 32-bit signed
+
+decltype(&cuTensorMapEncodeTiled) find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  constexpr unsigned kSinceVersion = 12000;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(
+      "cuTensorMapEncodeTiled", &function, kSinceVersion, cudaEnableDefault, &found);
+  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+}
+
+// The stride of an extent of one is never used; give the encoder one it accepts.
+uint64_t stride_bytes(int64_t extent, int64_t stride) {
+  return extent > 1 ? uint64_t(stride * kElementBytes) : uint64_t{kStrideAlignment};
+}
+
+bool encodable(int64_t extent, int64_t stride) {
+  const int64_t bytes = stride * kElementBytes;
+  return extent <= 1 || (bytes > 0 && bytes < kMaxStride && bytes % kStrideAlignment == 0);
+}
+
+}  // namespace
+
+const char* tensor_map_obstacle(const TensorSpan& t) {
+  if (reinterpret_cast<uintptr_t>(t.data) % kStrideAlignment != 0) {
+    return "address is not a multiple of 16 bytes";
+  }
+  if (!encodable(t.rows, t.row_stride) || !encodable(t.heads, t.head_stride) ||
+      !encodable(t.batches, t.batch_stride)) {
+    return "strides must be positive multiples of 16 bytes, under 2^40";
+  }
+  if (t.rows >= kMaxExtent || t.heads >= kMaxExtent || t.batches >= kMaxExtent) {
+    return "extents must be under 2^31";
+  }
+  return nullptr;
+}
+
+bool encode_tensor_map(CUtensorMap& map, const TensorSpan& t, Element element,
+                       tile::TileLayout layout, int box_rows) {
+  static const auto encode = find_encoder();
+  if (encode == nullptr) return false;
+  const cuuint64_t extents[4] = {cuuint64_t(t.columns), cuuint64_t(t.rows), cuuint64_t(t.heads),
+                                 cuuint64_t(t.batches)};
+  const cuuint64_t strides[3] = {stride_bytes(t.rows, t.row_stride),
+                                 stride_bytes(t.heads, t.head_stride),
+                                 stride_bytes(t.batches, t.batch_stride)};
+  const cuuint32_t box[4] = {cuuint32_t(layout.slab_columns()), cuuint32_t(box_rows), 1, 1};
+  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+  const CUresult result =
+      encode(&map,
+             element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+             4, t.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS;
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptions of global tensors for the copy engine. The driver's encoder is found at run time, so
+// nothing here needs a GPU or a driver to load.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "engine/hopper/tile/layout.h"
+
+namespace fa3::hopper {
+
+// A (batch, row, head, column) tensor of 16-bit elements with unit stride along columns. Strides
+// count elements.
+struct TensorSpan {
+  void* data = nullptr;
+  int64_t batches = 0;
+  int64_t rows = 0;
+  int64_t heads = 0;
+  int64_t columns = 0;
+  int64_t batch_stride = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// Why the copy engine cannot read this tensor, or null if it can.
+const char* tensor_map_obstacle(const TensorSpan& tensor);
+
+// A map whose boxes are one slab of `layout` wide and `box_rows` rows high. False: the driver has no
+// encoder, or refused.
+bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
+                       tile::TileLayout layout, int box_rows);
+
+}  // namespace fa3::hopper

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who holds what: the accumulator of one warpgroup's wgmma (64 rows, N columns) spread over 128
+// threads. Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four lanes
+// of a quad share the rows. Packed in pairs, the same registers are the A operand of the next
+// wgmma, without moving anything. Plain constexpr: tested on the host. Next: gemm.cuh.
+#pragma once
+
+#include "core/macros.h"
+
+namespace fa3::hopper {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
+inline constexpr int kRowsPerWarp = 16;     // of the 64 a wgmma covers
+inline constexpr int kRowsPerWarpgroup = 64;
+
+}  // namespace fa3::hopper
+
+namespace fa3::hopper::tile {
+
+inline constexpr int kRowsPerThread = 2;
+inline constexpr int kRowDistance = 8;  // between a thread's two rows
+inline constexpr int kQuadLanes = 4;    // lanes that share a row
+
+// Element i of a thread's accumulator: column pair i / 4, row i / 2 % 2, neighbour i % 2.
+FA3_HD constexpr int fragment_row_slot(int i) {
+  return i / 2 % 2;
+}
+
+// Row inside the warpgroup's 64 of a thread's first row.
+FA3_HD constexpr int fragment_row(int thread) {
+  return thread / kWarpSize * kRowsPerWarp + thread % kWarpSize / kQuadLanes;
+}
+
+// Column of element i for lane 0 of a quad; other lanes add fragment_lane_column.
+FA3_HD constexpr int fragment_column(int i) {
+  return i / 4 * 8 + i % 2;
+}
+
+FA3_HD constexpr int fragment_lane_column(int thread) {
+  return thread % kQuadLanes * 2;
+}
+
+}  // namespace fa3::hopper::tile

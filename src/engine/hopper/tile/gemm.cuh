@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two products of attention for one warpgroup: scores = Q K^T, both from shared memory, and
+// output += P V with P in registers. They only issue; the caller fences, commits and waits.
+#pragma once
+
+#include "engine/hopper/ptx/wgmma.cuh"
+#include "engine/hopper/tile/layout.h"
+
+namespace fa3::hopper::tile {
+
+// Packed weights of one block: for each 16 keys the four registers of a wgmma's A operand.
+template <int Keys>
+using Weights = uint32_t[Keys / kMmaK][4];
+
+// Q: the whole query tile; the descriptor starts at this warpgroup's rows.
+template <Element E, TileLayout Q, TileLayout K>
+__device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint64_t q_descriptor,
+                                         uint64_t k_descriptor) {
+#pragma unroll
+  for (int step = 0; step < Q.columns / kMmaK; ++step) {
+    ptx::wgmma_m64k16_ss<E>(scores, advance(q_descriptor, Q.k_major_step(step)),
+                            advance(k_descriptor, K.k_major_step(step)), step != 0);
+  }
+}
+
+template <Element E, TileLayout V>
+__device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2],
+                                         const Weights<V.rows>& weights, uint64_t v_descriptor) {
+#pragma unroll
+  for (int step = 0; step < V.rows / kMmaK; ++step) {
+    ptx::wgmma_m64k16_rs<E>(output, weights[step], advance(v_descriptor, V.mn_major_step(step)), 1);
+  }
+}
+
+}  // namespace fa3::hopper::tile

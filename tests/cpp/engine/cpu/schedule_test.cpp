@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward's tasks: complete, longest first, and planned from each sequence alone.
+#include "engine/cpu/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "engine/cpu/plan_forward.h"
+#include "problem.h"
+
+namespace fa3::cpu {
+namespace {
+
+using test::shape_only;
+
+TEST(Schedule, parts_cover_the_visible_keys_once) {
+  for (int64_t seqlen_k : {1, 511, 512, 513, 4096, 100000, 1000003}) {
+    for (int64_t window : {int64_t{-1}, int64_t{5}, int64_t{3000}}) {
+      Problem problem = shape_only(1, 1, seqlen_k, 4, 4, 64);
+      problem.mask.left = window;
+      const SequencePlan plan = plan_sequence(problem, 0);
+      EXPECT_LE(plan.num_parts, kMaxParts);
+      int64_t next = plan.visible.begin;
+      for (int64_t i = 0; i < plan.num_parts; ++i) {
+        EXPECT_EQ(plan.part(i).begin, next);
+        EXPECT_FALSE(plan.part(i).empty()) << seqlen_k << " keys, part " << i;
+        next = plan.part(i).end;
+      }
+      EXPECT_EQ(next, plan.visible.end);
+    }
+  }
+}
+
+TEST(Schedule, inner_part_boundaries_are_tile_boundaries) {
+  const SequencePlan plan = plan_sequence(shape_only(1, 1, 100000, 1, 1, 64), 0);
+  for (int64_t i = 1; i < plan.num_parts; ++i) EXPECT_EQ(plan.part(i).begin % kMaxBlockK, 0);
+}
+
+TEST(Schedule, many_rows_are_never_split) {
+  EXPECT_EQ(plan_sequence(shape_only(1, kSplitRows + 1, 100000, 1, 1, 64), 0).num_parts, 1);
+  EXPECT_GT(plan_sequence(shape_only(1, kSplitRows, 100000, 1, 1, 64), 0).num_parts, 1);
+}
+
+TEST(Schedule, every_task_is_found_and_longer_sequences_come_first) {
+  const std::vector<int32_t> q_starts = {0, 100, 100, 1000, 1001, 1500};
+  const std::vector<int32_t> k_starts = {0, 300, 350, 1350, 9350, 9850};
+  Problem problem = shape_only(5, 900, 8000, 6, 3, 64);
+  problem.lengths_q = {.cu_seqlens = q_starts.data(), .max = 900, .total = 1500, .ragged = true};
+  problem.lengths_k = {.cu_seqlens = k_starts.data(), .max = 8000, .total = 9850, .ragged = true};
+  std::vector<SequenceTasks> tasks(5);
+  const Totals totals = make_schedule(problem, tile_shape(64, 64), 96, tasks.data());
+  std::vector<int64_t> found(5);
+  int64_t cost = INT64_MAX;
+  for (int64_t task = 0; task < totals.num_tasks; ++task) {
+    const SequenceTasks& entry = find_task(tasks.data(), 5, task);
+    ASSERT_GE(task, entry.first_task);
+    ASSERT_LT(task, entry.first_task + entry.num_tasks);
+    EXPECT_LE(entry.cost, cost);
+    cost = entry.cost;
+    ++found[entry.sequence];
+  }
+  EXPECT_EQ(found[0], 3 * 3);   // 200 rows in blocks of 96, 3 key heads
+  EXPECT_EQ(found[1], 0);       // no queries
+  EXPECT_EQ(found[2], 3 * 19);  // 1800 rows
+  EXPECT_EQ(found[3], 3 * plan_sequence(problem, 3).num_parts);
+  EXPECT_EQ(found[4], 3 * 11);
+}
+
+// A workspace query sees null length arrays; what it answers must do for any lengths.
+TEST(Schedule, a_workspace_query_is_never_too_small) {
+  for (int64_t total : {10, 100, 1000, 5000}) {
+    for (int64_t longest : {int64_t{1}, int64_t{7}, total / 3 + 1, total}) {
+      const std::vector<int32_t> starts = {0, static_cast<int32_t>(longest),
+                                           static_cast<int32_t>(longest)};
+      for (int threads : {1, 2, 64}) {
+        Problem query = shape_only(2, total, total, 4, 2, 64);
+        query.num_threads = threads;
+        query.lengths_q = {.max = total, .total = total, .ragged = true};
+        query.lengths_k = query.lengths_q;
+        Problem call = query;
+        call.lengths_q.cu_seqlens = call.lengths_k.cu_seqlens = starts.data();
+        call.lengths_q.max = call.lengths_k.max = longest;
+        Plan query_plan, call_plan;
+        ASSERT_TRUE(plan_forward(query, &query_plan).ok());
+        ASSERT_TRUE(plan_forward(call, &call_plan).ok());
+        EXPECT_GE(query_plan.workspace_bytes, call_plan.workspace_bytes)
+            << total << " rows, longest " << longest << ", " << threads << " threads";
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa3::cpu

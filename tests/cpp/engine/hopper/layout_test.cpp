@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles in shared memory: the swizzle, the steps of a product through them, the descriptors.
+#include "engine/hopper/tile/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "engine/hopper/compiled.h"
+
+namespace fa3::hopper::tile {
+namespace {
+
+// Every tile that some compiled kernel keeps in shared memory.
+std::vector<TileLayout> layouts() {
+  std::vector<TileLayout> all;
+  for (const CompiledForward& row : kForwardTable) {
+    const ForwardConfig& c = row.config;
+    all.push_back({c.block_m, c.head_dim});
+    all.push_back({c.block_n, c.head_dim});
+    all.push_back({c.block_n, c.head_dim_v});
+    all.push_back({c.block_m, c.head_dim_v});
+  }
+  return all;
+}
+
+// The hardware's own rule: within an atom of 8 rows, address bits 4.. are XORed with bits 7..
+int swizzled_by_address_bits(const TileLayout& t, int row, int column) {
+  const int linear = column / t.slab_columns() * t.slab_bytes() + row * t.row_bytes() +
+                     column % t.slab_columns() * kElementBytes;
+  const int mask = t.row_bytes() == 128 ? 0x70 : 0x30;
+  return linear ^ ((linear >> 3) & mask);
+}
+
+TEST(Layout, every_element_has_its_own_place_and_the_tile_is_full) {
+  for (const TileLayout& t : layouts()) {
+    std::set<int> places;
+    for (int row = 0; row < t.rows; ++row) {
+      for (int column = 0; column < t.columns; ++column) {
+        places.insert(t.element_offset(row, column));
+      }
+    }
+    EXPECT_EQ(places.size(), size_t(t.rows) * t.columns);
+    EXPECT_EQ(*places.begin(), 0);
+    EXPECT_EQ(*places.rbegin(), t.bytes() - kElementBytes);
+  }
+}
+
+TEST(Layout, swizzle_is_the_hardwares) {
+  for (const TileLayout& t : layouts()) {
+    for (int row = 0; row < t.rows; ++row) {
+      for (int column = 0; column < t.columns; ++column) {
+        ASSERT_EQ(t.element_offset(row, column), swizzled_by_address_bits(t, row, column))
+            << "row " << row << " column " << column << " of " << t.rows << "x" << t.columns;
+      }
+    }
+  }
+}
+
+TEST(Layout, steps_along_columns_start_where_their_columns_do) {
+  for (const TileLayout& t : layouts()) {
+    for (int step = 0; step < t.columns / kMmaK; ++step) {
+      EXPECT_EQ(t.k_major_step(step), t.element_offset(0, step * kMmaK));  // row 0 is not permuted
+    }
+  }
+}
+
+TEST(Layout, steps_along_rows_start_where_their_rows_do) {
+  for (const TileLayout& t : layouts()) {
+    for (int step = 0; step < t.rows / kMmaK; ++step) {
+      EXPECT_EQ(t.mn_major_step(step), t.element_offset(step * kMmaK, 0));
+    }
+  }
+}
+
+// A quarter warp stores 8 rows of one chunk at a time: they must fall into different banks.
+TEST(Layout, eight_rows_of_a_chunk_share_no_bank) {
+  for (const TileLayout& t : layouts()) {
+    for (int column = 0; column < t.columns; column += 8) {
+      std::set<int> bank_groups;
+      for (int row = 0; row < 8; ++row) {
+        bank_groups.insert(t.chunk_offset(row, column) / kChunkBytes % 8);
+      }
+      EXPECT_EQ(bank_groups.size(), 8u);
+    }
+  }
+}
+
+TEST(Descriptor, fields_are_where_the_hardware_reads_them) {
+  const TileLayout t{128, 256};  // four slabs of 128 rows of 128 bytes
+  constexpr uint32_t kAddress = 0x1fc00;
+  const uint64_t k_major = k_major_descriptor(t, kAddress);
+  EXPECT_EQ(k_major & 0x3fff, kAddress >> 4);
+  EXPECT_EQ(k_major >> 32 & 0x3fff, 1024u >> 4);
+  EXPECT_EQ(k_major >> 62, 1u);
+  const uint64_t mn_major = mn_major_descriptor(t, kAddress);
+  EXPECT_EQ(mn_major >> 16 & 0x3fff, 128u * 128 >> 4);
+  EXPECT_EQ(mn_major >> 32 & 0x3fff, 1024u >> 4);
+
+  const TileLayout narrow{96, 96};  // three slabs of 96 rows of 64 bytes
+  EXPECT_EQ(mn_major_descriptor(narrow, 0) >> 16 & 0x3fff, 96u * 64 >> 4);
+  EXPECT_EQ(k_major_descriptor(narrow, 0) >> 32 & 0x3fff, 512u >> 4);
+  EXPECT_EQ(k_major_descriptor(narrow, 0) >> 62, 2u);
+}
+
+TEST(Descriptor, advancing_through_the_largest_tile_never_carries_out_of_the_address) {
+  for (const TileLayout& t : layouts()) {
+    const uint32_t last = kMaxSmemBytes - t.bytes();
+    const uint64_t start = k_major_descriptor(t, last / 1024 * 1024);
+    for (int step = 0; step < t.columns / kMmaK; ++step) {
+      EXPECT_EQ(advance(start, t.k_major_step(step)) >> 14, start >> 14);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa3::hopper::tile

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of tiles and the key blocks of each, against brute force.
+#include "engine/hopper/piece/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <queue>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "core/mask_rule.h"
+
+namespace fa3::hopper {
+namespace {
+
+TEST(TileOrder, every_tile_comes_once) {
+  for (int m_blocks : {1, 2, 7, 128}) {
+    for (int heads : {1, 3, 16}) {
+      for (int batches : {1, 5}) {
+        for (int tail : {0, 1, 4, heads * batches}) {
+          const TileOrder order{m_blocks, heads, batches, std::min(tail, heads * batches)};
+          std::set<std::tuple<int, int, int>> seen;
+          for (int ticket = 0; ticket < order.num_tiles(); ++ticket) {
+            const TileIndex tile = order.tile(ticket);
+            EXPECT_TRUE(tile.m_block >= 0 && tile.m_block < m_blocks);
+            EXPECT_TRUE(tile.head >= 0 && tile.head < heads);
+            EXPECT_TRUE(tile.batch >= 0 && tile.batch < batches);
+            seen.insert({tile.m_block, tile.head, tile.batch});
+          }
+          EXPECT_EQ(seen.size(), size_t(order.num_tiles()));
+        }
+      }
+    }
+  }
+}
+
+// Tiles drawn by 132 multiprocessors as they fall free: the last one to finish over the mean.
+double drawn_imbalance(const TileOrder& order, int block_m, int block_n, int seqlen) {
+  std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
+  for (int i = 0; i < 132; ++i) free_at.push(0);
+  double total = 0, last = 0;
+  for (int ticket = 0; ticket < order.num_tiles(); ++ticket) {
+    const int first_row = order.tile(ticket).m_block * block_m;
+    const double cost = key_blocks(first_row, block_m, block_n, seqlen, seqlen, true).count;
+    const double end = free_at.top() + cost;
+    free_at.pop();
+    free_at.push(end);
+    total += cost;
+    last = std::max(last, end);
+  }
+  return last / (total / 132);
+}
+
+TEST(TileOrder, a_tail_of_many_heads_evens_out_causal_work) {
+  for (int seqlen : {2048, 4096, 16384}) {
+    const int m_blocks = seqlen / 128, batches = 16384 / seqlen, heads = 16;
+    const int tail = std::min(heads * batches, (4 * 132 + m_blocks - 1) / m_blocks);
+    EXPECT_LT(drawn_imbalance({m_blocks, heads, batches, tail}, 128, 128, seqlen), 1.04) << seqlen;
+  }
+}
+
+struct Lengths {
+  int queries, keys;
+};
+
+TEST(KeyBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
+  constexpr int kRows = 64, kKeys = 48;
+  for (const auto [queries, keys] : {Lengths{1, 1},
+                                     {64, 48},
+                                     {200, 200},
+                                     {130, 300},
+                                     {300, 130},
+                                     {100, 0},
+                                     {65, 2},
+                                     {512, 96},
+                                     {96, 512}}) {
+    for (const bool causal : {false, true}) {
+      const MaskRule mask{MaskRule::kUnbounded, causal ? 0 : MaskRule::kUnbounded};
+      for (int first = 0; first < queries; first += kRows) {
+        const KeyBlocks blocks = key_blocks(first, kRows, kKeys, queries, keys, causal);
+        const int end = std::min(first + kRows, queries);
+        std::vector<bool> has_seen(kRows, false);
+        ASSERT_GE(blocks.count, 1);
+        ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
+        ASSERT_LE(blocks.ordinary_from, blocks.count - 1);  // the first visited is ordinary
+        for (int block = (keys + kKeys - 1) / kKeys; block >= 0; --block) {
+          for (int row = first; row < end; ++row) {
+            for (int key = block * kKeys; key < (block + 1) * kKeys; ++key) {
+              const bool visible = key < keys && mask.visible(row, key, queries, keys);
+              ASSERT_EQ(visible, key < key_limit(row, queries, keys, causal));
+              if (visible) {
+                ASSERT_LT(block, blocks.count) << "a visible key is not visited";
+              }
+              if (!visible && block < blocks.count) {
+                ASSERT_GE(block, blocks.masked_from) << "a hidden key is not masked";
+              }
+              // A guarded step needs a reference: every row saw a key in a block before.
+              if (block < blocks.ordinary_from) {
+                ASSERT_TRUE(has_seen[row - first]);
+              }
+            }
+          }
+          for (int row = first; row < end; ++row) {
+            for (int key = block * kKeys; key < std::min(keys, (block + 1) * kKeys); ++key) {
+              if (mask.visible(row, key, queries, keys)) has_seen[row - first] = true;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// The blocks a tile loads are those of its last warpgroup with rows: nobody waits for one more.
+TEST(KeyBlocks, of_a_tile_are_the_most_of_its_warpgroups) {
+  for (const auto [queries, keys] : {Lengths{1000, 1000}, {129, 700}, {700, 129}}) {
+    for (int first = 0; first < queries; first += 192) {
+      int most = 0;
+      for (int row = first; row < std::min(first + 192, queries); row += 64) {
+        most = std::max(most, key_blocks(row, 64, 80, queries, keys, true).count);
+      }
+      EXPECT_EQ(key_blocks(first, 192, 80, queries, keys, true).count, most);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa3::hopper

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks forward kernels against the oracle, row by row, on data made to reach every branch. Needs a
+// GPU and nothing else. Arguments, all optional: first and end row of the kernel table, a substring of
+// the case names, how often to repeat each launch and compare bits.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/forward_reference.cuh"
+#include "engine/hopper/launch_forward.h"
+
+namespace fa3::testing {
+namespace {
+
+using hopper::Element;
+using hopper::ForwardArguments;
+using hopper::ForwardKernel;
+using hopper::TensorSpan;
+
+#define CHECK_CUDA(call)                                                                   \
+  do {                                                                                     \
+    const cudaError_t error_ = (call);                                                     \
+    if (error_ != cudaSuccess) {                                                           \
+      std::printf("FAILED %s line %d: %s\n", #call, __LINE__, cudaGetErrorString(error_)); \
+      std::exit(2);                                                                        \
+    }                                                                                      \
+  } while (0)
+
+// How the logits run along the keys. Blocks are visited from the last key to the first.
+enum class Data {
+  kNormal,
+  kPeaked,
+  kVeryPeaked,
+  kFlat,
+  kRising,   // towards key 0, linearly, by `amount` nats
+  kFalling,  // away from key 0
+  kStep,     // the first half of the keys is higher by `amount`
+  kSink,     // key 0 is higher by `amount`
+  kNanQuery,
+  kNanKey,
+  kNanValue,
+  kInfQuery,
+  kInfKey,
+  kHuge,
+};
+
+struct Case {
+  const char* name;
+  int batches, heads, kv_heads, seqlen_q, seqlen_k;
+  bool causal;
+  Data data = Data::kNormal;
+  float amount = 0;
+  int head_dim = 0;  // 0: the configuration's
+  int head_dim_v = 0;
+  bool head_major = false;  // (batch, head, row, column), rows padded, padding poisoned
+};
+
+// clang-format off
+const Case kCases[] = {
+    {"one-tile", 1, 1, 1, 128, 128, false},
+    {"one-key", 1, 2, 2, 5, 1, false},
+    {"even", 2, 3, 3, 512, 512, false},
+    {"even-causal", 2, 3, 3, 512, 512, true},
+    {"long", 1, 2, 2, 1024, 4096, false},
+    {"long-causal", 1, 2, 2, 2048, 2048, true},
+    {"many-tiles", 5, 8, 8, 700, 300, false},
+    {"many-tiles-causal", 5, 8, 8, 900, 900, true},
+    {"ragged", 2, 3, 3, 113, 203, false},
+    {"ragged-causal", 2, 3, 3, 113, 203, true},
+    {"more-queries-causal", 2, 2, 2, 777, 333, true},
+    {"far-more-queries-causal", 1, 2, 2, 1000, 3, true},
+    {"one-query-causal", 3, 4, 4, 1, 1023, true},
+    {"gqa", 2, 8, 2, 300, 517, false},
+    {"mqa-causal", 2, 6, 1, 257, 641, true},
+    {"head-major", 2, 4, 2, 259, 391, false, Data::kNormal, 0, 0, 0, true},
+    {"head-major-causal", 2, 4, 2, 391, 391, true, Data::kNormal, 0, 0, 0, true},
+    {"short-head", 2, 2, 2, 300, 300, false, Data::kNormal, 0, -24, -24},
+    {"short-head-causal", 2, 2, 2, 300, 300, true, Data::kNormal, 0, -8, -16},
+    {"flat", 1, 2, 2, 512, 1024, false, Data::kFlat},
+    {"peaked", 1, 2, 2, 512, 1024, false, Data::kPeaked},
+    {"very-peaked", 1, 2, 2, 512, 1024, false, Data::kVeryPeaked},
+    {"very-peaked-causal", 1, 2, 2, 1024, 1024, true, Data::kVeryPeaked},
+    {"rising-5", 1, 2, 2, 512, 2048, false, Data::kRising, 5},
+    {"rising-50", 1, 2, 2, 512, 2048, false, Data::kRising, 50},
+    {"rising-500", 1, 2, 2, 512, 2048, false, Data::kRising, 500},
+    {"rising-500-causal", 1, 2, 2, 2048, 2048, true, Data::kRising, 500},
+    {"falling-5", 1, 2, 2, 512, 2048, false, Data::kFalling, 5},
+    {"falling-50", 1, 2, 2, 512, 2048, false, Data::kFalling, 50},
+    {"falling-500", 1, 2, 2, 512, 2048, false, Data::kFalling, 500},
+    {"step-5", 1, 2, 2, 512, 2048, false, Data::kStep, 5},
+    {"step-50", 1, 2, 2, 512, 2048, false, Data::kStep, 50},
+    {"step-500", 1, 2, 2, 512, 2048, false, Data::kStep, 500},
+    {"step-500-many", 4, 8, 8, 512, 1024, false, Data::kStep, 500},
+    {"sink-5", 1, 2, 2, 512, 2048, false, Data::kSink, 5},
+    {"sink-50", 1, 2, 2, 512, 2048, false, Data::kSink, 50},
+    {"sink-500", 1, 2, 2, 512, 2048, false, Data::kSink, 500},
+    {"sink-500-causal", 2, 4, 4, 1500, 1500, true, Data::kSink, 500},
+    {"huge", 1, 2, 2, 512, 1024, false, Data::kHuge},
+    {"nan-query", 1, 2, 2, 512, 1024, false, Data::kNanQuery},
+    {"nan-key", 1, 2, 2, 512, 1024, true, Data::kNanKey},
+    {"nan-value", 1, 2, 2, 512, 1024, false, Data::kNanValue},
+    {"inf-query", 1, 2, 2, 512, 1024, false, Data::kInfQuery},
+    {"inf-key", 1, 2, 2, 512, 1024, false, Data::kInfKey},
+};
+// clang-format on
+
+template <typename T>
+struct HostTensor {
+  int batches, heads, rows, columns;
+  Layout4 stride;
+  std::vector<T> data;
+
+  HostTensor(int b, int h, int r, int c, bool head_major)
+      : batches(b), heads(h), rows(r), columns(c) {
+    if (head_major) {
+      const int64_t pitch = c + 8;  // poisoned padding after every row, and a row after every head
+      stride = {int64_t(h) * (r + 1) * pitch, pitch, int64_t(r + 1) * pitch};
+    } else {
+      stride = {int64_t(r) * h * c, int64_t(h) * c, c};
+    }
+    data.assign(size_t(b) * stride.batch_stride, T(float(NAN)));
+  }
+
+  T& at(int b, int r, int h, int c) {
+    return data[b * stride.batch_stride + r * stride.row_stride + h * stride.head_stride + c];
+  }
+};
+
+template <typename T>
+struct DeviceTensor {
+  T* data = nullptr;
+  explicit DeviceTensor(size_t count) {
+    CHECK_CUDA(cudaMalloc(&data, count * sizeof(T)));
+    CHECK_CUDA(cudaMemset(data, 0xff, count * sizeof(T)));  // NaN
+  }
+  explicit DeviceTensor(const std::vector<T>& host) : DeviceTensor(host.size()) {
+    CHECK_CUDA(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  DeviceTensor(const DeviceTensor&) = delete;
+  ~DeviceTensor() { cudaFree(data); }
+  std::vector<T> fetch(size_t count) const {
+    std::vector<T> host(count);
+    CHECK_CUDA(cudaMemcpy(host.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+  }
+};
+
+template <typename T>
+TensorSpan span_of(const HostTensor<T>& t, T* data) {
+  return {data,
+          t.batches,
+          t.rows,
+          t.heads,
+          t.columns,
+          t.stride.batch_stride,
+          t.stride.row_stride,
+          t.stride.head_stride};
+}
+
+template <typename T>
+void fill(const Case& c, float scale, HostTensor<T>& q, HostTensor<T>& k, HostTensor<T>& v,
+          unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  const auto fill_normal = [&](HostTensor<T>& t, float factor) {
+    for (int b = 0; b < t.batches; ++b)
+      for (int r = 0; r < t.rows; ++r)
+        for (int h = 0; h < t.heads; ++h)
+          for (int i = 0; i < t.columns; ++i) t.at(b, r, h, i) = T(factor * normal(generator));
+  };
+  const float q_factor = c.data == Data::kPeaked       ? 4.0f
+                         : c.data == Data::kVeryPeaked ? 16.0f
+                         : c.data == Data::kFlat       ? 0.02f
+                         : c.data == Data::kHuge       ? 1000.0f
+                                                       : 1.0f;
+  fill_normal(q, q_factor);
+  fill_normal(k, c.data == Data::kHuge ? 30.0f : 1.0f);
+  fill_normal(v, 1.0f);
+
+  // Column 0 carries the trend: q = 1, k = trend / scale.
+  const auto trend = [&](int key) -> float {
+    const float position = float(key) / float(k.rows);
+    switch (c.data) {
+      case Data::kRising:
+        return c.amount * (1 - position);
+      case Data::kFalling:
+        return c.amount * position;
+      case Data::kStep:
+        return key < k.rows / 2 ? c.amount : 0;
+      case Data::kSink:
+        return key == 0 ? c.amount : 0;
+      default:
+        return 0;
+    }
+  };
+  if (c.data >= Data::kRising && c.data <= Data::kSink) {
+    for (int b = 0; b < q.batches; ++b) {
+      for (int h = 0; h < q.heads; ++h)
+        for (int r = 0; r < q.rows; ++r) q.at(b, r, h, 0) = T(1.0f);
+      for (int h = 0; h < k.heads; ++h)
+        for (int r = 0; r < k.rows; ++r) k.at(b, r, h, 0) = T(trend(r) / scale);
+    }
+  }
+  const float inf = INFINITY;
+  if (c.data == Data::kNanQuery) q.at(0, 77, 1, 3) = T(float(NAN));
+  if (c.data == Data::kNanKey) k.at(0, 700, 0, 5) = T(float(NAN));
+  if (c.data == Data::kNanValue) v.at(0, 900, 1, 2) = T(float(NAN));
+  if (c.data == Data::kInfQuery) q.at(0, 200, 0, 1) = T(inf);
+  if (c.data == Data::kInfKey) k.at(0, 300, 1, 1) = T(inf);
+}
+
+struct Verdict {
+  bool ok = true;
+  double worst_error = 0, worst_ratio = 0, lse_error = 0;
+  std::string where;
+
+  void fail(const char* what, int64_t row, double got, double expected) {
+    if (ok) {
+      char text[160];
+      std::snprintf(text, sizeof text, "%s at row %lld: got %g, expected %g", what, (long long)row,
+                    got, expected);
+      where = text;
+    }
+    ok = false;
+  }
+};
+
+template <typename T>
+Verdict compare(const Case& c, HostTensor<T>& o, const std::vector<float>& lse,
+                const std::vector<double>& exact, const std::vector<double>& naive,
+                const std::vector<double>& exact_lse, const std::vector<double>& largest_score,
+                bool head_major) {
+  Verdict verdict;
+  const double kUlp = std::is_same_v<T, __half> ? 0x1p-10 : 0x1p-7;  // of numbers in [1, 2)
+  int64_t row = 0;
+  for (int b = 0; b < o.batches; ++b) {
+    for (int h = 0; h < o.heads; ++h) {
+      for (int r = 0; r < o.rows; ++r, ++row) {
+        double error = 0, naive_error = 0, norm = 0, one_ulp = 0;
+        for (int i = 0; i < o.columns; ++i) {
+          const double got = float(o.at(b, r, h, i));
+          const double want = exact[row * o.columns + i];
+          if (!std::isfinite(want) || !std::isfinite(got)) {
+            if (std::isfinite(want) != std::isfinite(got))
+              verdict.fail("finiteness", row, got, want);
+            continue;
+          }
+          error += (got - want) * (got - want);
+          const double n = naive[row * o.columns + i] - want;
+          naive_error += n * n;
+          norm += want * want;
+          const double ulp = std::ldexp(kUlp, want == 0 ? -126 : std::ilogb(want));
+          one_ulp += ulp * ulp;
+        }
+        // Twice a naive kernel's error, or one unit in the last place of every element.
+        const double allowed = std::sqrt(std::max(4 * naive_error, one_ulp));
+        if (std::sqrt(error) > allowed) verdict.fail("error", row, std::sqrt(error), allowed);
+        if (norm > 0) {
+          verdict.worst_error = std::max(verdict.worst_error, std::sqrt(error / norm));
+          verdict.worst_ratio = std::max(verdict.worst_ratio, std::sqrt(error) / allowed);
+        } else if (error != 0) {
+          verdict.fail("not zero", row, std::sqrt(error), 0);
+        }
+        const double want = exact_lse[row], got = lse[row];
+        if (std::isnan(want) || std::isinf(want)) {
+          if (std::isinf(want) ? got != want : std::isfinite(got))
+            verdict.fail("lse", row, got, want);
+        } else {
+          const double difference = std::fabs(got - want);
+          if (!(difference <= 1e-3 + 0x1p-20 * largest_score[row]))
+            verdict.fail("lse", row, got, want);
+          verdict.lse_error = std::max(verdict.lse_error, difference);
+        }
+      }
+    }
+  }
+  // Padding must stay poisoned.
+  if (head_major) {
+    for (int b = 0; b < o.batches; ++b)
+      for (int h = 0; h < o.heads; ++h)
+        for (int r = 0; r <= o.rows; ++r)
+          for (int i = r < o.rows ? o.columns : 0; i < o.columns + 8; ++i)
+            if (!std::isnan(float(o.at(b, r, h, i)))) verdict.fail("padding written", r, i, 0);
+  }
+  return verdict;
+}
+
+template <typename T>
+Verdict run(const ForwardKernel& kernel, const Case& c, int repeats) {
+  const int d = c.head_dim > 0 ? c.head_dim : kernel.config.head_dim + c.head_dim;
+  const int dv = c.head_dim_v > 0 ? c.head_dim_v : kernel.config.head_dim_v + c.head_dim_v;
+  const float scale = 1.0f / std::sqrt(float(d));
+  HostTensor<T> q(c.batches, c.heads, c.seqlen_q, d, c.head_major);
+  HostTensor<T> k(c.batches, c.kv_heads, c.seqlen_k, d, c.head_major);
+  HostTensor<T> v(c.batches, c.kv_heads, c.seqlen_k, dv, c.head_major);
+  HostTensor<T> o(c.batches, c.heads, c.seqlen_q, dv, c.head_major);
+  fill(c, scale, q, k, v, unsigned(std::hash<std::string>{}(c.name)));
+
+  DeviceTensor<T> dq(q.data), dk(k.data), dv_(v.data), d_o(o.data.size());
+  const size_t rows = size_t(c.batches) * c.heads * c.seqlen_q;
+  DeviceTensor<float> d_lse(rows);
+  DeviceTensor<double> exact(rows * dv), naive(rows * dv), exact_lse(rows), largest(rows);
+  const ReferenceProblem problem{c.batches, c.heads,  c.kv_heads, c.seqlen_q, c.seqlen_k, d,
+                                 dv,        q.stride, k.stride,   v.stride,   scale,      c.causal};
+  const int smem = c.seqlen_k * int(sizeof(double));
+  CHECK_CUDA(cudaFuncSetAttribute(reference_attention<T>,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
+  reference_attention<T><<<dim3(c.seqlen_q, c.heads, c.batches), 256, smem>>>(
+      problem, dq.data, dk.data, dv_.data, exact.data, naive.data, exact_lse.data, largest.data);
+  CHECK_CUDA(cudaDeviceSynchronize());
+
+  ForwardArguments arguments;
+  arguments.q = span_of(q, dq.data);
+  arguments.k = span_of(k, dk.data);
+  arguments.v = span_of(v, dv_.data);
+  arguments.o = span_of(o, d_o.data);
+  arguments.lse = d_lse.data;
+  arguments.lse_batch_stride = int64_t(c.heads) * c.seqlen_q;
+  arguments.lse_head_stride = c.seqlen_q;
+  arguments.seqlen_k = c.seqlen_k;
+  arguments.heads_per_kv_head = c.heads / c.kv_heads;
+  arguments.scale = scale;
+  arguments.causal = c.causal;
+  DeviceTensor<char> workspace(
+      hopper::forward_workspace_bytes(hopper::forward_num_tiles(kernel.config, arguments)));
+  arguments.workspace = workspace.data;
+  CHECK_CUDA(hopper::launch_forward(kernel, arguments, 0));
+  CHECK_CUDA(cudaDeviceSynchronize());
+  o.data = d_o.fetch(o.data.size());
+  const std::vector<float> lse = d_lse.fetch(rows);
+  Verdict verdict = compare(c, o, lse, exact.fetch(rows * dv), naive.fetch(rows * dv),
+                            exact_lse.fetch(rows), largest.fetch(rows), c.head_major);
+  for (int i = 0; i < repeats; ++i) {
+    CHECK_CUDA(cudaMemset(d_o.data, 0xff, o.data.size() * sizeof(T)));
+    CHECK_CUDA(hopper::launch_forward(kernel, arguments, 0));
+    CHECK_CUDA(cudaDeviceSynchronize());
+    const std::vector<T> again = d_o.fetch(o.data.size());
+    if (std::memcmp(again.data(), o.data.data(), again.size() * sizeof(T)) != 0) {
+      verdict.fail("repeat differs", i, 0, 0);
+    }
+  }
+  return verdict;
+}
+
+struct Tally {
+  int done = 0;
+  int failed = 0;
+};
+
+Tally check_kernel(const ForwardKernel& kernel, const char* pattern, int repeats) {
+  const hopper::ForwardConfig& g = kernel.config;
+  const bool fp16 = g.element == Element::kFp16;
+  Tally tally;
+  double ratio = 0, lse_error = 0;
+  for (const Case& c : kCases) {
+    if (!std::strstr(c.name, pattern)) continue;
+    const Verdict verdict =
+        fp16 ? run<__half>(kernel, c, repeats) : run<__nv_bfloat16>(kernel, c, repeats);
+    ++tally.done;
+    ratio = std::max(ratio, verdict.worst_ratio);
+    lse_error = std::max(lse_error, verdict.lse_error);
+    if (!verdict.ok) {
+      ++tally.failed;
+      std::printf("  %-24s FAIL %s\n", c.name, verdict.where.c_str());
+    }
+    std::fflush(stdout);
+  }
+  std::printf("%s d%d/%d %dx%d: %d of %d failed, worst error %.2f of allowed, lse %.1e\n",
+              fp16 ? "fp16" : "bf16", g.head_dim, g.head_dim_v, g.block_m, g.block_n, tally.failed,
+              tally.done, ratio, lse_error);
+  return tally;
+}
+
+}  // namespace
+}  // namespace fa3::testing
+
+int main(int argc, char** argv) {
+  using namespace fa3;
+  const int rows = int(hopper::kForwardTable.size());
+  const int first = argc > 1 ? std::atoi(argv[1]) : 0;
+  const int end = argc > 2 ? std::min(rows, std::atoi(argv[2])) : rows;
+  const char* pattern = argc > 3 ? argv[3] : "";
+  const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
+  int done = 0, failed = 0;
+  for (int row = first; row < end; ++row) {
+    for (const auto element : {hopper::Element::kFp16, hopper::Element::kBf16}) {
+      const auto tally =
+          testing::check_kernel(hopper::forward_kernel_at(row, element), pattern, repeats);
+      done += tally.done;
+      failed += tally.failed;
+    }
+  }
+  std::printf("%d checks, %d failures\n", done, failed);
+  return failed != 0;
+}

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training example, for a few steps: fa3 and torch's attention must learn alike."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("fa3", reason="the Python package is not built")
+
+TRAIN = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
+
+
+def test_tiny_gpt_learns_the_same_with_both_attentions(device, tmp_path):
+    results = tmp_path / "runs.jsonl"
+    command = [sys.executable, TRAIN, "--device", device, "--steps", "8", "--batch", "4"]
+    finished = subprocess.run(
+        [*command, "--json", results], capture_output=True, text=True, check=False
+    )
+    if device == "cuda" and "fa3.errors.Unsupported" in finished.stderr:
+        pytest.skip(finished.stderr.strip().splitlines()[-2])
+    assert finished.returncode == 0, finished.stderr
+    fa3_run, sdpa_run = (json.loads(line) for line in results.read_text().splitlines())
+    assert (fa3_run["attention"], sdpa_run["attention"]) == ("fa3", "sdpa")
+    assert fa3_run["losses"] == pytest.approx(
+        sdpa_run["losses"], abs=1e-3 if device == "cpu" else 0.1
+    )
+    assert fa3_run["losses"][-1] < fa3_run["losses"][0] - 0.5
+    assert fa3_run["tokens_per_second"] > 0 and fa3_run["peak_memory_mb"] > 0
+    assert "largest difference of the losses" in finished.stdout

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes wgmma_atoms.inc: one function per wgmma shape the kernels use.
+
+A wgmma names every accumulator register in its text, so each width N needs its own asm statement.
+Widths are told apart by overload on the accumulator array. Run: gen_wgmma.py OUTPUT
+"""
+import sys
+
+# Widths of S = Q K^T (keys per tile) and of O = P V (columns of V).
+SS_WIDTHS = range(48, 257, 16)
+RS_WIDTHS = (64, 96, 128, 192, 256)
+ELEMENTS = (("kFp16", "f16"), ("kBf16", "bf16"))
+
+
+def registers(first, count):
+    return ", ".join(f"%{first + i}" for i in range(count))
+
+
+def outputs(count):
+    lines = []
+    for start in range(0, count, 8):
+        lines.append(", ".join(f'"+f"(d[{i}])' for i in range(start, start + 8)))
+    return ",\n          ".join(lines)
+
+
+def atom(kind, width, element, ptx_type):
+    count = width // 2
+    shape = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx_type}.{ptx_type}"
+    if kind == "ss":
+        name = "wgmma_m64k16_ss"
+        arguments = "uint64_t a_desc, uint64_t b_desc, int accumulate"
+        operands = f"%{count}, %{count + 1}"
+        predicate = f"%{count + 2}"
+        modifiers = "p, 1, 1, 0, 0"  # scale-d, +A, +B, both K-major
+        inputs = '"l"(a_desc), "l"(b_desc), "r"(accumulate)'
+    else:
+        name = "wgmma_m64k16_rs"
+        arguments = "const uint32_t (&a)[4], uint64_t b_desc, int accumulate"
+        operands = "{" + registers(count, 4) + "}, %" + str(count + 4)
+        predicate = f"%{count + 5}"
+        modifiers = "p, 1, 1, 1"  # scale-d, +A, +B, B is MN-major
+        inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(accumulate)'
+    return f"""template <Element E>
+  requires(E == Element::{element})
+__device__ __forceinline__ void {name}(float (&d)[{count}], {arguments}) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, {predicate}, 0;\\n"
+      "{shape} "
+      "{{{registers(0, count)}}}, "
+      "{operands}, {modifiers};\\n}}\\n"
+      : {outputs(count)}
+      : {inputs});
+}}
+"""
+
+
+def main():
+    parts = ["// SPDX-License-Identifier: Apache-2.0\n// Written by tools/gen_wgmma.py; do not edit.\n"]
+    for kind, widths in (("ss", SS_WIDTHS), ("rs", RS_WIDTHS)):
+        for width in widths:
+            for element, ptx_type in ELEMENTS:
+                parts.append(atom(kind, width, element, ptx_type))
+    with open(sys.argv[1], "w", encoding="utf-8") as out:
+        out.write("\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

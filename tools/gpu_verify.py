@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verifies the Hopper kernels on a machine with a Hopper GPU, and keeps the record of it.
+
+    python3 tools/gpu_verify.py            # run every piece that the record lacks (make gpu-verify)
+    python3 tools/gpu_verify.py --check    # does the record match the sources? (make record-check)
+
+Everything runs from prebuilt binaries in build/ (fa3_gpu_check, libfa3.so), so the machine needs no
+compiler, no GoogleTest and no network; torch serves the checks through the C ABI. A piece takes
+under eight minutes. A piece that passed for these very sources is not run again, so that an
+interrupted run can be resumed. The record, docs/results/verification-h200.json, is committed.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "docs" / "results" / "verification-h200.json"
+# What decides the machine code and its launch.
+SOURCES = ("src/engine/hopper/**/*", "src/core/*", "tools/gen_wgmma.py")
+PIECE_SECONDS = 480
+SUMMARY = re.compile(r"^(\d+) checks, (\d+) failures$", re.MULTILINE)
+# Small shapes with tails on both sides: one launch under a sanitizer takes seconds.
+SANITIZED_CASES = "ragged"
+
+
+def source_hash(root: Path = ROOT) -> str:
+    """SHA-256 over the names and contents of the kernels' sources."""
+    digest = hashlib.sha256()
+    files = {path for pattern in SOURCES for path in root.glob(pattern) if path.is_file()}
+    for path in sorted(files):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def pieces(build: Path) -> dict:
+    """Name -> command. Each ends its output with 'N checks, M failures'."""
+    check = str(build / "bin" / "fa3_gpu_check")
+    found = {
+        "kernels against float64, every branch": [check],
+        "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
+    }
+    for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
+        sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
+        found[f"compute-sanitizer {tool}"] = [*sanitizer, check, "0", "99", SANITIZED_CASES]
+    return found
+
+
+def run_piece(name: str, command: list, build: Path) -> dict:
+    """Runs one piece; 'passed' also needs its summary line, so that a crash is a failure."""
+    if shutil.which(command[0]) is None:
+        return {"name": name, "passed": False, "skipped": f"{command[0]} is not on this machine"}
+    environment = os.environ | {"FA3_LIBRARY": str(build / "lib" / "libfa3.so")}
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PIECE_SECONDS, env=environment
+        )
+        output, code = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as expired:
+        output, code = (expired.stdout or b"").decode(errors="replace") + "\ntimed out", -1
+    summary = SUMMARY.search(output)
+    checks, failures = (int(n) for n in summary.groups()) if summary else (0, 0)
+    return {
+        "name": name,
+        "passed": code == 0 and checks > 0 and failures == 0,
+        "checks": checks,
+        "failures": failures,
+        "seconds": round(time.monotonic() - start, 1),
+        "output": [line.rstrip() for line in output.splitlines() if line.strip()][-40:],
+    }
+
+
+def gpu() -> dict:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    line = subprocess.check_output(query, text=True).splitlines()[0]
+    name, driver, capability = (part.strip() for part in line.split(","))
+    return {"gpu": name, "driver": driver, "compute_capability": capability}
+
+
+def load_record(path: Path) -> dict:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def record_problem(path: Path = RECORD, root: Path = ROOT) -> str | None:
+    """Why the record does not vouch for the sources, or None."""
+    record = load_record(path)
+    if not record:
+        return f"there is no verification record ({path.name}): run make gpu-verify on a Hopper GPU"
+    if record["source_hash"] != source_hash(root):
+        return "the kernels have changed since they were verified: run make gpu-verify"
+    open_pieces = [piece["name"] for piece in record["pieces"] if not piece["passed"]]
+    if open_pieces:
+        return f"the record has pieces that did not pass: {', '.join(open_pieces)}"
+    return None
+
+
+def verify(build: Path, path: Path) -> bool:
+    """Runs what the record lacks, writing it after every piece. True if all passed."""
+    digest = source_hash()
+    old = load_record(path)
+    done = {p["name"]: p for p in old.get("pieces", []) if p["passed"]}
+    if old.get("source_hash") != digest:
+        done = {}
+    record = {
+        **gpu(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": os.environ.get("FA3_COMMIT", ""),
+        "source_hash": digest,
+        "pieces": [],
+    }
+    for name, command in pieces(build).items():
+        result = done.get(name) or run_piece(name, command, build)
+        record["pieces"].append(result)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        verdict = "ok" if result["passed"] else result.get("skipped", "FAILED")
+        print(f"{verdict:<8} {name}: {result.get('checks', 0)} checks", flush=True)
+        if not result["passed"]:
+            print("\n".join("    " + line for line in result.get("output", [])[-12:]))
+    passed = sum(piece["passed"] for piece in record["pieces"])
+    print(f"{passed} pieces passed, {len(record['pieces']) - passed} did not")
+    return passed == len(record["pieces"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="only compare the record and sources")
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--record", type=Path, default=RECORD, help="where the record is kept")
+    arguments = parser.parse_args()
+    if arguments.check:
+        problem = record_problem(arguments.record)
+        print(problem or "the verification record matches the sources")
+        return 1 if problem else 0
+    return 0 if verify(arguments.build.resolve(), arguments.record) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
