@@ -49,11 +49,13 @@ class Consumer {
 
       // Scores of this warpgroup's first block, alone.
       const KvCursor k0 = next_kv();
+      const uint32_t first_q = q_operand();
+      const uint32_t first_k = k_operand(k0);
       at_.q_ring().wait_full(q_);
       at_.kv_ring().wait_full(k0);
       take_turn();
       ptx::wgmma_fence();
-      issue_qk(scores, k0);
+      tile::issue_qk<C.element, kQ, kK>(scores, first_q, first_k);
       ptx::wgmma_commit_group();
       give_turn();
       ptx::wgmma_wait_group<0>();
@@ -70,7 +72,11 @@ class Consumer {
       for (;;) {
         const Tile tile = current_tile();
         const bool starts_tile = n_block_ == 0;
-        step = next_step();
+        if (starts_tile) {
+          step = next_step();
+        } else {
+          --n_block_;  // having begun with a tile, a warpgroup goes through with it
+        }
         if (step != Step::kMine) {
           // The tile's last product, alone.
           if (step == Step::kOthers) {
@@ -78,9 +84,10 @@ class Consumer {
             let_go_unread(next_kv());
           }
           const KvCursor v = next_kv();
+          const uint32_t last_v = v_operand(v);
           at_.kv_ring().wait_full(v);
           ptx::wgmma_fence();
-          issue_pv(output, weights, v);
+          tile::issue_pv<C.element, kV>(output, weights, last_v);
           ptx::wgmma_commit_group();
           if (step == Step::kOthers) give_turn();
           ptx::wgmma_wait_group<0>();
@@ -95,12 +102,15 @@ class Consumer {
         const KvCursor v = next_kv();
         wait_for(k, v);
         if (starts_tile) at_.q_ring().wait_full(q_);
+        const uint32_t q_low = q_operand();
+        const uint32_t k_low = k_operand(k);
+        const uint32_t v_low = v_operand(v);
 
         take_turn();
         ptx::wgmma_fence();
-        issue_qk(scores, k);
+        tile::issue_qk<C.element, kQ, kK>(scores, q_low, k_low);
         ptx::wgmma_commit_group();
-        issue_pv(output, weights, v);
+        tile::issue_pv<C.element, kV>(output, weights, v_low);
         ptx::wgmma_commit_group();
         give_turn();
 
@@ -158,27 +168,24 @@ class Consumer {
     uint32_t q_slot;
   };
 
-  __device__ __forceinline__ Tile current_tile() const { return {item_slot_, q_.slot()}; }
+  __device__ __forceinline__ Tile current_tile() const { return {item_.slot(), q_.slot()}; }
 
   // Moves to the next key block, of this tile or of the next one.
   __device__ __forceinline__ Step next_step() {
     if (n_block_ == 0) {
       if (!C.overlaps_tiles() && owes_v_) return Step::kNone;
       let_go_of_spent_q();
-      at_.item_ring().wait_full(next_item_);
-      const WorkItem& item = smem_.items[next_item_.slot()];
+      at_.item_ring().wait_full(item_.next());
+      const WorkItem& item = smem_.items[item_.next().slot()];
       if (item.kind != ItemKind::kTile) return Step::kNone;
-      item_slot_ = next_item_.slot();
-      next_item_.advance();
-      q_ = next_q_;
-      next_q_.advance();
+      item_.advance();
+      q_.advance();
       n_block_ = item.num_blocks;
-      const KeyBlocks& mine = item.mine[warpgroup_];
-      my_blocks_ = mine.count;
-      ordinary_from_ = mine.ordinary_from;
+      ordinary_from_ = item.mine[warpgroup_].ordinary_from;
     }
     --n_block_;
-    return n_block_ < my_blocks_ ? Step::kMine : Step::kOthers;
+    return n_block_ < smem_.items[item_.slot()].mine[warpgroup_].count ? Step::kMine
+                                                                       : Step::kOthers;
   }
 
   // The step's V is still to come; if the whole tile was others', its Q and record are let go of.
@@ -187,18 +194,18 @@ class Consumer {
     if (n_block_ == 0) {
       at_.q_ring().wait_full(q_);
       if (is_lane_0()) at_.q_ring().release(q_.slot());
-      let_go_of_item(item_slot_);
+      let_go_of_item(item_.slot());
     }
   }
 
   // Between streams: whether the record that ended the last one says that no other will follow.
   __device__ __forceinline__ bool all_done() {
-    at_.item_ring().wait_full(next_item_);
-    const ItemKind kind = smem_.items[next_item_.slot()].kind;
+    at_.item_ring().wait_full(item_.next());
+    const ItemKind kind = smem_.items[item_.next().slot()].kind;
     if (kind == ItemKind::kTile) return false;
+    item_.advance();
     if (is_lane_0()) ptx::cp_async_bulk_wait_group();  // every store is through
-    let_go_of_item(next_item_.slot());
-    next_item_.advance();
+    let_go_of_item(item_.slot());
     return kind == ItemKind::kDone;
   }
 
@@ -244,21 +251,21 @@ class Consumer {
     owes_v_ = false;
   }
 
-  __device__ __forceinline__ void issue_qk(float (&scores)[C.block_n / 2], KvCursor k) {
-    const uint32_t q_rows = at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes();
-    tile::issue_qk<C.element, kQ, kK>(scores, tile::k_major_descriptor(kQ, uniform(q_rows)),
-                                      tile::k_major_descriptor(kK, uniform(at_.kv(k.slot()))));
+  // Descriptors, to be at hand before the turn comes: what follows it is time without products.
+  __device__ __forceinline__ uint32_t q_operand() const {
+    return uniform(
+        tile::k_major_low(at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
   }
-
-  __device__ __forceinline__ void issue_pv(float (&output)[C.head_dim_v / 2],
-                                           const tile::Weights<C.block_n>& weights, KvCursor v) {
-    tile::issue_pv<C.element, kV>(output, weights,
-                                  tile::mn_major_descriptor(kV, uniform(at_.kv(v.slot()))));
+  __device__ __forceinline__ uint32_t k_operand(KvCursor k) const {
+    return uniform(tile::k_major_low(at_.kv(k.slot())));
+  }
+  __device__ __forceinline__ uint32_t v_operand(KvCursor v) const {
+    return uniform(tile::mn_major_low(kV, at_.kv(v.slot())));
   }
 
   __device__ __forceinline__ void weigh_ordinary(float (&scores)[C.block_n / 2], RowState& rows,
                                                  StepResult& step) {
-    const WorkItem& item = smem_.items[item_slot_];
+    const WorkItem& item = smem_.items[item_.slot()];
     if (n_block_ >= item.mine[warpgroup_].masked_from) {
       const int thread = ptx::tid_x() % kWarpgroupSize;
       const int q_row = item.index.m_block * C.block_m + warpgroup_ * kRowsPerWarpgroup +
@@ -342,12 +349,9 @@ class Consumer {
   const int warpgroup_;
 
   KvCursor kv_;
-  ItemCursor next_item_;
-  RingCursor<C.q_slots> next_q_;
-  RingCursor<C.q_slots> q_;     // the current tile's
-  uint32_t item_slot_ = 0;      // the current tile's
+  ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
+  RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
   int n_block_ = 0;             // the current key block; 0: the tile's last
-  int my_blocks_ = 0;           // blocks with keys for this warpgroup; the tile may have more
   int ordinary_from_ = 0;       // from this block up, the ordinary step
   bool owes_v_ = false;         // the V of the last step has not been taken from the ring
   bool marked_ = false;         // some guarded step of this tile was beyond correction

@@ -15,6 +15,20 @@ class RingCursor {
   __device__ __forceinline__ uint32_t slot() const { return kCounts ? at_ % Slots : at_; }
   __device__ __forceinline__ uint32_t phase() const { return kCounts ? at_ / Slots % 2 : phase_; }
 
+  // One place before the start: where a reader stands that advances before it reads.
+  static __device__ __forceinline__ RingCursor before_start() {
+    static_assert(kCounts);
+    RingCursor cursor;
+    cursor.at_ = ~0u;
+    return cursor;
+  }
+
+  __device__ __forceinline__ RingCursor next() const {
+    RingCursor after = *this;
+    after.advance();
+    return after;
+  }
+
   __device__ __forceinline__ void advance() {
     ++at_;
     if (!kCounts && at_ == Slots) {

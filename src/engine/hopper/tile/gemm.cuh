@@ -12,23 +12,22 @@ namespace fa3::hopper::tile {
 template <int Keys>
 using Weights = uint32_t[Keys / kMmaK][4];
 
-// Q: the whole query tile; the descriptor starts at this warpgroup's rows.
+// Q: the whole query tile; its descriptor starts at this warpgroup's rows. Descriptors by low word.
 template <Element E, TileLayout Q, TileLayout K>
-__device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint64_t q_descriptor,
-                                         uint64_t k_descriptor) {
+__device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint32_t q, uint32_t k) {
 #pragma unroll
   for (int step = 0; step < Q.columns / kMmaK; ++step) {
-    ptx::wgmma_m64k16_ss<E>(scores, advance(q_descriptor, Q.k_major_step(step)),
-                            advance(k_descriptor, K.k_major_step(step)), step != 0);
+    ptx::wgmma_m64k16_ss<E>(scores, descriptor(Q, q, Q.k_major_step(step)),
+                            descriptor(K, k, K.k_major_step(step)), step != 0);
   }
 }
 
 template <Element E, TileLayout V>
 __device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2],
-                                         const Weights<V.rows>& weights, uint64_t v_descriptor) {
+                                         const Weights<V.rows>& weights, uint32_t v) {
 #pragma unroll
   for (int step = 0; step < V.rows / kMmaK; ++step) {
-    ptx::wgmma_m64k16_rs<E>(output, weights[step], advance(v_descriptor, V.mn_major_step(step)), 1);
+    ptx::wgmma_m64k16_rs<E>(output, weights[step], descriptor(V, v, V.mn_major_step(step)), 1);
   }
 }
 

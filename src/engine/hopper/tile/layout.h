@@ -56,34 +56,29 @@ struct TileLayout {
 
 // The 64-bit matrix descriptor (PTX ISA, "matrix descriptor format"). All fields count 16 bytes.
 //   bits 0-13 start address, 16-29 leading byte offset, 32-45 stride byte offset, 62-63 swizzle.
-inline constexpr uint64_t kSwizzle128 = 1;
-inline constexpr uint64_t kSwizzle64 = 2;
+// The low word holds what changes from slot to slot, the high word is a constant of the layout.
+inline constexpr uint32_t kSwizzle128 = 1;
+inline constexpr uint32_t kSwizzle64 = 2;
 
-FA3_HD constexpr uint64_t descriptor_bits(uint32_t address, uint32_t leading_bytes,
-                                          uint32_t stride_bytes, uint64_t swizzle) {
-  return uint64_t((address >> 4) & 0x3FFF) | uint64_t((leading_bytes >> 4) & 0x3FFF) << 16 |
-         uint64_t((stride_bytes >> 4) & 0x3FFF) << 32 | swizzle << 62;
+// Stride: to the next 8 rows.
+FA3_HD constexpr uint32_t descriptor_high(TileLayout layout) {
+  const uint32_t swizzle = layout.row_bytes() == 128 ? kSwizzle128 : kSwizzle64;
+  return uint32_t(kSwizzleRows * layout.row_bytes()) >> 4 | swizzle << 30;
 }
 
-FA3_HD constexpr uint64_t swizzle_field(TileLayout layout) {
-  return layout.row_bytes() == 128 ? kSwizzle128 : kSwizzle64;
+// Reduction along columns. The leading offset is not used by swizzled operands of this kind.
+FA3_HD constexpr uint32_t k_major_low(uint32_t address) {
+  return address >> 4 | uint32_t(kChunkBytes) >> 4 << 16;
 }
 
-// Stride: to the next 8 rows. The leading offset is not used by swizzled K-major operands.
-FA3_HD constexpr uint64_t k_major_descriptor(TileLayout layout, uint32_t address) {
-  return descriptor_bits(address, kChunkBytes, kSwizzleRows * layout.row_bytes(),
-                         swizzle_field(layout));
+// Reduction along rows. Leading: to the next slab of columns.
+FA3_HD constexpr uint32_t mn_major_low(TileLayout layout, uint32_t address) {
+  return address >> 4 | uint32_t(layout.slab_bytes()) >> 4 << 16;
 }
 
-// Leading: to the next slab of columns. Stride: to the next 8 rows, along the reduction.
-FA3_HD constexpr uint64_t mn_major_descriptor(TileLayout layout, uint32_t address) {
-  return descriptor_bits(address, layout.slab_bytes(), kSwizzleRows * layout.row_bytes(),
-                         swizzle_field(layout));
-}
-
-// Addresses stay under 256 KB, so adding to the low field never carries out of its 14 bits.
-FA3_HD constexpr uint64_t advance(uint64_t descriptor, int bytes) {
-  return descriptor + static_cast<uint64_t>(bytes >> 4);
+// Addresses stay under 256 KB, so adding `bytes` to the low word never carries out of 14 bits.
+FA3_HD constexpr uint64_t descriptor(TileLayout layout, uint32_t low, int bytes) {
+  return (uint64_t{descriptor_high(layout)} << 32 | low) + (uint64_t(bytes) >> 4);
 }
 
 }  // namespace fa3::hopper::tile

@@ -89,26 +89,25 @@ TEST(Layout, eight_rows_of_a_chunk_share_no_bank) {
 TEST(Descriptor, fields_are_where_the_hardware_reads_them) {
   const TileLayout t{128, 256};  // four slabs of 128 rows of 128 bytes
   constexpr uint32_t kAddress = 0x1fc00;
-  const uint64_t k_major = k_major_descriptor(t, kAddress);
+  const uint64_t k_major = descriptor(t, k_major_low(kAddress), 0);
   EXPECT_EQ(k_major & 0x3fff, kAddress >> 4);
   EXPECT_EQ(k_major >> 32 & 0x3fff, 1024u >> 4);
   EXPECT_EQ(k_major >> 62, 1u);
-  const uint64_t mn_major = mn_major_descriptor(t, kAddress);
+  const uint64_t mn_major = descriptor(t, mn_major_low(t, kAddress), 0);
   EXPECT_EQ(mn_major >> 16 & 0x3fff, 128u * 128 >> 4);
   EXPECT_EQ(mn_major >> 32 & 0x3fff, 1024u >> 4);
 
   const TileLayout narrow{96, 96};  // three slabs of 96 rows of 64 bytes
-  EXPECT_EQ(mn_major_descriptor(narrow, 0) >> 16 & 0x3fff, 96u * 64 >> 4);
-  EXPECT_EQ(k_major_descriptor(narrow, 0) >> 32 & 0x3fff, 512u >> 4);
-  EXPECT_EQ(k_major_descriptor(narrow, 0) >> 62, 2u);
+  EXPECT_EQ(descriptor(narrow, mn_major_low(narrow, 0), 0) >> 16 & 0x3fff, 96u * 64 >> 4);
+  EXPECT_EQ(descriptor(narrow, k_major_low(0), 0) >> 32 & 0x3fff, 512u >> 4);
+  EXPECT_EQ(descriptor(narrow, k_major_low(0), 0) >> 62, 2u);
 }
 
 TEST(Descriptor, advancing_through_the_largest_tile_never_carries_out_of_the_address) {
   for (const TileLayout& t : layouts()) {
-    const uint32_t last = kMaxSmemBytes - t.bytes();
-    const uint64_t start = k_major_descriptor(t, last / 1024 * 1024);
+    const uint32_t low = k_major_low((kMaxSmemBytes - t.bytes()) / 1024 * 1024);
     for (int step = 0; step < t.columns / kMmaK; ++step) {
-      EXPECT_EQ(advance(start, t.k_major_step(step)) >> 14, start >> 14);
+      EXPECT_EQ(descriptor(t, low, t.k_major_step(step)) >> 14, descriptor(t, low, 0) >> 14);
     }
   }
 }
