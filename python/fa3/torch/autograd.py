@@ -111,39 +111,41 @@ def attend(
     if torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
     left, right = window
-    ahead = (causal, left, right, softcap, scale)
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    engine = engine_id(engine)
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or (sink is not None and sink.requires_grad)
     )
+    is_packed = cu_seqlens_q is not None or cu_seqlens_k is not None
+    is_padded = seqused_q is not None or seqused_k is not None
+    is_rare = is_packed or is_padded or out is not None or sink is not None or wants_gradient
+    if not is_rare and engine == "auto" and num_threads == 0:
+        # The dispatcher converts every argument that it is given: a microsecond for all of them.
+        result = operators.forward(q, k, v, causal, left, right, softcap, scale)
+        return result if return_lse else result[0]
+
+    options = (causal, left, right, softcap, scale)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    rest = (*lengths, deterministic, engine_id(engine), num_threads)
     if wants_gradient:
         if out is not None:
             raise InvalidArgument(
                 "out: expected None for tensors that need a gradient; use torch.no_grad()"
             )
-        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        out, lse = Attention.apply(
-            q, k, v, sink, *ahead, *lengths, deterministic, engine, num_threads
-        )
+        out, lse = Attention.apply(q, k, v, sink, *options, *rest)
     elif out is None:
-        out, lse = operators.forward(
-            q, k, v, *ahead, sink, *lengths, deterministic, engine, num_threads
-        )
+        out, lse = operators.forward(q, k, v, *options, sink, *rest)
     else:
-        lse = operators.forward_out(
-            q, k, v, out, *ahead, sink, *lengths, deterministic, engine, num_threads
-        )
+        lse = operators.forward_out(q, k, v, out, *options, sink, *rest)
     return (out, lse) if return_lse else out
 
 
 def to_autocast_type(device_type, *tensors):
-    """As torch's own attention: floating point tensors become the autocast type."""
+    """As torch's own attention: what is floating point, but for float64, becomes that type."""
     dtype = torch.get_autocast_dtype(device_type)
-    return (tensor.to(dtype) for tensor in tensors)
+    return (t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
 ops.attend_torch = attend

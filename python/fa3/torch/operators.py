@@ -39,14 +39,12 @@ forward = torch.ops.fa3.forward.default
 forward_out = torch.ops.fa3.forward_out.default
 backward = torch.ops.fa3.backward.default
 
-if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # torch 2.10 and later
+# Tensors of torch before 2.10 are viewed through __dlpack__, which refuses those with a gradient.
+NEEDS_DETACHED = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
-    def viewed(tensor):
-        return tensor
-else:
 
-    def viewed(tensor):
-        return None if tensor is None else tensor.detach()  # __dlpack__ refuses gradients
+def detached(*tensors):
+    return (None if tensor is None else tensor.detach() for tensor in tensors)
 
 
 def result_shapes(q, v):
@@ -100,13 +98,15 @@ def run_forward(
     num_threads=0,
 ):
     """Writes out and lse."""
+    if NEEDS_DETACHED:
+        q, k, v, out, lse, sink = detached(q, k, v, out, lse, sink)
     _native.forward(
-        viewed(q),
-        viewed(k),
-        viewed(v),
-        viewed(out),
-        viewed(lse),
-        viewed(sink),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        sink,
         cu_seqlens_q,
         cu_seqlens_k,
         seqused_q,
@@ -154,15 +154,17 @@ def run_backward(
     # calls backward() could repair that, so it is done here.
     if do.stride(-1) != 1:
         do = do.contiguous()
+    if NEEDS_DETACHED:
+        do, q, k, v, out, lse, sink = detached(do, q, k, v, out, lse, sink)
     dq, dk, dv, dsink = gradients
     _native.backward(
-        viewed(do),
-        viewed(q),
-        viewed(k),
-        viewed(v),
-        viewed(out),
-        viewed(lse),
-        viewed(sink),
+        do,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        sink,
         dq,
         dk,
         dv,

@@ -128,7 +128,7 @@ TEST_P(Merge, of_parts_equals_the_whole) {
         EXPECT_EQ(o.find_unwritten() + o.find_damaged_guard() + lse.find_unwritten(), "");
         EXPECT_TRUE(lse_agrees(lse.values(), book, engine().rounds_scores ? 0x1p-24 : 0));
         EXPECT_TRUE(agrees("o", o.values(), book.o, nullptr,
-                           {.unit = unit_roundoff(dtype), .units = 40, .least_row = 0.1}))
+                           {.unit = unit_roundoff(dtype), .units = 40, .terms = &book.o_terms}))
             << n << " parts, " << c;
       }
     }

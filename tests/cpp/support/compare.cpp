@@ -56,19 +56,13 @@ class RowSizes {
         terms_(tolerance.terms),
         underflow_(tolerance.underflow * std::sqrt(static_cast<double>(want.shape.dim))) {
     double squares = 0;
-    for_each_row(want.shape, [&](RowAt at) {
-      squares += std::pow(norm(want.row(at.b, at.row, at.head), want.shape.dim), 2);
-    });
-    const auto rows = want.shape.batch * want.shape.rows * want.shape.heads;
-    least_ = rows == 0 ? 0 : tolerance.least_row * std::sqrt(squares / static_cast<double>(rows));
-    squares = 0;
     for_each_row(want.shape, [&](RowAt at) { squares += of(at) * of(at); });
     total_ = std::sqrt(squares);
   }
 
   double total() const { return total_; }
   double of(RowAt at) const {
-    const double size = std::max(norm(want_.row(at.b, at.row, at.head), want_.shape.dim), least_);
+    const double size = norm(want_.row(at.b, at.row, at.head), want_.shape.dim);
     return terms_ == nullptr ? size : std::max(size, *terms_->row(at.b, at.row, at.head));
   }
 
@@ -95,7 +89,7 @@ class RowSizes {
   const Values& want_;
   const Values* terms_;
   double underflow_;
-  double total_ = 0, least_ = 0;
+  double total_ = 0;
 };
 
 testing::AssertionResult fails_at(const char* what, RowAt at, const Values& got, const Values& want,

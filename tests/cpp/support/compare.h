@@ -22,7 +22,6 @@ struct Tolerance {
   double unit;                    // relative roundoff of the computation
   double units;                   // how many are allowed on top of twice the baseline's error
   double underflow = 0;           // of every number
-  double least_row = 0;           // rows smaller than this share of the mean row are judged like it
   const Values* terms = nullptr;  // per row: its size without cancellation, if that is larger
 };
 

@@ -62,7 +62,7 @@ struct Keys {
   int64_t head;
   Matrix k, v, kt, vt;
   Matrix vt_squared;
-  std::vector<double> k_norm;
+  std::vector<double> k_norm, v_norm_squared;
 
   Keys(const Case& c, const Inputs& in, int64_t b, int64_t h)
       : at(c.sequence_k(b)),
@@ -73,7 +73,10 @@ struct Keys {
         vt(transposed(v)),
         vt_squared(vt) {
     for (double& number : vt_squared.numbers) number *= number;
-    for (int64_t j = 0; j < at.used; ++j) k_norm.push_back(norm(k.row(j), c.dim));
+    for (int64_t j = 0; j < at.used; ++j) {
+      k_norm.push_back(norm(k.row(j), c.dim));
+      v_norm_squared.push_back(std::pow(norm(v.row(j), c.dim_v), 2));
+    }
   }
 };
 
@@ -132,10 +135,14 @@ struct Head {
     for (int64_t i = 0; i < q_at.used; ++i) {
       *book->lse.row(q_at.batch, q_at.first + i, head) = softmax(i, &book->largest_score);
       double* o = book->o.row(q_at.batch, q_at.first + i, head);
+      double squares = 0;
       for (int64_t j = 0; j < k_at.used; ++j) {
         const double weight = p[static_cast<size_t>(j)];
-        if (weight != 0) add(weight, keys.v.row(j), c.dim_v, o);
+        if (weight == 0) continue;
+        add(weight, keys.v.row(j), c.dim_v, o);
+        squares += weight * weight * keys.v_norm_squared[static_cast<size_t>(j)];
       }
+      *book->o_terms.row(q_at.batch, q_at.first + i, head) = std::sqrt(squares);
     }
   }
 
@@ -214,6 +221,7 @@ Textbook textbook_forward(const Case& c, const Inputs& inputs) {
   Textbook book;
   book.o = Values(c.o_shape());
   book.lse = Values(c.lse_shape());
+  book.o_terms = Values(c.lse_shape());
   std::fill(book.lse.numbers.begin(), book.lse.numbers.end(), -kInfinity);
   for_each_head(c, inputs, [&](Head& head) { head.forward(&book); });
   return book;
