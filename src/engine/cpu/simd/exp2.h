@@ -43,8 +43,7 @@ FA3_INLINE V exp2(V x, const Exp2Polynomial& polynomial) {
 // from where a shift makes 2^n. At n = -127 that is 0.
 FA3_INLINE V exp2(V x, const Exp2Polynomial& polynomial) {
   constexpr float kRound = 0x1.8p23f + 127.0f;
-  x = x < broadcast(-127.0f) ? broadcast(-127.0f) : x;
-  x = x > broadcast(127.0f) ? broadcast(127.0f) : x;
+  x = clamp(x, -127.0f, 127.0f);
   const V shifted = x + kRound;
   const V f = x - (shifted - kRound);
   return Exp2Polynomial::evaluate(polynomial, f) * (V)((VInt)shifted << 23);

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -75,6 +75,21 @@ FA3_INLINE const T& reread(const T& object) {
 
 FA3_INLINE V maximum(V a, V b) {
   return a > b ? a : b;
+}
+
+// Between `low` and `high`; NaN stays NaN, because x86's min and max return their second operand
+// then, and the comparisons are false.
+FA3_INLINE V clamp(V x, float low, float high) {
+#if defined(__AVX512F__)
+  return (V)_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), (__m512)x));
+#elif defined(__AVX2__)
+  return (V)_mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), (__m256)x));
+#elif defined(__SSE2__)
+  return (V)_mm_min_ps(_mm_set1_ps(high), _mm_max_ps(_mm_set1_ps(low), (__m128)x));
+#else
+  x = x < broadcast(low) ? broadcast(low) : x;
+  return x > broadcast(high) ? broadcast(high) : x;
+#endif
 }
 
 FA3_INLINE float lanes_max(V v) {
