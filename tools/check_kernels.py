@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile gates for the Hopper kernels, read from their machine code: needs no GPU and no CUDA tool.
+"""Compile gates for the Hopper kernels, read from machine code: needs no GPU and no CUDA tool.
 
     python3 tools/check_kernels.py OBJECT...
 
@@ -40,7 +40,9 @@ def sections(elf: bytes):
         struct.unpack_from("<Q", elf, 0x28)[0],
         *struct.unpack_from("<HHH", elf, 0x3A),
     )
-    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, offset + i * entry_size) for i in range(count)]
+    headers = [
+        struct.unpack_from("<IIQQQQIIQQ", elf, offset + i * entry_size) for i in range(count)
+    ]
     strings = headers[names][4]
     for header in headers:
         start = strings + header[0]
@@ -74,7 +76,9 @@ def complaints(name: bytes, code: bytes) -> list[str]:
         if count[op] != expected:
             found.append(f"{count[op]} products of {kind}, expected {expected}")
     if count[WARPGROUP] != FENCES_AND_WAITS:
-        found.append(f"{count[WARPGROUP]} fences and waits, expected {FENCES_AND_WAITS}: serialised")
+        found.append(
+            f"{count[WARPGROUP]} fences and waits, expected {FENCES_AND_WAITS}: serialised"
+        )
     if count[SETMAXREG] != REALLOCATIONS:
         found.append(f"{count[SETMAXREG]} register reallocations, expected {REALLOCATIONS}")
     return found

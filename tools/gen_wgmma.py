@@ -5,6 +5,7 @@
 A wgmma names every accumulator register in its text, so each width N needs its own asm statement.
 Widths are told apart by overload on the accumulator array. Run: gen_wgmma.py OUTPUT
 """
+
 import sys
 
 # Widths of S = Q K^T (keys per tile) and of O = P V (columns of V).
@@ -56,7 +57,9 @@ __device__ __forceinline__ void {name}(float (&d)[{count}], {arguments}) {{
 
 
 def main():
-    parts = ["// SPDX-License-Identifier: Apache-2.0\n// Written by tools/gen_wgmma.py; do not edit.\n"]
+    parts = [
+        "// SPDX-License-Identifier: Apache-2.0\n// Written by tools/gen_wgmma.py; do not edit.\n"
+    ]
     for kind, widths in (("ss", SS_WIDTHS), ("rs", RS_WIDTHS)):
         for width in widths:
             for element, ptx_type in ELEMENTS:

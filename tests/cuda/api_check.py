@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hopper engine through the C ABI, on a machine with a GPU and torch: empty tensors, layouts, CUDA
-graphs, streams, host threads, memory beyond 2^31 elements, repeatability, outliers.
+"""The Hopper engine through the C ABI, on a machine with a GPU and torch: empty tensors, layouts,
+CUDA graphs, streams, host threads, memory beyond 2^31 elements, repeatability, outliers.
 
     FA3_LIBRARY=libfa3.so python3 tests/cuda/api_check.py
 """
@@ -35,16 +35,24 @@ class Call:
     def __init__(self, q, k, v, causal=False, o=None):
         b, sq, h, _ = q.shape
         self.inputs = (q, k, v)
-        self.o = torch.full((b, sq, h, v.shape[3]), math.nan, dtype=q.dtype, device="cuda") if o is None else o
+        self.o = (
+            torch.full((b, sq, h, v.shape[3]), math.nan, dtype=q.dtype, device="cuda")
+            if o is None
+            else o
+        )
         self.lse = torch.full((b, h, sq), math.nan, device="cuda")
         self.params = c_abi.ForwardParams()
         c_abi.library().fa3_forward_params_init(ctypes.byref(self.params))
         self.params.options.causal = int(causal)
         self.params.options.engine = c_abi.ENGINES["hopper"]
-        for name, t in zip("q k v o lse".split(), (q, k, v, self.o, self.lse)):
+        for name, t in zip("q k v o lse".split(), (q, k, v, self.o, self.lse), strict=True):
             setattr(self.params, name, view(t))
         size = ctypes.c_size_t()
-        c_abi.check(c_abi.library().fa3_forward_workspace_size(ctypes.byref(self.params), ctypes.byref(size)))
+        c_abi.check(
+            c_abi.library().fa3_forward_workspace_size(
+                ctypes.byref(self.params), ctypes.byref(size)
+            )
+        )
         # Poisoned: the engine must not rely on what the workspace holds.
         self.workspace = torch.full((size.value + 256,), 0xCD, dtype=torch.uint8, device="cuda")
         self.size = size.value
@@ -113,7 +121,9 @@ def layouts_agree_bit_for_bit():
 
 def gqa_equals_repeated_heads():
     q, k, v = normal(2, 257, 8, 128), normal(2, 400, 2, 128, seed=1), normal(2, 400, 2, 128, seed=2)
-    want = Call(q, k.repeat_interleave(4, 2).contiguous(), v.repeat_interleave(4, 2).contiguous(), True)()
+    want = Call(
+        q, k.repeat_interleave(4, 2).contiguous(), v.repeat_interleave(4, 2).contiguous(), True
+    )()
     assert torch.equal(Call(q, k, v, True)(), want)
 
 
