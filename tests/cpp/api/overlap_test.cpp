@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Outputs need memory of their own, element by element: views that interleave without sharing an
-// element are fine, views that share one are refused before anything is written. Where the output is
-// longer than what it lies on, it may also reach another tensor first: the message names either.
+// element are fine, views that share one are refused before anything is written. An output that is
+// longer than what it lies on may also reach another tensor first: the message names either.
 #include <fa3/tensor.h>
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine suites, for all engines or for the one in FA3_TEST_ENGINE. FA3_CPU_ISA chooses the cpu
-// engine's instruction set for the whole process. What this build or machine lacks is skipped, which
-// ctest learns from the exit code, with a sentence that says why.
+// engine's instruction set for the whole process. What this build or machine lacks is skipped with
+// a sentence that says why, and an exit code that ctest knows.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -75,7 +75,7 @@ Case shrink(Case failing, const std::function<bool(const Case&)>& passes) {
 }
 
 TEST_P(RandomShapes, agree_with_float64) {
-  for (uint64_t i = 0; i < by_effort<uint64_t>(25, 80, 3000); ++i) {
+  for (uint64_t i = 0; i < by_effort<uint64_t>(12, 80, 3000); ++i) {
     const Case c = random_case(first_seed() + i);
     const auto result = backward_agrees({engine(), c});
     if (result) continue;

@@ -3,9 +3,9 @@
 // When is a result right? FlashAttention-3's rule, made sharper.
 //
 // The error against float64 may be at most twice that of standard attention in the same dtype, plus
-// a few units of roundoff: the dtype's, and what the size of the scores makes of float32's. FlashAttention-3 compares the largest absolute errors; here
-// errors are 2-norms, of the whole tensor and of every row relative to that row, so that a bad row
-// cannot hide under a large one.
+// a few units of roundoff: the dtype's, and what the size of the scores makes of float32's.
+// FlashAttention-3 compares the largest absolute errors; here errors are 2-norms, of the whole
+// tensor and of every row relative to that row, so that a bad row cannot hide under a large one.
 #pragma once
 
 #include <gtest/gtest.h>

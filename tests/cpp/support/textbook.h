@@ -15,8 +15,9 @@ struct Textbook {
   Values dq, dk, dv, dsink;  // dsink is (1, 1, heads, 1)
   double largest_score = 0;  // of |softcap(scale * q.k)|, over what is visible
 
-  // One number per row: its size had no term cancelled another. What roundoff is relative to: where
-  // a row sees one key, dP - dO.O is 0, and computed as noise; an O of one column may be 0 by chance.
+  // One number per row: its size had no term cancelled another, which is what roundoff is relative
+  // to. Where a row sees one key, dP - dO.O is 0, and computed as noise; an O of one column may be
+  // 0 by chance.
   Values o_terms, dq_terms, dk_terms, dv_terms, dsink_terms;
 };
 
