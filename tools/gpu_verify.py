@@ -28,6 +28,7 @@ RECORD = ROOT / "docs" / "results" / "verification-h200.json"
 SOURCES = ("src/engine/hopper/**/*", "src/core/*", "tools/gen_wgmma.py")
 PIECE_SECONDS = 480
 SUMMARY = re.compile(r"^(\d+) checks, (\d+) failures$", re.MULTILINE)
+PYTEST_SUMMARY = re.compile(r"^(?:(\d+) failed, )?(\d+) passed", re.MULTILINE)
 # Small shapes with tails on both sides: one launch under a sanitizer takes seconds.
 SANITIZED_CASES = "ragged"
 
@@ -43,23 +44,41 @@ def source_hash(root: Path = ROOT) -> str:
 
 
 def pieces(build: Path) -> dict:
-    """Name -> command. Each ends its output with 'N checks, M failures'."""
+    """Name -> command. Each ends with 'N checks, M failures', or as pytest does."""
     check = str(build / "bin" / "fa3_gpu_check")
     found = {
         "kernels against float64, every branch": [check],
         "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
     }
+    found["Python package on CUDA tensors"] = [
+        *(sys.executable, "-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"),
+        str(ROOT / "tests" / "python"),
+    ]
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
         found[f"compute-sanitizer {tool}"] = [*sanitizer, check, "0", "99", SANITIZED_CASES]
     return found
 
 
+def counts(output: str) -> tuple[int, int]:
+    """Checks done and failures, from a program's or pytest's own closing line; (0, 0) without one."""
+    if summary := SUMMARY.search(output):
+        return int(summary[1]), int(summary[2])
+    if summary := PYTEST_SUMMARY.search(output):
+        failures = int(summary[1] or 0)
+        return int(summary[2]) + failures, failures
+    return 0, 0
+
+
 def run_piece(name: str, command: list, build: Path) -> dict:
     """Runs one piece; 'passed' also needs its summary line, so that a crash is a failure."""
     if shutil.which(command[0]) is None:
         return {"name": name, "passed": False, "skipped": f"{command[0]} is not on this machine"}
-    environment = os.environ | {"FA3_LIBRARY": str(build / "lib" / "libfa3.so")}
+    environment = os.environ | {
+        "FA3_LIBRARY": str(build / "lib" / "libfa3.so"),
+        "PYTHONPATH": str(build / "python"),
+        "HF_HUB_OFFLINE": "1",
+    }
     start = time.monotonic()
     try:
         done = subprocess.run(
@@ -68,8 +87,7 @@ def run_piece(name: str, command: list, build: Path) -> dict:
         output, code = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as expired:
         output, code = (expired.stdout or b"").decode(errors="replace") + "\ntimed out", -1
-    summary = SUMMARY.search(output)
-    checks, failures = (int(n) for n in summary.groups()) if summary else (0, 0)
+    checks, failures = counts(output)
     return {
         "name": name,
         "passed": code == 0 and checks > 0 and failures == 0,
