@@ -61,7 +61,7 @@ def pieces(build: Path) -> dict:
 
 
 def counts(output: str) -> tuple[int, int]:
-    """Checks done and failures, from a program's or pytest's own closing line; (0, 0) without one."""
+    """Checks done and failures, from a program's or pytest's closing line, else (0, 0)."""
     if summary := SUMMARY.search(output):
         return int(summary[1]), int(summary[2])
     if summary := PYTEST_SUMMARY.search(output):
