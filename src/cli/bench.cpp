@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3 bench: times engines over a sweep of shapes, as a table and as JSON lines. Each number stands
-// beside the peak that the same cores reached right before and after it.
+// beside the peak that the same cores reached between the calls.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -11,8 +11,8 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
+#include <vector>
 
 #include "cli/bench_cases.h"
 #include "cli/calls.h"
@@ -32,41 +32,35 @@ struct BenchFlags {
   std::string json;
 };
 
+// A core's clock follows its load and its neighbours within milliseconds, so the peak is sampled
+// before every call and after the last, and its median stands beside the calls' median.
+class Peaks {
+ public:
+  void sample(const BenchCase& bench) {
+    samples_.push_back(peak_flops(bench.dtype, bench.threads));
+    std::sort(samples_.begin(), samples_.end());
+  }
+  double lowest() const { return samples_.front(); }
+  double median() const { return samples_[samples_.size() / 2]; }
+  double highest() const { return samples_.back(); }
+  bool disturbed() const {
+    constexpr double kTolerated = 0.2;
+    return highest() - lowest() > kTolerated * highest();
+  }
+
+ private:
+  std::vector<double> samples_;
+};
+
 struct Measured {
   std::string engine, kernel;  // as the plan names them
   Timing timing;
   size_t workspace_bytes = 0;
   double flops = 0;  // per second, as all peaks
-  double peak_before = 0, peak_after = 0;
-
-  // The higher one: what the cores could have done.
-  double peak() const { return std::max(peak_before, peak_after); }
-  bool disturbed() const {
-    constexpr double kTolerated = 0.1;
-    return std::abs(peak_before - peak_after) > kTolerated * peak();
-  }
+  Peaks peaks;
 };
 
-// The peak after one case is the peak before the next.
-class Peaks {
- public:
-  double before(const BenchCase& bench) {
-    return last_ && dtype_ == bench.dtype && threads_ == bench.threads ? *last_ : after(bench);
-  }
-  double after(const BenchCase& bench) {
-    dtype_ = bench.dtype;
-    threads_ = bench.threads;
-    last_ = peak_flops(dtype_, threads_);
-    return *last_;
-  }
-
- private:
-  std::optional<double> last_;
-  fa3_dtype dtype_ = FA3_FLOAT32;
-  int threads_ = 0;
-};
-
-Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
+Measured measure(const BenchCase& bench, int repeats) {
   require_engine(bench.engine);
   fa3_options options = default_options();
   options.engine = engine_id(bench.engine);
@@ -88,15 +82,15 @@ Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
   Measured measured{
       .engine = plan_line(plan, "engine"),
       .kernel = plan_line(plan, "kernel"),
-      .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward),
-      .peak_before = peaks->before(bench)};
+      .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward)};
   measured.timing = time_call(
       [&] {
+        measured.peaks.sample(bench);
         return bench.backward ? run_seconds(backward, &workspace)
                               : run_seconds(forward, &workspace);
       },
       repeats);
-  measured.peak_after = peaks->after(bench);
+  measured.peaks.sample(bench);
   const double work = bench.backward ? backward_flops(bench.shape, bench.causal)
                                      : forward_flops(bench.shape, bench.causal);
   measured.flops = work / measured.timing.median;
@@ -124,9 +118,9 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
           {"max_ms", measured.timing.max * 1e3},
           {"repeats", measured.timing.repeats},
           {"tflops", measured.flops * 1e-12},
-          {"peak_tflops", teraflops(measured.peak())},
-          {"peak_before_tflops", teraflops(measured.peak_before)},
-          {"peak_after_tflops", teraflops(measured.peak_after)},
+          {"peak_tflops", teraflops(measured.peaks.median())},
+          {"peak_min_tflops", teraflops(measured.peaks.lowest())},
+          {"peak_max_tflops", teraflops(measured.peaks.highest())},
           {"threads", bench.threads},
           {"workspace_bytes", measured.workspace_bytes},
           {"variant", "default"},
@@ -152,17 +146,17 @@ class Report {
     if (json_on_stdout_) std::cout << json_of(bench, measured) << std::endl;
     if (file_.is_open()) file_ << json_of(bench, measured) << std::endl;
     if (!json_on_stdout_) print_row(bench, measured);
-    if (measured.disturbed()) {
+    if (measured.peaks.disturbed()) {
       fmt::print(stderr,
-                 "fa3: disturbed: the peak was {} before and {} after; is other work running?\n",
-                 flops_text(measured.peak_before), flops_text(measured.peak_after));
+                 "fa3: disturbed: the peak was between {} and {}; is other work running?\n",
+                 flops_text(measured.peaks.lowest()), flops_text(measured.peaks.highest()));
     }
   }
 
  private:
   void print_row(const BenchCase& bench, const Measured& measured) const {
     const Shape& shape = bench.shape;
-    const double peak = measured.peak();
+    const double peak = measured.peaks.median();
     table_.print_row(
         {measured.engine, measured.kernel, bench.backward ? "bwd" : "fwd", short_name(bench.dtype),
          fmt::format("{}", shape.batch),
@@ -203,14 +197,13 @@ void run_bench(const BenchFlags& flags) {
   const std::vector<BenchCase> cases = sweep(flags.sweep);
   Report report(flags.json);
   Progress progress("bench", static_cast<int64_t>(cases.size()));
-  Peaks peaks;
   size_t refused = 0;
   std::set<std::string> reasons;  // each is said once
   for (const BenchCase& bench : cases) {
     progress.next(fmt::format("{} {} s{} d{}", bench.engine, short_name(bench.dtype),
                               bench.shape.seqlen_q, bench.shape.head_dim));
     try {
-      const Measured measured = measure(bench, flags.repeats, &peaks);
+      const Measured measured = measure(bench, flags.repeats);
       progress.erase();
       report.add(bench, measured);
     } catch (const CommandError& error) {
@@ -230,7 +223,8 @@ void run_bench(const BenchFlags& flags) {
 constexpr const char* kFooter = R"(
 Comma lists sweep: every combination is timed. Times are medians after one warm-up call; the column
 `runs` says of how many. FLOPs: 2 (d + dv) b h sq sk, half of it if causal, 2.5 times it backward.
-peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, just before and after.
+peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, median of a sample
+before every call and one after the last.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
