@@ -31,7 +31,7 @@ SCHEMAS = {
 # The memory that an operator gets is the memory that the caller passed, strides included.
 KEEP_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 
-# What may watch or replace a call. Private names: a torch that lacks one always gets the dispatcher.
+# What may watch or replace a call. These names are private: without one, the dispatcher is used.
 try:
     from torch._C import (
         _are_functorch_transforms_active,
