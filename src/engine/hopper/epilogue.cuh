@@ -55,21 +55,26 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Wo
   __syncwarp();
   if (lane == 0) {
     for (int slab = 0; slab < kO.slabs(); ++slab) {
-      ptx::cp_async_bulk_tensor_store(
-          params.o_map, {slab * kO.slab_columns(), first_row, item.index.head, item.index.batch},
-          spent_q + slab * kO.slab_bytes() + tile_row * kO.row_bytes());
+      ptx::cp_async_bulk_tensor_store(params.o_map,
+                                      {slab * kO.slab_columns(), first_row >> params.pack_log2,
+                                       item.index.head, item.index.batch},
+                                      spent_q + slab * kO.slab_bytes() + tile_row * kO.row_bytes());
     }
     ptx::cp_async_bulk_commit_group();
   }
 
   if (params.lse && lane % tile::kQuadLanes == 0) {
-    float* const head_lse = params.lse + item.index.batch * params.lse_batch_stride +
-                            item.index.head * params.lse_head_stride;
+    float* const batch_lse = params.lse + item.index.batch * params.lse_batch_stride;
+    const int pack = params.pack_log2;
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {
-      const int q_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
+      const int packed_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
+      const int q_row = packed_row >> pack;
+      const int head = (item.index.head << pack) + (packed_row & ((1 << pack) - 1));
       const float lse = sum[row] == 0.0f ? -kInfinity : (rows.ref[row] + ptx::lg2(sum[row])) * kLn2;
-      if (q_row < params.seqlen_q) head_lse[q_row * params.lse_row_stride] = lse;
+      if (q_row < params.seqlen_q) {
+        batch_lse[head * params.lse_head_stride + q_row * params.lse_row_stride] = lse;
+      }
     }
   }
 }

@@ -128,6 +128,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->num_tasks = num_tiles;
   plan->workspace_bytes = nothing_to_do(a) ? 0 : forward_workspace_bytes(num_tiles);
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
+  const int packed_heads = 1 << forward_pack_log2(c, a);
+  if (packed_heads > 1) plan->why += concat("; ", packed_heads, " query heads share a tile");
   return {};
 }
 

@@ -96,6 +96,28 @@ TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
 }
 
+TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
+  constexpr ForwardConfig kConfig{.block_m = 128};
+  const auto packed = [&](int64_t queries, int group, bool causal) {
+    ForwardArguments a;
+    a.q.batches = 1;
+    a.q.heads = 2 * group;
+    a.q.rows = queries;
+    a.heads_per_kv_head = group;
+    a.causal = causal;
+    return 1 << forward_pack_log2(kConfig, a);
+  };
+  EXPECT_EQ(packed(1, 8, false), 8);
+  EXPECT_EQ(packed(1, 1, false), 1);
+  EXPECT_EQ(packed(1, 12, true), 4);    // of a group, whole packs only
+  EXPECT_EQ(packed(1, 64, true), 16);   // a warp's rows
+  EXPECT_EQ(packed(512, 8, false), 1);  // full tiles already
+  EXPECT_EQ(packed(513, 8, false), 8);
+  EXPECT_EQ(packed(512, 8, true), 8);
+  EXPECT_EQ(packed(100, 2, true), 1);               // two tiles either way
+  EXPECT_EQ(packed(int64_t{1} << 29, 8, true), 2);  // row numbers are 32-bit
+}
+
 TEST(TensorMap, obstacles_are_named) {
   alignas(16) static char memory[64];
   TensorSpan t{memory, 2, 10, 3, 64, 1920, 192, 64};
