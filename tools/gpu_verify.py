@@ -4,9 +4,9 @@
     python3 tools/gpu_verify.py            # run every piece that the record lacks (make gpu-verify)
     python3 tools/gpu_verify.py --check    # does the record match the sources? (make record-check)
 
-Everything runs from prebuilt binaries in build/ (fa3_gpu_check, libfa3.so), so the machine needs no
-compiler, no GoogleTest and no network; torch serves the checks through the C ABI. A piece takes
-under eight minutes. A piece that passed for these very sources is not run again, so that an
+Everything runs from prebuilt binaries in build/ (fa3_gpu_check, fa3, libfa3.so), so the machine
+needs no compiler, no GoogleTest and no network; torch serves the checks through the C ABI. A piece
+takes under eight minutes. A piece that passed for these very sources is not run again, so that an
 interrupted run can be resumed. The record, docs/results/verification-h200.json, is committed.
 """
 
@@ -50,6 +50,10 @@ def pieces(build: Path) -> dict:
         "kernels against float64, every branch": [check],
         "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
     }
+    found["the fa3 command on device memory"] = [
+        *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),
+        str(build / "bin" / "fa3"),
+    ]
     found["Python package on CUDA tensors"] = [
         *(sys.executable, "-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"),
         str(ROOT / "tests" / "python"),
