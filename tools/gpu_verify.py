@@ -45,9 +45,12 @@ def source_hash(root: Path = ROOT) -> str:
 
 def pieces(build: Path) -> dict:
     """Name -> command. Each ends with 'N checks, M failures', or as pytest does."""
-    check = str(build / "bin" / "fa3_gpu_check")
+    check, disturbed = (str(build / "bin" / f"fa3_gpu_check{kind}") for kind in ("", "_disturbed"))
+    # Rows of the table, case names, repeats; then the results' bits, which other builds must meet.
+    everything = ["0", "99", "", "1", str(build / f"digests-{source_hash()[:12]}.txt")]
     found = {
-        "kernels against float64, every branch": [check],
+        "kernels against float64, every branch": [check, *everything],
+        "kernels with random delays, bit for bit": [disturbed, *everything],
         "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
     }
     found["the fa3 command on device memory"] = [
