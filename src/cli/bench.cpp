@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,8 +18,10 @@
 #include "cli/bench_cases.h"
 #include "cli/calls.h"
 #include "cli/commands.h"
+#include "cli/execution.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/gpu.h"
 #include "cli/machine.h"
 #include "cli/text.h"
 #include "cli/timing.h"
@@ -40,25 +43,37 @@ class Peaks {
     samples_.push_back(peak_flops(bench.dtype, bench.threads));
     std::sort(samples_.begin(), samples_.end());
   }
-  double lowest() const { return samples_.front(); }
-  double median() const { return samples_[samples_.size() / 2]; }
-  double highest() const { return samples_.back(); }
+  double lowest() const { return at(0); }
+  double median() const { return at(samples_.size() / 2); }
+  double highest() const { return at(samples_.size() - 1); }
   bool disturbed() const {
     constexpr double kTolerated = 0.2;
     return highest() - lowest() > kTolerated * highest();
   }
 
  private:
+  double at(size_t index) const { return samples_.empty() ? 0 : samples_[index]; }
+
   std::vector<double> samples_;
 };
 
 struct Measured {
   std::string engine, kernel;  // as the plan names them
+  bool on_gpu = false;
+  std::string machine;
   Timing timing;
   size_t workspace_bytes = 0;
   double flops = 0;  // per second, as all peaks
-  Peaks peaks;
+  Peaks peaks;       // none of a GPU, which this command cannot measure
 };
+
+// The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own time.
+void warm_up(const std::function<double()>& call) {
+  constexpr double kEnough = 0.05;  // seconds
+  constexpr int kMostCalls = 50;
+  double seconds = 0;
+  for (int i = 0; i < kMostCalls && seconds < kEnough; ++i) seconds += call();
+}
 
 Measured measure(const BenchCase& bench, int repeats) {
   require_engine(bench.engine);
@@ -68,29 +83,35 @@ Measured measure(const BenchCase& bench, int repeats) {
   options.num_threads = bench.threads;
   const Wanted shapes{.backward = bench.backward, .memory = Memory::shapes_only};
   const Operands asked = make_operands(bench.shape, bench.dtype, Layout::bshd, shapes);
+  const ForwardArgs forward = forward_question(asked, options);
+  const BackwardArgs backward = backward_question(asked, options);
   // Ask before any memory is touched: the answer may be no.
-  const std::string plan = bench.backward ? plan_text(backward_args(asked, options))
-                                          : plan_text(forward_args(asked, options));
+  const std::string plan = bench.backward ? plan_text(backward) : plan_text(forward);
 
   Operands operands =
       make_operands(bench.shape, bench.dtype, Layout::bshd, {.backward = bench.backward});
   fill_inputs(&operands, 0);
-  const ForwardArgs forward = forward_args(operands, options);
-  const BackwardArgs backward = backward_args(operands, options);
-  Workspace workspace;
-  if (bench.backward) run_seconds(forward, &workspace);  // O and LSE are backward's inputs
+  Execution execution(&operands, options);
+  const auto call = [&] { return bench.backward ? execution.backward() : execution.forward(); };
+  if (bench.backward) execution.forward();  // O and LSE are backward's inputs
   Measured measured{
       .engine = plan_line(plan, "engine"),
       .kernel = plan_line(plan, "kernel"),
+      .on_gpu = device_of(options.engine).type == FA3_CUDA,
       .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward)};
-  measured.timing = time_call(
-      [&] {
-        measured.peaks.sample(bench);
-        return bench.backward ? run_seconds(backward, &workspace)
-                              : run_seconds(forward, &workspace);
-      },
-      repeats);
-  measured.peaks.sample(bench);
+  measured.machine = measured.on_gpu ? gpu::name() : machine_text();
+  if (measured.on_gpu) {
+    warm_up(call);
+    measured.timing = time_call(call, repeats);
+  } else {
+    measured.timing = time_call(
+        [&] {
+          measured.peaks.sample(bench);
+          return call();
+        },
+        repeats);
+    measured.peaks.sample(bench);
+  }
   const double work = bench.backward ? backward_flops(bench.shape, bench.causal)
                                      : forward_flops(bench.shape, bench.causal);
   measured.flops = work / measured.timing.median;
@@ -121,10 +142,11 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
           {"peak_tflops", teraflops(measured.peaks.median())},
           {"peak_min_tflops", teraflops(measured.peaks.lowest())},
           {"peak_max_tflops", teraflops(measured.peaks.highest())},
-          {"threads", bench.threads},
+          {"threads", measured.on_gpu ? nlohmann::ordered_json(nullptr)
+                                      : nlohmann::ordered_json(bench.threads)},
           {"workspace_bytes", measured.workspace_bytes},
           {"variant", "default"},
-          {"machine", machine_text()},
+          {"machine", measured.machine},
           {"date", today()},
           {"commit", commit()}};
 }
@@ -132,13 +154,13 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
 // Where the results go: the table on stdout unless JSON has it, JSON lines to a file or stdout.
 class Report {
  public:
-  explicit Report(const std::string& json) : json_on_stdout_(json == "-") {
+  Report(const std::string& json, const std::string& machines) : json_on_stdout_(json == "-") {
     if (!json.empty() && !json_on_stdout_) {
       file_.open(json, std::ios::app);
       if (!file_) throw CommandError(kExitBadInput, "--json " + json + ": cannot be written");
     }
     if (json_on_stdout_) return;
-    fmt::print("{}\n{}, commit {}\n\n", machine_text(), today(), commit());
+    fmt::print("{}\n{}, commit {}\n\n", machines, today(), commit());
     table_.print_header();
   }
 
@@ -147,8 +169,7 @@ class Report {
     if (file_.is_open()) file_ << json_of(bench, measured) << std::endl;
     if (!json_on_stdout_) print_row(bench, measured);
     if (measured.peaks.disturbed()) {
-      fmt::print(stderr,
-                 "fa3: disturbed: the peak was between {} and {}; is other work running?\n",
+      fmt::print(stderr, "fa3: disturbed: the peak was between {} and {}; is other work running?\n",
                  flops_text(measured.peaks.lowest()), flops_text(measured.peaks.highest()));
     }
   }
@@ -167,7 +188,7 @@ class Report {
          shape.head_dim == shape.head_dim_v
              ? fmt::format("{}", shape.head_dim)
              : fmt::format("{}/{}", shape.head_dim, shape.head_dim_v),
-         bench.causal ? "yes" : "no", fmt::format("{}", bench.threads),
+         bench.causal ? "yes" : "no", measured.on_gpu ? "-" : fmt::format("{}", bench.threads),
          fmt::format("{:.3f}", measured.timing.median * 1e3),
          fmt::format("{}", measured.timing.repeats), fmt::format("{:.1f}", measured.flops * 1e-9),
          peak > 0 ? fmt::format("{:.1f}", peak * 1e-9) : "-",
@@ -193,9 +214,22 @@ class Report {
                 {"% peak", 6}}};
 };
 
+// The machine, and its GPU if some case can run there.
+std::string machines_text(const std::vector<BenchCase>& cases) {
+  const std::vector<EngineInfo> engines = engine_list();
+  const auto on_gpu = [&](const BenchCase& bench) {
+    return std::any_of(engines.begin(), engines.end(), [&](const EngineInfo& engine) {
+      return engine.available && engine.name == bench.engine &&
+             device_of(engine_id(engine.name)).type == FA3_CUDA;
+    });
+  };
+  const bool gpu = std::any_of(cases.begin(), cases.end(), on_gpu);
+  return gpu ? gpu::name() + ", " + machine_text() : machine_text();
+}
+
 void run_bench(const BenchFlags& flags) {
   const std::vector<BenchCase> cases = sweep(flags.sweep);
-  Report report(flags.json);
+  Report report(flags.json, machines_text(cases));
   Progress progress("bench", static_cast<int64_t>(cases.size()));
   size_t refused = 0;
   std::set<std::string> reasons;  // each is said once
@@ -225,10 +259,13 @@ Comma lists sweep: every combination is timed. Times are medians after one warm-
 `runs` says of how many. FLOPs: 2 (d + dv) b h sq sk, half of it if causal, 2.5 times it backward.
 peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, median of a sample
 before every call and one after the last.
+On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
+before each call; its peak is not measured, and is null in JSON.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
   fa3 bench --engine cpu,standard --dtype fp32,bf16 --pass fwd,bwd --json results.jsonl
+  fa3 bench --engine hopper --dtype bf16 --heads 16 --seqlen 1024,16384 --head-dim 128
   fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops)";
 
 }  // namespace

@@ -74,11 +74,14 @@ Status check_features(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
+  if (p.o.dtype != p.dtype) {
+    return unsupported("an output of ", name_of(p.o.dtype), " from inputs of ", name_of(p.dtype));
+  }
   if (p.lengths_q.packed() || p.lengths_k.packed()) return unsupported("packed sequences");
   if (p.lengths_q.ragged || p.lengths_k.ragged) return unsupported("sequences of unequal lengths");
   if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
   if (p.softcap != 0.0f) return unsupported("softcap");
-  if (p.sink != nullptr) return unsupported("sink logits");
+  if (p.has_sink) return unsupported("sink logits");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }

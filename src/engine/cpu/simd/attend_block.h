@@ -97,7 +97,8 @@ static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& g
   const int64_t begin = larger(group.visible.begin, tile.begin) - tile.begin;
   const int64_t end = smaller(group.visible.end, tile.end) - tile.begin;
   if (begin >= end) return;
-  int64_t free_begin = (larger(group.free.begin - tile.begin, begin) + kPanel - 1) / kPanel * kPanel;
+  int64_t free_begin =
+      (larger(group.free.begin - tile.begin, begin) + kPanel - 1) / kPanel * kPanel;
   int64_t free_end = smaller(group.free.end - tile.begin, end) / kPanel * kPanel;
   if (job.softcap != 0.0f || free_begin >= free_end) free_begin = free_end = end;
   attend_keys<Format>(job, tile, group, begin, free_begin, false);

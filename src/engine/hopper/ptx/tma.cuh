@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "engine/hopper/ptx/disturb.cuh"
+
 namespace fa3::hopper::ptx {
 
 struct TileCoordinates {
@@ -24,6 +26,7 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
 
 __device__ __forceinline__ void cp_async_bulk_tensor_load(uint32_t smem, const CUtensorMap& map,
                                                           TileCoordinates at, uint32_t barrier) {
+  disturb();
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, 0, %3, %4, %5}], [%6];" ::"r"(smem),
@@ -33,6 +36,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(uint32_t smem, const C
 
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap& map,
                                                            TileCoordinates at, uint32_t smem) {
+  disturb();
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group"
       " [%0, {%1, 0, %2, %3, %4}], [%5];" ::"l"(&map),

@@ -54,7 +54,7 @@ Problem plain() {
   p.batch = 2;
   p.heads_q = p.heads_k = 4;
   p.head_dim = p.head_dim_v = 128;
-  p.dtype = DType::bfloat16;
+  p.dtype = p.o.dtype = DType::bfloat16;
   p.lengths_q.max = p.lengths_k.max = 1000;
   p.device = FA3_CUDA;
   return p;
@@ -65,7 +65,7 @@ TEST(CheckFeatures, what_the_kernels_do_is_accepted) {
   EXPECT_TRUE(check_features(p).ok());
   p.mask.right = 0;  // causal
   EXPECT_TRUE(check_features(p).ok());
-  p.dtype = DType::float16;
+  p.dtype = p.o.dtype = DType::float16;
   p.heads_k = 1;
   p.head_dim = 72;
   p.head_dim_v = 40;
@@ -76,7 +76,6 @@ TEST(CheckFeatures, what_the_kernels_do_is_accepted) {
 
 TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
   const int32_t lengths[3] = {0, 500, 1000};
-  const float sink[4] = {};
   const auto expect_refused = [](const char* reason, auto change) {
     Problem p = plain();
     change(p);
@@ -90,7 +89,8 @@ TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
   expect_refused("windows", [](Problem& p) { p.mask.left = 100; });
   expect_refused("windows", [](Problem& p) { p.mask.right = 7; });
   expect_refused("softcap", [](Problem& p) { p.softcap = 30; });
-  expect_refused("sink", [&](Problem& p) { p.sink = sink; });
+  expect_refused("sink", [](Problem& p) { p.has_sink = true; });
+  expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
   expect_refused("multiples of 8", [](Problem& p) { p.head_dim = 100; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
