@@ -4,9 +4,9 @@
     python3 tools/gpu_verify.py            # run every piece that the record lacks (make gpu-verify)
     python3 tools/gpu_verify.py --check    # does the record match the sources? (make record-check)
 
-Everything runs from prebuilt binaries in build/ (fa3_gpu_check, libfa3.so), so the machine needs no
-compiler, no GoogleTest and no network; torch serves the checks through the C ABI. A piece takes
-under eight minutes. A piece that passed for these very sources is not run again, so that an
+Everything runs from prebuilt binaries in build/ (fa3_gpu_check, fa3, libfa3.so), so the machine
+needs no compiler, no GoogleTest and no network; torch serves the checks through the C ABI. A piece
+takes under eight minutes. A piece that passed for these very sources is not run again, so that an
 interrupted run can be resumed. The record, docs/results/verification-h200.json, is committed.
 """
 
@@ -45,11 +45,18 @@ def source_hash(root: Path = ROOT) -> str:
 
 def pieces(build: Path) -> dict:
     """Name -> command. Each ends with 'N checks, M failures', or as pytest does."""
-    check = str(build / "bin" / "fa3_gpu_check")
+    check, disturbed = (str(build / "bin" / f"fa3_gpu_check{kind}") for kind in ("", "_disturbed"))
+    # Rows of the table, case names, repeats; then the results' bits, which other builds must meet.
+    everything = ["0", "99", "", "1", str(build / f"digests-{source_hash()[:12]}.txt")]
     found = {
-        "kernels against float64, every branch": [check],
+        "kernels against float64, every branch": [check, *everything],
+        "kernels with random delays, bit for bit": [disturbed, *everything],
         "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
     }
+    found["the fa3 command on device memory"] = [
+        *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),
+        str(build / "bin" / "fa3"),
+    ]
     found["Python package on CUDA tensors"] = [
         *(sys.executable, "-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"),
         str(ROOT / "tests" / "python"),

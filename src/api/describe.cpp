@@ -267,6 +267,7 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
   }
   if (present(params.sink)) {
     FA3_TRY(check_head_vector({"sink", params.sink}, qt, purpose));
+    problem->has_sink = true;
     problem->sink = static_cast<const float*>(params.sink.data);
   }
   problem->q = operand(params.q);

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3 bench: times engines over a sweep of shapes, as a table and as JSON lines. Each number stands
-// beside the peak that the same cores reached right before and after it.
+// beside the peak that the same cores reached between the calls.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
+#include <vector>
 
 #include "cli/bench_cases.h"
 #include "cli/calls.h"
 #include "cli/commands.h"
+#include "cli/execution.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/gpu.h"
 #include "cli/machine.h"
 #include "cli/text.h"
 #include "cli/timing.h"
@@ -32,41 +35,47 @@ struct BenchFlags {
   std::string json;
 };
 
-struct Measured {
-  std::string engine, kernel;  // as the plan names them
-  Timing timing;
-  size_t workspace_bytes = 0;
-  double flops = 0;  // per second, as all peaks
-  double peak_before = 0, peak_after = 0;
-
-  // The higher one: what the cores could have done.
-  double peak() const { return std::max(peak_before, peak_after); }
-  bool disturbed() const {
-    constexpr double kTolerated = 0.1;
-    return std::abs(peak_before - peak_after) > kTolerated * peak();
-  }
-};
-
-// The peak after one case is the peak before the next.
+// A core's clock follows its load and its neighbours within milliseconds, so the peak is sampled
+// before every call and after the last, and its median stands beside the calls' median.
 class Peaks {
  public:
-  double before(const BenchCase& bench) {
-    return last_ && dtype_ == bench.dtype && threads_ == bench.threads ? *last_ : after(bench);
+  void sample(const BenchCase& bench) {
+    samples_.push_back(peak_flops(bench.dtype, bench.threads));
+    std::sort(samples_.begin(), samples_.end());
   }
-  double after(const BenchCase& bench) {
-    dtype_ = bench.dtype;
-    threads_ = bench.threads;
-    last_ = peak_flops(dtype_, threads_);
-    return *last_;
+  double lowest() const { return at(0); }
+  double median() const { return at(samples_.size() / 2); }
+  double highest() const { return at(samples_.size() - 1); }
+  bool disturbed() const {
+    constexpr double kTolerated = 0.2;
+    return highest() - lowest() > kTolerated * highest();
   }
 
  private:
-  std::optional<double> last_;
-  fa3_dtype dtype_ = FA3_FLOAT32;
-  int threads_ = 0;
+  double at(size_t index) const { return samples_.empty() ? 0 : samples_[index]; }
+
+  std::vector<double> samples_;
 };
 
-Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
+struct Measured {
+  std::string engine, kernel;  // as the plan names them
+  bool on_gpu = false;
+  std::string machine;
+  Timing timing;
+  size_t workspace_bytes = 0;
+  double flops = 0;  // per second, as all peaks
+  Peaks peaks;       // none of a GPU, which this command cannot measure
+};
+
+// The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own time.
+void warm_up(const std::function<double()>& call) {
+  constexpr double kEnough = 0.05;  // seconds
+  constexpr int kMostCalls = 50;
+  double seconds = 0;
+  for (int i = 0; i < kMostCalls && seconds < kEnough; ++i) seconds += call();
+}
+
+Measured measure(const BenchCase& bench, int repeats) {
   require_engine(bench.engine);
   fa3_options options = default_options();
   options.engine = engine_id(bench.engine);
@@ -74,29 +83,35 @@ Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
   options.num_threads = bench.threads;
   const Wanted shapes{.backward = bench.backward, .memory = Memory::shapes_only};
   const Operands asked = make_operands(bench.shape, bench.dtype, Layout::bshd, shapes);
+  const ForwardArgs forward = forward_question(asked, options);
+  const BackwardArgs backward = backward_question(asked, options);
   // Ask before any memory is touched: the answer may be no.
-  const std::string plan = bench.backward ? plan_text(backward_args(asked, options))
-                                          : plan_text(forward_args(asked, options));
+  const std::string plan = bench.backward ? plan_text(backward) : plan_text(forward);
 
   Operands operands =
       make_operands(bench.shape, bench.dtype, Layout::bshd, {.backward = bench.backward});
   fill_inputs(&operands, 0);
-  const ForwardArgs forward = forward_args(operands, options);
-  const BackwardArgs backward = backward_args(operands, options);
-  Workspace workspace;
-  if (bench.backward) run_seconds(forward, &workspace);  // O and LSE are backward's inputs
+  Execution execution(&operands, options);
+  const auto call = [&] { return bench.backward ? execution.backward() : execution.forward(); };
+  if (bench.backward) execution.forward();  // O and LSE are backward's inputs
   Measured measured{
       .engine = plan_line(plan, "engine"),
       .kernel = plan_line(plan, "kernel"),
-      .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward),
-      .peak_before = peaks->before(bench)};
-  measured.timing = time_call(
-      [&] {
-        return bench.backward ? run_seconds(backward, &workspace)
-                              : run_seconds(forward, &workspace);
-      },
-      repeats);
-  measured.peak_after = peaks->after(bench);
+      .on_gpu = device_of(options.engine).type == FA3_CUDA,
+      .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward)};
+  measured.machine = measured.on_gpu ? gpu::name() : machine_text();
+  if (measured.on_gpu) {
+    warm_up(call);
+    measured.timing = time_call(call, repeats);
+  } else {
+    measured.timing = time_call(
+        [&] {
+          measured.peaks.sample(bench);
+          return call();
+        },
+        repeats);
+    measured.peaks.sample(bench);
+  }
   const double work = bench.backward ? backward_flops(bench.shape, bench.causal)
                                      : forward_flops(bench.shape, bench.causal);
   measured.flops = work / measured.timing.median;
@@ -124,13 +139,14 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
           {"max_ms", measured.timing.max * 1e3},
           {"repeats", measured.timing.repeats},
           {"tflops", measured.flops * 1e-12},
-          {"peak_tflops", teraflops(measured.peak())},
-          {"peak_before_tflops", teraflops(measured.peak_before)},
-          {"peak_after_tflops", teraflops(measured.peak_after)},
-          {"threads", bench.threads},
+          {"peak_tflops", teraflops(measured.peaks.median())},
+          {"peak_min_tflops", teraflops(measured.peaks.lowest())},
+          {"peak_max_tflops", teraflops(measured.peaks.highest())},
+          {"threads", measured.on_gpu ? nlohmann::ordered_json(nullptr)
+                                      : nlohmann::ordered_json(bench.threads)},
           {"workspace_bytes", measured.workspace_bytes},
           {"variant", "default"},
-          {"machine", machine_text()},
+          {"machine", measured.machine},
           {"date", today()},
           {"commit", commit()}};
 }
@@ -138,13 +154,13 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
 // Where the results go: the table on stdout unless JSON has it, JSON lines to a file or stdout.
 class Report {
  public:
-  explicit Report(const std::string& json) : json_on_stdout_(json == "-") {
+  Report(const std::string& json, const std::string& machines) : json_on_stdout_(json == "-") {
     if (!json.empty() && !json_on_stdout_) {
       file_.open(json, std::ios::app);
       if (!file_) throw CommandError(kExitBadInput, "--json " + json + ": cannot be written");
     }
     if (json_on_stdout_) return;
-    fmt::print("{}\n{}, commit {}\n\n", machine_text(), today(), commit());
+    fmt::print("{}\n{}, commit {}\n\n", machines, today(), commit());
     table_.print_header();
   }
 
@@ -152,17 +168,16 @@ class Report {
     if (json_on_stdout_) std::cout << json_of(bench, measured) << std::endl;
     if (file_.is_open()) file_ << json_of(bench, measured) << std::endl;
     if (!json_on_stdout_) print_row(bench, measured);
-    if (measured.disturbed()) {
-      fmt::print(stderr,
-                 "fa3: disturbed: the peak was {} before and {} after; is other work running?\n",
-                 flops_text(measured.peak_before), flops_text(measured.peak_after));
+    if (measured.peaks.disturbed()) {
+      fmt::print(stderr, "fa3: disturbed: the peak was between {} and {}; is other work running?\n",
+                 flops_text(measured.peaks.lowest()), flops_text(measured.peaks.highest()));
     }
   }
 
  private:
   void print_row(const BenchCase& bench, const Measured& measured) const {
     const Shape& shape = bench.shape;
-    const double peak = measured.peak();
+    const double peak = measured.peaks.median();
     table_.print_row(
         {measured.engine, measured.kernel, bench.backward ? "bwd" : "fwd", short_name(bench.dtype),
          fmt::format("{}", shape.batch),
@@ -173,7 +188,7 @@ class Report {
          shape.head_dim == shape.head_dim_v
              ? fmt::format("{}", shape.head_dim)
              : fmt::format("{}/{}", shape.head_dim, shape.head_dim_v),
-         bench.causal ? "yes" : "no", fmt::format("{}", bench.threads),
+         bench.causal ? "yes" : "no", measured.on_gpu ? "-" : fmt::format("{}", bench.threads),
          fmt::format("{:.3f}", measured.timing.median * 1e3),
          fmt::format("{}", measured.timing.repeats), fmt::format("{:.1f}", measured.flops * 1e-9),
          peak > 0 ? fmt::format("{:.1f}", peak * 1e-9) : "-",
@@ -199,18 +214,30 @@ class Report {
                 {"% peak", 6}}};
 };
 
+// The machine, and its GPU if some case can run there.
+std::string machines_text(const std::vector<BenchCase>& cases) {
+  const std::vector<EngineInfo> engines = engine_list();
+  const auto on_gpu = [&](const BenchCase& bench) {
+    return std::any_of(engines.begin(), engines.end(), [&](const EngineInfo& engine) {
+      return engine.available && engine.name == bench.engine &&
+             device_of(engine_id(engine.name)).type == FA3_CUDA;
+    });
+  };
+  const bool gpu = std::any_of(cases.begin(), cases.end(), on_gpu);
+  return gpu ? gpu::name() + ", " + machine_text() : machine_text();
+}
+
 void run_bench(const BenchFlags& flags) {
   const std::vector<BenchCase> cases = sweep(flags.sweep);
-  Report report(flags.json);
+  Report report(flags.json, machines_text(cases));
   Progress progress("bench", static_cast<int64_t>(cases.size()));
-  Peaks peaks;
   size_t refused = 0;
   std::set<std::string> reasons;  // each is said once
   for (const BenchCase& bench : cases) {
     progress.next(fmt::format("{} {} s{} d{}", bench.engine, short_name(bench.dtype),
                               bench.shape.seqlen_q, bench.shape.head_dim));
     try {
-      const Measured measured = measure(bench, flags.repeats, &peaks);
+      const Measured measured = measure(bench, flags.repeats);
       progress.erase();
       report.add(bench, measured);
     } catch (const CommandError& error) {
@@ -230,11 +257,15 @@ void run_bench(const BenchFlags& flags) {
 constexpr const char* kFooter = R"(
 Comma lists sweep: every combination is timed. Times are medians after one warm-up call; the column
 `runs` says of how many. FLOPs: 2 (d + dv) b h sq sk, half of it if causal, 2.5 times it backward.
-peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, just before and after.
+peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, median of a sample
+before every call and one after the last.
+On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
+before each call; its peak is not measured, and is null in JSON.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
   fa3 bench --engine cpu,standard --dtype fp32,bf16 --pass fwd,bwd --json results.jsonl
+  fa3 bench --engine hopper --dtype bf16 --heads 16 --seqlen 1024,16384 --head-dim 128
   fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops)";
 
 }  // namespace

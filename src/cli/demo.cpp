@@ -11,6 +11,7 @@
 #include "cli/calls.h"
 #include "cli/commands.h"
 #include "cli/compare.h"
+#include "cli/execution.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "cli/machine.h"
@@ -43,7 +44,7 @@ fa3_options ours(const DemoFlags& flags) {
 
 int64_t memory_of_call(const Operands& operands, const fa3_options& options) {
   return input_bytes(operands) + output_bytes(operands) +
-         static_cast<int64_t>(workspace_bytes(forward_args(operands, options)));
+         static_cast<int64_t>(workspace_bytes(forward_question(operands, options)));
 }
 
 struct Checked {
@@ -85,9 +86,10 @@ std::string layer_file(const DemoFlags& flags, int layer, const char* tensor) {
 
 Operands load_layer(const DemoFlags& flags, int layer) {
   Operands operands;
-  operands.q = read_npy(layer_file(flags, layer, "q"), 4);
-  operands.k = read_npy(layer_file(flags, layer, "k"), 4);
-  operands.v = read_npy(layer_file(flags, layer, "v"), 4);
+  const fa3_dtype dtype = dtype_of(flags.dtype);
+  operands.q = read_npy(layer_file(flags, layer, "q"), 4, dtype);
+  operands.k = read_npy(layer_file(flags, layer, "k"), 4, dtype);
+  operands.v = read_npy(layer_file(flags, layer, "v"), 4, dtype);
   add_outputs(&operands, {});
   return operands;
 }
@@ -95,7 +97,7 @@ Operands load_layer(const DemoFlags& flags, int layer) {
 bool show_layers(const DemoFlags& flags) {
   const fa3_options options = ours(flags);
   const Operands first = load_layer(flags, 0);
-  const std::string plan = plan_text(forward_args(first, options));
+  const std::string plan = plan_text(forward_question(first, options));
   fmt::print(
       "1. A trained transformer reads Moby-Dick\n\n"
       "   Q, K and V of all-MiniLM-L6-v2, layers 0, 2 and 5: {} tokens, {} heads, head dim\n"
@@ -113,10 +115,10 @@ bool show_layers(const DemoFlags& flags) {
   table.print_header();
   bool passed = true;
   for (int layer : {0, 2, 5}) {
-    const Operands operands = load_layer(flags, layer);
-    const ForwardArgs args = forward_args(operands, options);
-    Workspace workspace;
-    const Timing timing = time_call([&] { return run_seconds(args, &workspace); });
+    Operands operands = load_layer(flags, layer);
+    Execution execution(&operands, options);
+    const Timing timing = time_call([&] { return execution.forward(); });
+    execution.fetch();
     const Checked checked = check(flags, operands);
     passed = passed && checked.passed;
     table.print_row({fmt::format("   {}", layer), error_text(checked.ours.overall),
@@ -175,7 +177,7 @@ bool show_long_sequence(const DemoFlags& flags) {
   const fa3_options options = ours(flags);
   Operands operands = make_operands(shape, dtype, Layout::bshd, {});
   fill_inputs(&operands, 16);
-  const ForwardArgs args = forward_args(operands, options);
+  const ForwardArgs args = forward_question(operands, options);
   const int64_t standard = memory_of_call(operands, options_for(flags, FA3_ENGINE_STANDARD));
   const int64_t needed = memory_of_call(operands, options);
   const auto verdict = [](int64_t bytes) {
@@ -192,8 +194,9 @@ bool show_long_sequence(const DemoFlags& flags) {
       bytes_text(output_bytes(operands)), bytes_text(static_cast<int64_t>(workspace_bytes(args))));
   std::fflush(stdout);
 
-  Workspace workspace;
-  const double seconds = run_seconds(args, &workspace);
+  Execution execution(&operands, options);
+  const double seconds = execution.forward();
+  execution.fetch();
   fmt::print("   time      {}, {}\n", seconds_text(seconds),
              flops_text(forward_flops(shape, false) / seconds));
   if (const int64_t peak = peak_resident_bytes(); peak > 0) {
@@ -248,7 +251,7 @@ void add_demo(CLI::App& app) {
   demo->add_option("--seqlen", flags->seqlen, "length of the long sequence")
       ->check(CLI::Range(16, 1 << 20))
       ->capture_default_str();
-  demo->add_option("--dtype", flags->dtype, "element type of the long sequence")
+  demo->add_option("--dtype", flags->dtype, "element type; the files hold fp32")
       ->check(CLI::IsMember(kDtypeNames))
       ->capture_default_str();
   add_engine_flags(*demo, &flags->engine);
@@ -257,7 +260,8 @@ Exit code 1 if a result is further from the reference than the rule of `fa3 veri
 
 Examples:
   fa3 demo                                  from the directory of the sources
-  fa3 demo --data /path/to/examples/data --dtype bf16 --seqlen 32768)");
+  fa3 demo --data /path/to/examples/data --dtype bf16 --seqlen 32768
+  fa3 demo --engine hopper --dtype bf16     on the GPU)");
   demo->callback([flags] { run_demo(*flags); });
 }
 

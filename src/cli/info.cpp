@@ -8,6 +8,7 @@
 
 #include "cli/calls.h"
 #include "cli/commands.h"
+#include "cli/execution.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "cli/machine.h"
@@ -66,8 +67,8 @@ void print_workspaces(const Operands& operands, fa3_options options) {
   table.print_header();
   for (const EngineInfo& engine : engine_list()) {
     options.engine = engine_id(engine.name);
-    table.print_row({"  " + engine.name, workspace_cell(forward_args(operands, options)),
-                     workspace_cell(backward_args(operands, options))});
+    table.print_row({"  " + engine.name, workspace_cell(forward_question(operands, options)),
+                     workspace_cell(backward_question(operands, options))});
   }
 }
 
@@ -79,7 +80,7 @@ void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_op
   const Shape& s = flags.shape;
   const int64_t item = operands.q.bytes() / std::max<int64_t>(operands.q.elements(), 1);
   const auto bytes_of = [](const HostTensor& tensor) { return tensor.bytes(); };
-  const auto workspace = static_cast<int64_t>(workspace_bytes(forward_args(operands, options)));
+  const auto workspace = static_cast<int64_t>(workspace_bytes(forward_question(operands, options)));
   const int64_t parts[] = {bytes_of(operands.q), bytes_of(operands.k) + bytes_of(operands.v),
                            bytes_of(operands.o), bytes_of(operands.lse), workspace};
   fmt::print("\nMemory budget, forward ({} bytes an element)\n", item);
@@ -124,8 +125,8 @@ void run_info(const InfoFlags& flags, bool with_shape) {
   const Operands operands =
       make_operands(flags.shape, dtype_of(flags.dtype), Layout::bshd,
                     {.backward = true, .sink = flags.sink, .memory = Memory::shapes_only});
-  print_plan("Forward", forward_args(operands, options));
-  print_plan("Backward", backward_args(operands, options));
+  print_plan("Forward", forward_question(operands, options));
+  print_plan("Backward", backward_question(operands, options));
   print_workspaces(operands, options);
   print_budget(flags, operands, options);
 }
@@ -134,7 +135,7 @@ constexpr const char* kFooter = R"(
 Examples:
   fa3 info                                           engines, and why one is missing
   fa3 info --seqlen 16384 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --causal
-  fa3 info --engine hopper --seqlen 4096             would it run, and if not, why?)";
+  fa3 info --engine hopper --dtype bf16 --seqlen 4096   would it run, and if not, why?)";
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 
 #include "cli/calls.h"
 #include "cli/commands.h"
+#include "cli/execution.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "cli/npy_file.h"
@@ -78,8 +79,9 @@ void run_files(const RunFlags& flags) {
       .backward = flags.backward, .sink = operands.sink.present(), .memory = Memory::shapes_only};
   // Files may say anything: memory for outputs only if the library accepts the shapes.
   add_outputs(&operands, outputs);
-  require(supported(forward_args(operands, options)));
-  if (flags.backward) require(supported(backward_args(operands, options)));
+  const ForwardArgs forward = forward_question(operands, options);
+  require(supported(forward));
+  if (flags.backward) require(supported(backward_question(operands, options)));
   outputs.memory = Memory::allocate;
   add_outputs(&operands, outputs);
 
@@ -90,15 +92,14 @@ void run_files(const RunFlags& flags) {
                                      {"do", &operands.d_o}}) {
     print_tensor(name, *tensor);
   }
-  Workspace workspace;
-  const ForwardArgs forward = forward_args(operands, options);
+  Execution execution(&operands, options);
   fmt::print("\nforward plan\n{}", plan_text(forward));
-  fmt::print("forward took {}\n", seconds_text(run_seconds(forward, &workspace)));
+  fmt::print("forward took {}\n", seconds_text(execution.forward()));
   if (flags.backward) {
-    const BackwardArgs backward = backward_args(operands, options);
-    fmt::print("\nbackward plan\n{}", plan_text(backward));
-    fmt::print("backward took {}\n", seconds_text(run_seconds(backward, &workspace)));
+    fmt::print("\nbackward plan\n{}", plan_text(backward_question(operands, options)));
+    fmt::print("backward took {}\n", seconds_text(execution.backward()));
   }
+  execution.fetch();
   fmt::print("\n");
   write_output(flags.out, operands.o);
   write_output(flags.lse, operands.lse);
@@ -113,10 +114,12 @@ Arrays have rank 4: (batch, seq, heads, dim), or (batch, heads, seq, dim) with -
 Outputs have the inputs' layout and dtype; the LSE is (batch, heads, seq) fp32, natural log.
 Dtypes: '<f4', '<f2', '<f8' (becomes fp32). npy has no bfloat16: '<V2' is read as bf16 (what
 numpy.save writes for ml_dtypes.bfloat16) and written for it; '<u2' with --dtype bf16 are its bits.
+--engine hopper copies to the GPU and back; the time is the GPU's own, of this first call.
 
 Examples:
   fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --causal --lse LSE.npy
   fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --layout bhsd --dtype bf16 --window 255,0
+  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --dtype bf16 --engine hopper
   fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --backward --do DO.npy \
           --dq DQ.npy --dk DK.npy --dv DV.npy)";
 

@@ -13,6 +13,7 @@
 #include "cli/calls.h"
 #include "cli/commands.h"
 #include "cli/compare.h"
+#include "cli/execution.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "cli/text.h"
@@ -55,14 +56,29 @@ struct Summary {
   std::vector<std::string> failures;
 };
 
-void run_engine(const Operands& operands, const VerifyCase& verify_case, fa3_engine_id engine,
+// What the engine cannot do, by its own reason: how many forwards and backwards were left out.
+using LeftOut = std::map<std::string, int>;
+
+void run_engine(Operands* operands, const VerifyCase& verify_case, fa3_engine_id engine,
                 int32_t threads) {
   fa3_options options = verify_case.options;
   options.engine = engine;
   options.num_threads = threads;
-  Workspace workspace;
-  run_seconds(forward_args(operands, options), &workspace);
-  if (verify_case.backward) run_seconds(backward_args(operands, options), &workspace);
+  Execution execution(operands, options);
+  execution.forward();
+  if (verify_case.backward) execution.backward();
+  execution.fetch();
+}
+
+// False, with the reason counted, if the engine says that it cannot do this.
+template <class Args>
+bool can(const Args& question, LeftOut* left_out) {
+  const Status status = supported(question);
+  if (status.code() == StatusCode::unsupported)
+    ++(*left_out)[status.message()];
+  else
+    require(status);
+  return status.ok();
 }
 
 void compare_output(const char* name, Quantity quantity, HostTensor Operands::*output,
@@ -100,17 +116,25 @@ void compare_lse(const Operands& engine, const Operands& reference, const Verify
                                           error_text(error), error_text(allowed)));
 }
 
-void verify_one(const VerifyCase& verify_case, fa3_dtype dtype, const EngineFlags& flags,
-                uint64_t seed, Summary* summary) {
+void verify_one(VerifyCase verify_case, fa3_dtype dtype, const EngineFlags& flags, uint64_t seed,
+                Summary* summary, LeftOut* left_out) {
+  fa3_options options = verify_case.options;
+  options.engine = engine_id(flags.engine);
+  const Operands shapes =
+      make_operands(verify_case.shape, dtype, verify_case.layout,
+                    {.backward = true, .sink = verify_case.sink, .memory = Memory::shapes_only});
+  if (!can(forward_question(shapes, options), left_out)) return;
+  verify_case.backward = verify_case.backward && can(backward_question(shapes, options), left_out);
+
   const Wanted wanted{.backward = verify_case.backward, .sink = verify_case.sink};
   Operands engine = make_operands(verify_case.shape, dtype, verify_case.layout, wanted);
   fill_inputs(&engine, seed);
-  const Operands standard = with_inputs_of(engine, dtype, wanted);
+  Operands standard = with_inputs_of(engine, dtype, wanted);
   // fp32 holds every fp16 and bf16 exactly, so the oracle's results are rounded to fp32 only.
-  const Operands reference = with_inputs_of(engine, FA3_FLOAT32, wanted);
-  run_engine(engine, verify_case, engine_id(flags.engine), flags.threads);
-  run_engine(standard, verify_case, FA3_ENGINE_STANDARD, flags.threads);
-  run_engine(reference, verify_case, FA3_ENGINE_REFERENCE, flags.threads);
+  Operands reference = with_inputs_of(engine, FA3_FLOAT32, wanted);
+  run_engine(&engine, verify_case, engine_id(flags.engine), flags.threads);
+  run_engine(&standard, verify_case, FA3_ENGINE_STANDARD, flags.threads);
+  run_engine(&reference, verify_case, FA3_ENGINE_REFERENCE, flags.threads);
 
   const std::string where = fmt::format("{} {}", short_name(dtype), case_text(verify_case));
   const std::array<const Operands*, 3> runs = {&engine, &standard, &reference};
@@ -152,14 +176,19 @@ void print_summary(const std::string& group, const std::string& dtype, const Sum
   }
 }
 
-// Throws if the engine cannot run at all, before any work.
-void check_engine(const EngineFlags& flags) {
+// Throws if the engine cannot run at all, before any work; `dtypes` are those that were asked for.
+void check_engine(const EngineFlags& flags, const std::vector<std::string>& dtypes) {
   require_engine(flags.engine);
-  const Operands shapes =
-      make_operands({}, FA3_FLOAT32, Layout::bshd, {.memory = Memory::shapes_only});
   fa3_options options = default_options();
   options.engine = engine_id(flags.engine);
-  const ForwardArgs args = forward_args(shapes, options);
+  const auto question = [&](const std::string& dtype) {
+    return forward_question(
+        make_operands({}, dtype_of(dtype), Layout::bshd, {.memory = Memory::shapes_only}), options);
+  };
+  const auto able = std::find_if(dtypes.begin(), dtypes.end(), [&](const std::string& dtype) {
+    return supported(question(dtype)).ok();
+  });
+  const ForwardArgs args = question(able == dtypes.end() ? dtypes.front() : *able);
   require(supported(args), "--engine " + flags.engine);
   fmt::print("engine    {}, {}\nreference double precision, rounded to fp32\n",
              plan_line(plan_text(args), "engine"), plan_line(plan_text(args), "kernel"));
@@ -167,8 +196,14 @@ void check_engine(const EngineFlags& flags) {
   fmt::print("allowed   2 x standard + a few ulp; LSE 1e-3 + 2^-21 max|s|\n\n");
 }
 
+void print_left_out(const LeftOut& left_out) {
+  if (left_out.empty()) return;
+  fmt::print("\nleft out, for the engine cannot do it:\n");
+  for (const auto& [reason, count] : left_out) fmt::print("  {:>4} x {}\n", count, reason);
+}
+
 void run_verify(const VerifyFlags& flags) {
-  check_engine(flags.engine);
+  check_engine(flags.engine, flags.dtypes);
   const Depth depth = flags.full ? Depth::full : flags.quick ? Depth::quick : Depth::normal;
   const std::vector<VerifyCase> cases = verify_cases(depth);
   std::vector<std::string> groups;
@@ -177,6 +212,7 @@ void run_verify(const VerifyFlags& flags) {
   }
   Progress progress("verify", static_cast<int64_t>(cases.size() * flags.dtypes.size()));
   std::vector<std::string> failures;
+  LeftOut left_out;
   int comparisons = 0;
   findings_table().print_header();
   for (const std::string& group : groups) {
@@ -185,7 +221,7 @@ void run_verify(const VerifyFlags& flags) {
       for (size_t i = 0; i < cases.size(); ++i) {
         if (cases[i].group != group) continue;
         progress.next(dtype + " " + case_text(cases[i]));
-        verify_one(cases[i], dtype_of(dtype), flags.engine, 1000 * i, &summary);
+        verify_one(cases[i], dtype_of(dtype), flags.engine, 1000 * i, &summary, &left_out);
       }
       progress.erase();
       print_summary(group, dtype, summary);
@@ -193,6 +229,7 @@ void run_verify(const VerifyFlags& flags) {
       failures.insert(failures.end(), summary.failures.begin(), summary.failures.end());
     }
   }
+  print_left_out(left_out);
   for (const std::string& failure : failures) fmt::print("FAIL {}\n", failure);
   if (!failures.empty()) {
     throw CommandError(kExitFailed, fmt::format("{} results are further from the reference than "
@@ -205,10 +242,12 @@ void run_verify(const VerifyFlags& flags) {
 constexpr const char* kFooter = R"(
 Errors are relative, in the 2-norm; `row` is the worst row. Each line shows the worst case of its
 group: the one that comes nearest to what it may err. Exit code 1 if any case passes its limit.
+What the engine says that it cannot do is left out and counted below the table, with the reason.
 
 Examples:
   fa3 verify                           some seconds
   fa3 verify --quick --engine cpu      fewer cases, one engine
+  fa3 verify --engine hopper           on the GPU, from copies in its memory
   fa3 verify --full --dtype bf16       long sequences and more head dims)";
 
 }  // namespace

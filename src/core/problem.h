@@ -54,6 +54,7 @@ struct Problem {
 
   Operand q, k, v, o;
   RowScalars lse;               // data may be null: not wanted (forward)
+  bool has_sink = false;        // also known to questions, which bring no data
   const float* sink = nullptr;  // (heads_q), optional
 
   fa3_device_type device = FA3_CPU;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks forward kernels against the oracle, row by row, on data made to reach every branch. Needs a
 // GPU and nothing else. Arguments, all optional: first and end row of the kernel table, a substring of
-// the case names, how often to repeat each launch and compare bits.
+// the case names, how often to repeat each launch and compare bits, and a file of results' digests:
+// written if it is not there, else to be met bit for bit.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -77,6 +80,14 @@ const Case kCases[] = {
     {"one-query-causal", 3, 4, 4, 1, 1023, true},
     {"gqa", 2, 8, 2, 300, 517, false},
     {"mqa-causal", 2, 6, 1, 257, 641, true},
+    {"gqa-3-causal", 2, 6, 2, 257, 641, true},
+    {"gqa-8-causal", 2, 16, 2, 391, 391, true},
+    {"gqa-16-one-query", 3, 16, 1, 1, 777, false},
+    {"gqa-32-few-queries", 1, 64, 2, 37, 301, true},
+    {"gqa-8-more-queries-causal", 2, 16, 2, 333, 77, true},
+    {"gqa-4-head-major-causal", 2, 8, 2, 259, 391, true, Data::kNormal, 0, 0, 0, true},
+    {"gqa-8-sink-500", 2, 16, 2, 100, 1500, true, Data::kSink, 500},
+    {"gqa-8-nan-query", 1, 16, 2, 100, 700, true, Data::kNanQuery},
     {"head-major", 2, 4, 2, 259, 391, false, Data::kNormal, 0, 0, 0, true},
     {"head-major-causal", 2, 4, 2, 391, 391, true, Data::kNormal, 0, 0, 0, true},
     {"short-head", 2, 2, 2, 300, 300, false, Data::kNormal, 0, -24, -24},
@@ -290,8 +301,55 @@ Verdict compare(const Case& c, HostTensor<T>& o, const std::vector<float>& lse,
   return verdict;
 }
 
+// One number for the bits of a result (FNV-1a).
 template <typename T>
-Verdict run(const ForwardKernel& kernel, const Case& c, int repeats) {
+uint64_t digest(const std::vector<T>& data, uint64_t seed = 0xcbf29ce484222325u) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(data.data());
+  for (size_t i = 0; i < data.size() * sizeof(T); ++i) seed = (seed ^ bytes[i]) * 0x100000001b3u;
+  return seed;
+}
+
+// Digests by kernel and case, of an earlier run of another build.
+class Digests {
+ public:
+  explicit Digests(const char* path) : path_(path) {
+    std::ifstream file(path);
+    compares_ = file.good();
+    std::string name;
+    for (uint64_t value; file >> name >> value;) known_[name] = value;
+  }
+  ~Digests() {
+    if (path_.empty() || compares_) return;
+    std::ofstream file(path_);
+    for (const auto& [name, value] : known_) file << name << ' ' << value << '\n';
+  }
+  // Whether this is what was there before, if there was a before.
+  bool meets(const std::string& name, uint64_t value) {
+    if (!compares_) known_[name] = value;
+    const auto known = known_.find(name);
+    if (known == known_.end()) return true;
+    ++compared_;
+    return known->second == value;
+  }
+  int compared() const { return compares_ ? compared_ : 0; }
+
+ private:
+  std::string path_;
+  bool compares_ = false;
+  int compared_ = 0;
+  std::map<std::string, uint64_t> known_;
+};
+
+std::string name_of(const hopper::ForwardConfig& g, const char* of_case) {
+  char text[120];
+  std::snprintf(text, sizeof text, "%s-d%d-%d-%dx%d-%s",
+                g.element == Element::kFp16 ? "fp16" : "bf16", g.head_dim, g.head_dim_v, g.block_m,
+                g.block_n, of_case);
+  return text;
+}
+
+template <typename T>
+Verdict run(const ForwardKernel& kernel, const Case& c, int repeats, Digests* digests) {
   const int d = c.head_dim > 0 ? c.head_dim : kernel.config.head_dim + c.head_dim;
   const int dv = c.head_dim_v > 0 ? c.head_dim_v : kernel.config.head_dim_v + c.head_dim_v;
   const float scale = 1.0f / std::sqrt(float(d));
@@ -335,6 +393,9 @@ Verdict run(const ForwardKernel& kernel, const Case& c, int repeats) {
   const std::vector<float> lse = d_lse.fetch(rows);
   Verdict verdict = compare(c, o, lse, exact.fetch(rows * dv), naive.fetch(rows * dv),
                             exact_lse.fetch(rows), largest.fetch(rows), c.head_major);
+  if (!digests->meets(name_of(kernel.config, c.name), digest(lse, digest(o.data)))) {
+    verdict.fail("other bits than the other build", 0, 0, 0);
+  }
   for (int i = 0; i < repeats; ++i) {
     CHECK_CUDA(cudaMemset(d_o.data, 0xff, o.data.size() * sizeof(T)));
     CHECK_CUDA(hopper::launch_forward(kernel, arguments, 0));
@@ -352,15 +413,16 @@ struct Tally {
   int failed = 0;
 };
 
-Tally check_kernel(const ForwardKernel& kernel, const char* pattern, int repeats) {
+Tally check_kernel(const ForwardKernel& kernel, const char* pattern, int repeats,
+                   Digests* digests) {
   const hopper::ForwardConfig& g = kernel.config;
   const bool fp16 = g.element == Element::kFp16;
   Tally tally;
   double ratio = 0, lse_error = 0;
   for (const Case& c : kCases) {
     if (!std::strstr(c.name, pattern)) continue;
-    const Verdict verdict =
-        fp16 ? run<__half>(kernel, c, repeats) : run<__nv_bfloat16>(kernel, c, repeats);
+    const Verdict verdict = fp16 ? run<__half>(kernel, c, repeats, digests)
+                                 : run<__nv_bfloat16>(kernel, c, repeats, digests);
     ++tally.done;
     ratio = std::max(ratio, verdict.worst_ratio);
     lse_error = std::max(lse_error, verdict.lse_error);
@@ -376,6 +438,12 @@ Tally check_kernel(const ForwardKernel& kernel, const char* pattern, int repeats
   return tally;
 }
 
+#ifdef FA3_DISTURB
+constexpr Element kElements[] = {Element::kBf16};
+#else
+constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
+#endif
+
 }  // namespace
 }  // namespace fa3::testing
 
@@ -386,15 +454,17 @@ int main(int argc, char** argv) {
   const int end = argc > 2 ? std::min(rows, std::atoi(argv[2])) : rows;
   const char* pattern = argc > 3 ? argv[3] : "";
   const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
+  testing::Digests digests(argc > 5 ? argv[5] : "");
   int done = 0, failed = 0;
   for (int row = first; row < end; ++row) {
-    for (const auto element : {hopper::Element::kFp16, hopper::Element::kBf16}) {
-      const auto tally =
-          testing::check_kernel(hopper::forward_kernel_at(row, element), pattern, repeats);
+    for (const auto element : testing::kElements) {
+      const auto tally = testing::check_kernel(hopper::forward_kernel_at(row, element), pattern,
+                                               repeats, &digests);
       done += tally.done;
       failed += tally.failed;
     }
   }
+  if (digests.compared() > 0) std::printf("%d met bit for bit\n", digests.compared());
   std::printf("%d checks, %d failures\n", done, failed);
   return failed != 0;
 }

@@ -14,7 +14,6 @@ namespace fa3::hopper {
 struct CompiledForward {
   ForwardConfig config;
   int64_t max_keys = INT64_MAX;  // chosen for key sequences up to this length
-  bool only_causal = false;
   const char* why;
 };
 

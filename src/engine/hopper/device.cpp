@@ -21,6 +21,10 @@ cudaError_t capability_of(int device, Capability* capability) {
   return cudaDeviceGetAttribute(&capability->minor, cudaDevAttrComputeCapabilityMinor, device);
 }
 
+bool fits(Capability found) {
+  return found.major == kMajor && found.minor == kMinor;
+}
+
 // The last error is this thread's, shared with the caller's own CUDA code: leave none behind.
 const char* text_of(cudaError_t error) {
   cudaGetLastError();
@@ -34,14 +38,24 @@ Availability probe() {
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     return {false, concat("no usable CUDA driver or GPU: ", text_of(error))};
   }
+  const int device = first_device();
+  if (device == kNoDevice) {
+    return {false, concat("none of ", count, " CUDA devices has compute capability 9.0")};
+  }
+  return {true, concat("CUDA device ", device, ", compute capability 9.0")};
+}
+
+int first_device() {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    return kNoDevice;
+  }
   for (int device = 0; device < count; ++device) {
     Capability found;
-    if (capability_of(device, &found) == cudaSuccess && found.major == kMajor &&
-        found.minor == kMinor) {
-      return {true, concat("CUDA device ", device, ", compute capability 9.0")};
-    }
+    if (capability_of(device, &found) == cudaSuccess && fits(found)) return device;
   }
-  return {false, concat("none of ", count, " CUDA devices has compute capability 9.0")};
+  return kNoDevice;
 }
 
 Status check_device(int device) {
@@ -49,7 +63,7 @@ Status check_device(int device) {
   if (const cudaError_t error = capability_of(device, &found); error != cudaSuccess) {
     return unsupported("cuda:", device, ": ", text_of(error));
   }
-  if (found.major != kMajor || found.minor != kMinor) {
+  if (!fits(found)) {
     return unsupported("cuda:", device, " has compute capability ", found.major, ".", found.minor,
                        "; the kernels need 9.0");
   }

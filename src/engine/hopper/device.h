@@ -12,6 +12,11 @@ namespace fa3::hopper {
 
 Availability probe();
 
+constexpr int kNoDevice = -1;
+
+// The first device that the kernels can run on, or kNoDevice.
+int first_device();
+
 // OK if the kernels can run on this device.
 Status check_device(int device);
 

@@ -159,10 +159,19 @@ TEST_F(Command, wrong_files_end_with_code_2_and_name_the_file) {
   EXPECT_FALSE(std::filesystem::exists(path("o")));
 }
 
+// fp32 is what hopper does nowhere, so this holds on a machine with a GPU too.
 TEST_F(Command, what_this_machine_cannot_do_ends_with_code_3) {
   expect_refused("run" + inputs() + " --engine hopper", kExitUnsupported, "hopper");
   expect_refused("bench --engine hopper --seqlen 16", kExitUnsupported, "hopper");
-  expect_refused("verify --engine hopper", kExitUnsupported, "hopper");
+  expect_refused("verify --engine hopper --dtype fp32", kExitUnsupported, "hopper");
+  expect_refused("demo --engine hopper --data " FA3_EXAMPLE_DATA, kExitUnsupported, "hopper");
+  EXPECT_FALSE(std::filesystem::exists(path("o")));
+}
+
+TEST_F(Command, verify_leaves_nothing_out_on_the_cpu) {
+  const Outcome outcome = start("verify --quick --engine standard --dtype fp32");
+  EXPECT_EQ(outcome.code, kExitOk) << outcome.output;
+  EXPECT_EQ(outcome.output.find("left out"), std::string::npos);
 }
 
 TEST_F(Command, help_explains_with_examples) {

@@ -4,13 +4,18 @@
 
 #include <cstdint>
 
+#include "engine/hopper/ptx/disturb.cuh"
+
 namespace fa3::hopper::ptx {
 
 __device__ __forceinline__ void bar_sync(int id, int threads) {
+  disturb();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  disturb();
 }
 
 __device__ __forceinline__ void bar_arrive(int id, int threads) {
+  disturb();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
+#include "cli/exit_code.h"
+#include "cli/gpu.h"
+
+namespace fa3::cli::gpu {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw CommandError(kExitUnsupported, "this build has no CUDA, so it cannot use a GPU");
+}
+
+}  // namespace
+
+int device_index() {
+  return 0;
+}
+std::string name() {
+  refuse();
+}
+
+Buffer::Buffer(int64_t) {
+  refuse();
+}
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+Buffer::~Buffer() = default;
+void Buffer::read_from(const std::byte*) {
+  refuse();
+}
+void Buffer::write_to(std::byte*) const {
+  refuse();
+}
+
+double seconds_of(const std::function<void()>&) {
+  refuse();
+}
+
+}  // namespace fa3::cli::gpu

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/exit_code.h"
+#include "cli/gpu.h"
+#include "cli/text.h"
+#include "core/error.h"
+#include "engine/hopper/device.h"
+
+namespace fa3::cli::gpu {
+namespace {
+
+constexpr int64_t kFlushBytes = int64_t{256} << 20;  // several times the L2 cache of an H200
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    throw CommandError(kExitFailed, concat("GPU: ", what, ": ", cudaGetErrorString(error)));
+  }
+}
+
+// What outlives single calls: the choice of device, two events, and the memory that flushes the L2.
+struct Clock {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  Buffer flushed{kFlushBytes};
+
+  Clock() {
+    check(cudaEventCreate(&begin), "cannot create an event");
+    check(cudaEventCreate(&end), "cannot create an event");
+  }
+  ~Clock() {
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+  }
+};
+
+}  // namespace
+
+int device_index() {
+  static const int index = std::max(0, hopper::first_device());
+  return index;
+}
+
+std::string name() {
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device_index()), "cannot ask for its name");
+  return properties.name;
+}
+
+Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
+  check(cudaSetDevice(device_index()), "cannot be used");
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1))) != cudaSuccess) {
+    cudaGetLastError();
+    throw CommandError(kExitFailed, concat("the GPU has no ", bytes_text(bytes),
+                                           " of memory left; use a smaller shape"));
+  }
+  data_ = static_cast<std::byte*>(memory);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+
+void Buffer::read_from(const std::byte* host) {
+  check(cudaMemcpy(data_, host, static_cast<size_t>(bytes_), cudaMemcpyHostToDevice),
+        "copying to it failed");
+}
+
+// Waits for what was queued before, and learns of its errors.
+void Buffer::write_to(std::byte* host) const {
+  check(cudaMemcpy(host, data_, static_cast<size_t>(bytes_), cudaMemcpyDeviceToHost),
+        "copying from it failed");
+}
+
+double seconds_of(const std::function<void()>& queue) {
+  static const Clock clock;
+  check(cudaMemsetAsync(clock.flushed.data(), 0, static_cast<size_t>(clock.flushed.bytes())),
+        "flushing its cache failed");
+  check(cudaEventRecord(clock.begin), "cannot record an event");
+  queue();
+  check(cudaEventRecord(clock.end), "cannot record an event");
+  check(cudaEventSynchronize(clock.end), "the call failed");
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, clock.begin, clock.end), "cannot read its clock");
+  return double{milliseconds} * 1e-3;
+}
+
+}  // namespace fa3::cli::gpu

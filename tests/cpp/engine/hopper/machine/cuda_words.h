@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The words of CUDA C++ that the kernels use, for a host compiler: one thread stands for a warp (its
+// lane 0), and what a warp does together is what that lane does. Included before everything else.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
+#include <cmath>
+#include <cstdint>
+
+#undef __forceinline__
+#undef __launch_bounds__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+namespace fa3::machine {
+
+struct Index {
+  unsigned x;
+};
+void sync_block();
+int draw(int* counter, int count);
+
+}  // namespace fa3::machine
+
+extern fa3::machine::Index threadIdx, blockIdx, gridDim;
+
+template <class T>
+T __shfl_sync(unsigned, T value, int) {
+  return value;
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int) {
+  return value;
+}
+inline bool __any_sync(unsigned, bool value) {
+  return value;
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  return value ? ~0u : 0u;
+}
+inline void __syncwarp() {}
+inline void __syncthreads() {
+  fa3::machine::sync_block();
+}
+inline float __fmaf_rn(float a, float b, float c) {
+  return std::fma(a, b, c);
+}
+inline int atomicAdd(int* counter, int count) {
+  return fa3::machine::draw(counter, count);
+}
+inline unsigned atomicOr(unsigned* word, unsigned bits) {
+  const unsigned before = *word;
+  *word |= bits;
+  return before;
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA runtime as launch_forward.cpp needs it: a device with two multiprocessors, on which a
+// launch is taken down for the test to run.
+#include "host_runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "engine/hopper/tensor_map.h"
+#include "machine.h"
+
+namespace fa3::machine {
+
+Launch last_launch;
+
+}  // namespace fa3::machine
+
+namespace fa3::hopper {
+
+bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element, tile::TileLayout layout,
+                       int box_rows, int) {
+  const machine::TensorMap known{tensor.data, box_rows, layout.row_bytes()};
+  static_assert(sizeof(known) <= sizeof(map));
+  std::memcpy(&map, &known, sizeof(known));
+  return true;
+}
+
+}  // namespace fa3::hopper
+
+extern "C" {
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = fa3::machine::kMultiprocessors;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t,
+                             cudaStream_t) {
+  const auto* params = static_cast<const fa3::hopper::ForwardParams*>(arguments[0]);
+  fa3::machine::last_launch = {function, grid.x, block.x, *params};
+  return cudaSuccess;
+}
+}
