@@ -31,6 +31,7 @@ namespace {
 
 struct BenchFlags {
   SweepFlags sweep;
+  std::string layout = "bshd";
   int repeats = 0;
   std::string json;
 };
@@ -61,6 +62,7 @@ struct Measured {
   std::string engine, kernel;  // as the plan names them
   bool on_gpu = false;
   std::string machine;
+  std::string layout;
   Timing timing;
   size_t workspace_bytes = 0;
   double flops = 0;  // per second, as all peaks
@@ -75,21 +77,21 @@ void warm_up(const std::function<double()>& call) {
   for (int i = 0; i < kMostCalls && seconds < kEnough; ++i) seconds += call();
 }
 
-Measured measure(const BenchCase& bench, int repeats) {
+Measured measure(const BenchCase& bench, const BenchFlags& flags) {
   require_engine(bench.engine);
+  const Layout layout = flags.layout == "bshd" ? Layout::bshd : Layout::bhsd;
   fa3_options options = default_options();
   options.engine = engine_id(bench.engine);
   options.causal = bench.causal ? 1 : 0;
   options.num_threads = bench.threads;
   const Wanted shapes{.backward = bench.backward, .memory = Memory::shapes_only};
-  const Operands asked = make_operands(bench.shape, bench.dtype, Layout::bshd, shapes);
+  const Operands asked = make_operands(bench.shape, bench.dtype, layout, shapes);
   const ForwardArgs forward = forward_question(asked, options);
   const BackwardArgs backward = backward_question(asked, options);
   // Ask before any memory is touched: the answer may be no.
   const std::string plan = bench.backward ? plan_text(backward) : plan_text(forward);
 
-  Operands operands =
-      make_operands(bench.shape, bench.dtype, Layout::bshd, {.backward = bench.backward});
+  Operands operands = make_operands(bench.shape, bench.dtype, layout, {.backward = bench.backward});
   fill_inputs(&operands, 0);
   Execution execution(&operands, options);
   const auto call = [&] { return bench.backward ? execution.backward() : execution.forward(); };
@@ -99,17 +101,18 @@ Measured measure(const BenchCase& bench, int repeats) {
       .kernel = plan_line(plan, "kernel"),
       .on_gpu = device_of(options.engine).type == FA3_CUDA,
       .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward)};
+  measured.layout = flags.layout;
   measured.machine = measured.on_gpu ? gpu::name() : machine_text();
   if (measured.on_gpu) {
     warm_up(call);
-    measured.timing = time_call(call, repeats);
+    measured.timing = time_call(call, flags.repeats);
   } else {
     measured.timing = time_call(
         [&] {
           measured.peaks.sample(bench);
           return call();
         },
-        repeats);
+        flags.repeats);
     measured.peaks.sample(bench);
   }
   const double work = bench.backward ? backward_flops(bench.shape, bench.causal)
@@ -146,6 +149,7 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
                                       : nlohmann::ordered_json(bench.threads)},
           {"workspace_bytes", measured.workspace_bytes},
           {"variant", "default"},
+          {"layout", measured.layout},
           {"machine", measured.machine},
           {"date", today()},
           {"commit", commit()}};
@@ -237,7 +241,7 @@ void run_bench(const BenchFlags& flags) {
     progress.next(fmt::format("{} {} s{} d{}", bench.engine, short_name(bench.dtype),
                               bench.shape.seqlen_q, bench.shape.head_dim));
     try {
-      const Measured measured = measure(bench, flags.repeats);
+      const Measured measured = measure(bench, flags);
       progress.erase();
       report.add(bench, measured);
     } catch (const CommandError& error) {
@@ -290,6 +294,9 @@ void add_bench(CLI::App& app) {
   list("--kv-heads", &sweep.kv_heads, "key/value heads; like --heads")->check(CLI::PositiveNumber);
   list("--causal", &sweep.causal, "0, 1 or both")->check(CLI::Range(0, 1));
   list("--threads", &sweep.threads, "CPU threads; 0 = all cores")->check(CLI::Range(0, 1024));
+  bench->add_option("--layout", flags->layout, "order of the operands in memory")
+      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->capture_default_str();
   bench->add_option("--repeats", flags->repeats, "timed calls; 0 = at least 7, fewer if long")
       ->check(CLI::Range(0, 10000))
       ->capture_default_str();
