@@ -14,7 +14,6 @@ namespace fa3::hopper {
 struct CompiledForward {
   ForwardConfig config;
   int64_t max_keys = INT64_MAX;  // chosen for key sequences up to this length
-  bool only_causal = false;
   const char* why;
 };
 
@@ -34,54 +33,29 @@ inline constexpr std::array kForwardTable{
                                .head_dim_v = 128,
                                .block_m = 192,
                                .block_n = 80,
-                               .kv_slots = 6,
+                               .kv_slots = 8,
                                .ping_pong = false},
                     .why = "three warpgroups keep the tensor cores busy without taking turns"},
-    CompiledForward{
-        .config =
-            {.head_dim = 128, .head_dim_v = 128, .block_m = 128, .block_n = 128, .kv_slots = 5},
-        .max_keys = 1535,
-        .why = "short sequences: 192 rows are too coarse a grain"},
     CompiledForward{.config = {.head_dim = 128,
                                .head_dim_v = 128,
-                               .block_m = 192,
-                               .block_n = 64,
-                               .kv_slots = 7,
-                               .ping_pong = false},
-                    .max_keys = 767,
-                    .only_causal = true,
-                    .why = "short causal sequences: narrow blocks waste less on the diagonal"},
-    CompiledForward{.config = {.head_dim = 192,
-                               .head_dim_v = 128,
                                .block_m = 128,
-                               .block_n = 80,
-                               .q_slots = 1,
+                               .block_n = 128,
+                               .q_slots = 2,
                                .kv_slots = 5},
-                    .why = "one Q buffer, so that the ring keeps five slots"},
+                    .max_keys = 1535,
+                    .why = "short sequences: 192 rows are too coarse a grain"},
     CompiledForward{
         .config =
-            {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 64, .kv_slots = 5},
-        .max_keys = 1535,
-        .why = "short sequences: tiles overlap, which takes two Q buffers"},
-    CompiledForward{.config = {.head_dim = 192,
-                               .head_dim_v = 192,
-                               .block_m = 128,
-                               .block_n = 80,
-                               .q_slots = 1,
-                               .kv_slots = 5},
-                    .why = "one Q buffer, so that the ring keeps five slots"},
+            {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 80, .kv_slots = 5},
+        .why = "two warpgroups; one Q buffer, so that the ring keeps five slots"},
     CompiledForward{
         .config =
-            {.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 64, .kv_slots = 5},
-        .max_keys = 1535,
-        .why = "short sequences: tiles overlap, which takes two Q buffers"},
-    CompiledForward{.config = {.head_dim = 256,
-                               .head_dim_v = 256,
-                               .block_m = 128,
-                               .block_n = 64,
-                               .q_slots = 1,
-                               .kv_slots = 5},
-                    .why = "one Q buffer, so that the ring keeps five slots"},
+            {.head_dim = 192, .head_dim_v = 192, .block_m = 128, .block_n = 80, .kv_slots = 5},
+        .why = "two warpgroups; one Q buffer, so that the ring keeps five slots"},
+    CompiledForward{
+        .config =
+            {.head_dim = 256, .head_dim_v = 256, .block_m = 128, .block_n = 64, .kv_slots = 5},
+        .why = "two warpgroups; one Q buffer, so that the ring keeps five slots"},
 };
 
 }  // namespace fa3::hopper

@@ -37,7 +37,7 @@ int64_t tiles(const ForwardConfig& c, const ForwardArguments& a, int pack) {
   return ceil_div(a.q.rows << pack, c.block_m) * (a.q.heads >> pack) * a.q.batches;
 }
 
-// A warp stores 16 rows with one copy, so they must be whole queries of one pack.
+// Up to 6 would do: Q comes 64 rows a copy, which must be whole queries of one pack.
 constexpr int kMaxPackLog2 = 4;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 
@@ -57,11 +57,9 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardArg
   const tile::TileLayout q{c.block_m, c.head_dim};
   const tile::TileLayout k{c.block_n, c.head_dim};
   const tile::TileLayout v{c.block_n, c.head_dim_v};
-  const tile::TileLayout o{c.block_m, c.head_dim_v};
-  return encode_tensor_map(params.q_map, a.q, c.element, q, c.block_m, packed_heads) &&
+  return encode_tensor_map(params.q_map, a.q, c.element, q, kRowsPerWarpgroup, packed_heads) &&
          encode_tensor_map(params.k_map, a.k, c.element, k, c.block_n) &&
-         encode_tensor_map(params.v_map, a.v, c.element, v, c.block_n) &&
-         encode_tensor_map(params.o_map, a.o, c.element, o, kRowsPerWarp, packed_heads);
+         encode_tensor_map(params.v_map, a.v, c.element, v, c.block_n);
 }
 
 }  // namespace
@@ -89,6 +87,11 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
   ForwardParams params{};
   params.pack_log2 = forward_pack_log2(c, a);
   if (!encode_maps(params, c, a)) return cudaErrorInvalidValue;
+  params.o = a.o.data;
+  params.o_batch_stride = a.o.batch_stride;
+  params.o_head_stride = a.o.head_stride;
+  params.o_row_stride = a.o.row_stride;
+  params.head_dim_v = int(a.o.columns);
   params.lse = a.lse;
   params.lse_batch_stride = a.lse_batch_stride;
   params.lse_head_stride = a.lse_head_stride;

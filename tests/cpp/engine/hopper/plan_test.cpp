@@ -26,27 +26,24 @@ TEST(ForwardTable, every_row_keeps_its_budgets) {
 
 TEST(ForwardTable, every_head_dim_up_to_256_has_the_narrowest_kernel_that_fits) {
   for (int d = 8; d <= 256; d += 8) {
-    const int row = choose_row({d, d, 4096, 4096, false});
+    const int row = choose_row({d, d, 4096, 4096});
     ASSERT_NE(row, kNoRow) << d;
     const int native = d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256;
     EXPECT_EQ(kForwardTable[row].config.head_dim, native);
     EXPECT_EQ(kForwardTable[row].config.head_dim_v, native);
   }
-  EXPECT_EQ(kForwardTable[choose_row({192, 128, 4096, 4096, false})].config.head_dim_v, 128);
-  EXPECT_EQ(choose_row({264, 64, 4096, 4096, false}), kNoRow);
-  EXPECT_EQ(choose_row({64, 264, 4096, 4096, false}), kNoRow);
+  EXPECT_EQ(kForwardTable[choose_row({192, 128, 4096, 4096})].config.head_dim_v, 128);
+  EXPECT_EQ(choose_row({264, 64, 4096, 4096}), kNoRow);
+  EXPECT_EQ(choose_row({64, 264, 4096, 4096}), kNoRow);
 }
 
 TEST(ForwardTable, short_keys_get_their_own_rows) {
-  const auto tile = [](int64_t keys, bool causal) {
-    const ForwardConfig& c = kForwardTable[choose_row({128, 128, keys, keys, causal})].config;
+  const auto tile = [](int64_t keys) {
+    const ForwardConfig& c = kForwardTable[choose_row({128, 128, keys, keys})].config;
     return std::pair(c.block_m, c.block_n);
   };
-  EXPECT_EQ(tile(16384, false), std::pair(192, 80));
-  EXPECT_EQ(tile(16384, true), std::pair(192, 80));
-  EXPECT_EQ(tile(512, false), std::pair(128, 128));
-  EXPECT_EQ(tile(1024, true), std::pair(128, 128));
-  EXPECT_EQ(tile(512, true), std::pair(192, 64));
+  EXPECT_EQ(tile(16384), std::pair(192, 80));
+  EXPECT_EQ(tile(1024), std::pair(128, 128));
 }
 
 Problem plain() {
