@@ -83,9 +83,11 @@ __device__ __forceinline__ void store_output(const LaneOutput<C>& lane_output,
 template <ForwardConfig C>
 __device__ __forceinline__ void clear_rows_without_keys(const LaneOutput<C>& lane_output,
                                                         const float (&sum)[kRowsPerThread]) {
+  constexpr int kUnroll = C.short_tile_change() ? 1 : C.head_dim_v / LaneOutput<C>::kStride;
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     if (sum[r] != 0.0f) continue;
+#pragma unroll kUnroll
     for (int column = 0; column < C.head_dim_v; column += LaneOutput<C>::kStride) {
       lane_output.store(r, column, {});
     }
@@ -119,7 +121,9 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Ti
   const float sum[kRowsPerThread] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
   const LaneOutput<C> lane_output(params, index, first_row);
   store_output<C>(lane_output, output, sum);
-  clear_rows_without_keys<C>(lane_output, sum);
+  if (!C.short_tile_change() || params.some_rows_see_no_key) {
+    clear_rows_without_keys<C>(lane_output, sum);
+  }
   store_lse<C>(params, index, rows.ref, sum, first_row);
 }
 

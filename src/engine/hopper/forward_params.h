@@ -38,6 +38,7 @@ struct ForwardParams {
   int seqlen_q;
   int seqlen_k;
   bool causal;
+  bool some_rows_see_no_key;
   float scale_log2;  // softmax scale * log2(e)
 };
 

@@ -103,6 +103,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
   params.seqlen_k = a.seqlen_k;
   params.packs_per_kv_head = a.heads_per_kv_head >> params.pack_log2;
   params.causal = a.causal;
+  params.some_rows_see_no_key = key_limit(0, params.seqlen_q, a.seqlen_k, a.causal) == 0;
   params.scale_log2 = float(a.scale * kLog2E);
 
   int device = 0;

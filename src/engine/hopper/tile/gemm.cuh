@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two products of attention for one warpgroup: scores = Q K^T, both from shared memory, and
-// output += P V with P in registers. They only issue; the caller fences, commits and waits.
+// output = P V or output += P V with P in registers. They only issue; the caller fences, commits and
+// waits.
 #pragma once
 
 #include "engine/hopper/ptx/wgmma.cuh"
@@ -24,10 +25,11 @@ __device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint32_t q
 
 template <Element E, TileLayout V>
 __device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2],
-                                         const Weights<V.rows>& weights, uint32_t v) {
+                                         const Weights<V.rows>& weights, uint32_t v, bool add) {
 #pragma unroll
   for (int step = 0; step < V.rows / kMmaK; ++step) {
-    ptx::wgmma_m64k16_rs<E>(output, weights[step], descriptor(V, v, V.mn_major_step(step)), 1);
+    ptx::wgmma_m64k16_rs<E>(output, weights[step], descriptor(V, v, V.mn_major_step(step)),
+                            step != 0 || add);
   }
 }
 
