@@ -15,6 +15,9 @@
 #include <vector>
 
 #include "cuda/forward_reference.cuh"
+#ifndef FA3_DISTURB
+#include "engine/hopper/ablation/ablation.h"
+#endif
 #include "engine/hopper/launch_forward.h"
 
 namespace fa3::testing {
@@ -456,6 +459,16 @@ int main(int argc, char** argv) {
       failed += tally.failed;
     }
   }
+#ifndef FA3_DISTURB
+  for (int variant = 0; variant < int(hopper::kAblation.size()) && end == rows; ++variant) {
+    std::printf("%s: ", hopper::kAblation[variant].name);
+    testing::Digests apart("");  // variants share their tile with kernels of the table
+    const auto tally =
+        testing::check_kernel(hopper::ablation_kernel_at(variant), pattern, repeats, &apart);
+    done += tally.done;
+    failed += tally.failed;
+  }
+#endif
   if (digests.compared() > 0) std::printf("%d met bit for bit\n", digests.compared());
   std::printf("%d checks, %d failures\n", done, failed);
   return failed != 0;

@@ -20,6 +20,7 @@ constexpr int kThreadsPerWarp = 32;
 constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kRowsPerWarp = 16;
 constexpr int kProductDepth = 16;
+constexpr int64_t kMostSwitches = 20'000'000;
 constexpr size_t kStackBytes = 256 << 10;
 
 struct ProtocolError : std::runtime_error {
@@ -247,7 +248,7 @@ bool Machine::step() {
   }
   if (!events_.empty()) weights.push_back(setting_.pace.engines);
   const size_t choice = std::discrete_distribution<size_t>(weights.begin(), weights.end())(random_);
-  ++outcome_.switches;
+  if (++outcome_.switches > kMostSwitches) fail("nobody comes to an end");
   if (choice == able.size()) {
     const size_t which = random_() % events_.size();
     const Event event = std::move(events_[which]);
