@@ -1,77 +1,111 @@
 // SPDX-License-Identifier: Apache-2.0
-// From accumulators to global memory, one warp at a time: normalise 16 rows, write the log-sum-exp,
-// pack, lay the rows into the spent Q rows of the same warp, and let the copy engine store them. No
-// other warp is waited for.
+// From accumulators straight to global memory, one warp and its 16 rows at a time: normalise, pack,
+// trade columns within quads, store; and the log-sum-exp. Shared memory is left to loads, and no other
+// warp is waited for.
 #pragma once
 
 #include "engine/hopper/forward_params.h"
-#include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/piece/softmax.cuh"
-#include "engine/hopper/ptx/matrix.cuh"
+#include "engine/hopper/ptx/global.cuh"
 #include "engine/hopper/ptx/sync.cuh"
-#include "engine/hopper/ptx/tma.cuh"
+#include "engine/hopper/tile/quad.cuh"
 
 namespace fa3::hopper {
 
-// `first_row` counts from the start of the sequence, `tile_row` from the start of the tile; both are
-// the warp's first row. Lane 0 issues the stores, so it is the one that can wait for them.
+// Where a lane's stores go: of its two rows, 8 columns of each 32.
 template <ForwardConfig C>
-__device__ __forceinline__ void store_rows(const ForwardParams& params, const WorkItem& item,
-                                           float (&output)[C.head_dim_v / 2], const RowState& rows,
-                                           uint32_t spent_q, int tile_row) {
+struct LaneOutput {
+  static constexpr int kColumns = 8;
+  static constexpr int kStride = kColumns * tile::kQuadLanes;
+  static_assert(C.head_dim_v % kStride == 0);
+
+  uint16_t* row[kRowsPerThread];
+  bool row_exists[kRowsPerThread];
+  int columns_left;  // of the tensor, from the lane's first
+
+  __device__ __forceinline__ LaneOutput(const ForwardParams& params, const TileIndex& index,
+                                        int first_row) {
+    const int lane = ptx::tid_x() % kWarpSize;
+    const int lane_column = lane % tile::kQuadLanes * kColumns;
+    uint16_t* const head = static_cast<uint16_t*>(params.o) + index.batch * params.o_batch_stride +
+                           index.head * params.o_head_stride + lane_column;
+    columns_left = params.head_dim_v - lane_column;
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      const int q_row = first_row + lane / tile::kQuadLanes + r * tile::kRowDistance;
+      row[r] = head + q_row * params.o_row_stride;
+      row_exists[r] = q_row < params.seqlen_q;
+    }
+  }
+
+  __device__ __forceinline__ void store(int r, int column, const uint32_t (&packed)[4]) const {
+    ptx::store_global_if(row_exists[r] && column < columns_left, row[r] + column, packed);
+  }
+};
+
+// The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
+// row, one 16-byte store.
+template <ForwardConfig C>
+__device__ __forceinline__ void store_output(const LaneOutput<C>& lane_output,
+                                             const float (&output)[C.head_dim_v / 2],
+                                             const float (&sum)[kRowsPerThread]) {
+  const float inverse[kRowsPerThread] = {ptx::rcp(sum[0]), ptx::rcp(sum[1])};
+#pragma unroll
+  for (int column = 0; column < C.head_dim_v; column += LaneOutput<C>::kStride) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      uint32_t packed[tile::kQuadLanes];
+#pragma unroll
+      for (int j = 0; j < tile::kQuadLanes; ++j) {
+        const int i = column / 2 + 4 * j + 2 * r;
+        packed[j] = ptx::cvt_pair<C.element>(output[i] * inverse[r], output[i + 1] * inverse[r]);
+      }
+      tile::transpose_in_quad(packed);
+      lane_output.store(r, column, packed);
+    }
+  }
+}
+
+// Rows without keys are zero, even where a hidden V was Inf or NaN: written again.
+template <ForwardConfig C>
+__device__ __forceinline__ void clear_rows_without_keys(const LaneOutput<C>& lane_output,
+                                                        const float (&sum)[kRowsPerThread]) {
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    if (sum[r] != 0.0f) continue;
+    for (int column = 0; column < C.head_dim_v; column += LaneOutput<C>::kStride) {
+      lane_output.store(r, column, {});
+    }
+  }
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void store_lse(const ForwardParams& params, const TileIndex& index,
+                                          const float (&ref)[kRowsPerThread],
+                                          const float (&sum)[kRowsPerThread], int first_row) {
   const int lane = ptx::tid_x() % kWarpSize;
-  const int first_row = item.index.m_block * C.block_m + tile_row;
-  float sum[kRowsPerThread];
-  float inverse[kRowsPerThread];
+  if (!params.lse || lane % tile::kQuadLanes != 0) return;
+  float* const head_lse =
+      params.lse + index.batch * params.lse_batch_stride + index.head * params.lse_head_stride;
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    sum[row] = quad_sum(rows.sum[row]);
-    inverse[row] = sum[row] == 0.0f ? 0.0f : 1.0f / sum[row];
+    const int q_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
+    const float lse = sum[row] == 0.0f ? -kInfinity : (ref[row] + ptx::lg2(sum[row])) * kLn2;
+    if (q_row < params.seqlen_q) head_lse[q_row * params.lse_row_stride] = lse;
   }
-#pragma unroll
-  for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] *= inverse[fragment_row_slot(i)];
-  // A row without keys is zero even where a hidden V was Inf or NaN.
-  if (__any_sync(0xffffffff, inverse[0] == 0.0f || inverse[1] == 0.0f)) {
-#pragma unroll
-    for (int i = 0; i < C.head_dim_v / 2; ++i) {
-      if (inverse[fragment_row_slot(i)] == 0.0f) output[i] = 0.0f;
-    }
-  }
+}
 
-  // Matrices of 8 rows by 8 columns: lane l addresses row l % 16 and the chunk of columns l / 16.
-  constexpr tile::TileLayout kO{C.block_m, C.head_dim_v};
-#pragma unroll
-  for (int pair = 0; pair < C.head_dim_v / 16; ++pair) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      packed[j] = ptx::cvt_pair<C.element>(output[8 * pair + 2 * j], output[8 * pair + 2 * j + 1]);
-    }
-    const int row = tile_row + lane % kRowsPerWarp;
-    const int column = pair * 16 + lane / kRowsPerWarp * 8;
-    ptx::stmatrix_x4(spent_q + kO.chunk_offset(row, column), packed);
-  }
-  ptx::fence_proxy_async();
-  __syncwarp();
-  if (lane == 0) {
-    for (int slab = 0; slab < kO.slabs(); ++slab) {
-      ptx::cp_async_bulk_tensor_store(
-          params.o_map, {slab * kO.slab_columns(), first_row, item.index.head, item.index.batch},
-          spent_q + slab * kO.slab_bytes() + tile_row * kO.row_bytes());
-    }
-    ptx::cp_async_bulk_commit_group();
-  }
-
-  if (params.lse && lane % tile::kQuadLanes == 0) {
-    float* const head_lse = params.lse + item.index.batch * params.lse_batch_stride +
-                            item.index.head * params.lse_head_stride;
-#pragma unroll
-    for (int row = 0; row < kRowsPerThread; ++row) {
-      const int q_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
-      const float lse = sum[row] == 0.0f ? -kInfinity : (rows.ref[row] + ptx::lg2(sum[row])) * kLn2;
-      if (q_row < params.seqlen_q) head_lse[q_row * params.lse_row_stride] = lse;
-    }
-  }
+// `tile_row`: the warp's first row, from the start of the tile.
+template <ForwardConfig C>
+__device__ __forceinline__ void store_rows(const ForwardParams& params, const TileIndex& index,
+                                           const float (&output)[C.head_dim_v / 2],
+                                           const RowState& rows, int tile_row) {
+  const int first_row = index.m_block * C.block_m + tile_row;
+  const float sum[kRowsPerThread] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
+  const LaneOutput<C> lane_output(params, index, first_row);
+  store_output<C>(lane_output, output, sum);
+  clear_rows_without_keys<C>(lane_output, sum);
+  store_lse<C>(params, index, rows.ref, sum, first_row);
 }
 
 }  // namespace fa3::hopper

@@ -19,14 +19,13 @@ struct ForwardConfig {
   int head_dim_v = 128;   // columns of V and O as tiled
   int block_m = 128;      // query rows a tile, 64 for each consumer warpgroup
   int block_n = 128;      // keys a tile
-  int q_slots = 2;        // 2: next Q loads early, O leaves through the spent Q, tiles overlap
+  int q_slots = 1;        // 2: the next tile's Q loads before this tile's is spent
   int kv_slots = 5;       // K and V tiles take turns in one ring
   bool ping_pong = true;  // warpgroups take turns to issue their products
 
   // Switches of the ablation (ablation/ablation.h); every kernel of the library has them so.
   bool warp_specialised = true;  // a producer of its own; else a consumer thread issues the copies
-  int stages =
-      2;  // the softmax runs 1: alone, 2: under P V of the block before, 3: and Q K^T of the next
+  int stages = 2;  // softmax 1: alone, 2: under P V of the block before, 3: and Q K^T of the next
 
   FA3_HD constexpr ForwardConfig with(Element e) const {
     ForwardConfig other = *this;
@@ -55,9 +54,6 @@ struct ForwardConfig {
   FA3_HD constexpr int slot_bytes() const {
     return block_n * (head_dim > head_dim_v ? head_dim : head_dim_v) * kElementBytes;
   }
-
-  // The next tile's first product may run beside this tile's last one only if Q has two buffers.
-  FA3_HD constexpr bool overlaps_tiles() const { return q_slots > 1; }
 };
 
 }  // namespace fa3::hopper

@@ -28,8 +28,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     ptx::prefetch_tensormap(params.q_map);
     ptx::prefetch_tensormap(params.k_map);
     ptx::prefetch_tensormap(params.v_map);
-    ptx::prefetch_tensormap(params.o_map);
-    at.q_ring().init(C.consumer_warps());
+    for (int w = 0; w < C.consumers(); ++w) at.q_ring(w).init(kWarpsPerWarpgroup);
     at.kv_ring().init(C.consumer_warps());
     at.item_ring().init(C.consumer_warps());
     for (WorkItem& item : smem.items) item.marked_warps = 0;

@@ -17,7 +17,12 @@ struct ForwardParams {
   CUtensorMap q_map;
   CUtensorMap k_map;
   CUtensorMap v_map;
-  CUtensorMap o_map;
+
+  void* o;  // strides in elements
+  int64_t o_batch_stride;
+  int64_t o_head_stride;
+  int64_t o_row_stride;
+  int head_dim_v;
 
   float* lse;  // strided (batch, head, row), or null
   int64_t lse_batch_stride;

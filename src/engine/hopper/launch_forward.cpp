@@ -45,11 +45,9 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardArg
   const tile::TileLayout q{c.block_m, c.head_dim};
   const tile::TileLayout k{c.block_n, c.head_dim};
   const tile::TileLayout v{c.block_n, c.head_dim_v};
-  const tile::TileLayout o{c.block_m, c.head_dim_v};
-  return encode_tensor_map(params.q_map, a.q, c.element, q, c.block_m) &&
+  return encode_tensor_map(params.q_map, a.q, c.element, q, kRowsPerWarpgroup) &&
          encode_tensor_map(params.k_map, a.k, c.element, k, c.block_n) &&
-         encode_tensor_map(params.v_map, a.v, c.element, v, c.block_n) &&
-         encode_tensor_map(params.o_map, a.o, c.element, o, kRowsPerWarp);
+         encode_tensor_map(params.v_map, a.v, c.element, v, c.block_n);
 }
 
 }  // namespace
@@ -67,6 +65,11 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& 
   const ForwardConfig& c = kernel.config;
   ForwardParams params{};
   if (!encode_maps(params, c, a)) return cudaErrorInvalidValue;
+  params.o = a.o.data;
+  params.o_batch_stride = a.o.batch_stride;
+  params.o_head_stride = a.o.head_stride;
+  params.o_row_stride = a.o.row_stride;
+  params.head_dim_v = int(a.o.columns);
   params.lse = a.lse;
   params.lse_batch_stride = a.lse_batch_stride;
   params.lse_head_stride = a.lse_head_stride;

@@ -72,14 +72,13 @@ class Producer {
       const Block block{n_block * C.block_n, kv_head, index.batch};
       const bool first = n_block == item.num_blocks - 1;
       if (FirstPass && n_block == draw_at) next_tile = draw(tile);
-      if (first && C.overlaps_tiles()) load_q(index, first_row);
+      if (first && C.q_slots > 1) load_q(index, first_row);
       load_kv(params_.k_map, kK, block);
       load_pending_v();
-      if (first && !C.overlaps_tiles()) load_q(index, first_row);
+      if (first && C.q_slots == 1) load_q(index, first_row);  // the spent Q is let go of only now
       pending_v_ = block;
       has_pending_v_ = true;
     }
-    if constexpr (!C.overlaps_tiles()) load_pending_v();
     return next_tile;
   }
 
@@ -120,17 +119,23 @@ class Producer {
     }
   }
 
+  // In parts, each as soon as its warpgroup has let go of the one before.
   __device__ __forceinline__ void load_q(const TileIndex& index, int first_row) {
-    at_.q_ring().wait_empty(q_);
-    load(params_.q_map, kQ, at_.q(q_.slot()), at_.q_ring().full(q_.slot()),
-         {0, first_row, index.head, index.batch});
+#pragma unroll 1  // the producer has few registers
+    for (int w = 0; w < C.consumers(); ++w) {
+      const Ring<C.q_slots> ring = at_.q_ring(w);
+      const int part_row = w * kRowsPerWarpgroup;
+      ring.wait_empty(q_);
+      load(params_.q_map, kQ, kRowsPerWarpgroup, at_.q(q_.slot()) + part_row * kQ.row_bytes(),
+           ring.full(q_.slot()), {0, first_row + part_row, index.head, index.batch});
+    }
     q_.advance();
   }
 
   __device__ __forceinline__ void load_kv(const CUtensorMap& map, tile::TileLayout layout,
                                           const Block& block) {
     at_.kv_ring().wait_empty(kv_);
-    load(map, layout, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()),
+    load(map, layout, layout.rows, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()),
          {0, block.key, block.kv_head, block.batch});
     kv_.advance();
   }
@@ -142,10 +147,11 @@ class Producer {
     has_pending_v_ = false;
   }
 
-  // One copy a slab. Bytes outside the tensor arrive as zeros and count like others.
-  __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout,
+  // Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like
+  // others.
+  __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout, int rows,
                                        uint32_t smem, uint32_t barrier, ptx::TileCoordinates at) {
-    ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes());
+    ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
     for (int slab = 0; slab < layout.slabs(); ++slab) {
       at.column = slab * layout.slab_columns();
       ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier);

@@ -22,7 +22,11 @@ class Consumer {
  public:
   __device__ __forceinline__ Consumer(const ForwardParams& params, SmemPlan<C>& smem,
                                       SmemAddresses<C> at, int warpgroup)
-      : params_(params), smem_(smem), at_(at), warpgroup_(warpgroup) {}
+      : params_(params),
+        smem_(smem),
+        at_(at),
+        q_ring_(at.q_ring(warpgroup)),
+        warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
     float scores[C.block_n / 2];
@@ -51,7 +55,7 @@ class Consumer {
       const KvCursor k0 = next_kv();
       const uint32_t first_q = q_operand();
       const uint32_t first_k = k_operand(k0);
-      at_.q_ring().wait_full(q_);
+      q_ring_.wait_full(q_);
       at_.kv_ring().wait_full(k0);
       take_turn();
       ptx::wgmma_fence();
@@ -60,6 +64,7 @@ class Consumer {
       give_turn();
       ptx::wgmma_wait_group<0>();
       let_go_of_kv(k0);
+      let_go_of_spent_q();
       let_go_of_owed_v();
       owes_v_ = true;
       StepResult first;
@@ -70,7 +75,7 @@ class Consumer {
       clear(output);
 
       for (;;) {
-        const Tile tile = current_tile();
+        const uint32_t item_slot = item_.slot();
         const bool starts_tile = n_block_ == 0;
         if (starts_tile) {
           step = next_step();
@@ -93,15 +98,14 @@ class Consumer {
           ptx::wgmma_wait_group<0>();
           let_go_of_kv(v);
           owes_v_ = false;
-          finish_tile(tile, output, rows);
-          let_go_of_spent_q();
+          finish_tile(item_slot, output, rows);
           if (step == Step::kOthers) end_others_step();
           break;
         }
         const KvCursor k = next_kv();
         const KvCursor v = next_kv();
         wait_for(k, v);
-        if (starts_tile) at_.q_ring().wait_full(q_);
+        if (starts_tile) q_ring_.wait_full(q_);
         const uint32_t q_low = q_operand();
         const uint32_t k_low = k_operand(k);
         const uint32_t v_low = v_operand(v);
@@ -137,7 +141,7 @@ class Consumer {
             rescale(output, result);
           }
         } else if (starts_tile) {
-          finish_tile(tile, output, finished_rows);
+          finish_tile(item_slot, output, finished_rows);
           clear(output);
         } else {
           rescale(output, result);
@@ -162,19 +166,9 @@ class Consumer {
     kNone,    // the stream of steps ends here
   };
 
-  // A tile's places in the rings.
-  struct Tile {
-    uint32_t item_slot;
-    uint32_t q_slot;
-  };
-
-  __device__ __forceinline__ Tile current_tile() const { return {item_.slot(), q_.slot()}; }
-
   // Moves to the next key block, of this tile or of the next one.
   __device__ __forceinline__ Step next_step() {
     if (n_block_ == 0) {
-      if (!C.overlaps_tiles() && owes_v_) return Step::kNone;
-      let_go_of_spent_q();
       at_.item_ring().wait_full(item_.next());
       const WorkItem& item = smem_.items[item_.next().slot()];
       if (item.kind != ItemKind::kTile) return Step::kNone;
@@ -192,8 +186,8 @@ class Consumer {
   __device__ __forceinline__ void end_others_step() {
     owes_v_ = true;
     if (n_block_ == 0) {
-      at_.q_ring().wait_full(q_);
-      if (is_lane_0()) at_.q_ring().release(q_.slot());
+      q_ring_.wait_full(q_);
+      if (is_lane_0()) q_ring_.release(q_.slot());
       let_go_of_item(item_.slot());
     }
   }
@@ -204,7 +198,6 @@ class Consumer {
     const ItemKind kind = smem_.items[item_.next().slot()].kind;
     if (kind == ItemKind::kTile) return false;
     item_.advance();
-    if (is_lane_0()) ptx::cp_async_bulk_wait_group();  // every store is through
     let_go_of_item(item_.slot());
     return kind == ItemKind::kDone;
   }
@@ -306,29 +299,21 @@ class Consumer {
     }
   }
 
-  // O leaves through the tile's own Q, which nobody needs any more.
-  __device__ __forceinline__ void finish_tile(Tile tile, float (&output)[C.head_dim_v / 2],
+  __device__ __forceinline__ void finish_tile(uint32_t item_slot, float (&output)[C.head_dim_v / 2],
                                               const RowState& rows) {
-    WorkItem& item = smem_.items[tile.item_slot];
+    WorkItem& item = smem_.items[item_slot];
     const int warp = (ptx::tid_x() - kWarpgroupSize) / kWarpSize;
     if (item.storing_warps >> warp & 1) {
-      store_rows<C>(params_, item, output, rows, at_.q(tile.q_slot), warp * kRowsPerWarp);
+      store_rows<C>(params_, item.index, output, rows, warp * kRowsPerWarp);
     }
     if (marked_ && is_lane_0()) atomicOr(&item.marked_warps, 1u << warp);
     marked_ = false;
-    spent_q_slot_ = int(tile.q_slot);
-    let_go_of_item(tile.item_slot);
+    let_go_of_item(item_slot);
   }
 
-  // After the copy engine has read O out of it.
+  // The tile's last scores were the last use of its Q.
   __device__ __forceinline__ void let_go_of_spent_q() {
-    if (spent_q_slot_ != kNoSlot) {
-      if (is_lane_0()) {
-        ptx::cp_async_bulk_wait_group_read();
-        at_.q_ring().release(spent_q_slot_);
-      }
-      spent_q_slot_ = kNoSlot;
-    }
+    if (n_block_ == 0 && is_lane_0()) q_ring_.release(q_.slot());
   }
 
   // All lanes have read the record before lane 0 lets go.
@@ -341,21 +326,19 @@ class Consumer {
     return threadIdx.x % kWarpSize == 0;
   }
 
-  static constexpr int kNoSlot = -1;
-
   const ForwardParams& params_;
   SmemPlan<C>& smem_;
   const SmemAddresses<C> at_;
+  const Ring<C.q_slots> q_ring_;  // this warpgroup's
   const int warpgroup_;
 
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
   RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
-  int n_block_ = 0;             // the current key block; 0: the tile's last
-  int ordinary_from_ = 0;       // from this block up, the ordinary step
-  bool owes_v_ = false;         // the V of the last step has not been taken from the ring
-  bool marked_ = false;         // some guarded step of this tile was beyond correction
-  int spent_q_slot_ = kNoSlot;  // a finished tile's O may still be leaving through this Q
+  int n_block_ = 0;        // the current key block; 0: the tile's last
+  int ordinary_from_ = 0;  // from this block up, the ordinary step
+  bool owes_v_ = false;    // the V of the last step has not been taken from the ring
+  bool marked_ = false;    // some guarded step of this tile was beyond correction
 };
 
 }  // namespace fa3::hopper

@@ -23,7 +23,7 @@ struct AblationVariant {
 
 constexpr ForwardConfig ablation_config(int block_n, bool ping_pong, bool warp_specialised,
                                         int stages) {
-  ForwardConfig config{.element = Element::kFp16, .block_n = block_n, .kv_slots = 5};
+  ForwardConfig config{.element = Element::kFp16, .block_n = block_n, .q_slots = 2, .kv_slots = 5};
   config.ping_pong = ping_pong;
   config.warp_specialised = warp_specialised;
   config.stages = stages;

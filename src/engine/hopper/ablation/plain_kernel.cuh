@@ -108,8 +108,8 @@ class PlainLoader {
   }
 
  private:
-  static constexpr int kLag = C.stages == 3 ? 2 : 1;  // blocks from a K to the V beside it
-  static constexpr int kQBoxRows = C.block_m;         // as launch_forward.cpp encodes the map
+  static constexpr int kLag = C.stages == 3 ? 2 : 1;   // blocks from a K to the V beside it
+  static constexpr int kQBoxRows = kRowsPerWarpgroup;  // as launch_forward.cpp encodes the map
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim};
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v};
@@ -432,16 +432,14 @@ class PlainConsumer {
   __device__ __forceinline__ void finish(int tile, float (&output)[C.head_dim_v / 2],
                                          bool second_pass) {
     const unsigned me = 1u << warp_;
-    const WorkItem item{.index = index_};
     if (!second_pass || (params_.redo[tile].warps & me) != 0) {
-      store_rows<C>(params_, item, output, rows_, at_.q(q_.slot()), warp_ * kRowsPerWarp);
+      store_rows<C>(params_, index_, output, rows_, warp_ * kRowsPerWarp);
     }
     if (lane_0()) {
       if (marked_) {
         atomicOr(&params_.redo[tile].warps, me);
         smem_.any_marked = 1;
       }
-      ptx::cp_async_bulk_wait_group_read();
       at_.q_ring().release(q_.slot());
     }
     __syncwarp();
@@ -557,7 +555,6 @@ __global__ void __launch_bounds__(C.threads(), 1)
     __syncthreads();
     if (!smem.any_marked) break;
   }
-  ptx::cp_async_bulk_wait_group();
 }
 
 }  // namespace fa3::hopper

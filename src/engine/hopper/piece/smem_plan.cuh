@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every byte of shared memory, named. O has no buffer: a warp's 16 rows leave through the 16 rows of
-// Q that only this warp has read. Next: ../load_tma.cuh.
+// Every byte of shared memory, named. O has none: it leaves from registers. Each consumer warpgroup
+// has a ring of its own parts of Q, so that none waits for another. Next: ../load_tma.cuh.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,12 @@ template <ForwardConfig C>
 struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_slots][C.q_bytes()];
   alignas(kSmemAlignment) unsigned char kv[C.kv_slots][C.slot_bytes()];
-  RingBarriers<C.q_slots> q_ring;
+  RingBarriers<C.q_slots> q_rings[C.consumers()];
   RingBarriers<C.kv_slots> kv_ring;
   RingBarriers<kItemSlots> item_ring;
   WorkItem items[kItemSlots];
 
   static_assert(C.q_bytes() % kSmemAlignment == 0 && C.slot_bytes() % kSmemAlignment == 0);
-  static_assert(C.head_dim_v <= C.head_dim, "O leaves through Q's buffer");
 };
 
 // The same plan by shared-memory addresses, which is what the hardware's instructions take.
@@ -34,8 +33,9 @@ struct SmemAddresses {
   __device__ __forceinline__ uint32_t kv(uint32_t slot) const {
     return base + offsetof(SmemPlan<C>, kv) + slot * C.slot_bytes();
   }
-  __device__ __forceinline__ Ring<C.q_slots> q_ring() const {
-    return {base + uint32_t{offsetof(SmemPlan<C>, q_ring)}};
+  __device__ __forceinline__ Ring<C.q_slots> q_ring(int warpgroup) const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, q_rings)} +
+            warpgroup * uint32_t{sizeof(RingBarriers<C.q_slots>)}};
   }
   __device__ __forceinline__ Ring<C.kv_slots> kv_ring() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, kv_ring)}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic the language has no word for: the hardware's 2^x and log2, and paired conversions.
+// Arithmetic the language has no word for: the hardware's 2^x, log2 and 1/x, and paired conversions.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,12 @@ __device__ __forceinline__ float ex2(float x) {
 __device__ __forceinline__ float lg2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

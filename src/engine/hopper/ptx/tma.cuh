@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor copy engine (PTX ISA, "cp.async.bulk.tensor"): tiles of 4-D tensors between global and
-// shared memory. Coordinates are {column, row, head, batch}; what lies outside the tensor is read
-// as zero and never written.
+// The tensor copy engine (PTX ISA, "cp.async.bulk.tensor"): tiles of 4-D tensors from global to shared
+// memory. Coordinates are {column, row, head, batch}; what lies outside the tensor is read as zero.
 #pragma once
 
 #include <cuda.h>
@@ -31,35 +30,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(uint32_t smem, const C
       " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(smem),
       "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier)
       : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap& map,
-                                                           TileCoordinates at, uint32_t smem) {
-  disturb();
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
-      " [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
-      "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(smem)
-      : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_commit_group() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Until the sources of all this thread's stores have been read.
-__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// Until all this thread's stores are complete.
-__device__ __forceinline__ void cp_async_bulk_wait_group() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-// Orders this thread's ordinary shared-memory writes before later reads by the copy engine.
-__device__ __forceinline__ void fence_proxy_async() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 }  // namespace fa3::hopper::ptx

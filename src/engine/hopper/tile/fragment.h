@@ -11,7 +11,8 @@ namespace fa3::hopper {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
-inline constexpr int kRowsPerWarp = 16;     // of the 64 a wgmma covers
+inline constexpr int kWarpsPerWarpgroup = kWarpgroupSize / kWarpSize;
+inline constexpr int kRowsPerWarp = 16;  // of the 64 a wgmma covers
 inline constexpr int kRowsPerWarpgroup = 64;
 
 }  // namespace fa3::hopper

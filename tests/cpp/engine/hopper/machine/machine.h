@@ -34,7 +34,7 @@ struct Pace {
   const char* name = "even";
   double producer = 1;
   double consumers = 1;
-  double engines = 1;         // copies arrive, stores leave
+  double engines = 1;         // copies arrive
   int slow_warp = -1;         // one consumer warp, a hundred times slower
   double interruption = 0.2;  // chance to be interrupted at an instruction that others can see
 };
@@ -47,12 +47,10 @@ enum class Fault {
   kConsumerPhase,      // consumers wait for the other phase of full ones
   kOneArrivalTooFew,   // a slot counts as empty before the last warp has let go of it
   kOneArrivalTooMany,
-  kLostRelease,       // one warp forgets one release
-  kTooFewBytes,       // a slot of two slabs counts as full after the first
-  kNoFirstTurn,       // nobody gives the first turn to issue products
-  kTurnGivenTwice,    // somebody gives his turn on twice
-  kOutputNotAwaited,  // Q is let go of while O still leaves through it
-  kNoProxyFence,      // O is handed to the copy engine without ordering the writes before
+  kLostRelease,     // one warp forgets one release
+  kTooFewBytes,     // a slot of two slabs counts as full after the first
+  kNoFirstTurn,     // nobody gives the first turn to issue products
+  kTurnGivenTwice,  // somebody gives his turn on twice
 };
 
 // One product group of a warp, as it was issued.
@@ -64,11 +62,6 @@ struct Product {
   int kv_head = 0;
   int batch = 0;
   int extent = 0;  // scores: columns multiplied; output: keys
-};
-
-// A copy of O out of shared memory.
-struct Stored {
-  int row, head, batch, column;
 };
 
 // Which barriers the faults are about.
@@ -89,7 +82,6 @@ struct Setting {
   Pace pace;
   Fault fault = Fault::kNone;
   KvBarriers kv;
-  int staged_row_bytes = 128;  // of O in shared memory
   // Scores that this call says true for are infinite: (first q row of the warp, head, batch, key row).
   std::function<bool(const Product&)> infinite = [](const Product&) { return false; };
 };
@@ -97,7 +89,7 @@ struct Setting {
 struct Outcome {
   std::string error;                           // "" if all went well
   std::vector<std::vector<Product>> products;  // by warp
-  std::vector<std::vector<Stored>> stored;     // by warp
+  std::vector<const void*> stored;             // where lanes 0 wrote output
   std::vector<int> drawn;                      // tickets that this block got
   int64_t switches = 0;
 };
@@ -122,11 +114,7 @@ void named_arrive(int id, int threads);
 void named_sync(int id, int threads);
 void load(uint32_t smem, const CUtensorMap& map, int column, int row, int head, int batch,
           uint32_t barrier);
-void store(uint32_t smem, const CUtensorMap& map, int column, int row, int head, int batch);
-void commit_stores();
-void wait_for_stores();
-void stage(uint32_t smem);
-void order_staged();
+void store(const void* pointer);
 // Returns what every score becomes.
 float multiply_scores(uint64_t a, uint64_t b, int columns);
 void multiply_output(uint64_t b, int columns);

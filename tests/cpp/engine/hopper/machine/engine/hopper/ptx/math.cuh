@@ -12,6 +12,9 @@ namespace fa3::hopper::ptx {
 inline float ex2(float x) {
   return std::exp2(x);
 }
+inline float rcp(float x) {
+  return x == 0 ? 0 : 1 / x;
+}
 inline float lg2(float x) {
   return std::log2(x);
 }

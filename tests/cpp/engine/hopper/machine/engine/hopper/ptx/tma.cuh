@@ -18,20 +18,5 @@ inline void cp_async_bulk_tensor_load(uint32_t smem, const CUtensorMap& map, Til
                                       uint32_t barrier) {
   machine::load(smem, map, at.column, at.row, at.head, at.batch, barrier);
 }
-inline void cp_async_bulk_tensor_store(const CUtensorMap& map, TileCoordinates at, uint32_t smem) {
-  machine::store(smem, map, at.column, at.row, at.head, at.batch);
-}
-inline void cp_async_bulk_commit_group() {
-  machine::commit_stores();
-}
-inline void cp_async_bulk_wait_group_read() {
-  machine::wait_for_stores();
-}
-inline void cp_async_bulk_wait_group() {
-  machine::wait_for_stores();
-}
-inline void fence_proxy_async() {
-  machine::order_staged();
-}
 
 }  // namespace fa3::hopper::ptx

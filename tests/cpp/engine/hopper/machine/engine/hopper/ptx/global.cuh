@@ -6,8 +6,8 @@
 
 namespace fa3::hopper::ptx {
 
-inline void stmatrix_x4(uint32_t smem, const uint32_t (&)[4]) {
-  machine::stage(smem);
+inline void store_global_if(bool condition, void* pointer, const uint32_t (&)[4]) {
+  if (condition) machine::store(pointer);
 }
 
 }  // namespace fa3::hopper::ptx

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stores to global memory, as wide as they are meant: the compiler splits what it cannot align.
+#pragma once
+
+#include <cstdint>
+
+namespace fa3::hopper::ptx {
+
+// 16 bytes, where the condition holds.
+__device__ __forceinline__ void store_global_if(bool condition, void* pointer,
+                                                const uint32_t (&value)[4]) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+      : "memory");
+}
+
+}  // namespace fa3::hopper::ptx
