@@ -23,7 +23,8 @@ struct AblationVariant {
 
 constexpr ForwardConfig ablation_config(int block_n, bool ping_pong, bool warp_specialised,
                                         int stages) {
-  ForwardConfig config{.element = Element::kFp16, .block_n = block_n, .q_slots = 2, .kv_slots = 5};
+  // One Q buffer and a slot more for K and V: without a producer, slots are filled again late.
+  ForwardConfig config{.element = Element::kFp16, .block_n = block_n, .kv_slots = 6};
   config.ping_pong = ping_pong;
   config.warp_specialised = warp_specialised;
   config.stages = stages;

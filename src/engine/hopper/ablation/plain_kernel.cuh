@@ -22,9 +22,9 @@ namespace fa3::hopper {
 
 template <ForwardConfig C>
 struct PlainSmem {
-  alignas(kSmemAlignment) unsigned char q[2][C.q_bytes()];
+  alignas(kSmemAlignment) unsigned char q[C.q_slots][C.q_bytes()];
   alignas(kSmemAlignment) unsigned char kv[C.kv_slots][C.slot_bytes()];
-  RingBarriers<2> q_ring;
+  RingBarriers<C.q_slots> q_ring;
   RingBarriers<C.kv_slots> kv_ring;
   int any_marked;
 };
@@ -44,7 +44,7 @@ struct PlainAddresses {
   __device__ __forceinline__ uint32_t kv(uint32_t slot) const {
     return base + offsetof(PlainSmem<C>, kv) + slot * C.slot_bytes();
   }
-  __device__ __forceinline__ Ring<2> q_ring() const {
+  __device__ __forceinline__ Ring<C.q_slots> q_ring() const {
     return {base + uint32_t{offsetof(PlainSmem<C>, q_ring)}};
   }
   __device__ __forceinline__ Ring<C.kv_slots> kv_ring() const {
@@ -127,6 +127,7 @@ class PlainLoader {
     num_blocks_ = key_blocks(index_.m_block * C.block_m, C.block_m, C.block_n, params_.seqlen_q,
                              params_.seqlen_k, params_.causal)
                       .count;
+    kv_head_ = index_.head / params_.heads_per_kv_head;
     next_k_ = next_v_ = 0;
     needs_q_ = true;
   }
@@ -149,7 +150,7 @@ class PlainLoader {
     const tile::TileLayout layout = is_k ? kK : kV;
     ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
     load_slabs(is_k ? params_.k_map : params_.v_map, layout, at_.kv(kv_.slot()), full,
-               {0, block * C.block_n, index_.head / params_.heads_per_kv_head, index_.batch});
+               {0, block * C.block_n, kv_head_, index_.batch});
     kv_.advance();
     if (next_v_ == num_blocks_) {
       tiles_.advance();
@@ -170,8 +171,9 @@ class PlainLoader {
   const PlainAddresses<C> at_;
   DealtTiles tiles_;
   TileIndex index_{};
-  RingCursor<2> q_;
+  RingCursor<C.q_slots> q_;
   RingCursor<C.kv_slots> kv_;
+  int kv_head_ = 0;
   int num_blocks_ = 0;
   int next_k_ = 0, next_v_ = 0;
   bool needs_q_ = false;
@@ -252,8 +254,8 @@ class PlainConsumer {
 #pragma unroll 1
     for (int block = num_blocks - 2; block >= 0; --block) {
       const KvCursor k = next_kv(), v = next_kv();
+      wait_full(at_.kv_ring(), v);  // the later one
       wait_full(at_.kv_ring(), k);
-      wait_full(at_.kv_ring(), v);
       const uint32_t k_low = k_operand(k), v_low = v_operand(v);
       take_turn();
       ptx::wgmma_fence();
@@ -262,13 +264,13 @@ class PlainConsumer {
       tile::issue_pv<C.element, kV>(output, weights, v_low);
       ptx::wgmma_commit_group();
       give_turn();
-      help_loading();
       ptx::wgmma_wait_group<C.stages == 1 ? 0 : 1>();
       let_go(k);
+      help_loading();
       const bool guarded = weigh(block, scores, result);
+      help_loading();
       ptx::wgmma_wait_group<0>();
       let_go(v);
-      help_loading();
       settle(guarded, scores, output, result);
       pack(scores, weights);
     }
@@ -345,14 +347,15 @@ class PlainConsumer {
     tile::issue_qk<C.element, kQ, kK>(scores, q_low_, k_low);
     ptx::wgmma_commit_group();
     give_turn();
-    help_loading();
     ptx::wgmma_wait_group<0>();
     let_go(k);
+    help_loading();
   }
 
   __device__ __forceinline__ void last_output(float (&output)[C.head_dim_v / 2],
                                               const tile::Weights<C.block_n>& weights) {
     const KvCursor v = next_kv();
+    let_go_of_q();
     wait_full(at_.kv_ring(), v);
     const uint32_t v_low = v_operand(v);
     ptx::wgmma_fence();
@@ -361,6 +364,12 @@ class PlainConsumer {
     help_loading();
     ptx::wgmma_wait_group<0>();
     let_go(v);
+  }
+
+  // All scores of the tile are there.
+  __device__ __forceinline__ void let_go_of_q() {
+    if (lane_0()) at_.q_ring().release(q_.slot());
+    q_.advance();
   }
 
   // True if this was the guarded step.
@@ -440,11 +449,8 @@ class PlainConsumer {
         atomicOr(&params_.redo[tile].warps, me);
         smem_.any_marked = 1;
       }
-      at_.q_ring().release(q_.slot());
     }
     __syncwarp();
-    q_.advance();
-    help_loading();
   }
 
   __device__ __forceinline__ void take_turn() {
@@ -465,6 +471,7 @@ class PlainConsumer {
     if constexpr (C.warp_specialised) {
       ring.wait_full(cursor);
     } else {
+      if (warp_ != 0) return ring.wait_full(cursor);
       while (!ptx::mbarrier_test_wait_parity(ring.full(cursor.slot()), cursor.phase())) {
         help_loading();
       }
@@ -473,6 +480,7 @@ class PlainConsumer {
 
   __device__ __forceinline__ void help_loading() {
     if constexpr (!C.warp_specialised) {
+      if (warp_ != 0) return;
       if (leads()) loader_.load_what_fits();
       __syncwarp();
     }
@@ -506,7 +514,7 @@ class PlainConsumer {
   const int warp_;  // among the consumers
   PlainLoader<C> loader_;
   KvCursor kv_;
-  RingCursor<2> q_;
+  RingCursor<C.q_slots> q_;
   uint32_t q_low_ = 0;
   TileIndex index_{};
   KeyBlocks mine_{};
