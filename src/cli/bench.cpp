@@ -55,8 +55,8 @@ class Peaks {
 
 // The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own time.
 void warm_up(const std::function<double()>& call) {
-  constexpr double kEnough = 0.5;  // seconds; after a tenth of that H200s were still 10% slow
-  constexpr int kMostCalls = 2000;
+  constexpr double kEnough = 0.1;  // seconds
+  constexpr int kMostCalls = 1000;
   double seconds = 0;
   for (int i = 0; i < kMostCalls && seconds < kEnough; ++i) seconds += call();
 }
@@ -206,7 +206,8 @@ peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, ju
 --ablation compares variants of the Hopper forward, each without one idea of FlashAttention-3, on the
 shape of the paper's table 2 (fp16, d 128); --batch, --heads, --seqlen and --causal change it.
 On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
-before each call; its peak is not measured, and is null in JSON.
+before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
+long ones run at the clock that the power limit leaves.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1

@@ -77,90 +77,74 @@ class DealtTiles {
   int tile_;
 };
 
-// Issues the copies of a pass, one at a time: Q, then K of each block, V as many blocks later as the
-// consumers multiply it later. Used by one thread.
+// Issues the copies of a tile: Q, then K of each block, V as many blocks later as the consumers
+// multiply it later. Used by one thread. Its hot part is a few dozen instructions: without a producer,
+// a warp of consumers waits for each of them.
 template <ForwardConfig C>
 class PlainLoader {
  public:
   __device__ __forceinline__ PlainLoader(const ForwardParams& params, PlainAddresses<C> at)
-      : params_(params), at_(at), tiles_(params, false) {}
+      : params_(params), at_(at) {}
 
-  __device__ __forceinline__ void start_pass(bool second_pass) {
-    tiles_ = DealtTiles(params_, second_pass);
-    next_k_ = next_v_ = num_blocks_ = 0;
-    start_tile();
+  __device__ __forceinline__ void load_q(int tile) {
+    const TileIndex index = params_.order.tile(tile);
+    const int first_row = index.m_block * C.block_m;
+    batch_ = index.batch;
+    kv_head_ = index.head / params_.heads_per_kv_head;
+    num_blocks_ = key_blocks(first_row, C.block_m, C.block_n, params_.seqlen_q, params_.seqlen_k,
+                             params_.causal)
+                      .count;
+    next_k_ = next_v_ = 0;
+    at_.q_ring().wait_empty(q_);
+    const uint32_t full = at_.q_ring().full(q_.slot());
+    ptx::mbarrier_arrive_expect_tx(full, kQ.bytes());
+    for (int row = 0; row < C.block_m; row += kQBoxRows) {
+      load_slabs(params_.q_map, kQ, at_.q(q_.slot()) + row * kQ.row_bytes(), full,
+                 {0, first_row + row, index.head, index.batch});
+    }
+    q_.advance();
   }
 
+  __device__ __forceinline__ bool done() const { return next_v_ == num_blocks_; }
+
   __device__ __forceinline__ void load_all() {
-    while (!tiles_.done()) {
-      if (needs_q_) {
-        at_.q_ring().wait_empty(q_);
-      } else {
-        at_.kv_ring().wait_empty(kv_);
-      }
-      load_one();
+    while (!done()) {
+      at_.kv_ring().wait_empty(kv_);
+      load_k_or_v();
     }
   }
 
   // As many as there is room for now.
   __device__ __forceinline__ void load_what_fits() {
-    while (!tiles_.done() && has_room()) load_one();
+    while (!done() &&
+           ptx::mbarrier_test_wait_parity(at_.kv_ring().empty(kv_.slot()), kv_.phase() ^ 1)) {
+      load_k_or_v();
+    }
   }
 
  private:
   static constexpr int kLag = C.stages == 3 ? 2 : 1;   // blocks from a K to the V beside it
   static constexpr int kQBoxRows = kRowsPerWarpgroup;  // as launch_forward.cpp encodes the map
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim};
-  static constexpr tile::TileLayout kK{C.block_n, C.head_dim};
-  static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v};
+  static constexpr tile::TileLayout kK{C.block_n, C.head_dim};  // and V
+  static_assert(C.head_dim == C.head_dim_v);
 
-  __device__ __forceinline__ bool has_room() const {
-    const uint32_t barrier =
-        needs_q_ ? at_.q_ring().empty(q_.slot()) : at_.kv_ring().empty(kv_.slot());
-    const uint32_t phase = needs_q_ ? q_.phase() : kv_.phase();
-    return ptx::mbarrier_test_wait_parity(barrier, phase ^ 1);
-  }
-
-  __device__ __forceinline__ void start_tile() {
-    if (tiles_.done()) return;
-    index_ = params_.order.tile(tiles_.tile());
-    num_blocks_ = key_blocks(index_.m_block * C.block_m, C.block_m, C.block_n, params_.seqlen_q,
-                             params_.seqlen_k, params_.causal)
-                      .count;
-    kv_head_ = index_.head / params_.heads_per_kv_head;
-    next_k_ = next_v_ = 0;
-    needs_q_ = true;
-  }
-
-  __device__ __forceinline__ void load_one() {
-    if (needs_q_) {
-      const uint32_t full = at_.q_ring().full(q_.slot());
-      ptx::mbarrier_arrive_expect_tx(full, kQ.bytes());
-      for (int row = 0; row < C.block_m; row += kQBoxRows) {
-        load_slabs(params_.q_map, kQ, at_.q(q_.slot()) + row * kQ.row_bytes(), full,
-                   {0, index_.m_block * C.block_m + row, index_.head, index_.batch});
-      }
-      q_.advance();
-      needs_q_ = false;
-      return;
-    }
+  __device__ __forceinline__ void load_k_or_v() {
     const bool is_k = next_k_ < num_blocks_ && next_k_ - next_v_ <= kLag;
-    const int block = num_blocks_ - 1 - (is_k ? next_k_++ : next_v_++);
+    const int block = num_blocks_ - 1 - (is_k ? next_k_ : next_v_);
+    next_k_ += is_k ? 1 : 0;
+    next_v_ += is_k ? 0 : 1;
     const uint32_t full = at_.kv_ring().full(kv_.slot());
-    const tile::TileLayout layout = is_k ? kK : kV;
-    ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
-    load_slabs(is_k ? params_.k_map : params_.v_map, layout, at_.kv(kv_.slot()), full,
-               {0, block * C.block_n, kv_head_, index_.batch});
+    ptx::mbarrier_arrive_expect_tx(full, kK.bytes());
+    load_slabs(is_k ? params_.k_map : params_.v_map, kK, at_.kv(kv_.slot()), full,
+               {0, block * C.block_n, kv_head_, batch_});
     kv_.advance();
-    if (next_v_ == num_blocks_) {
-      tiles_.advance();
-      start_tile();
-    }
   }
 
   __device__ __forceinline__ void load_slabs(const CUtensorMap& map, tile::TileLayout layout,
                                              uint32_t smem, uint32_t full,
                                              ptx::TileCoordinates at) {
+#pragma unroll
     for (int slab = 0; slab < layout.slabs(); ++slab) {
       at.column = slab * layout.slab_columns();
       ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, full);
@@ -169,14 +153,11 @@ class PlainLoader {
 
   const ForwardParams& params_;
   const PlainAddresses<C> at_;
-  DealtTiles tiles_;
-  TileIndex index_{};
   RingCursor<C.q_slots> q_;
   RingCursor<C.kv_slots> kv_;
-  int kv_head_ = 0;
+  int batch_ = 0, kv_head_ = 0;
   int num_blocks_ = 0;
   int next_k_ = 0, next_v_ = 0;
-  bool needs_q_ = false;
 };
 
 // One warpgroup. Without a producer, thread 0 of the block also holds the loader, and gives it a
@@ -194,10 +175,6 @@ class PlainConsumer {
         loader_(params, at) {}
 
   __device__ __forceinline__ void run_pass(bool second_pass) {
-    if constexpr (!C.warp_specialised) {
-      if (leads()) loader_.start_pass(second_pass);
-      help_loading();
-    }
     if (C.ping_pong && warpgroup_ == C.consumers() - 1) give_turn();
     for (DealtTiles tiles(params_, second_pass); !tiles.done(); tiles.advance()) {
       attend(tiles.tile(), second_pass);
@@ -228,6 +205,8 @@ class PlainConsumer {
     }
     rows_ = RowState{};
     marked_ = false;
+    if (!C.warp_specialised && leads()) loader_.load_q(tile);
+    help_loading();
     wait_full(at_.q_ring(), q_);
     q_low_ = uniform(
         tile::k_major_low(at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
@@ -268,7 +247,6 @@ class PlainConsumer {
       let_go(k);
       help_loading();
       const bool guarded = weigh(block, scores, result);
-      help_loading();
       ptx::wgmma_wait_group<0>();
       let_go(v);
       settle(guarded, scores, output, result);
@@ -349,7 +327,6 @@ class PlainConsumer {
     give_turn();
     ptx::wgmma_wait_group<0>();
     let_go(k);
-    help_loading();
   }
 
   __device__ __forceinline__ void last_output(float (&output)[C.head_dim_v / 2],
@@ -361,7 +338,6 @@ class PlainConsumer {
     ptx::wgmma_fence();
     tile::issue_pv<C.element, kV>(output, weights, v_low);
     ptx::wgmma_commit_group();
-    help_loading();
     ptx::wgmma_wait_group<0>();
     let_go(v);
   }
@@ -546,9 +522,10 @@ __global__ void __launch_bounds__(C.threads(), 1)
       ptx::setmaxnreg_dec<C.producer_registers()>();
       PlainLoader<C> loader(params, at);
       for (int pass = 0; pass < 2; ++pass) {
-        if (threadIdx.x == 0) {
-          loader.start_pass(pass == 1);
+        for (DealtTiles tiles(params, pass == 1); threadIdx.x == 0 && !tiles.done();) {
+          loader.load_q(tiles.tile());
           loader.load_all();
+          tiles.advance();
         }
         __syncthreads();
         if (!smem.any_marked) return;
