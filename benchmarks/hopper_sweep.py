@@ -97,7 +97,7 @@ def main():
         case = rivals.Case(
             **shape, head_dim=head_dim, causal=bool(causal), dtype="bf16", device="cuda"
         )
-        tensors = rivals.Tensors(case)
+        tensors = rivals.Tensors(case, "bshd")
         ready = contenders(library, case, tensors, arguments.rival)
         medians = rivals.time_all(ready, "cuda", arguments.rounds)
         cell = {"head_dim": head_dim, "causal": bool(causal), "seqlen": seqlen}

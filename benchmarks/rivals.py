@@ -67,14 +67,17 @@ class Case:
 
 
 class Tensors:
-    """Q, K, V of a case, (b, s, h, d), normal random."""
+    """Q, K, V of a case, (b, s, h, d) whatever the order in memory, normal random."""
 
-    def __init__(self, case: Case):
+    def __init__(self, case: Case, layout: str):
         torch.manual_seed(0)
 
         def normal(heads):
             shape = (case.batch, case.seqlen, heads, case.head_dim)
-            return torch.randn(shape, device=case.device).to(DTYPES[case.dtype])
+            values = torch.randn(shape, device=case.device).to(DTYPES[case.dtype])
+            if layout == "bshd":
+                return values
+            return values.transpose(1, 2).contiguous().transpose(1, 2)
 
         self.q, self.k, self.v = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
 
@@ -171,6 +174,8 @@ class RivalLibrary:
     """A library with the C entry of this file's docstring."""
 
     def __init__(self, path: str, case: Case, tensors: Tensors):
+        if not tensors.q.is_contiguous():
+            raise RuntimeError(f"{path}: rivals take --layout bshd only")
         self.library = ctypes.CDLL(path)
         self.library.rival_name.restype = ctypes.c_char_p
         self.library.rival_workspace.restype = ctypes.c_int64
@@ -299,6 +304,7 @@ def record(case: Case, contender, median_ms: float, arguments) -> dict:
         "median_ms": median_ms,
         "tflops": case.flops() / median_ms / 1e9,
         "variant": "default",
+        "layout": arguments.layout,
         "machine": machine_name(case.device),
         "threads": arguments.threads if case.device == "cpu" else None,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -324,6 +330,9 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, help="default: heads")
+    parser.add_argument(
+        "--layout", choices=("bshd", "bhsd"), default="bshd", help="order of Q, K, V in memory"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
@@ -347,7 +356,7 @@ def main() -> int:
             dtype=arguments.dtype,
             device=arguments.device,
         )
-        tensors = Tensors(case)
+        tensors = Tensors(case, arguments.layout)
         ready = contenders(case, tensors, arguments)
         medians = time_all(ready, case.device, arguments.rounds)
         records = [record(case, one, medians[one.name], arguments) for one in ready]

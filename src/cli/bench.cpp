@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3 bench: times engines over a sweep of shapes, as a table and as JSON lines. Each number stands
-// beside the peak that the same cores reached right before and after it.
+// beside the peak that the same cores reached between the calls.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <set>
+#include <vector>
 
 #include "cli/ablation.h"
 #include "cli/bench_cases.h"
@@ -30,27 +30,9 @@ namespace {
 struct BenchFlags {
   SweepFlags sweep;
   bool ablation = false;
+  std::string layout = "bshd";
   int repeats = 0;
   std::string json;
-};
-
-// The peak after one case is the peak before the next.
-class Peaks {
- public:
-  double before(const BenchCase& bench) {
-    return last_ && dtype_ == bench.dtype && threads_ == bench.threads ? *last_ : after(bench);
-  }
-  double after(const BenchCase& bench) {
-    dtype_ = bench.dtype;
-    threads_ = bench.threads;
-    last_ = peak_flops(dtype_, threads_);
-    return *last_;
-  }
-
- private:
-  std::optional<double> last_;
-  fa3_dtype dtype_ = FA3_FLOAT32;
-  int threads_ = 0;
 };
 
 // The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own time.
@@ -61,21 +43,21 @@ void warm_up(const std::function<double()>& call) {
   for (int i = 0; i < kMostCalls && seconds < kEnough; ++i) seconds += call();
 }
 
-Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
+Measured measure(const BenchCase& bench, const BenchFlags& flags) {
   require_engine(bench.engine);
+  const Layout layout = flags.layout == "bshd" ? Layout::bshd : Layout::bhsd;
   fa3_options options = default_options();
   options.engine = engine_id(bench.engine);
   options.causal = bench.causal ? 1 : 0;
   options.num_threads = bench.threads;
   const Wanted shapes{.backward = bench.backward, .memory = Memory::shapes_only};
-  const Operands asked = make_operands(bench.shape, bench.dtype, Layout::bshd, shapes);
+  const Operands asked = make_operands(bench.shape, bench.dtype, layout, shapes);
   const ForwardArgs forward = forward_question(asked, options);
   const BackwardArgs backward = backward_question(asked, options);
   // Ask before any memory is touched: the answer may be no.
   const std::string plan = bench.backward ? plan_text(backward) : plan_text(forward);
 
-  Operands operands =
-      make_operands(bench.shape, bench.dtype, Layout::bshd, {.backward = bench.backward});
+  Operands operands = make_operands(bench.shape, bench.dtype, layout, {.backward = bench.backward});
   fill_inputs(&operands, 0);
   Execution execution(&operands, options);
   const auto call = [&] { return bench.backward ? execution.backward() : execution.forward(); };
@@ -85,14 +67,19 @@ Measured measure(const BenchCase& bench, int repeats, Peaks* peaks) {
       .kernel = plan_line(plan, "kernel"),
       .on_gpu = device_of(options.engine).type == FA3_CUDA,
       .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward)};
+  measured.layout = flags.layout;
   measured.machine = measured.on_gpu ? gpu::name() : machine_text();
   if (measured.on_gpu) {
     warm_up(call);
-    measured.timing = time_call(call, repeats);
+    measured.timing = time_call(call, flags.repeats);
   } else {
-    measured.peak_before = peaks->before(bench);
-    measured.timing = time_call(call, repeats);
-    measured.peak_after = peaks->after(bench);
+    measured.timing = time_call(
+        [&] {
+          measured.peaks.sample(bench);
+          return call();
+        },
+        flags.repeats);
+    measured.peaks.sample(bench);
   }
   const double work = bench.backward ? backward_flops(bench.shape, bench.causal)
                                      : forward_flops(bench.shape, bench.causal);
@@ -112,17 +99,16 @@ class Report {
   void add(const BenchCase& bench, const Measured& measured) {
     json_.add(bench, measured);
     if (!json_.on_stdout()) print_row(bench, measured);
-    if (measured.disturbed()) {
-      fmt::print(stderr,
-                 "fa3: disturbed: the peak was {} before and {} after; is other work running?\n",
-                 flops_text(measured.peak_before), flops_text(measured.peak_after));
+    if (measured.peaks.disturbed()) {
+      fmt::print(stderr, "fa3: disturbed: the peak was between {} and {}; is other work running?\n",
+                 flops_text(measured.peaks.lowest()), flops_text(measured.peaks.highest()));
     }
   }
 
  private:
   void print_row(const BenchCase& bench, const Measured& measured) const {
     const Shape& shape = bench.shape;
-    const double peak = measured.peak();
+    const double peak = measured.peaks.median();
     table_.print_row(
         {measured.engine, measured.kernel, bench.backward ? "bwd" : "fwd", short_name(bench.dtype),
          fmt::format("{}", shape.batch),
@@ -175,14 +161,13 @@ void run_bench(const BenchFlags& flags) {
   const std::vector<BenchCase> cases = sweep(flags.sweep);
   Report report(flags.json, machines_text(cases));
   Progress progress("bench", static_cast<int64_t>(cases.size()));
-  Peaks peaks;
   size_t refused = 0;
   std::set<std::string> reasons;  // each is said once
   for (const BenchCase& bench : cases) {
     progress.next(fmt::format("{} {} s{} d{}", bench.engine, short_name(bench.dtype),
                               bench.shape.seqlen_q, bench.shape.head_dim));
     try {
-      const Measured measured = measure(bench, flags.repeats, &peaks);
+      const Measured measured = measure(bench, flags);
       progress.erase();
       report.add(bench, measured);
     } catch (const CommandError& error) {
@@ -202,12 +187,13 @@ void run_bench(const BenchFlags& flags) {
 constexpr const char* kFooter = R"(
 Comma lists sweep: every combination is timed. Times are medians after one warm-up call; the column
 `runs` says of how many. FLOPs: 2 (d + dv) b h sq sk, half of it if causal, 2.5 times it backward.
-peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, just before and after.
---ablation compares variants of the Hopper forward, each without one idea of FlashAttention-3, on the
-shape of the paper's table 2 (fp16, d 128); --batch, --heads, --seqlen and --causal change it.
+peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, median of a sample
+before every call and one after the last.
 On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
 before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
 long ones run at the clock that the power limit leaves.
+--ablation compares variants of the Hopper forward, each without one idea of FlashAttention-3, on the
+shape of the paper's table 2 (fp16, d 128); --batch, --heads, --seqlen and --causal change it.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
@@ -238,6 +224,9 @@ void add_bench(CLI::App& app) {
   list("--kv-heads", &sweep.kv_heads, "key/value heads; like --heads")->check(CLI::PositiveNumber);
   list("--causal", &sweep.causal, "0, 1 or both")->check(CLI::Range(0, 1));
   list("--threads", &sweep.threads, "CPU threads; 0 = all cores")->check(CLI::Range(0, 1024));
+  bench->add_option("--layout", flags->layout, "order of the operands in memory")
+      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->capture_default_str();
   bench->add_option("--repeats", flags->repeats, "timed calls; 0 = at least 7, fewer if long")
       ->check(CLI::Range(0, 10000))
       ->capture_default_str();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/bench_report.h"
 
-#include <cmath>
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -32,13 +32,14 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
           {"max_ms", measured.timing.max * 1e3},
           {"repeats", measured.timing.repeats},
           {"tflops", measured.flops * 1e-12},
-          {"peak_tflops", teraflops(measured.peak())},
-          {"peak_before_tflops", teraflops(measured.peak_before)},
-          {"peak_after_tflops", teraflops(measured.peak_after)},
+          {"peak_tflops", teraflops(measured.peaks.median())},
+          {"peak_min_tflops", teraflops(measured.peaks.lowest())},
+          {"peak_max_tflops", teraflops(measured.peaks.highest())},
           {"threads", measured.on_gpu ? nlohmann::ordered_json(nullptr)
                                       : nlohmann::ordered_json(bench.threads)},
           {"workspace_bytes", measured.workspace_bytes},
           {"variant", measured.variant},
+          {"layout", measured.layout},
           {"machine", measured.machine},
           {"date", today()},
           {"commit", commit()}};
@@ -46,9 +47,14 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
 
 }  // namespace
 
-bool Measured::disturbed() const {
-  constexpr double kTolerated = 0.1;
-  return std::abs(peak_before - peak_after) > kTolerated * peak();
+void Peaks::sample(const BenchCase& bench) {
+  samples_.push_back(peak_flops(bench.dtype, bench.threads));
+  std::sort(samples_.begin(), samples_.end());
+}
+
+bool Peaks::disturbed() const {
+  constexpr double kTolerated = 0.2;
+  return highest() - lowest() > kTolerated * highest();
 }
 
 JsonLines::JsonLines(const std::string& where) : on_stdout_(where == "-") {

@@ -23,7 +23,7 @@ std::string today();         // UTC, "2026-01-31"
 std::string commit();        // of the sources this was built from; ends in "+" if they were changed
 
 // FLOP/s of independent fused multiply-adds (fp32, fp16) or bf16 dot products from registers: what
-// no kernel can exceed.
+// no kernel can exceed. One sample of 10 ms.
 double peak_flops(fa3_dtype dtype, int num_threads);
 
 }  // namespace fa3::cli

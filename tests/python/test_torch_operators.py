@@ -18,6 +18,8 @@ from torch.utils.checkpoint import (  # noqa: E402
 )
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from fa3.torch import operators  # noqa: E402
+
 
 def tensors(device, *shapes):
     torch.manual_seed(0)
@@ -175,3 +177,31 @@ def test_cuda_graph_replays_with_new_inputs():
     q.copy_(torch.randn_like(q))
     graph.replay()
     torch.testing.assert_close(out, fa3.attention(q, k, v), rtol=0, atol=0)
+
+
+def test_a_plain_call_costs_no_dispatch_and_a_watched_one_is_seen(device, qkv, monkeypatch):
+    watched = {
+        "profiler": torch.profiler.profile,
+        "mode": lambda: FlopCounterMode(display=False),
+        "function mode": lambda: torch.device(device),
+    }
+    expected = fa3.attention(*qkv)
+    for name, watch in watched.items():
+        with watch() as watcher:
+            assert torch.equal(fa3.attention(*qkv), expected), name
+        if name == "profiler":
+            assert "fa3::forward" in {event.key for event in watcher.key_averages()}
+
+    dispatched = []
+    monkeypatch.setattr(operators, "forward", lambda *call: dispatched.append(call))
+    assert torch.equal(fa3.attention(*qkv), expected)
+    assert not dispatched
+    for watch in watched.values():
+        with watch():
+            fa3.attention(*qkv, return_lse=True)
+    assert len(dispatched) == len(watched)
+
+
+def test_a_lazily_negated_view_is_not_read_as_it_lies_in_memory(qkv):
+    q, k, v = qkv
+    assert torch.equal(fa3.attention(torch._neg_view(q), k, v), fa3.attention(-q, k, v))

@@ -121,8 +121,10 @@ def attend(
     is_padded = seqused_q is not None or seqused_k is not None
     is_rare = is_packed or is_padded or out is not None or sink is not None or wants_gradient
     if not is_rare and engine == "auto" and num_threads == 0:
+        is_plain = operators.is_plain_call(q, k, v)
+        forward = operators.forward_kernel if is_plain else operators.forward
         # The dispatcher converts every argument that it is given: a microsecond for all of them.
-        result = operators.forward(q, k, v, causal, left, right, softcap, scale)
+        result = forward(q, k, v, causal, left, right, softcap, scale)
         return result if return_lse else result[0]
 
     options = (causal, left, right, softcap, scale)

@@ -18,6 +18,7 @@ OPTIONS = (
     "Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, "
     "SymInt max_seqlen_k=0, bool deterministic=False, int engine=0, int num_threads=0"
 )
+KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # device type: dispatch key
 SINK = 5  # its position among the options
 QKV = "Tensor q, Tensor k, Tensor v"
 SCHEMAS = {
@@ -30,6 +31,20 @@ SCHEMAS = {
 # The memory that an operator gets is the memory that the caller passed, strides included.
 KEEP_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 
+# What may watch or replace a call. These names are private: without one, the dispatcher is used.
+try:
+    from torch._C import (
+        _are_functorch_transforms_active,
+        _get_tracing_state,
+        _is_torch_function_mode_enabled,
+        _len_torch_dispatch_stack,
+    )
+    from torch.autograd import _profiler_enabled
+
+    CAN_SEE_WATCHERS = True
+except ImportError:
+    CAN_SEE_WATCHERS = False
+
 library = torch.library.Library("fa3", "DEF")
 for name, schema in SCHEMAS.items():
     library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, KEEP_STRIDES))
@@ -41,6 +56,26 @@ backward = torch.ops.fa3.backward.default
 
 # Tensors of torch before 2.10 are viewed through __dlpack__, which refuses those with a gradient.
 NEEDS_DETACHED = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+def is_plain_call(q, k, v):
+    """Whether torch's dispatcher would do nothing but call the kernel, which costs it 5 us.
+
+    So: no compiler, tracer, profiler, mode or transform is active, no tensor is of a subclass or a
+    lazily negated view, and the device is one of the operator's.
+    """
+    if torch.compiler.is_compiling() or not CAN_SEE_WATCHERS:
+        return False
+    return (
+        type(q) is type(k) is type(v) is torch.Tensor
+        and not _len_torch_dispatch_stack()
+        and not _is_torch_function_mode_enabled()
+        and not _are_functorch_transforms_active()
+        and not _profiler_enabled()
+        and _get_tracing_state() is None
+        and q.device.type in KEYS
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
+    )
 
 
 def detached(*tensors):
@@ -211,7 +246,7 @@ def backward_kernel(do, q, k, v, out, lse, *options):
     return gradients
 
 
-for key in ("CPU", "CUDA"):
+for key in KEYS.values():
     library.impl("forward", forward_kernel, key)
     library.impl("forward_out", forward_out_kernel, key)
     library.impl("backward", backward_kernel, key)

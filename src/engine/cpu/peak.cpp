@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cpu/peak.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -12,19 +12,18 @@
 namespace fa3::cpu {
 namespace {
 
-constexpr int kRounds = 5;
-constexpr double kRoundSeconds = 0.02;
+constexpr double kSeconds = 0.01;
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Operations per second of this thread over one round.
-double rate_of_one_round(double (*multiply_add)(int64_t)) {
+// Operations per second of this thread.
+double rate_of_thread(double (*multiply_add)(int64_t)) {
   const double begin = seconds_now();
   double operations = 0;
   double elapsed = 0;
-  while (elapsed < kRoundSeconds) {
+  while (elapsed < kSeconds) {
     operations += multiply_add(1000);
     elapsed = seconds_now() - begin;
   }
@@ -35,27 +34,19 @@ double rate_of_one_round(double (*multiply_add)(int64_t)) {
 
 double measure_peak_flops(const Kernels& kernels, DType dtype, int num_threads) {
   double (*const multiply_add)(int64_t) = kernels.multiply_add[kernel_index(dtype)];
-  double best = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    std::vector<double> rates(num_threads);
-    std::atomic<int> waiting = num_threads;
-    std::vector<std::thread> threads;
-    for (int i = 0; i < num_threads; ++i) {
-      threads.emplace_back([&, i] {
-        --waiting;
-        while (waiting > 0) {  // all start together
-        }
-        rates[i] = rate_of_one_round(multiply_add);
-      });
-    }
-    double sum = 0;
-    for (int i = 0; i < num_threads; ++i) {
-      threads[i].join();
-      sum += rates[i];
-    }
-    best = std::max(best, sum);
+  std::vector<double> rates(num_threads);
+  std::atomic<int> waiting = num_threads;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < num_threads; ++i) {
+    threads.emplace_back([&, i] {
+      --waiting;
+      while (waiting > 0) {  // all start together
+      }
+      rates[i] = rate_of_thread(multiply_add);
+    });
   }
-  return best;
+  for (std::thread& thread : threads) thread.join();
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
 double measure_peak_flops(DType dtype, int num_threads) {

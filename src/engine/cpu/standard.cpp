@@ -202,7 +202,8 @@ void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
     }
     // What the keys leave of the probability is the sink's.
     const bool sees_nothing = problem.mask.keys_of(q_row, task.queries(), keys).empty();
-    if (problem.sink != nullptr && !sees_nothing) *dsink -= (1 - p_sum) * d;
+    const bool has_sink = problem.sink != nullptr && problem.sink[task.head] != -kInfinity;
+    if (has_sink && !sees_nothing) *dsink -= (1 - p_sum) * d;
     const T* q = problem.q.at<T>(task.b, q_at, task.head);
     for (int64_t key = 0; key < keys; ++key) {
       float slope = 1;

@@ -14,7 +14,6 @@ namespace fa3::hopper {
 struct CompiledForward {
   ForwardConfig config;
   int64_t max_keys = INT64_MAX;  // chosen for key sequences up to this length
-  bool only_causal = false;
   const char* why;
 };
 
@@ -45,16 +44,6 @@ inline constexpr std::array kForwardTable{
                                .kv_slots = 5},
                     .max_keys = 1535,
                     .why = "short sequences: 192 rows are too coarse a grain"},
-    CompiledForward{.config = {.head_dim = 128,
-                               .head_dim_v = 128,
-                               .block_m = 192,
-                               .block_n = 64,
-                               .q_slots = 2,
-                               .kv_slots = 7,
-                               .ping_pong = false},
-                    .max_keys = 767,
-                    .only_causal = true,
-                    .why = "short causal sequences: narrow blocks waste less on the diagonal"},
     CompiledForward{
         .config =
             {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 80, .kv_slots = 5},

@@ -12,6 +12,18 @@
 
 namespace fa3::hopper {
 
+// A row of a tile, as the tensors know it.
+struct QueryRow {
+  int query;
+  int head;
+};
+
+__device__ __forceinline__ QueryRow unpacked(const ForwardParams& params, int packed_head,
+                                             int packed_row) {
+  const int pack = params.pack_log2;
+  return {packed_row >> pack, (packed_head << pack) + (packed_row & ((1 << pack) - 1))};
+}
+
 // Where a lane's stores go: of its two rows, 8 columns of each 32.
 template <ForwardConfig C>
 struct LaneOutput {
@@ -27,14 +39,15 @@ struct LaneOutput {
                                         int first_row) {
     const int lane = ptx::tid_x() % kWarpSize;
     const int lane_column = lane % tile::kQuadLanes * kColumns;
-    uint16_t* const head = static_cast<uint16_t*>(params.o) + index.batch * params.o_batch_stride +
-                           index.head * params.o_head_stride + lane_column;
+    uint16_t* const batch =
+        static_cast<uint16_t*>(params.o) + index.batch * params.o_batch_stride + lane_column;
     columns_left = params.head_dim_v - lane_column;
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      const int q_row = first_row + lane / tile::kQuadLanes + r * tile::kRowDistance;
-      row[r] = head + q_row * params.o_row_stride;
-      row_exists[r] = q_row < params.seqlen_q;
+      const int packed_row = first_row + lane / tile::kQuadLanes + r * tile::kRowDistance;
+      const QueryRow at = unpacked(params, index.head, packed_row);
+      row[r] = batch + at.head * params.o_head_stride + at.query * params.o_row_stride;
+      row_exists[r] = at.query < params.seqlen_q;
     }
   }
 
@@ -85,13 +98,15 @@ __device__ __forceinline__ void store_lse(const ForwardParams& params, const Til
                                           const float (&sum)[kRowsPerThread], int first_row) {
   const int lane = ptx::tid_x() % kWarpSize;
   if (!params.lse || lane % tile::kQuadLanes != 0) return;
-  float* const head_lse =
-      params.lse + index.batch * params.lse_batch_stride + index.head * params.lse_head_stride;
+  float* const batch_lse = params.lse + index.batch * params.lse_batch_stride;
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    const int q_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
+    const int packed_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
+    const QueryRow at = unpacked(params, index.head, packed_row);
     const float lse = sum[row] == 0.0f ? -kInfinity : (ref[row] + ptx::lg2(sum[row])) * kLn2;
-    if (q_row < params.seqlen_q) head_lse[q_row * params.lse_row_stride] = lse;
+    if (at.query < params.seqlen_q) {
+      batch_lse[at.head * params.lse_head_stride + at.query * params.lse_row_stride] = lse;
+    }
   }
 }
 

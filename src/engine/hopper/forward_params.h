@@ -13,7 +13,7 @@ namespace fa3::hopper {
 struct RedoEntry;  // piece/work_item.cuh
 
 struct ForwardParams {
-  // 4-D maps, dimensions {column, row, head, batch}.
+  // 5-D maps, dimensions {column, packed head, row, head, batch}.
   CUtensorMap q_map;
   CUtensorMap k_map;
   CUtensorMap v_map;
@@ -33,7 +33,8 @@ struct ForwardParams {
   RedoEntry* redo;      // one entry a tile, need not be initialised
 
   TileOrder order;
-  int heads_per_kv_head;
+  int packs_per_kv_head;
+  int pack_log2;  // 2^pack_log2 query heads are packed: row = query << pack_log2 | head in the pack
   int seqlen_q;
   int seqlen_k;
   bool causal;

@@ -27,6 +27,9 @@ struct ForwardArguments {
   void* workspace = nullptr;  // forward_workspace_bytes(); 16-byte aligned
 };
 
+// How many query heads of a group (2 to that power) share a tile, as rows beside each other: they
+// read the same keys.
+int forward_pack_log2(const ForwardConfig& config, const ForwardArguments& arguments);
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardArguments& arguments);
 int64_t forward_workspace_bytes(int64_t num_tiles);
 

@@ -57,7 +57,7 @@ class Producer {
     WorkItem item{ItemKind::kTile, tile, index, visible(first_row, C.block_m).count};
     for (int w = 0; w < C.consumers(); ++w) {
       const int warpgroup_row = first_row + w * kRowsPerWarpgroup;
-      if (warpgroup_row < params_.seqlen_q) {
+      if (warpgroup_row < params_.seqlen_q << params_.pack_log2) {
         item.mine[w] = visible(warpgroup_row, kRowsPerWarpgroup);
         if (!FirstPass) item.mine[w].ordinary_from = 0;
       }
@@ -65,7 +65,7 @@ class Producer {
     item.storing_warps = storing_warps;
     announce(item);
 
-    const int kv_head = index.head / params_.heads_per_kv_head;
+    const int kv_head = index.head / params_.packs_per_kv_head;
     const int draw_at = item.num_blocks > 1 ? 1 : 0;
     int next_tile = 0;
     for (int n_block = item.num_blocks - 1; n_block >= 0; --n_block) {
@@ -83,8 +83,9 @@ class Producer {
   }
 
   __device__ __forceinline__ KeyBlocks visible(int first_row, int num_rows) const {
-    return key_blocks(first_row, num_rows, C.block_n, params_.seqlen_q, params_.seqlen_k,
-                      params_.causal);
+    const int pack = params_.pack_log2;
+    return key_blocks(first_row >> pack, num_rows >> pack, C.block_n, params_.seqlen_q,
+                      params_.seqlen_k, params_.causal);
   }
 
   __device__ __forceinline__ void finish(ItemKind kind) {
@@ -127,7 +128,8 @@ class Producer {
       const int part_row = w * kRowsPerWarpgroup;
       ring.wait_empty(q_);
       load(params_.q_map, kQ, kRowsPerWarpgroup, at_.q(q_.slot()) + part_row * kQ.row_bytes(),
-           ring.full(q_.slot()), {0, first_row + part_row, index.head, index.batch});
+           ring.full(q_.slot()),
+           {0, (first_row + part_row) >> params_.pack_log2, index.head, index.batch});
     }
     q_.advance();
   }

@@ -270,7 +270,8 @@ class Consumer {
   }
 
   __device__ __forceinline__ int visible_keys(int q_row) const {
-    return key_limit(q_row, params_.seqlen_q, params_.seqlen_k, params_.causal);
+    return key_limit(q_row >> params_.pack_log2, params_.seqlen_q, params_.seqlen_k,
+                     params_.causal);
   }
 
   __device__ __forceinline__ void add_sums(RowState& rows, const StepResult& step) {

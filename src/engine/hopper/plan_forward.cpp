@@ -20,7 +20,7 @@ Element element_of(DType dtype) {
 }
 
 ForwardShape shape_of(const Problem& p) {
-  return {p.head_dim, p.head_dim_v, p.lengths_q.max, p.lengths_k.max, is_causal(p.mask)};
+  return {p.head_dim, p.head_dim_v, p.lengths_q.max, p.lengths_k.max};
 }
 
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
@@ -59,13 +59,13 @@ void stand_in_for_missing_keys(ForwardArguments* a) {
 int choose_row(const ForwardShape& shape) {
   int best = kNoRow;
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
-    const auto& [config, max_keys, only_causal, why] = kForwardTable[row];
+    const auto& [config, max_keys, why] = kForwardTable[row];
     if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
     if (best != kNoRow) {
       const ForwardConfig& group = kForwardTable[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
     }
-    if (shape.seqlen_k <= max_keys && (shape.causal || !only_causal)) best = row;
+    if (shape.seqlen_k <= max_keys) best = row;
   }
   return best;
 }
@@ -119,7 +119,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_device(problem.device_index));
   const ForwardArguments a = arguments_of(problem, nullptr);
   FA3_TRY(check_layouts(a));
-  const auto& [c, max_keys, only_causal, why] = kForwardTable[choose_row(shape_of(problem))];
+  const auto& [c, max_keys, why] = kForwardTable[choose_row(shape_of(problem))];
   const int64_t num_tiles = forward_num_tiles(c, a);
   if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
 
@@ -131,6 +131,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->num_tasks = num_tiles;
   plan->workspace_bytes = nothing_to_do(a) ? 0 : forward_workspace_bytes(num_tiles);
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
+  const int packed_heads = 1 << forward_pack_log2(c, a);
+  if (packed_heads > 1) plan->why += concat("; ", packed_heads, " query heads share a tile");
   return {};
 }
 

@@ -17,7 +17,6 @@ struct ForwardShape {
   int64_t head_dim_v;
   int64_t seqlen_q;
   int64_t seqlen_k;
-  bool causal;
 };
 
 // The row of kForwardTable for a shape, or kNoRow.

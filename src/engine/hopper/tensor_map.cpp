@@ -7,6 +7,7 @@
 namespace fa3::hopper {
 namespace {
 
+constexpr int kDims = 5;
 constexpr int64_t kStrideAlignment = 16;          // bytes
 constexpr int64_t kMaxStride = int64_t{1} << 40;  // bytes, exclusive
 constexpr int64_t kMaxExtent = int64_t{1} << 31;  // coordinates are 32-bit signed
@@ -48,21 +49,23 @@ const char* tensor_map_obstacle(const TensorSpan& t) {
 }
 
 bool encode_tensor_map(CUtensorMap& map, const TensorSpan& t, Element element,
-                       tile::TileLayout layout, int box_rows) {
+                       tile::TileLayout layout, int box_rows, int packed_heads) {
   static const auto encode = find_encoder();
   if (encode == nullptr) return false;
-  const cuuint64_t extents[4] = {cuuint64_t(t.columns), cuuint64_t(t.rows), cuuint64_t(t.heads),
-                                 cuuint64_t(t.batches)};
-  const cuuint64_t strides[3] = {stride_bytes(t.rows, t.row_stride),
-                                 stride_bytes(t.heads, t.head_stride),
-                                 stride_bytes(t.batches, t.batch_stride)};
-  const cuuint32_t box[4] = {cuuint32_t(layout.slab_columns()), cuuint32_t(box_rows), 1, 1};
-  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+  const int64_t packs = t.heads / packed_heads;
+  const cuuint64_t extents[kDims] = {cuuint64_t(t.columns), cuuint64_t(packed_heads),
+                                     cuuint64_t(t.rows), cuuint64_t(packs), cuuint64_t(t.batches)};
+  const cuuint64_t strides[kDims - 1] = {
+      stride_bytes(packed_heads, t.head_stride), stride_bytes(t.rows, t.row_stride),
+      stride_bytes(packs, t.head_stride * packed_heads), stride_bytes(t.batches, t.batch_stride)};
+  const cuuint32_t box[kDims] = {cuuint32_t(layout.slab_columns()), cuuint32_t(packed_heads),
+                                 cuuint32_t(box_rows / packed_heads), 1, 1};
+  const cuuint32_t element_strides[kDims] = {1, 1, 1, 1, 1};
   const CUresult result =
       encode(&map,
              element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             4, t.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             kDims, t.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
              layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS;

@@ -27,9 +27,10 @@ struct TensorSpan {
 // Why the copy engine cannot read this tensor, or null if it can.
 const char* tensor_map_obstacle(const TensorSpan& tensor);
 
-// A map whose boxes are one slab of `layout` wide and `box_rows` rows high. False: the driver has no
-// encoder, or refused.
+// A map whose boxes are one slab of `layout` wide and `box_rows` rows high. `packed_heads` heads
+// count as that many rows: row r is head r % packed_heads of tensor row r / packed_heads. False: the
+// driver has no encoder, or refused.
 bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
-                       tile::TileLayout layout, int box_rows);
+                       tile::TileLayout layout, int box_rows, int packed_heads = 1);
 
 }  // namespace fa3::hopper

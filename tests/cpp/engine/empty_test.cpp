@@ -120,13 +120,18 @@ TEST_P(Empty, windows_that_hold_no_key) {
 TEST_P(Empty, a_sink_of_minus_infinity_is_no_sink) {
   Case c = dense_case(1, 70, 50, 2, 1, 16, 16);
   c.causal = true;
-  const ForwardRun want = forward(c, make_inputs(c));
+  const Inputs without = make_inputs(c);
+  const ForwardRun want = forward(c, without);
+  const BackwardRun want_gradient = backward(c, without, want);
   c.sink = true;
   Inputs inputs = make_inputs(c);
   inputs.sink.fill_row(0, 0, -kInfinity);
   const ForwardRun got = forward(c, inputs);
   EXPECT_TRUE(bits_equal("o", got.o, want.o));
   EXPECT_TRUE(bits_equal("lse", got.lse, want.lse));
+  const BackwardRun got_gradient = backward(c, inputs, got);
+  EXPECT_TRUE(bits_equal("dk", got_gradient.dk, want_gradient.dk));
+  expect_zero(c, "dsink", got_gradient.dsink);
 }
 
 TEST_P(Empty, a_thousand_sequences_most_of_them_empty) {

@@ -60,11 +60,13 @@ std::vector<Case> simpler(const Case& c) {
   return cases;
 }
 
-// The simplest case found that still fails.
+// The simplest case found that still fails, in a bounded number of attempts.
 Case shrink(Case failing, const std::function<bool(const Case&)>& passes) {
+  int attempts = 0;
   for (bool smaller = true; smaller;) {
     smaller = false;
     for (const Case& candidate : simpler(failing)) {
+      if (++attempts > 300) return failing;
       if (passes(candidate)) continue;
       failing = candidate;
       smaller = true;

@@ -32,18 +32,19 @@ template <class Format, int C>
 FA3_INLINE void multiply_values(const BlockJob& job, const float* v_panel, int64_t begin,
                                 int64_t end, float* o) {
   const int64_t first = begin / Format::kStep;
+  const int64_t columns = job.result.columns;
   V acc[kRowsPerGroup][C];
   FA3_UNROLL
   for (int r = 0; r < kRowsPerGroup; ++r) {
     FA3_UNROLL
-    for (int j = 0; j < C; ++j) acc[r][j] = load(o + r * job.result.columns + j * kWidth);
+    for (int j = 0; j < C; ++j) acc[r][j] = load(o + r * columns + j * kWidth);
   }
   multiply<Format>(job.buffers.p + first, job.block_k / Format::kStep, v_panel + first * kPanel,
                    kPanel, (end - begin + Format::kStep - 1) / Format::kStep, acc);
   FA3_UNROLL
   for (int r = 0; r < kRowsPerGroup; ++r) {
     FA3_UNROLL
-    for (int j = 0; j < C; ++j) store(o + r * job.result.columns + j * kWidth, acc[r][j]);
+    for (int j = 0; j < C; ++j) store(o + r * columns + j * kWidth, acc[r][j]);
   }
 }
 
@@ -77,19 +78,37 @@ FA3_INLINE bool has_references(const RowGroup& group) {
   return all;
 }
 
-// One row group against one packed tile.
+// One row group against the tile's keys [begin, end). `is_free`: every row sees all of them.
+template <class Format>
+static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& group, int64_t begin,
+                        int64_t end, bool is_free) {
+  if (begin >= end) return;
+  const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
+  const bool done =
+      is_free && has_references(group) && guarded_softmax<Format>(job, tile, group, panels);
+  if (!done) ordinary_softmax<Format>(job, tile, group, panels);
+  accumulate_values<Format>(job, tile, group, begin / Format::kStep * Format::kStep, end);
+}
+
+// One row group against one packed tile. The ordinary softmax costs more, so it gets only the panels
+// that need it: those at an edge of the mask, and one to find the references.
 template <class Format>
 static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& group) {
   const int64_t begin = larger(group.visible.begin, tile.begin) - tile.begin;
   const int64_t end = smaller(group.visible.end, tile.end) - tile.begin;
   if (begin >= end) return;
-  const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
-  const bool is_free = tile.begin + panels.begin >= group.free.begin &&
-                       tile.begin + panels.end <= group.free.end && job.softcap == 0.0f;
-  const bool done =
-      is_free && has_references(group) && guarded_softmax<Format>(job, tile, group, panels);
-  if (!done) ordinary_softmax<Format>(job, tile, group, panels);
-  accumulate_values<Format>(job, tile, group, begin / Format::kStep * Format::kStep, end);
+  int64_t free_begin =
+      (larger(group.free.begin - tile.begin, begin) + kPanel - 1) / kPanel * kPanel;
+  int64_t free_end = smaller(group.free.end - tile.begin, end) / kPanel * kPanel;
+  if (job.softcap != 0.0f || free_begin >= free_end) free_begin = free_end = end;
+  attend_keys<Format>(job, tile, group, begin, free_begin, false);
+  if (!has_references(group)) {
+    const int64_t first = smaller(free_begin + kPanel, free_end);
+    attend_keys<Format>(job, tile, group, free_begin, first, false);
+    free_begin = first;
+  }
+  attend_keys<Format>(job, tile, group, free_begin, free_end, true);
+  attend_keys<Format>(job, tile, group, free_end, end, false);
 }
 
 static void clear_result(const BlockJob& job) {

@@ -9,6 +9,17 @@
 
 namespace fa3::cpu::FA3_ISA {
 
+// Rows of b that are asked for ahead of their use: b streams from the L2 cache, and the hardware's
+// own prefetching leaves 1 to 4% of the time waiting for it.
+constexpr int64_t kRowsAhead = 8;
+
+template <int C>
+FA3_INLINE void prefetch_row(const float* row) {
+  constexpr int kCacheLine = 64 / sizeof(float);
+  FA3_UNROLL
+  for (int i = 0; i < C * kWidth; i += kCacheLine) __builtin_prefetch(row + i, 0, 3);
+}
+
 // acc[r][j] += sum_i a[r][i] * b[i][j]: R rows of a broadcast against C vectors of b.
 template <class Format, int R, int C>
 FA3_INLINE void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
@@ -17,6 +28,7 @@ FA3_INLINE void multiply(const float* a, int64_t a_stride, const float* b, int64
     V b_vectors[C];
     FA3_UNROLL
     for (int j = 0; j < C; ++j) b_vectors[j] = load(b + i * b_stride + j * kWidth);
+    prefetch_row<C>(b + (i + kRowsAhead) * b_stride);
     FA3_UNROLL
     for (int r = 0; r < R; ++r) {
       const V a_element = broadcast_from(a + r * a_stride + i);

@@ -77,6 +77,15 @@ class DealtTiles {
   int tile_;
 };
 
+// Key blocks of some rows of a tile; rows may be those of several packed heads.
+template <ForwardConfig C>
+__device__ __forceinline__ KeyBlocks blocks_of_rows(const ForwardParams& params, int first_row,
+                                                    int num_rows) {
+  const int pack = params.pack_log2;
+  return key_blocks(first_row >> pack, num_rows >> pack, C.block_n, params.seqlen_q,
+                    params.seqlen_k, params.causal);
+}
+
 // Issues the copies of a tile: Q, then K of each block, V as many blocks later as the consumers
 // multiply it later. Used by one thread. Its hot part is a few dozen instructions: without a producer,
 // a warp of consumers waits for each of them.
@@ -90,17 +99,15 @@ class PlainLoader {
     const TileIndex index = params_.order.tile(tile);
     const int first_row = index.m_block * C.block_m;
     batch_ = index.batch;
-    kv_head_ = index.head / params_.heads_per_kv_head;
-    num_blocks_ = key_blocks(first_row, C.block_m, C.block_n, params_.seqlen_q, params_.seqlen_k,
-                             params_.causal)
-                      .count;
+    kv_head_ = index.head / params_.packs_per_kv_head;
+    num_blocks_ = blocks_of_rows<C>(params_, first_row, C.block_m).count;
     next_k_ = next_v_ = 0;
     at_.q_ring().wait_empty(q_);
     const uint32_t full = at_.q_ring().full(q_.slot());
     ptx::mbarrier_arrive_expect_tx(full, kQ.bytes());
     for (int row = 0; row < C.block_m; row += kQBoxRows) {
       load_slabs(params_.q_map, kQ, at_.q(q_.slot()) + row * kQ.row_bytes(), full,
-                 {0, first_row + row, index.head, index.batch});
+                 {0, (first_row + row) >> params_.pack_log2, index.head, index.batch});
     }
     q_.advance();
   }
@@ -192,15 +199,12 @@ class PlainConsumer {
   __device__ __forceinline__ void attend(int tile, bool second_pass) {
     index_ = params_.order.tile(tile);
     const int first_row = index_.m_block * C.block_m;
-    const int num_blocks = key_blocks(first_row, C.block_m, C.block_n, params_.seqlen_q,
-                                      params_.seqlen_k, params_.causal)
-                               .count;
+    const int num_blocks = blocks_of_rows<C>(params_, first_row, C.block_m).count;
     const int my_row = first_row + warpgroup_ * kRowsPerWarpgroup;
     // Rows past the end: every step ordinary, so that they never ask for anything to be done again.
     mine_ = {num_blocks, 0, 0};
-    if (my_row < params_.seqlen_q) {
-      mine_ = key_blocks(my_row, kRowsPerWarpgroup, C.block_n, params_.seqlen_q, params_.seqlen_k,
-                         params_.causal);
+    if (my_row < params_.seqlen_q << params_.pack_log2) {
+      mine_ = blocks_of_rows<C>(params_, my_row, kRowsPerWarpgroup);
       if (second_pass) mine_.ordinary_from = 0;
     }
     rows_ = RowState{};
@@ -367,7 +371,8 @@ class PlainConsumer {
   }
 
   __device__ __forceinline__ int visible_keys(int q_row) const {
-    return key_limit(q_row, params_.seqlen_q, params_.seqlen_k, params_.causal);
+    return key_limit(q_row >> params_.pack_log2, params_.seqlen_q, params_.seqlen_k,
+                     params_.causal);
   }
 
   // The output is at rest: bring it and the sums to the rows' new reference.

@@ -9,7 +9,7 @@ namespace fa3::hopper {
 
 struct TileIndex {
   int m_block;
-  int head;
+  int head;  // of O; a pack of them where query heads are packed
   int batch;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor copy engine (PTX ISA, "cp.async.bulk.tensor"): tiles of 4-D tensors from global to shared
-// memory. Coordinates are {column, row, head, batch}; what lies outside the tensor is read as zero.
+// The tensor copy engine (PTX ISA, "cp.async.bulk.tensor"): tiles of 5-D tensors from global to shared
+// memory. Coordinates are {column, 0, row, head, batch}; what lies outside the tensor is read as zero.
+// The second dimension is that of packed heads (tensor_map.h), of which a box has all.
 #pragma once
 
 #include <cuda.h>
@@ -26,8 +27,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(uint32_t smem, const C
                                                           TileCoordinates at, uint32_t barrier) {
   disturb();
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(smem),
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, 0, %3, %4, %5}], [%6];" ::"r"(smem),
       "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier)
       : "memory");
 }

@@ -26,27 +26,24 @@ TEST(ForwardTable, every_row_keeps_its_budgets) {
 
 TEST(ForwardTable, every_head_dim_up_to_256_has_the_narrowest_kernel_that_fits) {
   for (int d = 8; d <= 256; d += 8) {
-    const int row = choose_row({d, d, 4096, 4096, false});
+    const int row = choose_row({d, d, 4096, 4096});
     ASSERT_NE(row, kNoRow) << d;
     const int native = d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256;
     EXPECT_EQ(kForwardTable[row].config.head_dim, native);
     EXPECT_EQ(kForwardTable[row].config.head_dim_v, native);
   }
-  EXPECT_EQ(kForwardTable[choose_row({192, 128, 4096, 4096, false})].config.head_dim_v, 128);
-  EXPECT_EQ(choose_row({264, 64, 4096, 4096, false}), kNoRow);
-  EXPECT_EQ(choose_row({64, 264, 4096, 4096, false}), kNoRow);
+  EXPECT_EQ(kForwardTable[choose_row({192, 128, 4096, 4096})].config.head_dim_v, 128);
+  EXPECT_EQ(choose_row({264, 64, 4096, 4096}), kNoRow);
+  EXPECT_EQ(choose_row({64, 264, 4096, 4096}), kNoRow);
 }
 
 TEST(ForwardTable, short_keys_get_their_own_rows) {
-  const auto tile = [](int64_t keys, bool causal) {
-    const ForwardConfig& c = kForwardTable[choose_row({128, 128, keys, keys, causal})].config;
+  const auto tile = [](int64_t keys) {
+    const ForwardConfig& c = kForwardTable[choose_row({128, 128, keys, keys})].config;
     return std::pair(c.block_m, c.block_n);
   };
-  EXPECT_EQ(tile(16384, false), std::pair(192, 80));
-  EXPECT_EQ(tile(16384, true), std::pair(192, 80));
-  EXPECT_EQ(tile(512, false), std::pair(128, 128));
-  EXPECT_EQ(tile(1024, true), std::pair(128, 128));
-  EXPECT_EQ(tile(512, true), std::pair(192, 64));
+  EXPECT_EQ(tile(16384), std::pair(192, 80));
+  EXPECT_EQ(tile(1024), std::pair(128, 128));
 }
 
 Problem plain() {
@@ -94,6 +91,28 @@ TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
   expect_refused("multiples of 8", [](Problem& p) { p.head_dim = 100; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
+}
+
+TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
+  constexpr ForwardConfig kConfig{.block_m = 128};
+  const auto packed = [&](int64_t queries, int group, bool causal) {
+    ForwardArguments a;
+    a.q.batches = 1;
+    a.q.heads = 2 * group;
+    a.q.rows = queries;
+    a.heads_per_kv_head = group;
+    a.causal = causal;
+    return 1 << forward_pack_log2(kConfig, a);
+  };
+  EXPECT_EQ(packed(1, 8, false), 8);
+  EXPECT_EQ(packed(1, 1, false), 1);
+  EXPECT_EQ(packed(1, 12, true), 4);    // of a group, whole packs only
+  EXPECT_EQ(packed(1, 64, true), 16);   // a warp's rows
+  EXPECT_EQ(packed(512, 8, false), 1);  // full tiles already
+  EXPECT_EQ(packed(513, 8, false), 8);
+  EXPECT_EQ(packed(512, 8, true), 8);
+  EXPECT_EQ(packed(100, 2, true), 1);               // two tiles either way
+  EXPECT_EQ(packed(int64_t{1} << 29, 8, true), 2);  // row numbers are 32-bit
 }
 
 TEST(TensorMap, obstacles_are_named) {
