@@ -105,6 +105,29 @@ TEST_P(NotFinite, nan_in_a_query_reaches_its_row_and_no_other) {
   }
 }
 
+// However far its scores outgrow those of the rows beside it, which share its vectors and tiles.
+TEST_P(NotFinite, a_row_depends_on_no_other_row) {
+  for (fa3_dtype dtype : kDtypes) {
+    const Case c = dense_case(1, 20, 1500, 2, 1, 32, 32, dtype);
+    Inputs inputs = make_inputs(c);
+    const ForwardRun clean = forward(c, inputs);
+    for (float value : {1000.0f, kInfinity, kNaN}) {
+      inputs.q.fill_row(0, 9, value);
+      const ForwardRun run = forward(c, inputs);
+      for (int64_t row = 0; row < 20; ++row) {
+        if (row == 9) continue;
+        for (int64_t head = 0; head < 2; ++head) {
+          for (int64_t col = 0; col < 32; ++col) {
+            ASSERT_EQ(run.o.get(0, row, head, col), clean.o.get(0, row, head, col))
+                << "row " << row << ", head " << head << ", row 9 filled with " << value << "; "
+                << c;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(NotFinite, nan_in_a_key_reaches_exactly_the_rows_that_see_it) {
   for (fa3_dtype dtype : kDtypes) {
     const Case c = band_case(dtype);

@@ -72,21 +72,17 @@ static void accumulate_values(const BlockJob& job, const Tile& tile, const RowGr
   }
 }
 
-FA3_INLINE bool has_references(const RowGroup& group) {
-  bool all = true;
-  for (int r = 0; r < kRowsPerGroup; ++r) all = all && group.ref[r] > -kInfinity;
-  return all;
-}
+constexpr unsigned kAllRows = (1u << kRowsPerGroup) - 1;
 
-// One row group against the tile's keys [begin, end). `is_free`: every row sees all of them.
+// One row group against the tile's keys [begin, end). `guarded`: every row sees all of them, and has
+// seen others before.
 template <class Format>
 static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& group, int64_t begin,
-                        int64_t end, bool is_free) {
+                        int64_t end, bool guarded) {
   if (begin >= end) return;
   const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
-  const bool done =
-      is_free && has_references(group) && guarded_softmax<Format>(job, tile, group, panels);
-  if (!done) ordinary_softmax<Format>(job, tile, group, panels);
+  const unsigned rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : kAllRows;
+  if (rows != 0) ordinary_softmax<Format>(job, tile, group, panels, rows);
   accumulate_values<Format>(job, tile, group, begin / Format::kStep * Format::kStep, end);
 }
 
@@ -97,12 +93,12 @@ static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& g
   const int64_t begin = larger(group.visible.begin, tile.begin) - tile.begin;
   const int64_t end = smaller(group.visible.end, tile.end) - tile.begin;
   if (begin >= end) return;
-  int64_t free_begin =
-      (larger(group.free.begin - tile.begin, begin) + kPanel - 1) / kPanel * kPanel;
+  const int64_t free_from = larger(group.free.begin - tile.begin, begin);
+  int64_t free_begin = (free_from + kPanel - 1) / kPanel * kPanel;
   int64_t free_end = smaller(group.free.end - tile.begin, end) / kPanel * kPanel;
   if (job.softcap != 0.0f || free_begin >= free_end) free_begin = free_end = end;
   attend_keys<Format>(job, tile, group, begin, free_begin, false);
-  if (!has_references(group)) {
+  if (tile.begin + free_begin == group.free.begin) {
     const int64_t first = smaller(free_begin + kPanel, free_end);
     attend_keys<Format>(job, tile, group, free_begin, first, false);
     free_begin = first;

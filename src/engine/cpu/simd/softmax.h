@@ -4,9 +4,9 @@
 //
 // The ordinary step stores the scores, masks them, takes the row maximum and rescales what was
 // summed so far. It runs where a mask, a softcap or a row without a reference needs it: the first
-// tile and the edges. The guarded step runs everywhere else: it keeps the old reference, so that
+// panel and the edges. The guarded step runs everywhere else: it keeps the old reference, so that
 // scores go from the multiplier's registers through exp2 to P without a maximum, and only checks
-// that no sum grew beyond kGuard; if one did, nothing has changed yet and the ordinary step runs.
+// that no sum grew beyond kGuard; for rows where one did, the ordinary step runs.
 // Softmax does not depend on the reference, so both are exact. Next: attend_block.h.
 #pragma once
 
@@ -63,10 +63,11 @@ struct GuardedConstants {
   Exp2Polynomial polynomial;
 };
 
-// False if a sum failed the guard; the group's state is then as it was.
+// The rows (bit r) whose sum failed the guard: nothing of them has changed. A row's result depends on
+// no other row.
 template <class Format>
-static bool guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
-                            Panels panels) {
+static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
+                                Panels panels) {
   const int64_t p_stride = job.block_k / Format::kStep;
   const GuardedConstants constants = {.scale = job.scale * kLog2E, .polynomial = {}};
   V sums[kRowsPerGroup] = {};
@@ -85,16 +86,17 @@ static bool guarded_softmax(const BlockJob& job, const Tile& tile, const RowGrou
       Format::store_p(job.buffers.p + r * p_stride + key / Format::kStep, acc[r]);
     }
   }
-  bool passed = true;
-  FA3_UNROLL
-  for (int r = 0; r < kRowsPerGroup; ++r) passed = passed && all_at_most(sums[r], kGuard);
-  if (!passed) return false;
+  unsigned failed = 0;
   FA3_UNROLL
   for (int r = 0; r < kRowsPerGroup; ++r) {
     float* lanes = group.sum_lanes + r * kWidth;
-    store(lanes, load(lanes) + sums[r]);
+    if (all_at_most(sums[r], kGuard)) {
+      store(lanes, load(lanes) + sums[r]);
+    } else {
+      failed |= 1u << r;
+    }
   }
-  return true;
+  return failed;
 }
 
 // Scores in log2 units: scale, softcap, and -inf for keys [key, key + kWidth) that the row does not
@@ -168,9 +170,10 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int r, i
   store(sum_lanes, sums);
 }
 
+// Of the rows whose bit is set.
 template <class Format>
 static void ordinary_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
-                             Panels panels) {
+                             Panels panels, unsigned rows) {
   for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
     V acc[kRowsPerGroup][kPanelVectors];
     multiply_scores<Format>(job, tile, group, key, acc);
@@ -182,7 +185,9 @@ static void ordinary_softmax(const BlockJob& job, const Tile& tile, const RowGro
       }
     }
   }
-  for (int r = 0; r < kRowsPerGroup; ++r) softmax_row<Format>(job, group, r, tile.begin, panels);
+  for (int r = 0; r < kRowsPerGroup; ++r) {
+    if (rows >> r & 1) softmax_row<Format>(job, group, r, tile.begin, panels);
+  }
 }
 
 }  // namespace fa3::cpu::FA3_ISA
