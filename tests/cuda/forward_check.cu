@@ -84,6 +84,7 @@ const Case kCases[] = {
     {"gqa", 2, 8, 2, 300, 517, false},
     {"mqa-causal", 2, 6, 1, 257, 641, true},
     {"gqa-3-causal", 2, 6, 2, 257, 641, true},
+    {"ragged-gqa-8-causal", 1, 8, 1, 33, 77, true},
     {"gqa-8-causal", 2, 16, 2, 391, 391, true},
     {"gqa-16-one-query", 3, 16, 1, 1, 777, false},
     {"gqa-32-few-queries", 1, 64, 2, 37, 301, true},
