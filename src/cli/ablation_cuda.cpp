@@ -14,6 +14,7 @@
 #include "cli/gpu.h"
 #include "cli/machine.h"
 #include "cli/text.h"
+#include "cli/timing.h"
 #include "engine/hopper/ablation/ablation.h"
 #include "engine/hopper/launch_forward.h"
 
@@ -55,7 +56,6 @@ class Tensors {
   }
 
   const hopper::ForwardArguments& arguments() const { return arguments_; }
-  const gpu::Buffer& o() const { return o_; }
   gpu::Buffer& o() { return o_; }
 
  private:
@@ -88,14 +88,6 @@ struct Contender {
   std::vector<double> seconds;
   double error = 0;
 };
-
-Timing timing_of(std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  return {.median = seconds[seconds.size() / 2],
-          .min = seconds.front(),
-          .max = seconds.back(),
-          .repeats = static_cast<int>(seconds.size())};
-}
 
 double launch_seconds(int variant, const hopper::ForwardArguments& arguments) {
   cudaError_t error = cudaSuccess;

@@ -193,7 +193,8 @@ On a GPU (--engine hopper) times are its own clock's, after warming up, with the
 before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
 long ones run at the clock that the power limit leaves.
 --ablation compares variants of the Hopper forward, each without one idea of FlashAttention-3, on the
-shape of the paper's table 2 (fp16, d 128); --batch, --heads, --seqlen and --causal change it.
+shape of the paper's table 2 (fp16, d 128); --batch, --heads, --seqlen and --causal change it, one
+value each.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
@@ -232,12 +233,21 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   bench->add_option("--json", flags->json, "append JSON lines to FILE; - = stdout, no table");
   bench->footer(kFooter);
-  bench->add_flag("--ablation", flags->ablation, "what each idea is worth on the GPU");
+  CLI::Option* ablation =
+      bench->add_flag("--ablation", flags->ablation, "what each idea is worth on the GPU");
+  for (const char* other : {"--engine", "--pass", "--dtype", "--head-dim", "--head-dim-v",
+                            "--seqlen-k", "--kv-heads", "--threads", "--layout"}) {
+    ablation->excludes(bench->get_option(other));
+  }
   bench->callback([=] {
     if (!flags->ablation) return run_bench(*flags);
     AblationFlags ablation{.repeats = flags->repeats, .json = flags->json};
     const auto given = [&](const char* name, const std::vector<int64_t>& values, int64_t* value) {
-      if (bench->count(name) > 0) *value = values.front();
+      if (bench->count(name) == 0) return;
+      if (values.size() > 1) {
+        throw CommandError(kExitBadInput, fmt::format("--ablation takes one value of {}", name));
+      }
+      *value = values.front();
     };
     given("--batch", flags->sweep.batch, &ablation.shape.batch);
     given("--heads", flags->sweep.heads, &ablation.shape.heads);
