@@ -59,7 +59,7 @@ lint: $(VENV)/bin/pytest
 
 tidy: build  ## clang-tidy over the library and the command
 	@tools/setup.sh tidy
-	@run-clang-tidy-14 -quiet -p $(BUILD) 'src/(api|cli|core|engine|plan)/'
+	@run-clang-tidy-14 -quiet -p $(BUILD) 'src/(api|cli|core|engine|plan)/.*[.]cpp'
 
 asan tsan:  ## the C++ tests under a sanitizer
 	@tools/setup.sh build test

@@ -8,6 +8,7 @@ fails on
   - local memory traffic: registers were spilled, or an array was indexed at run time;
   - matrix products other than the two product sites of each kind ask for;
   - products the compiler serialised: more waits between them than the source has;
+  - exponentials other than one for each score of a softmax site: the costliest scalar work;
   - a missing register reallocation.
 """
 
@@ -27,6 +28,10 @@ SITES = 2
 # Fences: first block, step, last block. Waits: the same, and two in the step.
 FENCES_AND_WAITS = 7
 REALLOCATIONS = 2  # producer down, consumers up
+# Special functions name themselves in the second word of the instruction.
+MUFU, EX2 = 0x308, 2
+# Softmax sites: first block; in the step guarded and ordinary. Besides, factors of rows.
+SOFTMAX_SITES, MOST_ROW_FACTORS = 3, 8
 
 KERNEL = re.compile(
     rb"forward_kernelIXtlNS0_13ForwardConfigELNS0_7ElementE(\d)"
@@ -64,6 +69,11 @@ def opcodes(code: bytes) -> Counter:
     return Counter(word & OPCODE_MASK for word in words)
 
 
+def exponentials(code: bytes) -> int:
+    words = struct.iter_unpack("<QQ", code[: len(code) // INSTRUCTION_BYTES * INSTRUCTION_BYTES])
+    return sum(low & OPCODE_MASK == MUFU and high >> 10 & 15 == EX2 for low, high in words)
+
+
 def complaints(name: bytes, code: bytes) -> list[str]:
     """What is wrong with a kernel, in sentences."""
     d, _, _, block_n = (int(x) for x in KERNEL.search(name).groups()[1:5])
@@ -79,6 +89,9 @@ def complaints(name: bytes, code: bytes) -> list[str]:
         found.append(
             f"{count[WARPGROUP]} fences and waits, expected {FENCES_AND_WAITS}: serialised"
         )
+    scores = SOFTMAX_SITES * block_n // 2
+    if not scores <= exponentials(code) <= scores + MOST_ROW_FACTORS:
+        found.append(f"{exponentials(code)} exponentials, expected {scores} and a few")
     if count[SETMAXREG] != REALLOCATIONS:
         found.append(f"{count[SETMAXREG]} register reallocations, expected {REALLOCATIONS}")
     return found

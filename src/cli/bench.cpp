@@ -6,16 +6,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
-#include <fstream>
 #include <functional>
-#include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
 
+#include "cli/ablation.h"
 #include "cli/bench_cases.h"
+#include "cli/bench_report.h"
 #include "cli/calls.h"
 #include "cli/commands.h"
 #include "cli/execution.h"
@@ -31,48 +29,16 @@ namespace {
 
 struct BenchFlags {
   SweepFlags sweep;
+  bool ablation = false;
   std::string layout = "bshd";
   int repeats = 0;
   std::string json;
 };
 
-// A core's clock follows its load and its neighbours within milliseconds, so the peak is sampled
-// before every call and after the last, and its median stands beside the calls' median.
-class Peaks {
- public:
-  void sample(const BenchCase& bench) {
-    samples_.push_back(peak_flops(bench.dtype, bench.threads));
-    std::sort(samples_.begin(), samples_.end());
-  }
-  double lowest() const { return at(0); }
-  double median() const { return at(samples_.size() / 2); }
-  double highest() const { return at(samples_.size() - 1); }
-  bool disturbed() const {
-    constexpr double kTolerated = 0.2;
-    return highest() - lowest() > kTolerated * highest();
-  }
-
- private:
-  double at(size_t index) const { return samples_.empty() ? 0 : samples_[index]; }
-
-  std::vector<double> samples_;
-};
-
-struct Measured {
-  std::string engine, kernel;  // as the plan names them
-  bool on_gpu = false;
-  std::string machine;
-  std::string layout;
-  Timing timing;
-  size_t workspace_bytes = 0;
-  double flops = 0;  // per second, as all peaks
-  Peaks peaks;       // none of a GPU, which this command cannot measure
-};
-
 // The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own time.
 void warm_up(const std::function<double()>& call) {
-  constexpr double kEnough = 0.05;  // seconds
-  constexpr int kMostCalls = 50;
+  constexpr double kEnough = 0.1;  // seconds
+  constexpr int kMostCalls = 1000;
   double seconds = 0;
   for (int i = 0; i < kMostCalls && seconds < kEnough; ++i) seconds += call();
 }
@@ -121,57 +87,18 @@ Measured measure(const BenchCase& bench, const BenchFlags& flags) {
   return measured;
 }
 
-nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured) {
-  const auto teraflops = [](double flops) {
-    return flops > 0 ? nlohmann::ordered_json(flops * 1e-12) : nlohmann::ordered_json(nullptr);
-  };
-  return {{"engine", measured.engine},
-          {"kernel", measured.kernel},
-          {"pass", bench.backward ? "bwd" : "fwd"},
-          {"dtype", short_name(bench.dtype)},
-          {"batch", bench.shape.batch},
-          {"heads", bench.shape.heads},
-          {"kv_heads", bench.shape.kv_heads},
-          {"seqlen_q", bench.shape.seqlen_q},
-          {"seqlen_k", bench.shape.seqlen_k},
-          {"head_dim", bench.shape.head_dim},
-          {"head_dim_v", bench.shape.head_dim_v},
-          {"causal", bench.causal},
-          {"median_ms", measured.timing.median * 1e3},
-          {"min_ms", measured.timing.min * 1e3},
-          {"max_ms", measured.timing.max * 1e3},
-          {"repeats", measured.timing.repeats},
-          {"tflops", measured.flops * 1e-12},
-          {"peak_tflops", teraflops(measured.peaks.median())},
-          {"peak_min_tflops", teraflops(measured.peaks.lowest())},
-          {"peak_max_tflops", teraflops(measured.peaks.highest())},
-          {"threads", measured.on_gpu ? nlohmann::ordered_json(nullptr)
-                                      : nlohmann::ordered_json(bench.threads)},
-          {"workspace_bytes", measured.workspace_bytes},
-          {"variant", "default"},
-          {"layout", measured.layout},
-          {"machine", measured.machine},
-          {"date", today()},
-          {"commit", commit()}};
-}
-
-// Where the results go: the table on stdout unless JSON has it, JSON lines to a file or stdout.
+// The table, on stdout unless JSON has it.
 class Report {
  public:
-  Report(const std::string& json, const std::string& machines) : json_on_stdout_(json == "-") {
-    if (!json.empty() && !json_on_stdout_) {
-      file_.open(json, std::ios::app);
-      if (!file_) throw CommandError(kExitBadInput, "--json " + json + ": cannot be written");
-    }
-    if (json_on_stdout_) return;
+  Report(const std::string& json, const std::string& machines) : json_(json) {
+    if (json_.on_stdout()) return;
     fmt::print("{}\n{}, commit {}\n\n", machines, today(), commit());
     table_.print_header();
   }
 
   void add(const BenchCase& bench, const Measured& measured) {
-    if (json_on_stdout_) std::cout << json_of(bench, measured) << std::endl;
-    if (file_.is_open()) file_ << json_of(bench, measured) << std::endl;
-    if (!json_on_stdout_) print_row(bench, measured);
+    json_.add(bench, measured);
+    if (!json_.on_stdout()) print_row(bench, measured);
     if (measured.peaks.disturbed()) {
       fmt::print(stderr, "fa3: disturbed: the peak was between {} and {}; is other work running?\n",
                  flops_text(measured.peaks.lowest()), flops_text(measured.peaks.highest()));
@@ -199,8 +126,7 @@ class Report {
          peak > 0 ? fmt::format("{:.1f}", 100 * measured.flops / peak) : "-"});
   }
 
-  bool json_on_stdout_;
-  std::ofstream file_;
+  JsonLines json_;
   Table table_{{{"engine", 9, false},
                 {"kernel", 18, false},
                 {"pass", 4, false},
@@ -264,12 +190,17 @@ Comma lists sweep: every combination is timed. Times are medians after one warm-
 peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, median of a sample
 before every call and one after the last.
 On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
-before each call; its peak is not measured, and is null in JSON.
+before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
+long ones run at the clock that the power limit leaves.
+--ablation compares variants of the Hopper forward, each without one idea of FlashAttention-3, on the
+shape of the paper's table 2 (fp16, d 128); --batch, --heads, --seqlen and --causal change it, one
+value each.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
   fa3 bench --engine cpu,standard --dtype fp32,bf16 --pass fwd,bwd --json results.jsonl
   fa3 bench --engine hopper --dtype bf16 --heads 16 --seqlen 1024,16384 --head-dim 128
+  fa3 bench --ablation --json ablation.jsonl
   fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops)";
 
 }  // namespace
@@ -302,7 +233,30 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   bench->add_option("--json", flags->json, "append JSON lines to FILE; - = stdout, no table");
   bench->footer(kFooter);
-  bench->callback([flags] { run_bench(*flags); });
+  CLI::Option* ablation =
+      bench->add_flag("--ablation", flags->ablation, "what each idea is worth on the GPU");
+  for (const char* other : {"--engine", "--pass", "--dtype", "--head-dim", "--head-dim-v",
+                            "--seqlen-k", "--kv-heads", "--threads", "--layout"}) {
+    ablation->excludes(bench->get_option(other));
+  }
+  bench->callback([=] {
+    if (!flags->ablation) return run_bench(*flags);
+    AblationFlags ablation{.repeats = flags->repeats, .json = flags->json};
+    const auto given = [&](const char* name, const std::vector<int64_t>& values, int64_t* value) {
+      if (bench->count(name) == 0) return;
+      if (values.size() > 1) {
+        throw CommandError(kExitBadInput, fmt::format("--ablation takes one value of {}", name));
+      }
+      *value = values.front();
+    };
+    given("--batch", flags->sweep.batch, &ablation.shape.batch);
+    given("--heads", flags->sweep.heads, &ablation.shape.heads);
+    given("--seqlen", flags->sweep.seqlen, &ablation.shape.seqlen_q);
+    int64_t causal = 0;
+    given("--causal", flags->sweep.causal, &causal);
+    ablation.causal = causal == 1;
+    run_ablation(ablation);
+  });
 }
 
 }  // namespace fa3::cli

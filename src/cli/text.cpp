@@ -76,7 +76,7 @@ void Progress::next(const std::string& what) {
 }
 
 void Progress::erase() const {
-  if (on_terminal_) fmt::print(stderr, "\r\x1b[K");
+  if (on_terminal_) std::fputs("\r\x1b[K", stderr);
 }
 
 }  // namespace fa3::cli

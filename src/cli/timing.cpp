@@ -2,7 +2,7 @@
 #include "cli/timing.h"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
 namespace fa3::cli {
 namespace {
@@ -30,17 +30,24 @@ double visible_pairs(const Shape& shape, bool causal) {
 
 }  // namespace
 
+Timing timing_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const size_t middle = seconds.size() / 2;
+  const double median =
+      seconds.size() % 2 == 1 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2;
+  return {.median = median,
+          .min = seconds.front(),
+          .max = seconds.back(),
+          .repeats = static_cast<int>(seconds.size())};
+}
+
 Timing time_call(const std::function<double()>& call, int repeats) {
   const double warm_up = call();
   if (repeats <= 0) repeats = chosen_repeats(warm_up);
   std::vector<double> seconds;
   seconds.reserve(static_cast<size_t>(repeats));
   for (int i = 0; i < repeats; ++i) seconds.push_back(call());
-  std::sort(seconds.begin(), seconds.end());
-  const size_t middle = seconds.size() / 2;
-  const double median =
-      seconds.size() % 2 == 1 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2;
-  return {.median = median, .min = seconds.front(), .max = seconds.back(), .repeats = repeats};
+  return timing_of(std::move(seconds));
 }
 
 double forward_flops(const Shape& shape, bool causal) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "cli/operands.h"
 
@@ -16,6 +17,9 @@ struct Timing {
   double max = 0;
   int repeats = 0;  // timed calls; the warm-up is not among them
 };
+
+// Of at least one call.
+Timing timing_of(std::vector<double> seconds);
 
 // One call to warm up, then `repeats` timed ones. 0 chooses: at least 7, more for short calls, fewer
 // where 7 would take more than 20 seconds. `call` returns the seconds that it took.

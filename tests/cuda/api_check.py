@@ -187,6 +187,39 @@ def memory_beyond_2_31_elements():
     assert error(got, exact(k[:, -500:, -1:], q[:, :, -1:], q[:, :, -1:])) < 1e-2
 
 
+def merge(o_partial, lse_partial, o, lse):
+    params = c_abi.MergeParams()
+    c_abi.library().fa3_merge_params_init(ctypes.byref(params))
+    for name, t in (("o_partial", o_partial), ("lse_partial", lse_partial), ("o", o), ("lse", lse)):
+        setattr(params, name, view(t))
+    stream = torch.cuda.current_stream().cuda_stream
+    c_abi.check(c_abi.library().fa3_merge(ctypes.byref(params), ctypes.c_void_p(stream)))
+
+
+def merged_parts_are_the_whole():
+    q, k, v = normal(2, 77, 4, 64), normal(2, 400, 2, 64, seed=1), normal(2, 400, 2, 64, seed=2)
+    calls = [Call(q, k[:, a:b], v[:, a:b]) for a, b in ((0, 100), (100, 100), (100, 400))]
+    for call in calls:
+        call()
+    o_partial = torch.stack([c.o.float() for c in calls])
+    lse_partial = torch.stack([c.lse for c in calls])
+    whole = Call(q, k, v)
+    whole()
+    o_partial[1] = math.nan  # no keys: weight 0, whatever it holds
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        # Heads first in memory, so strides are not those of a row-major tensor.
+        o = torch.full((2, 4, 77, 64), math.nan, dtype=dtype, device="cuda").transpose(1, 2)
+        lse = torch.full((2, 4, 77), math.nan, device="cuda")
+        merge(o_partial, lse_partial, o, lse)
+        assert error(o, exact(q, k, v)) < 5e-3, dtype
+        assert (lse - whole.lse).abs().max() < 1e-4
+    merge(o_partial, lse_partial, o_partial[0], lse_partial[0])  # in place
+    assert error(o_partial[0], exact(q, k, v)) < 5e-3
+    nothing = torch.full_like(lse_partial, -math.inf)
+    merge(o_partial, nothing, o, lse)
+    assert (o == 0).all() and (lse == -math.inf).all()
+
+
 def outliers_of_the_paper():
     """N(0,1) + N(0,100) * Bernoulli(0.001), fp16: RMSE against float64 at most 1.9e-4."""
     g = torch.Generator(device="cuda").manual_seed(3)
@@ -212,6 +245,7 @@ CHECKS = [
     streams_and_host_threads_do_not_disturb_each_other,
     a_thousand_repeats_are_bit_equal,
     memory_beyond_2_31_elements,
+    merged_parts_are_the_whole,
     outliers_of_the_paper,
 ]
 

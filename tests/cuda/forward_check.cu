@@ -15,6 +15,9 @@
 #include <vector>
 
 #include "cuda/forward_reference.cuh"
+#ifndef FA3_DISTURB
+#include "engine/hopper/ablation/ablation.h"
+#endif
 #include "engine/hopper/launch_forward.h"
 
 namespace fa3::testing {
@@ -81,6 +84,7 @@ const Case kCases[] = {
     {"gqa", 2, 8, 2, 300, 517, false},
     {"mqa-causal", 2, 6, 1, 257, 641, true},
     {"gqa-3-causal", 2, 6, 2, 257, 641, true},
+    {"ragged-gqa-8-causal", 1, 8, 1, 33, 77, true},
     {"gqa-8-causal", 2, 16, 2, 391, 391, true},
     {"gqa-16-one-query", 3, 16, 1, 1, 777, false},
     {"gqa-32-few-queries", 1, 64, 2, 37, 301, true},
@@ -464,6 +468,16 @@ int main(int argc, char** argv) {
       failed += tally.failed;
     }
   }
+#ifndef FA3_DISTURB
+  for (int variant = 0; variant < int(hopper::kAblation.size()) && end == rows; ++variant) {
+    std::printf("%s: ", hopper::kAblation[variant].name);
+    testing::Digests apart("");  // variants share their tile with kernels of the table
+    const auto tally =
+        testing::check_kernel(hopper::ablation_kernel_at(variant), pattern, repeats, &apart);
+    done += tally.done;
+    failed += tally.failed;
+  }
+#endif
   if (digests.compared() > 0) std::printf("%d met bit for bit\n", digests.compared());
   std::printf("%d checks, %d failures\n", done, failed);
   return failed != 0;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.fa3.*: what compilers, counters, checkpoints and graphs do with the operators."""
 
+import threading
 from functools import partial
 
 import pytest
@@ -205,3 +206,42 @@ def test_a_plain_call_costs_no_dispatch_and_a_watched_one_is_seen(device, qkv, m
 def test_a_lazily_negated_view_is_not_read_as_it_lies_in_memory(qkv):
     q, k, v = qkv
     assert torch.equal(fa3.attention(torch._neg_view(q), k, v), fa3.attention(-q, k, v))
+
+
+def test_a_profiler_of_all_threads_sees_the_calls_of_another(device, qkv):
+    try:
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        pytest.skip("this torch profiles one thread at a time")
+    with torch.profiler.profile(experimental_config=config) as profiler:
+        other = threading.Thread(target=fa3.attention, args=qkv)
+        other.start()
+        other.join()
+    assert "fa3::forward" in {event.key for event in profiler.key_averages()}
+
+
+def test_a_tensor_without_memory_of_its_own_is_left_to_the_dispatcher(qkv):
+    q, k, v = qkv
+    with pytest.raises(NotImplementedError, match="SparseCPU|SparseCUDA"):
+        fa3.attention(q, k.to_sparse(), v)
+    vmap = pytest.importorskip("torch._vmap_internals")._vmap  # not functorch's
+    expected = fa3.attention(q, k, v)
+    actual = vmap(lambda a: fa3.attention(a, k, v))(torch.stack([q, q]))
+    assert torch.equal(actual, torch.stack([expected, expected]))
+
+
+def test_forward_mode_derivatives_are_refused_not_zero(qkv):
+    q, k, v = (a.detach() for a in qkv)
+    expected = fa3.attention(q, k, v)
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(fa3.attention(q, k, v), expected)
+        for position in range(3):
+            call = [q, k, v]
+            tangent = torch.ones_like(call[position])
+            call[position] = torch.autograd.forward_ad.make_dual(call[position], tangent)
+            with pytest.raises(fa3.Unsupported, match="forward-mode"):
+                fa3.attention(*call)
+    for attend in (fa3.attention, torch.vmap(fa3.attention)):
+        lifted = [q, k, v] if attend is fa3.attention else [a[:, None] for a in (q, k, v)]
+        with pytest.raises(fa3.Unsupported, match="forward-mode"):
+            torch.func.jvp(attend, tuple(lifted), tuple(map(torch.ones_like, lifted)))

@@ -2,10 +2,11 @@
 """fa3.torch.attention: the operators with autograd and autocast around them."""
 
 import torch
+from torch.autograd import forward_ad
 
 from fa3 import ops
 from fa3._options import engine_id
-from fa3.errors import InvalidArgument
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import operators
 
 
@@ -59,8 +60,8 @@ def attention(
     """fa3.attention for torch tensors: same arguments, differentiable in q, k, v and sink.
 
     Traceable by torch.compile(fullgraph=True); under autocast, q, k and v become the autocast type.
-    The LSE is not differentiable, and there is no second derivative. Gradients are also bitwise
-    repeatable under torch.use_deterministic_algorithms(True).
+    The LSE is not differentiable, and there is no second or forward-mode derivative. Gradients are
+    also bitwise repeatable under torch.use_deterministic_algorithms(True).
     """
     return attend(
         q,
@@ -107,6 +108,8 @@ def attend(
     num_threads,
 ):
     """attention() by position: keywords cost time in every call."""
+    if getattr(forward_ad, "_current_level", 0) >= 0:
+        refuse_tangents(q, k, v, sink)
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
@@ -142,6 +145,21 @@ def attend(
     else:
         lse = operators.forward_out(q, k, v, out, *options, sink, *rest)
     return (out, lse) if return_lse else out
+
+
+def refuse_tangents(*tensors):
+    """The operators know no forward-mode derivative; torch would take it for zero, in silence."""
+    if any(t is not None and may_have_tangent(t) for t in tensors):
+        raise Unsupported(
+            "no forward-mode derivative here (torch.func.jvp, torch.autograd.forward_ad)"
+        )
+
+
+def may_have_tangent(tensor):
+    try:
+        return forward_ad.unpack_dual(tensor).tangent is not None
+    except RuntimeError:  # torch cannot tell under vmap
+        return True
 
 
 def to_autocast_type(device_type, *tensors):

@@ -2,7 +2,8 @@
 //
 // The fast forward of the CPU engine: tiled online softmax, O(N) memory. Reading order:
 // tile_shape.h (sizes), schedule.h (tasks), plan_forward.h, forward.cpp (runs tasks), and the
-// kernels: simd/vector.h, convert.h, exp2.h, multiply.h, pack.h, softmax.h, attend_block.h.
+// kernels: simd/vector.h, convert.h, exp2.h, multiply.h, pack.h, softmax.h, attend_block.h,
+// attend_rows.h, write_rows.h.
 #pragma once
 
 #include <fa3/status.h>

@@ -37,6 +37,7 @@ double measure_peak_flops(const Kernels& kernels, DType dtype, int num_threads) 
   std::vector<double> rates(num_threads);
   std::atomic<int> waiting = num_threads;
   std::vector<std::thread> threads;
+  threads.reserve(num_threads);
   for (int i = 0; i < num_threads; ++i) {
     threads.emplace_back([&, i] {
       --waiting;

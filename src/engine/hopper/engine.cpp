@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "engine/hopper/device.h"
+#include "engine/hopper/merge.h"
 #include "engine/hopper/plan_forward.h"
 
 namespace fa3::hopper {
@@ -18,7 +19,7 @@ const Engine kHopperEngine = {
     .plan_backward = [](const BackwardProblem&, Plan*) { return unsupported("no backward yet"); },
     .run_backward = [](const BackwardProblem&, const Plan&, void*,
                        void*) { return unsupported("no backward yet"); },
-    .run_merge = nullptr,
+    .run_merge = run_merge,
 };
 
 }  // namespace fa3::hopper

@@ -23,6 +23,10 @@ struct ForwardConfig {
   int kv_slots = 5;       // K and V tiles take turns in one ring
   bool ping_pong = true;  // warpgroups take turns to issue their products
 
+  // Switches of the ablation (ablation/ablation.h); every kernel of the library has them so.
+  bool warp_specialised = true;  // a producer of its own; else a consumer thread issues the copies
+  int stages = 2;  // softmax 1: alone, 2: under P V of the block before, 3: and Q K^T of the next
+
   FA3_HD constexpr ForwardConfig with(Element e) const {
     ForwardConfig other = *this;
     other.element = e;
@@ -31,7 +35,9 @@ struct ForwardConfig {
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
   FA3_HD constexpr int consumer_warps() const { return consumers() * 4; }
-  FA3_HD constexpr int threads() const { return (consumers() + 1) * kWarpgroupSize; }
+  FA3_HD constexpr int threads() const {
+    return (consumers() + (warp_specialised ? 1 : 0)) * kWarpgroupSize;
+  }
 
   // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512.
   // After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 * 232 = 504, or

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one forward launch is given, by value, as a __grid_constant__. Filled by launch_forward.cu.
+// What one forward launch is given, by value, as a __grid_constant__. Filled by launch_forward.cpp.
 #pragma once
 
 #include <cuda.h>

@@ -119,7 +119,7 @@ class Consumer {
         give_turn();
 
         // Softmax of this block's scores, under the product of the previous block's weights.
-        ptx::wgmma_wait_group<1>();
+        ptx::wgmma_wait_group<C.stages == 1 ? 0 : 1>();
         let_go_of_kv(k);
         let_go_of_spent_q();
         const RowState finished_rows = rows;

@@ -159,10 +159,18 @@ TEST_F(Command, wrong_files_end_with_code_2_and_name_the_file) {
   EXPECT_FALSE(std::filesystem::exists(path("o")));
 }
 
+TEST_F(Command, ablation_refuses_what_it_would_not_heed) {
+  expect_refused("bench --ablation --dtype bf16", kExitBadInput, "--dtype");
+  expect_refused("bench --ablation --seqlen 256,512", kExitBadInput, "one value of --seqlen");
+}
+
 // fp32 is what hopper does nowhere, so this holds on a machine with a GPU too.
 TEST_F(Command, what_this_machine_cannot_do_ends_with_code_3) {
   expect_refused("run" + inputs() + " --engine hopper", kExitUnsupported, "hopper");
   expect_refused("bench --engine hopper --seqlen 16", kExitUnsupported, "hopper");
+  if (!std::filesystem::exists("/dev/nvidia0")) {
+    expect_refused("bench --ablation", kExitUnsupported, "hopper");
+  }
   expect_refused("verify --engine hopper --dtype fp32", kExitUnsupported, "hopper");
   expect_refused("demo --engine hopper --data " FA3_EXAMPLE_DATA, kExitUnsupported, "hopper");
   EXPECT_FALSE(std::filesystem::exists(path("o")));

@@ -10,7 +10,7 @@
 //             and their sum, needed anyway, tells whether any grew too large. Then, and only then,
 //             correct() moves ref up by a whole number, an exact scaling by a power of two.
 // What correct() cannot hold (beyond 2^100, infinities, NaN) it reports; the tile is then done again
-// with ordinary steps only. Derivation and bounds: docs/performance-hopper.md.
+// with ordinary steps only. The rules side by side with the CPU's: docs/numerics.md.
 #pragma once
 
 #include "engine/hopper/ptx/math.cuh"

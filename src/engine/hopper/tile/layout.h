@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a tile lies in shared memory, and how wgmma is told. A tile of R rows is stored as slabs of 64
 // (or 32) columns: slab[c / slab_columns][row][c % slab_columns], each row 128 (or 64) bytes wide
-// with its 16-byte chunks permuted by the row's low bits (the hardware's swizzle: copy engine,
-// wgmma and our own stores agree on it). Plain constexpr: tested on the host. Next: fragment.h.
+// with its 16-byte chunks permuted by the row's low bits (the hardware's swizzle: copy engine
+// and wgmma agree on it). Plain constexpr: tested on the host. Next: fragment.h.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct TileLayout {
     return row_bytes() == 128 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
   }
 
-  // Byte offset of the 16-byte chunk that holds (row, column).
+  // Byte offset of the 16-byte chunk that holds (row, column): what tests hold the rest against.
   FA3_HD constexpr int chunk_offset(int row, int column) const {
     const int slab = column / slab_columns();
     const int chunk = column % slab_columns() * kElementBytes / kChunkBytes;

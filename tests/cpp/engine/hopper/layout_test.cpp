@@ -73,7 +73,7 @@ TEST(Layout, steps_along_rows_start_where_their_rows_do) {
   }
 }
 
-// A quarter warp stores 8 rows of one chunk at a time: they must fall into different banks.
+// wgmma reads 8 rows of one chunk at a time (a core matrix): they must fall into different banks.
 TEST(Layout, eight_rows_of_a_chunk_share_no_bank) {
   for (const TileLayout& t : layouts()) {
     for (int column = 0; column < t.columns; column += 8) {

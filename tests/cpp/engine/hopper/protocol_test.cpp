@@ -11,6 +11,8 @@
 #include <set>
 #include <tuple>
 
+#include "engine/hopper/ablation/ablation.h"
+#include "engine/hopper/ablation/plain_kernel.cuh"
 #include "engine/hopper/compiled.h"
 #include "engine/hopper/forward_kernel.cuh"
 #include "engine/hopper/launch_forward.h"
@@ -46,7 +48,29 @@ bool is_extreme(unsigned seed, int m_block, int head, int batch) {
   return mixed % 5 == 0;
 }
 
-template <ForwardConfig C>
+// What a kernel's protocol differs in.
+struct LibraryKernel {
+  static constexpr bool kSkipsUnseenBlocks = true;
+  static constexpr bool kDrawsTiles = true;
+  template <ForwardConfig C>
+  static void run(const ForwardParams& params) {
+    forward_kernel<C>(params);
+  }
+  template <ForwardConfig C>
+  using Addresses = SmemAddresses<C>;
+};
+struct PlainKernel {
+  static constexpr bool kSkipsUnseenBlocks = false;
+  static constexpr bool kDrawsTiles = false;
+  template <ForwardConfig C>
+  static void run(const ForwardParams& params) {
+    plain_kernel<C>(params);
+  }
+  template <ForwardConfig C>
+  using Addresses = PlainAddresses<C>;
+};
+
+template <ForwardConfig C, class Kernel = LibraryKernel>
 class Run {
  public:
   explicit Run(const Trial& trial) : trial_(trial), lse_(size_t(lse_count()), std::nanf("")) {
@@ -70,7 +94,7 @@ class Run {
     launch_ = machine::last_launch;
     std::fill(std::begin(raw_smem), std::end(raw_smem), 0xcd);
     outcome_ = machine::run_block(setting(), C.threads() / kWarpSize, launch_.blocks,
-                                  [this] { forward_kernel<C>(launch_.params); });
+                                  [this] { Kernel::template run<C>(launch_.params); });
   }
 
   const std::string& error() const { return outcome_.error; }
@@ -83,7 +107,7 @@ class Run {
     for (int warp = 0; warp < C.consumer_warps(); ++warp) {
       std::vector<Product> expected;
       for (int tile : tiles) add_expected(tile, warp, &expected);
-      const std::vector<Product> all = outcome_.products[size_t(warp + 4)];
+      const std::vector<Product> all = outcome_.products[size_t(warp + kFirstConsumer)];
       std::vector<Product> scores, outputs;
       for (const Product& p : all) (p.kind == Product::kScores ? scores : outputs).push_back(p);
       ASSERT_EQ(scores.size(), outputs.size()) << "warp " << warp;
@@ -115,7 +139,7 @@ class Run {
 
   machine::Setting setting() const {
     machine::Setting setting{.seed = trial_.seed, .pace = trial_.pace, .fault = trial_.fault};
-    const SmemAddresses<C> at{machine::kSmemBase};
+    const typename Kernel::template Addresses<C> at{machine::kSmemBase};
     setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
     setting.infinite = [seed = trial_.seed](const Product& p) {
       return p.key_row == 0 && is_extreme(seed, p.q_row / C.block_m, p.q_head, p.batch);
@@ -127,7 +151,7 @@ class Run {
   std::vector<int> my_tiles() const {
     const int all = launch_.params.order.num_tiles(), blocks = int(launch_.blocks);
     std::vector<int> tiles = {0};
-    if (launch_.params.ticket_counter != nullptr) {
+    if (Kernel::kDrawsTiles && launch_.params.ticket_counter != nullptr) {
       for (int ticket : outcome_.drawn) tiles.push_back(ticket + blocks);
     } else {
       for (int tile = blocks; tile < all; tile += blocks) tiles.push_back(tile);
@@ -145,8 +169,11 @@ class Run {
 
   void add_expected(int tile, int warp, std::vector<Product>* expected) const {
     const TileIndex index = launch_.params.order.tile(tile);
-    const KeyBlocks blocks = blocks_of(index, warp / 4);
-    for (int block = blocks.count - 1; block >= 0; --block) {
+    int num_blocks = blocks_of(index, warp / 4).count;
+    for (int w = 0; w < C.consumers() && !Kernel::kSkipsUnseenBlocks; ++w) {
+      num_blocks = std::max(num_blocks, blocks_of(index, w).count);
+    }
+    for (int block = num_blocks - 1; block >= 0; --block) {
       expected->push_back({.kind = Product::kScores,
                            .q_row = index.m_block * C.block_m + warp * kRowsPerWarp,
                            .q_head = index.head,
@@ -197,6 +224,8 @@ class Run {
     }
     ASSERT_EQ(std::set<const void*>(outcome_.stored.begin(), outcome_.stored.end()), expected);
   }
+
+  static constexpr int kFirstConsumer = C.threads() / kWarpSize - C.consumer_warps();
 
   static std::tuple<int, int, int, int, int> place(const Product& p) {
     return {p.q_row, p.q_head, p.key_row, p.kv_head, p.batch};
@@ -262,6 +291,39 @@ TYPED_TEST(Protocol, every_block_is_multiplied_once_whoever_is_slow) {
         run.expect_all_work_done();
         ASSERT_FALSE(this->HasFatalFailure())
             << pace.name << ", " << shape.seqlen_q << "x" << shape.seqlen_k << ", seed " << seed;
+      }
+    }
+  }
+}
+
+template <int Variant>
+struct VariantNumber {
+  static constexpr int kVariant = Variant;
+};
+template <class Sequence>
+struct Variants;
+template <int... Variant>
+struct Variants<std::integer_sequence<int, Variant...>> {
+  using Types = testing::Types<VariantNumber<Variant>...>;
+};
+using AllVariants = Variants<std::make_integer_sequence<int, int(kAblation.size())>>::Types;
+template <class Number>
+class AblationProtocol : public testing::Test {};
+TYPED_TEST_SUITE(AblationProtocol, AllVariants);
+
+TYPED_TEST(AblationProtocol, every_block_is_multiplied_once_whoever_is_slow) {
+  constexpr const AblationVariant& kVariant = kAblation[TypeParam::kVariant];
+  using Kernel = std::conditional_t<kVariant.loop == Loop::kPlain, PlainKernel, LibraryKernel>;
+  for (const Shape& shape : kShapes) {
+    for (const Pace& pace : kPaces) {
+      // Without a producer warps wait by asking again and again, which takes long here.
+      const unsigned seeds = kVariant.config.warp_specialised ? num_seeds() : 1;
+      for (unsigned seed = 0; seed < seeds; ++seed) {
+        Run<kVariant.config, Kernel> run({.shape = shape, .seed = seed, .pace = pace});
+        run.expect_all_work_done();
+        ASSERT_FALSE(this->HasFatalFailure())
+            << kVariant.name << ", " << pace.name << ", " << shape.seqlen_q << "x" << shape.seqlen_k
+            << ", seed " << seed;
       }
     }
   }

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/ablation.h"
+#include "cli/exit_code.h"
+
+namespace fa3::cli {
+
+void run_ablation(AblationFlags) {
+  throw CommandError(kExitUnsupported, "--ablation: this build has no hopper engine to take apart");
+}
+
+}  // namespace fa3::cli
