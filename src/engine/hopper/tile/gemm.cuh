@@ -25,7 +25,8 @@ __device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint32_t q
 
 template <Element E, TileLayout V>
 __device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2],
-                                         const Weights<V.rows>& weights, uint32_t v, bool add) {
+                                         const Weights<V.rows>& weights, uint32_t v,
+                                         bool add = true) {
 #pragma unroll
   for (int step = 0; step < V.rows / kMmaK; ++step) {
     ptx::wgmma_m64k16_rs<E>(output, weights[step], descriptor(V, v, V.mn_major_step(step)),
