@@ -503,6 +503,13 @@ class PlainConsumer {
   bool marked_ = false;
 };
 
+// All threads of the block, from different places in the code: __syncthreads() does not allow that.
+template <ForwardConfig C>
+__device__ __forceinline__ void end_pass() {
+  __syncwarp();
+  ptx::bar_sync(int(roles::NamedBarrier::kBlock), C.threads());
+}
+
 template <ForwardConfig C>
 __global__ void __launch_bounds__(C.threads(), 1)
     plain_kernel(const __grid_constant__ ForwardParams params) {
@@ -532,7 +539,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
           loader.load_all();
           tiles.advance();
         }
-        __syncthreads();
+        end_pass<C>();
         if (!smem.any_marked) return;
       }
       return;
@@ -542,7 +549,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   PlainConsumer<C> consumer(params, smem, at, warpgroup - (C.warp_specialised ? 1 : 0));
   for (int pass = 0; pass < 2; ++pass) {
     consumer.run_pass(pass == 1);
-    __syncthreads();
+    end_pass<C>();
     if (!smem.any_marked) break;
   }
 }

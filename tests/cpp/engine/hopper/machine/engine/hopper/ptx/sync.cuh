@@ -7,7 +7,12 @@
 namespace fa3::hopper::ptx {
 
 inline void bar_sync(int id, int threads) {
-  machine::named_sync(id, threads);
+  constexpr int kBlock = 0;  // roles::NamedBarrier::kBlock
+  if (id == kBlock) {
+    machine::sync_block();
+  } else {
+    machine::named_sync(id, threads);
+  }
 }
 inline void bar_arrive(int id, int threads) {
   machine::named_arrive(id, threads);
