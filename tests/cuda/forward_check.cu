@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks forward kernels against the oracle, row by row, on data made to reach every branch. Needs a
-// GPU and nothing else. Arguments, all optional: first and end row of the kernel table, a substring of
-// the case names, how often to repeat each launch and compare bits, and a file of results' digests:
+// GPU and nothing else. Arguments, all optional: first and end row of the kernel table, which the
+// ablation's variants continue (end -1: without them), a substring of the case names, how often to repeat each launch and compare bits, and a file of results' digests:
 // written if it is not there, else to be met bit for bit.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -369,7 +370,8 @@ Verdict run(const ForwardKernel& kernel, const Case& c, int repeats, Digests* di
   DeviceTensor<double> exact(rows * dv), naive(rows * dv), exact_lse(rows), largest(rows);
   const ReferenceProblem problem{c.batches, c.heads,  c.kv_heads, c.seqlen_q, c.seqlen_k, d,
                                  dv,        q.stride, k.stride,   v.stride,   scale,      c.causal};
-  const int smem = (c.seqlen_k + 1) / 2 * int(sizeof(double2));  // the compiler reads pairs
+  constexpr int kReadAtOnce = 8;  // at most, by the unrolled loop
+  const int smem = (c.seqlen_k + kReadAtOnce - 1) / kReadAtOnce * kReadAtOnce * int(sizeof(double));
   CHECK_CUDA(cudaFuncSetAttribute(reference_attention<T>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
   reference_attention<T><<<dim3(c.seqlen_q, c.heads, c.batches), 256, smem>>>(
@@ -455,12 +457,13 @@ int main(int argc, char** argv) {
   using namespace fa3;
   const int rows = int(hopper::kForwardTable.size());
   const int first = argc > 1 ? std::atoi(argv[1]) : 0;
-  const int end = argc > 2 ? std::min(rows, std::atoi(argv[2])) : rows;
+  const int wanted_end = argc > 2 ? std::atoi(argv[2]) : std::numeric_limits<int>::max();
+  const int end = wanted_end < 0 ? rows : wanted_end;
   const char* pattern = argc > 3 ? argv[3] : "";
   const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
   testing::Digests digests(argc > 5 ? argv[5] : "");
   int done = 0, failed = 0;
-  for (int row = first; row < end; ++row) {
+  for (int row = first; row < std::min(end, rows); ++row) {
     for (const auto element : testing::kElements) {
       const auto tally = testing::check_kernel(hopper::forward_kernel_at(row, element), pattern,
                                                repeats, &digests);
@@ -469,7 +472,9 @@ int main(int argc, char** argv) {
     }
   }
 #ifndef FA3_DISTURB
-  for (int variant = 0; variant < int(hopper::kAblation.size()) && end == rows; ++variant) {
+  const int variants = int(hopper::kAblation.size());
+  for (int variant = std::max(first - rows, 0); variant < std::min(end - rows, variants);
+       ++variant) {
     std::printf("%s: ", hopper::kAblation[variant].name);
     testing::Digests apart("");  // variants share their tile with kernels of the table
     const auto tally =

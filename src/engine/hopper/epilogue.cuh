@@ -83,7 +83,8 @@ __device__ __forceinline__ void store_output(const LaneOutput<C>& lane_output,
 template <ForwardConfig C>
 __device__ __forceinline__ void clear_rows_without_keys(const LaneOutput<C>& lane_output,
                                                         const float (&sum)[kRowsPerThread]) {
-  constexpr int kUnroll = C.short_tile_change() ? 1 : C.head_dim_v / LaneOutput<C>::kStride;
+  [[maybe_unused]] constexpr int kUnroll =
+      C.short_tile_change() ? 1 : C.head_dim_v / LaneOutput<C>::kStride;
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     if (sum[r] != 0.0f) continue;

@@ -507,7 +507,7 @@ class PlainConsumer {
 template <ForwardConfig C>
 __device__ __forceinline__ void end_pass() {
   __syncwarp();
-  ptx::bar_sync(int(roles::NamedBarrier::kBlock), C.threads());
+  ptx::bar_sync(int(roles::NamedBarrier::kEndOfPass), C.threads());
 }
 
 template <ForwardConfig C>

@@ -9,8 +9,9 @@ namespace fa3::hopper::roles {
 
 enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 
-// Hardware barrier numbers. Consumer w waits at kTurn + w for its turn to issue products.
-enum class NamedBarrier : int { kBlock = 0, kTurn = 1 };
+// Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kTurn + w for its
+// turn to issue products.
+enum class NamedBarrier : int { kTurn = 1, kEndOfPass = 4 };
 
 // A turn passes between two warpgroups: the one that gives and the one that waits.
 inline constexpr int kTurnThreads = 2 * kWarpgroupSize;

@@ -7,8 +7,8 @@
 namespace fa3::hopper::ptx {
 
 inline void bar_sync(int id, int threads) {
-  constexpr int kBlock = 0;  // roles::NamedBarrier::kBlock
-  if (id == kBlock) {
+  constexpr int kEndOfPass = 4;  // roles::NamedBarrier, of all warps
+  if (id == kEndOfPass) {
     machine::sync_block();
   } else {
     machine::named_sync(id, threads);
