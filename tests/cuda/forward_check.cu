@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks forward kernels against the oracle, row by row, on data made to reach every branch. Needs a
 // GPU and nothing else. Arguments, all optional: first and end row of the kernel table, which the
-// ablation's variants continue (end -1: without them), a substring of the case names, how often to repeat each launch and compare bits, and a file of results' digests:
-// written if it is not there, else to be met bit for bit.
+// ablation's variants continue (end -1: without them), a substring of the case names, how often to
+// repeat each launch and compare bits, and a file of results' digests: written if it is not there,
+// else to be met bit for bit.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
