@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>
-
 #include "cli/exit_code.h"
 #include "cli/gpu.h"
 
@@ -22,13 +20,6 @@ std::string name() {
 
 Buffer::Buffer(int64_t) {
   refuse();
-}
-Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
 }
 Buffer::~Buffer() = default;
 void Buffer::read_from(const std::byte*) {

@@ -2,7 +2,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "cli/exit_code.h"
 #include "cli/gpu.h"
@@ -58,15 +57,6 @@ Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
                                            " of memory left; use a smaller shape"));
   }
   data_ = static_cast<std::byte*>(memory);
-}
-
-Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
 }
 
 Buffer::~Buffer() {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.fa3.*: what compilers, counters, checkpoints and graphs do with the operators."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -213,11 +213,18 @@ def test_a_profiler_of_all_threads_sees_the_calls_of_another(device, qkv):
         config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     except (AttributeError, TypeError):
         pytest.skip("this torch profiles one thread at a time")
-    with torch.profiler.profile(experimental_config=config) as profiler:
-        other = threading.Thread(target=fa3.attention, args=qkv)
-        other.start()
-        other.join()
+    with (
+        torch.profiler.profile(experimental_config=config) as profiler,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(fa3.attention, *qkv).result()
     assert "fa3::forward" in {event.key for event in profiler.key_averages()}
+
+
+def test_a_thread_whose_first_cuda_call_is_this_one_gets_the_same(qkv):
+    with ThreadPoolExecutor(1) as other:
+        got = other.submit(fa3.attention, *qkv).result()
+    assert torch.equal(got, fa3.attention(*qkv))
 
 
 def test_a_tensor_without_memory_of_its_own_is_left_to_the_dispatcher(qkv):

@@ -72,10 +72,11 @@ Status check_device(int device) {
 
 DeviceScope::DeviceScope(int device) {
   error_ = cudaGetDevice(&previous_);
-  if (error_ == cudaSuccess && previous_ != device) {
-    error_ = cudaSetDevice(device);
-    switched_ = error_ == cudaSuccess;
-  }
+  if (error_ != cudaSuccess) return;
+  // Also where it is the device already: a thread's first call has no context yet, without which the
+  // driver encodes no tensor map.
+  error_ = cudaSetDevice(device);
+  switched_ = error_ == cudaSuccess && previous_ != device;
 }
 
 DeviceScope::~DeviceScope() {
