@@ -37,7 +37,7 @@ struct LaneOutput {
 
   __device__ __forceinline__ LaneOutput(const ForwardParams& params, const TileIndex& index,
                                         int first_row) {
-    const int lane = ptx::tid_x() % kWarpSize;
+    const int lane = int(ptx::tid_x() % kWarpSize);
     const int lane_column = lane % tile::kQuadLanes * kColumns;
     uint16_t* const batch =
         static_cast<uint16_t*>(params.o) + index.batch * params.o_batch_stride + lane_column;
@@ -57,24 +57,33 @@ struct LaneOutput {
 };
 
 // The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
-// row, one 16-byte store.
+// row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
 template <ForwardConfig C>
 __device__ __forceinline__ void store_output(const LaneOutput<C>& lane_output,
                                              const float (&output)[C.head_dim_v / 2],
                                              const float (&sum)[kRowsPerThread]) {
   const float inverse[kRowsPerThread] = {ptx::rcp(sum[0]), ptx::rcp(sum[1])};
+  constexpr int kGroups = C.head_dim_v / LaneOutput<C>::kStride;
+  uint32_t packed[kGroups][kRowsPerThread][tile::kQuadLanes];
 #pragma unroll
-  for (int column = 0; column < C.head_dim_v; column += LaneOutput<C>::kStride) {
+  for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      uint32_t packed[tile::kQuadLanes];
 #pragma unroll
       for (int j = 0; j < tile::kQuadLanes; ++j) {
-        const int i = column / 2 + 4 * j + 2 * r;
-        packed[j] = ptx::cvt_pair<C.element>(output[i] * inverse[r], output[i + 1] * inverse[r]);
+        const int i = group * LaneOutput<C>::kStride / 2 + 4 * j + 2 * r;
+        packed[group][r][j] =
+            ptx::cvt_pair<C.element>(output[i] * inverse[r], output[i + 1] * inverse[r]);
       }
-      tile::transpose_in_quad(packed);
-      lane_output.store(r, column, packed);
+      tile::transpose_in_quad(packed[group][r]);
+    }
+    if (group % 2 == 0 && group + 1 < kGroups) continue;
+#pragma unroll
+    for (int done = group / 2 * 2; done <= group; ++done) {
+#pragma unroll
+      for (int r = 0; r < kRowsPerThread; ++r) {
+        lane_output.store(r, done * LaneOutput<C>::kStride, packed[done][r]);
+      }
     }
   }
 }
@@ -95,21 +104,23 @@ __device__ __forceinline__ void clear_rows_without_keys(const LaneOutput<C>& lan
   }
 }
 
+// Without branches and before the output: its long address arithmetic fills the exchanges' waits.
 template <ForwardConfig C>
 __device__ __forceinline__ void store_lse(const ForwardParams& params, const TileIndex& index,
                                           const float (&ref)[kRowsPerThread],
                                           const float (&sum)[kRowsPerThread], int first_row) {
-  const int lane = ptx::tid_x() % kWarpSize;
-  if (!params.lse || lane % tile::kQuadLanes != 0) return;
+  const int lane = int(ptx::tid_x() % kWarpSize);
+  const bool stores = params.lse && lane % tile::kQuadLanes == 0;
   float* const batch_lse = params.lse + index.batch * params.lse_batch_stride;
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
     const int packed_row = first_row + lane / tile::kQuadLanes + row * tile::kRowDistance;
     const QueryRow at = unpacked(params, index.head, packed_row);
-    const float lse = sum[row] == 0.0f ? -kInfinity : (ref[row] + ptx::lg2(sum[row])) * kLn2;
-    if (at.query < params.seqlen_q) {
-      batch_lse[at.head * params.lse_head_stride + at.query * params.lse_row_stride] = lse;
-    }
+    // A row without keys has sum 0, so -inf comes out.
+    ptx::store_global_if(
+        stores && at.query < params.seqlen_q,
+        batch_lse + at.head * params.lse_head_stride + at.query * params.lse_row_stride,
+        (ref[row] + ptx::lg2(sum[row])) * kLn2);
   }
 }
 
@@ -121,11 +132,11 @@ __device__ __forceinline__ void store_rows(const ForwardParams& params, const Ti
   const int first_row = index.m_block * C.block_m + tile_row;
   const float sum[kRowsPerThread] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
   const LaneOutput<C> lane_output(params, index, first_row);
+  store_lse<C>(params, index, rows.ref, sum, first_row);
   store_output<C>(lane_output, output, sum);
   if (!C.short_tile_change() || params.some_rows_see_no_key) {
     clear_rows_without_keys<C>(lane_output, sum);
   }
-  store_lse<C>(params, index, rows.ref, sum, first_row);
 }
 
 }  // namespace fa3::hopper

@@ -54,7 +54,7 @@ class Producer {
   __device__ __forceinline__ int load_tile(int tile, unsigned storing_warps) {
     const TileIndex index = params_.order.tile(tile);
     const int first_row = index.m_block * C.block_m;
-    WorkItem item{ItemKind::kTile, tile, index, visible(first_row, C.block_m).count};
+    WorkItem item{ItemKind::kTile, visible(first_row, C.block_m).count, tile, index};
     for (int w = 0; w < C.consumers(); ++w) {
       const int warpgroup_row = first_row + w * kRowsPerWarpgroup;
       if (warpgroup_row < params_.seqlen_q << params_.pack_log2) {

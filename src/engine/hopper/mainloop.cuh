@@ -29,7 +29,7 @@ class Consumer {
         warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    float scores[C.block_n / 2];
+    float scores[kScores];
     float output[C.head_dim_v / 2];
     tile::Weights<C.block_n> weights;
     RowState rows;
@@ -71,41 +71,22 @@ class Consumer {
       rows = RowState{};
       weigh_ordinary(scores, rows, first);
       add_sums(rows, first);
-      pack(scores, weights);
+      pack<0, kScores>(scores, weights);
       start_output(output);
 
-      for (;;) {
-        const uint32_t item_slot = item_.slot();
+      uint32_t finishing = item_.slot();  // whose output is at work
+      for (;; finishing = item_.slot()) {
         const bool starts_tile = n_block_ == 0;
-        if (starts_tile) {
-          step = next_step();
-        } else {
+        if (!starts_tile) {
           --n_block_;  // having begun with a tile, a warpgroup goes through with it
-        }
-        if (step != Step::kMine) {
-          // The tile's last product, alone.
-          if (step == Step::kOthers) {
-            take_turn();
-            let_go_unread(next_kv());
-          }
-          const KvCursor v = next_kv();
-          const uint32_t last_v = v_operand(v);
-          at_.kv_ring().wait_full(v);
-          ptx::wgmma_fence();
-          issue_output(output, weights, last_v);
-          ptx::wgmma_commit_group();
-          if (step == Step::kOthers) give_turn();
-          ptx::wgmma_wait_group<0>();
-          let_go_of_kv(v);
-          owes_v_ = false;
-          finish_tile(item_slot, output, rows);
-          if (step == Step::kOthers) end_others_step();
-          break;
+        } else {
+          step = next_step();
+          if (step != Step::kMine) break;
+          q_ring_.wait_full(q_);
         }
         const KvCursor k = next_kv();
         const KvCursor v = next_kv();
         wait_for(k, v);
-        if (starts_tile) q_ring_.wait_full(q_);
         const uint32_t q_low = q_operand();
         const uint32_t k_low = k_operand(k);
         const uint32_t v_low = v_operand(v);
@@ -124,31 +105,57 @@ class Consumer {
         let_go_of_spent_q();
         const RowState finished_rows = rows;
         StepResult result;
-        const bool guarded = n_block_ < ordinary_from_;
+        const bool guarded = n_block_ < mine_.ordinary_from;
         if (guarded) {
-          guarded_step(scores, rows, params_.scale_log2, result);
+          guarded_step<kEarly>(scores, rows, params_.scale_log2, result, [&] {
+            if constexpr (kEarly > 0) {
+              wait_for_output(v);
+              pack<0, kEarly>(scores, weights);
+            }
+          });
         } else {
           if (starts_tile) rows = RowState{};
           weigh_ordinary(scores, rows, result);
+          if (kEarly > 0) wait_for_output(v);
         }
-        ptx::wgmma_wait_group<0>();
-        let_go_of_kv(v);
+        if (kEarly == 0) wait_for_output(v);
 
         // The output is at rest: rescale it, or hand it over if its tile is finished.
         if (guarded) {
           if (needs_correction<C.block_n>(result)) {
-            marked_ |= !correct<C.block_n>(scores, rows, result);
-            rescale(output, result);
+            if (!correct<C.block_n>(scores, rows, result)) mark_for_redo();
+            rescale(output, rows, result);
+            pack<0, kEarly>(scores, weights);
           }
-        } else if (starts_tile) {
-          finish_tile(item_slot, output, finished_rows);
-          start_output(output);
         } else {
-          rescale(output, result);
+          if (starts_tile) {
+            finish_tile(finishing, output, finished_rows);
+            start_output(output);
+          } else {
+            rescale(output, rows, result);
+          }
+          pack<0, kEarly>(scores, weights);
         }
         add_sums(rows, result);
-        pack(scores, weights);
+        pack<kEarly, kScores>(scores, weights);
       }
+
+      // The tile's last product, alone.
+      if (step == Step::kOthers) {
+        take_turn();
+        let_go_unread(next_kv());
+      }
+      const KvCursor v = next_kv();
+      const uint32_t last_v = v_operand(v);
+      at_.kv_ring().wait_full(v);
+      ptx::wgmma_fence();
+      issue_output(output, weights, last_v);
+      ptx::wgmma_commit_group();
+      if (step == Step::kOthers) give_turn();
+      wait_for_output(v);
+      owes_v_ = false;
+      finish_tile(finishing, output, rows);
+      if (step == Step::kOthers) end_others_step();
     }
     if (C.ping_pong && warpgroup_ == 0) take_turn();  // the token of the last step
   }
@@ -157,6 +164,8 @@ class Consumer {
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim};
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v};
+  static constexpr int kScores = C.block_n / 2;  // of a thread
+  static constexpr int kEarly = C.packed_early();
 
   using KvCursor = RingCursor<C.kv_slots>;
 
@@ -175,11 +184,10 @@ class Consumer {
       item_.advance();
       q_.advance();
       n_block_ = item.num_blocks;
-      ordinary_from_ = item.mine[warpgroup_].ordinary_from;
+      mine_ = item.mine[warpgroup_];
     }
     --n_block_;
-    return n_block_ < smem_.items[item_.slot()].mine[warpgroup_].count ? Step::kMine
-                                                                       : Step::kOthers;
+    return n_block_ < mine_.count ? Step::kMine : Step::kOthers;
   }
 
   // The step's V is still to come; if the whole tile was others', its Q and record are let go of.
@@ -225,8 +233,9 @@ class Consumer {
   __device__ __forceinline__ void wait_for(KvCursor k, KvCursor v) const {
     const bool k_is_full = at_.kv_ring().is_full(k);
     const bool v_is_full = at_.kv_ring().is_full(v);
-    if (!k_is_full) at_.kv_ring().wait_full(k);
-    if (!v_is_full) at_.kv_ring().wait_full(v);
+    if (k_is_full && v_is_full) return;
+    at_.kv_ring().wait_full(k);
+    at_.kv_ring().wait_full(v);
   }
 
   __device__ __forceinline__ void let_go_of_kv(KvCursor at) {
@@ -256,35 +265,30 @@ class Consumer {
     return uniform(tile::mn_major_low(kV, at_.kv(v.slot())));
   }
 
-  __device__ __forceinline__ void weigh_ordinary(float (&scores)[C.block_n / 2], RowState& rows,
+  // Until the output and the weights may be touched again, and V loaded over.
+  __device__ __forceinline__ void wait_for_output(KvCursor v) {
+    ptx::wgmma_wait_group<0>();
+    let_go_of_kv(v);
+  }
+
+  __device__ __forceinline__ void weigh_ordinary(float (&scores)[kScores], RowState& rows,
                                                  StepResult& step) {
-    const WorkItem& item = smem_.items[item_.slot()];
-    if (n_block_ >= item.mine[warpgroup_].masked_from) {
-      const int thread = ptx::tid_x() % kWarpgroupSize;
-      const int q_row = item.index.m_block * C.block_m + warpgroup_ * kRowsPerWarpgroup +
-                        tile::fragment_row(thread);
-      const int key_limits[] = {visible_keys(q_row), visible_keys(q_row + tile::kRowDistance)};
-      mask_scores(scores, key_limits, n_block_ * C.block_n + tile::fragment_lane_column(thread));
-    }
+    mask_block<C.block_n>(scores, params_, mine_, n_block_);
     ordinary_step(scores, rows, params_.scale_log2, step);
   }
 
-  __device__ __forceinline__ int visible_keys(int q_row) const {
-    return key_limit(q_row >> params_.pack_log2, params_.seqlen_q, params_.seqlen_k,
-                     params_.causal);
-  }
-
-  __device__ __forceinline__ void add_sums(RowState& rows, const StepResult& step) {
-#pragma unroll
-    for (int row = 0; row < kRowsPerThread; ++row) {
-      rows.sum[row] = rows.sum[row] * step.rescale[row] + step.block_sum[row];
-    }
-  }
-
-  __device__ __forceinline__ void rescale(float (&output)[C.head_dim_v / 2],
+  // To the reference that the step has left.
+  __device__ __forceinline__ void rescale(float (&output)[C.head_dim_v / 2], RowState& rows,
                                           const StepResult& step) {
 #pragma unroll
     for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] *= step.rescale[fragment_row_slot(i)];
+    rows.sum[0] *= step.rescale[0];
+    rows.sum[1] *= step.rescale[1];
+  }
+
+  __device__ __forceinline__ void add_sums(RowState& rows, const StepResult& step) {
+    rows.sum[0] += step.block_sum[0];
+    rows.sum[1] += step.block_sum[1];
   }
 
   // A tile's first product need not find zeros to be added to, some 100 clocks a tile.
@@ -304,24 +308,33 @@ class Consumer {
     output_starts_ = false;
   }
 
-  __device__ __forceinline__ void pack(const float (&scores)[C.block_n / 2],
+  // Scores [Begin, End) of the thread, exponentiated.
+  template <int Begin, int End>
+  __device__ __forceinline__ void pack(const float (&scores)[kScores],
                                        tile::Weights<C.block_n>& weights) {
 #pragma unroll
-    for (int i = 0; i < C.block_n / 4; ++i) {
+    for (int i = Begin / 2; i < End / 2; ++i) {
       weights[i / 4][i % 4] = ptx::cvt_pair<C.element>(scores[2 * i], scores[2 * i + 1]);
     }
   }
 
   __device__ __forceinline__ void finish_tile(uint32_t item_slot, float (&output)[C.head_dim_v / 2],
                                               const RowState& rows) {
-    WorkItem& item = smem_.items[item_slot];
-    const int warp = (ptx::tid_x() - kWarpgroupSize) / kWarpSize;
+    const WorkItem& item = smem_.items[item_slot];
+    const unsigned warp = consumer_warp();
     if (item.storing_warps >> warp & 1) {
-      store_rows<C>(params_, item.index, output, rows, warp * kRowsPerWarp);
+      store_rows<C>(params_, item.index, output, rows, int(warp) * kRowsPerWarp);
     }
-    if (marked_ && is_lane_0()) atomicOr(&item.marked_warps, 1u << warp);
-    marked_ = false;
     let_go_of_item(item_slot);
+  }
+
+  // Some row of this warp was beyond correction.
+  __device__ __forceinline__ void mark_for_redo() {
+    if (is_lane_0()) atomicOr(&smem_.items[item_.slot()].marked_warps, 1u << consumer_warp());
+  }
+
+  __device__ __forceinline__ unsigned consumer_warp() const {
+    return (ptx::tid_x() - kWarpgroupSize) / kWarpSize;
   }
 
   // The tile's last scores were the last use of its Q.
@@ -348,10 +361,9 @@ class Consumer {
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
   RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
-  int n_block_ = 0;             // the current key block; 0: the tile's last
-  int ordinary_from_ = 0;       // from this block up, the ordinary step
+  KeyBlocks mine_{};            // of the current tile, this warpgroup's
+  int n_block_ = 0;             // the current one; 0: the tile's last
   bool owes_v_ = false;         // the V of the last step has not been taken from the ring
-  bool marked_ = false;         // some guarded step of this tile was beyond correction
   bool output_starts_ = false;  // the next product of weights is the tile's first
 };
 

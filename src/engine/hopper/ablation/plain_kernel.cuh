@@ -26,7 +26,7 @@ class PlainConsumer {
         smem_(smem),
         at_(at),
         warpgroup_(warpgroup),
-        warp_(warpgroup * 4 + ptx::tid_x() % kWarpgroupSize / kWarpSize),
+        warp_(warpgroup * 4 + int(ptx::tid_x() % kWarpgroupSize / kWarpSize)),
         loader_(params, at) {}
 
   __device__ __forceinline__ void run_pass(bool second_pass) {
@@ -50,7 +50,7 @@ class PlainConsumer {
     const int num_blocks = blocks_of_rows<C>(params_, first_row, C.block_m).count;
     const int my_row = first_row + warpgroup_ * kRowsPerWarpgroup;
     // Rows past the end: every step ordinary, so that they never ask for anything to be done again.
-    mine_ = {num_blocks, 0, 0};
+    mine_ = {.count = num_blocks};
     if (my_row < params_.seqlen_q << params_.pack_log2) {
       mine_ = blocks_of_rows<C>(params_, my_row, kRowsPerWarpgroup);
       if (second_pass) mine_.ordinary_from = 0;
@@ -204,23 +204,12 @@ class PlainConsumer {
   __device__ __forceinline__ bool weigh(int block, Scores& scores, StepResult& result) {
     result = StepResult{};
     if (block < mine_.ordinary_from) {
-      guarded_step(scores, rows_, params_.scale_log2, result);
+      guarded_step<0>(scores, rows_, params_.scale_log2, result, [] {});
       return true;
     }
-    if (block >= mine_.masked_from) {
-      const int thread = ptx::tid_x() % kWarpgroupSize;
-      const int q_row =
-          index_.m_block * C.block_m + warpgroup_ * kRowsPerWarpgroup + tile::fragment_row(thread);
-      const int key_limits[] = {visible_keys(q_row), visible_keys(q_row + tile::kRowDistance)};
-      mask_scores(scores, key_limits, block * C.block_n + tile::fragment_lane_column(thread));
-    }
+    mask_block<C.block_n>(scores, params_, mine_, block);
     ordinary_step(scores, rows_, params_.scale_log2, result);
     return false;
-  }
-
-  __device__ __forceinline__ int visible_keys(int q_row) const {
-    return key_limit(q_row >> params_.pack_log2, params_.seqlen_q, params_.seqlen_k,
-                     params_.causal);
   }
 
   // The output is at rest: bring it and the sums to the rows' new reference.

@@ -35,12 +35,13 @@ struct TileOrder {
   FA3_HD constexpr int num_tiles() const { return num_m_blocks * num_heads * num_batches; }
 };
 
-// Key blocks of some query rows, visited from count - 1 down to 0.
-struct KeyBlocks {
+// Key blocks of some query rows, visited from count - 1 down to 0. Read as one 16-byte word.
+struct alignas(16) KeyBlocks {
   int count;          // at least 1: rows that see nothing still visit one block, fully masked
   int masked_from;    // from here up, blocks hold keys that some row must not see
   int ordinary_from;  // from here up, the ordinary softmax step: masked blocks, the first block, and
                       // all blocks until every row that will ever see a key has seen one
+  int first_limit;    // the i-th query sees the keys below first_limit + i, of those there are
 };
 
 FA3_HD constexpr int clamp(int value, int low, int high) {
@@ -71,7 +72,8 @@ FA3_HD constexpr KeyBlocks key_blocks(int first_row, int num_rows, int block_n, 
   const int seen_from = free_blocks - (first_row_waits ? 1 : 0);
   const int reference_blocks = count >= kLongRun ? (kReferenceKeys + block_n - 1) / block_n : 1;
   const int reference_from = count - reference_blocks;
-  return {count, free_blocks, seen_from < reference_from ? seen_from : reference_from};
+  const int first_limit = causal ? first_row + 1 + seqlen_k - seqlen_q : seqlen_k;
+  return {count, free_blocks, seen_from < reference_from ? seen_from : reference_from, first_limit};
 }
 
 }  // namespace fa3::hopper

@@ -53,19 +53,23 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// scores -> 2^(scale_log2 * score - ref), and their sums with two accumulators a row.
-template <int Count>
+// With two accumulators a row.
+struct BlockSums {
+  float part[kRowsPerThread][2] = {};
+
+  __device__ __forceinline__ float of(int row) const { return part[row][0] + part[row][1]; }
+};
+
+// scores [Begin, End) -> 2^(scale_log2 * score - ref).
+template <int Begin, int End, int Count>
 __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
-                                             float scale_log2, float (&block_sum)[2]) {
-  float sums[kRowsPerThread][2] = {};
+                                             float scale_log2, BlockSums& sums) {
 #pragma unroll
-  for (int i = 0; i < Count; ++i) {
+  for (int i = Begin; i < End; ++i) {
     const int row = fragment_row_slot(i);
     scores[i] = ptx::ex2(__fmaf_rn(scores[i], scale_log2, -ref[row]));
-    sums[row][i % 2] += scores[i];
+    sums.part[row][i % 2] += scores[i];
   }
-  block_sum[0] = sums[0][0] + sums[0][1];
-  block_sum[1] = sums[1][0] + sums[1][1];
 }
 
 template <int Count>
@@ -96,13 +100,23 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
     finite_ref[row] = rows.ref[row] == -kInfinity ? 0.0f : rows.ref[row];
     result.rescale[row] = ptx::ex2(old_ref - finite_ref[row]);
   }
-  exponentiate(scores, finite_ref, scale_log2, result.block_sum);
+  BlockSums sums;
+  exponentiate<0, Count>(scores, finite_ref, scale_log2, sums);
+  result.block_sum[0] = sums.of(0);
+  result.block_sum[1] = sums.of(1);
 }
 
-template <int Count>
+// `meanwhile` is called once the first Early of the thread's weights are there.
+template <int Early, int Count, class Meanwhile>
 __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowState& rows,
-                                             float scale_log2, StepResult& result) {
-  exponentiate(scores, rows.ref, scale_log2, result.block_sum);
+                                             float scale_log2, StepResult& result,
+                                             const Meanwhile& meanwhile) {
+  BlockSums sums;
+  exponentiate<0, Early>(scores, rows.ref, scale_log2, sums);
+  meanwhile();
+  exponentiate<Early, Count>(scores, rows.ref, scale_log2, sums);
+  result.block_sum[0] = sums.of(0);
+  result.block_sum[1] = sums.of(1);
 }
 
 // Whether some row of this warp left the guarded step's range. Written so that NaN says yes.

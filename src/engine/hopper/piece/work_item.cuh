@@ -23,9 +23,9 @@ enum class ItemKind : int {
 
 struct WorkItem {
   ItemKind kind;
-  int tile;  // number of the tile, as drawn
+  int num_blocks;  // key blocks loaded
+  int tile;        // number of the tile, as drawn
   TileIndex index;
-  int num_blocks;                 // key blocks loaded
   KeyBlocks mine[kMaxConsumers];  // of these, those that warpgroup w has use for (none: count 0)
   unsigned storing_warps;         // bit w: consumer warp w writes its rows
   unsigned marked_warps;  // bit w: consumer warp w wants its rows done again, the ordinary way

@@ -17,4 +17,13 @@ __device__ __forceinline__ void store_global_if(bool condition, void* pointer,
       : "memory");
 }
 
+__device__ __forceinline__ void store_global_if(bool condition, float* pointer, float value) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.f32 [%1], %2;\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "f"(value)
+      : "memory");
+}
+
 }  // namespace fa3::hopper::ptx

@@ -20,8 +20,8 @@ __device__ __forceinline__ void bar_arrive(int id, int threads) {
 }
 
 // threadIdx.x, read again at each call: in rare code a register is worth more than the read.
-__device__ __forceinline__ int tid_x() {
-  int x;
+__device__ __forceinline__ unsigned tid_x() {
+  unsigned x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }

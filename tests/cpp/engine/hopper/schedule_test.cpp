@@ -90,6 +90,7 @@ TEST(KeyBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
             for (int key = block * kKeys; key < (block + 1) * kKeys; ++key) {
               const bool visible = key < keys && mask.visible(row, key, queries, keys);
               ASSERT_EQ(visible, key < key_limit(row, queries, keys, causal));
+              ASSERT_EQ(visible, key < std::min(blocks.first_limit + row - first, keys));
               if (visible) {
                 ASSERT_LT(block, blocks.count) << "a visible key is not visited";
               }

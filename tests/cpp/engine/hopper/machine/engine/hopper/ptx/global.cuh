@@ -9,5 +9,8 @@ namespace fa3::hopper::ptx {
 inline void store_global_if(bool condition, void* pointer, const uint32_t (&)[4]) {
   if (condition) machine::store(pointer);
 }
+inline void store_global_if(bool condition, float* pointer, float value) {
+  if (condition) *pointer = value;
+}
 
 }  // namespace fa3::hopper::ptx

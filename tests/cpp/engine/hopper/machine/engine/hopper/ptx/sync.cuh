@@ -17,8 +17,8 @@ inline void bar_sync(int id, int threads) {
 inline void bar_arrive(int id, int threads) {
   machine::named_arrive(id, threads);
 }
-inline int tid_x() {
-  return int(threadIdx.x);
+inline unsigned tid_x() {
+  return threadIdx.x;
 }
 inline uint32_t cvta_to_shared(const void*) {
   return machine::kSmemBase;
