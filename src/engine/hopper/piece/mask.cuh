@@ -36,7 +36,8 @@ __device__ __forceinline__ void mask_block(float (&scores)[Keys / 2], const Forw
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     const int query = (row + r * tile::kRowDistance) >> params.pack_log2;
-    key_limits[r] = min(blocks.first_limit + query, params.seqlen_k);
+    const int limit = blocks.first_limit + query;
+    key_limits[r] = limit < params.seqlen_k ? limit : params.seqlen_k;
   }
   mask_scores(scores, key_limits, block * Keys + tile::fragment_lane_column(thread));
 }
