@@ -179,12 +179,18 @@ class Consumer {
   __device__ __forceinline__ Step next_step() {
     if (n_block_ == 0) {
       at_.item_ring().wait_full(item_.next());
+      // Read as a whole, whatever it says: one wait for all of it.
       const WorkItem& item = smem_.items[item_.next().slot()];
-      if (item.kind != ItemKind::kTile) return Step::kNone;
-      item_.advance();
-      q_.advance();
       n_block_ = item.num_blocks;
       mine_ = item.mine[warpgroup_];
+      if (item.kind != ItemKind::kTile) {
+        n_block_ = 0;
+        return Step::kNone;
+      }
+      item_.advance();
+      q_.advance();
+      --n_block_;
+      return n_block_ < mine_.count ? Step::kMine : Step::kOthers;
     }
     --n_block_;
     return n_block_ < mine_.count ? Step::kMine : Step::kOthers;
