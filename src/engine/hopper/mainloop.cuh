@@ -265,10 +265,10 @@ class Consumer {
         tile::k_major_low(at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
   }
   __device__ __forceinline__ uint32_t k_operand(KvCursor k) const {
-    return uniform(tile::k_major_low(at_.kv(k.slot())));
+    return tile::k_major_low(at_.kv(uniform_slot(k.slot())));
   }
   __device__ __forceinline__ uint32_t v_operand(KvCursor v) const {
-    return uniform(tile::mn_major_low(kV, at_.kv(v.slot())));
+    return tile::mn_major_low(kV, at_.kv(uniform_slot(v.slot())));
   }
 
   // Until the output and the weights may be touched again, and V loaded over.

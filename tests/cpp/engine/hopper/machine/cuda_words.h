@@ -35,6 +35,9 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int) {
   return value;
 }
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+  return value;
+}
 inline bool __any_sync(unsigned, bool value) {
   return value;
 }
