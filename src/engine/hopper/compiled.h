@@ -29,13 +29,10 @@ inline constexpr std::array kForwardTable{
                                .kv_slots = 8,
                                .ping_pong = false},
                     .why = "three warpgroups, as many keys a step as their registers hold"},
-    CompiledForward{.config = {.head_dim = 128,
-                               .head_dim_v = 128,
-                               .block_m = 192,
-                               .block_n = 80,
-                               .kv_slots = 8,
-                               .ping_pong = false},
-                    .why = "three warpgroups keep the tensor cores busy without taking turns"},
+    CompiledForward{
+        .config =
+            {.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 80, .kv_slots = 8},
+        .why = "three warpgroups keep the tensor cores busy"},
     CompiledForward{.config = {.head_dim = 128,
                                .head_dim_v = 128,
                                .block_m = 128,
