@@ -25,8 +25,8 @@ LOCAL = {0x983: "LDL", 0x387: "STL"}
 HGMMA_SS, HGMMA_RS, WARPGROUP, SETMAXREG = 0x9F0, 0xDF0, 0x9C5, 0x9C8
 # The mainloop's product sites. Q K^T: first block, step. P V: step, last block.
 SITES = 2
-# Fences: first block, step, last block. Waits: the same, and two in the step. A kernel that packs some
-# weights early has the step's second wait in both softmax branches.
+# Fences: first block, step, last block. Waits: the same, and two in the step. A kernel that packs
+# some weights early has the step's second wait in both softmax branches.
 FENCES_AND_WAITS, EARLY_PACKING_DV = 7, 64
 REALLOCATIONS = 2  # producer down, consumers up
 # Special functions name themselves in the second word of the instruction.
