@@ -14,9 +14,10 @@ CUDA: cudnn and fa2), and any library given by --rival LIB.so that has this C en
     int64_t rival_workspace(const struct*);                                    bytes on the device
     int rival_forward(const struct*, void* stream);                            0 = done or queued
 
-Method: normal random inputs; every round times each contender once, in an order that reverses
-from round to round, so that heat and clocks fall on all alike; on CUDA the L2 cache is flushed
-before each timing; the median over the rounds counts. FLOPs: 2 (d + dv) b h sq sk, half if causal.
+Method: normal random inputs (--q-scale 4: peaked softmax, 0.02: flat); every round times each
+contender once, in an order that reverses from round to round, so that heat and clocks fall on all
+alike; on CUDA the L2 cache is flushed before each timing; the median over the rounds counts. FLOPs:
+2 (d + dv) b h sq sk, half if causal.
 Each contender's output is compared with the first one's; a wrong result gets no time.
 """
 
@@ -67,9 +68,9 @@ class Case:
 
 
 class Tensors:
-    """Q, K, V of a case, (b, s, h, d) whatever the order in memory, normal random."""
+    """Q, K, V of a case, (b, s, h, d) whatever the order in memory, normal random, Q scaled."""
 
-    def __init__(self, case: Case, layout: str):
+    def __init__(self, case: Case, layout: str, q_scale: float = 1.0):
         torch.manual_seed(0)
 
         def normal(heads):
@@ -80,6 +81,7 @@ class Tensors:
             return values.transpose(1, 2).contiguous().transpose(1, 2)
 
         self.q, self.k, self.v = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
+        self.q *= q_scale
 
 
 class Fa3:
@@ -305,6 +307,7 @@ def record(case: Case, contender, median_ms: float, arguments) -> dict:
         "tflops": case.flops() / median_ms / 1e9,
         "variant": "default",
         "layout": arguments.layout,
+        "q_scale": arguments.q_scale,
         "machine": machine_name(case.device),
         "threads": arguments.threads if case.device == "cpu" else None,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -333,6 +336,9 @@ def parse_arguments():
     parser.add_argument(
         "--layout", choices=("bshd", "bhsd"), default="bshd", help="order of Q, K, V in memory"
     )
+    parser.add_argument(
+        "--q-scale", type=float, default=1.0, help="multiplies Q: 4 peaked, 0.02 flat"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
@@ -356,7 +362,7 @@ def main() -> int:
             dtype=arguments.dtype,
             device=arguments.device,
         )
-        tensors = Tensors(case, arguments.layout)
+        tensors = Tensors(case, arguments.layout, arguments.q_scale)
         ready = contenders(case, tensors, arguments)
         medians = time_all(ready, case.device, arguments.rounds)
         records = [record(case, one, medians[one.name], arguments) for one in ready]
