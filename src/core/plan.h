@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What will be done and why: the answer of the planner, printable, read by the engine that made it.
+// What will be done and why: an engine's plan_* decides, its run_* obeys and decides nothing again.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,14 @@ namespace fa3 {
 constexpr int64_t kTooManyBytes = int64_t{1} << 60;
 
 struct Plan {
-  std::string engine;      // "cpu", "hopper", ...
-  std::string kernel;      // the variant that runs, e.g. "tiled avx512"
-  int64_t block_q = 0;     // query rows per tile (0: the engine has no tiles)
-  int64_t block_k = 0;     // keys per tile
-  int64_t num_splits = 1;  // parts that the keys are cut into, merged at the end
-  int64_t num_tasks = 0;   // independent pieces of work
+  std::string engine;        // "cpu", "hopper", ...
+  std::string kernel;        // what runs, in words, e.g. "tiled avx512"
+  int variant = 0;           // the engine's own number of it
+  int64_t block_q = 0;       // query rows per tile (0: the engine has no tiles)
+  int64_t block_k = 0;       // keys per tile
+  int64_t packed_heads = 1;  // query heads that share a tile
+  int64_t num_splits = 1;    // parts that the keys are cut into, merged at the end
+  int64_t num_tasks = 0;     // independent pieces of work
   int num_threads = 1;
   int64_t workspace_bytes = 0;  // what the caller must provide
   std::string why;              // the reasons, as sentences

@@ -20,7 +20,7 @@
 #include "engine/cpu/isa.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
-#include "engine/cpu/scratch.h"
+#include "engine/cpu/thread_memory.h"
 #include "engine/cpu/tile_shape.h"
 
 namespace fa3::cpu {
@@ -62,20 +62,20 @@ struct Buffers {
   float* delta;        // (block)
 };
 
-Buffers carve(const Problem& problem, Scratch* scratch) {
+Buffers carve_buffers(const Problem& problem, Carver& carver) {
   const int64_t dim = padded(problem.head_dim);
   const int64_t dim_v = padded(problem.head_dim_v);
   Buffers buffers;
-  buffers.streaming_a = scratch->take<float>(kBlock * dim);
-  buffers.streaming_b = scratch->take<float>(kBlock * dim_v);
-  buffers.staying_at = scratch->take<float>(dim * kBlock);
-  buffers.staying_bt = scratch->take<float>(dim_v * kBlock);
-  buffers.p = scratch->take<float>(kBlock * kBlock);
-  buffers.ds = scratch->take<float>(kBlock * kBlock);
-  buffers.sum_a = scratch->take<float>(kBlock * dim);
-  buffers.sum_b = scratch->take<float>(kBlock * dim_v);
-  buffers.lse = scratch->take<float>(kBlock);
-  buffers.delta = scratch->take<float>(kBlock);
+  buffers.streaming_a = carver.take<float>(kBlock, dim);
+  buffers.streaming_b = carver.take<float>(kBlock, dim_v);
+  buffers.staying_at = carver.take<float>(dim, kBlock);
+  buffers.staying_bt = carver.take<float>(dim_v, kBlock);
+  buffers.p = carver.take<float>(kBlock, kBlock);
+  buffers.ds = carver.take<float>(kBlock, kBlock);
+  buffers.sum_a = carver.take<float>(kBlock, dim);
+  buffers.sum_b = carver.take<float>(kBlock, dim_v);
+  buffers.lse = carver.take<float>(kBlock);
+  buffers.delta = carver.take<float>(kBlock);
   return buffers;
 }
 
@@ -89,9 +89,17 @@ struct Delta {
   }
 };
 
-Delta carve_delta(const Problem& problem, Scratch* scratch) {
+struct BackwardWorkspace {
+  Delta delta;
+  ThreadMemory threads;  // Buffers of each
+};
+
+BackwardWorkspace carve(const Problem& problem, int num_threads, Carver& carver) {
   const int64_t rows = problem.lengths_q.max;
-  return {scratch->take<float>(problem.batch * problem.heads_q * rows), problem.heads_q, rows};
+  return {
+      .delta = {carver.take<float>(problem.batch, problem.heads_q, rows), problem.heads_q, rows},
+      .threads = take_thread_memory(carver, num_threads,
+                                    [&](Carver& one) { carve_buffers(problem, one); })};
 }
 
 template <class T>
@@ -322,14 +330,12 @@ void query_block_task(const BackwardProblem& problem, Delta delta, int64_t b, in
 
 template <class T, class Out>
 void run_passes(const BackwardProblem& problem, const Plan& plan, void* workspace) {
-  Scratch shared(workspace);
-  const Delta delta = carve_delta(problem, &shared);
-  Scratch count;
-  carve(problem, &count);
-  auto* const thread_memory = static_cast<std::byte*>(workspace) + shared.bytes();
+  Carver carver(workspace);
+  const BackwardWorkspace memory = carve(problem, plan.num_threads, carver);
+  const Delta& delta = memory.delta;
   const auto buffers_of = [&](int worker) {
-    Scratch mine(thread_memory + worker * count.bytes());
-    return carve(problem, &mine);
+    Carver mine = memory.threads[worker];
+    return carve_buffers(problem, mine);
   };
 
   const int64_t heads_q = problem.heads_q;
@@ -365,16 +371,13 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
                                          problem.heads_q * num_blocks(problem.lengths_q.max));
   const int threads =
       static_cast<int>(std::clamp<int64_t>(tasks, 1, static_cast<int64_t>(problem.num_threads)));
-  Scratch shared, per_thread;
-  carve_delta(problem, &shared);
-  carve(problem, &per_thread);
   *plan = {.engine = "cpu",
            .kernel = concat("tiled backward ", isa_name()),
            .block_q = kBlock,
            .block_k = kBlock,
            .num_tasks = tasks,
            .num_threads = threads,
-           .workspace_bytes = shared.bytes() + threads * per_thread.bytes(),
+           .workspace_bytes = bytes_of([&](Carver& carver) { carve(problem, threads, carver); }),
            .why =
                "Two passes with one writer per gradient tile: repeatable, without O(N) "
                "accumulators. The workspace is one float per query and head, and tiles per "

@@ -129,9 +129,9 @@ bool is_last_part(const Run& run, const SequencePlan& plan, const BlockTask& tas
 void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int worker) {
   const SequencePlan plan = plan_sequence(run.problem, tasks.sequence);
   const BlockTask task = block_task(run, plan, tasks.sequence, index);
-  Scratch scratch(run.workspace.threads + worker * run.workspace.thread_bytes);
+  Carver carver = run.workspace.threads[worker];
   const ThreadScratch thread =
-      carve_thread(run.shape, run.problem.head_dim_v, run.workspace.rows_per_thread, &scratch);
+      carve_thread(run.shape, run.problem.head_dim_v, run.workspace.rows_per_thread, carver);
 
   BlockJob job = block_job(run, plan, task, thread);
   describe_visibility(run.problem, plan, task, plan.part(task.part), job.padded_rows, thread);
@@ -153,11 +153,14 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
 }  // namespace
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
+  TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  shape.block_k = plan.block_k;
+  Carver carver(workspace);
   const Run run = {.problem = problem,
                    .kernels = kernels(),
-                   .shape = tile_shape(problem.head_dim, problem.head_dim_v),
+                   .shape = shape,
                    .block_q = plan.block_q,
-                   .workspace = carve_forward(problem, workspace)};
+                   .workspace = carve_forward(problem, shape, carver)};
   SequenceTasks* sequences = run.workspace.sequences;
   make_schedule(problem, run.shape, run.block_q, sequences);
   if (run.workspace.parts_done != nullptr) {

@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "engine/cpu/isa.h"
-#include "engine/cpu/scratch.h"
 
 namespace fa3::cpu {
 namespace {
@@ -55,20 +54,16 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
 
 }  // namespace
 
-ForwardWorkspace carve_forward(const Problem& problem, void* memory) {
-  const TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
-  Scratch scratch(memory);
+ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver) {
   ForwardWorkspace workspace;
-  workspace.sequences = scratch.take<SequenceTasks>(problem.batch);
+  workspace.sequences = carver.take<SequenceTasks>(problem.batch);
   const int64_t partials = partials_bound(problem, shape);
-  if (partials > 0) workspace.parts_done = scratch.take<int32_t>(problem.batch * problem.heads_k);
-  workspace.partials = scratch.take<float>(partials);
+  if (partials > 0) workspace.parts_done = carver.take<int32_t>(problem.batch, problem.heads_k);
+  workspace.partials = carver.take<float>(partials);
   workspace.rows_per_thread = block_q_bound(problem, shape);
-  Scratch thread;
-  carve_thread(shape, problem.head_dim_v, workspace.rows_per_thread, &thread);
-  workspace.thread_bytes = thread.bytes();
-  workspace.threads = scratch.take<std::byte>(problem.num_threads * workspace.thread_bytes);
-  workspace.bytes = scratch.bytes();
+  workspace.threads = take_thread_memory(carver, problem.num_threads, [&](Carver& thread) {
+    carve_thread(shape, problem.head_dim_v, workspace.rows_per_thread, thread);
+  });
   return workspace;
 }
 
@@ -84,7 +79,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const Totals totals = make_schedule(problem, shape, plan->block_q, nullptr);
   plan->num_tasks = totals.num_tasks;
   plan->num_splits = totals.max_parts;
-  plan->workspace_bytes = carve_forward(problem, nullptr).bytes;
+  plan->workspace_bytes = bytes_of([&](Carver& carver) { carve_forward(problem, shape, carver); });
   plan->why = reasons(problem, shape, *plan);
   return {};
 }

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
-#include "engine/cpu/scratch.h"
+#include "engine/cpu/thread_memory.h"
 
 namespace fa3::cpu {
 namespace {
@@ -66,8 +66,8 @@ struct ForwardScratch {
   double* o;
 };
 
-ForwardScratch carve_forward(const Problem& problem, Scratch* scratch) {
-  return {scratch->take<double>(problem.lengths_k.max), scratch->take<double>(problem.head_dim_v)};
+ForwardScratch carve_forward(const Problem& problem, Carver& carver) {
+  return {carver.take<double>(problem.lengths_k.max), carver.take<double>(problem.head_dim_v)};
 }
 
 template <class T, class Out>
@@ -100,14 +100,14 @@ struct BackwardScratch {
   double* dv;  // (seqlen_k, head_dim_v)
 };
 
-BackwardScratch carve_backward(const BackwardProblem& problem, Scratch* scratch) {
+BackwardScratch carve_backward(const BackwardProblem& problem, Carver& carver) {
   const int64_t keys = problem.lengths_k.max;
-  return {scratch->take<double>(keys),
-          scratch->take<double>(keys),
-          scratch->take<double>(keys),
-          scratch->take<double>(problem.head_dim),
-          scratch->take<double>(keys * problem.head_dim),
-          scratch->take<double>(keys * problem.head_dim_v)};
+  return {carver.take<double>(keys),
+          carver.take<double>(keys),
+          carver.take<double>(keys),
+          carver.take<double>(problem.head_dim),
+          carver.take<double>(keys, problem.head_dim),
+          carver.take<double>(keys, problem.head_dim_v)};
 }
 
 // With P recomputed and D = sum_j P_j dP_j (= dO . O):
@@ -181,35 +181,45 @@ void backward_kv_head(const BackwardProblem& problem, int64_t kv_head,
   }
 }
 
-Plan reference_plan(int64_t num_tasks, int num_threads, int64_t bytes_per_thread) {
-  const int threads =
-      static_cast<int>(std::clamp<int64_t>(num_tasks, 1, static_cast<int64_t>(num_threads)));
-  return {.engine = "reference",
-          .kernel = "textbook float64",
-          .num_tasks = num_tasks,
-          .num_threads = threads,
-          .workspace_bytes = capped_bytes(threads, bytes_per_thread),
-          .why = "The oracle: double precision, one query row at a time."};
+ThreadMemory carve_threads(const Problem& problem, int num_threads, Carver& carver) {
+  return take_thread_memory(carver, num_threads, [&](Carver& one) { carve_forward(problem, one); });
+}
+
+ThreadMemory carve_threads(const BackwardProblem& problem, int num_threads, Carver& carver) {
+  return take_thread_memory(carver, num_threads,
+                            [&](Carver& one) { carve_backward(problem, one); });
+}
+
+template <class P>
+Plan reference_plan(const P& problem, int64_t num_tasks) {
+  const int threads = static_cast<int>(
+      std::clamp<int64_t>(num_tasks, 1, static_cast<int64_t>(problem.num_threads)));
+  return {
+      .engine = "reference",
+      .kernel = "textbook float64",
+      .num_tasks = num_tasks,
+      .num_threads = threads,
+      .workspace_bytes = bytes_of([&](Carver& carver) { carve_threads(problem, threads, carver); }),
+      .why = "The oracle: double precision, one query row at a time."};
 }
 
 }  // namespace
 
 Status plan_reference_forward(const Problem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
-  Scratch count;
-  carve_forward(problem, &count);
-  *plan = reference_plan(problem.batch * problem.heads_q, problem.num_threads, count.bytes());
+  *plan = reference_plan(problem, problem.batch * problem.heads_q);
   return {};
 }
 
 Status run_reference_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
+  Carver carver(workspace);
+  const ThreadMemory memory = carve_threads(problem, plan.num_threads, carver);
   visit_dtype(problem.dtype, [&]<class T>(T) {
     visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
-        const int64_t stride = plan.workspace_bytes / plan.num_threads;
-        Scratch mine(static_cast<std::byte*>(workspace) + worker * stride);
+        Carver mine = memory[worker];
         forward_sequence<T, Out>(problem, task / problem.heads_q, task % problem.heads_q,
-                                 carve_forward(problem, &mine));
+                                 carve_forward(problem, mine));
       });
     });
   });
@@ -221,20 +231,19 @@ Status run_reference_forward(const Problem& problem, const Plan& plan, void* wor
 
 Status plan_reference_backward(const BackwardProblem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
-  Scratch count;
-  carve_backward(problem, &count);
-  *plan = reference_plan(problem.heads_k, problem.num_threads, count.bytes());
+  *plan = reference_plan(problem, problem.heads_k);
   return {};
 }
 
 Status run_reference_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
                               void*) {
+  Carver carver(workspace);
+  const ThreadMemory memory = carve_threads(problem, plan.num_threads, carver);
   visit_dtype(problem.dtype, [&]<class T>(T) {
     visit_dtype(problem.d_o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t kv_head, int worker) {
-        const int64_t stride = plan.workspace_bytes / plan.num_threads;
-        Scratch mine(static_cast<std::byte*>(workspace) + worker * stride);
-        backward_kv_head<T, Out>(problem, kv_head, carve_backward(problem, &mine));
+        Carver mine = memory[worker];
+        backward_kv_head<T, Out>(problem, kv_head, carve_backward(problem, mine));
       });
     });
   });

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
-#include "engine/cpu/scratch.h"
+#include "engine/cpu/thread_memory.h"
 
 namespace fa3::cpu {
 namespace {
@@ -67,21 +67,21 @@ struct Buffers {
   float* dv;        // (keys, dim_v)
 };
 
-Buffers carve(const Problem& problem, Scratch* scratch) {
+Buffers carve_buffers(const Problem& problem, Carver& carver) {
   const int64_t keys = problem.lengths_k.max;
   const int64_t dim = problem.head_dim;
   const int64_t dim_v = problem.head_dim_v;
   Buffers buffers;
-  buffers.k = scratch->take<float>(keys * dim);
-  buffers.kt = scratch->take<float>(keys * dim);
-  buffers.v = scratch->take<float>(keys * dim_v);
-  buffers.vt = scratch->take<float>(keys * dim_v);
-  buffers.q = scratch->take<float>(dim);
-  buffers.d_o = scratch->take<float>(dim_v);
-  buffers.row = scratch->take<float>(keys);
-  buffers.gradient = scratch->take<float>(std::max(dim, dim_v));
-  buffers.dk = scratch->take<float>(keys * dim);
-  buffers.dv = scratch->take<float>(keys * dim_v);
+  buffers.k = carver.take<float>(keys, dim);
+  buffers.kt = carver.take<float>(keys, dim);
+  buffers.v = carver.take<float>(keys, dim_v);
+  buffers.vt = carver.take<float>(keys, dim_v);
+  buffers.q = carver.take<float>(dim);
+  buffers.d_o = carver.take<float>(dim_v);
+  buffers.row = carver.take<float>(keys);
+  buffers.gradient = carver.take<float>(std::max(dim, dim_v));
+  buffers.dk = carver.take<float>(keys, dim);
+  buffers.dv = carver.take<float>(keys, dim_v);
   return buffers;
 }
 
@@ -90,20 +90,21 @@ int64_t matrix_elements(const Problem& problem) {
   return problem.batch * problem.heads_q * problem.lengths_q.max * problem.lengths_k.max;
 }
 
-// The stored score matrices, each in the input dtype, and per-thread buffers behind them.
+// The stored score matrices, each in the input dtype, and every thread's buffers.
 template <class T>
 struct Memory {
-  T* p;   // S, overwritten by P
-  T* ds;  // dP, overwritten by dS; backward only
-  Buffers buffers;
+  T* p = nullptr;   // S, overwritten by P
+  T* ds = nullptr;  // dP, overwritten by dS; backward only
+  ThreadMemory threads;
 };
 
 template <class T>
-Memory<T> carve_memory(const Problem& problem, bool backward, int worker, Scratch* scratch) {
-  Memory<T> memory{};
-  memory.p = scratch->take<T>(matrix_elements(problem));
-  if (backward) memory.ds = scratch->take<T>(matrix_elements(problem));
-  for (int w = 0; w <= worker; ++w) memory.buffers = carve(problem, scratch);
+Memory<T> carve_memory(const Problem& problem, bool backward, int num_threads, Carver& carver) {
+  Memory<T> memory;
+  memory.p = carver.take<T>(matrix_elements(problem));
+  if (backward) memory.ds = carver.take<T>(matrix_elements(problem));
+  memory.threads =
+      take_thread_memory(carver, num_threads, [&](Carver& one) { carve_buffers(problem, one); });
   return memory;
 }
 
@@ -164,10 +165,9 @@ void softmax_rows(const HeadTask& task, bool write_lse, float* row, T* p) {
 }
 
 template <class T, class Out>
-void forward_head(const HeadTask& task, const Memory<T>& memory) {
+void forward_head(const HeadTask& task, T* matrices, const Buffers& buffers) {
   const Problem& problem = task.problem;
-  const Buffers& buffers = memory.buffers;
-  T* p = head_matrix(task, memory.p);
+  T* p = head_matrix(task, matrices);
   load_keys<T>(task, problem.k, problem.head_dim, buffers.k);
   load_keys<T>(task, problem.v, problem.head_dim_v, buffers.v);
   transpose(buffers.k, task.keys(), problem.head_dim, buffers.kt);
@@ -186,8 +186,7 @@ void forward_head(const HeadTask& task, const Memory<T>& memory) {
 // dS = P (dP - rowsum(P dP)) softcap'(S), with dP = dO V^T, into `ds`.
 template <class T, class Out>
 void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
-                           const Memory<T>& memory, const T* p, T* ds, float* dsink) {
-  const Buffers& buffers = memory.buffers;
+                           const Buffers& buffers, const T* p, T* ds, float* dsink) {
   const int64_t keys = task.keys();
   for (int64_t q_row = 0; q_row < task.queries(); ++q_row) {
     const int64_t q_at = task.q_rows.begin + q_row;
@@ -246,8 +245,8 @@ void multiply_out(const HeadTask& task, const BackwardProblem& problem, const Bu
 }
 
 template <class T, class Out>
-void backward_kv_head(const BackwardProblem& problem, int64_t kv_head, const Memory<T>& memory) {
-  const Buffers& buffers = memory.buffers;
+void backward_kv_head(const BackwardProblem& problem, int64_t kv_head, const Memory<T>& memory,
+                      const Buffers& buffers) {
   const int64_t first_head = kv_head * problem.group();
   for (int64_t head = first_head; head < first_head + problem.group(); ++head) {
     if (problem.dsink != nullptr) problem.dsink[head] = 0;
@@ -267,7 +266,7 @@ void backward_kv_head(const BackwardProblem& problem, int64_t kv_head, const Mem
       store_scores(task, buffers, p);
       softmax_rows(task, false, buffers.row, p);
       float dsink = 0;
-      store_score_gradients<T, Out>(task, problem, memory, p, ds, &dsink);
+      store_score_gradients<T, Out>(task, problem, buffers, p, ds, &dsink);
       multiply_out<T, Out>(task, problem, buffers, p, ds);
       if (problem.dsink != nullptr) problem.dsink[head] += dsink;
     }
@@ -289,9 +288,9 @@ Status standard_plan(const Problem& problem, bool backward, int64_t num_tasks, P
   }
   const int threads = static_cast<int>(
       std::clamp<int64_t>(num_tasks, 1, static_cast<int64_t>(problem.num_threads)));
-  Scratch count;
+  Carver count;
   visit_dtype(problem.dtype,
-              [&]<class T>(T) { carve_memory<T>(problem, backward, threads - 1, &count); });
+              [&]<class T>(T) { carve_memory<T>(problem, backward, threads, count); });
   *plan = {.engine = "standard",
            .kernel = "S and P stored",
            .num_tasks = num_tasks,
@@ -311,11 +310,13 @@ Status plan_standard_forward(const Problem& problem, Plan* plan) {
 
 Status run_standard_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
   visit_dtype(problem.dtype, [&]<class T>(T) {
+    Carver carver(workspace);
+    const Memory<T> memory = carve_memory<T>(problem, false, plan.num_threads, carver);
     visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
-        Scratch scratch(workspace);
+        Carver mine = memory.threads[worker];
         forward_head<T, Out>(head_task(problem, task / problem.heads_q, task % problem.heads_q),
-                             carve_memory<T>(problem, false, worker, &scratch));
+                             memory.p, carve_buffers(problem, mine));
       });
     });
   });
@@ -332,11 +333,12 @@ Status plan_standard_backward(const BackwardProblem& problem, Plan* plan) {
 Status run_standard_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
                              void*) {
   visit_dtype(problem.dtype, [&]<class T>(T) {
+    Carver carver(workspace);
+    const Memory<T> memory = carve_memory<T>(problem, true, plan.num_threads, carver);
     visit_dtype(problem.d_o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t kv_head, int worker) {
-        Scratch scratch(workspace);
-        backward_kv_head<T, Out>(problem, kv_head,
-                                 carve_memory<T>(problem, true, worker, &scratch));
+        Carver mine = memory.threads[worker];
+        backward_kv_head<T, Out>(problem, kv_head, memory, carve_buffers(problem, mine));
       });
     });
   });

@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/workspace.h"
 #include "engine/cpu/block_job.h"
 #include "engine/cpu/l2_cache.h"
-#include "engine/cpu/scratch.h"
 
 namespace fa3::cpu {
 
@@ -107,18 +107,18 @@ struct ThreadScratch {
 };
 
 inline ThreadScratch carve_thread(const TileShape& shape, int64_t head_dim_v, int64_t block_q,
-                                  Scratch* scratch) {
+                                  Carver& carver) {
   ThreadScratch thread;
   BlockBuffers& buffers = thread.buffers;
-  buffers.q = scratch->take<float>(block_q * shape.q_stride);
-  buffers.k = scratch->take<float>(shape.block_k * shape.q_stride);
-  buffers.v = scratch->take<float>(shape.block_k * round_up(head_dim_v, kMaxPanel));
-  buffers.scores = scratch->take<float>(kRowsPerGroup * shape.block_k);
-  buffers.p = scratch->take<float>(kRowsPerGroup * shape.block_k);
-  buffers.sum_lanes = scratch->take<float>(block_q * kMaxLanes);
-  thread.partial = scratch->take<float>(partial_floats(block_q, shape.o_columns));
-  thread.row_keys = scratch->take<KeyRange>(block_q);
-  thread.group_keys = scratch->take<BlockRange>(block_q / kRowsPerGroup);
+  buffers.q = carver.take<float>(block_q, shape.q_stride);
+  buffers.k = carver.take<float>(shape.block_k, shape.q_stride);
+  buffers.v = carver.take<float>(shape.block_k, round_up(head_dim_v, kMaxPanel));
+  buffers.scores = carver.take<float>(kRowsPerGroup, shape.block_k);
+  buffers.p = carver.take<float>(kRowsPerGroup, shape.block_k);
+  buffers.sum_lanes = carver.take<float>(block_q, kMaxLanes);
+  thread.partial = carver.take<float>(partial_floats(block_q, shape.o_columns));
+  thread.row_keys = carver.take<KeyRange>(block_q);
+  thread.group_keys = carver.take<BlockRange>(block_q / kRowsPerGroup);
   return thread;
 }
 

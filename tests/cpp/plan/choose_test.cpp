@@ -63,14 +63,15 @@ TEST(PlanText, gives_every_number_of_the_plan) {
                   .kernel = "the-kernel",
                   .block_q = 111,
                   .block_k = 222,
+                  .packed_heads = 222333,
                   .num_splits = 333,
                   .num_tasks = 444,
                   .num_threads = 555,
                   .workspace_bytes = 666,
                   .why = "because"};
   const std::string text = plan_text(plan);
-  for (const char* word :
-       {"the-engine", "the-kernel", "111", "222", "333", "444", "555", "666", "because"}) {
+  for (const char* word : {"the-engine", "the-kernel", "111", "222", "222333", "splits 333", "444",
+                           "555", "666", "because"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << " in " << text;
   }
 }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A workspace is described once, by a function that takes a Carver and returns pointers. Without
+// memory the carver only counts, so that what a plan asks for and what a run cuts cannot differ:
+//
+//   struct Parts { float* sums; int* counter; };
+//   Parts carve(const Problem& p, Carver& carver) {
+//     return {carver.take<float>(p.batch, p.heads_q), carver.take<int>(1)};
+//   }
+//   planning:  plan->workspace_bytes = bytes_of([&](Carver& carver) { carve(problem, carver); });
+//   running:   Carver carver(workspace);  const Parts parts = carve(problem, carver);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/plan.h"
+
+namespace fa3 {
+
+// The product, or kTooManyBytes where it is more: sizes beyond any memory stay in 64 bits.
+template <class... Factors>
+constexpr int64_t capped_product(Factors... factors) {
+  int64_t product = 1;
+  for (int64_t factor : {int64_t{factors}...}) {
+    if (factor == 0) return 0;
+    product = product > kTooManyBytes / factor ? kTooManyBytes : product * factor;
+  }
+  return product;
+}
+
+class Carver {
+ public:
+  static constexpr int64_t kAlignment = 64;  // a cache line; the workspace's own is 256
+
+  constexpr Carver() = default;  // only counts
+  explicit Carver(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
+
+  // An array of these extents; null while counting.
+  template <class T, class... Extents>
+  constexpr T* take(Extents... extents) {
+    const int64_t offset = bytes_;
+    const int64_t bytes = capped_product(int64_t{sizeof(T)}, int64_t{extents}...);
+    bytes_ = std::min(bytes_ + (bytes + kAlignment - 1) / kAlignment * kAlignment, kTooManyBytes);
+    return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + offset);
+  }
+
+  constexpr int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+template <class Describe>
+constexpr int64_t bytes_of(Describe&& describe) {
+  Carver count;
+  describe(count);
+  return count.bytes();
+}
+
+}  // namespace fa3

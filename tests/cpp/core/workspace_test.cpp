@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/workspace.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace fa3 {
+namespace {
+
+struct Parts {
+  float* sums;
+  char* flags;
+  double* rest;
+};
+
+constexpr Parts carve(int64_t rows, Carver& carver) {
+  return {carver.take<float>(rows, 3), carver.take<char>(1), carver.take<double>(rows)};
+}
+
+TEST(Workspace, is_counted_by_the_description_that_cuts_it) {
+  alignas(256) std::array<std::byte, 4096> memory{};
+  for (int64_t rows : {0, 1, 5, 40}) {
+    const int64_t bytes = bytes_of([&](Carver& carver) { carve(rows, carver); });
+    Carver carver(memory.data());
+    const Parts parts = carve(rows, carver);
+    ASSERT_EQ(carver.bytes(), bytes);
+    const auto at = [&](const void* part) {
+      return static_cast<const std::byte*>(part) - memory.data();
+    };
+    EXPECT_EQ(at(parts.sums), 0);
+    EXPECT_GE(at(parts.flags), at(parts.sums + rows * 3));
+    EXPECT_GE(at(parts.rest), at(parts.flags + 1));
+    EXPECT_GE(bytes, at(parts.rest + rows));
+    for (const void* part : {static_cast<void*>(parts.flags), static_cast<void*>(parts.rest)}) {
+      EXPECT_EQ(at(part) % Carver::kAlignment, 0);
+    }
+  }
+}
+
+TEST(Workspace, is_counted_without_memory_also_at_compile_time) {
+  static_assert(bytes_of([](Carver& carver) { carve(16, carver); }) == 192 + 64 + 128);
+  Carver count;
+  EXPECT_EQ(carve(16, count).sums, nullptr);
+}
+
+TEST(Workspace, beyond_any_memory_is_a_size_that_is_refused) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  EXPECT_EQ(capped_product(kMany, kMany, kMany), kTooManyBytes);
+  EXPECT_EQ(capped_product(kMany, kMany, int64_t{0}), 0);
+  EXPECT_EQ(capped_product(kTooManyBytes - 1, int64_t{1}), kTooManyBytes - 1);
+  Carver count;
+  for (int i = 0; i < 100; ++i) count.take<double>(kMany, kMany);
+  EXPECT_EQ(count.bytes(), kTooManyBytes);
+}
+
+}  // namespace
+}  // namespace fa3
