@@ -13,7 +13,10 @@
  *  - It allocates no tensor. The caller owns inputs, outputs and one workspace of queried size.
  *  - An invalid call changes nothing: no output byte is written unless the call was accepted.
  *  - Every params struct starts with struct_size; start from its *_init function, then set fields.
- *    Fields added by later versions go to the end, so that an old caller keeps working.
+ *    Later versions append fields to the params structs and to fa3_options. A program works with
+ *    every later library: fields that it was compiled without have their defaults. A library that
+ *    is older than the program's fa3.h refuses its structs, by struct_size. fa3_tensor and
+ *    fa3_engine_info never grow.
  */
 #ifndef FA3_FA3_H
 #define FA3_FA3_H
@@ -154,9 +157,21 @@ typedef struct fa3_merge_params {
   int32_t reserved;
 } fa3_merge_params;
 
-FA3_API void fa3_forward_params_init(fa3_forward_params* params);
-FA3_API void fa3_backward_params_init(fa3_backward_params* params);
-FA3_API void fa3_merge_params_init(fa3_merge_params* params);
+/* Defaults for every field of a struct of `struct_size` bytes: of this version or an older one. */
+FA3_API void fa3_forward_params_init_sized(fa3_forward_params* params, size_t struct_size);
+FA3_API void fa3_backward_params_init_sized(fa3_backward_params* params, size_t struct_size);
+FA3_API void fa3_merge_params_init_sized(fa3_merge_params* params, size_t struct_size);
+
+/* Inline, because the size that counts is the one that the caller was compiled with. */
+static inline void fa3_forward_params_init(fa3_forward_params* params) {
+  fa3_forward_params_init_sized(params, sizeof(fa3_forward_params));
+}
+static inline void fa3_backward_params_init(fa3_backward_params* params) {
+  fa3_backward_params_init_sized(params, sizeof(fa3_backward_params));
+}
+static inline void fa3_merge_params_init(fa3_merge_params* params) {
+  fa3_merge_params_init_sized(params, sizeof(fa3_merge_params));
+}
 
 /* Can this call run here? FA3_OK, or the status and (fa3_last_error) the reason why not. */
 FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);

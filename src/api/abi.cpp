@@ -10,6 +10,7 @@
 #include <string>
 
 #include "api/attention.h"
+#include "api/layout.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/engine.h"
@@ -44,46 +45,51 @@ fa3_status at_boundary(Body&& body) noexcept {
   }
 }
 
-// struct_size says how much of the struct the caller knows; this version's is the oldest.
 template <class Params>
-Status check_params(const Params* params) {
-  if (params == nullptr) return invalid("params: expected a struct, got a null pointer");
-  if (params->struct_size != sizeof(Params)) {
-    return invalid("params: expected struct_size ", sizeof(Params), ", got ", params->struct_size,
-                   "; start from the *_init function of the library you link");
+Params defaults() {
+  Params params{};
+  params.struct_size = sizeof(Params);
+  if constexpr (requires { params.options; }) {
+    params.options.scale = FA3_SCALE_AUTO;
+    params.options.window_left = FA3_WINDOW_UNBOUNDED;
+    params.options.window_right = FA3_WINDOW_UNBOUNDED;
   }
-  return {};
+  return params;
 }
 
 template <class Params>
-void init(Params* params) {
+void init_sized(Params* params, size_t struct_size) {
   if (params == nullptr) return;
-  std::memset(params, 0, sizeof(Params));
-  params->struct_size = sizeof(Params);
+  const Params newest = defaults<Params>();
+  narrow(&newest, layouts_of(newest), params, struct_size);
 }
 
-void init_options(fa3_options* options) {
-  options->scale = FA3_SCALE_AUTO;
-  options->window_left = FA3_WINDOW_UNBOUNDED;
-  options->window_right = FA3_WINDOW_UNBOUNDED;
+// Runs body(params) -> Status with the caller's params as this version has them.
+template <class Params, class Body>
+fa3_status with_params(const Params* params, Body&& body) {
+  return at_boundary([&]() -> Status {
+    if (params == nullptr) return invalid("params: expected a struct, got a null pointer");
+    if (params->struct_size == sizeof(Params)) return body(*params);
+    Params newest = defaults<Params>();
+    FA3_TRY(widen(params, layouts_of(newest), &newest));
+    return body(newest);
+  });
 }
 
 template <class Params>
 fa3_status supported(const Params* params) {
-  return at_boundary([&]() -> Status {
-    FA3_TRY(check_params(params));
+  return with_params(params, [](const Params& p) {
     Plan unused;
-    return plan(*params, &unused);
+    return plan(p, &unused);
   });
 }
 
 template <class Params>
 fa3_status workspace_size(const Params* params, size_t* bytes) {
-  return at_boundary([&]() -> Status {
-    FA3_TRY(check_params(params));
+  return with_params(params, [&](const Params& p) -> Status {
     if (bytes == nullptr) return invalid("bytes: expected a place for the size, got null");
     Plan planned;
-    FA3_TRY(plan(*params, &planned));
+    FA3_TRY(plan(p, &planned));
     *bytes = static_cast<size_t>(planned.workspace_bytes);
     return {};
   });
@@ -91,13 +97,12 @@ fa3_status workspace_size(const Params* params, size_t* bytes) {
 
 template <class Params>
 fa3_status text_of_plan(const Params* params, char* text, size_t capacity, size_t* needed) {
-  return at_boundary([&]() -> Status {
-    FA3_TRY(check_params(params));
+  return with_params(params, [&](const Params& p) -> Status {
     if (text == nullptr && capacity > 0) {
       return invalid("text: expected ", capacity, " bytes of memory, got a null pointer");
     }
     Plan planned;
-    FA3_TRY(plan(*params, &planned));
+    FA3_TRY(plan(p, &planned));
     const std::string words = plan_text(planned);
     if (needed != nullptr) *needed = words.size() + 1;
     if (capacity > 0) {
@@ -111,10 +116,7 @@ fa3_status text_of_plan(const Params* params, char* text, size_t capacity, size_
 
 template <class Params>
 fa3_status run_with_workspace(const Params* params, Workspace workspace, void* stream) {
-  return at_boundary([&]() -> Status {
-    FA3_TRY(check_params(params));
-    return run(*params, workspace, stream);
-  });
+  return with_params(params, [&](const Params& p) { return run(p, workspace, stream); });
 }
 
 }  // namespace
@@ -124,18 +126,16 @@ using namespace fa3::api;
 
 extern "C" {
 
-void fa3_forward_params_init(fa3_forward_params* params) {
-  init(params);
-  if (params != nullptr) init_options(&params->options);
+void fa3_forward_params_init_sized(fa3_forward_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
 }
 
-void fa3_backward_params_init(fa3_backward_params* params) {
-  init(params);
-  if (params != nullptr) init_options(&params->options);
+void fa3_backward_params_init_sized(fa3_backward_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
 }
 
-void fa3_merge_params_init(fa3_merge_params* params) {
-  init(params);
+void fa3_merge_params_init_sized(fa3_merge_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
 }
 
 fa3_status fa3_forward_supported(const fa3_forward_params* params) {
@@ -174,10 +174,7 @@ fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size
 }
 
 fa3_status fa3_merge(const fa3_merge_params* params, void* stream) {
-  return at_boundary([&]() -> fa3::Status {
-    FA3_TRY(check_params(params));
-    return run(*params, stream);
-  });
+  return with_params(params, [&](const fa3_merge_params& p) { return run(p, stream); });
 }
 
 fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Room for later fields. A params struct is its struct_size, then its options (if it has any), then
+// the rest; later versions of fa3.h append to the options and to the rest. A caller's struct_size
+// says which version it was compiled with, and with that where its fields lie.
+//
+// A new field is one row here: the static_asserts ask for it. A row that was released never changes.
+#pragma once
+
+#include <fa3/fa3.h>
+#include <fa3/status.h>
+
+#include <cstddef>
+#include <span>
+
+namespace fa3::api {
+
+struct Layout {
+  size_t size;     // of the whole struct
+  size_t options;  // of the fa3_options within
+  bool operator==(const Layout&) const = default;
+};
+
+// Oldest first; the first row is that of the functions named fa3_*_params_init.
+inline constexpr Layout kForwardLayouts[] = {{1424, 472}};
+inline constexpr Layout kBackwardLayouts[] = {{1624, 472}};
+inline constexpr Layout kMergeLayouts[] = {{432, 0}};
+
+constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {
+  return kForwardLayouts;
+}
+constexpr std::span<const Layout> layouts_of(const fa3_backward_params&) {
+  return kBackwardLayouts;
+}
+constexpr std::span<const Layout> layouts_of(const fa3_merge_params&) {
+  return kMergeLayouts;
+}
+
+static_assert(std::span(kForwardLayouts).back() ==
+              Layout{sizeof(fa3_forward_params), sizeof(fa3_options)});
+static_assert(std::span(kBackwardLayouts).back() ==
+              Layout{sizeof(fa3_backward_params), sizeof(fa3_options)});
+static_assert(std::span(kMergeLayouts).back() == Layout{sizeof(fa3_merge_params), 0});
+
+// Copies a caller's struct of any released layout into `newest`, a struct of the last layout that
+// holds the defaults: fields that the caller does not know keep them.
+Status widen(const void* given, std::span<const Layout> layouts, void* newest);
+
+// Fills a caller's struct of `struct_size` bytes with its part of `newest`, a struct of the last
+// layout that holds the defaults.
+void narrow(const void* newest, std::span<const Layout> layouts, void* given, size_t struct_size);
+
+}  // namespace fa3::api
