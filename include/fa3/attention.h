@@ -81,6 +81,12 @@ class Workspace {
     return {};
   }
 
+  // The fa3_workspace_allocator of a Workspace, which is its context.
+  static void* allocate(void* workspace, size_t bytes) {
+    auto* self = static_cast<Workspace*>(workspace);
+    return self->reserve(bytes).ok() ? self->data() : nullptr;
+  }
+
   void* data() const { return memory_.get(); }
   size_t bytes() const { return capacity_; }
 
@@ -97,16 +103,12 @@ class Workspace {
 
 // For CPU tensors.
 inline Status forward(const ForwardArgs& args, Workspace& workspace) {
-  size_t bytes = 0;
-  if (Status status = workspace_size(args, &bytes); !status.ok()) return status;
-  if (Status status = workspace.reserve(bytes); !status.ok()) return status;
-  return forward(args, workspace.data(), workspace.bytes());
+  return detail::status_of(
+      fa3_forward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
 }
 inline Status backward(const BackwardArgs& args, Workspace& workspace) {
-  size_t bytes = 0;
-  if (Status status = workspace_size(args, &bytes); !status.ok()) return status;
-  if (Status status = workspace.reserve(bytes); !status.ok()) return status;
-  return backward(args, workspace.data(), workspace.bytes());
+  return detail::status_of(
+      fa3_backward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
 }
 
 }  // namespace fa3

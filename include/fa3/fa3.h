@@ -10,7 +10,8 @@
  * Rules that hold for every function:
  *  - It never prints, never exits, never throws. It returns an fa3_status; fa3_last_error() then
  *    holds one sentence (per thread) that names the argument, what was expected, and what was given.
- *  - It allocates no tensor. The caller owns inputs, outputs and one workspace of queried size.
+ *  - It allocates no tensor. The caller owns inputs, outputs and one workspace, of queried size or
+ *    lent when asked for.
  *  - An invalid call changes nothing: no output byte is written unless the call was accepted.
  *  - Every params struct starts with struct_size; start from its *_init function, then set fields.
  *    Later versions append fields to the params structs and to fa3_options. A program works with
@@ -71,8 +72,9 @@ typedef enum fa3_engine_id {
 } fa3_engine_id;
 
 /* A view of memory that the caller owns. Strides count elements, not bytes; the last dimension of a
- * data tensor must have stride 1. data == NULL means "absent" for optional tensors, and is accepted
- * everywhere by the functions that only ask (…_supported, …_workspace_size, …_plan_text). */
+ * data tensor must have stride 1. An optional tensor is absent when its rank is 0, as the *_init
+ * functions leave it. data may be NULL where there are no elements, and everywhere for the functions
+ * that only ask (…_supported, …_workspace_size, …_plan_text). */
 typedef struct fa3_tensor {
   void* data;
   int32_t dtype;       /* fa3_dtype */
@@ -103,7 +105,7 @@ typedef struct fa3_options {
   int32_t num_threads;   /* CPU engines: 0 = one per available core. Never changes the result. */
   int32_t engine;        /* fa3_engine_id; FA3_ENGINE_AUTO by default */
 
-  /* Variable lengths; all int32, rank 1, contiguous; data == NULL = not used.
+  /* Variable lengths; all int32, rank 1, contiguous; rank 0 = not used.
    * cu_seqlens_* (batch + 1): the tensor is packed, (total, heads, dim), and sequence b owns rows
    *   [cu[b], cu[b+1]). seqused_* (batch): only the first seqused[b] rows of sequence b count. */
   fa3_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
@@ -125,7 +127,7 @@ typedef struct fa3_forward_params {
   fa3_tensor q, k, v, o;
   fa3_tensor lse;
   fa3_tensor sink;
-  /* Reserved; UNSUPPORTED until a later version: data must be NULL, num_splits 0. */
+  /* Reserved; UNSUPPORTED until a later version: rank 0 and NULL, num_splits 0. */
   fa3_tensor page_table;   /* int32 (b, max_pages) */
   fa3_tensor batch_index;  /* int32 (b) */
   fa3_tensor left_padding; /* int32 (b) */
@@ -133,8 +135,10 @@ typedef struct fa3_forward_params {
   int32_t reserved;
 } fa3_forward_params;
 
-/* The gradient of sum(do * o). o and lse are the forward's results; dq, dk, dv have the shapes of
- * q, k, v; dsink (hq) float32 goes with sink. All gradients are written in full. */
+/* The gradient of sum(d_o * o) + sum(d_lse * lse). o and lse are the forward's results; dq, dk, dv
+ * have the shapes of q, k, v; dsink (hq) float32 goes with sink. All gradients are written in full.
+ * d_lse has lse's shape and is optional (zero): for losses that read the LSE, such as a z-loss, and
+ * for gradients through merged parts. Rows whose lse is -inf ignore it. */
 typedef struct fa3_backward_params {
   size_t struct_size;
   fa3_options options;
@@ -142,6 +146,7 @@ typedef struct fa3_backward_params {
   fa3_tensor d_o;
   fa3_tensor dq, dk, dv;
   fa3_tensor dsink;
+  fa3_tensor d_lse;
 } fa3_backward_params;
 
 /* Merges attention over disjoint key sets into attention over their union (FlashAttention-2,
@@ -178,7 +183,7 @@ FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
 FA3_API fa3_status fa3_backward_supported(const fa3_backward_params* params);
 
 /* Bytes of workspace that the call needs (may be 0). The workspace lives on the tensors' device,
- * aligned to 256 bytes. */
+ * aligned to 256 bytes, and shares no memory with them. */
 FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes);
 FA3_API fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes);
 
@@ -197,8 +202,26 @@ FA3_API fa3_status fa3_backward(const fa3_backward_params* params, void* workspa
                                 size_t workspace_bytes, void* stream);
 FA3_API fa3_status fa3_merge(const fa3_merge_params* params, void* stream);
 
+/* The same calls with a workspace that the caller lends when it is known how much is needed: a call
+ * plans once, where asking for the size first plans twice.
+ *
+ * allocate(context, bytes) is called at most once, on the calling thread, only for bytes > 0, and
+ * only after the call was accepted, before anything is queued or written. It returns at least
+ * `bytes` bytes on the tensors' device, aligned to 256, which must stay until the call's work is
+ * done: until the function returns for CPU tensors, in order of the stream for CUDA tensors. NULL
+ * ends the call with FA3_OUT_OF_MEMORY. It may not throw. */
+typedef void* (*fa3_workspace_allocator)(void* context, size_t bytes);
+FA3_API fa3_status fa3_forward_with_allocator(const fa3_forward_params* params,
+                                              fa3_workspace_allocator allocate, void* context,
+                                              void* stream);
+FA3_API fa3_status fa3_backward_with_allocator(const fa3_backward_params* params,
+                                               fa3_workspace_allocator allocate, void* context,
+                                               void* stream);
+
 /* The engine at `index`: its name, whether it can run on this machine, and one sentence that says
- * what it found or why it cannot run. Returns FA3_INVALID_ARGUMENT past the last engine. */
+ * what it found or why it cannot run. Both strings stay valid until the process ends. Returns
+ * FA3_INVALID_ARGUMENT past the last engine. What later versions tell of engines comes through new
+ * functions. */
 typedef struct fa3_engine_info {
   const char* name;
   int32_t available;

@@ -107,9 +107,8 @@ void read_options(Reader* read, Borrowed* borrowed, fa3_options* options) {
 struct Forward {
   using Params = fa3_forward_params;
   static constexpr auto init = fa3_forward_params_init;
-  static constexpr auto workspace_size = fa3_forward_workspace_size;
   static constexpr auto plan_text = fa3_forward_plan_text;
-  static constexpr auto run = fa3_forward;
+  static constexpr auto run = fa3_forward_with_allocator;
 
   static void read(Reader* read, Borrowed* borrowed, Params* params) {
     read->tensor("q", Access::read, borrowed, &params->q);
@@ -125,9 +124,8 @@ struct Forward {
 struct Backward {
   using Params = fa3_backward_params;
   static constexpr auto init = fa3_backward_params_init;
-  static constexpr auto workspace_size = fa3_backward_workspace_size;
   static constexpr auto plan_text = fa3_backward_plan_text;
-  static constexpr auto run = fa3_backward;
+  static constexpr auto run = fa3_backward_with_allocator;
 
   static void read(Reader* read, Borrowed* borrowed, Params* params) {
     read->tensor("do", Access::read, borrowed, &params->d_o);
@@ -152,60 +150,60 @@ struct Call {
   PyObject* allocate;  // allocate(bytes) -> tensor on q's device, or None
 };
 
-// Host workspace stays with its thread, so that most calls allocate nothing and plan once; more than
-// this is given back after the call.
+// Host workspace stays with its thread, so that most calls allocate nothing; more than this is given
+// back after the call.
 constexpr size_t kKeptBytes = size_t{64} << 20;
-
-template <class Pass>
-fa3_status run_without_gil(const typename Pass::Params& params, void* workspace, size_t bytes,
-                           void* stream) {
-  fa3_status status = FA3_OK;
-  Py_BEGIN_ALLOW_THREADS;
-  status = Pass::run(&params, workspace, bytes, stream);
-  Py_END_ALLOW_THREADS;
-  return status;
-}
 
 template <class Pass>
 bool run_on_host(const typename Pass::Params& params) {
   thread_local fa3::Workspace t_workspace;
-  fa3_status status =
-      run_without_gil<Pass>(params, t_workspace.data(), t_workspace.bytes(), nullptr);
-  if (status == FA3_WORKSPACE_TOO_SMALL) {
-    size_t bytes = 0;
-    if (!check(Pass::workspace_size(&params, &bytes))) return false;
-    if (const fa3::Status grown = t_workspace.reserve(bytes); !grown.ok()) {
-      raise(FA3_OUT_OF_MEMORY, "%s", grown.message().c_str());
-      return false;
-    }
-    status = run_without_gil<Pass>(params, t_workspace.data(), t_workspace.bytes(), nullptr);
-  }
+  PyThreadState* released = PyEval_SaveThread();
+  const fa3_status status = Pass::run(&params, fa3::Workspace::allocate, &t_workspace, nullptr);
+  PyEval_RestoreThread(released);
   const bool ok = check(status);
   if (t_workspace.bytes() > kKeptBytes) t_workspace = {};
   return ok;
 }
 
-// Device workspace belongs to the framework's allocator: ordered by its stream, safe in graphs.
+// Device workspace belongs to the framework's allocator: ordered by its stream, safe in graphs. The
+// call runs without the GIL, which is taken back for as long as Python allocates.
+struct DeviceWorkspace {
+  PyObject* allocate_tensor;  // Call::allocate
+  PyObject* tensor = nullptr;
+  PyThreadState* released = nullptr;
+
+  static void* allocate(void* context, size_t bytes) {
+    auto* self = static_cast<DeviceWorkspace*>(context);
+    PyEval_RestoreThread(self->released);
+    void* address = self->address_of_new(bytes);  // null with a Python exception
+    self->released = PyEval_SaveThread();
+    return address;
+  }
+
+  void* address_of_new(size_t bytes) {
+    if (allocate_tensor == Py_None) {
+      raise(FA3_UNSUPPORTED,
+            "workspace: this call needs %zu bytes on the tensors' device, which only torch tensors "
+            "can lend",
+            bytes);
+      return nullptr;
+    }
+    tensor = PyObject_CallFunction(allocate_tensor, "n", static_cast<Py_ssize_t>(bytes));
+    PyObject* number = tensor ? PyObject_CallMethod(tensor, "data_ptr", nullptr) : nullptr;
+    void* address = number ? PyLong_AsVoidPtr(number) : nullptr;
+    Py_XDECREF(number);
+    return address;
+  }
+};
+
 template <class Pass>
 bool run_on_device(const typename Pass::Params& params, const Call& call) {
-  fa3_status status = run_without_gil<Pass>(params, nullptr, 0, call.stream);
-  if (status != FA3_WORKSPACE_TOO_SMALL) return check(status);
-  size_t bytes = 0;
-  if (!check(Pass::workspace_size(&params, &bytes))) return false;
-  if (call.allocate == Py_None) {
-    raise(FA3_UNSUPPORTED,
-          "workspace: this call needs %zu bytes on the tensors' device, which only torch tensors "
-          "can lend",
-          bytes);
-    return false;
-  }
-  PyObject* lent = PyObject_CallFunction(call.allocate, "n", static_cast<Py_ssize_t>(bytes));
-  PyObject* number = lent ? PyObject_CallMethod(lent, "data_ptr", nullptr) : nullptr;
-  void* address = number ? PyLong_AsVoidPtr(number) : nullptr;
-  const bool ok = PyErr_Occurred() == nullptr &&
-                  check(run_without_gil<Pass>(params, address, bytes, call.stream));
-  Py_XDECREF(number);
-  Py_XDECREF(lent);
+  DeviceWorkspace workspace{call.allocate};
+  workspace.released = PyEval_SaveThread();
+  const fa3_status status = Pass::run(&params, DeviceWorkspace::allocate, &workspace, call.stream);
+  PyEval_RestoreThread(workspace.released);
+  const bool ok = PyErr_Occurred() == nullptr && check(status);
+  Py_XDECREF(workspace.tensor);
   return ok;
 }
 

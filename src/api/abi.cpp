@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
+#include <set>
 #include <string>
 
 #include "api/attention.h"
@@ -119,6 +121,23 @@ fa3_status run_with_workspace(const Params* params, Workspace workspace, void* s
   return with_params(params, [&](const Params& p) { return run(p, workspace, stream); });
 }
 
+template <class Params>
+fa3_status run_with_allocator(const Params* params, fa3_workspace_allocator allocate, void* context,
+                              void* stream) {
+  return with_params(params, [&](const Params& p) -> Status {
+    if (allocate == nullptr) return invalid("allocate: expected a function, got a null pointer");
+    return run(p, {.allocate = allocate, .context = context}, stream);
+  });
+}
+
+// Engines have few things to say of themselves, so each sentence is kept once.
+const char* kept_for_ever(const std::string& sentence) {
+  static std::mutex mutex;
+  static auto* const sentences = new std::set<std::string>;  // read by callers until the very end
+  const std::lock_guard lock(mutex);
+  return sentences->insert(sentence).first->c_str();
+}
+
 }  // namespace
 }  // namespace fa3::api
 
@@ -173,6 +192,18 @@ fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size
   return run_with_workspace(params, {workspace, workspace_bytes}, stream);
 }
 
+fa3_status fa3_forward_with_allocator(const fa3_forward_params* params,
+                                      fa3_workspace_allocator allocate, void* context,
+                                      void* stream) {
+  return run_with_allocator(params, allocate, context, stream);
+}
+
+fa3_status fa3_backward_with_allocator(const fa3_backward_params* params,
+                                       fa3_workspace_allocator allocate, void* context,
+                                       void* stream) {
+  return run_with_allocator(params, allocate, context, stream);
+}
+
 fa3_status fa3_merge(const fa3_merge_params* params, void* stream) {
   return with_params(params, [&](const fa3_merge_params& p) { return run(p, stream); });
 }
@@ -184,10 +215,9 @@ fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {
     if (index < 0 || index >= static_cast<int32_t>(engines.size())) {
       return fa3::invalid("index: expected [0, ", engines.size(), "), got ", index);
     }
-    thread_local std::string t_detail;
     const fa3::Availability found = engines[static_cast<size_t>(index)]->probe();
-    t_detail = found.detail;
-    *info = {engines[static_cast<size_t>(index)]->name, found.available ? 1 : 0, t_detail.c_str()};
+    *info = {engines[static_cast<size_t>(index)]->name, found.available ? 1 : 0,
+             kept_for_ever(found.detail)};
     return {};
   });
 }

@@ -11,21 +11,36 @@ namespace {
 
 constexpr uintptr_t kWorkspaceAlignment = 256;
 
-Status check_workspace(const Plan& plan, Workspace workspace) {
-  if (static_cast<uint64_t>(plan.workspace_bytes) > workspace.bytes) {
-    return {StatusCode::workspace_too_small,
-            concat("workspace: expected at least ", plan.workspace_bytes, " bytes, got ",
-                   workspace.bytes, "; ask the workspace_size function with the same params")};
-  }
+bool writes_nothing(const MergeProblem& p) {
+  const bool no_rows = p.batch == 0 || p.rows == 0 || p.heads == 0;
+  return no_rows || (p.head_dim_v == 0 && p.lse.data == nullptr);
+}
+
+// The memory that the plan needs.
+template <class Params>
+Status provide(const Params& params, const Plan& plan, Workspace workspace, void** memory) {
   if (plan.workspace_bytes == 0) return {};
+  const auto needed = static_cast<uint64_t>(plan.workspace_bytes);
+  if (workspace.allocate != nullptr) {
+    workspace.data = workspace.allocate(workspace.context, needed);
+    if (workspace.data == nullptr) {
+      return {StatusCode::out_of_memory,
+              concat("workspace: expected ", needed, " bytes from the allocator, got none")};
+    }
+  } else if (needed > workspace.bytes) {
+    return {StatusCode::workspace_too_small,
+            concat("workspace: expected at least ", needed, " bytes, got ", workspace.bytes,
+                   "; ask the workspace_size function with the same params")};
+  }
   if (workspace.data == nullptr) {
-    return invalid("workspace: expected ", plan.workspace_bytes, " bytes, got a null pointer");
+    return invalid("workspace: expected ", needed, " bytes, got a null pointer");
   }
   if (reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
     return invalid("workspace: expected an address aligned to ", kWorkspaceAlignment,
                    " bytes, got ", workspace.data);
   }
-  return {};
+  *memory = workspace.data;
+  return check_workspace(params, {workspace.data, plan.workspace_bytes});
 }
 
 }  // namespace
@@ -53,8 +68,9 @@ Status run(const fa3_forward_params& params, Workspace workspace, void* stream) 
   Choice choice;
   FA3_TRY(describe(params, Purpose::call, &problem));
   FA3_TRY(choose(problem, &choice));
-  FA3_TRY(check_workspace(choice.plan, workspace));
-  return choice.engine->run_forward(problem, choice.plan, workspace.data, stream);
+  void* memory = nullptr;
+  FA3_TRY(provide(params, choice.plan, workspace, &memory));
+  return choice.engine->run_forward(problem, choice.plan, memory, stream);
 }
 
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream) {
@@ -62,13 +78,15 @@ Status run(const fa3_backward_params& params, Workspace workspace, void* stream)
   Choice choice;
   FA3_TRY(describe(params, Purpose::call, &problem));
   FA3_TRY(choose(problem, &choice));
-  FA3_TRY(check_workspace(choice.plan, workspace));
-  return choice.engine->run_backward(problem, choice.plan, workspace.data, stream);
+  void* memory = nullptr;
+  FA3_TRY(provide(params, choice.plan, workspace, &memory));
+  return choice.engine->run_backward(problem, choice.plan, memory, stream);
 }
 
 Status run(const fa3_merge_params& params, void* stream) {
   MergeProblem problem;
   FA3_TRY(describe(params, &problem));
+  if (writes_nothing(problem)) return {};
   for (const Engine* engine : engines()) {
     if (engine->memory == problem.device && engine->run_merge != nullptr) {
       return engine->run_merge(problem, stream);

@@ -13,9 +13,12 @@ namespace fa3::api {
 Status plan(const fa3_forward_params& params, Plan* plan);
 Status plan(const fa3_backward_params& params, Plan* plan);
 
+// The caller's: given with the call, or lent by its allocator when the plan is made.
 struct Workspace {
-  void* data;
-  size_t bytes;
+  void* data = nullptr;
+  size_t bytes = 0;
+  fa3_workspace_allocator allocate = nullptr;
+  void* context = nullptr;
 };
 
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream);

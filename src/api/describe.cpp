@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api/describe_lengths.h"
+#include "api/overlap.h"
 #include "api/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
@@ -21,21 +22,27 @@ bool is_packed(const fa3_tensor& cu_seqlens) {
   return present(cu_seqlens);
 }
 
+// The stride of an extent of one leads nowhere and may be anything: engines get 0.
+int64_t stride_of(const fa3_tensor& tensor, int dim) {
+  return dim >= 0 && tensor.shape[dim] > 1 ? tensor.stride[dim] : 0;
+}
+
+// A packed tensor's batch stride is 0.
 Operand operand(const fa3_tensor& tensor) {
   const int row = tensor.rank - 3;
   return {.data = tensor.data,
           .dtype = static_cast<DType>(tensor.dtype),
-          .batch_stride = row > 0 ? tensor.stride[0] : 0,
-          .row_stride = tensor.stride[row],
-          .head_stride = tensor.stride[row + 1]};
+          .batch_stride = stride_of(tensor, row - 1),
+          .row_stride = stride_of(tensor, row),
+          .head_stride = stride_of(tensor, row + 1)};
 }
 
 RowScalars row_scalars(const fa3_tensor& tensor) {
   const int head = tensor.rank - 2;
   return {.data = static_cast<float*>(tensor.data),
-          .batch_stride = head > 0 ? tensor.stride[0] : 0,
-          .head_stride = tensor.stride[head],
-          .row_stride = tensor.stride[head + 1]};
+          .batch_stride = stride_of(tensor, head - 1),
+          .head_stride = stride_of(tensor, head),
+          .row_stride = stride_of(tensor, head + 1)};
 }
 
 // A (batch, rows, heads, dim) tensor, or (total, heads, dim) when packed.
@@ -56,9 +63,9 @@ Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed,
   return check_extent(named, like.rank - 1, dim, "head dim");
 }
 
-// (batch, heads, seq), or (heads, total) when packed.
-Status check_lse(const fa3_tensor& lse, const fa3_tensor& q, bool packed, Purpose purpose) {
-  const Named named{"lse", lse};
+// One number a row, the LSE or its gradient: (batch, heads, seq), or (heads, total) when packed.
+Status check_row_scalars(Named named, const fa3_tensor& q, bool packed, Purpose purpose) {
+  const fa3_tensor& lse = named.tensor;
   FA3_TRY(packed ? check_form(named, 2, "(heads, total), since cu_seqlens_q is given")
                  : check_form(named, 3, "(batch, heads, seq)"));
   FA3_TRY(check_dtype(named, {DType::float32}));
@@ -181,7 +188,7 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
   FA3_TRY(describe_options(options, problem->head_dim, problem));
 
   if (present(params.lse)) {
-    FA3_TRY(check_lse(params.lse, qt, packed_q, purpose));
+    FA3_TRY(check_row_scalars({"lse", params.lse}, qt, packed_q, purpose));
     problem->lse = row_scalars(params.lse);
   }
   if (present(params.sink)) {
@@ -201,7 +208,7 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
 // The number of score tiles and rows is counted in 64 bits; refuse what could not be.
 Status check_countable(const Problem& problem) {
   int64_t count = 0;
-  if (__builtin_mul_overflow(problem.batch, problem.heads_q, &count) ||
+  if (__builtin_mul_overflow(std::max<int64_t>(problem.batch, 1), problem.heads_q, &count) ||
       __builtin_mul_overflow(count, std::max<int64_t>(problem.lengths_q.max, 1), &count) ||
       __builtin_mul_overflow(count, std::max<int64_t>(problem.lengths_k.max, 1), &count)) {
     return invalid("q, k: batch * heads * seqlen_q * seqlen_k overflows 64 bits, got ",
@@ -232,38 +239,43 @@ std::vector<Named> inputs_of(const fa3_options& options, const fa3_tensor& q, co
           {"seqused_k", options.seqused_k}};
 }
 
-// Partial i of a stacked tensor.
-fa3_tensor partial(const fa3_tensor& stacked, int64_t i) {
+// The first partial of a stacked tensor.
+fa3_tensor first_partial(const fa3_tensor& stacked) {
   fa3_tensor view = stacked;
   view.rank = stacked.rank - 1;
   std::copy(stacked.shape + 1, stacked.shape + stacked.rank, view.shape);
   std::copy(stacked.stride + 1, stacked.stride + stacked.rank, view.stride);
-  view.data = static_cast<char*>(stacked.data) +
-              i * stacked.stride[0] * size_of(static_cast<DType>(stacked.dtype));
   return view;
-}
-
-bool same_memory(const fa3_tensor& a, const fa3_tensor& b) {
-  return a.data == b.data && a.dtype == b.dtype &&
-         std::equal(a.stride, a.stride + a.rank, b.stride);
 }
 
 // A merged row is written after all its partials were read, so an output may be exactly a partial.
 Status check_merge_aliasing(const fa3_merge_params& params) {
-  for (int64_t i = 0; i < params.o_partial.shape[0]; ++i) {
-    const fa3_tensor o_partial = partial(params.o_partial, i);
-    const fa3_tensor lse_partial = partial(params.lse_partial, i);
-    if (!same_memory(params.o, o_partial)) {
-      FA3_TRY(check_no_overlap({"o", params.o}, {"o_partial", o_partial}));
-    }
-    FA3_TRY(check_no_overlap({"o", params.o}, {"lse_partial", lse_partial}));
-    if (!present(params.lse)) continue;
-    if (!same_memory(params.lse, lse_partial)) {
-      FA3_TRY(check_no_overlap({"lse", params.lse}, {"lse_partial", lse_partial}));
-    }
-    FA3_TRY(check_no_overlap({"lse", params.lse}, {"o_partial", o_partial}));
-  }
+  const Named o{"o", params.o}, o_partial{"o_partial", params.o_partial};
+  const Named lse{"lse", params.lse}, lse_partial{"lse_partial", params.lse_partial};
+  if (!is_entry_of(params.o, params.o_partial)) FA3_TRY(check_no_overlap(o, o_partial));
+  FA3_TRY(check_no_overlap(o, lse_partial));
+  if (!present(params.lse)) return {};
+  if (!is_entry_of(params.lse, params.lse_partial)) FA3_TRY(check_no_overlap(lse, lse_partial));
+  return check_no_overlap(lse, o_partial);
+}
+
+// The workspace is written while tensors are read, so it needs memory of its own too.
+Status check_apart(const Memory& workspace, std::initializer_list<Named> tensors) {
+  const Named bytes{"workspace",
+                    {.data = workspace.data,
+                     .dtype = FA3_FLOAT8_E4M3,  // of one byte
+                     .rank = 1,
+                     .shape = {workspace.bytes},
+                     .stride = {1}}};
+  for (const Named& tensor : tensors) FA3_TRY(check_no_overlap(bytes, tensor));
   return {};
+}
+
+Status check_lengths_apart(const Memory& workspace, const fa3_options& options) {
+  return check_apart(workspace, {{"cu_seqlens_q", options.cu_seqlens_q},
+                                 {"cu_seqlens_k", options.cu_seqlens_k},
+                                 {"seqused_q", options.seqused_q},
+                                 {"seqused_k", options.seqused_k}});
 }
 
 }  // namespace
@@ -280,7 +292,8 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
                                 {"left_padding", params.left_padding}}) {
     if (present(reserved.tensor)) {
       return unsupported(reserved.name,
-                         ": this version of fa3 does not read it yet; leave it null");
+                         ": this version of fa3 does not read it yet; leave it as the init "
+                         "function does");
     }
   }
   if (params.num_splits != 0) {
@@ -312,10 +325,16 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
   if (present(params.dsink)) {
     FA3_TRY(check_head_vector({"dsink", params.dsink}, params.q, purpose));
   }
+  if (present(params.d_lse)) {
+    FA3_TRY(check_row_scalars({"d_lse", params.d_lse}, params.q, packed_q, purpose));
+    problem->has_d_lse = true;
+    problem->d_lse = row_scalars(params.d_lse);
+  }
   if (purpose == Purpose::call) {
     std::vector<Named> inputs =
         inputs_of(params.options, params.q, params.k, params.v, params.sink);
-    inputs.insert(inputs.end(), {{"o", params.o}, {"lse", params.lse}, d_o});
+    inputs.insert(inputs.end(),
+                  {{"o", params.o}, {"lse", params.lse}, d_o, {"d_lse", params.d_lse}});
     FA3_TRY(check_outputs({dq, dk, dv, {"dsink", params.dsink}}, inputs));
   }
   problem->d_o = operand(params.d_o);
@@ -325,6 +344,29 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
   problem->dsink = static_cast<float*>(params.dsink.data);
   problem->deterministic = params.options.deterministic != 0;
   return {};
+}
+
+Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
+  FA3_TRY(check_lengths_apart(workspace, p.options));
+  return check_apart(
+      workspace,
+      {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"o", p.o}, {"lse", p.lse}, {"sink", p.sink}});
+}
+
+Status check_workspace(const fa3_backward_params& p, const Memory& workspace) {
+  FA3_TRY(check_lengths_apart(workspace, p.options));
+  return check_apart(workspace, {{"q", p.q},
+                                 {"k", p.k},
+                                 {"v", p.v},
+                                 {"o", p.o},
+                                 {"lse", p.lse},
+                                 {"sink", p.sink},
+                                 {"d_o", p.d_o},
+                                 {"dq", p.dq},
+                                 {"dk", p.dk},
+                                 {"dv", p.dv},
+                                 {"dsink", p.dsink},
+                                 {"d_lse", p.d_lse}});
 }
 
 Status describe(const fa3_merge_params& params, MergeProblem* problem) {
@@ -372,10 +414,10 @@ Status describe(const fa3_merge_params& params, MergeProblem* problem) {
               .rows = shape[2],
               .heads = shape[3],
               .head_dim_v = shape[4],
-              .o_partial = operand(partial(params.o_partial, 0)),
-              .lse_partial = row_scalars(partial(params.lse_partial, 0)),
-              .o_partial_stride = params.o_partial.stride[0],
-              .lse_partial_stride = params.lse_partial.stride[0],
+              .o_partial = operand(first_partial(params.o_partial)),
+              .lse_partial = row_scalars(first_partial(params.lse_partial)),
+              .o_partial_stride = stride_of(params.o_partial, 0),
+              .lse_partial_stride = stride_of(params.lse_partial, 0),
               .o = operand(params.o),
               .lse = present(params.lse) ? row_scalars(params.lse) : RowScalars{},
               .device = static_cast<fa3_device_type>(params.o_partial.device_type),

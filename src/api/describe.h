@@ -20,4 +20,12 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
 Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem);
 Status describe(const fa3_merge_params& params, MergeProblem* problem);
 
+// The part of a workspace that a call will use; it may share no byte with the call's tensors.
+struct Memory {
+  void* data;
+  int64_t bytes;
+};
+Status check_workspace(const fa3_forward_params& params, const Memory& workspace);
+Status check_workspace(const fa3_backward_params& params, const Memory& workspace);
+
 }  // namespace fa3::api

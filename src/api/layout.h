@@ -23,7 +23,7 @@ struct Layout {
 
 // Oldest first; the first row is that of the functions named fa3_*_params_init.
 inline constexpr Layout kForwardLayouts[] = {{1424, 472}};
-inline constexpr Layout kBackwardLayouts[] = {{1624, 472}};
+inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {1728, 472}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 
 constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {

@@ -2,8 +2,6 @@
 #include "api/tensor_rules.h"
 
 #include <algorithm>
-#include <numeric>
-#include <vector>
 
 #include "core/error.h"
 
@@ -22,64 +20,11 @@ std::string dtype_text(int32_t dtype) {
   return is_known(dtype) ? name_of(static_cast<DType>(dtype)) : concat("unknown dtype ", dtype);
 }
 
+}  // namespace
+
 bool has_elements(const fa3_tensor& tensor) {
   return std::all_of(tensor.shape, tensor.shape + tensor.rank, [](int64_t n) { return n > 0; });
 }
-
-struct Dim {
-  int index;
-  int64_t extent, stride;
-};
-
-// The dimensions that have more than one element, smallest stride first.
-std::vector<Dim> moving_dims(const fa3_tensor& tensor) {
-  std::vector<Dim> dims;
-  for (int dim = 0; dim < tensor.rank; ++dim) {
-    if (tensor.shape[dim] > 1) dims.push_back({dim, tensor.shape[dim], tensor.stride[dim]});
-  }
-  std::stable_sort(dims.begin(), dims.end(),
-                   [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
-  return dims;
-}
-
-// The addresses of a view, in bytes: dense runs of `run` bytes that repeat with strides which are
-// all multiples of `period`, from `first` up to `end`.
-struct Footprint {
-  uintptr_t first = 0;
-  uintptr_t end = 0;
-  int64_t run = 0;
-  int64_t period = 0;  // 0: a single run
-};
-
-Footprint footprint(const fa3_tensor& tensor) {
-  int64_t run = 1;
-  int64_t period = 0;
-  int64_t last_element = 0;
-  for (const Dim& dim : moving_dims(tensor)) {
-    last_element += (dim.extent - 1) * dim.stride;
-    if (period == 0 && dim.stride == run) {
-      run *= dim.extent;
-    } else {
-      period = std::gcd(period, dim.stride);
-    }
-  }
-  const int64_t bytes = size_of(static_cast<DType>(tensor.dtype));
-  const auto first = reinterpret_cast<uintptr_t>(tensor.data);
-  return {first, first + static_cast<uintptr_t>((last_element + 1) * bytes), run * bytes,
-          period * bytes};
-}
-
-// Interleaved views (the thirds of a packed dqkv buffer) have runs at different places within a
-// common period.
-bool interleaved(const Footprint& a, const Footprint& b) {
-  const int64_t period = std::gcd(a.period, b.period);
-  if (period == 0) return false;
-  const auto distance = static_cast<int64_t>(b.first - a.first) % period;
-  const int64_t b_after_a = distance < 0 ? distance + period : distance;
-  return b_after_a >= a.run && b_after_a + b.run <= period;
-}
-
-}  // namespace
 
 std::string shape_text(const fa3_tensor& tensor) {
   std::string text = "(";
@@ -112,16 +57,17 @@ Status check_form(Named named, int rank, const char* dims) {
       return invalid(name, ": expected every dimension of ", dims, " in [0, 2^40], got ",
                      shape_text(tensor));
     }
+    if (extent <= 1) continue;  // its stride leads nowhere
     if (stride < 0 || stride > kMaxStride) {
       return invalid(name, ": expected strides in [0, 2^60] elements, got ", stride,
                      " in dimension ", dim, "; copy a flipped view first");
     }
-    int64_t reach = 0;
+    int64_t reach = 0;  // extents of 0 do not hide the others: engines multiply any of them
     if (__builtin_mul_overflow(elements, extent, &elements) || elements > kMaxElements ||
-        (extent > 0 && __builtin_mul_overflow(extent - 1, stride, &reach)) ||
+        __builtin_mul_overflow(extent - 1, stride, &reach) ||
         __builtin_add_overflow(last_element, reach, &last_element) || last_element > kMaxElements) {
-      return invalid(name, ": expected at most 2^60 elements, shape ", shape_text(tensor),
-                     " with these strides spans more");
+      return invalid(name, ": expected at most 2^60 elements, extents of 0 left out; shape ",
+                     shape_text(tensor), " with these strides spans more");
     }
   }
   const int64_t bytes = size_of(static_cast<DType>(tensor.dtype));
@@ -181,32 +127,7 @@ Status check_extent(Named named, int dim, int64_t expected, const char* meaning)
 Status check_data(Named named) {
   if (named.tensor.data != nullptr || !has_elements(named.tensor)) return {};
   return invalid(named.name, ": expected data, got a null pointer for shape ",
-                 shape_text(named.tensor));
-}
-
-Status check_distinct_elements(Named output) {
-  const auto& [name, tensor] = output;
-  if (!has_elements(tensor)) return {};
-  int64_t span = 1;  // elements that the dimensions so far reach over
-  for (const Dim& dim : moving_dims(tensor)) {
-    if (dim.stride < span) {
-      return invalid(name, ": expected an output whose elements do not overlap, got stride ",
-                     dim.stride, " in dimension ", dim.index, " of shape ", shape_text(tensor),
-                     "; an expanded view cannot be written");
-    }
-    span += (dim.extent - 1) * dim.stride;
-  }
-  return {};
-}
-
-Status check_no_overlap(Named output, Named other) {
-  if (output.tensor.data == nullptr || other.tensor.data == nullptr) return {};
-  if (!has_elements(output.tensor) || !has_elements(other.tensor)) return {};
-  const Footprint a = footprint(output.tensor);
-  const Footprint b = footprint(other.tensor);
-  if (a.end <= b.first || b.end <= a.first || interleaved(a, b)) return {};
-  return invalid(output.name, ": expected memory of its own, but it overlaps ", other.name,
-                 "; give the output a separate buffer");
+                 shape_text(named.tensor), "; a tensor that is not there has rank 0");
 }
 
 }  // namespace fa3::api

@@ -22,7 +22,9 @@ struct Named {
 // "(2, 128, 8, 64)"
 std::string shape_text(const fa3_tensor& tensor);
 
-// Whether an optional tensor was given. Queries have no data, so a rank counts as presence too.
+bool has_elements(const fa3_tensor& tensor);
+
+// Whether an optional tensor was given. Questions bring no data, so the rank tells.
 inline bool present(const fa3_tensor& tensor) {
   return tensor.data != nullptr || tensor.rank > 0;
 }
@@ -35,9 +37,5 @@ Status check_same_dtype(Named named, Named as);
 Status check_same_device(Named named, Named as);
 Status check_extent(Named named, int dim, int64_t expected, const char* meaning);
 Status check_data(Named named);
-
-// An output: its elements may not share memory with each other or with those of another tensor.
-Status check_distinct_elements(Named output);
-Status check_no_overlap(Named output, Named other);
 
 }  // namespace fa3::api

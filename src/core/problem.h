@@ -27,7 +27,7 @@ struct Operand {
   }
 };
 
-// A float32 value per (batch, head, row): the LSE. Packed: batch_stride 0, as above.
+// A float32 value per (batch, head, row): the LSE, its gradient. Packed: batch_stride 0, as above.
 struct RowScalars {
   float* data = nullptr;
   int64_t batch_stride = 0;
@@ -69,6 +69,8 @@ struct Problem {
 struct BackwardProblem : Problem {
   Operand d_o, dq, dk, dv;
   float* dsink = nullptr;  // (heads_q), goes with sink
+  bool has_d_lse = false;  // also known to questions, which bring no data
+  RowScalars d_lse;        // the LSE's own gradient; data may be null: zero
   bool deterministic = false;
 };
 

@@ -25,6 +25,8 @@ struct Lengths {
   int64_t total = 0;                    // rows of the tensor: batch * max if dense
   bool ragged = false;  // lengths may differ from max, even where a query leaves the arrays null
 
+  // Whether every sequence has `max` rows, as far as the arrays tell that are here.
+  FA3_HD constexpr bool alike() const { return cu_seqlens == nullptr && seqused == nullptr; }
   FA3_HD constexpr bool packed() const { return cu_seqlens != nullptr; }
 
   FA3_HD constexpr Rows rows_of(int64_t batch) const {

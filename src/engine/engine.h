@@ -18,8 +18,9 @@ struct Availability {
   std::string detail;  // what was found, or why the engine cannot run here
 };
 
-// plan_*: OK and a plan, or UNSUPPORTED with the reason; pure, and never looks at tensor data, whose
-// pointers may be null. run_*: queues (GPU) or does (CPU) the work; writes every output element.
+// plan_*: OK and a plan, or UNSUPPORTED with the reason. It changes nothing, and costs the same for
+// any extents: of the tensors' data, whose pointers may be null, it reads at most length arrays.
+// run_*: queues (GPU) or does (CPU) what the plan says; writes every output element.
 struct Engine {
   const char* name;
   fa3_engine_id id;

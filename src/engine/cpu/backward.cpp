@@ -79,7 +79,8 @@ Buffers carve_buffers(const Problem& problem, Carver& carver) {
   return buffers;
 }
 
-// D = rowsum(dO * O) for every (batch, head, query): paper, Algorithm 3, line 1.
+// D = rowsum(dO * O) - dLSE for every (batch, head, query): paper, Algorithm 3, line 1, and what the
+// LSE's own gradient adds, since dLSE / dS = P.
 struct Delta {
   float* data;
   int64_t heads, rows;
@@ -278,6 +279,7 @@ void compute_delta(const BackwardProblem& problem, Delta delta, int64_t b, int64
     const Out* d_o = problem.d_o.at<Out>(b, rows.begin + q_row, head);
     float sum = 0;
     for (int64_t c = 0; c < problem.head_dim_v; ++c) sum += to_float(o[c]) * to_float(d_o[c]);
+    if (problem.d_lse.data != nullptr) sum -= *problem.d_lse.at(b, head, rows.begin + q_row);
     *delta.at(b, head, q_row) = sum;
   }
 }
@@ -386,6 +388,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
 }
 
 Status run_backward(const BackwardProblem& problem, const Plan& plan, void* workspace, void*) {
+  if (problem.lengths_q.total == 0) return zero_gradients(problem);
   visit_dtype(problem.dtype, [&]<class T>(T) {
     visit_dtype(problem.d_o.dtype,
                 [&]<class Out>(Out) { run_passes<T, Out>(problem, plan, workspace); });

@@ -161,13 +161,12 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
                    .shape = shape,
                    .block_q = plan.block_q,
                    .workspace = carve_forward(problem, shape, carver)};
-  SequenceTasks* sequences = run.workspace.sequences;
-  make_schedule(problem, run.shape, run.block_q, sequences);
+  const Schedule schedule(problem, run.shape, run.block_q, run.workspace.sequences);
   if (run.workspace.parts_done != nullptr) {
     std::fill_n(run.workspace.parts_done, problem.batch * problem.heads_k, 0);
   }
   parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
-    const SequenceTasks& tasks = find_task(sequences, problem.batch, task);
+    const SequenceTasks tasks = schedule.find(task);
     run_task(run, tasks, task - tasks.first_task, worker);
   });
   zero_unused_rows(problem.o, problem.lengths_q, problem.batch, problem.heads_q,

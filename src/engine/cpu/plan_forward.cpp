@@ -56,7 +56,8 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
 
 ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver) {
   ForwardWorkspace workspace;
-  workspace.sequences = carver.take<SequenceTasks>(problem.batch);
+  const bool ragged = problem.lengths_q.ragged || problem.lengths_k.ragged;
+  if (ragged) workspace.sequences = carver.take<SequenceTasks>(problem.batch);
   const int64_t partials = partials_bound(problem, shape);
   if (partials > 0) workspace.parts_done = carver.take<int32_t>(problem.batch, problem.heads_k);
   workspace.partials = carver.take<float>(partials);
@@ -76,7 +77,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->block_q = choose_block_q(problem, shape);
   plan->block_k = shape.block_k;
   plan->num_threads = problem.num_threads;
-  const Totals totals = make_schedule(problem, shape, plan->block_q, nullptr);
+  const Totals totals = count_tasks(problem, plan->block_q);
   plan->num_tasks = totals.num_tasks;
   plan->num_splits = totals.max_parts;
   plan->workspace_bytes = bytes_of([&](Carver& carver) { carve_forward(problem, shape, carver); });

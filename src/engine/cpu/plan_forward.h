@@ -19,7 +19,7 @@ namespace fa3::cpu {
 Status plan_forward(const Problem& problem, Plan* plan);
 
 struct ForwardWorkspace {
-  SequenceTasks* sequences = nullptr;  // (batch)
+  SequenceTasks* sequences = nullptr;  // (batch); null where all are alike
   int32_t* parts_done = nullptr;       // (batch, heads_k); null where no keys are split
   float* partials = nullptr;
   ThreadMemory threads;

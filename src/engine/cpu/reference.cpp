@@ -110,7 +110,7 @@ BackwardScratch carve_backward(const BackwardProblem& problem, Carver& carver) {
           carver.take<double>(keys, problem.head_dim_v)};
 }
 
-// With P recomputed and D = sum_j P_j dP_j (= dO . O):
+// With P recomputed and D = sum_j P_j dP_j - dLSE (= dO . O - dLSE, since dLSE / dS_j = P_j):
 //   dV_j += P_j dO      dP_j = dO . V_j      dS_j = P_j (dP_j - D) softcap'(S_j)
 //   dQ = scale * sum_j dS_j K_j              dK_j += scale * dS_j Q
 // The sink has no value row, so its dP is 0: d sink = -P_sink D, which is returned.
@@ -134,6 +134,9 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
     }
     scratch.dp[key] = dp;
     d += row.p[key] * dp;
+  }
+  if (problem.d_lse.data != nullptr && row.lse != -kInfinity) {
+    d -= double{*problem.d_lse.at(b, head, q_at)};
   }
   std::fill_n(scratch.dq, problem.head_dim, 0.0);
   for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
@@ -207,7 +210,8 @@ Plan reference_plan(const P& problem, int64_t num_tasks) {
 
 Status plan_reference_forward(const Problem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
-  *plan = reference_plan(problem, problem.batch * problem.heads_q);
+  const bool no_rows = problem.lengths_q.total == 0;
+  *plan = reference_plan(problem, no_rows ? 0 : problem.batch * problem.heads_q);
   return {};
 }
 
@@ -237,6 +241,7 @@ Status plan_reference_backward(const BackwardProblem& problem, Plan* plan) {
 
 Status run_reference_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
                               void*) {
+  if (problem.lengths_q.total == 0) return zero_gradients(problem);
   Carver carver(workspace);
   const ThreadMemory memory = carve_threads(problem, plan.num_threads, carver);
   visit_dtype(problem.dtype, [&]<class T>(T) {

@@ -3,6 +3,8 @@
 // Rows of operands: conversion to and from working precision, and the rows that take no part.
 #pragma once
 
+#include <fa3/status.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -26,6 +28,7 @@ void store_row(const Real* row, int64_t dim, T* out) {
 // length, and past the last packed sequence.
 template <class Visitor>
 void for_each_unused_row(const Lengths& lengths, int64_t batch, Visitor&& visit) {
+  if (lengths.alike()) return;
   for (int64_t b = 0; b < batch; ++b) {
     const Rows rows = lengths.rows_of(b);
     for (int64_t r = rows.used; r < rows.owned; ++r) visit(b, rows.begin + r);
@@ -53,6 +56,27 @@ inline void fill_unused_lse(const RowScalars& lse, const Lengths& lengths, int64
       *lse.at(b, h, row) = -std::numeric_limits<float>::infinity();
     }
   });
+}
+
+inline void zero_tensor(const Operand& operand, int64_t batch, int64_t rows, int64_t heads,
+                        int64_t dim) {
+  if (rows == 0) return;  // so that an extent beside no rows costs nothing
+  visit_dtype(operand.dtype, [&]<class T>(T) {
+    for (int64_t i = 0; i < batch * rows * heads; ++i) {
+      std::fill_n(operand.at<T>(i / heads / rows, i / heads % rows, i % heads), dim, T{});
+    }
+  });
+}
+
+// Without a query row every gradient is zero.
+inline Status zero_gradients(const BackwardProblem& problem) {
+  const Lengths& keys = problem.lengths_k;
+  const int64_t batch = keys.packed() ? 1 : problem.batch;
+  const int64_t rows = keys.packed() ? keys.total : keys.max;
+  zero_tensor(problem.dk, batch, rows, problem.heads_k, problem.head_dim);
+  zero_tensor(problem.dv, batch, rows, problem.heads_k, problem.head_dim_v);
+  if (problem.dsink != nullptr) std::fill_n(problem.dsink, problem.heads_q, 0.0f);
+  return {};
 }
 
 }  // namespace fa3::cpu

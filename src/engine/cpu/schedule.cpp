@@ -23,6 +23,10 @@ int64_t task_cost(const SequencePlan& plan, int64_t block_q) {
   return std::min(plan.num_rows, block_q) * (plan.num_parts > 1 ? plan.part_keys : visible);
 }
 
+bool alike(const Problem& problem) {
+  return problem.lengths_q.alike() && problem.lengths_k.alike();
+}
+
 }  // namespace
 
 KeyRange SequencePlan::part(int64_t index) const {
@@ -48,42 +52,64 @@ SequencePlan plan_sequence(const Problem& problem, int64_t sequence) {
   return plan;
 }
 
-Totals make_schedule(const Problem& problem, const TileShape& shape, int64_t block_q,
-                     SequenceTasks* tasks) {
+Totals count_tasks(const Problem& problem, int64_t block_q) {
   Totals totals;
-  int64_t first_partial = 0;
-  for (int64_t b = 0; b < problem.batch; ++b) {
+  const int64_t different = alike(problem) ? std::min<int64_t>(problem.batch, 1) : problem.batch;
+  for (int64_t b = 0; b < different; ++b) {
     const SequencePlan plan = plan_sequence(problem, b);
-    const int64_t num_tasks = task_count(problem, plan, block_q);
-    totals.num_tasks += num_tasks;
+    totals.num_tasks += task_count(problem, plan, block_q);
     totals.max_parts = std::max(totals.max_parts, plan.num_parts);
-    if (tasks == nullptr) continue;
-    tasks[b] = {.sequence = b,
-                .num_tasks = num_tasks,
-                .first_partial = first_partial,
-                .cost = task_cost(plan, block_q)};
-    if (plan.num_parts > 1) {
-      first_partial += problem.heads_k * plan.num_parts *
-                       partial_floats(padded_rows(plan.num_rows), shape.o_columns);
-    }
   }
-  if (tasks == nullptr) return totals;
-  std::sort(tasks, tasks + problem.batch, [](const SequenceTasks& a, const SequenceTasks& b) {
-    return a.cost != b.cost ? a.cost > b.cost : a.sequence < b.sequence;
-  });
-  int64_t first_task = 0;
-  for (int64_t i = 0; i < problem.batch; ++i) {
-    tasks[i].first_task = first_task;
-    first_task += tasks[i].num_tasks;
-  }
+  if (alike(problem)) totals.num_tasks *= problem.batch;
   return totals;
 }
 
-const SequenceTasks& find_task(const SequenceTasks* tasks, int64_t count, int64_t task) {
-  const SequenceTasks* after = std::upper_bound(
-      tasks, tasks + count, task,
-      [](int64_t wanted, const SequenceTasks& entry) { return wanted < entry.first_task; });
-  return after[-1];
+Schedule::Schedule(const Problem& problem, const TileShape& shape, int64_t block_q,
+                   SequenceTasks* table)
+    : batch_(problem.batch) {
+  const auto tasks_of = [&](int64_t sequence, int64_t* floats) -> SequenceTasks {
+    const SequencePlan plan = plan_sequence(problem, sequence);
+    *floats = plan.num_parts == 1 ? 0
+                                  : problem.heads_k * plan.num_parts *
+                                        partial_floats(padded_rows(plan.num_rows), shape.o_columns);
+    return {.sequence = sequence,
+            .num_tasks = task_count(problem, plan, block_q),
+            .cost = task_cost(plan, block_q)};
+  };
+  if (batch_ == 0) return;
+  if (alike(problem)) {
+    first_ = tasks_of(0, &partial_floats_);
+    return;
+  }
+  int64_t first_partial = 0;
+  for (int64_t b = 0; b < batch_; ++b) {
+    int64_t floats = 0;
+    table[b] = tasks_of(b, &floats);
+    table[b].first_partial = first_partial;
+    first_partial += floats;
+  }
+  std::sort(table, table + batch_, [](const SequenceTasks& a, const SequenceTasks& b) {
+    return a.cost != b.cost ? a.cost > b.cost : a.sequence < b.sequence;
+  });
+  int64_t first_task = 0;
+  for (int64_t i = 0; i < batch_; ++i) {
+    table[i].first_task = first_task;
+    first_task += table[i].num_tasks;
+  }
+  table_ = table;
+}
+
+SequenceTasks Schedule::find(int64_t task) const {
+  if (table_ == nullptr) {
+    SequenceTasks tasks = first_;
+    tasks.sequence = task / first_.num_tasks;
+    tasks.first_task = tasks.sequence * first_.num_tasks;
+    tasks.first_partial = tasks.sequence * partial_floats_;
+    return tasks;
+  }
+  return std::upper_bound(
+      table_, table_ + batch_, task,
+      [](int64_t wanted, const SequenceTasks& entry) { return wanted < entry.first_task; })[-1];
 }
 
 int64_t partials_bound(const Problem& problem, const TileShape& shape) {
@@ -98,8 +124,9 @@ int64_t partials_bound(const Problem& problem, const TileShape& shape) {
   } else if (!problem.lengths_q.ragged && max_rows > kSplitRows) {
     return 0;
   }
-  return problem.heads_k * parts *
-         partial_floats(padded_rows(std::min(max_rows, kSplitRows)), shape.o_columns);
+  return capped_product(
+      problem.heads_k, parts,
+      partial_floats(padded_rows(std::min(max_rows, kSplitRows)), shape.o_columns));
 }
 
 }  // namespace fa3::cpu

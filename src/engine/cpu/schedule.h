@@ -41,12 +41,24 @@ struct Totals {
   int64_t max_parts = 1;
 };
 
-// Fills `tasks` (one entry per sequence) unless it is null.
-Totals make_schedule(const Problem& problem, const TileShape& shape, int64_t block_q,
-                     SequenceTasks* tasks);
+// Costs the same for any batch whose sequences are alike.
+Totals count_tasks(const Problem& problem, int64_t block_q);
 
-// The entry that holds `task`.
-const SequenceTasks& find_task(const SequenceTasks* tasks, int64_t count, int64_t task);
+// The tasks of all sequences.
+class Schedule {
+ public:
+  // `table` has an entry per sequence; it is not used, and may be null, where sequences are alike.
+  Schedule(const Problem& problem, const TileShape& shape, int64_t block_q, SequenceTasks* table);
+
+  // The entry that holds `task`.
+  SequenceTasks find(int64_t task) const;
+
+ private:
+  int64_t batch_;
+  const SequenceTasks* table_ = nullptr;  // longest tasks first; null: all sequences are as ...
+  SequenceTasks first_;                   // ... the first one
+  int64_t partial_floats_ = 0;            // of one sequence
+};
 
 // Enough floats for every partial result; also an upper bound for shorter lengths in the same
 // tensors, since a workspace query may not know them.

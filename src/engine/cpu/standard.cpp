@@ -183,7 +183,7 @@ void forward_head(const HeadTask& task, T* matrices, const Buffers& buffers) {
   }
 }
 
-// dS = P (dP - rowsum(P dP)) softcap'(S), with dP = dO V^T, into `ds`.
+// dS = P (dP - rowsum(P dP) + dLSE) softcap'(S), with dP = dO V^T, into `ds`.
 template <class T, class Out>
 void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
                            const Buffers& buffers, const T* p, T* ds, float* dsink) {
@@ -202,7 +202,11 @@ void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
     // What the keys leave of the probability is the sink's.
     const bool sees_nothing = problem.mask.keys_of(q_row, task.queries(), keys).empty();
     const bool has_sink = problem.sink != nullptr && problem.sink[task.head] != -kInfinity;
-    if (has_sink && !sees_nothing) *dsink -= (1 - p_sum) * d;
+    if (sees_nothing) d = 0;
+    if (problem.d_lse.data != nullptr && (has_sink || !sees_nothing)) {
+      d -= *problem.d_lse.at(task.b, task.head, q_at);
+    }
+    if (has_sink) *dsink -= (1 - p_sum) * d;
     const T* q = problem.q.at<T>(task.b, q_at, task.head);
     for (int64_t key = 0; key < keys; ++key) {
       float slope = 1;
@@ -305,7 +309,8 @@ Status standard_plan(const Problem& problem, bool backward, int64_t num_tasks, P
 }  // namespace
 
 Status plan_standard_forward(const Problem& problem, Plan* plan) {
-  return standard_plan(problem, false, problem.batch * problem.heads_q, plan);
+  const bool no_rows = problem.lengths_q.total == 0;
+  return standard_plan(problem, false, no_rows ? 0 : problem.batch * problem.heads_q, plan);
 }
 
 Status run_standard_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
@@ -332,6 +337,7 @@ Status plan_standard_backward(const BackwardProblem& problem, Plan* plan) {
 
 Status run_standard_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
                              void*) {
+  if (problem.lengths_q.total == 0) return zero_gradients(problem);
   visit_dtype(problem.dtype, [&]<class T>(T) {
     Carver carver(workspace);
     const Memory<T> memory = carve_memory<T>(problem, true, plan.num_threads, carver);

@@ -152,6 +152,51 @@ TEST(WorkspaceRules, too_small_null_and_misaligned_are_refused) {
   EXPECT_EQ(fa3_backward(&call.params, memory, bytes, nullptr), FA3_OK) << fa3_last_error();
 }
 
+TEST(WorkspaceRules, memory_of_a_tensor_is_refused) {
+  BackwardCall call;
+  size_t bytes = 0;
+  ASSERT_EQ(fa3_backward_workspace_size(&call.params, &bytes), FA3_OK);
+  auto* memory = static_cast<std::byte*>(call.forward.workspace.data());
+  fa3_backward_params& p = call.params;
+  struct Named {
+    const char* name;
+    fa3_tensor* tensor;
+  };
+  for (const Named& each :
+       {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v}, Named{"o", &p.o},
+        Named{"lse", &p.lse}, Named{"sink", &p.sink}, Named{"d_o", &p.d_o}, Named{"dq", &p.dq},
+        Named{"dk", &p.dk}, Named{"dv", &p.dv}, Named{"dsink", &p.dsink}}) {
+    void* own = each.tensor->data;
+    each.tensor->data = memory + bytes - 4;
+    EXPECT_EQ(fa3_backward(&p, memory, bytes, nullptr), FA3_INVALID_ARGUMENT) << each.name;
+    EXPECT_TRUE(last_error_says("workspace:", {"overlaps " + std::string(each.name)}));
+    each.tensor->data = own;
+  }
+  EXPECT_TRUE(call.outputs_untouched());
+  ForwardCall forward(true);
+  ASSERT_EQ(fa3_forward_workspace_size(&forward.params, &bytes), FA3_OK);
+  forward.params.o.data = forward.workspace.data();
+  EXPECT_EQ(forward.run(), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("workspace:", {"overlaps o"}));
+}
+
+TEST(OptionalTensors, are_absent_by_rank_and_need_data_otherwise) {
+  ForwardCall call;
+  call.params.lse.data = nullptr;
+  EXPECT_EQ(call.run(), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("lse:", {"null pointer", "rank 0"}));
+  call.params.lse.rank = 0;
+  EXPECT_EQ(call.run(), FA3_OK) << fa3_last_error();
+  ForwardCall packed(true);
+  packed.params.options.cu_seqlens_q.data = nullptr;
+  EXPECT_EQ(packed.run(), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("cu_seqlens_q:", {"null pointer", "rank 0"}));
+  ForwardCall paged;
+  paged.params.page_table.rank = 2;
+  EXPECT_EQ(paged.run(), FA3_UNSUPPORTED);
+  EXPECT_TRUE(last_error_says("page_table:", {"init function"}));
+}
+
 TEST(WorkspaceRules, reference_forward_without_lse_still_writes_all_of_o) {
   ForwardCall call;
   call.params.lse = {};
@@ -186,6 +231,23 @@ TEST(Engines, are_listed_once_with_a_reason_and_end_with_an_error) {
   EXPECT_TRUE(last_error_says("index:", {"got " + std::to_string(count)}));
   EXPECT_EQ(names.count("reference") + names.count("standard"), 2u);
   EXPECT_EQ(fa3_engine(-1, &info), FA3_INVALID_ARGUMENT);
+}
+
+TEST(Engines, keep_what_they_said) {
+  std::vector<fa3_engine_info> infos;
+  fa3_engine_info info;
+  for (int32_t i = 0; fa3_engine(i, &info) == FA3_OK; ++i) infos.push_back(info);
+  std::thread([&] {  // a thread that has ended
+    for (int32_t i = 0; fa3_engine(i, &info) == FA3_OK; ++i) infos.push_back(info);
+  })
+      .join();
+  const size_t count = infos.size() / 2;
+  std::set<std::string> details;
+  for (size_t i = 0; i < count; ++i) {
+    details.insert(infos[i].detail);
+    EXPECT_STREQ(infos[i].detail, infos[i + count].detail);
+  }
+  EXPECT_EQ(details.size(), count) << "one engine's sentence replaced another's";
 }
 
 // The C++ face: statuses carry the sentence, the workspace grows and is reused.

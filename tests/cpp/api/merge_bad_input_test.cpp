@@ -84,6 +84,26 @@ TEST(MergeCallItself, is_valid_before_it_is_changed_and_without_lse) {
   EXPECT_TRUE(silent.lse.untouched());
 }
 
+// Rows of o_partial with padding of different kinds, in an order that interleaves the partials.
+TEST(MergeOverlap, exactly_a_partial_is_allowed_whatever_the_padding) {
+  const int64_t batch_stride = 3 * 5 * 37 + 11, partial_stride = 5 * 37 + 2, row_stride = 37;
+  std::vector<float> memory(2 * batch_stride, 1.0f);
+  const auto partial_at = [&](int64_t i) {
+    return strided(memory.data() + i * partial_stride, FA3_FLOAT32, {2, 5, 4, 8},
+                   {batch_stride, row_stride, 9, 1});
+  };
+  for (int64_t i = 0; i < 3; ++i) {
+    MergeCall call;
+    call.params.o_partial = strided(memory.data(), FA3_FLOAT32, {3, 2, 5, 4, 8},
+                                    {partial_stride, batch_stride, row_stride, 9, 1});
+    call.params.o = partial_at(i);
+    EXPECT_EQ(fa3_merge(&call.params, nullptr), FA3_OK) << i << ": " << fa3_last_error();
+    call.params.o.data = static_cast<float*>(call.params.o.data) + row_stride;  // a row further
+    EXPECT_EQ(fa3_merge(&call.params, nullptr), FA3_INVALID_ARGUMENT);
+    EXPECT_TRUE(last_error_says("o:", {"overlaps o_partial"}));
+  }
+}
+
 // Exactly a partial is allowed (engine/merge_test.cpp); a part of one is not.
 TEST(MergeOverlap, with_a_shifted_partial_is_refused) {
   MergeCall call;

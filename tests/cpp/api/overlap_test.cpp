@@ -131,6 +131,45 @@ TEST(BackwardOverlap, thirds_of_one_packed_buffer_are_fine_and_filled_completely
   EXPECT_TRUE(last_error_says("dv:", {"overlaps dk"}));
 }
 
+// The same with padding behind every batch entry, which no common period of the strides explains.
+TEST(BackwardOverlap, thirds_of_an_unevenly_padded_buffer_are_fine) {
+  BackwardCall call;
+  const int64_t third = 4 * 16, row = 3 * third + 1, batch = 10 * row + 7;
+  std::vector<uint16_t> memory(2 * batch);
+  const auto view = [&](int64_t i, int64_t rows, int64_t heads, int64_t dim) {
+    return strided(memory.data() + i * third, FA3_FLOAT16, {2, rows, heads, dim},
+                   {batch, row, 16, 1});
+  };
+  call.params.dq = view(0, 6, 4, 8);
+  call.params.dk = view(1, 10, 2, 8);
+  call.params.dv = view(2, 10, 2, 16);
+  EXPECT_EQ(call.run(), FA3_OK) << fa3_last_error();
+  call.params.dk.data = memory.data() + 8;  // the gaps between dq's heads
+  EXPECT_EQ(call.run(), FA3_OK) << fa3_last_error();
+  call.params.dk.data = memory.data() + 7;
+  EXPECT_EQ(call.run(), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("dk:", {"overlaps dq"}));
+}
+
+// Where there is one entry, its stride leads nowhere.
+TEST(Strides, of_an_extent_of_one_may_be_anything) {
+  const Case c = dense_case(1, 9, 9, 1, 1, 8, 8);
+  const Inputs inputs = make_inputs(c);
+  const Tensor o(c.o_shape(), c.dtype), lse(c.lse_shape(), FA3_FLOAT32);
+  fa3_forward_params params = forward_params(FA3_ENGINE_AUTO, c, inputs, o, lse);
+  for (fa3_tensor* tensor : {&params.q, &params.k, &params.v, &params.o}) {
+    tensor->stride[0] = -72;
+    tensor->stride[2] = INT64_MIN;
+  }
+  params.lse.stride[0] = params.lse.stride[1] = -1;
+  GuardedWorkspace workspace(1 << 20);
+  EXPECT_EQ(fa3_forward(&params, workspace.data(), 1 << 20, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(o.find_unwritten() + lse.find_unwritten(), "");
+  params.q.stride[1] = -8;
+  EXPECT_EQ(fa3_forward(&params, workspace.data(), 1 << 20, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("q:", {"got -8", "flipped"}));
+}
+
 // Inputs may share memory: attention of a tensor with itself, keys that are expanded over heads.
 TEST(InputOverlap, inputs_may_share_memory) {
   const Case c = dense_case(2, 9, 9, 2, 2, 8, 8);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients against finite differences of the loss sum(dO * O): first the textbook's, which judges
+// Gradients against finite differences of the loss sum(dO * O) + sum(dLSE * LSE): first the textbook's, which judges
 // everything else, then every engine's own.
 #include <gtest/gtest.h>
 
@@ -23,16 +23,28 @@ std::vector<Case> cases() {
   Case window = dense_case(1, 12, 12, 4, 2, 6, 6);
   window.left = 3;
   window.right = 2;
-  window.sink = true;
+  window.sink = window.d_lse = true;
   Case capped = dense_case(1, 6, 11, 3, 1, 4, 9);
   capped.softcap = 2;
   capped.scale = 0.9f;
-  capped.sink = true;
+  capped.sink = capped.d_lse = true;
   Case packed = dense_case(3, 0, 0, 2, 1, 4, 5);
   packed.q = {.owned = {4, 0, 3}, .spare_rows = 1};
   packed.k = {.owned = {3, 2, 6}, .used = {3, 2, 4}};
-  packed.causal = packed.sink = true;
-  return {plain, causal, window, capped, packed};
+  packed.causal = packed.sink = packed.d_lse = true;
+  Case with_lse = causal;
+  with_lse.d_lse = true;
+  return {plain, causal, window, capped, packed, with_lse};
+}
+
+// The LSE of the first queries of a causal case may be -inf: then its gradient is not read.
+Inputs inputs_of(const Case& c) {
+  Inputs inputs = make_inputs(c);
+  const int64_t blind = c.causal && !c.sink && !c.q.packed() ? c.q.rows - c.k.rows : 0;
+  for (int64_t b = 0; c.d_lse && b < c.batch; ++b) {
+    for (int64_t row = 0; row < blind; ++row) inputs.d_lse.fill_row(b, row, NAN);
+  }
+  return inputs;
 }
 
 // d loss / d element, by a central difference around it.
@@ -71,15 +83,17 @@ struct Differences {
   }
 };
 
-double dot_used(const Case& c, const Tensor& d_o, const Values& o) {
+double loss_of(const Case& c, const Inputs& in, const Values& o, const Values& lse) {
   double sum = 0;
   for (int64_t b = 0; b < o.shape.batch; ++b) {
     for (int64_t row = 0; row < o.shape.rows; ++row) {
       if (!is_used_row(c, c.q, b, row)) continue;
       for (int64_t head = 0; head < o.shape.heads; ++head) {
         for (int64_t col = 0; col < o.shape.dim; ++col) {
-          sum += double{d_o.get(b, row, head, col)} * o.row(b, row, head)[col];
+          sum += double{in.d_o.get(b, row, head, col)} * o.row(b, row, head)[col];
         }
+        const double of_row = *lse.row(b, row, head);
+        if (c.d_lse && std::isfinite(of_row)) sum += in.d_lse.get(b, row, head, 0) * of_row;
       }
     }
   }
@@ -88,11 +102,14 @@ double dot_used(const Case& c, const Tensor& d_o, const Values& o) {
 
 TEST(TextbookGradient, is_the_slope_of_the_textbook_forward) {
   for (const Case& c : cases()) {
-    Inputs inputs = make_inputs(c);
+    Inputs inputs = inputs_of(c);
     const Textbook book = textbook_backward(c, inputs);
-    const Differences differences{
-        c, [&](const Inputs& in) { return dot_used(c, in.d_o, textbook_forward(c, in).o); },
-        0x1p-9f, 2e-5};
+    const Differences differences{c,
+                                  [&](const Inputs& in) {
+                                    const Textbook at = textbook_forward(c, in);
+                                    return loss_of(c, in, at.o, at.lse);
+                                  },
+                                  0x1p-9f, 2e-5};
     differences.check("dq", &inputs, &inputs.q, book.dq);
     differences.check("dk", &inputs, &inputs.k, book.dk);
     differences.check("dv", &inputs, &inputs.v, book.dv);
@@ -102,11 +119,14 @@ TEST(TextbookGradient, is_the_slope_of_the_textbook_forward) {
 
 TEST_P(Gradient, is_the_slope_of_the_engines_own_forward) {
   for (const Case& c : cases()) {
-    Inputs inputs = make_inputs(c);
+    Inputs inputs = inputs_of(c);
     const BackwardRun run = backward(c, inputs, forward(c, inputs));
-    const Differences differences{
-        c, [&](const Inputs& in) { return dot_used(c, in.d_o, forward(c, in).o.values()); },
-        0x1p-6f, 1e-3};
+    const Differences differences{c,
+                                  [&](const Inputs& in) {
+                                    const ForwardRun at = forward(c, in);
+                                    return loss_of(c, in, at.o.values(), at.lse.values());
+                                  },
+                                  0x1p-6f, 1e-3};
     differences.check("dq", &inputs, &inputs.q, run.dq.values());
     differences.check("dk", &inputs, &inputs.k, run.dk.values());
     differences.check("dv", &inputs, &inputs.v, run.dv.values());

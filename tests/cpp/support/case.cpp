@@ -92,7 +92,8 @@ std::string describe(const Case& c) {
   if (c.left >= 0 || c.right >= 0) out << " window=(" << c.left << "," << c.right << ")";
   if (c.softcap > 0) out << " softcap=" << c.softcap;
   if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;
-  out << (c.sink ? " sink" : "") << " in=" << name_of(c.in) << " out=" << name_of(c.out);
+  out << (c.sink ? " sink" : "") << (c.d_lse ? " d_lse" : "") << " in=" << name_of(c.in)
+      << " out=" << name_of(c.out);
   if (c.gain != 1) out << " gain=" << c.gain;
   out << " threads=" << c.num_threads << " seed=" << c.seed;
   return out.str();

@@ -42,6 +42,7 @@ struct Case {
   float softcap = 0;
   float scale = FA3_SCALE_AUTO;
   bool sink = false;
+  bool d_lse = false;  // the loss also reads the LSE (backward)
   Layout in = Layout::bshd, out = Layout::bshd;
   double gain = 1;  // of q: large logits
   int num_threads = 2;

@@ -39,6 +39,7 @@ void fill_unused_rows(const Case& c, const Side& side, float value, Tensor* tens
 void fill_invisible(const Case& c, float value, Inputs* inputs) {
   fill_unused_rows(c, c.q, value, &inputs->q);
   fill_unused_rows(c, c.q, value, &inputs->d_o);
+  if (c.d_lse) fill_unused_rows(c, c.q, value, &inputs->d_lse);
   fill_unused_rows(c, c.k, value, &inputs->k);
   fill_unused_rows(c, c.k, value, &inputs->v);
   for (Tensor* tensor : {&inputs->q, &inputs->k, &inputs->v, &inputs->d_o}) {
@@ -52,6 +53,7 @@ Inputs make_inputs(const Case& c) {
                 .v = Tensor(c.v_shape(), c.dtype, c.in),
                 .d_o = Tensor(c.o_shape(), c.o_dtype(), c.out),
                 .sink = {},
+                .d_lse = {},
                 .cu_q = starts_of(c.q),
                 .cu_k = starts_of(c.k)};
   inputs.q.randomize(8 * c.seed, c.softcap > 0 ? c.gain * double{c.softcap} / 4 : c.gain);
@@ -61,6 +63,10 @@ Inputs make_inputs(const Case& c) {
   if (c.sink) {
     inputs.sink = Tensor({1, 1, c.heads_q, 1}, FA3_FLOAT32);
     inputs.sink.randomize(8 * c.seed + 4, 2);
+  }
+  if (c.d_lse) {
+    inputs.d_lse = Tensor(c.lse_shape(), FA3_FLOAT32, c.out);
+    inputs.d_lse.randomize(8 * c.seed + 5);
   }
   fill_invisible(c, std::numeric_limits<float>::quiet_NaN(), &inputs);
   return inputs;

@@ -15,6 +15,7 @@ namespace fa3::test {
 struct Inputs {
   Tensor q, k, v, d_o;
   Tensor sink;                      // empty unless the case has one
+  Tensor d_lse;                     // likewise
   std::vector<int32_t> cu_q, cu_k;  // empty unless packed
 };
 

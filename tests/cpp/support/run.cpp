@@ -136,6 +136,7 @@ BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inp
   params.o = view_of(c.q, o);
   params.lse = lse_view(c.q, lse);
   params.d_o = view_of(c.q, inputs.d_o);
+  if (c.d_lse) params.d_lse = lse_view(c.q, inputs.d_lse);
   params.dq = view_of(c.q, run.dq);
   params.dk = view_of(c.k, run.dk);
   params.dv = view_of(c.k, run.dv);

@@ -92,6 +92,7 @@ Case features(const std::vector<int>& row, Lengths2 lengths, uint64_t seed) {
   c.out = kLayouts[pick(9)];
   c.scale = pick(10) == 1 ? 0.07f : FA3_SCALE_AUTO;
   c.num_threads = static_cast<int>(random.between(1, 3));
+  c.d_lse = random.below(2) == 1;
   return c;
 }
 

@@ -146,9 +146,9 @@ struct Head {
     }
   }
 
-  // dV = P^T dO,  dS = P (dO V^T - dO.O) slope,  dQ = scale dS K,  dK = scale dS^T Q.
-  void backward(const Tensor& d_o, Textbook* book) {
-    Matrix gradient = gather(d_o, q_at, head);
+  // dV = P^T dO,  dS = P (dO V^T - dO.O + dLSE) slope,  dQ = scale dS K,  dK = scale dS^T Q.
+  void backward(const Inputs& in, Textbook* book) {
+    Matrix gradient = gather(in.d_o, q_at, head);
     for (int64_t i = 0; i < q_at.used; ++i) {
       const double lse = softmax(i, &book->largest_score);
       const double* g = gradient.row(i);
@@ -160,9 +160,12 @@ struct Head {
       }
       double mean = 0;
       for (size_t j = 0; j < p.size(); ++j) mean += p[j] * dp[j];
+      const double d_lse =
+          c.d_lse ? double{in.d_lse.get(q_at.batch, q_at.first + i, head, 0)} : 0.0;
+      mean -= d_lse;
       const double* o = book->o.row(q_at.batch, q_at.first + i, head);
       const RowGradient row{g, norm(g, c.dim_v), norm(q.row(i), c.dim), mean,
-                            size_of_terms(g, o, c.dim_v)};
+                            std::hypot(size_of_terms(g, o, c.dim_v), d_lse)};
       for (int64_t j = 0; j < k_at.used; ++j) {
         if (p[static_cast<size_t>(j)] != 0) backward_pair(i, j, row, book);
       }
@@ -175,7 +178,7 @@ struct Head {
   struct RowGradient {
     const double* d_o;
     double d_o_norm, q_norm;
-    double mean;   // dO.O
+    double mean;   // dO.O - dLSE
     double terms;  // its size without cancellation
   };
 
@@ -237,7 +240,7 @@ Textbook textbook_backward(const Case& c, const Inputs& inputs) {
   book.dk_terms = Values(one_column(c.k_shape()));
   book.dv_terms = Values(one_column(c.k_shape()));
   book.dsink_terms = book.dsink;
-  for_each_head(c, inputs, [&](Head& head) { head.backward(inputs.d_o, &book); });
+  for_each_head(c, inputs, [&](Head& head) { head.backward(inputs, &book); });
   return book;
 }
 

@@ -50,11 +50,12 @@ TEST(Schedule, every_task_is_found_and_longer_sequences_come_first) {
   problem.lengths_q = {.cu_seqlens = q_starts.data(), .max = 900, .total = 1500, .ragged = true};
   problem.lengths_k = {.cu_seqlens = k_starts.data(), .max = 8000, .total = 9850, .ragged = true};
   std::vector<SequenceTasks> tasks(5);
-  const Totals totals = make_schedule(problem, tile_shape(64, 64), 96, tasks.data());
+  const Totals totals = count_tasks(problem, 96);
+  const Schedule schedule(problem, tile_shape(64, 64), 96, tasks.data());
   std::vector<int64_t> found(5);
   int64_t cost = INT64_MAX;
   for (int64_t task = 0; task < totals.num_tasks; ++task) {
-    const SequenceTasks& entry = find_task(tasks.data(), 5, task);
+    const SequenceTasks entry = schedule.find(task);
     ASSERT_GE(task, entry.first_task);
     ASSERT_LT(task, entry.first_task + entry.num_tasks);
     EXPECT_LE(entry.cost, cost);
@@ -66,6 +67,29 @@ TEST(Schedule, every_task_is_found_and_longer_sequences_come_first) {
   EXPECT_EQ(found[2], 3 * 19);  // 1800 rows
   EXPECT_EQ(found[3], 3 * plan_sequence(problem, 3).num_parts);
   EXPECT_EQ(found[4], 3 * 11);
+}
+
+// Sequences that are alike need no table; one with lengths that happen to be equal says the same.
+TEST(Schedule, of_sequences_that_are_alike_is_that_of_equal_lengths) {
+  for (int64_t seqlen_q : {1, 40, 700}) {
+    const Problem dense = shape_only(4, seqlen_q, 5000, 6, 3, 64);
+    const std::vector<int32_t> used(4, static_cast<int32_t>(seqlen_q));
+    Problem ragged = dense;
+    ragged.lengths_q.seqused = used.data();
+    std::vector<SequenceTasks> table(4);
+    const Totals totals = count_tasks(dense, 96);
+    ASSERT_EQ(totals.num_tasks, count_tasks(ragged, 96).num_tasks);
+    EXPECT_EQ(totals.max_parts, count_tasks(ragged, 96).max_parts);
+    const Schedule of_dense(dense, tile_shape(64, 64), 96, nullptr);
+    const Schedule of_ragged(ragged, tile_shape(64, 64), 96, table.data());
+    for (int64_t task = 0; task < totals.num_tasks; ++task) {
+      const SequenceTasks a = of_dense.find(task), b = of_ragged.find(task);
+      EXPECT_EQ(a.sequence, b.sequence);
+      EXPECT_EQ(a.first_task, b.first_task);
+      EXPECT_EQ(a.num_tasks, b.num_tasks);
+      EXPECT_EQ(a.first_partial, b.first_partial);
+    }
+  }
 }
 
 // A workspace query sees null length arrays; what it answers must do for any lengths.

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A call plans once. This executable brings its own list of engines: one engine that counts.
+#include <fa3/attention.h>
+#include <gtest/gtest.h>
+
+#include "engine/engine.h"
+
+namespace fa3 {
+namespace {
+
+int g_plans = 0;
+int64_t g_bytes = 0;  // what a plan asks for
+void* g_workspace = nullptr;
+int g_obeyed = 0;  // the plan that the last run was given, by its variant
+
+Status count_plan(Plan* plan) {
+  *plan = {.engine = "counting", .variant = ++g_plans, .workspace_bytes = g_bytes};
+  return {};
+}
+
+Status run(const Plan& plan, void* workspace) {
+  g_obeyed = plan.variant;
+  g_workspace = workspace;
+  return {};
+}
+
+constexpr Engine kCounting = {
+    .name = "counting",
+    .id = FA3_ENGINE_CPU,
+    .memory = FA3_CPU,
+    .automatic = true,
+    .probe =
+        [] {
+          return Availability{true, "counts"};
+        },
+    .plan_forward = [](const Problem&, Plan* plan) { return count_plan(plan); },
+    .run_forward = [](const Problem&, const Plan& plan, void* workspace,
+                      void*) { return run(plan, workspace); },
+    .plan_backward = [](const BackwardProblem&, Plan* plan) { return count_plan(plan); },
+    .run_backward = [](const BackwardProblem&, const Plan& plan, void* workspace,
+                       void*) { return run(plan, workspace); },
+    .run_merge = nullptr,
+};
+
+// A valid call of either pass; the counting engine reads no tensor.
+struct Calls {
+  alignas(256) std::byte lent[256];
+  float data[11][32] = {};
+  ForwardArgs forward;
+  BackwardArgs backward;
+
+  explicit Calls(int64_t bytes) {
+    g_plans = g_obeyed = 0;
+    g_bytes = bytes;
+    g_workspace = nullptr;
+    forward.q = backward.q = bshd(data[0], FA3_FLOAT32, 1, 2, 2, 8);
+    forward.k = backward.k = bshd(data[1], FA3_FLOAT32, 1, 2, 2, 8);
+    forward.v = backward.v = bshd(data[2], FA3_FLOAT32, 1, 2, 2, 8);
+    forward.o = backward.o = bshd(data[3], FA3_FLOAT32, 1, 2, 2, 8);
+    backward.lse = contiguous(data[4], FA3_FLOAT32, {1, 2, 2});
+    backward.d_o = bshd(data[5], FA3_FLOAT32, 1, 2, 2, 8);
+    backward.dq = bshd(data[6], FA3_FLOAT32, 1, 2, 2, 8);
+    backward.dk = bshd(data[7], FA3_FLOAT32, 1, 2, 2, 8);
+    backward.dv = bshd(data[8], FA3_FLOAT32, 1, 2, 2, 8);
+  }
+};
+
+struct Lender {
+  void* memory;
+  int calls = 0;
+  size_t bytes = 0;
+
+  static void* lend(void* context, size_t bytes) {
+    auto* self = static_cast<Lender*>(context);
+    ++self->calls;
+    self->bytes = bytes;
+    return self->memory;
+  }
+};
+
+TEST(PlanOnce, with_a_workspace_of_the_cpp_face_that_has_to_grow) {
+  Calls calls(1000);
+  Workspace workspace;
+  ASSERT_TRUE(forward(calls.forward, workspace).ok()) << fa3_last_error();
+  EXPECT_EQ(g_plans, 1);
+  EXPECT_GE(workspace.bytes(), 1000u);
+  EXPECT_EQ(g_workspace, workspace.data());
+  ASSERT_TRUE(backward(calls.backward, workspace).ok()) << fa3_last_error();
+  EXPECT_EQ(g_plans, 2);
+}
+
+TEST(PlanOnce, with_an_allocator_which_is_asked_once_for_what_the_plan_says) {
+  Calls calls(200);
+  Lender lender{calls.lent};
+  EXPECT_EQ(fa3_forward_with_allocator(&calls.forward, Lender::lend, &lender, nullptr), FA3_OK);
+  EXPECT_EQ(g_plans, 1);
+  EXPECT_EQ(g_obeyed, 1);
+  EXPECT_EQ(lender.calls, 1);
+  EXPECT_EQ(lender.bytes, 200u);
+  EXPECT_EQ(g_workspace, calls.lent);
+  EXPECT_EQ(fa3_backward_with_allocator(&calls.backward, Lender::lend, &lender, nullptr), FA3_OK);
+  EXPECT_EQ(g_plans, 2);
+  EXPECT_EQ(lender.calls, 2);
+}
+
+TEST(PlanOnce, with_a_workspace_of_queried_size) {
+  Calls calls(256);
+  size_t bytes = 0;
+  ASSERT_EQ(fa3_forward_workspace_size(&calls.forward, &bytes), FA3_OK);
+  EXPECT_EQ(g_plans, 1);  // the question is a plan of its own
+  ASSERT_EQ(fa3_forward(&calls.forward, calls.lent, bytes, nullptr), FA3_OK);
+  EXPECT_EQ(g_plans, 2);
+  EXPECT_EQ(g_obeyed, 2);
+}
+
+TEST(Allocator, is_not_asked_for_nothing_nor_by_a_call_that_is_refused) {
+  Calls calls(0);
+  Lender lender{calls.lent};
+  EXPECT_EQ(fa3_forward_with_allocator(&calls.forward, Lender::lend, &lender, nullptr), FA3_OK);
+  g_bytes = 200;
+  calls.forward.options.scale = -1;
+  EXPECT_EQ(fa3_forward_with_allocator(&calls.forward, Lender::lend, &lender, nullptr),
+            FA3_INVALID_ARGUMENT);
+  EXPECT_EQ(lender.calls, 0);
+}
+
+TEST(Allocator, that_has_none_or_is_none_is_an_error_and_nothing_runs) {
+  Calls calls(200);
+  Lender lender{nullptr};
+  EXPECT_EQ(fa3_forward_with_allocator(&calls.forward, Lender::lend, &lender, nullptr),
+            FA3_OUT_OF_MEMORY);
+  EXPECT_STREQ(fa3_last_error(), "workspace: expected 200 bytes from the allocator, got none");
+  lender.memory = calls.lent + 8;
+  EXPECT_EQ(fa3_forward_with_allocator(&calls.forward, Lender::lend, &lender, nullptr),
+            FA3_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fa3_last_error()).find("aligned to 256"), std::string::npos);
+  EXPECT_EQ(fa3_backward_with_allocator(&calls.backward, nullptr, nullptr, nullptr),
+            FA3_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(fa3_last_error()).rfind("allocate:", 0), 0u);
+  EXPECT_EQ(g_obeyed, 0);
+}
+
+}  // namespace
+
+std::span<const Engine* const> engines() {
+  static constexpr const Engine* kEngines[] = {&kCounting};
+  return kEngines;
+}
+
+}  // namespace fa3
