@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory written and read by threads. What wgmma or the copy engine is to read afterwards
+// needs fence.cuh between the store and the barrier.
+#pragma once
+
+#include <cstdint>
+
+namespace fa3::hopper::ptx {
+
+// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and
+// holds of each matrix two neighbours of row l / 4.
+__device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
+// The same matrices transposed: a lane's neighbours lie in two rows.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t row, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(row)
+               : "memory");
+}
+
+__device__ __forceinline__ void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]),
+               "f"(value[1]), "f"(value[2]), "f"(value[3])
+               : "memory");
+}
+
+__device__ __forceinline__ float ld_shared_f32(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value[0]), "=f"(value[1])
+               : "r"(address)
+               : "memory");
+}
+
+}  // namespace fa3::hopper::ptx
