@@ -21,9 +21,7 @@ namespace fa3::hopper {
 
 bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element, tile::TileLayout layout,
                        int box_rows, int) {
-  const machine::TensorMap known{tensor.data, box_rows, layout.row_bytes()};
-  static_assert(sizeof(known) <= sizeof(map));
-  std::memcpy(&map, &known, sizeof(known));
+  map = machine::encoded({tensor.data, box_rows, layout.row_bytes()});
   return true;
 }
 

@@ -6,11 +6,12 @@
 #include <cstdint>
 
 #include "engine/hopper/ptx/element.h"
+#include "instructions.h"
 
 namespace fa3::hopper::ptx {
 
 inline float ex2(float x) {
-  return std::exp2(x);
+  return std::exp2(machine::settled(x));
 }
 inline float rcp(float x) {
   return x == 0 ? 0 : 1 / x;
@@ -19,7 +20,9 @@ inline float lg2(float x) {
   return std::log2(x);
 }
 template <Element E>
-uint32_t cvt_pair(float, float) {
+uint32_t cvt_pair(float low, float high) {
+  machine::settled(low);
+  machine::settled(high);
   return 0;  // nobody looks at weights or outputs
 }
 

@@ -2,7 +2,7 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "machine.h"
+#include "instructions.h"
 
 namespace fa3::hopper::ptx {
 

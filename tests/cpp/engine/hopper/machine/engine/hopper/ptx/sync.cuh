@@ -2,17 +2,13 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "machine.h"
+#include "cuda_words.h"
+#include "instructions.h"
 
 namespace fa3::hopper::ptx {
 
 inline void bar_sync(int id, int threads) {
-  constexpr int kEndOfPass = 4;  // roles::NamedBarrier, of all warps
-  if (id == kEndOfPass) {
-    machine::sync_block();
-  } else {
-    machine::named_sync(id, threads);
-  }
+  machine::named_sync(id, threads);
 }
 inline void bar_arrive(int id, int threads) {
   machine::named_arrive(id, threads);
@@ -27,8 +23,12 @@ inline bool elect_sync() {
   return true;
 }
 template <int Registers>
-void setmaxnreg_inc() {}
+void setmaxnreg_inc() {
+  machine::set_registers(Registers, true);
+}
 template <int Registers>
-void setmaxnreg_dec() {}
+void setmaxnreg_dec() {
+  machine::set_registers(Registers, false);
+}
 
 }  // namespace fa3::hopper::ptx

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// As in src/engine/hopper/ptx/, on the machine of the protocol test. Warps of a warpgroup need not
-// keep step here, which is more than the hardware allows them.
+// As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include <algorithm>
-
 #include "engine/hopper/ptx/element.h"
-#include "machine.h"
+#include "engine/hopper/ptx/major.h"
+#include "instructions.h"
 
 namespace fa3::hopper::ptx {
 
@@ -18,13 +16,14 @@ template <int Pending>
 void wgmma_wait_group() {
   machine::wait_for_products(Pending);
 }
-template <Element E, int Count>
+template <Element E, Major A = Major::kK, Major B = Major::kK, int Count>
 void wgmma_m64k16_ss(float (&d)[Count], uint64_t a_desc, uint64_t b_desc, int) {
-  std::fill(d, d + Count, machine::multiply_scores(a_desc, b_desc, 2 * Count));
+  machine::multiply(d, Count, {.descriptor = a_desc, .major = A},
+                    {.descriptor = b_desc, .major = B});
 }
-template <Element E, int Count>
-void wgmma_m64k16_rs(float (&)[Count], const uint32_t (&)[4], uint64_t b_desc, int) {
-  machine::multiply_output(b_desc, 2 * Count);
+template <Element E, Major B = Major::kMn, int Count>
+void wgmma_m64k16_rs(float (&d)[Count], const uint32_t (&)[4], uint64_t b_desc, int) {
+  machine::multiply(d, Count, {.in_registers = true}, {.descriptor = b_desc, .major = B});
 }
 
 }  // namespace fa3::hopper::ptx

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "barriers.h"
+
+#include <algorithm>
+
+#include "block.h"
+#include "failure.h"
+
+namespace fa3::machine {
+
+void Barriers::init(uint32_t address, int arrivals) {
+  if (barriers_.size() == kMostBarriers) fail("more than ", kMostBarriers, " barriers");
+  Barrier b;
+  b.actor = kMostWarps + int(barriers_.size());
+  b.arrivals = b.pending = here().faults.arrivals(address, arrivals);
+  if (!barriers_.emplace(address, b).second) fail("barrier ", address, " is initialised twice");
+}
+
+Barrier& Barriers::at(uint32_t address) {
+  const auto found = barriers_.find(address);
+  if (found == barriers_.end()) fail("barrier ", address, " was not initialised");
+  return found->second;
+}
+
+void Barriers::arrive(uint32_t address, int64_t bytes) {
+  Block& block = here();
+  block.scheduler.yield();
+  if (block.faults.forgets_arrival(address, block.warp())) return;
+  Barrier& b = at(address);
+  b.telling.learn(block.clock());
+  block.clock().tick(block.warp());
+  b.bytes += block.faults.expected(address, bytes);
+  --b.pending;
+  complete_if_due(address);
+}
+
+void Barriers::complete_if_due(uint32_t address) {
+  Barrier& b = at(address);
+  if (b.pending < 0) fail("barrier ", address, " got more arrivals than it counts");
+  if (b.pending != 0 || b.bytes != 0) return;
+  b.pending = b.arrivals;
+  ++b.completed;
+  b.telling.learn({b.actor, b.completed});
+  b.told = b.telling;
+  b.telling = {};
+  for (size_t warp = 0; warp < waiters_.size(); ++warp) {
+    if (waiters_[warp].barrier == address && b.completed - 1 > waiters_[warp].phase) {
+      fail("phases alias: barrier ", address, " ran past warp ", warp);
+    }
+  }
+}
+
+bool Barriers::has_passed(uint32_t address, uint32_t parity) {
+  return uint32_t(at(address).completed & 1) != here().faults.parity(address, parity);
+}
+
+// This warp knows now that a phase is over: the one after the last it knew of, or that one again.
+void Barriers::note_passed(uint32_t address) {
+  Block& block = here();
+  const Barrier& b = at(address);
+  int& seen = waiters_[size_t(block.warp())].seen[address];
+  if (b.completed > seen + 1) {
+    fail("phases alias: warp ", block.warp(), " missed a phase of barrier ", address);
+  }
+  const bool news = b.completed > seen;
+  seen = b.completed;
+  block.clock().learn(b.told);
+  const uint32_t released = news ? block.faults.released_by_reading(address) : 0;
+  if (released != 0) {
+    --at(released).pending;
+    complete_if_due(released);
+  }
+}
+
+bool Barriers::passed(uint32_t address, uint32_t parity) {
+  here().scheduler.yield();
+  const bool passed = has_passed(address, parity);
+  if (passed) note_passed(address);
+  return passed;
+}
+
+void Barriers::wait(uint32_t address, uint32_t parity) {
+  Waiter& waiter = waiters_[size_t(here().warp())];
+  waiter.barrier = address;
+  waiter.phase = at(address).completed;
+  here().scheduler.wait_until("barrier " + std::to_string(address),
+                              [=, this] { return has_passed(address, parity); });
+  waiter.barrier = 0;
+  note_passed(address);
+}
+
+Moment Barriers::end_of_phase(uint32_t address) {
+  const Barrier& b = at(address);
+  return {b.actor, b.completed + 1};
+}
+
+void Barriers::bytes_arrived(uint32_t address, int64_t bytes) {
+  at(address).bytes -= bytes;
+  complete_if_due(address);
+}
+
+void NamedBarriers::count(int id, int threads, bool waits) {
+  Block& block = here();
+  constexpr int kThreadsPerWarp = 32, kMostNamed = 16;
+  const int warp = block.warp();
+  if (id < 0 || id >= kMostNamed) fail("named barrier ", id, ": there are 0 to 15");
+  Named& b = barriers_[id];
+  if (b.arrived.empty()) b.threads = threads;
+  if (b.threads != threads || threads % kThreadsPerWarp != 0) {
+    fail("named barrier ", id, ": of ", b.threads, " threads, but of ", threads, " for warp ",
+         warp);
+  }
+  if (std::find(b.arrived.begin(), b.arrived.end(), warp) != b.arrived.end()) {
+    fail("named barrier ", id, ": warp ", warp, " arrives twice in one phase");
+  }
+  b.arrived.push_back(warp);
+  if (waits) b.waiting.push_back(warp);
+  b.telling.learn(block.clock());
+  block.clock().tick(warp);
+  if (int(b.arrived.size()) * kThreadsPerWarp < threads) return;
+  for (int waiting : b.waiting) block.clocks[size_t(waiting)].learn(b.telling);
+  b = {.completed = b.completed + 1};
+}
+
+void NamedBarriers::arrive(int id, int threads) {
+  Block& block = here();
+  block.scheduler.yield();
+  const int times = block.faults.times_turn_is_given(block.warp());
+  for (int i = 0; i < times; ++i) count(id, threads, false);
+}
+
+void NamedBarriers::sync(int id, int threads) {
+  Scheduler& scheduler = here().scheduler;
+  scheduler.yield();
+  const Named& b = barriers_[id];
+  const int64_t phase = b.completed;
+  count(id, threads, true);
+  scheduler.wait_until("named barrier " + std::to_string(id),
+                       [&b, phase] { return b.completed > phase; });
+}
+
+}  // namespace fa3::machine

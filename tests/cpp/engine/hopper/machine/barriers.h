@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Barriers: mbarriers with phases and bytes, and the hardware's numbered ones. Who arrives tells what
+// it knows (clock.h); who waits learns what all have told in that phase.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+
+namespace fa3::machine {
+
+struct Barrier {
+  int actor = 0;  // in clocks
+  int arrivals = 0, pending = 0;
+  int64_t bytes = 0;  // expected, not yet arrived
+  int completed = 0;  // phases
+  Clock telling;      // of those that have arrived in this phase
+  Clock told;         // what the last completed phase says
+};
+
+class Barriers {
+ public:
+  void init(uint32_t address, int arrivals);
+  void arrive(uint32_t address, int64_t bytes);
+  bool passed(uint32_t address, uint32_t parity);
+  void wait(uint32_t address, uint32_t parity);
+
+  // The phase that a copy counts for, and the arrival of its bytes.
+  Moment end_of_phase(uint32_t address);
+  void bytes_arrived(uint32_t address, int64_t bytes);
+
+ private:
+  struct Waiter {
+    uint32_t barrier = 0;  // 0: it does not wait
+    int phase = 0;
+    std::map<uint32_t, int> seen;  // phases of each barrier that the warp saw completed itself
+  };
+
+  Barrier& at(uint32_t address);
+  bool has_passed(uint32_t address, uint32_t parity);
+  void note_passed(uint32_t address);
+  void complete_if_due(uint32_t address);
+
+  std::map<uint32_t, Barrier> barriers_;
+  std::array<Waiter, kMostWarps> waiters_;
+};
+
+class NamedBarriers {
+ public:
+  // A warp counts as 32 threads, and arrives once in a phase.
+  void arrive(int id, int threads);
+  void sync(int id, int threads);
+
+ private:
+  struct Named {
+    int threads = 0;           // that the phase is for
+    std::vector<int> arrived;  // warps
+    std::vector<int> waiting;  // those of them that wait
+    Clock telling;
+    int64_t completed = 0;
+  };
+
+  void count(int id, int threads, bool waits);
+
+  std::map<int, Named> barriers_;
+};
+
+}  // namespace fa3::machine

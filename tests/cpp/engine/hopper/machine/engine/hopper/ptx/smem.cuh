@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// As in src/engine/hopper/ptx/, on the machine of the protocol test.
+#pragma once
+
+#include "instructions.h"
+
+namespace fa3::hopper::ptx {
+
+inline void stmatrix_x4(uint32_t row, const uint32_t (&)[4]) {
+  machine::store_shared(row);
+}
+inline void stmatrix_x4_trans(uint32_t row, const uint32_t (&)[4]) {
+  machine::store_shared(row);
+}
+inline void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4]) {
+  machine::load_shared(row);
+  for (uint32_t& pair : matrices) pair = 0;
+}
+inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
+  for (float x : value) machine::settled(x);
+  machine::store_shared(address);
+}
+inline float ld_shared_f32(uint32_t address) {
+  machine::load_shared(address);
+  return 0;
+}
+inline void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
+  value[0] = value[1] = ld_shared_f32(address);
+}
+
+}  // namespace fa3::hopper::ptx

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is broken on purpose in a kernel's protocol while it runs, without touching its sources.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "clock.h"
+
+namespace fa3::machine {
+
+enum class Fault {
+  kNone,
+  kReleaseBeforeRead,  // consumers release a K/V slot as soon as it is full
+  kProducerPhase,      // the producer waits for the other phase of empty K/V slots
+  kConsumerPhase,      // consumers wait for the other phase of full ones
+  kOneArrivalTooFew,   // a slot counts as empty before the last warp has released it
+  kOneArrivalTooMany,
+  kLostRelease,     // one warp forgets one release
+  kTooFewBytes,     // a slot of two slabs counts as full after the first
+  kNoFirstTurn,     // nobody gives the first turn to issue products
+  kTurnGivenTwice,  // somebody gives his turn on twice
+};
+
+// Which barriers the faults are about.
+struct KvBarriers {
+  uint32_t first_full = 0, first_empty = 0;
+  int slots = 0;
+  bool is_full(uint32_t barrier) const { return within(barrier, first_full); }
+  bool is_empty(uint32_t barrier) const { return within(barrier, first_empty); }
+
+ private:
+  bool within(uint32_t barrier, uint32_t first) const {
+    return barrier >= first && barrier < first + uint32_t(slots) * sizeof(uint64_t);
+  }
+};
+
+// Asked by the barriers at each step.
+class Faults {
+ public:
+  Faults(Fault fault, KvBarriers kv) : fault_(fault), kv_(kv) {}
+
+  int arrivals(uint32_t barrier, int count) const {
+    if (!kv_.is_empty(barrier)) return count;
+    return count + is(Fault::kOneArrivalTooMany) - is(Fault::kOneArrivalTooFew);
+  }
+  bool forgets_arrival(uint32_t barrier, int warp) {
+    if (!kv_.is_empty(barrier)) return false;
+    if (is(Fault::kReleaseBeforeRead)) return true;  // done long ago
+    constexpr int kForgetful = 4, kForgotten = 3;
+    return is(Fault::kLostRelease) && warp == kForgetful && releases_++ == kForgotten;
+  }
+  int64_t expected(uint32_t barrier, int64_t bytes) const {
+    return is(Fault::kTooFewBytes) && kv_.is_full(barrier) ? bytes / 2 : bytes;
+  }
+  uint32_t parity(uint32_t barrier, uint32_t parity) const {
+    const bool flipped = (is(Fault::kProducerPhase) && kv_.is_empty(barrier)) ||
+                         (is(Fault::kConsumerPhase) && kv_.is_full(barrier));
+    return flipped ? parity ^ 1 : parity;
+  }
+  // The barrier that a warp arrives at once it sees this one completed; 0: none.
+  uint32_t released_by_reading(uint32_t barrier) const {
+    if (!is(Fault::kReleaseBeforeRead) || !kv_.is_full(barrier)) return 0;
+    return barrier - kv_.first_full + kv_.first_empty;
+  }
+  int times_turn_is_given(int warp) {
+    const int given = turns_given_[size_t(warp)]++;
+    if (given == 0 && is(Fault::kNoFirstTurn)) return 0;
+    return given == 2 && is(Fault::kTurnGivenTwice) ? 2 : 1;
+  }
+
+ private:
+  bool is(Fault fault) const { return fault_ == fault; }
+
+  Fault fault_;
+  KvBarriers kv_;
+  int releases_ = 0;
+  std::array<int, kMostWarps> turns_given_{};
+};
+
+}  // namespace fa3::machine

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "instructions.h"
+
+#include "block.h"
+#include "cuda_words.h"
+
+namespace fa3::machine {
+
+void sync_block() {
+  constexpr int kThreadsPerWarp = 32;
+  here().named.sync(0, here().scheduler.warps() * kThreadsPerWarp);
+}
+
+int draw(int* counter, int count) {
+  Block& block = here();
+  block.scheduler.yield();
+  *counter += int(block.scheduler.random()() % 3);  // other blocks draw too
+  const int ticket = *counter;
+  *counter += count;
+  block.outcome.drawn.push_back(ticket);
+  return ticket;
+}
+
+void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  here().barriers.init(barrier, int(arrivals));
+}
+void barrier_arrive(uint32_t barrier, int64_t bytes) {
+  here().barriers.arrive(barrier, bytes);
+}
+bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  return here().barriers.passed(barrier, parity);
+}
+void barrier_wait(uint32_t barrier, uint32_t parity) {
+  here().barriers.wait(barrier, parity);
+}
+void named_arrive(int id, int threads) {
+  here().named.arrive(id, threads);
+}
+void named_sync(int id, int threads) {
+  here().named.sync(id, threads);
+}
+void set_registers(int registers, bool more) {
+  more ? here().registers.increase(registers) : here().registers.decrease(registers);
+}
+
+void store_shared(uint32_t address) {
+  here().scheduler.yield();
+  here().memory.store(here().accessor(), address);
+}
+void load_shared(uint32_t address) {
+  here().scheduler.yield();
+  here().memory.load(here().accessor(), address);
+}
+void fence_proxy_async() {
+  here().memory.fence(here().accessor());
+}
+void store_global(const void* pointer) {
+  here().outcome.stored.push_back(pointer);
+}
+void add_global(const void* pointer, int bytes) {
+  here().outcome.departures.push_back(
+      {.warp = here().warp(), .to = pointer, .bytes = bytes, .adds = true});
+}
+
+void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier) {
+  const TensorMap known = decoded(map);
+  begin_load(smem, known.box_rows * known.row_bytes, barrier, [=](int offset) {
+    return Content{known.tensor, at.row + offset / known.row_bytes, at.column, at.head, at.batch};
+  });
+}
+void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) {
+  begin_load(smem, bytes, barrier, [global](int) { return Content{.tensor = global}; });
+}
+void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem) {
+  const TensorMap known = decoded(map);
+  here().departures[size_t(here().warp())].send(smem, {.to = known.tensor,
+                                                       .row = at.row,
+                                                       .column = at.column,
+                                                       .head = at.head,
+                                                       .batch = at.batch,
+                                                       .bytes = known.box_rows * known.row_bytes});
+}
+void store_bytes(const void* global, uint32_t smem, int bytes, bool adds) {
+  here().departures[size_t(here().warp())].send(smem, {.to = global, .bytes = bytes, .adds = adds});
+}
+void commit_copies() {
+  here().departures[size_t(here().warp())].commit();
+}
+void wait_for_copies(int pending) {
+  here().departures[size_t(here().warp())].wait(pending);
+}
+
+void multiply(float* d, int count, const Operand& a, const Operand& b) {
+  here().scheduler.yield();
+  here().products[size_t(here().warp())].multiply(d, count, a, b);
+}
+void commit_products() {
+  here().products[size_t(here().warp())].commit();
+}
+void wait_for_products(int pending) {
+  here().scheduler.yield();
+  here().products[size_t(here().warp())].wait(pending);
+}
+
+}  // namespace fa3::machine

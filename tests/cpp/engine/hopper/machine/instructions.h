@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What machine/engine/hopper/ptx/ calls: the instructions, by the warp that runs now.
+#pragma once
+
+#include "machine.h"
+
+namespace fa3::machine {
+
+struct Coordinates {
+  int column, row, head, batch;
+};
+
+// An operand of a product: a descriptor (tile/layout.h), or registers.
+struct Operand {
+  bool in_registers = false;
+  uint64_t descriptor = 0;
+  hopper::Major major = hopper::Major::kK;
+};
+
+void barrier_init(uint32_t barrier, uint32_t arrivals);
+void barrier_arrive(uint32_t barrier, int64_t bytes);
+bool barrier_passed(uint32_t barrier, uint32_t parity);
+void barrier_wait(uint32_t barrier, uint32_t parity);
+void named_arrive(int id, int threads);
+void named_sync(int id, int threads);
+void set_registers(int registers, bool more);
+
+void store_shared(uint32_t address);
+void load_shared(uint32_t address);
+void fence_proxy_async();
+void store_global(const void* pointer);
+void add_global(const void* pointer, int bytes);
+
+void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier);
+void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier);
+void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem);
+void store_bytes(const void* global, uint32_t smem, int bytes, bool adds);
+void commit_copies();
+void wait_for_copies(int pending);
+
+// d += A B, of 64 rows by 2 * count columns a warpgroup, 16 deep.
+void multiply(float* d, int count, const Operand& a, const Operand& b);
+void commit_products();
+void wait_for_products(int pending);
+// Ordinary arithmetic on x; not on an accumulator that a product works on.
+float settled(float x);
+
+}  // namespace fa3::machine

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rules of the model, each in a program of a few warps that keeps it and in one that does not. Those
+// of a whole pass: small_backward_test.cpp and ../protocol_test.cpp.
+#include "machine.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/fence.cuh"
+#include "engine/hopper/ptx/mbarrier.cuh"
+#include "engine/hopper/ptx/reduce.cuh"
+#include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
+#include "engine/hopper/ptx/wgmma.cuh"
+#include "engine/hopper/tile/layout.h"
+#include "many_orders.h"
+
+namespace fa3::hopper {
+namespace {
+
+using namespace machine;  // the test's view of it
+
+constexpr uint32_t kPlace = machine::kSmemBase;
+const std::vector<machine::Buffer> kBuffers = {{"place", kPlace, 1024}};
+
+TEST(Machine, stores_need_a_buffer_to_count_for) {
+  expect_found(1, {}, [] { ptx::stmatrix_x4(kPlace, {}); }, {"a store at address"});
+}
+
+TEST(Machine, loads_by_threads_need_a_barrier_after_the_store_but_no_fence) {
+  const auto program = [](bool waits) {
+    return [waits] {
+      uint32_t matrices[4];
+      if (threadIdx.x == 0) ptx::stmatrix_x4(kPlace, {});
+      if (waits) __syncthreads();
+      if (threadIdx.x != 0) ptx::ldmatrix_x4(kPlace, matrices);
+    };
+  };
+  expect_right(2, kBuffers, program(true));
+  expect_found(2, kBuffers, program(false), {kUnfilled, kUntold});
+}
+
+TEST(Machine, a_load_over_a_store_needs_fence_and_barrier) {
+  constexpr uint32_t kFull = kPlace + 1024;
+  static const char source[1024] = {};
+  const auto program = [](bool fences, bool waits) {
+    return [fences, waits] {
+      if (threadIdx.x == 0) ptx::mbarrier_init(kFull, 1);
+      __syncthreads();
+      if (threadIdx.x != 0) {
+        ptx::stmatrix_x4(kPlace, {});
+        if (fences) ptx::fence_proxy_async();
+        if (waits) ptx::bar_arrive(1, 64);
+      } else {
+        if (waits) ptx::bar_sync(1, 64);
+        ptx::mbarrier_arrive_expect_tx(kFull, 1024);
+        ptx::cp_async_bulk_load(kPlace, source, 1024, kFull);
+        ptx::mbarrier_wait_parity(kFull, 0);
+      }
+    };
+  };
+  expect_right(2, kBuffers, program(true, true));
+  expect_found(2, kBuffers, program(false, true), {kUnfenced});
+  expect_found(2, kBuffers, program(true, false),
+               {"overwritten while it is stored", "overwritten while a copy arrives"});
+}
+
+TEST(Machine, knowledge_passes_through_a_third_warp) {
+  // Warp 0 stores, warp 1 is told, and tells warp 2.
+  const auto program = [](bool passes_on) {
+    return [passes_on] {
+      const int warp = int(threadIdx.x) / 32;
+      if (warp == 0) {
+        ptx::stmatrix_x4(kPlace, {});
+        ptx::bar_arrive(1, 64);
+      } else if (warp == 1) {
+        if (passes_on) ptx::bar_sync(1, 64);
+        ptx::bar_arrive(2, 64);
+        if (!passes_on) ptx::bar_sync(1, 64);
+      } else {
+        ptx::bar_sync(2, 64);
+        ptx::ld_shared_f32(kPlace);
+      }
+    };
+  };
+  expect_right(3, kBuffers, program(true));
+  expect_found(3, kBuffers, program(false), {kUnfilled, kUntold});
+}
+
+TEST(Machine, named_barriers_count_each_warp_once_and_agree_on_threads) {
+  expect_found(1, {},
+               [] {
+                 for (int i = 0; i < 2; ++i) ptx::bar_arrive(3, 64);
+               },
+               {"named barrier 3: warp 0 arrives twice in one phase"});
+  expect_found(
+      2, {}, [] { ptx::bar_sync(3, threadIdx.x == 0 ? 64 : 96); },
+      {"named barrier 3: of 64 threads, but of 96", "named barrier 3: of 96 threads, but"});
+  expect_found(1, {}, [] { ptx::bar_sync(16, 32); }, {"named barrier 16"});
+}
+
+TEST(Machine, registers_move_only_when_they_are_free) {
+  // 504 at 168 each: 72 + 216 + 216.
+  expect_right(12, {},
+               [] { threadIdx.x < 128 ? ptx::setmaxnreg_dec<72>() : ptx::setmaxnreg_inc<216>(); });
+  expect_found(12, {},
+               [] { threadIdx.x < 128 ? ptx::setmaxnreg_dec<96>() : ptx::setmaxnreg_inc<208>(); },
+               {"deadlock: warp"});
+  expect_found(4, {},
+               [] {
+                 if (threadIdx.x == 0) ptx::setmaxnreg_dec<40>();
+               },
+               {"setmaxnreg by a part of a warpgroup"});
+  expect_found(4, {}, [] { ptx::setmaxnreg_dec<44>(); }, {"setmaxnreg of 44"});
+}
+
+TEST(Machine, accumulators_leave_only_when_their_product_is_over) {
+  static float target[4];
+  const std::vector<machine::Buffer> operand = {{"B", kPlace, 16 * 128}};
+  const auto program = [](bool waits) {
+    return [waits] {
+      constexpr tile::TileLayout kB{16, 64};
+      ptx::stmatrix_x4(kPlace, {});
+      ptx::fence_proxy_async();
+      float d[32];
+      const uint64_t b = tile::descriptor(kB, tile::mn_major_low(kB, kPlace), 0);
+      ptx::wgmma_m64k16_rs<Element::kBf16>(d, {}, b, 0);
+      ptx::wgmma_commit_group();
+      if (waits) ptx::wgmma_wait_group<0>();
+      ptx::red_global_add_f32x4(target, {d[0], d[1], d[2], d[3]});
+      ptx::wgmma_wait_group<0>();
+    };
+  };
+  expect_right(1, operand, program(true));
+  expect_found(1, operand, program(false),
+               {"an accumulator was read while a product worked on it"});
+}
+
+TEST(Machine, bulk_copies_are_of_whole_16_bytes) {
+  static float target[4];
+  expect_found(1, kBuffers, [] { ptx::cp_async_bulk_store(target, kPlace + 8, 16); },
+               {"a copy of 16 bytes at address 1032"});
+}
+
+}  // namespace
+}  // namespace fa3::hopper

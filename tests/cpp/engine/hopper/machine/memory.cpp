@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory.h"
+
+#include "failure.h"
+
+namespace fa3::machine {
+namespace {
+
+constexpr uint32_t kPieceBytes = 1024;
+constexpr uint32_t kUnitBytes = 64;  // buffers begin and end at multiples of it
+
+std::string place(uint32_t address) {
+  return "address " + std::to_string(address);
+}
+
+}  // namespace
+
+Memory::Memory(const std::vector<Buffer>& buffers) : buffers_(buffers) {
+  std::vector<bool> cut(kSmemBytes / kUnitBytes + 1);
+  for (size_t unit = 0; unit < cut.size(); unit += kPieceBytes / kUnitBytes) cut[unit] = true;
+  for (const Buffer& b : buffers_) {
+    if (b.address % kUnitBytes != 0 || b.bytes % kUnitBytes != 0 || b.address < kSmemBase ||
+        b.address + b.bytes > kSmemBase + kSmemBytes) {
+      fail("buffer '", b.name, "' is outside, or not a multiple of ", kUnitBytes, " bytes");
+    }
+    cut[(b.address - kSmemBase) / kUnitBytes] = true;
+    cut[(b.address - kSmemBase + b.bytes) / kUnitBytes] = true;
+  }
+  for (size_t unit = 0; unit + 1 < cut.size(); ++unit) {
+    if (cut[unit]) {
+      pieces_.emplace_back();
+      pieces_.back().begin = kSmemBase + uint32_t(unit) * kUnitBytes;
+    }
+    pieces_.back().end = kSmemBase + uint32_t(unit + 1) * kUnitBytes;
+    piece_of_unit_.push_back(int(pieces_.size()) - 1);
+  }
+}
+
+Memory::Piece& Memory::at(uint32_t address) {
+  const uint32_t unit = (address - kSmemBase) / kUnitBytes;
+  if (address < kSmemBase || unit >= piece_of_unit_.size()) fail(place(address), " is outside");
+  return pieces_[size_t(piece_of_unit_[unit])];
+}
+
+template <class Action>
+void Memory::for_pieces(uint32_t address, int bytes, const Action& action) {
+  for (uint32_t next = address; next < address + uint32_t(bytes);) {
+    Piece& piece = at(next);
+    action(piece);
+    next = piece.end;
+  }
+}
+
+// The smallest buffer that holds the address.
+const Buffer& Memory::range_of_threads(uint32_t address, const char* access) {
+  const Buffer* found = nullptr;
+  for (const Buffer& b : buffers_) {
+    const bool holds = address >= b.address && address < b.address + b.bytes;
+    if (holds && (found == nullptr || b.bytes < found->bytes)) found = &b;
+  }
+  if (found == nullptr) {
+    fail(access, " at ", place(address),
+         ": in no buffer. Of a warp only lane 0 is seen, so the test names what threads store to "
+         "and "
+         "load from (Setting::buffers)");
+  }
+  return *found;
+}
+
+void Memory::require_unread(const Accessor& by, const Piece& piece, const char* access) const {
+  for (int w = 0; w < kMostWarps; ++w) {
+    const Read& read = piece.reads[size_t(w)];
+    if (read.open > 0 || !by.knows.has({w, read.time})) {
+      fail("overwritten while it is read: ", place(piece.begin), ", read by warp ", w, ", by ",
+           access, " of warp ", by.warp);
+    }
+  }
+  if (piece.arriving || !by.knows.has(piece.arrival)) {
+    fail("overwritten while a copy arrives: ", place(piece.begin), ", by ", access, " of warp ",
+         by.warp);
+  }
+}
+
+void Memory::require_filled(const Accessor& by, const Piece& piece) const {
+  if (!piece.filled || piece.arriving || !by.knows.has(piece.arrival)) {
+    fail("read before it was filled: ", place(piece.begin), " by warp ", by.warp);
+  }
+  for (int w = 0; piece.content.tensor == nullptr && w < kMostWarps; ++w) {
+    if (!by.knows.has({w, piece.stored[size_t(w)].time})) {
+      fail("no barrier between the store of warp ", w, " and its reader: ", place(piece.begin),
+           ", read by warp ", by.warp);
+    }
+  }
+}
+
+void Memory::require_fenced(const Accessor& by, const Piece& piece) const {
+  for (int w = 0; piece.content.tensor == nullptr && w < kMostWarps; ++w) {
+    const Stored& s = piece.stored[size_t(w)];
+    if (s.time > 0 && (s.fenced == 0 || !by.knows.has({w, s.fenced}))) {
+      fail("no fence.proxy.async between the store of warp ", w,
+           " and the barrier after it: ", place(piece.begin), ", met by warp ", by.warp);
+    }
+  }
+}
+
+void Memory::begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival) {
+  for_pieces(address, bytes, [&](Piece& piece) {
+    require_unread(by, piece, "a load");
+    for (int w = 0; w < kMostWarps; ++w) {
+      if (!by.knows.has({w, piece.stored[size_t(w)].time})) {
+        fail("overwritten while it is stored: ", place(piece.begin), ", stored by warp ", w,
+             ", by a load of warp ", by.warp);
+      }
+    }
+    require_fenced(by, piece);
+    piece.stored.fill({});
+    piece.arriving = true;
+    piece.arrival = arrival;
+  });
+}
+
+void Memory::end_copy(uint32_t address, int bytes,
+                      const std::function<Content(int offset)>& content) {
+  for_pieces(address, bytes, [&](Piece& piece) {
+    piece.arriving = false;
+    piece.filled = true;
+    piece.content = content(int(std::max(piece.begin, address) - address));
+  });
+}
+
+void Memory::store(const Accessor& by, uint32_t address) {
+  const Buffer& range = range_of_threads(address, "a store");
+  for_pieces(range.address, range.bytes, [&](Piece& piece) {
+    Stored& stored = piece.stored[size_t(by.warp)];
+    require_unread(by, piece, "a store");
+    const bool stored_before = !piece.filled || piece.content.tensor == nullptr;
+    piece.content = {.filling = stored_before ? piece.content.filling : 0};
+    if (!piece.filled || !stored_before || piece.read_since_stored) ++piece.content.filling;
+    piece.filled = true;
+    piece.read_since_stored = false;
+    stored = {.time = by.now().time};
+    unfenced_[size_t(by.warp)].push_back(int(&piece - pieces_.data()));
+  });
+}
+
+void Memory::load(const Accessor& by, uint32_t address) {
+  const Buffer& range = range_of_threads(address, "a load");
+  for_pieces(range.address, range.bytes, [&](Piece& piece) {
+    require_filled(by, piece);
+    piece.reads[size_t(by.warp)].time = by.now().time;
+    piece.read_since_stored = true;
+  });
+}
+
+void Memory::fence(const Accessor& by) {
+  for (int index : unfenced_[size_t(by.warp)]) {
+    Stored& stored = pieces_[size_t(index)].stored[size_t(by.warp)];
+    if (stored.time > 0 && stored.fenced == 0) stored.fenced = by.now().time;
+  }
+  unfenced_[size_t(by.warp)].clear();
+}
+
+const Content& Memory::begin_read(const Accessor& by, uint32_t address, int bytes,
+                                  HeldPieces* held) {
+  for_pieces(address, bytes, [&](Piece& piece) {
+    require_filled(by, piece);
+    require_fenced(by, piece);
+    ++piece.reads[size_t(by.warp)].open;
+    piece.read_since_stored = true;
+    held->push_back(int(&piece - pieces_.data()));
+  });
+  return at(address).content;
+}
+
+void Memory::end_reads(const Accessor& by, HeldPieces* held) {
+  for (int index : *held) {
+    Read& read = pieces_[size_t(index)].reads[size_t(by.warp)];
+    --read.open;
+    read.time = by.now().time;
+  }
+  held->clear();
+}
+
+}  // namespace fa3::machine

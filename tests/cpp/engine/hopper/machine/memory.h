@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared memory: what lies where, and who may touch it. It is watched in pieces of 1 KB (8 rows of 128
+// bytes, or 16 of 64), cut where a buffer that the test names begins or ends. Of each piece it knows
+// who wrote it, who has read it and who still does, and holds every access against the clock
+// (clock.h) of the warp that makes it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "clock.h"
+#include "machine.h"
+
+namespace fa3::machine {
+
+// The warp that makes an access, and what it knows.
+struct Accessor {
+  int warp;
+  const Clock& knows;
+  Moment now() const { return knows.now(warp); }
+};
+
+// Pieces that an instruction still reads, once for each reading.
+using HeldPieces = std::vector<int>;
+
+class Memory {
+ public:
+  explicit Memory(const std::vector<Buffer>& buffers);
+
+  // A copy into shared memory, over when `arrival` is known; end_copy: its bytes are there.
+  void begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival);
+  void end_copy(uint32_t address, int bytes, const std::function<Content(int offset)>& content);
+
+  // An ordinary store or load of a warp: counts for the whole buffer that its first lane meets.
+  void store(const Accessor& by, uint32_t address);
+  void load(const Accessor& by, uint32_t address);
+
+  // What this warp has stored may be read by wgmma and the copy engine, by those who are told later.
+  void fence(const Accessor& by);
+
+  // wgmma or the copy engine reads, until end_reads. Returns what lies at the address.
+  const Content& begin_read(const Accessor& by, uint32_t address, int bytes, HeldPieces* held);
+  void end_reads(const Accessor& by, HeldPieces* held);
+
+ private:
+  struct Stored {
+    int time = 0;    // of the warp's last store; 0: none
+    int fenced = 0;  // when its fence had followed; 0: not yet
+  };
+  struct Read {
+    int time = 0;  // of the warp's last reading; 0: none
+    int open = 0;  // readings that are not over
+  };
+  struct Piece {
+    uint32_t begin = 0, end = 0;
+    Content content;
+    bool filled = false, arriving = false, read_since_stored = false;
+    Moment arrival;  // of the last copy
+    std::array<Stored, kMostWarps> stored;
+    std::array<Read, kMostWarps> reads;
+  };
+
+  Piece& at(uint32_t address);
+  const Buffer& range_of_threads(uint32_t address, const char* access);
+  void require_unread(const Accessor& by, const Piece& piece, const char* access) const;
+  void require_filled(const Accessor& by, const Piece& piece) const;
+  void require_fenced(const Accessor& by, const Piece& piece) const;
+  template <class Action>
+  void for_pieces(uint32_t address, int bytes, const Action& action);
+
+  std::vector<Buffer> buffers_;
+  std::vector<Piece> pieces_;
+  std::vector<int> piece_of_unit_;
+  std::array<std::vector<int>, kMostWarps> unfenced_;
+};
+
+}  // namespace fa3::machine

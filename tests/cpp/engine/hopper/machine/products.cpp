@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "products.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "block.h"
+#include "failure.h"
+
+namespace fa3::machine {
+namespace {
+
+using hopper::Major;
+
+constexpr int kWarpsPerWarpgroup = 4;
+constexpr int kRowsPerWarp = 16;
+constexpr int kRowsPerWarpgroup = 64;
+constexpr int kDepth = 16;
+constexpr int kPieceBytes = 1024;  // of memory.h, where it is not cut
+constexpr int kElementBytes = 2;
+
+// What accumulators hold while a product works on them: a NaN that arithmetic hands on.
+constexpr uint32_t kUnsettled = 0x7fc0dead;
+bool is_unsettled(float x) {
+  return (std::bit_cast<uint32_t>(x) & 0x7fffffff) == kUnsettled;
+}
+
+// Fields of a matrix descriptor (tile/layout.h).
+uint32_t start_of(uint64_t descriptor) {
+  return uint32_t(descriptor & 0x3fff) << 4;
+}
+uint32_t slab_distance(uint64_t descriptor) {
+  return uint32_t(descriptor >> 16 & 0x3fff) << 4;
+}
+int row_bytes_of(uint64_t descriptor) {
+  return descriptor >> 62 == 1 ? 128 : 64;
+}
+
+// Begins to read `rows` rows of one slab; they must follow each other in one tensor, or be stored by
+// threads at the same time. Returns the first.
+Content read_rows(uint32_t address, int rows, int row_bytes, HeldPieces* held) {
+  Block& block = here();
+  const int bytes = rows * row_bytes;
+  Content first;
+  for (int offset = 0; offset < bytes; offset += kPieceBytes) {
+    const Content& next = block.memory.begin_read(block.accessor(), address + uint32_t(offset),
+                                                  std::min(bytes - offset, kPieceBytes), held);
+    if (offset == 0) first = next;
+    const int row = first.tensor == nullptr ? first.row : first.row + offset / row_bytes;
+    if (next.tensor != first.tensor || next.head != first.head || next.batch != first.batch ||
+        next.column != first.column || next.row != row || next.filling != first.filling) {
+      fail("a tile of mixed origin at address ", address);
+    }
+  }
+  return first;
+}
+
+// Where a descriptor's first row begins, and the column that it points at.
+struct Start {
+  uint32_t slab;
+  int column;
+};
+Start start(uint64_t descriptor) {
+  const uint32_t address = start_of(descriptor), slab = address & ~uint32_t{kPieceBytes - 1};
+  return {slab, int(address - slab) / kElementBytes};
+}
+
+// Its sum runs along columns: `rows` rows of M or N from `first_row` on, 16 columns.
+Content read_k_major(uint64_t descriptor, int first_row, int rows, HeldPieces* held) {
+  const int row_bytes = row_bytes_of(descriptor);
+  const auto [slab, column] = start(descriptor);
+  Content c = read_rows(slab + uint32_t(first_row * row_bytes), rows, row_bytes, held);
+  if (c.tensor != nullptr) c.column += column;
+  return c;
+}
+
+// Its sum runs along rows: 16 rows, of each slab that `columns` columns of M or N lie in.
+Content read_mn_major(uint64_t descriptor, int columns, HeldPieces* held) {
+  const int row_bytes = row_bytes_of(descriptor), slab_columns = row_bytes / kElementBytes;
+  const auto [first_slab, column] = start(descriptor);
+  Content first = read_rows(first_slab, kDepth, row_bytes, held);
+  for (int slab = 1; slab * slab_columns < column + columns; ++slab) {
+    const uint32_t address = first_slab + uint32_t(slab) * slab_distance(descriptor);
+    const Content next = read_rows(address, kDepth, row_bytes, held);
+    const int expected = first.tensor == nullptr ? 0 : first.column + slab * slab_columns;
+    if (next.tensor != first.tensor || next.row != first.row || next.column != expected) {
+      fail("columns that do not belong, at address ", address);
+    }
+  }
+  if (first.tensor != nullptr) first.column += column;
+  return first;
+}
+
+int summed_from(const Content& c, Major major) {
+  return major == Major::kK ? c.column : c.row;
+}
+int kept_from(const Content& c, Major major) {
+  return major == Major::kK ? c.row : c.column;
+}
+
+// A step of a product goes on where the one before ended.
+void require_next_step(const Content& first, const Content& step, Major major, int depth) {
+  if (first.tensor != step.tensor || first.head != step.head || first.batch != step.batch ||
+      kept_from(first, major) != kept_from(step, major)) {
+    fail("one product of two tiles, by warp ", here().warp());
+  }
+  const bool known = first.tensor != nullptr;
+  if (first.filling != step.filling ||
+      (known && summed_from(step, major) != summed_from(first, major) + depth)) {
+    fail("steps of a product that do not follow each other, by warp ", here().warp());
+  }
+}
+
+}  // namespace
+
+bool Products::works_on(const float* d) const {
+  const auto works = [d](const Group& group) {
+    return std::any_of(group.accumulators.begin(), group.accumulators.end(),
+                       [d](const Accumulator& a) { return a.values == d; });
+  };
+  return works(open_) || std::any_of(flying_.begin(), flying_.end(), works);
+}
+
+// The one that this group's last product adds to, or a new one.
+Products::Accumulator& Products::accumulator(float* d, int count) {
+  if (open_.accumulators.empty() || open_.accumulators.back().values != d) {
+    if (!works_on(d)) std::fill(d, d + count, std::bit_cast<float>(kUnsettled));
+    open_.accumulators.push_back({d, count, {}});
+  }
+  return open_.accumulators.back();
+}
+
+void Products::multiply(float* d, int count, const Operand& a, const Operand& b) {
+  Block& block = here();
+  const int columns = 2 * count;
+  Product& p = accumulator(d, count).product;
+  Content a_step, b_step;
+  if (!a.in_registers) {
+    const int first_row = block.warp() % kWarpsPerWarpgroup * kRowsPerWarp;
+    a_step = a.major == Major::kK
+                 ? read_k_major(a.descriptor, first_row, kRowsPerWarp, &open_.reads)
+                 : read_mn_major(a.descriptor, kRowsPerWarpgroup, &open_.reads);
+  }
+  b_step = b.major == Major::kK ? read_k_major(b.descriptor, 0, columns, &open_.reads)
+                                : read_mn_major(b.descriptor, columns, &open_.reads);
+  if (p.depth == 0) {
+    p = {.a_in_registers = a.in_registers, .a = a_step, .b = b_step, .columns = columns};
+  }
+  require_next_step(p.a, a_step, a.major, p.depth);
+  require_next_step(p.b, b_step, b.major, p.depth);
+  if (a_step.tensor != nullptr && b_step.tensor != nullptr) {
+    if (a_step.batch != b_step.batch) fail("operands of two sequences, by warp ", block.warp());
+    if (summed_from(a_step, a.major) != summed_from(b_step, b.major)) {
+      fail("operands summed over different ranges, by warp ", block.warp());
+    }
+  }
+  p.depth += kDepth;
+}
+
+void Products::commit() {
+  for (const Accumulator& a : open_.accumulators) {
+    here().outcome.products[size_t(here().warp())].push_back(a.product);
+  }
+  flying_.push_back(std::move(open_));
+  open_ = {};
+}
+
+void Products::settle(const Accumulator& a) const {
+  if (works_on(a.values)) return;
+  if (!std::all_of(a.values, a.values + a.count, is_unsettled)) {
+    fail("an accumulator was written while a product worked on it, by warp ", here().warp());
+  }
+  const bool infinite = here().setting.infinite(a.product);
+  std::fill(a.values, a.values + a.count, infinite ? std::numeric_limits<float>::infinity() : 0.0f);
+}
+
+void Products::wait(int pending) {
+  while (int(flying_.size()) > pending) {
+    Group done = std::move(flying_.front());
+    flying_.pop_front();
+    here().memory.end_reads(here().accessor(), &done.reads);
+    for (const Accumulator& a : done.accumulators) settle(a);
+  }
+}
+
+float settled(float x) {
+  if (is_unsettled(x)) {
+    fail("an accumulator was read while a product worked on it, by warp ", here().warp());
+  }
+  return x;
+}
+
+}  // namespace fa3::machine
