@@ -41,6 +41,49 @@ TEST(Machine, loads_by_threads_need_a_barrier_after_the_store_but_no_fence) {
   expect_found(2, kBuffers, program(false), {kUnfilled, kUntold});
 }
 
+TEST(Machine, the_copy_engine_reads_a_store_after_its_fence_and_the_barrier_after_that) {
+  enum class Fence { kBefore, kAfter, kNever };
+  static float target[256];
+  const auto program = [](Fence fence) {
+    return [fence] {
+      if (threadIdx.x == 0) {
+        ptx::stmatrix_x4(kPlace, {});
+        if (fence == Fence::kBefore) ptx::fence_proxy_async();
+        ptx::bar_arrive(1, 64);
+        if (fence == Fence::kAfter) ptx::fence_proxy_async();
+      } else {
+        ptx::bar_sync(1, 64);
+        ptx::cp_async_bulk_store(target, kPlace, 1024);
+        ptx::cp_async_bulk_commit_group();
+        ptx::cp_async_bulk_wait_group_read<0>();
+      }
+    };
+  };
+  expect_right(2, kBuffers, program(Fence::kBefore));
+  expect_found(2, kBuffers, program(Fence::kAfter), {kUnfenced});
+  expect_found(2, kBuffers, program(Fence::kNever), {kUnfenced});
+}
+
+TEST(Machine, an_arrival_tells_what_came_before_it) {
+  constexpr uint32_t kStored = kPlace + 1024;
+  const auto program = [](bool arrives_last) {
+    return [arrives_last] {
+      if (threadIdx.x == 0) ptx::mbarrier_init(kStored, 1);
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        if (!arrives_last) ptx::mbarrier_arrive(kStored);
+        ptx::stmatrix_x4(kPlace, {});
+        if (arrives_last) ptx::mbarrier_arrive(kStored);
+      } else {
+        ptx::mbarrier_wait_parity(kStored, 0);
+        ptx::ld_shared_f32(kPlace);
+      }
+    };
+  };
+  expect_right(2, kBuffers, program(true));
+  expect_found(2, kBuffers, program(false), {kUnfilled, kUntold});
+}
+
 TEST(Machine, a_load_over_a_store_needs_fence_and_barrier) {
   constexpr uint32_t kFull = kPlace + 1024;
   static const char source[1024] = {};
@@ -135,6 +178,48 @@ TEST(Machine, accumulators_leave_only_when_their_product_is_over) {
   expect_right(1, operand, program(true));
   expect_found(1, operand, program(false),
                {"an accumulator was read while a product worked on it"});
+}
+
+// Loads two tiles of 64 rows of a tensor, and multiplies the first 16 rows of one by the other in steps.
+struct Step {
+  int a, b;  // column in the tile, of 16
+  int tile_of_b = 1;
+};
+std::function<void()> product_of(const std::vector<Step>& steps, bool waits = true) {
+  return [steps, waits] {
+    constexpr tile::TileLayout kTile{64, 64};
+    constexpr uint32_t kFull = kPlace + 2 * kTile.bytes();
+    static const char tensor = 0;
+    const CUtensorMap map = encoded({&tensor, kTile.rows, kTile.row_bytes()});
+    ptx::mbarrier_init(kFull, 1);
+    ptx::mbarrier_arrive_expect_tx(kFull, 2 * kTile.bytes());
+    for (int i = 0; i < 2; ++i) {
+      ptx::cp_async_bulk_tensor_load(kPlace + uint32_t(i * kTile.bytes()), map,
+                                     {.row = i * kTile.rows}, kFull);
+    }
+    ptx::mbarrier_wait_parity(kFull, 0);
+    float d[32];
+    for (const Step& step : steps) {
+      const uint32_t b = kPlace + uint32_t(step.tile_of_b * kTile.bytes());
+      ptx::wgmma_m64k16_ss<Element::kBf16>(
+          d, tile::descriptor(kTile, tile::k_major_low(kPlace), kTile.k_major_step(step.a)),
+          tile::descriptor(kTile, tile::k_major_low(b), kTile.k_major_step(step.b)), 1);
+    }
+    ptx::wgmma_commit_group();
+    if (waits) ptx::wgmma_wait_group<0>();
+  };
+}
+
+TEST(Machine, a_product_goes_through_two_tiles_step_by_step) {
+  expect_right(1, {}, product_of({{0, 0}, {1, 1}, {2, 2}, {3, 3}}));
+  expect_found(1, {}, product_of({{0, 0}, {2, 2}}), {"steps of a product that do not follow"});
+  expect_found(1, {}, product_of({{0, 0}, {1, 0}}), {"steps of a product that do not follow"});
+  expect_found(1, {}, product_of({{0, 1}}), {"operands summed over different ranges"});
+  expect_found(1, {}, product_of({{0, 0}, {1, 1, 0}}), {"one product of two tiles"});
+}
+
+TEST(Machine, products_are_waited_for_before_the_end) {
+  expect_found(1, {}, product_of({{0, 0}}, false), {"warp 0 left with products in flight"});
 }
 
 TEST(Machine, bulk_copies_are_of_whole_16_bytes) {
