@@ -42,7 +42,7 @@ Block::Block(const Setting& s, int warps, const std::function<void()>& body)
 
 Outcome run_block(const Setting& setting, int warps, unsigned blocks,
                   const std::function<void()>& body) {
-  blockIdx.x = 0;
+  blockIdx.x = setting.block;
   gridDim.x = blocks;
   Outcome outcome;
   try {

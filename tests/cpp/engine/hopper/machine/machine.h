@@ -72,6 +72,7 @@ struct Departure {
 
 struct Setting {
   unsigned seed = 0;
+  unsigned block = 0;  // blockIdx.x
   Pace pace;
   Fault fault = Fault::kNone;
   KvBarriers kv;  // that the fault is about
