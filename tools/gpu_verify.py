@@ -4,10 +4,11 @@
     python3 tools/gpu_verify.py            # run every piece that the record lacks (make gpu-verify)
     python3 tools/gpu_verify.py --check    # does the record match the sources? (make record-check)
 
-Everything runs from prebuilt binaries in build/ (fa3_gpu_check, fa3, libfa3.so), so the machine
-needs no compiler, no GoogleTest and no network; torch serves the checks through the C ABI. A piece
-takes under eight minutes. A piece that passed for these very sources is not run again, so that an
-interrupted run can be resumed. The record, docs/results/verification-h200.json, is committed.
+Everything runs from prebuilt binaries in build/ (fa3_engine_tests, fa3_gpu_check, fa3, libfa3.so),
+so the machine needs no compiler, no GoogleTest and no network; torch serves the checks through the
+C ABI. A piece takes under eight minutes. A piece that passed for these very sources is not run
+again, so that an interrupted run can be resumed. The record,
+docs/results/verification-h200.json, is committed.
 """
 
 import argparse
@@ -22,47 +23,55 @@ import sys
 import time
 from pathlib import Path
 
+from source_tokens import tokens_of
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "results" / "verification-h200.json"
 # What decides the machine code and its launch.
-SOURCES = ("src/engine/hopper/**/*", "src/core/*", "tools/gen_wgmma.py")
+SOURCES = ("src/engine/hopper/**/*", "src/engine/cuda/**/*", "src/core/*", "tools/gen_wgmma.py")
 PIECE_SECONDS = 480
 SUMMARY = re.compile(r"^(\d+) checks, (\d+) failures$", re.MULTILINE)
 # Folders of the machine, in tracebacks: the record says nothing of them.
 PLACES = re.compile(rf"{re.escape(str(ROOT))}/|/[\w./-]*/site-packages/")
 PYTEST_SUMMARY = re.compile(r"^(?:(\d+) failed, )?(\d+) passed", re.MULTILINE)
+# GoogleTest ends with how many tests ran, passed and were skipped, a line each.
+GTEST_RAN = re.compile(r"^\[=+\] (\d+) tests? from \d+ test suites? ran\.", re.MULTILINE)
+GTEST_PASSED = re.compile(r"^\[  PASSED  \] (\d+) tests?\.", re.MULTILINE)
+GTEST_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) tests?", re.MULTILINE)
 # Small shapes with tails on both sides: one launch under a sanitizer takes seconds.
 SANITIZED_CASES = "ragged"
 
 
 def source_hash(root: Path = ROOT) -> str:
-    """SHA-256 over the names and contents of the kernels' sources."""
+    """SHA-256 over the names and tokens of the kernels' sources: comments and layout are free."""
     digest = hashlib.sha256()
     files = {path for pattern in SOURCES for path in root.glob(pattern) if path.is_file()}
     for path in sorted(files):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-        digest.update(path.read_bytes() + b"\0")
+        for part in (path.relative_to(root).as_posix(), *tokens_of(path)):
+            digest.update(part.encode() + b"\0")
     return digest.hexdigest()
 
 
 def pieces(build: Path) -> dict:
-    """Name -> command. Each ends with 'N checks, M failures', or as pytest does."""
+    """Name -> command. Each ends as one of the three that counts() knows."""
     check, disturbed = (str(build / "bin" / f"fa3_gpu_check{kind}") for kind in ("", "_disturbed"))
     # Rows of the table, case names, repeats; then the results' bits, which other builds must meet.
     everything = ["0", "99", "", "1", str(build / f"digests-{source_hash()[:12]}.txt")]
+    suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
+    python_tests = ["-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"]
     found = {
+        "the contract of every engine": ["env", "FA3_TEST_ENGINE=hopper", *suites],
         "kernels against float64, every branch": [check, *everything],
         "kernels with random delays, bit for bit": [disturbed, *everything],
         "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
+        "the fa3 command on device memory": [
+            *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),
+            str(build / "bin" / "fa3"),
+        ],
+        "Python package on CUDA tensors": [
+            *(sys.executable, *python_tests, str(ROOT / "tests" / "python"))
+        ],
     }
-    found["the fa3 command on device memory"] = [
-        *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),
-        str(build / "bin" / "fa3"),
-    ]
-    found["Python package on CUDA tensors"] = [
-        *(sys.executable, "-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"),
-        str(ROOT / "tests" / "python"),
-    ]
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
         # The plain ablation kernel ends a pass at one barrier from two places; synccheck refuses.
@@ -72,9 +81,18 @@ def pieces(build: Path) -> dict:
 
 
 def counts(output: str) -> tuple[int, int]:
-    """Checks done and failures, from a program's or pytest's closing line, else (0, 0)."""
+    """Checks done and failures, as a program's, pytest's or GoogleTest's last lines have them.
+
+    (0, 0) if it never came to its end."""
     if summary := SUMMARY.search(output):
         return int(summary[1]), int(summary[2])
+    if ran := GTEST_RAN.search(output):
+        passed, skipped = (
+            int(found[1]) if (found := line.search(output)) else 0
+            for line in (GTEST_PASSED, GTEST_SKIPPED)
+        )
+        checks = int(ran[1]) - skipped
+        return checks, checks - passed
     if summary := PYTEST_SUMMARY.search(output):
         failures = int(summary[1] or 0)
         return int(summary[2]) + failures, failures

@@ -9,6 +9,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import gpu_verify
+import source_tokens
+
+KERNEL = """
+#define TWICE(x) (2 * (x))  // a macro
+__global__ void kernel(int* out) {
+  /* no comment */ out[0] += 1'000 >> 2;  // count
+  asm volatile("bar.sync %0; // not a comment" ::"r"(TWICE(1)));
+  const char* raw = R"x(/* kept */ "quoted")x";
+}
+"""
+
+
+GTEST = """print('''[==========] {ran} tests from 2 test suites ran. (7 ms total)
+[  PASSED  ] {passed} tests.
+[  SKIPPED ] {skipped} tests.''')"""
 
 
 @pytest.fixture
@@ -16,7 +31,7 @@ def tree(tmp_path):
     """A root with one kernel source, and the path of a record."""
     source = tmp_path / "src/engine/hopper/ptx/one.cuh"
     source.parent.mkdir(parents=True)
-    source.write_text("a kernel")
+    source.write_text(KERNEL)
     return tmp_path, source, tmp_path / "record.json"
 
 
@@ -31,15 +46,82 @@ def test_a_record_of_these_sources_has_no_problem(tree):
     assert gpu_verify.record_problem(record, root) is None
 
 
-def test_a_changed_byte_or_name_makes_the_record_stale(tree):
+def test_a_changed_name_makes_the_record_stale(tree):
     root, source, record = tree
     write_record(root, record)
     source.rename(source.with_name("two.cuh"))
     assert "have changed" in gpu_verify.record_problem(record, root)
     source.with_name("two.cuh").rename(source)
     assert gpu_verify.record_problem(record, root) is None
-    source.write_text("a kernel.")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("// count", '// what is counted: "tickets"'),
+        (" // count", ""),
+        ("/* no comment */ ", "/* one */ /* two */\n"),
+        ("// a macro", "// see /* there"),
+        ("out[0] += 1'000 >> 2", "out [0]+=1'000>>2"),
+        ("{\n", "\n{\n\n"),
+        ("(2 * (x))", "(2 *   (x))"),
+    ],
+)
+def test_comments_and_layout_keep_the_record(tree, before, after):
+    root, source, record = tree
+    write_record(root, record)
+    assert before in KERNEL
+    source.write_text(KERNEL.replace(before, after))
+    assert gpu_verify.record_problem(record, root) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("out[0]", "out[1]"),
+        ("1'000", "1'001"),
+        ("+= 1", "+ = 1"),
+        (">> 2", "> > 2"),
+        ("// not a comment", "// not a remark"),  # within a string
+        ("/* kept */", "/* lost */"),  # within a raw string
+        ("TWICE(x)", "TWICE (x)"),
+        ("(2 * (x))", "(3 * (x))"),
+        ("bar.sync %0; ", "bar.sync  %0; "),
+        ("// count\n", "// count \\\n"),  # now it holds the next line too
+    ],
+)
+def test_a_changed_token_makes_the_record_stale(tree, before, after):
+    root, source, record = tree
+    write_record(root, record)
+    assert before in KERNEL
+    source.write_text(KERNEL.replace(before, after))
     assert "have changed" in gpu_verify.record_problem(record, root)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "same", "other"),
+    [
+        ("gen.py", "def f():\n    return '#'  # x\n", "def f():\n  return '#'\n", "def f():\n"),
+        ("gen.py", "if a:\n  b\nc\n", "if a:\n    b\n\nc\n", "if a:\n  b\n  c\n"),
+        ("CMakeLists.txt", "set(a [[\n#x\n]]) # y", "set(a [[\n#x\n]])", "set(a [[\n#z\n]])"),
+    ],
+)
+def test_python_and_cmake_are_read_by_token_too(tmp_path, name, text, same, other):
+    def tokens(content):
+        path = tmp_path / name
+        path.write_text(content)
+        return source_tokens.tokens_of(path)
+
+    assert tokens(text) == tokens(same)
+    assert tokens(text) != tokens(other)
+
+
+def test_every_source_of_the_kernels_is_read_to_its_end(tmp_path):
+    for pattern in gpu_verify.SOURCES:
+        for path in filter(Path.is_file, gpu_verify.ROOT.glob(pattern)):
+            longer = tmp_path / path.name
+            longer.write_text(path.read_text() + "\nlast_token\n")
+            assert "last_token" in source_tokens.tokens_of(longer), path
 
 
 def test_a_missing_record_and_a_failed_piece_are_problems(tree):
@@ -56,6 +138,11 @@ def test_a_missing_record_and_a_failed_piece_are_problems(tree):
         ("print('3 checks, 1 failures')", False),
         ("print('0 checks, 0 failures')", False),
         ("print('no summary')", False),
+        (GTEST.format(ran=5, passed=5, skipped=0), True),
+        (GTEST.format(ran=5, passed=3, skipped=2), True),
+        (GTEST.format(ran=5, passed=3, skipped=1), False),
+        (GTEST.format(ran=5, passed=0, skipped=5), False),
+        ("print('[==========] Running 5 tests from 2 test suites.')", False),
         ("print('3 checks, 0 failures'); raise SystemExit(2)", False),
     ],
 )

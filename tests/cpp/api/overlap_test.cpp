@@ -94,8 +94,7 @@ TEST(BackwardOverlap, thirds_of_one_packed_buffer_are_fine_and_filled_completely
   BackwardCall call;
   Case c = dense_case(2, 9, 9, 2, 2, 8, 8);
   const Inputs inputs = make_inputs(c);
-  const EngineUnderTest engine{
-      .name = "auto", .id = FA3_ENGINE_AUTO, .rounds_scores = false, .exact = true};
+  const EngineUnderTest engine{.name = "auto", .id = FA3_ENGINE_AUTO};
   const ForwardRun forward = run_forward(engine, c, inputs);
   const BackwardRun apart = run_backward(engine, c, inputs, forward);
   Tensor packed({2, 9, 3 * 2, 8}, FA3_FLOAT32);

@@ -33,105 +33,126 @@ FA3_FOR_EVERY_ENGINE(Empty);
 
 TEST_P(Empty, rows_above_the_diagonal_give_zero_and_minus_infinity_or_the_sink) {
   for (bool sink : {false, true}) {
-    Case c = dense_case(2, 100, 30, 4, 2, 16, 24);
-    c.causal = true;
-    c.sink = sink;
-    const Inputs inputs = make_inputs(c);
-    const ForwardRun run = forward(c, inputs);
-    for (int64_t row = 0; row < 70; ++row) expect_empty_row(c, inputs, run, 1, row);
-    EXPECT_TRUE(backward_agrees({engine(), c}));
+    Case shape = dense_case(2, 100, 30, 4, 2, 16, 24);
+    shape.causal = true;
+    shape.sink = sink;
+    for (const Case& c : in_each_dtype(shape)) {
+      const Inputs inputs = make_inputs(c);
+      const ForwardRun run = forward(c, inputs);
+      for (int64_t row = 0; row < 70; ++row) expect_empty_row(c, inputs, run, 1, row);
+      EXPECT_TRUE(agrees(c));
+    }
   }
 }
 
 TEST_P(Empty, no_keys_at_all) {
   for (bool sink : {false, true}) {
-    Case c = dense_case(2, 19, 0, 4, 2, 16, 24);
-    c.sink = sink;
-    const Inputs inputs = make_inputs(c);
-    const ForwardRun run = forward(c, inputs);
-    for (int64_t row = 0; row < 19; ++row) expect_empty_row(c, inputs, run, 1, row);
-    const BackwardRun gradient = backward(c, inputs, run);
-    expect_zero(c, "dq", gradient.dq);
-    expect_zero(c, "dsink", gradient.dsink);
+    Case shape = dense_case(2, 19, 0, 4, 2, 16, 24);
+    shape.sink = sink;
+    for (const Case& c : in_each_dtype(shape)) {
+      const Inputs inputs = make_inputs(c);
+      const Runs run = both(c, inputs);
+      for (int64_t row = 0; row < 19; ++row) expect_empty_row(c, inputs, run.forward, 1, row);
+      if (!run.backward) continue;
+      expect_zero(c, "dq", run.backward->dq);
+      expect_zero(c, "dsink", run.backward->dsink);
+    }
   }
 }
 
 TEST_P(Empty, no_queries_give_zero_gradients_of_keys_and_values) {
-  const Case c = dense_case(2, 0, 33, 4, 2, 16, 24);
-  const Inputs inputs = make_inputs(c);
-  const BackwardRun gradient = backward(c, inputs, forward(c, inputs));
-  expect_zero(c, "dk", gradient.dk);
-  expect_zero(c, "dv", gradient.dv);
+  for (const Case& c : in_each_dtype(dense_case(2, 0, 33, 4, 2, 16, 24))) {
+    const Runs run = both(c, make_inputs(c));
+    if (!run.backward) continue;
+    expect_zero(c, "dk", run.backward->dk);
+    expect_zero(c, "dv", run.backward->dv);
+  }
 }
 
 TEST_P(Empty, no_batch_entries) {
   for (bool sink : {false, true}) {
-    Case c = dense_case(0, 5, 7, 4, 2, 16, 24);
-    c.sink = sink;
-    const Inputs inputs = make_inputs(c);
-    const BackwardRun gradient = backward(c, inputs, forward(c, inputs));
-    expect_zero(c, "dsink", gradient.dsink);
+    Case shape = dense_case(0, 5, 7, 4, 2, 16, 24);
+    shape.sink = sink;
+    for (const Case& c : in_each_dtype(shape)) {
+      const Runs run = both(c, make_inputs(c));
+      if (run.backward) expect_zero(c, "dsink", run.backward->dsink);
+    }
   }
 }
 
 // All sequences empty, but the tensors have rows that no sequence owns.
 TEST_P(Empty, all_packed_sequences_are_empty) {
-  Case c = dense_case(3, 0, 0, 4, 2, 16, 24);
-  c.q = {.owned = {0, 0, 0}, .spare_rows = 5};
-  c.k = {.owned = {0, 0, 0}, .spare_rows = 6};
-  const Inputs inputs = make_inputs(c);
-  const ForwardRun run = forward(c, inputs);
-  for (int64_t row = 0; row < 5; ++row) expect_empty_row(c, inputs, run, 0, row);
-  const BackwardRun gradient = backward(c, inputs, run);
-  expect_zero(c, "dq", gradient.dq);
-  expect_zero(c, "dk", gradient.dk);
-  expect_zero(c, "dv", gradient.dv);
+  Case shape = dense_case(3, 0, 0, 4, 2, 16, 24);
+  shape.q = {.owned = {0, 0, 0}, .spare_rows = 5};
+  shape.k = {.owned = {0, 0, 0}, .spare_rows = 6};
+  for (const Case& c : in_each_dtype(shape)) {
+    const Inputs inputs = make_inputs(c);
+    const Runs run = both(c, inputs);
+    for (int64_t row = 0; row < 5; ++row) expect_empty_row(c, inputs, run.forward, 0, row);
+    if (!run.backward) continue;
+    expect_zero(c, "dq", run.backward->dq);
+    expect_zero(c, "dk", run.backward->dk);
+    expect_zero(c, "dv", run.backward->dv);
+  }
 }
 
 TEST_P(Empty, rows_past_the_used_length_give_zero_and_minus_infinity_even_with_a_sink) {
-  Case c = dense_case(2, 40, 50, 2, 2, 16, 16);
-  c.q.used = {0, 33};
-  c.k.used = {50, 21};
-  c.sink = true;
-  const Inputs inputs = make_inputs(c);
-  const ForwardRun run = forward(c, inputs);
-  for (int64_t row = 0; row < 40; ++row) expect_empty_row(c, inputs, run, 0, row, false);
-  for (int64_t row = 33; row < 40; ++row) expect_empty_row(c, inputs, run, 1, row, false);
-  const BackwardRun gradient = backward(c, inputs, run);
-  for (int64_t key = 0; key < 50; ++key) {
-    EXPECT_EQ(gradient.dk.get(0, key, 0, 0), 0) << "batch entry 0 has no query, key " << key;
-  }
-  for (int64_t key = 21; key < 50; ++key) {
-    EXPECT_EQ(gradient.dv.get(1, key, 1, 3), 0) << "unused key " << key;
+  for (bool sink : {false, true}) {
+    Case shape = dense_case(2, 40, 50, 2, 2, 16, 16);
+    shape.q.used = {0, 33};
+    shape.k.used = {50, 21};
+    shape.sink = sink;
+    for (const Case& c : in_each_dtype(shape)) {
+      const Inputs inputs = make_inputs(c);
+      const Runs run = both(c, inputs);
+      const auto expect_empty = [&](int64_t b, int64_t first) {
+        for (int64_t row = first; row < 40; ++row) {
+          expect_empty_row(c, inputs, run.forward, b, row, false);
+        }
+      };
+      expect_empty(0, 0);
+      expect_empty(1, 33);
+      if (!run.backward) continue;
+      for (int64_t key = 0; key < 50; ++key) {
+        EXPECT_EQ(run.backward->dk.get(0, key, 0, 0), 0) << "entry 0 has no query, key " << key;
+      }
+      for (int64_t key = 21; key < 50; ++key) {
+        EXPECT_EQ(run.backward->dv.get(1, key, 1, 3), 0) << "unused key " << key;
+      }
+    }
   }
 }
 
 // A window that lies beside the sequence: rows in the middle see nothing.
 TEST_P(Empty, windows_that_hold_no_key) {
-  Case c = dense_case(1, 60, 20, 2, 1, 8, 8);
-  c.left = 0;
-  c.right = 0;
-  const Inputs inputs = make_inputs(c);
-  const ForwardRun run = forward(c, inputs);
-  for (int64_t row = 0; row < 40; ++row) expect_empty_row(c, inputs, run, 0, row);
-  EXPECT_TRUE(backward_agrees({engine(), c}));
+  Case shape = dense_case(1, 60, 20, 2, 1, 8, 8);
+  shape.left = 0;
+  shape.right = 0;
+  for (const Case& c : in_each_dtype(shape)) {
+    const Inputs inputs = make_inputs(c);
+    const ForwardRun run = forward(c, inputs);
+    for (int64_t row = 0; row < 40; ++row) expect_empty_row(c, inputs, run, 0, row);
+    EXPECT_TRUE(agrees(c));
+  }
 }
 
 TEST_P(Empty, a_sink_of_minus_infinity_is_no_sink) {
-  Case c = dense_case(1, 70, 50, 2, 1, 16, 16);
-  c.causal = true;
-  const Inputs without = make_inputs(c);
-  const ForwardRun want = forward(c, without);
-  const BackwardRun want_gradient = backward(c, without, want);
-  c.sink = true;
-  Inputs inputs = make_inputs(c);
-  inputs.sink.fill_row(0, 0, -kInfinity);
-  const ForwardRun got = forward(c, inputs);
-  EXPECT_TRUE(bits_equal("o", got.o, want.o));
-  EXPECT_TRUE(bits_equal("lse", got.lse, want.lse));
-  const BackwardRun got_gradient = backward(c, inputs, got);
-  EXPECT_TRUE(bits_equal("dk", got_gradient.dk, want_gradient.dk));
-  expect_zero(c, "dsink", got_gradient.dsink);
+  Case shape = dense_case(1, 70, 50, 2, 1, 16, 16);
+  shape.causal = true;
+  shape.sink = true;
+  for (const Case& c : in_each_dtype(shape)) {
+    Case without = c;
+    without.sink = false;
+    const Runs want = both(without, make_inputs(without));
+    Inputs inputs = make_inputs(c);
+    inputs.sink.fill_row(0, 0, -kInfinity);
+    const Runs got = both(c, inputs);
+    EXPECT_TRUE(bits_equal("o", got.forward.o, want.forward.o));
+    EXPECT_TRUE(bits_equal("lse", got.forward.lse, want.forward.lse));
+    if (!got.backward) continue;
+    EXPECT_TRUE(bits_equal("dk", got.backward->dk, want.backward->dk));
+    expect_zero(c, "dsink", got.backward->dsink);
+  }
 }
 
 TEST_P(Empty, a_thousand_sequences_most_of_them_empty) {
@@ -140,7 +161,7 @@ TEST_P(Empty, a_thousand_sequences_most_of_them_empty) {
     c.q.owned.push_back(b % 7 == 0 ? 3 : 0);
     c.k.owned.push_back(b % 5 == 0 ? 4 : 0);
   }
-  EXPECT_TRUE(backward_agrees({engine(), c}));
+  for (const Case& each : in_each_dtype(c)) EXPECT_TRUE(agrees(each));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "support/ability.h"
 #include "support/engines.h"
 
 namespace {
@@ -36,11 +37,12 @@ int main(int argc, char** argv) {
   }
   const char* engine = std::getenv("FA3_TEST_ENGINE");
   if (fa3::test::engines_under_test().empty()) {
-    std::printf("skipped: the engine %s is not in this build, or cannot run here\n", engine);
+    std::printf("skipped: engine %s: %s\n", engine, fa3::test::why_absent(engine).c_str());
     return kSkipped;
   }
   testing::InitGoogleTest(&argc, argv);
   const int result = RUN_ALL_TESTS();
+  fa3::test::print_left_out();
   if (testing::UnitTest::GetInstance()->test_to_run_count() > 0) return result;
   std::printf("no test matches the filter\n");
   return 1;

@@ -4,18 +4,17 @@
 #include <fa3/tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "cli/error_rule.h"
 #include "engine/fixture.h"
 
 namespace fa3::test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-class Merge : public EngineTest {};
-FA3_FOR_EVERY_ENGINE(Merge);
 
 // Partial results in one allocation: o (n, b, s, h, dv) and lse (n, b, h, s), as batch n * b.
 struct Partials {
@@ -80,11 +79,48 @@ Tensor key_slice(const Tensor& keys, int64_t first, int64_t count) {
   return slice;
 }
 
+// One of the partials in the view of all.
+fa3_tensor partial(const fa3_tensor& all, int64_t i) {
+  fa3_tensor view = all;
+  view.rank = all.rank - 1;
+  std::copy(all.shape + 1, all.shape + all.rank, view.shape);
+  std::copy(all.stride + 1, all.stride + all.rank, view.stride);
+  view.data = static_cast<float*>(all.data) + i * all.stride[0];
+  return view;
+}
+
+struct Merged {
+  Tensor o, lse;
+};
+
+class Merge : public EngineTest {
+ protected:
+  // Into fresh memory.
+  Merged merge(const Case& c, const Partials& partials, fa3_dtype dtype = FA3_FLOAT32,
+               Layout layout = Layout::bshd) const {
+    Merged merged{Tensor(c.o_shape(), dtype, layout), Tensor(c.lse_shape(), FA3_FLOAT32)};
+    fa3_merge_params params = partials.params();
+    params.o = merged.o.dense();
+    params.lse = merged.lse.dense_lse();
+    Placement placement(engine().memory);
+    placement.input(partials.o, &params.o_partial);
+    placement.input(partials.lse, &params.lse_partial);
+    placement.output(&merged.o, &params.o);
+    placement.output(&merged.lse, &params.lse);
+    EXPECT_EQ(fa3_merge(&params, nullptr), FA3_OK) << fa3_last_error();
+    EXPECT_EQ(placement.fetch(), "");
+    EXPECT_EQ(merged.o.find_unwritten() + merged.o.find_damaged_guard(), "");
+    EXPECT_EQ(merged.lse.find_unwritten() + merged.lse.find_damaged_guard(), "");
+    return merged;
+  }
+  void expect_parts_make_the_whole(const Case& c, int64_t n) const;
+};
+FA3_FOR_EVERY_ENGINE(Merge);
+
 // A part of the keys is the whole problem with the diagonal moved: causal becomes a right window.
 Case part_of(const Case& whole, int64_t first, int64_t count) {
   Case part = whole;
   part.k.rows = count;
-  part.o_float32 = true;
   part.sink = whole.sink && first == 0;
   if (whole.causal) {
     part.causal = false;
@@ -110,58 +146,50 @@ Partials run_parts(const EngineUnderTest& engine, const Case& c, const Inputs& i
   return partials;
 }
 
+void Merge::expect_parts_make_the_whole(const Case& c, int64_t n) const {
+  const Inputs inputs = make_inputs(c);
+  const Partials partials = run_parts(engine(), c, inputs, n);
+  const Textbook book = textbook_forward(c, inputs);
+  const double score_roundoff = engine().rounds_scores ? unit_roundoff(c.dtype) : 0;
+  for (fa3_dtype dtype : {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16}) {
+    const Merged merged = merge(c, partials, dtype, Layout::padded);
+    EXPECT_TRUE(lse_agrees(merged.lse.values(), book, score_roundoff)) << n << " parts, " << c;
+    const double roundoff = std::max(unit_roundoff(dtype), unit_roundoff(c.dtype));
+    EXPECT_TRUE(test::agrees("o", merged.o.values(), book.o, nullptr,
+                             {.roundoff = 10 * roundoff, .terms = &book.o_terms}))
+        << n << " parts, " << c;
+  }
+}
+
 TEST_P(Merge, of_parts_equals_the_whole) {
-  for (int64_t n : {1, 2, 3, 17, 133}) {
-    for (bool causal : {false, true}) {
-      Case c = dense_case(2, 40, 133, 4, 2, 32, 24);
-      c.causal = causal;
-      c.sink = causal;
-      const Inputs inputs = make_inputs(c);
-      const Partials partials = run_parts(engine(), c, inputs, n);
-      const Textbook book = textbook_forward(c, inputs);
-      for (fa3_dtype dtype : {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16}) {
-        Tensor o(c.o_shape(), dtype, Layout::padded), lse(c.lse_shape(), FA3_FLOAT32);
-        fa3_merge_params params = partials.params();
-        params.o = o.dense();
-        params.lse = lse.dense_lse();
-        ASSERT_EQ(fa3_merge(&params, nullptr), FA3_OK) << fa3_last_error();
-        EXPECT_EQ(o.find_unwritten() + o.find_damaged_guard() + lse.find_unwritten(), "");
-        EXPECT_TRUE(lse_agrees(lse.values(), book, engine().rounds_scores ? 0x1p-24 : 0));
-        EXPECT_TRUE(agrees("o", o.values(), book.o, nullptr,
-                           {.unit = unit_roundoff(dtype), .units = 40, .terms = &book.o_terms}))
-            << n << " parts, " << c;
+  const Case shape = dense_case(2, 40, 133, 4, 2, 32, 24);
+  Case causal = shape, float32 = shape;
+  causal.causal = causal.sink = causal.o_float32 = true;
+  float32.o_float32 = true;
+  for (const Case& each : {shape, float32, causal}) {
+    for (const Case& c : in_each_dtype(each)) {
+      for (int64_t n : {1, 2, 3, 17, 133}) {
+        if (does(part_of(c, 0, c.k.rows / n))) expect_parts_make_the_whole(c, n);
       }
     }
   }
 }
 
-// What `params` writes into fresh memory, to compare other ways of calling with.
-struct Merged {
-  Tensor o, lse;
-};
-Merged merge_apart(const Case& c, fa3_merge_params params) {
-  Merged merged{Tensor(c.o_shape(), FA3_FLOAT32), Tensor(c.lse_shape(), FA3_FLOAT32)};
-  params.o = merged.o.dense();
-  params.lse = merged.lse.dense_lse();
-  EXPECT_EQ(fa3_merge(&params, nullptr), FA3_OK) << fa3_last_error();
-  return merged;
-}
-
-TEST(MergeInPlace, any_partial_may_be_the_output) {
+TEST_P(Merge, into_any_partial_is_the_same) {
   const Case c = dense_case(2, 13, 0, 3, 3, 8, 8);
   for (int64_t target : {0, 1, 2}) {
-    Partials partials(3, c, Layout::padded);
+    Partials partials(3, c, Layout::spaced);
     partials.o.randomize(1);
     partials.lse.randomize(2);
+    const Merged want = merge(c, partials);
     fa3_merge_params params = partials.params();
-    const Merged want = merge_apart(c, params);
-    params.o = partials.o.dense();
-    params.o.shape[0] = c.batch;
-    params.o.data = static_cast<float*>(params.o.data) + target * params.o_partial.stride[0];
-    params.lse = partials.lse.dense_lse();
-    params.lse.shape[0] = c.batch;
-    params.lse.data = static_cast<float*>(params.lse.data) + target * params.lse_partial.stride[0];
+    Placement placement(engine().memory);
+    placement.output(&partials.o, &params.o_partial);
+    placement.output(&partials.lse, &params.lse_partial);
+    params.o = partial(params.o_partial, target);
+    params.lse = partial(params.lse_partial, target);
     ASSERT_EQ(fa3_merge(&params, nullptr), FA3_OK) << fa3_last_error();
+    EXPECT_EQ(placement.fetch(), "");
     Tensor got(c.o_shape(), FA3_FLOAT32), got_lse(c.lse_shape(), FA3_FLOAT32);
     for (int64_t b = 0; b < c.batch; ++b) {
       copy_batch(partials.o, target * c.batch + b, &got, b);
@@ -174,12 +202,12 @@ TEST(MergeInPlace, any_partial_may_be_the_output) {
 }
 
 // The o of a partial without keys counts for nothing, whatever it holds.
-TEST(MergeEmpty, partials_without_keys_count_for_nothing) {
+TEST_P(Merge, of_partials_without_keys_counts_for_nothing) {
   const Case c = dense_case(1, 4, 0, 2, 2, 8, 8);
   Partials partials(3, c);
   partials.o.randomize(1);
   partials.lse.randomize(2);
-  Merged only = merge_apart(c, partials.params());
+  Merged only = merge(c, partials);
   for (int64_t row = 0; row < 4; ++row) {
     for (int64_t i : {0, 2}) {
       partials.lse.fill_row(i, row, -kInfinity);
@@ -188,18 +216,18 @@ TEST(MergeEmpty, partials_without_keys_count_for_nothing) {
   }
   copy_batch(partials.o, 1, &only.o, 0);
   copy_batch(partials.lse, 1, &only.lse, 0);
-  const Merged got = merge_apart(c, partials.params());
+  const Merged got = merge(c, partials);
   EXPECT_TRUE(bits_equal("o", got.o, only.o));
   EXPECT_TRUE(bits_equal("lse", got.lse, only.lse));
 }
 
-TEST(MergeEmpty, rows_where_every_partial_is_empty_give_zero_and_minus_infinity) {
+TEST_P(Merge, of_empty_partials_alone_gives_zero_and_minus_infinity) {
   const Case c = dense_case(2, 5, 0, 2, 2, 8, 8);
   Partials partials(2, c);
   partials.o.randomize(1);
   partials.lse.randomize(2);
   for (int64_t b : {1, 3}) partials.lse.fill_row(b, 2, -kInfinity);  // batch entry 1 of both
-  const Merged got = merge_apart(c, partials.params());
+  const Merged got = merge(c, partials);
   for (int64_t row = 0; row < 5; ++row) {
     const bool empty = row == 2;
     EXPECT_EQ(got.lse.get(1, row, 0, 0) == -kInfinity, empty) << "row " << row;
@@ -207,15 +235,15 @@ TEST(MergeEmpty, rows_where_every_partial_is_empty_give_zero_and_minus_infinity)
   }
 }
 
-TEST(MergeWeights, do_not_overflow_for_large_lse) {
-  const Case c = dense_case(1, 1, 0, 1, 1, 4, 4);
+TEST_P(Merge, of_large_lse_does_not_overflow) {
+  const Case c = dense_case(1, 1, 0, 1, 1, 8, 8);
   Partials partials(2, c);
   partials.o.fill_row(0, 0, 1);
   partials.o.fill_row(1, 0, 3);
   for (float level : {30000.0f, -30000.0f}) {
     partials.lse.fill_row(0, 0, level);
     partials.lse.fill_row(1, 0, level);
-    const Merged got = merge_apart(c, partials.params());
+    const Merged got = merge(c, partials);
     EXPECT_EQ(got.o.get(0, 0, 0, 0), 2) << level;
     EXPECT_NEAR(got.lse.get(0, 0, 0, 0), level + std::log(2.0f), 0.01) << level;
   }

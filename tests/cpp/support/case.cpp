@@ -74,6 +74,13 @@ const char* name_of(fa3_dtype dtype) {
   }
 }
 
+const char* name_of(Scores scores) {
+  constexpr const char* kNames[] = {"normal",  "huge",      "rising",    "falling",
+                                    "step",    "first_key", "last_key",  "nan_query",
+                                    "nan_key", "nan_value", "inf_query", "inf_key"};
+  return kNames[static_cast<size_t>(scores)];
+}
+
 bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_t seqlen_k) {
   const int64_t diagonal = q_row + seqlen_k - seqlen_q;
   if (c.causal && key > diagonal) return false;
@@ -95,6 +102,7 @@ std::string describe(const Case& c) {
   out << (c.sink ? " sink" : "") << (c.d_lse ? " d_lse" : "") << " in=" << name_of(c.in)
       << " out=" << name_of(c.out);
   if (c.gain != 1) out << " gain=" << c.gain;
+  if (c.scores != Scores::normal) out << " scores=" << name_of(c.scores) << ":" << c.amount;
   out << " threads=" << c.num_threads << " seed=" << c.seed;
   return out.str();
 }

@@ -30,6 +30,22 @@ struct Sequence {
   int64_t used = 0;
 };
 
+// How the scores run along the keys, beside their noise. Engines visit blocks of keys from either end.
+enum class Scores {
+  normal,
+  huge,       // tens of thousands
+  rising,     // linearly, by `amount` natural units from the first key to the last
+  falling,    // the same downwards
+  step,       // the first half of the keys is higher by `amount`
+  first_key,  // one key is higher by `amount`
+  last_key,
+  nan_query,  // one element that is not finite
+  nan_key,
+  nan_value,
+  inf_query,
+  inf_key,
+};
+
 struct Case {
   int64_t batch = 1;
   Side q, k;
@@ -45,6 +61,8 @@ struct Case {
   bool d_lse = false;  // the loss also reads the LSE (backward)
   Layout in = Layout::bshd, out = Layout::bshd;
   double gain = 1;  // of q: large logits
+  Scores scores = Scores::normal;
+  float amount = 0;
   int num_threads = 2;
   uint64_t seed = 1;
 
@@ -70,6 +88,7 @@ Case dense_case(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads
                 int64_t dim, int64_t dim_v, fa3_dtype dtype = FA3_FLOAT32);
 
 const char* name_of(fa3_dtype dtype);
+const char* name_of(Scores scores);
 
 // The contract's words: j >= i + sk - sq - left, j <= i + sk - sq + right, j <= i + sk - sq.
 bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_t seqlen_k);

@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole case on one engine: runs it, the textbook and the baseline, and compares every output.
-#include <algorithm>
-#include <cmath>
-
+#include "cli/error_rule.h"
 #include "support/compare.h"
 
 namespace fa3::test {
 namespace {
 
-// Outputs are sums of rounded products: a few roundoffs, whatever the baseline's luck was.
-constexpr double kUnits = 4;
-// The dtype's roundoff, and the relative error of exp(s), which is the error of s: a float32 sum of
-// `dim` products, in whatever order. The roundoffs of its partial sums add up like random steps.
 double roundoff_of(const Checked& checked, const Textbook& book, fa3_dtype output) {
-  const double output_unit = unit_roundoff(output);
-  if (checked.engine.exact) return output_unit;
-  const double steps = std::max(1.0, std::sqrt(static_cast<double>(checked.c.dim)) / 2);
-  return std::max(output_unit, unit_roundoff(checked.c.dtype)) +
-         0x1p-24 * steps * book.largest_score;
+  if (checked.engine.exact) return unit_roundoff(output);
+  return roundoff_of_call(checked.c.dtype, output, static_cast<double>(checked.c.dim),
+                          book.largest_score);
 }
 
 testing::AssertionResult failed(const Checked& checked, const std::string& why) {
@@ -36,10 +28,8 @@ struct Compared {
 testing::AssertionResult compare(const Checked& checked, const Textbook& book,
                                  const std::vector<Compared>& outputs) {
   for (const Compared& output : outputs) {
-    const double unit = roundoff_of(checked, book, output.got->dtype());
     const Values base = output.baseline->values();
-    const Tolerance tolerance{.unit = unit,
-                              .units = kUnits,
+    const Tolerance tolerance{.roundoff = roundoff_of(checked, book, output.got->dtype()),
                               .underflow = underflow(output.got->dtype()),
                               .terms = output.terms};
     const testing::AssertionResult result =
@@ -50,13 +40,10 @@ testing::AssertionResult compare(const Checked& checked, const Textbook& book,
   return testing::AssertionSuccess();
 }
 
-testing::AssertionResult compare_forward(const Checked& checked, const Textbook& book,
-                                         const ForwardRun& run, const ForwardRun& base) {
-  if (!run.problem.empty()) return failed(checked, run.problem);
-  const double score_unit = checked.engine.rounds_scores ? unit_roundoff(checked.c.dtype) : 0;
-  const auto lse = lse_agrees(run.lse.values(), book, score_unit);
-  if (!lse) return failed(checked, lse.message());
-  return compare(checked, book, {{"o", &run.o, &book.o, &base.o, &book.o_terms}});
+// The baseline's answer, as fast as the machine gives it: threads change no bit.
+Case of_baseline(Case c) {
+  c.num_threads = 0;
+  return c;
 }
 
 }  // namespace
@@ -72,24 +59,33 @@ testing::AssertionResult backward_agrees(const Checked& checked) {
 testing::AssertionResult forward_agrees(const Checked& checked, const Inputs& inputs) {
   const auto& [engine, c] = checked;
   const Textbook book = textbook_forward(c, inputs);
-  return compare_forward(checked, book, run_forward(engine, c, inputs),
-                         run_forward(baseline(), c, inputs));
+  return forward_agrees(checked, book, run_forward(engine, c, inputs),
+                        run_forward(baseline(), of_baseline(c), inputs));
 }
 
 testing::AssertionResult backward_agrees(const Checked& checked, const Inputs& inputs) {
   const auto& [engine, c] = checked;
   const Textbook book = textbook_backward(c, inputs);
   const ForwardRun forward = run_forward(engine, c, inputs);
-  const ForwardRun base_forward = run_forward(baseline(), c, inputs);
-  if (auto result = compare_forward(checked, book, forward, base_forward); !result) return result;
+  const ForwardRun base_forward = run_forward(baseline(), of_baseline(c), inputs);
+  if (auto result = forward_agrees(checked, book, forward, base_forward); !result) return result;
   const BackwardRun run = run_backward(engine, c, inputs, forward);
   if (!run.problem.empty()) return failed(checked, run.problem);
-  const BackwardRun base = run_backward(baseline(), c, inputs, base_forward);
+  const BackwardRun base = run_backward(baseline(), of_baseline(c), inputs, base_forward);
   return compare(checked, book,
                  {{"dq", &run.dq, &book.dq, &base.dq, &book.dq_terms},
                   {"dk", &run.dk, &book.dk, &base.dk, &book.dk_terms},
                   {"dv", &run.dv, &book.dv, &base.dv, &book.dv_terms},
                   {"dsink", &run.dsink, &book.dsink, &base.dsink, &book.dsink_terms}});
+}
+
+testing::AssertionResult forward_agrees(const Checked& checked, const Textbook& book,
+                                        const ForwardRun& run, const ForwardRun& base) {
+  if (!run.problem.empty()) return failed(checked, run.problem);
+  const double score_roundoff = checked.engine.rounds_scores ? unit_roundoff(checked.c.dtype) : 0;
+  const auto lse = lse_agrees(run.lse.values(), book, score_roundoff);
+  if (!lse) return failed(checked, lse.message());
+  return compare(checked, book, {{"o", &run.o, &book.o, &base.o, &book.o_terms}});
 }
 
 }  // namespace fa3::test

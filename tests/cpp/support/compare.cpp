@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/error_rule.h"
+
 namespace fa3::test {
 namespace {
 
@@ -24,9 +26,12 @@ void for_each_row(const Shape& shape, Visitor&& visit) {
   }
 }
 
+// 2-norm of the finite numbers.
 double norm(const double* row, int64_t dim) {
   double sum = 0;
-  for (int64_t c = 0; c < dim; ++c) sum += row[c] * row[c];
+  for (int64_t c = 0; c < dim; ++c) {
+    if (std::isfinite(row[c])) sum += row[c] * row[c];
+  }
   return std::sqrt(sum);
 }
 
@@ -34,9 +39,8 @@ double norm(const double* row, int64_t dim) {
 double distance(const double* got, const double* want, int64_t dim) {
   double sum = 0;
   for (int64_t c = 0; c < dim; ++c) {
-    if (std::isnan(got[c]) && std::isnan(want[c])) continue;
-    if (got[c] == want[c]) continue;
-    if (!std::isfinite(got[c]) || !std::isfinite(want[c])) return kInfinity;
+    if (std::isfinite(got[c]) != std::isfinite(want[c])) return kInfinity;
+    if (!std::isfinite(got[c])) continue;
     sum += (got[c] - want[c]) * (got[c] - want[c]);
   }
   return std::sqrt(sum);
@@ -110,10 +114,6 @@ testing::AssertionResult fails_at(const char* what, RowAt at, const Values& got,
 
 }  // namespace
 
-double unit_roundoff(fa3_dtype dtype) {
-  return dtype == FA3_FLOAT32 ? 0x1p-24 : dtype == FA3_FLOAT16 ? 0x1p-11 : 0x1p-8;
-}
-
 double underflow(fa3_dtype dtype) {
   return dtype == FA3_FLOAT16 ? 0x1p-24 : 0x1p-100;
 }
@@ -123,7 +123,10 @@ testing::AssertionResult agrees(const char* what, const Values& got, const Value
   if (!(got.shape == want.shape)) return testing::AssertionFailure() << what << ": shape differs";
   const RowSizes sizes(want, tolerance);
   const Errors base = baseline != nullptr ? sizes.errors(*baseline) : Errors{};
-  const double allowed_row = 2 * base.worst_row + tolerance.units * tolerance.unit;
+  const double allowed_row = allowed_error(base.worst_row, tolerance.roundoff);
+  if (!std::isfinite(allowed_row)) {
+    return testing::AssertionFailure() << what << ": the baseline itself is infinitely off";
+  }
   testing::AssertionResult result = testing::AssertionSuccess();
   for_each_row(want.shape, [&](RowAt at) {
     const double error = sizes.relative(got, at);
@@ -133,19 +136,24 @@ testing::AssertionResult agrees(const char* what, const Values& got, const Value
   });
   if (!result) return result;
   const double error = sizes.errors(got).total;
-  const double allowed = 2 * base.total + tolerance.units * tolerance.unit * sizes.total();
+  const double allowed = allowed_error(base.total, tolerance.roundoff * sizes.total());
   if (error <= allowed) return result;
   return testing::AssertionFailure() << what << ": the whole tensor's error is " << error
                                      << ", allowed " << allowed << ", its size " << sizes.total();
 }
 
-testing::AssertionResult lse_agrees(const Values& got, const Textbook& want, double score_unit) {
-  const double allowed = 1e-4 + (0x1p-21 + 2 * score_unit) * want.largest_score;
+testing::AssertionResult lse_agrees(const Values& got, const Textbook& want,
+                                    double score_roundoff) {
+  const double allowed = allowed_lse_error(want.largest_score, score_roundoff);
+  const auto right = [&](double got_lse, double want_lse) {
+    if (std::isnan(want_lse)) return !std::isfinite(got_lse);
+    return got_lse == want_lse || std::abs(got_lse - want_lse) <= allowed;
+  };
   testing::AssertionResult result = testing::AssertionSuccess();
   for_each_row(want.lse.shape, [&](RowAt at) {
     const double got_lse = *got.row(at.b, at.row, at.head);
     const double want_lse = *want.lse.row(at.b, at.row, at.head);
-    if (!result || got_lse == want_lse || std::abs(got_lse - want_lse) <= allowed) return;
+    if (!result || right(got_lse, want_lse)) return;
     result = testing::AssertionFailure()
              << "lse" << coordinates(at.b, at.row, at.head, 0) << ": got " << got_lse
              << ", expected " << want_lse << ", allowed difference " << allowed;

@@ -9,19 +9,21 @@ namespace fa3::test {
 namespace {
 
 constexpr EngineUnderTest kStandard{
-    .name = "standard", .id = FA3_ENGINE_STANDARD, .rounds_scores = true, .exact = false};
+    .name = "standard", .id = FA3_ENGINE_STANDARD, .rounds_scores = true};
 constexpr EngineUnderTest kEngines[] = {
-    {.name = "reference", .id = FA3_ENGINE_REFERENCE, .rounds_scores = false, .exact = true},
+    {.name = "reference", .id = FA3_ENGINE_REFERENCE, .exact = true},
     kStandard,
-    {.name = "cpu", .id = FA3_ENGINE_CPU, .rounds_scores = false, .exact = false},
+    {.name = "cpu", .id = FA3_ENGINE_CPU},
+    {.name = "hopper", .id = FA3_ENGINE_HOPPER, .memory = FA3_CUDA, .rows_apart = false},
 };
 
-bool runs_here(const EngineUnderTest& engine) {
+// What the library says of an engine; not available and "..." if it has none of that name.
+fa3_engine_info info_of(std::string_view name) {
   fa3_engine_info info;
   for (int32_t i = 0; fa3_engine(i, &info) == FA3_OK; ++i) {
-    if (info.available && std::string_view(info.name) == engine.name) return true;
+    if (info.name == name) return info;
   }
-  return false;
+  return {.name = nullptr, .available = 0, .detail = "this build has no such engine"};
 }
 
 bool is_set(const char* variable) {
@@ -36,13 +38,17 @@ std::vector<EngineUnderTest> engines_under_test() {
   std::vector<EngineUnderTest> found;
   for (const EngineUnderTest& engine : kEngines) {
     const bool wanted = only == nullptr || std::string_view(only) == engine.name;
-    if (wanted && runs_here(engine)) found.push_back(engine);
+    if (wanted && info_of(engine.name).available) found.push_back(engine);
   }
   return found;
 }
 
 EngineUnderTest baseline() {
   return kStandard;
+}
+
+std::string why_absent(const char* name) {
+  return info_of(name).detail;
 }
 
 std::string engine_name(const EngineUnderTest& engine) {

@@ -14,8 +14,10 @@ namespace fa3::test {
 struct EngineUnderTest {
   const char* name;  // as fa3_engine gives it
   fa3_engine_id id;
-  bool rounds_scores;  // stores S and P in the input dtype: its LSE is as rough as that
-  bool exact;          // double precision inside: only its outputs are rounded
+  fa3_device_type memory = FA3_CPU;  // where its tensors must be
+  bool rounds_scores = false;  // stores S and P in the input dtype: its LSE is as rough as that
+  bool exact = false;          // double precision inside: only its outputs are rounded
+  bool rows_apart = true;      // a row's bits depend on no other row
 };
 
 // Those of the list that this build contains and this machine can run; only the one that the
@@ -24,6 +26,9 @@ std::vector<EngineUnderTest> engines_under_test();
 
 // Standard attention, whose rounding error sets the measure.
 EngineUnderTest baseline();
+
+// For an engine that is not under test here: why, in the library's words.
+std::string why_absent(const char* name);
 
 // For gtest: names and messages.
 std::string engine_name(const EngineUnderTest& engine);

@@ -14,6 +14,50 @@ std::vector<int32_t> starts_of(const Side& side) {
   return starts;
 }
 
+// What the score of a key is raised by, in natural units.
+float trend(const Case& c, int64_t key) {
+  const float position = static_cast<float>(key) / static_cast<float>(c.k.rows);
+  switch (c.scores) {
+    case Scores::rising:
+      return c.amount * position;
+    case Scores::falling:
+      return c.amount * (1 - position);
+    case Scores::step:
+      return key < c.k.rows / 2 ? c.amount : 0;
+    case Scores::first_key:
+      return key == 0 ? c.amount : 0;
+    case Scores::last_key:
+      return key == c.k.rows - 1 ? c.amount : 0;
+    default:
+      return 0;
+  }
+}
+
+// Column 0 carries the trend: q = 1, k = trend / scale.
+void add_trend(const Case& c, Inputs* inputs) {
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t row = 0; row < c.q.rows; ++row) {
+      for (int64_t head = 0; head < c.heads_q; ++head) inputs->q.set(b, row, head, 0, 1);
+    }
+    for (int64_t key = 0; key < c.k.rows; ++key) {
+      const auto lead = static_cast<float>(trend(c, key) / c.effective_scale());
+      for (int64_t head = 0; head < c.heads_k; ++head) inputs->k.set(b, key, head, 0, lead);
+    }
+  }
+}
+
+void spoil_one_element(const Case& c, Inputs* inputs) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const int64_t row = c.q.rows * 2 / 5, key = c.k.rows * 2 / 3;
+  const int64_t q_head = c.heads_q - 1, kv_head = c.heads_k - 1, col = c.dim / 2;
+  if (c.scores == Scores::nan_query) inputs->q.set(0, row, q_head, col, kNaN);
+  if (c.scores == Scores::inf_query) inputs->q.set(0, row, q_head, col, kInfinity);
+  if (c.scores == Scores::nan_key) inputs->k.set(0, key, kv_head, col, kNaN);
+  if (c.scores == Scores::inf_key) inputs->k.set(0, key, kv_head, col, kInfinity);
+  if (c.scores == Scores::nan_value) inputs->v.set(0, key, kv_head, c.dim_v / 2, kNaN);
+}
+
 }  // namespace
 
 bool is_used_row(const Case& c, const Side& side, int64_t batch, int64_t row) {
@@ -47,27 +91,28 @@ void fill_invisible(const Case& c, float value, Inputs* inputs) {
   }
 }
 
+Inputs make_shapes(const Case& c) {
+  return {.q = Tensor(c.q_shape(), c.dtype, c.in),
+          .k = Tensor(c.k_shape(), c.dtype, c.in),
+          .v = Tensor(c.v_shape(), c.dtype, c.in),
+          .d_o = Tensor(c.o_shape(), c.o_dtype(), c.out),
+          .sink = c.sink ? Tensor({1, 1, c.heads_q, 1}, FA3_FLOAT32) : Tensor(),
+          .d_lse = c.d_lse ? Tensor(c.lse_shape(), FA3_FLOAT32, c.out) : Tensor(),
+          .cu_q = starts_of(c.q),
+          .cu_k = starts_of(c.k)};
+}
+
 Inputs make_inputs(const Case& c) {
-  Inputs inputs{.q = Tensor(c.q_shape(), c.dtype, c.in),
-                .k = Tensor(c.k_shape(), c.dtype, c.in),
-                .v = Tensor(c.v_shape(), c.dtype, c.in),
-                .d_o = Tensor(c.o_shape(), c.o_dtype(), c.out),
-                .sink = {},
-                .d_lse = {},
-                .cu_q = starts_of(c.q),
-                .cu_k = starts_of(c.k)};
-  inputs.q.randomize(8 * c.seed, c.softcap > 0 ? c.gain * double{c.softcap} / 4 : c.gain);
-  inputs.k.randomize(8 * c.seed + 1);
+  Inputs inputs = make_shapes(c);
+  const bool huge = c.scores == Scores::huge;
+  inputs.q.randomize(8 * c.seed, (c.softcap > 0 ? double{c.softcap} / 4 : huge ? 300 : 1) * c.gain);
+  inputs.k.randomize(8 * c.seed + 1, huge ? 30 : 1);
   inputs.v.randomize(8 * c.seed + 2);
   inputs.d_o.randomize(8 * c.seed + 3);
-  if (c.sink) {
-    inputs.sink = Tensor({1, 1, c.heads_q, 1}, FA3_FLOAT32);
-    inputs.sink.randomize(8 * c.seed + 4, 2);
-  }
-  if (c.d_lse) {
-    inputs.d_lse = Tensor(c.lse_shape(), FA3_FLOAT32, c.out);
-    inputs.d_lse.randomize(8 * c.seed + 5);
-  }
+  if (c.sink) inputs.sink.randomize(8 * c.seed + 4, 2);
+  if (c.d_lse) inputs.d_lse.randomize(8 * c.seed + 5);
+  if (c.scores >= Scores::rising && c.scores <= Scores::last_key) add_trend(c, &inputs);
+  if (c.scores >= Scores::nan_query) spoil_one_element(c, &inputs);
   fill_invisible(c, std::numeric_limits<float>::quiet_NaN(), &inputs);
   return inputs;
 }

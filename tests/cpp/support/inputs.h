@@ -20,6 +20,8 @@ struct Inputs {
 };
 
 Inputs make_inputs(const Case& c);
+// The same tensors without contents, for questions.
+Inputs make_shapes(const Case& c);
 
 // Rows that no sequence uses, and the memory between rows.
 void fill_invisible(const Case& c, float value, Inputs* inputs);

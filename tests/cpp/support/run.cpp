@@ -4,21 +4,12 @@
 #include <fa3/tensor.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
+#include <utility>
 
 namespace fa3::test {
 namespace {
-
-constexpr size_t kAlignment = 256;
-constexpr std::byte kFill{0xff};  // four of them are a NaN, in every float type
-
-fa3_tensor view_of(const Side& side, const Tensor& tensor) {
-  return side.packed() ? tensor.packed() : tensor.dense();
-}
-
-fa3_tensor lse_view(const Side& side, const Tensor& lse) {
-  return side.packed() ? lse.packed_lse() : lse.dense_lse();
-}
 
 fa3_tensor lengths_view(const std::vector<int32_t>& lengths) {
   if (lengths.empty()) return {};
@@ -37,38 +28,92 @@ std::string output_problem(const char* name, const Tensor& output) {
   return "";
 }
 
-// Asks for the workspace's size with `size`, then calls `run`.
+// Asks for the workspace's size with `size`, then calls `run` and brings its results back.
 template <class Params, class Size, class Run>
-std::string call_with_workspace(const Params& params, Size&& size, Run&& run) {
+std::string call(const Params& params, Size&& size, Run&& run, Placement* placement) {
   size_t bytes = 0;
   if (fa3_status status = size(&params, &bytes); status != FA3_OK) {
     return failure("workspace_size", status);
   }
-  GuardedWorkspace workspace(bytes);
-  if (fa3_status status = run(&params, workspace.data(), bytes, nullptr); status != FA3_OK) {
+  void* workspace = placement->workspace(bytes);
+  if (fa3_status status = run(&params, workspace, bytes, nullptr); status != FA3_OK) {
     return failure("run", status);
   }
-  return workspace.guards_intact() ? "" : "memory outside the workspace was written";
+  return placement->fetch();
+}
+
+int64_t longest(const std::vector<int32_t>& lengths) {
+  return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+}
+
+// Arrays of lengths; where they are in a device's memory, the call must bound them.
+void place_lengths(const Case& c, const Inputs& inputs, Placement* placement,
+                   fa3_options* options) {
+  placement->input(inputs.cu_q, &options->cu_seqlens_q);
+  placement->input(inputs.cu_k, &options->cu_seqlens_k);
+  placement->input(c.q.used, &options->seqused_q);
+  placement->input(c.k.used, &options->seqused_k);
+  if (options->cu_seqlens_q.device_type == FA3_CUDA) options->max_seqlen_q = longest(c.q.owned);
+  if (options->cu_seqlens_k.device_type == FA3_CUDA) options->max_seqlen_k = longest(c.k.owned);
+}
+
+struct Outputs {
+  Tensor o, lse;
+  explicit Outputs(const Case& c)
+      : o(c.o_shape(), c.o_dtype(), c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out) {}
+};
+
+struct Gradients {
+  Tensor dq, dk, dv, dsink;
+  explicit Gradients(const Case& c)
+      : dq(c.q_shape(), c.dtype, c.out),
+        dk(c.k_shape(), c.dtype, c.out),
+        dv(c.v_shape(), c.dtype, c.out),
+        dsink({1, 1, c.sink ? c.heads_q : 0, 1}, FA3_FLOAT32) {}
+};
+
+fa3_backward_params backward_params(fa3_engine_id engine, const Case& c, const Inputs& inputs,
+                                    const Tensor& o, const Tensor& lse, const Gradients& out) {
+  fa3_backward_params params;
+  fa3_backward_params_init(&params);
+  params.options = make_options(engine, c, inputs);
+  params.q = view_of(c.q, inputs.q);
+  params.k = view_of(c.k, inputs.k);
+  params.v = view_of(c.k, inputs.v);
+  params.o = view_of(c.q, o);
+  params.lse = lse_view(c.q, lse);
+  params.d_o = view_of(c.q, inputs.d_o);
+  if (c.d_lse) params.d_lse = lse_view(c.q, inputs.d_lse);
+  params.dq = view_of(c.q, out.dq);
+  params.dk = view_of(c.k, out.dk);
+  params.dv = view_of(c.k, out.dv);
+  if (c.sink) {
+    params.sink = inputs.sink.head_vector();
+    params.dsink = out.dsink.head_vector();
+  }
+  return params;
+}
+
+// Views that a question may bring without their memory.
+template <class Params>
+void claim_all(fa3_device_type memory, Params* params, std::initializer_list<fa3_tensor*> more) {
+  fa3_options& options = params->options;
+  for (fa3_tensor* view :
+       {&params->q, &params->k, &params->v, &params->o, &params->lse, &params->sink,
+        &options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k}) {
+    claim(memory, view);
+  }
+  for (fa3_tensor* view : more) claim(memory, view);
 }
 
 }  // namespace
 
-GuardedWorkspace::GuardedWorkspace(size_t bytes)
-    : bytes_(bytes), memory_(bytes + 3 * kAlignment, kFill) {
-  const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-  first_ = kAlignment + (kAlignment - address % kAlignment) % kAlignment;
+fa3_tensor view_of(const Side& side, const Tensor& tensor) {
+  return side.packed() ? tensor.packed() : tensor.dense();
 }
 
-void* GuardedWorkspace::data() {
-  return memory_.data() + first_;
-}
-
-bool GuardedWorkspace::guards_intact() const {
-  const auto is_fill = [](std::byte b) { return b == kFill; };
-  const auto begin = memory_.begin();
-  const auto first = static_cast<std::ptrdiff_t>(first_);
-  return std::all_of(begin, begin + first, is_fill) &&
-         std::all_of(begin + first + static_cast<std::ptrdiff_t>(bytes_), memory_.end(), is_fill);
+fa3_tensor lse_view(const Side& side, const Tensor& lse) {
+  return side.packed() ? lse.packed_lse() : lse.dense_lse();
 }
 
 fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inputs) {
@@ -103,53 +148,77 @@ fa3_forward_params forward_params(fa3_engine_id engine, const Case& c, const Inp
   return params;
 }
 
+void place(const Case& c, const Inputs& inputs, Tensor* o, Tensor* lse, Placement* placement,
+           fa3_forward_params* params) {
+  place_lengths(c, inputs, placement, &params->options);
+  placement->input(inputs.q, &params->q);
+  placement->input(inputs.k, &params->k);
+  placement->input(inputs.v, &params->v);
+  placement->input(inputs.sink, &params->sink);
+  placement->output(o, &params->o);
+  placement->output(lse, &params->lse);
+}
+
+fa3_status ask_forward(const EngineUnderTest& engine, const Case& c) {
+  const Inputs inputs = make_shapes(c);
+  const Outputs out(c);
+  fa3_forward_params params = forward_params(engine.id, c, inputs, out.o, out.lse);
+  claim_all(engine.memory, &params, {});
+  return fa3_forward_supported(&params);
+}
+
+fa3_status ask_backward(const EngineUnderTest& engine, const Case& c) {
+  const Inputs inputs = make_shapes(c);
+  const Outputs at(c);
+  const Gradients out(c);
+  fa3_backward_params params = backward_params(engine.id, c, inputs, at.o, at.lse, out);
+  params.options.deterministic = 1;
+  claim_all(engine.memory, &params,
+            {&params.d_o, &params.dq, &params.dk, &params.dv, &params.dsink});
+  return fa3_backward_supported(&params);
+}
+
 ForwardRun run_forward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs) {
-  ForwardRun run{.o = Tensor(c.o_shape(), c.o_dtype(), c.out),
-                 .lse = Tensor(c.lse_shape(), FA3_FLOAT32, c.out),
-                 .problem = ""};
-  const fa3_forward_params params = forward_params(engine.id, c, inputs, run.o, run.lse);
-  run.problem = call_with_workspace(params, fa3_forward_workspace_size, fa3_forward);
-  if (run.problem.empty()) run.problem = output_problem("o", run.o);
-  if (run.problem.empty()) run.problem = output_problem("lse", run.lse);
-  return run;
+  Outputs out(c);
+  fa3_forward_params params = forward_params(engine.id, c, inputs, out.o, out.lse);
+  Placement placement(engine.memory);
+  place(c, inputs, &out.o, &out.lse, &placement, &params);
+  std::string problem = call(params, fa3_forward_workspace_size, fa3_forward, &placement);
+  if (problem.empty()) problem = output_problem("o", out.o);
+  if (problem.empty()) problem = output_problem("lse", out.lse);
+  return {std::move(out.o), std::move(out.lse), std::move(problem)};
 }
 
 BackwardRun run_backward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs,
                          const ForwardRun& forward, bool deterministic) {
-  const Layout out = c.out;
-  BackwardRun run{.dq = Tensor(c.q_shape(), c.dtype, out),
-                  .dk = Tensor(c.k_shape(), c.dtype, out),
-                  .dv = Tensor(c.v_shape(), c.dtype, out),
-                  .dsink = Tensor({1, 1, c.sink ? c.heads_q : 0, 1}, FA3_FLOAT32),
-                  .problem = ""};
+  Gradients out(c);
   Tensor o = forward.o;
   Tensor lse = forward.lse;
   fill_unused_rows(c, c.q, std::numeric_limits<float>::quiet_NaN(), &o);
   fill_unused_rows(c, c.q, std::numeric_limits<float>::quiet_NaN(), &lse);
-  fa3_backward_params params;
-  fa3_backward_params_init(&params);
-  params.options = make_options(engine.id, c, inputs);
+  fa3_backward_params params = backward_params(engine.id, c, inputs, o, lse, out);
   params.options.deterministic = deterministic ? 1 : 0;
-  params.q = view_of(c.q, inputs.q);
-  params.k = view_of(c.k, inputs.k);
-  params.v = view_of(c.k, inputs.v);
-  params.o = view_of(c.q, o);
-  params.lse = lse_view(c.q, lse);
-  params.d_o = view_of(c.q, inputs.d_o);
-  if (c.d_lse) params.d_lse = lse_view(c.q, inputs.d_lse);
-  params.dq = view_of(c.q, run.dq);
-  params.dk = view_of(c.k, run.dk);
-  params.dv = view_of(c.k, run.dv);
-  if (c.sink) {
-    params.sink = inputs.sink.head_vector();
-    params.dsink = run.dsink.head_vector();
-  }
-  run.problem = call_with_workspace(params, fa3_backward_workspace_size, fa3_backward);
-  if (run.problem.empty()) run.problem = output_problem("dq", run.dq);
-  if (run.problem.empty()) run.problem = output_problem("dk", run.dk);
-  if (run.problem.empty()) run.problem = output_problem("dv", run.dv);
-  if (run.problem.empty()) run.problem = output_problem("dsink", run.dsink);
-  return run;
+  Placement placement(engine.memory);
+  place_lengths(c, inputs, &placement, &params.options);
+  placement.input(inputs.q, &params.q);
+  placement.input(inputs.k, &params.k);
+  placement.input(inputs.v, &params.v);
+  placement.input(inputs.sink, &params.sink);
+  placement.input(o, &params.o);
+  placement.input(lse, &params.lse);
+  placement.input(inputs.d_o, &params.d_o);
+  if (c.d_lse) placement.input(inputs.d_lse, &params.d_lse);
+  placement.output(&out.dq, &params.dq);
+  placement.output(&out.dk, &params.dk);
+  placement.output(&out.dv, &params.dv);
+  placement.output(&out.dsink, &params.dsink);
+  std::string problem = call(params, fa3_backward_workspace_size, fa3_backward, &placement);
+  if (problem.empty()) problem = output_problem("dq", out.dq);
+  if (problem.empty()) problem = output_problem("dk", out.dk);
+  if (problem.empty()) problem = output_problem("dv", out.dv);
+  if (problem.empty()) problem = output_problem("dsink", out.dsink);
+  return {std::move(out.dq), std::move(out.dk), std::move(out.dv), std::move(out.dsink),
+          std::move(problem)};
 }
 
 }  // namespace fa3::test

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a case on an engine through the C ABI: poisoned outputs, a poisoned workspace of exactly the
-// size asked for, and a look at every byte around them afterwards.
+// Runs a case on an engine through the C ABI, in the engine's memory: poisoned outputs, a poisoned
+// workspace of exactly the size asked for, and a look at every byte around them afterwards.
 #pragma once
 
 #include <fa3/fa3.h>
 
-#include <cstddef>
 #include <string>
-#include <vector>
 
 #include "support/case.h"
 #include "support/engines.h"
 #include "support/inputs.h"
+#include "support/placement.h"
 #include "support/tensor.h"
 
 namespace fa3::test {
@@ -38,16 +37,16 @@ fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inpu
 fa3_forward_params forward_params(fa3_engine_id engine, const Case& c, const Inputs& inputs,
                                   const Tensor& o, const Tensor& lse);
 
-// Exactly `bytes` bytes, aligned to 256, full of NaN, with guards on both sides.
-class GuardedWorkspace {
- public:
-  explicit GuardedWorkspace(size_t bytes);
-  void* data();
-  bool guards_intact() const;
+// Whether the engine does the case: shapes, strides and alignment count, contents do not.
+fa3_status ask_forward(const EngineUnderTest& engine, const Case& c);
+fa3_status ask_backward(const EngineUnderTest& engine, const Case& c);
 
- private:
-  size_t bytes_, first_;
-  std::vector<std::byte> memory_;
-};
+// The view of a (batch, row, head, dim) tensor, and of an LSE, that a call of this side takes.
+fa3_tensor view_of(const Side& side, const Tensor& tensor);
+fa3_tensor lse_view(const Side& side, const Tensor& lse);
+
+// Moves all that a forward call names into the engine's memory.
+void place(const Case& c, const Inputs& inputs, Tensor* o, Tensor* lse, Placement* placement,
+           fa3_forward_params* params);
 
 }  // namespace fa3::test

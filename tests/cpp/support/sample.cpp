@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -28,7 +30,8 @@ constexpr Lengths2 kLengths[] = {
     {33, 47},   {95, 97},     {191, 193},   {4096, 4096}, {4224, 4224}};
 constexpr int64_t kDims[] = {1,  7,   8,   17,  32,  40,  64,  72, 80,
                              96, 128, 136, 160, 192, 224, 256, 512};
-constexpr int64_t kOtherDims[] = {64, 128, 5, 104, 256, 1, 48, 512};
+constexpr int64_t kSame = 0, kDouble = -1;
+constexpr int64_t kDimsOfV[] = {kSame, kDouble, 64, 128, 5, 104, 1, 48};  // 256, 512: as a double
 constexpr std::pair<int64_t, int64_t> kHeads[] = {{6, 6}, {6, 2}, {6, 1}};
 constexpr fa3_dtype kDtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
 
@@ -50,50 +53,105 @@ void set_mask(Mask mask, int64_t seqlen_k, Random* random, Case* c) {
   if (mask == Mask::wide) c->left = c->right = 100000;
 }
 
-// The factors besides the lengths, in the order in which a row of all_pairs gives them.
-const std::vector<int>& feature_sizes() {
-  static const std::vector<int> sizes = {
-      static_cast<int>(std::size(kDims)),     // 0 head dim
-      4,                                      // 1 dv: the same, or another one (twice), or larger
-      static_cast<int>(std::size(kHeads)),    // 2 heads
-      static_cast<int>(std::size(kDtypes)),   // 3 dtype
-      2,                                      // 4 o in float32
-      static_cast<int>(std::size(kMasks)),    // 5 mask
-      2,                                      // 6 softcap
-      2,                                      // 7 sink
-      static_cast<int>(std::size(kLayouts)),  // 8 layout of inputs
-      static_cast<int>(std::size(kLayouts)),  // 9 layout of outputs
-      2,                                      // 10 scale
-  };
+// The factors besides the lengths. A row of all_pairs has an index for each.
+enum Factor {
+  kDim,
+  kDimV,
+  kHeadCounts,
+  kDtype,
+  kFloat32Output,
+  kMask,
+  kSoftcap,
+  kSink,
+  kIn,
+  kOut,
+  kScale,
+  kFactors
+};
+using Row = std::vector<int>;
+const Row& factor_sizes() {
+  static const Row sizes = {static_cast<int>(std::size(kDims)),
+                            static_cast<int>(std::size(kDimsOfV)),
+                            static_cast<int>(std::size(kHeads)),
+                            static_cast<int>(std::size(kDtypes)),
+                            2,
+                            static_cast<int>(std::size(kMasks)),
+                            2,
+                            2,
+                            static_cast<int>(std::size(kLayouts)),
+                            static_cast<int>(std::size(kLayouts)),
+                            2};
   return sizes;
 }
 
-Case features(const std::vector<int>& row, Lengths2 lengths, uint64_t seed) {
+// What every engine does: d64, bf16 and the first value of every other factor.
+Row plain_row() {
+  Row row(kFactors, 0);
+  row[kDim] = 6;
+  row[kDtype] = 2;
+  return row;
+}
+
+Case features(const Row& row, Lengths2 lengths, uint64_t seed) {
   Random random(seed);
   Case c;
   c.seed = seed;
-  const auto pick = [&](int factor) {
-    return static_cast<size_t>(row[static_cast<size_t>(factor)]);
-  };
+  const auto pick = [&](Factor factor) { return static_cast<size_t>(row[factor]); };
   c.q.rows = lengths.q;
   c.k.rows = lengths.k;
-  c.dim = kDims[pick(0)];
-  const auto other = static_cast<size_t>(random.below(std::ssize(kOtherDims)));
-  c.dim_v = pick(1) < 2    ? c.dim
-            : pick(1) == 2 ? kOtherDims[other]
-                           : std::min<int64_t>(2 * c.dim, 512);
-  std::tie(c.heads_q, c.heads_k) = kHeads[pick(2)];
-  c.dtype = kDtypes[pick(3)];
-  c.o_float32 = pick(4) == 1;
-  set_mask(kMasks[pick(5)], lengths.k, &random, &c);
-  c.softcap = pick(6) == 1 ? 15.0f : 0.0f;
-  c.sink = pick(7) == 1;
-  c.in = kLayouts[pick(8)];
-  c.out = kLayouts[pick(9)];
-  c.scale = pick(10) == 1 ? 0.07f : FA3_SCALE_AUTO;
+  c.dim = kDims[pick(kDim)];
+  const int64_t dim_v = kDimsOfV[pick(kDimV)];
+  c.dim_v = dim_v == kSame ? c.dim : dim_v == kDouble ? std::min<int64_t>(2 * c.dim, 512) : dim_v;
+  std::tie(c.heads_q, c.heads_k) = kHeads[pick(kHeadCounts)];
+  c.dtype = kDtypes[pick(kDtype)];
+  c.o_float32 = pick(kFloat32Output) == 1;
+  set_mask(kMasks[pick(kMask)], lengths.k, &random, &c);
+  c.softcap = pick(kSoftcap) == 1 ? 15.0f : 0.0f;
+  c.sink = pick(kSink) == 1;
+  c.in = kLayouts[pick(kIn)];
+  c.out = kLayouts[pick(kOut)];
+  c.scale = pick(kScale) == 1 ? 0.07f : FA3_SCALE_AUTO;
   c.num_threads = static_cast<int>(random.between(1, 3));
   c.d_lse = random.below(2) == 1;
   return c;
+}
+
+// For every factor the values that the engine can do when all else is plain.
+std::vector<Row> usable_values(const EngineUnderTest& engine, Pass pass) {
+  std::vector<Row> usable(kFactors);
+  for (size_t factor = 0; factor < kFactors; ++factor) {
+    for (int value = 0; value < factor_sizes()[factor]; ++value) {
+      Row row = plain_row();
+      row[factor] = value;
+      const std::string reason = refusal(engine, features(row, {64, 65}, 1), pass);
+      reason.empty() ? usable[factor].push_back(value) : leave_out(reason);
+    }
+  }
+  return usable;
+}
+
+// All pairs of usable values; none if there is a factor that the engine can do in no way.
+std::vector<Row> usable_rows(const EngineUnderTest& engine, Pass pass, uint64_t seed) {
+  const std::vector<Row> usable = usable_values(engine, pass);
+  Row sizes;
+  for (const Row& values : usable) sizes.push_back(static_cast<int>(values.size()));
+  if (std::count(sizes.begin(), sizes.end(), 0) > 0) return {};
+  std::vector<Row> rows = all_pairs(sizes, seed);
+  for (Row& row : rows) {
+    for (size_t factor = 0; factor < kFactors; ++factor) {
+      row[factor] = usable[factor][static_cast<size_t>(row[factor])];
+    }
+  }
+  return rows;
+}
+
+bool does_packed(const EngineUnderTest& engine, Pass pass) {
+  Case c = features(plain_row(), {0, 0}, 1);
+  c.q = {.owned = {64}};
+  c.k = {.owned = {65}};
+  const std::string reason = refusal(engine, c, pass);
+  if (!reason.empty()) leave_out(reason);
+  return reason.empty();
 }
 
 // What a case costs: multiplications in the score and value products, and passes over memory.
@@ -148,18 +206,18 @@ void make_packed(Random* random, Case* c) {
 
 }  // namespace
 
-std::vector<std::vector<int>> all_pairs(const std::vector<int>& factor_sizes, uint64_t seed) {
+std::vector<Row> all_pairs(const Row& sizes, uint64_t seed) {
   using Pair = std::pair<std::pair<size_t, int>, std::pair<size_t, int>>;
   std::set<Pair> open;
-  const size_t factors = factor_sizes.size();
+  const size_t factors = sizes.size();
   for (size_t a = 0; a < factors; ++a) {
     for (size_t b = a + 1; b < factors; ++b) {
-      for (int i = 0; i < factor_sizes[a]; ++i) {
-        for (int j = 0; j < factor_sizes[b]; ++j) open.insert({{a, i}, {b, j}});
+      for (int i = 0; i < sizes[a]; ++i) {
+        for (int j = 0; j < sizes[b]; ++j) open.insert({{a, i}, {b, j}});
       }
     }
   }
-  const auto pairs_of = [&](const std::vector<int>& row) {
+  const auto pairs_of = [&](const Row& row) {
     std::vector<Pair> pairs;
     for (size_t a = 0; a < factors; ++a) {
       for (size_t b = a + 1; b < factors; ++b) pairs.push_back({{a, row[a]}, {b, row[b]}});
@@ -167,13 +225,13 @@ std::vector<std::vector<int>> all_pairs(const std::vector<int>& factor_sizes, ui
     return pairs;
   };
   Random random(seed);
-  std::vector<std::vector<int>> rows;
+  std::vector<Row> rows;
   while (!open.empty()) {
-    std::vector<int> best;
+    Row best;
     int64_t best_gain = -1;
     for (int attempt = 0; attempt < 40; ++attempt) {
-      std::vector<int> row(factors);
-      for (size_t f = 0; f < factors; ++f) row[f] = static_cast<int>(random.below(factor_sizes[f]));
+      Row row(factors);
+      for (size_t f = 0; f < factors; ++f) row[f] = static_cast<int>(random.below(sizes[f]));
       const auto& [a, b] = *open.begin();  // so that every row covers something new
       row[a.first] = a.second;
       row[b.first] = b.second;
@@ -190,11 +248,12 @@ std::vector<std::vector<int>> all_pairs(const std::vector<int>& factor_sizes, ui
   return rows;
 }
 
-std::vector<Case> dense_matrix(const MatrixLimits& limits) {
+std::vector<Case> dense_matrix(const EngineUnderTest& engine, Pass pass,
+                               const MatrixLimits& limits) {
   const std::vector<Lengths2> lengths = lengths_within(limits.largest_scores);
   std::vector<Case> cases;
   for (int round = 0; round < limits.rounds; ++round) {
-    for (const std::vector<int>& row : all_pairs(feature_sizes(), static_cast<uint64_t>(round))) {
+    for (const Row& row : usable_rows(engine, pass, static_cast<uint64_t>(round))) {
       const size_t i = cases.size();
       Case c = features(row, lengths[i % lengths.size()], 1000 + i);
       c.batch = 2;
@@ -205,12 +264,13 @@ std::vector<Case> dense_matrix(const MatrixLimits& limits) {
   return cases;
 }
 
-std::vector<Case> packed_matrix(const MatrixLimits& limits) {
-  const std::vector<Lengths2> lengths = lengths_within(limits.largest_scores);
+std::vector<Case> packed_matrix(const EngineUnderTest& engine, Pass pass,
+                                const MatrixLimits& limits) {
   std::vector<Case> cases;
+  if (!does_packed(engine, pass)) return cases;
+  const std::vector<Lengths2> lengths = lengths_within(limits.largest_scores);
   for (int round = 0; round < limits.rounds; ++round) {
-    for (const std::vector<int>& row :
-         all_pairs(feature_sizes(), 100 + static_cast<uint64_t>(round))) {
+    for (const Row& row : usable_rows(engine, pass, 100 + static_cast<uint64_t>(round))) {
       const size_t i = cases.size();
       Random random(5000 + i);
       Case c = features(row, lengths[i % lengths.size()], 5000 + i);
@@ -230,24 +290,33 @@ std::vector<Case> long_cases() {
   window.left = 700;
   window.right = 33;
   Case decode = dense_case(2, 1, 20001, 4, 2, 128, 128, FA3_FLOAT16);
-  decode.sink = true;
-  std::vector<Case> cases = {square, window, decode};
+  Case decode_sink = decode;
+  decode_sink.sink = true;
+  std::vector<Case> cases = {square, window, decode, decode_sink};
   for (Case& c : cases) c.seed = 9000 + static_cast<uint64_t>(&c - cases.data());
   return cases;
 }
 
-Case random_case(uint64_t seed) {
+Case random_case(const EngineUnderTest& engine, uint64_t seed) {
+  static std::map<std::string, std::pair<std::vector<Row>, bool>> known;
+  auto [found, first] = known.try_emplace(engine.name);
+  auto& [usable, packed] = found->second;
+  if (first) usable = usable_values(engine, Pass::forward);
+  if (first) packed = does_packed(engine, Pass::forward);
   Random random(seed);
-  std::vector<int> row;
-  for (int size : feature_sizes()) row.push_back(static_cast<int>(random.below(size)));
+  Row row;
+  for (const Row& values : usable) {
+    row.push_back(values[static_cast<size_t>(random.below(std::ssize(values)))]);
+  }
   const int64_t longest = random.one_in(4) ? 300 : 80;
   Case c = features(row, {random.between(0, longest), random.between(0, longest)}, seed);
   c.batch = random.between(1, 3);
-  c.dim = random.one_in(2) ? random.between(1, 96) : c.dim;
-  c.dim_v = random.one_in(2) ? random.between(1, 96) : c.dim_v;
+  const int64_t step = usable[kDim].front() == 0 ? 1 : 8;  // 0: a head dim of 1
+  if (random.one_in(2)) c.dim = step * random.between(1, 96 / step);
+  if (random.one_in(2)) c.dim_v = step * random.between(1, 96 / step);
   c.heads_k = random.between(1, 3);
   c.heads_q = c.heads_k * random.between(1, 5);
-  if (random.one_in(2)) make_packed(&random, &c);
+  if (random.one_in(2) && packed) make_packed(&random, &c);
   return c;
 }
 

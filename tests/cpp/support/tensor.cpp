@@ -36,6 +36,8 @@ const char* name_of(Layout layout) {
       return "bhsd";
     case Layout::padded:
       return "padded";
+    case Layout::spaced:
+      return "spaced";
     case Layout::qkv:
       return "qkv";
   }
@@ -61,6 +63,10 @@ Tensor::Tensor(Shape shape, fa3_dtype dtype, Layout layout) : shape_(shape), dty
     row_stride_ = shape.heads * head_stride_ + 5;
     batch_stride_ = shape.rows * row_stride_ + 11;
     first_ += 1;
+  } else if (layout == Layout::spaced) {
+    head_stride_ = (shape.dim + 7) / 8 * 8 + 8;
+    row_stride_ = shape.heads * head_stride_ + 24;
+    batch_stride_ = shape.rows * row_stride_ + 40;
   } else if (layout == Layout::qkv) {
     row_stride_ *= 3;
     batch_stride_ *= 3;

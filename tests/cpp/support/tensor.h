@@ -47,9 +47,11 @@ enum class Layout {
   bshd,    // contiguous
   bhsd,    // heads before rows
   padded,  // unaligned, with gaps after every head, row and batch entry
+  spaced,  // such gaps too, but every row aligned to 16 bytes
   qkv,     // the middle third of a packed (batch, row, 3, head, dim) buffer
 };
-constexpr Layout kLayouts[] = {Layout::bshd, Layout::bhsd, Layout::padded, Layout::qkv};
+constexpr Layout kLayouts[] = {Layout::bshd, Layout::bhsd, Layout::padded, Layout::spaced,
+                               Layout::qkv};
 const char* name_of(Layout layout);
 
 class Tensor {
@@ -59,6 +61,10 @@ class Tensor {
 
   const Shape& shape() const { return shape_; }
   fa3_dtype dtype() const { return dtype_; }
+
+  // Every byte, guards included; views lie within.
+  const std::vector<std::byte>& memory() const { return memory_; }
+  std::vector<std::byte>& memory() { return memory_; }
 
   // Views for the library.
   fa3_tensor dense() const;        // (batch, rows, heads, dim)

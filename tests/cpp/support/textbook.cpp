@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <mutex>
+#include <thread>
 
 namespace fa3::test {
 namespace {
@@ -131,9 +133,9 @@ struct Head {
     return max + std::log(sum);
   }
 
-  void forward(Textbook* book) {
-    for (int64_t i = 0; i < q_at.used; ++i) {
-      *book->lse.row(q_at.batch, q_at.first + i, head) = softmax(i, &book->largest_score);
+  void forward(int64_t first_row, int64_t end_row, Textbook* book, double* largest_score) {
+    for (int64_t i = first_row; i < end_row; ++i) {
+      *book->lse.row(q_at.batch, q_at.first + i, head) = softmax(i, largest_score);
       double* o = book->o.row(q_at.batch, q_at.first + i, head);
       double squares = 0;
       for (int64_t j = 0; j < k_at.used; ++j) {
@@ -218,6 +220,27 @@ void for_each_head(const Case& c, const Inputs& inputs, Visitor&& visit) {
   }
 }
 
+// The rows of a head, divided among threads where the work is worth it.
+void forward_in_parts(const Head& head, Textbook* book) {
+  constexpr int64_t kLeastWork = 1 << 22;  // multiplications: milliseconds
+  const int64_t rows = head.q_at.used;
+  const int64_t work = rows * head.k_at.used * (head.c.dim + head.c.dim_v);
+  const int64_t most = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
+  const int64_t parts = std::clamp<int64_t>(work / kLeastWork, 1, std::min(most, rows + 1));
+  std::mutex mutex;
+  const auto part = [&](int64_t i) {
+    Head mine = head;
+    double largest_score = 0;
+    mine.forward(rows * i / parts, rows * (i + 1) / parts, book, &largest_score);
+    const std::scoped_lock lock(mutex);
+    book->largest_score = std::max(book->largest_score, largest_score);
+  };
+  std::vector<std::thread> threads;
+  for (int64_t i = 1; i < parts; ++i) threads.emplace_back(part, i);
+  part(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
 }  // namespace
 
 Textbook textbook_forward(const Case& c, const Inputs& inputs) {
@@ -226,7 +249,7 @@ Textbook textbook_forward(const Case& c, const Inputs& inputs) {
   book.lse = Values(c.lse_shape());
   book.o_terms = Values(c.lse_shape());
   std::fill(book.lse.numbers.begin(), book.lse.numbers.end(), -kInfinity);
-  for_each_head(c, inputs, [&](Head& head) { head.forward(&book); });
+  for_each_head(c, inputs, [&](const Head& head) { forward_in_parts(head, &book); });
   return book;
 }
 

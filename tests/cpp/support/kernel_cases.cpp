@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/kernel_cases.h"
+
+#include <algorithm>
+
+namespace fa3::test {
+namespace {
+
+struct Row {
+  const char* name;
+  int64_t batch, heads_q, heads_k, seqlen_q, seqlen_k;
+  bool causal;
+  Scores scores = Scores::normal;
+  float amount = 0;
+  double gain = 1;
+  int64_t less_dim = 0, less_dim_v = 0;  // fewer columns than the kernel's
+  Layout layout = Layout::bshd;
+};
+
+// clang-format off
+constexpr Row kRows[] = {
+    {"one_tile", 1, 1, 1, 128, 128, false},
+    {"one_key", 1, 2, 2, 5, 1, false},
+    {"no_keys", 1, 2, 2, 130, 0, false},
+    {"even", 2, 3, 3, 512, 512, false},
+    {"even_causal", 2, 3, 3, 512, 512, true},
+    {"long", 1, 2, 2, 200, 6400, false},
+    {"long_causal", 1, 1, 1, 300, 6400, true},
+    {"square_causal", 1, 1, 1, 2048, 2048, true},
+    {"many_tiles", 5, 8, 8, 700, 300, false},
+    {"many_tiles_causal", 5, 8, 8, 900, 900, true},
+    {"ragged", 2, 3, 3, 113, 203, false},
+    {"ragged_causal", 2, 3, 3, 113, 203, true},
+    {"more_queries_causal", 2, 2, 2, 777, 333, true},
+    {"far_more_queries_causal", 1, 2, 2, 1000, 3, true},
+    {"one_query_causal", 3, 4, 4, 1, 1023, true},
+    {"gqa_4", 2, 8, 2, 300, 517, false},
+    {"mqa_causal", 2, 6, 1, 257, 641, true},
+    {"gqa_3_causal", 2, 6, 2, 257, 641, true},
+    {"ragged_gqa_8_causal", 1, 8, 1, 33, 77, true},
+    {"gqa_8_causal", 2, 16, 2, 391, 391, true},
+    {"gqa_16_one_query", 3, 16, 1, 1, 777, false},
+    {"gqa_32_few_queries", 1, 64, 2, 37, 301, true},
+    {"gqa_8_more_queries_causal", 2, 16, 2, 333, 77, true},
+    {"gqa_4_heads_first_causal", 2, 8, 2, 259, 391, true, Scores::normal, 0, 1, 0, 0, Layout::bhsd},
+    {"gqa_8_first_key_500", 2, 16, 2, 100, 1500, true, Scores::first_key, 500},
+    {"gqa_8_nan_query", 1, 16, 2, 100, 700, true, Scores::nan_query},
+    {"heads_first", 2, 4, 2, 259, 391, false, Scores::normal, 0, 1, 0, 0, Layout::bhsd},
+    {"spaced_causal", 2, 4, 2, 391, 391, true, Scores::normal, 0, 1, 0, 0, Layout::spaced},
+    {"short_head", 2, 2, 2, 300, 300, false, Scores::normal, 0, 1, 24, 24},
+    {"short_head_causal", 2, 2, 2, 300, 300, true, Scores::normal, 0, 1, 8, 16},
+    {"flat", 1, 2, 2, 200, 1024, false, Scores::normal, 0, 0.02},
+    {"equal", 1, 2, 2, 200, 1024, false, Scores::normal, 0, 0},
+    {"peaked", 1, 2, 2, 200, 1024, false, Scores::normal, 0, 4},
+    {"very_peaked", 1, 2, 2, 200, 1024, false, Scores::normal, 0, 16},
+    {"very_peaked_causal", 1, 2, 2, 600, 600, true, Scores::normal, 0, 16},
+    {"rising_5", 1, 2, 2, 200, 1500, false, Scores::rising, 5},
+    {"rising_50", 1, 2, 2, 200, 1500, false, Scores::rising, 50},
+    {"rising_500", 1, 2, 2, 200, 1500, false, Scores::rising, 500},
+    {"falling_5", 1, 2, 2, 200, 1500, false, Scores::falling, 5},
+    {"falling_50", 1, 2, 2, 200, 1500, false, Scores::falling, 50},
+    {"falling_500", 1, 2, 2, 200, 1500, false, Scores::falling, 500},
+    {"falling_500_causal", 1, 2, 2, 600, 600, true, Scores::falling, 500},
+    {"falling_4000", 1, 2, 2, 200, 1500, false, Scores::falling, 4000},
+    {"step_5", 1, 2, 2, 200, 1500, false, Scores::step, 5},
+    {"step_50", 1, 2, 2, 200, 1500, false, Scores::step, 50},
+    {"step_500", 1, 2, 2, 200, 1500, false, Scores::step, 500},
+    {"step_500_many", 4, 8, 8, 512, 1024, false, Scores::step, 500},
+    {"first_key_5", 1, 2, 2, 200, 1500, false, Scores::first_key, 5},
+    {"first_key_100", 1, 2, 2, 200, 1500, false, Scores::first_key, 100},
+    {"first_key_1000", 1, 2, 2, 200, 1500, false, Scores::first_key, 1000},
+    {"first_key_500_causal", 2, 4, 4, 1500, 1500, true, Scores::first_key, 500},
+    {"last_key_100", 1, 2, 2, 200, 1500, false, Scores::last_key, 100},
+    {"last_key_1000", 1, 2, 2, 200, 1500, false, Scores::last_key, 1000},
+    {"huge", 1, 2, 2, 200, 1024, false, Scores::huge},
+    {"nan_query", 1, 2, 2, 200, 1024, false, Scores::nan_query},
+    {"nan_key", 1, 2, 2, 200, 1024, true, Scores::nan_key},
+    {"nan_value", 1, 2, 2, 200, 1024, false, Scores::nan_value},
+    {"inf_query", 1, 2, 2, 200, 1024, false, Scores::inf_query},
+    {"inf_key", 1, 2, 2, 200, 1024, false, Scores::inf_key},
+};
+// clang-format on
+
+}  // namespace
+
+std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype) {
+  std::vector<NamedCase> cases;
+  for (const Row& row : kRows) {
+    Case c = dense_case(row.batch, row.seqlen_q, row.seqlen_k, row.heads_q, row.heads_k,
+                        dim - row.less_dim, dim_v - row.less_dim_v, dtype);
+    c.causal = row.causal;
+    c.scores = row.scores;
+    c.amount = row.amount;
+    c.gain = row.gain;
+    c.in = c.out = row.layout;
+    c.seed = 20000 + static_cast<uint64_t>(&row - kRows);
+    cases.push_back({row.name, c});
+  }
+  return cases;
+}
+
+}  // namespace fa3::test
