@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/error_rule.h"
+
 namespace fa3::cli {
 namespace {
 
@@ -20,11 +22,6 @@ double difference(double got, double expected) {
 double ratio(double error, double norm) {
   if (error == 0) return 0;
   return norm > 0 ? error / norm : kInfinity;
-}
-
-// Of 1.0 in that type.
-double ulp_of(fa3_dtype dtype) {
-  return dtype == FA3_FLOAT32 ? 0x1p-23 : dtype == FA3_FLOAT16 ? 0x1p-10 : 0x1p-7;
 }
 
 double largest_row_norm(const HostTensor& tensor) {
@@ -79,39 +76,17 @@ double max_abs_error(const HostTensor& got, const HostTensor& expected) {
   return largest;
 }
 
-Error allowed_error(const Error& baseline, fa3_dtype dtype) {
-  constexpr double kUlps = 2;
-  const double rounding = kUlps * ulp_of(dtype);
-  return {.overall = 2 * baseline.overall + rounding, .row = 2 * baseline.row + rounding};
+Error allowed_error(const Error& baseline, double roundoff) {
+  return {.overall = fa3::allowed_error(baseline.overall, roundoff),
+          .row = fa3::allowed_error(baseline.row, roundoff)};
 }
 
-Error allowed_gradient_error(const Error& baseline, fa3_dtype dtype, double largest_lse) {
-  constexpr double kUlpsOfCancelledO = 2;
-  constexpr double kUlpsOfCancelledSums = 16;  // of float32; the largest seen: 12
-  Error allowed = allowed_error(baseline, dtype);
-  const double lse_rounding = largest_lse * ulp_of(FA3_FLOAT32) / 2;
-  allowed.overall += lse_rounding;
-  allowed.row +=
-      lse_rounding + kUlpsOfCancelledO * ulp_of(dtype) + kUlpsOfCancelledSums * ulp_of(FA3_FLOAT32);
-  return allowed;
-}
-
-double largest_magnitude(const HostTensor& tensor) {
-  double largest = 0;
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    const double x = std::abs(element(tensor.data(), tensor.dtype(), i));
-    if (std::isfinite(x)) largest = std::max(largest, x);
-  }
-  return largest;
-}
-
-double allowed_lse_error(const Operands& operands, const fa3_options& options) {
+double largest_score(const Operands& operands, const fa3_options& options) {
   const double scale = options.scale == FA3_SCALE_AUTO
                            ? 1 / std::sqrt(static_cast<double>(operands.q.shape().back()))
                            : double{options.scale};
-  double score = scale * largest_row_norm(operands.q) * largest_row_norm(operands.k);
-  if (options.softcap > 0) score = std::min(score, double{options.softcap});
-  return 1e-3 + 0x1p-21 * score;
+  const double score = scale * largest_row_norm(operands.q) * largest_row_norm(operands.k);
+  return options.softcap > 0 ? std::min(score, double{options.softcap}) : score;
 }
 
 }  // namespace fa3::cli

@@ -11,6 +11,7 @@
 #include "cli/calls.h"
 #include "cli/commands.h"
 #include "cli/compare.h"
+#include "cli/error_rule.h"
 #include "cli/execution.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
@@ -62,9 +63,11 @@ Checked check(const DemoFlags& flags, const Operands& operands) {
   Checked checked{.ours = error_of(operands.o, reference.o),
                   .standard = error_of(standard.o, reference.o)};
   const double lse_error = max_abs_error(operands.lse, reference.lse);
-  checked.passed =
-      within(checked.ours, allowed_error(checked.standard, operands.o.dtype())) &&
-      lse_error <= allowed_lse_error(reference, options_for(flags, FA3_ENGINE_REFERENCE));
+  const double score = largest_score(reference, options_for(flags, FA3_ENGINE_REFERENCE));
+  const auto dim = static_cast<double>(operands.q.shape().back());
+  const double roundoff = roundoff_of_call(operands.q.dtype(), operands.o.dtype(), dim, score);
+  checked.passed = within(checked.ours, allowed_error(checked.standard, roundoff)) &&
+                   lse_error <= allowed_lse_error(score);
   return checked;
 }
 

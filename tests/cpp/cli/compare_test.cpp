@@ -42,8 +42,7 @@ TEST(Compare, a_poisoned_element_is_an_infinite_error) {
     EXPECT_EQ(error_of(got, expected).row, kInfinity);
     EXPECT_EQ(max_abs_error(got, expected), kInfinity);
     EXPECT_EQ(error_of(expected, got).overall, kInfinity) << "nor may a reference hide it";
-    EXPECT_FALSE(within(error_of(got, expected),
-                        allowed_gradient_error({.overall = 1, .row = 1}, FA3_BFLOAT16, 100)));
+    EXPECT_FALSE(within(error_of(got, expected), allowed_error({.overall = 1, .row = 1}, 1)));
   }
 }
 
@@ -73,6 +72,28 @@ TEST(Compare, a_result_where_zeros_are_due_is_an_infinite_error) {
 TEST(Compare, empty_tensors_agree) {
   EXPECT_EQ(error_of(normal({0, 3}), normal({0, 3})).overall, 0);
   EXPECT_EQ(error_of(normal({3, 0}), normal({3, 0})).row, 0);
+}
+
+// A bound of the scores that is too small would refuse right results, one too large hide wrong ones.
+TEST(Compare, the_largest_score_is_bounded_by_norms_and_by_the_softcap) {
+  Operands operands = make_operands({.batch = 1,
+                                     .heads = 1,
+                                     .kv_heads = 1,
+                                     .seqlen_q = 2,
+                                     .seqlen_k = 2,
+                                     .head_dim = 4,
+                                     .head_dim_v = 4},
+                                    FA3_FLOAT32, Layout::bshd, {});
+  for (int64_t i = 0; i < 8; ++i) {
+    set_element(operands.q.data(), FA3_FLOAT32, i, i < 4 ? 1 : 3);  // rows of norm 2 and 6
+    set_element(operands.k.data(), FA3_FLOAT32, i, i < 4 ? 2 : 0);  // and 4 and 0
+  }
+  fa3_options options = default_options();
+  EXPECT_DOUBLE_EQ(largest_score(operands, options), 6 * 4 / std::sqrt(4.0));
+  options.scale = 0.25f;
+  EXPECT_DOUBLE_EQ(largest_score(operands, options), 6);
+  options.softcap = 5;
+  EXPECT_DOUBLE_EQ(largest_score(operands, options), 5);
 }
 
 TEST(Random, data_is_standard_normal_and_repeatable) {
