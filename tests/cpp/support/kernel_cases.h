@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Shapes and scores that drive a tiled kernel into each of its branches, for any head dims: run on
-// every engine by scores_test.cpp, on every Hopper kernel by tests/cuda/forward_check.cu.
+// every engine by scores_test.cpp, on every Hopper kernel by tests/cuda/forward_check.cpp.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the contract of tests/cpp/engine cannot ask: every kernel of the table, also where another one
+// would be chosen, the ablation's, repeats of each launch, and the same bits from another build of the
+// kernels. Needs a GPU and nothing else. Arguments, all optional: first and end row of the kernel
+// table, which the ablation's variants continue (end -1: without them), a substring of the case names,
+// how often to repeat each launch and compare bits, and a file of digests of right results: what it
+// holds must be met bit for bit, what it lacks is held to float64 and added.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <string>
+
+#include "api/describe.h"
+#ifndef FA3_DISTURB
+#include "engine/hopper/ablation/ablation.h"
+#endif
+#include "engine/hopper/plan_forward.h"
+#include "support/compare.h"
+#include "support/kernel_cases.h"
+#include "support/run.h"
+
+namespace fa3::test {
+namespace {
+
+using hopper::Element;
+using hopper::ForwardConfig;
+using hopper::ForwardKernel;
+
+// A launch in device memory, between guards.
+ForwardRun run_kernel(const ForwardKernel& kernel, const Case& c, const Inputs& inputs) {
+  ForwardRun run{.o = Tensor(c.o_shape(), c.dtype, c.out),
+                 .lse = Tensor(c.lse_shape(), FA3_FLOAT32, c.out),
+                 .problem = ""};
+  fa3_forward_params params = forward_params(FA3_ENGINE_HOPPER, c, inputs, run.o, run.lse);
+  Placement placement(FA3_CUDA);
+  place(c, inputs, &run.o, &run.lse, &placement, &params);
+  Problem problem;
+  if (const Status status = api::describe(params, api::Purpose::call, &problem); !status.ok()) {
+    run.problem = status.message();
+    return run;
+  }
+  hopper::ForwardArguments arguments = hopper::arguments_of(problem, nullptr);
+  const int64_t num_tiles = hopper::forward_num_tiles(kernel.config, arguments);
+  arguments.workspace =
+      placement.workspace(static_cast<size_t>(hopper::forward_workspace_bytes(num_tiles)));
+  const cudaError_t error = hopper::launch_forward(kernel, arguments, nullptr);
+  run.problem = error == cudaSuccess ? placement.fetch() : cudaGetErrorString(error);
+  for (const Tensor* output : {&run.o, &run.lse}) {
+    if (run.problem.empty()) run.problem = output->find_unwritten() + output->find_damaged_guard();
+  }
+  return run;
+}
+
+// What a case must give; kernels of one shape share it.
+struct Truth {
+  Inputs inputs;
+  Textbook book;
+  ForwardRun baseline;
+};
+
+const Truth& truth_of(const Case& c) {
+  static std::map<std::string, Truth> known;
+  auto [found, first] = known.try_emplace(describe(c));
+  if (first) {
+    Case fast = c;
+    fast.num_threads = 0;
+    Inputs inputs = make_inputs(c);
+    Textbook book = textbook_forward(c, inputs);
+    ForwardRun run = run_forward(baseline(), fast, inputs);
+    found->second = {std::move(inputs), std::move(book), std::move(run)};
+  }
+  return found->second;
+}
+
+// One number for the bits of a result (FNV-1a).
+uint64_t digest(const ForwardRun& run) {
+  uint64_t value = 0xcbf29ce484222325u;
+  for (const Tensor* output : {&run.o, &run.lse}) {
+    for (uint32_t bits : output->element_bits()) value = (value ^ bits) * 0x100000001b3u;
+  }
+  return value;
+}
+
+// Digests of right results by kernel and case, kept in a file between builds.
+class Digests {
+ public:
+  explicit Digests(const char* path) : path_(path) {
+    std::ifstream file(path);
+    uint64_t value = 0;
+    for (std::string name; file >> value && std::getline(file, name);) known_[name] = value;
+  }
+  ~Digests() {
+    if (path_.empty()) return;
+    std::ofstream file(path_);
+    for (const auto& [name, value] : known_) file << value << name << '\n';
+  }
+  const uint64_t* find(const std::string& name) {
+    const auto at = known_.find(name);
+    if (at == known_.end()) return nullptr;
+    ++met_;
+    return &at->second;
+  }
+  void add(const std::string& name, uint64_t value) { known_[name] = value; }
+  int met() const { return met_; }
+
+ private:
+  std::string path_;
+  int met_ = 0;
+  std::map<std::string, uint64_t> known_;
+};
+
+std::string name_of(const ForwardConfig& g) {
+  char text[80];
+  std::snprintf(text, sizeof text, "%s d%d/%d %dx%d", g.element == Element::kFp16 ? "fp16" : "bf16",
+                g.head_dim, g.head_dim_v, g.block_m, g.block_n);
+  return text;
+}
+
+// "" or what is wrong.
+std::string check(const ForwardKernel& kernel, const Case& c, int repeats, Digests* digests) {
+  const Inputs inputs = make_inputs(c);
+  const ForwardRun run = run_kernel(kernel, c, inputs);
+  if (!run.problem.empty()) return run.problem;
+  for (int i = 0; i < repeats; ++i) {
+    const ForwardRun again = run_kernel(kernel, c, inputs);
+    if (!again.problem.empty()) return again.problem;
+    for (const auto& result :
+         {bits_equal("o", again.o, run.o), bits_equal("lse", again.lse, run.lse)}) {
+      if (!result) return std::string("repeated, ") + result.message();
+    }
+  }
+  const std::string name = " " + name_of(kernel.config) + " " + describe(c);
+  if (const uint64_t* known = digests->find(name)) {
+    return *known == digest(run) ? "" : "other bits than the other build's";
+  }
+  const Truth& truth = truth_of(c);
+  const EngineUnderTest engine{.name = "hopper", .id = FA3_ENGINE_HOPPER, .memory = FA3_CUDA};
+  const auto result = forward_agrees({engine, c}, truth.book, run, truth.baseline);
+  if (!result) return result.message();
+  digests->add(name, digest(run));
+  return "";
+}
+
+struct Tally {
+  int done = 0;
+  int failed = 0;
+  void add(const Tally& other) {
+    done += other.done;
+    failed += other.failed;
+  }
+};
+
+Tally check_kernel(const ForwardKernel& kernel, const char* pattern, int repeats,
+                   Digests* digests) {
+  const ForwardConfig& g = kernel.config;
+  const fa3_dtype dtype = g.element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
+  Tally tally;
+  for (const auto& [name, c] : kernel_cases(g.head_dim, g.head_dim_v, dtype)) {
+    if (!std::strstr(name, pattern)) continue;
+    const std::string problem = check(kernel, c, repeats, digests);
+    ++tally.done;
+    if (problem.empty()) continue;
+    ++tally.failed;
+    std::printf("  %-24s FAIL %s\n", name, problem.c_str());
+    std::fflush(stdout);
+  }
+  std::printf("%s: %d of %d failed\n", name_of(g).c_str(), tally.failed, tally.done);
+  return tally;
+}
+
+#ifdef FA3_DISTURB
+constexpr Element kElements[] = {Element::kBf16};
+#else
+constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
+#endif
+
+Tally check_all(int argc, char** argv) {
+  const int rows = int(hopper::kForwardTable.size());
+  const int first = argc > 1 ? std::atoi(argv[1]) : 0;
+  const int wanted_end = argc > 2 ? std::atoi(argv[2]) : std::numeric_limits<int>::max();
+  const int end = wanted_end < 0 ? rows : wanted_end;
+  const char* pattern = argc > 3 ? argv[3] : "";
+  const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
+  Digests digests(argc > 5 ? argv[5] : "");
+  Tally tally;
+  for (int row = first; row < std::min(end, rows); ++row) {
+    for (const Element element : kElements) {
+      const ForwardKernel kernel = hopper::forward_kernel_at(row, element);
+      tally.add(check_kernel(kernel, pattern, repeats, &digests));
+    }
+  }
+#ifndef FA3_DISTURB
+  const int variants = int(hopper::kAblation.size());
+  for (int variant = std::max(first - rows, 0); variant < std::min(end - rows, variants);
+       ++variant) {
+    std::printf("%s: ", hopper::kAblation[variant].name);
+    Digests apart("");  // variants share their tile with kernels of the table
+    tally.add(check_kernel(hopper::ablation_kernel_at(variant), pattern, repeats, &apart));
+  }
+#endif
+  if (digests.met() > 0) std::printf("%d met bit for bit\n", digests.met());
+  return tally;
+}
+
+}  // namespace
+}  // namespace fa3::test
+
+int main(int argc, char** argv) {
+  try {
+    const fa3::test::Tally tally = fa3::test::check_all(argc, argv);
+    std::printf("%d checks, %d failures\n", tally.done, tally.failed);
+    return tally.failed != 0;
+  } catch (const std::exception& error) {  // the GPU is gone or was never there
+    std::printf("FAILED %s\n", error.what());
+    return 2;
+  }
+}
