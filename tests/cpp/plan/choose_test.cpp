@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "plan/plan_text.h"
 
 namespace fa3::test {
@@ -18,14 +16,33 @@ Problem small_problem() {
   return problem;
 }
 
-TEST(Choose, takes_the_first_automatic_engine_for_the_memory) {
+TEST(Choose, takes_the_tiled_engine_for_host_memory) {
   Choice choice;
   ASSERT_TRUE(choose(small_problem(), &choice).ok());
-  const auto best = std::find_if(engines().begin(), engines().end(), [](const Engine* engine) {
-    return engine->automatic && engine->memory == FA3_CPU;
-  });
-  EXPECT_EQ(choice.engine, *best);
-  EXPECT_EQ(choice.plan.engine, choice.engine->name);
+  EXPECT_EQ(choice.engine->id, FA3_ENGINE_CPU);
+  EXPECT_EQ(choice.plan.engine, "cpu");
+}
+
+// Each engine that was considered gives its own reason; those that are chosen by name alone do not.
+TEST(Choose, of_memory_that_no_engine_takes_gives_every_candidates_reason) {
+  Problem problem = small_problem();
+  problem.device = FA3_CUDA;
+  problem.dtype = DType::float32;  // no engine for GPUs takes it
+  Choice choice;
+  const Status status = choose(problem, &choice);
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_NE(status.message().find("cpu: takes cpu tensors, got cuda"), std::string::npos)
+      << status.message();
+  EXPECT_EQ(status.message().find("reference:"), std::string::npos) << status.message();
+}
+
+TEST(Choose, refuses_an_engine_of_another_build_by_its_number) {
+  Problem problem = small_problem();
+  problem.engine = static_cast<fa3_engine_id>(77);
+  Choice choice;
+  const Status status = choose(problem, &choice);
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_NE(status.message().find("77"), std::string::npos) << status.message();
 }
 
 TEST(Choose, obeys_a_named_engine) {

@@ -2,48 +2,80 @@
 // The kernel table's budgets, which row a shape gets, and the reasons for saying no.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "engine/hopper/compiled.h"
 #include "engine/hopper/plan_forward.h"
 
 namespace fa3::hopper {
 namespace {
 
-TEST(ForwardTable, every_row_keeps_its_budgets) {
+// Register files and slots have no static_assert of their own; shared memory has.
+TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_into) {
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
-  constexpr int kBarrierBytes = 1024;                 // barriers and records, generously
   for (const CompiledForward& row : kForwardTable) {
     const ForwardConfig& c = row.config;
     EXPECT_LE(c.producer_registers() + c.consumers() * c.consumer_registers(),
               kRegistersPerLaunchThreadQuad);
     EXPECT_LE(c.consumer_registers_used(), c.consumer_registers());
-    EXPECT_LE(c.q_slots * c.q_bytes() + c.kv_slots * c.slot_bytes() + kBarrierBytes, kMaxSmemBytes);
-    EXPECT_EQ(c.q_bytes() % kSmemAlignment, 0);
-    EXPECT_EQ(c.slot_bytes() % kSmemAlignment, 0);
-    // K of the next block beside V of this one, and one slot to load into.
-    EXPECT_GE(c.kv_slots, 3);
+    EXPECT_GE(c.kv_slots, 3);  // K of the next block beside V of this one, and one to load into
   }
 }
 
-TEST(ForwardTable, every_head_dim_up_to_256_has_the_narrowest_kernel_that_fits) {
-  for (int d = 8; d <= 256; d += 8) {
-    const int row = choose_row({d, d, 4096, 4096});
-    ASSERT_NE(row, kNoRow) << d;
-    const int native = d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256;
-    EXPECT_EQ(kForwardTable[row].config.head_dim, native);
-    EXPECT_EQ(kForwardTable[row].config.head_dim_v, native);
+constexpr int64_t kSomeKeys[] = {1, 100, 1000, 1535, 1536, 4096, 100000};
+
+// Calls visit(shape) for every shape that differs in what the choice may depend on.
+template <class Visitor>
+void for_each_shape(Visitor&& visit) {
+  for (int64_t d = 8; d <= 264; d += 8) {
+    for (int64_t dv = 8; dv <= 264; dv += 8) {
+      for (int64_t keys : kSomeKeys) visit(ForwardShape{d, dv, keys, keys});
+    }
   }
-  EXPECT_EQ(kForwardTable[choose_row({192, 128, 4096, 4096})].config.head_dim_v, 128);
-  EXPECT_EQ(choose_row({264, 64, 4096, 4096}), kNoRow);
-  EXPECT_EQ(choose_row({64, 264, 4096, 4096}), kNoRow);
 }
 
-TEST(ForwardTable, short_keys_get_their_own_rows) {
-  const auto tile = [](int64_t keys) {
-    const ForwardConfig& c = kForwardTable[choose_row({128, 128, keys, keys})].config;
-    return std::pair(c.block_m, c.block_n);
-  };
-  EXPECT_EQ(tile(16384), std::pair(192, 80));
-  EXPECT_EQ(tile(1024), std::pair(128, 128));
+bool fits(const CompiledForward& row, const ForwardShape& shape) {
+  return row.config.head_dim >= shape.head_dim && row.config.head_dim_v >= shape.head_dim_v &&
+         shape.seqlen_k <= row.max_keys;
+}
+
+int columns(const CompiledForward& row) {
+  return row.config.head_dim + row.config.head_dim_v;
+}
+
+TEST(ChooseRow, gives_a_row_that_fits_wherever_there_is_one_and_none_with_more_columns) {
+  for_each_shape([](const ForwardShape& shape) {
+    const int chosen = choose_row(shape);
+    bool any = false;
+    for (const CompiledForward& row : kForwardTable) {
+      if (!fits(row, shape)) continue;
+      any = true;
+      ASSERT_NE(chosen, kNoRow) << shape.head_dim << "/" << shape.head_dim_v;
+      EXPECT_LE(columns(kForwardTable[chosen]), columns(row))
+          << shape.head_dim << "/" << shape.head_dim_v << ", " << shape.seqlen_k << " keys";
+    }
+    ASSERT_EQ(any, chosen != kNoRow) << shape.head_dim << "/" << shape.head_dim_v;
+    if (any) {
+      EXPECT_TRUE(fits(kForwardTable[chosen], shape));
+    }
+  });
+}
+
+TEST(ChooseRow, gives_every_row_to_some_shape) {
+  std::set<int> chosen;
+  for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_row(shape)); });
+  chosen.erase(kNoRow);
+  EXPECT_EQ(chosen.size(), kForwardTable.size()) << "a kernel that nothing chooses is built";
+}
+
+TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
+  for_each_shape([](const ForwardShape& shape) {
+    ForwardShape longer = shape;
+    longer.seqlen_k = 100000;
+    if (choose_row(shape) == kNoRow) return;
+    EXPECT_LE(kForwardTable[choose_row(shape)].config.block_m,
+              kForwardTable[choose_row(longer)].config.block_m);
+  });
 }
 
 Problem plain() {
