@@ -46,8 +46,7 @@ def read_junit(stage: str, path: Path) -> Outcome:
             outcome.failed += 1
         elif skipped is not None or case.get("status") == "notrun":
             outcome.skipped += 1
-            output = (case.findtext("system-out") or "").split("Skipped\n")
-            said = skip_sentence(output[0]) if len(output) > 1 else None
+            said = skip_sentence(case.findtext("system-out") or "")
             message = skipped.get("message") if skipped is not None else None
             outcome.reasons[said or message or "no reason given"] += 1
         else:
@@ -59,9 +58,11 @@ def read_junit(stage: str, path: Path) -> Outcome:
 
 
 def skip_sentence(output: str) -> str | None:
-    """The text that a GoogleTest case printed before it was reported as skipped."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else None
+    """Why a case was skipped: after GoogleTest's "Skipped", or a line that says "skipped: "."""
+    _, skipped, after = output.partition(": Skipped\n")
+    if skipped and not after.startswith("["):
+        return after.partition("\n")[0].strip()
+    return next((line for line in output.splitlines() if line.startswith("skipped: ")), None)
 
 
 def run_cpp(build: Path) -> Outcome:
