@@ -5,7 +5,9 @@
 namespace fa3::cli {
 
 void run_ablation(AblationFlags) {
-  throw CommandError(kExitUnsupported, "--ablation: this build has no hopper engine to take apart");
+  throw CommandError(kExitUnsupported,
+                     "--ablation: this build has no hopper kernels to compare; they come with "
+                     "`make build` from the sources, where CUDA is");
 }
 
 }  // namespace fa3::cli
