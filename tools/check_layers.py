@@ -31,7 +31,8 @@ ALLOWED = {
     "src/api/": ["fa3/", "core/", "engine/engine.h", "plan/", "api/"],
     "src/cli/": [
         *("fa3/", "core/"),
-        *("engine/cpu/peak.h", "engine/hopper/device.h", "engine/hopper/launch_forward.h"),
+        *("engine/cpu/isa.h", "engine/cpu/peak.h"),
+        *("engine/hopper/device.h", "engine/hopper/launch_forward.h"),
         "engine/hopper/ablation/ablation.h",
         "cli/",
     ],

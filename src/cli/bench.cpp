@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <set>
@@ -43,6 +44,18 @@ void warm_up(const std::function<double()>& call) {
   for (int i = 0; i < kMostCalls && seconds < kEnough; ++i) seconds += call();
 }
 
+// Before any memory is touched: a shape that does not fit is skipped, not killed for.
+void require_room(const BenchCase& bench, const Operands& asked, bool on_gpu, size_t workspace) {
+  const Shape& shape = bench.shape;
+  const std::string what = fmt::format("b{} h{} s{}x{} d{}", shape.batch, shape.heads,
+                                       shape.seqlen_q, shape.seqlen_k, shape.head_dim);
+  const auto extra = static_cast<int64_t>(workspace);
+  const int64_t tensors = sum_of_bytes(std::array{input_bytes(asked), output_bytes(asked)});
+  const int64_t all = sum_of_bytes(std::array{tensors, extra});
+  require_memory(what, on_gpu ? tensors : all);  // the GPU's tensors are copies of the host's
+  if (on_gpu) gpu::require_memory(what, all);
+}
+
 Measured measure(const BenchCase& bench, const BenchFlags& flags) {
   require_engine(bench.engine);
   const Layout layout = flags.layout == "bshd" ? Layout::bshd : Layout::bhsd;
@@ -56,17 +69,19 @@ Measured measure(const BenchCase& bench, const BenchFlags& flags) {
   const BackwardArgs backward = backward_question(asked, options);
   // Ask before any memory is touched: the answer may be no.
   const std::string plan = bench.backward ? plan_text(backward) : plan_text(forward);
+  const bool on_gpu = device_of(options.engine).type == FA3_CUDA;
+  const size_t workspace = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward);
+  require_room(bench, asked, on_gpu, workspace);
 
   Operands operands = make_operands(bench.shape, bench.dtype, layout, {.backward = bench.backward});
   fill_inputs(&operands, 0);
   Execution execution(&operands, options);
   const auto call = [&] { return bench.backward ? execution.backward() : execution.forward(); };
   if (bench.backward) execution.forward();  // O and LSE are backward's inputs
-  Measured measured{
-      .engine = plan_line(plan, "engine"),
-      .kernel = plan_line(plan, "kernel"),
-      .on_gpu = device_of(options.engine).type == FA3_CUDA,
-      .workspace_bytes = bench.backward ? workspace_bytes(backward) : workspace_bytes(forward)};
+  Measured measured{.engine = plan_line(plan, "engine"),
+                    .kernel = plan_line(plan, "kernel"),
+                    .on_gpu = on_gpu,
+                    .workspace_bytes = workspace};
   measured.layout = flags.layout;
   measured.machine = measured.on_gpu ? gpu::name() : machine_text();
   if (measured.on_gpu) {
@@ -100,8 +115,8 @@ class Report {
     json_.add(bench, measured);
     if (!json_.on_stdout()) print_row(bench, measured);
     if (measured.peaks.disturbed()) {
-      fmt::print(stderr, "fa3: disturbed: the peak was between {} and {}; is other work running?\n",
-                 flops_text(measured.peaks.lowest()), flops_text(measured.peaks.highest()));
+      warn(fmt::format("disturbed: the peak was between {} and {}; is other work running?",
+                       flops_text(measured.peaks.lowest()), flops_text(measured.peaks.highest())));
     }
   }
 
@@ -174,7 +189,7 @@ void run_bench(const BenchFlags& flags) {
       // One engine or shape that this machine cannot do must not end a sweep.
       if (error.code() != kExitUnsupported) throw;
       progress.erase();
-      if (reasons.insert(error.what()).second) fmt::print(stderr, "fa3: {}\n", error.what());
+      if (reasons.insert(error.what()).second) warn(error.what());
       ++refused;
     }
   }
@@ -231,7 +246,7 @@ void add_bench(CLI::App& app) {
   bench->add_option("--repeats", flags->repeats, "timed calls; 0 = at least 7, fewer if long")
       ->check(CLI::Range(0, 10000))
       ->capture_default_str();
-  bench->add_option("--json", flags->json, "append JSON lines to FILE; - = stdout, no table");
+  add_path(*bench, "--json", &flags->json, "append JSON lines to FILE; - = stdout, no table");
   bench->footer(kFooter);
   CLI::Option* ablation =
       bench->add_flag("--ablation", flags->ablation, "what each idea is worth on the GPU");

@@ -2,11 +2,12 @@
 #include "cli/bench_report.h"
 
 #include <algorithm>
-#include <iostream>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "cli/exit_code.h"
 #include "cli/machine.h"
+#include "cli/text.h"
 
 namespace fa3::cli {
 namespace {
@@ -57,15 +58,24 @@ bool Peaks::disturbed() const {
   return highest() - lowest() > kTolerated * highest();
 }
 
-JsonLines::JsonLines(const std::string& where) : on_stdout_(where == "-") {
+JsonLines::JsonLines(const std::string& where) : where_(where), on_stdout_(where == "-") {
   if (where.empty() || on_stdout_) return;
   file_.open(where, std::ios::app);
   if (!file_) throw CommandError(kExitBadInput, "--json " + where + ": cannot be written");
 }
 
 void JsonLines::add(const BenchCase& bench, const Measured& measured) {
-  if (on_stdout_) std::cout << json_of(bench, measured) << std::endl;
-  if (file_.is_open()) file_ << json_of(bench, measured) << std::endl;
+  const std::string line = json_of(bench, measured).dump();
+  if (on_stdout_) {
+    std::puts(line.c_str());
+    flush_stdout();
+  }
+  if (!file_.is_open()) return;
+  file_ << line << std::endl;
+  if (!file_) {
+    throw CommandError(kExitFailed,
+                       "--json " + where_ + ": writing a line failed; is there room on the disk?");
+  }
 }
 
 }  // namespace fa3::cli

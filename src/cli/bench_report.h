@@ -45,9 +45,11 @@ class JsonLines {
  public:
   explicit JsonLines(const std::string& where);
   bool on_stdout() const { return on_stdout_; }
+  // Throws where the line does not arrive: a row that is lost must not look measured.
   void add(const BenchCase& bench, const Measured& measured);
 
  private:
+  std::string where_;
   bool on_stdout_;
   std::ofstream file_;
 };

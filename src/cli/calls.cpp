@@ -6,8 +6,7 @@
 #include <chrono>
 
 #include "cli/exit_code.h"
-#include "cli/machine.h"
-#include "cli/text.h"
+#include "cli/host_tensor.h"
 #include "core/error.h"
 
 namespace fa3::cli {
@@ -123,12 +122,7 @@ size_t workspace_bytes(const BackwardArgs& args) {
 }
 
 void reserve(Workspace* workspace, size_t bytes) {
-  const int64_t available = available_memory_bytes();
-  if (bytes > workspace->bytes() && available > 0 && bytes > static_cast<size_t>(available)) {
-    throw CommandError(kExitUnsupported,
-                       concat("the workspace needs ", bytes_text(static_cast<int64_t>(bytes)),
-                              ", this machine has ", bytes_text(available), " free"));
-  }
+  if (bytes > workspace->bytes()) require_memory("workspace", static_cast<int64_t>(bytes));
   require(workspace->reserve(bytes));
 }
 

@@ -249,7 +249,7 @@ void run_demo(const DemoFlags& flags) {
 void add_demo(CLI::App& app) {
   CLI::App* demo = app.add_subcommand("demo", "attention of a real model, checked and timed");
   auto flags = std::make_shared<DemoFlags>();
-  demo->add_option("--data", flags->data, "directory of minilm_layer*_{q,k,v}.npy")
+  add_path(*demo, "--data", &flags->data, "directory of minilm_layer*_{q,k,v}.npy")
       ->capture_default_str();
   demo->add_option("--seqlen", flags->seqlen, "length of the long sequence")
       ->check(CLI::Range(16, 1 << 20))

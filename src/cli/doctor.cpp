@@ -73,6 +73,12 @@ void check_cpu(Report* report) {
                "The CPU has neither AVX2 nor AVX-512: fa3 runs its portable code, right but slow.");
 }
 
+void check_environment(Report* report) {
+  const std::string complaint = cpu_code_complaint();
+  if (complaint.empty()) return;
+  report->warn("environment", complaint, "Unset FA3_CPU_ISA, or name one of those.");
+}
+
 void check_threads(Report* report) {
   const int available = available_threads();
   const int present = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -206,6 +212,7 @@ void run_doctor() {
   Report report;
   check_version(&report);
   check_cpu(&report);
+  check_environment(&report);
   check_threads(&report);
   check_memory(&report);
   check_engines(&report);

@@ -32,6 +32,7 @@ inline void require(const Status& status, const std::string& subject = "") {
   if (status.ok()) return;
   const ExitCode code = status.code() == StatusCode::invalid_argument ? kExitBadInput
                         : status.code() == StatusCode::unsupported    ? kExitUnsupported
+                        : status.code() == StatusCode::out_of_memory  ? kExitUnsupported
                                                                       : kExitFailed;
   throw CommandError(code, subject.empty() ? status.message() : subject + ": " + status.message());
 }

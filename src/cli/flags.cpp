@@ -9,6 +9,13 @@ namespace fa3::cli {
 
 const std::vector<std::string> kDtypeNames = {"fp32", "fp16", "bf16"};
 
+CLI::Option* add_path(CLI::App& command, const char* name, std::string* path, const char* help) {
+  const auto named = [](const std::string& given) -> std::string {
+    return given.empty() ? "expected the name of a file, got an empty one" : "";
+  };
+  return command.add_option(name, *path, help)->check(CLI::Validator(named, "FILE"));
+}
+
 void add_engine_flags(CLI::App& command, EngineFlags* flags) {
   command.add_option("--engine", flags->engine, "who computes")
       ->check(CLI::IsMember(engine_names()))

@@ -12,9 +12,13 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace fa3::cli {
+
+// The name of a file or folder: any but "", which would read or write nothing.
+CLI::Option* add_path(CLI::App& command, const char* name, std::string* path, const char* help);
 
 // Who computes, with how many threads.
 struct EngineFlags {

@@ -16,6 +16,8 @@ namespace fa3::cli::gpu {
 // The device's CUDA number; 0 where there is none, so that questions can be asked anywhere.
 int device_index();
 std::string name();
+// Throws where the GPU has not that many bytes free, beside what seconds_of() takes: code 3.
+void require_memory(const std::string& what, int64_t bytes);
 
 // Device memory, at least one byte, aligned to 256 bytes. Throws CommandError if there is none left.
 class Buffer {

@@ -18,6 +18,10 @@ std::string name() {
   refuse();
 }
 
+void require_memory(const std::string&, int64_t) {
+  refuse();
+}
+
 Buffer::Buffer(int64_t) {
   refuse();
 }

@@ -48,13 +48,24 @@ std::string name() {
   return properties.name;
 }
 
+void require_memory(const std::string& what, int64_t bytes) {
+  check(cudaSetDevice(device_index()), "cannot be used");
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cannot ask for its memory");
+  const int64_t available = static_cast<int64_t>(free) - kFlushBytes;
+  if (bytes <= available) return;
+  throw CommandError(kExitUnsupported, concat(what, ": expected at most ",
+                                              bytes_text(std::max<int64_t>(available, 0)),
+                                              ", which the GPU has free, got ", bytes_text(bytes)));
+}
+
 Buffer::Buffer(int64_t bytes) : bytes_(bytes) {
   check(cudaSetDevice(device_index()), "cannot be used");
   void* memory = nullptr;
   if (cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1))) != cudaSuccess) {
     cudaGetLastError();
-    throw CommandError(kExitFailed, concat("the GPU has no ", bytes_text(bytes),
-                                           " of memory left; use a smaller shape"));
+    throw CommandError(kExitUnsupported, concat("the GPU has no ", bytes_text(bytes),
+                                                " of memory left; use a smaller shape"));
   }
   data_ = static_cast<std::byte*>(memory);
 }

@@ -5,6 +5,8 @@
 #include <new>
 
 #include "cli/exit_code.h"
+#include "cli/machine.h"
+#include "cli/text.h"
 #include "core/dtype.h"
 #include "core/error.h"
 
@@ -29,6 +31,22 @@ int64_t checked_bytes(fa3_dtype dtype, const std::vector<int64_t>& shape) {
 
 }  // namespace
 
+void require_memory(const std::string& what, int64_t bytes) {
+  const int64_t available = available_memory_bytes();
+  if (available <= 0 || bytes <= available) return;
+  throw CommandError(kExitUnsupported,
+                     concat(what, ": expected at most ", bytes_text(available),
+                            ", which this machine has free, got ", bytes_text(bytes)));
+}
+
+int64_t sum_of_bytes(std::span<const int64_t> parts) {
+  int64_t sum = 0;
+  for (int64_t part : parts) {
+    if (__builtin_add_overflow(sum, part, &sum)) return INT64_MAX;
+  }
+  return sum;
+}
+
 void HostTensor::Free::operator()(std::byte* memory) const {
   ::operator delete(memory, kAlignment);
 }
@@ -44,12 +62,14 @@ HostTensor HostTensor::shape_only(fa3_dtype dtype, std::vector<int64_t> shape) {
 HostTensor::HostTensor(fa3_dtype dtype, std::vector<int64_t> shape)
     : dtype_(dtype), shape_(std::move(shape)) {
   const int64_t size = checked_bytes(dtype_, shape_);
+  const std::string what = concat("tensor ", shape_text(shape_));
+  require_memory(what, size);
   // At least one byte, so that an empty tensor has a pointer too.
   const auto allocated = static_cast<size_t>(size > 0 ? size : 1);
   memory_.reset(static_cast<std::byte*>(::operator new(allocated, kAlignment, std::nothrow)));
   if (memory_ == nullptr) {
-    throw CommandError(kExitFailed, concat("tensor ", shape_text(shape_), ": the system has no ",
-                                           size, " bytes left; use a smaller shape"));
+    throw CommandError(kExitUnsupported,
+                       concat(what, ": the system gives no ", bytes_text(size), " of memory"));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,11 @@ namespace fa3::cli {
 
 // Which axis order the memory of a rank 4 tensor has: (batch, seq, heads, dim) or heads first.
 enum class Layout { bshd, bhsd };
+
+// Throws where this machine has not that many bytes free: code 3, instead of being killed for them.
+void require_memory(const std::string& what, int64_t bytes);
+// What all of these take; 2^63 - 1 where that is more.
+int64_t sum_of_bytes(std::span<const int64_t> parts);
 
 class HostTensor {
  public:

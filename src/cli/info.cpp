@@ -31,6 +31,9 @@ void print_engines() {
     fmt::print("  {:<10} {:<11} {}\n", engine.name, engine.available ? "available" : "unavailable",
                engine.detail);
   }
+  if (const std::string complaint = cpu_code_complaint(); !complaint.empty()) {
+    fmt::print("  {}\n", complaint);
+  }
   fmt::print("\nMachine\n  {}, {} memory\n", machine_text(), bytes_text(total_memory_bytes()));
 }
 
@@ -78,7 +81,7 @@ void print_budget_line(const char* what, const std::string& formula, int64_t byt
 
 void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_options& options) {
   const Shape& s = flags.shape;
-  const int64_t item = operands.q.bytes() / std::max<int64_t>(operands.q.elements(), 1);
+  const int64_t item = HostTensor::shape_only(operands.q.dtype(), {1}).bytes();
   const auto bytes_of = [](const HostTensor& tensor) { return tensor.bytes(); };
   const auto workspace = static_cast<int64_t>(workspace_bytes(forward_question(operands, options)));
   const int64_t parts[] = {bytes_of(operands.q), bytes_of(operands.k) + bytes_of(operands.v),
@@ -99,9 +102,7 @@ void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_op
   print_budget_line("LSE", fmt::format("{} b * {} hq * {} sq * 4", s.batch, s.heads, s.seqlen_q),
                     parts[3]);
   print_budget_line("workspace", "as the plan says", parts[4]);
-  int64_t total = 0;
-  for (int64_t part : parts) total += part;
-  print_budget_line("fa3 needs", "the sum: linear in sq and sk", total);
+  print_budget_line("fa3 needs", "the sum: linear in sq and sk", sum_of_bytes(parts));
   int64_t matrix = item;
   for (int64_t factor : {s.batch, s.heads, s.seqlen_q, s.seqlen_k}) {
     if (__builtin_mul_overflow(matrix, factor, &matrix)) {

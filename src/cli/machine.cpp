@@ -6,6 +6,7 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <sstream>
@@ -13,6 +14,7 @@
 #include "cli/commit.h"
 #include "core/dtype.h"
 #include "core/threads.h"
+#include "engine/cpu/isa.h"
 #include "engine/cpu/peak.h"
 
 namespace fa3::cli {
@@ -58,6 +60,17 @@ std::vector<std::string> cpu_extensions() {
     if (std::find(all.begin(), all.end(), name) != all.end()) found.emplace_back(name);
   }
   return found;
+}
+
+std::string cpu_code_complaint() {
+  const char* asked = std::getenv("FA3_CPU_ISA");
+  if (asked == nullptr || *asked == '\0' || cpu::find_kernels(asked) != nullptr) return "";
+  std::string names;
+  for (const char* name : {"avx512_bf16", "avx512", "avx2", "portable"}) {
+    if (cpu::find_kernels(name) != nullptr) names += fmt::format(" {}", name);
+  }
+  return fmt::format("FA3_CPU_ISA={}: expected one of{}, as this CPU has them; not heeded", asked,
+                     names);
 }
 
 int64_t total_memory_bytes() {

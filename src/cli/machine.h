@@ -14,6 +14,7 @@ namespace fa3::cli {
 
 std::string cpu_model();                    // "AMD EPYC ...", or the architecture's name
 std::vector<std::string> cpu_extensions();  // those that matter here, of those the CPU has
+std::string cpu_code_complaint();           // of FA3_CPU_ISA where it is not heeded; else ""
 int64_t total_memory_bytes();               // 0 if the system does not say
 int64_t available_memory_bytes();           // 0 if the system does not say
 int64_t peak_resident_bytes();              // of this process so far; 0 if the system does not say

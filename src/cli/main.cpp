@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The `fa3` command: one file per subcommand (commands.h), everything through the public library.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -9,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/machine.h"
+#include "cli/text.h"
 
 namespace {
 
@@ -24,8 +28,16 @@ Start with:
 
 int fail(int code, const char* message) {
   std::fflush(stdout);
-  std::fprintf(stderr, "fa3: %s\n", message);
+  fa3::cli::warn(message);
   return code;
+}
+
+// A caller may close a standard stream. A file opened later would then get its number, and what is
+// printed would go into that file; so the numbers are taken. What is written there still fails.
+void occupy_standard_streams() {
+  int stream = 0;
+  while (stream >= 0 && stream <= STDERR_FILENO) stream = open("/dev/null", O_RDONLY);
+  if (stream > STDERR_FILENO) close(stream);
 }
 
 std::string version_text() {
@@ -47,16 +59,18 @@ int parse_and_run(int argc, char** argv) {
   add_demo(app);
   try {
     app.parse(argc, argv);
-    return kExitOk;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitBadInput;  // --help is an "error" of code 0
+    if (app.exit(error) != 0) return kExitBadInput;  // --help is an "error" of code 0
   }
+  flush_stdout();
+  return kExitOk;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace fa3::cli;
+  occupy_standard_streams();
   try {
     return parse_and_run(argc, argv);
   } catch (const CommandError& error) {

@@ -173,10 +173,10 @@ class HeaderParser {
   size_t at_ = 0;
 };
 
-// Splits the file after its preamble; `header` is text, `data` everything behind it.
-Status split(std::span<const std::byte> file, std::string_view* header,
-             std::span<const std::byte>* data) {
-  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+// Finds the header, which is text, and where it ends.
+Status find_header(std::span<const std::byte> beginning, uint64_t file_bytes,
+                   std::string_view* header, uint64_t* end) {
+  const std::string_view text(reinterpret_cast<const char*>(beginning.data()), beginning.size());
   if (!text.starts_with(kMagic)) {
     return invalid("expected a .npy file, which starts with \\x93NUMPY, got ",
                    text.empty() ? "an empty file" : "other bytes",
@@ -194,12 +194,16 @@ Status split(std::span<const std::byte> file, std::string_view* header,
   if (text.size() < start) return invalid("expected a header length, got the file's end");
   size_t length = 0;
   for (size_t i = length_bytes; i-- > 0;) length = length << 8 | byte_at(kMagic.size() + 2 + i);
-  if (length > text.size() - start) {
+  if (length > file_bytes - start) {
     return invalid("header: expected ", length, " bytes as the file declares, got only ",
-                   text.size() - start, "; the file is truncated or damaged");
+                   file_bytes - start, "; the file is truncated or damaged");
+  }
+  if (length > text.size() - start) {
+    return invalid("header: expected at most ", text.size() - start, " bytes, got ", length,
+                   "; the file is damaged");
   }
   *header = text.substr(start, length);
-  *data = file.subspan(start + length);
+  *end = start + length;
   return {};
 }
 
@@ -257,10 +261,10 @@ const char* descr_of(NpyType type) {
   return known(type).descr;
 }
 
-Status parse_npy(std::span<const std::byte> file, NpyView* view) {
+Status parse_npy(std::span<const std::byte> beginning, uint64_t file_bytes, NpyArray* array) {
   std::string_view text;
-  std::span<const std::byte> data;
-  FA3_TRY(split(file, &text, &data));
+  uint64_t data_begin = 0;
+  FA3_TRY(find_header(beginning, file_bytes, &text, &data_begin));
   FA3_TRY(check_ascii(text));
   Header header;
   FA3_TRY(HeaderParser(text).parse(&header));
@@ -271,12 +275,12 @@ Status parse_npy(std::span<const std::byte> file, NpyView* view) {
     return invalid("order: expected C order, got Fortran order; save numpy.ascontiguousarray(x)");
   }
   FA3_TRY(count_bytes(header.shape, item_bytes, &bytes));
-  if (static_cast<uint64_t>(bytes) != data.size()) {
-    return invalid("data: expected ", bytes, " bytes for the shape, got ", data.size(),
-                   static_cast<uint64_t>(bytes) > data.size() ? "; the file is truncated"
-                                                              : "; the file is not one array");
+  const uint64_t found = file_bytes - data_begin, expected = static_cast<uint64_t>(bytes);
+  if (found != expected) {
+    return invalid("data: expected ", expected, " bytes for the shape, got ", found,
+                   expected > found ? "; the file is truncated" : "; the file is not one array");
   }
-  *view = {type, std::move(header.shape), data};
+  *array = {type, std::move(header.shape), data_begin};
   return {};
 }
 

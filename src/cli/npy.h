@@ -26,15 +26,19 @@ enum class NpyType {
 int64_t size_of(NpyType type);
 const char* descr_of(NpyType type);
 
-// What a file holds; `data` points into the parsed memory and has exactly the bytes of `shape`.
-struct NpyView {
+// What a file holds: exactly the bytes of `shape`, from byte `data_begin` to its end.
+struct NpyArray {
   NpyType type = NpyType::float32;
   std::vector<int64_t> shape;
-  std::span<const std::byte> data;
+  uint64_t data_begin = 0;
 };
 
-// OK, or INVALID_ARGUMENT with one sentence; *view is then unchanged.
-Status parse_npy(std::span<const std::byte> file, NpyView* view);
+// The first bytes of a file, as many as parse_npy() may ask for. Files may be large, and foreign.
+inline constexpr size_t kNpyBeginning = size_t{1} << 17;
+
+// OK, or INVALID_ARGUMENT with one sentence; *array is then unchanged. `beginning`: the first
+// kNpyBeginning bytes of a file of `file_bytes`, or all of them.
+Status parse_npy(std::span<const std::byte> beginning, uint64_t file_bytes, NpyArray* array);
 
 // The bytes before the data of a version 1 file; a multiple of 64, as NumPy aligns it.
 std::string npy_header(NpyType type, std::span<const int64_t> shape);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/npy_file.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -20,18 +21,30 @@ static_assert(std::endian::native == std::endian::little, "tensors and files sha
   throw CommandError(kExitBadInput, path + ": " + what);
 }
 
-std::vector<std::byte> read_bytes(const std::string& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) fail(path, "expected a file, got a directory");
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) fail(path, concat("cannot be read: ", std::strerror(errno)));
-  const std::streamoff size = file.tellg();
-  if (size < 0) fail(path, "expected a regular file, got something without a size");
-  std::vector<std::byte> bytes(static_cast<size_t>(size));
-  file.seekg(0);
-  if (!file.read(reinterpret_cast<char*>(bytes.data()), size)) fail(path, "reading it failed");
-  return bytes;
-}
+// A file that is read from its beginning, in pieces.
+class Input {
+ public:
+  explicit Input(const std::string& path) : path_(path) {
+    std::error_code error;
+    if (std::filesystem::is_directory(path, error)) fail(path, "expected a file, got a directory");
+    file_.open(path, std::ios::binary | std::ios::ate);
+    if (!file_) fail(path, concat("cannot be read: ", std::strerror(errno)));
+    size_ = file_.tellg();
+    if (size_ < 0) fail(path, "expected a regular file, got something without a size");
+  }
+
+  uint64_t size() const { return static_cast<uint64_t>(size_); }
+  void read(uint64_t from, std::byte* to, uint64_t bytes) {
+    file_.seekg(static_cast<std::streamoff>(from));
+    file_.read(reinterpret_cast<char*>(to), static_cast<std::streamsize>(bytes));
+    if (!file_) fail(path_, "reading it failed");
+  }
+
+ private:
+  std::string path_;
+  std::ifstream file_;
+  std::streamoff size_ = 0;
+};
 
 // The type that the tensor in memory has before any conversion.
 fa3_dtype dtype_of(const std::string& path, NpyType type, std::optional<fa3_dtype> wanted) {
@@ -50,16 +63,21 @@ fa3_dtype dtype_of(const std::string& path, NpyType type, std::optional<fa3_dtyp
   return FA3_FLOAT32;
 }
 
-HostTensor tensor_of(const NpyView& view, fa3_dtype dtype) {
-  HostTensor tensor(dtype, view.shape);
-  if (view.type != NpyType::float64) {
-    if (!view.data.empty()) std::memcpy(tensor.data(), view.data.data(), view.data.size());
+HostTensor read_data(Input* input, const NpyArray& array, fa3_dtype dtype) {
+  HostTensor tensor(dtype, array.shape);
+  if (array.type != NpyType::float64) {
+    input->read(array.data_begin, tensor.data(), static_cast<uint64_t>(tensor.bytes()));
     return tensor;
   }
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    double value;
-    std::memcpy(&value, view.data.data() + i * int64_t{sizeof(double)}, sizeof(double));
-    set_element(tensor.data(), dtype, i, static_cast<float>(value));
+  std::vector<double> piece(1 << 16);
+  for (int64_t i = 0; i < tensor.elements();) {
+    const int64_t count = std::min<int64_t>(std::ssize(piece), tensor.elements() - i);
+    constexpr uint64_t kItem = sizeof(double);
+    input->read(array.data_begin + static_cast<uint64_t>(i) * kItem,
+                reinterpret_cast<std::byte*>(piece.data()), static_cast<uint64_t>(count) * kItem);
+    for (int64_t j = 0; j < count; ++j, ++i) {
+      set_element(tensor.data(), dtype, i, static_cast<float>(piece[static_cast<size_t>(j)]));
+    }
   }
   return tensor;
 }
@@ -73,14 +91,16 @@ NpyType npy_type_of(fa3_dtype dtype) {
 }  // namespace
 
 HostTensor read_npy(const std::string& path, int rank, std::optional<fa3_dtype> dtype) {
-  const std::vector<std::byte> bytes = read_bytes(path);
-  NpyView view;
-  require(parse_npy(bytes, &view), path);
-  if (view.shape.size() != static_cast<size_t>(rank)) {
-    fail(path, concat("expected ", rank, " dimensions, got shape ", shape_text(view.shape),
+  Input input(path);
+  std::vector<std::byte> beginning(std::min<uint64_t>(input.size(), kNpyBeginning));
+  input.read(0, beginning.data(), beginning.size());
+  NpyArray array;
+  require(parse_npy(beginning, input.size(), &array), path);
+  if (array.shape.size() != static_cast<size_t>(rank)) {
+    fail(path, concat("expected ", rank, " dimensions, got shape ", shape_text(array.shape),
                       rank == 4 ? "; use x[None] to add a batch of 1" : ""));
   }
-  HostTensor tensor = tensor_of(view, dtype_of(path, view.type, dtype));
+  HostTensor tensor = read_data(&input, array, dtype_of(path, array.type, dtype));
   if (!dtype || *dtype == tensor.dtype()) return tensor;
   return tensor.converted(*dtype);
 }

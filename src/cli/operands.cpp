@@ -110,21 +110,14 @@ fa3_options default_options() {
 }
 
 int64_t input_bytes(const Operands& operands) {
-  int64_t bytes = 0;
-  for (const HostTensor* input :
-       {&operands.q, &operands.k, &operands.v, &operands.sink, &operands.d_o}) {
-    bytes += input->bytes();
-  }
-  return bytes;
+  const auto& [layout, q, k, v, sink, d_o, o, lse, dq, dk, dv, dsink] = operands;
+  return sum_of_bytes(std::array{q.bytes(), k.bytes(), v.bytes(), sink.bytes(), d_o.bytes()});
 }
 
 int64_t output_bytes(const Operands& operands) {
-  int64_t bytes = 0;
-  for (const HostTensor* output :
-       {&operands.o, &operands.lse, &operands.dq, &operands.dk, &operands.dv, &operands.dsink}) {
-    bytes += output->bytes();
-  }
-  return bytes;
+  const auto& [layout, q, k, v, sink, d_o, o, lse, dq, dk, dv, dsink] = operands;
+  return sum_of_bytes(
+      std::array{o.bytes(), lse.bytes(), dq.bytes(), dk.bytes(), dv.bytes(), dsink.bytes()});
 }
 
 }  // namespace fa3::cli

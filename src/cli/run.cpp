@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
+#include <filesystem>
 #include <memory>
 
 #include "cli/calls.h"
@@ -45,6 +47,49 @@ void check_flags(const RunFlags& flags) {
   }
 }
 
+// One file by two names: a path written differently, or a link. Devices may be named twice.
+bool same_file(const std::string& one, const std::string& other) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (fs::exists(one, ignored) && !fs::is_regular_file(one, ignored)) return false;
+  if (fs::equivalent(one, other, ignored)) return true;
+  return fs::weakly_canonical(one, ignored) == fs::weakly_canonical(other, ignored);
+}
+
+// Before the work, so that it is not done in vain: each output goes to a file of its own, in a folder
+// that is there.
+void check_outputs(const RunFlags& flags) {
+  struct Named {
+    const char* flag;
+    const std::string& path;
+  };
+  const std::array inputs = {Named{"--q", flags.q}, Named{"--k", flags.k}, Named{"--v", flags.v},
+                             Named{"--sink", flags.sink}, Named{"--do", flags.d_o}};
+  const std::array outputs = {Named{"--out", flags.out}, Named{"--lse", flags.lse},
+                              Named{"--dq", flags.dq},   Named{"--dk", flags.dk},
+                              Named{"--dv", flags.dv},   Named{"--dsink", flags.dsink}};
+  std::vector<Named> others(inputs.begin(), inputs.end());
+  for (const Named& output : outputs) {
+    if (output.path.empty()) continue;
+    const auto refuse = [&](const std::string& what) {
+      throw CommandError(kExitBadInput, fmt::format("{} {}: {}", output.flag, output.path, what));
+    };
+    std::error_code ignored;
+    if (std::filesystem::is_directory(output.path, ignored)) {
+      refuse("expected a file to write to, got a directory");
+    }
+    const auto folder = std::filesystem::absolute(output.path, ignored).parent_path();
+    if (!std::filesystem::is_directory(folder, ignored)) {
+      refuse("expected a folder that exists, got none; create it first");
+    }
+    for (const Named& other : others) {
+      if (other.path.empty() || !same_file(output.path, other.path)) continue;
+      refuse(fmt::format("expected a file of its own, got that of {}; name another", other.flag));
+    }
+    others.push_back(output);
+  }
+}
+
 Operands read_operands(const RunFlags& flags) {
   std::optional<fa3_dtype> dtype;
   if (!flags.dtype.empty()) dtype = dtype_of(flags.dtype);
@@ -72,6 +117,7 @@ void write_output(const std::string& path, const HostTensor& tensor) {
 
 void run_files(const RunFlags& flags) {
   check_flags(flags);
+  check_outputs(flags);
   require_engine(flags.engine.engine);
   Operands operands = read_operands(flags);
   const fa3_options options = options_of(flags.engine, flags.mask);
@@ -128,12 +174,12 @@ Examples:
 void add_run(CLI::App& app) {
   CLI::App* run = app.add_subcommand("run", "attention over .npy files");
   auto flags = std::make_shared<RunFlags>();
-  run->add_option("--q", flags->q, "queries")->required();
-  run->add_option("--k", flags->k, "keys")->required();
-  run->add_option("--v", flags->v, "values")->required();
-  run->add_option("--out", flags->out, "output O, written")->required();
-  run->add_option("--lse", flags->lse, "log-sum-exp of the scores, written");
-  run->add_option("--sink", flags->sink, "one more logit per query head, (heads)");
+  add_path(*run, "--q", &flags->q, "queries")->required();
+  add_path(*run, "--k", &flags->k, "keys")->required();
+  add_path(*run, "--v", &flags->v, "values")->required();
+  add_path(*run, "--out", &flags->out, "output O, written")->required();
+  add_path(*run, "--lse", &flags->lse, "log-sum-exp of the scores, written");
+  add_path(*run, "--sink", &flags->sink, "one more logit per query head, (heads)");
   run->add_option("--layout", flags->layout, "axis order of all rank 4 arrays")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->capture_default_str();
@@ -142,11 +188,11 @@ void add_run(CLI::App& app) {
   add_mask_flags(*run, &flags->mask);
   add_engine_flags(*run, &flags->engine);
   run->add_flag("--backward", flags->backward, "also the gradients of sum(do * o)");
-  run->add_option("--do", flags->d_o, "gradient of O, read");
-  run->add_option("--dq", flags->dq, "gradient of Q, written");
-  run->add_option("--dk", flags->dk, "gradient of K, written");
-  run->add_option("--dv", flags->dv, "gradient of V, written");
-  run->add_option("--dsink", flags->dsink, "gradient of the sink, written");
+  add_path(*run, "--do", &flags->d_o, "gradient of O, read");
+  add_path(*run, "--dq", &flags->dq, "gradient of Q, written");
+  add_path(*run, "--dk", &flags->dk, "gradient of K, written");
+  add_path(*run, "--dv", &flags->dv, "gradient of V, written");
+  add_path(*run, "--dsink", &flags->dsink, "gradient of the sink, written");
   run->footer(kFooter);
   run->callback([flags] { run_files(*flags); });
 }

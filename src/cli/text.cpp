@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "cli/exit_code.h"
+
 namespace fa3::cli {
 
 std::string bytes_text(int64_t bytes) {
@@ -39,6 +41,15 @@ std::string error_text(double relative) {
   return fmt::format("{:.1e}", relative);
 }
 
+void flush_stdout() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+  throw CommandError(kExitFailed, "writing to stdout failed; is there room on the disk?");
+}
+
+void warn(const std::string& sentence) {
+  std::fputs(("fa3: " + sentence + "\n").c_str(), stderr);
+}
+
 void Table::print_header() const {
   std::vector<std::string> titles;
   for (const Column& column : columns_) titles.push_back(column.title);
@@ -55,7 +66,7 @@ void Table::print_row(const std::vector<std::string>& cells) const {
   }
   line.erase(line.find_last_not_of(' ') + 1);
   std::puts(line.c_str());
-  std::fflush(stdout);
+  flush_stdout();
 }
 
 Progress::Progress(std::string title, int64_t total)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What people read on a terminal: units, tables, a progress bar. Tables go to stdout row by row, so
-// that a long run shows what it has; the bar goes to stderr, and only if that is a terminal.
+// What people read on a terminal: units, tables, warnings, a progress bar. Tables go to stdout row by
+// row, so that a long run shows what it has; the bar goes to stderr, and only if that is a terminal.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,13 @@ std::string bytes_text(int64_t bytes);     // "1.50 GiB"
 std::string seconds_text(double seconds);  // "12.3 ms"
 std::string flops_text(double flops);      // "455.1 GFLOP/s"
 std::string error_text(double relative);   // "2.1e-07", "0" or "NaN"
+
+// Sends on what stdout holds. Throws CommandError where it does not arrive (a full disk, a closed
+// stream), so that no command ends well whose output is lost.
+void flush_stdout();
+
+// One line on stderr. Never throws: a result is not given up for a warning that nobody can read.
+void warn(const std::string& sentence);
 
 struct Column {
   std::string title;

@@ -2,15 +2,10 @@
 //
 // The command as a user starts it: exit codes, one clear sentence for each mistake, files that
 // NumPy would read.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "command.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
-#include <string>
 
 #include "cli/compare.h"
 #include "cli/exit_code.h"
@@ -22,36 +17,9 @@
 namespace fa3::cli {
 namespace {
 
-struct Outcome {
-  int code;
-  std::string output;  // stdout, or stdout and stderr
-};
-
-Outcome start(const std::string& arguments, const std::string& redirect = "2>&1") {
-  const std::string line = std::string(FA3_COMMAND) + " " + arguments + " " + redirect;
-  FILE* pipe = popen(line.c_str(), "r");
-  EXPECT_NE(pipe, nullptr);
-  std::string output;
-  char buffer[4096];
-  for (size_t n; (n = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) output.append(buffer, n);
-  const int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
-}
-
-void expect_refused(const std::string& arguments, int code, const std::string& says) {
-  const Outcome outcome = start(arguments);
-  EXPECT_EQ(outcome.code, code) << arguments << "\n" << outcome.output;
-  EXPECT_NE(outcome.output.find(says), std::string::npos) << arguments << "\n" << outcome.output;
-}
-
-// Files in a directory of their own, gone after the test.
 class Command : public testing::Test {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = std::filesystem::temp_directory_path() /
-                 ("fa3_" + std::string(test->name()) + "_" + std::to_string(getpid()));
-    std::filesystem::create_directories(directory_);
     operands_ = make_operands(kShape, FA3_FLOAT32, Layout::bshd, {.backward = true});
     fill_inputs(&operands_, 1);
     write_npy(path("q"), operands_.q);
@@ -59,9 +27,7 @@ class Command : public testing::Test {
     write_npy(path("v"), operands_.v);
     write_npy(path("do"), operands_.d_o);
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
-  std::string path(const std::string& name) const { return directory_ / (name + ".npy"); }
+  std::string path(const std::string& name) const { return folder_.file(name + ".npy"); }
   std::string inputs() const {
     return " --q " + path("q") + " --k " + path("k") + " --v " + path("v") + " --out " + path("o");
   }
@@ -73,7 +39,7 @@ class Command : public testing::Test {
                                 .seqlen_k = 47,
                                 .head_dim = 16,
                                 .head_dim_v = 24};
-  std::filesystem::path directory_;
+  Folder folder_;
   Operands operands_;
 };
 
@@ -147,16 +113,29 @@ TEST_F(Command, wrong_arguments_end_with_code_2_and_a_sentence) {
 }
 
 TEST_F(Command, wrong_files_end_with_code_2_and_name_the_file) {
-  expect_refused("run --q /nowhere.npy --k x --v x --out x", kExitBadInput, "/nowhere.npy");
-  expect_refused("run --q / --k x --v x --out x", kExitBadInput, "directory");
+  expect_refused("run --q /nowhere.npy --k x --v x --out y", kExitBadInput, "/nowhere.npy");
+  expect_refused("run --q / --k x --v x --out y", kExitBadInput, "directory");
   std::ofstream(path("foreign")) << "not numpy";
-  expect_refused("run --q " + path("foreign") + " --k x --v x --out x", kExitBadInput,
+  expect_refused("run --q " + path("foreign") + " --k x --v x --out y", kExitBadInput,
                  "foreign.npy");
   write_npy(path("flat"), HostTensor(FA3_FLOAT32, {4, 4}));
-  expect_refused("run --q " + path("flat") + " --k x --v x --out x", kExitBadInput, "4 dimensions");
-  expect_refused("run --q " + path("q") + " --k " + path("v") + " --v " + path("v") + " --out x",
+  expect_refused("run --q " + path("flat") + " --k x --v x --out y", kExitBadInput, "4 dimensions");
+  expect_refused("run --q " + path("q") + " --k " + path("v") + " --v " + path("v") + " --out y",
                  kExitBadInput, "head dim");
   EXPECT_FALSE(std::filesystem::exists(path("o")));
+}
+
+// A terabyte, all of it a hole: read whole it would not fit, looked at first it is refused at once.
+TEST_F(Command, a_large_foreign_file_is_refused_by_its_first_bytes) {
+  std::ofstream(path("large")) << "not numpy";
+  std::filesystem::resize_file(path("large"), int64_t{1} << 40);
+  expect_refused("run --q " + path("large") + " --k x --v x --out y", kExitBadInput, "NUMPY");
+  // And one that says truly how large it is.
+  std::ofstream(path("large"), std::ios::binary)
+      << npy_header(NpyType::float32, std::vector<int64_t>{1 << 20, 1, 1, 1 << 18});
+  const auto header = static_cast<int64_t>(std::filesystem::file_size(path("large")));
+  std::filesystem::resize_file(path("large"), header + (int64_t{1} << 40));
+  expect_refused("run --q " + path("large") + " --k x --v x --out y", kExitUnsupported, "1.00 TiB");
 }
 
 TEST_F(Command, ablation_refuses_what_it_would_not_heed) {
@@ -205,6 +184,35 @@ TEST_F(Command, bench_prints_only_json_with_every_key) {
   }
 }
 
+// 2^40 sequences of 16 tokens are 16 PiB, which no machine has.
+TEST_F(Command, bench_skips_what_does_not_fit_and_goes_on) {
+  for (const char* pass : {"fwd", "bwd"}) {
+    const Outcome outcome =
+        start(concat("bench --engine standard --batch 1099511627776,1 "
+                     "--heads 1 --seqlen 16 --json - --pass ",
+                     pass));
+    EXPECT_EQ(outcome.code, kExitUnsupported) << outcome.output;
+    EXPECT_NE(outcome.output.find("free, got"), std::string::npos) << outcome.output;
+    EXPECT_NE(outcome.output.find("1 of 2 cases"), std::string::npos) << outcome.output;
+    EXPECT_NE(outcome.output.find("\"batch\":1,"), std::string::npos) << outcome.output;
+  }
+}
+
+TEST_F(Command, run_refuses_a_workspace_that_does_not_fit) {
+  write_npy(path("long"), HostTensor(FA3_FLOAT16, {1, 1 << 23, 1, 1}));
+  expect_refused("run --engine standard --q " + path("long") + " --k " + path("long") + " --v " +
+                     path("long") + " --out " + path("o"),
+                 kExitUnsupported, "workspace: expected at most");
+}
+
+TEST_F(Command, info_knows_the_item_of_an_empty_call_and_sums_without_overflow) {
+  const Outcome empty = start("info --seqlen 0");
+  EXPECT_NE(empty.output.find("forward (4 bytes an element)"), std::string::npos) << empty.output;
+  const Outcome huge =
+      start("info --heads 1099511627776 --seqlen 16384 --seqlen-k 16 --engine reference");
+  EXPECT_NE(huge.output.find("8192.00 PiB"), std::string::npos) << huge.output;
+}
+
 TEST_F(Command, info_and_doctor_say_what_is_here) {
   const Outcome info = start("info --seqlen 1000 --kv-heads 2 --causal");
   EXPECT_EQ(info.code, kExitOk);
@@ -215,6 +223,17 @@ TEST_F(Command, info_and_doctor_say_what_is_here) {
   const Outcome doctor = start("doctor");
   EXPECT_EQ(doctor.code, kExitOk) << doctor.output;
   EXPECT_NE(doctor.output.find("fa3 works here"), std::string::npos) << doctor.output;
+}
+
+TEST_F(Command, info_and_doctor_say_that_an_instruction_set_cannot_be_had) {
+  for (const char* command : {"info", "doctor"}) {
+    const Outcome wrong = start(command, "2>&1", "FA3_CPU_ISA=avx3 ");
+    EXPECT_EQ(wrong.code, kExitOk) << wrong.output;
+    EXPECT_NE(wrong.output.find("FA3_CPU_ISA=avx3"), std::string::npos) << wrong.output;
+    EXPECT_NE(wrong.output.find("portable"), std::string::npos) << wrong.output;
+    const Outcome right = start(command, "2>&1", "FA3_CPU_ISA=portable ");
+    EXPECT_EQ(right.output.find("FA3_CPU_ISA"), std::string::npos) << right.output;
+  }
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ class File {
   explicit File(const std::string& bytes) : bytes_(bytes.size()) {
     if (!bytes.empty()) std::memcpy(bytes_.data(), bytes.data(), bytes.size());
   }
-  Status parse(NpyView* view) const { return parse_npy(bytes_, view); }
+  Status parse(NpyArray* array) const { return parse_npy(bytes_, bytes_.size(), array); }
+  uint64_t data_bytes(const NpyArray& array) const { return bytes_.size() - array.data_begin; }
 
  private:
   std::vector<std::byte> bytes_;
@@ -41,11 +42,11 @@ std::string dict(const std::string& descr, const std::string& order, const std::
 
 // The message of the error that `bytes` give; "" if they are accepted.
 std::string refusal(const std::string& bytes) {
-  NpyView view{.type = NpyType::uint16, .shape = {42}};
-  const Status status = File(bytes).parse(&view);
+  NpyArray array{.type = NpyType::uint16, .shape = {42}};
+  const Status status = File(bytes).parse(&array);
   if (status.ok()) return "";
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
-  EXPECT_EQ(view.shape, std::vector<int64_t>{42}) << "a refused file must not change the view";
+  EXPECT_EQ(array.shape, std::vector<int64_t>{42}) << "a refused file must not change the array";
   EXPECT_EQ(status.message().find('\n'), std::string::npos) << status.message();
   EXPECT_FALSE(status.message().empty());
   EXPECT_LT(status.message().size(), 250u) << status.message();
@@ -57,13 +58,12 @@ const std::string kData24(24, '\x11');
 TEST(Npy, reads_every_version_that_numpy_writes) {
   for (int major : {1, 2, 3}) {
     const File file(with_preamble(major, dict("<f4", "False", "(2, 3)")) + kData24);
-    NpyView view;
-    const Status status = file.parse(&view);
+    NpyArray array;
+    const Status status = file.parse(&array);
     ASSERT_TRUE(status.ok()) << status.message();
-    EXPECT_EQ(view.type, NpyType::float32);
-    EXPECT_EQ(view.shape, (std::vector<int64_t>{2, 3}));
-    EXPECT_EQ(view.data.size(), 24u);
-    EXPECT_EQ(view.data[23], std::byte{0x11});
+    EXPECT_EQ(array.type, NpyType::float32);
+    EXPECT_EQ(array.shape, (std::vector<int64_t>{2, 3}));
+    EXPECT_EQ(file.data_bytes(array), 24u);
   }
 }
 
@@ -76,13 +76,13 @@ TEST(Npy, reads_every_dtype_it_names) {
                 {"<f8", NpyType::float64, 3},   {"<V2", NpyType::bfloat16, 12},
                 {"|V2", NpyType::bfloat16, 12}, {"<u2", NpyType::uint16, 12}};
   for (const auto& c : kCases) {
-    NpyView view;
+    NpyArray array;
     const File file(
         with_preamble(1, dict(c.descr, "False", "(" + std::to_string(c.elements) + ",)")) +
         kData24);
-    const Status status = file.parse(&view);
+    const Status status = file.parse(&array);
     ASSERT_TRUE(status.ok()) << c.descr << ": " << status.message();
-    EXPECT_EQ(view.type, c.type) << c.descr;
+    EXPECT_EQ(array.type, c.type) << c.descr;
   }
 }
 
@@ -93,18 +93,19 @@ TEST(Npy, accepts_any_key_order_spacing_and_quotes) {
            "\n{\t'fortran_order': False, 'descr': '<f4', 'shape': (2, 3,)\r\n}",
            "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1, 2, 3), }",
        }) {
-    NpyView view;
-    const Status status = File(with_preamble(1, header) + kData24).parse(&view);
+    NpyArray array;
+    const Status status = File(with_preamble(1, header) + kData24).parse(&array);
     EXPECT_TRUE(status.ok()) << header << ": " << status.message();
   }
 }
 
 TEST(Npy, reads_scalars_and_empty_arrays) {
-  NpyView view;
-  ASSERT_TRUE(File(with_preamble(1, dict("<f8", "False", "()")) + "12345678").parse(&view).ok());
-  EXPECT_TRUE(view.shape.empty());
-  ASSERT_TRUE(File(with_preamble(1, dict("<f4", "False", "(3, 0, 5)"))).parse(&view).ok());
-  EXPECT_EQ(view.data.size(), 0u);
+  NpyArray array;
+  ASSERT_TRUE(File(with_preamble(1, dict("<f8", "False", "()")) + "12345678").parse(&array).ok());
+  EXPECT_TRUE(array.shape.empty());
+  const File empty(with_preamble(1, dict("<f4", "False", "(3, 0, 5)")));
+  ASSERT_TRUE(empty.parse(&array).ok());
+  EXPECT_EQ(empty.data_bytes(array), 0u);
 }
 
 TEST(Npy, written_headers_are_read_back_and_aligned) {
@@ -118,11 +119,11 @@ TEST(Npy, written_headers_are_read_back_and_aligned) {
       int64_t elements = 1;
       for (int64_t extent : shape) elements *= extent;
       bytes.append(static_cast<size_t>(elements * size_of(type)), 'x');
-      NpyView view;
-      const Status status = File(bytes).parse(&view);
+      NpyArray array;
+      const Status status = File(bytes).parse(&array);
       ASSERT_TRUE(status.ok()) << status.message();
-      EXPECT_EQ(view.shape, shape);
-      EXPECT_EQ(view.type, type);
+      EXPECT_EQ(array.shape, shape);
+      EXPECT_EQ(array.type, type);
     }
   }
 }
@@ -185,6 +186,23 @@ TEST(Npy, a_header_longer_than_the_file_is_refused) {
             std::string::npos);
   EXPECT_NE(refusal(std::string("\x93NUMPY\x02\x00\xff\xff\xff\xff{", 13)).find("truncated"),
             std::string::npos);
+}
+
+// Only a beginning is in memory: the data that follows is counted, and a header has to end in it.
+TEST(Npy, the_beginning_of_a_large_file_is_enough) {
+  const std::string header = with_preamble(1, dict("<f4", "False", "(1073741824, 8)"));
+  const std::string beginning = header + std::string(kNpyBeginning - header.size(), 'x');
+  const auto* bytes = reinterpret_cast<const std::byte*>(beginning.data());
+  NpyArray array;
+  const uint64_t file_bytes = header.size() + (uint64_t{1} << 35);
+  EXPECT_TRUE(parse_npy({bytes, beginning.size()}, file_bytes, &array).ok());
+  EXPECT_EQ(array.data_begin, header.size());
+  EXPECT_FALSE(parse_npy({bytes, beginning.size()}, file_bytes - 1, &array).ok());
+  const std::string endless =
+      with_preamble(2, std::string(kNpyBeginning, '{')).substr(0, kNpyBeginning);
+  bytes = reinterpret_cast<const std::byte*>(endless.data());
+  const Status status = parse_npy({bytes, endless.size()}, file_bytes, &array);
+  EXPECT_NE(status.message().find("at most"), std::string::npos) << status.message();
 }
 
 TEST(Npy, extents_whose_product_overflows_are_refused) {
@@ -262,18 +280,19 @@ TEST(Npy, hostile_headers_are_refused) {
 
 // Any accepted file must be consistent; the rest is that nothing crashes and every refusal speaks.
 void expect_sane(const std::string& bytes) {
-  NpyView view;
-  const Status status = File(bytes).parse(&view);
+  NpyArray array;
+  const File file(bytes);
+  const Status status = file.parse(&array);
   if (!status.ok()) {
     EXPECT_FALSE(status.message().empty());
     return;
   }
   int64_t elements = 1;
-  for (int64_t extent : view.shape) {
+  for (int64_t extent : array.shape) {
     ASSERT_GE(extent, 0);
     elements *= extent;
   }
-  EXPECT_EQ(static_cast<size_t>(elements * size_of(view.type)), view.data.size());
+  EXPECT_EQ(static_cast<size_t>(elements * size_of(array.type)), file.data_bytes(array));
 }
 
 TEST(Npy, random_damage_never_reads_past_the_file_or_accepts_a_lie) {
