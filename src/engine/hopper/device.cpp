@@ -25,10 +25,16 @@ bool fits(Capability found) {
   return found.major == kMajor && found.minor == kMinor;
 }
 
+// In plain words where the runtime's own mislead: it calls a missing driver an insufficient one.
 // The last error is this thread's, shared with the caller's own CUDA code: leave none behind.
-const char* text_of(cudaError_t error) {
+std::string text_of(cudaError_t error) {
   cudaGetLastError();
-  return cudaGetErrorString(error);
+  if (error == cudaErrorNoDevice) return "no NVIDIA GPU";
+  if (error != cudaErrorInsufficientDriver) return cudaGetErrorString(error);
+  int version = 0;  // 1000 major + 10 minor; 0 without a driver
+  if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return "no NVIDIA driver";
+  return concat("the NVIDIA driver is for CUDA ", version / 1000, ".", version / 10 % 100,
+                ", expected one for ", CUDART_VERSION / 1000, ".0 or later; update it");
 }
 
 }  // namespace
@@ -36,7 +42,7 @@ const char* text_of(cudaError_t error) {
 Availability probe() {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
-    return {false, concat("no usable CUDA driver or GPU: ", text_of(error))};
+    return {false, text_of(error)};
   }
   const int device = first_device();
   if (device == kNoDevice) {

@@ -213,6 +213,21 @@ TEST_F(Command, info_knows_the_item_of_an_empty_call_and_sums_without_overflow) 
   EXPECT_NE(huge.output.find("8192.00 PiB"), std::string::npos) << huge.output;
 }
 
+TEST_F(Command, a_missing_driver_is_called_so) {
+  if (std::filesystem::exists("/proc/driver/nvidia/version")) {
+    GTEST_SKIP() << "this machine has an NVIDIA driver";
+  }
+  if (start("info").output.find("hopper") == std::string::npos) {
+    GTEST_SKIP() << "this build has no hopper engine";
+  }
+  for (const char* arguments :
+       {"info", "doctor", "bench --engine hopper --seqlen 16", "bench --ablation"}) {
+    const Outcome outcome = start(arguments);
+    EXPECT_NE(outcome.output.find("no NVIDIA driver"), std::string::npos) << outcome.output;
+    EXPECT_EQ(outcome.output.find("insufficient"), std::string::npos) << outcome.output;
+  }
+}
+
 TEST_F(Command, info_and_doctor_say_what_is_here) {
   const Outcome info = start("info --seqlen 1000 --kv-heads 2 --causal");
   EXPECT_EQ(info.code, kExitOk);
