@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The commands of a newcomer. Each does its own set-up; `make help` lists them.
+# Each target does its own set-up; `make help` lists them by what you came for.
 
 BUILD ?= build
 # Python tests run in an environment outside the checkout, so that `git clean` keeps it.
@@ -9,12 +9,32 @@ JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
 .PHONY: help build demo test check format format-check layers lint tidy \
-  asan tsan torch wheel gpu-verify record-check clean
+  asan tsan torch wheel figures gpu-verify record-check clean
 
-help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 - \2/p' Makefile
+help:
+	@sed -n -e 's/^#@ \(.*\)/\n\1/p' -e 's/^\([a-z -]*\):.*## \(.*\)/  make \1|\2/p' Makefile | \
+	  awk -F'|' '{ if (NF == 2) printf "%-20s %s\n", $$1, $$2; else print }'
 
-build:  ## the library, the fa3 command and the tests, into build/
+#@ To use fa3
+
+# The command and the library alone; the CUDA kernels, which take minutes, where a GPU can run them.
+HOPPER = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -m1 -x 9.0)
+demo:  ## see it work: a transformer's Q, K, V and 16k tokens, checked (builds for a minute)
+	@tools/setup.sh command
+	@mkdir -p $(BUILD)
+	@cmake -S . -B $(BUILD)/demo -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
+	  -DFA3_CUDA=$(if $(HOPPER),ON,OFF) >$(BUILD)/demo.log 2>&1 || { cat $(BUILD)/demo.log; exit 1; }
+	@cmake --build $(BUILD)/demo -j $(JOBS)
+	@$(BUILD)/demo/bin/fa3 demo
+	@$(if $(HOPPER),$(BUILD)/demo/bin/fa3 demo --engine hopper --dtype bf16)
+
+wheel: $(VENV)/bin/pytest  ## the Python wheel, into build/wheel, tried in a clean environment
+	@tools/setup.sh build
+	@tools/try_wheel.sh $(VENV) $(BUILD)
+
+#@ To change fa3
+
+build:  ## the library, the fa3 command, the Python package and the tests, into build/
 	@tools/setup.sh build test
 	@mkdir -p $(BUILD)
 	@cmake -S . -B $(BUILD) -G Ninja -DFA3_PYTHON=ON $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
@@ -22,21 +42,15 @@ build:  ## the library, the fa3 command and the tests, into build/
 	@grep -h '^-- fa3:' $(BUILD)/configure.log || true
 	@cmake --build $(BUILD) -j $(JOBS)
 
-demo: build  ## attention on a real transformer's Q, K, V, and on 16k tokens
-	@$(BUILD)/bin/fa3 demo
-
 $(VENV)/bin/pytest: requirements-test.txt
 	@tools/setup.sh test
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-test.txt
 	@touch $@
 
-torch: $(VENV)/bin/pytest  ## torch and transformers for the Python tests (2 GB), outside of the checkout
+torch: $(VENV)/bin/pytest  ## torch and Transformers for the tests (2 GB), outside of the checkout
 	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps -r requirements-torch.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-hf.txt
-
-wheel: $(VENV)/bin/pytest  ## the Python wheel, into build/wheel, tried in a clean environment
-	@tools/try_wheel.sh $(VENV) $(BUILD)
 
 test: build $(VENV)/bin/pytest  ## everything that can be tested on this machine
 	@$(VENV)/bin/python tools/run_tests.py $(BUILD)
@@ -65,11 +79,16 @@ asan tsan:  ## the C++ tests under a sanitizer
 	@tools/setup.sh build test
 	cmake --preset $@ >/dev/null && cmake --build --preset $@ -j $(JOBS) && ctest --preset $@ -j $(JOBS)
 
+clean:  ## remove build/
+	rm -rf $(BUILD)
+
+#@ To release fa3
+
+figures:  ## the README's picture, from the measured rows in docs/results
+	@python3 tools/draw_speed.py
+
 gpu-verify:  ## on a machine with a Hopper GPU: verify the prebuilt kernels, write the record
 	@python3 tools/gpu_verify.py --build $(BUILD)
 
 record-check:  ## does the verification record match the kernels' sources?
 	@python3 tools/gpu_verify.py --check
-
-clean:  ## removes build/
-	rm -rf $(BUILD)

@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes sure that the Debian packages for a purpose are there: installs them when root, otherwise
-# names them and stops. Usage: tools/setup.sh build|test|lint ...
+# names them and stops. Usage: tools/setup.sh command|build|test|lint|tidy ...
 set -eu
 
+command="g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev"
 packages=""
 for purpose in "$@"; do
   case "$purpose" in
-    build) packages="$packages g++ cmake ninja-build python3-dev libcli11-dev libfmt-dev nlohmann-json3-dev" ;;
+    command) packages="$packages $command" ;;
+    build) packages="$packages $command python3-dev" ;;
     test) packages="$packages libgtest-dev python3 python3-dev python3-venv" ;;
     lint) packages="$packages clang-format-14" ;;
     tidy) packages="$packages clang-tidy-14 clang-14" ;;
-    *) echo "setup.sh: expected build, test, lint or tidy, got '$purpose'" >&2; exit 2 ;;
+    *) echo "setup.sh: expected command, build, test, lint or tidy, got '$purpose'" >&2; exit 2 ;;
   esac
 done
 
