@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 hf = pytest.importorskip("fa3.hf")
+attention, mask = hf.attention, hf.mask
 
 SENTENCES = [
     "Call me Ishmael.",
@@ -198,15 +199,48 @@ def test_gradients_equal_those_of_eager(device):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"dropout": 0.1}, "dropout: expected 0, got 0.1"),
-        ({"attention_mask": torch.ones(1, 1, 2, 2)}, "attention_mask: expected a padding mask"),
-        ({"position_bias": torch.ones(1)}, "position_bias"),
-        ({"cache": object()}, "paged caches"),
+        ({"dropout": 0.1}, "dropout: expected 0, got 0.1; set the model's dropout to 0"),
+        (
+            {"attention_mask": torch.ones(1, 1, 2, 2)},
+            r"attention_mask: .* own of shape \(1, 1, 2",
+        ),
+        ({"attention_mask": torch.ones(1, 2).bool()}, r"attention_mask: .* own of shape \(1, 2\)"),
+        ({"is_causal": None}, "attention_mask: got None, and Identity has no is_causal"),
+        ({"position_bias": torch.ones(1)}, r"position_bias: expected None, got a tensor \(1,\)"),
+        ({"block_indices": torch.ones(1)}, r"block_indices: expected None, got a tensor"),
+        ({"indices": torch.ones(1)}, r"indices: expected None, got a tensor"),
+        ({"sinks": torch.ones(1)}, r"sinks: expected None, got a tensor"),
+        ({"unheard_of": False}, "unheard_of: expected None, got False"),
+        ({"cache": object()}, "cache: expected None"),
+        ({"output_attentions": True}, "output_attentions: .*never stores the weights"),
     ],
-    ids=["dropout", "mask", "bias", "paged"],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_is_not_supported_is_refused_by_name(change, words):
     q = torch.randn(1, 2, 2, 8)
-    arguments = {"attention_mask": None, **change}
+    arguments = {"attention_mask": None, "is_causal": False, **change}
     with pytest.raises(fa3.Unsupported, match=words):
         hf.attention_forward(torch.nn.Identity(), q, q, q, **arguments)
+
+
+def test_arguments_that_change_nothing_are_taken():
+    q = torch.randn(1, 2, 2, 8)
+    named = dict.fromkeys(attention.HARMLESS, True) | {"output_attentions": False, "new": None}
+    out, _ = hf.attention_forward(torch.nn.Identity(), q, q, q, None, is_causal=True, **named)
+    assert torch.equal(out, fa3.attention(*[q.transpose(1, 2)] * 3, causal=True))
+
+
+def test_dropout_names_the_field_of_the_config():
+    model = llama("cpu", attention_dropout=0.25)
+    ids, _ = left_padded("cpu")
+    with pytest.raises(fa3.Unsupported, match="set attention_dropout=0.0 in the model's config"):
+        using(model, "fa3").train()(ids)
+    using(model, "fa3").eval()(ids)
+
+
+def test_a_mask_moves_to_another_device_with_its_meaning():
+    pattern = mask.Pattern(queries=2, length=2, keys=2, causal=True)
+    made = mask.Mask.of(torch.ones(1, 2, dtype=torch.bool), pattern, is_padded=False)
+    moved = made.to("meta")
+    assert moved.is_meta and moved.pattern == pattern and not moved.is_padded
+    assert made[:, :1].pattern is None

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model families of Transformers as data: tiny configurations with random weights, and what each is
+given. REFUSED says which calls fa3 raises Unsupported for, and in which words.
+"""
+
+import functools
+
+import torch
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, StaticCache
+
+ROWS = 7  # of queries and of keys: an encoder and its decoder have the same length
+
+# model type -> changes to the tiny configuration
+DECODERS = {
+    "cohere2": {},
+    "deepseek_v3": {"num_key_value_heads": 4},  # the head dim of V differs
+    "exaone4": {},
+    "gemma": {},
+    "glm4": {},
+    "gpt2": {},
+    "gpt_neox": {},
+    "granite": {},
+    "lfm2": {},  # convolutions between
+    "llama": {},
+    "mixtral": {},
+    "olmo2": {},
+    "persimmon": {},
+    "phi": {},
+    "phi3": {},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "smollm3": {},
+    "stablelm": {},
+}
+WINDOWED = {
+    "gemma3_text": {},
+    "mistral": {},
+    "starcoder2": {},
+}
+SOFTCAPPED = {"gemma2": {"attn_logit_softcapping": 2.0}, "vaultgemma": {}}
+SINKS = {"deepseek_v4": {}, "gpt_oss": {}, "granite_swa": {}, "mimo_v2_flash": {}}
+CHUNKED = {"llama4_text": {"attention_chunk_size": 16}}
+IMAGES_BESIDE_TEXT = {"idefics3": {}, "llava": {}, "mllama": {}, "molmo2": {}, "paligemma": {}}
+ENCODERS = {
+    "albert": {},
+    "bert": {},
+    "distilbert": {},
+    "electra": {},
+    "modernbert": {},  # windows to both sides
+    "roberta": {},
+    "splinter": {},
+    "xlm-roberta": {},
+}
+ENCODER_DECODERS = {
+    "bart": {},
+    "blenderbot": {},
+    "m2m_100": {},
+    "marian": {},
+    "mbart": {},
+    "nllb-moe": {},
+    "pegasus": {},
+    "pegasus_x": {},
+}
+VISION = {
+    "clip_vision_model": {},
+    "deit": {},
+    "dinov2": {},
+    "dpt": {},
+    "siglip_vision_model": {},
+    "vit": {},
+}
+SPARSE = {
+    "layer_types": ["minimax_m3_sparse"] * 2,
+    "index_head_dim": 8,
+    "index_block_size": 2,
+    "index_topk_blocks": 1,
+}
+OWN_MASK = {
+    "bigbird_pegasus": {},
+    "doge": {},
+    "git": {},
+    "layoutlm": {},
+    "llama4_text": {"attention_chunk_size": 4},
+    "minimax_m3_vl_text": SPARSE,
+    "pixtral": {},
+    "t5": {},
+    "umt5": {},
+}
+
+PADDED = ("right", "left")
+PACKED = ("packed", "packed batch")
+CALLS = {  # family: what its models are called with
+    "decoder": (DECODERS, ("plain", *PADDED, *PACKED, "static cache")),
+    "windowed": (WINDOWED, ("plain", *PADDED, *PACKED, "static cache")),
+    "softcapped": (SOFTCAPPED, ("plain", *PADDED, *PACKED, "static cache")),
+    "sinks": (SINKS, ("plain", *PADDED, *PACKED)),
+    "chunked": (CHUNKED, ("plain", *PADDED, *PACKED)),
+    "images": (IMAGES_BESIDE_TEXT, ("plain", *PADDED, *PACKED, "static cache")),
+    "encoder": (ENCODERS, ("plain", *PADDED)),
+    "encoder-decoder": (ENCODER_DECODERS, ("plain", *PADDED)),
+    "vision": (VISION, ("plain",)),
+    "own mask": (OWN_MASK, ("plain",)),
+}
+
+# (family, model type, call or None for each) -> words of the sentence
+REFUSED = {
+    ("own mask", "bigbird_pegasus", None): "attention_mask: the model computes with its mask",
+    ("own mask", "doge", None): "attention_mask: the model computes with its mask",
+    ("own mask", "git", None): "attention_mask: .* got or_masks",
+    ("own mask", "layoutlm", None): r"attention_mask: .* the model's own of shape \(2, 1, 1, 7\)",
+    ("own mask", "llama4_text", None): "attention_mask: .* got chunked_overlay",
+    ("own mask", "minimax_m3_vl_text", None): "block_indices: expected None, got a tensor",
+    ("own mask", "pixtral", None): "attention_mask: .* one of the model's own",
+    ("own mask", "t5", None): "position_bias: expected None, got a tensor",
+    ("own mask", "umt5", None): "position_bias: expected None, got a tensor",
+    # Their eager attention lets packed sequences see each other: no mask of theirs knows of them.
+    ("sinks", "gpt_oss", "packed"): "position_ids: they start anew",
+}
+
+TINY = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("head_dim", "d_kv", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "image_size", "moe_intermediate_size"), 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 64),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok", "eos_token_id"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "bos_token_id", "decoder_start_token_id"), 1),
+    **dict.fromkeys(("sliding_window", "patch_size"), 4),
+    "vocab_size": 99,
+    "pad_token_id": 0,
+}
+
+
+def every_call():
+    """(family, model type, call), for each of which eager and fa3 are compared."""
+    return [
+        (family, name, call)
+        for family, (models, calls) in CALLS.items()
+        for name in models
+        for call in calls
+    ]
+
+
+def refusal(family, name, call):
+    return REFUSED.get((family, name, call)) or REFUSED.get((family, name, None))
+
+
+@functools.cache
+def model(family, name):
+    """The model with random weights, in eval mode and without dropout."""
+    config = tiny(CONFIG_MAPPING[name]())
+    for field, value in CALLS[family][0][name].items():
+        setattr(config, field, value)
+    torch.manual_seed(0)
+    made = MODEL_MAPPING[type(config)]._from_config(config, attn_implementation="eager")
+    for parameter_name, parameter in made.named_parameters():
+        if "sink" in parameter_name:
+            torch.nn.init.normal_(parameter)
+    return made.float().eval()
+
+
+def tiny(config):
+    for field, value in TINY.items():
+        if isinstance(getattr(config, field, None), int):
+            setattr(config, field, value)
+    for field, value in list(vars(config).items()):
+        if isinstance(value, float) and "drop" in field:
+            setattr(config, field, 0.0)
+        elif hasattr(value, "to_dict"):
+            tiny(value)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    return config
+
+
+def outputs(model, call):
+    """Hidden states of one call, where something real stands; the second call for a cache."""
+    torch.manual_seed(0)  # pixels, and models that draw
+    inputs = inputs_for(model.config, call)
+    with torch.no_grad():
+        if call == "static cache":
+            cache = StaticCache(model.config.get_text_config(), max_cache_len=16)
+            model(**inputs, past_key_values=cache, use_cache=True)
+            inputs = {"input_ids": inputs["input_ids"][:, :2], "past_key_values": cache}
+        hidden = model(**inputs).last_hidden_state
+    if call in PADDED and not model.config.is_encoder_decoder:
+        return hidden[inputs["attention_mask"].bool()]
+    return hidden
+
+
+def inputs_for(config, call):
+    if not hasattr(config.get_text_config(), "vocab_size"):
+        return {"pixel_values": torch.randn(2, 3, config.image_size, config.image_size)}
+    batch = 1 if call == "packed" else 2
+    ids = torch.randint(3, 99, (batch, ROWS))
+    inputs = {"input_ids": ids}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids.flip(1)
+    if call in PADDED:
+        inputs["attention_mask"] = mask = torch.ones_like(ids)
+        mask[0, 4:] = 0
+        inputs["attention_mask"] = mask if call == "right" else mask.flip(1)
+    if call in PACKED:
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+        inputs |= {"position_ids": positions.expand(batch, -1), "use_cache": False}
+    return inputs
