@@ -19,7 +19,7 @@ from fa3.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from fa3.ops import Gradients, attention, attention_backward, engines, merge, plan, quantize
+from fa3.ops import Gradients, attention, attention_backward, engines, merge, plan
 
 __version__ = _version()
 
@@ -37,5 +37,4 @@ __all__ = [
     "engines",
     "merge",
     "plan",
-    "quantize",
 ]

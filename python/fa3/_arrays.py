@@ -11,31 +11,64 @@ import numpy as np
 
 from fa3.errors import InvalidArgument
 
-# fa3_dtype by the name that NumPy and ml_dtypes use.
-DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "int32": 4}
 CPU = 1  # fa3_device_type
+
+
+def is_torch(array):
+    """Without importing torch: who holds a tensor has imported it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def no_array(array, name):
+    return TypeError(
+        f"{name}: expected an array (numpy, torch, or any object with __dlpack__), got "
+        f"{type(array)!r}"
+    )
 
 
 def shape_of(array, name):
     if not hasattr(array, "shape"):
-        raise TypeError(
-            f"{name}: expected an array (numpy, torch, or any object with __dlpack__), got "
-            f"{type(array)!r}"
-        )
+        raise no_array(array, name)
     return array.shape
 
 
 def view(array, name):
     """What the compiled module accepts for `array`: a description, or the array itself."""
-    if not isinstance(array, np.ndarray):
-        return array
-    dtype, itemsize = array.dtype, array.itemsize
-    code = DTYPE_CODES.get(dtype.name)
-    if code is None or not dtype.isnative:
+    if isinstance(array, np.ndarray):
+        return numpy_view(array, name)
+    if not hasattr(array, "__dlpack__"):
+        raise no_array(array, name)
+    if is_torch(array) and array.is_neg():
+        return array.resolve_neg()  # its memory holds the values without their sign
+    return array
+
+
+def optional_view(array, name):
+    return None if array is None else view(array, name)
+
+
+def output_view(array, name):
+    """view() of memory that the library writes."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise InvalidArgument(f"{name}: expected memory that may be written, got a read-only array")
+    if is_torch(array):
+        refuse_negated(array, name)
+    return view(array, name)
+
+
+def refuse_negated(tensor, name):
+    if tensor.is_neg():
         raise InvalidArgument(
-            f"{name}: expected float32, float16, bfloat16 or float8_e4m3fn (lengths: int32) in "
-            f"native byte order, got {dtype!r}; convert it"
+            f"{name}: expected memory that holds its values, got a lazily negated view; pass "
+            "its resolve_neg()"
         )
+
+
+def numpy_view(array, name):
+    dtype, itemsize = array.dtype, array.itemsize
+    if not dtype.isnative:
+        raise InvalidArgument(f"{name}: expected native byte order, got {dtype!r}; convert it")
     if any(step % itemsize for step in array.strides):
         raise InvalidArgument(
             f"{name}: expected strides that are multiples of the {itemsize} bytes of {dtype}, got "
@@ -43,14 +76,7 @@ def view(array, name):
         )
     address = array.__array_interface__["data"][0]
     strides = tuple(step // itemsize for step in array.strides)
-    return address, code, CPU, 0, array.shape, strides
-
-
-def output_view(array, name):
-    """view() of memory that the library writes."""
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise InvalidArgument(f"{name}: expected memory that may be written, got a read-only array")
-    return view(array, name)
+    return address, dtype.name, CPU, 0, array.shape, strides
 
 
 def empty(shape, like, dtype=None):

@@ -5,13 +5,11 @@ Rules, defaults and error sentences are the library's (include/fa3/fa3.h). Torch
 fa3.torch; everything else is handled here without torch.
 """
 
-import sys
 from typing import NamedTuple
 
 from fa3 import _native
-from fa3._arrays import DTYPE_CODES, empty, output_view, shape_of, view
-from fa3._options import native_options
-from fa3.errors import Unsupported
+from fa3._arrays import empty, is_torch, optional_view, output_view, shape_of, view
+from fa3._options import complete, native_options
 
 # fa3.torch puts its function here when it is imported, so that this module never imports torch.
 attend_torch = None
@@ -89,7 +87,7 @@ def attention(
             NotImplementedError.
         TypeError: an argument is not an array, not a number, ...
     """
-    if _is_torch(q):
+    if is_torch(q):
         if attend_torch is None:
             import fa3.torch  # noqa: F401  fills attend_torch
         return attend_torch(
@@ -116,28 +114,29 @@ def attention(
     if out is None:
         out = empty(_out_shape(q, v), like=q)
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
+    options = {
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "scale": scale,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "deterministic": deterministic,
+        "engine": engine,
+        "num_threads": num_threads,
+    }
     _native.forward(
         view(q, "q"),
         view(k, "k"),
         view(v, "v"),
         output_view(out, "out"),
-        output_view(lse, "lse"),
-        view(sink, "sink"),
-        *native_options(
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            scale=scale,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            seqused_q=seqused_q,
-            seqused_k=seqused_k,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k,
-            deterministic=deterministic,
-            engine=engine,
-            num_threads=num_threads,
-        ),
+        None if lse is None else output_view(lse, "lse"),
+        optional_view(sink, "sink"),
+        *native_options(options),
         None,
     )
     return (out, lse) if return_lse else out
@@ -159,17 +158,22 @@ def attention_backward(do, q, k, v, out, lse, *, sink=None, **options):
     Raises:
         As attention().
     """
-    named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse, "sink": sink}
+    options = native_options(complete("attention_backward", options))
+    named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    views = [view(array, name) for name, array in named.items()]
     dq, dk, dv = (empty(shape_of(named[x], x), like=named[x]) for x in ("q", "k", "v"))
     dsink = None if sink is None else empty(shape_of(sink, "sink"), like=sink)
-    gradients = {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
     _native.backward(
-        *(view(array, name) for name, array in named.items()),
-        *(output_view(array, name) for name, array in gradients.items()),
-        *native_options(**options),
+        *views,
+        optional_view(sink, "sink"),
+        output_view(dq, "dq"),
+        output_view(dk, "dk"),
+        output_view(dv, "dv"),
+        None if sink is None else output_view(dsink, "dsink"),
+        *options,
         None,
     )
-    return Gradients(**gradients)
+    return Gradients(dq, dk, dv, dsink)
 
 
 def merge(o_partial, lse_partial, *, num_threads=0):
@@ -185,11 +189,11 @@ def merge(o_partial, lse_partial, *, num_threads=0):
     Returns:
         out (b, s, h, dv) and lse (b, h, s), float32. Where every lse_i is -inf: 0 and -inf.
     """
-    out = empty(o_partial.shape[1:], like=o_partial)
-    lse = empty(lse_partial.shape[1:], like=lse_partial)
+    views = view(o_partial, "o_partial"), view(lse_partial, "lse_partial")
+    out = empty(shape_of(o_partial, "o_partial")[1:], like=o_partial)
+    lse = empty(shape_of(lse_partial, "lse_partial")[1:], like=lse_partial)
     _native.merge(
-        view(o_partial, "o_partial"),
-        view(lse_partial, "lse_partial"),
+        *views,
         output_view(out, "out"),
         output_view(lse, "lse"),
         num_threads,
@@ -197,39 +201,25 @@ def merge(o_partial, lse_partial, *, num_threads=0):
     return out, lse
 
 
-def quantize(x):
-    """Not there yet: float8 is of no use before an engine reads it.
-
-    Raises:
-        fa3.Unsupported: always, with the library's sentence about float8.
-    """
-    float8 = (0, DTYPE_CODES["float8_e4m3fn"], 1, 0, (1, 1, 1, 16), (16, 16, 16, 1))
-    out = (0, DTYPE_CODES["float32"], 1, 0, (1, 1, 1, 16), (16, 16, 16, 1))
-    _native.forward_plan(float8, float8, float8, out, None, None, *native_options())
-    raise Unsupported("quantize: float8 inputs have an engine, but quantize is not written yet")
-
-
-def plan(q, k, v, *, sink=None, return_lse=True, **options):
+def plan(q, k, v, *, sink=None, **options):
     """The plan for attention(q, k, v, **options) in words: engine, tiles, workspace and why.
 
-    Raises what that call would raise. Nothing is computed.
+    Raises what that call would raise. Nothing is computed, nothing allocated.
     """
-    out = empty(_out_shape(q, v), like=q)
-    lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
-    named = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "sink": sink}
-    views = (view(array, name) for name, array in named.items())
-    return _native.forward_plan(*views, *native_options(**options))
+    return _native.forward_plan(
+        view(q, "q"),
+        view(k, "k"),
+        view(v, "v"),
+        None,
+        None,
+        optional_view(sink, "sink"),
+        *native_options(complete("plan", options)),
+    )
 
 
 def engines():
     """[(name, available, detail), ...]: who can compute on this machine, or why not."""
     return _native.engines()
-
-
-def _is_torch(array):
-    """Without importing torch: who holds a tensor has imported it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def _out_shape(q, v):

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "error.h"
 
+#include <cctype>
 #include <cstdarg>
+#include <string>
+#include <string_view>
+#include <utility>
 
 namespace fa3::python {
 namespace {
@@ -28,6 +32,36 @@ PyObject* class_of(fa3_status status) {
   return PyExc_RuntimeError;
 }
 
+// Names of the C ABI, and what Python calls the same argument.
+constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+    {"o", "out"},
+    {"d_o", "do"},
+    {"d_lse", "dlse"},
+    {"window_left", "window[0]"},
+    {"window_right", "window[1]"},
+    {"FA3_SCALE_AUTO", "None"},
+};
+
+std::string in_words_of_python(std::string_view sentence) {
+  const auto in_word = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+  std::string text;
+  for (size_t begin = 0, end = 0; begin < sentence.size(); begin = end) {
+    end = begin + 1;
+    if (in_word(static_cast<unsigned char>(sentence[begin]))) {
+      while (end < sentence.size() && in_word(static_cast<unsigned char>(sentence[end]))) ++end;
+    }
+    std::string_view word = sentence.substr(begin, end - begin);
+    for (const auto& [ours, pythons] : kWords) {
+      if (word == ours) {
+        word = pythons;
+        break;
+      }
+    }
+    text += word;
+  }
+  return text;
+}
+
 }  // namespace
 
 void raise(fa3_status status, const char* format, ...) {
@@ -39,7 +73,7 @@ void raise(fa3_status status, const char* format, ...) {
 
 bool check(fa3_status status) {
   if (status == FA3_OK) return true;
-  PyErr_SetString(class_of(status), fa3_last_error());
+  PyErr_SetString(class_of(status), in_words_of_python(fa3_last_error()).c_str());
   return false;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3_status as Python exceptions: the classes of fa3.errors with the library's sentence.
+// fa3_status as Python exceptions: the classes of fa3.errors with the library's sentence, in which
+// arguments have their Python names.
 #pragma once
 
 #include "tensor.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3._native: the C ABI for Python, one function per C function. Positional arguments only, in the
-// order of the readers below; fa3/_call.py and fa3/torch/ops.py are the callers and give them names.
+// order of the readers below; fa3/ops.py and fa3/torch/operators.py are the callers and give them names.
 // It views arrays (tensor.h), lends workspace, releases the GIL and raises the library's sentences.
 // It never looks at values, never converts, never copies. Next: tensor.h.
 #include "error.h"
@@ -10,6 +10,7 @@
 #include <fa3/attention.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -41,7 +42,13 @@ class Reader {
     PyObject* number = object();
     if (number == nullptr) return;
     *value = PyLong_AsLongLong(number);
-    if (*value == -1 && PyErr_Occurred() != nullptr) fail(name, "an integer", number);
+    if (*value != -1 || PyErr_Occurred() == nullptr) return;
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+      raise(FA3_INVALID_ARGUMENT, "%s: expected an integer of 64 bits, got %R", name, number);
+      ok_ = false;
+    } else {
+      fail(name, "an integer", number);
+    }
   }
 
   // Values outside of int32 become its ends, which the library refuses by name.
@@ -69,11 +76,11 @@ class Reader {
     }
   }
 
-  void flag(int32_t* value) {
+  void flag(const char* name, int32_t* value) {
     PyObject* truth = object();
     if (truth == nullptr) return;
-    *value = PyObject_IsTrue(truth);
-    ok_ = *value >= 0;
+    *value = PyUnicode_Check(truth) ? -1 : PyObject_IsTrue(truth);
+    if (*value < 0) fail(name, "True or False", truth);
   }
 
  private:
@@ -94,12 +101,12 @@ void read_options(Reader* read, Borrowed* borrowed, fa3_options* options) {
   read->tensor("seqused_k", Access::read, borrowed, &options->seqused_k);
   read->integer("max_seqlen_q", &options->max_seqlen_q);
   read->integer("max_seqlen_k", &options->max_seqlen_k);
-  read->flag(&options->causal);
+  read->flag("causal", &options->causal);
   read->integer("window[0]", &options->window_left);
   read->integer("window[1]", &options->window_right);
   read->real("softcap", &options->softcap);
   read->optional_real("scale", &options->scale);
-  read->flag(&options->deterministic);
+  read->flag("deterministic", &options->deterministic);
   read->integer("engine", &options->engine);
   read->integer("num_threads", &options->num_threads);
 }
@@ -107,7 +114,6 @@ void read_options(Reader* read, Borrowed* borrowed, fa3_options* options) {
 struct Forward {
   using Params = fa3_forward_params;
   static constexpr auto init = fa3_forward_params_init;
-  static constexpr auto plan_text = fa3_forward_plan_text;
   static constexpr auto run = fa3_forward_with_allocator;
 
   static void read(Reader* read, Borrowed* borrowed, Params* params) {
@@ -124,7 +130,6 @@ struct Forward {
 struct Backward {
   using Params = fa3_backward_params;
   static constexpr auto init = fa3_backward_params_init;
-  static constexpr auto plan_text = fa3_backward_plan_text;
   static constexpr auto run = fa3_backward_with_allocator;
 
   static void read(Reader* read, Borrowed* borrowed, Params* params) {
@@ -222,18 +227,41 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
-// forward_plan(...) and backward_plan(...): the plan as text, or the reason why there is none.
-template <class Pass>
-PyObject* plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+// A row-major tensor of q's type and place whose memory nobody has allocated yet.
+fa3_tensor unallocated(const fa3_tensor& q, std::initializer_list<int64_t> shape) {
+  fa3_tensor tensor = q;
+  tensor.data = nullptr;
+  tensor.rank = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), tensor.shape);
+  int64_t stride = 1;
+  for (int dim = tensor.rank - 1; dim >= 0; --dim) {
+    tensor.stride[dim] = stride;
+    stride *= std::max<int64_t>(tensor.shape[dim], 1);
+  }
+  return tensor;
+}
+
+// The output that attention() would allocate. Where q has a wrong rank, the library refuses q first.
+void describe_output(fa3_forward_params* params) {
+  const fa3_tensor& q = params->q;
+  const int64_t dv = params->v.rank > 0 ? params->v.shape[params->v.rank - 1] : 0;
+  if (q.rank == 4) params->o = unallocated(q, {q.shape[0], q.shape[1], q.shape[2], dv});
+  if (q.rank == 3) params->o = unallocated(q, {q.shape[0], q.shape[1], dv});
+}
+
+// forward_plan(...): the plan as text, or the reason why there is none. out and lse are None.
+PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count);
-  typename Pass::Params params;
-  Pass::init(&params);
-  Pass::read(&read, &borrowed, &params);
+  fa3_forward_params params;
+  fa3_forward_params_init(&params);
+  Forward::read(&read, &borrowed, &params);
+  if (!read.ok()) return nullptr;
+  describe_output(&params);
   size_t needed = 0;
-  if (!read.ok() || !check(Pass::plan_text(&params, nullptr, 0, &needed))) return nullptr;
+  if (!check(fa3_forward_plan_text(&params, nullptr, 0, &needed))) return nullptr;
   std::string text(needed, '\0');
-  if (!check(Pass::plan_text(&params, text.data(), text.size(), nullptr))) return nullptr;
+  if (!check(fa3_forward_plan_text(&params, text.data(), text.size(), nullptr))) return nullptr;
   return PyUnicode_FromString(text.c_str());
 }
 
@@ -285,8 +313,7 @@ PyCFunction fast(Function* function) {
 PyMethodDef g_methods[] = {
     {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
-    {"forward_plan", fast(plan<Forward>), METH_FASTCALL, nullptr},
-    {"backward_plan", fast(plan<Backward>), METH_FASTCALL, nullptr},
+    {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"engines", engines, METH_NOARGS, nullptr},
     {"version", version, METH_NOARGS, nullptr},

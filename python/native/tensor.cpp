@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor.h"
 
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <string_view>
+
 #include "dlpack.h"
 #include "error.h"
 
@@ -25,16 +30,66 @@ bool check_rank(const char* name, int64_t rank) {
   return false;
 }
 
+// What fa3 calls an element type, and DLPack.
+struct ElementType {
+  const char* name;
+  int32_t dtype;
+  TypeCode code;
+  uint8_t bits;
+};
+
+constexpr ElementType kElementTypes[] = {
+    {"float32", FA3_FLOAT32, TypeCode::real, 32},
+    {"float16", FA3_FLOAT16, TypeCode::real, 16},
+    {"bfloat16", FA3_BFLOAT16, TypeCode::bfloat, 16},
+    {"float8_e4m3fn", FA3_FLOAT8_E4M3, TypeCode::float8_e4m3fn, 8},
+    {"int32", FA3_INT32, TypeCode::integer, 32},
+};
+
+const char* expected_types(std::string_view name) {
+  if (name.starts_with("cu_seqlens") || name.starts_with("seqused")) return "int32";
+  for (const char* scalars : {"sink", "lse", "dsink", "dlse", "o_partial", "lse_partial"}) {
+    if (name == scalars) return "float32";
+  }
+  return "float32, float16, bfloat16 or float8_e4m3fn";
+}
+
+void refuse_type(const char* name, const std::string& got) {
+  raise(FA3_INVALID_ARGUMENT, "%s: expected %s, got %s; convert it", name, expected_types(name),
+        got.c_str());
+}
+
+std::string name_of(dlpack::DataType type) {
+  const auto code = static_cast<int>(type.code);
+  const std::string bits = std::to_string(type.bits);
+  constexpr const char* kKinds[] = {"int", "uint", "float", nullptr, "bfloat", "complex"};
+  if (code < static_cast<int>(std::size(kKinds)) && kKinds[code] != nullptr && type.lanes == 1) {
+    return kKinds[code] + bits;
+  }
+  if (code == 6) return "bool";
+  return "the DLPack type of code " + std::to_string(code) + ", " + bits + " bits and " +
+         std::to_string(type.lanes) + " lanes";
+}
+
 bool view_tuple(PyObject* tuple, const char* name, fa3_tensor* view) {
   PyObject *shape = nullptr, *strides = nullptr;
   unsigned long long address = 0;
+  const char* type = nullptr;
   if (!PyArg_ParseTuple(tuple,
-                        "KiiiO!O!;expected (address, dtype, device_type, device_index, "
+                        "KsiiO!O!;expected (address, dtype, device_type, device_index, "
                         "shape, strides)",
-                        &address, &view->dtype, &view->device_type, &view->device_index,
-                        &PyTuple_Type, &shape, &PyTuple_Type, &strides)) {
+                        &address, &type, &view->device_type, &view->device_index, &PyTuple_Type,
+                        &shape, &PyTuple_Type, &strides)) {
     return false;
   }
+  const auto* found =
+      std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
+                   [&](const ElementType& known) { return std::string_view(known.name) == type; });
+  if (found == std::end(kElementTypes)) {
+    refuse_type(name, type);
+    return false;
+  }
+  view->dtype = found->dtype;
   view->data = reinterpret_cast<void*>(static_cast<uintptr_t>(address));
   const Py_ssize_t rank = PyTuple_Size(shape);
   if (!check_rank(name, rank)) return false;
@@ -52,16 +107,11 @@ bool view_tuple(PyObject* tuple, const char* name, fa3_tensor* view) {
 
 // -1 for a type that fa3 has no name for.
 int32_t dtype_of(dlpack::DataType type) {
-  if (type.lanes != 1) return -1;
-  switch (static_cast<TypeCode>(type.code)) {
-    case TypeCode::real:
-      return type.bits == 32 ? FA3_FLOAT32 : type.bits == 16 ? FA3_FLOAT16 : -1;
-    case TypeCode::bfloat:
-      return type.bits == 16 ? FA3_BFLOAT16 : -1;
-    case TypeCode::float8_e4m3fn:
-      return FA3_FLOAT8_E4M3;
-    case TypeCode::integer:
-      return type.bits == 32 ? FA3_INT32 : -1;
+  for (const ElementType& known : kElementTypes) {
+    if (type.lanes == 1 && type.bits == known.bits &&
+        static_cast<TypeCode>(type.code) == known.code) {
+      return known.dtype;
+    }
   }
   return -1;
 }
@@ -69,10 +119,7 @@ int32_t dtype_of(dlpack::DataType type) {
 bool view_dlpack(const dlpack::Tensor& tensor, const char* name, fa3_tensor* view) {
   view->dtype = dtype_of(tensor.dtype);
   if (view->dtype < 0) {
-    raise(FA3_INVALID_ARGUMENT,
-          "%s: expected float32, float16, bfloat16 or float8_e4m3fn (lengths: int32), got the "
-          "DLPack type with code %d and %d bits; convert it",
-          name, static_cast<int>(tensor.dtype.code), static_cast<int>(tensor.dtype.bits));
+    refuse_type(name, name_of(tensor.dtype));
     return false;
   }
   if (!check_rank(name, tensor.rank)) return false;
@@ -146,14 +193,30 @@ PyObject* call_dlpack(PyObject* object, bool cuda) {
   return capsule;
 }
 
-bool is_on_cuda(PyObject* object, bool* cuda) {
+bool is_on_cuda(PyObject* object, const char* name, bool* cuda) {
   PyObject* device = PyObject_CallMethodObjArgs(object, s_dlpack_device, nullptr);
   if (device == nullptr) return false;
   int type = 0, index = 0;
-  const bool parsed = PyArg_ParseTuple(device, "ii", &type, &index) != 0;
+  const bool parsed = PyTuple_Check(device) && PyArg_ParseTuple(device, "ii", &type, &index) != 0;
+  if (!parsed) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s: expected (type, index) from its __dlpack_device__, got %R",
+                 name, device);
+  }
   Py_DECREF(device);
   *cuda = type == FA3_CUDA;
   return parsed;
+}
+
+// A tensor that its framework will not show: no memory (meta, sparse), or on another device.
+void refuse_hidden_tensor(PyObject* object, const char* name) {
+  PyErr_Clear();
+  PyObject* device = PyObject_GetAttrString(object, "device");
+  PyErr_Clear();
+  raise(FA3_INVALID_ARGUMENT,
+        "%s: expected a dense tensor in the memory of the CPU or of a CUDA device, got a %R on %S",
+        name, Py_TYPE(object), device != nullptr ? device : Py_None);
+  Py_XDECREF(device);
 }
 
 }  // namespace
@@ -169,7 +232,10 @@ bool Borrowed::view(PyObject* object, const char* name, Access access, fa3_tenso
   const dlpack::ExchangeApi* api = exchange_api_of(object);
   if (api == nullptr) return view_capsule(object, name, access, view);
   dlpack::Tensor tensor{};
-  if (api->view(object, &tensor) != 0) return false;
+  if (api->view(object, &tensor) != 0) {
+    refuse_hidden_tensor(object, name);
+    return false;
+  }
   if (!view_dlpack(tensor, name, view)) return false;
   if (view->device_type == FA3_CUDA && stream_ == nullptr) {
     return api->current_stream(view->device_type, view->device_index, &stream_) == 0;
@@ -185,7 +251,7 @@ bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, f
     return false;
   }
   bool cuda = false;
-  if (!is_on_cuda(object, &cuda)) return false;
+  if (!is_on_cuda(object, name, &cuda)) return false;
   PyObject* capsule = call_dlpack(object, cuda);
   if (capsule == nullptr) return false;
   kept_[static_cast<size_t>(num_kept_++)] = capsule;
@@ -204,9 +270,14 @@ bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, f
     }
     return view_dlpack(managed->tensor, name, view);
   }
+  if (!PyCapsule_IsValid(capsule, "dltensor")) {
+    PyErr_Format(PyExc_TypeError, "%s: expected a DLPack capsule from its __dlpack__, got %R", name,
+                 capsule);
+    return false;
+  }
   const auto* managed =
       static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
-  return managed != nullptr && view_dlpack(managed->tensor, name, view);
+  return view_dlpack(managed->tensor, name, view);
 }
 
 bool init_tensor_views() {

@@ -24,7 +24,7 @@ class Borrowed {
 
   // Fills *view from one of
   //   None                                     absent
-  //   (address, dtype, device_type, device_index, shape, strides)   as fa3_tensor
+  //   (address, name of the dtype, device_type, device_index, shape, strides)
   //   an object whose type has __dlpack_c_exchange_api__            (torch >= 2.10)
   //   an object with __dlpack__
   // False: a Python exception is set, which starts with `name`.

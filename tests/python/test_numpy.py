@@ -200,7 +200,29 @@ def swap_bytes(a):
         ({"scale": 0.0}, fa3.InvalidArgument, "scale: expected a finite number > 0"),
         ({"scale": "big"}, TypeError, "scale: expected a number, got 'big'"),
         ({"window": (1.5, 0)}, TypeError, r"window\[0\]: expected an integer, got 1.5"),
-        ({"window": (-2, 0)}, fa3.InvalidArgument, "window_left: expected -1"),
+        ({"window": (-2, 0)}, fa3.InvalidArgument, r"window\[0\]: expected -1"),
+        ({"window": 3}, fa3.InvalidArgument, r"window: expected \(left, right\).*got 3"),
+        ({"window": (1, 2, 3)}, fa3.InvalidArgument, r"window: expected .*got \(1, 2, 3\)"),
+        (
+            {"window": (2**70, 0)},
+            fa3.InvalidArgument,
+            r"window\[0\]: expected an integer of 64 bits",
+        ),
+        ({"causal": "no"}, TypeError, "causal: expected True or False, got 'no'"),
+        ({"causal": np.ones(3)}, TypeError, "causal: expected True or False"),
+        ({"engine": []}, fa3.InvalidArgument, r"engine: expected one of auto.*got \[\]"),
+        ({"k": lambda k: (1, 2, 3)}, TypeError, "k: expected an array"),
+        ({"v": lambda v: None}, TypeError, "v: expected an array"),
+        ({"out": (1, 2)}, TypeError, "out: expected an array"),
+        ({"out": np.zeros((1, 1, 1, 1), np.float32)}, fa3.InvalidArgument, "^out: expected"),
+        ({"sink": np.zeros(6)}, fa3.InvalidArgument, "sink: expected float32, got float64"),
+        ({"sink": (0.0,) * 6}, TypeError, "sink: expected an array"),
+        ({"cu_seqlens_q": [0, 4]}, TypeError, "cu_seqlens_q: expected an array"),
+        (
+            {"seqused_k": np.array([1, 2])},
+            fa3.InvalidArgument,
+            "seqused_k: expected int32, got int64",
+        ),
         ({"num_threads": 10**12}, fa3.InvalidArgument, "num_threads: expected 0"),
         ({"engine": "abacus"}, fa3.InvalidArgument, "engine: expected one of auto, cpu"),
         ({"engine": "hopper"}, fa3.Unsupported, "no engine"),
@@ -223,6 +245,62 @@ def test_unknown_option_is_a_type_error(qkv):
         fa3.attention(*qkv, casual=True)
 
 
-def test_quantize_is_refused_with_the_reason_of_the_library(qkv):
-    with pytest.raises(fa3.Unsupported, match="float8_e4m3"):
-        fa3.quantize(qkv[0])
+@pytest.fixture
+def done(qkv):
+    """Arguments of attention_backward by name."""
+    out, lse = fa3.attention(*qkv, return_lse=True)
+    return {"do": out, **dict(zip("qkv", qkv, strict=True)), "out": out, "lse": lse}
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"out": lambda a: a[:, 1:]}, fa3.InvalidArgument, "^out: expected seq"),
+        ({"do": lambda a: a[:, 1:]}, fa3.InvalidArgument, "^do: expected seq"),
+        ({"do": lambda a: a.astype(np.float16)}, fa3.InvalidArgument, "^do: .*dtype of out,"),
+        ({"do": lambda a: None}, TypeError, "^do: expected an array"),
+        ({"lse": lambda a: a.astype(float)}, fa3.InvalidArgument, "^lse: expected float32, got"),
+        ({"lse": lambda a: None}, TypeError, "^lse: expected an array"),
+        ({"window": 3}, fa3.InvalidArgument, "^window: expected"),
+        ({"casual": 1}, TypeError, r"attention_backward\(\) got an unexpected .*'casual'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_gradients_are_refused_by_the_names_of_python(done, change, error, words):
+    for name, value in change.items():
+        done[name] = value(done[name]) if callable(value) else value
+    with pytest.raises(error, match=words):
+        fa3.attention_backward(**done)
+
+
+@pytest.mark.parametrize("partials", [[], (1, 2), None], ids=str)
+def test_merge_of_lists_is_refused_by_name(partials):
+    with pytest.raises(TypeError, match="o_partial: expected an array"):
+        fa3.merge(partials, partials)
+
+
+@pytest.mark.parametrize("answer", [(1,), "x", None, (1, "a"), 3, [1, 0]], ids=str)
+def test_a_producer_that_does_not_know_its_device_is_refused(qkv, answer):
+    class Lost(Exported):
+        def __dlpack_device__(self):
+            return answer
+
+    with pytest.raises(TypeError, match=r"k: expected \(type, index\) from its __dlpack_device__"):
+        fa3.attention(qkv[0], Lost(qkv[1]), qkv[2])
+
+
+@pytest.mark.parametrize("answer", [None, 3, "x"], ids=str)
+def test_a_producer_that_gives_no_capsule_is_refused(qkv, answer):
+    class Empty(Exported):
+        def __dlpack__(self, **keywords):
+            return answer
+
+    with pytest.raises(TypeError, match="k: expected a DLPack capsule from its __dlpack__"):
+        fa3.attention(qkv[0], Empty(qkv[1]), qkv[2])
+
+
+def test_plan_allocates_nothing(qkv):
+    huge = [np.lib.stride_tricks.as_strided(a, (1, 2**30, 6, 32), (0, 128, 128, 4)) for a in qkv]
+    assert "engine cpu" in fa3.plan(*huge, causal=True)  # an output of 768 GiB
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'casual'"):
+        fa3.plan(*qkv, casual=True)

@@ -189,8 +189,24 @@ def test_backward_merge_and_plan_take_tensors(qkv):
         ({"v": lambda v: v.half()}, fa3.InvalidArgument, "v: expected the dtype of q"),
         ({"scale": -1.0}, fa3.InvalidArgument, "scale: expected a finite number > 0"),
         ({"engine": "abacus"}, fa3.InvalidArgument, "engine: expected one of"),
+        ({"engine": []}, fa3.InvalidArgument, "engine: expected one of"),
+        ({"window": 3}, fa3.InvalidArgument, "window: expected"),
+        ({"window": (1, 2, 3)}, fa3.InvalidArgument, "window: expected"),
+        ({"window": "ab"}, TypeError, r"window\[0\]: expected an integer, got 'a'"),
+        ({"window": (2**70, 0)}, fa3.InvalidArgument, r"window\[0\]: .* 64 bits"),
+        ({"softcap": "x"}, TypeError, "softcap: expected a number"),
+        ({"causal": "no"}, TypeError, "causal: expected True or False"),
+        ({"num_threads": 1.5}, TypeError, "num_threads: expected an integer, got 1.5"),
+        ({"num_threads": 2**70}, fa3.InvalidArgument, "num_threads: .* 64 bits"),
+        ({"k": lambda k: k.detach().numpy()}, TypeError, "k: expected a torch.Tensor"),
+        ({"k": lambda k: (1, 2)}, TypeError, "k: expected a torch.Tensor"),
+        ({"v": lambda v: None}, TypeError, "v: expected a torch.Tensor"),
+        ({"sink": [0.0] * 6}, TypeError, "sink: expected a torch.Tensor"),
+        ({"sink": torch.zeros(6).double()}, fa3.InvalidArgument, "sink: .*float32, got float64"),
+        ({"cu_seqlens_q": [0, 4]}, TypeError, "cu_seqlens_q: expected a torch.Tensor"),
+        ({"seqused_k": torch.tensor([1, 2])}, fa3.InvalidArgument, "seqused_k: .*int32, got int64"),
     ],
-    ids=["dtype", "rank", "stride", "mixed", "scale", "engine"],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 @pytest.mark.parametrize("wants_gradient", [False, True])
 def test_wrong_calls_raise_the_sentence_of_the_library(change, error, words, wants_gradient):
@@ -200,7 +216,8 @@ def test_wrong_calls_raise_the_sentence_of_the_library(change, error, words, wan
     for name, value in change.items():
         arguments[name] = value(arguments[name]) if callable(value) else value
     if not wants_gradient:
-        arguments |= {name: arguments[name].detach() for name in "qkv"}
+        tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
+        arguments |= {name: tensor.detach() for name, tensor in tensors.items()}
     with pytest.raises(error, match=words):
         fa3.attention(**arguments)
 
@@ -209,3 +226,64 @@ def test_numpy_and_torch_give_the_same_bits():
     arrays = [a.astype(np.float32) for a in inputs_for("everything", "float32")[:3]]
     tensors = [torch.from_numpy(a) for a in arrays]
     np.testing.assert_array_equal(fa3.attention(*tensors).numpy(), fa3.attention(*arrays))
+
+
+def test_meta_tensors_give_the_shapes_of_the_results(qkv):
+    meta = [a.detach().to("meta") for a in qkv]
+    out, lse = fa3.attention(*meta, return_lse=True)
+    assert out.is_meta and out.shape == meta[0].shape and lse.shape == (2, 6, 20)
+    for position in range(3):
+        mixed = [a.detach() for a in qkv]
+        mixed[position] = meta[position]
+        with pytest.raises(fa3.InvalidArgument, match="tensor .* on meta|all tensors on meta"):
+            fa3.attention(*mixed)
+        with pytest.raises(fa3.InvalidArgument, match="all tensors on meta or none"):
+            fa3.attention(*mixed, sink=torch.zeros(6, device=qkv[0].device))
+    for call in (fa3.plan, lambda q, k, v: fa3.merge(q[None], k)):
+        with pytest.raises(fa3.InvalidArgument, match="expected a dense tensor .* on meta"):
+            call(*meta)
+
+
+def negated(tensor):
+    """-tensor, as a view that torch has not computed yet."""
+    return torch._neg_view(tensor.detach())
+
+
+def test_lazily_negated_views_are_read_with_their_sign(qkv):
+    """Also the imaginary part of a conjugated tensor is such a view."""
+    q, k, v = (a.detach() for a in qkv)
+    assert torch.complex(q.float(), q.float()).conj().imag.is_neg()
+    out, lse = fa3.attention(q, k, v, return_lse=True)
+    arguments = {"do": out, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    for name, value in arguments.items():
+        lazy = fa3.attention_backward(**{**arguments, name: negated(value)})
+        computed = fa3.attention_backward(**{**arguments, name: -value})
+        assert all(map(torch.equal, lazy[:3], computed[:3])), name
+    o_partial, lse_partial = out.float()[None], lse[None]
+    for lazy, computed in (
+        (fa3.merge(negated(o_partial), lse_partial), fa3.merge(-o_partial, lse_partial)),
+        (fa3.merge(o_partial, negated(lse_partial)), fa3.merge(o_partial, -lse_partial)),
+    ):
+        assert all(map(torch.equal, lazy, computed))
+    sink = torch.ones(6, device=q.device)
+    for name in ("q", "k", "v"):
+        call = {"q": q, "k": k, "v": v, "sink": sink}
+        computed = fa3.attention(**{**call, name: -call[name]})
+        assert torch.equal(fa3.attention(**{**call, name: negated(call[name])}), computed)
+    assert torch.equal(
+        fa3.attention(q, k, v, sink=negated(sink)), fa3.attention(q, k, v, sink=-sink)
+    )
+
+
+def test_lazily_negated_views_beside_numpy_arrays_are_read_with_their_sign():
+    q, k, v = (torch.tensor(a, dtype=torch.float32) for a in inputs_for("gqa", "float32")[:3])
+    mixed = fa3.attention(q.numpy(), negated(k), v.numpy())
+    np.testing.assert_array_equal(mixed, fa3.attention(q, -k, v).numpy())
+    with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
+        fa3.attention(q.numpy(), k.numpy(), v.numpy(), out=negated(q))
+
+
+def test_a_lazily_negated_view_is_no_output(qkv):
+    q, k, v = (a.detach() for a in qkv)
+    with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
+        fa3.attention(q, k, v, out=negated(torch.empty_like(q)))

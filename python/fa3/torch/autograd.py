@@ -5,7 +5,8 @@ import torch
 from torch.autograd import forward_ad
 
 from fa3 import ops
-from fa3._options import engine_id
+from fa3._arrays import refuse_negated
+from fa3._options import engine_id, window_ends
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import operators
 
@@ -110,15 +111,17 @@ def attend(
     """attention() by position: keywords cost time in every call."""
     if getattr(forward_ad, "_current_level", 0) >= 0:
         refuse_tangents(q, k, v, sink)
+    refuse_other_than_tensor("k", k)
+    refuse_other_than_tensor("v", v)
     device_type = q.device.type
-    if torch.is_autocast_enabled(device_type):
+    if device_type in operators.KEYS and torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
-    left, right = window
+    left, right = window_ends(window)
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (sink is not None and sink.requires_grad)
+        or (isinstance(sink, torch.Tensor) and sink.requires_grad)
     )
     is_packed = cu_seqlens_q is not None or cu_seqlens_k is not None
     is_padded = seqused_q is not None or seqused_k is not None
@@ -134,17 +137,51 @@ def attend(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     rest = (*lengths, deterministic, engine_id(engine), num_threads)
-    if wants_gradient:
-        if out is not None:
+    if out is not None:
+        refuse_other_than_tensor("out", out)
+        refuse_negated(out, "out")
+        if wants_gradient:
             raise InvalidArgument(
                 "out: expected None for tensors that need a gradient; use torch.no_grad()"
             )
-        out, lse = Attention.apply(q, k, v, sink, *options, *rest)
-    elif out is None:
-        out, lse = operators.forward(q, k, v, *options, sink, *rest)
-    else:
-        lse = operators.forward_out(q, k, v, out, *options, sink, *rest)
+    try:
+        if wants_gradient:
+            out, lse = Attention.apply(q, k, v, sink, *options, *rest)
+        elif out is None:
+            out, lse = operators.forward(q, k, v, *options, sink, *rest)
+        else:
+            lse = operators.forward_out(q, k, v, out, *options, sink, *rest)
+    except RuntimeError as error:
+        if type(error) is RuntimeError:
+            refuse_wrong_types(sink, options, lengths, num_threads)
+        raise
     return (out, lse) if return_lse else out
+
+
+def refuse_wrong_types(sink, options, lengths, num_threads):
+    """What the dispatcher refuses in terms of its schema, in terms of our arguments."""
+    names = "sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k".split()
+    for name, value in zip(names, (sink, *lengths[:4]), strict=True):
+        if value is not None:
+            refuse_other_than_tensor(name, value)
+    causal, left, right, softcap, scale = options
+    integers = {"window[0]": left, "window[1]": right, "num_threads": num_threads}
+    integers |= {"max_seqlen_q": lengths[4], "max_seqlen_k": lengths[5]}
+    for name, value in integers.items():
+        if not hasattr(value, "__index__"):
+            raise TypeError(f"{name}: expected an integer, got {value!r}")
+        if not -(2**63) <= value < 2**63:
+            raise InvalidArgument(f"{name}: expected an integer of 64 bits, got {value}")
+    for name, value in {"softcap": softcap, "scale": 1.0 if scale is None else scale}.items():
+        if not hasattr(value, "__float__"):
+            raise TypeError(f"{name}: expected a number, got {value!r}")
+    if not isinstance(causal, (bool, int)):
+        raise TypeError(f"causal: expected True or False, got {causal!r}")
+
+
+def refuse_other_than_tensor(name, value):
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, as q is one, got {type(value)!r}")
 
 
 def refuse_tangents(*tensors):

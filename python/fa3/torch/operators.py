@@ -11,6 +11,7 @@ fake kernels can tell the truth.
 import torch
 
 from fa3 import _native
+from fa3.errors import InvalidArgument
 
 OPTIONS = (
     "bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, "
@@ -258,16 +259,28 @@ for key in KEYS.values():
     library.impl("backward", backward_kernel, key)
 
 
+def refuse_partly_meta(*arguments):
+    """One tensor without memory sends a call to the fake kernel, whose results nobody computes."""
+    kinds = [a.device.type for a in arguments if isinstance(a, torch.Tensor)]
+    if "meta" in kinds and set(kinds) != {"meta"}:
+        raise InvalidArgument(
+            f"q, k, v, ...: expected all tensors on meta or none, got {', '.join(kinds)}"
+        )
+
+
 @torch.library.register_fake("fa3::forward", lib=library)
 def _(q, k, v, *options):
+    refuse_partly_meta(q, k, v, *options)
     return new_results(q, v)
 
 
 @torch.library.register_fake("fa3::forward_out", lib=library)
 def _(q, k, v, out, *options):
+    refuse_partly_meta(q, k, v, out, *options)
     return new_lse(q)
 
 
 @torch.library.register_fake("fa3::backward", lib=library)
 def _(do, q, k, v, out, lse, *options):
+    refuse_partly_meta(do, q, k, v, out, lse, *options)
     return new_gradients(q, k, v, options[SINK] if len(options) > SINK else None)
