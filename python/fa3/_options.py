@@ -30,12 +30,12 @@ def engine_id(name):
     raise InvalidArgument(f"engine: expected one of {', '.join(ENGINES)}, got {name!r}")
 
 
-def window_ends(window):
+def window_ends(window, name="window"):
     try:
         left, right = window
     except (TypeError, ValueError):
         raise InvalidArgument(
-            f"window: expected (left, right) in keys, -1 for unbounded, got {window!r}"
+            f"{name}: expected (left, right) in keys, -1 for unbounded, got {window!r}"
         ) from None
     return left, right
 

@@ -179,6 +179,71 @@ def test_kvcache_without_room_is_refused():
         fa3_names.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=2)
 
 
+def lengths(*values, dtype=torch.int32):
+    return torch.tensor(values, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        (
+            {"cache_seqlens": -1},
+            fa3.InvalidArgument,
+            "cache_seqlens: expected lengths >= 0, got -1",
+        ),
+        ({"cache_seqlens": lengths(3, -1)}, fa3.InvalidArgument, "cache_seqlens: .*>= 0, got -1"),
+        (
+            {"cache_seqlens": lengths(1, 3)},
+            fa3.InvalidArgument,
+            "k_cache: expected room for 6 rows",
+        ),
+        ({"cache_seqlens": lengths(1)}, fa3.InvalidArgument, r"cache_seqlens: .*\(2,\)"),
+        (
+            {"cache_seqlens": lengths(1, 1, dtype=torch.int64)},
+            fa3.InvalidArgument,
+            "cache_seqlens: expected .*int32.*got torch.int64",
+        ),
+        ({"cache_seqlens": [1, 1]}, fa3.InvalidArgument, "cache_seqlens: expected an int or"),
+        ({"v": None}, fa3.InvalidArgument, "k, v: expected both or neither"),
+        ({"k": None}, fa3.InvalidArgument, "k, v: expected both or neither"),
+        ({"k": torch.ones(2, 3, 1, 8)}, fa3.InvalidArgument, r"k: .*\(2, 3, 2, 8\).*\(2, 3, 1, 8"),
+        ({"k": torch.ones(1, 3, 2, 8)}, fa3.InvalidArgument, r"k: .*\(2, 3, 2, 8\).*\(1, 3, 2, 8"),
+        ({"v": torch.ones(2, 1, 2, 8)}, fa3.InvalidArgument, r"v: .*\(2, 3, 2, 8\).*\(2, 1, 2, 8"),
+        ({"k": torch.ones(2, 3, 2, 8).half()}, fa3.InvalidArgument, "k: .*got torch.float16"),
+        # What only the attention refuses, after the rows were written:
+        ({"softmax_scale": -1.0}, fa3.InvalidArgument, "scale: expected"),
+        ({"q": torch.ones(2, 3, 3, 8)}, fa3.InvalidArgument, "q: expected a number of query heads"),
+        ({"q": torch.ones(3, 3, 2, 8)}, fa3.InvalidArgument, "k: expected batch = 3"),
+        ({"q": torch.ones(2, 3, 2, 8).half()}, fa3.InvalidArgument, "k: expected the dtype of q"),
+        ({"window_size": 3}, fa3.InvalidArgument, "window_size: expected"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
+def test_a_refused_call_leaves_the_caches_as_they_were(module, change, error, words):
+    shapes = (2, 3, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8), (2, 3, 2, 8), (2, 3, 2, 8)
+    q, k_cache, v_cache, k, v = tensors("cpu", *shapes)
+    arguments = {"q": q, "k": k, "v": v, "cache_seqlens": 1} | change
+    before = k_cache.clone(), v_cache.clone()
+    with pytest.raises(error, match=words):
+        module.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, **arguments)
+    same((k_cache, v_cache), before)
+
+
+@pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
+@pytest.mark.parametrize("batch, rows", [(0, 3), (2, 0)])
+def test_kvcache_without_anything_to_append(module, batch, rows):
+    q, cache, new = tensors("cpu", (batch, 3, 2, 8), (batch, 5, 2, 8), (batch, rows, 2, 8))
+    out = module.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=1)
+    same(out, fa3.attention(q, cache[:, :1], cache[:, :1]))
+
+
+def test_negative_lengths_without_new_rows_are_refused():
+    q, cache = tensors("cpu", (1, 3, 2, 8), (1, 4, 2, 8))
+    with pytest.raises(fa3.InvalidArgument, match="seqused_k: .*-1"):
+        fa3_names.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=-1)
+
+
 def test_combine_merges_disjoint_keys(device):
     q, k, v = tensors(device, (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16))
     parts = [

@@ -7,7 +7,7 @@ None) where the original returns (out, lse, probabilities): fa3 never forms the 
 """
 
 import fa3
-from fa3.compat._arguments import append, cache_lengths, length, options, unsupported
+from fa3.compat._arguments import appended, length, options, unsupported
 
 PAGED = "paged caches are not supported yet"
 
@@ -224,13 +224,11 @@ def flash_attn_with_kvcache(
         cache_leftpad=(cache_leftpad, None, "not supported yet"),
         block_table=(block_table, None, PAGED),
     )
-    used = cache_lengths(cache_seqlens, k_cache)
-    if k is not None:
-        used = append(k_cache, v_cache, k, v, used)
     named = options(softmax_scale, causal, window_size, softcap)
-    return fa3.attention(
-        q, k_cache, v_cache, seqused_k=used, return_lse=return_softmax_lse, **named
-    )
+    with appended(k_cache, v_cache, k, v, cache_seqlens) as used:
+        return fa3.attention(
+            q, k_cache, v_cache, seqused_k=used, return_lse=return_softmax_lse, **named
+        )
 
 
 def refuse(dropout_p, alibi_slopes):

@@ -9,7 +9,7 @@ LSE is -inf for a row that sees no key, also where K is empty (the original give
 import torch
 
 import fa3
-from fa3.compat._arguments import append, cache_lengths, length, options, unsupported
+from fa3.compat._arguments import appended, length, options, unsupported
 
 FLOAT8 = "float8 is not supported yet"
 NOT_YET = "not supported yet"
@@ -159,19 +159,18 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new=(cu_seqlens_k_new, None, NOT_YET),
     )
     refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
-    used = cache_lengths(cache_seqlens, k_cache)
-    if k is not None:
-        used = append(k_cache, v_cache, k, v, used)
-    return fa3.attention(
-        q,
-        k_cache,
-        v_cache,
-        seqused_k=used,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=length(max_seqlen_q),
-        return_lse=return_softmax_lse,
-        **options(softmax_scale, causal, window_size, softcap),
-    )
+    named = options(softmax_scale, causal, window_size, softcap)
+    with appended(k_cache, v_cache, k, v, cache_seqlens) as used:
+        return fa3.attention(
+            q,
+            k_cache,
+            v_cache,
+            seqused_k=used,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=length(max_seqlen_q),
+            return_lse=return_softmax_lse,
+            **named,
+        )
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
