@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the wheel, imports it where nothing but numpy is installed, and starts its command.
+# Builds the source distribution, from that the wheel, imports it where nothing but numpy is installed,
+# and starts its command.
 # Usage: tools/try_wheel.sh VENV BUILD_DIR
 set -eu
 
@@ -11,7 +12,9 @@ wheels=$build/wheel
 clean=$build/wheel-venv
 
 rm -rf "$wheels" "$clean"
-"$venv/bin/pip" wheel -q --disable-pip-version-check --no-deps -w "$wheels" .
+"$venv/bin/python" -c \
+  "import sys; from scikit_build_core.build import build_sdist as build; build(sys.argv[1])" "$wheels"
+"$venv/bin/pip" wheel -q --disable-pip-version-check --no-deps -w "$wheels" "$wheels"/*.tar.gz
 python3 -m venv "$clean"
 "$clean/bin/pip" install -q --disable-pip-version-check "$wheels"/*.whl
 cd "$clean" # so that `import fa3` cannot find the checkout
