@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m fa3 doctor | verify | bench | plot. Each says what it takes with --help."""
+"""python -m fa3, and the script fa3 of an installation: the command of the C++ build, which lies
+beside the package, and what only Python can do (plot; what doctor says about Python)."""
 
-import argparse
-import importlib
+import os
 import sys
+from pathlib import Path
 
-COMMANDS = {
-    "doctor": "what works on this machine, and why the rest does not",
-    "verify": "a grid of cases against double precision, beside standard attention",
-    "bench": "fa3 beside torch's scaled_dot_product_attention, in one process",
-    "plot": "the figures of the paper from the JSON lines of bench",
-}
+COMMAND = Path(__file__).parent / "bin" / "fa3"
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m fa3", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        module = importlib.import_module(f"fa3.commands.{name}")
-        command = commands.add_parser(name, help=summary, description=module.__doc__)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    chosen = parser.parse_args(arguments)
-    return chosen.run(chosen)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["plot"]:
+        from fa3.commands import plot
+
+        return plot.main(arguments[1:])
+    if not COMMAND.exists():
+        print(
+            f"fa3: expected the command at {COMMAND}, but this package was built without it. "
+            "Install the headers it needs (Debian: libcli11-dev libfmt-dev nlohmann-json3-dev) and "
+            "build the package again; plot works without it.",
+            file=sys.stderr,
+        )
+        return 2
+    if arguments == ["doctor"]:
+        from fa3.commands import doctor
+
+        doctor.print_facts()
+    if arguments in ([], ["-h"], ["--help"]):
+        print("fa3 plot draws the figures of the paper from the JSON lines of fa3 bench.")
+    sys.stdout.flush()
+    os.execv(COMMAND, [str(COMMAND), *arguments])
 
 
 if __name__ == "__main__":

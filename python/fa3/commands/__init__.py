@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of python -m fa3, one module each: add_arguments(parser) and run(arguments)."""
+"""What the command fa3 does in Python. Everything else is the C++ command's (fa3/__main__.py)."""

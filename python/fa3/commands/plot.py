@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the figures of the FlashAttention-3 paper from JSON lines of bench.
+"""Draws the figures of the FlashAttention-3 paper from JSON lines of fa3 bench.
 
 One figure for each pass, type and machine; one panel for each head dim, with and without a causal
 mask; over the sequence length, a bar for each contender with its speed written on it.
 """
 
+import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -13,10 +14,12 @@ UNIT = {True: (1.0, "TFLOP/s"), False: (1e3, "GFLOP/s")}
 TERA_FROM = 1.0  # from here on figures speak of TFLOP/s
 
 
-def add_arguments(parser):
-    parser.add_argument("results", type=Path, nargs="+", help="JSON lines of any fa3 bench")
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="fa3 plot", description=__doc__)
+    parser.add_argument("results", type=Path, nargs="+", help="JSON lines of fa3 bench --json")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the figures")
     parser.add_argument("--format", choices=("svg", "png"), default="svg")
+    return run(parser.parse_args(arguments))
 
 
 def run(arguments):
