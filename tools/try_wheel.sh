@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the source distribution, from that the wheel, imports it where nothing but numpy is installed,
-# and starts its command.
+# Builds the source distribution, and the wheel from that; imports it where nothing but numpy is
+# installed, and starts its command.
 # Usage: tools/try_wheel.sh VENV BUILD_DIR
 set -eu
 
@@ -32,5 +32,5 @@ requires = [r for r in importlib.metadata.requires("fa3") if "extra" not in r]
 assert requires == ["numpy>=1.24"], requires
 print(f"wheel: fa3 {fa3.__version__} runs with", ", ".join(requires))
 PYTHON
-./lib/python3*/site-packages/fa3/bin/fa3 doctor
+./bin/fa3 doctor
 ls -l "$OLDPWD/$wheels"
