@@ -115,6 +115,41 @@ def test_what_fa3_does_not_do_runs_on_torch_with_one_warning(calls, shape, optio
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
+def arguments_of(name):
+    """Of a call of torch's operator with every argument that has no default, small and plain."""
+    (q,) = qkv("cpu", wants_gradient=False)[:1]
+    packed = "_scaled" not in name
+    made = {"is_causal": False, "dropout_p": 0.0, "return_debug_mask": False, "max_q": 33}
+    made |= {"max_k": 33, "cum_seq_q": None, "cum_seq_k": None, "logsumexp": torch.zeros(2, 4, 33)}
+    wanted = {
+        a.name: a.default_value for a in getattr(torch.ops.aten, name).default._schema.arguments
+    }
+    q = q.transpose(1, 2) if packed else q
+    return {n: made.get(n, q.clone() if n in TENSORS else x) for n, x in wanted.items()}
+
+
+TENSORS = ("query", "key", "value", "out", "grad_out")
+
+
+@pytest.mark.parametrize("name", overrides.KERNELS)
+def test_arguments_of_a_later_torch_are_refused_unless_they_are_off(name):
+    _, kernel = overrides.KERNELS[name]
+    kernel(**arguments_of(name), of_tomorrow=None)
+    for value in (1, torch.zeros(1), "x"):
+        with pytest.raises(overrides.Refused, match="of_tomorrow is not supported"):
+            kernel(**arguments_of(name), of_tomorrow=value)
+
+
+@pytest.mark.parametrize("name", overrides.KERNELS)
+def test_arguments_that_fa3_cannot_obey_are_refused(name):
+    _, kernel = overrides.KERNELS[name]
+    on = {"dropout_p": 0.1, "return_debug_mask": True, "attn_mask": torch.zeros(33, 33)}
+    on |= {"alibi_slopes": torch.ones(4), "block_table": torch.ones(2, 1)}
+    for argument in arguments_of(name).keys() & on.keys():
+        with pytest.raises(overrides.Refused, match=f"{argument} is not supported"):
+            kernel(**{**arguments_of(name), argument: on[argument]})
+
+
 def test_double_precision_stays_with_torch(calls):
     tensors = [a.double() for a in qkv("cpu", wants_gradient=False)]
     with front.sdpa(), pytest.warns(UserWarning, match="q: expected float32"):

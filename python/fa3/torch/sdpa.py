@@ -118,10 +118,23 @@ def warn_once(sentence):
         warnings.warn(sentence, stacklevel=4)
 
 
+# Arguments of torch's operators that change no result here: the state of dropout's random numbers,
+# lengths that a dense call gives again, and a hint.
+WITHOUT_EFFECT = {
+    *("philox_seed", "philox_offset", "rng_state", "unused"),
+    *("cum_seq_q", "cum_seq_k", "max_q", "max_k"),
+    "num_splits",
+}
+
+
 def refuse(**arguments):
-    """Each argument must be off (None, 0, False): fa3 has nothing to do it with."""
+    """Each argument must be off (None, 0, False) or without effect: fa3 has nothing to do it with.
+
+    Arguments that a later torch adds come here too.
+    """
     for name, value in arguments.items():
-        if value is not None and (isinstance(value, torch.Tensor) or value):
+        is_off = value is None or not (isinstance(value, torch.Tensor) or value)
+        if not is_off and name not in WITHOUT_EFFECT:
             raise Refused(f"{name} is not supported")
 
 
@@ -175,9 +188,9 @@ def sdpa_cuda(query, key, value, dropout_p, is_causal, return_debug_mask, scale,
 
 
 def sdpa_cuda_backward(
-    grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale, **ignored
+    grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale, **unknown
 ):
-    refuse(dropout_p=dropout_p)
+    refuse(dropout_p=dropout_p, **unknown)
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
     arguments = (grad_out, query, key, value, out, logsumexp)
     return dense_backward(*arguments, is_causal, scale, gradients)
@@ -202,31 +215,34 @@ def sdpa_cpu_backward(
     return dense_backward(*arguments, is_causal, scale, gradients)
 
 
+# What _flash_attention_forward and _backward take: their names, and ours.
+PACKED = {
+    "is_causal": "causal",
+    "window_size_left": "window_left",
+    "window_size_right": "window_right",
+    "scale": "scale",
+    "cum_seq_q": "cu_seqlens_q",
+    "cum_seq_k": "cu_seqlens_k",
+    "max_q": "max_seqlen_q",
+    "max_k": "max_seqlen_k",
+    "seqused_k": "seqused_k",
+}
+
+
 def packed_options(named):
-    """Ours from those that _flash_attention_forward and _backward share."""
-
-    def side(name):
-        return -1 if named[name] is None else named[name]
-
-    return {
-        "causal": named["is_causal"],
-        "window_left": side("window_size_left"),
-        "window_right": side("window_size_right"),
-        "scale": named["scale"],
-        "cu_seqlens_q": named["cum_seq_q"],
-        "cu_seqlens_k": named["cum_seq_k"],
-        "max_seqlen_q": named["max_q"],
-        "max_seqlen_k": named["max_k"],
-    }
+    """Our options from theirs; what is neither known nor off is refused."""
+    refuse(**{name: value for name, value in named.items() if name not in PACKED})
+    options = {PACKED[name]: value for name, value in named.items() if name in PACKED}
+    for side in ("window_left", "window_right"):
+        options[side] = -1 if options[side] is None else options[side]
+    return options
 
 
 def flash_forward_into(out, query, key, value, **named):
     """(b, s, h, d), or packed (total, h, d)."""
-    refuse(**{name: named.get(name) for name in ("dropout_p", "return_debug_mask")})
-    refuse(**{name: named.get(name) for name in ("alibi_slopes", "block_table")})
     options = packed_options(named)
     lse = new_lse(query)
-    run_forward(query, key, value, out, lse, seqused_k=named.get("seqused_k"), **options)
+    run_forward(query, key, value, out, lse, **options)
     return lse
 
 
@@ -236,8 +252,7 @@ def flash_forward(query, key, value, **named):
     return out, lse, *no_random_state(query)
 
 
-def flash_backward(grad_out, query, key, value, out, logsumexp, dropout_p, **named):
-    refuse(dropout_p=dropout_p)
+def flash_backward(grad_out, query, key, value, out, logsumexp, **named):
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
     options = packed_options(named) | {"deterministic": deterministic()}
     arguments = (grad_out, query, key, value, out, logsumexp)
