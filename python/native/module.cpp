@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3._native: the C ABI for Python, one function per C function. Positional arguments only, in the
-// order of the readers below; fa3/ops.py and fa3/torch/operators.py are the callers and give them names.
-// It views arrays (tensor.h), lends workspace, releases the GIL and raises the library's sentences.
-// It never looks at values, never converts, never copies. Next: tensor.h.
+// order of the readers below; fa3/ops.py and fa3/torch/operators.py call it and give them names. It
+// views arrays (tensor.h), lends workspace, releases the GIL and raises the library's sentences. It
+// never looks at values, never converts, never copies. Next: tensor.h.
 #include "error.h"
 #include "tensor.h"
 
@@ -241,7 +241,7 @@ fa3_tensor unallocated(const fa3_tensor& q, std::initializer_list<int64_t> shape
   return tensor;
 }
 
-// The output that attention() would allocate. Where q has a wrong rank, the library refuses q first.
+// The output that attention() would allocate. A q of wrong rank is refused before anybody reads it.
 void describe_output(fa3_forward_params* params) {
   const fa3_tensor& q = params->q;
   const int64_t dv = params->v.rank > 0 ? params->v.shape[params->v.rank - 1] : 0;

@@ -2,7 +2,8 @@
 """Drop-in for the module flash_attn_interface of FlashAttention-3: its functions, its order.
 
 Semantics are those of fa3.attention. What fa3 cannot do yet raises fa3.Unsupported with the
-argument's name. num_splits, pack_gqa and sm_margin are hints for speed: accepted, without effect.
+argument's name. num_splits, pack_gqa, sm_margin and scheduler_metadata are hints for speed:
+accepted, without effect.
 LSE is -inf for a row that sees no key, also where K is empty (the original gives +inf there).
 """
 
