@@ -90,15 +90,16 @@ OWN_MASK = {
 
 PADDED = ("right", "left")
 PACKED = ("packed", "packed batch")
+CACHED = ("static cache", "growing cache")  # the second one of a batch with padding on the left
 CALLS = {  # family: what its models are called with
-    "decoder": (DECODERS, ("plain", *PADDED, *PACKED, "static cache")),
-    "windowed": (WINDOWED, ("plain", *PADDED, *PACKED, "static cache")),
-    "softcapped": (SOFTCAPPED, ("plain", *PADDED, *PACKED, "static cache")),
-    "sinks": (SINKS, ("plain", *PADDED, *PACKED)),
-    "chunked": (CHUNKED, ("plain", *PADDED, *PACKED)),
-    "images": (IMAGES_BESIDE_TEXT, ("plain", *PADDED, *PACKED, "static cache")),
+    "decoder": (DECODERS, ("plain", *PADDED, *PACKED, *CACHED)),
+    "windowed": (WINDOWED, ("plain", *PADDED, *PACKED, *CACHED)),
+    "softcapped": (SOFTCAPPED, ("plain", *PADDED, *PACKED, *CACHED)),
+    "sinks": (SINKS, ("plain", *PADDED, *PACKED, "growing cache")),
+    "chunked": (CHUNKED, ("plain", *PADDED, *PACKED, "growing cache")),
+    "images": (IMAGES_BESIDE_TEXT, ("plain", *PADDED, *PACKED, *CACHED)),
     "encoder": (ENCODERS, ("plain", *PADDED)),
-    "encoder-decoder": (ENCODER_DECODERS, ("plain", *PADDED)),
+    "encoder-decoder": (ENCODER_DECODERS, ("plain", *PADDED, "growing cache")),
     "vision": (VISION, ("plain",)),
     "own mask": (OWN_MASK, ("plain",)),
 }
@@ -184,14 +185,26 @@ def outputs(model, call):
     torch.manual_seed(0)  # pixels, and models that draw
     inputs = inputs_for(model.config, call)
     with torch.no_grad():
-        if call == "static cache":
-            cache = StaticCache(model.config.get_text_config(), max_cache_len=16)
-            model(**inputs, past_key_values=cache, use_cache=True)
-            inputs = {"input_ids": inputs["input_ids"][:, :2], "past_key_values": cache}
+        if call in CACHED:
+            inputs = after_a_first_call(model, inputs, call)
         hidden = model(**inputs).last_hidden_state
     if call in PADDED and not model.config.is_encoder_decoder:
         return hidden[inputs["attention_mask"].bool()]
     return hidden
+
+
+def after_a_first_call(model, inputs, call):
+    """Inputs of a second call, two tokens more."""
+    cache = None
+    if call == "static cache":
+        cache = StaticCache(model.config.get_text_config(), max_cache_len=16)
+    cache = model(**inputs, past_key_values=cache, use_cache=True).past_key_values
+    if model.config.is_encoder_decoder:
+        return inputs | {"decoder_input_ids": inputs["input_ids"][:, :2], "past_key_values": cache}
+    more = {"input_ids": inputs["input_ids"][:, :2], "past_key_values": cache}
+    if "attention_mask" in inputs:
+        more["attention_mask"] = torch.nn.functional.pad(inputs["attention_mask"], (0, 2), value=1)
+    return more
 
 
 def inputs_for(config, call):
@@ -202,8 +215,8 @@ def inputs_for(config, call):
     inputs = {"input_ids": ids}
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids.flip(1)
-    if call in PADDED:
-        inputs["attention_mask"] = mask = torch.ones_like(ids)
+    if call in (*PADDED, "growing cache"):
+        mask = torch.ones_like(ids)
         mask[0, 4:] = 0
         inputs["attention_mask"] = mask if call == "right" else mask.flip(1)
     if call in PACKED:
