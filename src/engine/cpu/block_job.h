@@ -15,23 +15,28 @@ namespace fa3::cpu {
 // vectors and 1 broadcast 29 of the 32 AVX-512 registers; 6 x 2 are 12 + 2 + 1 of AVX2's 16.
 inline constexpr int64_t kRowsPerGroup = 6;
 
-// Attention of some rows over some keys, not yet normalised: per row o = sum_j 2^(s_j - ref) v_j and
-// sum = sum_j 2^(s_j - ref), with scores s in log2 units. ref = -inf: the row saw no key so far.
+// Attention of some rows over some keys, not yet normalised: per row o = sum_j w_j v_j with weights
+// w_j = 2^(s_j - ref), scores s in log2 units. ref = -inf: the row saw no key so far. What the LSE
+// needs is the sum of the weights; what o must be divided by is the sum of the weights that were
+// multiplied, which are rounded where the product takes 16-bit factors: then an error of the largest
+// weight, which rules a peaked row, cancels.
 struct PartialRows {
-  float* o = nullptr;    // (rows, columns)
-  float* ref = nullptr;  // (rows)
-  float* sum = nullptr;  // (rows)
-  int64_t columns = 0;   // head_dim_v, rounded up to whole vectors of every instruction set
+  float* o = nullptr;        // (rows, columns)
+  float* ref = nullptr;      // (rows)
+  float* sum = nullptr;      // (rows): of the weights
+  float* divisor = nullptr;  // (rows): of the weights as multiplied
+  int64_t columns = 0;       // head_dim_v, rounded up to whole vectors of every instruction set
 };
 
 // Scratch memory of one thread; sizes are in tile_shape.h.
 struct BlockBuffers {
-  float* q = nullptr;          // packed query rows
-  float* k = nullptr;          // packed key tile, transposed
-  float* v = nullptr;          // packed value tile
-  float* scores = nullptr;     // (kRowsPerGroup, block_k)
-  float* p = nullptr;          // (kRowsPerGroup, block_k), in the multiplier's format
-  float* sum_lanes = nullptr;  // (rows, kMaxLanes): row sums, one per vector lane
+  float* q = nullptr;              // packed query rows
+  float* k = nullptr;              // packed key tile, transposed
+  float* v = nullptr;              // packed value tile
+  float* scores = nullptr;         // (kRowsPerGroup, block_k)
+  float* p = nullptr;              // (kRowsPerGroup, block_k), in the multiplier's format
+  float* sum_lanes = nullptr;      // (rows, kMaxLanes): row sums, one per vector lane
+  float* divisor_lanes = nullptr;  // likewise, of rounded weights; unused where none are rounded
 };
 
 // The rows of a block are the queries of one key head: row = position * group + head in the group.

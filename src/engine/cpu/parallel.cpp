@@ -10,6 +10,8 @@
 #include <system_error>
 #include <thread>
 
+#include "engine/cpu/float_environment.h"
+
 namespace fa3::cpu {
 namespace {
 
@@ -59,6 +61,7 @@ class Pool {
   }
 
   void work() {
+    const DefaultFloatEnvironment environment;
     std::unique_lock lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return helpers_wanted_ > 0; });
@@ -109,6 +112,7 @@ Pool& pool() {
 void parallel_for(int64_t num_tasks, int num_threads,
                   const std::function<void(int64_t, int)>& body) {
   if (num_tasks <= 0) return;
+  const DefaultFloatEnvironment environment;
   if (num_tasks > 1 && num_threads > 1 && pool().try_run(num_tasks, num_threads, body)) return;
   for (int64_t task = 0; task < num_tasks; ++task) body(task, 0);
 }

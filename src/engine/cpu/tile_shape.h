@@ -88,13 +88,14 @@ constexpr int64_t num_parts(int64_t visible_keys) {
 
 // One part's result in memory.
 constexpr int64_t partial_floats(int64_t rows, int64_t o_columns) {
-  return round_up(rows * (o_columns + 2), kMaxLanes);
+  return round_up(rows * (o_columns + 3), kMaxLanes);
 }
 
 inline PartialRows partial_rows(float* memory, int64_t rows, int64_t o_columns) {
   return {.o = memory,
           .ref = memory + rows * o_columns,
           .sum = memory + rows * o_columns + rows,
+          .divisor = memory + rows * o_columns + 2 * rows,
           .columns = o_columns};
 }
 
@@ -116,6 +117,7 @@ inline ThreadScratch carve_thread(const TileShape& shape, int64_t head_dim_v, in
   buffers.scores = carver.take<float>(kRowsPerGroup, shape.block_k);
   buffers.p = carver.take<float>(kRowsPerGroup, shape.block_k);
   buffers.sum_lanes = carver.take<float>(block_q, kMaxLanes);
+  buffers.divisor_lanes = carver.take<float>(block_q, kMaxLanes);
   thread.partial = carver.take<float>(partial_floats(block_q, shape.o_columns));
   thread.row_keys = carver.take<KeyRange>(block_q);
   thread.group_keys = carver.take<BlockRange>(block_q / kRowsPerGroup);

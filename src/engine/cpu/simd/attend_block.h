@@ -24,7 +24,8 @@ FA3_INLINE RowGroup row_group(const BlockJob& job, int64_t index) {
           .free = job.group_keys[index].free,
           .o = job.result.o + row * job.result.columns,
           .ref = job.result.ref + row,
-          .sum_lanes = job.buffers.sum_lanes + row * kWidth};
+          .sum_lanes = job.buffers.sum_lanes + row * kWidth,
+          .divisor_lanes = job.buffers.divisor_lanes + row * kWidth};
 }
 
 // O += P V for `C` vectors of columns, over the tile's keys [begin, end).
@@ -96,7 +97,7 @@ static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& g
   const int64_t free_from = larger(group.free.begin - tile.begin, begin);
   int64_t free_begin = (free_from + kPanel - 1) / kPanel * kPanel;
   int64_t free_end = smaller(group.free.end - tile.begin, end) / kPanel * kPanel;
-  if (job.softcap != 0.0f || free_begin >= free_end) free_begin = free_end = end;
+  if (!has_plain_scores(job) || free_begin >= free_end) free_begin = free_end = end;
   attend_keys<Format>(job, tile, group, begin, free_begin, false);
   if (tile.begin + free_begin == group.free.begin) {
     const int64_t first = smaller(free_begin + kPanel, free_end);
@@ -107,28 +108,77 @@ static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& g
   attend_keys<Format>(job, tile, group, free_end, end, false);
 }
 
-static void clear_result(const BlockJob& job) {
-  for (int64_t i = 0; i < job.padded_rows * job.result.columns; ++i) job.result.o[i] = 0.0f;
-  for (int64_t i = 0; i < job.padded_rows; ++i) job.result.ref[i] = -kInfinity;
-  for (int64_t i = 0; i < job.padded_rows * kWidth; ++i) job.buffers.sum_lanes[i] = 0.0f;
-}
-
-static void add_up_sums(const BlockJob& job) {
+// Rows start without sums, with the references that `ref_of` gives them.
+template <class Format, class RefOf>
+FA3_INLINE void start_rows(const BlockJob& job, RefOf&& ref_of) {
   for (int64_t r = 0; r < job.padded_rows; ++r) {
-    job.result.sum[r] = lanes_sum(load(job.buffers.sum_lanes + r * kWidth));
+    job.result.ref[r] = ref_of(r);
+    float* o = job.result.o + r * job.result.columns;
+    for (int64_t c = 0; c < job.result.columns; c += kWidth) store(o + c, V{});
+    store(job.buffers.sum_lanes + r * kWidth, V{});
+    if (Format::kRoundsWeights) store(job.buffers.divisor_lanes + r * kWidth, V{});
   }
 }
 
 template <class Format>
-static void attend_block(const BlockJob& job) {
+FA3_INLINE void add_up_sums(const BlockJob& job) {
+  for (int64_t r = 0; r < job.padded_rows; ++r) {
+    job.result.sum[r] = lanes_sum(load(job.buffers.sum_lanes + r * kWidth));
+    job.result.divisor[r] = Format::kRoundsWeights
+                                ? lanes_sum(load(job.buffers.divisor_lanes + r * kWidth))
+                                : job.result.sum[r];
+  }
+}
+
+// Whether the rows [begin, end) of o are finite.
+FA3_INLINE bool is_finite(const PartialRows& rows, int64_t begin, int64_t end) {
+  V zeros = {};  // 0 * inf is NaN
+  for (int64_t i = begin * rows.columns; i < end * rows.columns; i += kWidth) {
+    zeros += load(rows.o + i) * 0.0f;
+  }
+  return all_at_most(zeros, 0.0f);
+}
+
+// Whether the values that the rows of the block see are.
+template <class T>
+static bool has_finite_values(const BlockJob& job) {
+  V zeros = {};
+  for (int64_t key = job.row_keys[0].begin; key < job.row_keys[job.num_rows - 1].end; ++key) {
+    const T* row = static_cast<const T*>(job.v) + key * job.v_row_stride;
+    for (int64_t c = 0; c < job.head_dim_v; c += kWidth) {
+      zeros += load_first(row + c, job.head_dim_v - c) * 0.0f;
+    }
+  }
+  return all_at_most(zeros, 0.0f);
+}
+
+// Calls `attend` for rows that have not seen any key. Sums of weights times values can overflow where
+// the mean that they stand for does not: such rows are computed again with their own LSE as reference,
+// so that their weights are the probabilities. The others get the same bits again.
+template <class Format, class Attend>
+FA3_INLINE void attend_in_range(const BlockJob& job, Attend&& attend) {
+  start_rows<Format>(job, [](int64_t) { return -kInfinity; });
+  attend();
+  add_up_sums<Format>(job);
+  if (is_finite(job.result, 0, job.num_rows)) return;
+  if (!has_finite_values<typename Format::Element>(job)) return;
+  start_rows<Format>(job, [&](int64_t r) {
+    const float sum = job.result.sum[r];
+    const bool overflowed = sum < kInfinity && !is_finite(job.result, r, r + 1);
+    return overflowed ? job.result.ref[r] + __builtin_log2f(sum) : -kInfinity;
+  });
+  attend();
+  add_up_sums<Format>(job);
+}
+
+template <class Format>
+static void attend_tiles(const BlockJob& job) {
   using T = typename Format::Element;
   const auto* k = static_cast<const T*>(job.k);
   const auto* v = static_cast<const T*>(job.v);
   const int64_t num_groups = job.padded_rows / kRowsPerGroup;
   const KeyRange visible = {job.group_keys[0].visible.begin,
                             job.group_keys[num_groups - 1].visible.end};
-  pack_queries<Format>(job);
-  clear_result(job);
   for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
        start += job.block_k) {
     const int64_t end = smaller(start + job.block_k, visible.end);
@@ -142,7 +192,12 @@ static void attend_block(const BlockJob& job) {
     const Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};
     for (int64_t g = 0; g < num_groups; ++g) attend_tile<Format>(job, tile, row_group(job, g));
   }
-  add_up_sums(job);
+}
+
+template <class Format>
+static void attend_block(const BlockJob& job) {
+  pack_queries<Format>(job);
+  attend_in_range<Format>(job, [&] { attend_tiles<Format>(job); });
 }
 
 }  // namespace fa3::cpu::FA3_ISA

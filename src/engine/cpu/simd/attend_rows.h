@@ -164,12 +164,10 @@ FA3_INLINE void attend_all_rows(const BlockJob& job, StreamedRows<E> keys, Strea
 }
 
 template <class T>
-static void attend_rows(const BlockJob& job) {
+static void attend_chunks(const BlockJob& job) {
   constexpr int64_t kBytes = sizeof(T);
   const int64_t visible_end = job.row_keys[job.num_rows - 1].end;
   const bool whole_vectors = job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0;
-  pack_queries<Floats<T>>(job);
-  clear_result(job);
   for (int64_t begin = job.row_keys[0].begin; begin < visible_end; begin += kChunk) {
     const int64_t count = smaller(kChunk, visible_end - begin);
     const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk * kBytes : 0;
@@ -184,7 +182,12 @@ static void attend_rows(const BlockJob& job) {
                       widen(values, count, job.head_dim_v, job.buffers.v), begin, count);
     }
   }
-  add_up_sums(job);
+}
+
+template <class T>
+static void attend_rows(const BlockJob& job) {
+  pack_queries<Floats<T>>(job);
+  attend_in_range<Floats<T>>(job, [&] { attend_chunks<T>(job); });
 }
 
 }  // namespace fa3::cpu::FA3_ISA

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vector functions of the softmax: exp2 and tanh. Relative error of exp2 below 2.5e-7; 0 below
-// 2^-127, and inf (AVX-512) or 2^127 (others) above: large enough to fail the guard of softmax.h.
-// NaN stays NaN. Coefficients: Remez, relative error. Next: multiply.h.
+// Vector functions of the softmax: exp2 and tanh. Relative error of exp2 below 2.5e-7; exactly 1 at
+// 0, which the largest weight of a row relies on; 0 below 2^-127, and inf (AVX-512) or 2^127 (others)
+// above: large enough to fail the guard of softmax.h. NaN stays NaN. Coefficients: least largest
+// relative error, the constant held at 1. Next: multiply.h.
 #pragma once
 
 #include "engine/cpu/simd/vector.h"
 
 namespace fa3::cpu::FA3_ISA {
 
+constexpr float kLog2E = 1.44269504f;
+
 // Coefficients of 2^f, highest power first, for the f of this instruction set.
 struct Exp2Polynomial {
 #if defined(__AVX512F__)
-  float c5 = 0.0018775767f, c4 = 0.0089893397f, c3 = 0.055826318f;  // f in [0, 1)
-  float c2 = 0.24015361f, c1 = 0.69315308f, c0 = 0.99999994f;
+  float c5 = 0.00186695263f, c4 = 0.00901748054f, c3 = 0.0557995141f;  // f in [0, 1)
+  float c2 = 0.240164593f, c1 = 0.693151295f, c0 = 1.0f;
 #else
-  float c5 = 0.0013276472f, c4 = 0.0096755410f, c3 = 0.055507131f;  // f in [-1/2, 1/2]
-  float c2 = 0.24022120f, c1 = 0.69314694f, c0 = 1.0000001f;
+  float c5 = 0.00132695877f, c4 = 0.00967129413f, c3 = 0.0555071086f;  // f in [-1/2, 1/2]
+  float c2 = 0.240222469f, c1 = 0.693147004f, c0 = 1.0f;
 #endif
 
   FA3_INLINE V evaluate(const Exp2Polynomial& c, V f) {
@@ -66,6 +69,15 @@ FA3_INLINE V tanh(V x) {
   small = small * square * x + x;
   const V large = 1.0f - 2.0f / (exp2(x * kTwoLog2E) + 1.0f);
   return square < broadcast(0.625f * 0.625f) ? small : large;
+}
+
+// tanh(scale * score / softcap). Where the quotient of the factors is no normal number it is not
+// formed.
+FA3_INLINE V cap_fraction(V score, float scale, float softcap) {
+  constexpr float kLeastNormal = 0x1p-126f;
+  const float factor = scale / softcap;
+  const bool is_normal = factor >= kLeastNormal && factor < kInfinity;
+  return tanh(is_normal ? score * factor : score * scale / softcap);
 }
 
 }  // namespace fa3::cpu::FA3_ISA

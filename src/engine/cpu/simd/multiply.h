@@ -45,6 +45,7 @@ template <class T>
 struct Floats {
   using Element = T;
   static constexpr int kStep = 1;  // elements of the sum in one 32-bit element
+  static constexpr bool kRoundsWeights = false;
 
   FA3_INLINE V multiply_add(V acc, V a, V b) { return acc + a * b; }
 
@@ -58,8 +59,10 @@ struct Floats {
     return num_rows > 0 ? load_first(row + column, dim - column) : V{};
   }
 
+  // Stores weights as the product with V will read them. Where that rounds them, they are also added
+  // to `rounded`.
   template <int C>
-  FA3_INLINE void store_p(float* p, const V (&values)[C]) {
+  FA3_INLINE void store_p(float* p, const V (&values)[C], V&) {
     FA3_UNROLL
     for (int j = 0; j < C; ++j) store(p + j * kWidth, values[j]);
   }
@@ -67,10 +70,12 @@ struct Floats {
 
 #if defined(__AVX512BF16__)
 
-// Pairs of bfloat16 for vdpbf16ps, which adds two products at a time in float.
+// Pairs of bfloat16 for vdpbf16ps, which adds two products at a time in float and takes subnormal
+// numbers for zero.
 struct Bf16Pairs {
   using Element = BFloat16;
   static constexpr int kStep = 2;
+  static constexpr bool kRoundsWeights = true;
 
   FA3_INLINE V multiply_add(V acc, V a, V b) {
     return (V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
@@ -104,10 +109,13 @@ struct Bf16Pairs {
   }
 
   template <int C>
-  FA3_INLINE void store_p(float* p, const V (&values)[C]) {
+  FA3_INLINE void store_p(float* p, const V (&values)[C], V& rounded) {
+    const V ones = (V)(VBits{} + 0x3f803f80u);
     FA3_UNROLL
     for (int j = 0; j < C; j += 2) {
-      store(p + j / 2 * kWidth, (V)_mm512_cvtne2ps_pbh((__m512)values[j + 1], (__m512)values[j]));
+      const V pairs = (V)_mm512_cvtne2ps_pbh((__m512)values[j + 1], (__m512)values[j]);
+      store(p + j / 2 * kWidth, pairs);
+      rounded = multiply_add(rounded, pairs, ones);
     }
   }
 };

@@ -3,8 +3,9 @@
 // The online softmax of one row group over one key tile, in two forms.
 //
 // The ordinary step stores the scores, masks them, takes the row maximum and rescales what was
-// summed so far. It runs where a mask, a softcap or a row without a reference needs it: the first
-// panel and the edges. The guarded step runs everywhere else: it keeps the old reference, so that
+// summed so far. The maximum itself becomes the reference, so that the weight of a key that rules
+// its row is exactly 1. It runs where a mask, a softcap or a row without a reference needs it: the
+// first panel and the edges. The guarded step runs everywhere else: it keeps the old reference, so that
 // scores go from the multiplier's registers through exp2 to P without a maximum, and only checks
 // that no sum grew beyond kGuard; for rows where one did, the ordinary step runs.
 // Softmax does not depend on the reference, so both are exact. Next: attend_block.h.
@@ -15,7 +16,6 @@
 
 namespace fa3::cpu::FA3_ISA {
 
-constexpr float kLog2E = 1.44269504f;
 // 2^14 in one lane: the reference may lag the maximum by that much, which float sums do not notice.
 constexpr float kGuard = 16384.0f;
 
@@ -27,6 +27,7 @@ struct RowGroup {
   float* o;
   float* ref;
   float* sum_lanes;
+  float* divisor_lanes;
 };
 
 // The packed tile: keys [begin, end) of the sequence.
@@ -70,7 +71,7 @@ static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const Row
                                 Panels panels) {
   const int64_t p_stride = job.block_k / Format::kStep;
   const GuardedConstants constants = {.scale = job.scale * kLog2E, .polynomial = {}};
-  V sums[kRowsPerGroup] = {};
+  V sums[kRowsPerGroup] = {}, rounded[kRowsPerGroup] = {};
   for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
     V acc[kRowsPerGroup][kPanelVectors];
     multiply_scores<Format>(job, tile, group, key, acc);
@@ -83,7 +84,7 @@ static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const Row
         acc[r][j] = exp2(acc[r][j] * broadcast_from(&scale) - ref, polynomial);
         sums[r] += acc[r][j];
       }
-      Format::store_p(job.buffers.p + r * p_stride + key / Format::kStep, acc[r]);
+      Format::store_p(job.buffers.p + r * p_stride + key / Format::kStep, acc[r], rounded[r]);
     }
   }
   unsigned failed = 0;
@@ -92,6 +93,10 @@ static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const Row
     float* lanes = group.sum_lanes + r * kWidth;
     if (all_at_most(sums[r], kGuard)) {
       store(lanes, load(lanes) + sums[r]);
+      if (Format::kRoundsWeights) {
+        float* divisor = group.divisor_lanes + r * kWidth;
+        store(divisor, load(divisor) + rounded[r]);
+      }
     } else {
       failed |= 1u << r;
     }
@@ -99,14 +104,21 @@ static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const Row
   return failed;
 }
 
+// Whether scores may go from the multiplier through exp2 at once: one finite factor does it all.
+FA3_INLINE bool has_plain_scores(const BlockJob& job) {
+  return job.softcap == 0.0f && job.scale * kLog2E < kInfinity;
+}
+
+// The capped score in log2 units; what exceeds the floats in these units alone is their largest.
+FA3_INLINE V capped(V score, float scale, float softcap) {
+  constexpr float kLargest = 0x1.fffffep127f;
+  return clamp(cap_fraction(score, scale, softcap) * softcap * kLog2E, -kLargest, kLargest);
+}
+
 // Scores in log2 units: scale, softcap, and -inf for keys [key, key + kWidth) that the row does not
 // see.
 FA3_INLINE V finish_scores(V score, float scale, float softcap, int64_t key, KeyRange visible) {
-  if (softcap > 0.0f) {
-    score = tanh(score * (scale / softcap)) * (softcap * kLog2E);
-  } else {
-    score *= scale * kLog2E;
-  }
+  score = softcap > 0.0f ? capped(score, scale, softcap) : score * scale * kLog2E;
   if (key >= visible.begin && key + kWidth <= visible.end) return score;
   float lanes[kWidth];
   store(lanes, score);
@@ -116,26 +128,25 @@ FA3_INLINE V finish_scores(V score, float scale, float softcap, int64_t key, Key
   return load(lanes);
 }
 
-// 2^n for an integer n <= 0, or 0 where that is no normal number.
-FA3_INLINE float power_of_two(float n) {
-  const int32_t bits = n < -126.0f ? 0 : (static_cast<int32_t>(n) + 127) << 23;
-  float power;
-  __builtin_memcpy(&power, &bits, sizeof(power));
-  return power;
-}
-
-// Moves a row's reference up to its new maximum and rescales o and the sums to it. References are
-// integers, so that rescaling is exact.
-FA3_INLINE float raise_reference(float max, float* ref, float* o, int64_t columns,
-                                 float* sum_lanes) {
+// Moves a row's reference up to its new maximum, so that the largest weight is exactly 1, and rescales
+// o and the sums to it: all by the same factor, whose rounding therefore cancels.
+template <class Format>
+FA3_INLINE float raise_reference(float max, const RowGroup& group, int r, int64_t columns) {
+  float* ref = group.ref + r;
   const float old_ref = *ref;
-  const float new_ref = max > old_ref ? __builtin_ceilf(max) : old_ref;
+  const float new_ref = max > old_ref ? max : old_ref;
   // Without any visible score, 2^(-inf - 0) makes every p zero.
   if (new_ref == -kInfinity) return 0.0f;
   if (new_ref != old_ref && old_ref != -kInfinity) {
-    const float factor = power_of_two(old_ref - new_ref);
+    const V factor = exp2(broadcast(old_ref - new_ref));
+    float* o = group.o + r * columns;
     for (int64_t c = 0; c < columns; c += kWidth) store(o + c, load(o + c) * factor);
-    store(sum_lanes, load(sum_lanes) * factor);
+    float* const sum = group.sum_lanes + r * kWidth;
+    store(sum, load(sum) * factor);
+    if (Format::kRoundsWeights) {
+      float* const divisor = group.divisor_lanes + r * kWidth;
+      store(divisor, load(divisor) * factor);
+    }
   }
   *ref = new_ref;
   return new_ref;
@@ -148,6 +159,7 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int r, i
   float* scores = job.buffers.scores + r * job.block_k;
   float* p = job.buffers.p + r * (job.block_k / Format::kStep);
   float* sum_lanes = group.sum_lanes + r * kWidth;
+  float* divisor_lanes = group.divisor_lanes + r * kWidth;
   V max = broadcast(-kInfinity);
   for (int64_t key = panels.begin; key < panels.end; key += kWidth) {
     const V score = finish_scores(load(scores + key), job.scale, job.softcap, first_key + key,
@@ -155,9 +167,9 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int r, i
     store(scores + key, score);
     max = maximum(max, score);
   }
-  const float ref = raise_reference(lanes_max(max), group.ref + r, group.o + r * job.result.columns,
-                                    job.result.columns, sum_lanes);
+  const float ref = raise_reference<Format>(lanes_max(max), group, r, job.result.columns);
   V sums = load(sum_lanes);
+  V rounded = Format::kRoundsWeights ? load(divisor_lanes) : V{};
   for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
     V values[kPanelVectors];
     FA3_UNROLL
@@ -165,9 +177,10 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int r, i
       values[j] = exp2(load(scores + key + j * kWidth) - ref);
       sums += values[j];
     }
-    Format::store_p(p + key / Format::kStep, values);
+    Format::store_p(p + key / Format::kStep, values, rounded);
   }
   store(sum_lanes, sums);
+  if (Format::kRoundsWeights) store(divisor_lanes, rounded);
 }
 
 // Of the rows whose bit is set.

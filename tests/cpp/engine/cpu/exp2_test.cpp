@@ -44,6 +44,11 @@ TEST_P(Exp2, is_within_four_ulp_of_the_true_value) {
   EXPECT_LT(worst, 2.5e-7);
 }
 
+// The largest weight of a row is 1, not nearly 1.
+TEST_P(Exp2, of_zero_is_exactly_one) {
+  EXPECT_EQ(exp2(0.0f), 1.0f);
+}
+
 TEST_P(Exp2, of_a_hidden_score_is_zero) {
   EXPECT_EQ(exp2(-std::numeric_limits<float>::infinity()), 0.0f);
   EXPECT_EQ(exp2(-1e30f), 0.0f);
