@@ -7,15 +7,9 @@
 #include <cstdint>
 
 #include "engine/cpu/block_job.h"
+#include "engine/cpu/gradient_tile.h"
 
 namespace fa3::cpu {
-
-// The left factor of a product of tiles. Any strides do, so a transpose is free.
-struct TileFactor {
-  const float* data;
-  int64_t row_stride;
-  int64_t column_stride;
-};
 
 struct Kernels {
   const char* name;        // "avx512"
@@ -26,10 +20,17 @@ struct Kernels {
   void (*attend_rows[3])(const BlockJob& job);
   // Merges parts and writes O and LSE; by the dtype of O.
   void (*write_rows[3])(const WriteJob& job);
-  // Tiles of floats, rows padded to whole vectors (backward.cpp):
-  // c (m x n) += a (m x depth) b (depth x n), n a multiple of kMaxLanes.
-  void (*add_product)(int64_t m, int64_t n, int64_t depth, TileFactor a, const float* b,
-                      int64_t b_stride, float* c, int64_t c_stride);
+  // Backward: adds one tile to dQ, dK and dV; floats.
+  void (*add_gradients)(const GradientTile& tile);
+  // `count` rows of `dim` elements, `row_stride` apart, to floats: as they are, padded to 16 columns;
+  // or transposed, in panels of (dim, keys).
+  void (*load_rows[3])(const void* rows, int64_t row_stride, int64_t count, int64_t dim, float* to);
+  void (*load_panels[3])(const void* rows, int64_t row_stride, int64_t count, int64_t dim,
+                         float* to);
+  void (*store_gradient[3])(const GradientRows& job);
+  // sums[r] = a[r] . b[r]
+  void (*dot_rows[3])(const void* a, int64_t a_stride, const void* b, int64_t b_stride,
+                      int64_t rows, int64_t dim, float* sums);
   // x[i] = 2^x[i], count a multiple of kMaxLanes.
   void (*exp2)(float* x, int64_t count);
   // Runs `repeats` rounds of independent multiply-adds, as the kernel for this dtype uses them, and

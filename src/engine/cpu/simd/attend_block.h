@@ -40,7 +40,7 @@ FA3_INLINE void multiply_values(const BlockJob& job, const float* v_panel, int64
     FA3_UNROLL
     for (int j = 0; j < C; ++j) acc[r][j] = load(o + r * columns + j * kWidth);
   }
-  multiply<Format>(job.buffers.p + first, job.block_k / Format::kStep, v_panel + first * kPanel,
+  multiply<Format>(job.buffers.p + first, job.block_k / Format::kStep, 1, v_panel + first * kPanel,
                    kPanel, (end - begin + Format::kStep - 1) / Format::kStep, acc);
   FA3_UNROLL
   for (int r = 0; r < kRowsPerGroup; ++r) {

@@ -6,7 +6,7 @@
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/simd/attend_block.h"
 #include "engine/cpu/simd/attend_rows.h"
-#include "engine/cpu/simd/tile_ops.h"
+#include "engine/cpu/simd/gradient_products.h"
 #include "engine/cpu/simd/write_rows.h"
 
 namespace fa3::cpu::FA3_ISA {

@@ -20,10 +20,11 @@ FA3_INLINE void prefetch_row(const float* row) {
   for (int i = 0; i < C * kWidth; i += kCacheLine) __builtin_prefetch(row + i, 0, 3);
 }
 
-// acc[r][j] += sum_i a[r][i] * b[i][j]: R rows of a broadcast against C vectors of b.
+// acc[r][j] += sum_i a[r * a_stride + i * a_step] * b[i][j]: R rows of a, broadcast, against C vectors
+// of b.
 template <class Format, int R, int C>
-FA3_INLINE void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
-                         int64_t depth, V (&acc)[R][C]) {
+FA3_INLINE void multiply(const float* a, int64_t a_stride, int64_t a_step, const float* b,
+                         int64_t b_stride, int64_t depth, V (&acc)[R][C]) {
   for (int64_t i = 0; i < depth; ++i) {
     V b_vectors[C];
     FA3_UNROLL
@@ -31,7 +32,7 @@ FA3_INLINE void multiply(const float* a, int64_t a_stride, const float* b, int64
     prefetch_row<C>(b + (i + kRowsAhead) * b_stride);
     FA3_UNROLL
     for (int r = 0; r < R; ++r) {
-      const V a_element = broadcast_from(a + r * a_stride + i);
+      const V a_element = broadcast_from(a + r * a_stride + i * a_step);
       FA3_UNROLL
       for (int j = 0; j < C; ++j) {
         acc[r][j] = Format::multiply_add(acc[r][j], a_element, b_vectors[j]);

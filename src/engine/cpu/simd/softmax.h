@@ -55,7 +55,7 @@ FA3_INLINE void multiply_scores(const BlockJob& job, const Tile& tile, const Row
     FA3_UNROLL
     for (int j = 0; j < kPanelVectors; ++j) acc[r][j] = V{};
   }
-  multiply<Format>(group.q, packed_q_stride(job), tile.k + key * depth, kPanel, depth, acc);
+  multiply<Format>(group.q, packed_q_stride(job), 1, tile.k + key * depth, kPanel, depth, acc);
 }
 
 // What turns a product of the micro-kernel into P.

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "engine/cpu/backward.h"
 #include "engine/cpu/plan_forward.h"
 #include "problem.h"
 
@@ -99,18 +100,24 @@ TEST(Schedule, a_workspace_query_is_never_too_small) {
       const std::vector<int32_t> starts = {0, static_cast<int32_t>(longest),
                                            static_cast<int32_t>(longest)};
       for (int threads : {1, 2, 64}) {
-        Problem query = shape_only(2, total, total, 4, 2, 64);
+        BackwardProblem query;
+        static_cast<Problem&>(query) = shape_only(2, total, total, 4, 2, 64);
         query.num_threads = threads;
         query.lengths_q = {.max = total, .total = total, .ragged = true};
         query.lengths_k = query.lengths_q;
-        Problem call = query;
+        BackwardProblem call = query;
         call.lengths_q.cu_seqlens = call.lengths_k.cu_seqlens = starts.data();
         call.lengths_q.max = call.lengths_k.max = longest;
-        Plan query_plan, call_plan;
-        ASSERT_TRUE(plan_forward(query, &query_plan).ok());
-        ASSERT_TRUE(plan_forward(call, &call_plan).ok());
-        EXPECT_GE(query_plan.workspace_bytes, call_plan.workspace_bytes)
-            << total << " rows, longest " << longest << ", " << threads << " threads";
+        const auto expect_enough = [&](const char* pass, auto plan_of) {
+          Plan query_plan, call_plan;
+          ASSERT_TRUE(plan_of(query, &query_plan).ok());
+          ASSERT_TRUE(plan_of(call, &call_plan).ok());
+          EXPECT_GE(query_plan.workspace_bytes, call_plan.workspace_bytes)
+              << pass << ": " << total << " rows, longest " << longest << ", " << threads
+              << " threads";
+        };
+        expect_enough("forward", plan_forward);
+        expect_enough("backward", plan_backward);
       }
     }
   }

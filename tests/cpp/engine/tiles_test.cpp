@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shapes around the tile sizes of the backward pass: lengths next to a multiple of a block, several
+// key blocks in a part and several parts in a head, masks whose edges cross blocks.
+#include <gtest/gtest.h>
+
+#include "engine/fixture.h"
+
+namespace fa3::test {
+namespace {
+
+class Tiles : public EngineTest {};
+FA3_FOR_EVERY_ENGINE(Tiles);
+
+TEST_P(Tiles, lengths_next_to_a_block) {
+  for (int64_t seqlen_q : {1, 6, 7, 95, 97, 200}) {
+    for (int64_t seqlen_k : {1, 63, 65, 191, 193, 385}) {
+      for (bool causal : {false, true}) {
+        Case c = dense_case(1, seqlen_q, seqlen_k, 2, 1, 40, 72);
+        c.causal = causal;
+        EXPECT_TRUE(backward_agrees({engine(), c}));
+      }
+    }
+  }
+}
+
+// The 5 key blocks of a head in one part (32 heads), in two parts, in five.
+TEST_P(Tiles, any_number_of_parts) {
+  for (int64_t heads_k : {32, 16, 4}) {
+    for (int64_t left : {-1, 150}) {
+      Case c = dense_case(1, 100, 800, heads_k, heads_k, 16, 16, FA3_BFLOAT16);
+      c.left = left;
+      c.right = left < 0 ? 0 : 20;
+      EXPECT_TRUE(backward_agrees({engine(), c}));
+    }
+  }
+}
+
+TEST_P(Tiles, every_feature_across_blocks) {
+  Case c = dense_case(3, 0, 0, 6, 2, 48, 64, FA3_FLOAT16);
+  c.q = {.owned = {130, 3, 411}, .spare_rows = 4, .used = {101, 3, 400}};
+  c.k = {.owned = {500, 1, 413}, .spare_rows = 2, .used = {480, 0, 413}};
+  c.left = 200;
+  c.right = 3;
+  c.softcap = 5;
+  c.sink = true;
+  EXPECT_TRUE(backward_agrees({engine(), c}));
+}
+
+}  // namespace
+}  // namespace fa3::test
