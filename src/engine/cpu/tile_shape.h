@@ -35,6 +35,8 @@ inline constexpr int64_t kMaxBlockQ = 228 * kRowsPerGroup;
 inline constexpr int64_t kSplitRows = 64;
 // Up to here packing costs more than it saves: keys and values are read in place.
 inline constexpr int64_t kStreamRows = 8;
+// Rows whose scores are in memory at a time.
+inline constexpr int64_t kScoreRows = std::max(kRowsPerGroup, kStreamRows);
 // Part of the keys that one task takes: long enough that writing and merging a row of O per part is
 // under 1% of the reads, and at most kMaxParts of them.
 inline constexpr int64_t kMinPartKeys = 512;
@@ -114,8 +116,8 @@ inline ThreadScratch carve_thread(const TileShape& shape, int64_t head_dim_v, in
   buffers.q = carver.take<float>(block_q, shape.q_stride);
   buffers.k = carver.take<float>(shape.block_k, shape.q_stride);
   buffers.v = carver.take<float>(shape.block_k, round_up(head_dim_v, kMaxPanel));
-  buffers.scores = carver.take<float>(kRowsPerGroup, shape.block_k);
-  buffers.p = carver.take<float>(kRowsPerGroup, shape.block_k);
+  buffers.scores = carver.take<float>(kScoreRows, shape.block_k);
+  buffers.p = carver.take<float>(kScoreRows, shape.block_k);
   buffers.sum_lanes = carver.take<float>(block_q, kMaxLanes);
   buffers.divisor_lanes = carver.take<float>(block_q, kMaxLanes);
   thread.partial = carver.take<float>(partial_floats(block_q, shape.o_columns));

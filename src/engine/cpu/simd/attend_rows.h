@@ -19,8 +19,12 @@ struct StreamedRows {
   int64_t stride;
   int64_t ahead;
 
-  FA3_INLINE void prefetch(const E* element, int64_t ahead) {
-    __builtin_prefetch(reinterpret_cast<const char*>(element) + ahead, 0, 2);
+  // Asks for the cache line that begins at `column` of the row, if one does: once a line, since
+  // requests that are under way are few.
+  FA3_INLINE void prefetch(const E* row, int64_t column, int64_t ahead) {
+    constexpr int64_t kCacheLine = 64 / sizeof(E);
+    if (column % kCacheLine != 0) return;
+    __builtin_prefetch(reinterpret_cast<const char*>(row + column) + ahead, 0, 2);
   }
 
   FA3_INLINE StreamedRows skip(const StreamedRows& rows, int64_t elements) {
@@ -36,7 +40,7 @@ FA3_INLINE StreamedRows<float> widen(StreamedRows<E> rows, int64_t num_rows, int
   for (int64_t r = 0; r < num_rows; ++r) {
     const E* row = rows.data + r * rows.stride;
     for (int64_t c = 0; c < dim; c += kWidth) {
-      StreamedRows<E>::prefetch(row + c, rows.ahead);
+      StreamedRows<E>::prefetch(row, c, rows.ahead);
       store(buffer + r * stride + c, load_first(row + c, dim - c));
     }
   }
@@ -70,7 +74,7 @@ FA3_INLINE void dot_keys(const BlockJob& job, const QueryRows& rows, StreamedRow
     for (int r = 0; r < R; ++r) q_vectors[r] = load(rows.q + r * q_stride + c);
     FA3_UNROLL
     for (int i = 0; i < kKeys; ++i) {
-      if (kPrefetch) StreamedRows<E>::prefetch(key_rows[i] + c, keys.ahead);
+      if (kPrefetch) StreamedRows<E>::prefetch(key_rows[i], c, keys.ahead);
       const V key = load(key_rows[i] + c);
       FA3_UNROLL
       for (int r = 0; r < R; ++r) acc[r * kKeys + i] += q_vectors[r] * key;
@@ -100,9 +104,9 @@ FA3_INLINE void add_columns(const BlockJob& job, StreamedRows<E> values, int64_t
     for (int r = 0; r < R; ++r) weights[r] = broadcast_from(job.buffers.p + r * job.block_k + i);
     FA3_UNROLL
     for (int j = 0; j < C; ++j) {
-      const E* element = values.data + i * values.stride + j * kWidth;
-      if (kPrefetch) StreamedRows<E>::prefetch(element, values.ahead);
-      const V value = load(element);
+      const E* row = values.data + i * values.stride;
+      if (kPrefetch) StreamedRows<E>::prefetch(row, j * kWidth, values.ahead);
+      const V value = load(row + j * kWidth);
       FA3_UNROLL
       for (int r = 0; r < R; ++r) acc[r][j] += weights[r] * value;
     }
@@ -119,7 +123,8 @@ template <int R, bool kPrefetch, class E>
 static void attend_chunk(const BlockJob& job, int64_t first_row, StreamedRows<E> keys,
                          StreamedRows<E> values, int64_t begin, int64_t count) {
   constexpr int64_t kKeys = kWidth / R;
-  constexpr int kColumns = R == 1 ? 8 : 4;  // vectors: enough independent sums to hide latency
+  // Vectors: enough independent sums to hide latency, few enough for the registers.
+  constexpr int kColumns = R == 1 ? 8 : R == 8 ? 2 : 4;
   const Panels panels = {0, (count + kPanel - 1) / kPanel * kPanel};
   const QueryRows rows = {first_row, job.buffers.q + first_row * packed_q_stride(job),
                           job.buffers.scores};
@@ -142,12 +147,18 @@ static void attend_chunk(const BlockJob& job, int64_t first_row, StreamedRows<E>
   }
 }
 
-// All rows: the first ones ask for the memory that is needed next.
+// Query rows that one pass over a chunk takes: as many as there are registers for.
+constexpr int kMostRows = kWidth >= 16 ? 8 : 4;
+
+// All rows, in passes; the first one asks for the memory that is needed next.
 template <class E>
 FA3_INLINE void attend_all_rows(const BlockJob& job, StreamedRows<E> keys, StreamedRows<E> values,
                                 int64_t begin, int64_t count) {
   int64_t row = 0;
-  if (job.num_rows >= 4) {
+  if (job.num_rows >= kMostRows) {
+    attend_chunk<kMostRows, true>(job, 0, keys, values, begin, count);
+    row = kMostRows;
+  } else if (job.num_rows >= 4) {
     attend_chunk<4, true>(job, 0, keys, values, begin, count);
     row = 4;
   } else if (job.num_rows >= 2) {
