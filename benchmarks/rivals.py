@@ -3,6 +3,7 @@
 
     python3 benchmarks/rivals.py --device cpu --dtype fp32 --threads 2 --json docs/results/x.jsonl
     python3 benchmarks/rivals.py --device cuda --dtype bf16 --tokens 16384 --hidden 2048
+    python3 benchmarks/rivals.py --pass bwd --threads 2
 
 Rivals: the backends of torch.nn.functional.scaled_dot_product_attention (CPU: its flash kernel;
 CUDA: cudnn and fa2), and any library given by --rival LIB.so that has this C entry:
@@ -17,7 +18,7 @@ CUDA: cudnn and fa2), and any library given by --rival LIB.so that has this C en
 Method: normal random inputs (--q-scale 4: peaked softmax, 0.02: flat); every round times each
 contender once, in an order that reverses from round to round, so that heat and clocks fall on all
 alike; on CUDA the L2 cache is flushed before each timing; the median over the rounds counts. FLOPs:
-2 (d + dv) b h sq sk, half if causal.
+2 (d + dv) b h sq sk, half if causal, 2.5 times as many backward.
 Each contender's output is compared with the first one's; a wrong result gets no time.
 """
 
@@ -51,7 +52,7 @@ WORKSPACE_ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Case:
-    """One cell: a forward pass over (batch, seqlen, heads, head_dim) tensors."""
+    """One cell: a pass over (batch, seqlen, heads, head_dim) tensors."""
 
     batch: int
     seqlen: int
@@ -61,14 +62,15 @@ class Case:
     causal: bool
     dtype: str
     device: str
+    backward: bool = False
 
     def flops(self) -> float:
         full = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
-        return full / 2 if self.causal else full
+        return full * (0.5 if self.causal else 1) * (2.5 if self.backward else 1)
 
 
 class Tensors:
-    """Q, K, V of a case, (b, s, h, d) whatever the order in memory, normal random, Q scaled."""
+    """Q, K, V, dO of a case, (b, s, h, d) whatever the order in memory, normal random, Q scaled."""
 
     def __init__(self, case: Case, layout: str, q_scale: float = 1.0):
         torch.manual_seed(0)
@@ -82,6 +84,7 @@ class Tensors:
 
         self.q, self.k, self.v = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
         self.q *= q_scale
+        self.d_o = normal(case.heads) if case.backward else None
 
 
 class Fa3:
@@ -91,6 +94,7 @@ class Fa3:
 
     def __init__(self, case: Case, tensors: Tensors, threads: int):
         self.o = torch.empty_like(tensors.q)
+        self.outputs = (self.o,)
         lse_shape = (case.batch, case.heads, case.seqlen)
         self.lse = torch.empty(lse_shape, device=case.device, dtype=torch.float32)
         fields = {name: self.view(getattr(tensors, name), case.dtype) for name in "qkv"}
@@ -101,18 +105,36 @@ class Fa3:
             setattr(self.params, name, view)
         self.kernel = self.plan_line("kernel")
         self.engine = self.plan_line("engine")
+        self.prepare("fa3_forward", case.device)
+        if case.backward:
+            self()
+            grads = {"d" + name: torch.empty_like(getattr(tensors, name)) for name in "qkv"}
+            self.outputs = tuple(grads.values())
+            fields |= {name: self.view(x, case.dtype) for name, x in grads.items()}
+            fields["d_o"] = self.view(tensors.d_o, case.dtype)
+            self.params = c_abi.params_for(c_abi.BackwardParams, options, {})
+            for name, view in fields.items():
+                setattr(self.params, name, view)
+            self.prepare("fa3_backward", case.device)
+
+    def prepare(self, function: str, device: str):
+        """Sets up calls of fa3_forward or fa3_backward with self.params."""
         size = ctypes.c_size_t()
         by_reference = ctypes.byref(self.params)
-        c_abi.check(c_abi.library().fa3_forward_workspace_size(by_reference, ctypes.byref(size)))
+        library = c_abi.library()
+        c_abi.check(
+            getattr(library, function + "_workspace_size")(by_reference, ctypes.byref(size))
+        )
         self.workspace = torch.empty(
-            size.value + WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=case.device
+            size.value + WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=device
         )
         offset = -self.workspace.data_ptr() % WORKSPACE_ALIGNMENT
+        self.function = getattr(library, function)
         self.arguments = (
             by_reference,
             ctypes.c_void_p(self.workspace.data_ptr() + offset),
             ctypes.c_size_t(size.value),
-            ctypes.c_void_p(stream_of(case.device)),
+            ctypes.c_void_p(stream_of(device)),
         )
 
     @staticmethod
@@ -134,8 +156,8 @@ class Fa3:
         return next(line.split(" ", 1)[1] for line in lines if line.startswith(key + " "))
 
     def __call__(self):
-        c_abi.check(c_abi.library().fa3_forward(*self.arguments))
-        return self.o
+        c_abi.check(self.function(*self.arguments))
+        return self.outputs
 
 
 class Sdpa:
@@ -148,12 +170,21 @@ class Sdpa:
         self.inputs = [x.transpose(1, 2) for x in (tensors.q, tensors.k, tensors.v)]
         self.options = {"is_causal": case.causal, "enable_gqa": case.kv_heads != case.heads}
         # With gradients on, as in training: the backends then write the LSE, as fa3 does.
-        if case.device == "cuda":
+        if case.device == "cuda" or case.backward:
             self.inputs = [x.requires_grad_() for x in self.inputs]
+        if case.backward:
+            self.o, self.d_o = self.forward(), tensors.d_o.transpose(1, 2)
+
+    def forward(self):
+        with sdpa_kernel(self.backend):
+            return scaled_dot_product_attention(*self.inputs, **self.options)
+
+    def backward(self):
+        return torch.autograd.grad(self.o, self.inputs, self.d_o, retain_graph=True)
 
     def __call__(self):
-        with sdpa_kernel(self.backend):
-            return scaled_dot_product_attention(*self.inputs, **self.options).transpose(1, 2)
+        outputs = self.backward() if hasattr(self, "d_o") else (self.forward(),)
+        return tuple(x.transpose(1, 2) for x in outputs)
 
 
 class RivalProblem(ctypes.Structure):
@@ -176,6 +207,8 @@ class RivalLibrary:
     """A library with the C entry of this file's docstring."""
 
     def __init__(self, path: str, case: Case, tensors: Tensors):
+        if case.backward:
+            raise RuntimeError(f"{path}: rivals have a forward only")
         if not tensors.q.is_contiguous():
             raise RuntimeError(f"{path}: rivals take --layout bshd only")
         self.library = ctypes.CDLL(path)
@@ -201,7 +234,7 @@ class RivalLibrary:
     def __call__(self):
         if self.library.rival_forward(ctypes.byref(self.problem), self.stream) != 0:
             raise RuntimeError(f"{self.name} refused the case")
-        return self.o
+        return (self.o,)
 
 
 def stream_of(device: str) -> int:
@@ -221,7 +254,7 @@ def contenders(case: Case, tensors: Tensors, arguments) -> list:
     for make in makers:
         try:
             contender = make()
-            output = contender().float()
+            output = torch.cat([x.float().flatten() for x in contender()])
         except (RuntimeError, c_abi.CallFailed) as error:
             print(f"  left out: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
@@ -293,7 +326,7 @@ def record(case: Case, contender, median_ms: float, arguments) -> dict:
     return {
         "engine": contender.engine,
         "kernel": contender.kernel,
-        "pass": "fwd",
+        "pass": "bwd" if case.backward else "fwd",
         "dtype": case.dtype,
         "batch": case.batch,
         "heads": case.heads,
@@ -324,6 +357,7 @@ def parse_arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--pass", dest="direction", choices=("fwd", "bwd"), default="fwd")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--head-dim", type=numbers, default=[64, 128], metavar="LIST")
     parser.add_argument("--seqlen", type=numbers, default=[4096], metavar="LIST")
@@ -361,6 +395,7 @@ def main() -> int:
             causal=bool(causal),
             dtype=arguments.dtype,
             device=arguments.device,
+            backward=arguments.direction == "bwd",
         )
         tensors = Tensors(case, arguments.layout, arguments.q_scale)
         ready = contenders(case, tensors, arguments)
