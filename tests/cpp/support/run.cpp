@@ -174,7 +174,7 @@ fa3_status ask_backward(const EngineUnderTest& engine, const Case& c) {
   fa3_backward_params params = backward_params(engine.id, c, inputs, at.o, at.lse, out);
   params.options.deterministic = 1;
   claim_all(engine.memory, &params,
-            {&params.d_o, &params.dq, &params.dk, &params.dv, &params.dsink});
+            {&params.d_o, &params.d_lse, &params.dq, &params.dk, &params.dv, &params.dsink});
   return fa3_backward_supported(&params);
 }
 
