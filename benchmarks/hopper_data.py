@@ -1,55 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the Hopper forward's time depends on data and lengths: flat, normal and peaked scores;
-lengths that are no multiple of the tile; grouped query heads. Through the C ABI.
+"""How the forward's time depends on what the scores do: every kind of data below, beside rivals.
 
-    FA3_LIBRARY=libfa3.so python3 benchmarks/hopper_data.py
+    python3 benchmarks/hopper_data.py --rival LIB.so --json docs/results/x.jsonl
+
+Rivals are those of rivals.py --rival; a build of fa3 whose kernels know the ordinary softmax step
+alone (ForwardConfig::guarded = false) tells what data costs at most. bf16, method of rivals.py.
 """
 
-import statistics
+import argparse
+import json
 import sys
+from itertools import product
 from pathlib import Path
 
+import rivals
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "cuda"))
-from api_check import Call, normal
+SEQLEN, TOKENS, HIDDEN = 4096, 16384, 2048
+# Keys are visited from the last to the first: scores that rise towards key 0, by so many natural
+# units over all keys, and scores of which only key 0's, visited last, is so much higher.
+RISES = (40, 400, 4000)
+JUMPS = (100, 1000)
+# Factors of Q: flat, normal and peaked scores.
+FACTORS = (0.02, 1, 4, 16)
 
 
-def milliseconds(calls, rounds=15):
-    """Medians, the calls taking turns, each with a cold L2 cache."""
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    times = [[] for _ in calls]
-    for r in range(rounds + 2):
-        for i, call in enumerate(calls):
-            flush.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            if r > 1:
-                times[i].append(begin.elapsed_time(end))
-    return [statistics.median(t) for t in times]
+def add_to_scores(tensors, amounts):
+    """Adds amounts[j] natural units to the scores of key j: column 0 of Q and K is theirs."""
+    head_dim = tensors.q.shape[-1]
+    tensors.q[..., 0] = head_dim**0.5
+    tensors.k[..., 0] = amounts.to(tensors.k)[None, :, None]
+
+
+def kinds():
+    """Name -> what it does to normal random tensors."""
+    down = 1 - torch.arange(SEQLEN, device="cuda") / SEQLEN
+    first = torch.arange(SEQLEN, device="cuda") == 0
+    found = {f"q*{factor:g}": lambda t, f=factor: t.q.mul_(f) for factor in FACTORS}
+    found |= {f"rise {r}": lambda t, r=r: add_to_scores(t, r * down) for r in RISES}
+    found |= {f"jump {j}": lambda t, j=j: add_to_scores(t, j * first) for j in JUMPS}
+    return found
 
 
 def main():
-    for d in (64, 128, 256):
-        h = 2048 // d
-        q, k, v = (normal(4, 4096, h, d, seed=i) for i in range(3))
-        factors = (1, 0.02, 4, 16)
-        base, *others = milliseconds([Call(q * f, k, v) for f in factors])
-        print(f"d{d} 4096, time over normal data's:", end="")
-        print("".join(f"  Q*{f} {t / base:.3f}" for f, t in zip(factors[1:], others, strict=True)))
-        for causal in (False, True):
-            padded, ragged, one = milliseconds(
-                [Call(q[:, :n], k[:, :n], v[:, :n], causal) for n in (4032, 3970, 3905)]
-            )
-            ratios = f"3970 over 4032 {ragged / padded:.3f}, 3905 {one / padded:.3f}"
-            print(f"d{d} causal {int(causal)}: {ratios}")
-        mha, gqa = milliseconds(
-            [Call(q, k, v), Call(q, k[:, :, : h // 8].contiguous(), v[:, :, : h // 8].contiguous())]
+    def numbers(text):
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--head-dim", type=numbers, default=[64, 128, 256], metavar="LIST")
+    parser.add_argument("--causal", type=numbers, default=[0, 1], metavar="LIST")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), metavar="LIST")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
+    parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
+    arguments = parser.parse_args()
+    # What contenders() and record() of rivals.py ask for.
+    arguments.threads, arguments.layout, arguments.q_scale = 0, "bshd", 1.0
+    for head_dim, causal, (kind, change) in product(
+        arguments.head_dim, arguments.causal, kinds().items()
+    ):
+        if arguments.kinds and kind not in arguments.kinds:
+            continue
+        heads = HIDDEN // head_dim
+        case = rivals.Case(
+            TOKENS // SEQLEN, SEQLEN, heads, heads, head_dim, bool(causal), "bf16", "cuda"
         )
-        print(f"d{d} GQA 8:1 over MHA {gqa / mha:.3f}")
+        tensors = rivals.Tensors(case, "bshd")
+        change(tensors)
+        ready = rivals.contenders(case, tensors, arguments)
+        medians = rivals.time_all(ready, "cuda", arguments.rounds)
+        if arguments.json:
+            with arguments.json.open("a") as lines:
+                for one in ready:
+                    row = rivals.record(case, one, medians[one.name], arguments)
+                    lines.write(json.dumps(row | {"data": kind}) + "\n")
+        ours = medians[ready[0].name]
+        ratios = "  ".join(f"{one.name} {medians[one.name] / ours:.3f}" for one in ready[1:])
+        print(f"d{head_dim} causal {causal} {kind}: {ours:.3f} ms; times over it: {ratios}")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

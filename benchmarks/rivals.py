@@ -6,7 +6,8 @@
     python3 benchmarks/rivals.py --pass bwd --threads 2
 
 Rivals: the backends of torch.nn.functional.scaled_dot_product_attention (CPU: its flash kernel;
-CUDA: cudnn and fa2), and any library given by --rival LIB.so that has this C entry:
+CUDA: cudnn and fa2), and any library given by --rival LIB.so: another build of fa3, or one that has
+this C entry:
 
     struct { int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
              int32_t dtype /* fa3_dtype */, causal; float scale; int32_t reserved;
@@ -88,11 +89,11 @@ class Tensors:
 
 
 class Fa3:
-    """The library under test, through its C ABI."""
+    """The library under test, or another build of fa3 at `path`, through its C ABI."""
 
-    name = "fa3"
-
-    def __init__(self, case: Case, tensors: Tensors, threads: int):
+    def __init__(self, case: Case, tensors: Tensors, threads: int, path: str | None = None):
+        self.name = f"fa3:{Path(path).stem}" if path else "fa3"
+        self.library = c_abi.library(path)
         self.o = torch.empty_like(tensors.q)
         self.outputs = (self.o,)
         lse_shape = (case.batch, case.heads, case.seqlen)
@@ -104,7 +105,7 @@ class Fa3:
         for name, view in fields.items():
             setattr(self.params, name, view)
         self.kernel = self.plan_line("kernel")
-        self.engine = self.plan_line("engine")
+        self.engine = self.plan_line("engine") + self.name.removeprefix("fa3")
         self.prepare("fa3_forward", case.device)
         if case.backward:
             self()
@@ -121,15 +122,13 @@ class Fa3:
         """Sets up calls of fa3_forward or fa3_backward with self.params."""
         size = ctypes.c_size_t()
         by_reference = ctypes.byref(self.params)
-        library = c_abi.library()
-        c_abi.check(
-            getattr(library, function + "_workspace_size")(by_reference, ctypes.byref(size))
-        )
+        size_of = getattr(self.library, function + "_workspace_size")
+        self.check(size_of(by_reference, ctypes.byref(size)))
         self.workspace = torch.empty(
             size.value + WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=device
         )
         offset = -self.workspace.data_ptr() % WORKSPACE_ALIGNMENT
-        self.function = getattr(library, function)
+        self.function = getattr(self.library, function)
         self.arguments = (
             by_reference,
             ctypes.c_void_p(self.workspace.data_ptr() + offset),
@@ -150,13 +149,16 @@ class Fa3:
 
     def plan_line(self, key):
         text, capacity = ctypes.create_string_buffer(4096), ctypes.c_size_t(4096)
-        plan_text = c_abi.library().fa3_forward_plan_text
-        c_abi.check(plan_text(ctypes.byref(self.params), text, capacity, None))
+        plan_text = self.library.fa3_forward_plan_text
+        self.check(plan_text(ctypes.byref(self.params), text, capacity, None))
         lines = text.value.decode().splitlines()
         return next(line.split(" ", 1)[1] for line in lines if line.startswith(key + " "))
 
+    def check(self, status):
+        c_abi.check(status, self.library)
+
     def __call__(self):
-        c_abi.check(self.function(*self.arguments))
+        self.check(self.function(*self.arguments))
         return self.outputs
 
 
@@ -241,6 +243,13 @@ def stream_of(device: str) -> int:
     return torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
 
 
+def rival(path: str, case: Case, tensors: Tensors, arguments):
+    """A library with the C entry of this file's docstring, or another build of fa3."""
+    if hasattr(ctypes.CDLL(path), "rival_forward"):
+        return RivalLibrary(path, case, tensors)
+    return Fa3(case, tensors, arguments.threads, path)
+
+
 def contenders(case: Case, tensors: Tensors, arguments) -> list:
     """Everything that can run the case; says why for what cannot."""
     makers = [lambda: Fa3(case, tensors, arguments.threads)]
@@ -249,7 +258,7 @@ def contenders(case: Case, tensors: Tensors, arguments) -> list:
         makers.append(lambda: Sdpa("fa2", SDPBackend.FLASH_ATTENTION, case, tensors))
     else:
         makers.append(lambda: Sdpa("torch-cpu", SDPBackend.FLASH_ATTENTION, case, tensors))
-    makers += [lambda path=path: RivalLibrary(path, case, tensors) for path in arguments.rival]
+    makers += [lambda path=path: rival(path, case, tensors, arguments) for path in arguments.rival]
     ready, truth = [], None
     for make in makers:
         try:

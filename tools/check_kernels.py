@@ -31,11 +31,12 @@ FENCES_AND_WAITS, EARLY_PACKING_DV = 7, 64
 REALLOCATIONS = 2  # producer down, consumers up
 # Special functions name themselves in the second word of the instruction.
 MUFU, EX2 = 0x308, 2
-# Softmax sites: first block; in the step guarded and ordinary. Besides, factors of rows.
-SOFTMAX_SITES, MOST_ROW_FACTORS = 3, 8
+# Softmax sites: first block; in the step guarded and ordinary; a block done again. Besides, factors
+# of rows.
+SOFTMAX_SITES, MOST_ROW_FACTORS = 4, 8
 
 KERNEL = re.compile(
-    rb"forward_kernelIXtlNS0_13ForwardConfigELNS0_7ElementE(\d)"
+    rb"forward_kernelIXtlNS0_13ForwardConfigELNS_4cuda7ElementE(\d)"
     rb"ELi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELb([01])"
 )
 

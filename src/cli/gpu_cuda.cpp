@@ -7,7 +7,8 @@
 #include "cli/gpu.h"
 #include "cli/text.h"
 #include "core/error.h"
-#include "engine/hopper/device.h"
+#include "engine/cuda/device.h"
+#include "engine/hopper/engine.h"
 
 namespace fa3::cli::gpu {
 namespace {
@@ -38,7 +39,7 @@ struct Clock {
 }  // namespace
 
 int device_index() {
-  static const int index = std::max(0, hopper::first_device());
+  static const int index = std::max(0, cuda::first_device(hopper::kCapability));
   return index;
 }
 

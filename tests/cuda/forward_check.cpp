@@ -1,23 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the contract of tests/cpp/engine cannot ask: every kernel of the table, also where another one
-// would be chosen, the ablation's, repeats of each launch, and the same bits from another build of the
-// kernels. Needs a GPU and nothing else. Arguments, all optional: first and end row of the kernel
-// table, which the ablation's variants continue (end -1: without them), a substring of the case names,
-// how often to repeat each launch and compare bits, and a file of digests of right results: what it
-// holds must be met bit for bit, what it lacks is held to float64 and added.
+// would be chosen, repeats of each launch, and the same bits from another build of the kernels. Needs
+// a GPU and nothing else. Arguments, all optional: first and end row of the kernel table, a substring
+// of the case names, how often to repeat each launch and compare bits, and a file of digests of right
+// results: what it holds must be met bit for bit, what it lacks is held to float64 and added.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <string>
 
 #include "api/describe.h"
-#ifndef FA3_DISTURB
-#include "engine/hopper/ablation/ablation.h"
-#endif
 #include "engine/hopper/plan_forward.h"
 #include "support/compare.h"
 #include "support/kernel_cases.h"
@@ -43,11 +38,11 @@ ForwardRun run_kernel(const ForwardKernel& kernel, const Case& c, const Inputs& 
     run.problem = status.message();
     return run;
   }
-  hopper::ForwardArguments arguments = hopper::arguments_of(problem, nullptr);
-  const int64_t num_tiles = hopper::forward_num_tiles(kernel.config, arguments);
-  arguments.workspace =
-      placement.workspace(static_cast<size_t>(hopper::forward_workspace_bytes(num_tiles)));
-  const cudaError_t error = hopper::launch_forward(kernel, arguments, nullptr);
+  hopper::ForwardLaunch launch = hopper::launch_of(problem);
+  launch.pack = hopper::choose_pack(kernel.config, launch);
+  launch.workspace = placement.workspace(
+      static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, launch)));
+  const cudaError_t error = hopper::launch_forward(kernel, launch, nullptr);
   run.problem = error == cudaSuccess ? placement.fetch() : cudaGetErrorString(error);
   for (const Tensor* output : {&run.o, &run.lse}) {
     if (run.problem.empty()) run.problem = output->find_unwritten() + output->find_damaged_guard();
@@ -181,8 +176,7 @@ constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
 Tally check_all(int argc, char** argv) {
   const int rows = int(hopper::kForwardTable.size());
   const int first = argc > 1 ? std::atoi(argv[1]) : 0;
-  const int wanted_end = argc > 2 ? std::atoi(argv[2]) : std::numeric_limits<int>::max();
-  const int end = wanted_end < 0 ? rows : wanted_end;
+  const int end = argc > 2 ? std::atoi(argv[2]) : rows;
   const char* pattern = argc > 3 ? argv[3] : "";
   const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
   Digests digests(argc > 5 ? argv[5] : "");
@@ -193,15 +187,6 @@ Tally check_all(int argc, char** argv) {
       tally.add(check_kernel(kernel, pattern, repeats, &digests));
     }
   }
-#ifndef FA3_DISTURB
-  const int variants = int(hopper::kAblation.size());
-  for (int variant = std::max(first - rows, 0); variant < std::min(end - rows, variants);
-       ++variant) {
-    std::printf("%s: ", hopper::kAblation[variant].name);
-    Digests apart("");  // variants share their tile with kernels of the table
-    tally.add(check_kernel(hopper::ablation_kernel_at(variant), pattern, repeats, &apart));
-  }
-#endif
   if (digests.met() > 0) std::printf("%d met bit for bit\n", digests.met());
   return tally;
 }

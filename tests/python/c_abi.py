@@ -98,9 +98,9 @@ class CallFailed(Exception):
 
 
 @functools.cache
-def library():
-    path = Path(os.environ.get("FA3_LIBRARY", ROOT / "build/lib/libfa3.so"))
-    lib = ctypes.CDLL(str(path))
+def library(path=None):
+    """The library under test, or another one at `path`."""
+    lib = ctypes.CDLL(str(path or os.environ.get("FA3_LIBRARY", ROOT / "build/lib/libfa3.so")))
     lib.fa3_last_error.restype = ctypes.c_char_p
     return lib
 
@@ -127,9 +127,9 @@ def describe(array, dtype=None):
     return view
 
 
-def check(status):
+def check(status, lib=None):
     if status:
-        raise CallFailed(status, library().fa3_last_error().decode())
+        raise CallFailed(status, (lib or library()).fa3_last_error().decode())
 
 
 def params_for(kind, options, arrays):

@@ -2,8 +2,9 @@
 #include "engine/hopper/engine.h"
 
 #include "core/error.h"
-#include "engine/hopper/device.h"
-#include "engine/hopper/merge.h"
+#include "core/macros.h"
+#include "engine/cuda/device.h"
+#include "engine/cuda/merge.h"
 #include "engine/hopper/plan_forward.h"
 
 namespace fa3::hopper {
@@ -13,13 +14,16 @@ const Engine kHopperEngine = {
     .id = FA3_ENGINE_HOPPER,
     .memory = FA3_CUDA,
     .automatic = true,
-    .probe = probe,
+    .probe = [] { return cuda::probe(kCapability); },
     .plan_forward = plan_forward,
     .run_forward = run_forward,
     .plan_backward = [](const BackwardProblem&, Plan*) { return unsupported("no backward yet"); },
     .run_backward = [](const BackwardProblem&, const Plan&, void*,
                        void*) { return unsupported("no backward yet"); },
-    .run_merge = run_merge,
+    .run_merge = [](const MergeProblem& problem, void* stream) -> Status {
+      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+      return cuda::run_merge(problem, stream);
+    },
 };
 
 }  // namespace fa3::hopper

@@ -5,10 +5,16 @@
 #pragma once
 
 #include "core/macros.h"
-#include "engine/hopper/ptx/element.h"
-#include "engine/hopper/tile/fragment.h"
+#include "engine/cuda/element.h"
+#include "engine/cuda/fragment.h"
 
 namespace fa3::hopper {
+
+using namespace cuda;  // what every CUDA engine shares
+
+inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
+inline constexpr int kWarpsPerWarpgroup = kWarpgroupSize / kWarpSize;
+inline constexpr int kRowsPerWarpgroup = kWarpsPerWarpgroup * kRowsPerWarp;  // that a wgmma covers
 
 inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
 inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
@@ -22,10 +28,7 @@ struct ForwardConfig {
   int q_slots = 1;        // 2: the next tile's Q loads before this tile's is spent
   int kv_slots = 5;       // K and V tiles take turns in one ring
   bool ping_pong = true;  // warpgroups take turns to issue their products
-
-  // Switches of the ablation (ablation/ablation.h); every kernel of the library has them so.
-  bool warp_specialised = true;  // a producer of its own; else a consumer thread issues the copies
-  int stages = 2;  // softmax 1: alone, 2: under P V of the block before, 3: and Q K^T of the next
+  bool guarded = true;    // softmax steps that leave the reference where it is (cuda/softmax.cuh)
 
   FA3_HD constexpr ForwardConfig with(Element e) const {
     ForwardConfig other = *this;
@@ -34,10 +37,11 @@ struct ForwardConfig {
   }
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
-  FA3_HD constexpr int consumer_warps() const { return consumers() * 4; }
-  FA3_HD constexpr int threads() const {
-    return (consumers() + (warp_specialised ? 1 : 0)) * kWarpgroupSize;
-  }
+  FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }
+  FA3_HD constexpr int threads() const { return (consumers() + 1) * kWarpgroupSize; }
+
+  // O's type.
+  FA3_HD constexpr Element output() const { return element; }
 
   // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512.
   // After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 * 232 = 504, or
@@ -49,19 +53,19 @@ struct ForwardConfig {
   // keys, three lose 1%.
   FA3_HD constexpr bool short_tile_change() const { return consumers() == 2; }
 
-  // How many of a thread's weights are packed while the others are still exponentiated. That waits
+  // So many of a thread's weights are packed while the others are still exponentiated, which waits
   // for the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;
   // else a loss of 3%.
-  FA3_HD constexpr int packed_early() const { return head_dim_v <= 64 ? block_n / 8 * 3 : 0; }
+  FA3_HD constexpr int early_weights() const { return head_dim_v <= 64 ? block_n / 8 * 3 : 0; }
 
   // Scores N/2, the previous block's packed weights N/4, output Dv/2, and some 28 for the rest.
   FA3_HD constexpr int consumer_registers_used() const {
     return block_n / 2 + block_n / 4 + head_dim_v / 2 + 28;
   }
 
-  FA3_HD constexpr int q_bytes() const { return block_m * head_dim * kElementBytes; }
+  FA3_HD constexpr int q_bytes() const { return block_m * head_dim * bytes_of(element); }
   FA3_HD constexpr int slot_bytes() const {
-    return block_n * (head_dim > head_dim_v ? head_dim : head_dim_v) * kElementBytes;
+    return block_n * (head_dim > head_dim_v ? head_dim : head_dim_v) * bytes_of(element);
   }
 };
 

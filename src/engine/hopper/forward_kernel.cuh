@@ -31,7 +31,6 @@ __global__ void __launch_bounds__(C.threads(), 1)
     for (int w = 0; w < C.consumers(); ++w) at.q_ring(w).init(kWarpsPerWarpgroup);
     at.kv_ring().init(C.consumer_warps());
     at.item_ring().init(C.consumer_warps());
-    for (WorkItem& item : smem.items) item.marked_warps = 0;
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -4,37 +4,35 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-
+#include "core/mask_rule.h"
+#include "engine/cuda/rows.h"
 #include "engine/hopper/forward_entry.h"
 #include "engine/hopper/tensor_map.h"
 
 namespace fa3::hopper {
 
-struct ForwardArguments {
+struct ForwardLaunch {
   TensorSpan q;
   TensorSpan k;
   TensorSpan v;
   TensorSpan o;
-  float* lse = nullptr;  // (batch, head, row); optional
-  int64_t lse_batch_stride = 0;
-  int64_t lse_head_stride = 0;
-  int64_t lse_row_stride = 1;
+  RowFloats lse;
   float scale = 0.0f;
-  bool causal = false;
+  MaskRuleOf<int> mask;
   int seqlen_k = 0;  // may be 0, where k and v stand for nothing
   int heads_per_kv_head = 1;
-  void* workspace = nullptr;  // forward_workspace_bytes(); 16-byte aligned
+  HeadPack pack;              // choose_pack()
+  void* workspace = nullptr;  // forward_workspace_bytes()
 };
 
-// How many query heads of a group (2 to that power) share a tile, as rows beside each other: they
-// read the same keys.
-int forward_pack_log2(const ForwardConfig& config, const ForwardArguments& arguments);
-int64_t forward_num_tiles(const ForwardConfig& config, const ForwardArguments& arguments);
-int64_t forward_workspace_bytes(int64_t num_tiles);
+// Which query heads of a group share a tile: they read the same keys.
+HeadPack choose_pack(const ForwardConfig& config, const ForwardLaunch& launch);
+
+int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch);
+int64_t forward_workspace_bytes(const ForwardConfig& config, const ForwardLaunch& launch);
 
 // Queues the launch; allocates nothing, waits for nothing.
-cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardArguments& arguments,
+cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& launch,
                            cudaStream_t stream);
 
 }  // namespace fa3::hopper

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The consumer: one warpgroup, 64 query rows of each tile. A step multiplies Q K^T of one key block
-// and P V of the block before it, and computes the softmax of the first under the second. Steps run
-// on across tiles: the last P V of a tile shares its step with the first Q K^T of the next, and the
-// finished tile leaves in the middle of that step. Blocks that no row of this warpgroup sees (causal
-// tiles, rows past the end) are let go of unread. Next: epilogue.cuh, piece/softmax.cuh.
+// The consumer: one warpgroup, 64 query rows of each tile (paper, Algorithm 1, "consumer", with the
+// two-stage pipeline of Algorithm 2).
+//
+// The ring of K and V carries, for each key block, its K and then the V of the block before it: what a
+// step multiplies. A step issues S = Q K^T of its block and O += P V of the block before, and computes
+// the softmax of S while P V runs. Steps run on across tiles: the last P V of a tile shares its step
+// with the first Q K^T of the next, and the finished tile leaves in the middle of that step. Blocks
+// that no row of this warpgroup sees pass by unread. Next: cuda/softmax.cuh, cuda/epilogue.cuh.
 #pragma once
 
-#include "engine/hopper/epilogue.cuh"
+#include "engine/cuda/epilogue.cuh"
+#include "engine/cuda/mask.cuh"
+#include "engine/cuda/score.cuh"
+#include "engine/cuda/score_again.cuh"
 #include "engine/hopper/forward_params.h"
-#include "engine/hopper/piece/mask.cuh"
-#include "engine/hopper/piece/roles.cuh"
 #include "engine/hopper/piece/smem_plan.cuh"
-#include "engine/hopper/piece/softmax.cuh"
-#include "engine/hopper/ptx/sync.cuh"
+#include "engine/hopper/piece/turns.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
@@ -26,237 +29,212 @@ class Consumer {
         smem_(smem),
         at_(at),
         q_ring_(at.q_ring(warpgroup)),
-        warpgroup_(warpgroup) {}
+        warpgroup_(warpgroup),
+        turns_(warpgroup),
+        score_{params.scale_log2} {}
 
   __device__ __forceinline__ void run() {
-    float scores[kScores];
-    float output[C.head_dim_v / 2];
-    tile::Weights<C.block_n> weights;
-    RowState rows;
-
-    if (C.ping_pong && warpgroup_ == C.consumers() - 1) give_turn();
+    Registers r;
+    turns_.open();
     for (;;) {
       Step step = next_step();
-      if (step == Step::kNone) {
-        let_go_of_owed_v();
-        if (all_done()) break;
+      if (step == Step::kEnd) break;
+      if (step == Step::kOthers) {
+        pass_block();
         continue;
       }
-      if (step == Step::kOthers) {
-        take_turn();
-        give_turn();
-        let_go_unread(next_kv());
-        let_go_of_owed_v();
-        end_others_step();
-        continue;
-      }
-
-      // Scores of this warpgroup's first block, alone.
-      const KvCursor k0 = next_kv();
-      const uint32_t first_q = q_operand();
-      const uint32_t first_k = k_operand(k0);
-      q_ring_.wait_full(q_);
-      at_.kv_ring().wait_full(k0);
-      take_turn();
-      ptx::wgmma_fence();
-      tile::issue_qk<C.element, kQ, kK>(scores, first_q, first_k);
-      ptx::wgmma_commit_group();
-      give_turn();
-      ptx::wgmma_wait_group<0>();
-      let_go_of_kv(k0);
-      let_go_of_spent_q();
-      let_go_of_owed_v();
-      owes_v_ = true;
-      StepResult first;
-      rows = RowState{};
-      weigh_ordinary(scores, rows, first);
-      add_sums(rows, first);
-      pack<0, kScores>(scores, weights);
-      start_output(output);
-
-      uint32_t finishing = item_.slot();  // whose output is at work
-      for (;; finishing = item_.slot()) {
-        const bool starts_tile = n_block_ == 0;
-        if (!starts_tile) {
-          --n_block_;  // having begun with a tile, a warpgroup goes through with it
-        } else {
-          step = next_step();
-          if (step != Step::kMine) break;
-          q_ring_.wait_full(q_);
-        }
-        const KvCursor k = next_kv();
-        const KvCursor v = next_kv();
-        wait_for(k, v);
-        const uint32_t q_low = q_operand();
-        const uint32_t k_low = k_operand(k);
-        const uint32_t v_low = v_operand(v);
-
-        take_turn();
-        ptx::wgmma_fence();
-        tile::issue_qk<C.element, kQ, kK>(scores, q_low, k_low);
-        ptx::wgmma_commit_group();
-        issue_output(output, weights, v_low);
-        ptx::wgmma_commit_group();
-        give_turn();
-
-        // Softmax of this block's scores, under the product of the previous block's weights.
-        ptx::wgmma_wait_group<C.stages == 1 ? 0 : 1>();
-        let_go_of_kv(k);
-        let_go_of_spent_q();
-        const RowState finished_rows = rows;
-        StepResult result;
-        const bool guarded = n_block_ < mine_.ordinary_from;
-        if (guarded) {
-          guarded_step<kEarly>(scores, rows, params_.scale_log2, result, [&] {
-            if constexpr (kEarly > 0) {
-              wait_for_output(v);
-              pack<0, kEarly>(scores, weights);
-            }
-          });
-        } else {
-          if (starts_tile) rows = RowState{};
-          weigh_ordinary(scores, rows, result);
-          if (kEarly > 0) wait_for_output(v);
-        }
-        if (kEarly == 0) wait_for_output(v);
-
-        // The output is at rest: rescale it, or hand it over if its tile is finished.
-        if (guarded) {
-          if (needs_correction<C.block_n>(result)) {
-            if (!correct<C.block_n>(scores, rows, result)) mark_for_redo();
-            rescale(output, rows, result);
-            pack<0, kEarly>(scores, weights);
-          }
-        } else {
-          if (starts_tile) {
-            finish_tile(finishing, output, finished_rows);
-            start_output(output);
-          } else {
-            rescale(output, rows, result);
-          }
-          pack<0, kEarly>(scores, weights);
-        }
-        add_sums(rows, result);
-        pack<kEarly, kScores>(scores, weights);
-      }
-
-      // The tile's last product, alone.
-      if (step == Step::kOthers) {
-        take_turn();
-        let_go_unread(next_kv());
-      }
-      const KvCursor v = next_kv();
-      const uint32_t last_v = v_operand(v);
-      at_.kv_ring().wait_full(v);
-      ptx::wgmma_fence();
-      issue_output(output, weights, last_v);
-      ptx::wgmma_commit_group();
-      if (step == Step::kOthers) give_turn();
-      wait_for_output(v);
-      owes_v_ = false;
-      finish_tile(finishing, output, rows);
-      if (step == Step::kOthers) end_others_step();
+      attend(r, step);
+      last_product(r, step);
+      if (step == Step::kEnd) break;
     }
-    if (C.ping_pong && warpgroup_ == 0) take_turn();  // the token of the last step
+    release_owed_v();
+    turns_.close();
   }
 
  private:
-  static constexpr tile::TileLayout kQ{C.block_m, C.head_dim};
-  static constexpr tile::TileLayout kK{C.block_n, C.head_dim};
-  static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v};
+  static constexpr tile::TileLayout kQ{C.block_m, C.head_dim, bytes_of(C.element)};
+  static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
+  static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
   static constexpr int kScores = C.block_n / 2;  // of a thread
-  static constexpr int kEarly = C.packed_early();
+  static constexpr int kEarly = C.early_weights();
+  // From so many corrections on, a warp takes the rest of its tile by ordinary steps: a correction
+  // costs more than an ordinary step. Measured: docs/performance-hopper.md.
+  static constexpr int kMostCorrections = 3;
 
   using KvCursor = RingCursor<C.kv_slots>;
 
-  enum class Step {
-    kMine,    // the next key block has keys for this warpgroup
-    kOthers,  // it has not, but it passes through the ring
-    kNone,    // the stream of steps ends here
+  // A thread's share of a tile. Apart from the members, which the compiler only keeps in registers if
+  // no array stands beside them.
+  struct Registers {
+    float scores[kScores];      // S, then P
+    tile::Weights<kV> weights;  // P of the block before, as an operand
+    float output[C.head_dim_v / 2];
+    RowState rows;
   };
+
+  enum class Step {
+    kMine,    // the next key block holds keys for this warpgroup
+    kOthers,  // it does not, but passes through the ring
+    kEnd,     // there is none
+  };
+
+  // ---- The stream of steps ----
 
   // Moves to the next key block, of this tile or of the next one.
   __device__ __forceinline__ Step next_step() {
-    if (n_block_ == 0) {
+    if (blocks_left_ == 0) {
       at_.item_ring().wait_full(item_.next());
       // Read as a whole, whatever it says: one wait for all of it.
       const WorkItem& item = smem_.items[item_.next().slot()];
-      n_block_ = item.num_blocks;
+      blocks_left_ = item.num_blocks;
       mine_ = item.mine[warpgroup_];
-      if (item.kind != ItemKind::kTile) {
-        n_block_ = 0;
-        return Step::kNone;
-      }
       item_.advance();
+      if (blocks_left_ == 0) return Step::kEnd;
       q_.advance();
-      --n_block_;
-      return n_block_ < mine_.count ? Step::kMine : Step::kOthers;
     }
-    --n_block_;
-    return n_block_ < mine_.count ? Step::kMine : Step::kOthers;
+    --blocks_left_;
+    return blocks_left_ < mine_.count ? Step::kMine : Step::kOthers;
   }
 
-  // The step's V is still to come; if the whole tile was others', its Q and record are let go of.
-  __device__ __forceinline__ void end_others_step() {
+  // From a first block on, through whole tiles, to the first step that is not this warpgroup's. The
+  // outer loop is for lost scores: so rare code does not lie between the hot code's ends.
+  __device__ __forceinline__ void attend(Registers& r, Step& step) {
+    first_block(r);
+    for (;;) {
+      while (blocks_left_ >= 0) {
+        const bool starts_tile = blocks_left_ == 0;
+        if (!starts_tile) {
+          --blocks_left_;  // having begun with a tile, a warpgroup goes through with it
+        } else {
+          step = next_step();
+          if (step != Step::kMine) return;
+          q_ring_.wait_full(q_);
+        }
+        block(r, starts_tile);
+      }
+      redo_block(r);
+    }
+  }
+
+  // ---- The steps ----
+
+  // Scores alone: no block before left weights to multiply.
+  __device__ __forceinline__ void first_block(Registers& r) {
+    const KvCursor k = next_kv();
+    const uint32_t q_low = q_operand();
+    const uint32_t k_low = k_operand(k);
+    q_ring_.wait_full(q_);
+    at_.kv_ring().wait_full(k);
+    turns_.take();
+    ptx::wgmma_fence();
+    tile::issue_qk<C.element, kQ, kK>(r.scores, q_low, k_low);
+    ptx::wgmma_commit_group();
+    turns_.give();
+    ptx::wgmma_wait_group<0>();
+    release_kv(k);
+    release_spent_q();
+    release_owed_v();
     owes_v_ = true;
-    if (n_block_ == 0) {
+    StepResult result;
+    weigh_ordinary(r, true, result);
+    add_sums(r, result);
+    pack<0, kScores>(r);
+    start_output(r);
+  }
+
+  // Algorithm 2, lines 8 to 14.
+  __device__ __forceinline__ void block(Registers& r, bool starts_tile) {
+    const KvCursor k = next_kv();
+    const KvCursor v = next_kv();
+    wait_for(k, v);
+    issue_products(r, k, v);
+    ptx::wgmma_wait_group<1>();  // the scores are there, P V is still at work
+    release_kv(k);
+    release_spent_q();
+
+    const bool guarded = C.guarded && blocks_left_ < mine_.ordinary_from;
+    const RowState finished = r.rows;
+    StepResult result;
+    if (guarded) {
+      weigh_guarded(r, v, result);
+    } else {
+      weigh_ordinary(r, starts_tile, result);
+      if (kEarly > 0) wait_for_output(v);
+    }
+    if (kEarly == 0) wait_for_output(v);
+
+    // The output is at rest: bring it to the new reference, or hand it over if its tile is finished.
+    if (guarded) {
+      if (guard_fires<C.block_n>(result)) correct(r, result);
+    } else {
+      if (starts_tile) {
+        finish_tile(r, finished);
+        start_output(r);
+      } else {
+        rescale(r, result);
+      }
+      pack<0, kEarly>(r);
+    }
+    add_sums(r, result);
+    pack<kEarly, kScores>(r);
+  }
+
+  // Weights alone: the next block is not this warpgroup's, or there is none.
+  __device__ __forceinline__ void last_product(Registers& r, Step next) {
+    if (next == Step::kOthers) {
+      turns_.take();
+      release_unread(next_kv());
+    }
+    const KvCursor v = next_kv();
+    const uint32_t v_low = v_operand(v);
+    at_.kv_ring().wait_full(v);
+    ptx::wgmma_fence();
+    issue_output(r, v_low);
+    ptx::wgmma_commit_group();
+    if (next == Step::kOthers) turns_.give();
+    wait_for_output(v);
+    owes_v_ = false;
+    finish_tile(r, r.rows);
+    if (next == Step::kOthers) end_passed_block();
+  }
+
+  // Another warpgroup's block.
+  __device__ __forceinline__ void pass_block() {
+    turns_.take();
+    turns_.give();
+    release_unread(next_kv());
+    release_owed_v();
+    end_passed_block();
+  }
+
+  // Its V is still to come; if the whole tile was others', its Q and record are released unused.
+  __device__ __forceinline__ void end_passed_block() {
+    owes_v_ = true;
+    if (blocks_left_ == 0) {
       q_ring_.wait_full(q_);
       if (is_lane_0()) q_ring_.release(q_.slot());
-      let_go_of_item(item_.slot());
+      release_item(item_.slot());
     }
   }
 
-  // Between streams: whether the record that ended the last one says that no other will follow.
-  __device__ __forceinline__ bool all_done() {
-    at_.item_ring().wait_full(item_.next());
-    const ItemKind kind = smem_.items[item_.next().slot()].kind;
-    if (kind == ItemKind::kTile) return false;
-    item_.advance();
-    let_go_of_item(item_.slot());
-    return kind == ItemKind::kDone;
+  // ---- Products ----
+
+  __device__ __forceinline__ void issue_products(Registers& r, KvCursor k, KvCursor v) {
+    const uint32_t q_low = q_operand();
+    const uint32_t k_low = k_operand(k);
+    const uint32_t v_low = v_operand(v);
+    turns_.take();
+    ptx::wgmma_fence();
+    tile::issue_qk<C.element, kQ, kK>(r.scores, q_low, k_low);
+    ptx::wgmma_commit_group();
+    issue_output(r, v_low);
+    ptx::wgmma_commit_group();
+    turns_.give();
   }
 
-  __device__ __forceinline__ void take_turn() {
-    if constexpr (C.ping_pong) {
-      ptx::bar_sync(int(roles::NamedBarrier::kTurn) + warpgroup_, roles::kTurnThreads);
-    }
-  }
-
-  __device__ __forceinline__ void give_turn() {
-    if constexpr (C.ping_pong) {
-      const int next = warpgroup_ + 1 == C.consumers() ? 0 : warpgroup_ + 1;
-      ptx::bar_arrive(int(roles::NamedBarrier::kTurn) + next, roles::kTurnThreads);
-    }
-  }
-
-  __device__ __forceinline__ KvCursor next_kv() {
-    const KvCursor at = kv_;
-    kv_.advance();
-    return at;
-  }
-
-  // Asks for both before waiting for either: most often both are there.
-  __device__ __forceinline__ void wait_for(KvCursor k, KvCursor v) const {
-    const bool k_is_full = at_.kv_ring().is_full(k);
-    const bool v_is_full = at_.kv_ring().is_full(v);
-    if (k_is_full && v_is_full) return;
-    at_.kv_ring().wait_full(k);
-    at_.kv_ring().wait_full(v);
-  }
-
-  __device__ __forceinline__ void let_go_of_kv(KvCursor at) {
-    if (is_lane_0()) at_.kv_ring().release(at.slot());
-  }
-
-  // A slot may only be let go of once it is full.
-  __device__ __forceinline__ void let_go_unread(KvCursor at) {
-    at_.kv_ring().wait_full(at);
-    let_go_of_kv(at);
-  }
-
-  __device__ __forceinline__ void let_go_of_owed_v() {
-    if (owes_v_) let_go_unread(next_kv());
-    owes_v_ = false;
+  __device__ __forceinline__ void issue_output(Registers& r, uint32_t v) {
+    tile::issue_pv<C.element, kV>(r.output, r.weights, v, !output_starts_);
+    output_starts_ = false;
   }
 
   // Descriptors, to be at hand before the turn comes: what follows it is time without products.
@@ -274,84 +252,160 @@ class Consumer {
   // Until the output and the weights may be touched again, and V loaded over.
   __device__ __forceinline__ void wait_for_output(KvCursor v) {
     ptx::wgmma_wait_group<0>();
-    let_go_of_kv(v);
+    release_kv(v);
   }
 
-  __device__ __forceinline__ void weigh_ordinary(float (&scores)[kScores], RowState& rows,
-                                                 StepResult& step) {
-    mask_block<C.block_n>(scores, params_, mine_, n_block_);
-    ordinary_step(scores, rows, params_.scale_log2, step);
-  }
-
-  // To the reference that the step has left.
-  __device__ __forceinline__ void rescale(float (&output)[C.head_dim_v / 2], RowState& rows,
-                                          const StepResult& step) {
-#pragma unroll
-    for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] *= step.rescale[fragment_row_slot(i)];
-    rows.sum[0] *= step.rescale[0];
-    rows.sum[1] *= step.rescale[1];
-  }
-
-  __device__ __forceinline__ void add_sums(RowState& rows, const StepResult& step) {
-    rows.sum[0] += step.block_sum[0];
-    rows.sum[1] += step.block_sum[1];
-  }
-
-  // A tile's first product need not find zeros to be added to, some 100 clocks a tile.
-  __device__ __forceinline__ void start_output(float (&output)[C.head_dim_v / 2]) {
+  // A tile's first product assigns where registers allow it: no zeros to write, some 100 clocks.
+  __device__ __forceinline__ void start_output(Registers& r) {
     if constexpr (C.short_tile_change()) {
       output_starts_ = true;
     } else {
 #pragma unroll
-      for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] = 0.0f;
+      for (float& o : r.output) o = 0.0f;
     }
   }
 
-  __device__ __forceinline__ void issue_output(float (&output)[C.head_dim_v / 2],
-                                               const tile::Weights<C.block_n>& weights,
-                                               uint32_t v) {
-    tile::issue_pv<C.element, kV>(output, weights, v, !output_starts_);
-    output_starts_ = false;
+  // ---- Softmax ----
+
+  __device__ __forceinline__ void weigh_ordinary(Registers& r, bool starts_tile,
+                                                 StepResult& result) {
+    if (starts_tile) r.rows = RowState{};
+    if (blocks_left_ >= mine_.masked_from) mask(r);
+    ordinary_step(r.scores, r.rows, score_, result);
   }
 
-  // Scores [Begin, End) of the thread, exponentiated.
+  __device__ __forceinline__ void mask(Registers& r) {
+    mask_scores(r.scores, mine_.edge, params_.output.pack, int(thread_in_block() % kWarpgroupSize),
+                blocks_left_ * C.block_n);
+  }
+
+  __device__ __forceinline__ void weigh_guarded(Registers& r, KvCursor v, StepResult& result) {
+    guarded_step<kEarly>(r.scores, r.rows, score_, result, [&] {
+      if constexpr (kEarly > 0) {
+        wait_for_output(v);
+        pack<0, kEarly>(r);
+      }
+    });
+  }
+
+  // The guard has fired in this warp: brings its weights back into range, the output with them. Weights
+  // that overflowed are gone with their scores: their block counts for nothing until redo_block().
+  __device__ __forceinline__ void correct(Registers& r, StepResult& result) {
+    WorkItem& item = smem_.items[item_.slot()];
+    const unsigned warp = consumer_warp();
+    if (is_lane_0()) ++item.corrections[warp];
+    __syncwarp();
+    if (item.corrections[warp] >= kMostCorrections) mine_.ordinary_from = 0;
+    if (can_scale_back(result)) {
+      scale_back<C.block_n>(r.scores, r.rows, result);
+      rescale(r, result);
+      pack<0, kEarly>(r);
+    } else {
+      result.block_sum[0] = result.block_sum[1] = 0.0f;
+      blocks_left_ = ~blocks_left_;
+    }
+  }
+
+  // Computes the lost scores of the last block again; goes on by ordinary steps.
+  __device__ __forceinline__ void redo_block(Registers& r) {
+    blocks_left_ = ~blocks_left_;
+    mine_.ordinary_from = 0;
+    compute_scores_again(r, smem_.items[item_.slot()]);
+    StepResult result;
+    ordinary_step(r.scores, r.rows, score_, result);
+    rescale(r, result);
+    add_sums(r, result);
+    pack<0, kScores>(r);
+  }
+
+  __device__ __forceinline__ void compute_scores_again(Registers& r, const WorkItem& item) {
+    const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
+    const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
+    const int kv_head = item.queries.pack / params_.packs_per_kv_head;
+    const RowTensor& k = params_.k;
+    score_again<C.element, C.head_dim>(r.scores, params_.q, item.queries.batch,
+                                       LaneRows(params_.output.pack, item.queries, first_row),
+                                       static_cast<const uint16_t*>(k.data) +
+                                           k.strides.offset(item.queries.batch, kv_head, first_key),
+                                       k.strides.row);
+  }
+
+  // To the reference that the step has left.
+  __device__ __forceinline__ void rescale(Registers& r, const StepResult& step) {
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 2; ++i) r.output[i] *= step.rescale[fragment_row_slot(i)];
+    r.rows.sum[0] *= step.rescale[0];
+    r.rows.sum[1] *= step.rescale[1];
+  }
+
+  __device__ __forceinline__ void add_sums(Registers& r, const StepResult& step) {
+    r.rows.sum[0] += step.block_sum[0];
+    r.rows.sum[1] += step.block_sum[1];
+  }
+
+  // Weights [Begin, End) of the thread become the next product's operand.
   template <int Begin, int End>
-  __device__ __forceinline__ void pack(const float (&scores)[kScores],
-                                       tile::Weights<C.block_n>& weights) {
+  __device__ __forceinline__ void pack(Registers& r) {
 #pragma unroll
     for (int i = Begin / 2; i < End / 2; ++i) {
-      weights[i / 4][i % 4] = ptx::cvt_pair<C.element>(scores[2 * i], scores[2 * i + 1]);
+      r.weights[i / 4][i % 4] = pack_pair<C.element>(r.scores[2 * i], r.scores[2 * i + 1]);
     }
   }
 
-  __device__ __forceinline__ void finish_tile(uint32_t item_slot, float (&output)[C.head_dim_v / 2],
-                                              const RowState& rows) {
+  // The next tile's record is the current one by now.
+  __device__ __forceinline__ void finish_tile(Registers& r, const RowState& rows) {
+    const uint32_t item_slot = item_.previous().slot();
     const WorkItem& item = smem_.items[item_slot];
-    const unsigned warp = consumer_warp();
-    if (item.storing_warps >> warp & 1) {
-      store_rows<C>(params_, item.index, output, rows, int(warp) * kRowsPerWarp);
-    }
-    let_go_of_item(item_slot);
+    store_rows<C.output()>(params_.output, item.queries,
+                           item.first_row + int(consumer_warp()) * kRowsPerWarp, r.output, rows);
+    release_item(item_slot);
   }
 
-  // Some row of this warp was beyond correction.
-  __device__ __forceinline__ void mark_for_redo() {
-    if (is_lane_0()) atomicOr(&smem_.items[item_.slot()].marked_warps, 1u << consumer_warp());
+  // ---- Who holds what ----
+
+  __device__ __forceinline__ KvCursor next_kv() {
+    const KvCursor at = kv_;
+    kv_.advance();
+    return at;
   }
 
-  __device__ __forceinline__ unsigned consumer_warp() const {
-    return (ptx::tid_x() - kWarpgroupSize) / kWarpSize;
+  // Asks for both before waiting for either: most often both are there.
+  __device__ __forceinline__ void wait_for(KvCursor k, KvCursor v) const {
+    const bool k_is_full = at_.kv_ring().is_full(k);
+    const bool v_is_full = at_.kv_ring().is_full(v);
+    if (k_is_full && v_is_full) return;
+    at_.kv_ring().wait_full(k);
+    at_.kv_ring().wait_full(v);
+  }
+
+  __device__ __forceinline__ void release_kv(KvCursor at) {
+    if (is_lane_0()) at_.kv_ring().release(at.slot());
+  }
+
+  // A slot may only be released once it is full.
+  __device__ __forceinline__ void release_unread(KvCursor at) {
+    at_.kv_ring().wait_full(at);
+    release_kv(at);
+  }
+
+  __device__ __forceinline__ void release_owed_v() {
+    if (owes_v_) release_unread(next_kv());
+    owes_v_ = false;
   }
 
   // The tile's last scores were the last use of its Q.
-  __device__ __forceinline__ void let_go_of_spent_q() {
-    if (n_block_ == 0 && is_lane_0()) q_ring_.release(q_.slot());
+  __device__ __forceinline__ void release_spent_q() {
+    if (blocks_left_ == 0 && is_lane_0()) q_ring_.release(q_.slot());
   }
 
-  // All lanes have read the record before lane 0 lets go.
-  __device__ __forceinline__ void let_go_of_item(uint32_t slot) {
+  // All lanes have read the record before lane 0 releases it.
+  __device__ __forceinline__ void release_item(uint32_t slot) {
     __syncwarp();
     if (is_lane_0()) at_.item_ring().release(slot);
+  }
+
+  __device__ __forceinline__ unsigned consumer_warp() const {
+    return (thread_in_block() - kWarpgroupSize) / kWarpSize;
   }
 
   __device__ __forceinline__ bool is_lane_0() const {
@@ -363,13 +417,16 @@ class Consumer {
   const SmemAddresses<C> at_;
   const Ring<C.q_slots> q_ring_;  // this warpgroup's
   const int warpgroup_;
+  const Turns<C.consumers(), C.ping_pong> turns_;
+  const ScaledScore score_;
 
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
   RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
-  KeyBlocks mine_{};            // of the current tile, this warpgroup's
-  int n_block_ = 0;             // the current one; 0: the tile's last
-  bool owes_v_ = false;         // the V of the last step has not been taken from the ring
+  RowBlocks mine_{};     // of the current tile, this warpgroup's
+  int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
+                         // complement (< 0): the current block's scores are lost
+  bool owes_v_ = false;  // the V of the block before is still in the ring, and nobody's
   bool output_starts_ = false;  // the next product of weights is the tile's first
 };
 

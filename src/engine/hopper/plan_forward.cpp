@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/plan_forward.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "core/error.h"
-#include "engine/hopper/device.h"
+#include "core/macros.h"
+#include "engine/cuda/device.h"
+#include "engine/hopper/engine.h"
 
 namespace fa3::hopper {
 namespace {
@@ -13,6 +18,11 @@ constexpr int64_t kMaxTiles = int64_t{1} << 30;
 
 bool is_causal(const MaskRule& mask) {
   return mask.right == 0 && mask.left == MaskRule::kUnbounded;
+}
+
+// Reaches beyond the longest sequence say the same in 32 bits.
+MaskRuleOf<int> narrow(const MaskRule& mask) {
+  return {int(std::min(mask.left, kMaxRows)), int(std::min(mask.right, kMaxRows))};
 }
 
 Element element_of(DType dtype) {
@@ -30,7 +40,7 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
       operand.head_stride};
 }
 
-Status check_layouts(const ForwardArguments& a) {
+Status check_layouts(const ForwardLaunch& a) {
   const auto check = [](const char* name, const TensorSpan& tensor) -> Status {
     const char* obstacle = tensor_map_obstacle(tensor);
     return obstacle ? unsupported(name, ": ", obstacle) : Status{};
@@ -41,12 +51,12 @@ Status check_layouts(const ForwardArguments& a) {
   return check("o", a.o);
 }
 
-bool nothing_to_do(const ForwardArguments& a) {
+bool nothing_to_do(const ForwardLaunch& a) {
   return a.q.batches == 0 || a.q.heads == 0 || a.q.rows == 0;
 }
 
 // No keys at all: one block of something readable stands in for them, and every score is masked.
-void stand_in_for_missing_keys(ForwardArguments* a) {
+void stand_in_for_missing_keys(ForwardLaunch* a) {
   for (TensorSpan* missing : {&a->k, &a->v}) {
     const int64_t columns = missing->columns;
     *missing = a->q;
@@ -95,56 +105,58 @@ Status check_features(const Problem& p) {
   return {};
 }
 
-ForwardArguments arguments_of(const Problem& p, void* workspace) {
-  ForwardArguments a;
-  a.q = span_of(p.q, p.batch, p.lengths_q.max, p.heads_q, p.head_dim);
-  a.k = span_of(p.k, p.batch, p.lengths_k.max, p.heads_k, p.head_dim);
-  a.v = span_of(p.v, p.batch, p.lengths_k.max, p.heads_k, p.head_dim_v);
-  a.o = span_of(p.o, p.batch, p.lengths_q.max, p.heads_q, p.head_dim_v);
-  a.lse = p.lse.data;
-  a.lse_batch_stride = p.lse.batch_stride;
-  a.lse_head_stride = p.lse.head_stride;
-  a.lse_row_stride = p.lse.row_stride;
-  a.scale = p.scale;
-  a.causal = is_causal(p.mask);
-  a.seqlen_k = int(p.lengths_k.max);
-  a.heads_per_kv_head = int(p.group());
-  a.workspace = workspace;
-  if (a.seqlen_k == 0) stand_in_for_missing_keys(&a);
-  return a;
+ForwardLaunch launch_of(const Problem& p) {
+  ForwardLaunch launch;
+  launch.q = span_of(p.q, p.batch, p.lengths_q.max, p.heads_q, p.head_dim);
+  launch.k = span_of(p.k, p.batch, p.lengths_k.max, p.heads_k, p.head_dim);
+  launch.v = span_of(p.v, p.batch, p.lengths_k.max, p.heads_k, p.head_dim_v);
+  launch.o = span_of(p.o, p.batch, p.lengths_q.max, p.heads_q, p.head_dim_v);
+  launch.lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}};
+  launch.scale = p.scale;
+  launch.mask = narrow(p.mask);
+  launch.seqlen_k = int(p.lengths_k.max);
+  launch.heads_per_kv_head = int(p.group());
+  if (launch.seqlen_k == 0) stand_in_for_missing_keys(&launch);
+  return launch;
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_features(problem));
-  FA3_TRY(check_device(problem.device_index));
-  const ForwardArguments a = arguments_of(problem, nullptr);
-  FA3_TRY(check_layouts(a));
-  const auto& [c, max_keys, why] = kForwardTable[choose_row(shape_of(problem))];
-  const int64_t num_tiles = forward_num_tiles(c, a);
+  FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+  ForwardLaunch launch = launch_of(problem);
+  FA3_TRY(check_layouts(launch));
+  const int row = choose_row(shape_of(problem));
+  const auto& [c, max_keys, why] = kForwardTable[row];
+  launch.pack = choose_pack(c, launch);
+  const int64_t num_tiles = forward_num_tiles(c, launch);
   if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
 
   plan->engine = "hopper";
   plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                        " ", c.block_m, "x", c.block_n, a.causal ? " causal" : "");
+                        " ", c.block_m, "x", c.block_n, is_causal(problem.mask) ? " causal" : "");
+  plan->variant = row;
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
+  plan->packed_heads = launch.pack.heads();
   plan->num_tasks = num_tiles;
-  plan->workspace_bytes = nothing_to_do(a) ? 0 : forward_workspace_bytes(num_tiles);
+  plan->workspace_bytes = nothing_to_do(launch) ? 0 : forward_workspace_bytes(c, launch);
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
-  const int packed_heads = 1 << forward_pack_log2(c, a);
-  if (packed_heads > 1) plan->why += concat("; ", packed_heads, " query heads share a tile");
+  if (plan->packed_heads > 1) {
+    plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
+  }
   return {};
 }
 
-Status run_forward(const Problem& problem, const Plan&, void* workspace, void* stream) {
-  const ForwardArguments a = arguments_of(problem, workspace);
-  if (nothing_to_do(a)) return {};
+Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
+  ForwardLaunch launch = launch_of(problem);
+  if (nothing_to_do(launch)) return {};
+  launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
+  launch.workspace = workspace;
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   if (error == cudaSuccess) {
-    error =
-        launch_forward(forward_kernel_at(choose_row(shape_of(problem)), element_of(problem.dtype)),
-                       a, static_cast<cudaStream_t>(stream));
+    error = launch_forward(forward_kernel_at(plan.variant, element_of(problem.dtype)), launch,
+                           static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the kernel for a forward problem, or says why there is none. Pure host functions.
+// Chooses the kernel for a forward problem, or says why there is none. plan_forward asks which GPU
+// there is; everything else here is a pure function.
 #pragma once
 
 #include "core/plan.h"
@@ -25,7 +26,7 @@ int choose_row(const ForwardShape& shape);
 // What the kernels cannot do yet, in a sentence; OK if they can. Needs no GPU.
 Status check_features(const Problem& problem);
 
-ForwardArguments arguments_of(const Problem& problem, void* workspace);
+ForwardLaunch launch_of(const Problem& problem);
 
 Status plan_forward(const Problem& problem, Plan* plan);
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream);

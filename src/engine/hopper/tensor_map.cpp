@@ -23,12 +23,12 @@ decltype(&cuTensorMapEncodeTiled) find_encoder() {
 }
 
 // The stride of an extent of one is never used; give the encoder one it accepts.
-uint64_t stride_bytes(int64_t extent, int64_t stride) {
-  return extent > 1 ? uint64_t(stride * kElementBytes) : uint64_t{kStrideAlignment};
+uint64_t stride_bytes(int64_t extent, int64_t stride, int element_bytes) {
+  return extent > 1 ? uint64_t(stride * element_bytes) : uint64_t{kStrideAlignment};
 }
 
-bool encodable(int64_t extent, int64_t stride) {
-  const int64_t bytes = stride * kElementBytes;
+bool encodable(int64_t extent, int64_t stride, int element_bytes) {
+  const int64_t bytes = stride * element_bytes;
   return extent <= 1 || (bytes > 0 && bytes < kMaxStride && bytes % kStrideAlignment == 0);
 }
 
@@ -38,8 +38,9 @@ const char* tensor_map_obstacle(const TensorSpan& t) {
   if (reinterpret_cast<uintptr_t>(t.data) % kStrideAlignment != 0) {
     return "address is not a multiple of 16 bytes";
   }
-  if (!encodable(t.rows, t.row_stride) || !encodable(t.heads, t.head_stride) ||
-      !encodable(t.batches, t.batch_stride)) {
+  if (!encodable(t.rows, t.row_stride, t.element_bytes) ||
+      !encodable(t.heads, t.head_stride, t.element_bytes) ||
+      !encodable(t.batches, t.batch_stride, t.element_bytes)) {
     return "strides must be positive multiples of 16 bytes, under 2^40";
   }
   if (t.rows >= kMaxExtent || t.heads >= kMaxExtent || t.batches >= kMaxExtent) {
@@ -55,9 +56,11 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& t, Element element,
   const int64_t packs = t.heads / packed_heads;
   const cuuint64_t extents[kDims] = {cuuint64_t(t.columns), cuuint64_t(packed_heads),
                                      cuuint64_t(t.rows), cuuint64_t(packs), cuuint64_t(t.batches)};
-  const cuuint64_t strides[kDims - 1] = {
-      stride_bytes(packed_heads, t.head_stride), stride_bytes(t.rows, t.row_stride),
-      stride_bytes(packs, t.head_stride * packed_heads), stride_bytes(t.batches, t.batch_stride)};
+  const int bytes = t.element_bytes;
+  const cuuint64_t strides[kDims - 1] = {stride_bytes(packed_heads, t.head_stride, bytes),
+                                         stride_bytes(t.rows, t.row_stride, bytes),
+                                         stride_bytes(packs, t.head_stride * packed_heads, bytes),
+                                         stride_bytes(t.batches, t.batch_stride, bytes)};
   const cuuint32_t box[kDims] = {cuuint32_t(layout.slab_columns()), cuuint32_t(packed_heads),
                                  cuuint32_t(box_rows / packed_heads), 1, 1};
   const cuuint32_t element_strides[kDims] = {1, 1, 1, 1, 1};

@@ -7,11 +7,14 @@
 
 #include <cstdint>
 
+#include "engine/cuda/element.h"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
 
-// A (batch, row, head, column) tensor of 16-bit elements with unit stride along columns. Strides
+using cuda::Element;
+
+// A (batch, row, head, column) tensor of elements with unit stride along columns. Strides
 // count elements.
 struct TensorSpan {
   void* data = nullptr;
@@ -22,6 +25,7 @@ struct TensorSpan {
   int64_t batch_stride = 0;
   int64_t row_stride = 0;
   int64_t head_stride = 0;
+  int element_bytes = 2;
 };
 
 // Why the copy engine cannot read this tensor, or null if it can.

@@ -138,18 +138,10 @@ TEST_F(Command, a_large_foreign_file_is_refused_by_its_first_bytes) {
   expect_refused("run --q " + path("large") + " --k x --v x --out y", kExitUnsupported, "1.00 TiB");
 }
 
-TEST_F(Command, ablation_refuses_what_it_would_not_heed) {
-  expect_refused("bench --ablation --dtype bf16", kExitBadInput, "--dtype");
-  expect_refused("bench --ablation --seqlen 256,512", kExitBadInput, "one value of --seqlen");
-}
-
 // fp32 is what hopper does nowhere, so this holds on a machine with a GPU too.
 TEST_F(Command, what_this_machine_cannot_do_ends_with_code_3) {
   expect_refused("run" + inputs() + " --engine hopper", kExitUnsupported, "hopper");
   expect_refused("bench --engine hopper --seqlen 16", kExitUnsupported, "hopper");
-  if (!std::filesystem::exists("/dev/nvidia0")) {
-    expect_refused("bench --ablation", kExitUnsupported, "hopper");
-  }
   expect_refused("verify --engine hopper --dtype fp32", kExitUnsupported, "hopper");
   expect_refused("demo --engine hopper --data " FA3_EXAMPLE_DATA, kExitUnsupported, "hopper");
   EXPECT_FALSE(std::filesystem::exists(path("o")));
@@ -220,8 +212,7 @@ TEST_F(Command, a_missing_driver_is_called_so) {
   if (start("info").output.find("hopper") == std::string::npos) {
     GTEST_SKIP() << "this build has no hopper engine";
   }
-  for (const char* arguments :
-       {"info", "doctor", "bench --engine hopper --seqlen 16", "bench --ablation"}) {
+  for (const char* arguments : {"info", "doctor", "bench --engine hopper --seqlen 16"}) {
     const Outcome outcome = start(arguments);
     EXPECT_NE(outcome.output.find("no NVIDIA driver"), std::string::npos) << outcome.output;
     EXPECT_EQ(outcome.output.find("insufficient"), std::string::npos) << outcome.output;

@@ -23,6 +23,13 @@ class RingCursor {
     return cursor;
   }
 
+  __device__ __forceinline__ RingCursor previous() const {
+    static_assert(kCounts);
+    RingCursor before = *this;
+    --before.at_;
+    return before;
+  }
+
   __device__ __forceinline__ RingCursor next() const {
     RingCursor after = *this;
     after.advance();

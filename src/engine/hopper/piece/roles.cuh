@@ -11,7 +11,7 @@ enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kTurn + w for its
 // turn to issue products.
-enum class NamedBarrier : int { kTurn = 1, kEndOfPass = 4 };
+enum class NamedBarrier : int { kTurn = 1 };
 
 // A turn passes between two warpgroups: the one that gives and the one that waits.
 inline constexpr int kTurnThreads = 2 * kWarpgroupSize;

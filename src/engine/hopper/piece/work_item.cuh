@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the producer tells the consumers to do next, one record in a small shared-memory ring. A
-// record outlives its tile's last product: the epilogue reads it again, and a consumer warp that met
-// numbers the guarded softmax cannot hold leaves its mark in it before letting go.
+// What the producer tells the consumers to do next, one record in a small shared-memory ring. It names
+// the sequence, so that nothing below asks the launch for lengths. A record outlives its tile's last
+// product: the epilogue reads it again.
 #pragma once
 
+#include "engine/cuda/rows.h"
 #include "engine/hopper/piece/pipeline.cuh"
-#include "engine/hopper/piece/schedule.h"
+#include "engine/hopper/piece/row_blocks.h"
 
 namespace fa3::hopper {
 
@@ -15,26 +16,21 @@ inline constexpr int kItemSlots = 4;
 
 inline constexpr int kMaxConsumers = 3;
 
-enum class ItemKind : int {
-  kTile,   // attend
-  kDrain,  // finish what is in flight, see every store through, let go of every record
-  kDone,   // leave
+// A sequence's keys: where they start in K and V, and how many there are.
+struct KeyRows {
+  int begin;
+  int count;
 };
 
 struct WorkItem {
-  ItemKind kind;
-  int num_blocks;  // key blocks loaded
-  int tile;        // number of the tile, as drawn
-  TileIndex index;
-  KeyBlocks mine[kMaxConsumers];  // of these, those that warpgroup w has use for (none: count 0)
-  unsigned storing_warps;         // bit w: consumer warp w writes its rows
-  unsigned marked_warps;  // bit w: consumer warp w wants its rows done again, the ordinary way
-};
-
-// The tiles to be done again by this thread block, as a list through global memory.
-struct RedoEntry {
-  int next_tile;
-  unsigned warps;
+  int num_blocks;  // key blocks loaded; 0: there are no more tiles
+  int first_row;   // of the tile, in its sequence; heads packed
+  cuda::QueryRows queries;
+  KeyRows keys;
+  int first_key;                  // of block 0, in the sequence
+  RowBlocks mine[kMaxConsumers];  // of the blocks, what warpgroup w does with them
+  // How often warp w had to move references in this tile. Only that warp writes it.
+  unsigned char corrections[kMaxConsumers * kWarpsPerWarpgroup];
 };
 
 using ItemCursor = RingCursor<kItemSlots>;

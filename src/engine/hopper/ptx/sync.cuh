@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named barriers, the election of one lane, register reallocation between warpgroups, and who I am.
+// Named barriers, the election of one lane, register reallocation between warpgroups.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,6 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
 __device__ __forceinline__ void bar_arrive(int id, int threads) {
   disturb();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// threadIdx.x, read again at each call: in rare code a register is worth more than the read.
-__device__ __forceinline__ unsigned tid_x() {
-  unsigned x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
 }
 
 // The shared-memory address of a pointer into shared memory. Volatile: computed where it stands, once,

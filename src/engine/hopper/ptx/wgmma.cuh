@@ -6,9 +6,11 @@
 
 #include <cstdint>
 
-#include "engine/hopper/ptx/element.h"
+#include "engine/cuda/element.h"
 
 namespace fa3::hopper::ptx {
+
+using cuda::Element;
 
 // Before the first multiply, and whenever ordinary code wrote registers a multiply reads.
 __device__ __forceinline__ void wgmma_fence() {

@@ -9,26 +9,27 @@
 
 namespace fa3::hopper::tile {
 
-// Packed weights of one block: for each 16 keys the four registers of a wgmma's A operand.
-template <int Keys>
-using Weights = uint32_t[Keys / kMmaK][4];
+using cuda::Element;
+
+// Packed weights of one block: four registers of a product's A operand for each step along the keys.
+template <TileLayout V>
+using Weights = uint32_t[V.rows / V.mma_depth()][4];
 
 // Q: the whole query tile; its descriptor starts at this warpgroup's rows. Descriptors by low word.
 template <Element E, TileLayout Q, TileLayout K>
 __device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint32_t q, uint32_t k) {
 #pragma unroll
-  for (int step = 0; step < Q.columns / kMmaK; ++step) {
+  for (int step = 0; step < Q.columns / Q.mma_depth(); ++step) {
     ptx::wgmma_m64k16_ss<E>(scores, descriptor(Q, q, Q.k_major_step(step)),
                             descriptor(K, k, K.k_major_step(step)), step != 0);
   }
 }
 
 template <Element E, TileLayout V>
-__device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2],
-                                         const Weights<V.rows>& weights, uint32_t v,
-                                         bool add = true) {
+__device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2], const Weights<V>& weights,
+                                         uint32_t v, bool add = true) {
 #pragma unroll
-  for (int step = 0; step < V.rows / kMmaK; ++step) {
+  for (int step = 0; step < V.rows / V.mma_depth(); ++step) {
     ptx::wgmma_m64k16_rs<E>(output, weights[step], descriptor(V, v, V.mn_major_step(step)),
                             step != 0 || add);
   }

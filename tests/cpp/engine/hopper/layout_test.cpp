@@ -27,7 +27,7 @@ std::vector<TileLayout> layouts() {
 // The hardware's own rule: within an atom of 8 rows, address bits 4.. are XORed with bits 7..
 int swizzled_by_address_bits(const TileLayout& t, int row, int column) {
   const int linear = column / t.slab_columns() * t.slab_bytes() + row * t.row_bytes() +
-                     column % t.slab_columns() * kElementBytes;
+                     column % t.slab_columns() * t.element_bytes;
   const int mask = t.row_bytes() == 128 ? 0x70 : 0x30;
   return linear ^ ((linear >> 3) & mask);
 }
@@ -42,7 +42,7 @@ TEST(Layout, every_element_has_its_own_place_and_the_tile_is_full) {
     }
     EXPECT_EQ(places.size(), size_t(t.rows) * t.columns);
     EXPECT_EQ(*places.begin(), 0);
-    EXPECT_EQ(*places.rbegin(), t.bytes() - kElementBytes);
+    EXPECT_EQ(*places.rbegin(), t.bytes() - t.element_bytes);
   }
 }
 
@@ -59,16 +59,17 @@ TEST(Layout, swizzle_is_the_hardwares) {
 
 TEST(Layout, steps_along_columns_start_where_their_columns_do) {
   for (const TileLayout& t : layouts()) {
-    for (int step = 0; step < t.columns / kMmaK; ++step) {
-      EXPECT_EQ(t.k_major_step(step), t.element_offset(0, step * kMmaK));  // row 0 is not permuted
+    for (int step = 0; step < t.columns / t.mma_depth(); ++step) {
+      EXPECT_EQ(t.k_major_step(step),
+                t.element_offset(0, step * t.mma_depth()));  // row 0 is not permuted
     }
   }
 }
 
 TEST(Layout, steps_along_rows_start_where_their_rows_do) {
   for (const TileLayout& t : layouts()) {
-    for (int step = 0; step < t.rows / kMmaK; ++step) {
-      EXPECT_EQ(t.mn_major_step(step), t.element_offset(step * kMmaK, 0));
+    for (int step = 0; step < t.rows / t.mma_depth(); ++step) {
+      EXPECT_EQ(t.mn_major_step(step), t.element_offset(step * t.mma_depth(), 0));
     }
   }
 }
@@ -106,7 +107,7 @@ TEST(Descriptor, fields_are_where_the_hardware_reads_them) {
 TEST(Descriptor, advancing_through_the_largest_tile_never_carries_out_of_the_address) {
   for (const TileLayout& t : layouts()) {
     const uint32_t low = k_major_low((kMaxSmemBytes - t.bytes()) / 1024 * 1024);
-    for (int step = 0; step < t.columns / kMmaK; ++step) {
+    for (int step = 0; step < t.columns / t.mma_depth(); ++step) {
       EXPECT_EQ(descriptor(t, low, t.k_major_step(step)) >> 14, descriptor(t, low, 0) >> 14);
     }
   }

@@ -128,13 +128,13 @@ TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
 TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
   constexpr ForwardConfig kConfig{.block_m = 128};
   const auto packed = [&](int64_t queries, int group, bool causal) {
-    ForwardArguments a;
-    a.q.batches = 1;
-    a.q.heads = 2 * group;
-    a.q.rows = queries;
-    a.heads_per_kv_head = group;
-    a.causal = causal;
-    return 1 << forward_pack_log2(kConfig, a);
+    ForwardLaunch launch;
+    launch.q.batches = 1;
+    launch.q.heads = 2 * group;
+    launch.q.rows = queries;
+    launch.heads_per_kv_head = group;
+    if (causal) launch.mask.right = 0;
+    return choose_pack(kConfig, launch).heads();
   };
   EXPECT_EQ(packed(1, 8, false), 8);
   EXPECT_EQ(packed(1, 1, false), 1);

@@ -5,7 +5,6 @@
 // block is multiplied once by each warp that sees it. Broken protocols must be found out.
 #include <cstdlib>
 
-#include "engine/hopper/ablation/ablation.h"
 #include "engine/hopper/compiled.h"
 #include "forward_run.h"
 
@@ -73,39 +72,6 @@ TYPED_TEST(Protocol, every_block_is_multiplied_once_whoever_is_slow) {
         run.expect_all_work_done();
         ASSERT_FALSE(this->HasFatalFailure())
             << pace.name << ", " << shape.seqlen_q << "x" << shape.seqlen_k << ", seed " << seed;
-      }
-    }
-  }
-}
-
-template <int Variant>
-struct VariantNumber {
-  static constexpr int kVariant = Variant;
-};
-template <class Sequence>
-struct Variants;
-template <int... Variant>
-struct Variants<std::integer_sequence<int, Variant...>> {
-  using Types = testing::Types<VariantNumber<Variant>...>;
-};
-using AllVariants = Variants<std::make_integer_sequence<int, int(kAblation.size())>>::Types;
-template <class Number>
-class AblationProtocol : public testing::Test {};
-TYPED_TEST_SUITE(AblationProtocol, AllVariants);
-
-TYPED_TEST(AblationProtocol, every_block_is_multiplied_once_whoever_is_slow) {
-  constexpr const AblationVariant& kVariant = kAblation[TypeParam::kVariant];
-  using Kernel = std::conditional_t<kVariant.loop == Loop::kPlain, PlainKernel, LibraryKernel>;
-  for (const Shape& shape : kShapes) {
-    for (const Pace& pace : kPaces) {
-      // Without a producer warps wait by asking again and again, which takes long here.
-      const unsigned seeds = kVariant.config.warp_specialised ? num_seeds() : 1;
-      for (unsigned seed = 0; seed < seeds; ++seed) {
-        Run<kVariant.config, Kernel> run({.shape = shape, .seed = seed, .pace = pace});
-        run.expect_all_work_done();
-        ASSERT_FALSE(this->HasFatalFailure())
-            << kVariant.name << ", " << pace.name << ", " << shape.seqlen_q << "x" << shape.seqlen_k
-            << ", seed " << seed;
       }
     }
   }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order of tiles and the key blocks of each, against brute force.
-#include "engine/hopper/piece/schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "core/mask_rule.h"
+#include "engine/hopper/piece/row_blocks.h"
+#include "engine/hopper/piece/tile_order.h"
 
 namespace fa3::hopper {
 namespace {
@@ -25,15 +25,24 @@ TEST(TileOrder, every_tile_comes_once) {
           for (int ticket = 0; ticket < order.num_tiles(); ++ticket) {
             const TileIndex tile = order.tile(ticket);
             EXPECT_TRUE(tile.m_block >= 0 && tile.m_block < m_blocks);
-            EXPECT_TRUE(tile.head >= 0 && tile.head < heads);
+            EXPECT_TRUE(tile.pack >= 0 && tile.pack < heads);
             EXPECT_TRUE(tile.batch >= 0 && tile.batch < batches);
-            seen.insert({tile.m_block, tile.head, tile.batch});
+            seen.insert({tile.m_block, tile.pack, tile.batch});
           }
           EXPECT_EQ(seen.size(), size_t(order.num_tiles()));
         }
       }
     }
   }
+}
+
+constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
+
+// Blocks that some of these rows visit.
+int num_blocks(const MaskRuleOf<int>& mask, int first_row, int rows, int block_n, int queries,
+               int keys) {
+  const int end = std::min(first_row + rows, queries);
+  return visited_blocks(block_range(mask, first_row, end, queries, keys), block_n).end;
 }
 
 // Tiles drawn by 132 multiprocessors as they fall free: the last one to finish over the mean.
@@ -43,7 +52,7 @@ double drawn_imbalance(const TileOrder& order, int block_m, int block_n, int seq
   double total = 0, last = 0;
   for (int ticket = 0; ticket < order.num_tiles(); ++ticket) {
     const int first_row = order.tile(ticket).m_block * block_m;
-    const double cost = key_blocks(first_row, block_m, block_n, seqlen, seqlen, true).count;
+    const double cost = num_blocks(kCausal, first_row, block_m, block_n, seqlen, seqlen);
     const double end = free_at.top() + cost;
     free_at.pop();
     free_at.push(end);
@@ -73,7 +82,7 @@ struct Lengths {
   int queries, keys;
 };
 
-TEST(KeyBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
+TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
   constexpr int kRows = 64, kKeys = 48;
   for (const auto [queries, keys] : {Lengths{1, 1},
                                      {64, 48},
@@ -84,11 +93,11 @@ TEST(KeyBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
                                      {65, 2},
                                      {512, 96},
                                      {96, 512}}) {
-    for (const bool causal : {false, true}) {
-      const MaskRule mask{MaskRule::kUnbounded, causal ? 0 : MaskRule::kUnbounded};
+    for (const MaskRuleOf<int>& mask : {kFull, kCausal, MaskRuleOf<int>{.right = 5}}) {
       for (int first = 0; first < queries; first += kRows) {
-        const KeyBlocks blocks = key_blocks(first, kRows, kKeys, queries, keys, causal);
         const int end = std::min(first + kRows, queries);
+        const RowBlocks blocks = row_blocks(block_range(mask, first, end, queries, keys),
+                                            RightEdge::of(mask, first, queries, keys), kKeys, 0);
         std::vector<bool> has_seen(kRows, false);
         ASSERT_GE(blocks.count, 1);
         ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
@@ -97,8 +106,7 @@ TEST(KeyBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
           for (int row = first; row < end; ++row) {
             for (int key = block * kKeys; key < (block + 1) * kKeys; ++key) {
               const bool visible = key < keys && mask.visible(row, key, queries, keys);
-              ASSERT_EQ(visible, key < key_limit(row, queries, keys, causal));
-              ASSERT_EQ(visible, key < std::min(blocks.first_limit + row - first, keys));
+              ASSERT_EQ(visible, key < blocks.edge.end_of(row - first));
               if (visible) {
                 ASSERT_LT(block, blocks.count) << "a visible key is not visited";
               }
@@ -123,14 +131,14 @@ TEST(KeyBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
 }
 
 // The blocks a tile loads are those of its last warpgroup with rows: nobody waits for one more.
-TEST(KeyBlocks, of_a_tile_are_the_most_of_its_warpgroups) {
+TEST(RowBlocks, of_a_tile_are_the_most_of_its_warpgroups) {
   for (const auto [queries, keys] : {Lengths{1000, 1000}, {129, 700}, {700, 129}}) {
     for (int first = 0; first < queries; first += 192) {
       int most = 0;
       for (int row = first; row < std::min(first + 192, queries); row += 64) {
-        most = std::max(most, key_blocks(row, 64, 80, queries, keys, true).count);
+        most = std::max(most, num_blocks(kCausal, row, 64, 80, queries, keys));
       }
-      EXPECT_EQ(key_blocks(first, 192, 80, queries, keys, true).count, most);
+      EXPECT_EQ(num_blocks(kCausal, first, 192, 80, queries, keys), most);
     }
   }
 }

@@ -41,6 +41,9 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) {
 inline bool __any_sync(unsigned, bool value) {
   return value;
 }
+inline bool __all_sync(unsigned, bool value) {
+  return value;
+}
 inline unsigned __ballot_sync(unsigned, bool value) {
   return value ? ~0u : 0u;
 }

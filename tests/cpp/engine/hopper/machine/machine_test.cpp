@@ -17,6 +17,8 @@
 #include "many_orders.h"
 
 namespace fa3::hopper {
+
+using cuda::Element;
 namespace {
 
 using namespace machine;  // the test's view of it

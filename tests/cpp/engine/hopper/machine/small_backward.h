@@ -7,15 +7,16 @@
 #pragma once
 
 #include "cuda_words.h"
+#include "engine/cuda/math.cuh"
+#include "engine/cuda/thread.cuh"
+#include "engine/hopper/forward_config.h"
 #include "engine/hopper/piece/pipeline.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/fence.cuh"
-#include "engine/hopper/ptx/math.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/ptx/wgmma.cuh"
-#include "engine/hopper/tile/fragment.h"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper::small_backward {
@@ -43,6 +44,7 @@ enum class Break {
 inline constexpr int kSteps = 5, kQuerySlots = 2, kDsSlots = 2;
 inline constexpr int kQueries = 64, kKeys = 128, kColumns = 64;
 inline constexpr int kMathWarpgroups = 2, kWarps = 12;
+inline constexpr int kMmaDepth = tile::kMmaBytes / 2;  // elements of 16 bits
 
 // Where everything lies.
 struct Smem {
@@ -169,21 +171,21 @@ class Math {
     ptx::wgmma_wait_group<0>();
 
     uint32_t p[4];
-    for (uint32_t& x : p) x = ptx::cvt_pair<kE>(ptx::ex2(s[0]), ptx::ex2(s[1]));
-    for (int k = 0; k < kQueries; k += tile::kMmaK) {
+    for (uint32_t& x : p) x = pack_pair<kE>(ex2(s[0]), ex2(s[1]));
+    for (int k = 0; k < kQueries; k += kMmaDepth) {
       ptx::wgmma_m64k16_rs<kE>(dv_, p, rows_of(Smem::kQuery, d_o, k), 1);
     }
     ptx::wgmma_commit_group();
     store_ds(ds, dp);
 
     // dQ = dS K, then dK += dS^T Q, both from the stored dS.
-    for (int k = 0; k < kKeys; k += tile::kMmaK) {
+    for (int k = 0; k < kKeys; k += kMmaDepth) {
       ptx::wgmma_m64k16_ss<kE, Major::kK, Major::kMn>(
           dq, columns_of(Smem::kDs, ds, k), rows_of(Smem::kKv, Smem::k(), k) + dq_column() / 16,
           k != 0);
     }
     ptx::wgmma_commit_group();
-    for (int k = 0; k < kQueries; k += tile::kMmaK) {
+    for (int k = 0; k < kQueries; k += kMmaDepth) {
       const uint32_t my_keys = ds + uint32_t(wg_ * Smem::kDs.slab_bytes());
       ptx::wgmma_m64k16_ss<kE, Major::kMn, Major::kMn>(dk_, rows_of(Smem::kDs, my_keys, k),
                                                        rows_of(Smem::kQuery, q, k), 1);
@@ -202,7 +204,7 @@ class Math {
   // Rows of 64 keys times 64 queries.
   void scores(Accumulator<kQueries>& s, uint32_t keys, uint32_t queries) {
     const uint32_t mine = keys + uint32_t(wg_ * kRowsPerWarpgroup * Smem::kKv.row_bytes());
-    for (int k = 0; k < kColumns; k += tile::kMmaK) {
+    for (int k = 0; k < kColumns; k += kMmaDepth) {
       ptx::wgmma_m64k16_ss<kE>(s, columns_of(Smem::kKv, mine, k),
                                columns_of(Smem::kQuery, queries, k), k != 0);
     }
@@ -210,7 +212,7 @@ class Math {
   }
 
   void store_ds(uint32_t ds, const Accumulator<kQueries>& dp) {
-    const uint32_t packed[4] = {ptx::cvt_pair<kE>(dp[0], dp[1])};
+    const uint32_t packed[4] = {pack_pair<kE>(dp[0], dp[1])};
     const uint32_t mine = ds + uint32_t(wg_ * Smem::kDs.slab_bytes());
     for (int row = 0; row < kQueries; row += 16) {
       ptx::stmatrix_x4_trans(mine + uint32_t(row * Smem::kDs.row_bytes()), packed);
@@ -236,12 +238,12 @@ class Math {
 
   // dK leaves over the place of K, which nobody needs any more.
   void store_dk() {
-    const bool leads = ptx::tid_x() % 128 == 0;
+    const bool leads = thread_in_block() % 128 == 0;
     if (break_ != Break::kStagedOverK) ptx::bar_sync(kKSpent, kMathThreads);
     // The writer's last word, so that its barrier ends at rest.
     ptx::bar_sync(kDqEmpty + wg_, kDqThreads);
     const uint32_t mine = Smem::k() + uint32_t(wg_ * Smem::kGradientBytes);
-    const uint32_t packed[4] = {ptx::cvt_pair<kE>(dk_[0], dv_[0])};
+    const uint32_t packed[4] = {pack_pair<kE>(dk_[0], dv_[0])};
     ptx::stmatrix_x4(mine, packed);
     ptx::fence_proxy_async();
     ptx::bar_sync(kDkStaged + wg_, 128);
@@ -254,13 +256,13 @@ class Math {
 
   static uint64_t columns_of(tile::TileLayout layout, uint32_t address, int column) {
     return tile::descriptor(layout, tile::k_major_low(address),
-                            layout.k_major_step(column / tile::kMmaK));
+                            layout.k_major_step(column / kMmaDepth));
   }
   static uint64_t rows_of(tile::TileLayout layout, uint32_t address, int row) {
     return tile::descriptor(layout, tile::mn_major_low(layout, address),
-                            layout.mn_major_step(row / tile::kMmaK));
+                            layout.mn_major_step(row / kMmaDepth));
   }
-  uint64_t dq_column() const { return uint64_t(wg_ * kColumns / kMathWarpgroups * kElementBytes); }
+  uint64_t dq_column() const { return uint64_t(wg_ * kColumns / kMathWarpgroups * bytes_of(kE)); }
 
   const Tensors& t_;
   const int wg_;

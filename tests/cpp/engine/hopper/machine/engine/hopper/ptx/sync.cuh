@@ -13,9 +13,6 @@ inline void bar_sync(int id, int threads) {
 inline void bar_arrive(int id, int threads) {
   machine::named_arrive(id, threads);
 }
-inline unsigned tid_x() {
-  return threadIdx.x;
-}
 inline uint32_t cvta_to_shared(const void*) {
   return machine::kSmemBase;
 }

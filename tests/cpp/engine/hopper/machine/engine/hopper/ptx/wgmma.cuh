@@ -2,11 +2,13 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "engine/hopper/ptx/element.h"
+#include "engine/cuda/element.h"
 #include "engine/hopper/ptx/major.h"
 #include "instructions.h"
 
 namespace fa3::hopper::ptx {
+
+using cuda::Element;
 
 inline void wgmma_fence() {}
 inline void wgmma_commit_group() {

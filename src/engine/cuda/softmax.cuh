@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Online softmax of one score block, in two forms that leave the same kind of state.
 //
-// A row keeps a reference `ref` (a whole number, in log2 units) and the sum of 2^(c s - ref) over
-// the keys seen so far, c = scale * log2(e). Softmax does not depend on ref; it only must keep the
-// weights in range.
-//   ordinary  ref follows the row maximum: correct for any scores, costs a max, two shuffles and a
+// A row keeps a reference `ref` (log2 units) and the sum of 2^(s - ref) over the keys seen so far, s
+// being the scores in log2 units. Softmax does not depend on ref; it only must keep the weights in
+// range. A row's largest weight is 1 where ref was taken from it, so that one key alone, or one that
+// rules the row, gives its V unrounded.
+//   ordinary  ref follows the row maximum: right for any scores, costs a max, two shuffles and a
 //             rescale a block.
 //   guarded   ref stays. No max, no shuffle, no rescale: the block's weights are computed at once
 //             and their sum, needed anyway, tells whether any grew too large. Then, and only then,
-//             correct() moves ref up by a whole number, an exact scaling by a power of two.
-// What correct() cannot hold (beyond 2^100, infinities, NaN) it reports; the tile is then done again
-// with ordinary steps only. The rules side by side with the CPU's: docs/numerics.md.
+//             scale_back() moves ref to the largest weight. Weights that overflowed cannot be scaled
+//             back: the caller computes the scores again and takes the ordinary step.
+// The rules side by side with the CPU's: docs/numerics.md.
 #pragma once
 
-#include "engine/hopper/ptx/math.cuh"
-#include "engine/hopper/tile/fragment.h"
+#include "engine/cuda/fragment.h"
+#include "engine/cuda/math.cuh"
 
-namespace fa3::hopper {
-
-using tile::fragment_row_slot;
-using tile::kRowsPerThread;
+namespace fa3::cuda {
 
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLn2 = 0.69314718055994531f;
@@ -29,12 +27,12 @@ inline constexpr float kLn2 = 0.69314718055994531f;
 template <int Keys>
 constexpr float kBlockSumBound = 256.0f * Keys / 4;
 
-// Beyond this, 2^-k and the products with it leave fp32's comfortable range.
-inline constexpr float kCorrectableSum = 0x1p100f;
+// Beyond this, reciprocals and the products with them leave fp32's comfortable range.
+inline constexpr float kLargestScalable = 0x1p100f;
 
 struct RowState {
-  float ref[kRowsPerThread] = {-kInfinity, -kInfinity};
-  float sum[kRowsPerThread] = {0.0f, 0.0f};  // this thread's columns only
+  float ref[kRowsPerThread] = {-kInfinity, -kInfinity};  // -inf: no key seen
+  float sum[kRowsPerThread] = {0.0f, 0.0f};              // this thread's columns only
 };
 
 // Block sums by row, and what the rows' earlier sums and outputs must be multiplied by.
@@ -60,14 +58,14 @@ struct BlockSums {
   __device__ __forceinline__ float of(int row) const { return part[row][0] + part[row][1]; }
 };
 
-// scores [Begin, End) -> 2^(scale_log2 * score - ref).
-template <int Begin, int End, int Count>
+// scores [Begin, End) -> their weights against `ref`.
+template <int Begin, int End, class Score, int Count>
 __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
-                                             float scale_log2, BlockSums& sums) {
+                                             const Score& score, BlockSums& sums) {
 #pragma unroll
   for (int i = Begin; i < End; ++i) {
     const int row = fragment_row_slot(i);
-    scores[i] = ptx::ex2(__fmaf_rn(scores[i], scale_log2, -ref[row]));
+    scores[i] = ex2(score.exponent(scores[i], ref[row]));
     sums.part[row][i % 2] += scores[i];
   }
 }
@@ -86,70 +84,72 @@ __device__ __forceinline__ void row_max(const float (&values)[Count], float (&ma
   }
 }
 
-template <int Count>
+template <class Score, int Count>
 __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& rows,
-                                              float scale_log2, StepResult& result) {
+                                              const Score& score, StepResult& result) {
   float max[kRowsPerThread];
   row_max(scores, max);
   float finite_ref[kRowsPerThread];
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
     const float old_ref = rows.ref[row];
-    rows.ref[row] = fmaxf(old_ref, ceilf(max[row] * scale_log2));
+    rows.ref[row] = fmaxf(old_ref, score.reference(max[row]));
     // A row that has seen no key: 2^(-inf - 0) = 0, where -inf - -inf would be NaN.
     finite_ref[row] = rows.ref[row] == -kInfinity ? 0.0f : rows.ref[row];
-    result.rescale[row] = ptx::ex2(old_ref - finite_ref[row]);
+    result.rescale[row] = ex2(old_ref - finite_ref[row]);
   }
   BlockSums sums;
-  exponentiate<0, Count>(scores, finite_ref, scale_log2, sums);
+  exponentiate<0, Count>(scores, finite_ref, score, sums);
   result.block_sum[0] = sums.of(0);
   result.block_sum[1] = sums.of(1);
 }
 
 // `meanwhile` is called once the first Early of the thread's weights are there.
-template <int Early, int Count, class Meanwhile>
+template <int Early, class Score, int Count, class Meanwhile>
 __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowState& rows,
-                                             float scale_log2, StepResult& result,
+                                             const Score& score, StepResult& result,
                                              const Meanwhile& meanwhile) {
   BlockSums sums;
-  exponentiate<0, Early>(scores, rows.ref, scale_log2, sums);
+  exponentiate<0, Early>(scores, rows.ref, score, sums);
   meanwhile();
-  exponentiate<Early, Count>(scores, rows.ref, scale_log2, sums);
+  exponentiate<Early, Count>(scores, rows.ref, score, sums);
   result.block_sum[0] = sums.of(0);
   result.block_sum[1] = sums.of(1);
 }
 
 // Whether some row of this warp left the guarded step's range. Written so that NaN says yes.
 template <int Keys>
-__device__ __forceinline__ bool needs_correction(const StepResult& result) {
+__device__ __forceinline__ bool guard_fires(const StepResult& result) {
   const bool within =
       result.block_sum[0] <= kBlockSumBound<Keys> && result.block_sum[1] <= kBlockSumBound<Keys>;
   return __any_sync(0xffffffff, !within);
 }
 
-// Moves ref of the rows out of range up to their largest weight and scales those weights; other
-// rows are multiplied by exactly one. Returns false when some row is beyond correction.
+// Whether no weight of this warp overflowed, or nearly. NaN says no.
+__device__ __forceinline__ bool can_scale_back(const StepResult& result) {
+  const bool scalable =
+      result.block_sum[0] <= kLargestScalable && result.block_sum[1] <= kLargestScalable;
+  return __all_sync(0xffffffff, scalable);
+}
+
+// Moves ref of the rows out of range to their largest weight, which becomes 1; other rows are
+// multiplied by exactly one.
 template <int Keys, int Count>
-__device__ __forceinline__ bool correct(float (&weights)[Count], RowState& rows,
-                                        StepResult& result) {
+__device__ __forceinline__ void scale_back(float (&weights)[Count], RowState& rows,
+                                           StepResult& result) {
   float max[kRowsPerThread];
   row_max(weights, max);
-  bool correctable = true;
+  const unsigned quad = 0xfu << (threadIdx.x % kWarpSize & ~3u);
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    const float sum = result.block_sum[row];
-    const unsigned quad = 0xfu << (threadIdx.x % kWarpSize & ~3u);
-    const bool fired = (__ballot_sync(0xffffffff, !(sum <= kBlockSumBound<Keys>)) & quad) != 0;
-    const bool beyond = __any_sync(0xffffffff, !(sum <= kCorrectableSum));
-    correctable = correctable && !beyond;
-    const float shift = fired && !beyond ? ceilf(ptx::lg2(max[row])) : 0.0f;
-    result.rescale[row] = ptx::ex2(-shift);
+    const bool within = result.block_sum[row] <= kBlockSumBound<Keys>;
+    const bool fired = (__ballot_sync(0xffffffff, !within) & quad) != 0;
+    result.rescale[row] = fired ? rcp(max[row]) : 1.0f;
     result.block_sum[row] *= result.rescale[row];
-    rows.ref[row] += shift;
+    if (fired) rows.ref[row] += lg2(max[row]);
   }
 #pragma unroll
   for (int i = 0; i < Count; ++i) weights[i] *= result.rescale[fragment_row_slot(i)];
-  return correctable;
 }
 
-}  // namespace fa3::hopper
+}  // namespace fa3::cuda

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "engine/hopper/ptx/element.h"
+#include "engine/cuda/element.h"
 
-namespace fa3::hopper::ptx {
+namespace fa3::cuda {
 
 __device__ __forceinline__ float ex2(float x) {
   float y;
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t cvt_f16x2(float low, float high) {
 }
 
 template <Element E>
-__device__ __forceinline__ uint32_t cvt_pair(float low, float high) {
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   if constexpr (E == Element::kBf16) {
     return cvt_bf16x2(low, high);
   } else {
@@ -47,4 +47,4 @@ __device__ __forceinline__ uint32_t cvt_pair(float low, float high) {
   }
 }
 
-}  // namespace fa3::hopper::ptx
+}  // namespace fa3::cuda

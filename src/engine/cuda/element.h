@@ -2,10 +2,14 @@
 // The element types of Q, K, V and O that the kernels are written for.
 #pragma once
 
-namespace fa3::hopper {
+#include "core/macros.h"
+
+namespace fa3::cuda {
 
 enum class Element : unsigned char { kFp16, kBf16 };
 
-inline constexpr int kElementBytes = 2;  // both of them
+FA3_HD constexpr int bytes_of(Element) {
+  return 2;  // both of them
+}
 
-}  // namespace fa3::hopper
+}  // namespace fa3::cuda

@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/device.h"
+#include "engine/cuda/device.h"
 
 #include "core/error.h"
 
-namespace fa3::hopper {
+namespace fa3::cuda {
 namespace {
-
-constexpr int kMajor = 9;  // compute capability 9.0: the kernels are built for sm_90a alone
-constexpr int kMinor = 0;
-
-struct Capability {
-  int major = 0;
-  int minor = 0;
-};
 
 cudaError_t capability_of(int device, Capability* capability) {
   const cudaError_t error =
       cudaDeviceGetAttribute(&capability->major, cudaDevAttrComputeCapabilityMajor, device);
   if (error != cudaSuccess) return error;
   return cudaDeviceGetAttribute(&capability->minor, cudaDevAttrComputeCapabilityMinor, device);
-}
-
-bool fits(Capability found) {
-  return found.major == kMajor && found.minor == kMinor;
 }
 
 // In plain words where the runtime's own mislead: it calls a missing driver an insufficient one.
@@ -39,19 +27,19 @@ std::string text_of(cudaError_t error) {
 
 }  // namespace
 
-Availability probe() {
+Availability probe(Capability needed) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     return {false, text_of(error)};
   }
-  const int device = first_device();
-  if (device == kNoDevice) {
-    return {false, concat("none of ", count, " CUDA devices has compute capability 9.0")};
-  }
-  return {true, concat("CUDA device ", device, ", compute capability 9.0")};
+  const std::string capability = concat("compute capability ", needed.major, ".", needed.minor);
+  const int device = first_device(needed);
+  if (device == kNoDevice)
+    return {false, concat("none of ", count, " CUDA devices has ", capability)};
+  return {true, concat("CUDA device ", device, ", ", capability)};
 }
 
-int first_device() {
+int first_device(Capability needed) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();
@@ -59,21 +47,19 @@ int first_device() {
   }
   for (int device = 0; device < count; ++device) {
     Capability found;
-    if (capability_of(device, &found) == cudaSuccess && fits(found)) return device;
+    if (capability_of(device, &found) == cudaSuccess && found == needed) return device;
   }
   return kNoDevice;
 }
 
-Status check_device(int device) {
+Status check_device(int device, Capability needed) {
   Capability found;
   if (const cudaError_t error = capability_of(device, &found); error != cudaSuccess) {
     return unsupported("cuda:", device, ": ", text_of(error));
   }
-  if (!fits(found)) {
-    return unsupported("cuda:", device, " has compute capability ", found.major, ".", found.minor,
-                       "; the kernels need 9.0");
-  }
-  return {};
+  if (found == needed) return {};
+  return unsupported("cuda:", device, " has compute capability ", found.major, ".", found.minor,
+                     "; the kernels need ", needed.major, ".", needed.minor);
 }
 
 DeviceScope::DeviceScope(int device) {
@@ -89,4 +75,4 @@ DeviceScope::~DeviceScope() {
   if (switched_) cudaSetDevice(previous_);
 }
 
-}  // namespace fa3::hopper
+}  // namespace fa3::cuda

@@ -6,8 +6,8 @@
 
 #include "core/problem.h"
 
-namespace fa3::hopper {
+namespace fa3::cuda {
 
 Status run_merge(const MergeProblem& problem, void* stream);
 
-}  // namespace fa3::hopper
+}  // namespace fa3::cuda

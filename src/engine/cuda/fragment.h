@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds what: the accumulator of one warpgroup's wgmma (64 rows, N columns) spread over 128
-// threads. Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four lanes
-// of a quad share the rows. Packed in pairs, the same registers are the A operand of the next
-// wgmma, without moving anything. Plain constexpr: tested on the host. Next: gemm.cuh.
+// Who holds what: the accumulator of a matrix product (mma.sync and wgmma alike), 16 rows to a warp.
+// Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four lanes of a quad
+// share the rows. Packed in pairs, the same registers are the A operand of the next product, without
+// moving anything. Plain constexpr: tested on the host.
 #pragma once
 
 #include "core/macros.h"
 
-namespace fa3::hopper {
+namespace fa3::cuda {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
-inline constexpr int kWarpsPerWarpgroup = kWarpgroupSize / kWarpSize;
-inline constexpr int kRowsPerWarp = 16;  // of the 64 a wgmma covers
-inline constexpr int kRowsPerWarpgroup = 64;
-
-}  // namespace fa3::hopper
-
-namespace fa3::hopper::tile {
+inline constexpr int kRowsPerWarp = 16;
 
 inline constexpr int kRowsPerThread = 2;
 inline constexpr int kRowDistance = 8;  // between a thread's two rows
@@ -28,7 +21,7 @@ FA3_HD constexpr int fragment_row_slot(int i) {
   return i / 2 % 2;
 }
 
-// Row inside the warpgroup's 64 of a thread's first row.
+// A thread's first row, in the rows of all warps from thread 0 on.
 FA3_HD constexpr int fragment_row(int thread) {
   return thread / kWarpSize * kRowsPerWarp + thread % kWarpSize / kQuadLanes;
 }
@@ -42,4 +35,4 @@ FA3_HD constexpr int fragment_lane_column(int thread) {
   return thread % kQuadLanes * 2;
 }
 
-}  // namespace fa3::hopper::tile
+}  // namespace fa3::cuda

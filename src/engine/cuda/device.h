@@ -8,17 +8,26 @@
 
 #include "engine/engine.h"
 
-namespace fa3::hopper {
+namespace fa3::cuda {
 
-Availability probe();
+// What an engine's kernels are built for.
+struct Capability {
+  int major = 0;
+  int minor = 0;
+
+  bool operator==(const Capability&) const = default;
+};
+
+// Whether some device has this capability, in a sentence.
+Availability probe(Capability needed);
 
 constexpr int kNoDevice = -1;
 
-// The first device that the kernels can run on, or kNoDevice.
-int first_device();
+// The first device of this capability, or kNoDevice.
+int first_device(Capability needed);
 
-// OK if the kernels can run on this device.
-Status check_device(int device);
+// OK if this device has the capability.
+Status check_device(int device, Capability needed);
 
 class DeviceScope {
  public:
@@ -35,4 +44,4 @@ class DeviceScope {
   cudaError_t error_ = cudaSuccess;
 };
 
-}  // namespace fa3::hopper
+}  // namespace fa3::cuda

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "engine/hopper/tile/fragment.h"
+#include "engine/cuda/fragment.h"
 
-namespace fa3::hopper::tile {
+namespace fa3::cuda {
 
 // Lanes `Distance` apart trade `high` of the lower lane for `low` of the upper one.
 template <int Distance>
@@ -25,4 +25,4 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&x)[kQuadLanes]) {
   trade<2>(x[1], x[3], second_pair);
 }
 
-}  // namespace fa3::hopper::tile
+}  // namespace fa3::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i, one warp a row of a head. Limited by memory
 // bandwidth, so nothing is kept between the two passes over the partials' lse.
-#include "engine/hopper/merge.h"
+#include "engine/cuda/merge.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -9,10 +9,10 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "engine/hopper/device.h"
-#include "engine/hopper/tile/fragment.h"
+#include "engine/cuda/device.h"
+#include "engine/cuda/fragment.h"
 
-namespace fa3::hopper {
+namespace fa3::cuda {
 namespace {
 
 constexpr int kWarpsPerBlock = 8;
@@ -81,7 +81,6 @@ cudaError_t launch(const MergeProblem& p, cudaStream_t stream) {
 }  // namespace
 
 Status run_merge(const MergeProblem& problem, void* stream) {
-  FA3_TRY(check_device(problem.device_index));
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   const auto on = static_cast<cudaStream_t>(stream);
@@ -95,4 +94,4 @@ Status run_merge(const MergeProblem& problem, void* stream) {
   return {StatusCode::device_error, concat("merge: ", cudaGetErrorString(error))};
 }
 
-}  // namespace fa3::hopper
+}  // namespace fa3::cuda

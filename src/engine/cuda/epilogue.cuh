@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// From accumulators straight to global memory, one warp and its 16 rows at a time: normalise, pack,
+// trade columns within quads, store; and the log-sum-exp. Shared memory is left to loads, and no other
+// warp is waited for.
+#pragma once
+
+#include "engine/cuda/global.cuh"
+#include "engine/cuda/lane_rows.cuh"
+#include "engine/cuda/quad.cuh"
+#include "engine/cuda/softmax.cuh"
+
+namespace fa3::cuda {
+
+// Where a lane's stores go: of its two rows, 8 columns of each 32.
+struct LaneOutput {
+  static constexpr int kColumns = 8;
+  static constexpr int kStride = kColumns * kQuadLanes;
+
+  uint16_t* row[kRowsPerThread];
+  bool row_exists[kRowsPerThread];
+  int columns_left;  // of the tensor, from the lane's first
+
+  __device__ __forceinline__ LaneOutput(const RowTensor& o, int batch, const LaneRows& rows) {
+    const int lane_column = int(thread_in_block() % kQuadLanes) * kColumns;
+    columns_left = o.columns - lane_column;
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      row[r] = static_cast<uint16_t*>(o.data) + o.strides.offset(batch, rows.head[r], rows.row[r]) +
+               lane_column;
+      row_exists[r] = rows.exists[r];
+    }
+  }
+
+  __device__ __forceinline__ void store(int r, int column, const uint32_t (&packed)[4]) const {
+    store_global_if(row_exists[r] && column < columns_left, row[r] + column, packed);
+  }
+};
+
+// The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
+// row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
+template <Element E, int Count>
+__device__ __forceinline__ void store_output(const LaneOutput& lane_output,
+                                             const float (&output)[Count],
+                                             const float (&sum)[kRowsPerThread]) {
+  const float inverse[kRowsPerThread] = {rcp(sum[0]), rcp(sum[1])};
+  constexpr int kGroups = Count * 2 / LaneOutput::kStride;
+  static_assert(Count * 2 % LaneOutput::kStride == 0);
+  uint32_t packed[kGroups][kRowsPerThread][kQuadLanes];
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+#pragma unroll
+      for (int j = 0; j < kQuadLanes; ++j) {
+        const int i = group * LaneOutput::kStride / 2 + 4 * j + 2 * r;
+        packed[group][r][j] = pack_pair<E>(output[i] * inverse[r], output[i + 1] * inverse[r]);
+      }
+      transpose_in_quad(packed[group][r]);
+    }
+    if (group % 2 == 0 && group + 1 < kGroups) continue;
+#pragma unroll
+    for (int done = group / 2 * 2; done <= group; ++done) {
+#pragma unroll
+      for (int r = 0; r < kRowsPerThread; ++r) {
+        lane_output.store(r, done * LaneOutput::kStride, packed[done][r]);
+      }
+    }
+  }
+}
+
+// Rows without keys are zero, even where a hidden V was Inf or NaN: written again.
+template <int Columns>
+__device__ __forceinline__ void clear_rows_without_keys(const LaneOutput& lane_output,
+                                                        const float (&ref)[kRowsPerThread]) {
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    if (ref[r] != -kInfinity) continue;
+#pragma unroll 1
+    for (int column = 0; column < Columns; column += LaneOutput::kStride) {
+      lane_output.store(r, column, {});
+    }
+  }
+}
+
+// Without branches and before the output: its long address arithmetic fills the exchanges' waits.
+__device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const LaneRows& rows,
+                                          const float (&ref)[kRowsPerThread],
+                                          const float (&sum)[kRowsPerThread]) {
+  const bool stores = lse.data && thread_in_block() % kQuadLanes == 0;
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    // A row without keys has sum 0, so -inf comes out.
+    store_global_if(stores && rows.exists[r],
+                    lse.data + lse.strides.offset(batch, rows.head[r], rows.row[r]),
+                    (ref[r] + lg2(sum[r])) * kLn2);
+  }
+}
+
+// The 16 rows of a warp, of which `first_row` is the first in its sequence.
+template <Element E, int Count>
+__device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
+                                           int first_row, const float (&output)[Count],
+                                           const RowState& state) {
+  const float sum[kRowsPerThread] = {quad_sum(state.sum[0]), quad_sum(state.sum[1])};
+  const LaneRows rows(to.pack, queries, first_row);
+  store_lse(to.lse, queries.batch, rows, state.ref, sum);
+  const LaneOutput lane_output(to.o, queries.batch, rows);
+  store_output<E>(lane_output, output, sum);
+  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2>(lane_output, state.ref);
+}
+
+}  // namespace fa3::cuda

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mask policy of a kernel without left windows: which keys of a masked block a row sees. Another
+// policy is another struct with these questions. Next: mask.cuh.
+#pragma once
+
+#include "core/mask_rule.h"
+
+namespace fa3::cuda {
+
+// Keys end on the right: at the diagonal, which moves by a key a query, and where the sequence ends.
+struct RightEdge {
+  int first_end;  // the first query sees the keys below this; the i-th those below first_end + i
+  int keys;       // none from here up
+
+  // For queries from q_begin on.
+  static FA3_HD constexpr RightEdge of(const MaskRuleOf<int>& mask, int q_begin, int seqlen_q,
+                                       int seqlen_k) {
+    const bool bounded = mask.right != mask.kUnbounded;
+    return {bounded ? q_begin + seqlen_k - seqlen_q + mask.right + 1 : seqlen_k, seqlen_k};
+  }
+
+  // The same, keys counted from `first_key`.
+  FA3_HD constexpr RightEdge from(int first_key) const {
+    return {first_end - first_key, keys - first_key};
+  }
+
+  FA3_HD constexpr int end_of(int query) const {
+    return first_end + query < keys ? first_end + query : keys;
+  }
+};
+
+}  // namespace fa3::cuda

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scores of one key block a second time, by one warp alone, for weights that have overflowed and
+// taken the scores with them. Q and K come from global memory, because their shared memory may hold
+// other tiles by now. Rare, so it is kept short rather than fast.
+#pragma once
+
+#include "engine/cuda/global.cuh"
+#include "engine/cuda/lane_rows.cuh"
+#include "engine/cuda/mma.cuh"
+
+namespace fa3::cuda {
+
+// `queries` are the warp's rows; `keys` points at the block's first row. All its keys exist.
+//
+// A lane loads 8 columns of a row at once, where a product wants two pairs of columns from it. The sum
+// over columns does not care which column is which, as long as Q and K agree: so a lane's first four
+// columns serve one product, its others the next.
+template <Element E, int HeadDim, int Count>
+__device__ __forceinline__ void score_again(float (&scores)[Count], const RowTensor& q, int batch,
+                                            const LaneRows& queries, const uint16_t* keys,
+                                            int64_t key_stride) {
+  constexpr int kLaneColumns = 8, kColumns = kLaneColumns * kQuadLanes;  // of two products
+  constexpr int kKeys = 8;
+  const int lane = int(thread_in_block() % kWarpSize);
+  const uint16_t* q_row[kRowsPerThread];
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    q_row[r] = static_cast<const uint16_t*>(q.data) +
+               q.strides.offset(batch, queries.head[r], queries.row[r]);
+  }
+  const uint16_t* const first_key = keys + lane / kQuadLanes * key_stride;
+#pragma unroll
+  for (float& score : scores) score = 0.0f;
+#pragma unroll 1
+  for (int column = lane % kQuadLanes * kLaneColumns; column < HeadDim; column += kColumns) {
+    const bool exists = column < q.columns;  // zero outside of the tensor
+    uint32_t low_row[4], high_row[4];
+    load_global_if(exists && queries.exists[0], q_row[0] + column, low_row);
+    load_global_if(exists && queries.exists[1], q_row[1] + column, high_row);
+    const uint16_t* key = first_key + column;
+#pragma unroll
+    for (int n = 0; n < Count * 2; n += kKeys, key += kKeys * key_stride) {
+      uint32_t b[4];
+      load_global_if(exists, key, b);
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+        const uint32_t a[4] = {low_row[half], high_row[half], low_row[half + 1],
+                               high_row[half + 1]};
+        mma_m16n8k16<E>(scores + n / 2, a, {b[half], b[half + 1]});
+      }
+    }
+  }
+}
+
+}  // namespace fa3::cuda
