@@ -47,7 +47,8 @@ int64_t count_parts(const Problem& problem) {
 
 // Query rows of all sequences, each with room for the padding of its last row group.
 int64_t all_rows(const Problem& problem) {
-  return problem.lengths_q.total + problem.batch * kRowsPerGroup;
+  const int64_t rows = problem.lengths_q.total;
+  return rows == 0 ? 0 : rows + problem.batch * kRowsPerGroup;
 }
 
 int64_t first_row(const Problem& problem, int64_t b) {
