@@ -67,13 +67,21 @@ FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScoreP
 }
 
 // Zeros where a row of the group does not see a key of the panel.
-static void hide_keys(const GradientTile& tile, const ScorePanel& panel) {
+FA3_INLINE void hide_keys(const GradientTile& tile, const ScorePanel& panel) {
+  VInt lanes = {};
+  FA3_UNROLL
+  for (int i = 0; i < kWidth; ++i) lanes[i] = i;
   for (int r = 0; r < kRowsPerGroup; ++r) {
     const KeyRange visible = tile.row_keys[panel.row + r];
-    for (int i = 0; i < kPanel; ++i) {
-      if (visible.begin <= panel.key + i && panel.key + i < visible.end) continue;
-      panel.p[r * kScoreStride + i] = 0.0f;
-      panel.ds[r * kScoreStride + i] = 0.0f;
+    const auto begin = static_cast<int32_t>(visible.begin - panel.key);
+    const auto end = static_cast<int32_t>(visible.end - panel.key);
+    FA3_UNROLL
+    for (int j = 0; j < kPanelVectors; ++j) {
+      const VInt key = lanes + j * kWidth;
+      const VInt seen = (key >= begin) & (key < end);
+      const int64_t at = r * kScoreStride + j * kWidth;
+      store(panel.p + at, (V)((VInt)load(panel.p + at) & seen));
+      store(panel.ds + at, (V)((VInt)load(panel.ds + at) & seen));
     }
   }
 }
