@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tiled backward pass, O(N) memory, bitwise repeatable: FlashAttention-3 Algorithm 3's five products
-// over recomputed P, cut into two passes so that every gradient tile has one writer.
+// over recomputed P. Reading order: gradient_tile.h, backward.cpp, simd/gradient_products.h.
 #pragma once
 
 #include <fa3/status.h>

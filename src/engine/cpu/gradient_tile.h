@@ -12,7 +12,7 @@
 namespace fa3::cpu {
 
 // Queries and keys of a tile: whole row groups, and for the keys whole panels of every instruction
-// set. P and dS are 2 x 77 KiB, K and V with their gradients 480 KiB at head dim 128: the L2 cache
+// set. P and dS are 2 x 78 KiB, K and V with their gradients 480 KiB at head dim 128: the L2 cache
 // holds all. Sums of dK and dV are read and written once per 96 steps of the micro-kernel, 3% of it.
 inline constexpr int64_t kGradientQueries = 16 * kRowsPerGroup;
 inline constexpr int64_t kGradientKeys = 32 * kRowsPerGroup;
@@ -31,12 +31,11 @@ struct GradientTile {
   // A multiple of kRowsPerGroup. Padding rows are zero and see nothing: their LSE is +inf, as is
   // that of every row without a key.
   int64_t num_queries = 0;
-  const float* q = nullptr;      // (queries, dim)
-  const float* d_o = nullptr;    // (queries, dim_v)
-  const float* lse = nullptr;    // (queries)
-  const float* delta = nullptr;  // (queries)
-  const KeyRange* row_keys =
-      nullptr;  // (queries): of the tile's keys; begins and ends never decrease
+  const float* q = nullptr;            // (queries, dim)
+  const float* d_o = nullptr;          // (queries, dim_v)
+  const float* lse = nullptr;          // (queries)
+  const float* delta = nullptr;        // (queries)
+  const KeyRange* row_keys = nullptr;  // (queries): of the tile's keys; begins, ends never decrease
 
   int64_t num_keys = 0;
   const float* k = nullptr;   // (keys, dim)
