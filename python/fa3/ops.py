@@ -11,12 +11,13 @@ from fa3 import _native
 from fa3._arrays import empty, is_torch, optional_view, output_view, shape_of, view
 from fa3._options import complete, native_options
 
-# fa3.torch puts its function here when it is imported, so that this module never imports torch.
+# fa3.torch puts its functions here when it is imported, so that this module never imports torch.
 attend_torch = None
+merge_torch = None
 
 
 class Gradients(NamedTuple):
-    """Of sum(do * out). dsink is None without a sink."""
+    """Of sum(do * out) + sum(dlse * lse). dsink is None without a sink."""
 
     dq: object
     dk: object
@@ -142,13 +143,14 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def attention_backward(do, q, k, v, out, lse, *, sink=None, **options):
-    """Gradients of sum(do * out), for arrays without autograd (torch tensors have their own).
+def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options):
+    """Gradients of sum(do * out) + sum(dlse * lse), for arrays without autograd.
 
     Args:
         do: gradient of out, with its shape and dtype.
         q, k, v, sink, **options: exactly those of the forward call (but for out and return_lse).
         out, lse: what attention(..., return_lse=True) returned.
+        dlse: gradient of lse, with its shape, float32; None is zero.
         deterministic: bitwise repeatable gradients.
 
     Returns:
@@ -165,13 +167,14 @@ def attention_backward(do, q, k, v, out, lse, *, sink=None, **options):
     dsink = None if sink is None else empty(shape_of(sink, "sink"), like=sink)
     _native.backward(
         *views,
+        optional_view(dlse, "dlse"),
         optional_view(sink, "sink"),
         output_view(dq, "dq"),
         output_view(dk, "dk"),
         output_view(dv, "dv"),
         None if sink is None else output_view(dsink, "dsink"),
         *options,
-        None,
+        _lender(q),
     )
     return Gradients(dq, dk, dv, dsink)
 
@@ -180,7 +183,7 @@ def merge(o_partial, lse_partial, *, num_threads=0):
     """Joins attention over disjoint sets of keys into attention over their union.
 
     lse = log(sum_i exp(lse_i)), o = sum_i exp(lse_i - lse) o_i (FlashAttention-2, arXiv
-    2307.08691, section 3.1).
+    2307.08691, section 3.1). Torch tensors: differentiable.
 
     Args:
         o_partial: (n, b, s, h, dv) float32.
@@ -189,6 +192,15 @@ def merge(o_partial, lse_partial, *, num_threads=0):
     Returns:
         out (b, s, h, dv) and lse (b, h, s), float32. Where every lse_i is -inf: 0 and -inf.
     """
+    if is_torch(o_partial):
+        if merge_torch is None:
+            import fa3.torch  # noqa: F401  fills merge_torch
+        return merge_torch(o_partial, lse_partial, num_threads)
+    return merge_arrays(o_partial, lse_partial, num_threads)
+
+
+def merge_arrays(o_partial, lse_partial, num_threads):
+    """merge() of any arrays, which autograd does not see."""
     views = view(o_partial, "o_partial"), view(lse_partial, "lse_partial")
     out = empty(shape_of(o_partial, "o_partial")[1:], like=o_partial)
     lse = empty(shape_of(lse_partial, "lse_partial")[1:], like=lse_partial)
@@ -220,6 +232,11 @@ def plan(q, k, v, *, sink=None, **options):
 def engines():
     """[(name, available, detail), ...]: who can compute on this machine, or why not."""
     return _native.engines()
+
+
+def _lender(q):
+    """Who lends workspace on q's device: torch's own allocator, or nobody."""
+    return (lambda count: empty((count,), like=q, dtype="uint8")) if is_torch(q) else None
 
 
 def _out_shape(q, v):

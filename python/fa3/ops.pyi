@@ -64,6 +64,7 @@ def attention_backward(
     out: Array,
     lse: Array,
     *,
+    dlse: Array | None = None,
     sink: Array | None = None,
     **options: Any,
 ) -> Gradients[Array]: ...

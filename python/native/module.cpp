@@ -139,6 +139,7 @@ struct Backward {
     read->tensor("v", Access::read, borrowed, &params->v);
     read->tensor("out", Access::read, borrowed, &params->o);
     read->tensor("lse", Access::read, borrowed, &params->lse);
+    read->tensor("dlse", Access::read, borrowed, &params->d_lse);
     read->tensor("sink", Access::read, borrowed, &params->sink);
     read->tensor("dq", Access::write, borrowed, &params->dq);
     read->tensor("dk", Access::write, borrowed, &params->dk);

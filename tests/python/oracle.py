@@ -64,12 +64,19 @@ def forward(q, k, v, *, causal=False, window=(-1, -1), softcap=0.0, scale=None, 
 
 
 @QUIET
-def backward(q, k, v, do, *, causal=False, window=(-1, -1), softcap=0.0, scale=None, sink=None):
-    """Gradients of sum(o * do). Returns dq, dk, dv, dsink; dsink is None without a sink."""
+def backward(
+    q, k, v, do, *, dlse=None, causal=False, window=(-1, -1), softcap=0.0, scale=None, sink=None
+):
+    """Gradients of sum(o * do) + sum(lse * dlse), where dlse is 0 by default and in empty rows.
+
+    Returns dq, dk, dv, dsink; dsink is None without a sink.
+    """
     at = _attend(q, k, v, causal, window, softcap, scale, sink)
     do = _swap_heads(np.asarray(do, dtype=np.float64))
     d_probabilities = np.where(at.visible, do @ at.v.swapaxes(-1, -2), 0.0)
     delta = (at.probabilities * d_probabilities).sum(axis=-1, keepdims=True)  # = sum(o * do)
+    if dlse is not None:  # the gradient of the LSE by a score is its probability
+        delta = delta - np.where(np.isneginf(at.lse), 0.0, dlse)[..., None]
     d_scores = at.probabilities * (d_probabilities - delta)
     if softcap:
         d_scores *= np.where(at.visible, 1.0 - (at.scores / softcap) ** 2, 0.0)  # 1 - tanh^2

@@ -125,6 +125,17 @@ def test_gradients_reach_packed_inputs(device, module):
     same(qkv.grad, torch.stack([leaf.grad for leaf in leaves], dim=2))
 
 
+@pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
+def test_the_lse_has_a_gradient(module):
+    leaves = [a.requires_grad_() for a in tensors("cpu", *[(2, 9, 4, 16)] * 3)]
+    _, lse, *_ = module.flash_attn_func(*leaves, return_attn_probs=True)
+    _, expected = fa3.attention(*leaves, return_lse=True)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(x.sum(), leaves) for x in (lse, expected)), strict=True
+    ):
+        same(ours, theirs)
+
+
 def test_qkv_of_grouped_heads_needs_the_number_of_query_heads(device):
     (qkv,) = tensors(device, (2, 9, 8, 16))
     q, k, v = qkv.split([4, 2, 2], dim=2)

@@ -52,6 +52,21 @@ def test_forward_and_backward_equal_the_oracle(name, dtype):
             assert_within(name, actual, exact, getattr(bound, name))
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("engine", ["cpu", "reference", "standard"])
+def test_gradients_of_the_lse_equal_the_oracle(name, engine):
+    x = inputs_for(name, "float32")
+    (q, k, v, do), options = as_type(x, "float32")
+    out, lse = fa3.attention(q, k, v, return_lse=True, **options)
+    dlse = np.random.default_rng(1).standard_normal(lse.shape, np.float32)
+    options["engine"] = engine
+    gradients = fa3.attention_backward(do, q, k, v, out, lse, dlse=dlse, **options)
+    expected = oracle.backward(*x[:4], dlse=dlse, **x.options)
+    for name, actual, exact in zip(("dq", "dk", "dv", "dsink"), gradients, expected, strict=True):
+        if exact is not None:
+            np.testing.assert_allclose(actual, exact, rtol=1e-5, atol=2e-5, err_msg=name)
+
+
 def test_packed_sequences_equal_the_oracle():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(s, np.float32) for s in ((9, 4, 16), (11, 2, 16), (11, 2, 8)))
@@ -261,6 +276,8 @@ def done(qkv):
         ({"do": lambda a: None}, TypeError, "^do: expected an array"),
         ({"lse": lambda a: a.astype(float)}, fa3.InvalidArgument, "^lse: expected float32, got"),
         ({"lse": lambda a: None}, TypeError, "^lse: expected an array"),
+        ({"dlse": np.zeros((1, 1, 1), np.float32)}, fa3.InvalidArgument, "^dlse: expected"),
+        ({"dlse": np.zeros((1, 1, 1))}, fa3.InvalidArgument, "^dlse: expected float32, got float"),
         ({"window": 3}, fa3.InvalidArgument, "^window: expected"),
         ({"casual": 1}, TypeError, r"attention_backward\(\) got an unexpected .*'casual'"),
     ],

@@ -133,12 +133,92 @@ def test_nothing_is_recorded_where_no_gradient_is_wanted(qkv):
         assert fa3.attention(*qkv).is_inference()
 
 
-def test_lse_and_second_derivatives_are_refused_not_wrong(qkv):
-    out, lse = fa3.attention(*qkv, return_lse=True)
-    assert not lse.requires_grad
+def test_second_derivatives_are_refused_not_wrong(qkv):
+    out = fa3.attention(*qkv)
     (gradient,) = torch.autograd.grad(out.square().sum(), qkv[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def math_attention(q, k, v, causal=False):
+    """In plain torch: out (b, s, h, d) and lse (b, h, s). Rows without a key: 0 and -inf."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (a.transpose(1, 2) for a in (q, *(a.repeat_interleave(group, 2) for a in (k, v))))
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    if causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(~visible.tril(k.shape[2] - q.shape[2]), -torch.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
+
+
+def z_loss(out, lse):
+    """A loss that reads both results, each row with another weight."""
+    weight = torch.linspace(0.5, 1.5, lse.numel(), device=lse.device).view_as(lse)
+    seen = lse != -torch.inf
+    return out.square().sum().double() + (weight * lse.where(seen, 0.0).square()).sum().double()
+
+
+@pytest.mark.parametrize("loss", [z_loss, lambda out, lse: lse[0].sum()], ids=["z", "lse alone"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_the_lse_are_those_of_math_in_float64(qkv, loss, causal):
+    out, lse = fa3.attention(*qkv, causal=causal, return_lse=True)
+    exact = [a.detach().double().requires_grad_() for a in qkv]
+    exact_out, exact_lse = math_attention(*exact, causal=causal)
+    total = loss(exact_out.transpose(1, 2), exact_lse)
+    expected = torch.autograd.grad(total, exact, materialize_grads=True)
+    tolerance = {"rtol": 0, "atol": 2e-5 if qkv[0].dtype == torch.float32 else 0.2}
+    actual = torch.autograd.grad(loss(out, lse), qkv)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, **tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:Input #.* requires gradient and is not a double")
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "softcap": 2.0, "window": (3, 2)}], ids=["plain", "options"]
+)
+def test_gradcheck(options):
+    """Against differences of the function itself, with steps that suit float32."""
+    torch.manual_seed(0)
+    shapes = (1, 3, 2, 4), (1, 4, 1, 4), (1, 4, 1, 3), (2,)
+    leaves = [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+    def call(q, k, v, sink):
+        return fa3.attention(q, k, v, sink=sink, return_lse=True, engine="reference", **options)
+
+    assert torch.autograd.gradcheck(call, leaves, eps=1e-2, atol=2e-3, rtol=1e-3)
+
+
+def test_training_through_merged_parts_is_training_on_all_keys(qkv):
+    """Causal attention in two parts; the first query sees no key of the second."""
+    q, k, v = qkv
+    whole = fa3.attention(q, k, v, causal=True, return_lse=True)
+    parts = [
+        fa3.attention(q, k[:, :12], v[:, :12], return_lse=True),
+        fa3.attention(q, k[:, 12:], v[:, 12:], causal=True, return_lse=True),
+    ]
+    assert (parts[1][1] == -torch.inf).any()
+    outs, lses = zip(*parts, strict=True)
+    merged = fa3.merge(torch.stack(outs).float(), torch.stack(lses))
+    tolerance = {"rtol": 0, "atol": 2e-5 if q.dtype == torch.float32 else 0.2}
+    torch.testing.assert_close(merged[1], whole[1], **tolerance)
+    expected = torch.autograd.grad(z_loss(*whole), qkv)
+    for a, b in zip(torch.autograd.grad(z_loss(*merged), qkv), expected, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+def test_merge_of_rows_without_any_key_has_no_gradient():
+    o_partial = torch.zeros(2, 1, 3, 2, 4, requires_grad=True)
+    lse_partial = torch.full((2, 1, 2, 3), -torch.inf, requires_grad=True)
+    out, lse = fa3.merge(o_partial, lse_partial)
+    for gradient in torch.autograd.grad(z_loss(out, lse), (o_partial, lse_partial)):
+        assert not gradient.any()
+
+
+@pytest.mark.filterwarnings("ignore:Input #.* requires gradient and is not a double")
+def test_gradcheck_of_merge():
+    torch.manual_seed(0)
+    leaves = [torch.randn(s, requires_grad=True) for s in ((3, 1, 2, 2, 3), (3, 1, 2, 2))]
+    assert torch.autograd.gradcheck(fa3.merge, leaves, eps=1e-2, atol=2e-3, rtol=1e-3)
 
 
 def test_only_wanted_gradients_are_returned(qkv):

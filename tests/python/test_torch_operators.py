@@ -53,6 +53,9 @@ def test_operators_pass_opcheck(device, qkv, layout):
         torch.library.opcheck(ops.forward_out.default, (q, k, v, torch.empty_like(out)), options)
         inputs = (torch.randn_like(out), q, k, v, out, lse)
         torch.library.opcheck(ops.backward.default, inputs, options)
+        torch.library.opcheck(
+            ops.backward.default, inputs, options | {"dlse": torch.ones_like(lse)}
+        )
 
 
 def test_packed_operators_pass_opcheck(device):
@@ -71,6 +74,17 @@ def test_packed_operators_pass_opcheck(device):
 
 def block(q, k, v, **options):
     return fa3.attention(q * 1.5, k, v, causal=True, **options).relu() + 1
+
+
+def test_the_gradient_of_the_lse_compiles(device, qkv):
+    def loss(q, k, v):
+        out, lse = fa3.attention(q * 1.5, k, v, return_lse=True)
+        return out.sum() + lse.square().sum()
+
+    leaves = [a.requires_grad_() for a in qkv]
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), expected)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

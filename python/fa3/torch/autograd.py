@@ -2,13 +2,13 @@
 """fa3.torch.attention: the operators with autograd and autocast around them."""
 
 import torch
-from torch.autograd import forward_ad
 
 from fa3 import ops
 from fa3._arrays import refuse_negated
 from fa3._options import engine_id, window_ends
-from fa3.errors import InvalidArgument, Unsupported
+from fa3.errors import InvalidArgument
 from fa3.torch import operators
+from fa3.torch.checks import refuse_other_than_tensor, refuse_tangents
 
 
 class Attention(torch.autograd.Function):
@@ -20,18 +20,19 @@ class Attention(torch.autograd.Function):
     def forward(ctx, q, k, v, sink, *options):
         out, lse = operators.forward(q, k, v, *options[:5], sink, *options[5:])
         lengths = options[5:9]  # cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # most losses do not read the LSE
         ctx.save_for_backward(q, k, v, sink, *lengths, out, lse)
         ctx.options = options
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, do, _):
+    def backward(ctx, do, dlse):
         q, k, v, sink, *lengths, out, lse = ctx.saved_tensors
         options = ctx.options
+        do = torch.zeros_like(out) if do is None else do
         dq, dk, dv, dsink = operators.backward(
-            do, q, k, v, out, lse, *options[:5], sink, *lengths, *options[9:]
+            do, q, k, v, out, lse, *options[:5], sink, *lengths, *options[9:], dlse
         )
         return dq, dk, dv, None if sink is None else dsink, *(None for _ in options)
 
@@ -61,8 +62,8 @@ def attention(
     """fa3.attention for torch tensors: same arguments, differentiable in q, k, v and sink.
 
     Traceable by torch.compile(fullgraph=True); under autocast, q, k and v become the autocast type.
-    The LSE is not differentiable, and there is no second or forward-mode derivative. Gradients are
-    also bitwise repeatable under torch.use_deterministic_algorithms(True).
+    The LSE is differentiable too (a z-loss, a merge); second and forward-mode derivatives are not.
+    Gradients are also bitwise repeatable under torch.use_deterministic_algorithms(True).
     """
     return attend(
         q,
@@ -109,8 +110,7 @@ def attend(
     num_threads,
 ):
     """attention() by position: keywords cost time in every call."""
-    if getattr(forward_ad, "_current_level", 0) >= 0:
-        refuse_tangents(q, k, v, sink)
+    refuse_tangents(q, k, v, sink)
     refuse_other_than_tensor("k", k)
     refuse_other_than_tensor("v", v)
     device_type = q.device.type
@@ -177,26 +177,6 @@ def refuse_wrong_types(sink, options, lengths, num_threads):
             raise TypeError(f"{name}: expected a number, got {value!r}")
     if not isinstance(causal, (bool, int)):
         raise TypeError(f"causal: expected True or False, got {causal!r}")
-
-
-def refuse_other_than_tensor(name, value):
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, as q is one, got {type(value)!r}")
-
-
-def refuse_tangents(*tensors):
-    """The operators know no forward-mode derivative; torch would take it for zero, in silence."""
-    if any(t is not None and may_have_tangent(t) for t in tensors):
-        raise Unsupported(
-            "no forward-mode derivative here (torch.func.jvp, torch.autograd.forward_ad)"
-        )
-
-
-def may_have_tangent(tensor):
-    try:
-        return forward_ad.unpack_dual(tensor).tangent is not None
-    except RuntimeError:  # torch cannot tell under vmap
-        return True
 
 
 def to_autocast_type(device_type, *tensors):

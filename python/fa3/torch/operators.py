@@ -25,7 +25,7 @@ QKV = "Tensor q, Tensor k, Tensor v"
 SCHEMAS = {
     "forward": f"({QKV}, {OPTIONS}) -> (Tensor out, Tensor lse)",
     "forward_out": f"({QKV}, Tensor(a!) out, {OPTIONS}) -> Tensor lse",
-    "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {OPTIONS}) "
+    "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {OPTIONS}, Tensor? dlse=None) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
 
@@ -190,6 +190,7 @@ def run_backward(
     deterministic=False,
     engine=0,
     num_threads=0,
+    dlse=None,
 ):
     """Writes gradients, which are (dq, dk, dv, dsink)."""
     # Autograd hands over gradients of any layout, an expanded scalar for out.sum(). Nobody who
@@ -197,7 +198,7 @@ def run_backward(
     if do.stride(-1) != 1:
         do = do.contiguous()
     if NEEDS_DETACHED:
-        do, q, k, v, out, lse, sink = detached(do, q, k, v, out, lse, sink)
+        do, q, k, v, out, lse, sink, dlse = detached(do, q, k, v, out, lse, sink, dlse)
     dq, dk, dv, dsink = gradients
     _native.backward(
         do,
@@ -206,6 +207,7 @@ def run_backward(
         v,
         out,
         lse,
+        dlse,
         sink,
         dq,
         dk,

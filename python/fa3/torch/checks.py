@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the functions for torch tensors refuse before torch would take it for something else."""
+
+import torch
+from torch.autograd import forward_ad
+
+from fa3.errors import Unsupported
+
+
+def refuse_other_than_tensor(name, value):
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, as the others are, got {type(value)!r}")
+
+
+def refuse_tangents(*tensors):
+    """Nothing here knows forward-mode derivatives; torch would take them for zero, in silence."""
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return
+    if any(t is not None and may_have_tangent(t) for t in tensors):
+        raise Unsupported(
+            "no forward-mode derivative here (torch.func.jvp, torch.autograd.forward_ad)"
+        )
+
+
+def may_have_tangent(tensor):
+    try:
+        return forward_ad.unpack_dual(tensor).tangent is not None
+    except RuntimeError:  # torch cannot tell under vmap
+        return True

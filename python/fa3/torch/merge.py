@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.merge with autograd: training through attention over parts of the keys.
+
+With weights w_i = exp(lse_i - lse):  out = sum_i w_i o_i, so
+do_i = w_i do  and  dlse_i = w_i (dlse + sum_d do (o_i - out)).
+"""
+
+import torch
+
+from fa3 import ops
+from fa3.torch.checks import refuse_other_than_tensor, refuse_tangents
+
+
+class Merge(torch.autograd.Function):
+    """(o_partial, lse_partial, num_threads) -> (out, lse)."""
+
+    @staticmethod
+    def forward(ctx, o_partial, lse_partial, num_threads):
+        out, lse = ops.merge_arrays(o_partial, lse_partial, num_threads)
+        ctx.save_for_backward(o_partial, lse_partial, out, lse)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, do, dlse):
+        o_partial, lse_partial, out, lse = ctx.saved_tensors
+        weight = (lse_partial - lse).exp()
+        weight = weight.masked_fill(lse == -torch.inf, 0.0)  # nobody saw a key
+        gain = ((o_partial - out) * do).sum(-1).transpose(-1, -2)
+        return weight.transpose(-1, -2)[..., None] * do, weight * (dlse + gain), None
+
+
+def merge(o_partial, lse_partial, num_threads):
+    refuse_other_than_tensor("lse_partial", lse_partial)
+    refuse_tangents(o_partial, lse_partial)
+    return Merge.apply(o_partial, lse_partial, num_threads)
+
+
+ops.merge_torch = merge
