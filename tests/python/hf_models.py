@@ -70,6 +70,10 @@ VISION = {
     "siglip_vision_model": {},
     "vit": {},
 }
+SPEECH = {
+    "wav2vec2": {"conv_dim": (16,) * 7, "num_conv_pos_embeddings": 8},
+    "whisper": {"max_source_positions": 16, "num_mel_bins": 8},
+}
 SPARSE = {
     "layer_types": ["minimax_m3_sparse"] * 2,
     "index_head_dim": 8,
@@ -101,6 +105,7 @@ CALLS = {  # family: what its models are called with
     "encoder": (ENCODERS, ("plain", *PADDED)),
     "encoder-decoder": (ENCODER_DECODERS, ("plain", *PADDED, "growing cache")),
     "vision": (VISION, ("plain",)),
+    "speech": (SPEECH, ("plain",)),
     "own mask": (OWN_MASK, ("plain",)),
 }
 
@@ -183,7 +188,7 @@ def tiny(config):
 def outputs(model, call):
     """Hidden states of one call, where something real stands; the second call for a cache."""
     torch.manual_seed(0)  # pixels, and models that draw
-    inputs = inputs_for(model.config, call)
+    inputs = inputs_for(model, call)
     with torch.no_grad():
         if call in CACHED:
             inputs = after_a_first_call(model, inputs, call)
@@ -207,9 +212,15 @@ def after_a_first_call(model, inputs, call):
     return more
 
 
-def inputs_for(config, call):
-    if not hasattr(config.get_text_config(), "vocab_size"):
-        return {"pixel_values": torch.randn(2, 3, config.image_size, config.image_size)}
+def inputs_for(model, call):
+    config, name = model.config, model.main_input_name
+    if name == "pixel_values":
+        return {name: torch.randn(2, 3, config.image_size, config.image_size)}
+    if name == "input_values":
+        return {name: torch.randn(2, 8000)}
+    if name == "input_features":
+        features = torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions)
+        return {name: features, "decoder_input_ids": torch.randint(3, 99, (2, ROWS))}
     batch = 1 if call == "packed" else 2
     ids = torch.randint(3, 99, (batch, ROWS))
     inputs = {"input_ids": ids}
