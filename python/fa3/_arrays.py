@@ -5,6 +5,7 @@ The compiled module views any object with __dlpack__ by itself. NumPy's own DLPa
 and float8 (types of ml_dtypes), so its arrays are described here.
 """
 
+import functools
 import sys
 
 import numpy as np
@@ -50,8 +51,12 @@ def optional_view(array, name):
 
 def output_view(array, name):
     """view() of memory that the library writes."""
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise InvalidArgument(f"{name}: expected memory that may be written, got a read-only array")
+    if isinstance(array, np.ndarray):
+        if not array.flags.writeable:
+            raise InvalidArgument(
+                f"{name}: expected memory that may be written, got a read-only array"
+            )
+        return numpy_view(array, name)
     if is_torch(array):
         refuse_negated(array, name)
     return view(array, name)
@@ -76,7 +81,12 @@ def numpy_view(array, name):
         )
     address = array.__array_interface__["data"][0]
     strides = tuple(step // itemsize for step in array.strides)
-    return address, dtype.name, CPU, 0, array.shape, strides
+    return address, type_name(dtype), CPU, 0, array.shape, strides
+
+
+@functools.cache  # NumPy takes a microsecond to make the name
+def type_name(dtype):
+    return dtype.name
 
 
 def empty(shape, like, dtype=None):

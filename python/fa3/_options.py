@@ -52,10 +52,10 @@ def native_options(options):
     """As read_options() in python/native/module.cpp, from complete() ones."""
     left, right = window_ends(options["window"])
     return (
-        *(
-            optional_view(options[name], name)
-            for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-        ),
+        optional_view(options["cu_seqlens_q"], "cu_seqlens_q"),
+        optional_view(options["cu_seqlens_k"], "cu_seqlens_k"),
+        optional_view(options["seqused_q"], "seqused_q"),
+        optional_view(options["seqused_k"], "seqused_k"),
         options["max_seqlen_q"],
         options["max_seqlen_k"],
         options["causal"],

@@ -2,6 +2,7 @@
 """fa3.torch.attention: the operators with autograd and autocast around them."""
 
 import torch
+from torch.autograd import forward_ad
 
 from fa3 import ops
 from fa3._arrays import refuse_negated
@@ -110,13 +111,16 @@ def attend(
     num_threads,
 ):
     """attention() by position: keywords cost time in every call."""
-    refuse_tangents(q, k, v, sink)
-    refuse_other_than_tensor("k", k)
-    refuse_other_than_tensor("v", v)
+    if getattr(forward_ad, "_current_level", 0) >= 0:
+        refuse_tangents(q, k, v, sink)
+    if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
+        refuse_other_than_tensor("k", k)
+        refuse_other_than_tensor("v", v)
     device_type = q.device.type
-    if device_type in operators.KEYS and torch.is_autocast_enabled(device_type):
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
-    left, right = window_ends(window)
+    is_pair = type(window) is tuple and len(window) == 2
+    left, right = window if is_pair else window_ends(window)
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad

@@ -14,8 +14,6 @@ def refuse_other_than_tensor(name, value):
 
 def refuse_tangents(*tensors):
     """Nothing here knows forward-mode derivatives; torch would take them for zero, in silence."""
-    if getattr(forward_ad, "_current_level", 0) < 0:
-        return
     if any(t is not None and may_have_tangent(t) for t in tensors):
         raise Unsupported(
             "no forward-mode derivative here (torch.func.jvp, torch.autograd.forward_ad)"
