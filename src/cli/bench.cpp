@@ -4,11 +4,9 @@
 // beside the peak that the same cores reached between the calls.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <memory>
 #include <set>
 #include <vector>
 
@@ -26,13 +24,6 @@
 
 namespace fa3::cli {
 namespace {
-
-struct BenchFlags {
-  SweepFlags sweep;
-  std::string layout = "bshd";
-  int repeats = 0;
-  std::string json;
-};
 
 // The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own time.
 void warm_up(const std::function<double()>& call) {
@@ -170,6 +161,8 @@ std::string machines_text(const std::vector<BenchCase>& cases) {
   return gpu ? gpu::name() + ", " + machine_text() : machine_text();
 }
 
+}  // namespace
+
 void run_bench(const BenchFlags& flags) {
   const std::vector<BenchCase> cases = sweep(flags.sweep);
   Report report(flags.json, machines_text(cases));
@@ -195,54 +188,6 @@ void run_bench(const BenchFlags& flags) {
     throw CommandError(kExitUnsupported, fmt::format("{} of {} cases cannot run on this machine",
                                                      refused, cases.size()));
   }
-}
-
-constexpr const char* kFooter = R"(
-Comma lists sweep: every combination is timed. Times are medians after one warm-up call; the column
-`runs` says of how many. FLOPs: 2 (d + dv) b h sq sk, half of it if causal, 2.5 times it backward.
-peak: independent FMAs (fp32, fp16) or bf16 dot products on the same threads, median of a sample
-before every call and one after the last.
-On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
-before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
-long ones run at the clock that the power limit leaves.
-
-Examples:
-  fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
-  fa3 bench --engine cpu,standard --dtype fp32,bf16 --pass fwd,bwd --json results.jsonl
-  fa3 bench --engine hopper --dtype bf16 --heads 16 --seqlen 1024,16384 --head-dim 128
-  fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops)";
-
-}  // namespace
-
-void add_bench(CLI::App& app) {
-  CLI::App* bench = app.add_subcommand("bench", "time engines over a sweep of shapes");
-  auto flags = std::make_shared<BenchFlags>();
-  const auto list = [bench](const char* name, auto* values, const char* help) {
-    return bench->add_option(name, *values, help)->delimiter(',')->capture_default_str();
-  };
-  SweepFlags& sweep = flags->sweep;
-  list("--engine", &sweep.engine, "who computes")->check(CLI::IsMember(engine_names()));
-  list("--pass", &sweep.pass, "forward, backward")->check(CLI::IsMember({"fwd", "bwd"}));
-  list("--dtype", &sweep.dtype, "element types")->check(CLI::IsMember(kDtypeNames));
-  list("--head-dim", &sweep.head_dim, "head dims")->check(CLI::Range(1, 512));
-  list("--head-dim-v", &sweep.head_dim_v, "head dims of V; like --head-dim")
-      ->check(CLI::Range(1, 512));
-  list("--seqlen", &sweep.seqlen, "sequence lengths")->check(CLI::PositiveNumber);
-  list("--seqlen-k", &sweep.seqlen_k, "key lengths; like --seqlen")->check(CLI::PositiveNumber);
-  list("--batch", &sweep.batch, "batch sizes")->check(CLI::PositiveNumber);
-  list("--heads", &sweep.heads, "query heads")->check(CLI::PositiveNumber);
-  list("--kv-heads", &sweep.kv_heads, "key/value heads; like --heads")->check(CLI::PositiveNumber);
-  list("--causal", &sweep.causal, "0, 1 or both")->check(CLI::Range(0, 1));
-  list("--threads", &sweep.threads, "CPU threads; 0 = all cores")->check(CLI::Range(0, 1024));
-  bench->add_option("--layout", flags->layout, "order of the operands in memory")
-      ->check(CLI::IsMember({"bshd", "bhsd"}))
-      ->capture_default_str();
-  bench->add_option("--repeats", flags->repeats, "timed calls; 0 = at least 7, fewer if long")
-      ->check(CLI::Range(0, 10000))
-      ->capture_default_str();
-  add_path(*bench, "--json", &flags->json, "append JSON lines to FILE; - = stdout, no table");
-  bench->footer(kFooter);
-  bench->callback([=] { run_bench(*flags); });
 }
 
 }  // namespace fa3::cli

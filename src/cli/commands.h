@@ -1,20 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The subcommands. Each adds itself to the parser; its work runs when the parser meets its name and
-// throws CommandError to end with anything but exit code 0.
+// The subcommands: what each is told, and its work, which throws CommandError to end with anything
+// but exit code 0. How they are typed: command_line.cpp.
 #pragma once
 
-namespace CLI {
-class App;
-}
+#include <string>
+#include <vector>
+
+#include "cli/ablation.h"
+#include "cli/bench_cases.h"
+#include "cli/flags.h"
+#include "cli/operands.h"
 
 namespace fa3::cli {
 
-void add_run(CLI::App& app);
-void add_verify(CLI::App& app);
-void add_bench(CLI::App& app);
-void add_info(CLI::App& app);
-void add_doctor(CLI::App& app);
-void add_demo(CLI::App& app);
+struct RunFlags {
+  std::string q, k, v, sink, d_o;           // read
+  std::string out, lse, dq, dk, dv, dsink;  // written
+  std::string layout = "bshd";
+  std::string dtype;
+  bool backward = false;
+  EngineFlags engine;
+  MaskFlags mask;
+};
+void run_files(const RunFlags& flags);
+
+struct VerifyFlags {
+  EngineFlags engine;
+  std::vector<std::string> dtypes = kDtypeNames;
+  bool quick = false, full = false;
+};
+void run_verify(const VerifyFlags& flags);
+
+struct BenchFlags {
+  SweepFlags sweep;
+  bool ablation = false;
+  std::string layout = "bshd";
+  int repeats = 0;
+  std::string json;
+};
+void run_bench(const BenchFlags& flags);
+
+struct InfoFlags {
+  Shape shape;
+  std::string dtype = "fp32";
+  bool sink = false;
+  EngineFlags engine;
+  MaskFlags mask;
+};
+void run_info(const InfoFlags& flags, bool with_shape);
+
+struct DemoFlags {
+  std::string data = "examples/data";
+  int64_t seqlen = 16384;
+  std::string dtype = "fp32";
+  EngineFlags engine;
+};
+void run_demo(const DemoFlags& flags);
+
+void run_doctor();
 
 }  // namespace fa3::cli

@@ -4,9 +4,7 @@
 // whose score matrix would not fit. Both checked against the double-precision reference.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
-#include <memory>
 
 #include "cli/calls.h"
 #include "cli/commands.h"
@@ -22,13 +20,6 @@
 
 namespace fa3::cli {
 namespace {
-
-struct DemoFlags {
-  std::string data = "examples/data";
-  int64_t seqlen = 16384;
-  std::string dtype = "fp32";
-  EngineFlags engine;
-};
 
 constexpr int64_t kBudgetBytes = int64_t{1} << 30;
 
@@ -224,6 +215,8 @@ bool show_long_sequence(const DemoFlags& flags) {
   return checked.passed;
 }
 
+}  // namespace
+
 void run_demo(const DemoFlags& flags) {
   require_engine(flags.engine.engine);
   if (!std::filesystem::exists(layer_file(flags, 0, "q"))) {
@@ -242,30 +235,6 @@ void run_demo(const DemoFlags& flags) {
                        "`fa3 verify` and report its output");
   }
   fmt::print("\nAll results are as exact as standard attention's. Next: fa3 run --help\n");
-}
-
-}  // namespace
-
-void add_demo(CLI::App& app) {
-  CLI::App* demo = app.add_subcommand("demo", "attention of a real model, checked and timed");
-  auto flags = std::make_shared<DemoFlags>();
-  add_path(*demo, "--data", &flags->data, "directory of minilm_layer*_{q,k,v}.npy")
-      ->capture_default_str();
-  demo->add_option("--seqlen", flags->seqlen, "length of the long sequence")
-      ->check(CLI::Range(16, 1 << 20))
-      ->capture_default_str();
-  demo->add_option("--dtype", flags->dtype, "element type; the files hold fp32")
-      ->check(CLI::IsMember(kDtypeNames))
-      ->capture_default_str();
-  add_engine_flags(*demo, &flags->engine);
-  demo->footer(R"(
-Exit code 1 if a result is further from the reference than the rule of `fa3 verify` allows.
-
-Examples:
-  fa3 demo                                  from the directory of the sources
-  fa3 demo --data /path/to/examples/data --dtype bf16 --seqlen 32768
-  fa3 demo --engine hopper --dtype bf16     on the GPU)");
-  demo->callback([flags] { run_demo(*flags); });
 }
 
 }  // namespace fa3::cli

@@ -3,7 +3,6 @@
 // fa3 doctor: one check a line, each with its verdict, and what to do at the end.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -208,6 +207,8 @@ void check_gpu(Report* report) {
   report->ok("GPU", hopper->detail);
 }
 
+}  // namespace
+
 void run_doctor() {
   Report report;
   check_version(&report);
@@ -223,18 +224,6 @@ void run_doctor() {
   if (report.failed()) throw CommandError(kExitFailed, "a check failed");
   fmt::print("{}fa3 works here. Next: fa3 demo, fa3 verify, fa3 bench.\n",
              report.advice().empty() ? "" : "\n");
-}
-
-}  // namespace
-
-void add_doctor(CLI::App& app) {
-  CLI::App* doctor = app.add_subcommand("doctor", "does everything work here?");
-  doctor->footer(R"(
-Prints ok, warn or FAIL for each check and ends with what to do. Exit code 1 if a check failed.
-
-Example:
-  fa3 doctor)");
-  doctor->callback(run_doctor);
 }
 
 }  // namespace fa3::cli

@@ -17,15 +17,11 @@ class Option;
 
 namespace fa3::cli {
 
-// The name of a file or folder: any but "", which would read or write nothing.
-CLI::Option* add_path(CLI::App& command, const char* name, std::string* path, const char* help);
-
 // Who computes, with how many threads.
 struct EngineFlags {
   std::string engine = "auto";
   int32_t threads = 0;
 };
-void add_engine_flags(CLI::App& command, EngineFlags* flags);
 
 // Which scores count, and how they are shaped.
 struct MaskFlags {
@@ -34,7 +30,6 @@ struct MaskFlags {
   float softcap = 0;
   std::optional<float> scale;
 };
-void add_mask_flags(CLI::App& command, MaskFlags* flags);
 
 fa3_options options_of(const EngineFlags& engine, const MaskFlags& mask);
 

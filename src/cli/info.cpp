@@ -3,9 +3,6 @@
 // fa3 info: which engines are here, what the library would do with a shape, and what memory it takes.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <memory>
-
 #include "cli/calls.h"
 #include "cli/commands.h"
 #include "cli/execution.h"
@@ -16,14 +13,6 @@
 
 namespace fa3::cli {
 namespace {
-
-struct InfoFlags {
-  Shape shape;
-  std::string dtype = "fp32";
-  bool sink = false;
-  EngineFlags engine;
-  MaskFlags mask;
-};
 
 void print_engines() {
   fmt::print("Engines of this build\n");
@@ -116,6 +105,8 @@ void print_budget(const InfoFlags& flags, const Operands& operands, const fa3_op
   fmt::print("  (standard attention stores the scores; fa3 never does)\n");
 }
 
+}  // namespace
+
 void run_info(const InfoFlags& flags, bool with_shape) {
   print_engines();
   if (!with_shape) {
@@ -130,49 +121,6 @@ void run_info(const InfoFlags& flags, bool with_shape) {
   print_plan("Backward", backward_question(operands, options));
   print_workspaces(operands, options);
   print_budget(flags, operands, options);
-}
-
-constexpr const char* kFooter = R"(
-Examples:
-  fa3 info                                           engines, and why one is missing
-  fa3 info --seqlen 16384 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --causal
-  fa3 info --engine hopper --dtype bf16 --seqlen 4096   would it run, and if not, why?)";
-
-}  // namespace
-
-void add_info(CLI::App& app) {
-  CLI::App* info = app.add_subcommand("info", "engines, the plan and memory of a shape");
-  auto flags = std::make_shared<InfoFlags>();
-  Shape& shape = flags->shape;
-  const auto extent = [info](const char* name, int64_t* value, const char* help) {
-    return info->add_option(name, *value, help)
-        ->check(CLI::NonNegativeNumber)
-        ->capture_default_str();
-  };
-  extent("--batch", &shape.batch, "sequences");
-  extent("--heads", &shape.heads, "query heads");
-  CLI::Option* kv_heads = extent("--kv-heads", &shape.kv_heads, "key/value heads; like --heads");
-  extent("--seqlen", &shape.seqlen_q, "queries of a sequence");
-  CLI::Option* seqlen_k = extent("--seqlen-k", &shape.seqlen_k, "its keys; like --seqlen");
-  extent("--head-dim", &shape.head_dim, "of Q and K");
-  CLI::Option* head_dim_v =
-      extent("--head-dim-v", &shape.head_dim_v, "of V and O; like --head-dim");
-  info->add_option("--dtype", flags->dtype, "element type")
-      ->check(CLI::IsMember(kDtypeNames))
-      ->capture_default_str();
-  info->add_flag("--sink", flags->sink, "with one more logit per query head");
-  add_mask_flags(*info, &flags->mask);
-  add_engine_flags(*info, &flags->engine);
-  info->footer(kFooter);
-  info->callback([=] {
-    InfoFlags given = *flags;
-    if (kv_heads->empty()) given.shape.kv_heads = given.shape.heads;
-    if (seqlen_k->empty()) given.shape.seqlen_k = given.shape.seqlen_q;
-    if (head_dim_v->empty()) given.shape.head_dim_v = given.shape.head_dim;
-    bool with_shape = false;
-    for (const CLI::Option* option : info->get_options()) with_shape |= !option->empty();
-    run_info(given, with_shape);
-  });
 }
 
 }  // namespace fa3::cli

@@ -3,10 +3,8 @@
 // fa3 run: attention over .npy files, forward and, if asked, backward.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <array>
 #include <filesystem>
-#include <memory>
 
 #include "cli/calls.h"
 #include "cli/commands.h"
@@ -18,16 +16,6 @@
 
 namespace fa3::cli {
 namespace {
-
-struct RunFlags {
-  std::string q, k, v, sink, d_o;           // read
-  std::string out, lse, dq, dk, dv, dsink;  // written
-  std::string layout = "bshd";
-  std::string dtype;
-  bool backward = false;
-  EngineFlags engine;
-  MaskFlags mask;
-};
 
 // What the flags say about each other; the parser has checked each alone.
 void check_flags(const RunFlags& flags) {
@@ -115,6 +103,8 @@ void write_output(const std::string& path, const HostTensor& tensor) {
   fmt::print("wrote {} {} {}\n", path, shape_text(tensor.shape()), short_name(tensor.dtype()));
 }
 
+}  // namespace
+
 void run_files(const RunFlags& flags) {
   check_flags(flags);
   check_outputs(flags);
@@ -153,48 +143,6 @@ void run_files(const RunFlags& flags) {
   write_output(flags.dk, operands.dk);
   write_output(flags.dv, operands.dv);
   write_output(flags.dsink, operands.dsink);
-}
-
-constexpr const char* kFooter = R"(
-Arrays have rank 4: (batch, seq, heads, dim), or (batch, heads, seq, dim) with --layout bhsd.
-Outputs have the inputs' layout and dtype; the LSE is (batch, heads, seq) fp32, natural log.
-Dtypes: '<f4', '<f2', '<f8' (becomes fp32). npy has no bfloat16: '<V2' is read as bf16 (what
-numpy.save writes for ml_dtypes.bfloat16) and written for it; '<u2' with --dtype bf16 are its bits.
---engine hopper copies to the GPU and back; the time is the GPU's own, of this first call.
-
-Examples:
-  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --causal --lse LSE.npy
-  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --layout bhsd --dtype bf16 --window 255,0
-  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --dtype bf16 --engine hopper
-  fa3 run --q Q.npy --k K.npy --v V.npy --out O.npy --backward --do DO.npy \
-          --dq DQ.npy --dk DK.npy --dv DV.npy)";
-
-}  // namespace
-
-void add_run(CLI::App& app) {
-  CLI::App* run = app.add_subcommand("run", "attention over .npy files");
-  auto flags = std::make_shared<RunFlags>();
-  add_path(*run, "--q", &flags->q, "queries")->required();
-  add_path(*run, "--k", &flags->k, "keys")->required();
-  add_path(*run, "--v", &flags->v, "values")->required();
-  add_path(*run, "--out", &flags->out, "output O, written")->required();
-  add_path(*run, "--lse", &flags->lse, "log-sum-exp of the scores, written");
-  add_path(*run, "--sink", &flags->sink, "one more logit per query head, (heads)");
-  run->add_option("--layout", flags->layout, "axis order of all rank 4 arrays")
-      ->check(CLI::IsMember({"bshd", "bhsd"}))
-      ->capture_default_str();
-  run->add_option("--dtype", flags->dtype, "convert the inputs; without it files keep theirs")
-      ->check(CLI::IsMember(kDtypeNames));
-  add_mask_flags(*run, &flags->mask);
-  add_engine_flags(*run, &flags->engine);
-  run->add_flag("--backward", flags->backward, "also the gradients of sum(do * o)");
-  add_path(*run, "--do", &flags->d_o, "gradient of O, read");
-  add_path(*run, "--dq", &flags->dq, "gradient of Q, written");
-  add_path(*run, "--dk", &flags->dk, "gradient of K, written");
-  add_path(*run, "--dv", &flags->dv, "gradient of V, written");
-  add_path(*run, "--dsink", &flags->dsink, "gradient of the sink, written");
-  run->footer(kFooter);
-  run->callback([flags] { run_files(*flags); });
 }
 
 }  // namespace fa3::cli

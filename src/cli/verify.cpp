@@ -4,11 +4,9 @@
 // The cases are in verify_cases.cpp, the rule in compare.h.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <map>
-#include <memory>
 
 #include "cli/calls.h"
 #include "cli/commands.h"
@@ -24,12 +22,6 @@ namespace fa3::cli {
 namespace {
 
 enum class Quantity { output, gradient };
-
-struct VerifyFlags {
-  EngineFlags engine;
-  std::vector<std::string> dtypes = kDtypeNames;
-  bool quick = false, full = false;
-};
 
 // One output of one case, or the worst of several: the one that is nearest to, or furthest past,
 // what it may err.
@@ -207,6 +199,8 @@ void print_left_out(const LeftOut& left_out) {
   for (const auto& [reason, count] : left_out) fmt::print("  {:>4} x {}\n", count, reason);
 }
 
+}  // namespace
+
 void run_verify(const VerifyFlags& flags) {
   check_engine(flags.engine, flags.dtypes);
   const Depth depth = flags.full ? Depth::full : flags.quick ? Depth::quick : Depth::normal;
@@ -242,33 +236,6 @@ void run_verify(const VerifyFlags& flags) {
                                                 failures.size()));
   }
   fmt::print("\nall {} cases are within what they may err\n", comparisons);
-}
-
-constexpr const char* kFooter = R"(
-Errors are relative, in the 2-norm; `row` is the worst row. Each line shows the worst case of its
-group: the one that comes nearest to what it may err. Exit code 1 if any case passes its limit.
-What the engine says that it cannot do is left out and counted below the table, with the reason.
-
-Examples:
-  fa3 verify                           some seconds
-  fa3 verify --quick --engine cpu      fewer cases, one engine
-  fa3 verify --engine hopper           on the GPU, from copies in its memory
-  fa3 verify --full --dtype bf16       long sequences and more head dims)";
-
-}  // namespace
-
-void add_verify(CLI::App& app) {
-  CLI::App* verify = app.add_subcommand("verify", "an engine against the fp64 reference");
-  auto flags = std::make_shared<VerifyFlags>();
-  add_engine_flags(*verify, &flags->engine);
-  verify->add_option("--dtype", flags->dtypes, "comma list")
-      ->delimiter(',')
-      ->check(CLI::IsMember(kDtypeNames))
-      ->capture_default_str();
-  CLI::Option* quick = verify->add_flag("--quick", flags->quick, "fewer cases");
-  verify->add_flag("--full", flags->full, "more cases, longer sequences")->excludes(quick);
-  verify->footer(kFooter);
-  verify->callback([flags] { run_verify(*flags); });
 }
 
 }  // namespace fa3::cli
