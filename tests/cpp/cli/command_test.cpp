@@ -190,6 +190,27 @@ TEST_F(Command, bench_skips_what_does_not_fit_and_goes_on) {
   }
 }
 
+// A header of 128 bytes may claim 2^40 empty sequences: that costs no time, in no command.
+TEST_F(Command, huge_empty_shapes_take_no_time) {
+  const std::vector<int64_t> empty = {int64_t{1} << 40, 0, 1, 8};
+  for (const char* name : {"empty_q", "empty_k"}) {
+    std::ofstream(path(name), std::ios::binary) << npy_header(NpyType::float32, empty);
+  }
+  const std::string files = "run --q " + path("empty_q") + " --k " + path("empty_k") + " --v " +
+                            path("empty_k") + " --out " + path("o");
+  const std::string huge = " --batch 1099511627776 --heads 1 --seqlen ";
+  for (const std::string engine : {"auto", "cpu", "standard", "reference"}) {
+    const Outcome run = start(files + " --engine " + engine, "2>&1", "timeout 20 ");
+    EXPECT_EQ(run.code, kExitOk) << run.output;
+    for (const char* seqlen : {"0", "1"}) {
+      const Outcome info = start("info --engine " + engine + huge + seqlen, "2>&1", "timeout 20 ");
+      EXPECT_EQ(info.code, kExitOk) << info.output;
+    }
+    const Outcome bench = start("bench --engine " + engine + huge + "1", "2>&1", "timeout 20 ");
+    EXPECT_EQ(bench.code, kExitUnsupported) << bench.output;
+  }
+}
+
 TEST_F(Command, run_refuses_a_workspace_that_does_not_fit) {
   write_npy(path("long"), HostTensor(FA3_FLOAT16, {1, 1 << 23, 1, 1}));
   expect_refused("run --engine standard --q " + path("long") + " --k " + path("long") + " --v " +
