@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows is so: its snippets run as pasted, its numbers are those of the rows."""
+"""What the pages show is so: snippets run as pasted, numbers are those of the rows, files exist."""
 
 import os
 import re
@@ -119,6 +119,17 @@ def test_every_link_leads_somewhere():
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)\)", prose):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/reading-guide.md"]
+)
+def test_every_file_that_a_page_names_exists(page):
+    folders = ("benchmarks", "examples", "include", "python", "src", "tests", "tools")
+    files = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    named = re.findall(r"`([\w./-]+\.(?:h|cpp|c|cuh|cu|py|pyi|cmake))`", (ROOT / page).read_text())
+    assert named
+    assert [name for name in named if not any(path.endswith("/" + name) for path in files)] == []
 
 
 def test_no_line_is_wide():
