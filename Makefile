@@ -25,6 +25,8 @@ demo:  ## see it work: a transformer's Q, K, V and 16k tokens, checked (builds f
 	@cmake -S . -B $(BUILD)/demo -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
 	  -DFA3_CUDA=$(if $(HOPPER),ON,OFF) >$(BUILD)/demo.log 2>&1 || { cat $(BUILD)/demo.log; exit 1; }
 	@grep -h '^-- fa3:' $(BUILD)/demo.log || true
+	@echo "building libfa3 and the command $(if $(HOPPER),with,without) the GPU's kernels" \
+	  "$(if $(HOPPER),(minutes),(no Hopper GPU is here))"
 	@cmake --build $(BUILD)/demo -j $(JOBS)
 	@$(BUILD)/demo/bin/fa3 demo
 	@$(if $(HOPPER),$(BUILD)/demo/bin/fa3 demo --engine hopper --dtype bf16)
