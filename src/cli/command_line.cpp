@@ -117,15 +117,11 @@ before every call and one after the last.
 On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
 before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
 long ones run at the clock that the power limit leaves.
---ablation compares variants of the Hopper forward, each without one idea of FlashAttention-3, on the
-shape of the paper's table 2 (fp16, d 128); --batch, --heads, --seqlen and --causal change it, one
-value each.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
   fa3 bench --engine cpu,standard --dtype fp32,bf16 --pass fwd,bwd --json results.jsonl
   fa3 bench --engine hopper --dtype bf16 --heads 16 --seqlen 1024,16384 --head-dim 128
-  fa3 bench --ablation --json ablation.jsonl
   fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops)";
 
 void add_bench(CLI::App& app) {
@@ -156,30 +152,7 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   add_path(*bench, "--json", &flags->json, "append JSON lines to FILE; - = stdout, no table");
   bench->footer(kBenchHelp);
-  CLI::Option* ablation =
-      bench->add_flag("--ablation", flags->ablation, "what each idea is worth on the GPU");
-  for (const char* other : {"--engine", "--pass", "--dtype", "--head-dim", "--head-dim-v",
-                            "--seqlen-k", "--kv-heads", "--threads", "--layout"}) {
-    ablation->excludes(bench->get_option(other));
-  }
-  bench->callback([=] {
-    if (!flags->ablation) return run_bench(*flags);
-    AblationFlags ablation{.repeats = flags->repeats, .json = flags->json};
-    const auto given = [&](const char* name, const std::vector<int64_t>& values, int64_t* value) {
-      if (bench->count(name) == 0) return;
-      if (values.size() > 1) {
-        throw CommandError(kExitBadInput, concat("--ablation takes one value of ", name));
-      }
-      *value = values.front();
-    };
-    given("--batch", flags->sweep.batch, &ablation.shape.batch);
-    given("--heads", flags->sweep.heads, &ablation.shape.heads);
-    given("--seqlen", flags->sweep.seqlen, &ablation.shape.seqlen_q);
-    int64_t causal = 0;
-    given("--causal", flags->sweep.causal, &causal);
-    ablation.causal = causal == 1;
-    run_ablation(ablation);
-  });
+  bench->callback([=] { run_bench(*flags); });
 }
 
 constexpr const char* kInfoHelp = R"(

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/ablation.h"
 #include "cli/bench_cases.h"
 #include "cli/flags.h"
 #include "cli/operands.h"
@@ -34,7 +33,6 @@ void run_verify(const VerifyFlags& flags);
 
 struct BenchFlags {
   SweepFlags sweep;
-  bool ablation = false;
   std::string layout = "bshd";
   int repeats = 0;
   std::string json;
