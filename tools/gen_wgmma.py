@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes wgmma_atoms.inc: one function per wgmma shape the kernels use.
+"""Writes wgmma_atoms.inc: one function per wgmma width and element type the kernels use.
 
 A wgmma names every accumulator register in its text, so each width N needs its own asm statement.
-Widths are told apart by overload on the accumulator array. Run: gen_wgmma.py OUTPUT
+Widths are told apart by overload on the accumulator array; the operands' majors are template
+parameters, because the instruction takes them as immediates. Run: gen_wgmma.py OUTPUT
 """
 
 import sys
 
-# Widths of S = Q K^T (keys per tile) and of O = P V (columns of V).
-SS_WIDTHS = range(48, 257, 16)
+# A from shared memory: as wide as a tile of keys or queries, or a slab of columns of dQ.
+SS_WIDTHS = (32, *range(48, 257, 16))
+# A from registers: as wide as the columns of O, dK or dV.
 RS_WIDTHS = (64, 96, 128, 192, 256)
 ELEMENTS = (("kFp16", "f16"), ("kBf16", "bf16"))
 
@@ -30,19 +32,23 @@ def atom(kind, width, element, ptx_type):
     shape = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx_type}.{ptx_type}"
     if kind == "ss":
         name = "wgmma_m64k16_ss"
+        majors = "Major A, Major B"
         arguments = "uint64_t a_desc, uint64_t b_desc, int accumulate"
         operands = f"%{count}, %{count + 1}"
         predicate = f"%{count + 2}"
-        modifiers = "p, 1, 1, 0, 0"  # scale-d, +A, +B, both K-major
-        inputs = '"l"(a_desc), "l"(b_desc), "r"(accumulate)'
+        modifiers = f"p, 1, 1, %{count + 3}, %{count + 4}"  # scale-d, +A, +B, majors of A and B
+        inputs = '"l"(a_desc), "l"(b_desc), "r"(accumulate), "n"(int(A)), "n"(int(B))'
     else:
         name = "wgmma_m64k16_rs"
+        majors = "Major B"
         arguments = "const uint32_t (&a)[4], uint64_t b_desc, int accumulate"
         operands = "{" + registers(count, 4) + "}, %" + str(count + 4)
         predicate = f"%{count + 5}"
-        modifiers = "p, 1, 1, 1"  # scale-d, +A, +B, B is MN-major
-        inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(accumulate)'
-    return f"""template <Element E>
+        modifiers = f"p, 1, 1, %{count + 6}"  # scale-d, +A, +B, major of B
+        inputs = (
+            '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(accumulate), "n"(int(B))'
+        )
+    return f"""template <Element E, {majors}>
   requires(E == Element::{element})
 __device__ __forceinline__ void {name}(float (&d)[{count}], {arguments}) {{
   asm volatile(

@@ -4,7 +4,7 @@
     python3 tools/gpu_verify.py            # run every piece that the record lacks (make gpu-verify)
     python3 tools/gpu_verify.py --check    # does the record match the sources? (make record-check)
 
-Everything runs from prebuilt binaries in build/ (fa3_engine_tests, fa3_gpu_check, fa3, libfa3.so),
+Everything runs from prebuilt binaries in build/ (fa3_engine_tests, fa3_gpu_check*, fa3, libfa3.so),
 so the machine needs no compiler, no GoogleTest and no network; torch serves the checks through the
 C ABI. A piece takes under eight minutes. A piece that passed for these very sources is not run
 again, so that an interrupted run can be resumed. The record,
@@ -54,7 +54,10 @@ def source_hash(root: Path = ROOT) -> str:
 
 def pieces(build: Path) -> dict:
     """Name -> command. Each ends as one of the three that counts() knows."""
-    check, disturbed = (str(build / "bin" / f"fa3_gpu_check{kind}") for kind in ("", "_disturbed"))
+    check, disturbed, backward, backward_disturbed = (
+        str(build / "bin" / f"fa3_gpu_check{kind}")
+        for kind in ("", "_disturbed", "_backward", "_backward_disturbed")
+    )
     # Rows of the table, case names, repeats; then the results' bits, which other builds must meet.
     everything = ["0", "99", "", "1", str(build / f"digests-{source_hash()[:12]}.txt")]
     suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
@@ -63,6 +66,8 @@ def pieces(build: Path) -> dict:
         "the contract of every engine": ["env", "FA3_TEST_ENGINE=hopper", *suites],
         "kernels against float64, every branch": [check, *everything],
         "kernels with random delays, bit for bit": [disturbed, *everything],
+        "backward kernels against float64": [backward],
+        "backward kernels with random delays": [backward_disturbed],
         "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
         "the fa3 command on device memory": [
             *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/engine.h"
 
-#include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/device.h"
 #include "engine/cuda/merge.h"
+#include "engine/hopper/backward/plan_backward.h"
 #include "engine/hopper/plan_forward.h"
 
 namespace fa3::hopper {
@@ -17,9 +17,8 @@ const Engine kHopperEngine = {
     .probe = [] { return cuda::probe(kCapability); },
     .plan_forward = plan_forward,
     .run_forward = run_forward,
-    .plan_backward = [](const BackwardProblem&, Plan*) { return unsupported("no backward yet"); },
-    .run_backward = [](const BackwardProblem&, const Plan&, void*,
-                       void*) { return unsupported("no backward yet"); },
+    .plan_backward = plan_backward,
+    .run_backward = run_backward,
     .run_merge = [](const MergeProblem& problem, void* stream) -> Status {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
       return cuda::run_merge(problem, stream);

@@ -16,28 +16,13 @@ constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 byte
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
 
-bool is_causal(const MaskRule& mask) {
-  return mask.right == 0 && mask.left == MaskRule::kUnbounded;
-}
-
 // Reaches beyond the longest sequence say the same in 32 bits.
 MaskRuleOf<int> narrow(const MaskRule& mask) {
   return {int(std::min(mask.left, kMaxRows)), int(std::min(mask.right, kMaxRows))};
 }
 
-Element element_of(DType dtype) {
-  return dtype == DType::float16 ? Element::kFp16 : Element::kBf16;
-}
-
 ForwardShape shape_of(const Problem& p) {
   return {p.head_dim, p.head_dim_v, p.lengths_q.max, p.lengths_k.max};
-}
-
-TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
-                   int64_t columns) {
-  return {
-      operand.data,       batches, rows, heads, columns, operand.batch_stride, operand.row_stride,
-      operand.head_stride};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -65,6 +50,21 @@ void stand_in_for_missing_keys(ForwardLaunch* a) {
 }
 
 }  // namespace
+
+bool is_causal(const MaskRule& mask) {
+  return mask.right == 0 && mask.left == MaskRule::kUnbounded;
+}
+
+Element element_of(DType dtype) {
+  return dtype == DType::float16 ? Element::kFp16 : Element::kBf16;
+}
+
+TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
+                   int64_t columns) {
+  return {
+      operand.data,       batches, rows, heads, columns, operand.batch_stride, operand.row_stride,
+      operand.head_stride};
+}
 
 int choose_row(const ForwardShape& shape) {
   int best = kNoRow;

@@ -26,6 +26,12 @@ int choose_row(const ForwardShape& shape);
 // What the kernels cannot do yet, in a sentence; OK if they can. Needs no GPU.
 Status check_features(const Problem& problem);
 
+// A problem's words in the kernels'. Shared with the backward.
+bool is_causal(const MaskRule& mask);
+Element element_of(DType dtype);
+TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
+                   int64_t columns);
+
 ForwardLaunch launch_of(const Problem& problem);
 
 Status plan_forward(const Problem& problem, Plan* plan);

@@ -72,10 +72,10 @@ struct Ring {
     return address + (Slots + slot) * sizeof(uint64_t);
   }
 
-  // One thread, once.
-  __device__ void init(int consumer_arrivals) const {
+  // One thread, once. A producer of several warps fills a slot when all have arrived.
+  __device__ void init(int consumer_arrivals, int producer_arrivals = 1) const {
     for (int slot = 0; slot < Slots; ++slot) {
-      ptx::mbarrier_init(full(slot), 1);
+      ptx::mbarrier_init(full(slot), producer_arrivals);
       ptx::mbarrier_init(empty(slot), consumer_arrivals);
     }
   }

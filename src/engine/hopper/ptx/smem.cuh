@@ -35,6 +35,19 @@ __device__ __forceinline__ void st_shared_f32x4(uint32_t address, const float (&
                : "memory");
 }
 
+__device__ __forceinline__ void st_shared_b32x4(uint32_t address, const uint32_t (&value)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value[0]),
+               "r"(value[1]), "r"(value[2]), "r"(value[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ float ld_shared_f32(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup matrix multiply (PTX ISA, "wgmma"): ordering instructions, and the multiplies
-// themselves, written by tools/gen_wgmma.py: wgmma_m64k16_ss (A and B from shared memory) and
-// wgmma_m64k16_rs (A from registers, B's columns contiguous). Next: ../tile/gemm.cuh.
+// themselves, written by tools/gen_wgmma.py: wgmma_m64k16_ss<element, major of A, major of B> with
+// both operands in shared memory, wgmma_m64k16_rs<element, major of B> with A in registers. Next:
+// ../tile/gemm.cuh.
 #pragma once
 
 #include <cstdint>
 
 #include "engine/cuda/element.h"
+#include "engine/hopper/ptx/major.h"
 
 namespace fa3::hopper::ptx {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of attention for one warpgroup: scores = Q K^T, both from shared memory, and
-// output = P V or output += P V with P in registers. They only issue; the caller fences, commits and
-// waits.
+// Products of tiles for one warpgroup, 64 rows of A: first the general ones, then the forward's two by
+// their names. They only issue; the caller fences, commits and waits. Operands in shared memory come
+// by the low word of their descriptor (layout.h).
 #pragma once
 
 #include "engine/hopper/ptx/wgmma.cuh"
@@ -15,24 +15,54 @@ using cuda::Element;
 template <TileLayout V>
 using Weights = uint32_t[V.rows / V.mma_depth()][4];
 
-// Q: the whole query tile; its descriptor starts at this warpgroup's rows. Descriptors by low word.
-template <Element E, TileLayout Q, TileLayout K>
-__device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint32_t q, uint32_t k) {
+// d = A B^T, summed over the columns of both tiles. A's descriptor starts at this warpgroup's rows.
+template <Element E, TileLayout A, TileLayout B, int Count>
+__device__ __forceinline__ void issue_abt(float (&d)[Count], uint32_t a, uint32_t b) {
+  static_assert(Count == B.rows / 2 && A.columns == B.columns);
 #pragma unroll
-  for (int step = 0; step < Q.columns / Q.mma_depth(); ++step) {
-    ptx::wgmma_m64k16_ss<E>(scores, descriptor(Q, q, Q.k_major_step(step)),
-                            descriptor(K, k, K.k_major_step(step)), step != 0);
+  for (int step = 0; step < A.columns / A.mma_depth(); ++step) {
+    ptx::wgmma_m64k16_ss<E, Major::kK, Major::kK>(d, descriptor(A, a, A.k_major_step(step)),
+                                                  descriptor(B, b, B.k_major_step(step)),
+                                                  step != 0);
   }
 }
 
+// d = A B or d += A B, summed over the rows of B. A comes from registers.
+template <Element E, TileLayout B, int Count>
+__device__ __forceinline__ void issue_ab(float (&d)[Count], const Weights<B>& a, uint32_t b,
+                                         bool add = true) {
+  static_assert(Count == B.columns / 2);
+#pragma unroll
+  for (int step = 0; step < B.rows / B.mma_depth(); ++step) {
+    ptx::wgmma_m64k16_rs<E, Major::kMn>(d, a[step], descriptor(B, b, B.mn_major_step(step)),
+                                        step != 0 || add);
+  }
+}
+
+// d = A B, summed over the columns of A and the rows of B, which has as many columns as d: a tile, or
+// a slab of one.
+template <Element E, TileLayout A, TileLayout B, int Count>
+__device__ __forceinline__ void issue_ab(float (&d)[Count], uint32_t a, uint32_t b) {
+  static_assert(A.columns == B.rows && Count <= B.columns / 2);
+#pragma unroll
+  for (int step = 0; step < B.rows / B.mma_depth(); ++step) {
+    ptx::wgmma_m64k16_ss<E, Major::kK, Major::kMn>(d, descriptor(A, a, A.k_major_step(step)),
+                                                   descriptor(B, b, B.mn_major_step(step)),
+                                                   step != 0);
+  }
+}
+
+// Scores = Q K^T.
+template <Element E, TileLayout Q, TileLayout K>
+__device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint32_t q, uint32_t k) {
+  issue_abt<E, Q, K>(scores, q, k);
+}
+
+// Output = P V or output += P V.
 template <Element E, TileLayout V>
 __device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2], const Weights<V>& weights,
                                          uint32_t v, bool add = true) {
-#pragma unroll
-  for (int step = 0; step < V.rows / V.mma_depth(); ++step) {
-    ptx::wgmma_m64k16_rs<E>(output, weights[step], descriptor(V, v, V.mn_major_step(step)),
-                            step != 0 || add);
-  }
+  issue_ab<E, V>(output, weights, v, add);
 }
 
 }  // namespace fa3::hopper::tile

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA runtime as launch_forward.cpp needs it: a device with two multiprocessors, on which a
-// launch is taken down for the test to run.
+// The CUDA runtime as the launchers need it: a device with two multiprocessors, on which a launch is
+// taken down for the test to run.
 #include "host_runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -14,6 +14,7 @@
 namespace fa3::machine {
 
 Launch last_launch;
+std::function<void(const void*, unsigned, const void*)> on_launch;
 
 }  // namespace fa3::machine
 
@@ -48,6 +49,11 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
                              cudaStream_t) {
   const auto* params = static_cast<const fa3::hopper::ForwardParams*>(arguments[0]);
   fa3::machine::last_launch = {function, grid.x, block.x, *params};
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
+                                void** arguments) {
+  fa3::machine::on_launch(function, config->gridDim.x, arguments[0]);
   return cudaSuccess;
 }
 }

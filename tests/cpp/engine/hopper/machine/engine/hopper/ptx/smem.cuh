@@ -20,6 +20,13 @@ inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
   for (float x : value) machine::settled(x);
   machine::store_shared(address);
 }
+inline void st_shared_b32x4(uint32_t address, const uint32_t (&)[4]) {
+  machine::store_shared(address);
+}
+inline void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
+  machine::load_shared(address);
+  for (uint32_t& word : value) word = 0;
+}
 inline float ld_shared_f32(uint32_t address) {
   machine::load_shared(address);
   return 0;

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one template parameter of the backward's kernels: tile sizes and buffers, with the register
+// and shared-memory budgets that follow. Plain constexpr. What is built stands in compiled_backward.h.
+#pragma once
+
+#include "core/macros.h"
+#include "engine/hopper/backward/dq_parts.h"
+#include "engine/hopper/forward_config.h"
+#include "engine/hopper/tile/layout.h"
+
+namespace fa3::hopper {
+
+struct BackwardConfig {
+  Element element = Element::kBf16;
+  int head_dim = 128;    // columns of Q and K as tiled; shorter heads are filled with zeros
+  int head_dim_v = 128;  // columns of V and dO as tiled
+  int block_m = 64;      // query rows a step
+  int block_n = 128;     // keys a thread block, 64 for each warpgroup that sums dK and dV
+  int stages = 4;        // slots of Q and of dO
+  int ds_slots = 2;      // slots of dS, between those warpgroups and the one that multiplies dQ
+
+  FA3_HD constexpr BackwardConfig with(Element e) const {
+    BackwardConfig other = *this;
+    other.element = e;
+    return other;
+  }
+
+  // Beyond 128 columns dK and dV of 64 keys fill two warpgroups, one each (side_gradients.cuh).
+  FA3_HD constexpr bool splits_sides() const { return head_dim > 128; }
+  // Warpgroups that each hold 64 keys, and so a part of dS.
+  FA3_HD constexpr int key_warpgroups() const { return block_n / kRowsPerWarpgroup; }
+  FA3_HD constexpr int threads() const {
+    return (1 + (splits_sides() ? 2 : key_warpgroups())) * kWarpgroupSize;
+  }
+
+  // A launch of 384 threads gives each 168 registers, so three warpgroups have 504 to share: 88 +
+  // 2 * 208. The one of dQ holds a part of it (32) and the loader's state; the others need what follows.
+  FA3_HD constexpr int query_registers() const { return 88; }
+  FA3_HD constexpr int key_registers() const { return 208; }
+
+  // dK and dV (one of them where sides are split), a tile, a packed one, and 24 for the rest.
+  FA3_HD constexpr int key_registers_used() const {
+    const int sums =
+        splits_sides() ? (head_dim > head_dim_v ? head_dim : head_dim_v) : head_dim + head_dim_v;
+    return sums / 2 + block_m / 2 + block_m / 4 + 24;
+  }
+
+  FA3_HD constexpr tile::TileLayout q_layout() const { return {block_m, head_dim}; }
+  FA3_HD constexpr tile::TileLayout d_o_layout() const { return {block_m, head_dim_v}; }
+  FA3_HD constexpr tile::TileLayout k_layout() const { return {block_n, head_dim}; }
+  FA3_HD constexpr tile::TileLayout v_layout() const { return {block_n, head_dim_v}; }
+  FA3_HD constexpr tile::TileLayout ds_layout() const { return {block_m, block_n}; }
+  // Weights in registers' order, handed from side to side.
+  FA3_HD constexpr int p_bytes() const {
+    return splits_sides() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
+  }
+  FA3_HD constexpr DqParts dq_parts() const { return {block_m, head_dim}; }
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// A built backward as the launcher sees it, and where to get it.
+#pragma once
+
+#include "engine/hopper/backward/compiled_backward.h"
+
+namespace fa3::hopper {
+
+// Three functions for cudaLaunchKernel.
+struct BackwardKernel {
+  BackwardConfig config;
+  const void* preprocess;
+  const void* main;
+  const void* postprocess;
+  int smem_bytes;  // of main
+};
+
+// Defined by the generated source file of row `Row` (backward_entry.cuh).
+template <int Row, Element E>
+BackwardKernel backward_entry();
+
+// The kernels of a row of kBackwardTable for an element type.
+BackwardKernel backward_kernel_at(int row, Element element);
+
+}  // namespace fa3::hopper

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The main kernel of the backward, as a table of contents: one thread block a key block. Before it
+// runs preprocess.cuh, after it postprocess.cuh. Read next: backward_smem.cuh, query_gradient.cuh,
+// key_gradients.cuh.
+#pragma once
+
+#include "engine/hopper/backward/key_gradients.cuh"
+#include "engine/hopper/backward/query_gradient.cuh"
+#include "engine/hopper/backward/side_gradients.cuh"
+#include "engine/hopper/piece/roles.cuh"
+
+// nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name into
+// the host stub, and forgets to declare that name.
+using _ZN3fa36hopper14BackwardConfigE = fa3::hopper::BackwardConfig;
+
+namespace fa3::hopper {
+
+template <BackwardConfig C>
+__global__ void __launch_bounds__(C.threads(), 1)
+    backward_kernel(const __grid_constant__ BackwardParams params) {
+  extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
+  const BackwardAddresses<C> at{uniform(ptx::cvta_to_shared(raw_smem))};
+  const KeyBlockWork<C> work(params, int(blockIdx.x));
+
+  // Uniform over the warp, and known to be: the branch below must not diverge.
+  const int warp = uniform(threadIdx.x / kWarpSize);
+  const int warpgroup = warp / kWarpsPerWarpgroup;
+
+  if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&params.k_map, &params.q_map, &params.v_map, &params.d_o_map}) {
+      ptx::prefetch_tensormap(*map);
+    }
+    constexpr int kKeyWarps = C.key_warpgroups() * kWarpsPerWarpgroup;
+    at.k_once().init(1);
+    at.v_once().init(1);
+    at.q_ring().init(1);
+    at.d_o_ring().init(1);
+    at.ds_ring().init(kWarpsPerWarpgroup, kKeyWarps);
+    at.p_ring().init(kWarpsPerWarpgroup, kWarpsPerWarpgroup);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::griddepcontrol_launch_dependents();
+
+  if (warpgroup == int(BackwardWarpgroup::kQuery)) {
+    ptx::setmaxnreg_dec<C.query_registers()>();
+    QueryGradient<C>(params, at, work).run();
+  } else {
+    ptx::setmaxnreg_inc<C.key_registers()>();
+    const int key_warpgroup = warpgroup - int(BackwardWarpgroup::kFirstKey);
+    if constexpr (!C.splits_sides()) {
+      KeyGradients<C>(params, at, work, key_warpgroup).run();
+    } else if (key_warpgroup == int(KeySide::kWeights)) {
+      SideGradients<C, KeySide::kWeights>(params, at, work).run();
+    } else {
+      SideGradients<C, KeySide::kGradients>(params, at, work).run();
+    }
+  }
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who does what in a thread block of the backward, and every byte of its shared memory. Next:
+// query_gradient.cuh.
+//
+//   warpgroup 0     dQ: one thread of it issues all loads; all of it multiplies dS K and adds the
+//                   product to global memory
+//   warpgroup 1, 2  dK and dV: of 64 keys each, or one of them each. They compute the weights again,
+//                   and hand dS to warpgroup 0
+#pragma once
+
+#include <cstddef>
+
+#include "engine/hopper/backward/backward_config.h"
+#include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/piece/pipeline.cuh"
+
+namespace fa3::hopper {
+
+enum class BackwardWarpgroup : int { kQuery = 0, kFirstKey = 1 };
+
+// Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w.
+enum class BackwardBarrier : int { kKeysDone = 1, kQuery = 2, kStore = 3 };
+
+template <BackwardConfig C>
+struct BackwardSmem {
+  alignas(kSmemAlignment) unsigned char k[C.k_layout().bytes()];
+  alignas(kSmemAlignment) unsigned char v[C.v_layout().bytes()];
+  alignas(kSmemAlignment) unsigned char q[C.stages][C.q_layout().bytes()];
+  alignas(kSmemAlignment) unsigned char d_o[C.stages][C.d_o_layout().bytes()];
+  // dS, and behind it P where sides are split.
+  alignas(kSmemAlignment) unsigned char ds[C.ds_slots][C.ds_layout().bytes() + C.p_bytes()];
+  alignas(16) float lse[C.stages][C.block_m];    // come and go with Q
+  alignas(16) float delta[C.stages][C.block_m];  // with dO
+  // Of these `full` alone is used. K and V stay; slots of Q and dO are known to be free from dS.
+  RingBarriers<1> k_once;
+  RingBarriers<1> v_once;
+  RingBarriers<C.stages> q_ring;
+  RingBarriers<C.stages> d_o_ring;
+  RingBarriers<C.ds_slots> ds_ring;
+  RingBarriers<C.ds_slots> p_ring;
+};
+
+// The same plan by shared-memory addresses, which is what the hardware's instructions take.
+template <BackwardConfig C>
+struct BackwardAddresses {
+  using Plan = BackwardSmem<C>;
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t k() const { return base + uint32_t{offsetof(Plan, k)}; }
+  __device__ __forceinline__ uint32_t v() const { return base + uint32_t{offsetof(Plan, v)}; }
+  __device__ __forceinline__ uint32_t q(uint32_t slot) const {
+    return base + uint32_t{offsetof(Plan, q)} + slot * C.q_layout().bytes();
+  }
+  __device__ __forceinline__ uint32_t d_o(uint32_t slot) const {
+    return base + uint32_t{offsetof(Plan, d_o)} + slot * C.d_o_layout().bytes();
+  }
+  __device__ __forceinline__ uint32_t ds(uint32_t slot) const {
+    return base + uint32_t{offsetof(Plan, ds)} + slot * (C.ds_layout().bytes() + C.p_bytes());
+  }
+  __device__ __forceinline__ uint32_t p(uint32_t slot) const {
+    return ds(slot) + C.ds_layout().bytes();
+  }
+  __device__ __forceinline__ uint32_t lse(uint32_t slot) const {
+    return base + uint32_t{offsetof(Plan, lse)} + slot * uint32_t{C.block_m * sizeof(float)};
+  }
+  __device__ __forceinline__ uint32_t delta(uint32_t slot) const {
+    return base + uint32_t{offsetof(Plan, delta)} + slot * uint32_t{C.block_m * sizeof(float)};
+  }
+  __device__ __forceinline__ Ring<1> k_once() const {
+    return {base + uint32_t{offsetof(Plan, k_once)}};
+  }
+  __device__ __forceinline__ Ring<1> v_once() const {
+    return {base + uint32_t{offsetof(Plan, v_once)}};
+  }
+  __device__ __forceinline__ Ring<C.stages> q_ring() const {
+    return {base + uint32_t{offsetof(Plan, q_ring)}};
+  }
+  __device__ __forceinline__ Ring<C.stages> d_o_ring() const {
+    return {base + uint32_t{offsetof(Plan, d_o_ring)}};
+  }
+  __device__ __forceinline__ Ring<C.ds_slots> ds_ring() const {
+    return {base + uint32_t{offsetof(Plan, ds_ring)}};
+  }
+  __device__ __forceinline__ Ring<C.ds_slots> p_ring() const {
+    return {base + uint32_t{offsetof(Plan, p_ring)}};
+  }
+};
+
+template <BackwardConfig C>
+constexpr int backward_smem_bytes() {
+  static_assert(sizeof(BackwardSmem<C>) <= kMaxSmemBytes);
+  return sizeof(BackwardSmem<C>);
+}
+
+// The work of one thread block: a key block, and the query blocks that see it, head after head of the
+// group that shares the keys.
+template <BackwardConfig C>
+struct KeyBlockWork {
+  KeyBlockIndex at;
+  QuerySteps steps;
+  int num_steps;
+
+  __device__ __forceinline__ KeyBlockWork(const BackwardParams& params, int tile)
+      : at(params.order.at(tile)),
+        steps(query_steps(params.extents, at.n_block * C.block_n, C.block_n, C.block_m)),
+        num_steps(steps.per_head() * params.heads_per_kv_head) {}
+};
+
+// One of the query blocks of a KeyBlockWork.
+struct QueryBlock {
+  int head;
+  int m_block;
+
+  __device__ __forceinline__ static QueryBlock first(const BackwardParams& params, KeyBlockIndex at,
+                                                     QuerySteps steps) {
+    return {at.kv_head * params.heads_per_kv_head, steps.first_block};
+  }
+  __device__ __forceinline__ void advance(QuerySteps steps) {
+    if (++m_block == steps.end_block) {
+      m_block = steps.first_block;
+      ++head;
+    }
+  }
+};
+
+}  // namespace fa3::hopper

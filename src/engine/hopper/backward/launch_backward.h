@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// One backward: tensors in, three launches chained so that each starts under the end of the one
+// before. Next: launch_backward.cpp.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "engine/cuda/rows.h"
+#include "engine/hopper/backward/backward_entry.h"
+#include "engine/hopper/tensor_map.h"
+
+namespace fa3::hopper {
+
+struct BackwardArguments {
+  TensorSpan q, k, v, o, d_o;
+  RowFloats lse;
+  RowFloats d_lse;  // data may be null: zero
+  TensorSpan dq, dk, dv;
+  float scale = 0.0f;
+  bool causal = false;
+  bool deterministic = false;
+  void* workspace = nullptr;  // backward_workspace_bytes(); 256-byte aligned
+};
+
+// Which of the launches a call makes: all of them, but for measurements.
+enum BackwardLaunch { kPreprocess = 1, kMain = 2, kPostprocess = 4, kAllLaunches = 7 };
+
+int64_t backward_num_tiles(const BackwardConfig& config, const BackwardArguments& arguments);
+int64_t backward_num_query_blocks(const BackwardConfig& config, const BackwardArguments& arguments);
+int64_t backward_workspace_bytes(const BackwardConfig& config, const BackwardArguments& arguments);
+
+// Queues the launches; allocates nothing, waits for nothing.
+cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArguments& arguments,
+                            cudaStream_t stream, int launches = kAllLaunches);
+
+}  // namespace fa3::hopper

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hopper/backward/plan_backward.h"
+
+#include "core/error.h"
+#include "core/macros.h"
+#include "core/workspace.h"
+#include "engine/cuda/device.h"
+#include "engine/hopper/engine.h"
+#include "engine/hopper/plan_forward.h"
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int64_t kMaxBlocks = int64_t{1} << 28;  // numbers of thread blocks are 31-bit
+
+Status check_layouts(const BackwardArguments& a) {
+  const struct {
+    const char* name;
+    const TensorSpan& tensor;
+  } all[] = {{"q", a.q},     {"k", a.k},   {"v", a.v},   {"o", a.o},
+             {"d_o", a.d_o}, {"dq", a.dq}, {"dk", a.dk}, {"dv", a.dv}};
+  for (const auto& [name, tensor] : all) {
+    const char* obstacle = tensor_map_obstacle(tensor);
+    if (obstacle) return unsupported(name, ": ", obstacle);
+  }
+  return {};
+}
+
+bool nothing_to_do(const BackwardArguments& a) {
+  return a.q.batches == 0 || a.q.heads == 0 || (a.q.rows == 0 && a.k.rows == 0);
+}
+
+}  // namespace
+
+int choose_backward_row(int64_t head_dim, int64_t head_dim_v) {
+  for (int row = 0; row < int(kBackwardTable.size()); ++row) {
+    const BackwardConfig& c = kBackwardTable[row].config;
+    if (c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
+  }
+  return kNoBackwardRow;
+}
+
+BackwardArguments arguments_of(const BackwardProblem& p, void* workspace) {
+  const auto queries = [&](const Operand& t, int64_t columns) {
+    return span_of(t, p.batch, p.lengths_q.max, p.heads_q, columns);
+  };
+  const auto keys = [&](const Operand& t, int64_t columns) {
+    return span_of(t, p.batch, p.lengths_k.max, p.heads_k, columns);
+  };
+  const auto numbers = [](const RowScalars& r) {
+    return RowFloats{r.data, {r.batch_stride, r.head_stride, r.row_stride}};
+  };
+  BackwardArguments a;
+  a.q = queries(p.q, p.head_dim);
+  a.k = keys(p.k, p.head_dim);
+  a.v = keys(p.v, p.head_dim_v);
+  a.o = queries(p.o, p.head_dim_v);
+  a.d_o = queries(p.d_o, p.head_dim_v);
+  a.dq = queries(p.dq, p.head_dim);
+  a.dk = keys(p.dk, p.head_dim);
+  a.dv = keys(p.dv, p.head_dim_v);
+  a.lse = numbers(p.lse);
+  if (p.has_d_lse) a.d_lse = numbers(p.d_lse);
+  a.scale = p.scale;
+  a.causal = is_causal(p.mask);
+  a.deterministic = p.deterministic;
+  a.workspace = workspace;
+  return a;
+}
+
+Status plan_backward(const BackwardProblem& problem, Plan* plan) {
+  FA3_TRY(check_features(problem));
+  FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+  const int row = choose_backward_row(problem.head_dim, problem.head_dim_v);
+  if (row == kNoBackwardRow) {
+    return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
+                       problem.head_dim_v, "; the largest have 256 and 256");
+  }
+  const auto& [c, why] = kBackwardTable[row];
+  const BackwardArguments a = arguments_of(problem, nullptr);
+  FA3_TRY(check_layouts(a));
+  const int64_t num_tiles = backward_num_tiles(c, a);
+  if (num_tiles > kMaxBlocks || backward_num_query_blocks(c, a) > kMaxBlocks) {
+    return unsupported("more than 2^28 blocks of queries or keys");
+  }
+
+  plan->engine = "hopper";
+  plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
+                        " ", c.block_m, "x", c.block_n, a.causal ? " causal" : "",
+                        a.deterministic ? " deterministic" : "");
+  plan->variant = row;
+  plan->block_q = c.block_m;
+  plan->block_k = c.block_n;
+  plan->num_tasks = num_tiles;
+  plan->workspace_bytes = nothing_to_do(a) ? 0 : backward_workspace_bytes(c, a);
+  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
+  if (a.deterministic) plan->why += "; key blocks add to dQ by turns";
+  return {};
+}
+
+Status run_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
+                    void* stream) {
+  const BackwardArguments a = arguments_of(problem, workspace);
+  if (nothing_to_do(a)) return {};
+  const DeviceScope scope(problem.device_index);
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess) {
+    error = launch_backward(backward_kernel_at(plan.variant, element_of(problem.dtype)), a,
+                            static_cast<cudaStream_t>(stream));
+  }
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();  // leave none behind for the caller's own CUDA code
+  return {StatusCode::device_error, concat("hopper backward: ", cudaGetErrorString(error))};
+}
+
+}  // namespace fa3::hopper

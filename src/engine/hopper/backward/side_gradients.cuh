@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warpgroups 1 and 2 where head dims are beyond 128: dK or dV of 64 keys alone fills a warpgroup's
+// registers, so each sums one of them, over all queries that see the keys. A step:
+//
+//   weights side     S  = K Q^T    P = 2^(S - LSE)       P goes to the other side    dV += P dO
+//   gradients side   dP = V dO^T   dS = P (dP - Delta)   dS goes to warpgroup 0      dK += dS Q
+//
+// A side multiplies its next tile behind its sum, and works on the tile while the other side and
+// warpgroup 0 multiply. As in key_gradients.cuh, P, dP and dS stand for their transposes.
+#pragma once
+
+#include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/backward/score_tile.cuh"
+#include "engine/hopper/backward/store_keys.cuh"
+#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/ptx/fence.cuh"
+#include "engine/hopper/ptx/sync.cuh"
+#include "engine/hopper/tile/gemm.cuh"
+
+namespace fa3::hopper {
+
+enum class KeySide { kWeights, kGradients };
+
+template <BackwardConfig C, KeySide Side>
+class SideGradients {
+ public:
+  __device__ __forceinline__ SideGradients(const BackwardParams& params, BackwardAddresses<C> at,
+                                           const KeyBlockWork<C>& work)
+      : params_(params), at_(at), work_(work), first_key_(work.at.n_block * C.block_n) {}
+
+  __device__ __forceinline__ void run() {
+    float sums[kSumTile.columns / 2] = {};
+    if (work_.num_steps > 0) sum(sums);
+    keys_done<C>();
+    store_gradient<C.element, kSumTile>(gradient(), sums, kWeights ? 1.0f : params_.scale);
+    ptx::fence_proxy_async();
+    ptx::bar_sync(int(BackwardBarrier::kStore) + int(Side), kWarpgroupSize);
+    if (!stores()) return;
+    copy_gradient<kSumTile>(kWeights ? params_.dv_map : params_.dk_map, gradient(), work_.at,
+                            first_key_);
+    finish_copies();
+  }
+
+ private:
+  using Tile = ScoreTile<C>;
+  using Cursor = RingCursor<C.stages>;
+  static constexpr bool kWeights = Side == KeySide::kWeights;
+  static constexpr tile::TileLayout kKeys = kWeights ? C.k_layout() : C.v_layout();
+  static constexpr tile::TileLayout kScored = kWeights ? C.q_layout() : C.d_o_layout();
+  static constexpr tile::TileLayout kSummed = kWeights ? C.d_o_layout() : C.q_layout();
+  static constexpr tile::TileLayout kSumTile{kRowsPerWarpgroup, kSummed.columns};
+  static_assert(C.block_n == kRowsPerWarpgroup && kSumTile.bytes() <= kSummed.bytes());
+
+  __device__ __forceinline__ void sum(float (&sums)[kSumTile.columns / 2]) {
+    QueryBlock block = QueryBlock::first(params_, work_.at, work_.steps);
+    typename Tile::Scores tile;
+    typename Tile::Packed packed;
+    keys_ring().wait_full({});
+    issue_tile(tile);
+    transform(tile, packed, block.m_block);
+    summed_ring().wait_full(cursor_);
+    for (int step = 1; step < work_.num_steps; ++step) {
+      issue_sum(sums, packed);
+      block.advance(work_.steps);
+      cursor_.advance();
+      issue_tile(tile);
+      transform(tile, packed, block.m_block);
+      summed_ring().wait_full(cursor_);
+    }
+    issue_sum(sums, packed);
+    ptx::wgmma_wait_group<0>();
+  }
+
+  __device__ __forceinline__ void issue_tile(typename Tile::Scores& tile) {
+    scored_ring().wait_full(cursor_);
+    // Computed at every turn: kept, the descriptors of all steps would not fit the registers.
+    const uint32_t keys_low = uniform(tile::k_major_low(keys()));
+    ptx::wgmma_fence();
+    tile::issue_abt<C.element, kKeys, kScored>(tile, keys_low, tile::k_major_low(scored()));
+    ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void issue_sum(float (&sums)[kSumTile.columns / 2],
+                                            const typename Tile::Packed& packed) {
+    ptx::wgmma_fence();
+    tile::issue_ab<C.element, kSummed>(sums, packed, tile::mn_major_low(kSummed, summed()));
+    ptx::wgmma_commit_group();
+  }
+
+  // What was issued, to its end; then the tile: S to P, or dP to dS, packed and handed over.
+  __device__ __forceinline__ void transform(typename Tile::Scores& tile,
+                                            typename Tile::Packed& packed, int m_block) {
+    typename Tile::Statistics statistics;
+    Tile::read(statistics, kWeights ? at_.lse(cursor_.slot()) : at_.delta(cursor_.slot()));
+    ptx::wgmma_wait_group<0>();
+    if constexpr (kWeights) {
+      weigh(tile, statistics, m_block * C.block_m);
+    } else {
+      differentiate(tile, statistics);
+    }
+    Tile::pack(packed, tile);
+    hand_over(packed);
+  }
+
+  __device__ __forceinline__ void weigh(typename Tile::Scores& scores,
+                                        const typename Tile::Statistics& lse, int first_row) {
+    if (first_row < free_from(params_.extents, first_key_, C.block_n)) {
+      Tile::mask(scores, params_.extents, first_key_, first_row);
+    }
+    Tile::exponentiate(scores, lse, params_.scale_log2);
+  }
+
+  __device__ __forceinline__ void differentiate(typename Tile::Scores& dp,
+                                                const typename Tile::Statistics& delta) {
+    typename Tile::Packed p;
+    at_.p_ring().wait_full(p_cursor_);
+    Tile::load_packed(p, at_.p(p_cursor_.slot()));
+    __syncwarp();
+    if (is_lane_0()) at_.p_ring().release(p_cursor_.slot());
+    p_cursor_.advance();
+    Tile::differentiate(dp, p, delta);
+  }
+
+  // P as registers hold it, for the same thread of the other side; dS as a tile for a product.
+  __device__ __forceinline__ void hand_over(const typename Tile::Packed& packed) {
+    const Ring<C.ds_slots> ring = kWeights ? at_.p_ring() : at_.ds_ring();
+    ring.wait_empty(out_);
+    if constexpr (kWeights) {
+      Tile::store_packed(at_.p(out_.slot()), packed);
+    } else {
+      Tile::store_transposed(at_.ds(out_.slot()), 0, packed);
+      ptx::fence_proxy_async();
+    }
+    __syncwarp();
+    if (is_lane_0()) ptx::mbarrier_arrive(ring.full(out_.slot()));
+    out_.advance();
+  }
+
+  __device__ __forceinline__ Ring<1> keys_ring() const {
+    return kWeights ? at_.k_once() : at_.v_once();
+  }
+  __device__ __forceinline__ Ring<C.stages> scored_ring() const {
+    return kWeights ? at_.q_ring() : at_.d_o_ring();
+  }
+  __device__ __forceinline__ Ring<C.stages> summed_ring() const {
+    return kWeights ? at_.d_o_ring() : at_.q_ring();
+  }
+  __device__ __forceinline__ uint32_t keys() const { return kWeights ? at_.k() : at_.v(); }
+  __device__ __forceinline__ uint32_t scored() const {
+    return kWeights ? at_.q(cursor_.slot()) : at_.d_o(cursor_.slot());
+  }
+  __device__ __forceinline__ uint32_t summed() const {
+    return kWeights ? at_.d_o(cursor_.slot()) : at_.q(cursor_.slot());
+  }
+  // At the end, in the first slot of what was summed.
+  __device__ __forceinline__ uint32_t gradient() const { return kWeights ? at_.d_o(0) : at_.q(0); }
+  __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }
+
+  const BackwardParams& params_;
+  const BackwardAddresses<C> at_;
+  const KeyBlockWork<C>& work_;
+  const int first_key_;
+  Cursor cursor_;
+  RingCursor<C.ds_slots> out_;
+  RingCursor<C.ds_slots> p_cursor_;
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a key block: dK and dV from accumulators through shared memory to global memory, each
+// warpgroup its own 64 keys. The copy engine leaves out what lies past the end of the keys.
+#pragma once
+
+#include "engine/cuda/math.cuh"
+#include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/fence.cuh"
+#include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
+#include "engine/hopper/tile/stored_matrix.h"
+
+namespace fa3::hopper {
+
+// Until no warpgroup reads Q and dO any more: their slots hold the gradients now.
+template <BackwardConfig C>
+__device__ __forceinline__ void keys_done() {
+  ptx::bar_sync(int(BackwardBarrier::kKeysDone), (C.threads() - kWarpgroupSize));
+}
+
+// A warpgroup's accumulators, times `scale`, as a tile in shared memory.
+template <Element E, tile::TileLayout Layout>
+__device__ __forceinline__ void store_gradient(uint32_t smem,
+                                               const float (&values)[Layout.columns / 2],
+                                               float scale) {
+  constexpr int kDepth = Layout.mma_depth();
+  const auto [row, column] = tile::stored_place(int(thread_in_block() % kWarpgroupSize));
+#pragma unroll
+  for (int step = 0; step < Layout.columns / kDepth; ++step) {
+    uint32_t matrices[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = 8 * step + 2 * j;
+      matrices[j] = pack_pair<E>(values[i] * scale, values[i + 1] * scale);
+    }
+    ptx::stmatrix_x4(smem + Layout.chunk_offset(row, step * kDepth + column), matrices);
+  }
+}
+
+// One thread of the warpgroup; a whole warp asks.
+__device__ __forceinline__ bool stores() {
+  return thread_in_block() % kWarpgroupSize / kWarpSize == 0 && ptx::elect_sync();
+}
+
+// One copy a slab.
+template <tile::TileLayout Layout>
+__device__ __forceinline__ void copy_gradient(const CUtensorMap& map, uint32_t smem,
+                                              KeyBlockIndex index, int first_key) {
+#pragma unroll 1
+  for (int slab = 0; slab < Layout.slabs(); ++slab) {
+    ptx::cp_async_bulk_tensor_store(
+        map, {slab * Layout.slab_columns(), first_key, index.kv_head, index.batch},
+        smem + slab * Layout.slab_bytes());
+  }
+}
+
+// Shared memory must outlive the copies.
+__device__ __forceinline__ void finish_copies() {
+  ptx::cp_async_bulk_commit_group();
+  ptx::cp_async_bulk_wait_group_read<0>();
+}
+
+}  // namespace fa3::hopper

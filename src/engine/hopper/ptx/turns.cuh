@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counters in global memory by which thread blocks take turns: what was stored or added before a
+// release is seen after the acquire that reads it.
+#pragma once
+
+namespace fa3::hopper::ptx {
+
+__device__ __forceinline__ int ld_acquire(const int* counter) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+// For the whole thread block, after a barrier of it.
+__device__ __forceinline__ void add_release(int* counter, int value) {
+  asm volatile(
+      "fence.acq_rel.gpu;\n"
+      "red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter),
+      "r"(value)
+      : "memory");
+}
+
+}  // namespace fa3::hopper::ptx

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The barrier protocol of the backward's main kernel, run as it stands in the sources on a machine that
+// schedules at random (machine/machine.h): every product of every query block is made once and of the
+// right tiles, every part of dQ is added once, dK and dV are stored once. Broken protocols must be
+// found out.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <tuple>
+
+#include "engine/hopper/backward/backward_kernel.cuh"
+#include "engine/hopper/backward/compiled_backward.h"
+#include "engine/hopper/backward/launch_backward.h"
+#include "host_runtime.h"
+#include "many_orders.h"
+
+namespace fa3::hopper {
+
+// The kernel's shared memory as C++ objects, of which it has none.
+alignas(kSmemAlignment) inline unsigned char raw_smem[kMaxSmemBytes];
+
+namespace {
+
+using machine::Departure;
+using machine::Fault;
+using machine::Outcome;
+using machine::Product;
+
+struct Shape {
+  int seqlen_q, seqlen_k, heads, kv_heads, batches;
+  bool causal;
+};
+
+constexpr Shape kShapes[] = {
+    {.seqlen_q = 700, .seqlen_k = 300, .heads = 2, .kv_heads = 2, .batches = 1, .causal = false},
+    {.seqlen_q = 300, .seqlen_k = 500, .heads = 6, .kv_heads = 2, .batches = 2, .causal = true},
+    {.seqlen_q = 900, .seqlen_k = 200, .heads = 3, .kv_heads = 1, .batches = 1, .causal = true},
+    {.seqlen_q = 1, .seqlen_k = 1, .heads = 1, .kv_heads = 1, .batches = 1, .causal = true},
+    {.seqlen_q = 0, .seqlen_k = 150, .heads = 1, .kv_heads = 1, .batches = 1, .causal = false},
+};
+
+// One launch on the machine, thread block by thread block.
+template <BackwardConfig C>
+class BackwardRun {
+ public:
+  explicit BackwardRun(const Shape& s) : shape_(s) {
+    BackwardArguments a;
+    a.q = span(&q_, s.seqlen_q, s.heads, C.head_dim);
+    a.k = span(&k_, s.seqlen_k, s.kv_heads, C.head_dim);
+    a.v = span(&v_, s.seqlen_k, s.kv_heads, C.head_dim_v);
+    a.o = a.d_o = span(&d_o_, s.seqlen_q, s.heads, C.head_dim_v);
+    a.dq = span(&dq_, s.seqlen_q, s.heads, C.head_dim);
+    a.dk = span(&dk_, s.seqlen_k, s.kv_heads, C.head_dim);
+    a.dv = span(&dv_, s.seqlen_k, s.kv_heads, C.head_dim_v);
+    a.scale = 1;
+    a.causal = s.causal;
+    workspace_.resize(size_t(backward_workspace_bytes(C, a)));
+    a.workspace = workspace_.data();
+    machine::on_launch = [this](const void* function, unsigned blocks, const void* params) {
+      if (function != &main_) return;
+      tiles_ = int(blocks);
+      params_ = *static_cast<const BackwardParams*>(params);
+    };
+    const BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>()};
+    EXPECT_EQ(launch_backward(kernel, a, nullptr), cudaSuccess);
+  }
+
+  int tiles() const { return tiles_; }
+
+  Outcome run(int tile, machine::Setting setting) const {
+    setting.buffers = buffers();
+    return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this, tile] {
+      blockIdx.x = unsigned(tile);
+      backward_kernel<C>(params_);
+    });
+  }
+
+  void expect_all_work_done(int tile, const Outcome& outcome) const {
+    ASSERT_EQ(outcome.error, "");
+    const KeyBlockIndex at = params_.order.at(tile);
+    const std::vector<QueryBlock> blocks = blocks_of(at);
+    for (int warp = 0; warp < C.threads() / kWarpSize; ++warp) {
+      const std::vector<Step> expected = warp < kWarpsPerWarpgroup
+                                             ? query_steps_of(at, blocks)
+                                             : key_steps_of(at, blocks, warp - 4);
+      std::vector<Step> made;
+      for (const Product& p : outcome.products[size_t(warp)]) made.push_back(step_of(p));
+      ASSERT_EQ(made, expected) << "warp " << warp;
+    }
+    std::vector<Left> left;
+    for (const Departure& d : outcome.departures) {
+      left.push_back({d.warp, d.to, d.row, d.column, d.head, d.batch, d.adds});
+    }
+    std::vector<Left> expected = departures_of(at, blocks);
+    std::sort(left.begin(), left.end());
+    std::sort(expected.begin(), expected.end());
+    ASSERT_EQ(left, expected);
+  }
+
+ private:
+  // Of a product: A's tensor (null: registers or dS), row, filling; B's tensor, row, column, head,
+  // batch; columns and depth.
+  using Step = std::tuple<const void*, int, int, const void*, int, int, int, int, int, int>;
+  using Left = std::tuple<int, const void*, int, int, int, int, bool>;
+
+  static Step step_of(const Product& p) {
+    return {p.a.tensor,
+            p.a_in_registers ? 0 : p.a.row,
+            p.a_in_registers ? 0 : p.a.filling,
+            p.b.tensor,
+            p.b.row,
+            p.b.column,
+            p.b.head,
+            p.b.batch,
+            p.columns,
+            p.depth};
+  }
+
+  TensorSpan span(const void* data, int rows, int heads, int columns) const {
+    return {const_cast<void*>(data),         shape_.batches,           rows,   heads, columns,
+            int64_t{rows} * heads * columns, int64_t{heads} * columns, columns};
+  }
+
+  static std::vector<machine::Buffer> buffers() {
+    const BackwardAddresses<C> at{machine::kSmemBase};
+    std::vector<machine::Buffer> all;
+    for (int i = 0; i < C.stages; ++i) {
+      all.push_back({"LSE", at.lse(uint32_t(i)), int(C.block_m * sizeof(float))});
+      all.push_back({"Delta", at.delta(uint32_t(i)), int(C.block_m * sizeof(float))});
+    }
+    for (int i = 0; i < C.ds_slots; ++i) {
+      all.push_back({"dS", at.ds(uint32_t(i)), C.ds_layout().bytes()});
+    }
+    for (int i = 0; i < C.ds_slots && C.splits_sides(); ++i) {
+      all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
+    }
+    for (int w = 0; w < C.key_warpgroups(); ++w) {  // at the end
+      all.push_back(
+          {"dK", at.q(uint32_t(w)), kRowsPerWarpgroup * C.head_dim * bytes_of(C.element)});
+      all.push_back(
+          {"dV", at.d_o(uint32_t(w)), kRowsPerWarpgroup * C.head_dim_v * bytes_of(C.element)});
+    }
+    return all;
+  }
+
+  // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a key.
+  std::vector<QueryBlock> blocks_of(KeyBlockIndex at) const {
+    const MaskRuleOf<int> mask = params_.extents.mask();
+    const int group = shape_.heads / shape_.kv_heads, first_key = at.n_block * C.block_n;
+    std::vector<QueryBlock> blocks;
+    for (int head = at.kv_head * group; head < (at.kv_head + 1) * group; ++head) {
+      for (int m = 0; m * C.block_m < shape_.seqlen_q; ++m) {
+        const int last_query = std::min((m + 1) * C.block_m, shape_.seqlen_q) - 1;
+        if (mask.visible(last_query, first_key, shape_.seqlen_q, shape_.seqlen_k)) {
+          blocks.push_back({head, m});
+        }
+      }
+    }
+    return blocks;
+  }
+
+  std::vector<Step> key_steps_of(KeyBlockIndex at, const std::vector<QueryBlock>& blocks,
+                                 int warp) const {
+    const bool weights = warp < kWarpsPerWarpgroup;  // where sides are split
+    const int row_of_warp = C.splits_sides() ? warp % kWarpsPerWarpgroup : warp;
+    const int keys = at.n_block * C.block_n + row_of_warp * kRowsPerWarp;
+    const auto product = [&](const void* a, const void* b, QueryBlock block, int columns,
+                             int depth) {
+      return Step{a,
+                  a == nullptr ? 0 : keys,
+                  0,
+                  b,
+                  block.m_block * C.block_m,
+                  0,
+                  block.head,
+                  at.batch,
+                  columns,
+                  depth};
+    };
+    const auto s = [&](QueryBlock b) { return product(&k_, &q_, b, C.block_m, C.head_dim); };
+    const auto dp = [&](QueryBlock b) { return product(&v_, &d_o_, b, C.block_m, C.head_dim_v); };
+    const auto dv = [&](QueryBlock b) {
+      return product(nullptr, &d_o_, b, C.head_dim_v, C.block_m);
+    };
+    const auto dk = [&](QueryBlock b) { return product(nullptr, &q_, b, C.head_dim, C.block_m); };
+    std::vector<Step> steps;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const QueryBlock b = blocks[i];
+      if (C.splits_sides()) {
+        steps.push_back(weights ? s(b) : dp(b));
+        steps.push_back(weights ? dv(b) : dk(b));
+        continue;
+      }
+      if (i == 0) steps.push_back(s(b));
+      steps.push_back(dp(b));
+      steps.push_back(dv(b));
+      if (i + 1 < blocks.size()) steps.push_back(s(blocks[i + 1]));
+      steps.push_back(dk(b));
+    }
+    return steps;
+  }
+
+  std::vector<Step> query_steps_of(KeyBlockIndex at, const std::vector<QueryBlock>& blocks) const {
+    std::vector<Step> steps;
+    const DqParts parts = C.dq_parts();
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      for (int part = 0; part < parts.parts(); ++part) {
+        steps.push_back({nullptr, 0, int(i) / C.ds_slots + 1, &k_, at.n_block * C.block_n,
+                         parts.first_column(part), at.kv_head, at.batch, parts.columns(),
+                         C.block_n});
+      }
+    }
+    return steps;
+  }
+
+  std::vector<Left> departures_of(KeyBlockIndex at, const std::vector<QueryBlock>& blocks) const {
+    std::vector<Left> all;
+    const DqParts parts = C.dq_parts();
+    for (const QueryBlock& b : blocks) {
+      const float* const chunk =
+          params_.scratch.dq_sum +
+          params_.scratch.block(at.batch, b.head, b.m_block) * parts.chunk_floats();
+      for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
+        for (int part = 0; part < parts.parts(); ++part) {
+          for (int group = 0; group < parts.groups(); ++group) {
+            all.push_back(
+                {warp, chunk + parts.offset(part, group, warp * kWarpSize), 0, 0, 0, 0, true});
+          }
+        }
+      }
+    }
+    for (int w = 0; w < C.threads() / kWarpgroupSize - 1; ++w) {
+      const int warp = (1 + w) * kWarpsPerWarpgroup;
+      const int rows_of = C.splits_sides() ? 0 : w;
+      const int key = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
+      const bool stores_dk = !C.splits_sides() || w == int(KeySide::kGradients);
+      const bool stores_dv = !C.splits_sides() || w == int(KeySide::kWeights);
+      for (int column = 0; stores_dk && column < C.head_dim;
+           column += C.k_layout().slab_columns()) {
+        all.push_back({warp, &dk_, key, column, at.kv_head, at.batch, false});
+      }
+      for (int column = 0; stores_dv && column < C.head_dim_v;
+           column += C.v_layout().slab_columns()) {
+        all.push_back({warp, &dv_, key, column, at.kv_head, at.batch, false});
+      }
+    }
+    return all;
+  }
+
+  Shape shape_;
+  char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0, dk_ = 0, dv_ = 0;  // stand for tensors
+  char pre_ = 0, main_ = 0, post_ = 0;                               // and for kernels
+  std::vector<char> workspace_;
+  BackwardParams params_{};
+  int tiles_ = 0;
+};
+
+unsigned num_seeds() {
+  return std::getenv("FA3_TEST_FULL") ? 20 : std::getenv("FA3_TEST_QUICK") ? 1 : 3;
+}
+
+template <int Row>
+void all_work_is_done_once() {
+  constexpr BackwardConfig kConfig = kBackwardTable[Row].config;
+  for (const Shape& shape : kShapes) {
+    const BackwardRun<kConfig> run(shape);
+    for (const machine::Pace& pace : machine::kManyPaces) {
+      for (unsigned seed = 0; seed < num_seeds(); ++seed) {
+        const int tile = int((seed * 7 + unsigned(&pace - machine::kManyPaces)) %
+                             unsigned(std::max(run.tiles(), 1)));
+        SCOPED_TRACE(std::string(pace.name) + ", seed " + std::to_string(seed) + ", tile " +
+                     std::to_string(tile) + ", " + std::to_string(shape.seqlen_q) + "x" +
+                     std::to_string(shape.seqlen_k));
+        run.expect_all_work_done(tile, run.run(tile, {.seed = seed, .pace = pace}));
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(BackwardProtocol, every_row_of_the_table_does_all_work_once_in_any_order) {
+  []<int... Row>(std::integer_sequence<int, Row...>) {
+    (all_work_is_done_once<Row>(), ...);
+  }
+  (std::make_integer_sequence<int, int(kBackwardTable.size())>());
+}
+
+// A ring broken on purpose is found out in every order, with one of the complaints.
+void expect_found(auto ring_of, int slots, Fault fault,
+                  const std::vector<std::string>& complaints) {
+  constexpr BackwardConfig kConfig = kBackwardTable[2].config;
+  const BackwardRun<kConfig> run(kShapes[0]);
+  const auto ring = ring_of(BackwardAddresses<kConfig>{machine::kSmemBase});
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    machine::Setting setting{.seed = seed, .fault = fault};
+    setting.kv = {ring.full(0), ring.empty(0), slots};
+    const std::string error = run.run(0, setting).error;
+    EXPECT_TRUE(std::any_of(complaints.begin(), complaints.end(),
+                            [&](const std::string& c) { return error.starts_with(c); }))
+        << "said '" << error << "', seed " << seed;
+  }
+}
+
+void expect_found_in_loads(Fault fault, const std::vector<std::string>& complaints) {
+  constexpr int kStages = kBackwardTable[2].config.stages;
+  SCOPED_TRACE("ring of Q");
+  expect_found([](auto at) { return at.q_ring(); }, kStages, fault, complaints);
+  SCOPED_TRACE("ring of dO");
+  expect_found([](auto at) { return at.d_o_ring(); }, kStages, fault, complaints);
+}
+
+void expect_found_in_ds(Fault fault, const std::vector<std::string>& complaints) {
+  SCOPED_TRACE("ring of dS");
+  expect_found([](auto at) { return at.ds_ring(); }, kBackwardTable[2].config.ds_slots, fault,
+               complaints);
+}
+
+TEST(BackwardProtocol, too_few_bytes_are_found) {
+  // The statistics come beside the tile, so half of the bytes is no number of whole copies.
+  expect_found_in_loads(Fault::kTooFewBytes, {machine::kUnfilled, "deadlock"});
+}
+TEST(BackwardProtocol, tiles_multiplied_before_they_have_come_are_found) {
+  expect_found_in_loads(Fault::kConsumerPhase, {machine::kUnfilled, "deadlock"});
+}
+TEST(BackwardProtocol, dS_multiplied_before_it_has_come_is_found) {
+  expect_found_in_ds(Fault::kConsumerPhase, {machine::kUnfilled, machine::kUntold, "deadlock"});
+}
+TEST(BackwardProtocol, dS_written_into_a_slot_in_use_is_found) {
+  expect_found_in_ds(Fault::kProducerPhase, {"deadlock", machine::kOverRead});
+}
+TEST(BackwardProtocol, dS_released_by_three_of_four_warps_is_found) {
+  expect_found_in_ds(Fault::kOneArrivalTooFew, {machine::kOverRead});
+}
+TEST(BackwardProtocol, dS_never_released_is_a_deadlock) {
+  expect_found_in_ds(Fault::kOneArrivalTooMany, {"deadlock"});
+}
+
+}  // namespace
+}  // namespace fa3::hopper

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of attention the plain way on the GPU, in double precision: the oracle of the
+// backward's tests, sharing no code with the kernels. Beside the exact gradients it computes what a
+// naive backward of the same element type would give (O, P and dS rounded), the yardstick for the
+// error we allow. Tensors are (batch, row, head, column) without gaps; matrices of scores are
+// (batch, head, query, key).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace fa3::testing {
+
+struct BackwardShape {
+  int batches, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
+  bool causal;
+  double scale;
+
+  __host__ __device__ int group() const { return heads / kv_heads; }
+  __host__ __device__ int64_t q_row(int b, int row, int h) const {
+    return (int64_t{b} * seqlen_q + row) * heads + h;
+  }
+  __host__ __device__ int64_t k_row(int b, int row, int h) const {
+    return (int64_t{b} * seqlen_k + row) * kv_heads + h;
+  }
+  __host__ __device__ int64_t score(int b, int h, int row, int key) const {
+    return ((int64_t{b} * heads + h) * seqlen_q + row) * seqlen_k + key;
+  }
+  __host__ __device__ bool visible(int row, int key) const {
+    return !causal || key <= row + seqlen_k - seqlen_q;
+  }
+};
+
+template <typename T>
+struct BackwardTensors {
+  const T *q, *k, *v, *d_o;
+  const float* d_lse;         // (batch, head, query), or null
+  T* o;                       // of the forward, rounded
+  float* lse;                 // (batch, head, query)
+  double *p, *ds, *naive_ds;  // matrices of scores
+  double *dq, *dk, *dv;       // exact
+  double *naive_dq, *naive_dk, *naive_dv;
+};
+
+template <typename T>
+__device__ double as_double(T x) {
+  return double(float(x));
+}
+
+template <typename T>
+__device__ double round_to(double x) {
+  return double(float(T(float(x))));
+}
+
+inline __device__ double block_sum(double x) {
+  __shared__ double partial[128];
+  partial[threadIdx.x] = x;
+  __syncthreads();
+  double sum = 0;
+  for (int i = 0; i < 128; ++i) sum += partial[i];
+  __syncthreads();
+  return sum;
+}
+
+inline __device__ double block_max(double x) {
+  __shared__ double partial[128];
+  partial[threadIdx.x] = x;
+  __syncthreads();
+  double best = partial[0];
+  for (int i = 1; i < 128; ++i) best = partial[i] > best ? partial[i] : best;
+  __syncthreads();
+  return best;
+}
+
+// One query row: forward, then dS. Grid (seqlen_q, heads, batches), 128 threads.
+template <typename T>
+__global__ void reference_rows(BackwardShape s, BackwardTensors<T> t) {
+  const int row = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+  const int kv_head = h / s.group();
+  const T* const q = t.q + s.q_row(b, row, h) * s.head_dim;
+  const T* const d_o = t.d_o + s.q_row(b, row, h) * s.head_dim_v;
+  double* const p = t.p + s.score(b, h, row, 0);
+  double highest = -INFINITY;
+  for (int key = threadIdx.x; key < s.seqlen_k; key += 128) {
+    double dot = 0;
+    const T* const k = t.k + s.k_row(b, key, kv_head) * s.head_dim;
+    for (int i = 0; i < s.head_dim; ++i) dot += as_double(q[i]) * as_double(k[i]);
+    p[key] = s.visible(row, key) ? dot * s.scale : -INFINITY;
+    highest = fmax(highest, p[key]);
+  }
+  highest = block_max(highest);
+  double sum = 0;
+  for (int key = threadIdx.x; key < s.seqlen_k; key += 128) {
+    p[key] = highest == -INFINITY ? 0 : exp(p[key] - highest);
+    sum += p[key];
+  }
+  sum = block_sum(sum);
+  for (int key = threadIdx.x; key < s.seqlen_k; key += 128) p[key] = sum == 0 ? 0 : p[key] / sum;
+  __syncthreads();
+  const int64_t number = (int64_t{b} * s.heads + h) * s.seqlen_q + row;
+  if (threadIdx.x == 0) t.lse[number] = sum == 0 ? -INFINITY : float(highest + log(sum));
+  double delta = 0, naive_delta = 0;
+  for (int i = threadIdx.x; i < s.head_dim_v; i += 128) {
+    double o = 0;
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      o += p[key] * as_double(t.v[s.k_row(b, key, kv_head) * s.head_dim_v + i]);
+    }
+    t.o[s.q_row(b, row, h) * s.head_dim_v + i] = T(float(o));
+    delta += o * as_double(d_o[i]);
+    naive_delta += round_to<T>(o) * as_double(d_o[i]);
+  }
+  const double d_lse = t.d_lse ? double(t.d_lse[number]) : 0;
+  delta = block_sum(delta) - d_lse;
+  naive_delta = block_sum(naive_delta) - d_lse;
+  for (int key = threadIdx.x; key < s.seqlen_k; key += 128) {
+    double dp = 0;
+    const T* const v = t.v + s.k_row(b, key, kv_head) * s.head_dim_v;
+    for (int i = 0; i < s.head_dim_v; ++i) dp += as_double(v[i]) * as_double(d_o[i]);
+    t.ds[s.score(b, h, row, key)] = p[key] * (dp - delta);
+    t.naive_ds[s.score(b, h, row, key)] = round_to<T>(p[key] * (dp - naive_delta));
+  }
+}
+
+// dQ of one row. Grid (seqlen_q, heads, batches), 128 threads.
+template <typename T>
+__global__ void reference_dq(BackwardShape s, BackwardTensors<T> t) {
+  const int row = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+  for (int i = threadIdx.x; i < s.head_dim; i += 128) {
+    double exact = 0, naive = 0;
+    for (int key = 0; key < s.seqlen_k; ++key) {
+      const double k = as_double(t.k[s.k_row(b, key, h / s.group()) * s.head_dim + i]);
+      exact += t.ds[s.score(b, h, row, key)] * k;
+      naive += t.naive_ds[s.score(b, h, row, key)] * k;
+    }
+    t.dq[s.q_row(b, row, h) * s.head_dim + i] = exact * s.scale;
+    t.naive_dq[s.q_row(b, row, h) * s.head_dim + i] = round_to<T>(naive * s.scale);
+  }
+}
+
+// dK and dV of one key. Grid (seqlen_k, kv_heads, batches), 128 threads.
+template <typename T>
+__global__ void reference_dkv(BackwardShape s, BackwardTensors<T> t) {
+  const int key = blockIdx.x, kv_head = blockIdx.y, b = blockIdx.z;
+  for (int i = threadIdx.x; i < max(s.head_dim, s.head_dim_v); i += 128) {
+    double dk = 0, naive_dk = 0, dv = 0, naive_dv = 0;
+    for (int h = kv_head * s.group(); h < (kv_head + 1) * s.group(); ++h) {
+      for (int row = 0; row < s.seqlen_q; ++row) {
+        const int64_t at = s.score(b, h, row, key);
+        if (i < s.head_dim) {
+          const double q = as_double(t.q[s.q_row(b, row, h) * s.head_dim + i]);
+          dk += t.ds[at] * q;
+          naive_dk += t.naive_ds[at] * q;
+        }
+        if (i < s.head_dim_v) {
+          const double d_o = as_double(t.d_o[s.q_row(b, row, h) * s.head_dim_v + i]);
+          dv += t.p[at] * d_o;
+          naive_dv += round_to<T>(t.p[at]) * d_o;
+        }
+      }
+    }
+    const int64_t row = s.k_row(b, key, kv_head);
+    if (i < s.head_dim) {
+      t.dk[row * s.head_dim + i] = dk * s.scale;
+      t.naive_dk[row * s.head_dim + i] = round_to<T>(naive_dk * s.scale);
+    }
+    if (i < s.head_dim_v) {
+      t.dv[row * s.head_dim_v + i] = dv;
+      t.naive_dv[row * s.head_dim_v + i] = round_to<T>(naive_dv);
+    }
+  }
+}
+
+}  // namespace fa3::testing
