@@ -52,6 +52,7 @@ Inputs fragile_inputs(const Case& c) {
 
 TEST_P(FloatEnvironment, of_the_caller_changes_nothing_and_comes_back) {
   const Case serial = fragile_case(1);
+  if (!does_backward(serial)) return;
   const Inputs inputs = fragile_inputs(serial);
   const ForwardRun want = forward(serial, inputs);
   const BackwardRun want_gradient = backward(serial, inputs, want);
