@@ -7,6 +7,7 @@
 
 #include "core/workspace.h"
 #include "engine/hopper/forward_params.h"
+#include "engine/hopper/launch.h"
 
 namespace fa3::hopper {
 namespace {
@@ -22,10 +23,6 @@ constexpr int64_t kMaxTailWaves = 8;
 // Up to 6 would do: Q comes 64 rows a copy, which must be whole queries of one pack.
 constexpr int kMaxPackLog2 = 4;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 int64_t num_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
   return ceil_div(pack.rows(launch.q.rows), c.block_m);
@@ -55,10 +52,6 @@ TileOrder tile_order(const ForwardConfig& c, const ForwardLaunch& launch, int mu
       launch.mask.hides_nothing() ? 0 : ceil_div(waves * multiprocessors, m_blocks);
   return {int(m_blocks), int(packs), int(launch.q.batches),
           int(std::min(packs * launch.q.batches, tail))};
-}
-
-RowTensor row_tensor(const TensorSpan& t) {
-  return {t.data, {t.batch_stride, t.head_stride, t.row_stride}, int(t.columns)};
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {

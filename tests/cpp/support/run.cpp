@@ -72,25 +72,30 @@ struct Gradients {
         dsink({1, 1, c.sink ? c.heads_q : 0, 1}, FA3_FLOAT32) {}
 };
 
+// What both passes take.
+template <class Params>
+void set_forward_operands(fa3_engine_id engine, const Case& c, const Inputs& inputs,
+                          const Tensor& o, const Tensor& lse, Params* params) {
+  params->options = make_options(engine, c, inputs);
+  params->q = view_of(c.q, inputs.q);
+  params->k = view_of(c.k, inputs.k);
+  params->v = view_of(c.k, inputs.v);
+  params->o = view_of(c.q, o);
+  params->lse = lse_view(c.q, lse);
+  if (c.sink) params->sink = inputs.sink.head_vector();
+}
+
 fa3_backward_params backward_params(fa3_engine_id engine, const Case& c, const Inputs& inputs,
                                     const Tensor& o, const Tensor& lse, const Gradients& out) {
   fa3_backward_params params;
   fa3_backward_params_init(&params);
-  params.options = make_options(engine, c, inputs);
-  params.q = view_of(c.q, inputs.q);
-  params.k = view_of(c.k, inputs.k);
-  params.v = view_of(c.k, inputs.v);
-  params.o = view_of(c.q, o);
-  params.lse = lse_view(c.q, lse);
+  set_forward_operands(engine, c, inputs, o, lse, &params);
   params.d_o = view_of(c.q, inputs.d_o);
   if (c.d_lse) params.d_lse = lse_view(c.q, inputs.d_lse);
   params.dq = view_of(c.q, out.dq);
   params.dk = view_of(c.k, out.dk);
   params.dv = view_of(c.k, out.dv);
-  if (c.sink) {
-    params.sink = inputs.sink.head_vector();
-    params.dsink = out.dsink.head_vector();
-  }
+  if (c.sink) params.dsink = out.dsink.head_vector();
   return params;
 }
 
@@ -138,13 +143,7 @@ fa3_forward_params forward_params(fa3_engine_id engine, const Case& c, const Inp
                                   const Tensor& o, const Tensor& lse) {
   fa3_forward_params params;
   fa3_forward_params_init(&params);
-  params.options = make_options(engine, c, inputs);
-  params.q = view_of(c.q, inputs.q);
-  params.k = view_of(c.k, inputs.k);
-  params.v = view_of(c.k, inputs.v);
-  params.o = view_of(c.q, o);
-  params.lse = lse_view(c.q, lse);
-  if (c.sink) params.sink = inputs.sink.head_vector();
+  set_forward_operands(engine, c, inputs, o, lse, &params);
   return params;
 }
 

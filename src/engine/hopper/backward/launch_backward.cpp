@@ -6,6 +6,7 @@
 
 #include "core/workspace.h"
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/launch.h"
 
 namespace fa3::hopper {
 namespace {
@@ -15,10 +16,6 @@ constexpr int kPreprocessThreads = 256;
 
 // Of Q, dO and the sums of dQ of the heads in work: a good part of the L2 cache.
 constexpr int64_t kSectionBytes = 24 << 20;
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 QueryScratch carve(const BackwardConfig& c, const BackwardArguments& a, Carver& carver) {
   const int64_t q_blocks = ceil_div(a.q.rows, c.block_m);
@@ -31,10 +28,6 @@ QueryScratch carve(const BackwardConfig& c, const BackwardArguments& a, Carver& 
   scratch.q_blocks = int(q_blocks);
   scratch.heads = int(a.q.heads);
   return scratch;
-}
-
-RowTensor row_tensor(const TensorSpan& t) {
-  return {t.data, {t.batch_stride, t.head_stride, t.row_stride}, int(t.columns)};
 }
 
 KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {

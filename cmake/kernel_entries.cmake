@@ -1,0 +1,28 @@
+# One generated source for each row of a table of Hopper kernels, so that they compile side by side.
+
+# fa3_kernel_entries(<result> <folder> <pass> <table> <entry> <element>...)
+# Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel for
+# each Compiled<pass> of <table> and each element. <table> and <entry> lie below src/engine/hopper.
+function(fa3_kernel_entries result folder pass table entry)
+  set(table ${PROJECT_SOURCE_DIR}/src/engine/hopper/${table})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+  file(STRINGS ${table} rows REGEX "^    Compiled${pass}{")
+  list(LENGTH rows num_rows)
+  math(EXPR last_row "${num_rows} - 1")
+  get_filename_component(function ${entry} NAME)
+  set(sources)
+  foreach(row RANGE ${last_row})
+    set(instances)
+    foreach(element ${ARGN})
+      string(APPEND instances "template ${pass}Kernel ${function}<${row}, Element::${element}>();\n")
+    endforeach()
+    set(source ${folder}/${function}_${row}.cu)
+    file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
+#include "engine/hopper/@entry@.cuh"
+namespace fa3::hopper {
+@instances@}  // namespace fa3::hopper
+]])
+    list(APPEND sources ${source})
+  endforeach()
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()
