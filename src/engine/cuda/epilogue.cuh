@@ -36,13 +36,19 @@ struct LaneOutput {
   }
 };
 
+// The factor that normalises a row; finite for one without weights (all its scores -inf), whose O is 0.
+// A NaN sum needs no care here: O is NaN by then.
+__device__ __forceinline__ float inverse_of(float sum) {
+  return rcp(fmaxf(sum, kSmallestNormal));
+}
+
 // The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
 // row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
 template <Element E, int Count>
 __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
                                              const float (&output)[Count],
                                              const float (&sum)[kRowsPerThread]) {
-  const float inverse[kRowsPerThread] = {rcp(sum[0]), rcp(sum[1])};
+  const float inverse[kRowsPerThread] = {inverse_of(sum[0]), inverse_of(sum[1])};
   constexpr int kGroups = Count * 2 / LaneOutput::kStride;
   static_assert(Count * 2 % LaneOutput::kStride == 0);
   uint32_t packed[kGroups][kRowsPerThread][kQuadLanes];
@@ -89,7 +95,7 @@ __device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const
   const bool stores = lse.data && thread_in_block() % kQuadLanes == 0;
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
-    // A row without keys has sum 0, so -inf comes out.
+    // A row without weights has sum 0, so -inf comes out.
     store_global_if(stores && rows.exists[r],
                     lse.data + lse.strides.offset(batch, rows.head[r], rows.row[r]),
                     (ref[r] + lg2(sum[r])) * kLn2);

@@ -75,9 +75,9 @@ const char* name_of(fa3_dtype dtype) {
 }
 
 const char* name_of(Scores scores) {
-  constexpr const char* kNames[] = {"normal",  "huge",      "rising",    "falling",
-                                    "step",    "first_key", "last_key",  "nan_query",
-                                    "nan_key", "nan_value", "inf_query", "inf_key"};
+  constexpr const char* kNames[] = {"normal",    "huge",     "rising",    "falling", "step",
+                                    "first_key", "last_key", "nan_query", "nan_key", "nan_value",
+                                    "inf_query", "inf_key",  "no_weight"};
   return kNames[static_cast<size_t>(scores)];
 }
 

@@ -44,6 +44,7 @@ enum class Scores {
   nan_value,
   inf_query,
   inf_key,
+  no_weight,  // every score of one row is -inf
 };
 
 struct Case {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/inputs.h"
 
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -58,6 +59,15 @@ void spoil_one_element(const Case& c, Inputs* inputs) {
   if (c.scores == Scores::nan_value) inputs->v.set(0, key, kv_head, c.dim_v / 2, kNaN);
 }
 
+// -inf times positive numbers: every score of the row, in each block of keys.
+void take_weights_of_one_row(const Case& c, Inputs* inputs) {
+  const int64_t row = c.q.rows * 2 / 5, kv_head = c.heads_k - 1;
+  inputs->q.set(0, row, c.heads_q - 1, 0, -std::numeric_limits<float>::infinity());
+  for (int64_t key = 0; key < c.k.rows; ++key) {
+    inputs->k.set(0, key, kv_head, 0, std::abs(inputs->k.get(0, key, kv_head, 0)) + 1);
+  }
+}
+
 }  // namespace
 
 bool is_used_row(const Case& c, const Side& side, int64_t batch, int64_t row) {
@@ -113,6 +123,7 @@ Inputs make_inputs(const Case& c) {
   if (c.d_lse) inputs.d_lse.randomize(8 * c.seed + 5);
   if (c.scores >= Scores::rising && c.scores <= Scores::last_key) add_trend(c, &inputs);
   if (c.scores >= Scores::nan_query) spoil_one_element(c, &inputs);
+  if (c.scores == Scores::no_weight) take_weights_of_one_row(c, &inputs);
   fill_invisible(c, std::numeric_limits<float>::quiet_NaN(), &inputs);
   return inputs;
 }

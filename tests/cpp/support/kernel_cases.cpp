@@ -78,6 +78,8 @@ constexpr Row kRows[] = {
     {"nan_value", 1, 2, 2, 200, 1024, false, Scores::nan_value},
     {"inf_query", 1, 2, 2, 200, 1024, false, Scores::inf_query},
     {"inf_key", 1, 2, 2, 200, 1024, false, Scores::inf_key},
+    {"no_weight", 1, 2, 2, 200, 1024, false, Scores::no_weight},
+    {"no_weight_causal", 1, 2, 2, 500, 500, true, Scores::no_weight},
 };
 // clang-format on
 
