@@ -4,9 +4,8 @@
 // warp is waited for.
 #pragma once
 
-#include "engine/cuda/global.cuh"
-#include "engine/cuda/lane_rows.cuh"
 #include "engine/cuda/quad.cuh"
+#include "engine/cuda/rows.h"
 #include "engine/cuda/softmax.cuh"
 
 namespace fa3::cuda {
@@ -25,8 +24,7 @@ struct LaneOutput {
     columns_left = o.columns - lane_column;
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-      row[r] = static_cast<uint16_t*>(o.data) + o.strides.offset(batch, rows.head[r], rows.row[r]) +
-               lane_column;
+      row[r] = o.at(batch, rows.head[r], rows.row[r]) + lane_column;
       row_exists[r] = rows.exists[r];
     }
   }
@@ -36,19 +34,16 @@ struct LaneOutput {
   }
 };
 
-// The factor that normalises a row; finite for one without weights (all its scores -inf), whose O is 0.
-// A NaN sum needs no care here: O is NaN by then.
-__device__ __forceinline__ float inverse_of(float sum) {
-  return rcp(fmaxf(sum, kSmallestNormal));
-}
-
 // The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
 // row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
 template <Element E, int Count>
 __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
                                              const float (&output)[Count],
                                              const float (&sum)[kRowsPerThread]) {
-  const float inverse[kRowsPerThread] = {inverse_of(sum[0]), inverse_of(sum[1])};
+  // Finite for a row without weights (all its scores are -inf), whose O is 0. A NaN sum needs no care:
+  // O is NaN by then.
+  constexpr float kLeast = 0x1p-126f;
+  const float inverse[kRowsPerThread] = {rcp(fmaxf(sum[0], kLeast)), rcp(fmaxf(sum[1], kLeast))};
   constexpr int kGroups = Count * 2 / LaneOutput::kStride;
   static_assert(Count * 2 % LaneOutput::kStride == 0);
   uint32_t packed[kGroups][kRowsPerThread][kQuadLanes];
@@ -108,7 +103,7 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
                                            int first_row, const float (&output)[Count],
                                            const RowState& state) {
   const float sum[kRowsPerThread] = {quad_sum(state.sum[0]), quad_sum(state.sum[1])};
-  const LaneRows rows(to.pack, queries, first_row);
+  const LaneRows rows(to.pack, queries, first_row, thread_in_block());
   store_lse(to.lse, queries.batch, rows, state.ref, sum);
   const LaneOutput lane_output(to.o, queries.batch, rows);
   store_output<E>(lane_output, output, sum);

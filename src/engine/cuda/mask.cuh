@@ -4,8 +4,8 @@
 #pragma once
 
 #include "engine/cuda/fragment.h"
-#include "engine/cuda/head_pack.h"
 #include "engine/cuda/right_edge.h"
+#include "engine/cuda/rows.h"
 #include "engine/cuda/softmax.cuh"
 
 namespace fa3::cuda {
@@ -15,8 +15,7 @@ template <int Count>
 __device__ __forceinline__ void mask_scores(float (&scores)[Count], const RightEdge& edge,
                                             HeadPack pack, int thread, int first_key) {
   const int row = fragment_row(thread);
-  int end
-      [kRowsPerThread];  // from the thread's first column: a constant to compare with, each score
+  int end[kRowsPerThread];  // from the thread's first column, so that scores compare with constants
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     end[r] =

@@ -1,13 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the rows of a tile lie in global memory. The tile's rows count queries of one sequence, heads
-// packed (head_pack.h); a tensor is reached by batch, head and row.
+// packed; a tensor is reached by batch, head and row.
 #pragma once
 
 #include <cstdint>
 
-#include "engine/cuda/head_pack.h"
+#include "engine/cuda/fragment.h"
 
 namespace fa3::cuda {
+
+// Query heads that read the same keys share a tile, as rows beside each other: row = query * heads +
+// head in the pack. A pack of one head leaves rows and queries the same.
+struct HeadPack {
+  int log2 = 0;  // 2^log2 heads
+
+  FA3_HD constexpr int heads() const { return 1 << log2; }
+  template <class Int>
+  FA3_HD constexpr Int rows(Int queries) const {
+    return queries << log2;
+  }
+  FA3_HD constexpr int query(int row) const { return row >> log2; }
+  // The head of O, for a row of pack number `pack`.
+  FA3_HD constexpr int head(int pack, int row) const {
+    return (pack << log2) + (row & (heads() - 1));
+  }
+};
 
 // Between neighbours, in elements.
 struct Strides {
@@ -25,6 +42,10 @@ struct RowTensor {
   void* data = nullptr;
   Strides strides;
   int columns = 0;
+
+  FA3_HD uint16_t* at(int batch, int head, int row) const {
+    return static_cast<uint16_t*>(data) + strides.offset(batch, head, row);
+  }
 };
 
 // The log-sum-exp: a float for each (batch, head, row).
@@ -47,6 +68,23 @@ struct QueryRows {
   int pack;  // number of the head pack
   int begin;
   int count;
+};
+
+// The two rows of a tile that a lane holds (fragment.h), as the tensors know them.
+struct LaneRows {
+  int head[kRowsPerThread];
+  int row[kRowsPerThread];
+  bool exists[kRowsPerThread];
+
+  // first_row: the warp's, in its sequence.
+  FA3_HD LaneRows(HeadPack pack, const QueryRows& queries, int first_row, unsigned thread) {
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      const int packed_row = first_row + int(thread % kWarpSize) / kQuadLanes + r * kRowDistance;
+      head[r] = pack.head(queries.pack, packed_row);
+      row[r] = queries.begin + pack.query(packed_row);
+      exists[r] = pack.query(packed_row) < queries.count;
+    }
+  }
 };
 
 }  // namespace fa3::cuda

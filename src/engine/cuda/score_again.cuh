@@ -4,9 +4,8 @@
 // other tiles by now. Rare, so it is kept short rather than fast.
 #pragma once
 
-#include "engine/cuda/global.cuh"
-#include "engine/cuda/lane_rows.cuh"
-#include "engine/cuda/mma.cuh"
+#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/rows.h"
 
 namespace fa3::cuda {
 
@@ -25,8 +24,7 @@ __device__ __forceinline__ void score_again(float (&scores)[Count], const RowTen
   const uint16_t* q_row[kRowsPerThread];
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
-    q_row[r] = static_cast<const uint16_t*>(q.data) +
-               q.strides.offset(batch, queries.head[r], queries.row[r]);
+    q_row[r] = q.at(batch, queries.head[r], queries.row[r]);
   }
   const uint16_t* const first_key = keys + lane / kQuadLanes * key_stride;
 #pragma unroll

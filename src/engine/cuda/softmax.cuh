@@ -15,12 +15,11 @@
 #pragma once
 
 #include "engine/cuda/fragment.h"
-#include "engine/cuda/math.cuh"
+#include "engine/cuda/instructions.cuh"
 
 namespace fa3::cuda {
 
 inline constexpr float kInfinity = __builtin_inff();
-inline constexpr float kSmallestNormal = 0x1p-126f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
 // A weight of the guarded step must survive packing to fp16 (65504) and sums in fp32. A thread adds
@@ -56,7 +55,9 @@ __device__ __forceinline__ float quad_sum(float x) {
 struct BlockSums {
   float part[kRowsPerThread][2] = {};
 
-  __device__ __forceinline__ float of(int row) const { return part[row][0] + part[row][1]; }
+  __device__ __forceinline__ void store(float (&sum)[kRowsPerThread]) const {
+    for (int row = 0; row < kRowsPerThread; ++row) sum[row] = part[row][0] + part[row][1];
+  }
 };
 
 // scores [Begin, End) -> their weights against `ref`.
@@ -101,8 +102,7 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
   }
   BlockSums sums;
   exponentiate<0, Count>(scores, finite_ref, score, sums);
-  result.block_sum[0] = sums.of(0);
-  result.block_sum[1] = sums.of(1);
+  sums.store(result.block_sum);
 }
 
 // `meanwhile` is called once the first Early of the thread's weights are there.
@@ -114,23 +114,23 @@ __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowSt
   exponentiate<0, Early>(scores, rows.ref, score, sums);
   meanwhile();
   exponentiate<Early, Count>(scores, rows.ref, score, sums);
-  result.block_sum[0] = sums.of(0);
-  result.block_sum[1] = sums.of(1);
+  sums.store(result.block_sum);
 }
 
-// Whether some row of this warp left the guarded step's range. Written so that NaN says yes.
+// NaN is not within any bound.
+__device__ __forceinline__ bool within(const StepResult& result, float bound) {
+  return result.block_sum[0] <= bound && result.block_sum[1] <= bound;
+}
+
+// Whether some row of this warp left the guarded step's range.
 template <int Keys>
 __device__ __forceinline__ bool guard_fires(const StepResult& result) {
-  const bool within =
-      result.block_sum[0] <= kBlockSumBound<Keys> && result.block_sum[1] <= kBlockSumBound<Keys>;
-  return __any_sync(0xffffffff, !within);
+  return __any_sync(0xffffffff, !within(result, kBlockSumBound<Keys>));
 }
 
-// Whether no weight of this warp overflowed, or nearly. NaN says no.
+// Whether no weight of this warp overflowed, or nearly.
 __device__ __forceinline__ bool can_scale_back(const StepResult& result) {
-  const bool scalable =
-      result.block_sum[0] <= kLargestScalable && result.block_sum[1] <= kLargestScalable;
-  return __all_sync(0xffffffff, scalable);
+  return __all_sync(0xffffffff, within(result, kLargestScalable));
 }
 
 // Moves ref of the rows out of range to their largest weight, which becomes 1; other rows are

@@ -35,12 +35,12 @@ __global__ void __launch_bounds__(C.threads(), 1)
   }
   __syncthreads();
 
-  if (warpgroup == int(roles::Warpgroup::kProducer)) {
+  if (warpgroup == int(Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<C.producer_registers()>();
     if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
   } else {
     ptx::setmaxnreg_inc<C.consumer_registers()>();
-    Consumer<C>(params, smem, at, warpgroup - int(roles::Warpgroup::kFirstConsumer)).run();
+    Consumer<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)).run();
   }
 }
 

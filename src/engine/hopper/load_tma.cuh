@@ -35,8 +35,9 @@ class TmaLoader {
 
   // K of a block, and V of the block that the last call was about.
   __device__ __forceinline__ void load_kv(const WorkItem& item, int block) {
-    const Block next{item.keys.begin + item.first_key + block * C.block_n,
-                     item.queries.pack / params_.packs_per_kv_head, item.queries.batch};
+    const ptx::TileCoordinates next{0, item.keys.begin + item.first_key + block * C.block_n,
+                                    item.queries.pack / params_.packs_per_kv_head,
+                                    item.queries.batch};
     load_block(params_.k_map, kK, next);
     load_owed_v();
     owed_v_ = next;
@@ -53,17 +54,10 @@ class TmaLoader {
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
 
-  struct Block {
-    int key;
-    int kv_head;
-    int batch;
-  };
-
   __device__ __forceinline__ void load_block(const CUtensorMap& map, tile::TileLayout layout,
-                                             const Block& block) {
+                                             const ptx::TileCoordinates& block) {
     at_.kv_ring().wait_empty(kv_);
-    load(map, layout, layout.rows, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()),
-         {0, block.key, block.kv_head, block.batch});
+    load(map, layout, layout.rows, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()), block);
     kv_.advance();
   }
 
@@ -82,7 +76,7 @@ class TmaLoader {
   const SmemAddresses<C> at_;
   RingCursor<C.q_slots> q_;
   RingCursor<C.kv_slots> kv_;
-  Block owed_v_{};
+  ptx::TileCoordinates owed_v_{};
   bool owes_v_ = false;
 };
 

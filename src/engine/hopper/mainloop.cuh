@@ -127,7 +127,7 @@ class Consumer {
     at_.kv_ring().wait_full(k);
     turns_.take();
     ptx::wgmma_fence();
-    tile::issue_qk<C.element, kQ, kK>(r.scores, q_low, k_low);
+    tile::issue_abt<C.element, kQ, kK>(r.scores, q_low, k_low);
     ptx::wgmma_commit_group();
     turns_.give();
     ptx::wgmma_wait_group<0>();
@@ -225,7 +225,7 @@ class Consumer {
     const uint32_t v_low = v_operand(v);
     turns_.take();
     ptx::wgmma_fence();
-    tile::issue_qk<C.element, kQ, kK>(r.scores, q_low, k_low);
+    tile::issue_abt<C.element, kQ, kK>(r.scores, q_low, k_low);
     ptx::wgmma_commit_group();
     issue_output(r, v_low);
     ptx::wgmma_commit_group();
@@ -233,7 +233,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void issue_output(Registers& r, uint32_t v) {
-    tile::issue_pv<C.element, kV>(r.output, r.weights, v, !output_starts_);
+    tile::issue_ab<C.element, kV>(r.output, r.weights, v, !output_starts_);
     output_starts_ = false;
   }
 
@@ -322,12 +322,10 @@ class Consumer {
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
-    const RowTensor& k = params_.k;
-    score_again<C.element, C.head_dim>(r.scores, params_.q, item.queries.batch,
-                                       LaneRows(params_.output.pack, item.queries, first_row),
-                                       static_cast<const uint16_t*>(k.data) +
-                                           k.strides.offset(item.queries.batch, kv_head, first_key),
-                                       k.strides.row);
+    score_again<C.element, C.head_dim>(
+        r.scores, params_.q, item.queries.batch,
+        LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
+        params_.k.at(item.queries.batch, kv_head, first_key), params_.k.strides.row);
   }
 
   // To the reference that the step has left.

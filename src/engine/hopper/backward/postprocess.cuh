@@ -3,8 +3,7 @@
 // the softmax scale. One warpgroup a part of a query block (dq_parts.h); limited by memory bandwidth.
 #pragma once
 
-#include "engine/cuda/global.cuh"
-#include "engine/cuda/math.cuh"
+#include "engine/cuda/instructions.cuh"
 #include "engine/cuda/quad.cuh"
 #include "engine/hopper/backward/backward_config.h"
 #include "engine/hopper/backward/backward_params.h"

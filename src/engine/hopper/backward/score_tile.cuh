@@ -4,8 +4,7 @@
 // so packed it is the left operand of a product that sums over queries.
 #pragma once
 
-#include "engine/cuda/math.cuh"
-#include "engine/cuda/thread.cuh"
+#include "engine/cuda/instructions.cuh"
 #include "engine/hopper/backward/backward_config.h"
 #include "engine/hopper/backward/query_steps.h"
 #include "engine/hopper/ptx/smem.cuh"

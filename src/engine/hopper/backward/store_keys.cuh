@@ -3,7 +3,7 @@
 // warpgroup its own 64 keys. The copy engine leaves out what lies past the end of the keys.
 #pragma once
 
-#include "engine/cuda/math.cuh"
+#include "engine/cuda/instructions.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/fence.cuh"

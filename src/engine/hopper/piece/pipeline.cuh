@@ -16,12 +16,7 @@ class RingCursor {
   __device__ __forceinline__ uint32_t phase() const { return kCounts ? at_ / Slots % 2 : phase_; }
 
   // One place before the start: where a reader stands that advances before it reads.
-  static __device__ __forceinline__ RingCursor before_start() {
-    static_assert(kCounts);
-    RingCursor cursor;
-    cursor.at_ = ~0u;
-    return cursor;
-  }
+  static __device__ __forceinline__ RingCursor before_start() { return RingCursor().previous(); }
 
   __device__ __forceinline__ RingCursor previous() const {
     static_assert(kCounts);
@@ -61,8 +56,6 @@ struct RingBarriers {
 // The protocol, on the storage at a shared-memory address.
 template <int Slots>
 struct Ring {
-  using Cursor = RingCursor<Slots>;
-
   uint32_t address;
 
   __device__ __forceinline__ uint32_t full(uint32_t slot) const {
@@ -80,15 +73,15 @@ struct Ring {
     }
   }
 
-  __device__ __forceinline__ void wait_empty(Cursor at) const {
+  __device__ __forceinline__ void wait_empty(RingCursor<Slots> at) const {
     ptx::mbarrier_wait_parity(empty(at.slot()), at.phase() ^ 1);
   }
 
-  __device__ __forceinline__ bool is_full(Cursor at) const {
+  __device__ __forceinline__ bool is_full(RingCursor<Slots> at) const {
     return ptx::mbarrier_try_wait_parity(full(at.slot()), at.phase());
   }
 
-  __device__ __forceinline__ void wait_full(Cursor at) const {
+  __device__ __forceinline__ void wait_full(RingCursor<Slots> at) const {
     ptx::mbarrier_wait_parity(full(at.slot()), at.phase());
   }
 

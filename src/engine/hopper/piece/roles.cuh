@@ -5,7 +5,7 @@
 
 #include "engine/hopper/forward_config.h"
 
-namespace fa3::hopper::roles {
+namespace fa3::hopper {
 
 enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 
@@ -15,10 +15,6 @@ enum class NamedBarrier : int { kTurn = 1 };
 
 // A turn passes between two warpgroups: the one that gives and the one that waits.
 inline constexpr int kTurnThreads = 2 * kWarpgroupSize;
-
-}  // namespace fa3::hopper::roles
-
-namespace fa3::hopper {
 
 // Tells the compiler that all lanes of the warp agree on a value, so that it may live in the uniform
 // registers that matrix descriptors and addresses are read from.

@@ -26,13 +26,13 @@ class Turns {
 
   __device__ __forceinline__ void take() const {
     if constexpr (Enabled) {
-      ptx::bar_sync(int(roles::NamedBarrier::kTurn) + warpgroup_, roles::kTurnThreads);
+      ptx::bar_sync(int(NamedBarrier::kTurn) + warpgroup_, kTurnThreads);
     }
   }
   __device__ __forceinline__ void give() const {
     if constexpr (Enabled) {
       const int next = warpgroup_ + 1 == Warpgroups ? 0 : warpgroup_ + 1;
-      ptx::bar_arrive(int(roles::NamedBarrier::kTurn) + next, roles::kTurnThreads);
+      ptx::bar_arrive(int(NamedBarrier::kTurn) + next, kTurnThreads);
     }
   }
 

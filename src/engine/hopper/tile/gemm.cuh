@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of tiles for one warpgroup, 64 rows of A: first the general ones, then the forward's two by
-// their names. They only issue; the caller fences, commits and waits. Operands in shared memory come
-// by the low word of their descriptor (layout.h).
+// Products of tiles for one warpgroup, 64 rows of A. They only issue; the caller fences, commits and
+// waits. Operands in shared memory come by the low word of their descriptor (layout.h).
 #pragma once
 
 #include "engine/hopper/ptx/wgmma.cuh"
@@ -15,7 +14,8 @@ using cuda::Element;
 template <TileLayout V>
 using Weights = uint32_t[V.rows / V.mma_depth()][4];
 
-// d = A B^T, summed over the columns of both tiles. A's descriptor starts at this warpgroup's rows.
+// d = A B^T, summed over the columns of both tiles: scores = Q K^T. A's descriptor starts at this
+// warpgroup's rows.
 template <Element E, TileLayout A, TileLayout B, int Count>
 __device__ __forceinline__ void issue_abt(float (&d)[Count], uint32_t a, uint32_t b) {
   static_assert(Count == B.rows / 2 && A.columns == B.columns);
@@ -27,7 +27,7 @@ __device__ __forceinline__ void issue_abt(float (&d)[Count], uint32_t a, uint32_
   }
 }
 
-// d = A B or d += A B, summed over the rows of B. A comes from registers.
+// d = A B or d += A B, summed over the rows of B: output += P V. A comes from registers.
 template <Element E, TileLayout B, int Count>
 __device__ __forceinline__ void issue_ab(float (&d)[Count], const Weights<B>& a, uint32_t b,
                                          bool add = true) {
@@ -50,19 +50,6 @@ __device__ __forceinline__ void issue_ab(float (&d)[Count], uint32_t a, uint32_t
                                                    descriptor(B, b, B.mn_major_step(step)),
                                                    step != 0);
   }
-}
-
-// Scores = Q K^T.
-template <Element E, TileLayout Q, TileLayout K>
-__device__ __forceinline__ void issue_qk(float (&scores)[K.rows / 2], uint32_t q, uint32_t k) {
-  issue_abt<E, Q, K>(scores, q, k);
-}
-
-// Output = P V or output += P V.
-template <Element E, TileLayout V>
-__device__ __forceinline__ void issue_pv(float (&output)[V.columns / 2], const Weights<V>& weights,
-                                         uint32_t v, bool add = true) {
-  issue_ab<E, V>(output, weights, v, add);
 }
 
 }  // namespace fa3::hopper::tile

@@ -7,8 +7,7 @@
 #pragma once
 
 #include "cuda_words.h"
-#include "engine/cuda/math.cuh"
-#include "engine/cuda/thread.cuh"
+#include "engine/cuda/instructions.cuh"
 #include "engine/hopper/forward_config.h"
 #include "engine/hopper/piece/pipeline.cuh"
 #include "engine/hopper/ptx/bulk.cuh"

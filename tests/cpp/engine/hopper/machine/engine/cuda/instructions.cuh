@@ -2,9 +2,33 @@
 // As in src/engine/cuda/, on the machine of the protocol test.
 #pragma once
 
+#include <cmath>
+#include <cstdint>
+
+#include "engine/cuda/element.h"
 #include "instructions.h"
 
 namespace fa3::cuda {
+
+inline unsigned thread_in_block() {
+  return threadIdx.x;
+}
+
+inline float ex2(float x) {
+  return std::exp2(machine::settled(x));
+}
+inline float lg2(float x) {
+  return std::log2(x);
+}
+inline float rcp(float x) {
+  return 1 / x;
+}
+template <Element E>
+uint32_t pack_pair(float low, float high) {
+  machine::settled(low);
+  machine::settled(high);
+  return 0;  // nobody looks at weights or outputs
+}
 
 inline void load_global_if(bool, const void*, uint32_t (&value)[4]) {
   for (uint32_t& word : value) word = 0;  // tensors have no memory here
@@ -15,5 +39,8 @@ inline void store_global_if(bool condition, void* pointer, const uint32_t (&)[4]
 inline void store_global_if(bool condition, float* pointer, float value) {
   if (condition) *pointer = machine::settled(value);
 }
+
+template <Element E>
+void mma_m16n8k16(float*, const uint32_t (&)[4], const uint32_t (&)[2]) {}
 
 }  // namespace fa3::cuda

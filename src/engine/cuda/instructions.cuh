@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Instructions that every GPU with tensor cores has and CUDA C++ has no word for, one a function.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/cuda/element.h"
+
+namespace fa3::cuda {
+
+// threadIdx.x, read again at each call: in rare code a register is worth more than the read.
+__device__ __forceinline__ unsigned thread_in_block() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+// ---- Arithmetic: the hardware's 2^x, log2 and 1/x, and a paired conversion ----
+
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <Element E>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (E == Element::kBf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+// ---- Global memory, as wide as it is meant: the compiler splits what it cannot align ----
+
+// 16 bytes, or zeros where the condition does not hold.
+__device__ __forceinline__ void load_global_if(bool condition, const void* pointer,
+                                               uint32_t (&value)[4]) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %4, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%5];\n}\n"
+      : "=&r"(value[0]), "=&r"(value[1]), "=&r"(value[2]), "=&r"(value[3])
+      : "r"(int(condition)), "l"(pointer)
+      : "memory");
+}
+
+// 16 bytes, where the condition holds.
+__device__ __forceinline__ void store_global_if(bool condition, void* pointer,
+                                                const uint32_t (&value)[4]) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+      : "memory");
+}
+
+__device__ __forceinline__ void store_global_if(bool condition, float* pointer, float value) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.f32 [%1], %2;\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "f"(value)
+      : "memory");
+}
+
+// ---- The matrix multiply of one warp (PTX ISA, "mma.sync") ----
+
+// d[0..4) += A B, A 16 by 16, B 16 by 8.
+template <Element E>
+__device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2]) {
+  if constexpr (E == Element::kBf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+}  // namespace fa3::cuda
