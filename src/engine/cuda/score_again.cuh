@@ -21,11 +21,8 @@ __device__ __forceinline__ void score_again(float (&scores)[Count], const RowTen
   constexpr int kLaneColumns = 8, kColumns = kLaneColumns * kQuadLanes;  // of two products
   constexpr int kKeys = 8;
   const int lane = int(thread_in_block() % kWarpSize);
-  const uint16_t* q_row[kRowsPerThread];
-#pragma unroll
-  for (int r = 0; r < kRowsPerThread; ++r) {
-    q_row[r] = q.at(batch, queries.head[r], queries.row[r]);
-  }
+  const uint16_t* const q_row[kRowsPerThread] = {q.at(batch, queries.head[0], queries.row[0]),
+                                                 q.at(batch, queries.head[1], queries.row[1])};
   const uint16_t* const first_key = keys + lane / kQuadLanes * key_stride;
 #pragma unroll
   for (float& score : scores) score = 0.0f;

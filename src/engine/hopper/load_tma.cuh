@@ -5,7 +5,7 @@
 #pragma once
 
 #include "engine/hopper/piece/smem_plan.cuh"
-#include "engine/hopper/ptx/tma.cuh"
+#include "engine/hopper/tile/load.cuh"
 #include "engine/hopper/tile_stream.cuh"
 
 namespace fa3::hopper {
@@ -25,10 +25,10 @@ class TmaLoader {
       const Ring<C.q_slots> ring = at_.q_ring(w);
       const int part_row = w * kRowsPerWarpgroup;
       ring.wait_empty(q_);
-      load(params_.q_map, kQ, kRowsPerWarpgroup, at_.q(q_.slot()) + part_row * kQ.row_bytes(),
-           ring.full(q_.slot()),
-           {0, item.queries.begin + pack.query(item.first_row + part_row), item.queries.pack,
-            item.queries.batch});
+      tile::load_rows(params_.q_map, kQ, kRowsPerWarpgroup,
+                      at_.q(q_.slot()) + part_row * kQ.row_bytes(), ring.full(q_.slot()),
+                      {0, item.queries.begin + pack.query(item.first_row + part_row),
+                       item.queries.pack, item.queries.batch});
     }
     q_.advance();
   }
@@ -57,19 +57,9 @@ class TmaLoader {
   __device__ __forceinline__ void load_block(const CUtensorMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block) {
     at_.kv_ring().wait_empty(kv_);
-    load(map, layout, layout.rows, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()), block);
+    tile::load_rows(map, layout, layout.rows, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()),
+                    block);
     kv_.advance();
-  }
-
-  // Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like
-  // others.
-  __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout, int rows,
-                                       uint32_t smem, uint32_t barrier, ptx::TileCoordinates at) {
-    ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
-    for (int slab = 0; slab < layout.slabs(); ++slab) {
-      at.column = slab * layout.slab_columns();
-      ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier);
-    }
   }
 
   const ForwardParams& params_;

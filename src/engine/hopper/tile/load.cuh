@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles from global to shared memory, by the copy engine: how layout.h says they lie.
+#pragma once
+
+#include "engine/hopper/ptx/mbarrier.cuh"
+#include "engine/hopper/ptx/tma.cuh"
+#include "engine/hopper/tile/layout.h"
+
+namespace fa3::hopper::tile {
+
+// Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like others.
+__device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout layout, int rows,
+                                          uint32_t smem, uint32_t barrier,
+                                          ptx::TileCoordinates at) {
+  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
+  for (int slab = 0; slab < layout.slabs(); ++slab) {
+    at.column = slab * layout.slab_columns();
+    ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier);
+  }
+}
+
+}  // namespace fa3::hopper::tile
