@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the contract of tests/cpp/engine cannot ask: every kernel of the table, also where another one
-// would be chosen, repeats of each launch, and the same bits from another build of the kernels. Needs
-// a GPU and nothing else. Arguments, all optional: first and end row of the kernel table, a substring
-// of the case names, how often to repeat each launch and compare bits, and a file of digests of right
-// results: what it holds must be met bit for bit, what it lacks is held to float64 and added.
+// would be chosen, and after them the plain kernel of the reading guide; repeats of each launch, and
+// the same bits from another build of the kernels. Needs a GPU and nothing else.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "api/describe.h"
+#include "cuda/plain_launch.h"
 #include "engine/hopper/plan_forward.h"
 #include "support/compare.h"
 #include "support/kernel_cases.h"
@@ -25,8 +26,42 @@ using hopper::Element;
 using hopper::ForwardConfig;
 using hopper::ForwardKernel;
 
+// A kernel to be checked: its tile's head dims, and how it is launched.
+struct Subject {
+  std::string name;
+  int head_dim, head_dim_v;
+  Element element;
+  std::function<cudaError_t(hopper::ForwardLaunch&, Placement&)> launch;
+};
+
+const char* name_of(Element element) {
+  return element == Element::kFp16 ? "fp16" : "bf16";
+}
+
+Subject subject_of(const ForwardKernel& kernel) {
+  const ForwardConfig& g = kernel.config;
+  char name[80];
+  std::snprintf(name, sizeof name, "%s d%d/%d %dx%d", name_of(g.element), g.head_dim, g.head_dim_v,
+                g.block_m, g.block_n);
+  const auto launch = [kernel](hopper::ForwardLaunch& arguments, Placement& placement) {
+    arguments.pack = hopper::choose_pack(kernel.config, arguments);
+    arguments.workspace = placement.workspace(
+        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
+    return hopper::launch_forward(kernel, arguments, nullptr);
+  };
+  return {name, g.head_dim, g.head_dim_v, g.element, launch};
+}
+
+Subject plain_subject(int head_dim, Element element) {
+  const std::string name = std::string(name_of(element)) + " d" + std::to_string(head_dim);
+  const auto launch = [=](const hopper::ForwardLaunch& arguments, Placement&) {
+    return hopper::launch_plain(head_dim, element, arguments, nullptr);
+  };
+  return {name + " plain", head_dim, head_dim, element, launch};
+}
+
 // A launch in device memory, between guards.
-ForwardRun run_kernel(const ForwardKernel& kernel, const Case& c, const Inputs& inputs) {
+ForwardRun run_kernel(const Subject& subject, const Case& c, const Inputs& inputs) {
   ForwardRun run{.o = Tensor(c.o_shape(), c.dtype, c.out),
                  .lse = Tensor(c.lse_shape(), FA3_FLOAT32, c.out),
                  .problem = ""};
@@ -39,10 +74,7 @@ ForwardRun run_kernel(const ForwardKernel& kernel, const Case& c, const Inputs& 
     return run;
   }
   hopper::ForwardLaunch launch = hopper::launch_of(problem);
-  launch.pack = hopper::choose_pack(kernel.config, launch);
-  launch.workspace = placement.workspace(
-      static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, launch)));
-  const cudaError_t error = hopper::launch_forward(kernel, launch, nullptr);
+  const cudaError_t error = subject.launch(launch, placement);
   run.problem = error == cudaSuccess ? placement.fetch() : cudaGetErrorString(error);
   for (const Tensor* output : {&run.o, &run.lse}) {
     if (run.problem.empty()) run.problem = output->find_unwritten() + output->find_damaged_guard();
@@ -108,27 +140,20 @@ class Digests {
   std::map<std::string, uint64_t> known_;
 };
 
-std::string name_of(const ForwardConfig& g) {
-  char text[80];
-  std::snprintf(text, sizeof text, "%s d%d/%d %dx%d", g.element == Element::kFp16 ? "fp16" : "bf16",
-                g.head_dim, g.head_dim_v, g.block_m, g.block_n);
-  return text;
-}
-
 // "" or what is wrong.
-std::string check(const ForwardKernel& kernel, const Case& c, int repeats, Digests* digests) {
+std::string check(const Subject& subject, const Case& c, int repeats, Digests* digests) {
   const Inputs inputs = make_inputs(c);
-  const ForwardRun run = run_kernel(kernel, c, inputs);
+  const ForwardRun run = run_kernel(subject, c, inputs);
   if (!run.problem.empty()) return run.problem;
   for (int i = 0; i < repeats; ++i) {
-    const ForwardRun again = run_kernel(kernel, c, inputs);
+    const ForwardRun again = run_kernel(subject, c, inputs);
     if (!again.problem.empty()) return again.problem;
     for (const auto& result :
          {bits_equal("o", again.o, run.o), bits_equal("lse", again.lse, run.lse)}) {
       if (!result) return std::string("repeated, ") + result.message();
     }
   }
-  const std::string name = " " + name_of(kernel.config) + " " + describe(c);
+  const std::string name = " " + subject.name + " " + describe(c);
   if (const uint64_t* known = digests->find(name)) {
     return *known == digest(run) ? "" : "other bits than the other build's";
   }
@@ -149,21 +174,19 @@ struct Tally {
   }
 };
 
-Tally check_kernel(const ForwardKernel& kernel, const char* pattern, int repeats,
-                   Digests* digests) {
-  const ForwardConfig& g = kernel.config;
-  const fa3_dtype dtype = g.element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
+Tally check_subject(const Subject& subject, const char* pattern, int repeats, Digests* digests) {
+  const fa3_dtype dtype = subject.element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
   Tally tally;
-  for (const auto& [name, c] : kernel_cases(g.head_dim, g.head_dim_v, dtype)) {
+  for (const auto& [name, c] : kernel_cases(subject.head_dim, subject.head_dim_v, dtype)) {
     if (!std::strstr(name, pattern)) continue;
-    const std::string problem = check(kernel, c, repeats, digests);
+    const std::string problem = check(subject, c, repeats, digests);
     ++tally.done;
     if (problem.empty()) continue;
     ++tally.failed;
     std::printf("  %-24s FAIL %s\n", name, problem.c_str());
     std::fflush(stdout);
   }
-  std::printf("%s: %d of %d failed\n", name_of(g).c_str(), tally.failed, tally.done);
+  std::printf("%s: %d of %d failed\n", subject.name.c_str(), tally.failed, tally.done);
   return tally;
 }
 
@@ -173,18 +196,45 @@ constexpr Element kElements[] = {Element::kBf16};
 constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
 #endif
 
+constexpr int kTableRows = int(hopper::kForwardTable.size());
+constexpr int kRows = kTableRows + int(std::size(hopper::kPlainHeadDims));
+
+// By row of the table, then the plain ones.
+std::vector<Subject> subjects_of(int row) {
+  std::vector<Subject> subjects;
+  for (const Element element : kElements) {
+    subjects.push_back(
+        row < kTableRows
+            ? subject_of(hopper::forward_kernel_at(row, element))
+            : plain_subject(hopper::kPlainHeadDims[size_t(row - kTableRows)], element));
+  }
+  return subjects;
+}
+
+void print_usage() {
+  std::printf(
+      "fa3_gpu_check [FIRST [END [NAME [REPEATS [DIGESTS]]]]]\n"
+      "  FIRST, END  rows of the kernel table, half-open; those from %d on are the reading "
+      "guide's\n"
+      "              plain kernel, one for each of its head dims. Default: 0 %d\n"
+      "  NAME        only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
+      "  REPEATS     how often to launch each case again and compare bits; default 1\n"
+      "  DIGESTS     a file of digests of right results: what it holds must be met bit for bit, "
+      "what\n"
+      "              it lacks is held to float64 and added\n",
+      kTableRows, kRows);
+}
+
 Tally check_all(int argc, char** argv) {
-  const int rows = int(hopper::kForwardTable.size());
   const int first = argc > 1 ? std::atoi(argv[1]) : 0;
-  const int end = argc > 2 ? std::atoi(argv[2]) : rows;
+  const int end = argc > 2 ? std::atoi(argv[2]) : kRows;
   const char* pattern = argc > 3 ? argv[3] : "";
   const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
   Digests digests(argc > 5 ? argv[5] : "");
   Tally tally;
-  for (int row = first; row < std::min(end, rows); ++row) {
-    for (const Element element : kElements) {
-      const ForwardKernel kernel = hopper::forward_kernel_at(row, element);
-      tally.add(check_kernel(kernel, pattern, repeats, &digests));
+  for (int row = first; row < std::min(end, kRows); ++row) {
+    for (const Subject& subject : subjects_of(row)) {
+      tally.add(check_subject(subject, pattern, repeats, &digests));
     }
   }
   if (digests.met() > 0) std::printf("%d met bit for bit\n", digests.met());
@@ -195,6 +245,10 @@ Tally check_all(int argc, char** argv) {
 }  // namespace fa3::test
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "--help") == 0) {
+    fa3::test::print_usage();
+    return 0;
+  }
   try {
     const fa3::test::Tally tally = fa3::test::check_all(argc, argv);
     std::printf("%d checks, %d failures\n", tally.done, tally.failed);

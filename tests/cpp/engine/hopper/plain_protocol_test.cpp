@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The barriers of the plain kernel (plain_kernel.cuh), run as it stands on the machine that schedules
+// at random: every warp multiplies every block of its tile once, in order, and stores its rows; broken
+// barriers are found out.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cuda/plain_params.h"
+#include "many_orders.h"
+
+namespace fa3::hopper {
+
+// The kernel's shared memory as C++ objects, of which it has none.
+alignas(kSmemAlignment) inline unsigned char raw_smem[kMaxSmemBytes];
+
+namespace {
+
+using machine::Fault;
+using machine::Product;
+
+constexpr int kHeadDim = 128, kBlockN = 128;
+using Forward = PlainForward<Element::kBf16, kHeadDim, kBlockN>;
+constexpr int kWarps = Forward::kThreads / kWarpSize;
+
+struct Shape {
+  int seqlen_q, seqlen_k, heads, kv_heads, batches;
+  bool causal;
+};
+
+constexpr Shape kShapes[] = {
+    {.seqlen_q = 300, .seqlen_k = 700, .heads = 2, .kv_heads = 2, .batches = 2, .causal = false},
+    {.seqlen_q = 700, .seqlen_k = 700, .heads = 4, .kv_heads = 2, .batches = 1, .causal = true},
+    {.seqlen_q = 50, .seqlen_k = 50, .heads = 1, .kv_heads = 1, .batches = 1, .causal = false},
+    {.seqlen_q = 900, .seqlen_k = 300, .heads = 3, .kv_heads = 1, .batches = 1, .causal = true},
+};
+
+class PlainRun {
+ public:
+  explicit PlainRun(const Shape& s) : shape_(s) {
+    ForwardLaunch a;
+    a.q = span(&q_, s.seqlen_q, s.heads);
+    a.k = span(&k_, s.seqlen_k, s.kv_heads);
+    a.v = span(&v_, s.seqlen_k, s.kv_heads);
+    o_.resize(size_t(s.batches) * s.heads * s.seqlen_q * kHeadDim * 2);
+    a.o = span(o_.data(), s.seqlen_q, s.heads);
+    a.scale = 1;
+    if (s.causal) a.mask.right = 0;
+    a.seqlen_k = s.seqlen_k;
+    a.heads_per_kv_head = s.heads / s.kv_heads;
+    EXPECT_TRUE(plain_params<Forward>(a, Element::kBf16, &params_));
+  }
+
+  int tiles() const { return params_.order.num_tiles(); }
+
+  machine::Outcome run(int tile, machine::Setting setting) const {
+    setting.block = unsigned(tile);
+    const uint32_t ring = machine::kSmemBase + offsetof(Forward::Smem, kv_ring);
+    setting.kv = {ring, ring + Forward::kSlots * uint32_t{sizeof(uint64_t)}, Forward::kSlots};
+    return machine::run_block(setting, kWarps, unsigned(tiles()),
+                              [this] { plain_kernel<Element::kBf16, kHeadDim, kBlockN>(params_); });
+  }
+
+  void expect_all_work_done(int tile, const machine::Outcome& outcome) const {
+    ASSERT_EQ(outcome.error, "");
+    const TileIndex at = params_.order.tile(tile);
+    const int first_row = at.m_block * Forward::kBlockM;
+    for (int warp = 0; warp < Forward::kConsumerWarps; ++warp) {
+      std::vector<int> scored, summed;  // first keys
+      for (const Product& p : outcome.products[size_t(warp + kWarpsPerWarpgroup)]) {
+        (p.scores() ? scored : summed).push_back(p.b.row);
+        ASSERT_EQ(p.b.tensor, p.scores() ? &k_ : &v_);
+        ASSERT_EQ(p.b.head, at.pack / (shape_.heads / shape_.kv_heads));
+        ASSERT_EQ(p.b.batch, at.batch);
+        if (!p.scores()) continue;
+        ASSERT_EQ(p.a.row, first_row + warp * kRowsPerWarp);
+        ASSERT_EQ(p.a.head, at.pack);
+      }
+      ASSERT_EQ(scored, keys_of_tile(first_row));
+      ASSERT_EQ(summed, scored);
+    }
+    ASSERT_EQ(std::set<const void*>(outcome.stored.begin(), outcome.stored.end()),
+              places_of_tile(at, first_row));
+  }
+
+ private:
+  TensorSpan span(void* data, int rows, int heads) const {
+    return {data,
+            shape_.batches,
+            rows,
+            heads,
+            kHeadDim,
+            int64_t{rows} * heads * kHeadDim,
+            heads * kHeadDim,
+            kHeadDim};
+  }
+
+  // The first key of each block that some row sees, from the last block on; at least block 0.
+  std::vector<int> keys_of_tile(int first_row) const {
+    const int last_row = std::min(first_row + Forward::kBlockM, shape_.seqlen_q) - 1;
+    const int diagonal = last_row + shape_.seqlen_k - shape_.seqlen_q;
+    const int end = shape_.causal ? diagonal + 1 : shape_.seqlen_k;
+    std::vector<int> keys;
+    for (int key = (end - 1) / kBlockN * kBlockN; key >= 0 && end > 0; key -= kBlockN) {
+      keys.push_back(key);
+    }
+    return keys.empty() ? std::vector<int>{0} : keys;
+  }
+
+  // Lane 0 writes O of its first row and of the row 8 below, 8 columns of each 32.
+  std::set<const void*> places_of_tile(const TileIndex& at, int first_row) const {
+    std::set<const void*> places;
+    const int end = std::min(first_row + Forward::kBlockM, shape_.seqlen_q);
+    for (int row = first_row; row < end; row += kRowDistance) {
+      const int64_t o_row = (int64_t{at.batch} * shape_.seqlen_q + row) * shape_.heads + at.pack;
+      for (int column = 0; column < kHeadDim; column += 32) {
+        places.insert(&o_[size_t(o_row * kHeadDim + column) * 2]);
+      }
+    }
+    return places;
+  }
+
+  const Shape shape_;
+  char q_ = 0, k_ = 0, v_ = 0;  // stand for tensors
+  std::vector<unsigned char> o_;
+  PlainParams params_{};
+};
+
+TEST(PlainProtocol, every_block_is_multiplied_once_whoever_is_slow) {
+  for (const Shape& shape : kShapes) {
+    const PlainRun run(shape);
+    for (const machine::Pace& pace : machine::kManyPaces) {
+      for (int tile = 0; tile < run.tiles(); ++tile) {
+        run.expect_all_work_done(tile, run.run(tile, {.seed = unsigned(tile), .pace = pace}));
+        ASSERT_FALSE(HasFatalFailure()) << pace.name << ", " << shape.seqlen_q << ", tile " << tile;
+      }
+    }
+  }
+}
+
+TEST(PlainProtocol, broken_barriers_are_found_out) {
+  const PlainRun run(kShapes[0]);
+  for (Fault fault : {Fault::kReleaseBeforeRead, Fault::kProducerPhase, Fault::kConsumerPhase,
+                      Fault::kOneArrivalTooMany, Fault::kLostRelease, Fault::kTooFewBytes}) {
+    for (const machine::Pace& pace : machine::kManyPaces) {
+      EXPECT_NE(run.run(0, {.pace = pace, .fault = fault}).error, "")
+          << "fault " << int(fault) << ", " << pace.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa3::hopper
