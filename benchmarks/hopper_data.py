@@ -2,6 +2,9 @@
 """How the forward's time depends on what the scores do: every kind of data below, beside rivals.
 
     python3 benchmarks/hopper_data.py --rival LIB.so --json docs/results/x.jsonl
+    python3 benchmarks/hopper_data.py --errors --kinds "q*16,lead 50 at 2048" --rival LIB.so
+
+With --errors, how far O is from float64 instead: RMSE and largest error, over some heads.
 
 Rivals are those of rivals.py --rival; a build of fa3 whose kernels know the ordinary softmax step
 alone (ForwardConfig::guarded = false) tells what data costs at most. bf16, method of rivals.py.
@@ -21,8 +24,11 @@ SEQLEN, TOKENS, HIDDEN = 4096, 16384, 2048
 # units over all keys, and scores of which only key 0's, visited last, is so much higher.
 RISES = (40, 400, 4000)
 JUMPS = (100, 1000)
+# One key anywhere that rules all rows which see it: the others weigh less than e^-40 together.
+LEAD, LEADERS = 50, (SEQLEN - 1, SEQLEN // 2, 0)
 # Factors of Q: flat, normal and peaked scores.
 FACTORS = (0.02, 1, 4, 16)
+ERROR_HEADS = 4  # whose scores float64 has room for
 
 
 def add_to_scores(tensors, amounts):
@@ -35,10 +41,31 @@ def add_to_scores(tensors, amounts):
 def kinds():
     """Name -> what it does to normal random tensors."""
     down = 1 - torch.arange(SEQLEN, device="cuda") / SEQLEN
-    first = torch.arange(SEQLEN, device="cuda") == 0
+    keys = torch.arange(SEQLEN, device="cuda")
     found = {f"q*{factor:g}": lambda t, f=factor: t.q.mul_(f) for factor in FACTORS}
     found |= {f"rise {r}": lambda t, r=r: add_to_scores(t, r * down) for r in RISES}
-    found |= {f"jump {j}": lambda t, j=j: add_to_scores(t, j * first) for j in JUMPS}
+    found |= {f"jump {j}": lambda t, j=j: add_to_scores(t, j * (keys == 0)) for j in JUMPS}
+    found |= {
+        f"lead {LEAD} at {k}": lambda t, k=k: add_to_scores(t, LEAD * (keys == k)) for k in LEADERS
+    }
+    return found
+
+
+def errors(case, tensors, ready) -> dict:
+    """By contender: RMSE and largest error of O in the first heads of the first batch entry."""
+    q, k, v = (x[0, :, :ERROR_HEADS].double() for x in (tensors.q, tensors.k, tensors.v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * case.head_dim**-0.5
+    if case.causal:
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+        scores.masked_fill_(hidden, float("-inf"))
+    truth = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+    found = {}
+    for one in ready:
+        off = one()[0][0, :, :ERROR_HEADS].double() - truth
+        found[one.name] = {
+            "rmse": off.square().mean().sqrt().item(),
+            "max_error": off.abs().max().item(),
+        }
     return found
 
 
@@ -52,6 +79,7 @@ def main():
     parser.add_argument("--head-dim", type=numbers, default=[64, 128, 256], metavar="LIST")
     parser.add_argument("--causal", type=numbers, default=[0, 1], metavar="LIST")
     parser.add_argument("--kinds", type=lambda text: text.split(","), metavar="LIST")
+    parser.add_argument("--errors", action="store_true", help="compare with float64; time nothing")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
@@ -70,15 +98,23 @@ def main():
         tensors = rivals.Tensors(case, "bshd")
         change(tensors)
         ready = rivals.contenders(case, tensors, arguments)
-        medians = rivals.time_all(ready, "cuda", arguments.rounds)
+        if arguments.errors:
+            rows = errors(case, tensors, ready)
+            told = [
+                f"{name} {row['rmse']:.2e} {row['max_error']:.2e}" for name, row in rows.items()
+            ]
+            print(f"d{head_dim} causal {causal} {kind}: RMSE, largest: {'; '.join(told)}")
+        else:
+            medians = rivals.time_all(ready, "cuda", arguments.rounds)
+            rows = {x.name: rivals.record(case, x, medians[x.name], arguments) for x in ready}
+            ours = medians[ready[0].name]
+            ratios = "  ".join(f"{one.name} {medians[one.name] / ours:.3f}" for one in ready[1:])
+            print(f"d{head_dim} causal {causal} {kind}: {ours:.3f} ms; times over it: {ratios}")
         if arguments.json:
             with arguments.json.open("a") as lines:
                 for one in ready:
-                    row = rivals.record(case, one, medians[one.name], arguments)
-                    lines.write(json.dumps(row | {"data": kind}) + "\n")
-        ours = medians[ready[0].name]
-        ratios = "  ".join(f"{one.name} {medians[one.name] / ours:.3f}" for one in ready[1:])
-        print(f"d{head_dim} causal {causal} {kind}: {ours:.3f} ms; times over it: {ratios}")
+                    cell = {"engine": one.engine, "head_dim": head_dim, "causal": bool(causal)}
+                    lines.write(json.dumps(cell | rows[one.name] | {"data": kind}) + "\n")
         sys.stdout.flush()
 
 
