@@ -27,8 +27,9 @@ inline constexpr float kLn2 = 0.69314718055994531f;
 template <int Keys>
 constexpr float kBlockSumBound = 256.0f * Keys / 4;
 
-// Beyond this, reciprocals and the products with them leave fp32's comfortable range.
-inline constexpr float kLargestScalable = 0x1p100f;
+// Up to here a weight's reciprocal is a normal number of fp32. The farther weights can be scaled back,
+// the fewer scores are computed again, which takes several steps' time.
+inline constexpr float kLargestScalable = 0x1p126f;
 
 struct RowState {
   float ref[kRowsPerThread] = {-kInfinity, -kInfinity};  // -inf: no key seen

@@ -67,6 +67,7 @@ constexpr Row kRows[] = {
     {"step_500", 1, 2, 2, 200, 1500, false, Scores::step, 500},
     {"step_500_many", 4, 8, 8, 512, 1024, false, Scores::step, 500},
     {"first_key_5", 1, 2, 2, 200, 1500, false, Scores::first_key, 5},
+    {"first_key_80", 1, 2, 2, 200, 1500, false, Scores::first_key, 80},
     {"first_key_100", 1, 2, 2, 200, 1500, false, Scores::first_key, 100},
     {"first_key_1000", 1, 2, 2, 200, 1500, false, Scores::first_key, 1000},
     {"first_key_500_causal", 2, 4, 4, 1500, 1500, true, Scores::first_key, 500},
