@@ -15,11 +15,16 @@ this C entry:
     const char* rival_name(void);
     int64_t rival_workspace(const struct*);                                    bytes on the device
     int rival_forward(const struct*, void* stream);                            0 = done or queued
+    int64_t rival_backward_workspace(int64_t batch, seqlen, heads, head_dim);
+    int rival_backward(int64_t batch, seqlen, heads, head_dim, int causal, const void *q, *k, *v, *o,
+                       const float* lse, const void* d_o, void *dq, *dk, *dv, *workspace,
+                       int deterministic, void* stream);
 
 Method: normal random inputs (--q-scale 4: peaked softmax, 0.02: flat); every round times each
 contender once, in an order that reverses from round to round, so that heat and clocks fall on all
 alike; on CUDA the L2 cache is flushed before each timing; the median over the rounds counts. FLOPs:
-2 (d + dv) b h sq sk, half if causal, 2.5 times as many backward.
+2 (d + dv) b h sq sk, half if causal, 2.5 times as many backward. --deterministic: backward passes
+that add to dQ in one order, of fa3 and of the libraries.
 Each contender's output is compared with the first one's; a wrong result gets no time.
 """
 
@@ -64,6 +69,7 @@ class Case:
     dtype: str
     device: str
     backward: bool = False
+    deterministic: bool = False
 
     def flops(self) -> float:
         full = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
@@ -113,6 +119,7 @@ class Fa3:
             self.outputs = tuple(grads.values())
             fields |= {name: self.view(x, case.dtype) for name, x in grads.items()}
             fields["d_o"] = self.view(tensors.d_o, case.dtype)
+            options["deterministic"] = int(case.deterministic)
             self.params = c_abi.params_for(c_abi.BackwardParams, options, {})
             for name, view in fields.items():
                 setattr(self.params, name, view)
@@ -209,8 +216,6 @@ class RivalLibrary:
     """A library with the C entry of this file's docstring."""
 
     def __init__(self, path: str, case: Case, tensors: Tensors):
-        if case.backward:
-            raise RuntimeError(f"{path}: rivals have a forward only")
         if not tensors.q.is_contiguous():
             raise RuntimeError(f"{path}: rivals take --layout bshd only")
         self.library = ctypes.CDLL(path)
@@ -232,11 +237,31 @@ class RivalLibrary:
         self.workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=case.device)
         self.problem.workspace = self.workspace.data_ptr()
         self.stream = ctypes.c_void_p(stream_of(case.device))
+        self.outputs = (self.o,)
+        self.call = lambda: self.library.rival_forward(ctypes.byref(self.problem), self.stream)
+        if case.backward:
+            self()
+            self.prepare_backward(case, tensors)
+
+    def prepare_backward(self, case: Case, tensors: Tensors):
+        if case.heads != case.kv_heads:
+            raise RuntimeError(f"{self.name}: the backward entry has no grouped heads")
+        sizes = [ctypes.c_int64(x) for x in (case.batch, case.seqlen, case.heads, case.head_dim)]
+        workspace_size = self.library.rival_backward_workspace
+        workspace_size.restype = ctypes.c_int64
+        scratch = torch.empty(workspace_size(*sizes), dtype=torch.uint8, device=case.device)
+        self.outputs = tuple(torch.empty_like(x) for x in (tensors.q, tensors.k, tensors.v))
+        given = (tensors.q, tensors.k, tensors.v, self.o, self.lse, tensors.d_o)
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*given, *self.outputs, scratch)]
+        self.kept = scratch
+        self.call = lambda: self.library.rival_backward(
+            *sizes, int(case.causal), *pointers, int(case.deterministic), self.stream
+        )
 
     def __call__(self):
-        if self.library.rival_forward(ctypes.byref(self.problem), self.stream) != 0:
+        if self.call() != 0:
             raise RuntimeError(f"{self.name} refused the case")
-        return (self.o,)
+        return self.outputs
 
 
 def stream_of(device: str) -> int:
@@ -253,7 +278,9 @@ def rival(path: str, case: Case, tensors: Tensors, arguments):
 def contenders(case: Case, tensors: Tensors, arguments) -> list:
     """Everything that can run the case; says why for what cannot."""
     makers = [lambda: Fa3(case, tensors, arguments.threads)]
-    if case.device == "cuda":
+    if case.deterministic:
+        pass  # torch's backends promise no order
+    elif case.device == "cuda":
         makers.append(lambda: Sdpa("cudnn", SDPBackend.CUDNN_ATTENTION, case, tensors))
         makers.append(lambda: Sdpa("fa2", SDPBackend.FLASH_ATTENTION, case, tensors))
     else:
@@ -347,7 +374,7 @@ def record(case: Case, contender, median_ms: float, arguments) -> dict:
         "causal": case.causal,
         "median_ms": median_ms,
         "tflops": case.flops() / median_ms / 1e9,
-        "variant": "default",
+        "variant": "deterministic" if case.deterministic else "default",
         "layout": arguments.layout,
         "q_scale": arguments.q_scale,
         "machine": machine_name(case.device),
@@ -376,6 +403,7 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, help="default: heads")
+    parser.add_argument("--deterministic", action="store_true", help="the backward's variant")
     parser.add_argument(
         "--layout", choices=("bshd", "bhsd"), default="bshd", help="order of Q, K, V in memory"
     )
@@ -405,6 +433,7 @@ def main() -> int:
             dtype=arguments.dtype,
             device=arguments.device,
             backward=arguments.direction == "bwd",
+            deterministic=arguments.deterministic,
         )
         tensors = Tensors(case, arguments.layout, arguments.q_scale)
         ready = contenders(case, tensors, arguments)

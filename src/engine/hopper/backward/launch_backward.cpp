@@ -11,11 +11,11 @@
 namespace fa3::hopper {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896340736f;
+constexpr double kLog2E = 1.44269504088896340736;
 constexpr int kPreprocessThreads = 256;
 
-// Of Q, dO and the sums of dQ of the heads in work: a good part of the L2 cache.
-constexpr int64_t kSectionBytes = 24 << 20;
+// Of Q, dO and the sums of dQ of the heads in work: a part of the L2 cache.
+constexpr int64_t kSectionBytes = 8 << 20;
 
 QueryScratch carve(const BackwardConfig& c, const BackwardArguments& a, Carver& carver) {
   const int64_t q_blocks = ceil_div(a.q.rows, c.block_m);
@@ -84,7 +84,7 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
   p.extents = {int(a.q.rows), int(a.k.rows), a.causal};
   p.heads_per_kv_head = int(a.q.heads / a.k.heads);
   p.scale = a.scale;
-  p.scale_log2 = a.scale * kLog2E;
+  p.scale_log2 = float(a.scale * kLog2E);
   const cudaError_t error = cudaFuncSetAttribute(
       kernel.main, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
   if (error != cudaSuccess) return error;

@@ -16,8 +16,10 @@ __global__ void __launch_bounds__(kWarpgroupSize)
     postprocess_kernel(const __grid_constant__ PostprocessParams p) {
   constexpr int kGroups = C.dq_parts().groups();
   const int thread = threadIdx.x;
-  const int part = blockIdx.x % C.dq_parts().parts();
-  const int64_t block = blockIdx.x / C.dq_parts().parts();
+  // The last first, which the L2 cache still has.
+  const unsigned from_end = gridDim.x - 1 - blockIdx.x;
+  const int part = from_end % C.dq_parts().parts();
+  const int64_t block = from_end / C.dq_parts().parts();
   const int m_block = int(block % p.scratch.q_blocks);
   const int head = int(block / p.scratch.q_blocks % p.scratch.heads);
   const int batch = int(block / p.scratch.q_blocks / p.scratch.heads);

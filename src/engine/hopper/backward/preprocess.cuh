@@ -37,24 +37,24 @@ __device__ __forceinline__ float dot(const uint4& a, const uint4& b) {
   return sum;
 }
 
-// Of one row, by its first lane. A row that sees no key has weights 2^(-inf - 0) = 0.
-__device__ __forceinline__ void write_statistics(const PreprocessParams& p, int batch, int head,
-                                                 int row, int64_t at, float product) {
-  constexpr float kLog2E = 1.44269504088896340736f;
-  constexpr float kInfinity = __builtin_inff();
-  float lse_log2 = kInfinity;
-  float delta = 0.0f;
-  if (row < p.seqlen_q) {
-    const float lse = p.lse.data[p.lse.strides.offset(batch, head, row)];
-    lse_log2 = lse == -kInfinity ? 0.0f : lse * kLog2E;
-    delta = product;
-    if (p.d_lse.data) {
-      delta -= p.d_lse.data[p.d_lse.strides.offset(batch, head, row)];
-    }
+// Of one row, by its first lane. A row that sees no key has weights 2^(-inf - 0) = 0; one past the
+// end, 2^(-inf).
+struct RowStatistics {
+  float lse = __builtin_inff();
+  float d_lse = 0.0f;
+
+  __device__ __forceinline__ void load(const PreprocessParams& p, int batch, int head, int row) {
+    lse = p.lse.data[p.lse.strides.offset(batch, head, row)];
+    if (p.d_lse.data) d_lse = p.d_lse.data[p.d_lse.strides.offset(batch, head, row)];
   }
-  p.scratch.lse_log2[at] = lse_log2;
-  p.scratch.delta[at] = delta;
-}
+
+  __device__ __forceinline__ void write(const QueryScratch& scratch, int64_t at,
+                                        float product) const {
+    constexpr float kLog2E = 1.44269504088896340736f;
+    scratch.lse_log2[at] = lse == -__builtin_inff() ? 0.0f : lse * kLog2E;
+    scratch.delta[at] = product - d_lse;
+  }
+};
 
 __device__ __forceinline__ uint4 load_chunk(const RowTensor& t, int64_t offset, bool exists) {
   if (!exists) return {};
@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   constexpr int kRowsAtOnce = kPreprocessThreads / kLanes;
   constexpr int kPasses = C.block_m / kRowsAtOnce;
   static_assert(C.block_m % kRowsAtOnce == 0);
-  const int64_t block = blockIdx.x;
+  // The last first, so that what the main kernel begins with is still in the L2 cache.
+  const int64_t block = gridDim.x - 1 - blockIdx.x;
   const int m_block = int(block % p.scratch.q_blocks);
   const int head = int(block / p.scratch.q_blocks % p.scratch.heads);
   const int batch = int(block / p.scratch.q_blocks / p.scratch.heads);
@@ -78,12 +79,14 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   const int first = threadIdx.x / kLanes;
 
   uint4 o[kPasses], d_o[kPasses];
+  RowStatistics statistics[kPasses];
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     const int row = m_block * C.block_m + first + i * kRowsAtOnce;
     const bool exists = row < p.seqlen_q && column < p.o.columns;
     o[i] = load_chunk(p.o, p.o.strides.offset(batch, head, row) + column, exists);
     d_o[i] = load_chunk(p.d_o, p.d_o.strides.offset(batch, head, row) + column, exists);
+    if (row < p.seqlen_q && lane == 0) statistics[i].load(p, batch, head, row);
   }
 
   if (p.scratch.turns && threadIdx.x == 0) p.scratch.turns[block] = 0;
@@ -99,10 +102,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
       product += __shfl_xor_sync(0xffffffff, product, distance);
     }
-    const int in_block = first + i * kRowsAtOnce;
     if (lane == 0) {
-      write_statistics(p, batch, head, m_block * C.block_m + in_block, block * C.block_m + in_block,
-                       product);
+      statistics[i].write(p.scratch, block * C.block_m + first + i * kRowsAtOnce, product);
     }
   }
 }
