@@ -16,9 +16,9 @@ this C entry:
     int64_t rival_workspace(const struct*);                                    bytes on the device
     int rival_forward(const struct*, void* stream);                            0 = done or queued
     int64_t rival_backward_workspace(int64_t batch, seqlen, heads, head_dim);
-    int rival_backward(int64_t batch, seqlen, heads, head_dim, int causal, const void *q, *k, *v, *o,
-                       const float* lse, const void* d_o, void *dq, *dk, *dv, *workspace,
-                       int deterministic, void* stream);
+    int rival_backward(int64_t batch, seqlen, heads, head_dim, int causal, const void *q, *k, *v,
+                       const void* o, const float* lse, const void* d_o, void *dq, *dk, *dv,
+                       *workspace, int deterministic, void* stream);
 
 Method: normal random inputs (--q-scale 4: peaked softmax, 0.02: flat); every round times each
 contender once, in an order that reverses from round to round, so that heat and clocks fall on all
