@@ -19,6 +19,13 @@ inline constexpr int kRowsPerWarpgroup = kWarpsPerWarpgroup * kRowsPerWarp;  // 
 inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
 inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
 
+// What a kernel is compiled for: each row of compiled.h comes in all of these.
+enum class Variant : unsigned char {
+  kDense,    // one length for all sequences, full or causal
+  kGeneral,  // windows too
+};
+inline constexpr int kNumVariants = 2;
+
 struct ForwardConfig {
   Element element = Element::kBf16;
   int head_dim = 128;     // columns of Q and K as tiled; shorter heads are filled with zeros
@@ -29,12 +36,16 @@ struct ForwardConfig {
   int kv_slots = 5;       // K and V tiles take turns in one ring
   bool ping_pong = true;  // warpgroups take turns to issue their products
   bool guarded = true;    // softmax steps that leave the reference where it is (cuda/softmax.cuh)
+  Variant variant = Variant::kDense;
 
-  FA3_HD constexpr ForwardConfig with(Element e) const {
+  FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {
     ForwardConfig other = *this;
     other.element = e;
+    other.variant = v;
     return other;
   }
+
+  FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
   FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }

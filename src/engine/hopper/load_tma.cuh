@@ -18,7 +18,7 @@ class TmaLoader {
       : params_(params), at_(at) {}
 
   // In parts, each as soon as its warpgroup has released the one before.
-  __device__ __forceinline__ void load_q(const WorkItem& item) {
+  __device__ __forceinline__ void load_q(const ItemOf<C>& item) {
     const HeadPack pack = params_.output.pack;
 #pragma unroll 1  // the producer has few registers
     for (int w = 0; w < C.consumers(); ++w) {
@@ -34,7 +34,7 @@ class TmaLoader {
   }
 
   // K of a block, and V of the block that the last call was about.
-  __device__ __forceinline__ void load_kv(const WorkItem& item, int block) {
+  __device__ __forceinline__ void load_kv(const ItemOf<C>& item, int block) {
     const ptx::TileCoordinates next{0, item.keys.begin + item.first_key + block * C.block_n,
                                     item.queries.pack / params_.packs_per_kv_head,
                                     item.queries.batch};
@@ -84,7 +84,7 @@ class Producer {
   }
 
  private:
-  __device__ __forceinline__ void load_tile(const WorkItem& item) {
+  __device__ __forceinline__ void load_tile(const ItemOf<C>& item) {
     announce(item);
     const int last = item.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
@@ -97,7 +97,7 @@ class Producer {
     }
   }
 
-  __device__ __forceinline__ void announce(const WorkItem& item) {
+  __device__ __forceinline__ void announce(const ItemOf<C>& item) {
     at_.item_ring().wait_empty(items_);
     smem_.items[items_.slot()] = item;
     ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));

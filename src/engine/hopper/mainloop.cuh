@@ -85,7 +85,7 @@ class Consumer {
     if (blocks_left_ == 0) {
       at_.item_ring().wait_full(item_.next());
       // Read as a whole, whatever it says: one wait for all of it.
-      const WorkItem& item = smem_.items[item_.next().slot()];
+      const ItemOf<C>& item = smem_.items[item_.next().slot()];
       blocks_left_ = item.num_blocks;
       mine_ = item.mine[warpgroup_];
       item_.advance();
@@ -152,7 +152,8 @@ class Consumer {
     release_kv(k);
     release_spent_q();
 
-    const bool guarded = C.guarded && blocks_left_ < mine_.ordinary_from;
+    const bool guarded =
+        C.guarded && blocks_left_ < mine_.ordinary_from && !mine_.edge.hides_left(block_begin());
     const RowState finished = r.rows;
     StepResult result;
     if (guarded) {
@@ -270,13 +271,27 @@ class Consumer {
   __device__ __forceinline__ void weigh_ordinary(Registers& r, bool starts_tile,
                                                  StepResult& result) {
     if (starts_tile) r.rows = RowState{};
-    if (blocks_left_ >= mine_.masked_from) mask(r);
+    if (blocks_left_ >= mine_.masked_from || mine_.edge.hides_left(block_begin())) mask(r);
     ordinary_step(r.scores, r.rows, score_, result);
   }
 
   __device__ __forceinline__ void mask(Registers& r) {
-    mask_scores(r.scores, mine_.edge, params_.output.pack, int(thread_in_block() % kWarpgroupSize),
-                blocks_left_ * C.block_n);
+    mask_scores(r.scores, edge(), params_.output.pack, int(thread_in_block() % kWarpgroupSize),
+                block_begin());
+  }
+
+  // That of two sides is read again at each use: it has no registers.
+  __device__ __forceinline__ const auto& edge() const {
+    if constexpr (C.general()) {
+      return smem_.items[item_.slot()].mine[warpgroup_].edge;
+    } else {
+      return mine_.edge;
+    }
+  }
+
+  // Of the current block, counted like the tile's keys.
+  __device__ __forceinline__ int block_begin() const {
+    return blocks_left_ * C.block_n;
   }
 
   __device__ __forceinline__ void weigh_guarded(Registers& r, KvCursor v, StepResult& result) {
@@ -291,7 +306,7 @@ class Consumer {
   // The guard has fired in this warp: brings its weights back into range, the output with them. Weights
   // that overflowed are gone with their scores: their block counts for nothing until redo_block().
   __device__ __forceinline__ void correct(Registers& r, StepResult& result) {
-    WorkItem& item = smem_.items[item_.slot()];
+    ItemOf<C>& item = smem_.items[item_.slot()];
     const unsigned warp = consumer_warp();
     if (is_lane_0()) ++item.corrections[warp];
     __syncwarp();
@@ -318,7 +333,7 @@ class Consumer {
     pack<0, kScores>(r);
   }
 
-  __device__ __forceinline__ void compute_scores_again(Registers& r, const WorkItem& item) {
+  __device__ __forceinline__ void compute_scores_again(Registers& r, const ItemOf<C>& item) {
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
@@ -353,7 +368,7 @@ class Consumer {
   // The next tile's record is the current one by now.
   __device__ __forceinline__ void finish_tile(Registers& r, const RowState& rows) {
     const uint32_t item_slot = item_.previous().slot();
-    const WorkItem& item = smem_.items[item_slot];
+    const ItemOf<C>& item = smem_.items[item_slot];
     store_rows<C.output()>(params_.output, item.queries,
                            item.first_row + int(consumer_warp()) * kRowsPerWarp, r.output, rows);
     release_item(item_slot);
@@ -421,7 +436,7 @@ class Consumer {
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
   RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
-  RowBlocks mine_{};     // of the current tile, this warpgroup's
+  typename ItemOf<C>::Blocks mine_{};  // of the current tile, this warpgroup's
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
   bool owes_v_ = false;  // the V of the block before is still in the ring, and nobody's

@@ -16,13 +16,20 @@ constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 byte
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
 
-// Reaches beyond the longest sequence say the same in 32 bits.
-MaskRuleOf<int> narrow(const MaskRule& mask) {
-  return {int(std::min(mask.left, kMaxRows)), int(std::min(mask.right, kMaxRows))};
+// In 32 bits. A window that reaches over the longest sequence hides nothing.
+MaskRuleOf<int> narrow(const Problem& p) {
+  MaskRuleOf<int> mask;
+  if (p.mask.left < p.lengths_k.max) mask.left = int(p.mask.left);
+  if (p.mask.right == 0 || p.mask.right < p.lengths_q.max) mask.right = int(p.mask.right);
+  return mask;
 }
 
+// A window between two bounds is what one query sees.
 ForwardShape shape_of(const Problem& p) {
-  return {p.head_dim, p.head_dim_v, p.lengths_q.max, p.lengths_k.max};
+  const MaskRuleOf<int> mask = narrow(p);
+  const bool bounded = mask.left >= 0 && mask.right >= 0;
+  const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
+  return {p.head_dim, p.head_dim_v, std::min(window, p.lengths_k.max)};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -34,6 +41,11 @@ Status check_layouts(const ForwardLaunch& a) {
   FA3_TRY(check("k", a.k));
   FA3_TRY(check("v", a.v));
   return check("o", a.o);
+}
+
+const char* mask_name(const MaskRuleOf<int>& mask) {
+  if (mask.hides_nothing()) return "";
+  return mask.left == mask.kUnbounded && mask.right == 0 ? " causal" : " window";
 }
 
 bool nothing_to_do(const ForwardLaunch& a) {
@@ -50,6 +62,12 @@ void stand_in_for_missing_keys(ForwardLaunch* a) {
 }
 
 }  // namespace
+
+Variant variant_of(const Problem& p) {
+  const MaskRuleOf<int> mask = narrow(p);
+  const bool window = mask.left != mask.kUnbounded || mask.right > 0;
+  return window ? Variant::kGeneral : Variant::kDense;
+}
 
 bool is_causal(const MaskRule& mask) {
   return mask.right == 0 && mask.left == MaskRule::kUnbounded;
@@ -75,12 +93,12 @@ int choose_row(const ForwardShape& shape) {
       const ForwardConfig& group = kForwardTable[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
     }
-    if (shape.seqlen_k <= max_keys) best = row;
+    if (shape.keys <= max_keys) best = row;
   }
   return best;
 }
 
-Status check_features(const Problem& p) {
+Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
@@ -89,7 +107,6 @@ Status check_features(const Problem& p) {
   }
   if (p.lengths_q.packed() || p.lengths_k.packed()) return unsupported("packed sequences");
   if (p.lengths_q.ragged || p.lengths_k.ragged) return unsupported("sequences of unequal lengths");
-  if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
   if (p.softcap != 0.0f) return unsupported("softcap");
   if (p.has_sink) return unsupported("sink logits");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
@@ -105,6 +122,12 @@ Status check_features(const Problem& p) {
   return {};
 }
 
+Status check_features(const Problem& p) {
+  FA3_TRY(check_forward(p));
+  if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
+  return {};
+}
+
 ForwardLaunch launch_of(const Problem& p) {
   ForwardLaunch launch;
   launch.q = span_of(p.q, p.batch, p.lengths_q.max, p.heads_q, p.head_dim);
@@ -113,7 +136,7 @@ ForwardLaunch launch_of(const Problem& p) {
   launch.o = span_of(p.o, p.batch, p.lengths_q.max, p.heads_q, p.head_dim_v);
   launch.lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}};
   launch.scale = p.scale;
-  launch.mask = narrow(p.mask);
+  launch.mask = narrow(p);
   launch.seqlen_k = int(p.lengths_k.max);
   launch.heads_per_kv_head = int(p.group());
   if (launch.seqlen_k == 0) stand_in_for_missing_keys(&launch);
@@ -121,7 +144,7 @@ ForwardLaunch launch_of(const Problem& p) {
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
-  FA3_TRY(check_features(problem));
+  FA3_TRY(check_forward(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   ForwardLaunch launch = launch_of(problem);
   FA3_TRY(check_layouts(launch));
@@ -133,8 +156,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
 
   plan->engine = "hopper";
   plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                        " ", c.block_m, "x", c.block_n, is_causal(problem.mask) ? " causal" : "");
-  plan->variant = row;
+                        " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
+  plan->variant = row * kNumVariants + int(variant_of(problem));
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = launch.pack.heads();
@@ -155,8 +178,10 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   if (error == cudaSuccess) {
-    error = launch_forward(forward_kernel_at(plan.variant, element_of(problem.dtype)), launch,
-                           static_cast<cudaStream_t>(stream));
+    const ForwardKernel kernel =
+        forward_kernel_at(plan.variant / kNumVariants, element_of(problem.dtype),
+                          Variant(plan.variant % kNumVariants));
+    error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

@@ -16,14 +16,19 @@ constexpr int kNoRow = -1;
 struct ForwardShape {
   int64_t head_dim;
   int64_t head_dim_v;
-  int64_t seqlen_q;
-  int64_t seqlen_k;
+  int64_t keys;  // that a tile of queries may see
 };
 
 // The row of kForwardTable for a shape, or kNoRow.
 int choose_row(const ForwardShape& shape);
 
-// What the kernels cannot do yet, in a sentence; OK if they can. Needs no GPU.
+// The least that a kernel must be compiled for.
+Variant variant_of(const Problem& problem);
+
+// What no forward kernel can do yet, in a sentence; OK if one can. Needs no GPU.
+Status check_forward(const Problem& problem);
+
+// The same for both passes: the backward has no windows, softcap, sinks or lengths of its own yet.
 Status check_features(const Problem& problem);
 
 // A problem's words in the kernels'. Shared with the backward.

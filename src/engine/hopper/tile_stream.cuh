@@ -11,6 +11,8 @@ namespace fa3::hopper {
 
 template <ForwardConfig C>
 class TileStream {
+  using Edge = decltype(ItemOf<C>::Blocks::edge);
+
  public:
   __device__ __forceinline__ explicit TileStream(const ForwardParams& params)
       : params_(params), tile_(int(blockIdx.x)) {}
@@ -28,25 +30,24 @@ class TileStream {
 
   // Both ends of a row's keys grow with the row: the first row's begin and the last one's end are the
   // tile's.
-  __device__ __forceinline__ WorkItem item() const {
+  __device__ __forceinline__ ItemOf<C> item() const {
     const TileIndex index = params_.order.tile(tile_);
     const HeadPack pack = params_.output.pack;
     const int seqlen_q = params_.seqlen_q, seqlen_k = params_.seqlen_k;
     const int first_row = index.m_block * C.block_m;
-    const int first_block =
-        params_.mask.keys_of(pack.query(first_row), seqlen_q, seqlen_k).begin / C.block_n;
-    WorkItem item{.first_row = first_row,
-                  .queries = {index.batch, index.pack, 0, seqlen_q},
-                  .keys = {.begin = 0, .count = seqlen_k},
-                  .first_key = first_block * C.block_n};
+    const int first_key = params_.mask.keys_of(pack.query(first_row), seqlen_q, seqlen_k).begin;
+    ItemOf<C> item{.first_row = first_row,
+                   .queries = {index.batch, index.pack, 0, seqlen_q},
+                   .keys = {.begin = 0, .count = seqlen_k},
+                   .first_key = first_key};
     for (int w = 0; w < C.consumers(); ++w) {
       const int q_begin = pack.query(first_row + w * kRowsPerWarpgroup);
-      const int q_end = pack.query(first_row + (w + 1) * kRowsPerWarpgroup);
+      const int past_end = pack.query(first_row + (w + 1) * kRowsPerWarpgroup);
+      const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
       if (q_begin >= seqlen_q) break;
-      item.mine[w] = row_blocks(
-          block_range(params_.mask, q_begin, q_end < seqlen_q ? q_end : seqlen_q, seqlen_q,
-                      seqlen_k),
-          RightEdge::of(params_.mask, q_begin, seqlen_q, seqlen_k), C.block_n, first_block);
+      const auto range = block_range(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
+      const auto edge = Edge::of(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
+      item.mine[w] = row_blocks(range.from(first_key), edge.from(first_key), C.block_n);
       item.num_blocks = item.mine[w].count;
     }
     return item;

@@ -15,6 +15,7 @@ struct Row {
   double gain = 1;
   int64_t less_dim = 0, less_dim_v = 0;  // fewer columns than the kernel's
   Layout layout = Layout::bshd;
+  int64_t left = -1, right = -1;
 };
 
 // clang-format off
@@ -78,6 +79,24 @@ constexpr Row kRows[] = {
     {"nan_key", 1, 2, 2, 200, 1024, true, Scores::nan_key},
     {"nan_value", 1, 2, 2, 200, 1024, false, Scores::nan_value},
     {"inf_query", 1, 2, 2, 200, 1024, false, Scores::inf_query},
+    {.name = "window", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 700, .seqlen_k = 700,
+     .left = 128, .right = 0},
+    {.name = "window_both_sides", .batch = 1, .heads_q = 3, .heads_k = 3, .seqlen_q = 500,
+     .seqlen_k = 900, .left = 200, .right = 77},
+    {.name = "window_left", .batch = 1, .heads_q = 2, .heads_k = 1, .seqlen_q = 1000,
+     .seqlen_k = 600, .left = 333},
+    {.name = "window_right", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 600,
+     .seqlen_k = 600, .right = 100},
+    {.name = "window_self", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 400,
+     .seqlen_k = 350, .left = 0, .right = 0},
+    {.name = "window_causal_gqa_8", .batch = 2, .heads_q = 16, .heads_k = 2, .seqlen_q = 391,
+     .seqlen_k = 591, .causal = true, .left = 60},
+    {.name = "window_long", .batch = 1, .heads_q = 1, .heads_k = 1, .seqlen_q = 5000,
+     .seqlen_k = 5000, .causal = true, .left = 1000},
+    {.name = "window_peaked", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 900,
+     .seqlen_k = 900, .causal = true, .gain = 16, .left = 500},
+    {.name = "window_step_500", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 1500, .scores = Scores::step, .amount = 500, .left = 1200},
     {"inf_key", 1, 2, 2, 200, 1024, false, Scores::inf_key},
     {"no_weight", 1, 2, 2, 200, 1024, false, Scores::no_weight},
     {"no_weight_causal", 1, 2, 2, 500, 500, true, Scores::no_weight},
@@ -92,6 +111,8 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     Case c = dense_case(row.batch, row.seqlen_q, row.seqlen_k, row.heads_q, row.heads_k,
                         dim - row.less_dim, dim_v - row.less_dim_v, dtype);
     c.causal = row.causal;
+    c.left = row.left;
+    c.right = row.right;
     c.scores = row.scores;
     c.amount = row.amount;
     c.gain = row.gain;

@@ -4,6 +4,8 @@
 // product: the epilogue reads it again.
 #pragma once
 
+#include <type_traits>
+
 #include "engine/cuda/rows.h"
 #include "engine/hopper/piece/pipeline.cuh"
 #include "engine/hopper/piece/row_blocks.h"
@@ -22,16 +24,23 @@ struct KeyRows {
   int count;
 };
 
+template <class Edge>
 struct WorkItem {
+  using Blocks = RowBlocks<Edge>;
+
   int num_blocks;  // key blocks loaded; 0: there are no more tiles
   int first_row;   // of the tile, in its sequence; heads packed
   cuda::QueryRows queries;
   KeyRows keys;
-  int first_key;                  // of block 0, in the sequence
-  RowBlocks mine[kMaxConsumers];  // of the blocks, what warpgroup w does with them
+  int first_key;               // of block 0, in the sequence
+  Blocks mine[kMaxConsumers];  // of the blocks, what warpgroup w does with them
   // How often warp w had to move references in this tile. Only that warp writes it.
   unsigned char corrections[kMaxConsumers * kWarpsPerWarpgroup];
 };
+
+// Whose rows ask which mask policy.
+template <ForwardConfig C>
+using ItemOf = WorkItem<std::conditional_t<C.general(), KeyWindow, RightEdge>>;
 
 using ItemCursor = RingCursor<kItemSlots>;
 

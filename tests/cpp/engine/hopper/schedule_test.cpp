@@ -36,11 +36,11 @@ TEST(TileOrder, every_tile_comes_once) {
   }
 }
 
-constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
+using Mask = MaskRuleOf<int>;
+constexpr Mask kFull, kCausal{.right = 0};
 
 // Blocks that some of these rows visit.
-int num_blocks(const MaskRuleOf<int>& mask, int first_row, int rows, int block_n, int queries,
-               int keys) {
+int num_blocks(const Mask& mask, int first_row, int rows, int block_n, int queries, int keys) {
   const int end = std::min(first_row + rows, queries);
   return visited_blocks(block_range(mask, first_row, end, queries, keys), block_n).end;
 }
@@ -82,8 +82,54 @@ struct Lengths {
   int queries, keys;
 };
 
-TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
+// The second of the three warpgroups of a tile: what it visits, masks and guards. Its keys are counted
+// from the first that the tile's first query sees.
+template <class Edge>
+void expect_right_blocks(const Mask& mask, int queries, int keys) {
   constexpr int kRows = 64, kKeys = 48;
+  for (int first = 0; first < queries; first += kRows) {
+    const int end = std::min(first + kRows, queries);
+    const int first_key = mask.keys_of(std::max(first - kRows, 0), queries, keys).begin;
+    const RowBlocks<Edge> blocks =
+        row_blocks(block_range(mask, first, end, queries, keys).from(first_key),
+                   Edge::of(mask, first, end, queries, keys).from(first_key), kKeys);
+    std::vector<bool> has_seen(kRows, false);
+    ASSERT_GE(blocks.count, 1);
+    ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
+    ASSERT_LE(blocks.ordinary_from, blocks.count - 1);  // the first visited is ordinary
+    for (int key = 0; key < first_key; ++key) {
+      for (int row = first; row < end; ++row) ASSERT_FALSE(mask.visible(row, key, queries, keys));
+    }
+    for (int block = (keys + kKeys - 1) / kKeys; block >= 0; --block) {
+      const bool masked = block >= blocks.masked_from || blocks.edge.hides_left(block * kKeys);
+      const bool guarded = block < blocks.ordinary_from && !blocks.edge.hides_left(block * kKeys);
+      std::vector<bool> sees(kRows, false);
+      for (int row = first; row < end; ++row) {
+        for (int key = block * kKeys; key < (block + 1) * kKeys; ++key) {
+          const int own = first_key + key;
+          const bool visible = own < keys && mask.visible(row, own, queries, keys);
+          bool kept = key < blocks.edge.end_of(row - first);
+          if constexpr (Edge::kHidesLeft) kept = kept && key >= blocks.edge.begin_of(row - first);
+          ASSERT_EQ(visible, kept);
+          if (visible) {
+            ASSERT_LT(block, blocks.count) << "a visible key is not visited";
+            sees[row - first] = true;
+          }
+          if (!visible && block < blocks.count) {
+            ASSERT_TRUE(masked) << "a hidden key is not masked";
+          }
+        }
+        // A guarded step needs a reference: every row saw a key in a block before.
+        if (guarded) {
+          ASSERT_TRUE(has_seen[row - first]);
+        }
+      }
+      for (int row = 0; row < kRows; ++row) has_seen[row] = has_seen[row] || sees[row];
+    }
+  }
+}
+
+TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
   for (const auto [queries, keys] : {Lengths{1, 1},
                                      {64, 48},
                                      {200, 200},
@@ -93,39 +139,13 @@ TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
                                      {65, 2},
                                      {512, 96},
                                      {96, 512}}) {
-    for (const MaskRuleOf<int>& mask : {kFull, kCausal, MaskRuleOf<int>{.right = 5}}) {
-      for (int first = 0; first < queries; first += kRows) {
-        const int end = std::min(first + kRows, queries);
-        const RowBlocks blocks = row_blocks(block_range(mask, first, end, queries, keys),
-                                            RightEdge::of(mask, first, queries, keys), kKeys, 0);
-        std::vector<bool> has_seen(kRows, false);
-        ASSERT_GE(blocks.count, 1);
-        ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
-        ASSERT_LE(blocks.ordinary_from, blocks.count - 1);  // the first visited is ordinary
-        for (int block = (keys + kKeys - 1) / kKeys; block >= 0; --block) {
-          for (int row = first; row < end; ++row) {
-            for (int key = block * kKeys; key < (block + 1) * kKeys; ++key) {
-              const bool visible = key < keys && mask.visible(row, key, queries, keys);
-              ASSERT_EQ(visible, key < blocks.edge.end_of(row - first));
-              if (visible) {
-                ASSERT_LT(block, blocks.count) << "a visible key is not visited";
-              }
-              if (!visible && block < blocks.count) {
-                ASSERT_GE(block, blocks.masked_from) << "a hidden key is not masked";
-              }
-              // A guarded step needs a reference: every row saw a key in a block before.
-              if (block < blocks.ordinary_from) {
-                ASSERT_TRUE(has_seen[row - first]);
-              }
-            }
-          }
-          for (int row = first; row < end; ++row) {
-            for (int key = block * kKeys; key < std::min(keys, (block + 1) * kKeys); ++key) {
-              if (mask.visible(row, key, queries, keys)) has_seen[row - first] = true;
-            }
-          }
-        }
-      }
+    for (const Mask& mask : {kFull, kCausal, Mask{.right = 5}}) {
+      expect_right_blocks<RightEdge>(mask, queries, keys);
+      expect_right_blocks<KeyWindow>(mask, queries, keys);
+    }
+    for (const Mask& mask : {Mask{.left = 0}, Mask{.left = 7, .right = 0}, Mask{.left = 100},
+                             Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0}}) {
+      expect_right_blocks<KeyWindow>(mask, queries, keys);
     }
   }
 }

@@ -28,7 +28,7 @@ using machine::Product;
 
 struct Shape {
   int seqlen_q, seqlen_k, heads, kv_heads, batches;
-  bool causal;
+  MaskRuleOf<int> mask;
 };
 
 struct Trial {
@@ -58,7 +58,7 @@ class Run {
     a.o = span(o_.data(), s.seqlen_q, s.heads, C.head_dim_v);
     a.lse = {lse_.data(), {int64_t{s.heads} * s.seqlen_q, s.seqlen_q, 1}};
     a.scale = 1;
-    if (s.causal) a.mask.right = 0;
+    a.mask = s.mask;
     a.seqlen_k = s.seqlen_k;
     a.heads_per_kv_head = s.heads / s.kv_heads;
     workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);
@@ -132,13 +132,19 @@ class Run {
     return tiles;
   }
 
+  // The first key that a tile sees.
+  int first_key_of(const TileIndex& tile) const {
+    const Shape& s = trial_.shape;
+    return s.mask.keys_of(tile.m_block * C.block_m, s.seqlen_q, s.seqlen_k).begin;
+  }
+
   int num_blocks_of(const TileIndex& tile, int warpgroup) const {
     const Shape& s = trial_.shape;
     const int first_row = tile.m_block * C.block_m + warpgroup * kRowsPerWarpgroup;
     if (first_row >= s.seqlen_q) return 0;
     const int end = std::min(first_row + kRowsPerWarpgroup, s.seqlen_q);
-    const auto range = block_range(launch_.params.mask, first_row, end, s.seqlen_q, s.seqlen_k);
-    return visited_blocks(range, C.block_n).end;
+    const auto range = block_range(s.mask, first_row, end, s.seqlen_q, s.seqlen_k);
+    return visited_blocks(range.from(first_key_of(tile)), C.block_n).end;
   }
 
   void add_expected(int tile, int warp, std::vector<Product>* expected) const {
@@ -150,7 +156,7 @@ class Run {
                                  .head = index.pack,
                                  .batch = index.batch},
                            .b = {.tensor = &k_,
-                                 .row = block * C.block_n,
+                                 .row = first_key_of(index) + block * C.block_n,
                                  .head = index.pack / (trial_.shape.heads / trial_.shape.kv_heads),
                                  .batch = index.batch}});
     }
