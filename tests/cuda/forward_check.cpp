@@ -41,7 +41,7 @@ const char* name_of(Element element) {
 }
 
 Subject subject_of(const ForwardKernel& kernel) {
-  constexpr const char* kVariants[hopper::kNumVariants] = {"", " general"};
+  constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " capped"};
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "%s d%d/%d %dx%d%s", name_of(g.element), g.head_dim,

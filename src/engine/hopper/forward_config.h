@@ -23,8 +23,9 @@ inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_
 enum class Variant : unsigned char {
   kDense,    // one length for all sequences, full or causal
   kGeneral,  // windows too
+  kCapped,   // softcap too
 };
-inline constexpr int kNumVariants = 2;
+inline constexpr int kNumVariants = 3;
 
 struct ForwardConfig {
   Element element = Element::kBf16;
@@ -46,6 +47,7 @@ struct ForwardConfig {
   }
 
   FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
+  FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
   FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }

@@ -9,7 +9,8 @@ namespace {
 template <Element E, int... Rows>
 ForwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[][kNumVariants])() = {
-      {&forward_entry<Rows, E, Variant::kDense>, &forward_entry<Rows, E, Variant::kGeneral>}...};
+      {&forward_entry<Rows, E, Variant::kDense>, &forward_entry<Rows, E, Variant::kGeneral>,
+       &forward_entry<Rows, E, Variant::kCapped>}...};
   return kEntries[row][int(variant)]();
 }
 

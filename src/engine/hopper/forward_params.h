@@ -6,6 +6,7 @@
 
 #include "core/mask_rule.h"
 #include "engine/cuda/rows.h"
+#include "engine/cuda/soft_cap.h"
 #include "engine/hopper/piece/tile_order.h"
 
 namespace fa3::hopper {
@@ -28,6 +29,9 @@ struct ForwardParams {
   int seqlen_k;
   MaskRuleOf<int> mask;
   float scale_log2;  // softmax scale * log2(e)
+
+  // Of kernels that are compiled for it.
+  cuda::SoftCap soft_cap;
 };
 
 }  // namespace fa3::hopper

@@ -111,6 +111,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
       params.mask.keys_of(0, params.seqlen_q, params.seqlen_k).empty();
   params.packs_per_kv_head = launch.heads_per_kv_head / launch.pack.heads();
   params.scale_log2 = float(launch.scale * kLog2E);
+  if (launch.softcap != 0) params.soft_cap = SoftCap::of(launch.scale, launch.softcap);
   params.ticket_counter = carve(c, launch, carver).ticket_counter;
   params.order = tile_order(c, launch, multiprocessors);
 

@@ -18,6 +18,7 @@ struct ForwardLaunch {
   TensorSpan o;
   RowFloats lse;
   float scale = 0.0f;
+  float softcap = 0.0f;  // 0: none
   MaskRuleOf<int> mask;
   int seqlen_k = 0;  // may be 0, where k and v stand for nothing
   int heads_per_kv_head = 1;

@@ -31,7 +31,7 @@ class Consumer {
         q_ring_(at.q_ring(warpgroup)),
         warpgroup_(warpgroup),
         turns_(warpgroup),
-        score_{params.scale_log2} {}
+        score_(score_of(params)) {}
 
   __device__ __forceinline__ void run() {
     Registers r;
@@ -61,6 +61,7 @@ class Consumer {
   // costs more than an ordinary step. Measured: docs/performance-hopper.md.
   static constexpr int kMostCorrections = 3;
 
+  using Score = std::conditional_t<C.capped(), CappedScore, ScaledScore>;
   using KvCursor = RingCursor<C.kv_slots>;
 
   // A thread's share of a tile. Apart from the members, which the compiler only keeps in registers if
@@ -135,6 +136,7 @@ class Consumer {
     release_spent_q();
     release_owed_v();
     owes_v_ = true;
+    score_.prepare(r.scores);
     StepResult result;
     weigh_ordinary(r, true, result);
     add_sums(r, result);
@@ -152,6 +154,7 @@ class Consumer {
     release_kv(k);
     release_spent_q();
 
+    score_.prepare(r.scores);
     const bool guarded =
         C.guarded && blocks_left_ < mine_.ordinary_from && !mine_.edge.hides_left(block_begin());
     const RowState finished = r.rows;
@@ -268,6 +271,14 @@ class Consumer {
 
   // ---- Softmax ----
 
+  static __device__ __forceinline__ Score score_of(const ForwardParams& params) {
+    if constexpr (C.capped()) {
+      return {params.soft_cap};
+    } else {
+      return {params.scale_log2};
+    }
+  }
+
   __device__ __forceinline__ void weigh_ordinary(Registers& r, bool starts_tile,
                                                  StepResult& result) {
     if (starts_tile) r.rows = RowState{};
@@ -326,6 +337,7 @@ class Consumer {
     blocks_left_ = ~blocks_left_;
     mine_.ordinary_from = 0;
     compute_scores_again(r, smem_.items[item_.slot()]);
+    score_.prepare(r.scores);
     StepResult result;
     ordinary_step(r.scores, r.rows, score_, result);
     rescale(r, result);
@@ -431,7 +443,7 @@ class Consumer {
   const Ring<C.q_slots> q_ring_;  // this warpgroup's
   const int warpgroup_;
   const Turns<C.consumers(), C.ping_pong> turns_;
-  const ScaledScore score_;
+  const Score score_;
 
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's

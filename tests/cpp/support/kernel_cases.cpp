@@ -16,6 +16,7 @@ struct Row {
   int64_t less_dim = 0, less_dim_v = 0;  // fewer columns than the kernel's
   Layout layout = Layout::bshd;
   int64_t left = -1, right = -1;
+  float softcap = 0;
 };
 
 // clang-format off
@@ -79,6 +80,20 @@ constexpr Row kRows[] = {
     {"nan_key", 1, 2, 2, 200, 1024, true, Scores::nan_key},
     {"nan_value", 1, 2, 2, 200, 1024, false, Scores::nan_value},
     {"inf_query", 1, 2, 2, 200, 1024, false, Scores::inf_query},
+    {.name = "softcap", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 300, .seqlen_k = 700,
+     .softcap = 30},
+    {.name = "softcap_of_small_scores_causal", .batch = 1, .heads_q = 4, .heads_k = 2,
+     .seqlen_q = 600, .seqlen_k = 600, .causal = true, .gain = 0.1, .softcap = 50},
+    {.name = "softcap_of_large_scores", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 1024, .gain = 16, .softcap = 8},
+    {.name = "softcap_window", .batch = 1, .heads_q = 2, .heads_k = 1, .seqlen_q = 700,
+     .seqlen_k = 800, .causal = true, .left = 300, .softcap = 15},
+    {.name = "softcap_step_500", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 1500, .scores = Scores::step, .amount = 500, .softcap = 300},
+    {.name = "softcap_nan_key", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 700, .causal = true, .scores = Scores::nan_key, .softcap = 30},
+    {.name = "softcap_inf_query", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 700, .scores = Scores::inf_query, .softcap = 30},
     {.name = "window", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 700, .seqlen_k = 700,
      .left = 128, .right = 0},
     {.name = "window_both_sides", .batch = 1, .heads_q = 3, .heads_k = 3, .seqlen_q = 500,
@@ -113,6 +128,7 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     c.causal = row.causal;
     c.left = row.left;
     c.right = row.right;
+    c.softcap = row.softcap;
     c.scores = row.scores;
     c.amount = row.amount;
     c.gain = row.gain;
