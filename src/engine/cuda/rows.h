@@ -60,6 +60,7 @@ struct ForwardOutput {
   RowFloats lse;
   HeadPack pack;
   bool some_rows_see_no_key;
+  const float* sink = nullptr;  // one for each query head; null: none
 };
 
 // The query rows of one sequence: q_begin, where it starts in the tensors, and how many there are.

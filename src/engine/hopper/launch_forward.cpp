@@ -103,12 +103,15 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   if (!encode_maps(params, c, launch)) return cudaErrorInvalidValue;
   params.q = row_tensor(launch.q);
   params.k = row_tensor(launch.k);
-  params.output = {.o = row_tensor(launch.o), .lse = launch.lse, .pack = launch.pack};
+  params.output = {
+      .o = row_tensor(launch.o),
+      .lse = launch.lse,
+      .pack = launch.pack,
+      .some_rows_see_no_key = launch.mask.keys_of(0, int(launch.q.rows), launch.seqlen_k).empty(),
+      .sink = launch.sink};
   params.seqlen_q = int(launch.q.rows);
   params.seqlen_k = launch.seqlen_k;
   params.mask = launch.mask;
-  params.output.some_rows_see_no_key =
-      params.mask.keys_of(0, params.seqlen_q, params.seqlen_k).empty();
   params.packs_per_kv_head = launch.heads_per_kv_head / launch.pack.heads();
   params.scale_log2 = float(launch.scale * kLog2E);
   if (launch.softcap != 0) params.soft_cap = SoftCap::of(launch.scale, launch.softcap);

@@ -17,6 +17,7 @@ struct ForwardLaunch {
   TensorSpan v;
   TensorSpan o;
   RowFloats lse;
+  const float* sink = nullptr;  // null: none
   float scale = 0.0f;
   float softcap = 0.0f;  // 0: none
   MaskRuleOf<int> mask;

@@ -381,8 +381,8 @@ class Consumer {
   __device__ __forceinline__ void finish_tile(Registers& r, const RowState& rows) {
     const uint32_t item_slot = item_.previous().slot();
     const ItemOf<C>& item = smem_.items[item_slot];
-    store_rows<C.output()>(params_.output, item.queries,
-                           item.first_row + int(consumer_warp()) * kRowsPerWarp, r.output, rows);
+    const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
+    store_rows<C.output(), C.general()>(params_.output, item.queries, first_row, r.output, rows);
     release_item(item_slot);
   }
 

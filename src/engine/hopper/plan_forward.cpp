@@ -67,7 +67,7 @@ Variant variant_of(const Problem& p) {
   if (p.softcap != 0.0f) return Variant::kCapped;
   const MaskRuleOf<int> mask = narrow(p);
   const bool window = mask.left != mask.kUnbounded || mask.right > 0;
-  return window ? Variant::kGeneral : Variant::kDense;
+  return window || p.has_sink ? Variant::kGeneral : Variant::kDense;
 }
 
 bool is_causal(const MaskRule& mask) {
@@ -108,7 +108,6 @@ Status check_forward(const Problem& p) {
   }
   if (p.lengths_q.packed() || p.lengths_k.packed()) return unsupported("packed sequences");
   if (p.lengths_q.ragged || p.lengths_k.ragged) return unsupported("sequences of unequal lengths");
-  if (p.has_sink) return unsupported("sink logits");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }
@@ -126,6 +125,7 @@ Status check_features(const Problem& p) {
   FA3_TRY(check_forward(p));
   if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
   if (p.softcap != 0.0f) return unsupported("softcap");
+  if (p.has_sink) return unsupported("sink logits");
   return {};
 }
 
@@ -138,6 +138,7 @@ ForwardLaunch launch_of(const Problem& p) {
   launch.lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}};
   launch.scale = p.scale;
   launch.softcap = p.softcap;
+  launch.sink = p.sink;
   launch.mask = narrow(p);
   launch.seqlen_k = int(p.lengths_k.max);
   launch.heads_per_kv_head = int(p.group());

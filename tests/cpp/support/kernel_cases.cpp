@@ -17,6 +17,7 @@ struct Row {
   Layout layout = Layout::bshd;
   int64_t left = -1, right = -1;
   float softcap = 0;
+  bool sink = false;
 };
 
 // clang-format off
@@ -80,6 +81,14 @@ constexpr Row kRows[] = {
     {"nan_key", 1, 2, 2, 200, 1024, true, Scores::nan_key},
     {"nan_value", 1, 2, 2, 200, 1024, false, Scores::nan_value},
     {"inf_query", 1, 2, 2, 200, 1024, false, Scores::inf_query},
+    {.name = "sink", .batch = 2, .heads_q = 6, .heads_k = 2, .seqlen_q = 300, .seqlen_k = 700,
+     .sink = true},
+    {.name = "sink_more_queries_causal", .batch = 1, .heads_q = 8, .heads_k = 1, .seqlen_q = 400,
+     .seqlen_k = 300, .causal = true, .sink = true},
+    {.name = "sink_and_no_keys", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 130,
+     .seqlen_k = 0, .sink = true},
+    {.name = "sink_peaked_softcap", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 500, .gain = 16, .softcap = 40, .sink = true},
     {.name = "softcap", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 300, .seqlen_k = 700,
      .softcap = 30},
     {.name = "softcap_of_small_scores_causal", .batch = 1, .heads_q = 4, .heads_k = 2,
@@ -129,6 +138,7 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     c.left = row.left;
     c.right = row.right;
     c.softcap = row.softcap;
+    c.sink = row.sink;
     c.scores = row.scores;
     c.amount = row.amount;
     c.gain = row.gain;

@@ -116,7 +116,6 @@ TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
   expect_refused("float32", [](Problem& p) { p.dtype = DType::float32; });
   expect_refused("packed", [&](Problem& p) { p.lengths_q.cu_seqlens = lengths; });
   expect_refused("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
-  expect_refused("sink", [](Problem& p) { p.has_sink = true; });
   expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
   expect_refused("multiples of 8", [](Problem& p) { p.head_dim = 100; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
@@ -133,6 +132,7 @@ TEST(CheckFeatures, what_only_the_forward_does_is_refused_for_both_passes) {
   };
   expect_forward_only("windows", [](Problem& p) { p.mask.left = 100; });
   expect_forward_only("windows", [](Problem& p) { p.mask.right = 7; });
+  expect_forward_only("sink", [](Problem& p) { p.has_sink = true; });
   expect_forward_only("softcap", [](Problem& p) { p.softcap = 30; });
 }
 
