@@ -9,13 +9,13 @@
 namespace fa3::api {
 namespace {
 
-// A length array. Its values can be read, and are validated, when it is in host memory.
+// A length array. It lives where the tensors do; in host memory its values are validated.
 Status check_length_array(Named named, int64_t count, const fa3_tensor& q, Purpose purpose) {
   FA3_TRY(check_form(named, 1, "(batch) or (batch + 1)"));
   FA3_TRY(check_dtype(named, {DType::int32}));
   FA3_TRY(check_last_stride(named));
   FA3_TRY(check_extent(named, 0, count, "entries"));
-  if (q.device_type == FA3_CPU) FA3_TRY(check_same_device(named, {"q", q}));
+  FA3_TRY(check_same_device(named, {"q", q}));
   return purpose == Purpose::call ? check_data(named) : Status{};
 }
 
@@ -61,6 +61,7 @@ Status describe_lengths(const LengthArguments& arguments, const fa3_tensor& oper
   lengths->max = rows;
   lengths->total = rows;
   lengths->ragged = present(cu_seqlens.tensor) || present(seqused.tensor);
+  lengths->in_one_tensor = present(cu_seqlens.tensor);
   if (present(cu_seqlens.tensor)) {
     FA3_TRY(check_length_array(cu_seqlens, batch + 1, q, purpose));
     lengths->cu_seqlens = static_cast<const int32_t*>(cu_seqlens.tensor.data);

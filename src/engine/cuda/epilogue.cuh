@@ -84,44 +84,62 @@ __device__ __forceinline__ void clear_rows_without_keys(const LaneOutput& lane_o
 }
 
 // Without branches and before the output: its long address arithmetic fills the exchanges' waits.
-__device__ __forceinline__ void store_lse(const RowFloats& to, int batch, const LaneRows& rows,
-                                          const float (&lse)[kRowsPerThread]) {
-  const bool stores = to.data && thread_in_block() % kQuadLanes == 0;
+__device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const LaneRows& rows,
+                                          const float (&ref)[kRowsPerThread],
+                                          const float (&sum)[kRowsPerThread]) {
+  const bool stores = lse.data && thread_in_block() % kQuadLanes == 0;
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
+    // A row without weights has sum 0, so -inf comes out.
     store_global_if(stores && rows.exists[r],
-                    to.data + to.strides.offset(batch, rows.head[r], rows.row[r]), lse[r]);
+                    lse.data + lse.strides.offset(batch, rows.head[r], rows.row[r]),
+                    (ref[r] + lg2(sum[r])) * kLn2);
   }
 }
 
-// A sink is one more key of its head, without a value: it joins the sum and the LSE. Where it is far
-// above all scores the sum may be infinite, and O is zero.
-__device__ __forceinline__ void add_sink(float sink, float ref, float& sum, float& lse) {
-  if (sink == -kInfinity) return;
-  const float sink_log2 = sink * kLog2E;
-  if (sink_log2 > ref) lse = sink + lg2(1 + sum * ex2(ref - sink_log2)) * kLn2;
-  sum += ex2(sink_log2 - ref);
-  if (!(sink_log2 > ref)) lse = (ref + lg2(sum)) * kLn2;
+// A sink is one more key of its head, without a value: it joins sum and LSE. Where it is above all
+// scores the LSE is counted from it; its part of the sum may overflow then, and O is zero.
+__device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to, int batch,
+                                                        const LaneRows& rows,
+                                                        const float (&ref)[kRowsPerThread],
+                                                        float (&sum)[kRowsPerThread]) {
+  const bool stores = to.lse.data && thread_in_block() % kQuadLanes == 0;
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    const float sink = rows.used[r] ? to.sink[rows.head[r]] : -kInfinity;
+    const bool rules = sink * kLog2E > ref[r];
+    const float smaller = sink == -kInfinity ? 0.0f : ex2(-fabsf(ref[r] - sink * kLog2E));
+    const float lse =
+        rules ? sink + lg2(1 + sum[r] * smaller) * kLn2 : (ref[r] + lg2(sum[r] + smaller)) * kLn2;
+    sum[r] += rules ? rcp(smaller) : smaller;
+    store_global_if(stores && rows.exists[r],
+                    to.lse.data + to.lse.strides.offset(batch, rows.head[r], rows.row[r]), lse);
+  }
 }
 
-// The 16 rows of a warp, of which `first_row` is the first in its sequence. MaySink: of kernels that
-// know of sinks.
-template <Element E, bool MaySink = false, int Count>
+// The 16 rows of a warp, of which `first_row` is the first in its sequence. General: of kernels that
+// know of sinks and of unused rows.
+template <Element E, bool General = false, int Count>
 __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
                                            int first_row, const float (&output)[Count],
                                            const RowState& state) {
   float sum[kRowsPerThread] = {quad_sum(state.sum[0]), quad_sum(state.sum[1])};
+  float ref[kRowsPerThread] = {state.ref[0], state.ref[1]};
   const LaneRows rows(to.pack, queries, first_row, thread_in_block());
-  float lse[kRowsPerThread];
+  if constexpr (General) {
 #pragma unroll
-  for (int r = 0; r < kRowsPerThread; ++r) {
-    lse[r] = (state.ref[r] + lg2(sum[r])) * kLn2;  // a row without weights has sum 0 and gets -inf
-    if (MaySink && to.sink) add_sink(to.sink[rows.head[r]], state.ref[r], sum[r], lse[r]);
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      if (!rows.used[r]) ref[r] = -kInfinity, sum[r] = 0;
+    }
   }
-  store_lse(to.lse, queries.batch, rows, lse);
+  if (General && to.sink) {
+    add_sinks_and_store_lse(to, queries.batch, rows, ref, sum);
+  } else {
+    store_lse(to.lse, queries.batch, rows, ref, sum);
+  }
   const LaneOutput lane_output(to.o, queries.batch, rows);
   store_output<E>(lane_output, output, sum);
-  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2>(lane_output, state.ref);
+  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2>(lane_output, ref);
 }
 
 }  // namespace fa3::cuda

@@ -23,7 +23,7 @@ struct KeyWindow {
   }
 
   // For queries that see nothing.
-  static FA3_HD constexpr KeyWindow of_nothing() { return {{0, 0}, kFarLeft, 0}; }
+  static FA3_HD constexpr KeyWindow of_nothing() { return {RightEdge::of_nothing(), kFarLeft, 0}; }
 
   // The same, keys counted from `first_key`.
   FA3_HD constexpr KeyWindow from(int first_key) const {

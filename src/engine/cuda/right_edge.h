@@ -20,6 +20,9 @@ struct RightEdge {
     return {bounded ? q_begin + seqlen_k - seqlen_q + mask.right + 1 : seqlen_k, seqlen_k};
   }
 
+  // For queries that see nothing.
+  static FA3_HD constexpr RightEdge of_nothing() { return {0, 0}; }
+
   // The same, keys counted from `first_key`.
   FA3_HD constexpr RightEdge from(int first_key) const {
     return {first_end - first_key, keys - first_key};

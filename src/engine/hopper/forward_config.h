@@ -22,7 +22,7 @@ inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_
 // What a kernel is compiled for: each row of compiled.h comes in all of these.
 enum class Variant : unsigned char {
   kDense,    // one length for all sequences, full or causal
-  kGeneral,  // windows and sinks too
+  kGeneral,  // windows, sinks and lengths of their own too
   kCapped,   // softcap too
 };
 inline constexpr int kNumVariants = 3;

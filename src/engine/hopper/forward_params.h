@@ -5,14 +5,14 @@
 #include <cuda.h>
 
 #include "core/mask_rule.h"
-#include "engine/cuda/rows.h"
 #include "engine/cuda/soft_cap.h"
-#include "engine/hopper/piece/tile_order.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 
 namespace fa3::hopper {
 
 struct ForwardParams {
-  // 5-D maps, dimensions {column, packed head, row, head, batch}.
+  // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's are
+  // clipped (tensor_map.h).
   CUtensorMap q_map;
   CUtensorMap k_map;
   CUtensorMap v_map;
@@ -32,6 +32,8 @@ struct ForwardParams {
 
   // Of kernels that are compiled for it.
   cuda::SoftCap soft_cap;
+  const SequenceTiles* sequences;  // null: all sequences are as long
+  const int* num_entries;          // of `sequences`
 };
 
 }  // namespace fa3::hopper

@@ -35,9 +35,7 @@ class TmaLoader {
 
   // K of a block, and V of the block that the last call was about.
   __device__ __forceinline__ void load_kv(const ItemOf<C>& item, int block) {
-    const ptx::TileCoordinates next{0, item.keys.begin + item.first_key + block * C.block_n,
-                                    item.queries.pack / params_.packs_per_kv_head,
-                                    item.queries.batch};
+    const ptx::TileCoordinates next = place_of(item, block);
     load_block(params_.k_map, kK, next);
     load_owed_v();
     owed_v_ = next;
@@ -53,6 +51,20 @@ class TmaLoader {
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
+
+  // Where a key block lies. Of a general kernel, keys past the sequence's end are kept out: NaN in
+  // a neighbour's V would reach this sequence's rows, although its weight is zero.
+  __device__ __forceinline__ ptx::TileCoordinates place_of(const ItemOf<C>& item, int block) const {
+    const int key = item.first_key + block * C.block_n;
+    const int kv_head = item.queries.pack / params_.packs_per_kv_head;
+    if constexpr (C.general()) {
+      const int left = item.keys.count - key;
+      const int rows = left < 0 ? 0 : left < C.block_n ? left : C.block_n;
+      return {0, item.keys.begin + key + rows, kv_head, item.keys.batch, C.block_n - rows};
+    } else {
+      return {0, item.keys.begin + key, kv_head, item.keys.batch};
+    }
+  }
 
   __device__ __forceinline__ void load_block(const CUtensorMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block) {
@@ -78,14 +90,17 @@ class Producer {
       : smem_(smem), at_(at), tiles_(params), loader_(params, at) {}
 
   __device__ __forceinline__ void run() {
-    for (; !tiles_.done(); tiles_.advance()) load_tile(tiles_.item());
-    announce({.num_blocks = 0});
+    for (; !tiles_.done(); tiles_.advance()) load_tile();
+    next_record().num_blocks = 0;
+    announce();
     loader_.load_owed_v();
   }
 
  private:
-  __device__ __forceinline__ void load_tile(const ItemOf<C>& item) {
-    announce(item);
+  __device__ __forceinline__ void load_tile() {
+    ItemOf<C>& item = next_record();
+    tiles_.describe(item);
+    announce();
     const int last = item.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
     for (int block = last; block >= 0; --block) {
@@ -97,9 +112,13 @@ class Producer {
     }
   }
 
-  __device__ __forceinline__ void announce(const ItemOf<C>& item) {
+  // Where the next tile is described; announce() shows it to the consumers.
+  __device__ __forceinline__ ItemOf<C>& next_record() {
     at_.item_ring().wait_empty(items_);
-    smem_.items[items_.slot()] = item;
+    return smem_.items[items_.slot()];
+  }
+
+  __device__ __forceinline__ void announce() {
     ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));
     items_.advance();
   }

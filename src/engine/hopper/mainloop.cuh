@@ -352,7 +352,7 @@ class Consumer {
     score_again<C.element, C.head_dim>(
         r.scores, params_.q, item.queries.batch,
         LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
-        params_.k.at(item.queries.batch, kv_head, first_key), params_.k.strides.row);
+        params_.k.at(item.keys.batch, kv_head, first_key), params_.k.strides.row);
   }
 
   // To the reference that the step has left.

@@ -24,6 +24,19 @@ MaskRuleOf<int> narrow(const Problem& p) {
   return mask;
 }
 
+bool is_ragged(const Problem& p) {
+  return p.lengths_q.ragged || p.lengths_k.ragged;
+}
+
+// Packed sequences are one long batch entry.
+struct Extents {
+  int64_t batches;
+  int64_t rows;
+};
+Extents extents_of(const Lengths& lengths, int64_t batch) {
+  return lengths.in_one_tensor ? Extents{1, lengths.total} : Extents{batch, lengths.max};
+}
+
 // A window between two bounds is what one query sees.
 ForwardShape shape_of(const Problem& p) {
   const MaskRuleOf<int> mask = narrow(p);
@@ -67,7 +80,7 @@ Variant variant_of(const Problem& p) {
   if (p.softcap != 0.0f) return Variant::kCapped;
   const MaskRuleOf<int> mask = narrow(p);
   const bool window = mask.left != mask.kUnbounded || mask.right > 0;
-  return window || p.has_sink ? Variant::kGeneral : Variant::kDense;
+  return window || p.has_sink || is_ragged(p) ? Variant::kGeneral : Variant::kDense;
 }
 
 bool is_causal(const MaskRule& mask) {
@@ -106,8 +119,6 @@ Status check_forward(const Problem& p) {
   if (p.o.dtype != p.dtype) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of ", name_of(p.dtype));
   }
-  if (p.lengths_q.packed() || p.lengths_k.packed()) return unsupported("packed sequences");
-  if (p.lengths_q.ragged || p.lengths_k.ragged) return unsupported("sequences of unequal lengths");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }
@@ -115,14 +126,16 @@ Status check_forward(const Problem& p) {
     return unsupported("no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256 and 256");
   }
-  if (p.lengths_q.max > kMaxRows || p.lengths_k.max > kMaxRows) {
-    return unsupported("sequences longer than 2^30");
+  if (extents_of(p.lengths_q, p.batch).rows > kMaxRows ||
+      extents_of(p.lengths_k, p.batch).rows > kMaxRows || p.batch > kMaxRows) {
+    return unsupported("more than 2^30 rows of a sequence or of packed ones, or 2^30 sequences");
   }
   return {};
 }
 
 Status check_features(const Problem& p) {
   FA3_TRY(check_forward(p));
+  if (is_ragged(p)) return unsupported("sequences of unequal lengths");
   if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
   if (p.softcap != 0.0f) return unsupported("softcap");
   if (p.has_sink) return unsupported("sink logits");
@@ -131,18 +144,25 @@ Status check_features(const Problem& p) {
 
 ForwardLaunch launch_of(const Problem& p) {
   ForwardLaunch launch;
-  launch.q = span_of(p.q, p.batch, p.lengths_q.max, p.heads_q, p.head_dim);
-  launch.k = span_of(p.k, p.batch, p.lengths_k.max, p.heads_k, p.head_dim);
-  launch.v = span_of(p.v, p.batch, p.lengths_k.max, p.heads_k, p.head_dim_v);
-  launch.o = span_of(p.o, p.batch, p.lengths_q.max, p.heads_q, p.head_dim_v);
+  const auto [q_batches, q_rows] = extents_of(p.lengths_q, p.batch);
+  const auto [k_batches, k_rows] = extents_of(p.lengths_k, p.batch);
+  launch.q = span_of(p.q, q_batches, q_rows, p.heads_q, p.head_dim);
+  launch.k = span_of(p.k, k_batches, k_rows, p.heads_k, p.head_dim);
+  launch.v = span_of(p.v, k_batches, k_rows, p.heads_k, p.head_dim_v);
+  launch.o = span_of(p.o, q_batches, q_rows, p.heads_q, p.head_dim_v);
   launch.lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}};
   launch.scale = p.scale;
   launch.softcap = p.softcap;
   launch.sink = p.sink;
   launch.mask = narrow(p);
+  launch.seqlen_q = int(p.lengths_q.max);
   launch.seqlen_k = int(p.lengths_k.max);
+  launch.ragged = is_ragged(p);
+  launch.sequences = p.batch;
+  launch.lengths_q = p.lengths_q;
+  launch.lengths_k = p.lengths_k;
   launch.heads_per_kv_head = int(p.group());
-  if (launch.seqlen_k == 0) stand_in_for_missing_keys(&launch);
+  if (launch.k.rows == 0) stand_in_for_missing_keys(&launch);
   return launch;
 }
 

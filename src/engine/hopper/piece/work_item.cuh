@@ -6,9 +6,9 @@
 
 #include <type_traits>
 
-#include "engine/cuda/rows.h"
 #include "engine/hopper/piece/pipeline.cuh"
 #include "engine/hopper/piece/row_blocks.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 
 namespace fa3::hopper {
 
@@ -17,12 +17,6 @@ namespace fa3::hopper {
 inline constexpr int kItemSlots = 4;
 
 inline constexpr int kMaxConsumers = 3;
-
-// A sequence's keys: where they start in K and V, and how many there are.
-struct KeyRows {
-  int begin;
-  int count;
-};
 
 template <class Edge>
 struct WorkItem {

@@ -104,7 +104,6 @@ TEST(CheckFeatures, what_the_kernels_do_is_accepted) {
 }
 
 TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
-  const int32_t lengths[3] = {0, 500, 1000};
   const auto expect_refused = [](const char* reason, auto change) {
     Problem p = plain();
     change(p);
@@ -114,8 +113,6 @@ TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
   expect_refused("float32", [](Problem& p) { p.dtype = DType::float32; });
-  expect_refused("packed", [&](Problem& p) { p.lengths_q.cu_seqlens = lengths; });
-  expect_refused("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
   expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
   expect_refused("multiples of 8", [](Problem& p) { p.head_dim = 100; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
@@ -133,6 +130,7 @@ TEST(CheckFeatures, what_only_the_forward_does_is_refused_for_both_passes) {
   expect_forward_only("windows", [](Problem& p) { p.mask.left = 100; });
   expect_forward_only("windows", [](Problem& p) { p.mask.right = 7; });
   expect_forward_only("sink", [](Problem& p) { p.has_sink = true; });
+  expect_forward_only("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
   expect_forward_only("softcap", [](Problem& p) { p.softcap = 30; });
 }
 
@@ -154,6 +152,7 @@ TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
     launch.q.batches = 1;
     launch.q.heads = 2 * group;
     launch.q.rows = queries;
+    launch.seqlen_q = int(queries);
     launch.heads_per_kv_head = group;
     if (causal) launch.mask.right = 0;
     return choose_pack(kConfig, launch).heads();

@@ -45,6 +45,28 @@ constexpr Shape kWindows[] = {
      .mask = {.left = 64, .right = 130}},
 };
 
+// Sequences of their own lengths, empty ones on either side, and rows that none owns.
+constexpr int32_t kQueries[] = {0, 0, 300, 301, 301, 700, 713};
+constexpr int32_t kKeys[] = {0, 40, 540, 540, 640, 1000, 1017};
+constexpr int32_t kUsed[] = {0, 1, 300, 171};
+constexpr Shape kRagged[] = {
+    {.seqlen_q = 399,
+     .seqlen_k = 500,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 6,
+     .mask = kCausal,
+     .cu_q = kQueries,
+     .cu_k = kKeys},
+    {.seqlen_q = 200,
+     .seqlen_k = 300,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 4,
+     .mask = {.left = 90},
+     .used_k = kUsed},
+};
+
 constexpr double kSlow = 0.01;
 
 double slow_producer(int warp) {
@@ -110,6 +132,11 @@ TYPED_TEST(Protocol, windows_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
   expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kWindows);
   expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(std::span(kWindows).first(1));
+}
+
+TYPED_TEST(Protocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
+  expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kRagged);
 }
 
 template <ForwardConfig C>

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/hopper/piece/row_blocks.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 #include "engine/hopper/piece/tile_order.h"
 
 namespace fa3::hopper {
@@ -147,6 +148,60 @@ TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
                              Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0}}) {
       expect_right_blocks<KeyWindow>(mask, queries, keys);
     }
+  }
+}
+
+// Whatever the arrays of lengths hold.
+TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_tensors) {
+  constexpr int kTotal = 1000, kBatch = 5, kBlock = 64;
+  const std::vector<int32_t> lists[] = {{0, 1, 1, 500, 980, 1000},    {0, 0, 0, 0, 0, 0},
+                                        {0, 100, 200, 300, 400, 500}, {0, 2000, -5, 30, 40, 50},
+                                        {7, 1 << 30, 3, 2, 1, -9},    {0, 1000, 0, 1000, 0, 1000}};
+  for (const std::vector<int32_t>& starts : lists) {
+    std::vector<SequenceTiles> entries(kTotal / kBlock + 1 + kBatch + 1);
+    int num_entries = 0, counter = 5;
+    const fa3::Lengths lengths{.cu_seqlens = starts.data(), .max = kTotal, .total = kTotal};
+    const int32_t used[kBatch] = {1, -7, 1 << 30, 10, 0};
+    const fa3::Lengths keys{.seqused = used, .max = 90, .total = 90 * kBatch};
+    const SequenceList list{.lengths_q = lengths,
+                            .lengths_k = keys,
+                            .batch = kBatch,
+                            .block_m = kBlock,
+                            .num_packs = 3,
+                            .tail_tiles = 10,
+                            .capacity = int(entries.size()),
+                            .entries = entries.data(),
+                            .num_entries = &num_entries,
+                            .ticket_counter = &counter};
+    int all = 0;
+    std::vector<int> owners(kTotal, 0);
+    for (int b = 0; b < list.num_sequences(); ++b) {
+      const SequenceTiles s = list.sequence(b);
+      ASSERT_TRUE(s.queries.begin >= 0 && s.queries.count >= 0 && s.keys.begin >= 0);
+      ASSERT_LE(s.queries.begin + s.queries.count, kTotal);
+      ASSERT_LE(s.queries.used, s.queries.count);
+      ASSERT_TRUE(s.keys.count >= 0 && s.keys.count <= 90);
+      for (int i = 0; i < s.queries.count; ++i) ++owners[size_t(s.queries.begin + i)];
+      all += s.order.num_m_blocks;
+    }
+    const bool valid = std::is_sorted(starts.begin(), starts.end()) && starts.front() == 0;
+    EXPECT_TRUE(!valid || std::set<int>(owners.begin(), owners.end()) == std::set<int>{1});
+    if (!valid) continue;
+    ASSERT_LE(all, list.capacity);
+    for (int b = 0, first = 0; b < list.num_sequences(); ++b) {
+      list.write(list.sequence(b), first, all);
+      first += list.sequence(b).order.num_m_blocks;
+    }
+    // The tiles of all tickets: each row of tiles of each sequence once for each pack.
+    std::set<std::tuple<int, int, int>> seen;
+    for (int ticket = 0; ticket < all * list.num_packs; ++ticket) {
+      const SequenceTiles& s = entries[size_t(ticket / list.num_packs)];
+      const TileIndex tile = s.order.tile(ticket - s.first_entry * list.num_packs);
+      ASSERT_TRUE(tile.m_block >= 0 && tile.m_block < s.order.num_m_blocks);
+      ASSERT_TRUE(tile.pack >= 0 && tile.pack < list.num_packs);
+      seen.insert({s.first_entry, tile.m_block, tile.pack});
+    }
+    EXPECT_EQ(int(seen.size()), all * list.num_packs);
   }
 }
 

@@ -68,7 +68,7 @@ CUtensorMap encoded(const TensorMap& map) {
 
 TensorMap decoded(const CUtensorMap& code) {
   TensorMap map;
-  std::memcpy(&map, &code, sizeof(map));
+  std::memcpy(static_cast<void*>(&map), &code, sizeof(map));
   return map;
 }
 

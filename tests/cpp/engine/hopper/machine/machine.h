@@ -95,6 +95,7 @@ struct TensorMap {
   const void* tensor;
   int box_rows;
   int row_bytes;
+  int rows_before = 0;  // from the map's origin to the tensor's first row
 };
 CUtensorMap encoded(const TensorMap& map);
 TensorMap decoded(const CUtensorMap& map);
