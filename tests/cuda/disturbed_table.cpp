@@ -12,8 +12,7 @@ template <int... Rows>
 ForwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>) {
   constexpr Element kBf16 = Element::kBf16;
   constexpr ForwardKernel (*kEntries[][kNumVariants])() = {
-      {&forward_entry<Rows, kBf16, Variant::kDense>,
-       &forward_entry<Rows, kBf16, Variant::kGeneral>,
+      {&forward_entry<Rows, kBf16, Variant::kDense>, &forward_entry<Rows, kBf16, Variant::kGeneral>,
        &forward_entry<Rows, kBf16, Variant::kCapped>}...};
   return kEntries[row][int(variant)]();
 }

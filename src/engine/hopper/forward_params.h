@@ -34,6 +34,7 @@ struct ForwardParams {
   cuda::SoftCap soft_cap;
   const SequenceTiles* sequences;  // null: all sequences are as long
   const int* num_entries;          // of `sequences`
+  bool q_is_clipped;               // Q's map too, which a packed tensor has dimensions for
 };
 
 }  // namespace fa3::hopper

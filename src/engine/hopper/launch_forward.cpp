@@ -95,9 +95,9 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
   const tile::TileLayout k{c.block_n, c.head_dim, bytes_of(c.element)};
   const tile::TileLayout v{c.block_n, c.head_dim_v, bytes_of(c.element)};
   const int heads = launch.pack.heads();
-  if (!encode_tensor_map(params.q_map, launch.q, c.element, q, kRowsPerWarpgroup, heads)) {
-    return false;
-  }
+  params.q_is_clipped = c.general() && launch.lengths_q.packed();
+  const auto encode_q = params.q_is_clipped ? encode_clipped_queries : encode_tensor_map;
+  if (!encode_q(params.q_map, launch.q, c.element, q, kRowsPerWarpgroup, heads)) return false;
   if (c.general()) {
     return encode_clipped_map(params.k_map, launch.k, c.element, k) &&
            encode_clipped_map(params.v_map, launch.v, c.element, v);
@@ -115,10 +115,14 @@ cudaError_t current_multiprocessors(int* count) {
 
 }  // namespace
 
+HeadPack most_packed(int64_t heads_per_kv_head) {
+  return {std::min(std::countr_zero(uint64_t(heads_per_kv_head)), kMaxPackLog2)};
+}
+
 // Packing pays where tiles would be partly empty, and where a causal mask cuts through them: fewer
 // queries a tile leave less beside the diagonal.
 HeadPack choose_pack(const ForwardConfig& c, const ForwardLaunch& launch) {
-  HeadPack most{std::min(std::countr_zero(unsigned(launch.heads_per_kv_head)), kMaxPackLog2)};
+  HeadPack most = most_packed(launch.heads_per_kv_head);
   while (most.rows(launch.q.rows) > kMaxPackedRows) --most.log2;
   const bool cut_by_mask = !launch.mask.hides_nothing() && launch.seqlen_q >= c.block_m;
   const bool saves_tiles = num_tiles(c, launch, most) < num_tiles(c, launch, HeadPack{});
@@ -176,7 +180,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   }
   void* kernel_arguments[] = {&params};
   return cudaLaunchKernel(kernel.function,
-                          dim3(std::min(multiprocessors, params.order.num_tiles())),
+                          dim3(std::min(multiprocessors * c.blocks, params.order.num_tiles())),
                           dim3(c.threads()), kernel_arguments, kernel.smem_bytes, stream);
 }
 

@@ -33,6 +33,9 @@ struct ForwardLaunch {
   void* workspace = nullptr;  // forward_workspace_bytes()
 };
 
+// As many query heads of a group of this size as can share a tile.
+HeadPack most_packed(int64_t heads_per_kv_head);
+
 // Which query heads of a group share a tile: they read the same keys.
 HeadPack choose_pack(const ForwardConfig& config, const ForwardLaunch& launch);
 

@@ -27,8 +27,7 @@ class TmaLoader {
       ring.wait_empty(q_);
       tile::load_rows(params_.q_map, kQ, kRowsPerWarpgroup,
                       at_.q(q_.slot()) + part_row * kQ.row_bytes(), ring.full(q_.slot()),
-                      {0, item.queries.begin + pack.query(item.first_row + part_row),
-                       item.queries.pack, item.queries.batch});
+                      place_of(item.queries, pack.query(item.first_row + part_row)));
     }
     q_.advance();
   }
@@ -51,6 +50,18 @@ class TmaLoader {
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
+
+  // Where a warpgroup's queries lie, from the `first` of their sequence on.
+  __device__ __forceinline__ ptx::TileCoordinates place_of(const cuda::QueryRows& queries,
+                                                           int first) const {
+    if (C.general() && params_.q_is_clipped) {
+      const int box = kRowsPerWarpgroup >> params_.output.pack.log2;
+      const int left = queries.used - first;
+      const int rows = left < 0 ? 0 : left < box ? left : box;
+      return {0, box - rows, queries.begin + first + rows, queries.pack};
+    }
+    return {0, queries.begin + first, queries.pack, queries.batch};
+  }
 
   // Where a key block lies. Of a general kernel, keys past the sequence's end are kept out: NaN in
   // a neighbour's V would reach this sequence's rows, although its weight is zero.

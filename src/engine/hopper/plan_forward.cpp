@@ -42,7 +42,9 @@ ForwardShape shape_of(const Problem& p) {
   const MaskRuleOf<int> mask = narrow(p);
   const bool bounded = mask.left >= 0 && mask.right >= 0;
   const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
-  return {p.head_dim, p.head_dim_v, std::min(window, p.lengths_k.max)};
+  // Of one length, sequences are spread over multiprocessors by their tiles; ragged ones may be many.
+  const int64_t rows = is_ragged(p) ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX;
+  return {p.head_dim, p.head_dim_v, std::min(window, p.lengths_k.max), rows};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -101,13 +103,13 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
 int choose_row(const ForwardShape& shape) {
   int best = kNoRow;
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
-    const auto& [config, max_keys, why] = kForwardTable[row];
+    const auto& [config, max_keys, max_rows, why] = kForwardTable[row];
     if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
     if (best != kNoRow) {
       const ForwardConfig& group = kForwardTable[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
     }
-    if (shape.keys <= max_keys) best = row;
+    if (shape.keys <= max_keys && shape.rows <= max_rows) best = row;
   }
   return best;
 }
@@ -172,7 +174,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   ForwardLaunch launch = launch_of(problem);
   FA3_TRY(check_layouts(launch));
   const int row = choose_row(shape_of(problem));
-  const auto& [c, max_keys, why] = kForwardTable[row];
+  const auto& [c, max_keys, max_rows, why] = kForwardTable[row];
   launch.pack = choose_pack(c, launch);
   const int64_t num_tiles = forward_num_tiles(c, launch);
   if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");

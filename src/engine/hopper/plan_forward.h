@@ -16,7 +16,8 @@ constexpr int kNoRow = -1;
 struct ForwardShape {
   int64_t head_dim;
   int64_t head_dim_v;
-  int64_t keys;  // that a tile of queries may see
+  int64_t keys;              // that a query may see
+  int64_t rows = INT64_MAX;  // of ragged sequences' queries, heads packed
 };
 
 // The row of kForwardTable for a shape, or kNoRow.

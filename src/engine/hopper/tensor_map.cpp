@@ -53,6 +53,10 @@ bool encode(CUtensorMap& map, void* data, const Extents& extents, const Strides&
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+void* rows_before(void* data, uint64_t bytes) {
+  return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) - bytes);
+}
+
 }  // namespace
 
 const char* tensor_map_obstacle(const TensorSpan& t) {
@@ -94,8 +98,22 @@ bool encode_clipped_map(CUtensorMap& map, const TensorSpan& t, Element element,
   const Strides strides = {row, row, stride_bytes(t.heads, t.head_stride, bytes),
                            stride_bytes(t.batches, t.batch_stride, bytes)};
   const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(layout.rows), 1, 1, 1};
-  const uint64_t origin = reinterpret_cast<uintptr_t>(t.data) - uint64_t(layout.rows) * row;
-  return encode(map, reinterpret_cast<void*>(origin), extents, strides, box, element, layout);
+  return encode(map, rows_before(t.data, layout.rows * row), extents, strides, box, element,
+                layout);
+}
+
+bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& t, Element element,
+                            tile::TileLayout layout, int box_rows, int packed_heads) {
+  const int bytes = t.element_bytes;
+  const int64_t packs = t.heads / packed_heads, queries = box_rows / packed_heads;
+  const uint64_t row = stride_bytes(t.rows, t.row_stride, bytes);
+  const Extents extents = {cuuint64_t(t.columns), cuuint64_t(packed_heads), cuuint64_t(queries),
+                           cuuint64_t(t.rows + 1), cuuint64_t(packs)};
+  const Strides strides = {stride_bytes(packed_heads, t.head_stride, bytes), row, row,
+                           stride_bytes(packs, t.head_stride * packed_heads, bytes)};
+  const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(packed_heads), cuuint32_t(queries),
+                   1, 1};
+  return encode(map, rows_before(t.data, queries * row), extents, strides, box, element, layout);
 }
 
 }  // namespace fa3::hopper

@@ -43,4 +43,9 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element eleme
 bool encode_clipped_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
                         tile::TileLayout layout);
 
+// The same with packed heads, of a tensor of one batch entry: dimensions {column, packed head, row of
+// the tile, row, head pack}. The tile has `box_rows` rows, heads packed.
+bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& tensor, Element element,
+                            tile::TileLayout layout, int box_rows, int packed_heads);
+
 }  // namespace fa3::hopper

@@ -90,8 +90,9 @@ class TileStream {
     const auto range = block_range(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
     const auto edge = Edge::of(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
     auto blocks = row_blocks(range.from(first_key), edge.from(first_key), C.block_n);
-    // The rows past the end are a neighbour's: only ordinary steps do not look at them.
-    if (listed() && past_end > seqlen_q) blocks.ordinary_from = 0;
+    // Unless they are clipped, rows past the end hold anything: only ordinary steps look at no row but
+    // their own.
+    if (listed() && !params_.q_is_clipped && past_end > seqlen_q) blocks.ordinary_from = 0;
     return blocks;
   }
 

@@ -15,7 +15,7 @@ TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_int
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
   for (const CompiledForward& row : kForwardTable) {
     const ForwardConfig& c = row.config;
-    EXPECT_LE(c.producer_registers() + c.consumers() * c.consumer_registers(),
+    EXPECT_LE(c.blocks * (c.producer_registers() + c.consumers() * c.consumer_registers()),
               kRegistersPerLaunchThreadQuad);
     EXPECT_LE(c.consumer_registers_used(), c.consumer_registers());
     EXPECT_GE(c.kv_slots, 3);  // K of the next block beside V of this one, and one to load into
@@ -29,14 +29,17 @@ template <class Visitor>
 void for_each_shape(Visitor&& visit) {
   for (int64_t d = 8; d <= 264; d += 8) {
     for (int64_t dv = 8; dv <= 264; dv += 8) {
-      for (int64_t keys : kSomeKeys) visit(ForwardShape{d, dv, keys});
+      for (int64_t keys : kSomeKeys) {
+        visit(ForwardShape{d, dv, keys});
+        visit(ForwardShape{d, dv, keys, 64});
+      }
     }
   }
 }
 
 bool fits(const CompiledForward& row, const ForwardShape& shape) {
   return row.config.head_dim >= shape.head_dim && row.config.head_dim_v >= shape.head_dim_v &&
-         shape.keys <= row.max_keys;
+         shape.keys <= row.max_keys && shape.rows <= row.max_rows;
 }
 
 int columns(const CompiledForward& row) {

@@ -86,14 +86,14 @@ struct Lengths {
 // The second of the three warpgroups of a tile: what it visits, masks and guards. Its keys are counted
 // from the first that the tile's first query sees.
 template <class Edge>
-void expect_right_blocks(const Mask& mask, int queries, int keys) {
-  constexpr int kRows = 64, kKeys = 48;
+void expect_right_blocks(const Mask& mask, int queries, int keys, int block_keys) {
+  constexpr int kRows = 64;
   for (int first = 0; first < queries; first += kRows) {
     const int end = std::min(first + kRows, queries);
     const int first_key = mask.keys_of(std::max(first - kRows, 0), queries, keys).begin;
     const RowBlocks<Edge> blocks =
         row_blocks(block_range(mask, first, end, queries, keys).from(first_key),
-                   Edge::of(mask, first, end, queries, keys).from(first_key), kKeys);
+                   Edge::of(mask, first, end, queries, keys).from(first_key), block_keys);
     std::vector<bool> has_seen(kRows, false);
     ASSERT_GE(blocks.count, 1);
     ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
@@ -101,12 +101,13 @@ void expect_right_blocks(const Mask& mask, int queries, int keys) {
     for (int key = 0; key < first_key; ++key) {
       for (int row = first; row < end; ++row) ASSERT_FALSE(mask.visible(row, key, queries, keys));
     }
-    for (int block = (keys + kKeys - 1) / kKeys; block >= 0; --block) {
-      const bool masked = block >= blocks.masked_from || blocks.edge.hides_left(block * kKeys);
-      const bool guarded = block < blocks.ordinary_from && !blocks.edge.hides_left(block * kKeys);
+    for (int block = (keys + block_keys - 1) / block_keys; block >= 0; --block) {
+      const bool masked = block >= blocks.masked_from || blocks.edge.hides_left(block * block_keys);
+      const bool guarded =
+          block < blocks.ordinary_from && !blocks.edge.hides_left(block * block_keys);
       std::vector<bool> sees(kRows, false);
       for (int row = first; row < end; ++row) {
-        for (int key = block * kKeys; key < (block + 1) * kKeys; ++key) {
+        for (int key = block * block_keys; key < (block + 1) * block_keys; ++key) {
           const int own = first_key + key;
           const bool visible = own < keys && mask.visible(row, own, queries, keys);
           bool kept = key < blocks.edge.end_of(row - first);
@@ -141,12 +142,16 @@ TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
                                      {512, 96},
                                      {96, 512}}) {
     for (const Mask& mask : {kFull, kCausal, Mask{.right = 5}}) {
-      expect_right_blocks<RightEdge>(mask, queries, keys);
-      expect_right_blocks<KeyWindow>(mask, queries, keys);
+      for (int block_keys : {48, 42}) {
+        expect_right_blocks<RightEdge>(mask, queries, keys, block_keys);
+        expect_right_blocks<KeyWindow>(mask, queries, keys, block_keys);
+      }
     }
     for (const Mask& mask : {Mask{.left = 0}, Mask{.left = 7, .right = 0}, Mask{.left = 100},
                              Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0}}) {
-      expect_right_blocks<KeyWindow>(mask, queries, keys);
+      for (int block_keys : {48, 42}) {
+        expect_right_blocks<KeyWindow>(mask, queries, keys, block_keys);
+      }
     }
   }
 }
@@ -168,7 +173,7 @@ TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_ten
                             .batch = kBatch,
                             .block_m = kBlock,
                             .num_packs = 3,
-                            .tail_tiles = 10,
+                            .tail_tiles = 40,
                             .capacity = int(entries.size()),
                             .entries = entries.data(),
                             .num_entries = &num_entries,

@@ -128,7 +128,8 @@ class Run {
   }
 
   machine::Setting setting() const {
-    machine::Setting setting{.seed = trial_.seed, .pace = trial_.pace, .fault = trial_.fault};
+    machine::Setting setting{
+        .seed = trial_.seed, .neighbours = C.blocks, .pace = trial_.pace, .fault = trial_.fault};
     const SmemAddresses<C> at{machine::kSmemBase};
     setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
     setting.infinite = [seed = trial_.seed, ragged = trial_.shape.ragged()](const Product& p) {

@@ -33,6 +33,12 @@ bool encode_clipped_map(CUtensorMap& map, const TensorSpan& tensor, Element,
   return true;
 }
 
+bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& tensor, Element,
+                            tile::TileLayout layout, int box_rows, int) {
+  map = machine::encoded({tensor.data, box_rows, layout.row_bytes(), box_rows, true});
+  return true;
+}
+
 // The device's list in the order of the sequences.
 cudaError_t list_sequences(const SequenceList& list, cudaStream_t) {
   int all = 0;
