@@ -72,6 +72,12 @@ struct BackwardProblem : Problem {
   bool has_d_lse = false;  // also known to questions, which bring no data
   RowScalars d_lse;        // the LSE's own gradient; data may be null: zero
   bool deterministic = false;
+
+  // What sums of dS times rows are multiplied by. Softmax over one key is 1 whatever its score: that
+  // gradient is 0, where dP and D, sums in different orders, would leave rounding errors.
+  float gradient_scale(int64_t seqlen_k) const {
+    return seqlen_k == 1 && !has_sink && !has_d_lse ? 0.0f : scale;
+  }
 };
 
 // Partial results over disjoint key sets, to be merged: see fa3_merge_params.

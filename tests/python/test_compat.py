@@ -126,8 +126,8 @@ def test_gradients_reach_packed_inputs(device, module):
 
 
 @pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
-def test_the_lse_has_a_gradient(module):
-    leaves = [a.requires_grad_() for a in tensors("cpu", *[(2, 9, 4, 16)] * 3)]
+def test_the_lse_has_a_gradient(device, module):
+    leaves = [a.requires_grad_() for a in tensors(device, *[(2, 9, 4, 16)] * 3)]
     _, lse, *_ = module.flash_attn_func(*leaves, return_attn_probs=True)
     _, expected = fa3.attention(*leaves, return_lse=True)
     for ours, theirs in zip(

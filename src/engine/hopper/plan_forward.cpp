@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 bytes at least
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
+constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for each part of them
 
 // In 32 bits. A window that reaches over the longest sequence hides nothing.
 MaskRuleOf<int> narrow(const Problem& p) {
@@ -44,7 +45,7 @@ ForwardShape shape_of(const Problem& p) {
   const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
   // Of one length, sequences are spread over multiprocessors by their tiles; ragged ones may be many.
   const int64_t rows = is_ragged(p) ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX;
-  return {p.head_dim, p.head_dim_v, std::min(window, p.lengths_k.max), rows};
+  return {p.head_dim, std::min(p.head_dim_v, kMaxColumnsV), std::min(window, p.lengths_k.max), rows};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -125,8 +126,7 @@ Status check_forward(const Problem& p) {
     return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }
   if (choose_row(shape_of(p)) == kNoRow) {
-    return unsupported("no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
-                       "; the largest have 256 and 256");
+    return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
   if (extents_of(p.lengths_q, p.batch).rows > kMaxRows ||
       extents_of(p.lengths_k, p.batch).rows > kMaxRows || p.batch > kMaxRows) {
@@ -144,14 +144,19 @@ Status check_features(const Problem& p) {
   return {};
 }
 
-ForwardLaunch launch_of(const Problem& p) {
+ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
+  const int64_t columns_v = std::min(p.head_dim_v - first_column, kMaxColumnsV);
+  const auto from_column = [&](Operand operand) {
+    operand.data = static_cast<std::byte*>(operand.data) + first_column * size_of(p.dtype);
+    return operand;
+  };
   ForwardLaunch launch;
   const auto [q_batches, q_rows] = extents_of(p.lengths_q, p.batch);
   const auto [k_batches, k_rows] = extents_of(p.lengths_k, p.batch);
   launch.q = span_of(p.q, q_batches, q_rows, p.heads_q, p.head_dim);
   launch.k = span_of(p.k, k_batches, k_rows, p.heads_k, p.head_dim);
-  launch.v = span_of(p.v, k_batches, k_rows, p.heads_k, p.head_dim_v);
-  launch.o = span_of(p.o, q_batches, q_rows, p.heads_q, p.head_dim_v);
+  launch.v = span_of(from_column(p.v), k_batches, k_rows, p.heads_k, columns_v);
+  launch.o = span_of(from_column(p.o), q_batches, q_rows, p.heads_q, columns_v);
   launch.lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}};
   launch.scale = p.scale;
   launch.softcap = p.softcap;
@@ -192,20 +197,24 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (plan->packed_heads > 1) {
     plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
   }
+  if (problem.head_dim_v > kMaxColumnsV) {
+    plan->why += concat("; a launch for every ", kMaxColumnsV, " columns of the values");
+  }
   return {};
 }
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
-  ForwardLaunch launch = launch_of(problem);
-  if (nothing_to_do(launch)) return {};
-  launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
-  launch.workspace = workspace;
+  if (nothing_to_do(launch_of(problem))) return {};
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
-  if (error == cudaSuccess) {
-    const ForwardKernel kernel =
-        forward_kernel_at(plan.variant / kNumVariants, element_of(problem.dtype),
-                          Variant(plan.variant % kNumVariants));
+  const ForwardKernel kernel =
+      forward_kernel_at(plan.variant / kNumVariants, element_of(problem.dtype),
+                        Variant(plan.variant % kNumVariants));
+  for (int64_t column = 0; error == cudaSuccess && column < problem.head_dim_v;
+       column += kMaxColumnsV) {
+    ForwardLaunch launch = launch_of(problem, column);
+    launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
+    launch.workspace = workspace;
     error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) return {};

@@ -38,7 +38,8 @@ Element element_of(DType dtype);
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
                    int64_t columns);
 
-ForwardLaunch launch_of(const Problem& problem);
+// The launch for the values' columns from `first_column` on.
+ForwardLaunch launch_of(const Problem& problem, int64_t first_column = 0);
 
 Status plan_forward(const Problem& problem, Plan* plan);
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream);
