@@ -127,11 +127,17 @@ typedef struct fa3_forward_params {
   fa3_tensor q, k, v, o;
   fa3_tensor lse;
   fa3_tensor sink;
-  /* Reserved; UNSUPPORTED until a later version: rank 0 and NULL, num_splits 0. */
-  fa3_tensor page_table;   /* int32 (b, max_pages) */
-  fa3_tensor batch_index;  /* int32 (b) */
-  fa3_tensor left_padding; /* int32 (b) */
-  int32_t num_splits;      /* 0 = the library chooses */
+  /* Caches, all int32 and optional; the lengths are seqused_k, and there is no cu_seqlens_k.
+   * page_table (entries, max_pages): k and v are pages (pages, page_size, hk, d | dv), and key j of
+   *   entry e is row j % page_size of page page_table[e][j / page_size]. Pages may be shared; numbers
+   *   past those that hold keys in use are not looked at.
+   * batch_index (b): sequence n reads entry batch_index[n], of the page table or of k and v, instead
+   *   of entry n. There may be other entries than sequences.
+   * left_padding (b): the first left_padding[n] of the seqused_k[n] keys do not count. */
+  fa3_tensor page_table, batch_index, left_padding;
+  /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses; n = at
+   * most n. Either way the bits of a sequence's result do not depend on the sequences beside it. */
+  int32_t num_splits;
   int32_t reserved;
 } fa3_forward_params;
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "api/describe_cache.h"
 #include "api/describe_lengths.h"
 #include "api/overlap.h"
 #include "api/tensor_rules.h"
@@ -17,6 +18,16 @@ namespace {
 
 constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxThreads = 1024;
+constexpr int32_t kMaxSplits = 256;
+
+const CacheArguments kNoCache = {};
+
+CacheArguments cache_of(const fa3_forward_params& params) {
+  return {{"page_table", params.page_table},
+          {"batch_index", params.batch_index},
+          {"left_padding", params.left_padding},
+          {"seqused_k", params.options.seqused_k}};
+}
 
 bool is_packed(const fa3_tensor& cu_seqlens) {
   return present(cu_seqlens);
@@ -135,9 +146,19 @@ Status describe_options(const fa3_options& options, int64_t head_dim, Problem* p
   return {};
 }
 
+Status check_cache_is_not_packed(const CacheArguments& cache) {
+  for (const Named& of_cache : {cache.page_table, cache.batch_index, cache.left_padding}) {
+    if (present(of_cache.tensor)) {
+      return invalid(of_cache.name, ": expected none, since cu_seqlens_k says where keys lie");
+    }
+  }
+  return {};
+}
+
 // Everything that forward and backward share: the inputs, the options, o, lse and sink.
 template <class Params>
-Status describe_common(const Params& params, Purpose purpose, Problem* problem) {
+Status describe_common(const Params& params, const CacheArguments& cache, Purpose purpose,
+                       Problem* problem) {
   const fa3_options& options = params.options;
   const Named q{"q", params.q}, k{"k", params.k}, v{"v", params.v}, o{"o", params.o};
   const bool packed_q = is_packed(options.cu_seqlens_q);
@@ -154,12 +175,14 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
   problem->heads_k = kt.shape[kt.rank - 2];
   problem->head_dim = qt.shape[qt.rank - 1];
   problem->head_dim_v = params.v.shape[params.v.rank - 1];
-  problem->batch = !packed_q   ? qt.shape[0]
-                   : !packed_k ? kt.shape[0]
-                               : std::max<int64_t>(options.cu_seqlens_q.shape[0], 1) - 1;
+  const bool batch_of_k = !packed_k && !cache.has_entries_of_its_own();
+  problem->batch = !packed_q    ? qt.shape[0]
+                   : batch_of_k ? kt.shape[0]
+                                : std::max<int64_t>(options.cu_seqlens_q.shape[0], 1) - 1;
   problem->dtype = static_cast<DType>(qt.dtype);
 
-  if (!packed_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
+  if (packed_k) FA3_TRY(check_cache_is_not_packed(cache));
+  if (batch_of_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
   FA3_TRY(check_like(v, kt, problem->head_dim_v, packed_k, purpose));
   FA3_TRY(check_extent(k, kt.rank - 1, problem->head_dim, "the head dim of q"));
   for (const auto& [name, dim] : {std::pair{"q", problem->head_dim}, {"v", problem->head_dim_v}}) {
@@ -183,8 +206,13 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
                                     {"seqused_k", options.seqused_k},
                                     options.max_seqlen_k,
                                     "max_seqlen_k"};
-  FA3_TRY(describe_lengths(q_arguments, qt, qt, problem->batch, purpose, &problem->lengths_q));
-  FA3_TRY(describe_lengths(k_arguments, kt, qt, problem->batch, purpose, &problem->lengths_k));
+  int64_t rows_k = 0;
+  FA3_TRY(describe_places(cache, kt, qt, problem->batch, purpose, &problem->key_places, &rows_k));
+  FA3_TRY(describe_lengths(q_arguments, qt.shape[qt.rank - 3], qt, problem->batch, purpose,
+                           &problem->lengths_q));
+  FA3_TRY(describe_lengths(k_arguments, rows_k, qt, problem->batch, purpose, &problem->lengths_k));
+  FA3_TRY(describe_padding(cache, qt, purpose, problem));
+  FA3_TRY(check_places(cache, kt, *problem));
   FA3_TRY(describe_options(options, problem->head_dim, problem));
 
   if (present(params.lse)) {
@@ -281,30 +309,22 @@ Status check_lengths_apart(const Memory& workspace, const fa3_options& options) 
 }  // namespace
 
 Status describe(const fa3_forward_params& params, Purpose purpose, Problem* problem) {
-  FA3_TRY(describe_common(params, purpose, problem));
+  const CacheArguments cache = cache_of(params);
+  FA3_TRY(describe_common(params, cache, purpose, problem));
   FA3_TRY(check_countable(*problem));
-  if (purpose == Purpose::call) {
-    FA3_TRY(check_outputs({{"o", params.o}, {"lse", params.lse}},
-                          inputs_of(params.options, params.q, params.k, params.v, params.sink)));
+  if (params.num_splits < 0 || params.num_splits > kMaxSplits) {
+    return invalid("num_splits: expected 0 (the library chooses) to ", kMaxSplits, ", got ",
+                   params.num_splits);
   }
-  for (const Named& reserved : {Named{"page_table", params.page_table},
-                                {"batch_index", params.batch_index},
-                                {"left_padding", params.left_padding}}) {
-    if (present(reserved.tensor)) {
-      return unsupported(reserved.name,
-                         ": this version of fa3 does not read it yet; leave it as the init "
-                         "function does");
-    }
-  }
-  if (params.num_splits != 0) {
-    return unsupported("num_splits: this version of fa3 chooses it itself; leave it 0, got ",
-                       params.num_splits);
-  }
-  return {};
+  problem->num_splits = params.num_splits;
+  if (purpose == Purpose::query) return {};
+  std::vector<Named> inputs = inputs_of(params.options, params.q, params.k, params.v, params.sink);
+  inputs.insert(inputs.end(), {cache.page_table, cache.batch_index, cache.left_padding});
+  return check_outputs({{"o", params.o}, {"lse", params.lse}}, inputs);
 }
 
 Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem) {
-  FA3_TRY(describe_common(params, purpose, problem));
+  FA3_TRY(describe_common(params, kNoCache, purpose, problem));
   FA3_TRY(check_countable(*problem));
   const bool packed_q = is_packed(params.options.cu_seqlens_q);
   const bool packed_k = is_packed(params.options.cu_seqlens_k);
@@ -348,9 +368,16 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
 
 Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
   FA3_TRY(check_lengths_apart(workspace, p.options));
-  return check_apart(
-      workspace,
-      {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"o", p.o}, {"lse", p.lse}, {"sink", p.sink}});
+  const CacheArguments cache = cache_of(p);
+  return check_apart(workspace, {{"q", p.q},
+                                 {"k", p.k},
+                                 {"v", p.v},
+                                 {"o", p.o},
+                                 {"lse", p.lse},
+                                 {"sink", p.sink},
+                                 cache.page_table,
+                                 cache.batch_index,
+                                 cache.left_padding});
 }
 
 Status check_workspace(const fa3_backward_params& p, const Memory& workspace) {

@@ -7,6 +7,7 @@
 #include <fa3/fa3.h>
 
 #include "core/dtype.h"
+#include "core/key_places.h"
 #include "core/mask_rule.h"
 #include "core/seqlen.h"
 
@@ -52,7 +53,9 @@ struct Problem {
   float softcap = 0.0f;  // 0 = off
   MaskRule mask;
 
-  Operand q, k, v, o;
+  Operand q, k, v, o;  // paged: k's and v's batch entries are pages
+  KeyPlaces key_places;
+  int num_splits = 0;           // 0 = the engine chooses
   RowScalars lse;               // data may be null: not wanted (forward)
   bool has_sink = false;        // also known to questions, which bring no data
   const float* sink = nullptr;  // (heads_q), optional
@@ -63,6 +66,14 @@ struct Problem {
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 
   int64_t group() const { return heads_q / heads_k; }  // query heads that share a key head
+
+  // A row of k or v; rows count as Lengths::rows_of does.
+  template <class T>
+  const T* key_row(const Operand& keys, int64_t b, int64_t row, int64_t kv_head) const {
+    if (!key_places.paged()) return keys.at<T>(key_places.entry_of(b), row, kv_head);
+    const int64_t size = key_places.page_size;
+    return keys.at<T>(key_places.pages_of(b)[row / size], row % size, kv_head);
+  }
 };
 
 // Backward: the forward's problem (its o and lse are inputs now) and the gradients.

@@ -44,7 +44,8 @@ void add_weighted_rows(const float* weights, const float* rows, int64_t count, i
 template <class T>
 void load_keys(const HeadTask& task, const Operand& operand, int64_t dim, float* rows) {
   for (int64_t key = 0; key < task.keys(); ++key) {
-    load_row(operand.at<T>(task.b, task.k_rows.begin + key, task.kv_head()), dim, rows + key * dim);
+    const int64_t row = task.k_rows.begin + key;
+    load_row(task.problem.key_row<T>(operand, task.b, row, task.kv_head()), dim, rows + key * dim);
   }
 }
 

@@ -122,6 +122,7 @@ Status check_forward(const Problem& p) {
   if (p.o.dtype != p.dtype) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of ", name_of(p.dtype));
   }
+  if (p.key_places.elsewhere) return unsupported("page_table, batch_index and left_padding");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }

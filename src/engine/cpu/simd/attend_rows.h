@@ -181,11 +181,12 @@ static void attend_chunks(const BlockJob& job) {
   const bool whole_vectors = job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0;
   for (int64_t begin = job.row_keys[0].begin; begin < visible_end; begin += kChunk) {
     const int64_t count = smaller(kChunk, visible_end - begin);
-    const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk * kBytes : 0;
-    const StreamedRows<T> keys = {static_cast<const T*>(job.k) + begin * job.k_row_stride,
-                                  job.k_row_stride, ahead * job.k_row_stride};
-    const StreamedRows<T> values = {static_cast<const T*>(job.v) + begin * job.v_row_stride,
-                                    job.v_row_stride, ahead * job.v_row_stride};
+    const KeyRows<T> k = rows_of(keys_of<T>(job), begin, begin + count, visible_end);
+    const KeyRows<T> v = rows_of(values_of<T>(job), begin, begin + count, visible_end);
+    const bool in_place = job.pages.numbers == nullptr;
+    const int64_t ahead = in_place && begin + 2 * kChunk <= visible_end ? kChunk * kBytes : 0;
+    const StreamedRows<T> keys = {k.data, k.stride, ahead * k.stride};
+    const StreamedRows<T> values = {v.data, v.stride, ahead * v.stride};
     if (whole_vectors) {
       attend_all_rows(job, keys, values, begin, count);
     } else {
