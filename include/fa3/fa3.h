@@ -168,10 +168,40 @@ typedef struct fa3_merge_params {
   int32_t reserved;
 } fa3_merge_params;
 
+/* Writes new rows into a cache, in place: row i of k and v becomes row seqused[n] + i of sequence n,
+ * whose place in the cache page_table and batch_index tell as for a forward call. That call then
+ * reads seqused[n] plus the new rows.
+ *
+ * With rotary_cos and rotary_sin, a rotary embedding turns the first rotary_dim columns of k's rows
+ * on the way, and of q's rows into q_rotated, which may be q. Row i of a sequence is at position
+ * first_position[n] + i; all queries are at first_position[n] if queries_share_position (for calls
+ * that are neither causal nor windowed). Pairs of columns are (i, i + rotary_dim / 2), or (2 i, 2 i + 1)
+ * if rotary_interleaved. Computed in float32, rounded once.
+ *
+ * Of a row that two sequences write, each element is from either. */
+typedef struct fa3_append_params {
+  size_t struct_size;
+  fa3_tensor k_cache, v_cache; /* (b, s, hk, d | dv), or pages (pages, page_size, hk, d | dv) */
+  fa3_tensor k, v;             /* (b, s_new, hk, d | dv); (total, hk, d | dv) if packed */
+  fa3_tensor cu_seqlens_new;   /* int32 (b + 1), optional: k and v are packed */
+  fa3_tensor seqused;          /* int32 (b): rows in use before the call */
+  fa3_tensor page_table, batch_index; /* optional */
+  fa3_tensor rotary_cos,
+      rotary_sin;                 /* optional: (positions, rotary_dim / 2), k's dtype or float32 */
+  fa3_tensor first_position;      /* int32 (b), optional: seqused */
+  fa3_tensor q, q_rotated;        /* optional: (b, sq, hq, d); (total_q, hq, d) if packed */
+  fa3_tensor cu_seqlens_q;        /* int32 (b + 1), optional: q is packed */
+  int32_t rotary_interleaved;     /* 0 or 1 */
+  int32_t queries_share_position; /* 0 or 1 */
+  int32_t num_threads;            /* as that of fa3_options */
+  int32_t reserved;
+} fa3_append_params;
+
 /* Defaults for every field of a struct of `struct_size` bytes: of this version or an older one. */
 FA3_API void fa3_forward_params_init_sized(fa3_forward_params* params, size_t struct_size);
 FA3_API void fa3_backward_params_init_sized(fa3_backward_params* params, size_t struct_size);
 FA3_API void fa3_merge_params_init_sized(fa3_merge_params* params, size_t struct_size);
+FA3_API void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size);
 
 /* Inline, because the size that counts is the one that the caller was compiled with. */
 static inline void fa3_forward_params_init(fa3_forward_params* params) {
@@ -182,6 +212,9 @@ static inline void fa3_backward_params_init(fa3_backward_params* params) {
 }
 static inline void fa3_merge_params_init(fa3_merge_params* params) {
   fa3_merge_params_init_sized(params, sizeof(fa3_merge_params));
+}
+static inline void fa3_append_params_init(fa3_append_params* params) {
+  fa3_append_params_init_sized(params, sizeof(fa3_append_params));
 }
 
 /* Can this call run here? FA3_OK, or the status and (fa3_last_error) the reason why not. */
@@ -207,6 +240,7 @@ FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace
 FA3_API fa3_status fa3_backward(const fa3_backward_params* params, void* workspace,
                                 size_t workspace_bytes, void* stream);
 FA3_API fa3_status fa3_merge(const fa3_merge_params* params, void* stream);
+FA3_API fa3_status fa3_append(const fa3_append_params* params, void* stream);
 
 /* The same calls with a workspace that the caller lends when it is known how much is needed: a call
  * plans once, where asking for the size first plans twice.

@@ -208,6 +208,14 @@ fa3_status fa3_merge(const fa3_merge_params* params, void* stream) {
   return with_params(params, [&](const fa3_merge_params& p) { return run(p, stream); });
 }
 
+void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
+}
+
+fa3_status fa3_append(const fa3_append_params* params, void* stream) {
+  return with_params(params, [&](const fa3_append_params& p) { return run(p, stream); });
+}
+
 fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {
   return at_boundary([&]() -> fa3::Status {
     const auto engines = fa3::engines();

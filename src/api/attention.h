@@ -24,5 +24,6 @@ struct Workspace {
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_merge_params& params, void* stream);
+Status run(const fa3_append_params& params, void* stream);
 
 }  // namespace fa3::api

@@ -62,12 +62,12 @@ Status describe_padding(const CacheArguments& cache, const fa3_tensor& q, Purpos
   return {};
 }
 
-Status check_places(const CacheArguments& cache, const fa3_tensor& k, const Problem& problem) {
-  const KeyPlaces& places = problem.key_places;
+Status check_places(const CacheArguments& cache, const fa3_tensor& k, int64_t batch,
+                    const KeyPlaces& places, const std::function<Rows(int64_t b)>& rows_of) {
   const fa3_tensor& table = cache.page_table.tensor;
   const int64_t entries = cache.paged() ? table.shape[0] : k.shape[0];
   if (readable(cache.batch_index.tensor)) {
-    for (int64_t b = 0; b < problem.batch; ++b) {
+    for (int64_t b = 0; b < batch; ++b) {
       const int64_t entry = places.batch_index[b];
       if (entry < 0 || entry >= entries) {
         return invalid("batch_index: expected an entry in [0, ", entries, ") of ",
@@ -76,8 +76,8 @@ Status check_places(const CacheArguments& cache, const fa3_tensor& k, const Prob
     }
   }
   if (!readable(table)) return {};
-  for (int64_t b = 0; b < problem.batch; ++b) {
-    const Rows rows = problem.lengths_k.rows_of(b);
+  for (int64_t b = 0; b < batch; ++b) {
+    const Rows rows = rows_of(b);
     const int32_t* pages = places.pages_of(b);
     const int64_t end = rows.begin + rows.used;
     for (int64_t at = rows.begin / places.page_size; at * places.page_size < end; ++at) {

@@ -3,6 +3,8 @@
 // they count (left_padding). Validated where the arrays can be read.
 #pragma once
 
+#include <functional>
+
 #include "api/describe.h"
 #include "api/tensor_rules.h"
 
@@ -21,9 +23,10 @@ struct CacheArguments {
 Status describe_places(const CacheArguments& cache, const fa3_tensor& k, const fa3_tensor& q,
                        int64_t batch, Purpose purpose, KeyPlaces* places, int64_t* rows);
 
-// After them: left padding, and every number that a call would follow.
+// After them: left padding, and every number that a call follows to the rows it reads or writes.
 Status describe_padding(const CacheArguments& cache, const fa3_tensor& q, Purpose purpose,
                         Problem* problem);
-Status check_places(const CacheArguments& cache, const fa3_tensor& k, const Problem& problem);
+Status check_places(const CacheArguments& cache, const fa3_tensor& k, int64_t batch,
+                    const KeyPlaces& places, const std::function<Rows(int64_t b)>& rows_of);
 
 }  // namespace fa3::api

@@ -28,6 +28,14 @@ struct Operand {
   }
 };
 
+// A row of a sequence's keys or values; rows count as Lengths::rows_of does.
+template <class T>
+T* row_at(const Operand& keys, const KeyPlaces& places, int64_t b, int64_t row, int64_t kv_head) {
+  if (!places.paged()) return keys.at<T>(places.entry_of(b), row, kv_head);
+  const int64_t page = places.pages_of(b)[row / places.page_size];
+  return keys.at<T>(page, row % places.page_size, kv_head);
+}
+
 // A float32 value per (batch, head, row): the LSE, its gradient. Packed: batch_stride 0, as above.
 struct RowScalars {
   float* data = nullptr;
@@ -67,12 +75,9 @@ struct Problem {
 
   int64_t group() const { return heads_q / heads_k; }  // query heads that share a key head
 
-  // A row of k or v; rows count as Lengths::rows_of does.
   template <class T>
   const T* key_row(const Operand& keys, int64_t b, int64_t row, int64_t kv_head) const {
-    if (!key_places.paged()) return keys.at<T>(key_places.entry_of(b), row, kv_head);
-    const int64_t size = key_places.page_size;
-    return keys.at<T>(key_places.pages_of(b)[row / size], row % size, kv_head);
+    return row_at<T>(keys, key_places, b, row, kv_head);
   }
 };
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "core/append.h"
 #include "core/plan.h"
 #include "core/problem.h"
 
@@ -32,6 +33,7 @@ struct Engine {
   Status (*plan_backward)(const BackwardProblem&, Plan*);
   Status (*run_backward)(const BackwardProblem&, const Plan&, void* workspace, void* stream);
   Status (*run_merge)(const MergeProblem&, void* stream);  // null: this engine does not merge
+  Status (*run_append)(const AppendProblem&, void* stream) = nullptr;  // likewise
 };
 
 // Every engine that this build contains, best first for each kind of memory.
