@@ -34,6 +34,28 @@ FA3_INLINE const E* row_of(const KeySource<E>& keys, int64_t key) {
   return keys.data + page * keys.page_stride + at % keys.pages.rows * keys.row_stride;
 }
 
+// Visits the rows from a key on, without a division for each.
+template <class E>
+struct RowWalk {
+  const KeySource<E>& keys;
+  int64_t page, row;
+
+  FA3_INLINE RowWalk from(const KeySource<E>& keys, int64_t key) {
+    const int64_t at = keys.pages.first_row + key;
+    return {keys, at / keys.pages.rows, at % keys.pages.rows};
+  }
+  FA3_INLINE const E* next(RowWalk& walk) {
+    const KeySource<E>& keys = walk.keys;
+    const E* found =
+        keys.data + keys.pages.numbers[walk.page] * keys.page_stride + walk.row * keys.row_stride;
+    if (++walk.row == keys.pages.rows) {
+      walk.row = 0;
+      ++walk.page;
+    }
+    return found;
+  }
+};
+
 template <class E>
 FA3_INLINE KeySource<E> keys_of(const BlockJob& job) {
   return {static_cast<const E*>(job.k),
@@ -65,10 +87,11 @@ FA3_INLINE void prefetch_whole_row(const E* row, int64_t dim) {
 template <class E>
 static KeyRows<E> rows_of(const KeySource<E>& keys, int64_t begin, int64_t end, int64_t last) {
   if (keys.pages.numbers == nullptr) return {row_of(keys, begin), keys.row_stride};
-  for (int64_t key = begin; key < end; ++key) {
-    const int64_t later = key + end - begin;
-    if (later < last) prefetch_whole_row(row_of(keys, later), keys.dim);
-    __builtin_memcpy(keys.gathered + (key - begin) * keys.dim, row_of(keys, key),
+  RowWalk<E> now = RowWalk<E>::from(keys, begin);
+  RowWalk<E> later = RowWalk<E>::from(keys, end);
+  for (int64_t i = 0; i < end - begin; ++i) {
+    if (end + i < last) prefetch_whole_row(RowWalk<E>::next(later), keys.dim);
+    __builtin_memcpy(keys.gathered + i * keys.dim, RowWalk<E>::next(now),
                      static_cast<size_t>(keys.dim) * sizeof(E));
   }
   return {keys.gathered, keys.dim};
