@@ -221,6 +221,12 @@ static inline void fa3_append_params_init(fa3_append_params* params) {
 FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
 FA3_API fa3_status fa3_backward_supported(const fa3_backward_params* params);
 
+/* Do cu_seqlens, seqused, page_table, batch_index and left_padding hold what they may? FA3_OK, or the
+ * sentence that names the entry. A call asks this itself where they are in host memory. Where they
+ * are on a device it never looks, since it would have to wait; this function copies them behind what
+ * the stream has queued, and waits. */
+FA3_API fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream);
+
 /* Bytes of workspace that the call needs (may be 0). The workspace lives on the tensors' device,
  * aligned to 256 bytes, and shares no memory with them. */
 FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes);

@@ -13,5 +13,6 @@ from fa3.ops import attention_backward as attention_backward
 from fa3.ops import engines as engines
 from fa3.ops import merge as merge
 from fa3.ops import plan as plan
+from fa3.ops import validate as validate
 
 __version__: str

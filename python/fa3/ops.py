@@ -299,16 +299,24 @@ def plan(q, k, v, *, sink=None, **options):
 
     Raises what that call would raise. Nothing is computed, nothing allocated.
     """
-    return _native.forward_plan(
-        view(q, "q"),
-        view(k, "k"),
-        view(v, "v"),
-        None,
-        None,
-        optional_view(sink, "sink"),
-        *native_options(options := complete("plan", options, DEFAULTS | CACHE_DEFAULTS)),
-        *native_cache(options),
-    )
+    return _native.forward_plan(*_question("plan", q, k, v, sink, options))
+
+
+def validate(q, k, v, *, sink=None, **options):
+    """Raises if attention(q, k, v, **options) would follow a number out of its tensors.
+
+    Looks at cu_seqlens, seqused, page_table, batch_index and left_padding, and names the entry that
+    is wrong. attention() does so itself where they are in host memory; on a GPU it never waits for
+    them, and this function does.
+    """
+    _native.forward_validate(*_question("validate", q, k, v, sink, options))
+
+
+def _question(caller, q, k, v, sink, options):
+    """The arguments of a forward call without outputs."""
+    options = complete(caller, options, DEFAULTS | CACHE_DEFAULTS)
+    views = (view(q, "q"), view(k, "k"), view(v, "v"), None, None, optional_view(sink, "sink"))
+    return *views, *native_options(options), *native_cache(options)
 
 
 def engines():

@@ -104,4 +104,12 @@ def plan(
     sink: Array | None = None,
     **options: Any,
 ) -> str: ...
+def validate(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    sink: Array | None = None,
+    **options: Any,
+) -> None: ...
 def engines() -> list[tuple[str, bool, str]]: ...

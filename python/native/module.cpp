@@ -270,6 +270,23 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   return PyUnicode_FromString(text.c_str());
 }
 
+// forward_validate(...): as forward_plan(); nothing, or the reason why the call would follow a number
+// out of its tensors.
+PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count);
+  fa3_forward_params params;
+  fa3_forward_params_init(&params);
+  Forward::read(&read, &borrowed, &params);
+  if (!read.ok()) return nullptr;
+  describe_output(&params);
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = fa3_forward_validate(&params, borrowed.stream());
+  Py_END_ALLOW_THREADS;
+  return check(status) ? Py_NewRef(Py_None) : nullptr;
+}
+
 // merge(o_partial, lse_partial, o, lse, num_threads)
 PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
@@ -350,6 +367,7 @@ PyMethodDef g_methods[] = {
     {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
+    {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"append", fast(append), METH_FASTCALL, nullptr},
     {"engines", engines, METH_NOARGS, nullptr},

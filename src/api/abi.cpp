@@ -182,6 +182,10 @@ fa3_status fa3_backward_plan_text(const fa3_backward_params* params, char* text,
   return text_of_plan(params, text, capacity, needed);
 }
 
+fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream) {
+  return with_params(params, [&](const fa3_forward_params& p) { return validate(p, stream); });
+}
+
 fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
                        void* stream) {
   return run_with_workspace(params, {workspace, workspace_bytes}, stream);

@@ -131,10 +131,13 @@ def test_hostile_numbers_are_named(cache_on_cpu):
     pages.table[1, 4] = -3
     with pytest.raises(fa3.InvalidArgument, match=r"page_table: .*\(1, 4\).*sequence 1.*got -3"):
         fa3.attention(q, *pages.caches, **call)
+    with pytest.raises(fa3.InvalidArgument, match=r"page_table: .*\(1, 4\).*got -3"):
+        fa3.validate(q, *pages.caches, **call)
     pages.table[1, 4:] = 10**9
     with pytest.raises(fa3.InvalidArgument, match="page_table: .*got 1000000000"):
         fa3.attention(q, *pages.caches, **call)
     call["seqused_k"] = numbers([5, 16, 12])  # now nobody follows that number
+    fa3.validate(q, *pages.caches, **call)
     assert torch.isfinite(fa3.attention(q, *pages.caches, **call)).all()
     with pytest.raises(TypeError, match="page_table: expected a torch.Tensor"):
         fa3.attention(q, *pages.caches, page_table=[[0]])
