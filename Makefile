@@ -8,8 +8,8 @@ VENV ?= $(or $(FA3_VENV),$(HOME)/.cache/fa3/venv)
 JOBS ?= $(shell nproc)
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
-.PHONY: help build demo test check format format-check layers lint tidy \
-  asan tsan torch wheel figures gpu-verify record-check clean
+.PHONY: help build demo wheel deb test check format format-check layers lint tidy \
+  asan tsan torch figures gpu-verify record-check clean
 
 help:
 	@sed -n -e 's/^#@ \(.*\)/\n\1/p' -e 's/^\([a-z -]*\):.*## \(.*\)/  make \1|\2/p' Makefile | \
@@ -34,6 +34,12 @@ demo:  ## see it work: a transformer's Q, K, V and 16k tokens, checked (builds f
 wheel: $(VENV)/bin/pytest  ## the Python wheel, into build/wheel, tried in a clean environment
 	@tools/setup.sh build
 	@tools/try_wheel.sh $(VENV) $(BUILD)
+
+deb:  ## the Debian package, into build/deb
+	@tools/setup.sh build deb
+	@cmake -S . -B $(BUILD)/deb -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
+	  -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
+	@cmake --build $(BUILD)/deb -j $(JOBS) && cpack --config $(BUILD)/deb/CPackConfig.cmake -B $(BUILD)/deb
 
 #@ To change fa3
 
