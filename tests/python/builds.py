@@ -42,3 +42,11 @@ def run(*command, **options):
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def compiler_cache():
+    """Variables with which CMake compiles through ccache, if this machine has it."""
+    if shutil.which("ccache") is None:
+        return {}
+    launchers = [f"CMAKE_{language}_COMPILER_LAUNCHER" for language in ("CXX", "CUDA")]
+    return dict.fromkeys(launchers, "ccache") | {"CCACHE_NOHASHDIR": "1"}
