@@ -9,6 +9,7 @@ confirms. The same sources, g++, nvcc, cmake, scikit-build-core and TMPDIR give 
 archives carry a fixed time (or SOURCE_DATE_EPOCH), and the folder of the build is named by them.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -47,15 +48,17 @@ def build_wheel(sdist: Path, into: Path, cuda: str) -> Path:
     # nvcc names what is local to a file after the file's path: the same sources, the same path.
     digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
     folder = Path(tempfile.gettempdir(), f"fa3-wheel-{digest[:16]}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    try:
-        with tarfile.open(sdist) as archive:
-            archive.extractall(folder, filter="data")
-        (unpacked,) = folder.iterdir()
-        return build("build_wheel", unpacked, into, settings)
-    finally:
-        shutil.rmtree(folder)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another build of these sources waits
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        try:
+            with tarfile.open(sdist) as archive:
+                archive.extractall(folder, filter="data")
+            (unpacked,) = folder.iterdir()
+            return build("build_wheel", unpacked, into, settings)
+        finally:
+            shutil.rmtree(folder)
 
 
 def audit(wheel: Path) -> None:
