@@ -136,7 +136,8 @@ typedef struct fa3_forward_params {
    * left_padding (b): the first left_padding[n] of the seqused_k[n] keys do not count. */
   fa3_tensor page_table, batch_index, left_padding;
   /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses; n = at
-   * most n. Either way the bits of a sequence's result do not depend on the sequences beside it. */
+   * most n. Either way the bits of a sequence's result do not depend on the sequences beside it
+   * (CPU engines). */
   int32_t num_splits;
   int32_t reserved;
 } fa3_forward_params;

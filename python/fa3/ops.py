@@ -81,7 +81,7 @@ def attention(
             k and v.
         left_padding: (batch,) int32: the first left_padding[n] keys do not count.
         num_splits: parts of a sequence's keys that are computed apart and merged, at most; 0 is as
-            many as pay. The bits of a result never depend on the sequences beside it.
+            many as pay. On a CPU the bits of a result never depend on the sequences beside it.
         out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32. Not for torch
             tensors that need a gradient.
         return_lse: also return the LSE.

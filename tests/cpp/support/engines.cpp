@@ -14,7 +14,11 @@ constexpr EngineUnderTest kEngines[] = {
     {.name = "reference", .id = FA3_ENGINE_REFERENCE, .exact = true},
     kStandard,
     {.name = "cpu", .id = FA3_ENGINE_CPU},
-    {.name = "hopper", .id = FA3_ENGINE_HOPPER, .memory = FA3_CUDA, .rows_apart = false},
+    {.name = "hopper",
+     .id = FA3_ENGINE_HOPPER,
+     .memory = FA3_CUDA,
+     .rows_apart = false,
+     .large = 1e35f},
 };
 
 // What the library says of an engine; not available and "..." if it has none of that name.

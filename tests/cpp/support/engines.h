@@ -18,6 +18,7 @@ struct EngineUnderTest {
   bool rounds_scores = false;  // stores S and P in the input dtype: its LSE is as rough as that
   bool exact = false;          // double precision inside: only its outputs are rounded
   bool rows_apart = true;      // a row's bits depend on no other row
+  float large = 1e37f;         // the mean of 512 values of this size does not overflow
 };
 
 // Those of the list that this build contains and this machine can run; only the one that the
