@@ -48,7 +48,8 @@ BlockTask block_task(const Run& run, const SequencePlan& plan, int64_t sequence,
 
 // Which keys of `part` each row, and each group of rows, sees.
 void describe_visibility(const Problem& problem, const SequencePlan& plan, const BlockTask& task,
-                         KeyRange part, int64_t padded_rows, const ThreadScratch& thread) {
+                         KeyRange part, int64_t rows_per_group, int64_t padded_rows,
+                         const ThreadScratch& thread) {
   const int64_t seqlen_q = plan.q_rows.used;
   const int64_t seqlen_k = plan.k_rows.used;
   const auto position = [&](int64_t row) {
@@ -57,11 +58,11 @@ void describe_visibility(const Problem& problem, const SequencePlan& plan, const
   for (int64_t r = 0; r < padded_rows; ++r) {
     thread.row_keys[r] = intersect(problem.mask.keys_of(position(r), seqlen_q, seqlen_k), part);
   }
-  for (int64_t r = 0; r < padded_rows; r += kRowsPerGroup) {
+  for (int64_t r = 0; r < padded_rows; r += rows_per_group) {
     const BlockRange range = block_range(problem.mask, position(r),
-                                         position(r + kRowsPerGroup - 1) + 1, seqlen_q, seqlen_k);
-    thread.group_keys[r / kRowsPerGroup] = {intersect(range.visible, part),
-                                            intersect(range.free, part)};
+                                         position(r + rows_per_group - 1) + 1, seqlen_q, seqlen_k);
+    thread.group_keys[r / rows_per_group] = {intersect(range.visible, part),
+                                             intersect(range.free, part)};
   }
 }
 
@@ -86,7 +87,7 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.group = problem.group();
   job.first_row = task.first_row;
   job.num_rows = task.num_rows;
-  job.padded_rows = round_up(task.num_rows, kRowsPerGroup);
+  job.padded_rows = round_up(task.num_rows, run.shape.rows_per_group);
   job.row_keys = thread.row_keys;
   job.group_keys = thread.group_keys;
   job.block_k = run.shape.block_k;
@@ -134,7 +135,8 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
       carve_thread(run.shape, run.problem.head_dim_v, run.workspace.rows_per_thread, carver);
 
   BlockJob job = block_job(run, plan, task, thread);
-  describe_visibility(run.problem, plan, task, plan.part(task.part), job.padded_rows, thread);
+  describe_visibility(run.problem, plan, task, plan.part(task.part), run.shape.rows_per_group,
+                      job.padded_rows, thread);
   const int64_t part_floats = partial_floats(job.padded_rows, run.shape.o_columns);
   float* parts = thread.partial;
   if (plan.num_parts > 1) {
@@ -153,7 +155,7 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
 }  // namespace
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
-  TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  TileShape shape = forward_tile_shape(problem);
   shape.block_k = plan.block_k;
   Carver carver(workspace);
   const Run run = {.problem = problem,

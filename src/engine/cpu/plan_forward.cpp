@@ -18,8 +18,9 @@ int64_t block_q_bound(const Problem& problem, const TileShape& shape) {
   const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
   const int64_t all_rows = problem.lengths_q.total * problem.heads_q;
   const int64_t balanced = all_rows / (kTasksPerThread * problem.num_threads);
-  const int64_t rows = std::clamp(round_up(balanced, kRowsPerGroup), kMinBlockQ, shape.max_block_q);
-  return std::min(rows, round_up(max_rows, kRowsPerGroup));
+  const int64_t rows =
+      std::clamp(round_up(balanced, shape.rows_per_group), shape.min_block_q, shape.max_block_q);
+  return std::min(rows, round_up(max_rows, shape.rows_per_group));
 }
 
 // Blocks of equal size.
@@ -27,15 +28,16 @@ int64_t choose_block_q(const Problem& problem, const TileShape& shape) {
   const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
   const int64_t bound = block_q_bound(problem, shape);
   const int64_t num_blocks = (max_rows + bound - 1) / bound;
-  const int64_t rows = round_up((max_rows + num_blocks - 1) / num_blocks, kRowsPerGroup);
-  return std::min(std::max(kMinBlockQ, rows), bound);
+  const int64_t rows = round_up((max_rows + num_blocks - 1) / num_blocks, shape.rows_per_group);
+  return std::min(std::max(shape.min_block_q, rows), bound);
 }
 
-const char* arithmetic_of(const Problem& problem) {
+std::string arithmetic_of(const Problem& problem) {
   if (problem.dtype == DType::float32) return "float products";
-  const bool pairs = problem.dtype == DType::bfloat16 && kernels().has_bf16_products;
-  return pairs ? "bfloat16 products (vdpbf16ps), float sums"
-               : "operands widened to float when they are packed";
+  if (problem.dtype == DType::bfloat16 && kernels().bf16_products != nullptr) {
+    return concat("bfloat16 products (", kernels().bf16_products, "), float sums");
+  }
+  return "operands widened to float when they are packed";
 }
 
 std::string reasons(const Problem& problem, const TileShape& shape, const Plan& plan) {
@@ -54,6 +56,11 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
 
 }  // namespace
 
+TileShape forward_tile_shape(const Problem& problem) {
+  return tile_shape(problem.head_dim, problem.head_dim_v,
+                    kernels().rows_per_group[kernel_index(problem.dtype)]);
+}
+
 ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver) {
   ForwardWorkspace workspace;
   const bool ragged = problem.lengths_q.ragged || problem.lengths_k.ragged;
@@ -70,7 +77,7 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
 
 Status plan_forward(const Problem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
-  const TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  const TileShape shape = forward_tile_shape(problem);
   *plan = {};
   plan->engine = "cpu";
   plan->kernel = concat("tiled ", isa_name());

@@ -8,10 +8,6 @@
 namespace fa3::cpu {
 namespace {
 
-int64_t padded_rows(int64_t rows) {
-  return round_up(rows, kRowsPerGroup);
-}
-
 int64_t task_count(const Problem& problem, const SequencePlan& plan, int64_t block_q) {
   if (plan.num_rows == 0) return 0;
   if (plan.num_rows <= kSplitRows) return problem.heads_k * plan.num_parts;
@@ -69,9 +65,11 @@ Schedule::Schedule(const Problem& problem, const TileShape& shape, int64_t block
     : batch_(problem.batch) {
   const auto tasks_of = [&](int64_t sequence, int64_t* floats) -> SequenceTasks {
     const SequencePlan plan = plan_sequence(problem, sequence);
-    *floats = plan.num_parts == 1 ? 0
-                                  : problem.heads_k * plan.num_parts *
-                                        partial_floats(padded_rows(plan.num_rows), shape.o_columns);
+    *floats =
+        plan.num_parts == 1
+            ? 0
+            : problem.heads_k * plan.num_parts *
+                  partial_floats(round_up(plan.num_rows, shape.rows_per_group), shape.o_columns);
     return {.sequence = sequence,
             .num_tasks = task_count(problem, plan, block_q),
             .cost = task_cost(plan, block_q)};
@@ -126,7 +124,8 @@ int64_t partials_bound(const Problem& problem, const TileShape& shape) {
   }
   return capped_product(
       problem.heads_k, parts,
-      partial_floats(padded_rows(std::min(max_rows, kSplitRows)), shape.o_columns));
+      partial_floats(round_up(std::min(max_rows, kSplitRows), shape.rows_per_group),
+                     shape.o_columns));
 }
 
 }  // namespace fa3::cpu

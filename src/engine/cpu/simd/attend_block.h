@@ -6,19 +6,17 @@
 #pragma once
 
 #include "engine/cpu/simd/softmax.h"
+#if defined(FA3_TILES)
+#include "engine/cpu/simd/tile_products.h"
+#endif
 
 namespace fa3::cpu::FA3_ISA {
 
-FA3_INLINE int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-FA3_INLINE int64_t larger(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
+template <class Format>
 FA3_INLINE RowGroup row_group(const BlockJob& job, int64_t index) {
-  const int64_t row = index * kRowsPerGroup;
-  return {.q = job.buffers.q + row * packed_q_stride(job),
+  const int64_t row = index * Format::kRows;
+  return {.num_rows = smaller(Format::kRows, job.num_rows - row),
+          .q = job.buffers.q + row * packed_q_stride(job),
           .row_keys = job.row_keys + row,
           .visible = job.group_keys[index].visible,
           .free = job.group_keys[index].free,
@@ -73,8 +71,6 @@ static void accumulate_values(const BlockJob& job, const Tile& tile, const RowGr
   }
 }
 
-constexpr unsigned kAllRows = (1u << kRowsPerGroup) - 1;
-
 // One row group against the tile's keys [begin, end). `guarded`: every row sees all of them, and has
 // seen others before.
 template <class Format>
@@ -82,9 +78,10 @@ static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& g
                         int64_t end, bool guarded) {
   if (begin >= end) return;
   const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
-  const unsigned rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : kAllRows;
+  const unsigned rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : ~0u;
   if (rows != 0) ordinary_softmax<Format>(job, tile, group, panels, rows);
-  accumulate_values<Format>(job, tile, group, begin / Format::kStep * Format::kStep, end);
+  accumulate_values<Format>(job, tile, group, begin / Format::kSumMultiple * Format::kSumMultiple,
+                            end);
 }
 
 // One row group against one packed tile. The ordinary softmax costs more, so it gets only the panels
@@ -139,11 +136,13 @@ FA3_INLINE bool is_finite(const PartialRows& rows, int64_t begin, int64_t end) {
   return all_at_most(zeros, 0.0f);
 }
 
-// Whether the values that the rows of the block see are.
-template <class T>
+// Whether the values that the rows of the block see are, or that are multiplied by zero beside them.
+template <class Format>
 static bool has_finite_values(const BlockJob& job) {
+  using T = typename Format::Element;
+  const int64_t begin = job.row_keys[0].begin / Format::kSumMultiple * Format::kSumMultiple;
   V zeros = {};
-  for (int64_t key = job.row_keys[0].begin; key < job.row_keys[job.num_rows - 1].end; ++key) {
+  for (int64_t key = begin; key < job.row_keys[job.num_rows - 1].end; ++key) {
     const T* row = static_cast<const T*>(job.v) + key * job.v_row_stride;
     for (int64_t c = 0; c < job.head_dim_v; c += kWidth) {
       zeros += load_first(row + c, job.head_dim_v - c) * 0.0f;
@@ -161,7 +160,7 @@ FA3_INLINE void attend_in_range(const BlockJob& job, Attend&& attend) {
   attend();
   add_up_sums<Format>(job);
   if (is_finite(job.result, 0, job.num_rows)) return;
-  if (!has_finite_values<typename Format::Element>(job)) return;
+  if (!has_finite_values<Format>(job)) return;
   start_rows<Format>(job, [&](int64_t r) {
     const float sum = job.result.sum[r];
     const bool overflowed = sum < kInfinity && !is_finite(job.result, r, r + 1);
@@ -176,7 +175,7 @@ static void attend_tiles(const BlockJob& job) {
   using T = typename Format::Element;
   const auto* k = static_cast<const T*>(job.k);
   const auto* v = static_cast<const T*>(job.v);
-  const int64_t num_groups = job.padded_rows / kRowsPerGroup;
+  const int64_t num_groups = job.padded_rows / Format::kRows;
   const KeyRange visible = {job.group_keys[0].visible.begin,
                             job.group_keys[num_groups - 1].visible.end};
   for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
@@ -190,7 +189,8 @@ static void attend_tiles(const BlockJob& job) {
     PrefetchRows next_k = prefetch_rows(k, job.k_row_stride, end, next_end, job.head_dim);
     PrefetchRows next_v = prefetch_rows(v, job.v_row_stride, end, next_end, job.head_dim_v);
     const Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};
-    for (int64_t g = 0; g < num_groups; ++g) attend_tile<Format>(job, tile, row_group(job, g));
+    for (int64_t g = 0; g < num_groups; ++g)
+      attend_tile<Format>(job, tile, row_group<Format>(job, g));
   }
 }
 

@@ -14,10 +14,16 @@ FA3_INLINE int64_t packed_q_stride(const BlockJob& job) {
   return (job.head_dim + 15) / 16 * 16;
 }
 
+// The length of a sum with its padding.
+template <class Format>
+FA3_INLINE int64_t padded_sum(int64_t length) {
+  return (length + Format::kSumMultiple - 1) / Format::kSumMultiple * Format::kSumMultiple;
+}
+
 // 32-bit elements along the sum over the head dim.
 template <class Format>
 FA3_INLINE int64_t depth_of(int64_t dim) {
-  return (dim + Format::kStep - 1) / Format::kStep;
+  return padded_sum<Format>(dim) / Format::kStep;
 }
 
 // Query rows to (row, depth); the padding rows are zero.
@@ -69,7 +75,7 @@ template <class Format>
 static void pack_values(const typename Format::Element* values, int64_t row_stride,
                         int64_t num_keys, int64_t block_k, int64_t dim, float* to) {
   const int64_t panel_floats = block_k / Format::kStep * kPanel;
-  for (int64_t key = 0; key < num_keys; key += Format::kStep) {
+  for (int64_t key = 0; key < padded_sum<Format>(num_keys); key += Format::kStep) {
     const auto* row = values + key * row_stride;
     for (int64_t column = 0; column < dim; column += kWidth) {
       store(to + column / kPanel * panel_floats + key / Format::kStep * kPanel + column % kPanel,
