@@ -22,10 +22,11 @@ struct Run {
   ForwardWorkspace workspace;
 };
 
-// Some rows of one key head of one sequence, against one part of the keys.
+// Some rows of one key head (or of several, where keys are streamed) of one sequence, against one part
+// of the keys.
 struct BlockTask {
   int64_t sequence;
-  int64_t kv_head;
+  int64_t kv_head, num_heads;
   int64_t part;
   int64_t first_row;
   int64_t num_rows;
@@ -39,11 +40,23 @@ KeyRange intersect(KeyRange a, KeyRange b) {
 BlockTask block_task(const Run& run, const SequencePlan& plan, int64_t sequence, int64_t index) {
   const int64_t heads = run.problem.heads_k;
   if (plan.num_rows <= kSplitRows) {
-    return {sequence, index % heads, index / heads, 0, plan.num_rows};
+    const int64_t groups = ceil_div(heads, plan.heads_together);
+    const int64_t head = index % groups * plan.heads_together;
+    return {.sequence = sequence,
+            .kv_head = head,
+            .num_heads = std::min(plan.heads_together, heads - head),
+            .part = index / groups,
+            .first_row = 0,
+            .num_rows = plan.num_rows};
   }
-  const int64_t num_blocks = (plan.num_rows + run.block_q - 1) / run.block_q;
+  const int64_t num_blocks = ceil_div(plan.num_rows, run.block_q);
   const int64_t first_row = (num_blocks - 1 - index / heads) * run.block_q;
-  return {sequence, index % heads, 0, first_row, std::min(run.block_q, plan.num_rows - first_row)};
+  return {.sequence = sequence,
+          .kv_head = index % heads,
+          .num_heads = 1,
+          .part = 0,
+          .first_row = first_row,
+          .num_rows = std::min(run.block_q, plan.num_rows - first_row)};
 }
 
 // Which keys of `part` each row, and each group of rows, sees.
@@ -66,10 +79,12 @@ void describe_visibility(const Problem& problem, const SequencePlan& plan, const
   }
 }
 
-BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& task,
+// Of the task's head `index`.
+BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index,
                    const ThreadScratch& thread) {
   const Problem& problem = run.problem;
-  const int64_t first_head = task.kv_head * problem.group();
+  const int64_t kv_head = task.kv_head + index;
+  const int64_t first_head = kv_head * problem.group();
   BlockJob job;
   job.head_dim = problem.head_dim;
   job.head_dim_v = problem.head_dim_v;
@@ -77,8 +92,8 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.softcap = problem.softcap;
   visit_dtype(problem.dtype, [&]<class T>(T) {
     job.q = problem.q.at<T>(task.sequence, plan.q_rows.begin, first_head);
-    job.k = problem.k.at<T>(task.sequence, plan.k_rows.begin, task.kv_head);
-    job.v = problem.v.at<T>(task.sequence, plan.k_rows.begin, task.kv_head);
+    job.k = problem.k.at<T>(task.sequence, plan.k_rows.begin, kv_head);
+    job.v = problem.v.at<T>(task.sequence, plan.k_rows.begin, kv_head);
   });
   job.q_row_stride = problem.q.row_stride;
   job.q_head_stride = problem.q.head_stride;
@@ -87,18 +102,23 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.group = problem.group();
   job.first_row = task.first_row;
   job.num_rows = task.num_rows;
-  job.padded_rows = round_up(task.num_rows, run.shape.rows_per_group);
+  job.padded_rows =
+      plan.streams ? task.num_rows : round_up(task.num_rows, run.shape.rows_per_group);
   job.row_keys = thread.row_keys;
   job.group_keys = thread.group_keys;
   job.block_k = run.shape.block_k;
   job.buffers = thread.buffers;
+  const int64_t row = index * job.padded_rows;
+  job.buffers.q += row * run.shape.q_stride;
+  job.buffers.sum_lanes += row * kMaxLanes;
+  job.buffers.divisor_lanes += row * kMaxLanes;
   return job;
 }
 
-void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
+void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index,
                 const PartialRows& parts, int64_t part_floats) {
   const Problem& problem = run.problem;
-  const int64_t first_head = task.kv_head * problem.group();
+  const int64_t first_head = (task.kv_head + index) * problem.group();
   WriteJob job;
   job.parts = parts;
   job.part_floats = part_floats;
@@ -121,9 +141,10 @@ void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
   run.kernels.write_rows[kernel_index(problem.o.dtype)](job);
 }
 
-// Whether this part was the last of its head to finish.
-bool is_last_part(const Run& run, const SequencePlan& plan, const BlockTask& task) {
-  int32_t& done = run.workspace.parts_done[task.sequence * run.problem.heads_k + task.kv_head];
+// Whether this part was the last of the task's head `index` to finish.
+bool is_last_part(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index) {
+  const int64_t head = task.sequence * run.problem.heads_k + task.kv_head + index;
+  int32_t& done = run.workspace.parts_done[head];
   return std::atomic_ref(done).fetch_add(1, std::memory_order_acq_rel) == plan.num_parts - 1;
 }
 
@@ -134,22 +155,31 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
   const ThreadScratch thread =
       carve_thread(run.shape, run.problem.head_dim_v, run.workspace.rows_per_thread, carver);
 
-  BlockJob job = block_job(run, plan, task, thread);
-  describe_visibility(run.problem, plan, task, plan.part(task.part), run.shape.rows_per_group,
-                      job.padded_rows, thread);
-  const int64_t part_floats = partial_floats(job.padded_rows, run.shape.o_columns);
-  float* parts = thread.partial;
-  if (plan.num_parts > 1) {
-    parts =
-        run.workspace.partials + tasks.first_partial + task.kv_head * plan.num_parts * part_floats;
+  BlockJob jobs[kMaxHeadsTogether];
+  float* parts[kMaxHeadsTogether];
+  for (int64_t i = 0; i < task.num_heads; ++i) {
+    jobs[i] = block_job(run, plan, task, i, thread);
   }
-  job.result = partial_rows(parts + task.part * part_floats, job.padded_rows, run.shape.o_columns);
+  const int64_t rows = jobs[0].padded_rows;
+  const int64_t part_floats = partial_floats(rows, run.shape.o_columns);
+  describe_visibility(run.problem, plan, task, plan.part(task.part), run.shape.rows_per_group, rows,
+                      thread);
+  for (int64_t i = 0; i < task.num_heads; ++i) {
+    parts[i] = plan.num_parts == 1 ? thread.partial + i * part_floats
+                                   : run.workspace.partials + tasks.first_partial +
+                                         (task.kv_head + i) * plan.num_parts * part_floats;
+    jobs[i].result = partial_rows(parts[i] + task.part * part_floats, rows, run.shape.o_columns);
+  }
   const int dtype = kernel_index(run.problem.dtype);
-  (plan.streams ? run.kernels.attend_rows : run.kernels.attend_block)[dtype](job);
-
-  if (plan.num_parts > 1 && !is_last_part(run, plan, task)) return;
-  write_rows(run, plan, task, partial_rows(parts, job.padded_rows, run.shape.o_columns),
-             part_floats);
+  if (plan.streams) {
+    run.kernels.attend_rows[dtype](jobs, task.num_heads);
+  } else {
+    run.kernels.attend_block[dtype](jobs[0]);
+  }
+  for (int64_t i = 0; i < task.num_heads; ++i) {
+    if (plan.num_parts > 1 && !is_last_part(run, plan, task, i)) continue;
+    write_rows(run, plan, task, i, partial_rows(parts[i], rows, run.shape.o_columns), part_floats);
+  }
 }
 
 }  // namespace

@@ -26,8 +26,9 @@ struct Kernels {
   int64_t rows_per_group[3];  // of attend_block
   // Tiled attention of a block of rows: packs key and value tiles, two micro-kernels per tile.
   void (*attend_block[3])(const BlockJob& job);
-  // The same for at most kStreamRows rows: reads keys and values in place.
-  void (*attend_rows[3])(const BlockJob& job);
+  // The same for at most kStreamRows rows: reads keys and values in place. The jobs are those of some
+  // key heads, alike but for the heads' data, and go over the keys together.
+  void (*attend_rows[3])(const BlockJob* jobs, int64_t num_jobs);
   // Merges parts and writes O and LSE; by the dtype of O.
   void (*write_rows[3])(const WriteJob& job);
   // Backward, in floats, and where all operands are bfloat16 and there is something better.

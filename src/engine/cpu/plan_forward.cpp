@@ -68,7 +68,7 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
   const int64_t partials = partials_bound(problem, shape);
   if (partials > 0) workspace.parts_done = carver.take<int32_t>(problem.batch, problem.heads_k);
   workspace.partials = carver.take<float>(partials);
-  workspace.rows_per_thread = block_q_bound(problem, shape);
+  workspace.rows_per_thread = std::max(block_q_bound(problem, shape), shape.min_block_q);
   workspace.threads = take_thread_memory(carver, problem.num_threads, [&](Carver& thread) {
     carve_thread(shape, problem.head_dim_v, workspace.rows_per_thread, thread);
   });

@@ -14,8 +14,12 @@
 
 namespace fa3::cpu {
 
+constexpr int64_t ceil_div(int64_t count, int64_t divisor) {
+  return (count + divisor - 1) / divisor;
+}
+
 constexpr int64_t round_up(int64_t count, int64_t multiple) {
-  return (count + multiple - 1) / multiple * multiple;
+  return ceil_div(count, multiple) * multiple;
 }
 
 // One 64-byte vector: the widest of the instruction sets.
@@ -35,6 +39,8 @@ inline constexpr int64_t kMaxBlockQ = 1368;
 inline constexpr int64_t kSplitRows = 64;
 // Up to here packing costs more than it saves: keys and values are read in place.
 inline constexpr int64_t kStreamRows = 8;
+// Key heads that one task may then take together.
+inline constexpr int64_t kMaxHeadsTogether = kSplitRows / kStreamRows;
 // Part of the keys that one task takes: long enough that writing and merging a row of O per part is
 // under 1% of the reads, and at most kMaxParts of them.
 inline constexpr int64_t kMinPartKeys = 512;
@@ -121,7 +127,8 @@ inline ThreadScratch carve_thread(const TileShape& shape, int64_t head_dim_v, in
   buffers.p = carver.take<float>(score_rows, shape.block_k);
   buffers.sum_lanes = carver.take<float>(block_q, kMaxLanes);
   buffers.divisor_lanes = carver.take<float>(block_q, kMaxLanes);
-  thread.partial = carver.take<float>(partial_floats(block_q, shape.o_columns));
+  thread.partial =
+      carver.take<float>(partial_floats(block_q, shape.o_columns) + kMaxHeadsTogether * kMaxLanes);
   thread.row_keys = carver.take<KeyRange>(block_q);
   thread.group_keys = carver.take<BlockRange>(block_q / shape.rows_per_group);
   return thread;

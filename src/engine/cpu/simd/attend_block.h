@@ -151,23 +151,27 @@ static bool has_finite_values(const BlockJob& job) {
   return all_at_most(zeros, 0.0f);
 }
 
-// Calls `attend` for rows that have not seen any key. Sums of weights times values can overflow where
-// the mean that they stand for does not: such rows are computed again with their own LSE as reference,
-// so that their weights are the probabilities. The others get the same bits again.
+// Calls `attend` for jobs whose rows have not seen any key. Sums of weights times values can overflow
+// where the mean that they stand for does not: such rows are computed again with their own LSE as
+// reference, so that their weights are the probabilities. The others get the same bits again.
 template <class Format, class Attend>
-FA3_INLINE void attend_in_range(const BlockJob& job, Attend&& attend) {
-  start_rows<Format>(job, [](int64_t) { return -kInfinity; });
-  attend();
-  add_up_sums<Format>(job);
-  if (is_finite(job.result, 0, job.num_rows)) return;
-  if (!has_finite_values<Format>(job)) return;
-  start_rows<Format>(job, [&](int64_t r) {
-    const float sum = job.result.sum[r];
-    const bool overflowed = sum < kInfinity && !is_finite(job.result, r, r + 1);
-    return overflowed ? job.result.ref[r] + __builtin_log2f(sum) : -kInfinity;
-  });
-  attend();
-  add_up_sums<Format>(job);
+FA3_INLINE void attend_in_range(const BlockJob* jobs, int64_t num_jobs, Attend&& attend) {
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    start_rows<Format>(jobs[i], [](int64_t) { return -kInfinity; });
+  }
+  attend(jobs, num_jobs);
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    const BlockJob& job = jobs[i];
+    add_up_sums<Format>(job);
+    if (is_finite(job.result, 0, job.num_rows) || !has_finite_values<Format>(job)) continue;
+    start_rows<Format>(job, [&](int64_t r) {
+      const float sum = job.result.sum[r];
+      const bool overflowed = sum < kInfinity && !is_finite(job.result, r, r + 1);
+      return overflowed ? job.result.ref[r] + __builtin_log2f(sum) : -kInfinity;
+    });
+    attend(&job, 1);
+    add_up_sums<Format>(job);
+  }
 }
 
 template <class Format>
@@ -197,7 +201,8 @@ static void attend_tiles(const BlockJob& job) {
 template <class Format>
 static void attend_block(const BlockJob& job) {
   pack_queries<Format>(job);
-  attend_in_range<Format>(job, [&] { attend_tiles<Format>(job); });
+  attend_in_range<Format>(&job, 1,
+                          [](const BlockJob* jobs, int64_t) { attend_tiles<Format>(*jobs); });
 }
 
 }  // namespace fa3::cpu::FA3_ISA

@@ -174,31 +174,36 @@ FA3_INLINE void attend_all_rows(const BlockJob& job, StreamedRows<E> keys, Strea
   for (; row < job.num_rows; ++row) attend_chunk<1, false>(job, row, keys, values, begin, count);
 }
 
+// The keys of a job from `begin` on, up to a whole chunk.
 template <class T>
-static void attend_chunks(const BlockJob& job) {
+static void attend_next_chunk(const BlockJob& job, int64_t begin) {
   constexpr int64_t kBytes = sizeof(T);
   const int64_t visible_end = job.row_keys[job.num_rows - 1].end;
   const bool whole_vectors = job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0;
-  for (int64_t begin = job.row_keys[0].begin; begin < visible_end; begin += kChunk) {
-    const int64_t count = smaller(kChunk, visible_end - begin);
-    const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk * kBytes : 0;
-    const StreamedRows<T> keys = {static_cast<const T*>(job.k) + begin * job.k_row_stride,
-                                  job.k_row_stride, ahead * job.k_row_stride};
-    const StreamedRows<T> values = {static_cast<const T*>(job.v) + begin * job.v_row_stride,
-                                    job.v_row_stride, ahead * job.v_row_stride};
-    if (whole_vectors) {
-      attend_all_rows(job, keys, values, begin, count);
-    } else {
-      attend_all_rows(job, widen(keys, count, job.head_dim, job.buffers.k),
-                      widen(values, count, job.head_dim_v, job.buffers.v), begin, count);
-    }
+  const int64_t count = smaller(kChunk, visible_end - begin);
+  const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk * kBytes : 0;
+  const StreamedRows<T> keys = {static_cast<const T*>(job.k) + begin * job.k_row_stride,
+                                job.k_row_stride, ahead * job.k_row_stride};
+  const StreamedRows<T> values = {static_cast<const T*>(job.v) + begin * job.v_row_stride,
+                                  job.v_row_stride, ahead * job.v_row_stride};
+  if (whole_vectors) {
+    attend_all_rows(job, keys, values, begin, count);
+  } else {
+    attend_all_rows(job, widen(keys, count, job.head_dim, job.buffers.k),
+                    widen(values, count, job.head_dim_v, job.buffers.v), begin, count);
   }
 }
 
+// All jobs see the same keys.
 template <class T>
-static void attend_rows(const BlockJob& job) {
-  pack_queries<Floats<T>>(job);
-  attend_in_range<Floats<T>>(job, [&] { attend_chunks<T>(job); });
+static void attend_rows(const BlockJob* jobs, int64_t num_jobs) {
+  const KeyRange visible = {jobs[0].row_keys[0].begin, jobs[0].row_keys[jobs[0].num_rows - 1].end};
+  for (int64_t i = 0; i < num_jobs; ++i) pack_queries<Floats<T>>(jobs[i]);
+  attend_in_range<Floats<T>>(jobs, num_jobs, [&](const BlockJob* some, int64_t count) {
+    for (int64_t begin = visible.begin; begin < visible.end; begin += kChunk) {
+      for (int64_t i = 0; i < count; ++i) attend_next_chunk<T>(some[i], begin);
+    }
+  });
 }
 
 }  // namespace fa3::cpu::FA3_ISA
