@@ -9,15 +9,20 @@
 namespace fa3::cpu {
 namespace {
 
-// Several tasks per thread, so that the last ones to finish leave little idle time.
-constexpr int64_t kTasksPerThread = 8;
+// Several tasks per thread, so that the last ones to finish leave little idle time; but fewer rather
+// than blocks of less than kGoodBlockQ rows, where packing keys takes 5% of the work and more (16% at
+// 64 rows, d128).
+constexpr int64_t kTasksPerThread = 8, kLeastTasksPerThread = 2;
+constexpr int64_t kGoodBlockQ = 256;
 
 // As many rows as the caches allow, fewer where that would leave threads without work. Grows with
 // the longest sequence, so that a workspace query, which may not know it, is never too small.
 int64_t block_q_bound(const Problem& problem, const TileShape& shape) {
   const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
   const int64_t all_rows = problem.lengths_q.total * problem.heads_q;
-  const int64_t balanced = all_rows / (kTasksPerThread * problem.num_threads);
+  const int64_t balanced =
+      std::max(all_rows / (kTasksPerThread * problem.num_threads),
+               std::min(kGoodBlockQ, all_rows / (kLeastTasksPerThread * problem.num_threads)));
   const int64_t rows =
       std::clamp(round_up(balanced, shape.rows_per_group), shape.min_block_q, shape.max_block_q);
   return std::min(rows, round_up(max_rows, shape.rows_per_group));
