@@ -78,7 +78,7 @@ static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& g
                         int64_t end, bool guarded) {
   if (begin >= end) return;
   const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
-  const unsigned rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : ~0u;
+  const uint32_t rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : ~0u;
   if (rows != 0) ordinary_softmax<Format>(job, tile, group, panels, rows);
   accumulate_values<Format>(job, tile, group, begin / Format::kSumMultiple * Format::kSumMultiple,
                             end);

@@ -32,6 +32,10 @@ struct StreamedRows {
   }
 };
 
+FA3_INLINE int64_t byte_distance(const void* from, const void* to) {
+  return static_cast<const char*>(to) - static_cast<const char*>(from);
+}
+
 // Rows whose length is not whole vectors, padded with zeros.
 template <class E>
 FA3_INLINE StreamedRows<float> widen(StreamedRows<E> rows, int64_t num_rows, int64_t dim,
@@ -174,34 +178,53 @@ FA3_INLINE void attend_all_rows(const BlockJob& job, StreamedRows<E> keys, Strea
   for (; row < job.num_rows; ++row) attend_chunk<1, false>(job, row, keys, values, begin, count);
 }
 
-// The keys of a job from `begin` on, up to a whole chunk.
+// Where a job's keys and values lie from `begin` on.
 template <class T>
-static void attend_next_chunk(const BlockJob& job, int64_t begin) {
-  constexpr int64_t kBytes = sizeof(T);
+FA3_INLINE StreamedRows<T> rows_at(const void* rows, int64_t stride, int64_t begin) {
+  return {static_cast<const T*>(rows) + begin * stride, stride, 0};
+}
+
+// What of a key head is attended to next.
+struct Chunk {
+  const BlockJob* job;
+  int64_t begin;
+};
+
+// At most kChunk keys of a job. Memory is asked for as far ahead as the next chunk is.
+template <class T>
+static void attend_next_chunk(Chunk chunk, Chunk next) {
+  const BlockJob& job = *chunk.job;
   const int64_t visible_end = job.row_keys[job.num_rows - 1].end;
   const bool whole_vectors = job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0;
-  const int64_t count = smaller(kChunk, visible_end - begin);
-  const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk * kBytes : 0;
-  const StreamedRows<T> keys = {static_cast<const T*>(job.k) + begin * job.k_row_stride,
-                                job.k_row_stride, ahead * job.k_row_stride};
-  const StreamedRows<T> values = {static_cast<const T*>(job.v) + begin * job.v_row_stride,
-                                  job.v_row_stride, ahead * job.v_row_stride};
+  const int64_t count = smaller(kChunk, visible_end - chunk.begin);
+  auto keys = rows_at<T>(job.k, job.k_row_stride, chunk.begin);
+  auto values = rows_at<T>(job.v, job.v_row_stride, chunk.begin);
+  if (next.begin + count <= visible_end) {
+    keys.ahead =
+        byte_distance(keys.data, rows_at<T>(next.job->k, job.k_row_stride, next.begin).data);
+    values.ahead =
+        byte_distance(values.data, rows_at<T>(next.job->v, job.v_row_stride, next.begin).data);
+  }
   if (whole_vectors) {
-    attend_all_rows(job, keys, values, begin, count);
+    attend_all_rows(job, keys, values, chunk.begin, count);
   } else {
     attend_all_rows(job, widen(keys, count, job.head_dim, job.buffers.k),
-                    widen(values, count, job.head_dim_v, job.buffers.v), begin, count);
+                    widen(values, count, job.head_dim_v, job.buffers.v), chunk.begin, count);
   }
 }
 
-// All jobs see the same keys.
+// All jobs see the same keys, and go over them chunk by chunk.
 template <class T>
 static void attend_rows(const BlockJob* jobs, int64_t num_jobs) {
   const KeyRange visible = {jobs[0].row_keys[0].begin, jobs[0].row_keys[jobs[0].num_rows - 1].end};
   for (int64_t i = 0; i < num_jobs; ++i) pack_queries<Floats<T>>(jobs[i]);
   attend_in_range<Floats<T>>(jobs, num_jobs, [&](const BlockJob* some, int64_t count) {
     for (int64_t begin = visible.begin; begin < visible.end; begin += kChunk) {
-      for (int64_t i = 0; i < count; ++i) attend_next_chunk<T>(some[i], begin);
+      for (int64_t i = 0; i < count; ++i) {
+        const bool is_last = i + 1 == count;
+        attend_next_chunk<T>({some + i, begin},
+                             {is_last ? some : some + i + 1, is_last ? begin + kChunk : begin});
+      }
     }
   });
 }

@@ -46,7 +46,7 @@ static double multiply_add_tiles(int64_t repeats) {
   configure_tiles();
   zero_sums<2>();
   for (int64_t n = 0; n < 4 * repeats; ++n) {
-    if (n == 0) multiply_tiles<2>(zeros, kTileSide, zeros, kTileSide);
+    if (n == 0) multiply_tiles<2>({zeros, kTileSide}, {zeros, 0});
     tile_multiply_add<0, 4, 6>();
     tile_multiply_add<1, 4, 7>();
     tile_multiply_add<2, 5, 6>();

@@ -93,7 +93,7 @@ FA3_INLINE bool keep_sums(const RowGroup& group, int64_t r, V sums, V rounded) {
 // The rows (bit r) whose sum failed the guard: nothing of them has changed. A row's result depends on
 // no other row.
 template <class Format>
-static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
+static uint32_t guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
                                 Panels panels) {
   const int64_t p_stride = job.block_k / Format::kStep;
   const GuardedConstants constants = {.scale = job.scale * kLog2E, .polynomial = {}};
@@ -108,7 +108,7 @@ static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const Row
       Format::store_p(job.buffers.p + r * p_stride + key / Format::kStep, acc[r], rounded[r]);
     }
   }
-  unsigned failed = 0;
+  uint32_t failed = 0;
   FA3_UNROLL
   for (int r = 0; r < kRowsPerGroup; ++r) {
     if (!keep_sums<Format>(group, r, sums[r], rounded[r])) failed |= 1u << r;
@@ -197,7 +197,7 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t 
 // Of the rows whose bit is set.
 template <class Format>
 static void ordinary_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
-                             Panels panels, unsigned rows) {
+                             Panels panels, uint32_t rows) {
   for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
     V acc[kRowsPerGroup][kPanelVectors];
     multiply_scores<Format>(job, tile, group, key, acc);

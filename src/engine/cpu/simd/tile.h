@@ -159,48 +159,63 @@ FA3_INLINE void store_sums(float* to, int64_t row_floats) {
   }
 }
 
-// sums += left (32 rows, 32) right (32, columns). Both factors in floats that are pairs of bfloat16.
-template <int kColumnTiles>
-FA3_INLINE void multiply_tiles(const float* left, int64_t left_floats, const float* right,
-                               int64_t right_floats) {
-  tile_load<4>(left, left_floats * 4);
-  tile_load<6>(right, right_floats * 4);
-  tile_multiply_add<0, 4, 6>();
-  tile_load<5>(left + kTileSide * left_floats, left_floats * 4);
-  tile_multiply_add<2, 5, 6>();
-  if constexpr (kColumnTiles == 2) {
-    tile_load<7>(right + kTileSide, right_floats * 4);
-    tile_multiply_add<1, 4, 7>();
-    tile_multiply_add<3, 5, 7>();
-  }
-}
-
-// Rows of a left factor, and the distance between them.
+// Rows of a left factor, and the distance between them. Factors are floats that are pairs of bfloat16.
 struct LeftRows {
   const float* data;
   int64_t row_floats;
 };
 
+// Column tiles of a right factor, each with its rows (of the sum) one after the other, so that the
+// hardware prefetches them, and the distance between them.
+struct RightColumns {
+  const float* data;
+  int64_t tile_floats;
+};
+
+// sums += left (32 rows, 32) right (32, columns).
 template <int kColumnTiles>
-FA3_INLINE void add_tile_columns(LeftRows left, const float* right, int64_t length, float* to,
+FA3_INLINE void multiply_tiles(LeftRows left, RightColumns right) {
+  constexpr int64_t kRowBytes = kTileSide * 4;
+  tile_load<4>(left.data, left.row_floats * 4);
+  tile_load<6>(right.data, kRowBytes);
+  tile_multiply_add<0, 4, 6>();
+  tile_load<5>(left.data + kTileSide * left.row_floats, left.row_floats * 4);
+  tile_multiply_add<2, 5, 6>();
+  if constexpr (kColumnTiles == 2) {
+    tile_load<7>(right.data + right.tile_floats, kRowBytes);
+    tile_multiply_add<1, 4, 7>();
+    tile_multiply_add<3, 5, 7>();
+  }
+}
+
+// The same over `pairs` pairs of bfloat16, a multiple of 16.
+template <int kColumnTiles>
+FA3_INLINE void multiply_pairs(LeftRows left, RightColumns right, int64_t pairs) {
+  for (int64_t i = 0; i < pairs; i += kTileSide) {
+    multiply_tiles<kColumnTiles>({left.data + i, left.row_floats},
+                                 {right.data + i * kTileSide, right.tile_floats});
+  }
+}
+
+template <int kColumnTiles>
+FA3_INLINE void add_tile_columns(LeftRows left, RightColumns right, int64_t pairs, float* to,
                                  int64_t columns) {
   load_sums<kColumnTiles>(to, columns);
-  for (int64_t i = 0; i < length; i += kTileDepth) {
-    multiply_tiles<kColumnTiles>(left.data + i / 2, left.row_floats, right + i / 2 * kPanel,
-                                 kPanel);
-  }
+  multiply_pairs<kColumnTiles>(left, right, pairs);
   store_sums<kColumnTiles>(to, columns);
 }
 
-// to (32 rows, columns) += left (32 rows, length) right, which is in panels of kPanel columns.
-static void add_tile_product(LeftRows left, const float* right, int64_t panel_floats,
-                             int64_t length, float* to, int64_t columns) {
+// to (32 rows, columns) += left (32 rows, length) right (length, columns).
+static void add_tile_product(LeftRows left, RightColumns right, int64_t length, float* to,
+                             int64_t columns) {
+  const int64_t pairs = (length + kTileDepth - 1) / kTileDepth * kTileSide;
   for (int64_t column = 0; column < columns; column += 2 * kTileSide) {
-    const float* panel = right + column / kPanel * panel_floats + column % kPanel;
+    const RightColumns tiles = {right.data + column / kTileSide * right.tile_floats,
+                                right.tile_floats};
     if (column + kTileSide < columns) {
-      add_tile_columns<2>(left, panel, length, to + column, columns);
+      add_tile_columns<2>(left, tiles, pairs, to + column, columns);
     } else {
-      add_tile_columns<1>(left, panel, length, to + column, columns);
+      add_tile_columns<1>(left, tiles, pairs, to + column, columns);
     }
   }
 }

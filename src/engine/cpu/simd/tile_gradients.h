@@ -92,9 +92,7 @@ FA3_INLINE bool is_free(const GradientTile& tile, GradientBlock block) {
 FA3_INLINE void multiply_group(const float* left, const float* right, int64_t depth,
                                float* product) {
   zero_sums<2>();
-  for (int64_t i = 0; i < depth; i += kTileSide) {
-    multiply_tiles<2>(left + i, depth, right + i * kPanel, kPanel);
-  }
+  multiply_pairs<2>({left, depth}, {right, depth * kTileSide}, depth);
   store_sums<2>(product, kGroup);
 }
 
@@ -195,8 +193,7 @@ static void recompute_block(const GradientTile& tile, GradientBlock block) {
   alignas(64) float products[kGroup * kGroup], gradients[kGroup * kGroup];
   const auto multiply = [&](const float* keys, const float* queries, int64_t dim, float* to) {
     const int64_t depth = depth_of<Bf16Tiles>(dim);
-    const int64_t panel = block.query / kPanel * (depth * kPanel) + block.query % kPanel;
-    multiply_group(keys + block.key * depth, queries + panel, depth, to);
+    multiply_group(keys + block.key * depth, queries + block.query * depth, depth, to);
   };
   multiply(tile.k, tile.q, tile.head_dim, products);
   multiply(tile.vt, tile.d_o, tile.head_dim_v, gradients);
@@ -217,9 +214,10 @@ static void add_key_gradient_tiles(const GradientTile& tile) {
     int64_t end = begin;
     while (end < tile.num_queries && !is_hidden(tile, {end, key})) end += kGroup;
     const auto add = [&](const float* left, const float* right, int64_t dim, float* to) {
-      add_tile_product({left + key * kQueryPairs + begin / 2, kQueryPairs},
-                       right + half_of_queries(dim) + begin / 2 * kPanel, kQueryPairs * kPanel,
-                       end - begin, to, (dim + 15) / 16 * 16);
+      add_tile_product(
+          {left + key * kQueryPairs + begin / 2, kQueryPairs},
+          {right + half_of_queries(dim) + begin / 2 * kTileSide, kQueryPairs * kTileSide},
+          end - begin, to, (dim + 15) / 16 * 16);
     };
     if (begin == end) continue;
     add(tile.p, tile.d_o, tile.head_dim_v, tile.dv + key * tile.dim_v);
@@ -234,8 +232,9 @@ static void add_query_gradient_tiles(const GradientTile& tile) {
     const int64_t begin = tile.row_keys[query].begin / kGroup * kGroup;
     const int64_t end = tile.row_keys[query + kGroup - 1].end;
     if (begin >= end) continue;
-    add_tile_product({ds + query * kKeyPairs + begin / 2, kKeyPairs}, tile.kt + begin / 2 * kPanel,
-                     kKeyPairs * kPanel, end - begin, tile.dq + query * tile.dim, tile.dim);
+    add_tile_product({ds + query * kKeyPairs + begin / 2, kKeyPairs},
+                     {tile.kt + begin / 2 * kTileSide, kKeyPairs * kTileSide}, end - begin,
+                     tile.dq + query * tile.dim, tile.dim);
   }
 }
 

@@ -113,10 +113,14 @@ FA3_INLINE VInt lane_numbers() {
 }
 
 FA3_INLINE float lanes_max(V v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float max = v[0];
   FA3_UNROLL
   for (int i = 1; i < kWidth; ++i) max = v[i] > max ? v[i] : max;
   return max;
+#endif
 }
 
 FA3_INLINE float lanes_sum(V v) {

@@ -18,7 +18,7 @@ void FA3_TILE_PROGRAM(const float* left, const float* right, float* sums) {
   using namespace FA3_ISA;
   configure_tiles();
   load_sums<2>(sums, 2 * kTileSide);
-  multiply_tiles<2>(left, kTileSide, right, 2 * kTileSide);
+  multiply_tiles<2>({left, kTileSide}, {right, kTileSide * kTileSide});
   store_sums<2>(sums, 2 * kTileSide);
   release_tiles();
 }

@@ -56,7 +56,8 @@ float defined_sum(const Product& p, int row, int column) {
   for (int k = 0; k < kPairs; ++k) {
     for (int which : {0, 1}) {
       const float left = flushed(bf16_of_pair(p.left[row * kPairs + k], which));
-      const float right = flushed(bf16_of_pair(p.right[k * kSide + column], which));
+      const float right =
+          flushed(bf16_of_pair(p.right[(column / 16 * kPairs + k) * 16 + column % 16], which));
       chains[which] = flushed(std::fma(left, right, chains[which]));
     }
   }
