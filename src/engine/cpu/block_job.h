@@ -17,6 +17,15 @@ inline constexpr int64_t kRowsPerGroup = 6;
 // Where tiles multiply (simd/tile.h): two tiles of 16 rows, so that each tile of keys is used twice.
 inline constexpr int64_t kRowsPerTileGroup = 32;
 
+struct GroupShape {
+  int64_t rows;
+  // Elements of a packed key tile in 32 bits: as many times more keys take the same cache.
+  int64_t packing;
+};
+// Also of vdpbf16ps, which was measured with as many keys as floats.
+inline constexpr GroupShape kVectorGroup = {.rows = kRowsPerGroup, .packing = 1};
+inline constexpr GroupShape kTileGroup = {.rows = kRowsPerTileGroup, .packing = 2};
+
 // Attention of some rows over some keys, not yet normalised: per row o = sum_j w_j v_j with weights
 // w_j = 2^(s_j - ref), scores s in log2 units. ref = -inf: the row saw no key so far. What the LSE
 // needs is the sum of the weights; what o must be divided by is the sum of the weights that were

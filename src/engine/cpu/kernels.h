@@ -23,7 +23,7 @@ struct GradientKernels {
 struct Kernels {
   const char* name;           // "avx512"
   const char* bf16_products;  // what multiplies bfloat16 as it is; null: it is widened to float
-  int64_t rows_per_group[3];  // of attend_block
+  GroupShape group_shape[3];  // of attend_block
   // Tiled attention of a block of rows: packs key and value tiles, two micro-kernels per tile.
   void (*attend_block[3])(const BlockJob& job);
   // The same for at most kStreamRows rows: reads keys and values in place. The jobs are those of some

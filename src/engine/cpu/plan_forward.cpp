@@ -63,7 +63,7 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
 
 TileShape forward_tile_shape(const Problem& problem) {
   return tile_shape(problem.head_dim, problem.head_dim_v,
-                    kernels().rows_per_group[kernel_index(problem.dtype)]);
+                    kernels().group_shape[kernel_index(problem.dtype)]);
 }
 
 ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver) {

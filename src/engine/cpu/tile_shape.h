@@ -26,7 +26,7 @@ constexpr int64_t round_up(int64_t count, int64_t multiple) {
 inline constexpr int64_t kMaxLanes = 16;
 // Columns of a packed panel: four 64-byte vectors.
 inline constexpr int64_t kMaxPanel = 64;
-// Output rows are read and written once per tile: 256 keys make that 1% of the work.
+// Output rows are read and written once per tile: 256 keys make that 1% of the work in floats.
 inline constexpr int64_t kMaxBlockK = 4 * kMaxPanel;
 
 // A packed key and value tile: a quarter of a 1 MiB L2 cache.
@@ -64,22 +64,22 @@ inline int64_t bytes_for_rows() {
   return std::min(l2 * 5 / 8, l2 * 7 / 8 - kTileBytes);
 }
 
-inline TileShape tile_shape(int64_t head_dim, int64_t head_dim_v,
-                            int64_t rows_per_group = kRowsPerGroup) {
+inline TileShape tile_shape(int64_t head_dim, int64_t head_dim_v, GroupShape group = kVectorGroup) {
   TileShape shape;
-  shape.rows_per_group = rows_per_group;
+  shape.rows_per_group = group.rows;
   shape.q_stride = round_up(head_dim, kMaxLanes);
   shape.o_columns = round_up(head_dim_v, kMaxLanes);
   const int64_t floats_per_key = shape.q_stride + round_up(head_dim_v, kMaxPanel);
-  // A power of two between one panel and four, so that parts of the keys are whole tiles.
-  shape.block_k = kMaxBlockK;
-  while (shape.block_k > kMaxPanel && shape.block_k * floats_per_key > kTileFloats) {
+  // A power of two, at least one panel. Parts of the keys begin at multiples of kMaxBlockK.
+  shape.block_k = kMaxBlockK * group.packing;
+  while (shape.block_k > kMaxPanel &&
+         shape.block_k * floats_per_key > kTileFloats * group.packing) {
     shape.block_k /= 2;
   }
   const int64_t bytes_per_row = (shape.q_stride + shape.o_columns) * 4;
-  shape.min_block_q = round_up(kSplitRows, rows_per_group);
+  shape.min_block_q = round_up(kSplitRows, group.rows);
   shape.max_block_q = std::clamp(bytes_for_rows() / bytes_per_row, shape.min_block_q, kMaxBlockQ) /
-                      rows_per_group * rows_per_group;
+                      group.rows * group.rows;
   return shape;
 }
 

@@ -19,7 +19,7 @@ void attend_block_on_tiles(const BlockJob& job) {
 constexpr Kernels kTable = {
     .name = "amx",
     .bf16_products = "AMX tiles",
-    .rows_per_group = {kRowsPerGroup, kRowsPerGroup, kRowsPerTileGroup},
+    .group_shape = {kVectorGroup, kVectorGroup, kTileGroup},
     .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
                      attend_block_on_tiles},
     .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},

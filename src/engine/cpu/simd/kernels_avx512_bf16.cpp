@@ -11,7 +11,7 @@ using namespace avx512_bf16;
 constexpr Kernels kTable = {
     .name = "avx512_bf16",
     .bf16_products = "vdpbf16ps",
-    .rows_per_group = {kRowsPerGroup, kRowsPerGroup, kRowsPerGroup},
+    .group_shape = {kVectorGroup, kVectorGroup, kVectorGroup},
     .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
                      attend_block<Bf16Pairs>},
     .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},

@@ -11,7 +11,7 @@ using namespace portable;
 constexpr Kernels kTable = {
     .name = "portable",
     .bf16_products = nullptr,
-    .rows_per_group = {kRowsPerGroup, kRowsPerGroup, kRowsPerGroup},
+    .group_shape = {kVectorGroup, kVectorGroup, kVectorGroup},
     .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
                      attend_block<Floats<BFloat16>>},
     .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},
