@@ -6,10 +6,15 @@ BUILD ?= build
 # Python tests run in an environment outside the checkout, so that `git clean` keeps it.
 VENV ?= $(or $(FA3_VENV),$(HOME)/.cache/fa3/venv)
 JOBS ?= $(shell nproc)
+# Tests build fa3 again, as its users do. With ccache (tools/setup.sh) that takes seconds: it knows
+# the objects of `make build` by their sources, in any folder.
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
+LAUNCHER = $(if $(shell command -v ccache),$(foreach language,CXX CUDA,-DCMAKE_$(language)_COMPILER_LAUNCHER=ccache))
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
-.PHONY: help build demo test check format format-check layers lint tidy \
-  asan tsan torch wheel figures gpu-verify record-check clean
+.PHONY: help build demo wheel deb test check format format-check layers lint tidy \
+  asan tsan fuzz torch figures gpu-verify record-check clean
 
 help:
 	@sed -n -e 's/^#@ \(.*\)/\n\1/p' -e 's/^\([a-z -]*\):.*## \(.*\)/  make \1|\2/p' Makefile | \
@@ -31,16 +36,24 @@ demo:  ## see it work: a transformer's Q, K, V and 16k tokens, checked (builds f
 	@$(BUILD)/demo/bin/fa3 demo
 	@$(if $(HOPPER),$(BUILD)/demo/bin/fa3 demo --engine hopper --dtype bf16)
 
-wheel: $(VENV)/bin/pytest  ## the Python wheel, into build/wheel, tried in a clean environment
+wheel: $(VENV)/bin/pytest  ## the Python wheels, with and without CUDA code, into build/wheel; tried
 	@tools/setup.sh build
-	@tools/try_wheel.sh $(VENV) $(BUILD)
+	@rm -rf $(BUILD)/wheel
+	@$(VENV)/bin/python tools/build_wheel.py $(BUILD)/wheel
+	@tools/try_wheel.sh $(BUILD)/wheel-venv $$(find $(BUILD)/wheel -name '*.whl')
+
+deb:  ## the Debian package, into build/deb
+	@tools/setup.sh build deb
+	@cmake -S . -B $(BUILD)/deb -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
+	  -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
+	@cmake --build $(BUILD)/deb -j $(JOBS) && cpack --config $(BUILD)/deb/CPackConfig.cmake -B $(BUILD)/deb
 
 #@ To change fa3
 
 build:  ## the library, the fa3 command, the Python package and the tests, into build/
 	@tools/setup.sh build test
 	@mkdir -p $(BUILD)
-	@cmake -S . -B $(BUILD) -G Ninja -DFA3_PYTHON=ON $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
+	@cmake -S . -B $(BUILD) -G Ninja -DFA3_PYTHON=ON $(LAUNCHER) $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
 	  { cat $(BUILD)/configure.log; exit 1; }
 	@grep -h '^-- fa3:' $(BUILD)/configure.log || true
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -77,6 +90,16 @@ lint: $(VENV)/bin/pytest
 tidy: build  ## clang-tidy over the library and the command
 	@tools/setup.sh tidy
 	@run-clang-tidy-14 -quiet -p $(BUILD) 'src/(api|cli|core|engine|plan)/.*[.]cpp'
+
+# With SECONDS, each fuzzer goes on for that long, from what it found before, in build/fuzz.
+SECONDS ?= 0
+fuzz:  ## the fuzzers, by clang: corpora and a few thousand inputs, or SECONDS=300 of them
+	@tools/setup.sh build test
+	@cmake --preset fuzz $(LAUNCHER) >/dev/null && cmake --build --preset fuzz -j $(JOBS)
+	@$(if $(filter 0,$(SECONDS)),ctest --preset fuzz -j $(JOBS), \
+	  for fuzzer in npy calls lengths; do found=$(BUILD)/fuzz/tests/fuzz/found/$$fuzzer; \
+	  $(BUILD)/fuzz/bin/fuzz_$$fuzzer -max_total_time=$(SECONDS) -timeout=60 -max_len=512 \
+	  -artifact_prefix=$$found/ $$found tests/fuzz/corpus/$$fuzzer || exit 1; done)
 
 asan tsan:  ## the C++ tests under a sanitizer
 	@tools/setup.sh build test

@@ -1,8 +1,9 @@
 # One generated source for each row of a table of Hopper kernels, so that they compile side by side.
 
-# fa3_kernel_entries(<result> <folder> <pass> <table> <entry> <element>...)
+# fa3_kernel_entries(<result> <folder> <pass> <table> <entry> <kind>...)
 # Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel for
-# each Compiled<pass> of <table> and each element. <table> and <entry> lie below src/engine/hopper.
+# each Compiled<pass> of <table> and each kind, the template arguments after the row. <table> and
+# <entry> lie below src/engine/hopper.
 function(fa3_kernel_entries result folder pass table entry)
   set(table ${PROJECT_SOURCE_DIR}/src/engine/hopper/${table})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -13,8 +14,8 @@ function(fa3_kernel_entries result folder pass table entry)
   set(sources)
   foreach(row RANGE ${last_row})
     set(instances)
-    foreach(element ${ARGN})
-      string(APPEND instances "template ${pass}Kernel ${function}<${row}, Element::${element}>();\n")
+    foreach(kind ${ARGN})
+      string(APPEND instances "template ${pass}Kernel ${function}<${row}, ${kind}>();\n")
     endforeach()
     set(source ${folder}/${function}_${row}.cu)
     file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
@@ -25,4 +26,15 @@ namespace fa3::hopper {
     list(APPEND sources ${source})
   endforeach()
   set(${result} ${sources} PARENT_SCOPE)
+endfunction()
+
+# Into list <result>, the forward's kinds of these elements: each in every Variant of forward_config.h.
+function(fa3_forward_kinds result)
+  set(kinds)
+  foreach(element ${ARGN})
+    foreach(variant kDense kGeneral kCapped)
+      list(APPEND kinds "Element::${element}, Variant::${variant}")
+    endforeach()
+  endforeach()
+  set(${result} ${kinds} PARENT_SCOPE)
 endfunction()

@@ -40,14 +40,16 @@ class Expected:
     more_exponentials: int = 0  # that are allowed: factors of rows
 
 
-def forward(d: int, dv: int, _block_m: int, block_n: int, *_: int) -> Expected:
+def forward(d: int, dv: int, _block_m: int, block_n: int, variant: int) -> Expected:
     """Sites: Q K^T in the first block and the step, P V in the step and the last block.
 
     Fences: first block, step, last block; waits: the same, and two in the step. A kernel that packs
     some weights early has the step's second wait in both softmax branches. Softmax: first block; in
-    the step guarded and ordinary; a block done again.
+    the step guarded and ordinary; a block done again. Softcap of large products has one more
+    exponential in three places: first block, step, a block done again.
     """
-    return Expected(2 * d // 16, 2 * block_n // 16, 7 + (dv <= 64), 4 * block_n // 2, 8)
+    sites = 4 + (3 if variant == CAPPED else 0)
+    return Expected(2 * d // 16, 2 * block_n // 16, 7 + (dv <= 64), sites * block_n // 2, 8)
 
 
 def backward(d: int, dv: int, block_m: int, block_n: int, *_: int) -> Expected:
@@ -65,9 +67,10 @@ def backward(d: int, dv: int, block_m: int, block_n: int, *_: int) -> Expected:
     return Expected(2 * (d + dv) // 16 + dq, 4 * block_m // 16, 14 + 2 * dq_sites, block_m)
 
 
+VARIANT, CAPPED = rb".*?7VariantE(\d)", 2  # as in forward_config.h
 CONFIG = rb"ELNS_4cuda7ElementE(\d)" + rb"ELi(\d+)" * 4
 KERNELS = (
-    ("forward", re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + CONFIG), forward),
+    ("forward", re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + CONFIG + VARIANT), forward),
     ("backward", re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + CONFIG), backward),
 )
 

@@ -2,19 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes sure that the Debian packages for a purpose are there: installs them when root, otherwise
-# names them and stops. Usage: tools/setup.sh command|build|test|lint|tidy ...
+# names them and stops. Usage: tools/setup.sh command|build|deb|test|lint|tidy ...
 set -eu
 
 command="g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev"
+# Compilers, finders and packagers of those who use fa3; ccache, because tests build it again.
+tools="clang-14 libclang-rt-14-dev pkg-config dpkg-dev ccache"
 packages=""
 for purpose in "$@"; do
   case "$purpose" in
     command) packages="$packages $command" ;;
     build) packages="$packages $command python3-dev" ;;
-    test) packages="$packages libgtest-dev python3 python3-dev python3-venv" ;;
+    test) packages="$packages libgtest-dev python3 python3-dev python3-venv $tools" ;;
+    deb) packages="$packages dpkg-dev" ;;
     lint) packages="$packages clang-format-14" ;;
     tidy) packages="$packages clang-tidy-14 clang-14" ;;
-    *) echo "setup.sh: expected command, build, test, lint or tidy, got '$purpose'" >&2; exit 2 ;;
+    *) echo "setup.sh: expected command, build, deb, test, lint or tidy, got '$purpose'" >&2; exit 2 ;;
   esac
 done
 

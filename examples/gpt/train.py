@@ -3,6 +3,7 @@
 
     python examples/gpt/train.py                          # tiny, on the CPU, under a minute
     python examples/gpt/train.py --size gpt2 --device cuda --steps 300 --batch 16
+    python examples/gpt/train.py --size gpt2 --device cuda --batch 1 --context 16384
 
 Same weights, same batches: the two loss curves must lie on each other. Prints the curves, tokens
 per second and peak memory; --json keeps them, --plot draws them. Each run has a process of its own,
@@ -64,6 +65,7 @@ def train(arguments):
     """One run: {"losses", "tokens_per_second", "peak_memory_mb", ...}."""
     torch.manual_seed(arguments.seed)
     size = SIZES[arguments.size]
+    size = size._replace(context=arguments.context or size.context)
     model = GPT(size, ATTENTIONS[arguments.attention]).to(arguments.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95))
     on_gpu = arguments.device == "cuda"
@@ -161,6 +163,7 @@ def parse_arguments():
     parser.add_argument("--attention", choices=(*ATTENTIONS, "both"), default="both")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--context", type=int, help="tokens a sequence, instead of the size's")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")

@@ -45,6 +45,10 @@ inline Status supported(const BackwardArgs& args) {
   return detail::status_of(fa3_backward_supported(&args));
 }
 
+inline Status validate(const ForwardArgs& args, void* stream = nullptr) {
+  return detail::status_of(fa3_forward_validate(&args, stream));
+}
+
 inline Status workspace_size(const ForwardArgs& args, size_t* bytes) {
   return detail::status_of(fa3_forward_workspace_size(&args, bytes));
 }

@@ -127,11 +127,17 @@ typedef struct fa3_forward_params {
   fa3_tensor q, k, v, o;
   fa3_tensor lse;
   fa3_tensor sink;
-  /* Reserved; UNSUPPORTED until a later version: rank 0 and NULL, num_splits 0. */
-  fa3_tensor page_table;   /* int32 (b, max_pages) */
-  fa3_tensor batch_index;  /* int32 (b) */
-  fa3_tensor left_padding; /* int32 (b) */
-  int32_t num_splits;      /* 0 = the library chooses */
+  /* Caches, all int32 and optional; the lengths are seqused_k, and there is no cu_seqlens_k.
+   * page_table (entries, max_pages): k and v are pages (pages, page_size, hk, d | dv), and key j of
+   *   entry e is row j % page_size of page page_table[e][j / page_size]. Pages may be shared; numbers
+   *   past those that hold keys in use are not looked at.
+   * batch_index (b): sequence n reads entry batch_index[n], of the page table or of k and v, instead
+   *   of entry n. There may be other entries than sequences.
+   * left_padding (b): the first left_padding[n] of the seqused_k[n] keys do not count. */
+  fa3_tensor page_table, batch_index, left_padding;
+  /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses; n = at
+   * most n. Either way the bits of a sequence's result do not depend on the sequences beside it. */
+  int32_t num_splits;
   int32_t reserved;
 } fa3_forward_params;
 
@@ -162,10 +168,40 @@ typedef struct fa3_merge_params {
   int32_t reserved;
 } fa3_merge_params;
 
+/* Writes new rows into a cache, in place: row i of k and v becomes row seqused[n] + i of sequence n,
+ * whose place in the cache page_table and batch_index tell as for a forward call. That call then
+ * reads seqused[n] plus the new rows.
+ *
+ * With rotary_cos and rotary_sin, a rotary embedding turns the first rotary_dim columns of k's rows
+ * on the way, and of q's rows into q_rotated, which may be q. Row i of a sequence is at position
+ * first_position[n] + i; all queries are at first_position[n] if queries_share_position (for calls
+ * that are neither causal nor windowed). Pairs of columns are (i, i + rotary_dim / 2), or (2 i, 2 i + 1)
+ * if rotary_interleaved. Computed in float32, rounded once.
+ *
+ * Of a row that two sequences write, each element is from either. */
+typedef struct fa3_append_params {
+  size_t struct_size;
+  fa3_tensor k_cache, v_cache; /* (b, s, hk, d | dv), or pages (pages, page_size, hk, d | dv) */
+  fa3_tensor k, v;             /* (b, s_new, hk, d | dv); (total, hk, d | dv) if packed */
+  fa3_tensor cu_seqlens_new;   /* int32 (b + 1), optional: k and v are packed */
+  fa3_tensor seqused;          /* int32 (b): rows in use before the call */
+  fa3_tensor page_table, batch_index; /* optional */
+  fa3_tensor rotary_cos,
+      rotary_sin;                 /* optional: (positions, rotary_dim / 2), k's dtype or float32 */
+  fa3_tensor first_position;      /* int32 (b), optional: seqused */
+  fa3_tensor q, q_rotated;        /* optional: (b, sq, hq, d); (total_q, hq, d) if packed */
+  fa3_tensor cu_seqlens_q;        /* int32 (b + 1), optional: q is packed */
+  int32_t rotary_interleaved;     /* 0 or 1 */
+  int32_t queries_share_position; /* 0 or 1 */
+  int32_t num_threads;            /* as that of fa3_options */
+  int32_t reserved;
+} fa3_append_params;
+
 /* Defaults for every field of a struct of `struct_size` bytes: of this version or an older one. */
 FA3_API void fa3_forward_params_init_sized(fa3_forward_params* params, size_t struct_size);
 FA3_API void fa3_backward_params_init_sized(fa3_backward_params* params, size_t struct_size);
 FA3_API void fa3_merge_params_init_sized(fa3_merge_params* params, size_t struct_size);
+FA3_API void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size);
 
 /* Inline, because the size that counts is the one that the caller was compiled with. */
 static inline void fa3_forward_params_init(fa3_forward_params* params) {
@@ -177,10 +213,19 @@ static inline void fa3_backward_params_init(fa3_backward_params* params) {
 static inline void fa3_merge_params_init(fa3_merge_params* params) {
   fa3_merge_params_init_sized(params, sizeof(fa3_merge_params));
 }
+static inline void fa3_append_params_init(fa3_append_params* params) {
+  fa3_append_params_init_sized(params, sizeof(fa3_append_params));
+}
 
 /* Can this call run here? FA3_OK, or the status and (fa3_last_error) the reason why not. */
 FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
 FA3_API fa3_status fa3_backward_supported(const fa3_backward_params* params);
+
+/* Do cu_seqlens, seqused, page_table, batch_index and left_padding hold what they may? FA3_OK, or the
+ * sentence that names the entry. A call asks this itself where they are in host memory. Where they
+ * are on a device it never looks, since it would have to wait; this function copies them behind what
+ * the stream has queued, and waits. */
+FA3_API fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream);
 
 /* Bytes of workspace that the call needs (may be 0). The workspace lives on the tensors' device,
  * aligned to 256 bytes, and shares no memory with them. */
@@ -201,6 +246,7 @@ FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace
 FA3_API fa3_status fa3_backward(const fa3_backward_params* params, void* workspace,
                                 size_t workspace_bytes, void* stream);
 FA3_API fa3_status fa3_merge(const fa3_merge_params* params, void* stream);
+FA3_API fa3_status fa3_append(const fa3_append_params* params, void* stream);
 
 /* The same calls with a workspace that the caller lends when it is known how much is needed: a call
  * plans once, where asking for the size first plans twice.

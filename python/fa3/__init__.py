@@ -19,7 +19,16 @@ from fa3.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from fa3.ops import Gradients, attention, attention_backward, engines, merge, plan
+from fa3.ops import (
+    Gradients,
+    append,
+    attention,
+    attention_backward,
+    engines,
+    merge,
+    plan,
+    validate,
+)
 
 __version__ = _version()
 
@@ -32,9 +41,11 @@ __all__ = [
     "OutOfMemory",
     "Unsupported",
     "WorkspaceTooSmall",
+    "append",
     "attention",
     "attention_backward",
     "engines",
     "merge",
     "plan",
+    "validate",
 ]

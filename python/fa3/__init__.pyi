@@ -7,10 +7,12 @@ from fa3.errors import OutOfMemory as OutOfMemory
 from fa3.errors import Unsupported as Unsupported
 from fa3.errors import WorkspaceTooSmall as WorkspaceTooSmall
 from fa3.ops import Gradients as Gradients
+from fa3.ops import append as append
 from fa3.ops import attention as attention
 from fa3.ops import attention_backward as attention_backward
 from fa3.ops import engines as engines
 from fa3.ops import merge as merge
 from fa3.ops import plan as plan
+from fa3.ops import validate as validate
 
 __version__: str

@@ -23,6 +23,9 @@ DEFAULTS = {
     "num_threads": 0,
 }
 
+# Of attention alone: where keys lie in a cache, and into how many parts they are cut.
+CACHE_DEFAULTS = {"page_table": None, "batch_index": None, "left_padding": None, "num_splits": 0}
+
 
 def engine_id(name):
     if isinstance(name, str) and name in ENGINES:
@@ -40,12 +43,18 @@ def window_ends(window, name="window"):
     return left, right
 
 
-def complete(caller, options):
+def complete(caller, options, defaults=DEFAULTS):
     """All options, given or default; `caller` is the function that they were given to."""
     for name in options:
-        if name not in DEFAULTS:
+        if name not in defaults:
             raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
-    return DEFAULTS | options
+    return defaults | options
+
+
+def native_cache(options):
+    """What Forward::read() in module.cpp reads behind the options."""
+    views = [optional_view(options[name], name) for name in list(CACHE_DEFAULTS)[:3]]
+    return *views, options["num_splits"]
 
 
 def native_options(options):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fa3 import _native
 from fa3._arrays import empty, is_torch, optional_view, output_view, shape_of, view
-from fa3._options import complete, native_options
+from fa3._options import CACHE_DEFAULTS, DEFAULTS, complete, native_cache, native_options
 
 # fa3.torch puts its functions here when it is imported, so that this module never imports torch.
 attend_torch = None
@@ -41,6 +41,10 @@ def attention(
     seqused_k=None,
     max_seqlen_q=0,
     max_seqlen_k=0,
+    page_table=None,
+    batch_index=None,
+    left_padding=None,
+    num_splits=0,
     out=None,
     return_lse=False,
     deterministic=False,
@@ -70,6 +74,14 @@ def attention(
         seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed only when
             those live on a GPU; 0 is unset.
+        page_table: (entries, max_pages) int32: k and v are pages, (pages, page_size, hk, d | dv),
+            and key j of entry e is row j % page_size of page page_table[e][j // page_size]. The
+            lengths are seqused_k. No gradients through a cache.
+        batch_index: (batch,) int32: sequence n reads entry batch_index[n] of the page table, or of
+            k and v.
+        left_padding: (batch,) int32: the first left_padding[n] keys do not count.
+        num_splits: parts of a sequence's keys that are computed apart and merged, at most; 0 is as
+            many as pay. The bits of a result never depend on the sequences beside it.
         out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32. Not for torch
             tensors that need a gradient.
         return_lse: also return the LSE.
@@ -106,6 +118,10 @@ def attention(
             seqused_k,
             max_seqlen_q,
             max_seqlen_k,
+            page_table,
+            batch_index,
+            left_padding,
+            num_splits,
             out,
             return_lse,
             deterministic,
@@ -130,6 +146,7 @@ def attention(
         "engine": engine,
         "num_threads": num_threads,
     }
+    cache = (page_table, batch_index, left_padding, num_splits)
     _native.forward(
         view(q, "q"),
         view(k, "k"),
@@ -138,6 +155,7 @@ def attention(
         None if lse is None else output_view(lse, "lse"),
         optional_view(sink, "sink"),
         *native_options(options),
+        *native_cache(dict(zip(CACHE_DEFAULTS, cache, strict=True))),
         None,
     )
     return (out, lse) if return_lse else out
@@ -213,20 +231,92 @@ def merge_arrays(o_partial, lse_partial, num_threads):
     return out, lse
 
 
+def append(
+    k_cache,
+    v_cache,
+    k,
+    v,
+    *,
+    seqused,
+    cu_seqlens_new=None,
+    page_table=None,
+    batch_index=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    rotary_interleaved=False,
+    first_position=None,
+    q=None,
+    cu_seqlens_q=None,
+    queries_share_position=False,
+    num_threads=0,
+):
+    """Writes new rows of keys and values into a cache, in place; rotates them and the queries.
+
+    The attention that follows is attention(q, k_cache, v_cache, seqused_k=seqused + new rows, ...)
+    with the same page_table and batch_index.
+
+    Args:
+        k_cache, v_cache: (b, s, hk, d | dv), or pages (pages, page_size, hk, d | dv).
+        k, v: (b, s_new, hk, d | dv), or (total, hk, d | dv) with cu_seqlens_new (b + 1,).
+        seqused: (b,) int32: rows in use before; row i of k becomes row seqused[n] + i.
+        page_table, batch_index: as attention's.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), k's dtype or float32: the first
+            rotary_dim columns of k are turned by the row's position, first_position[n] + i.
+        rotary_interleaved: pairs are columns 2 i and 2 i + 1, instead of i and i + rotary_dim / 2.
+        first_position: (b,) int32; None is seqused.
+        q: (b, sq, hq, d), or (total_q, hq, d) with cu_seqlens_q: turned likewise.
+        queries_share_position: all queries of a sequence are at first_position, for attention
+            that is neither causal nor windowed.
+
+    Returns:
+        q, turned, or None without q.
+    """
+    rotated = None if q is None else empty(shape_of(q, "q"), like=q)
+    _native.append(
+        output_view(k_cache, "k_cache"),
+        output_view(v_cache, "v_cache"),
+        view(k, "k"),
+        view(v, "v"),
+        optional_view(cu_seqlens_new, "cu_seqlens_new"),
+        view(seqused, "seqused"),
+        optional_view(page_table, "page_table"),
+        optional_view(batch_index, "batch_index"),
+        optional_view(rotary_cos, "rotary_cos"),
+        optional_view(rotary_sin, "rotary_sin"),
+        optional_view(first_position, "first_position"),
+        optional_view(q, "q"),
+        None if q is None else output_view(rotated, "q_rotated"),
+        optional_view(cu_seqlens_q, "cu_seqlens_q"),
+        rotary_interleaved,
+        queries_share_position,
+        num_threads,
+    )
+    return rotated
+
+
 def plan(q, k, v, *, sink=None, **options):
     """The plan for attention(q, k, v, **options) in words: engine, tiles, workspace and why.
 
     Raises what that call would raise. Nothing is computed, nothing allocated.
     """
-    return _native.forward_plan(
-        view(q, "q"),
-        view(k, "k"),
-        view(v, "v"),
-        None,
-        None,
-        optional_view(sink, "sink"),
-        *native_options(complete("plan", options)),
-    )
+    return _native.forward_plan(*_question("plan", q, k, v, sink, options))
+
+
+def validate(q, k, v, *, sink=None, **options):
+    """Raises if attention(q, k, v, **options) would follow a number out of its tensors.
+
+    Looks at cu_seqlens, seqused, page_table, batch_index and left_padding, and names the entry that
+    is wrong. attention() does so itself where they are in host memory; on a GPU it never waits for
+    them, and this function does.
+    """
+    _native.forward_validate(*_question("validate", q, k, v, sink, options))
+
+
+def _question(caller, q, k, v, sink, options):
+    """The arguments of a forward call without outputs."""
+    options = complete(caller, options, DEFAULTS | CACHE_DEFAULTS)
+    views = (view(q, "q"), view(k, "k"), view(v, "v"), None, None, optional_view(sink, "sink"))
+    return *views, *native_options(options), *native_cache(options)
 
 
 def engines():

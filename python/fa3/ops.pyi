@@ -27,6 +27,10 @@ def attention(
     seqused_k: Array | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    page_table: Array | None = None,
+    batch_index: Array | None = None,
+    left_padding: Array | None = None,
+    num_splits: int = 0,
     out: Array | None = None,
     return_lse: Literal[False] = False,
     deterministic: bool = False,
@@ -50,6 +54,10 @@ def attention(
     seqused_k: Array | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    page_table: Array | None = None,
+    batch_index: Array | None = None,
+    left_padding: Array | None = None,
+    num_splits: int = 0,
     out: Array | None = None,
     return_lse: Literal[True],
     deterministic: bool = False,
@@ -69,6 +77,25 @@ def attention_backward(
     **options: Any,
 ) -> Gradients[Array]: ...
 def merge(o_partial: Array, lse_partial: Array, *, num_threads: int = 0) -> tuple[Array, Array]: ...
+def append(
+    k_cache: Array,
+    v_cache: Array,
+    k: Array,
+    v: Array,
+    *,
+    seqused: Array,
+    cu_seqlens_new: Array | None = None,
+    page_table: Array | None = None,
+    batch_index: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
+    first_position: Array | None = None,
+    q: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    queries_share_position: bool = False,
+    num_threads: int = 0,
+) -> Array | None: ...
 def plan(
     q: Array,
     k: Array,
@@ -77,4 +104,12 @@ def plan(
     sink: Array | None = None,
     **options: Any,
 ) -> str: ...
+def validate(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    sink: Array | None = None,
+    **options: Any,
+) -> None: ...
 def engines() -> list[tuple[str, bool, str]]: ...

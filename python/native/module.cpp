@@ -124,6 +124,10 @@ struct Forward {
     read->tensor("lse", Access::write, borrowed, &params->lse);
     read->tensor("sink", Access::read, borrowed, &params->sink);
     read_options(read, borrowed, &params->options);
+    read->tensor("page_table", Access::read, borrowed, &params->page_table);
+    read->tensor("batch_index", Access::read, borrowed, &params->batch_index);
+    read->tensor("left_padding", Access::read, borrowed, &params->left_padding);
+    read->integer("num_splits", &params->num_splits);
   }
 };
 
@@ -266,6 +270,23 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   return PyUnicode_FromString(text.c_str());
 }
 
+// forward_validate(...): as forward_plan(); nothing, or the reason why the call would follow a number
+// out of its tensors.
+PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count);
+  fa3_forward_params params;
+  fa3_forward_params_init(&params);
+  Forward::read(&read, &borrowed, &params);
+  if (!read.ok()) return nullptr;
+  describe_output(&params);
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = fa3_forward_validate(&params, borrowed.stream());
+  Py_END_ALLOW_THREADS;
+  return check(status) ? Py_NewRef(Py_None) : nullptr;
+}
+
 // merge(o_partial, lse_partial, o, lse, num_threads)
 PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
@@ -281,6 +302,37 @@ PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = fa3_merge(&params, borrowed.stream());
+  Py_END_ALLOW_THREADS;
+  return check(status) ? Py_NewRef(Py_None) : nullptr;
+}
+
+// append(k_cache, v_cache, k, v, ..., num_threads): in the order below
+PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count);
+  fa3_append_params params;
+  fa3_append_params_init(&params);
+  read.tensor("k_cache", Access::write, &borrowed, &params.k_cache);
+  read.tensor("v_cache", Access::write, &borrowed, &params.v_cache);
+  read.tensor("k", Access::read, &borrowed, &params.k);
+  read.tensor("v", Access::read, &borrowed, &params.v);
+  read.tensor("cu_seqlens_new", Access::read, &borrowed, &params.cu_seqlens_new);
+  read.tensor("seqused", Access::read, &borrowed, &params.seqused);
+  read.tensor("page_table", Access::read, &borrowed, &params.page_table);
+  read.tensor("batch_index", Access::read, &borrowed, &params.batch_index);
+  read.tensor("rotary_cos", Access::read, &borrowed, &params.rotary_cos);
+  read.tensor("rotary_sin", Access::read, &borrowed, &params.rotary_sin);
+  read.tensor("first_position", Access::read, &borrowed, &params.first_position);
+  read.tensor("q", Access::read, &borrowed, &params.q);
+  read.tensor("q_rotated", Access::write, &borrowed, &params.q_rotated);
+  read.tensor("cu_seqlens_q", Access::read, &borrowed, &params.cu_seqlens_q);
+  read.flag("rotary_interleaved", &params.rotary_interleaved);
+  read.flag("queries_share_position", &params.queries_share_position);
+  read.integer("num_threads", &params.num_threads);
+  if (!read.ok()) return nullptr;
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = fa3_append(&params, borrowed.stream());
   Py_END_ALLOW_THREADS;
   return check(status) ? Py_NewRef(Py_None) : nullptr;
 }
@@ -315,7 +367,9 @@ PyMethodDef g_methods[] = {
     {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
+    {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},
     {"merge", fast(merge), METH_FASTCALL, nullptr},
+    {"append", fast(append), METH_FASTCALL, nullptr},
     {"engines", engines, METH_NOARGS, nullptr},
     {"version", version, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -4,12 +4,12 @@
 #include <fa3/fa3.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <new>
-#include <set>
 #include <string>
+#include <string_view>
 
 #include "api/attention.h"
 #include "api/layout.h"
@@ -21,29 +21,30 @@
 namespace fa3::api {
 namespace {
 
-thread_local std::string t_last_error;
-// Said when there is no memory left even for a sentence.
-thread_local const char* t_fixed_error = nullptr;
+// The thread's last error. Plain memory: nothing to allocate when memory is what is missing, nothing
+// destroyed before the last call, which may come from a destructor at the thread's or program's end.
+constexpr size_t kLongestError = 4096;
+thread_local char t_last_error[kLongestError];
 
-fa3_status fail_with(fa3_status code, const char* fixed) {
-  t_fixed_error = fixed;
-  return code;
+fa3_status remember(int code, std::string_view sentence) {
+  const size_t length = std::min(sentence.size(), kLongestError - 1);
+  std::memcpy(t_last_error, sentence.data(), length);
+  t_last_error[length] = '\0';
+  return static_cast<fa3_status>(code);
 }
 
 // Runs body() -> Status at the boundary: nothing may be thrown across it.
 template <class Body>
 fa3_status at_boundary(Body&& body) noexcept {
   try {
-    t_fixed_error = nullptr;
     const Status status = body();
-    t_last_error = status.message();
-    return static_cast<fa3_status>(status.code());
+    return remember(static_cast<int>(status.code()), status.message());
   } catch (const std::bad_alloc&) {
-    return fail_with(FA3_OUT_OF_MEMORY, "out of memory while preparing the call");
+    return remember(FA3_OUT_OF_MEMORY, "out of memory while preparing the call");
   } catch (const std::exception&) {
-    return fail_with(FA3_INTERNAL_ERROR, "a defect of fa3: an unexpected exception");
+    return remember(FA3_INTERNAL_ERROR, "a defect of fa3: an unexpected exception");
   } catch (...) {
-    return fail_with(FA3_INTERNAL_ERROR, "a defect of fa3: an unknown exception");
+    return remember(FA3_INTERNAL_ERROR, "a defect of fa3: an unknown exception");
   }
 }
 
@@ -130,12 +131,22 @@ fa3_status run_with_allocator(const Params* params, fa3_workspace_allocator allo
   });
 }
 
-// Engines have few things to say of themselves, so each sentence is kept once.
+// Engines have few things to say of themselves, so each sentence is kept once, for ever. Without a
+// lock, which a forked child could find taken by a thread that it has not got.
 const char* kept_for_ever(const std::string& sentence) {
-  static std::mutex mutex;
-  static auto* const sentences = new std::set<std::string>;  // read by callers until the very end
-  const std::lock_guard lock(mutex);
-  return sentences->insert(sentence).first->c_str();
+  struct Kept {
+    std::string sentence;
+    Kept* next;
+  };
+  static std::atomic<Kept*> first = nullptr;
+  Kept* const head = first.load();
+  for (Kept* kept = head; kept != nullptr; kept = kept->next) {
+    if (kept->sentence == sentence) return kept->sentence.c_str();
+  }
+  auto* const kept = new Kept{sentence, head};
+  while (!first.compare_exchange_weak(kept->next, kept)) {
+  }
+  return kept->sentence.c_str();
 }
 
 }  // namespace
@@ -182,6 +193,10 @@ fa3_status fa3_backward_plan_text(const fa3_backward_params* params, char* text,
   return text_of_plan(params, text, capacity, needed);
 }
 
+fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream) {
+  return with_params(params, [&](const fa3_forward_params& p) { return validate(p, stream); });
+}
+
 fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
                        void* stream) {
   return run_with_workspace(params, {workspace, workspace_bytes}, stream);
@@ -208,6 +223,14 @@ fa3_status fa3_merge(const fa3_merge_params* params, void* stream) {
   return with_params(params, [&](const fa3_merge_params& p) { return run(p, stream); });
 }
 
+void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
+}
+
+fa3_status fa3_append(const fa3_append_params* params, void* stream) {
+  return with_params(params, [&](const fa3_append_params& p) { return run(p, stream); });
+}
+
 fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {
   return at_boundary([&]() -> fa3::Status {
     const auto engines = fa3::engines();
@@ -227,7 +250,7 @@ int32_t fa3_version(void) {
 }
 
 const char* fa3_last_error(void) {
-  return t_fixed_error != nullptr ? t_fixed_error : t_last_error.c_str();
+  return t_last_error;
 }
 
 const char* fa3_status_name(fa3_status status) {

@@ -2,6 +2,7 @@
 #include "api/attention.h"
 
 #include "api/describe.h"
+#include "api/describe_append.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "plan/choose.h"
@@ -93,6 +94,17 @@ Status run(const fa3_merge_params& params, void* stream) {
     }
   }
   return unsupported("merge: no engine of this build merges partial results in this memory");
+}
+
+Status run(const fa3_append_params& params, void* stream) {
+  AppendProblem problem;
+  FA3_TRY(describe(params, &problem));
+  for (const Engine* engine : engines()) {
+    if (engine->memory == problem.device && engine->run_append != nullptr) {
+      return engine->run_append(problem, stream);
+    }
+  }
+  return unsupported("append: no engine of this build writes into caches in this memory");
 }
 
 }  // namespace fa3::api

@@ -13,6 +13,8 @@ namespace fa3::api {
 Status plan(const fa3_forward_params& params, Plan* plan);
 Status plan(const fa3_backward_params& params, Plan* plan);
 
+Status validate(const fa3_forward_params& params, void* stream);
+
 // The caller's: given with the call, or lent by its allocator when the plan is made.
 struct Workspace {
   void* data = nullptr;
@@ -24,5 +26,6 @@ struct Workspace {
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_merge_params& params, void* stream);
+Status run(const fa3_append_params& params, void* stream);
 
 }  // namespace fa3::api

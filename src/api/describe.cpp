@@ -5,36 +5,26 @@
 #include <cmath>
 #include <vector>
 
+#include "api/describe_cache.h"
 #include "api/describe_lengths.h"
+#include "api/operand_rules.h"
 #include "api/overlap.h"
 #include "api/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
-#include "core/threads.h"
 
 namespace fa3::api {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 512;
-constexpr int64_t kMaxThreads = 1024;
+constexpr int32_t kMaxSplits = 256;
 
-bool is_packed(const fa3_tensor& cu_seqlens) {
-  return present(cu_seqlens);
-}
+const CacheArguments kNoCache = {};
 
-// The stride of an extent of one leads nowhere and may be anything: engines get 0.
-int64_t stride_of(const fa3_tensor& tensor, int dim) {
-  return dim >= 0 && tensor.shape[dim] > 1 ? tensor.stride[dim] : 0;
-}
-
-// A packed tensor's batch stride is 0.
-Operand operand(const fa3_tensor& tensor) {
-  const int row = tensor.rank - 3;
-  return {.data = tensor.data,
-          .dtype = static_cast<DType>(tensor.dtype),
-          .batch_stride = stride_of(tensor, row - 1),
-          .row_stride = stride_of(tensor, row),
-          .head_stride = stride_of(tensor, row + 1)};
+CacheArguments cache_of(const fa3_forward_params& params) {
+  return {{"page_table", params.page_table},
+          {"batch_index", params.batch_index},
+          {"left_padding", params.left_padding},
+          {"seqused_k", params.options.seqused_k}};
 }
 
 RowScalars row_scalars(const fa3_tensor& tensor) {
@@ -43,24 +33,6 @@ RowScalars row_scalars(const fa3_tensor& tensor) {
           .batch_stride = stride_of(tensor, head - 1),
           .head_stride = stride_of(tensor, head),
           .row_stride = stride_of(tensor, head + 1)};
-}
-
-// A (batch, rows, heads, dim) tensor, or (total, heads, dim) when packed.
-Status check_operand(Named named, bool packed, Purpose purpose) {
-  FA3_TRY(packed ? check_form(named, 3, "(total, heads, dim), since cu_seqlens is given")
-                 : check_form(named, 4, "(batch, seq, heads, dim)"));
-  FA3_TRY(check_last_stride(named));
-  return purpose == Purpose::call ? check_data(named) : Status{};
-}
-
-// `named` must have the shape of `like`, but for the last dimension.
-Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed, Purpose purpose) {
-  FA3_TRY(check_operand(named, packed, purpose));
-  if (!packed) FA3_TRY(check_extent(named, 0, like.shape[0], "batch"));
-  FA3_TRY(
-      check_extent(named, like.rank - 3, like.shape[like.rank - 3], packed ? "total rows" : "seq"));
-  FA3_TRY(check_extent(named, like.rank - 2, like.shape[like.rank - 2], "heads"));
-  return check_extent(named, like.rank - 1, dim, "head dim");
 }
 
 // One number a row, the LSE or its gradient: (batch, heads, seq), or (heads, total) when packed.
@@ -95,14 +67,6 @@ int64_t normalised_side(int64_t side, int64_t span) {
   return side >= span ? MaskRule::kUnbounded : side;
 }
 
-Status resolve_threads(int32_t asked, int* num_threads) {
-  if (asked < 0 || asked > kMaxThreads) {
-    return invalid("num_threads: expected 0 (all cores) to ", kMaxThreads, ", got ", asked);
-  }
-  *num_threads = asked > 0 ? asked : available_threads();
-  return {};
-}
-
 Status describe_options(const fa3_options& options, int64_t head_dim, Problem* problem) {
   if (options.scale == FA3_SCALE_AUTO) {
     problem->scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
@@ -128,20 +92,26 @@ Status describe_options(const fa3_options& options, int64_t head_dim, Problem* p
   problem->mask.left = normalised_side(options.window_left, span);
   problem->mask.right = options.causal ? 0 : normalised_side(options.window_right, span);
   FA3_TRY(resolve_threads(options.num_threads, &problem->num_threads));
-  if (options.engine < FA3_ENGINE_AUTO || options.engine > FA3_ENGINE_HOPPER) {
-    return invalid("engine: expected a value of fa3_engine_id, got ", options.engine);
+  return resolve_engine(options.engine, &problem->engine);
+}
+
+Status check_cache_is_not_packed(const CacheArguments& cache) {
+  for (const Named& of_cache : {cache.page_table, cache.batch_index, cache.left_padding}) {
+    if (present(of_cache.tensor)) {
+      return invalid(of_cache.name, ": expected none, since cu_seqlens_k says where keys lie");
+    }
   }
-  problem->engine = static_cast<fa3_engine_id>(options.engine);
   return {};
 }
 
 // Everything that forward and backward share: the inputs, the options, o, lse and sink.
 template <class Params>
-Status describe_common(const Params& params, Purpose purpose, Problem* problem) {
+Status describe_common(const Params& params, const CacheArguments& cache, Purpose purpose,
+                       Problem* problem) {
   const fa3_options& options = params.options;
   const Named q{"q", params.q}, k{"k", params.k}, v{"v", params.v}, o{"o", params.o};
-  const bool packed_q = is_packed(options.cu_seqlens_q);
-  const bool packed_k = is_packed(options.cu_seqlens_k);
+  const bool packed_q = present(options.cu_seqlens_q);
+  const bool packed_k = present(options.cu_seqlens_k);
 
   FA3_TRY(check_operand(q, packed_q, purpose));
   for (const Named& keyed : {k, v}) FA3_TRY(check_operand(keyed, packed_k, purpose));
@@ -154,19 +124,18 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
   problem->heads_k = kt.shape[kt.rank - 2];
   problem->head_dim = qt.shape[qt.rank - 1];
   problem->head_dim_v = params.v.shape[params.v.rank - 1];
-  problem->batch = !packed_q   ? qt.shape[0]
-                   : !packed_k ? kt.shape[0]
-                               : std::max<int64_t>(options.cu_seqlens_q.shape[0], 1) - 1;
+  const bool batch_of_k = !packed_k && !cache.has_entries_of_its_own();
+  problem->batch = !packed_q    ? qt.shape[0]
+                   : batch_of_k ? kt.shape[0]
+                                : std::max<int64_t>(options.cu_seqlens_q.shape[0], 1) - 1;
   problem->dtype = static_cast<DType>(qt.dtype);
 
-  if (!packed_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
+  if (packed_k) FA3_TRY(check_cache_is_not_packed(cache));
+  if (batch_of_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
   FA3_TRY(check_like(v, kt, problem->head_dim_v, packed_k, purpose));
   FA3_TRY(check_extent(k, kt.rank - 1, problem->head_dim, "the head dim of q"));
-  for (const auto& [name, dim] : {std::pair{"q", problem->head_dim}, {"v", problem->head_dim_v}}) {
-    if (dim < 1 || dim > kMaxHeadDim) {
-      return invalid(name, ": expected a head dim in [1, ", kMaxHeadDim, "], got ", dim);
-    }
-  }
+  FA3_TRY(check_head_dim("q", problem->head_dim));
+  FA3_TRY(check_head_dim("v", problem->head_dim_v));
   if (problem->heads_k < 1 || problem->heads_q < 1 || problem->heads_q % problem->heads_k != 0) {
     return invalid("q: expected a number of query heads that is a multiple of the ",
                    problem->heads_k, " key/value heads, got ", problem->heads_q);
@@ -183,8 +152,14 @@ Status describe_common(const Params& params, Purpose purpose, Problem* problem) 
                                     {"seqused_k", options.seqused_k},
                                     options.max_seqlen_k,
                                     "max_seqlen_k"};
-  FA3_TRY(describe_lengths(q_arguments, qt, qt, problem->batch, purpose, &problem->lengths_q));
-  FA3_TRY(describe_lengths(k_arguments, kt, qt, problem->batch, purpose, &problem->lengths_k));
+  int64_t rows_k = 0;
+  FA3_TRY(describe_places(cache, kt, qt, problem->batch, purpose, &problem->key_places, &rows_k));
+  FA3_TRY(describe_lengths(q_arguments, qt.shape[qt.rank - 3], qt, problem->batch, purpose,
+                           &problem->lengths_q));
+  FA3_TRY(describe_lengths(k_arguments, rows_k, qt, problem->batch, purpose, &problem->lengths_k));
+  FA3_TRY(describe_padding(cache, qt, purpose, problem));
+  const auto keys_of = [&](int64_t b) { return problem->lengths_k.rows_of(b); };
+  FA3_TRY(check_places(cache, kt, problem->batch, problem->key_places, keys_of));
   FA3_TRY(describe_options(options, problem->head_dim, problem));
 
   if (present(params.lse)) {
@@ -214,15 +189,6 @@ Status check_countable(const Problem& problem) {
     return invalid("q, k: batch * heads * seqlen_q * seqlen_k overflows 64 bits, got ",
                    problem.batch, " * ", problem.heads_q, " * ", problem.lengths_q.max, " * ",
                    problem.lengths_k.max);
-  }
-  return {};
-}
-
-Status check_outputs(const std::vector<Named>& outputs, const std::vector<Named>& inputs) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    FA3_TRY(check_distinct_elements(outputs[i]));
-    for (const Named& input : inputs) FA3_TRY(check_no_overlap(outputs[i], input));
-    for (size_t j = 0; j < i; ++j) FA3_TRY(check_no_overlap(outputs[i], outputs[j]));
   }
   return {};
 }
@@ -259,18 +225,6 @@ Status check_merge_aliasing(const fa3_merge_params& params) {
   return check_no_overlap(lse, o_partial);
 }
 
-// The workspace is written while tensors are read, so it needs memory of its own too.
-Status check_apart(const Memory& workspace, std::initializer_list<Named> tensors) {
-  const Named bytes{"workspace",
-                    {.data = workspace.data,
-                     .dtype = FA3_FLOAT8_E4M3,  // of one byte
-                     .rank = 1,
-                     .shape = {workspace.bytes},
-                     .stride = {1}}};
-  for (const Named& tensor : tensors) FA3_TRY(check_no_overlap(bytes, tensor));
-  return {};
-}
-
 Status check_lengths_apart(const Memory& workspace, const fa3_options& options) {
   return check_apart(workspace, {{"cu_seqlens_q", options.cu_seqlens_q},
                                  {"cu_seqlens_k", options.cu_seqlens_k},
@@ -281,33 +235,25 @@ Status check_lengths_apart(const Memory& workspace, const fa3_options& options) 
 }  // namespace
 
 Status describe(const fa3_forward_params& params, Purpose purpose, Problem* problem) {
-  FA3_TRY(describe_common(params, purpose, problem));
+  const CacheArguments cache = cache_of(params);
+  FA3_TRY(describe_common(params, cache, purpose, problem));
   FA3_TRY(check_countable(*problem));
-  if (purpose == Purpose::call) {
-    FA3_TRY(check_outputs({{"o", params.o}, {"lse", params.lse}},
-                          inputs_of(params.options, params.q, params.k, params.v, params.sink)));
+  if (params.num_splits < 0 || params.num_splits > kMaxSplits) {
+    return invalid("num_splits: expected 0 (the library chooses) to ", kMaxSplits, ", got ",
+                   params.num_splits);
   }
-  for (const Named& reserved : {Named{"page_table", params.page_table},
-                                {"batch_index", params.batch_index},
-                                {"left_padding", params.left_padding}}) {
-    if (present(reserved.tensor)) {
-      return unsupported(reserved.name,
-                         ": this version of fa3 does not read it yet; leave it as the init "
-                         "function does");
-    }
-  }
-  if (params.num_splits != 0) {
-    return unsupported("num_splits: this version of fa3 chooses it itself; leave it 0, got ",
-                       params.num_splits);
-  }
-  return {};
+  problem->num_splits = params.num_splits;
+  if (purpose == Purpose::query) return {};
+  std::vector<Named> inputs = inputs_of(params.options, params.q, params.k, params.v, params.sink);
+  inputs.insert(inputs.end(), {cache.page_table, cache.batch_index, cache.left_padding});
+  return check_outputs({{"o", params.o}, {"lse", params.lse}}, inputs);
 }
 
 Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem) {
-  FA3_TRY(describe_common(params, purpose, problem));
+  FA3_TRY(describe_common(params, kNoCache, purpose, problem));
   FA3_TRY(check_countable(*problem));
-  const bool packed_q = is_packed(params.options.cu_seqlens_q);
-  const bool packed_k = is_packed(params.options.cu_seqlens_k);
+  const bool packed_q = present(params.options.cu_seqlens_q);
+  const bool packed_k = present(params.options.cu_seqlens_k);
   const Named q{"q", params.q};
   const Named d_o{"d_o", params.d_o};
   const Named dq{"dq", params.dq}, dk{"dk", params.dk}, dv{"dv", params.dv};
@@ -348,9 +294,16 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
 
 Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
   FA3_TRY(check_lengths_apart(workspace, p.options));
-  return check_apart(
-      workspace,
-      {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"o", p.o}, {"lse", p.lse}, {"sink", p.sink}});
+  const CacheArguments cache = cache_of(p);
+  return check_apart(workspace, {{"q", p.q},
+                                 {"k", p.k},
+                                 {"v", p.v},
+                                 {"o", p.o},
+                                 {"lse", p.lse},
+                                 {"sink", p.sink},
+                                 cache.page_table,
+                                 cache.batch_index,
+                                 cache.left_padding});
 }
 
 Status check_workspace(const fa3_backward_params& p, const Memory& workspace) {

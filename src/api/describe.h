@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Caller's params -> a validated, normalised problem, or the sentence that names the broken rule.
-// Every rule about arguments is in describe.cpp, describe_lengths.cpp and tensor_rules.cpp; nothing
-// below them checks.
+// Every rule about arguments is in describe.cpp, describe_lengths.cpp, describe_cache.cpp and
+// tensor_rules.cpp; nothing below them checks.
 #pragma once
 
 #include <fa3/fa3.h>

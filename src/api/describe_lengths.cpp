@@ -9,20 +9,6 @@
 namespace fa3::api {
 namespace {
 
-// A length array. Its values can be read, and are validated, when it is in host memory.
-Status check_length_array(Named named, int64_t count, const fa3_tensor& q, Purpose purpose) {
-  FA3_TRY(check_form(named, 1, "(batch) or (batch + 1)"));
-  FA3_TRY(check_dtype(named, {DType::int32}));
-  FA3_TRY(check_last_stride(named));
-  FA3_TRY(check_extent(named, 0, count, "entries"));
-  if (q.device_type == FA3_CPU) FA3_TRY(check_same_device(named, {"q", q}));
-  return purpose == Purpose::call ? check_data(named) : Status{};
-}
-
-bool readable(const fa3_tensor& tensor) {
-  return tensor.data != nullptr && tensor.device_type == FA3_CPU;
-}
-
 Status check_cu_seqlens(Named named, int64_t batch, int64_t total) {
   const auto* starts = static_cast<const int32_t*>(named.tensor.data);
   if (starts[0] != 0) return invalid(named.name, ": expected to start with 0, got ", starts[0]);
@@ -53,14 +39,28 @@ Status check_seqused(Named named, const Lengths& lengths, int64_t batch) {
 
 }  // namespace
 
-Status describe_lengths(const LengthArguments& arguments, const fa3_tensor& operand,
-                        const fa3_tensor& q, int64_t batch, Purpose purpose, Lengths* lengths) {
+// A length array. It lives where the tensors do; in host memory its values are validated.
+Status check_length_array(Named named, int64_t count, const fa3_tensor& q, Purpose purpose) {
+  FA3_TRY(check_form(named, 1, "(batch) or (batch + 1)"));
+  FA3_TRY(check_dtype(named, {DType::int32}));
+  FA3_TRY(check_last_stride(named));
+  FA3_TRY(check_extent(named, 0, count, "entries"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+bool readable(const fa3_tensor& tensor) {
+  return tensor.data != nullptr && tensor.device_type == FA3_CPU;
+}
+
+Status describe_lengths(const LengthArguments& arguments, int64_t rows, const fa3_tensor& q,
+                        int64_t batch, Purpose purpose, Lengths* lengths) {
   const auto& [cu_seqlens, seqused, declared_max, max_name] = arguments;
-  const int64_t rows = operand.shape[operand.rank - 3];
   if (declared_max < 0) return invalid(max_name, ": expected >= 0, got ", declared_max);
   lengths->max = rows;
   lengths->total = rows;
   lengths->ragged = present(cu_seqlens.tensor) || present(seqused.tensor);
+  lengths->in_one_tensor = present(cu_seqlens.tensor);
   if (present(cu_seqlens.tensor)) {
     FA3_TRY(check_length_array(cu_seqlens, batch + 1, q, purpose));
     lengths->cu_seqlens = static_cast<const int32_t*>(cu_seqlens.tensor.data);

@@ -13,8 +13,14 @@ struct LengthArguments {
   const char* max_name;
 };
 
-// One side's lengths, from its length arrays and from its operand's shape.
-Status describe_lengths(const LengthArguments& arguments, const fa3_tensor& operand,
-                        const fa3_tensor& q, int64_t batch, Purpose purpose, Lengths* lengths);
+// One side's lengths, from its length arrays and the rows of its operand.
+Status describe_lengths(const LengthArguments& arguments, int64_t rows, const fa3_tensor& q,
+                        int64_t batch, Purpose purpose, Lengths* lengths);
+
+// An int32 array of `count` numbers, one for each sequence or one more.
+Status check_length_array(Named named, int64_t count, const fa3_tensor& q, Purpose purpose);
+
+// Whether its numbers can be looked at now.
+bool readable(const fa3_tensor& tensor);
 
 }  // namespace fa3::api

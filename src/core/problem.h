@@ -7,6 +7,7 @@
 #include <fa3/fa3.h>
 
 #include "core/dtype.h"
+#include "core/key_places.h"
 #include "core/mask_rule.h"
 #include "core/seqlen.h"
 
@@ -26,6 +27,14 @@ struct Operand {
     return static_cast<T*>(data) + (batch * batch_stride + row * row_stride + head * head_stride);
   }
 };
+
+// A row of a sequence's keys or values; rows count as Lengths::rows_of does.
+template <class T>
+T* row_at(const Operand& keys, const KeyPlaces& places, int64_t b, int64_t row, int64_t kv_head) {
+  if (!places.paged()) return keys.at<T>(places.entry_of(b), row, kv_head);
+  const int64_t page = places.pages_of(b)[row / places.page_size];
+  return keys.at<T>(page, row % places.page_size, kv_head);
+}
 
 // A float32 value per (batch, head, row): the LSE, its gradient. Packed: batch_stride 0, as above.
 struct RowScalars {
@@ -52,7 +61,9 @@ struct Problem {
   float softcap = 0.0f;  // 0 = off
   MaskRule mask;
 
-  Operand q, k, v, o;
+  Operand q, k, v, o;  // paged: k's and v's batch entries are pages
+  KeyPlaces key_places;
+  int num_splits = 0;           // 0 = the engine chooses
   RowScalars lse;               // data may be null: not wanted (forward)
   bool has_sink = false;        // also known to questions, which bring no data
   const float* sink = nullptr;  // (heads_q), optional
@@ -63,6 +74,11 @@ struct Problem {
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 
   int64_t group() const { return heads_q / heads_k; }  // query heads that share a key head
+
+  template <class T>
+  const T* key_row(const Operand& keys, int64_t b, int64_t row, int64_t kv_head) const {
+    return row_at<T>(keys, key_places, b, row, kv_head);
+  }
 };
 
 // Backward: the forward's problem (its o and lse are inputs now) and the gradients.
@@ -72,6 +88,12 @@ struct BackwardProblem : Problem {
   bool has_d_lse = false;  // also known to questions, which bring no data
   RowScalars d_lse;        // the LSE's own gradient; data may be null: zero
   bool deterministic = false;
+
+  // What sums of dS times rows are multiplied by. Softmax over one key is 1 whatever its score: that
+  // gradient is 0, where dP and D, sums in different orders, would leave rounding errors.
+  float gradient_scale(int64_t seqlen_k) const {
+    return seqlen_k == 1 && !has_sink && !has_d_lse ? 0.0f : scale;
+  }
 };
 
 // Partial results over disjoint key sets, to be merged: see fa3_merge_params.

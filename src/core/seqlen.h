@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lengths: one struct for dense, packed (cu_seqlens) and partly used (seqused) sequences.
+// Lengths: one struct for sequences that are dense, packed (cu_seqlens), partly used (seqused) or
+// padded on the left.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,19 @@ struct Rows {
 
 // How long every sequence of one side (queries or keys) is.
 struct Lengths {
-  const int32_t* cu_seqlens = nullptr;  // (batch + 1), packed tensors only
-  const int32_t* seqused = nullptr;     // (batch), optional
-  int64_t max = 0;                      // no sequence is longer
-  int64_t total = 0;                    // rows of the tensor: batch * max if dense
-  bool ragged = false;  // lengths may differ from max, even where a query leaves the arrays null
+  const int32_t* cu_seqlens = nullptr;    // (batch + 1), packed tensors only
+  const int32_t* seqused = nullptr;       // (batch), optional
+  const int32_t* left_padding = nullptr;  // (batch), optional, keys only: rows that do not count
+  int64_t max = 0;                        // no sequence is longer
+  int64_t total = 0;                      // rows of the tensor: batch * max if dense
+  // Of questions too, which may leave the arrays null:
+  bool ragged = false;         // lengths may differ from max
+  bool in_one_tensor = false;  // packed
 
   // Whether every sequence has `max` rows, as far as the arrays tell that are here.
-  FA3_HD constexpr bool alike() const { return cu_seqlens == nullptr && seqused == nullptr; }
+  FA3_HD constexpr bool alike() const {
+    return cu_seqlens == nullptr && seqused == nullptr && left_padding == nullptr;
+  }
   FA3_HD constexpr bool packed() const { return cu_seqlens != nullptr; }
 
   FA3_HD constexpr Rows rows_of(int64_t batch) const {
@@ -37,7 +43,27 @@ struct Lengths {
       rows.used = rows.owned;
     }
     if (seqused != nullptr && seqused[batch] < rows.used) rows.used = seqused[batch];
+    if (left_padding != nullptr) {
+      rows.begin += left_padding[batch];
+      rows.used -= left_padding[batch];
+    }
     return rows;
+  }
+
+  // The same for arrays that nobody has looked at: whatever they hold, the rows lie within the tensor,
+  // and no more than max are used.
+  FA3_HD constexpr Rows clamped_rows_of(int64_t batch) const {
+    Rows rows = rows_of(batch);
+    rows.begin = clamped(rows.begin, total);
+    if (packed()) rows.owned = clamped(cu_seqlens[batch + 1], total) - rows.begin;
+    if (rows.owned < 0) rows.owned = 0;
+    rows.used = clamped(rows.used, rows.owned < max ? rows.owned : max);
+    return rows;
+  }
+
+ private:
+  static FA3_HD constexpr int64_t clamped(int64_t x, int64_t most) {
+    return x < 0 ? 0 : x > most ? most : x;
   }
 };
 

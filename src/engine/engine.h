@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "core/append.h"
 #include "core/plan.h"
 #include "core/problem.h"
 
@@ -32,6 +33,10 @@ struct Engine {
   Status (*plan_backward)(const BackwardProblem&, Plan*);
   Status (*run_backward)(const BackwardProblem&, const Plan&, void* workspace, void* stream);
   Status (*run_merge)(const MergeProblem&, void* stream);  // null: this engine does not merge
+  Status (*run_append)(const AppendProblem&, void* stream) = nullptr;  // likewise
+  // Copies bytes of its memory to the host's and waits for that. Null: its memory is the host's.
+  Status (*read_back)(void* to, const void* from, int64_t bytes, int device,
+                      void* stream) = nullptr;
 };
 
 // Every engine that this build contains, best first for each kind of memory.

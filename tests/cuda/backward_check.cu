@@ -226,7 +226,7 @@ bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, boo
   a.dv = span_of(dv.data, c.batches, c.seqlen_k, c.kv_heads, s.head_dim_v);
   a.lse = {lse.data, {int64_t{c.heads} * c.seqlen_q, c.seqlen_q, 1}};
   if (c.d_lse) a.d_lse = {d_lse.data, {int64_t{c.heads} * c.seqlen_q, c.seqlen_q, 1}};
-  a.scale = float(s.scale);
+  a.scale = a.gradient_scale = float(s.scale);
   a.causal = c.causal;
   a.deterministic = c.deterministic;
   DeviceArray<char> workspace(size_t(backward_workspace_bytes(kernel.config, a)));
@@ -383,7 +383,7 @@ int time_all(const std::string& only) {
           a.q = span(q), a.k = span(k), a.v = span(v), a.o = span(o), a.d_o = span(d_o);
           a.dq = span(dq), a.dk = span(dk), a.dv = span(dv);
           a.lse = {lse.data, {int64_t{heads} * s, s, 1}};
-          a.scale = float(1 / std::sqrt(double(d)));
+          a.scale = a.gradient_scale = float(1 / std::sqrt(double(d)));
           a.causal = causal;
           a.deterministic = deterministic;
           DeviceArray<char> workspace(size_t(backward_workspace_bytes(timed.kernel.config, a)));

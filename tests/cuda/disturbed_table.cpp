@@ -9,16 +9,19 @@ namespace fa3::hopper {
 namespace {
 
 template <int... Rows>
-ForwardKernel find(int row, std::integer_sequence<int, Rows...>) {
-  constexpr ForwardKernel (*kEntries[])() = {&forward_entry<Rows, Element::kBf16>...};
-  return kEntries[row]();
+ForwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>) {
+  constexpr Element kBf16 = Element::kBf16;
+  constexpr ForwardKernel (*kEntries[][kNumVariants])() = {
+      {&forward_entry<Rows, kBf16, Variant::kDense>, &forward_entry<Rows, kBf16, Variant::kGeneral>,
+       &forward_entry<Rows, kBf16, Variant::kCapped>}...};
+  return kEntries[row][int(variant)]();
 }
 
 }  // namespace
 
-ForwardKernel forward_kernel_at(int row, Element element) {
+ForwardKernel forward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();
-  return find(row, std::make_integer_sequence<int, int(kForwardTable.size())>());
+  return find(row, variant, std::make_integer_sequence<int, int(kForwardTable.size())>());
 }
 
 }  // namespace fa3::hopper

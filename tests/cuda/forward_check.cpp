@@ -25,12 +25,14 @@ namespace {
 using hopper::Element;
 using hopper::ForwardConfig;
 using hopper::ForwardKernel;
+using hopper::Variant;
 
 // A kernel to be checked: its tile's head dims, and how it is launched.
 struct Subject {
   std::string name;
   int head_dim, head_dim_v;
   Element element;
+  Variant variant;
   std::function<cudaError_t(hopper::ForwardLaunch&, Placement&)> launch;
 };
 
@@ -39,17 +41,18 @@ const char* name_of(Element element) {
 }
 
 Subject subject_of(const ForwardKernel& kernel) {
+  constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " capped"};
   const ForwardConfig& g = kernel.config;
   char name[80];
-  std::snprintf(name, sizeof name, "%s d%d/%d %dx%d", name_of(g.element), g.head_dim, g.head_dim_v,
-                g.block_m, g.block_n);
+  std::snprintf(name, sizeof name, "%s d%d/%d %dx%d%s", name_of(g.element), g.head_dim,
+                g.head_dim_v, g.block_m, g.block_n, kVariants[int(g.variant)]);
   const auto launch = [kernel](hopper::ForwardLaunch& arguments, Placement& placement) {
     arguments.pack = hopper::choose_pack(kernel.config, arguments);
     arguments.workspace = placement.workspace(
         static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
     return hopper::launch_forward(kernel, arguments, nullptr);
   };
-  return {name, g.head_dim, g.head_dim_v, g.element, launch};
+  return {name, g.head_dim, g.head_dim_v, g.element, g.variant, launch};
 }
 
 Subject plain_subject(int head_dim, Element element) {
@@ -57,7 +60,7 @@ Subject plain_subject(int head_dim, Element element) {
   const auto launch = [=](const hopper::ForwardLaunch& arguments, Placement&) {
     return hopper::launch_plain(head_dim, element, arguments, nullptr);
   };
-  return {name + " plain", head_dim, head_dim, element, launch};
+  return {name + " plain", head_dim, head_dim, element, Variant::kDense, launch};
 }
 
 // A launch in device memory, between guards.
@@ -174,11 +177,24 @@ struct Tally {
   }
 };
 
+// A general kernel does all that a dense one does.
+bool does(const Subject& subject, const Case& c) {
+  const Inputs inputs = make_inputs(c);
+  const Tensor o(c.o_shape(), c.dtype, c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out);
+  Problem problem;
+  const Status status = api::describe(forward_params(FA3_ENGINE_HOPPER, c, inputs, o, lse),
+                                      api::Purpose::query, &problem);
+  if (!status.ok()) return true;
+  const Variant needed = hopper::variant_of(problem);
+  return needed == subject.variant ||
+         (needed == Variant::kDense && subject.variant == Variant::kGeneral);
+}
+
 Tally check_subject(const Subject& subject, const char* pattern, int repeats, Digests* digests) {
   const fa3_dtype dtype = subject.element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
   Tally tally;
   for (const auto& [name, c] : kernel_cases(subject.head_dim, subject.head_dim_v, dtype)) {
-    if (!std::strstr(name, pattern)) continue;
+    if (!std::strstr(name, pattern) || !does(subject, c)) continue;
     const std::string problem = check(subject, c, repeats, digests);
     ++tally.done;
     if (problem.empty()) continue;
@@ -203,10 +219,14 @@ constexpr int kRows = kTableRows + int(std::size(hopper::kPlainHeadDims));
 std::vector<Subject> subjects_of(int row) {
   std::vector<Subject> subjects;
   for (const Element element : kElements) {
-    subjects.push_back(
-        row < kTableRows
-            ? subject_of(hopper::forward_kernel_at(row, element))
-            : plain_subject(hopper::kPlainHeadDims[size_t(row - kTableRows)], element));
+    if (row >= kTableRows) {
+      const int head_dim = hopper::kPlainHeadDims[size_t(row - kTableRows)];
+      subjects.push_back(plain_subject(head_dim, element));
+      continue;
+    }
+    for (int variant = 0; variant < hopper::kNumVariants; ++variant) {
+      subjects.push_back(subject_of(hopper::forward_kernel_at(row, element, Variant(variant))));
+    }
   }
   return subjects;
 }

@@ -126,8 +126,8 @@ def test_gradients_reach_packed_inputs(device, module):
 
 
 @pytest.mark.parametrize("module", RECORDED, ids=["fa3", "fa2"])
-def test_the_lse_has_a_gradient(module):
-    leaves = [a.requires_grad_() for a in tensors("cpu", *[(2, 9, 4, 16)] * 3)]
+def test_the_lse_has_a_gradient(device, module):
+    leaves = [a.requires_grad_() for a in tensors(device, *[(2, 9, 4, 16)] * 3)]
     _, lse, *_ = module.flash_attn_func(*leaves, return_attn_probs=True)
     _, expected = fa3.attention(*leaves, return_lse=True)
     for ours, theirs in zip(
@@ -186,7 +186,7 @@ def test_kvcache_appends_in_place_and_attends_to_what_is_used(device, module):
 
 def test_kvcache_without_room_is_refused():
     q, cache, new = tensors("cpu", (1, 3, 2, 8), (1, 4, 2, 8), (1, 3, 2, 8))
-    with pytest.raises(fa3.InvalidArgument, match="k_cache: expected room for 5 rows, got 4"):
+    with pytest.raises(fa3.InvalidArgument, match="cache_seqlens, with the .*4.*, got 5"):
         fa3_names.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=2)
 
 
@@ -200,13 +200,13 @@ def lengths(*values, dtype=torch.int32):
         (
             {"cache_seqlens": -1},
             fa3.InvalidArgument,
-            "cache_seqlens: expected lengths >= 0, got -1",
+            "cache_seqlens: expected a length .*, got -1",
         ),
-        ({"cache_seqlens": lengths(3, -1)}, fa3.InvalidArgument, "cache_seqlens: .*>= 0, got -1"),
+        ({"cache_seqlens": lengths(1, -1)}, fa3.InvalidArgument, "cache_seqlens: .*, got -1"),
         (
             {"cache_seqlens": lengths(1, 3)},
             fa3.InvalidArgument,
-            "k_cache: expected room for 6 rows",
+            r"cache_seqlens, with the new rows: .*\[0, 5\].*got 6",
         ),
         ({"cache_seqlens": lengths(1)}, fa3.InvalidArgument, r"cache_seqlens: .*\(2,\)"),
         (
@@ -217,11 +217,11 @@ def lengths(*values, dtype=torch.int32):
         ({"cache_seqlens": [1, 1]}, fa3.InvalidArgument, "cache_seqlens: expected an int or"),
         ({"v": None}, fa3.InvalidArgument, "k, v: expected both or neither"),
         ({"k": None}, fa3.InvalidArgument, "k, v: expected both or neither"),
-        ({"k": torch.ones(2, 3, 1, 8)}, fa3.InvalidArgument, r"k: .*\(2, 3, 2, 8\).*\(2, 3, 1, 8"),
-        ({"k": torch.ones(1, 3, 2, 8)}, fa3.InvalidArgument, r"k: .*\(2, 3, 2, 8\).*\(1, 3, 2, 8"),
-        ({"v": torch.ones(2, 1, 2, 8)}, fa3.InvalidArgument, r"v: .*\(2, 3, 2, 8\).*\(2, 1, 2, 8"),
-        ({"k": torch.ones(2, 3, 2, 8).half()}, fa3.InvalidArgument, "k: .*got torch.float16"),
-        # What only the attention refuses, after the rows were written:
+        ({"k": torch.ones(2, 3, 1, 8)}, fa3.InvalidArgument, "k: .*heads of k_cache = 2 .*got 1"),
+        ({"k": torch.ones(1, 3, 2, 8)}, fa3.InvalidArgument, "k: expected batch = 2 .*got 1"),
+        ({"v": torch.ones(2, 1, 2, 8)}, fa3.InvalidArgument, "v: expected seq = 3"),
+        ({"k": torch.ones(2, 3, 2, 8).half()}, fa3.InvalidArgument, "k: .*dtype of k_cache"),
+        # What only the attention refuses:
         ({"softmax_scale": -1.0}, fa3.InvalidArgument, "scale: expected"),
         ({"q": torch.ones(2, 3, 3, 8)}, fa3.InvalidArgument, "q: expected a number of query heads"),
         ({"q": torch.ones(3, 3, 2, 8)}, fa3.InvalidArgument, "k: expected batch = 3"),
@@ -251,7 +251,7 @@ def test_kvcache_without_anything_to_append(module, batch, rows):
 
 def test_negative_lengths_without_new_rows_are_refused():
     q, cache = tensors("cpu", (1, 3, 2, 8), (1, 4, 2, 8))
-    with pytest.raises(fa3.InvalidArgument, match="seqused_k: .*-1"):
+    with pytest.raises(fa3.InvalidArgument, match="cache_seqlens, .*-1"):
         fa3_names.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=-1)
 
 
@@ -274,11 +274,10 @@ REFUSED = [
     (fa3_names.flash_attn_func, {"qv": torch.ones(1)}, "qv: expected None, got a tensor"),
     (fa3_names.flash_attn_func, {"q_descale": torch.ones(1)}, "q_descale: .*float8"),
     (fa3_names.flash_attn_func, {"attention_chunk": 4}, "attention_chunk: expected 0, got 4"),
-    (fa3_names.flash_attn_with_kvcache, {"page_table": torch.ones(1)}, "page_table: .*paged"),
     (fa3_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
     (fa2_names.flash_attn_func, {"dropout_p": 0.1}, "dropout_p: expected 0.0, got 0.1"),
     (fa2_names.flash_attn_func, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: .*no ALiBi"),
-    (fa2_names.flash_attn_with_kvcache, {"block_table": torch.ones(1)}, "block_table: .*paged"),
+    (fa2_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
 ]
 
 
@@ -291,6 +290,11 @@ def test_what_is_not_supported_is_refused_by_name(function, change, words):
         function(q, k, v, **change)
 
 
-def test_scheduler_metadata_is_refused():
-    with pytest.raises(fa3.Unsupported, match="plans inside the call"):
-        fa3_names.get_scheduler_metadata(1, 1, 1, 1, 1, 64, None)
+def test_scheduler_metadata_is_taken_back():
+    q, cache = tensors("cpu", (2, 1, 2, 8), (2, 5, 2, 8))
+    used = lengths(5, 2)
+    metadata = fa3_names.get_scheduler_metadata(2, 1, 5, 2, 2, 8, used)
+    call = {"cache_seqlens": used, "scheduler_metadata": metadata}
+    expected = fa3.attention(q, cache, cache, seqused_k=used)
+    for _ in range(2):
+        same(fa3_names.flash_attn_with_kvcache(q, cache, cache, **call), expected)

@@ -3,41 +3,23 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
+import builds
 import numpy as np
 import pytest
+from builds import ROOT
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import draw_speed
 
-ROOT = draw_speed.ROOT
 README = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 PYTHON = [code for language, code in SNIPPETS if language == "python"]
 CPP = [code for language, code in SNIPPETS if language == "cpp"]
 SHELL = [line for language, code in SNIPPETS if not language for line in code.splitlines()]
 COMMANDS = [line.split("#")[0].strip() for line in SHELL if line.startswith("fa3 ")]
-
-
-def built(name):
-    """A program of the build that the tests run on; skips where there is none."""
-    library = os.environ.get("FA3_LIBRARY")
-    if library is None:
-        pytest.skip("FA3_LIBRARY names no build")
-    program = Path(library).parent.parent / "bin" / name
-    if not program.exists():
-        pytest.skip(f"this build has no {name}")
-    return program
-
-
-def run(*command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -57,14 +39,14 @@ def test_there_are_snippets_to_run():
 def test_the_numpy_snippet_runs():
     pytest.importorskip("fa3", reason="the Python package is not built")
     assert "torch" not in PYTHON[1]
-    assert run(sys.executable, "-c", PYTHON[1]) == "(1, 1000, 8, 64) (1, 8, 1000)\n"
+    assert builds.run(sys.executable, "-c", PYTHON[1]) == "(1, 1000, 8, 64) (1, 8, 1000)\n"
 
 
 def test_the_torch_snippet_runs(hopper_or_cpu):
     pytest.importorskip("fa3", reason="the Python package is not built")
     device = hopper_or_cpu
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    said = run(sys.executable, "-c", PYTHON[0], env=os.environ | hidden)
+    said = builds.run(sys.executable, "-c", PYTHON[0], env=os.environ | hidden)
     assert said == f"torch.Size([2, 1024, 8, 128]) {device}{':0' * (device == 'cuda')}\n"
 
 
@@ -74,9 +56,9 @@ def test_the_cpp_snippet_is_the_example():
 
 
 def test_the_cpp_snippet_computes_on_the_gpu(hopper_or_cpu):
-    program = built("embed_gpu")
+    program = builds.program("embed_gpu")
     if hopper_or_cpu == "cuda":
-        assert "0x3f80 in bfloat16" in run(program)
+        assert "0x3f80 in bfloat16" in builds.run(program)
         return
     done = subprocess.run(
         [program], capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
@@ -85,24 +67,12 @@ def test_the_cpp_snippet_computes_on_the_gpu(hopper_or_cpu):
     assert done.stderr.startswith("fa3: no engine can run this call")
 
 
-def test_an_installed_library_builds_the_examples(tmp_path):
-    build = built("embed").parent.parent
-    if shutil.which("cmake") is None or shutil.which("g++") is None:
-        pytest.skip("no cmake or no g++ on this machine")
-    run("cmake", "--install", build, "--prefix", tmp_path / "fa3")
-    source = ["-S", ROOT / "examples" / "embed", "-B", tmp_path / "embed"]
-    run("cmake", *source, f"-DCMAKE_PREFIX_PATH={tmp_path / 'fa3'}")
-    run("cmake", "--build", tmp_path / "embed")
-    assert "workspace" in run(tmp_path / "embed" / "embed")
-    assert "works here" in run(tmp_path / "fa3" / "bin" / "fa3", "doctor")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_line_of_the_command_runs(command, tmp_path):
-    program = built("fa3")
+    program = builds.program("fa3")
     for name in "qkv":
         np.save(tmp_path / name, np.ones((1, 64, 2, 16), np.float32))
-    assert run(program, *command.split()[1:], cwd=tmp_path)
+    assert builds.run(program, *command.split()[1:], cwd=tmp_path)
 
 
 def test_the_picture_is_drawn_from_the_rows():

@@ -5,28 +5,20 @@ CMake writes the build files of the unpacked archive and Ninja walks through the
 command, which fails at the first file that is not there. `make wheel` compiles the same archive.
 """
 
-import shutil
-import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
+import builds
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD_SDIST = "import sys; from scikit_build_core.build import build_sdist as b; b(sys.argv[1])"
-
-
-def run(*command, cwd):
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
     folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, "-c", BUILD_SDIST, str(folder), cwd=ROOT)
+    builds.run(sys.executable, "-c", BUILD_SDIST, str(folder), cwd=builds.ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
@@ -36,13 +28,11 @@ def unpacked(tmp_path_factory):
 
 @pytest.mark.parametrize("cuda", ["OFF", "ON"])
 def test_every_file_that_the_build_names_is_in_the_archive(unpacked, tmp_path, cuda):
-    for tool in ("cmake", "ninja", *(["nvcc"] if cuda == "ON" else [])):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not on the PATH of this machine")
+    builds.need("cmake", "ninja", *(["nvcc"] if cuda == "ON" else []))
     as_a_wheel = "-DSKBUILD=2 -DFA3_DEVELOPER=OFF -DFA3_PYTHON=ON".split()
     source = ["cmake", "-S", str(unpacked), "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
-    run(*source, *as_a_wheel, f"-DFA3_CUDA={cuda}", "-B", str(tmp_path), cwd=tmp_path)
-    run("cmake", "--build", str(tmp_path), "--", "-n", cwd=tmp_path)
+    builds.run(*source, *as_a_wheel, f"-DFA3_CUDA={cuda}", "-B", str(tmp_path), cwd=tmp_path)
+    builds.run("cmake", "--build", str(tmp_path), "--", "-n", cwd=tmp_path)
 
 
 def test_the_archive_says_what_it_is(unpacked):

@@ -61,9 +61,7 @@ def test_values_gradients_and_strides_are_those_of_torch(device, calls, options)
     with front.sdpa():
         actual = run(tensors, **options)
     forward = "_scaled_dot_product_flash_attention" + ("_for_cpu" if device == "cpu" else "")
-    # What the GPU engine cannot do yet stays with torch: then fewer of the two calls are fa3's.
-    both = [forward, forward + "_backward"]
-    assert calls == both or (device == "cuda" and calls == both[: len(calls)])
+    assert calls == [forward, forward + "_backward"]
     tolerance = {"rtol": 0, "atol": 2e-5} if device == "cpu" else {"rtol": 0, "atol": 0.1}
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, **tolerance)

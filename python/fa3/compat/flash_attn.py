@@ -7,9 +7,8 @@ None) where the original returns (out, lse, probabilities): fa3 never forms the 
 """
 
 import fa3
-from fa3.compat._arguments import appended, length, options, unsupported
-
-PAGED = "paged caches are not supported yet"
+from fa3.compat._arguments import length, options, unsupported
+from fa3.compat._kvcache import attend
 
 
 def flash_attn_func(
@@ -106,17 +105,21 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
     block_table=None,
 ):
-    """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
+    """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q).
+
+    With block_table k and v are pages, and cu_seqlens_k holds the lengths of sequences in them.
+    """
     refuse(dropout_p, alibi_slopes)
-    unsupported(block_table=(block_table, None, PAGED))
+    keys = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
+    if block_table is not None:
+        keys = {"page_table": block_table, "seqused_k": cu_seqlens_k.diff()}
     result = fa3.attention(
         q,
         k,
         v,
         cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=length(max_seqlen_q),
-        max_seqlen_k=length(max_seqlen_k),
+        **keys,
         return_lse=True,
         **options(softmax_scale, causal, window_size, softcap, deterministic),
     )
@@ -215,20 +218,27 @@ def flash_attn_with_kvcache(
     num_splits=0,
     return_softmax_lse=False,
 ):
-    """Attention over the first cache_seqlens rows of the caches; k and v are appended in place."""
+    """Attention over the first cache_seqlens rows of the caches, or of pages (block_table).
+
+    k and v are first appended in place, turned by rotary_cos and rotary_sin, as q is.
+    """
     refuse(0.0, alibi_slopes)
-    unsupported(
-        rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
-        rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
-        cache_batch_idx=(cache_batch_idx, None, "not supported yet"),
-        cache_leftpad=(cache_leftpad, None, "not supported yet"),
-        block_table=(block_table, None, PAGED),
+    return attend(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        options(softmax_scale, causal, window_size, softcap),
+        cache_seqlens=cache_seqlens,
+        page_table=block_table,
+        batch_index=cache_batch_idx,
+        left_padding=cache_leftpad,
+        rotary=(rotary_cos, rotary_sin),
+        rotary_interleaved=rotary_interleaved,
+        num_splits=num_splits,
+        return_lse=return_softmax_lse,
     )
-    named = options(softmax_scale, causal, window_size, softcap)
-    with appended(k_cache, v_cache, k, v, cache_seqlens) as used:
-        return fa3.attention(
-            q, k_cache, v_cache, seqused_k=used, return_lse=return_softmax_lse, **named
-        )
 
 
 def refuse(dropout_p, alibi_slopes):

@@ -2,15 +2,16 @@
 """Drop-in for the module flash_attn_interface of FlashAttention-3: its functions, its order.
 
 Semantics are those of fa3.attention. What fa3 cannot do yet raises fa3.Unsupported with the
-argument's name. num_splits, pack_gqa, sm_margin and scheduler_metadata are hints for speed:
-accepted, without effect.
+argument's name. pack_gqa, sm_margin and scheduler_metadata are hints for speed: accepted, without
+effect. So is num_splits, but for caches: there it bounds the parts that keys are cut into.
 LSE is -inf for a row that sees no key, also where K is empty (the original gives +inf there).
 """
 
 import torch
 
 import fa3
-from fa3.compat._arguments import appended, length, options, unsupported
+from fa3.compat._arguments import length, options, unsupported
+from fa3.compat._kvcache import attend
 
 FLOAT8 = "float8 is not supported yet"
 NOT_YET = "not supported yet"
@@ -146,32 +147,32 @@ def flash_attn_with_kvcache(
     sm_margin=0,
     return_softmax_lse=False,
 ):
-    """Attention over the first cache_seqlens rows of the caches (b, s, hk, d | dv).
+    """Attention over the first cache_seqlens rows of the caches (b, s, hk, d | dv), or of pages.
 
-    k and v (b, s_new, hk, ...) are first written into the caches behind those rows, in place.
+    k and v (b, s_new, hk, ...), or packed with cu_seqlens_k_new, are first written into the caches
+    behind those rows, in place, turned by rotary_cos and rotary_sin, as q is.
     """
-    unsupported(
-        rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
-        rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
-        rotary_seqlens=(rotary_seqlens, None, "rotate q and k before the call"),
-        cache_batch_idx=(cache_batch_idx, None, NOT_YET),
-        cache_leftpad=(cache_leftpad, None, NOT_YET),
-        page_table=(page_table, None, "paged caches are " + NOT_YET),
-        cu_seqlens_k_new=(cu_seqlens_k_new, None, NOT_YET),
-    )
     refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
-    named = options(softmax_scale, causal, window_size, softcap)
-    with appended(k_cache, v_cache, k, v, cache_seqlens) as used:
-        return fa3.attention(
-            q,
-            k_cache,
-            v_cache,
-            seqused_k=used,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=length(max_seqlen_q),
-            return_lse=return_softmax_lse,
-            **named,
-        )
+    return attend(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        options(softmax_scale, causal, window_size, softcap),
+        cache_seqlens=cache_seqlens,
+        page_table=page_table,
+        batch_index=cache_batch_idx,
+        left_padding=cache_leftpad,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_new=cu_seqlens_k_new,
+        max_seqlen_q=max_seqlen_q,
+        rotary=(rotary_cos, rotary_sin),
+        rotary_interleaved=rotary_interleaved,
+        first_position=rotary_seqlens,
+        num_splits=num_splits,
+        return_lse=return_softmax_lse,
+    )
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
@@ -210,10 +211,12 @@ def get_scheduler_metadata(
     pack_gqa=None,
     sm_margin=0,
 ):
-    """Raises fa3.Unsupported: fa3 plans inside the call."""
-    raise fa3.Unsupported(
-        "get_scheduler_metadata: fa3 plans inside the call; pass scheduler_metadata=None"
-    )
+    """What flash_attn_with_kvcache takes as scheduler_metadata: an empty int32 tensor.
+
+    fa3 plans inside the call, from the shapes alone, and reads the lengths where it computes: there
+    is nothing to prepare, and nothing that new lengths would make stale.
+    """
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
 def refuse(qv, q_descale, k_descale, v_descale, attention_chunk):

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 from fa3 import ops
 from fa3._arrays import refuse_negated
 from fa3._options import engine_id, window_ends
-from fa3.errors import InvalidArgument
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import operators
 from fa3.torch.checks import refuse_other_than_tensor, refuse_tangents
 
@@ -54,6 +54,10 @@ def attention(
     seqused_k=None,
     max_seqlen_q=0,
     max_seqlen_k=0,
+    page_table=None,
+    batch_index=None,
+    left_padding=None,
+    num_splits=0,
     out=None,
     return_lse=False,
     deterministic=False,
@@ -81,6 +85,10 @@ def attention(
         seqused_k,
         max_seqlen_q,
         max_seqlen_k,
+        page_table,
+        batch_index,
+        left_padding,
+        num_splits,
         out,
         return_lse,
         deterministic,
@@ -104,6 +112,10 @@ def attend(
     seqused_k,
     max_seqlen_q,
     max_seqlen_k,
+    page_table,
+    batch_index,
+    left_padding,
+    num_splits,
     out,
     return_lse,
     deterministic,
@@ -129,8 +141,11 @@ def attend(
     )
     is_packed = cu_seqlens_q is not None or cu_seqlens_k is not None
     is_padded = seqused_q is not None or seqused_k is not None
-    is_rare = is_packed or is_padded or out is not None or sink is not None or wants_gradient
-    if not is_rare and engine == "auto" and num_threads == 0:
+    cache = ()
+    if page_table is not None or batch_index is not None or left_padding is not None or num_splits:
+        cache = (page_table, batch_index, left_padding, num_splits)
+    is_rare = is_packed or is_padded or cache or out is not None or sink is not None
+    if not (is_rare or wants_gradient) and engine == "auto" and num_threads == 0:
         is_plain = operators.is_plain_call(q, k, v)
         forward = operators.forward_kernel if is_plain else operators.forward
         # The dispatcher converts every argument that it is given: a microsecond for all of them.
@@ -148,28 +163,35 @@ def attend(
             raise InvalidArgument(
                 "out: expected None for tensors that need a gradient; use torch.no_grad()"
             )
+    if cache and wants_gradient:
+        raise Unsupported(
+            "page_table, batch_index, left_padding, num_splits: no gradient goes through a cache; "
+            "use torch.no_grad()"
+        )
     try:
         if wants_gradient:
             out, lse = Attention.apply(q, k, v, sink, *options, *rest)
         elif out is None:
-            out, lse = operators.forward(q, k, v, *options, sink, *rest)
+            out, lse = operators.forward(q, k, v, *options, sink, *rest, *cache)
         else:
-            lse = operators.forward_out(q, k, v, out, *options, sink, *rest)
+            lse = operators.forward_out(q, k, v, out, *options, sink, *rest, *cache)
     except RuntimeError as error:
         if type(error) is RuntimeError:
-            refuse_wrong_types(sink, options, lengths, num_threads)
+            refuse_wrong_types(sink, options, lengths, num_threads, cache)
         raise
     return (out, lse) if return_lse else out
 
 
-def refuse_wrong_types(sink, options, lengths, num_threads):
+def refuse_wrong_types(sink, options, lengths, num_threads, cache):
     """What the dispatcher refuses in terms of its schema, in terms of our arguments."""
-    names = "sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k".split()
-    for name, value in zip(names, (sink, *lengths[:4]), strict=True):
+    names = "sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
+    names += "page_table batch_index left_padding"
+    for name, value in zip(names.split(), (sink, *lengths[:4], *cache[:3]), strict=False):
         if value is not None:
             refuse_other_than_tensor(name, value)
     causal, left, right, softcap, scale = options
     integers = {"window[0]": left, "window[1]": right, "num_threads": num_threads}
+    integers |= {"num_splits": cache[3] if cache else 0}
     integers |= {"max_seqlen_q": lengths[4], "max_seqlen_k": lengths[5]}
     for name, value in integers.items():
         if not hasattr(value, "__index__"):

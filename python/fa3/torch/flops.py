@@ -42,11 +42,13 @@ def scores(q, k, options):
     """heads * sum over the batch of seqlen_q * seqlen_k."""
     lengths_q = packed_lengths(q, options, "cu_seqlens_q")
     lengths_k = packed_lengths(k, options, "cu_seqlens_k")
+    page_table = options[operators.PAGE_TABLE] if len(options) > operators.PAGE_TABLE else None
+    room = k.shape[1] if page_table is None else page_table.shape[1] * k.shape[1]
     if lengths_q is None:
         batch = q.shape[0] if lengths_k is None else len(lengths_k)
         lengths_q = [q.shape[1]] * batch
     if lengths_k is None:
-        lengths_k = [k.shape[1]] * len(lengths_q)
+        lengths_k = [room] * len(lengths_q)
     return q.shape[-2] * sum(a * b for a, b in zip(lengths_q, lengths_k, strict=True))
 
 

@@ -19,12 +19,17 @@ OPTIONS = (
     "Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, "
     "SymInt max_seqlen_k=0, bool deterministic=False, int engine=0, int num_threads=0"
 )
+# Of the forward operators alone, behind the others: no gradient goes through a cache.
+CACHE = "Tensor? page_table=None, Tensor? batch_index=None, Tensor? left_padding=None, " + (
+    "int num_splits=0"
+)
+PAGE_TABLE = 15  # its position behind q, k and v
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # device type: dispatch key
 SINK = 5  # its position among the options
 QKV = "Tensor q, Tensor k, Tensor v"
 SCHEMAS = {
-    "forward": f"({QKV}, {OPTIONS}) -> (Tensor out, Tensor lse)",
-    "forward_out": f"({QKV}, Tensor(a!) out, {OPTIONS}) -> Tensor lse",
+    "forward": f"({QKV}, {OPTIONS}, {CACHE}) -> (Tensor out, Tensor lse)",
+    "forward_out": f"({QKV}, Tensor(a!) out, {OPTIONS}, {CACHE}) -> Tensor lse",
     "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {OPTIONS}, Tensor? dlse=None) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
@@ -138,6 +143,10 @@ def run_forward(
     deterministic=False,
     engine=0,
     num_threads=0,
+    page_table=None,
+    batch_index=None,
+    left_padding=None,
+    num_splits=0,
 ):
     """Writes out and lse."""
     if NEEDS_DETACHED:
@@ -163,6 +172,10 @@ def run_forward(
         deterministic,
         engine,
         num_threads,
+        page_table,
+        batch_index,
+        left_padding,
+        num_splits,
         lend_like(q) if q.is_cuda else None,
     )
 

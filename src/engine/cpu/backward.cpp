@@ -254,9 +254,11 @@ void key_block_gradients(const Run& run, KeyBlock keys, const Buffers& buffers) 
       run.gradients.add(tile);
     }
   }
-  store_rows(
-      run, problem.dk, keys.b, keys.kv_head, row,
-      {.parts = buffers.dk, .factor = problem.scale, .rows = keys.count, .dim = problem.head_dim});
+  store_rows(run, problem.dk, keys.b, keys.kv_head, row,
+             {.parts = buffers.dk,
+              .factor = problem.gradient_scale(keys.k_rows.used),
+              .rows = keys.count,
+              .dim = problem.head_dim});
   store_rows(run, problem.dv, keys.b, keys.kv_head, row,
              {.parts = buffers.dv, .rows = keys.count, .dim = problem.head_dim_v});
 }
@@ -289,13 +291,14 @@ void key_part_task(const Run& run, int64_t b, int64_t kv_head, int64_t part,
 void query_task(const Run& run, int64_t b, int64_t head) {
   const BackwardProblem& problem = run.problem;
   const Rows rows = problem.lengths_q.rows_of(b);
-  const int64_t blocks = num_blocks(problem.lengths_k.rows_of(b).used, run.gradients.shape.keys);
+  const int64_t seqlen_k = problem.lengths_k.rows_of(b).used;
+  const int64_t blocks = num_blocks(seqlen_k, run.gradients.shape.keys);
   const int64_t part_floats = problem.heads_q * all_rows(problem) * padded(problem.head_dim);
   store_rows(run, problem.dq, b, head, rows.begin,
              {.parts = run.dq_at(0, b, head),
               .part_stride = part_floats,
               .num_parts = std::min(count_parts(problem), blocks),
-              .factor = problem.scale,
+              .factor = problem.gradient_scale(seqlen_k),
               .rows = rows.used,
               .dim = problem.head_dim});
 }

@@ -41,13 +41,23 @@ struct PartialRows {
 
 // Scratch memory of one thread; sizes are in tile_shape.h.
 struct BlockBuffers {
-  float* q = nullptr;              // packed query rows
-  float* k = nullptr;              // packed key tile, transposed
-  float* v = nullptr;              // packed value tile
+  float* q = nullptr;           // packed query rows
+  float* k = nullptr;           // packed key tile, transposed
+  float* v = nullptr;           // packed value tile
+  float* gathered_k = nullptr;  // a tile's rows from several pages, as they are; null: no pages
+  float* gathered_v = nullptr;
   float* scores = nullptr;         // (rows of a group, block_k)
   float* p = nullptr;              // (rows of a group, block_k), in the multiplier's format
   float* sum_lanes = nullptr;      // (rows, kMaxLanes): row sums, one per vector lane
   float* divisor_lanes = nullptr;  // likewise, of rounded weights; unused where none are rounded
+};
+
+// The pages of a sequence's keys and values. Keys count from `first_row` of the first page.
+struct KeyPages {
+  const int32_t* numbers = nullptr;  // null: no pages
+  int64_t rows = 1;                  // of a page
+  int64_t first_row = 0;
+  int64_t k_stride = 0, v_stride = 0;  // from one page to the next, in elements
 };
 
 // The rows of a block are the queries of one key head: row = position * group + head in the group.
@@ -63,6 +73,7 @@ struct BlockJob {
   const void* v = nullptr;
   int64_t q_row_stride = 0, q_head_stride = 0;
   int64_t k_row_stride = 0, v_row_stride = 0;
+  KeyPages pages;  // with pages, k and v are at page 0 and the head
 
   int64_t group = 1;
   int64_t first_row = 0;

@@ -2,6 +2,7 @@
 #include "engine/cpu/engine.h"
 
 #include "core/error.h"
+#include "engine/cpu/append.h"
 #include "engine/cpu/backward.h"
 #include "engine/cpu/forward.h"
 #include "engine/cpu/isa.h"
@@ -25,6 +26,7 @@ const Engine kCpuEngine = {
     .plan_backward = plan_backward,
     .run_backward = run_backward,
     .run_merge = run_merge,
+    .run_append = run_append,
 };
 
 const Engine kReferenceEngine = {

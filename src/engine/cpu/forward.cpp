@@ -92,13 +92,23 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.softcap = problem.softcap;
   visit_dtype(problem.dtype, [&]<class T>(T) {
     job.q = problem.q.at<T>(task.sequence, plan.q_rows.begin, first_head);
-    job.k = problem.k.at<T>(task.sequence, plan.k_rows.begin, kv_head);
-    job.v = problem.v.at<T>(task.sequence, plan.k_rows.begin, kv_head);
+    const bool paged = problem.key_places.paged();
+    const int64_t entry = paged ? 0 : problem.key_places.entry_of(task.sequence);
+    const int64_t first_key = paged ? 0 : plan.k_rows.begin;
+    job.k = problem.k.at<T>(entry, first_key, kv_head);
+    job.v = problem.v.at<T>(entry, first_key, kv_head);
   });
   job.q_row_stride = problem.q.row_stride;
   job.q_head_stride = problem.q.head_stride;
   job.k_row_stride = problem.k.row_stride;
   job.v_row_stride = problem.v.row_stride;
+  if (problem.key_places.paged()) {
+    job.pages = {.numbers = problem.key_places.pages_of(task.sequence),
+                 .rows = problem.key_places.page_size,
+                 .first_row = plan.k_rows.begin,
+                 .k_stride = problem.k.batch_stride,
+                 .v_stride = problem.v.batch_stride};
+  }
   job.group = problem.group();
   job.first_row = task.first_row;
   job.num_rows = task.num_rows;
@@ -153,7 +163,7 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
   const BlockTask task = block_task(run, plan, tasks.sequence, index);
   Carver carver = run.workspace.threads[worker];
   const ThreadScratch thread =
-      carve_thread(run.shape, run.problem.head_dim_v, run.workspace.rows_per_thread, carver);
+      carve_thread(run.shape, run.problem, run.workspace.rows_per_thread, carver);
 
   BlockJob jobs[kMaxHeadsTogether];
   float* parts[kMaxHeadsTogether];

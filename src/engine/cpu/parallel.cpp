@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
+#include <exception>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 
 #include "engine/cpu/float_environment.h"
@@ -54,8 +56,8 @@ class Pool {
     while (num_workers_ < wanted) {
       try {
         std::thread([this] { work(); }).detach();
-      } catch (const std::system_error&) {
-        return;  // fewer threads: slower, still right
+      } catch (const std::exception&) {
+        return;  // no thread or no memory for one: slower, still right
       }
       ++num_workers_;
     }
@@ -93,19 +95,14 @@ class Pool {
   int helpers_running_ = 0;  // started or still to start
 };
 
-// A fork copies the pool's memory but not its threads: the child starts with a new pool.
-std::atomic<Pool*> g_pool = nullptr;
-
+// A fork copies the pool's memory but not its threads: the child starts with a new pool, in the same
+// place, whatever state its parent's was in.
 Pool& pool() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_pool.store(new Pool); });
-  static Pool* const first = [] {
-    auto* made = new Pool;
-    g_pool.store(made);
-    return made;
-  }();
+  alignas(Pool) static std::byte memory[sizeof(Pool)];
+  static const auto make = [] { new (memory) Pool; };
+  static const int registered = (make(), pthread_atfork(nullptr, nullptr, make));
   (void)registered;
-  (void)first;
-  return *g_pool.load();
+  return *std::launder(reinterpret_cast<Pool*>(memory));
 }
 
 }  // namespace

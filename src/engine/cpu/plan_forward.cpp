@@ -48,6 +48,9 @@ std::string arithmetic_of(const Problem& problem) {
 std::string reasons(const Problem& problem, const TileShape& shape, const Plan& plan) {
   std::string why = concat(arithmetic_of(problem), "; key tiles of ", shape.block_k, " x (",
                            problem.head_dim, " + ", problem.head_dim_v, ") stay in the L2 cache; ");
+  if (problem.key_places.paged()) {
+    why += concat("keys are gathered from pages of ", problem.key_places.page_size, " rows; ");
+  }
   if (plan.num_splits > 1) {
     why += concat("few query rows, so keys are split into up to ", plan.num_splits,
                   " parts, merged in fixed order. ");
@@ -75,7 +78,7 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
   workspace.partials = carver.take<float>(partials);
   workspace.rows_per_thread = std::max(block_q_bound(problem, shape), shape.min_block_q);
   workspace.threads = take_thread_memory(carver, problem.num_threads, [&](Carver& thread) {
-    carve_thread(shape, problem.head_dim_v, workspace.rows_per_thread, thread);
+    carve_thread(shape, problem, workspace.rows_per_thread, thread);
   });
   return workspace;
 }

@@ -39,7 +39,7 @@ void softmax_row(const Problem& problem, int64_t b, int64_t head, int64_t q_row,
   const double sink = problem.sink != nullptr ? double{problem.sink[head]} : -kInfinity;
   double max = sink;
   for (int64_t key = row->keys.begin; key < row->keys.end; ++key) {
-    const T* k = problem.k.at<T>(b, k_rows.begin + key, head / problem.group());
+    const T* k = problem.key_row<T>(problem.k, b, k_rows.begin + key, head / problem.group());
     double score = double{problem.scale} * dot(q, k, problem.head_dim);
     if (problem.softcap > 0) {
       const double t = std::tanh(score / double{problem.softcap});
@@ -79,7 +79,7 @@ void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardSc
     softmax_row<T>(problem, b, head, q_row, q_rows, k_rows, &row);
     std::fill_n(scratch.o, problem.head_dim_v, 0.0);
     for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
-      const T* v = problem.v.at<T>(b, k_rows.begin + key, head / problem.group());
+      const T* v = problem.key_row<T>(problem.v, b, k_rows.begin + key, head / problem.group());
       for (int64_t c = 0; c < problem.head_dim_v; ++c) {
         scratch.o[c] += row.p[key] * double{to_float(v[c])};
       }

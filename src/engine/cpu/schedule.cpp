@@ -59,8 +59,8 @@ SequencePlan plan_sequence(const Problem& problem, int64_t sequence) {
   plan.streams = plan.num_rows <= kStreamRows;
   if (plan.num_rows <= kSplitRows && !plan.visible.empty()) {
     const int64_t from = plan.visible.begin / kMaxBlockK * kMaxBlockK;
-    plan.part_keys = part_keys(plan.visible.end - from);
-    plan.num_parts = num_parts(plan.visible.end - from);
+    plan.part_keys = part_keys(plan.visible.end - from, problem.num_splits);
+    plan.num_parts = num_parts(plan.visible.end - from, problem.num_splits);
   }
   plan.heads_together = choose_heads_together(problem, plan);
   return plan;
@@ -134,6 +134,7 @@ int64_t partials_bound(const Problem& problem, const TileShape& shape) {
   int64_t parts = std::min(
       problem.batch * kMaxParts,
       problem.batch + (problem.lengths_k.total + problem.batch * kMaxBlockK) / kMinPartKeys);
+  if (problem.num_splits > 0) parts = problem.batch * problem.num_splits;
   if (!problem.lengths_q.ragged && !problem.lengths_k.ragged) {
     parts = problem.batch * plan_sequence(problem, 0).num_parts;
     if (parts == problem.batch) return 0;

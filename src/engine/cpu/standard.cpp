@@ -44,7 +44,8 @@ void add_weighted_rows(const float* weights, const float* rows, int64_t count, i
 template <class T>
 void load_keys(const HeadTask& task, const Operand& operand, int64_t dim, float* rows) {
   for (int64_t key = 0; key < task.keys(); ++key) {
-    load_row(operand.at<T>(task.b, task.k_rows.begin + key, task.kv_head()), dim, rows + key * dim);
+    const int64_t row = task.k_rows.begin + key;
+    load_row(task.problem.key_row<T>(operand, task.b, row, task.kv_head()), dim, rows + key * dim);
   }
 }
 
@@ -235,7 +236,7 @@ void multiply_out(const HeadTask& task, const BackwardProblem& problem, const Bu
     load_row(problem.d_o.at<Out>(task.b, q_at, task.head), problem.head_dim_v, buffers.d_o);
     std::fill_n(buffers.gradient, problem.head_dim, 0.0f);
     for (int64_t key = 0; key < keys; ++key) {
-      const float weight = problem.scale * to_float(ds[q_row * keys + key]);
+      const float weight = problem.gradient_scale(keys) * to_float(ds[q_row * keys + key]);
       const float probability = to_float(p[q_row * keys + key]);
       add_weighted_rows(&weight, buffers.k + key * problem.head_dim, 1, problem.head_dim,
                         buffers.gradient);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/problem.h"
 #include "core/workspace.h"
 #include "engine/cpu/block_job.h"
 #include "engine/cpu/l2_cache.h"
@@ -83,14 +84,17 @@ inline TileShape tile_shape(int64_t head_dim, int64_t head_dim_v, GroupShape gro
   return shape;
 }
 
-// Keys of one part of a sequence's `visible_keys`; whole tiles.
-constexpr int64_t part_keys(int64_t visible_keys) {
-  return std::max(kMinPartKeys, round_up((visible_keys + kMaxParts - 1) / kMaxParts, kMaxBlockK));
+// Keys of one part of a sequence's `visible_keys`; whole tiles. At most `num_splits` parts, 0: as
+// many as pay.
+constexpr int64_t part_keys(int64_t visible_keys, int64_t num_splits) {
+  const int64_t most = num_splits > 0 ? num_splits : kMaxParts;
+  const int64_t least_keys = num_splits > 0 ? kMaxBlockK : kMinPartKeys;
+  return std::max(least_keys, round_up((visible_keys + most - 1) / most, kMaxBlockK));
 }
 
-constexpr int64_t num_parts(int64_t visible_keys) {
+constexpr int64_t num_parts(int64_t visible_keys, int64_t num_splits) {
   if (visible_keys <= 0) return 1;
-  const int64_t keys = part_keys(visible_keys);
+  const int64_t keys = part_keys(visible_keys, num_splits);
   return (visible_keys + keys - 1) / keys;
 }
 
@@ -115,13 +119,17 @@ struct ThreadScratch {
   BlockRange* group_keys = nullptr;
 };
 
-inline ThreadScratch carve_thread(const TileShape& shape, int64_t head_dim_v, int64_t block_q,
+inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem, int64_t block_q,
                                   Carver& carver) {
   ThreadScratch thread;
   BlockBuffers& buffers = thread.buffers;
   buffers.q = carver.take<float>(block_q, shape.q_stride);
   buffers.k = carver.take<float>(shape.block_k, shape.q_stride);
-  buffers.v = carver.take<float>(shape.block_k, round_up(head_dim_v, kMaxPanel));
+  buffers.v = carver.take<float>(shape.block_k, round_up(problem.head_dim_v, kMaxPanel));
+  if (problem.key_places.paged()) {
+    buffers.gathered_k = carver.take<float>(shape.block_k, problem.head_dim);
+    buffers.gathered_v = carver.take<float>(shape.block_k, problem.head_dim_v);
+  }
   const int64_t score_rows = std::max(shape.rows_per_group, kStreamRows);
   buffers.scores = carver.take<float>(score_rows, shape.block_k);
   buffers.p = carver.take<float>(score_rows, shape.block_k);

@@ -62,6 +62,18 @@ Status check_device(int device, Capability needed) {
                      "; the kernels need ", needed.major, ".", needed.minor);
 }
 
+Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream) {
+  const DeviceScope scope(device);
+  cudaError_t error = scope.error();
+  const auto queue = static_cast<cudaStream_t>(stream);
+  if (error == cudaSuccess) {
+    error = cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToHost, queue);
+  }
+  if (error == cudaSuccess) error = cudaStreamSynchronize(queue);
+  if (error == cudaSuccess) return {};
+  return {StatusCode::device_error, concat("cuda:", device, ": ", text_of(error))};
+}
+
 DeviceScope::DeviceScope(int device) {
   error_ = cudaGetDevice(&previous_);
   if (error_ != cudaSuccess) return;

@@ -97,17 +97,49 @@ __device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const
   }
 }
 
-// The 16 rows of a warp, of which `first_row` is the first in its sequence.
-template <Element E, int Count>
+// A sink is one more key of its head, without a value: it joins sum and LSE. Where it is above all
+// scores the LSE is counted from it; its part of the sum may overflow then, and O is zero.
+__device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to, int batch,
+                                                        const LaneRows& rows,
+                                                        const float (&ref)[kRowsPerThread],
+                                                        float (&sum)[kRowsPerThread]) {
+  const bool stores = to.lse.data && thread_in_block() % kQuadLanes == 0;
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    const float sink = rows.used[r] ? to.sink[rows.head[r]] : -kInfinity;
+    const bool rules = sink * kLog2E > ref[r];
+    const float smaller = sink == -kInfinity ? 0.0f : ex2(-fabsf(ref[r] - sink * kLog2E));
+    const float lse =
+        rules ? sink + lg2(1 + sum[r] * smaller) * kLn2 : (ref[r] + lg2(sum[r] + smaller)) * kLn2;
+    sum[r] += rules ? rcp(smaller) : smaller;
+    store_global_if(stores && rows.exists[r],
+                    to.lse.data + to.lse.strides.offset(batch, rows.head[r], rows.row[r]), lse);
+  }
+}
+
+// The 16 rows of a warp, of which `first_row` is the first in its sequence. General: of kernels that
+// know of sinks and of unused rows.
+template <Element E, bool General = false, int Count>
 __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
                                            int first_row, const float (&output)[Count],
                                            const RowState& state) {
-  const float sum[kRowsPerThread] = {quad_sum(state.sum[0]), quad_sum(state.sum[1])};
+  float sum[kRowsPerThread] = {quad_sum(state.sum[0]), quad_sum(state.sum[1])};
+  float ref[kRowsPerThread] = {state.ref[0], state.ref[1]};
   const LaneRows rows(to.pack, queries, first_row, thread_in_block());
-  store_lse(to.lse, queries.batch, rows, state.ref, sum);
+  if constexpr (General) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      if (!rows.used[r]) ref[r] = -kInfinity, sum[r] = 0;
+    }
+  }
+  if (General && to.sink) {
+    add_sinks_and_store_lse(to, queries.batch, rows, ref, sum);
+  } else {
+    store_lse(to.lse, queries.batch, rows, ref, sum);
+  }
   const LaneOutput lane_output(to.o, queries.batch, rows);
   store_output<E>(lane_output, output, sum);
-  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2>(lane_output, state.ref);
+  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2>(lane_output, ref);
 }
 
 }  // namespace fa3::cuda

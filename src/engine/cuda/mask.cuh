@@ -4,26 +4,32 @@
 #pragma once
 
 #include "engine/cuda/fragment.h"
-#include "engine/cuda/right_edge.h"
+#include "engine/cuda/key_window.h"
 #include "engine/cuda/rows.h"
 #include "engine/cuda/softmax.cuh"
 
 namespace fa3::cuda {
 
 // Scores of the keys from `first_key` up, for the 16 rows of each warp that holds `thread`.
-template <int Count>
-__device__ __forceinline__ void mask_scores(float (&scores)[Count], const RightEdge& edge,
-                                            HeadPack pack, int thread, int first_key) {
+template <class Edge, int Count>
+__device__ __forceinline__ void mask_scores(float (&scores)[Count], const Edge& edge, HeadPack pack,
+                                            int thread, int first_key) {
   const int row = fragment_row(thread);
-  int end[kRowsPerThread];  // from the thread's first column, so that scores compare with constants
+  const int lane_key = first_key + fragment_lane_column(thread);
+  // From the thread's first column, so that scores compare with constants.
+  int begin[kRowsPerThread], end[kRowsPerThread];
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
-    end[r] =
-        edge.end_of(pack.query(row + r * kRowDistance)) - first_key - fragment_lane_column(thread);
+    const int query = pack.query(row + r * kRowDistance);
+    end[r] = edge.end_of(query) - lane_key;
+    if constexpr (Edge::kHidesLeft) begin[r] = edge.begin_of(query) - lane_key;
   }
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    if (fragment_column(i) >= end[fragment_row_slot(i)]) scores[i] = -kInfinity;
+    const int column = fragment_column(i), r = fragment_row_slot(i);
+    bool hidden = column >= end[r];
+    if constexpr (Edge::kHidesLeft) hidden = hidden || column < begin[r];
+    if (hidden) scores[i] = -kInfinity;
   }
 }
 

@@ -60,14 +60,16 @@ struct ForwardOutput {
   RowFloats lse;
   HeadPack pack;
   bool some_rows_see_no_key;
+  const float* sink = nullptr;  // one for each query head; null: none
 };
 
-// The query rows of one sequence: q_begin, where it starts in the tensors, and how many there are.
+// The query rows of one sequence: where it starts in the tensors, and how many there are.
 struct QueryRows {
   int batch;
   int pack;  // number of the head pack
   int begin;
   int count;
+  int used;  // those from here on are written like rows that see no key, whatever they hold
 };
 
 // The two rows of a tile that a lane holds (fragment.h), as the tensors know them.
@@ -75,6 +77,7 @@ struct LaneRows {
   int head[kRowsPerThread];
   int row[kRowsPerThread];
   bool exists[kRowsPerThread];
+  bool used[kRowsPerThread];
 
   // first_row: the warp's, in its sequence.
   FA3_HD LaneRows(HeadPack pack, const QueryRows& queries, int first_row, unsigned thread) {
@@ -83,6 +86,7 @@ struct LaneRows {
       head[r] = pack.head(queries.pack, packed_row);
       row[r] = queries.begin + pack.query(packed_row);
       exists[r] = pack.query(packed_row) < queries.count;
+      used[r] = pack.query(packed_row) < queries.used;
     }
   }
 };

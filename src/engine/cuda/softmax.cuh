@@ -20,6 +20,7 @@
 namespace fa3::cuda {
 
 inline constexpr float kInfinity = __builtin_inff();
+inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
 // A weight of the guarded step must survive packing to fp16 (65504) and sums in fp32. A thread adds

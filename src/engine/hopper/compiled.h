@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every forward kernel that is built, each for fp16 and bf16: the whole support matrix on one page.
+// Every forward kernel that is built, each for fp16 and bf16 and in every Variant: the whole support
+// matrix on one page.
 // CMake writes one source file for each row into build/; plan_forward.cpp picks the row.
 // Tiles were chosen by measurement: docs/performance-hopper.md.
 #pragma once
@@ -14,6 +15,7 @@ namespace fa3::hopper {
 struct CompiledForward {
   ForwardConfig config;
   int64_t max_keys = INT64_MAX;  // chosen for key sequences up to this length
+  int64_t max_rows = INT64_MAX;  // and for so many rows of queries, heads packed, of each sequence
   const char* why;
 };
 
@@ -22,6 +24,18 @@ inline constexpr std::array kForwardTable{
     CompiledForward{
         .config = {.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .kv_slots = 8},
         .why = "softmax is the bottleneck at 64 columns: three warpgroups share it"},
+    CompiledForward{
+        .config = {.head_dim = 64,
+                   .head_dim_v = 64,
+                   .block_m = 64,
+                   .block_n = 32,
+                   .q_slots = 2,
+                   .kv_slots = 4,
+                   .ping_pong = false,
+                   .blocks = 3},
+        .max_keys = 64,
+        .max_rows = 64,
+        .why = "many sequences of a tile each: several thread blocks hide the latencies"},
     CompiledForward{.config = {.head_dim = 96,
                                .head_dim_v = 96,
                                .block_m = 192,
@@ -41,6 +55,18 @@ inline constexpr std::array kForwardTable{
                                .kv_slots = 5},
                     .max_keys = 1535,
                     .why = "short sequences: 192 rows are too coarse a grain"},
+    CompiledForward{
+        .config = {.head_dim = 128,
+                   .head_dim_v = 128,
+                   .block_m = 64,
+                   .block_n = 32,
+                   .q_slots = 2,
+                   .kv_slots = 4,
+                   .ping_pong = false,
+                   .blocks = 2},
+        .max_keys = 64,
+        .max_rows = 64,
+        .why = "many sequences of a tile each: several thread blocks hide the latencies"},
     CompiledForward{
         .config =
             {.head_dim = 192, .head_dim_v = 128, .block_m = 128, .block_n = 80, .kv_slots = 5},

@@ -23,6 +23,7 @@ const Engine kHopperEngine = {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
       return cuda::run_merge(problem, stream);
     },
+    .read_back = cuda::read_back,
 };
 
 }  // namespace fa3::hopper

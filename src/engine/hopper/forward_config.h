@@ -19,6 +19,14 @@ inline constexpr int kRowsPerWarpgroup = kWarpsPerWarpgroup * kRowsPerWarp;  // 
 inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
 inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
 
+// What a kernel is compiled for: each row of compiled.h comes in all of these.
+enum class Variant : unsigned char {
+  kDense,    // one length for all sequences, full or causal
+  kGeneral,  // windows, sinks and lengths of their own too
+  kCapped,   // softcap too
+};
+inline constexpr int kNumVariants = 3;
+
 struct ForwardConfig {
   Element element = Element::kBf16;
   int head_dim = 128;     // columns of Q and K as tiled; shorter heads are filled with zeros
@@ -28,13 +36,19 @@ struct ForwardConfig {
   int q_slots = 1;        // 2: the next tile's Q loads before this tile's is spent
   int kv_slots = 5;       // K and V tiles take turns in one ring
   bool ping_pong = true;  // warpgroups take turns to issue their products
+  int blocks = 1;         // thread blocks that share a multiprocessor
   bool guarded = true;    // softmax steps that leave the reference where it is (cuda/softmax.cuh)
+  Variant variant = Variant::kDense;
 
-  FA3_HD constexpr ForwardConfig with(Element e) const {
+  FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {
     ForwardConfig other = *this;
     other.element = e;
+    other.variant = v;
     return other;
   }
+
+  FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
+  FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
   FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }
@@ -43,15 +57,19 @@ struct ForwardConfig {
   // O's type.
   FA3_HD constexpr Element output() const { return element; }
 
-  // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512.
-  // After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 * 232 = 504, or
-  // 32 + 3 * 160 = 512. The producer spills below; the consumers need consumer_registers_used().
-  FA3_HD constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
-  FA3_HD constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
+  // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512, 80 for
+  // three times 256. After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 * 232 = 504,
+  // 32 + 3 * 160 = 512, 2 * (32 + 208) or 3 * (32 + 128) = 480. The producer spills below; the
+  // consumers need consumer_registers_used().
+  FA3_HD constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }
+  FA3_HD constexpr int consumer_registers() const {
+    if (consumers() == 1) return blocks == 3 ? 128 : 208;
+    return consumers() == 2 ? 232 : 160;
+  }
 
   // Spend registers on a shorter step between tiles. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.
-  FA3_HD constexpr bool short_tile_change() const { return consumers() == 2; }
+  FA3_HD constexpr bool short_tile_change() const { return consumers() <= 2; }
 
   // So many of a thread's weights are packed while the others are still exponentiated, which waits
   // for the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;

@@ -8,9 +8,9 @@
 
 namespace fa3::hopper {
 
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 ForwardKernel forward_entry() {
-  constexpr ForwardConfig kConfig = kForwardTable[Row].config.with(E);
+  constexpr ForwardConfig kConfig = kForwardTable[Row].config.with(E, V);
   return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>), smem_bytes<kConfig>()};
 }
 

@@ -13,10 +13,10 @@ struct ForwardKernel {
 };
 
 // Defined by the generated source file of row `Row` (forward_entry.cuh).
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 ForwardKernel forward_entry();
 
 // The kernel of a row of kForwardTable for an element type.
-ForwardKernel forward_kernel_at(int row, Element element);
+ForwardKernel forward_kernel_at(int row, Element element, Variant variant);
 
 }  // namespace fa3::hopper

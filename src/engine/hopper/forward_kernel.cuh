@@ -14,7 +14,7 @@ using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 namespace fa3::hopper {
 
 template <ForwardConfig C>
-__global__ void __launch_bounds__(C.threads(), 1)
+__global__ void __launch_bounds__(C.threads(), C.blocks)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   SmemPlan<C>& smem = *reinterpret_cast<SmemPlan<C>*>(raw_smem);

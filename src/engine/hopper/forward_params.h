@@ -5,13 +5,14 @@
 #include <cuda.h>
 
 #include "core/mask_rule.h"
-#include "engine/cuda/rows.h"
-#include "engine/hopper/piece/tile_order.h"
+#include "engine/cuda/soft_cap.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 
 namespace fa3::hopper {
 
 struct ForwardParams {
-  // 5-D maps, dimensions {column, packed head, row, head, batch}.
+  // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's are
+  // clipped (tensor_map.h).
   CUtensorMap q_map;
   CUtensorMap k_map;
   CUtensorMap v_map;
@@ -28,6 +29,12 @@ struct ForwardParams {
   int seqlen_k;
   MaskRuleOf<int> mask;
   float scale_log2;  // softmax scale * log2(e)
+
+  // Of kernels that are compiled for it.
+  cuda::SoftCap soft_cap;
+  const SequenceTiles* sequences;  // null: all sequences are as long
+  const int* num_entries;          // of `sequences`
+  bool q_is_clipped;               // Q's map too, which a packed tensor has dimensions for
 };
 
 }  // namespace fa3::hopper

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/mask_rule.h"
+#include "core/seqlen.h"
 #include "engine/cuda/rows.h"
 #include "engine/hopper/forward_entry.h"
 #include "engine/hopper/tensor_map.h"
@@ -12,18 +13,28 @@
 namespace fa3::hopper {
 
 struct ForwardLaunch {
-  TensorSpan q;
+  TensorSpan q;  // packed sequences are one batch entry
   TensorSpan k;
   TensorSpan v;
   TensorSpan o;
   RowFloats lse;
+  const float* sink = nullptr;  // null: none
   float scale = 0.0f;
+  float softcap = 0.0f;  // 0: none
   MaskRuleOf<int> mask;
-  int seqlen_k = 0;  // may be 0, where k and v stand for nothing
+  int seqlen_q = 0;     // of the longest sequence
+  int seqlen_k = 0;     // may be 0, where k and v stand for nothing
+  bool ragged = false;  // lengths differ; the device reads them, from these:
+  int64_t sequences = 0;
+  Lengths lengths_q;
+  Lengths lengths_k;
   int heads_per_kv_head = 1;
   HeadPack pack;              // choose_pack()
   void* workspace = nullptr;  // forward_workspace_bytes()
 };
+
+// As many query heads of a group of this size as can share a tile.
+HeadPack most_packed(int64_t heads_per_kv_head);
 
 // Which query heads of a group share a tile: they read the same keys.
 HeadPack choose_pack(const ForwardConfig& config, const ForwardLaunch& launch);

@@ -18,7 +18,7 @@ class TmaLoader {
       : params_(params), at_(at) {}
 
   // In parts, each as soon as its warpgroup has released the one before.
-  __device__ __forceinline__ void load_q(const WorkItem& item) {
+  __device__ __forceinline__ void load_q(const ItemOf<C>& item) {
     const HeadPack pack = params_.output.pack;
 #pragma unroll 1  // the producer has few registers
     for (int w = 0; w < C.consumers(); ++w) {
@@ -27,17 +27,14 @@ class TmaLoader {
       ring.wait_empty(q_);
       tile::load_rows(params_.q_map, kQ, kRowsPerWarpgroup,
                       at_.q(q_.slot()) + part_row * kQ.row_bytes(), ring.full(q_.slot()),
-                      {0, item.queries.begin + pack.query(item.first_row + part_row),
-                       item.queries.pack, item.queries.batch});
+                      place_of(item.queries, pack.query(item.first_row + part_row)));
     }
     q_.advance();
   }
 
   // K of a block, and V of the block that the last call was about.
-  __device__ __forceinline__ void load_kv(const WorkItem& item, int block) {
-    const ptx::TileCoordinates next{0, item.keys.begin + item.first_key + block * C.block_n,
-                                    item.queries.pack / params_.packs_per_kv_head,
-                                    item.queries.batch};
+  __device__ __forceinline__ void load_kv(const ItemOf<C>& item, int block) {
+    const ptx::TileCoordinates next = place_of(item, block);
     load_block(params_.k_map, kK, next);
     load_owed_v();
     owed_v_ = next;
@@ -53,6 +50,32 @@ class TmaLoader {
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
+
+  // Where a warpgroup's queries lie, from the `first` of their sequence on.
+  __device__ __forceinline__ ptx::TileCoordinates place_of(const cuda::QueryRows& queries,
+                                                           int first) const {
+    if (C.general() && params_.q_is_clipped) {
+      const int box = kRowsPerWarpgroup >> params_.output.pack.log2;
+      const int left = queries.used - first;
+      const int rows = left < 0 ? 0 : left < box ? left : box;
+      return {0, box - rows, queries.begin + first + rows, queries.pack};
+    }
+    return {0, queries.begin + first, queries.pack, queries.batch};
+  }
+
+  // Where a key block lies. Of a general kernel, keys past the sequence's end are kept out: NaN in
+  // a neighbour's V would reach this sequence's rows, although its weight is zero.
+  __device__ __forceinline__ ptx::TileCoordinates place_of(const ItemOf<C>& item, int block) const {
+    const int key = item.first_key + block * C.block_n;
+    const int kv_head = item.queries.pack / params_.packs_per_kv_head;
+    if constexpr (C.general()) {
+      const int left = item.keys.count - key;
+      const int rows = left < 0 ? 0 : left < C.block_n ? left : C.block_n;
+      return {0, item.keys.begin + key + rows, kv_head, item.keys.batch, C.block_n - rows};
+    } else {
+      return {0, item.keys.begin + key, kv_head, item.keys.batch};
+    }
+  }
 
   __device__ __forceinline__ void load_block(const CUtensorMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block) {
@@ -78,14 +101,17 @@ class Producer {
       : smem_(smem), at_(at), tiles_(params), loader_(params, at) {}
 
   __device__ __forceinline__ void run() {
-    for (; !tiles_.done(); tiles_.advance()) load_tile(tiles_.item());
-    announce({.num_blocks = 0});
+    for (; !tiles_.done(); tiles_.advance()) load_tile();
+    next_record().num_blocks = 0;
+    announce();
     loader_.load_owed_v();
   }
 
  private:
-  __device__ __forceinline__ void load_tile(const WorkItem& item) {
-    announce(item);
+  __device__ __forceinline__ void load_tile() {
+    ItemOf<C>& item = next_record();
+    tiles_.describe(item);
+    announce();
     const int last = item.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
     for (int block = last; block >= 0; --block) {
@@ -97,9 +123,13 @@ class Producer {
     }
   }
 
-  __device__ __forceinline__ void announce(const WorkItem& item) {
+  // Where the next tile is described; announce() shows it to the consumers.
+  __device__ __forceinline__ ItemOf<C>& next_record() {
     at_.item_ring().wait_empty(items_);
-    smem_.items[items_.slot()] = item;
+    return smem_.items[items_.slot()];
+  }
+
+  __device__ __forceinline__ void announce() {
     ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));
     items_.advance();
   }

@@ -31,7 +31,7 @@ class Consumer {
         q_ring_(at.q_ring(warpgroup)),
         warpgroup_(warpgroup),
         turns_(warpgroup),
-        score_{params.scale_log2} {}
+        score_(score_of(params)) {}
 
   __device__ __forceinline__ void run() {
     Registers r;
@@ -61,6 +61,7 @@ class Consumer {
   // costs more than an ordinary step. Measured: docs/performance-hopper.md.
   static constexpr int kMostCorrections = 3;
 
+  using Score = std::conditional_t<C.capped(), CappedScore, ScaledScore>;
   using KvCursor = RingCursor<C.kv_slots>;
 
   // A thread's share of a tile. Apart from the members, which the compiler only keeps in registers if
@@ -85,7 +86,7 @@ class Consumer {
     if (blocks_left_ == 0) {
       at_.item_ring().wait_full(item_.next());
       // Read as a whole, whatever it says: one wait for all of it.
-      const WorkItem& item = smem_.items[item_.next().slot()];
+      const ItemOf<C>& item = smem_.items[item_.next().slot()];
       blocks_left_ = item.num_blocks;
       mine_ = item.mine[warpgroup_];
       item_.advance();
@@ -135,6 +136,7 @@ class Consumer {
     release_spent_q();
     release_owed_v();
     owes_v_ = true;
+    score_.prepare(r.scores);
     StepResult result;
     weigh_ordinary(r, true, result);
     add_sums(r, result);
@@ -152,7 +154,9 @@ class Consumer {
     release_kv(k);
     release_spent_q();
 
-    const bool guarded = C.guarded && blocks_left_ < mine_.ordinary_from;
+    score_.prepare(r.scores);
+    const bool guarded =
+        C.guarded && blocks_left_ < mine_.ordinary_from && !mine_.edge.hides_left(block_begin());
     const RowState finished = r.rows;
     StepResult result;
     if (guarded) {
@@ -267,16 +271,38 @@ class Consumer {
 
   // ---- Softmax ----
 
+  static __device__ __forceinline__ Score score_of(const ForwardParams& params) {
+    if constexpr (C.capped()) {
+      return {params.soft_cap};
+    } else {
+      return {params.scale_log2};
+    }
+  }
+
   __device__ __forceinline__ void weigh_ordinary(Registers& r, bool starts_tile,
                                                  StepResult& result) {
     if (starts_tile) r.rows = RowState{};
-    if (blocks_left_ >= mine_.masked_from) mask(r);
+    if (blocks_left_ >= mine_.masked_from || mine_.edge.hides_left(block_begin())) mask(r);
     ordinary_step(r.scores, r.rows, score_, result);
   }
 
   __device__ __forceinline__ void mask(Registers& r) {
-    mask_scores(r.scores, mine_.edge, params_.output.pack, int(thread_in_block() % kWarpgroupSize),
-                blocks_left_ * C.block_n);
+    mask_scores(r.scores, edge(), params_.output.pack, int(thread_in_block() % kWarpgroupSize),
+                block_begin());
+  }
+
+  // That of two sides is read again at each use: it has no registers.
+  __device__ __forceinline__ const auto& edge() const {
+    if constexpr (C.general()) {
+      return smem_.items[item_.slot()].mine[warpgroup_].edge;
+    } else {
+      return mine_.edge;
+    }
+  }
+
+  // Of the current block, counted like the tile's keys.
+  __device__ __forceinline__ int block_begin() const {
+    return blocks_left_ * C.block_n;
   }
 
   __device__ __forceinline__ void weigh_guarded(Registers& r, KvCursor v, StepResult& result) {
@@ -291,7 +317,7 @@ class Consumer {
   // The guard has fired in this warp: brings its weights back into range, the output with them. Weights
   // that overflowed are gone with their scores: their block counts for nothing until redo_block().
   __device__ __forceinline__ void correct(Registers& r, StepResult& result) {
-    WorkItem& item = smem_.items[item_.slot()];
+    ItemOf<C>& item = smem_.items[item_.slot()];
     const unsigned warp = consumer_warp();
     if (is_lane_0()) ++item.corrections[warp];
     __syncwarp();
@@ -311,6 +337,7 @@ class Consumer {
     blocks_left_ = ~blocks_left_;
     mine_.ordinary_from = 0;
     compute_scores_again(r, smem_.items[item_.slot()]);
+    score_.prepare(r.scores);
     StepResult result;
     ordinary_step(r.scores, r.rows, score_, result);
     rescale(r, result);
@@ -318,14 +345,14 @@ class Consumer {
     pack<0, kScores>(r);
   }
 
-  __device__ __forceinline__ void compute_scores_again(Registers& r, const WorkItem& item) {
+  __device__ __forceinline__ void compute_scores_again(Registers& r, const ItemOf<C>& item) {
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
     score_again<C.element, C.head_dim>(
         r.scores, params_.q, item.queries.batch,
         LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
-        params_.k.at(item.queries.batch, kv_head, first_key), params_.k.strides.row);
+        params_.k.at(item.keys.batch, kv_head, first_key), params_.k.strides.row);
   }
 
   // To the reference that the step has left.
@@ -353,9 +380,9 @@ class Consumer {
   // The next tile's record is the current one by now.
   __device__ __forceinline__ void finish_tile(Registers& r, const RowState& rows) {
     const uint32_t item_slot = item_.previous().slot();
-    const WorkItem& item = smem_.items[item_slot];
-    store_rows<C.output()>(params_.output, item.queries,
-                           item.first_row + int(consumer_warp()) * kRowsPerWarp, r.output, rows);
+    const ItemOf<C>& item = smem_.items[item_slot];
+    const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
+    store_rows<C.output(), C.general()>(params_.output, item.queries, first_row, r.output, rows);
     release_item(item_slot);
   }
 
@@ -416,12 +443,12 @@ class Consumer {
   const Ring<C.q_slots> q_ring_;  // this warpgroup's
   const int warpgroup_;
   const Turns<C.consumers(), C.ping_pong> turns_;
-  const ScaledScore score_;
+  const Score score_;
 
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
   RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
-  RowBlocks mine_{};     // of the current tile, this warpgroup's
+  typename ItemOf<C>::Blocks mine_{};  // of the current tile, this warpgroup's
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
   bool owes_v_ = false;  // the V of the block before is still in the ring, and nobody's

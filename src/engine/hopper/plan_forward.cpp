@@ -15,14 +15,38 @@ namespace {
 constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 bytes at least
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
+constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for each part of them
 
-// Reaches beyond the longest sequence say the same in 32 bits.
-MaskRuleOf<int> narrow(const MaskRule& mask) {
-  return {int(std::min(mask.left, kMaxRows)), int(std::min(mask.right, kMaxRows))};
+// In 32 bits. A window that reaches over the longest sequence hides nothing.
+MaskRuleOf<int> narrow(const Problem& p) {
+  MaskRuleOf<int> mask;
+  if (p.mask.left < p.lengths_k.max) mask.left = int(p.mask.left);
+  if (p.mask.right == 0 || p.mask.right < p.lengths_q.max) mask.right = int(p.mask.right);
+  return mask;
 }
 
+bool is_ragged(const Problem& p) {
+  return p.lengths_q.ragged || p.lengths_k.ragged;
+}
+
+// Packed sequences are one long batch entry.
+struct Extents {
+  int64_t batches;
+  int64_t rows;
+};
+Extents extents_of(const Lengths& lengths, int64_t batch) {
+  return lengths.in_one_tensor ? Extents{1, lengths.total} : Extents{batch, lengths.max};
+}
+
+// A window between two bounds is what one query sees.
 ForwardShape shape_of(const Problem& p) {
-  return {p.head_dim, p.head_dim_v, p.lengths_q.max, p.lengths_k.max};
+  const MaskRuleOf<int> mask = narrow(p);
+  const bool bounded = mask.left >= 0 && mask.right >= 0;
+  const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
+  // Of one length, sequences are spread over multiprocessors by their tiles; ragged ones may be many.
+  const int64_t rows = is_ragged(p) ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX;
+  return {p.head_dim, std::min(p.head_dim_v, kMaxColumnsV), std::min(window, p.lengths_k.max),
+          rows};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -34,6 +58,11 @@ Status check_layouts(const ForwardLaunch& a) {
   FA3_TRY(check("k", a.k));
   FA3_TRY(check("v", a.v));
   return check("o", a.o);
+}
+
+const char* mask_name(const MaskRuleOf<int>& mask) {
+  if (mask.hides_nothing()) return "";
+  return mask.left == mask.kUnbounded && mask.right == 0 ? " causal" : " window";
 }
 
 bool nothing_to_do(const ForwardLaunch& a) {
@@ -50,6 +79,13 @@ void stand_in_for_missing_keys(ForwardLaunch* a) {
 }
 
 }  // namespace
+
+Variant variant_of(const Problem& p) {
+  if (p.softcap != 0.0f) return Variant::kCapped;
+  const MaskRuleOf<int> mask = narrow(p);
+  const bool window = mask.left != mask.kUnbounded || mask.right > 0;
+  return window || p.has_sink || is_ragged(p) ? Variant::kGeneral : Variant::kDense;
+}
 
 bool is_causal(const MaskRule& mask) {
   return mask.right == 0 && mask.left == MaskRule::kUnbounded;
@@ -69,72 +105,91 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
 int choose_row(const ForwardShape& shape) {
   int best = kNoRow;
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
-    const auto& [config, max_keys, why] = kForwardTable[row];
+    const auto& [config, max_keys, max_rows, why] = kForwardTable[row];
     if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
     if (best != kNoRow) {
       const ForwardConfig& group = kForwardTable[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
     }
-    if (shape.seqlen_k <= max_keys) best = row;
+    if (shape.keys <= max_keys && shape.rows <= max_rows) best = row;
   }
   return best;
 }
 
-Status check_features(const Problem& p) {
+Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   if (p.o.dtype != p.dtype) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of ", name_of(p.dtype));
   }
-  if (p.lengths_q.packed() || p.lengths_k.packed()) return unsupported("packed sequences");
-  if (p.lengths_q.ragged || p.lengths_k.ragged) return unsupported("sequences of unequal lengths");
-  if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
-  if (p.softcap != 0.0f) return unsupported("softcap");
-  if (p.has_sink) return unsupported("sink logits");
+  if (p.key_places.elsewhere) return unsupported("page_table, batch_index and left_padding");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }
   if (choose_row(shape_of(p)) == kNoRow) {
-    return unsupported("no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
-                       "; the largest have 256 and 256");
+    return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
-  if (p.lengths_q.max > kMaxRows || p.lengths_k.max > kMaxRows) {
-    return unsupported("sequences longer than 2^30");
+  if (extents_of(p.lengths_q, p.batch).rows > kMaxRows ||
+      extents_of(p.lengths_k, p.batch).rows > kMaxRows || p.batch > kMaxRows) {
+    return unsupported("more than 2^30 rows of a sequence or of packed ones, or 2^30 sequences");
   }
   return {};
 }
 
-ForwardLaunch launch_of(const Problem& p) {
+Status check_features(const Problem& p) {
+  FA3_TRY(check_forward(p));
+  if (is_ragged(p)) return unsupported("sequences of unequal lengths");
+  if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
+  if (p.softcap != 0.0f) return unsupported("softcap");
+  if (p.has_sink) return unsupported("sink logits");
+  return {};
+}
+
+ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
+  const int64_t columns_v = std::min(p.head_dim_v - first_column, kMaxColumnsV);
+  const auto from_column = [&](Operand operand) {
+    operand.data = static_cast<std::byte*>(operand.data) + first_column * size_of(p.dtype);
+    return operand;
+  };
   ForwardLaunch launch;
-  launch.q = span_of(p.q, p.batch, p.lengths_q.max, p.heads_q, p.head_dim);
-  launch.k = span_of(p.k, p.batch, p.lengths_k.max, p.heads_k, p.head_dim);
-  launch.v = span_of(p.v, p.batch, p.lengths_k.max, p.heads_k, p.head_dim_v);
-  launch.o = span_of(p.o, p.batch, p.lengths_q.max, p.heads_q, p.head_dim_v);
+  const auto [q_batches, q_rows] = extents_of(p.lengths_q, p.batch);
+  const auto [k_batches, k_rows] = extents_of(p.lengths_k, p.batch);
+  launch.q = span_of(p.q, q_batches, q_rows, p.heads_q, p.head_dim);
+  launch.k = span_of(p.k, k_batches, k_rows, p.heads_k, p.head_dim);
+  launch.v = span_of(from_column(p.v), k_batches, k_rows, p.heads_k, columns_v);
+  launch.o = span_of(from_column(p.o), q_batches, q_rows, p.heads_q, columns_v);
   launch.lse = {p.lse.data, {p.lse.batch_stride, p.lse.head_stride, p.lse.row_stride}};
   launch.scale = p.scale;
-  launch.mask = narrow(p.mask);
+  launch.softcap = p.softcap;
+  launch.sink = p.sink;
+  launch.mask = narrow(p);
+  launch.seqlen_q = int(p.lengths_q.max);
   launch.seqlen_k = int(p.lengths_k.max);
+  launch.ragged = is_ragged(p);
+  launch.sequences = p.batch;
+  launch.lengths_q = p.lengths_q;
+  launch.lengths_k = p.lengths_k;
   launch.heads_per_kv_head = int(p.group());
-  if (launch.seqlen_k == 0) stand_in_for_missing_keys(&launch);
+  if (launch.k.rows == 0) stand_in_for_missing_keys(&launch);
   return launch;
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
-  FA3_TRY(check_features(problem));
+  FA3_TRY(check_forward(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   ForwardLaunch launch = launch_of(problem);
   FA3_TRY(check_layouts(launch));
   const int row = choose_row(shape_of(problem));
-  const auto& [c, max_keys, why] = kForwardTable[row];
+  const auto& [c, max_keys, max_rows, why] = kForwardTable[row];
   launch.pack = choose_pack(c, launch);
   const int64_t num_tiles = forward_num_tiles(c, launch);
   if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
 
   plan->engine = "hopper";
   plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                        " ", c.block_m, "x", c.block_n, is_causal(problem.mask) ? " causal" : "");
-  plan->variant = row;
+                        " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
+  plan->variant = row * kNumVariants + int(variant_of(problem));
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = launch.pack.heads();
@@ -144,19 +199,24 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (plan->packed_heads > 1) {
     plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
   }
+  if (problem.head_dim_v > kMaxColumnsV) {
+    plan->why += concat("; a launch for every ", kMaxColumnsV, " columns of the values");
+  }
   return {};
 }
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
-  ForwardLaunch launch = launch_of(problem);
-  if (nothing_to_do(launch)) return {};
-  launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
-  launch.workspace = workspace;
+  if (nothing_to_do(launch_of(problem))) return {};
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
-  if (error == cudaSuccess) {
-    error = launch_forward(forward_kernel_at(plan.variant, element_of(problem.dtype)), launch,
-                           static_cast<cudaStream_t>(stream));
+  const ForwardKernel kernel = forward_kernel_at(
+      plan.variant / kNumVariants, element_of(problem.dtype), Variant(plan.variant % kNumVariants));
+  for (int64_t column = 0; error == cudaSuccess && column < problem.head_dim_v;
+       column += kMaxColumnsV) {
+    ForwardLaunch launch = launch_of(problem, column);
+    launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
+    launch.workspace = workspace;
+    error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

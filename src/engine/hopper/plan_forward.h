@@ -16,14 +16,20 @@ constexpr int kNoRow = -1;
 struct ForwardShape {
   int64_t head_dim;
   int64_t head_dim_v;
-  int64_t seqlen_q;
-  int64_t seqlen_k;
+  int64_t keys;              // that a query may see
+  int64_t rows = INT64_MAX;  // of ragged sequences' queries, heads packed
 };
 
 // The row of kForwardTable for a shape, or kNoRow.
 int choose_row(const ForwardShape& shape);
 
-// What the kernels cannot do yet, in a sentence; OK if they can. Needs no GPU.
+// The least that a kernel must be compiled for.
+Variant variant_of(const Problem& problem);
+
+// What no forward kernel can do yet, in a sentence; OK if one can. Needs no GPU.
+Status check_forward(const Problem& problem);
+
+// The same for both passes: the backward has no windows, softcap, sinks or lengths of its own yet.
 Status check_features(const Problem& problem);
 
 // A problem's words in the kernels'. Shared with the backward.
@@ -32,7 +38,8 @@ Element element_of(DType dtype);
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
                    int64_t columns);
 
-ForwardLaunch launch_of(const Problem& problem);
+// The launch for the values' columns from `first_column` on.
+ForwardLaunch launch_of(const Problem& problem, int64_t first_column = 0);
 
 Status plan_forward(const Problem& problem, Plan* plan);
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream);

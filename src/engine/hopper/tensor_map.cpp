@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+
 namespace fa3::hopper {
 namespace {
 
@@ -32,6 +34,29 @@ bool encodable(int64_t extent, int64_t stride, int element_bytes) {
   return extent <= 1 || (bytes > 0 && bytes < kMaxStride && bytes % kStrideAlignment == 0);
 }
 
+using Extents = std::array<cuuint64_t, kDims>;
+using Strides = std::array<cuuint64_t, kDims - 1>;  // that of columns is one element
+using Box = std::array<cuuint32_t, kDims>;
+
+bool encode(CUtensorMap& map, void* data, const Extents& extents, const Strides& strides,
+            const Box& box, Element element, tile::TileLayout layout) {
+  static const auto encoder = find_encoder();
+  if (encoder == nullptr) return false;
+  constexpr cuuint32_t kElementStrides[kDims] = {1, 1, 1, 1, 1};
+  const auto type = element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const auto swizzle =
+      layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  return encoder(&map, type, kDims, data, extents.data(), strides.data(), box.data(),
+                 kElementStrides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+void* rows_before(void* data, uint64_t bytes) {
+  return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) - bytes);
+}
+
 }  // namespace
 
 const char* tensor_map_obstacle(const TensorSpan& t) {
@@ -51,27 +76,44 @@ const char* tensor_map_obstacle(const TensorSpan& t) {
 
 bool encode_tensor_map(CUtensorMap& map, const TensorSpan& t, Element element,
                        tile::TileLayout layout, int box_rows, int packed_heads) {
-  static const auto encode = find_encoder();
-  if (encode == nullptr) return false;
-  const int64_t packs = t.heads / packed_heads;
-  const cuuint64_t extents[kDims] = {cuuint64_t(t.columns), cuuint64_t(packed_heads),
-                                     cuuint64_t(t.rows), cuuint64_t(packs), cuuint64_t(t.batches)};
   const int bytes = t.element_bytes;
-  const cuuint64_t strides[kDims - 1] = {stride_bytes(packed_heads, t.head_stride, bytes),
-                                         stride_bytes(t.rows, t.row_stride, bytes),
-                                         stride_bytes(packs, t.head_stride * packed_heads, bytes),
-                                         stride_bytes(t.batches, t.batch_stride, bytes)};
-  const cuuint32_t box[kDims] = {cuuint32_t(layout.slab_columns()), cuuint32_t(packed_heads),
-                                 cuuint32_t(box_rows / packed_heads), 1, 1};
-  const cuuint32_t element_strides[kDims] = {1, 1, 1, 1, 1};
-  const CUresult result =
-      encode(&map,
-             element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             kDims, t.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS;
+  const int64_t packs = t.heads / packed_heads;
+  const Extents extents = {cuuint64_t(t.columns), cuuint64_t(packed_heads), cuuint64_t(t.rows),
+                           cuuint64_t(packs), cuuint64_t(t.batches)};
+  const Strides strides = {stride_bytes(packed_heads, t.head_stride, bytes),
+                           stride_bytes(t.rows, t.row_stride, bytes),
+                           stride_bytes(packs, t.head_stride * packed_heads, bytes),
+                           stride_bytes(t.batches, t.batch_stride, bytes)};
+  const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(packed_heads),
+                   cuuint32_t(box_rows / packed_heads), 1, 1};
+  return encode(map, t.data, extents, strides, box, element, layout);
+}
+
+bool encode_clipped_map(CUtensorMap& map, const TensorSpan& t, Element element,
+                        tile::TileLayout layout) {
+  const int bytes = t.element_bytes;
+  const uint64_t row = stride_bytes(t.rows, t.row_stride, bytes);
+  const Extents extents = {cuuint64_t(t.columns), cuuint64_t(layout.rows), cuuint64_t(t.rows + 1),
+                           cuuint64_t(t.heads), cuuint64_t(t.batches)};
+  const Strides strides = {row, row, stride_bytes(t.heads, t.head_stride, bytes),
+                           stride_bytes(t.batches, t.batch_stride, bytes)};
+  const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(layout.rows), 1, 1, 1};
+  return encode(map, rows_before(t.data, layout.rows * row), extents, strides, box, element,
+                layout);
+}
+
+bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& t, Element element,
+                            tile::TileLayout layout, int box_rows, int packed_heads) {
+  const int bytes = t.element_bytes;
+  const int64_t packs = t.heads / packed_heads, queries = box_rows / packed_heads;
+  const uint64_t row = stride_bytes(t.rows, t.row_stride, bytes);
+  const Extents extents = {cuuint64_t(t.columns), cuuint64_t(packed_heads), cuuint64_t(queries),
+                           cuuint64_t(t.rows + 1), cuuint64_t(packs)};
+  const Strides strides = {stride_bytes(packed_heads, t.head_stride, bytes), row, row,
+                           stride_bytes(packs, t.head_stride * packed_heads, bytes)};
+  const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(packed_heads), cuuint32_t(queries),
+                   1, 1};
+  return encode(map, rows_before(t.data, queries * row), extents, strides, box, element, layout);
 }
 
 }  // namespace fa3::hopper

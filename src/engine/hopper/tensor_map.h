@@ -37,4 +37,15 @@ const char* tensor_map_obstacle(const TensorSpan& tensor);
 bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
                        tile::TileLayout layout, int box_rows, int packed_heads = 1);
 
+// A clipped map reads tiles that end with any row of the tensor: at row r and inner coordinate i come
+// the layout.rows - i rows before row r, then zeros. The rows have two dimensions to that end, of one
+// stride and with an origin one tile before the tensor.
+bool encode_clipped_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
+                        tile::TileLayout layout);
+
+// The same with packed heads, of a tensor of one batch entry: dimensions {column, packed head, row of
+// the tile, row, head pack}. The tile has `box_rows` rows, heads packed.
+bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& tensor, Element element,
+                            tile::TileLayout layout, int box_rows, int packed_heads);
+
 }  // namespace fa3::hopper

@@ -11,11 +11,17 @@ namespace fa3::hopper {
 
 template <ForwardConfig C>
 class TileStream {
+  using Edge = decltype(ItemOf<C>::Blocks::edge);
+
  public:
   __device__ __forceinline__ explicit TileStream(const ForwardParams& params)
-      : params_(params), tile_(int(blockIdx.x)) {}
+      : params_(params), tile_(int(blockIdx.x)) {
+    if (listed()) num_listed_ = *params.num_entries * params.order.num_packs;
+  }
 
-  __device__ __forceinline__ bool done() const { return tile_ >= params_.order.num_tiles(); }
+  __device__ __forceinline__ bool done() const {
+    return tile_ >= (listed() ? num_listed_ : params_.order.num_tiles());
+  }
 
   // Settles which tile is next. The later it is asked, the better the end of the work evens out; the
   // answer takes about a microsecond.
@@ -26,36 +32,74 @@ class TileStream {
   }
   __device__ __forceinline__ void advance() { tile_ = next_tile_; }
 
-  // Both ends of a row's keys grow with the row: the first row's begin and the last one's end are the
-  // tile's.
-  __device__ __forceinline__ WorkItem item() const {
-    const TileIndex index = params_.order.tile(tile_);
-    const HeadPack pack = params_.output.pack;
-    const int seqlen_q = params_.seqlen_q, seqlen_k = params_.seqlen_k;
-    const int first_row = index.m_block * C.block_m;
-    const int first_block =
-        params_.mask.keys_of(pack.query(first_row), seqlen_q, seqlen_k).begin / C.block_n;
-    WorkItem item{.first_row = first_row,
-                  .queries = {index.batch, index.pack, 0, seqlen_q},
-                  .keys = {.begin = 0, .count = seqlen_k},
-                  .first_key = first_block * C.block_n};
-    for (int w = 0; w < C.consumers(); ++w) {
-      const int q_begin = pack.query(first_row + w * kRowsPerWarpgroup);
-      const int q_end = pack.query(first_row + (w + 1) * kRowsPerWarpgroup);
-      if (q_begin >= seqlen_q) break;
-      item.mine[w] = row_blocks(
-          block_range(params_.mask, q_begin, q_end < seqlen_q ? q_end : seqlen_q, seqlen_q,
-                      seqlen_k),
-          RightEdge::of(params_.mask, q_begin, seqlen_q, seqlen_k), C.block_n, first_block);
-      item.num_blocks = item.mine[w].count;
+  // Writes the tile's record, where it is read: the producer has no registers to spare for it.
+  __device__ __forceinline__ void describe(ItemOf<C>& item) const {
+    if (listed()) {
+      const int entry = tile_ / params_.order.num_packs;
+      SequenceTiles s = params_.sequences[entry];
+      const TileIndex index = s.order.tile(tile_ - s.first_entry * params_.order.num_packs);
+      s.queries.pack = index.pack;
+      describe(item, index.m_block, s.queries, s.keys);
+    } else {
+      const int rows = params_.seqlen_q;
+      const TileIndex index = params_.order.tile(tile_);
+      describe(item, index.m_block, {index.batch, index.pack, 0, rows, rows},
+               {index.batch, 0, params_.seqlen_k});
     }
-    return item;
   }
 
  private:
+  __device__ __forceinline__ bool listed() const { return C.general() && params_.sequences; }
+
+  // Both ends of a row's keys grow with the row: the first row's begin and the last one's end are the
+  // tile's.
+  __device__ __forceinline__ void describe(ItemOf<C>& item, int m_block,
+                                           const cuda::QueryRows& queries,
+                                           const KeyRows& keys) const {
+    const int first_row = m_block * C.block_m;
+    const int first_key =
+        params_.mask.keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
+    int num_blocks = 0;
+#pragma unroll 1
+    for (int w = 0; w < C.consumers(); ++w) {
+      const typename ItemOf<C>::Blocks blocks =
+          blocks_of(first_row + w * kRowsPerWarpgroup, queries, keys.count, first_key);
+      item.mine[w] = blocks;
+      if (blocks.count > num_blocks) num_blocks = blocks.count;
+    }
+    item.num_blocks = num_blocks;
+    item.first_row = first_row;
+    item.queries = queries;
+    item.keys = keys;
+    item.first_key = first_key;
+    for (unsigned char& corrections : item.corrections) corrections = 0;
+  }
+
+  // Of the warpgroup that has the tile's rows from `first_row` on.
+  __device__ __forceinline__ typename ItemOf<C>::Blocks blocks_of(int first_row,
+                                                                  const cuda::QueryRows& queries,
+                                                                  int seqlen_k,
+                                                                  int first_key) const {
+    const HeadPack pack = params_.output.pack;
+    const int seqlen_q = queries.used;
+    const int q_begin = pack.query(first_row);
+    const int past_end = pack.query(first_row + kRowsPerWarpgroup);
+    if (q_begin >= queries.count) return {};
+    if (C.general() && q_begin >= seqlen_q) return {.count = 1, .edge = Edge::of_nothing()};
+    const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
+    const auto range = block_range(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
+    const auto edge = Edge::of(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
+    auto blocks = row_blocks(range.from(first_key), edge.from(first_key), C.block_n);
+    // Unless they are clipped, rows past the end hold anything: only ordinary steps look at no row but
+    // their own.
+    if (listed() && !params_.q_is_clipped && past_end > seqlen_q) blocks.ordinary_from = 0;
+    return blocks;
+  }
+
   const ForwardParams& params_;
   int tile_;
   int next_tile_ = 0;
+  int num_listed_ = 0;
 };
 
 }  // namespace fa3::hopper

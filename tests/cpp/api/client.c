@@ -136,7 +136,7 @@ const char* FA3_CLIENT(ClientResults* r) {
   TRY(fa3_merge(&s.merge, NULL));
 
   s.forward.num_splits = -7; /* the last field but one: it must arrive to be refused */
-  if (fa3_forward_supported(&s.forward) != FA3_UNSUPPORTED) return "num_splits did not arrive";
+  if (fa3_forward_supported(&s.forward) != FA3_INVALID_ARGUMENT) return "num_splits did not arrive";
   s.merge.num_threads = -7;
   if (fa3_merge(&s.merge, NULL) != FA3_INVALID_ARGUMENT) return "num_threads did not arrive";
 

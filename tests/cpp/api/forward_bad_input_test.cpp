@@ -151,17 +151,7 @@ const std::vector<Bad>& options() {
 }
 
 const std::vector<Bad>& unsupported() {
-  static int32_t value = 0;
-  static const fa3_tensor given = {&value, FA3_INT32, FA3_CPU, 0, 1, {1}, {1}};
   static const std::vector<Bad> bad = {
-      {"page_table",
-       [](P* p) { p->page_table = given; },
-       "page_table:",
-       {"init function"},
-       FA3_UNSUPPORTED},
-      {"batch_index", [](P* p) { p->batch_index = given; }, "batch_index:", {}, FA3_UNSUPPORTED},
-      {"left_padding", [](P* p) { p->left_padding = given; }, "left_padding:", {}, FA3_UNSUPPORTED},
-      {"num_splits", [](P* p) { p->num_splits = 4; }, "num_splits:", {"got 4"}, FA3_UNSUPPORTED},
       {"float8",
        [](P* p) { p->q.dtype = p->k.dtype = p->v.dtype = p->o.dtype = FA3_FLOAT8_E4M3; },
        "no engine can run this call",

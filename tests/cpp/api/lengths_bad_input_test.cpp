@@ -151,6 +151,18 @@ TEST(UsedLengths, must_have_one_entry_per_sequence) {
   EXPECT_TRUE(call.outputs_untouched());
 }
 
+// Kernels on a GPU read lengths there.
+TEST(HostLengths, beside_tensors_on_a_gpu_are_refused_with_where_they_must_live) {
+  ForwardCall call(true);
+  for (fa3_tensor* tensor : {&call.params.q, &call.params.k, &call.params.v, &call.params.o,
+                             &call.params.lse, &call.params.sink}) {
+    tensor->device_type = FA3_CUDA;
+  }
+  EXPECT_EQ(call.run(), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("cu_seqlens_q:", {"the device of q, cuda:0", "got cpu:0"}));
+  EXPECT_TRUE(call.outputs_untouched());
+}
+
 TEST(MixedPacking, takes_the_batch_from_the_dense_side) {
   ForwardCall call(true);
   call.params.k.rank = 4;  // keys dense with batch 3, queries packed with two sequences

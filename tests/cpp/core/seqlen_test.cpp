@@ -45,5 +45,23 @@ TEST(Lengths, seqused_never_reaches_into_the_next_packed_sequence) {
   EXPECT_EQ(lengths.rows_of(1).owned, 7);
 }
 
+TEST(Lengths, clamped_ones_lie_within_the_tensor_and_the_bound_whatever_the_arrays_hold) {
+  const int32_t starts[] = {0, 5, 12, -3, 100, 7};
+  const int32_t used[] = {8, -1, 1 << 30, 2, 3};
+  const Lengths lengths{.cu_seqlens = starts, .seqused = used, .max = 4, .total = 20};
+  for (int64_t b = 0; b < 5; ++b) {
+    const Rows rows = lengths.clamped_rows_of(b);
+    EXPECT_TRUE(rows.begin >= 0 && rows.owned >= 0 && rows.begin + rows.owned <= 20) << b;
+    EXPECT_TRUE(rows.used >= 0 && rows.used <= 4 && rows.used <= rows.owned) << b;
+  }
+  EXPECT_EQ(lengths.clamped_rows_of(0).owned, 5);
+  EXPECT_EQ(lengths.clamped_rows_of(0).used, 4);
+  const Lengths dense{.seqused = used, .max = 6, .total = 30};
+  EXPECT_EQ(dense.clamped_rows_of(0).used, 6);
+  EXPECT_EQ(dense.clamped_rows_of(1).used, 0);
+  EXPECT_EQ(dense.clamped_rows_of(3).used, 2);
+  EXPECT_EQ(dense.clamped_rows_of(3).owned, 6);
+}
+
 }  // namespace
 }  // namespace fa3::test

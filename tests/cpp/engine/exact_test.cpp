@@ -117,6 +117,28 @@ TEST_P(OneKey, ahead_by_40_is_the_row) {
   }
 }
 
+bool all_zero(const Tensor& tensor) {
+  const std::vector<double> numbers = tensor.values().numbers;
+  return std::all_of(numbers.begin(), numbers.end(), [](double x) { return x == 0; });
+}
+
+// Softmax over it is 1 whatever its score is.
+TEST_P(OneKey, alone_has_no_gradient_of_its_scores) {
+  Case plain = dense_case(2, 239, 1, 4, 2, 72, 40);
+  Case causal = plain;
+  causal.causal = true;
+  for (const Case& shape : {plain, causal}) {
+    for (const Case& c : in_each_dtype(shape)) {
+      if (!does_backward(c)) continue;
+      const Inputs inputs = make_inputs(c);
+      const Runs run = both(c, inputs);
+      EXPECT_TRUE(all_zero(run.backward->dq)) << c;
+      EXPECT_TRUE(all_zero(run.backward->dk)) << c;
+      EXPECT_FALSE(all_zero(run.backward->dv)) << c;
+    }
+  }
+}
+
 double score(const Case& c, const Inputs& inputs, int64_t head, int64_t row, int64_t key) {
   double sum = 0;
   for (int64_t col = 0; col < c.dim; ++col) {

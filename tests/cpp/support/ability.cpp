@@ -20,6 +20,13 @@ struct Count {
 std::mutex mutex;
 std::map<std::string, Count> left_out;
 
+// What a question's answer means.
+std::string refusal(const Case& c, fa3_status status) {
+  if (status == FA3_OK) return "";
+  if (status == FA3_UNSUPPORTED) return fa3_last_error();
+  throw std::logic_error(describe(c) + ": " + fa3_status_name(status) + ": " + fa3_last_error());
+}
+
 std::string without_numbers(const std::string& reason) {
   std::string kind;
   for (char c : reason) {
@@ -31,11 +38,11 @@ std::string without_numbers(const std::string& reason) {
 }  // namespace
 
 std::string refusal(const EngineUnderTest& engine, const Case& c, Pass pass) {
-  const fa3_status status =
-      pass == Pass::forward ? ask_forward(engine, c) : ask_backward(engine, c);
-  if (status == FA3_OK) return "";
-  if (status == FA3_UNSUPPORTED) return fa3_last_error();
-  throw std::logic_error(describe(c) + ": " + fa3_status_name(status) + ": " + fa3_last_error());
+  return refusal(c, pass == Pass::forward ? ask_forward(engine, c) : ask_backward(engine, c));
+}
+
+std::string refusal(const EngineUnderTest& engine, const Case& c, const Inputs& inputs) {
+  return refusal(c, ask_forward(engine, c, inputs));
 }
 
 void leave_out(const std::string& reason) {

@@ -9,6 +9,7 @@
 
 #include "support/case.h"
 #include "support/engines.h"
+#include "support/inputs.h"
 
 namespace fa3::test {
 
@@ -16,6 +17,8 @@ enum class Pass { forward, backward };
 
 // "" or the library's reason for not doing the case. Any other error of the question throws.
 std::string refusal(const EngineUnderTest& engine, const Case& c, Pass pass);
+// Of a forward call whose inputs have a form of their own, such as a cache.
+std::string refusal(const EngineUnderTest& engine, const Case& c, const Inputs& inputs);
 
 // Counts a reason; those that differ in numbers alone count as one.
 void leave_out(const std::string& reason);

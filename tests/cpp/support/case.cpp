@@ -103,6 +103,7 @@ std::string describe(const Case& c) {
       << " out=" << name_of(c.out);
   if (c.gain != 1) out << " gain=" << c.gain;
   if (c.scores != Scores::normal) out << " scores=" << name_of(c.scores) << ":" << c.amount;
+  if (c.num_splits != 0) out << " splits=" << c.num_splits;
   out << " threads=" << c.num_threads << " seed=" << c.seed;
   return out.str();
 }

@@ -65,6 +65,7 @@ struct Case {
   Scores scores = Scores::normal;
   float amount = 0;
   int num_threads = 2;
+  int num_splits = 0;
   uint64_t seed = 1;
 
   fa3_dtype o_dtype() const { return o_float32 ? FA3_FLOAT32 : dtype; }

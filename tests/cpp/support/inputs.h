@@ -17,6 +17,9 @@ struct Inputs {
   Tensor sink;                      // empty unless the case has one
   Tensor d_lse;                     // likewise
   std::vector<int32_t> cu_q, cu_k;  // empty unless packed
+  // Empty unless k and v lie in a cache (support/cache.h).
+  std::vector<int32_t> page_table, batch_index, left_padding;
+  int64_t max_pages = 0;
 };
 
 Inputs make_inputs(const Case& c);

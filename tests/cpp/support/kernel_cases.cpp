@@ -15,6 +15,9 @@ struct Row {
   double gain = 1;
   int64_t less_dim = 0, less_dim_v = 0;  // fewer columns than the kernel's
   Layout layout = Layout::bshd;
+  int64_t left = -1, right = -1;
+  float softcap = 0;
+  bool sink = false;
 };
 
 // clang-format off
@@ -78,11 +81,137 @@ constexpr Row kRows[] = {
     {"nan_key", 1, 2, 2, 200, 1024, true, Scores::nan_key},
     {"nan_value", 1, 2, 2, 200, 1024, false, Scores::nan_value},
     {"inf_query", 1, 2, 2, 200, 1024, false, Scores::inf_query},
+    {.name = "sink", .batch = 2, .heads_q = 6, .heads_k = 2, .seqlen_q = 300, .seqlen_k = 700,
+     .sink = true},
+    {.name = "sink_more_queries_causal", .batch = 1, .heads_q = 8, .heads_k = 1, .seqlen_q = 400,
+     .seqlen_k = 300, .causal = true, .sink = true},
+    {.name = "sink_and_no_keys", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 130,
+     .seqlen_k = 0, .sink = true},
+    {.name = "sink_peaked_softcap", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 500, .gain = 16, .softcap = 40, .sink = true},
+    {.name = "softcap", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 300, .seqlen_k = 700,
+     .softcap = 30},
+    {.name = "softcap_of_small_scores_causal", .batch = 1, .heads_q = 4, .heads_k = 2,
+     .seqlen_q = 600, .seqlen_k = 600, .causal = true, .gain = 0.1, .softcap = 50},
+    {.name = "softcap_of_large_scores", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 1024, .gain = 16, .softcap = 8},
+    {.name = "softcap_window", .batch = 1, .heads_q = 2, .heads_k = 1, .seqlen_q = 700,
+     .seqlen_k = 800, .causal = true, .left = 300, .softcap = 15},
+    {.name = "softcap_step_500", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 1500, .scores = Scores::step, .amount = 500, .softcap = 300},
+    {.name = "softcap_nan_key", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 700, .causal = true, .scores = Scores::nan_key, .softcap = 30},
+    {.name = "softcap_inf_query", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 700, .scores = Scores::inf_query, .softcap = 30},
+    {.name = "window", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 700, .seqlen_k = 700,
+     .left = 128, .right = 0},
+    {.name = "window_both_sides", .batch = 1, .heads_q = 3, .heads_k = 3, .seqlen_q = 500,
+     .seqlen_k = 900, .left = 200, .right = 77},
+    {.name = "window_left", .batch = 1, .heads_q = 2, .heads_k = 1, .seqlen_q = 1000,
+     .seqlen_k = 600, .left = 333},
+    {.name = "window_right", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 600,
+     .seqlen_k = 600, .right = 100},
+    {.name = "window_self", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 400,
+     .seqlen_k = 350, .left = 0, .right = 0},
+    {.name = "window_causal_gqa_8", .batch = 2, .heads_q = 16, .heads_k = 2, .seqlen_q = 391,
+     .seqlen_k = 591, .causal = true, .left = 60},
+    {.name = "window_long", .batch = 1, .heads_q = 1, .heads_k = 1, .seqlen_q = 5000,
+     .seqlen_k = 5000, .causal = true, .left = 1000},
+    {.name = "window_peaked", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 900,
+     .seqlen_k = 900, .causal = true, .gain = 16, .left = 500},
+    {.name = "window_step_500", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 1500, .scores = Scores::step, .amount = 500, .left = 1200},
     {"inf_key", 1, 2, 2, 200, 1024, false, Scores::inf_key},
     {"no_weight", 1, 2, 2, 200, 1024, false, Scores::no_weight},
     {"no_weight_causal", 1, 2, 2, 500, 500, true, Scores::no_weight},
 };
 // clang-format on
+
+// Sequences of lengths of their own; memory that belongs to none is NaN.
+struct RaggedRow {
+  const char* name;
+  int64_t heads_q, heads_k;
+  Side q, k;
+  bool causal = false;
+  int64_t left = -1, right = -1;
+  float softcap = 0;
+  bool sink = false;
+  double gain = 1;
+};
+
+std::vector<int32_t> many_lengths(int count, int longest, int seed) {
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < count; ++i) lengths.push_back((i * 7919 + seed) % (longest + 1));
+  return lengths;
+}
+
+std::vector<RaggedRow> ragged_rows() {
+  const Side q{.owned = {300, 0, 1, 200, 64, 0}, .spare_rows = 3};
+  const Side k{.owned = {301, 5, 0, 200, 700, 0}, .spare_rows = 70};
+  const Side q_used{.owned = {300, 0, 7, 200, 64, 250}, .used = {171, 0, 7, 64, 0, 249}};
+  const Side k_used{.owned = {301, 5, 10, 200, 700, 400}, .used = {200, 5, 0, 199, 513, 80}};
+  return {
+      {.name = "packed", .heads_q = 2, .heads_k = 2, .q = q, .k = k},
+      {.name = "packed_causal", .heads_q = 3, .heads_k = 1, .q = q, .k = k, .causal = true},
+      {.name = "packed_gqa_8", .heads_q = 16, .heads_k = 2, .q = q, .k = k, .causal = true},
+      {.name = "packed_used", .heads_q = 2, .heads_k = 2, .q = q_used, .k = k_used},
+      {.name = "packed_used_causal_gqa_4",
+       .heads_q = 4,
+       .heads_k = 1,
+       .q = q_used,
+       .k = k_used,
+       .causal = true},
+      {.name = "packed_window",
+       .heads_q = 2,
+       .heads_k = 1,
+       .q = q,
+       .k = k,
+       .left = 90,
+       .right = 20},
+      {.name = "packed_sink", .heads_q = 2, .heads_k = 2, .q = q_used, .k = k_used, .sink = true},
+      {.name = "packed_softcap_causal",
+       .heads_q = 2,
+       .heads_k = 2,
+       .q = q,
+       .k = k,
+       .causal = true,
+       .softcap = 20},
+      {.name = "packed_huge",
+       .heads_q = 2,
+       .heads_k = 2,
+       .q = {.owned = {100, 200, 33}},
+       .k = {.owned = {900, 1500, 600}},
+       .gain = 300},
+      {.name = "packed_many_short",
+       .heads_q = 2,
+       .heads_k = 2,
+       .q = {.owned = many_lengths(1500, 6, 3)},
+       .k = {.owned = many_lengths(1500, 9, 5)},
+       .causal = true},
+      {.name = "packed_queries_dense_keys",
+       .heads_q = 2,
+       .heads_k = 2,
+       .q = {.owned = {100, 1, 0, 65}},
+       .k = {.rows = 300, .used = {300, 0, 77, 128}}},
+      {.name = "dense_queries_packed_keys",
+       .heads_q = 2,
+       .heads_k = 2,
+       .q = {.rows = 200, .used = {200, 0, 77, 128}},
+       .k = {.owned = {100, 1, 0, 650}},
+       .causal = true},
+      {.name = "used_keys_one_query",
+       .heads_q = 8,
+       .heads_k = 2,
+       .q = {.rows = 1},
+       .k = {.rows = 700, .used = {700, 0, 1, 128, 129, 513}}},
+      {.name = "used_both",
+       .heads_q = 2,
+       .heads_k = 2,
+       .q = {.rows = 300, .used = {0, 300, 64, 65}},
+       .k = {.rows = 500, .used = {400, 500, 0, 128}},
+       .causal = true},
+  };
+}
 
 }  // namespace
 
@@ -92,11 +221,33 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     Case c = dense_case(row.batch, row.seqlen_q, row.seqlen_k, row.heads_q, row.heads_k,
                         dim - row.less_dim, dim_v - row.less_dim_v, dtype);
     c.causal = row.causal;
+    c.left = row.left;
+    c.right = row.right;
+    c.softcap = row.softcap;
+    c.sink = row.sink;
     c.scores = row.scores;
     c.amount = row.amount;
     c.gain = row.gain;
     c.in = c.out = row.layout;
     c.seed = 20000 + static_cast<uint64_t>(&row - kRows);
+    cases.push_back({row.name, c});
+  }
+  uint64_t seed = 30000;
+  for (const RaggedRow& row : ragged_rows()) {
+    const std::vector<int32_t>& each = row.q.packed()   ? row.q.owned
+                                       : row.k.packed() ? row.k.owned
+                                                        : row.k.used;
+    const auto batch = static_cast<int64_t>(each.size());
+    Case c = dense_case(batch, 0, 0, row.heads_q, row.heads_k, dim, dim_v, dtype);
+    c.q = row.q;
+    c.k = row.k;
+    c.causal = row.causal;
+    c.left = row.left;
+    c.right = row.right;
+    c.softcap = row.softcap;
+    c.sink = row.sink;
+    c.gain = row.gain;
+    c.seed = seed++;
     cases.push_back({row.name, c});
   }
   return cases;

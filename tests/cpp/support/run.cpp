@@ -16,6 +16,13 @@ fa3_tensor lengths_view(const std::vector<int32_t>& lengths) {
   return contiguous(lengths.data(), FA3_INT32, {static_cast<int64_t>(lengths.size())});
 }
 
+fa3_tensor page_table_view(const Inputs& inputs) {
+  const auto size = static_cast<int64_t>(inputs.page_table.size());
+  if (size == 0) return {};
+  return contiguous(inputs.page_table.data(), FA3_INT32,
+                    {size / inputs.max_pages, inputs.max_pages});
+}
+
 std::string failure(const char* call, fa3_status status) {
   return std::string(call) + ": " + fa3_status_name(status) + ": " + fa3_last_error();
 }
@@ -144,6 +151,10 @@ fa3_forward_params forward_params(fa3_engine_id engine, const Case& c, const Inp
   fa3_forward_params params;
   fa3_forward_params_init(&params);
   set_forward_operands(engine, c, inputs, o, lse, &params);
+  params.page_table = page_table_view(inputs);
+  params.batch_index = lengths_view(inputs.batch_index);
+  params.left_padding = lengths_view(inputs.left_padding);
+  params.num_splits = c.num_splits;
   return params;
 }
 
@@ -154,16 +165,23 @@ void place(const Case& c, const Inputs& inputs, Tensor* o, Tensor* lse, Placemen
   placement->input(inputs.k, &params->k);
   placement->input(inputs.v, &params->v);
   placement->input(inputs.sink, &params->sink);
+  placement->input(inputs.page_table, &params->page_table);
+  placement->input(inputs.batch_index, &params->batch_index);
+  placement->input(inputs.left_padding, &params->left_padding);
   placement->output(o, &params->o);
   placement->output(lse, &params->lse);
 }
 
-fa3_status ask_forward(const EngineUnderTest& engine, const Case& c) {
-  const Inputs inputs = make_shapes(c);
+fa3_status ask_forward(const EngineUnderTest& engine, const Case& c, const Inputs& inputs) {
   const Outputs out(c);
   fa3_forward_params params = forward_params(engine.id, c, inputs, out.o, out.lse);
-  claim_all(engine.memory, &params, {});
+  claim_all(engine.memory, &params,
+            {&params.page_table, &params.batch_index, &params.left_padding});
   return fa3_forward_supported(&params);
+}
+
+fa3_status ask_forward(const EngineUnderTest& engine, const Case& c) {
+  return ask_forward(engine, c, make_shapes(c));
 }
 
 fa3_status ask_backward(const EngineUnderTest& engine, const Case& c) {

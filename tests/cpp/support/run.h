@@ -39,6 +39,7 @@ fa3_forward_params forward_params(fa3_engine_id engine, const Case& c, const Inp
 
 // Whether the engine does the case: shapes, strides and alignment count, contents do not.
 fa3_status ask_forward(const EngineUnderTest& engine, const Case& c);
+fa3_status ask_forward(const EngineUnderTest& engine, const Case& c, const Inputs& shapes);
 fa3_status ask_backward(const EngineUnderTest& engine, const Case& c);
 
 // The view of a (batch, row, head, dim) tensor, and of an LSE, that a call of this side takes.

@@ -143,7 +143,7 @@ static bool has_finite_values(const BlockJob& job) {
   const int64_t begin = job.row_keys[0].begin / Format::kSumMultiple * Format::kSumMultiple;
   V zeros = {};
   for (int64_t key = begin; key < job.row_keys[job.num_rows - 1].end; ++key) {
-    const T* row = static_cast<const T*>(job.v) + key * job.v_row_stride;
+    const T* row = row_of(values_of<T>(job), key);
     for (int64_t c = 0; c < job.head_dim_v; c += kWidth) {
       zeros += load_first(row + c, job.head_dim_v - c) * 0.0f;
     }
@@ -177,21 +177,21 @@ FA3_INLINE void attend_in_range(const BlockJob* jobs, int64_t num_jobs, Attend&&
 template <class Format>
 static void attend_tiles(const BlockJob& job) {
   using T = typename Format::Element;
-  const auto* k = static_cast<const T*>(job.k);
-  const auto* v = static_cast<const T*>(job.v);
+  const KeySource<T> keys = keys_of<T>(job);
+  const KeySource<T> values = values_of<T>(job);
   const int64_t num_groups = job.padded_rows / Format::kRows;
   const KeyRange visible = {job.group_keys[0].visible.begin,
                             job.group_keys[num_groups - 1].visible.end};
   for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
        start += job.block_k) {
     const int64_t end = smaller(start + job.block_k, visible.end);
-    pack_keys<Format>(k + start * job.k_row_stride, job.k_row_stride, end - start, job.head_dim,
-                      job.buffers.k);
-    pack_values<Format>(v + start * job.v_row_stride, job.v_row_stride, end - start, job.block_k,
-                        job.head_dim_v, job.buffers.v);
+    const KeyRows<T> k = rows_of(keys, start, end, visible.end);
+    const KeyRows<T> v = rows_of(values, start, end, visible.end);
+    pack_keys<Format>(k.data, k.stride, end - start, job.head_dim, job.buffers.k);
+    pack_values<Format>(v.data, v.stride, end - start, job.block_k, job.head_dim_v, job.buffers.v);
     const int64_t next_end = smaller(end + job.block_k, visible.end);
-    PrefetchRows next_k = prefetch_rows(k, job.k_row_stride, end, next_end, job.head_dim);
-    PrefetchRows next_v = prefetch_rows(v, job.v_row_stride, end, next_end, job.head_dim_v);
+    PrefetchRows next_k = prefetch_rows(keys, end, next_end);
+    PrefetchRows next_v = prefetch_rows(values, end, next_end);
     const Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};
     for (int64_t g = 0; g < num_groups; ++g)
       attend_tile<Format>(job, tile, row_group<Format>(job, g));

@@ -15,37 +15,62 @@ constexpr int64_t kChunk = 64;
 // Rows of keys or values in memory, and the distance in bytes to those that are needed next.
 template <class E>
 struct StreamedRows {
+  using Element = E;
   const E* data;
   int64_t stride;
   int64_t ahead;
 
-  // Asks for the cache line that begins at `column` of the row, if one does: once a line, since
-  // requests that are under way are few.
-  FA3_INLINE void prefetch(const E* row, int64_t column, int64_t ahead) {
-    constexpr int64_t kCacheLine = 64 / sizeof(E);
-    if (column % kCacheLine != 0) return;
-    __builtin_prefetch(reinterpret_cast<const char*>(row + column) + ahead, 0, 2);
+  FA3_INLINE const E* row(const StreamedRows& rows, int64_t i) {
+    return rows.data + i * rows.stride;
   }
-
-  FA3_INLINE StreamedRows skip(const StreamedRows& rows, int64_t elements) {
-    return {rows.data + elements, rows.stride, rows.ahead};
+  FA3_INLINE const void* needed_next(const StreamedRows& rows, int64_t i, int64_t column) {
+    return reinterpret_cast<const char*>(row(rows, i) + column) + rows.ahead;
+  }
+  FA3_INLINE StreamedRows skip_rows(const StreamedRows& rows, int64_t count) {
+    return {row(rows, count), rows.stride, rows.ahead};
+  }
+  FA3_INLINE StreamedRows skip_columns(const StreamedRows& rows, int64_t count) {
+    return {rows.data + count, rows.stride, rows.ahead};
   }
 };
 
-FA3_INLINE int64_t byte_distance(const void* from, const void* to) {
-  return static_cast<const char*>(to) - static_cast<const char*>(from);
+// The same in pages: where each row lies, and as many rows behind it the one that is needed next.
+template <class E>
+struct PagedRows {
+  using Element = E;
+  const E* const* rows;
+  int64_t column;
+  int64_t ahead;
+
+  FA3_INLINE const E* row(const PagedRows& rows, int64_t i) { return rows.rows[i] + rows.column; }
+  FA3_INLINE const void* needed_next(const PagedRows& rows, int64_t i, int64_t column) {
+    return rows.rows[i + rows.ahead] + rows.column + column;
+  }
+  FA3_INLINE PagedRows skip_rows(const PagedRows& rows, int64_t count) {
+    return {rows.rows + count, rows.column, rows.ahead};
+  }
+  FA3_INLINE PagedRows skip_columns(const PagedRows& rows, int64_t count) {
+    return {rows.rows, rows.column + count, rows.ahead};
+  }
+};
+
+// Asks for the cache line of the row needed next that begins at `column`, if one does: once a line,
+// since requests that are under way are few.
+template <class Rows>
+FA3_INLINE void prefetch_next(const Rows& rows, int64_t i, int64_t column) {
+  constexpr int64_t kCacheLine = 64 / sizeof(typename Rows::Element);
+  if (column % kCacheLine == 0) __builtin_prefetch(Rows::needed_next(rows, i, column), 0, 2);
 }
 
 // Rows whose length is not whole vectors, padded with zeros.
-template <class E>
-FA3_INLINE StreamedRows<float> widen(StreamedRows<E> rows, int64_t num_rows, int64_t dim,
+template <class Rows>
+FA3_INLINE StreamedRows<float> widen(const Rows& rows, int64_t num_rows, int64_t dim,
                                      float* buffer) {
   const int64_t stride = (dim + kWidth - 1) / kWidth * kWidth;
   for (int64_t r = 0; r < num_rows; ++r) {
-    const E* row = rows.data + r * rows.stride;
     for (int64_t c = 0; c < dim; c += kWidth) {
-      StreamedRows<E>::prefetch(row, c, rows.ahead);
-      store(buffer + r * stride + c, load_first(row + c, dim - c));
+      prefetch_next(rows, r, c);
+      store(buffer + r * stride + c, load_first(Rows::row(rows, r) + c, dim - c));
     }
   }
   return {buffer, stride, 0};
@@ -60,16 +85,15 @@ struct QueryRows {
 
 // scores[r][i] = q[r] . keys[i] for kWidth / R keys, of which `count` exist (the last one stands in
 // for more): always kWidth products, so that one vector holds their sums.
-template <int R, bool kPrefetch, class E>
-FA3_INLINE void dot_keys(const BlockJob& job, const QueryRows& rows, StreamedRows<E> keys,
+template <int R, bool kPrefetch, class Rows>
+FA3_INLINE void dot_keys(const BlockJob& job, const QueryRows& rows, const Rows& keys,
                          int64_t count, float* scores) {
   constexpr int kKeys = kWidth / R;
   const int64_t q_stride = packed_q_stride(job);
-  const E* key_rows[kKeys];
+  const typename Rows::Element* key_rows[kKeys];
   V acc[kWidth];
   FA3_UNROLL
-  for (int i = 0; i < kKeys; ++i)
-    key_rows[i] = keys.data + (i < count ? i : count - 1) * keys.stride;
+  for (int i = 0; i < kKeys; ++i) key_rows[i] = Rows::row(keys, i < count ? i : count - 1);
   FA3_UNROLL
   for (int i = 0; i < kWidth; ++i) acc[i] = V{};
   for (int64_t c = 0; c < job.head_dim; c += kWidth) {
@@ -78,7 +102,7 @@ FA3_INLINE void dot_keys(const BlockJob& job, const QueryRows& rows, StreamedRow
     for (int r = 0; r < R; ++r) q_vectors[r] = load(rows.q + r * q_stride + c);
     FA3_UNROLL
     for (int i = 0; i < kKeys; ++i) {
-      if (kPrefetch) StreamedRows<E>::prefetch(key_rows[i], c, keys.ahead);
+      if (kPrefetch) prefetch_next(keys, i < count ? i : count - 1, c);
       const V key = load(key_rows[i] + c);
       FA3_UNROLL
       for (int r = 0; r < R; ++r) acc[r * kKeys + i] += q_vectors[r] * key;
@@ -93,9 +117,8 @@ FA3_INLINE void dot_keys(const BlockJob& job, const QueryRows& rows, StreamedRow
 }
 
 // o[r][0, C vectors) += sum_i p[r][i] * values[i].
-template <int R, int C, bool kPrefetch, class E>
-FA3_INLINE void add_columns(const BlockJob& job, StreamedRows<E> values, int64_t num_keys,
-                            float* o) {
+template <int R, int C, bool kPrefetch, class Rows>
+FA3_INLINE void add_columns(const BlockJob& job, const Rows& values, int64_t num_keys, float* o) {
   V acc[R][C];
   FA3_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -108,9 +131,8 @@ FA3_INLINE void add_columns(const BlockJob& job, StreamedRows<E> values, int64_t
     for (int r = 0; r < R; ++r) weights[r] = broadcast_from(job.buffers.p + r * job.block_k + i);
     FA3_UNROLL
     for (int j = 0; j < C; ++j) {
-      const E* row = values.data + i * values.stride;
-      if (kPrefetch) StreamedRows<E>::prefetch(row, j * kWidth, values.ahead);
-      const V value = load(row + j * kWidth);
+      if (kPrefetch) prefetch_next(values, i, j * kWidth);
+      const V value = load(Rows::row(values, i) + j * kWidth);
       FA3_UNROLL
       for (int r = 0; r < R; ++r) acc[r][j] += weights[r] * value;
     }
@@ -123,9 +145,9 @@ FA3_INLINE void add_columns(const BlockJob& job, StreamedRows<E> values, int64_t
 }
 
 // R rows against `count` <= kChunk keys from `begin` on. Rows of keys and values are whole vectors.
-template <int R, bool kPrefetch, class E>
-static void attend_chunk(const BlockJob& job, int64_t first_row, StreamedRows<E> keys,
-                         StreamedRows<E> values, int64_t begin, int64_t count) {
+template <int R, bool kPrefetch, class Rows>
+static void attend_chunk(const BlockJob& job, int64_t first_row, const Rows& keys,
+                         const Rows& values, int64_t begin, int64_t count) {
   constexpr int64_t kKeys = kWidth / R;
   // Vectors: enough independent sums to hide latency, few enough for the registers.
   constexpr int kColumns = R == 1 ? 8 : R == 8 ? 2 : 4;
@@ -133,8 +155,7 @@ static void attend_chunk(const BlockJob& job, int64_t first_row, StreamedRows<E>
   const QueryRows rows = {first_row, job.buffers.q + first_row * packed_q_stride(job),
                           job.buffers.scores};
   for (int64_t i = 0; i < count; i += kKeys) {
-    dot_keys<R, kPrefetch>(job, rows, StreamedRows<E>::skip(keys, i * keys.stride), count - i,
-                           rows.scores + i);
+    dot_keys<R, kPrefetch>(job, rows, Rows::skip_rows(keys, i), count - i, rows.scores + i);
   }
   RowGroup group = {};
   group.row_keys = job.row_keys + first_row;
@@ -144,10 +165,10 @@ static void attend_chunk(const BlockJob& job, int64_t first_row, StreamedRows<E>
   for (int r = 0; r < R; ++r) softmax_row<Floats<float>>(job, group, r, begin, panels);
   int64_t c = 0;
   for (; c + kColumns * kWidth <= job.head_dim_v; c += kColumns * kWidth) {
-    add_columns<R, kColumns, kPrefetch>(job, StreamedRows<E>::skip(values, c), count, group.o + c);
+    add_columns<R, kColumns, kPrefetch>(job, Rows::skip_columns(values, c), count, group.o + c);
   }
   for (; c < job.head_dim_v; c += kWidth) {
-    add_columns<R, 1, kPrefetch>(job, StreamedRows<E>::skip(values, c), count, group.o + c);
+    add_columns<R, 1, kPrefetch>(job, Rows::skip_columns(values, c), count, group.o + c);
   }
 }
 
@@ -155,8 +176,8 @@ static void attend_chunk(const BlockJob& job, int64_t first_row, StreamedRows<E>
 constexpr int kMostRows = kWidth >= 16 ? 8 : 4;
 
 // All rows, in passes; the first one asks for the memory that is needed next.
-template <class E>
-FA3_INLINE void attend_all_rows(const BlockJob& job, StreamedRows<E> keys, StreamedRows<E> values,
+template <class Rows>
+FA3_INLINE void attend_all_rows(const BlockJob& job, const Rows& keys, const Rows& values,
                                 int64_t begin, int64_t count) {
   int64_t row = 0;
   if (job.num_rows >= kMostRows) {
@@ -178,10 +199,32 @@ FA3_INLINE void attend_all_rows(const BlockJob& job, StreamedRows<E> keys, Strea
   for (; row < job.num_rows; ++row) attend_chunk<1, false>(job, row, keys, values, begin, count);
 }
 
-// Where a job's keys and values lie from `begin` on.
-template <class T>
-FA3_INLINE StreamedRows<T> rows_at(const void* rows, int64_t stride, int64_t begin) {
-  return {static_cast<const T*>(rows) + begin * stride, stride, 0};
+template <class Rows>
+FA3_INLINE void attend_chunk_rows(const BlockJob& job, const Rows& keys, const Rows& values,
+                                  int64_t begin, int64_t count) {
+  if (job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0) {
+    attend_all_rows(job, keys, values, begin, count);
+  } else {
+    attend_all_rows(job, widen(keys, count, job.head_dim, job.buffers.k),
+                    widen(values, count, job.head_dim_v, job.buffers.v), begin, count);
+  }
+}
+
+// Where `count` keys from `begin` on lie.
+template <class E>
+FA3_INLINE void find_rows(const KeySource<E>& keys, int64_t begin, int64_t count, const E** rows) {
+  RowWalk<E> walk = RowWalk<E>::from(keys, begin);
+  for (int64_t i = 0; i < count; ++i) rows[i] = RowWalk<E>::next(walk);
+}
+
+// A chunk of keys or values in place, and the distance in bytes to the next one.
+template <class E>
+FA3_INLINE StreamedRows<E> stream_rows(const KeySource<E>& rows, int64_t begin,
+                                       const KeySource<E>& next, int64_t next_begin) {
+  const E* const from = row_of(rows, begin);
+  const E* const to = row_of(next, next_begin);
+  const int64_t ahead = reinterpret_cast<const char*>(to) - reinterpret_cast<const char*>(from);
+  return {from, rows.row_stride, ahead};
 }
 
 // What of a key head is attended to next.
@@ -190,26 +233,29 @@ struct Chunk {
   int64_t begin;
 };
 
-// At most kChunk keys of a job. Memory is asked for as far ahead as the next chunk is.
+// At most kChunk keys of a job. Memory is asked for as far ahead as the next chunk is, if that is
+// whole.
 template <class T>
 static void attend_next_chunk(Chunk chunk, Chunk next) {
   const BlockJob& job = *chunk.job;
-  const int64_t visible_end = job.row_keys[job.num_rows - 1].end;
-  const bool whole_vectors = job.head_dim % kWidth == 0 && job.head_dim_v % kWidth == 0;
-  const int64_t count = smaller(kChunk, visible_end - chunk.begin);
-  auto keys = rows_at<T>(job.k, job.k_row_stride, chunk.begin);
-  auto values = rows_at<T>(job.v, job.v_row_stride, chunk.begin);
-  if (next.begin + count <= visible_end) {
-    keys.ahead =
-        byte_distance(keys.data, rows_at<T>(next.job->k, job.k_row_stride, next.begin).data);
-    values.ahead =
-        byte_distance(values.data, rows_at<T>(next.job->v, job.v_row_stride, next.begin).data);
-  }
-  if (whole_vectors) {
-    attend_all_rows(job, keys, values, chunk.begin, count);
+  const int64_t end = job.row_keys[job.num_rows - 1].end;
+  const int64_t count = smaller(kChunk, end - chunk.begin);
+  if (next.begin + count > end) next = chunk;
+  const KeySource<T> keys = keys_of<T>(job), next_keys = keys_of<T>(*next.job);
+  const KeySource<T> values = values_of<T>(job), next_values = values_of<T>(*next.job);
+  if (job.pages.numbers == nullptr) {
+    attend_chunk_rows(job, stream_rows(keys, chunk.begin, next_keys, next.begin),
+                      stream_rows(values, chunk.begin, next_values, next.begin), chunk.begin,
+                      count);
   } else {
-    attend_all_rows(job, widen(keys, count, job.head_dim, job.buffers.k),
-                    widen(values, count, job.head_dim_v, job.buffers.v), chunk.begin, count);
+    const T* k[2 * kChunk];
+    const T* v[2 * kChunk];
+    find_rows(keys, chunk.begin, count, k);
+    find_rows(values, chunk.begin, count, v);
+    find_rows(next_keys, next.begin, count, k + kChunk);
+    find_rows(next_values, next.begin, count, v + kChunk);
+    attend_chunk_rows(job, PagedRows<T>{k, 0, kChunk}, PagedRows<T>{v, 0, kChunk}, chunk.begin,
+                      count);
   }
 }
 

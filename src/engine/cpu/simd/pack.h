@@ -5,6 +5,7 @@
 // Next: softmax.h.
 #pragma once
 
+#include "engine/cpu/simd/key_rows.h"
 #include "engine/cpu/simd/multiply.h"
 
 namespace fa3::cpu::FA3_ISA {
@@ -106,13 +107,14 @@ struct PrefetchRows {
   }
 };
 
+// Pages are asked for while they are gathered (rows_of).
 template <class T>
-FA3_INLINE PrefetchRows prefetch_rows(const T* rows, int64_t row_stride, int64_t begin, int64_t end,
-                                      int64_t dim) {
+FA3_INLINE PrefetchRows prefetch_rows(const KeySource<T>& keys, int64_t begin, int64_t end) {
   constexpr int64_t kBytes = sizeof(T);
-  return {.row = reinterpret_cast<const char*>(rows + begin * row_stride),
-          .row_bytes = row_stride * kBytes,
-          .useful_bytes = dim * kBytes,
+  if (keys.pages.numbers != nullptr) return {};
+  return {.row = reinterpret_cast<const char*>(keys.data + begin * keys.row_stride),
+          .row_bytes = keys.row_stride * kBytes,
+          .useful_bytes = keys.dim * kBytes,
           .rows_left = end - begin};
 }
 

@@ -170,7 +170,7 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t 
   float* scores = job.buffers.scores + r * job.block_k;
   float* p = job.buffers.p + r * (job.block_k / Format::kStep);
   float* sum_lanes = group.sum_lanes + r * kWidth;
-  float* divisor_lanes = group.divisor_lanes + r * kWidth;
+  float* divisor_lanes = Format::kRoundsWeights ? group.divisor_lanes + r * kWidth : nullptr;
   V max = broadcast(-kInfinity);
   for (int64_t key = panels.begin; key < panels.end; key += kWidth) {
     const V score = finish_scores(load(scores + key), job.scale, job.softcap, first_key + key,

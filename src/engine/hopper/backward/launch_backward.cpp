@@ -83,7 +83,7 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
   p.order = order_of(c, a);
   p.extents = {int(a.q.rows), int(a.k.rows), a.causal};
   p.heads_per_kv_head = int(a.q.heads / a.k.heads);
-  p.scale = a.scale;
+  p.scale = a.gradient_scale;
   p.scale_log2 = float(a.scale * kLog2E);
   const cudaError_t error = cudaFuncSetAttribute(
       kernel.main, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
@@ -121,7 +121,7 @@ cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArgument
     error = launch_main(kernel, a, scratch, launches & kPreprocess && blocks > 0, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
-    PostprocessParams p{row_tensor(a.dq), scratch, int(a.q.rows), a.scale};
+    PostprocessParams p{row_tensor(a.dq), scratch, int(a.q.rows), a.gradient_scale};
     error = launch(kernel.postprocess, blocks * c.dq_parts().parts(), kWarpgroupSize, 0, &p,
                    launches != kPostprocess, stream);
   }

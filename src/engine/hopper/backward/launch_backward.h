@@ -19,6 +19,7 @@ struct BackwardArguments {
   RowFloats d_lse;  // data may be null: zero
   TensorSpan dq, dk, dv;
   float scale = 0.0f;
+  float gradient_scale = 0.0f;  // of dQ and dK
   bool causal = false;
   bool deterministic = false;
   void* workspace = nullptr;  // backward_workspace_bytes(); 256-byte aligned

@@ -62,6 +62,7 @@ BackwardArguments arguments_of(const BackwardProblem& p, void* workspace) {
   a.lse = numbers(p.lse);
   if (p.has_d_lse) a.d_lse = numbers(p.d_lse);
   a.scale = p.scale;
+  a.gradient_scale = p.gradient_scale(p.lengths_k.max);
   a.causal = is_causal(p.mask);
   a.deterministic = p.deterministic;
   a.workspace = workspace;

@@ -4,19 +4,21 @@
 #pragma once
 
 #include "core/key_blocks.h"
-#include "engine/cuda/right_edge.h"
+#include "engine/cuda/key_window.h"
 
 namespace fa3::hopper {
 
+using cuda::KeyWindow;
 using cuda::RightEdge;
 
-// Blocks are numbered from the tile's first one and visited from the last down to 0; keys are counted
-// from there too.
+// Keys are counted from the tile's first visible one, blocks too; they are visited from the last down
+// to 0. Edge is the mask policy.
+template <class Edge>
 struct alignas(16) RowBlocks {
   int count;        // those below this hold a key that some row sees; 0: the warpgroup has no rows
-  int masked_from;  // from here up, blocks hold keys that some row must not see
+  int masked_from;  // from here up, blocks hold keys that some row must not see on the right
   int ordinary_from;  // from here up, the ordinary softmax step
-  RightEdge edge;     // which keys of the masked blocks a row sees
+  Edge edge;          // which keys of the masked blocks a row sees
 };
 
 // The guarded softmax steps go by a reference taken from the first keys. Peaked scores outgrow one
@@ -44,15 +46,16 @@ FA3_HD constexpr int ordinary_from(const KeyBlocks& blocks, int first_row_end, i
   return seen_from < reference_from ? seen_from : reference_from;
 }
 
-// For the rows of `range`, in a tile that begins with block `first_block`.
-FA3_HD constexpr RowBlocks row_blocks(const BlockRangeOf<int>& range, RightEdge edge, int block_n,
-                                      int first_block) {
+// For the rows of `range`.
+template <class Edge>
+FA3_HD constexpr RowBlocks<Edge> row_blocks(const BlockRangeOf<int>& range, Edge edge,
+                                            int block_n) {
   const KeyBlocks blocks = visited_blocks(range, block_n);
   const int first_row_end = range.free.end > 0 ? range.free.end : 0;
-  return {.count = blocks.end - first_block,
-          .masked_from = blocks.masked_from - first_block,
-          .ordinary_from = ordinary_from(blocks, first_row_end, block_n) - first_block,
-          .edge = edge.from(first_block * block_n)};
+  return {.count = blocks.end,
+          .masked_from = blocks.masked_from,
+          .ordinary_from = ordinary_from(blocks, first_row_end, block_n),
+          .edge = edge};
 }
 
 }  // namespace fa3::hopper

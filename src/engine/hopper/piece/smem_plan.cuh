@@ -17,7 +17,7 @@ struct SmemPlan {
   RingBarriers<C.q_slots> q_rings[C.consumers()];
   RingBarriers<C.kv_slots> kv_ring;
   RingBarriers<kItemSlots> item_ring;
-  WorkItem items[kItemSlots];
+  ItemOf<C> items[kItemSlots];
 
   static_assert(C.q_bytes() % kSmemAlignment == 0 && C.slot_bytes() % kSmemAlignment == 0);
 };

@@ -4,9 +4,11 @@
 // product: the epilogue reads it again.
 #pragma once
 
-#include "engine/cuda/rows.h"
+#include <type_traits>
+
 #include "engine/hopper/piece/pipeline.cuh"
 #include "engine/hopper/piece/row_blocks.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 
 namespace fa3::hopper {
 
@@ -16,22 +18,23 @@ inline constexpr int kItemSlots = 4;
 
 inline constexpr int kMaxConsumers = 3;
 
-// A sequence's keys: where they start in K and V, and how many there are.
-struct KeyRows {
-  int begin;
-  int count;
-};
-
+template <class Edge>
 struct WorkItem {
+  using Blocks = RowBlocks<Edge>;
+
   int num_blocks;  // key blocks loaded; 0: there are no more tiles
   int first_row;   // of the tile, in its sequence; heads packed
   cuda::QueryRows queries;
   KeyRows keys;
-  int first_key;                  // of block 0, in the sequence
-  RowBlocks mine[kMaxConsumers];  // of the blocks, what warpgroup w does with them
+  int first_key;               // of block 0, in the sequence
+  Blocks mine[kMaxConsumers];  // of the blocks, what warpgroup w does with them
   // How often warp w had to move references in this tile. Only that warp writes it.
   unsigned char corrections[kMaxConsumers * kWarpsPerWarpgroup];
 };
+
+// Whose rows ask which mask policy.
+template <ForwardConfig C>
+using ItemOf = WorkItem<std::conditional_t<C.general(), KeyWindow, RightEdge>>;
 
 using ItemCursor = RingCursor<kItemSlots>;
 

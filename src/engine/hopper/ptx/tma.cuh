@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensor copy engine (PTX ISA, "cp.async.bulk.tensor"): tiles of 5-D tensors from global to shared
-// memory. Coordinates are {column, 0, row, head, batch}; what lies outside the tensor is read as zero.
-// The second dimension is that of packed heads (tensor_map.h), of which a box has all.
+// memory. Coordinates are {column, inner, row, head, batch}; what lies outside the tensor is read as
+// zero. The second dimension is that of packed heads, of which a box has all, or of a clipped map's
+// rows (tensor_map.h).
 #pragma once
 
 #include <cuda.h>
@@ -17,6 +18,7 @@ struct TileCoordinates {
   int row;
   int head;
   int batch;
+  int inner = 0;
 };
 
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
@@ -28,8 +30,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(uint32_t smem, const C
   disturb();
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, 0, %3, %4, %5}], [%6];" ::"r"(smem),
-      "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier)
+      " [%0], [%1, {%2, %7, %3, %4, %5}], [%6];" ::"r"(smem),
+      "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier),
+      "r"(at.inner)
       : "memory");
 }
 

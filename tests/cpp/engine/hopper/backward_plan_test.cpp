@@ -33,9 +33,7 @@ TEST(ChooseBackwardRow, gives_the_narrowest_that_fits_wherever_the_forward_has_a
   for (int64_t d = 8; d <= 264; d += 8) {
     for (int64_t dv = 8; dv <= 264; dv += 8) {
       const int row = choose_backward_row(d, dv);
-      const bool forward =
-          choose_row({.head_dim = d, .head_dim_v = dv, .seqlen_q = 1000, .seqlen_k = 1000}) !=
-          kNoRow;
+      const bool forward = choose_row({.head_dim = d, .head_dim_v = dv, .keys = 1000}) != kNoRow;
       ASSERT_EQ(row != kNoBackwardRow, forward) << d << "/" << dv;
       if (row == kNoBackwardRow) continue;
       chosen.insert(row);

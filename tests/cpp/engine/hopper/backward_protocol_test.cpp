@@ -54,7 +54,7 @@ class BackwardRun {
     a.dq = span(&dq_, s.seqlen_q, s.heads, C.head_dim);
     a.dk = span(&dk_, s.seqlen_k, s.kv_heads, C.head_dim);
     a.dv = span(&dv_, s.seqlen_k, s.kv_heads, C.head_dim_v);
-    a.scale = 1;
+    a.scale = a.gradient_scale = 1;
     a.causal = s.causal;
     workspace_.resize(size_t(backward_workspace_bytes(C, a)));
     a.workspace = workspace_.data();

@@ -15,7 +15,7 @@ TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_int
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
   for (const CompiledForward& row : kForwardTable) {
     const ForwardConfig& c = row.config;
-    EXPECT_LE(c.producer_registers() + c.consumers() * c.consumer_registers(),
+    EXPECT_LE(c.blocks * (c.producer_registers() + c.consumers() * c.consumer_registers()),
               kRegistersPerLaunchThreadQuad);
     EXPECT_LE(c.consumer_registers_used(), c.consumer_registers());
     EXPECT_GE(c.kv_slots, 3);  // K of the next block beside V of this one, and one to load into
@@ -29,14 +29,17 @@ template <class Visitor>
 void for_each_shape(Visitor&& visit) {
   for (int64_t d = 8; d <= 264; d += 8) {
     for (int64_t dv = 8; dv <= 264; dv += 8) {
-      for (int64_t keys : kSomeKeys) visit(ForwardShape{d, dv, keys, keys});
+      for (int64_t keys : kSomeKeys) {
+        visit(ForwardShape{d, dv, keys});
+        visit(ForwardShape{d, dv, keys, 64});
+      }
     }
   }
 }
 
 bool fits(const CompiledForward& row, const ForwardShape& shape) {
   return row.config.head_dim >= shape.head_dim && row.config.head_dim_v >= shape.head_dim_v &&
-         shape.seqlen_k <= row.max_keys;
+         shape.keys <= row.max_keys && shape.rows <= row.max_rows;
 }
 
 int columns(const CompiledForward& row) {
@@ -52,7 +55,7 @@ TEST(ChooseRow, gives_a_row_that_fits_wherever_there_is_one_and_none_with_more_c
       any = true;
       ASSERT_NE(chosen, kNoRow) << shape.head_dim << "/" << shape.head_dim_v;
       EXPECT_LE(columns(kForwardTable[chosen]), columns(row))
-          << shape.head_dim << "/" << shape.head_dim_v << ", " << shape.seqlen_k << " keys";
+          << shape.head_dim << "/" << shape.head_dim_v << ", " << shape.keys << " keys";
     }
     ASSERT_EQ(any, chosen != kNoRow) << shape.head_dim << "/" << shape.head_dim_v;
     if (any) {
@@ -71,7 +74,7 @@ TEST(ChooseRow, gives_every_row_to_some_shape) {
 TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
   for_each_shape([](const ForwardShape& shape) {
     ForwardShape longer = shape;
-    longer.seqlen_k = 100000;
+    longer.keys = 100000;
     if (choose_row(shape) == kNoRow) return;
     EXPECT_LE(kForwardTable[choose_row(shape)].config.block_m,
               kForwardTable[choose_row(longer)].config.block_m);
@@ -104,25 +107,45 @@ TEST(CheckFeatures, what_the_kernels_do_is_accepted) {
 }
 
 TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
-  const int32_t lengths[3] = {0, 500, 1000};
   const auto expect_refused = [](const char* reason, auto change) {
     Problem p = plain();
     change(p);
-    const Status status = check_features(p);
+    const Status status = check_forward(p);
+    EXPECT_EQ(check_features(p).message(), status.message());
     EXPECT_EQ(status.code(), StatusCode::unsupported) << reason;
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
   expect_refused("float32", [](Problem& p) { p.dtype = DType::float32; });
-  expect_refused("packed", [&](Problem& p) { p.lengths_q.cu_seqlens = lengths; });
-  expect_refused("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
-  expect_refused("windows", [](Problem& p) { p.mask.left = 100; });
-  expect_refused("windows", [](Problem& p) { p.mask.right = 7; });
-  expect_refused("softcap", [](Problem& p) { p.softcap = 30; });
-  expect_refused("sink", [](Problem& p) { p.has_sink = true; });
   expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
   expect_refused("multiples of 8", [](Problem& p) { p.head_dim = 100; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
+}
+
+TEST(CheckFeatures, what_only_the_forward_does_is_refused_for_both_passes) {
+  const auto expect_forward_only = [](const char* reason, auto change) {
+    Problem p = plain();
+    change(p);
+    EXPECT_TRUE(check_forward(p).ok()) << check_forward(p).message();
+    EXPECT_NE(check_features(p).message().find(reason), std::string::npos);
+    EXPECT_NE(variant_of(p), Variant::kDense);
+  };
+  expect_forward_only("windows", [](Problem& p) { p.mask.left = 100; });
+  expect_forward_only("windows", [](Problem& p) { p.mask.right = 7; });
+  expect_forward_only("sink", [](Problem& p) { p.has_sink = true; });
+  expect_forward_only("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
+  expect_forward_only("softcap", [](Problem& p) { p.softcap = 30; });
+}
+
+TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_kernel) {
+  Problem p = plain();
+  EXPECT_EQ(variant_of(p), Variant::kDense);
+  p.mask = {.left = 1000, .right = 0};
+  EXPECT_EQ(variant_of(p), Variant::kDense);
+  p.mask = {.left = int64_t{1} << 40, .right = int64_t{1} << 40};
+  EXPECT_EQ(variant_of(p), Variant::kDense);
+  p.mask.left = 999;
+  EXPECT_EQ(variant_of(p), Variant::kGeneral);
 }
 
 TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
@@ -132,6 +155,7 @@ TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
     launch.q.batches = 1;
     launch.q.heads = 2 * group;
     launch.q.rows = queries;
+    launch.seqlen_q = int(queries);
     launch.heads_per_kv_head = group;
     if (causal) launch.mask.right = 0;
     return choose_pack(kConfig, launch).heads();

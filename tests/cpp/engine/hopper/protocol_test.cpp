@@ -4,6 +4,7 @@
 // schedules at random (machine/machine.h): who may write and read shared memory when, and that every
 // block is multiplied once by each warp that sees it. Broken protocols must be found out.
 #include <cstdlib>
+#include <span>
 
 #include "engine/hopper/compiled.h"
 #include "forward_run.h"
@@ -11,13 +12,59 @@
 namespace fa3::hopper {
 namespace {
 
+constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
+
 constexpr Shape kShapes[] = {
     // Groups of three are never packed: the model knows rows as queries.
-    {.seqlen_q = 500, .seqlen_k = 700, .heads = 2, .kv_heads = 2, .batches = 2, .causal = false},
-    {.seqlen_q = 700, .seqlen_k = 700, .heads = 6, .kv_heads = 2, .batches = 1, .causal = true},
-    {.seqlen_q = 384, .seqlen_k = 50, .heads = 3, .kv_heads = 1, .batches = 3, .causal = false},
-    {.seqlen_q = 900, .seqlen_k = 300, .heads = 3, .kv_heads = 1, .batches = 1, .causal = true},
-    {.seqlen_q = 1, .seqlen_k = 900, .heads = 4, .kv_heads = 4, .batches = 2, .causal = true},
+    {.seqlen_q = 500, .seqlen_k = 700, .heads = 2, .kv_heads = 2, .batches = 2, .mask = kFull},
+    {.seqlen_q = 700, .seqlen_k = 700, .heads = 6, .kv_heads = 2, .batches = 1, .mask = kCausal},
+    {.seqlen_q = 384, .seqlen_k = 50, .heads = 3, .kv_heads = 1, .batches = 3, .mask = kFull},
+    {.seqlen_q = 900, .seqlen_k = 300, .heads = 3, .kv_heads = 1, .batches = 1, .mask = kCausal},
+    {.seqlen_q = 1, .seqlen_k = 900, .heads = 4, .kv_heads = 4, .batches = 2, .mask = kCausal},
+};
+
+// For the general kernels as well: warpgroups of one tile begin and end at different keys.
+constexpr Shape kWindows[] = {
+    {.seqlen_q = 700,
+     .seqlen_k = 700,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = {.left = 100, .right = 0}},
+    {.seqlen_q = 500,
+     .seqlen_k = 900,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = 300}},
+    {.seqlen_q = 900,
+     .seqlen_k = 400,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = {.left = 64, .right = 130}},
+};
+
+// Sequences of their own lengths, empty ones on either side, and rows that none owns.
+constexpr int32_t kQueries[] = {0, 0, 300, 301, 301, 700, 713};
+constexpr int32_t kKeys[] = {0, 40, 540, 540, 640, 1000, 1017};
+constexpr int32_t kUsed[] = {0, 1, 300, 171};
+constexpr Shape kRagged[] = {
+    {.seqlen_q = 399,
+     .seqlen_k = 500,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 6,
+     .mask = kCausal,
+     .cu_q = kQueries,
+     .cu_k = kKeys},
+    {.seqlen_q = 200,
+     .seqlen_k = 300,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 4,
+     .mask = {.left = 90},
+     .used_k = kUsed},
 };
 
 constexpr double kSlow = 0.01;
@@ -63,18 +110,33 @@ struct Rows<std::integer_sequence<int, Row...>> {
 using AllRows = Rows<std::make_integer_sequence<int, int(kForwardTable.size())>>::Types;
 TYPED_TEST_SUITE(Protocol, AllRows);
 
-TYPED_TEST(Protocol, every_block_is_multiplied_once_whoever_is_slow) {
-  constexpr ForwardConfig kConfig = kForwardTable[TypeParam::kRow].config;
-  for (const Shape& shape : kShapes) {
+template <ForwardConfig C>
+void expect_all_work_done(std::span<const Shape> shapes) {
+  for (const Shape& shape : shapes) {
     for (const Pace& pace : kPaces) {
       for (unsigned seed = 0; seed < num_seeds(); ++seed) {
-        Run<kConfig> run({.shape = shape, .seed = seed, .pace = pace});
+        Run<C> run({.shape = shape, .seed = seed, .pace = pace});
         run.expect_all_work_done();
-        ASSERT_FALSE(this->HasFatalFailure())
+        ASSERT_FALSE(testing::Test::HasFatalFailure())
             << pace.name << ", " << shape.seqlen_q << "x" << shape.seqlen_k << ", seed " << seed;
       }
     }
   }
+}
+
+TYPED_TEST(Protocol, every_block_is_multiplied_once_whoever_is_slow) {
+  expect_all_work_done<kForwardTable[TypeParam::kRow].config>(kShapes);
+}
+
+TYPED_TEST(Protocol, windows_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
+  expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kWindows);
+  expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(std::span(kWindows).first(1));
+}
+
+TYPED_TEST(Protocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
+  expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kRagged);
 }
 
 template <ForwardConfig C>

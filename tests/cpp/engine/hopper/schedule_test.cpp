@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/hopper/piece/row_blocks.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 #include "engine/hopper/piece/tile_order.h"
 
 namespace fa3::hopper {
@@ -36,11 +37,11 @@ TEST(TileOrder, every_tile_comes_once) {
   }
 }
 
-constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
+using Mask = MaskRuleOf<int>;
+constexpr Mask kFull, kCausal{.right = 0};
 
 // Blocks that some of these rows visit.
-int num_blocks(const MaskRuleOf<int>& mask, int first_row, int rows, int block_n, int queries,
-               int keys) {
+int num_blocks(const Mask& mask, int first_row, int rows, int block_n, int queries, int keys) {
   const int end = std::min(first_row + rows, queries);
   return visited_blocks(block_range(mask, first_row, end, queries, keys), block_n).end;
 }
@@ -82,8 +83,55 @@ struct Lengths {
   int queries, keys;
 };
 
+// The second of the three warpgroups of a tile: what it visits, masks and guards. Its keys are counted
+// from the first that the tile's first query sees.
+template <class Edge>
+void expect_right_blocks(const Mask& mask, int queries, int keys, int block_keys) {
+  constexpr int kRows = 64;
+  for (int first = 0; first < queries; first += kRows) {
+    const int end = std::min(first + kRows, queries);
+    const int first_key = mask.keys_of(std::max(first - kRows, 0), queries, keys).begin;
+    const RowBlocks<Edge> blocks =
+        row_blocks(block_range(mask, first, end, queries, keys).from(first_key),
+                   Edge::of(mask, first, end, queries, keys).from(first_key), block_keys);
+    std::vector<bool> has_seen(kRows, false);
+    ASSERT_GE(blocks.count, 1);
+    ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
+    ASSERT_LE(blocks.ordinary_from, blocks.count - 1);  // the first visited is ordinary
+    for (int key = 0; key < first_key; ++key) {
+      for (int row = first; row < end; ++row) ASSERT_FALSE(mask.visible(row, key, queries, keys));
+    }
+    for (int block = (keys + block_keys - 1) / block_keys; block >= 0; --block) {
+      const bool masked = block >= blocks.masked_from || blocks.edge.hides_left(block * block_keys);
+      const bool guarded =
+          block < blocks.ordinary_from && !blocks.edge.hides_left(block * block_keys);
+      std::vector<bool> sees(kRows, false);
+      for (int row = first; row < end; ++row) {
+        for (int key = block * block_keys; key < (block + 1) * block_keys; ++key) {
+          const int own = first_key + key;
+          const bool visible = own < keys && mask.visible(row, own, queries, keys);
+          bool kept = key < blocks.edge.end_of(row - first);
+          if constexpr (Edge::kHidesLeft) kept = kept && key >= blocks.edge.begin_of(row - first);
+          ASSERT_EQ(visible, kept);
+          if (visible) {
+            ASSERT_LT(block, blocks.count) << "a visible key is not visited";
+            sees[row - first] = true;
+          }
+          if (!visible && block < blocks.count) {
+            ASSERT_TRUE(masked) << "a hidden key is not masked";
+          }
+        }
+        // A guarded step needs a reference: every row saw a key in a block before.
+        if (guarded) {
+          ASSERT_TRUE(has_seen[row - first]);
+        }
+      }
+      for (int row = 0; row < kRows; ++row) has_seen[row] = has_seen[row] || sees[row];
+    }
+  }
+}
+
 TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
-  constexpr int kRows = 64, kKeys = 48;
   for (const auto [queries, keys] : {Lengths{1, 1},
                                      {64, 48},
                                      {200, 200},
@@ -93,40 +141,72 @@ TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
                                      {65, 2},
                                      {512, 96},
                                      {96, 512}}) {
-    for (const MaskRuleOf<int>& mask : {kFull, kCausal, MaskRuleOf<int>{.right = 5}}) {
-      for (int first = 0; first < queries; first += kRows) {
-        const int end = std::min(first + kRows, queries);
-        const RowBlocks blocks = row_blocks(block_range(mask, first, end, queries, keys),
-                                            RightEdge::of(mask, first, queries, keys), kKeys, 0);
-        std::vector<bool> has_seen(kRows, false);
-        ASSERT_GE(blocks.count, 1);
-        ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
-        ASSERT_LE(blocks.ordinary_from, blocks.count - 1);  // the first visited is ordinary
-        for (int block = (keys + kKeys - 1) / kKeys; block >= 0; --block) {
-          for (int row = first; row < end; ++row) {
-            for (int key = block * kKeys; key < (block + 1) * kKeys; ++key) {
-              const bool visible = key < keys && mask.visible(row, key, queries, keys);
-              ASSERT_EQ(visible, key < blocks.edge.end_of(row - first));
-              if (visible) {
-                ASSERT_LT(block, blocks.count) << "a visible key is not visited";
-              }
-              if (!visible && block < blocks.count) {
-                ASSERT_GE(block, blocks.masked_from) << "a hidden key is not masked";
-              }
-              // A guarded step needs a reference: every row saw a key in a block before.
-              if (block < blocks.ordinary_from) {
-                ASSERT_TRUE(has_seen[row - first]);
-              }
-            }
-          }
-          for (int row = first; row < end; ++row) {
-            for (int key = block * kKeys; key < std::min(keys, (block + 1) * kKeys); ++key) {
-              if (mask.visible(row, key, queries, keys)) has_seen[row - first] = true;
-            }
-          }
-        }
+    for (const Mask& mask : {kFull, kCausal, Mask{.right = 5}}) {
+      for (int block_keys : {48, 42}) {
+        expect_right_blocks<RightEdge>(mask, queries, keys, block_keys);
+        expect_right_blocks<KeyWindow>(mask, queries, keys, block_keys);
       }
     }
+    for (const Mask& mask : {Mask{.left = 0}, Mask{.left = 7, .right = 0}, Mask{.left = 100},
+                             Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0}}) {
+      for (int block_keys : {48, 42}) {
+        expect_right_blocks<KeyWindow>(mask, queries, keys, block_keys);
+      }
+    }
+  }
+}
+
+// Whatever the arrays of lengths hold.
+TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_tensors) {
+  constexpr int kTotal = 1000, kBatch = 5, kBlock = 64;
+  const std::vector<int32_t> lists[] = {{0, 1, 1, 500, 980, 1000},    {0, 0, 0, 0, 0, 0},
+                                        {0, 100, 200, 300, 400, 500}, {0, 2000, -5, 30, 40, 50},
+                                        {7, 1 << 30, 3, 2, 1, -9},    {0, 1000, 0, 1000, 0, 1000}};
+  for (const std::vector<int32_t>& starts : lists) {
+    std::vector<SequenceTiles> entries(kTotal / kBlock + 1 + kBatch + 1);
+    int num_entries = 0, counter = 5;
+    const fa3::Lengths lengths{.cu_seqlens = starts.data(), .max = kTotal, .total = kTotal};
+    const int32_t used[kBatch] = {1, -7, 1 << 30, 10, 0};
+    const fa3::Lengths keys{.seqused = used, .max = 90, .total = 90 * kBatch};
+    const SequenceList list{.lengths_q = lengths,
+                            .lengths_k = keys,
+                            .batch = kBatch,
+                            .block_m = kBlock,
+                            .num_packs = 3,
+                            .tail_tiles = 40,
+                            .capacity = int(entries.size()),
+                            .entries = entries.data(),
+                            .num_entries = &num_entries,
+                            .ticket_counter = &counter};
+    int all = 0;
+    std::vector<int> owners(kTotal, 0);
+    for (int b = 0; b < list.num_sequences(); ++b) {
+      const SequenceTiles s = list.sequence(b);
+      ASSERT_TRUE(s.queries.begin >= 0 && s.queries.count >= 0 && s.keys.begin >= 0);
+      ASSERT_LE(s.queries.begin + s.queries.count, kTotal);
+      ASSERT_LE(s.queries.used, s.queries.count);
+      ASSERT_TRUE(s.keys.count >= 0 && s.keys.count <= 90);
+      for (int i = 0; i < s.queries.count; ++i) ++owners[size_t(s.queries.begin + i)];
+      all += s.order.num_m_blocks;
+    }
+    const bool valid = std::is_sorted(starts.begin(), starts.end()) && starts.front() == 0;
+    EXPECT_TRUE(!valid || std::set<int>(owners.begin(), owners.end()) == std::set<int>{1});
+    if (!valid) continue;
+    ASSERT_LE(all, list.capacity);
+    for (int b = 0, first = 0; b < list.num_sequences(); ++b) {
+      list.write(list.sequence(b), first, all);
+      first += list.sequence(b).order.num_m_blocks;
+    }
+    // The tiles of all tickets: each row of tiles of each sequence once for each pack.
+    std::set<std::tuple<int, int, int>> seen;
+    for (int ticket = 0; ticket < all * list.num_packs; ++ticket) {
+      const SequenceTiles& s = entries[size_t(ticket / list.num_packs)];
+      const TileIndex tile = s.order.tile(ticket - s.first_entry * list.num_packs);
+      ASSERT_TRUE(tile.m_block >= 0 && tile.m_block < s.order.num_m_blocks);
+      ASSERT_TRUE(tile.pack >= 0 && tile.pack < list.num_packs);
+      seen.insert({s.first_entry, tile.m_block, tile.pack});
+    }
+    EXPECT_EQ(int(seen.size()), all * list.num_packs);
   }
 }
 

@@ -28,7 +28,18 @@ using machine::Product;
 
 struct Shape {
   int seqlen_q, seqlen_k, heads, kv_heads, batches;
-  bool causal;
+  MaskRuleOf<int> mask;
+  // Of packed sequences, batches + 1 of each; of dense ones, the used keys, batches of them.
+  const int32_t* cu_q = nullptr;
+  const int32_t* cu_k = nullptr;
+  const int32_t* used_k = nullptr;
+
+  bool ragged() const { return cu_q != nullptr || used_k != nullptr; }
+  bool packed() const { return cu_q != nullptr; }
+  // Of the tensors. Two rows more than the sequences own.
+  int entries() const { return packed() ? 1 : batches; }
+  int q_rows() const { return packed() ? cu_q[batches] + 2 : seqlen_q; }
+  int k_rows() const { return packed() ? cu_k[batches] + 2 : seqlen_k; }
 };
 
 struct Trial {
@@ -51,15 +62,23 @@ class Run {
   explicit Run(const Trial& trial) : trial_(trial), lse_(size_t(lse_count()), std::nanf("")) {
     const Shape& s = trial.shape;
     ForwardLaunch a;
-    a.q = span(&q_, s.seqlen_q, s.heads, C.head_dim);
-    a.k = span(&k_, s.seqlen_k, s.kv_heads, C.head_dim);
-    a.v = span(&v_, s.seqlen_k, s.kv_heads, C.head_dim_v);
+    a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
+    a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
+    a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
     o_.resize(size_t(lse_count()) * C.head_dim_v * bytes_of(C.output()));
-    a.o = span(o_.data(), s.seqlen_q, s.heads, C.head_dim_v);
-    a.lse = {lse_.data(), {int64_t{s.heads} * s.seqlen_q, s.seqlen_q, 1}};
+    a.o = span(o_.data(), s.q_rows(), s.heads, C.head_dim_v);
+    a.lse = {lse_.data(), {int64_t{s.heads} * s.q_rows(), s.q_rows(), 1}};
     a.scale = 1;
-    if (s.causal) a.mask.right = 0;
+    a.mask = s.mask;
+    a.seqlen_q = s.seqlen_q;
     a.seqlen_k = s.seqlen_k;
+    a.ragged = s.ragged();
+    a.sequences = s.batches;
+    a.lengths_q = {.cu_seqlens = s.cu_q, .max = s.seqlen_q, .total = s.entries() * s.q_rows()};
+    a.lengths_k = {.cu_seqlens = s.cu_k,
+                   .seqused = s.used_k,
+                   .max = s.seqlen_k,
+                   .total = s.entries() * s.k_rows()};
     a.heads_per_kv_head = s.heads / s.kv_heads;
     workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);
     a.workspace = workspace_.data();
@@ -102,18 +121,19 @@ class Run {
             columns};
   }
   TensorSpan span(void* data, int rows, int heads, int columns) const {
-    return span(data, rows, heads, columns, trial_.shape.batches);
+    return span(data, rows, heads, columns, trial_.shape.entries());
   }
   int64_t lse_count() const {
-    return int64_t{trial_.shape.batches} * trial_.shape.heads * trial_.shape.seqlen_q;
+    return int64_t{trial_.shape.entries()} * trial_.shape.heads * trial_.shape.q_rows();
   }
 
   machine::Setting setting() const {
-    machine::Setting setting{.seed = trial_.seed, .pace = trial_.pace, .fault = trial_.fault};
+    machine::Setting setting{
+        .seed = trial_.seed, .neighbours = C.blocks, .pace = trial_.pace, .fault = trial_.fault};
     const SmemAddresses<C> at{machine::kSmemBase};
     setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
-    setting.infinite = [seed = trial_.seed](const Product& p) {
-      return p.scores() && p.b.row == 0 &&
+    setting.infinite = [seed = trial_.seed, ragged = trial_.shape.ragged()](const Product& p) {
+      return !ragged && p.scores() && p.b.row == 0 &&
              is_extreme(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
     };
     return setting;
@@ -121,7 +141,10 @@ class Run {
 
   // The tiles that this block drew, or that were dealt to it.
   std::vector<int> my_tiles() const {
-    const int all = launch_.params.order.num_tiles(), blocks = int(launch_.blocks);
+    const hopper::ForwardParams& params = launch_.params;
+    const int all =
+        params.sequences ? *params.num_entries * params.order.num_packs : params.order.num_tiles();
+    const int blocks = int(launch_.blocks);
     std::vector<int> tiles = {0};
     if (launch_.params.ticket_counter != nullptr) {
       for (int ticket : outcome_.drawn) tiles.push_back(ticket + blocks);
@@ -132,27 +155,58 @@ class Run {
     return tiles;
   }
 
-  int num_blocks_of(const TileIndex& tile, int warpgroup) const {
+  // A tile and its sequence.
+  struct Work {
+    int m_block;
+    QueryRows queries;
+    KeyRows keys;
+  };
+  Work work_of(int tile) const {
     const Shape& s = trial_.shape;
-    const int first_row = tile.m_block * C.block_m + warpgroup * kRowsPerWarpgroup;
-    if (first_row >= s.seqlen_q) return 0;
-    const int end = std::min(first_row + kRowsPerWarpgroup, s.seqlen_q);
-    const auto range = block_range(launch_.params.mask, first_row, end, s.seqlen_q, s.seqlen_k);
-    return visited_blocks(range, C.block_n).end;
+    const ForwardParams& params = launch_.params;
+    if (params.sequences) {
+      SequenceTiles sequence = params.sequences[tile / params.order.num_packs];
+      const TileIndex index =
+          sequence.order.tile(tile - sequence.first_entry * params.order.num_packs);
+      sequence.queries.pack = index.pack;
+      return {index.m_block, sequence.queries, sequence.keys};
+    }
+    const TileIndex index = params.order.tile(tile);
+    return {index.m_block,
+            {index.batch, index.pack, 0, s.seqlen_q, s.seqlen_q},
+            {index.batch, 0, s.seqlen_k}};
+  }
+
+  // The first key that a tile sees, in its sequence.
+  int first_key_of(const Work& work) const {
+    const int first_row = work.m_block * C.block_m;
+    return trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
+  }
+
+  int num_blocks_of(const Work& work, int warpgroup) const {
+    const int first_row = work.m_block * C.block_m + warpgroup * kRowsPerWarpgroup;
+    if (first_row >= work.queries.count) return 0;
+    if (first_row >= work.queries.used) return 1;
+    const int end = std::min(first_row + kRowsPerWarpgroup, work.queries.used);
+    const auto range =
+        block_range(trial_.shape.mask, first_row, end, work.queries.used, work.keys.count);
+    return visited_blocks(range.from(first_key_of(work)), C.block_n).end;
   }
 
   void add_expected(int tile, int warp, std::vector<Product>* expected) const {
-    const TileIndex index = launch_.params.order.tile(tile);
-    const int num_blocks = num_blocks_of(index, warp / 4);
+    const Work work = work_of(tile);
+    const int num_blocks = num_blocks_of(work, warp / 4);
     for (int block = num_blocks - 1; block >= 0; --block) {
-      expected->push_back({.a = {.tensor = &q_,
-                                 .row = index.m_block * C.block_m + warp * kRowsPerWarp,
-                                 .head = index.pack,
-                                 .batch = index.batch},
-                           .b = {.tensor = &k_,
-                                 .row = block * C.block_n,
-                                 .head = index.pack / (trial_.shape.heads / trial_.shape.kv_heads),
-                                 .batch = index.batch}});
+      const int key = first_key_of(work) + block * C.block_n;
+      expected->push_back(
+          {.a = {.tensor = &q_,
+                 .row = work.queries.begin + work.m_block * C.block_m + warp * kRowsPerWarp,
+                 .head = work.queries.pack,
+                 .batch = work.queries.batch},
+           .b = {.tensor = &k_,
+                 .row = work.keys.begin + key,
+                 .head = work.queries.pack / (trial_.shape.heads / trial_.shape.kv_heads),
+                 .batch = work.keys.batch}});
     }
   }
 
@@ -162,13 +216,15 @@ class Run {
     constexpr int kColumnsApart = 32;  // of a lane's stores
     std::set<const void*> expected;
     for (int tile : tiles) {
-      const TileIndex index = launch_.params.order.tile(tile);
-      const bool extreme = is_extreme(trial_.seed, index.m_block, index.pack, index.batch);
-      const int end = std::min(s.seqlen_q, (index.m_block + 1) * C.block_m);
-      for (int row = index.m_block * C.block_m; row < end; row += kRowDistance) {
-        const int64_t at = (int64_t{index.batch} * s.heads + index.pack) * s.seqlen_q + row;
+      const Work work = work_of(tile);
+      const auto& [batch, head, begin, count, used] = work.queries;
+      const bool extreme = is_extreme(trial_.seed, work.m_block, head, batch);
+      const int end = std::min(count, (work.m_block + 1) * C.block_m);
+      for (int row = work.m_block * C.block_m; row < end; ++row) {
+        if (row % kRowsPerWarp % kRowDistance != 0) continue;
+        const int64_t at = (int64_t{batch} * s.heads + head) * s.q_rows() + begin + row;
         ASSERT_TRUE(extreme || !std::isnan(lse_[size_t(at)])) << "row " << row << " not written";
-        const int64_t o_row = (int64_t{index.batch} * s.seqlen_q + row) * s.heads + index.pack;
+        const int64_t o_row = (int64_t{batch} * s.q_rows() + begin + row) * s.heads + head;
         for (int column = 0; column < C.head_dim_v; column += kColumnsApart) {
           expected.insert(&o_[size_t(o_row * C.head_dim_v + column) * bytes_of(C.output())]);
         }

@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "engine/hopper/list_sequences.h"
 #include "engine/hopper/tensor_map.h"
 #include "machine.h"
 
@@ -24,6 +25,32 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element, tile
                        int box_rows, int) {
   map = machine::encoded({tensor.data, box_rows, layout.row_bytes()});
   return true;
+}
+
+bool encode_clipped_map(CUtensorMap& map, const TensorSpan& tensor, Element,
+                        tile::TileLayout layout) {
+  map = machine::encoded({tensor.data, layout.rows, layout.row_bytes(), layout.rows});
+  return true;
+}
+
+bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& tensor, Element,
+                            tile::TileLayout layout, int box_rows, int) {
+  map = machine::encoded({tensor.data, box_rows, layout.row_bytes(), box_rows, true});
+  return true;
+}
+
+// The device's list in the order of the sequences.
+cudaError_t list_sequences(const SequenceList& list, cudaStream_t) {
+  int all = 0;
+  for (int b = 0; b < list.num_sequences(); ++b) all += list.sequence(b).order.num_m_blocks;
+  int first = 0;
+  for (int b = 0; b < list.num_sequences(); ++b) {
+    list.write(list.sequence(b), first, all);
+    first += list.sequence(b).order.num_m_blocks;
+  }
+  *list.num_entries = all;
+  *list.ticket_counter = 0;
+  return cudaSuccess;
 }
 
 }  // namespace fa3::hopper

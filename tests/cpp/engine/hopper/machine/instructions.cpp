@@ -65,7 +65,13 @@ void add_global(const void* pointer, int bytes) {
 void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier) {
   const TensorMap known = decoded(map);
   begin_load(smem, known.box_rows * known.row_bytes, barrier, [=](int offset) {
-    return Content{known.tensor, at.row + offset / known.row_bytes, at.column, at.head, at.batch};
+    if (known.of_queries) {
+      return Content{known.tensor, at.row + at.head - known.rows_before + offset / known.row_bytes,
+                     at.column, at.batch, 0};
+    }
+    const int first_row = at.row + at.inner - known.rows_before;
+    return Content{known.tensor, first_row + offset / known.row_bytes, at.column, at.head,
+                   at.batch};
   });
 }
 void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) {

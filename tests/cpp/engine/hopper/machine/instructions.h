@@ -9,6 +9,7 @@ namespace fa3::machine {
 
 struct Coordinates {
   int column, row, head, batch;
+  int inner = 0;
 };
 
 // An operand of a product: a descriptor (tile/layout.h), or registers.

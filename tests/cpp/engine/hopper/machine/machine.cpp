@@ -33,7 +33,7 @@ Block::Block(const Setting& s, int warps, const std::function<void()>& body)
                   require_idle();
                 }),
       memory(s.buffers),
-      registers(warps),
+      registers(warps * s.neighbours, warps),
       faults(s.fault, s.kv) {
   if (warps > kMostWarps) fail("more than ", kMostWarps, " warps");
   for (int w = 0; w < warps; ++w) clocks[size_t(w)].tick(w);
@@ -68,7 +68,7 @@ CUtensorMap encoded(const TensorMap& map) {
 
 TensorMap decoded(const CUtensorMap& code) {
   TensorMap map;
-  std::memcpy(&map, &code, sizeof(map));
+  std::memcpy(static_cast<void*>(&map), &code, sizeof(map));
   return map;
 }
 

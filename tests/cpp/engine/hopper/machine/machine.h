@@ -73,6 +73,7 @@ struct Departure {
 struct Setting {
   unsigned seed = 0;
   unsigned block = 0;  // blockIdx.x
+  int neighbours = 1;  // blocks that share the registers, itself among them
   Pace pace;
   Fault fault = Fault::kNone;
   KvBarriers kv;  // that the fault is about
@@ -95,6 +96,8 @@ struct TensorMap {
   const void* tensor;
   int box_rows;
   int row_bytes;
+  int rows_before = 0;      // from the map's origin to the tensor's first row
+  bool of_queries = false;  // whose coordinates are {column, row of the tile, row, head}
 };
 CUtensorMap encoded(const TensorMap& map);
 TensorMap decoded(const CUtensorMap& map);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kFewest = 24, kMost = 256, kStep = 8;
 
-// 64 K over the launch's threads, in steps of 8: 168 for 384 threads, which makes 504 for three
+// 64 K over the threads of all blocks on a multiprocessor, in steps of 8: 168 for 384 threads, which makes 504 for three
 // warpgroups, not 512.
 int at_launch(int warps) {
   constexpr int kRegisterFile = 65536, kThreadsPerWarp = 32;
@@ -21,7 +21,7 @@ int at_launch(int warps) {
 
 }  // namespace
 
-Registers::Registers(int warps) : of_warp_(size_t(warps), at_launch(warps)) {}
+Registers::Registers(int sharing, int warps) : of_warp_(size_t(warps), at_launch(sharing)) {}
 
 void Registers::require_sensible(int registers) const {
   if (registers < kFewest || registers > kMost || registers % kStep != 0) {

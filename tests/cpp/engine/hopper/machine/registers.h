@@ -10,7 +10,8 @@ namespace fa3::machine {
 
 class Registers {
  public:
-  explicit Registers(int warps);
+  // Of a block of `warps`, where so many share the register file.
+  Registers(int sharing, int warps);
 
   void decrease(int registers);
   void increase(int registers);

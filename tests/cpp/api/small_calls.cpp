@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/small_calls.h"
+
+#include <fa3/tensor.h>
+
+#include <cstddef>
+#include <memory>
+
+namespace fa3::test {
+namespace {
+
+constexpr int64_t kBatch = 2, kRows = 70, kHeads = 4, kKvHeads = 2, kDim = 16;
+constexpr int64_t kElements = kBatch * kRows * kHeads * kDim;
+
+// Memory for a forward and the backward that follows it.
+struct Memory {
+  std::vector<float> q, k, v, o, lse, d_o, dq, dk, dv;
+  std::vector<int32_t> starts = {0, 31, kBatch* kRows};
+  alignas(256) std::byte workspace[1 << 20];
+
+  Memory() {
+    unsigned seed = 1;
+    for (std::vector<float>* inputs : {&q, &k, &v, &d_o}) {
+      for (int64_t i = 0; i < kElements; ++i) {
+        seed = seed * 1664525u + 1013904223u;
+        inputs->push_back(static_cast<float>(seed >> 8) / static_cast<float>(1 << 23) - 1.0f);
+      }
+    }
+    for (std::vector<float>* outputs : {&o, &dq, &dk, &dv}) outputs->resize(kElements);
+    lse.resize(kBatch * kHeads * kRows);
+  }
+  std::vector<float> results() const {
+    std::vector<float> all;
+    for (const std::vector<float>* part : {&o, &lse, &dq, &dk, &dv}) {
+      all.insert(all.end(), part->begin(), part->end());
+    }
+    return all;
+  }
+};
+
+fa3_tensor rows(std::vector<float>& data, int64_t heads, bool packed) {
+  fa3_tensor view = bshd(data.data(), FA3_FLOAT32, kBatch, kRows, heads, kDim);
+  if (packed)
+    view = {data.data(),
+            FA3_FLOAT32,
+            FA3_CPU,
+            0,
+            3,
+            {kBatch * kRows, heads, kDim},
+            {heads * kDim, kDim, 1}};
+  return view;
+}
+
+void set_options(fa3_options* options, fa3_engine_id engine, Memory& m, bool packed) {
+  options->engine = engine;
+  options->causal = 1;
+  options->num_threads = 3;
+  if (packed) {
+    options->cu_seqlens_q =
+        options->cu_seqlens_k = {m.starts.data(), FA3_INT32, FA3_CPU, 0, 1, {kBatch + 1}, {1}};
+  }
+}
+
+fa3_forward_params forward_of(Memory& m, fa3_engine_id engine, bool packed) {
+  fa3_forward_params p;
+  fa3_forward_params_init(&p);
+  set_options(&p.options, engine, m, packed);
+  p.q = rows(m.q, kHeads, packed);
+  p.k = rows(m.k, kKvHeads, packed);
+  p.v = rows(m.v, kKvHeads, packed);
+  p.o = rows(m.o, kHeads, packed);
+  p.lse = packed
+              ? fa3_tensor{m.lse.data(),       FA3_FLOAT32, FA3_CPU, 0, 2, {kHeads, kBatch * kRows},
+                           {kBatch * kRows, 1}}
+              : fa3_tensor{m.lse.data(),
+                           FA3_FLOAT32,
+                           FA3_CPU,
+                           0,
+                           3,
+                           {kBatch, kHeads, kRows},
+                           {kHeads * kRows, kRows, 1}};
+  return p;
+}
+
+fa3_backward_params backward_of(Memory& m, fa3_engine_id engine, bool packed) {
+  const fa3_forward_params from = forward_of(m, engine, packed);
+  fa3_backward_params p;
+  fa3_backward_params_init(&p);
+  p.options = from.options;
+  p.q = from.q;
+  p.k = from.k;
+  p.v = from.v;
+  p.o = from.o;
+  p.lse = from.lse;
+  p.d_o = rows(m.d_o, kHeads, packed);
+  p.dq = rows(m.dq, kHeads, packed);
+  p.dk = rows(m.dk, kKvHeads, packed);
+  p.dv = rows(m.dv, kKvHeads, packed);
+  return p;
+}
+
+fa3_status merge(Memory& m) {
+  fa3_merge_params p;
+  fa3_merge_params_init(&p);
+  constexpr int64_t kPart = kElements / 2, kDimV = kDim;
+  p.o_partial = {m.q.data(),
+                 FA3_FLOAT32,
+                 FA3_CPU,
+                 0,
+                 5,
+                 {2, 1, kRows, kHeads, kDimV},
+                 {kPart, kPart, kHeads * kDimV, kDimV, 1}};
+  p.lse_partial = {m.k.data(),
+                   FA3_FLOAT32,
+                   FA3_CPU,
+                   0,
+                   4,
+                   {2, 1, kHeads, kRows},
+                   {kHeads * kRows, kHeads * kRows, kRows, 1}};
+  p.o = {m.o.data(),
+         FA3_FLOAT32,
+         FA3_CPU,
+         0,
+         4,
+         {1, kRows, kHeads, kDimV},
+         {kPart, kHeads * kDimV, kDimV, 1}};
+  p.num_threads = 3;
+  return fa3_merge(&p, nullptr);
+}
+
+// Both passes with the workspace that the memory has.
+fa3_status both_passes(Memory& m, fa3_engine_id engine, bool packed) {
+  const fa3_forward_params forward = forward_of(m, engine, packed);
+  const fa3_status status = fa3_forward(&forward, m.workspace, sizeof(m.workspace), nullptr);
+  if (status != FA3_OK) return status;
+  const fa3_backward_params backward = backward_of(m, engine, packed);
+  return fa3_backward(&backward, m.workspace, sizeof(m.workspace), nullptr);
+}
+
+fa3_status forward_with_allocator(Memory& m) {
+  const fa3_backward_params p = backward_of(m, FA3_ENGINE_AUTO, false);
+  const auto lend = [](void* memory, size_t bytes) -> void* {
+    return bytes <= sizeof(Memory::workspace) ? static_cast<Memory*>(memory)->workspace : nullptr;
+  };
+  return fa3_backward_with_allocator(&p, lend, &m, nullptr);
+}
+
+fa3_status questions(Memory& m) {
+  const fa3_forward_params p = forward_of(m, FA3_ENGINE_AUTO, false);
+  const fa3_backward_params b = backward_of(m, FA3_ENGINE_AUTO, true);
+  size_t bytes = 0;
+  char text[64];
+  fa3_engine_info info;
+  fa3_status status = fa3_forward_supported(&p);
+  if (status == FA3_OK) status = fa3_forward_workspace_size(&p, &bytes);
+  if (status == FA3_OK) status = fa3_backward_plan_text(&b, text, sizeof(text), nullptr);
+  if (status == FA3_OK) status = fa3_engine(0, &info);
+  return status;
+}
+
+fa3_status refused(Memory& m) {
+  fa3_forward_params p = forward_of(m, FA3_ENGINE_AUTO, false);
+  p.v.shape[1] += 1;
+  return fa3_forward(&p, m.workspace, sizeof(m.workspace), nullptr);
+}
+
+}  // namespace
+
+std::vector<SmallCall> small_calls() {
+  std::vector<SmallCall> calls;
+  const auto add = [&](const char* name, fa3_status (*run)(Memory&), fa3_status expected = FA3_OK) {
+    const auto memory = std::make_shared<Memory>();
+    calls.push_back(
+        {name, [=] { return run(*memory); }, [=] { return memory->results(); }, expected});
+  };
+  add("cpu", [](Memory& m) { return both_passes(m, FA3_ENGINE_CPU, false); });
+  add("cpu_packed", [](Memory& m) { return both_passes(m, FA3_ENGINE_CPU, true); });
+  add("reference", [](Memory& m) { return both_passes(m, FA3_ENGINE_REFERENCE, false); });
+  add("standard", [](Memory& m) { return both_passes(m, FA3_ENGINE_STANDARD, true); });
+  add("allocator", forward_with_allocator);
+  add("merge", merge);
+  add("questions", questions);
+  add("refused", refused, FA3_INVALID_ARGUMENT);
+  return calls;
+}
+
+}  // namespace fa3::test

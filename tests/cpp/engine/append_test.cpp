@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Appending to a cache: new rows are where the tables say, rotated, and nothing else changed.
+#include <gtest/gtest.h>
+
+#include <fa3/attention.h>
+#include <fa3/tensor.h>
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <string>
+
+#include "support/case.h"
+#include "support/random.h"
+#include "support/tensor.h"
+
+namespace fa3::test {
+namespace {
+
+struct Form {
+  const char* name;
+  fa3_dtype dtype;
+  int64_t page_size;  // 0: no pages
+  bool indexed, packed;
+  int64_t pairs;  // 0: no rotation
+  bool interleaved, float_tables, together;
+};
+void PrintTo(const Form& form, std::ostream* out) {
+  *out << form.name;
+}
+
+constexpr Form kForms[] = {
+    {"plain", FA3_FLOAT32, 0, false, false, 0, false, false, false},
+    {"indexed", FA3_FLOAT16, 0, true, false, 0, false, false, false},
+    {"pages_of_1", FA3_BFLOAT16, 1, false, false, 8, true, false, false},
+    {"pages_of_4_packed", FA3_BFLOAT16, 4, true, true, 5, false, false, false},
+    {"pages_of_100", FA3_FLOAT32, 100, true, true, 12, true, true, true},
+    {"float_tables", FA3_FLOAT16, 7, false, true, 3, true, true, false},
+    {"halves", FA3_FLOAT16, 0, false, false, 12, false, false, true},
+};
+
+constexpr int64_t kBatch = 3, kRoom = 40, kNew = 9, kQueries = 6, kHeads = 2, kQHeads = 4;
+constexpr int64_t kDim = 24, kDimV = 10, kPositions = 80;
+constexpr int32_t kUsed[kBatch] = {0, 31, 13};
+constexpr int32_t kNewStarts[kBatch + 1] = {0, 9, 9, 14};  // packed: 9, 0 and 5 rows
+constexpr int32_t kQueryStarts[kBatch + 1] = {0, 2, 8, 9};
+constexpr int32_t kIndex[kBatch] = {4, 0, 2};
+constexpr int32_t kFirst[kBatch] = {60, 2, 33};
+
+// One call with everything that its form asks for.
+struct Call {
+  Form form;
+  Tensor k_cache, v_cache, k, v, q, rotated, cos, sin;
+  std::vector<int32_t> pages;
+  int64_t max_pages = 0;
+  fa3_append_params params;
+
+  explicit Call(const Form& f) : form(f) {
+    const int64_t entries = form.indexed ? kBatch + 2 : kBatch;
+    Shape cache{entries, kRoom, kHeads, kDim};
+    if (form.page_size > 0) {
+      max_pages = (kRoom + form.page_size - 1) / form.page_size;
+      cache.batch = entries * max_pages;
+      cache.rows = form.page_size;
+      for (int64_t i = 0; i < cache.batch; ++i) {
+        pages.push_back(static_cast<int32_t>((i * 7 + 3) % cache.batch));  // of no factor 7
+      }
+    }
+    k_cache = Tensor(cache, form.dtype, Layout::padded);
+    cache.dim = kDimV;
+    v_cache = Tensor(cache, form.dtype, Layout::bhsd);
+    const int64_t rows = form.packed ? kNewStarts[kBatch] : kNew;
+    k = Tensor({form.packed ? 1 : kBatch, rows, kHeads, kDim}, form.dtype, Layout::bhsd);
+    v = Tensor({form.packed ? 1 : kBatch, rows, kHeads, kDimV}, form.dtype, Layout::padded);
+    const Shape queries{form.packed ? 1 : kBatch, form.packed ? kQueryStarts[kBatch] : kQueries,
+                        kQHeads, kDim};
+    q = Tensor(queries, form.dtype, Layout::padded);
+    rotated = Tensor(queries, form.dtype, Layout::bhsd);
+    const fa3_dtype of_tables = form.float_tables ? FA3_FLOAT32 : form.dtype;
+    cos = Tensor({1, kPositions, 1, form.pairs}, of_tables);
+    sin = cos;
+    uint64_t seed = 1;
+    for (Tensor* t : {&k_cache, &v_cache, &k, &v, &q, &cos, &sin}) t->randomize(seed++);
+
+    const auto view = [&](const Tensor& t) { return form.packed ? t.packed() : t.dense(); };
+    const auto numbers = [](const int32_t* data, int64_t count) {
+      return contiguous(data, FA3_INT32, {count});
+    };
+    fa3_append_params_init(&params);
+    params.k_cache = k_cache.dense();
+    params.v_cache = v_cache.dense();
+    params.k = view(k);
+    params.v = view(v);
+    params.seqused = numbers(kUsed, kBatch);
+    if (form.packed) params.cu_seqlens_new = numbers(kNewStarts, kBatch + 1);
+    if (form.indexed) params.batch_index = numbers(kIndex, kBatch);
+    if (max_pages > 0) {
+      params.page_table = contiguous(pages.data(), FA3_INT32, {entries, max_pages});
+    }
+    if (form.pairs > 0) {
+      const auto table = [&](const Tensor& t) {
+        fa3_tensor view = t.dense();
+        view.rank = 2;
+        view.shape[0] = kPositions, view.shape[1] = form.pairs;
+        view.stride[0] = form.pairs, view.stride[1] = 1;
+        return view;
+      };
+      params.rotary_cos = table(cos);
+      params.rotary_sin = table(sin);
+      params.rotary_interleaved = form.interleaved ? 1 : 0;
+      if (form.float_tables) params.first_position = numbers(kFirst, kBatch);
+      params.q = view(q);
+      params.q_rotated = view(rotated);
+      if (form.packed) params.cu_seqlens_q = numbers(kQueryStarts, kBatch + 1);
+      params.queries_share_position = form.together ? 1 : 0;
+    }
+  }
+
+  int32_t first_position(int64_t b) const { return form.float_tables ? kFirst[b] : kUsed[b]; }
+
+  // Column `col` of a row at `position`.
+  float turned(const Tensor& x, int64_t b, int64_t row, int64_t head, int64_t col,
+               int64_t position) const {
+    const int64_t pair = form.interleaved ? col / 2 : col % std::max<int64_t>(form.pairs, 1);
+    if (col >= 2 * form.pairs) return x.get(b, row, head, col);
+    const int64_t first = form.interleaved ? 2 * pair : pair;
+    const int64_t second = form.interleaved ? first + 1 : pair + form.pairs;
+    const double c = cos.get(0, position, 0, pair), s = sin.get(0, position, 0, pair);
+    const double left = x.get(b, row, head, first), right = x.get(b, row, head, second);
+    return static_cast<float>(col == first ? left * c - right * s : left * s + right * c);
+  }
+
+  // The caches as they must be afterwards.
+  void expect(Tensor* k_to, Tensor* v_to) const {
+    for (int64_t b = 0; b < kBatch; ++b) {
+      const int64_t begin = form.packed ? kNewStarts[b] : 0;
+      const int64_t count = form.packed ? kNewStarts[b + 1] - begin : kNew;
+      const int64_t from = form.packed ? 0 : b;
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t entry = form.indexed ? kIndex[b] : b, row = kUsed[b] + i;
+        if (max_pages > 0) {
+          entry = pages[static_cast<size_t>(entry * max_pages + row / form.page_size)];
+          row %= form.page_size;
+        }
+        for (int64_t head = 0; head < kHeads; ++head) {
+          for (int64_t col = 0; col < kDim; ++col) {
+            k_to->set(entry, row, head, col,
+                      turned(k, from, begin + i, head, col, first_position(b) + i));
+          }
+          for (int64_t col = 0; col < kDimV; ++col) {
+            v_to->set(entry, row, head, col, v.get(from, begin + i, head, col));
+          }
+        }
+      }
+    }
+  }
+};
+
+// Bit for bit where nothing is rotated; products of 16-bit numbers are exact in float32 too.
+testing::AssertionResult are_close(const Tensor& got, const Tensor& want) {
+  const Values a = got.values(), b = want.values();
+  const double ulp = want.dtype() == FA3_FLOAT32   ? 0x1p-22
+                     : want.dtype() == FA3_FLOAT16 ? 0x1p-10
+                                                   : 0x1p-7;
+  for (size_t i = 0; i < a.numbers.size(); ++i) {
+    const bool alike =
+        std::abs(a.numbers[i] - b.numbers[i]) <= ulp * std::max(1.0, std::abs(b.numbers[i]));
+    if (!alike && !(std::isnan(a.numbers[i]) && std::isnan(b.numbers[i]))) {
+      return testing::AssertionFailure()
+             << "element " << i << ": " << a.numbers[i] << ", expected " << b.numbers[i];
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
+class Append : public testing::TestWithParam<Form> {};
+INSTANTIATE_TEST_SUITE_P(form, Append, testing::ValuesIn(kForms),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Append, puts_rows_where_they_belong_and_changes_nothing_else) {
+  Call call(GetParam());
+  Tensor k_want = call.k_cache, v_want = call.v_cache;
+  call.expect(&k_want, &v_want);
+  const Tensor k_before = call.k, q_before = call.q;
+  ASSERT_EQ(fa3_append(&call.params, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(call.v_cache.memory(), v_want.memory());
+  if (call.form.pairs == 0) {
+    EXPECT_EQ(call.k_cache.memory(), k_want.memory());
+  }
+  EXPECT_TRUE(are_close(call.k_cache, k_want));
+  EXPECT_EQ(call.k_cache.find_damaged_guard(), "");
+  EXPECT_EQ(call.k.memory(), k_before.memory());
+  EXPECT_EQ(call.q.memory(), q_before.memory());
+}
+
+TEST_P(Append, rotates_queries_by_their_positions) {
+  Call call(GetParam());
+  if (call.form.pairs == 0) GTEST_SKIP() << "this form rotates nothing";
+  ASSERT_EQ(fa3_append(&call.params, nullptr), FA3_OK) << fa3_last_error();
+  Tensor want = call.rotated;
+  for (int64_t b = 0; b < kBatch; ++b) {
+    const int64_t begin = call.form.packed ? kQueryStarts[b] : 0;
+    const int64_t count = call.form.packed ? kQueryStarts[b + 1] - begin : kQueries;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t position = call.first_position(b) + (call.form.together ? 0 : i);
+      const int64_t entry = call.form.packed ? 0 : b;
+      for (int64_t head = 0; head < kQHeads; ++head) {
+        for (int64_t col = 0; col < kDim; ++col) {
+          want.set(entry, begin + i, head, col,
+                   call.turned(call.q, entry, begin + i, head, col, position));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(call.rotated.find_unwritten(), "");
+  EXPECT_TRUE(are_close(call.rotated, want));
+  const std::vector<uint32_t> apart = call.rotated.element_bits();
+  Call in_place(GetParam());
+  in_place.params.q_rotated = in_place.params.q;
+  ASSERT_EQ(fa3_append(&in_place.params, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(in_place.q.element_bits(), apart);
+}
+
+struct BadAppend {
+  const char* name;
+  std::function<void(Call*)> change;
+  const char* words;
+};
+void PrintTo(const BadAppend& bad, std::ostream* out) {
+  *out << bad.name;
+}
+
+constexpr int32_t kNegative[kBatch] = {3, -1, 0};
+constexpr int32_t kTooMany[kBatch] = {3, 4, 36};
+constexpr int32_t kLate[kBatch] = {0, 0, 78};
+constexpr int32_t kWrongIndex[kBatch] = {0, 5, 1};
+
+const BadAppend kBad[] = {
+    {"negative_length", [](Call* c) { c->params.seqused.data = const_cast<int32_t*>(kNegative); },
+     "seqused: expected a length in [0, 40] for sequence 1"},
+    {"no_room", [](Call* c) { c->params.seqused.data = const_cast<int32_t*>(kTooMany); },
+     "seqused: expected a length in [0, 35] for sequence 2"},
+    {"page_out_of_range", [](Call* c) { c->pages[static_cast<size_t>(4 * c->max_pages)] = 1000; },
+     "page_table: expected a page in [0, 50) of k at entry (4, 0)"},
+    {"entry_out_of_range",
+     [](Call* c) { c->params.batch_index.data = const_cast<int32_t*>(kWrongIndex); },
+     "batch_index: expected an entry in [0, 5) of page_table for sequence 1, got 5"},
+    {"position_beyond_the_tables",
+     [](Call* c) {
+       c->params.first_position = c->params.seqused;
+       c->params.first_position.data = const_cast<int32_t*>(kLate);
+     },
+     "rotary_cos: expected a row for each of the positions 78 to 82 of sequence 2"},
+    {"too_many_pairs",
+     [](Call* c) { c->params.rotary_cos.shape[1] = c->params.rotary_sin.shape[1] = 13; },
+     "rotary_cos: expected between 1 and 12 pairs"},
+    {"sin_alone", [](Call* c) { c->params.rotary_cos = {}; },
+     "rotary_cos, rotary_sin: expected both"},
+    {"queries_without_a_place", [](Call* c) { c->params.q_rotated = {}; },
+     "q, q_rotated: expected both"},
+    {"other_heads", [](Call* c) { c->params.k.shape[1] = 1; },
+     "k: expected the heads of k_cache = 2"},
+    {"cache_over_the_new_rows", [](Call* c) { c->params.k.data = c->params.k_cache.data; },
+     "k_cache:"},
+};
+
+class BadAppends : public testing::TestWithParam<BadAppend> {};
+INSTANTIATE_TEST_SUITE_P(append, BadAppends, testing::ValuesIn(kBad),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(BadAppends, are_explained_and_change_nothing) {
+  Call call(kForms[3]);  // pages of 4, indexed, packed, rotated
+  const Tensor k_before = call.k_cache, v_before = call.v_cache;
+  GetParam().change(&call);
+  EXPECT_EQ(fa3_append(&call.params, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fa3_last_error()).find(GetParam().words), std::string::npos)
+      << fa3_last_error();
+  EXPECT_EQ(call.k_cache.memory(), k_before.memory());
+  EXPECT_EQ(call.v_cache.memory(), v_before.memory());
+  EXPECT_TRUE(call.rotated.untouched());
+}
+
+}  // namespace
+}  // namespace fa3::test

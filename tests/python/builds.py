@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The build that the tests run on, and commands that must succeed."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def library():
+    """libfa3.so of the build; skips where there is none."""
+    path = os.environ.get("FA3_LIBRARY")
+    if path is None:
+        pytest.skip("FA3_LIBRARY names no build")
+    return Path(path)
+
+
+def folder():
+    return library().parent.parent
+
+
+def program(name):
+    """A program of the build; skips where this build has none."""
+    path = folder() / "bin" / name
+    if not path.exists():
+        pytest.skip(f"this build has no {name}")
+    return path
+
+
+def need(*tools):
+    for tool in tools:
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not on the PATH of this machine")
+
+
+def run(*command, **options):
+    """What the command said on stdout; fails with all it said where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def compiler_cache():
+    """Variables with which CMake compiles through ccache, if this machine has it."""
+    if shutil.which("ccache") is None:
+        return {}
+    launchers = [f"CMAKE_{language}_COMPILER_LAUNCHER" for language in ("CXX", "CUDA")]
+    return dict.fromkeys(launchers, "ccache") | {"CCACHE_NOHASHDIR": "1"}

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that were compiled with a released fa3.h keep working, as far as a dump can say it.
+
+What grown structs mean to an old program is tested by running one (tests/cpp/api/layout_test.cpp).
+"""
+
+import sys
+
+import builds
+import pytest
+
+ABI = builds.ROOT / "tools" / "abi.py"
+DUMPS = sorted((builds.ROOT / "tests" / "abi").glob("*.txt"))
+
+
+@pytest.fixture(scope="module")
+def facts():
+    builds.need("nm", "cc")
+    return builds.run(sys.executable, ABI, builds.library()).splitlines()
+
+
+def test_only_the_c_abi_is_exported_and_every_symbol_has_a_version(facts):
+    symbols = [fact.removeprefix("symbol ") for fact in facts if fact.startswith("symbol ")]
+    assert [name for name in symbols if not name.startswith("fa3_") or "@@FA3_0." not in name] == []
+    names = {name.partition("@")[0] for name in symbols}
+    prototypes = {fact.partition("(")[0].split()[-1] for fact in facts if "function " in fact}
+    declared = {name.lstrip("*") for name in prototypes if name.startswith(("fa3_", "*fa3_"))}
+    assert declared <= {name.split("*")[-1] for name in names}
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=lambda path: path.stem)
+def test_what_a_released_version_promised_still_holds(dump):
+    builds.need("nm", "cc")
+    builds.run(sys.executable, ABI, builds.library(), "--against", dump)
+
+
+def test_a_broken_promise_is_named(tmp_path):
+    builds.need("nm", "cc")
+    dump = tmp_path / "fa3-0.0.txt"
+    dump.write_text("value FA3_OK = 0\nfield fa3_options.scale double at 0, 8 bytes\n")
+    with pytest.raises(AssertionError, match="double.*\n.*keep what it had") as said:
+        builds.run(sys.executable, ABI, builds.library(), "--against", dump)
+    assert "FA3_OK" not in str(said.value)

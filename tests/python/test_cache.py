@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Caches: pages, entries, padding and appending, from Python; the same numbers elsewhere."""
+
+import numpy as np
+import pytest
+from oracle import forward as oracle_forward
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+from fa3.compat import flash_attn as fa2_names  # noqa: E402
+from fa3.compat import flash_attn_interface as fa3_names  # noqa: E402
+
+USED = [5, 17, 12]
+PADDING = [0, 3, 12]
+
+
+def same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def tensors(device, *shapes):
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def numbers(values, device="cpu"):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+class Pages:
+    """A cache of shape (b, s, h, d) in pages; what is not in use is NaN, or leads nowhere."""
+
+    def __init__(self, page_size, *caches):
+        device, (batch, rows) = caches[0].device, caches[0].shape[:2]
+        each = -(-rows // page_size)
+        order = torch.randperm(batch * each + 2, generator=torch.Generator().manual_seed(1))
+        self.table = order[: batch * each].view(batch, each).int().to(device)
+        self.size = page_size
+        self.caches = []
+        for cache in caches:
+            pages = cache.new_full((len(order), page_size, *cache.shape[2:]), torch.nan)
+            for row in range(rows):
+                pages[self.table[:, row // page_size].long(), row % page_size] = cache[:, row]
+            self.caches.append(pages)
+        self.table = torch.cat([self.table, self.table.new_full((batch, 1), 10**6)], dim=1)
+
+    def rows(self, pages, count):
+        at = [self.table[:, row // self.size].long() for row in range(count)]
+        return torch.stack([pages[page, row % self.size] for row, page in enumerate(at)], dim=1)
+
+
+@pytest.fixture
+def cache(device):
+    return tensors(device, (3, 2, 4, 16), (3, 20, 2, 16), (3, 20, 2, 8))
+
+
+OPTIONS = [{}, {"causal": True}, {"window": (4, 1), "softcap": 3.0}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("page_size", [1, 4, 128])
+def test_pages_change_no_bit(device, cache, page_size, options):
+    q, k, v = cache
+    used = numbers(USED, device)
+    expected = fa3.attention(q, k, v, seqused_k=used, return_lse=True, **options)
+    pages = Pages(page_size, k, v)
+    call = {"seqused_k": used, "page_table": pages.table, "return_lse": True, **options}
+    same(fa3.attention(q, *pages.caches, **call), expected)
+    assert "engine" in fa3.plan(q, *pages.caches, seqused_k=used, page_table=pages.table)
+    flipped = {**call, "page_table": pages.table.flip(0), "batch_index": numbers([2, 1, 0], device)}
+    same(fa3.attention(q, *pages.caches, **flipped), expected)
+
+
+def test_numpy_reads_pages_too(cache_on_cpu):
+    q, k, v = cache_on_cpu
+    pages = Pages(4, k, v)
+    call = {"seqused_k": numbers(USED), "page_table": pages.table}
+    expected = fa3.attention(q, *pages.caches, **call).numpy()
+    arrays = {name: tensor.numpy() for name, tensor in call.items()}
+    got = fa3.attention(q.numpy(), *(a.numpy() for a in pages.caches), **arrays)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.fixture
+def cache_on_cpu():
+    return tensors("cpu", (3, 2, 4, 16), (3, 20, 2, 16), (3, 20, 2, 8))
+
+
+def test_left_padding_and_entries_agree_with_the_oracle(cache_on_cpu):
+    q, k, v = cache_on_cpu
+    entries = [1, 1, 0]
+    out = fa3.attention(
+        q,
+        k,
+        v,
+        causal=True,
+        seqused_k=numbers(USED),
+        left_padding=numbers(PADDING),
+        batch_index=numbers(entries),
+    )
+    for n, (used, padding, entry) in enumerate(zip(USED, PADDING, entries, strict=True)):
+        part = (k[entry, padding:used], v[entry, padding:used])
+        arrays = (a[None].double().numpy() for a in (q[n], *part))
+        expected, _ = oracle_forward(*arrays, causal=True)
+        np.testing.assert_allclose(out[n].numpy(), expected[0], rtol=0, atol=1e-5)
+
+
+def test_splits_change_rounding_alone(device):
+    q, k, v = tensors(device, (1, 1, 4, 64), (1, 3000, 2, 64), (1, 3000, 2, 64))
+    expected = fa3.attention(q, k, v)
+    tolerance = {"rtol": 0, "atol": 2e-6 if device == "cpu" else 4e-3}
+    for splits in (1, 3, 256):
+        torch.testing.assert_close(fa3.attention(q, k, v, num_splits=splits), expected, **tolerance)
+
+
+def test_no_gradient_goes_through_a_cache(cache_on_cpu):
+    q, k, v = cache_on_cpu
+    q.requires_grad_()
+    with pytest.raises(fa3.Unsupported, match="no gradient goes through a cache"):
+        fa3.attention(q, k, v, batch_index=numbers([0, 1, 2]))
+    with torch.no_grad():
+        assert not fa3.attention(q, k, v, batch_index=numbers([0, 1, 2])).requires_grad
+
+
+def test_hostile_numbers_are_named(cache_on_cpu):
+    q, k, v = cache_on_cpu
+    pages = Pages(4, k, v)
+    call = {"seqused_k": numbers(USED), "page_table": pages.table}
+    pages.table[1, 4] = -3
+    with pytest.raises(fa3.InvalidArgument, match=r"page_table: .*\(1, 4\).*sequence 1.*got -3"):
+        fa3.attention(q, *pages.caches, **call)
+    with pytest.raises(fa3.InvalidArgument, match=r"page_table: .*\(1, 4\).*got -3"):
+        fa3.validate(q, *pages.caches, **call)
+    pages.table[1, 4:] = 10**9
+    with pytest.raises(fa3.InvalidArgument, match="page_table: .*got 1000000000"):
+        fa3.attention(q, *pages.caches, **call)
+    call["seqused_k"] = numbers([5, 16, 12])  # now nobody follows that number
+    fa3.validate(q, *pages.caches, **call)
+    assert torch.isfinite(fa3.attention(q, *pages.caches, **call)).all()
+    with pytest.raises(TypeError, match="page_table: expected a torch.Tensor"):
+        fa3.attention(q, *pages.caches, page_table=[[0]])
+
+
+def test_the_operator_passes_opcheck_and_compiles_with_pages(cache_on_cpu):
+    q, k, v = cache_on_cpu
+    pages = Pages(4, k, v)
+    call = {"seqused_k": numbers(USED), "page_table": pages.table}
+    torch.library.opcheck(torch.ops.fa3.forward.default, (q, *pages.caches), call)
+
+    def model(q, k, v):
+        return fa3.attention(q * 2, k, v, causal=True, **call) + 1
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    same(compiled(q, *pages.caches), model(q, *pages.caches))
+
+
+def turn(x, cos, sin, interleaved):
+    """A rotary embedding in float64. x (rows, heads, d), cos and sin (rows, pairs)."""
+    out = x.double().clone()
+    pairs = cos.shape[1]
+    for i in range(pairs):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + pairs)
+        c, s = (t[:, None, i].double() for t in (cos, sin))
+        out[..., a] = x[..., a] * c - x[..., b] * s
+        out[..., b] = x[..., a] * s + x[..., b] * c
+    return out.to(x.dtype)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [3, 8])
+@pytest.mark.parametrize("page_size", [None, 1, 6])
+@pytest.mark.parametrize("module", [fa3_names, fa2_names], ids=["fa3", "fa2"])
+def test_kvcache_appends_turned_rows(module, page_size, pairs, interleaved, causal):
+    q, k_cache, v_cache, k, v, angle = tensors(
+        "cpu",
+        (3, 4, 4, 16),
+        (3, 20, 2, 16),
+        (3, 20, 2, 8),
+        (3, 3, 2, 16),
+        (3, 3, 2, 8),
+        (32, pairs),
+    )
+    cos, sin = angle.cos(), angle.sin()
+    call = {"cache_seqlens": numbers(USED), "causal": causal, "rotary_cos": cos, "rotary_sin": sin}
+    call |= {"rotary_interleaved": interleaved, "cache_leftpad": numbers([1, 0, 5])}
+    caches = [k_cache.clone(), v_cache.clone()]
+    if page_size is not None:
+        pages = Pages(page_size, *caches)
+        caches = pages.caches
+        call["page_table" if module is fa3_names else "block_table"] = pages.table
+    before = [x.clone() for x in caches]
+    out = module.flash_attn_with_kvcache(q, *caches, k, v, **call)
+
+    turned = q.clone()
+    for n, used in enumerate(USED):
+        rows = torch.arange(used, used + 3)
+        k_cache[n, rows] = turn(k[n], cos[rows], sin[rows], interleaved)
+        v_cache[n, rows] = v[n]
+        at = used + torch.arange(4) if causal else torch.full((4,), used)
+        turned[n] = turn(q[n], cos[at], sin[at], interleaved)
+    if page_size is not None:
+        assert any(not torch.equal(a, b) for a, b in zip(caches, before, strict=True))
+        caches = [pages.rows(x, 20) for x in caches]
+    torch.testing.assert_close(caches[0], k_cache, rtol=0, atol=2e-6)
+    same(caches[1], v_cache)
+    lengths = {"seqused_k": numbers(USED) + 3, "left_padding": numbers([1, 0, 5])}
+    expected = fa3.attention(turned, k_cache, v_cache, causal=causal, **lengths)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+
+
+def test_packed_new_rows_and_queries(cache_on_cpu):
+    _, k_cache, v_cache = cache_on_cpu
+    q, k, v = tensors("cpu", (6, 4, 16), (5, 2, 16), (5, 2, 8))
+    cu_q, cu_new = numbers([0, 1, 4, 6]), numbers([0, 2, 2, 5])
+    caches = [k_cache.clone(), v_cache.clone()]
+    out = fa3_names.flash_attn_with_kvcache(
+        q,
+        *caches,
+        k,
+        v,
+        cache_seqlens=numbers(USED),
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k_new=cu_new,
+        max_seqlen_q=3,
+        causal=True,
+    )
+    for n, used in enumerate(USED):
+        new = slice(int(cu_new[n]), int(cu_new[n + 1]))
+        total = used + new.stop - new.start
+        k_cache[n, used:total], v_cache[n, used:total] = k[new], v[new]
+        mine = slice(int(cu_q[n]), int(cu_q[n + 1]))
+        part = (q[None, mine], k_cache[None, n, :total], v_cache[None, n, :total])
+        same(out[mine], fa3.attention(*part, causal=True)[0])
+    same(caches, [k_cache, v_cache])
+
+
+def test_a_refused_append_names_the_argument_and_changes_nothing(cache_on_cpu):
+    q, k_cache, v_cache = cache_on_cpu
+    k, v, angle = tensors("cpu", (3, 3, 2, 16), (3, 3, 2, 8), (18, 4))
+    caches = [k_cache.clone(), v_cache.clone()]
+    call = {"cache_seqlens": numbers(USED), "causal": True}
+    for change, words in [
+        (
+            {"rotary_cos": angle, "rotary_sin": angle},
+            "rotary_cos: .*17 to 19 of sequence 1, got 18",
+        ),
+        ({"rotary_cos": angle}, "rotary_cos, rotary_sin: expected both"),
+        ({"cache_leftpad": numbers([0, 0, 16])}, "cache_leftpad: .*sequence 2"),
+        ({"cache_batch_idx": numbers([0, 3, 1])}, "cache_batch_idx: .*sequence 1, got 3"),
+    ]:
+        with pytest.raises(fa3.InvalidArgument, match=words):
+            fa3_names.flash_attn_with_kvcache(q, *caches, k, v, **call, **change)
+    same(caches, [k_cache, v_cache])

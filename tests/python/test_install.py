@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installed fa3 serves programs in C, C++17 and C++20, by gcc and clang, as they find it."""
+
+import builds
+import pytest
+
+ROOT = builds.ROOT
+CONSUMERS = ROOT / "tests" / "consumers"
+COMPILERS = {"gcc": "g++", "clang-14": "clang++-14"}
+WARNINGS = "-Wall -Wextra -Wpedantic -Werror".split()
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    builds.need("cmake", "ninja")
+    path = tmp_path_factory.mktemp("install") / "fa3"
+    builds.run("cmake", "--install", builds.folder(), "--prefix", path)
+    return path
+
+
+@pytest.mark.parametrize("cc", COMPILERS)
+def test_find_package(prefix, tmp_path, cc):
+    builds.need(cc, COMPILERS[cc])
+    found = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_COMPILER={cc}"]
+    found += [f"-DCMAKE_CXX_COMPILER={COMPILERS[cc]}"]
+    builds.run("cmake", "-G", "Ninja", "-S", CONSUMERS, "-B", tmp_path, *found)
+    builds.run("cmake", "--build", tmp_path)
+    for name in ("consumer_c", "consumer_cpp17", "consumer_cpp20"):
+        builds.run(tmp_path / name)
+
+
+def test_the_examples(prefix, tmp_path):
+    found = f"-DCMAKE_PREFIX_PATH={prefix}"
+    builds.run("cmake", "-G", "Ninja", "-S", ROOT / "examples/embed", "-B", tmp_path, found)
+    builds.run("cmake", "--build", tmp_path)
+    assert "workspace" in builds.run(tmp_path / "embed")
+
+
+@pytest.mark.parametrize("cc", COMPILERS)
+def test_the_header_is_c99(prefix, cc):
+    builds.need(cc)
+    header = prefix / "include" / "fa3" / "fa3.h"
+    command = [cc, "-std=c99", *WARNINGS, "-fsyntax-only", "-include", header, "-x", "c", "-"]
+    builds.run(*command, input="int some_code;\n")
+
+
+@pytest.mark.parametrize("cc", COMPILERS)
+@pytest.mark.parametrize("standard", ["c11", "c++17", "c++20"])
+def test_pkg_config(prefix, tmp_path, cc, standard):
+    builds.need("pkg-config", cc, COMPILERS[cc])
+    moved = tmp_path / "moved"  # the file finds its prefix by itself
+    prefix.rename(moved)
+    try:
+        (place,) = moved.glob("**/pkgconfig")
+        at_moved = {"PATH": "/usr/bin:/bin", "PKG_CONFIG_PATH": str(place)}
+        flags = builds.run("pkg-config", "--cflags", "--libs", "fa3", env=at_moved).split()
+        assert builds.run("pkg-config", "--modversion", "fa3", env=at_moved).strip() == "0.1.0"
+        in_c = standard == "c11"
+        compiler = cc if in_c else COMPILERS[cc]
+        source = "tests/cpp/api/c_abi_test.c" if in_c else "examples/embed/embed.cpp"
+        program = tmp_path / "consumer"
+        command = [compiler, f"-std={standard}", *WARNINGS, ROOT / source, "-o", program]
+        builds.run(*command, *flags, "-lm")
+        builds.run(program, env=at_moved | {"LD_LIBRARY_PATH": str(place.parent)})
+    finally:
+        moved.rename(prefix)
+
+
+def test_the_installed_command_runs(prefix):
+    builds.program("fa3")
+    assert "works here" in builds.run(prefix / "bin" / "fa3", "doctor")
+
+
+def test_the_debian_package(tmp_path):
+    builds.need("cpack", "dpkg-deb", "dpkg-shlibdeps")
+    builds.program("fa3")
+    config = builds.folder() / "CPackConfig.cmake"
+    builds.run("cpack", "--config", config, "-B", tmp_path, cwd=tmp_path)
+    (package,) = tmp_path.glob("fa3_0.1.0_*.deb")
+    depends = builds.run("dpkg-deb", "--field", package, "Depends")
+    assert "libc6 (>=" in depends
+    assert "libstdc++6 (>=" in depends
+    assert "ldconfig" in builds.run("dpkg-deb", "--info", package, "triggers")
+    builds.run("dpkg-deb", "--extract", package, tmp_path / "root")
+    usr = tmp_path / "root" / "usr"
+    assert "works here" in builds.run(usr / "bin" / "fa3", "doctor")
+    assert list(usr.glob("lib/**/libfa3.so.0"))
+    assert list(usr.glob("lib/**/pkgconfig/fa3.pc"))
+    assert list(usr.glob("lib/**/cmake/fa3/fa3-config.cmake"))
+    assert (usr / "include" / "fa3" / "fa3.h").exists()
