@@ -66,7 +66,7 @@ std::string cpu_code_complaint() {
   const char* asked = std::getenv("FA3_CPU_ISA");
   if (asked == nullptr || *asked == '\0' || cpu::find_kernels(asked) != nullptr) return "";
   std::string names;
-  for (const char* name : {"avx512_bf16", "avx512", "avx2", "portable"}) {
+  for (const char* name : {"amx", "avx512_bf16", "avx512", "avx2", "portable"}) {
     if (cpu::find_kernels(name) != nullptr) names += fmt::format(" {}", name);
   }
   return fmt::format("FA3_CPU_ISA={}: expected one of{}, as this CPU has them; not heeded", asked,

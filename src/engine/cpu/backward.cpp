@@ -38,56 +38,63 @@ int64_t num_blocks(int64_t rows, int64_t block) {
   return (rows + block - 1) / block;
 }
 
+// Those in use for the problem.
+const GradientKernels& gradient_kernels(const BackwardProblem& problem) {
+  const bool all_bf16 = problem.dtype == DType::bfloat16 && problem.d_o.dtype == DType::bfloat16;
+  const Kernels& found = kernels();
+  return all_bf16 && found.bf16_gradients != nullptr ? *found.bf16_gradients : found.gradients;
+}
+
+GradientShape gradient_shape(const BackwardProblem& problem) {
+  return gradient_kernels(problem).shape;
+}
+
 // Parts of a sequence's key blocks; the longest sequence decides for all.
-int64_t count_parts(const Problem& problem) {
+int64_t count_parts(const BackwardProblem& problem) {
   const int64_t heads = std::max<int64_t>(capped_product(problem.batch, problem.heads_k), 1);
-  const int64_t blocks = num_blocks(problem.lengths_k.max, kGradientKeys);
+  const int64_t blocks = num_blocks(problem.lengths_k.max, gradient_shape(problem).keys);
   return std::clamp<int64_t>(num_blocks(kWantedTasks, heads), 1, std::max<int64_t>(blocks, 1));
 }
 
 // Query rows of all sequences, each with room for the padding of its last row group.
-int64_t all_rows(const Problem& problem) {
+int64_t all_rows(const BackwardProblem& problem) {
   const int64_t rows = problem.lengths_q.total;
-  return rows == 0 ? 0 : rows + problem.batch * kRowsPerGroup;
+  return rows == 0 ? 0 : rows + problem.batch * gradient_shape(problem).rows_per_group;
 }
 
-int64_t first_row(const Problem& problem, int64_t b) {
+int64_t first_row(const BackwardProblem& problem, int64_t b) {
   const Lengths& lengths = problem.lengths_q;
-  return (lengths.packed() ? lengths.cu_seqlens[b] : b * lengths.max) + b * kRowsPerGroup;
+  return (lengths.packed() ? lengths.cu_seqlens[b] : b * lengths.max) +
+         b * gradient_shape(problem).rows_per_group;
 }
 
-// One worker's.
+// One worker's; gradient_tile.h says what is in them.
 struct Buffers {
-  float* q;      // (queries, dim)
-  float* d_o;    // (queries, dim_v)
-  float* lse;    // (queries)
-  float* delta;  // (queries)
+  float *q, *d_o;
+  float *lse, *delta;
   KeyRange* row_keys;
-  float* p;   // (queries, kScoreStride)
-  float* ds;  // likewise
-  float* k;   // (keys, dim)
-  float* kt;  // panels
-  float* vt;  // panels
-  float* dk;  // (keys, dim)
-  float* dv;  // (keys, dim_v)
+  float *p, *ds;
+  float *k, *kt, *vt;
+  float *dk, *dv;
 };
 
-Buffers carve_buffers(const Problem& problem, Carver& carver) {
-  const int64_t dim = padded(problem.head_dim);
-  const int64_t dim_v = padded(problem.head_dim_v);
+Buffers carve_buffers(const BackwardProblem& problem, Carver& carver) {
+  const auto [group, queries, keys] = gradient_shape(problem);
+  const int64_t columns = round_up(problem.head_dim, kOperandColumns);
+  const int64_t columns_v = round_up(problem.head_dim_v, kOperandColumns);
   Buffers buffers;
-  buffers.q = carver.take<float>(kGradientQueries, dim);
-  buffers.d_o = carver.take<float>(kGradientQueries, dim_v);
-  buffers.lse = carver.take<float>(kGradientQueries);
-  buffers.delta = carver.take<float>(kGradientQueries);
-  buffers.row_keys = carver.take<KeyRange>(kGradientQueries);
-  buffers.p = carver.take<float>(kGradientQueries, kScoreStride);
-  buffers.ds = carver.take<float>(kGradientQueries, kScoreStride);
-  buffers.k = carver.take<float>(kGradientKeys, dim);
-  buffers.kt = carver.take<float>(kGradientKeys, dim);
-  buffers.vt = carver.take<float>(kGradientKeys, dim_v);
-  buffers.dk = carver.take<float>(kGradientKeys, dim);
-  buffers.dv = carver.take<float>(kGradientKeys, dim_v);
+  buffers.q = carver.take<float>(queries, columns);
+  buffers.d_o = carver.take<float>(queries, columns_v);
+  buffers.lse = carver.take<float>(queries);
+  buffers.delta = carver.take<float>(queries);
+  buffers.row_keys = carver.take<KeyRange>(queries);
+  buffers.p = carver.take<float>(queries, keys + 16);
+  buffers.ds = carver.take<float>(queries, keys + 16);
+  buffers.k = carver.take<float>(keys, columns);
+  buffers.kt = carver.take<float>(keys, columns);
+  buffers.vt = carver.take<float>(keys, columns_v);
+  buffers.dk = carver.take<float>(keys, padded(problem.head_dim));
+  buffers.dv = carver.take<float>(keys, padded(problem.head_dim_v));
   return buffers;
 }
 
@@ -99,7 +106,7 @@ struct BackwardWorkspace {
   ThreadMemory threads;  // Buffers of each
 };
 
-BackwardWorkspace carve(const Problem& problem, int num_threads, Carver& carver) {
+BackwardWorkspace carve(const BackwardProblem& problem, int num_threads, Carver& carver) {
   const int64_t rows = all_rows(problem);
   return {.delta = carver.take<float>(problem.heads_q, rows),
           .dq = carver.take<float>(count_parts(problem), problem.heads_q, rows,
@@ -112,6 +119,7 @@ BackwardWorkspace carve(const Problem& problem, int num_threads, Carver& carver)
 struct Run {
   const BackwardProblem& problem;
   const Kernels& kernels;
+  const GradientKernels& gradients;
   BackwardWorkspace memory;
 
   float* delta_at(int64_t b, int64_t head) const {
@@ -128,16 +136,9 @@ void* row_of(const Operand& operand, int64_t b, int64_t row, int64_t head) {
                      [&]<class T>(T) -> void* { return operand.at<T>(b, row, head); });
 }
 
-void load_rows(const Run& run, const Operand& operand, int64_t b, int64_t head, int64_t row,
-               int64_t count, int64_t dim, float* to) {
-  run.kernels.load_rows[kernel_index(operand.dtype)](row_of(operand, b, row, head),
-                                                     operand.row_stride, count, dim, to);
-}
-
-void load_panels(const Run& run, const Operand& operand, int64_t b, int64_t head, int64_t row,
-                 int64_t count, int64_t dim, float* to) {
-  run.kernels.load_panels[kernel_index(operand.dtype)](row_of(operand, b, row, head),
-                                                       operand.row_stride, count, dim, to);
+OperandRows rows_of(const Operand& operand, int64_t b, int64_t row, int64_t head, int64_t count,
+                    int64_t dim) {
+  return {row_of(operand, b, row, head), operand.row_stride, count, dim};
 }
 
 // Adds `num_parts` arrays of rows, part_stride apart, and writes them as rows of the operand.
@@ -213,11 +214,11 @@ void load_queries(const Run& run, const KeyBlock& keys, int64_t head, int64_t be
                   const Buffers& buffers, GradientTile* tile) {
   const BackwardProblem& problem = run.problem;
   const int64_t row = keys.q_rows.begin + begin;
-  const int64_t padded_count = round_up(count, kRowsPerGroup);
-  load_rows(run, problem.q, keys.b, head, row, count, problem.head_dim, buffers.q);
-  load_rows(run, problem.d_o, keys.b, head, row, count, problem.head_dim_v, buffers.d_o);
-  std::fill(buffers.q + count * tile->dim, buffers.q + padded_count * tile->dim, 0.0f);
-  std::fill(buffers.d_o + count * tile->dim_v, buffers.d_o + padded_count * tile->dim_v, 0.0f);
+  const int64_t padded_count = round_up(count, run.gradients.shape.rows_per_group);
+  run.gradients.load_q[kernel_index(problem.dtype)](
+      *tile, rows_of(problem.q, keys.b, row, head, count, problem.head_dim));
+  run.gradients.load_d_o[kernel_index(problem.d_o.dtype)](
+      *tile, rows_of(problem.d_o, keys.b, row, head, count, problem.head_dim_v));
   const float* delta = run.delta_at(keys.b, head) + begin;
   for (int64_t i = 0; i < padded_count; ++i) {
     const bool exists = i < count;
@@ -238,20 +239,19 @@ void key_block_gradients(const Run& run, KeyBlock keys, const Buffers& buffers) 
   GradientTile& tile = keys.tile;
   const int64_t row = keys.k_rows.begin + keys.begin;
   tile.num_keys = keys.count;
-  load_rows(run, problem.k, keys.b, keys.kv_head, row, keys.count, problem.head_dim, buffers.k);
-  load_panels(run, problem.k, keys.b, keys.kv_head, row, keys.count, problem.head_dim, buffers.kt);
-  load_panels(run, problem.v, keys.b, keys.kv_head, row, keys.count, problem.head_dim_v,
-              buffers.vt);
-  std::fill_n(buffers.dk, kGradientKeys * tile.dim, 0.0f);
-  std::fill_n(buffers.dv, kGradientKeys * tile.dim_v, 0.0f);
+  run.gradients.load_keys[kernel_index(problem.dtype)](
+      tile, rows_of(problem.k, keys.b, row, keys.kv_head, keys.count, problem.head_dim),
+      rows_of(problem.v, keys.b, row, keys.kv_head, keys.count, problem.head_dim_v));
+  std::fill_n(buffers.dk, run.gradients.shape.keys * tile.dim, 0.0f);
+  std::fill_n(buffers.dv, run.gradients.shape.keys * tile.dim_v, 0.0f);
   const KeyRange queries = query_range(problem.mask, keys.begin, keys.begin + keys.count,
                                        keys.q_rows.used, keys.k_rows.used);
   for (int64_t g = 0; g < problem.group(); ++g) {
     const int64_t head = keys.kv_head * problem.group() + g;
-    for (int64_t begin = queries.begin; begin < queries.end; begin += kGradientQueries) {
-      const int64_t count = std::min(kGradientQueries, queries.end - begin);
+    for (int64_t begin = queries.begin; begin < queries.end; begin += run.gradients.shape.queries) {
+      const int64_t count = std::min(run.gradients.shape.queries, queries.end - begin);
       load_queries(run, keys, head, begin, count, buffers, &tile);
-      run.kernels.add_gradients(tile);
+      run.gradients.add(tile);
     }
   }
   store_rows(run, problem.dk, keys.b, keys.kv_head, row,
@@ -273,15 +273,16 @@ void key_part_task(const Run& run, int64_t b, int64_t kv_head, int64_t part,
                    .q_rows = problem.lengths_q.rows_of(b),
                    .k_rows = problem.lengths_k.rows_of(b),
                    .tile = make_tile(problem, buffers)};
-  if (part * kGradientKeys >= keys.k_rows.used) return;
-  const int64_t rows = round_up(keys.q_rows.used, kRowsPerGroup);
+  const int64_t block = run.gradients.shape.keys;
+  if (part * block >= keys.k_rows.used) return;
+  const int64_t rows = round_up(keys.q_rows.used, run.gradients.shape.rows_per_group);
   for (int64_t g = 0; g < problem.group(); ++g) {
     float* dq = run.dq_at(part, b, kv_head * problem.group() + g);
     std::fill_n(dq, rows * keys.tile.dim, 0.0f);
   }
-  const int64_t step = count_parts(problem) * kGradientKeys;
-  for (keys.begin = part * kGradientKeys; keys.begin < keys.k_rows.used; keys.begin += step) {
-    keys.count = std::min(kGradientKeys, keys.k_rows.used - keys.begin);
+  const int64_t step = count_parts(problem) * block;
+  for (keys.begin = part * block; keys.begin < keys.k_rows.used; keys.begin += step) {
+    keys.count = std::min(block, keys.k_rows.used - keys.begin);
     key_block_gradients(run, keys, buffers);
   }
 }
@@ -291,7 +292,7 @@ void query_task(const Run& run, int64_t b, int64_t head) {
   const BackwardProblem& problem = run.problem;
   const Rows rows = problem.lengths_q.rows_of(b);
   const int64_t seqlen_k = problem.lengths_k.rows_of(b).used;
-  const int64_t blocks = num_blocks(seqlen_k, kGradientKeys);
+  const int64_t blocks = num_blocks(seqlen_k, run.gradients.shape.keys);
   const int64_t part_floats = problem.heads_q * all_rows(problem) * padded(problem.head_dim);
   store_rows(run, problem.dq, b, head, rows.begin,
              {.parts = run.dq_at(0, b, head),
@@ -313,8 +314,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
       static_cast<int>(std::clamp<int64_t>(tasks, 1, static_cast<int64_t>(problem.num_threads)));
   *plan = {.engine = "cpu",
            .kernel = concat("tiled backward ", isa_name()),
-           .block_q = kGradientQueries,
-           .block_k = kGradientKeys,
+           .block_q = gradient_shape(problem).queries,
+           .block_k = gradient_shape(problem).keys,
            .num_splits = parts,
            .num_tasks = tasks,
            .num_threads = threads,
@@ -330,7 +331,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
 Status run_backward(const BackwardProblem& problem, const Plan& plan, void* workspace, void*) {
   if (problem.lengths_q.total == 0) return zero_gradients(problem);
   Carver carver(workspace);
-  const Run run = {problem, kernels(), carve(problem, plan.num_threads, carver)};
+  const Run run = {problem, kernels(), gradient_kernels(problem),
+                   carve(problem, plan.num_threads, carver)};
   const auto buffers_of = [&](int worker) {
     Carver mine = run.memory.threads[worker];
     return carve_buffers(problem, mine);

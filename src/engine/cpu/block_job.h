@@ -14,6 +14,17 @@ namespace fa3::cpu {
 // Query rows that one micro-kernel call takes. 6 rows x 4 vectors are 24 accumulators, with 4 key
 // vectors and 1 broadcast 29 of the 32 AVX-512 registers; 6 x 2 are 12 + 2 + 1 of AVX2's 16.
 inline constexpr int64_t kRowsPerGroup = 6;
+// Where tiles multiply (simd/tile.h): two tiles of 16 rows, so that each tile of keys is used twice.
+inline constexpr int64_t kRowsPerTileGroup = 32;
+
+struct GroupShape {
+  int64_t rows;
+  // Elements of a packed key tile in 32 bits: as many times more keys take the same cache.
+  int64_t packing;
+};
+// Also of vdpbf16ps, which was measured with as many keys as floats.
+inline constexpr GroupShape kVectorGroup = {.rows = kRowsPerGroup, .packing = 1};
+inline constexpr GroupShape kTileGroup = {.rows = kRowsPerTileGroup, .packing = 2};
 
 // Attention of some rows over some keys, not yet normalised: per row o = sum_j w_j v_j with weights
 // w_j = 2^(s_j - ref), scores s in log2 units. ref = -inf: the row saw no key so far. What the LSE
@@ -35,8 +46,8 @@ struct BlockBuffers {
   float* v = nullptr;           // packed value tile
   float* gathered_k = nullptr;  // a tile's rows from several pages, as they are; null: no pages
   float* gathered_v = nullptr;
-  float* scores = nullptr;         // (kRowsPerGroup, block_k)
-  float* p = nullptr;              // (kRowsPerGroup, block_k), in the multiplier's format
+  float* scores = nullptr;         // (rows of a group, block_k)
+  float* p = nullptr;              // (rows of a group, block_k), in the multiplier's format
   float* sum_lanes = nullptr;      // (rows, kMaxLanes): row sums, one per vector lane
   float* divisor_lanes = nullptr;  // likewise, of rounded weights; unused where none are rounded
 };
@@ -67,7 +78,7 @@ struct BlockJob {
   int64_t group = 1;
   int64_t first_row = 0;
   int64_t num_rows = 0;
-  int64_t padded_rows = 0;  // num_rows rounded up to whole groups of kRowsPerGroup
+  int64_t padded_rows = 0;  // num_rows rounded up to whole row groups
 
   // Per row and per row group; padding rows repeat the last row. Begins and ends never decrease.
   const KeyRange* row_keys = nullptr;

@@ -22,10 +22,11 @@ struct Run {
   ForwardWorkspace workspace;
 };
 
-// Some rows of one key head of one sequence, against one part of the keys.
+// Some rows of one key head (or of several, where keys are streamed) of one sequence, against one part
+// of the keys.
 struct BlockTask {
   int64_t sequence;
-  int64_t kv_head;
+  int64_t kv_head, num_heads;
   int64_t part;
   int64_t first_row;
   int64_t num_rows;
@@ -39,16 +40,29 @@ KeyRange intersect(KeyRange a, KeyRange b) {
 BlockTask block_task(const Run& run, const SequencePlan& plan, int64_t sequence, int64_t index) {
   const int64_t heads = run.problem.heads_k;
   if (plan.num_rows <= kSplitRows) {
-    return {sequence, index % heads, index / heads, 0, plan.num_rows};
+    const int64_t groups = ceil_div(heads, plan.heads_together);
+    const int64_t head = index % groups * plan.heads_together;
+    return {.sequence = sequence,
+            .kv_head = head,
+            .num_heads = std::min(plan.heads_together, heads - head),
+            .part = index / groups,
+            .first_row = 0,
+            .num_rows = plan.num_rows};
   }
-  const int64_t num_blocks = (plan.num_rows + run.block_q - 1) / run.block_q;
+  const int64_t num_blocks = ceil_div(plan.num_rows, run.block_q);
   const int64_t first_row = (num_blocks - 1 - index / heads) * run.block_q;
-  return {sequence, index % heads, 0, first_row, std::min(run.block_q, plan.num_rows - first_row)};
+  return {.sequence = sequence,
+          .kv_head = index % heads,
+          .num_heads = 1,
+          .part = 0,
+          .first_row = first_row,
+          .num_rows = std::min(run.block_q, plan.num_rows - first_row)};
 }
 
 // Which keys of `part` each row, and each group of rows, sees.
 void describe_visibility(const Problem& problem, const SequencePlan& plan, const BlockTask& task,
-                         KeyRange part, int64_t padded_rows, const ThreadScratch& thread) {
+                         KeyRange part, int64_t rows_per_group, int64_t padded_rows,
+                         const ThreadScratch& thread) {
   const int64_t seqlen_q = plan.q_rows.used;
   const int64_t seqlen_k = plan.k_rows.used;
   const auto position = [&](int64_t row) {
@@ -57,18 +71,20 @@ void describe_visibility(const Problem& problem, const SequencePlan& plan, const
   for (int64_t r = 0; r < padded_rows; ++r) {
     thread.row_keys[r] = intersect(problem.mask.keys_of(position(r), seqlen_q, seqlen_k), part);
   }
-  for (int64_t r = 0; r < padded_rows; r += kRowsPerGroup) {
+  for (int64_t r = 0; r < padded_rows; r += rows_per_group) {
     const BlockRange range = block_range(problem.mask, position(r),
-                                         position(r + kRowsPerGroup - 1) + 1, seqlen_q, seqlen_k);
-    thread.group_keys[r / kRowsPerGroup] = {intersect(range.visible, part),
-                                            intersect(range.free, part)};
+                                         position(r + rows_per_group - 1) + 1, seqlen_q, seqlen_k);
+    thread.group_keys[r / rows_per_group] = {intersect(range.visible, part),
+                                             intersect(range.free, part)};
   }
 }
 
-BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& task,
+// Of the task's head `index`.
+BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index,
                    const ThreadScratch& thread) {
   const Problem& problem = run.problem;
-  const int64_t first_head = task.kv_head * problem.group();
+  const int64_t kv_head = task.kv_head + index;
+  const int64_t first_head = kv_head * problem.group();
   BlockJob job;
   job.head_dim = problem.head_dim;
   job.head_dim_v = problem.head_dim_v;
@@ -79,8 +95,8 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
     const bool paged = problem.key_places.paged();
     const int64_t entry = paged ? 0 : problem.key_places.entry_of(task.sequence);
     const int64_t first_key = paged ? 0 : plan.k_rows.begin;
-    job.k = problem.k.at<T>(entry, first_key, task.kv_head);
-    job.v = problem.v.at<T>(entry, first_key, task.kv_head);
+    job.k = problem.k.at<T>(entry, first_key, kv_head);
+    job.v = problem.v.at<T>(entry, first_key, kv_head);
   });
   job.q_row_stride = problem.q.row_stride;
   job.q_head_stride = problem.q.head_stride;
@@ -96,18 +112,23 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.group = problem.group();
   job.first_row = task.first_row;
   job.num_rows = task.num_rows;
-  job.padded_rows = round_up(task.num_rows, kRowsPerGroup);
+  job.padded_rows =
+      plan.streams ? task.num_rows : round_up(task.num_rows, run.shape.rows_per_group);
   job.row_keys = thread.row_keys;
   job.group_keys = thread.group_keys;
   job.block_k = run.shape.block_k;
   job.buffers = thread.buffers;
+  const int64_t row = index * job.padded_rows;
+  job.buffers.q += row * run.shape.q_stride;
+  job.buffers.sum_lanes += row * kMaxLanes;
+  job.buffers.divisor_lanes += row * kMaxLanes;
   return job;
 }
 
-void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
+void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index,
                 const PartialRows& parts, int64_t part_floats) {
   const Problem& problem = run.problem;
-  const int64_t first_head = task.kv_head * problem.group();
+  const int64_t first_head = (task.kv_head + index) * problem.group();
   WriteJob job;
   job.parts = parts;
   job.part_floats = part_floats;
@@ -130,9 +151,10 @@ void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
   run.kernels.write_rows[kernel_index(problem.o.dtype)](job);
 }
 
-// Whether this part was the last of its head to finish.
-bool is_last_part(const Run& run, const SequencePlan& plan, const BlockTask& task) {
-  int32_t& done = run.workspace.parts_done[task.sequence * run.problem.heads_k + task.kv_head];
+// Whether this part was the last of the task's head `index` to finish.
+bool is_last_part(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index) {
+  const int64_t head = task.sequence * run.problem.heads_k + task.kv_head + index;
+  int32_t& done = run.workspace.parts_done[head];
   return std::atomic_ref(done).fetch_add(1, std::memory_order_acq_rel) == plan.num_parts - 1;
 }
 
@@ -143,27 +165,37 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
   const ThreadScratch thread =
       carve_thread(run.shape, run.problem, run.workspace.rows_per_thread, carver);
 
-  BlockJob job = block_job(run, plan, task, thread);
-  describe_visibility(run.problem, plan, task, plan.part(task.part), job.padded_rows, thread);
-  const int64_t part_floats = partial_floats(job.padded_rows, run.shape.o_columns);
-  float* parts = thread.partial;
-  if (plan.num_parts > 1) {
-    parts =
-        run.workspace.partials + tasks.first_partial + task.kv_head * plan.num_parts * part_floats;
+  BlockJob jobs[kMaxHeadsTogether];
+  float* parts[kMaxHeadsTogether];
+  for (int64_t i = 0; i < task.num_heads; ++i) {
+    jobs[i] = block_job(run, plan, task, i, thread);
   }
-  job.result = partial_rows(parts + task.part * part_floats, job.padded_rows, run.shape.o_columns);
+  const int64_t rows = jobs[0].padded_rows;
+  const int64_t part_floats = partial_floats(rows, run.shape.o_columns);
+  describe_visibility(run.problem, plan, task, plan.part(task.part), run.shape.rows_per_group, rows,
+                      thread);
+  for (int64_t i = 0; i < task.num_heads; ++i) {
+    parts[i] = plan.num_parts == 1 ? thread.partial + i * part_floats
+                                   : run.workspace.partials + tasks.first_partial +
+                                         (task.kv_head + i) * plan.num_parts * part_floats;
+    jobs[i].result = partial_rows(parts[i] + task.part * part_floats, rows, run.shape.o_columns);
+  }
   const int dtype = kernel_index(run.problem.dtype);
-  (plan.streams ? run.kernels.attend_rows : run.kernels.attend_block)[dtype](job);
-
-  if (plan.num_parts > 1 && !is_last_part(run, plan, task)) return;
-  write_rows(run, plan, task, partial_rows(parts, job.padded_rows, run.shape.o_columns),
-             part_floats);
+  if (plan.streams) {
+    run.kernels.attend_rows[dtype](jobs, task.num_heads);
+  } else {
+    run.kernels.attend_block[dtype](jobs[0]);
+  }
+  for (int64_t i = 0; i < task.num_heads; ++i) {
+    if (plan.num_parts > 1 && !is_last_part(run, plan, task, i)) continue;
+    write_rows(run, plan, task, i, partial_rows(parts[i], rows, run.shape.o_columns), part_floats);
+  }
 }
 
 }  // namespace
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
-  TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  TileShape shape = forward_tile_shape(problem);
   shape.block_k = plan.block_k;
   Carver carver(workspace);
   const Run run = {.problem = problem,

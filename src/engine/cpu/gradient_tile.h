@@ -11,44 +11,67 @@
 
 namespace fa3::cpu {
 
-// Queries and keys of a tile: whole row groups, and for the keys whole panels of every instruction
-// set. P and dS are 2 x 78 KiB, K and V with their gradients 480 KiB at head dim 128: the L2 cache
-// holds all. Sums of dK and dV are read and written once per 96 steps of the micro-kernel, 3% of it.
-inline constexpr int64_t kGradientQueries = 16 * kRowsPerGroup;
-inline constexpr int64_t kGradientKeys = 32 * kRowsPerGroup;
-static_assert(kGradientKeys % 64 == 0);
+// Queries and keys of a tile, in whole row groups; whole panels of keys of every instruction set.
+struct GradientShape {
+  int64_t rows_per_group;
+  int64_t queries;
+  int64_t keys;
+};
+
+// For the micro-kernel: P and dS are 2 x 78 KiB, K and V with their gradients 480 KiB at head dim 128:
+// the L2 cache holds all. Sums of dK and dV are read and written once per 96 steps, 3% of it.
+inline constexpr GradientShape kFloatGradientShape = {
+    .rows_per_group = kRowsPerGroup, .queries = 16 * kRowsPerGroup, .keys = 32 * kRowsPerGroup};
+static_assert(kFloatGradientShape.keys % 64 == 0);
 // Floats of a row of P and dS. An odd number of cache lines: columns are read too, and lines of one
 // column must not share a cache set.
-inline constexpr int64_t kScoreStride = kGradientKeys + 16;
+inline constexpr int64_t kScoreStride = kFloatGradientShape.keys + 16;
 
-// Rows of operands and gradients are padded to dim and dim_v, multiples of 16 columns, with zeros.
+// For tiles, whose sums are read and written at a third of the speed of a product: longer ones. P and
+// dS are 384 KiB, the operands 448 and dK and dV 256 KiB at head dim 128: half of an L2 cache of 2 MiB.
+inline constexpr GradientShape kTileGradientShape = {
+    .rows_per_group = kRowsPerTileGroup, .queries = 256, .keys = 256};
+
+// Columns of packed operands are padded to panels of every instruction set.
+inline constexpr int64_t kOperandColumns = 64;
+
+// Rows of gradients are padded to dim and dim_v, multiples of 16 columns. Operands are packed by
+// load_keys and load_queries, in floats or in pairs of bfloat16, padded with zeros.
 struct GradientTile {
   int64_t head_dim = 0, head_dim_v = 0;
   int64_t dim = 0, dim_v = 0;
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = off
 
-  // A multiple of kRowsPerGroup. Padding rows are zero and see nothing: their LSE is +inf, as is
-  // that of every row without a key.
+  // Whole row groups. Padding rows are zero and see nothing: their LSE is +inf, as is that of every
+  // row without a key.
   int64_t num_queries = 0;
-  const float* q = nullptr;            // (queries, dim)
-  const float* d_o = nullptr;          // (queries, dim_v)
+  float* q = nullptr;                  // floats: (queries, dim)
+  float* d_o = nullptr;                // floats: (queries, dim_v)
   const float* lse = nullptr;          // (queries)
   const float* delta = nullptr;        // (queries)
   const KeyRange* row_keys = nullptr;  // (queries): of the tile's keys; begins, ends never decrease
 
   int64_t num_keys = 0;
-  const float* k = nullptr;   // (keys, dim)
-  const float* kt = nullptr;  // panels of (head_dim, keys)
-  const float* vt = nullptr;  // panels of (head_dim_v, keys)
+  float* k = nullptr;   // floats: (keys, dim)
+  float* kt = nullptr;  // floats: panels of (head_dim, keys)
+  float* vt = nullptr;  // floats: panels of (head_dim_v, keys)
 
-  float* p = nullptr;   // (queries, kScoreStride)
-  float* ds = nullptr;  // (queries, kScoreStride)
+  float* p = nullptr;   // floats: (queries, kScoreStride)
+  float* ds = nullptr;  // floats: (queries, kScoreStride)
 
   // Sums that the tile is added to, without the factor `scale`.
   float* dq = nullptr;  // (queries, dim)
   float* dk = nullptr;  // (keys, dim)
   float* dv = nullptr;  // (keys, dim_v)
+};
+
+// Rows of an operand in the caller's memory.
+struct OperandRows {
+  const void* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t count = 0;
+  int64_t dim = 0;
 };
 
 // Sums over parts of the keys, added in their order, to rows of the output's type.

@@ -3,6 +3,8 @@
 
 #include <cstdlib>
 
+#include "engine/cpu/tile_permission.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -48,12 +50,13 @@ bool fast_avx512_bf16() {
 
 // Best first; the last one always runs.
 struct Candidates {
-  Candidate list[4] = {};
+  Candidate list[5] = {};
   int count = 0;
 
   Candidates() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    list[count++] = {kAmxKernels, has_avx512_bf16() && may_use_tiles(), true};
     list[count++] = {kAvx512Bf16Kernels, has_avx512_bf16(), fast_avx512_bf16()};
     list[count++] = {kAvx512Kernels, has_avx512(), true};
     list[count++] = {kAvx2Kernels, has_avx2(), true};

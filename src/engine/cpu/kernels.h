@@ -11,22 +11,29 @@
 
 namespace fa3::cpu {
 
+// Packs operands into a tile's buffers, by their dtype, and adds a tile to dQ, dK and dV.
+struct GradientKernels {
+  GradientShape shape;
+  void (*load_keys[3])(const GradientTile& tile, OperandRows k, OperandRows v);
+  void (*load_q[3])(const GradientTile& tile, OperandRows q);
+  void (*load_d_o[3])(const GradientTile& tile, OperandRows d_o);
+  void (*add)(const GradientTile& tile);
+};
+
 struct Kernels {
-  const char* name;        // "avx512"
-  bool has_bf16_products;  // multiplies bfloat16 as it is, instead of widening it to float
+  const char* name;           // "avx512"
+  const char* bf16_products;  // what multiplies bfloat16 as it is; null: it is widened to float
+  GroupShape group_shape[3];  // of attend_block
   // Tiled attention of a block of rows: packs key and value tiles, two micro-kernels per tile.
   void (*attend_block[3])(const BlockJob& job);
-  // The same for at most kStreamRows rows: reads keys and values in place.
-  void (*attend_rows[3])(const BlockJob& job);
+  // The same for at most kStreamRows rows: reads keys and values in place. The jobs are those of some
+  // key heads, alike but for the heads' data, and go over the keys together.
+  void (*attend_rows[3])(const BlockJob* jobs, int64_t num_jobs);
   // Merges parts and writes O and LSE; by the dtype of O.
   void (*write_rows[3])(const WriteJob& job);
-  // Backward: adds one tile to dQ, dK and dV; floats.
-  void (*add_gradients)(const GradientTile& tile);
-  // `count` rows of `dim` elements, `row_stride` apart, to floats: as they are, padded to 16 columns;
-  // or transposed, in panels of (dim, keys).
-  void (*load_rows[3])(const void* rows, int64_t row_stride, int64_t count, int64_t dim, float* to);
-  void (*load_panels[3])(const void* rows, int64_t row_stride, int64_t count, int64_t dim,
-                         float* to);
+  // Backward, in floats, and where all operands are bfloat16 and there is something better.
+  GradientKernels gradients;
+  const GradientKernels* bf16_gradients;
   void (*store_gradient[3])(const GradientRows& job);
   // sums[r] = a[r] . b[r]
   void (*dot_rows[3])(const void* a, int64_t a_stride, const void* b, int64_t b_stride,
@@ -43,5 +50,6 @@ extern const Kernels* const kPortableKernels;
 extern const Kernels* const kAvx2Kernels;
 extern const Kernels* const kAvx512Kernels;
 extern const Kernels* const kAvx512Bf16Kernels;
+extern const Kernels* const kAmxKernels;
 
 }  // namespace fa3::cpu

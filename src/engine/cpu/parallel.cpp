@@ -20,17 +20,18 @@ namespace {
 // One loop at a time; workers sleep between loops. Never destroyed: threads may outlive main().
 class Pool {
  public:
-  // False if another loop is running; nothing was done then.
-  bool try_run(int64_t num_tasks, int num_threads, const std::function<void(int64_t, int)>& body) {
+  // Tasks [first_task, num_tasks). False if another loop is running; nothing was done then.
+  bool try_run(int64_t first_task, int64_t num_tasks, int num_threads,
+               const std::function<void(int64_t, int)>& body) {
     std::unique_lock loop(one_loop_, std::try_to_lock);
     if (!loop.owns_lock()) return false;
-    const int wanted = static_cast<int>(std::min<int64_t>(num_threads, num_tasks)) - 1;
+    const int wanted = static_cast<int>(std::min<int64_t>(num_threads, num_tasks - first_task)) - 1;
     {
       std::lock_guard lock(mutex_);
       grow(wanted);
       body_ = &body;
       num_tasks_ = num_tasks;
-      next_task_.store(0, std::memory_order_relaxed);
+      next_task_.store(first_task, std::memory_order_relaxed);
       helpers_wanted_ = std::min(wanted, num_workers_);
       helpers_running_ = helpers_wanted_;
     }
@@ -110,8 +111,11 @@ void parallel_for(int64_t num_tasks, int num_threads,
                   const std::function<void(int64_t, int)>& body) {
   if (num_tasks <= 0) return;
   const DefaultFloatEnvironment environment;
-  if (num_tasks > 1 && num_threads > 1 && pool().try_run(num_tasks, num_threads, body)) return;
-  for (int64_t task = 0; task < num_tasks; ++task) body(task, 0);
+  for (int64_t task = 0; task < num_tasks; ++task) {
+    const bool shares = num_threads > 1 && num_tasks - task > 1;
+    if (shares && pool().try_run(task, num_tasks, num_threads, body)) return;
+    body(task, 0);
+  }
 }
 
 }  // namespace fa3::cpu

@@ -9,17 +9,23 @@
 namespace fa3::cpu {
 namespace {
 
-// Several tasks per thread, so that the last ones to finish leave little idle time.
-constexpr int64_t kTasksPerThread = 8;
+// Several tasks per thread, so that the last ones to finish leave little idle time; but fewer rather
+// than blocks of less than kGoodBlockQ rows, where packing keys takes 5% of the work and more (16% at
+// 64 rows, d128).
+constexpr int64_t kTasksPerThread = 8, kLeastTasksPerThread = 2;
+constexpr int64_t kGoodBlockQ = 256;
 
 // As many rows as the caches allow, fewer where that would leave threads without work. Grows with
 // the longest sequence, so that a workspace query, which may not know it, is never too small.
 int64_t block_q_bound(const Problem& problem, const TileShape& shape) {
   const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
   const int64_t all_rows = problem.lengths_q.total * problem.heads_q;
-  const int64_t balanced = all_rows / (kTasksPerThread * problem.num_threads);
-  const int64_t rows = std::clamp(round_up(balanced, kRowsPerGroup), kMinBlockQ, shape.max_block_q);
-  return std::min(rows, round_up(max_rows, kRowsPerGroup));
+  const int64_t balanced =
+      std::max(all_rows / (kTasksPerThread * problem.num_threads),
+               std::min(kGoodBlockQ, all_rows / (kLeastTasksPerThread * problem.num_threads)));
+  const int64_t rows =
+      std::clamp(round_up(balanced, shape.rows_per_group), shape.min_block_q, shape.max_block_q);
+  return std::min(rows, round_up(max_rows, shape.rows_per_group));
 }
 
 // Blocks of equal size.
@@ -27,15 +33,16 @@ int64_t choose_block_q(const Problem& problem, const TileShape& shape) {
   const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
   const int64_t bound = block_q_bound(problem, shape);
   const int64_t num_blocks = (max_rows + bound - 1) / bound;
-  const int64_t rows = round_up((max_rows + num_blocks - 1) / num_blocks, kRowsPerGroup);
-  return std::min(std::max(kMinBlockQ, rows), bound);
+  const int64_t rows = round_up((max_rows + num_blocks - 1) / num_blocks, shape.rows_per_group);
+  return std::min(std::max(shape.min_block_q, rows), bound);
 }
 
-const char* arithmetic_of(const Problem& problem) {
+std::string arithmetic_of(const Problem& problem) {
   if (problem.dtype == DType::float32) return "float products";
-  const bool pairs = problem.dtype == DType::bfloat16 && kernels().has_bf16_products;
-  return pairs ? "bfloat16 products (vdpbf16ps), float sums"
-               : "operands widened to float when they are packed";
+  if (problem.dtype == DType::bfloat16 && kernels().bf16_products != nullptr) {
+    return concat("bfloat16 products (", kernels().bf16_products, "), float sums");
+  }
+  return "operands widened to float when they are packed";
 }
 
 std::string reasons(const Problem& problem, const TileShape& shape, const Plan& plan) {
@@ -57,6 +64,11 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
 
 }  // namespace
 
+TileShape forward_tile_shape(const Problem& problem) {
+  return tile_shape(problem.head_dim, problem.head_dim_v,
+                    kernels().group_shape[kernel_index(problem.dtype)]);
+}
+
 ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver) {
   ForwardWorkspace workspace;
   const bool ragged = problem.lengths_q.ragged || problem.lengths_k.ragged;
@@ -64,7 +76,7 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
   const int64_t partials = partials_bound(problem, shape);
   if (partials > 0) workspace.parts_done = carver.take<int32_t>(problem.batch, problem.heads_k);
   workspace.partials = carver.take<float>(partials);
-  workspace.rows_per_thread = block_q_bound(problem, shape);
+  workspace.rows_per_thread = std::max(block_q_bound(problem, shape), shape.min_block_q);
   workspace.threads = take_thread_memory(carver, problem.num_threads, [&](Carver& thread) {
     carve_thread(shape, problem, workspace.rows_per_thread, thread);
   });
@@ -73,7 +85,7 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
 
 Status plan_forward(const Problem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
-  const TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  const TileShape shape = forward_tile_shape(problem);
   *plan = {};
   plan->engine = "cpu";
   plan->kernel = concat("tiled ", isa_name());

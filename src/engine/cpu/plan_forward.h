@@ -18,6 +18,9 @@ namespace fa3::cpu {
 
 Status plan_forward(const Problem& problem, Plan* plan);
 
+// For the kernels in use.
+TileShape forward_tile_shape(const Problem& problem);
+
 struct ForwardWorkspace {
   SequenceTasks* sequences = nullptr;  // (batch); null where all are alike
   int32_t* parts_done = nullptr;       // (batch, heads_k); null where no keys are split

@@ -8,19 +8,32 @@
 namespace fa3::cpu {
 namespace {
 
-int64_t padded_rows(int64_t rows) {
-  return round_up(rows, kRowsPerGroup);
+// In (b, s, h, d) memory the heads of a key lie side by side: read one head after the other they cost a
+// page walk for each row, and what the hardware prefetches beyond a row comes too early. So a task
+// takes several, as long as there are enough tasks.
+int64_t choose_heads_together(const Problem& problem, const SequencePlan& plan) {
+  constexpr int64_t kTasksPerThread = 4;
+  if (!plan.streams || problem.k.head_stride >= problem.k.row_stride) return 1;
+  int64_t heads = std::min(problem.heads_k, kMaxHeadsTogether);
+  const auto tasks = [&] {
+    return capped_product(problem.batch, plan.num_parts) * ceil_div(problem.heads_k, heads);
+  };
+  while (heads > 1 && tasks() < kTasksPerThread * problem.num_threads) heads = ceil_div(heads, 2);
+  return heads;
 }
 
 int64_t task_count(const Problem& problem, const SequencePlan& plan, int64_t block_q) {
   if (plan.num_rows == 0) return 0;
-  if (plan.num_rows <= kSplitRows) return problem.heads_k * plan.num_parts;
-  return problem.heads_k * ((plan.num_rows + block_q - 1) / block_q);
+  if (plan.num_rows <= kSplitRows) {
+    return ceil_div(problem.heads_k, plan.heads_together) * plan.num_parts;
+  }
+  return problem.heads_k * ceil_div(plan.num_rows, block_q);
 }
 
 int64_t task_cost(const SequencePlan& plan, int64_t block_q) {
   const int64_t visible = std::max<int64_t>(plan.visible.end - plan.visible.begin, 0);
-  return std::min(plan.num_rows, block_q) * (plan.num_parts > 1 ? plan.part_keys : visible);
+  return std::min(plan.num_rows, block_q) * plan.heads_together *
+         (plan.num_parts > 1 ? plan.part_keys : visible);
 }
 
 bool alike(const Problem& problem) {
@@ -49,6 +62,7 @@ SequencePlan plan_sequence(const Problem& problem, int64_t sequence) {
     plan.part_keys = part_keys(plan.visible.end - from, problem.num_splits);
     plan.num_parts = num_parts(plan.visible.end - from, problem.num_splits);
   }
+  plan.heads_together = choose_heads_together(problem, plan);
   return plan;
 }
 
@@ -69,9 +83,11 @@ Schedule::Schedule(const Problem& problem, const TileShape& shape, int64_t block
     : batch_(problem.batch) {
   const auto tasks_of = [&](int64_t sequence, int64_t* floats) -> SequenceTasks {
     const SequencePlan plan = plan_sequence(problem, sequence);
-    *floats = plan.num_parts == 1 ? 0
-                                  : problem.heads_k * plan.num_parts *
-                                        partial_floats(padded_rows(plan.num_rows), shape.o_columns);
+    *floats =
+        plan.num_parts == 1
+            ? 0
+            : problem.heads_k * plan.num_parts *
+                  partial_floats(round_up(plan.num_rows, shape.rows_per_group), shape.o_columns);
     return {.sequence = sequence,
             .num_tasks = task_count(problem, plan, block_q),
             .cost = task_cost(plan, block_q)};
@@ -127,7 +143,8 @@ int64_t partials_bound(const Problem& problem, const TileShape& shape) {
   }
   return capped_product(
       problem.heads_k, parts,
-      partial_floats(padded_rows(std::min(max_rows, kSplitRows)), shape.o_columns));
+      partial_floats(round_up(std::min(max_rows, kSplitRows), shape.rows_per_group),
+                     shape.o_columns));
 }
 
 }  // namespace fa3::cpu

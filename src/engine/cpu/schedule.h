@@ -19,7 +19,8 @@ struct SequencePlan {
   KeyRange visible;       // keys that some query sees
   int64_t num_parts = 1;  // of the visible keys; more than one only for few rows
   int64_t part_keys = 0;
-  bool streams = false;  // so few rows that keys are read in place
+  bool streams = false;        // so few rows that keys are read in place
+  int64_t heads_together = 1;  // key heads of one task; does not change results
 
   KeyRange part(int64_t index) const;
 };
@@ -27,7 +28,7 @@ struct SequencePlan {
 SequencePlan plan_sequence(const Problem& problem, int64_t sequence);
 
 // The tasks of one sequence, in the order of the run: parts (or blocks of rows, last block first,
-// since a causal mask makes that the longest) outside, key heads inside.
+// since a causal mask makes that the longest) outside, key heads or groups of them inside.
 struct SequenceTasks {
   int64_t sequence = 0;
   int64_t first_task = 0;

@@ -15,43 +15,46 @@
 
 namespace fa3::cpu {
 
+constexpr int64_t ceil_div(int64_t count, int64_t divisor) {
+  return (count + divisor - 1) / divisor;
+}
+
 constexpr int64_t round_up(int64_t count, int64_t multiple) {
-  return (count + multiple - 1) / multiple * multiple;
+  return ceil_div(count, multiple) * multiple;
 }
 
 // One 64-byte vector: the widest of the instruction sets.
 inline constexpr int64_t kMaxLanes = 16;
 // Columns of a packed panel: four 64-byte vectors.
 inline constexpr int64_t kMaxPanel = 64;
-// Output rows are read and written once per tile: 256 keys make that 1% of the work.
+// Output rows are read and written once per tile: 256 keys make that 1% of the work in floats.
 inline constexpr int64_t kMaxBlockK = 4 * kMaxPanel;
 
 // A packed key and value tile: a quarter of a 1 MiB L2 cache.
 inline constexpr int64_t kTileFloats = (256 << 10) / 4;
 // More query rows amortise packing (2 d moves per key, and a page walk where each row of K and V has
 // its own page) no further: from 768 to 1368 rows brought 1.5%.
-inline constexpr int64_t kMaxBlockQ = 228 * kRowsPerGroup;
+inline constexpr int64_t kMaxBlockQ = 1368;
 
 // Up to here a key head has so few query rows that its keys are split over threads instead.
 inline constexpr int64_t kSplitRows = 64;
 // Up to here packing costs more than it saves: keys and values are read in place.
 inline constexpr int64_t kStreamRows = 8;
-// Rows whose scores are in memory at a time.
-inline constexpr int64_t kScoreRows = std::max(kRowsPerGroup, kStreamRows);
+// Key heads that one task may then take together.
+inline constexpr int64_t kMaxHeadsTogether = kSplitRows / kStreamRows;
 // Part of the keys that one task takes: long enough that writing and merging a row of O per part is
 // under 1% of the reads, and at most kMaxParts of them.
 inline constexpr int64_t kMinPartKeys = 512;
 inline constexpr int64_t kMaxParts = 64;
 
-// Fewer rows would spend more on packing than the sharing of work gains; and a sequence whose keys
-// are split must fit into one block.
-inline constexpr int64_t kMinBlockQ = round_up(kSplitRows, kRowsPerGroup);
-
 struct TileShape {
+  int64_t rows_per_group = 0;
   int64_t q_stride = 0;   // floats of a packed query row
   int64_t o_columns = 0;  // floats of an output row
   int64_t block_k = 0;
-  int64_t max_block_q = 0;
+  // Whole row groups. Fewer rows than the least would spend more on packing than the sharing of work
+  // gains; and a sequence whose keys are split must fit into one block.
+  int64_t min_block_q = 0, max_block_q = 0;
 };
 
 // Query rows and their output rows are read again for every tile: they may take 5/8 of the L2 cache,
@@ -62,19 +65,22 @@ inline int64_t bytes_for_rows() {
   return std::min(l2 * 5 / 8, l2 * 7 / 8 - kTileBytes);
 }
 
-inline TileShape tile_shape(int64_t head_dim, int64_t head_dim_v) {
+inline TileShape tile_shape(int64_t head_dim, int64_t head_dim_v, GroupShape group = kVectorGroup) {
   TileShape shape;
+  shape.rows_per_group = group.rows;
   shape.q_stride = round_up(head_dim, kMaxLanes);
   shape.o_columns = round_up(head_dim_v, kMaxLanes);
   const int64_t floats_per_key = shape.q_stride + round_up(head_dim_v, kMaxPanel);
-  // A power of two between one panel and four, so that parts of the keys are whole tiles.
-  shape.block_k = kMaxBlockK;
-  while (shape.block_k > kMaxPanel && shape.block_k * floats_per_key > kTileFloats) {
+  // A power of two, at least one panel. Parts of the keys begin at multiples of kMaxBlockK.
+  shape.block_k = kMaxBlockK * group.packing;
+  while (shape.block_k > kMaxPanel &&
+         shape.block_k * floats_per_key > kTileFloats * group.packing) {
     shape.block_k /= 2;
   }
   const int64_t bytes_per_row = (shape.q_stride + shape.o_columns) * 4;
-  shape.max_block_q = std::clamp(bytes_for_rows() / bytes_per_row / kRowsPerGroup * kRowsPerGroup,
-                                 kMinBlockQ, kMaxBlockQ);
+  shape.min_block_q = round_up(kSplitRows, group.rows);
+  shape.max_block_q = std::clamp(bytes_for_rows() / bytes_per_row, shape.min_block_q, kMaxBlockQ) /
+                      group.rows * group.rows;
   return shape;
 }
 
@@ -124,13 +130,15 @@ inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem
     buffers.gathered_k = carver.take<float>(shape.block_k, problem.head_dim);
     buffers.gathered_v = carver.take<float>(shape.block_k, problem.head_dim_v);
   }
-  buffers.scores = carver.take<float>(kScoreRows, shape.block_k);
-  buffers.p = carver.take<float>(kScoreRows, shape.block_k);
+  const int64_t score_rows = std::max(shape.rows_per_group, kStreamRows);
+  buffers.scores = carver.take<float>(score_rows, shape.block_k);
+  buffers.p = carver.take<float>(score_rows, shape.block_k);
   buffers.sum_lanes = carver.take<float>(block_q, kMaxLanes);
   buffers.divisor_lanes = carver.take<float>(block_q, kMaxLanes);
-  thread.partial = carver.take<float>(partial_floats(block_q, shape.o_columns));
+  thread.partial =
+      carver.take<float>(partial_floats(block_q, shape.o_columns) + kMaxHeadsTogether * kMaxLanes);
   thread.row_keys = carver.take<KeyRange>(block_q);
-  thread.group_keys = carver.take<BlockRange>(block_q / kRowsPerGroup);
+  thread.group_keys = carver.take<BlockRange>(block_q / shape.rows_per_group);
   return thread;
 }
 

@@ -16,6 +16,10 @@ namespace {
 
 constexpr int kSkipped = 77;  // SKIP_RETURN_CODE in CMakeLists.txt
 
+bool engine_names(std::string_view isa) {
+  return fa3::test::engine_detail("cpu").find(isa) != std::string::npos;
+}
+
 bool machine_has(std::string_view isa) {
   if (isa == "portable") return true;
 #if defined(__x86_64__)
@@ -23,6 +27,7 @@ bool machine_has(std::string_view isa) {
   if (isa == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (isa == "avx512") return __builtin_cpu_supports("avx512f") != 0;
   if (isa == "avx512_bf16") return __builtin_cpu_supports("avx512bf16") != 0;
+  if (isa == "amx") return engine_names("amx");  // the system has a say, or tiles are emulated
 #endif
   return false;
 }
@@ -37,7 +42,7 @@ int main(int argc, char** argv) {
   }
   const char* engine = std::getenv("FA3_TEST_ENGINE");
   if (fa3::test::engines_under_test().empty()) {
-    std::printf("skipped: engine %s: %s\n", engine, fa3::test::why_absent(engine).c_str());
+    std::printf("skipped: engine %s: %s\n", engine, fa3::test::engine_detail(engine).c_str());
     return kSkipped;
   }
   testing::InitGoogleTest(&argc, argv);

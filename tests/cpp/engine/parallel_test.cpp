@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -68,6 +70,34 @@ TEST(ParallelFor, loops_of_several_host_threads_do_not_mix) {
     });
   }
   for (std::thread& host : hosts) host.join();
+}
+
+// The second loop begins alone and is joined by the pool's threads once the first loop has ended.
+TEST(ParallelFor, gets_helpers_when_another_loop_ends) {
+  std::atomic<bool> first_runs = false, first_may_end = false;
+  std::thread first([&] {
+    cpu::parallel_for(2, 2, [&](int64_t, int) {
+      first_runs = true;
+      while (!first_may_end) std::this_thread::yield();
+    });
+  });
+  while (!first_runs) std::this_thread::yield();
+  std::atomic<int> running = 0, most = 0;
+  cpu::parallel_for(4, 2, [&](int64_t task, int) {
+    if (task == 0) {
+      first_may_end = true;
+      first.join();
+      return;
+    }
+    ++running;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    while (most < 2 && std::chrono::steady_clock::now() < end) {
+      most = std::max<int>(most, running);
+      std::this_thread::yield();
+    }
+    --running;
+  });
+  EXPECT_EQ(most, 2);
 }
 
 #if !defined(__SANITIZE_THREAD__)  // which does not follow threads into a forked child

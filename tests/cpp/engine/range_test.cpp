@@ -109,8 +109,9 @@ TEST_P(Range, gradients_of_large_values_are_finite) {
 bool flushes_bfloat16(const EngineUnderTest& engine) {
   fa3_engine_info info;
   for (int32_t i = 0; fa3_engine(i, &info) == FA3_OK; ++i) {
-    const bool asked = std::string_view(info.name) == engine.name;
-    if (asked) return std::string_view(info.detail).find("avx512_bf16") != std::string_view::npos;
+    const std::string_view detail = info.detail;
+    if (std::string_view(info.name) != engine.name) continue;
+    return detail.find("avx512_bf16") != detail.npos || detail.find("amx") != detail.npos;
   }
   return false;
 }

@@ -51,7 +51,7 @@ EngineUnderTest baseline() {
   return kStandard;
 }
 
-std::string why_absent(const char* name) {
+std::string engine_detail(const char* name) {
   return info_of(name).detail;
 }
 

@@ -28,8 +28,8 @@ std::vector<EngineUnderTest> engines_under_test();
 // Standard attention, whose rounding error sets the measure.
 EngineUnderTest baseline();
 
-// For an engine that is not under test here: why, in the library's words.
-std::string why_absent(const char* name);
+// What the library says of an engine: for one that is not under test here, why.
+std::string engine_detail(const char* name);
 
 // For gtest: names and messages.
 std::string engine_name(const EngineUnderTest& engine);

@@ -6,19 +6,17 @@
 #pragma once
 
 #include "engine/cpu/simd/softmax.h"
+#if defined(FA3_TILES)
+#include "engine/cpu/simd/tile_products.h"
+#endif
 
 namespace fa3::cpu::FA3_ISA {
 
-FA3_INLINE int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-FA3_INLINE int64_t larger(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
+template <class Format>
 FA3_INLINE RowGroup row_group(const BlockJob& job, int64_t index) {
-  const int64_t row = index * kRowsPerGroup;
-  return {.q = job.buffers.q + row * packed_q_stride(job),
+  const int64_t row = index * Format::kRows;
+  return {.num_rows = smaller(Format::kRows, job.num_rows - row),
+          .q = job.buffers.q + row * packed_q_stride(job),
           .row_keys = job.row_keys + row,
           .visible = job.group_keys[index].visible,
           .free = job.group_keys[index].free,
@@ -73,8 +71,6 @@ static void accumulate_values(const BlockJob& job, const Tile& tile, const RowGr
   }
 }
 
-constexpr unsigned kAllRows = (1u << kRowsPerGroup) - 1;
-
 // One row group against the tile's keys [begin, end). `guarded`: every row sees all of them, and has
 // seen others before.
 template <class Format>
@@ -82,9 +78,10 @@ static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& g
                         int64_t end, bool guarded) {
   if (begin >= end) return;
   const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
-  const unsigned rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : kAllRows;
+  const uint32_t rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : ~0u;
   if (rows != 0) ordinary_softmax<Format>(job, tile, group, panels, rows);
-  accumulate_values<Format>(job, tile, group, begin / Format::kStep * Format::kStep, end);
+  accumulate_values<Format>(job, tile, group, begin / Format::kSumMultiple * Format::kSumMultiple,
+                            end);
 }
 
 // One row group against one packed tile. The ordinary softmax costs more, so it gets only the panels
@@ -139,11 +136,13 @@ FA3_INLINE bool is_finite(const PartialRows& rows, int64_t begin, int64_t end) {
   return all_at_most(zeros, 0.0f);
 }
 
-// Whether the values that the rows of the block see are.
-template <class T>
+// Whether the values that the rows of the block see are, or that are multiplied by zero beside them.
+template <class Format>
 static bool has_finite_values(const BlockJob& job) {
+  using T = typename Format::Element;
+  const int64_t begin = job.row_keys[0].begin / Format::kSumMultiple * Format::kSumMultiple;
   V zeros = {};
-  for (int64_t key = job.row_keys[0].begin; key < job.row_keys[job.num_rows - 1].end; ++key) {
+  for (int64_t key = begin; key < job.row_keys[job.num_rows - 1].end; ++key) {
     const T* row = row_of(values_of<T>(job), key);
     for (int64_t c = 0; c < job.head_dim_v; c += kWidth) {
       zeros += load_first(row + c, job.head_dim_v - c) * 0.0f;
@@ -152,23 +151,27 @@ static bool has_finite_values(const BlockJob& job) {
   return all_at_most(zeros, 0.0f);
 }
 
-// Calls `attend` for rows that have not seen any key. Sums of weights times values can overflow where
-// the mean that they stand for does not: such rows are computed again with their own LSE as reference,
-// so that their weights are the probabilities. The others get the same bits again.
+// Calls `attend` for jobs whose rows have not seen any key. Sums of weights times values can overflow
+// where the mean that they stand for does not: such rows are computed again with their own LSE as
+// reference, so that their weights are the probabilities. The others get the same bits again.
 template <class Format, class Attend>
-FA3_INLINE void attend_in_range(const BlockJob& job, Attend&& attend) {
-  start_rows<Format>(job, [](int64_t) { return -kInfinity; });
-  attend();
-  add_up_sums<Format>(job);
-  if (is_finite(job.result, 0, job.num_rows)) return;
-  if (!has_finite_values<typename Format::Element>(job)) return;
-  start_rows<Format>(job, [&](int64_t r) {
-    const float sum = job.result.sum[r];
-    const bool overflowed = sum < kInfinity && !is_finite(job.result, r, r + 1);
-    return overflowed ? job.result.ref[r] + __builtin_log2f(sum) : -kInfinity;
-  });
-  attend();
-  add_up_sums<Format>(job);
+FA3_INLINE void attend_in_range(const BlockJob* jobs, int64_t num_jobs, Attend&& attend) {
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    start_rows<Format>(jobs[i], [](int64_t) { return -kInfinity; });
+  }
+  attend(jobs, num_jobs);
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    const BlockJob& job = jobs[i];
+    add_up_sums<Format>(job);
+    if (is_finite(job.result, 0, job.num_rows) || !has_finite_values<Format>(job)) continue;
+    start_rows<Format>(job, [&](int64_t r) {
+      const float sum = job.result.sum[r];
+      const bool overflowed = sum < kInfinity && !is_finite(job.result, r, r + 1);
+      return overflowed ? job.result.ref[r] + __builtin_log2f(sum) : -kInfinity;
+    });
+    attend(&job, 1);
+    add_up_sums<Format>(job);
+  }
 }
 
 template <class Format>
@@ -176,7 +179,7 @@ static void attend_tiles(const BlockJob& job) {
   using T = typename Format::Element;
   const KeySource<T> keys = keys_of<T>(job);
   const KeySource<T> values = values_of<T>(job);
-  const int64_t num_groups = job.padded_rows / kRowsPerGroup;
+  const int64_t num_groups = job.padded_rows / Format::kRows;
   const KeyRange visible = {job.group_keys[0].visible.begin,
                             job.group_keys[num_groups - 1].visible.end};
   for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
@@ -190,14 +193,16 @@ static void attend_tiles(const BlockJob& job) {
     PrefetchRows next_k = prefetch_rows(keys, end, next_end);
     PrefetchRows next_v = prefetch_rows(values, end, next_end);
     const Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};
-    for (int64_t g = 0; g < num_groups; ++g) attend_tile<Format>(job, tile, row_group(job, g));
+    for (int64_t g = 0; g < num_groups; ++g)
+      attend_tile<Format>(job, tile, row_group<Format>(job, g));
   }
 }
 
 template <class Format>
 static void attend_block(const BlockJob& job) {
   pack_queries<Format>(job);
-  attend_in_range<Format>(job, [&] { attend_tiles<Format>(job); });
+  attend_in_range<Format>(&job, 1,
+                          [](const BlockJob* jobs, int64_t) { attend_tiles<Format>(*jobs); });
 }
 
 }  // namespace fa3::cpu::FA3_ISA

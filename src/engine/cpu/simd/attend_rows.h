@@ -210,42 +210,69 @@ FA3_INLINE void attend_chunk_rows(const BlockJob& job, const Rows& keys, const R
   }
 }
 
-// Where the keys from `begin` on lie, two chunks of them if there are so many.
+// Where `count` keys from `begin` on lie.
 template <class E>
-FA3_INLINE void find_rows(const KeySource<E>& keys, int64_t begin, int64_t end, const E** rows) {
+FA3_INLINE void find_rows(const KeySource<E>& keys, int64_t begin, int64_t count, const E** rows) {
   RowWalk<E> walk = RowWalk<E>::from(keys, begin);
-  const int64_t count = smaller(2 * kChunk, end - begin);
   for (int64_t i = 0; i < count; ++i) rows[i] = RowWalk<E>::next(walk);
 }
 
+// A chunk of keys or values in place, and the distance in bytes to the next one.
+template <class E>
+FA3_INLINE StreamedRows<E> stream_rows(const KeySource<E>& rows, int64_t begin,
+                                       const KeySource<E>& next, int64_t next_begin) {
+  const E* const from = row_of(rows, begin);
+  const E* const to = row_of(next, next_begin);
+  const int64_t ahead = reinterpret_cast<const char*>(to) - reinterpret_cast<const char*>(from);
+  return {from, rows.row_stride, ahead};
+}
+
+// What of a key head is attended to next.
+struct Chunk {
+  const BlockJob* job;
+  int64_t begin;
+};
+
+// At most kChunk keys of a job. Memory is asked for as far ahead as the next chunk is, if that is
+// whole.
 template <class T>
-static void attend_chunks(const BlockJob& job) {
-  constexpr int64_t kBytes = sizeof(T);
-  const KeySource<T> keys = keys_of<T>(job);
-  const KeySource<T> values = values_of<T>(job);
+static void attend_next_chunk(Chunk chunk, Chunk next) {
+  const BlockJob& job = *chunk.job;
   const int64_t end = job.row_keys[job.num_rows - 1].end;
-  for (int64_t begin = job.row_keys[0].begin; begin < end; begin += kChunk) {
-    const int64_t count = smaller(kChunk, end - begin);
-    const int64_t ahead = begin + 2 * kChunk <= end ? kChunk : 0;
-    if (job.pages.numbers == nullptr) {
-      const auto stream = [&](const KeySource<T>& all) -> StreamedRows<T> {
-        return {row_of(all, begin), all.row_stride, ahead * all.row_stride * kBytes};
-      };
-      attend_chunk_rows(job, stream(keys), stream(values), begin, count);
-    } else {
-      const T* k[2 * kChunk];
-      const T* v[2 * kChunk];
-      find_rows(keys, begin, end, k);
-      find_rows(values, begin, end, v);
-      attend_chunk_rows(job, PagedRows<T>{k, 0, ahead}, PagedRows<T>{v, 0, ahead}, begin, count);
-    }
+  const int64_t count = smaller(kChunk, end - chunk.begin);
+  if (next.begin + count > end) next = chunk;
+  const KeySource<T> keys = keys_of<T>(job), next_keys = keys_of<T>(*next.job);
+  const KeySource<T> values = values_of<T>(job), next_values = values_of<T>(*next.job);
+  if (job.pages.numbers == nullptr) {
+    attend_chunk_rows(job, stream_rows(keys, chunk.begin, next_keys, next.begin),
+                      stream_rows(values, chunk.begin, next_values, next.begin), chunk.begin,
+                      count);
+  } else {
+    const T* k[2 * kChunk];
+    const T* v[2 * kChunk];
+    find_rows(keys, chunk.begin, count, k);
+    find_rows(values, chunk.begin, count, v);
+    find_rows(next_keys, next.begin, count, k + kChunk);
+    find_rows(next_values, next.begin, count, v + kChunk);
+    attend_chunk_rows(job, PagedRows<T>{k, 0, kChunk}, PagedRows<T>{v, 0, kChunk}, chunk.begin,
+                      count);
   }
 }
 
+// All jobs see the same keys, and go over them chunk by chunk.
 template <class T>
-static void attend_rows(const BlockJob& job) {
-  pack_queries<Floats<T>>(job);
-  attend_in_range<Floats<T>>(job, [&] { attend_chunks<T>(job); });
+static void attend_rows(const BlockJob* jobs, int64_t num_jobs) {
+  const KeyRange visible = {jobs[0].row_keys[0].begin, jobs[0].row_keys[jobs[0].num_rows - 1].end};
+  for (int64_t i = 0; i < num_jobs; ++i) pack_queries<Floats<T>>(jobs[i]);
+  attend_in_range<Floats<T>>(jobs, num_jobs, [&](const BlockJob* some, int64_t count) {
+    for (int64_t begin = visible.begin; begin < visible.end; begin += kChunk) {
+      for (int64_t i = 0; i < count; ++i) {
+        const bool is_last = i + 1 == count;
+        attend_next_chunk<T>({some + i, begin},
+                             {is_last ? some : some + i + 1, is_last ? begin + kChunk : begin});
+      }
+    }
+  });
 }
 
 }  // namespace fa3::cpu::FA3_ISA

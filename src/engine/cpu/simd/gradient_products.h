@@ -10,7 +10,7 @@
 // a micro-kernel that broadcasts its left factor is a matter of strides, so nothing is transposed.
 #pragma once
 
-#include "engine/cpu/gradient_tile.h"
+#include "engine/cpu/kernels.h"
 #include "engine/cpu/simd/exp2.h"
 #include "engine/cpu/simd/pack.h"
 
@@ -68,9 +68,7 @@ FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScoreP
 
 // Zeros where a row of the group does not see a key of the panel.
 FA3_INLINE void hide_keys(const GradientTile& tile, const ScorePanel& panel) {
-  VInt lanes = {};
-  FA3_UNROLL
-  for (int i = 0; i < kWidth; ++i) lanes[i] = i;
+  const VInt lanes = lane_numbers();
   for (int r = 0; r < kRowsPerGroup; ++r) {
     const KeyRange visible = tile.row_keys[panel.row + r];
     const auto begin = static_cast<int32_t>(visible.begin - panel.key);
@@ -170,23 +168,49 @@ static void add_gradients(const GradientTile& tile) {
   add_key_gradients(tile);
 }
 
-// `count` rows to floats, padded to 16 columns with zeros.
+// The rows as floats, padded to whole groups of rows and to 16 columns with zeros.
 template <class T>
-static void load_rows(const void* rows, int64_t row_stride, int64_t count, int64_t dim, float* to) {
-  const int64_t columns = (dim + 15) / 16 * 16;
-  for (int64_t r = 0; r < count; ++r) {
-    const T* row = static_cast<const T*>(rows) + r * row_stride;
+static void load_rows(OperandRows rows, float* to) {
+  const int64_t columns = (rows.dim + 15) / 16 * 16;
+  const int64_t padded = (rows.count + kRowsPerGroup - 1) / kRowsPerGroup * kRowsPerGroup;
+  for (int64_t r = 0; r < padded; ++r) {
+    const T* row = static_cast<const T*>(rows.data) + r * rows.row_stride;
     for (int64_t c = 0; c < columns; c += kWidth) {
-      store(to + r * columns + c, c < dim ? load_first(row + c, dim - c) : V{});
+      const bool exists = r < rows.count && c < rows.dim;
+      store(to + r * columns + c, exists ? load_first(row + c, rows.dim - c) : V{});
     }
   }
 }
 
 template <class T>
-static void load_panels(const void* rows, int64_t row_stride, int64_t count, int64_t dim,
-                        float* to) {
-  pack_keys<Floats<T>>(static_cast<const T*>(rows), row_stride, count, dim, to);
+static void load_panels(OperandRows rows, float* to) {
+  pack_keys<Floats<T>>(static_cast<const T*>(rows.data), rows.row_stride, rows.count, rows.dim, to);
 }
+
+template <class T>
+static void load_keys(const GradientTile& tile, OperandRows k, OperandRows v) {
+  load_rows<T>(k, tile.k);
+  load_panels<T>(k, tile.kt);
+  load_panels<T>(v, tile.vt);
+}
+
+template <class T>
+static void load_q(const GradientTile& tile, OperandRows q) {
+  load_rows<T>(q, tile.q);
+}
+
+template <class T>
+static void load_d_o(const GradientTile& tile, OperandRows d_o) {
+  load_rows<T>(d_o, tile.d_o);
+}
+
+constexpr GradientKernels kFloatGradients = {
+    .shape = kFloatGradientShape,
+    .load_keys = {load_keys<float>, load_keys<Float16>, load_keys<BFloat16>},
+    .load_q = {load_q<float>, load_q<Float16>, load_q<BFloat16>},
+    .load_d_o = {load_d_o<float>, load_d_o<Float16>, load_d_o<BFloat16>},
+    .add = add_gradients,
+};
 
 template <class T>
 static void store_gradient(const GradientRows& job) {

@@ -8,6 +8,9 @@
 #include "engine/cpu/simd/attend_rows.h"
 #include "engine/cpu/simd/gradient_products.h"
 #include "engine/cpu/simd/write_rows.h"
+#if defined(FA3_TILES)
+#include "engine/cpu/simd/tile_gradients.h"
+#endif
 
 namespace fa3::cpu::FA3_ISA {
 
@@ -34,5 +37,25 @@ static double multiply_add(int64_t repeats) {
   asm volatile("" : : "m"(sum));
   return 2.0 * Format::kStep * kWidth * kAccumulators * 64.0 * static_cast<double>(repeats);
 }
+
+#if defined(FA3_TILES)
+
+// Four sums of tiles, as the kernels have them.
+static double multiply_add_tiles(int64_t repeats) {
+  const float zeros[kTileRows * kTileSide] = {};
+  configure_tiles();
+  zero_sums<2>();
+  for (int64_t n = 0; n < 4 * repeats; ++n) {
+    if (n == 0) multiply_tiles<2>({zeros, kTileSide}, {zeros, 0});
+    tile_multiply_add<0, 4, 6>();
+    tile_multiply_add<1, 4, 7>();
+    tile_multiply_add<2, 5, 6>();
+    tile_multiply_add<3, 5, 7>();
+  }
+  release_tiles();
+  return 2.0 * kTileRows * kTileRows * kTileDepth * 4.0 * static_cast<double>(repeats);
+}
+
+#endif
 
 }  // namespace fa3::cpu::FA3_ISA

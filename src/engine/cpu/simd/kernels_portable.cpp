@@ -10,14 +10,14 @@ namespace {
 using namespace portable;
 constexpr Kernels kTable = {
     .name = "portable",
-    .has_bf16_products = false,
+    .bf16_products = nullptr,
+    .group_shape = {kVectorGroup, kVectorGroup, kVectorGroup},
     .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
                      attend_block<Floats<BFloat16>>},
     .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>},
     .write_rows = {write_rows<float>, write_rows<Float16>, write_rows<BFloat16>},
-    .add_gradients = add_gradients,
-    .load_rows = {load_rows<float>, load_rows<Float16>, load_rows<BFloat16>},
-    .load_panels = {load_panels<float>, load_panels<Float16>, load_panels<BFloat16>},
+    .gradients = kFloatGradients,
+    .bf16_gradients = nullptr,
     .store_gradient = {store_gradient<float>, store_gradient<Float16>, store_gradient<BFloat16>},
     .dot_rows = {dot_rows<float>, dot_rows<Float16>, dot_rows<BFloat16>},
     .exp2 = exp2_in_place,

@@ -45,7 +45,10 @@ FA3_INLINE void multiply(const float* a, int64_t a_stride, int64_t a_step, const
 template <class T>
 struct Floats {
   using Element = T;
-  static constexpr int kStep = 1;  // elements of the sum in one 32-bit element
+  static constexpr int kRows = kRowsPerGroup;
+  static constexpr int kPanelColumns = kPanel;  // of a packed right factor
+  static constexpr int kStep = 1;               // elements of the sum in one 32-bit element
+  static constexpr int kSumMultiple = 1;        // sums are padded with zeros to whole multiples
   static constexpr bool kRoundsWeights = false;
 
   FA3_INLINE V multiply_add(V acc, V a, V b) { return acc + a * b; }
@@ -75,7 +78,10 @@ struct Floats {
 // numbers for zero.
 struct Bf16Pairs {
   using Element = BFloat16;
+  static constexpr int kRows = kRowsPerGroup;
+  static constexpr int kPanelColumns = kPanel;  // of a packed right factor
   static constexpr int kStep = 2;
+  static constexpr int kSumMultiple = 2;
   static constexpr bool kRoundsWeights = true;
 
   FA3_INLINE V multiply_add(V acc, V a, V b) {

@@ -15,10 +15,16 @@ FA3_INLINE int64_t packed_q_stride(const BlockJob& job) {
   return (job.head_dim + 15) / 16 * 16;
 }
 
+// The length of a sum with its padding.
+template <class Format>
+FA3_INLINE int64_t padded_sum(int64_t length) {
+  return (length + Format::kSumMultiple - 1) / Format::kSumMultiple * Format::kSumMultiple;
+}
+
 // 32-bit elements along the sum over the head dim.
 template <class Format>
 FA3_INLINE int64_t depth_of(int64_t dim) {
-  return (dim + Format::kStep - 1) / Format::kStep;
+  return padded_sum<Format>(dim) / Format::kStep;
 }
 
 // Query rows to (row, depth); the padding rows are zero.
@@ -39,13 +45,14 @@ static void pack_queries(const BlockJob& job) {
   }
 }
 
-// `num_keys` key rows to panels of (depth, kPanel keys).
+// `num_keys` key rows to panels of (depth, keys).
 template <class Format>
 static void pack_keys(const typename Format::Element* keys, int64_t row_stride, int64_t num_keys,
                       int64_t dim, float* to) {
+  constexpr int64_t kColumns = Format::kPanelColumns;
   const int64_t depth = depth_of<Format>(dim);
   for (int64_t key = 0; key < num_keys; key += kWidth) {
-    float* column = to + key / kPanel * (depth * kPanel) + key % kPanel;
+    float* column = to + key / kColumns * (depth * kColumns) + key % kColumns;
     for (int64_t i = 0; i < depth; i += kWidth) {
       V rows[kWidth];
       FA3_UNROLL
@@ -55,25 +62,27 @@ static void pack_keys(const typename Format::Element* keys, int64_t row_stride, 
       }
       transpose(rows);
       const int64_t count = depth - i < kWidth ? depth - i : kWidth;
-      for (int64_t r = 0; r < count; ++r) store(column + (i + r) * kPanel, rows[r]);
+      for (int64_t r = 0; r < count; ++r) store(column + (i + r) * kColumns, rows[r]);
     }
   }
-  // The rest of the last panel: the micro-kernel reads it, the mask discards it.
+  // The rest of the last scores: the product reads it, the mask discards it.
   for (int64_t key = (num_keys + kWidth - 1) / kWidth * kWidth; key % kPanel != 0; key += kWidth) {
-    float* column = to + key / kPanel * (depth * kPanel) + key % kPanel;
-    for (int64_t i = 0; i < depth; ++i) store(column + i * kPanel, V{});
+    float* column = to + key / kColumns * (depth * kColumns) + key % kColumns;
+    for (int64_t i = 0; i < depth; ++i) store(column + i * kColumns, V{});
   }
 }
 
-// `num_keys` value rows to panels of (keys / kStep, kPanel columns); panels are `block_k` keys long.
+// `num_keys` value rows to panels of (keys / kStep, columns); panels are `block_k` keys long.
 template <class Format>
 static void pack_values(const typename Format::Element* values, int64_t row_stride,
                         int64_t num_keys, int64_t block_k, int64_t dim, float* to) {
-  const int64_t panel_floats = block_k / Format::kStep * kPanel;
-  for (int64_t key = 0; key < num_keys; key += Format::kStep) {
+  constexpr int64_t kColumns = Format::kPanelColumns;
+  const int64_t panel_floats = block_k / Format::kStep * kColumns;
+  for (int64_t key = 0; key < padded_sum<Format>(num_keys); key += Format::kStep) {
     const auto* row = values + key * row_stride;
     for (int64_t column = 0; column < dim; column += kWidth) {
-      store(to + column / kPanel * panel_floats + key / Format::kStep * kPanel + column % kPanel,
+      store(to + column / kColumns * panel_floats + key / Format::kStep * kColumns +
+                column % kColumns,
             Format::load_columns(row, row_stride, num_keys - key, column, dim));
     }
   }

@@ -19,8 +19,9 @@ namespace fa3::cpu::FA3_ISA {
 // 2^14 in one lane: the reference may lag the maximum by that much, which float sums do not notice.
 constexpr float kGuard = 16384.0f;
 
-// One group of kRowsPerGroup rows and where its state lives.
+// One group of Format::kRows rows, of which num_rows exist, and where its state lives.
 struct RowGroup {
+  int64_t num_rows;
   const float* q;
   const KeyRange* row_keys;
   KeyRange visible, free;
@@ -64,10 +65,35 @@ struct GuardedConstants {
   Exp2Polynomial polynomial;
 };
 
+// The guarded step for one row: scores become weights, which are added to the sums.
+FA3_INLINE void guarded_weights(const GuardedConstants& constants, const float* ref,
+                                V (&row)[kPanelVectors], V& sums) {
+  const auto& [scale, polynomial] = constants;
+  const V row_ref = broadcast_from(ref);
+  FA3_UNROLL
+  for (int j = 0; j < kPanelVectors; ++j) {
+    row[j] = exp2(row[j] * broadcast_from(&scale) - row_ref, polynomial);
+    sums += row[j];
+  }
+}
+
+// Adds the sums of a guarded step to the row's, unless they fail the guard.
+template <class Format>
+FA3_INLINE bool keep_sums(const RowGroup& group, int64_t r, V sums, V rounded) {
+  if (!all_at_most(sums, kGuard)) return false;
+  float* lanes = group.sum_lanes + r * kWidth;
+  store(lanes, load(lanes) + sums);
+  if (Format::kRoundsWeights) {
+    float* divisor = group.divisor_lanes + r * kWidth;
+    store(divisor, load(divisor) + rounded);
+  }
+  return true;
+}
+
 // The rows (bit r) whose sum failed the guard: nothing of them has changed. A row's result depends on
 // no other row.
 template <class Format>
-static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
+static uint32_t guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
                                 Panels panels) {
   const int64_t p_stride = job.block_k / Format::kStep;
   const GuardedConstants constants = {.scale = job.scale * kLog2E, .polynomial = {}};
@@ -75,31 +101,17 @@ static unsigned guarded_softmax(const BlockJob& job, const Tile& tile, const Row
   for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
     V acc[kRowsPerGroup][kPanelVectors];
     multiply_scores<Format>(job, tile, group, key, acc);
-    const auto& [scale, polynomial] = reread(constants);
+    const GuardedConstants& reread_constants = reread(constants);
     FA3_UNROLL
     for (int r = 0; r < kRowsPerGroup; ++r) {
-      const V ref = broadcast_from(group.ref + r);
-      FA3_UNROLL
-      for (int j = 0; j < kPanelVectors; ++j) {
-        acc[r][j] = exp2(acc[r][j] * broadcast_from(&scale) - ref, polynomial);
-        sums[r] += acc[r][j];
-      }
+      guarded_weights(reread_constants, group.ref + r, acc[r], sums[r]);
       Format::store_p(job.buffers.p + r * p_stride + key / Format::kStep, acc[r], rounded[r]);
     }
   }
-  unsigned failed = 0;
+  uint32_t failed = 0;
   FA3_UNROLL
   for (int r = 0; r < kRowsPerGroup; ++r) {
-    float* lanes = group.sum_lanes + r * kWidth;
-    if (all_at_most(sums[r], kGuard)) {
-      store(lanes, load(lanes) + sums[r]);
-      if (Format::kRoundsWeights) {
-        float* divisor = group.divisor_lanes + r * kWidth;
-        store(divisor, load(divisor) + rounded[r]);
-      }
-    } else {
-      failed |= 1u << r;
-    }
+    if (!keep_sums<Format>(group, r, sums[r], rounded[r])) failed |= 1u << r;
   }
   return failed;
 }
@@ -120,18 +132,17 @@ FA3_INLINE V capped(V score, float scale, float softcap) {
 FA3_INLINE V finish_scores(V score, float scale, float softcap, int64_t key, KeyRange visible) {
   score = softcap > 0.0f ? capped(score, scale, softcap) : score * scale * kLog2E;
   if (key >= visible.begin && key + kWidth <= visible.end) return score;
-  float lanes[kWidth];
-  store(lanes, score);
-  for (int i = 0; i < kWidth; ++i) {
-    if (key + i < visible.begin || key + i >= visible.end) lanes[i] = -kInfinity;
-  }
-  return load(lanes);
+  const VInt lanes = lane_numbers();
+  const auto begin = static_cast<int32_t>(clamp(visible.begin - key, 0, kWidth));
+  const auto end = static_cast<int32_t>(clamp(visible.end - key, 0, kWidth));
+  const VInt seen = (lanes >= begin) & (lanes < end);
+  return (V)(((VInt)score & seen) | ((VInt)broadcast(-kInfinity) & ~seen));
 }
 
 // Moves a row's reference up to its new maximum, so that the largest weight is exactly 1, and rescales
 // o and the sums to it: all by the same factor, whose rounding therefore cancels.
 template <class Format>
-FA3_INLINE float raise_reference(float max, const RowGroup& group, int r, int64_t columns) {
+FA3_INLINE float raise_reference(float max, const RowGroup& group, int64_t r, int64_t columns) {
   float* ref = group.ref + r;
   const float old_ref = *ref;
   const float new_ref = max > old_ref ? max : old_ref;
@@ -154,8 +165,8 @@ FA3_INLINE float raise_reference(float max, const RowGroup& group, int r, int64_
 
 // Row r of the ordinary step: scores [begin, end) to p.
 template <class Format>
-FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int r, int64_t first_key,
-                            Panels panels) {
+FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t r,
+                            int64_t first_key, Panels panels) {
   float* scores = job.buffers.scores + r * job.block_k;
   float* p = job.buffers.p + r * (job.block_k / Format::kStep);
   float* sum_lanes = group.sum_lanes + r * kWidth;
@@ -186,7 +197,7 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int r, i
 // Of the rows whose bit is set.
 template <class Format>
 static void ordinary_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
-                             Panels panels, unsigned rows) {
+                             Panels panels, uint32_t rows) {
   for (int64_t key = panels.begin; key < panels.end; key += kPanel) {
     V acc[kRowsPerGroup][kPanelVectors];
     multiply_scores<Format>(job, tile, group, key, acc);

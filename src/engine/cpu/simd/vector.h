@@ -92,11 +92,35 @@ FA3_INLINE V clamp(V x, float low, float high) {
 #endif
 }
 
+FA3_INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+FA3_INLINE int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+FA3_INLINE int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+// 0, 1, 2, ...
+FA3_INLINE VInt lane_numbers() {
+  VInt lanes = {};
+  FA3_UNROLL
+  for (int i = 0; i < kWidth; ++i) lanes[i] = i;
+  return lanes;
+}
+
 FA3_INLINE float lanes_max(V v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float max = v[0];
   FA3_UNROLL
   for (int i = 1; i < kWidth; ++i) max = v[i] > max ? v[i] : max;
   return max;
+#endif
 }
 
 FA3_INLINE float lanes_sum(V v) {

@@ -55,5 +55,23 @@ TEST(ForwardPlan, is_obeyed) {
   EXPECT_EQ(distance(o, outputs_with(problem, small)), 0) << "rows are computed alike in any block";
 }
 
+// (b, s, h, d) memory: with few threads a task takes all eight heads of a key, with many only one.
+TEST(ForwardPlan, heads_taken_together_get_the_bits_they_get_alone) {
+  DenseProblem problem(1, 2100, 8, 32);
+  problem.num_threads = 1;
+  Plan together;
+  ASSERT_TRUE(plan_forward(problem, &together).ok());
+  const std::vector<float> o = outputs_with(problem, together);
+  const std::vector<float> lse = problem.lse_data;
+
+  problem.num_threads = 64;
+  Plan alone;
+  ASSERT_TRUE(plan_forward(problem, &alone).ok());
+  ASSERT_EQ(alone.num_tasks, 8 * together.num_tasks);
+  std::fill(problem.lse_data.begin(), problem.lse_data.end(), NAN);
+  EXPECT_EQ(distance(o, outputs_with(problem, alone)), 0);
+  EXPECT_EQ(distance(lse, problem.lse_data), 0);
+}
+
 }  // namespace
 }  // namespace fa3::cpu
