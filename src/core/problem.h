@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "core/key_places.h"
 #include "core/mask_rule.h"
+#include "core/quantization.h"
 #include "core/seqlen.h"
 
 namespace fa3 {
@@ -25,6 +26,11 @@ struct Operand {
   template <class T>
   T* at(int64_t batch, int64_t row, int64_t head) const {
     return static_cast<T*>(data) + (batch * batch_stride + row * row_stride + head * head_stride);
+  }
+  // The same without its type.
+  void* address(int64_t batch, int64_t row, int64_t head) const {
+    const int64_t element = batch * batch_stride + row * row_stride + head * head_stride;
+    return static_cast<char*>(data) + element * size_of(dtype);
   }
 };
 
@@ -94,6 +100,27 @@ struct BackwardProblem : Problem {
   float gradient_scale(int64_t seqlen_k) const {
     return seqlen_k == 1 && !has_sink && !has_d_lse ? 0.0f : scale;
   }
+};
+
+// To e4m3: see fa3_quantize_params.
+struct QuantizeProblem {
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  Lengths lengths;
+  Operand x, y;
+  Rotary rotary;
+  bool hadamard = false;
+  uint64_t seed = 0;
+  bool centred = false;            // also known to questions, which bring no data
+  ChannelMeans<float> mean;        // written if centred
+  Descales<float> descale;         // written
+  int64_t num_descale_blocks = 0;  // of a head's descales, per block: at least enough for its rows
+
+  fa3_device_type device = FA3_CPU;
+  int device_index = 0;
+  int num_threads = 1;
+  fa3_engine_id engine = FA3_ENGINE_AUTO;
 };
 
 // Partial results over disjoint key sets, to be merged: see fa3_merge_params.

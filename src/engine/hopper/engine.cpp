@@ -24,6 +24,8 @@ const Engine kHopperEngine = {
       return cuda::run_merge(problem, stream);
     },
     .read_back = cuda::read_back,
+    .plan_quantize = nullptr,
+    .run_quantize = nullptr,
 };
 
 }  // namespace fa3::hopper
