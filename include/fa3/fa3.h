@@ -130,7 +130,8 @@ typedef struct fa3_options {
  * With cu_seqlens_q: q (total_q, hq, d), o (total_q, hq, dv), lse (hq, total_q); with cu_seqlens_k:
  * k and v (total_k, hk, d | dv). hq % hk == 0; query head i reads key/value head i / (hq / hk).
  * Any strides: a (b, h, s, d) tensor is the same view with its strides swapped.
- * q, k, v share one dtype: float32, float16 or bfloat16. o has that dtype or float32.
+ * q, k, v share one dtype: float32, float16 or bfloat16. o has that dtype or float32. FP8: either all
+ * three, with o in bfloat16, float16 or float32, or k and v alone (a quantized cache). Forward only.
  * lse is float32, natural log, optional. sink is float32 (hq), optional: one more logit per query
  * head that joins the denominator and the LSE, and has no value row.
  * A row that sees no key gives o = 0 and lse = -inf (lse = sink where there is one). */
@@ -152,6 +153,10 @@ typedef struct fa3_forward_params {
    * most n. Either way the bits of a sequence's result do not depend on the sequences beside it. */
   int32_t num_splits;
   int32_t reserved;
+  /* For FP8 (above), else absent. q's scales may also be one for each key/value head: (b, hk, ...).
+   * The LSE is that of the scores with k_mean, and o has v_mean in it. */
+  fa3_tensor q_descale, k_descale, v_descale;
+  fa3_tensor k_mean, v_mean;
 } fa3_forward_params;
 
 /* The gradient of sum(d_o * o) + sum(d_lse * lse). o and lse are the forward's results; dq, dk, dv

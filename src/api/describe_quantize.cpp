@@ -101,10 +101,10 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
 
   problem->x = operand(p.x);
   problem->y = operand(p.y);
-  problem->descale = descales(p.descale);
+  problem->descale = descales<float>(p.descale);
   problem->num_descale_blocks = p.descale.rank == 3 ? p.descale.shape[2] : 1;
   problem->centred = present(p.mean);
-  if (problem->centred) problem->mean = channel_means(p.mean);
+  if (problem->centred) problem->mean = channel_means<float>(p.mean);
   problem->hadamard = p.hadamard != 0;
   problem->seed = p.seed;
   problem->device = static_cast<fa3_device_type>(p.x.device_type);

@@ -1,11 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/quantization_rules.h"
 
+#include <cmath>
+
 #include "api/operand_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 
 namespace fa3::api {
+namespace {
+
+Status refuse_beside(Named extra, Named operand) {
+  if (!present(extra.tensor)) return {};
+  return invalid(extra.name, ": expected it only with ", operand.name, " in float8_e4m3, got ",
+                 name_of(static_cast<DType>(operand.tensor.dtype)), "; leave it out");
+}
+
+Status check_scales(Named named, const Descales<const float>& scales, const QuantizedShape& shape,
+                    const Lengths& lengths) {
+  if (lengths.total == 0) return {};
+  const int64_t batch = scales.scaling == Scaling::per_tensor ? 1 : shape.batch;
+  const int64_t heads = scales.scaling == Scaling::per_tensor ? 1 : shape.heads;
+  for (int64_t b = 0; b < batch; ++b) {
+    const bool per_block = scales.scaling == Scaling::per_block;
+    const int64_t blocks = per_block ? descale_blocks(lengths.rows_of(b).used) : 1;
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t block = 0; block < blocks; ++block) {
+        const float scale = *scales.at(b, head, block);
+        if (std::isfinite(scale) && scale > 0) continue;
+        return invalid(named.name, ": expected finite scales > 0, got ", scale, " for batch ", b,
+                       ", head ", head, ", block ", block);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status describe_quantization(const QuantizedOperand& operand, const QuantizedShape& shape,
+                             const Lengths& lengths, Purpose purpose, Quantization* result) {
+  const auto& [tensor, descale, mean] = operand;
+  if (tensor.tensor.dtype != FA3_FLOAT8_E4M3) {
+    FA3_TRY(refuse_beside(descale, tensor));
+    return refuse_beside(mean, tensor);
+  }
+  if (present(descale.tensor)) {
+    FA3_TRY(check_descale(descale, shape, purpose));
+    result->descale = descales<const float>(descale.tensor);
+    if (purpose == Purpose::call && shape.tensor.device_type == FA3_CPU) {
+      FA3_TRY(check_scales(descale, result->descale, shape, lengths));
+    }
+  }
+  if (present(mean.tensor)) {
+    FA3_TRY(check_mean(mean, shape, purpose));
+    result->mean = channel_means<const float>(mean.tensor);
+  }
+  return {};
+}
 
 Status check_descale(Named named, const QuantizedShape& of, Purpose purpose) {
   const fa3_tensor& t = named.tensor;
@@ -39,23 +91,6 @@ Status check_mean(Named named, const QuantizedShape& of, Purpose purpose) {
   FA3_TRY(check_extent(named, 2, of.dim, "head dim"));
   FA3_TRY(check_same_device(named, {"its tensor", of.tensor}));
   return purpose == Purpose::call ? check_data(named) : Status{};
-}
-
-Descales<float> descales(const fa3_tensor& tensor) {
-  constexpr Scaling kByRank[] = {Scaling::per_tensor, Scaling::per_tensor, Scaling::per_head,
-                                 Scaling::per_block};
-  const bool one = tensor.rank < 2;
-  return {.data = static_cast<float*>(tensor.data),
-          .scaling = kByRank[tensor.rank],
-          .batch_stride = one ? 0 : stride_of(tensor, 0),
-          .head_stride = one ? 0 : stride_of(tensor, 1),
-          .block_stride = tensor.rank < 3 ? 0 : stride_of(tensor, 2)};
-}
-
-ChannelMeans<float> channel_means(const fa3_tensor& tensor) {
-  return {.data = static_cast<float*>(tensor.data),
-          .batch_stride = stride_of(tensor, 0),
-          .head_stride = stride_of(tensor, 1)};
 }
 
 }  // namespace fa3::api

@@ -58,9 +58,10 @@ struct Problem {
   int64_t batch = 0;
   int64_t heads_q = 0;
   int64_t heads_k = 0;
-  int64_t head_dim = 0;    // of q and k
-  int64_t head_dim_v = 0;  // of v and o
-  DType dtype = DType::float32;
+  int64_t head_dim = 0;             // of q and k
+  int64_t head_dim_v = 0;           // of v and o
+  DType dtype = DType::float32;     // of q
+  DType kv_dtype = DType::float32;  // the same, or e4m3
   Lengths lengths_q, lengths_k;
 
   float scale = 1.0f;
@@ -69,7 +70,8 @@ struct Problem {
 
   Operand q, k, v, o;  // paged: k's and v's batch entries are pages
   KeyPlaces key_places;
-  int num_splits = 0;           // 0 = the engine chooses
+  Quantization q_quantization, k_quantization, v_quantization;  // of those that are e4m3
+  int num_splits = 0;                                           // 0 = the engine chooses
   RowScalars lse;               // data may be null: not wanted (forward)
   bool has_sink = false;        // also known to questions, which bring no data
   const float* sink = nullptr;  // (heads_q), optional
@@ -79,6 +81,7 @@ struct Problem {
   int num_threads = 1;  // at least 1
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 
+  bool has_e4m3() const { return kv_dtype == DType::float8_e4m3; }  // q may have another type
   int64_t group() const { return heads_q / heads_k; }  // query heads that share a key head
 
   template <class T>

@@ -50,6 +50,15 @@ struct ChannelMeans {
 struct Quantization {
   Descales<const float> descale;
   ChannelMeans<const float> mean;
+
+  // Of a row, counted from the start of its sequence.
+  FA3_HD constexpr float scale_at(int64_t batch, int64_t head, int64_t row) const {
+    return descale.data == nullptr ? 1.0f : *descale.at(batch, head, row / FA3_DESCALE_ROWS);
+  }
+  // Null: there are none.
+  FA3_HD constexpr const float* mean_at(int64_t batch, int64_t head) const {
+    return mean.data == nullptr ? nullptr : mean.at(batch, head);
+  }
 };
 
 // The tables of a rotary embedding; row i is for row i of every sequence.

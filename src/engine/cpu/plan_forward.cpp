@@ -32,6 +32,7 @@ int64_t choose_block_q(const Problem& problem, const TileShape& shape) {
 }
 
 const char* arithmetic_of(const Problem& problem) {
+  if (problem.has_e4m3()) return "e4m3 turned into floats when keys and values are packed";
   if (problem.dtype == DType::float32) return "float products";
   const bool pairs = problem.dtype == DType::bfloat16 && kernels().has_bf16_products;
   return pairs ? "bfloat16 products (vdpbf16ps), float sums"
@@ -72,8 +73,7 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
-  if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
-  const TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  const TileShape shape = tile_shape(problem);
   *plan = {};
   plan->engine = "cpu";
   plan->kernel = concat("tiled ", isa_name());

@@ -18,6 +18,12 @@ namespace fa3::cpu {
 
 Status plan_forward(const Problem& problem, Plan* plan);
 
+inline TileShape tile_shape(const Problem& problem) {
+  TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v);
+  shape.dequantizes = problem.has_e4m3();
+  return shape;
+}
+
 struct ForwardWorkspace {
   SequenceTasks* sequences = nullptr;  // (batch); null where all are alike
   int32_t* parts_done = nullptr;       // (batch, heads_k); null where no keys are split

@@ -67,7 +67,7 @@ const std::vector<Bad>& bad_inputs() {
       {"mean_heads", [](P* p) { p->mean.shape[1] = 4; }, "mean:", {"heads = 3", "got 4"}},
       {"mean_dim", [](P* p) { p->mean.shape[2] = 8; }, "mean:", {"head dim = 16", "got 8"}},
       {"mean_is_descale",
-       [](P* p) { p->mean.data = p->descale.data; },
+       [](P* p) { p->descale.data = p->mean.data; },
        "mean:",
        {"overlaps descale"}},
       {"mean_on_gpu", [](P* p) { p->mean.device_type = FA3_CUDA; }, "mean:", {"got cuda"}},

@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "support/compare.h"
 #include "support/engines.h"
+#include "support/fp8.h"
 #include "support/inputs.h"
 #include "support/placement.h"
 #include "support/run.h"
@@ -20,11 +21,9 @@
 namespace fa3::test {
 namespace {
 
-enum class Shared { block, head, tensor };
-
 struct Quantizing {
   Case c;  // its k is what is quantized
-  Shared scale = Shared::block;
+  Scales scale = Scales::block;
   bool centred = false, hadamard = false;
   int64_t rotary_pairs = 0;
   bool interleaved = false;
@@ -49,40 +48,17 @@ struct Quantized {
     return number * scale(q, b, row, head) + (q.centred ? mean.get(b, 0, head, c) : 0);
   }
   double scale(const Quantizing& q, int64_t b, int64_t row, int64_t head) const {
-    switch (q.scale) {
-      case Shared::block:
-        return descale.get(b, row / FA3_DESCALE_ROWS, head, 0);
-      case Shared::head:
-        return descale.get(b, 0, head, 0);
-      default:
-        return descale.get(0, 0, 0, 0);
-    }
+    return scale_at(q.scale, descale, b, row, head);
   }
 };
 
-int64_t blocks_of(const Case& c) {
-  const int64_t rows =
-      c.k.packed() ? *std::max_element(c.k.owned.begin(), c.k.owned.end()) : c.k.rows;
-  return (rows + FA3_DESCALE_ROWS - 1) / FA3_DESCALE_ROWS;
-}
-
-fa3_tensor descale_view(const Quantizing& q, const Tensor& descale) {
-  switch (q.scale) {
-    case Shared::block:
-      return descale.dense_lse();
-    case Shared::head: {
-      fa3_tensor view = descale.dense_lse();
-      view.rank = 2;
-      return view;
-    }
-    default:
-      return descale.head_vector();
-  }
+Tensor input_of(const Quantizing& q) {
+  return make_inputs(q.c).k;
 }
 
 // Of rows with one angle a pair and position.
 std::pair<Tensor, Tensor> rotary_tables(const Quantizing& q) {
-  const Shape shape{1, blocks_of(q.c) * FA3_DESCALE_ROWS, 1, q.rotary_pairs};
+  const Shape shape{1, input_of(q).shape().rows, 1, q.rotary_pairs};
   Tensor cos(shape, FA3_FLOAT32), sin(shape, FA3_FLOAT32);
   for (int64_t row = 0; row < shape.rows; ++row) {
     for (int64_t pair = 0; pair < q.rotary_pairs; ++pair) {
@@ -106,25 +82,18 @@ fa3_tensor table_view(const Tensor& table) {
 
 Quantized quantize(const EngineUnderTest& engine, const Quantizing& q, const Tensor& x) {
   const Case& c = q.c;
-  const int64_t blocks = q.scale == Shared::block ? blocks_of(c) : 1;
-  const bool one = q.scale == Shared::tensor;
-  Quantized out{
-      .y = Tensor(x.shape(), FA3_FLOAT8_E4M3, c.out),
-      .descale = Tensor({one ? 1 : c.batch, blocks, one ? 1 : c.heads_k, 1}, FA3_FLOAT32, c.out),
-      .mean = q.centred ? Tensor({c.batch, 1, c.heads_k, c.dim}, FA3_FLOAT32, c.out) : Tensor(),
-      .problem = ""};
+  Quantized out{.y = Tensor(x.shape(), FA3_FLOAT8_E4M3, c.out),
+                .descale = make_descale(q.scale, c, c.k, c.heads_k, c.out),
+                .mean = q.centred ? make_mean(c, c.heads_k, c.dim, c.out) : Tensor(),
+                .problem = ""};
   const Inputs lengths = make_shapes(c);
   const auto [cos, sin] = rotary_tables(q);
   fa3_quantize_params params;
   fa3_quantize_params_init(&params);
   params.x = view_of(c.k, x);
   params.y = view_of(c.k, out.y);
-  params.descale = descale_view(q, out.descale);
-  if (q.centred) {
-    const fa3_tensor mean = out.mean.dense();
-    params.mean = strided(mean.data, FA3_FLOAT32, {c.batch, c.heads_k, c.dim},
-                          {mean.stride[0], mean.stride[2], 1});
-  }
+  params.descale = descale_view(q.scale, out.descale);
+  if (q.centred) params.mean = mean_view(out.mean);
   if (q.rotary_pairs > 0) {
     params.rotary_cos = table_view(cos);
     params.rotary_sin = table_view(sin);
@@ -149,10 +118,6 @@ Quantized quantize(const EngineUnderTest& engine, const Quantizing& q, const Ten
     out.problem += tensor->find_unwritten() + tensor->find_damaged_guard();
   }
   return out;
-}
-
-Tensor input_of(const Quantizing& q) {
-  return make_inputs(q.c).k;
 }
 
 EngineUnderTest engine_named(const char* name) {
@@ -186,7 +151,7 @@ std::vector<Quantizing> sample() {
   std::vector<Quantizing> cases;
   for (const std::vector<int>& pick : all_pairs({6, 5, 3, 3, 2, 2, 3, 5, 5, 3}, 7)) {
     Quantizing q = quantizing(kRows[pick[1]], kDims[pick[0]], kDtypes[pick[2]]);
-    q.scale = static_cast<Shared>(pick[3]);
+    q.scale = static_cast<Scales>(1 + pick[3]);
     q.centred = pick[4] == 1;
     q.hadamard = pick[5] == 1;
     q.rotary_pairs = pick[6] == 0 ? 0 : pick[6] == 1 ? q.c.dim / 2 : q.c.dim / 4;
@@ -253,7 +218,7 @@ TEST_F(Quantize, depends_on_no_thread) {
 
 // Half a unit of e4m3's last place: 2^-4 of a normal number, 2^-10 of the scale below.
 TEST_F(Quantize, numbers_are_off_by_half_a_unit_and_scales_are_the_largest_number_over_448) {
-  for (Shared scale : {Shared::block, Shared::head, Shared::tensor}) {
+  for (Scales scale : {Scales::block, Scales::head, Scales::tensor}) {
     for (bool centred : {false, true}) {
       Quantizing q = quantizing(200, 32);
       q.scale = scale;
@@ -281,8 +246,8 @@ TEST_F(Quantize, numbers_are_off_by_half_a_unit_and_scales_are_the_largest_numbe
       }
       EXPECT_EQ(largest_code, 448) << q;
       // Who shares a scale with the large numbers, or their mean, has a large one.
-      EXPECT_EQ(out.scale(q, 1, 0, 2) < 0.1, scale == Shared::block && !centred) << q;
-      EXPECT_EQ(out.scale(q, 0, 0, 0) < 0.1, scale != Shared::tensor) << q;
+      EXPECT_EQ(out.scale(q, 1, 0, 2) < 0.1, scale == Scales::block && !centred) << q;
+      EXPECT_EQ(out.scale(q, 0, 0, 0) < 0.1, scale != Scales::tensor) << q;
     }
   }
 }

@@ -10,6 +10,7 @@ namespace fa3::cpu::FA3_ISA {
 
 enum class Float16 : uint16_t {};
 enum class BFloat16 : uint16_t {};
+enum class Float8 : uint8_t {};  // e4m3
 
 template <class T>
 FA3_INLINE VBits load_bits16(const T* from) {
@@ -45,6 +46,18 @@ FA3_INLINE V load(const Float16* from) {
   const VBits special = (VBits)(magnitude >= VBits{} + 0x0f800000u);
   return (V)((half & 0x8000) << 16 | ((magnitude | 0x7f800000u) & special) | (finite & ~special));
 #endif
+}
+
+FA3_INLINE V load(const Float8* from) {
+  VByte bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  const VInt code = __builtin_convertvector(bytes, VInt);
+  const VInt magnitude = code & 0x7f;
+  const VInt normal = (magnitude << 20) + (120 << 23);
+  const VInt subnormal = (VInt)(__builtin_convertvector(magnitude, V) * 0x1p-9f);
+  const VInt is_subnormal = magnitude < 8, is_nan = magnitude == 0x7f;
+  const VInt finite = (subnormal & is_subnormal) | (normal & ~is_subnormal);
+  return (V)((code & 0x80) << 24 | finite | (is_nan & 0x7fc00000));
 }
 
 FA3_INLINE void store(BFloat16* to, V v) {
