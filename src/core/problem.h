@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "core/key_places.h"
+#include "core/macros.h"
 #include "core/mask_rule.h"
 #include "core/quantization.h"
 #include "core/seqlen.h"
@@ -24,7 +25,7 @@ struct Operand {
   int64_t head_stride = 0;
 
   template <class T>
-  T* at(int64_t batch, int64_t row, int64_t head) const {
+  FA3_HD T* at(int64_t batch, int64_t row, int64_t head) const {
     return static_cast<T*>(data) + (batch * batch_stride + row * row_stride + head * head_stride);
   }
   // The same without its type.

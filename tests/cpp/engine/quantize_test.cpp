@@ -115,6 +115,7 @@ Quantized quantize(const EngineUnderTest& engine, const Quantizing& q, const Ten
   placement.input(cos, &params.rotary_cos);
   placement.input(sin, &params.rotary_sin);
   placement.input(lengths.cu_k, &params.cu_seqlens);
+  if (c.k.packed()) params.max_seqlen = *std::max_element(c.k.owned.begin(), c.k.owned.end());
   placement.input(c.k.used, &params.seqused);
   placement.output(&out.y, &params.y);
   placement.output(&out.descale, &params.descale);
@@ -323,7 +324,7 @@ TEST_P(Quantize, centring_takes_the_mean_of_used_rows_and_gives_it_back) {
 
 TEST_P(Quantize, what_is_not_finite_becomes_nan_and_spoils_no_other_number) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (float bad : {std::nanf(""), kInfinity, -kInfinity}) {
+  for (float bad : {std::nanf(""), -std::nanf(""), kInfinity, -kInfinity}) {
     Quantizing q = quantizing(100, 8);
     q.centred = true;
     Tensor x = input_of(q);
@@ -332,6 +333,7 @@ TEST_P(Quantize, what_is_not_finite_becomes_nan_and_spoils_no_other_number) {
     const auto found = run(q, x);
     if (!clean || !found) continue;
     const Quantized& out = *found;
+    EXPECT_TRUE(bits_equal("y", out.y, quantize(kReference, q, x).y));
     EXPECT_TRUE(std::isnan(out.y.get(0, 70, 1, 3)));
     EXPECT_EQ(out.mean.get(0, 0, 1, 3), 0) << "a channel without a finite mean stays where it is";
     for (int64_t c = 0; c < 8; ++c) {
