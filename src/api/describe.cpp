@@ -129,7 +129,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   };
   const bool quantized_cache = has_scales && params.k.dtype == FA3_FLOAT8_E4M3;
   if (!quantized_cache) FA3_TRY(check_same_dtype(k, q));
-  FA3_TRY(check_same_dtype(v, k));
+  FA3_TRY(check_same_dtype(v, quantized_cache ? k : q));
 
   const fa3_tensor& qt = params.q;
   const fa3_tensor& kt = params.k;

@@ -38,7 +38,7 @@ const std::vector<Bad>& types() {
   static const std::vector<Bad> bad = {
       {"q_alone", [](P* p) { p->q.dtype = FA3_FLOAT8_E4M3; }, "k:", {"dtype of q"}},
       {"k_alone", [](P* p) { p->k.dtype = FA3_FLOAT8_E4M3; }, "v:", {"dtype of k"}},
-      {"v_alone", [](P* p) { p->v.dtype = FA3_FLOAT8_E4M3; }, "v:", {"dtype of k"}},
+      {"v_alone", [](P* p) { p->v.dtype = FA3_FLOAT8_E4M3; }, "v:", {"dtype of q"}},
       {"scale_of_float16_q",
        [](P* p) { p->q_descale = ones({1}); },
        "q_descale:",
