@@ -45,7 +45,8 @@ ForwardShape shape_of(const Problem& p) {
   const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
   // Of one length, sequences are spread over multiprocessors by their tiles; ragged ones may be many.
   const int64_t rows = is_ragged(p) ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX;
-  return {p.head_dim, std::min(p.head_dim_v, kMaxColumnsV), std::min(window, p.lengths_k.max), rows};
+  return {p.head_dim, std::min(p.head_dim_v, kMaxColumnsV), std::min(window, p.lengths_k.max),
+          rows};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -209,9 +210,8 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   if (nothing_to_do(launch_of(problem))) return {};
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
-  const ForwardKernel kernel =
-      forward_kernel_at(plan.variant / kNumVariants, element_of(problem.dtype),
-                        Variant(plan.variant % kNumVariants));
+  const ForwardKernel kernel = forward_kernel_at(
+      plan.variant / kNumVariants, element_of(problem.dtype), Variant(plan.variant % kNumVariants));
   for (int64_t column = 0; error == cudaSuccess && column < problem.head_dim_v;
        column += kMaxColumnsV) {
     ForwardLaunch launch = launch_of(problem, column);
