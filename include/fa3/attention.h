@@ -37,12 +37,18 @@ struct BackwardArgs : fa3_backward_params {
 struct MergeArgs : fa3_merge_params {
   MergeArgs() { fa3_merge_params_init(this); }
 };
+struct QuantizeArgs : fa3_quantize_params {
+  QuantizeArgs() { fa3_quantize_params_init(this); }
+};
 
 inline Status supported(const ForwardArgs& args) {
   return detail::status_of(fa3_forward_supported(&args));
 }
 inline Status supported(const BackwardArgs& args) {
   return detail::status_of(fa3_backward_supported(&args));
+}
+inline Status supported(const QuantizeArgs& args) {
+  return detail::status_of(fa3_quantize_supported(&args));
 }
 
 inline Status validate(const ForwardArgs& args, void* stream = nullptr) {
@@ -55,6 +61,9 @@ inline Status workspace_size(const ForwardArgs& args, size_t* bytes) {
 inline Status workspace_size(const BackwardArgs& args, size_t* bytes) {
   return detail::status_of(fa3_backward_workspace_size(&args, bytes));
 }
+inline Status workspace_size(const QuantizeArgs& args, size_t* bytes) {
+  return detail::status_of(fa3_quantize_workspace_size(&args, bytes));
+}
 
 // With a workspace of the caller's: the only form for CUDA tensors.
 inline Status forward(const ForwardArgs& args, void* workspace, size_t bytes,
@@ -64,6 +73,10 @@ inline Status forward(const ForwardArgs& args, void* workspace, size_t bytes,
 inline Status backward(const BackwardArgs& args, void* workspace, size_t bytes,
                        void* stream = nullptr) {
   return detail::status_of(fa3_backward(&args, workspace, bytes, stream));
+}
+inline Status quantize(const QuantizeArgs& args, void* workspace, size_t bytes,
+                       void* stream = nullptr) {
+  return detail::status_of(fa3_quantize(&args, workspace, bytes, stream));
 }
 inline Status merge(const MergeArgs& args, void* stream = nullptr) {
   return detail::status_of(fa3_merge(&args, stream));
@@ -113,6 +126,10 @@ inline Status forward(const ForwardArgs& args, Workspace& workspace) {
 inline Status backward(const BackwardArgs& args, Workspace& workspace) {
   return detail::status_of(
       fa3_backward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
+}
+inline Status quantize(const QuantizeArgs& args, Workspace& workspace) {
+  return detail::status_of(
+      fa3_quantize_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
 }
 
 }  // namespace fa3

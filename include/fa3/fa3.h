@@ -113,11 +113,25 @@ typedef struct fa3_options {
   int64_t max_seqlen_q, max_seqlen_k;
 } fa3_options;
 
+/* FP8. A tensor of FA3_FLOAT8_E4M3 (no infinity, largest number 448) comes with its scales, a float32
+ * tensor `descale`, and may come with means, float32 (b, h, d). A number x of row i (counted from
+ * the start of its sequence), head h and channel c of sequence b stands for
+ *
+ *   x * descale + mean[b, h, c]
+ *
+ * The shape of descale says which rows share a scale:  (1): all;  (b, h): those of a head;
+ * (b, h, n) with n >= ceil(s / FA3_DESCALE_ROWS): FA3_DESCALE_ROWS of them, the scale of row i being
+ * descale[b, h, i / FA3_DESCALE_ROWS]. For packed tensors b counts sequences, s is the longest.
+ * Scales and means have any strides, also 0. Scales are finite and > 0; those in host memory are
+ * looked at. No descale: 1. No mean: 0. */
+#define FA3_DESCALE_ROWS 64
+
 /* q (b, sq, hq, d)   k (b, sk, hk, d)   v (b, sk, hk, dv)   o (b, sq, hq, dv)   lse (b, hq, sq)
  * With cu_seqlens_q: q (total_q, hq, d), o (total_q, hq, dv), lse (hq, total_q); with cu_seqlens_k:
  * k and v (total_k, hk, d | dv). hq % hk == 0; query head i reads key/value head i / (hq / hk).
  * Any strides: a (b, h, s, d) tensor is the same view with its strides swapped.
- * q, k, v share one dtype: float32, float16 or bfloat16. o has that dtype or float32.
+ * q, k, v share one dtype: float32, float16 or bfloat16. o has that dtype or float32. FP8: either all
+ * three, with o in bfloat16, float16 or float32, or k and v alone (a quantized cache). Forward only.
  * lse is float32, natural log, optional. sink is float32 (hq), optional: one more logit per query
  * head that joins the denominator and the LSE, and has no value row.
  * A row that sees no key gives o = 0 and lse = -inf (lse = sink where there is one). */
@@ -140,6 +154,10 @@ typedef struct fa3_forward_params {
    * (CPU engines). */
   int32_t num_splits;
   int32_t reserved;
+  /* For FP8 (above), else absent. q's scales may also be one for each key/value head: (b, hk, ...).
+   * The LSE is that of the scores with k_mean, and o has v_mean in it. */
+  fa3_tensor q_descale, k_descale, v_descale;
+  fa3_tensor k_mean, v_mean;
 } fa3_forward_params;
 
 /* The gradient of sum(d_o * o) + sum(d_lse * lse). o and lse are the forward's results; dq, dk, dv
@@ -198,11 +216,38 @@ typedef struct fa3_append_params {
   int32_t reserved;
 } fa3_append_params;
 
+/* x -> y = e4m3(x' / descale): block quantization, incoherent processing (FlashAttention-3, section
+ * 3.3) and centring. x (b, s, h, d) float32, float16 or bfloat16; y of that shape, float8_e4m3.
+ * x' is x after these steps, each of them optional, in float32 (docs/numerics.md has every rounding;
+ * all engines give the same bits):
+ *   1. a rotary embedding of the first 2 r channels: rotary_cos and rotary_sin (positions >= s, r)
+ *      float32; row i of a sequence takes row i. Pairs are (c, c + r), or (2 c, 2 c + 1) if
+ *      rotary_interleaved.
+ *   2. centring, where `mean` (b, h, d) is given: the mean of each channel over the sequence's rows is
+ *      subtracted, and written after step 3 as attention takes it (k_mean, v_mean). Not for q.
+ *   3. hadamard: random signs of the channels, chosen by seed, then a Hadamard matrix over d. Attention
+ *      of q and k that were both treated so, with one seed, is the same but for roundings.
+ * descale is written; its shape chooses who shares a scale (above): one for 64 rows is the most
+ * accurate. It is the largest |x'| / 448, at least 2^-126. Numbers that are not finite count neither for
+ * scales nor for means, and become NaN. Rows that no sequence uses count for nothing, and y is 0. */
+typedef struct fa3_quantize_params {
+  size_t struct_size;
+  fa3_tensor x, y, descale;
+  fa3_tensor mean;                      /* optional */
+  fa3_tensor rotary_cos, rotary_sin;    /* optional */
+  fa3_tensor cu_seqlens, seqused;       /* as those of fa3_options */
+  int64_t max_seqlen;                   /* likewise */
+  uint64_t seed;                        /* of the signs */
+  int32_t hadamard, rotary_interleaved; /* 0 or 1 */
+  int32_t num_threads, engine;          /* as those of fa3_options */
+} fa3_quantize_params;
+
 /* Defaults for every field of a struct of `struct_size` bytes: of this version or an older one. */
 FA3_API void fa3_forward_params_init_sized(fa3_forward_params* params, size_t struct_size);
 FA3_API void fa3_backward_params_init_sized(fa3_backward_params* params, size_t struct_size);
 FA3_API void fa3_merge_params_init_sized(fa3_merge_params* params, size_t struct_size);
 FA3_API void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size);
+FA3_API void fa3_quantize_params_init_sized(fa3_quantize_params* params, size_t struct_size);
 
 /* Inline, because the size that counts is the one that the caller was compiled with. */
 static inline void fa3_forward_params_init(fa3_forward_params* params) {
@@ -217,10 +262,14 @@ static inline void fa3_merge_params_init(fa3_merge_params* params) {
 static inline void fa3_append_params_init(fa3_append_params* params) {
   fa3_append_params_init_sized(params, sizeof(fa3_append_params));
 }
+static inline void fa3_quantize_params_init(fa3_quantize_params* params) {
+  fa3_quantize_params_init_sized(params, sizeof(fa3_quantize_params));
+}
 
 /* Can this call run here? FA3_OK, or the status and (fa3_last_error) the reason why not. */
 FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
 FA3_API fa3_status fa3_backward_supported(const fa3_backward_params* params);
+FA3_API fa3_status fa3_quantize_supported(const fa3_quantize_params* params);
 
 /* Do cu_seqlens, seqused, page_table, batch_index and left_padding hold what they may? FA3_OK, or the
  * sentence that names the entry. A call asks this itself where they are in host memory. Where they
@@ -232,6 +281,7 @@ FA3_API fa3_status fa3_forward_validate(const fa3_forward_params* params, void* 
  * aligned to 256 bytes, and shares no memory with them. */
 FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes);
 FA3_API fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes);
+FA3_API fa3_status fa3_quantize_workspace_size(const fa3_quantize_params* params, size_t* bytes);
 
 /* The plan in words: engine, kernel, tiles, tasks, workspace, and the reason for each choice.
  * Writes at most `capacity` bytes with the final NUL; *needed (may be NULL) gets the full size. */
@@ -248,6 +298,8 @@ FA3_API fa3_status fa3_backward(const fa3_backward_params* params, void* workspa
                                 size_t workspace_bytes, void* stream);
 FA3_API fa3_status fa3_merge(const fa3_merge_params* params, void* stream);
 FA3_API fa3_status fa3_append(const fa3_append_params* params, void* stream);
+FA3_API fa3_status fa3_quantize(const fa3_quantize_params* params, void* workspace,
+                                size_t workspace_bytes, void* stream);
 
 /* The same calls with a workspace that the caller lends when it is known how much is needed: a call
  * plans once, where asking for the size first plans twice.
@@ -262,6 +314,9 @@ FA3_API fa3_status fa3_forward_with_allocator(const fa3_forward_params* params,
                                               fa3_workspace_allocator allocate, void* context,
                                               void* stream);
 FA3_API fa3_status fa3_backward_with_allocator(const fa3_backward_params* params,
+                                               fa3_workspace_allocator allocate, void* context,
+                                               void* stream);
+FA3_API fa3_status fa3_quantize_with_allocator(const fa3_quantize_params* params,
                                                fa3_workspace_allocator allocate, void* context,
                                                void* stream);
 

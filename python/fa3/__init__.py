@@ -29,6 +29,7 @@ from fa3.ops import (
     plan,
     validate,
 )
+from fa3.quantization import Quantized, quantize
 
 __version__ = _version()
 
@@ -39,6 +40,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "OutOfMemory",
+    "Quantized",
     "Unsupported",
     "WorkspaceTooSmall",
     "append",
@@ -47,5 +49,6 @@ __all__ = [
     "engines",
     "merge",
     "plan",
+    "quantize",
     "validate",
 ]

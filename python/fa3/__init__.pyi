@@ -14,5 +14,7 @@ from fa3.ops import engines as engines
 from fa3.ops import merge as merge
 from fa3.ops import plan as plan
 from fa3.ops import validate as validate
+from fa3.quantization import Quantized as Quantized
+from fa3.quantization import quantize as quantize
 
 __version__: str

@@ -89,10 +89,29 @@ def type_name(dtype):
     return dtype.name
 
 
+def numpy_type(name):
+    """NumPy's dtype of that name; the types that NumPy lacks are those of ml_dtypes."""
+    if name not in ("bfloat16", "float8_e4m3fn"):
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise InvalidArgument(
+            f"expected the package ml_dtypes for NumPy arrays of {name}, got none; install it, or "
+            "pass out= in another type"
+        ) from None
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def type_of(array):
+    """The name of an array's element type: float16, float8_e4m3fn, ..."""
+    return str(getattr(array, "dtype", None)).removeprefix("torch.")
+
+
 def empty(shape, like, dtype=None):
     """A new array from the library that `like` comes from, on its device."""
     if isinstance(like, np.ndarray):
-        return np.empty(shape, dtype or like.dtype)
+        return np.empty(shape, numpy_type(dtype) if dtype else like.dtype)
     if hasattr(like, "new_empty"):  # torch, which has no __array_namespace__
         return like.new_empty(shape, dtype=dtype and getattr(sys.modules["torch"], dtype))
     if not hasattr(like, "__array_namespace__"):
@@ -103,3 +122,8 @@ def empty(shape, like, dtype=None):
     namespace = like.__array_namespace__()
     dtype = like.dtype if dtype is None else getattr(namespace, dtype)
     return namespace.empty(shape, dtype=dtype, device=like.device)
+
+
+def lender(array):
+    """Who lends workspace on the array's device: torch's own allocator, or nobody."""
+    return (lambda count: empty((count,), array, "uint8")) if is_torch(array) else None

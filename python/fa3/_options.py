@@ -26,6 +26,9 @@ DEFAULTS = {
 # Of attention alone: where keys lie in a cache, and into how many parts they are cut.
 CACHE_DEFAULTS = {"page_table": None, "batch_index": None, "left_padding": None, "num_splits": 0}
 
+# Of attention alone too: what float8_e4m3fn stands for.
+SCALE_DEFAULTS = dict.fromkeys(("q_descale", "k_descale", "v_descale", "k_mean", "v_mean"))
+
 
 def engine_id(name):
     if isinstance(name, str) and name in ENGINES:
@@ -49,6 +52,11 @@ def complete(caller, options, defaults=DEFAULTS):
         if name not in defaults:
             raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
     return defaults | options
+
+
+def native_scales(options):
+    """What Forward::read() in module.cpp reads before the options."""
+    return [optional_view(options[name], name) for name in SCALE_DEFAULTS]
 
 
 def native_cache(options):

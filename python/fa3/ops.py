@@ -8,8 +8,25 @@ fa3.torch; everything else is handled here without torch.
 from typing import NamedTuple
 
 from fa3 import _native
-from fa3._arrays import empty, is_torch, optional_view, output_view, shape_of, view
-from fa3._options import CACHE_DEFAULTS, DEFAULTS, complete, native_cache, native_options
+from fa3._arrays import (
+    empty,
+    is_torch,
+    lender,
+    optional_view,
+    output_view,
+    shape_of,
+    type_of,
+    view,
+)
+from fa3._options import (
+    CACHE_DEFAULTS,
+    DEFAULTS,
+    SCALE_DEFAULTS,
+    complete,
+    native_cache,
+    native_options,
+    native_scales,
+)
 
 # fa3.torch puts its functions here when it is imported, so that this module never imports torch.
 attend_torch = None
@@ -35,6 +52,11 @@ def attention(
     softcap=0.0,
     scale=None,
     sink=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    k_mean=None,
+    v_mean=None,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
     seqused_q=None,
@@ -59,9 +81,10 @@ def attention(
     stride 1: a (b, h, s, d) array is passed as its transpose(0, 2, 1, 3), without a copy.
 
     Args:
-        q: (b, sq, hq, d), float32, float16 or bfloat16; 1 <= d <= 512.
-        k: (b, sk, hk, d), dtype of q. hq % hk == 0; query head i reads key head i // (hq // hk).
-        v: (b, sk, hk, dv), dtype of q; 1 <= dv <= 512.
+        q: (b, sq, hq, d), float32, float16, bfloat16 or float8_e4m3fn; 1 <= d <= 512.
+        k: (b, sk, hk, d), dtype of q, or float8_e4m3fn under any q (a quantized cache). hq % hk
+            == 0; query head i reads key head i // (hq // hk).
+        v: (b, sk, hk, dv), dtype of k; 1 <= dv <= 512.
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; -1 is unbounded. With causal, both hold.
@@ -69,6 +92,10 @@ def attention(
         scale: factor of q.k, finite and > 0; None is d ** -0.5.
         sink: (hq,) float32: one more logit per query head, which joins the denominator and the LSE
             but has no value.
+        q_descale, k_descale, v_descale: float32, for float8_e4m3fn only: what its numbers are to
+            be multiplied by. (1,), (b, h), or (b, h, n): one for 64 rows. q's may be one for each
+            key head. None is 1. fa3.quantize makes them.
+        k_mean, v_mean: (b, hk, d | dv) float32, for float8_e4m3fn only: what is to be added then.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
             and sequence n owns rows cu[n] .. cu[n + 1] - 1.
         seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.
@@ -82,8 +109,9 @@ def attention(
         left_padding: (batch,) int32: the first left_padding[n] keys do not count.
         num_splits: parts of a sequence's keys that are computed apart and merged, at most; 0 is as
             many as pay. On a CPU the bits of a result never depend on the sequences beside it.
-        out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32. Not for torch
-            tensors that need a gradient.
+        out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32; for q of
+            float8_e4m3fn bfloat16 (the new array's), float16 or float32. Not for torch tensors
+            that need a gradient.
         return_lse: also return the LSE.
         deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
         engine: "auto", or one of fa3.engines(); asks for that engine or an error.
@@ -112,6 +140,7 @@ def attention(
             softcap,
             scale,
             sink,
+            (q_descale, k_descale, v_descale, k_mean, v_mean),
             cu_seqlens_q,
             cu_seqlens_k,
             seqused_q,
@@ -129,7 +158,7 @@ def attention(
             num_threads,
         )
     if out is None:
-        out = empty(_out_shape(q, v), like=q)
+        out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
     options = {
         "causal": causal,
@@ -146,6 +175,7 @@ def attention(
         "engine": engine,
         "num_threads": num_threads,
     }
+    scales = (q_descale, k_descale, v_descale, k_mean, v_mean)
     cache = (page_table, batch_index, left_padding, num_splits)
     _native.forward(
         view(q, "q"),
@@ -154,6 +184,7 @@ def attention(
         output_view(out, "out"),
         None if lse is None else output_view(lse, "lse"),
         optional_view(sink, "sink"),
+        *native_scales(dict(zip(SCALE_DEFAULTS, scales, strict=True))),
         *native_options(options),
         *native_cache(dict(zip(CACHE_DEFAULTS, cache, strict=True))),
         None,
@@ -192,7 +223,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options
         output_view(dv, "dv"),
         None if sink is None else output_view(dsink, "dsink"),
         *options,
-        _lender(q),
+        lender(q),
     )
     return Gradients(dq, dk, dv, dsink)
 
@@ -314,9 +345,14 @@ def validate(q, k, v, *, sink=None, **options):
 
 def _question(caller, q, k, v, sink, options):
     """The arguments of a forward call without outputs."""
-    options = complete(caller, options, DEFAULTS | CACHE_DEFAULTS)
+    options = complete(caller, options, DEFAULTS | CACHE_DEFAULTS | SCALE_DEFAULTS)
     views = (view(q, "q"), view(k, "k"), view(v, "v"), None, None, optional_view(sink, "sink"))
-    return *views, *native_options(options), *native_cache(options)
+    return (
+        *views,
+        *native_scales(options),
+        *native_options(options),
+        *native_cache(options),
+    )
 
 
 def engines():
@@ -324,9 +360,9 @@ def engines():
     return _native.engines()
 
 
-def _lender(q):
-    """Who lends workspace on q's device: torch's own allocator, or nobody."""
-    return (lambda count: empty((count,), like=q, dtype="uint8")) if is_torch(q) else None
+def _out_type(q):
+    """None: that of q."""
+    return "bfloat16" if type_of(q) == "float8_e4m3fn" else None
 
 
 def _out_shape(q, v):

@@ -21,6 +21,11 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     sink: Array | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    k_mean: Array | None = None,
+    v_mean: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     seqused_q: Array | None = None,
@@ -48,6 +53,11 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     sink: Array | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    k_mean: Array | None = None,
+    v_mean: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     seqused_q: Array | None = None,
@@ -96,20 +106,8 @@ def append(
     queries_share_position: bool = False,
     num_threads: int = 0,
 ) -> Array | None: ...
-def plan(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    sink: Array | None = None,
-    **options: Any,
-) -> str: ...
+def plan(q: Array, k: Array, v: Array, *, sink: Array | None = None, **options: Any) -> str: ...
 def validate(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    sink: Array | None = None,
-    **options: Any,
+    q: Array, k: Array, v: Array, *, sink: Array | None = None, **options: Any
 ) -> None: ...
 def engines() -> list[tuple[str, bool, str]]: ...

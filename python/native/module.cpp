@@ -123,12 +123,18 @@ struct Forward {
     read->tensor("out", Access::write, borrowed, &params->o);
     read->tensor("lse", Access::write, borrowed, &params->lse);
     read->tensor("sink", Access::read, borrowed, &params->sink);
+    read->tensor("q_descale", Access::read, borrowed, &params->q_descale);
+    read->tensor("k_descale", Access::read, borrowed, &params->k_descale);
+    read->tensor("v_descale", Access::read, borrowed, &params->v_descale);
+    read->tensor("k_mean", Access::read, borrowed, &params->k_mean);
+    read->tensor("v_mean", Access::read, borrowed, &params->v_mean);
     read_options(read, borrowed, &params->options);
     read->tensor("page_table", Access::read, borrowed, &params->page_table);
     read->tensor("batch_index", Access::read, borrowed, &params->batch_index);
     read->tensor("left_padding", Access::read, borrowed, &params->left_padding);
     read->integer("num_splits", &params->num_splits);
   }
+  static const fa3_tensor& first(const Params& params) { return params.q; }
 };
 
 struct Backward {
@@ -151,13 +157,40 @@ struct Backward {
     read->tensor("dsink", Access::write, borrowed, &params->dsink);
     read_options(read, borrowed, &params->options);
   }
+  static const fa3_tensor& first(const Params& params) { return params.q; }
+};
+
+struct Quantize {
+  using Params = fa3_quantize_params;
+  static constexpr auto init = fa3_quantize_params_init;
+  static constexpr auto run = fa3_quantize_with_allocator;
+
+  static void read(Reader* read, Borrowed* borrowed, Params* params) {
+    read->tensor("x", Access::read, borrowed, &params->x);
+    read->tensor("y", Access::write, borrowed, &params->y);
+    read->tensor("descale", Access::write, borrowed, &params->descale);
+    read->tensor("mean", Access::write, borrowed, &params->mean);
+    read->tensor("rotary_cos", Access::read, borrowed, &params->rotary_cos);
+    read->tensor("rotary_sin", Access::read, borrowed, &params->rotary_sin);
+    read->flag("interleaved", &params->rotary_interleaved);
+    read->flag("hadamard", &params->hadamard);
+    int64_t seed = 0;
+    read->integer("seed", &seed);
+    params->seed = static_cast<uint64_t>(seed);
+    read->tensor("cu_seqlens", Access::read, borrowed, &params->cu_seqlens);
+    read->tensor("seqused", Access::read, borrowed, &params->seqused);
+    read->integer("max_seqlen", &params->max_seqlen);
+    read->integer("engine", &params->engine);
+    read->integer("num_threads", &params->num_threads);
+  }
+  static const fa3_tensor& first(const Params& params) { return params.x; }
 };
 
 // What one call needs besides its tensors: where it runs and who lends it device memory.
 struct Call {
-  const fa3_tensor& q;
+  const fa3_tensor& first;
   void* stream;
-  PyObject* allocate;  // allocate(bytes) -> tensor on q's device, or None
+  PyObject* allocate;  // allocate(bytes) -> tensor on the first one's device, or None
 };
 
 // Host workspace stays with its thread, so that most calls allocate nothing; more than this is given
@@ -217,7 +250,7 @@ bool run_on_device(const typename Pass::Params& params, const Call& call) {
   return ok;
 }
 
-// forward(..., allocate) and backward(..., allocate)
+// forward(..., allocate), backward(..., allocate) and quantize(..., allocate)
 template <class Pass>
 PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
@@ -225,10 +258,10 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   typename Pass::Params params;
   Pass::init(&params);
   Pass::read(&read, &borrowed, &params);
-  const Call call{params.q, borrowed.stream(), read.object()};
+  const Call call{Pass::first(params), borrowed.stream(), read.object()};
   if (!read.ok()) return nullptr;
-  const bool ok =
-      call.q.device_type == FA3_CPU ? run_on_host<Pass>(params) : run_on_device<Pass>(params, call);
+  const bool ok = call.first.device_type == FA3_CPU ? run_on_host<Pass>(params)
+                                                    : run_on_device<Pass>(params, call);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
@@ -252,6 +285,7 @@ void describe_output(fa3_forward_params* params) {
   const int64_t dv = params->v.rank > 0 ? params->v.shape[params->v.rank - 1] : 0;
   if (q.rank == 4) params->o = unallocated(q, {q.shape[0], q.shape[1], q.shape[2], dv});
   if (q.rank == 3) params->o = unallocated(q, {q.shape[0], q.shape[1], dv});
+  if (q.dtype == FA3_FLOAT8_E4M3) params->o.dtype = FA3_BFLOAT16;
 }
 
 // forward_plan(...): the plan as text, or the reason why there is none. out and lse are None.
@@ -366,6 +400,7 @@ PyCFunction fast(Function* function) {
 PyMethodDef g_methods[] = {
     {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
+    {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
     {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},
     {"merge", fast(merge), METH_FASTCALL, nullptr},

@@ -51,6 +51,9 @@ const char* expected_types(std::string_view name) {
   for (const char* scalars : {"sink", "lse", "dsink", "dlse", "o_partial", "lse_partial"}) {
     if (name == scalars) return "float32";
   }
+  if (name.ends_with("descale") || name.ends_with("mean") || name.starts_with("rotary")) {
+    return "float32";
+  }
   return "float32, float16, bfloat16 or float8_e4m3fn";
 }
 

@@ -168,10 +168,18 @@ void fa3_merge_params_init_sized(fa3_merge_params* params, size_t struct_size) {
   init_sized(params, struct_size);
 }
 
+void fa3_quantize_params_init_sized(fa3_quantize_params* params, size_t struct_size) {
+  init_sized(params, struct_size);
+}
+
 fa3_status fa3_forward_supported(const fa3_forward_params* params) {
   return supported(params);
 }
 fa3_status fa3_backward_supported(const fa3_backward_params* params) {
+  return supported(params);
+}
+
+fa3_status fa3_quantize_supported(const fa3_quantize_params* params) {
   return supported(params);
 }
 
@@ -180,6 +188,10 @@ fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* 
 }
 
 fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes) {
+  return workspace_size(params, bytes);
+}
+
+fa3_status fa3_quantize_workspace_size(const fa3_quantize_params* params, size_t* bytes) {
   return workspace_size(params, bytes);
 }
 
@@ -207,6 +219,11 @@ fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size
   return run_with_workspace(params, {workspace, workspace_bytes}, stream);
 }
 
+fa3_status fa3_quantize(const fa3_quantize_params* params, void* workspace, size_t workspace_bytes,
+                        void* stream) {
+  return run_with_workspace(params, {workspace, workspace_bytes}, stream);
+}
+
 fa3_status fa3_forward_with_allocator(const fa3_forward_params* params,
                                       fa3_workspace_allocator allocate, void* context,
                                       void* stream) {
@@ -214,6 +231,12 @@ fa3_status fa3_forward_with_allocator(const fa3_forward_params* params,
 }
 
 fa3_status fa3_backward_with_allocator(const fa3_backward_params* params,
+                                       fa3_workspace_allocator allocate, void* context,
+                                       void* stream) {
+  return run_with_allocator(params, allocate, context, stream);
+}
+
+fa3_status fa3_quantize_with_allocator(const fa3_quantize_params* params,
                                        fa3_workspace_allocator allocate, void* context,
                                        void* stream) {
   return run_with_allocator(params, allocate, context, stream);

@@ -3,6 +3,7 @@
 
 #include "api/describe.h"
 #include "api/describe_append.h"
+#include "api/describe_quantize.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "plan/choose.h"
@@ -44,44 +45,52 @@ Status provide(const Params& params, const Plan& plan, Workspace workspace, void
   return check_workspace(params, {workspace.data, plan.workspace_bytes});
 }
 
+template <class P, class Params>
+Status plan_call(const Params& params, Plan* plan) {
+  P problem;
+  Choice choice;
+  FA3_TRY(describe(params, Purpose::query, &problem));
+  FA3_TRY(choose(problem, &choice));
+  *plan = std::move(choice.plan);
+  return {};
+}
+
+// `verb`: the engine's run_*.
+template <class P, class Params, class Verb>
+Status run_call(const Params& params, Workspace workspace, void* stream, Verb verb) {
+  P problem;
+  Choice choice;
+  FA3_TRY(describe(params, Purpose::call, &problem));
+  FA3_TRY(choose(problem, &choice));
+  void* memory = nullptr;
+  FA3_TRY(provide(params, choice.plan, workspace, &memory));
+  return (choice.engine->*verb)(problem, choice.plan, memory, stream);
+}
+
 }  // namespace
 
 Status plan(const fa3_forward_params& params, Plan* plan) {
-  Problem problem;
-  Choice choice;
-  FA3_TRY(describe(params, Purpose::query, &problem));
-  FA3_TRY(choose(problem, &choice));
-  *plan = std::move(choice.plan);
-  return {};
+  return plan_call<Problem>(params, plan);
 }
 
 Status plan(const fa3_backward_params& params, Plan* plan) {
-  BackwardProblem problem;
-  Choice choice;
-  FA3_TRY(describe(params, Purpose::query, &problem));
-  FA3_TRY(choose(problem, &choice));
-  *plan = std::move(choice.plan);
-  return {};
+  return plan_call<BackwardProblem>(params, plan);
+}
+
+Status plan(const fa3_quantize_params& params, Plan* plan) {
+  return plan_call<QuantizeProblem>(params, plan);
 }
 
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream) {
-  Problem problem;
-  Choice choice;
-  FA3_TRY(describe(params, Purpose::call, &problem));
-  FA3_TRY(choose(problem, &choice));
-  void* memory = nullptr;
-  FA3_TRY(provide(params, choice.plan, workspace, &memory));
-  return choice.engine->run_forward(problem, choice.plan, memory, stream);
+  return run_call<Problem>(params, workspace, stream, &Engine::run_forward);
 }
 
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream) {
-  BackwardProblem problem;
-  Choice choice;
-  FA3_TRY(describe(params, Purpose::call, &problem));
-  FA3_TRY(choose(problem, &choice));
-  void* memory = nullptr;
-  FA3_TRY(provide(params, choice.plan, workspace, &memory));
-  return choice.engine->run_backward(problem, choice.plan, memory, stream);
+  return run_call<BackwardProblem>(params, workspace, stream, &Engine::run_backward);
+}
+
+Status run(const fa3_quantize_params& params, Workspace workspace, void* stream) {
+  return run_call<QuantizeProblem>(params, workspace, stream, &Engine::run_quantize);
 }
 
 Status run(const fa3_merge_params& params, void* stream) {

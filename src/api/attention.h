@@ -12,6 +12,7 @@ namespace fa3::api {
 
 Status plan(const fa3_forward_params& params, Plan* plan);
 Status plan(const fa3_backward_params& params, Plan* plan);
+Status plan(const fa3_quantize_params& params, Plan* plan);
 
 Status validate(const fa3_forward_params& params, void* stream);
 
@@ -25,6 +26,7 @@ struct Workspace {
 
 Status run(const fa3_forward_params& params, Workspace workspace, void* stream);
 Status run(const fa3_backward_params& params, Workspace workspace, void* stream);
+Status run(const fa3_quantize_params& params, Workspace workspace, void* stream);
 Status run(const fa3_merge_params& params, void* stream);
 Status run(const fa3_append_params& params, void* stream);
 

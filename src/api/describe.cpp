@@ -2,6 +2,7 @@
 #include "api/describe.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "api/describe_lengths.h"
 #include "api/operand_rules.h"
 #include "api/overlap.h"
+#include "api/quantization_rules.h"
 #include "api/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
@@ -55,6 +57,12 @@ Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose) {
   FA3_TRY(check_extent(named, 0, q.shape[q.rank - 2], "query heads"));
   FA3_TRY(check_same_device(named, {"q", q}));
   return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_output_dtype(Named o, Named q) {
+  if (o.tensor.dtype == FA3_FLOAT32) return {};
+  if (q.tensor.dtype != FA3_FLOAT8_E4M3) return check_same_dtype(o, q);
+  return check_dtype(o, {DType::bfloat16, DType::float16, DType::float32});
 }
 
 Status check_window_side(const char* name, int64_t side) {
@@ -116,7 +124,12 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   FA3_TRY(check_operand(q, packed_q, purpose));
   for (const Named& keyed : {k, v}) FA3_TRY(check_operand(keyed, packed_k, purpose));
   FA3_TRY(check_dtype(q, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
-  for (const Named& same : {k, v}) FA3_TRY(check_same_dtype(same, q));
+  const bool has_scales = requires {
+    params.k_descale;
+  };
+  const bool quantized_cache = has_scales && params.k.dtype == FA3_FLOAT8_E4M3;
+  if (!quantized_cache) FA3_TRY(check_same_dtype(k, q));
+  FA3_TRY(check_same_dtype(v, quantized_cache ? k : q));
 
   const fa3_tensor& qt = params.q;
   const fa3_tensor& kt = params.k;
@@ -129,6 +142,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
                    : batch_of_k ? kt.shape[0]
                                 : std::max<int64_t>(options.cu_seqlens_q.shape[0], 1) - 1;
   problem->dtype = static_cast<DType>(qt.dtype);
+  problem->kv_dtype = static_cast<DType>(kt.dtype);
 
   if (packed_k) FA3_TRY(check_cache_is_not_packed(cache));
   if (batch_of_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
@@ -141,7 +155,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
                    problem->heads_k, " key/value heads, got ", problem->heads_q);
   }
   FA3_TRY(check_like(o, qt, problem->head_dim_v, packed_q, purpose));
-  FA3_TRY(static_cast<DType>(params.o.dtype) == DType::float32 ? Status{} : check_same_dtype(o, q));
+  FA3_TRY(check_output_dtype(o, q));
   for (const Named& same : {k, v, o}) FA3_TRY(check_same_device(same, q));
 
   const LengthArguments q_arguments{{"cu_seqlens_q", options.cu_seqlens_q},
@@ -205,6 +219,46 @@ std::vector<Named> inputs_of(const fa3_options& options, const fa3_tensor& q, co
           {"seqused_k", options.seqused_k}};
 }
 
+std::array<Named, 5> scales_of(const fa3_forward_params& p) {
+  return {Named{"q_descale", p.q_descale},
+          {"k_descale", p.k_descale},
+          {"v_descale", p.v_descale},
+          {"k_mean", p.k_mean},
+          {"v_mean", p.v_mean}};
+}
+
+// What the numbers of q, k and v stand for.
+Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Problem* problem) {
+  const Problem& is = *problem;
+  const auto rows = [&](const Lengths& lengths, const fa3_tensor& cu_seqlens, int64_t max) {
+    return known_rows(lengths, present(cu_seqlens), max);
+  };
+  QuantizedShape q{.batch = is.batch,
+                   .heads = is.heads_q,
+                   .rows = rows(is.lengths_q, p.options.cu_seqlens_q, p.options.max_seqlen_q),
+                   .dim = is.head_dim,
+                   .tensor = p.q};
+  const bool grouped = p.q_descale.rank > 1 && p.q_descale.shape[1] == is.heads_k;
+  if (grouped) q.heads = is.heads_k;
+  QuantizedShape k{.batch = is.batch,
+                   .heads = is.heads_k,
+                   .rows = rows(is.lengths_k, p.options.cu_seqlens_k, p.options.max_seqlen_k),
+                   .dim = is.head_dim,
+                   .tensor = p.k};
+  QuantizedShape v = k;
+  v.dim = is.head_dim_v;
+  v.tensor = p.v;
+  const Named none{"q_mean", {}};  // would move each score by another amount
+  FA3_TRY(describe_quantization({{"q", p.q}, {"q_descale", p.q_descale}, none}, q, is.lengths_q,
+                                purpose, &problem->q_quantization));
+  FA3_TRY(describe_quantization({{"k", p.k}, {"k_descale", p.k_descale}, {"k_mean", p.k_mean}}, k,
+                                is.lengths_k, purpose, &problem->k_quantization));
+  FA3_TRY(describe_quantization({{"v", p.v}, {"v_descale", p.v_descale}, {"v_mean", p.v_mean}}, v,
+                                is.lengths_k, purpose, &problem->v_quantization));
+  if (grouped) problem->q_quantization.descale.heads_per_scale = is.group();
+  return {};
+}
+
 // The first partial of a stacked tensor.
 fa3_tensor first_partial(const fa3_tensor& stacked) {
   fa3_tensor view = stacked;
@@ -238,6 +292,12 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
   const CacheArguments cache = cache_of(params);
   FA3_TRY(describe_common(params, cache, purpose, problem));
   FA3_TRY(check_countable(*problem));
+  FA3_TRY(describe_quantizations(params, purpose, problem));
+  if (problem->has_e4m3() && problem->key_places.elsewhere) {
+    return unsupported(
+        "k: float8_e4m3 keys found by page_table, batch_index or left_padding are not read yet; "
+        "gather them first, or keep the cache in 16 bits");
+  }
   if (params.num_splits < 0 || params.num_splits > kMaxSplits) {
     return invalid("num_splits: expected 0 (the library chooses) to ", kMaxSplits, ", got ",
                    params.num_splits);
@@ -246,6 +306,8 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
   if (purpose == Purpose::query) return {};
   std::vector<Named> inputs = inputs_of(params.options, params.q, params.k, params.v, params.sink);
   inputs.insert(inputs.end(), {cache.page_table, cache.batch_index, cache.left_padding});
+  const auto scales = scales_of(params);
+  inputs.insert(inputs.end(), scales.begin(), scales.end());
   return check_outputs({{"o", params.o}, {"lse", params.lse}}, inputs);
 }
 
@@ -294,6 +356,7 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
 
 Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
   FA3_TRY(check_lengths_apart(workspace, p.options));
+  for (const Named& scale : scales_of(p)) FA3_TRY(check_apart(workspace, {scale}));
   const CacheArguments cache = cache_of(p);
   return check_apart(workspace, {{"q", p.q},
                                  {"k", p.k},

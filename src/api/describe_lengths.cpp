@@ -86,4 +86,9 @@ Status describe_lengths(const LengthArguments& arguments, int64_t rows, const fa
   return {};
 }
 
+int64_t known_rows(const Lengths& lengths, bool packed, int64_t declared_max) {
+  const bool bounded = !packed || lengths.packed() || declared_max > 0;
+  return bounded ? lengths.max : 0;
+}
+
 }  // namespace fa3::api

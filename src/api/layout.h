@@ -22,10 +22,11 @@ struct Layout {
 };
 
 // Oldest first; the first row is that of the functions named fa3_*_params_init.
-inline constexpr Layout kForwardLayouts[] = {{1424, 472}};
+inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {1944, 472}};
 inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {1728, 472}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1480, 0}};
+inline constexpr Layout kQuantizeLayouts[] = {{872, 0}};
 
 constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {
   return kForwardLayouts;
@@ -36,7 +37,9 @@ constexpr std::span<const Layout> layouts_of(const fa3_backward_params&) {
 constexpr std::span<const Layout> layouts_of(const fa3_merge_params&) {
   return kMergeLayouts;
 }
-
+constexpr std::span<const Layout> layouts_of(const fa3_quantize_params&) {
+  return kQuantizeLayouts;
+}
 constexpr std::span<const Layout> layouts_of(const fa3_append_params&) {
   return kAppendLayouts;
 }
@@ -47,6 +50,7 @@ static_assert(std::span(kBackwardLayouts).back() ==
               Layout{sizeof(fa3_backward_params), sizeof(fa3_options)});
 static_assert(std::span(kMergeLayouts).back() == Layout{sizeof(fa3_merge_params), 0});
 static_assert(std::span(kAppendLayouts).back() == Layout{sizeof(fa3_append_params), 0});
+static_assert(std::span(kQuantizeLayouts).back() == Layout{sizeof(fa3_quantize_params), 0});
 
 // Copies a caller's struct of any released layout into `newest`, a struct of the last layout that
 // holds the defaults: fields that the caller does not know keep them.

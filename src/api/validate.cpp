@@ -65,7 +65,9 @@ Status validate(const fa3_forward_params& params, void* stream) {
   for (fa3_tensor* array : arrays) FA3_TRY(copies.bring(array));
   // A question as if all were here: it looks at the arrays, and at no other data.
   for (fa3_tensor* array : arrays) array->device_type = FA3_CPU;
-  for (fa3_tensor* tensor : {&here.q, &here.k, &here.v, &here.o, &here.lse, &here.sink}) {
+  for (fa3_tensor* tensor :
+       {&here.q, &here.k, &here.v, &here.o, &here.lse, &here.sink, &here.q_descale, &here.k_descale,
+        &here.v_descale, &here.k_mean, &here.v_mean}) {
     tensor->device_type = FA3_CPU;
   }
   return describe(here, Purpose::query, &problem);

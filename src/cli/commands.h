@@ -48,6 +48,16 @@ struct InfoFlags {
 };
 void run_info(const InfoFlags& flags, bool with_shape);
 
+struct Fp8Flags {
+  std::string q, k, v;  // read; empty: data with outliers
+  std::vector<int64_t> head_dim = {64, 128};
+  int64_t seqlen = 4096, heads = 1;
+  int seeds = 10;
+  EngineFlags engine;
+  MaskFlags mask;
+};
+void run_fp8(const Fp8Flags& flags);
+
 struct DemoFlags {
   std::string data = "examples/data";
   int64_t seqlen = 16384;

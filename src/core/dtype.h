@@ -61,6 +61,10 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+// 4 bits of exponent with bias 7, 3 of fraction: no infinity, up to 448; NaN is 0x7f and 0xff.
+struct Float8E4M3 {
+  uint8_t bits;
+};
 
 inline float to_float(float value) {
   return value;
@@ -81,6 +85,17 @@ inline float to_float(Float16 value) {
     return sign ? -scaled : scaled;
   }
   return std::bit_cast<float>(sign | ((magnitude << 13) + ((127u - 15u) << 23)));
+}
+
+inline float to_float(Float8E4M3 value) {
+  const uint32_t sign = uint32_t{value.bits & 0x80u} << 24;
+  const uint32_t magnitude = value.bits & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude < 8) {  // zero, subnormal
+    const float scaled = static_cast<float>(magnitude) * 0x1p-9f;
+    return sign ? -scaled : scaled;
+  }
+  return std::bit_cast<float>(sign | ((magnitude << 20) + ((127u - 7u) << 23)));
 }
 
 template <class T>
@@ -113,8 +128,26 @@ inline Float16 from_float<Float16>(float value) {
   return {static_cast<uint16_t>(sign | ((rebased + 0xfffu + (rebased >> 13 & 1u)) >> 13))};
 }
 
+// Beyond 448 finite numbers saturate; infinity becomes NaN, for it stands for no number here.
+template <>
+inline Float8E4M3 from_float<Float8E4M3>(float value) {
+  constexpr uint32_t kSmallestNormal = 0x3c800000u, kLargest = 0x43e00000u;  // 2^-6, 448
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t finite = magnitude < kLargest ? magnitude : kLargest;
+  const uint32_t binade = finite & 0x7f800000u;
+  const uint32_t exponent = binade > kSmallestNormal ? binade : kSmallestNormal;
+  // Added to a float whose last bit is worth what e4m3's is there, the value is rounded to it.
+  const float grid = std::bit_cast<float>(exponent + (20u << 23));
+  const uint32_t steps =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(finite) + grid) - std::bit_cast<uint32_t>(grid);
+  const uint32_t rounded = ((exponent - kSmallestNormal) >> 20) + steps;
+  const uint32_t result = magnitude < 0x7f800000u ? rounded | (bits >> 24 & 0x80u) : 0x7fu;
+  return {static_cast<uint8_t>(result)};
+}
+
 // Calls `visit` with a value-initialised object of the C++ type that stores `dtype`.
-// Only for the types that attention data can have on the CPU.
+// Not for e4m3, whose numbers mean nothing without their scale (core/quantization.h).
 template <class Visitor>
 decltype(auto) visit_dtype(DType dtype, Visitor&& visit) {
   switch (dtype) {

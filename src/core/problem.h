@@ -8,7 +8,9 @@
 
 #include "core/dtype.h"
 #include "core/key_places.h"
+#include "core/macros.h"
 #include "core/mask_rule.h"
+#include "core/quantization.h"
 #include "core/seqlen.h"
 
 namespace fa3 {
@@ -23,8 +25,13 @@ struct Operand {
   int64_t head_stride = 0;
 
   template <class T>
-  T* at(int64_t batch, int64_t row, int64_t head) const {
+  FA3_HD T* at(int64_t batch, int64_t row, int64_t head) const {
     return static_cast<T*>(data) + (batch * batch_stride + row * row_stride + head * head_stride);
+  }
+  // The same without its type.
+  void* address(int64_t batch, int64_t row, int64_t head) const {
+    const int64_t element = batch * batch_stride + row * row_stride + head * head_stride;
+    return static_cast<char*>(data) + element * size_of(dtype);
   }
 };
 
@@ -52,9 +59,10 @@ struct Problem {
   int64_t batch = 0;
   int64_t heads_q = 0;
   int64_t heads_k = 0;
-  int64_t head_dim = 0;    // of q and k
-  int64_t head_dim_v = 0;  // of v and o
-  DType dtype = DType::float32;
+  int64_t head_dim = 0;             // of q and k
+  int64_t head_dim_v = 0;           // of v and o
+  DType dtype = DType::float32;     // of q
+  DType kv_dtype = DType::float32;  // the same, or e4m3
   Lengths lengths_q, lengths_k;
 
   float scale = 1.0f;
@@ -63,7 +71,8 @@ struct Problem {
 
   Operand q, k, v, o;  // paged: k's and v's batch entries are pages
   KeyPlaces key_places;
-  int num_splits = 0;           // 0 = the engine chooses
+  Quantization q_quantization, k_quantization, v_quantization;  // of those that are e4m3
+  int num_splits = 0;                                           // 0 = the engine chooses
   RowScalars lse;               // data may be null: not wanted (forward)
   bool has_sink = false;        // also known to questions, which bring no data
   const float* sink = nullptr;  // (heads_q), optional
@@ -73,6 +82,7 @@ struct Problem {
   int num_threads = 1;  // at least 1
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 
+  bool has_e4m3() const { return kv_dtype == DType::float8_e4m3; }  // q may have another type
   int64_t group() const { return heads_q / heads_k; }  // query heads that share a key head
 
   template <class T>
@@ -94,6 +104,27 @@ struct BackwardProblem : Problem {
   float gradient_scale(int64_t seqlen_k) const {
     return seqlen_k == 1 && !has_sink && !has_d_lse ? 0.0f : scale;
   }
+};
+
+// To e4m3: see fa3_quantize_params.
+struct QuantizeProblem {
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  Lengths lengths;
+  Operand x, y;
+  Rotary rotary;
+  bool hadamard = false;
+  uint64_t seed = 0;
+  bool centred = false;            // also known to questions, which bring no data
+  ChannelMeans<float> mean;        // written if centred
+  Descales<float> descale;         // written
+  int64_t num_descale_blocks = 0;  // of a head's descales, per block: at least enough for its rows
+
+  fa3_device_type device = FA3_CPU;
+  int device_index = 0;
+  int num_threads = 1;
+  fa3_engine_id engine = FA3_ENGINE_AUTO;
 };
 
 // Partial results over disjoint key sets, to be merged: see fa3_merge_params.

@@ -37,6 +37,9 @@ struct Engine {
   // Copies bytes of its memory to the host's and waits for that. Null: its memory is the host's.
   Status (*read_back)(void* to, const void* from, int64_t bytes, int device,
                       void* stream) = nullptr;
+  Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // likewise
+  Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
+                         void* stream) = nullptr;
 };
 
 // Every engine that this build contains, best first for each kind of memory.

@@ -18,6 +18,11 @@ Status plan_with(const Engine& engine, const BackwardProblem& problem, Plan* pla
   return engine.plan_backward(problem, plan);
 }
 
+Status plan_with(const Engine& engine, const QuantizeProblem& problem, Plan* plan) {
+  if (engine.plan_quantize == nullptr) return unsupported("does not quantize");
+  return engine.plan_quantize(problem, plan);
+}
+
 // Why this engine cannot take the problem; OK fills in the choice.
 template <class P>
 Status consider(const Engine& engine, const P& problem, Choice* choice) {
@@ -62,6 +67,10 @@ Status choose(const Problem& problem, Choice* choice) {
 }
 
 Status choose(const BackwardProblem& problem, Choice* choice) {
+  return choose_engine(problem, choice);
+}
+
+Status choose(const QuantizeProblem& problem, Choice* choice) {
   return choose_engine(problem, choice);
 }
 

@@ -15,5 +15,6 @@ struct Choice {
 // OK, or UNSUPPORTED with every candidate's reason.
 Status choose(const Problem& problem, Choice* choice);
 Status choose(const BackwardProblem& problem, Choice* choice);
+Status choose(const QuantizeProblem& problem, Choice* choice);
 
 }  // namespace fa3

@@ -272,7 +272,6 @@ def test_combine_merges_disjoint_keys(device):
 
 REFUSED = [
     (fa3_names.flash_attn_func, {"qv": torch.ones(1)}, "qv: expected None, got a tensor"),
-    (fa3_names.flash_attn_func, {"q_descale": torch.ones(1)}, "q_descale: .*float8"),
     (fa3_names.flash_attn_func, {"attention_chunk": 4}, "attention_chunk: expected 0, got 4"),
     (fa3_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
     (fa2_names.flash_attn_func, {"dropout_p": 0.1}, "dropout_p: expected 0.0, got 0.1"),
@@ -298,3 +297,60 @@ def test_scheduler_metadata_is_taken_back():
     expected = fa3.attention(q, cache, cache, seqused_k=used)
     for _ in range(2):
         same(fa3_names.flash_attn_with_kvcache(q, cache, cache, **call), expected)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (6, 1)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_float8_takes_a_scale_for_each_sequence_and_key_head(heads, packed):
+    heads_q, heads_k = heads
+    q, k, v = tensors("cpu", (2, 33, heads_q, 32), (2, 65, heads_k, 32), (2, 65, heads_k, 32))
+    scales = torch.rand(3, 2, heads_k) + 0.5
+    names = "q_descale", "k_descale", "v_descale"
+    small = [(a * 4).to(torch.float8_e4m3fn) for a in (q, k, v)]
+    wide = [
+        a.float() * scale.repeat_interleave(a.shape[2] // heads_k, 1)[:, None, :, None]
+        for a, scale in zip(small, scales, strict=True)
+    ]
+    expected = fa3.attention(*wide, causal=True)
+    named = dict(zip(names, scales, strict=True))
+    if packed:
+        starts = [torch.tensor([0, a.shape[1], 2 * a.shape[1]], dtype=torch.int32) for a in (q, k)]
+        small = [a.flatten(0, 1) for a in small]
+        out = fa3_names.flash_attn_varlen_func(*small, *starts, 33, 65, causal=True, **named)
+        out = out.unflatten(0, (2, 33))
+    else:
+        out = fa3_names.flash_attn_func(*small, causal=True, **named)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, rtol=0.01, atol=0.01)
+
+
+def test_a_quantized_cache_is_read_under_other_queries():
+    q, k, v = tensors("cpu", (2, 1, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))
+    k8, v8 = (fa3.quantize(a, scaling="head") for a in (k, v))
+    used = torch.tensor([50, 90], dtype=torch.int32)
+    named = {"cache_seqlens": used, "causal": True}
+    out = fa3_names.flash_attn_with_kvcache(
+        q, k8.x, v8.x, k_descale=k8.descale, v_descale=v8.descale, **named
+    )
+    expected = fa3_names.flash_attn_with_kvcache(q, k, v, **named)
+    assert out.dtype == q.dtype
+    torch.testing.assert_close(out, expected, rtol=0, atol=0.1)
+    assert not torch.equal(out, expected)
+
+
+def test_a_quantized_cache_neither_grows_nor_has_pages():
+    q, k, v = tensors("cpu", (2, 1, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))
+    k8, v8 = (fa3.quantize(a, scaling="head") for a in (k, v))
+    named = {"cache_seqlens": lengths(50, 90), "k_descale": k8.descale, "v_descale": v8.descale}
+    pages = torch.tensor([[0], [1]], dtype=torch.int32)
+    with pytest.raises(fa3.Unsupported, match="float8_e4m3 keys found by page_table"):
+        fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, page_table=pages, **named)
+    named["cache_seqlens"] = lengths(50, 80)
+    with pytest.raises(fa3.InvalidArgument, match="k_cache: .*float8_e4m3"):
+        fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, k8.x[:, :3], v8.x[:, :3], **named)
+
+
+def test_scales_of_other_types_are_refused():
+    q, k, v = tensors("cpu", (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16))
+    with pytest.raises(fa3.InvalidArgument, match="q_descale: expected it only with q in float8"):
+        fa3_names.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))

@@ -13,7 +13,6 @@ import fa3
 from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._kvcache import attend
 
-FLOAT8 = "float8 is not supported yet"
 NOT_YET = "not supported yet"
 
 
@@ -40,9 +39,18 @@ def flash_attn_func(
 
     With return_attn_probs: (out, lse (b, hq, sq)), as the original; never probabilities.
     """
-    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    refuse(qv, attention_chunk)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
-    return fa3.attention(q, k, v, return_lse=return_attn_probs, **named)
+    return fa3.attention(
+        q,
+        k,
+        v,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        return_lse=return_attn_probs,
+        **named,
+    )
 
 
 def flash_attn_varlen_func(
@@ -71,11 +79,14 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
-    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    refuse(qv, attention_chunk)
     return fa3.attention(
         q,
         k,
         v,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         seqused_q=seqused_q,
@@ -110,9 +121,18 @@ def flash_attn_qkvpacked_func(
     else:
         heads_k = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=2)
-    refuse(None, q_descale, k_descale, v_descale, attention_chunk)
+    refuse(None, attention_chunk)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
-    return fa3.attention(q, k, v, return_lse=return_attn_probs, **named)
+    return fa3.attention(
+        q,
+        k,
+        v,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        return_lse=return_attn_probs,
+        **named,
+    )
 
 
 def flash_attn_with_kvcache(
@@ -152,7 +172,7 @@ def flash_attn_with_kvcache(
     k and v (b, s_new, hk, ...), or packed with cu_seqlens_k_new, are first written into the caches
     behind those rows, in place, turned by rotary_cos and rotary_sin, as q is.
     """
-    refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    refuse(qv, attention_chunk)
     return attend(
         q,
         k_cache,
@@ -160,6 +180,9 @@ def flash_attn_with_kvcache(
         k,
         v,
         options(softmax_scale, causal, window_size, softcap),
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
         cache_seqlens=cache_seqlens,
         page_table=page_table,
         batch_index=cache_batch_idx,
@@ -219,11 +242,5 @@ def get_scheduler_metadata(
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
-def refuse(qv, q_descale, k_descale, v_descale, attention_chunk):
-    unsupported(
-        qv=(qv, None, NOT_YET),
-        q_descale=(q_descale, None, FLOAT8),
-        k_descale=(k_descale, None, FLOAT8),
-        v_descale=(v_descale, None, FLOAT8),
-        attention_chunk=(attention_chunk, 0, NOT_YET),
-    )
+def refuse(qv, attention_chunk):
+    unsupported(qv=(qv, None, NOT_YET), attention_chunk=(attention_chunk, 0, NOT_YET))

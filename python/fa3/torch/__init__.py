@@ -8,6 +8,7 @@ registers torch.ops.fa3.*, and changes nothing in torch's own attention: for tha
 from fa3.torch import flops as flops  # registers the formulas
 from fa3.torch.autograd import attention
 from fa3.torch.merge import merge as merge
+from fa3.torch.quantize import quantize as quantize
 from fa3.torch.sdpa import disable_sdpa, enable_sdpa, sdpa
 
 __all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]

@@ -48,6 +48,11 @@ def attention(
     softcap=0.0,
     scale=None,
     sink=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    k_mean=None,
+    v_mean=None,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
     seqused_q=None,
@@ -79,6 +84,7 @@ def attention(
         softcap,
         scale,
         sink,
+        (q_descale, k_descale, v_descale, k_mean, v_mean),
         cu_seqlens_q,
         cu_seqlens_k,
         seqused_q,
@@ -106,6 +112,7 @@ def attend(
     softcap,
     scale,
     sink,
+    scales,
     cu_seqlens_q,
     cu_seqlens_k,
     seqused_q,
@@ -122,7 +129,7 @@ def attend(
     engine,
     num_threads,
 ):
-    """attention() by position: keywords cost time in every call."""
+    """attention() by position: keywords cost time in every call. scales: q_descale to v_mean."""
     if getattr(forward_ad, "_current_level", 0) >= 0:
         refuse_tangents(q, k, v, sink)
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
@@ -141,11 +148,18 @@ def attend(
     )
     is_packed = cu_seqlens_q is not None or cu_seqlens_k is not None
     is_padded = seqused_q is not None or seqused_k is not None
-    cache = ()
-    if page_table is not None or batch_index is not None or left_padding is not None or num_splits:
-        cache = (page_table, batch_index, left_padding, num_splits)
-    is_rare = is_packed or is_padded or cache or out is not None or sink is not None
-    if not (is_rare or wants_gradient) and engine == "auto" and num_threads == 0:
+    q_descale, k_descale, v_descale, k_mean, v_mean = scales
+    is_scaled = q_descale is not None or k_descale is not None or v_descale is not None
+    is_scaled = is_scaled or k_mean is not None or v_mean is not None
+    is_cached = page_table is not None or batch_index is not None or left_padding is not None
+    is_cached = is_cached or num_splits != 0
+    if wants_gradient and k.dtype == torch.float8_e4m3fn:
+        raise Unsupported(
+            "k, v: no gradients through float8_e4m3fn; use torch.no_grad(), or q.detach()"
+        )
+    is_rare = is_packed or is_padded or is_scaled or is_cached
+    is_rare = is_rare or out is not None or sink is not None or wants_gradient
+    if not is_rare and engine == "auto" and num_threads == 0:
         is_plain = operators.is_plain_call(q, k, v)
         forward = operators.forward_kernel if is_plain else operators.forward
         # The dispatcher converts every argument that it is given: a microsecond for all of them.
@@ -156,6 +170,7 @@ def attend(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     rest = (*lengths, deterministic, engine_id(engine), num_threads)
+    cache = (page_table, batch_index, left_padding, num_splits)
     if out is not None:
         refuse_other_than_tensor("out", out)
         refuse_negated(out, "out")
@@ -163,7 +178,7 @@ def attend(
             raise InvalidArgument(
                 "out: expected None for tensors that need a gradient; use torch.no_grad()"
             )
-    if cache and wants_gradient:
+    if is_cached and wants_gradient:
         raise Unsupported(
             "page_table, batch_index, left_padding, num_splits: no gradient goes through a cache; "
             "use torch.no_grad()"
@@ -172,26 +187,27 @@ def attend(
         if wants_gradient:
             out, lse = Attention.apply(q, k, v, sink, *options, *rest)
         elif out is None:
-            out, lse = operators.forward(q, k, v, *options, sink, *rest, *cache)
+            out, lse = operators.forward(q, k, v, *options, sink, *rest, *cache, *scales)
         else:
-            lse = operators.forward_out(q, k, v, out, *options, sink, *rest, *cache)
+            lse = operators.forward_out(q, k, v, out, *options, sink, *rest, *cache, *scales)
     except RuntimeError as error:
         if type(error) is RuntimeError:
-            refuse_wrong_types(sink, options, lengths, num_threads, cache)
+            refuse_wrong_types(sink, options, lengths, num_threads, cache, scales)
         raise
     return (out, lse) if return_lse else out
 
 
-def refuse_wrong_types(sink, options, lengths, num_threads, cache):
+def refuse_wrong_types(sink, options, lengths, num_threads, cache, scales):
     """What the dispatcher refuses in terms of its schema, in terms of our arguments."""
-    names = "sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k "
-    names += "page_table batch_index left_padding"
-    for name, value in zip(names.split(), (sink, *lengths[:4], *cache[:3]), strict=False):
+    names = "sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k page_table batch_index left_padding"
+    names += " q_descale k_descale v_descale k_mean v_mean"
+    given = (sink, *lengths[:4], *cache[:3], *scales)
+    for name, value in zip(names.split(), given, strict=True):
         if value is not None:
             refuse_other_than_tensor(name, value)
     causal, left, right, softcap, scale = options
     integers = {"window[0]": left, "window[1]": right, "num_threads": num_threads}
-    integers |= {"num_splits": cache[3] if cache else 0}
+    integers |= {"num_splits": cache[3]}
     integers |= {"max_seqlen_q": lengths[4], "max_seqlen_k": lengths[5]}
     for name, value in integers.items():
         if not hasattr(value, "__index__"):
@@ -208,7 +224,8 @@ def refuse_wrong_types(sink, options, lengths, num_threads, cache):
 def to_autocast_type(device_type, *tensors):
     """As torch's own attention: what is floating point, but for float64, becomes that type."""
     dtype = torch.get_autocast_dtype(device_type)
-    return (t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+    kept = (torch.float64, torch.float8_e4m3fn)  # without its scale, e4m3 is not a number
+    return (t if t.dtype in kept else t.to(dtype) for t in tensors)
 
 
 ops.attend_torch = attend

@@ -19,7 +19,7 @@ OPTIONS = (
     "Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, "
     "SymInt max_seqlen_k=0, bool deterministic=False, int engine=0, int num_threads=0"
 )
-# Of the forward operators alone, behind the others: no gradient goes through a cache.
+# Of the forward operators alone, behind the others: no gradient goes through a cache or e4m3.
 CACHE = "Tensor? page_table=None, Tensor? batch_index=None, Tensor? left_padding=None, " + (
     "int num_splits=0"
 )
@@ -27,9 +27,13 @@ PAGE_TABLE = 15  # its position behind q, k and v
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # device type: dispatch key
 SINK = 5  # its position among the options
 QKV = "Tensor q, Tensor k, Tensor v"
+SCALES = (
+    "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
+    "Tensor? k_mean=None, Tensor? v_mean=None"
+)
 SCHEMAS = {
-    "forward": f"({QKV}, {OPTIONS}, {CACHE}) -> (Tensor out, Tensor lse)",
-    "forward_out": f"({QKV}, Tensor(a!) out, {OPTIONS}, {CACHE}) -> Tensor lse",
+    "forward": f"({QKV}, {OPTIONS}, {CACHE}, {SCALES}) -> (Tensor out, Tensor lse)",
+    "forward_out": f"({QKV}, Tensor(a!) out, {OPTIONS}, {CACHE}, {SCALES}) -> Tensor lse",
     "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {OPTIONS}, Tensor? dlse=None) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
@@ -108,7 +112,8 @@ def result_shapes(q, v):
 def new_results(q, v):
     out_shape, lse_shape = result_shapes(q, v)
     device = q.device
-    out = torch.empty(out_shape, dtype=q.dtype, device=device)
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    out = torch.empty(out_shape, dtype=dtype, device=device)
     return out, torch.empty(lse_shape, dtype=torch.float32, device=device)
 
 
@@ -147,6 +152,11 @@ def run_forward(
     batch_index=None,
     left_padding=None,
     num_splits=0,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    k_mean=None,
+    v_mean=None,
 ):
     """Writes out and lse."""
     if NEEDS_DETACHED:
@@ -158,6 +168,11 @@ def run_forward(
         out,
         lse,
         sink,
+        q_descale,
+        k_descale,
+        v_descale,
+        k_mean,
+        v_mean,
         cu_seqlens_q,
         cu_seqlens_k,
         seqused_q,

@@ -306,7 +306,7 @@ void query_task(const Run& run, int64_t b, int64_t head) {
 }  // namespace
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
-  if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
+  if (problem.dtype == DType::float8_e4m3) return unsupported("no gradients of float8_e4m3");
   const int64_t parts = count_parts(problem);
   const int64_t tasks = capped_product(
       problem.batch, std::max(capped_product(problem.heads_k, parts), problem.heads_q));

@@ -42,6 +42,7 @@ struct PartialRows {
 // Scratch memory of one thread; sizes are in tile_shape.h.
 struct BlockBuffers {
   float* q = nullptr;           // packed query rows
+  float* rows = nullptr;        // e4m3 rows as floats, before they are packed
   float* k = nullptr;           // packed key tile, transposed
   float* v = nullptr;           // packed value tile
   float* gathered_k = nullptr;  // a tile's rows from several pages, as they are; null: no pages
@@ -60,6 +61,13 @@ struct KeyPages {
   int64_t k_stride = 0, v_stride = 0;  // from one page to the next, in elements
 };
 
+// What e4m3 rows of one head stand for (core/quantization.h).
+struct RowQuantization {
+  const float* descale = nullptr;
+  int64_t block_stride = 0;
+  const float* mean = nullptr;  // null: none
+};
+
 // The rows of a block are the queries of one key head: row = position * group + head in the group.
 struct BlockJob {
   int64_t head_dim = 0;
@@ -73,7 +81,8 @@ struct BlockJob {
   const void* v = nullptr;
   int64_t q_row_stride = 0, q_head_stride = 0;
   int64_t k_row_stride = 0, v_row_stride = 0;
-  KeyPages pages;  // with pages, k and v are at page 0 and the head
+  KeyPages pages;                                  // with pages, k and v are at page 0 and the head
+  RowQuantization k_quantization, v_quantization;  // where they are e4m3; then q is packed already
 
   int64_t group = 1;
   int64_t first_row = 0;

@@ -7,6 +7,7 @@
 #include "engine/cpu/forward.h"
 #include "engine/cpu/isa.h"
 #include "engine/cpu/merge.h"
+#include "engine/cpu/quantize.h"
 #include "engine/cpu/reference.h"
 #include "engine/cpu/standard.h"
 
@@ -27,6 +28,8 @@ const Engine kCpuEngine = {
     .run_backward = run_backward,
     .run_merge = run_merge,
     .run_append = run_append,
+    .plan_quantize = plan_quantize,
+    .run_quantize = run_quantize,
 };
 
 const Engine kReferenceEngine = {
@@ -43,6 +46,8 @@ const Engine kReferenceEngine = {
     .plan_backward = plan_reference_backward,
     .run_backward = run_reference_backward,
     .run_merge = nullptr,
+    .plan_quantize = plan_reference_quantize,
+    .run_quantize = run_reference_quantize,
 };
 
 const Engine kStandardEngine = {
@@ -59,6 +64,8 @@ const Engine kStandardEngine = {
     .plan_backward = plan_standard_backward,
     .run_backward = run_standard_backward,
     .run_merge = nullptr,
+    .plan_quantize = nullptr,
+    .run_quantize = nullptr,
 };
 
 }  // namespace fa3::cpu

@@ -79,6 +79,32 @@ void describe_visibility(const Problem& problem, const SequencePlan& plan, const
   }
 }
 
+RowQuantization row_quantization(const Quantization& of, int64_t sequence, int64_t head) {
+  static constexpr float kOne = 1.0f;
+  const Descales<const float>& descale = of.descale;
+  return {.descale = descale.data == nullptr ? &kOne : descale.at(sequence, head, 0),
+          .block_stride = descale.block_stride,
+          .mean = of.mean_at(sequence, head)};
+}
+
+// The block's query rows of any type as floats; padding rows are zero.
+void pack_queries(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t kv_head,
+                  const BlockJob& job) {
+  const Problem& problem = run.problem;
+  const int64_t stride = run.shape.q_stride;
+  for (int64_t r = 0; r < task.num_rows; ++r) {
+    const int64_t row = (task.first_row + r) / problem.group();
+    const int64_t head = kv_head * problem.group() + (task.first_row + r) % problem.group();
+    float* packed = job.buffers.q + r * stride;
+    run.kernels.load_row[kernel_index(problem.dtype)](
+        problem.q.address(task.sequence, plan.q_rows.begin + row, head), problem.head_dim, packed);
+    if (problem.dtype != DType::float8_e4m3) continue;
+    const float scale = problem.q_quantization.scale_at(task.sequence, head, row);
+    for (int64_t c = 0; c < problem.head_dim; ++c) packed[c] *= scale;
+  }
+  std::fill(job.buffers.q + task.num_rows * stride, job.buffers.q + job.padded_rows * stride, 0.0f);
+}
+
 // Of the task's head `index`.
 BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index,
                    const ThreadScratch& thread) {
@@ -90,14 +116,12 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.head_dim_v = problem.head_dim_v;
   job.scale = problem.scale;
   job.softcap = problem.softcap;
-  visit_dtype(problem.dtype, [&]<class T>(T) {
-    job.q = problem.q.at<T>(task.sequence, plan.q_rows.begin, first_head);
-    const bool paged = problem.key_places.paged();
-    const int64_t entry = paged ? 0 : problem.key_places.entry_of(task.sequence);
-    const int64_t first_key = paged ? 0 : plan.k_rows.begin;
-    job.k = problem.k.at<T>(entry, first_key, kv_head);
-    job.v = problem.v.at<T>(entry, first_key, kv_head);
-  });
+  const bool paged = problem.key_places.paged();
+  const int64_t entry = paged ? 0 : problem.key_places.entry_of(task.sequence);
+  const int64_t first_key = paged ? 0 : plan.k_rows.begin;
+  job.q = problem.q.address(task.sequence, plan.q_rows.begin, first_head);
+  job.k = problem.k.address(entry, first_key, kv_head);
+  job.v = problem.v.address(entry, first_key, kv_head);
   job.q_row_stride = problem.q.row_stride;
   job.q_head_stride = problem.q.head_stride;
   job.k_row_stride = problem.k.row_stride;
@@ -122,6 +146,11 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.buffers.q += row * run.shape.q_stride;
   job.buffers.sum_lanes += row * kMaxLanes;
   job.buffers.divisor_lanes += row * kMaxLanes;
+  if (problem.has_e4m3()) {
+    job.k_quantization = row_quantization(problem.k_quantization, task.sequence, kv_head);
+    job.v_quantization = row_quantization(problem.v_quantization, task.sequence, kv_head);
+    pack_queries(run, plan, task, kv_head, job);
+  }
   return job;
 }
 
@@ -137,9 +166,7 @@ void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
   job.first_row = task.first_row;
   job.num_rows = task.num_rows;
   job.head_dim_v = problem.head_dim_v;
-  visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
-    job.o = problem.o.at<Out>(task.sequence, plan.q_rows.begin, first_head);
-  });
+  job.o = problem.o.address(task.sequence, plan.q_rows.begin, first_head);
   job.o_row_stride = problem.o.row_stride;
   job.o_head_stride = problem.o.head_stride;
   if (problem.lse.data != nullptr) {
@@ -180,7 +207,7 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
                                          (task.kv_head + i) * plan.num_parts * part_floats;
     jobs[i].result = partial_rows(parts[i] + task.part * part_floats, rows, run.shape.o_columns);
   }
-  const int dtype = kernel_index(run.problem.dtype);
+  const int dtype = kernel_index(run.problem.kv_dtype);
   if (plan.streams) {
     run.kernels.attend_rows[dtype](jobs, task.num_heads);
   } else {

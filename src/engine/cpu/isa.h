@@ -25,6 +25,6 @@ constexpr int kernel_index(DType dtype) {
   return static_cast<int>(dtype);
 }
 static_assert(kernel_index(DType::float32) == 0 && kernel_index(DType::float16) == 1 &&
-              kernel_index(DType::bfloat16) == 2);
+              kernel_index(DType::bfloat16) == 2 && kernel_index(DType::float8_e4m3) == 3);
 
 }  // namespace fa3::cpu

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels of one instruction set, as a table of functions; isa.h chooses the table.
-// Arrays are indexed by dtype: float32, float16, bfloat16.
+// Arrays are indexed by dtype: float32, float16, bfloat16, and e4m3 where it can occur.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,15 @@ struct GradientKernels {
 struct Kernels {
   const char* name;           // "avx512"
   const char* bf16_products;  // what multiplies bfloat16 as it is; null: it is widened to float
-  GroupShape group_shape[3];  // of attend_block
-  // Tiled attention of a block of rows: packs key and value tiles, two micro-kernels per tile.
-  void (*attend_block[3])(const BlockJob& job);
+  GroupShape group_shape[4];  // of attend_block
+  // Tiled attention of a block of rows, by the dtype of keys and values: packs key and value tiles,
+  // two micro-kernels per tile.
+  void (*attend_block[4])(const BlockJob& job);
   // The same for at most kStreamRows rows: reads keys and values in place. The jobs are those of some
   // key heads, alike but for the heads' data, and go over the keys together.
-  void (*attend_rows[3])(const BlockJob* jobs, int64_t num_jobs);
+  void (*attend_rows[4])(const BlockJob* jobs, int64_t num_jobs);
+  // A row as floats, padded with zeros to 16 columns.
+  void (*load_row[4])(const void* row, int64_t dim, float* to);
   // Merges parts and writes O and LSE; by the dtype of O.
   void (*write_rows[3])(const WriteJob& job);
   // Backward, in floats, and where all operands are bfloat16 and there is something better.

@@ -38,6 +38,7 @@ int64_t choose_block_q(const Problem& problem, const TileShape& shape) {
 }
 
 std::string arithmetic_of(const Problem& problem) {
+  if (problem.has_e4m3()) return "e4m3 turned into floats when keys and values are packed";
   if (problem.dtype == DType::float32) return "float products";
   if (problem.dtype == DType::bfloat16 && kernels().bf16_products != nullptr) {
     return concat("bfloat16 products (", kernels().bf16_products, "), float sums");
@@ -65,8 +66,10 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
 }  // namespace
 
 TileShape forward_tile_shape(const Problem& problem) {
-  return tile_shape(problem.head_dim, problem.head_dim_v,
-                    kernels().group_shape[kernel_index(problem.dtype)]);
+  TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v,
+                               kernels().group_shape[kernel_index(problem.kv_dtype)]);
+  shape.dequantizes = problem.has_e4m3();
+  return shape;
 }
 
 ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver) {
@@ -84,7 +87,6 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
-  if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
   const TileShape shape = forward_tile_shape(problem);
   *plan = {};
   plan->engine = "cpu";

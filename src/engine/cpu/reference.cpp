@@ -15,32 +15,50 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-template <class T>
-double dot(const T* a, const T* b, int64_t dim) {
+double dot(const double* a, const double* b, int64_t dim) {
   double sum = 0;
-  for (int64_t c = 0; c < dim; ++c) sum += double{to_float(a[c])} * double{to_float(b[c])};
+  for (int64_t c = 0; c < dim; ++c) sum += a[c] * b[c];
   return sum;
+}
+
+// A row of a sequence, as the numbers that it stands for.
+void read_row(const Operand& x, const Quantization& quantization, const KeyPlaces& places,
+              int64_t b, Rows rows, int64_t row, int64_t head, int64_t dim, double* out) {
+  if (x.dtype != DType::float8_e4m3) {
+    visit_dtype(x.dtype, [&]<class T>(T) {
+      load_row(row_at<T>(x, places, b, rows.begin + row, head), dim, out);
+    });
+    return;
+  }
+  load_row(row_at<Float8E4M3>(x, places, b, rows.begin + row, head), dim, out);
+  const double scale = quantization.scale_at(b, head, row);
+  const float* mean = quantization.mean_at(b, head);
+  for (int64_t c = 0; c < dim; ++c) {
+    out[c] = out[c] * scale + (mean == nullptr ? 0.0 : double{mean[c]});
+  }
 }
 
 // One query's softmax: P over its visible keys and what the denominator was.
 struct RowSoftmax {
   KeyRange keys;
   double lse = -kInfinity;
+  double* q = nullptr;          // (head_dim)
+  double* k = nullptr;          // (head_dim), of one key
   double* p = nullptr;          // (seqlen_k), valid within keys
   double* cap_slope = nullptr;  // d softcap(s) / d s, or null
 };
 
 // P = softmax(mask(softcap(scale * q K^T))), with the sink as one more logit.
-template <class T>
 void softmax_row(const Problem& problem, int64_t b, int64_t head, int64_t q_row, Rows q_rows,
                  Rows k_rows, RowSoftmax* row) {
   row->keys = problem.mask.keys_of(q_row, q_rows.used, k_rows.used);
-  const T* q = problem.q.at<T>(b, q_rows.begin + q_row, head);
+  read_row(problem.q, problem.q_quantization, {}, b, q_rows, q_row, head, problem.head_dim, row->q);
   const double sink = problem.sink != nullptr ? double{problem.sink[head]} : -kInfinity;
   double max = sink;
   for (int64_t key = row->keys.begin; key < row->keys.end; ++key) {
-    const T* k = problem.key_row<T>(problem.k, b, k_rows.begin + key, head / problem.group());
-    double score = double{problem.scale} * dot(q, k, problem.head_dim);
+    read_row(problem.k, problem.k_quantization, problem.key_places, b, k_rows, key,
+             head / problem.group(), problem.head_dim, row->k);
+    double score = double{problem.scale} * dot(row->q, row->k, problem.head_dim);
     if (problem.softcap > 0) {
       const double t = std::tanh(score / double{problem.softcap});
       score = double{problem.softcap} * t;
@@ -62,27 +80,31 @@ void softmax_row(const Problem& problem, int64_t b, int64_t head, int64_t q_row,
 }
 
 struct ForwardScratch {
+  double* q;
+  double* k;
+  double* v;
   double* p;
   double* o;
 };
 
 ForwardScratch carve_forward(const Problem& problem, Carver& carver) {
-  return {carver.take<double>(problem.lengths_k.max), carver.take<double>(problem.head_dim_v)};
+  return {carver.take<double>(problem.head_dim), carver.take<double>(problem.head_dim),
+          carver.take<double>(problem.head_dim_v), carver.take<double>(problem.lengths_k.max),
+          carver.take<double>(problem.head_dim_v)};
 }
 
-template <class T, class Out>
+template <class Out>
 void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardScratch scratch) {
   const Rows q_rows = problem.lengths_q.rows_of(b);
   const Rows k_rows = problem.lengths_k.rows_of(b);
   for (int64_t q_row = 0; q_row < q_rows.used; ++q_row) {
-    RowSoftmax row{.p = scratch.p};
-    softmax_row<T>(problem, b, head, q_row, q_rows, k_rows, &row);
+    RowSoftmax row{.q = scratch.q, .k = scratch.k, .p = scratch.p};
+    softmax_row(problem, b, head, q_row, q_rows, k_rows, &row);
     std::fill_n(scratch.o, problem.head_dim_v, 0.0);
     for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
-      const T* v = problem.key_row<T>(problem.v, b, k_rows.begin + key, head / problem.group());
-      for (int64_t c = 0; c < problem.head_dim_v; ++c) {
-        scratch.o[c] += row.p[key] * double{to_float(v[c])};
-      }
+      read_row(problem.v, problem.v_quantization, problem.key_places, b, k_rows, key,
+               head / problem.group(), problem.head_dim_v, scratch.v);
+      for (int64_t c = 0; c < problem.head_dim_v; ++c) scratch.o[c] += row.p[key] * scratch.v[c];
     }
     store_row(scratch.o, problem.head_dim_v, problem.o.at<Out>(b, q_rows.begin + q_row, head));
     if (problem.lse.data != nullptr) {
@@ -92,6 +114,8 @@ void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardSc
 }
 
 struct BackwardScratch {
+  double* q;
+  double* k;
   double* p;
   double* dp;
   double* cap_slope;
@@ -102,7 +126,9 @@ struct BackwardScratch {
 
 BackwardScratch carve_backward(const BackwardProblem& problem, Carver& carver) {
   const int64_t keys = problem.lengths_k.max;
-  return {carver.take<double>(keys),
+  return {carver.take<double>(problem.head_dim),
+          carver.take<double>(problem.head_dim),
+          carver.take<double>(keys),
           carver.take<double>(keys),
           carver.take<double>(keys),
           carver.take<double>(problem.head_dim),
@@ -119,8 +145,8 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
                     Rows q_rows, Rows k_rows, const BackwardScratch& scratch) {
   const int64_t kv_head = head / problem.group();
   const int64_t q_at = q_rows.begin + q_row;
-  RowSoftmax row{.p = scratch.p, .cap_slope = scratch.cap_slope};
-  softmax_row<T>(problem, b, head, q_row, q_rows, k_rows, &row);
+  RowSoftmax row{.q = scratch.q, .k = scratch.k, .p = scratch.p, .cap_slope = scratch.cap_slope};
+  softmax_row(problem, b, head, q_row, q_rows, k_rows, &row);
   const T* q = problem.q.at<T>(b, q_at, head);
   const Out* d_o = problem.d_o.at<Out>(b, q_at, head);
 
@@ -209,7 +235,6 @@ Plan reference_plan(const P& problem, int64_t num_tasks) {
 }  // namespace
 
 Status plan_reference_forward(const Problem& problem, Plan* plan) {
-  if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
   const bool no_rows = problem.lengths_q.total == 0;
   *plan = reference_plan(problem, no_rows ? 0 : problem.batch * problem.heads_q);
   return {};
@@ -218,13 +243,11 @@ Status plan_reference_forward(const Problem& problem, Plan* plan) {
 Status run_reference_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
   Carver carver(workspace);
   const ThreadMemory memory = carve_threads(problem, plan.num_threads, carver);
-  visit_dtype(problem.dtype, [&]<class T>(T) {
-    visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
-      parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
-        Carver mine = memory[worker];
-        forward_sequence<T, Out>(problem, task / problem.heads_q, task % problem.heads_q,
-                                 carve_forward(problem, mine));
-      });
+  visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
+    parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
+      Carver mine = memory[worker];
+      forward_sequence<Out>(problem, task / problem.heads_q, task % problem.heads_q,
+                            carve_forward(problem, mine));
     });
   });
   zero_unused_rows(problem.o, problem.lengths_q, problem.batch, problem.heads_q,
@@ -234,7 +257,7 @@ Status run_reference_forward(const Problem& problem, const Plan& plan, void* wor
 }
 
 Status plan_reference_backward(const BackwardProblem& problem, Plan* plan) {
-  if (problem.dtype == DType::float8_e4m3) return unsupported("float8_e4m3 is not supported yet");
+  if (problem.dtype == DType::float8_e4m3) return unsupported("no gradients of float8_e4m3");
   *plan = reference_plan(problem, problem.heads_k);
   return {};
 }

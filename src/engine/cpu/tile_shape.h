@@ -55,6 +55,7 @@ struct TileShape {
   // Whole row groups. Fewer rows than the least would spend more on packing than the sharing of work
   // gains; and a sequence whose keys are split must fit into one block.
   int64_t min_block_q = 0, max_block_q = 0;
+  bool dequantizes = false;  // keys and values are e4m3
 };
 
 // Query rows and their output rows are read again for every tile: they may take 5/8 of the L2 cache,
@@ -123,6 +124,9 @@ inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem
                                   Carver& carver) {
   ThreadScratch thread;
   BlockBuffers& buffers = thread.buffers;
+  if (shape.dequantizes) {
+    buffers.rows = carver.take<float>(kMaxPanel, std::max(shape.q_stride, shape.o_columns));
+  }
   buffers.q = carver.take<float>(block_q, shape.q_stride);
   buffers.k = carver.take<float>(shape.block_k, shape.q_stride);
   buffers.v = carver.take<float>(shape.block_k, round_up(problem.head_dim_v, kMaxPanel));

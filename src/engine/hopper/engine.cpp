@@ -4,6 +4,7 @@
 #include "core/macros.h"
 #include "engine/cuda/device.h"
 #include "engine/cuda/merge.h"
+#include "engine/cuda/quantize.h"
 #include "engine/hopper/backward/plan_backward.h"
 #include "engine/hopper/plan_forward.h"
 
@@ -24,6 +25,12 @@ const Engine kHopperEngine = {
       return cuda::run_merge(problem, stream);
     },
     .read_back = cuda::read_back,
+    .plan_quantize = cuda::plan_quantize,
+    .run_quantize = [](const QuantizeProblem& problem, const Plan& plan, void* workspace,
+                       void* stream) -> Status {
+      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+      return cuda::run_quantize(problem, plan, workspace, stream);
+    },
 };
 
 }  // namespace fa3::hopper

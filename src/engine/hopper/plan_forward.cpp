@@ -120,6 +120,7 @@ Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
+  if (p.has_e4m3()) return unsupported("float8_e4m3 keys and values");
   if (p.o.dtype != p.dtype) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of ", name_of(p.dtype));
   }

@@ -152,8 +152,11 @@ const std::vector<Bad>& options() {
 
 const std::vector<Bad>& unsupported() {
   static const std::vector<Bad> bad = {
-      {"float8",
-       [](P* p) { p->q.dtype = p->k.dtype = p->v.dtype = p->o.dtype = FA3_FLOAT8_E4M3; },
+      {"float8_on_the_baseline",
+       [](P* p) {
+         p->q.dtype = p->k.dtype = p->v.dtype = FA3_FLOAT8_E4M3;
+         p->options.engine = FA3_ENGINE_STANDARD;
+       },
        "no engine can run this call",
        {"float8_e4m3"},
        FA3_UNSUPPORTED},

@@ -5,6 +5,7 @@
 #include "command.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 
 #include "cli/compare.h"
@@ -261,6 +262,34 @@ TEST_F(Command, info_and_doctor_say_that_an_instruction_set_cannot_be_had) {
     const Outcome right = start(command, "2>&1", "FA3_CPU_ISA=portable ");
     EXPECT_EQ(right.output.find("FA3_CPU_ISA"), std::string::npos) << right.output;
   }
+}
+
+// The RMSE of a method in the table that `fa3 fp8` prints.
+double rmse_of(const std::string& table, const std::string& method) {
+  const size_t at = table.find(method + "  ");
+  return at == table.npos ? NAN : std::stod(table.substr(at + method.size()));
+}
+
+TEST(Fp8Command, shows_what_each_method_costs) {
+  const Outcome outcome = start("fp8 --seqlen 600 --seeds 3 --head-dim 64");
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
+  const double fp16 = rmse_of(outcome.output, "fp16"), bf16 = rmse_of(outcome.output, "bf16"),
+               per_tensor = rmse_of(outcome.output, "e4m3, a scale per tensor"),
+               papers = rmse_of(outcome.output, "e4m3, per block, Hadamard");
+  EXPECT_LT(fp16, bf16 / 4) << outcome.output;
+  EXPECT_LT(bf16, papers / 4) << outcome.output;
+  EXPECT_LT(papers, per_tensor / 1.4) << outcome.output;
+  EXPECT_LT(per_tensor, 0.1) << outcome.output;
+}
+
+TEST_F(Command, fp8_takes_files) {
+  const Outcome outcome =
+      start("fp8 --q " + path("q") + " --k " + path("k") + " --v " + path("v") + " --causal");
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.output;
+  EXPECT_LT(rmse_of(outcome.output, "e4m3, per block, both"), 0.1) << outcome.output;
+  expect_refused("fp8 --q " + path("q"), kExitBadInput, "--q, --k, --v: expected all three");
+  expect_refused("fp8 --q " + path("q") + " --k " + path("v") + " --v " + path("v"), kExitBadInput,
+                 "k: expected the head dim of q = 16");
 }
 
 }  // namespace

@@ -116,6 +116,58 @@ TYPED_TEST(SixteenBits, rounding_is_monotonic_over_all_float32_exponents) {
   }
 }
 
+double value_of_e4m3(uint32_t code) {
+  const double sign = code & 0x80 ? -1 : 1;
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  if (exponent == 15 && fraction == 7) return std::numeric_limits<double>::quiet_NaN();
+  if (exponent == 0) return sign * std::ldexp(fraction, -9);
+  return sign * std::ldexp(8 + fraction, exponent - 10);
+}
+
+uint32_t rounded_e4m3(float value) {
+  return from_float<Float8E4M3>(value).bits;
+}
+
+TEST(Float8, every_code_has_its_value_and_survives_a_round_trip) {
+  EXPECT_EQ(value_of_e4m3(0x7e), 448);
+  for (uint32_t code = 0; code < 0x100; ++code) {
+    const float got = to_float(Float8E4M3{static_cast<uint8_t>(code)});
+    if ((code & 0x7f) == 0x7f) {
+      EXPECT_TRUE(std::isnan(got)) << std::hex << code;
+      continue;
+    }
+    EXPECT_EQ(got, value_of_e4m3(code)) << std::hex << code;
+    EXPECT_EQ(std::signbit(got), code >= 0x80) << std::hex << code;
+    EXPECT_EQ(rounded_e4m3(got), code) << std::hex << code;
+  }
+}
+
+TEST(Float8, rounding_is_to_nearest_and_ties_go_to_even) {
+  for (uint32_t code = 0; code < 0x7e; ++code) {
+    const auto middle = static_cast<float>((value_of_e4m3(code) + value_of_e4m3(code + 1)) / 2);
+    const uint32_t even = code % 2 == 0 ? code : code + 1;
+    for (uint32_t sign : {0u, 0x80u}) {
+      const float s = sign != 0 ? -1.0f : 1.0f;
+      EXPECT_EQ(rounded_e4m3(s * middle), even | sign) << std::hex << code;
+      EXPECT_EQ(rounded_e4m3(s * std::nextafter(middle, 0.0f)), code | sign) << std::hex << code;
+      EXPECT_EQ(rounded_e4m3(s * std::nextafter(middle, kInfinity)), (code + 1) | sign)
+          << std::hex << code;
+    }
+  }
+}
+
+TEST(Float8, large_numbers_saturate_and_what_is_not_finite_is_nan) {
+  for (float large : {448.1f, 464.0f, 480.0f, 1e30f, std::numeric_limits<float>::max()}) {
+    EXPECT_EQ(rounded_e4m3(large), 0x7eu) << large;
+    EXPECT_EQ(rounded_e4m3(-large), 0xfeu) << large;
+  }
+  for (float special : {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")}) {
+    EXPECT_EQ(rounded_e4m3(special), 0x7fu) << special;
+  }
+  EXPECT_EQ(rounded_e4m3(0x1p-140f), 0u);
+  EXPECT_EQ(rounded_e4m3(-0x1p-140f), 0x80u);
+}
+
 TEST(DType, sizes_and_names_match_the_abi) {
   const std::vector<std::tuple<int32_t, int64_t, std::string>> all = {
       {FA3_FLOAT32, 4, "float32"},

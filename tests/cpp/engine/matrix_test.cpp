@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/fixture.h"
+#include "support/random.h"
 #include "support/sample.h"
 
 namespace fa3::test {
@@ -61,6 +62,49 @@ std::vector<EngineCase> packed(Pass pass) {
   return for_each_engine(
       [&](const EngineUnderTest& engine) { return packed_matrix(engine, pass, packed_limits()); });
 }
+
+// Cases of the other matrices with e4m3 operands.
+Case with_fp8(Case c) {
+  Random random(c.seed);
+  const auto scales = [&] { return static_cast<Scales>(random.below(4)); };
+  c.fp8 = {.kv = true,
+           .k = scales(),
+           .v = scales(),
+           .k_mean = random.one_in(2),
+           .v_mean = random.one_in(2)};
+  if (random.one_in(2)) {
+    c.dtype = FA3_FLOAT8_E4M3;
+    c.fp8.q = scales();
+    c.fp8.q_by_kv_head = random.one_in(2);
+  }
+  return c;
+}
+
+std::vector<EngineCase> fp8() {
+  return for_each_engine([](const EngineUnderTest& engine) {
+    const Case plain = with_fp8(dense_case(1, 64, 64, 1, 1, 64, 64));
+    if (const std::string reason = refusal(engine, plain, Pass::forward); !reason.empty()) {
+      leave_out(reason);
+      return std::vector<Case>{};
+    }
+    const auto limits = by_effort<MatrixLimits>({1 << 12, 1 << 21, 1}, {1 << 15, 1 << 22, 1},
+                                                {1 << 22, 1 << 28, 6});
+    std::vector<Case> cases = dense_matrix(engine, Pass::forward, limits);
+    const std::vector<Case> packed = packed_matrix(engine, Pass::forward, limits);
+    cases.insert(cases.end(), packed.begin(), packed.end());
+    for (const Case& c : long_cases()) {
+      if (c.q.rows == 1 && effort() != Effort::quick) cases.push_back(c);
+    }
+    for (Scores scores : {Scores::nan_query, Scores::nan_key, Scores::nan_value}) {
+      cases.push_back(dense_case(1, 40, 100, 2, 1, 64, 64));
+      cases.back().scores = scores;
+      cases.back().seed = 9100 + static_cast<uint64_t>(scores);
+    }
+    for (Case& c : cases) c = with_fp8(c);
+    return cases;
+  });
+}
+
 std::vector<EngineCase> of_long_lengths() {
   return for_each_engine([](const EngineUnderTest&) {
     return effort() == Effort::quick ? std::vector<Case>{} : long_cases();
@@ -75,6 +119,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Backward);
 FA3_MATRIX(Forward, dense, dense(Pass::forward, forward_limits()));
 FA3_MATRIX(Forward, long, of_long_lengths());
 FA3_MATRIX(Forward, packed, packed(Pass::forward));
+FA3_MATRIX(Forward, fp8, fp8());
 FA3_MATRIX(Backward, dense, dense(Pass::backward, backward_limits()));
 FA3_MATRIX(Backward, packed, packed(Pass::backward));
 

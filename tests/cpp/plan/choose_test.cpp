@@ -66,10 +66,13 @@ TEST(Choose, refuses_memory_that_an_engine_does_not_take_and_says_so) {
   EXPECT_NE(status.message().find("cuda"), std::string::npos) << status.message();
 }
 
-TEST(Choose, refuses_float8_with_a_reason_until_an_engine_takes_it) {
+TEST(Choose, takes_float8_where_an_engine_does) {
   Problem problem = small_problem();
-  problem.dtype = DType::float8_e4m3;
+  problem.dtype = problem.kv_dtype = DType::float8_e4m3;
   Choice choice;
+  EXPECT_TRUE(choose(problem, &choice).ok());
+  EXPECT_EQ(choice.plan.engine, "cpu");
+  problem.engine = FA3_ENGINE_STANDARD;
   const Status status = choose(problem, &choice);
   EXPECT_EQ(status.code(), StatusCode::unsupported);
   EXPECT_NE(status.message().find("float8_e4m3"), std::string::npos) << status.message();

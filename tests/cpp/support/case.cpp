@@ -69,6 +69,8 @@ const char* name_of(fa3_dtype dtype) {
       return "fp16";
     case FA3_BFLOAT16:
       return "bf16";
+    case FA3_FLOAT8_E4M3:
+      return "e4m3";
     default:
       return "other";
   }
@@ -96,6 +98,13 @@ std::string describe(const Case& c) {
   describe_side(out, "k", c.k);
   out << " h=" << c.heads_q << "/" << c.heads_k << " d=" << c.dim << "/" << c.dim_v << " "
       << name_of(c.dtype) << (c.o_float32 ? " o=fp32" : "") << (c.causal ? " causal" : "");
+  if (c.has_e4m3()) {
+    constexpr const char* kNames[] = {"none", "tensor", "head", "block"};
+    const auto name = [&](Scales scales) { return kNames[static_cast<size_t>(scales)]; };
+    out << " fp8=" << (c.fp8.kv ? "kv," : "") << name(c.fp8.q) << "," << name(c.fp8.k) << ","
+        << name(c.fp8.v) << (c.fp8.q_by_kv_head ? ",grouped" : "")
+        << (c.fp8.k_mean ? ",k_mean" : "") << (c.fp8.v_mean ? ",v_mean" : "");
+  }
   if (c.left >= 0 || c.right >= 0) out << " window=(" << c.left << "," << c.right << ")";
   if (c.softcap > 0) out << " softcap=" << c.softcap;
   if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;

@@ -47,12 +47,24 @@ enum class Scores {
   no_weight,  // every score of one row is -inf
 };
 
+// Who shares a scale of an e4m3 tensor.
+enum class Scales { none, tensor, head, block };
+
+// What a case with e4m3 operands has beside them.
+struct Fp8 {
+  bool kv = false;  // k and v are e4m3, whatever q is
+  Scales q = Scales::none, k = Scales::none, v = Scales::none;
+  bool q_by_kv_head = false;  // one scale of q for all heads of a group
+  bool k_mean = false, v_mean = false;
+};
+
 struct Case {
   int64_t batch = 1;
   Side q, k;
   int64_t heads_q = 1, heads_k = 1;
   int64_t dim = 64, dim_v = 64;
-  fa3_dtype dtype = FA3_FLOAT32;
+  fa3_dtype dtype = FA3_FLOAT32;  // of q, and of k and v unless fp8 says otherwise
+  Fp8 fp8;
   bool o_float32 = false;
   bool causal = false;
   int64_t left = -1, right = -1;
@@ -68,7 +80,12 @@ struct Case {
   int num_splits = 0;
   uint64_t seed = 1;
 
-  fa3_dtype o_dtype() const { return o_float32 ? FA3_FLOAT32 : dtype; }
+  bool has_e4m3() const { return kv_dtype() == FA3_FLOAT8_E4M3; }
+  fa3_dtype kv_dtype() const { return fp8.kv ? FA3_FLOAT8_E4M3 : dtype; }
+  fa3_dtype o_dtype() const {
+    return o_float32 ? FA3_FLOAT32 : dtype == FA3_FLOAT8_E4M3 ? FA3_BFLOAT16 : dtype;
+  }
+  int64_t scales_of_q() const { return fp8.q_by_kv_head ? heads_k : heads_q; }
   Shape q_shape() const { return shape_of(q, heads_q, dim); }
   Shape k_shape() const { return shape_of(k, heads_k, dim); }
   Shape v_shape() const { return shape_of(k, heads_k, dim_v); }

@@ -3,13 +3,14 @@
 // A whole case on one engine: runs it, the textbook and the baseline, and compares every output.
 #include "cli/error_rule.h"
 #include "support/compare.h"
+#include "support/fp8.h"
 
 namespace fa3::test {
 namespace {
 
 double roundoff_of(const Checked& checked, const Textbook& book, fa3_dtype output) {
   if (checked.engine.exact) return unit_roundoff(output);
-  return roundoff_of_call(checked.c.dtype, output, static_cast<double>(checked.c.dim),
+  return roundoff_of_call(dequantized(checked.c).dtype, output, static_cast<double>(checked.c.dim),
                           book.largest_score);
 }
 
@@ -58,9 +59,11 @@ testing::AssertionResult backward_agrees(const Checked& checked) {
 
 testing::AssertionResult forward_agrees(const Checked& checked, const Inputs& inputs) {
   const auto& [engine, c] = checked;
-  const Textbook book = textbook_forward(c, inputs);
+  const Case plain = dequantized(c);
+  const Inputs plain_inputs = dequantized(c, inputs);
+  const Textbook book = textbook_forward(plain, plain_inputs);
   return forward_agrees(checked, book, run_forward(engine, c, inputs),
-                        run_forward(baseline(), of_baseline(c), inputs));
+                        run_forward(baseline(), of_baseline(plain), plain_inputs));
 }
 
 testing::AssertionResult backward_agrees(const Checked& checked, const Inputs& inputs) {

@@ -5,6 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "support/fp8.h"
+
 namespace fa3::test {
 namespace {
 
@@ -103,11 +105,16 @@ void fill_invisible(const Case& c, float value, Inputs* inputs) {
 
 Inputs make_shapes(const Case& c) {
   return {.q = Tensor(c.q_shape(), c.dtype, c.in),
-          .k = Tensor(c.k_shape(), c.dtype, c.in),
-          .v = Tensor(c.v_shape(), c.dtype, c.in),
+          .k = Tensor(c.k_shape(), c.kv_dtype(), c.in),
+          .v = Tensor(c.v_shape(), c.kv_dtype(), c.in),
           .d_o = Tensor(c.o_shape(), c.o_dtype(), c.out),
           .sink = c.sink ? Tensor({1, 1, c.heads_q, 1}, FA3_FLOAT32) : Tensor(),
           .d_lse = c.d_lse ? Tensor(c.lse_shape(), FA3_FLOAT32, c.out) : Tensor(),
+          .q_descale = make_descale(c.fp8.q, c, c.q, c.scales_of_q(), c.in),
+          .k_descale = make_descale(c.fp8.k, c, c.k, c.heads_k, c.out),
+          .v_descale = make_descale(c.fp8.v, c, c.k, c.heads_k, c.in),
+          .k_mean = c.fp8.k_mean ? make_mean(c, c.heads_k, c.dim, c.out) : Tensor(),
+          .v_mean = c.fp8.v_mean ? make_mean(c, c.heads_k, c.dim_v, c.in) : Tensor(),
           .cu_q = starts_of(c.q),
           .cu_k = starts_of(c.k)};
 }
@@ -119,6 +126,12 @@ Inputs make_inputs(const Case& c) {
   inputs.k.randomize(8 * c.seed + 1, huge ? 30 : 1);
   inputs.v.randomize(8 * c.seed + 2);
   inputs.d_o.randomize(8 * c.seed + 3);
+  if (c.has_e4m3()) {
+    if (c.dtype == FA3_FLOAT8_E4M3) inputs.q.randomize(8 * c.seed, 20 * c.gain);
+    inputs.k.randomize(8 * c.seed + 1, 20);
+    inputs.v.randomize(8 * c.seed + 2, 20);
+    add_quantization(c, &inputs);
+  }
   if (c.sink) inputs.sink.randomize(8 * c.seed + 4, 2);
   if (c.d_lse) inputs.d_lse.randomize(8 * c.seed + 5);
   if (c.scores >= Scores::rising && c.scores <= Scores::last_key) add_trend(c, &inputs);

@@ -14,9 +14,10 @@ namespace fa3::test {
 
 struct Inputs {
   Tensor q, k, v, d_o;
-  Tensor sink;                      // empty unless the case has one
-  Tensor d_lse;                     // likewise
-  std::vector<int32_t> cu_q, cu_k;  // empty unless packed
+  Tensor sink;                                             // empty unless the case has one
+  Tensor d_lse;                                            // likewise
+  Tensor q_descale, k_descale, v_descale, k_mean, v_mean;  // likewise
+  std::vector<int32_t> cu_q, cu_k;                         // empty unless packed
   // Empty unless k and v lie in a cache (support/cache.h).
   std::vector<int32_t> page_table, batch_index, left_padding;
   int64_t max_pages = 0;

@@ -8,6 +8,8 @@
 #include <limits>
 #include <utility>
 
+#include "support/fp8.h"
+
 namespace fa3::test {
 namespace {
 
@@ -155,6 +157,11 @@ fa3_forward_params forward_params(fa3_engine_id engine, const Case& c, const Inp
   params.batch_index = lengths_view(inputs.batch_index);
   params.left_padding = lengths_view(inputs.left_padding);
   params.num_splits = c.num_splits;
+  params.q_descale = descale_view(c.fp8.q, inputs.q_descale);
+  params.k_descale = descale_view(c.fp8.k, inputs.k_descale);
+  params.v_descale = descale_view(c.fp8.v, inputs.v_descale);
+  if (c.fp8.k_mean) params.k_mean = mean_view(inputs.k_mean);
+  if (c.fp8.v_mean) params.v_mean = mean_view(inputs.v_mean);
   return params;
 }
 
@@ -168,6 +175,11 @@ void place(const Case& c, const Inputs& inputs, Tensor* o, Tensor* lse, Placemen
   placement->input(inputs.page_table, &params->page_table);
   placement->input(inputs.batch_index, &params->batch_index);
   placement->input(inputs.left_padding, &params->left_padding);
+  placement->input(inputs.q_descale, &params->q_descale);
+  placement->input(inputs.k_descale, &params->k_descale);
+  placement->input(inputs.v_descale, &params->v_descale);
+  placement->input(inputs.k_mean, &params->k_mean);
+  placement->input(inputs.v_mean, &params->v_mean);
   placement->output(o, &params->o);
   placement->output(lse, &params->lse);
 }
@@ -176,7 +188,8 @@ fa3_status ask_forward(const EngineUnderTest& engine, const Case& c, const Input
   const Outputs out(c);
   fa3_forward_params params = forward_params(engine.id, c, inputs, out.o, out.lse);
   claim_all(engine.memory, &params,
-            {&params.page_table, &params.batch_index, &params.left_padding});
+            {&params.page_table, &params.batch_index, &params.left_padding, &params.q_descale,
+             &params.k_descale, &params.v_descale, &params.k_mean, &params.v_mean});
   return fa3_forward_supported(&params);
 }
 

@@ -110,23 +110,15 @@ fa3_tensor Tensor::head_vector() const {
 }
 
 uint32_t Tensor::load_bits(int64_t at) const {
-  if (dtype_ == FA3_FLOAT32) {
-    uint32_t bits;
-    std::memcpy(&bits, memory_.data() + at * 4, 4);
-    return bits;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, memory_.data() + at * 2, 2);
+  const auto size = static_cast<size_t>(size_of(static_cast<DType>(dtype_)));
+  uint32_t bits = 0;  // little-endian
+  std::memcpy(&bits, memory_.data() + static_cast<size_t>(at) * size, size);
   return bits;
 }
 
 void Tensor::store_bits(int64_t at, uint32_t bits) {
-  if (dtype_ == FA3_FLOAT32) {
-    std::memcpy(memory_.data() + at * 4, &bits, 4);
-    return;
-  }
-  const auto half = static_cast<uint16_t>(bits);
-  std::memcpy(memory_.data() + at * 2, &half, 2);
+  const auto size = static_cast<size_t>(size_of(static_cast<DType>(dtype_)));
+  std::memcpy(memory_.data() + static_cast<size_t>(at) * size, &bits, size);
 }
 
 void Tensor::store(int64_t at, float value) {
@@ -135,14 +127,25 @@ void Tensor::store(int64_t at, float value) {
       return store_bits(at, from_float<Float16>(value).bits);
     case FA3_BFLOAT16:
       return store_bits(at, from_float<BFloat16>(value).bits);
+    case FA3_FLOAT8_E4M3:
+      return store_bits(at, from_float<Float8E4M3>(value).bits);
     default:
       return store_bits(at, std::bit_cast<uint32_t>(value));
   }
 }
 
-// A quiet NaN that no arithmetic makes.
+// A NaN that no arithmetic makes.
 uint32_t Tensor::poison_bits() const {
-  return dtype_ == FA3_FLOAT32 ? 0x7fdeadbeu : dtype_ == FA3_FLOAT16 ? 0x7eadu : 0x7fedu;
+  switch (dtype_) {
+    case FA3_FLOAT16:
+      return 0x7eadu;
+    case FA3_BFLOAT16:
+      return 0x7fedu;
+    case FA3_FLOAT8_E4M3:
+      return 0xffu;
+    default:
+      return 0x7fdeadbeu;
+  }
 }
 
 float Tensor::get(int64_t b, int64_t row, int64_t head, int64_t c) const {
@@ -152,6 +155,8 @@ float Tensor::get(int64_t b, int64_t row, int64_t head, int64_t c) const {
       return to_float(Float16{static_cast<uint16_t>(bits)});
     case FA3_BFLOAT16:
       return to_float(BFloat16{static_cast<uint16_t>(bits)});
+    case FA3_FLOAT8_E4M3:
+      return to_float(Float8E4M3{static_cast<uint8_t>(bits)});
     default:
       return std::bit_cast<float>(bits);
   }

@@ -5,6 +5,7 @@
 // and L1. A key tile is packed once and used by every group of the block. Next: attend_rows.h.
 #pragma once
 
+#include "engine/cpu/simd/dequantize.h"
 #include "engine/cpu/simd/softmax.h"
 #if defined(FA3_TILES)
 #include "engine/cpu/simd/tile_products.h"
@@ -175,6 +176,21 @@ FA3_INLINE void attend_in_range(const BlockJob* jobs, int64_t num_jobs, Attend&&
 }
 
 template <class Format>
+FA3_INLINE void pack_tile(const BlockJob& job, const KeySource<typename Format::Element>& keys,
+                          const KeySource<typename Format::Element>& values, int64_t start,
+                          int64_t end, int64_t visible_end) {
+  if constexpr (kDequantizes<Format>) {
+    pack_dequantized(job, start, end);
+  } else {
+    using T = typename Format::Element;
+    const KeyRows<T> k = rows_of(keys, start, end, visible_end);
+    const KeyRows<T> v = rows_of(values, start, end, visible_end);
+    pack_keys<Format>(k.data, k.stride, end - start, job.head_dim, job.buffers.k);
+    pack_values<Format>(v.data, v.stride, end - start, job.block_k, job.head_dim_v, job.buffers.v);
+  }
+}
+
+template <class Format>
 static void attend_tiles(const BlockJob& job) {
   using T = typename Format::Element;
   const KeySource<T> keys = keys_of<T>(job);
@@ -185,10 +201,7 @@ static void attend_tiles(const BlockJob& job) {
   for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
        start += job.block_k) {
     const int64_t end = smaller(start + job.block_k, visible.end);
-    const KeyRows<T> k = rows_of(keys, start, end, visible.end);
-    const KeyRows<T> v = rows_of(values, start, end, visible.end);
-    pack_keys<Format>(k.data, k.stride, end - start, job.head_dim, job.buffers.k);
-    pack_values<Format>(v.data, v.stride, end - start, job.block_k, job.head_dim_v, job.buffers.v);
+    pack_tile<Format>(job, keys, values, start, end, visible.end);
     const int64_t next_end = smaller(end + job.block_k, visible.end);
     PrefetchRows next_k = prefetch_rows(keys, end, next_end);
     PrefetchRows next_v = prefetch_rows(values, end, next_end);
@@ -200,7 +213,7 @@ static void attend_tiles(const BlockJob& job) {
 
 template <class Format>
 static void attend_block(const BlockJob& job) {
-  pack_queries<Format>(job);
+  if constexpr (!kDequantizes<Format>) pack_queries<Format>(job);
   attend_in_range<Format>(&job, 1,
                           [](const BlockJob* jobs, int64_t) { attend_tiles<Format>(*jobs); });
 }

@@ -275,4 +275,25 @@ static void attend_rows(const BlockJob* jobs, int64_t num_jobs) {
   });
 }
 
+static void attend_dequantized_chunks(const BlockJob& job) {
+  const int64_t k_stride = whole_vectors(job.head_dim), v_stride = whole_vectors(job.head_dim_v);
+  const int64_t visible_end = job.row_keys[job.num_rows - 1].end;
+  for (int64_t begin = job.row_keys[0].begin; begin < visible_end; begin += kChunk) {
+    const int64_t count = smaller(kChunk, visible_end - begin);
+    const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk : 0;
+    dequantize_rows(job.k, job.k_row_stride, job.k_quantization, begin, count, ahead, job.head_dim,
+                    k_stride, job.buffers.k);
+    dequantize_rows(job.v, job.v_row_stride, job.v_quantization, begin, count, ahead,
+                    job.head_dim_v, v_stride, job.buffers.v);
+    attend_all_rows(job, StreamedRows<float>{job.buffers.k, k_stride, 0},
+                    StreamedRows<float>{job.buffers.v, v_stride, 0}, begin, count);
+  }
+}
+
+static void attend_dequantized_rows(const BlockJob* jobs, int64_t num_jobs) {
+  attend_in_range<Dequantized>(jobs, num_jobs, [](const BlockJob* some, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) attend_dequantized_chunks(some[i]);
+  });
+}
+
 }  // namespace fa3::cpu::FA3_ISA

@@ -10,6 +10,7 @@ namespace fa3::cpu::FA3_ISA {
 
 enum class Float16 : uint16_t {};
 enum class BFloat16 : uint16_t {};
+enum class Float8 : uint8_t {};  // e4m3
 
 template <class T>
 FA3_INLINE VBits load_bits16(const T* from) {
@@ -45,6 +46,40 @@ FA3_INLINE V load(const Float16* from) {
   const VBits special = (VBits)(magnitude >= VBits{} + 0x0f800000u);
   return (V)((half & 0x8000) << 16 | ((magnitude | 0x7f800000u) & special) | (finite & ~special));
 #endif
+}
+
+// Codes of e4m3 as float16 bits: the same fields, whose exponent then counts from 2^-8 times its value.
+#if defined(__AVX512F__)
+FA3_INLINE V load_as_half(const Float8* from) {
+  const __m256i wide =
+      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));  // all but the copied sign
+  return (V)_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), mask));
+}
+#elif defined(__F16C__)
+FA3_INLINE V load_as_half(const Float8* from) {
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  const __m128i mask = _mm_set1_epi16(static_cast<int16_t>(0xbf80));
+  return (V)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), mask));
+}
+#else
+FA3_INLINE V load_as_half(const Float8* from) {
+  VByte bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  const VInt code = __builtin_convertvector(bytes, VInt);
+  const VInt magnitude = code & 0x7f;
+  const VInt normal = (magnitude << 20) + (112 << 23);
+  const VInt subnormal = (VInt)(__builtin_convertvector(magnitude, V) * 0x1p-17f);
+  const VInt is_subnormal = magnitude < 8;
+  return (V)((code & 0x80) << 24 | (subnormal & is_subnormal) | (normal & ~is_subnormal));
+}
+#endif
+
+FA3_INLINE V load(const Float8* from) {
+  constexpr float kNotANumber = 480.0f;  // what its code would be worth
+  const V value = load_as_half(from) * 256.0f;
+  const V size = (V)((VInt)value & 0x7fffffff);
+  return size == broadcast(kNotANumber) ? broadcast(__builtin_nanf("")) : value;
 }
 
 FA3_INLINE void store(BFloat16* to, V v) {

@@ -168,6 +168,15 @@ static void add_gradients(const GradientTile& tile) {
   add_key_gradients(tile);
 }
 
+// As floats, padded with zeros to 16 columns.
+template <class T>
+static void load_row(const void* data, int64_t dim, float* to) {
+  const T* row = static_cast<const T*>(data);
+  for (int64_t c = 0; c < (dim + 15) / 16 * 16; c += kWidth) {
+    store(to + c, c < dim ? load_first(row + c, dim - c) : V{});
+  }
+}
+
 // The rows as floats, padded to whole groups of rows and to 16 columns with zeros.
 template <class T>
 static void load_rows(OperandRows rows, float* to) {

@@ -40,6 +40,7 @@ typedef float V __attribute__((vector_size(4 * kWidth)));
 typedef int32_t VInt __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t VBits __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t VHalf __attribute__((vector_size(2 * kWidth)));
+typedef uint8_t VByte __attribute__((vector_size(kWidth)));
 
 constexpr float kInfinity = __builtin_inff();
 

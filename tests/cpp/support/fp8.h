@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// e4m3 operands of a case: their scales and means, and the float32 case that they stand for.
+#pragma once
+
+#include "support/case.h"
+#include "support/inputs.h"
+#include "support/tensor.h"
+
+namespace fa3::test {
+
+// Scales of a tensor with these heads, in the form that `scales` names; uninitialised.
+Tensor make_descale(Scales scales, const Case& c, const Side& side, int64_t heads, Layout layout);
+Tensor make_mean(const Case& c, int64_t heads, int64_t dim, Layout layout);
+
+// The views that calls take.
+fa3_tensor descale_view(Scales scales, const Tensor& descale);
+fa3_tensor mean_view(const Tensor& mean);
+
+// The scale of a row of sequence b.
+float scale_at(Scales scales, const Tensor& descale, int64_t b, int64_t row, int64_t head);
+
+// Random scales and means for the case's e4m3 operands, NaN where no row uses them; the operands
+// themselves are random already.
+void add_quantization(const Case& c, Inputs* inputs);
+
+// The same attention with float32 operands; as it is where nothing is e4m3.
+Case dequantized(const Case& c);
+Inputs dequantized(const Case& c, const Inputs& inputs);
+
+}  // namespace fa3::test
