@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from source_tokens import tokens_of
@@ -40,6 +41,7 @@ GTEST_PASSED = re.compile(r"^\[  PASSED  \] (\d+) tests?\.", re.MULTILINE)
 GTEST_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) tests?", re.MULTILINE)
 # Small shapes with tails on both sides: one launch under a sanitizer takes seconds.
 SANITIZED_CASES = "ragged"
+ROWS = 11  # of the forward's table and the plain kernels behind it, but for the last
 
 
 def source_hash(root: Path = ROOT) -> str:
@@ -53,33 +55,43 @@ def source_hash(root: Path = ROOT) -> str:
 
 
 def pieces(build: Path) -> dict:
-    """Name -> command. Each ends as one of the three that counts() knows."""
+    """Name -> commands, run side by side. Each ends as one of the three that counts() knows."""
     check, disturbed, backward, backward_disturbed = (
         str(build / "bin" / f"fa3_gpu_check{kind}")
         for kind in ("", "_disturbed", "_backward", "_backward_disturbed")
     )
-    # Rows of the table, case names, repeats; then the results' bits, which other builds must meet.
-    everything = ["0", "99", "", "1", str(build / f"digests-{source_hash()[:12]}.txt")]
+    # First and last row of the table, case names, repeats; then a file of the bits, which other
+    # builds must meet. The oracle computes on the host, so rows are checked side by side.
+    rows = [(str(row), str(row + 1)) for row in range(ROWS)] + [(str(ROWS), "99")]
+    digests = str(build / f"digests-{source_hash()[:12]}")
+
+    def every_row(program):
+        return [[program, *row, "", "1", f"{digests}-{row[0]}.txt"] for row in rows]
+
     suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
     python_tests = ["-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"]
     found = {
-        "the contract of every engine": ["env", "FA3_TEST_ENGINE=hopper", *suites],
-        "kernels against float64, every branch": [check, *everything],
-        "kernels with random delays, bit for bit": [disturbed, *everything],
-        "backward kernels against float64": [backward],
-        "backward kernels with random delays": [backward_disturbed],
-        "through the C ABI": [sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")],
+        "the contract of every engine": [["env", "FA3_TEST_ENGINE=hopper", *suites]],
+        "kernels against float64, every branch": every_row(check),
+        "kernels with random delays, bit for bit": every_row(disturbed),
+        "backward kernels against float64": [[backward]],
+        "backward kernels with random delays": [[backward_disturbed]],
+        "through the C ABI": [[sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")]],
         "the fa3 command on device memory": [
-            *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),
-            str(build / "bin" / "fa3"),
+            [
+                *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),
+                str(build / "bin" / "fa3"),
+            ]
         ],
         "Python package on CUDA tensors": [
-            *(sys.executable, *python_tests, str(ROOT / "tests" / "python"))
+            [sys.executable, *python_tests, str(ROOT / "tests" / "python")]
         ],
     }
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
-        found[f"compute-sanitizer {tool}"] = [*sanitizer, check, "0", "99", SANITIZED_CASES]
+        found[f"compute-sanitizer {tool}"] = [
+            [*sanitizer, check, *row, SANITIZED_CASES] for row in rows
+        ]
     return found
 
 
@@ -102,32 +114,42 @@ def counts(output: str) -> tuple[int, int]:
     return 0, 0
 
 
-def run_piece(name: str, command: list, build: Path) -> dict:
-    """Runs one piece; 'passed' also needs its summary line, so that a crash is a failure."""
-    if shutil.which(command[0]) is None:
-        return {"name": name, "passed": False, "skipped": f"{command[0]} is not on this machine"}
+def run_command(command: list, build: Path) -> tuple[str, int]:
+    """Output and exit status."""
     environment = os.environ | {
         "FA3_LIBRARY": str(build / "lib" / "libfa3.so"),
         "PYTHONPATH": str(build / "python"),
         "HF_HUB_OFFLINE": "1",
     }
-    start = time.monotonic()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PIECE_SECONDS, env=environment
         )
-        output, code = done.stdout + done.stderr, done.returncode
+        return done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as expired:
-        output, code = (expired.stdout or b"").decode(errors="replace") + "\ntimed out", -1
-    checks, failures = counts(output)
-    output = PLACES.sub("", output)
+        return (expired.stdout or b"").decode(errors="replace") + "\ntimed out", -1
+
+
+def run_piece(name: str, commands: list, build: Path) -> dict:
+    """Runs one piece; 'passed' also needs every summary line, so that a crash is a failure."""
+    program = commands[0][0]
+    if shutil.which(program) is None:
+        return {"name": name, "passed": False, "skipped": f"{program} is not on this machine"}
+    start = time.monotonic()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ended = list(pool.map(lambda command: run_command(command, build), commands))
+    found = [counts(output) for output, _ in ended]
+    failures = sum(failed for _, failed in found)
+    # Of many, the ends of those that failed; of all if none did.
+    failed = [ended[i] for i, (checks, bad) in enumerate(found) if ended[i][1] or bad or not checks]
+    lines = PLACES.sub("", "\n".join(output for output, _ in failed or ended)).splitlines()
     return {
         "name": name,
-        "passed": code == 0 and checks > 0 and failures == 0,
-        "checks": checks,
+        "passed": not failed,
+        "checks": sum(checks for checks, _ in found),
         "failures": failures,
         "seconds": round(time.monotonic() - start, 1),
-        "output": [line.rstrip() for line in output.splitlines() if line.strip()][-40:],
+        "output": [line.rstrip() for line in lines if line.strip()][-40:],
     }
 
 
@@ -169,8 +191,8 @@ def verify(build: Path, path: Path) -> bool:
         "source_hash": digest,
         "pieces": [],
     }
-    for name, command in pieces(build).items():
-        result = done.get(name) or run_piece(name, command, build)
+    for name, commands in pieces(build).items():
+        result = done.get(name) or run_piece(name, commands, build)
         record["pieces"].append(result)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
