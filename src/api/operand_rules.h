@@ -11,7 +11,7 @@
 namespace fa3::api {
 
 // The stride of an extent of one leads nowhere and may be anything: engines get 0. Likewise in a
-// tensor without elements, whose data may be null: nothing may be added to that.
+// host tensor without elements, whose data may be null: nothing may be added to that.
 int64_t stride_of(const fa3_tensor& tensor, int dim);
 // A packed tensor's batch stride is 0.
 Operand operand(const fa3_tensor& tensor);

@@ -25,7 +25,7 @@ constexpr int kCallers = 8;
 TEST(Callers, at_once_get_what_one_gets) {
   std::vector<std::vector<float>> right;
   for (const SmallCall& call : small_calls()) {
-    ASSERT_EQ(call.run(), call.expected);
+    ASSERT_EQ(call.run(), call.expected) << fa3_last_error();
     right.push_back(call.results());
   }
   std::vector<std::thread> callers;

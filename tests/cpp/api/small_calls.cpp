@@ -16,7 +16,7 @@ constexpr int64_t kElements = kBatch * kRows * kHeads * kDim;
 struct Memory {
   std::vector<float> q, k, v, o, lse, d_o, dq, dk, dv;
   std::vector<int32_t> starts = {0, 31, kBatch* kRows};
-  alignas(256) std::byte workspace[1 << 20];
+  alignas(256) std::byte workspace[4 << 20];
 
   Memory() {
     unsigned seed = 1;
