@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a compiler sees of a source file: its tokens, without comments and layout.
 
-So that a record of verified sources outlives an edited comment. C++ and CUDA, Python and CMake are
-known by their suffix; of anything else every byte counts.
+So that a record of verified sources outlives an edited comment. C++ and CUDA and CMake are known by
+their suffix; of anything else every byte counts, of Python too: its tokens change with its version.
 """
 
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,14 +30,11 @@ CMAKE_TOKEN = re.compile(
     r"""|(?P<token>\[(?P<t>=*)\[.*?\](?P=t)\]|"(?:\\.|[^"\\])*"|[()]|[^\s()#"]+)""",
     re.DOTALL,
 )
-PYTHON_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING}
 
 
 def tokens_of(path: Path) -> list[str]:
     if path.suffix in CPP_SUFFIXES:
         return list(cpp_tokens(path.read_text()))
-    if path.suffix == ".py":
-        return list(python_tokens(path.read_text()))
     if path.name == "CMakeLists.txt" or path.suffix == ".cmake":
         return [
             found["token"] for found in CMAKE_TOKEN.finditer(path.read_text()) if found["token"]
@@ -65,11 +60,3 @@ def cpp_tokens(text: str) -> Iterator[str]:
 
 def begins_line(text: str, at: int) -> bool:
     return at == 0 or text[at - 1] == "\n"
-
-
-def python_tokens(text: str) -> Iterator[str]:
-    """Indentation counts, its width does not."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in PYTHON_LAYOUT:
-            indents = token.type in (tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE)
-            yield tokenize.tok_name[token.type] if indents else token.string

@@ -101,12 +101,10 @@ def test_a_changed_token_makes_the_record_stale(tree, before, after):
 @pytest.mark.parametrize(
     ("name", "text", "same", "other"),
     [
-        ("gen.py", "def f():\n    return '#'  # x\n", "def f():\n  return '#'\n", "def f():\n"),
-        ("gen.py", "if a:\n  b\nc\n", "if a:\n    b\n\nc\n", "if a:\n  b\n  c\n"),
         ("CMakeLists.txt", "set(a [[\n#x\n]]) # y", "set(a [[\n#x\n]])", "set(a [[\n#z\n]])"),
     ],
 )
-def test_python_and_cmake_are_read_by_token_too(tmp_path, name, text, same, other):
+def test_cmake_is_read_by_token_too(tmp_path, name, text, same, other):
     def tokens(content):
         path = tmp_path / name
         path.write_text(content)
@@ -121,7 +119,7 @@ def test_every_source_of_the_kernels_is_read_to_its_end(tmp_path):
         for path in filter(Path.is_file, gpu_verify.ROOT.glob(pattern)):
             longer = tmp_path / path.name
             longer.write_text(path.read_text() + "\nlast_token\n")
-            assert "last_token" in source_tokens.tokens_of(longer), path
+            assert "last_token" in source_tokens.tokens_of(longer)[-1], path
 
 
 def test_a_missing_record_and_a_failed_piece_are_problems(tree):
