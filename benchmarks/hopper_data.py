@@ -16,6 +16,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import contenders
 import rivals
 import torch
 
@@ -92,12 +93,12 @@ def main():
         if arguments.kinds and kind not in arguments.kinds:
             continue
         heads = HIDDEN // head_dim
-        case = rivals.Case(
+        case = contenders.Case(
             TOKENS // SEQLEN, SEQLEN, heads, heads, head_dim, bool(causal), "bf16", "cuda"
         )
-        tensors = rivals.Tensors(case, "bshd")
+        tensors = contenders.Tensors(case, "bshd")
         change(tensors)
-        ready = rivals.contenders(case, tensors, arguments)
+        ready = contenders.contenders(case, tensors, arguments)
         if arguments.errors:
             rows = errors(case, tensors, ready)
             told = [

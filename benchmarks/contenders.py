@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is timed on a case: fa3, and its rivals, on the same tensors.
+
+Rivals: the backends of torch.nn.functional.scaled_dot_product_attention (CPU: its flash kernel;
+CUDA: cudnn and fa2), and any library given by --rival LIB.so: another build of fa3, or one that has
+this C entry:
+
+    struct { int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
+             int32_t dtype /* fa3_dtype */, causal; float scale; int32_t reserved;
+             const void *q, *k, *v; void *o; float* lse; void* workspace; };   (b, s, h, d) tensors
+    const char* rival_name(void);
+    int64_t rival_workspace(const struct*);                                    bytes on the device
+    int rival_forward(const struct*, void* stream);                            0 = done or queued
+    int64_t rival_backward_workspace(int64_t batch, seqlen, heads, head_dim);
+    int rival_backward(int64_t batch, seqlen, heads, head_dim, int causal, const void *q, *k, *v,
+                       const void* o, const float* lse, const void* d_o, void *dq, *dk, *dv,
+                       *workspace, int deterministic, void* stream);
+"""
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+import c_abi  # noqa: E402  (the C header in ctypes)
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FA3_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+WORKSPACE_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell: a pass over (batch, seqlen, heads, head_dim) tensors."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    dtype: str
+    device: str
+    backward: bool = False
+    deterministic: bool = False
+
+    def flops(self) -> float:
+        full = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
+        return full * (0.5 if self.causal else 1) * (2.5 if self.backward else 1)
+
+
+class Tensors:
+    """Q, K, V, dO of a case, (b, s, h, d) whatever the order in memory, normal random, Q scaled."""
+
+    def __init__(self, case: Case, layout: str, q_scale: float = 1.0):
+        torch.manual_seed(0)
+
+        def normal(heads):
+            shape = (case.batch, case.seqlen, heads, case.head_dim)
+            values = torch.randn(shape, device=case.device).to(DTYPES[case.dtype])
+            if layout == "bshd":
+                return values
+            return values.transpose(1, 2).contiguous().transpose(1, 2)
+
+        self.q, self.k, self.v = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
+        self.q *= q_scale
+        self.d_o = normal(case.heads) if case.backward else None
+
+
+class Fa3:
+    """The library under test, or another build of fa3 at `path`, through its C ABI."""
+
+    def __init__(self, case: Case, tensors: Tensors, threads: int, path: str | None = None):
+        self.name = f"fa3:{Path(path).stem}" if path else "fa3"
+        self.library = c_abi.library(path)
+        self.o = torch.empty_like(tensors.q)
+        self.outputs = (self.o,)
+        lse_shape = (case.batch, case.heads, case.seqlen)
+        self.lse = torch.empty(lse_shape, device=case.device, dtype=torch.float32)
+        fields = {name: self.view(getattr(tensors, name), case.dtype) for name in "qkv"}
+        fields |= {"o": self.view(self.o, case.dtype), "lse": self.view(self.lse, "fp32")}
+        options = {"causal": int(case.causal), "num_threads": threads}
+        self.params = c_abi.params_for(c_abi.ForwardParams, options, {})
+        for name, view in fields.items():
+            setattr(self.params, name, view)
+        self.kernel = self.plan_line("kernel")
+        self.engine = self.plan_line("engine") + self.name.removeprefix("fa3")
+        self.prepare("fa3_forward", case.device)
+        if case.backward:
+            self()
+            grads = {"d" + name: torch.empty_like(getattr(tensors, name)) for name in "qkv"}
+            self.outputs = tuple(grads.values())
+            fields |= {name: self.view(x, case.dtype) for name, x in grads.items()}
+            fields["d_o"] = self.view(tensors.d_o, case.dtype)
+            options["deterministic"] = int(case.deterministic)
+            self.params = c_abi.params_for(c_abi.BackwardParams, options, {})
+            for name, view in fields.items():
+                setattr(self.params, name, view)
+            self.prepare("fa3_backward", case.device)
+
+    def prepare(self, function: str, device: str):
+        """Sets up calls of fa3_forward or fa3_backward with self.params."""
+        size = ctypes.c_size_t()
+        by_reference = ctypes.byref(self.params)
+        size_of = getattr(self.library, function + "_workspace_size")
+        self.check(size_of(by_reference, ctypes.byref(size)))
+        self.workspace = torch.empty(
+            size.value + WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=device
+        )
+        offset = -self.workspace.data_ptr() % WORKSPACE_ALIGNMENT
+        self.function = getattr(self.library, function)
+        self.arguments = (
+            by_reference,
+            ctypes.c_void_p(self.workspace.data_ptr() + offset),
+            ctypes.c_size_t(size.value),
+            ctypes.c_void_p(stream_of(device)),
+        )
+
+    @staticmethod
+    def view(tensor, dtype):
+        view = c_abi.Tensor()
+        view.data, view.rank = tensor.data_ptr(), tensor.dim()
+        view.dtype = c_abi.DTYPES[FA3_DTYPES[dtype]]
+        view.device_type = c_abi.CUDA if tensor.is_cuda else c_abi.CPU
+        view.device_index = tensor.device.index or 0
+        view.shape[: tensor.dim()] = tensor.shape
+        view.stride[: tensor.dim()] = tensor.stride()
+        return view
+
+    def plan_line(self, key):
+        text, capacity = ctypes.create_string_buffer(4096), ctypes.c_size_t(4096)
+        plan_text = self.library.fa3_forward_plan_text
+        self.check(plan_text(ctypes.byref(self.params), text, capacity, None))
+        lines = text.value.decode().splitlines()
+        return next(line.split(" ", 1)[1] for line in lines if line.startswith(key + " "))
+
+    def check(self, status):
+        c_abi.check(status, self.library)
+
+    def __call__(self):
+        self.check(self.function(*self.arguments))
+        return self.outputs
+
+
+class Sdpa:
+    """One backend of torch's scaled_dot_product_attention."""
+
+    def __init__(self, name: str, backend: SDPBackend, case: Case, tensors: Tensors):
+        self.name = self.engine = name
+        self.kernel = f"torch {torch.__version__} SDPA {backend.name}"
+        self.backend = backend
+        self.inputs = [x.transpose(1, 2) for x in (tensors.q, tensors.k, tensors.v)]
+        self.options = {"is_causal": case.causal, "enable_gqa": case.kv_heads != case.heads}
+        # With gradients on, as in training: the backends then write the LSE, as fa3 does.
+        if case.device == "cuda" or case.backward:
+            self.inputs = [x.requires_grad_() for x in self.inputs]
+        if case.backward:
+            self.o, self.d_o = self.forward(), tensors.d_o.transpose(1, 2)
+
+    def forward(self):
+        with sdpa_kernel(self.backend):
+            return scaled_dot_product_attention(*self.inputs, **self.options)
+
+    def backward(self):
+        return torch.autograd.grad(self.o, self.inputs, self.d_o, retain_graph=True)
+
+    def __call__(self):
+        outputs = self.backward() if hasattr(self, "d_o") else (self.forward(),)
+        return tuple(x.transpose(1, 2) for x in outputs)
+
+
+class RivalProblem(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "struct_size batch seqlen_q seqlen_k heads_q heads_k head_dim head_dim_v".split()
+            )
+        ),
+        ("dtype", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("reserved", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in "q k v o lse workspace".split()),
+    ]
+
+
+class RivalLibrary:
+    """A library with the C entry of this file's docstring."""
+
+    def __init__(self, path: str, case: Case, tensors: Tensors):
+        if not tensors.q.is_contiguous():
+            raise RuntimeError(f"{path}: rivals take --layout bshd only")
+        self.library = ctypes.CDLL(path)
+        self.library.rival_name.restype = ctypes.c_char_p
+        self.library.rival_workspace.restype = ctypes.c_int64
+        self.name = self.engine = self.library.rival_name().decode()
+        self.kernel = Path(path).name
+        self.o = torch.empty_like(tensors.q)
+        self.lse = torch.empty((case.batch, case.heads, case.seqlen), device=case.device)
+        self.problem = RivalProblem(
+            struct_size=ctypes.sizeof(RivalProblem), batch=case.batch, seqlen_q=case.seqlen,
+            seqlen_k=case.seqlen, heads_q=case.heads, heads_k=case.kv_heads,
+            head_dim=case.head_dim, head_dim_v=case.head_dim,
+            dtype=c_abi.DTYPES[FA3_DTYPES[case.dtype]], causal=int(case.causal),
+            scale=case.head_dim**-0.5, q=tensors.q.data_ptr(), k=tensors.k.data_ptr(),
+            v=tensors.v.data_ptr(), o=self.o.data_ptr(), lse=self.lse.data_ptr(),
+        )  # fmt: skip
+        size = self.library.rival_workspace(ctypes.byref(self.problem))
+        self.workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=case.device)
+        self.problem.workspace = self.workspace.data_ptr()
+        self.stream = ctypes.c_void_p(stream_of(case.device))
+        self.outputs = (self.o,)
+        self.call = lambda: self.library.rival_forward(ctypes.byref(self.problem), self.stream)
+        if case.backward:
+            self()
+            self.prepare_backward(case, tensors)
+
+    def prepare_backward(self, case: Case, tensors: Tensors):
+        if case.heads != case.kv_heads:
+            raise RuntimeError(f"{self.name}: the backward entry has no grouped heads")
+        sizes = [ctypes.c_int64(x) for x in (case.batch, case.seqlen, case.heads, case.head_dim)]
+        workspace_size = self.library.rival_backward_workspace
+        workspace_size.restype = ctypes.c_int64
+        self.workspace = torch.empty(workspace_size(*sizes), dtype=torch.uint8, device=case.device)
+        self.outputs = tuple(torch.empty_like(x) for x in (tensors.q, tensors.k, tensors.v))
+        given = (tensors.q, tensors.k, tensors.v, self.o, self.lse, tensors.d_o)
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*given, *self.outputs, self.workspace)]
+        self.call = lambda: self.library.rival_backward(
+            *sizes, int(case.causal), *pointers, int(case.deterministic), self.stream
+        )
+
+    def __call__(self):
+        if self.call() != 0:
+            raise RuntimeError(f"{self.name} refused the case")
+        return self.outputs
+
+
+def stream_of(device: str) -> int:
+    return torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
+
+
+def rival(path: str, case: Case, tensors: Tensors, arguments):
+    """A library with the C entry of this file's docstring, or another build of fa3."""
+    if hasattr(ctypes.CDLL(path), "rival_forward"):
+        return RivalLibrary(path, case, tensors)
+    return Fa3(case, tensors, arguments.threads, path)
+
+
+def contenders(case: Case, tensors: Tensors, arguments) -> list:
+    """Everything that can run the case; says why for what cannot."""
+    makers = [lambda: Fa3(case, tensors, arguments.threads)]
+    backends = [("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)]
+    if case.device == "cpu":
+        backends = [("torch-cpu", SDPBackend.FLASH_ATTENTION)]
+    if not case.deterministic:  # torch's promise no order
+        makers += [lambda of=of: Sdpa(*of, case, tensors) for of in backends]
+    makers += [lambda path=path: rival(path, case, tensors, arguments) for path in arguments.rival]
+    ready, truth = [], None
+    for make in makers:
+        try:
+            contender = make()
+            output = torch.cat([x.float().flatten() for x in contender()])
+        except (RuntimeError, c_abi.CallFailed) as error:
+            print(f"  left out: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        truth = output if truth is None else truth
+        error = ((output - truth).norm() / truth.norm()).item()
+        if not error < 0.02:
+            print(f"  left out: {contender.name} differs by {error:.1e}", file=sys.stderr)
+            continue
+        ready.append(contender)
+    return ready

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What engines are told of strides that lead nowhere.
+#include "api/operand_rules.h"
+
+#include <gtest/gtest.h>
+
+namespace fa3::api {
+namespace {
+
+fa3_tensor tensor(fa3_device_type device, int64_t rows) {
+  return {nullptr, FA3_FLOAT16, device, 0, 4, {1, rows, 3, 8}, {rows * 24, 24, 8, 1}};
+}
+
+TEST(Strides, of_a_single_row_or_sequence_are_zero) {
+  const fa3_tensor one = tensor(FA3_CPU, 1);
+  EXPECT_EQ(stride_of(one, 0), 0);
+  EXPECT_EQ(stride_of(one, 1), 0);
+  EXPECT_EQ(stride_of(one, 2), 8);
+}
+
+// Nothing may be added to the null pointer of an empty tensor in host memory. A GPU's engine adds
+// nothing on the host, and asks whether strides suit its copy engine.
+TEST(Strides, of_an_empty_tensor_are_zero_in_host_memory_alone) {
+  EXPECT_EQ(stride_of(tensor(FA3_CPU, 0), 2), 0);
+  EXPECT_EQ(stride_of(tensor(FA3_CUDA, 0), 2), 8);
+}
+
+}  // namespace
+}  // namespace fa3::api
