@@ -126,7 +126,7 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.q_head_stride = problem.q.head_stride;
   job.k_row_stride = problem.k.row_stride;
   job.v_row_stride = problem.v.row_stride;
-  if (problem.key_places.paged()) {
+  if (paged) {
     job.pages = {.numbers = problem.key_places.pages_of(task.sequence),
                  .rows = problem.key_places.page_size,
                  .first_row = plan.k_rows.begin,
