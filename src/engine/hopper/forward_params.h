@@ -35,6 +35,9 @@ struct ForwardParams {
   const SequenceTiles* sequences;  // null: all sequences are as long
   const int* num_entries;          // of `sequences`
   bool q_is_clipped;               // Q's map too, which a packed tensor has dimensions for
+  CUtensorMap q_outside;           // for the boxes that lie outside of a clipped map's tensor
+  CUtensorMap k_outside;
+  CUtensorMap v_outside;
 };
 
 }  // namespace fa3::hopper

@@ -96,11 +96,15 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
   const tile::TileLayout v{c.block_n, c.head_dim_v, bytes_of(c.element)};
   const int heads = launch.pack.heads();
   params.q_is_clipped = c.general() && launch.lengths_q.packed();
-  const auto encode_q = params.q_is_clipped ? encode_clipped_queries : encode_tensor_map;
-  if (!encode_q(params.q_map, launch.q, c.element, q, kRowsPerWarpgroup, heads)) return false;
+  const bool q_done =
+      params.q_is_clipped
+          ? encode_clipped_queries(params.q_map, params.q_outside, launch.q, c.element, q,
+                                   kRowsPerWarpgroup, heads)
+          : encode_tensor_map(params.q_map, launch.q, c.element, q, kRowsPerWarpgroup, heads);
+  if (!q_done) return false;
   if (c.general()) {
-    return encode_clipped_map(params.k_map, launch.k, c.element, k) &&
-           encode_clipped_map(params.v_map, launch.v, c.element, v);
+    return encode_clipped_map(params.k_map, params.k_outside, launch.k, c.element, k) &&
+           encode_clipped_map(params.v_map, params.v_outside, launch.v, c.element, v);
   }
   return encode_tensor_map(params.k_map, launch.k, c.element, k, c.block_n) &&
          encode_tensor_map(params.v_map, launch.v, c.element, v, c.block_n);

@@ -25,9 +25,7 @@ class TmaLoader {
       const Ring<C.q_slots> ring = at_.q_ring(w);
       const int part_row = w * kRowsPerWarpgroup;
       ring.wait_empty(q_);
-      tile::load_rows(params_.q_map, kQ, kRowsPerWarpgroup,
-                      at_.q(q_.slot()) + part_row * kQ.row_bytes(), ring.full(q_.slot()),
-                      place_of(item.queries, pack.query(item.first_row + part_row)));
+      load_q_part(ring, part_row, place_of(item.queries, pack.query(item.first_row + part_row)));
     }
     q_.advance();
   }
@@ -35,14 +33,16 @@ class TmaLoader {
   // K of a block, and V of the block that the last call was about.
   __device__ __forceinline__ void load_kv(const ItemOf<C>& item, int block) {
     const ptx::TileCoordinates next = place_of(item, block);
-    load_block(params_.k_map, kK, next);
+    load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
     load_owed_v();
     owed_v_ = next;
     owes_v_ = true;
   }
 
   __device__ __forceinline__ void load_owed_v() {
-    if (owes_v_) load_block(params_.v_map, kV, owed_v_);
+    if (owes_v_) {
+      load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_);
+    }
     owes_v_ = false;
   }
 
@@ -50,6 +50,18 @@ class TmaLoader {
   static constexpr tile::TileLayout kQ{C.block_m, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
   static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
+
+  __device__ __forceinline__ void load_q_part(Ring<C.q_slots> ring, int part_row,
+                                              const ptx::TileCoordinates& place) {
+    const uint32_t smem = at_.q(q_.slot()) + part_row * kQ.row_bytes(), full = ring.full(q_.slot());
+    if (C.general() && params_.q_is_clipped) {
+      const bool some_inside = place.row < kRowsPerWarpgroup >> params_.output.pack.log2;
+      tile::load_clipped_rows({params_.q_map, params_.q_outside, params_.q.columns}, kQ,
+                              kRowsPerWarpgroup, some_inside, smem, full, place);
+    } else {
+      tile::load_rows(params_.q_map, kQ, kRowsPerWarpgroup, smem, full, place);
+    }
+  }
 
   // Where a warpgroup's queries lie, from the `first` of their sequence on.
   __device__ __forceinline__ ptx::TileCoordinates place_of(const cuda::QueryRows& queries,
@@ -77,11 +89,16 @@ class TmaLoader {
     }
   }
 
-  __device__ __forceinline__ void load_block(const CUtensorMap& map, tile::TileLayout layout,
+  __device__ __forceinline__ void load_block(const tile::ClippedMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block) {
     at_.kv_ring().wait_empty(kv_);
-    tile::load_rows(map, layout, layout.rows, at_.kv(kv_.slot()), at_.kv_ring().full(kv_.slot()),
-                    block);
+    const uint32_t smem = at_.kv(kv_.slot()), full = at_.kv_ring().full(kv_.slot());
+    if constexpr (C.general()) {
+      tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
+                              block);
+    } else {
+      tile::load_rows(map.inside, layout, layout.rows, smem, full, block);
+    }
     kv_.advance();
   }
 

@@ -89,8 +89,8 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& t, Element element,
   return encode(map, t.data, extents, strides, box, element, layout);
 }
 
-bool encode_clipped_map(CUtensorMap& map, const TensorSpan& t, Element element,
-                        tile::TileLayout layout) {
+bool encode_clipped_map(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& t,
+                        Element element, tile::TileLayout layout) {
   const int bytes = t.element_bytes;
   const uint64_t row = stride_bytes(t.rows, t.row_stride, bytes);
   const Extents extents = {cuuint64_t(t.columns), cuuint64_t(layout.rows), cuuint64_t(t.rows + 1),
@@ -99,11 +99,13 @@ bool encode_clipped_map(CUtensorMap& map, const TensorSpan& t, Element element,
                            stride_bytes(t.batches, t.batch_stride, bytes)};
   const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(layout.rows), 1, 1, 1};
   return encode(map, rows_before(t.data, layout.rows * row), extents, strides, box, element,
-                layout);
+                layout) &&
+         encode(outside, t.data, extents, strides, box, element, layout);
 }
 
-bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& t, Element element,
-                            tile::TileLayout layout, int box_rows, int packed_heads) {
+bool encode_clipped_queries(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& t,
+                            Element element, tile::TileLayout layout, int box_rows,
+                            int packed_heads) {
   const int bytes = t.element_bytes;
   const int64_t packs = t.heads / packed_heads, queries = box_rows / packed_heads;
   const uint64_t row = stride_bytes(t.rows, t.row_stride, bytes);
@@ -113,7 +115,8 @@ bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& t, Element eleme
                            stride_bytes(packs, t.head_stride * packed_heads, bytes)};
   const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(packed_heads), cuuint32_t(queries),
                    1, 1};
-  return encode(map, rows_before(t.data, queries * row), extents, strides, box, element, layout);
+  return encode(map, rows_before(t.data, queries * row), extents, strides, box, element, layout) &&
+         encode(outside, t.data, extents, strides, box, element, layout);
 }
 
 }  // namespace fa3::hopper

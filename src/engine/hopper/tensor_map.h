@@ -39,13 +39,16 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element eleme
 
 // A clipped map reads tiles that end with any row of the tensor: at row r and inner coordinate i come
 // the layout.rows - i rows before row r, then zeros. The rows have two dimensions to that end, of one
-// stride and with an origin one tile before the tensor.
-bool encode_clipped_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
-                        tile::TileLayout layout);
+// stride and with an origin one tile before the tensor. No byte of a tile with a row or a column inside
+// is read from there; for a box without, the copy engine reads the origin itself, which need not be
+// memory. Such boxes, all zeros, are for `outside`: the same map with its origin at the tensor.
+bool encode_clipped_map(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor,
+                        Element element, tile::TileLayout layout);
 
 // The same with packed heads, of a tensor of one batch entry: dimensions {column, packed head, row of
 // the tile, row, head pack}. The tile has `box_rows` rows, heads packed.
-bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& tensor, Element element,
-                            tile::TileLayout layout, int box_rows, int packed_heads);
+bool encode_clipped_queries(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor,
+                            Element element, tile::TileLayout layout, int box_rows,
+                            int packed_heads);
 
 }  // namespace fa3::hopper

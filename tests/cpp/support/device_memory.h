@@ -9,15 +9,18 @@
 
 namespace fa3::test {
 
+// An allocation has no memory before its first byte: a kernel that reads there faults.
 class DeviceMemory {
  public:
   static constexpr int kDevice = 0;
 
   DeviceMemory() = default;
   explicit DeviceMemory(size_t bytes);  // every byte 0xff: NaN in every float type
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceMemory(DeviceMemory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), mapped_(other.mapped_) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(data_, other.data_);
+    std::swap(mapped_, other.mapped_);
     return *this;
   }
   ~DeviceMemory();
@@ -29,6 +32,7 @@ class DeviceMemory {
 
  private:
   std::byte* data_ = nullptr;
+  size_t mapped_ = 0;  // bytes from data_ on
 };
 
 }  // namespace fa3::test

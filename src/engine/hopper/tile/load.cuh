@@ -19,4 +19,24 @@ __device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout lay
   }
 }
 
+// A clipped map (tensor_map.h) and the same boxes with an origin in memory: the copy engine reads a
+// map's origin for a box that lies outside of its tensor altogether.
+struct ClippedMap {
+  const CUtensorMap& inside;
+  const CUtensorMap& outside;
+  int columns;  // of the tensor
+};
+
+__device__ __forceinline__ void load_clipped_rows(const ClippedMap& map, TileLayout layout,
+                                                  int rows, bool some_inside, uint32_t smem,
+                                                  uint32_t barrier, ptx::TileCoordinates at) {
+  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
+  for (int slab = 0; slab < layout.slabs(); ++slab) {
+    at.column = slab * layout.slab_columns();
+    const bool inside = some_inside && at.column < map.columns;
+    ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(),
+                                   inside ? map.inside : map.outside, at, barrier);
+  }
+}
+
 }  // namespace fa3::hopper::tile

@@ -27,16 +27,34 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element, tile
   return true;
 }
 
-bool encode_clipped_map(CUtensorMap& map, const TensorSpan& tensor, Element,
-                        tile::TileLayout layout) {
-  map = machine::encoded({tensor.data, layout.rows, layout.row_bytes(), layout.rows});
+namespace {
+
+bool encode_clipped(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor, int box_rows,
+                    int row_bytes, bool of_queries) {
+  machine::TensorMap clipped{.tensor = tensor.data,
+                             .box_rows = box_rows,
+                             .row_bytes = row_bytes,
+                             .rows_before = box_rows,
+                             .of_queries = of_queries,
+                             .columns = int(tensor.columns),
+                             .rows = int(tensor.rows),
+                             .origin_is_memory = false};
+  map = machine::encoded(clipped);
+  clipped.origin_is_memory = true;
+  outside = machine::encoded(clipped);
   return true;
 }
 
-bool encode_clipped_queries(CUtensorMap& map, const TensorSpan& tensor, Element,
-                            tile::TileLayout layout, int box_rows, int) {
-  map = machine::encoded({tensor.data, box_rows, layout.row_bytes(), box_rows, true});
-  return true;
+}  // namespace
+
+bool encode_clipped_map(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor, Element,
+                        tile::TileLayout layout) {
+  return encode_clipped(map, outside, tensor, layout.rows, layout.row_bytes(), false);
+}
+
+bool encode_clipped_queries(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor,
+                            Element, tile::TileLayout layout, int box_rows, int) {
+  return encode_clipped(map, outside, tensor, box_rows, layout.row_bytes(), true);
 }
 
 // The device's list in the order of the sequences.

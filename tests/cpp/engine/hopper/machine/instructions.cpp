@@ -3,6 +3,7 @@
 
 #include "block.h"
 #include "cuda_words.h"
+#include "failure.h"
 
 namespace fa3::machine {
 
@@ -64,6 +65,14 @@ void add_global(const void* pointer, int bytes) {
 
 void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier) {
   const TensorMap known = decoded(map);
+  if (!known.origin_is_memory) {
+    const int in_tile = known.of_queries ? at.row : at.inner;
+    const int row = known.of_queries ? at.head : at.row;
+    if (in_tile >= known.rows_before || row > known.rows || at.column >= known.columns) {
+      fail("a box outside of the tensor (row ", row, ", ", in_tile, ", column ", at.column,
+           ") reads its map's origin, which is not memory");
+    }
+  }
   begin_load(smem, known.box_rows * known.row_bytes, barrier, [=](int offset) {
     if (known.of_queries) {
       return Content{known.tensor, at.row + at.head - known.rows_before + offset / known.row_bytes,

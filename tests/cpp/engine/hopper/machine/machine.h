@@ -96,8 +96,11 @@ struct TensorMap {
   const void* tensor;
   int box_rows;
   int row_bytes;
-  int rows_before = 0;      // from the map's origin to the tensor's first row
+  int rows_before = 0;      // as coordinates count them, before the tensor's first row
   bool of_queries = false;  // whose coordinates are {column, row of the tile, row, head}
+  int columns = 0;          // of the tensor
+  int rows = 0;
+  bool origin_is_memory = true;
 };
 CUtensorMap encoded(const TensorMap& map);
 TensorMap decoded(const CUtensorMap& map);
