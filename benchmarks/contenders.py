@@ -2,8 +2,8 @@
 """Who is timed on a case: fa3, and its rivals, on the same tensors.
 
 Rivals: the backends of torch.nn.functional.scaled_dot_product_attention (CPU: its flash kernel;
-CUDA: cudnn and fa2), and any library given by --rival LIB.so: another build of fa3, or one that has
-this C entry:
+CUDA: cudnn and fa2), FlashAttention-4 where Python finds its flash_attn.cute (engine fa4-sm90), and
+any library given by --rival LIB.so: another build of fa3, or one that has this C entry:
 
     struct { int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
              int32_t dtype /* fa3_dtype */, causal; float scale; int32_t reserved;
@@ -20,6 +20,8 @@ this C entry:
 import ctypes
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -175,6 +177,28 @@ class Sdpa:
         return tuple(x.transpose(1, 2) for x in outputs)
 
 
+class Fa4:
+    """FlashAttention-4, compiled by the CuTe DSL for the GPU at its first call."""
+
+    name = engine = "fa4-sm90"
+
+    def __init__(self, case: Case, tensors: Tensors):
+        from flash_attn.cute import interface
+
+        self.kernel = f"CuTe DSL {version('nvidia-cutlass-dsl')}"
+        inputs, mask = (tensors.q, tensors.k, tensors.v), {"causal": case.causal}
+        o, lse = interface._flash_attn_fwd(*inputs, return_lse=True, **mask)[:2]
+        if case.backward:
+            given, options = (*inputs, o, tensors.d_o, lse), {"deterministic": case.deterministic}
+            self.call = lambda: interface._flash_attn_bwd(*given, **mask, **options)[:3]
+        else:
+            outputs = {"out": o, "lse": lse, "return_lse": True}
+            self.call = lambda: interface._flash_attn_fwd(*inputs, **mask, **outputs)[:1]
+
+    def __call__(self):
+        return self.call()
+
+
 class RivalProblem(ctypes.Structure):
     _fields_ = [
         *(
@@ -261,6 +285,8 @@ def contenders(case: Case, tensors: Tensors, arguments) -> list:
         backends = [("torch-cpu", SDPBackend.FLASH_ATTENTION)]
     if not case.deterministic:  # torch's promise no order
         makers += [lambda of=of: Sdpa(*of, case, tensors) for of in backends]
+    if case.device == "cuda" and find_spec("flash_attn") and find_spec("flash_attn.cute"):
+        makers.append(lambda: Fa4(case, tensors))
     makers += [lambda path=path: rival(path, case, tensors, arguments) for path in arguments.rival]
     ready, truth = [], None
     for make in makers:

@@ -9,7 +9,8 @@ Rivals: contenders.py.
 
 Method: normal random inputs (--q-scale 4: peaked softmax, 0.02: flat); every round times each
 contender once, in an order that reverses from round to round, so that heat and clocks fall on all
-alike; on CUDA the L2 cache is flushed before each timing; the median over the rounds counts. FLOPs:
+alike; on CUDA the L2 cache is flushed before each timing and the GPU sleeps for half a millisecond,
+so that no contender's host code is timed; the median over the rounds counts. FLOPs:
 2 (d + dv) b h sq sk, half if causal, 2.5 times as many backward. --deterministic: backward passes
 that add to dQ in one order, of fa3 and of the libraries.
 Each contender's output is compared with the first one's; a wrong result gets no time.
@@ -31,6 +32,7 @@ import torch
 from contenders import DTYPES, ROOT, Case, Tensors, contenders
 
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of an H200
+SLEEP_CYCLES = 1_000_000
 
 
 def time_once(contender, device: str, flush) -> float:
@@ -40,6 +42,7 @@ def time_once(contender, device: str, flush) -> float:
         contender()
         return 1e3 * (time.perf_counter() - start)
     flush.zero_()
+    torch.cuda._sleep(SLEEP_CYCLES)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     contender()
