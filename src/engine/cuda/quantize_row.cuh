@@ -115,7 +115,9 @@ struct Mixing {
 __device__ inline void mix(const Mixing& mixing, const RowLane& at, Channels* row) {
   const unsigned negated = mixing.negated[at.lane];
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) row->x[i] = negated >> i & 1 ? -row->x[i] : row->x[i];
+  for (int i = 0; i < kChannels; ++i) {
+    row->x[i] = __uint_as_float(__float_as_uint(row->x[i]) ^ (negated >> i & 1) << 31);
+  }
 #pragma unroll
   for (int stride = 1; stride < kChannels; stride *= 2) {
 #pragma unroll
@@ -128,11 +130,12 @@ __device__ inline void mix(const Mixing& mixing, const RowLane& at, Channels* ro
   }
   for (int step = 1; step * kChannels < mixing.block; step *= 2) {
     const int partner = at.in_warp(at.lane ^ step);
-    const bool lower = (at.lane & step) == 0;
+    // One instruction for either half: other + mine, or other - mine, rounded once.
+    const float sign = (at.lane & step) == 0 ? 1.0f : -1.0f;
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
       const float other = __shfl_sync(kAllLanes, row->x[i], partner);
-      row->x[i] = lower ? __fadd_rn(row->x[i], other) : __fsub_rn(other, row->x[i]);
+      row->x[i] = __fmaf_rn(row->x[i], sign, other);
     }
   }
 #pragma unroll

@@ -14,6 +14,14 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 class TmaLoader {
  public:
+  // Where the keys of a tile lie: in registers, since its record is in shared memory.
+  struct Keys {
+    int begin;  // of block 0, in the tensors
+    int count;  // from there on, of the sequence
+    int kv_head;
+    int batch;
+  };
+
   __device__ __forceinline__ TmaLoader(const ForwardParams& params, SmemAddresses<C> at)
       : params_(params), at_(at) {}
 
@@ -30,9 +38,14 @@ class TmaLoader {
     q_.advance();
   }
 
+  __device__ __forceinline__ Keys keys_of(const ItemOf<C>& item) const {
+    return {item.keys.begin + item.first_key, item.keys.count - item.first_key,
+            item.queries.pack / params_.packs_per_kv_head, item.keys.batch};
+  }
+
   // K of a block, and V of the block that the last call was about.
-  __device__ __forceinline__ void load_kv(const ItemOf<C>& item, int block) {
-    const ptx::TileCoordinates next = place_of(item, block);
+  __device__ __forceinline__ void load_kv(const Keys& keys, int block) {
+    const ptx::TileCoordinates next = place_of(keys, block);
     load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
     load_owed_v();
     owed_v_ = next;
@@ -77,15 +90,14 @@ class TmaLoader {
 
   // Where a key block lies. Of a general kernel, keys past the sequence's end are kept out: NaN in
   // a neighbour's V would reach this sequence's rows, although its weight is zero.
-  __device__ __forceinline__ ptx::TileCoordinates place_of(const ItemOf<C>& item, int block) const {
-    const int key = item.first_key + block * C.block_n;
-    const int kv_head = item.queries.pack / params_.packs_per_kv_head;
+  __device__ __forceinline__ ptx::TileCoordinates place_of(const Keys& keys, int block) const {
+    const int key = block * C.block_n;
     if constexpr (C.general()) {
-      const int left = item.keys.count - key;
+      const int left = keys.count - key;
       const int rows = left < 0 ? 0 : left < C.block_n ? left : C.block_n;
-      return {0, item.keys.begin + key + rows, kv_head, item.keys.batch, C.block_n - rows};
+      return {0, keys.begin + key + rows, keys.kv_head, keys.batch, C.block_n - rows};
     } else {
-      return {0, item.keys.begin + key, kv_head, item.keys.batch};
+      return {0, keys.begin + key, keys.kv_head, keys.batch};
     }
   }
 
@@ -129,12 +141,13 @@ class Producer {
     ItemOf<C>& item = next_record();
     tiles_.describe(item);
     announce();
+    const typename TmaLoader<C>::Keys keys = loader_.keys_of(item);
     const int last = item.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
     for (int block = last; block >= 0; --block) {
       if (block == draw_at) tiles_.draw_next();
       if (block == last && C.q_slots > 1) loader_.load_q(item);
-      loader_.load_kv(item, block);
+      loader_.load_kv(keys, block);
       // The only Q is spent once the tile before has its last scores: after this tile's first K.
       if (block == last && C.q_slots == 1) loader_.load_q(item);
     }
