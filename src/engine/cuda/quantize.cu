@@ -57,11 +57,22 @@ struct Block {
   }
 };
 
+// A lane's channels in the first row of a block; the next row is `stride` numbers further.
 template <class T>
-__device__ Packed<T> load_row(const QuantizeProblem& p, const Block& block, int row,
-                              const RowLane& at) {
+struct Column {
+  T* first;
+  int64_t stride;
+
+  __device__ Column(const Operand& x, const Block& block, const RowLane& at)
+      : first(x.at<T>(block.b, block.index * kRows, block.head) + at.channel()),
+        stride(x.row_stride) {}
+  __device__ T* row(int i) const { return first + i * stride; }
+};
+
+template <class T>
+__device__ Packed<T> load_row(const Column<T>& x, const Block& block, int row, const RowLane& at) {
   if (!at.has_row() || row >= block.num_rows) return {};
-  return load_packed(p.x.at<T>(block.b, block.index * kRows + row, block.head) + at.channel());
+  return load_packed(x.row(row));
 }
 
 __device__ int64_t position(const Block& block, int row) {
@@ -78,11 +89,12 @@ __global__ void __launch_bounds__(kSumWarps* kWarpSize)
       (static_cast<int>(blockIdx.x) * kSumWarps + threadIdx.x / kWarpSize) * at.rows + at.row;
   const bool mine = at.has_row() && head < p.heads;
   const Block block(p, blockIdx.z, mine ? head : 0, blockIdx.y);
+  const Column<T> x(p.x, block, at);
   Channels sum{};
   for (int first = 0; first < kRows; first += kRowsAhead) {
     Packed<T> packed[kRowsAhead];
 #pragma unroll
-    for (int r = 0; r < kRowsAhead; ++r) packed[r] = load_row<T>(p, block, first + r, at);
+    for (int r = 0; r < kRowsAhead; ++r) packed[r] = load_row(x, block, first + r, at);
 #pragma unroll
     for (int r = 0; r < kRowsAhead; ++r) {
       Channels row = unpacked(packed[r]);
@@ -160,10 +172,11 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kPasses))
   const Block block(p, blockIdx.z, blockIdx.x, blockIdx.y);
   const int first_row = static_cast<int>(threadIdx.x) / kWarpSize * at.rows + at.row;
   const int rows_of_pass = kWarps * at.rows;
+  const Column<T> x(p.x, block, at);
   Packed<T> packed[kPasses];
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    packed[i] = load_row<T>(p, block, first_row + i * rows_of_pass, at);
+    packed[i] = load_row(x, block, first_row + i * rows_of_pass, at);
   }
   Channels mean{};
   if (p.centred && at.has_row()) {
@@ -197,12 +210,12 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kPasses))
     if (threadIdx.x == 0) *p.descale.at(block.b, block.head, block.index) = scale;
   }
   const float inverse = __fdiv_rn(1.0f, scale);
+  const Column<uint8_t> y(p.y, block, at);
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     const int row = first_row + i * rows_of_pass;
     if (!at.has_row() || row >= block.num_rows) continue;
-    store_e4m3(rows[i], inverse,
-               p.y.at<uint8_t>(block.b, block.index * kRows + row, block.head) + at.channel());
+    store_e4m3(rows[i], inverse, y.row(row));
   }
 }
 
