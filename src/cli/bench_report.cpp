@@ -30,6 +30,8 @@ nlohmann::ordered_json json_of(const BenchCase& bench, const Measured& measured)
           {"causal", bench.causal},
           {"median_ms", measured.timing.median * 1e3},
           {"min_ms", measured.timing.min * 1e3},
+          {"p10_ms", measured.timing.p10 * 1e3},
+          {"p90_ms", measured.timing.p90 * 1e3},
           {"max_ms", measured.timing.max * 1e3},
           {"repeats", measured.timing.repeats},
           {"tflops", measured.flops * 1e-12},

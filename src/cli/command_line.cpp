@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "cli/bench_compare.h"
 #include "cli/calls.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
@@ -117,12 +118,15 @@ before every call and one after the last.
 On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
 before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
 long ones run at the clock that the power limit leaves.
+--compare OLD NEW measures nothing: it names the cases of two such files whose medians differ by more
+than 2% and whose rounds (10th to 90th percentile) lie apart. Exit code 1 if any became slower.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
   fa3 bench --engine cpu,standard --dtype fp32,bf16 --pass fwd,bwd --json results.jsonl
   fa3 bench --engine hopper --dtype bf16 --heads 16 --seqlen 1024,16384 --head-dim 128
-  fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops)";
+  fa3 bench --seqlen 1 --seqlen-k 65536 --heads 32 --kv-heads 8 --json - | jq .tflops
+  fa3 bench --compare before.jsonl after.jsonl)";
 
 void add_bench(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "time engines over a sweep of shapes");
@@ -151,8 +155,18 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(0, 10000))
       ->capture_default_str();
   add_path(*bench, "--json", &flags->json, "append JSON lines to FILE; - = stdout, no table");
+  auto compared = std::make_shared<std::vector<std::string>>();
+  bench->add_option("--compare", *compared, "two files of --json: what became slower?")
+      ->expected(2)
+      ->type_name("OLD NEW");
   bench->footer(kBenchHelp);
-  bench->callback([=] { run_bench(*flags); });
+  bench->callback([=] {
+    if (compared->empty()) {
+      run_bench(*flags);
+    } else {
+      compare_runs(compared->front(), compared->back());
+    }
+  });
 }
 
 constexpr const char* kInfoHelp = R"(

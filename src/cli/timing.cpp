@@ -35,8 +35,11 @@ Timing timing_of(std::vector<double> seconds) {
   const size_t middle = seconds.size() / 2;
   const double median =
       seconds.size() % 2 == 1 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2;
+  const size_t tenth = (seconds.size() - 1 + 5) / 10;
   return {.median = median,
           .min = seconds.front(),
+          .p10 = seconds[tenth],
+          .p90 = seconds[seconds.size() - 1 - tenth],
           .max = seconds.back(),
           .repeats = static_cast<int>(seconds.size())};
 }

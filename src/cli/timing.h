@@ -14,6 +14,8 @@ namespace fa3::cli {
 struct Timing {
   double median = 0;  // seconds
   double min = 0;
+  double p10 = 0;
+  double p90 = 0;
   double max = 0;
   int repeats = 0;  // timed calls; the warm-up is not among them
 };
