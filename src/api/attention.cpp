@@ -4,6 +4,7 @@
 #include "api/describe.h"
 #include "api/describe_append.h"
 #include "api/describe_quantize.h"
+#include "api/monitor.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "plan/choose.h"
@@ -64,7 +65,9 @@ Status run_call(const Params& params, Workspace workspace, void* stream, Verb ve
   FA3_TRY(choose(problem, &choice));
   void* memory = nullptr;
   FA3_TRY(provide(params, choice.plan, workspace, &memory));
-  return (choice.engine->*verb)(problem, choice.plan, memory, stream);
+  const Engine& engine = *choice.engine;
+  return watch(problem, engine, choice.plan.kernel, stream,
+               [&] { return (engine.*verb)(problem, choice.plan, memory, stream); });
 }
 
 }  // namespace
@@ -99,7 +102,8 @@ Status run(const fa3_merge_params& params, void* stream) {
   if (writes_nothing(problem)) return {};
   for (const Engine* engine : engines()) {
     if (engine->memory == problem.device && engine->run_merge != nullptr) {
-      return engine->run_merge(problem, stream);
+      return watch(problem, *engine, "", stream,
+                   [&] { return engine->run_merge(problem, stream); });
     }
   }
   return unsupported("merge: no engine of this build merges partial results in this memory");
@@ -110,7 +114,8 @@ Status run(const fa3_append_params& params, void* stream) {
   FA3_TRY(describe(params, &problem));
   for (const Engine* engine : engines()) {
     if (engine->memory == problem.device && engine->run_append != nullptr) {
-      return engine->run_append(problem, stream);
+      return watch(problem, *engine, "", stream,
+                   [&] { return engine->run_append(problem, stream); });
     }
   }
   return unsupported("append: no engine of this build writes into caches in this memory");

@@ -19,6 +19,16 @@ struct Availability {
   std::string detail;  // what was found, or why the engine cannot run here
 };
 
+// A clock on an engine's streams, for those who watch a program (api/monitor.h).
+struct EngineClock {
+  enum class Reading { done, not_yet, lost };
+
+  // A point in the stream's work; null where it takes none (while it is captured into a graph).
+  void* (*mark)(int device, void* stream);
+  // Seconds from one point to another, which are gone after `done` and `lost`.
+  Reading (*between)(void* begin, void* end, bool wait, double* seconds);
+};
+
 // plan_*: OK and a plan, or UNSUPPORTED with the reason. It changes nothing, and costs the same for
 // any extents: of the tensors' data, whose pointers may be null, it reads at most length arrays.
 // run_*: queues (GPU) or does (CPU) what the plan says; writes every output element.
@@ -40,6 +50,7 @@ struct Engine {
   Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // likewise
   Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
                          void* stream) = nullptr;
+  const EngineClock* clock = nullptr;  // null: calls are over when they return
 };
 
 // Every engine that this build contains, best first for each kind of memory.

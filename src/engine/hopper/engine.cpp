@@ -2,6 +2,7 @@
 #include "engine/hopper/engine.h"
 
 #include "core/macros.h"
+#include "engine/cuda/clock.h"
 #include "engine/cuda/device.h"
 #include "engine/cuda/merge.h"
 #include "engine/cuda/quantize.h"
@@ -31,6 +32,7 @@ const Engine kHopperEngine = {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
       return cuda::run_quantize(problem, plan, workspace, stream);
     },
+    .clock = &cuda::kClock,
 };
 
 }  // namespace fa3::hopper

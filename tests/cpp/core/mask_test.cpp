@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mask_rule.h and block_range.h against the contract's sentence, by brute force over small sizes.
+// mask_rule.h, block_range.h and visible_pairs.h against the contract's sentence, by brute force over small sizes.
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "core/block_range.h"
 #include "core/mask_rule.h"
+#include "core/visible_pairs.h"
 
 namespace fa3::test {
 namespace {
@@ -125,6 +126,16 @@ TEST(QueryRange, holds_exactly_the_queries_that_see_a_key_of_the_block) {
         ASSERT_LE(rows.end, at.seqlen_q) << text(at);
       }
     }
+  });
+}
+
+TEST(VisiblePairs, are_as_many_as_the_rule_shows) {
+  for_each_sizes(6, [](const Sizes& at) {
+    int64_t pairs = 0;
+    for (int64_t row = 0; row < at.seqlen_q; ++row) {
+      for (int64_t key = 0; key < at.seqlen_k; ++key) pairs += sees(at, row, key) ? 1 : 0;
+    }
+    EXPECT_EQ(visible_pairs(at.mask, at.seqlen_q, at.seqlen_k), pairs) << text(at);
   });
 }
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/work.h"
+
+#include "core/error.h"
+#include "core/visible_pairs.h"
+
+namespace fa3::api {
+namespace {
+
+bool readable(const Lengths& lengths, fa3_device_type device) {
+  return device == FA3_CPU || (lengths.alike() && !lengths.ragged);
+}
+
+std::string lengths_text(const Lengths& q, const Lengths& k) {
+  return concat(q.ragged || k.ragged ? " s<=" : " s", q.max, "x", k.max);
+}
+
+std::string mask_text(const Problem& p) {
+  std::string text;
+  if (p.mask.left == MaskRule::kUnbounded && p.mask.right == 0)
+    text += " causal";
+  else if (!p.mask.hides_nothing())
+    text += concat(" window ", p.mask.left, ",", p.mask.right);
+  if (p.softcap > 0) text += " softcap";
+  if (p.has_sink) text += " sink";
+  if (p.key_places.paged()) text += " paged";
+  return text;
+}
+
+Work attention(const char* verb, const Problem& p) {
+  const std::string kv = p.kv_dtype == p.dtype ? "" : concat("/", name_of(p.kv_dtype));
+  const std::string dv = p.head_dim_v == p.head_dim ? "" : concat("/", p.head_dim_v);
+  Work work{.call = concat(verb, " ", name_of(p.dtype), kv, " b", p.batch, " h", p.heads_q, ":",
+                           p.heads_k, lengths_text(p.lengths_q, p.lengths_k), " d", p.head_dim, dv,
+                           mask_text(p)),
+            .known = readable(p.lengths_q, p.device) && readable(p.lengths_k, p.device)};
+  const bool alike = p.lengths_q.alike() && p.lengths_k.alike();
+  double pairs = 0, rows_q = 0, rows_k = 0;
+  for (int64_t b = 0; work.known && b < (alike ? 1 : p.batch); ++b) {
+    const double times = alike ? static_cast<double>(p.batch) : 1;
+    const int64_t q = p.lengths_q.rows_of(b).used, k = p.lengths_k.rows_of(b).used;
+    pairs += times * static_cast<double>(visible_pairs(p.mask, q, k));
+    rows_q += times * static_cast<double>(q);
+    rows_k += times * static_cast<double>(k);
+  }
+  const auto row_bytes = [](int64_t dim, int64_t dim_v, int64_t heads, DType a, DType b) {
+    return static_cast<double>(heads * (dim * size_of(a) + dim_v * size_of(b)));
+  };
+  work.flops = 2 * static_cast<double>((p.head_dim + p.head_dim_v) * p.heads_q) * pairs;
+  work.bytes = rows_q * row_bytes(p.head_dim, p.head_dim_v, p.heads_q, p.dtype, p.o.dtype) +
+               rows_k * row_bytes(p.head_dim, p.head_dim_v, p.heads_k, p.kv_dtype, p.kv_dtype);
+  return work;
+}
+
+}  // namespace
+
+Work work_of(const Problem& p) {
+  return attention("forward", p);
+}
+
+Work work_of(const BackwardProblem& p) {
+  Work work = attention("backward", p);
+  work.flops *= 2.5;
+  work.bytes *= 2;  // Q, K, V and O are read, dQ, dK and dV written, dO is read
+  return work;
+}
+
+Work work_of(const QuantizeProblem& p) {
+  Work work{.call = concat("quantize ", name_of(p.x.dtype), " b", p.batch, " h", p.heads, " s",
+                           p.lengths.max, " d", p.head_dim, p.hadamard ? " hadamard" : ""),
+            .known = readable(p.lengths, p.device)};
+  work.bytes = static_cast<double>(p.lengths.total * p.heads * p.head_dim) *
+               static_cast<double>(size_of(p.x.dtype) + size_of(p.y.dtype));
+  return work;
+}
+
+Work work_of(const MergeProblem& p) {
+  const auto values = static_cast<double>(p.batch * p.rows * p.heads * p.head_dim_v);
+  Work work{.call = concat("merge ", p.num_partials, " of ", name_of(p.o.dtype), " b", p.batch,
+                           " h", p.heads, " s", p.rows, " d", p.head_dim_v)};
+  work.bytes = values * static_cast<double>(p.num_partials * size_of(p.o_partial.dtype) +
+                                            size_of(p.o.dtype));
+  return work;
+}
+
+Work work_of(const AppendProblem& p) {
+  Work work{.call = concat("append ", name_of(p.dtype), " b", p.batch, " h", p.heads_k, " s",
+                           p.lengths_new.max, " d", p.head_dim)};
+  work.bytes = 2.0 * static_cast<double>(p.lengths_new.total * p.heads_k * size_of(p.dtype)) *
+               static_cast<double>(p.head_dim + p.head_dim_v);
+  return work;
+}
+
+}  // namespace fa3::api

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call does, counted: for those who watch it (monitor.h).
+#pragma once
+
+#include <string>
+
+#include "core/append.h"
+#include "core/problem.h"
+
+namespace fa3::api {
+
+struct Work {
+  std::string call;  // "forward bfloat16 b4 h16:4 s4096x4096 d128 causal": equal calls, equal words
+  double flops = 0;  // of the matrix products: 2 (d + dv) a visible pair, backward 2.5 times that
+  double bytes = 0;  // of the operands, each once
+  bool known = true;  // false: lengths are in device memory, where a call does not read them
+};
+
+Work work_of(const Problem& problem);
+Work work_of(const BackwardProblem& problem);
+Work work_of(const QuantizeProblem& problem);
+Work work_of(const MergeProblem& problem);
+Work work_of(const AppendProblem& problem);
+
+}  // namespace fa3::api
