@@ -14,7 +14,7 @@ LAUNCHER = $(if $(shell command -v ccache),$(foreach language,CXX CUDA,-DCMAKE_$
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
 .PHONY: help build demo wheel deb test check format format-check layers lint tidy \
-  asan tsan fuzz torch figures gpu-verify record-check clean
+  asan tsan fuzz torch report figures gpu-verify record-check clean
 
 help:
 	@sed -n -e 's/^#@ \(.*\)/\n\1/p' -e 's/^\([a-z -]*\):.*## \(.*\)/  make \1|\2/p' Makefile | \
@@ -47,6 +47,12 @@ deb:  ## the Debian package, into build/deb
 	@cmake -S . -B $(BUILD)/deb -G Ninja -DFA3_DEVELOPER=OFF -DFA3_PYTHON=OFF \
 	  -DCMAKE_INSTALL_PREFIX=/usr >/dev/null
 	@cmake --build $(BUILD)/deb -j $(JOBS) && cpack --config $(BUILD)/deb/CPackConfig.cmake -B $(BUILD)/deb
+
+# OPTIONS: those of benchmarks/report.py, such as --quick, --only forward,decode, --again.
+report: build $(VENV)/bin/pytest  ## measure all that this machine can run: docs/report-MACHINE.md
+	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory torch
+	@PYTHONPATH=$(abspath $(BUILD))/python FA3_LIBRARY=$(abspath $(BUILD))/lib/libfa3.so \
+	  $(VENV)/bin/python benchmarks/report.py $(OPTIONS)
 
 #@ To change fa3
 
@@ -110,8 +116,9 @@ clean:  ## remove build/
 
 #@ To release fa3
 
-figures:  ## the README's picture, from the measured rows in docs/results
-	@python3 tools/draw_speed.py
+figures: $(VENV)/bin/pytest  ## every picture and report page, from the measured rows in docs/results
+	@$(VENV)/bin/python tools/draw_speed.py
+	@$(VENV)/bin/python benchmarks/draw.py
 
 gpu-verify:  ## on a machine with a Hopper GPU: verify the prebuilt kernels, write the record
 	@python3 tools/gpu_verify.py --build $(BUILD)

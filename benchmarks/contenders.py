@@ -2,8 +2,9 @@
 """Who is timed on a case: fa3, and its rivals, on the same tensors.
 
 Rivals: the backends of torch.nn.functional.scaled_dot_product_attention (CPU: its flash kernel;
-CUDA: cudnn and fa2), FlashAttention-4 where Python finds its flash_attn.cute (engine fa4-sm90), and
-any library given by --rival LIB.so: another build of fa3, or one that has this C entry:
+CUDA: cudnn and fa2), FlashAttention-4 where Python finds its flash_attn.cute (engine fa4-sm90),
+with --standard textbook attention, which stores its scores, and any library given by --rival
+LIB.so: another build of fa3, or one that has this C entry:
 
     struct { int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
              int32_t dtype /* fa3_dtype */, causal; float scale; int32_t reserved;
@@ -19,7 +20,7 @@ any library given by --rival LIB.so: another build of fa3, or one that has this 
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,13 +34,15 @@ sys.path.insert(0, str(ROOT / "tests" / "python"))
 import c_abi  # noqa: E402  (the C header in ctypes)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TENSORS = {"e4m3": "bf16"}  # what the tensors are before anything is quantized
+DTYPES |= {small: DTYPES[wide] for small, wide in TENSORS.items()}
 FA3_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WORKSPACE_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cell: a pass over (batch, seqlen, heads, head_dim) tensors."""
+    """One cell: a pass over (batch, seqlen, heads, head_dim) tensors, or other lengths of keys."""
 
     batch: int
     seqlen: int
@@ -51,10 +54,20 @@ class Case:
     device: str
     backward: bool = False
     deterministic: bool = False
+    seqlen_k: int | None = None
+
+    @property
+    def keys(self) -> int:
+        return self.seqlen_k or self.seqlen
 
     def flops(self) -> float:
-        full = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
+        full = 4.0 * self.batch * self.heads * self.seqlen * self.keys * self.head_dim
         return full * (0.5 if self.causal else 1) * (2.5 if self.backward else 1)
+
+    def bytes(self) -> int:
+        """Of Q, K, V and O, each once: the least that a forward moves."""
+        rows = 2 * self.heads * self.seqlen + 2 * self.kv_heads * self.keys
+        return self.batch * rows * self.head_dim * DTYPES[self.dtype].itemsize
 
 
 class Tensors:
@@ -63,16 +76,20 @@ class Tensors:
     def __init__(self, case: Case, layout: str, q_scale: float = 1.0):
         torch.manual_seed(0)
 
-        def normal(heads):
-            shape = (case.batch, case.seqlen, heads, case.head_dim)
+        def normal(heads, rows):
+            shape = (case.batch, rows, heads, case.head_dim)
             values = torch.randn(shape, device=case.device).to(DTYPES[case.dtype])
             if layout == "bshd":
                 return values
             return values.transpose(1, 2).contiguous().transpose(1, 2)
 
-        self.q, self.k, self.v = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
-        self.q *= q_scale
-        self.d_o = normal(case.heads) if case.backward else None
+        self.q = normal(case.heads, case.seqlen) * q_scale
+        self.k, self.v = (normal(case.kv_heads, case.keys) for _ in range(2))
+        self.d_o = normal(case.heads, case.seqlen) if case.backward else None
+
+
+def words_of_plan(text: str) -> dict:
+    return dict(line.split(" ", 1) for line in text.splitlines())
 
 
 class Fa3:
@@ -91,8 +108,9 @@ class Fa3:
         self.params = c_abi.params_for(c_abi.ForwardParams, options, {})
         for name, view in fields.items():
             setattr(self.params, name, view)
-        self.kernel = self.plan_line("kernel")
-        self.engine = self.plan_line("engine") + self.name.removeprefix("fa3")
+        plan = self.plan()
+        self.kernel = plan["kernel"]
+        self.engine = plan["engine"] + self.name.removeprefix("fa3")
         self.prepare("fa3_forward", case.device)
         if case.backward:
             self()
@@ -135,12 +153,11 @@ class Fa3:
         view.stride[: tensor.dim()] = tensor.stride()
         return view
 
-    def plan_line(self, key):
+    def plan(self) -> dict:
         text, capacity = ctypes.create_string_buffer(4096), ctypes.c_size_t(4096)
         plan_text = self.library.fa3_forward_plan_text
         self.check(plan_text(ctypes.byref(self.params), text, capacity, None))
-        lines = text.value.decode().splitlines()
-        return next(line.split(" ", 1)[1] for line in lines if line.startswith(key + " "))
+        return words_of_plan(text.value.decode())
 
     def check(self, status):
         c_abi.check(status, self.library)
@@ -148,6 +165,70 @@ class Fa3:
     def __call__(self):
         self.check(self.function(*self.arguments))
         return self.outputs
+
+
+class Fa3Float8:
+    """fa3 on e4m3 numbers with block scales, and a Hadamard matrix in Q and K as in the paper;
+    quantized before the clock runs. centred: without the means of K and V, which come back."""
+
+    dtype = "e4m3"
+
+    def __init__(self, case: Case, tensors: Tensors, threads: int, name: str):
+        import fa3
+
+        self.name = name
+        q = fa3.quantize(tensors.q, hadamard=True, num_threads=threads)
+        with_mean = {"center": name.endswith("centred"), "num_threads": threads}
+        k = fa3.quantize(tensors.k, hadamard=True, **with_mean)
+        v = fa3.quantize(tensors.v, **with_mean)
+        options = {"q_descale": q.descale, "k_descale": k.descale, "v_descale": v.descale}
+        options |= {"k_mean": k.mean, "v_mean": v.mean}
+        options |= {"causal": case.causal, "num_threads": threads}
+        self.call = lambda: (fa3.attention(q.x, k.x, v.x, **options),)
+        plan = words_of_plan(fa3.plan(q.x, k.x, v.x, **options))
+        self.engine, self.kernel = plan["engine"] + name.removeprefix("fa3"), plan["kernel"]
+
+    def __call__(self):
+        return self.call()
+
+
+def keys_after(seqlen: int, keys: int, device):
+    """(query, key): whether a causal mask hides it."""
+    return torch.ones(seqlen, keys, dtype=torch.bool, device=device).triu_(1 + keys - seqlen)
+
+
+def attend_standard(q, k, v, hidden=None):
+    """Textbook attention on (b, s, h, d) tensors: S and P are stored, in the type of Q."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if q.shape[1] > k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if hidden is not None:
+        scores = scores.masked_fill_(hidden, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+class Standard:
+    """The same as a contender; the mask is made before the clock runs."""
+
+    name = engine = "standard"
+
+    def __init__(self, case: Case, tensors: Tensors):
+        self.kernel = f"torch {torch.__version__}, scores stored"
+        self.inputs = [tensors.q, tensors.k, tensors.v]
+        self.hidden = keys_after(case.seqlen, case.keys, case.device) if case.causal else None
+        if case.backward:
+            self.inputs = [x.detach().requires_grad_() for x in self.inputs]
+            self.o, self.d_o = self.forward(), tensors.d_o
+
+    def forward(self):
+        return attend_standard(*self.inputs, self.hidden)
+
+    def __call__(self):
+        if hasattr(self, "d_o"):
+            return torch.autograd.grad(self.o, self.inputs, self.d_o, retain_graph=True)
+        with torch.no_grad():
+            return (self.forward(),)
 
 
 class Sdpa:
@@ -230,7 +311,7 @@ class RivalLibrary:
         self.lse = torch.empty((case.batch, case.heads, case.seqlen), device=case.device)
         self.problem = RivalProblem(
             struct_size=ctypes.sizeof(RivalProblem), batch=case.batch, seqlen_q=case.seqlen,
-            seqlen_k=case.seqlen, heads_q=case.heads, heads_k=case.kv_heads,
+            seqlen_k=case.keys, heads_q=case.heads, heads_k=case.kv_heads,
             head_dim=case.head_dim, head_dim_v=case.head_dim,
             dtype=c_abi.DTYPES[FA3_DTYPES[case.dtype]], causal=int(case.causal),
             scale=case.head_dim**-0.5, q=tensors.q.data_ptr(), k=tensors.k.data_ptr(),
@@ -277,29 +358,61 @@ def rival(path: str, case: Case, tensors: Tensors, arguments):
     return Fa3(case, tensors, arguments.threads, path)
 
 
-def contenders(case: Case, tensors: Tensors, arguments) -> list:
-    """Everything that can run the case; says why for what cannot."""
-    makers = [lambda: Fa3(case, tensors, arguments.threads)]
-    backends = [("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)]
+def contenders(case: Case, tensors: Tensors, arguments) -> tuple[list, dict]:
+    """Everything that can run the case, and why the rest cannot: sentences by name."""
+    threads = arguments.threads
+    plain = replace(case, dtype=TENSORS.get(case.dtype, case.dtype))
+    makers = {"fa3": lambda: Fa3(plain, tensors, threads)}
+    for small in ("fa3-e4m3", "fa3-e4m3-centred") if case.dtype == "e4m3" else ():
+        makers[small] = lambda name=small: Fa3Float8(case, tensors, threads, name)
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
     if case.device == "cpu":
-        backends = [("torch-cpu", SDPBackend.FLASH_ATTENTION)]
+        backends = {"torch-cpu": SDPBackend.FLASH_ATTENTION}
     if not case.deterministic:  # torch's promise no order
-        makers += [lambda of=of: Sdpa(*of, case, tensors) for of in backends]
+        makers |= {x: lambda x=x: Sdpa(x, backends[x], plain, tensors) for x in backends}
     if case.device == "cuda" and find_spec("flash_attn") and find_spec("flash_attn.cute"):
-        makers.append(lambda: Fa4(case, tensors))
-    makers += [lambda path=path: rival(path, case, tensors, arguments) for path in arguments.rival]
-    ready, truth = [], None
-    for make in makers:
+        makers["fa4-sm90"] = lambda: Fa4(plain, tensors)
+    if getattr(arguments, "standard", False):
+        makers["standard"] = lambda: Standard(plain, tensors)
+    for path in arguments.rival:
+        makers[path] = lambda path=path: rival(path, plain, tensors, arguments)
+    ready, left_out, truth = [], {}, None
+    for name, make in makers.items():
         try:
             contender = make()
             output = torch.cat([x.float().flatten() for x in contender()])
-        except (RuntimeError, c_abi.CallFailed) as error:
-            print(f"  left out: {str(error).splitlines()[0]}", file=sys.stderr)
+        except (RuntimeError, OSError, c_abi.CallFailed) as error:
+            left_out[name] = str(error).splitlines()[0]
             continue
         truth = output if truth is None else truth
         error = ((output - truth).norm() / truth.norm()).item()
-        if not error < 0.02:
-            print(f"  left out: {contender.name} differs by {error:.1e}", file=sys.stderr)
-            continue
-        ready.append(contender)
-    return ready
+        allowed = 0.1 if "e4m3" in name else 0.02
+        if error < allowed:
+            ready.append(contender)
+        else:
+            left_out[name] = f"differs from {ready[0].name if ready else name} by {error:.1e}"
+    for name, sentence in left_out.items():
+        print(f"  left out: {name}: {sentence}", file=sys.stderr)
+    return ready, left_out
+
+
+class Ceiling:
+    """What the machine does at most beside the contenders: a matrix product, a copy."""
+
+    def __init__(self, name: str, call, per_call: dict):
+        self.name, self.call, self.per_call = name, call, per_call
+
+    def __call__(self):
+        self.call()
+
+
+def ceilings(case: Case) -> list[Ceiling]:
+    size, elements = (8192, 1 << 29) if case.device == "cuda" else (2048, 1 << 26)
+    dtype = DTYPES[case.dtype]
+    a, b = (torch.randn(size, size, device=case.device).to(dtype) for _ in range(2))
+    source = torch.randn(elements // 2, device=case.device)
+    target = torch.empty_like(source)
+    return [
+        Ceiling("matmul", lambda: a @ b, {"tflops": 2e-12 * size**3}),
+        Ceiling("copy", lambda: target.copy_(source), {"gbytes_per_s": 4e-9 * elements}),
+    ]

@@ -5,117 +5,70 @@
     python3 benchmarks/rivals.py --device cuda --dtype bf16 --tokens 16384 --hidden 2048
     python3 benchmarks/rivals.py --pass bwd --threads 2
 
-Rivals: contenders.py.
+Rivals: contenders.py. How they are timed: harness.py.
 
-Method: normal random inputs (--q-scale 4: peaked softmax, 0.02: flat); every round times each
-contender once, in an order that reverses from round to round, so that heat and clocks fall on all
-alike; on CUDA the L2 cache is flushed before each timing and the GPU sleeps for half a millisecond,
-so that no contender's host code is timed; the median over the rounds counts. FLOPs:
-2 (d + dv) b h sq sk, half if causal, 2.5 times as many backward. --deterministic: backward passes
-that add to dQ in one order, of fa3 and of the libraries.
-Each contender's output is compared with the first one's; a wrong result gets no time.
+Normal random inputs (--q-scale 4: peaked softmax, 0.02: flat). FLOPs: 2 (d + dv) b h sq sk, half if
+causal, 2.5 times as many backward. Bytes: Q, K, V and O once. --deterministic: backward passes that
+add to dQ in one order, of fa3 and of the libraries. --ceilings: a matrix product (8192 cubed; CPU:
+2048) and a copy take their turn too. --sustained 2: two seconds of each contender without a break
+instead of rounds, for what the power limit leaves of the speed.
+Each contender's output is compared with the first one's; a wrong result gets no time, but, as what
+cannot run at all, a row with the reason ("left_out").
 """
 
 import argparse
-import datetime
-import json
 import os
-import platform
-import statistics
-import subprocess
 import sys
-import time
 from itertools import product
 from pathlib import Path
 
 import torch
-from contenders import DTYPES, ROOT, Case, Tensors, contenders
-
-FLUSH_BYTES = 256 << 20  # several times the L2 cache of an H200
-SLEEP_CYCLES = 1_000_000
+from contenders import DTYPES, TENSORS, Case, Ceiling, Tensors, ceilings, contenders
+from harness import progress, provenance, sustained, time_all, write_rows
 
 
-def time_once(contender, device: str, flush) -> float:
-    """Milliseconds of one call."""
-    if device == "cpu":
-        start = time.perf_counter()
-        contender()
-        return 1e3 * (time.perf_counter() - start)
-    flush.zero_()
-    torch.cuda._sleep(SLEEP_CYCLES)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    contender()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
-
-
-def time_all(ready: list, device: str, rounds: int) -> dict:
-    """Median milliseconds by contender, rounds interleaved in alternating order."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device) if device == "cuda" else None
-    times = {contender.name: [] for contender in ready}
-    for index in range(rounds + 1):
-        for contender in ready if index % 2 else reversed(ready):
-            elapsed = time_once(contender, device, flush)
-            if index > 0:  # the first round warms up
-                times[contender.name].append(elapsed)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def gpu_state() -> dict:
-    query = "--query-gpu=clocks.sm,power.draw,temperature.gpu"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        clock, watts, celsius = subprocess.check_output(command, text=True).split(",")
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        return {}
-    return {"sm_clock_mhz": float(clock), "watts": float(watts), "celsius": float(celsius)}
-
-
-def machine_name(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def commit() -> str:
-    """FA3_COMMIT, or what git says; 'unknown' where the tree has no history."""
-    if "FA3_COMMIT" in os.environ:
-        return os.environ["FA3_COMMIT"]
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
-def record(case: Case, contender, median_ms: float, arguments) -> dict:
+def case_columns(case: Case) -> dict:
     return {
-        "engine": contender.engine,
-        "kernel": contender.kernel,
         "pass": "bwd" if case.backward else "fwd",
         "dtype": case.dtype,
         "batch": case.batch,
         "heads": case.heads,
         "kv_heads": case.kv_heads,
         "seqlen_q": case.seqlen,
-        "seqlen_k": case.seqlen,
+        "seqlen_k": case.keys,
         "head_dim": case.head_dim,
         "head_dim_v": case.head_dim,
         "causal": case.causal,
-        "median_ms": median_ms,
-        "tflops": case.flops() / median_ms / 1e9,
+    }
+
+
+def record(case: Case, contender, measured: dict, arguments) -> dict:
+    """The row of a contender: `measured` is its timing, or its errors."""
+    found = {"engine": contender.name, **case_columns(case), **measured}
+    seconds = measured.get("median_ms", 0) / 1e3
+    if isinstance(contender, Ceiling):
+        found |= {"pass": "ceiling"}
+        found |= {unit: amount / seconds for unit, amount in contender.per_call.items()}
+    else:
+        found |= {"engine": contender.engine, "kernel": contender.kernel}
+        found["dtype"] = getattr(contender, "dtype", TENSORS.get(case.dtype, case.dtype))
+        if seconds:
+            found["tflops"] = case.flops() / seconds / 1e12
+            found["gbytes_per_s"] = case.bytes() / seconds / 1e9
+    if "watts" in measured and "tflops" in found:
+        found["tflops_per_watt"] = found["tflops"] / measured["watts"]
+    return found | {
         "variant": "deterministic" if case.deterministic else "default",
         "layout": arguments.layout,
         "q_scale": arguments.q_scale,
-        "machine": machine_name(case.device),
-        "threads": arguments.threads if case.device == "cpu" else None,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
-        **(gpu_state() if case.device == "cuda" else {}),
+        **provenance(case.device, arguments.threads),
     }
+
+
+def refusal(case: Case, name: str, sentence: str, arguments) -> dict:
+    """The row of a contender that cannot run the case."""
+    found = {"engine": name, **case_columns(case), "left_out": sentence}
+    return found | provenance(case.device, arguments.threads)
 
 
 def parse_arguments():
@@ -131,9 +84,10 @@ def parse_arguments():
     parser.add_argument("--head-dim", type=numbers, default=[64, 128], metavar="LIST")
     parser.add_argument("--seqlen", type=numbers, default=[4096], metavar="LIST")
     parser.add_argument("--causal", type=numbers, default=[0, 1], metavar="LIST")
+    parser.add_argument("--seqlen-k", type=numbers, default=[None], help="keys; like --seqlen")
     parser.add_argument("--tokens", type=int, help="batch = tokens / seqlen; without it --batch")
     parser.add_argument("--hidden", type=int, help="heads = hidden / head dim; without it --heads")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=numbers, default=[1], metavar="LIST")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, help="default: heads")
     parser.add_argument("--deterministic", action="store_true", help="the backward's variant")
@@ -145,6 +99,9 @@ def parse_arguments():
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--standard", action="store_true", help="attention that stores its scores")
+    parser.add_argument("--ceilings", action="store_true", help="a matrix product and a copy too")
+    parser.add_argument("--sustained", type=float, metavar="SECONDS", help="of each; CUDA only")
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     return parser.parse_args()
@@ -153,12 +110,13 @@ def parse_arguments():
 def main() -> int:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    grid = product(arguments.head_dim, arguments.causal, arguments.seqlen)
-    for head_dim, causal, seqlen in grid:
+    grid = [getattr(arguments, x) for x in "head_dim causal seqlen seqlen_k batch".split()]
+    for head_dim, causal, seqlen, seqlen_k, batch in progress(list(product(*grid))):
         heads = arguments.hidden // head_dim if arguments.hidden else arguments.heads
         case = Case(
-            batch=max(1, arguments.tokens // seqlen) if arguments.tokens else arguments.batch,
+            batch=max(1, arguments.tokens // seqlen) if arguments.tokens else batch,
             seqlen=seqlen,
+            seqlen_k=seqlen_k,
             heads=heads,
             kv_heads=arguments.kv_heads or heads,
             head_dim=head_dim,
@@ -169,14 +127,20 @@ def main() -> int:
             deterministic=arguments.deterministic,
         )
         tensors = Tensors(case, arguments.layout, arguments.q_scale)
-        ready = contenders(case, tensors, arguments)
-        medians = time_all(ready, case.device, arguments.rounds)
-        records = [record(case, one, medians[one.name], arguments) for one in ready]
-        cells = "  ".join(f"{r['engine']} {1e3 * r['tflops']:.1f}" for r in records)
-        print(f"d{head_dim} causal {causal} s{seqlen} GFLOP/s: {cells}", flush=True)
-        if arguments.json:
-            with arguments.json.open("a") as lines:
-                lines.writelines(json.dumps(one) + "\n" for one in records)
+        ready, left_out = contenders(case, tensors, arguments)
+        ready += ceilings(case) if arguments.ceilings else []
+        if arguments.sustained:
+            timings = {one.name: sustained(one, arguments.sustained) for one in ready}
+        else:
+            timings = time_all(ready, case.device, arguments.rounds)
+        rows = [record(case, one, timings[one.name], arguments) for one in ready]
+        cells = "  ".join(f"{r['engine']} {1e3 * r['tflops']:.1f}" for r in rows if "tflops" in r)
+        print(
+            f"d{head_dim} causal {causal} s{seqlen}x{case.keys} b{case.batch} GFLOP/s: {cells}",
+            flush=True,
+        )
+        rows += [refusal(case, *of, arguments) for of in left_out.items()]
+        write_rows(arguments.json, rows)
     return 0
 
 

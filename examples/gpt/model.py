@@ -68,12 +68,16 @@ class GPT(nn.Module):
             for last in (block.attention.out, block.mlp[-1]):
                 nn.init.normal_(last.weight, std=0.02 / (2 * size.layers) ** 0.5)
 
-    def forward(self, tokens, targets):
-        """tokens and targets (batch, seq) -> the mean cross entropy in nats per token."""
+    def logits(self, tokens, last=0):
+        """(batch, seq) -> (batch, seq, vocabulary), or of the last tokens alone."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        logits = self.norm(x) @ self.tokens.weight.T
+        return self.norm(x[:, -last:]) @ self.tokens.weight.T
+
+    def forward(self, tokens, targets):
+        """tokens and targets (batch, seq) -> the mean cross entropy in nats per token."""
+        logits = self.logits(tokens)
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 

@@ -75,12 +75,13 @@ def test_a_line_of_the_command_runs(command, tmp_path):
     assert builds.run(program, *command.split()[1:], cwd=tmp_path)
 
 
-def test_the_picture_is_drawn_from_the_rows():
-    assert draw_speed.PICTURE.read_text() == draw_speed.draw(draw_speed.read(draw_speed.ROWS))
+def test_the_picture_shows_the_rows():
+    shown = re.findall(r">([\d.]+)</text>", draw_speed.PICTURE.read_text())
+    assert {f"{row['tflops']:.3g}" for row in draw_speed.rows()} <= set(shown)
 
 
 def test_the_numbers_are_those_of_the_rows():
-    numbers = draw_speed.summary(draw_speed.read(draw_speed.ROWS))
+    numbers = draw_speed.summary()
     quoted = ("official", "official, lowest", "official, highest", "cuDNN")
     assert re.findall(r"\b1\.\d{3}\b", README) == [f"{numbers[name]:.3f}" for name in quoted]
 

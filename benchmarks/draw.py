@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages and figures of what `make report` measured, from the rows in docs/results/MACHINE alone.
+
+    python3 benchmarks/draw.py      # all of them again; nothing is measured
+
+Next: pieces.py, which says what there is, and figures.py, which draws it.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import figures
+import plot
+from pieces import Piece, pieces
+
+DOCS = figures.ROOT / "docs"
+
+
+def slug(machine: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", machine.lower())).strip("-")
+
+
+class Report:
+    """Where a machine's rows, figures and page are."""
+
+    def __init__(self, folder: Path, machine: str, device: str):
+        self.machine, self.device, name = machine, device, slug(machine)
+        self.results = folder / "results" / name
+        self.figures = folder / "figures" / name
+        self.page = folder / f"report-{name}.md"
+
+    def rows_of(self, piece: Piece) -> Path:
+        return self.results / f"{piece.name}.jsonl"
+
+    def finished(self, piece: Piece, commit: str) -> bool:
+        path = self.rows_of(piece)
+        if not path.exists() or commit.endswith("-dirty"):
+            return False
+        wanted = {"commit": commit, "machine": self.machine, "command": " ".join(piece.command())}
+        return all(
+            row.get(key) == value for row in plot.read([path]) for key, value in wanted.items()
+        )
+
+
+def left_out(rows: list[dict]) -> list[str]:
+    """What could not run and why: each sentence once, with how often it was said."""
+    said = {}
+    for row in rows:
+        if "left_out" in row:
+            key = figures.name_of(row["engine"]), row["left_out"]
+            said[key] = said.get(key, 0) + 1
+    return [f"* {name} did not run in {n} cases: {words}" for (name, words), n in said.items()]
+
+
+def section(piece: Piece, report: Report) -> list[str]:
+    path = report.rows_of(piece)
+    lines = [f"## {piece.title}", "", piece.words, ""]
+    if not path.exists():
+        return [*lines, f"Not measured here: `make report OPTIONS='--only {piece.name}'`.", ""]
+    rows = plot.read([path])
+    relative = os.path.relpath(path, report.page.parent)
+    lines += [f"    benchmarks/{rows[0]['command']}"]
+    lines += ["", f"[Rows]({relative}) of commit {rows[0]['commit']}, {rows[0]['date'][:10]}.", ""]
+    measured = [row for row in rows if "left_out" not in row or "peak_bytes" in row]
+    if measured and piece.draw:
+        picture = report.figures / f"{piece.name}.svg"
+        report.figures.mkdir(parents=True, exist_ok=True)
+        with plot.style():
+            plot.save(piece.draw(measured), picture, Source=figures.source(path))
+        lines += [f"![{piece.title}]({os.path.relpath(picture, report.page.parent)})", ""]
+    if measured and piece.table:
+        lines += [*piece.table(rows), ""]
+    if sentences := left_out(rows):
+        lines += [*sentences, ""]
+    return lines
+
+
+def write_page(report: Report):
+    lines = [f"# Measured on {report.machine}", ""]
+    lines += ["Written by `make report` from its rows alone. How they were timed:"]
+    lines += ["[harness.py](../benchmarks/harness.py).", ""]
+    for piece in pieces(report.device, quick=False):
+        lines += section(piece, report)
+    report.page.write_text("\n".join(lines).rstrip() + "\n")
+    print(f"report: {report.page}")
+
+
+def reports(folder: Path) -> list[Report]:
+    """Of every machine that has been measured."""
+    found = []
+    for results in sorted((folder / "results").iterdir()):
+        files = sorted(results.glob("*.jsonl")) if results.is_dir() else []
+        if files:
+            row = plot.read(files[:1])[0]
+            found.append(
+                Report(folder, row["machine"], "cpu" if " CPUs" in row["machine"] else "cuda")
+            )
+    return found
+
+
+if __name__ == "__main__":
+    for each in reports(DOCS):
+        write_page(each)

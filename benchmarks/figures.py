@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures and tables of measured rows. `draw` functions return a figure, `table` functions lines of
+Markdown; both know nothing but the rows."""
+
+import hashlib
+import math
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python" / "fa3" / "commands"))
+import plot  # noqa: E402  (what `fa3 plot` draws, and the look of all pictures)
+
+OURS = ("hopper", "cpu", "fa3")
+
+
+def name_of(engine: str) -> str:
+    return plot.look([engine])[engine][0]
+
+
+def source(path: Path) -> str:
+    """What a figure was drawn from, as it says itself."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return f"{path.name} sha256 {digest}"
+
+
+def mean(values) -> float:
+    """The geometric mean, which is right for ratios."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def table(titles: list[str], rows: list[list]) -> list[str]:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
+
+
+# ---- Speed by head dim, mask and length ----
+
+
+def bars(rows: list[dict]):
+    return plot.draw(plot.newest(rows), title="")
+
+
+def speeds(rows: list[dict]) -> dict:
+    """engine -> (head dim, causal, length) -> TFLOP/s."""
+    found = defaultdict(dict)
+    for row in plot.newest(rows):
+        found[row["engine"]][row["head_dim"], row["causal"], row["seqlen_q"]] = row["tflops"]
+    return found
+
+
+def ratios(rows: list[dict]) -> list[str]:
+    """fa3 over every other contender, and what the machine itself did beside them."""
+    found = speeds(rows)
+    ours = next((found[name] for name in OURS if name in found), {})
+    lines = []
+    for engine, theirs in found.items():
+        shared = {cell: ours[cell] / theirs[cell] for cell in ours.keys() & theirs.keys()}
+        if shared and theirs is not ours:
+            worst, best = min(shared.values()), max(shared.values())
+            numbers = [f"{x:.3f}" for x in (mean(shared.values()), worst, best)]
+            lines.append([name_of(engine), *numbers, len(shared)])
+    words = table(["fa3's speed over that of", "mean", "lowest", "highest", "cells"], lines)
+    return [*words, "", *ceilings(rows)]
+
+
+def ceilings(rows: list[dict]) -> list[str]:
+    def spread(engine, column):
+        values = sorted(r[column] for r in rows if r["engine"] == engine and column in r)
+        return values and (values[len(values) // 2], values[0], values[-1])
+
+    lines = []
+    for engine, column, unit in (("matmul", "tflops", "TFLOP/s"), ("copy", "gbytes_per_s", "GB/s")):
+        if found := spread(engine, column):
+            middle, least, most = (f"{value:.3g}" for value in found)
+            lines.append(f"{engine} {middle} {unit} ({least} to {most})")
+    clocks = [f"{r['sm_clock_mhz']:.0f}" for r in rows if "sm_clock_mhz" in r]
+    watts = [r["watts"] for r in rows if "watts" in r]
+    if clocks:
+        lines.append(f"SM clock {min(clocks, key=float)} to {max(clocks, key=float)} MHz")
+        lines.append(f"{min(watts):.0f} to {max(watts):.0f} W")
+    return ["In the same run: " + ", ".join(lines) + "."] if lines else []
+
+
+def power(rows: list[dict]) -> list[str]:
+    lines = []
+    for row in rows:
+        if "tflops" not in row:
+            continue
+        where = "" if row["pass"] == "ceiling" else mask_of(row)
+        watts = (
+            [f"{row['watts']:.0f}", f"{row['tflops_per_watt']:.2f}"] if "watts" in row else ["", ""]
+        )
+        clock = f"{row['sm_clock_mhz']:.0f}" if "sm_clock_mhz" in row else ""
+        lines.append([name_of(row["engine"]), where, f"{row['tflops']:.0f}", clock, *watts])
+    return table(["contender", "case", "TFLOP/s", "MHz", "W", "TFLOP/s per W"], lines)
+
+
+def mask_of(row: dict) -> str:
+    return f"d{row['head_dim']} {'causal' if row['causal'] else 'full'}"
+
+
+# ---- One value over another ----
+
+
+def lines(panels: dict, x: str, y: str, log_y: bool):
+    """panels: title -> list of (name, colour, dashes, [(x, y, filled)])."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(max(6.5, 0.8 + 3.8 * len(panels)), 3.6), layout="constrained")
+    drawn = {}
+    for panel, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0],
+                                      panels.items(), strict=True):  # fmt: skip
+        for name, colour, dashes, points in curves:
+            xs, ys, filled = zip(*sorted(points), strict=True)
+            panel.plot(xs, ys, dashes, color=colour, lw=1.6)
+            for at, value, solid in zip(xs, ys, filled, strict=True):
+                panel.plot(at, value, "o", color=colour, mfc=colour if solid else "none", ms=4.5)
+            drawn[name] = (colour, dashes)
+        ticks = sorted({point[0] for curve in curves for point in curve[3]})
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ticks, [plot.short(tick) for tick in ticks])
+        panel.minorticks_off()
+        if log_y:
+            panel.set_yscale("log")
+        panel.set_title(title)
+        panel.set_xlabel(x)
+        panel.set_ylabel(y)
+    handles = [Line2D([], [], color=c, ls=d, label=name) for name, (c, d) in drawn.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
+    return figure
+
+
+def curves(rows, key, point) -> list:
+    """One curve for each key(row) = (engine, what else tells curves apart, dashes)."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(point(row))
+    look = plot.look(engine for engine, _, _ in groups)
+    return [
+        (" ".join(filter(None, (look[engine][0], other))), look[engine][1], dashes, points)
+        for (engine, other, dashes), points in groups.items()
+    ]
+
+
+def errors(rows: list[dict]):
+    dashes = {"fp16": "-", "bf16": "--", "e4m3": ":"}
+    panels = {}
+    for kind, members in plot.grouped([r for r in rows if "rmse" in r], "data").items():
+        once = {(r["engine"], r["dtype"], r["seqlen_k"]): r for r in members}.values()
+        panels[kind[0]] = curves(
+            once,
+            lambda r: (r["engine"], r["dtype"] * (r["dtype"] != "e4m3"), dashes[r["dtype"]]),
+            lambda r: (r["seqlen_k"], r["rmse"], True),
+        )
+    return lines(panels, "keys", "RMSE", log_y=True)
+
+
+def table3(rows: list[dict]) -> list[str]:
+    found = [r for r in rows if "rmse" in r and r["data"] == "outliers" and r["seqlen_k"] == 4096]
+    found = found or [r for r in rows if "rmse" in r and r["data"] == "outliers"]
+    once = {(r["engine"], r["dtype"]): r for r in found}
+    head = f"outliers, {found[0]['seqlen_k']} keys" if found else "outliers"
+    cells = [[name_of(engine), dtype, f"{r['rmse']:.2e}"] for (engine, dtype), r in once.items()]
+    return table([head, "type", "RMSE"], cells)
+
+
+def memory(rows: list[dict]):
+    panels = {}
+    for direction, members in plot.grouped([r for r in rows if "peak_bytes" in r], "pass").items():
+        panels[{"fwd": "forward", "bwd": "forward and backward"}[direction[0]]] = curves(
+            members,
+            lambda r: (r["engine"], "", "-"),
+            lambda r: (r["seqlen_q"], r["peak_bytes"] / 2**30, not r["computed"]),
+        )
+    return lines(panels, "sequence length", "GiB", log_y=True)
+
+
+def decoding(rows: list[dict]):
+    panels = {}
+    timed = [r for r in rows if "gbytes_per_s" in r]
+    for batch, members in plot.grouped(timed, "batch").items():
+        title = f"{batch[0]} sequence{'s' * (batch[0] > 1)}"
+        panels[title] = curves(
+            members,
+            lambda r: (r["engine"], "", "-"),
+            lambda r: (r["seqlen_k"], r["gbytes_per_s"], True),
+        )
+    return lines(panels, "keys", "GB/s", log_y=False)
+
+
+def prefill(rows: list[dict]):
+    panels = {}
+    for size, members in plot.grouped([r for r in rows if "median_ms" in r], "size").items():
+        panels[f"GPT-2 {size[0]}"] = curves(
+            members,
+            lambda r: (r["engine"], "", "-"),
+            lambda r: (r["context"], r["median_ms"], True),
+        )
+    return lines(panels, "tokens of the prompt", "ms", log_y=True)
+
+
+# ---- The rest ----
+
+
+def models(rows: list[dict]) -> list[str]:
+    cells = plot.grouped(rows, "size", "batch", "context")
+    found = []
+    for (size, batch, context), members in cells.items():
+        standard = next((r.get("median_ms") for r in members if r["engine"] == "standard"), None)
+        for row in members:
+            if "median_ms" in row:
+                over = f"{standard / row['median_ms']:.2f}" if standard else "standard does not run"
+                peak = f"{row['peak_bytes'] / 2**30:.1f}"
+                cell = [f"{row['median_ms']:.1f}", f"{row['tokens_per_second']:,.0f}", over, peak]
+            else:
+                cell = ["does not run", "", "", ""]
+            found.append([size, f"{batch} x {context}", name_of(row["engine"]), *cell])
+    titles = ["model", "batch x tokens", "attention", "ms", "tokens/s", "over standard", "peak GiB"]
+    return table(titles, found)
+
+
+def quantizer(rows: list[dict]) -> list[str]:
+    columns = ("gbytes_per_s", "copy_gbytes_per_s")
+    cells = [[r["case"], r["head_dim"], *(f"{r[c]:.0f}" for c in columns)] for r in rows]
+    return table(["case", "head dim", "GB/s", "copy"], cells)
+
+
+def cases(rows: list[dict]):
+    from matplotlib.figure import Figure
+
+    timed = [row for row in rows if "tflops" in row]
+    scale, unit = plot.UNIT[max(row["tflops"] for row in timed) >= plot.TERA_FROM]
+    groups = plot.grouped(timed, "heads", "kv_heads", "head_dim")
+    tallest = max(len(members) for members in groups.values())
+    size = (max(6.5, 4.6 * len(groups)), 1 + 0.3 * tallest)
+    figure = Figure(figsize=size, layout="constrained")
+    for panel, ((heads, kv_heads, dim), members) in zip(
+        figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True
+    ):
+        colour = plot.NAMES["fa3"][1]
+        speed = [scale * row["tflops"] for row in members]
+        drawn = panel.barh([row["case"] for row in members], speed, color=colour)
+        panel.bar_label(drawn, [f"{value:.3g}" for value in speed], padding=3, color=plot.INK)
+        panel.invert_yaxis()
+        panel.margins(x=0.15)
+        panel.grid(False)
+        panel.set_title(f"{heads}:{kv_heads} heads of {dim}, {unit}")
+    return figure

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make report` measures: one row a piece. Next: figures.py, which shows what they wrote."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import figures
+
+
+@dataclass(frozen=True)
+class Piece:
+    name: str  # of its files: docs/results/MACHINE/name.jsonl, docs/figures/MACHINE/name.svg
+    title: str
+    words: str  # of the page
+    program: str  # in benchmarks/, with its options: what writes the rows
+    seconds: float  # about, where it was written; the estimate of what is left goes by it
+    draw: Callable | None  # rows -> a figure
+    table: Callable | None = None  # rows -> lines of Markdown
+
+    def command(self) -> list[str]:
+        return self.program.split()
+
+
+def pieces(device: str, quick: bool) -> list[Piece]:
+    return on_cuda(quick) if device == "cuda" else on_cpu(quick)
+
+
+PAPER = (
+    "Tokens (batch times length) and hidden size (heads times head dim) are constant, as in the "
+    "paper. Standard attention is torch with S and P stored."
+)
+ERRORS = (
+    "Root mean square of O minus float64's. q*1: normal data; v+2: V has the mean 2, as real V "
+    "have means; outliers: N(0, 1) + N(0, 100) Bernoulli(0.001), the data of the paper's Table 3."
+)
+MEMORY = (
+    "What a call adds at most to Q, K and V. Hollow points are computed: S and P alone, where "
+    "standard attention does not fit."
+)
+GPT = "examples/gpt at the sizes of GPT-2; a training step is forward, backward and AdamW."
+PREFILL = "A forward up to the last token's logits, by length of the prompt."
+DECODE = (
+    "One query a sequence, 32 query heads to 8 key heads of 128; GB/s of K, V, Q and O, each read "
+    "or written once. `copy` is what the memory does beside it."
+)
+MASKS = "TFLOP/s over visible pairs of a query and a key; ragged batches are packed (cu_seqlens)."
+
+
+def on_cuda(quick: bool) -> list[Piece]:
+    lengths = "1024,4096,16384" if quick else "512,1024,2048,4096,8192,16384"
+    rounds = 5 if quick else 15
+    grid = f"--device cuda --seqlen {lengths} --tokens 16384 --hidden 2048 --rounds {rounds} "
+    grid += "--head-dim 64,128,256 --ceilings"
+    long = "1024,4096,16384" if quick else "1024,2048,4096,8192,16384,32768"
+    heads = "--heads 32:4:128 --rounds 5" if quick else ""
+    each = "1 --head-dim 128" if quick else "3 --head-dim 64,128,256"
+    sizes = "124M" if quick else "124M,355M"
+    bars, errors = figures.bars, figures.errors
+    return [
+        Piece("forward", "Forward, bf16 (Figure 5)", PAPER,
+              f"rivals.py --dtype bf16 {grid} --standard", 60, bars, figures.ratios),
+        Piece("forward-fp16", "Forward, fp16 (Figure 5)", PAPER,
+              f"rivals.py --dtype fp16 {grid} --standard", 60, bars, figures.ratios),
+        Piece("backward", "Backward, bf16 (Figure 6)", PAPER,
+              f"rivals.py --pass bwd --dtype bf16 {grid} --standard", 90, bars, figures.ratios),
+        Piece("fp8", "FP8 forward (Figure 7)", PAPER,
+              f"rivals.py --dtype e4m3 {grid}", 50, bars, figures.ratios),
+        Piece("sustained", "Without a break",
+              "Each contender alone, call after call: the clock is what the power limit leaves.",
+              f"rivals.py --device cuda --dtype bf16 --seqlen 8192 --tokens 16384 --hidden 2048 "
+              f"--ceilings --sustained {each}", 120, None, figures.power),
+        Piece("masks", "Windows, softcap, sinks, ragged batches", MASKS,
+              f"masks.py {heads}", 30, figures.cases),
+        Piece("quantizer", "The quantizer", "GB/s of a call and of a copy beside it.",
+              "quantizer.py", 15, None, figures.quantizer),
+        Piece("decode", "Decoding", DECODE,
+              f"rivals.py --device cuda --dtype bf16 --seqlen 1 --seqlen-k {long} --batch 1,16,64 "
+              f"--heads 32 --kv-heads 8 --head-dim 128 --causal 0 --rounds {rounds} --ceilings",
+              30, figures.decoding),
+        Piece("errors", "Errors (Table 3), and against length", ERRORS,
+              f"data.py --errors --dtype fp16,bf16,e4m3 --kinds q*1,v+2,outliers --seqlen {long} "
+              "--head-dim 128 --causal 0 --standard --tokens 16384", 40, errors, figures.table3),
+        Piece("memory", "Memory against length", MEMORY,
+              f"memory.py --pass fwd,bwd --seqlen {long}", 20, figures.memory),
+        Piece("training", "Training GPT-2", GPT,
+              f"gpt.py --size {sizes} --context 1024,4096,16384 --tokens 16384 --rounds {rounds}",
+              60, None, figures.models),
+        Piece("prefill", "Prefill", PREFILL,
+              f"gpt.py --work prefill --size 124M --context {long} --rounds {rounds}",
+              30, figures.prefill, figures.models),
+    ]  # fmt: skip
+
+
+def on_cpu(quick: bool) -> list[Piece]:
+    lengths = "512,2048" if quick else "512,1024,2048,4096"
+    rounds = 3 if quick else 9
+    grid = f"--device cpu --seqlen {lengths} --head-dim 64,128 --rounds {rounds} --ceilings"
+    rest = f"--device cpu --rounds {rounds}"
+    bars = figures.bars
+    return [
+        Piece("forward-fp32", "Forward, fp32", "8 heads, batch 1.",
+              f"rivals.py --dtype fp32 {grid} --standard", 30, bars, figures.ratios),
+        Piece("forward-bf16", "Forward, bf16", "8 heads, batch 1.",
+              f"rivals.py --dtype bf16 {grid} --standard", 30, bars, figures.ratios),
+        Piece("backward", "Backward, fp32", "8 heads, batch 1.",
+              f"rivals.py --pass bwd --dtype fp32 {grid} --standard", 60, bars, figures.ratios),
+        Piece("fp8", "FP8 forward", "Tensors of e4m3 numbers: half of bf16's memory.",
+              f"rivals.py --dtype e4m3 {grid}", 30, bars, figures.ratios),
+        Piece("masks", "Windows, softcap, sinks, ragged batches", MASKS,
+              f"masks.py --seqlen {512 if quick else 2048} --heads 32:4:128 {rest}",
+              20, figures.cases),
+        Piece("decode", "Decoding", DECODE,
+              f"rivals.py {rest} --dtype bf16 --seqlen 1 --seqlen-k 1024,4096,16384 --batch 1,4 "
+              "--heads 32 --kv-heads 8 --head-dim 128 --causal 0 --ceilings", 20, figures.decoding),
+        Piece("errors", "Errors (Table 3), and against length", ERRORS,
+              "data.py --errors --device cpu --dtype fp16,bf16,e4m3 --kinds q*1,v+2,outliers "
+              f"--seqlen {lengths} --head-dim 128 --causal 0 --standard --tokens 1 --hidden 128",
+              20, figures.errors, figures.table3),
+        Piece("memory", "Memory against length", MEMORY,
+              "memory.py --device cpu --dtype fp32 --batch 1 --heads 8 --pass fwd,bwd --seqlen "
+              + ("1024,4096" if quick else "1024,2048,4096,8192,16384"), 60, figures.memory),
+        Piece("prefill", "Prefill", PREFILL,
+              f"gpt.py --work prefill --size 124M --context {lengths} {rest}",
+              30, figures.prefill, figures.models),
+    ]  # fmt: skip
