@@ -94,7 +94,9 @@ def nvml():
         return None
     identity = f"GPU-{torch.cuda.get_device_properties(0).uuid}".encode()
     library.nvmlInit_v2()
-    if library.nvmlDeviceGetHandleByUUID(identity, ctypes.byref(device)):
+    if library.nvmlDeviceGetHandleByUUID(identity, ctypes.byref(device)) and (
+        library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+    ):
         return None
     return library, device
 

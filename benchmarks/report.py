@@ -66,7 +66,7 @@ def measure(todo: list[Piece], report: Report) -> list[str]:
 
 
 def devices() -> list[str]:
-    """What can be measured here; NVML is asked in a child, since a fork must find no GPU in use."""
+    """What can be measured here; asked in a child, since pieces are forked from this process."""
     with multiprocessing.get_context("fork").Pool(1) as child:
         return ["cuda", "cpu"] if child.apply(torch.cuda.is_available) else ["cpu"]
 
@@ -86,8 +86,10 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also what is finished")
     parser.add_argument("--out", type=Path, default=harness.ROOT / "docs", metavar="FOLDER")
     arguments = parser.parse_args()
-    failed = []
-    for device in [arguments.device] if arguments.device else devices():
+    failed, there = [], devices()
+    if arguments.device == "cuda" and "cuda" not in there:
+        parser.error("--device cuda: torch finds no CUDA device on this machine")
+    for device in [arguments.device] if arguments.device else there:
         found = pieces(device, arguments.quick)
         report = Report(arguments.out, name_in_child(device), device)
         todo = [p for p in found if arguments.only is None or p.name in arguments.only]
@@ -101,7 +103,7 @@ def main() -> int:
             write_page(report)
         except ModuleNotFoundError as missing:
             print(f"report: {missing}; with it, `make figures` writes {report.page}")
-    if "cuda" not in devices():
+    if "cuda" not in there:
         print("report: GPU pieces did not run: torch finds no CUDA device on this machine")
     return 1 if failed else 0
 
