@@ -152,7 +152,8 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   FA3_TRY(check_head_dim("v", problem->head_dim_v));
   if (problem->heads_k < 1 || problem->heads_q < 1 || problem->heads_q % problem->heads_k != 0) {
     return invalid("q: expected a number of query heads that is a multiple of the ",
-                   problem->heads_k, " key/value heads, got ", problem->heads_q);
+                   problem->heads_k, " key/value heads, got ", problem->heads_q,
+                   "; axes are (batch, seq, heads, dim), strides may be any");
   }
   FA3_TRY(check_like(o, qt, problem->head_dim_v, packed_q, purpose));
   FA3_TRY(check_output_dtype(o, q));
