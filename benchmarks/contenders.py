@@ -3,8 +3,9 @@
 
 Rivals: the backends of torch.nn.functional.scaled_dot_product_attention (CPU: its flash kernel;
 CUDA: cudnn and fa2), FlashAttention-4 where Python finds its flash_attn.cute (engine fa4-sm90),
-with --standard textbook attention, which stores its scores, and any library given by --rival
-LIB.so: another build of fa3, or one that has this C entry:
+with --standard textbook attention, which stores its scores, with --triton what torch.compile makes
+of FlexAttention, and any library given by --rival LIB.so: another build of fa3, or one that has
+this C entry:
 
     struct { int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
              int32_t dtype /* fa3_dtype */, causal; float scale; int32_t reserved;
@@ -258,6 +259,36 @@ class Sdpa:
         return tuple(x.transpose(1, 2) for x in outputs)
 
 
+class Triton:
+    """torch's FlexAttention, which torch.compile turns into a Triton kernel of each shape."""
+
+    name = engine = "triton"
+
+    def __init__(self, case: Case, tensors: Tensors):
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        if find_spec("triton") is None:
+            raise RuntimeError("torch finds no Triton to compile FlexAttention with")
+        self.kernel = f"torch {torch.__version__} FlexAttention, compiled"
+        inputs = [x.transpose(1, 2) for x in (tensors.q, tensors.k, tensors.v)]
+        options = {"enable_gqa": case.heads != case.kv_heads}
+        if case.causal:
+            options["block_mask"] = create_block_mask(
+                lambda b, h, q, k: q >= k, None, None, case.seqlen, case.keys, case.device
+            )
+        if case.backward:
+            inputs = [x.detach().requires_grad_() for x in inputs]
+        torch._dynamo.reset()  # which gives up after some shapes, and would not fuse
+        compiled = torch.compile(flex_attention, dynamic=False)
+        self.call = lambda: (compiled(*inputs, **options),)
+        if case.backward:
+            (o,), d_o = self.call(), tensors.d_o.transpose(1, 2)
+            self.call = lambda: torch.autograd.grad(o, inputs, d_o, retain_graph=True)
+
+    def __call__(self):
+        return tuple(x.transpose(1, 2) for x in self.call())
+
+
 class Fa4:
     """FlashAttention-4, compiled by the CuTe DSL for the GPU at its first call."""
 
@@ -374,6 +405,8 @@ def contenders(case: Case, tensors: Tensors, arguments) -> tuple[list, dict]:
         makers["fa4-sm90"] = lambda: Fa4(plain, tensors)
     if getattr(arguments, "standard", False):
         makers["standard"] = lambda: Standard(plain, tensors)
+    if getattr(arguments, "triton", False):
+        makers["triton"] = lambda: Triton(plain, tensors)
     for path in arguments.rival:
         makers[path] = lambda path=path: rival(path, plain, tensors, arguments)
     ready, left_out, truth = [], {}, None

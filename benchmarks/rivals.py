@@ -100,6 +100,7 @@ def parse_arguments():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--standard", action="store_true", help="attention that stores its scores")
+    parser.add_argument("--triton", action="store_true", help="FlexAttention, compiled")
     parser.add_argument("--ceilings", action="store_true", help="a matrix product and a copy too")
     parser.add_argument("--sustained", type=float, metavar="SECONDS", help="of each; CUDA only")
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")

@@ -26,11 +26,13 @@ NAMES = {
     "fa3-official": ("FlashAttention-3, official", "#3b82f6"),
     "cudnn": ("cuDNN", "#2f9e44"),
     "fa2": ("FlashAttention-2", "#9a6bd0"),
+    "fa4-sm90": ("FlashAttention-4", "#5c7cfa"),
+    "triton": ("Triton (FlexAttention)", "#b08800"),
     "sdpa": ("PyTorch's own", "#3b82f6"),
     "torch-cpu": ("PyTorch", "#3b82f6"),
     "standard": ("standard attention", "#868e96"),
 }
-OTHERS = ("#b08800", "#5c7cfa", "#74b816", "#c2255c")
+OTHERS = ("#74b816", "#c2255c", "#1098ad", "#ae3ec9")
 INK = "#7d8790"
 STYLE = (
     {
