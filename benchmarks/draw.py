@@ -17,6 +17,18 @@ from pieces import Piece, pieces
 DOCS = figures.ROOT / "docs"
 
 
+# Measured once, by kernels that are no longer built: folder of a machine -> title, rows, table.
+RECORDED = {
+    "nvidia-h200": [
+        (
+            "What each idea is worth (Table 2)",
+            "ablation-h200-2026-11-21.jsonl",
+            figures.ablation,
+        )
+    ]
+}
+
+
 def slug(machine: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", machine.lower())).strip("-")
 
@@ -82,6 +94,10 @@ def write_page(report: Report):
     lines += ["[harness.py](../benchmarks/harness.py).", ""]
     for piece in pieces(report.device, quick=False):
         lines += section(piece, report)
+    for title, name, table in RECORDED.get(report.results.name, []):
+        rows = plot.read([DOCS / "results" / name])
+        lines += [f"## {title}", "", f"[Rows](results/{name}) of commit {rows[0]['commit']}.", ""]
+        lines += [*table(rows), ""]
     report.page.write_text("\n".join(lines).rstrip() + "\n")
     print(f"report: {report.page}")
 

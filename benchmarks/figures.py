@@ -223,6 +223,16 @@ def models(rows: list[dict]) -> list[str]:
     return table(titles, found)
 
 
+def ablation(rows: list[dict]) -> list[str]:
+    paper = {"full": 661, "no_pipelining": 582, "plain_no_warp_specialisation": 570}  # on an H100
+    cells = [
+        [r["variant"].replace("_", " "), r["kernel"].split()[-1], f"{r['tflops']:.0f}",
+         paper.get(r["variant"], "")]
+        for r in rows
+    ]  # fmt: skip
+    return table(["variant", "tile", "TFLOP/s", "paper, H100"], cells)
+
+
 def quantizer(rows: list[dict]) -> list[str]:
     columns = ("gbytes_per_s", "copy_gbytes_per_s")
     cells = [[r["case"], r["head_dim"], *(f"{r[c]:.0f}" for c in columns)] for r in rows]
