@@ -3,6 +3,7 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def tree(tmp_path):
     source.parent.mkdir(parents=True)
     source.write_text(KERNEL)
     return tmp_path, source, tmp_path / "record.json"
+
+
+def run_piece(name, commands, build):
+    with ThreadPoolExecutor(2) as pool:
+        return gpu_verify.run_piece(name, commands, build, pool)
 
 
 def write_record(root, record, passed=True):
@@ -145,12 +151,12 @@ def test_a_missing_record_and_a_failed_piece_are_problems(tree):
     ],
 )
 def test_a_piece_passes_only_with_checks_and_without_failures(script, passed, tmp_path):
-    result = gpu_verify.run_piece("piece", [[sys.executable, "-c", script]], tmp_path)
+    result = run_piece("piece", [[sys.executable, "-c", script]], tmp_path)
     assert result["passed"] is passed
 
 
 def test_a_piece_without_its_tool_says_so(tmp_path):
-    result = gpu_verify.run_piece("piece", [["no-such-tool"]], tmp_path)
+    result = run_piece("piece", [["no-such-tool"]], tmp_path)
     assert not result["passed"]
     assert "no-such-tool is not on this machine" in result["skipped"]
 
@@ -158,8 +164,8 @@ def test_a_piece_without_its_tool_says_so(tmp_path):
 def test_a_piece_of_several_commands_sums_them_and_fails_with_one(tmp_path):
     good = [sys.executable, "-c", "print('3 checks, 0 failures')"]
     bad = [sys.executable, "-c", "print('2 checks, 1 failures'); raise SystemExit(1)"]
-    both = gpu_verify.run_piece("piece", [good, good], tmp_path)
+    both = run_piece("piece", [good, good], tmp_path)
     assert both["passed"] and both["checks"] == 6
-    one = gpu_verify.run_piece("piece", [good, bad, good], tmp_path)
+    one = run_piece("piece", [good, bad, good], tmp_path)
     assert not one["passed"] and (one["checks"], one["failures"]) == (8, 1)
     assert one["output"] == ["2 checks, 1 failures"]

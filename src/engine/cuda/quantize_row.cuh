@@ -128,11 +128,11 @@ __device__ inline void mix(const Mixing& mixing, const RowLane& at, Channels* ro
       row->x[i + stride] = __fsub_rn(a, b);
     }
   }
-  for (int step = 1; step * kChannels < mixing.block; step *= 2) {
-    const int partner = at.in_warp(at.lane ^ step);
+  for (int bit = 0; kChannels << bit < mixing.block; ++bit) {
+    const int partner = at.in_warp(at.lane ^ 1 << bit);
     // other + mine or other - mine, rounded once: one instruction, as long as the compiler does not
     // see that the sign is one of two.
-    const float sign = __uint_as_float(0x3f800000u | unsigned(at.lane / step & 1) << 31);
+    const float sign = __uint_as_float(0x3f800000u | unsigned(at.lane) >> bit << 31);
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
       const float other = __shfl_sync(kAllLanes, row->x[i], partner);
