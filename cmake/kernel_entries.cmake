@@ -28,8 +28,8 @@ namespace fa3::hopper {
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# Into list <result>, the forward's kinds of these elements: each in every Variant of forward_config.h.
-function(fa3_forward_kinds result)
+# Into list <result>, the kinds of kernels of these elements: each in every Variant of forward_config.h.
+function(fa3_kernel_kinds result)
   set(kinds)
   foreach(element ${ARGN})
     foreach(variant kDense kGeneral kCapped)

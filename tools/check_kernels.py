@@ -52,26 +52,33 @@ def forward(d: int, dv: int, _block_m: int, block_n: int, variant: int) -> Expec
     return Expected(2 * d // 16, 2 * block_n // 16, 7 + (dv <= 64), sites * block_n // 2, 8)
 
 
-def backward(d: int, dv: int, block_m: int, block_n: int, *_: int) -> Expected:
+def backward(d: int, dv: int, block_m: int, block_n: int, variant: int) -> Expected:
     """Sites up to 128 columns: S in first block and step, dP and dV in the step, dK also last.
 
     Beyond, each side has two sites of its tile and two of its sum. dQ's parts are unrolled where
-    there are two.
+    there are two. Softcap of large products has one more exponential wherever there are scores.
     """
     slab = 64 if d % 64 == 0 else 32
     parts = block_m // 64 * (d // slab)
     dq_sites = parts if parts <= 2 else 1
     dq = dq_sites * block_n // 16
+    exponentials = block_m * (2 if variant == CAPPED else 1)
     if d <= 128:
-        return Expected(2 * d // 16 + dv // 16 + dq, 3 * block_m // 16, 10 + 2 * dq_sites, block_m)
-    return Expected(2 * (d + dv) // 16 + dq, 4 * block_m // 16, 14 + 2 * dq_sites, block_m)
+        return Expected(
+            2 * d // 16 + dv // 16 + dq, 3 * block_m // 16, 10 + 2 * dq_sites, exponentials
+        )
+    return Expected(2 * (d + dv) // 16 + dq, 4 * block_m // 16, 14 + 2 * dq_sites, exponentials)
 
 
 VARIANT, CAPPED = rb".*?7VariantE(\d)", 2  # as in forward_config.h
 CONFIG = rb"ELNS_4cuda7ElementE(\d)" + rb"ELi(\d+)" * 4
 KERNELS = (
     ("forward", re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + CONFIG + VARIANT), forward),
-    ("backward", re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + CONFIG), backward),
+    (
+        "backward",
+        re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + CONFIG + VARIANT),
+        backward,
+    ),
 )
 
 

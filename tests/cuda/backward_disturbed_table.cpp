@@ -9,16 +9,20 @@ namespace fa3::hopper {
 namespace {
 
 template <int... Rows>
-BackwardKernel find(int row, std::integer_sequence<int, Rows...>) {
-  constexpr BackwardKernel (*kEntries[])() = {&backward_entry<Rows, Element::kBf16>...};
-  return kEntries[row]();
+BackwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>) {
+  constexpr Element kBf16 = Element::kBf16;
+  constexpr BackwardKernel (*kEntries[][kNumVariants])() = {
+      {&backward_entry<Rows, kBf16, Variant::kDense>,
+       &backward_entry<Rows, kBf16, Variant::kGeneral>,
+       &backward_entry<Rows, kBf16, Variant::kCapped>}...};
+  return kEntries[row][int(variant)]();
 }
 
 }  // namespace
 
-BackwardKernel backward_kernel_at(int row, Element element) {
+BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();
-  return find(row, std::make_integer_sequence<int, int(kBackwardTable.size())>());
+  return find(row, variant, std::make_integer_sequence<int, int(kBackwardTable.size())>());
 }
 
 }  // namespace fa3::hopper

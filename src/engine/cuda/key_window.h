@@ -9,6 +9,7 @@ namespace fa3::cuda {
 
 struct KeyWindow {
   static constexpr bool kHidesLeft = true;
+  static constexpr bool kHidesRight = true;
   RightEdge right;
   int first_begin;  // the first query sees no key below this; the i-th none below first_begin + i
   int last_begin;   // of the last query; at most 0 where the left side is not masked

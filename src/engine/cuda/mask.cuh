@@ -21,13 +21,14 @@ __device__ __forceinline__ void mask_scores(float (&scores)[Count], const Edge& 
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     const int query = pack.query(row + r * kRowDistance);
-    end[r] = edge.end_of(query) - lane_key;
+    if constexpr (Edge::kHidesRight) end[r] = edge.end_of(query) - lane_key;
     if constexpr (Edge::kHidesLeft) begin[r] = edge.begin_of(query) - lane_key;
   }
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
     const int column = fragment_column(i), r = fragment_row_slot(i);
-    bool hidden = column >= end[r];
+    bool hidden = false;
+    if constexpr (Edge::kHidesRight) hidden = column >= end[r];
     if constexpr (Edge::kHidesLeft) hidden = hidden || column < begin[r];
     if (hidden) scores[i] = -kInfinity;
   }

@@ -10,6 +10,7 @@ namespace fa3::cuda {
 // Keys end on the right: at the diagonal, which moves by a key a query, and where the sequence ends.
 struct RightEdge {
   static constexpr bool kHidesLeft = false;
+  static constexpr bool kHidesRight = true;
   int first_end;  // the first query sees the keys below this; the i-th those below first_end + i
   int keys;       // none from here up
 

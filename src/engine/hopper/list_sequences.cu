@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   const int all = int(min(sum, Count(list.capacity)));
   if (thread == 0) {
     *list.num_entries = all;
-    *list.ticket_counter = 0;
+    if (list.ticket_counter) *list.ticket_counter = 0;
   }
   __syncthreads();
   next_entry[thread] = first;

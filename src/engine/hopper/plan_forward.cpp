@@ -60,11 +60,6 @@ Status check_layouts(const ForwardLaunch& a) {
   return check("o", a.o);
 }
 
-const char* mask_name(const MaskRuleOf<int>& mask) {
-  if (mask.hides_nothing()) return "";
-  return mask.left == mask.kUnbounded && mask.right == 0 ? " causal" : " window";
-}
-
 bool nothing_to_do(const ForwardLaunch& a) {
   return a.q.batches == 0 || a.q.heads == 0 || a.q.rows == 0;
 }
@@ -87,8 +82,9 @@ Variant variant_of(const Problem& p) {
   return window || p.has_sink || is_ragged(p) ? Variant::kGeneral : Variant::kDense;
 }
 
-bool is_causal(const MaskRule& mask) {
-  return mask.right == 0 && mask.left == MaskRule::kUnbounded;
+const char* mask_name(const MaskRuleOf<int>& mask) {
+  if (mask.hides_nothing()) return "";
+  return mask.left == mask.kUnbounded && mask.right == 0 ? " causal" : " window";
 }
 
 Element element_of(DType dtype) {
@@ -135,15 +131,6 @@ Status check_forward(const Problem& p) {
       extents_of(p.lengths_k, p.batch).rows > kMaxRows || p.batch > kMaxRows) {
     return unsupported("more than 2^30 rows of a sequence or of packed ones, or 2^30 sequences");
   }
-  return {};
-}
-
-Status check_features(const Problem& p) {
-  FA3_TRY(check_forward(p));
-  if (is_ragged(p)) return unsupported("sequences of unequal lengths");
-  if (!p.mask.hides_nothing() && !is_causal(p.mask)) return unsupported("sliding windows");
-  if (p.softcap != 0.0f) return unsupported("softcap");
-  if (p.has_sink) return unsupported("sink logits");
   return {};
 }
 

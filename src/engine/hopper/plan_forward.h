@@ -26,14 +26,11 @@ int choose_row(const ForwardShape& shape);
 // The least that a kernel must be compiled for.
 Variant variant_of(const Problem& problem);
 
-// What no forward kernel can do yet, in a sentence; OK if one can. Needs no GPU.
+// What no kernel of either pass can do yet, in a sentence; OK if one can. Needs no GPU.
 Status check_forward(const Problem& problem);
 
-// The same for both passes: the backward has no windows, softcap, sinks or lengths of its own yet.
-Status check_features(const Problem& problem);
-
 // A problem's words in the kernels'. Shared with the backward.
-bool is_causal(const MaskRule& mask);
+const char* mask_name(const MaskRuleOf<int>& mask);
 Element element_of(DType dtype);
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
                    int64_t columns);

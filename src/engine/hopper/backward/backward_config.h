@@ -18,12 +18,28 @@ struct BackwardConfig {
   int block_n = 128;     // keys a thread block, 64 for each warpgroup that sums dK and dV
   int stages = 4;        // slots of Q and of dO
   int ds_slots = 2;      // slots of dS, between those warpgroups and the one that multiplies dQ
+  Variant variant = Variant::kDense;
 
-  FA3_HD constexpr BackwardConfig with(Element e) const {
+  FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
     other.element = e;
+    other.variant = v;
+    if (other.keeps_sloped()) {  // what capped weights keep for dS takes the place of Q and dO
+      other.block_m = 64;
+      other.stages = 3;
+    }
     return other;
   }
+
+  // Preprocess and postprocess know nothing of a softcap.
+  FA3_HD constexpr BackwardConfig without_cap() const {
+    BackwardConfig other = *this;
+    if (capped()) other.variant = Variant::kGeneral;
+    return other;
+  }
+
+  FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
+  FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   // Beyond 128 columns dK and dV of 64 keys fill two warpgroups, one each (side_gradients.cuh).
   FA3_HD constexpr bool splits_sides() const { return head_dim > 128; }
@@ -34,9 +50,10 @@ struct BackwardConfig {
   }
 
   // A launch of 384 threads gives each 168 registers, so three warpgroups have 504 to share: 88 +
-  // 2 * 208. The one of dQ holds a part of it (32) and the loader's state; the others need what follows.
-  FA3_HD constexpr int query_registers() const { return 88; }
-  FA3_HD constexpr int key_registers() const { return 208; }
+  // 2 * 208, or 72 + 2 * 216 beside a softcap. The one of dQ holds a part of it (32, or two) and the
+  // loader's state; the others need what follows.
+  FA3_HD constexpr int query_registers() const { return keeps_sloped() ? 72 : 88; }
+  FA3_HD constexpr int key_registers() const { return keeps_sloped() ? 216 : 208; }
 
   // dK and dV (one of them where sides are split), a tile, a packed one, and 24 for the rest.
   FA3_HD constexpr int key_registers_used() const {
@@ -50,9 +67,11 @@ struct BackwardConfig {
   FA3_HD constexpr tile::TileLayout k_layout() const { return {block_n, head_dim}; }
   FA3_HD constexpr tile::TileLayout v_layout() const { return {block_n, head_dim_v}; }
   FA3_HD constexpr tile::TileLayout ds_layout() const { return {block_m, block_n}; }
-  // Weights in registers' order, handed from side to side.
+  // A warpgroup's weights in registers' order: handed from side to side; capped and times the cap's
+  // slope, kept by each thread for itself until dS is computed.
+  FA3_HD constexpr bool keeps_sloped() const { return capped() && !splits_sides(); }
   FA3_HD constexpr int p_bytes() const {
-    return splits_sides() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
+    return splits_sides() || capped() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
   }
   FA3_HD constexpr DqParts dq_parts() const { return {block_m, head_dim}; }
 };

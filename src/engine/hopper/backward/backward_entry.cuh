@@ -9,16 +9,13 @@
 
 namespace fa3::hopper {
 
-template <BackwardConfig C>
-BackwardKernel backward_kernel_of() {
-  return {C, reinterpret_cast<const void*>(&preprocess_kernel<C>),
-          reinterpret_cast<const void*>(&backward_kernel<C>),
-          reinterpret_cast<const void*>(&postprocess_kernel<C>), backward_smem_bytes<C>()};
-}
-
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 BackwardKernel backward_entry() {
-  return backward_kernel_of<kBackwardTable[Row].config.with(E)>();
+  constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
+  constexpr BackwardConfig kRows = kMain.without_cap();
+  return {kMain, reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
+          reinterpret_cast<const void*>(&backward_kernel<kMain>),
+          reinterpret_cast<const void*>(&postprocess_kernel<kRows>), backward_smem_bytes<kMain>()};
 }
 
 }  // namespace fa3::hopper

@@ -16,10 +16,10 @@ struct BackwardKernel {
 };
 
 // Defined by the generated source file of row `Row` (backward_entry.cuh).
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 BackwardKernel backward_entry();
 
 // The kernels of a row of kBackwardTable for an element type.
-BackwardKernel backward_kernel_at(int row, Element element);
+BackwardKernel backward_kernel_at(int row, Element element, Variant variant);
 
 }  // namespace fa3::hopper

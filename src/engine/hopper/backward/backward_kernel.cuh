@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(C.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   const BackwardAddresses<C> at{uniform(ptx::cvta_to_shared(raw_smem))};
-  const KeyBlockWork<C> work(params, int(blockIdx.x));
+  const KeyBlockWork<C> work(params, int(blockIdx.x),
+                             reinterpret_cast<BackwardSmem<C>*>(raw_smem)->work);
 
   // Uniform over the warp, and known to be: the branch below must not diverge.
   const int warp = uniform(threadIdx.x / kWarpSize);
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
+  if (!work.exists()) return;
 
   if (warpgroup == int(BackwardWarpgroup::kQuery)) {
     ptx::setmaxnreg_dec<C.query_registers()>();

@@ -7,8 +7,10 @@
 #include <cstdint>
 
 #include "engine/cuda/rows.h"
+#include "engine/cuda/soft_cap.h"
 #include "engine/hopper/backward/query_steps.h"
 #include "engine/hopper/forward_config.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 
 namespace fa3::hopper {
 
@@ -25,6 +27,15 @@ struct QueryScratch {
   FA3_HD constexpr int64_t block(int batch, int head, int m_block) const {
     return (int64_t{batch} * heads + head) * q_blocks + m_block;
   }
+  FA3_HD constexpr int64_t block(const ScratchPlace& place, int head, int m_block) const {
+    return block(place.batch, head, place.first_block + m_block);
+  }
+};
+
+// Blocks of ragged sequences, of queries or of keys, as the device lists them.
+struct BlockList {
+  const SequenceTiles* sequences = nullptr;  // null: all sequences are as long
+  const int* num_entries = nullptr;
 };
 
 struct PreprocessParams {
@@ -34,6 +45,12 @@ struct PreprocessParams {
   RowFloats d_lse;  // data may be null: zero
   QueryScratch scratch;
   int seqlen_q;
+
+  // Of kernels that are compiled for it.
+  BlockList list;
+  bool q_is_packed;
+  const float* sink;  // one for each query head; null: none
+  float* sink_sums;   // of each query block: the sink's weights times Delta
 };
 
 struct BackwardParams {
@@ -51,6 +68,21 @@ struct BackwardParams {
   int heads_per_kv_head;
   float scale;
   float scale_log2;  // scale * log2(e)
+
+  // Of kernels that are compiled for it. The maps above are clipped then; these are for boxes outside of
+  // their tensors (tensor_map.h).
+  CUtensorMap q_outside;
+  CUtensorMap d_o_outside;
+  CUtensorMap k_outside;
+  CUtensorMap v_outside;
+  int columns;  // of Q and K
+  int columns_v;
+  BlockList list;
+  bool q_is_packed;
+  MaskRuleOf<int> mask;
+  float scale_of_one_key;  // instead of scale, where a sequence has one
+  cuda::SoftCap soft_cap;
+  float per_cap;  // 1 / soft_cap.cap
 };
 
 struct PostprocessParams {
@@ -58,6 +90,11 @@ struct PostprocessParams {
   QueryScratch scratch;
   int seqlen_q;
   float scale;
+
+  // Of kernels that are compiled for it.
+  BlockList list;
+  bool q_is_packed;
+  float scale_of_one_key;
 };
 
 }  // namespace fa3::hopper

@@ -10,8 +10,7 @@
 
 #include <cstddef>
 
-#include "engine/hopper/backward/backward_config.h"
-#include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/backward/key_block_work.cuh"
 #include "engine/hopper/piece/pipeline.cuh"
 
 namespace fa3::hopper {
@@ -27,7 +26,7 @@ struct BackwardSmem {
   alignas(kSmemAlignment) unsigned char v[C.v_layout().bytes()];
   alignas(kSmemAlignment) unsigned char q[C.stages][C.q_layout().bytes()];
   alignas(kSmemAlignment) unsigned char d_o[C.stages][C.d_o_layout().bytes()];
-  // dS, and behind it P where sides are split.
+  // dS, and behind it P where sides are split or scores are capped.
   alignas(kSmemAlignment) unsigned char ds[C.ds_slots][C.ds_layout().bytes() + C.p_bytes()];
   alignas(16) float lse[C.stages][C.block_m];    // come and go with Q
   alignas(16) float delta[C.stages][C.block_m];  // with dO
@@ -38,6 +37,7 @@ struct BackwardSmem {
   RingBarriers<C.stages> d_o_ring;
   RingBarriers<C.ds_slots> ds_ring;
   RingBarriers<C.ds_slots> p_ring;
+  typename KeyBlockWork<C>::Record work;
 };
 
 // The same plan by shared-memory addresses, which is what the hardware's instructions take.
@@ -91,36 +91,5 @@ constexpr int backward_smem_bytes() {
   static_assert(sizeof(BackwardSmem<C>) <= kMaxSmemBytes);
   return sizeof(BackwardSmem<C>);
 }
-
-// The work of one thread block: a key block, and the query blocks that see it, head after head of the
-// group that shares the keys.
-template <BackwardConfig C>
-struct KeyBlockWork {
-  KeyBlockIndex at;
-  QuerySteps steps;
-  int num_steps;
-
-  __device__ __forceinline__ KeyBlockWork(const BackwardParams& params, int tile)
-      : at(params.order.at(tile)),
-        steps(query_steps(params.extents, at.n_block * C.block_n, C.block_n, C.block_m)),
-        num_steps(steps.per_head() * params.heads_per_kv_head) {}
-};
-
-// One of the query blocks of a KeyBlockWork.
-struct QueryBlock {
-  int head;
-  int m_block;
-
-  __device__ __forceinline__ static QueryBlock first(const BackwardParams& params, KeyBlockIndex at,
-                                                     QuerySteps steps) {
-    return {at.kv_head * params.heads_per_kv_head, steps.first_block};
-  }
-  __device__ __forceinline__ void advance(QuerySteps steps) {
-    if (++m_block == steps.end_block) {
-      m_block = steps.first_block;
-      ++head;
-    }
-  }
-};
 
 }  // namespace fa3::hopper

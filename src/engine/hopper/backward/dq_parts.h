@@ -30,6 +30,10 @@ struct DqParts {
   FA3_HD constexpr int first_row(int part) const {
     return part / column_parts() * kRowsPerWarpgroup;
   }
+  // Of the 16 rows that a thread's warp has.
+  FA3_HD constexpr int first_row_of_warp(int part, int thread) const {
+    return first_row(part) + thread % kWarpgroupSize / kWarpSize * kRowsPerWarp;
+  }
   FA3_HD constexpr int first_column(int part) const { return part % column_parts() * columns(); }
 
   // Of a thread's group in the chunk, in floats.

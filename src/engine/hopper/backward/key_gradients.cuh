@@ -29,21 +29,22 @@ class KeyGradients {
         at_(at),
         work_(work),
         warpgroup_(warpgroup),
-        first_key_(work.at.n_block * C.block_n + warpgroup * kRowsPerWarpgroup),
-        free_from_(free_from(params.extents, first_key_, kRowsPerWarpgroup)) {}
+        first_key_(work.first_key() + warpgroup * kRowsPerWarpgroup),
+        free_(free_queries(work.extents(), first_key_, kRowsPerWarpgroup)) {}
 
   __device__ __forceinline__ void run() {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
-    if (work_.num_steps > 0) sum(dk, dv);
+    if (work_.num_steps() > 0) sum(dk, dv);
     keys_done<C>();
-    store_gradient<C.element, kDk>(at_.q(warpgroup_), dk, params_.scale);
+    store_gradient<C.element, kDk>(at_.q(warpgroup_), dk, work_.scale());
     store_gradient<C.element, kDv>(at_.d_o(warpgroup_), dv, 1.0f);
     ptx::fence_proxy_async();
     ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
     if (!stores()) return;
-    copy_gradient<kDk>(params_.dk_map, at_.q(warpgroup_), work_.at, first_key_);
-    copy_gradient<kDv>(params_.dv_map, at_.d_o(warpgroup_), work_.at, first_key_);
+    const ptx::TileCoordinates to = work_.gradients(first_key_);
+    copy_gradient<kDk, C.general()>(params_.dk_map, params_.columns, at_.q(warpgroup_), to);
+    copy_gradient<kDv, C.general()>(params_.dv_map, params_.columns_v, at_.d_o(warpgroup_), to);
     finish_copies();
   }
 
@@ -57,17 +58,19 @@ class KeyGradients {
   static constexpr tile::TileLayout kDk{kRowsPerWarpgroup, C.head_dim};
   static constexpr tile::TileLayout kDv{kRowsPerWarpgroup, C.head_dim_v};
   static_assert(kDk.bytes() <= kQ.bytes() && kDv.bytes() <= kDo.bytes());
-  static_assert(C.key_warpgroups() <= C.stages);
+  static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_slots);
 
   __device__ __forceinline__ void sum(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
-    QueryBlock block = QueryBlock::first(params_, work_.at, work_.steps);
+    const QuerySteps steps = work_.steps();
+    const int num_steps = work_.num_steps();
+    QueryBlock block = work_.first_queries();
     // Carried as floats and packed at the loop's top: packed ones over the back edge are serialised.
     typename Tile::Scores p;
     first_weights(p, block.m_block);
     at_.v_once().wait_full({});
     at_.d_o_ring().wait_full(cursor_);
     for (int step = 1;; ++step) {
-      const bool last = step == work_.num_steps;
+      const bool last = step == num_steps;
       typename Tile::Packed ds;
       score_gradient(ds, p, dv);
       if (!last) at_.q_ring().wait_full(cursor_.next());
@@ -76,7 +79,7 @@ class KeyGradients {
         last_key_gradient(dk, ds);
         return;
       }
-      block.advance(work_.steps);
+      block.advance(steps);
       next_weights(p, block.m_block, dk, ds);
       cursor_.advance();
     }
@@ -85,7 +88,7 @@ class KeyGradients {
   __device__ __forceinline__ void first_weights(typename Tile::Scores& p, int m_block) {
     at_.k_once().wait_full({});
     at_.q_ring().wait_full(cursor_);
-    typename Tile::Statistics lse;
+    typename Tile::Lse lse;
     Tile::read(lse, at_.lse(cursor_.slot()));
     ptx::wgmma_fence();
     issue_scores(p, cursor_.slot());
@@ -110,7 +113,11 @@ class KeyGradients {
     ptx::wgmma_wait_group<1>();
     typename Tile::Statistics delta;
     Tile::read(delta, at_.delta(slot));
-    Tile::differentiate(p, packed, delta);
+    if constexpr (C.capped()) {
+      Tile::differentiate(p, at_.p(warpgroup_), delta);
+    } else {
+      Tile::differentiate(p, packed, delta);
+    }
     at_.ds_ring().wait_empty(ds_cursor_);
     Tile::pack(packed, p);
     hand_over(packed);
@@ -137,7 +144,7 @@ class KeyGradients {
     tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(cursor_.slot())));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
-    typename Tile::Statistics lse;  // read only now: held under the product, 3% slower
+    typename Tile::Lse lse;  // read only now: held under the product, 3% slower
     Tile::read(lse, at_.lse(next.slot()));
     exponentiate(p, lse, m_block);
     at_.d_o_ring().wait_full(next);
@@ -159,10 +166,14 @@ class KeyGradients {
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
-                                               const typename Tile::Statistics& lse, int m_block) {
+                                               const typename Tile::Lse& lse, int m_block) {
     const int first_row = m_block * C.block_m;
-    if (first_row < free_from_) Tile::mask(scores, params_.extents, first_key_, first_row);
-    Tile::exponentiate(scores, lse, params_.scale_log2);
+    const auto score = Tile::score_of(params_);
+    score.prepare(scores);
+    if (Tile::is_masked(free_, first_row)) {
+      Tile::mask(scores, work_.extents(), first_key_, first_row);
+    }
+    Tile::exponentiate(scores, lse, score, at_.p(warpgroup_));
   }
 
   __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }
@@ -172,7 +183,7 @@ class KeyGradients {
   const KeyBlockWork<C>& work_;
   const int warpgroup_;
   const int first_key_;
-  const int free_from_;  // queries from here on see all keys of this warpgroup
+  const KeyRangeOf<int> free_;  // queries that see all keys of this warpgroup
   Cursor cursor_;
   RingCursor<C.ds_slots> ds_cursor_;
 };

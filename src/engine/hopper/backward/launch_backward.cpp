@@ -6,7 +6,9 @@
 
 #include "core/workspace.h"
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/backward/sink_gradient.h"
 #include "engine/hopper/launch.h"
+#include "engine/hopper/list_sequences.h"
 
 namespace fa3::hopper {
 namespace {
@@ -17,17 +19,75 @@ constexpr int kPreprocessThreads = 256;
 // Of Q, dO and the sums of dQ of the heads in work: a part of the L2 cache.
 constexpr int64_t kSectionBytes = 8 << 20;
 
-QueryScratch carve(const BackwardConfig& c, const BackwardArguments& a, Carver& carver) {
-  const int64_t q_blocks = ceil_div(a.q.rows, c.block_m);
-  const int64_t blocks = backward_num_query_blocks(c, a);
-  QueryScratch scratch{};
-  scratch.dq_sum = carver.take<float>(blocks, c.dq_parts().chunk_floats());
-  scratch.lse_log2 = carver.take<float>(blocks, c.block_m);
-  scratch.delta = carver.take<float>(blocks, c.block_m);
-  if (a.deterministic) scratch.turns = carver.take<int>(blocks);
-  scratch.q_blocks = int(q_blocks);
-  scratch.heads = int(a.q.heads);
-  return scratch;
+// So many of a list's tiles go longest first at the very end, whatever their head: some for each of
+// an H200's multiprocessors.
+constexpr int kTailTiles = 4 * 132;
+
+// Blocks of rows of all sequences; where they are ragged, the most that there can be: each sequence
+// ends within a block, and so do the rows that none owns.
+int64_t row_blocks(const TensorSpan& t, int block_rows, const BackwardArguments& a) {
+  if (!a.ragged) return capped_product(ceil_div(t.rows, block_rows), t.batches);
+  return ceil_div(t.rows * t.batches, block_rows) + a.sequences + 1;
+}
+
+// A list of tiles and how many it has.
+struct ListMemory {
+  SequenceTiles* entries = nullptr;
+  int* num_entries = nullptr;
+
+  BlockList list() const { return {entries, num_entries}; }
+};
+
+struct Workspace {
+  QueryScratch scratch;
+  float* sink_sums = nullptr;
+  ListMemory queries, keys;  // of ragged lengths
+};
+
+// Packed queries are one batch entry of the scratch too.
+Workspace carve(const BackwardConfig& c, const BackwardArguments& a, Carver& carver) {
+  const int64_t q_blocks =
+      a.lengths_q.in_one_tensor ? row_blocks(a.q, c.block_m, a) : ceil_div(a.q.rows, c.block_m);
+  const int64_t blocks = capped_product(q_blocks, a.q.heads, a.q.batches);
+  Workspace w;
+  w.scratch.dq_sum = carver.take<float>(blocks, c.dq_parts().chunk_floats());
+  w.scratch.lse_log2 = carver.take<float>(blocks, c.block_m);
+  w.scratch.delta = carver.take<float>(blocks, c.block_m);
+  w.scratch.turns = a.deterministic ? carver.take<int>(blocks) : nullptr;
+  w.scratch.q_blocks = int(q_blocks);
+  w.scratch.heads = int(a.q.heads);
+  if (a.has_sink) w.sink_sums = carver.take<float>(blocks);
+  if (a.ragged) {
+    const auto take_list = [&](const TensorSpan& t, int block_rows) -> ListMemory {
+      return {carver.take<SequenceTiles>(row_blocks(t, block_rows, a)), carver.take<int>(1)};
+    };
+    w.queries = take_list(a.q, c.block_m);
+    w.keys = take_list(a.k, c.block_n);
+  }
+  return w;
+}
+
+// The tiles are of `rows`: queries in front of preprocess and postprocess, keys in front of the main
+// kernel, where the list's words change sides.
+cudaError_t list_blocks(const BackwardArguments& a, const ListMemory& memory,
+                        const TensorSpan& rows, const Lengths& lengths, const Lengths& others,
+                        int block_rows, int tail_tiles, cudaStream_t stream) {
+  return list_sequences({.lengths_q = lengths,
+                         .lengths_k = others,
+                         .batch = int(a.sequences),
+                         .block_m = block_rows,
+                         .pack = {},
+                         .num_packs = int(rows.heads),
+                         .tail_tiles = tail_tiles,
+                         .capacity = int(row_blocks(rows, block_rows, a)),
+                         .entries = memory.entries,
+                         .num_entries = memory.num_entries,
+                         .ticket_counter = nullptr},
+                        stream);
+}
+
+bool is_causal(const BackwardArguments& a) {
+  return a.mask.right == 0;
 }
 
 KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {
@@ -38,21 +98,25 @@ KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {
   const int64_t heads = a.k.heads * a.k.batches;
   return {int(ceil_div(a.k.rows, c.block_n)), int(a.k.heads), int(a.k.batches),
           int(std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(kv_head_bytes, 1), 1, heads)),
-          a.deterministic && a.causal};
+          a.deterministic && (c.general() || is_causal(a))};
 }
 
 bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardArguments& a) {
   // Without queries their maps are never read; those of the keys stand in.
   const TensorSpan& q = a.q.rows > 0 ? a.q : a.k;
   const TensorSpan& d_o = a.q.rows > 0 ? a.d_o : a.v;
-  const auto encode = [&](CUtensorMap& map, const TensorSpan& t, tile::TileLayout layout,
-                          int rows) { return encode_tensor_map(map, t, c.element, layout, rows); };
-  return encode(p.q_map, q, c.q_layout(), c.block_m) &&
-         encode(p.d_o_map, d_o, c.d_o_layout(), c.block_m) &&
-         encode(p.k_map, a.k, c.k_layout(), c.block_n) &&
-         encode(p.v_map, a.v, c.v_layout(), c.block_n) &&
-         encode(p.dk_map, a.dk, c.k_layout(), kRowsPerWarpgroup) &&
-         encode(p.dv_map, a.dv, c.v_layout(), kRowsPerWarpgroup);
+  const auto encode = [&](CUtensorMap& map, CUtensorMap& outside, const TensorSpan& t,
+                          tile::TileLayout layout) {
+    return c.general() ? encode_clipped_map(map, outside, t, c.element, layout)
+                       : encode_tensor_map(map, t, c.element, layout, layout.rows);
+  };
+  CUtensorMap unused;  // nothing is stored outside
+  const tile::TileLayout dk{kRowsPerWarpgroup, c.head_dim}, dv{kRowsPerWarpgroup, c.head_dim_v};
+  return encode(p.q_map, p.q_outside, q, c.q_layout()) &&
+         encode(p.d_o_map, p.d_o_outside, d_o, c.d_o_layout()) &&
+         encode(p.k_map, p.k_outside, a.k, c.k_layout()) &&
+         encode(p.v_map, p.v_outside, a.v, c.v_layout()) && encode(p.dk_map, unused, a.dk, dk) &&
+         encode(p.dv_map, unused, a.dv, dv);
 }
 
 // `chained`: may start before the launch in front of it has ended; it waits for that one itself.
@@ -74,17 +138,27 @@ cudaError_t launch(const void* function, int64_t blocks, int threads, int smem_b
 }
 
 cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a,
-                        const QueryScratch& scratch, bool chained, cudaStream_t stream) {
+                        const Workspace& workspace, bool chained, cudaStream_t stream) {
   const BackwardConfig& c = kernel.config;
   BackwardParams p{};
-  if (a.k.rows == 0) return cudaSuccess;
+  if (a.k.rows * a.k.batches == 0) return cudaSuccess;
   if (!encode_maps(p, c, a)) return cudaErrorInvalidValue;
-  p.scratch = scratch;
+  p.scratch = workspace.scratch;
   p.order = order_of(c, a);
-  p.extents = {int(a.q.rows), int(a.k.rows), a.causal};
+  p.extents = {a.seqlen_q, a.seqlen_k, is_causal(a)};
   p.heads_per_kv_head = int(a.q.heads / a.k.heads);
   p.scale = a.gradient_scale;
   p.scale_log2 = float(a.scale * kLog2E);
+  p.columns = int(a.q.columns);
+  p.columns_v = int(a.v.columns);
+  p.list = workspace.keys.list();
+  p.q_is_packed = a.lengths_q.in_one_tensor;
+  p.mask = a.mask;
+  p.scale_of_one_key = a.gradient_scale_of_one_key;
+  if (a.softcap != 0) {
+    p.soft_cap = SoftCap::of(a.scale, a.softcap);
+    p.per_cap = 1 / p.soft_cap.cap;
+  }
   const cudaError_t error = cudaFuncSetAttribute(
       kernel.main, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
   if (error != cudaSuccess) return error;
@@ -92,14 +166,31 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
                 stream);
 }
 
+// What the launches before the first kernel leave for them.
+cudaError_t prepare(const BackwardConfig& c, const BackwardArguments& a, const Workspace& w,
+                    cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  if (a.ragged) {
+    error = list_blocks(a, w.keys, a.k, a.lengths_k, a.lengths_q, c.block_n, kTailTiles, stream);
+  }
+  if (a.ragged && error == cudaSuccess) {
+    error = list_blocks(a, w.queries, a.q, a.lengths_q, a.lengths_k, c.block_m, 0, stream);
+  }
+  if (w.sink_sums && error == cudaSuccess) {  // not all have a query block
+    const int64_t blocks = int64_t{w.scratch.q_blocks} * a.q.heads * a.q.batches;
+    error = cudaMemsetAsync(w.sink_sums, 0, size_t(blocks) * sizeof(float), stream);
+  }
+  return error;
+}
+
 }  // namespace
 
 int64_t backward_num_tiles(const BackwardConfig& c, const BackwardArguments& a) {
-  return capped_product(ceil_div(a.k.rows, c.block_n), a.k.heads, a.k.batches);
+  return capped_product(row_blocks(a.k, c.block_n, a), a.k.heads);
 }
 
 int64_t backward_num_query_blocks(const BackwardConfig& c, const BackwardArguments& a) {
-  return capped_product(ceil_div(a.q.rows, c.block_m), a.q.heads, a.q.batches);
+  return capped_product(row_blocks(a.q, c.block_m, a), a.q.heads);
 }
 
 int64_t backward_workspace_bytes(const BackwardConfig& c, const BackwardArguments& a) {
@@ -110,20 +201,30 @@ cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArgument
                             cudaStream_t stream, int launches) {
   const BackwardConfig& c = kernel.config;
   Carver carver(a.workspace);
-  const QueryScratch scratch = carve(c, a, carver);
+  const Workspace w = carve(c, a, carver);
+  const BlockList list = w.queries.list();
+  const bool packed = a.lengths_q.in_one_tensor;
   const int64_t blocks = backward_num_query_blocks(c, a);
-  cudaError_t error = cudaSuccess;
-  if (launches & kPreprocess) {
-    PreprocessParams p{row_tensor(a.o), row_tensor(a.d_o), a.lse, a.d_lse, scratch, int(a.q.rows)};
+  cudaError_t error = launches & kPreprocess ? prepare(c, a, w, stream) : cudaSuccess;
+  if (error == cudaSuccess && launches & kPreprocess) {
+    PreprocessParams p{row_tensor(a.o), row_tensor(a.d_o), a.lse, a.d_lse,
+                       w.scratch,       a.seqlen_q,        list,  packed,
+                       a.sink,          w.sink_sums};
     error = launch(kernel.preprocess, blocks, kPreprocessThreads, 0, &p, false, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
-    error = launch_main(kernel, a, scratch, launches & kPreprocess && blocks > 0, stream);
+    error = launch_main(kernel, a, w, launches & kPreprocess && blocks > 0, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
-    PostprocessParams p{row_tensor(a.dq), scratch, int(a.q.rows), a.gradient_scale};
+    PostprocessParams p{row_tensor(a.dq),           w.scratch, a.seqlen_q,
+                        a.gradient_scale,           list,      packed,
+                        a.gradient_scale_of_one_key};
     error = launch(kernel.postprocess, blocks * c.dq_parts().parts(), kWarpgroupSize, 0, &p,
                    launches != kPostprocess, stream);
+  }
+  if (error == cudaSuccess && launches & kPostprocess && a.d_sink) {
+    error = sum_sink_gradients(
+        {w.sink_sums, int(a.q.batches), w.scratch.heads, w.scratch.q_blocks, a.d_sink}, stream);
   }
   return error;
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // One backward: tensors in, three launches chained so that each starts under the end of the one
-// before. Next: launch_backward.cpp.
+// before; in front of them the lists of ragged sequences, behind them the sinks. Next:
+// launch_backward.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "core/mask_rule.h"
+#include "core/seqlen.h"
 #include "engine/cuda/rows.h"
 #include "engine/hopper/backward/backward_entry.h"
 #include "engine/hopper/tensor_map.h"
@@ -14,15 +17,26 @@
 namespace fa3::hopper {
 
 struct BackwardArguments {
-  TensorSpan q, k, v, o, d_o;
+  TensorSpan q, k, v, o, d_o;  // packed sequences are one batch entry
   RowFloats lse;
   RowFloats d_lse;  // data may be null: zero
   TensorSpan dq, dk, dv;
   float scale = 0.0f;
   float gradient_scale = 0.0f;  // of dQ and dK
-  bool causal = false;
+  float softcap = 0.0f;         // 0: none
+  MaskRuleOf<int> mask;
   bool deterministic = false;
-  void* workspace = nullptr;  // backward_workspace_bytes(); 256-byte aligned
+  bool has_sink = false;
+  const float* sink = nullptr;  // one for each query head
+  float* d_sink = nullptr;      // null: not wanted
+  int seqlen_q = 0;             // of the longest sequence
+  int seqlen_k = 0;
+  bool ragged = false;  // lengths differ; the device reads them, from these:
+  int64_t sequences = 0;
+  Lengths lengths_q;
+  Lengths lengths_k;
+  float gradient_scale_of_one_key = 0.0f;  // of sequences that have one
+  void* workspace = nullptr;               // backward_workspace_bytes(); 256-byte aligned
 };
 
 // Which of the launches a call makes: all of them, but for measurements.

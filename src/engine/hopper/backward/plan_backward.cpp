@@ -26,8 +26,24 @@ Status check_layouts(const BackwardArguments& a) {
   return {};
 }
 
+// Without rows there may still be sinks, whose gradient is zero.
 bool nothing_to_do(const BackwardArguments& a) {
-  return a.q.batches == 0 || a.q.heads == 0 || (a.q.rows == 0 && a.k.rows == 0);
+  const bool no_rows = a.q.rows * a.q.batches == 0 && a.k.rows * a.k.batches == 0;
+  return a.q.heads == 0 || (no_rows && a.d_sink == nullptr);
+}
+
+// A sink joins the rows' sums alone: the main kernel needs no word of it.
+Variant main_variant(const BackwardProblem& p) {
+  Problem without_sink = p;
+  without_sink.has_sink = false;
+  return variant_of(without_sink);
+}
+
+BackwardKernel kernel_of(const BackwardProblem& p, int row) {
+  const Element element = element_of(p.dtype);
+  BackwardKernel kernel = backward_kernel_at(row, element, main_variant(p));
+  kernel.preprocess = backward_kernel_at(row, element, variant_of(p)).preprocess;
+  return kernel;
 }
 
 }  // namespace
@@ -41,12 +57,17 @@ int choose_backward_row(int64_t head_dim, int64_t head_dim_v) {
 }
 
 BackwardArguments arguments_of(const BackwardProblem& p, void* workspace) {
+  const auto span = [&](const Operand& t, const Lengths& lengths, int64_t heads, int64_t columns) {
+    return lengths.in_one_tensor ? span_of(t, 1, lengths.total, heads, columns)
+                                 : span_of(t, p.batch, lengths.max, heads, columns);
+  };
   const auto queries = [&](const Operand& t, int64_t columns) {
-    return span_of(t, p.batch, p.lengths_q.max, p.heads_q, columns);
+    return span(t, p.lengths_q, p.heads_q, columns);
   };
   const auto keys = [&](const Operand& t, int64_t columns) {
-    return span_of(t, p.batch, p.lengths_k.max, p.heads_k, columns);
+    return span(t, p.lengths_k, p.heads_k, columns);
   };
+  const ForwardLaunch forward = launch_of(p);
   const auto numbers = [](const RowScalars& r) {
     return RowFloats{r.data, {r.batch_stride, r.head_stride, r.row_stride}};
   };
@@ -63,21 +84,33 @@ BackwardArguments arguments_of(const BackwardProblem& p, void* workspace) {
   if (p.has_d_lse) a.d_lse = numbers(p.d_lse);
   a.scale = p.scale;
   a.gradient_scale = p.gradient_scale(p.lengths_k.max);
-  a.causal = is_causal(p.mask);
+  a.gradient_scale_of_one_key = p.gradient_scale(1);
+  a.softcap = p.softcap;
+  a.mask = forward.mask;
   a.deterministic = p.deterministic;
+  a.has_sink = p.has_sink;
+  a.sink = p.sink;
+  a.d_sink = p.dsink;
+  a.seqlen_q = forward.seqlen_q;
+  a.seqlen_k = forward.seqlen_k;
+  a.ragged = forward.ragged;
+  a.sequences = p.batch;
+  a.lengths_q = p.lengths_q;
+  a.lengths_k = p.lengths_k;
   a.workspace = workspace;
   return a;
 }
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
-  FA3_TRY(check_features(problem));
+  FA3_TRY(check_forward(problem));
+  if (problem.has_e4m3()) return unsupported("no gradients of float8_e4m3");
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const int row = choose_backward_row(problem.head_dim, problem.head_dim_v);
   if (row == kNoBackwardRow) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
   }
-  const auto& [c, why] = kBackwardTable[row];
+  const BackwardConfig c = kernel_of(problem, row).config;
   const BackwardArguments a = arguments_of(problem, nullptr);
   FA3_TRY(check_layouts(a));
   const int64_t num_tiles = backward_num_tiles(c, a);
@@ -86,15 +119,16 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   }
 
   plan->engine = "hopper";
-  plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                        " ", c.block_m, "x", c.block_n, a.causal ? " causal" : "",
-                        a.deterministic ? " deterministic" : "");
+  plan->kernel =
+      concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+             c.block_m, "x", c.block_n, mask_name(a.mask), a.deterministic ? " deterministic" : "");
   plan->variant = row;
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->num_tasks = num_tiles;
   plan->workspace_bytes = nothing_to_do(a) ? 0 : backward_workspace_bytes(c, a);
-  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
+  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
+                     kBackwardTable[row].why);
   if (a.deterministic) plan->why += "; key blocks add to dQ by turns";
   return {};
 }
@@ -106,8 +140,7 @@ Status run_backward(const BackwardProblem& problem, const Plan& plan, void* work
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   if (error == cudaSuccess) {
-    error = launch_backward(backward_kernel_at(plan.variant, element_of(problem.dtype)), a,
-                            static_cast<cudaStream_t>(stream));
+    error = launch_backward(kernel_of(problem, plan.variant), a, static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

@@ -5,11 +5,15 @@
 
 #include "engine/cuda/instructions.cuh"
 #include "engine/cuda/quad.cuh"
-#include "engine/hopper/backward/backward_config.h"
-#include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/backward/query_tile.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {
+
+__device__ __forceinline__ void clear(uint32_t (&row)[kQuadLanes]) {
+#pragma unroll
+  for (uint32_t& pair : row) pair = 0;
+}
 
 template <BackwardConfig C>
 __global__ void __launch_bounds__(kWarpgroupSize)
@@ -19,19 +23,23 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   // The last first, which the L2 cache still has.
   const unsigned from_end = gridDim.x - 1 - blockIdx.x;
   const int part = from_end % C.dq_parts().parts();
-  const int64_t block = from_end / C.dq_parts().parts();
-  const int m_block = int(block % p.scratch.q_blocks);
-  const int head = int(block / p.scratch.q_blocks % p.scratch.heads);
-  const int batch = int(block / p.scratch.q_blocks / p.scratch.heads);
-  const float* const chunk = p.scratch.dq_sum + block * C.dq_parts().chunk_floats();
-  const int first_row = m_block * C.block_m + C.dq_parts().first_row(part) + fragment_row(thread);
+  const QueryTile tile = query_tile<C>(p, from_end / C.dq_parts().parts());
+  const float* const chunk = p.scratch.dq_sum + tile.block * C.dq_parts().chunk_floats();
+  const int first_row = tile.first_row + C.dq_parts().first_row(part) + fragment_row(thread);
+  const float scale = C.general() && tile.keys == 1 ? p.scale_of_one_key : p.scale;
 
-  ptx::griddepcontrol_wait();
-  float4 sums[kGroups];
+  ptx::griddepcontrol_wait();  // all thread blocks: this kernel must not end before the main one
+  if (C.general() && tile.block < 0) return;
+  // Nothing was added for warps without a row.
+  const bool has_rows =
+      !C.general() || C.dq_parts().first_row_of_warp(part, thread) < tile.used - tile.first_row;
+  float4 sums[kGroups] = {};
+  if (has_rows) {
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    sums[group] =
-        *reinterpret_cast<const float4*>(chunk + C.dq_parts().offset(part, group, thread));
+    for (int group = 0; group < kGroups; ++group) {
+      sums[group] =
+          *reinterpret_cast<const float4*>(chunk + C.dq_parts().offset(part, group, thread));
+    }
   }
 
   // Four groups, traded within quads, give each lane 8 columns in a row.
@@ -41,8 +49,8 @@ __global__ void __launch_bounds__(kWarpgroupSize)
 #pragma unroll
     for (int j = 0; j < kQuadLanes; ++j) {
       const float4 s = sums[group + j];
-      packed[0][j] = pack_pair<C.element>(s.x * p.scale, s.y * p.scale);
-      packed[1][j] = pack_pair<C.element>(s.z * p.scale, s.w * p.scale);
+      packed[0][j] = pack_pair<C.element>(s.x * scale, s.y * scale);
+      packed[1][j] = pack_pair<C.element>(s.z * scale, s.w * scale);
     }
     const int column =
         C.dq_parts().first_column(part) + (group + thread % kQuadLanes) * DqParts::kColumnsPerGroup;
@@ -50,10 +58,10 @@ __global__ void __launch_bounds__(kWarpgroupSize)
     for (int r = 0; r < kRowsPerThread; ++r) {
       transpose_in_quad(packed[r]);
       const int row = first_row + r * kRowDistance;
-      store_global_if(
-          row < p.seqlen_q && column < p.dq.columns,
-          static_cast<uint16_t*>(p.dq.data) + p.dq.strides.offset(batch, head, row) + column,
-          packed[r]);
+      if (C.general() && row >= tile.used) clear(packed[r]);  // whatever the keys hold
+      store_global_if(row < tile.owned && column < p.dq.columns,
+                      static_cast<uint16_t*>(p.dq.data) + tile.offset(p.dq.strides, row) + column,
+                      packed[r]);
     }
   }
 }

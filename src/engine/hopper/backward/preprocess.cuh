@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Before the main kernel: for every query row Delta = rowsum(dO * O) - dLSE and the log-sum-exp in
-// log2 units, and zeros for dQ to be summed on. One thread block a query block; limited by memory
+// log2 units, and zeros for dQ to be summed on; for every query block its part in the sink's gradient. One thread block a query block; limited by memory
 // bandwidth, so every thread has all its loads in flight at once.
 #pragma once
 
-#include "engine/hopper/backward/backward_config.h"
-#include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/backward/query_tile.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
 
@@ -43,18 +42,45 @@ struct RowStatistics {
   float lse = __builtin_inff();
   float d_lse = 0.0f;
 
-  __device__ __forceinline__ void load(const PreprocessParams& p, int batch, int head, int row) {
-    lse = p.lse.data[p.lse.strides.offset(batch, head, row)];
-    if (p.d_lse.data) d_lse = p.d_lse.data[p.d_lse.strides.offset(batch, head, row)];
+  __device__ __forceinline__ void load(const PreprocessParams& p, const QueryTile& tile, int row) {
+    lse = p.lse.data[tile.offset(p.lse.strides, row)];
+    if (p.d_lse.data) d_lse = p.d_lse.data[tile.offset(p.d_lse.strides, row)];
   }
 
   __device__ __forceinline__ void write(const QueryScratch& scratch, int64_t at,
                                         float product) const {
-    constexpr float kLog2E = 1.44269504088896340736f;
-    scratch.lse_log2[at] = lse == -__builtin_inff() ? 0.0f : lse * kLog2E;
-    scratch.delta[at] = product - d_lse;
+    scratch.lse_log2[at] = sees_nothing() ? 0.0f : lse * kLog2E;
+    scratch.delta[at] = delta(product);
+  }
+
+  // Minus the row's part in the gradient of its sink, which is a key without a value: its dP is zero.
+  __device__ __forceinline__ float of_sink(float sink, float product) const {
+    if (sees_nothing()) return 0.0f;
+    return ex2((sink - lse) * kLog2E) * delta(product);
+  }
+
+ private:
+  static constexpr float kLog2E = 1.44269504088896340736f;
+  __device__ __forceinline__ bool sees_nothing() const { return lse == -__builtin_inff(); }
+  // The LSE's gradient may be anything where that is -inf.
+  __device__ __forceinline__ float delta(float product) const {
+    return product - (sees_nothing() ? 0.0f : d_lse);
   }
 };
+
+// The sum over the thread block, in thread 0, always in the same order.
+__device__ __forceinline__ float block_sum(float value) {
+  __shared__ float of_warp[kPreprocessThreads / kWarpSize];
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(0xffffffff, value, distance);
+  }
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  float sum = 0.0f;
+  for (float part : of_warp) sum += part;
+  return sum;
+}
 
 __device__ __forceinline__ uint4 load_chunk(const RowTensor& t, int64_t offset, bool exists) {
   if (!exists) return {};
@@ -70,10 +96,9 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   constexpr int kPasses = C.block_m / kRowsAtOnce;
   static_assert(C.block_m % kRowsAtOnce == 0);
   // The last first, so that what the main kernel begins with is still in the L2 cache.
-  const int64_t block = gridDim.x - 1 - blockIdx.x;
-  const int m_block = int(block % p.scratch.q_blocks);
-  const int head = int(block / p.scratch.q_blocks % p.scratch.heads);
-  const int batch = int(block / p.scratch.q_blocks / p.scratch.heads);
+  const QueryTile tile = query_tile<C>(p, gridDim.x - 1 - blockIdx.x);
+  if (C.general() && tile.block < 0) return;
+  const int64_t block = tile.block;
   const int lane = threadIdx.x % kLanes;
   const int column = lane * kChunkColumns;
   const int first = threadIdx.x / kLanes;
@@ -82,19 +107,25 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   RowStatistics statistics[kPasses];
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    const int row = m_block * C.block_m + first + i * kRowsAtOnce;
-    const bool exists = row < p.seqlen_q && column < p.o.columns;
-    o[i] = load_chunk(p.o, p.o.strides.offset(batch, head, row) + column, exists);
-    d_o[i] = load_chunk(p.d_o, p.d_o.strides.offset(batch, head, row) + column, exists);
-    if (row < p.seqlen_q && lane == 0) statistics[i].load(p, batch, head, row);
+    const int row = tile.first_row + first + i * kRowsAtOnce;
+    const bool exists = row < tile.used && column < p.o.columns;
+    o[i] = load_chunk(p.o, tile.offset(p.o.strides, row) + column, exists);
+    d_o[i] = load_chunk(p.d_o, tile.offset(p.d_o.strides, row) + column, exists);
+    if (row < tile.used && lane == 0) statistics[i].load(p, tile, row);
   }
 
   if (p.scratch.turns && threadIdx.x == 0) p.scratch.turns[block] = 0;
   constexpr int kChunkFloats = C.dq_parts().chunk_floats();
   float4* const dq = reinterpret_cast<float4*>(p.scratch.dq_sum + block * kChunkFloats);
 #pragma unroll
-  for (int i = threadIdx.x; i < kChunkFloats / 4; i += kPreprocessThreads) dq[i] = {};
+  for (int i = threadIdx.x; i < kChunkFloats / 4; i += kPreprocessThreads) {
+    const int part = i / (C.dq_parts().part_floats() / 4);
+    if (!C.general() || C.dq_parts().first_row_of_warp(part, i) < tile.used - tile.first_row) {
+      dq[i] = {};
+    }
+  }
 
+  float of_sink = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     float product = dot<C.element>(o[i], d_o[i]);
@@ -104,7 +135,12 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     }
     if (lane == 0) {
       statistics[i].write(p.scratch, block * C.block_m + first + i * kRowsAtOnce, product);
+      if (C.general() && p.sink) of_sink += statistics[i].of_sink(p.sink[tile.head], product);
     }
+  }
+  if (C.general() && p.sink) {
+    of_sink = block_sum(of_sink);
+    if (threadIdx.x == 0) p.sink_sums[block] = of_sink;
   }
 }
 

@@ -27,16 +27,13 @@ class QueryLoader {
       : params_(params),
         at_(at),
         work_(work),
-        block_(QueryBlock::first(params, work.at, work.steps)),
-        left_(work.num_steps) {}
+        block_(work.first_queries()),
+        left_(work.num_steps()) {}
 
   // Keys first: preprocess may still be at work on what the queries need.
   __device__ __forceinline__ void load_keys() {
-    const int key = work_.at.n_block * C.block_n;
-    load(params_.k_map, C.k_layout(), at_.k(), at_.k_once().full(0), 0,
-         {0, key, work_.at.kv_head, work_.at.batch});
-    load(params_.v_map, C.v_layout(), at_.v(), at_.v_once().full(0), 0,
-         {0, key, work_.at.kv_head, work_.at.batch});
+    load(k_map(), C.k_layout(), at_.k(), at_.k_once().full(0), 0, work_.keys());
+    load(v_map(), C.v_layout(), at_.v(), at_.v_once().full(0), 0, work_.keys());
   }
 
   __device__ __forceinline__ void load_first_queries() {
@@ -50,34 +47,47 @@ class QueryLoader {
     --left_;
     constexpr uint32_t kStatisticsBytes = C.block_m * sizeof(float);
     const uint32_t slot = cursor_.slot();
-    const ptx::TileCoordinates queries{0, block_.m_block * C.block_m, block_.head, work_.at.batch};
-    const int64_t row =
-        params_.scratch.block(work_.at.batch, block_.head, block_.m_block) * C.block_m;
+    const ptx::TileCoordinates queries = work_.queries(block_);
+    const int64_t row = work_.scratch_block(block_) * C.block_m;
 
-    load(params_.q_map, C.q_layout(), at_.q(slot), at_.q_ring().full(slot), kStatisticsBytes,
-         queries);
+    load(q_map(), C.q_layout(), at_.q(slot), at_.q_ring().full(slot), kStatisticsBytes, queries);
     ptx::cp_async_bulk_load(at_.lse(slot), params_.scratch.lse_log2 + row, kStatisticsBytes,
                             at_.q_ring().full(slot));
-    load(params_.d_o_map, C.d_o_layout(), at_.d_o(slot), at_.d_o_ring().full(slot),
-         kStatisticsBytes, queries);
+    load(d_o_map(), C.d_o_layout(), at_.d_o(slot), at_.d_o_ring().full(slot), kStatisticsBytes,
+         queries);
     ptx::cp_async_bulk_load(at_.delta(slot), params_.scratch.delta + row, kStatisticsBytes,
                             at_.d_o_ring().full(slot));
     cursor_.advance();
-    block_.advance(work_.steps);
+    block_.advance(work_.steps());
   }
 
  private:
   // A tile, one copy a slab, and `more_bytes` to come beside it. What lies outside the tensor arrives
   // as zeros and counts like the rest.
-  __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout,
+  __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
                                        uint32_t smem, uint32_t barrier, uint32_t more_bytes,
                                        ptx::TileCoordinates from) {
     ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes() + more_bytes);
 #pragma unroll 1
     for (int slab = 0; slab < layout.slabs(); ++slab) {
       from.column = slab * layout.slab_columns();
-      ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, from, barrier);
+      const CUtensorMap& box_map =
+          C.general() ? map.map_of_box(from.inner < layout.rows, from.column) : map.inside;
+      ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), box_map, from, barrier);
     }
+  }
+
+  __device__ __forceinline__ tile::ClippedMap q_map() const {
+    return {params_.q_map, params_.q_outside, params_.columns};
+  }
+  __device__ __forceinline__ tile::ClippedMap d_o_map() const {
+    return {params_.d_o_map, params_.d_o_outside, params_.columns_v};
+  }
+  __device__ __forceinline__ tile::ClippedMap k_map() const {
+    return {params_.k_map, params_.k_outside, params_.columns};
+  }
+  __device__ __forceinline__ tile::ClippedMap v_map() const {
+    return {params_.v_map, params_.v_outside, params_.columns_v};
   }
 
   const BackwardParams& params_;
@@ -103,13 +113,14 @@ class QueryGradient {
     __syncwarp();
 
     at_.k_once().wait_full({});
-    QueryBlock block = QueryBlock::first(params_, work_.at, work_.steps);
+    const QuerySteps steps = work_.steps();
+    const int num_steps = work_.num_steps();
+    QueryBlock block = work_.first_queries();
     RingCursor<C.ds_slots> ds;
-    for (int step = 0; step < work_.num_steps; ++step) {
+    for (int step = 0; step < num_steps; ++step) {
       at_.ds_ring().wait_full(ds);
-      float* const chunk = params_.scratch.dq_sum +
-                           params_.scratch.block(work_.at.batch, block.head, block.m_block) *
-                               C.dq_parts().chunk_floats();
+      float* const chunk =
+          params_.scratch.dq_sum + work_.scratch_block(block) * C.dq_parts().chunk_floats();
 #pragma unroll C.dq_parts().parts() <= 2 ? 2 : 1  // more do not fit the registers
       for (int part = 0; part < C.dq_parts().parts(); ++part) {
         float dq[kPartFloats];
@@ -123,10 +134,10 @@ class QueryGradient {
         }
         ptx::wgmma_wait_group<0>();
         if (part + 1 == C.dq_parts().parts()) release(ds);
-        add(dq, chunk, part);
+        if (work_.has_rows(block.m_block, part)) add(dq, chunk, part);
       }
       ds.advance();
-      block.advance(work_.steps);
+      block.advance(steps);
     }
     if (last_turn_) give_turn();
   }
@@ -152,12 +163,10 @@ class QueryGradient {
   // here, when its additions have long arrived.
   __device__ __forceinline__ void take_turn(QueryBlock block) {
     if (last_turn_) give_turn();
-    last_turn_ =
-        params_.scratch.turns + params_.scratch.block(work_.at.batch, block.head, block.m_block);
+    last_turn_ = params_.scratch.turns + work_.scratch_block(block);
     if (thread_in_block() == 0) {
-      const int mine =
-          turn_of(params_.extents, work_.at.n_block, C.block_n, block.m_block, C.block_m);
-      while (ptx::ld_acquire(last_turn_) != mine) {
+      const int mine = work_.turn(block.m_block);
+      while (ptx::ld_acquire(last_turn_) < mine) {
       }
     }
     ptx::bar_sync(int(BackwardBarrier::kQuery), kWarpgroupSize);

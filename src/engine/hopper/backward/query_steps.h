@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which key block a thread block has, which query blocks it goes through, and which of them need no
-// mask. Pure functions of plain numbers, from the mask rule in core/.
+// mask; and where a sequence's query blocks lie in the scratch. Pure functions of plain numbers, from
+// the mask rule in core/.
 #pragma once
 
 #include "core/block_range.h"
 
 namespace fa3::hopper {
 
-// What all tiles of a launch share.
+// Lengths and mask of dense kernels, which all tiles of a launch share.
 struct BackwardExtents {
+  static constexpr bool kHidesRight = false;  // no key has queries behind that must not see it
   int seqlen_q;
   int seqlen_k;
   bool causal;
@@ -16,6 +18,16 @@ struct BackwardExtents {
   FA3_HD constexpr MaskRuleOf<int> mask() const {
     return {MaskRuleOf<int>::kUnbounded, causal ? 0 : MaskRuleOf<int>::kUnbounded};
   }
+};
+
+// Those of one sequence, with a window.
+struct SequenceExtents {
+  static constexpr bool kHidesRight = true;
+  int seqlen_q;
+  int seqlen_k;
+  MaskRuleOf<int> rule;
+
+  FA3_HD constexpr MaskRuleOf<int> mask() const { return rule; }
 };
 
 struct KeyBlockIndex {
@@ -58,10 +70,13 @@ struct QuerySteps {
   }
 };
 
-FA3_HD constexpr QuerySteps query_steps(const BackwardExtents& e, int first_key, int num_keys,
+template <class Extents>
+FA3_HD constexpr QuerySteps query_steps(const Extents& e, int first_key, int num_keys,
                                         int block_m) {
   const int end_key = first_key + num_keys < e.seqlen_k ? first_key + num_keys : e.seqlen_k;
+  if (Extents::kHidesRight && first_key >= end_key) return {0, 0};
   const KeyRangeOf<int> rows = query_range(e.mask(), first_key, end_key, e.seqlen_q, e.seqlen_k);
+  if (Extents::kHidesRight && rows.empty()) return {0, 0};
   return {rows.begin / block_m, (rows.end + block_m - 1) / block_m};
 }
 
@@ -72,21 +87,67 @@ FA3_HD constexpr int first_query(const BackwardExtents& e, int key) {
   if (key >= e.seqlen_k) return kNoQuery;
   return e.causal ? key + e.seqlen_q - e.seqlen_k : 0;
 }
-
-// Where the keys [first_key, first_key + num_keys) need no mask any more: queries from here on see
-// them all.
-FA3_HD constexpr int free_from(const BackwardExtents& e, int first_key, int num_keys) {
-  return first_query(e, first_key + num_keys - 1);
+FA3_HD constexpr int first_query(const SequenceExtents& e, int key) {
+  if (key >= e.seqlen_k) return kNoQuery;
+  if (e.rule.right == e.rule.kUnbounded) return 0;
+  return key + e.seqlen_q - e.seqlen_k - e.rule.right;
 }
 
-// When a key block's turn is to add to a query block, of all that do, from 0 on: causal, the blocks next
-// to the diagonal add first, since they begin there.
-FA3_HD constexpr int turn_of(const BackwardExtents& e, int n_block, int block_n, int m_block,
-                             int block_m) {
-  if (!e.causal) return n_block;
+// From this query on none sees the key, unless the queries end before.
+FA3_HD constexpr int end_query(const BackwardExtents&, int) {
+  return kNoQuery;
+}
+FA3_HD constexpr int end_query(const SequenceExtents& e, int key) {
+  if (e.rule.left == e.rule.kUnbounded) return kNoQuery;
+  return key + e.seqlen_q - e.seqlen_k + e.rule.left + 1;
+}
+
+// The queries that see all of the keys [first_key, first_key + num_keys): those need no mask.
+template <class Extents>
+FA3_HD constexpr KeyRangeOf<int> free_queries(const Extents& e, int first_key, int num_keys) {
+  return {first_query(e, first_key + num_keys - 1), end_query(e, first_key)};
+}
+
+// The mask policy of a tile whose rows are keys, from first_key on, and whose columns are queries
+// (cuda/mask.cuh).
+template <class Extents>
+struct QueryEdge {
+  static constexpr bool kHidesLeft = true;
+  static constexpr bool kHidesRight = Extents::kHidesRight;
+  const Extents& extents;
+  int first_key;
+
+  FA3_HD constexpr int begin_of(int row) const { return first_query(extents, first_key + row); }
+  FA3_HD constexpr int end_of(int row) const { return end_query(extents, first_key + row); }
+};
+
+// When a key block's turn is to add to a query block, of all that do, from 0 on. Key blocks go in the
+// order in which they are launched: of dense kernels without a mask from the first, else from the
+// last, which is where causal queries begin.
+FA3_HD constexpr bool last_keys_first(const BackwardExtents& e) {
+  return e.causal;
+}
+FA3_HD constexpr bool last_keys_first(const SequenceExtents&) {
+  return true;
+}
+
+template <class Extents>
+FA3_HD constexpr int turn_of(const Extents& e, int n_block, int block_n, int m_block, int block_m) {
+  if (!last_keys_first(e)) return n_block;
   const int end_row = (m_block + 1) * block_m < e.seqlen_q ? (m_block + 1) * block_m : e.seqlen_q;
   const KeyRangeOf<int> keys = e.mask().keys_of(end_row - 1, e.seqlen_q, e.seqlen_k);
   return (keys.end - 1) / block_n - n_block;
 }
+
+// Where a sequence's query blocks begin. Packed sequences share one batch entry, of which each takes
+// the blocks that its rows would touch, and one more for those before it: enough for any lengths.
+struct ScratchPlace {
+  int batch;
+  int first_block;
+
+  static FA3_HD constexpr ScratchPlace of_packed(int sequence, int first_row, int block_m) {
+    return {0, first_row / block_m + sequence};
+  }
+};
 
 }  // namespace fa3::hopper

@@ -4,9 +4,12 @@
 // so packed it is the left operand of a product that sums over queries.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
+#include <type_traits>
+
+#include "engine/cuda/mask.cuh"
+#include "engine/cuda/score.cuh"
 #include "engine/hopper/backward/backward_config.h"
-#include "engine/hopper/backward/query_steps.h"
+#include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
@@ -14,6 +17,16 @@
 #include "engine/hopper/tile/stored_matrix.h"
 
 namespace fa3::hopper {
+
+// The score hook, and how much a capped score follows its product: from 1 to 0 towards the cap.
+struct SlopedScore : CappedScore {
+  float per_cap;
+
+  __device__ __forceinline__ float slope(float score) const {
+    const float tanh = score * per_cap;
+    return fmaxf(__fmaf_rn(-tanh, tanh, 1.0f), 0.0f);  // of a hidden one, -inf, too
+  }
+};
 
 template <BackwardConfig C>
 struct ScoreTile {
@@ -23,16 +36,32 @@ struct ScoreTile {
   using Scores = float[kScores];
   using Packed = tile::Weights<C.q_layout()>;
   using Statistics = float[kStatistics];
+  using Score = std::conditional_t<C.capped(), SlopedScore, ScaledScore>;
+  // LSEs; beside capped scores no registers are left for all of them, so only where they are.
+  using Lse = std::conditional_t<C.capped(), uint32_t, Statistics>;
+
+  static __device__ __forceinline__ Score score_of(const BackwardParams& params) {
+    if constexpr (C.capped()) {
+      return {{params.soft_cap}, params.per_cap};
+    } else {
+      return {params.scale_log2};
+    }
+  }
 
   // A number for each query of the thread: two neighbours in each 8.
-  static __device__ __forceinline__ void read(Statistics& values, uint32_t row) {
+  template <int Count>
+  static __device__ __forceinline__ void read(float (&values)[Count], uint32_t row) {
     const uint32_t mine =
         row + fragment_lane_column(int(thread_in_block())) * uint32_t{sizeof(float)};
 #pragma unroll
-    for (int i = 0; i < kStatistics / 2; ++i) {
+    for (int i = 0; i < Count / 2; ++i) {
       ptx::ld_shared_f32x2(mine + i * 8 * sizeof(float),
                            reinterpret_cast<float(&)[2]>(values[2 * i]));
     }
+  }
+
+  static __device__ __forceinline__ void read(uint32_t& later, uint32_t row) {
+    later = row;
   }
 
   // Where of those numbers score i has its query.
@@ -40,31 +69,48 @@ struct ScoreTile {
     return i / 4 * 2 + i % 2;
   }
 
-  // A score is hidden from queries before the first that sees its key.
-  static __device__ __forceinline__ void mask(Scores& scores, const BackwardExtents& extents,
-                                              int first_key, int first_row) {
-    const int thread = int(thread_in_block() % kWarpgroupSize);
-    const int key = first_key + fragment_row(thread);
-    const int lane_query = first_row + fragment_lane_column(thread);
-    int first[kRowsPerThread];
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      first[r] = first_query(extents, key + r * kRowDistance) - lane_query;
-    }
+  // Whether some query from first_row on must not see some key; `free`: the queries that see all.
+  static __device__ __forceinline__ bool is_masked(KeyRangeOf<int> free, int first_row) {
+    return first_row < free.begin || (C.general() && first_row + C.block_m > free.end);
+  }
+
+  template <class Extents>
+  static __device__ __forceinline__ void mask(Scores& scores, const Extents& extents, int first_key,
+                                              int first_row) {
+    mask_scores(scores, QueryEdge<Extents>{extents, first_key}, HeadPack{},
+                int(thread_in_block() % kWarpgroupSize), first_row);
+  }
+
+  // S -> P = 2^(score - lse).
+  static __device__ __forceinline__ void exponentiate(Scores& scores, const Statistics& lse,
+                                                      ScaledScore score, uint32_t) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      if (fragment_column(i) < first[fragment_row_slot(i)]) {
-        scores[i] = -__builtin_inff();
-      }
+      scores[i] = ex2(score.exponent(scores[i], lse[query_slot(i)]));
     }
   }
 
-  // S -> P = 2^(scale_log2 * score - lse).
-  static __device__ __forceinline__ void exponentiate(Scores& scores, const Statistics& lse,
-                                                      float scale_log2) {
+  // The same of capped scores; P times their slope goes to shared memory, for differentiate().
+  static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
+                                                      const SlopedScore& score, uint32_t sloped) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      scores[i] = ex2(__fmaf_rn(scores[i], scale_log2, -lse[query_slot(i)]));
+    for (int step = 0; step < C.block_m / kDepth; ++step) {
+      float lse[kDepth / 4];
+      read(lse, lse_row + step * kDepth * uint32_t{sizeof(float)});
+      uint32_t packed[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float weight[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = scores[8 * step + 2 * j + half];
+          const float slope = score.slope(x);
+          x = ex2(score.exponent(x, lse[query_slot(2 * j + half)]));
+          weight[half] = x * slope;
+        }
+        packed[j] = pack_pair<C.element>(weight[0], weight[1]);
+      }
+      ptx::st_shared_b32x4(packed_place(sloped, step), packed);
     }
   }
 
@@ -73,11 +119,26 @@ struct ScoreTile {
                                                        const Statistics& delta) {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      float low, high;
-      ptx::unpack_pair<C.element>(p[i / 8][i / 2 % 4], low, high);
-      dp[i] = low * (dp[i] - delta[query_slot(i)]);
-      dp[i + 1] = high * (dp[i + 1] - delta[query_slot(i + 1)]);
+      differentiate(dp, i, p[i / 8][i / 2 % 4], delta);
     }
+  }
+  // From P as store_packed() or exponentiate() left it.
+  static __device__ __forceinline__ void differentiate(Scores& dp, uint32_t smem,
+                                                       const Statistics& delta) {
+#pragma unroll
+    for (int step = 0; step < C.block_m / kDepth; ++step) {
+      uint32_t p[4];
+      ptx::ld_shared_b32x4(packed_place(smem, step), p);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) differentiate(dp, 8 * step + 2 * j, p[j], delta);
+    }
+  }
+  static __device__ __forceinline__ void differentiate(Scores& dp, int i, uint32_t p,
+                                                       const Statistics& delta) {
+    float low, high;
+    ptx::unpack_pair<C.element>(p, low, high);
+    dp[i] = low * (dp[i] - delta[query_slot(i)]);
+    dp[i + 1] = high * (dp[i + 1] - delta[query_slot(i + 1)]);
   }
 
   static __device__ __forceinline__ void pack(Packed& packed, const Scores& values) {

@@ -26,18 +26,19 @@ class SideGradients {
  public:
   __device__ __forceinline__ SideGradients(const BackwardParams& params, BackwardAddresses<C> at,
                                            const KeyBlockWork<C>& work)
-      : params_(params), at_(at), work_(work), first_key_(work.at.n_block * C.block_n) {}
+      : params_(params), at_(at), work_(work), first_key_(work.first_key()) {}
 
   __device__ __forceinline__ void run() {
     float sums[kSumTile.columns / 2] = {};
-    if (work_.num_steps > 0) sum(sums);
+    if (work_.num_steps() > 0) sum(sums);
     keys_done<C>();
-    store_gradient<C.element, kSumTile>(gradient(), sums, kWeights ? 1.0f : params_.scale);
+    store_gradient<C.element, kSumTile>(gradient(), sums, kWeights ? 1.0f : work_.scale());
     ptx::fence_proxy_async();
     ptx::bar_sync(int(BackwardBarrier::kStore) + int(Side), kWarpgroupSize);
     if (!stores()) return;
-    copy_gradient<kSumTile>(kWeights ? params_.dv_map : params_.dk_map, gradient(), work_.at,
-                            first_key_);
+    copy_gradient<kSumTile, C.general()>(kWeights ? params_.dv_map : params_.dk_map,
+                                         kWeights ? params_.columns_v : params_.columns, gradient(),
+                                         work_.gradients(first_key_));
     finish_copies();
   }
 
@@ -52,16 +53,18 @@ class SideGradients {
   static_assert(C.block_n == kRowsPerWarpgroup && kSumTile.bytes() <= kSummed.bytes());
 
   __device__ __forceinline__ void sum(float (&sums)[kSumTile.columns / 2]) {
-    QueryBlock block = QueryBlock::first(params_, work_.at, work_.steps);
+    const QuerySteps steps = work_.steps();
+    const int num_steps = work_.num_steps();
+    QueryBlock block = work_.first_queries();
     typename Tile::Scores tile;
     typename Tile::Packed packed;
     keys_ring().wait_full({});
     issue_tile(tile);
     transform(tile, packed, block.m_block);
     summed_ring().wait_full(cursor_);
-    for (int step = 1; step < work_.num_steps; ++step) {
+    for (int step = 1; step < num_steps; ++step) {
       issue_sum(sums, packed);
-      block.advance(work_.steps);
+      block.advance(steps);
       cursor_.advance();
       issue_tile(tile);
       transform(tile, packed, block.m_block);
@@ -90,7 +93,7 @@ class SideGradients {
   // What was issued, to its end; then the tile: S to P, or dP to dS, packed and handed over.
   __device__ __forceinline__ void transform(typename Tile::Scores& tile,
                                             typename Tile::Packed& packed, int m_block) {
-    typename Tile::Statistics statistics;
+    std::conditional_t<kWeights, typename Tile::Lse, typename Tile::Statistics> statistics;
     Tile::read(statistics, kWeights ? at_.lse(cursor_.slot()) : at_.delta(cursor_.slot()));
     ptx::wgmma_wait_group<0>();
     if constexpr (kWeights) {
@@ -103,11 +106,14 @@ class SideGradients {
   }
 
   __device__ __forceinline__ void weigh(typename Tile::Scores& scores,
-                                        const typename Tile::Statistics& lse, int first_row) {
-    if (first_row < free_from(params_.extents, first_key_, C.block_n)) {
-      Tile::mask(scores, params_.extents, first_key_, first_row);
+                                        const typename Tile::Lse& lse, int first_row) {
+    const auto score = Tile::score_of(params_);
+    score.prepare(scores);
+    if (Tile::is_masked(free_queries(work_.extents(), first_key_, C.block_n), first_row)) {
+      Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
-    Tile::exponentiate(scores, lse, params_.scale_log2);
+    if constexpr (C.capped()) at_.p_ring().wait_empty(out_);
+    Tile::exponentiate(scores, lse, score, at_.p(out_.slot()));
   }
 
   __device__ __forceinline__ void differentiate(typename Tile::Scores& dp,
@@ -121,13 +127,14 @@ class SideGradients {
     Tile::differentiate(dp, p, delta);
   }
 
-  // P as registers hold it, for the same thread of the other side; dS as a tile for a product.
+  // P as registers hold it, for the same thread of the other side, unless weigh() has stored it times
+  // the cap's slope; dS as a tile for a product.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& packed) {
     const Ring<C.ds_slots> ring = kWeights ? at_.p_ring() : at_.ds_ring();
-    ring.wait_empty(out_);
-    if constexpr (kWeights) {
+    if constexpr (!kWeights || !C.capped()) ring.wait_empty(out_);
+    if constexpr (kWeights && !C.capped()) {
       Tile::store_packed(at_.p(out_.slot()), packed);
-    } else {
+    } else if constexpr (!kWeights) {
       Tile::store_transposed(at_.ds(out_.slot()), 0, packed);
       ptx::fence_proxy_async();
     }

@@ -43,15 +43,17 @@ __device__ __forceinline__ bool stores() {
   return thread_in_block() % kWarpgroupSize / kWarpSize == 0 && ptx::elect_sync();
 }
 
-// One copy a slab.
-template <tile::TileLayout Layout>
-__device__ __forceinline__ void copy_gradient(const CUtensorMap& map, uint32_t smem,
-                                              KeyBlockIndex index, int first_key) {
+// One copy a slab. A clipped map's box must not lie outside of its tensor (tensor_map.h): such slabs,
+// without one of the tensor's columns or rows, are left out.
+template <tile::TileLayout Layout, bool Clipped>
+__device__ __forceinline__ void copy_gradient(const CUtensorMap& map, int columns, uint32_t smem,
+                                              ptx::TileCoordinates to) {
+  if (Clipped && to.inner >= Layout.rows) return;
 #pragma unroll 1
   for (int slab = 0; slab < Layout.slabs(); ++slab) {
-    ptx::cp_async_bulk_tensor_store(
-        map, {slab * Layout.slab_columns(), first_key, index.kv_head, index.batch},
-        smem + slab * Layout.slab_bytes());
+    to.column = slab * Layout.slab_columns();
+    if (Clipped && to.column >= columns) return;
+    ptx::cp_async_bulk_tensor_store(map, to, smem + slab * Layout.slab_bytes());
   }
 }
 

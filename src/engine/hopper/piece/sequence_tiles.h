@@ -23,6 +23,7 @@ struct alignas(16) SequenceTiles {
   KeyRows keys;
   int first_entry;  // of the list; the sequence has order.num_m_blocks of them
   TileOrder order;  // of the sequence's own tiles
+  int number;       // of the sequence
 };
 
 struct SequenceList {
@@ -37,7 +38,7 @@ struct SequenceList {
 
   SequenceTiles* entries;
   int* num_entries;
-  int* ticket_counter;  // to be cleared
+  int* ticket_counter;  // to be cleared; null: there is none
 
   // Rows of a packed tensor that no sequence owns are written too: as one more sequence, all unused.
   FA3_HD constexpr int num_sequences() const { return batch + (lengths_q.packed() ? 1 : 0); }
@@ -58,6 +59,7 @@ struct SequenceList {
       s.keys = {lengths_k.packed() ? 0 : b, int(k.begin), int(k.used)};
     }
     s.order = {(pack.rows(s.queries.count) + block_m - 1) / block_m, num_packs, 1, 0};
+    s.number = b;
     return s;
   }
 

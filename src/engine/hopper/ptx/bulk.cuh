@@ -41,8 +41,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap& ma
   disturb();
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group"
-      " [%0, {%1, 0, %2, %3, %4}], [%5];" ::"l"(&map),
-      "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(smem)
+      " [%0, {%1, %6, %2, %3, %4}], [%5];" ::"l"(&map),
+      "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(smem), "r"(at.inner)
       : "memory");
 }
 

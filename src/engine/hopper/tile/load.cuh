@@ -25,6 +25,12 @@ struct ClippedMap {
   const CUtensorMap& inside;
   const CUtensorMap& outside;
   int columns;  // of the tensor
+
+  // For a box that begins at this column.
+  __device__ __forceinline__ const CUtensorMap& map_of_box(bool some_rows_inside,
+                                                           int column) const {
+    return some_rows_inside && column < columns ? inside : outside;
+  }
 };
 
 __device__ __forceinline__ void load_clipped_rows(const ClippedMap& map, TileLayout layout,
@@ -33,10 +39,18 @@ __device__ __forceinline__ void load_clipped_rows(const ClippedMap& map, TileLay
   ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
   for (int slab = 0; slab < layout.slabs(); ++slab) {
     at.column = slab * layout.slab_columns();
-    const bool inside = some_inside && at.column < map.columns;
     ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(),
-                                   inside ? map.inside : map.outside, at, barrier);
+                                   map.map_of_box(some_inside, at.column), at, barrier);
   }
+}
+
+// Where a clipped map (tensor_map.h) has the rows of a tile that begins at row `first` of a sequence:
+// the sequence's own `count` rows begin at row `begin` of the tensor; behind them come zeros.
+__device__ __forceinline__ ptx::TileCoordinates clipped_place(int begin, int count, int first,
+                                                              int tile_rows, int head, int batch) {
+  const int left = count - first;
+  const int rows = left < 0 ? 0 : left < tile_rows ? left : tile_rows;
+  return {0, begin + first + rows, head, batch, tile_rows - rows};
 }
 
 }  // namespace fa3::hopper::tile

@@ -5,16 +5,28 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <vector>
 
 #include "engine/hopper/forward_config.h"
+#include "engine/hopper/piece/sequence_tiles.h"
 #include "engine/hopper/plan_forward.h"
 
 namespace fa3::hopper {
 namespace {
 
-TEST(BackwardTable, every_row_fits_the_register_file) {
+// Every config that is built, but for the element.
+std::vector<BackwardConfig> configs() {
+  std::vector<BackwardConfig> all;
   for (const CompiledBackward& row : kBackwardTable) {
-    const BackwardConfig& c = row.config;
+    for (int variant = 0; variant < kNumVariants; ++variant) {
+      all.push_back(row.config.with(Element::kBf16, Variant(variant)));
+    }
+  }
+  return all;
+}
+
+TEST(BackwardTable, every_row_fits_the_register_file) {
+  for (const BackwardConfig& c : configs()) {
     // What a launch gets: 64 K registers over its threads, in steps of 8.
     const int launched = (1 << 16) / c.threads() / 8 * 8 * (c.threads() / kWarpgroupSize);
     EXPECT_LE(c.query_registers() + (c.threads() / kWarpgroupSize - 1) * c.key_registers(),
@@ -24,7 +36,7 @@ TEST(BackwardTable, every_row_fits_the_register_file) {
 }
 
 TEST(BackwardTable, slots_of_a_step_are_loaded_while_another_is_at_work) {
-  for (const CompiledBackward& row : kBackwardTable) EXPECT_GE(row.config.stages, 2);
+  for (const BackwardConfig& c : configs()) EXPECT_GE(c.stages, 2);
 }
 
 // Whoever can run a forward can train with it.
@@ -59,6 +71,22 @@ TEST(BackwardWorkspace, has_a_float_for_each_padded_element_of_dq_and_two_number
   const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
   const int64_t rows = 3 * 5 * 128;  // 100 rows are padded to 2 blocks
   EXPECT_EQ(backward_workspace_bytes(c, arguments(3, 100, 5)), rows * 128 * 4 + 2 * rows * 4);
+}
+
+// Of ragged lengths the most that there can be, whatever the device's arrays hold.
+TEST(BackwardWorkspace, of_packed_sequences_has_a_block_more_for_each) {
+  const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
+  BackwardArguments a = arguments(1, 1000, 5);
+  a.ragged = true;
+  a.sequences = 7;
+  a.lengths_q.in_one_tensor = true;
+  EXPECT_EQ(backward_num_query_blocks(c, a), (16 + 7 + 1) * 5);
+  EXPECT_EQ(backward_num_tiles(c, a), (8 + 7 + 1) * 5);
+  const int64_t rows = (16 + 7 + 1) * 5 * 64;
+  const int64_t lists = (16 + 7 + 1 + 8 + 7 + 1) * int64_t{sizeof(SequenceTiles)} + 2 * 64;
+  EXPECT_EQ(backward_workspace_bytes(c, a), rows * 128 * 4 + 2 * rows * 4 + lists);
+  a.has_sink = true;
+  EXPECT_EQ(backward_workspace_bytes(c, a), rows * 128 * 4 + 2 * rows * 4 + lists + 512);
 }
 
 TEST(BackwardWorkspace, of_huge_extents_is_too_many_bytes_and_no_overflow) {

@@ -92,26 +92,25 @@ Problem plain() {
   return p;
 }
 
-TEST(CheckFeatures, what_the_kernels_do_is_accepted) {
+TEST(CheckForward, what_the_kernels_do_is_accepted) {
   Problem p = plain();
-  EXPECT_TRUE(check_features(p).ok());
+  EXPECT_TRUE(check_forward(p).ok());
   p.mask.right = 0;  // causal
-  EXPECT_TRUE(check_features(p).ok());
+  EXPECT_TRUE(check_forward(p).ok());
   p.dtype = p.o.dtype = DType::float16;
   p.heads_k = 1;
   p.head_dim = 72;
   p.head_dim_v = 40;
   p.lengths_q.max = 1;
   p.lengths_k.max = 0;
-  EXPECT_TRUE(check_features(p).ok());
+  EXPECT_TRUE(check_forward(p).ok());
 }
 
-TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
+TEST(CheckForward, what_they_do_not_is_refused_with_its_reason) {
   const auto expect_refused = [](const char* reason, auto change) {
     Problem p = plain();
     change(p);
     const Status status = check_forward(p);
-    EXPECT_EQ(check_features(p).message(), status.message());
     EXPECT_EQ(status.code(), StatusCode::unsupported) << reason;
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
@@ -122,19 +121,18 @@ TEST(CheckFeatures, what_they_do_not_is_refused_with_its_reason) {
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
 }
 
-TEST(CheckFeatures, what_only_the_forward_does_is_refused_for_both_passes) {
-  const auto expect_forward_only = [](const char* reason, auto change) {
+TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
+  const auto variant_after = [](auto change) {
     Problem p = plain();
     change(p);
     EXPECT_TRUE(check_forward(p).ok()) << check_forward(p).message();
-    EXPECT_NE(check_features(p).message().find(reason), std::string::npos);
-    EXPECT_NE(variant_of(p), Variant::kDense);
+    return variant_of(p);
   };
-  expect_forward_only("windows", [](Problem& p) { p.mask.left = 100; });
-  expect_forward_only("windows", [](Problem& p) { p.mask.right = 7; });
-  expect_forward_only("sink", [](Problem& p) { p.has_sink = true; });
-  expect_forward_only("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
-  expect_forward_only("softcap", [](Problem& p) { p.softcap = 30; });
+  EXPECT_EQ(variant_after([](Problem& p) { p.mask.left = 100; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.mask.right = 7; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.has_sink = true; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.ragged = true; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
 }
 
 TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_kernel) {

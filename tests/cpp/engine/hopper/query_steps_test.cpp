@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which query blocks a key block goes through, against the mask rule pair by pair; and the order of key
-// blocks.
+// Which query blocks a key block goes through, against the mask rule pair by pair; the order of key
+// blocks; and where the query blocks of packed sequences lie.
 #include "engine/hopper/backward/query_steps.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -14,20 +16,31 @@ namespace {
 
 constexpr int kM = 64;
 
+// check(extents, first_key) for dense extents, then for those of a sequence with windows.
 template <typename F>
 void for_each_key_block(int num_keys, F check) {
-  for (const bool causal : {false, true}) {
-    for (const int sq : {0, 1, 63, 64, 65, 130, 200, 333}) {
-      for (const int sk : {1, 63, 64, 65, 128, 129, 200, 400}) {
-        const BackwardExtents e{sq, sk, causal};
-        for (int key = 0; key < sk; key += num_keys) check(e, key);
+  for (const int sq : {0, 1, 63, 64, 65, 130, 200, 333}) {
+    for (const int sk : {1, 63, 64, 65, 128, 129, 200, 400}) {
+      for (int key = 0; key < sk; key += num_keys) {
+        for (const bool causal : {false, true}) check(BackwardExtents{sq, sk, causal}, key);
+        for (const int left : {-1, 0, 50, 129}) {
+          for (const int right : {-1, 0, 1, 70}) {
+            check(SequenceExtents{sq, sk, {left, right}}, key);
+          }
+        }
       }
     }
   }
 }
 
+template <class Extents>
+std::string describe(const Extents& e) {
+  return std::to_string(e.seqlen_q) + "x" + std::to_string(e.seqlen_k) + " window " +
+         std::to_string(e.mask().left) + " " + std::to_string(e.mask().right);
+}
+
 TEST(QuerySteps, hold_every_query_that_sees_a_key_of_the_block_and_no_idle_block) {
-  for_each_key_block(128, [](const BackwardExtents& e, int first_key) {
+  for_each_key_block(128, [](const auto& e, int first_key) {
     const QuerySteps steps = query_steps(e, first_key, 128, kM);
     for (int block = 0; block * kM < e.seqlen_q; ++block) {
       bool sees = false;
@@ -37,51 +50,85 @@ TEST(QuerySteps, hold_every_query_that_sees_a_key_of_the_block_and_no_idle_block
         }
       }
       EXPECT_EQ(sees, block >= steps.first_block && block < steps.end_block)
-          << e.seqlen_q << "x" << e.seqlen_k << " causal " << e.causal << " key " << first_key;
+          << describe(e) << " key " << first_key << " block " << block;
     }
     EXPECT_LE(steps.per_head() * kM, e.seqlen_q + kM - 1);
   });
 }
 
-TEST(QuerySteps, a_key_is_seen_from_its_first_query_on) {
-  for_each_key_block(1, [](const BackwardExtents& e, int key) {
-    for (int q = 0; q < e.seqlen_q; ++q) {
-      EXPECT_EQ(e.mask().visible(q, key, e.seqlen_q, e.seqlen_k), q >= first_query(e, key));
-    }
-  });
-  EXPECT_GT(first_query({10, 10, false}, 10), 1 << 30);  // past the end: by none
+TEST(QuerySteps, of_keys_past_the_end_are_none) {
+  EXPECT_EQ(query_steps(SequenceExtents{100, 128, {-1, -1}}, 128, 128, kM).per_head(), 0);
 }
 
-TEST(QuerySteps, from_free_from_on_no_key_of_the_warpgroup_is_hidden) {
-  for_each_key_block(64, [](const BackwardExtents& e, int first_key) {
+TEST(QuerySteps, a_key_is_seen_from_its_first_query_to_its_end) {
+  for_each_key_block(1, [](const auto& e, int key) {
+    for (int q = 0; q < e.seqlen_q; ++q) {
+      EXPECT_EQ(e.mask().visible(q, key, e.seqlen_q, e.seqlen_k),
+                q >= first_query(e, key) && q < end_query(e, key))
+          << describe(e) << " " << q << " " << key;
+    }
+  });
+  EXPECT_GT(first_query(BackwardExtents{10, 10, false}, 10), 1 << 30);  // past the end: by none
+  EXPECT_GT(first_query(SequenceExtents{10, 10, {3, 3}}, 10), 1 << 30);
+}
+
+TEST(QuerySteps, free_queries_see_every_key_of_the_warpgroup) {
+  for_each_key_block(64, [](const auto& e, int first_key) {
+    const KeyRangeOf<int> free = free_queries(e, first_key, 64);
     for (int q = 0; q < e.seqlen_q; ++q) {
       bool all = true;
       for (int k = first_key; k < first_key + 64; ++k) {
         all &= k < e.seqlen_k && e.mask().visible(q, k, e.seqlen_q, e.seqlen_k);
       }
-      EXPECT_EQ(all, q >= free_from(e, first_key, 64));
+      EXPECT_EQ(all, free.contains(q)) << describe(e) << " " << q << " " << first_key;
     }
   });
 }
 
 // Those that wait are launched after those they wait for: else none of them might ever come to run.
+template <class Extents>
+void expect_turns_in_order(const Extents& e) {
+  const KeyBlockOrder order{(e.seqlen_k + 127) / 128, 1, 1, 1, last_keys_first(e)};
+  std::vector<int> next((e.seqlen_q + kM - 1) / kM, 0);
+  for (int tile = 0; tile < order.num_tiles(); ++tile) {
+    const int n = order.at(tile).n_block;
+    const QuerySteps steps = query_steps(e, n * 128, 128, kM);
+    for (int m = steps.first_block; m < steps.end_block; ++m) {
+      EXPECT_EQ(turn_of(e, n, 128, m, kM), next[size_t(m)]++) << describe(e) << n << " m " << m;
+    }
+  }
+}
+
 TEST(QuerySteps, turns_are_taken_once_each_and_in_the_order_of_launches) {
-  for (const bool causal : {false, true}) {
-    for (const int sq : {1, 64, 130, 500}) {
-      for (const int sk : {1, 128, 200, 600}) {
-        const BackwardExtents e{sq, sk, causal};
-        const KeyBlockOrder order{(sk + 127) / 128, 1, 1, 1, causal};
-        std::vector<int> next((sq + kM - 1) / kM, 0);
-        for (int tile = 0; tile < order.num_tiles(); ++tile) {
-          const int n = order.at(tile).n_block;
-          const QuerySteps steps = query_steps(e, n * 128, 128, kM);
-          for (int m = steps.first_block; m < steps.end_block; ++m) {
-            EXPECT_EQ(turn_of(e, n, 128, m, kM), next[size_t(m)]++)
-                << sq << "x" << sk << " causal " << causal << " n " << n << " m " << m;
-          }
+  for (const int sq : {1, 64, 130, 500}) {
+    for (const int sk : {1, 128, 200, 600}) {
+      for (const bool causal : {false, true})
+        expect_turns_in_order(BackwardExtents{sq, sk, causal});
+      for (const int left : {-1, 0, 50, 129}) {
+        for (const int right : {-1, 0, 70}) {
+          expect_turns_in_order(SequenceExtents{sq, sk, {left, right}});
         }
       }
     }
+  }
+}
+
+// Packed sequences share a scratch: none may have another's blocks, or any behind its end.
+TEST(ScratchPlace, packed_sequences_have_blocks_of_their_own) {
+  unsigned random = 1;
+  for (int trial = 0; trial < 1000; ++trial) {
+    const int count = trial % 20 + 1;
+    int begin = 0, last_end = 0;
+    for (int b = 0; b <= count; ++b) {  // the last one: rows that no sequence owns
+      random = random * 1664525 + 1013904223;
+      const int length = int(random >> 20) % (trial % 3 ? 200 : 3);
+      const ScratchPlace place = ScratchPlace::of_packed(b, begin, kM);
+      EXPECT_EQ(place.batch, 0);
+      EXPECT_GE(place.first_block, last_end);
+      last_end = place.first_block + (length + kM - 1) / kM;
+      begin += length;
+    }
+    EXPECT_LE(last_end, (begin + kM - 1) / kM + count + 1);  // what launch_backward.cpp carves
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "engine/hopper/backward/sink_gradient.h"
 #include "engine/hopper/list_sequences.h"
 #include "engine/hopper/tensor_map.h"
 #include "machine.h"
@@ -67,7 +68,11 @@ cudaError_t list_sequences(const SequenceList& list, cudaStream_t) {
     first += list.sequence(b).order.num_m_blocks;
   }
   *list.num_entries = all;
-  *list.ticket_counter = 0;
+  if (list.ticket_counter) *list.ticket_counter = 0;
+  return cudaSuccess;
+}
+
+cudaError_t sum_sink_gradients(const SinkSums&, cudaStream_t) {
   return cudaSuccess;
 }
 

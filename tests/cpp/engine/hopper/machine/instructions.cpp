@@ -63,16 +63,23 @@ void add_global(const void* pointer, int bytes) {
       {.warp = here().warp(), .to = pointer, .bytes = bytes, .adds = true});
 }
 
+namespace {
+
+void require_some_inside(const TensorMap& known, Coordinates at) {
+  if (known.origin_is_memory) return;
+  const int in_tile = known.of_queries ? at.row : at.inner;
+  const int row = known.of_queries ? at.head : at.row;
+  if (in_tile >= known.rows_before || row > known.rows || at.column >= known.columns) {
+    fail("a box outside of the tensor (row ", row, ", ", in_tile, ", column ", at.column,
+         ") reads its map's origin, which is not memory");
+  }
+}
+
+}  // namespace
+
 void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier) {
   const TensorMap known = decoded(map);
-  if (!known.origin_is_memory) {
-    const int in_tile = known.of_queries ? at.row : at.inner;
-    const int row = known.of_queries ? at.head : at.row;
-    if (in_tile >= known.rows_before || row > known.rows || at.column >= known.columns) {
-      fail("a box outside of the tensor (row ", row, ", ", in_tile, ", column ", at.column,
-           ") reads its map's origin, which is not memory");
-    }
-  }
+  require_some_inside(known, at);
   begin_load(smem, known.box_rows * known.row_bytes, barrier, [=](int offset) {
     if (known.of_queries) {
       return Content{known.tensor, at.row + at.head - known.rows_before + offset / known.row_bytes,
@@ -88,11 +95,13 @@ void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) 
 }
 void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem) {
   const TensorMap known = decoded(map);
+  require_some_inside(known, at);
   here().departures[size_t(here().warp())].send(smem, {.to = known.tensor,
-                                                       .row = at.row,
+                                                       .row = at.row + at.inner - known.rows_before,
                                                        .column = at.column,
                                                        .head = at.head,
                                                        .batch = at.batch,
+                                                       .rows = known.box_rows - at.inner,
                                                        .bytes = known.box_rows * known.row_bytes});
 }
 void store_bytes(const void* global, uint32_t smem, int bytes, bool adds) {

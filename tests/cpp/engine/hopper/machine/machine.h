@@ -65,6 +65,7 @@ struct Departure {
   int warp = 0;
   const void* to = nullptr;  // address or tensor
   int row = 0, column = 0, head = 0, batch = 0;
+  int rows = 0;  // of a tile, that lie in the tensor as far as its map tells
   int bytes = 0;
   int filling = 0;    // of the buffer it left from
   bool adds = false;  // to what is there

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// The work of one thread block: a key block, and the query blocks that see it, head after head of the
+// group that shares the keys; and where all of them lie. Two classes answer the same questions: for
+// dense kernels, and for those that know windows and sequences of their own lengths. Next:
+// backward_smem.cuh.
+#pragma once
+
+#include <type_traits>
+
+#include "engine/hopper/backward/backward_config.h"
+#include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/tile/load.cuh"
+
+namespace fa3::hopper {
+
+// One of the query blocks.
+struct QueryBlock {
+  int head;
+  int m_block;
+
+  __device__ __forceinline__ static QueryBlock first(const BackwardParams& params, int kv_head,
+                                                     QuerySteps steps) {
+    return {kv_head * params.heads_per_kv_head, steps.first_block};
+  }
+  __device__ __forceinline__ void advance(QuerySteps steps) {
+    if (++m_block == steps.end_block) {
+      m_block = steps.first_block;
+      ++head;
+    }
+  }
+};
+
+template <BackwardConfig C>
+class DenseKeyBlock {
+ public:
+  struct Record {};  // of shared memory: none
+
+  __device__ __forceinline__ DenseKeyBlock(const BackwardParams& params, int tile, Record&)
+      : params_(params),
+        at_(params.order.at(tile)),
+        steps_(query_steps(params.extents, at_.n_block * C.block_n, C.block_n, C.block_m)),
+        num_steps_(steps_.per_head() * params.heads_per_kv_head) {}
+
+  __device__ __forceinline__ static constexpr bool exists() { return true; }
+  __device__ __forceinline__ int first_key() const { return at_.n_block * C.block_n; }
+  __device__ __forceinline__ int num_steps() const { return num_steps_; }
+  __device__ __forceinline__ QuerySteps steps() const { return steps_; }
+  __device__ __forceinline__ QueryBlock first_queries() const {
+    return QueryBlock::first(params_, at_.kv_head, steps_);
+  }
+  __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
+  __device__ __forceinline__ float scale() const { return params_.scale; }
+
+  // Of the key block, of a query block, and of the 64 keys whose gradients a warpgroup stores.
+  __device__ __forceinline__ ptx::TileCoordinates keys() const {
+    return {0, first_key(), at_.kv_head, at_.batch};
+  }
+  __device__ __forceinline__ ptx::TileCoordinates queries(QueryBlock block) const {
+    return {0, block.m_block * C.block_m, block.head, at_.batch};
+  }
+  __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
+    return {0, first, at_.kv_head, at_.batch};
+  }
+  __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
+    return params_.scratch.block(at_.batch, block.head, block.m_block);
+  }
+  __device__ __forceinline__ int turn(int m_block) const {
+    return turn_of(params_.extents, at_.n_block, C.block_n, m_block, C.block_m);
+  }
+  // Whether this warp's rows of a part of dQ begin before the queries' end.
+  __device__ __forceinline__ static constexpr bool has_rows(int /*m_block*/, int /*part*/) {
+    return true;
+  }
+
+ private:
+  const BackwardParams& params_;
+  const KeyBlockIndex at_;
+  const QuerySteps steps_;
+  const int num_steps_;
+};
+
+// One thread writes the record at the start; it is read again at each use, for it would take too many
+// registers.
+template <BackwardConfig C>
+class SequenceKeyBlock {
+ public:
+  struct Record {
+    bool exists;  // there may be fewer key blocks than thread blocks
+    int n_block;
+    int kv_head;
+    cuda::QueryRows keys;
+    KeyRows queries;
+    ScratchPlace scratch;
+    SequenceExtents extents;
+    QuerySteps steps;
+    int num_steps;
+  };
+
+  __device__ __forceinline__ SequenceKeyBlock(const BackwardParams& params, int tile, Record& mine)
+      : params_(params), mine_(mine) {
+    if (threadIdx.x == 0) describe(tile);
+  }
+
+  __device__ __forceinline__ bool exists() const { return mine_.exists; }
+  __device__ __forceinline__ int first_key() const { return mine_.n_block * C.block_n; }
+  __device__ __forceinline__ int num_steps() const { return mine_.num_steps; }
+  __device__ __forceinline__ QuerySteps steps() const { return mine_.steps; }
+  __device__ __forceinline__ QueryBlock first_queries() const {
+    return QueryBlock::first(params_, mine_.kv_head, mine_.steps);
+  }
+  __device__ __forceinline__ const SequenceExtents& extents() const { return mine_.extents; }
+  __device__ __forceinline__ float scale() const {
+    return mine_.extents.seqlen_k == 1 ? params_.scale_of_one_key : params_.scale;
+  }
+
+  // Rows of other sequences are kept out: a NaN of theirs would reach this one, whatever its weight.
+  __device__ __forceinline__ ptx::TileCoordinates keys() const {
+    return tile::clipped_place(mine_.keys.begin, mine_.keys.used, first_key(), C.block_n,
+                               mine_.kv_head, mine_.keys.batch);
+  }
+  __device__ __forceinline__ ptx::TileCoordinates queries(QueryBlock block) const {
+    return tile::clipped_place(mine_.queries.begin, mine_.queries.count, block.m_block * C.block_m,
+                               C.block_m, block.head, mine_.queries.batch);
+  }
+  // Unused keys have gradients too: zeros.
+  __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
+    return tile::clipped_place(mine_.keys.begin, mine_.keys.count, first, kRowsPerWarpgroup,
+                               mine_.kv_head, mine_.keys.batch);
+  }
+  __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
+    return params_.scratch.block(mine_.scratch, block.head, block.m_block);
+  }
+  __device__ __forceinline__ int turn(int m_block) const {
+    return turn_of(mine_.extents, mine_.n_block, C.block_n, m_block, C.block_m);
+  }
+  __device__ __forceinline__ bool has_rows(int m_block, int part) const {
+    return m_block * C.block_m + C.dq_parts().first_row_of_warp(part, int(threadIdx.x)) <
+           mine_.queries.count;
+  }
+
+ private:
+  __device__ __forceinline__ void describe(int tile) {
+    if (params_.list.sequences) {
+      describe_listed(tile);
+    } else {
+      const KeyBlockIndex at = params_.order.at(tile);
+      const int keys = params_.extents.seqlen_k;
+      mine_.exists = true;
+      mine_.n_block = at.n_block;
+      mine_.kv_head = at.kv_head;
+      mine_.keys = {at.batch, 0, 0, keys, keys};
+      mine_.queries = {at.batch, 0, params_.extents.seqlen_q};
+      mine_.scratch = {at.batch, 0};
+    }
+    if (!mine_.exists) return;
+    mine_.extents = {mine_.queries.count, mine_.keys.used, params_.mask};
+    mine_.steps = query_steps(mine_.extents, first_key(), C.block_n, C.block_m);
+    mine_.num_steps = mine_.steps.per_head() * params_.heads_per_kv_head;
+  }
+
+  // The list's tiles are of keys: its queries are our keys, and the other way round.
+  __device__ __forceinline__ void describe_listed(int tile) {
+    const int num_kv_heads = params_.order.num_kv_heads;
+    const int entry = tile / num_kv_heads;
+    mine_.exists = entry < *params_.list.num_entries;
+    if (!mine_.exists) return;
+    const SequenceTiles& s = params_.list.sequences[entry];
+    const TileIndex index = s.order.tile(tile - s.first_entry * num_kv_heads);
+    mine_.n_block =
+        params_.order.last_keys_first ? index.m_block : s.order.num_m_blocks - 1 - index.m_block;
+    mine_.kv_head = index.pack;
+    mine_.keys = s.queries;
+    mine_.queries = s.keys;
+    mine_.scratch = params_.q_is_packed ? ScratchPlace::of_packed(s.number, s.keys.begin, C.block_m)
+                                        : ScratchPlace{s.keys.batch, 0};
+  }
+
+  const BackwardParams& params_;
+  Record& mine_;
+};
+
+template <BackwardConfig C>
+using KeyBlockWork = std::conditional_t<C.general(), SequenceKeyBlock<C>, DenseKeyBlock<C>>;
+
+}  // namespace fa3::hopper
