@@ -44,6 +44,9 @@ GTEST_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) tests?", re.MULTILINE)
 SANITIZED_CASES = "ragged"
 # Which piece needs another's digests.
 AFTER = {"kernels with random delays, bit for bit": "kernels against float64, every branch"}
+# The backward's: a dense mask, windows and softcap; sequences of their own lengths, sinks.
+SANITIZED_BACKWARD = ("64x128", "packed-used")
+BACKWARD_ROWS = 6  # of the backward's table
 ROWS = 11  # of the forward's table and the plain kernels behind it, but for the last
 
 
@@ -71,14 +74,17 @@ def pieces(build: Path) -> dict:
     def every_row(program):
         return [[program, *row, "", "1", f"{digests}-{row[0]}.txt"] for row in rows]
 
+    backward_rows = [["--rows", str(row), str(row + 1)] for row in range(BACKWARD_ROWS)]
     suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
     python_tests = ["-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"]
     found = {
         "the contract of every engine": [["env", "FA3_TEST_ENGINE=hopper", *suites]],
         "kernels against float64, every branch": every_row(check),
         "kernels with random delays, bit for bit": every_row(disturbed),
-        "backward kernels against float64": [[backward]],
-        "backward kernels with random delays": [[backward_disturbed]],
+        "backward kernels against float64": [[backward, *row] for row in backward_rows],
+        "backward kernels with random delays": [
+            [backward_disturbed, *row] for row in backward_rows
+        ],
         "through the C ABI": [[sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")]],
         "the fa3 command on device memory": [
             [
@@ -94,6 +100,11 @@ def pieces(build: Path) -> dict:
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
         found[f"compute-sanitizer {tool}"] = [
             [*sanitizer, check, *row, SANITIZED_CASES] for row in rows
+        ]
+        found[f"compute-sanitizer {tool}, backward"] = [
+            [*sanitizer, backward, *row, "--repeats", "0", "--only", cases]
+            for row in backward_rows
+            for cases in SANITIZED_BACKWARD
         ]
     return found
 
