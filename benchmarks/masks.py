@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward with windows, softcap, sinks and packed sequences, beside the plain causal one.
+"""Windows, softcap, sinks and packed sequences beside the plain causal mask, forward or backward.
 
-    python3 benchmarks/masks.py --json docs/results/x.jsonl
+    python3 benchmarks/masks.py [--pass bwd] --json docs/results/x.jsonl
 
 TFLOP/s count visible pairs of a query and a key; a call on the GPU is replayed as a CUDA graph.
 Timed as harness.py says.
@@ -20,6 +20,7 @@ import fa3
 DENSE_HEADS = ((16, 16, 128), (32, 4, 128), (64, 8, 64))
 PACKED_HEADS = ((16, 16, 128), (32, 4, 128), (32, 32, 64))
 WINDOWS = (128, 1024, 4096)
+PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, for each visible pair
 
 
 def log_uniform_lengths(longest):
@@ -65,16 +66,12 @@ def normal(*shape):
 
 
 def dense(batch, seqlen, heads, window=None, **options):
-    """A causal call on sequences of one length: the call, and its visible pairs."""
+    """A causal call on sequences of one length: tensors, options, and visible pairs."""
     num_q, num_k, dim = heads
     q, k, v = (normal(batch, seqlen, n, dim) for n in (num_q, num_k, num_k))
     if window is not None:
         options["window"] = (window, 0)
-
-    def call():
-        return fa3.attention(q, k, v, causal=True, **options)
-
-    return call, batch * num_q * pairs(seqlen, True, window)
+    return (q, k, v), {"causal": True, **options}, batch * num_q * pairs(seqlen, True, window)
 
 
 def packed(lengths, heads, causal=True):
@@ -83,15 +80,22 @@ def packed(lengths, heads, causal=True):
     q, k, v = (normal(sum(lengths), n, dim) for n in (num_q, num_k, num_k))
     longest = {f"max_seqlen_{side}": max(lengths) for side in "qk"}
     starts_of = {f"cu_seqlens_{side}": starts for side in "qk"}
+    options = {"causal": causal, **starts_of, **longest}
+    return (q, k, v), options, num_q * sum(pairs(n, causal, None) for n in lengths)
 
-    def call():
-        return fa3.attention(q, k, v, causal=causal, **starts_of, **longest)
 
-    return call, num_q * sum(pairs(n, causal, None) for n in lengths)
+def call_of(tensors, options, which, deterministic):
+    """What is timed."""
+    if which == "fwd":
+        return lambda: fa3.attention(*tensors, **options)
+    out, lse = fa3.attention(*tensors, return_lse=True, **options)
+    do = torch.randn_like(out)
+    options = options | {"deterministic": deterministic}
+    return lambda: fa3.attention_backward(do, *tensors, out, lse, **options)
 
 
 def cases(longest):
-    """Name, heads, and what makes the call; on 4 * longest tokens where packed."""
+    """Name, heads, and what makes the operands; on 4 * longest tokens where packed."""
     short, tokens = longest // 4, 4 * longest
     for heads in DENSE_HEADS:
         sink = torch.randn(heads[0])
@@ -120,6 +124,8 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seqlen", type=int, default=16384, help="of the longest sequence")
     parser.add_argument("--heads", help="only these, as 32:4:128 (heads, key heads, head dim)")
+    parser.add_argument("--pass", dest="which", choices=PRODUCTS, default="fwd")
+    parser.add_argument("--deterministic", action="store_true", help="gradients")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()
@@ -128,14 +134,18 @@ def main():
         x for x in cases(arguments.seqlen) if arguments.heads in (None, ":".join(map(str, x[1])))
     ]
     for name, heads, make in progress(told):
-        row = {"engine": "fa3", "pass": "fwd", "dtype": "bf16", "case": name}
+        row = {"engine": "fa3", "pass": arguments.which, "dtype": "bf16", "case": name}
+        if arguments.deterministic:
+            row["variant"] = "deterministic"
         row |= dict(zip(("heads", "kv_heads", "head_dim"), heads, strict=True))
         try:
-            call, visible = make(heads)
+            tensors, options, visible = make(heads)
+            call = call_of(tensors, options, arguments.which, arguments.deterministic)
             row |= time_all([Call(call, arguments.device)], arguments.device, arguments.rounds)[
                 "fa3"
             ]
-            row["tflops"] = 4 * visible * heads[2] / row["median_ms"] / 1e9
+            flops = 2 * PRODUCTS[arguments.which] * visible * heads[2]
+            row["tflops"] = flops / row["median_ms"] / 1e9
             said = f"{row['median_ms']:8.4f} ms {row['tflops']:7.1f} TFLOP/s"
         except fa3.Unsupported as refused:
             row["left_out"] = said = str(refused)
