@@ -194,6 +194,37 @@ def test_cuda_graph_replays_with_new_inputs():
     torch.testing.assert_close(out, fa3.attention(q, k, v), rtol=0, atol=0)
 
 
+def test_cuda_graph_replays_both_passes_with_other_lengths():
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device on this machine")
+    q, k, v, do = tensors("cuda", (300, 4, 64), (300, 2, 64), (300, 2, 64), (300, 4, 64))
+    lengths = [
+        torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 200, 300], [0, 9, 300])
+    ]
+    cu = lengths[0].clone()
+    options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 300, "max_seqlen_k": 300}
+
+    def both():
+        out, lse = fa3.attention(q, k, v, causal=True, return_lse=True, **options)
+        gradients = fa3.attention_backward(
+            do, q, k, v, out, lse, causal=True, deterministic=True, **options
+        )
+        return out, *gradients[:3]
+
+    try:
+        both()
+    except fa3.Unsupported as error:
+        pytest.skip(str(error))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    for starts in lengths[::-1]:
+        cu.copy_(starts)
+        graph.replay()
+        for replayed, expected in zip(captured, both(), strict=True):
+            torch.testing.assert_close(replayed, expected, rtol=0, atol=0)
+
+
 def test_a_plain_call_costs_no_dispatch_and_a_watched_one_is_seen(device, qkv, monkeypatch):
     watched = {
         "profiler": torch.profiler.profile,
