@@ -90,11 +90,9 @@ def power(rows: list[dict]) -> list[str]:
         if "tflops" not in row:
             continue
         where = "" if row["pass"] == "ceiling" else mask_of(row)
-        watts = (
-            [f"{row['watts']:.0f}", f"{row['tflops_per_watt']:.2f}"] if "watts" in row else ["", ""]
-        )
-        clock = f"{row['sm_clock_mhz']:.0f}" if "sm_clock_mhz" in row else ""
-        lines.append([name_of(row["engine"]), where, f"{row['tflops']:.0f}", clock, *watts])
+        columns = {"tflops": 0, "sm_clock_mhz": 0, "watts": 0, "tflops_per_watt": 2}
+        numbers = [f"{row[c]:.{digits}f}" if c in row else "" for c, digits in columns.items()]
+        lines.append([name_of(row["engine"]), where, *numbers])
     return table(["contender", "case", "TFLOP/s", "MHz", "W", "TFLOP/s per W"], lines)
 
 
@@ -114,12 +112,12 @@ def lines(panels: dict, x: str, y: str, log_y: bool):
     drawn = {}
     for panel, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0],
                                       panels.items(), strict=True):  # fmt: skip
-        for name, colour, dashes, points in curves:
+        drawn |= {name: (colour, dashes) for name, colour, dashes, _ in curves}
+        for _, colour, dashes, points in reversed(curves):  # the first one on top
             xs, ys, filled = zip(*sorted(points), strict=True)
             panel.plot(xs, ys, dashes, color=colour, lw=1.6)
             for at, value, solid in zip(xs, ys, filled, strict=True):
                 panel.plot(at, value, "o", color=colour, mfc=colour if solid else "none", ms=4.5)
-            drawn[name] = (colour, dashes)
         ticks = sorted({point[0] for curve in curves for point in curve[3]})
         panel.set_xscale("log", base=2)
         panel.set_xticks(ticks, [plot.short(tick) for tick in ticks])

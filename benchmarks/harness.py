@@ -81,7 +81,7 @@ def sustained(contender, seconds: float) -> dict:
         times.append(time_once(lambda: [contender() for _ in range(batch)], "cuda"))
     row = summary([(milliseconds / batch, state) for milliseconds, state in times])
     if joules is not None:
-        row["watts"] = (gpu_joules() - joules) / gone
+        row |= {"watts": (gpu_joules() - joules) / gone, "seconds": gone}
     return row | {"rounds": len(times) * batch}
 
 

@@ -55,7 +55,7 @@ def record(case: Case, contender, measured: dict, arguments) -> dict:
         if seconds:
             found["tflops"] = case.flops() / seconds / 1e12
             found["gbytes_per_s"] = case.bytes() / seconds / 1e9
-    if "watts" in measured and "tflops" in found:
+    if "seconds" in measured and "tflops" in found:  # of rounds with pauses, watts say nothing
         found["tflops_per_watt"] = found["tflops"] / measured["watts"]
     return found | {
         "variant": "deterministic" if case.deterministic else "default",

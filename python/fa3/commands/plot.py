@@ -31,6 +31,8 @@ NAMES = {
     "sdpa": ("PyTorch's own", "#3b82f6"),
     "torch-cpu": ("PyTorch", "#3b82f6"),
     "standard": ("standard attention", "#868e96"),
+    "matmul": ("matrix product", "#868e96"),
+    "copy": ("copy", "#868e96"),
 }
 OTHERS = ("#74b816", "#c2255c", "#1098ad", "#ae3ec9")
 INK = "#7d8790"

@@ -19,7 +19,20 @@ void* mark(int device, void* stream) {
   return nullptr;
 }
 
+// Asking an event is forbidden while any stream is captured, unless the thread says that it knows.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 EngineClock::Reading between(void* begin, void* end, bool wait, double* seconds) {
+  const RelaxedCapture relaxed;
   const auto first = static_cast<cudaEvent_t>(begin), last = static_cast<cudaEvent_t>(end);
   const cudaError_t over = wait ? cudaEventSynchronize(last) : cudaEventQuery(last);
   if (over == cudaErrorNotReady) {
