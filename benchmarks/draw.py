@@ -8,6 +8,8 @@ Next: pieces.py, which says what there is, and figures.py, which draws it.
 
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import figures
@@ -17,16 +19,24 @@ from pieces import Piece, pieces
 DOCS = figures.ROOT / "docs"
 
 
-# Measured once, by kernels that are no longer built: folder of a machine -> title, rows, table.
-RECORDED = {
+@dataclass(frozen=True)
+class Recorded:
+    """Rows of docs/results that no piece can measure: of rivals built elsewhere, of old kernels."""
+
+    title: str
+    rows: str
+    draw: Callable | None
+    table: Callable
+
+
+RECORDED = {  # by folder of the machine
     "nvidia-h200": [
-        (
-            "What each idea is worth (Table 2)",
-            "ablation-h200-2026-11-21.jsonl",
-            figures.ablation,
-        )
+        Recorded("Backward beside official FlashAttention-3 (Figure 6)",
+                 "backward-rivals-h200-2026-11-21.jsonl", figures.bars, figures.ratios),
+        Recorded("What each idea is worth (Table 2)",
+                 "ablation-h200-2026-11-21.jsonl", None, figures.ablation),
     ]
-}
+}  # fmt: skip
 
 
 def slug(machine: str) -> str:
@@ -65,6 +75,14 @@ def left_out(rows: list[dict]) -> list[str]:
     return [f"* {name} did not run in {n} cases: {words}" for (name, words), n in said.items()]
 
 
+def picture(title: str, draw: Callable, rows: Path, report: Report) -> list[str]:
+    path = report.figures / f"{rows.stem}.svg"
+    report.figures.mkdir(parents=True, exist_ok=True)
+    with plot.style():
+        plot.save(draw(), path, Source=figures.source(rows))
+    return [f"![{title}]({os.path.relpath(path, report.page.parent)})", ""]
+
+
 def section(piece: Piece, report: Report) -> list[str]:
     path = report.rows_of(piece)
     lines = [f"## {piece.title}", "", piece.words, ""]
@@ -76,11 +94,7 @@ def section(piece: Piece, report: Report) -> list[str]:
     lines += ["", f"[Rows]({relative}) of commit {rows[0]['commit']}, {rows[0]['date'][:10]}.", ""]
     measured = [row for row in rows if "left_out" not in row or "peak_bytes" in row]
     if measured and piece.draw:
-        picture = report.figures / f"{piece.name}.svg"
-        report.figures.mkdir(parents=True, exist_ok=True)
-        with plot.style():
-            plot.save(piece.draw(measured), picture, Source=figures.source(path))
-        lines += [f"![{piece.title}]({os.path.relpath(picture, report.page.parent)})", ""]
+        lines += picture(piece.title, lambda: piece.draw(measured), path, report)
     if measured and piece.table:
         lines += [*piece.table(rows), ""]
     if sentences := left_out(rows):
@@ -94,10 +108,14 @@ def write_page(report: Report):
     lines += ["[harness.py](../benchmarks/harness.py).", ""]
     for piece in pieces(report.device, quick=False):
         lines += section(piece, report)
-    for title, name, table in RECORDED.get(report.results.name, []):
-        rows = plot.read([DOCS / "results" / name])
-        lines += [f"## {title}", "", f"[Rows](results/{name}) of commit {rows[0]['commit']}.", ""]
-        lines += [*table(rows), ""]
+    for recorded in RECORDED.get(report.results.name, []):
+        path = DOCS / "results" / recorded.rows
+        rows = plot.read([path])
+        lines += [f"## {recorded.title}", ""]
+        lines += [f"[Rows](results/{recorded.rows}) of commit {rows[0]['commit']}.", ""]
+        if recorded.draw:
+            lines += picture(recorded.title, lambda r=recorded, x=rows: r.draw(x), path, report)
+        lines += [*recorded.table(rows), ""]
     report.page.write_text("\n".join(lines).rstrip() + "\n")
     print(f"report: {report.page}")
 

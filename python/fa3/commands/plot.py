@@ -95,6 +95,7 @@ def newest(rows):
     """The newest timed record of each case and contender."""
     names = ("engine", "pass", "dtype", "machine", "head_dim", "causal", "seqlen_q")
     timed = [row for row in rows if "tflops" in row and row["pass"] in ("fwd", "bwd")]
+    timed = [row for row in timed if row.get("variant", "default") == "default"]
     return list({tuple(row[name] for name in names): row for row in timed}.values())
 
 
