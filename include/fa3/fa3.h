@@ -147,11 +147,14 @@ typedef struct fa3_forward_params {
    *   past those that hold keys in use are not looked at.
    * batch_index (b): sequence n reads entry batch_index[n], of the page table or of k and v, instead
    *   of entry n. There may be other entries than sequences.
-   * left_padding (b): the first left_padding[n] of the seqused_k[n] keys do not count. */
+   * left_padding (b): the first left_padding[n] of the seqused_k[n] keys do not count.
+   * On a device nobody looks at these before a call, and nothing outside of the cache is read: a page
+   * that does not exist counts as one of zeros, a sequence that names no entry has no keys. */
   fa3_tensor page_table, batch_index, left_padding;
   /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses; n = at
-   * most n. Either way the bits of a sequence's result do not depend on the sequences beside it
-   * (CPU engines). */
+   * most n. On CPU engines the bits of a sequence's result depend on no sequence beside it. On Hopper
+   * that holds for n >= 2 among calls with seqused_k whose plan says that keys are cut into parts; 0
+   * shares out the work of all sequences. */
   int32_t num_splits;
   int32_t reserved;
   /* For FP8 (above), else absent. q's scales may also be one for each key/value head: (b, hk, ...).
@@ -197,7 +200,9 @@ typedef struct fa3_merge_params {
  * that are neither causal nor windowed). Pairs of columns are (i, i + rotary_dim / 2), or (2 i, 2 i + 1)
  * if rotary_interleaved. Computed in float32, rounded once.
  *
- * Of a row that two sequences write, each element is from either. */
+ * Of a row that two sequences write, each element is from either. On a device, where nobody looks at
+ * the arrays before a call, a row that has no place in the cache is not written, and a position beyond
+ * the tables is their nearest. */
 typedef struct fa3_append_params {
   size_t struct_size;
   fa3_tensor k_cache, v_cache; /* (b, s, hk, d | dv), or pages (pages, page_size, hk, d | dv) */

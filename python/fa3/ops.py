@@ -108,7 +108,8 @@ def attention(
             k and v.
         left_padding: (batch,) int32: the first left_padding[n] keys do not count.
         num_splits: parts of a sequence's keys that are computed apart and merged, at most; 0 is as
-            many as pay. On a CPU the bits of a result never depend on the sequences beside it.
+            many as pay. On a CPU the bits of a result never depend on the sequences beside it; on
+            a GPU they do for 0 and 1.
         out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32; for q of
             float8_e4m3fn bfloat16 (the new array's), float16 or float32. Not for torch tensors
             that need a gradient.

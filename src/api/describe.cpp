@@ -174,7 +174,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   FA3_TRY(describe_lengths(k_arguments, rows_k, qt, problem->batch, purpose, &problem->lengths_k));
   FA3_TRY(describe_padding(cache, qt, purpose, problem));
   const auto keys_of = [&](int64_t b) { return problem->lengths_k.rows_of(b); };
-  FA3_TRY(check_places(cache, kt, problem->batch, problem->key_places, keys_of));
+  FA3_TRY(check_places(cache, problem->batch, problem->key_places, keys_of));
   FA3_TRY(describe_options(options, problem->head_dim, problem));
 
   if (present(params.lse)) {

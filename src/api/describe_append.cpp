@@ -47,6 +47,7 @@ Status describe_rotary(const fa3_append_params& p, AppendProblem* problem) {
                      .cos_stride = stride_of(cos.tensor, 0),
                      .sin_stride = stride_of(sin.tensor, 0),
                      .pairs = cos.tensor.shape[1],
+                     .positions = cos.tensor.shape[0],
                      .interleaved = p.rotary_interleaved != 0};
   return {};
 }
@@ -83,7 +84,8 @@ Status describe_queries(const fa3_append_params& p, AppendProblem* problem) {
 }
 
 // What is appended fits behind what is in use, and every position has a row in the tables.
-Status check_room(const AppendProblem& problem, int64_t room, int64_t positions) {
+Status check_room(const AppendProblem& problem) {
+  const int64_t room = problem.room, positions = problem.rotary.positions;
   for (int64_t b = 0; b < problem.batch; ++b) {
     const int64_t used = problem.seqused[b];
     const int64_t added = problem.lengths_new.rows_of(b).used;
@@ -137,9 +139,8 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
     FA3_TRY(check_same_dtype(same, k_cache));
     FA3_TRY(check_same_device(same, k_cache));
   }
-  int64_t room = 0;
-  FA3_TRY(
-      describe_places(cache, p.k_cache, p.k_cache, problem->batch, kCall, &problem->places, &room));
+  FA3_TRY(describe_places(cache, p.k_cache, p.k_cache, problem->batch, kCall, &problem->places,
+                          &problem->room));
   const LengthArguments lengths{{"cu_seqlens_new", p.cu_seqlens_new}, {"", {}}, 0, ""};
   FA3_TRY(describe_lengths(lengths, p.k.shape[p.k.rank - 3], p.k_cache, problem->batch, kCall,
                            &problem->lengths_new));
@@ -154,8 +155,8 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   FA3_TRY(describe_rotary(p, problem));
   FA3_TRY(describe_queries(p, problem));
   if (p.k_cache.device_type == FA3_CPU) {
-    FA3_TRY(check_room(*problem, room, p.rotary_cos.shape[0]));
-    FA3_TRY(check_places(cache, p.k_cache, problem->batch, problem->places, [&](int64_t b) {
+    FA3_TRY(check_room(*problem));
+    FA3_TRY(check_places(cache, problem->batch, problem->places, [&](int64_t b) {
       return Rows{problem->seqused[b], problem->lengths_new.rows_of(b).used, 0};
     }));
   }

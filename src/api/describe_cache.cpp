@@ -22,6 +22,7 @@ Status describe_places(const CacheArguments& cache, const fa3_tensor& k, const f
                        int64_t batch, Purpose purpose, KeyPlaces* places, int64_t* rows) {
   const fa3_tensor& table = cache.page_table.tensor;
   *rows = k.shape[k.rank - 3];
+  places->entries = k.rank == 4 ? k.shape[0] : batch;
   if (cache.paged()) {
     FA3_TRY(check_page_table(cache.page_table, q, purpose));
     if (!cache.indexed()) FA3_TRY(check_extent(cache.page_table, 0, batch, "batch"));
@@ -31,6 +32,8 @@ Status describe_places(const CacheArguments& cache, const fa3_tensor& k, const f
       return invalid("page_table: max_pages times the rows of a page overflows 64 bits");
     }
     places->page_table = static_cast<const int32_t*>(table.data);
+    places->entries = table.shape[0];
+    places->pages = k.shape[0];
     places->table_stride = table.shape[0] > 1 ? table.stride[0] : 0;
   }
   if (cache.indexed()) {
@@ -59,18 +62,18 @@ Status describe_padding(const CacheArguments& cache, const fa3_tensor& q, Purpos
   }
   problem->lengths_k.left_padding = static_cast<const int32_t*>(padding.data);
   problem->lengths_k.ragged = true;
+  problem->lengths_k.padded_left = true;
   return {};
 }
 
-Status check_places(const CacheArguments& cache, const fa3_tensor& k, int64_t batch,
-                    const KeyPlaces& places, const std::function<Rows(int64_t b)>& rows_of) {
+Status check_places(const CacheArguments& cache, int64_t batch, const KeyPlaces& places,
+                    const std::function<Rows(int64_t b)>& rows_of) {
   const fa3_tensor& table = cache.page_table.tensor;
-  const int64_t entries = cache.paged() ? table.shape[0] : k.shape[0];
   if (readable(cache.batch_index.tensor)) {
     for (int64_t b = 0; b < batch; ++b) {
       const int64_t entry = places.batch_index[b];
-      if (entry < 0 || entry >= entries) {
-        return invalid("batch_index: expected an entry in [0, ", entries, ") of ",
+      if (!places.has_entry(entry)) {
+        return invalid("batch_index: expected an entry in [0, ", places.entries, ") of ",
                        cache.paged() ? "page_table" : "k", " for sequence ", b, ", got ", entry);
       }
     }
@@ -81,8 +84,8 @@ Status check_places(const CacheArguments& cache, const fa3_tensor& k, int64_t ba
     const int32_t* pages = places.pages_of(b);
     const int64_t end = rows.begin + rows.used;
     for (int64_t at = rows.begin / places.page_size; at * places.page_size < end; ++at) {
-      if (pages[at] < 0 || pages[at] >= k.shape[0]) {
-        return invalid("page_table: expected a page in [0, ", k.shape[0], ") of k at entry (",
+      if (!places.has_page(pages[at])) {
+        return invalid("page_table: expected a page in [0, ", places.pages, ") of k at entry (",
                        places.entry_of(b), ", ", at, "), which sequence ", b, " uses, got ",
                        pages[at]);
       }

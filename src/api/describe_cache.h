@@ -26,7 +26,7 @@ Status describe_places(const CacheArguments& cache, const fa3_tensor& k, const f
 // After them: left padding, and every number that a call follows to the rows it reads or writes.
 Status describe_padding(const CacheArguments& cache, const fa3_tensor& q, Purpose purpose,
                         Problem* problem);
-Status check_places(const CacheArguments& cache, const fa3_tensor& k, int64_t batch,
-                    const KeyPlaces& places, const std::function<Rows(int64_t b)>& rows_of);
+Status check_places(const CacheArguments& cache, int64_t batch, const KeyPlaces& places,
+                    const std::function<Rows(int64_t b)>& rows_of);
 
 }  // namespace fa3::api

@@ -14,6 +14,7 @@ struct RotaryTables {
   DType dtype = DType::float32;
   int64_t cos_stride = 0, sin_stride = 0;  // from one position to the next
   int64_t pairs = 0;                       // 0: no rotation
+  int64_t positions = 0;
   bool interleaved = false;  // pairs are columns 2 i and 2 i + 1, else i and i + pairs
 };
 
@@ -24,7 +25,8 @@ struct AppendProblem {
   DType dtype = DType::float32;
   Operand k_cache, v_cache;  // paged: batch entries are pages
   KeyPlaces places;
-  Operand k, v;  // new rows
+  int64_t room = 0;  // rows of a sequence
+  Operand k, v;      // new rows
   Lengths lengths_new;
   const int32_t* seqused = nullptr;  // (batch): rows in use before the call
 

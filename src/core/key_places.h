@@ -15,6 +15,8 @@ struct KeyPlaces {
   const int32_t* page_table = nullptr;   // (entries, max_pages)
   int64_t table_stride = 0;              // from one entry of the table to the next
   int64_t page_size = 0;                 // rows; 0: no pages. Known also where arrays are null
+  int64_t entries = 0;                   // of the page table, or of the cache if it has no pages
+  int64_t pages = 0;                     // of the cache
   // Whether any of this is in use, or left padding, even where a query leaves the arrays null.
   bool elsewhere = false;
 
@@ -25,6 +27,9 @@ struct KeyPlaces {
   FA3_HD constexpr const int32_t* pages_of(int64_t b) const {
     return page_table + entry_of(b) * table_stride;
   }
+  // For arrays that nobody has looked at.
+  FA3_HD constexpr bool has_entry(int64_t entry) const { return entry >= 0 && entry < entries; }
+  FA3_HD constexpr bool has_page(int64_t page) const { return page >= 0 && page < pages; }
 };
 
 }  // namespace fa3

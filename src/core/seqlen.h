@@ -28,6 +28,7 @@ struct Lengths {
   // Of questions too, which may leave the arrays null:
   bool ragged = false;         // lengths may differ from max
   bool in_one_tensor = false;  // packed
+  bool padded_left = false;
 
   // Whether every sequence has `max` rows, as far as the arrays tell that are here.
   FA3_HD constexpr bool alike() const {

@@ -9,12 +9,14 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "api/describe.h"
 #include "cuda/plain_launch.h"
 #include "engine/hopper/plan_forward.h"
+#include "support/cache.h"
 #include "support/compare.h"
 #include "support/kernel_cases.h"
 #include "support/run.h"
@@ -34,25 +36,37 @@ struct Subject {
   Element element;
   Variant variant;
   std::function<cudaError_t(hopper::ForwardLaunch&, Placement&)> launch;
+  std::optional<CacheForm> cache{};  // where the keys lie instead
+  bool only_ordinary_scores = false;
 };
 
 const char* name_of(Element element) {
   return element == Element::kFp16 ? "fp16" : "bf16";
 }
 
-Subject subject_of(const ForwardKernel& kernel) {
+// How the same kernel is launched besides: tiles cut along the keys, keys in caches.
+struct Form {
+  const char* name = "";
+  hopper::KeyCut cut{};
+  std::optional<CacheForm> cache{};
+};
+
+Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " capped"};
   const ForwardConfig& g = kernel.config;
   char name[80];
-  std::snprintf(name, sizeof name, "%s d%d/%d %dx%d%s", name_of(g.element), g.head_dim,
-                g.head_dim_v, g.block_m, g.block_n, kVariants[int(g.variant)]);
-  const auto launch = [kernel](hopper::ForwardLaunch& arguments, Placement& placement) {
+  std::snprintf(name, sizeof name, "%s d%d/%d %dx%d%s%s", name_of(g.element), g.head_dim,
+                g.head_dim_v, g.block_m, g.block_n, kVariants[int(g.variant)], form.name);
+  const auto launch = [kernel, cut = form.cut](hopper::ForwardLaunch& arguments,
+                                               Placement& placement) {
     arguments.pack = hopper::choose_pack(kernel.config, arguments);
+    arguments.cut = cut;
     arguments.workspace = placement.workspace(
         static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
     return hopper::launch_forward(kernel, arguments, nullptr);
   };
-  return {name, g.head_dim, g.head_dim_v, g.element, g.variant, launch};
+  const bool other_form = form.cut.active() || form.cache;
+  return {name, g.head_dim, g.head_dim_v, g.element, g.variant, launch, form.cache, other_form};
 }
 
 Subject plain_subject(int head_dim, Element element) {
@@ -150,10 +164,12 @@ class Digests {
 // "" or what is wrong.
 std::string check(const Subject& subject, const Case& c, int repeats, Digests* digests) {
   const Inputs& inputs = inputs_of(c);
-  const ForwardRun run = run_kernel(subject, c, inputs);
+  const Cached at =
+      subject.cache ? in_cache(c, inputs, *subject.cache) : Cached{.c = c, .inputs = inputs};
+  const ForwardRun run = run_kernel(subject, at.c, at.inputs);
   if (!run.problem.empty()) return run.problem;
   for (int i = 0; i < repeats; ++i) {
-    const ForwardRun again = run_kernel(subject, c, inputs);
+    const ForwardRun again = run_kernel(subject, at.c, at.inputs);
     if (!again.problem.empty()) return again.problem;
     for (const auto& result :
          {bits_equal("o", again.o, run.o), bits_equal("lse", again.lse, run.lse)}) {
@@ -183,6 +199,8 @@ struct Tally {
 
 // A general kernel does all that a dense one does.
 bool does(const Subject& subject, const Case& c) {
+  if (subject.cache && c.k.packed()) return false;
+  if (subject.only_ordinary_scores && c.amount != 0) return false;
   const Inputs& inputs = inputs_of(c);
   const Tensor o(c.o_shape(), c.dtype, c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out);
   Problem problem;
@@ -219,6 +237,27 @@ constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
 constexpr int kTableRows = int(hopper::kForwardTable.size());
 constexpr int kRows = kTableRows + int(std::size(hopper::kPlainHeadDims));
 
+constexpr hopper::KeyCut kSevenShares{.parts = hopper::KeyCut::kShares, .shares = 7};
+constexpr hopper::KeyCut kThreeParts{.parts = 3};
+const Form kForms[] = {
+    {.name = ", 7 shares", .cut = kSevenShares},
+    {.name = ", 3 parts", .cut = kThreeParts},
+    {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
+    {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
+    {.name = ", pages of 256 in shares", .cut = kSevenShares, .cache = CacheForm{.page_size = 256}},
+    {.name = ", left padding", .cache = CacheForm{.page_size = 64, .padded_left = true}},
+    {.name = ", entries in parts",
+     .cut = kThreeParts,
+     .cache = CacheForm{.indexed = true, .padded_left = true}},
+};
+
+bool can_launch(const ForwardConfig& config, const Form& form) {
+  const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
+                                          (form.cache->page_size > 0 && form.cache->padded_left));
+  return (!form.cut.active() || config.cuts()) &&
+         (!single_rows || hopper::copies_single_rows(config));
+}
+
 // By row of the table, then the plain ones.
 std::vector<Subject> subjects_of(int row) {
   std::vector<Subject> subjects;
@@ -230,6 +269,12 @@ std::vector<Subject> subjects_of(int row) {
     }
     for (int variant = 0; variant < hopper::kNumVariants; ++variant) {
       subjects.push_back(subject_of(hopper::forward_kernel_at(row, element, Variant(variant))));
+    }
+    if (element != Element::kBf16) continue;  // where keys lie is a question for no element type
+    const ForwardKernel general = hopper::forward_kernel_at(row, element, Variant::kGeneral);
+    for (const Form& form : kForms) {
+      if (!can_launch(general.config, form)) continue;
+      subjects.push_back(subject_of(general, form));
     }
   }
   return subjects;

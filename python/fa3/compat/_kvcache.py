@@ -101,27 +101,10 @@ def attend(
 def append(k_cache, v_cache, k, v, *, q, rotary_cos, rotary_sin, cu_seqlens_q, **how):
     """fa3.append; returns the queries, turned if there is a rotary embedding."""
     if rotary_cos is None and rotary_sin is None:
-        if k_cache.is_cuda and how["cu_seqlens_new"] is None:
-            append_on_device(k_cache, v_cache, k, v, **how)
-        else:
-            fa3.append(k_cache, v_cache, k, v, **how)
+        fa3.append(k_cache, v_cache, k, v, **how)
         return q
     rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     return fa3.append(k_cache, v_cache, k, v, q=q, cu_seqlens_q=cu_seqlens_q, **rotary, **how)
-
-
-def append_on_device(k_cache, v_cache, k, v, *, seqused, page_table, batch_index, **_):
-    """In torch's own operations, until an engine appends on a GPU; lengths are not waited for."""
-    row = seqused.long()[:, None] + torch.arange(k.shape[1], device=k.device)
-    entry = torch.arange(len(seqused), device=k.device) if batch_index is None else batch_index
-    entry = entry.long()[:, None]
-    room = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
-    row = row.where(seqused[:, None] >= 0, room)  # an index of -1 would be the last row
-    if page_table is not None:
-        page_size = k_cache.shape[1]
-        entry, row = page_table[entry, row // page_size].long(), row % page_size
-    k_cache[entry, row] = k
-    v_cache[entry, row] = v
 
 
 def new_rows(k, cu_seqlens_new):

@@ -62,6 +62,11 @@ Status check_device(int device, Capability needed) {
                      "; the kernels need ", needed.major, ".", needed.minor);
 }
 
+Status count_multiprocessors(int device, int* count) {
+  const cudaError_t error = cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+  return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
+}
+
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream) {
   const DeviceScope scope(device);
   cudaError_t error = scope.error();

@@ -29,6 +29,8 @@ int first_device(Capability needed);
 // OK if this device has the capability.
 Status check_device(int device, Capability needed);
 
+Status count_multiprocessors(int device, int* count);
+
 // Copies device memory to the host behind what the stream has queued, and waits for it.
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream);
 

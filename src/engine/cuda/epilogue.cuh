@@ -34,16 +34,20 @@ struct LaneOutput {
   }
 };
 
+// Finite for a row without weights (all its scores are -inf), whose O is 0. A NaN sum needs no care: O
+// is NaN by then.
+__device__ __forceinline__ float inverse_of(float sum) {
+  constexpr float kLeast = 0x1p-126f;
+  return rcp(fmaxf(sum, kLeast));
+}
+
 // The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
 // row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
 template <Element E, int Count>
 __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
                                              const float (&output)[Count],
                                              const float (&sum)[kRowsPerThread]) {
-  // Finite for a row without weights (all its scores are -inf), whose O is 0. A NaN sum needs no care:
-  // O is NaN by then.
-  constexpr float kLeast = 0x1p-126f;
-  const float inverse[kRowsPerThread] = {rcp(fmaxf(sum[0], kLeast)), rcp(fmaxf(sum[1], kLeast))};
+  const float inverse[kRowsPerThread] = {inverse_of(sum[0]), inverse_of(sum[1])};
   constexpr int kGroups = Count * 2 / LaneOutput::kStride;
   static_assert(Count * 2 % LaneOutput::kStride == 0);
   uint32_t packed[kGroups][kRowsPerThread][kQuadLanes];
@@ -139,7 +143,40 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
   }
   const LaneOutput lane_output(to.o, queries.batch, rows);
   store_output<E>(lane_output, output, sum);
+  if constexpr (General) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      if (sum[r] != sum[r]) ref[r] = 0;  // its scores are NaN: it does see keys
+    }
+  }
   if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2>(lane_output, ref);
+}
+
+// The same for a piece of a tile: its rows are the tile's from `tile_row` on.
+template <int Count>
+__device__ __forceinline__ void store_piece(const PieceOutput& to, int slot, HeadPack pack,
+                                            const QueryRows& queries, int first_row, int tile_row,
+                                            const float (&output)[Count], const RowState& state) {
+  const int lane = int(thread_in_block() % kWarpSize);
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    const int row = lane / kQuadLanes + r * kRowDistance;
+    const int query = pack.query(first_row + row);
+    const bool exists = query < queries.count && tile_row + row < to.rows;
+    const float all = quad_sum(state.sum[r]);
+    const float sum = query < queries.used ? all : 0.0f;
+    const float ref = query < queries.used ? state.ref[r] : -kInfinity;
+    const int64_t at = to.row(slot, tile_row + row);
+    store_global_if(exists && lane % kQuadLanes == 0, to.lse + at, ref + lg2(sum));
+    const float inverse = inverse_of(sum);
+    float* const o = to.o + at * to.columns + fragment_lane_column(lane);
+    const int columns = exists ? to.columns - fragment_lane_column(lane) : 0;
+#pragma unroll
+    for (int i = 2 * r; i < Count; i += 4) {
+      const int column = fragment_column(i);
+      store_global_if(column < columns, o + column, output[i] * inverse, output[i + 1] * inverse);
+    }
+  }
 }
 
 }  // namespace fa3::cuda

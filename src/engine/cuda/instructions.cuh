@@ -81,6 +81,16 @@ __device__ __forceinline__ void store_global_if(bool condition, float* pointer, 
       : "memory");
 }
 
+__device__ __forceinline__ void store_global_if(bool condition, float* pointer, float first,
+                                                float second) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.v2.f32 [%1], {%2, %3};\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "f"(first), "f"(second)
+      : "memory");
+}
+
 // ---- The matrix multiply of one warp (PTX ISA, "mma.sync") ----
 
 // d[0..4) += A B, A 16 by 16, B 16 by 8.

@@ -63,6 +63,17 @@ struct ForwardOutput {
   const float* sink = nullptr;  // one for each query head; null: none
 };
 
+// Where pieces of tiles leave their results, in float32: O, normalised, and the log-sum-exp to base 2.
+// Each slot has the rows of a tile.
+struct PieceOutput {
+  float* o = nullptr;  // (slots, rows, columns)
+  float* lse = nullptr;
+  int rows = 0;
+  int columns = 0;
+
+  FA3_HD int64_t row(int slot, int tile_row) const { return int64_t{slot} * rows + tile_row; }
+};
+
 // The query rows of one sequence: where it starts in the tensors, and how many there are.
 struct QueryRows {
   int batch;

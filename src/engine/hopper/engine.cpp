@@ -2,6 +2,7 @@
 #include "engine/hopper/engine.h"
 
 #include "core/macros.h"
+#include "engine/cuda/append.h"
 #include "engine/cuda/clock.h"
 #include "engine/cuda/device.h"
 #include "engine/cuda/merge.h"
@@ -24,6 +25,10 @@ const Engine kHopperEngine = {
     .run_merge = [](const MergeProblem& problem, void* stream) -> Status {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
       return cuda::run_merge(problem, stream);
+    },
+    .run_append = [](const AppendProblem& problem, void* stream) -> Status {
+      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+      return cuda::run_append(problem, stream);
     },
     .read_back = cuda::read_back,
     .plan_quantize = cuda::plan_quantize,

@@ -37,6 +37,8 @@ struct ForwardConfig {
   int kv_slots = 5;       // K and V tiles take turns in one ring
   bool ping_pong = true;  // warpgroups take turns to issue their products
   int blocks = 1;         // thread blocks that share a multiprocessor
+  bool may_cut = false;   // general kernels can cut tiles along the keys; not with three consumers,
+                          // which leave the producer no registers for it
   bool guarded = true;    // softmax steps that leave the reference where it is (cuda/softmax.cuh)
   Variant variant = Variant::kDense;
 
@@ -57,15 +59,29 @@ struct ForwardConfig {
   // O's type.
   FA3_HD constexpr Element output() const { return element; }
 
-  // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512, 80 for
-  // three times 256. After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 * 232 = 504,
-  // 32 + 3 * 160 = 512, 2 * (32 + 208) or 3 * (32 + 128) = 480. The producer spills below; the
-  // consumers need consumer_registers_used().
-  FA3_HD constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }
-  FA3_HD constexpr int consumer_registers() const {
-    if (consumers() == 1) return blocks == 3 ? 128 : 208;
-    return consumers() == 2 ? 232 : 160;
+  // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512 or twice
+  // 256, 80 for three times 256. After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 *
+  // 232 = 56 + 2 * 224 = 504, 32 + 3 * 160 = 512, 2 * (56 + 200) = 512, 2 * (32 + 208) or 3 * (32 + 128)
+  // = 480. The producer spills below, and cutting tiles takes some more; the consumers need
+  // consumer_registers_used().
+  FA3_HD constexpr int producer_registers() const {
+    if (cuts()) return 56;
+    return consumers() == 2 ? 40 : 32;
   }
+  FA3_HD constexpr int consumer_registers() const {
+    if (consumers() == 1) return blocks == 1 ? 240 : blocks == 3 ? 128 : cuts() ? 200 : 208;
+    if (consumers() == 2) return cuts() ? 224 : 232;
+    return 160;
+  }
+
+  // Of a thread at launch; setmaxnreg tells which way it goes from here.
+  FA3_HD constexpr int launch_registers() const {
+    const int all = 65536 / (threads() * blocks) / 8 * 8;
+    return all < 256 ? all : 256;
+  }
+
+  // Whether tiles can be cut along the keys (piece/key_split.h).
+  FA3_HD constexpr bool cuts() const { return may_cut && general(); }
 
   // Spend registers on a shorter step between tiles. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.

@@ -6,12 +6,22 @@
 
 #include "engine/hopper/load_tma.cuh"
 #include "engine/hopper/mainloop.cuh"
+#include "engine/hopper/piece/find_share.cuh"
+#include "engine/hopper/ptx/grid.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name into
 // the host stub, and forgets to declare that name.
 using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 
 namespace fa3::hopper {
+
+// Of key blocks that are dealt in equal shares (piece/key_split.h); by a whole warp.
+__device__ __forceinline__ Share own_share(const ForwardParams& params) {
+  if (params.split.block_n == 0) return {};
+  ptx::griddepcontrol_launch_dependents();  // the merge waits for this kernel's end itself
+  if (params.split.parts > 0) return {};
+  return find_share(params.split, int(blockIdx.x), int(gridDim.x));
+}
 
 template <ForwardConfig C>
 __global__ void __launch_bounds__(C.threads(), C.blocks)
@@ -37,9 +47,20 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
 
   if (warpgroup == int(Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<C.producer_registers()>();
-    if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
+    if constexpr (C.cuts()) {
+      if (warp == 0) {
+        const Share share = own_share(params);
+        if (ptx::elect_sync()) Producer<C>(params, smem, at, share).run();
+      }
+    } else {
+      if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
+    }
   } else {
-    ptx::setmaxnreg_inc<C.consumer_registers()>();
+    if constexpr (C.consumer_registers() < C.launch_registers()) {
+      ptx::setmaxnreg_dec<C.consumer_registers()>();
+    } else {
+      ptx::setmaxnreg_inc<C.consumer_registers()>();
+    }
     Consumer<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)).run();
   }
 }

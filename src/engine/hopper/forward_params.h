@@ -6,9 +6,19 @@
 
 #include "core/mask_rule.h"
 #include "engine/cuda/soft_cap.h"
-#include "engine/hopper/piece/sequence_tiles.h"
+#include "engine/hopper/piece/key_split.h"
 
 namespace fa3::hopper {
+
+// Keys in pages: K's and V's maps have pages for batch entries, and boxes of some rows, which divide
+// a page and a tile. A page that does not exist reads as zeros.
+struct PagedKeys {
+  const int32_t* table;
+  int64_t table_stride;
+  int page_size;  // 0: no pages
+  int box_rows;
+  int num_pages;
+};
 
 struct ForwardParams {
   // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's are
@@ -38,6 +48,10 @@ struct ForwardParams {
   CUtensorMap q_outside;           // for the boxes that lie outside of a clipped map's tensor
   CUtensorMap k_outside;
   CUtensorMap v_outside;
+  PagedKeys paged;
+  KeySplit split;            // block_n 0: tiles are not cut
+  cuda::PieceOutput pieces;  // of tiles that are
+  CutTile* cuts;
 };
 
 }  // namespace fa3::hopper

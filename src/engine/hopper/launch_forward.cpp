@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "core/workspace.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/launch.h"
 #include "engine/hopper/list_sequences.h"
+#include "engine/hopper/merge_pieces.h"
 
 namespace fa3::hopper {
 namespace {
@@ -21,8 +23,15 @@ constexpr int64_t kTailWavesPerMBlock = 16;
 constexpr int64_t kMinTailWaves = 2;
 constexpr int64_t kMaxTailWaves = 8;
 
-// Up to 6 would do: Q comes 64 rows a copy, which must be whole queries of one pack.
+// Q comes 64 rows a copy, which must be whole queries of one pack. Tiles that are not cut take up to a
+// warp's rows.
 constexpr int kMaxPackLog2 = 4;
+constexpr int kMaxPackLog2OfCutTiles = 6;
+
+// Fewer keys are not worth a merge.
+constexpr int64_t kLeastKeysToCut = 512;
+// Whole tiles are left alone where they keep so much of the multiprocessors' time busy.
+constexpr double kBusyEnough = 0.85;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 
 int64_t num_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
@@ -41,14 +50,53 @@ int64_t num_tiles(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack 
 }
 
 struct Workspace {
-  int* ticket_counter;       // null: tiles are dealt in turn
-  SequenceTiles* sequences;  // of ragged lengths: row_tiles()
-  int* num_entries;          // of them
+  int* ticket_counter = nullptr;       // null: tiles are dealt in turn
+  SequenceTiles* sequences = nullptr;  // of ragged lengths: row_tiles()
+  int* num_entries = nullptr;          // of them
+  PieceOutput pieces;                  // of cut tiles
+  CutTile* cuts = nullptr;
 };
+
+int64_t num_packs(const ForwardLaunch& launch) {
+  return launch.q.heads / launch.pack.heads();
+}
+
+int64_t most_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch) {
+  return std::max<int64_t>(1, num_m_blocks(c, launch, launch.pack));
+}
+
+// Tiles that may be cut, of fixed parts: those of sequences.
+int64_t num_cut_tiles(const ForwardConfig& c, const ForwardLaunch& launch) {
+  return launch.sequences * most_m_blocks(c, launch) * num_packs(launch);
+}
+
+int64_t num_cuts(const ForwardConfig& c, const ForwardLaunch& launch) {
+  const KeyCut& cut = launch.cut;
+  return cut.parts == KeyCut::kShares ? cut.shares : num_cut_tiles(c, launch);
+}
+
+// Of equal shares, a thread block has at most two pieces.
+int64_t num_slots(const ForwardConfig& c, const ForwardLaunch& launch) {
+  const KeyCut& cut = launch.cut;
+  return cut.parts == KeyCut::kShares ? int64_t{2} * cut.shares
+                                      : num_cut_tiles(c, launch) * cut.parts;
+}
+
+Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
+  const int64_t slots = num_slots(c, launch);
+  const int64_t rows =
+      std::min<int64_t>(c.block_m, launch.pack.rows(std::max<int64_t>(1, launch.seqlen_q)));
+  return {.pieces = {.o = carver.take<float>(slots, rows, launch.o.columns),
+                     .lse = carver.take<float>(slots, rows),
+                     .rows = int(rows),
+                     .columns = int(launch.o.columns)},
+          .cuts = carver.take<CutTile>(num_cuts(c, launch))};
+}
 
 // Tiles that differ in length are drawn from a counter when a multiprocessor is free; others are dealt
 // in turn, which needs no counter to be cleared.
 Workspace carve(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
+  if (launch.cut.active()) return carve_pieces(c, launch, carver);
   if (launch.ragged) {
     return {.ticket_counter = carver.take<int>(1),
             .sequences = carver.take<SequenceTiles>(row_tiles(c, launch, launch.pack)),
@@ -67,7 +115,7 @@ int64_t tail_tiles(const ForwardConfig& c, const ForwardLaunch& launch, int mult
 }
 
 TileOrder tile_order(const ForwardConfig& c, const ForwardLaunch& launch, int multiprocessors) {
-  const int64_t packs = launch.q.heads / launch.pack.heads();
+  const int64_t packs = num_packs(launch);
   if (launch.ragged) return {int(row_tiles(c, launch, launch.pack)), int(packs), 1, 0};
   const int64_t m_blocks = num_m_blocks(c, launch, launch.pack);
   const int64_t tail = ceil_div(tail_tiles(c, launch, multiprocessors), m_blocks);
@@ -82,18 +130,28 @@ SequenceList sequence_list(const ForwardConfig& c, const ForwardLaunch& launch,
           .batch = int(launch.sequences),
           .block_m = c.block_m,
           .pack = launch.pack,
-          .num_packs = int(launch.q.heads / launch.pack.heads()),
+          .num_packs = int(num_packs(launch)),
           .tail_tiles = int(tail_tiles(c, launch, multiprocessors)),
           .capacity = int(row_tiles(c, launch, launch.pack)),
           .entries = workspace.sequences,
           .num_entries = workspace.num_entries,
-          .ticket_counter = workspace.ticket_counter};
+          .ticket_counter = workspace.ticket_counter,
+          .places = launch.places};
+}
+
+KeySplit key_split(const ForwardConfig& c, const ForwardLaunch& launch) {
+  return {.sequences = sequence_list(c, launch, {}, 0),
+          .mask = launch.mask,
+          .block_n = c.block_n,
+          .parts = launch.cut.parts,
+          .most_m_blocks = int(most_m_blocks(c, launch))};
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
   const tile::TileLayout q{c.block_m, c.head_dim, bytes_of(c.element)};
-  const tile::TileLayout k{c.block_n, c.head_dim, bytes_of(c.element)};
-  const tile::TileLayout v{c.block_n, c.head_dim_v, bytes_of(c.element)};
+  const int box_rows = page_box_rows(c, launch);
+  const tile::TileLayout k{box_rows, c.head_dim, bytes_of(c.element)};
+  const tile::TileLayout v{box_rows, c.head_dim_v, bytes_of(c.element)};
   const int heads = launch.pack.heads();
   params.q_is_clipped = c.general() && launch.lengths_q.packed();
   const bool q_done =
@@ -108,6 +166,15 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
   }
   return encode_tensor_map(params.k_map, launch.k, c.element, k, c.block_n) &&
          encode_tensor_map(params.v_map, launch.v, c.element, v, c.block_n);
+}
+
+// Thread blocks: no more than there is room or work for.
+int num_blocks(const ForwardConfig& c, const ForwardLaunch& launch, const ForwardParams& params,
+               int multiprocessors) {
+  if (launch.cut.parts == KeyCut::kShares) return launch.cut.shares;
+  const int tasks =
+      launch.cut.active() ? params.split.num_tiles() * launch.cut.parts : params.order.num_tiles();
+  return std::min(multiprocessors * c.blocks, tasks);
 }
 
 cudaError_t current_multiprocessors(int* count) {
@@ -131,6 +198,39 @@ HeadPack choose_pack(const ForwardConfig& c, const ForwardLaunch& launch) {
   const bool cut_by_mask = !launch.mask.hides_nothing() && launch.seqlen_q >= c.block_m;
   const bool saves_tiles = num_tiles(c, launch, most) < num_tiles(c, launch, HeadPack{});
   return cut_by_mask || saves_tiles ? most : HeadPack{};
+}
+
+// Boxes begin with a multiple of their rows in a page and in a tile; left padding begins anywhere.
+int page_box_rows(const ForwardConfig& c, const ForwardLaunch& launch) {
+  if (!launch.places.paged()) return c.block_n;
+  if (launch.lengths_k.padded_left) return 1;
+  return int(std::gcd(launch.places.page_size, int64_t{c.block_n}));
+}
+
+void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
+                ForwardLaunch* launch) {
+  ForwardLaunch cut = *launch;
+  const int most_log2 =
+      std::min(std::countr_zero(uint64_t(launch->heads_per_kv_head)), kMaxPackLog2OfCutTiles);
+  cut.pack = {most_log2};
+  while (cut.pack.rows(launch->q.rows) > kMaxPackedRows) --cut.pack.log2;
+  const int64_t blocks = ceil_div(launch->seqlen_k, c.block_n);
+  const int64_t tiles = num_tiles(c, cut, cut.pack);
+  const int64_t shares = int64_t{multiprocessors} * c.blocks;
+  if (capped_product(tiles, blocks) > INT32_MAX / 2) return;
+  if (num_splits > 1) {
+    cut.cut.parts = int(std::min<int64_t>(num_splits, blocks));
+    const bool countable = capped_product(tiles, cut.cut.parts) <= INT32_MAX / 2;
+    if (cut.cut.parts > 1 && countable) *launch = cut;
+    return;
+  }
+  // Queries that see half of the keys or less would make shares unequal.
+  const bool alike = launch->mask.hides_nothing() || launch->seqlen_k >= 2 * launch->seqlen_q;
+  const double busy = double(tiles) / double(ceil_div(tiles, shares) * shares);
+  const bool idle = busy < kBusyEnough || (launch->ragged && c.consumers() == 1);
+  if (num_splits == 1 || launch->seqlen_k < kLeastKeysToCut || !alike || !idle) return;
+  cut.cut = {.parts = KeyCut::kShares, .shares = int(std::min(shares, tiles * blocks))};
+  *launch = cut;
 }
 
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch) {
@@ -171,11 +271,19 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   if (launch.softcap != 0) params.soft_cap = SoftCap::of(launch.scale, launch.softcap);
   params.sequences = workspace.sequences;
   params.num_entries = workspace.num_entries;
+  params.paged = {.table = launch.places.page_table,
+                  .table_stride = launch.places.table_stride,
+                  .page_size = int(launch.places.page_size),
+                  .box_rows = page_box_rows(c, launch),
+                  .num_pages = int(launch.places.pages)};
+  if (launch.cut.active()) params.split = key_split(c, launch);
+  params.pieces = workspace.pieces;
+  params.cuts = workspace.cuts;
 
   error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                kernel.smem_bytes);
   if (error != cudaSuccess) return error;
-  if (launch.ragged) {
+  if (params.sequences) {
     error = list_sequences(sequence_list(c, launch, workspace, multiprocessors), stream);
     if (error != cudaSuccess) return error;
   } else if (params.ticket_counter) {
@@ -183,9 +291,15 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
     if (error != cudaSuccess) return error;
   }
   void* kernel_arguments[] = {&params};
-  return cudaLaunchKernel(kernel.function,
-                          dim3(std::min(multiprocessors * c.blocks, params.order.num_tiles())),
-                          dim3(c.threads()), kernel_arguments, kernel.smem_bytes, stream);
+  error = cudaLaunchKernel(kernel.function, dim3(num_blocks(c, launch, params, multiprocessors)),
+                           dim3(c.threads()), kernel_arguments, kernel.smem_bytes, stream);
+  if (error != cudaSuccess || !launch.cut.active()) return error;
+  return merge_pieces({.pieces = params.pieces,
+                       .cuts = params.cuts,
+                       .num_cuts = int(num_cuts(c, launch)),
+                       .output = params.output,
+                       .element = c.output()},
+                      stream);
 }
 
 }  // namespace fa3::hopper

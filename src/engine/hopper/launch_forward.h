@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "core/key_places.h"
 #include "core/mask_rule.h"
 #include "core/seqlen.h"
 #include "engine/cuda/rows.h"
@@ -11,6 +12,15 @@
 #include "engine/hopper/tensor_map.h"
 
 namespace fa3::hopper {
+
+// How tiles are cut along the keys (piece/key_split.h).
+struct KeyCut {
+  static constexpr int kShares = 0;
+  int parts = 1;   // of each tile, at most; 1: none is cut; kShares: equal shares
+  int shares = 0;  // of so many thread blocks
+
+  bool active() const { return parts != 1; }
+};
 
 struct ForwardLaunch {
   TensorSpan q;  // packed sequences are one batch entry
@@ -28,8 +38,10 @@ struct ForwardLaunch {
   int64_t sequences = 0;
   Lengths lengths_q;
   Lengths lengths_k;
+  KeyPlaces places;  // of the keys; paged: k's and v's batch entries are pages
   int heads_per_kv_head = 1;
   HeadPack pack;              // choose_pack()
+  KeyCut cut;                 // choose_cut()
   void* workspace = nullptr;  // forward_workspace_bytes()
 };
 
@@ -38,6 +50,14 @@ HeadPack most_packed(int64_t heads_per_kv_head);
 
 // Which query heads of a group share a tile: they read the same keys.
 HeadPack choose_pack(const ForwardConfig& config, const ForwardLaunch& launch);
+
+// How the keys are cut for so many multiprocessors, if at all; num_splits as in fa3.h. Sets the pack
+// too: cut tiles hold as many heads as they can.
+void choose_cut(const ForwardConfig& config, int num_splits, int multiprocessors,
+                ForwardLaunch* launch);
+
+// Rows of K and V that a copy takes from one page.
+int page_box_rows(const ForwardConfig& config, const ForwardLaunch& launch);
 
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch);
 int64_t forward_workspace_bytes(const ForwardConfig& config, const ForwardLaunch& launch);

@@ -19,7 +19,7 @@ class TmaLoader {
     int begin;  // of block 0, in the tensors
     int count;  // from there on, of the sequence
     int kv_head;
-    int batch;
+    int batch;  // or entry of the page table
   };
 
   __device__ __forceinline__ TmaLoader(const ForwardParams& params, SmemAddresses<C> at)
@@ -106,12 +106,42 @@ class TmaLoader {
     at_.kv_ring().wait_empty(kv_);
     const uint32_t smem = at_.kv(kv_.slot()), full = at_.kv_ring().full(kv_.slot());
     if constexpr (C.general()) {
-      tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
-                              block);
+      if (params_.paged.page_size > 0) {
+        load_pages(map, layout, smem, full, block);
+      } else {
+        tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
+                                block);
+      }
     } else {
       tile::load_rows(map.inside, layout, layout.rows, smem, full, block);
     }
     kv_.advance();
+  }
+
+  // The same from pages, whose table's entry is the block's batch: in boxes, each from one page. Those
+  // past the sequence's end look at no page; they are zeros, as those of pages that do not exist.
+  __device__ __forceinline__ void load_pages(const tile::ClippedMap& map, tile::TileLayout layout,
+                                             uint32_t smem, uint32_t full,
+                                             const ptx::TileCoordinates& block) const {
+    const PagedKeys& paged = params_.paged;
+    int rows_left = layout.rows - block.inner;
+    const unsigned first_row = unsigned(block.row - rows_left);
+    const int32_t* page =
+        paged.table + block.batch * paged.table_stride + first_row / unsigned(paged.page_size);
+    int row = int(first_row % unsigned(paged.page_size));
+    ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
+    const uint32_t end = smem + layout.slab_bytes();
+#pragma unroll 1
+    for (; smem < end; smem += paged.box_rows * layout.row_bytes()) {
+      const int rows = rows_left < 0 ? 0 : rows_left < paged.box_rows ? rows_left : paged.box_rows;
+      const int number = rows > 0 ? *page : 0;
+      const bool exists = unsigned(number) < unsigned(paged.num_pages);
+      tile::issue_clipped_rows(map, layout, rows > 0 && exists, smem, full,
+                               {0, row + rows, block.head, number, paged.box_rows - rows});
+      rows_left -= paged.box_rows;
+      row += paged.box_rows;
+      if (row == paged.page_size) row = 0, ++page;
+    }
   }
 
   const ForwardParams& params_;
@@ -126,8 +156,8 @@ template <ForwardConfig C>
 class Producer {
  public:
   __device__ __forceinline__ Producer(const ForwardParams& params, SmemPlan<C>& smem,
-                                      SmemAddresses<C> at)
-      : smem_(smem), at_(at), tiles_(params), loader_(params, at) {}
+                                      SmemAddresses<C> at, const Share& share = {})
+      : smem_(smem), at_(at), tiles_(params, share), loader_(params, at) {}
 
   __device__ __forceinline__ void run() {
     for (; !tiles_.done(); tiles_.advance()) load_tile();
@@ -139,7 +169,7 @@ class Producer {
  private:
   __device__ __forceinline__ void load_tile() {
     ItemOf<C>& item = next_record();
-    tiles_.describe(item);
+    if (!tiles_.describe(item)) return;
     announce();
     const typename TmaLoader<C>::Keys keys = loader_.keys_of(item);
     const int last = item.num_blocks - 1;

@@ -13,9 +13,9 @@
 #include "engine/cuda/mask.cuh"
 #include "engine/cuda/score.cuh"
 #include "engine/cuda/score_again.cuh"
-#include "engine/hopper/forward_params.h"
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/piece/turns.cuh"
+#include "engine/hopper/store_tile.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
@@ -382,7 +382,7 @@ class Consumer {
     const uint32_t item_slot = item_.previous().slot();
     const ItemOf<C>& item = smem_.items[item_slot];
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
-    store_rows<C.output(), C.general()>(params_.output, item.queries, first_row, r.output, rows);
+    store_tile<C>(params_, item, first_row, r.output, rows);
     release_item(item_slot);
   }
 

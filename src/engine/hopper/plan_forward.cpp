@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 bytes at least
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
+constexpr int64_t kManyKeys = 512;
 constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for each part of them
 
 // In 32 bits. A window that reaches over the longest sequence hides nothing.
@@ -25,8 +26,9 @@ MaskRuleOf<int> narrow(const Problem& p) {
   return mask;
 }
 
+// Of lengths, or of the keys' places: what a list of sequences tells.
 bool is_ragged(const Problem& p) {
-  return p.lengths_q.ragged || p.lengths_k.ragged;
+  return p.lengths_q.ragged || p.lengths_k.ragged || p.key_places.elsewhere;
 }
 
 // Packed sequences are one long batch entry.
@@ -37,16 +39,26 @@ struct Extents {
 Extents extents_of(const Lengths& lengths, int64_t batch) {
   return lengths.in_one_tensor ? Extents{1, lengths.total} : Extents{batch, lengths.max};
 }
+Extents key_extents_of(const Problem& p) {
+  if (p.key_places.paged()) return {p.key_places.pages, p.key_places.page_size};
+  if (p.key_places.elsewhere) return {p.key_places.entries, p.lengths_k.max};
+  return extents_of(p.lengths_k, p.batch);
+}
 
 // A window between two bounds is what one query sees.
 ForwardShape shape_of(const Problem& p) {
   const MaskRuleOf<int> mask = narrow(p);
   const bool bounded = mask.left >= 0 && mask.right >= 0;
   const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
-  // Of one length, sequences are spread over multiprocessors by their tiles; ragged ones may be many.
-  const int64_t rows = is_ragged(p) ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX;
-  return {p.head_dim, std::min(p.head_dim_v, kMaxColumnsV), std::min(window, p.lengths_k.max),
-          rows};
+  const int64_t keys = std::min(window, p.lengths_k.max);
+  // Sequences of one length and few keys are spread over multiprocessors by their tiles.
+  const bool may_be_many = is_ragged(p) || keys >= kManyKeys;
+  const KeyPlaces& places = p.key_places;
+  return {.head_dim = p.head_dim,
+          .head_dim_v = std::min(p.head_dim_v, kMaxColumnsV),
+          .keys = keys,
+          .rows = may_be_many ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX,
+          .single_rows = places.paged() && (places.page_size % 2 != 0 || p.lengths_k.padded_left)};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -58,6 +70,28 @@ Status check_layouts(const ForwardLaunch& a) {
   FA3_TRY(check("k", a.k));
   FA3_TRY(check("v", a.v));
   return check("o", a.o);
+}
+
+bool can_cut(const ForwardConfig& c) {
+  return c.with(c.element, Variant::kGeneral).cuts();
+}
+
+// A row of the table and how it is used; the pack and the cut go into the launch.
+int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
+  const auto choose = [&](int row) {
+    launch->pack = choose_pack(kForwardTable[row].config, *launch);
+    choose_cut(kForwardTable[row].config, problem.num_splits, multiprocessors, launch);
+    return row;
+  };
+  ForwardShape shape = shape_of(problem);
+  const int row = choose(choose_row(shape));
+  if (!launch->cut.active() || can_cut(kForwardTable[row].config)) return row;
+  launch->cut = {};
+  shape.cut = true;
+  const int other = choose_row(shape);
+  if (other != kNoRow) return choose(other);
+  launch->pack = choose_pack(kForwardTable[row].config, *launch);
+  return row;
 }
 
 bool nothing_to_do(const ForwardLaunch& a) {
@@ -79,7 +113,8 @@ Variant variant_of(const Problem& p) {
   if (p.softcap != 0.0f) return Variant::kCapped;
   const MaskRuleOf<int> mask = narrow(p);
   const bool window = mask.left != mask.kUnbounded || mask.right > 0;
-  return window || p.has_sink || is_ragged(p) ? Variant::kGeneral : Variant::kDense;
+  return window || p.has_sink || is_ragged(p) || p.num_splits > 1 ? Variant::kGeneral
+                                                                  : Variant::kDense;
 }
 
 const char* mask_name(const MaskRuleOf<int>& mask) {
@@ -98,16 +133,25 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
       operand.head_stride};
 }
 
+bool copies_single_rows(const ForwardConfig& c) {
+  const auto is_wide = [&](int columns) {
+    return tile::TileLayout{1, columns, bytes_of(c.element)}.row_bytes() % 128 == 0;
+  };
+  return is_wide(c.head_dim) && is_wide(c.head_dim_v);
+}
+
 int choose_row(const ForwardShape& shape) {
   int best = kNoRow;
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
     const auto& [config, max_keys, max_rows, why] = kForwardTable[row];
     if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
+    if (shape.single_rows && !copies_single_rows(config)) continue;
     if (best != kNoRow) {
       const ForwardConfig& group = kForwardTable[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
     }
-    if (shape.keys <= max_keys && shape.rows <= max_rows) best = row;
+    const bool fits = shape.cut ? can_cut(config) : shape.keys <= max_keys;
+    if (fits && shape.rows <= max_rows) best = row;
   }
   return best;
 }
@@ -120,7 +164,6 @@ Status check_forward(const Problem& p) {
   if (p.o.dtype != p.dtype) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of ", name_of(p.dtype));
   }
-  if (p.key_places.elsewhere) return unsupported("page_table, batch_index and left_padding");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
   }
@@ -128,8 +171,9 @@ Status check_forward(const Problem& p) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
   if (extents_of(p.lengths_q, p.batch).rows > kMaxRows ||
-      extents_of(p.lengths_k, p.batch).rows > kMaxRows || p.batch > kMaxRows) {
-    return unsupported("more than 2^30 rows of a sequence or of packed ones, or 2^30 sequences");
+      extents_of(p.lengths_k, p.batch).rows > kMaxRows || p.batch > kMaxRows ||
+      p.key_places.entries > kMaxRows || p.key_places.pages > kMaxRows) {
+    return unsupported("more than 2^30 rows of a sequence or of packed ones, sequences or pages");
   }
   return {};
 }
@@ -142,7 +186,7 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
   };
   ForwardLaunch launch;
   const auto [q_batches, q_rows] = extents_of(p.lengths_q, p.batch);
-  const auto [k_batches, k_rows] = extents_of(p.lengths_k, p.batch);
+  const auto [k_batches, k_rows] = key_extents_of(p);
   launch.q = span_of(p.q, q_batches, q_rows, p.heads_q, p.head_dim);
   launch.k = span_of(p.k, k_batches, k_rows, p.heads_k, p.head_dim);
   launch.v = span_of(from_column(p.v), k_batches, k_rows, p.heads_k, columns_v);
@@ -158,8 +202,12 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
   launch.sequences = p.batch;
   launch.lengths_q = p.lengths_q;
   launch.lengths_k = p.lengths_k;
+  launch.places = p.key_places;
   launch.heads_per_kv_head = int(p.group());
-  if (launch.k.rows == 0) stand_in_for_missing_keys(&launch);
+  if (launch.k.rows == 0 || launch.k.batches == 0) {
+    stand_in_for_missing_keys(&launch);
+    launch.lengths_k.max = 0;
+  }
   return launch;
 }
 
@@ -168,24 +216,34 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   ForwardLaunch launch = launch_of(problem);
   FA3_TRY(check_layouts(launch));
-  const int row = choose_row(shape_of(problem));
+  int multiprocessors = 0;
+  FA3_TRY(cuda::count_multiprocessors(problem.device_index, &multiprocessors));
+  const int row = choose_row_and_cut(problem, multiprocessors, &launch);
   const auto& [c, max_keys, max_rows, why] = kForwardTable[row];
-  launch.pack = choose_pack(c, launch);
+  const KeyCut& cut = launch.cut;
+  const Variant variant =
+      std::max(variant_of(problem), cut.active() ? Variant::kGeneral : Variant::kDense);
   const int64_t num_tiles = forward_num_tiles(c, launch);
   if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
 
   plan->engine = "hopper";
   plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
                         " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
-  plan->variant = row * kNumVariants + int(variant_of(problem));
+  plan->variant = row * kNumVariants + int(variant);
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = launch.pack.heads();
-  plan->num_tasks = num_tiles;
+  plan->num_splits = cut.parts;
+  plan->num_tasks = cut.shares > 0 ? cut.shares : num_tiles * cut.parts;
   plan->workspace_bytes = nothing_to_do(launch) ? 0 : forward_workspace_bytes(c, launch);
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
   if (plan->packed_heads > 1) {
     plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
+  }
+  if (cut.parts == KeyCut::kShares) {
+    plan->why += concat("; keys are cut into ", cut.shares, " equal shares");
+  } else if (cut.active()) {
+    plan->why += concat("; keys of a tile are cut into up to ", cut.parts, " parts");
   }
   if (problem.head_dim_v > kMaxColumnsV) {
     plan->why += concat("; a launch for every ", kMaxColumnsV, " columns of the values");
@@ -203,6 +261,8 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
        column += kMaxColumnsV) {
     ForwardLaunch launch = launch_of(problem, column);
     launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
+    launch.cut.parts = int(plan.num_splits);
+    if (launch.cut.parts == KeyCut::kShares) launch.cut.shares = int(plan.num_tasks);
     launch.workspace = workspace;
     error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));
   }

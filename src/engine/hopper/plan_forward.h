@@ -16,12 +16,18 @@ constexpr int kNoRow = -1;
 struct ForwardShape {
   int64_t head_dim;
   int64_t head_dim_v;
-  int64_t keys;              // that a query may see
-  int64_t rows = INT64_MAX;  // of ragged sequences' queries, heads packed
+  int64_t keys;  // that a query may see
+  int64_t rows =
+      INT64_MAX;  // of a sequence's queries, heads packed, where they are known to be few
+  bool single_rows = false;  // of keys are copied, from pages of odd sizes
+  bool cut = false;          // tiles are to be cut along the keys
 };
 
 // The row of kForwardTable for a shape, or kNoRow.
 int choose_row(const ForwardShape& shape);
+
+// Whether a kernel can read pages row by row: the copy engine writes to multiples of 128 bytes.
+bool copies_single_rows(const ForwardConfig& config);
 
 // The least that a kernel must be compiled for.
 Variant variant_of(const Problem& problem);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of one thread block, one after the other, each as the record that the consumers get. Tiles
 // of unequal length are drawn from a counter, when a thread block is free; others are dealt in turn,
-// which needs no counter to be cleared. Next: load_tma.cuh.
+// which needs no counter to be cleared; tiles that are cut come in pieces. Next: load_tma.cuh.
 #pragma once
 
 #include "engine/hopper/forward_params.h"
@@ -14,26 +14,36 @@ class TileStream {
   using Edge = decltype(ItemOf<C>::Blocks::edge);
 
  public:
-  __device__ __forceinline__ explicit TileStream(const ForwardParams& params)
-      : params_(params), tile_(int(blockIdx.x)) {
+  __device__ __forceinline__ TileStream(const ForwardParams& params, const Share& share)
+      : params_(params),
+        tile_(int(blockIdx.x)),
+        pieces_(params.split, share, int(blockIdx.x), int(gridDim.x)) {
     if (listed()) num_listed_ = *params.num_entries * params.order.num_packs;
+    if (cut() && params.split.parts == 0) params.cuts[blockIdx.x].num_pieces = 0;
   }
 
   __device__ __forceinline__ bool done() const {
+    if (cut()) return pieces_.done();
     return tile_ >= (listed() ? num_listed_ : params_.order.num_tiles());
   }
 
   // Settles which tile is next. The later it is asked, the better the end of the work evens out; the
   // answer takes about a microsecond.
   __device__ __forceinline__ void draw_next() {
+    if (cut()) return;
     const int stride = int(gridDim.x);
     next_tile_ =
         params_.ticket_counter ? atomicAdd(params_.ticket_counter, 1) + stride : tile_ + stride;
   }
   __device__ __forceinline__ void advance() { tile_ = next_tile_; }
 
-  // Writes the tile's record, where it is read: the producer has no registers to spare for it.
-  __device__ __forceinline__ void describe(ItemOf<C>& item) const {
+  // Writes the tile's record, where it is read: the producer has no registers to spare for it. False:
+  // there is no work in it.
+  __device__ __forceinline__ bool describe(ItemOf<C>& item) {
+    if constexpr (C.cuts()) {
+      if (cut()) return describe_piece(item);
+    }
+    if constexpr (C.general()) item.place.slot = KeyPiece::kWhole;
     if (listed()) {
       const int entry = tile_ / params_.order.num_packs;
       SequenceTiles s = params_.sequences[entry];
@@ -46,24 +56,41 @@ class TileStream {
       describe(item, index.m_block, {index.batch, index.pack, 0, rows, rows},
                {index.batch, 0, params_.seqlen_k});
     }
+    return true;
   }
 
  private:
   __device__ __forceinline__ bool listed() const { return C.general() && params_.sequences; }
+  __device__ __forceinline__ bool paged() const {
+    return C.general() && params_.paged.page_size > 0;
+  }
+  __device__ __forceinline__ bool cut() const { return C.cuts() && params_.split.block_n > 0; }
+
+  __device__ __forceinline__ bool describe_piece(ItemOf<C>& item) {
+    SequenceTiles s;
+    KeyPiece piece;
+    if (!pieces_.next(s, piece, params_.cuts)) return false;
+    s.queries.pack = piece.pack;
+    item.place.slot = piece.slot;
+    describe(item, piece.m_block, s.queries, s.keys, piece.blocks);
+    return true;
+  }
 
   // Both ends of a row's keys grow with the row: the first row's begin and the last one's end are the
-  // tile's.
+  // tile's. `piece`: of tiles that are cut.
   __device__ __forceinline__ void describe(ItemOf<C>& item, int m_block,
-                                           const cuda::QueryRows& queries,
-                                           const KeyRows& keys) const {
+                                           const cuda::QueryRows& queries, const KeyRows& keys,
+                                           const BlockRun& piece = {}) const {
     const int first_row = m_block * C.block_m;
-    const int first_key =
+    int first_key =
         params_.mask.keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
+    if (paged()) first_key -= first_key % C.block_n;  // so that boxes do not cross pages
+    if (cut()) first_key = piece.first * C.block_n;
     int num_blocks = 0;
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {
       const typename ItemOf<C>::Blocks blocks =
-          blocks_of(first_row + w * kRowsPerWarpgroup, queries, keys.count, first_key);
+          blocks_of(first_row + w * kRowsPerWarpgroup, queries, keys.count, first_key, piece.count);
       item.mine[w] = blocks;
       if (blocks.count > num_blocks) num_blocks = blocks.count;
     }
@@ -78,8 +105,8 @@ class TileStream {
   // Of the warpgroup that has the tile's rows from `first_row` on.
   __device__ __forceinline__ typename ItemOf<C>::Blocks blocks_of(int first_row,
                                                                   const cuda::QueryRows& queries,
-                                                                  int seqlen_k,
-                                                                  int first_key) const {
+                                                                  int seqlen_k, int first_key,
+                                                                  int most_blocks) const {
     const HeadPack pack = params_.output.pack;
     const int seqlen_q = queries.used;
     const int q_begin = pack.query(first_row);
@@ -89,10 +116,15 @@ class TileStream {
     const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
     const auto range = block_range(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
     const auto edge = Edge::of(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
-    auto blocks = row_blocks(range.from(first_key), edge.from(first_key), C.block_n);
+    auto blocks = cut() ? row_blocks_of_piece(range.from(first_key), edge.from(first_key),
+                                              C.block_n, most_blocks)
+                        : row_blocks(range.from(first_key), edge.from(first_key), C.block_n);
     // Unless they are clipped, rows past the end hold anything: only ordinary steps look at no row but
     // their own.
-    if (listed() && !params_.q_is_clipped && past_end > seqlen_q) blocks.ordinary_from = 0;
+    if ((listed() || cut()) && !params_.q_is_clipped && past_end > seqlen_q)
+      blocks.ordinary_from = 0;
+    // Lost scores are computed again from keys that lie in one run.
+    if (paged()) blocks.ordinary_from = 0;
     return blocks;
   }
 
@@ -100,6 +132,7 @@ class TileStream {
   int tile_;
   int next_tile_ = 0;
   int num_listed_ = 0;
+  PieceStream pieces_;  // of tiles that are cut
 };
 
 }  // namespace fa3::hopper

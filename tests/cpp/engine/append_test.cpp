@@ -6,12 +6,16 @@
 #include <fa3/attention.h>
 #include <fa3/tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
 #include <string>
+#include <tuple>
 
 #include "support/case.h"
+#include "support/engines.h"
+#include "support/placement.h"
 #include "support/random.h"
 #include "support/tensor.h"
 
@@ -174,16 +178,64 @@ testing::AssertionResult are_close(const Tensor& got, const Tensor& want) {
   return testing::AssertionSuccess();
 }
 
-class Append : public testing::TestWithParam<Form> {};
-INSTANTIATE_TEST_SUITE_P(form, Append, testing::ValuesIn(kForms),
-                         [](const auto& info) { return std::string(info.param.name); });
+// The call with its tensors in the memory of `device`; "" or what went wrong.
+std::string append(Call* call, fa3_device_type device) {
+  Placement placement(device);
+  fa3_append_params p = call->params;
+  placement.output(&call->k_cache, &p.k_cache);
+  placement.output(&call->v_cache, &p.v_cache);
+  placement.input(call->k, &p.k);
+  placement.input(call->v, &p.v);
+  for (fa3_tensor* numbers : {&p.seqused, &p.cu_seqlens_new, &p.cu_seqlens_q, &p.batch_index,
+                              &p.page_table, &p.first_position}) {
+    placement.input(*numbers, numbers);
+  }
+  if (call->form.pairs > 0) {
+    placement.input(call->cos, &p.rotary_cos);
+    placement.input(call->sin, &p.rotary_sin);
+    const bool in_place = p.q.data == p.q_rotated.data;
+    if (in_place) {
+      placement.output(&call->q, &p.q);
+      p.q_rotated = p.q;
+    } else {
+      placement.input(call->q, &p.q);
+      placement.output(&call->rotated, &p.q_rotated);
+    }
+  }
+  if (fa3_append(&p, nullptr) != FA3_OK) return fa3_last_error();
+  return placement.fetch();
+}
+
+using FormIn = std::tuple<Form, fa3_device_type>;
+
+std::vector<fa3_device_type> memories() {
+  std::vector<fa3_device_type> found;
+  for (const EngineUnderTest& engine : engines_under_test()) {
+    if (std::find(found.begin(), found.end(), engine.memory) == found.end()) {
+      found.push_back(engine.memory);
+    }
+  }
+  return found;
+}
+
+class Append : public testing::TestWithParam<FormIn> {
+ protected:
+  Form form() const { return std::get<0>(GetParam()); }
+  fa3_device_type memory() const { return std::get<1>(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(form, Append,
+                         testing::Combine(testing::ValuesIn(kForms), testing::ValuesIn(memories())),
+                         [](const auto& info) {
+                           const bool gpu = std::get<1>(info.param) == FA3_CUDA;
+                           return std::string(std::get<0>(info.param).name) + (gpu ? "_gpu" : "");
+                         });
 
 TEST_P(Append, puts_rows_where_they_belong_and_changes_nothing_else) {
-  Call call(GetParam());
+  Call call(form());
   Tensor k_want = call.k_cache, v_want = call.v_cache;
   call.expect(&k_want, &v_want);
   const Tensor k_before = call.k, q_before = call.q;
-  ASSERT_EQ(fa3_append(&call.params, nullptr), FA3_OK) << fa3_last_error();
+  ASSERT_EQ(append(&call, memory()), "");
   EXPECT_EQ(call.v_cache.memory(), v_want.memory());
   if (call.form.pairs == 0) {
     EXPECT_EQ(call.k_cache.memory(), k_want.memory());
@@ -195,9 +247,9 @@ TEST_P(Append, puts_rows_where_they_belong_and_changes_nothing_else) {
 }
 
 TEST_P(Append, rotates_queries_by_their_positions) {
-  Call call(GetParam());
+  Call call(form());
   if (call.form.pairs == 0) GTEST_SKIP() << "this form rotates nothing";
-  ASSERT_EQ(fa3_append(&call.params, nullptr), FA3_OK) << fa3_last_error();
+  ASSERT_EQ(append(&call, memory()), "");
   Tensor want = call.rotated;
   for (int64_t b = 0; b < kBatch; ++b) {
     const int64_t begin = call.form.packed ? kQueryStarts[b] : 0;
@@ -216,10 +268,24 @@ TEST_P(Append, rotates_queries_by_their_positions) {
   EXPECT_EQ(call.rotated.find_unwritten(), "");
   EXPECT_TRUE(are_close(call.rotated, want));
   const std::vector<uint32_t> apart = call.rotated.element_bits();
-  Call in_place(GetParam());
+  Call in_place(form());
   in_place.params.q_rotated = in_place.params.q;
-  ASSERT_EQ(fa3_append(&in_place.params, nullptr), FA3_OK) << fa3_last_error();
+  ASSERT_EQ(append(&in_place, memory()), "");
   EXPECT_EQ(in_place.q.element_bits(), apart);
+}
+
+// Numbers that lead out of the cache or of the tables, where nobody looks at them.
+TEST_P(Append, writes_no_row_that_has_no_place) {
+  if (memory() == FA3_CPU) GTEST_SKIP() << "in host memory such numbers are refused";
+  constexpr int32_t kWrong[] = {-1, 1 << 30, INT32_MIN};
+  for (const int32_t wrong : kWrong) {
+    Call call(form());
+    const std::vector<int32_t> used = {wrong, kUsed[1], wrong};
+    call.params.seqused.data = const_cast<int32_t*>(used.data());
+    for (size_t i = 0; i < call.pages.size(); i += 2) call.pages[i] = wrong;
+    ASSERT_EQ(append(&call, memory()), "");
+    EXPECT_EQ(call.k_cache.find_damaged_guard() + call.v_cache.find_damaged_guard(), "");
+  }
 }
 
 struct BadAppend {

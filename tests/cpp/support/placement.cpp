@@ -62,6 +62,14 @@ void Placement::input(const std::vector<int32_t>& lengths, fa3_tensor* view) {
         lengths.size() * sizeof(int32_t), view);
 }
 
+void Placement::input(const fa3_tensor& numbers, fa3_tensor* view) {
+  if (numbers.data == nullptr) return;
+  int64_t count = 1;
+  for (int dim = 0; dim < numbers.rank; ++dim) count *= numbers.shape[dim];
+  place(static_cast<const std::byte*>(numbers.data), nullptr,
+        static_cast<size_t>(count) * sizeof(int32_t), view);
+}
+
 void Placement::output(Tensor* tensor, fa3_tensor* view) {
   place(tensor->memory().data(), tensor->memory().data(), tensor->memory().size(), view);
 }

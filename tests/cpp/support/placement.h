@@ -39,6 +39,8 @@ class Placement {
   // The view, of the tensor's host memory, becomes one of the engine's memory.
   void input(const Tensor& tensor, fa3_tensor* view);
   void input(const std::vector<int32_t>& lengths, fa3_tensor* view);
+  // Numbers that the view itself tells of, one after the other.
+  void input(const fa3_tensor& numbers, fa3_tensor* view);
   void output(Tensor* tensor, fa3_tensor* view);
   void* workspace(size_t bytes);
 

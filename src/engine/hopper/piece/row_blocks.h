@@ -27,6 +27,8 @@ struct alignas(16) RowBlocks {
 inline constexpr int kReferenceKeys = 128;
 inline constexpr int kLongRun = 48;  // blocks
 
+inline constexpr int kAllBlocks = 1 << 30;
+
 // Blocks to visit. Rows that see nothing still visit one, all of it masked.
 FA3_HD constexpr KeyBlocks visited_blocks(const BlockRangeOf<int>& range, int block_n) {
   KeyBlocks blocks = key_blocks(range, block_n);
@@ -46,16 +48,30 @@ FA3_HD constexpr int ordinary_from(const KeyBlocks& blocks, int first_row_end, i
   return seen_from < reference_from ? seen_from : reference_from;
 }
 
-// For the rows of `range`.
+// For the rows of `range`, who visit `blocks`.
 template <class Edge>
-FA3_HD constexpr RowBlocks<Edge> row_blocks(const BlockRangeOf<int>& range, Edge edge,
-                                            int block_n) {
-  const KeyBlocks blocks = visited_blocks(range, block_n);
+FA3_HD constexpr RowBlocks<Edge> row_blocks(const BlockRangeOf<int>& range, Edge edge, int block_n,
+                                            const KeyBlocks& blocks) {
   const int first_row_end = range.free.end > 0 ? range.free.end : 0;
   return {.count = blocks.end,
           .masked_from = blocks.masked_from,
           .ordinary_from = ordinary_from(blocks, first_row_end, block_n),
           .edge = edge};
+}
+
+template <class Edge>
+FA3_HD constexpr RowBlocks<Edge> row_blocks(const BlockRangeOf<int>& range, Edge edge,
+                                            int block_n) {
+  return row_blocks(range, edge, block_n, visited_blocks(range, block_n));
+}
+
+// Of a piece of a tile (key_split.h), which ends after `most` blocks.
+template <class Edge>
+FA3_HD constexpr RowBlocks<Edge> row_blocks_of_piece(const BlockRangeOf<int>& range, Edge edge,
+                                                     int block_n, int most) {
+  KeyBlocks blocks = visited_blocks(range, block_n);
+  if (blocks.end > most) blocks.end = most;
+  return row_blocks(range, edge, block_n, blocks);
 }
 
 }  // namespace fa3::hopper

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences of lengths of their own, as a list of tiles that the device makes of its own arrays of
-// lengths: so a captured graph follows them. Every row of tiles (a block of queries for all heads) has
-// an entry, which tells all about its sequence; so the tile of a ticket is one read away.
-// Plain numbers, tested on the host. Next: ../list_sequences.h.
+// Sequences of lengths of their own, whose keys may lie in a cache: what the device reads of one, and
+// the list of tiles that it makes of all. A captured graph follows the arrays. Every row of tiles (a
+// block of queries for all heads) has an entry, which tells all about its sequence; so the tile of a
+// ticket is one read away. Plain numbers, tested on the host. Next: key_split.h, ../list_sequences.h.
 #pragma once
 
+#include "core/key_places.h"
 #include "core/seqlen.h"
 #include "engine/cuda/rows.h"
 #include "engine/hopper/piece/tile_order.h"
@@ -13,7 +14,7 @@ namespace fa3::hopper {
 
 // A sequence's keys: where they start in K and V, and how many there are.
 struct KeyRows {
-  int batch;  // entry of the tensors
+  int batch;  // entry of the tensors, or of the page table
   int begin;
   int count;
 };
@@ -39,11 +40,13 @@ struct SequenceList {
   SequenceTiles* entries;
   int* num_entries;
   int* ticket_counter;  // to be cleared; null: there is none
+  KeyPlaces places{};
 
   // Rows of a packed tensor that no sequence owns are written too: as one more sequence, all unused.
   FA3_HD constexpr int num_sequences() const { return batch + (lengths_q.packed() ? 1 : 0); }
 
-  // Sequence `b`, without its place in the list. The arrays may hold anything.
+  // Sequence `b`, without its place in the list. The arrays may hold anything; a sequence that names
+  // no entry of the cache has no keys.
   FA3_HD constexpr SequenceTiles sequence(int b) const {
     SequenceTiles s{};
     if (b == batch) {
@@ -57,6 +60,11 @@ struct SequenceList {
                    .count = int(q.owned),
                    .used = int(q.used)};
       s.keys = {lengths_k.packed() ? 0 : b, int(k.begin), int(k.used)};
+      if (places.elsewhere) {
+        const int64_t entry = places.entry_of(b);
+        s.keys =
+            places.has_entry(entry) ? KeyRows{int(entry), s.keys.begin, s.keys.count} : KeyRows{};
+      }
     }
     s.order = {(pack.rows(s.queries.count) + block_m - 1) / block_m, num_packs, 1, 0};
     s.number = b;

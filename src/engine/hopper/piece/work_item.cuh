@@ -6,9 +6,8 @@
 
 #include <type_traits>
 
+#include "engine/hopper/piece/key_split.h"
 #include "engine/hopper/piece/pipeline.cuh"
-#include "engine/hopper/piece/row_blocks.h"
-#include "engine/hopper/piece/sequence_tiles.h"
 
 namespace fa3::hopper {
 
@@ -18,7 +17,13 @@ inline constexpr int kItemSlots = 4;
 
 inline constexpr int kMaxConsumers = 3;
 
-template <class Edge>
+// What only general kernels tell of a tile.
+struct PiecePlace {
+  int slot;  // of the results of a piece of it (key_split.h), or KeyPiece::kWhole
+};
+struct NoPlace {};
+
+template <class Edge, class Place>
 struct WorkItem {
   using Blocks = RowBlocks<Edge>;
 
@@ -30,11 +35,15 @@ struct WorkItem {
   Blocks mine[kMaxConsumers];  // of the blocks, what warpgroup w does with them
   // How often warp w had to move references in this tile. Only that warp writes it.
   unsigned char corrections[kMaxConsumers * kWarpsPerWarpgroup];
+  Place place;
 };
 
 // Whose rows ask which mask policy.
+using DenseItem = WorkItem<RightEdge, NoPlace>;
+using GeneralItem = WorkItem<KeyWindow, PiecePlace>;
+
 template <ForwardConfig C>
-using ItemOf = WorkItem<std::conditional_t<C.general(), KeyWindow, RightEdge>>;
+using ItemOf = std::conditional_t<C.general(), GeneralItem, DenseItem>;
 
 using ItemCursor = RingCursor<kItemSlots>;
 

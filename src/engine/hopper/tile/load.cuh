@@ -33,15 +33,22 @@ struct ClippedMap {
   }
 };
 
-__device__ __forceinline__ void load_clipped_rows(const ClippedMap& map, TileLayout layout,
-                                                  int rows, bool some_inside, uint32_t smem,
-                                                  uint32_t barrier, ptx::TileCoordinates at) {
-  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
+// Without telling the barrier of the bytes, so that a tile may come in several boxes.
+__device__ __forceinline__ void issue_clipped_rows(const ClippedMap& map, TileLayout layout,
+                                                   bool some_inside, uint32_t smem,
+                                                   uint32_t barrier, ptx::TileCoordinates at) {
   for (int slab = 0; slab < layout.slabs(); ++slab) {
     at.column = slab * layout.slab_columns();
     ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(),
                                    map.map_of_box(some_inside, at.column), at, barrier);
   }
+}
+
+__device__ __forceinline__ void load_clipped_rows(const ClippedMap& map, TileLayout layout,
+                                                  int rows, bool some_inside, uint32_t smem,
+                                                  uint32_t barrier, ptx::TileCoordinates at) {
+  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
+  issue_clipped_rows(map, layout, some_inside, smem, barrier, at);
 }
 
 // Where a clipped map (tensor_map.h) has the rows of a tile that begins at row `first` of a sequence:

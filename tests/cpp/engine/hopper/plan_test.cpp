@@ -169,6 +169,53 @@ TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
   EXPECT_EQ(packed(int64_t{1} << 29, 8, true), 2);  // row numbers are 32-bit
 }
 
+TEST(KeyCut, shares_out_few_queries_and_leaves_many_alone) {
+  constexpr int kMultiprocessors = 132;
+  ForwardLaunch decode;
+  decode.q.batches = decode.sequences = 4;
+  decode.q.heads = 64;
+  decode.q.rows = decode.seqlen_q = 1;
+  decode.o.columns = 128;
+  decode.heads_per_kv_head = 8;
+  decode.seqlen_k = 8192;
+  decode.mask.right = 0;
+  const auto cut = [&](ForwardLaunch launch, int num_splits, int block_m = 64) {
+    ForwardConfig config{.block_m = block_m, .block_n = 64, .may_cut = true};
+    choose_cut(config, num_splits, kMultiprocessors, &launch);
+    return launch;
+  };
+  const ForwardLaunch shared = cut(decode, 0);
+  EXPECT_EQ(shared.cut.parts, KeyCut::kShares);
+  EXPECT_EQ(shared.cut.shares, 132);
+  EXPECT_EQ(shared.pack.heads(), 8);
+  EXPECT_FALSE(cut(decode, 1).cut.active());
+  EXPECT_EQ(cut(decode, 5).cut.parts, 5);
+  EXPECT_EQ(cut(decode, 5).cut.shares, 0);
+  EXPECT_EQ(cut(decode, 200).cut.parts, 128);  // no more than there are blocks
+  ForwardLaunch few_keys = decode;
+  few_keys.seqlen_k = 200;
+  EXPECT_FALSE(cut(few_keys, 0).cut.active());
+  ForwardLaunch long_queries = decode;
+  long_queries.q.rows = long_queries.seqlen_q = 8192;
+  EXPECT_FALSE(cut(long_queries, 0, 128).cut.active());
+}
+
+TEST(PageBoxes, divide_a_page_and_a_tile) {
+  constexpr ForwardConfig kConfig{.block_n = 80};
+  const auto rows = [&](int64_t page_size, bool padded_left) {
+    ForwardLaunch launch;
+    launch.places.page_size = page_size;
+    launch.lengths_k.padded_left = padded_left;
+    return page_box_rows(kConfig, launch);
+  };
+  EXPECT_EQ(rows(0, true), 80);
+  EXPECT_EQ(rows(16, false), 16);
+  EXPECT_EQ(rows(7, false), 1);
+  EXPECT_EQ(rows(100, false), 20);
+  EXPECT_EQ(rows(640, false), 80);
+  EXPECT_EQ(rows(64, true), 1);
+}
+
 TEST(TensorMap, obstacles_are_named) {
   alignas(16) static char memory[64];
   TensorSpan t{memory, 2, 10, 3, 64, 1920, 192, 64};

@@ -67,6 +67,68 @@ constexpr Shape kRagged[] = {
      .used_k = kUsed},
 };
 
+// Of every kernel's blocks: the model knows rows by where they lie, which zeros behind the last page
+// have no answer to.
+constexpr int kWholeBlocks = 1920;
+constexpr int32_t kAllUsed[] = {kWholeBlocks, kWholeBlocks};
+
+// Tiles in pieces: equal shares for two thread blocks and fixed parts, of one length and of many, keys
+// in one run and in pages.
+constexpr Shape kCut[] = {
+    {.seqlen_q = 1,
+     .seqlen_k = 900,
+     .heads = 4,
+     .kv_heads = 4,
+     .batches = 2,
+     .mask = kCausal,
+     .cut = {.parts = KeyCut::kShares, .shares = 2}},
+    {.seqlen_q = 150,
+     .seqlen_k = 1000,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = kCausal,
+     .cut = {.parts = 3}},
+    {.seqlen_q = 399,
+     .seqlen_k = 500,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 6,
+     .mask = {.left = 200, .right = 0},
+     .cu_q = kQueries,
+     .cu_k = kKeys,
+     .cut = {.parts = KeyCut::kShares, .shares = 2}},
+    {.seqlen_q = 20,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = kCausal,
+     .used_k = kAllUsed,
+     .cut = {.parts = 2},
+     .page_size = 16},
+    {.seqlen_q = 1,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 2,
+     .mask = kCausal,
+     .used_k = kAllUsed,
+     .cut = {.parts = KeyCut::kShares, .shares = 2},
+     .page_size = 16},
+};
+
+constexpr Shape kPaged[] = {
+    {.seqlen_q = 100,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 2,
+     .mask = {.left = 90},
+     .used_k = kAllUsed,
+     .page_size = 16},
+};
+
 constexpr double kSlow = 0.01;
 
 double slow_producer(int warp) {
@@ -137,6 +199,21 @@ TYPED_TEST(Protocol, windows_are_multiplied_once_whoever_is_slow) {
 TYPED_TEST(Protocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
   expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kRagged);
+}
+
+TYPED_TEST(Protocol, pieces_of_tiles_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel =
+      kForwardTable[TypeParam::kRow].config.with(Element::kBf16, Variant::kGeneral);
+  if constexpr (kKernel.cuts()) {
+    expect_all_work_done<kKernel>(kCut);
+  } else {
+    GTEST_SKIP() << "this kernel leaves tiles whole";
+  }
+}
+
+TYPED_TEST(Protocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
+  expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kPaged);
 }
 
 template <ForwardConfig C>

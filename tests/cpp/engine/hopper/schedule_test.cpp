@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <queue>
 #include <set>
 #include <tuple>
 #include <vector>
 
+#include "engine/hopper/piece/key_split.h"
 #include "engine/hopper/piece/row_blocks.h"
 #include "engine/hopper/piece/sequence_tiles.h"
 #include "engine/hopper/piece/tile_order.h"
@@ -207,6 +209,109 @@ TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_ten
       seen.insert({s.first_entry, tile.m_block, tile.pack});
     }
     EXPECT_EQ(int(seen.size()), all * list.num_packs);
+  }
+}
+
+// Every visible block of every tile lies in one piece, and a cut tile knows the pieces it has.
+void expect_right_pieces(const KeySplit& split, int num_blocks) {
+  const SequenceList& all = split.sequences;
+  int64_t units = 0;
+  for (int b = 0; b < all.num_sequences(); ++b) units += split.units_of(all.sequence(b));
+  const int whole = int((units + num_blocks - 1) / num_blocks);
+  using Tile = std::tuple<int, int, int, int>;  // first query, batch, block of queries, pack
+  std::map<Tile, std::map<int, std::pair<BlockRun, int>>> found;  // by first key block
+  std::vector<CutTile> cuts(size_t(split.num_tiles() + num_blocks), CutTile{});
+  for (int block = 0; block < num_blocks; ++block) {
+    Share share{.whole = whole};
+    int64_t begin = int64_t{block} * whole;
+    share.left = int(std::clamp<int64_t>(units - begin, 0, whole));
+    while (share.left > 0 && begin >= split.units_of(all.sequence(share.sequence))) {
+      begin -= split.units_of(all.sequence(share.sequence++));
+    }
+    share.offset = int(begin);
+    PieceStream pieces(split, share, block, num_blocks);
+    while (!pieces.done()) {
+      SequenceTiles s;
+      KeyPiece piece{};
+      if (!pieces.next(s, piece, cuts.data())) continue;
+      ASSERT_GT(piece.blocks.count, 0);
+      const Tile tile{s.queries.begin, s.queries.batch, piece.m_block, piece.pack};
+      const bool first =
+          found[tile].emplace(piece.blocks.first, std::pair(piece.blocks, piece.slot)).second;
+      ASSERT_TRUE(first) << "a block in two pieces";
+    }
+  }
+  std::map<Tile, CutTile> cut_of;
+  for (const CutTile& cut : cuts) {
+    if (cut.num_pieces == 0) continue;
+    const Tile tile{cut.queries.begin, cut.queries.batch, cut.first_row / all.block_m,
+                    cut.queries.pack};
+    ASSERT_TRUE(cut_of.emplace(tile, cut).second) << "a tile is merged twice";
+  }
+  size_t tiles = 0;
+  std::set<int> slots;
+  for (int b = 0; b < all.num_sequences(); ++b) {
+    const SequenceTiles s = all.sequence(b);
+    for (int m_block = 0; m_block < s.order.num_m_blocks; ++m_block) {
+      for (int pack = 0; pack < all.num_packs; ++pack, ++tiles) {
+        const Tile tile{s.queries.begin, s.queries.batch, m_block, pack};
+        const auto& pieces = found[tile];
+        const BlockRun visible = split.blocks_of(s, m_block);
+        int next = visible.first;
+        std::vector<int> in_order;
+        for (const auto& [at, piece] : pieces) {
+          ASSERT_EQ(at, next);
+          next += piece.first.count;
+          in_order.push_back(piece.second);
+        }
+        ASSERT_EQ(next, visible.first + visible.count);
+        const auto cut = cut_of.find(tile);
+        ASSERT_EQ(cut != cut_of.end(), pieces.size() > 1);
+        if (pieces.size() == 1) {
+          ASSERT_EQ(in_order[0], KeyPiece::kWhole);
+          continue;
+        }
+        ASSERT_EQ(cut->second.num_pieces, int(pieces.size()));
+        for (int i = 0; i < cut->second.num_pieces; ++i) {
+          ASSERT_EQ(cut->second.slot(i), in_order[size_t(i)]);
+          ASSERT_TRUE(slots.insert(in_order[size_t(i)]).second) << "two pieces in one slot";
+        }
+      }
+    }
+  }
+  ASSERT_EQ(found.size(), tiles);
+  const int most_slots = split.parts > 0 ? split.num_tiles() * split.parts : 2 * num_blocks;
+  ASSERT_TRUE(slots.empty() || *slots.rbegin() < most_slots);
+}
+
+TEST(KeySplit, puts_every_visible_block_into_one_piece) {
+  const int32_t starts[] = {0, 5, 5, 70, 71, 300};
+  const int32_t used_k[] = {1000, 0, 17, 640, 333};
+  for (const Mask& mask : {kFull, kCausal, Mask{.left = 150, .right = 0}, Mask{.left = 10}}) {
+    for (const bool packed : {false, true}) {
+      for (int parts : {0, 2, 3, 200}) {
+        for (int num_blocks : {1, 3, 7, 99}) {
+          const fa3::Lengths q{.cu_seqlens = packed ? starts : nullptr,
+                               .max = packed ? 229 : 40,
+                               .total = packed ? 310 : 5 * 40};
+          const fa3::Lengths k{.seqused = used_k, .max = 1000, .total = 5000};
+          const cuda::HeadPack pack{.log2 = 2};
+          const KeySplit split{.sequences = {.lengths_q = q,
+                                             .lengths_k = k,
+                                             .batch = 5,
+                                             .block_m = 64,
+                                             .pack = pack,
+                                             .num_packs = 3},
+                               .mask = mask,
+                               .block_n = 32,
+                               .parts = parts,
+                               .most_m_blocks = (pack.rows(int(q.max)) + 63) / 64};
+          ASSERT_NO_FATAL_FAILURE(expect_right_pieces(split, num_blocks))
+              << packed << ", " << parts << " parts, " << num_blocks << " thread blocks, window "
+              << mask.left << ", " << mask.right;
+        }
+      }
+    }
   }
 }
 

@@ -32,6 +32,13 @@ T __shfl_sync(unsigned, T value, int) {
   return value;
 }
 template <class T>
+T __shfl_up_sync(unsigned, T value, int) {
+  return value;
+}
+inline int __ffs(int x) {
+  return __builtin_ffs(x);
+}
+template <class T>
 T __shfl_xor_sync(unsigned, T value, int) {
   return value;
 }

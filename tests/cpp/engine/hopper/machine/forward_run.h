@@ -14,6 +14,7 @@
 
 #include "engine/hopper/forward_kernel.cuh"
 #include "engine/hopper/launch_forward.h"
+#include "engine/hopper/piece/find_share.cuh"
 #include "host_runtime.h"
 #include "machine.h"
 
@@ -33,6 +34,8 @@ struct Shape {
   const int32_t* cu_q = nullptr;
   const int32_t* cu_k = nullptr;
   const int32_t* used_k = nullptr;
+  KeyCut cut{};
+  int page_size = 0;  // 0: no pages
 
   bool ragged() const { return cu_q != nullptr || used_k != nullptr; }
   bool packed() const { return cu_q != nullptr; }
@@ -40,6 +43,7 @@ struct Shape {
   int entries() const { return packed() ? 1 : batches; }
   int q_rows() const { return packed() ? cu_q[batches] + 2 : seqlen_q; }
   int k_rows() const { return packed() ? cu_k[batches] + 2 : seqlen_k; }
+  int num_pages() const { return page_size ? (seqlen_k + page_size - 1) / page_size : 0; }
 };
 
 struct Trial {
@@ -65,6 +69,20 @@ class Run {
     a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
     a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
     a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
+    if (s.page_size > 0) {
+      for (int i = 0; i < s.batches * s.num_pages(); ++i) pages_.push_back(i);
+      a.places = {.page_table = pages_.data(),
+                  .table_stride = s.num_pages(),
+                  .page_size = s.page_size,
+                  .entries = s.batches,
+                  .pages = s.batches * s.num_pages(),
+                  .elsewhere = true};
+      for (TensorSpan* t : {&a.k, &a.v}) {
+        t->rows = s.page_size;
+        t->batches = a.places.pages;
+      }
+    }
+    a.cut = s.cut;
     o_.resize(size_t(lse_count()) * C.head_dim_v * bytes_of(C.output()));
     a.o = span(o_.data(), s.q_rows(), s.heads, C.head_dim_v);
     a.lse = {lse_.data(), {int64_t{s.heads} * s.q_rows(), s.q_rows(), 1}};
@@ -72,7 +90,7 @@ class Run {
     a.mask = s.mask;
     a.seqlen_q = s.seqlen_q;
     a.seqlen_k = s.seqlen_k;
-    a.ragged = s.ragged();
+    a.ragged = s.ragged() || s.page_size > 0;
     a.sequences = s.batches;
     a.lengths_q = {.cu_seqlens = s.cu_q, .max = s.seqlen_q, .total = s.entries() * s.q_rows()};
     a.lengths_k = {.cu_seqlens = s.cu_k,
@@ -84,6 +102,11 @@ class Run {
     a.workspace = workspace_.data();
     EXPECT_EQ(launch_forward({C, nullptr, smem_bytes<C>()}, a, nullptr), cudaSuccess);
     launch_ = machine::last_launch;
+    for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
+      machine::TensorMap known = machine::decoded(*map);
+      known.page_rows = s.page_size;
+      *map = machine::encoded(known);
+    }
     std::fill(std::begin(raw_smem), std::end(raw_smem), 0xcd);
     outcome_ = machine::run_block(setting(), C.threads() / kWarpSize, launch_.blocks,
                                   [this] { forward_kernel<C>(launch_.params); });
@@ -94,10 +117,10 @@ class Run {
   // Every visible block of every tile of this block, once for each warp, in order.
   void expect_all_work_done() {
     ASSERT_EQ(error(), "");
-    const std::vector<int> tiles = my_tiles();
+    const std::vector<Work> tiles = my_work();
     for (int warp = 0; warp < C.consumer_warps(); ++warp) {
       std::vector<Product> expected;
-      for (int tile : tiles) add_expected(tile, warp, &expected);
+      for (const Work& work : tiles) add_expected(work, warp, &expected);
       const std::vector<Product> all = outcome_.products[size_t(warp + kFirstConsumer)];
       std::vector<Product> scores, outputs;
       for (const Product& p : all) (p.scores() ? scores : outputs).push_back(p);
@@ -132,8 +155,9 @@ class Run {
         .seed = trial_.seed, .neighbours = C.blocks, .pace = trial_.pace, .fault = trial_.fault};
     const SmemAddresses<C> at{machine::kSmemBase};
     setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
-    setting.infinite = [seed = trial_.seed, ragged = trial_.shape.ragged()](const Product& p) {
-      return !ragged && p.scores() && p.b.row == 0 &&
+    const bool plain = !trial_.shape.ragged() && !trial_.shape.cut.active();
+    setting.infinite = [seed = trial_.seed, plain](const Product& p) {
+      return plain && p.scores() && p.b.row == 0 &&
              is_extreme(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
     };
     return setting;
@@ -155,12 +179,35 @@ class Run {
     return tiles;
   }
 
-  // A tile and its sequence.
+  // A tile, or a piece of one, and its sequence.
   struct Work {
     int m_block;
     QueryRows queries;
     KeyRows keys;
+    BlockRun blocks{0, kAllBlocks};  // of a piece
+    int slot = KeyPiece::kWhole;
   };
+
+  std::vector<Work> my_work() const {
+    std::vector<Work> all;
+    const ForwardParams& params = launch_.params;
+    if (!trial_.shape.cut.active()) {
+      for (int tile : my_tiles()) all.push_back(work_of(tile));
+      return all;
+    }
+    const int blocks = int(launch_.blocks);
+    const Share share = params.split.parts > 0 ? Share{} : find_share(params.split, 0, blocks);
+    PieceStream pieces(params.split, share, 0, blocks);
+    std::vector<CutTile> cuts(size_t(params.split.num_tiles() + blocks));
+    while (!pieces.done()) {
+      SequenceTiles s;
+      KeyPiece piece;
+      if (!pieces.next(s, piece, cuts.data())) continue;
+      s.queries.pack = piece.pack;
+      all.push_back({piece.m_block, s.queries, s.keys, piece.blocks, piece.slot});
+    }
+    return all;
+  }
   Work work_of(int tile) const {
     const Shape& s = trial_.shape;
     const ForwardParams& params = launch_.params;
@@ -180,6 +227,7 @@ class Run {
   // The first key that a tile sees, in its sequence.
   int first_key_of(const Work& work) const {
     const int first_row = work.m_block * C.block_m;
+    if (trial_.shape.cut.active()) return work.blocks.first * C.block_n;
     return trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
   }
 
@@ -190,11 +238,11 @@ class Run {
     const int end = std::min(first_row + kRowsPerWarpgroup, work.queries.used);
     const auto range =
         block_range(trial_.shape.mask, first_row, end, work.queries.used, work.keys.count);
-    return visited_blocks(range.from(first_key_of(work)), C.block_n).end;
+    return std::min(visited_blocks(range.from(first_key_of(work)), C.block_n).end,
+                    work.blocks.count);
   }
 
-  void add_expected(int tile, int warp, std::vector<Product>* expected) const {
-    const Work work = work_of(tile);
+  void add_expected(const Work& work, int warp, std::vector<Product>* expected) const {
     const int num_blocks = num_blocks_of(work, warp / 4);
     for (int block = num_blocks - 1; block >= 0; --block) {
       const int key = first_key_of(work) + block * C.block_n;
@@ -204,24 +252,38 @@ class Run {
                  .head = work.queries.pack,
                  .batch = work.queries.batch},
            .b = {.tensor = &k_,
-                 .row = work.keys.begin + key,
+                 .row = first_row_of(work.keys) + key,
                  .head = work.queries.pack / (trial_.shape.heads / trial_.shape.kv_heads),
-                 .batch = work.keys.batch}});
+                 .batch = trial_.shape.page_size > 0 ? 0 : work.keys.batch}});
     }
+  }
+  // Pages follow each other in one long tensor here.
+  int first_row_of(const KeyRows& keys) const {
+    const Shape& s = trial_.shape;
+    return s.page_size > 0 ? keys.batch * s.num_pages() * s.page_size : keys.begin;
   }
 
   // Lane 0 writes O and the LSE of its first row and of the row 8 below.
-  void expect_rows_written(const std::vector<int>& tiles) const {
+  void expect_rows_written(const std::vector<Work>& tiles) const {
     const Shape& s = trial_.shape;
     constexpr int kColumnsApart = 32;  // of a lane's stores
+    constexpr int kPieceColumnsApart = 8;
     std::set<const void*> expected;
-    for (int tile : tiles) {
-      const Work work = work_of(tile);
+    for (const Work& work : tiles) {
       const auto& [batch, head, begin, count, used] = work.queries;
       const bool extreme = is_extreme(trial_.seed, work.m_block, head, batch);
       const int end = std::min(count, (work.m_block + 1) * C.block_m);
       for (int row = work.m_block * C.block_m; row < end; ++row) {
         if (row % kRowsPerWarp % kRowDistance != 0) continue;
+        if (work.slot != KeyPiece::kWhole) {
+          const PieceOutput& to = launch_.params.pieces;
+          const int64_t piece_row = to.row(work.slot, row % C.block_m);
+          ASSERT_FALSE(std::isnan(to.lse[piece_row])) << "row " << row << " of a piece";
+          for (int column = 0; column < to.columns; column += kPieceColumnsApart) {
+            expected.insert(&to.o[piece_row * to.columns + column]);
+          }
+          continue;
+        }
         const int64_t at = (int64_t{batch} * s.heads + head) * s.q_rows() + begin + row;
         ASSERT_TRUE(extreme || !std::isnan(lse_[size_t(at)])) << "row " << row << " not written";
         const int64_t o_row = (int64_t{batch} * s.q_rows() + begin + row) * s.heads + head;
@@ -257,6 +319,7 @@ class Run {
   std::vector<unsigned char> o_;
   std::vector<float> lse_;
   std::vector<unsigned char> workspace_;
+  std::vector<int32_t> pages_;
   machine::Launch launch_;
   machine::Outcome outcome_;
 };

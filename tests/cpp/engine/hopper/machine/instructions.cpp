@@ -86,8 +86,8 @@ void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t b
                      at.column, at.batch, 0};
     }
     const int first_row = at.row + at.inner - known.rows_before;
-    return Content{known.tensor, first_row + offset / known.row_bytes, at.column, at.head,
-                   at.batch};
+    return Content{known.tensor, at.batch * known.page_rows + first_row + offset / known.row_bytes,
+                   at.column, at.head, known.page_rows > 0 ? 0 : at.batch};
   });
 }
 void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) {

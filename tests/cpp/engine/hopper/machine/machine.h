@@ -98,6 +98,7 @@ struct TensorMap {
   int box_rows;
   int row_bytes;
   int rows_before = 0;      // as coordinates count them, before the tensor's first row
+  int page_rows = 0;        // of a batch entry, where these follow each other as one tensor's rows
   bool of_queries = false;  // whose coordinates are {column, row of the tile, row, head}
   int columns = 0;          // of the tensor
   int rows = 0;

@@ -40,6 +40,12 @@ inline void store_global_if(bool condition, float* pointer, float value) {
   if (condition) *pointer = machine::settled(value);
 }
 
+inline void store_global_if(bool condition, float* pointer, float first, float second) {
+  if (!condition) return;
+  machine::settled(first), machine::settled(second);
+  machine::store_global(pointer);
+}
+
 template <Element E>
 void mma_m16n8k16(float*, const uint32_t (&)[4], const uint32_t (&)[2]) {}
 

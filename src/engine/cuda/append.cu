@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// One warp for each head of each new row: its place is looked up, then the row is copied, turned on
+// the way if it is to be. The arrays may hold anything: a row that has no place in the cache is not
+// written, a position beyond the tables is their last.
+#include "engine/cuda/append.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "engine/cuda/device.h"
+#include "engine/cuda/fragment.h"
+
+namespace fa3::cuda {
+namespace {
+
+constexpr int kWarpsPerBlock = 8;
+constexpr int64_t kMostBlocks = 1 << 20;  // beyond, warps take several rows
+
+// A row of one of the new tensors: of which sequence, and which there.
+struct NewRow {
+  int64_t b;
+  int64_t row;   // of the sequence
+  int64_t from;  // of the tensor
+  bool exists;
+};
+
+// The last sequence that begins at `row` or before.
+__device__ int64_t sequence_of(const Lengths& lengths, int64_t batch, int64_t row) {
+  int64_t first = 0, end = batch;
+  while (end - first > 1) {
+    const int64_t middle = (first + end) / 2;
+    (lengths.cu_seqlens[middle] <= row ? first : end) = middle;
+  }
+  return first;
+}
+
+__device__ NewRow new_row(const Lengths& lengths, int64_t batch, int64_t number) {
+  if (!lengths.packed()) {
+    return {number / lengths.max, number % lengths.max, number % lengths.max, true};
+  }
+  const int64_t b = sequence_of(lengths, batch, number);
+  const Rows rows = lengths.clamped_rows_of(b);
+  const int64_t row = number - rows.begin;
+  return {b, row, number, row >= 0 && row < rows.used};
+}
+
+// Null: the cache has no such place.
+template <class T>
+__device__ T* place_of(const AppendProblem& p, const Operand& cache, int64_t b, int64_t row,
+                       int64_t head) {
+  const int64_t entry = p.places.entry_of(b);
+  if (row < 0 || row >= p.room || !p.places.has_entry(entry)) return nullptr;
+  if (!p.places.paged()) return cache.at<T>(entry, row, head);
+  const int64_t page =
+      p.places.page_table[entry * p.places.table_stride + row / p.places.page_size];
+  if (!p.places.has_page(page)) return nullptr;
+  return cache.at<T>(page, row % p.places.page_size, head);
+}
+
+// A lane reads both columns of a pair before it writes them: `to` may be `from`.
+template <class T, class Table>
+__device__ void turn(const RotaryTables& rotary, int64_t position, const T* from, int64_t dim,
+                     T* to) {
+  const int lane = int(threadIdx.x) % kWarpSize;
+  const int64_t last = rotary.positions - 1;
+  const int64_t at = position < 0 ? 0 : position < last ? position : last;
+  const auto* cos = static_cast<const Table*>(rotary.cos) + at * rotary.cos_stride;
+  const auto* sin = static_cast<const Table*>(rotary.sin) + at * rotary.sin_stride;
+  const int64_t step = rotary.interleaved ? 2 : 1;
+  const int64_t distance = rotary.interleaved ? 1 : rotary.pairs;
+  for (int64_t i = lane; i < rotary.pairs; i += kWarpSize) {
+    const float x = float(from[i * step]), y = float(from[i * step + distance]);
+    const float c = float(cos[i]), s = float(sin[i]);
+    to[i * step] = T(x * c - y * s);
+    to[i * step + distance] = T(x * s + y * c);
+  }
+  if (to == from) return;
+  for (int64_t i = 2 * rotary.pairs + lane; i < dim; i += kWarpSize) to[i] = from[i];
+}
+
+template <class T>
+__device__ void turn(const RotaryTables& rotary, int64_t position, const T* from, int64_t dim,
+                     T* to) {
+  if (rotary.dtype == DType::float32) {
+    turn<T, float>(rotary, position, from, dim, to);
+  } else {
+    turn<T, T>(rotary, position, from, dim, to);
+  }
+}
+
+template <class T>
+__device__ void append_row(const AppendProblem& p, int64_t number, int64_t head) {
+  const NewRow row = new_row(p.lengths_new, p.batch, number);
+  if (!row.exists) return;
+  const int64_t entry = p.lengths_new.packed() ? 0 : row.b;
+  const int64_t to = p.seqused[row.b] + row.row;
+  if (T* v = place_of<T>(p, p.v_cache, row.b, to, head)) {
+    const T* const from = p.v.at<T>(entry, row.from, head);
+    for (int64_t i = threadIdx.x % kWarpSize; i < p.head_dim_v; i += kWarpSize) v[i] = from[i];
+  }
+  if (T* k = place_of<T>(p, p.k_cache, row.b, to, head)) {
+    turn(p.rotary, p.first_position[row.b] + row.row, p.k.at<T>(entry, row.from, head), p.head_dim,
+         k);
+  }
+}
+
+template <class T>
+__device__ void turn_query(const AppendProblem& p, int64_t number, int64_t head) {
+  const NewRow row = new_row(p.lengths_q, p.batch, number);
+  if (!row.exists) return;
+  const int64_t entry = p.lengths_q.packed() ? 0 : row.b;
+  const int64_t position = p.first_position[row.b] + (p.queries_share_position ? 0 : row.row);
+  turn(p.rotary, position, p.q.at<T>(entry, row.from, head), p.head_dim,
+       p.q_rotated.at<T>(entry, row.from, head));
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
+    append_kernel(const __grid_constant__ AppendProblem p) {
+  const int64_t keys = p.lengths_new.total * p.heads_k;
+  const int64_t all = keys + (p.rotates_queries ? p.lengths_q.total * p.heads_q : 0);
+  const int64_t step = int64_t{gridDim.x} * kWarpsPerBlock;
+  for (int64_t i = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize; i < all;
+       i += step) {
+    if (i < keys) {
+      append_row<T>(p, i / p.heads_k, i % p.heads_k);
+    } else {
+      turn_query<T>(p, (i - keys) / p.heads_q, (i - keys) % p.heads_q);
+    }
+  }
+}
+
+template <class T>
+cudaError_t launch(const AppendProblem& p, cudaStream_t stream) {
+  const int64_t warps =
+      p.lengths_new.total * p.heads_k + (p.rotates_queries ? p.lengths_q.total * p.heads_q : 0);
+  if (warps == 0 || p.batch == 0) return cudaSuccess;
+  const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostBlocks);
+  append_kernel<T><<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
+  return cudaPeekAtLastError();
+}
+
+}  // namespace
+
+Status run_append(const AppendProblem& problem, void* stream) {
+  const DeviceScope scope(problem.device_index);
+  cudaError_t error = scope.error();
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (error == cudaSuccess) {
+    error = problem.dtype == DType::float32   ? launch<float>(problem, on)
+            : problem.dtype == DType::float16 ? launch<__half>(problem, on)
+                                              : launch<__nv_bfloat16>(problem, on);
+  }
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();  // leave none behind for the caller's own CUDA code
+  return {StatusCode::device_error, concat("append: ", cudaGetErrorString(error))};
+}
+
+}  // namespace fa3::cuda

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// As in src/engine/hopper/ptx/, on the machine of the protocol test.
+#pragma once
+
+namespace fa3::hopper::ptx {
+
+inline constexpr int kLanes = 1;
+
+}  // namespace fa3::hopper::ptx
