@@ -15,9 +15,10 @@ SERVE = Path(__file__).parents[2] / "examples" / "serve" / "serve.py"
 
 
 @pytest.mark.parametrize("page_size, pages", [(1, 300), (16, 20)])
-def test_answers_from_a_paged_cache_are_those_of_unpaged_attention(page_size, pages):
+def test_answers_from_a_paged_cache_are_those_of_unpaged_attention(device, page_size, pages):
     command = [sys.executable, SERVE, "--requests", "5", "--batch", "3", "--budget", "24"]
     command += ["--train-steps", "12", "--page-size", str(page_size), "--pages", str(pages)]
+    command += ["--device", device]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, capture_output=True, text=True, env=one_thread, check=False)
     assert finished.returncode == 0, finished.stderr
