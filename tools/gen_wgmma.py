@@ -14,6 +14,9 @@ SS_WIDTHS = (32, *range(48, 257, 16))
 # A from registers: as wide as the columns of O, dK or dV.
 RS_WIDTHS = (64, 96, 128, 192, 256)
 ELEMENTS = (("kFp16", "f16"), ("kBf16", "bf16"))
+# e4m3: as wide as a tile of keys, and as the columns of O.
+E4M3_SS_WIDTHS = (64, 128, 192)
+E4M3_RS_WIDTHS = (64, 128, 192, 256)
 
 
 def registers(first, count):
@@ -62,6 +65,33 @@ __device__ __forceinline__ void {name}(float (&d)[{count}], {arguments}) {{
 """
 
 
+def e4m3_atom(kind, width):
+    """Both operands have their sums along columns: the instruction knows no other e4m3."""
+    count = width // 2
+    shape = f"wgmma.mma_async.sync.aligned.m64n{width}k32.f32.e4m3.e4m3"
+    if kind == "ss":
+        arguments = "uint64_t a_desc, uint64_t b_desc, int accumulate"
+        operands = f"%{count}, %{count + 1}"
+        inputs = '"l"(a_desc), "l"(b_desc), "r"(accumulate)'
+        predicate = f"%{count + 2}"
+    else:
+        arguments = "const uint32_t (&a)[4], uint64_t b_desc, int accumulate"
+        operands = "{" + registers(count, 4) + "}, %" + str(count + 4)
+        inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(accumulate)'
+        predicate = f"%{count + 5}"
+    name = f"wgmma_m64k32_{kind}"
+    return f"""__device__ __forceinline__ void {name}(float (&d)[{count}], {arguments}) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, {predicate}, 0;\\n"
+      "{shape} "
+      "{{{registers(0, count)}}}, "
+      "{operands}, p, 1, 1;\\n}}\\n"
+      : {outputs(count)}
+      : {inputs});
+}}
+"""
+
+
 def main():
     parts = [
         "// SPDX-License-Identifier: Apache-2.0\n// Written by tools/gen_wgmma.py; do not edit.\n"
@@ -70,6 +100,8 @@ def main():
         for width in widths:
             for element, ptx_type in ELEMENTS:
                 parts.append(atom(kind, width, element, ptx_type))
+    parts += [e4m3_atom("ss", width) for width in E4M3_SS_WIDTHS]
+    parts += [e4m3_atom("rs", width) for width in E4M3_RS_WIDTHS]
     with open(sys.argv[1], "w", encoding="utf-8") as out:
         out.write("\n".join(parts))
 

@@ -28,6 +28,10 @@ inline double roundoff_of_call(fa3_dtype in, fa3_dtype out, double dim, double l
   return std::max(unit_roundoff(in), unit_roundoff(out)) + 0x1p-24 * steps * largest_score;
 }
 
+// Of engines that multiply e4m3: weights are off by up to 2^-4 of themselves, four times this; and the
+// tensor cores keep some 13 bits of the largest term of a score, which may be larger than the score.
+constexpr double kE4m3WeightRoundoff = 0x1p-6, kE4m3ScoreRoundoff = 0x1p-9;
+
 // Relative errors, of a row or of a tensor. Outputs are sums of rounded products: a few roundoffs,
 // whatever the baseline's luck was.
 constexpr double allowed_error(double baseline_error, double roundoff) {

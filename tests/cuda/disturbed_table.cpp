@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/forward_entry.h"
 
 namespace fa3::hopper {
@@ -17,11 +18,22 @@ ForwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>
   return kEntries[row][int(variant)]();
 }
 
+template <int... Rows>
+ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[])() = {&e4m3_entry<Rows, Element::kBf16>...};
+  return kEntries[row]();
+}
+
 }  // namespace
 
 ForwardKernel forward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();
   return find(row, variant, std::make_integer_sequence<int, int(kForwardTable.size())>());
+}
+
+ForwardKernel e4m3_kernel_at(int row, Element output) {
+  if (output != Element::kBf16) std::abort();
+  return find_e4m3(row, std::make_integer_sequence<int, int(kE4m3Table.size())>());
 }
 
 }  // namespace fa3::hopper

@@ -15,9 +15,11 @@
 
 #include "api/describe.h"
 #include "cuda/plain_launch.h"
-#include "engine/hopper/plan_forward.h"
+#include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/plan_e4m3.h"
 #include "support/cache.h"
 #include "support/compare.h"
+#include "support/fp8.h"
 #include "support/kernel_cases.h"
 #include "support/run.h"
 
@@ -33,12 +35,16 @@ using hopper::Variant;
 struct Subject {
   std::string name;
   int head_dim, head_dim_v;
-  Element element;
+  fa3_dtype dtype;  // of q, k and v
   Variant variant;
-  std::function<cudaError_t(hopper::ForwardLaunch&, Placement&)> launch;
+  std::function<cudaError_t(const Problem&, Placement&)> launch;
   std::optional<CacheForm> cache{};  // where the keys lie instead
   bool only_ordinary_scores = false;
 };
+
+fa3_dtype dtype_of(Element element) {
+  return element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
+}
 
 const char* name_of(Element element) {
   return element == Element::kFp16 ? "fp16" : "bf16";
@@ -57,8 +63,8 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   char name[80];
   std::snprintf(name, sizeof name, "%s d%d/%d %dx%d%s%s", name_of(g.element), g.head_dim,
                 g.head_dim_v, g.block_m, g.block_n, kVariants[int(g.variant)], form.name);
-  const auto launch = [kernel, cut = form.cut](hopper::ForwardLaunch& arguments,
-                                               Placement& placement) {
+  const auto launch = [kernel, cut = form.cut](const Problem& problem, Placement& placement) {
+    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
     arguments.pack = hopper::choose_pack(kernel.config, arguments);
     arguments.cut = cut;
     arguments.workspace = placement.workspace(
@@ -66,20 +72,37 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
     return hopper::launch_forward(kernel, arguments, nullptr);
   };
   const bool other_form = form.cut.active() || form.cache;
-  return {name, g.head_dim, g.head_dim_v, g.element, g.variant, launch, form.cache, other_form};
+  return {name,      g.head_dim, g.head_dim_v, dtype_of(g.element),
+          g.variant, launch,     form.cache,   other_form};
+}
+
+Subject e4m3_subject(const ForwardKernel& kernel) {
+  const ForwardConfig& g = kernel.config;
+  char name[80];
+  std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d", g.head_dim, g.head_dim_v, g.block_m,
+                g.block_n);
+  const auto launch = [kernel](const Problem& problem, Placement& placement) {
+    hopper::E4m3Launch arguments = hopper::e4m3_launch_of(problem);
+    arguments.forward.pack = hopper::choose_e4m3_pack(kernel.config, arguments);
+    arguments.forward.workspace = placement.workspace(
+        static_cast<size_t>(hopper::e4m3_workspace_bytes(kernel.config, arguments)));
+    const cudaError_t error = hopper::prepare_e4m3_launch(kernel, &arguments, nullptr);
+    return error != cudaSuccess ? error : hopper::launch_prepared_e4m3(kernel, arguments, nullptr);
+  };
+  return {name, g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3, Variant::kDense, launch};
 }
 
 Subject plain_subject(int head_dim, Element element) {
   const std::string name = std::string(name_of(element)) + " d" + std::to_string(head_dim);
-  const auto launch = [=](const hopper::ForwardLaunch& arguments, Placement&) {
-    return hopper::launch_plain(head_dim, element, arguments, nullptr);
+  const auto launch = [=](const Problem& problem, Placement&) {
+    return hopper::launch_plain(head_dim, element, hopper::launch_of(problem), nullptr);
   };
-  return {name + " plain", head_dim, head_dim, element, Variant::kDense, launch};
+  return {name + " plain", head_dim, head_dim, dtype_of(element), Variant::kDense, launch};
 }
 
 // A launch in device memory, between guards.
 ForwardRun run_kernel(const Subject& subject, const Case& c, const Inputs& inputs) {
-  ForwardRun run{.o = Tensor(c.o_shape(), c.dtype, c.out),
+  ForwardRun run{.o = Tensor(c.o_shape(), c.o_dtype(), c.out),
                  .lse = Tensor(c.lse_shape(), FA3_FLOAT32, c.out),
                  .problem = ""};
   fa3_forward_params params = forward_params(FA3_ENGINE_HOPPER, c, inputs, run.o, run.lse);
@@ -90,8 +113,7 @@ ForwardRun run_kernel(const Subject& subject, const Case& c, const Inputs& input
     run.problem = status.message();
     return run;
   }
-  hopper::ForwardLaunch launch = hopper::launch_of(problem);
-  const cudaError_t error = subject.launch(launch, placement);
+  const cudaError_t error = subject.launch(problem, placement);
   run.problem = error == cudaSuccess ? placement.fetch() : cudaGetErrorString(error);
   for (const Tensor* output : {&run.o, &run.lse}) {
     if (run.problem.empty()) run.problem = output->find_unwritten() + output->find_damaged_guard();
@@ -116,10 +138,10 @@ const Truth& truth_of(const Case& c) {
   static std::map<std::string, Truth> known;
   auto [found, first] = known.try_emplace(describe(c));
   if (first) {
-    Case fast = c;
-    fast.num_threads = 0;
-    const Inputs& inputs = inputs_of(c);
-    found->second = {textbook_forward(c, inputs), run_forward(baseline(), fast, inputs)};
+    Case plain = dequantized(c);
+    plain.num_threads = 0;
+    const Inputs inputs = dequantized(c, inputs_of(c));
+    found->second = {textbook_forward(plain, inputs), run_forward(baseline(), plain, inputs)};
   }
   return found->second;
 }
@@ -181,7 +203,8 @@ std::string check(const Subject& subject, const Case& c, int repeats, Digests* d
     return *known == digest(run) ? "" : "other bits than the other build's";
   }
   const Truth& truth = truth_of(c);
-  const EngineUnderTest engine{.name = "hopper", .id = FA3_ENGINE_HOPPER, .memory = FA3_CUDA};
+  const EngineUnderTest engine{
+      .name = "hopper", .id = FA3_ENGINE_HOPPER, .memory = FA3_CUDA, .multiplies_e4m3 = true};
   const auto result = forward_agrees({engine, c}, truth.book, run, truth.baseline);
   if (!result) return result.message();
   digests->add(name, digest(run));
@@ -202,20 +225,35 @@ bool does(const Subject& subject, const Case& c) {
   if (subject.cache && c.k.packed()) return false;
   if (subject.only_ordinary_scores && c.amount != 0) return false;
   const Inputs& inputs = inputs_of(c);
-  const Tensor o(c.o_shape(), c.dtype, c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out);
+  const Tensor o(c.o_shape(), c.o_dtype(), c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out);
   Problem problem;
   const Status status = api::describe(forward_params(FA3_ENGINE_HOPPER, c, inputs, o, lse),
                                       api::Purpose::query, &problem);
   if (!status.ok()) return true;
+  if (subject.dtype == FA3_FLOAT8_E4M3) {
+    return hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
+  }
   const Variant needed = hopper::variant_of(problem);
   return needed == subject.variant ||
          (needed == Variant::kDense && subject.variant == Variant::kGeneral);
 }
 
+// Every kind of scale of each operand, with and without means.
+void add_scales(Case* c) {
+  const auto kind = [&](uint64_t period) { return static_cast<Scales>(c->seed / period % 4); };
+  c->fp8 = {.kv = true,
+            .q = kind(1),
+            .k = kind(2),
+            .v = kind(3),
+            .q_by_kv_head = c->seed % 3 == 0,
+            .k_mean = c->seed % 2 == 0,
+            .v_mean = c->seed % 3 != 0};
+}
+
 Tally check_subject(const Subject& subject, const char* pattern, int repeats, Digests* digests) {
-  const fa3_dtype dtype = subject.element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
   Tally tally;
-  for (const auto& [name, c] : kernel_cases(subject.head_dim, subject.head_dim_v, dtype)) {
+  for (auto& [name, c] : kernel_cases(subject.head_dim, subject.head_dim_v, subject.dtype)) {
+    if (subject.dtype == FA3_FLOAT8_E4M3) add_scales(&c);
     if (!std::strstr(name, pattern) || !does(subject, c)) continue;
     const std::string problem = check(subject, c, repeats, digests);
     ++tally.done;
@@ -235,7 +273,8 @@ constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
 #endif
 
 constexpr int kTableRows = int(hopper::kForwardTable.size());
-constexpr int kRows = kTableRows + int(std::size(hopper::kPlainHeadDims));
+constexpr int kPlainRows = int(std::size(hopper::kPlainHeadDims));
+constexpr int kRows = kTableRows + kPlainRows + int(hopper::kE4m3Table.size());
 
 constexpr hopper::KeyCut kSevenShares{.parts = hopper::KeyCut::kShares, .shares = 7};
 constexpr hopper::KeyCut kThreeParts{.parts = 3};
@@ -258,10 +297,15 @@ bool can_launch(const ForwardConfig& config, const Form& form) {
          (!single_rows || hopper::copies_single_rows(config));
 }
 
-// By row of the table, then the plain ones.
+// By row of the table, then the plain ones, then the e4m3 table.
 std::vector<Subject> subjects_of(int row) {
   std::vector<Subject> subjects;
   for (const Element element : kElements) {
+    if (row >= kTableRows + kPlainRows) {
+      subjects.push_back(
+          e4m3_subject(hopper::e4m3_kernel_at(row - kTableRows - kPlainRows, Element::kBf16)));
+      break;  // cases of e4m3 have O in bf16
+    }
     if (row >= kTableRows) {
       const int head_dim = hopper::kPlainHeadDims[size_t(row - kTableRows)];
       subjects.push_back(plain_subject(head_dim, element));
@@ -285,13 +329,14 @@ void print_usage() {
       "fa3_gpu_check [FIRST [END [NAME [REPEATS [DIGESTS]]]]]\n"
       "  FIRST, END  rows of the kernel table, half-open; those from %d on are the reading "
       "guide's\n"
-      "              plain kernel, one for each of its head dims. Default: 0 %d\n"
+      "              plain kernel, one for each of its head dims, and those from %d on the e4m3\n"
+      "              table. Default: 0 %d\n"
       "  NAME        only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
       "  REPEATS     how often to launch each case again and compare bits; default 1\n"
       "  DIGESTS     a file of digests of right results: what it holds must be met bit for bit, "
       "what\n"
       "              it lacks is held to float64 and added\n",
-      kTableRows, kRows);
+      kTableRows, kTableRows + kPlainRows, kRows);
 }
 
 Tally check_all(int argc, char** argv) {

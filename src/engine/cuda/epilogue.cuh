@@ -121,13 +121,41 @@ __device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to,
   }
 }
 
+// What the sums of weights times V have left of V: nothing to do, where V stands for itself.
+struct PlainValues {
+  template <int Count>
+  __device__ __forceinline__ void restore(float (&)[Count], const float (&)[2]) const {}
+};
+
+// A scale, and the channels' means: as often as the rows' weights say.
+struct DescaledValues {
+  float scale;
+  const float* mean;  // null: none
+  int columns;
+
+  template <int Count>
+  __device__ __forceinline__ void restore(float (&output)[Count],
+                                          const float (&sum)[kRowsPerThread]) const {
+#pragma unroll
+    for (float& x : output) x *= scale;
+    if (mean == nullptr) return;
+    const int lane_column = fragment_lane_column(int(thread_in_block()));
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int column = fragment_column(i) + lane_column;
+      if (column < columns) output[i] += mean[column] * sum[fragment_row_slot(i)];
+    }
+  }
+};
+
 // The 16 rows of a warp, of which `first_row` is the first in its sequence. General: of kernels that
 // know of sinks and of unused rows.
-template <Element E, bool General = false, int Count>
+template <Element E, bool General = false, int Count, class Values = PlainValues>
 __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
-                                           int first_row, const float (&output)[Count],
-                                           const RowState& state) {
+                                           int first_row, float (&output)[Count],
+                                           const RowState& state, const Values& values = {}) {
   float sum[kRowsPerThread] = {quad_sum(state.sum[0]), quad_sum(state.sum[1])};
+  values.restore(output, sum);
   float ref[kRowsPerThread] = {state.ref[0], state.ref[1]};
   const LaneRows rows(to.pack, queries, first_row, thread_in_block());
   if constexpr (General) {

@@ -2,7 +2,7 @@
 // Who holds what: the accumulator of a matrix product (mma.sync and wgmma alike), 16 rows to a warp.
 // Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four lanes of a quad
 // share the rows. Packed in pairs, the same registers are the A operand of the next product, without
-// moving anything. Plain constexpr: tested on the host.
+// moving anything; packed to e4m3 too, with the columns in another order. Plain constexpr: tested on the host.
 #pragma once
 
 #include "core/macros.h"
@@ -33,6 +33,19 @@ FA3_HD constexpr int fragment_column(int i) {
 
 FA3_HD constexpr int fragment_lane_column(int thread) {
   return thread % kQuadLanes * 2;
+}
+
+// Packed to e4m3, four of an operand's registers hold 32 columns: the element that is byte `byte` of
+// register `reg` (of the whole fragment).
+FA3_HD constexpr int e4m3_element(int reg, int byte) {
+  return reg / 2 * 8 + reg % 2 * 2 + byte / 2 * 4 + byte % 2;
+}
+
+// The hardware takes a lane's four bytes for neighbours: so these columns of the accumulator become
+// that operand's, and the keys of V^T lie in the same order, within each 16 of them.
+FA3_HD constexpr int e4m3_key(int column) {
+  const int lane = column % 16 / 4, pair = column / 2 % 2;
+  return column / 16 * 16 + pair * 8 + lane * 2 + column % 2;
 }
 
 }  // namespace fa3::cuda

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "engine/cuda/element.h"
 #include "engine/cuda/fragment.h"
 
 namespace fa3::cuda {
@@ -37,7 +38,7 @@ struct Strides {
   }
 };
 
-// A (batch, row, head, column) tensor of 16-bit elements with unit stride along columns.
+// A (batch, row, head, column) tensor with unit stride along columns.
 struct RowTensor {
   void* data = nullptr;
   Strides strides;
@@ -45,6 +46,10 @@ struct RowTensor {
 
   FA3_HD uint16_t* at(int batch, int head, int row) const {
     return static_cast<uint16_t*>(data) + strides.offset(batch, head, row);
+  }
+  template <Element E>
+  FA3_HD Bits<E>* at(int batch, int head, int row) const {
+    return static_cast<Bits<E>*>(data) + strides.offset(batch, head, row);
   }
 };
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score hook: from the products q.k, as the tensor cores leave them, to exponents of two. Softmax
-// asks for nothing else. prepare() sees a block's products once, before mask and softmax, and may
-// leave something else in their place.
+// The score hook: from the products q.k, as the tensor cores leave them, to exponents of two, and what
+// their weights may be. Softmax asks for nothing else. prepare() sees a block's products once, before
+// mask and softmax, and may leave something else in their place.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
 #include "engine/cuda/soft_cap.h"
+#include "engine/cuda/softmax.cuh"
 
 namespace fa3::cuda {
 
@@ -19,7 +20,7 @@ struct ScaledScore {
   __device__ __forceinline__ float exponent(float product, float ref) const {
     return __fmaf_rn(product, scale_log2, -ref);
   }
-  // The reference against which this product has weight 1.
+  // The reference against which this product has the largest weight.
   __device__ __forceinline__ float reference(float product) const { return product * scale_log2; }
 };
 
@@ -56,6 +57,68 @@ struct CappedScore {
     const float size = fabsf(product);
     const float capped = cap.cap - 2 * cap.cap * rcp(ex2(size * cap.to_exponent) + 1);
     return size <= cap.largest_small ? cap.of_small(product) : copysignf(capped, product);
+  }
+};
+
+// A hook whose weights are packed to 16 bits. They must survive packing to fp16 (65504) and sums in fp32:
+// a thread adds keys / 4 weights a row, so each is at most the bound: 256 on average, at most
+// 256 * 256 / 4.
+template <class Score, int Keys>
+struct WideWeights : Score {
+  static constexpr int kGroups = 1;    // of a block's keys, with numbers of their own
+  static constexpr float kTop = 1.0f;  // the largest weight, where the reference is taken from it
+  static constexpr float kTopLog2 = 0.0f;
+  static constexpr float kBound = 256.0f * Keys / 4;  // on guarded_sum(): above, the guard fires
+
+  __device__ __forceinline__ float exponent(int, float product, float ref) const {
+    return Score::exponent(product, ref);
+  }
+  // What reference() takes, for the largest of all groups to be found.
+  __device__ __forceinline__ float comparable(int, float product) const { return product; }
+
+  using Result = StepResult;
+  __device__ __forceinline__ void add_up(const float (&parts)[1][2], int row,
+                                         StepResult& result) const {
+    result.block_sum[row] = parts[0][0] + parts[0][1];
+  }
+};
+
+// Of e4m3 queries, keys and values, each FA3_DESCALE_ROWS keys with scales of their own. A key's scale
+// acts in its exponent's factor. So does its value's, as `boost`: the weight is multiplied by that scale
+// over the largest of the head, before it is rounded, and so it counts less in the row's sum.
+//
+// Weights go to e4m3, which ends at 448 and is exact for powers of two. The guard looks at sums of 8.
+template <int Groups>
+struct DescaledScore {
+  static constexpr int kGroups = Groups;
+  static constexpr float kTop = 32.0f;
+  static constexpr float kTopLog2 = 5.0f;
+  static constexpr float kBound = 448.0f;
+
+  float factor[Groups];  // scales of q and k, softmax scale, log2(e)
+  float boost[Groups];   // log2, at most 0
+
+  template <int Count>
+  __device__ __forceinline__ void prepare(float (&)[Count]) const {}
+
+  __device__ __forceinline__ float exponent(int group, float product, float ref) const {
+    return __fmaf_rn(product, factor[group], boost[group] - ref);
+  }
+  __device__ __forceinline__ float comparable(int group, float product) const {
+    return __fmaf_rn(product, factor[group], boost[group]);
+  }
+  __device__ __forceinline__ float reference(float largest) const { return largest - kTopLog2; }
+
+  using Result = PartedStepResult;
+  __device__ __forceinline__ void add_up(const float (&parts)[Groups][2], int row,
+                                         PartedStepResult& result) const {
+#pragma unroll
+    for (int group = 0; group < Groups; ++group) {
+      const float sum = (parts[group][0] + parts[group][1]) * ex2(-boost[group]);
+      const float largest = max_nan(parts[group][0], parts[group][1]);
+      result.block_sum[row] = group == 0 ? sum : result.block_sum[row] + sum;
+      result.largest_part[row] = group == 0 ? largest : max_nan(result.largest_part[row], largest);
+    }
   }
 };
 

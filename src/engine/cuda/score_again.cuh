@@ -11,19 +11,20 @@ namespace fa3::cuda {
 
 // `queries` are the warp's rows; `keys` points at the block's first row. All its keys exist.
 //
-// A lane loads 8 columns of a row at once, where a product wants two pairs of columns from it. The sum
-// over columns does not care which column is which, as long as Q and K agree: so a lane's first four
-// columns serve one product, its others the next.
+// A lane loads 16 bytes of a row at once, where a product wants two times 4 bytes from it. The sum over
+// columns does not care which column is which, as long as Q and K agree: so a lane's first 8 bytes
+// serve one product, its others the next.
 template <Element E, int HeadDim, int Count>
 __device__ __forceinline__ void score_again(float (&scores)[Count], const RowTensor& q, int batch,
-                                            const LaneRows& queries, const uint16_t* keys,
+                                            const LaneRows& queries, const Bits<E>* keys,
                                             int64_t key_stride) {
-  constexpr int kLaneColumns = 8, kColumns = kLaneColumns * kQuadLanes;  // of two products
+  constexpr int kLaneColumns = 16 / bytes_of(E);
+  constexpr int kColumns = kLaneColumns * kQuadLanes;  // of two products
   constexpr int kKeys = 8;
   const int lane = int(thread_in_block() % kWarpSize);
-  const uint16_t* const q_row[kRowsPerThread] = {q.at(batch, queries.head[0], queries.row[0]),
-                                                 q.at(batch, queries.head[1], queries.row[1])};
-  const uint16_t* const first_key = keys + lane / kQuadLanes * key_stride;
+  const Bits<E>* const q_row[kRowsPerThread] = {q.at<E>(batch, queries.head[0], queries.row[0]),
+                                                q.at<E>(batch, queries.head[1], queries.row[1])};
+  const Bits<E>* const first_key = keys + lane / kQuadLanes * key_stride;
 #pragma unroll
   for (float& score : scores) score = 0.0f;
 #pragma unroll 1
@@ -32,7 +33,7 @@ __device__ __forceinline__ void score_again(float (&scores)[Count], const RowTen
     uint32_t low_row[4], high_row[4];
     load_global_if(exists && queries.exists[0], q_row[0] + column, low_row);
     load_global_if(exists && queries.exists[1], q_row[1] + column, high_row);
-    const uint16_t* key = first_key + column;
+    const Bits<E>* key = first_key + column;
 #pragma unroll
     for (int n = 0; n < Count * 2; n += kKeys, key += kKeys * key_stride) {
       uint32_t b[4];
@@ -41,7 +42,11 @@ __device__ __forceinline__ void score_again(float (&scores)[Count], const RowTen
       for (int half = 0; half < 4; half += 2) {
         const uint32_t a[4] = {low_row[half], high_row[half], low_row[half + 1],
                                high_row[half + 1]};
-        mma_m16n8k16<E>(scores + n / 2, a, {b[half], b[half + 1]});
+        if constexpr (E == Element::kE4m3) {
+          mma_m16n8k32(scores + n / 2, a, {b[half], b[half + 1]});
+        } else {
+          mma_m16n8k16<E>(scores + n / 2, a, {b[half], b[half + 1]});
+        }
       }
     }
   }

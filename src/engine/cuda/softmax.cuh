@@ -3,8 +3,8 @@
 //
 // A row keeps a reference `ref` (log2 units) and the sum of 2^(s - ref) over the keys seen so far, s
 // being the scores in log2 units. Softmax does not depend on ref; it only must keep the weights in
-// range. A row's largest weight is 1 where ref was taken from it, so that one key alone, or one that
-// rules the row, gives its V unrounded.
+// range. A row's largest weight is 1 (for e4m3: Score::kTop) where ref was taken from it, so that one
+// key alone, or one that rules the row, gives its V unrounded.
 //   ordinary  ref follows the row maximum: right for any scores, costs a max, two shuffles and a
 //             rescale a block.
 //   guarded   ref stays. No max, no shuffle, no rescale: the block's weights are computed at once
@@ -23,11 +23,6 @@ inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
-// A weight of the guarded step must survive packing to fp16 (65504) and sums in fp32. A thread adds
-// block_n / 4 weights a row, so each is at most this bound: 256 on average, at most 256 * 256 / 4.
-template <int Keys>
-constexpr float kBlockSumBound = 256.0f * Keys / 4;
-
 // Up to here a weight's reciprocal is a normal number of fp32. The farther weights can be scaled back,
 // the fewer scores are computed again, which takes several steps' time.
 inline constexpr float kLargestScalable = 0x1p126f;
@@ -43,6 +38,26 @@ struct StepResult {
   float rescale[kRowsPerThread] = {1.0f, 1.0f};
 };
 
+// The same of weights whose guard looks at parts of the sums.
+struct PartedStepResult : StepResult {
+  float largest_part[kRowsPerThread];
+};
+
+__device__ __forceinline__ float guarded_sum(const StepResult& result, int row) {
+  return result.block_sum[row];
+}
+__device__ __forceinline__ float guarded_sum(const PartedStepResult& result, int row) {
+  return result.largest_part[row];
+}
+
+// What scale_back() multiplies: neither may have overflowed.
+__device__ __forceinline__ float largest_sum(const StepResult& result, int row) {
+  return result.block_sum[row];
+}
+__device__ __forceinline__ float largest_sum(const PartedStepResult& result, int row) {
+  return max_nan(result.largest_part[row], result.block_sum[row]);
+}
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -53,46 +68,81 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// With two accumulators a row.
+// With two accumulators a row for each of the score's groups of keys.
+template <class Score>
 struct BlockSums {
-  float part[kRowsPerThread][2] = {};
+  float part[kRowsPerThread][Score::kGroups][2] = {};
 
-  __device__ __forceinline__ void store(float (&sum)[kRowsPerThread]) const {
-    for (int row = 0; row < kRowsPerThread; ++row) sum[row] = part[row][0] + part[row][1];
+  __device__ __forceinline__ void store(const Score& score, typename Score::Result& result) const {
+    for (int row = 0; row < kRowsPerThread; ++row) score.add_up(part[row], row, result);
   }
 };
 
 // scores [Begin, End) -> their weights against `ref`.
 template <int Begin, int End, class Score, int Count>
 __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
-                                             const Score& score, BlockSums& sums) {
+                                             const Score& score, BlockSums<Score>& sums) {
 #pragma unroll
   for (int i = Begin; i < End; ++i) {
-    const int row = fragment_row_slot(i);
-    scores[i] = ex2(score.exponent(scores[i], ref[row]));
-    sums.part[row][i % 2] += scores[i];
+    const int row = fragment_row_slot(i), group = i / (Count / Score::kGroups);
+    scores[i] = ex2(score.exponent(group, scores[i], ref[row]));
+    sums.part[row][group][i % 2] += scores[i];
+  }
+}
+
+// Of the thread's values [begin, end), constants at every call. In two parts a row: one chain would wait
+// for itself.
+template <int Count>
+__device__ __forceinline__ void partial_max(const float (&values)[Count], int begin, int end,
+                                            float (&partial)[kRowsPerThread][2]) {
+#pragma unroll
+  for (int i = begin; i < end; ++i) {
+    float& p = partial[fragment_row_slot(i)][i % 2];
+    p = i < begin + 4 ? values[i] : fmaxf(p, values[i]);
   }
 }
 
 template <int Count>
-__device__ __forceinline__ void row_max(const float (&values)[Count], float (&max)[2]) {
+__device__ __forceinline__ void row_max(const float (&values)[Count],
+                                        float (&max)[kRowsPerThread]) {
   float partial[kRowsPerThread][2];
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    float& p = partial[fragment_row_slot(i)][i % 2];
-    p = i < 4 ? values[i] : fmaxf(p, values[i]);
-  }
+  partial_max(values, 0, Count, partial);
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
     max[row] = quad_max(fmaxf(partial[row][0], partial[row][1]));
   }
 }
 
+// Of scores whose groups only compare as the hook says.
+template <class Score, int Count>
+__device__ __forceinline__ void row_max(const float (&scores)[Count], const Score& score,
+                                        float (&max)[kRowsPerThread]) {
+  if constexpr (Score::kGroups == 1) {
+    row_max(scores, max);
+#pragma unroll
+    for (float& x : max) x = score.comparable(0, x);
+  } else {
+    constexpr int kSize = Count / Score::kGroups;
+#pragma unroll
+    for (int group = 0; group < Score::kGroups; ++group) {
+      float partial[kRowsPerThread][2];
+      partial_max(scores, group * kSize, (group + 1) * kSize, partial);
+#pragma unroll
+      for (int row = 0; row < kRowsPerThread; ++row) {
+        const float x = score.comparable(group, fmaxf(partial[row][0], partial[row][1]));
+        max[row] = group == 0 ? x : fmaxf(max[row], x);
+      }
+    }
+#pragma unroll
+    for (float& x : max) x = quad_max(x);
+  }
+}
+
 template <class Score, int Count>
 __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& rows,
-                                              const Score& score, StepResult& result) {
+                                              const Score& score, typename Score::Result& result) {
   float max[kRowsPerThread];
-  row_max(scores, max);
+  row_max(scores, score, max);
   float finite_ref[kRowsPerThread];
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
@@ -102,54 +152,53 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
     finite_ref[row] = rows.ref[row] == -kInfinity ? 0.0f : rows.ref[row];
     result.rescale[row] = ex2(old_ref - finite_ref[row]);
   }
-  BlockSums sums;
+  BlockSums<Score> sums;
   exponentiate<0, Count>(scores, finite_ref, score, sums);
-  sums.store(result.block_sum);
+  sums.store(score, result);
 }
 
 // `meanwhile` is called once the first Early of the thread's weights are there.
 template <int Early, class Score, int Count, class Meanwhile>
 __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowState& rows,
-                                             const Score& score, StepResult& result,
+                                             const Score& score, typename Score::Result& result,
                                              const Meanwhile& meanwhile) {
-  BlockSums sums;
+  BlockSums<Score> sums;
   exponentiate<0, Early>(scores, rows.ref, score, sums);
   meanwhile();
   exponentiate<Early, Count>(scores, rows.ref, score, sums);
-  sums.store(result.block_sum);
-}
-
-// NaN is not within any bound.
-__device__ __forceinline__ bool within(const StepResult& result, float bound) {
-  return result.block_sum[0] <= bound && result.block_sum[1] <= bound;
+  sums.store(score, result);
 }
 
 // Whether some row of this warp left the guarded step's range.
-template <int Keys>
-__device__ __forceinline__ bool guard_fires(const StepResult& result) {
-  return __any_sync(0xffffffff, !within(result, kBlockSumBound<Keys>));
+template <class Score>
+__device__ __forceinline__ bool guard_fires(const typename Score::Result& result) {
+  const bool within =  // NaN is not
+      guarded_sum(result, 0) <= Score::kBound && guarded_sum(result, 1) <= Score::kBound;
+  return __any_sync(0xffffffff, !within);
 }
 
 // Whether no weight of this warp overflowed, or nearly.
-__device__ __forceinline__ bool can_scale_back(const StepResult& result) {
-  return __all_sync(0xffffffff, within(result, kLargestScalable));
+template <class Result>
+__device__ __forceinline__ bool can_scale_back(const Result& result) {
+  return __all_sync(0xffffffff, largest_sum(result, 0) <= kLargestScalable &&
+                                    largest_sum(result, 1) <= kLargestScalable);
 }
 
-// Moves ref of the rows out of range to their largest weight, which becomes 1; other rows are
-// multiplied by exactly one.
-template <int Keys, int Count>
+// Moves ref of the rows out of range to their largest weight, which becomes Score::kTop; other rows
+// are multiplied by exactly one.
+template <class Score, int Count>
 __device__ __forceinline__ void scale_back(float (&weights)[Count], RowState& rows,
-                                           StepResult& result) {
+                                           typename Score::Result& result) {
   float max[kRowsPerThread];
   row_max(weights, max);
   const unsigned quad = 0xfu << (threadIdx.x % kWarpSize & ~3u);
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    const bool within = result.block_sum[row] <= kBlockSumBound<Keys>;
+    const bool within = guarded_sum(result, row) <= Score::kBound;
     const bool fired = (__ballot_sync(0xffffffff, !within) & quad) != 0;
-    result.rescale[row] = fired ? rcp(max[row]) : 1.0f;
+    result.rescale[row] = fired ? Score::kTop * rcp(max[row]) : 1.0f;
     result.block_sum[row] *= result.rescale[row];
-    if (fired) rows.ref[row] += lg2(max[row]);
+    if (fired) rows.ref[row] += lg2(max[row]) - Score::kTopLog2;
   }
 #pragma unroll
   for (int i = 0; i < Count; ++i) weights[i] *= result.rescale[fragment_row_slot(i)];

@@ -4,9 +4,12 @@
 // The configurations that are built stand in compiled.h.
 #pragma once
 
+#include <fa3/fa3.h>
+
 #include "core/macros.h"
 #include "engine/cuda/element.h"
 #include "engine/cuda/fragment.h"
+#include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
 
@@ -28,7 +31,8 @@ enum class Variant : unsigned char {
 inline constexpr int kNumVariants = 3;
 
 struct ForwardConfig {
-  Element element = Element::kBf16;
+  Element element = Element::kBf16;  // of O; of Q, K and V too, unless they are e4m3
+  bool e4m3 = false;
   int head_dim = 128;     // columns of Q and K as tiled; shorter heads are filled with zeros
   int head_dim_v = 128;   // columns of V and O as tiled
   int block_m = 128;      // query rows a tile, 64 for each consumer warpgroup
@@ -56,8 +60,26 @@ struct ForwardConfig {
   FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }
   FA3_HD constexpr int threads() const { return (consumers() + 1) * kWarpgroupSize; }
 
-  // O's type.
   FA3_HD constexpr Element output() const { return element; }
+  FA3_HD constexpr Element input() const { return e4m3 ? Element::kE4m3 : element; }
+
+  // Tiles in shared memory. e4m3 products sum along columns, so that V comes transposed.
+  FA3_HD constexpr tile::TileLayout q_tile() const {
+    return {block_m, head_dim, bytes_of(input())};
+  }
+  FA3_HD constexpr tile::TileLayout k_tile() const {
+    return {block_n, head_dim, bytes_of(input())};
+  }
+  FA3_HD constexpr tile::TileLayout v_tile() const {
+    if (e4m3) return {head_dim_v, block_n, bytes_of(input())};
+    return {block_n, head_dim_v, bytes_of(input())};
+  }
+
+  // FP8 tensor cores lose low bits of what they add to a large sum: so O is a sum of partial sums over
+  // so many keys, in fp32. It lies in shared memory, each thread's part for itself.
+  static constexpr int kPartialSumKeys = 512;
+  FA3_HD constexpr int partial_sum_blocks() const { return kPartialSumKeys / block_n; }
+  FA3_HD constexpr int scale_groups() const { return block_n / FA3_DESCALE_ROWS; }
 
   // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512 or twice
   // 256, 80 for three times 256. After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 *
@@ -89,17 +111,19 @@ struct ForwardConfig {
 
   // So many of a thread's weights are packed while the others are still exponentiated, which waits
   // for the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;
-  // else a loss of 3%.
-  FA3_HD constexpr int early_weights() const { return head_dim_v <= 64 ? block_n / 8 * 3 : 0; }
-
-  // Scores N/2, the previous block's packed weights N/4, output Dv/2, and some 28 for the rest.
-  FA3_HD constexpr int consumer_registers_used() const {
-    return block_n / 2 + block_n / 4 + head_dim_v / 2 + 28;
+  // else a loss of 3%; of e4m3 a loss of 6 to 15%.
+  FA3_HD constexpr int early_weights() const {
+    return head_dim_v <= 64 && !e4m3 ? block_n / 8 * 3 : 0;
   }
 
-  FA3_HD constexpr int q_bytes() const { return block_m * head_dim * bytes_of(element); }
+  // Scores N/2, the previous block's packed weights, output Dv/2, and some 28 for the rest.
+  FA3_HD constexpr int consumer_registers_used() const {
+    return block_n / 2 + block_n * bytes_of(input()) / 8 + head_dim_v / 2 + 28;
+  }
+
+  FA3_HD constexpr int q_bytes() const { return q_tile().bytes(); }
   FA3_HD constexpr int slot_bytes() const {
-    return block_n * (head_dim > head_dim_v ? head_dim : head_dim_v) * bytes_of(element);
+    return k_tile().bytes() > v_tile().bytes() ? k_tile().bytes() : v_tile().bytes();
   }
 };
 

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "engine/hopper/compiled_e4m3.h"
+
 namespace fa3::hopper {
 namespace {
 
@@ -14,12 +16,24 @@ ForwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>
   return kEntries[row][int(variant)]();
 }
 
+template <Element E, int... Rows>
+ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[])() = {&e4m3_entry<Rows, E>...};
+  return kEntries[row]();
+}
+
 }  // namespace
 
 ForwardKernel forward_kernel_at(int row, Element element, Variant variant) {
   constexpr std::make_integer_sequence<int, int(kForwardTable.size())> kRows;
   return element == Element::kFp16 ? find<Element::kFp16>(row, variant, kRows)
                                    : find<Element::kBf16>(row, variant, kRows);
+}
+
+ForwardKernel e4m3_kernel_at(int row, Element output) {
+  constexpr std::make_integer_sequence<int, int(kE4m3Table.size())> kRows;
+  return output == Element::kFp16 ? find_e4m3<Element::kFp16>(row, kRows)
+                                  : find_e4m3<Element::kBf16>(row, kRows);
 }
 
 }  // namespace fa3::hopper

@@ -19,4 +19,9 @@ ForwardKernel forward_entry();
 // The kernel of a row of kForwardTable for an element type.
 ForwardKernel forward_kernel_at(int row, Element element, Variant variant);
 
+// The same for a row of kE4m3Table and O's type.
+template <int Row, Element E>
+ForwardKernel e4m3_entry();
+ForwardKernel e4m3_kernel_at(int row, Element output);
+
 }  // namespace fa3::hopper

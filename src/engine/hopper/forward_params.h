@@ -6,6 +6,7 @@
 
 #include "core/mask_rule.h"
 #include "engine/cuda/soft_cap.h"
+#include "engine/hopper/piece/e4m3_scales.h"
 #include "engine/hopper/piece/key_split.h"
 
 namespace fa3::hopper {
@@ -52,6 +53,7 @@ struct ForwardParams {
   KeySplit split;            // block_n 0: tiles are not cut
   cuda::PieceOutput pieces;  // of tiles that are
   CutTile* cuts;
+  E4m3Params e4m3;
 };
 
 }  // namespace fa3::hopper

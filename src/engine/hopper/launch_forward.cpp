@@ -148,24 +148,23 @@ KeySplit key_split(const ForwardConfig& c, const ForwardLaunch& launch) {
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
-  const tile::TileLayout q{c.block_m, c.head_dim, bytes_of(c.element)};
-  const int box_rows = page_box_rows(c, launch);
-  const tile::TileLayout k{box_rows, c.head_dim, bytes_of(c.element)};
-  const tile::TileLayout v{box_rows, c.head_dim_v, bytes_of(c.element)};
+  const tile::TileLayout q = c.q_tile();
+  tile::TileLayout k = c.k_tile(), v = c.v_tile();
+  if (!c.e4m3) k.rows = v.rows = page_box_rows(c, launch);
   const int heads = launch.pack.heads();
   params.q_is_clipped = c.general() && launch.lengths_q.packed();
   const bool q_done =
       params.q_is_clipped
-          ? encode_clipped_queries(params.q_map, params.q_outside, launch.q, c.element, q,
+          ? encode_clipped_queries(params.q_map, params.q_outside, launch.q, c.input(), q,
                                    kRowsPerWarpgroup, heads)
-          : encode_tensor_map(params.q_map, launch.q, c.element, q, kRowsPerWarpgroup, heads);
+          : encode_tensor_map(params.q_map, launch.q, c.input(), q, kRowsPerWarpgroup, heads);
   if (!q_done) return false;
   if (c.general()) {
-    return encode_clipped_map(params.k_map, params.k_outside, launch.k, c.element, k) &&
-           encode_clipped_map(params.v_map, params.v_outside, launch.v, c.element, v);
+    return encode_clipped_map(params.k_map, params.k_outside, launch.k, c.input(), k) &&
+           encode_clipped_map(params.v_map, params.v_outside, launch.v, c.input(), v);
   }
-  return encode_tensor_map(params.k_map, launch.k, c.element, k, c.block_n) &&
-         encode_tensor_map(params.v_map, launch.v, c.element, v, c.block_n);
+  return encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows) &&
+         encode_tensor_map(params.v_map, launch.v, c.input(), v, v.rows);
 }
 
 // Thread blocks: no more than there is room or work for.
@@ -279,6 +278,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   if (launch.cut.active()) params.split = key_split(c, launch);
   params.pieces = workspace.pieces;
   params.cuts = workspace.cuts;
+  params.e4m3 = launch.e4m3;
 
   error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                kernel.smem_bytes);

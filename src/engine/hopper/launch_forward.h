@@ -9,6 +9,7 @@
 #include "core/seqlen.h"
 #include "engine/cuda/rows.h"
 #include "engine/hopper/forward_entry.h"
+#include "engine/hopper/piece/e4m3_scales.h"
 #include "engine/hopper/tensor_map.h"
 
 namespace fa3::hopper {
@@ -40,6 +41,7 @@ struct ForwardLaunch {
   Lengths lengths_k;
   KeyPlaces places;  // of the keys; paged: k's and v's batch entries are pages
   int heads_per_kv_head = 1;
+  E4m3Params e4m3{};
   HeadPack pack;              // choose_pack()
   KeyCut cut;                 // choose_cut()
   void* workspace = nullptr;  // forward_workspace_bytes()

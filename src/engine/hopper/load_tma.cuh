@@ -5,6 +5,7 @@
 #pragma once
 
 #include "engine/hopper/piece/smem_plan.cuh"
+#include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/tile/load.cuh"
 #include "engine/hopper/tile_stream.cuh"
 
@@ -46,9 +47,15 @@ class TmaLoader {
   // K of a block, and V of the block that the last call was about.
   __device__ __forceinline__ void load_kv(const Keys& keys, int block) {
     const ptx::TileCoordinates next = place_of(keys, block);
-    load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
-    load_owed_v();
-    owed_v_ = next;
+    if constexpr (C.e4m3) {
+      load_scaled_keys(next);
+      load_owed_v();
+      owed_v_ = {.column = next.row, .row = 0, .head = next.head, .batch = next.batch};
+    } else {
+      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
+      load_owed_v();
+      owed_v_ = next;
+    }
     owes_v_ = true;
   }
 
@@ -60,9 +67,7 @@ class TmaLoader {
   }
 
  private:
-  static constexpr tile::TileLayout kQ{C.block_m, C.head_dim, bytes_of(C.element)};
-  static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
-  static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
+  static constexpr tile::TileLayout kQ = C.q_tile(), kK = C.k_tile(), kV = C.v_tile();
 
   __device__ __forceinline__ void load_q_part(Ring<C.q_slots> ring, int part_row,
                                               const ptx::TileCoordinates& place) {
@@ -144,6 +149,18 @@ class TmaLoader {
     }
   }
 
+  // The scales travel with the keys.
+  __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block) {
+    constexpr int kScaleBytes = C.scale_groups() * int(sizeof(KeyScales));
+    at_.kv_ring().wait_empty(kv_);
+    const uint32_t slot = kv_.slot(), full = at_.kv_ring().full(slot);
+    tile::load_rows(params_.k_map, kK, kK.rows, at_.kv(slot), full, block, kScaleBytes);
+    ptx::cp_async_bulk_load(at_.key_scales(slot),
+                            params_.e4m3.keys_at(block.batch, block.head, block.row), kScaleBytes,
+                            full);
+    kv_.advance();
+  }
+
   const ForwardParams& params_;
   const SmemAddresses<C> at_;
   RingCursor<C.q_slots> q_;
@@ -157,7 +174,7 @@ class Producer {
  public:
   __device__ __forceinline__ Producer(const ForwardParams& params, SmemPlan<C>& smem,
                                       SmemAddresses<C> at, const Share& share = {})
-      : smem_(smem), at_(at), tiles_(params, share), loader_(params, at) {}
+      : params_(params), smem_(smem), at_(at), tiles_(params, share), loader_(params, at) {}
 
   __device__ __forceinline__ void run() {
     for (; !tiles_.done(); tiles_.advance()) load_tile();
@@ -170,6 +187,7 @@ class Producer {
   __device__ __forceinline__ void load_tile() {
     ItemOf<C>& item = next_record();
     if (!tiles_.describe(item)) return;
+    if constexpr (C.e4m3) describe_scales(item);
     announce();
     const typename TmaLoader<C>::Keys keys = loader_.keys_of(item);
     const int last = item.num_blocks - 1;
@@ -183,6 +201,27 @@ class Producer {
     }
   }
 
+  // Packed heads share their scales (launch_e4m3.cpp).
+  __device__ __forceinline__ void describe_scales(const ItemOf<C>& item) {
+    const E4m3Params& e4m3 = params_.e4m3;
+    const HeadPack pack = params_.output.pack;
+    const auto& [batch, number, begin, count, used] = item.queries;
+    TileScales& scales = smem_.e4m3.tiles[items_.slot()];
+#pragma unroll 1
+    for (int w = 0; w < C.consumers(); ++w) {
+      const int row = pack.query(item.first_row + w * kRowsPerWarpgroup);
+      scales.query[w] =
+          params_.scale_log2 *
+          (row < count ? scale_of(e4m3.query, batch, pack.head(number, 0), row) : 1.0f);
+    }
+    scales.value = e4m3.value_scales[e4m3.head_at(batch, number / params_.packs_per_kv_head)];
+  }
+
+  static __device__ __forceinline__ float scale_of(const Descales<const float>& scales, int batch,
+                                                   int head, int row) {
+    return scales.data ? *scales.at(batch, head, row / FA3_DESCALE_ROWS) : 1.0f;
+  }
+
   // Where the next tile is described; announce() shows it to the consumers.
   __device__ __forceinline__ ItemOf<C>& next_record() {
     at_.item_ring().wait_empty(items_);
@@ -194,6 +233,7 @@ class Producer {
     items_.advance();
   }
 
+  const ForwardParams& params_;
   SmemPlan<C>& smem_;
   const SmemAddresses<C> at_;
   ItemCursor items_;

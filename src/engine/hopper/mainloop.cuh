@@ -15,6 +15,7 @@
 #include "engine/cuda/score_again.cuh"
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/piece/turns.cuh"
+#include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/store_tile.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
@@ -52,24 +53,32 @@ class Consumer {
   }
 
  private:
-  static constexpr tile::TileLayout kQ{C.block_m, C.head_dim, bytes_of(C.element)};
-  static constexpr tile::TileLayout kK{C.block_n, C.head_dim, bytes_of(C.element)};
-  static constexpr tile::TileLayout kV{C.block_n, C.head_dim_v, bytes_of(C.element)};
+  static constexpr tile::TileLayout kQ = C.q_tile(), kK = C.k_tile(), kV = C.v_tile();
   static constexpr int kScores = C.block_n / 2;  // of a thread
   static constexpr int kEarly = C.early_weights();
   // From so many corrections on, a warp takes the rest of its tile by ordinary steps: a correction
   // costs more than an ordinary step. Measured: docs/performance-hopper.md.
   static constexpr int kMostCorrections = 3;
 
-  using Score = std::conditional_t<C.capped(), CappedScore, ScaledScore>;
+  using Score16 = std::conditional_t<C.capped(), CappedScore, ScaledScore>;
+  using Score =
+      std::conditional_t<C.e4m3, DescaledScore<C.scale_groups()>, WideWeights<Score16, C.block_n>>;
+  using StepResult = typename Score::Result;
   using KvCursor = RingCursor<C.kv_slots>;
+
+  // Of e4m3: the sum of all parts of O but the newest, which is in shared memory.
+  struct EarlierSum {
+    float rescale[kRowsPerThread];  // it is still to be multiplied by this
+    bool exists;
+  };
+  struct NoEarlierSum {};
 
   // A thread's share of a tile. Apart from the members, which the compiler only keeps in registers if
   // no array stands beside them.
   struct Registers {
-    float scores[kScores];      // S, then P
-    tile::Weights<kV> weights;  // P of the block before, as an operand
-    float output[C.head_dim_v / 2];
+    float scores[kScores];              // S, then P
+    tile::Weights<kV, C.e4m3> weights;  // P of the block before, as an operand
+    float output[C.head_dim_v / 2];     // O; of e4m3 products its newest partial sum
     RowState rows;
   };
 
@@ -89,12 +98,22 @@ class Consumer {
       const ItemOf<C>& item = smem_.items[item_.next().slot()];
       blocks_left_ = item.num_blocks;
       mine_ = item.mine[warpgroup_];
+      if constexpr (C.e4m3) take_longer_reference();
       item_.advance();
       if (blocks_left_ == 0) return Step::kEnd;
       q_.advance();
     }
     --blocks_left_;
     return blocks_left_ < mine_.count ? Step::kMine : Step::kOthers;
+  }
+
+  // e4m3 leaves less room above the reference: long runs take it from more keys that all rows see.
+  // Measured: without this, causal tiles of 16k keys at 64 columns take 1.2 times as long.
+  __device__ __forceinline__ void take_longer_reference() {
+    constexpr int kLongRunKeys = 2048, kKeys = 256;
+    if (mine_.count < kLongRunKeys / C.block_n) return;
+    const int from = mine_.masked_from - kKeys / C.block_n;
+    if (from < mine_.ordinary_from) mine_.ordinary_from = from;
   }
 
   // From a first block on, through whole tiles, to the first step that is not this warpgroup's. The
@@ -128,9 +147,10 @@ class Consumer {
     at_.kv_ring().wait_full(k);
     turns_.take();
     ptx::wgmma_fence();
-    tile::issue_abt<C.element, kQ, kK>(r.scores, q_low, k_low);
+    tile::issue_abt<C.input(), kQ, kK>(r.scores, q_low, k_low);
     ptx::wgmma_commit_group();
     turns_.give();
+    read_scales(k);
     ptx::wgmma_wait_group<0>();
     release_kv(k);
     release_spent_q();
@@ -150,6 +170,7 @@ class Consumer {
     const KvCursor v = next_kv();
     wait_for(k, v);
     issue_products(r, k, v);
+    read_scales(k);
     ptx::wgmma_wait_group<1>();  // the scores are there, P V is still at work
     release_kv(k);
     release_spent_q();
@@ -168,8 +189,11 @@ class Consumer {
     if (kEarly == 0) wait_for_output(v);
 
     // The output is at rest: bring it to the new reference, or hand it over if its tile is finished.
+    if constexpr (C.e4m3) {
+      if (!starts_tile) end_partial_sum(r);
+    }
     if (guarded) {
-      if (guard_fires<C.block_n>(result)) correct(r, result);
+      if (guard_fires<Score>(result)) correct(r, result);
     } else {
       if (starts_tile) {
         finish_tile(r, finished);
@@ -229,7 +253,7 @@ class Consumer {
     const uint32_t v_low = v_operand(v);
     turns_.take();
     ptx::wgmma_fence();
-    tile::issue_abt<C.element, kQ, kK>(r.scores, q_low, k_low);
+    tile::issue_abt<C.input(), kQ, kK>(r.scores, q_low, k_low);
     ptx::wgmma_commit_group();
     issue_output(r, v_low);
     ptx::wgmma_commit_group();
@@ -237,7 +261,11 @@ class Consumer {
   }
 
   __device__ __forceinline__ void issue_output(Registers& r, uint32_t v) {
-    tile::issue_ab<C.element, kV>(r.output, r.weights, v, !output_starts_);
+    if constexpr (C.e4m3) {
+      tile::issue_abt<kV>(r.output, r.weights, v, !output_starts_);
+    } else {
+      tile::issue_ab<C.element, kV>(r.output, r.weights, v, !output_starts_);
+    }
     output_starts_ = false;
   }
 
@@ -250,7 +278,8 @@ class Consumer {
     return tile::k_major_low(at_.kv(uniform_slot(k.slot())));
   }
   __device__ __forceinline__ uint32_t v_operand(KvCursor v) const {
-    return tile::mn_major_low(kV, at_.kv(uniform_slot(v.slot())));
+    const uint32_t address = at_.kv(uniform_slot(v.slot()));
+    return C.e4m3 ? tile::k_major_low(address) : tile::mn_major_low(kV, address);
   }
 
   // Until the output and the weights may be touched again, and V loaded over.
@@ -261,7 +290,10 @@ class Consumer {
 
   // A tile's first product assigns where registers allow it: no zeros to write, some 100 clocks.
   __device__ __forceinline__ void start_output(Registers& r) {
-    if constexpr (C.short_tile_change()) {
+    if constexpr (C.e4m3) {
+      output_starts_ = true;
+      earlier_ = {.rescale = {1.0f, 1.0f}, .exists = false};
+    } else if constexpr (C.short_tile_change()) {
       output_starts_ = true;
     } else {
 #pragma unroll
@@ -269,13 +301,69 @@ class Consumer {
     }
   }
 
+  // ---- The sum of partial sums (e4m3) ----
+
+  // `action` is called with where four numbers of the sum of the parts before the newest lie, and which
+  // of the thread's they are.
+  template <class Action>
+  __device__ __forceinline__ void for_earlier_sum(const Action& action) const {
+    const uint32_t mine = at_.output(consumer_warp(), thread_in_block() % kWarpSize);
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 2; i += 4) {
+      action(mine + i / 4 * kWarpSize * 4 * uint32_t{sizeof(float)}, i);
+    }
+  }
+
+  // Leaves the sum of all parts in the newest one's registers.
+  __device__ __forceinline__ void fetch_earlier_sum(Registers& r) const {
+    if (!earlier_.exists) return;
+    for_earlier_sum([&](uint32_t address, int i) {
+      float earlier[4];
+      ptx::ld_shared_f32x4(address, earlier);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        r.output[i + j] = fmaf(earlier[j], earlier_.rescale[fragment_row_slot(j)], r.output[i + j]);
+      }
+    });
+  }
+
+  // Where a part ends, which the block's number decides: the next product starts a new one.
+  __device__ __forceinline__ void end_partial_sum(Registers& r) {
+    if (blocks_left_ % C.partial_sum_blocks() != 0) return;
+    fetch_earlier_sum(r);
+    for_earlier_sum([&](uint32_t address, int i) {
+      ptx::st_shared_f32x4(address,
+                           {r.output[i], r.output[i + 1], r.output[i + 2], r.output[i + 3]});
+    });
+    earlier_ = {.rescale = {1.0f, 1.0f}, .exists = true};
+    output_starts_ = true;
+  }
+
   // ---- Softmax ----
 
+  // Before the block's K is released: its scales go with it.
+  __device__ __forceinline__ void read_scales(KvCursor k) {
+    if constexpr (C.e4m3) {
+      const float query = smem_.e4m3.tiles[item_.slot()].query[warpgroup_];
+      const uint32_t scales = at_.key_scales(k.slot());
+#pragma unroll
+      for (int group = 0; group < Score::kGroups; ++group) {
+        float key_and_boost[2];
+        ptx::ld_shared_f32x2(scales + group * uint32_t{sizeof(KeyScales)}, key_and_boost);
+        // Not zero: masked scores are -inf.
+        score_.factor[group] = fmaxf(query * key_and_boost[0], 0x1p-126f);
+        score_.boost[group] = key_and_boost[1];
+      }
+    }
+  }
+
   static __device__ __forceinline__ Score score_of(const ForwardParams& params) {
-    if constexpr (C.capped()) {
-      return {params.soft_cap};
+    if constexpr (C.e4m3) {
+      return {};
+    } else if constexpr (C.capped()) {
+      return {{params.soft_cap}};
     } else {
-      return {params.scale_log2};
+      return {{params.scale_log2}};
     }
   }
 
@@ -323,7 +411,7 @@ class Consumer {
     __syncwarp();
     if (item.corrections[warp] >= kMostCorrections) mine_.ordinary_from = 0;
     if (can_scale_back(result)) {
-      scale_back<C.block_n>(r.scores, r.rows, result);
+      scale_back<Score>(r.scores, r.rows, result);
       rescale(r, result);
       pack<0, kEarly>(r);
     } else {
@@ -349,14 +437,20 @@ class Consumer {
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
-    score_again<C.element, C.head_dim>(
+    score_again<C.input(), C.head_dim>(
         r.scores, params_.q, item.queries.batch,
         LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
-        params_.k.at(item.keys.batch, kv_head, first_key), params_.k.strides.row);
+        params_.k.at<C.input()>(item.keys.batch, kv_head, first_key), params_.k.strides.row);
   }
 
   // To the reference that the step has left.
   __device__ __forceinline__ void rescale(Registers& r, const StepResult& step) {
+    if constexpr (C.e4m3) {
+      // Most often nothing moves: then a vote is all.
+      if (!__any_sync(0xffffffff, step.rescale[0] != 1.0f || step.rescale[1] != 1.0f)) return;
+      earlier_.rescale[0] *= step.rescale[0];
+      earlier_.rescale[1] *= step.rescale[1];
+    }
 #pragma unroll
     for (int i = 0; i < C.head_dim_v / 2; ++i) r.output[i] *= step.rescale[fragment_row_slot(i)];
     r.rows.sum[0] *= step.rescale[0];
@@ -371,9 +465,18 @@ class Consumer {
   // Weights [Begin, End) of the thread become the next product's operand.
   template <int Begin, int End>
   __device__ __forceinline__ void pack(Registers& r) {
+    if constexpr (C.e4m3) {
 #pragma unroll
-    for (int i = Begin / 2; i < End / 2; ++i) {
-      r.weights[i / 4][i % 4] = pack_pair<C.element>(r.scores[2 * i], r.scores[2 * i + 1]);
+      for (int i = Begin / 4; i < End / 4; ++i) {
+        r.weights[i / 4][i % 4] =
+            pack_e4m3(r.scores[e4m3_element(i, 0)], r.scores[e4m3_element(i, 1)],
+                      r.scores[e4m3_element(i, 2)], r.scores[e4m3_element(i, 3)]);
+      }
+    } else {
+#pragma unroll
+      for (int i = Begin / 2; i < End / 2; ++i) {
+        r.weights[i / 4][i % 4] = pack_pair<C.element>(r.scores[2 * i], r.scores[2 * i + 1]);
+      }
     }
   }
 
@@ -382,8 +485,22 @@ class Consumer {
     const uint32_t item_slot = item_.previous().slot();
     const ItemOf<C>& item = smem_.items[item_slot];
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
-    store_tile<C>(params_, item, first_row, r.output, rows);
+    if constexpr (C.e4m3) {
+      fetch_earlier_sum(r);
+      store_rows<C.output()>(params_.output, item.queries, first_row, r.output, rows,
+                             values_of(item, smem_.e4m3.tiles[item_slot]));
+    } else {
+      store_tile<C>(params_, item, first_row, r.output, rows);
+    }
     release_item(item_slot);
+  }
+
+  __device__ __forceinline__ DescaledValues values_of(const ItemOf<C>& item,
+                                                      const TileScales& scales) const {
+    const ChannelMeans<const float>& mean = params_.e4m3.value_mean;
+    const int kv_head = item.queries.pack / params_.packs_per_kv_head;
+    return {scales.value, mean.data ? mean.at(item.keys.batch, kv_head) : nullptr,
+            params_.output.o.columns};
   }
 
   // ---- Who holds what ----
@@ -443,7 +560,7 @@ class Consumer {
   const Ring<C.q_slots> q_ring_;  // this warpgroup's
   const int warpgroup_;
   const Turns<C.consumers(), C.ping_pong> turns_;
-  const Score score_;
+  std::conditional_t<C.e4m3, Score, const Score> score_;
 
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
@@ -452,7 +569,8 @@ class Consumer {
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
   bool owes_v_ = false;  // the V of the block before is still in the ring, and nobody's
-  bool output_starts_ = false;  // the next product of weights is the tile's first
+  std::conditional_t<C.e4m3, EarlierSum, NoEarlierSum> earlier_;
+  bool output_starts_ = false;  // the next product of weights is the tile's first, or a part's
 };
 
 }  // namespace fa3::hopper

@@ -158,7 +158,7 @@ class PlainForward {
       hide(scores, first_row, block * BlockN);
     }
     StepResult step;
-    ordinary_step(scores, rows, ScaledScore{p_.scale_log2}, step);
+    ordinary_step(scores, rows, WideWeights<ScaledScore, BlockN>{{p_.scale_log2}}, step);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
       rows.sum[r] = rows.sum[r] * step.rescale[r] + step.block_sum[r];

@@ -8,6 +8,7 @@
 #include "core/macros.h"
 #include "engine/cuda/device.h"
 #include "engine/hopper/engine.h"
+#include "engine/hopper/plan_e4m3.h"
 
 namespace fa3::hopper {
 namespace {
@@ -128,9 +129,15 @@ Element element_of(DType dtype) {
 
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
                    int64_t columns) {
-  return {
-      operand.data,       batches, rows, heads, columns, operand.batch_stride, operand.row_stride,
-      operand.head_stride};
+  return {operand.data,
+          batches,
+          rows,
+          heads,
+          columns,
+          operand.batch_stride,
+          operand.row_stride,
+          operand.head_stride,
+          int(size_of(operand.dtype))};
 }
 
 bool copies_single_rows(const ForwardConfig& c) {
@@ -140,14 +147,14 @@ bool copies_single_rows(const ForwardConfig& c) {
   return is_wide(c.head_dim) && is_wide(c.head_dim_v);
 }
 
-int choose_row(const ForwardShape& shape) {
+int choose_row(const ForwardShape& shape, std::span<const CompiledForward> table) {
   int best = kNoRow;
-  for (int row = 0; row < int(kForwardTable.size()); ++row) {
-    const auto& [config, max_keys, max_rows, why] = kForwardTable[row];
+  for (int row = 0; row < int(table.size()); ++row) {
+    const auto& [config, max_keys, max_rows, why] = table[row];
     if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
     if (shape.single_rows && !copies_single_rows(config)) continue;
     if (best != kNoRow) {
-      const ForwardConfig& group = kForwardTable[best].config;
+      const ForwardConfig& group = table[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
     }
     const bool fits = shape.cut ? can_cut(config) : shape.keys <= max_keys;
@@ -212,6 +219,7 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
+  if (problem.dtype == DType::float8_e4m3) return plan_e4m3(problem, plan);
   FA3_TRY(check_forward(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   ForwardLaunch launch = launch_of(problem);
@@ -252,6 +260,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
 }
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
+  if (problem.dtype == DType::float8_e4m3) return run_e4m3(problem, plan, workspace, stream);
   if (nothing_to_do(launch_of(problem))) return {};
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();

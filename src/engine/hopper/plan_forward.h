@@ -3,6 +3,8 @@
 // there is; everything else here is a pure function.
 #pragma once
 
+#include <span>
+
 #include "core/plan.h"
 #include "core/problem.h"
 #include "engine/engine.h"
@@ -23,8 +25,8 @@ struct ForwardShape {
   bool cut = false;          // tiles are to be cut along the keys
 };
 
-// The row of kForwardTable for a shape, or kNoRow.
-int choose_row(const ForwardShape& shape);
+// The row of a table for a shape, or kNoRow.
+int choose_row(const ForwardShape& shape, std::span<const CompiledForward> table = kForwardTable);
 
 // Whether a kernel can read pages row by row: the copy engine writes to multiples of 128 bytes.
 bool copies_single_rows(const ForwardConfig& config);

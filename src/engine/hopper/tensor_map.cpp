@@ -43,8 +43,9 @@ bool encode(CUtensorMap& map, void* data, const Extents& extents, const Strides&
   static const auto encoder = find_encoder();
   if (encoder == nullptr) return false;
   constexpr cuuint32_t kElementStrides[kDims] = {1, 1, 1, 1, 1};
-  const auto type = element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const auto type = element == Element::kE4m3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                    : element == Element::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const auto swizzle =
       layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   return encoder(&map, type, kDims, data, extents.data(), strides.data(), box.data(),

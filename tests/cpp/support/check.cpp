@@ -8,10 +8,21 @@
 namespace fa3::test {
 namespace {
 
+bool multiplies_e4m3(const Checked& checked) {
+  return checked.engine.multiplies_e4m3 && checked.c.dtype == FA3_FLOAT8_E4M3;
+}
+
 double roundoff_of(const Checked& checked, const Textbook& book, fa3_dtype output) {
   if (checked.engine.exact) return unit_roundoff(output);
+  const double of_e4m3 = kE4m3WeightRoundoff + kE4m3ScoreRoundoff * book.largest_score;
   return roundoff_of_call(dequantized(checked.c).dtype, output, static_cast<double>(checked.c.dim),
-                          book.largest_score);
+                          book.largest_score) +
+         (multiplies_e4m3(checked) ? of_e4m3 : 0);
+}
+
+double score_roundoff_of(const Checked& checked) {
+  if (multiplies_e4m3(checked)) return kE4m3ScoreRoundoff;
+  return checked.engine.rounds_scores ? unit_roundoff(checked.c.dtype) : 0;
 }
 
 testing::AssertionResult failed(const Checked& checked, const std::string& why) {
@@ -85,8 +96,7 @@ testing::AssertionResult backward_agrees(const Checked& checked, const Inputs& i
 testing::AssertionResult forward_agrees(const Checked& checked, const Textbook& book,
                                         const ForwardRun& run, const ForwardRun& base) {
   if (!run.problem.empty()) return failed(checked, run.problem);
-  const double score_roundoff = checked.engine.rounds_scores ? unit_roundoff(checked.c.dtype) : 0;
-  const auto lse = lse_agrees(run.lse.values(), book, score_roundoff);
+  const auto lse = lse_agrees(run.lse.values(), book, score_roundoff_of(checked));
   if (!lse) return failed(checked, lse.message());
   return compare(checked, book, {{"o", &run.o, &book.o, &base.o, &book.o_terms}});
 }

@@ -18,6 +18,7 @@ constexpr EngineUnderTest kEngines[] = {
      .id = FA3_ENGINE_HOPPER,
      .memory = FA3_CUDA,
      .rows_apart = false,
+     .multiplies_e4m3 = true,
      .large = 1e35f},
 };
 

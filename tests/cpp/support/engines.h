@@ -15,10 +15,11 @@ struct EngineUnderTest {
   const char* name;  // as fa3_engine gives it
   fa3_engine_id id;
   fa3_device_type memory = FA3_CPU;  // where its tensors must be
-  bool rounds_scores = false;  // stores S and P in the input dtype: its LSE is as rough as that
-  bool exact = false;          // double precision inside: only its outputs are rounded
-  bool rows_apart = true;      // a row's bits depend on no other row
-  float large = 1e37f;         // the mean of 512 values of this size does not overflow
+  bool rounds_scores = false;    // stores S and P in the input dtype: its LSE is as rough as that
+  bool exact = false;            // double precision inside: only its outputs are rounded
+  bool rows_apart = true;        // a row's bits depend on no other row
+  bool multiplies_e4m3 = false;  // where q, k and v are: weights are rounded to it, scores rough
+  float large = 1e37f;           // the mean of 512 values of this size does not overflow
 };
 
 // Those of the list that this build contains and this machine can run; only the one that the

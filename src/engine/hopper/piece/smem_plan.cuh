@@ -1,14 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every byte of shared memory, named. O has none: it leaves from registers. Each consumer warpgroup
-// has a ring of its own parts of Q, so that none waits for another. Next: ../load_tma.cuh.
+// Every byte of shared memory, named. O leaves from registers; only of e4m3 products it lies here while
+// it grows (mainloop.cuh). Each consumer warpgroup has a ring of its own parts of Q, so that none waits
+// for another. Next: ../load_tma.cuh.
 #pragma once
 
 #include <cstddef>
 
+#include "engine/hopper/piece/e4m3_scales.h"
 #include "engine/hopper/piece/work_item.cuh"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
+
+inline constexpr int kMaxScaleGroups = 4;
+
+template <ForwardConfig C>
+struct E4m3Smem {
+  static_assert(C.scale_groups() <= kMaxScaleGroups);
+  static constexpr int kParts = C.head_dim_v / 8;  // of a thread's O: four numbers each
+
+  float output[C.consumer_warps()][kParts][kWarpSize][4];
+  KeyScales keys[C.kv_slots][kMaxScaleGroups];  // of the slots with a K
+  TileScales tiles[kItemSlots];
+};
+struct NoE4m3 {};
 
 template <ForwardConfig C>
 struct SmemPlan {
@@ -18,6 +33,7 @@ struct SmemPlan {
   RingBarriers<C.kv_slots> kv_ring;
   RingBarriers<kItemSlots> item_ring;
   ItemOf<C> items[kItemSlots];
+  alignas(64) std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3> e4m3;
 
   static_assert(C.q_bytes() % kSmemAlignment == 0 && C.slot_bytes() % kSmemAlignment == 0);
 };
@@ -42,6 +58,15 @@ struct SmemAddresses {
   }
   __device__ __forceinline__ Ring<kItemSlots> item_ring() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, item_ring)}};
+  }
+  __device__ __forceinline__ uint32_t key_scales(uint32_t slot) const {
+    return base + uint32_t{offsetof(SmemPlan<C>, e4m3.keys)} +
+           slot * kMaxScaleGroups * uint32_t{sizeof(KeyScales)};
+  }
+  // The lane's first four numbers of a consumer warp's O; the others follow those of the other lanes.
+  __device__ __forceinline__ uint32_t output(uint32_t warp, uint32_t lane) const {
+    return base + uint32_t{offsetof(SmemPlan<C>, e4m3.output)} +
+           (warp * (C.head_dim_v / 8) * kWarpSize + lane) * 4 * uint32_t{sizeof(float)};
   }
 };
 

@@ -48,6 +48,13 @@ __device__ __forceinline__ void ld_shared_b32x4(uint32_t address, uint32_t (&val
                : "memory");
 }
 
+__device__ __forceinline__ void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ float ld_shared_f32(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup matrix multiply (PTX ISA, "wgmma"): ordering instructions, and the multiplies
 // themselves, written by tools/gen_wgmma.py: wgmma_m64k16_ss<element, major of A, major of B> with
-// both operands in shared memory, wgmma_m64k16_rs<element, major of B> with A in registers. Next:
-// ../tile/gemm.cuh.
+// both operands in shared memory, wgmma_m64k16_rs<element, major of B> with A in registers;
+// wgmma_m64k32_ss and _rs for e4m3, whose operands are all Major::kK. Next: ../tile/gemm.cuh.
 #pragma once
 
 #include <cstdint>

@@ -10,9 +10,10 @@ namespace fa3::hopper::tile {
 
 using cuda::Element;
 
-// Packed weights of one block: four registers of a product's A operand for each step along the keys.
-template <TileLayout V>
-using Weights = uint32_t[V.rows / V.mma_depth()][4];
+// Packed weights of one block: four registers of a product's A operand for each step along the keys,
+// which are the rows of V, or its columns where it is stored transposed.
+template <TileLayout V, bool Transposed = false>
+using Weights = uint32_t[(Transposed ? V.columns : V.rows) / V.mma_depth()][4];
 
 // d = A B^T, summed over the columns of both tiles: scores = Q K^T. A's descriptor starts at this
 // warpgroup's rows.
@@ -21,9 +22,25 @@ __device__ __forceinline__ void issue_abt(float (&d)[Count], uint32_t a, uint32_
   static_assert(Count == B.rows / 2 && A.columns == B.columns);
 #pragma unroll
   for (int step = 0; step < A.columns / A.mma_depth(); ++step) {
-    ptx::wgmma_m64k16_ss<E, Major::kK, Major::kK>(d, descriptor(A, a, A.k_major_step(step)),
-                                                  descriptor(B, b, B.k_major_step(step)),
-                                                  step != 0);
+    const uint64_t a_step = descriptor(A, a, A.k_major_step(step));
+    const uint64_t b_step = descriptor(B, b, B.k_major_step(step));
+    if constexpr (E == Element::kE4m3) {
+      ptx::wgmma_m64k32_ss(d, a_step, b_step, step != 0);
+    } else {
+      ptx::wgmma_m64k16_ss<E, Major::kK, Major::kK>(d, a_step, b_step, step != 0);
+    }
+  }
+}
+
+// d = A B^T or d += A B^T, summed over the columns of B, which are e4m3: output += P V. A comes from
+// registers.
+template <TileLayout B, int Count>
+__device__ __forceinline__ void issue_abt(float (&d)[Count], const Weights<B, true>& a, uint32_t b,
+                                          bool add) {
+  static_assert(Count == B.rows / 2 && B.element_bytes == 1);
+#pragma unroll
+  for (int step = 0; step < B.columns / B.mma_depth(); ++step) {
+    ptx::wgmma_m64k32_rs(d, a[step], descriptor(B, b, B.k_major_step(step)), step != 0 || add);
   }
 }
 

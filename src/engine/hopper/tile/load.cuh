@@ -9,12 +9,14 @@
 namespace fa3::hopper::tile {
 
 // Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like others.
+// The barrier waits for so many bytes more, of copies that follow.
 __device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout layout, int rows,
-                                          uint32_t smem, uint32_t barrier,
-                                          ptx::TileCoordinates at) {
-  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
+                                          uint32_t smem, uint32_t barrier, ptx::TileCoordinates at,
+                                          int more_bytes = 0) {
+  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes() + more_bytes);
+  const int first_column = at.column;
   for (int slab = 0; slab < layout.slabs(); ++slab) {
-    at.column = slab * layout.slab_columns();
+    at.column = first_column + slab * layout.slab_columns();
     ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier);
   }
 }

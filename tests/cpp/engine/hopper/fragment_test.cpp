@@ -58,5 +58,23 @@ TEST(Fragment, packed_pairs_are_the_operand_of_the_next_product) {
   }
 }
 
+// The same of 8-bit elements: 32 columns a k-step, register r's byte b is of row lane / 4 + 8 * (r % 2)
+// and column 4 * (lane % 4) + 16 * (r / 2) + b.
+TEST(Fragment, weights_packed_to_e4m3_meet_the_keys_in_the_order_of_the_transposed_values) {
+  for (int thread = 0; thread < kWarpgroupSize; ++thread) {
+    const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+    for (int step = 0; step < kColumns / 32; ++step) {
+      for (int reg = 0; reg < 4; ++reg) {
+        for (int byte = 0; byte < 4; ++byte) {
+          const int row = 16 * warp + lane / 4 + 8 * (reg % 2);
+          const int column = 32 * step + 4 * (lane % 4) + 16 * (reg / 2) + byte;
+          ASSERT_EQ(place(thread, e4m3_element(4 * step + reg, byte)),
+                    std::pair(row, e4m3_key(column)));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa3::hopper::tile

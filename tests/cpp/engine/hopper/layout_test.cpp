@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "engine/hopper/compiled.h"
+#include "engine/hopper/compiled_e4m3.h"
 
 namespace fa3::hopper::tile {
 namespace {
@@ -20,6 +20,10 @@ std::vector<TileLayout> layouts() {
     all.push_back({c.block_n, c.head_dim});
     all.push_back({c.block_n, c.head_dim_v});
     all.push_back({c.block_m, c.head_dim_v});
+  }
+  for (const CompiledForward& row : kE4m3Table) {
+    const ForwardConfig& c = row.config;
+    all.insert(all.end(), {c.q_tile(), c.k_tile(), c.v_tile()});
   }
   return all;
 }

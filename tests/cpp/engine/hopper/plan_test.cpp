@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "engine/hopper/compiled.h"
-#include "engine/hopper/plan_forward.h"
+#include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/plan_e4m3.h"
 
 namespace fa3::hopper {
 namespace {
@@ -13,7 +13,9 @@ namespace {
 // Register files and slots have no static_assert of their own; shared memory has.
 TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_into) {
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
-  for (const CompiledForward& row : kForwardTable) {
+  std::vector<CompiledForward> rows(kForwardTable.begin(), kForwardTable.end());
+  rows.insert(rows.end(), kE4m3Table.begin(), kE4m3Table.end());
+  for (const CompiledForward& row : rows) {
     const ForwardConfig& c = row.config;
     EXPECT_LE(c.blocks * (c.producer_registers() + c.consumers() * c.consumer_registers()),
               kRegistersPerLaunchThreadQuad);
@@ -69,6 +71,13 @@ TEST(ChooseRow, gives_every_row_to_some_shape) {
   for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_row(shape)); });
   chosen.erase(kNoRow);
   EXPECT_EQ(chosen.size(), kForwardTable.size()) << "a kernel that nothing chooses is built";
+}
+
+TEST(ChooseRow, gives_every_e4m3_row_to_some_shape) {
+  std::set<int> chosen;
+  for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_e4m3_row(shape)); });
+  chosen.erase(kNoRow);
+  EXPECT_EQ(chosen.size(), kE4m3Table.size()) << "a kernel that nothing chooses is built";
 }
 
 TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
@@ -133,6 +142,26 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   EXPECT_EQ(variant_after([](Problem& p) { p.has_sink = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.ragged = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
+}
+
+TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_reason) {
+  Problem e4m3 = plain();
+  e4m3.dtype = e4m3.kv_dtype = DType::float8_e4m3;
+  EXPECT_TRUE(check_e4m3(e4m3).ok());
+  const auto expect_refused = [&](const char* reason, auto change) {
+    Problem p = e4m3;
+    change(p);
+    const Status status = check_e4m3(p);
+    EXPECT_EQ(status.code(), StatusCode::unsupported) << reason;
+    EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
+  };
+  expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
+  expect_refused("softcap", [](Problem& p) { p.softcap = 1; });
+  expect_refused("sink", [](Problem& p) { p.has_sink = true; });
+  expect_refused("windows", [](Problem& p) { p.mask.left = 3; });
+  expect_refused("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
+  expect_refused("multiples of 16", [](Problem& p) { p.head_dim = 72; });
+  expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
 }
 
 TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_kernel) {

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "engine/hopper/compiled.h"
+#include "engine/hopper/compiled_e4m3.h"
 #include "forward_run.h"
 
 namespace fa3::hopper {
@@ -172,6 +172,11 @@ struct Rows<std::integer_sequence<int, Row...>> {
 using AllRows = Rows<std::make_integer_sequence<int, int(kForwardTable.size())>>::Types;
 TYPED_TEST_SUITE(Protocol, AllRows);
 
+template <class Number>
+class E4m3Protocol : public testing::Test {};
+using AllE4m3Rows = Rows<std::make_integer_sequence<int, int(kE4m3Table.size())>>::Types;
+TYPED_TEST_SUITE(E4m3Protocol, AllE4m3Rows);
+
 template <ForwardConfig C>
 void expect_all_work_done(std::span<const Shape> shapes) {
   for (const Shape& shape : shapes) {
@@ -214,6 +219,10 @@ TYPED_TEST(Protocol, pieces_of_tiles_are_multiplied_once_whoever_is_slow) {
 TYPED_TEST(Protocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
   expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kPaged);
+}
+
+TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
+  expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kShapes);
 }
 
 template <ForwardConfig C>

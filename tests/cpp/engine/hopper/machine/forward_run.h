@@ -98,6 +98,7 @@ class Run {
                    .max = s.seqlen_k,
                    .total = s.entries() * s.k_rows()};
     a.heads_per_kv_head = s.heads / s.kv_heads;
+    if constexpr (C.e4m3) give_scales_and_transpose(&a);
     workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);
     a.workspace = workspace_.data();
     EXPECT_EQ(launch_forward({C, nullptr, smem_bytes<C>()}, a, nullptr), cudaSuccess);
@@ -128,7 +129,8 @@ class Run {
       for (size_t i = 0; i < scores.size(); ++i) {
         ASSERT_EQ(extent(scores[i]), extent_of(&k_, C.block_n, C.head_dim));
         ASSERT_EQ(extent(outputs[i]), extent_of(&v_, C.head_dim_v, C.block_n));
-        ASSERT_EQ(key_block(scores[i]), key_block(outputs[i])) << "warp " << warp << " step " << i;
+        ASSERT_EQ(key_block(scores[i]), value_block(outputs[i]))
+            << "warp " << warp << " step " << i;
       }
       ASSERT_EQ(scores.size(), expected.size()) << "warp " << warp;
       for (size_t i = 0; i < expected.size(); ++i) {
@@ -146,6 +148,16 @@ class Run {
   TensorSpan span(void* data, int rows, int heads, int columns) const {
     return span(data, rows, heads, columns, trial_.shape.entries());
   }
+  // V^T has a row for each column, all of whose keys lie side by side.
+  void give_scales_and_transpose(ForwardLaunch* a) {
+    const Shape& s = trial_.shape;
+    a->v = {&v_, s.batches, C.head_dim_v, s.kv_heads, s.seqlen_k};
+    scales_.assign(size_t(s.batches) * size_t(s.kv_heads), 1.0f);
+    a->e4m3 = {.keys = &key_scales_,
+               .value_scales = scales_.data(),
+               .kv_heads = s.kv_heads,
+               .blocks = s.seqlen_k / FA3_DESCALE_ROWS + 1};
+  }
   int64_t lse_count() const {
     return int64_t{trial_.shape.entries()} * trial_.shape.heads * trial_.shape.q_rows();
   }
@@ -155,6 +167,16 @@ class Run {
         .seed = trial_.seed, .neighbours = C.blocks, .pace = trial_.pace, .fault = trial_.fault};
     const SmemAddresses<C> at{machine::kSmemBase};
     setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
+    if constexpr (C.e4m3) {
+      for (int slot = 0; slot < C.kv_slots; ++slot) {
+        setting.buffers.push_back({"scales of keys", at.key_scales(uint32_t(slot)),
+                                   kMaxScaleGroups * int(sizeof(KeyScales))});
+      }
+      for (int warp = 0; warp < C.consumer_warps(); ++warp) {
+        constexpr int kBytes = C.head_dim_v * kRowsPerWarp * int(sizeof(float));
+        setting.buffers.push_back({"sums of a warp", at.output(uint32_t(warp), 0), kBytes});
+      }
+    }
     const bool plain = !trial_.shape.ragged() && !trial_.shape.cut.active();
     setting.infinite = [seed = trial_.seed, plain](const Product& p) {
       return plain && p.scores() && p.b.row == 0 &&
@@ -308,8 +330,15 @@ class Run {
   static std::tuple<int, int, int> key_block(const Product& p) {
     return {p.b.row, p.b.head, p.b.batch};
   }
+  static std::tuple<int, int, int> value_block(const Product& p) {
+    return C.e4m3 ? std::tuple(p.b.column, p.b.head, p.b.batch) : key_block(p);
+  }
   using Extent = std::tuple<const void*, int, int, int>;
-  static Extent extent(const Product& p) { return {p.b.tensor, p.b.column, p.columns, p.depth}; }
+  // Where the sum of outputs begins is value_block()'s.
+  static Extent extent(const Product& p) {
+    const int column = C.e4m3 && !p.scores() ? p.b.row : p.b.column;
+    return {p.b.tensor, column, p.columns, p.depth};
+  }
   static Extent extent_of(const void* tensor, int columns, int depth) {
     return {tensor, 0, columns, depth};
   }
@@ -318,6 +347,8 @@ class Run {
   char q_ = 0, k_ = 0, v_ = 0;  // stand for tensors
   std::vector<unsigned char> o_;
   std::vector<float> lse_;
+  std::vector<float> scales_;  // of e4m3 values
+  KeyScales key_scales_{};     // stands for all
   std::vector<unsigned char> workspace_;
   std::vector<int32_t> pages_;
   machine::Launch launch_;

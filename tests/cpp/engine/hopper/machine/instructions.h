@@ -17,6 +17,7 @@ struct Operand {
   bool in_registers = false;
   uint64_t descriptor = 0;
   hopper::Major major = hopper::Major::kK;
+  int element_bytes = 2;
 };
 
 void barrier_init(uint32_t barrier, uint32_t arrivals);
@@ -40,7 +41,7 @@ void store_bytes(const void* global, uint32_t smem, int bytes, bool adds);
 void commit_copies();
 void wait_for_copies(int pending);
 
-// d += A B, of 64 rows by 2 * count columns a warpgroup, 16 deep.
+// d += A B, of 64 rows by 2 * count columns a warpgroup, 32 bytes deep.
 void multiply(float* d, int count, const Operand& a, const Operand& b);
 void commit_products();
 void wait_for_products(int pending);

@@ -16,9 +16,8 @@ using hopper::Major;
 constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kRowsPerWarp = 16;
 constexpr int kRowsPerWarpgroup = 64;
-constexpr int kDepth = 16;
+constexpr int kDepthBytes = 32;
 constexpr int kPieceBytes = 1024;  // of memory.h, where it is not cut
-constexpr int kElementBytes = 2;
 
 // What accumulators hold while a product works on them: a NaN that arithmetic hands on.
 constexpr uint32_t kUnsettled = 0x7fc0dead;
@@ -61,28 +60,31 @@ struct Start {
   uint32_t slab;
   int column;
 };
-Start start(uint64_t descriptor) {
-  const uint32_t address = start_of(descriptor), slab = address & ~uint32_t{kPieceBytes - 1};
-  return {slab, int(address - slab) / kElementBytes};
+Start start(const Operand& operand) {
+  const uint32_t address = start_of(operand.descriptor),
+                 slab = address & ~uint32_t{kPieceBytes - 1};
+  return {slab, int(address - slab) / operand.element_bytes};
 }
 
-// Its sum runs along columns: `rows` rows of M or N from `first_row` on, 16 columns.
-Content read_k_major(uint64_t descriptor, int first_row, int rows, HeldPieces* held) {
-  const int row_bytes = row_bytes_of(descriptor);
-  const auto [slab, column] = start(descriptor);
+// Its sum runs along columns: `rows` rows of M or N from `first_row` on, 32 bytes of each.
+Content read_k_major(const Operand& operand, int first_row, int rows, HeldPieces* held) {
+  const int row_bytes = row_bytes_of(operand.descriptor);
+  const auto [slab, column] = start(operand);
   Content c = read_rows(slab + uint32_t(first_row * row_bytes), rows, row_bytes, held);
   if (c.tensor != nullptr) c.column += column;
   return c;
 }
 
 // Its sum runs along rows: 16 rows, of each slab that `columns` columns of M or N lie in.
-Content read_mn_major(uint64_t descriptor, int columns, HeldPieces* held) {
-  const int row_bytes = row_bytes_of(descriptor), slab_columns = row_bytes / kElementBytes;
-  const auto [first_slab, column] = start(descriptor);
-  Content first = read_rows(first_slab, kDepth, row_bytes, held);
+Content read_mn_major(const Operand& operand, int columns, HeldPieces* held) {
+  const int row_bytes = row_bytes_of(operand.descriptor);
+  const int slab_columns = row_bytes / operand.element_bytes;
+  const int depth = kDepthBytes / operand.element_bytes;
+  const auto [first_slab, column] = start(operand);
+  Content first = read_rows(first_slab, depth, row_bytes, held);
   for (int slab = 1; slab * slab_columns < column + columns; ++slab) {
-    const uint32_t address = first_slab + uint32_t(slab) * slab_distance(descriptor);
-    const Content next = read_rows(address, kDepth, row_bytes, held);
+    const uint32_t address = first_slab + uint32_t(slab) * slab_distance(operand.descriptor);
+    const Content next = read_rows(address, depth, row_bytes, held);
     const int expected = first.tensor == nullptr ? 0 : first.column + slab * slab_columns;
     if (next.tensor != first.tensor || next.row != first.row || next.column != expected) {
       fail("columns that do not belong, at address ", address);
@@ -138,12 +140,11 @@ void Products::multiply(float* d, int count, const Operand& a, const Operand& b)
   Content a_step, b_step;
   if (!a.in_registers) {
     const int first_row = block.warp() % kWarpsPerWarpgroup * kRowsPerWarp;
-    a_step = a.major == Major::kK
-                 ? read_k_major(a.descriptor, first_row, kRowsPerWarp, &open_.reads)
-                 : read_mn_major(a.descriptor, kRowsPerWarpgroup, &open_.reads);
+    a_step = a.major == Major::kK ? read_k_major(a, first_row, kRowsPerWarp, &open_.reads)
+                                  : read_mn_major(a, kRowsPerWarpgroup, &open_.reads);
   }
-  b_step = b.major == Major::kK ? read_k_major(b.descriptor, 0, columns, &open_.reads)
-                                : read_mn_major(b.descriptor, columns, &open_.reads);
+  b_step = b.major == Major::kK ? read_k_major(b, 0, columns, &open_.reads)
+                                : read_mn_major(b, columns, &open_.reads);
   if (p.depth == 0) {
     p = {.a_in_registers = a.in_registers, .a = a_step, .b = b_step, .columns = columns};
   }
@@ -155,7 +156,7 @@ void Products::multiply(float* d, int count, const Operand& a, const Operand& b)
       fail("operands summed over different ranges, by warp ", block.warp());
     }
   }
-  p.depth += kDepth;
+  p.depth += kDepthBytes / b.element_bytes;
 }
 
 void Products::commit() {

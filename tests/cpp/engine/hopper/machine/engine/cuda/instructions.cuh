@@ -23,6 +23,13 @@ inline float lg2(float x) {
 inline float rcp(float x) {
   return 1 / x;
 }
+inline float max_nan(float a, float b) {
+  return std::isnan(a) || b <= a ? a : b;
+}
+inline uint32_t pack_e4m3(float a, float b, float c, float d) {
+  for (float x : {a, b, c, d}) machine::settled(x);
+  return 0;
+}
 template <Element E>
 uint32_t pack_pair(float low, float high) {
   machine::settled(low);
@@ -48,5 +55,6 @@ inline void store_global_if(bool condition, float* pointer, float first, float s
 
 template <Element E>
 void mma_m16n8k16(float*, const uint32_t (&)[4], const uint32_t (&)[2]) {}
+inline void mma_m16n8k32(float*, const uint32_t (&)[4], const uint32_t (&)[2]) {}
 
 }  // namespace fa3::cuda

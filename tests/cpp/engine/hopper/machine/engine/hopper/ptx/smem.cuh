@@ -27,6 +27,10 @@ inline void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
   machine::load_shared(address);
   for (uint32_t& word : value) word = 0;
 }
+inline void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
+  machine::load_shared(address);
+  for (float& x : value) x = 0;
+}
 inline float ld_shared_f32(uint32_t address) {
   machine::load_shared(address);
   return 0;

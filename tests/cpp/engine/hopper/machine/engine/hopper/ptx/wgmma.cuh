@@ -27,5 +27,14 @@ template <Element E, Major B = Major::kMn, int Count>
 void wgmma_m64k16_rs(float (&d)[Count], const uint32_t (&)[4], uint64_t b_desc, int) {
   machine::multiply(d, Count, {.in_registers = true}, {.descriptor = b_desc, .major = B});
 }
+template <int Count>
+void wgmma_m64k32_ss(float (&d)[Count], uint64_t a_desc, uint64_t b_desc, int) {
+  machine::multiply(d, Count, {.descriptor = a_desc, .element_bytes = 1},
+                    {.descriptor = b_desc, .element_bytes = 1});
+}
+template <int Count>
+void wgmma_m64k32_rs(float (&d)[Count], const uint32_t (&)[4], uint64_t b_desc, int) {
+  machine::multiply(d, Count, {.in_registers = true}, {.descriptor = b_desc, .element_bytes = 1});
+}
 
 }  // namespace fa3::hopper::ptx

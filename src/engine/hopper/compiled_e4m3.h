@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every forward kernel for e4m3 that is built, each for O in fp16 and bf16: as in compiled.h. Tiles were
+// chosen by measurement: docs/performance-hopper.md.
+#pragma once
+
+#include "engine/hopper/compiled.h"
+
+namespace fa3::hopper {
+
+inline constexpr std::array kE4m3Table{
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 64,
+                               .head_dim_v = 64,
+                               .block_m = 192,
+                               .block_n = 128,
+                               .kv_slots = 8,
+                               .ping_pong = false},
+                    .why = "softmax is the bottleneck: three warpgroups share it"},
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 128,
+                               .head_dim_v = 128,
+                               .block_m = 128,
+                               .block_n = 192,
+                               .kv_slots = 5,
+                               .ping_pong = false},
+                    .why = "softmax is the bottleneck: as many keys a step as registers hold"},
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 128,
+                               .head_dim_v = 128,
+                               .block_m = 128,
+                               .block_n = 128,
+                               .kv_slots = 7,
+                               .ping_pong = false},
+                    .max_keys = 1535,
+                    .why = "short sequences: 192 keys are too coarse a grain"},
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 192,
+                               .head_dim_v = 192,
+                               .block_m = 128,
+                               .block_n = 128,
+                               .kv_slots = 4,
+                               .ping_pong = false},
+                    .why = "two warpgroups; O leaves room for four slots"},
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 256,
+                               .head_dim_v = 256,
+                               .block_m = 128,
+                               .block_n = 64,
+                               .kv_slots = 4,
+                               .ping_pong = false},
+                    .why = "two warpgroups; O leaves room for four slots"},
+};
+
+}  // namespace fa3::hopper

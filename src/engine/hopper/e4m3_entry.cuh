@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files, each of which instantiates one row of compiled_e4m3.h.
+#pragma once
+
+#include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/forward_entry.h"
+#include "engine/hopper/forward_kernel.cuh"
+
+namespace fa3::hopper {
+
+template <int Row, Element E>
+ForwardKernel e4m3_entry() {
+  constexpr ForwardConfig kConfig = kE4m3Table[Row].config.with(E, Variant::kDense);
+  return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>), smem_bytes<kConfig>()};
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hopper/plan_e4m3.h"
+
+#include <bit>
+
+#include "core/error.h"
+#include "core/macros.h"
+#include "engine/cuda/device.h"
+#include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/engine.h"
+
+namespace fa3::hopper {
+namespace {
+
+constexpr int64_t kHeadDimStep = 16;            // the copy engine moves 16 bytes at least
+constexpr int64_t kMaxRows = int64_t{1} << 30;  // as of plan_forward.cpp
+constexpr int64_t kMaxTiles = int64_t{1} << 30;
+constexpr int64_t kMaxGrid = 65535;  // of the preparing kernels, in heads and in batches
+
+bool nothing_to_do(const Problem& p) {
+  return p.batch == 0 || p.heads_q == 0 || p.lengths_q.max == 0;
+}
+
+ForwardShape shape_of(const Problem& p) {
+  return {p.head_dim, p.head_dim_v, p.lengths_k.max};
+}
+
+}  // namespace
+
+Status check_e4m3(const Problem& p) {
+  if (p.o.dtype != DType::float16 && p.o.dtype != DType::bfloat16) {
+    return unsupported("an output of ", name_of(p.o.dtype), " from inputs of float8_e4m3");
+  }
+  if (p.key_places.elsewhere) {
+    return unsupported("page_table, batch_index and left_padding of float8_e4m3");
+  }
+  if (p.lengths_q.ragged || p.lengths_k.ragged) {
+    return unsupported("float8_e4m3 sequences of unequal lengths");
+  }
+  const bool causal = p.mask.right == 0 && p.mask.left == MaskRule::kUnbounded;
+  if (!causal && !p.mask.hides_nothing()) return unsupported("sliding windows over float8_e4m3");
+  if (p.softcap != 0.0f) return unsupported("softcap over float8_e4m3");
+  if (p.has_sink) return unsupported("sink logits beside float8_e4m3");
+  if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
+    return unsupported("head dims of float8_e4m3 must be multiples of 16, got ", p.head_dim,
+                       " and ", p.head_dim_v);
+  }
+  if (choose_e4m3_row(shape_of(p)) == kNoRow) {
+    return unsupported("no float8_e4m3 kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
+                       "; the largest have 256");
+  }
+  if (p.lengths_q.max > kMaxRows || p.lengths_k.max > kMaxRows) {
+    return unsupported("more than 2^30 rows of a sequence");
+  }
+  if (p.batch > kMaxGrid || p.heads_q > kMaxGrid) {
+    return unsupported("more than ", kMaxGrid, " sequences or heads of float8_e4m3");
+  }
+  return {};
+}
+
+Status check_e4m3_layouts(const Problem& problem) {
+  const ForwardLaunch a = launch_of(problem);
+  for (const auto& [name, tensor] : {std::pair{"q", a.q}, {"k", a.k}, {"o", a.o}}) {
+    const char* obstacle = tensor_map_obstacle(tensor);
+    if (obstacle) return unsupported(name, ": ", obstacle);
+  }
+  constexpr int64_t kWord = 4;  // V is read by words
+  const TensorSpan& v = a.v;
+  if (reinterpret_cast<uintptr_t>(v.data) % kWord != 0 || v.row_stride % kWord != 0 ||
+      v.head_stride % kWord != 0 || v.batch_stride % kWord != 0) {
+    return unsupported("v: address and strides must be multiples of 4 bytes");
+  }
+  return {};
+}
+
+int choose_e4m3_row(const ForwardShape& shape) {
+  return choose_row(shape, kE4m3Table);
+}
+
+E4m3Launch e4m3_launch_of(const Problem& p) {
+  return {
+      .forward = launch_of(p), .q = p.q_quantization, .k = p.k_quantization, .v = p.v_quantization};
+}
+
+Status plan_e4m3(const Problem& problem, Plan* plan) {
+  FA3_TRY(check_e4m3(problem));
+  FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+  FA3_TRY(check_e4m3_layouts(problem));
+  E4m3Launch launch = e4m3_launch_of(problem);
+  const int row = choose_e4m3_row(shape_of(problem));
+  const auto& [c, max_keys, max_rows, why] = kE4m3Table[size_t(row)];
+  launch.forward.pack = choose_e4m3_pack(c, launch);
+  const int64_t num_tiles = forward_num_tiles(c, launch.forward);
+  if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
+
+  plan->engine = "hopper";
+  plan->kernel = concat("forward float8_e4m3 d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x",
+                        c.block_n, mask_name(launch.forward.mask));
+  plan->variant = row;
+  plan->block_q = c.block_m;
+  plan->block_k = c.block_n;
+  plan->packed_heads = launch.forward.pack.heads();
+  plan->num_tasks = num_tiles;
+  plan->workspace_bytes = nothing_to_do(problem) ? 0 : e4m3_workspace_bytes(c, launch);
+  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why,
+                     "; V is transposed beforehand");
+  if (plan->packed_heads > 1) {
+    plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
+  }
+  return {};
+}
+
+Status run_e4m3(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
+  if (nothing_to_do(problem)) return {};
+  const DeviceScope scope(problem.device_index);
+  const auto queue = static_cast<cudaStream_t>(stream);
+  const ForwardKernel kernel = e4m3_kernel_at(plan.variant, element_of(problem.o.dtype));
+  E4m3Launch launch = e4m3_launch_of(problem);
+  launch.forward.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
+  launch.forward.workspace = workspace;
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess) error = prepare_e4m3_launch(kernel, &launch, queue);
+  if (error == cudaSuccess) error = launch_prepared_e4m3(kernel, launch, queue);
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();  // leave none behind for the caller's own CUDA code
+  return {StatusCode::device_error, concat("hopper forward: ", cudaGetErrorString(error))};
+}
+
+}  // namespace fa3::hopper
