@@ -68,9 +68,9 @@ constexpr Shape kRagged[] = {
 };
 
 // Of every kernel's blocks: the model knows rows by where they lie, which zeros behind the last page
-// have no answer to.
+// have no answer to; one sequence, since its pages are one long tensor there.
 constexpr int kWholeBlocks = 1920;
-constexpr int32_t kAllUsed[] = {kWholeBlocks, kWholeBlocks};
+constexpr int32_t kAllUsed[] = {kWholeBlocks};
 
 // Tiles in pieces: equal shares for two thread blocks and fixed parts, of one length and of many, keys
 // in one run and in pages.
@@ -111,7 +111,7 @@ constexpr Shape kCut[] = {
      .seqlen_k = kWholeBlocks,
      .heads = 2,
      .kv_heads = 2,
-     .batches = 2,
+     .batches = 1,
      .mask = kCausal,
      .used_k = kAllUsed,
      .cut = {.parts = KeyCut::kShares, .shares = 2},
@@ -123,7 +123,7 @@ constexpr Shape kPaged[] = {
      .seqlen_k = kWholeBlocks,
      .heads = 2,
      .kv_heads = 2,
-     .batches = 2,
+     .batches = 1,
      .mask = {.left = 90},
      .used_k = kAllUsed,
      .page_size = 16},

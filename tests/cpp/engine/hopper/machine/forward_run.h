@@ -250,7 +250,9 @@ class Run {
   int first_key_of(const Work& work) const {
     const int first_row = work.m_block * C.block_m;
     if (trial_.shape.cut.active()) return work.blocks.first * C.block_n;
-    return trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
+    const int first_key =
+        trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
+    return trial_.shape.page_size > 0 ? first_key / C.block_n * C.block_n : first_key;
   }
 
   int num_blocks_of(const Work& work, int warpgroup) const {
