@@ -11,7 +11,7 @@ namespace fa3::hopper {
 // A warp's rows, the first of them `first_row` of the sequence.
 template <ForwardConfig C, int Count>
 __device__ __forceinline__ void store_tile(const ForwardParams& params, const ItemOf<C>& item,
-                                           int first_row, const float (&output)[Count],
+                                           int first_row, float (&output)[Count],
                                            const cuda::RowState& rows) {
   if constexpr (C.cuts()) {
     if (item.place.slot != KeyPiece::kWhole) {
