@@ -150,6 +150,12 @@ def run_command(command: list, build: Path) -> tuple[str, int, float]:
     return output, status, time.monotonic() - start
 
 
+def ends_of(lines: list) -> list:
+    """The last lines, and before them those that name a failure further up."""
+    last = lines[-40:]
+    return [line for line in lines[:-40] if "FAIL" in line][:20] + last
+
+
 def run_piece(name: str, commands: list, build: Path, pool: ThreadPoolExecutor) -> dict:
     """Runs one piece; 'passed' also needs every summary line, so that a crash is a failure.
 
@@ -169,7 +175,7 @@ def run_piece(name: str, commands: list, build: Path, pool: ThreadPoolExecutor) 
         "checks": sum(checks for checks, _ in found),
         "failures": failures,
         "seconds": round(sum(seconds for _, _, seconds in ended), 1),
-        "output": [line.rstrip() for line in lines if line.strip()][-40:],
+        "output": ends_of([line.rstrip() for line in lines if line.strip()]),
     }
 
 
