@@ -2,9 +2,9 @@
 // Checks the backward's kernels against the oracle, row by row, and times them. Needs a GPU and
 // nothing else.
 //   fa3_gpu_check_backward [--only TEXT] [--rows FIRST END] [--repeats N] [--verbose] [--time]
-// --only: cases whose name contains TEXT. --rows: of the kernel table, half-open. --repeats: runs of each case whose dK and dV must be the
-// same bits, and dQ where it is to be deterministic. --verbose: a line for every case, not only for
-// those that fail. --time: speed instead.
+// --only: cases whose name contains TEXT. --rows: of the kernel table, half-open. --repeats: runs of
+// each case whose dK and dV must be the same bits, and dQ where it is to be deterministic. --verbose:
+// a line for every case, not only for those that fail. --time: speed instead.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "cuda/backward_cases.h"
 #include "cuda/backward_reference.cuh"
+#include "cuda/backward_timing.cuh"
+#include "cuda/device_array.cuh"
 #include "cuda/watchdog.h"
 #include "engine/hopper/backward/launch_backward.h"
 
@@ -29,38 +32,6 @@ using hopper::Variant;
 
 constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " capped"};
 
-#define CHECK_CUDA(call)                                                                   \
-  do {                                                                                     \
-    const cudaError_t error_ = (call);                                                     \
-    if (error_ != cudaSuccess) {                                                           \
-      std::printf("FAILED %s line %d: %s\n", #call, __LINE__, cudaGetErrorString(error_)); \
-      std::fflush(stdout);                                                                 \
-      _exit(2);                                                                            \
-    }                                                                                      \
-  } while (0)
-
-// Filled with NaN.
-template <typename T>
-struct DeviceArray {
-  T* data = nullptr;
-  size_t count;
-  explicit DeviceArray(size_t n) : count(n) {
-    CHECK_CUDA(cudaMalloc(&data, std::max<size_t>(n, 1) * sizeof(T)));
-    CHECK_CUDA(cudaMemset(data, 0xff, n * sizeof(T)));
-  }
-  explicit DeviceArray(const std::vector<T>& host) : DeviceArray(host.size()) {
-    CHECK_CUDA(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  DeviceArray(const DeviceArray&) = delete;
-  ~DeviceArray() { cudaFree(data); }
-  void clear() { CHECK_CUDA(cudaMemset(data, 0, count * sizeof(T))); }
-  std::vector<T> fetch() const {
-    std::vector<T> host(count);
-    CHECK_CUDA(cudaMemcpy(host.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost));
-    return host;
-  }
-};
-
 template <typename T>
 std::vector<T> random_values(size_t count, float sigma, unsigned seed) {
   std::mt19937 engine(seed);
@@ -68,216 +39,6 @@ std::vector<T> random_values(size_t count, float sigma, unsigned seed) {
   std::vector<T> values(count);
   for (T& x : values) x = T(normal(engine));
   return values;
-}
-
-// Lengths of their own: packed one after the other, or each in a batch entry of the longest length.
-struct Side {
-  std::vector<int> owned;
-  std::vector<int> used;  // empty: all
-  int spare = 0;          // packed rows that no sequence owns
-  bool packed = true;
-};
-
-struct BackwardCase {
-  int batches, heads, kv_heads, seqlen_q, seqlen_k;
-  bool causal = false;
-  int head_dim_less = 0;  // columns less than the kernel's
-  float q_sigma = 1.0f;
-  bool d_lse = false;
-  bool deterministic = false;
-  int left = -1, right = -1;
-  float softcap = 0.0f;
-  bool sink = false;
-  const char* ragged = nullptr;  // its name; then lengths come from:
-  Side q, k;
-
-  std::string name() const {
-    char text[200];
-    std::snprintf(text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s", batches, heads,
-                  kv_heads, seqlen_q, seqlen_k, causal ? " causal" : "",
-                  left >= 0 ? (" left " + std::to_string(left)).c_str() : "",
-                  right >= 0 ? (" right " + std::to_string(right)).c_str() : "",
-                  softcap > 0 ? (" softcap " + std::to_string(int(softcap))).c_str() : "",
-                  sink ? " sink" : "", head_dim_less ? " short-head" : "",
-                  q_sigma != 1.0f ? " sigma" : "", d_lse ? " dlse" : "",
-                  deterministic ? " deterministic" : "", ragged ? ragged : "");
-    return text;
-  }
-  MaskRuleOf<int> mask() const { return {left, causal ? 0 : right}; }
-  bool dense() const { return !ragged && left < 0 && right < 0 && softcap == 0; }
-};
-
-int longest(const std::vector<int>& lengths) {
-  return *std::max_element(lengths.begin(), lengths.end());
-}
-
-BackwardCase ragged_case(const char* name, int heads, int kv_heads, const Side& q, const Side& k) {
-  BackwardCase c{int(q.owned.size()), heads, kv_heads, longest(q.owned), longest(k.owned)};
-  c.ragged = name;
-  c.q = q;
-  c.k = k;
-  return c;
-}
-
-std::vector<int> many_lengths(int count, int longest, int seed) {
-  std::vector<int> lengths;
-  for (int i = 0; i < count; ++i) lengths.push_back((i * 7919 + seed) % (longest + 1));
-  return lengths;
-}
-
-// Windows, softcap, sinks and lengths; memory that belongs to no sequence is NaN.
-std::vector<BackwardCase> masked_cases() {
-  std::vector<BackwardCase> all;
-  const auto add = [&](BackwardCase c, auto change) {
-    change(c);
-    all.push_back(c);
-    c.deterministic = !c.deterministic;
-    all.push_back(c);
-  };
-  const auto window = [](int left, int right) {
-    return [=](BackwardCase& c) { c.left = left, c.right = right; };
-  };
-  add({1, 1, 1, 64, 128}, window(10, 5));
-  add({2, 2, 2, 700, 700, true}, window(128, -1));
-  add({1, 3, 1, 500, 900}, window(200, 77));
-  add({1, 2, 1, 1000, 600}, window(333, -1));  // queries that see no key
-  add({1, 2, 2, 300, 1100}, window(100, 30));  // keys that no query sees
-  add({1, 2, 2, 600, 600}, window(-1, 100));
-  add({1, 2, 2, 400, 350}, window(0, 0));
-  add({1, 8, 1, 391, 591, true}, window(60, -1));
-  for (int s = 1; s <= 300; s += 37) add({1, 1, 1, s, 301 - s}, window(s / 3, 40));
-  const auto sink = [](BackwardCase& c) { c.sink = true; };
-  add({2, 6, 2, 300, 400}, sink);
-  add({1, 4, 1, 400, 300, true, 0, 1.0f, true}, sink);
-  add({1, 2, 2, 300, 300, true}, [](BackwardCase& c) { c.sink = true, c.left = 50; });
-  const auto cap = [](float softcap, float q_sigma) {
-    return [=](BackwardCase& c) { c.softcap = softcap, c.q_sigma = q_sigma; };
-  };
-  add({1, 1, 1, 64, 128}, cap(30, 1));
-  add({2, 4, 2, 300, 500}, cap(30, 1));
-  add({1, 2, 2, 500, 500, true}, cap(8, 8));      // large scores
-  add({1, 2, 2, 500, 500, true}, cap(50, 0.1f));  // small ones
-  add({1, 2, 1, 400, 500, true},
-      [](BackwardCase& c) { c.softcap = 15, c.left = 150, c.sink = true, c.d_lse = true; });
-
-  const Side q{.owned = {300, 0, 1, 200, 64, 0}, .spare = 3};
-  const Side k{.owned = {301, 5, 0, 200, 500, 0}, .spare = 70};
-  const Side q_used{.owned = {300, 0, 7, 200, 64, 250}, .used = {171, 0, 7, 64, 0, 249}};
-  const Side k_used{.owned = {301, 5, 10, 200, 500, 400}, .used = {200, 5, 0, 199, 413, 80}};
-  const auto nothing = [](BackwardCase&) {};
-  const auto causal = [](BackwardCase& c) { c.causal = true; };
-  add(ragged_case(" packed", 2, 2, q, k), nothing);
-  add(ragged_case(" packed", 3, 1, q, k), causal);
-  add(ragged_case(" packed", 8, 2, q, k), [](BackwardCase& c) { c.causal = c.d_lse = true; });
-  add(ragged_case(" packed-used", 2, 2, q_used, k_used), nothing);
-  add(ragged_case(" packed-used", 4, 1, q_used, k_used), causal);
-  add(ragged_case(" packed", 2, 1, q, k), window(90, 20));
-  add(ragged_case(" packed-used", 2, 2, q_used, k_used), sink);
-  add(ragged_case(" packed", 2, 2, q, k), cap(20, 1));
-  add(ragged_case(" packed-one-key", 2, 2, {.owned = {5, 64, 0, 3}}, {.owned = {1, 1, 1, 1}}),
-      nothing);
-  add(ragged_case(" packed-many-short", 2, 2, {.owned = many_lengths(400, 6, 3)},
-                  {.owned = many_lengths(400, 9, 5)}),
-      causal);
-  add(ragged_case(" packed-queries", 2, 2, {.owned = {100, 1, 0, 65}},
-                  {.owned = {300, 300, 300, 300}, .used = {300, 0, 77, 128}, .packed = false}),
-      nothing);
-  add(ragged_case(" packed-keys", 2, 2,
-                  {.owned = {200, 200, 200, 200}, .used = {200, 0, 77, 128}, .packed = false},
-                  {.owned = {100, 1, 0, 450}}),
-      causal);
-  add(ragged_case(" used", 2, 2,
-                  {.owned = {300, 300, 300, 300}, .used = {0, 300, 64, 65}, .packed = false},
-                  {.owned = {500, 500, 500, 500}, .used = {400, 500, 0, 128}, .packed = false}),
-      causal);
-  return all;
-}
-
-std::vector<BackwardCase> cases() {
-  std::vector<BackwardCase> all{
-      {1, 1, 1, 64, 128},  // one step, one thread block: a hang shows here
-      {1, 1, 1, 1, 1},
-      {1, 1, 1, 128, 128},
-      {1, 1, 1, 512, 128},
-      {1, 1, 1, 64, 256},
-      {1, 1, 1, 64, 128, true},
-      {1, 2, 2, 512, 512},
-      {1, 2, 2, 512, 512, true},
-      {2, 3, 3, 300, 400},
-      {2, 3, 3, 300, 400, true},
-      {2, 3, 3, 400, 300, true},  // rows without keys
-      {1, 4, 2, 192, 256},
-      {1, 4, 1, 200, 333, true},
-      {1, 8, 1, 65, 129, true},
-      {2, 2, 2, 257, 129, false, 8},
-      {2, 2, 2, 129, 257, true, 24},
-      {1, 2, 2, 500, 500, true, 0, 8.0f},
-      {1, 2, 1, 256, 384, false, 0, 1.0f, true},
-      {1, 2, 2, 1024, 1024, true},
-      {1, 2, 2, 1024, 1024},
-      {3, 20, 20, 128, 128, true},  // more tiles than multiprocessors, with
-      {3, 60, 60, 100, 130, true},
-  };
-  for (const bool causal : {false, true}) {
-    all.push_back({1, 1, 1, 200, 300, causal, 0, 1.0f, false, true});
-    all.push_back({2, 4, 2, 700, 900, causal, 0, 1.0f, false, true});
-    all.push_back({2, 10, 10, 1000, 2100, causal, 0, 1.0f, false, true});  // several waves
-  }
-  for (int s = 2; s <= 200; s += s < 10 ? 1 : s < 60 ? 7 : 13) {
-    all.push_back({1, 2, 1, s, 201 - s});
-    all.push_back({1, 1, 1, s, 150, true});
-    all.push_back({1, 1, 1, 150, s, true});
-  }
-  for (const BackwardCase& c : masked_cases()) all.push_back(c);
-  return all;
-}
-
-// What sequence `b` of a case has of one side's tensor.
-struct SideLayout {
-  std::vector<int> cu;
-  std::vector<int64_t> begin;
-  std::vector<int> used;
-  int batches;
-  int rows;
-
-  SideLayout(const BackwardCase& c, const Side& side, int seqlen)
-      : batches(c.batches), rows(seqlen) {
-    const bool packed = c.ragged && side.packed;
-    cu.push_back(0);
-    for (int b = 0; b < c.batches; ++b) {
-      const int owned = c.ragged ? side.owned[b] : seqlen;
-      begin.push_back(packed ? cu[b] : int64_t{b} * seqlen);
-      used.push_back(side.used.empty() ? owned : side.used[b]);
-      cu.push_back(cu[b] + owned);
-    }
-    if (packed) batches = 1, rows = cu.back() + side.spare;
-  }
-  size_t all_rows() const { return size_t(batches) * rows; }
-  bool uses(size_t row) const {
-    for (size_t b = 0; b < begin.size(); ++b) {
-      if (row >= size_t(begin[b]) && row < size_t(begin[b] + used[b])) return true;
-    }
-    return false;
-  }
-  // NaN where no sequence uses the row, which has `count` elements.
-  template <typename T>
-  std::vector<T> poisoned(std::vector<T> values, size_t count) const {
-    for (size_t row = 0; row < all_rows(); ++row) {
-      if (!uses(row)) std::fill_n(values.begin() + row * count, count, T(NAN));
-    }
-    return values;
-  }
-};
-
-TensorSpan span_of(void* data, int batches, int rows, int heads, int columns) {
-  return {data,
-          batches,
-          rows,
-          heads,
-          columns,
-          int64_t{rows} * heads * columns,
-          int64_t{heads} * columns,
-          columns};
 }
 
 struct Verdict {
@@ -532,133 +293,6 @@ int check_all(const std::string& only, int repeats, bool verbose, int first_row,
   std::printf("worst row: %.2f of the error allowed\n", tally.worst);
   std::printf("%d checks, %d failures\n", tally.checks, tally.failures);
   return tally.failures != 0;
-}
-
-// Random normal bf16 tensors of one size, generated on the GPU: speed depends on the data.
-__global__ void fill_normal(__nv_bfloat16* data, size_t count, uint32_t seed, float sigma) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
-       i += size_t{gridDim.x} * blockDim.x) {
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u + uint64_t{seed} * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    x ^= x >> 31;
-    const float u = (float(uint32_t(x)) + 1.0f) * 0x1p-32f, w = float(uint32_t(x >> 32)) * 0x1p-32f;
-    data[i] = __nv_bfloat16(sigma * sqrtf(-2 * logf(u)) * cosf(6.2831853f * w));
-  }
-}
-
-__global__ void fill_lse(float* lse, size_t count, int seqlen, bool causal) {
-  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
-       i += size_t{gridDim.x} * blockDim.x) {
-    lse[i] = logf(causal ? float(i % seqlen + 1) : float(seqlen)) + 0.5f;  // of unit scores
-  }
-}
-
-class Timing {
- public:
-  Timing() {
-    CHECK_CUDA(cudaEventCreate(&begin_));
-    CHECK_CUDA(cudaEventCreate(&end_));
-    CHECK_CUDA(cudaMalloc(&flush_, kFlushBytes));
-  }
-  // Median milliseconds of some runs on a cold L2 cache.
-  template <typename F>
-  float median(const std::string& what, int runs, F launch) {
-    const Watchdog watchdog("timing of " + what, 40);
-    launch();
-    std::vector<float> times;
-    for (int i = 0; i < runs; ++i) {
-      CHECK_CUDA(cudaMemsetAsync(flush_, i, kFlushBytes));
-      CHECK_CUDA(cudaEventRecord(begin_));
-      launch();
-      CHECK_CUDA(cudaEventRecord(end_));
-      CHECK_CUDA(cudaEventSynchronize(end_));
-      float ms;
-      CHECK_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
-      times.push_back(ms);
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
-
- private:
-  static constexpr size_t kFlushBytes = 256 << 20;
-  cudaEvent_t begin_, end_;
-  void* flush_;
-};
-
-struct TimedKernel {
-  std::string name;
-  BackwardKernel kernel;
-};
-
-int time_all(const std::string& only) {
-  std::vector<TimedKernel> kernels;
-  for (int row = 0; row < int(hopper::kBackwardTable.size()); ++row) {
-    kernels.push_back({"table", hopper::backward_kernel_at(row, Element::kBf16, Variant::kDense)});
-  }
-  Timing timing;
-  constexpr int kTokens = 16384, kColumns = 2048;
-  const size_t count = size_t{kTokens} * kColumns;
-  DeviceArray<__nv_bfloat16> q(count), k(count), v(count), o(count), d_o(count), dq(count),
-      dk(count), dv(count);
-  for (auto* tensor : {&q, &k, &v, &d_o, &o}) {
-    fill_normal<<<1024, 256>>>(tensor->data, count, unsigned(tensor - &q),
-                               tensor == &o ? 0.02f : 1);
-  }
-  DeviceArray<float> lse(size_t{kTokens} * kColumns / 64);
-  std::printf("TFLOP/s, bf16, b*s = 16k, h*d = 2048. pre, main, post: microseconds\n");
-  std::printf("%-14s %4s %6s %6s %8s %8s %8s %8s %8s %8s\n", "kernel", "d", "s", "mask", "pre",
-              "main", "post", "all us", "main TF", "all TF");
-  for (const TimedKernel& timed : kernels) {
-    const int d = timed.kernel.config.head_dim, heads = kColumns / d;
-    if (d != timed.kernel.config.head_dim_v) continue;
-    for (const bool causal : {false, true}) {
-      for (int deterministic = 0; deterministic < 2; ++deterministic)
-        for (int s = 512; s <= 16384; s *= d % 64 == 0 ? 2 : 4) {
-          if (deterministic && s != 2048 && s != 16384) continue;
-          char what[80];
-          std::snprintf(what, sizeof what, "%s d%d s%d %s", timed.name.c_str(), d, s,
-                        causal ? "causal" : "full");
-          if (std::string(what).find(only) == std::string::npos) continue;
-          const int b = kTokens / s;
-          fill_lse<<<256, 256>>>(lse.data, size_t(b) * heads * s, s, causal);
-          BackwardArguments a;
-          const auto span = [&](auto& t) { return span_of(t.data, b, s, heads, d); };
-          a.q = span(q), a.k = span(k), a.v = span(v), a.o = span(o), a.d_o = span(d_o);
-          a.dq = span(dq), a.dk = span(dk), a.dv = span(dv);
-          a.lse = {lse.data, {int64_t{heads} * s, s, 1}};
-          a.scale = a.gradient_scale = float(1 / std::sqrt(double(d)));
-          if (causal) a.mask.right = 0;
-          a.seqlen_q = a.seqlen_k = s;
-          a.deterministic = deterministic;
-          DeviceArray<char> workspace(size_t(backward_workspace_bytes(timed.kernel.config, a)));
-          a.workspace = workspace.data;
-          constexpr int kRuns = 11;
-          const auto run = [&](int launches) {
-            return 1e3f * timing.median(what, kRuns, [&] {
-              CHECK_CUDA(launch_backward(timed.kernel, a, 0, launches));
-            });
-          };
-          const float all = run(hopper::kAllLaunches);
-          if (deterministic) {
-            std::printf("%-14s %4d %6d %6s %44.1f %8s %8.0f\n", "deterministic", d, s,
-                        causal ? "causal" : "full", all, "",
-                        10.0 * b * heads * double(s) * s * d / (causal ? 2 : 1) / all * 1e-6);
-            continue;
-          }
-          const float pre = run(hopper::kPreprocess);
-          const float main = run(hopper::kMain);
-          const float post = run(hopper::kPostprocess);
-          const double flops = 10.0 * b * heads * double(s) * s * d / (causal ? 2 : 1);
-          std::printf("%-14s %4d %6d %6s %8.1f %8.1f %8.1f %8.1f %8.0f %8.0f\n", timed.name.c_str(),
-                      d, s, causal ? "causal" : "full", pre, main, post, all, flops / main * 1e-6,
-                      flops / all * 1e-6);
-          std::fflush(stdout);
-        }
-    }
-  }
-  return 0;
 }
 
 }  // namespace

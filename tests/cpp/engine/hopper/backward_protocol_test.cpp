@@ -16,6 +16,7 @@
 #include "engine/hopper/backward/launch_backward.h"
 #include "host_runtime.h"
 #include "many_orders.h"
+#include "shape.h"
 
 namespace fa3::hopper {
 
@@ -28,32 +29,6 @@ using machine::Departure;
 using machine::Fault;
 using machine::Outcome;
 using machine::Product;
-
-struct Shape {
-  int seqlen_q, seqlen_k, heads, kv_heads, batches;
-  MaskRuleOf<int> mask;
-  // Of packed sequences, batches + 1 of each; of dense ones, the used keys, batches of them.
-  const int32_t* cu_q = nullptr;
-  const int32_t* cu_k = nullptr;
-  const int32_t* used_k = nullptr;
-
-  bool ragged() const { return cu_q != nullptr || used_k != nullptr; }
-  bool packed() const { return cu_q != nullptr; }
-  // Of the tensors. Two rows more than the sequences own.
-  int entries() const { return packed() ? 1 : batches; }
-  int q_rows() const { return packed() ? cu_q[batches] + 2 : seqlen_q; }
-  int k_rows() const { return packed() ? cu_k[batches] + 2 : seqlen_k; }
-  Lengths lengths(const int32_t* cu, const int32_t* used, int longest, int rows) const {
-    return {.cu_seqlens = cu,
-            .seqused = used,
-            .max = longest,
-            .total = int64_t{entries()} * rows,
-            .ragged = ragged(),
-            .in_one_tensor = packed()};
-  }
-  Lengths lengths_q() const { return lengths(cu_q, nullptr, seqlen_q, q_rows()); }
-  Lengths lengths_k() const { return lengths(cu_k, used_k, seqlen_k, k_rows()); }
-};
 
 constexpr MaskRuleOf<int> kFull, kCausal{.right = 0};
 

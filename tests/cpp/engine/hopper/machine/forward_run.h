@@ -17,6 +17,7 @@
 #include "engine/hopper/piece/find_share.cuh"
 #include "host_runtime.h"
 #include "machine.h"
+#include "shape.h"
 
 namespace fa3::hopper {
 
@@ -26,25 +27,6 @@ alignas(kSmemAlignment) inline unsigned char raw_smem[kMaxSmemBytes];
 using machine::Fault;
 using machine::Pace;
 using machine::Product;
-
-struct Shape {
-  int seqlen_q, seqlen_k, heads, kv_heads, batches;
-  MaskRuleOf<int> mask;
-  // Of packed sequences, batches + 1 of each; of dense ones, the used keys, batches of them.
-  const int32_t* cu_q = nullptr;
-  const int32_t* cu_k = nullptr;
-  const int32_t* used_k = nullptr;
-  KeyCut cut{};
-  int page_size = 0;  // 0: no pages
-
-  bool ragged() const { return cu_q != nullptr || used_k != nullptr; }
-  bool packed() const { return cu_q != nullptr; }
-  // Of the tensors. Two rows more than the sequences own.
-  int entries() const { return packed() ? 1 : batches; }
-  int q_rows() const { return packed() ? cu_q[batches] + 2 : seqlen_q; }
-  int k_rows() const { return packed() ? cu_k[batches] + 2 : seqlen_k; }
-  int num_pages() const { return page_size ? (seqlen_k + page_size - 1) / page_size : 0; }
-};
 
 struct Trial {
   Shape shape;
@@ -92,11 +74,8 @@ class Run {
     a.seqlen_k = s.seqlen_k;
     a.ragged = s.ragged() || s.page_size > 0;
     a.sequences = s.batches;
-    a.lengths_q = {.cu_seqlens = s.cu_q, .max = s.seqlen_q, .total = s.entries() * s.q_rows()};
-    a.lengths_k = {.cu_seqlens = s.cu_k,
-                   .seqused = s.used_k,
-                   .max = s.seqlen_k,
-                   .total = s.entries() * s.k_rows()};
+    a.lengths_q = s.lengths_q();
+    a.lengths_k = s.lengths_k();
     a.heads_per_kv_head = s.heads / s.kv_heads;
     if constexpr (C.e4m3) give_scales_and_transpose(&a);
     workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);

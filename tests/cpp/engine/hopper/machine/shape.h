@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Problems that the kernels' sources are run on, on the model multiprocessor.
+#pragma once
+
+#include "core/mask_rule.h"
+#include "core/seqlen.h"
+#include "engine/hopper/launch_forward.h"
+
+namespace fa3::hopper {
+
+struct Shape {
+  int seqlen_q, seqlen_k, heads, kv_heads, batches;
+  MaskRuleOf<int> mask;
+  // Of packed sequences, batches + 1 of each; of dense ones, the used keys, batches of them.
+  const int32_t* cu_q = nullptr;
+  const int32_t* cu_k = nullptr;
+  const int32_t* used_k = nullptr;
+  KeyCut cut{};       // of the forward
+  int page_size = 0;  // 0: no pages
+
+  bool ragged() const { return cu_q != nullptr || used_k != nullptr; }
+  bool packed() const { return cu_q != nullptr; }
+  // Of the tensors. Two rows more than the sequences own.
+  int entries() const { return packed() ? 1 : batches; }
+  int q_rows() const { return packed() ? cu_q[batches] + 2 : seqlen_q; }
+  int k_rows() const { return packed() ? cu_k[batches] + 2 : seqlen_k; }
+  int num_pages() const { return page_size ? (seqlen_k + page_size - 1) / page_size : 0; }
+  Lengths lengths(const int32_t* cu, const int32_t* used, int longest, int rows) const {
+    return {.cu_seqlens = cu,
+            .seqused = used,
+            .max = longest,
+            .total = int64_t{entries()} * rows,
+            .ragged = ragged(),
+            .in_one_tensor = packed()};
+  }
+  Lengths lengths_q() const { return lengths(cu_q, nullptr, seqlen_q, q_rows()); }
+  Lengths lengths_k() const { return lengths(cu_k, used_k, seqlen_k, k_rows()); }
+};
+
+}  // namespace fa3::hopper
