@@ -32,6 +32,8 @@ constexpr int kMaxPackLog2OfCutTiles = 6;
 constexpr int64_t kLeastKeysToCut = 512;
 // Whole tiles are left alone where they keep so much of the multiprocessors' time busy.
 constexpr double kBusyEnough = 0.85;
+// Of the thread blocks that there is room for, so many get a share.
+constexpr double kBusyShares = 0.96;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 
 int64_t num_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
@@ -144,7 +146,8 @@ KeySplit key_split(const ForwardConfig& c, const ForwardLaunch& launch) {
           .mask = launch.mask,
           .block_n = c.block_n,
           .parts = launch.cut.parts,
-          .most_m_blocks = int(most_m_blocks(c, launch))};
+          .most_m_blocks = int(most_m_blocks(c, launch)),
+          .rows_of_units = launch.cut.rows};
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
@@ -165,6 +168,12 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
   }
   return encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows) &&
          encode_tensor_map(params.v_map, launch.v, c.input(), v, v.rows);
+}
+
+// Of a tile, if lengths are even.
+int64_t most_pieces(const ForwardConfig& c, const ForwardLaunch& launch) {
+  if (launch.cut.parts != KeyCut::kShares) return launch.cut.parts;
+  return ceil_div(launch.cut.shares, std::max<int64_t>(1, num_tiles(c, launch, launch.pack))) + 1;
 }
 
 // Thread blocks: no more than there is room or work for.
@@ -206,6 +215,15 @@ int page_box_rows(const ForwardConfig& c, const ForwardLaunch& launch) {
   return int(std::gcd(launch.places.page_size, int64_t{c.block_n}));
 }
 
+// As many as leave few thread blocks without a share.
+int64_t rows_of_units(int64_t packs, int64_t shares) {
+  for (int64_t rows = std::min(packs, shares); rows > 1; --rows) {
+    const int64_t busy = shares / rows * rows;
+    if (packs % rows == 0 && double(busy) >= kBusyShares * double(shares)) return rows;
+  }
+  return 1;
+}
+
 void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
                 ForwardLaunch* launch) {
   ForwardLaunch cut = *launch;
@@ -228,7 +246,9 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   const double busy = double(tiles) / double(ceil_div(tiles, shares) * shares);
   const bool idle = busy < kBusyEnough || (launch->ragged && c.consumers() == 1);
   if (num_splits == 1 || launch->seqlen_k < kLeastKeysToCut || !alike || !idle) return;
-  cut.cut = {.parts = KeyCut::kShares, .shares = int(std::min(shares, tiles * blocks))};
+  const int64_t rows = rows_of_units(num_packs(cut), shares);
+  const int64_t in_a_row = std::min(shares / rows, tiles * blocks / rows);
+  cut.cut = {.parts = KeyCut::kShares, .shares = int(in_a_row * rows), .rows = int(rows)};
   *launch = cut;
 }
 
@@ -297,6 +317,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   return merge_pieces({.pieces = params.pieces,
                        .cuts = params.cuts,
                        .num_cuts = int(num_cuts(c, launch)),
+                       .most_pieces = most_pieces(c, launch),
                        .output = params.output,
                        .element = c.output()},
                       stream);

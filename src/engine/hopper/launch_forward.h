@@ -19,6 +19,7 @@ struct KeyCut {
   static constexpr int kShares = 0;
   int parts = 1;   // of each tile, at most; 1: none is cut; kShares: equal shares
   int shares = 0;  // of so many thread blocks
+  int rows = 1;    // that many side by side, each of head packs of its own
 
   bool active() const { return parts != 1; }
 };

@@ -136,16 +136,18 @@ class TmaLoader {
     int row = int(first_row % unsigned(paged.page_size));
     ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
     const uint32_t end = smem + layout.slab_bytes();
+    int next = rows_left > 0 ? *page : 0;
 #pragma unroll 1
     for (; smem < end; smem += paged.box_rows * layout.row_bytes()) {
       const int rows = rows_left < 0 ? 0 : rows_left < paged.box_rows ? rows_left : paged.box_rows;
-      const int number = rows > 0 ? *page : 0;
-      const bool exists = unsigned(number) < unsigned(paged.num_pages);
-      tile::issue_clipped_rows(map, layout, rows > 0 && exists, smem, full,
-                               {0, row + rows, block.head, number, paged.box_rows - rows});
+      const int number = next, first = row;
       rows_left -= paged.box_rows;
       row += paged.box_rows;
       if (row == paged.page_size) row = 0, ++page;
+      if (rows_left > 0) next = *page;  // on its way while the box is asked for
+      const bool exists = unsigned(number) < unsigned(paged.num_pages);
+      tile::issue_clipped_rows(map, layout, rows > 0 && exists, smem, full,
+                               {0, first + rows, block.head, number, paged.box_rows - rows});
     }
   }
 

@@ -354,6 +354,7 @@ class Consumer {
         score_.factor[group] = fmaxf(query * key_and_boost[0], 0x1p-126f);
         score_.boost[group] = key_and_boost[1];
       }
+      __syncwarp();  // every lane has read before lane 0 releases the slot
     }
   }
 

@@ -13,6 +13,7 @@ struct PieceMerge {
   cuda::PieceOutput pieces;
   const CutTile* cuts;
   int num_cuts;
+  int64_t most_pieces;  // that are to be expected of a tile
   cuda::ForwardOutput output;
   cuda::Element element;  // of O
 };

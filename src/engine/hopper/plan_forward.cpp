@@ -19,6 +19,21 @@ constexpr int64_t kMaxTiles = int64_t{1} << 30;
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for each part of them
 
+// What a plan keeps as its variant.
+struct Choice {
+  int row;  // of kForwardTable
+  Variant variant;
+  int rows_of_units;  // of a key cut in equal shares
+
+  static constexpr int kKernels = int(kForwardTable.size()) * kNumVariants;
+
+  int number() const { return rows_of_units * kKernels + row * kNumVariants + int(variant); }
+  static Choice of(int number) {
+    const int kernel = number % kKernels;
+    return {kernel / kNumVariants, Variant(kernel % kNumVariants), number / kKernels};
+  }
+};
+
 // In 32 bits. A window that reaches over the longest sequence hides nothing.
 MaskRuleOf<int> narrow(const Problem& p) {
   MaskRuleOf<int> mask;
@@ -237,7 +252,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->engine = "hopper";
   plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
                         " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
-  plan->variant = row * kNumVariants + int(variant);
+  plan->variant = Choice{row, variant, cut.rows}.number();
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = launch.pack.heads();
@@ -264,13 +279,15 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   if (nothing_to_do(launch_of(problem))) return {};
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
-  const ForwardKernel kernel = forward_kernel_at(
-      plan.variant / kNumVariants, element_of(problem.dtype), Variant(plan.variant % kNumVariants));
+  const Choice choice = Choice::of(plan.variant);
+  const ForwardKernel kernel =
+      forward_kernel_at(choice.row, element_of(problem.dtype), choice.variant);
   for (int64_t column = 0; error == cudaSuccess && column < problem.head_dim_v;
        column += kMaxColumnsV) {
     ForwardLaunch launch = launch_of(problem, column);
     launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
     launch.cut.parts = int(plan.num_splits);
+    launch.cut.rows = choice.rows_of_units;
     if (launch.cut.parts == KeyCut::kShares) launch.cut.shares = int(plan.num_tasks);
     launch.workspace = workspace;
     error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));

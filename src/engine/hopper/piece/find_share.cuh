@@ -20,6 +20,7 @@ __device__ __forceinline__ int64_t sum_until(int64_t value) {
 
 // By a whole warp; every lane gets the answer.
 __device__ __forceinline__ Share find_share(const KeySplit& split, int block, int num_blocks) {
+  block /= split.rows_of_units, num_blocks /= split.rows_of_units;  // of one row
   const int lane = int(threadIdx.x) % ptx::kLanes;
   const int count = split.sequences.num_sequences();
   const auto units_of = [&](int b) -> int64_t {

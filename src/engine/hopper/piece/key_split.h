@@ -5,7 +5,9 @@
 //
 // Equal shares: the key blocks of all tiles, one tile after the other, are one row of units; every
 // thread block gets as many, in one run. So it has at most one piece that goes on from the thread
-// block before (its first), and at most one that the next one goes on from (its last).
+// block before (its first), and at most one that the next one goes on from (its last). Several head
+// packs have rows of their own, side by side: thread blocks that read the keys of the same tokens do so
+// at the same time, which memory rewards where heads are neighbours in it.
 // Fixed parts: the keys of every tile are cut into at most so many parts, whatever other sequences
 // there are; so the bits of a sequence's result do not depend on them.
 #pragma once
@@ -37,9 +39,10 @@ struct CutTile {
   int num_pieces;  // 0: this is none
   int first_slot;
   int later_slots;
+  int slot_step;
 
   FA3_HD constexpr int slot(int piece) const {
-    return piece == 0 ? first_slot : later_slots + piece;
+    return piece == 0 ? first_slot : later_slots + piece * slot_step;
   }
 };
 
@@ -47,8 +50,9 @@ struct KeySplit {
   SequenceList sequences;  // what is read of them; nothing is listed
   MaskRuleOf<int> mask;
   int block_n;
-  int parts;          // of a tile at most; 0: equal shares
-  int most_m_blocks;  // of a sequence's queries
+  int parts;              // of a tile at most; 0: equal shares
+  int most_m_blocks;      // of a sequence's queries
+  int rows_of_units = 1;  // of equal shares; divides the number of head packs
 
   // What some row of a tile sees; a tile whose rows see nothing visits one block all the same.
   FA3_HD constexpr BlockRun blocks_of(const SequenceTiles& s, int m_block) const {
@@ -74,9 +78,9 @@ struct KeySplit {
     return most;
   }
 
-  // Units of a sequence in the row of all.
+  // Units of a sequence in a row.
   FA3_HD constexpr int units_of(const SequenceTiles& s) const {
-    return s.order.num_m_blocks * s.order.num_packs * most_blocks(s);
+    return s.order.num_m_blocks * (s.order.num_packs / rows_of_units) * most_blocks(s);
   }
 
   // Tiles that fixed parts count, cut or not.
@@ -128,8 +132,10 @@ class PieceStream {
     const int taken = most - from < share_.left ? most - from : share_.left;
     share_.offset += taken;
     share_.left -= taken;
-    piece.pack = int(unsigned(tile) / unsigned(s.order.num_m_blocks));
-    piece.m_block = tile - piece.pack * s.order.num_m_blocks;
+    const int packs_before = int(unsigned(tile) / unsigned(s.order.num_m_blocks));
+    const int rows = split_.rows_of_units;
+    piece.pack = packs_before * rows + block_ % rows;
+    piece.m_block = tile - packs_before * s.order.num_m_blocks;
     const BlockRun all = split_.blocks_of(s, piece.m_block);
     const int end = from + taken < all.count ? from + taken : all.count;
     piece.blocks = {all.first + from, end - from};
@@ -138,7 +144,7 @@ class PieceStream {
     piece.slot = is_whole ? KeyPiece::kWhole : opens ? num_blocks_ + block_ : block_;
     if (opens && !is_whole) {
       const int more = (all.count - end + share_.whole - 1) / share_.whole;
-      cuts[block_] = cut_of(s, piece, 1 + more, block_);
+      cuts[block_] = cut_of(s, piece, 1 + more, block_, rows);
     }
     return true;
   }
@@ -165,18 +171,19 @@ class PieceStream {
     piece.blocks = {all.first + from, end - from};
     piece.slot = num_pieces > 1 ? number : KeyPiece::kWhole;
     if (part == 0 && row < owned_rows) {
-      cuts[tile] = cut_of(s, piece, num_pieces > 1 ? num_pieces : 0, number);
+      cuts[tile] = cut_of(s, piece, num_pieces > 1 ? num_pieces : 0, number, 1);
     }
     return end > from;
   }
 
   FA3_HD constexpr CutTile cut_of(const SequenceTiles& s, const KeyPiece& piece, int num_pieces,
-                                  int later_slots) const {
+                                  int later_slots, int slot_step) const {
     CutTile cut{.queries = s.queries,
                 .first_row = piece.m_block * split_.sequences.block_m,
                 .num_pieces = num_pieces,
                 .first_slot = piece.slot,
-                .later_slots = later_slots};
+                .later_slots = later_slots,
+                .slot_step = slot_step};
     cut.queries.pack = piece.pack;
     return cut;
   }

@@ -215,8 +215,13 @@ TEST(KeyCut, shares_out_few_queries_and_leaves_many_alone) {
   };
   const ForwardLaunch shared = cut(decode, 0);
   EXPECT_EQ(shared.cut.parts, KeyCut::kShares);
-  EXPECT_EQ(shared.cut.shares, 132);
+  EXPECT_EQ(shared.cut.rows, 8);  // a row for each of the 8 packs of heads
+  EXPECT_EQ(shared.cut.shares, 128);
   EXPECT_EQ(shared.pack.heads(), 8);
+  ForwardLaunch many_heads = decode;  // 40 and 20 rows would leave too many thread blocks idle
+  many_heads.q.heads = 320;
+  EXPECT_EQ(cut(many_heads, 0).cut.rows, 10);
+  EXPECT_EQ(cut(many_heads, 0).cut.shares, 130);
   EXPECT_FALSE(cut(decode, 1).cut.active());
   EXPECT_EQ(cut(decode, 5).cut.parts, 5);
   EXPECT_EQ(cut(decode, 5).cut.shares, 0);

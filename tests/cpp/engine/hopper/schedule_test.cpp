@@ -217,13 +217,14 @@ void expect_right_pieces(const KeySplit& split, int num_blocks) {
   const SequenceList& all = split.sequences;
   int64_t units = 0;
   for (int b = 0; b < all.num_sequences(); ++b) units += split.units_of(all.sequence(b));
-  const int whole = int((units + num_blocks - 1) / num_blocks);
+  const int rows = split.rows_of_units, in_a_row = num_blocks / rows;
+  const int whole = int((units + in_a_row - 1) / in_a_row);
   using Tile = std::tuple<int, int, int, int>;  // first query, batch, block of queries, pack
   std::map<Tile, std::map<int, std::pair<BlockRun, int>>> found;  // by first key block
   std::vector<CutTile> cuts(size_t(split.num_tiles() + num_blocks), CutTile{});
   for (int block = 0; block < num_blocks; ++block) {
     Share share{.whole = whole};
-    int64_t begin = int64_t{block} * whole;
+    int64_t begin = int64_t{block / rows} * whole;
     share.left = int(std::clamp<int64_t>(units - begin, 0, whole));
     while (share.left > 0 && begin >= split.units_of(all.sequence(share.sequence))) {
       begin -= split.units_of(all.sequence(share.sequence++));
@@ -289,8 +290,9 @@ TEST(KeySplit, puts_every_visible_block_into_one_piece) {
   const int32_t used_k[] = {1000, 0, 17, 640, 333};
   for (const Mask& mask : {kFull, kCausal, Mask{.left = 150, .right = 0}, Mask{.left = 10}}) {
     for (const bool packed : {false, true}) {
-      for (int parts : {0, 2, 3, 200}) {
-        for (int num_blocks : {1, 3, 7, 99}) {
+      for (const auto [parts, rows] : {std::pair{0, 1}, {0, 2}, {0, 6}, {2, 1}, {3, 1}, {200, 1}}) {
+        for (int in_a_row : {1, 3, 7, 99}) {
+          const int num_blocks = in_a_row * rows;
           const fa3::Lengths q{.cu_seqlens = packed ? starts : nullptr,
                                .max = packed ? 229 : 40,
                                .total = packed ? 310 : 5 * 40};
@@ -301,14 +303,15 @@ TEST(KeySplit, puts_every_visible_block_into_one_piece) {
                                              .batch = 5,
                                              .block_m = 64,
                                              .pack = pack,
-                                             .num_packs = 3},
+                                             .num_packs = 6},
                                .mask = mask,
                                .block_n = 32,
                                .parts = parts,
-                               .most_m_blocks = (pack.rows(int(q.max)) + 63) / 64};
+                               .most_m_blocks = (pack.rows(int(q.max)) + 63) / 64,
+                               .rows_of_units = rows};
           ASSERT_NO_FATAL_FAILURE(expect_right_pieces(split, num_blocks))
-              << packed << ", " << parts << " parts, " << num_blocks << " thread blocks, window "
-              << mask.left << ", " << mask.right;
+              << packed << ", " << parts << " parts, " << rows << " rows, " << num_blocks
+              << " thread blocks, window " << mask.left << ", " << mask.right;
         }
       }
     }
