@@ -15,8 +15,7 @@ constexpr int64_t kMaxThreads = 1024;
 }  // namespace
 
 int64_t stride_of(const fa3_tensor& tensor, int dim) {
-  const bool leads_nowhere = tensor.device_type == FA3_CPU && !has_elements(tensor);
-  return dim >= 0 && tensor.shape[dim] > 1 && !leads_nowhere ? tensor.stride[dim] : 0;
+  return dim >= 0 && tensor.shape[dim] > 1 && has_elements(tensor) ? tensor.stride[dim] : 0;
 }
 
 Operand operand(const fa3_tensor& tensor) {

@@ -17,6 +17,7 @@ constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 byte
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
 constexpr int64_t kManyKeys = 512;
+constexpr int64_t kAnyStride = 16;              // of tensors without elements: one that maps take
 constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for each part of them
 
 // What a plan keeps as its variant.
@@ -144,15 +145,19 @@ Element element_of(DType dtype) {
 
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
                    int64_t columns) {
-  return {operand.data,
-          batches,
-          rows,
-          heads,
-          columns,
-          operand.batch_stride,
-          operand.row_stride,
-          operand.head_stride,
-          int(size_of(operand.dtype))};
+  TensorSpan span{.data = operand.data,
+                  .batches = batches,
+                  .rows = rows,
+                  .heads = heads,
+                  .columns = columns,
+                  .batch_stride = operand.batch_stride,
+                  .row_stride = operand.row_stride,
+                  .head_stride = operand.head_stride,
+                  .element_bytes = int(size_of(operand.dtype))};
+  if (batches == 0 || rows == 0 || heads == 0) {
+    span.batch_stride = span.row_stride = span.head_stride = kAnyStride;
+  }
+  return span;
 }
 
 bool copies_single_rows(const ForwardConfig& c) {

@@ -46,7 +46,7 @@ constexpr int64_t kPageSizes[] = {0, 1, 2, 7, 16, 48, 64, 100, 128, 256, 1000};
 Case with_dense_keys(Case c) {
   if (c.k.packed()) {
     const std::vector<int32_t> owned = c.k.owned;
-    c.k = {.rows = *std::max_element(owned.begin(), owned.end()), .used = owned};
+    c.k = {.rows = c.k.longest(), .used = owned};
   }
   return c;
 }

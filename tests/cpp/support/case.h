@@ -4,6 +4,7 @@
 #pragma once
 
 #include <fa3/fa3.h>
+#include <algorithm>
 
 #include <cstdint>
 #include <iosfwd>
@@ -22,6 +23,9 @@ struct Side {
   std::vector<int32_t> used;   // seqused, when not empty
 
   bool packed() const { return !owned.empty(); }
+  int64_t longest() const {
+    return packed() ? *std::max_element(owned.begin(), owned.end()) : rows;
+  }
 };
 
 struct Sequence {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole case on one engine: runs it, the textbook and the baseline, and compares every output.
+#include <algorithm>
+#include <cmath>
+
 #include "cli/error_rule.h"
 #include "support/compare.h"
 #include "support/fp8.h"
@@ -35,14 +38,30 @@ struct Compared {
   const Values* want;
   const Tensor* baseline;
   const Values* terms;
+  double factor = 0;  // largest number that a weight, or its gradient, is multiplied by
+  int64_t products = 0;
 };
+
+double largest(const Tensor& t) {
+  double most = 0;
+  for (const double x : t.values().numbers)
+    most = std::max(most, std::isfinite(x) ? std::abs(x) : 0);
+  return most;
+}
+
+// What half precision takes from small numbers: from those of the output itself, and from small
+// weights and their gradients, which enter products in it; their losses add up like random steps.
+double underflow_of(const Compared& output) {
+  const double smallest = underflow(output.got->dtype());
+  return smallest * (1 + output.factor / 2 * std::sqrt(static_cast<double>(output.products)));
+}
 
 testing::AssertionResult compare(const Checked& checked, const Textbook& book,
                                  const std::vector<Compared>& outputs) {
   for (const Compared& output : outputs) {
     const Values base = output.baseline->values();
     const Tolerance tolerance{.roundoff = roundoff_of(checked, book, output.got->dtype()),
-                              .underflow = underflow(output.got->dtype()),
+                              .underflow = underflow_of(output),
                               .terms = output.terms};
     const testing::AssertionResult result =
         agrees(output.what, output.got->values(), *output.want,
@@ -86,11 +105,14 @@ testing::AssertionResult backward_agrees(const Checked& checked, const Inputs& i
   const BackwardRun run = run_backward(engine, c, inputs, forward);
   if (!run.problem.empty()) return failed(checked, run.problem);
   const BackwardRun base = run_backward(baseline(), of_baseline(c), inputs, base_forward);
-  return compare(checked, book,
-                 {{"dq", &run.dq, &book.dq, &base.dq, &book.dq_terms},
-                  {"dk", &run.dk, &book.dk, &base.dk, &book.dk_terms},
-                  {"dv", &run.dv, &book.dv, &base.dv, &book.dv_terms},
-                  {"dsink", &run.dsink, &book.dsink, &base.dsink, &book.dsink_terms}});
+  const double scale = std::abs(c.effective_scale());
+  const int64_t keys = c.k.longest(), rows = c.q.longest() * c.group();
+  return compare(
+      checked, book,
+      {{"dq", &run.dq, &book.dq, &base.dq, &book.dq_terms, scale * largest(inputs.k), keys},
+       {"dk", &run.dk, &book.dk, &base.dk, &book.dk_terms, scale * largest(inputs.q), rows},
+       {"dv", &run.dv, &book.dv, &base.dv, &book.dv_terms, largest(inputs.d_o), rows},
+       {"dsink", &run.dsink, &book.dsink, &base.dsink, &book.dsink_terms}});
 }
 
 testing::AssertionResult forward_agrees(const Checked& checked, const Textbook& book,

@@ -250,6 +250,13 @@ TEST(PageBoxes, divide_a_page_and_a_tile) {
   EXPECT_EQ(rows(64, true), 1);
 }
 
+TEST(TensorMap, a_tensor_without_elements_needs_no_strides) {
+  alignas(16) static char memory[64];
+  const Operand without_strides{.data = memory, .dtype = DType::bfloat16};
+  EXPECT_EQ(tensor_map_obstacle(span_of(without_strides, 3, 0, 4, 64)), nullptr);
+  EXPECT_NE(tensor_map_obstacle(span_of(without_strides, 3, 5, 4, 64)), nullptr);
+}
+
 TEST(TensorMap, obstacles_are_named) {
   alignas(16) static char memory[64];
   TensorSpan t{memory, 2, 10, 3, 64, 1920, 192, 64};
