@@ -109,9 +109,6 @@ class Fa3:
         self.params = c_abi.params_for(c_abi.ForwardParams, options, {})
         for name, view in fields.items():
             setattr(self.params, name, view)
-        plan = self.plan()
-        self.kernel = plan["kernel"]
-        self.engine = plan["engine"] + self.name.removeprefix("fa3")
         self.prepare("fa3_forward", case.device)
         if case.backward:
             self()
@@ -127,6 +124,9 @@ class Fa3:
 
     def prepare(self, function: str, device: str):
         """Sets up calls of fa3_forward or fa3_backward with self.params."""
+        plan = self.plan(function)
+        self.kernel = plan["kernel"]
+        self.engine = plan["engine"] + self.name.removeprefix("fa3")
         size = ctypes.c_size_t()
         by_reference = ctypes.byref(self.params)
         size_of = getattr(self.library, function + "_workspace_size")
@@ -154,9 +154,9 @@ class Fa3:
         view.stride[: tensor.dim()] = tensor.stride()
         return view
 
-    def plan(self) -> dict:
+    def plan(self, function: str) -> dict:
         text, capacity = ctypes.create_string_buffer(4096), ctypes.c_size_t(4096)
-        plan_text = self.library.fa3_forward_plan_text
+        plan_text = getattr(self.library, function + "_plan_text")
         self.check(plan_text(ctypes.byref(self.params), text, capacity, None))
         return words_of_plan(text.value.decode())
 

@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import figures  # noqa: E402
 import plot  # noqa: E402  (as figures.py found it)
 
-ROWS = ROOT / "docs" / "results" / "forward-h200-2026-11-21.jsonl"
+ROWS = ROOT / "docs" / "results" / "forward-h200-2026-11-22.jsonl"
 PICTURE = ROOT / "docs" / "figures" / "forward-h200.svg"
 HIDDEN = 2048  # heads * head dim of the picture; other rows of the file are left out
 
@@ -18,9 +18,7 @@ def rows() -> list[dict]:
     return [
         row
         for row in plot.read([ROWS])
-        if row["heads"] * row["head_dim"] == HIDDEN
-        and row["kv_heads"] == row["heads"]
-        and "q_scale" not in row
+        if row["heads"] * row["head_dim"] == HIDDEN and row["kv_heads"] == row["heads"]
     ]
 
 
@@ -32,13 +30,15 @@ def summary() -> dict:
         theirs = speed[engine]
         return {cell: tflops / theirs[cell] for cell, tflops in speed["hopper"].items()}
 
-    official, cudnn = over("fa3-official"), over("cudnn")
+    official, fa4, cudnn = over("fa3-official"), over("fa4-sm90"), over("cudnn")
     return {
         "official": figures.mean(official.values()),
         "official, 2k and longer": figures.mean(r for c, r in official.items() if c[2] >= 2048),
         "official, 512 and 1k": figures.mean(r for c, r in official.items() if c[2] < 2048),
         "official, lowest": min(official.values()),
         "official, highest": max(official.values()),
+        "FlashAttention-4": figures.mean(fa4.values()),
+        "FlashAttention-4, lowest": min(fa4.values()),
         "cuDNN": figures.mean(cudnn.values()),
         "cuDNN, lowest": min(cudnn.values()),
     }

@@ -26,7 +26,7 @@ NAMES = {
     "fa3-official": ("FlashAttention-3, official", "#3b82f6"),
     "cudnn": ("cuDNN", "#2f9e44"),
     "fa2": ("FlashAttention-2", "#9a6bd0"),
-    "fa4-sm90": ("FlashAttention-4", "#5c7cfa"),
+    "fa4-sm90": ("FlashAttention-4", "#d9a400"),
     "triton": ("Triton (FlexAttention)", "#b08800"),
     "sdpa": ("PyTorch's own", "#3b82f6"),
     "torch-cpu": ("PyTorch", "#3b82f6"),

@@ -17,7 +17,7 @@ constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 byte
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
 constexpr int64_t kManyKeys = 512;
-constexpr int64_t kAnyStride = 16;              // of tensors without elements: one that maps take
+constexpr int64_t kAnyStride = 16;     // of tensors without elements: one that maps take
 constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for each part of them
 
 // What a plan keeps as its variant.
