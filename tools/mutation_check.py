@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
-COPIED = ("CMakeLists.txt", "cmake", "examples", "include", "src", "tests/cpp", "tools")
+COPIED = "CMakeLists.txt benchmarks cmake examples include src tests/cpp tools".split()
 TESTS = "build/bin/fa3_engine_tests"
 
 

@@ -19,6 +19,7 @@ from fa3.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
+from fa3.fp8 import attention_fp8
 from fa3.ops import (
     Gradients,
     append,
@@ -46,6 +47,7 @@ __all__ = [
     "append",
     "attention",
     "attention_backward",
+    "attention_fp8",
     "engines",
     "merge",
     "plan",

@@ -6,6 +6,7 @@ from fa3.errors import InvalidArgument as InvalidArgument
 from fa3.errors import OutOfMemory as OutOfMemory
 from fa3.errors import Unsupported as Unsupported
 from fa3.errors import WorkspaceTooSmall as WorkspaceTooSmall
+from fa3.fp8 import attention_fp8 as attention_fp8
 from fa3.ops import Gradients as Gradients
 from fa3.ops import append as append
 from fa3.ops import attention as attention

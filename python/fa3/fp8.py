@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.attention_fp8: attention of wider numbers in float8_e4m3fn, and what that errs, sampled.
+
+FA3_MONITOR_FP8=n: every n-th call of a program is computed without quantization too, and the
+program ends with a line about the difference for each kind of call. The comparison stays on the
+tensors' device and waits for nothing before the end.
+"""
+
+import atexit
+import functools
+import os
+import sys
+
+import numpy as np
+
+from fa3._arrays import empty, is_torch, type_of
+from fa3.errors import InvalidArgument
+from fa3.ops import attention
+from fa3.quantization import quantize
+
+
+def attention_fp8(
+    q, k, v, *, scaling="block", hadamard=True, center=True, seed=0, out=None, **options
+):
+    """Attention of q, k, v (float32, float16, bfloat16), quantized to float8_e4m3fn on the way.
+
+    Source: FlashAttention-3 (arXiv 2407.08608), section 3.3: block quantization and incoherent
+    processing. Quantized tensors that are kept, as of a cache, go through fa3.quantize and
+    fa3.attention instead.
+
+    Args:
+        q, k, v, out: as those of attention(); a new out has q's dtype.
+        scaling: who shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
+            the whole "tensor".
+        hadamard: spread outliers of q and k over their channels, by random signs of `seed`.
+        center: quantize k and v without the means of their channels, which come back exactly.
+        options: as those of attention(), but for scales, means and caches.
+
+    Returns:
+        As attention(). Not differentiable.
+
+    Raises:
+        As attention().
+    """
+    lengths = {
+        side: {
+            "cu_seqlens": options.get(f"cu_seqlens_{side}"),
+            "seqused": options.get(f"seqused_{side}"),
+            "max_seqlen": options.get(f"max_seqlen_{side}", 0),
+        }
+        for side in "qk"
+    }
+    run = {name: options[name] for name in ("engine", "num_threads") if name in options}
+    common = {"scaling": scaling, **run}
+    turned = {"hadamard": hadamard, "seed": seed}
+    q8 = quantize(q, **common, **turned, **lengths["q"])
+    k8 = quantize(k, center=center, **common, **turned, **lengths["k"])
+    v8 = quantize(v, center=center, **common, **lengths["k"])
+    if out is None:
+        out = empty((*q.shape[:-1], v.shape[-1]), like=q, dtype=type_of(q))
+    scales = {"q_descale": q8.descale, "k_descale": k8.descale, "v_descale": v8.descale}
+    means = {"k_mean": k8.mean, "v_mean": v8.mean}
+    result = attention(q8.x, k8.x, v8.x, **scales, **means, out=out, **options)
+    if sampler() is not None:
+        sampler().see(q, k, v, result, options)
+    return result
+
+
+class Sampler:
+    """What every n-th call differs by from the same call without quantization."""
+
+    def __init__(self, every):
+        self.every = every
+        self.calls = {}  # by kind
+        self.differences = {}  # by kind; numbers, or 0-dimensional tensors on the call's device
+
+    def see(self, q, k, v, result, options):
+        if is_being_captured(q):
+            return
+        kind = f"{type_of(q)} q {tuple(q.shape)} k {tuple(k.shape)} v {tuple(v.shape)}"
+        self.calls[kind] = self.calls.get(kind, 0) + 1
+        if (self.calls[kind] - 1) % self.every == 0:
+            found = result[0] if options.get("return_lse") else result
+            wide = attention(q, k, v, **options | {"return_lse": False})
+            self.differences.setdefault(kind, []).append(difference(found, wide))
+
+    def tell(self):
+        for kind, differences in self.differences.items():
+            found = [100 * float(x) for x in differences]
+            print(
+                f"fa3: fp8 differs by {np.mean(found):.3g}% from attention without quantization, "
+                f"at most {max(found):.3g}% ({len(found)} of {self.calls[kind]} calls): {kind}",
+                file=sys.stderr,
+            )
+
+
+@functools.cache
+def sampler():
+    """The program's, or None where FA3_MONITOR_FP8 is not set."""
+    text = os.environ.get("FA3_MONITOR_FP8", "")
+    if text in ("", "0"):
+        return None
+    if not text.isdecimal():
+        raise InvalidArgument(f"FA3_MONITOR_FP8: expected a number of calls, got {text!r}")
+    found = Sampler(int(text))
+    atexit.register(found.tell)
+    return found
+
+
+def is_being_captured(array):
+    """Into a CUDA graph or a compiled program, which would hold the second call for good."""
+    if not is_torch(array):
+        return False
+    torch = sys.modules["torch"]
+    capturing = array.is_cuda and torch.cuda.is_current_stream_capturing()
+    return capturing or torch.compiler.is_compiling()
+
+
+def difference(found, wide):
+    """2-norm of the difference over that of `wide`."""
+    if is_torch(found):
+        found, wide = found.detach().float(), wide.detach().float()
+        return (found - wide).norm() / wide.norm()
+    found, wide = (np.asarray(x, dtype=np.float32) for x in (found, wide))
+    return np.linalg.norm(found - wide) / np.linalg.norm(wide)

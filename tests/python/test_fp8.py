@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.attention_fp8 is the same as its parts; FA3_MONITOR_FP8 tells what it errs."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+pytest.importorskip("ml_dtypes", reason="ml_dtypes gives numpy its float8")
+
+SHAPE = (2, 100, 4, 64)
+
+
+def inputs():
+    random = np.random.default_rng(5)
+    return [random.standard_normal(SHAPE, np.float32) for _ in range(3)]
+
+
+@pytest.mark.parametrize("scaling", ["block", "head", "tensor"])
+def test_is_attention_of_quantized_arrays(scaling):
+    q, k, v = inputs()
+    lengths = np.array([100, 37], np.int32)
+    out, lse = fa3.attention_fp8(
+        q, k, v, scaling=scaling, seed=7, causal=True, seqused_k=lengths, return_lse=True
+    )
+    q8 = fa3.quantize(q, scaling=scaling, hadamard=True, seed=7)
+    k8 = fa3.quantize(k, scaling=scaling, hadamard=True, seed=7, center=True, seqused=lengths)
+    v8 = fa3.quantize(v, scaling=scaling, center=True, seqused=lengths)
+    want, want_lse = fa3.attention(
+        q8.x, k8.x, v8.x, q_descale=q8.descale, k_descale=k8.descale, v_descale=v8.descale,
+        k_mean=k8.mean, v_mean=v8.mean, causal=True, seqused_k=lengths, return_lse=True,
+        out=np.empty_like(q),
+    )  # fmt: skip
+    assert np.array_equal(out, want) and np.array_equal(lse, want_lse)
+    assert fa3.fp8.difference(out, fa3.attention(q, k, v, causal=True, seqused_k=lengths)) < 0.06
+
+
+def test_output_has_the_type_of_the_queries():
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        q, k, v = (torch.from_numpy(x).to(dtype) for x in inputs())
+        assert fa3.attention_fp8(q, k, v).dtype == dtype
+
+
+PROGRAM = """
+import fa3, numpy as np
+from fa3.fp8 import difference
+random = np.random.default_rng(5)
+for call in range(3):
+    q, k, v = (random.standard_normal((1, 50, 2, 64), np.float32) for _ in range(3))
+    found = fa3.attention_fp8(q, k, v, causal=True)
+    print(100 * difference(found, fa3.attention(q, k, v, causal=True)))
+"""
+
+
+def run_program(every):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"FA3_MONITOR_FP8": every},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_nth_call_is_compared_with_attention_without_quantization():
+    done = run_program("2")
+    first, _, third = (float(line) for line in done.stdout.split())
+    assert f"fp8 differs by {(first + third) / 2:.3g}% from" in done.stderr
+    most = f"at most {max(first, third):.3g}% (2 of 3 calls): float32 q (1, 50, 2, 64)"
+    assert most in done.stderr
+
+
+def test_nothing_is_compared_unless_asked():
+    for every in ("", "0"):
+        done = run_program(every)
+        assert done.returncode == 0 and done.stderr == ""
+
+
+def test_a_wrong_number_of_calls_is_refused():
+    done = run_program("often")
+    assert "FA3_MONITOR_FP8: expected a number of calls, got 'often'" in done.stderr
