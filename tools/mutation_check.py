@@ -35,13 +35,20 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
+def copy_changed(source: str, place: str) -> None:
+    """With today's time, so that what an interrupted run left broken is compiled again."""
+    if not Path(place).exists() or Path(source).read_bytes() != Path(place).read_bytes():
+        shutil.copyfile(source, place)
+        shutil.copymode(source, place)
+
+
 def copy_sources() -> None:
     for name in COPIED:
         place = WORK / name
         if (ROOT / name).is_file():
-            shutil.copy2(ROOT / name, place)
+            copy_changed(ROOT / name, place)
         else:
-            shutil.copytree(ROOT / name, place, dirs_exist_ok=True)
+            shutil.copytree(ROOT / name, place, copy_function=copy_changed, dirs_exist_ok=True)
 
 
 def build() -> bool:
