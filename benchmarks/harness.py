@@ -149,7 +149,9 @@ def commit() -> str:
     found = subprocess.run(
         [*git, *"rev-parse --short=12 HEAD".split()], capture_output=True, text=True
     )
-    changed = subprocess.run([*git, *"diff --quiet HEAD -- src include benchmarks".split()])
+    changed = subprocess.run(
+        [*git, *"diff --quiet HEAD -- src include benchmarks".split()], capture_output=True
+    )
     return found.stdout.strip() + "-dirty" * (changed.returncode == 1) or "unknown"
 
 
