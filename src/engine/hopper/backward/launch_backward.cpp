@@ -23,6 +23,10 @@ constexpr int64_t kSectionBytes = 8 << 20;
 // an H200's multiprocessors.
 constexpr int kTailTiles = 4 * 132;
 
+// Of calls without a list so many, by heads: but no more heads than leave each of them four
+// multiprocessors, which read its Q and dO at one time; and none where a head fills them alone.
+constexpr int kEvenTiles = 3 * 132, kEvenHeads = 132 / 4, kFillingTiles = 100;
+
 // Blocks of rows of all sequences; where they are ragged, the most that there can be: each sequence
 // ends within a block, and so do the rows that none owns.
 int64_t row_blocks(const TensorSpan& t, int block_rows, const BackwardArguments& a) {
@@ -95,9 +99,19 @@ KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {
   const int64_t kv_head_bytes =
       heads_per_kv_head * a.q.rows *
       ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
-  const int64_t heads = a.k.heads * a.k.batches;
-  return {int(ceil_div(a.k.rows, c.block_n)), int(a.k.heads), int(a.k.batches),
-          int(std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(kv_head_bytes, 1), 1, heads)),
+  const int64_t heads = a.k.heads * a.k.batches, n_blocks = ceil_div(a.k.rows, c.block_n);
+  const int64_t section_heads =
+      std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(kv_head_bytes, 1), 1, heads);
+  // Key blocks of heads that share them drift apart; then many heads at work do not fit the L2 cache.
+  const bool evens_out =
+      is_causal(a) && !a.deterministic && heads_per_kv_head == 1 && n_blocks < kFillingTiles;
+  const int64_t last_heads =
+      evens_out ? std::min<int64_t>({heads, kEvenHeads, ceil_div(kEvenTiles, n_blocks)}) : 1;
+  return {int(n_blocks),
+          int(a.k.heads),
+          int(a.k.batches),
+          int(section_heads),
+          int((heads - last_heads) / section_heads * section_heads),
           a.deterministic && (c.general() || is_causal(a))};
 }
 

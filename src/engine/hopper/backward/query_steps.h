@@ -37,23 +37,25 @@ struct KeyBlockIndex {
 };
 
 // Heads come in sections whose Q, dO and dQ fit the L2 cache; within a section the first key blocks
-// of all heads come first, which under a causal mask have the longest way to go. Where key blocks add
-// to dQ by turns (turn_of), those whose turn comes first must come first.
+// of all heads come first, which under a causal mask have the longest way to go. The last section has
+// more heads where that evens out the multiprocessors: enough short tiles must be left at the very
+// end. Where key blocks add to dQ by turns (turn_of), those whose turn comes first must come first.
 struct KeyBlockOrder {
   int num_n_blocks;
   int num_kv_heads;
   int num_batches;
   int section_heads;
+  int last_section;  // its first head, of all batch entries
   bool last_keys_first;
 
   FA3_HD constexpr int num_tiles() const { return num_n_blocks * num_kv_heads * num_batches; }
 
   FA3_HD constexpr KeyBlockIndex at(int tile) const {
-    const int section_tiles = section_heads * num_n_blocks;
-    const int first_head = tile / section_tiles * section_heads;
-    const int heads_left = num_kv_heads * num_batches - first_head;
-    const int heads = heads_left < section_heads ? heads_left : section_heads;
-    const int in_section = tile % section_tiles;
+    const int section = tile / (section_heads * num_n_blocks) * section_heads;
+    const bool last = section >= last_section;
+    const int first_head = last ? last_section : section;
+    const int heads = last ? num_kv_heads * num_batches - last_section : section_heads;
+    const int in_section = tile - first_head * num_n_blocks;
     const int head = first_head + in_section % heads;
     const int n = in_section / heads;
     return {last_keys_first ? num_n_blocks - 1 - n : n, head % num_kv_heads, head / num_kv_heads};
