@@ -47,8 +47,8 @@ AFTER = {"kernels with random delays, bit for bit": "kernels against float64, ev
 # The backward's: a dense mask, windows and softcap; sequences of their own lengths, sinks.
 SANITIZED_BACKWARD = ("64x128", "packed-used")
 BACKWARD_ROWS = 6  # of the backward's table
-# racecheck and synccheck see the rows before this one alone: beyond 128 columns weights pass
-# between warpgroups by mbarriers, of which both complain (docs/performance-hopper.md, Backward).
+# racecheck sees the rows before this one alone: beyond 128 columns weights pass between
+# warpgroups by mbarriers, which it does not follow (docs/performance-hopper.md, Backward).
 FIRST_SPLIT_ROW = 3
 ROWS = 19  # of the forward's table, the plain kernels and the e4m3 table, but for the last
 
@@ -104,11 +104,11 @@ def pieces(build: Path) -> dict:
         found[f"compute-sanitizer {tool}"] = [
             [*sanitizer, check, *row, SANITIZED_CASES] for row in rows
         ]
-        follows_data = tool in ("memcheck", "initcheck")
+        races = tool == "racecheck"
         found[f"compute-sanitizer {tool}, backward"] = [
             [*sanitizer, backward, *row, "--repeats", "0", "--only", cases]
-            for row in backward_rows[: None if follows_data else FIRST_SPLIT_ROW]
-            for cases in SANITIZED_BACKWARD[: 1 if tool == "racecheck" else None]
+            for row in backward_rows[: FIRST_SPLIT_ROW if races else None]
+            for cases in SANITIZED_BACKWARD[: 1 if races else None]
         ]
     return found
 

@@ -17,8 +17,9 @@ namespace fa3::hopper {
 
 enum class BackwardWarpgroup : int { kQuery = 0, kFirstKey = 1 };
 
-// Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w.
-enum class BackwardBarrier : int { kKeysDone = 1, kQuery = 2, kStore = 3 };
+// Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w, and says at
+// kKeysDone + w that it reads Q and dO no more.
+enum class BackwardBarrier : int { kQuery = 1, kKeysDone = 2, kStore = 4 };
 
 template <BackwardConfig C>
 struct BackwardSmem {

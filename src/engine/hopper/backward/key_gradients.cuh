@@ -36,7 +36,7 @@ class KeyGradients {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
     if (work_.num_steps() > 0) sum(dk, dv);
-    keys_done<C>();
+    keys_done(warpgroup_);
     store_gradient<C.element, kDk>(at_.q(warpgroup_), dk, work_.scale());
     store_gradient<C.element, kDv>(at_.d_o(warpgroup_), dv, 1.0f);
     ptx::fence_proxy_async();

@@ -31,7 +31,7 @@ class SideGradients {
   __device__ __forceinline__ void run() {
     float sums[kSumTile.columns / 2] = {};
     if (work_.num_steps() > 0) sum(sums);
-    keys_done<C>();
+    keys_done(int(Side));
     store_gradient<C.element, kSumTile>(gradient(), sums, kWeights ? 1.0f : work_.scale());
     ptx::fence_proxy_async();
     ptx::bar_sync(int(BackwardBarrier::kStore) + int(Side), kWarpgroupSize);

@@ -13,10 +13,11 @@
 
 namespace fa3::hopper {
 
-// Until no warpgroup reads Q and dO any more: their slots hold the gradients now.
-template <BackwardConfig C>
-__device__ __forceinline__ void keys_done() {
-  ptx::bar_sync(int(BackwardBarrier::kKeysDone), (C.threads() - kWarpgroupSize));
+// Until no warpgroup reads Q and dO any more: their slots hold the gradients now. Each says so at a
+// barrier of its own, where the other waits.
+__device__ __forceinline__ void keys_done(int warpgroup) {
+  ptx::bar_arrive(int(BackwardBarrier::kKeysDone) + warpgroup, 2 * kWarpgroupSize);
+  ptx::bar_sync(int(BackwardBarrier::kKeysDone) + (warpgroup ^ 1), 2 * kWarpgroupSize);
 }
 
 // A warpgroup's accumulators, times `scale`, as a tile in shared memory.
