@@ -122,6 +122,19 @@ inline std::vector<BackwardCase> masked_cases() {
   add(ragged_case(" packed-many-short", 2, 2, {.owned = many_lengths(400, 6, 3)},
                   {.owned = many_lengths(400, 9, 5)}),
       causal);
+  const Side short_q{.owned = {64, 1, 0, 33, 50, 7}, .used = {64, 1, 0, 20, 0, 7}, .spare = 5};
+  const Side short_k{.owned = {17, 64, 3, 0, 40, 64}, .used = {17, 60, 0, 0, 40, 64}, .spare = 70};
+  add(ragged_case(" packed-short", 2, 2, short_q, short_k), nothing);
+  add(ragged_case(" packed-short", 6, 2, short_q, short_k),
+      [](BackwardCase& c) { c.causal = c.d_lse = true, c.head_dim_less = 8; });
+  add(ragged_case(" packed-short", 2, 1, short_q, short_k), window(20, 5));
+  add(ragged_case(" packed-unused", 2, 1, {.owned = {100, 9, 70}, .used = {64, 9, 5}},
+                  {.owned = {64, 90, 130}, .used = {60, 0, 64}}),
+      [](BackwardCase& c) { c.seqlen_q = c.seqlen_k = 64; });  // of used rows
+  add(ragged_case(" short-used", 2, 2,
+                  {.owned = {60, 60, 60}, .used = {60, 0, 33}, .packed = false},
+                  {.owned = {50, 50, 50}, .used = {1, 50, 44}, .packed = false}),
+      causal);
   add(ragged_case(" packed-queries", 2, 2, {.owned = {100, 1, 0, 65}},
                   {.owned = {300, 300, 300, 300}, .used = {300, 0, 77, 128}, .packed = false}),
       nothing);

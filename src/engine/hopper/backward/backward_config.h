@@ -38,6 +38,14 @@ struct BackwardConfig {
     return other;
   }
 
+  // Of sequences that one tile holds (short_sequences.cuh).
+  FA3_HD constexpr BackwardConfig of_short_sequences() const {
+    BackwardConfig other = *this;
+    other.block_m = other.block_n = kRowsPerWarpgroup;
+    other.stages = other.ds_slots = 1;
+    return other;
+  }
+
   FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 

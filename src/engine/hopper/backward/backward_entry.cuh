@@ -6,6 +6,7 @@
 #include "engine/hopper/backward/backward_kernel.cuh"
 #include "engine/hopper/backward/postprocess.cuh"
 #include "engine/hopper/backward/preprocess.cuh"
+#include "engine/hopper/backward/short_sequences.cuh"
 
 namespace fa3::hopper {
 
@@ -13,9 +14,16 @@ template <int Row, Element E, Variant V>
 BackwardKernel backward_entry() {
   constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
   constexpr BackwardConfig kRows = kMain.without_cap();
-  return {kMain, reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
-          reinterpret_cast<const void*>(&backward_kernel<kMain>),
-          reinterpret_cast<const void*>(&postprocess_kernel<kRows>), backward_smem_bytes<kMain>()};
+  BackwardKernel kernel{kMain, reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
+                        reinterpret_cast<const void*>(&backward_kernel<kMain>),
+                        reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
+                        backward_smem_bytes<kMain>()};
+  if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_sides()) {
+    constexpr BackwardConfig kShort = kMain.of_short_sequences();
+    kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort>);
+    kernel.short_smem_bytes = backward_smem_bytes<kShort>();
+  }
+  return kernel;
 }
 
 }  // namespace fa3::hopper

@@ -6,13 +6,17 @@
 
 namespace fa3::hopper {
 
-// Three functions for cudaLaunchKernel.
+// Functions for cudaLaunchKernel.
 struct BackwardKernel {
   BackwardConfig config;
   const void* preprocess;
   const void* main;
   const void* postprocess;
   int smem_bytes;  // of main
+
+  // Of kernels that know lengths, where a warpgroup's registers hold dK and dV; else null.
+  const void* short_sequences = nullptr;
+  int short_smem_bytes = 0;
 };
 
 // Defined by the generated source file of row `Row` (backward_entry.cuh).

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/seqlen.h"
 #include "engine/cuda/rows.h"
 #include "engine/cuda/soft_cap.h"
 #include "engine/hopper/backward/query_steps.h"
@@ -38,11 +39,16 @@ struct BlockList {
   const int* num_entries = nullptr;
 };
 
-struct PreprocessParams {
+// Of what a query row needs before its scores can be differentiated.
+struct RowOperands {
   RowTensor o;
   RowTensor d_o;
   RowFloats lse;
   RowFloats d_lse;  // data may be null: zero
+};
+
+struct PreprocessParams {
+  RowOperands rows;
   QueryScratch scratch;
   int seqlen_q;
 
@@ -95,6 +101,18 @@ struct PostprocessParams {
   BlockList list;
   bool q_is_packed;
   float scale_of_one_key;
+};
+
+// Of the kernel for short sequences, which has no scratch and no list: it reads the lengths itself.
+struct ShortSequencesParams {
+  BackwardParams main;
+  RowOperands rows;
+  RowTensor dq;
+  RowTensor dk;
+  RowTensor dv;
+  Lengths lengths_q;
+  Lengths lengths_k;
+  int sequences;
 };
 
 }  // namespace fa3::hopper

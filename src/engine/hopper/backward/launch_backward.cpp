@@ -151,13 +151,13 @@ cudaError_t launch(const void* function, int64_t blocks, int threads, int smem_b
   return cudaLaunchKernelExC(&config, function, arguments);
 }
 
-cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a,
-                        const Workspace& workspace, bool chained, cudaStream_t stream) {
-  const BackwardConfig& c = kernel.config;
-  BackwardParams p{};
-  if (a.k.rows * a.k.batches == 0) return cudaSuccess;
-  if (!encode_maps(p, c, a)) return cudaErrorInvalidValue;
-  p.scratch = workspace.scratch;
+RowOperands row_operands(const BackwardArguments& a) {
+  return {row_tensor(a.o), row_tensor(a.d_o), a.lse, a.d_lse};
+}
+
+// All but the scratch and the list; false: the driver refused a map.
+bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardArguments& a) {
+  if (!encode_maps(p, c, a)) return false;
   p.order = order_of(c, a);
   p.extents = {a.seqlen_q, a.seqlen_k, is_causal(a)};
   p.heads_per_kv_head = int(a.q.heads / a.k.heads);
@@ -165,7 +165,6 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
   p.scale_log2 = float(a.scale * kLog2E);
   p.columns = int(a.q.columns);
   p.columns_v = int(a.v.columns);
-  p.list = workspace.keys.list();
   p.q_is_packed = a.lengths_q.in_one_tensor;
   p.mask = a.mask;
   p.scale_of_one_key = a.gradient_scale_of_one_key;
@@ -173,11 +172,43 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
     p.soft_cap = SoftCap::of(a.scale, a.softcap);
     p.per_cap = 1 / p.soft_cap.cap;
   }
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel.main, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+  return true;
+}
+
+cudaError_t allow_smem(const void* function, int bytes) {
+  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a,
+                        const Workspace& workspace, bool chained, cudaStream_t stream) {
+  const BackwardConfig& c = kernel.config;
+  BackwardParams p{};
+  if (a.k.rows * a.k.batches == 0) return cudaSuccess;
+  if (!fill(p, c, a)) return cudaErrorInvalidValue;
+  p.scratch = workspace.scratch;
+  p.list = workspace.keys.list();
+  const cudaError_t error = allow_smem(kernel.main, kernel.smem_bytes);
   if (error != cudaSuccess) return error;
   return launch(kernel.main, backward_num_tiles(c, a), c.threads(), kernel.smem_bytes, &p, chained,
                 stream);
+}
+
+// One more for the rows that no sequence owns.
+cudaError_t launch_short_sequences(const BackwardKernel& kernel, const BackwardArguments& a,
+                                   cudaStream_t stream) {
+  ShortSequencesParams p{};
+  if (!fill(p.main, kernel.config.of_short_sequences(), a)) return cudaErrorInvalidValue;
+  p.rows = row_operands(a);
+  p.dq = row_tensor(a.dq);
+  p.dk = row_tensor(a.dk);
+  p.dv = row_tensor(a.dv);
+  p.lengths_q = a.lengths_q;
+  p.lengths_k = a.lengths_k;
+  p.sequences = int(a.sequences);
+  const cudaError_t error = allow_smem(kernel.short_sequences, kernel.short_smem_bytes);
+  if (error != cudaSuccess) return error;
+  return launch(kernel.short_sequences, (a.sequences + 1) * a.k.heads, kWarpgroupSize,
+                kernel.short_smem_bytes, &p, false, stream);
 }
 
 // What the launches before the first kernel leave for them.
@@ -207,12 +238,21 @@ int64_t backward_num_query_blocks(const BackwardConfig& c, const BackwardArgumen
   return capped_product(row_blocks(a.q, c.block_m, a), a.q.heads);
 }
 
+// Softcaps have no such kernel, and a sink's gradient is summed by preprocess.
+bool has_short_sequences(const BackwardConfig& c, const BackwardArguments& a) {
+  return c.general() && !c.capped() && !c.splits_sides() && a.ragged && !a.has_sink &&
+         a.sequences > 0 && a.q.rows * a.k.rows > 0 &&
+         std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;
+}
+
 int64_t backward_workspace_bytes(const BackwardConfig& c, const BackwardArguments& a) {
+  if (has_short_sequences(c, a)) return 0;
   return bytes_of([&](Carver& carver) { carve(c, a, carver); });
 }
 
 cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArguments& a,
                             cudaStream_t stream, int launches) {
+  if (has_short_sequences(kernel.config, a)) return launch_short_sequences(kernel, a, stream);
   const BackwardConfig& c = kernel.config;
   Carver carver(a.workspace);
   const Workspace w = carve(c, a, carver);
@@ -221,9 +261,7 @@ cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArgument
   const int64_t blocks = backward_num_query_blocks(c, a);
   cudaError_t error = launches & kPreprocess ? prepare(c, a, w, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
-    PreprocessParams p{row_tensor(a.o), row_tensor(a.d_o), a.lse, a.d_lse,
-                       w.scratch,       a.seqlen_q,        list,  packed,
-                       a.sink,          w.sink_sums};
+    PreprocessParams p{row_operands(a), w.scratch, a.seqlen_q, list, packed, a.sink, w.sink_sums};
     error = launch(kernel.preprocess, blocks, kPreprocessThreads, 0, &p, false, stream);
   }
   if (error == cudaSuccess && launches & kMain) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One backward: tensors in, three launches chained so that each starts under the end of the one
-// before; in front of them the lists of ragged sequences, behind them the sinks. Next:
-// launch_backward.cpp.
+// before; in front of them the lists of ragged sequences, behind them the sinks. Sequences that a tile
+// holds take one launch. Next: launch_backward.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,6 +41,9 @@ struct BackwardArguments {
 
 // Which of the launches a call makes: all of them, but for measurements.
 enum BackwardLaunch { kPreprocess = 1, kMain = 2, kPostprocess = 4, kAllLaunches = 7 };
+
+// Whether one launch of short_sequences.cuh does it all: none is longer than a tile.
+bool has_short_sequences(const BackwardConfig& config, const BackwardArguments& arguments);
 
 int64_t backward_num_tiles(const BackwardConfig& config, const BackwardArguments& arguments);
 int64_t backward_num_query_blocks(const BackwardConfig& config, const BackwardArguments& arguments);

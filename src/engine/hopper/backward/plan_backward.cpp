@@ -110,8 +110,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
   }
-  const BackwardConfig c = kernel_of(problem, row).config;
   const BackwardArguments a = arguments_of(problem, nullptr);
+  const BackwardConfig c = kernel_of(problem, row).config;
   FA3_TRY(check_layouts(a));
   const int64_t num_tiles = backward_num_tiles(c, a);
   if (num_tiles > kMaxBlocks || backward_num_query_blocks(c, a) > kMaxBlocks) {
@@ -129,7 +129,11 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   plan->workspace_bytes = nothing_to_do(a) ? 0 : backward_workspace_bytes(c, a);
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
                      kBackwardTable[row].why);
-  if (a.deterministic) plan->why += "; key blocks add to dQ by turns";
+  if (has_short_sequences(c, a)) {
+    plan->why += "; a tile holds a whole sequence";
+  } else if (a.deterministic) {
+    plan->why += "; key blocks add to dQ by turns";
+  }
   return {};
 }
 

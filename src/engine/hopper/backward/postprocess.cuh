@@ -15,6 +15,39 @@ __device__ __forceinline__ void clear(uint32_t (&row)[kQuadLanes]) {
   for (uint32_t& pair : row) pair = 0;
 }
 
+// A part of dQ, as a warpgroup's accumulators hold it, into rows. Those of a sequence past its used ones
+// get zeros.
+template <BackwardConfig C>
+__device__ __forceinline__ void store_query_part(const RowTensor& dq, const QueryTile& tile,
+                                                 int part,
+                                                 const float (&sums)[C.dq_parts().columns() / 2],
+                                                 float scale) {
+  const int thread = int(threadIdx.x);
+  const int first_row = tile.first_row + C.dq_parts().first_row(part) + fragment_row(thread);
+  // Four groups, traded within quads, give each lane 8 columns in a row.
+#pragma unroll
+  for (int group = 0; group < C.dq_parts().groups(); group += kQuadLanes) {
+    uint32_t packed[kRowsPerThread][kQuadLanes];
+#pragma unroll
+    for (int j = 0; j < kQuadLanes; ++j) {
+      const float* const s = sums + (group + j) * DqParts::kGroup;
+      packed[0][j] = pack_pair<C.element>(s[0] * scale, s[1] * scale);
+      packed[1][j] = pack_pair<C.element>(s[2] * scale, s[3] * scale);
+    }
+    const int column =
+        C.dq_parts().first_column(part) + (group + thread % kQuadLanes) * DqParts::kColumnsPerGroup;
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      transpose_in_quad(packed[r]);
+      const int row = first_row + r * kRowDistance;
+      if (C.general() && row >= tile.used) clear(packed[r]);  // whatever the keys hold
+      store_global_if(row < tile.owned && column < dq.columns,
+                      static_cast<uint16_t*>(dq.data) + tile.offset(dq.strides, row) + column,
+                      packed[r]);
+    }
+  }
+}
+
 template <BackwardConfig C>
 __global__ void __launch_bounds__(kWarpgroupSize)
     postprocess_kernel(const __grid_constant__ PostprocessParams p) {
@@ -25,7 +58,6 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   const int part = from_end % C.dq_parts().parts();
   const QueryTile tile = query_tile<C>(p, from_end / C.dq_parts().parts());
   const float* const chunk = p.scratch.dq_sum + tile.block * C.dq_parts().chunk_floats();
-  const int first_row = tile.first_row + C.dq_parts().first_row(part) + fragment_row(thread);
   const float scale = C.general() && tile.keys == 1 ? p.scale_of_one_key : p.scale;
 
   ptx::griddepcontrol_wait();  // all thread blocks: this kernel must not end before the main one
@@ -33,37 +65,16 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   // Nothing was added for warps without a row.
   const bool has_rows =
       !C.general() || C.dq_parts().first_row_of_warp(part, thread) < tile.used - tile.first_row;
-  float4 sums[kGroups] = {};
+  float sums[kGroups * DqParts::kGroup] = {};
   if (has_rows) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      sums[group] =
+      reinterpret_cast<float4&>(sums[group * DqParts::kGroup]) =
           *reinterpret_cast<const float4*>(chunk + C.dq_parts().offset(part, group, thread));
     }
   }
 
-  // Four groups, traded within quads, give each lane 8 columns in a row.
-#pragma unroll
-  for (int group = 0; group < kGroups; group += kQuadLanes) {
-    uint32_t packed[kRowsPerThread][kQuadLanes];
-#pragma unroll
-    for (int j = 0; j < kQuadLanes; ++j) {
-      const float4 s = sums[group + j];
-      packed[0][j] = pack_pair<C.element>(s.x * scale, s.y * scale);
-      packed[1][j] = pack_pair<C.element>(s.z * scale, s.w * scale);
-    }
-    const int column =
-        C.dq_parts().first_column(part) + (group + thread % kQuadLanes) * DqParts::kColumnsPerGroup;
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      transpose_in_quad(packed[r]);
-      const int row = first_row + r * kRowDistance;
-      if (C.general() && row >= tile.used) clear(packed[r]);  // whatever the keys hold
-      store_global_if(row < tile.owned && column < p.dq.columns,
-                      static_cast<uint16_t*>(p.dq.data) + tile.offset(p.dq.strides, row) + column,
-                      packed[r]);
-    }
-  }
+  store_query_part<C>(p.dq, tile, part, sums, scale);
 }
 
 }  // namespace fa3::hopper

@@ -42,15 +42,15 @@ struct RowStatistics {
   float lse = __builtin_inff();
   float d_lse = 0.0f;
 
-  __device__ __forceinline__ void load(const PreprocessParams& p, const QueryTile& tile, int row) {
+  __device__ __forceinline__ void load(const RowOperands& p, const QueryTile& tile, int row) {
     lse = p.lse.data[tile.offset(p.lse.strides, row)];
     if (p.d_lse.data) d_lse = p.d_lse.data[tile.offset(p.d_lse.strides, row)];
   }
 
-  __device__ __forceinline__ void write(const QueryScratch& scratch, int64_t at,
-                                        float product) const {
-    scratch.lse_log2[at] = sees_nothing() ? 0.0f : lse * kLog2E;
-    scratch.delta[at] = delta(product);
+  __device__ __forceinline__ float lse_log2() const { return sees_nothing() ? 0.0f : lse * kLog2E; }
+  // The LSE's gradient may be anything where that is -inf.
+  __device__ __forceinline__ float delta(float product) const {
+    return product - (sees_nothing() ? 0.0f : d_lse);
   }
 
   // Minus the row's part in the gradient of its sink, which is a key without a value: its dP is zero.
@@ -62,10 +62,6 @@ struct RowStatistics {
  private:
   static constexpr float kLog2E = 1.44269504088896340736f;
   __device__ __forceinline__ bool sees_nothing() const { return lse == -__builtin_inff(); }
-  // The LSE's gradient may be anything where that is -inf.
-  __device__ __forceinline__ float delta(float product) const {
-    return product - (sees_nothing() ? 0.0f : d_lse);
-  }
 };
 
 // The sum over the thread block, in thread 0, always in the same order.
@@ -87,21 +83,19 @@ __device__ __forceinline__ uint4 load_chunk(const RowTensor& t, int64_t offset, 
   return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + offset));
 }
 
-template <BackwardConfig C>
-__global__ void __launch_bounds__(kPreprocessThreads)
-    preprocess_kernel(const __grid_constant__ PreprocessParams p) {
-  ptx::griddepcontrol_launch_dependents();
+// Calls use(row of the block, statistics, dO O) in the first lane of each row, and `meanwhile` once all
+// loads are in flight. By a thread block of so many threads.
+template <BackwardConfig C, int Threads, class Meanwhile, class Use>
+__device__ __forceinline__ void for_each_row(const RowOperands& p, const QueryTile& tile,
+                                             Meanwhile meanwhile, Use use) {
+  const int thread = int(threadIdx.x);
   constexpr int kLanes = lanes_per_row(C.head_dim_v);
-  constexpr int kRowsAtOnce = kPreprocessThreads / kLanes;
+  constexpr int kRowsAtOnce = Threads / kLanes;
   constexpr int kPasses = C.block_m / kRowsAtOnce;
   static_assert(C.block_m % kRowsAtOnce == 0);
-  // The last first, so that what the main kernel begins with is still in the L2 cache.
-  const QueryTile tile = query_tile<C>(p, gridDim.x - 1 - blockIdx.x);
-  if (C.general() && tile.block < 0) return;
-  const int64_t block = tile.block;
-  const int lane = threadIdx.x % kLanes;
+  const int lane = thread % kLanes;
   const int column = lane * kChunkColumns;
-  const int first = threadIdx.x / kLanes;
+  const int first = thread / kLanes;
 
   uint4 o[kPasses], d_o[kPasses];
   RowStatistics statistics[kPasses];
@@ -113,19 +107,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     d_o[i] = load_chunk(p.d_o, tile.offset(p.d_o.strides, row) + column, exists);
     if (row < tile.used && lane == 0) statistics[i].load(p, tile, row);
   }
-
-  if (p.scratch.turns && threadIdx.x == 0) p.scratch.turns[block] = 0;
-  constexpr int kChunkFloats = C.dq_parts().chunk_floats();
-  float4* const dq = reinterpret_cast<float4*>(p.scratch.dq_sum + block * kChunkFloats);
-#pragma unroll
-  for (int i = threadIdx.x; i < kChunkFloats / 4; i += kPreprocessThreads) {
-    const int part = i / (C.dq_parts().part_floats() / 4);
-    if (!C.general() || C.dq_parts().first_row_of_warp(part, i) < tile.used - tile.first_row) {
-      dq[i] = {};
-    }
-  }
-
-  float of_sink = 0.0f;
+  meanwhile();
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     float product = dot<C.element>(o[i], d_o[i]);
@@ -133,14 +115,42 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
       product += __shfl_xor_sync(0xffffffff, product, distance);
     }
-    if (lane == 0) {
-      statistics[i].write(p.scratch, block * C.block_m + first + i * kRowsAtOnce, product);
-      if (C.general() && p.sink) of_sink += statistics[i].of_sink(p.sink[tile.head], product);
+    if (lane == 0) use(first + i * kRowsAtOnce, statistics[i], product);
+  }
+}
+
+template <BackwardConfig C>
+__device__ __forceinline__ void clear_sums(const QueryScratch& scratch, const QueryTile& tile) {
+  if (scratch.turns && threadIdx.x == 0) scratch.turns[tile.block] = 0;
+  constexpr int kChunkFloats = C.dq_parts().chunk_floats();
+  float4* const dq = reinterpret_cast<float4*>(scratch.dq_sum + tile.block * kChunkFloats);
+#pragma unroll
+  for (int i = threadIdx.x; i < kChunkFloats / 4; i += kPreprocessThreads) {
+    const int part = i / (C.dq_parts().part_floats() / 4);
+    if (!C.general() || C.dq_parts().first_row_of_warp(part, i) < tile.used - tile.first_row) {
+      dq[i] = {};
     }
   }
+}
+
+template <BackwardConfig C>
+__global__ void __launch_bounds__(kPreprocessThreads)
+    preprocess_kernel(const __grid_constant__ PreprocessParams p) {
+  ptx::griddepcontrol_launch_dependents();
+  // The last first, so that what the main kernel begins with is still in the L2 cache.
+  const QueryTile tile = query_tile<C>(p, gridDim.x - 1 - blockIdx.x);
+  if (C.general() && tile.block < 0) return;
+  float of_sink = 0.0f;
+  for_each_row<C, kPreprocessThreads>(
+      p.rows, tile, [&] { clear_sums<C>(p.scratch, tile); },
+      [&](int row, const RowStatistics& statistics, float product) {
+        p.scratch.lse_log2[tile.block * C.block_m + row] = statistics.lse_log2();
+        p.scratch.delta[tile.block * C.block_m + row] = statistics.delta(product);
+        if (C.general() && p.sink) of_sink += statistics.of_sink(p.sink[tile.head], product);
+      });
   if (C.general() && p.sink) {
     of_sink = block_sum(of_sink);
-    if (threadIdx.x == 0) p.sink_sums[block] = of_sink;
+    if (threadIdx.x == 0) p.sink_sums[tile.block] = of_sink;
   }
 }
 

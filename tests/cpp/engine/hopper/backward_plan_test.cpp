@@ -89,6 +89,22 @@ TEST(BackwardWorkspace, of_packed_sequences_has_a_block_more_for_each) {
   EXPECT_EQ(backward_workspace_bytes(c, a), rows * 128 * 4 + 2 * rows * 4 + lists + 512);
 }
 
+TEST(BackwardWorkspace, of_sequences_that_a_tile_holds_is_none) {
+  const BackwardConfig dense = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
+  const BackwardConfig general = dense.with(Element::kBf16, Variant::kGeneral);
+  BackwardArguments a = arguments(1, 1000, 5);
+  a.ragged = true;
+  a.sequences = 70;
+  a.seqlen_q = a.seqlen_k = 64;
+  EXPECT_EQ(backward_workspace_bytes(general, a), 0);
+  EXPECT_GT(backward_workspace_bytes(dense.with(Element::kBf16, Variant::kCapped), a), 0);
+  a.seqlen_k = 65;
+  EXPECT_GT(backward_workspace_bytes(general, a), 0);
+  a.seqlen_k = 64;
+  a.has_sink = true;
+  EXPECT_GT(backward_workspace_bytes(general, a), 0);
+}
+
 TEST(BackwardWorkspace, of_huge_extents_is_too_many_bytes_and_no_overflow) {
   const BackwardConfig c = kBackwardTable[0].config;
   EXPECT_GE(backward_workspace_bytes(c, arguments(int64_t{1} << 40, int64_t{1} << 30, 1 << 20)),

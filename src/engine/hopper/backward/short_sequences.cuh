@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward of sequences that a tile holds: at most 64 queries and 64 keys. A warpgroup has a sequence
+// with one head of its keys, and all of the query heads that share them one after the other. So nothing
+// is summed anywhere else: there is no scratch, no order of additions, one launch, and several thread
+// blocks share a multiprocessor. Those behind the last sequence clear the rows that none owns.
+#pragma once
+
+#include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/backward/postprocess.cuh"
+#include "engine/hopper/backward/preprocess.cuh"
+#include "engine/hopper/backward/score_tile.cuh"
+#include "engine/hopper/backward/store_keys.cuh"
+#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/tile/load.cuh"
+
+namespace fa3::hopper {
+
+// A sequence's rows of one tensor, or behind the last one those that none owns.
+struct SequenceRows {
+  int batch;
+  int begin;
+  int owned;
+  int used;
+
+  __device__ __forceinline__ SequenceRows(const Lengths& lengths, int sequences, int number) {
+    const bool packed = lengths.packed(), exists = number < sequences;
+    const Rows rows = lengths.clamped_rows_of(exists ? number : sequences - 1);
+    batch = packed || !exists ? 0 : number;
+    begin = int(exists ? rows.begin : rows.begin + rows.owned);
+    owned = exists ? int(rows.owned) : packed ? int(lengths.total) - begin : 0;
+    used = exists ? int(rows.used) : 0;
+  }
+};
+
+template <BackwardConfig C>
+class ShortSequence {
+ public:
+  __device__ __forceinline__ ShortSequence(const ShortSequencesParams& params,
+                                           BackwardSmem<C>& smem, const SequenceRows& queries,
+                                           const SequenceRows& keys, int kv_head)
+      : all_(params),
+        params_(params.main),
+        smem_(smem),
+        at_{uniform(ptx::cvta_to_shared(&smem))},
+        queries_(queries),
+        keys_(keys),
+        kv_head_(kv_head),
+        scale_(keys.used == 1 ? params_.scale_of_one_key : params_.scale) {}
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) {
+      at_.k_once().init(1);
+      at_.q_ring().init(1);
+      ptx::fence_mbarrier_init();
+      load_keys();
+    }
+    float dk[C.head_dim / 2] = {};
+    float dv[C.head_dim_v / 2] = {};
+    RingCursor<1> cursor;
+    const int heads = params_.heads_per_kv_head;
+#pragma unroll 1
+    for (int head = kv_head_ * heads; head < (kv_head_ + 1) * heads; ++head) {
+      __syncthreads();  // the barriers are there; nobody reads the head before any more
+      add_head(dk, dv, head, cursor);
+      cursor.advance();
+    }
+    __syncthreads();
+    store_gradient<C.element, kDk>(at_.q(0), dk, scale_);
+    store_gradient<C.element, kDv>(at_.d_o(0), dv, 1.0f);
+    ptx::fence_proxy_async();
+    __syncthreads();
+    if (!stores()) return;
+    const ptx::TileCoordinates to =
+        tile::clipped_place(keys_.begin, keys_.owned, 0, kRowsPerWarpgroup, kv_head_, keys_.batch);
+    copy_gradient<kDk, true>(params_.dk_map, params_.columns, at_.q(0), to);
+    copy_gradient<kDv, true>(params_.dv_map, params_.columns_v, at_.d_o(0), to);
+    finish_copies();
+  }
+
+ private:
+  using Tile = ScoreTile<C>;
+  static constexpr tile::TileLayout kQ = C.q_layout();
+  static constexpr tile::TileLayout kK = C.k_layout();
+  static constexpr tile::TileLayout kV = C.v_layout();
+  static constexpr tile::TileLayout kDo = C.d_o_layout();
+  static constexpr tile::TileLayout kDk{kRowsPerWarpgroup, C.head_dim};
+  static constexpr tile::TileLayout kDv{kRowsPerWarpgroup, C.head_dim_v};
+  static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_parts().columns()};
+  static_assert(C.block_m == kRowsPerWarpgroup && C.block_n == kRowsPerWarpgroup);
+
+  __device__ __forceinline__ void add_head(float (&dk)[C.head_dim / 2],
+                                           float (&dv)[C.head_dim_v / 2], int head,
+                                           RingCursor<1> cursor) {
+    if (threadIdx.x == 0) load_queries(head);
+    const QueryTile rows{
+        0, queries_.batch, head, 0, queries_.begin, queries_.owned, queries_.used, keys_.used};
+    for_each_row<C, kWarpgroupSize>(
+        all_.rows, rows, [] {},
+        [&](int row, const RowStatistics& statistics, float product) {
+          smem_.lse[0][row] = statistics.lse_log2();
+          smem_.delta[0][row] = statistics.delta(product);
+        });
+    __syncthreads();
+    typename Tile::Statistics lse, delta;
+    Tile::read(lse, at_.lse(0));
+    Tile::read(delta, at_.delta(0));
+    at_.k_once().wait_full({});
+    at_.q_ring().wait_full(cursor);
+
+    typename Tile::Scores p, dp;
+    ptx::wgmma_fence();
+    tile::issue_abt<C.element, kK, kQ>(p, tile::k_major_low(at_.k()), tile::k_major_low(at_.q(0)));
+    ptx::wgmma_commit_group();
+    tile::issue_abt<C.element, kV, kDo>(dp, tile::k_major_low(at_.v()),
+                                        tile::k_major_low(at_.d_o(0)));
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    const SequenceExtents extents{queries_.used, keys_.used, params_.mask};
+    if (Tile::is_masked(free_queries(extents, 0, C.block_n), 0)) Tile::mask(p, extents, 0, 0);
+    Tile::exponentiate(p, lse, Tile::score_of(params_), 0);
+    typename Tile::Packed weights, ds;
+    Tile::pack(weights, p);
+    Tile::differentiate(dp, weights, delta);
+    Tile::pack(ds, dp);
+    Tile::store_transposed(at_.ds(0), 0, ds);
+    ptx::fence_proxy_async();
+    __syncthreads();
+
+    ptx::wgmma_fence();
+    tile::issue_ab<C.element, kDo>(dv, weights, tile::mn_major_low(kDo, at_.d_o(0)));
+    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(0)));
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+#pragma unroll 1
+    for (int part = 0; part < C.dq_parts().parts(); ++part) {
+      float dq[C.dq_parts().columns() / 2];
+      ptx::wgmma_fence();
+      tile::issue_ab<C.element, C.ds_layout(), kKSlab>(
+          dq, tile::k_major_low(at_.ds(0)),
+          tile::mn_major_low(kKSlab, at_.k() + part * kK.slab_bytes()));
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<0>();
+      store_query_part<C>(all_.dq, rows, part, dq, scale_);
+    }
+  }
+
+  __device__ __forceinline__ void load_keys() {
+    const ptx::TileCoordinates from =
+        tile::clipped_place(keys_.begin, keys_.used, 0, C.block_n, kv_head_, keys_.batch);
+    load({params_.k_map, params_.k_outside, params_.columns}, kK, at_.k(), from,
+         {params_.v_map, params_.v_outside, params_.columns_v}, kV, at_.v(), at_.k_once().full(0));
+  }
+  __device__ __forceinline__ void load_queries(int head) {
+    const ptx::TileCoordinates from =
+        tile::clipped_place(queries_.begin, queries_.used, 0, C.block_m, head, queries_.batch);
+    load({params_.q_map, params_.q_outside, params_.columns}, kQ, at_.q(0), from,
+         {params_.d_o_map, params_.d_o_outside, params_.columns_v}, kDo, at_.d_o(0),
+         at_.q_ring().full(0));
+  }
+  // Two tiles of the same rows, told at one barrier.
+  static __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
+                                              uint32_t smem, ptx::TileCoordinates from,
+                                              const tile::ClippedMap& map_v,
+                                              tile::TileLayout layout_v, uint32_t smem_v,
+                                              uint32_t barrier) {
+    const bool some_inside = from.inner < layout.rows;
+    ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes() + layout_v.bytes());
+    tile::issue_clipped_rows(map, layout, some_inside, smem, barrier, from);
+    tile::issue_clipped_rows(map_v, layout_v, some_inside, smem_v, barrier, from);
+  }
+
+  const ShortSequencesParams& all_;
+  const BackwardParams& params_;
+  BackwardSmem<C>& smem_;
+  const BackwardAddresses<C> at_;
+  const SequenceRows& queries_;
+  const SequenceRows& keys_;
+  const int kv_head_;
+  const float scale_;
+};
+
+// The rows from `first` on, by all threads of the block.
+__device__ __forceinline__ void clear_rows(const RowTensor& t, const SequenceRows& rows, int head,
+                                           int first) {
+  const int chunks = t.columns / kChunkColumns;
+  for (int i = int(threadIdx.x); i < (rows.owned - first) * chunks; i += kWarpgroupSize) {
+    uint16_t* const row = t.at(rows.batch, head, rows.begin + first + i / chunks);
+    store_global_if(true, row + i % chunks * kChunkColumns, {0, 0, 0, 0});
+  }
+}
+
+template <BackwardConfig C>
+__global__ void __launch_bounds__(kWarpgroupSize, C.head_dim <= 64 ? 3 : 2)
+    short_sequences_kernel(const __grid_constant__ ShortSequencesParams p) {
+  extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
+  const int kv_heads = p.main.order.num_kv_heads;
+  const int number = int(blockIdx.x) / kv_heads, kv_head = int(blockIdx.x) % kv_heads;
+  const SequenceRows queries(p.lengths_q, p.sequences, number);
+  const SequenceRows keys(p.lengths_k, p.sequences, number);
+  const bool owned = number < p.sequences;
+  if (owned) {
+    ShortSequence<C>(p, *reinterpret_cast<BackwardSmem<C>*>(raw_smem), queries, keys, kv_head)
+        .run();
+  }
+  const int first = owned ? kRowsPerWarpgroup : 0;  // unused ones may be many
+  clear_rows(p.dk, keys, kv_head, first);
+  clear_rows(p.dv, keys, kv_head, first);
+  const int heads = p.main.heads_per_kv_head;
+  for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
+    clear_rows(p.dq, queries, head, first);
+  }
+}
+
+}  // namespace fa3::hopper
