@@ -133,21 +133,41 @@ def test_generate_gives_the_tokens_of_eager(device, cache):
         assert (actual == expected).float().mean() > 0.8
 
 
-def test_sliding_window_and_softcap_equal_eager(device):
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 5,
+}
+
+
+def mistral(device):
     torch.manual_seed(0)
-    config = transformers.Gemma2Config(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=5,
-        attn_logit_softcapping=3.0,
-        query_pre_attn_scalar=16,
-    )
-    model = to_device(transformers.Gemma2ForCausalLM(config), device)
+    return to_device(transformers.MistralForCausalLM(transformers.MistralConfig(**TINY)), device)
+
+
+def gemma2(device):
+    torch.manual_seed(0)
+    capped = {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 16}
+    config = transformers.Gemma2Config(**TINY, **capped)
+    return to_device(transformers.Gemma2ForCausalLM(config), device)
+
+
+def gpt_oss(device):
+    torch.manual_seed(0)
+    experts = {"num_local_experts": 1, "num_experts_per_tok": 1}
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**TINY, **experts))
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    return to_device(model, device)
+
+
+def test_sliding_window_and_softcap_equal_eager(device):
+    model = gemma2(device)
     ids, mask = left_padded(device)
     with torch.no_grad():
         for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
@@ -158,22 +178,7 @@ def test_sliding_window_and_softcap_equal_eager(device):
 
 
 def test_attention_sinks_equal_eager(device):
-    torch.manual_seed(0)
-    config = transformers.GptOssConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        sliding_window=4,
-    )
-    model = to_device(transformers.GptOssForCausalLM(config), device)
-    for layer in model.model.layers:
-        torch.nn.init.normal_(layer.self_attn.sinks)
+    model = gpt_oss(device)
     ids, _ = left_padded(device)
     with torch.no_grad():
         expected = using(model, "eager")(ids).logits
@@ -181,19 +186,38 @@ def test_attention_sinks_equal_eager(device):
     torch.testing.assert_close(actual, expected, **tolerance(device))
 
 
-def test_gradients_equal_those_of_eager(device):
-    model = llama(device).train()
+def gradients(model, implementation, **inputs):
+    model.zero_grad()
+    using(model, implementation)(**inputs).loss.backward()
+    return {name: x.grad.clone() for name, x in model.named_parameters() if "self_attn" in name}
+
+
+def padded_for_training(device):
     ids, mask = left_padded(device)
+    # A padded position predicts nothing: its own output is arbitrary in eager attention.
+    predicted = mask * torch.nn.functional.pad(mask, (1, -1))
+    labels = ids.masked_fill(predicted == 0, -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
-    def gradient(implementation):
-        model.zero_grad()
-        # A padded position predicts nothing: its own output is arbitrary in eager attention.
-        predicted = mask * torch.nn.functional.pad(mask, (1, -1))
-        labels = ids.masked_fill(predicted == 0, -100)
-        using(model, implementation)(ids, attention_mask=mask, labels=labels).loss.backward()
-        return model.model.layers[0].self_attn.k_proj.weight.grad.clone()
 
-    torch.testing.assert_close(gradient("fa3"), gradient("eager"), **tolerance(device))
+def packed_for_training(device):
+    ids, _ = left_padded(device)
+    ids = ids[:1]
+    first = ids.shape[1] // 3
+    positions = torch.tensor([[*range(first), *range(ids.shape[1] - first)]], device=device)
+    return {"input_ids": ids, "labels": ids, "position_ids": positions, "use_cache": False}
+
+
+@pytest.mark.parametrize("inputs", [padded_for_training, packed_for_training])
+@pytest.mark.parametrize("maker", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_gradients_equal_those_of_eager(device, maker, inputs):
+    if (maker, inputs) == ("gpt_oss", packed_for_training):
+        pytest.skip("eager GPT-OSS lets packed sequences see each other: nothing to compare with")
+    model = globals()[maker](device).train()
+    given = inputs(device)
+    expected = gradients(model, "eager", **given)
+    assert all(gradient.abs().max() > 0 for name, gradient in expected.items())
+    torch.testing.assert_close(gradients(model, "fa3", **given), expected, **tolerance(device))
 
 
 @pytest.mark.parametrize(
