@@ -115,10 +115,16 @@ class Replayed:
         self.graph.replay()
 
 
-def attend(cache):
-    where = {} if cache.table is None else {"page_table": cache.table}
-    used = {"seqused_k": cache.used}
-    return fa3.attention(cache.q, cache.k, cache.v, causal=True, engine="hopper", **used, **where)
+def attend(cache, **options):
+    if cache.table is not None:
+        options["page_table"] = cache.table
+    options |= {"seqused_k": cache.used, "causal": True, "engine": "hopper"}
+    return fa3.attention(cache.q, cache.k, cache.v, **options)
+
+
+def invariant(num_splits):
+    """Bits of a sequence that do not follow the batch."""
+    return lambda cache: attend(cache, batch_invariant=True, num_splits=num_splits)
 
 
 def attend_cudnn(cache):
@@ -127,8 +133,10 @@ def attend_cudnn(cache):
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
-def contenders(shape, caches):
+def contenders(shape, caches, parts):
     yield Replayed("fa3", attend, caches)
+    for n in parts:
+        yield Replayed(f"invariant {n}", invariant(n), caches)
     if shape.page == 0 and shape.queries == 1 and len(set(shape.lengths)) == 1:
         yield Replayed("cudnn", attend_cudnn, caches)
 
@@ -137,12 +145,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", default="", help="only cases whose name contains this")
+    parser.add_argument(
+        "--invariant",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="PARTS",
+        help="also batch-invariant calls, keys cut into so many parts",
+    )
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()
     told = [x for x in shapes() if arguments.cases in x.name and x.bytes() <= MOST_BYTES]
     for shape in progress(told):
         copies = min(64, -(-COLD_BYTES // shape.bytes()))
-        found = list(contenders(shape, [Cache(shape) for _ in range(copies)]))
+        found = list(contenders(shape, [Cache(shape) for _ in range(copies)], arguments.invariant))
         for name, times in time_all(found, "cuda", arguments.rounds).items():
             calls = next(x.calls for x in found if x.name == name)
             us = times["median_ms"] * 1000 / calls
@@ -150,7 +166,7 @@ def main():
             row |= shape.columns() | times | {"calls": calls, "us": us}
             row |= {"tb_s": shape.bytes() / us / 1e6, "tflops": shape.flops() / us / 1e6}
             where = " ".join(f"{key} {value}" for key, value in shape.columns().items())
-            print(f"{shape.name:8s} {where} {name:6s} {us:9.2f} us {row['tb_s']:6.3f} TB/s")
+            print(f"{shape.name:8s} {where} {name:12s} {us:9.2f} us {row['tb_s']:6.3f} TB/s")
             write_rows(arguments.json, [row | provenance("cuda")])
         del found
         torch.cuda.empty_cache()

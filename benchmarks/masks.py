@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows, softcap, sinks and packed sequences beside the plain causal mask, forward or backward.
+"""Windows, chunks, softcap, sinks and packed sequences beside the plain causal mask, both passes.
 
     python3 benchmarks/masks.py [--pass bwd] --json docs/results/x.jsonl
 
@@ -74,6 +74,11 @@ def dense(batch, seqlen, heads, window=None, **options):
     return (q, k, v), {"causal": True, **options}, batch * num_q * pairs(seqlen, True, window)
 
 
+def chunked(seqlen, chunk, heads):
+    tensors, options, _ = dense(1, seqlen, heads, attention_chunk=chunk)
+    return tensors, options, heads[0] * (seqlen // chunk) * pairs(chunk, True, None)
+
+
 def packed(lengths, heads, causal=True):
     num_q, num_k, dim = heads
     starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
@@ -103,6 +108,8 @@ def cases(longest):
         for window in (w for w in WINDOWS if w < longest):
             name = f"window {window} causal {longest}"
             yield name, heads, lambda h, w=window: dense(1, longest, h, w)
+        name = f"chunk {short} causal {longest}"
+        yield name, heads, lambda h: chunked(longest, short, h)
         yield f"causal 4x{short}", heads, lambda h: dense(4, short, h)
         yield f"softcap 30 causal 4x{short}", heads, lambda h: dense(4, short, h, softcap=30.0)
         yield f"sink causal 4x{short}", heads, lambda h, s=sink: dense(4, short, h, sink=s)
@@ -126,6 +133,7 @@ def main():
     parser.add_argument("--heads", help="only these, as 32:4:128 (heads, key heads, head dim)")
     parser.add_argument("--pass", dest="which", choices=PRODUCTS, default="fwd")
     parser.add_argument("--deterministic", action="store_true", help="gradients")
+    parser.add_argument("--batch-invariant", action="store_true", help="what that costs")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()
@@ -135,11 +143,13 @@ def main():
     ]
     for name, heads, make in progress(told):
         row = {"engine": "fa3", "pass": arguments.which, "dtype": "bf16", "case": name}
-        if arguments.deterministic:
-            row["variant"] = "deterministic"
+        modes = ("deterministic", "batch_invariant")
+        if variant := " ".join(mode for mode in modes if getattr(arguments, mode)):
+            row["variant"] = variant
         row |= dict(zip(("heads", "kv_heads", "head_dim"), heads, strict=True))
         try:
             tensors, options, visible = make(heads)
+            options["batch_invariant"] = arguments.batch_invariant
             call = call_of(tensors, options, arguments.which, arguments.deterministic)
             row |= time_all([Call(call, arguments.device)], arguments.device, arguments.rounds)[
                 "fa3"

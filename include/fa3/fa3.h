@@ -94,7 +94,8 @@ typedef struct fa3_tensor {
  *
  * Visibility is bottom-right aligned. With offset = seqlen_k - seqlen_q of the sequence, query i
  * sees key j iff  i + offset - window_left <= j <= i + offset + window_right  (inclusive ends, -1 =
- * unbounded), and j <= i + offset if causal. */
+ * unbounded), and j <= i + offset if causal, and (with chunks, as in Llama 4)
+ * floor(j / attention_chunk) = floor((i + offset) / attention_chunk). */
 typedef struct fa3_options {
   float scale;           /* finite and > 0, or FA3_SCALE_AUTO */
   float softcap;         /* 0 = off; otherwise score = softcap * tanh(scale * q.k / softcap) */
@@ -111,6 +112,13 @@ typedef struct fa3_options {
   fa3_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   /* Upper bounds of the lengths in cu_seqlens_*; needed only when those live on a GPU. 0 = unset. */
   int64_t max_seqlen_q, max_seqlen_k;
+
+  int64_t attention_chunk; /* keys of a chunk; 0 = none */
+  /* 0 or 1: the bits of a sequence's results do not depend on the sequences beside it: neither on
+   * their lengths nor on their number. Costs speed on a GPU (docs/numerics.md); CPU engines are always
+   * so in the forward pass. Backward: together with deterministic. */
+  int32_t batch_invariant;
+  int32_t reserved;
 } fa3_options;
 
 /* FP8. A tensor of FA3_FLOAT8_E4M3 (no infinity, largest number 448) comes with its scales, a float32
@@ -151,10 +159,8 @@ typedef struct fa3_forward_params {
    * On a device nobody looks at these before a call, and nothing outside of the cache is read: a page
    * that does not exist counts as one of zeros, a sequence that names no entry has no keys. */
   fa3_tensor page_table, batch_index, left_padding;
-  /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses; n = at
-   * most n. On CPU engines the bits of a sequence's result depend on no sequence beside it. On Hopper
-   * that holds for n >= 2 among calls with seqused_k whose plan says that keys are cut into parts; 0
-   * shares out the work of all sequences. */
+  /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses, on Hopper by
+   * the work of all sequences, or 1 of batch-invariant calls; n = at most n. */
   int32_t num_splits;
   int32_t reserved;
   /* For FP8 (above), else absent. q's scales may also be one for each key/value head: (b, hk, ...).

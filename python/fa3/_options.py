@@ -10,6 +10,7 @@ ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4}
 DEFAULTS = {
     "causal": False,
     "window": (-1, -1),
+    "attention_chunk": 0,
     "softcap": 0.0,
     "scale": None,
     "cu_seqlens_q": None,
@@ -19,6 +20,7 @@ DEFAULTS = {
     "max_seqlen_q": 0,
     "max_seqlen_k": 0,
     "deterministic": False,
+    "batch_invariant": False,
     "engine": "auto",
     "num_threads": 0,
 }
@@ -83,4 +85,6 @@ def native_options(options):
         options["deterministic"],
         engine_id(options["engine"]),
         options["num_threads"],
+        options["attention_chunk"],
+        options["batch_invariant"],
     )

@@ -49,6 +49,7 @@ def attention(
     *,
     causal=False,
     window=(-1, -1),
+    attention_chunk=0,
     softcap=0.0,
     scale=None,
     sink=None,
@@ -70,6 +71,7 @@ def attention(
     out=None,
     return_lse=False,
     deterministic=False,
+    batch_invariant=False,
     engine="auto",
     num_threads=0,
 ):
@@ -88,6 +90,8 @@ def attention(
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; -1 is unbounded. With causal, both hold.
+        attention_chunk: keys of a chunk; 0 is none. Query i sees no keys but those of the chunk in
+            which key i + sk - sq is, counted from key 0 (Llama 4).
         softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.
         scale: factor of q.k, finite and > 0; None is d ** -0.5.
         sink: (hq,) float32: one more logit per query head, which joins the denominator and the LSE
@@ -108,13 +112,14 @@ def attention(
             k and v.
         left_padding: (batch,) int32: the first left_padding[n] keys do not count.
         num_splits: parts of a sequence's keys that are computed apart and merged, at most; 0 is as
-            many as pay. On a CPU the bits of a result never depend on the sequences beside it; on
-            a GPU they do for 0 and 1.
+            many as pay, or 1 if batch_invariant.
         out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32; for q of
             float8_e4m3fn bfloat16 (the new array's), float16 or float32. Not for torch tensors
             that need a gradient.
         return_lse: also return the LSE.
         deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
+        batch_invariant: the bits of a sequence's results depend neither on the number nor on the
+            lengths of those beside it; of gradients, if deterministic. Costs speed on a GPU.
         engine: "auto", or one of fa3.engines(); asks for that engine or an error.
         num_threads: of the CPU engines; 0 is one per core. Never changes the result.
 
@@ -157,6 +162,8 @@ def attention(
             deterministic,
             engine,
             num_threads,
+            attention_chunk,
+            batch_invariant,
         )
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
@@ -164,6 +171,7 @@ def attention(
     options = {
         "causal": causal,
         "window": window,
+        "attention_chunk": attention_chunk,
         "softcap": softcap,
         "scale": scale,
         "cu_seqlens_q": cu_seqlens_q,
@@ -173,6 +181,7 @@ def attention(
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
         "deterministic": deterministic,
+        "batch_invariant": batch_invariant,
         "engine": engine,
         "num_threads": num_threads,
     }

@@ -18,6 +18,7 @@ def attention(
     *,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     scale: float | None = None,
     sink: Array | None = None,
@@ -39,6 +40,7 @@ def attention(
     out: Array | None = None,
     return_lse: Literal[False] = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     engine: Engine = "auto",
     num_threads: int = 0,
 ) -> Array: ...
@@ -50,6 +52,7 @@ def attention(
     *,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
     softcap: float = 0.0,
     scale: float | None = None,
     sink: Array | None = None,
@@ -71,6 +74,7 @@ def attention(
     out: Array | None = None,
     return_lse: Literal[True],
     deterministic: bool = False,
+    batch_invariant: bool = False,
     engine: Engine = "auto",
     num_threads: int = 0,
 ) -> tuple[Array, Array]: ...

@@ -109,6 +109,8 @@ void read_options(Reader* read, Borrowed* borrowed, fa3_options* options) {
   read->flag("deterministic", &options->deterministic);
   read->integer("engine", &options->engine);
   read->integer("num_threads", &options->num_threads);
+  read->integer("attention_chunk", &options->attention_chunk);
+  read->flag("batch_invariant", &options->batch_invariant);
 }
 
 struct Forward {

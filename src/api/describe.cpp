@@ -75,6 +75,21 @@ int64_t normalised_side(int64_t side, int64_t span) {
   return side >= span ? MaskRule::kUnbounded : side;
 }
 
+// A chunk that holds every key and diagonal is as good as any longer one: likewise.
+Status describe_mask(const fa3_options& options, Problem* problem) {
+  FA3_TRY(check_window_side("window_left", options.window_left));
+  FA3_TRY(check_window_side("window_right", options.window_right));
+  if (options.attention_chunk < 0) {
+    return invalid("attention_chunk: expected 0 (off) or a number of keys > 0, got ",
+                   options.attention_chunk);
+  }
+  const int64_t span = problem->lengths_q.max + problem->lengths_k.max;
+  problem->mask = {.left = normalised_side(options.window_left, span),
+                   .right = options.causal ? 0 : normalised_side(options.window_right, span),
+                   .chunk = std::min(options.attention_chunk, span)};
+  return {};
+}
+
 Status describe_options(const fa3_options& options, int64_t head_dim, Problem* problem) {
   if (options.scale == FA3_SCALE_AUTO) {
     problem->scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
@@ -94,11 +109,11 @@ Status describe_options(const fa3_options& options, int64_t head_dim, Problem* p
   if (options.deterministic != 0 && options.deterministic != 1) {
     return invalid("deterministic: expected 0 or 1, got ", options.deterministic);
   }
-  FA3_TRY(check_window_side("window_left", options.window_left));
-  FA3_TRY(check_window_side("window_right", options.window_right));
-  const int64_t span = problem->lengths_q.max + problem->lengths_k.max;
-  problem->mask.left = normalised_side(options.window_left, span);
-  problem->mask.right = options.causal ? 0 : normalised_side(options.window_right, span);
+  if (options.batch_invariant != 0 && options.batch_invariant != 1) {
+    return invalid("batch_invariant: expected 0 or 1, got ", options.batch_invariant);
+  }
+  problem->batch_invariant = options.batch_invariant != 0;
+  FA3_TRY(describe_mask(options, problem));
   FA3_TRY(resolve_threads(options.num_threads, &problem->num_threads));
   return resolve_engine(options.engine, &problem->engine);
 }

@@ -22,8 +22,8 @@ struct Layout {
 };
 
 // Oldest first; the first row is that of the functions named fa3_*_params_init.
-inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {1944, 472}};
-inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {1728, 472}};
+inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {1960, 488}};
+inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {1744, 488}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1480, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{872, 0}};

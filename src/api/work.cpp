@@ -19,8 +19,9 @@ std::string mask_text(const Problem& p) {
   std::string text;
   if (p.mask.left == MaskRule::kUnbounded && p.mask.right == 0)
     text += " causal";
-  else if (!p.mask.hides_nothing())
+  else if (p.mask.left != MaskRule::kUnbounded || p.mask.right != MaskRule::kUnbounded)
     text += concat(" window ", p.mask.left, ",", p.mask.right);
+  if (p.mask.chunk != MaskRule::kNoChunks) text += concat(" chunk ", p.mask.chunk);
   if (p.softcap > 0) text += " softcap";
   if (p.has_sink) text += " sink";
   if (p.key_places.paged()) text += " paged";

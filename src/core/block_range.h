@@ -52,6 +52,12 @@ FA3_HD constexpr KeyRangeOf<Int> query_range(const MaskRuleOf<Int>& mask,
   if (mask.left != mask.kUnbounded && k_end - 1 - offset + mask.left + 1 < rows.end) {
     rows.end = k_end - 1 - offset + mask.left + 1;
   }
+  if (mask.chunk != mask.kNoChunks) {
+    const Int begin = mask.chunk_begin(k_begin) - offset;
+    const Int end = mask.chunk_begin(k_end - 1) + mask.chunk - offset;
+    if (begin > rows.begin) rows.begin = begin;
+    if (end < rows.end) rows.end = end;
+  }
   return rows;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which keys a query sees: the one definition, for every engine, on host and device.
-// Bottom-right aligned: the last query is level with the last key. Next: block_range.h.
+// Bottom-right aligned: the last query is level with the last key. Both ends of a row's keys grow with
+// the row. Next: block_range.h.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,26 @@ struct KeyRangeOf {
 };
 
 // Inclusive reach to either side of the diagonal; kUnbounded on a side that is not masked.
-// Causal is right == 0. Int: int64_t for callers' lengths, int where a kernel has bounded them.
+// Causal is right == 0. Chunks cut the keys into runs of so many, counted from the first: a query sees
+// none but those of the run in which its diagonal is (before the first key there is none).
+// Int: int64_t for callers' lengths, int where a kernel has bounded them.
 template <class Int>
 struct MaskRuleOf {
   static constexpr Int kUnbounded = -1;
+  static constexpr Int kNoChunks = 0;
   Int left = kUnbounded;
   Int right = kUnbounded;
+  Int chunk = kNoChunks;
 
-  FA3_HD constexpr bool hides_nothing() const { return left == kUnbounded && right == kUnbounded; }
+  FA3_HD constexpr bool hides_nothing() const {
+    return left == kUnbounded && right == kUnbounded && chunk == kNoChunks;
+  }
+
+  // Where the chunk of a key, or of a diagonal, begins.
+  FA3_HD constexpr Int chunk_begin(Int key) const {
+    const Int rest = key % chunk;
+    return key - (rest < 0 ? rest + chunk : rest);
+  }
 
   // The keys that query q_row of a sequence sees.
   FA3_HD constexpr KeyRangeOf<Int> keys_of(Int q_row, Int seqlen_q, Int seqlen_k) const {
@@ -36,6 +49,11 @@ struct MaskRuleOf {
     KeyRangeOf<Int> range{0, seqlen_k};
     if (left != kUnbounded && diagonal - left > range.begin) range.begin = diagonal - left;
     if (right != kUnbounded && diagonal + right + 1 < range.end) range.end = diagonal + right + 1;
+    if (chunk != kNoChunks) {
+      const Int begin = chunk_begin(diagonal);
+      if (begin > range.begin) range.begin = begin;
+      if (begin + chunk < range.end) range.end = begin + chunk;
+    }
     return range;
   }
 

@@ -68,6 +68,7 @@ struct Problem {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = off
   MaskRule mask;
+  bool batch_invariant = false;
 
   Operand q, k, v, o;  // paged: k's and v's batch entries are pages
   KeyPlaces key_places;

@@ -19,6 +19,17 @@ constexpr int64_t keys_before_edge(int64_t shift, int64_t seqlen_q, int64_t seql
 }
 
 constexpr int64_t visible_pairs(const MaskRule& mask, int64_t seqlen_q, int64_t seqlen_k) {
+  if (mask.chunk != MaskRule::kNoChunks) {
+    // Chunks of keys are level with their queries, of which the first chunk's may be fewer.
+    const MaskRule within{mask.left, mask.right};
+    const int64_t first = std::max<int64_t>(0, seqlen_k - seqlen_q);
+    const int64_t begin = mask.chunk_begin(first);
+    const int64_t end = std::min(begin + mask.chunk, seqlen_k);
+    const int64_t others = (seqlen_k - end) / mask.chunk, last = (seqlen_k - end) % mask.chunk;
+    return visible_pairs(within, end - first, end - begin) +
+           others * visible_pairs(within, mask.chunk, mask.chunk) +
+           visible_pairs(within, last, last);
+  }
   const int64_t level = seqlen_k - seqlen_q;  // bottom-right: where the first row's diagonal is
   int64_t pairs = seqlen_q * seqlen_k;
   if (mask.right != MaskRule::kUnbounded) {

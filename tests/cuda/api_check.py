@@ -41,8 +41,7 @@ class Call:
             else o
         )
         self.lse = torch.full((b, h, sq), math.nan, device="cuda")
-        self.params = c_abi.ForwardParams()
-        c_abi.library().fa3_forward_params_init(ctypes.byref(self.params))
+        self.params = c_abi.new_params(c_abi.ForwardParams)
         self.params.options.causal = int(causal)
         self.params.options.engine = c_abi.ENGINES["hopper"]
         for name, t in zip("q k v o lse".split(), (q, k, v, self.o, self.lse), strict=True):
@@ -188,8 +187,7 @@ def memory_beyond_2_31_elements():
 
 
 def merge(o_partial, lse_partial, o, lse):
-    params = c_abi.MergeParams()
-    c_abi.library().fa3_merge_params_init(ctypes.byref(params))
+    params = c_abi.new_params(c_abi.MergeParams)
     for name, t in (("o_partial", o_partial), ("lse_partial", lse_partial), ("o", o), ("lse", lse)):
         setattr(params, name, view(t))
     stream = torch.cuda.current_stream().cuda_stream

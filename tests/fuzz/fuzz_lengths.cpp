@@ -101,6 +101,7 @@ void run(FuzzedDataProvider& bytes) {
   options.causal = bytes.ConsumeBool() ? 1 : 0;
   if (bytes.ConsumeBool()) options.window_left = bytes.ConsumeIntegralInRange(-1, 12);
   if (bytes.ConsumeBool()) options.window_right = bytes.ConsumeIntegralInRange(-1, 12);
+  if (bytes.ConsumeBool()) options.attention_chunk = bytes.ConsumeIntegralInRange(0, 12);
   options.num_threads = 1;
   p.q = q.tensor(batch, kHeads);
   p.k = p.v = k.tensor(batch, kKvHeads);

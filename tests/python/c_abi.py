@@ -51,6 +51,9 @@ class Options(ctypes.Structure):
         *tensors("cu_seqlens_q cu_seqlens_k seqused_q seqused_k"),
         ("max_seqlen_q", ctypes.c_int64),
         ("max_seqlen_k", ctypes.c_int64),
+        ("attention_chunk", ctypes.c_int64),
+        ("batch_invariant", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 
@@ -61,6 +64,7 @@ class ForwardParams(ctypes.Structure):
         *tensors("q k v o lse sink page_table batch_index left_padding"),
         ("num_splits", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        *tensors("q_descale k_descale v_descale k_mean v_mean"),
     ]
 
 
@@ -68,7 +72,7 @@ class BackwardParams(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
         ("options", Options),
-        *tensors("q k v o lse sink d_o dq dk dv dsink"),
+        *tensors("q k v o lse sink d_o dq dk dv dsink d_lse"),
     ]
 
 
@@ -132,11 +136,18 @@ def check(status, lib=None):
         raise CallFailed(status, (lib or library()).fa3_last_error().decode())
 
 
-def params_for(kind, options, arrays):
-    """Fills a params struct; arrays maps a field to an array or to (array, dtype name)."""
+def new_params(kind):
+    """A params struct with its defaults."""
     params = kind()
     name = {ForwardParams: "forward", BackwardParams: "backward", MergeParams: "merge"}[kind]
-    getattr(library(), f"fa3_{name}_params_init")(ctypes.byref(params))
+    init = getattr(library(), f"fa3_{name}_params_init_sized")
+    init(ctypes.byref(params), ctypes.c_size_t(ctypes.sizeof(params)))
+    return params
+
+
+def params_for(kind, options, arrays):
+    """Fills a params struct; arrays maps a field to an array or to (array, dtype name)."""
+    params = new_params(kind)
     for field, value in arrays.items():
         setattr(params, field, describe(*value) if isinstance(value, tuple) else describe(value))
     for field, value in options.items():

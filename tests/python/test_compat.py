@@ -104,6 +104,53 @@ def test_fa3_func_passes_every_option_on(qkv):
     same(pair, (expected, lse))
 
 
+def test_fa3_functions_take_chunks(qkv):
+    q, k, v = qkv
+    chunked = {"causal": True, "attention_chunk": 5}
+    expected = fa3.attention(q, k, v, **chunked)
+    assert not torch.equal(expected, fa3.attention(q, k, v, causal=True))
+    same(fa3_names.flash_attn_func(q, k, v, **chunked), expected)
+    same(fa3_names.flash_attn_with_kvcache(q, k, v, **chunked), expected)
+    same(fa3_names.flash_attn_func(q, k, v, attention_chunk=-1), fa3.attention(q, k, v))
+    cu_q, cu_k = (
+        torch.arange(0, 3 * s, s, dtype=torch.int32, device=q.device)
+        for s in (q.shape[1], k.shape[1])
+    )
+    flat = [x.flatten(0, 1) for x in qkv]
+    out = fa3_names.flash_attn_varlen_func(*flat, cu_q, cu_k, q.shape[1], k.shape[1], **chunked)
+    same(out.view_as(expected), expected)
+    qkv = torch.stack([q, q, q], 2)
+    same(
+        fa3_names.flash_attn_qkvpacked_func(qkv, **chunked),
+        fa3.attention(q, q, q, **chunked),
+    )
+
+
+def test_chunks_alone_turn_the_queries_of_a_cache_like_windows(device):
+    q, k_cache, v_cache, k, v = tensors(
+        "cpu", (1, 3, 2, 8), (1, 9, 2, 8), (1, 9, 2, 8), (1, 3, 2, 8), (1, 3, 2, 8)
+    )
+    angles = torch.rand(9, 4)
+    rotary = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "cache_seqlens": 2}
+    outs = [
+        fa3_names.flash_attn_with_kvcache(
+            q, k_cache.clone(), v_cache.clone(), k, v, **rotary, **mask
+        )
+        for mask in ({"attention_chunk": 9}, {"window_size": (9, 9)}, {})
+    ]
+    same(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+
+
+def test_fp8_inputs_may_ask_for_gradients_and_get_none(qkv):
+    q, k, v = (x.to(torch.float8_e4m3fn).requires_grad_() for x in qkv)
+    with torch.no_grad():
+        expected = fa3.attention(q, k, v)
+    out = fa3_names.flash_attn_func(q, k, v)
+    same(out, expected)
+    assert not out.requires_grad
+
+
 def test_fa2_func_has_dropout_in_fourth_place(qkv):
     q, k, v = qkv
     expected, lse = fa3.attention(q, k, v, scale=0.3, causal=True, return_lse=True)
@@ -272,7 +319,6 @@ def test_combine_merges_disjoint_keys(device):
 
 REFUSED = [
     (fa3_names.flash_attn_func, {"qv": torch.ones(1)}, "qv: expected None, got a tensor"),
-    (fa3_names.flash_attn_func, {"attention_chunk": 4}, "attention_chunk: expected 0, got 4"),
     (fa3_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
     (fa2_names.flash_attn_func, {"dropout_p": 0.1}, "dropout_p: expected 0.0, got 0.1"),
     (fa2_names.flash_attn_func, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: .*no ALiBi"),

@@ -22,6 +22,8 @@ CASES = {
     "window_diagonal": ((1, 5, 5, 1, 1, 3, 3), {"window": (0, 0)}),
     "window_left": ((1, 4, 7, 1, 1, 3, 3), {"window": (2, -1)}),
     "window_right": ((1, 7, 4, 1, 1, 3, 3), {"window": (-1, 1)}),
+    "chunk": ((1, 7, 9, 1, 1, 3, 3), {"attention_chunk": 4}),
+    "chunk_causal": ((1, 9, 6, 2, 1, 3, 3), {"attention_chunk": 4, "causal": True}),
     "window_causal": ((1, 6, 5, 1, 1, 3, 3), {"window": (1, 3), "causal": True}),
     "softcap": ((1, 4, 5, 2, 2, 3, 3), {"softcap": 0.8}),
     "sink": ((2, 4, 5, 2, 2, 3, 3), {"sink": True}),
@@ -45,7 +47,9 @@ def make_case(name):
     return q, k, v, do, options
 
 
-def attention_by_loops(q, k, v, causal=False, window=(-1, -1), softcap=0, scale=None, sink=None):
+def attention_by_loops(
+    q, k, v, causal=False, window=(-1, -1), attention_chunk=0, softcap=0, scale=None, sink=None
+):
     """One query row at a time, in Python floats."""
     (b, sq, hq, d), (_, sk, hk, dv) = q.shape, v.shape
     o, lse = np.zeros((b, sq, hq, dv)), np.full((b, hq, sq), -np.inf)
@@ -58,6 +62,8 @@ def attention_by_loops(q, k, v, causal=False, window=(-1, -1), softcap=0, scale=
             if window[0] != -1 and col < diagonal - window[0]:
                 continue
             if window[1] != -1 and col > diagonal + window[1]:
+                continue
+            if attention_chunk and col // attention_chunk != diagonal // attention_chunk:
                 continue
             dot = sum(float(q[batch, row, head, x] * k[batch, col, kv_head, x]) for x in range(d))
             logit = dot / math.sqrt(d) if scale is None else dot * scale
@@ -126,6 +132,8 @@ def test_visibility_is_aligned_bottom_right_with_inclusive_ends():
     assert drawn(3, 3, window=(-1, 1)) == ["xx.", "xxx", "xxx"]
     assert drawn(3, 3, window=(1, -1)) == ["xxx", "xxx", ".xx"]
     assert drawn(3, 3, window=(1, 2), causal=True) == ["x..", "xx.", ".xx"]
+    assert drawn(3, 5, attention_chunk=2) == ["..xx.", "..xx.", "....x"]
+    assert drawn(5, 3, attention_chunk=2) == ["...", "...", "xx.", "xx.", "..x"]
 
 
 @pytest.mark.parametrize("sq, sk", [(6, 3), (4, 0), (0, 4), (0, 0)])

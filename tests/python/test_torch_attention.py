@@ -174,7 +174,9 @@ def test_gradients_of_the_lse_are_those_of_math_in_float64(qkv, loss, causal):
 
 @pytest.mark.filterwarnings("ignore:Input #.* requires gradient and is not a double")
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": True, "softcap": 2.0, "window": (3, 2)}], ids=["plain", "options"]
+    "options",
+    [{}, {"causal": True, "softcap": 2.0, "window": (3, 2)}, {"attention_chunk": 2}],
+    ids=["plain", "options", "chunks"],
 )
 def test_gradcheck(options):
     """Against differences of the function itself, with steps that suit float32."""
@@ -277,6 +279,9 @@ def test_backward_merge_and_plan_take_tensors(qkv):
         ({"softcap": "x"}, TypeError, "softcap: expected a number"),
         ({"causal": "no"}, TypeError, "causal: expected True or False"),
         ({"num_threads": 1.5}, TypeError, "num_threads: expected an integer, got 1.5"),
+        ({"attention_chunk": -1}, fa3.InvalidArgument, "attention_chunk: expected 0"),
+        ({"attention_chunk": "x"}, TypeError, "attention_chunk: expected an integer, got 'x'"),
+        ({"batch_invariant": "no"}, TypeError, "batch_invariant: expected True or False"),
         ({"num_threads": 2**70}, fa3.InvalidArgument, "num_threads: .* 64 bits"),
         ({"k": lambda k: k.detach().numpy()}, TypeError, "k: expected a torch.Tensor"),
         ({"k": lambda k: (1, 2)}, TypeError, "k: expected a torch.Tensor"),

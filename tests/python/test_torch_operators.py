@@ -48,7 +48,11 @@ def test_operators_pass_opcheck(device, qkv, layout):
     ops = torch.ops.fa3
     out, lse = ops.forward(q, k, v, True)
     sink = torch.randn(4, device=device)
-    for options in ({"causal": True}, {"window_left": 3, "softcap": 2.0, "sink": sink}):
+    for options in (
+        {"causal": True},
+        {"window_left": 3, "softcap": 2.0, "sink": sink},
+        {"attention_chunk": 5, "batch_invariant": True},
+    ):
         torch.library.opcheck(ops.forward.default, (q, k, v), options)
         torch.library.opcheck(ops.forward_out.default, (q, k, v, torch.empty_like(out)), options)
         inputs = (torch.randn_like(out), q, k, v, out, lse)
@@ -113,7 +117,8 @@ def test_compiles_with_options_and_autocast(device, qkv):
 
     def model(q, k, v):
         with torch.autocast(device, dtype=torch.bfloat16):
-            return fa3.attention(q, k, v, window=(4, 2), softcap=3.0, sink=sink, return_lse=True)
+            masks = {"window": (4, 2), "attention_chunk": 5, "softcap": 3.0, "sink": sink}
+            return fa3.attention(q, k, v, **masks, batch_invariant=True, return_lse=True)
 
     out, lse = torch.compile(model, fullgraph=True, backend="aot_eager")(*qkv)
     expected_out, expected_lse = model(*qkv)

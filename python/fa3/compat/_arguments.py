@@ -23,10 +23,11 @@ def length(value):
     return 0 if value is None else int(value)
 
 
-def options(softmax_scale, causal, window_size, softcap, deterministic=False):
+def options(softmax_scale, causal, window_size, softcap, deterministic=False, attention_chunk=0):
     """The options of fa3.attention from theirs.
 
-    window_size: None and everything below 0 are unbounded. softcap: at most 0 is off.
+    window_size: None and everything below 0 are unbounded. softcap, attention_chunk: at most 0
+    is off.
     """
     ends = window_ends(window_size, "window_size")
     left, right = (-1 if side is None or side < 0 else int(side) for side in ends)
@@ -34,6 +35,7 @@ def options(softmax_scale, causal, window_size, softcap, deterministic=False):
         "scale": softmax_scale,
         "causal": causal,
         "window": (left, right),
+        "attention_chunk": max(int(attention_chunk), 0),
         "softcap": max(float(softcap), 0.0),
         "deterministic": deterministic,
     }

@@ -78,6 +78,7 @@ def attend(
             "max_seqlen_q": length(max_seqlen_q),
         }
         if k is not None:
+            windowed = options["window"] != (-1, -1) or options["attention_chunk"] > 0
             fa3.plan(q, k_cache, v_cache, **call)  # raises what the attention would
             q = append(
                 k_cache,
@@ -92,7 +93,7 @@ def attend(
                 rotary_sin=rotary[1],
                 rotary_interleaved=rotary_interleaved,
                 first_position=first_position,
-                queries_share_position=not options["causal"] and options["window"] == (-1, -1),
+                queries_share_position=not (options["causal"] or windowed),
                 **places,
             )
         return fa3.attention(q, k_cache, v_cache, return_lse=return_lse, **call)

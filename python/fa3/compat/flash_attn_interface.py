@@ -13,8 +13,6 @@ import fa3
 from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._kvcache import attend
 
-NOT_YET = "not supported yet"
-
 
 def flash_attn_func(
     q,
@@ -39,9 +37,9 @@ def flash_attn_func(
 
     With return_attn_probs: (out, lse (b, hq, sq)), as the original; never probabilities.
     """
-    refuse(qv, attention_chunk)
-    named = options(softmax_scale, causal, window_size, softcap, deterministic)
-    return fa3.attention(
+    refuse(qv)
+    named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    return attention(
         q,
         k,
         v,
@@ -79,8 +77,8 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
-    refuse(qv, attention_chunk)
-    return fa3.attention(
+    refuse(qv)
+    return attention(
         q,
         k,
         v,
@@ -94,7 +92,7 @@ def flash_attn_varlen_func(
         max_seqlen_q=length(max_seqlen_q),
         max_seqlen_k=length(max_seqlen_k),
         return_lse=return_attn_probs,
-        **options(softmax_scale, causal, window_size, softcap, deterministic),
+        **options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk),
     )
 
 
@@ -121,9 +119,8 @@ def flash_attn_qkvpacked_func(
     else:
         heads_k = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=2)
-    refuse(None, attention_chunk)
-    named = options(softmax_scale, causal, window_size, softcap, deterministic)
-    return fa3.attention(
+    named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    return attention(
         q,
         k,
         v,
@@ -172,14 +169,14 @@ def flash_attn_with_kvcache(
     k and v (b, s_new, hk, ...), or packed with cu_seqlens_k_new, are first written into the caches
     behind those rows, in place, turned by rotary_cos and rotary_sin, as q is.
     """
-    refuse(qv, attention_chunk)
+    refuse(qv)
     return attend(
         q,
         k_cache,
         v_cache,
         k,
         v,
-        options(softmax_scale, causal, window_size, softcap),
+        options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
@@ -242,5 +239,13 @@ def get_scheduler_metadata(
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
-def refuse(qv, attention_chunk):
-    unsupported(qv=(qv, None, NOT_YET), attention_chunk=(attention_chunk, 0, NOT_YET))
+def attention(q, k, v, **named):
+    """fa3.attention. Tensors of float8_e4m3fn may ask for gradients, as the original lets them:
+    there are none."""
+    if q.dtype == torch.float8_e4m3fn:
+        q, k, v = (x.detach() for x in (q, k, v))
+    return fa3.attention(q, k, v, **named)
+
+
+def refuse(qv):
+    unsupported(qv=(qv, None, "not supported yet"))

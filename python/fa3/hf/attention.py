@@ -73,6 +73,7 @@ def attention_forward(
     options = {
         "causal": pattern.causal,
         "window": pattern.window,
+        "attention_chunk": pattern.chunk,
         "softcap": softcap or 0.0,
         "scale": scaling,
         "sink": None if s_aux is None else s_aux.float(),

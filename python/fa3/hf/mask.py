@@ -22,10 +22,11 @@ class Pattern(NamedTuple):
     keys: int  # those of them that exist: a static cache is longer than what it holds
     causal: bool = False
     window: tuple = (-1, -1)
+    chunk: int = 0
     sequences: torch.Tensor | None = None  # (batch, queries): packed sequences, by number
 
     def depends_on_position(self):
-        return self.causal or self.window != (-1, -1)
+        return self.causal or self.window != (-1, -1) or self.chunk > 0
 
 
 class Mask(torch.Tensor):
@@ -93,6 +94,11 @@ def attention_mask(
             f"queries from position {int(q_offset)} and keys from {kv_offset}; "
             'attn_implementation="sdpa" takes any mask'
         )
+    if pattern.chunk and kv_offset:
+        raise Unsupported(
+            f"attention_mask: expected chunks to be counted from the first of the keys, got keys "
+            f'from {kv_offset}; attn_implementation="sdpa" takes any mask'
+        )
     if attention_mask is None:
         nothing_hidden = torch.ones((), dtype=torch.bool, device=device)
         return Mask.of(nothing_hidden.expand(batch_size, keys), pattern, is_padded=False)
@@ -116,8 +122,8 @@ def describe(mask_function, kv_length):
         return {"window": (held["sliding_window"] - 1, -1)}
     if kind == "sliding_window_bidirectional_overlay":
         return {"window": (held["sliding_window"], held["sliding_window"])}
-    if kind == "chunked_overlay" and kv_length <= held["chunk_size"]:
-        return {}  # one chunk holds all
+    if kind == "chunked_overlay":
+        return {"chunk": held["chunk_size"]} if kv_length > held["chunk_size"] else {}
     if kind == "packed_sequence_mask_function":
         return {"sequences": held["packed_sequence_mask"]}
     if kind == "remap_positions_for_packed_sequence":  # counted from the sequence's own beginning

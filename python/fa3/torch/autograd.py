@@ -45,6 +45,7 @@ def attention(
     *,
     causal=False,
     window=(-1, -1),
+    attention_chunk=0,
     softcap=0.0,
     scale=None,
     sink=None,
@@ -66,6 +67,7 @@ def attention(
     out=None,
     return_lse=False,
     deterministic=False,
+    batch_invariant=False,
     engine="auto",
     num_threads=0,
 ):
@@ -100,6 +102,8 @@ def attention(
         deterministic,
         engine,
         num_threads,
+        attention_chunk,
+        batch_invariant,
     )
 
 
@@ -128,6 +132,8 @@ def attend(
     deterministic,
     engine,
     num_threads,
+    attention_chunk,
+    batch_invariant,
 ):
     """attention() by position: keywords cost time in every call. scales: q_descale to v_mean."""
     if getattr(forward_ad, "_current_level", 0) >= 0:
@@ -159,6 +165,7 @@ def attend(
         )
     is_rare = is_packed or is_padded or is_scaled or is_cached
     is_rare = is_rare or out is not None or sink is not None or wants_gradient
+    is_rare = is_rare or attention_chunk != 0 or batch_invariant
     if not is_rare and engine == "auto" and num_threads == 0:
         is_plain = operators.is_plain_call(q, k, v)
         forward = operators.forward_kernel if is_plain else operators.forward
@@ -170,6 +177,7 @@ def attend(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     rest = (*lengths, deterministic, engine_id(engine), num_threads)
+    rest += (attention_chunk, batch_invariant)
     cache = (page_table, batch_index, left_padding, num_splits)
     if out is not None:
         refuse_other_than_tensor("out", out)
@@ -192,12 +200,14 @@ def attend(
             lse = operators.forward_out(q, k, v, out, *options, sink, *rest, *cache, *scales)
     except RuntimeError as error:
         if type(error) is RuntimeError:
-            refuse_wrong_types(sink, options, lengths, num_threads, cache, scales)
+            integers = {"num_threads": num_threads, "attention_chunk": attention_chunk}
+            flags = {"causal": causal, "batch_invariant": batch_invariant}
+            refuse_wrong_types(sink, options, lengths, integers, flags, cache, scales)
         raise
     return (out, lse) if return_lse else out
 
 
-def refuse_wrong_types(sink, options, lengths, num_threads, cache, scales):
+def refuse_wrong_types(sink, options, lengths, integers, flags, cache, scales):
     """What the dispatcher refuses in terms of its schema, in terms of our arguments."""
     names = "sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k page_table batch_index left_padding"
     names += " q_descale k_descale v_descale k_mean v_mean"
@@ -205,9 +215,8 @@ def refuse_wrong_types(sink, options, lengths, num_threads, cache, scales):
     for name, value in zip(names.split(), given, strict=True):
         if value is not None:
             refuse_other_than_tensor(name, value)
-    causal, left, right, softcap, scale = options
-    integers = {"window[0]": left, "window[1]": right, "num_threads": num_threads}
-    integers |= {"num_splits": cache[3]}
+    _, left, right, softcap, scale = options
+    integers |= {"window[0]": left, "window[1]": right, "num_splits": cache[3]}
     integers |= {"max_seqlen_q": lengths[4], "max_seqlen_k": lengths[5]}
     for name, value in integers.items():
         if not hasattr(value, "__index__"):
@@ -217,8 +226,9 @@ def refuse_wrong_types(sink, options, lengths, num_threads, cache, scales):
     for name, value in {"softcap": softcap, "scale": 1.0 if scale is None else scale}.items():
         if not hasattr(value, "__float__"):
             raise TypeError(f"{name}: expected a number, got {value!r}")
-    if not isinstance(causal, (bool, int)):
-        raise TypeError(f"causal: expected True or False, got {causal!r}")
+    for name, value in flags.items():
+        if not isinstance(value, (bool, int)):
+            raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
 def to_autocast_type(device_type, *tensors):

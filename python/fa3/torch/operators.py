@@ -17,13 +17,14 @@ OPTIONS = (
     "bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, "
     "float? scale=None, Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
     "Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, "
-    "SymInt max_seqlen_k=0, bool deterministic=False, int engine=0, int num_threads=0"
+    "SymInt max_seqlen_k=0, bool deterministic=False, int engine=0, int num_threads=0, "
+    "SymInt attention_chunk=0, bool batch_invariant=False"
 )
 # Of the forward operators alone, behind the others: no gradient goes through a cache or e4m3.
 CACHE = "Tensor? page_table=None, Tensor? batch_index=None, Tensor? left_padding=None, " + (
     "int num_splits=0"
 )
-PAGE_TABLE = 15  # its position behind q, k and v
+PAGE_TABLE = 17  # its position behind q, k and v
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # device type: dispatch key
 SINK = 5  # its position among the options
 QKV = "Tensor q, Tensor k, Tensor v"
@@ -148,6 +149,8 @@ def run_forward(
     deterministic=False,
     engine=0,
     num_threads=0,
+    attention_chunk=0,
+    batch_invariant=False,
     page_table=None,
     batch_index=None,
     left_padding=None,
@@ -187,6 +190,8 @@ def run_forward(
         deterministic,
         engine,
         num_threads,
+        attention_chunk,
+        batch_invariant,
         page_table,
         batch_index,
         left_padding,
@@ -218,6 +223,8 @@ def run_backward(
     deterministic=False,
     engine=0,
     num_threads=0,
+    attention_chunk=0,
+    batch_invariant=False,
     dlse=None,
 ):
     """Writes gradients, which are (dq, dk, dv, dsink)."""
@@ -255,6 +262,8 @@ def run_backward(
         deterministic,
         engine,
         num_threads,
+        attention_chunk,
+        batch_invariant,
         lend_like(q) if q.is_cuda else None,
     )
 

@@ -49,9 +49,11 @@ GradientShape gradient_shape(const BackwardProblem& problem) {
   return gradient_kernels(problem).shape;
 }
 
-// Parts of a sequence's key blocks; the longest sequence decides for all.
+// Parts of a sequence's key blocks; the longest sequence decides for all. Where it has fewer blocks, or
+// another sequence has, every block is a part, whatever their number.
 int64_t count_parts(const BackwardProblem& problem) {
-  const int64_t heads = std::max<int64_t>(capped_product(problem.batch, problem.heads_k), 1);
+  const int64_t sequences = problem.batch_invariant ? 1 : problem.batch;
+  const int64_t heads = std::max<int64_t>(capped_product(sequences, problem.heads_k), 1);
   const int64_t blocks = num_blocks(problem.lengths_k.max, gradient_shape(problem).keys);
   return std::clamp<int64_t>(num_blocks(kWantedTasks, heads), 1, std::max<int64_t>(blocks, 1));
 }

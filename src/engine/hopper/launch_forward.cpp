@@ -194,8 +194,9 @@ cudaError_t current_multiprocessors(int* count) {
 
 }  // namespace
 
-HeadPack most_packed(int64_t heads_per_kv_head) {
-  return {std::min(std::countr_zero(uint64_t(heads_per_kv_head)), kMaxPackLog2)};
+HeadPack most_packed(int64_t heads_per_kv_head, bool cut) {
+  const int most = cut ? kMaxPackLog2OfCutTiles : kMaxPackLog2;
+  return {std::min(std::countr_zero(uint64_t(heads_per_kv_head)), most)};
 }
 
 // Packing pays where tiles would be partly empty, and where a causal mask cuts through them: fewer
@@ -227,9 +228,7 @@ int64_t rows_of_units(int64_t packs, int64_t shares) {
 void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
                 ForwardLaunch* launch) {
   ForwardLaunch cut = *launch;
-  const int most_log2 =
-      std::min(std::countr_zero(uint64_t(launch->heads_per_kv_head)), kMaxPackLog2OfCutTiles);
-  cut.pack = {most_log2};
+  cut.pack = most_packed(launch->heads_per_kv_head, true);
   while (cut.pack.rows(launch->q.rows) > kMaxPackedRows) --cut.pack.log2;
   const int64_t blocks = ceil_div(launch->seqlen_k, c.block_n);
   const int64_t tiles = num_tiles(c, cut, cut.pack);

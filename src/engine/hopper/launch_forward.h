@@ -48,8 +48,8 @@ struct ForwardLaunch {
   void* workspace = nullptr;  // forward_workspace_bytes()
 };
 
-// As many query heads of a group of this size as can share a tile.
-HeadPack most_packed(int64_t heads_per_kv_head);
+// As many query heads of a group of this size as can share a tile; tiles that are cut take more.
+HeadPack most_packed(int64_t heads_per_kv_head, bool cut = false);
 
 // Which query heads of a group share a tile: they read the same keys.
 HeadPack choose_pack(const ForwardConfig& config, const ForwardLaunch& launch);

@@ -69,7 +69,7 @@ class PlainForward {
         tile_(params.order.tile(int(blockIdx.x))),
         first_row_(tile_.m_block * kBlockM) {
     const int end = first_row_ + kBlockM;
-    blocks_ = visited_blocks(block_range(p_.mask, first_row_, end < p_.seqlen_q ? end : p_.seqlen_q,
+    blocks_ = visited_blocks(block_range(mask(), first_row_, end < p_.seqlen_q ? end : p_.seqlen_q,
                                          p_.seqlen_q, p_.seqlen_k),
                              BlockN);
   }
@@ -166,6 +166,11 @@ class PlainForward {
     return step;
   }
 
+  // Without chunks.
+  __device__ __forceinline__ MaskRuleOf<int> mask() const {
+    return {p_.mask.left, p_.mask.right};
+  }
+
   // Scores of keys that a row must not see become -inf: core/mask_rule.h says which. Keys beyond the
   // sequence are among them; the copy engine has written zeros there.
   __device__ __forceinline__ void hide(float (&scores)[BlockN / 2], int first_row,
@@ -175,8 +180,8 @@ class PlainForward {
     const int key = first_key + fragment_lane_column(thread);
 #pragma unroll
     for (int i = 0; i < BlockN / 2; ++i) {
-      const bool visible = p_.mask.visible(row + fragment_row_slot(i) * kRowDistance,
-                                           key + fragment_column(i), p_.seqlen_q, p_.seqlen_k);
+      const bool visible = mask().visible(row + fragment_row_slot(i) * kRowDistance,
+                                          key + fragment_column(i), p_.seqlen_q, p_.seqlen_k);
       if (!visible) scores[i] = -kInfinity;
     }
   }

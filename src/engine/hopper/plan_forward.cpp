@@ -40,6 +40,10 @@ MaskRuleOf<int> narrow(const Problem& p) {
   MaskRuleOf<int> mask;
   if (p.mask.left < p.lengths_k.max) mask.left = int(p.mask.left);
   if (p.mask.right == 0 || p.mask.right < p.lengths_q.max) mask.right = int(p.mask.right);
+  // Nor does a chunk of all keys, unless there are queries before the first key that would see some.
+  if (p.mask.chunk < p.lengths_k.max || p.mask.right != 0) {
+    mask.chunk = int(std::min(p.mask.chunk, kMaxRows));
+  }
   return mask;
 }
 
@@ -62,12 +66,13 @@ Extents key_extents_of(const Problem& p) {
   return extents_of(p.lengths_k, p.batch);
 }
 
-// A window between two bounds is what one query sees.
+// A window between two bounds, or a chunk, is what one query sees.
 ForwardShape shape_of(const Problem& p) {
   const MaskRuleOf<int> mask = narrow(p);
   const bool bounded = mask.left >= 0 && mask.right >= 0;
   const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
-  const int64_t keys = std::min(window, p.lengths_k.max);
+  const int64_t chunk = mask.chunk != mask.kNoChunks ? mask.chunk : p.lengths_k.max;
+  const int64_t keys = std::min({window, chunk, p.lengths_k.max});
   // Sequences of one length and few keys are spread over multiprocessors by their tiles.
   const bool may_be_many = is_ragged(p) || keys >= kManyKeys;
   const KeyPlaces& places = p.key_places;
@@ -93,22 +98,16 @@ bool can_cut(const ForwardConfig& c) {
   return c.with(c.element, Variant::kGeneral).cuts();
 }
 
-// A row of the table and how it is used; the pack and the cut go into the launch.
-int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
-  const auto choose = [&](int row) {
-    launch->pack = choose_pack(kForwardTable[row].config, *launch);
-    choose_cut(kForwardTable[row].config, problem.num_splits, multiprocessors, launch);
-    return row;
-  };
+// The same for every batch: the head dims, the group and num_splits decide. Parts of keys take the
+// kernel of few queries, whole tiles that of long sequences.
+int choose_for_any_batch(const Problem& problem, ForwardLaunch* launch) {
   ForwardShape shape = shape_of(problem);
-  const int row = choose(choose_row(shape));
-  if (!launch->cut.active() || can_cut(kForwardTable[row].config)) return row;
-  launch->cut = {};
-  shape.cut = true;
-  const int other = choose_row(shape);
-  if (other != kNoRow) return choose(other);
-  launch->pack = choose_pack(kForwardTable[row].config, *launch);
-  return row;
+  shape.cut = problem.num_splits > 1;
+  shape.keys = INT64_MAX;
+  shape.rows = shape.cut ? 1 : INT64_MAX;
+  launch->pack = most_packed(problem.group(), shape.cut);
+  if (shape.cut) launch->cut.parts = problem.num_splits;
+  return choose_row(shape);
 }
 
 bool nothing_to_do(const ForwardLaunch& a) {
@@ -129,13 +128,15 @@ void stand_in_for_missing_keys(ForwardLaunch* a) {
 Variant variant_of(const Problem& p) {
   if (p.softcap != 0.0f) return Variant::kCapped;
   const MaskRuleOf<int> mask = narrow(p);
-  const bool window = mask.left != mask.kUnbounded || mask.right > 0;
+  const bool window =
+      mask.left != mask.kUnbounded || mask.right > 0 || mask.chunk != mask.kNoChunks;
   return window || p.has_sink || is_ragged(p) || p.num_splits > 1 ? Variant::kGeneral
                                                                   : Variant::kDense;
 }
 
 const char* mask_name(const MaskRuleOf<int>& mask) {
   if (mask.hides_nothing()) return "";
+  if (mask.chunk != mask.kNoChunks) return mask.right == 0 ? " causal chunks" : " chunks";
   return mask.left == mask.kUnbounded && mask.right == 0 ? " causal" : " window";
 }
 
@@ -238,6 +239,24 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
   return launch;
 }
 
+int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
+  if (problem.batch_invariant) return choose_for_any_batch(problem, launch);
+  const auto choose = [&](int row) {
+    launch->pack = choose_pack(kForwardTable[row].config, *launch);
+    choose_cut(kForwardTable[row].config, problem.num_splits, multiprocessors, launch);
+    return row;
+  };
+  ForwardShape shape = shape_of(problem);
+  const int row = choose(choose_row(shape));
+  if (!launch->cut.active() || can_cut(kForwardTable[row].config)) return row;
+  launch->cut = {};
+  shape.cut = true;
+  const int other = choose_row(shape);
+  if (other != kNoRow) return choose(other);
+  launch->pack = choose_pack(kForwardTable[row].config, *launch);
+  return row;
+}
+
 Status plan_forward(const Problem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return plan_e4m3(problem, plan);
   FA3_TRY(check_forward(problem));
@@ -252,7 +271,13 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const Variant variant =
       std::max(variant_of(problem), cut.active() ? Variant::kGeneral : Variant::kDense);
   const int64_t num_tiles = forward_num_tiles(c, launch);
-  if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
+  if (num_tiles > kMaxTiles / std::max(cut.parts, 1)) {
+    return unsupported("more than 2^30 tiles of queries, or parts of them");
+  }
+  if (launch.pack.rows(launch.q.rows) > kMaxRows) {
+    return unsupported("more than 2^30 rows of queries, counted for each of the ",
+                       launch.pack.heads(), " heads that share a tile");
+  }
 
   plan->engine = "hopper";
   plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
@@ -273,6 +298,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   } else if (cut.active()) {
     plan->why += concat("; keys of a tile are cut into up to ", cut.parts, " parts");
   }
+  if (problem.batch_invariant) plan->why += "; the same for every batch";
   if (problem.head_dim_v > kMaxColumnsV) {
     plan->why += concat("; a launch for every ", kMaxColumnsV, " columns of the values");
   }

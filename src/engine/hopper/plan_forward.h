@@ -46,6 +46,10 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
 // The launch for the values' columns from `first_column` on.
 ForwardLaunch launch_of(const Problem& problem, int64_t first_column = 0);
 
+// A row of the table and how it is used, on so many multiprocessors; the pack and the cut go into the
+// launch.
+int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch);
+
 Status plan_forward(const Problem& problem, Plan* plan);
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream);
 

@@ -66,6 +66,11 @@ class TileStream {
   }
   __device__ __forceinline__ bool cut() const { return C.cuts() && params_.split.block_n > 0; }
 
+  // Dense kernels know nothing of chunks.
+  __device__ __forceinline__ MaskRuleOf<int> mask() const {
+    return C.general() ? params_.mask : MaskRuleOf<int>{params_.mask.left, params_.mask.right};
+  }
+
   __device__ __forceinline__ bool describe_piece(ItemOf<C>& item) {
     SequenceTiles s;
     KeyPiece piece;
@@ -83,7 +88,7 @@ class TileStream {
                                            const BlockRun& piece = {}) const {
     const int first_row = m_block * C.block_m;
     int first_key =
-        params_.mask.keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
+        mask().keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
     if (paged()) first_key -= first_key % C.block_n;  // so that boxes do not cross pages
     if (cut()) first_key = piece.first * C.block_n;
     int num_blocks = 0;
@@ -114,8 +119,8 @@ class TileStream {
     if (q_begin >= queries.count) return {};
     if (C.general() && q_begin >= seqlen_q) return {.count = 1, .edge = Edge::of_nothing()};
     const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
-    const auto range = block_range(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
-    const auto edge = Edge::of(params_.mask, q_begin, q_end, seqlen_q, seqlen_k);
+    const auto range = block_range(mask(), q_begin, q_end, seqlen_q, seqlen_k);
+    const auto edge = Edge::of(mask(), q_begin, q_end, seqlen_q, seqlen_k);
     auto blocks = cut() ? row_blocks_of_piece(range.from(first_key), edge.from(first_key),
                                               C.block_n, most_blocks)
                         : row_blocks(range.from(first_key), edge.from(first_key), C.block_n);

@@ -136,6 +136,14 @@ const std::vector<Bad>& options() {
       {"softcap_nan", [](P* p) { p->options.softcap = kNaN; }, "softcap:", {"finite", "nan"}},
       {"softcap_inf", [](P* p) { p->options.softcap = HUGE_VALF; }, "softcap:", {"finite", "inf"}},
       {"left_below", [](P* p) { p->options.window_left = -2; }, "window_left:", {"-1", "got -2"}},
+      {"chunk_below",
+       [](P* p) { p->options.attention_chunk = -1; },
+       "attention_chunk:",
+       {"0 (off)", "got -1"}},
+      {"batch_invariant",
+       [](P* p) { p->options.batch_invariant = 2; },
+       "batch_invariant:",
+       {"0 or 1", "got 2"}},
       {"right_below", [](P* p) { p->options.window_right = kMin; }, "window_right:", {"-1", "got"}},
       {"causal_2", [](P* p) { p->options.causal = 2; }, "causal:", {"0 or 1", "got 2"}},
       {"causal_negative", [](P* p) { p->options.causal = -1; }, "causal:", {"0 or 1", "got -1"}},
@@ -217,6 +225,7 @@ TEST(ForwardCallItself, is_valid_before_it_is_changed) {
 TEST(ForwardCallItself, takes_the_widest_windows) {
   ForwardCall wide, none;
   wide.params.options.window_left = wide.params.options.window_right = kMax;
+  wide.params.options.attention_chunk = kMax;
   ASSERT_EQ(wide.run(), FA3_OK) << fa3_last_error();
   ASSERT_EQ(none.run(), FA3_OK) << fa3_last_error();
   EXPECT_EQ(wide.o.element_bits(), none.o.element_bits());

@@ -17,9 +17,12 @@ struct Sizes {
   int64_t seqlen_q, seqlen_k;
 };
 
-// "i + offset - left <= j <= i + offset + right, -1 is unbounded", offset = sk - sq.
+// "i + offset - left <= j <= i + offset + right, -1 is unbounded", offset = sk - sq; "i + offset and j
+// are in the same chunk".
 bool sees(const Sizes& at, int64_t q_row, int64_t key) {
   const int64_t level = q_row + at.seqlen_k - at.seqlen_q;
+  if (at.mask.chunk > 0 && (level < 0 || level / at.mask.chunk != key / at.mask.chunk))
+    return false;
   return (at.mask.left == -1 || key >= level - at.mask.left) &&
          (at.mask.right == -1 || key <= level + at.mask.right);
 }
@@ -30,7 +33,9 @@ void for_each_sizes(int64_t longest, Visitor&& visit) {
     for (int64_t seqlen_k = 0; seqlen_k <= longest; ++seqlen_k) {
       for (int64_t left = -1; left <= longest + 1; ++left) {
         for (int64_t right = -1; right <= longest + 1; ++right) {
-          visit(Sizes{{left, right}, seqlen_q, seqlen_k});
+          for (int64_t chunk = 0; chunk <= 2 * longest; chunk += chunk < longest ? 1 : longest) {
+            visit(Sizes{{left, right, chunk}, seqlen_q, seqlen_k});
+          }
         }
       }
     }
@@ -39,7 +44,8 @@ void for_each_sizes(int64_t longest, Visitor&& visit) {
 
 std::string text(const Sizes& at) {
   return "left " + std::to_string(at.mask.left) + " right " + std::to_string(at.mask.right) +
-         " sq " + std::to_string(at.seqlen_q) + " sk " + std::to_string(at.seqlen_k);
+         " chunk " + std::to_string(at.mask.chunk) + " sq " + std::to_string(at.seqlen_q) + " sk " +
+         std::to_string(at.seqlen_k);
 }
 
 TEST(MaskRule, keys_of_a_row_are_those_of_the_contract) {

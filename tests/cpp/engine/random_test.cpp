@@ -32,6 +32,7 @@ std::vector<Case> simpler(const Case& c) {
       [](Case* s) { s->softcap = 0; },
       [](Case* s) { s->causal = false; },
       [](Case* s) { s->left = s->right = -1; },
+      [](Case* s) { s->chunk = 0; },
       [](Case* s) { s->scale = FA3_SCALE_AUTO; },
       [](Case* s) { s->o_float32 = false; },
       [](Case* s) { s->dtype = FA3_FLOAT32; },

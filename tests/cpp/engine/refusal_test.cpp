@@ -51,6 +51,7 @@ std::vector<Case> awkward_cases() {
       [](Case* c) { c->out = Layout::padded; },
       [](Case* c) { c->left = 10; },
       [](Case* c) { c->right = 3; },
+      [](Case* c) { c->chunk = 30; },
       [](Case* c) { c->softcap = 9; },
       [](Case* c) { c->sink = true; },
       [](Case* c) {

@@ -4,6 +4,7 @@
 // the batch, other calls at the same time.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <thread>
 
 #include "engine/fixture.h"
@@ -49,15 +50,23 @@ class Bitwise : public EngineTest {
     return done;
   }
 
-  void expect_sequences_equal_alone(const Case& packed) const {
+  // Batch-invariant ones equal a packed batch of one, and their gradients too.
+  void expect_sequences_equal_alone(const Case& packed) {
     const Inputs inputs = make_inputs(packed);
     const ForwardRun together = forward(packed, inputs);
+    std::optional<BackwardRun> gradients;
+    if (packed.batch_invariant && does_backward(packed)) {
+      gradients = backward(packed, inputs, together);
+    }
     for (int64_t b = 0; b < packed.batch; ++b) {
       const Sequence q_at = packed.sequence_q(b), k_at = packed.sequence_k(b);
       Case alone = packed;
       alone.batch = 1;
-      alone.q = {.rows = q_at.used};
-      alone.k = {.rows = k_at.used};
+      const auto one = [&](int64_t rows) {
+        return packed.batch_invariant ? Side{.owned = {int32_t(rows)}} : Side{.rows = rows};
+      };
+      alone.q = one(q_at.used);
+      alone.k = one(k_at.used);
       Inputs mine = make_inputs(alone);
       const auto copy = [](const Tensor& from, int64_t first, Tensor* to) {
         for (int64_t row = 0; row < to->shape().rows; ++row) {
@@ -71,10 +80,20 @@ class Bitwise : public EngineTest {
       copy(inputs.q, q_at.first, &mine.q);
       copy(inputs.k, k_at.first, &mine.k);
       copy(inputs.v, k_at.first, &mine.v);
+      copy(inputs.d_o, q_at.first, &mine.d_o);
+      const auto expect_rows = [&](const char* name, const Tensor& got, const Tensor& all,
+                                   const Sequence& at) {
+        Tensor want = got;
+        copy(all, at.first, &want);
+        ASSERT_TRUE(bits_equal(name, got, want)) << packed << " sequence " << b;
+      };
       const ForwardRun run = forward(alone, mine);
-      Tensor want = run.o;
-      copy(together.o, q_at.first, &want);
-      ASSERT_TRUE(bits_equal("o", run.o, want)) << packed << " sequence " << b;
+      expect_rows("o", run.o, together.o, q_at);
+      if (!gradients) continue;
+      const BackwardRun own = backward(alone, mine, run);
+      expect_rows("dq", own.dq, gradients->dq, q_at);
+      expect_rows("dk", own.dk, gradients->dk, k_at);
+      expect_rows("dv", own.dv, gradients->dv, k_at);
     }
   }
 };
@@ -161,6 +180,25 @@ TEST_P(Bitwise, a_packed_sequence_equals_the_same_sequence_alone) {
   packed.k = {.owned = {65, 900, 80}};
   packed.causal = true;
   for (const Case& c : in_each_dtype(packed)) expect_sequences_equal_alone(c);
+}
+
+// A decoding row, a short and a long sequence: side by side they would have other tiles than alone.
+TEST_P(Bitwise, of_batch_invariant_calls_no_sequence_knows_of_those_beside_it) {
+  Case packed = dense_case(4, 0, 0, 8, 2, 64, 64, FA3_BFLOAT16);
+  packed.q = {.owned = {1, 70, 500, 3}, .spare_rows = 2};
+  packed.k = {.owned = {900, 70, 700, 2100}, .spare_rows = 1};
+  packed.causal = true;
+  packed.batch_invariant = true;
+  std::vector<Case> all = {packed, packed, packed};
+  all[1].dim = all[1].dim_v = 128;
+  all[2].left = 300;
+  all[2].softcap = 20;
+  for (Case& c : all) {
+    for (const int num_splits : {0, 3, 20}) {
+      c.num_splits = num_splits;
+      if (does(c)) expect_sequences_equal_alone(c);
+    }
+  }
 }
 
 // The thread sanitizer watches this one.

@@ -36,6 +36,20 @@ TEST_P(Tiles, any_number_of_parts) {
   }
 }
 
+// Chunks that end within blocks, with them, and hold many of them; alone, and in windows.
+TEST_P(Tiles, chunks_of_any_length) {
+  for (const int64_t chunk : {1, 7, 64, 100, 128, 333, 700, 2000}) {
+    for (const auto& [queries, keys] : {std::pair{700, 700}, {90, 700}, {700, 300}}) {
+      Case c = dense_case(1, queries, keys, 4, 2, 64, 64, FA3_BFLOAT16);
+      c.chunk = chunk;
+      EXPECT_TRUE(agrees(c));
+      c.causal = true;
+      c.left = 90;
+      EXPECT_TRUE(agrees(c));
+    }
+  }
+}
+
 TEST_P(Tiles, every_feature_across_blocks) {
   Case c = dense_case(3, 0, 0, 6, 2, 48, 64, FA3_FLOAT16);
   c.q = {.owned = {130, 3, 411}, .spare_rows = 4, .used = {101, 3, 400}};

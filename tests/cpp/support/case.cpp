@@ -88,6 +88,7 @@ bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_
   if (c.causal && key > diagonal) return false;
   if (c.left >= 0 && key < diagonal - c.left) return false;
   if (c.right >= 0 && key > diagonal + c.right) return false;
+  if (c.chunk > 0 && (diagonal < 0 || key / c.chunk != diagonal / c.chunk)) return false;
   return true;
 }
 
@@ -106,6 +107,7 @@ std::string describe(const Case& c) {
         << (c.fp8.k_mean ? ",k_mean" : "") << (c.fp8.v_mean ? ",v_mean" : "");
   }
   if (c.left >= 0 || c.right >= 0) out << " window=(" << c.left << "," << c.right << ")";
+  if (c.chunk > 0) out << " chunk=" << c.chunk;
   if (c.softcap > 0) out << " softcap=" << c.softcap;
   if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;
   out << (c.sink ? " sink" : "") << (c.d_lse ? " d_lse" : "") << " in=" << name_of(c.in)

@@ -72,6 +72,7 @@ struct Case {
   bool o_float32 = false;
   bool causal = false;
   int64_t left = -1, right = -1;
+  int64_t chunk = 0;
   float softcap = 0;
   float scale = FA3_SCALE_AUTO;
   bool sink = false;
@@ -82,6 +83,7 @@ struct Case {
   float amount = 0;
   int num_threads = 2;
   int num_splits = 0;
+  bool batch_invariant = false;
   uint64_t seed = 1;
 
   bool has_e4m3() const { return kv_dtype() == FA3_FLOAT8_E4M3; }
@@ -113,7 +115,8 @@ Case dense_case(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads
 const char* name_of(fa3_dtype dtype);
 const char* name_of(Scores scores);
 
-// The contract's words: j >= i + sk - sq - left, j <= i + sk - sq + right, j <= i + sk - sq.
+// The contract's words: j >= i + sk - sq - left, j <= i + sk - sq + right, j <= i + sk - sq,
+// floor(j / chunk) = floor((i + sk - sq) / chunk).
 bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_t seqlen_k);
 
 // Everything needed to write the case down again.

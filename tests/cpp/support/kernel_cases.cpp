@@ -16,6 +16,7 @@ struct Row {
   int64_t less_dim = 0, less_dim_v = 0;  // fewer columns than the kernel's
   Layout layout = Layout::bshd;
   int64_t left = -1, right = -1;
+  int64_t chunk = 0;
   float softcap = 0;
   bool sink = false;
 };
@@ -121,6 +122,14 @@ constexpr Row kRows[] = {
      .seqlen_k = 900, .causal = true, .gain = 16, .left = 500},
     {.name = "window_step_500", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
      .seqlen_k = 1500, .scores = Scores::step, .amount = 500, .left = 1200},
+    {.name = "chunk", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 700, .seqlen_k = 700,
+     .chunk = 300},
+    {.name = "chunk_causal_gqa_4", .batch = 1, .heads_q = 8, .heads_k = 2, .seqlen_q = 500,
+     .seqlen_k = 900, .causal = true, .chunk = 256},
+    {.name = "chunk_window_short", .batch = 1, .heads_q = 2, .heads_k = 1, .seqlen_q = 900,
+     .seqlen_k = 600, .left = 60, .right = 9, .chunk = 23},
+    {.name = "chunk_long_peaked", .batch = 1, .heads_q = 1, .heads_k = 1, .seqlen_q = 3000,
+     .seqlen_k = 3000, .causal = true, .gain = 16, .chunk = 1000},
     {"inf_key", 1, 2, 2, 200, 1024, false, Scores::inf_key},
     {"no_weight", 1, 2, 2, 200, 1024, false, Scores::no_weight},
     {"no_weight_causal", 1, 2, 2, 500, 500, true, Scores::no_weight},
@@ -134,6 +143,7 @@ struct RaggedRow {
   Side q, k;
   bool causal = false;
   int64_t left = -1, right = -1;
+  int64_t chunk = 0;
   float softcap = 0;
   bool sink = false;
   double gain = 1;
@@ -168,6 +178,13 @@ std::vector<RaggedRow> ragged_rows() {
        .k = k,
        .left = 90,
        .right = 20},
+      {.name = "packed_chunk",
+       .heads_q = 4,
+       .heads_k = 2,
+       .q = q_used,
+       .k = k_used,
+       .causal = true,
+       .chunk = 70},
       {.name = "packed_sink", .heads_q = 2, .heads_k = 2, .q = q_used, .k = k_used, .sink = true},
       {.name = "packed_softcap_causal",
        .heads_q = 2,
@@ -223,6 +240,7 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     c.causal = row.causal;
     c.left = row.left;
     c.right = row.right;
+    c.chunk = row.chunk;
     c.softcap = row.softcap;
     c.sink = row.sink;
     c.scores = row.scores;
@@ -244,6 +262,7 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     c.causal = row.causal;
     c.left = row.left;
     c.right = row.right;
+    c.chunk = row.chunk;
     c.softcap = row.softcap;
     c.sink = row.sink;
     c.gain = row.gain;

@@ -138,8 +138,10 @@ fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inpu
   options.softcap = c.softcap;
   options.window_left = c.left;
   options.window_right = c.right;
+  options.attention_chunk = c.chunk;
   options.causal = c.causal ? 1 : 0;
   options.num_threads = c.num_threads;
+  options.batch_invariant = c.batch_invariant ? 1 : 0;
   options.engine = engine;
   options.cu_seqlens_q = lengths_view(inputs.cu_q);
   options.cu_seqlens_k = lengths_view(inputs.cu_k);

@@ -36,13 +36,14 @@ constexpr std::pair<int64_t, int64_t> kHeads[] = {{6, 6}, {6, 2}, {6, 1}};
 constexpr fa3_dtype kDtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
 
 // Window sides relative to the sequence.
-enum class Mask { none, causal, self, left, right, both, wide, causal_left };
-constexpr Mask kMasks[] = {Mask::none,  Mask::causal, Mask::self, Mask::left,
-                           Mask::right, Mask::both,   Mask::wide, Mask::causal_left};
+enum class Mask { none, causal, self, left, right, both, wide, causal_left, chunk, causal_chunk };
+constexpr Mask kMasks[] = {Mask::none,  Mask::causal,      Mask::self, Mask::left,
+                           Mask::right, Mask::both,        Mask::wide, Mask::causal_left,
+                           Mask::chunk, Mask::causal_chunk};
 
 void set_mask(Mask mask, int64_t seqlen_k, Random* random, Case* c) {
   const int64_t side = random->below(std::max<int64_t>(seqlen_k, 1));
-  c->causal = mask == Mask::causal || mask == Mask::causal_left;
+  c->causal = mask == Mask::causal || mask == Mask::causal_left || mask == Mask::causal_chunk;
   if (mask == Mask::self) c->left = c->right = 0;
   if (mask == Mask::left || mask == Mask::causal_left) c->left = side;
   if (mask == Mask::right) c->right = side;
@@ -51,6 +52,7 @@ void set_mask(Mask mask, int64_t seqlen_k, Random* random, Case* c) {
     c->right = random->below(std::max<int64_t>(seqlen_k, 1));
   }
   if (mask == Mask::wide) c->left = c->right = 100000;
+  if (mask == Mask::chunk || mask == Mask::causal_chunk) c->chunk = 1 + 2 * side;
 }
 
 // The factors besides the lengths. A row of all_pairs has an index for each.

@@ -91,8 +91,11 @@ FA3_HD constexpr int first_query(const BackwardExtents& e, int key) {
 }
 FA3_HD constexpr int first_query(const SequenceExtents& e, int key) {
   if (key >= e.seqlen_k) return kNoQuery;
-  if (e.rule.right == e.rule.kUnbounded) return 0;
-  return key + e.seqlen_q - e.seqlen_k - e.rule.right;
+  const int level = e.seqlen_q - e.seqlen_k;  // of the query that is level with key 0
+  const int first = e.rule.right == e.rule.kUnbounded ? 0 : key + level - e.rule.right;
+  if (e.rule.chunk == e.rule.kNoChunks) return first;
+  const int in_chunk = e.rule.chunk_begin(key) + level;
+  return first > in_chunk ? first : in_chunk;
 }
 
 // From this query on none sees the key, unless the queries end before.
@@ -100,8 +103,11 @@ FA3_HD constexpr int end_query(const BackwardExtents&, int) {
   return kNoQuery;
 }
 FA3_HD constexpr int end_query(const SequenceExtents& e, int key) {
-  if (e.rule.left == e.rule.kUnbounded) return kNoQuery;
-  return key + e.seqlen_q - e.seqlen_k + e.rule.left + 1;
+  const int level = e.seqlen_q - e.seqlen_k;
+  const int end = e.rule.left == e.rule.kUnbounded ? kNoQuery : key + level + e.rule.left + 1;
+  if (e.rule.chunk == e.rule.kNoChunks) return end;
+  const int in_chunk = e.rule.chunk_begin(key) + e.rule.chunk + level;
+  return end < in_chunk ? end : in_chunk;
 }
 
 // The queries that see all of the keys [first_key, first_key + num_keys): those need no mask.

@@ -75,6 +75,12 @@ struct KeySplit {
       const int in_window = (mask.left + mask.right + queries) / block_n + 2;
       if (in_window < most) most = in_window;
     }
+    if (mask.chunk !=
+        mask.kNoChunks) {  // those of the first and the last query, and of all between
+      const int queries = sequences.pack.query(sequences.block_m);
+      const int64_t in_chunks = (2 * int64_t{mask.chunk} + queries) / block_n + 2;
+      if (in_chunks < most) most = int(in_chunks);
+    }
     return most;
   }
 

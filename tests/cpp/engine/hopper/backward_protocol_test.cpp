@@ -60,6 +60,12 @@ constexpr Shape kWindows[] = {
      .kv_heads = 2,
      .batches = 2,
      .mask = {.left = 64}},
+    {.seqlen_q = 500,
+     .seqlen_k = 600,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.right = 0, .chunk = 150}},
 };
 
 // Sequences of their own lengths, empty ones on either side, and rows that none owns.

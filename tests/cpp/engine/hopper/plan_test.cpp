@@ -2,6 +2,7 @@
 // The kernel table's budgets, which row a shape gets, and the reasons for saying no.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 
 #include "engine/hopper/compiled_e4m3.h"
@@ -139,6 +140,7 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   };
   EXPECT_EQ(variant_after([](Problem& p) { p.mask.left = 100; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.mask.right = 7; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.mask.chunk = 7; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.has_sink = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.ragged = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
@@ -159,6 +161,7 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_refused("softcap", [](Problem& p) { p.softcap = 1; });
   expect_refused("sink", [](Problem& p) { p.has_sink = true; });
   expect_refused("windows", [](Problem& p) { p.mask.left = 3; });
+  expect_refused("chunks", [](Problem& p) { p.mask.chunk = 3; });
   expect_refused("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
   expect_refused("multiples of 16", [](Problem& p) { p.head_dim = 72; });
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
@@ -172,6 +175,10 @@ TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_
   p.mask = {.left = int64_t{1} << 40, .right = int64_t{1} << 40};
   EXPECT_EQ(variant_of(p), Variant::kDense);
   p.mask.left = 999;
+  EXPECT_EQ(variant_of(p), Variant::kGeneral);
+  p.mask = {.right = 0, .chunk = 1000};
+  EXPECT_EQ(variant_of(p), Variant::kDense);
+  p.mask.chunk = 999;
   EXPECT_EQ(variant_of(p), Variant::kGeneral);
 }
 
@@ -232,6 +239,38 @@ TEST(KeyCut, shares_out_few_queries_and_leaves_many_alone) {
   ForwardLaunch long_queries = decode;
   long_queries.q.rows = long_queries.seqlen_q = 8192;
   EXPECT_FALSE(cut(long_queries, 0, 128).cut.active());
+}
+
+TEST(BatchInvariance, head_dims_group_and_parts_alone_decide) {
+  const auto chosen = [](const Problem& p) {
+    ForwardLaunch launch = launch_of(p);
+    const int row = choose_row_and_cut(p, 132, &launch);
+    return std::array{row, launch.pack.heads(), launch.cut.parts, launch.cut.shares};
+  };
+  for (const int64_t dim : {64, 96, 128, 192, 256}) {
+    for (const int num_splits : {0, 1, 2, 40}) {
+      std::set<std::array<int, 4>> free, invariant;
+      for (const int64_t batch : {1, 100}) {
+        for (const int64_t queries : {1, 40, 5000}) {
+          for (const int64_t keys : {30, 1000, 100000}) {
+            Problem p = plain();
+            p.batch = batch;
+            p.heads_q = 16;
+            p.head_dim = p.head_dim_v = dim;
+            p.num_splits = num_splits;
+            p.lengths_q = {.max = queries, .total = batch * queries, .ragged = true};
+            p.lengths_k = {.max = keys, .total = batch * keys, .ragged = true};
+            free.insert(chosen(p));
+            p.batch_invariant = true;
+            invariant.insert(chosen(p));
+          }
+        }
+      }
+      EXPECT_EQ(invariant.size(), 1u) << dim << ", " << num_splits;
+      EXPECT_GT(free.size(), 1u) << dim << ", " << num_splits;
+      EXPECT_EQ((*invariant.begin())[2], std::max(num_splits, 1));
+    }
+  }
 }
 
 TEST(PageBoxes, divide_a_page_and_a_tile) {

@@ -43,6 +43,12 @@ constexpr Shape kWindows[] = {
      .kv_heads = 1,
      .batches = 1,
      .mask = {.left = 64, .right = 130}},
+    {.seqlen_q = 600,
+     .seqlen_k = 800,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.right = 0, .chunk = 170}},
 };
 
 // Sequences of their own lengths, empty ones on either side, and rows that none owns.

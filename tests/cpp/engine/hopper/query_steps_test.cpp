@@ -25,7 +25,9 @@ void for_each_key_block(int num_keys, F check) {
         for (const bool causal : {false, true}) check(BackwardExtents{sq, sk, causal}, key);
         for (const int left : {-1, 0, 50, 129}) {
           for (const int right : {-1, 0, 1, 70}) {
-            check(SequenceExtents{sq, sk, {left, right}}, key);
+            for (const int chunk : {0, 1, 40, 64, 150}) {
+              check(SequenceExtents{sq, sk, {left, right, chunk}}, key);
+            }
           }
         }
       }
@@ -36,7 +38,8 @@ void for_each_key_block(int num_keys, F check) {
 template <class Extents>
 std::string describe(const Extents& e) {
   return std::to_string(e.seqlen_q) + "x" + std::to_string(e.seqlen_k) + " window " +
-         std::to_string(e.mask().left) + " " + std::to_string(e.mask().right);
+         std::to_string(e.mask().left) + " " + std::to_string(e.mask().right) + " chunk " +
+         std::to_string(e.mask().chunk);
 }
 
 TEST(QuerySteps, hold_every_query_that_sees_a_key_of_the_block_and_no_idle_block) {
@@ -106,7 +109,9 @@ TEST(QuerySteps, turns_are_taken_once_each_and_in_the_order_of_launches) {
         expect_turns_in_order(BackwardExtents{sq, sk, causal});
       for (const int left : {-1, 0, 50, 129}) {
         for (const int right : {-1, 0, 70}) {
-          expect_turns_in_order(SequenceExtents{sq, sk, {left, right}});
+          for (const int chunk : {0, 1, 100, 128, 300}) {
+            expect_turns_in_order(SequenceExtents{sq, sk, {left, right, chunk}});
+          }
         }
       }
     }

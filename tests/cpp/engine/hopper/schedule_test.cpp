@@ -150,7 +150,9 @@ TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
       }
     }
     for (const Mask& mask : {Mask{.left = 0}, Mask{.left = 7, .right = 0}, Mask{.left = 100},
-                             Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0}}) {
+                             Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0},
+                             Mask{.chunk = 1}, Mask{.chunk = 50}, Mask{.right = 0, .chunk = 64},
+                             Mask{.left = 30, .right = 5, .chunk = 100}}) {
       for (int block_keys : {48, 42}) {
         expect_right_blocks<KeyWindow>(mask, queries, keys, block_keys);
       }
@@ -288,7 +290,8 @@ void expect_right_pieces(const KeySplit& split, int num_blocks) {
 TEST(KeySplit, puts_every_visible_block_into_one_piece) {
   const int32_t starts[] = {0, 5, 5, 70, 71, 300};
   const int32_t used_k[] = {1000, 0, 17, 640, 333};
-  for (const Mask& mask : {kFull, kCausal, Mask{.left = 150, .right = 0}, Mask{.left = 10}}) {
+  for (const Mask& mask : {kFull, kCausal, Mask{.left = 150, .right = 0}, Mask{.left = 10},
+                           Mask{.chunk = 90}, Mask{.right = 0, .chunk = 7}}) {
     for (const bool packed : {false, true}) {
       for (const auto [parts, rows] : {std::pair{0, 1}, {0, 2}, {0, 6}, {2, 1}, {3, 1}, {200, 1}}) {
         for (int in_a_row : {1, 3, 7, 99}) {
@@ -311,7 +314,8 @@ TEST(KeySplit, puts_every_visible_block_into_one_piece) {
                                .rows_of_units = rows};
           ASSERT_NO_FATAL_FAILURE(expect_right_pieces(split, num_blocks))
               << packed << ", " << parts << " parts, " << rows << " rows, " << num_blocks
-              << " thread blocks, window " << mask.left << ", " << mask.right;
+              << " thread blocks, window " << mask.left << ", " << mask.right << ", chunk "
+              << mask.chunk;
         }
       }
     }
