@@ -102,6 +102,30 @@ def test_packed_sequences_equal_separate_ones(device):
         torch.testing.assert_close(gradient, a.grad)
 
 
+@pytest.mark.parametrize("dim, dim_v", [(59, 59), (64, 7), (100, 128)])
+def test_rows_of_any_head_dim_need_no_copy_where_they_lie_whole_copies_apart(device, dim, dim_v):
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    wide = [torch.randn(2, 12, heads, 128, device=device, dtype=dtype) for heads in (4, 2, 2)]
+    columns = (dim, dim, dim_v)
+    q, k, v = (x[..., :n] for x, n in zip(wide, columns, strict=True))
+    out = fa3.attention(q, k, v, causal=True)
+    # Further columns of zeros change no score, and are not looked at.
+    for x, n in zip(wide, columns, strict=True):
+        x[..., n:] = 0
+    expected = fa3.attention(*wide, causal=True, scale=dim**-0.5)[..., :dim_v]
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-6 if device == "cpu" else 0.02)
+
+
+def test_the_output_may_be_float32(device):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 12, 4, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
+    out = torch.full(q.shape, torch.nan, device=device)
+    fa3.attention(q, k, v, causal=True, out=out)
+    torch.testing.assert_close(out.bfloat16(), fa3.attention(q, k, v, causal=True))
+    assert (out != out.bfloat16()).any()
+
+
 def test_transposed_tensors_need_no_copy(qkv):
     swapped = [a.detach().transpose(1, 2).contiguous().transpose(1, 2) for a in qkv]
     plain = [a.detach() for a in qkv]

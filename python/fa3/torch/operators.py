@@ -4,8 +4,8 @@
 Plain define + impl: a Python kernel behind one dispatch, the cheapest boundary that torch has for
 code that is not compiled against it. The operators have no autograd formula of their own;
 autograd.py wraps them (torch.library.register_autograd costs several times the call itself).
-Operators are functional with a fixed number of results, and outputs are contiguous, so that the
-fake kernels can tell the truth.
+Operators are functional with a fixed number of results, and strides of outputs follow from shapes
+(new_results), so that the fake kernels can tell the truth.
 """
 
 import torch
@@ -107,15 +107,23 @@ def result_shapes(q, v):
     if q.ndim == 3:
         rows, heads, _ = q.shape
         return (rows, heads, v.shape[-1]), (heads, rows)
-    return q.shape, ()  # the library will refuse q before it looks at these
+    return (0,), ()  # the library will refuse q before it looks at these
 
 
 def new_results(q, v):
     out_shape, lse_shape = result_shapes(q, v)
     device = q.device
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
-    out = torch.empty(out_shape, dtype=dtype, device=device)
-    return out, torch.empty(lse_shape, dtype=torch.float32, device=device)
+    lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
+    return new_rows(out_shape, dtype, device), lse
+
+
+def new_rows(shape, dtype, device):
+    """On a GPU 16 bytes or a multiple apart, which its copy engine asks for."""
+    *rows, columns = shape
+    gap = -columns % 8 if device.type == "cuda" else 0
+    tensor = torch.empty((*rows, columns + gap), dtype=dtype, device=device)
+    return tensor[..., :columns] if gap else tensor
 
 
 def new_lse(q):

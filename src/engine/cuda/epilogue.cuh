@@ -29,8 +29,16 @@ struct LaneOutput {
     }
   }
 
+  // Tails: the tensor may end within the 8 columns.
+  template <bool Tails>
   __device__ __forceinline__ void store(int r, int column, const uint32_t (&packed)[4]) const {
-    store_global_if(row_exists[r] && column < columns_left, row[r] + column, packed);
+    const bool whole = Tails ? column + kColumns <= columns_left : column < columns_left;
+    store_global_if(row_exists[r] && whole, row[r] + column, packed);
+    if (!Tails || whole || !row_exists[r]) return;
+#pragma unroll
+    for (int i = 0; i < kColumns - 1; ++i) {
+      if (column + i < columns_left) row[r][column + i] = uint16_t(packed[i / 2] >> (16 * (i % 2)));
+    }
   }
 };
 
@@ -43,7 +51,7 @@ __device__ __forceinline__ float inverse_of(float sum) {
 
 // The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
 // row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
-template <Element E, int Count>
+template <Element E, bool Tails, int Count>
 __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
                                              const float (&output)[Count],
                                              const float (&sum)[kRowsPerThread]) {
@@ -67,14 +75,47 @@ __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
     for (int done = group / 2 * 2; done <= group; ++done) {
 #pragma unroll
       for (int r = 0; r < kRowsPerThread; ++r) {
-        lane_output.store(r, done * LaneOutput::kStride, packed[done][r]);
+        lane_output.store<Tails>(r, done * LaneOutput::kStride, packed[done][r]);
       }
     }
   }
 }
 
+// A lane's numbers of its row r in float32: 2 of each 8 columns. `o`: the lane's first in that row;
+// `columns`: of the tensor from there on, or 0.
+template <int Count>
+__device__ __forceinline__ void store_floats(float* o, int columns, const float (&output)[Count],
+                                             int r, float factor) {
+#pragma unroll
+  for (int i = 2 * r; i < Count; i += 4) {
+    const int column = fragment_column(i);
+    const float first = output[i] * factor;
+    store_global_if(column + 1 < columns, o + column, first, output[i + 1] * factor);
+    store_global_if(column + 1 == columns, o + column, first);
+  }
+}
+
+// The same as store_output() and clear_rows_without_keys() in one.
+template <int Count>
+__device__ __forceinline__ void store_float_output(const RowTensor& o, int batch,
+                                                   const LaneRows& rows, float (&output)[Count],
+                                                   const float (&ref)[kRowsPerThread],
+                                                   const float (&sum)[kRowsPerThread]) {
+  const int lane_column = fragment_lane_column(int(thread_in_block()));
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    if (ref[r] == -kInfinity) {
+#pragma unroll
+      for (int i = 2 * r; i < Count; i += 4) output[i] = output[i + 1] = 0;
+    }
+    float* const row = static_cast<float*>(o.data) +
+                       o.strides.offset(batch, rows.head[r], rows.row[r]) + lane_column;
+    store_floats(row, rows.exists[r] ? o.columns - lane_column : 0, output, r, inverse_of(sum[r]));
+  }
+}
+
 // Rows without keys are zero, even where a hidden V was Inf or NaN: written again.
-template <int Columns>
+template <int Columns, bool Tails>
 __device__ __forceinline__ void clear_rows_without_keys(const LaneOutput& lane_output,
                                                         const float (&ref)[kRowsPerThread]) {
 #pragma unroll
@@ -82,7 +123,7 @@ __device__ __forceinline__ void clear_rows_without_keys(const LaneOutput& lane_o
     if (ref[r] != -kInfinity) continue;
 #pragma unroll 1
     for (int column = 0; column < Columns; column += LaneOutput::kStride) {
-      lane_output.store(r, column, {});
+      lane_output.store<Tails>(r, column, {});
     }
   }
 }
@@ -169,15 +210,19 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
   } else {
     store_lse(to.lse, queries.batch, rows, ref, sum);
   }
-  const LaneOutput lane_output(to.o, queries.batch, rows);
-  store_output<E>(lane_output, output, sum);
   if constexpr (General) {
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
       if (sum[r] != sum[r]) ref[r] = 0;  // its scores are NaN: it does see keys
     }
+    if (to.o_is_float32) {
+      store_float_output(to.o, queries.batch, rows, output, ref, sum);
+      return;
+    }
   }
-  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2>(lane_output, ref);
+  const LaneOutput lane_output(to.o, queries.batch, rows);
+  store_output<E, General>(lane_output, output, sum);
+  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2, General>(lane_output, ref);
 }
 
 // The same for a piece of a tile: its rows are the tile's from `tile_row` on.
@@ -196,14 +241,9 @@ __device__ __forceinline__ void store_piece(const PieceOutput& to, int slot, Hea
     const float ref = query < queries.used ? state.ref[r] : -kInfinity;
     const int64_t at = to.row(slot, tile_row + row);
     store_global_if(exists && lane % kQuadLanes == 0, to.lse + at, ref + lg2(sum));
-    const float inverse = inverse_of(sum);
-    float* const o = to.o + at * to.columns + fragment_lane_column(lane);
-    const int columns = exists ? to.columns - fragment_lane_column(lane) : 0;
-#pragma unroll
-    for (int i = 2 * r; i < Count; i += 4) {
-      const int column = fragment_column(i);
-      store_global_if(column < columns, o + column, output[i] * inverse, output[i + 1] * inverse);
-    }
+    const int lane_column = fragment_lane_column(lane);
+    store_floats(to.o + at * to.columns + lane_column, exists ? to.columns - lane_column : 0,
+                 output, r, inverse_of(sum));
   }
 }
 

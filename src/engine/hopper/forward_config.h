@@ -19,6 +19,8 @@ inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
 inline constexpr int kWarpsPerWarpgroup = kWarpgroupSize / kWarpSize;
 inline constexpr int kRowsPerWarpgroup = kWarpsPerWarpgroup * kRowsPerWarp;  // that a wgmma covers
 
+inline constexpr int kCopyColumns = 8;  // of 16 bits: the copy engine moves 16 bytes at least
+
 inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
 inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
 

@@ -88,10 +88,11 @@ Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carv
   const int64_t slots = num_slots(c, launch);
   const int64_t rows =
       std::min<int64_t>(c.block_m, launch.pack.rows(std::max<int64_t>(1, launch.seqlen_q)));
-  return {.pieces = {.o = carver.take<float>(slots, rows, launch.o.columns),
+  const int64_t columns = ceil_div(launch.o.columns, kCopyColumns) * kCopyColumns;
+  return {.pieces = {.o = carver.take<float>(slots, rows, columns),
                      .lse = carver.take<float>(slots, rows),
                      .rows = int(rows),
-                     .columns = int(launch.o.columns)},
+                     .columns = int(columns)},
           .cuts = carver.take<CutTile>(num_cuts(c, launch))};
 }
 
@@ -278,6 +279,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
       .pack = launch.pack,
       .some_rows_see_no_key =
           launch.ragged || launch.mask.keys_of(0, launch.seqlen_q, launch.seqlen_k).empty(),
+      .o_is_float32 = launch.o.element_bytes == sizeof(float),
       .sink = launch.sink};
   params.ticket_counter = workspace.ticket_counter;
   params.order = tile_order(c, launch, multiprocessors);

@@ -82,6 +82,17 @@ __device__ float4 weighted_sum(const MergedRow& r, int column, float sink, Total
   return sum;
 }
 
+// Four columns, or as many as the tensor has left.
+template <class Number, class Vector>
+__device__ void store_columns(Number* to, const Vector& four, int columns) {
+  static_assert(sizeof(Vector) == kLaneColumns * sizeof(Number));
+  if (columns >= kLaneColumns) {
+    *reinterpret_cast<Vector*>(to) = four;
+    return;
+  }
+  for (int i = 0; i < columns; ++i) to[i] = reinterpret_cast<const Number*>(&four)[i];
+}
+
 // Warps: that share a row.
 template <Element E, int Warps>
 __global__ void __launch_bounds__(kThreads)
@@ -116,10 +127,17 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (!exists || r.warp != 0 || column >= m.pieces.columns) continue;
     const float inverse = total.sum == 0 ? 0.0f : 1 / total.sum;
-    auto* const to = reinterpret_cast<uint2*>(
-        m.output.o.at(cut.queries.batch, head, cut.queries.begin + query) + column);
-    *to = {pack_pair<E>(all.x * inverse, all.y * inverse),
-           pack_pair<E>(all.z * inverse, all.w * inverse)};
+    all = {all.x * inverse, all.y * inverse, all.z * inverse, all.w * inverse};
+    const RowTensor& o = m.output.o;
+    const int64_t at =
+        o.strides.offset(cut.queries.batch, head, cut.queries.begin + query) + column;
+    const int columns = o.columns - column;  // left of the tensor
+    if (m.output.o_is_float32) {
+      store_columns(static_cast<float*>(o.data) + at, all, columns);
+    } else {
+      const uint2 packed = {pack_pair<E>(all.x, all.y), pack_pair<E>(all.z, all.w)};
+      store_columns(static_cast<uint16_t*>(o.data) + at, packed, columns);
+    }
   }
   const RowFloats& lse = m.output.lse;
   if (exists && r.warp == 0 && lane == 0 && lse.data) {

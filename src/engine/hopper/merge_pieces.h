@@ -15,7 +15,7 @@ struct PieceMerge {
   int num_cuts;
   int64_t most_pieces;  // that are to be expected of a tile
   cuda::ForwardOutput output;
-  cuda::Element element;  // of O
+  cuda::Element element;  // of O, unless that is float32
 };
 
 // Of a kernel that runs before it in the stream; starts while that ends.

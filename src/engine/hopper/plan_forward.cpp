@@ -13,7 +13,6 @@
 namespace fa3::hopper {
 namespace {
 
-constexpr int64_t kHeadDimStep = 8;             // the copy engine moves 16 bytes at least
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
 constexpr int64_t kManyKeys = 512;
@@ -125,13 +124,18 @@ void stand_in_for_missing_keys(ForwardLaunch* a) {
 
 }  // namespace
 
+bool has_whole_copies(const Problem& p) {
+  return p.head_dim % kCopyColumns == 0 && p.head_dim_v % kCopyColumns == 0;
+}
+
 Variant variant_of(const Problem& p) {
   if (p.softcap != 0.0f) return Variant::kCapped;
   const MaskRuleOf<int> mask = narrow(p);
   const bool window =
       mask.left != mask.kUnbounded || mask.right > 0 || mask.chunk != mask.kNoChunks;
-  return window || p.has_sink || is_ragged(p) || p.num_splits > 1 ? Variant::kGeneral
-                                                                  : Variant::kDense;
+  const bool other_rows = p.o.dtype == DType::float32 || !has_whole_copies(p);
+  return window || p.has_sink || other_rows || is_ragged(p) || p.num_splits > 1 ? Variant::kGeneral
+                                                                                : Variant::kDense;
 }
 
 const char* mask_name(const MaskRuleOf<int>& mask) {
@@ -189,12 +193,6 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   if (p.has_e4m3()) return unsupported("float8_e4m3 keys and values");
-  if (p.o.dtype != p.dtype) {
-    return unsupported("an output of ", name_of(p.o.dtype), " from inputs of ", name_of(p.dtype));
-  }
-  if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
-    return unsupported("head dims must be multiples of 8, got ", p.head_dim, " and ", p.head_dim_v);
-  }
   if (choose_row(shape_of(p)) == kNoRow) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
@@ -209,7 +207,7 @@ Status check_forward(const Problem& p) {
 ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
   const int64_t columns_v = std::min(p.head_dim_v - first_column, kMaxColumnsV);
   const auto from_column = [&](Operand operand) {
-    operand.data = static_cast<std::byte*>(operand.data) + first_column * size_of(p.dtype);
+    operand.data = static_cast<std::byte*>(operand.data) + first_column * size_of(operand.dtype);
     return operand;
   };
   ForwardLaunch launch;

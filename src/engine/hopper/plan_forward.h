@@ -31,6 +31,9 @@ int choose_row(const ForwardShape& shape, std::span<const CompiledForward> table
 // Whether a kernel can read pages row by row: the copy engine writes to multiples of 128 bytes.
 bool copies_single_rows(const ForwardConfig& config);
 
+// Whether rows are whole copies of the copy engine. It moves others too, if their strides are.
+bool has_whole_copies(const Problem& problem);
+
 // The least that a kernel must be compiled for.
 Variant variant_of(const Problem& problem);
 

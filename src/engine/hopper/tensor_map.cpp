@@ -67,7 +67,9 @@ const char* tensor_map_obstacle(const TensorSpan& t) {
   if (!encodable(t.rows, t.row_stride, t.element_bytes) ||
       !encodable(t.heads, t.head_stride, t.element_bytes) ||
       !encodable(t.batches, t.batch_stride, t.element_bytes)) {
-    return "strides must be positive multiples of 16 bytes, under 2^40";
+    return "strides must be positive multiples of 16 bytes, under 2^40; for a head dim that is "
+           "none, "
+           "allocate rows that are and pass their first columns";
   }
   if (t.rows >= kMaxExtent || t.heads >= kMaxExtent || t.batches >= kMaxExtent) {
     return "extents must be under 2^31";

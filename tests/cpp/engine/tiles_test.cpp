@@ -50,6 +50,32 @@ TEST_P(Tiles, chunks_of_any_length) {
   }
 }
 
+// Some engines copy 16 bytes at least; nothing of what lies behind a row counts or is written.
+TEST_P(Tiles, rows_that_end_within_16_bytes) {
+  for (const auto& [dim, dim_v] : {std::pair{59, 59}, {1, 111}, {100, 7}, {250, 129}}) {
+    Case c = dense_case(2, 90, 700, 8, 2, dim, dim_v, FA3_BFLOAT16);
+    c.in = c.out = Layout::spaced;
+    c.causal = true;
+    for (const bool o_float32 : {false, true}) {
+      c.o_float32 = o_float32;
+      for (const int num_splits : {0, 3}) {
+        c.num_splits = num_splits;
+        EXPECT_TRUE(agrees(c));
+      }
+    }
+  }
+  Case peaked = dense_case(1, 200, 900, 2, 2, 59, 59, FA3_FLOAT16);
+  peaked.in = peaked.out = Layout::spaced;
+  peaked.gain = 300;
+  EXPECT_TRUE(agrees(peaked));
+  Case packed = dense_case(3, 0, 0, 4, 2, 59, 59, FA3_FLOAT16);
+  packed.in = packed.out = Layout::spaced;
+  packed.q = {.owned = {130, 0, 200}, .spare_rows = 4};
+  packed.k = {.owned = {300, 1, 413}, .spare_rows = 2};
+  packed.softcap = 5;
+  EXPECT_TRUE(agrees(packed));
+}
+
 TEST_P(Tiles, every_feature_across_blocks) {
   Case c = dense_case(3, 0, 0, 6, 2, 48, 64, FA3_FLOAT16);
   c.q = {.owned = {130, 3, 411}, .spare_rows = 4, .used = {101, 3, 400}};

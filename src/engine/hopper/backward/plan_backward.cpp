@@ -104,6 +104,14 @@ BackwardArguments arguments_of(const BackwardProblem& p, void* workspace) {
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_forward(problem));
   if (problem.has_e4m3()) return unsupported("no gradients of float8_e4m3");
+  if (!has_whole_copies(problem)) {
+    return unsupported("gradients where head dims are no multiples of 8, got ", problem.head_dim,
+                       " and ", problem.head_dim_v);
+  }
+  if (problem.o.dtype != problem.dtype) {
+    return unsupported("gradients of an output of ", name_of(problem.o.dtype), " from inputs of ",
+                       name_of(problem.dtype));
+  }
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const int row = choose_backward_row(problem.head_dim, problem.head_dim_v);
   if (row == kNoBackwardRow) {

@@ -125,8 +125,6 @@ TEST(CheckForward, what_they_do_not_is_refused_with_its_reason) {
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
   expect_refused("float32", [](Problem& p) { p.dtype = DType::float32; });
-  expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
-  expect_refused("multiples of 8", [](Problem& p) { p.head_dim = 100; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
 }
@@ -142,6 +140,9 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   EXPECT_EQ(variant_after([](Problem& p) { p.mask.right = 7; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.mask.chunk = 7; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.has_sink = true; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.head_dim = 100; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.head_dim_v = 127; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.o.dtype = DType::float32; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.ragged = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
 }
