@@ -71,7 +71,8 @@ def backward(d: int, dv: int, block_m: int, block_n: int, variant: int) -> Expec
 
 
 VARIANT, CAPPED = rb".*?7VariantE(\d)", 2  # as in forward_config.h
-CONFIG = rb"ELNS_4cuda7ElementE(\d)" + rb"ELi(\d+)" * 4
+E4M3 = rb"(?:ELb0)?"  # no; the backward has no such field
+CONFIG = rb"ELNS_4cuda7ElementE(\d)" + E4M3 + rb"ELi(\d+)" * 4
 KERNELS = (
     ("forward", re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + CONFIG + VARIANT), forward),
     (

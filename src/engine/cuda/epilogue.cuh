@@ -34,10 +34,13 @@ struct LaneOutput {
   __device__ __forceinline__ void store(int r, int column, const uint32_t (&packed)[4]) const {
     const bool whole = Tails ? column + kColumns <= columns_left : column < columns_left;
     store_global_if(row_exists[r] && whole, row[r] + column, packed);
-    if (!Tails || whole || !row_exists[r]) return;
+    if constexpr (Tails) {
+      if (whole || !row_exists[r]) return;
 #pragma unroll
-    for (int i = 0; i < kColumns - 1; ++i) {
-      if (column + i < columns_left) row[r][column + i] = uint16_t(packed[i / 2] >> (16 * (i % 2)));
+      for (int i = 0; i < kColumns - 1; ++i) {
+        const auto bits = uint16_t(packed[i / 2] >> (16 * (i % 2)));
+        if (column + i < columns_left) row[r][column + i] = bits;
+      }
     }
   }
 };
@@ -82,16 +85,17 @@ __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
 }
 
 // A lane's numbers of its row r in float32: 2 of each 8 columns. `o`: the lane's first in that row;
-// `columns`: of the tensor from there on, or 0.
-template <int Count>
+// `columns`: of the tensor from there on, or 0; even, unless there are tails.
+template <bool Tails, int Count>
 __device__ __forceinline__ void store_floats(float* o, int columns, const float (&output)[Count],
                                              int r, float factor) {
 #pragma unroll
   for (int i = 2 * r; i < Count; i += 4) {
     const int column = fragment_column(i);
     const float first = output[i] * factor;
-    store_global_if(column + 1 < columns, o + column, first, output[i + 1] * factor);
-    store_global_if(column + 1 == columns, o + column, first);
+    const bool both = column + Tails < columns;
+    store_global_if(both, o + column, first, output[i + 1] * factor);
+    if constexpr (Tails) store_global_if(!both && column < columns, o + column, first);
   }
 }
 
@@ -104,13 +108,14 @@ __device__ __forceinline__ void store_float_output(const RowTensor& o, int batch
   const int lane_column = fragment_lane_column(int(thread_in_block()));
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
-    if (ref[r] == -kInfinity) {
+    if (ref[r] == -kInfinity && sum[r] == sum[r]) {  // a NaN sum: it does see keys
 #pragma unroll
       for (int i = 2 * r; i < Count; i += 4) output[i] = output[i + 1] = 0;
     }
     float* const row = static_cast<float*>(o.data) +
                        o.strides.offset(batch, rows.head[r], rows.row[r]) + lane_column;
-    store_floats(row, rows.exists[r] ? o.columns - lane_column : 0, output, r, inverse_of(sum[r]));
+    store_floats<true>(row, rows.exists[r] ? o.columns - lane_column : 0, output, r,
+                       inverse_of(sum[r]));
   }
 }
 
@@ -190,8 +195,9 @@ struct DescaledValues {
 };
 
 // The 16 rows of a warp, of which `first_row` is the first in its sequence. General: of kernels that
-// know of sinks and of unused rows.
-template <Element E, bool General = false, int Count, class Values = PlainValues>
+// know of sinks and of unused rows. AnyRows: and of O in float32, or with rows that end within 16 bytes.
+template <Element E, bool General = false, bool AnyRows = false, int Count,
+          class Values = PlainValues>
 __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
                                            int first_row, float (&output)[Count],
                                            const RowState& state, const Values& values = {}) {
@@ -210,19 +216,21 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
   } else {
     store_lse(to.lse, queries.batch, rows, ref, sum);
   }
-  if constexpr (General) {
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      if (sum[r] != sum[r]) ref[r] = 0;  // its scores are NaN: it does see keys
-    }
+  if constexpr (AnyRows) {
     if (to.o_is_float32) {
       store_float_output(to.o, queries.batch, rows, output, ref, sum);
       return;
     }
   }
   const LaneOutput lane_output(to.o, queries.batch, rows);
-  store_output<E, General>(lane_output, output, sum);
-  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2, General>(lane_output, ref);
+  store_output<E, AnyRows>(lane_output, output, sum);
+  if constexpr (General) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      if (sum[r] != sum[r]) ref[r] = 0;  // its scores are NaN: it does see keys
+    }
+  }
+  if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2, AnyRows>(lane_output, ref);
 }
 
 // The same for a piece of a tile: its rows are the tile's from `tile_row` on.
@@ -242,8 +250,8 @@ __device__ __forceinline__ void store_piece(const PieceOutput& to, int slot, Hea
     const int64_t at = to.row(slot, tile_row + row);
     store_global_if(exists && lane % kQuadLanes == 0, to.lse + at, ref + lg2(sum));
     const int lane_column = fragment_lane_column(lane);
-    store_floats(to.o + at * to.columns + lane_column, exists ? to.columns - lane_column : 0,
-                 output, r, inverse_of(sum));
+    store_floats<false>(to.o + at * to.columns + lane_column, exists ? to.columns - lane_column : 0,
+                        output, r, inverse_of(sum));
   }
 }
 

@@ -14,22 +14,21 @@ struct KeyWindow {
   int first_begin;  // the first query sees no key below this; the i-th none below first_begin + i
   int last_begin;   // of the last query; at most 0 where the left side is not masked
   int chunk;        // keys of one; MaskRuleOf::kNoChunks: none
-  int diagonal;     // of the first query; not moved by from()
-  int moved;        // by from()
+  int first_chunk;  // where that of the first query begins
+  int diagonal;     // of the first query
 
   // For the queries [q_begin, q_end), q_begin < q_end.
   static FA3_HD constexpr KeyWindow of(const MaskRuleOf<int>& mask, int q_begin, int q_end,
                                        int seqlen_q, int seqlen_k) {
     const int diagonal = q_begin + seqlen_k - seqlen_q;
-    const bool bounded = mask.left != mask.kUnbounded;
+    const bool bounded = mask.left != mask.kUnbounded, chunked = mask.chunk != mask.kNoChunks;
     KeyWindow window{.right = RightEdge::of(mask, q_begin, q_end, seqlen_q, seqlen_k),
                      .first_begin = bounded ? diagonal - mask.left : kFarLeft,
                      .last_begin = 0,
                      .chunk = mask.chunk,
-                     .diagonal = diagonal,
-                     .moved = 0};
-    const bool masked = bounded || mask.chunk != mask.kNoChunks;
-    if (masked) window.last_begin = window.begin_of(q_end - 1 - q_begin);
+                     .first_chunk = chunked ? mask.chunk_begin(diagonal) : 0,
+                     .diagonal = diagonal};
+    if (bounded || chunked) window.last_begin = window.begin_of(q_end - 1 - q_begin);
     return window;
   }
 
@@ -40,8 +39,12 @@ struct KeyWindow {
 
   // The same, keys counted from `first_key`.
   FA3_HD constexpr KeyWindow from(int first_key) const {
-    return {right.from(first_key), first_begin - first_key, last_begin - first_key, chunk, diagonal,
-            moved + first_key};
+    return {.right = right.from(first_key),
+            .first_begin = first_begin - first_key,
+            .last_begin = last_begin - first_key,
+            .chunk = chunk,
+            .first_chunk = first_chunk - first_key,
+            .diagonal = diagonal - first_key};
   }
 
   FA3_HD constexpr int end_of(int query) const {
@@ -61,8 +64,12 @@ struct KeyWindow {
  private:
   static constexpr int kFarLeft = -(1 << 29);  // stays negative for all of a tile's queries
 
+  // Without a division, which takes registers: a tile has few queries.
   FA3_HD constexpr int chunk_begin(int query) const {
-    return MaskRuleOf<int>{.chunk = chunk}.chunk_begin(diagonal + query) - moved;
+    int begin = first_chunk;
+#pragma unroll 1
+    while (begin + chunk <= diagonal + query) begin += chunk;
+    return begin;
   }
 };
 

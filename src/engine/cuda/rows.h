@@ -65,7 +65,7 @@ struct ForwardOutput {
   RowFloats lse;
   HeadPack pack;
   bool some_rows_see_no_key;
-  bool o_is_float32 = false;    // of general kernels; else O has the kernel's type
+  bool o_is_float32 = false;    // of kernels that know of it; else O has the kernel's type
   const float* sink = nullptr;  // one for each query head; null: none
 };
 

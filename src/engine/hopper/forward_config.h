@@ -107,6 +107,11 @@ struct ForwardConfig {
   // Whether tiles can be cut along the keys (piece/key_split.h).
   FA3_HD constexpr bool cuts() const { return may_cut && general(); }
 
+  // Whether O may be float32, or its rows end within 16 bytes. Where it may not, the compiler spills.
+  FA3_HD constexpr bool stores_any_rows() const {
+    return general() && head_dim != 96 && (head_dim_v <= 192 || consumers() == 1);
+  }
+
   // Spend registers on a shorter step between tiles. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.
   FA3_HD constexpr bool short_tile_change() const { return consumers() <= 2; }

@@ -37,9 +37,9 @@ Status check_e4m3(const Problem& p) {
   if (p.lengths_q.ragged || p.lengths_k.ragged) {
     return unsupported("float8_e4m3 sequences of unequal lengths");
   }
+  if (p.mask.chunk != MaskRule::kNoChunks) return unsupported("chunks over float8_e4m3");
   const bool causal = p.mask.right == 0 && p.mask.left == MaskRule::kUnbounded;
   if (!causal && !p.mask.hides_nothing()) return unsupported("sliding windows over float8_e4m3");
-  if (p.mask.chunk != MaskRule::kNoChunks) return unsupported("chunks over float8_e4m3");
   if (p.softcap != 0.0f) return unsupported("softcap over float8_e4m3");
   if (p.has_sink) return unsupported("sink logits beside float8_e4m3");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {

@@ -65,6 +65,11 @@ Extents key_extents_of(const Problem& p) {
   return extents_of(p.lengths_k, p.batch);
 }
 
+// What not every general kernel stores.
+bool has_other_rows(const Problem& p) {
+  return p.o.dtype == DType::float32 || !has_whole_copies(p);
+}
+
 // A window between two bounds, or a chunk, is what one query sees.
 ForwardShape shape_of(const Problem& p) {
   const MaskRuleOf<int> mask = narrow(p);
@@ -79,7 +84,8 @@ ForwardShape shape_of(const Problem& p) {
           .head_dim_v = std::min(p.head_dim_v, kMaxColumnsV),
           .keys = keys,
           .rows = may_be_many ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX,
-          .single_rows = places.paged() && (places.page_size % 2 != 0 || p.lengths_k.padded_left)};
+          .single_rows = places.paged() && (places.page_size % 2 != 0 || p.lengths_k.padded_left),
+          .any_rows = has_other_rows(p)};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -93,8 +99,11 @@ Status check_layouts(const ForwardLaunch& a) {
   return check("o", a.o);
 }
 
+ForwardConfig general(const ForwardConfig& c) {
+  return c.with(c.element, Variant::kGeneral);
+}
 bool can_cut(const ForwardConfig& c) {
-  return c.with(c.element, Variant::kGeneral).cuts();
+  return general(c).cuts();
 }
 
 // The same for every batch: the head dims, the group and num_splits decide. Parts of keys take the
@@ -133,9 +142,9 @@ Variant variant_of(const Problem& p) {
   const MaskRuleOf<int> mask = narrow(p);
   const bool window =
       mask.left != mask.kUnbounded || mask.right > 0 || mask.chunk != mask.kNoChunks;
-  const bool other_rows = p.o.dtype == DType::float32 || !has_whole_copies(p);
-  return window || p.has_sink || other_rows || is_ragged(p) || p.num_splits > 1 ? Variant::kGeneral
-                                                                                : Variant::kDense;
+  return window || p.has_sink || has_other_rows(p) || is_ragged(p) || p.num_splits > 1
+             ? Variant::kGeneral
+             : Variant::kDense;
 }
 
 const char* mask_name(const MaskRuleOf<int>& mask) {
@@ -178,12 +187,14 @@ int choose_row(const ForwardShape& shape, std::span<const CompiledForward> table
     const auto& [config, max_keys, max_rows, why] = table[row];
     if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
     if (shape.single_rows && !copies_single_rows(config)) continue;
+    if (shape.any_rows && !general(config).stores_any_rows()) continue;
     if (best != kNoRow) {
       const ForwardConfig& group = table[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
     }
     const bool fits = shape.cut ? can_cut(config) : shape.keys <= max_keys;
-    if (fits && shape.rows <= max_rows) best = row;
+    const bool last_resort = shape.any_rows && best == kNoRow;
+    if (fits && (shape.rows <= max_rows || last_resort)) best = row;
   }
   return best;
 }

@@ -23,6 +23,7 @@ struct ForwardShape {
       INT64_MAX;  // of a sequence's queries, heads packed, where they are known to be few
   bool single_rows = false;  // of keys are copied, from pages of odd sizes
   bool cut = false;          // tiles are to be cut along the keys
+  bool any_rows = false;     // ForwardConfig::stores_any_rows()
 };
 
 // The row of a table for a shape, or kNoRow.

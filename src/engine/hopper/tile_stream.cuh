@@ -96,7 +96,7 @@ class TileStream {
     for (int w = 0; w < C.consumers(); ++w) {
       const typename ItemOf<C>::Blocks blocks =
           blocks_of(first_row + w * kRowsPerWarpgroup, queries, keys.count, first_key, piece.count);
-      item.mine[w] = blocks;
+      write(item.mine[w], blocks);
       if (blocks.count > num_blocks) num_blocks = blocks.count;
     }
     item.num_blocks = num_blocks;
@@ -105,6 +105,19 @@ class TileStream {
     item.keys = keys;
     item.first_key = first_key;
     for (unsigned char& corrections : item.corrections) corrections = 0;
+  }
+
+  // A window's fields one by one: stores of four at once would take registers that the producer lacks.
+  using Blocks = typename ItemOf<C>::Blocks;
+  __device__ __forceinline__ void write(Blocks& to, const Blocks& blocks) const {
+    if constexpr (C.general()) {
+      to.count = blocks.count;
+      to.masked_from = blocks.masked_from;
+      to.ordinary_from = blocks.ordinary_from;
+      to.edge = blocks.edge;
+    } else {
+      to = blocks;
+    }
   }
 
   // Of the warpgroup that has the tile's rows from `first_row` on.
