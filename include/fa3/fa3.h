@@ -206,6 +206,10 @@ typedef struct fa3_merge_params {
  * that are neither causal nor windowed). Pairs of columns are (i, i + rotary_dim / 2), or (2 i, 2 i + 1)
  * if rotary_interleaved. Computed in float32, rounded once.
  *
+ * A cache of FA3_FLOAT8_E4M3 takes k and v in float32, float16 or bfloat16, divided by k_descale and
+ * v_descale: (1), or (b, hk); 1 without them. After a rotation, in float32, rounded once; what is beyond
+ * 448 becomes 448, and infinity NaN. Such scales are of no use if rows follow that are much larger.
+ *
  * Of a row that two sequences write, each element is from either. On a device, where nobody looks at
  * the arrays before a call, a row that has no place in the cache is not written, and a position beyond
  * the tables is their nearest. */
@@ -217,13 +221,14 @@ typedef struct fa3_append_params {
   fa3_tensor seqused;          /* int32 (b): rows in use before the call */
   fa3_tensor page_table, batch_index; /* optional */
   fa3_tensor rotary_cos,
-      rotary_sin;                 /* optional: (positions, rotary_dim / 2), k's dtype or float32 */
-  fa3_tensor first_position;      /* int32 (b), optional: seqused */
-  fa3_tensor q, q_rotated;        /* optional: (b, sq, hq, d); (total_q, hq, d) if packed */
-  fa3_tensor cu_seqlens_q;        /* int32 (b + 1), optional: q is packed */
-  int32_t rotary_interleaved;     /* 0 or 1 */
-  int32_t queries_share_position; /* 0 or 1 */
-  int32_t num_threads;            /* as that of fa3_options */
+      rotary_sin;                  /* optional: (positions, rotary_dim / 2), k's dtype or float32 */
+  fa3_tensor first_position;       /* int32 (b), optional: seqused */
+  fa3_tensor q, q_rotated;         /* optional: (b, sq, hq, d); (total_q, hq, d) if packed */
+  fa3_tensor cu_seqlens_q;         /* int32 (b + 1), optional: q is packed */
+  fa3_tensor k_descale, v_descale; /* float32, optional: of an e4m3 cache */
+  int32_t rotary_interleaved;      /* 0 or 1 */
+  int32_t queries_share_position;  /* 0 or 1 */
+  int32_t num_threads;             /* as that of fa3_options */
   int32_t reserved;
 } fa3_append_params;
 

@@ -289,6 +289,8 @@ def append(
     q=None,
     cu_seqlens_q=None,
     queries_share_position=False,
+    k_descale=None,
+    v_descale=None,
     num_threads=0,
 ):
     """Writes new rows of keys and values into a cache, in place; rotates them and the queries.
@@ -308,6 +310,8 @@ def append(
         q: (b, sq, hq, d), or (total_q, hq, d) with cu_seqlens_q: turned likewise.
         queries_share_position: all queries of a sequence are at first_position, for attention
             that is neither causal nor windowed.
+        k_descale, v_descale: float32 (1,) or (b, hk), for a cache of float8_e4m3: what k and v, in
+            16 or 32 bits, are divided by. The scales that attention is given too.
 
     Returns:
         q, turned, or None without q.
@@ -328,6 +332,8 @@ def append(
         optional_view(q, "q"),
         None if q is None else output_view(rotated, "q_rotated"),
         optional_view(cu_seqlens_q, "cu_seqlens_q"),
+        optional_view(k_descale, "k_descale"),
+        optional_view(v_descale, "v_descale"),
         rotary_interleaved,
         queries_share_position,
         num_threads,

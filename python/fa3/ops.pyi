@@ -108,6 +108,8 @@ def append(
     q: Array | None = None,
     cu_seqlens_q: Array | None = None,
     queries_share_position: bool = False,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
     num_threads: int = 0,
 ) -> Array | None: ...
 def plan(q: Array, k: Array, v: Array, *, sink: Array | None = None, **options: Any) -> str: ...

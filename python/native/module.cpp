@@ -362,6 +362,8 @@ PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   read.tensor("q", Access::read, &borrowed, &params.q);
   read.tensor("q_rotated", Access::write, &borrowed, &params.q_rotated);
   read.tensor("cu_seqlens_q", Access::read, &borrowed, &params.cu_seqlens_q);
+  read.tensor("k_descale", Access::read, &borrowed, &params.k_descale);
+  read.tensor("v_descale", Access::read, &borrowed, &params.v_descale);
   read.flag("rotary_interleaved", &params.rotary_interleaved);
   read.flag("queries_share_position", &params.queries_share_position);
   read.integer("num_threads", &params.num_threads);

@@ -309,11 +309,6 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
   FA3_TRY(describe_common(params, cache, purpose, problem));
   FA3_TRY(check_countable(*problem));
   FA3_TRY(describe_quantizations(params, purpose, problem));
-  if (problem->has_e4m3() && problem->key_places.elsewhere) {
-    return unsupported(
-        "k: float8_e4m3 keys found by page_table, batch_index or left_padding are not read yet; "
-        "gather them first, or keep the cache in 16 bits");
-  }
   if (params.num_splits < 0 || params.num_splits > kMaxSplits) {
     return invalid("num_splits: expected 0 (the library chooses) to ", kMaxSplits, ", got ",
                    params.num_splits);

@@ -7,6 +7,7 @@
 #include "api/describe_lengths.h"
 #include "api/operand_rules.h"
 #include "api/overlap.h"
+#include "api/quantization_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 
@@ -19,7 +20,7 @@ Status check_rotary_table(Named table, const fa3_tensor& k, int64_t head_dim) {
   FA3_TRY(check_form(table, 2, "(positions, rotary_dim / 2)"));
   FA3_TRY(check_last_stride(table));
   FA3_TRY(check_dtype(table, {DType::float32, static_cast<DType>(k.dtype)}));
-  FA3_TRY(check_same_device(table, {"k_cache", k}));
+  FA3_TRY(check_same_device(table, {"k", k}));
   FA3_TRY(check_data(table));
   const int64_t pairs = table.tensor.shape[1];
   if (pairs >= 1 && 2 * pairs <= head_dim) return {};
@@ -37,7 +38,7 @@ Status describe_rotary(const fa3_append_params& p, AppendProblem* problem) {
   }
   if (!present(cos.tensor)) return {};
   for (const Named& table : {cos, sin}) {
-    FA3_TRY(check_rotary_table(table, p.k_cache, problem->head_dim));
+    FA3_TRY(check_rotary_table(table, p.k, problem->head_dim));
   }
   FA3_TRY(check_same_dtype(sin, cos));
   for (int dim : {0, 1}) FA3_TRY(check_extent(sin, dim, cos.tensor.shape[dim], "rotary_cos has"));
@@ -49,6 +50,27 @@ Status describe_rotary(const fa3_append_params& p, AppendProblem* problem) {
                      .pairs = cos.tensor.shape[1],
                      .positions = cos.tensor.shape[0],
                      .interleaved = p.rotary_interleaved != 0};
+  return {};
+}
+
+// Rows that come later find the scales as they are: none for blocks of rows.
+Status describe_divisor(Named cache, Named descale, const AppendProblem& problem,
+                        Descales<const float>* result) {
+  if (descale.tensor.rank > 2) {
+    return invalid(descale.name,
+                   ": expected one scale, or one for each sequence and head (rank 2), "
+                   "got rank ",
+                   descale.tensor.rank);
+  }
+  const QuantizedShape shape{.batch = problem.batch,
+                             .heads = problem.heads_k,
+                             .rows = 0,
+                             .dim = 0,
+                             .tensor = cache.tensor};
+  Quantization quantization;
+  FA3_TRY(
+      describe_quantization({cache, descale, {"", {}}}, shape, {.total = 1}, kCall, &quantization));
+  *result = quantization.descale;
   return {};
 }
 
@@ -69,7 +91,7 @@ Status describe_queries(const fa3_append_params& p, AppendProblem* problem) {
   FA3_TRY(check_extent(q, p.q.rank - 1, problem->head_dim, "the head dim of k_cache"));
   if (!packed) FA3_TRY(check_extent(q, 0, problem->batch, "batch"));
   for (const Named& same : {q, rotated}) {
-    FA3_TRY(check_same_dtype(same, {"k_cache", p.k_cache}));
+    FA3_TRY(check_same_dtype(same, {"k", p.k}));
     FA3_TRY(check_same_device(same, {"k_cache", p.k_cache}));
   }
   const LengthArguments lengths{{"cu_seqlens_q", p.cu_seqlens_q}, {"", {}}, 0, ""};
@@ -117,8 +139,9 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
       {"page_table", p.page_table}, {"batch_index", p.batch_index}, {"", {}}, {"", {}}};
   const bool packed = present(p.cu_seqlens_new);
   FA3_TRY(check_operand(k_cache, false, kCall));
-  FA3_TRY(check_dtype(k_cache, {DType::float32, DType::float16, DType::bfloat16}));
-  problem->dtype = static_cast<DType>(p.k_cache.dtype);
+  FA3_TRY(
+      check_dtype(k_cache, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
+  problem->cache_dtype = static_cast<DType>(p.k_cache.dtype);
   problem->head_dim = p.k_cache.shape[3];
   problem->head_dim_v = p.v_cache.rank > 0 ? p.v_cache.shape[p.v_cache.rank - 1] : 0;
   problem->heads_k = p.k_cache.shape[2];
@@ -135,10 +158,17 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   FA3_TRY(check_extent(k, p.k.rank - 2, problem->heads_k, "the heads of k_cache"));
   FA3_TRY(check_extent(k, p.k.rank - 1, problem->head_dim, "the head dim of k_cache"));
   FA3_TRY(check_like(v, p.k, problem->head_dim_v, packed, kCall));
-  for (const Named& same : {v_cache, k, v}) {
-    FA3_TRY(check_same_dtype(same, k_cache));
-    FA3_TRY(check_same_device(same, k_cache));
+  FA3_TRY(check_same_dtype(v_cache, k_cache));
+  if (problem->cache_dtype == DType::float8_e4m3) {
+    FA3_TRY(check_dtype(k, {DType::float32, DType::float16, DType::bfloat16}));
+  } else {
+    FA3_TRY(check_same_dtype(k, k_cache));
   }
+  FA3_TRY(check_same_dtype(v, k));
+  problem->dtype = static_cast<DType>(p.k.dtype);
+  for (const Named& same : {v_cache, k, v}) FA3_TRY(check_same_device(same, k_cache));
+  FA3_TRY(describe_divisor(k_cache, {"k_descale", p.k_descale}, *problem, &problem->k_descale));
+  FA3_TRY(describe_divisor(v_cache, {"v_descale", p.v_descale}, *problem, &problem->v_descale));
   FA3_TRY(describe_places(cache, p.k_cache, p.k_cache, problem->batch, kCall, &problem->places,
                           &problem->room));
   const LengthArguments lengths{{"cu_seqlens_new", p.cu_seqlens_new}, {"", {}}, 0, ""};
@@ -169,7 +199,9 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
                                      {"page_table", p.page_table},
                                      {"batch_index", p.batch_index},
                                      {"rotary_cos", p.rotary_cos},
-                                     {"rotary_sin", p.rotary_sin}};
+                                     {"rotary_sin", p.rotary_sin},
+                                     {"k_descale", p.k_descale},
+                                     {"v_descale", p.v_descale}};
   const Named q{"q", p.q}, rotated{"q_rotated", p.q_rotated};
   FA3_TRY(check_outputs({k_cache, v_cache, rotated}, inputs));
   const bool in_place = problem->rotates_queries && p.q.data == p.q_rotated.data &&

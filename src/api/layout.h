@@ -25,7 +25,7 @@ struct Layout {
 inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {1960, 488}};
 inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {1744, 488}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
-inline constexpr Layout kAppendLayouts[] = {{1480, 0}};
+inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{872, 0}};
 
 constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {

@@ -22,8 +22,10 @@ struct AppendProblem {
   int64_t batch = 0;
   int64_t heads_k = 0, heads_q = 0;
   int64_t head_dim = 0, head_dim_v = 0;
-  DType dtype = DType::float32;
-  Operand k_cache, v_cache;  // paged: batch entries are pages
+  DType dtype = DType::float32;                // of the new rows
+  DType cache_dtype = DType::float32;          // the same, or e4m3
+  Descales<const float> k_descale, v_descale;  // of an e4m3 cache
+  Operand k_cache, v_cache;                    // paged: batch entries are pages
   KeyPlaces places;
   int64_t room = 0;  // rows of a sequence
   Operand k, v;      // new rows
@@ -41,5 +43,10 @@ struct AppendProblem {
   int device_index = 0;
   int num_threads = 1;
 };
+
+// What rows of a sequence and head are divided by on their way into a cache.
+inline FA3_HD float divisor_of(const Descales<const float>& scales, int64_t b, int64_t head) {
+  return scales.data == nullptr ? 1.0f : *scales.at(b, head, 0);
+}
 
 }  // namespace fa3

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/forward_entry.h"
 
@@ -19,6 +20,14 @@ ForwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>
 }
 
 template <int... Rows>
+ForwardKernel find_cache(int row, bool capped, std::integer_sequence<int, Rows...>) {
+  constexpr Element kBf16 = Element::kBf16;
+  constexpr ForwardKernel (*kEntries[][2])() = {{&cache_entry<Rows, kBf16, Variant::kGeneral>,
+                                                 &cache_entry<Rows, kBf16, Variant::kCapped>}...};
+  return kEntries[row][capped]();
+}
+
+template <int... Rows>
 ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[])() = {&e4m3_entry<Rows, Element::kBf16>...};
   return kEntries[row]();
@@ -29,6 +38,12 @@ ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
 ForwardKernel forward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();
   return find(row, variant, std::make_integer_sequence<int, int(kForwardTable.size())>());
+}
+
+ForwardKernel cache_kernel_at(int row, Element element, Variant variant) {
+  if (element != Element::kBf16) std::abort();
+  return find_cache(row, variant == Variant::kCapped,
+                    std::make_integer_sequence<int, int(kCacheTable.size())>());
 }
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {

@@ -15,6 +15,7 @@
 
 #include "api/describe.h"
 #include "cuda/plain_launch.h"
+#include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/plan_e4m3.h"
 #include "support/cache.h"
@@ -35,11 +36,12 @@ using hopper::Variant;
 struct Subject {
   std::string name;
   int head_dim, head_dim_v;
-  fa3_dtype dtype;  // of q, k and v
+  fa3_dtype dtype;  // of q; of k and v too, unless the cache is quantized
   Variant variant;
   std::function<cudaError_t(const Problem&, Placement&)> launch;
   std::optional<CacheForm> cache{};  // where the keys lie instead
   bool only_ordinary_scores = false;
+  bool quantized_cache = false;
 };
 
 fa3_dtype dtype_of(Element element) {
@@ -61,8 +63,9 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " capped"};
   const ForwardConfig& g = kernel.config;
   char name[80];
-  std::snprintf(name, sizeof name, "%s d%d/%d %dx%d%s%s", name_of(g.element), g.head_dim,
-                g.head_dim_v, g.block_m, g.block_n, kVariants[int(g.variant)], form.name);
+  std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
+                g.widens() ? " over e4m3" : "", g.head_dim, g.head_dim_v, g.block_m, g.block_n,
+                kVariants[int(g.variant)], form.name);
   const auto launch = [kernel, cut = form.cut](const Problem& problem, Placement& placement) {
     hopper::ForwardLaunch arguments = hopper::launch_of(problem);
     arguments.pack = hopper::choose_pack(kernel.config, arguments);
@@ -72,8 +75,8 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
     return hopper::launch_forward(kernel, arguments, nullptr);
   };
   const bool other_form = form.cut.active() || form.cache;
-  return {name,      g.head_dim, g.head_dim_v, dtype_of(g.element),
-          g.variant, launch,     form.cache,   other_form};
+  return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
+          launch, form.cache, other_form,   g.widens()};
 }
 
 Subject e4m3_subject(const ForwardKernel& kernel) {
@@ -233,6 +236,7 @@ bool does(const Subject& subject, const Case& c) {
   if (subject.dtype == FA3_FLOAT8_E4M3) {
     return hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
   }
+  if (subject.quantized_cache && !hopper::check_forward(problem).ok()) return false;
   const Variant needed = hopper::variant_of(problem);
   return needed == subject.variant ||
          (needed == Variant::kDense && subject.variant == Variant::kGeneral);
@@ -250,10 +254,17 @@ void add_scales(Case* c) {
             .v_mean = c->seed % 3 != 0};
 }
 
+// Those that a quantized cache has beside 16-bit queries.
+void add_cache_scales(Case* c) {
+  constexpr Scales kKinds[] = {Scales::none, Scales::tensor, Scales::head};
+  c->fp8 = {.kv = true, .k = kKinds[c->seed % 3], .v = kKinds[c->seed / 3 % 3]};
+}
+
 Tally check_subject(const Subject& subject, const char* pattern, int repeats, Digests* digests) {
   Tally tally;
   for (auto& [name, c] : kernel_cases(subject.head_dim, subject.head_dim_v, subject.dtype)) {
     if (subject.dtype == FA3_FLOAT8_E4M3) add_scales(&c);
+    if (subject.quantized_cache) add_cache_scales(&c);
     if (!std::strstr(name, pattern) || !does(subject, c)) continue;
     const std::string problem = check(subject, c, repeats, digests);
     ++tally.done;
@@ -274,7 +285,8 @@ constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
 
 constexpr int kTableRows = int(hopper::kForwardTable.size());
 constexpr int kPlainRows = int(std::size(hopper::kPlainHeadDims));
-constexpr int kRows = kTableRows + kPlainRows + int(hopper::kE4m3Table.size());
+constexpr int kE4m3End = kTableRows + kPlainRows + int(hopper::kE4m3Table.size());
+constexpr int kRows = kE4m3End + int(hopper::kCacheTable.size());
 
 constexpr hopper::KeyCut kSevenShares{.parts = hopper::KeyCut::kShares, .shares = 7};
 constexpr hopper::KeyCut kThreeParts{.parts = 3};
@@ -297,10 +309,26 @@ bool can_launch(const ForwardConfig& config, const Form& form) {
          (!single_rows || hopper::copies_single_rows(config));
 }
 
-// By row of the table, then the plain ones, then the e4m3 table.
+void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
+  for (const Form& form : kForms) {
+    if (can_launch(general.config, form)) subjects->push_back(subject_of(general, form));
+  }
+}
+
+// By row of the table, then the plain ones, then the e4m3 table, then that of quantized caches.
 std::vector<Subject> subjects_of(int row) {
   std::vector<Subject> subjects;
   for (const Element element : kElements) {
+    if (row >= kE4m3End) {
+      for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
+        const ForwardKernel kernel = hopper::cache_kernel_at(row - kE4m3End, element, variant);
+        subjects.push_back(subject_of(kernel));
+        if (element == Element::kBf16 && variant == Variant::kGeneral) {
+          add_forms(kernel, &subjects);
+        }
+      }
+      continue;
+    }
     if (row >= kTableRows + kPlainRows) {
       subjects.push_back(
           e4m3_subject(hopper::e4m3_kernel_at(row - kTableRows - kPlainRows, Element::kBf16)));
@@ -315,11 +343,7 @@ std::vector<Subject> subjects_of(int row) {
       subjects.push_back(subject_of(hopper::forward_kernel_at(row, element, Variant(variant))));
     }
     if (element != Element::kBf16) continue;  // where keys lie is a question for no element type
-    const ForwardKernel general = hopper::forward_kernel_at(row, element, Variant::kGeneral);
-    for (const Form& form : kForms) {
-      if (!can_launch(general.config, form)) continue;
-      subjects.push_back(subject_of(general, form));
-    }
+    add_forms(hopper::forward_kernel_at(row, element, Variant::kGeneral), &subjects);
   }
   return subjects;
 }
@@ -329,14 +353,14 @@ void print_usage() {
       "fa3_gpu_check [FIRST [END [NAME [REPEATS [DIGESTS]]]]]\n"
       "  FIRST, END  rows of the kernel table, half-open; those from %d on are the reading "
       "guide's\n"
-      "              plain kernel, one for each of its head dims, and those from %d on the e4m3\n"
-      "              table. Default: 0 %d\n"
+      "              plain kernel, one for each of its head dims, those from %d on the e4m3\n"
+      "              table, and those from %d on that of quantized caches. Default: 0 %d\n"
       "  NAME        only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
       "  REPEATS     how often to launch each case again and compare bits; default 1\n"
       "  DIGESTS     a file of digests of right results: what it holds must be met bit for bit, "
       "what\n"
       "              it lacks is held to float64 and added\n",
-      kTableRows, kTableRows + kPlainRows, kRows);
+      kTableRows, kTableRows + kPlainRows, kE4m3End, kRows);
 }
 
 Tally check_all(int argc, char** argv) {

@@ -80,6 +80,76 @@ def test_pages_change_no_bit(device, cache, page_size, options):
     same_up_to_tiles(fa3.attention(q, *pages.caches, **flipped), expected)
 
 
+def e4m3_with_scales(device):
+    """A cache of (3, 90) rows in e4m3, and a scale for each sequence and head."""
+    k, v = (x.float().to(torch.float8_e4m3fn) for x in tensors(device, *[(3, 90, 2, 64)] * 2))
+    scales = [torch.rand(3, 2, device=device) + 0.1 for _ in range(2)]
+    return k, v, dict(zip(("k_descale", "v_descale"), scales, strict=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_quantized_cache_is_the_cache_that_its_numbers_stand_for(device, options):
+    k, v, scales = e4m3_with_scales(device)
+    (q,) = tensors(device, (3, 4, 4, 64))
+    named = {"seqused_k": numbers([70, 90, 3], device), "return_lse": True, **options}
+    out, lse = fa3.attention(q, k, v, **scales, **named)
+    wide = [
+        x.float() * scale[:, None, :, None]
+        for x, scale in zip((k, v), scales.values(), strict=True)
+    ]
+    expected = fa3.attention(
+        q.float().cpu(), *(x.cpu() for x in wide), **(named | {"seqused_k": numbers([70, 90, 3])})
+    )
+    rounding = 4e-3 if device == "cuda" else 1e-5
+    torch.testing.assert_close(out.float().cpu(), expected[0], rtol=rounding, atol=rounding)
+    torch.testing.assert_close(lse.cpu(), expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 128])
+def test_pages_of_e4m3_change_no_bit(device, page_size):
+    k, v, scales = e4m3_with_scales(device)
+    (q,) = tensors(device, (3, 4, 4, 64))
+    call = {"seqused_k": numbers([70, 90, 3], device), "return_lse": True, **scales}
+    expected = fa3.attention(q, k, v, **call)
+    pages = Pages(page_size, *(x.float() for x in (k, v)))
+    caches = [x.to(torch.float8_e4m3fn) for x in pages.caches]
+    same(fa3.attention(q, *caches, page_table=pages.table, **call), expected)
+
+
+def test_append_quantizes_into_a_quantized_cache(device):
+    k, v = tensors(device, *[(3, 4, 2, 64)] * 2)
+    caches = [torch.zeros(3, 90, 2, 64, device=device).to(torch.float8_e4m3fn) for _ in range(2)]
+    scales = [torch.rand(3, 2, device=device) + 0.1, torch.full((1,), 0.5, device=device)]
+    named = dict(zip(("k_descale", "v_descale"), scales, strict=True))
+    fa3.append(*caches, k, v, seqused=numbers([0, 86, 7], device), **named)
+    divisors = scales[0][:, None, :, None], scales[1]
+    for cache, new, divisor in zip(caches, (k, v), divisors, strict=True):
+        expected = torch.zeros_like(cache.float())
+        for n, used in enumerate([0, 86, 7]):
+            expected[n, used : used + 4] = (new.float() / divisor)[n]
+        same(cache.float(), expected.to(torch.float8_e4m3fn).float())
+
+
+def test_a_captured_step_follows_lengths_and_pages():
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device on this machine")
+    q, k, v = tensors("cuda", (3, 1, 8, 64), (3, 3000, 2, 64), (3, 3000, 2, 64))
+    pages, used = Pages(16, k, v), numbers([1000, 3000, 17], "cuda")
+    call = {"seqused_k": used, "page_table": pages.table, "causal": True}
+    try:
+        fa3.attention(q, *pages.caches, **call)
+    except fa3.Unsupported as error:
+        pytest.skip(str(error))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fa3.attention(q, *pages.caches, **call)
+    for lengths in ([3000, 1, 16], [0, 2999, 640], [1, 1, 1], [1000, 3000, 17]):
+        used.copy_(numbers(lengths))
+        pages.table.copy_(pages.table.roll(1, 0))
+        graph.replay()
+        same(out, fa3.attention(q, *pages.caches, **call))
+
+
 def test_numpy_reads_pages_too(cache_on_cpu):
     q, k, v = cache_on_cpu
     pages = Pages(4, k, v)

@@ -384,15 +384,19 @@ def test_a_quantized_cache_is_read_under_other_queries():
     assert not torch.equal(out, expected)
 
 
-def test_a_quantized_cache_neither_grows_nor_has_pages():
+def test_a_quantized_cache_grows_and_has_pages():
     q, k, v = tensors("cpu", (2, 1, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))
     k8, v8 = (fa3.quantize(a, scaling="head") for a in (k, v))
     named = {"cache_seqlens": lengths(50, 90), "k_descale": k8.descale, "v_descale": v8.descale}
-    pages = torch.tensor([[0], [1]], dtype=torch.int32)
-    with pytest.raises(fa3.Unsupported, match="float8_e4m3 keys found by page_table"):
-        fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, page_table=pages, **named)
-    named["cache_seqlens"] = lengths(50, 80)
-    with pytest.raises(fa3.InvalidArgument, match="k_cache: .*float8_e4m3"):
+    expected = fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, **named)
+    caches = [torch.stack([a[1], a[0]]) for a in (k8.x, v8.x)]
+    pages = torch.tensor([[1], [0]], dtype=torch.int32)
+    out = fa3_names.flash_attn_with_kvcache(q, *caches, page_table=pages, **named)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    named["cache_seqlens"] = lengths(47, 80)
+    out = fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, k[:, 47:50], v[:, 47:50], **named)
+    torch.testing.assert_close(out[0], expected[0], rtol=0, atol=0)  # the rows that were there
+    with pytest.raises(fa3.InvalidArgument, match="k: expected .*float32.* got float8_e4m3"):
         fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, k8.x[:, :3], v8.x[:, :3], **named)
 
 

@@ -94,6 +94,8 @@ def attend(
                 rotary_interleaved=rotary_interleaved,
                 first_position=first_position,
                 queries_share_position=not (options["causal"] or windowed),
+                k_descale=k_descale,
+                v_descale=v_descale,
                 **places,
             )
         return fa3.attention(q, k_cache, v_cache, return_lse=return_lse, **call)

@@ -6,8 +6,10 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/error.h"
 #include "engine/cuda/device.h"
@@ -60,10 +62,34 @@ __device__ T* place_of(const AppendProblem& p, const Operand& cache, int64_t b, 
   return cache.at<T>(page, row % p.places.page_size, head);
 }
 
+// How a number leaves: in float32, divided by this and rounded once. e4m3 ends at 448, and has a NaN
+// but no infinity.
+template <class To>
+__device__ To rounded(float x, float divisor) {
+  if constexpr (std::is_same_v<To, __nv_fp8_storage_t>) {
+    const float quotient = x / divisor;
+    constexpr __nv_fp8_storage_t kNaN = 0x7f;
+    return isfinite(quotient) ? __nv_cvt_float_to_fp8(quotient, __NV_SATFINITE, __NV_E4M3) : kNaN;
+  } else {
+    return To(x);
+  }
+}
+
+template <class T, class To>
+__device__ void copy(const T* from, int64_t begin, int64_t end, float divisor, To* to) {
+  for (int64_t i = begin + threadIdx.x % kWarpSize; i < end; i += kWarpSize) {
+    if constexpr (std::is_same_v<T, To>) {
+      to[i] = from[i];
+    } else {
+      to[i] = rounded<To>(float(from[i]), divisor);
+    }
+  }
+}
+
 // A lane reads both columns of a pair before it writes them: `to` may be `from`.
-template <class T, class Table>
-__device__ void turn(const RotaryTables& rotary, int64_t position, const T* from, int64_t dim,
-                     T* to) {
+template <class Table, class T, class To>
+__device__ void turn_by(const RotaryTables& rotary, int64_t position, const T* from, int64_t dim,
+                        float divisor, To* to) {
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t last = rotary.positions - 1;
   const int64_t at = position < 0 ? 0 : position < last ? position : last;
@@ -74,36 +100,36 @@ __device__ void turn(const RotaryTables& rotary, int64_t position, const T* from
   for (int64_t i = lane; i < rotary.pairs; i += kWarpSize) {
     const float x = float(from[i * step]), y = float(from[i * step + distance]);
     const float c = float(cos[i]), s = float(sin[i]);
-    to[i * step] = T(x * c - y * s);
-    to[i * step + distance] = T(x * s + y * c);
+    to[i * step] = rounded<To>(x * c - y * s, divisor);
+    to[i * step + distance] = rounded<To>(x * s + y * c, divisor);
   }
-  if (to == from) return;
-  for (int64_t i = 2 * rotary.pairs + lane; i < dim; i += kWarpSize) to[i] = from[i];
+  if (static_cast<const void*>(to) == from) return;
+  copy(from, 2 * rotary.pairs, dim, divisor, to);
 }
 
-template <class T>
+template <class T, class To>
 __device__ void turn(const RotaryTables& rotary, int64_t position, const T* from, int64_t dim,
-                     T* to) {
+                     float divisor, To* to) {
   if (rotary.dtype == DType::float32) {
-    turn<T, float>(rotary, position, from, dim, to);
+    turn_by<float>(rotary, position, from, dim, divisor, to);
   } else {
-    turn<T, T>(rotary, position, from, dim, to);
+    turn_by<T>(rotary, position, from, dim, divisor, to);
   }
 }
 
-template <class T>
+template <class T, class Cached>
 __device__ void append_row(const AppendProblem& p, int64_t number, int64_t head) {
   const NewRow row = new_row(p.lengths_new, p.batch, number);
   if (!row.exists) return;
   const int64_t entry = p.lengths_new.packed() ? 0 : row.b;
   const int64_t to = p.seqused[row.b] + row.row;
-  if (T* v = place_of<T>(p, p.v_cache, row.b, to, head)) {
-    const T* const from = p.v.at<T>(entry, row.from, head);
-    for (int64_t i = threadIdx.x % kWarpSize; i < p.head_dim_v; i += kWarpSize) v[i] = from[i];
+  if (Cached* v = place_of<Cached>(p, p.v_cache, row.b, to, head)) {
+    copy(p.v.at<T>(entry, row.from, head), 0, p.head_dim_v, divisor_of(p.v_descale, row.b, head),
+         v);
   }
-  if (T* k = place_of<T>(p, p.k_cache, row.b, to, head)) {
+  if (Cached* k = place_of<Cached>(p, p.k_cache, row.b, to, head)) {
     turn(p.rotary, p.first_position[row.b] + row.row, p.k.at<T>(entry, row.from, head), p.head_dim,
-         k);
+         divisor_of(p.k_descale, row.b, head), k);
   }
 }
 
@@ -113,11 +139,11 @@ __device__ void turn_query(const AppendProblem& p, int64_t number, int64_t head)
   if (!row.exists) return;
   const int64_t entry = p.lengths_q.packed() ? 0 : row.b;
   const int64_t position = p.first_position[row.b] + (p.queries_share_position ? 0 : row.row);
-  turn(p.rotary, position, p.q.at<T>(entry, row.from, head), p.head_dim,
+  turn(p.rotary, position, p.q.at<T>(entry, row.from, head), p.head_dim, 1.0f,
        p.q_rotated.at<T>(entry, row.from, head));
 }
 
-template <class T>
+template <class T, class Cached>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
     append_kernel(const __grid_constant__ AppendProblem p) {
   const int64_t keys = p.lengths_new.total * p.heads_k;
@@ -126,7 +152,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
   for (int64_t i = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize; i < all;
        i += step) {
     if (i < keys) {
-      append_row<T>(p, i / p.heads_k, i % p.heads_k);
+      append_row<T, Cached>(p, i / p.heads_k, i % p.heads_k);
     } else {
       turn_query<T>(p, (i - keys) / p.heads_q, (i - keys) % p.heads_q);
     }
@@ -139,7 +165,9 @@ cudaError_t launch(const AppendProblem& p, cudaStream_t stream) {
       p.lengths_new.total * p.heads_k + (p.rotates_queries ? p.lengths_q.total * p.heads_q : 0);
   if (warps == 0 || p.batch == 0) return cudaSuccess;
   const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostBlocks);
-  append_kernel<T><<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
+  const auto kernel = p.cache_dtype == DType::float8_e4m3 ? append_kernel<T, __nv_fp8_storage_t>
+                                                          : append_kernel<T, T>;
+  kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
   return cudaPeekAtLastError();
 }
 

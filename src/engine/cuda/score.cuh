@@ -13,6 +13,8 @@ namespace fa3::cuda {
 struct ScaledScore {
   float scale_log2;  // softmax scale * log2(e)
 
+  __device__ __forceinline__ void set_scale(float scale) { scale_log2 = scale; }
+
   template <int Count>
   __device__ __forceinline__ void prepare(float (&)[Count]) const {}
 
@@ -24,10 +26,29 @@ struct ScaledScore {
   __device__ __forceinline__ float reference(float product) const { return product * scale_log2; }
 };
 
+// The softcap of products that have a scale of their own.
+struct ScaledSoftCap {
+  const SoftCap& unscaled;
+  float cap = unscaled.cap;
+  float to_fraction = 0, largest_small = 0, to_exponent = 0;
+
+  __device__ __forceinline__ void set_scale(float scale) {
+    to_fraction = unscaled.to_fraction * scale;
+    to_exponent = unscaled.to_exponent * scale;
+    largest_small = unscaled.largest_small / scale;
+  }
+  __device__ __forceinline__ float of_small(float product) const {
+    return unscaled.of_fraction(product * to_fraction);
+  }
+};
+
 // softcap * tanh(scale * product / softcap). Most blocks are small all over, so a warp looks once and
 // takes the polynomial for all of its products, or the long way.
-struct CappedScore {
-  SoftCap cap;
+template <class Cap>
+struct CappedScoreOf {
+  Cap cap;
+
+  __device__ __forceinline__ void set_scale(float scale) { cap.set_scale(scale); }
 
   template <int Count>
   __device__ __forceinline__ void prepare(float (&products)[Count]) const {
@@ -59,6 +80,8 @@ struct CappedScore {
     return size <= cap.largest_small ? cap.of_small(product) : copysignf(capped, product);
   }
 };
+
+using CappedScore = CappedScoreOf<SoftCap>;
 
 // A hook whose weights are packed to 16 bits. They must survive packing to fp16 (65504) and sums in fp32:
 // a thread adds keys / 4 weights a row, so each is at most the bound: 256 on average, at most

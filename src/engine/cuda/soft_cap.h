@@ -40,7 +40,10 @@ struct SoftCap {
   }
 
   FA3_HD constexpr float of_small(float product) const {
-    const float x = product * to_fraction, square = x * x;
+    return of_fraction(product * to_fraction);
+  }
+  FA3_HD constexpr float of_fraction(float x) const {
+    const float square = x * x;
     float sum = coefficient[kTerms - 1];
     for (int i = kTerms - 2; i >= 0; --i) sum = sum * square + coefficient[i];
     return x * sum;

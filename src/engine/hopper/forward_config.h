@@ -43,9 +43,12 @@ struct ForwardConfig {
   int kv_slots = 5;       // K and V tiles take turns in one ring
   bool ping_pong = true;  // warpgroups take turns to issue their products
   int blocks = 1;         // thread blocks that share a multiprocessor
-  bool may_cut = false;   // general kernels can cut tiles along the keys; not with three consumers,
-                          // which leave the producer no registers for it
-  bool guarded = true;    // softmax steps that leave the reference where it is (cuda/softmax.cuh)
+  int narrow_slots =
+      0;  // of a quantized cache: K and V arrive as e4m3, in a ring of their own, and
+          // become Q's type on the way to the other (widen_keys.cuh); 0: they have it
+  bool may_cut = false;  // general kernels can cut tiles along the keys; not with three consumers,
+                         // which leave the producer no registers for it
+  bool guarded = true;   // softmax steps that leave the reference where it is (cuda/softmax.cuh)
   Variant variant = Variant::kDense;
 
   FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {
@@ -65,6 +68,11 @@ struct ForwardConfig {
   FA3_HD constexpr Element output() const { return element; }
   FA3_HD constexpr Element input() const { return e4m3 ? Element::kE4m3 : element; }
 
+  // Of K and V in global memory, and the slots that they are loaded into.
+  FA3_HD constexpr bool widens() const { return narrow_slots > 0; }
+  FA3_HD constexpr Element stored() const { return widens() ? Element::kE4m3 : input(); }
+  FA3_HD constexpr int loaded_slots() const { return widens() ? narrow_slots : kv_slots; }
+
   // Tiles in shared memory. e4m3 products sum along columns, so that V comes transposed.
   FA3_HD constexpr tile::TileLayout q_tile() const {
     return {block_m, head_dim, bytes_of(input())};
@@ -75,6 +83,12 @@ struct ForwardConfig {
   FA3_HD constexpr tile::TileLayout v_tile() const {
     if (e4m3) return {head_dim_v, block_n, bytes_of(input())};
     return {block_n, head_dim_v, bytes_of(input())};
+  }
+  FA3_HD constexpr tile::TileLayout loaded_k_tile() const {
+    return widens() ? tile::TileLayout{block_n, head_dim, bytes_of(stored())} : k_tile();
+  }
+  FA3_HD constexpr tile::TileLayout loaded_v_tile() const {
+    return widens() ? tile::TileLayout{block_n, head_dim_v, bytes_of(stored())} : v_tile();
   }
 
   // FP8 tensor cores lose low bits of what they add to a large sum: so O is a sum of partial sums over
@@ -112,6 +126,9 @@ struct ForwardConfig {
     return general() && head_dim != 96 && (head_dim_v <= 192 || consumers() == 1);
   }
 
+  // A whole warp asks for copies: keys in small pages come in many.
+  FA3_HD constexpr bool loads_by_warp() const { return cuts(); }
+
   // Spend registers on a shorter step between tiles. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.
   FA3_HD constexpr bool short_tile_change() const { return consumers() <= 2; }
@@ -120,7 +137,7 @@ struct ForwardConfig {
   // for the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;
   // else a loss of 3%; of e4m3 a loss of 6 to 15%.
   FA3_HD constexpr int early_weights() const {
-    return head_dim_v <= 64 && !e4m3 ? block_n / 8 * 3 : 0;
+    return head_dim_v <= 64 && !e4m3 && guarded ? block_n / 8 * 3 : 0;
   }
 
   // Scores N/2, the previous block's packed weights, output Dv/2, and some 28 for the rest.
@@ -129,8 +146,14 @@ struct ForwardConfig {
   }
 
   FA3_HD constexpr int q_bytes() const { return q_tile().bytes(); }
-  FA3_HD constexpr int slot_bytes() const {
-    return k_tile().bytes() > v_tile().bytes() ? k_tile().bytes() : v_tile().bytes();
+  FA3_HD constexpr int slot_bytes() const { return larger(k_tile(), v_tile()); }
+  FA3_HD constexpr int loaded_slot_bytes() const {
+    return larger(loaded_k_tile(), loaded_v_tile());
+  }
+
+ private:
+  static FA3_HD constexpr int larger(tile::TileLayout a, tile::TileLayout b) {
+    return a.bytes() > b.bytes() ? a.bytes() : b.bytes();
   }
 };
 

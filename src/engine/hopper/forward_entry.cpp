@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_e4m3.h"
 
 namespace fa3::hopper {
@@ -17,6 +18,13 @@ ForwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...>
 }
 
 template <Element E, int... Rows>
+ForwardKernel find_cache(int row, bool capped, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[][2])() = {
+      {&cache_entry<Rows, E, Variant::kGeneral>, &cache_entry<Rows, E, Variant::kCapped>}...};
+  return kEntries[row][capped]();
+}
+
+template <Element E, int... Rows>
 ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[])() = {&e4m3_entry<Rows, E>...};
   return kEntries[row]();
@@ -28,6 +36,13 @@ ForwardKernel forward_kernel_at(int row, Element element, Variant variant) {
   constexpr std::make_integer_sequence<int, int(kForwardTable.size())> kRows;
   return element == Element::kFp16 ? find<Element::kFp16>(row, variant, kRows)
                                    : find<Element::kBf16>(row, variant, kRows);
+}
+
+ForwardKernel cache_kernel_at(int row, Element element, Variant variant) {
+  constexpr std::make_integer_sequence<int, int(kCacheTable.size())> kRows;
+  const bool capped = variant == Variant::kCapped;
+  return element == Element::kFp16 ? find_cache<Element::kFp16>(row, capped, kRows)
+                                   : find_cache<Element::kBf16>(row, capped, kRows);
 }
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {

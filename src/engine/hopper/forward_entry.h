@@ -19,6 +19,11 @@ ForwardKernel forward_entry();
 // The kernel of a row of kForwardTable for an element type.
 ForwardKernel forward_kernel_at(int row, Element element, Variant variant);
 
+// The same for a row of kCacheTable, which has no dense kernels.
+template <int Row, Element E, Variant V>
+ForwardKernel cache_entry();
+ForwardKernel cache_kernel_at(int row, Element element, Variant variant);
+
 // The same for a row of kE4m3Table and O's type.
 template <int Row, Element E>
 ForwardKernel e4m3_entry();

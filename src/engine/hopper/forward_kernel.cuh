@@ -8,6 +8,7 @@
 #include "engine/hopper/mainloop.cuh"
 #include "engine/hopper/piece/find_share.cuh"
 #include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/widen_keys.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name into
 // the host stub, and forgets to declare that name.
@@ -39,21 +40,27 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
     ptx::prefetch_tensormap(params.k_map);
     ptx::prefetch_tensormap(params.v_map);
     for (int w = 0; w < C.consumers(); ++w) at.q_ring(w).init(kWarpsPerWarpgroup);
-    at.kv_ring().init(C.consumer_warps());
-    at.item_ring().init(C.consumer_warps());
+    if constexpr (C.widens()) {
+      at.loaded_ring().init(kHelperWarps);
+      at.kv_ring().init(C.consumer_warps(), kHelperWarps);
+      at.item_ring().init(C.consumer_warps() + kHelperWarps);
+    } else {
+      at.kv_ring().init(C.consumer_warps());
+      at.item_ring().init(C.consumer_warps());
+    }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
 
   if (warpgroup == int(Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<C.producer_registers()>();
-    if constexpr (C.cuts()) {
-      if (warp == 0) {
-        const Share share = own_share(params);
-        if (ptx::elect_sync()) Producer<C>(params, smem, at, share).run();
-      }
+    if constexpr (C.loads_by_warp()) {
+      if (warp == 0) Producer<C>(params, smem, at, own_share(params)).run();
     } else {
       if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
+    }
+    if constexpr (C.widens()) {
+      if (warp > 0) Widener<C>(smem, at, warp - 1).run();
     }
   } else {
     if constexpr (C.consumer_registers() < C.launch_registers()) {

@@ -54,6 +54,7 @@ struct ForwardParams {
   cuda::PieceOutput pieces;  // of tiles that are
   CutTile* cuts;
   E4m3Params e4m3;
+  CacheScales cache_scales;
 };
 
 }  // namespace fa3::hopper

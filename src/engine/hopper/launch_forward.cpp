@@ -153,7 +153,7 @@ KeySplit key_split(const ForwardConfig& c, const ForwardLaunch& launch) {
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
   const tile::TileLayout q = c.q_tile();
-  tile::TileLayout k = c.k_tile(), v = c.v_tile();
+  tile::TileLayout k = c.loaded_k_tile(), v = c.loaded_v_tile();
   if (!c.e4m3) k.rows = v.rows = page_box_rows(c, launch);
   const int heads = launch.pack.heads();
   params.q_is_clipped = c.general() && launch.lengths_q.packed();
@@ -164,8 +164,8 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
           : encode_tensor_map(params.q_map, launch.q, c.input(), q, kRowsPerWarpgroup, heads);
   if (!q_done) return false;
   if (c.general()) {
-    return encode_clipped_map(params.k_map, params.k_outside, launch.k, c.input(), k) &&
-           encode_clipped_map(params.v_map, params.v_outside, launch.v, c.input(), v);
+    return encode_clipped_map(params.k_map, params.k_outside, launch.k, c.stored(), k) &&
+           encode_clipped_map(params.v_map, params.v_outside, launch.v, c.stored(), v);
   }
   return encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows) &&
          encode_tensor_map(params.v_map, launch.v, c.input(), v, v.rows);
@@ -300,6 +300,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   params.pieces = workspace.pieces;
   params.cuts = workspace.cuts;
   params.e4m3 = launch.e4m3;
+  params.cache_scales = launch.cache_scales;
 
   error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                kernel.smem_bytes);

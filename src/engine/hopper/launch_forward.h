@@ -43,6 +43,7 @@ struct ForwardLaunch {
   KeyPlaces places;  // of the keys; paged: k's and v's batch entries are pages
   int heads_per_kv_head = 1;
   E4m3Params e4m3{};
+  CacheScales cache_scales{};
   HeadPack pack;              // choose_pack()
   KeyCut cut;                 // choose_cut()
   void* workspace = nullptr;  // forward_workspace_bytes()

@@ -6,6 +6,7 @@
 
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/tile/load.cuh"
 #include "engine/hopper/tile_stream.cuh"
 
@@ -26,6 +27,9 @@ class TmaLoader {
   __device__ __forceinline__ TmaLoader(const ForwardParams& params, SmemAddresses<C> at)
       : params_(params), at_(at) {}
 
+  // Of the lanes that run this, the one that speaks for all.
+  static __device__ __forceinline__ bool leads() { return !C.loads_by_warp() || ptx::lane() == 0; }
+
   // In parts, each as soon as its warpgroup has released the one before.
   __device__ __forceinline__ void load_q(const ItemOf<C>& item) {
     const HeadPack pack = params_.output.pack;
@@ -34,6 +38,7 @@ class TmaLoader {
       const Ring<C.q_slots> ring = at_.q_ring(w);
       const int part_row = w * kRowsPerWarpgroup;
       ring.wait_empty(q_);
+      if (!leads()) continue;
       load_q_part(ring, part_row, place_of(item.queries, pack.query(item.first_row + part_row)));
     }
     q_.advance();
@@ -67,7 +72,7 @@ class TmaLoader {
   }
 
  private:
-  static constexpr tile::TileLayout kQ = C.q_tile(), kK = C.k_tile(), kV = C.v_tile();
+  static constexpr tile::TileLayout kQ = C.q_tile(), kK = C.loaded_k_tile(), kV = C.loaded_v_tile();
 
   __device__ __forceinline__ void load_q_part(Ring<C.q_slots> ring, int part_row,
                                               const ptx::TileCoordinates& place) {
@@ -106,14 +111,25 @@ class TmaLoader {
     }
   }
 
+  // No lane is a lap behind: a barrier tells one from the next alone.
+  __device__ __forceinline__ void wait_for_slot() const {
+    at_.loaded_ring().wait_empty(kv_);
+    if constexpr (C.loads_by_warp()) __syncwarp();
+  }
+
   __device__ __forceinline__ void load_block(const tile::ClippedMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block) {
-    at_.kv_ring().wait_empty(kv_);
-    const uint32_t smem = at_.kv(kv_.slot()), full = at_.kv_ring().full(kv_.slot());
     if constexpr (C.general()) {
       if (params_.paged.page_size > 0) {
-        load_pages(map, layout, smem, full, block);
-      } else {
+        load_pages(map, layout, block);
+        kv_.advance();
+        return;
+      }
+    }
+    wait_for_slot();
+    const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
+    if constexpr (C.general()) {
+      if (leads()) {
         tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
                                 block);
       }
@@ -123,40 +139,46 @@ class TmaLoader {
     kv_.advance();
   }
 
-  // The same from pages, whose table's entry is the block's batch: in boxes, each from one page. Those
-  // past the sequence's end look at no page; they are zeros, as those of pages that do not exist.
+  // The same from pages, whose table's entry is the block's batch: in boxes, each from one page and
+  // asked for by a lane of its own. Those past the sequence's end look at no page; they are zeros, as
+  // those of pages that do not exist.
   __device__ __forceinline__ void load_pages(const tile::ClippedMap& map, tile::TileLayout layout,
-                                             uint32_t smem, uint32_t full,
                                              const ptx::TileCoordinates& block) const {
     const PagedKeys& paged = params_.paged;
-    int rows_left = layout.rows - block.inner;
-    const unsigned first_row = unsigned(block.row - rows_left);
-    const int32_t* page =
-        paged.table + block.batch * paged.table_stride + first_row / unsigned(paged.page_size);
-    int row = int(first_row % unsigned(paged.page_size));
-    ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
-    const uint32_t end = smem + layout.slab_bytes();
-    int next = rows_left > 0 ? *page : 0;
+    const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
+    const int used_rows = layout.rows - block.inner;
+    const unsigned first_row = unsigned(block.row - used_rows),
+                   page_size = unsigned(paged.page_size);
+    const int32_t* const table = paged.table + block.batch * paged.table_stride;
+    const auto page_of = [&](int row) {
+      return row < used_rows ? table[(first_row + unsigned(row)) / page_size] : 0;
+    };
+    constexpr int kLanes = C.loads_by_warp() ? ptx::kLanes : 1;
+    const int step = kLanes * paged.box_rows;
+    int row = (kLanes > 1 ? ptx::lane() : 0) * paged.box_rows;
+    int next = page_of(row);  // on its way while the slot is waited for
+    wait_for_slot();
+    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
 #pragma unroll 1
-    for (; smem < end; smem += paged.box_rows * layout.row_bytes()) {
-      const int rows = rows_left < 0 ? 0 : rows_left < paged.box_rows ? rows_left : paged.box_rows;
-      const int number = next, first = row;
-      rows_left -= paged.box_rows;
-      row += paged.box_rows;
-      if (row == paged.page_size) row = 0, ++page;
-      if (rows_left > 0) next = *page;  // on its way while the box is asked for
+    for (; row < layout.rows; row += step) {
+      const int number = next;
+      const int left = used_rows - row;
+      const int rows = left < 0 ? 0 : left < paged.box_rows ? left : paged.box_rows;
+      next = page_of(row + step);  // on its way while the box is asked for
       const bool exists = unsigned(number) < unsigned(paged.num_pages);
-      tile::issue_clipped_rows(map, layout, rows > 0 && exists, smem, full,
-                               {0, first + rows, block.head, number, paged.box_rows - rows});
+      tile::issue_clipped_rows(map, layout, rows > 0 && exists, smem + row * layout.row_bytes(),
+                               full,
+                               {0, int((first_row + unsigned(row)) % page_size) + rows, block.head,
+                                number, paged.box_rows - rows});
     }
   }
 
   // The scales travel with the keys.
   __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block) {
     constexpr int kScaleBytes = C.scale_groups() * int(sizeof(KeyScales));
-    at_.kv_ring().wait_empty(kv_);
-    const uint32_t slot = kv_.slot(), full = at_.kv_ring().full(slot);
-    tile::load_rows(params_.k_map, kK, kK.rows, at_.kv(slot), full, block, kScaleBytes);
+    at_.loaded_ring().wait_empty(kv_);
+    const uint32_t slot = kv_.slot(), full = at_.loaded_ring().full(slot);
+    tile::load_rows(params_.k_map, kK, kK.rows, at_.loaded(slot), full, block, kScaleBytes);
     ptx::cp_async_bulk_load(at_.key_scales(slot),
                             params_.e4m3.keys_at(block.batch, block.head, block.row), kScaleBytes,
                             full);
@@ -166,7 +188,7 @@ class TmaLoader {
   const ForwardParams& params_;
   const SmemAddresses<C> at_;
   RingCursor<C.q_slots> q_;
-  RingCursor<C.kv_slots> kv_;
+  RingCursor<C.loaded_slots()> kv_;
   ptx::TileCoordinates owed_v_{};
   bool owes_v_ = false;
 };
@@ -190,6 +212,7 @@ class Producer {
     ItemOf<C>& item = next_record();
     if (!tiles_.describe(item)) return;
     if constexpr (C.e4m3) describe_scales(item);
+    if constexpr (C.widens()) describe_cache_scales(item);
     announce();
     const typename TmaLoader<C>::Keys keys = loader_.keys_of(item);
     const int last = item.num_blocks - 1;
@@ -201,6 +224,19 @@ class Producer {
       // The only Q is spent once the tile before has its last scores: after this tile's first K.
       if (block == last && C.q_slots == 1) loader_.load_q(item);
     }
+  }
+
+  // Rows that no sequence owns have none.
+  __device__ __forceinline__ void describe_cache_scales(ItemOf<C>& item) const {
+    const CacheScales& scales = params_.cache_scales;
+    const int head = item.queries.pack / params_.packs_per_kv_head;
+    const auto scale_of = [&](const Descales<const float>& of) {
+      return of.data && item.keys.count > 0 ? *of.at(item.place.sequence, head, 0) : 1.0f;
+    };
+    // Not zero: masked scores are -inf.
+    const float key_scale = scale_of(scales.key) * (C.capped() ? 1.0f : params_.scale_log2);
+    item.place.key_scale = fmaxf(key_scale, 0x1p-126f);
+    item.place.value_scale = scale_of(scales.value);
   }
 
   // Packed heads share their scales (launch_e4m3.cpp).
@@ -231,7 +267,8 @@ class Producer {
   }
 
   __device__ __forceinline__ void announce() {
-    ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));
+    if constexpr (C.loads_by_warp()) __syncwarp();
+    if (TmaLoader<C>::leads()) ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));
     items_.advance();
   }
 

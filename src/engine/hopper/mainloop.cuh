@@ -60,7 +60,8 @@ class Consumer {
   // costs more than an ordinary step. Measured: docs/performance-hopper.md.
   static constexpr int kMostCorrections = 3;
 
-  using Score16 = std::conditional_t<C.capped(), CappedScore, ScaledScore>;
+  using CappedScore16 = std::conditional_t<C.widens(), CappedScoreOf<ScaledSoftCap>, CappedScore>;
+  using Score16 = std::conditional_t<C.capped(), CappedScore16, ScaledScore>;
   using Score =
       std::conditional_t<C.e4m3, DescaledScore<C.scale_groups()>, WideWeights<Score16, C.block_n>>;
   using StepResult = typename Score::Result;
@@ -99,6 +100,7 @@ class Consumer {
       blocks_left_ = item.num_blocks;
       mine_ = item.mine[warpgroup_];
       if constexpr (C.e4m3) take_longer_reference();
+      if constexpr (C.widens()) score_.set_scale(item.place.key_scale);
       item_.advance();
       if (blocks_left_ == 0) return Step::kEnd;
       q_.advance();
@@ -561,7 +563,7 @@ class Consumer {
   const Ring<C.q_slots> q_ring_;  // this warpgroup's
   const int warpgroup_;
   const Turns<C.consumers(), C.ping_pong> turns_;
-  std::conditional_t<C.e4m3, Score, const Score> score_;
+  std::conditional_t<C.e4m3 || C.widens(), Score, const Score> score_;
 
   KvCursor kv_;
   ItemCursor item_ = ItemCursor::before_start();                     // the current tile's

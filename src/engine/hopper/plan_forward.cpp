@@ -7,12 +7,14 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/device.h"
+#include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/engine.h"
 #include "engine/hopper/plan_e4m3.h"
 
 namespace fa3::hopper {
 namespace {
 
+constexpr int64_t kE4m3Step = 16;               // of head dims: 16 bytes of a copy
 constexpr int64_t kMaxRows = int64_t{1} << 30;  // row and key numbers are 32-bit in the kernels
 constexpr int64_t kMaxTiles = int64_t{1} << 30;
 constexpr int64_t kManyKeys = 512;
@@ -21,7 +23,7 @@ constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for
 
 // What a plan keeps as its variant.
 struct Choice {
-  int row;  // of kForwardTable
+  int row;  // of table_of()
   Variant variant;
   int rows_of_units;  // of a key cut in equal shares
 
@@ -33,6 +35,11 @@ struct Choice {
     return {kernel / kNumVariants, Variant(kernel % kNumVariants), number / kKernels};
   }
 };
+
+std::span<const CompiledForward> table_of(const Problem& p) {
+  if (p.has_e4m3()) return kCacheTable;
+  return kForwardTable;
+}
 
 // In 32 bits. A window that reaches over the longest sequence hides nothing.
 MaskRuleOf<int> narrow(const Problem& p) {
@@ -115,7 +122,20 @@ int choose_for_any_batch(const Problem& problem, ForwardLaunch* launch) {
   shape.rows = shape.cut ? 1 : INT64_MAX;
   launch->pack = most_packed(problem.group(), shape.cut);
   if (shape.cut) launch->cut.parts = problem.num_splits;
-  return choose_row(shape);
+  return choose_row(shape, table_of(problem));
+}
+
+// Of 16-bit queries' keys and values.
+Status check_cache_scales(const Problem& p) {
+  if (!p.has_e4m3()) return {};
+  for (const auto& [name, of] : {std::pair{"k", &p.k_quantization}, {"v", &p.v_quantization}}) {
+    if (of->descale.scaling == Scaling::per_block) {
+      return unsupported(name, "_descale of ", int(FA3_DESCALE_ROWS),
+                         " rows each beside 16-bit queries; give one for each sequence and head");
+    }
+    if (of->mean.data != nullptr) return unsupported(name, "_mean beside 16-bit queries");
+  }
+  return {};
 }
 
 bool nothing_to_do(const ForwardLaunch& a) {
@@ -176,7 +196,7 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
 
 bool copies_single_rows(const ForwardConfig& c) {
   const auto is_wide = [&](int columns) {
-    return tile::TileLayout{1, columns, bytes_of(c.element)}.row_bytes() % 128 == 0;
+    return tile::TileLayout{1, columns, bytes_of(c.stored())}.row_bytes() % 128 == 0;
   };
   return is_wide(c.head_dim) && is_wide(c.head_dim_v);
 }
@@ -203,8 +223,12 @@ Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
-  if (p.has_e4m3()) return unsupported("float8_e4m3 keys and values");
-  if (choose_row(shape_of(p)) == kNoRow) {
+  FA3_TRY(check_cache_scales(p));
+  if (p.has_e4m3() && (p.head_dim % kE4m3Step != 0 || p.head_dim_v % kE4m3Step != 0)) {
+    return unsupported("head dims over float8_e4m3 must be multiples of ", kE4m3Step, ", got ",
+                       p.head_dim, " and ", p.head_dim_v);
+  }
+  if (choose_row(shape_of(p), table_of(p)) == kNoRow) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
   if (extents_of(p.lengths_q, p.batch).rows > kMaxRows ||
@@ -241,6 +265,9 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
   launch.lengths_k = p.lengths_k;
   launch.places = p.key_places;
   launch.heads_per_kv_head = int(p.group());
+  if (p.has_e4m3()) {
+    launch.cache_scales = {p.k_quantization.descale, p.v_quantization.descale};
+  }
   if (launch.k.rows == 0 || launch.k.batches == 0) {
     stand_in_for_missing_keys(&launch);
     launch.lengths_k.max = 0;
@@ -250,19 +277,20 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
 
 int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
   if (problem.batch_invariant) return choose_for_any_batch(problem, launch);
+  const std::span<const CompiledForward> table = table_of(problem);
   const auto choose = [&](int row) {
-    launch->pack = choose_pack(kForwardTable[row].config, *launch);
-    choose_cut(kForwardTable[row].config, problem.num_splits, multiprocessors, launch);
+    launch->pack = choose_pack(table[row].config, *launch);
+    choose_cut(table[row].config, problem.num_splits, multiprocessors, launch);
     return row;
   };
   ForwardShape shape = shape_of(problem);
-  const int row = choose(choose_row(shape));
-  if (!launch->cut.active() || can_cut(kForwardTable[row].config)) return row;
+  const int row = choose(choose_row(shape, table));
+  if (!launch->cut.active() || can_cut(table[row].config)) return row;
   launch->cut = {};
   shape.cut = true;
-  const int other = choose_row(shape);
+  const int other = choose_row(shape, table);
   if (other != kNoRow) return choose(other);
-  launch->pack = choose_pack(kForwardTable[row].config, *launch);
+  launch->pack = choose_pack(table[row].config, *launch);
   return row;
 }
 
@@ -275,10 +303,11 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   int multiprocessors = 0;
   FA3_TRY(cuda::count_multiprocessors(problem.device_index, &multiprocessors));
   const int row = choose_row_and_cut(problem, multiprocessors, &launch);
-  const auto& [c, max_keys, max_rows, why] = kForwardTable[row];
+  const auto& [c, max_keys, max_rows, why] = table_of(problem)[row];
   const KeyCut& cut = launch.cut;
+  const bool needs_general = cut.active() || c.widens();
   const Variant variant =
-      std::max(variant_of(problem), cut.active() ? Variant::kGeneral : Variant::kDense);
+      std::max(variant_of(problem), needs_general ? Variant::kGeneral : Variant::kDense);
   const int64_t num_tiles = forward_num_tiles(c, launch);
   if (num_tiles > kMaxTiles / std::max(cut.parts, 1)) {
     return unsupported("more than 2^30 tiles of queries, or parts of them");
@@ -299,6 +328,9 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->num_tasks = cut.shares > 0 ? cut.shares : num_tiles * cut.parts;
   plan->workspace_bytes = nothing_to_do(launch) ? 0 : forward_workspace_bytes(c, launch);
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
+  if (c.widens()) {
+    plan->why += concat("; float8_e4m3 becomes ", name_of(problem.dtype), " in shared memory");
+  }
   if (plan->packed_heads > 1) {
     plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
   }
@@ -320,8 +352,8 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   const Choice choice = Choice::of(plan.variant);
-  const ForwardKernel kernel =
-      forward_kernel_at(choice.row, element_of(problem.dtype), choice.variant);
+  const auto kernel_at = problem.has_e4m3() ? cache_kernel_at : forward_kernel_at;
+  const ForwardKernel kernel = kernel_at(choice.row, element_of(problem.dtype), choice.variant);
   for (int64_t column = 0; error == cudaSuccess && column < problem.head_dim_v;
        column += kMaxColumnsV) {
     ForwardLaunch launch = launch_of(problem, column);

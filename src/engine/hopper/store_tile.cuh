@@ -13,6 +13,10 @@ template <ForwardConfig C, int Count>
 __device__ __forceinline__ void store_tile(const ForwardParams& params, const ItemOf<C>& item,
                                            int first_row, float (&output)[Count],
                                            const cuda::RowState& rows) {
+  if constexpr (C.widens()) {
+#pragma unroll
+    for (float& o : output) o *= item.place.value_scale;
+  }
   if constexpr (C.cuts()) {
     if (item.place.slot != KeyPiece::kWhole) {
       cuda::store_piece(params.pieces, item.place.slot, params.output.pack, item.queries, first_row,

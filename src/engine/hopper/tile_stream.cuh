@@ -6,6 +6,7 @@
 
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/piece/work_item.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
 
@@ -32,8 +33,7 @@ class TileStream {
   __device__ __forceinline__ void draw_next() {
     if (cut()) return;
     const int stride = int(gridDim.x);
-    next_tile_ =
-        params_.ticket_counter ? atomicAdd(params_.ticket_counter, 1) + stride : tile_ + stride;
+    next_tile_ = params_.ticket_counter ? draw_ticket() + stride : tile_ + stride;
   }
   __device__ __forceinline__ void advance() { tile_ = next_tile_; }
 
@@ -49,10 +49,12 @@ class TileStream {
       SequenceTiles s = params_.sequences[entry];
       const TileIndex index = s.order.tile(tile_ - s.first_entry * params_.order.num_packs);
       s.queries.pack = index.pack;
+      name_sequence(item, s.number);
       describe(item, index.m_block, s.queries, s.keys);
     } else {
       const int rows = params_.seqlen_q;
       const TileIndex index = params_.order.tile(tile_);
+      name_sequence(item, index.batch);
       describe(item, index.m_block, {index.batch, index.pack, 0, rows, rows},
                {index.batch, 0, params_.seqlen_k});
     }
@@ -60,6 +62,14 @@ class TileStream {
   }
 
  private:
+  __device__ __forceinline__ int draw_ticket() const {
+    if constexpr (C.loads_by_warp()) {
+      const int ticket = ptx::lane() == 0 ? atomicAdd(params_.ticket_counter, 1) : 0;
+      return __shfl_sync(0xffffffff, ticket, 0);
+    } else {
+      return atomicAdd(params_.ticket_counter, 1);
+    }
+  }
   __device__ __forceinline__ bool listed() const { return C.general() && params_.sequences; }
   __device__ __forceinline__ bool paged() const {
     return C.general() && params_.paged.page_size > 0;
@@ -77,8 +87,13 @@ class TileStream {
     if (!pieces_.next(s, piece, params_.cuts)) return false;
     s.queries.pack = piece.pack;
     item.place.slot = piece.slot;
+    name_sequence(item, s.number);
     describe(item, piece.m_block, s.queries, s.keys, piece.blocks);
     return true;
+  }
+
+  static __device__ __forceinline__ void name_sequence(ItemOf<C>& item, int number) {
+    if constexpr (C.widens()) item.place.sequence = number;
   }
 
   // Both ends of a row's keys grow with the row: the first row's begin and the last one's end are the

@@ -29,6 +29,7 @@ struct Form {
   bool indexed, packed;
   int64_t pairs;  // 0: no rotation
   bool interleaved, float_tables, together;
+  bool quantized = false;  // the cache is e4m3
 };
 void PrintTo(const Form& form, std::ostream* out) {
   *out << form.name;
@@ -42,6 +43,8 @@ constexpr Form kForms[] = {
     {"pages_of_100", FA3_FLOAT32, 100, true, true, 12, true, true, true},
     {"float_tables", FA3_FLOAT16, 7, false, true, 3, true, true, false},
     {"halves", FA3_FLOAT16, 0, false, false, 12, false, false, true},
+    {"quantized", FA3_FLOAT32, 0, true, false, 0, false, false, false, true},
+    {"quantized_pages_of_4", FA3_BFLOAT16, 4, true, true, 5, false, true, false, true},
 };
 
 constexpr int64_t kBatch = 3, kRoom = 40, kNew = 9, kQueries = 6, kHeads = 2, kQHeads = 4;
@@ -51,6 +54,7 @@ constexpr int32_t kNewStarts[kBatch + 1] = {0, 9, 9, 14};  // packed: 9, 0 and 5
 constexpr int32_t kQueryStarts[kBatch + 1] = {0, 2, 8, 9};
 constexpr int32_t kIndex[kBatch] = {4, 0, 2};
 constexpr int32_t kFirst[kBatch] = {60, 2, 33};
+constexpr float kScales[kBatch][kHeads] = {{0.5f, 0.3f}, {2e-3f, 1.0f}, {0.7f, 100.0f}};
 
 // One call with everything that its form asks for.
 struct Call {
@@ -71,9 +75,10 @@ struct Call {
         pages.push_back(static_cast<int32_t>((i * 7 + 3) % cache.batch));  // of no factor 7
       }
     }
-    k_cache = Tensor(cache, form.dtype, Layout::padded);
+    const fa3_dtype cached = form.quantized ? FA3_FLOAT8_E4M3 : form.dtype;
+    k_cache = Tensor(cache, cached, Layout::padded);
     cache.dim = kDimV;
-    v_cache = Tensor(cache, form.dtype, Layout::bhsd);
+    v_cache = Tensor(cache, cached, Layout::bhsd);
     const int64_t rows = form.packed ? kNewStarts[kBatch] : kNew;
     k = Tensor({form.packed ? 1 : kBatch, rows, kHeads, kDim}, form.dtype, Layout::bhsd);
     v = Tensor({form.packed ? 1 : kBatch, rows, kHeads, kDimV}, form.dtype, Layout::padded);
@@ -97,6 +102,10 @@ struct Call {
     params.k = view(k);
     params.v = view(v);
     params.seqused = numbers(kUsed, kBatch);
+    if (form.quantized) {
+      params.k_descale = contiguous(kScales, FA3_FLOAT32, {kBatch, kHeads});
+      params.v_descale = contiguous(kScales[0], FA3_FLOAT32, {1});
+    }
     if (form.packed) params.cu_seqlens_new = numbers(kNewStarts, kBatch + 1);
     if (form.indexed) params.batch_index = numbers(kIndex, kBatch);
     if (max_pages > 0) {
@@ -149,11 +158,12 @@ struct Call {
         }
         for (int64_t head = 0; head < kHeads; ++head) {
           for (int64_t col = 0; col < kDim; ++col) {
-            k_to->set(entry, row, head, col,
-                      turned(k, from, begin + i, head, col, first_position(b) + i));
+            const float x = turned(k, from, begin + i, head, col, first_position(b) + i);
+            k_to->set(entry, row, head, col, form.quantized ? x / kScales[b][head] : x);
           }
           for (int64_t col = 0; col < kDimV; ++col) {
-            v_to->set(entry, row, head, col, v.get(from, begin + i, head, col));
+            const float x = v.get(from, begin + i, head, col);
+            v_to->set(entry, row, head, col, form.quantized ? x / kScales[0][0] : x);
           }
         }
       }
@@ -164,9 +174,10 @@ struct Call {
 // Bit for bit where nothing is rotated; products of 16-bit numbers are exact in float32 too.
 testing::AssertionResult are_close(const Tensor& got, const Tensor& want) {
   const Values a = got.values(), b = want.values();
-  const double ulp = want.dtype() == FA3_FLOAT32   ? 0x1p-22
-                     : want.dtype() == FA3_FLOAT16 ? 0x1p-10
-                                                   : 0x1p-7;
+  const double ulp = want.dtype() == FA3_FLOAT32    ? 0x1p-22
+                     : want.dtype() == FA3_FLOAT16  ? 0x1p-10
+                     : want.dtype() == FA3_BFLOAT16 ? 0x1p-7
+                                                    : 0x1p-3;
   for (size_t i = 0; i < a.numbers.size(); ++i) {
     const bool alike =
         std::abs(a.numbers[i] - b.numbers[i]) <= ulp * std::max(1.0, std::abs(b.numbers[i]));
@@ -187,7 +198,7 @@ std::string append(Call* call, fa3_device_type device) {
   placement.input(call->k, &p.k);
   placement.input(call->v, &p.v);
   for (fa3_tensor* numbers : {&p.seqused, &p.cu_seqlens_new, &p.cu_seqlens_q, &p.batch_index,
-                              &p.page_table, &p.first_position}) {
+                              &p.page_table, &p.first_position, &p.k_descale, &p.v_descale}) {
     placement.input(*numbers, numbers);
   }
   if (call->form.pairs > 0) {
@@ -325,6 +336,9 @@ const BadAppend kBad[] = {
      "rotary_cos, rotary_sin: expected both"},
     {"queries_without_a_place", [](Call* c) { c->params.q_rotated = {}; },
      "q, q_rotated: expected both"},
+    {"scales_of_a_cache_without",
+     [](Call* c) { c->params.k_descale = contiguous(kScales[0], FA3_FLOAT32, {1}); },
+     "k_descale: expected it only with k_cache in float8_e4m3"},
     {"other_heads", [](Call* c) { c->params.k.shape[1] = 1; },
      "k: expected the heads of k_cache = 2"},
     {"cache_over_the_new_rows", [](Call* c) { c->params.k.data = c->params.k_cache.data; },

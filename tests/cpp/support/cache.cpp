@@ -84,9 +84,9 @@ Cached in_cache(const Case& c, const Inputs& inputs, const CacheForm& form) {
       for (int64_t at = first; at * form.page_size < end; ++at) pages[at] = numbers[next++];
     }
   }
-  to.k = Tensor(shape, c.dtype, c.in);
+  to.k = Tensor(shape, c.kv_dtype(), c.in);
   shape.dim = c.dim_v;
-  to.v = Tensor(shape, c.dtype, c.in);
+  to.v = Tensor(shape, c.kv_dtype(), c.in);
   for (Tensor* tensor : {&to.k, &to.v}) {
     tensor->fill_guards(std::numeric_limits<float>::quiet_NaN());
     for (int64_t b = 0; b < tensor->shape().batch; ++b) {

@@ -281,10 +281,10 @@ static void attend_dequantized_chunks(const BlockJob& job) {
   for (int64_t begin = job.row_keys[0].begin; begin < visible_end; begin += kChunk) {
     const int64_t count = smaller(kChunk, visible_end - begin);
     const int64_t ahead = begin + 2 * kChunk <= visible_end ? kChunk : 0;
-    dequantize_rows(job.k, job.k_row_stride, job.k_quantization, begin, count, ahead, job.head_dim,
-                    k_stride, job.buffers.k);
-    dequantize_rows(job.v, job.v_row_stride, job.v_quantization, begin, count, ahead,
-                    job.head_dim_v, v_stride, job.buffers.v);
+    dequantize_rows(keys_of<Float8>(job), job.k_quantization, begin, count, ahead, k_stride,
+                    job.buffers.k);
+    dequantize_rows(values_of<Float8>(job), job.v_quantization, begin, count, ahead, v_stride,
+                    job.buffers.v);
     attend_all_rows(job, StreamedRows<float>{job.buffers.k, k_stride, 0},
                     StreamedRows<float>{job.buffers.v, v_stride, 0}, begin, count);
   }

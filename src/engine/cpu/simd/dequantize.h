@@ -22,15 +22,14 @@ constexpr bool kDequantizes<Dequantized> = true;
 
 // `count` rows from `first` on, each padded with zeros to `stride` floats: whole vectors. Asks for the
 // rows that are `ahead` of them.
-static void dequantize_rows(const void* data, int64_t row_stride, const RowQuantization& of,
-                            int64_t first, int64_t count, int64_t ahead, int64_t dim,
-                            int64_t stride, float* to) {
+static void dequantize_rows(const KeySource<Float8>& keys, const RowQuantization& of, int64_t first,
+                            int64_t count, int64_t ahead, int64_t stride, float* to) {
+  const int64_t dim = keys.dim;
   constexpr int64_t kCacheLine = 64;
   for (int64_t r = first; r < first + count; ++r, to += stride) {
-    const Float8* row = static_cast<const Float8*>(data) + r * row_stride;
-    for (int64_t c = 0; c < dim; c += kCacheLine) {
-      __builtin_prefetch(row + ahead * row_stride + c, 0, 2);
-    }
+    const Float8* const row = row_of(keys, r);
+    const Float8* const later = ahead == 0 ? row : row_of(keys, r + ahead);
+    for (int64_t c = 0; c < dim; c += kCacheLine) __builtin_prefetch(later + c, 0, 2);
     const V scale = broadcast(of.descale[r / FA3_DESCALE_ROWS * of.block_stride]);
     for (int64_t c = 0; c < dim; c += kWidth) {
       const V mean = of.mean == nullptr ? V{} : load_first(of.mean + c, dim - c);
@@ -51,12 +50,10 @@ static void pack_dequantized(const BlockJob& job, int64_t start, int64_t end) {
   const int64_t k_stride = whole_vectors(job.head_dim), v_stride = whole_vectors(job.head_dim_v);
   for (int64_t first = start; first < end; first += kRows) {
     const int64_t count = end - first < kRows ? end - first : kRows;
-    dequantize_rows(job.k, job.k_row_stride, job.k_quantization, first, count, 0, job.head_dim,
-                    k_stride, rows);
+    dequantize_rows(keys_of<Float8>(job), job.k_quantization, first, count, 0, k_stride, rows);
     pack_keys<Packed>(rows, k_stride, count, job.head_dim,
                       job.buffers.k + (first - start) * job.head_dim);
-    dequantize_rows(job.v, job.v_row_stride, job.v_quantization, first, count, 0, job.head_dim_v,
-                    v_stride, rows);
+    dequantize_rows(values_of<Float8>(job), job.v_quantization, first, count, 0, v_stride, rows);
     pack_values<Packed>(rows, v_stride, count, job.block_k, job.head_dim_v,
                         job.buffers.v + (first - start) * kPanel);
   }

@@ -39,4 +39,10 @@ struct E4m3Params {
   }
 };
 
+// Of a quantized cache, by sequence and key head.
+struct CacheScales {
+  Descales<const float> key;
+  Descales<const float> value;
+};
+
 }  // namespace fa3::hopper

@@ -9,6 +9,9 @@ namespace fa3::hopper {
 
 enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 
+// The producer's warpgroup without the warp that loads: they widen keys, or gather them.
+inline constexpr int kHelperWarps = kWarpsPerWarpgroup - 1;
+
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kTurn + w for its
 // turn to issue products.
 enum class NamedBarrier : int { kTurn = 1 };

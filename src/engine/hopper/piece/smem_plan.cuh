@@ -25,6 +25,17 @@ struct E4m3Smem {
 };
 struct NoE4m3 {};
 
+// K and V of a quantized cache, as they are loaded.
+template <ForwardConfig C>
+struct NarrowSmem {
+  alignas(kSmemAlignment) unsigned char tiles[C.loaded_slots()][C.loaded_slot_bytes()];
+};
+struct NoNarrow {};
+template <ForwardConfig C>
+struct NarrowRing {
+  RingBarriers<C.loaded_slots()> barriers;
+};
+
 template <ForwardConfig C>
 struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_slots][C.q_bytes()];
@@ -34,6 +45,8 @@ struct SmemPlan {
   RingBarriers<kItemSlots> item_ring;
   ItemOf<C> items[kItemSlots];
   alignas(64) std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3> e4m3;
+  std::conditional_t<C.widens(), NarrowRing<C>, NoNarrow> narrow_ring;
+  std::conditional_t<C.widens(), NarrowSmem<C>, NoNarrow> narrow;
 
   static_assert(C.q_bytes() % kSmemAlignment == 0 && C.slot_bytes() % kSmemAlignment == 0);
 };
@@ -58,6 +71,15 @@ struct SmemAddresses {
   }
   __device__ __forceinline__ Ring<kItemSlots> item_ring() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, item_ring)}};
+  }
+  // Where K and V arrive.
+  __device__ __forceinline__ uint32_t loaded(uint32_t slot) const {
+    if constexpr (!C.widens()) return kv(slot);
+    return base + uint32_t{offsetof(SmemPlan<C>, narrow)} + slot * C.loaded_slot_bytes();
+  }
+  __device__ __forceinline__ Ring<C.loaded_slots()> loaded_ring() const {
+    if constexpr (C.widens()) return {base + uint32_t{offsetof(SmemPlan<C>, narrow_ring)}};
+    return {base + uint32_t{offsetof(SmemPlan<C>, kv_ring)}};
   }
   __device__ __forceinline__ uint32_t key_scales(uint32_t slot) const {
     return base + uint32_t{offsetof(SmemPlan<C>, e4m3.keys)} +

@@ -23,6 +23,14 @@ struct PiecePlace {
 };
 struct NoPlace {};
 
+// Of keys and values from a quantized cache, also what their numbers count.
+struct CachePlace {
+  int slot;
+  int sequence;
+  float key_scale;  // times softmax scale, and log2(e) unless the scores are capped
+  float value_scale;
+};
+
 template <class Edge, class Place>
 struct WorkItem {
   using Blocks = RowBlocks<Edge>;
@@ -41,9 +49,11 @@ struct WorkItem {
 // Whose rows ask which mask policy.
 using DenseItem = WorkItem<RightEdge, NoPlace>;
 using GeneralItem = WorkItem<KeyWindow, PiecePlace>;
+using CacheItem = WorkItem<KeyWindow, CachePlace>;
 
 template <ForwardConfig C>
-using ItemOf = std::conditional_t<C.general(), GeneralItem, DenseItem>;
+using ItemOf = std::conditional_t<C.widens(), CacheItem,
+                                  std::conditional_t<C.general(), GeneralItem, DenseItem>>;
 
 using ItemCursor = RingCursor<kItemSlots>;
 

@@ -6,4 +6,8 @@ namespace fa3::hopper::ptx {
 
 inline constexpr int kLanes = 32;
 
+__device__ __forceinline__ int lane() {
+  return int(threadIdx.x) % kLanes;
+}
+
 }  // namespace fa3::hopper::ptx

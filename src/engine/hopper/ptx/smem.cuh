@@ -41,6 +41,13 @@ __device__ __forceinline__ void st_shared_b32x4(uint32_t address, const uint32_t
                : "memory");
 }
 
+__device__ __forceinline__ void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(value[0]), "=r"(value[1])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two packed 16-bit elements as floats: the way back from pack_pair.
+// Packed elements as wider ones: two of 16 bits as floats, the way back from pack_pair; four of e4m3 as
+// pairs of 16 bits.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,25 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& hi
         "cvt.f32.f16 %1, h;\n}\n"
         : "=f"(low), "=f"(high)
         : "r"(pair));
+  }
+}
+
+// Exact; NaN stays NaN.
+template <Element E>
+__device__ __forceinline__ void widen_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n.reg .b16 l, h;\n"
+      "mov.b32 {l, h}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, l;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, h;\n}\n"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+  if constexpr (E == Element::kBf16) {
+    for (uint32_t* pair : {&low, &high}) {
+      float first, second;
+      unpack_pair<Element::kFp16>(*pair, first, second);
+      constexpr unsigned kUpperHalves = 0x7632;  // where all of their bits are
+      *pair = __byte_perm(__float_as_uint(first), __float_as_uint(second), kUpperHalves);
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <set>
 
+#include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/plan_e4m3.h"
 
@@ -16,6 +17,10 @@ TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_int
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
   std::vector<CompiledForward> rows(kForwardTable.begin(), kForwardTable.end());
   rows.insert(rows.end(), kE4m3Table.begin(), kE4m3Table.end());
+  for (const CompiledForward& row : kCacheTable) {
+    rows.push_back(row);
+    rows.back().config.variant = Variant::kGeneral;
+  }
   for (const CompiledForward& row : rows) {
     const ForwardConfig& c = row.config;
     EXPECT_LE(c.blocks * (c.producer_registers() + c.consumers() * c.consumer_registers()),
@@ -79,6 +84,13 @@ TEST(ChooseRow, gives_every_e4m3_row_to_some_shape) {
   for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_e4m3_row(shape)); });
   chosen.erase(kNoRow);
   EXPECT_EQ(chosen.size(), kE4m3Table.size()) << "a kernel that nothing chooses is built";
+}
+
+TEST(ChooseRow, gives_every_row_of_quantized_caches_to_some_shape) {
+  std::set<int> chosen;
+  for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_row(shape, kCacheTable)); });
+  chosen.erase(kNoRow);
+  EXPECT_EQ(chosen.size(), kCacheTable.size()) << "a kernel that nothing chooses is built";
 }
 
 TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
@@ -145,6 +157,22 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   EXPECT_EQ(variant_after([](Problem& p) { p.o.dtype = DType::float32; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.ragged = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
+}
+
+TEST(CheckForward, takes_quantized_caches_whose_scales_belong_to_sequences) {
+  Problem p = plain();
+  p.kv_dtype = DType::float8_e4m3;
+  EXPECT_TRUE(check_forward(p).ok());
+  const float scale = 1, mean = 0;
+  p.k_quantization.descale = {.data = &scale, .scaling = Scaling::per_head};
+  EXPECT_TRUE(check_forward(p).ok());
+  Problem blocks = p, centred = p, narrow = p;
+  blocks.k_quantization.descale.scaling = Scaling::per_block;
+  EXPECT_NE(check_forward(blocks).message().find("k_descale of 64 rows"), std::string::npos);
+  centred.v_quantization.mean.data = &mean;
+  EXPECT_NE(check_forward(centred).message().find("v_mean"), std::string::npos);
+  narrow.head_dim = 72;
+  EXPECT_NE(check_forward(narrow).message().find("multiples of 16"), std::string::npos);
 }
 
 TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_reason) {

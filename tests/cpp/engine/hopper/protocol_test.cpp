@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <span>
 
+#include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "forward_run.h"
 
@@ -157,6 +158,13 @@ const Pace kPaces[] = {
     {.name = "another slow warp", .engines = 10, .weight = slow_warp<11>, .interruption = 0.5},
 };
 
+// Of the kernels for a quantized cache: one of the warps that widen keys, too.
+std::vector<Pace> paces_of(const ForwardConfig& c) {
+  std::vector<Pace> paces(std::begin(kPaces), std::end(kPaces));
+  if (c.widens()) paces.push_back({.name = "slow widening", .weight = slow_warp<2>});
+  return paces;
+}
+
 unsigned num_seeds() {
   return std::getenv("FA3_TEST_FULL") ? 60 : std::getenv("FA3_TEST_QUICK") ? 1 : 4;
 }
@@ -183,10 +191,15 @@ class E4m3Protocol : public testing::Test {};
 using AllE4m3Rows = Rows<std::make_integer_sequence<int, int(kE4m3Table.size())>>::Types;
 TYPED_TEST_SUITE(E4m3Protocol, AllE4m3Rows);
 
+template <class Number>
+class CacheProtocol : public testing::Test {};
+using AllCacheRows = Rows<std::make_integer_sequence<int, int(kCacheTable.size())>>::Types;
+TYPED_TEST_SUITE(CacheProtocol, AllCacheRows);
+
 template <ForwardConfig C>
 void expect_all_work_done(std::span<const Shape> shapes) {
   for (const Shape& shape : shapes) {
-    for (const Pace& pace : kPaces) {
+    for (const Pace& pace : paces_of(C)) {
       for (unsigned seed = 0; seed < num_seeds(); ++seed) {
         Run<C> run({.shape = shape, .seed = seed, .pace = pace});
         run.expect_all_work_done();
@@ -229,6 +242,17 @@ TYPED_TEST(Protocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
 
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kShapes);
+}
+
+TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kTile = kCacheTable[TypeParam::kRow].config;
+  constexpr ForwardConfig kKernel = kTile.with(Element::kBf16, Variant::kGeneral);
+  using Shapes = std::span<const Shape>;
+  for (const Shapes shapes :
+       {Shapes(kShapes), Shapes(kWindows), Shapes(kRagged), Shapes(kCut), Shapes(kPaged)}) {
+    expect_all_work_done<kKernel>(shapes);
+  }
+  expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(std::span(kWindows).first(1));
 }
 
 template <ForwardConfig C>

@@ -105,7 +105,7 @@ class Run {
       std::vector<Product> scores, outputs;
       for (const Product& p : all) (p.scores() ? scores : outputs).push_back(p);
       ASSERT_EQ(scores.size(), outputs.size()) << "warp " << warp;
-      for (size_t i = 0; i < scores.size(); ++i) {
+      for (size_t i = 0; i < scores.size() && !C.widens(); ++i) {
         ASSERT_EQ(extent(scores[i]), extent_of(&k_, C.block_n, C.head_dim));
         ASSERT_EQ(extent(outputs[i]), extent_of(&v_, C.head_dim_v, C.block_n));
         ASSERT_EQ(key_block(scores[i]), value_block(outputs[i]))
@@ -113,13 +113,54 @@ class Run {
       }
       ASSERT_EQ(scores.size(), expected.size()) << "warp " << warp;
       for (size_t i = 0; i < expected.size(); ++i) {
+        if constexpr (C.widens()) break;
         ASSERT_EQ(place(scores[i]), place(expected[i])) << "warp " << warp << " step " << i;
       }
+      if constexpr (C.widens()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
     }
     expect_rows_written(tiles);
   }
 
  private:
+  // A tile, or a piece of one, and its sequence.
+  struct Work {
+    int m_block;
+    QueryRows queries;
+    KeyRows keys;
+    BlockRun blocks{0, kAllBlocks};  // of a piece
+    int slot = KeyPiece::kWhole;
+  };
+
+  // What threads have written is known by how often it was filled alone: K of block b of the stream is
+  // the (2 b - 1)-th tile in the ring, V the (2 b + 2)-th; K of the first is before all, V of the last
+  // behind.
+  void expect_filled_in_order(const std::vector<Work>& tiles, int warp,
+                              const std::vector<Product>& expected,
+                              const std::vector<Product>& scores,
+                              const std::vector<Product>& outputs) const {
+    int all = 0;
+    for (const Work& work : tiles) all += most_blocks_of(work);
+    size_t i = 0;
+    int before = 0;
+    for (const Work& work : tiles) {
+      const int in_tile = most_blocks_of(work);
+      for (int left = num_blocks_of(work, warp / 4); left > 0; --left, ++i) {
+        const int block = before + in_tile - left;
+        const int k = block == 0 ? 0 : 2 * block - 1;
+        const int v = block == all - 1 ? 2 * block + 1 : 2 * block + 2;
+        ASSERT_EQ(place(scores[i])[0], place(expected[i])[0]) << "warp " << warp << " step " << i;
+        ASSERT_EQ(scores[i].b.filling, k / C.kv_slots + 1) << "warp " << warp << " step " << i;
+        ASSERT_EQ(outputs[i].b.filling, v / C.kv_slots + 1) << "warp " << warp << " step " << i;
+      }
+      before += in_tile;
+    }
+  }
+  int most_blocks_of(const Work& work) const {
+    int most = 0;
+    for (int w = 0; w < C.consumers(); ++w) most = std::max(most, num_blocks_of(work, w));
+    return most;
+  }
+
   static TensorSpan span(void* data, int rows, int heads, int columns, int batches) {
     return {data,   batches, rows, heads, columns, int64_t{rows} * heads * columns, heads * columns,
             columns};
@@ -146,6 +187,14 @@ class Run {
         .seed = trial_.seed, .neighbours = C.blocks, .pace = trial_.pace, .fault = trial_.fault};
     const SmemAddresses<C> at{machine::kSmemBase};
     setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
+    if constexpr (C.widens()) {
+      for (int slot = 0; slot < C.loaded_slots(); ++slot) {
+        setting.buffers.push_back({"e4m3 tile", at.loaded(uint32_t(slot)), C.loaded_slot_bytes()});
+      }
+      for (int slot = 0; slot < C.kv_slots; ++slot) {
+        setting.buffers.push_back({"tile", at.kv(uint32_t(slot)), C.slot_bytes()});
+      }
+    }
     if constexpr (C.e4m3) {
       for (int slot = 0; slot < C.kv_slots; ++slot) {
         setting.buffers.push_back({"scales of keys", at.key_scales(uint32_t(slot)),
@@ -179,15 +228,6 @@ class Run {
     std::erase_if(tiles, [all](int tile) { return tile >= all; });
     return tiles;
   }
-
-  // A tile, or a piece of one, and its sequence.
-  struct Work {
-    int m_block;
-    QueryRows queries;
-    KeyRows keys;
-    BlockRun blocks{0, kAllBlocks};  // of a piece
-    int slot = KeyPiece::kWhole;
-  };
 
   std::vector<Work> my_work() const {
     std::vector<Work> all;

@@ -6,4 +6,8 @@ namespace fa3::hopper::ptx {
 
 inline constexpr int kLanes = 1;
 
+inline int lane() {
+  return 0;
+}
+
 }  // namespace fa3::hopper::ptx
