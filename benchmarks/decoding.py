@@ -3,9 +3,9 @@
 
     python3 benchmarks/decoding.py --json docs/results/x.jsonl
 
-bf16. A CUDA graph holds many calls, each on another cache, so that none finds its keys in the L2
-cache; a row has the time of one call. TB/s count keys and values once a call, TFLOP/s visible pairs
-of a query and a key. Timed as harness.py says.
+bf16, over caches of bf16 or e4m3. A CUDA graph holds many calls, each on another cache, so that
+none finds its keys in the L2 cache; a row has the time of one call. TB/s count keys and values once
+a call, TFLOP/s visible pairs of a query and a key. Timed as harness.py says.
 """
 
 import argparse
@@ -26,15 +26,15 @@ GROUPS_OF_8, SMALL, WIDE = (64, 8, 128), (16, 2, 128), (32, 2, 256)  # heads, ke
 
 
 class Shape:
-    """A call: heads, lengths, query tokens, and rows of a page (0: no pages)."""
+    """A call: heads, lengths, query tokens, rows of a page (0: no pages), the cache's type."""
 
-    def __init__(self, name, heads, lengths, queries=1, page=16):
+    def __init__(self, name, heads, lengths, queries=1, page=16, cache=torch.bfloat16):
         self.name, self.heads, self.lengths = name, heads, lengths
-        self.queries, self.page = queries, page
+        self.queries, self.page, self.cache = queries, page, cache
 
     def bytes(self):
         _, kv_heads, dim = self.heads
-        return sum(self.lengths) * kv_heads * dim * 2 * 2
+        return sum(self.lengths) * kv_heads * dim * 2 * self.cache.itemsize
 
     def flops(self):
         heads, _, dim = self.heads
@@ -48,6 +48,7 @@ class Shape:
             "keys": sum(self.lengths) // len(self.lengths),
             "queries": self.queries,
             "page": self.page,
+            "cache": "e4m3" if self.cache.itemsize == 1 else "bf16",
         }
 
 
@@ -74,6 +75,11 @@ def shapes():
     for heads in ((16, 16, 128), SMALL, GROUPS_OF_8):
         for page in (16, 256, 0):
             yield Shape("chunk", heads, [65536], queries=512, page=page)
+    for cache in (torch.bfloat16, torch.float8_e4m3fn):
+        for heads in (GROUPS_OF_8, WIDE):
+            for batch, keys in ((1, 8192), (8, 8192), (64, 8192), (8, 131072)):
+                yield Shape("quantized", heads, [keys] * batch, cache=cache)
+        yield Shape("quantized", (16, 16, 128), [65536], queries=512, cache=cache)
 
 
 class Cache:
@@ -95,7 +101,7 @@ class Cache:
             return torch.empty(extents, dtype=torch.bfloat16, device="cuda").normal_()
 
         self.q = normal(batch, shape.queries, heads, dim)
-        self.k, self.v = (normal(*rows, kv_heads, dim) for _ in range(2))
+        self.k, self.v = (normal(*rows, kv_heads, dim).to(shape.cache) for _ in range(2))
         self.used = torch.tensor(shape.lengths, dtype=torch.int32, device="cuda")
 
 
