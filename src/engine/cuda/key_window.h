@@ -67,7 +67,6 @@ struct KeyWindow {
   // Without a division, which takes registers: a tile has few queries.
   FA3_HD constexpr int chunk_begin(int query) const {
     int begin = first_chunk;
-#pragma unroll 1
     while (begin + chunk <= diagonal + query) begin += chunk;
     return begin;
   }

@@ -240,6 +240,7 @@ int64_t backward_num_query_blocks(const BackwardConfig& c, const BackwardArgumen
 
 // Softcaps have no such kernel, and a sink's gradient is summed by preprocess.
 bool has_short_sequences(const BackwardConfig& c, const BackwardArguments& a) {
+  if (a.batch_invariant) return false;  // the longest one would decide for all
   return c.general() && !c.capped() && !c.splits_sides() && a.ragged && !a.has_sink &&
          a.sequences > 0 && a.q.rows * a.k.rows > 0 &&
          std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;

@@ -26,6 +26,7 @@ struct BackwardArguments {
   float softcap = 0.0f;         // 0: none
   MaskRuleOf<int> mask;
   bool deterministic = false;
+  bool batch_invariant = false;
   bool has_sink = false;
   const float* sink = nullptr;  // one for each query head
   float* d_sink = nullptr;      // null: not wanted

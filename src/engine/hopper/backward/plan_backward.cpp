@@ -88,6 +88,7 @@ BackwardArguments arguments_of(const BackwardProblem& p, void* workspace) {
   a.softcap = p.softcap;
   a.mask = forward.mask;
   a.deterministic = p.deterministic;
+  a.batch_invariant = p.batch_invariant;
   a.has_sink = p.has_sink;
   a.sink = p.sink;
   a.d_sink = p.dsink;
