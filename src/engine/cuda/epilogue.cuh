@@ -32,10 +32,10 @@ struct LaneOutput {
   // Tails: the tensor may end within the 8 columns.
   template <bool Tails>
   __device__ __forceinline__ void store(int r, int column, const uint32_t (&packed)[4]) const {
-    const bool whole = Tails ? column + kColumns <= columns_left : column < columns_left;
-    store_global_if(row_exists[r] && whole, row[r] + column, packed);
+    constexpr int kReach = Tails ? kColumns - 1 : 0;
+    store_global_if(row_exists[r] && column + kReach < columns_left, row[r] + column, packed);
     if constexpr (Tails) {
-      if (whole || !row_exists[r]) return;
+      if (!row_exists[r] || column + kReach < columns_left) return;
 #pragma unroll
       for (int i = 0; i < kColumns - 1; ++i) {
         const auto bits = uint16_t(packed[i / 2] >> (16 * (i % 2)));
