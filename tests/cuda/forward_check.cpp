@@ -79,11 +79,11 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
           launch, form.cache, other_form,   g.widens()};
 }
 
-Subject e4m3_subject(const ForwardKernel& kernel) {
+Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
   const ForwardConfig& g = kernel.config;
   char name[80];
-  std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d", g.head_dim, g.head_dim_v, g.block_m,
-                g.block_n);
+  std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d%s%s", g.head_dim, g.head_dim_v, g.block_m,
+                g.block_n, g.general() ? " capped" : "", form.name);
   const auto launch = [kernel](const Problem& problem, Placement& placement) {
     hopper::E4m3Launch arguments = hopper::e4m3_launch_of(problem);
     arguments.forward.pack = hopper::choose_e4m3_pack(kernel.config, arguments);
@@ -92,7 +92,8 @@ Subject e4m3_subject(const ForwardKernel& kernel) {
     const cudaError_t error = hopper::prepare_e4m3_launch(kernel, &arguments, nullptr);
     return error != cudaSuccess ? error : hopper::launch_prepared_e4m3(kernel, arguments, nullptr);
   };
-  return {name, g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3, Variant::kDense, launch};
+  return {name,      g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3,
+          g.variant, launch,     form.cache,   form.cache.has_value()};
 }
 
 Subject plain_subject(int head_dim, Element element) {
@@ -234,7 +235,9 @@ bool does(const Subject& subject, const Case& c) {
                                       api::Purpose::query, &problem);
   if (!status.ok()) return true;
   if (subject.dtype == FA3_FLOAT8_E4M3) {
-    return hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
+    const bool known =
+        hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
+    return known && hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
   }
   if (subject.quantized_cache && !hopper::check_forward(problem).ok()) return false;
   const Variant needed = hopper::variant_of(problem);
@@ -330,9 +333,14 @@ std::vector<Subject> subjects_of(int row) {
       continue;
     }
     if (row >= kTableRows + kPlainRows) {
-      subjects.push_back(
-          e4m3_subject(hopper::e4m3_kernel_at(row - kTableRows - kPlainRows, Element::kBf16)));
-      break;  // cases of e4m3 have O in bf16
+      // Cases of e4m3 have O in bf16.
+      const auto kernel = hopper::e4m3_kernel_at(row - kTableRows - kPlainRows, Element::kBf16);
+      subjects.push_back(e4m3_subject(kernel));
+      for (const Form& form : kForms) {
+        if (!kernel.config.general() || !can_launch(kernel.config, form)) continue;
+        subjects.push_back(e4m3_subject(kernel, form));
+      }
+      break;
     }
     if (row >= kTableRows) {
       const int head_dim = hopper::kPlainHeadDims[size_t(row - kTableRows)];

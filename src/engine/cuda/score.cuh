@@ -145,4 +145,24 @@ struct DescaledScore {
   }
 };
 
+// The same where a softcap may be asked for. Products become capped scores over their factor, so that all
+// that follows is as before.
+template <int Groups>
+struct CappedDescaledScore : DescaledScore<Groups> {
+  SoftCap cap;  // of scores in log2 units; its cap is 0 without one
+
+  template <int Count>
+  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
+    if (cap.cap == 0) return;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) products[i] *= this->factor[i / (Count / Groups)];
+    CappedScore{cap}.prepare(products);
+    float inverse[Groups];
+#pragma unroll
+    for (int group = 0; group < Groups; ++group) inverse[group] = rcp(this->factor[group]);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) products[i] *= inverse[i / (Count / Groups)];
+  }
+};
+
 }  // namespace fa3::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every forward kernel for e4m3 that is built, each for O in fp16 and bf16: as in compiled.h. Tiles were
-// chosen by measurement: docs/performance-hopper.md.
+// Every forward kernel for e4m3 that is built, each for O in fp16 and bf16: as in compiled.h, but each row
+// in one variant. First those for one length and at most a causal mask; then those for all the rest.
+// Tiles were chosen by measurement: docs/performance-hopper.md.
 #pragma once
 
 #include "engine/hopper/compiled.h"
@@ -49,6 +50,49 @@ inline constexpr std::array kE4m3Table{
                                .kv_slots = 4,
                                .ping_pong = false},
                     .why = "two warpgroups; O leaves room for four slots"},
+    CompiledForward{
+        .config = {.e4m3 = true,
+                   .head_dim = 64,
+                   .head_dim_v = 64,
+                   .block_m = 128,
+                   .block_n = 128,
+                   .kv_slots = 8,
+                   .ping_pong = false,
+                   .variant = Variant::kCapped},
+        .why = "masks and lengths of all kinds; two warpgroups, whose registers hold them"},
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 128,
+                               .head_dim_v = 128,
+                               .block_m = 128,
+                               .block_n = 128,
+                               .kv_slots = 7,
+                               .ping_pong = false,
+                               .variant = Variant::kCapped},
+                    .why = "masks and lengths of all kinds"},
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 192,
+                               .head_dim_v = 192,
+                               .block_m = 128,
+                               .block_n = 64,
+                               .kv_slots = 6,
+                               .ping_pong = false,
+                               .variant = Variant::kCapped},
+                    .why = "masks and lengths of all kinds"},
+    CompiledForward{.config = {.e4m3 = true,
+                               .head_dim = 256,
+                               .head_dim_v = 256,
+                               .block_m = 128,
+                               .block_n = 64,
+                               .kv_slots = 4,
+                               .ping_pong = false,
+                               .variant = Variant::kCapped},
+                    .why = "masks and lengths of all kinds"},
 };
+
+constexpr int num_dense_e4m3_rows() {
+  int rows = 0;
+  while (kE4m3Table[size_t(rows)].config.variant == Variant::kDense) ++rows;
+  return rows;
+}
 
 }  // namespace fa3::hopper

@@ -10,7 +10,8 @@ namespace fa3::hopper {
 
 template <int Row, Element E>
 ForwardKernel e4m3_entry() {
-  constexpr ForwardConfig kConfig = kE4m3Table[Row].config.with(E, Variant::kDense);
+  constexpr ForwardConfig kTile = kE4m3Table[Row].config;
+  constexpr ForwardConfig kConfig = kTile.with(E, kTile.variant);
   return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>), smem_bytes<kConfig>()};
 }
 

@@ -11,10 +11,19 @@
 namespace fa3::hopper {
 namespace {
 
-// Whole blocks of keys of either kernel.
+// Whole blocks of keys of either kernel, one more than all keys fill.
+int step_of(const ForwardConfig& c) {
+  return std::lcm(kPreparedKeys, c.block_n);
+}
+
 int padded_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const int64_t step = std::lcm(kPreparedKeys, c.block_n);
-  return int(std::max<int64_t>(ceil_div(launch.seqlen_k, step), 1) * step);
+  const int64_t step = step_of(c);
+  return int((launch.seqlen_k / step + 1) * step);
+}
+
+// Rows of packed queries that no sequence owns are computed, as those of one without keys.
+int num_sequences(const ForwardLaunch& launch) {
+  return int(std::max<int64_t>(launch.sequences, 1));
 }
 
 struct Workspace {
@@ -25,16 +34,16 @@ struct Workspace {
 };
 
 Workspace carve(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
-  const int64_t heads = launch.k.batches * launch.k.heads, keys = padded_keys(c, launch);
+  const int64_t heads = num_sequences(launch) * launch.k.heads, keys = padded_keys(c, launch);
   return {.transposed = carver.take<uint8_t>(heads * launch.v.columns, keys),
           .keys = carver.take<KeyScales>(heads, keys / FA3_DESCALE_ROWS),
           .value_scales = carver.take<float>(heads),
           .forward = carver.take<uint8_t>(forward_workspace_bytes(c, launch))};
 }
 
-TensorSpan transposed_span(const TensorSpan& v, void* data, int64_t keys) {
+TensorSpan transposed_span(const TensorSpan& v, void* data, int64_t sequences, int64_t keys) {
   return {.data = data,
-          .batches = v.batches,
+          .batches = sequences,
           .rows = v.columns,
           .heads = v.heads,
           .columns = keys,
@@ -64,10 +73,12 @@ cudaError_t prepare_e4m3_launch(const ForwardKernel& kernel, E4m3Launch* launch,
   const Workspace workspace = carve(kernel.config, a, carver);
   const int keys = padded_keys(kernel.config, a);
   const E4m3Preparation preparation{.v = row_tensor(a.v),
-                                    .batches = int(a.v.batches),
+                                    .sequences = int(a.sequences),
                                     .kv_heads = int(a.v.heads),
-                                    .keys = a.seqlen_k,
+                                    .lengths = a.lengths_k,
+                                    .places = a.places,
                                     .padded_keys = keys,
+                                    .step = step_of(kernel.config),
                                     .key_scales = launch->k.descale,
                                     .value_scales = launch->v.descale,
                                     .transposed = workspace.transposed,
@@ -75,11 +86,12 @@ cudaError_t prepare_e4m3_launch(const ForwardKernel& kernel, E4m3Launch* launch,
                                     .largest_of_heads = workspace.value_scales};
   a.e4m3 = {.keys = workspace.keys,
             .value_scales = workspace.value_scales,
+            .sequences = num_sequences(a),
             .kv_heads = int(a.v.heads),
             .blocks = keys / FA3_DESCALE_ROWS,
             .query = launch->q.descale,
             .value_mean = launch->v.mean};
-  a.v = transposed_span(a.v, workspace.transposed, keys);
+  a.v = transposed_span(a.v, workspace.transposed, num_sequences(a), keys);
   a.workspace = workspace.forward;
   return prepare_e4m3(preparation, stream);
 }

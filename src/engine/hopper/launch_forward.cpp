@@ -154,7 +154,8 @@ KeySplit key_split(const ForwardConfig& c, const ForwardLaunch& launch) {
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
   const tile::TileLayout q = c.q_tile();
   tile::TileLayout k = c.loaded_k_tile(), v = c.loaded_v_tile();
-  if (!c.e4m3) k.rows = v.rows = page_box_rows(c, launch);
+  k.rows = page_box_rows(c, launch);
+  if (!c.e4m3) v.rows = k.rows;
   const int heads = launch.pack.heads();
   params.q_is_clipped = c.general() && launch.lengths_q.packed();
   const bool q_done =
@@ -163,12 +164,13 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
                                    kRowsPerWarpgroup, heads)
           : encode_tensor_map(params.q_map, launch.q, c.input(), q, kRowsPerWarpgroup, heads);
   if (!q_done) return false;
-  if (c.general()) {
-    return encode_clipped_map(params.k_map, params.k_outside, launch.k, c.stored(), k) &&
-           encode_clipped_map(params.v_map, params.v_outside, launch.v, c.stored(), v);
-  }
-  return encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows) &&
-         encode_tensor_map(params.v_map, launch.v, c.input(), v, v.rows);
+  const bool k_done =
+      c.general() ? encode_clipped_map(params.k_map, params.k_outside, launch.k, c.stored(), k)
+                  : encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows);
+  if (!k_done) return false;
+  return c.general() && !c.e4m3
+             ? encode_clipped_map(params.v_map, params.v_outside, launch.v, c.stored(), v)
+             : encode_tensor_map(params.v_map, launch.v, c.input(), v, v.rows);
 }
 
 // Of a tile, if lengths are even.
@@ -288,7 +290,9 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   params.seqlen_k = launch.seqlen_k;
   params.mask = launch.mask;
   params.scale_log2 = float(launch.scale * kLog2E);
-  if (launch.softcap != 0) params.soft_cap = SoftCap::of(launch.scale, launch.softcap);
+  // Scores of e4m3 are in log2 units by then.
+  const double cap_scale = c.e4m3 ? 1 / kLog2E : launch.scale;
+  if (launch.softcap != 0) params.soft_cap = SoftCap::of(cap_scale, launch.softcap);
   params.sequences = workspace.sequences;
   params.num_entries = workspace.num_entries;
   params.paged = {.table = launch.places.page_table,

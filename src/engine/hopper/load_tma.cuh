@@ -22,6 +22,10 @@ class TmaLoader {
     int count;  // from there on, of the sequence
     int kv_head;
     int batch;  // or entry of the page table
+
+    // Of e4m3:
+    int sequence;
+    int first;  // block 0's first key, counted from the sequence's
   };
 
   __device__ __forceinline__ TmaLoader(const ForwardParams& params, SmemAddresses<C> at)
@@ -45,17 +49,22 @@ class TmaLoader {
   }
 
   __device__ __forceinline__ Keys keys_of(const ItemOf<C>& item) const {
-    return {item.keys.begin + item.first_key, item.keys.count - item.first_key,
-            item.queries.pack / params_.packs_per_kv_head, item.keys.batch};
+    return {item.keys.begin + item.first_key,
+            item.keys.count - item.first_key,
+            item.queries.pack / params_.packs_per_kv_head,
+            item.keys.batch,
+            sequence_of<C>(item),
+            item.first_key};
   }
 
   // K of a block, and V of the block that the last call was about.
   __device__ __forceinline__ void load_kv(const Keys& keys, int block) {
     const ptx::TileCoordinates next = place_of(keys, block);
     if constexpr (C.e4m3) {
-      load_scaled_keys(next);
+      const int key = keys.first + block * C.block_n;
+      load_scaled_keys(next, keys.sequence, key);
       load_owed_v();
-      owed_v_ = {.column = next.row, .row = 0, .head = next.head, .batch = next.batch};
+      owed_v_ = {.column = key, .row = 0, .head = keys.kv_head, .batch = keys.sequence};
     } else {
       load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
       load_owed_v();
@@ -66,7 +75,11 @@ class TmaLoader {
 
   __device__ __forceinline__ void load_owed_v() {
     if (owes_v_) {
-      load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_);
+      if constexpr (C.e4m3) {
+        load_transposed(owed_v_);
+      } else {
+        load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_);
+      }
     }
     owes_v_ = false;
   }
@@ -118,10 +131,11 @@ class TmaLoader {
   }
 
   __device__ __forceinline__ void load_block(const tile::ClippedMap& map, tile::TileLayout layout,
-                                             const ptx::TileCoordinates& block) {
+                                             const ptx::TileCoordinates& block,
+                                             int more_bytes = 0) {
     if constexpr (C.general()) {
       if (params_.paged.page_size > 0) {
-        load_pages(map, layout, block);
+        load_pages(map, layout, block, more_bytes);
         kv_.advance();
         return;
       }
@@ -131,10 +145,10 @@ class TmaLoader {
     if constexpr (C.general()) {
       if (leads()) {
         tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
-                                block);
+                                block, more_bytes);
       }
     } else {
-      tile::load_rows(map.inside, layout, layout.rows, smem, full, block);
+      tile::load_rows(map.inside, layout, layout.rows, smem, full, block, more_bytes);
     }
     kv_.advance();
   }
@@ -143,7 +157,8 @@ class TmaLoader {
   // asked for by a lane of its own. Those past the sequence's end look at no page; they are zeros, as
   // those of pages that do not exist.
   __device__ __forceinline__ void load_pages(const tile::ClippedMap& map, tile::TileLayout layout,
-                                             const ptx::TileCoordinates& block) const {
+                                             const ptx::TileCoordinates& block,
+                                             int more_bytes) const {
     const PagedKeys& paged = params_.paged;
     const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
     const int used_rows = layout.rows - block.inner;
@@ -158,7 +173,7 @@ class TmaLoader {
     int row = (kLanes > 1 ? ptx::lane() : 0) * paged.box_rows;
     int next = page_of(row);  // on its way while the slot is waited for
     wait_for_slot();
-    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
+    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes() + more_bytes);
 #pragma unroll 1
     for (; row < layout.rows; row += step) {
       const int number = next;
@@ -174,14 +189,20 @@ class TmaLoader {
   }
 
   // The scales travel with the keys.
-  __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block) {
+  __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block, int sequence,
+                                                   int key) {
     constexpr int kScaleBytes = C.scale_groups() * int(sizeof(KeyScales));
-    at_.loaded_ring().wait_empty(kv_);
-    const uint32_t slot = kv_.slot(), full = at_.loaded_ring().full(slot);
-    tile::load_rows(params_.k_map, kK, kK.rows, at_.loaded(slot), full, block, kScaleBytes);
-    ptx::cp_async_bulk_load(at_.key_scales(slot),
-                            params_.e4m3.keys_at(block.batch, block.head, block.row), kScaleBytes,
-                            full);
+    const uint32_t slot = kv_.slot();
+    load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, block, kScaleBytes);
+    ptx::cp_async_bulk_load(at_.key_scales(slot), params_.e4m3.keys_at(sequence, block.head, key),
+                            kScaleBytes, at_.loaded_ring().full(slot));
+  }
+
+  // From where prepare_e4m3.cu has put V: whole blocks, zeros behind the last key.
+  __device__ __forceinline__ void load_transposed(const ptx::TileCoordinates& block) {
+    wait_for_slot();
+    tile::load_rows(params_.v_map, kV, kV.rows, at_.loaded(kv_.slot()),
+                    at_.loaded_ring().full(kv_.slot()), block);
     kv_.advance();
   }
 
@@ -244,15 +265,16 @@ class Producer {
     const E4m3Params& e4m3 = params_.e4m3;
     const HeadPack pack = params_.output.pack;
     const auto& [batch, number, begin, count, used] = item.queries;
+    const int sequence = sequence_of<C>(item);
     TileScales& scales = smem_.e4m3.tiles[items_.slot()];
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {
       const int row = pack.query(item.first_row + w * kRowsPerWarpgroup);
       scales.query[w] =
           params_.scale_log2 *
-          (row < count ? scale_of(e4m3.query, batch, pack.head(number, 0), row) : 1.0f);
+          (row < used ? scale_of(e4m3.query, sequence, pack.head(number, 0), row) : 1.0f);
     }
-    scales.value = e4m3.value_scales[e4m3.head_at(batch, number / params_.packs_per_kv_head)];
+    scales.value = e4m3.value_scales[e4m3.head_at(sequence, number / params_.packs_per_kv_head)];
   }
 
   static __device__ __forceinline__ float scale_of(const Descales<const float>& scales, int batch,

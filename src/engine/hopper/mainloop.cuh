@@ -62,8 +62,9 @@ class Consumer {
 
   using CappedScore16 = std::conditional_t<C.widens(), CappedScoreOf<ScaledSoftCap>, CappedScore>;
   using Score16 = std::conditional_t<C.capped(), CappedScore16, ScaledScore>;
-  using Score =
-      std::conditional_t<C.e4m3, DescaledScore<C.scale_groups()>, WideWeights<Score16, C.block_n>>;
+  using Score8 = std::conditional_t<C.capped(), CappedDescaledScore<C.scale_groups()>,
+                                    DescaledScore<C.scale_groups()>>;
+  using Score = std::conditional_t<C.e4m3, Score8, WideWeights<Score16, C.block_n>>;
   using StepResult = typename Score::Result;
   using KvCursor = RingCursor<C.kv_slots>;
 
@@ -361,7 +362,9 @@ class Consumer {
   }
 
   static __device__ __forceinline__ Score score_of(const ForwardParams& params) {
-    if constexpr (C.e4m3) {
+    if constexpr (C.e4m3 && C.capped()) {
+      return {{}, params.soft_cap};
+    } else if constexpr (C.e4m3) {
       return {};
     } else if constexpr (C.capped()) {
       return {{params.soft_cap}};
@@ -490,8 +493,8 @@ class Consumer {
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     if constexpr (C.e4m3) {
       fetch_earlier_sum(r);
-      store_rows<C.output()>(params_.output, item.queries, first_row, r.output, rows,
-                             values_of(item, smem_.e4m3.tiles[item_slot]));
+      store_rows<C.output(), C.general()>(params_.output, item.queries, first_row, r.output, rows,
+                                          values_of(item, smem_.e4m3.tiles[item_slot]));
     } else {
       store_tile<C>(params_, item, first_row, r.output, rows);
     }
@@ -502,7 +505,7 @@ class Consumer {
                                                       const TileScales& scales) const {
     const ChannelMeans<const float>& mean = params_.e4m3.value_mean;
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
-    return {scales.value, mean.data ? mean.at(item.keys.batch, kv_head) : nullptr,
+    return {scales.value, mean.data ? mean.at(sequence_of<C>(item), kv_head) : nullptr,
             params_.output.o.columns};
   }
 

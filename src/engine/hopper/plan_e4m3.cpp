@@ -18,11 +18,26 @@ constexpr int64_t kMaxTiles = int64_t{1} << 30;
 constexpr int64_t kMaxGrid = 65535;  // of the preparing kernels, in heads and in batches
 
 bool nothing_to_do(const Problem& p) {
-  return p.batch == 0 || p.heads_q == 0 || p.lengths_q.max == 0;
+  const bool no_rows =
+      p.lengths_q.in_one_tensor ? p.lengths_q.total == 0 : p.batch == 0 || p.lengths_q.max == 0;
+  return p.heads_q == 0 || no_rows;
 }
 
 ForwardShape shape_of(const Problem& p) {
-  return {p.head_dim, p.head_dim_v, p.lengths_k.max};
+  return {.head_dim = p.head_dim,
+          .head_dim_v = p.head_dim_v,
+          .keys = p.lengths_k.max,
+          .single_rows = reads_single_rows(p.key_places, p.lengths_k)};
+}
+
+bool ragged(const Problem& p) {
+  return p.lengths_q.ragged || p.lengths_k.ragged || p.key_places.elsewhere;
+}
+
+// Keys are never cut, however many splits are asked for.
+Variant e4m3_variant_of(Problem p) {
+  p.num_splits = 1;
+  return variant_of(p) == Variant::kDense ? Variant::kDense : Variant::kCapped;
 }
 
 }  // namespace
@@ -31,27 +46,22 @@ Status check_e4m3(const Problem& p) {
   if (p.o.dtype != DType::float16 && p.o.dtype != DType::bfloat16) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of float8_e4m3");
   }
-  if (p.key_places.elsewhere) {
-    return unsupported("page_table, batch_index and left_padding of float8_e4m3");
+  // What the keys' mean adds to a score is added to the LSE alone, behind the kernel.
+  if (p.k_quantization.mean.data && (p.softcap != 0.0f || p.has_sink || ragged(p))) {
+    return unsupported("k_mean beside a softcap, sink logits, or sequences of unequal lengths");
   }
-  if (p.lengths_q.ragged || p.lengths_k.ragged) {
-    return unsupported("float8_e4m3 sequences of unequal lengths");
-  }
-  if (p.mask.chunk != MaskRule::kNoChunks) return unsupported("chunks over float8_e4m3");
-  const bool causal = p.mask.right == 0 && p.mask.left == MaskRule::kUnbounded;
-  if (!causal && !p.mask.hides_nothing()) return unsupported("sliding windows over float8_e4m3");
-  if (p.softcap != 0.0f) return unsupported("softcap over float8_e4m3");
-  if (p.has_sink) return unsupported("sink logits beside float8_e4m3");
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims of float8_e4m3 must be multiples of 16, got ", p.head_dim,
                        " and ", p.head_dim_v);
   }
-  if (choose_e4m3_row(shape_of(p)) == kNoRow) {
+  if (choose_e4m3_row(shape_of(p), e4m3_variant_of(p)) == kNoRow) {
     return unsupported("no float8_e4m3 kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256");
   }
-  if (p.lengths_q.max > kMaxRows || p.lengths_k.max > kMaxRows) {
-    return unsupported("more than 2^30 rows of a sequence");
+  const auto longest = [](const Lengths& x) { return x.in_one_tensor ? x.total : x.max; };
+  if (longest(p.lengths_q) > kMaxRows || longest(p.lengths_k) > kMaxRows ||
+      p.key_places.entries > kMaxRows || p.key_places.pages > kMaxRows) {
+    return unsupported("more than 2^30 rows of a sequence or of packed ones, sequences or pages");
   }
   if (p.batch > kMaxGrid || p.heads_q > kMaxGrid) {
     return unsupported("more than ", kMaxGrid, " sequences or heads of float8_e4m3");
@@ -74,8 +84,13 @@ Status check_e4m3_layouts(const Problem& problem) {
   return {};
 }
 
-int choose_e4m3_row(const ForwardShape& shape) {
-  return choose_row(shape, kE4m3Table);
+int choose_e4m3_row(const ForwardShape& shape, Variant variant) {
+  constexpr int kDense = num_dense_e4m3_rows();
+  const int first = variant == Variant::kDense ? 0 : kDense;
+  const int end = variant == Variant::kDense ? kDense : int(kE4m3Table.size());
+  const int row =
+      choose_row(shape, std::span(kE4m3Table).subspan(size_t(first), size_t(end - first)));
+  return row == kNoRow ? kNoRow : first + row;
 }
 
 E4m3Launch e4m3_launch_of(const Problem& p) {
@@ -88,7 +103,7 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   FA3_TRY(check_e4m3_layouts(problem));
   E4m3Launch launch = e4m3_launch_of(problem);
-  const int row = choose_e4m3_row(shape_of(problem));
+  const int row = choose_e4m3_row(shape_of(problem), e4m3_variant_of(problem));
   const auto& [c, max_keys, max_rows, why] = kE4m3Table[size_t(row)];
   launch.forward.pack = choose_e4m3_pack(c, launch);
   const int64_t num_tiles = forward_num_tiles(c, launch.forward);

@@ -13,8 +13,8 @@ Status check_e4m3(const Problem& problem);
 // The same of addresses and strides.
 Status check_e4m3_layouts(const Problem& problem);
 
-// The row of kE4m3Table for a shape, or kNoRow.
-int choose_e4m3_row(const ForwardShape& shape);
+// The row of kE4m3Table for a shape and what its kernel must know of, or kNoRow.
+int choose_e4m3_row(const ForwardShape& shape, Variant variant);
 
 E4m3Launch e4m3_launch_of(const Problem& problem);
 

@@ -86,12 +86,11 @@ ForwardShape shape_of(const Problem& p) {
   const int64_t keys = std::min({window, chunk, p.lengths_k.max});
   // Sequences of one length and few keys are spread over multiprocessors by their tiles.
   const bool may_be_many = is_ragged(p) || keys >= kManyKeys;
-  const KeyPlaces& places = p.key_places;
   return {.head_dim = p.head_dim,
           .head_dim_v = std::min(p.head_dim_v, kMaxColumnsV),
           .keys = keys,
           .rows = may_be_many ? most_packed(p.group()).rows(p.lengths_q.max) : INT64_MAX,
-          .single_rows = places.paged() && (places.page_size % 2 != 0 || p.lengths_k.padded_left),
+          .single_rows = reads_single_rows(p.key_places, p.lengths_k),
           .any_rows = has_other_rows(p)};
 }
 
@@ -155,6 +154,10 @@ void stand_in_for_missing_keys(ForwardLaunch* a) {
 
 bool has_whole_copies(const Problem& p) {
   return p.head_dim % kCopyColumns == 0 && p.head_dim_v % kCopyColumns == 0;
+}
+
+bool reads_single_rows(const KeyPlaces& places, const Lengths& keys) {
+  return places.paged() && (places.page_size % 2 != 0 || keys.padded_left);
 }
 
 Variant variant_of(const Problem& p) {

@@ -35,6 +35,9 @@ bool copies_single_rows(const ForwardConfig& config);
 // Whether rows are whole copies of the copy engine. It moves others too, if their strides are.
 bool has_whole_copies(const Problem& problem);
 
+// Whether keys must be copied row by row.
+bool reads_single_rows(const KeyPlaces& places, const Lengths& keys);
+
 // The least that a kernel must be compiled for.
 Variant variant_of(const Problem& problem);
 

@@ -31,16 +31,41 @@ __device__ void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
   out[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// The block's keys [first, first + kKeys) of the thread's channels. True if one is not zero.
-__device__ bool transpose(const E4m3Preparation& p, int batch, int head, int first, int channel) {
+// The keys of a sequence, wherever they lie. The arrays may hold anything.
+struct Keys {
+  int entry = 0;  // of V, or of the page table
+  int begin = 0;
+  int count = 0;
+
+  __device__ Keys(const E4m3Preparation& p, int sequence) {
+    if (sequence >= p.sequences) return;
+    const Rows rows = p.lengths.clamped_rows_of(sequence);
+    const int64_t elsewhere = p.places.elsewhere ? p.places.entry_of(sequence) : 0;
+    const bool exists = !p.places.elsewhere || p.places.has_entry(elsewhere);
+    entry = p.places.elsewhere ? int(elsewhere) : p.lengths.packed() ? 0 : sequence;
+    begin = int(rows.begin);
+    count = exists ? int(rows.used) : 0;
+  }
+
+  // Null: there is no such key, or its page does not exist.
+  __device__ const uint8_t* values(const E4m3Preparation& p, int head, int key) const {
+    if (key >= count) return nullptr;
+    const int row = begin + key;
+    if (!p.places.paged()) return p.v.at<Element::kE4m3>(entry, head, row);
+    const int page_size = int(p.places.page_size);
+    const int page = p.places.page_table[entry * p.places.table_stride + row / page_size];
+    return p.places.has_page(page) ? p.v.at<Element::kE4m3>(page, head, row % page_size) : nullptr;
+  }
+};
+
+// The keys [first, first + kKeys) of the thread's channels. True if one is not zero.
+__device__ bool transpose(const E4m3Preparation& p, const Keys& keys, int sequence, int head,
+                          int first, int channel) {
   uint32_t words[kKeys];
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
-    const int key = first + cuda::e4m3_key(i);
-    words[i] =
-        key < p.keys
-            ? *reinterpret_cast<const uint32_t*>(p.v.at<Element::kE4m3>(batch, head, key) + channel)
-            : 0;
+    const uint8_t* const values = keys.values(p, head, first + cuda::e4m3_key(i));
+    words[i] = values ? *reinterpret_cast<const uint32_t*>(values + channel) : 0;
   }
   uint32_t all = 0;
   uint32_t columns[kChannels][kKeys / 4];
@@ -56,7 +81,7 @@ __device__ bool transpose(const E4m3Preparation& p, int batch, int head, int fir
   }
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
-    const int64_t row = (int64_t{batch} * p.kv_heads + head) * p.v.columns + channel + c;
+    const int64_t row = (int64_t{sequence} * p.kv_heads + head) * p.v.columns + channel + c;
     auto* to = reinterpret_cast<uint4*>(p.transposed + row * p.padded_keys + first);
     to[0] = {columns[c][0], columns[c][1], columns[c][2], columns[c][3]};
     to[1] = {columns[c][4], columns[c][5], columns[c][6], columns[c][7]};
@@ -65,17 +90,17 @@ __device__ bool transpose(const E4m3Preparation& p, int batch, int head, int fir
 }
 
 // The largest scale of the head's values; all threads call it.
-__device__ float largest_scale(const E4m3Preparation& p, int batch, int head) {
+__device__ float largest_scale(const E4m3Preparation& p, int keys, int sequence, int head) {
   __shared__ int largest;
   const int thread = int(threadIdx.y * blockDim.x + threadIdx.x);
   const int threads = int(blockDim.x * blockDim.y);
   const bool one = p.value_scales.scaling != Scaling::per_block;
-  const int blocks = one ? 1 : int(descale_blocks(p.keys));
+  const int blocks = one ? 1 : int(descale_blocks(keys));
   if (thread == 0) largest = 0;
   __syncthreads();
   int mine = 0;
   for (int block = thread; block < blocks; block += threads) {
-    mine = max(mine, __float_as_int(scale_of(p.value_scales, batch, head, block)));
+    mine = max(mine, __float_as_int(scale_of(p.value_scales, sequence, head, block)));
   }
   if (mine > 0) atomicMax(&largest, mine);
   __syncthreads();
@@ -88,24 +113,28 @@ __device__ float boost_of(bool all_zero, float scale, float largest) {
   return all_zero ? 0.0f : fmaxf(log2f(scale / largest), -100.0f);
 }
 
-// blockIdx: (kPreparedKeys keys, kv head, batch); threadIdx: (channels, part of the keys).
+// blockIdx: (kPreparedKeys keys, kv head, sequence); threadIdx: (channels, part of the keys).
 __global__ void prepare(const __grid_constant__ E4m3Preparation p) {
   __shared__ int seen[kBlocks];
-  const int head = int(blockIdx.y), batch = int(blockIdx.z);
+  const int head = int(blockIdx.y), sequence = int(blockIdx.z);
+  const Keys keys(p, sequence);
+  // Whole blocks of the forward kernel, up to the one that follows the last key: tiles whose rows see
+  // nothing may visit it.
+  if (int(blockIdx.x) * kPreparedKeys / p.step * p.step > keys.count) return;
   const int part = int(threadIdx.y), first = int(blockIdx.x) * kPreparedKeys + part * kKeys;
   const int channel = int(threadIdx.x) * kChannels;
   const bool lead = threadIdx.x == 0 && part < kBlocks;
   if (lead) seen[part] = 0;
-  const float largest = largest_scale(p, batch, head);
-  if (transpose(p, batch, head, first, channel)) seen[part * kKeys / FA3_DESCALE_ROWS] = 1;
+  const float largest = largest_scale(p, keys.count, sequence, head);
+  if (transpose(p, keys, sequence, head, first, channel)) seen[part * kKeys / FA3_DESCALE_ROWS] = 1;
   __syncthreads();
   if (!lead) return;
-  const int64_t row = int64_t{batch} * p.kv_heads + head;
+  const int64_t row = int64_t{sequence} * p.kv_heads + head;
   const int block = int(blockIdx.x) * kBlocks + part;
-  const bool used = block * FA3_DESCALE_ROWS < p.keys;
-  const float value = used ? scale_of(p.value_scales, batch, head, block) : largest;
+  const bool used = block * FA3_DESCALE_ROWS < keys.count;
+  const float value = used ? scale_of(p.value_scales, sequence, head, block) : largest;
   p.prepared[row * (p.padded_keys / FA3_DESCALE_ROWS) + block] = {
-      .key = used ? scale_of(p.key_scales, batch, head, block) : 1.0f,
+      .key = used ? scale_of(p.key_scales, sequence, head, block) : 1.0f,
       .boost = boost_of(!seen[part], value, largest)};
   if (block == 0) p.largest_of_heads[row] = largest;
 }
@@ -138,7 +167,7 @@ __global__ void __launch_bounds__(kWarps* cuda::kWarpSize)
 
 cudaError_t prepare_e4m3(const E4m3Preparation& p, cudaStream_t stream) {
   const dim3 grid(unsigned(p.padded_keys / kPreparedKeys), unsigned(p.kv_heads),
-                  unsigned(p.batches));
+                  unsigned(std::max(p.sequences, 1)));
   prepare<<<grid, dim3(unsigned(p.v.columns / kChannels), kParts), 0, stream>>>(p);
   return cudaPeekAtLastError();
 }

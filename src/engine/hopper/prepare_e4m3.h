@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "core/key_places.h"
+#include "core/seqlen.h"
 #include "engine/cuda/rows.h"
 #include "engine/hopper/piece/e4m3_scales.h"
 
@@ -16,13 +18,16 @@ inline constexpr int kPreparedKeys = 128;  // of a thread block
 // e4m3_key().
 struct E4m3Preparation {
   cuda::RowTensor v;
-  int batches, kv_heads, keys;
-  int padded_keys;  // a multiple of kPreparedKeys; those from `keys` on become zero
+  int sequences, kv_heads;  // without sequences, one without keys is prepared
+  Lengths lengths;
+  KeyPlaces places;
+  int padded_keys;  // of the longest, a multiple of `step`
+  int step;  // of kPreparedKeys: from a sequence's last key on, up to a multiple, keys become zero
   Descales<const float> key_scales, value_scales;
 
-  uint8_t* transposed;      // (batches, kv_heads, columns, padded_keys)
-  KeyScales* prepared;      // (batches, kv_heads, padded_keys / FA3_DESCALE_ROWS)
-  float* largest_of_heads;  // (batches, kv_heads): V's largest scale
+  uint8_t* transposed;      // (sequences, kv_heads, columns, padded_keys)
+  KeyScales* prepared;      // (sequences, kv_heads, padded_keys / FA3_DESCALE_ROWS)
+  float* largest_of_heads;  // (sequences, kv_heads): V's largest scale
 };
 cudaError_t prepare_e4m3(const E4m3Preparation& preparation, cudaStream_t stream);
 

@@ -92,8 +92,12 @@ class TileStream {
     return true;
   }
 
-  static __device__ __forceinline__ void name_sequence(ItemOf<C>& item, int number) {
+  __device__ __forceinline__ void name_sequence(ItemOf<C>& item, int number) const {
     if constexpr (C.widens()) item.place.sequence = number;
+    // Rows that no sequence owns borrow the first one's scales, which change nothing.
+    if constexpr (C.e4m3 && C.general()) {
+      item.place.sequence = number < params_.e4m3.sequences ? number : 0;
+    }
   }
 
   // Both ends of a row's keys grow with the row: the first row's begin and the last one's end are the
@@ -104,7 +108,9 @@ class TileStream {
     const int first_row = m_block * C.block_m;
     int first_key =
         mask().keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
-    if (paged()) first_key -= first_key % C.block_n;  // so that boxes do not cross pages
+    // So that boxes do not cross pages, nor blocks the ranges that scales are of.
+    if (C.e4m3 && first_key > keys.count) first_key = keys.count;
+    if (paged() || C.e4m3) first_key -= first_key % C.block_n;
     if (cut()) first_key = piece.first * C.block_n;
     int num_blocks = 0;
 #pragma unroll 1

@@ -24,18 +24,20 @@ struct TileScales {
 };
 
 struct E4m3Params {
-  const KeyScales* keys;      // (batch, kv heads, blocks)
-  const float* value_scales;  // (batch, kv heads): the largest
+  const KeyScales* keys;      // (sequences, kv heads, blocks)
+  const float* value_scales;  // (sequences, kv heads): the largest
+  int sequences;
   int kv_heads;
   int blocks;  // of a head
   Descales<const float> query;
   ChannelMeans<const float> value_mean;
 
-  FA3_HD constexpr int64_t head_at(int batch, int kv_head) const {
-    return int64_t{batch} * kv_heads + kv_head;
+  FA3_HD constexpr int64_t head_at(int sequence, int kv_head) const {
+    return int64_t{sequence} * kv_heads + kv_head;
   }
-  FA3_HD const KeyScales* keys_at(int batch, int kv_head, int key) const {
-    return keys + (head_at(batch, kv_head) * blocks + key / FA3_DESCALE_ROWS);
+  // `key` counts from the sequence's first.
+  FA3_HD const KeyScales* keys_at(int sequence, int kv_head, int key) const {
+    return keys + (head_at(sequence, kv_head) * blocks + key / FA3_DESCALE_ROWS);
   }
 };
 

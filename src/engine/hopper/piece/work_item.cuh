@@ -23,6 +23,12 @@ struct PiecePlace {
 };
 struct NoPlace {};
 
+// Of e4m3 operands, whose scales and transposed values lie by sequence, wherever its keys lie.
+struct SequencePlace {
+  int slot;
+  int sequence;
+};
+
 // Of keys and values from a quantized cache, also what their numbers count.
 struct CachePlace {
   int slot;
@@ -49,11 +55,23 @@ struct WorkItem {
 // Whose rows ask which mask policy.
 using DenseItem = WorkItem<RightEdge, NoPlace>;
 using GeneralItem = WorkItem<KeyWindow, PiecePlace>;
+using GeneralE4m3Item = WorkItem<KeyWindow, SequencePlace>;
 using CacheItem = WorkItem<KeyWindow, CachePlace>;
 
 template <ForwardConfig C>
+using GeneralItemOf = std::conditional_t<C.e4m3, GeneralE4m3Item, GeneralItem>;
+template <ForwardConfig C>
 using ItemOf = std::conditional_t<C.widens(), CacheItem,
-                                  std::conditional_t<C.general(), GeneralItem, DenseItem>>;
+                                  std::conditional_t<C.general(), GeneralItemOf<C>, DenseItem>>;
+
+template <ForwardConfig C>
+__device__ __forceinline__ int sequence_of(const ItemOf<C>& item) {
+  if constexpr (C.e4m3 && C.general()) {
+    return item.place.sequence;
+  } else {
+    return item.keys.batch;
+  }
+}
 
 using ItemCursor = RingCursor<kItemSlots>;
 

@@ -48,8 +48,9 @@ __device__ __forceinline__ void issue_clipped_rows(const ClippedMap& map, TileLa
 
 __device__ __forceinline__ void load_clipped_rows(const ClippedMap& map, TileLayout layout,
                                                   int rows, bool some_inside, uint32_t smem,
-                                                  uint32_t barrier, ptx::TileCoordinates at) {
-  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes());
+                                                  uint32_t barrier, ptx::TileCoordinates at,
+                                                  int more_bytes = 0) {
+  ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes() + more_bytes);
   issue_clipped_rows(map, layout, some_inside, smem, barrier, at);
 }
 

@@ -81,7 +81,13 @@ TEST(ChooseRow, gives_every_row_to_some_shape) {
 
 TEST(ChooseRow, gives_every_e4m3_row_to_some_shape) {
   std::set<int> chosen;
-  for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_e4m3_row(shape)); });
+  for_each_shape([&](const ForwardShape& shape) {
+    for (const Variant variant : {Variant::kDense, Variant::kCapped}) {
+      const int row = choose_e4m3_row(shape, variant);
+      chosen.insert(row);
+      if (row != kNoRow) EXPECT_EQ(kE4m3Table[size_t(row)].config.variant, variant);
+    }
+  });
   chosen.erase(kNoRow);
   EXPECT_EQ(chosen.size(), kE4m3Table.size()) << "a kernel that nothing chooses is built";
 }
@@ -187,11 +193,27 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
   expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
-  expect_refused("softcap", [](Problem& p) { p.softcap = 1; });
-  expect_refused("sink", [](Problem& p) { p.has_sink = true; });
-  expect_refused("windows", [](Problem& p) { p.mask.left = 3; });
-  expect_refused("chunks", [](Problem& p) { p.mask.chunk = 3; });
-  expect_refused("unequal lengths", [](Problem& p) { p.lengths_k.ragged = true; });
+  const float mean = 0;
+  const auto centred = [&](auto change) {
+    return [&mean, change](Problem& p) {
+      p.k_quantization.mean.data = &mean;
+      change(p);
+    };
+  };
+  expect_refused("k_mean", centred([](Problem& p) { p.softcap = 1; }));
+  expect_refused("k_mean", centred([](Problem& p) { p.has_sink = true; }));
+  expect_refused("k_mean", centred([](Problem& p) { p.lengths_k.ragged = true; }));
+  const auto expect_accepted = [&](const char* what, auto change) {
+    Problem p = e4m3;
+    change(p);
+    EXPECT_TRUE(check_e4m3(p).ok()) << what << ": " << check_e4m3(p).message();
+  };
+  expect_accepted("softcap", [](Problem& p) { p.softcap = 1; });
+  expect_accepted("sink", [](Problem& p) { p.has_sink = true; });
+  expect_accepted("chunks", [](Problem& p) { p.mask.chunk = 3; });
+  expect_accepted("window", [](Problem& p) { p.mask.left = 3; });
+  expect_accepted("lengths", [](Problem& p) { p.lengths_k.ragged = true; });
+  expect_accepted("mean in a window", centred([](Problem& p) { p.mask.left = 3; }));
   expect_refused("multiples of 16", [](Problem& p) { p.head_dim = 72; });
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
 }

@@ -255,6 +255,17 @@ TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(std::span(kWindows).first(1));
 }
 
+TYPED_TEST(E4m3Protocol, windows_and_other_lengths_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel = kE4m3Table[TypeParam::kRow].config;
+  if constexpr (kKernel.general()) {
+    expect_all_work_done<kKernel>(kWindows);
+    expect_all_work_done<kKernel>(kRagged);
+    expect_all_work_done<kKernel>(kPaged);
+  } else {
+    GTEST_SKIP() << "this kernel is for one length and at most a causal mask";
+  }
+}
+
 template <ForwardConfig C>
 std::string error_of(const Trial& trial) {
   return Run<C>(trial).error();

@@ -175,6 +175,7 @@ class Run {
     scales_.assign(size_t(s.batches) * size_t(s.kv_heads), 1.0f);
     a->e4m3 = {.keys = &key_scales_,
                .value_scales = scales_.data(),
+               .sequences = s.batches,
                .kv_heads = s.kv_heads,
                .blocks = s.seqlen_k / FA3_DESCALE_ROWS + 1};
   }
@@ -269,9 +270,10 @@ class Run {
   int first_key_of(const Work& work) const {
     const int first_row = work.m_block * C.block_m;
     if (trial_.shape.cut.active()) return work.blocks.first * C.block_n;
-    const int first_key =
-        trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
-    return trial_.shape.page_size > 0 ? first_key / C.block_n * C.block_n : first_key;
+    int first_key = trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
+    if (C.e4m3) first_key = std::min(first_key, work.keys.count);
+    const bool whole_blocks = trial_.shape.page_size > 0 || C.e4m3;
+    return whole_blocks ? first_key / C.block_n * C.block_n : first_key;
   }
 
   int num_blocks_of(const Work& work, int warpgroup) const {
@@ -351,8 +353,12 @@ class Run {
   static std::tuple<int, int, int> key_block(const Product& p) {
     return {p.b.row, p.b.head, p.b.batch};
   }
-  static std::tuple<int, int, int> value_block(const Product& p) {
-    return C.e4m3 ? std::tuple(p.b.column, p.b.head, p.b.batch) : key_block(p);
+  // In K's places: transposed values lie by sequence.
+  std::tuple<int, int, int> value_block(const Product& p) const {
+    if (!C.e4m3) return key_block(p);
+    const int32_t* begins = trial_.shape.cu_k;
+    if (begins == nullptr) return {p.b.column, p.b.head, p.b.batch};
+    return {begins[p.b.batch] + p.b.column, p.b.head, 0};
   }
   using Extent = std::tuple<const void*, int, int, int>;
   // Where the sum of outputs begins is value_block()'s.
