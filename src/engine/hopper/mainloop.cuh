@@ -111,9 +111,10 @@ class Consumer {
   }
 
   // e4m3 leaves less room above the reference: long runs take it from more keys that all rows see.
-  // Measured: without this, causal tiles of 16k keys at 64 columns take 1.2 times as long.
+  // Measured: without this, causal tiles of 16k keys at 64 columns take 1.2 times as long. Where 256 keys
+  // are little more than a block, shorter runs gain too: causal 1k 5%, 2k 3%.
   __device__ __forceinline__ void take_longer_reference() {
-    constexpr int kLongRunKeys = 2048, kKeys = 256;
+    constexpr int kLongRunKeys = C.block_n > 128 ? 512 : 2048, kKeys = 256;
     if (mine_.count < kLongRunKeys / C.block_n) return;
     const int from = mine_.masked_from - kKeys / C.block_n;
     if (from < mine_.ordinary_from) mine_.ordinary_from = from;
