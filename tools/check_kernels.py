@@ -40,16 +40,18 @@ class Expected:
     more_exponentials: int = 0  # that are allowed: factors of rows
 
 
-def forward(d: int, dv: int, _block_m: int, block_n: int, variant: int) -> Expected:
+def forward(d: int, dv: int, _block_m: int, block_n: int, guarded: int, variant: int) -> Expected:
     """Sites: Q K^T in the first block and the step, P V in the step and the last block.
 
     Fences: first block, step, last block; waits: the same, and two in the step. A kernel that packs
     some weights early has the step's second wait in both softmax branches. Softmax: first block; in
     the step guarded and ordinary; a block done again. Softcap of large products has one more
-    exponential in three places: first block, step, a block done again.
+    exponential in three places: first block, step, a block done again. Kernels without guarded
+    steps (quantized caches) lack theirs, and pack nothing early.
     """
-    sites = 4 + (3 if variant == CAPPED else 0)
-    return Expected(2 * d // 16, 2 * block_n // 16, 7 + (dv <= 64), sites * block_n // 2, 8)
+    sites = 3 + guarded + (3 if variant == CAPPED else 0)
+    early = guarded and dv <= 64
+    return Expected(2 * d // 16, 2 * block_n // 16, 7 + early, sites * block_n // 2, 8)
 
 
 def backward(d: int, dv: int, block_m: int, block_n: int, variant: int) -> Expected:
@@ -71,10 +73,15 @@ def backward(d: int, dv: int, block_m: int, block_n: int, variant: int) -> Expec
 
 
 VARIANT, CAPPED = rb".*?7VariantE(\d)", 2  # as in forward_config.h
+GUARDED = rb".*?Lb(\d)ELNS0_7VariantE(\d)"  # of the forward, and the variant
 E4M3 = rb"(?:ELb0)?"  # no; the backward has no such field
 CONFIG = rb"ELNS_4cuda7ElementE(\d)" + E4M3 + rb"ELi(\d+)" * 4
 KERNELS = (
-    ("forward", re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + CONFIG + VARIANT), forward),
+    (
+        "forward",
+        re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + CONFIG + GUARDED),
+        forward,
+    ),
     (
         "backward",
         re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + CONFIG + VARIANT),

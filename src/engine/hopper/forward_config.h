@@ -99,16 +99,16 @@ struct ForwardConfig {
 
   // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512 or twice
   // 256, 80 for three times 256. After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 *
-  // 232 = 56 + 2 * 224 = 504, 32 + 3 * 160 = 512, 2 * (56 + 200) = 512, 2 * (32 + 208) or 3 * (32 + 128)
-  // = 480. The producer spills below, and cutting tiles takes some more; the consumers need
+  // 232 = 72 + 2 * 216 = 504, 32 + 3 * 160 = 512, 2 * (72 + 184) = 512, 2 * (32 + 208) or 3 * (32 + 128)
+  // = 480. The producer spills below, and cutting tiles takes more; the consumers need
   // consumer_registers_used().
   FA3_HD constexpr int producer_registers() const {
-    if (cuts()) return 56;
+    if (cuts()) return 72;
     return consumers() == 2 ? 40 : 32;
   }
   FA3_HD constexpr int consumer_registers() const {
-    if (consumers() == 1) return blocks == 1 ? 240 : blocks == 3 ? 128 : cuts() ? 200 : 208;
-    if (consumers() == 2) return cuts() ? 224 : 232;
+    if (consumers() == 1) return blocks == 1 ? 240 : blocks == 3 ? 128 : cuts() ? 184 : 208;
+    if (consumers() == 2) return cuts() ? 216 : 232;
     return 160;
   }
 
@@ -123,7 +123,7 @@ struct ForwardConfig {
 
   // Whether O may be float32, or its rows end within 16 bytes. Where it may not, the compiler spills.
   FA3_HD constexpr bool stores_any_rows() const {
-    return general() && head_dim != 96 && (head_dim_v <= 192 || consumers() == 1);
+    return general() && !widens() && head_dim != 96 && (head_dim_v <= 192 || consumers() == 1);
   }
 
   // A whole warp asks for copies: keys in small pages come in many.

@@ -227,6 +227,9 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   FA3_TRY(check_cache_scales(p));
+  if (p.has_e4m3() && p.o.dtype == DType::float32) {
+    return unsupported("an output of float32 over keys and values of float8_e4m3");
+  }
   if (p.has_e4m3() && (p.head_dim % kE4m3Step != 0 || p.head_dim_v % kE4m3Step != 0)) {
     return unsupported("head dims over float8_e4m3 must be multiples of ", kE4m3Step, ", got ",
                        p.head_dim, " and ", p.head_dim_v);
