@@ -197,7 +197,8 @@ def record_problem(path: Path = RECORD, root: Path = ROOT) -> str | None:
         return f"there is no verification record ({path.name}): run make gpu-verify on a Hopper GPU"
     if record["source_hash"] != source_hash(root):
         return "the kernels have changed since they were verified: run make gpu-verify"
-    open_pieces = [piece["name"] for piece in record["pieces"] if not piece["passed"]]
+    passed = {piece["name"] for piece in record["pieces"] if piece["passed"]}
+    open_pieces = [name for name in pieces(root / "build") if name not in passed]
     if open_pieces:
         return f"the record has pieces that did not pass: {', '.join(open_pieces)}"
     return None

@@ -239,7 +239,13 @@ bool does(const Subject& subject, const Case& c) {
         hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
     return known && hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
   }
-  if (subject.quantized_cache && !hopper::check_forward(problem).ok()) return false;
+  if (subject.quantized_cache) {
+    const hopper::ForwardLaunch launch = hopper::launch_of(problem);
+    if (!hopper::check_forward(problem).ok() || hopper::tensor_map_obstacle(launch.k) ||
+        hopper::tensor_map_obstacle(launch.v)) {
+      return false;
+    }
+  }
   const Variant needed = hopper::variant_of(problem);
   return needed == subject.variant ||
          (needed == Variant::kDense && subject.variant == Variant::kGeneral);

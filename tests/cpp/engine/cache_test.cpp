@@ -8,6 +8,7 @@
 
 #include "engine/fixture.h"
 #include "support/cache.h"
+#include "support/fp8.h"
 #include "support/sample.h"
 #include "support/textbook.h"
 
@@ -29,8 +30,10 @@ class Cache : public EngineTest {
   void expect_the_same(const Cached& cached, const Case& c, const Inputs& inputs) const {
     const ForwardRun run = forward(cached.c, cached.inputs);
     if (!engine().rows_apart) {
-      EXPECT_TRUE(forward_agrees({engine(), c}, textbook_forward(c, inputs), run,
-                                 run_forward(baseline(), c, inputs)));
+      const Case plain = dequantized(c);
+      const Inputs plain_inputs = dequantized(c, inputs);
+      EXPECT_TRUE(forward_agrees({engine(), c}, textbook_forward(plain, plain_inputs), run,
+                                 run_forward(baseline(), plain, plain_inputs)));
       return;
     }
     const ForwardRun plain = forward(c, inputs);

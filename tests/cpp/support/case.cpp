@@ -31,9 +31,7 @@ double Case::effective_scale() const {
 }
 
 Shape Case::shape_of(const Side& side, int64_t heads, int64_t dim) const {
-  if (!side.packed()) return {batch, side.rows, heads, dim};
-  const int64_t total = std::accumulate(side.owned.begin(), side.owned.end(), int64_t{0});
-  return {1, total + side.spare_rows, heads, dim};
+  return {side.packed() ? 1 : batch, side.tensor_rows(), heads, dim};
 }
 
 Sequence Case::sequence_of(const Side& side, int64_t b) const {

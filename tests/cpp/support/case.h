@@ -5,6 +5,7 @@
 
 #include <fa3/fa3.h>
 #include <algorithm>
+#include <numeric>
 
 #include <cstdint>
 #include <iosfwd>
@@ -25,6 +26,10 @@ struct Side {
   bool packed() const { return !owned.empty(); }
   int64_t longest() const {
     return packed() ? *std::max_element(owned.begin(), owned.end()) : rows;
+  }
+  // What bounds a length where the lengths themselves are in device memory.
+  int64_t tensor_rows() const {
+    return packed() ? std::accumulate(owned.begin(), owned.end(), spare_rows) : rows;
   }
 };
 

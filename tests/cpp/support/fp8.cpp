@@ -18,10 +18,6 @@ int64_t blocks(int64_t rows) {
   return (rows + FA3_DESCALE_ROWS - 1) / FA3_DESCALE_ROWS;
 }
 
-int64_t longest(const Side& side) {
-  return side.packed() ? *std::max_element(side.owned.begin(), side.owned.end()) : side.rows;
-}
-
 // One operand of a case: what it is and where its scales are.
 struct Operand {
   bool is_q;
@@ -99,7 +95,7 @@ Tensor make_descale(Scales scales, const Case& c, const Side& side, int64_t head
     case Scales::head:
       return {{c.batch, 1, heads, 1}, FA3_FLOAT32, layout};
     case Scales::block:
-      return {{c.batch, blocks(longest(side)), heads, 1}, FA3_FLOAT32, layout};
+      return {{c.batch, blocks(side.tensor_rows()), heads, 1}, FA3_FLOAT32, layout};
   }
   return {};
 }
