@@ -106,14 +106,14 @@ def test_a_quantized_cache_is_the_cache_that_its_numbers_stand_for(device, optio
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 128])
-def test_pages_of_e4m3_change_no_bit(device, page_size):
+def test_pages_of_e4m3_read_as_one_piece(device, page_size):
     k, v, scales = e4m3_with_scales(device)
     (q,) = tensors(device, (3, 4, 4, 64))
     call = {"seqused_k": numbers([70, 90, 3], device), "return_lse": True, **scales}
     expected = fa3.attention(q, k, v, **call)
     pages = Pages(page_size, *(x.float() for x in (k, v)))
     caches = [x.to(torch.float8_e4m3fn) for x in pages.caches]
-    same(fa3.attention(q, *caches, page_table=pages.table, **call), expected)
+    same_up_to_tiles(fa3.attention(q, *caches, page_table=pages.table, **call), expected)
 
 
 def test_append_quantizes_into_a_quantized_cache(device):

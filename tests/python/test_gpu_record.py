@@ -41,8 +41,9 @@ def run_piece(name, commands, build):
         return gpu_verify.run_piece(name, commands, build, pool)
 
 
-def write_record(root, record, passed=True):
-    pieces = [{"name": "piece", "passed": passed}]
+def write_record(root, record, passed=True, lacking=0):
+    names = list(gpu_verify.pieces(root / "build"))
+    pieces = [{"name": name, "passed": passed} for name in names[lacking:]]
     record.write_text(json.dumps({"source_hash": gpu_verify.source_hash(root), "pieces": pieces}))
 
 
@@ -50,6 +51,12 @@ def test_a_record_of_these_sources_has_no_problem(tree):
     root, _, record = tree
     write_record(root, record)
     assert gpu_verify.record_problem(record, root) is None
+
+
+def test_a_record_that_was_cut_short_names_what_it_lacks(tree):
+    root, _, record = tree
+    write_record(root, record, lacking=1)
+    assert next(iter(gpu_verify.pieces(root))) in gpu_verify.record_problem(record, root)
 
 
 def test_a_changed_name_makes_the_record_stale(tree):
@@ -132,7 +139,7 @@ def test_a_missing_record_and_a_failed_piece_are_problems(tree):
     root, _, record = tree
     assert "no verification record" in gpu_verify.record_problem(record, root)
     write_record(root, record, passed=False)
-    assert "did not pass: piece" in gpu_verify.record_problem(record, root)
+    assert "did not pass: the contract" in gpu_verify.record_problem(record, root)
 
 
 @pytest.mark.parametrize(
