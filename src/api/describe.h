@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Caller's params -> a validated, normalised problem, or the sentence that names the broken rule.
-// Every rule about arguments is in describe.cpp, describe_lengths.cpp, describe_cache.cpp and
+// Every rule about arguments is in describe*.cpp, operand_rules.cpp, quantization_rules.cpp and
 // tensor_rules.cpp; nothing below them checks.
 #pragma once
 

@@ -27,6 +27,14 @@ Operand operand(const fa3_tensor& tensor) {
           .head_stride = stride_of(tensor, row + 1)};
 }
 
+RowScalars row_scalars(const fa3_tensor& tensor) {
+  const int head = tensor.rank - 2;
+  return {.data = static_cast<float*>(tensor.data),
+          .batch_stride = stride_of(tensor, head - 1),
+          .head_stride = stride_of(tensor, head),
+          .row_stride = stride_of(tensor, head + 1)};
+}
+
 Status check_operand(Named named, bool packed, Purpose purpose) {
   FA3_TRY(packed ? check_form(named, 3, "(total, heads, dim), since cu_seqlens is given")
                  : check_form(named, 4, "(batch, seq, heads, dim)"));

@@ -11,10 +11,12 @@
 namespace fa3::api {
 
 // The stride of an extent of one leads nowhere and may be anything: engines get 0. Likewise in a
-// host tensor without elements, whose data may be null: nothing may be added to that.
+// tensor without elements, whose data may be null: nothing may be added to that.
 int64_t stride_of(const fa3_tensor& tensor, int dim);
 // A packed tensor's batch stride is 0.
 Operand operand(const fa3_tensor& tensor);
+// One number a row: (batch, heads, seq), or (heads, total) when packed.
+RowScalars row_scalars(const fa3_tensor& tensor);
 
 // A (batch, rows, heads, dim) tensor, or (total, heads, dim) when packed.
 Status check_operand(Named named, bool packed, Purpose purpose);
