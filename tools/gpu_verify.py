@@ -7,9 +7,9 @@
 Everything runs from prebuilt binaries in build/ (fa3_engine_tests, fa3_gpu_check*, fa3, libfa3.so),
 so the machine needs no compiler, no GoogleTest and no network; torch serves the checks through the
 C ABI. Pieces run side by side, as many commands at once as there are processors: most of the time
-goes into the oracle, on the host. A piece that passed for these very sources is not run again, so
-that an interrupted run can be resumed. The record,
-docs/results/verification-h200.json, is committed.
+goes into the oracle, on the host. A piece that passed for these very sources is not run again: an
+interrupted run can be resumed, and a change of the forward leaves what was seen of the backward.
+The record, docs/results/verification-h200.json, is committed.
 """
 
 import argparse
@@ -23,14 +23,19 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
 from pathlib import Path
 
-from source_tokens import tokens_of
+from source_tokens import CPP_SUFFIXES, tokens_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "results" / "verification-h200.json"
 # What decides the machine code and its launch.
 SOURCES = ("src/engine/hopper/**/*", "src/engine/cuda/**/*", "src/core/*", "tools/gen_wgmma.py")
+BACKWARD = "src/engine/hopper/backward"
+# What fa3_gpu_check_backward is made of: these and all that they need.
+BACKWARD_STARTS = ("launch_backward.h", "backward_entry.cuh", "compiled_backward.h")
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 COMMAND_SECONDS = 480
 SUMMARY = re.compile(r"^(\d+) checks, (\d+) failures$", re.MULTILINE)
 # Folders of the machine, in tracebacks: the record says nothing of them.
@@ -50,17 +55,57 @@ BACKWARD_ROWS = 6  # of the backward's table
 # racecheck sees the rows before this one alone: beyond 128 columns weights pass between
 # warpgroups by mbarriers, which it does not follow (docs/performance-hopper.md, Backward).
 FIRST_SPLIT_ROW = 3
-ROWS = 29  # of the forward's three tables and the plain kernels, but for the last
+# Of the forward's tables one after the other (fa3_gpu_check --help), the first of each group that a
+# process checks: rows of the same head dims share their inputs and oracles.
+FIRST_ROWS = (0, 3, 4, 8, 9, 10, 12, 13, 14, *range(15, 24), 24, 26, 28)
+CONTRACT_SHARDS = 6
+# Test files that take as long as all others together, each group in a process of its own.
+LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
 
 
-def source_hash(root: Path = ROOT) -> str:
-    """SHA-256 over the names and tokens of the kernels' sources: comments and layout are free."""
+def sources(of: str = "", root: Path = ROOT) -> set[Path]:
+    """Those that the checks of the "forward" or the "backward" run, or all."""
+    every = {path for pattern in SOURCES for path in root.glob(pattern) if path.is_file()}
+    if of == "forward":
+        return {path for path in every if root / BACKWARD not in path.parents}
+    if of == "backward":
+        # Generators and build rules are everybody's.
+        common = {path for path in every if path.suffix not in CPP_SUFFIXES}
+        return common | included({root / BACKWARD / name for name in BACKWARD_STARTS}, every, root)
+    return every
+
+
+def included(starts: set[Path], every: set[Path], root: Path) -> set[Path]:
+    """Of `every`: the starts, what they include, and the sources behind each header."""
+    found, todo = set(), starts & every
+    while todo:
+        path = todo.pop()
+        found.add(path)
+        names = INCLUDE.findall(path.read_text())
+        behind = {path.with_suffix(suffix) for suffix in (".cpp", ".cu")}
+        todo |= ({root / "src" / name for name in names} | behind) & every - found
+    return found
+
+
+def source_hash(of: str = "", root: Path = ROOT) -> str:
+    """SHA-256 over the names and tokens of sources(): comments and layout are free."""
     digest = hashlib.sha256()
-    files = {path for pattern in SOURCES for path in root.glob(pattern) if path.is_file()}
-    for path in sorted(files):
+    for path in sorted(sources(of, root)):
         for part in (path.relative_to(root).as_posix(), *tokens_of(path)):
             digest.update(part.encode() + b"\0")
     return digest.hexdigest()
+
+
+def hashes(names, root: Path = ROOT) -> dict:
+    """Of each piece, the hash of the sources that it runs."""
+    of = {kind: source_hash(kind, root) for kind in ("", "forward", "backward")}
+
+    def kind_of(name):
+        if "backward" in name:
+            return "backward"
+        return "forward" if name.startswith(("kernels", "compute-sanitizer")) else ""
+
+    return {name: of[kind_of(name)] for name in names}
 
 
 def pieces(build: Path) -> dict:
@@ -71,7 +116,7 @@ def pieces(build: Path) -> dict:
     )
     # First and last row of the table, case names, repeats; then a file of the bits, which other
     # builds must meet. The oracle computes on the host, so rows are checked side by side.
-    rows = [(str(row), str(row + 1)) for row in range(ROWS)] + [(str(ROWS), "99")]
+    rows = [(str(first), str(end)) for first, end in pairwise((*FIRST_ROWS, 99))]
     digests = str(build / f"digests-{source_hash()[:12]}")
 
     def every_row(program):
@@ -79,9 +124,11 @@ def pieces(build: Path) -> dict:
 
     backward_rows = [["--rows", str(row), str(row + 1)] for row in range(BACKWARD_ROWS)]
     suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
-    python_tests = ["-m", "pytest", "-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"]
     found = {
-        "the contract of every engine": [["env", "FA3_TEST_ENGINE=hopper", *suites]],
+        "the contract of every engine": [
+            ["env", "FA3_TEST_ENGINE=hopper", *shard_of(i, CONTRACT_SHARDS), *suites]
+            for i in range(CONTRACT_SHARDS)
+        ],
         "kernels against float64, every branch": every_row(check),
         "kernels with random delays, bit for bit": every_row(disturbed),
         "backward kernels against float64": [[backward, *row] for row in backward_rows],
@@ -95,9 +142,7 @@ def pieces(build: Path) -> dict:
                 str(build / "bin" / "fa3"),
             ]
         ],
-        "Python package on CUDA tensors": [
-            [sys.executable, *python_tests, str(ROOT / "tests" / "python")]
-        ],
+        "Python package on CUDA tensors": python_tests(),
     }
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
@@ -111,6 +156,18 @@ def pieces(build: Path) -> dict:
             for cases in SANITIZED_BACKWARD[: 1 if races else None]
         ]
     return found
+
+
+def shard_of(index: int, shards: int) -> list:
+    return [f"GTEST_TOTAL_SHARDS={shards}", f"GTEST_SHARD_INDEX={index}"]
+
+
+def python_tests() -> list:
+    folder = ROOT / "tests" / "python"
+    long = [[str(folder / name) for name in names] for names in LONG_PYTHON_TESTS]
+    others = [str(folder), *(f"--ignore={path}" for paths in long for path in paths)]
+    options = ["-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"]
+    return [[sys.executable, "-m", "pytest", *options, *paths] for paths in (*long, others)]
 
 
 def counts(output: str) -> tuple[int, int]:
@@ -195,53 +252,65 @@ def record_problem(path: Path = RECORD, root: Path = ROOT) -> str | None:
     record = load_record(path)
     if not record:
         return f"there is no verification record ({path.name}): run make gpu-verify on a Hopper GPU"
-    if record["source_hash"] != source_hash(root):
-        return "the kernels have changed since they were verified: run make gpu-verify"
-    passed = {piece["name"] for piece in record["pieces"] if piece["passed"]}
-    open_pieces = [name for name in pieces(root / "build") if name not in passed]
-    if open_pieces:
-        return f"the record has pieces that did not pass: {', '.join(open_pieces)}"
-    return None
+    seen = {piece["name"]: piece for piece in record["pieces"]}
+    stale, failed = [], []
+    for name, digest in hashes(pieces(root / "build"), root).items():
+        piece = seen.get(name, {"passed": False})
+        if not piece["passed"]:
+            failed.append(name)
+        elif piece["source_hash"] != digest:
+            stale.append(name)
+    problems = []
+    if stale:
+        problems.append(f"the kernels have changed since these pieces passed: {', '.join(stale)}")
+    if failed:
+        problems.append(f"the record has pieces that did not pass: {', '.join(failed)}")
+    return "; ".join([*problems, "run make gpu-verify on a Hopper GPU"]) if problems else None
 
 
-def verify(build: Path, path: Path) -> bool:
-    """Runs what the record lacks, writing it after every piece. True if all passed."""
-    digest = source_hash()
-    old = load_record(path)
-    done = {p["name"]: p for p in old.get("pieces", []) if p["passed"]}
-    if old.get("source_hash") != digest:
-        done = {}
-    record = {
+def verify(build: Path, path: Path, only: str = "") -> bool:
+    """Runs what the record lacks, writing it after every piece. True if all passed.
+
+    With `only`, just the pieces that have it in their names; of others the record is kept."""
+    every, running = pieces(build), {}
+    digests = hashes(every)
+    todo = {name: commands for name, commands in every.items() if only in name}
+    kept = [p for p in load_record(path).get("pieces", []) if p["name"] not in todo]
+    done = {
+        piece["name"]: piece
+        for piece in load_record(path).get("pieces", [])
+        if piece["passed"] and piece["source_hash"] == digests.get(piece["name"])
+    }
+    record = {"pieces": []}
+    seen_here = {
         **gpu(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": os.environ.get("FA3_COMMIT", ""),
-        "source_hash": digest,
-        "pieces": [],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    todo, running = pieces(build), {}
 
     def result_of(name):
         if name in done:
             return done[name]
-        if name in AFTER:
+        if AFTER.get(name) in running:
             running[AFTER[name]].result()
-        return run_piece(name, todo[name], build, command_pool)
+        result = run_piece(name, todo[name], build, command_pool)
+        return {**result, **seen_here, "source_hash": digests[name]}
 
     with ThreadPoolExecutor(os.cpu_count()) as command_pool, ThreadPoolExecutor(len(todo)) as pool:
         for name in todo:
             running[name] = pool.submit(result_of, name)
         for ended in as_completed(running.values()):
             result = ended.result()
-            record["pieces"] = [one.result() for one in running.values() if one.done()]
+            record["pieces"] = kept + [one.result() for one in running.values() if one.done()]
             path.write_text(json.dumps(record, indent=1) + "\n")
             verdict = "ok" if result["passed"] else result.get("skipped", "FAILED")
             print(f"{verdict:<8} {result['name']}: {result.get('checks', 0)} checks", flush=True)
             if not result["passed"]:
                 print("\n".join("    " + line for line in result.get("output", [])[-12:]))
-    passed = sum(piece["passed"] for piece in record["pieces"])
-    print(f"{passed} pieces passed, {len(record['pieces']) - passed} did not")
-    return passed == len(record["pieces"])
+    passed = sum(one.result()["passed"] for one in running.values())
+    print(f"{passed} pieces passed, {len(todo) - passed} did not")
+    return passed == len(todo)
 
 
 def main() -> int:
@@ -249,6 +318,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="only compare the record and sources")
+    parser.add_argument("--only", default="", metavar="TEXT", help="pieces with it in their names")
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--record", type=Path, default=RECORD, help="where the record is kept")
     arguments = parser.parse_args()
@@ -256,7 +326,7 @@ def main() -> int:
         problem = record_problem(arguments.record)
         print(problem or "the verification record matches the sources")
         return 1 if problem else 0
-    return 0 if verify(arguments.build.resolve(), arguments.record) else 1
+    return 0 if verify(arguments.build.resolve(), arguments.record, arguments.only) else 1
 
 
 if __name__ == "__main__":

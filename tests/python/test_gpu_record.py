@@ -42,9 +42,11 @@ def run_piece(name, commands, build):
 
 
 def write_record(root, record, passed=True, lacking=0):
-    names = list(gpu_verify.pieces(root / "build"))
-    pieces = [{"name": name, "passed": passed} for name in names[lacking:]]
-    record.write_text(json.dumps({"source_hash": gpu_verify.source_hash(root), "pieces": pieces}))
+    hashes = gpu_verify.hashes(gpu_verify.pieces(root / "build"), root)
+    pieces = [
+        {"name": name, "passed": passed, "source_hash": digest} for name, digest in hashes.items()
+    ]
+    record.write_text(json.dumps({"pieces": pieces[lacking:]}))
 
 
 def test_a_record_of_these_sources_has_no_problem(tree):
@@ -66,6 +68,40 @@ def test_a_changed_name_makes_the_record_stale(tree):
     assert "have changed" in gpu_verify.record_problem(record, root)
     source.with_name("two.cuh").rename(source)
     assert gpu_verify.record_problem(record, root) is None
+
+
+def add_backward(root):
+    """A backward that includes one.cuh through a header with a source behind it."""
+    texts = {
+        "backward/launch_backward.h": '#include "engine/hopper/shared.h"',
+        "shared.h": "",
+        "shared.cpp": '#include "engine/hopper/ptx/one.cuh"',
+        "mainloop.cuh": "",
+    }
+    for name, text in texts.items():
+        path = root / "src/engine/hopper" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "stale", "valid"),
+    [
+        ("mainloop.cuh", ["kernels against float64, every branch"], True),
+        ("backward/launch_backward.h", ["backward kernels against float64"], False),
+        ("ptx/one.cuh", ["kernels against float64", "backward kernels against float64"], False),
+    ],
+)
+def test_a_change_leaves_what_was_seen_of_other_kernels(tree, changed, stale, valid):
+    root, _, record = tree
+    add_backward(root)
+    write_record(root, record)
+    path = root / "src/engine/hopper" / changed
+    path.write_text(path.read_text() + "\nint more;\n")
+    problem = gpu_verify.record_problem(record, root)
+    assert all(name in problem for name in ["the contract of every engine", *stale])
+    assert ("backward kernels against float64" not in problem) == valid
+    assert (", kernels with random delays" in problem) == (changed != "backward/launch_backward.h")
 
 
 @pytest.mark.parametrize(

@@ -8,29 +8,10 @@
 
 #include "core/macros.h"
 #include "engine/cuda/element.h"
-#include "engine/cuda/fragment.h"
+#include "engine/hopper/piece/machine.h"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
-
-using namespace cuda;  // what every CUDA engine shares
-
-inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
-inline constexpr int kWarpsPerWarpgroup = kWarpgroupSize / kWarpSize;
-inline constexpr int kRowsPerWarpgroup = kWarpsPerWarpgroup * kRowsPerWarp;  // that a wgmma covers
-
-inline constexpr int kCopyColumns = 8;  // of 16 bits: the copy engine moves 16 bytes at least
-
-inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
-inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
-
-// What a kernel is compiled for: each row of compiled.h comes in all of these.
-enum class Variant : unsigned char {
-  kDense,    // one length for all sequences, full or causal
-  kGeneral,  // windows, sinks and lengths of their own too
-  kCapped,   // softcap too
-};
-inline constexpr int kNumVariants = 3;
 
 struct ForwardConfig {
   Element element = Element::kBf16;  // of O; of Q, K and V too, unless they are e4m3

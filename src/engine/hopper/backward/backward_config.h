@@ -4,8 +4,9 @@
 #pragma once
 
 #include "core/macros.h"
+#include "engine/cuda/element.h"
 #include "engine/hopper/backward/dq_parts.h"
-#include "engine/hopper/forward_config.h"
+#include "engine/hopper/piece/machine.h"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {

@@ -10,7 +10,7 @@
 #include "engine/cuda/rows.h"
 #include "engine/cuda/soft_cap.h"
 #include "engine/hopper/backward/query_steps.h"
-#include "engine/hopper/forward_config.h"
+#include "engine/hopper/piece/machine.h"
 #include "engine/hopper/piece/sequence_tiles.h"
 
 namespace fa3::hopper {

@@ -5,7 +5,7 @@
 // in a row. Only the postprocess kernel turns this into rows. Plain constexpr: tested on the host.
 #pragma once
 
-#include "engine/hopper/forward_config.h"
+#include "engine/hopper/piece/machine.h"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {

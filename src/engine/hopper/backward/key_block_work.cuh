@@ -144,11 +144,10 @@ class SequenceKeyBlock {
       describe_listed(tile);
     } else {
       const KeyBlockIndex at = params_.order.at(tile);
-      const int keys = params_.extents.seqlen_k;
       mine_.exists = true;
       mine_.n_block = at.n_block;
       mine_.kv_head = at.kv_head;
-      mine_.keys = {at.batch, 0, 0, keys, keys};
+      mine_.keys = {at.batch, 0, 0, params_.extents.seqlen_k, params_.extents.seqlen_k};
       mine_.queries = {at.batch, 0, params_.extents.seqlen_q};
       mine_.scratch = {at.batch, 0};
     }

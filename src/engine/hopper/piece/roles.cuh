@@ -3,7 +3,7 @@
 // consume (64 query rows each). Next: smem_plan.cuh.
 #pragma once
 
-#include "engine/hopper/forward_config.h"
+#include "engine/hopper/piece/machine.h"
 
 namespace fa3::hopper {
 
