@@ -3,8 +3,10 @@
 
 #include <fa3/tensor.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <span>
 
 #include "core/dtype.h"
 #include "support/random.h"
@@ -14,16 +16,20 @@ namespace {
 
 constexpr int64_t kGuard = 64;  // elements before and after every tensor
 
-// Calls visit(b, row, head, c) for every element.
-template <class Visitor>
-void for_each_element(const Shape& shape, Visitor&& visit) {
-  for (int64_t b = 0; b < shape.batch; ++b) {
-    for (int64_t row = 0; row < shape.rows; ++row) {
-      for (int64_t head = 0; head < shape.heads; ++head) {
-        for (int64_t c = 0; c < shape.dim; ++c) visit(b, row, head, c);
-      }
-    }
-  }
+// Calls action with `memory` as words of `size` bytes.
+template <class Action>
+auto as_words(std::vector<std::byte>& memory, size_t size, Action&& action) {
+  const auto call = [&]<class Word>(Word) {
+    return action(std::span(reinterpret_cast<Word*>(memory.data()), memory.size() / sizeof(Word)));
+  };
+  return size == 1 ? call(uint8_t{}) : size == 2 ? call(uint16_t{}) : call(uint32_t{});
+}
+
+template <class Action>
+auto as_words(const std::vector<std::byte>& memory, size_t size, Action&& action) {
+  return as_words(
+      const_cast<std::vector<std::byte>&>(memory), size,
+      [&]<class Word>(std::span<Word> words) { return action(std::span<const Word>(words)); });
 }
 
 }  // namespace
@@ -72,8 +78,8 @@ Tensor::Tensor(Shape shape, fa3_dtype dtype, Layout layout) : shape_(shape), dty
     batch_stride_ *= 3;
     first_ += shape.heads * shape.dim;
   }
-  allocation_ = first_ + shape.batch * batch_stride_ + kGuard;
-  memory_.resize(static_cast<size_t>(allocation_ * size_of(static_cast<DType>(dtype))));
+  const int64_t allocation = first_ + shape.batch * batch_stride_ + kGuard;
+  memory_.resize(static_cast<size_t>(allocation) * element_bytes());
   poison();
 }
 
@@ -109,16 +115,30 @@ fa3_tensor Tensor::head_vector() const {
   return view({shape_.heads}, {head_stride_});
 }
 
+size_t Tensor::element_bytes() const {
+  return static_cast<size_t>(size_of(static_cast<DType>(dtype_)));
+}
+
+// Calls visit(b, row, head, where in the memory the columns begin) for every row.
+template <class Visitor>
+void Tensor::for_each_row(Visitor&& visit) const {
+  for (int64_t b = 0; b < shape_.batch; ++b) {
+    for (int64_t row = 0; row < shape_.rows; ++row) {
+      for (int64_t head = 0; head < shape_.heads; ++head) {
+        visit(b, row, head, static_cast<size_t>(offset(b, row, head, 0)));
+      }
+    }
+  }
+}
+
 uint32_t Tensor::load_bits(int64_t at) const {
-  const auto size = static_cast<size_t>(size_of(static_cast<DType>(dtype_)));
   uint32_t bits = 0;  // little-endian
-  std::memcpy(&bits, memory_.data() + static_cast<size_t>(at) * size, size);
+  std::memcpy(&bits, memory_.data() + static_cast<size_t>(at) * element_bytes(), element_bytes());
   return bits;
 }
 
 void Tensor::store_bits(int64_t at, uint32_t bits) {
-  const auto size = static_cast<size_t>(size_of(static_cast<DType>(dtype_)));
-  std::memcpy(memory_.data() + static_cast<size_t>(at) * size, &bits, size);
+  std::memcpy(memory_.data() + static_cast<size_t>(at) * element_bytes(), &bits, element_bytes());
 }
 
 void Tensor::store(int64_t at, float value) {
@@ -174,30 +194,38 @@ void Tensor::fill_row(int64_t b, int64_t row, float value) {
 
 void Tensor::randomize(uint64_t seed, double gain) {
   Random random(seed);
-  for_each_element(shape_, [&](int64_t b, int64_t row, int64_t head, int64_t c) {
-    set(b, row, head, c, static_cast<float>(gain * random.normal()));
+  for_each_row([&](int64_t, int64_t, int64_t, size_t at) {
+    for (int64_t c = 0; c < shape_.dim; ++c) {
+      store(static_cast<int64_t>(at) + c, static_cast<float>(gain * random.normal()));
+    }
   });
 }
 
 void Tensor::fill_guards(float value) {
-  Tensor filled = *this;
-  for (int64_t at = 0; at < allocation_; ++at) filled.store(at, value);
-  for_each_element(shape_, [&](int64_t b, int64_t row, int64_t head, int64_t c) {
-    const int64_t at = offset(b, row, head, c);
-    filled.store_bits(at, load_bits(at));
-  });
-  memory_ = std::move(filled.memory_);
+  const std::vector<std::byte> elements = memory_;
+  store(0, value);
+  as_words(memory_, element_bytes(), [](auto words) { std::ranges::fill(words, words[0]); });
+  copy_elements(elements);
 }
 
 void Tensor::poison() {
-  for (int64_t at = 0; at < allocation_; ++at) store_bits(at, poison_bits());
+  as_words(memory_, element_bytes(), [&]<class Word>(std::span<Word> words) {
+    std::ranges::fill(words, static_cast<Word>(poison_bits()));
+  });
+}
+
+void Tensor::copy_elements(const std::vector<std::byte>& from) {
+  const size_t size = element_bytes(), bytes = static_cast<size_t>(shape_.dim) * size;
+  for_each_row([&](int64_t, int64_t, int64_t, size_t at) {
+    std::memcpy(memory_.data() + at * size, from.data() + at * size, bytes);
+  });
 }
 
 Values Tensor::values() const {
   Values values(shape_);
   size_t i = 0;
-  for_each_element(shape_, [&](int64_t b, int64_t row, int64_t head, int64_t c) {
-    values.numbers[i++] = get(b, row, head, c);
+  for_each_row([&](int64_t b, int64_t row, int64_t head, size_t) {
+    for (int64_t c = 0; c < shape_.dim; ++c) values.numbers[i++] = get(b, row, head, c);
   });
   return values;
 }
@@ -205,41 +233,44 @@ Values Tensor::values() const {
 std::vector<uint32_t> Tensor::element_bits() const {
   std::vector<uint32_t> bits;
   bits.reserve(static_cast<size_t>(shape_.size()));
-  for_each_element(shape_, [&](int64_t b, int64_t row, int64_t head, int64_t c) {
-    bits.push_back(load_bits(offset(b, row, head, c)));
+  as_words(memory_, element_bytes(), [&](auto words) {
+    for_each_row([&](int64_t, int64_t, int64_t, size_t at) {
+      const auto row = words.subspan(at, static_cast<size_t>(shape_.dim));
+      bits.insert(bits.end(), row.begin(), row.end());
+    });
   });
   return bits;
 }
 
 std::string Tensor::find_unwritten() const {
   std::string found;
-  for_each_element(shape_, [&](int64_t b, int64_t row, int64_t head, int64_t c) {
-    if (found.empty() && load_bits(offset(b, row, head, c)) == poison_bits()) {
-      found = coordinates(b, row, head, c) + " was not written";
-    }
+  as_words(memory_, element_bytes(), [&](auto words) {
+    for_each_row([&](int64_t b, int64_t row, int64_t head, size_t at) {
+      const auto columns = words.subspan(at, static_cast<size_t>(shape_.dim));
+      const auto first = std::ranges::find(columns, poison_bits());
+      if (found.empty() && first != columns.end()) {
+        found = coordinates(b, row, head, first - columns.begin()) + " was not written";
+      }
+    });
   });
   return found;
 }
 
 std::string Tensor::find_damaged_guard() const {
   Tensor guards = *this;
-  for_each_element(shape_, [&](int64_t b, int64_t row, int64_t head, int64_t c) {
-    guards.store_bits(offset(b, row, head, c), poison_bits());
-  });
-  for (int64_t at = 0; at < allocation_; ++at) {
-    if (guards.load_bits(at) != poison_bits()) {
-      return "memory outside the tensor was written, " + std::to_string(at - first_) +
-             " elements after its first element";
-    }
-  }
-  return "";
+  guards.poison();
+  guards.copy_elements(memory_);  // so that only guards can differ
+  const auto differ = std::ranges::mismatch(memory_, guards.memory_);
+  if (differ.in1 == memory_.end()) return "";
+  const int64_t at = (differ.in1 - memory_.begin()) / static_cast<int64_t>(element_bytes());
+  return "memory outside the tensor was written, " + std::to_string(at - first_) +
+         " elements after its first element";
 }
 
 bool Tensor::untouched() const {
-  for (int64_t at = 0; at < allocation_; ++at) {
-    if (load_bits(at) != poison_bits()) return false;
-  }
-  return true;
+  return as_words(memory_, element_bytes(), [&](auto words) {
+    return std::ranges::all_of(words, [&](auto bits) { return bits == poison_bits(); });
+  });
 }
 
 }  // namespace fa3::test

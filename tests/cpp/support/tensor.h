@@ -97,6 +97,10 @@ class Tensor {
   int64_t offset(int64_t b, int64_t row, int64_t head, int64_t c) const;
   fa3_tensor view(std::initializer_list<int64_t> shape,
                   std::initializer_list<int64_t> stride) const;
+  template <class Visitor>
+  void for_each_row(Visitor&& visit) const;
+  void copy_elements(const std::vector<std::byte>& from);  // memory of the same layout
+  size_t element_bytes() const;
   uint32_t load_bits(int64_t at) const;
   void store_bits(int64_t at, uint32_t bits);
   void store(int64_t at, float value);
@@ -105,8 +109,7 @@ class Tensor {
   Shape shape_;
   fa3_dtype dtype_ = FA3_FLOAT32;
   int64_t batch_stride_ = 0, row_stride_ = 0, head_stride_ = 0;
-  int64_t first_ = 0;       // of the view, in elements
-  int64_t allocation_ = 0;  // elements
+  int64_t first_ = 0;  // of the view, in elements
   std::vector<std::byte> memory_;
 };
 
