@@ -208,7 +208,8 @@ typedef struct fa3_merge_params {
  *
  * A cache of FA3_FLOAT8_E4M3 takes k and v in float32, float16 or bfloat16, divided by k_descale and
  * v_descale: (1), or (b, hk); 1 without them. After a rotation, in float32, rounded once; what is beyond
- * 448 becomes 448, and infinity NaN. Such scales are of no use if rows follow that are much larger.
+ * 448 becomes 448, and infinity NaN. Such scales are of no use if rows follow that are much larger. It
+ * takes k and v of FA3_FLOAT8_E4M3 too, which were divided before: as they are, without scales here.
  *
  * Of a row that two sequences write, each element is from either. On a device, where nobody looks at
  * the arrays before a call, a row that has no place in the cache is not written, and a position beyond

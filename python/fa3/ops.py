@@ -311,7 +311,8 @@ def append(
         queries_share_position: all queries of a sequence are at first_position, for attention
             that is neither causal nor windowed.
         k_descale, v_descale: float32 (1,) or (b, hk), for a cache of float8_e4m3: what k and v, in
-            16 or 32 bits, are divided by. The scales that attention is given too.
+            16 or 32 bits, are divided by. The scales that attention is given too. k and v that are
+            float8_e4m3 themselves enter as they are, without scales here.
 
     Returns:
         q, turned, or None without q.

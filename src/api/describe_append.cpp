@@ -53,9 +53,16 @@ Status describe_rotary(const fa3_append_params& p, AppendProblem* problem) {
   return {};
 }
 
-// Rows that come later find the scales as they are: none for blocks of rows.
+// Rows that come later find the scales as they are: none for blocks of rows. Those that come as e4m3
+// have been divided by them.
 Status describe_divisor(Named cache, Named descale, const AppendProblem& problem,
                         Descales<const float>* result) {
+  if (present(descale.tensor) && problem.dtype == DType::float8_e4m3) {
+    return invalid(
+        descale.name,
+        ": expected none, as k and v are float8_e4m3 already: they enter the cache as they "
+        "are");
+  }
   if (descale.tensor.rank > 2) {
     return invalid(descale.name,
                    ": expected one scale, or one for each sequence and head (rank 2), "
@@ -160,7 +167,7 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   FA3_TRY(check_like(v, p.k, problem->head_dim_v, packed, kCall));
   FA3_TRY(check_same_dtype(v_cache, k_cache));
   if (problem->cache_dtype == DType::float8_e4m3) {
-    FA3_TRY(check_dtype(k, {DType::float32, DType::float16, DType::bfloat16}));
+    FA3_TRY(check_dtype(k, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
   } else {
     FA3_TRY(check_same_dtype(k, k_cache));
   }

@@ -396,8 +396,38 @@ def test_a_quantized_cache_grows_and_has_pages():
     named["cache_seqlens"] = lengths(47, 80)
     out = fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, k[:, 47:50], v[:, 47:50], **named)
     torch.testing.assert_close(out[0], expected[0], rtol=0, atol=0)  # the rows that were there
-    with pytest.raises(fa3.InvalidArgument, match="k: expected .*float32.* got float8_e4m3"):
-        fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, k8.x[:, :3], v8.x[:, :3], **named)
+    named["cache_seqlens"] = lengths(40, 80)
+    new = [a[:, :9].clone() for a in (k8.x, v8.x)]  # float8 already: they enter as they are
+    out = fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, *new, **named)
+    for cache, rows in zip((k8.x, v8.x), new, strict=True):
+        for n, used in enumerate((40, 80)):
+            assert torch.equal(
+                cache[n, used : used + 9].view(torch.uint8), rows[n].view(torch.uint8)
+            )
+    named["cache_seqlens"] = lengths(49, 89)
+    expected = fa3_names.flash_attn_with_kvcache(q, k8.x, v8.x, **named)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_float8_rows_and_queries_are_turned(interleaved):
+    q, k, v, angle = tensors("cpu", (2, 3, 4, 32), (2, 3, 2, 32), (2, 3, 2, 32), (20, 16))
+    small = [a.to(torch.float8_e4m3fn) for a in (q, k, v)]
+    tables = [a.to(torch.float8_e4m3fn) for a in (angle.cos(), angle.sin())]
+    how = {"cache_seqlens": lengths(7, 11), "rotary_interleaved": interleaved, "causal": True}
+
+    def outcome(q, k, v, cos, sin):
+        caches = [torch.zeros(2, 20, 2, 32).to(k.dtype) for _ in range(2)]
+        out = fa3_names.flash_attn_with_kvcache(
+            q, *caches, k, v, rotary_cos=cos, rotary_sin=sin, **how
+        )
+        return out.float(), *(cache.float() for cache in caches)
+
+    out, k_cache, v_cache = outcome(*small, *tables)
+    wide_out, wide_k, wide_v = outcome(*(a.float() for a in (*small, *tables)))
+    torch.testing.assert_close(v_cache, wide_v, rtol=0, atol=0)
+    torch.testing.assert_close(k_cache, wide_k.to(torch.float8_e4m3fn).float(), rtol=0, atol=0)
+    torch.testing.assert_close(out, wide_out, rtol=0, atol=0.15)  # q and k rounded to four bits
 
 
 def test_scales_of_other_types_are_refused():

@@ -80,6 +80,9 @@ def attend(
         if k is not None:
             windowed = options["window"] != (-1, -1) or options["attention_chunk"] > 0
             fa3.plan(q, k_cache, v_cache, **call)  # raises what the attention would
+            divides = (
+                k.dtype != k_cache.dtype
+            )  # rows of an e4m3 cache's own type are scaled already
             q = append(
                 k_cache,
                 v_cache,
@@ -94,8 +97,8 @@ def attend(
                 rotary_interleaved=rotary_interleaved,
                 first_position=first_position,
                 queries_share_position=not (options["causal"] or windowed),
-                k_descale=k_descale,
-                v_descale=v_descale,
+                k_descale=k_descale if divides else None,
+                v_descale=v_descale if divides else None,
                 **places,
             )
         return fa3.attention(q, k_cache, v_cache, return_lse=return_lse, **call)

@@ -84,14 +84,15 @@ Status run_append(const AppendProblem& p, void*) {
   const int64_t keys = p.lengths_new.max;
   const int64_t queries = p.rotates_queries ? p.lengths_q.max : 0;
   const bool narrows = p.cache_dtype == DType::float8_e4m3;
-  visit_dtype(p.dtype, [&]<class T>(T) {
+  const auto run = [&]<class T>(T) {
     const auto append = narrows ? append_row<T, Float8E4M3> : append_row<T, T>;
     parallel_for(p.batch * (keys + queries), p.num_threads, [&](int64_t task, int) {
       const int64_t b = task / (keys + queries);
       const int64_t row = task % (keys + queries);
       row < keys ? append(p, b, row) : rotate_query<T>(p, b, row - keys);
     });
-  });
+  };
+  p.dtype == DType::float8_e4m3 ? run(Float8E4M3{}) : visit_dtype(p.dtype, run);
   return {};
 }
 

@@ -66,10 +66,9 @@ __device__ T* place_of(const AppendProblem& p, const Operand& cache, int64_t b, 
 // but no infinity.
 template <class To>
 __device__ To rounded(float x, float divisor) {
-  if constexpr (std::is_same_v<To, __nv_fp8_storage_t>) {
+  if constexpr (std::is_same_v<To, __nv_fp8_e4m3>) {
     const float quotient = x / divisor;
-    constexpr __nv_fp8_storage_t kNaN = 0x7f;
-    return isfinite(quotient) ? __nv_cvt_float_to_fp8(quotient, __NV_SATFINITE, __NV_E4M3) : kNaN;
+    return __nv_fp8_e4m3(isfinite(quotient) ? quotient : nanf(""));  // to 448 beyond it
   } else {
     return To(x);
   }
@@ -165,8 +164,8 @@ cudaError_t launch(const AppendProblem& p, cudaStream_t stream) {
       p.lengths_new.total * p.heads_k + (p.rotates_queries ? p.lengths_q.total * p.heads_q : 0);
   if (warps == 0 || p.batch == 0) return cudaSuccess;
   const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostBlocks);
-  const auto kernel = p.cache_dtype == DType::float8_e4m3 ? append_kernel<T, __nv_fp8_storage_t>
-                                                          : append_kernel<T, T>;
+  const auto kernel =
+      p.cache_dtype == DType::float8_e4m3 ? append_kernel<T, __nv_fp8_e4m3> : append_kernel<T, T>;
   kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
   return cudaPeekAtLastError();
 }
@@ -178,9 +177,10 @@ Status run_append(const AppendProblem& problem, void* stream) {
   cudaError_t error = scope.error();
   const auto on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
-    error = problem.dtype == DType::float32   ? launch<float>(problem, on)
-            : problem.dtype == DType::float16 ? launch<__half>(problem, on)
-                                              : launch<__nv_bfloat16>(problem, on);
+    error = problem.dtype == DType::float32       ? launch<float>(problem, on)
+            : problem.dtype == DType::float16     ? launch<__half>(problem, on)
+            : problem.dtype == DType::float8_e4m3 ? launch<__nv_fp8_e4m3>(problem, on)
+                                                  : launch<__nv_bfloat16>(problem, on);
   }
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

@@ -45,6 +45,9 @@ constexpr Form kForms[] = {
     {"halves", FA3_FLOAT16, 0, false, false, 12, false, false, true},
     {"quantized", FA3_FLOAT32, 0, true, false, 0, false, false, false, true},
     {"quantized_pages_of_4", FA3_BFLOAT16, 4, true, true, 5, false, true, false, true},
+    {"float8", FA3_FLOAT8_E4M3, 0, true, false, 0, false, false, false},
+    {"float8_pages_of_4", FA3_FLOAT8_E4M3, 4, true, true, 5, true, false, false},
+    {"float8_float_tables", FA3_FLOAT8_E4M3, 7, false, false, 12, false, true, true},
 };
 
 constexpr int64_t kBatch = 3, kRoom = 40, kNew = 9, kQueries = 6, kHeads = 2, kQHeads = 4;
@@ -339,6 +342,14 @@ const BadAppend kBad[] = {
     {"scales_of_a_cache_without",
      [](Call* c) { c->params.k_descale = contiguous(kScales[0], FA3_FLOAT32, {1}); },
      "k_descale: expected it only with k_cache in float8_e4m3"},
+    {"scales_of_rows_that_are_float8",
+     [](Call* c) {
+       for (fa3_tensor* t : {&c->params.k_cache, &c->params.v_cache, &c->params.k, &c->params.v}) {
+         t->dtype = FA3_FLOAT8_E4M3;
+       }
+       c->params.v_descale = contiguous(kScales[0], FA3_FLOAT32, {1});
+     },
+     "v_descale: expected none, as k and v are float8_e4m3 already"},
     {"other_heads", [](Call* c) { c->params.k.shape[1] = 1; },
      "k: expected the heads of k_cache = 2"},
     {"cache_over_the_new_rows", [](Call* c) { c->params.k.data = c->params.k_cache.data; },
