@@ -30,7 +30,9 @@ from pathlib import Path
 
 TESTS = ("test_flash_attn_output", "test_flash_attn_varlen_output", "test_flash_attn_kvcache")
 FILE = "test_flash_attn.py"
-MOST_OUT_OF_MEMORY = 3  # times that a case is tried again: other processes' tensors go away
+OUT_OF_MEMORY = "out of memory"  # of all processes together: such a case is tried again later
+MOST_ATTEMPTS = 12
+MOST_MEMORY_KEPT = 4 << 30  # bytes, of a process between cases
 
 
 class Skipped(Exception):
@@ -143,39 +145,45 @@ def run_case(test, case):
 
     import fa3
 
-    for attempt in range(MOST_OUT_OF_MEMORY):
-        output = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(output):
-                test(**case)
-            return "passed", ""
-        except Skipped as reason:
-            return "skipped", str(reason)
-        except fa3.Unsupported as reason:
-            return "refused", str(reason)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            time.sleep(1 + attempt)
-        except Exception as error:
-            line = traceback.extract_tb(error.__traceback__)[-1]
-            said = " ".join(str(error).split())[:300]
-            printed = "; ".join(output.getvalue().splitlines()[-8:])
-            where = f"{Path(line.filename).name}:{line.lineno} {line.line}"
-            return "failed", f"{type(error).__name__} {said} at {where} | {printed}"
-    return "failed", "out of memory"
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output):
+            test(**case)
+        return "passed", ""
+    except Skipped as reason:
+        return "skipped", str(reason)
+    except fa3.Unsupported as reason:
+        return "refused", str(reason)
+    except torch.OutOfMemoryError:
+        return "failed", OUT_OF_MEMORY
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(str(error).split())[:300]
+        printed = "; ".join(output.getvalue().splitlines()[-8:])
+        where = f"{Path(line.filename).name}:{line.lineno} {line.line}"
+        return "failed", f"{type(error).__name__} {said} at {where} | {printed}"
 
 
 def work(options):
     """One process of several: its part of each sample, a JSON line a case."""
+    import torch
+
     tests = load(options.folder, options.device)
     for name in options.tests:
         test = getattr(tests, name)
         ends = time.monotonic() + options.seconds
         sample, _ = sample_of(test, name, options)
-        for case in sample[options.worker :: options.workers]:
-            if time.monotonic() > ends:
-                break
+        todo = [(case, 1) for case in sample[options.worker :: options.workers]]
+        while todo and time.monotonic() < ends:
+            case, attempt = todo.pop(0)
             outcome, why = run_case(test, case)
+            if options.device == "cuda" and torch.cuda.memory_reserved() > MOST_MEMORY_KEPT:
+                torch.cuda.empty_cache()
+            if why == OUT_OF_MEMORY and attempt < MOST_ATTEMPTS:
+                if attempt > 1:
+                    time.sleep(options.worker % 4)
+                todo.append((case, attempt + 1))
+                continue
             text = {key: str(value) for key, value in case.items()}
             print(json.dumps([name, outcome, why, text]), flush=True)
             if "CUDA error" in why:
