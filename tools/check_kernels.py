@@ -3,8 +3,8 @@
 
     python3 tools/check_kernels.py OBJECT...
 
-For every attention kernel in the objects (built with --compress-mode=none) this counts opcodes and
-fails on
+Machine code that nvcc compressed (--compress-mode=size) is unpacked by the command zstd. For every
+attention kernel in the objects this counts opcodes and fails on
   - local memory traffic: registers were spilled, or an array was indexed at run time;
   - matrix products other than the product sites of each kind ask for;
   - products the compiler serialised: more waits between them than the source has;
@@ -14,12 +14,14 @@ fails on
 
 import re
 import struct
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 INSTRUCTION_BYTES = 16
+ZSTD_FRAME = rb"\x28\xb5\x2f\xfd"
 OPCODE_MASK = 0xFFF
 # Opcodes of sm_90, low 12 bits, as cuobjdump names them.
 LOCAL = {0x983: "LDL", 0x387: "STL"}
@@ -111,11 +113,19 @@ def sections(elf: bytes):
 
 
 def device_images(blob: bytes):
-    """The CUDA ELF images inside an object file: machine number 190."""
-    for match in re.finditer(rb"\x7fELF\x02\x01", blob):
-        image = blob[match.start() :]
-        if struct.unpack_from("<H", image, 18)[0] == 190:
-            yield image
+    """The CUDA ELF images inside an object file, compressed or not: machine number 190."""
+    frames = (blob[match.start() :] for match in re.finditer(ZSTD_FRAME, blob))
+    for part in (blob, *map(unpacked, frames)):
+        for match in re.finditer(rb"\x7fELF\x02\x01", part):
+            image = part[match.start() :]
+            if struct.unpack_from("<H", image, 18)[0] == 190:
+                yield image
+
+
+def unpacked(frame: bytes) -> bytes:
+    """What a zstd frame holds; what follows the frame makes zstd fail at its end."""
+    done = subprocess.run(["zstd", "-dcq"], input=frame, capture_output=True)
+    return done.stdout
 
 
 def opcodes(code: bytes) -> Counter:

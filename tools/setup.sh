@@ -13,7 +13,7 @@ for purpose in "$@"; do
   case "$purpose" in
     command) packages="$packages $command" ;;
     build) packages="$packages $command python3-dev" ;;
-    test) packages="$packages libgtest-dev python3 python3-dev python3-venv $tools" ;;
+    test) packages="$packages libgtest-dev python3 python3-dev python3-venv zstd $tools" ;;
     deb) packages="$packages dpkg-dev" ;;
     lint) packages="$packages clang-format-14" ;;
     tidy) packages="$packages clang-tidy-14 clang-14" ;;
