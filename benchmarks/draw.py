@@ -31,8 +31,10 @@ class Recorded:
 
 RECORDED = {  # by folder of the machine
     "nvidia-h200": [
-        Recorded("Backward beside official FlashAttention-3 (Figure 6)",
-                 "backward-rivals-h200-2026-11-21.jsonl", figures.bars, figures.ratios),
+        Recorded("Forward beside the official FlashAttention-3 and FlashAttention-4 (Figure 5)",
+                 "forward-h200-2026-11-22.jsonl", figures.bars, figures.ratios),
+        Recorded("Backward beside the official FlashAttention-3 (Figure 6)",
+                 "backward-rivals-h200-2026-11-22.jsonl", figures.bars, figures.ratios),
         Recorded("What each idea is worth (Table 2)",
                  "ablation-h200-2026-11-21.jsonl", None, figures.ablation),
     ]
@@ -66,11 +68,11 @@ class Report:
 
 
 def left_out(rows: list[dict]) -> list[str]:
-    """What could not run and why: each sentence once, with how often it was said."""
+    """What could not run and why: the first sentence of it, once, with how often it was said."""
     said = {}
     for row in rows:
         if "left_out" in row:
-            key = figures.name_of(row["engine"]), row["left_out"]
+            key = figures.name_of(row["engine"]), row["left_out"].split(". ")[0]
             said[key] = said.get(key, 0) + 1
     return [f"* {name} did not run in {n} cases: {words}" for (name, words), n in said.items()]
 
