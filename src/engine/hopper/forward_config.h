@@ -110,6 +110,10 @@ struct ForwardConfig {
   // A whole warp asks for copies: keys in small pages come in many.
   FA3_HD constexpr bool loads_by_warp() const { return cuts(); }
 
+  // Keys and values in small pages can be copied by threads (gather_keys.cuh), which take registers of
+  // the producer's warpgroup.
+  FA3_HD constexpr bool may_gather() const { return cuts() && !e4m3 && !widens(); }
+
   // Spend registers on a shorter step between tiles. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.
   FA3_HD constexpr bool short_tile_change() const { return consumers() <= 2; }

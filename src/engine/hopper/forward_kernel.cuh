@@ -4,6 +4,7 @@
 // tiles are left. Read next: piece/smem_plan.cuh, load_tma.cuh, mainloop.cuh.
 #pragma once
 
+#include "engine/hopper/gather_keys.cuh"
 #include "engine/hopper/load_tma.cuh"
 #include "engine/hopper/mainloop.cuh"
 #include "engine/hopper/piece/find_share.cuh"
@@ -22,6 +23,12 @@ __device__ __forceinline__ Share own_share(const ForwardParams& params) {
   ptx::griddepcontrol_launch_dependents();  // the merge waits for this kernel's end itself
   if (params.split.parts > 0) return {};
   return find_share(params.split, int(blockIdx.x), int(gridDim.x));
+}
+
+// Threads copy this launch's keys: barriers count them too.
+template <ForwardConfig C>
+__device__ __forceinline__ bool gathers(const ForwardParams& params) {
+  return C.may_gather() && params.gathered.active;
 }
 
 template <ForwardConfig C>
@@ -44,6 +51,9 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
       at.loaded_ring().init(kHelperWarps);
       at.kv_ring().init(C.consumer_warps(), kHelperWarps);
       at.item_ring().init(C.consumer_warps() + kHelperWarps);
+    } else if (gathers<C>(params)) {
+      at.kv_ring().init(C.consumer_warps(), 1 + kHelperWarps * ptx::kLanes);
+      at.item_ring().init(C.consumer_warps() + kHelperWarps);
     } else {
       at.kv_ring().init(C.consumer_warps());
       at.item_ring().init(C.consumer_warps());
@@ -61,6 +71,9 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
     }
     if constexpr (C.widens()) {
       if (warp > 0) Widener<C>(smem, at, warp - 1).run();
+    }
+    if constexpr (C.may_gather()) {
+      if (warp > 0 && gathers<C>(params)) Gatherer<C>(params, smem, at, warp - 1).run();
     }
   } else {
     if constexpr (C.consumer_registers() < C.launch_registers()) {

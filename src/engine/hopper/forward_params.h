@@ -21,6 +21,22 @@ struct PagedKeys {
   int num_pages;
 };
 
+// K or V in pages, for threads that copy rows themselves (gather_keys.cuh): rows and pages lie at
+// multiples of a unit.
+struct GatheredRows {
+  const unsigned char* data;
+  int64_t head_bytes;
+  uint32_t unit_bytes;
+  uint32_t page_units;
+  uint32_t row_units;
+  int columns;
+};
+
+struct GatheredKeys {
+  bool active;  // else the copy engine brings pages, in boxes
+  GatheredRows k, v;
+};
+
 struct ForwardParams {
   // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's are
   // clipped (tensor_map.h).
@@ -55,6 +71,7 @@ struct ForwardParams {
   CutTile* cuts;
   E4m3Params e4m3;
   CacheScales cache_scales;
+  GatheredKeys gathered;  // of `paged`
 };
 
 }  // namespace fa3::hopper

@@ -34,6 +34,9 @@ constexpr int64_t kLeastKeysToCut = 512;
 constexpr double kBusyEnough = 0.85;
 // Of the thread blocks that there is room for, so many get a share.
 constexpr double kBusyShares = 0.96;
+// Boxes of fewer rows of a page are slower than copies by threads; for few queries those of all sizes
+// are. Measured: docs/performance-hopper.md.
+constexpr int kLeastBoxRows = 64;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 
 int64_t num_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
@@ -173,6 +176,29 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
              : encode_tensor_map(params.v_map, launch.v, c.input(), v, v.rows);
 }
 
+// For threads that copy whole chunks of 16 bytes. A unit that divides both strides lets few bits hold a
+// row's place. False: they do not, or there are other chunks.
+bool describe_rows(const TensorSpan& t, GatheredRows* rows) {
+  const int64_t page = t.batches > 1 ? t.batch_stride : 0, row = t.rows > 1 ? t.row_stride : 0;
+  const int64_t unit = std::max<int64_t>(1, std::gcd(page, row));
+  const int64_t last = (t.batches - 1) * (page / unit) + (t.rows - 1) * (row / unit);
+  *rows = {.data = static_cast<const unsigned char*>(t.data),
+           .head_bytes = t.head_stride * t.element_bytes,
+           .unit_bytes = uint32_t(unit * t.element_bytes),
+           .page_units = uint32_t(page / unit),
+           .row_units = uint32_t(row / unit),
+           .columns = int(t.columns)};
+  return last <= INT32_MAX && unit * t.element_bytes <= UINT32_MAX && t.columns % kCopyColumns == 0;
+}
+
+GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
+  GatheredKeys keys{};
+  keys.active = c.may_gather() && launch.places.paged() &&
+                (c.consumers() == 1 || page_box_rows(c, launch) < kLeastBoxRows) &&
+                describe_rows(launch.k, &keys.k) && describe_rows(launch.v, &keys.v);
+  return keys;
+}
+
 // Of a tile, if lengths are even.
 int64_t most_pieces(const ForwardConfig& c, const ForwardLaunch& launch) {
   if (launch.cut.parts != KeyCut::kShares) return launch.cut.parts;
@@ -217,6 +243,10 @@ int page_box_rows(const ForwardConfig& c, const ForwardLaunch& launch) {
   if (!launch.places.paged()) return c.block_n;
   if (launch.lengths_k.padded_left) return 1;
   return int(std::gcd(launch.places.page_size, int64_t{c.block_n}));
+}
+
+bool gathers_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
+  return gathered_keys(c, launch).active;
 }
 
 // As many as leave few thread blocks without a share.
@@ -305,6 +335,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   params.cuts = workspace.cuts;
   params.e4m3 = launch.e4m3;
   params.cache_scales = launch.cache_scales;
+  params.gathered = gathered_keys(c, launch);
 
   error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                kernel.smem_bytes);

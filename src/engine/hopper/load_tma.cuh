@@ -12,22 +12,32 @@
 
 namespace fa3::hopper {
 
+// Where the keys of a tile lie: in registers, since its record is in shared memory.
+struct TileKeys {
+  int begin;  // of block 0, in the tensors
+  int count;  // from there on, of the sequence
+  int kv_head;
+  int batch;  // or entry of the page table
+
+  // Of e4m3:
+  int sequence;
+  int first;  // block 0's first key, counted from the sequence's
+};
+
+template <ForwardConfig C>
+__device__ __forceinline__ TileKeys keys_of(const ForwardParams& params, const ItemOf<C>& item) {
+  return {item.keys.begin + item.first_key,
+          item.keys.count - item.first_key,
+          item.queries.pack / params.packs_per_kv_head,
+          item.keys.batch,
+          sequence_of<C>(item),
+          item.first_key};
+}
+
 // Q, K and V of the tiles, into their rings.
 template <ForwardConfig C>
 class TmaLoader {
  public:
-  // Where the keys of a tile lie: in registers, since its record is in shared memory.
-  struct Keys {
-    int begin;  // of block 0, in the tensors
-    int count;  // from there on, of the sequence
-    int kv_head;
-    int batch;  // or entry of the page table
-
-    // Of e4m3:
-    int sequence;
-    int first;  // block 0's first key, counted from the sequence's
-  };
-
   __device__ __forceinline__ TmaLoader(const ForwardParams& params, SmemAddresses<C> at)
       : params_(params), at_(at) {}
 
@@ -48,17 +58,8 @@ class TmaLoader {
     q_.advance();
   }
 
-  __device__ __forceinline__ Keys keys_of(const ItemOf<C>& item) const {
-    return {item.keys.begin + item.first_key,
-            item.keys.count - item.first_key,
-            item.queries.pack / params_.packs_per_kv_head,
-            item.keys.batch,
-            sequence_of<C>(item),
-            item.first_key};
-  }
-
   // K of a block, and V of the block that the last call was about.
-  __device__ __forceinline__ void load_kv(const Keys& keys, int block) {
+  __device__ __forceinline__ void load_kv(const TileKeys& keys, int block) {
     const ptx::TileCoordinates next = place_of(keys, block);
     if constexpr (C.e4m3) {
       const int key = keys.first + block * C.block_n;
@@ -113,7 +114,7 @@ class TmaLoader {
 
   // Where a key block lies. Of a general kernel, keys past the sequence's end are kept out: NaN in
   // a neighbour's V would reach this sequence's rows, although its weight is zero.
-  __device__ __forceinline__ ptx::TileCoordinates place_of(const Keys& keys, int block) const {
+  __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys, int block) const {
     const int key = block * C.block_n;
     if constexpr (C.general()) {
       const int left = keys.count - key;
@@ -130,9 +131,23 @@ class TmaLoader {
     if constexpr (C.loads_by_warp()) __syncwarp();
   }
 
+  // Threads copy this tile (gather_keys.cuh). Its barrier waits for the producer's word all the same: so
+  // it draws and announces tiles no earlier than it would load them.
+  __device__ __forceinline__ void leave_to_others() {
+    wait_for_slot();
+    if (leads()) ptx::mbarrier_arrive(at_.kv_ring().full(kv_.slot()));
+    kv_.advance();
+  }
+
   __device__ __forceinline__ void load_block(const tile::ClippedMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block,
                                              int more_bytes = 0) {
+    if constexpr (C.may_gather()) {
+      if (params_.gathered.active) {
+        leave_to_others();
+        return;
+      }
+    }
     if constexpr (C.general()) {
       if (params_.paged.page_size > 0) {
         load_pages(map, layout, block, more_bytes);
@@ -235,7 +250,7 @@ class Producer {
     if constexpr (C.e4m3) describe_scales(item);
     if constexpr (C.widens()) describe_cache_scales(item);
     announce();
-    const typename TmaLoader<C>::Keys keys = loader_.keys_of(item);
+    const TileKeys keys = keys_of<C>(params_, item);
     const int last = item.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
     for (int block = last; block >= 0; --block) {

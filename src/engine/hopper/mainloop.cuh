@@ -15,6 +15,7 @@
 #include "engine/cuda/score_again.cuh"
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/piece/turns.cuh"
+#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/store_tile.cuh"
 #include "engine/hopper/tile/gemm.cuh"
@@ -149,6 +150,7 @@ class Consumer {
     const uint32_t k_low = k_operand(k);
     q_ring_.wait_full(q_);
     at_.kv_ring().wait_full(k);
+    fence_gathered();
     turns_.take();
     ptx::wgmma_fence();
     tile::issue_abt<C.input(), kQ, kK>(r.scores, q_low, k_low);
@@ -173,6 +175,7 @@ class Consumer {
     const KvCursor k = next_kv();
     const KvCursor v = next_kv();
     wait_for(k, v);
+    fence_gathered();
     issue_products(r, k, v);
     read_scales(k);
     ptx::wgmma_wait_group<1>();  // the scores are there, P V is still at work
@@ -220,6 +223,7 @@ class Consumer {
     const KvCursor v = next_kv();
     const uint32_t v_low = v_operand(v);
     at_.kv_ring().wait_full(v);
+    fence_gathered();
     ptx::wgmma_fence();
     issue_output(r, v_low);
     ptx::wgmma_commit_group();
@@ -525,6 +529,16 @@ class Consumer {
     if (k_is_full && v_is_full) return;
     at_.kv_ring().wait_full(k);
     at_.kv_ring().wait_full(v);
+  }
+
+  // Between copies by threads, which are of the generic proxy, and products, which read by the async
+  // one. The threads that copy do not wait for their copies, so they cannot fence behind them; but a
+  // fence anywhere on the way from a write to its reader orders the two (PTX ISA, "causality order"),
+  // and the slot's barrier, which this thread has just waited for, is on that way.
+  __device__ __forceinline__ void fence_gathered() const {
+    if constexpr (C.may_gather()) {
+      if (params_.gathered.active) ptx::fence_proxy_async();
+    }
   }
 
   __device__ __forceinline__ void release_kv(KvCursor at) {

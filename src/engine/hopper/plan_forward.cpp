@@ -337,6 +337,9 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (c.widens()) {
     plan->why += concat("; float8_e4m3 becomes ", name_of(problem.dtype), " in shared memory");
   }
+  if (gathers_keys(general(c), launch)) {
+    plan->why += "; threads copy the keys of a page, row by row";
+  }
   if (plan->packed_heads > 1) {
     plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
   }

@@ -61,6 +61,20 @@ TEST(Layout, swizzle_is_the_hardwares) {
   }
 }
 
+// What threads that copy rows add up (gather_keys.cuh).
+TEST(Layout, a_chunk_lies_alike_in_every_eight_rows_and_every_slab) {
+  for (const TileLayout& t : layouts()) {
+    for (int row = 0; row < t.rows; ++row) {
+      for (int column = 0; column < t.columns; ++column) {
+        const int slab = column / t.slab_columns(), eight = row / kSwizzleRows;
+        ASSERT_EQ(t.chunk_offset(row, column),
+                  t.chunk_offset(row % kSwizzleRows, column % t.slab_columns()) +
+                      eight * kSwizzleRows * t.row_bytes() + slab * t.slab_bytes());
+      }
+    }
+  }
+}
+
 TEST(Layout, steps_along_columns_start_where_their_columns_do) {
   for (const TileLayout& t : layouts()) {
     for (int step = 0; step < t.columns / t.mma_depth(); ++step) {

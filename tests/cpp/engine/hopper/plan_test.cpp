@@ -357,6 +357,47 @@ TEST(PageBoxes, divide_a_page_and_a_tile) {
   EXPECT_EQ(rows(64, true), 1);
 }
 
+TEST(GatheredKeys, are_those_of_pages_whose_boxes_are_small_or_of_few_queries) {
+  constexpr ForwardConfig kMany =
+      ForwardConfig{.may_cut = true}.with(Element::kBf16, Variant::kGeneral);
+  constexpr ForwardConfig kFew = ForwardConfig{.block_m = 64, .block_n = 64, .may_cut = true}.with(
+      Element::kBf16, Variant::kGeneral);
+  constexpr ForwardConfig kWhole = ForwardConfig{}.with(Element::kBf16, Variant::kGeneral);
+  const auto gathered = [](const ForwardConfig& c, int64_t page_size, int columns = 128) {
+    ForwardLaunch launch;
+    launch.places.page_size = page_size;
+    launch.k = {nullptr, 10, page_size, 8, 128, page_size * 1024, 1024, 128};
+    launch.v = launch.k;
+    launch.v.columns = columns;
+    return gathers_keys(c, launch);
+  };
+  EXPECT_TRUE(gathered(kMany, 1));
+  EXPECT_TRUE(gathered(kMany, 32));
+  EXPECT_TRUE(gathered(kMany, 48));
+  EXPECT_FALSE(gathered(kMany, 64));
+  EXPECT_FALSE(gathered(kMany, 256));
+  EXPECT_TRUE(gathered(kFew, 256));
+  EXPECT_FALSE(gathered(kFew, 0)) << "no pages";
+  EXPECT_FALSE(gathered(kFew, 16, 124)) << "rows end within 16 bytes";
+  EXPECT_FALSE(gathered(kWhole, 16)) << "no registers for it";
+}
+
+// The place of a row is a 31-bit multiple of what divides the strides of rows and pages.
+TEST(GatheredKeys, rows_lie_at_multiples_of_a_unit_or_are_left_to_the_copy_engine) {
+  constexpr ForwardConfig kConfig =
+      ForwardConfig{.may_cut = true}.with(Element::kBf16, Variant::kGeneral);
+  ForwardLaunch launch;
+  launch.places.page_size = 16;
+  // Pages of heads of rows.
+  launch.k = {nullptr, int64_t{1} << 24, 16, 8, 128, 8 * 16 * 128, 128, 16 * 128};
+  launch.v = launch.k;
+  EXPECT_TRUE(gathers_keys(kConfig, launch));
+  launch.v.batch_stride += 8;
+  EXPECT_FALSE(gathers_keys(kConfig, launch)) << "units of 16 bytes do not reach the last page";
+  launch.v.batches = 1;
+  EXPECT_TRUE(gathers_keys(kConfig, launch)) << "a stride that nobody uses";
+}
+
 TEST(TensorMap, a_tensor_without_elements_needs_no_strides) {
   alignas(16) static char memory[64];
   const Operand without_strides{.data = memory, .dtype = DType::bfloat16};

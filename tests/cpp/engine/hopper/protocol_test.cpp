@@ -113,7 +113,7 @@ constexpr Shape kCut[] = {
      .mask = kCausal,
      .used_k = kAllUsed,
      .cut = {.parts = 2},
-     .page_size = 16},
+     .page_size = 640},
     {.seqlen_q = 1,
      .seqlen_k = kWholeBlocks,
      .heads = 2,
@@ -125,6 +125,7 @@ constexpr Shape kCut[] = {
      .page_size = 16},
 };
 
+// Boxes of many rows, and of few or copies by threads.
 constexpr Shape kPaged[] = {
     {.seqlen_q = 100,
      .seqlen_k = kWholeBlocks,
@@ -133,7 +134,45 @@ constexpr Shape kPaged[] = {
      .batches = 1,
      .mask = {.left = 90},
      .used_k = kAllUsed,
+     .page_size = 640},
+    {.seqlen_q = 100,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = 90},
+     .used_k = kAllUsed,
      .page_size = 16},
+};
+
+// Copied by threads: whole tiles, fixed parts and equal shares, several tiles of a head each.
+constexpr Shape kGathered[] = {
+    {.seqlen_q = 300,
+     .seqlen_k = kWholeBlocks,
+     .heads = 6,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = kCausal,
+     .used_k = kAllUsed,
+     .page_size = 7},
+    {.seqlen_q = 20,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = kCausal,
+     .used_k = kAllUsed,
+     .cut = {.parts = 2},
+     .page_size = 1},
+    {.seqlen_q = 150,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = 500, .right = 0},
+     .used_k = kAllUsed,
+     .cut = {.parts = KeyCut::kShares, .shares = 2},
+     .page_size = 4},
 };
 
 constexpr double kSlow = 0.01;
@@ -158,10 +197,12 @@ const Pace kPaces[] = {
     {.name = "another slow warp", .engines = 10, .weight = slow_warp<11>, .interruption = 0.5},
 };
 
-// Of the kernels for a quantized cache: one of the warps that widen keys, too.
+// One of the warps that widen keys, or copy them, too.
 std::vector<Pace> paces_of(const ForwardConfig& c) {
   std::vector<Pace> paces(std::begin(kPaces), std::end(kPaces));
-  if (c.widens()) paces.push_back({.name = "slow widening", .weight = slow_warp<2>});
+  if (c.widens() || c.may_gather()) {
+    paces.push_back({.name = "slow helper", .weight = slow_warp<2>});
+  }
   return paces;
 }
 
@@ -240,6 +281,18 @@ TYPED_TEST(Protocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
   expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kPaged);
 }
 
+TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
+  constexpr ForwardConfig kKernel = kTile.with(Element::kBf16, Variant::kGeneral);
+  if constexpr (kKernel.may_gather()) {
+    expect_all_work_done<kKernel>(kGathered);
+    expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(
+        std::span(kGathered).first(1));
+  } else {
+    GTEST_SKIP() << "this kernel leaves pages to the copy engine";
+  }
+}
+
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kShapes);
 }
@@ -277,13 +330,14 @@ class BrokenProtocol : public testing::Test {
   static constexpr ForwardConfig kConfig{};
 
   // Every run must break off with one of these, and each of them must occur.
+  template <ForwardConfig C = kConfig>
   static void expect_found(Fault fault, const std::set<std::string>& complaints,
-                           const std::vector<Pace>& paces = {std::begin(kPaces),
-                                                             std::end(kPaces)}) {
+                           const std::vector<Pace>& paces = {std::begin(kPaces), std::end(kPaces)},
+                           std::span<const Shape> shapes = std::span(kShapes).first(2)) {
     std::set<std::string> found;
     for (unsigned seed = 0; seed < 10; ++seed) {
       for (const Pace& pace : paces) {
-        const std::string error = error_of<kConfig>({kShapes[seed % 2], seed, pace, fault});
+        const std::string error = error_of<C>({shapes[seed % shapes.size()], seed, pace, fault});
         const auto complaint =
             std::find_if(complaints.begin(), complaints.end(),
                          [&](const std::string& c) { return error.starts_with(c); });
@@ -326,6 +380,29 @@ TEST_F(BrokenProtocol, nobody_begins) {
 }
 TEST_F(BrokenProtocol, a_turn_given_twice) {
   expect_found(Fault::kTurnGivenTwice, {"named barrier 1: warp"});
+}
+
+// The same of keys that threads copy: the kernel of few queries, which has one consumer.
+class BrokenGathering : public BrokenProtocol {
+ protected:
+  static constexpr ForwardConfig kGatherer =
+      ForwardConfig{.block_m = 64, .block_n = 64, .ping_pong = false, .may_cut = true}.with(
+          Element::kBf16, Variant::kGeneral);
+  static void expect_found(Fault fault, const std::set<std::string>& complaints) {
+    BrokenProtocol::expect_found<kGatherer>(fault, complaints,
+                                            {std::begin(kPaces), std::end(kPaces)}, kGathered);
+  }
+};
+
+TEST_F(BrokenGathering, products_read_without_a_fence) {
+  expect_found(Fault::kNoFence, {"no fence.proxy.async between the barrier of copies"});
+}
+TEST_F(BrokenGathering, full_before_the_last_warp_has_copied) {
+  // A product reads what is on its way, or the barrier counts one arrival for the next phase.
+  expect_found(Fault::kOneCopierTooFew, {"read before it was filled"});
+}
+TEST_F(BrokenGathering, released_before_it_was_read) {
+  expect_found(Fault::kReleaseBeforeRead, {"overwritten while it is read"});
 }
 
 }  // namespace

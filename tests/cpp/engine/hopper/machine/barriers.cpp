@@ -99,6 +99,11 @@ void Barriers::bytes_arrived(uint32_t address, int64_t bytes) {
   complete_if_due(address);
 }
 
+void Barriers::copies_arrived(uint32_t address) {
+  --at(address).pending;
+  complete_if_due(address);
+}
+
 void NamedBarriers::count(int id, int threads, bool waits) {
   Block& block = here();
   constexpr int kThreadsPerWarp = 32, kMostNamed = 16;

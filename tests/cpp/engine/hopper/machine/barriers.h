@@ -32,6 +32,8 @@ class Barriers {
   // The phase that a copy counts for, and the arrival of its bytes.
   Moment end_of_phase(uint32_t address);
   void bytes_arrived(uint32_t address, int64_t bytes);
+  // Of a warp's own copies: an arrival that tells nothing else of the warp.
+  void copies_arrived(uint32_t address);
 
  private:
   struct Waiter {

@@ -33,6 +33,7 @@ struct Block {
   std::array<Clock, kMostWarps> clocks;
   std::array<Products, kMostWarps> products;
   std::array<Departures, kMostWarps> departures;
+  std::array<ThreadCopies, kMostWarps> thread_copies;
   Outcome outcome;
 };
 

@@ -18,6 +18,7 @@ inline constexpr int kMostBarriers = 112;
 struct Moment {
   int actor = 0;
   int time = 0;
+  bool operator==(const Moment&) const = default;
 };
 
 class Clock {

@@ -28,6 +28,51 @@ void begin_load(uint32_t smem, int bytes, uint32_t barrier,
   });
 }
 
+namespace {
+
+// What lies at an address of global memory; zeros at none.
+Content content_at(const void* global) {
+  if (global == nullptr) return {};
+  const auto address = reinterpret_cast<uintptr_t>(global);
+  for (const GlobalTensor& t : here().setting.tensors) {
+    const int64_t element = (int64_t(address) - int64_t(t.address)) / t.element_bytes;
+    const int64_t row = element / (int64_t{t.heads} * t.columns);
+    if (address < t.address || row >= t.rows) continue;
+    return {.tensor = t.tensor,
+            .row = int(row),
+            .column = int(element % t.columns),
+            .head = int(element / t.columns % t.heads)};
+  }
+  fail("a copy by threads from outside of every tensor");
+}
+
+}  // namespace
+
+void ThreadCopies::begin(uint32_t smem, const void* global) {
+  here().scheduler.yield();
+  here().memory.begin_thread_copy(here().accessor(), smem);
+  open_.push_back({smem, content_at(global)});
+}
+
+void ThreadCopies::arrive(uint32_t barrier) {
+  Block& block = here();
+  block.scheduler.yield();
+  for (const Copy& copy : open_) {
+    block.memory.tell_arrival(copy.smem, block.barriers.end_of_phase(barrier));
+  }
+  ++groups_in_flight_;
+  block.scheduler.later([this, &block, barrier, group = std::move(open_)] {
+    for (const Copy& copy : group) block.memory.end_thread_copy(copy.smem, copy.content);
+    --groups_in_flight_;
+    block.barriers.copies_arrived(barrier);
+  });
+  open_ = {};
+}
+
+void ThreadCopies::wait() {
+  here().scheduler.wait_until("its copies", [this] { return groups_in_flight_ == 0; });
+}
+
 void Departures::send(uint32_t smem, Departure departure) {
   Block& block = here();
   block.scheduler.yield();

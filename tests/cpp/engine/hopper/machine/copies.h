@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The copy engine: copies into shared memory that arrive at some time and tell an mbarrier, and
-// copies out of it that read until their group is waited for.
+// copies out of it that read until their group is waited for. Beside it copies by threads, which
+// arrive at some time too, and then for their warp at an mbarrier.
 #pragma once
 
 #include <deque>
+#include <vector>
 
 #include "instructions.h"
 #include "memory.h"
@@ -25,6 +27,23 @@ class Departures {
  private:
   HeldPieces open_;
   std::deque<HeldPieces> flying_;
+};
+
+// Into shared memory, of one warp: 16 bytes for each lane, of which lane 0 is seen.
+class ThreadCopies {
+ public:
+  void begin(uint32_t smem, const void* global);
+  void arrive(uint32_t barrier);
+  void wait();
+  bool idle() const { return open_.empty(); }
+
+ private:
+  struct Copy {
+    uint32_t smem;
+    Content content;
+  };
+  std::vector<Copy> open_;  // that no barrier was told of
+  int groups_in_flight_ = 0;
 };
 
 }  // namespace fa3::machine

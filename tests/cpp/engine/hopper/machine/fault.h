@@ -21,6 +21,9 @@ enum class Fault {
   kTooFewBytes,     // a slot of two slabs counts as full after the first
   kNoFirstTurn,     // nobody gives the first turn to issue products
   kTurnGivenTwice,  // somebody gives his turn on twice
+  // Of keys that threads copy:
+  kOneCopierTooFew,  // a slot counts as full before the last warp's copies are there
+  kNoFence,          // consumers read them without a fence
 };
 
 // Which barriers the faults are about.
@@ -42,9 +45,11 @@ class Faults {
   Faults(Fault fault, KvBarriers kv) : fault_(fault), kv_(kv) {}
 
   int arrivals(uint32_t barrier, int count) const {
+    if (kv_.is_full(barrier)) return count - is(Fault::kOneCopierTooFew);
     if (!kv_.is_empty(barrier)) return count;
     return count + is(Fault::kOneArrivalTooMany) - is(Fault::kOneArrivalTooFew);
   }
+  bool forgets_fence() const { return is(Fault::kNoFence); }
   bool forgets_arrival(uint32_t barrier, int warp) {
     if (!kv_.is_empty(barrier)) return false;
     if (is(Fault::kReleaseBeforeRead)) return true;  // done long ago

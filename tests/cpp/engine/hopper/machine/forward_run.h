@@ -62,6 +62,7 @@ class Run {
       for (TensorSpan* t : {&a.k, &a.v}) {
         t->rows = s.page_size;
         t->batches = a.places.pages;
+        t->batch_stride = s.page_size * t->row_stride;
       }
     }
     a.cut = s.cut;
@@ -87,6 +88,8 @@ class Run {
       known.page_rows = s.page_size;
       *map = machine::encoded(known);
     }
+    launch_.params.gathered.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
+    launch_.params.gathered.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
     std::fill(std::begin(raw_smem), std::end(raw_smem), 0xcd);
     outcome_ = machine::run_block(setting(), C.threads() / kWarpSize, launch_.blocks,
                                   [this] { forward_kernel<C>(launch_.params); });
@@ -206,6 +209,10 @@ class Run {
         setting.buffers.push_back({"sums of a warp", at.output(uint32_t(warp), 0), kBytes});
       }
     }
+    const int64_t rows =
+        int64_t{trial_.shape.batches} * launch_.params.paged.page_size * trial_.shape.num_pages();
+    setting.tensors = {{&k_, kAddressOfK, rows, trial_.shape.kv_heads, C.head_dim, 2},
+                       {&v_, kAddressOfV, rows, trial_.shape.kv_heads, C.head_dim_v, 2}};
     const bool plain = !trial_.shape.ragged() && !trial_.shape.cut.active();
     setting.infinite = [seed = trial_.seed, plain](const Product& p) {
       return plain && p.scores() && p.b.row == 0 &&
@@ -339,6 +346,9 @@ class Run {
     }
     ASSERT_EQ(std::set<const void*>(outcome_.stored.begin(), outcome_.stored.end()), expected);
   }
+
+  // Where threads find keys and values in pages.
+  static constexpr uintptr_t kAddressOfK = uintptr_t{1} << 40, kAddressOfV = uintptr_t{2} << 40;
 
   static constexpr int kFirstConsumer = C.threads() / kWarpSize - C.consumer_warps();
 

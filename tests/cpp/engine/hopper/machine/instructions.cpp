@@ -53,7 +53,16 @@ void load_shared(uint32_t address) {
   here().memory.load(here().accessor(), address);
 }
 void fence_proxy_async() {
-  here().memory.fence(here().accessor());
+  if (!here().faults.forgets_fence()) here().memory.fence(here().accessor());
+}
+void copy_by_thread(uint32_t smem, const void* global) {
+  here().thread_copies[size_t(here().warp())].begin(smem, global);
+}
+void arrive_when_copied(uint32_t barrier) {
+  here().thread_copies[size_t(here().warp())].arrive(barrier);
+}
+void wait_for_thread_copies() {
+  here().thread_copies[size_t(here().warp())].wait();
 }
 void store_global(const void* pointer) {
   here().outcome.stored.push_back(pointer);

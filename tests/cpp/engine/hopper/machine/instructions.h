@@ -31,6 +31,9 @@ void set_registers(int registers, bool more);
 void store_shared(uint32_t address);
 void load_shared(uint32_t address);
 void fence_proxy_async();
+void copy_by_thread(uint32_t smem, const void* global);
+void arrive_when_copied(uint32_t barrier);
+void wait_for_thread_copies();
 void store_global(const void* pointer);
 void add_global(const void* pointer, int bytes);
 

@@ -17,6 +17,9 @@ void require_idle() {
   const size_t warp = size_t(here().warp());
   if (!here().products[warp].idle()) fail("warp ", warp, " left with products in flight");
   if (!here().departures[warp].idle()) fail("warp ", warp, " left with copies in flight");
+  if (!here().thread_copies[warp].idle()) {
+    fail("warp ", warp, " left with copies that no barrier was told of");
+  }
 }
 
 }  // namespace

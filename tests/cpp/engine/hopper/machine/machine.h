@@ -5,7 +5,7 @@
 // sources run on it, with machine/engine/hopper/ptx/ in place of the instructions. It breaks off with
 // a sentence when
 //   - memory is overwritten while something still reads it, or read before it was filled,
-//   - a store is read by wgmma or the copy engine without a fence between,
+//   - a store, or a copy by threads, is read by wgmma or the copy engine without a fence between,
 //   - a barrier runs past somebody who waits for it (its phases alias), or is misused,
 //   - accumulators are touched while a product works on them,
 //   - nobody can go on, also for want of registers.
@@ -71,6 +71,14 @@ struct Departure {
   bool adds = false;  // to what is there
 };
 
+// A (row, head, column) tensor in global memory that threads copy from: here, addresses alone.
+struct GlobalTensor {
+  const void* tensor = nullptr;  // its name
+  uintptr_t address = 0;
+  int64_t rows = 0;
+  int heads = 0, columns = 0, element_bytes = 0;
+};
+
 struct Setting {
   unsigned seed = 0;
   unsigned block = 0;  // blockIdx.x
@@ -79,6 +87,7 @@ struct Setting {
   Fault fault = Fault::kNone;
   KvBarriers kv;  // that the fault is about
   std::vector<Buffer> buffers;
+  std::vector<GlobalTensor> tensors;
   // Products whose results are infinite; all others are zero.
   std::function<bool(const Product&)> infinite = [](const Product&) { return false; };
 };

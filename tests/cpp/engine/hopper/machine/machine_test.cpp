@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/reduce.cuh"
@@ -109,6 +110,70 @@ TEST(Machine, a_load_over_a_store_needs_fence_and_barrier) {
   expect_found(2, kBuffers, program(false, true), {kUnfenced});
   expect_found(2, kBuffers, program(true, false),
                {"overwritten while it is stored", "overwritten while a copy arrives"});
+}
+
+TEST(Machine, the_copy_engine_reads_copies_by_threads_after_barrier_and_fence) {
+  constexpr uint32_t kCopied = kPlace + 1024;
+  static float target[256];
+  enum class Reader { kRight, kNoFence, kFenceTooEarly, kNoWait, kThread };
+  const auto program = [](Reader reader) {
+    return [reader] {
+      if (threadIdx.x == 0) ptx::mbarrier_init(kCopied, 1);
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        ptx::cp_async_16(kPlace, nullptr, false);
+        ptx::cp_async_16(kPlace + 512, nullptr, false);
+        ptx::cp_async_mbarrier_arrive(kCopied);
+        ptx::cp_async_wait_all();
+        return;
+      }
+      if (reader == Reader::kFenceTooEarly) ptx::fence_proxy_async();
+      if (reader != Reader::kNoWait) ptx::mbarrier_wait_parity(kCopied, 0);
+      if (reader == Reader::kThread) {
+        ptx::ld_shared_f32(kPlace);
+        return;
+      }
+      if (reader == Reader::kRight || reader == Reader::kNoWait) ptx::fence_proxy_async();
+      ptx::cp_async_bulk_store(target, kPlace, 1024);
+      ptx::cp_async_bulk_commit_group();
+      ptx::cp_async_bulk_wait_group_read<0>();
+    };
+  };
+  expect_right(2, kBuffers, program(Reader::kRight));
+  expect_right(2, kBuffers, program(Reader::kThread));
+  constexpr char kNoFence[] = "no fence.proxy.async between the barrier of copies by threads";
+  expect_found(2, kBuffers, program(Reader::kNoFence), {kNoFence});
+  expect_found(2, kBuffers, program(Reader::kFenceTooEarly), {kNoFence});
+  expect_found(2, kBuffers, program(Reader::kNoWait), {kUnfilled});
+}
+
+TEST(Machine, copies_by_threads_overwrite_nothing_that_is_read_and_tell_a_barrier) {
+  constexpr uint32_t kCopied = kPlace + 1024, kRead = kPlace + 1032;
+  const auto program = [](bool waits) {
+    return [waits] {
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_init(kCopied, 1);
+        ptx::mbarrier_init(kRead, 1);
+      }
+      __syncthreads();
+      for (uint32_t lap = 0; lap < 2; ++lap) {
+        if (threadIdx.x == 0) {
+          if (waits && lap > 0) ptx::mbarrier_wait_parity(kRead, lap - 1);
+          ptx::cp_async_16(kPlace, nullptr, false);
+          ptx::cp_async_mbarrier_arrive(kCopied);
+        } else {
+          ptx::mbarrier_wait_parity(kCopied, lap);
+          ptx::ld_shared_f32(kPlace);
+          ptx::mbarrier_arrive(kRead);
+        }
+      }
+      if (threadIdx.x == 0) ptx::cp_async_wait_all();
+    };
+  };
+  expect_right(2, kBuffers, program(true));
+  expect_found(2, kBuffers, program(false), {kOverRead, "overwritten while a copy arrives"});
+  expect_found(1, kBuffers, [] { ptx::cp_async_16(kPlace, nullptr, false); },
+               {"warp 0 left with copies that no barrier was told of"});
 }
 
 TEST(Machine, knowledge_passes_through_a_third_warp) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.h"
 
+#include <climits>
+
 #include "failure.h"
 
 namespace fa3::machine {
@@ -101,6 +103,10 @@ void Memory::require_fenced(const Accessor& by, const Piece& piece) const {
            " and the barrier after it: ", place(piece.begin), ", met by warp ", by.warp);
     }
   }
+  if (piece.copier >= 0 && !known_at_fence_[size_t(by.warp)].has(piece.arrival)) {
+    fail("no fence.proxy.async between the barrier of copies by threads of warp ", piece.copier,
+         " and their reader: ", place(piece.begin), ", met by warp ", by.warp);
+  }
 }
 
 void Memory::begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival) {
@@ -116,7 +122,31 @@ void Memory::begin_copy(const Accessor& by, uint32_t address, int bytes, Moment 
     piece.stored.fill({});
     piece.arriving = true;
     piece.arrival = arrival;
+    piece.copier = -1;
   });
+}
+
+void Memory::begin_thread_copy(const Accessor& by, uint32_t address) {
+  Piece& piece = at(address);
+  const Moment untold{by.warp, INT_MAX};
+  const bool goes_on = piece.arriving && piece.copier == by.warp && piece.arrival == untold;
+  if (!goes_on) require_unread(by, piece, "a copy by threads");
+  piece.arriving = true;
+  piece.arrival = untold;
+  piece.copier = by.warp;
+}
+
+void Memory::tell_arrival(uint32_t address, Moment arrival) {
+  at(address).arrival = arrival;
+}
+
+void Memory::end_thread_copy(uint32_t address, Content content) {
+  Piece& piece = at(address);
+  constexpr uint32_t kRowBytes = 128;  // the widest
+  content.row -= int((address - piece.begin) / kRowBytes);
+  piece.arriving = false;
+  piece.filled = true;
+  piece.content = content;
 }
 
 void Memory::end_copy(uint32_t address, int bytes,
@@ -133,6 +163,7 @@ void Memory::store(const Accessor& by, uint32_t address) {
   for_pieces(range.address, range.bytes, [&](Piece& piece) {
     Stored& stored = piece.stored[size_t(by.warp)];
     require_unread(by, piece, "a store");
+    piece.copier = -1;
     const bool stored_before = !piece.filled || piece.content.tensor == nullptr;
     piece.content = {.filling = stored_before ? piece.content.filling : 0};
     if (!piece.filled || !stored_before || piece.read_since_stored) ++piece.content.filling;
@@ -158,6 +189,7 @@ void Memory::fence(const Accessor& by) {
     if (stored.time > 0 && stored.fenced == 0) stored.fenced = by.now().time;
   }
   unfenced_[size_t(by.warp)].clear();
+  known_at_fence_[size_t(by.warp)] = by.knows;
 }
 
 const Content& Memory::begin_read(const Accessor& by, uint32_t address, int bytes,

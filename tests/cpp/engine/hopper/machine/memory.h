@@ -34,11 +34,18 @@ class Memory {
   void begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival);
   void end_copy(uint32_t address, int bytes, const std::function<Content(int offset)>& content);
 
+  // The same by threads, whose first lane copies to this address: counts for its piece. Over when the
+  // arrival is known that tell_arrival() names; end_thread_copy: the bytes are there.
+  void begin_thread_copy(const Accessor& by, uint32_t address);
+  void tell_arrival(uint32_t address, Moment arrival);
+  void end_thread_copy(uint32_t address, Content content);
+
   // An ordinary store or load of a warp: counts for the whole buffer that its first lane meets.
   void store(const Accessor& by, uint32_t address);
   void load(const Accessor& by, uint32_t address);
 
-  // What this warp has stored may be read by wgmma and the copy engine, by those who are told later.
+  // What this warp has stored may be read by wgmma and the copy engine, by those who are told later;
+  // and by its own products what threads have copied that it was told of.
   void fence(const Accessor& by);
 
   // wgmma or the copy engine reads, until end_reads. Returns what lies at the address.
@@ -58,7 +65,8 @@ class Memory {
     uint32_t begin = 0, end = 0;
     Content content;
     bool filled = false, arriving = false, read_since_stored = false;
-    Moment arrival;  // of the last copy
+    Moment arrival;   // of the last copy
+    int copier = -1;  // the warp whose threads made it, or none
     std::array<Stored, kMostWarps> stored;
     std::array<Read, kMostWarps> reads;
   };
@@ -75,6 +83,7 @@ class Memory {
   std::vector<Piece> pieces_;
   std::vector<int> piece_of_unit_;
   std::array<std::vector<int>, kMostWarps> unfenced_;
+  std::array<Clock, kMostWarps> known_at_fence_;
 };
 
 }  // namespace fa3::machine

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values in pages, copied by threads. The copy engine takes as long for a box of one row as for
+// one of many; so the warps of the producer's warpgroup that load nothing copy the rows, 16 bytes a
+// thread, to where the copy engine would have put them. They go by the records that the consumers get,
+// and never wait for a copy: a slot's barrier counts an arrival of every thread, which the hardware
+// makes when the thread's copies are there. Next: mainloop.cuh.
+#pragma once
+
+#include "engine/hopper/load_tma.cuh"
+#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/ptx/cp_async.cuh"
+
+namespace fa3::hopper {
+
+// One of the warps: of every tile, it copies each third group of eight rows.
+template <ForwardConfig C>
+class Gatherer {
+ public:
+  __device__ __forceinline__ Gatherer(const ForwardParams& params, SmemPlan<C>& smem,
+                                      SmemAddresses<C> at, int warp)
+      : params_(params), smem_(smem), at_(at), warp_(warp) {}
+
+  // The order of TmaLoader::load_kv(): K of a block, then V of the block before, across tiles.
+  __device__ __forceinline__ void run() {
+    Places owed{};
+    int owed_head = 0;
+    bool owes_v = false;
+    for (;;) {
+      at_.item_ring().wait_full(item_);
+      const ItemOf<C>& item = smem_.items[item_.slot()];
+      int block = item.num_blocks - 1;
+      const TileKeys keys = keys_of<C>(params_, item);
+      __syncwarp();  // every lane has read
+      if (ptx::lane() == 0) at_.item_ring().release(item_.slot());
+      item_.advance();
+      if (block < 0) break;
+      Places next = places_of(keys, block);
+#pragma unroll 1
+      for (; block >= 0; --block) {
+        const Places now = next;
+        if (block > 0) next = places_of(keys, block - 1);  // on its way while this block is copied
+        copy<C.k_tile()>(params_.gathered.k, now, keys.kv_head);
+        if (owes_v) copy<C.v_tile()>(params_.gathered.v, owed, owed_head);
+        owed = now;
+        owed_head = keys.kv_head;
+        owes_v = true;
+      }
+    }
+    if (owes_v) copy<C.v_tile()>(params_.gathered.v, owed, owed_head);
+    ptx::cp_async_wait_all();
+  }
+
+ private:
+  static constexpr int kGroup = tile::kSwizzleRows;  // rows
+  static constexpr int kGroups = (C.block_n / kGroup + kHelperWarps - 1) / kHelperWarps;
+  static constexpr int kKeys = (kGroups * kGroup + ptx::kLanes - 1) / ptx::kLanes;  // of a lane
+  static constexpr int kNoPage = -1;
+  static constexpr unsigned kMissing = 1u << 31;
+
+  // Where some of the warp's keys of a block lie: number i * kLanes + lane, counted through its groups.
+  struct Places {
+    int page[kKeys];
+    unsigned row[kKeys];  // in the page
+  };
+
+  // Keys past the sequence's end look at no page.
+  __device__ __forceinline__ Places places_of(const TileKeys& keys, int block) const {
+    const PagedKeys& paged = params_.paged;
+    const int32_t* const table = paged.table + keys.batch * paged.table_stride;
+    const unsigned page_size = unsigned(paged.page_size);
+    const int first = block * C.block_n;
+    const int left = keys.count - first, used = left < C.block_n ? left : C.block_n;
+    Places places;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const int number = i * ptx::kLanes + ptx::lane();
+      const int row = (number / kGroup * kHelperWarps + warp_) * kGroup + number % kGroup;
+      const unsigned key = unsigned(keys.begin + first + row), page = key / page_size;
+      places.row[i] = key - page * page_size;
+      places.page[i] = kNoPage;
+      if (row < used) places.page[i] = table[page];
+    }
+    return places;
+  }
+
+  // Rows that do not exist, and those of pages that do not, are zeros.
+  template <tile::TileLayout Layout>
+  __device__ __forceinline__ void copy(const GatheredRows& from, const Places& places, int head) {
+    constexpr int kLanesOfRow = Layout.row_bytes() / tile::kChunkBytes;  // of a slab
+    constexpr int kRows = kWarpSize / kLanesOfRow;  // that the lanes copy at once
+    const int own_row = ptx::lane() / kLanesOfRow, chunk = ptx::lane() % kLanesOfRow;
+    const int own_column = chunk * kCopyColumns;
+    const unsigned char* const begin =
+        from.data + head * from.head_bytes + chunk * tile::kChunkBytes;
+    unsigned unit[kKeys];
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const bool exists = unsigned(places.page[i]) < unsigned(params_.paged.num_pages);
+      unit[i] = exists ? unsigned(places.page[i]) * from.page_units + places.row[i] * from.row_units
+                       : kMissing;
+    }
+    const uint32_t full = at_.kv_ring().full(kv_.slot()), to = at_.kv(kv_.slot());
+    at_.kv_ring().wait_empty(kv_);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const int group = i * kHelperWarps + warp_;
+      if (i + 1 == kGroups && group >= Layout.rows / kGroup) break;
+#pragma unroll
+      for (int row = 0; row < kGroup; row += kRows) {
+        const int number = i * kGroup + row;
+        const unsigned at =
+            __shfl_sync(0xffffffff, unit[number / ptx::kLanes], number % ptx::kLanes + own_row);
+        const unsigned char* const source = begin + uint64_t{at & ~kMissing} * from.unit_bytes;
+        const uint32_t target = to + Layout.chunk_offset(row + own_row, own_column) +
+                                group * kGroup * Layout.row_bytes();
+#pragma unroll
+        for (int slab = 0; slab < Layout.slabs(); ++slab) {
+          const bool exists =
+              at < kMissing && own_column + slab * Layout.slab_columns() < from.columns;
+          ptx::cp_async_16(target + slab * Layout.slab_bytes(), source + slab * Layout.row_bytes(),
+                           exists);
+        }
+      }
+    }
+    ptx::cp_async_mbarrier_arrive(full);
+    kv_.advance();
+  }
+
+  const ForwardParams& params_;
+  SmemPlan<C>& smem_;
+  const SmemAddresses<C> at_;
+  const int warp_;
+  ItemCursor item_;
+  RingCursor<C.kv_slots> kv_;
+};
+
+}  // namespace fa3::hopper

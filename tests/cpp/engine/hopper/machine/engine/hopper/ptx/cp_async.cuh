@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// As in src/engine/hopper/ptx/, on the machine of the protocol test.
+#pragma once
+
+#include "instructions.h"
+
+namespace fa3::hopper::ptx {
+
+inline void cp_async_16(uint32_t smem, const void* global, bool exists) {
+  machine::copy_by_thread(smem, exists ? global : nullptr);
+}
+inline void cp_async_mbarrier_arrive(uint32_t barrier) {
+  machine::arrive_when_copied(barrier);
+}
+inline void cp_async_wait_all() {
+  machine::wait_for_thread_copies();
+}
+
+}  // namespace fa3::hopper::ptx
