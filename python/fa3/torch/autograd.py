@@ -168,6 +168,8 @@ def attend(
     is_rare = is_rare or attention_chunk != 0 or batch_invariant
     if not is_rare and engine == "auto" and num_threads == 0:
         is_plain = operators.is_plain_call(q, k, v)
+        if is_plain and not return_lse:
+            return operators.forward_without_lse(q, k, v, causal, left, right, softcap, scale)
         forward = operators.forward_kernel if is_plain else operators.forward
         # The dispatcher converts every argument that it is given: a microsecond for all of them.
         result = forward(q, k, v, causal, left, right, softcap, scale)
