@@ -72,25 +72,32 @@ struct ForwardConfig {
     return widens() ? tile::TileLayout{block_n, head_dim_v, bytes_of(stored())} : v_tile();
   }
 
-  // FP8 tensor cores lose low bits of what they add to a large sum: so O is a sum of partial sums over
-  // so many keys, in fp32. It lies in shared memory, each thread's part for itself.
-  static constexpr int kPartialSumKeys = 512;
-  FA3_HD constexpr int partial_sum_blocks() const { return kPartialSumKeys / block_n; }
+  // Of e4m3 products, so many keys of which make a part of O (partial_sums.cuh).
+  static constexpr int kPartKeys = 1024;
+  FA3_HD constexpr int part_blocks() const { return kPartKeys / block_n; }
+
+  // The step that starts a tile is compiled apart from the others: these then have registers to spare,
+  // but short sequences pay for the longer code.
+  FA3_HD constexpr bool starts_apart() const { return head_dim_v > 64; }
   FA3_HD constexpr int scale_groups() const { return block_n / FA3_DESCALE_ROWS; }
 
   // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512 or twice
   // 256, 80 for three times 256. After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 *
-  // 232 = 72 + 2 * 216 = 504, 32 + 3 * 160 = 512, 2 * (72 + 184) = 512, 2 * (32 + 208) or 3 * (32 + 128)
-  // = 480. The producer spills below, and cutting tiles takes more; the consumers need
-  // consumer_registers_used().
+  // 232 = 72 + 2 * 216 = 24 + 2 * 240 = 504, 32 + 3 * 160 = 512, 2 * (72 + 184) = 512, 2 * (32 + 208) or
+  // 3 * (32 + 128) = 480. The producer spills below 40, and cutting tiles takes more; the consumers
+  // need consumer_registers_used().
   FA3_HD constexpr int producer_registers() const {
     if (cuts()) return 72;
+    if (spares_producer()) return 24;
     return consumers() == 2 ? 40 : 32;
   }
   FA3_HD constexpr int consumer_registers() const {
     if (consumers() == 1) return blocks == 1 ? 240 : blocks == 3 ? 128 : cuts() ? 184 : 208;
-    if (consumers() == 2) return cuts() ? 216 : 232;
+    if (consumers() == 2) return cuts() ? 216 : spares_producer() ? 240 : 232;
     return 160;
+  }
+  FA3_HD constexpr bool spares_producer() const {
+    return consumers() == 2 && consumer_registers_used() > 232;
   }
 
   // Of a thread at launch; setmaxnreg tells which way it goes from here.

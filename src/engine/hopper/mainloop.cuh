@@ -13,6 +13,7 @@
 #include "engine/cuda/mask.cuh"
 #include "engine/cuda/score.cuh"
 #include "engine/cuda/score_again.cuh"
+#include "engine/hopper/partial_sums.cuh"
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/piece/turns.cuh"
 #include "engine/hopper/ptx/fence.cuh"
@@ -45,7 +46,11 @@ class Consumer {
         pass_block();
         continue;
       }
-      attend(r, step);
+      if constexpr (C.e4m3) {
+        attend_in_parts(r, step);
+      } else {
+        attend(r, step);
+      }
       last_product(r, step);
       if (step == Step::kEnd) break;
     }
@@ -69,19 +74,14 @@ class Consumer {
   using StepResult = typename Score::Result;
   using KvCursor = RingCursor<C.kv_slots>;
 
-  // Of e4m3: the sum of all parts of O but the newest, which is in shared memory.
-  struct EarlierSum {
-    float rescale[kRowsPerThread];  // it is still to be multiplied by this
-    bool exists;
-  };
-  struct NoEarlierSum {};
+  struct NoEarlierParts {};
 
   // A thread's share of a tile. Apart from the members, which the compiler only keeps in registers if
   // no array stands beside them.
   struct Registers {
     float scores[kScores];              // S, then P
     tile::Weights<kV, C.e4m3> weights;  // P of the block before, as an operand
-    float output[C.head_dim_v / 2];     // O; of e4m3 products its newest partial sum
+    float output[C.head_dim_v / 2];     // O; of e4m3 products its newest part
     RowState rows;
   };
 
@@ -141,6 +141,53 @@ class Consumer {
     }
   }
 
+  // The same of e4m3, whose O is a sum of parts. The inner loop is left where a part ends: adding it up
+  // is rare code too.
+  __device__ __forceinline__ void attend_in_parts(Registers& r, Step& step) {
+    first_block(r);
+    int part_end = first_part_end();
+    for (;;) {
+      if (C.starts_apart() && blocks_left_ == 0) {
+        if (!start_next_tile(step)) return;
+        block(r, true);
+        part_end = first_part_end();
+      } else {
+        do {
+          const bool starts_tile = !C.starts_apart() && blocks_left_ == 0;
+          if (!starts_tile) {
+            --blocks_left_;
+          } else {
+            if (!start_next_tile(step)) return;
+            part_end = first_part_end();
+          }
+          block(r, starts_tile);
+        } while (blocks_left_ > (C.starts_apart() ? 0 : -1) && blocks_left_ != part_end);
+      }
+      if (blocks_left_ < 0) redo_block(r);
+      if (blocks_left_ == part_end) {
+        earlier_.take_twice(r.output, r.rows, earlier_parts());
+        part_end -= C.part_blocks();
+      }
+    }
+  }
+
+  // Whether it is this warpgroup's from the first block on.
+  __device__ __forceinline__ bool start_next_tile(Step& step) {
+    step = next_step();
+    if (step != Step::kMine) return false;
+    q_ring_.wait_full(q_);
+    return true;
+  }
+
+  // A tile's first part is half as long as the others, so that sums run from -A/2 to A/2.
+  __device__ __forceinline__ int first_part_end() const {
+    return blocks_left_ - C.part_blocks() / 2;
+  }
+
+  __device__ __forceinline__ uint32_t earlier_parts() const {
+    return at_.earlier_parts(consumer_warp(), thread_in_block() % kWarpSize);
+  }
+
   // ---- The steps ----
 
   // Scores alone: no block before left weights to multiply.
@@ -196,9 +243,6 @@ class Consumer {
     if (kEarly == 0) wait_for_output(v);
 
     // The output is at rest: bring it to the new reference, or hand it over if its tile is finished.
-    if constexpr (C.e4m3) {
-      if (!starts_tile) end_partial_sum(r);
-    }
     if (guarded) {
       if (guard_fires<Score>(result)) correct(r, result);
     } else {
@@ -300,51 +344,13 @@ class Consumer {
   __device__ __forceinline__ void start_output(Registers& r) {
     if constexpr (C.e4m3) {
       output_starts_ = true;
-      earlier_ = {.rescale = {1.0f, 1.0f}, .exists = false};
+      earlier_.clear();
     } else if constexpr (C.short_tile_change()) {
       output_starts_ = true;
     } else {
 #pragma unroll
       for (float& o : r.output) o = 0.0f;
     }
-  }
-
-  // ---- The sum of partial sums (e4m3) ----
-
-  // `action` is called with where four numbers of the sum of the parts before the newest lie, and which
-  // of the thread's they are.
-  template <class Action>
-  __device__ __forceinline__ void for_earlier_sum(const Action& action) const {
-    const uint32_t mine = at_.output(consumer_warp(), thread_in_block() % kWarpSize);
-#pragma unroll
-    for (int i = 0; i < C.head_dim_v / 2; i += 4) {
-      action(mine + i / 4 * kWarpSize * 4 * uint32_t{sizeof(float)}, i);
-    }
-  }
-
-  // Leaves the sum of all parts in the newest one's registers.
-  __device__ __forceinline__ void fetch_earlier_sum(Registers& r) const {
-    if (!earlier_.exists) return;
-    for_earlier_sum([&](uint32_t address, int i) {
-      float earlier[4];
-      ptx::ld_shared_f32x4(address, earlier);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        r.output[i + j] = fmaf(earlier[j], earlier_.rescale[fragment_row_slot(j)], r.output[i + j]);
-      }
-    });
-  }
-
-  // Where a part ends, which the block's number decides: the next product starts a new one.
-  __device__ __forceinline__ void end_partial_sum(Registers& r) {
-    if (blocks_left_ % C.partial_sum_blocks() != 0) return;
-    fetch_earlier_sum(r);
-    for_earlier_sum([&](uint32_t address, int i) {
-      ptx::st_shared_f32x4(address,
-                           {r.output[i], r.output[i + 1], r.output[i + 2], r.output[i + 3]});
-    });
-    earlier_ = {.rescale = {1.0f, 1.0f}, .exists = true};
-    output_starts_ = true;
   }
 
   // ---- Softmax ----
@@ -459,8 +465,7 @@ class Consumer {
     if constexpr (C.e4m3) {
       // Most often nothing moves: then a vote is all.
       if (!__any_sync(0xffffffff, step.rescale[0] != 1.0f || step.rescale[1] != 1.0f)) return;
-      earlier_.rescale[0] *= step.rescale[0];
-      earlier_.rescale[1] *= step.rescale[1];
+      earlier_.rescale(step.rescale);
     }
 #pragma unroll
     for (int i = 0; i < C.head_dim_v / 2; ++i) r.output[i] *= step.rescale[fragment_row_slot(i)];
@@ -497,7 +502,7 @@ class Consumer {
     const ItemOf<C>& item = smem_.items[item_slot];
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     if constexpr (C.e4m3) {
-      fetch_earlier_sum(r);
+      earlier_.add_to(r.output, earlier_parts());
       store_rows<C.output(), C.general()>(params_.output, item.queries, first_row, r.output, rows,
                                           values_of(item, smem_.e4m3.tiles[item_slot]));
     } else {
@@ -590,7 +595,7 @@ class Consumer {
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
   bool owes_v_ = false;  // the V of the block before is still in the ring, and nobody's
-  std::conditional_t<C.e4m3, EarlierSum, NoEarlierSum> earlier_;
+  std::conditional_t<C.e4m3, EarlierParts<C>, NoEarlierParts> earlier_;
   bool output_starts_ = false;  // the next product of weights is the tile's first, or a part's
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every byte of shared memory, named. O leaves from registers; only of e4m3 products it lies here while
-// it grows (mainloop.cuh). Each consumer warpgroup has a ring of its own parts of Q, so that none waits
+// Every byte of shared memory, named. O leaves from registers; only of e4m3 products its
+// earlier parts lie here (../partial_sums.cuh). Each consumer warpgroup has a ring of its own parts of Q, so that none waits
 // for another. Next: ../load_tma.cuh.
 #pragma once
 
@@ -17,9 +17,9 @@ inline constexpr int kMaxScaleGroups = 4;
 template <ForwardConfig C>
 struct E4m3Smem {
   static_assert(C.scale_groups() <= kMaxScaleGroups);
-  static constexpr int kParts = C.head_dim_v / 8;  // of a thread's O: four numbers each
+  static constexpr int kEights = C.head_dim_v / 16;  // of a thread's numbers of O
 
-  float output[C.consumer_warps()][kParts][kWarpSize][4];
+  alignas(16) uint32_t earlier_parts[C.consumer_warps()][kEights][kWarpSize][4];
   KeyScales keys[C.kv_slots][kMaxScaleGroups];  // of the slots with a K
   TileScales tiles[kItemSlots];
 };
@@ -85,10 +85,10 @@ struct SmemAddresses {
     return base + uint32_t{offsetof(SmemPlan<C>, e4m3.keys)} +
            slot * kMaxScaleGroups * uint32_t{sizeof(KeyScales)};
   }
-  // The lane's first four numbers of a consumer warp's O; the others follow those of the other lanes.
-  __device__ __forceinline__ uint32_t output(uint32_t warp, uint32_t lane) const {
-    return base + uint32_t{offsetof(SmemPlan<C>, e4m3.output)} +
-           (warp * (C.head_dim_v / 8) * kWarpSize + lane) * 4 * uint32_t{sizeof(float)};
+  // The lane's first numbers of a consumer warp's earlier parts of O (../partial_sums.cuh).
+  __device__ __forceinline__ uint32_t earlier_parts(uint32_t warp, uint32_t lane) const {
+    return base + uint32_t{offsetof(SmemPlan<C>, e4m3.earlier_parts)} +
+           (warp * E4m3Smem<C>::kEights * kWarpSize + lane) * 4 * uint32_t{sizeof(uint32_t)};
   }
 };
 

@@ -24,6 +24,12 @@ constexpr Shape kShapes[] = {
     {.seqlen_q = 1, .seqlen_k = 900, .heads = 4, .kv_heads = 4, .batches = 2, .mask = kCausal},
 };
 
+// Of e4m3: tiles of several parts of O, one after the other.
+constexpr Shape kManyParts[] = {
+    {.seqlen_q = 300, .seqlen_k = 2700, .heads = 2, .kv_heads = 1, .batches = 1, .mask = kFull},
+    {.seqlen_q = 2700, .seqlen_k = 2700, .heads = 1, .kv_heads = 1, .batches = 1, .mask = kCausal},
+};
+
 // For the general kernels as well: warpgroups of one tile begin and end at different keys.
 constexpr Shape kWindows[] = {
     {.seqlen_q = 700,
@@ -295,6 +301,10 @@ TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow)
 
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kShapes);
+}
+
+TYPED_TEST(E4m3Protocol, parts_follow_each_other_whoever_is_slow) {
+  expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kManyParts);
 }
 
 TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {

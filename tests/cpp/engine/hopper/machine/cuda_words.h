@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
+#include <bit>
 
 #include <cmath>
 #include <cstdint>
@@ -44,6 +45,12 @@ T __shfl_xor_sync(unsigned, T value, int) {
 }
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   return value;
+}
+inline unsigned __float_as_uint(float x) {
+  return std::bit_cast<unsigned>(x);
+}
+inline float __uint_as_float(unsigned x) {
+  return std::bit_cast<float>(x);
 }
 inline bool __any_sync(unsigned, bool value) {
   return value;

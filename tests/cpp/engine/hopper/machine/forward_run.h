@@ -205,8 +205,8 @@ class Run {
                                    kMaxScaleGroups * int(sizeof(KeyScales))});
       }
       for (int warp = 0; warp < C.consumer_warps(); ++warp) {
-        constexpr int kBytes = C.head_dim_v * kRowsPerWarp * int(sizeof(float));
-        setting.buffers.push_back({"sums of a warp", at.output(uint32_t(warp), 0), kBytes});
+        constexpr int kBytes = C.head_dim_v * kRowsPerWarp * bytes_of(Element::kFp16);
+        setting.buffers.push_back({"parts of a warp", at.earlier_parts(uint32_t(warp), 0), kBytes});
       }
     }
     const int64_t rows =
