@@ -30,7 +30,7 @@ inline constexpr std::array kE4m3Table{
                                .head_dim_v = 128,
                                .block_m = 128,
                                .block_n = 128,
-                               .kv_slots = 7,
+                               .kv_slots = 8,
                                .ping_pong = false},
                     .max_keys = 1535,
                     .why = "short sequences: 192 keys are too coarse a grain"},

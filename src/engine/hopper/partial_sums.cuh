@@ -2,11 +2,12 @@
 // O of e4m3 products in two levels. The tensor core drops the low bits of what it adds to a large sum,
 // always towards zero. So the sum in its registers is a part, over so many keys, and where a part ends
 // it joins the sum of the earlier ones. That lies in shared memory, each thread's share for itself, in
-// fp16 with a power of two for each row; it is added up in fp32. Next: mainloop.cuh.
+// fp16 with a power of two for each row. Next: mainloop.cuh.
 #pragma once
 
 #include "engine/cuda/softmax.cuh"
 #include "engine/hopper/forward_config.h"
+#include "engine/hopper/ptx/half.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
 
@@ -38,7 +39,11 @@ class EarlierParts {
       ptx::ld_shared_b32x4(at + i / kTogether * kStride, pairs);
 #pragma unroll
       for (int j = 0; j < kTogether; j += 2) {
-        add_pair(pairs[j / 2], unit_[fragment_row_slot(j)], output[i + j], output[i + j + 1]);
+        const float unit = unit_[fragment_row_slot(j)];
+        float first, second;
+        ptx::unpack_pair<Element::kFp16>(pairs[j / 2], first, second);
+        output[i + j] = fmaf(first, unit, output[i + j]);
+        output[i + j + 1] = fmaf(second, unit, output[i + j + 1]);
       }
     }
   }
@@ -46,12 +51,14 @@ class EarlierParts {
   // A part ends: twice its sum is added, its negative stays. `rows` have the weights of all parts.
   __device__ __forceinline__ void take_twice(Output& output, const RowState& rows, uint32_t at) {
     const bool existed = exist();
-    float given[kRowsPerThread], kept[kRowsPerThread];
+    float given[kRowsPerThread];    // twice, in the new unit
+    uint32_t kept[kRowsPerThread];  // the old unit in the new one
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {
       const float power = power_of_two_in(quad_sum(rows.sum[row]));
-      given[row] = 2.0f * kRoom * rcp(power);
-      kept[row] = unit_[row] * (kRoom * rcp(power));
+      const float inverse = kRoom * rcp(power), ratio = unit_[row] * inverse;
+      given[row] = 2.0f * inverse;
+      kept[row] = pack_pair<Element::kFp16>(ratio, ratio);
       unit_[row] = power * (1.0f / kRoom);
     }
 #pragma unroll
@@ -61,9 +68,9 @@ class EarlierParts {
 #pragma unroll
       for (int j = 0; j < kTogether; j += 2) {
         const int row = fragment_row_slot(j);
-        float low = output[i + j] * given[row], high = output[i + j + 1] * given[row];
-        add_pair(pairs[j / 2], kept[row], low, high);
-        pairs[j / 2] = pack_pair<Element::kFp16>(low, high);
+        const uint32_t newest =
+            pack_pair<Element::kFp16>(output[i + j] * given[row], output[i + j + 1] * given[row]);
+        pairs[j / 2] = ptx::fma_f16x2(pairs[j / 2], kept[row], newest);
         output[i + j] = -output[i + j];
         output[i + j + 1] = -output[i + j + 1];
       }
@@ -77,14 +84,6 @@ class EarlierParts {
 
   __device__ __forceinline__ bool exist() const {
     return unit_[0] != 0.0f || unit_[1] != 0.0f;
-  }
-
-  static __device__ __forceinline__ void add_pair(uint32_t pair, float factor, float& low,
-                                                  float& high) {
-    float first, second;
-    ptx::unpack_pair<Element::kFp16>(pair, first, second);
-    low = fmaf(first, factor, low);
-    high = fmaf(second, factor, high);
   }
 
   // A number of O is at most the row's sum of weights times 448, and some more since weights are
