@@ -297,14 +297,14 @@ constexpr int kPlainRows = int(std::size(hopper::kPlainHeadDims));
 constexpr int kE4m3End = kTableRows + kPlainRows + int(hopper::kE4m3Table.size());
 constexpr int kRows = kE4m3End + int(hopper::kCacheTable.size());
 
-constexpr hopper::KeyCut kSevenShares{.parts = hopper::KeyCut::kShares, .shares = 7};
+constexpr hopper::KeyCut kSevenRuns{.parts = hopper::KeyCut::kRuns, .blocks = 7};
 constexpr hopper::KeyCut kThreeParts{.parts = 3};
 const Form kForms[] = {
-    {.name = ", 7 shares", .cut = kSevenShares},
+    {.name = ", 7 runs", .cut = kSevenRuns},
     {.name = ", 3 parts", .cut = kThreeParts},
     {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
     {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
-    {.name = ", pages of 256 in shares", .cut = kSevenShares, .cache = CacheForm{.page_size = 256}},
+    {.name = ", pages of 256 in runs", .cut = kSevenRuns, .cache = CacheForm{.page_size = 256}},
     {.name = ", left padding", .cache = CacheForm{.page_size = 64, .padded_left = true}},
     {.name = ", entries in parts",
      .cut = kThreeParts,

@@ -7,7 +7,7 @@
 #include "engine/hopper/gather_keys.cuh"
 #include "engine/hopper/load_tma.cuh"
 #include "engine/hopper/mainloop.cuh"
-#include "engine/hopper/piece/find_share.cuh"
+#include "engine/hopper/ptx/apart.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/widen_keys.cuh"
 
@@ -16,14 +16,6 @@
 using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 
 namespace fa3::hopper {
-
-// Of key blocks that are dealt in equal shares (piece/key_split.h); by a whole warp.
-__device__ __forceinline__ Share own_share(const ForwardParams& params) {
-  if (params.split.block_n == 0) return {};
-  ptx::griddepcontrol_launch_dependents();  // the merge waits for this kernel's end itself
-  if (params.split.parts > 0) return {};
-  return find_share(params.split, int(blockIdx.x), int(gridDim.x));
-}
 
 // Threads copy this launch's keys: barriers count them too.
 template <ForwardConfig C>
@@ -65,7 +57,12 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
   if (warpgroup == int(Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<C.producer_registers()>();
     if constexpr (C.loads_by_warp()) {
-      if (warp == 0) Producer<C>(params, smem, at, own_share(params)).run();
+      if (warp == 0) {
+        Producer<C>(params, ptx::apart(smem), at).run();
+        // The merge waits for this kernel's end itself. Started earlier, all of it would be on the few
+        // multiprocessors that are free first.
+        ptx::griddepcontrol_launch_dependents();
+      }
     } else {
       if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
     }

@@ -32,8 +32,8 @@ constexpr int kMaxPackLog2OfCutTiles = 6;
 constexpr int64_t kLeastKeysToCut = 512;
 // Whole tiles are left alone where they keep so much of the multiprocessors' time busy.
 constexpr double kBusyEnough = 0.85;
-// Of the thread blocks that there is room for, so many get a share.
-constexpr double kBusyShares = 0.96;
+// Of the thread blocks that there is room for, so many get a run.
+constexpr double kBusyRuns = 0.96;
 // Boxes of fewer rows of a page are slower than copies by threads; for few queries those of all sizes
 // are. Measured: docs/performance-hopper.md.
 constexpr int kLeastBoxRows = 64;
@@ -75,16 +75,20 @@ int64_t num_cut_tiles(const ForwardConfig& c, const ForwardLaunch& launch) {
   return launch.sequences * most_m_blocks(c, launch) * num_packs(launch);
 }
 
+// Whether the merge looks at tiles one by one, or at runs, which cut a tile each at most.
+bool told_by_tile(const ForwardConfig& c, const ForwardLaunch& launch) {
+  if (launch.cut.parts != KeyCut::kRuns) return true;
+  return !launch.lengths_q.ragged && num_cut_tiles(c, launch) <= launch.cut.blocks;
+}
 int64_t num_cuts(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const KeyCut& cut = launch.cut;
-  return cut.parts == KeyCut::kShares ? cut.shares : num_cut_tiles(c, launch);
+  return told_by_tile(c, launch) ? num_cut_tiles(c, launch) : launch.cut.blocks;
 }
 
-// Of equal shares, a thread block has at most two pieces.
+// A run has at most two pieces of cut tiles.
 int64_t num_slots(const ForwardConfig& c, const ForwardLaunch& launch) {
   const KeyCut& cut = launch.cut;
-  return cut.parts == KeyCut::kShares ? int64_t{2} * cut.shares
-                                      : num_cut_tiles(c, launch) * cut.parts;
+  return cut.parts == KeyCut::kRuns ? int64_t{2} * cut.blocks
+                                    : num_cut_tiles(c, launch) * cut.parts;
 }
 
 Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
@@ -146,12 +150,15 @@ SequenceList sequence_list(const ForwardConfig& c, const ForwardLaunch& launch,
 }
 
 KeySplit key_split(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return {.sequences = sequence_list(c, launch, {}, 0),
-          .mask = launch.mask,
-          .block_n = c.block_n,
-          .parts = launch.cut.parts,
-          .most_m_blocks = int(most_m_blocks(c, launch)),
-          .rows_of_units = launch.cut.rows};
+  KeySplit split{.sequences = sequence_list(c, launch, {}, 0),
+                 .mask = launch.mask,
+                 .block_n = c.block_n,
+                 .parts = launch.cut.parts,
+                 .most_m_blocks = int(most_m_blocks(c, launch)),
+                 .rows_log2 = launch.cut.rows_log2,
+                 .told_by_tile = told_by_tile(c, launch)};
+  split.simple = split.is_simple();
+  return split;
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
@@ -201,14 +208,15 @@ GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) 
 
 // Of a tile, if lengths are even.
 int64_t most_pieces(const ForwardConfig& c, const ForwardLaunch& launch) {
-  if (launch.cut.parts != KeyCut::kShares) return launch.cut.parts;
-  return ceil_div(launch.cut.shares, std::max<int64_t>(1, num_tiles(c, launch, launch.pack))) + 1;
+  const KeyCut& cut = launch.cut;
+  if (cut.parts != KeyCut::kRuns) return cut.parts;
+  return ceil_div(cut.blocks, std::max<int64_t>(1, num_cut_tiles(c, launch))) + 1;
 }
 
 // Thread blocks: no more than there is room or work for.
 int num_blocks(const ForwardConfig& c, const ForwardLaunch& launch, const ForwardParams& params,
                int multiprocessors) {
-  if (launch.cut.parts == KeyCut::kShares) return launch.cut.shares;
+  if (launch.cut.parts == KeyCut::kRuns) return launch.cut.blocks;
   const int tasks =
       launch.cut.active() ? params.split.num_tiles() * launch.cut.parts : params.order.num_tiles();
   return std::min(multiprocessors * c.blocks, tasks);
@@ -249,13 +257,11 @@ bool gathers_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
   return gathered_keys(c, launch).active;
 }
 
-// As many as leave few thread blocks without a share.
-int64_t rows_of_units(int64_t packs, int64_t shares) {
-  for (int64_t rows = std::min(packs, shares); rows > 1; --rows) {
-    const int64_t busy = shares / rows * rows;
-    if (packs % rows == 0 && double(busy) >= kBusyShares * double(shares)) return rows;
-  }
-  return 1;
+// As many rows of units side by side as leave few thread blocks without a run.
+int rows_log2(int64_t packs, int64_t blocks) {
+  int log2 = std::countr_zero(uint64_t(packs));
+  while (log2 > 0 && double(blocks >> log2 << log2) < kBusyRuns * double(blocks)) --log2;
+  return log2;
 }
 
 void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
@@ -265,7 +271,7 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   while (cut.pack.rows(launch->q.rows) > kMaxPackedRows) --cut.pack.log2;
   const int64_t blocks = ceil_div(launch->seqlen_k, c.block_n);
   const int64_t tiles = num_tiles(c, cut, cut.pack);
-  const int64_t shares = int64_t{multiprocessors} * c.blocks;
+  const int64_t most_blocks = int64_t{multiprocessors} * c.blocks;
   if (capped_product(tiles, blocks) > INT32_MAX / 2) return;
   if (num_splits > 1) {
     cut.cut.parts = int(std::min<int64_t>(num_splits, blocks));
@@ -273,14 +279,14 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
     if (cut.cut.parts > 1 && countable) *launch = cut;
     return;
   }
-  // Queries that see half of the keys or less would make shares unequal.
+  // Queries that see half of the keys or less would make runs unequal.
   const bool alike = launch->mask.hides_nothing() || launch->seqlen_k >= 2 * launch->seqlen_q;
-  const double busy = double(tiles) / double(ceil_div(tiles, shares) * shares);
+  const double busy = double(tiles) / double(ceil_div(tiles, most_blocks) * most_blocks);
   const bool idle = busy < kBusyEnough || (launch->ragged && c.consumers() == 1);
   if (num_splits == 1 || launch->seqlen_k < kLeastKeysToCut || !alike || !idle) return;
-  const int64_t rows = rows_of_units(num_packs(cut), shares);
-  const int64_t in_a_row = std::min(shares / rows, tiles * blocks / rows);
-  cut.cut = {.parts = KeyCut::kShares, .shares = int(in_a_row * rows), .rows = int(rows)};
+  const int log2 = rows_log2(num_packs(cut), most_blocks);
+  const int64_t in_a_row = std::min(most_blocks >> log2, tiles * blocks >> log2);
+  cut.cut = {.parts = KeyCut::kRuns, .blocks = int(in_a_row << log2), .rows_log2 = log2};
   *launch = cut;
 }
 

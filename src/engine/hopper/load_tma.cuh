@@ -233,33 +233,68 @@ template <ForwardConfig C>
 class Producer {
  public:
   __device__ __forceinline__ Producer(const ForwardParams& params, SmemPlan<C>& smem,
-                                      SmemAddresses<C> at, const Share& share = {})
-      : params_(params), smem_(smem), at_(at), tiles_(params, share), loader_(params, at) {}
+                                      SmemAddresses<C> at)
+      : params_(params),
+        smem_(smem),
+        at_(at),
+        tiles_(params, sequences_of(smem)),
+        loader_(params, at) {}
 
   __device__ __forceinline__ void run() {
     for (; !tiles_.done(); tiles_.advance()) load_tile();
+    if constexpr (C.cuts()) loader_.load_owed_v();  // pieces are short: their V should not wait
     next_record().num_blocks = 0;
     announce();
     loader_.load_owed_v();
   }
 
  private:
+  static __device__ __forceinline__ SequenceSmem* sequences_of(SmemPlan<C>& smem) {
+    if constexpr (C.cuts()) {
+      return &smem.sequences;
+    } else {
+      return nullptr;
+    }
+  }
+
   __device__ __forceinline__ void load_tile() {
     ItemOf<C>& item = next_record();
-    if (!tiles_.describe(item)) return;
-    if constexpr (C.e4m3) describe_scales(item);
-    if constexpr (C.widens()) describe_cache_scales(item);
-    announce();
+    bool is_piece = false;
+    if constexpr (C.cuts()) {
+      is_piece = tiles_.cut();
+      if (is_piece && !tiles_.name_piece(item)) return;
+    }
+    if (!is_piece) {
+      tiles_.describe(item);
+      show(item);
+    }
     const TileKeys keys = keys_of<C>(params_, item);
     const int last = item.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
+    // The only Q is spent once the tile before has its last scores: after this tile's first K. A piece
+    // is described while that K is on its way.
+    constexpr bool q_first = C.q_slots > 1 && !C.cuts();
     for (int block = last; block >= 0; --block) {
       if (block == draw_at) tiles_.draw_next();
-      if (block == last && C.q_slots > 1) loader_.load_q(item);
+      if (block == last && q_first) loader_.load_q(item);
       loader_.load_kv(keys, block);
-      // The only Q is spent once the tile before has its last scores: after this tile's first K.
-      if (block == last && C.q_slots == 1) loader_.load_q(item);
+      if (block == last && !q_first) {
+        if constexpr (C.cuts()) {
+          if (is_piece) {
+            tiles_.describe_piece(item);
+            show(item);
+          }
+        }
+        loader_.load_q(item);
+      }
     }
+  }
+
+  // To the consumers.
+  __device__ __forceinline__ void show(ItemOf<C>& item) {
+    if constexpr (C.e4m3) describe_scales(item);
+    if constexpr (C.widens()) describe_cache_scales(item);
+    announce();
   }
 
   // Rows that no sequence owns have none.

@@ -18,7 +18,8 @@ constexpr int kWarps = 8;  // of a thread block
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kLaneColumns = 4;
 constexpr int kColumns = kLaneColumns * kWarpSize;  // of a pass
-constexpr int kAhead = 4;  // pieces whose rows a warp asks for before it knows their weights
+constexpr int kAhead = 4;      // pieces whose rows a warp asks for before it knows their weights
+constexpr int kFewPieces = 8;  // of a row that one warp adds up as soon as eight that meet
 constexpr unsigned kAllLanes = 0xffffffff;
 
 // A row of a cut tile, and the pieces of it that this warp adds up: every Warps-th.
@@ -154,7 +155,7 @@ auto kernel_of(bool many_pieces) {
 }  // namespace
 
 cudaError_t merge_pieces(const PieceMerge& merge, cudaStream_t stream) {
-  const bool many = merge.most_pieces > kAhead;
+  const bool many = merge.most_pieces > kFewPieces;
   const auto kernel = merge.element == Element::kFp16 ? kernel_of<Element::kFp16>(many)
                                                       : kernel_of<Element::kBf16>(many);
   const int64_t rows = many ? 1 : kWarps;  // of a thread block

@@ -25,11 +25,11 @@ constexpr int64_t kMaxColumnsV = 256;  // of a launch: wider values take one for
 struct Choice {
   int row;  // of table_of()
   Variant variant;
-  int rows_of_units;  // of a key cut in equal shares
+  int rows_log2;  // of a cut into runs
 
   static constexpr int kKernels = int(kForwardTable.size()) * kNumVariants;
 
-  int number() const { return rows_of_units * kKernels + row * kNumVariants + int(variant); }
+  int number() const { return rows_log2 * kKernels + row * kNumVariants + int(variant); }
   static Choice of(int number) {
     const int kernel = number % kKernels;
     return {kernel / kNumVariants, Variant(kernel % kNumVariants), number / kKernels};
@@ -326,12 +326,12 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->engine = "hopper";
   plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
                         " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
-  plan->variant = Choice{row, variant, cut.rows}.number();
+  plan->variant = Choice{row, variant, cut.rows_log2}.number();
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = launch.pack.heads();
   plan->num_splits = cut.parts;
-  plan->num_tasks = cut.shares > 0 ? cut.shares : num_tiles * cut.parts;
+  plan->num_tasks = cut.blocks > 0 ? cut.blocks : num_tiles * cut.parts;
   plan->workspace_bytes = nothing_to_do(launch) ? 0 : forward_workspace_bytes(c, launch);
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
   if (c.widens()) {
@@ -343,8 +343,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (plan->packed_heads > 1) {
     plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
   }
-  if (cut.parts == KeyCut::kShares) {
-    plan->why += concat("; keys are cut into ", cut.shares, " equal shares");
+  if (cut.parts == KeyCut::kRuns) {
+    plan->why += concat("; keys are cut into runs for ", cut.blocks, " thread blocks");
   } else if (cut.active()) {
     plan->why += concat("; keys of a tile are cut into up to ", cut.parts, " parts");
   }
@@ -368,8 +368,8 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
     ForwardLaunch launch = launch_of(problem, column);
     launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
     launch.cut.parts = int(plan.num_splits);
-    launch.cut.rows = choice.rows_of_units;
-    if (launch.cut.parts == KeyCut::kShares) launch.cut.shares = int(plan.num_tasks);
+    launch.cut.rows_log2 = choice.rows_log2;
+    if (launch.cut.parts == KeyCut::kRuns) launch.cut.blocks = int(plan.num_tasks);
     launch.workspace = workspace;
     error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));
   }

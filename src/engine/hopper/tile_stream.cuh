@@ -5,26 +5,28 @@
 #pragma once
 
 #include "engine/hopper/forward_params.h"
+#include "engine/hopper/piece/sequence_window.cuh"
 #include "engine/hopper/piece/work_item.cuh"
-#include "engine/hopper/ptx/lanes.cuh"
 
 namespace fa3::hopper {
+
+struct NoPieces {};
 
 template <ForwardConfig C>
 class TileStream {
   using Edge = decltype(ItemOf<C>::Blocks::edge);
 
  public:
-  __device__ __forceinline__ TileStream(const ForwardParams& params, const Share& share)
-      : params_(params),
-        tile_(int(blockIdx.x)),
-        pieces_(params.split, share, int(blockIdx.x), int(gridDim.x)) {
+  __device__ __forceinline__ TileStream(const ForwardParams& params, SequenceSmem* sequences)
+      : params_(params), tile_(int(blockIdx.x)), pieces_(pieces_of(params, sequences)) {
     if (listed()) num_listed_ = *params.num_entries * params.order.num_packs;
-    if (cut() && params.split.parts == 0) params.cuts[blockIdx.x].num_pieces = 0;
+    if (cut() && !params.split.told_by_tile) params.cuts[blockIdx.x].num_pieces = 0;
   }
 
   __device__ __forceinline__ bool done() const {
-    if (cut()) return pieces_.done();
+    if constexpr (C.cuts()) {
+      if (cut()) return pieces_.done();
+    }
     return tile_ >= (listed() ? num_listed_ : params_.order.num_tiles());
   }
 
@@ -37,12 +39,43 @@ class TileStream {
   }
   __device__ __forceinline__ void advance() { tile_ = next_tile_; }
 
-  // Writes the tile's record, where it is read: the producer has no registers to spare for it. False:
+  // Of tiles that are cut: the next piece, as much of its record as tells where its keys lie. False:
   // there is no work in it.
-  __device__ __forceinline__ bool describe(ItemOf<C>& item) {
-    if constexpr (C.cuts()) {
-      if (cut()) return describe_piece(item);
+  __device__ __forceinline__ bool name_piece(ItemOf<C>& item) {
+    SequenceTiles s;
+    KeyPiece piece;
+    const bool exists = pieces_.next(s, piece);
+    if (exists) {
+      s.queries.pack = piece.pack;
+      item.num_blocks = piece.blocks.count;
+      item.first_row = piece.m_block * C.block_m;
+      item.queries = s.queries;
+      item.keys = s.keys;
+      item.first_key = piece.blocks.first * C.block_n;
+      item.place.slot = piece.slot;
+      name_sequence(item, s.number);
     }
+    const int at = pieces_.told_at();
+    if (at >= 0) {
+      CutTile cut = pieces_.cut_tile(piece);
+      cut.queries = s.queries;
+      params_.cuts[at] = cut;
+    }
+    return exists;
+  }
+
+  // The rest of its record.
+  __device__ __forceinline__ void describe_piece(ItemOf<C>& item) const {
+#pragma unroll 1
+    for (int w = 0; w < C.consumers(); ++w) {
+      write(item.mine[w], blocks_of(item.first_row + w * kRowsPerWarpgroup, item.queries,
+                                    item.keys.count, item.first_key, item.num_blocks));
+    }
+    for (unsigned char& corrections : item.corrections) corrections = 0;
+  }
+
+  // Writes the record of a whole tile, where it is read: the producer has no registers to spare for it.
+  __device__ __forceinline__ void describe(ItemOf<C>& item) {
     if constexpr (C.general()) item.place.slot = KeyPiece::kWhole;
     if (listed()) {
       const int entry = tile_ / params_.order.num_packs;
@@ -58,10 +91,33 @@ class TileStream {
       describe(item, index.m_block, {index.batch, index.pack, 0, rows, rows},
                {index.batch, 0, params_.seqlen_k});
     }
-    return true;
+  }
+
+  __device__ __forceinline__ bool cut() const {
+    return C.cuts() && params_.split.block_n > 0;
   }
 
  private:
+  using Pieces = std::conditional_t<C.cuts(), PieceStream<SequenceWindow>, NoPieces>;
+
+  // The split as the compiler may know it.
+  static __device__ __forceinline__ KeySplit split_of(const ForwardParams& params) {
+    KeySplit split = params.split;
+    split.block_n = C.block_n;
+    split.sequences.block_m = C.block_m;
+    return split;
+  }
+  static __device__ __forceinline__ Pieces pieces_of(const ForwardParams& params,
+                                                     SequenceSmem* sequences) {
+    if constexpr (C.cuts()) {
+      const KeySplit split = split_of(params);
+      return Pieces(split, SequenceWindow(split, sequences->entries), int(blockIdx.x),
+                    int(gridDim.x));
+    } else {
+      return {};
+    }
+  }
+
   __device__ __forceinline__ int draw_ticket() const {
     if constexpr (C.loads_by_warp()) {
       const int ticket = ptx::lane() == 0 ? atomicAdd(params_.ticket_counter, 1) : 0;
@@ -70,26 +126,16 @@ class TileStream {
       return atomicAdd(params_.ticket_counter, 1);
     }
   }
-  __device__ __forceinline__ bool listed() const { return C.general() && params_.sequences; }
+  __device__ __forceinline__ bool listed() const {
+    return C.general() && params_.sequences;
+  }
   __device__ __forceinline__ bool paged() const {
     return C.general() && params_.paged.page_size > 0;
   }
-  __device__ __forceinline__ bool cut() const { return C.cuts() && params_.split.block_n > 0; }
 
   // Dense kernels know nothing of chunks.
   __device__ __forceinline__ MaskRuleOf<int> mask() const {
     return C.general() ? params_.mask : MaskRuleOf<int>{params_.mask.left, params_.mask.right};
-  }
-
-  __device__ __forceinline__ bool describe_piece(ItemOf<C>& item) {
-    SequenceTiles s;
-    KeyPiece piece;
-    if (!pieces_.next(s, piece, params_.cuts)) return false;
-    s.queries.pack = piece.pack;
-    item.place.slot = piece.slot;
-    name_sequence(item, s.number);
-    describe(item, piece.m_block, s.queries, s.keys, piece.blocks);
-    return true;
   }
 
   __device__ __forceinline__ void name_sequence(ItemOf<C>& item, int number) const {
@@ -101,22 +147,21 @@ class TileStream {
   }
 
   // Both ends of a row's keys grow with the row: the first row's begin and the last one's end are the
-  // tile's. `piece`: of tiles that are cut.
+  // tile's.
   __device__ __forceinline__ void describe(ItemOf<C>& item, int m_block,
-                                           const cuda::QueryRows& queries, const KeyRows& keys,
-                                           const BlockRun& piece = {}) const {
+                                           const cuda::QueryRows& queries,
+                                           const KeyRows& keys) const {
     const int first_row = m_block * C.block_m;
     int first_key =
         mask().keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
     // So that boxes do not cross pages, nor blocks the ranges that scales are of.
     if (C.e4m3 && first_key > keys.count) first_key = keys.count;
     if (paged() || C.e4m3) first_key -= first_key % C.block_n;
-    if (cut()) first_key = piece.first * C.block_n;
     int num_blocks = 0;
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {
       const typename ItemOf<C>::Blocks blocks =
-          blocks_of(first_row + w * kRowsPerWarpgroup, queries, keys.count, first_key, piece.count);
+          blocks_of(first_row + w * kRowsPerWarpgroup, queries, keys.count, first_key, kAllBlocks);
       write(item.mine[w], blocks);
       if (blocks.count > num_blocks) num_blocks = blocks.count;
     }
@@ -153,11 +198,14 @@ class TileStream {
     if (q_begin >= queries.count) return {};
     if (C.general() && q_begin >= seqlen_q) return {.count = 1, .edge = Edge::of_nothing()};
     const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
-    const auto range = block_range(mask(), q_begin, q_end, seqlen_q, seqlen_k);
-    const auto edge = Edge::of(mask(), q_begin, q_end, seqlen_q, seqlen_k);
-    auto blocks = cut() ? row_blocks_of_piece(range.from(first_key), edge.from(first_key),
-                                              C.block_n, most_blocks)
-                        : row_blocks(range.from(first_key), edge.from(first_key), C.block_n);
+    const auto blocks_under = [&](const MaskRuleOf<int>& rule) {
+      const auto range = block_range(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      const auto edge = Edge::of(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      return C.cuts() ? row_blocks_of_piece(range, edge, C.block_n, most_blocks)
+                      : row_blocks(range, edge, C.block_n);
+    };
+    auto blocks = C.cuts() && hides_right_only(mask()) ? blocks_under({.right = mask().right})
+                                                       : blocks_under(mask());
     // Unless they are clipped, rows past the end hold anything: only ordinary steps look at no row but
     // their own.
     if ((listed() || cut()) && !params_.q_is_clipped && past_end > seqlen_q)
@@ -171,7 +219,7 @@ class TileStream {
   int tile_;
   int next_tile_ = 0;
   int num_listed_ = 0;
-  PieceStream pieces_;  // of tiles that are cut
+  Pieces pieces_;  // of tiles that are cut
 };
 
 }  // namespace fa3::hopper

@@ -3,11 +3,11 @@
 // thread block computes of a tile is a piece, merged with the others afterwards (../merge_pieces.h).
 // The cut follows the lengths that the device reads. Plain numbers, tested on the host.
 //
-// Equal shares: the key blocks of all tiles, one tile after the other, are one row of units; every
-// thread block gets as many, in one run. So it has at most one piece that goes on from the thread
-// block before (its first), and at most one that the next one goes on from (its last). Several head
-// packs have rows of their own, side by side: thread blocks that read the keys of the same tokens do so
-// at the same time, which memory rewards where heads are neighbours in it.
+// Runs: the key blocks of all tiles, one tile after the other, are one row of units; every thread
+// block gets a run of as many. So it has at most one piece that goes on from the thread block before
+// (its first), and at most one that the next one goes on from (its last). Several head packs have rows
+// of their own, side by side: thread blocks that read the keys of the same tokens do so at the same
+// time, which memory rewards where heads are neighbours in it.
 // Fixed parts: the keys of every tile are cut into at most so many parts, whatever other sequences
 // there are; so the bits of a sequence's result do not depend on them.
 #pragma once
@@ -46,13 +46,49 @@ struct CutTile {
   }
 };
 
+// Most often it is so: rules with a left side are told apart, so that the others take few instructions.
+FA3_HD constexpr bool hides_right_only(const MaskRuleOf<int>& mask) {
+  return mask.left == mask.kUnbounded && mask.chunk == mask.kNoChunks;
+}
+
 struct KeySplit {
   SequenceList sequences;  // what is read of them; nothing is listed
   MaskRuleOf<int> mask;
   int block_n;
-  int parts;              // of a tile at most; 0: equal shares
-  int most_m_blocks;      // of a sequence's queries
-  int rows_of_units = 1;  // of equal shares; divides the number of head packs
+  int parts;            // of a tile at most; 0: runs
+  int most_m_blocks;    // of a sequence's queries
+  bool simple = false;  // is_simple(), found on the host
+
+  // Of runs:
+  int rows_log2 = 0;          // 2^rows_log2 rows of units, a divisor of the number of head packs
+  bool told_by_tile = false;  // the merge knows all tiles by number; else a cut one by its run
+
+  // Queries are dense, and the keys of each sequence are the first of its own entry: as in most steps of
+  // decoding, whose smallest calls wait for little else than to know this.
+  FA3_HD constexpr bool is_simple() const {
+    const Lengths& k = sequences.lengths_k;
+    const KeyPlaces& places = sequences.places;
+    return sequences.lengths_q.alike() && !k.packed() && k.left_padding == nullptr &&
+           places.batch_index == nullptr &&
+           (!places.elsewhere || places.entries >= sequences.batch);
+  }
+
+  FA3_HD constexpr SequenceTiles sequence(int b) const {
+    if (!simple) return sequences.sequence(b);
+    const int32_t* used = sequences.lengths_k.seqused;
+    const int rows = int(sequences.lengths_q.max), most = int(sequences.lengths_k.max);
+    const int told = used != nullptr ? used[b] : most;
+    SequenceTiles s{};
+    s.queries = {.batch = b, .count = rows, .used = rows};
+    s.keys = {b, 0, told < 0 ? 0 : told < most ? told : most};
+    s.order = order_of(rows);
+    s.number = b;
+    return s;
+  }
+  FA3_HD constexpr TileOrder order_of(int queries) const {
+    const int rows = sequences.pack.rows(queries);
+    return {(rows + sequences.block_m - 1) / sequences.block_m, sequences.num_packs, 1, 0};
+  }
 
   // What some row of a tile sees; a tile whose rows see nothing visits one block all the same.
   FA3_HD constexpr BlockRun blocks_of(const SequenceTiles& s, int m_block) const {
@@ -61,15 +97,20 @@ struct KeySplit {
     const int begin = pack.query(first_row), past = pack.query(first_row + sequences.block_m);
     const int used = s.queries.used;
     if (begin >= used) return {0, 1};
-    const KeyBlocks blocks = visited_blocks(
-        block_range(mask, begin, past < used ? past : used, used, s.keys.count), block_n);
-    return {blocks.first, blocks.end - blocks.first};
+    const auto seen = [&](const MaskRuleOf<int>& rule) -> BlockRun {
+      const KeyBlocks blocks = visited_blocks(
+          block_range(rule, begin, past < used ? past : used, used, s.keys.count), block_n);
+      return {blocks.first, blocks.end - blocks.first};
+    };
+    if (hides_right_only(mask)) return seen({.right = mask.right});
+    return seen(mask);
   }
 
   // The most blocks that a tile of the sequence may have.
   FA3_HD constexpr int most_blocks(const SequenceTiles& s) const {
     const int all = (s.keys.count + block_n - 1) / block_n;
     int most = all > 1 ? all : 1;
+    if (hides_right_only(mask)) return most;
     if (mask.left != mask.kUnbounded && mask.right != mask.kUnbounded) {
       const int queries = sequences.pack.query(sequences.block_m);
       const int in_window = (mask.left + mask.right + queries) / block_n + 2;
@@ -86,7 +127,7 @@ struct KeySplit {
 
   // Units of a sequence in a row.
   FA3_HD constexpr int units_of(const SequenceTiles& s) const {
-    return s.order.num_m_blocks * (s.order.num_packs / rows_of_units) * most_blocks(s);
+    return s.order.num_m_blocks * (s.order.num_packs >> rows_log2) * most_blocks(s);
   }
 
   // Tiles that fixed parts count, cut or not.
@@ -99,67 +140,103 @@ struct KeySplit {
   }
 };
 
-// Of equal shares, the one of a thread block: where it begins, and how long it is.
-struct Share {
-  int sequence = 0;
-  int offset = 0;  // in the sequence's units
-  int left = 0;
-  int whole = 0;  // units of every share but the last
+// A row of units in runs, one for each thread block of the row.
+struct Runs {
+  int units = 0;  // of the row
+  int length = 1;
+
+  static FA3_HD constexpr Runs of(int units, int count) {
+    return {units, int(unsigned(units + count - 1) / unsigned(count))};
+  }
+  FA3_HD constexpr int begin(int run) const { return run * length < units ? run * length : units; }
+  FA3_HD constexpr int run_of(int unit) const { return int(unsigned(unit) / unsigned(length)); }
 };
 
-// The pieces of one thread block, one after the other.
+// Where a unit lies.
+struct UnitPlace {
+  int sequence;
+  int offset;  // in the sequence's units
+};
+
+// The pieces of one thread block, one after the other. Sequences: who tells what is read of a sequence,
+// and where units lie: a warp's view of them (sequence_window.cuh).
+template <class Sequences>
 class PieceStream {
  public:
-  FA3_HD constexpr PieceStream(const KeySplit& split, const Share& share, int block, int num_blocks)
-      : split_(split), share_(share), block_(block), num_blocks_(num_blocks), number_(block) {}
+  FA3_HD constexpr PieceStream(const KeySplit& split, const Sequences& sequences, int block,
+                               int num_blocks)
+      : split_(split),
+        sequences_(sequences),
+        num_blocks_(num_blocks),
+        number_(block),
+        next_(block) {}
 
   FA3_HD constexpr bool done() const {
-    return split_.parts > 0 ? number_ >= split_.num_tiles() * split_.parts : share_.left <= 0;
+    return split_.parts > 0 ? next_ >= split_.num_tiles() * split_.parts : unit_ == end_;
   }
 
-  // The next piece and its sequence; false: there is nothing in it. If it opens a cut tile, or fixed
-  // parts say of their first tile's part that nothing is cut, `cuts` gets to know.
-  FA3_HD constexpr bool next(SequenceTiles& s, KeyPiece& piece, CutTile* cuts) {
-    return split_.parts > 0 ? next_part(s, piece, cuts) : next_of_share(s, piece, cuts);
+  // The next piece and its sequence; false: there is nothing in it.
+  FA3_HD constexpr bool next(SequenceTiles& s, KeyPiece& piece) {
+    return split_.parts > 0 ? next_part(s, piece) : next_of_run(s, piece);
+  }
+
+  // Where the last piece is to tell of its tile; < 0: nowhere. And in how many pieces it is, or 0.
+  FA3_HD constexpr int told_at() const { return told_at_; }
+  FA3_HD constexpr CutTile cut_tile(const KeyPiece& piece) const {
+    CutTile cut{.first_row = piece.m_block * split_.sequences.block_m,
+                .num_pieces = 0,
+                .first_slot = piece.slot,
+                .later_slots = number_,
+                .slot_step = split_.parts > 0 ? 1 : 1 << split_.rows_log2};
+    if (piece.slot == KeyPiece::kWhole) return cut;
+    cut.num_pieces = split_.parts > 0 ? (tile_blocks_ + piece.blocks.count - 1) / piece.blocks.count
+                                      : runs_.run_of(tile_unit_ + tile_blocks_ - 1) - run() + 1;
+    return cut;
   }
 
  private:
-  FA3_HD constexpr bool next_of_share(SequenceTiles& s, KeyPiece& piece, CutTile* cuts) {
-    for (;;) {
-      s = split_.sequences.sequence(share_.sequence);
-      const int units = split_.units_of(s);
-      if (share_.offset < units) break;
-      share_.offset -= units;
-      ++share_.sequence;
+  FA3_HD constexpr int run() const { return number_ >> split_.rows_log2; }
+
+  FA3_HD constexpr bool next_of_run(SequenceTiles& s, KeyPiece& piece) {
+    told_at_ = -1;
+    if (end_ < 0) {
+      runs_ = Runs::of(sequences_.count_units(), num_blocks_ >> split_.rows_log2);
+      unit_ = runs_.begin(run());
+      end_ = runs_.begin(run() + 1);
     }
-    const int most = split_.most_blocks(s);
-    const int tile = int(unsigned(share_.offset) / unsigned(most));
-    const int from = share_.offset - tile * most;
-    const int taken = most - from < share_.left ? most - from : share_.left;
-    share_.offset += taken;
-    share_.left -= taken;
-    const int packs_before = int(unsigned(tile) / unsigned(s.order.num_m_blocks));
-    const int rows = split_.rows_of_units;
-    piece.pack = packs_before * rows + block_ % rows;
-    piece.m_block = tile - packs_before * s.order.num_m_blocks;
+    if (unit_ == end_) return false;
+    const UnitPlace place = sequences_.place_of(unit_);
+    s = sequences_.sequence(place.sequence);
+    const int most = split_.most_blocks(s), m_blocks = s.order.num_m_blocks;
+    const auto quotient = [](int a, int b) {  // most often 0
+      return a < b ? 0 : int(unsigned(a) / unsigned(b));
+    };
+    const int tile = quotient(place.offset, most), packs_before = quotient(tile, m_blocks);
+    const int from = place.offset - tile * most;
+    const int taken = most - from < end_ - unit_ ? most - from : end_ - unit_;
+    tile_unit_ = unit_ - from;
+    unit_ += taken;
+    piece.pack = (packs_before << split_.rows_log2) + number_ - (run() << split_.rows_log2);
+    piece.m_block = tile - packs_before * m_blocks;
     const BlockRun all = split_.blocks_of(s, piece.m_block);
     const int end = from + taken < all.count ? from + taken : all.count;
     piece.blocks = {all.first + from, end - from};
-    if (end <= from) return false;
+    tile_blocks_ = all.count;
     const bool opens = from == 0, is_whole = opens && end == all.count;
-    piece.slot = is_whole ? KeyPiece::kWhole : opens ? num_blocks_ + block_ : block_;
-    if (opens && !is_whole) {
-      const int more = (all.count - end + share_.whole - 1) / share_.whole;
-      cuts[block_] = cut_of(s, piece, 1 + more, block_, rows);
+    piece.slot = is_whole ? KeyPiece::kWhole : number_ + (opens ? num_blocks_ : 0);
+    if (opens && split_.told_by_tile) {
+      told_at_ = (s.number * split_.most_m_blocks + piece.m_block) * s.order.num_packs + piece.pack;
+    } else if (opens && !is_whole) {
+      told_at_ = number_;
     }
-    return true;
+    return end > from;
   }
 
-  FA3_HD constexpr bool next_part(SequenceTiles& s, KeyPiece& piece, CutTile* cuts) {
-    const int number = number_;
-    number_ += num_blocks_;
-    const int tile = int(unsigned(number) / unsigned(split_.parts));
-    const int part = number - tile * split_.parts;
+  FA3_HD constexpr bool next_part(SequenceTiles& s, KeyPiece& piece) {
+    number_ = next_;
+    next_ += num_blocks_;
+    const int tile = int(unsigned(number_) / unsigned(split_.parts));
+    const int part = number_ - tile * split_.parts;
     const SequenceList& all_sequences = split_.sequences;
     const int row = int(unsigned(tile) / unsigned(all_sequences.num_packs));
     const int owned_rows = all_sequences.batch * split_.most_m_blocks;
@@ -167,38 +244,33 @@ class PieceStream {
                                    : all_sequences.batch;
     piece.pack = tile - row * all_sequences.num_packs;
     piece.m_block = row - b * split_.most_m_blocks;
-    s = all_sequences.sequence(b);
+    s = sequences_.sequence(b);
     const bool exists = piece.m_block < s.order.num_m_blocks;
     const BlockRun all = exists ? split_.blocks_of(s, piece.m_block) : BlockRun{0, 0};
     const int length = (all.count + split_.parts - 1) / split_.parts;
-    const int num_pieces = length > 0 ? (all.count + length - 1) / length : 0;
     const int from = part * length;
     const int end = from + length < all.count ? from + length : all.count;
     piece.blocks = {all.first + from, end - from};
-    piece.slot = num_pieces > 1 ? number : KeyPiece::kWhole;
-    if (part == 0 && row < owned_rows) {
-      cuts[tile] = cut_of(s, piece, num_pieces > 1 ? num_pieces : 0, number, 1);
-    }
+    piece.slot = length < all.count ? number_ : KeyPiece::kWhole;
+    tile_blocks_ = all.count;
+    told_at_ = part == 0 && row < owned_rows ? tile : -1;
     return end > from;
   }
 
-  FA3_HD constexpr CutTile cut_of(const SequenceTiles& s, const KeyPiece& piece, int num_pieces,
-                                  int later_slots, int slot_step) const {
-    CutTile cut{.queries = s.queries,
-                .first_row = piece.m_block * split_.sequences.block_m,
-                .num_pieces = num_pieces,
-                .first_slot = piece.slot,
-                .later_slots = later_slots,
-                .slot_step = slot_step};
-    cut.queries.pack = piece.pack;
-    return cut;
-  }
-
-  const KeySplit& split_;
-  Share share_;
-  int block_;
+  KeySplit split_;
+  Sequences sequences_;
   int num_blocks_;
-  int number_;  // of the next part, of all tiles' fixed parts
+  int number_;  // of the run; of the last piece among all tiles' fixed parts
+  int next_;    // of fixed parts
+
+  // Of the last piece's tile:
+  int told_at_ = -1;
+  int tile_blocks_ = 0;
+  int tile_unit_ = 0;  // its first
+
+  Runs runs_;
+  int unit_ = 0;  // the run goes on from here
+  int end_ = -1;  // < 0: nothing is known of it yet
 };
 
 }  // namespace fa3::hopper

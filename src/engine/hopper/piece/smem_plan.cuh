@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "engine/hopper/piece/e4m3_scales.h"
+#include "engine/hopper/piece/sequence_window.cuh"
 #include "engine/hopper/piece/work_item.cuh"
 #include "engine/hopper/tile/layout.h"
 
@@ -36,6 +37,8 @@ struct NarrowRing {
   RingBarriers<C.loaded_slots()> barriers;
 };
 
+struct NoSequences {};
+
 template <ForwardConfig C>
 struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_slots][C.q_bytes()];
@@ -47,6 +50,7 @@ struct SmemPlan {
   alignas(64) std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3> e4m3;
   std::conditional_t<C.widens(), NarrowRing<C>, NoNarrow> narrow_ring;
   std::conditional_t<C.widens(), NarrowSmem<C>, NoNarrow> narrow;
+  std::conditional_t<C.cuts(), SequenceSmem, NoSequences> sequences;
 
   static_assert(C.q_bytes() % kSmemAlignment == 0 && C.slot_bytes() % kSmemAlignment == 0);
 };

@@ -256,7 +256,7 @@ TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
   EXPECT_EQ(packed(int64_t{1} << 29, 8, true), 2);  // row numbers are 32-bit
 }
 
-TEST(KeyCut, shares_out_few_queries_and_leaves_many_alone) {
+TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
   constexpr int kMultiprocessors = 132;
   ForwardLaunch decode;
   decode.q.batches = decode.sequences = 4;
@@ -272,17 +272,17 @@ TEST(KeyCut, shares_out_few_queries_and_leaves_many_alone) {
     return launch;
   };
   const ForwardLaunch shared = cut(decode, 0);
-  EXPECT_EQ(shared.cut.parts, KeyCut::kShares);
-  EXPECT_EQ(shared.cut.rows, 8);  // a row for each of the 8 packs of heads
-  EXPECT_EQ(shared.cut.shares, 128);
+  EXPECT_EQ(shared.cut.parts, KeyCut::kRuns);
+  EXPECT_EQ(shared.cut.rows_log2, 3);  // a row for each of the 8 packs of heads
+  EXPECT_EQ(shared.cut.blocks, 128);
   EXPECT_EQ(shared.pack.heads(), 8);
-  ForwardLaunch many_heads = decode;  // 40 and 20 rows would leave too many thread blocks idle
+  ForwardLaunch many_heads = decode;  // 40 packs, of which 8 rows hold as many each
   many_heads.q.heads = 320;
-  EXPECT_EQ(cut(many_heads, 0).cut.rows, 10);
-  EXPECT_EQ(cut(many_heads, 0).cut.shares, 130);
+  EXPECT_EQ(cut(many_heads, 0).cut.rows_log2, 3);
+  EXPECT_EQ(cut(many_heads, 0).cut.blocks, 128);
   EXPECT_FALSE(cut(decode, 1).cut.active());
   EXPECT_EQ(cut(decode, 5).cut.parts, 5);
-  EXPECT_EQ(cut(decode, 5).cut.shares, 0);
+  EXPECT_EQ(cut(decode, 5).cut.blocks, 0);
   EXPECT_EQ(cut(decode, 200).cut.parts, 128);  // no more than there are blocks
   ForwardLaunch few_keys = decode;
   few_keys.seqlen_k = 200;
@@ -311,7 +311,7 @@ TEST(BatchInvariance, head_dims_group_and_parts_alone_decide) {
   const auto chosen = [](const Problem& p) {
     ForwardLaunch launch = launch_of(p);
     const int row = choose_row_and_cut(p, 132, &launch);
-    return std::array{row, launch.pack.heads(), launch.cut.parts, launch.cut.shares};
+    return std::array{row, launch.pack.heads(), launch.cut.parts, launch.cut.blocks};
   };
   for (const int64_t dim : {64, 96, 128, 192, 256}) {
     for (const int num_splits : {0, 1, 2, 40}) {

@@ -85,7 +85,7 @@ constexpr Shape kRagged[] = {
 constexpr int kWholeBlocks = 1920;
 constexpr int32_t kAllUsed[] = {kWholeBlocks};
 
-// Tiles in pieces: equal shares for two thread blocks and fixed parts, of one length and of many, keys
+// Tiles in pieces: runs and fixed parts, of one length and of many, keys
 // in one run and in pages.
 constexpr Shape kCut[] = {
     {.seqlen_q = 1,
@@ -94,7 +94,7 @@ constexpr Shape kCut[] = {
      .kv_heads = 4,
      .batches = 2,
      .mask = kCausal,
-     .cut = {.parts = KeyCut::kShares, .shares = 2}},
+     .cut = {.parts = KeyCut::kRuns, .blocks = 2}},
     {.seqlen_q = 150,
      .seqlen_k = 1000,
      .heads = 3,
@@ -110,7 +110,14 @@ constexpr Shape kCut[] = {
      .mask = {.left = 200, .right = 0},
      .cu_q = kQueries,
      .cu_k = kKeys,
-     .cut = {.parts = KeyCut::kShares, .shares = 2}},
+     .cut = {.parts = KeyCut::kRuns, .blocks = 2}},
+    {.seqlen_q = 70,
+     .seqlen_k = 1100,
+     .heads = 4,
+     .kv_heads = 4,
+     .batches = 2,
+     .mask = kCausal,
+     .cut = {.parts = KeyCut::kRuns, .blocks = 4, .rows_log2 = 1}},
     {.seqlen_q = 20,
      .seqlen_k = kWholeBlocks,
      .heads = 2,
@@ -127,7 +134,7 @@ constexpr Shape kCut[] = {
      .batches = 1,
      .mask = kCausal,
      .used_k = kAllUsed,
-     .cut = {.parts = KeyCut::kShares, .shares = 2},
+     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
      .page_size = 16},
 };
 
@@ -177,7 +184,7 @@ constexpr Shape kGathered[] = {
      .batches = 1,
      .mask = {.left = 500, .right = 0},
      .used_k = kAllUsed,
-     .cut = {.parts = KeyCut::kShares, .shares = 2},
+     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
      .page_size = 4},
 };
 

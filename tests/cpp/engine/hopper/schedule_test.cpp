@@ -214,29 +214,46 @@ TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_ten
   }
 }
 
+// What a warp's window tells, one sequence after the other.
+struct ListedSequences {
+  const KeySplit& split;
+
+  int count_units() const {
+    int units = 0;
+    for (int b = 0; b < split.sequences.num_sequences(); ++b) units += split.units_of(sequence(b));
+    return units;
+  }
+  UnitPlace place_of(int unit) const {
+    UnitPlace place{0, unit};
+    for (; place.offset >= split.units_of(sequence(place.sequence)); ++place.sequence) {
+      place.offset -= split.units_of(sequence(place.sequence));
+    }
+    return place;
+  }
+  SequenceTiles sequence(int b) const { return split.sequences.sequence(b); }
+};
+
 // Every visible block of every tile lies in one piece, and a cut tile knows the pieces it has.
 void expect_right_pieces(const KeySplit& split, int num_blocks) {
   const SequenceList& all = split.sequences;
-  int64_t units = 0;
-  for (int b = 0; b < all.num_sequences(); ++b) units += split.units_of(all.sequence(b));
-  const int rows = split.rows_of_units, in_a_row = num_blocks / rows;
-  const int whole = int((units + in_a_row - 1) / in_a_row);
   using Tile = std::tuple<int, int, int, int>;  // first query, batch, block of queries, pack
   std::map<Tile, std::map<int, std::pair<BlockRun, int>>> found;  // by first key block
   std::vector<CutTile> cuts(size_t(split.num_tiles() + num_blocks), CutTile{});
+  std::set<int> told;
   for (int block = 0; block < num_blocks; ++block) {
-    Share share{.whole = whole};
-    int64_t begin = int64_t{block / rows} * whole;
-    share.left = int(std::clamp<int64_t>(units - begin, 0, whole));
-    while (share.left > 0 && begin >= split.units_of(all.sequence(share.sequence))) {
-      begin -= split.units_of(all.sequence(share.sequence++));
-    }
-    share.offset = int(begin);
-    PieceStream pieces(split, share, block, num_blocks);
+    PieceStream pieces(split, ListedSequences{split}, block, num_blocks);
     while (!pieces.done()) {
       SequenceTiles s;
       KeyPiece piece{};
-      if (!pieces.next(s, piece, cuts.data())) continue;
+      const bool exists = pieces.next(s, piece);
+      if (pieces.told_at() >= 0) {
+        CutTile cut = pieces.cut_tile(piece);
+        cut.queries = s.queries;
+        cut.queries.pack = piece.pack;
+        cuts[size_t(pieces.told_at())] = cut;
+        ASSERT_TRUE(told.insert(pieces.told_at()).second) << "told twice";
+      }
+      if (!exists) continue;
       ASSERT_GT(piece.blocks.count, 0);
       const Tile tile{s.queries.begin, s.queries.batch, piece.m_block, piece.pack};
       const bool first =
@@ -293,9 +310,10 @@ TEST(KeySplit, puts_every_visible_block_into_one_piece) {
   for (const Mask& mask : {kFull, kCausal, Mask{.left = 150, .right = 0}, Mask{.left = 10},
                            Mask{.chunk = 90}, Mask{.right = 0, .chunk = 7}}) {
     for (const bool packed : {false, true}) {
-      for (const auto [parts, rows] : {std::pair{0, 1}, {0, 2}, {0, 6}, {2, 1}, {3, 1}, {200, 1}}) {
+      for (const auto& [parts, rows_log2] :
+           {std::pair{0, 0}, {0, 1}, {0, 3}, {2, 0}, {3, 0}, {200, 0}}) {
         for (int in_a_row : {1, 3, 7, 99}) {
-          const int num_blocks = in_a_row * rows;
+          const int num_blocks = in_a_row << rows_log2;
           const fa3::Lengths q{.cu_seqlens = packed ? starts : nullptr,
                                .max = packed ? 229 : 40,
                                .total = packed ? 310 : 5 * 40};
@@ -306,16 +324,17 @@ TEST(KeySplit, puts_every_visible_block_into_one_piece) {
                                              .batch = 5,
                                              .block_m = 64,
                                              .pack = pack,
-                                             .num_packs = 6},
+                                             .num_packs = 8},
                                .mask = mask,
                                .block_n = 32,
                                .parts = parts,
                                .most_m_blocks = (pack.rows(int(q.max)) + 63) / 64,
-                               .rows_of_units = rows};
+                               .rows_log2 = rows_log2,
+                               .told_by_tile = !packed && in_a_row > 3};
           ASSERT_NO_FATAL_FAILURE(expect_right_pieces(split, num_blocks))
-              << packed << ", " << parts << " parts, " << rows << " rows, " << num_blocks
-              << " thread blocks, window " << mask.left << ", " << mask.right << ", chunk "
-              << mask.chunk;
+              << packed << ", " << parts << " parts, " << (1 << rows_log2) << " rows, "
+              << num_blocks << " thread blocks, window " << mask.left << ", " << mask.right
+              << ", chunk " << mask.chunk;
         }
       }
     }

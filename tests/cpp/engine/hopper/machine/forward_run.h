@@ -14,7 +14,7 @@
 
 #include "engine/hopper/forward_kernel.cuh"
 #include "engine/hopper/launch_forward.h"
-#include "engine/hopper/piece/find_share.cuh"
+#include "engine/hopper/piece/sequence_window.cuh"
 #include "host_runtime.h"
 #include "machine.h"
 #include "shape.h"
@@ -245,13 +245,13 @@ class Run {
       return all;
     }
     const int blocks = int(launch_.blocks);
-    const Share share = params.split.parts > 0 ? Share{} : find_share(params.split, 0, blocks);
-    PieceStream pieces(params.split, share, 0, blocks);
-    std::vector<CutTile> cuts(size_t(params.split.num_tiles() + blocks));
+    const KeySplit& split = params.split;
+    SequenceSmem memory;
+    PieceStream pieces(split, SequenceWindow(split, memory.entries), 0, blocks);
     while (!pieces.done()) {
       SequenceTiles s;
       KeyPiece piece;
-      if (!pieces.next(s, piece, cuts.data())) continue;
+      if (!pieces.next(s, piece)) continue;
       s.queries.pack = piece.pack;
       all.push_back({piece.m_block, s.queries, s.keys, piece.blocks, piece.slot});
     }

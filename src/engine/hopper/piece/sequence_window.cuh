@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sequences as the warp that cuts tiles sees them: as many at a time as it has lanes, one a lane, so
+// that what the arrays say of them is read once, by all lanes together, and a unit is found among them
+// by a vote. A small call waits for nothing longer than for its first piece, so this takes few
+// instructions. Next: ../tile_stream.cuh.
+#pragma once
+
+#include "engine/hopper/piece/key_split.h"
+#include "engine/hopper/ptx/lanes.cuh"
+
+namespace fa3::hopper {
+
+// The sum of the values of this lane and those before it.
+__device__ __forceinline__ int sum_until(int value) {
+  const int lane = ptx::lane();
+  for (int distance = 1; distance < ptx::kLanes; distance *= 2) {
+    const int other = __shfl_up_sync(0xffffffff, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
+// What is known of a sequence.
+struct SequenceEntry {
+  int q_begin, q_count, q_used;
+  KeyRows keys;
+  int first_unit;
+  int past_unit;
+};
+
+// In shared memory: an entry for each lane's sequence.
+struct SequenceSmem {
+  SequenceEntry entries[ptx::kLanes];
+};
+
+// All of it by a whole warp; every lane gets the answers. The entries, one for each lane, lie in shared
+// memory: registers are few.
+class SequenceWindow {
+ public:
+  __device__ __forceinline__ SequenceWindow(const KeySplit& split, SequenceEntry* entries)
+      : split_(split), entries_(entries) {}
+
+  // Of a row, by all sequences.
+  __device__ __forceinline__ int count_units() {
+    int all = 0;
+#pragma unroll 1
+    for (int first = 0; first < split_.sequences.num_sequences(); first += ptx::kLanes) {
+      all = look_from(first, all);
+    }
+    return all;
+  }
+
+  // Where a unit lies.
+  __device__ __forceinline__ UnitPlace place_of(int unit) {
+    int first = unit < entries_[0].first_unit ? 0 : first_;
+    int before = 0;
+#pragma unroll 1
+    for (;; first += ptx::kLanes) {
+      if (first != first_) look_from(first, before);
+      const unsigned reached = __ballot_sync(0xffffffff, unit < entries_[ptx::lane()].past_unit);
+      if (reached != 0) {
+        const int owner = __ffs(int(reached)) - 1;
+        return {first_ + owner, unit - entries_[owner].first_unit};
+      }
+      before = entries_[ptx::kLanes - 1].past_unit;
+    }
+  }
+
+  __device__ __forceinline__ SequenceTiles sequence(int number) {
+    const bool seen = first_ <= number && number < first_ + ptx::kLanes;
+    if (!seen) look_from(number / ptx::kLanes * ptx::kLanes, 0);
+    const SequenceEntry& entry = entries_[number - first_];
+    SequenceTiles s{};
+    s.queries = {.batch = split_.sequences.lengths_q.packed() ? 0 : number,
+                 .begin = entry.q_begin,
+                 .count = entry.q_count,
+                 .used = entry.q_used};
+    s.keys = entry.keys;
+    s.order = split_.order_of(entry.q_count);
+    s.number = number;
+    return s;
+  }
+
+ private:
+  // `before`: units of the sequences before. Returns those until the window's end.
+  __device__ __forceinline__ int look_from(int first, int before) {
+    first_ = first;
+    const int number = first + ptx::lane();
+    SequenceTiles s{};
+    int units = 0;
+    if (number < split_.sequences.num_sequences()) {
+      s = split_.sequence(number);
+      units = split_.units_of(s);
+    }
+    const int past = before + sum_until(units);
+    __syncwarp();
+    entries_[ptx::lane()] = {s.queries.begin, s.queries.count, s.queries.used,
+                             s.keys,          past - units,    past};
+    __syncwarp();
+    return entries_[ptx::kLanes - 1].past_unit;
+  }
+
+  KeySplit split_;
+  SequenceEntry* entries_;
+  int first_ = -ptx::kLanes;  // of the window; there is none yet
+};
+
+}  // namespace fa3::hopper
