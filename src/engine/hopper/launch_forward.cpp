@@ -28,10 +28,12 @@ constexpr int64_t kMaxTailWaves = 8;
 constexpr int kMaxPackLog2 = 4;
 constexpr int kMaxPackLog2OfCutTiles = 6;
 
-// Fewer keys are not worth a merge.
-constexpr int64_t kLeastKeysToCut = 512;
-// Whole tiles are left alone where they keep so much of the multiprocessors' time busy.
-constexpr double kBusyEnough = 0.85;
+// Times in keys of one tile, of which there are some 80 in a microsecond. A merge takes so many, and its
+// pieces, written and read, a key for so many bytes. What a cut saves must be worth the trouble.
+// Measured: docs/performance-hopper.md.
+constexpr double kMergeKeys = 700;
+constexpr double kPieceBytesPerKey = 50e3;
+constexpr double kWorthCutting = 0.9;
 // Of the thread blocks that there is room for, so many get a run.
 constexpr double kBusyRuns = 0.96;
 // Boxes of fewer rows of a page are slower than copies by threads; for few queries those of all sizes
@@ -264,6 +266,18 @@ int rows_log2(int64_t packs, int64_t blocks) {
   return log2;
 }
 
+// Whether cut tiles are done sooner than whole ones. Of these some multiprocessors may have none, or one
+// more than others; cut ones occupy all, but are merged.
+bool cut_pays(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
+  const double keys = double(cut.seqlen_k);
+  const int64_t tiles = num_tiles(c, cut, cut.pack);
+  const int64_t rows = std::min<int64_t>(c.block_m, cut.pack.rows(cut.seqlen_q));
+  const double piece_bytes = double(most_blocks * rows * cut.o.columns) * 2 * sizeof(float);
+  const double whole = double(ceil_div(tiles, most_blocks)) * keys;
+  const double pieces = double(tiles) * keys / double(most_blocks);
+  return pieces + kMergeKeys + piece_bytes / kPieceBytesPerKey < kWorthCutting * whole;
+}
+
 void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
                 ForwardLaunch* launch) {
   ForwardLaunch cut = *launch;
@@ -281,9 +295,9 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   }
   // Queries that see half of the keys or less would make runs unequal.
   const bool alike = launch->mask.hides_nothing() || launch->seqlen_k >= 2 * launch->seqlen_q;
-  const double busy = double(tiles) / double(ceil_div(tiles, most_blocks) * most_blocks);
-  const bool idle = busy < kBusyEnough || (launch->ragged && c.consumers() == 1);
-  if (num_splits == 1 || launch->seqlen_k < kLeastKeysToCut || !alike || !idle) return;
+  // Few queries of lengths that only the device knows: runs are alike, tiles need not be.
+  const bool uneven = launch->ragged && c.consumers() == 1 && double(launch->seqlen_k) > kMergeKeys;
+  if (num_splits == 1 || !alike || !(uneven || cut_pays(c, cut, most_blocks))) return;
   const int log2 = rows_log2(num_packs(cut), most_blocks);
   const int64_t in_a_row = std::min(most_blocks >> log2, tiles * blocks >> log2);
   cut.cut = {.parts = KeyCut::kRuns, .blocks = int(in_a_row << log2), .rows_log2 = log2};

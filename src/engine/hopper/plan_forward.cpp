@@ -295,7 +295,10 @@ int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunc
   launch->cut = {};
   shape.cut = true;
   const int other = choose_row(shape, table);
-  if (other != kNoRow) return choose(other);
+  if (other != kNoRow) {
+    choose(other);
+    if (launch->cut.active()) return other;
+  }
   launch->pack = choose_pack(table[row].config, *launch);
   return row;
 }

@@ -292,6 +292,42 @@ TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
   EXPECT_FALSE(cut(long_queries, 0, 128).cut.active());
 }
 
+// What was measured on one H200, docs/performance-hopper.md: cutting what is done sooner in whole tiles
+// costs up to four times their time.
+TEST(KeyCut, is_made_where_it_pays) {
+  struct Measured {
+    int64_t dim, heads, kv_heads, queries, keys;
+    bool cut;
+  };
+  constexpr Measured kMeasured[] = {
+      {128, 8, 8, 512, 512, false},    {128, 8, 8, 1024, 1024, false},
+      {128, 8, 8, 1536, 1536, false},  {128, 8, 8, 2048, 2048, false},
+      {128, 32, 8, 64, 1024, false},   {128, 32, 8, 128, 1024, false},
+      {64, 12, 12, 512, 512, false},   {64, 12, 12, 1024, 1024, false},
+      {64, 12, 12, 1536, 1536, false}, {64, 12, 12, 128, 1024, false},
+      {64, 12, 12, 1024, 4096, false}, {128, 8, 8, 1, 512, false},
+      {128, 8, 8, 1, 1024, true},      {128, 8, 8, 256, 2048, true},
+      {128, 8, 8, 512, 2048, true},    {128, 8, 8, 512, 4096, true},
+      {128, 8, 8, 1024, 4096, true},   {128, 16, 16, 512, 4096, true},
+      {64, 12, 12, 256, 2048, true},   {64, 12, 12, 512, 2048, true},
+      {64, 12, 12, 512, 4096, true},
+  };
+  for (const Measured& m : kMeasured) {
+    Problem p = plain();
+    p.head_dim = p.head_dim_v = m.dim;
+    p.batch = 1;
+    p.heads_q = m.heads;
+    p.heads_k = m.kv_heads;
+    p.lengths_q.max = m.queries;
+    p.lengths_k.max = m.keys;
+    ForwardLaunch launch = launch_of(p);
+    const int row = choose_row_and_cut(p, 132, &launch);
+    EXPECT_EQ(launch.cut.active(), m.cut) << m.heads << " heads of " << m.dim << ", " << m.queries
+                                          << " queries, " << m.keys << " keys";
+    EXPECT_TRUE(!launch.cut.active() || kForwardTable[size_t(row)].config.may_cut);
+  }
+}
+
 TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
   for (const int64_t dim : {1, 64, 90, 96, 128, 191, 256}) {
     for (const int64_t queries : {1, 5000}) {
