@@ -39,6 +39,7 @@ constexpr double kBusyRuns = 0.96;
 // Boxes of fewer rows of a page are slower than copies by threads; for few queries those of all sizes
 // are. Measured: docs/performance-hopper.md.
 constexpr int kLeastBoxRows = 64;
+constexpr int64_t kFewestMultiprocessors = 114;       // of the Hopper GPUs: the H100 for PCIe
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 
 int64_t num_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
@@ -105,8 +106,8 @@ Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carv
           .cuts = carver.take<CutTile>(num_cuts(c, launch))};
 }
 
-// Tiles that differ in length are drawn from a counter when a multiprocessor is free; others are dealt
-// in turn, which needs no counter to be cleared.
+// Tiles that differ in length are drawn from a counter when a multiprocessor is free; others, and those
+// that all have a multiprocessor at once, are dealt in turn, which needs no counter to be cleared.
 Workspace carve(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
   if (launch.cut.active()) return carve_pieces(c, launch, carver);
   if (launch.ragged) {
@@ -116,7 +117,8 @@ Workspace carve(const ForwardConfig& c, const ForwardLaunch& launch, Carver& car
   }
   const bool tiles_differ =
       !launch.mask.hides_nothing() || launch.pack.rows(launch.q.rows) % c.block_m != 0;
-  return {.ticket_counter = tiles_differ ? carver.take<int>(1) : nullptr};
+  const bool one_wave = num_tiles(c, launch, launch.pack) <= kFewestMultiprocessors * c.blocks;
+  return {.ticket_counter = tiles_differ && !one_wave ? carver.take<int>(1) : nullptr};
 }
 
 // How many tiles at the end go longest first, whatever their head.
