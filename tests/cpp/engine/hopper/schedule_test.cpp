@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <queue>
 #include <set>
@@ -338,6 +339,51 @@ TEST(KeySplit, puts_every_visible_block_into_one_piece) {
         }
       }
     }
+  }
+}
+
+// What is told of simple sequences in few instructions is what the list says, whatever the array holds.
+TEST(KeySplit, knows_simple_sequences_as_the_list_does) {
+  const int32_t used[] = {700, 0, -5, 1 << 30, 512};
+  KeySplit split{.sequences = {.lengths_q = {.max = 3, .total = 15},
+                               .lengths_k = {.seqused = used, .max = 700, .total = 3500},
+                               .batch = 5,
+                               .block_m = 64,
+                               .pack = {.log2 = 3},
+                               .num_packs = 2},
+                 .block_n = 64};
+  ASSERT_TRUE(split.is_simple());
+  split.simple = true;
+  for (int b = 0; b < split.sequences.num_sequences(); ++b) {
+    const SequenceTiles told = split.sequence(b), listed = split.sequences.sequence(b);
+    const auto all = [](const SequenceTiles& s) {
+      const auto& [batch, pack, begin, count, rows_used] = s.queries;
+      return std::array{batch,
+                        pack,
+                        begin,
+                        count,
+                        rows_used,
+                        s.keys.batch,
+                        s.keys.begin,
+                        s.keys.count,
+                        s.number,
+                        s.order.num_m_blocks,
+                        s.order.num_packs};
+    };
+    EXPECT_EQ(all(told), all(listed)) << b;
+  }
+  for (const auto& spoil : std::initializer_list<void (*)(KeySplit&, const int32_t*)>{
+           [](KeySplit&s, const int32_t*a) { s.sequences.lengths_q.seqused = a; },
+           [](KeySplit&s, const int32_t*a) { s.sequences.lengths_k.cu_seqlens = a; },
+           [](KeySplit&s, const int32_t*a) { s.sequences.lengths_k.left_padding = a; },
+           [](KeySplit&s, const int32_t*a) { s.sequences.places.batch_index = a; },
+           [](KeySplit&s, const int32_t*) {
+             s.sequences.places.elsewhere = true;
+             s.sequences.places.entries = 4;
+           }}) {
+    KeySplit other = split;
+    spoil(other, used);
+    EXPECT_FALSE(other.is_simple());
   }
 }
 
