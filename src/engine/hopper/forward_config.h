@@ -121,6 +121,12 @@ struct ForwardConfig {
   // the producer's warpgroup.
   FA3_HD constexpr bool may_gather() const { return cuts() && !e4m3 && !widens(); }
 
+  // Whether lost scores can be computed again from keys in pages, so that these may take guarded steps.
+  // Where they cannot, the compiler spills.
+  FA3_HD constexpr bool redoes_pages() const {
+    return may_gather() && !capped() && (head_dim_v <= 192 || consumers() == 1);
+  }
+
   // Spend registers on a shorter step between tiles. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.
   FA3_HD constexpr bool short_tile_change() const { return consumers() <= 2; }

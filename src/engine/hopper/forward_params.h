@@ -21,7 +21,7 @@ struct PagedKeys {
   int num_pages;
 };
 
-// K or V in pages, for threads that copy rows themselves (gather_keys.cuh): rows and pages lie at
+// K or V, for threads that copy rows themselves (gather_keys.cuh): rows and pages, or entries, lie at
 // multiples of a unit.
 struct GatheredRows {
   const unsigned char* data;
@@ -33,7 +33,9 @@ struct GatheredRows {
 };
 
 struct GatheredKeys {
-  bool active;  // else the copy engine brings pages, in boxes
+  bool active;         // else the copy engine brings K and V
+  unsigned page_size;  // without pages: larger than any row's number
+  int num_pages;       // or batch entries
   GatheredRows k, v;
 };
 
@@ -71,7 +73,7 @@ struct ForwardParams {
   CutTile* cuts;
   E4m3Params e4m3;
   CacheScales cache_scales;
-  GatheredKeys gathered;  // of `paged`
+  GatheredKeys gathered;
 };
 
 }  // namespace fa3::hopper

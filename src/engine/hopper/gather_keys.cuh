@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values in pages, copied by threads. The copy engine takes as long for a box of one row as for
-// one of many; so the warps of the producer's warpgroup that load nothing copy the rows, 16 bytes a
-// thread, to where the copy engine would have put them. They go by the records that the consumers get,
+// Keys and values copied by threads. The copy engine takes as long for a box of one row as for one of
+// many; so the warps of the producer's warpgroup that load nothing copy the rows of small pages, 16
+// bytes a thread, to where the copy engine would have put them. For few queries they do so in any case,
+// since more of their copies are on the way at a time. They go by the records that the consumers get,
 // and never wait for a copy: a slot's barrier counts an arrival of every thread, which the hardware
 // makes when the thread's copies are there. Next: mainloop.cuh.
 #pragma once
@@ -67,7 +68,7 @@ class Gatherer {
   __device__ __forceinline__ Places places_of(const TileKeys& keys, int block) const {
     const PagedKeys& paged = params_.paged;
     const int32_t* const table = paged.table + keys.batch * paged.table_stride;
-    const unsigned page_size = unsigned(paged.page_size);
+    const unsigned page_size = params_.gathered.page_size;
     const int first = block * C.block_n;
     const int left = keys.count - first, used = left < C.block_n ? left : C.block_n;
     Places places;
@@ -78,7 +79,7 @@ class Gatherer {
       const unsigned key = unsigned(keys.begin + first + row), page = key / page_size;
       places.row[i] = key - page * page_size;
       places.page[i] = kNoPage;
-      if (row < used) places.page[i] = table[page];
+      if (row < used) places.page[i] = paged.page_size > 0 ? table[page] : keys.batch;
     }
     return places;
   }
@@ -95,7 +96,7 @@ class Gatherer {
     unsigned unit[kKeys];
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
-      const bool exists = unsigned(places.page[i]) < unsigned(params_.paged.num_pages);
+      const bool exists = unsigned(places.page[i]) < unsigned(params_.gathered.num_pages);
       unit[i] = exists ? unsigned(places.page[i]) * from.page_units + places.row[i] * from.row_units
                        : kMissing;
     }

@@ -36,8 +36,7 @@ constexpr double kPieceBytesPerKey = 50e3;
 constexpr double kWorthCutting = 0.9;
 // Of the thread blocks that there is room for, so many get a run.
 constexpr double kBusyRuns = 0.96;
-// Boxes of fewer rows of a page are slower than copies by threads; for few queries those of all sizes
-// are. Measured: docs/performance-hopper.md.
+// Boxes of fewer rows of a page are slower than copies by threads (docs/performance-hopper.md).
 constexpr int kLeastBoxRows = 64;
 constexpr int64_t kFewestMultiprocessors = 114;       // of the Hopper GPUs: the H100 for PCIe
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
@@ -202,10 +201,12 @@ bool describe_rows(const TensorSpan& t, GatheredRows* rows) {
   return last <= INT32_MAX && unit * t.element_bytes <= UINT32_MAX && t.columns % kCopyColumns == 0;
 }
 
+// For few queries threads keep more on its way than the copy engine does; for many it takes small boxes
+// to be slower than they are.
 GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
-  GatheredKeys keys{};
-  keys.active = c.may_gather() && launch.places.paged() &&
-                (c.consumers() == 1 || page_box_rows(c, launch) < kLeastBoxRows) &&
+  const int64_t page_size = launch.places.paged() ? launch.places.page_size : INT32_MAX;
+  GatheredKeys keys{.page_size = unsigned(page_size), .num_pages = int(launch.k.batches)};
+  keys.active = c.may_gather() && (c.consumers() == 1 || has_small_boxes(c, launch)) &&
                 describe_rows(launch.k, &keys.k) && describe_rows(launch.v, &keys.v);
   return keys;
 }
@@ -255,6 +256,10 @@ int page_box_rows(const ForwardConfig& c, const ForwardLaunch& launch) {
   if (!launch.places.paged()) return c.block_n;
   if (launch.lengths_k.padded_left) return 1;
   return int(std::gcd(launch.places.page_size, int64_t{c.block_n}));
+}
+
+bool has_small_boxes(const ForwardConfig& c, const ForwardLaunch& launch) {
+  return page_box_rows(c, launch) < std::min(kLeastBoxRows, c.block_n);
 }
 
 bool gathers_keys(const ForwardConfig& c, const ForwardLaunch& launch) {

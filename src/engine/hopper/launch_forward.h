@@ -63,7 +63,10 @@ void choose_cut(const ForwardConfig& config, int num_splits, int multiprocessors
 // Rows of K and V that a copy takes from one page.
 int page_box_rows(const ForwardConfig& config, const ForwardLaunch& launch);
 
-// Whether threads copy keys and values from their pages, instead of the copy engine.
+// Whether a page's boxes would be so small that copies by threads are faster.
+bool has_small_boxes(const ForwardConfig& config, const ForwardLaunch& launch);
+
+// Whether threads copy keys and values, instead of the copy engine.
 bool gathers_keys(const ForwardConfig& config, const ForwardLaunch& launch);
 
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch);

@@ -126,7 +126,7 @@ class Consumer {
   __device__ __forceinline__ void attend(Registers& r, Step& step) {
     first_block(r);
     for (;;) {
-      while (blocks_left_ >= 0) {
+      while (!C.guarded || blocks_left_ >= 0) {
         const bool starts_tile = blocks_left_ == 0;
         if (!starts_tile) {
           --blocks_left_;  // having begun with a tile, a warpgroup goes through with it
@@ -454,10 +454,22 @@ class Consumer {
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
+    const LaneRows rows(params_.output.pack, item.queries, first_row, thread_in_block());
+    if constexpr (C.redoes_pages()) {
+      const PagedKeys& paged = params_.paged;
+      if (paged.page_size > 0) {
+        const int32_t* const table = paged.table + item.keys.batch * paged.table_stride;
+        score_again<C.input(), C.head_dim>(
+            r.scores, params_.q, item.queries.batch, rows,
+            KeysInPages<C.input()>{params_.k, table, unsigned(paged.page_size), paged.num_pages,
+                                   kv_head, unsigned(first_key)});
+        return;
+      }
+    }
     score_again<C.input(), C.head_dim>(
-        r.scores, params_.q, item.queries.batch,
-        LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
-        params_.k.at<C.input()>(item.keys.batch, kv_head, first_key), params_.k.strides.row);
+        r.scores, params_.q, item.queries.batch, rows,
+        KeysInRow<C.input()>{params_.k.at<C.input()>(item.keys.batch, kv_head, first_key),
+                             params_.k.strides.row});
   }
 
   // To the reference that the step has left.

@@ -112,8 +112,19 @@ bool can_cut(const ForwardConfig& c) {
   return general(c).cuts();
 }
 
-// The same for every batch: the head dims, the group and num_splits decide. Parts of keys take the
-// kernel of few queries, whole tiles that of long sequences.
+// Where a page's boxes would be small, a kernel whose threads can copy keys; of some page sizes it has
+// larger boxes.
+int choose_row_for_pages(ForwardShape shape, std::span<const CompiledForward> table,
+                         const ForwardLaunch& launch) {
+  const int row = choose_row(shape, table);
+  if (!has_small_boxes(table[row].config, launch)) return row;
+  shape.cut = true;
+  const int other = choose_row(shape, table);
+  return other != kNoRow ? other : row;
+}
+
+// The same for every batch: the head dims, the group, num_splits and the pages' size decide. Parts of
+// keys take the kernel of few queries, whole tiles that of long sequences.
 int choose_for_any_batch(const Problem& problem, ForwardLaunch* launch) {
   ForwardShape shape = shape_of(problem);
   shape.cut = problem.num_splits > 1;
@@ -121,7 +132,7 @@ int choose_for_any_batch(const Problem& problem, ForwardLaunch* launch) {
   shape.rows = shape.cut ? 1 : INT64_MAX;
   launch->pack = most_packed(problem.group(), shape.cut);
   if (shape.cut) launch->cut.parts = problem.num_splits;
-  return choose_row(shape, table_of(problem));
+  return choose_row_for_pages(shape, table_of(problem), *launch);
 }
 
 // Of 16-bit queries' keys and values.
@@ -290,7 +301,7 @@ int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunc
     return row;
   };
   ForwardShape shape = shape_of(problem);
-  const int row = choose(choose_row(shape, table));
+  const int row = choose(choose_row_for_pages(shape, table, *launch));
   if (!launch->cut.active() || can_cut(table[row].config)) return row;
   launch->cut = {};
   shape.cut = true;
@@ -340,8 +351,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (c.widens()) {
     plan->why += concat("; float8_e4m3 becomes ", name_of(problem.dtype), " in shared memory");
   }
-  if (gathers_keys(general(c), launch)) {
-    plan->why += "; threads copy the keys of a page, row by row";
+  if (gathers_keys(c.with(c.element, variant), launch)) {
+    plan->why += "; threads copy keys, row by row";
   }
   if (plan->packed_heads > 1) {
     plan->why += concat("; ", plan->packed_heads, " query heads share a tile");

@@ -210,8 +210,9 @@ class TileStream {
     // their own.
     if ((listed() || cut()) && !params_.q_is_clipped && past_end > seqlen_q)
       blocks.ordinary_from = 0;
-    // Lost scores are computed again from keys that lie in one run, 16 bytes of a row at a time.
-    if (paged() || (C.general() && params_.q.columns % kCopyColumns != 0)) blocks.ordinary_from = 0;
+    // Lost scores are computed again 16 bytes of a row at a time, and not by every kernel from pages.
+    if ((paged() && !C.redoes_pages()) || (C.general() && params_.q.columns % kCopyColumns != 0))
+      blocks.ordinary_from = 0;
     return blocks;
   }
 

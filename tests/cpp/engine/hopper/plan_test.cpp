@@ -377,6 +377,28 @@ TEST(BatchInvariance, head_dims_group_and_parts_alone_decide) {
   }
 }
 
+// Three warpgroups read small pages by one thread's boxes; whose tiles have 80 keys, those of 256 too.
+TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
+  const auto chosen = [](int64_t dim, int64_t page_size) {
+    Problem p = plain();
+    p.head_dim = p.head_dim_v = dim;
+    p.num_splits = 1;
+    p.lengths_q = {.max = 5000, .total = 5000};
+    p.lengths_k = {.max = 5120, .total = 5120};
+    p.key_places = {.page_size = page_size, .entries = 1, .elsewhere = page_size > 0};
+    if (page_size > 0) p.key_places.pages = 5120 / page_size;
+    ForwardLaunch launch = launch_of(p);
+    return kForwardTable[choose_row_and_cut(p, 132, &launch)].config;
+  };
+  EXPECT_EQ(chosen(128, 0).consumers(), 3);
+  for (const int64_t page_size : {1, 16, 64, 256}) {
+    EXPECT_TRUE(chosen(128, page_size).may_cut) << page_size;
+    EXPECT_TRUE(chosen(96, page_size).may_cut) << page_size;
+  }
+  EXPECT_TRUE(chosen(64, 16).may_cut);
+  EXPECT_EQ(chosen(64, 256).consumers(), 3) << "boxes of 128 rows";
+}
+
 TEST(PageBoxes, divide_a_page_and_a_tile) {
   constexpr ForwardConfig kConfig{.block_n = 80};
   const auto rows = [&](int64_t page_size, bool padded_left) {
@@ -393,7 +415,7 @@ TEST(PageBoxes, divide_a_page_and_a_tile) {
   EXPECT_EQ(rows(64, true), 1);
 }
 
-TEST(GatheredKeys, are_those_of_pages_whose_boxes_are_small_or_of_few_queries) {
+TEST(GatheredKeys, are_those_of_few_queries_or_of_pages_whose_boxes_are_small) {
   constexpr ForwardConfig kMany =
       ForwardConfig{.may_cut = true}.with(Element::kBf16, Variant::kGeneral);
   constexpr ForwardConfig kFew = ForwardConfig{.block_m = 64, .block_n = 64, .may_cut = true}.with(
@@ -413,7 +435,8 @@ TEST(GatheredKeys, are_those_of_pages_whose_boxes_are_small_or_of_few_queries) {
   EXPECT_FALSE(gathered(kMany, 64));
   EXPECT_FALSE(gathered(kMany, 256));
   EXPECT_TRUE(gathered(kFew, 256));
-  EXPECT_FALSE(gathered(kFew, 0)) << "no pages";
+  EXPECT_FALSE(gathered(kMany, 0)) << "no pages";
+  EXPECT_TRUE(gathered(kFew, 0));
   EXPECT_FALSE(gathered(kFew, 16, 124)) << "rows end within 16 bytes";
   EXPECT_FALSE(gathered(kWhole, 16)) << "no registers for it";
 }

@@ -39,9 +39,10 @@ Content content_at(const void* global) {
     const int64_t row = element / (int64_t{t.heads} * t.columns);
     if (address < t.address || row >= t.rows) continue;
     return {.tensor = t.tensor,
-            .row = int(row),
+            .row = int(row % t.rows_of_entry),
             .column = int(element % t.columns),
-            .head = int(element / t.columns % t.heads)};
+            .head = int(element / t.columns % t.heads),
+            .batch = int(row / t.rows_of_entry)};
   }
   fail("a copy by threads from outside of every tensor");
 }

@@ -109,6 +109,10 @@ class Run {
       for (const Product& p : all) (p.scores() ? scores : outputs).push_back(p);
       ASSERT_EQ(scores.size(), outputs.size()) << "warp " << warp;
       for (size_t i = 0; i < scores.size() && !C.widens(); ++i) {
+        if (is_missing(scores[i])) {
+          ASSERT_TRUE(is_missing(outputs[i])) << "warp " << warp << " step " << i;
+          continue;
+        }
         ASSERT_EQ(extent(scores[i]), extent_of(&k_, C.block_n, C.head_dim));
         ASSERT_EQ(extent(outputs[i]), extent_of(&v_, C.head_dim_v, C.block_n));
         ASSERT_EQ(key_block(scores[i]), value_block(outputs[i]))
@@ -209,10 +213,12 @@ class Run {
         setting.buffers.push_back({"parts of a warp", at.earlier_parts(uint32_t(warp), 0), kBytes});
       }
     }
-    const int64_t rows =
-        int64_t{trial_.shape.batches} * launch_.params.paged.page_size * trial_.shape.num_pages();
-    setting.tensors = {{&k_, kAddressOfK, rows, trial_.shape.kv_heads, C.head_dim, 2},
-                       {&v_, kAddressOfV, rows, trial_.shape.kv_heads, C.head_dim_v, 2}};
+    const Shape& s = trial_.shape;
+    const int64_t in_pages = int64_t{s.batches} * s.page_size * s.num_pages();
+    const int64_t rows = s.page_size > 0 ? in_pages : int64_t{s.entries()} * s.k_rows();
+    const int64_t rows_of_entry = s.page_size > 0 ? in_pages : s.k_rows();
+    setting.tensors = {{&k_, kAddressOfK, rows, s.kv_heads, C.head_dim, 2, rows_of_entry},
+                       {&v_, kAddressOfV, rows, s.kv_heads, C.head_dim_v, 2, rows_of_entry}};
     const bool plain = !trial_.shape.ragged() && !trial_.shape.cut.active();
     setting.infinite = [seed = trial_.seed, plain](const Product& p) {
       return plain && p.scores() && p.b.row == 0 &&
@@ -307,6 +313,8 @@ class Run {
                  .row = first_row_of(work.keys) + key,
                  .head = work.queries.pack / (trial_.shape.heads / trial_.shape.kv_heads),
                  .batch = trial_.shape.page_size > 0 ? 0 : work.keys.batch}});
+      const bool missing = launch_.params.gathered.active && key >= work.keys.count;
+      if (missing) expected->back().b = {};
     }
   }
   // Pages follow each other in one long tensor here.
@@ -360,6 +368,9 @@ class Run {
     };
     return {of(p.a), of(p.b)};
   }
+  // Zeros that threads have written where a sequence has no keys.
+  static bool is_missing(const Product& p) { return p.b.tensor == nullptr; }
+
   static std::tuple<int, int, int> key_block(const Product& p) {
     return {p.b.row, p.b.head, p.b.batch};
   }

@@ -71,12 +71,13 @@ struct Departure {
   bool adds = false;  // to what is there
 };
 
-// A (row, head, column) tensor in global memory that threads copy from: here, addresses alone.
+// A (batch, row, head, column) tensor in global memory that threads copy from: here, addresses alone.
 struct GlobalTensor {
   const void* tensor = nullptr;  // its name
   uintptr_t address = 0;
-  int64_t rows = 0;
+  int64_t rows = 0;  // of all batch entries
   int heads = 0, columns = 0, element_bytes = 0;
+  int64_t rows_of_entry = 0;
 };
 
 struct Setting {
