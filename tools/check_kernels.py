@@ -43,6 +43,11 @@ class Expected:
     spilled: int = 0  # loads or stores of spilled registers that are known
 
 
+# Loads of spilled registers in tiles that can be cut, whose producer has 72 registers, by head dim,
+# rows and keys. The second are of quantized caches.
+SPILLED = {(64, 64, 128): 1, (64, 128, 128): 9, (256, 128, 64): 5}
+
+
 def forward(d: int, dv: int, block_m: int, block_n: int, guarded: int, variant: int) -> Expected:
     """Sites: Q K^T in the first block and the step, P V in the step and the last block.
 
@@ -50,12 +55,11 @@ def forward(d: int, dv: int, block_m: int, block_n: int, guarded: int, variant: 
     some weights early has the step's second wait in both softmax branches. Softmax: first block; in
     the step guarded and ordinary; a block done again. Softcap of large products has one more
     exponential in three places: first block, step, a block done again. Kernels without guarded
-    steps (quantized caches) lack these and the block done again, and pack nothing early. Known: at
-    256 columns tiles of 128 rows that can be cut spill two registers.
+    steps (quantized caches) lack these and the block done again, and pack nothing early.
     """
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
     early = guarded and dv <= 64
-    spilled = 5 if (d, block_m, block_n) == (256, 128, 64) and variant > 0 else 0
+    spilled = SPILLED.get((d, block_m, block_n), 0) if variant > 0 else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     return Expected(ss, rs, 7 + early, exponentials, 8, spilled)
 
