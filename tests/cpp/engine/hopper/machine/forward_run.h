@@ -88,6 +88,7 @@ class Run {
       known.page_rows = s.page_size;
       *map = machine::encoded(known);
     }
+    if (s.page_size == 0 && !s.by_threads) launch_.params.gathered.active = false;
     launch_.params.gathered.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     launch_.params.gathered.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
     std::fill(std::begin(raw_smem), std::end(raw_smem), 0xcd);
@@ -109,10 +110,6 @@ class Run {
       for (const Product& p : all) (p.scores() ? scores : outputs).push_back(p);
       ASSERT_EQ(scores.size(), outputs.size()) << "warp " << warp;
       for (size_t i = 0; i < scores.size() && !C.widens(); ++i) {
-        if (is_missing(scores[i])) {
-          ASSERT_TRUE(is_missing(outputs[i])) << "warp " << warp << " step " << i;
-          continue;
-        }
         ASSERT_EQ(extent(scores[i]), extent_of(&k_, C.block_n, C.head_dim));
         ASSERT_EQ(extent(outputs[i]), extent_of(&v_, C.head_dim_v, C.block_n));
         ASSERT_EQ(key_block(scores[i]), value_block(outputs[i]))
@@ -313,8 +310,6 @@ class Run {
                  .row = first_row_of(work.keys) + key,
                  .head = work.queries.pack / (trial_.shape.heads / trial_.shape.kv_heads),
                  .batch = trial_.shape.page_size > 0 ? 0 : work.keys.batch}});
-      const bool missing = launch_.params.gathered.active && key >= work.keys.count;
-      if (missing) expected->back().b = {};
     }
   }
   // Pages follow each other in one long tensor here.
@@ -368,9 +363,6 @@ class Run {
     };
     return {of(p.a), of(p.b)};
   }
-  // Zeros that threads have written where a sequence has no keys.
-  static bool is_missing(const Product& p) { return p.b.tensor == nullptr; }
-
   static std::tuple<int, int, int> key_block(const Product& p) {
     return {p.b.row, p.b.head, p.b.batch};
   }

@@ -18,6 +18,9 @@ struct Shape {
   const int32_t* used_k = nullptr;
   KeyCut cut{};       // of the forward
   int page_size = 0;  // 0: no pages
+  // Copied so without pages too, if the kernel does; of whole blocks, since zeros that threads write have
+  // no place.
+  bool by_threads = false;
 
   bool ragged() const { return cu_q != nullptr || used_k != nullptr; }
   bool packed() const { return cu_q != nullptr; }
