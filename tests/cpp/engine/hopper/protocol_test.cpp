@@ -158,7 +158,8 @@ constexpr Shape kPaged[] = {
      .page_size = 16},
 };
 
-// Copied by threads: whole tiles, fixed parts and equal shares, several tiles of a head each.
+// Copied by threads: whole tiles, fixed parts and equal shares, several tiles of a head each; without pages
+// by kernels of few queries.
 constexpr Shape kGathered[] = {
     {.seqlen_q = 300,
      .seqlen_k = kWholeBlocks,
@@ -186,6 +187,21 @@ constexpr Shape kGathered[] = {
      .used_k = kAllUsed,
      .cut = {.parts = KeyCut::kRuns, .blocks = 2},
      .page_size = 4},
+    {.seqlen_q = 300,
+     .seqlen_k = kWholeBlocks,
+     .heads = 6,
+     .kv_heads = 2,
+     .batches = 2,
+     .mask = kCausal,
+     .by_threads = true},
+    {.seqlen_q = 20,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 3,
+     .mask = kFull,
+     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
+     .by_threads = true},
 };
 
 constexpr double kSlow = 0.01;
