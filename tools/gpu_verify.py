@@ -15,7 +15,6 @@ The record, docs/results/verification-h200.json, is committed.
 import argparse
 import datetime
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -24,6 +23,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
 from pathlib import Path
 
 from source_tokens import CPP_SUFFIXES, tokens_of
@@ -59,8 +59,6 @@ FIRST_SPLIT_ROW = 3
 # process checks: rows of the same head dims share their inputs and oracles.
 FIRST_ROWS = (0, 3, 4, 8, 9, 10, 12, 13, 14, *range(15, 24), 24, 26, 28)
 CONTRACT_SHARDS = 6
-# Sanitizers that run side by side talk to their programs through ports of their own.
-FIRST_PORT, PORTS_OF_A_SANITIZER = 49152, 16
 # Test files that take as long as all others together, each group in a process of its own.
 LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
 
@@ -118,7 +116,7 @@ def pieces(build: Path) -> dict:
     )
     # First and last row of the table, case names, repeats; then a file of the bits, which other
     # builds must meet. The oracle computes on the host, so rows are checked side by side.
-    rows = [(str(first), str(end)) for first, end in itertools.pairwise((*FIRST_ROWS, 99))]
+    rows = [(str(first), str(end)) for first, end in pairwise((*FIRST_ROWS, 99))]
     digests = str(build / f"digests-{source_hash()[:12]}")
 
     def every_row(program):
@@ -146,19 +144,14 @@ def pieces(build: Path) -> dict:
         ],
         "Python package on CUDA tensors": python_tests(),
     }
-    ports = itertools.count(FIRST_PORT, PORTS_OF_A_SANITIZER)
-
-    def sanitizer(tool):
-        options = ["--error-exitcode", "1", "--base-port", str(next(ports))]
-        return ["compute-sanitizer", "--tool", tool, *options]
-
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
+        sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
         found[f"compute-sanitizer {tool}"] = [
-            [*sanitizer(tool), check, *row, SANITIZED_CASES] for row in rows
+            [*sanitizer, check, *row, SANITIZED_CASES] for row in rows
         ]
         races = tool == "racecheck"
         found[f"compute-sanitizer {tool}, backward"] = [
-            [*sanitizer(tool), backward, *row, "--repeats", "0", "--only", cases]
+            [*sanitizer, backward, *row, "--repeats", "0", "--only", cases]
             for row in backward_rows[: FIRST_SPLIT_ROW if races else None]
             for cases in SANITIZED_BACKWARD[: 1 if races else None]
         ]
