@@ -28,12 +28,15 @@ constexpr int64_t kMaxTailWaves = 8;
 constexpr int kMaxPackLog2 = 4;
 constexpr int kMaxPackLog2OfCutTiles = 6;
 
-// Times in keys of one tile, of which there are some 80 in a microsecond. A merge takes so many, and its
-// pieces, written and read, a key for so many bytes. What a cut saves must be worth the trouble.
-// Measured: docs/performance-hopper.md.
-constexpr double kMergeKeys = 700;
-constexpr double kPieceBytesPerKey = 50e3;
+// Microseconds on an H200, measured (docs/performance-hopper.md): of a key of a tile and of each of its
+// columns, of a merge until it ends, of a byte of its pieces, written and read. What a cut saves must be
+// worth the trouble.
+constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
+constexpr double kMergeTime = 8.5;
+constexpr double kPieceByteTime = 0.25e-6;
 constexpr double kWorthCutting = 0.9;
+// Fewer keys are never cut.
+constexpr int kLeastKeysToCut = 512;
 // Of the thread blocks that there is room for, so many get a run.
 constexpr double kBusyRuns = 0.96;
 // Boxes of fewer rows of a page are slower than copies by threads (docs/performance-hopper.md).
@@ -276,13 +279,13 @@ int rows_log2(int64_t packs, int64_t blocks) {
 // Whether cut tiles are done sooner than whole ones. Of these some multiprocessors may have none, or one
 // more than others; cut ones occupy all, but are merged.
 bool cut_pays(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
-  const double keys = double(cut.seqlen_k);
   const int64_t tiles = num_tiles(c, cut, cut.pack);
   const int64_t rows = std::min<int64_t>(c.block_m, cut.pack.rows(cut.seqlen_q));
   const double piece_bytes = double(most_blocks * rows * cut.o.columns) * 2 * sizeof(float);
-  const double whole = double(ceil_div(tiles, most_blocks)) * keys;
-  const double pieces = double(tiles) * keys / double(most_blocks);
-  return pieces + kMergeKeys + piece_bytes / kPieceBytesPerKey < kWorthCutting * whole;
+  const double tile = cut.seqlen_k * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
+  const double whole = double(ceil_div(tiles, most_blocks)) * tile;
+  const double pieces = double(tiles) * tile / double(most_blocks);
+  return pieces + kMergeTime + piece_bytes * kPieceByteTime < kWorthCutting * whole;
 }
 
 void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
@@ -303,7 +306,7 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   // Queries that see half of the keys or less would make runs unequal.
   const bool alike = launch->mask.hides_nothing() || launch->seqlen_k >= 2 * launch->seqlen_q;
   // Few queries of lengths that only the device knows: runs are alike, tiles need not be.
-  const bool uneven = launch->ragged && c.consumers() == 1 && double(launch->seqlen_k) > kMergeKeys;
+  const bool uneven = launch->ragged && c.consumers() == 1 && launch->seqlen_k >= kLeastKeysToCut;
   if (num_splits == 1 || !alike || !(uneven || cut_pays(c, cut, most_blocks))) return;
   const int log2 = rows_log2(num_packs(cut), most_blocks);
   const int64_t in_a_row = std::min(most_blocks >> log2, tiles * blocks >> log2);

@@ -9,6 +9,7 @@
 #include "engine/cuda/device.h"
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/engine.h"
+#include "engine/hopper/launch.h"
 #include "engine/hopper/plan_e4m3.h"
 
 namespace fa3::hopper {
@@ -292,6 +293,25 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
   return launch;
 }
 
+// Of whole tiles, the query rows that the busiest multiprocessor goes through.
+int64_t most_rows(const ForwardConfig& c, ForwardLaunch launch, int multiprocessors) {
+  launch.pack = choose_pack(c, launch);
+  const int64_t at_once = int64_t{multiprocessors} * c.blocks;
+  return ceil_div(forward_num_tiles(c, launch), at_once) * c.blocks * c.block_m;
+}
+
+// Whether another row's smaller tiles occupy the multiprocessors so much better that they are done first,
+// though each takes longer for its size.
+bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const ForwardLaunch& launch,
+                  int multiprocessors) {
+  constexpr double kLongerForItsSize =
+      1.1;  // of tiles of 128 rows; those of 64 are for few queries
+  const bool alike = launch.mask.hides_nothing() && !launch.ragged;
+  return alike && other.consumers() > 1 &&
+         double(most_rows(other, launch, multiprocessors)) * kLongerForItsSize <
+             double(most_rows(c, launch, multiprocessors));
+}
+
 int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
   if (problem.batch_invariant) return choose_for_any_batch(problem, launch);
   const std::span<const CompiledForward> table = table_of(problem);
@@ -302,16 +322,20 @@ int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunc
   };
   ForwardShape shape = shape_of(problem);
   const int row = choose(choose_row_for_pages(shape, table, *launch));
-  if (!launch->cut.active() || can_cut(table[row].config)) return row;
+  if (can_cut(table[row].config)) return row;
+  const bool cut_would_pay = launch->cut.active();
   launch->cut = {};
   shape.cut = true;
   const int other = choose_row(shape, table);
-  if (other != kNoRow) {
+  if (cut_would_pay && other != kNoRow) {
     choose(other);
     if (launch->cut.active()) return other;
   }
-  launch->pack = choose_pack(table[row].config, *launch);
-  return row;
+  const bool takes_other = other != kNoRow && fills_better(table[other].config, table[row].config,
+                                                           *launch, multiprocessors);
+  const int whole = takes_other ? other : row;
+  launch->pack = choose_pack(table[whole].config, *launch);
+  return whole;
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {

@@ -179,6 +179,7 @@ TEST_P(Bitwise, a_packed_sequence_equals_the_same_sequence_alone) {
   packed.q = {.owned = {33, 1, 80}};
   packed.k = {.owned = {65, 900, 80}};
   packed.causal = true;
+  packed.num_splits = 2;  // else a GPU cuts keys, or does not, as the whole batch asks
   for (const Case& c : in_each_dtype(packed)) expect_sequences_equal_alone(c);
 }
 

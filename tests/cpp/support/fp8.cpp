@@ -14,6 +14,9 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
+// A cache holds more rows than are used, and there may be more scales than rows need.
+constexpr int64_t kSpareBlocks = 3;
+
 int64_t blocks(int64_t rows) {
   return (rows + FA3_DESCALE_ROWS - 1) / FA3_DESCALE_ROWS;
 }
@@ -95,7 +98,7 @@ Tensor make_descale(Scales scales, const Case& c, const Side& side, int64_t head
     case Scales::head:
       return {{c.batch, 1, heads, 1}, FA3_FLOAT32, layout};
     case Scales::block:
-      return {{c.batch, blocks(side.tensor_rows()), heads, 1}, FA3_FLOAT32, layout};
+      return {{c.batch, blocks(side.tensor_rows()) + kSpareBlocks, heads, 1}, FA3_FLOAT32, layout};
   }
   return {};
 }

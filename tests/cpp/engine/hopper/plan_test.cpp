@@ -309,8 +309,9 @@ TEST(KeyCut, is_made_where_it_pays) {
       {128, 8, 8, 1, 1024, true},      {128, 8, 8, 256, 2048, true},
       {128, 8, 8, 512, 2048, true},    {128, 8, 8, 512, 4096, true},
       {128, 8, 8, 1024, 4096, true},   {128, 16, 16, 512, 4096, true},
-      {64, 12, 12, 256, 2048, true},   {64, 12, 12, 512, 2048, true},
-      {64, 12, 12, 512, 4096, true},
+      {128, 16, 16, 1, 1024, true},    {128, 32, 8, 1, 1024, true},
+      {64, 12, 12, 256, 2048, true},   {64, 12, 12, 512, 4096, true},
+      {64, 12, 12, 64, 1024, false},   {64, 12, 12, 1, 1024, false},
   };
   for (const Measured& m : kMeasured) {
     Problem p = plain();
@@ -326,6 +327,29 @@ TEST(KeyCut, is_made_where_it_pays) {
                                           << " queries, " << m.keys << " keys";
     EXPECT_TRUE(!launch.cut.active() || kForwardTable[size_t(row)].config.may_cut);
   }
+}
+
+// Tiles of 192 rows would leave a third of the multiprocessors idle, or come in two waves for one and a
+// third: those of 128 rows take two thirds to three quarters of their time (measured).
+TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {
+  const auto block_m = [](int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys) {
+    Problem p = plain();
+    p.batch = 1;
+    p.heads_q = heads;
+    p.heads_k = kv_heads;
+    p.lengths_q.max = queries;
+    p.lengths_k.max = keys;
+    ForwardLaunch launch = launch_of(p);
+    const int row = choose_row_and_cut(p, 132, &launch);
+    EXPECT_FALSE(launch.cut.active());
+    return kForwardTable[size_t(row)].config.block_m;
+  };
+  EXPECT_EQ(block_m(8, 8, 2048, 2048), 128);
+  EXPECT_EQ(block_m(16, 16, 2048, 2048), 128);
+  EXPECT_EQ(block_m(32, 8, 512, 4096), 128);
+  EXPECT_EQ(block_m(32, 8, 1024, 4096), 128);
+  EXPECT_EQ(block_m(12, 12, 2048, 2048), 192);  // 132 tiles
+  EXPECT_EQ(block_m(128, 128, 2048, 2048), 192);
 }
 
 TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
