@@ -207,10 +207,12 @@ def run_command(command: list, build: Path) -> tuple[str, int, float]:
     return output, status, time.monotonic() - start
 
 
-def ends_of(lines: list) -> list:
-    """The last lines, and before them those that name a failure further up."""
-    last = lines[-40:]
-    return [line for line in lines[:-40] if "FAIL" in line][:20] + last
+def end_of(command: list, output: str) -> list:
+    """The command; the last lines, and before them those that name a failure further up."""
+    lines = [line.rstrip() for line in PLACES.sub("", output).splitlines() if line.strip()]
+    named = [line for line in lines[:-20] if "FAIL" in line][:20]
+    words = [Path(word).name if word.startswith("/") else word for word in command]
+    return ["$ " + " ".join(words), *named, *lines[-20:]]
 
 
 def run_piece(name: str, commands: list, build: Path, pool: ThreadPoolExecutor) -> dict:
@@ -223,16 +225,16 @@ def run_piece(name: str, commands: list, build: Path, pool: ThreadPoolExecutor) 
     ended = list(pool.map(lambda command: run_command(command, build), commands))
     found = [counts(output) for output, _, _ in ended]
     failures = sum(failed for _, failed in found)
-    # Of many, the ends of those that failed; of all if none did.
-    failed = [ended[i] for i, (checks, bad) in enumerate(found) if ended[i][1] or bad or not checks]
-    lines = PLACES.sub("", "\n".join(output for output, _, _ in failed or ended)).splitlines()
+    failed = [i for i, (checks, bad) in enumerate(found) if ended[i][1] or bad or not checks]
+    # Of several commands, the ends of those that failed; that of the last if none did.
+    shown = failed or [len(ended) - 1]
     return {
         "name": name,
         "passed": not failed,
         "checks": sum(checks for checks, _ in found),
         "failures": failures,
         "seconds": round(sum(seconds for _, _, seconds in ended), 1),
-        "output": ends_of([line.rstrip() for line in lines if line.strip()]),
+        "output": [line for i in shown for line in end_of(commands[i], ended[i][0])],
     }
 
 
@@ -307,7 +309,7 @@ def verify(build: Path, path: Path, only: str = "") -> bool:
             verdict = "ok" if result["passed"] else result.get("skipped", "FAILED")
             print(f"{verdict:<8} {result['name']}: {result.get('checks', 0)} checks", flush=True)
             if not result["passed"]:
-                print("\n".join("    " + line for line in result.get("output", [])[-12:]))
+                print("\n".join("    " + line for line in result.get("output", [])[-60:]))
     passed = sum(one.result()["passed"] for one in running.values())
     print(f"{passed} pieces passed, {len(todo) - passed} did not")
     return passed == len(todo)

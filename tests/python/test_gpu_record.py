@@ -211,4 +211,6 @@ def test_a_piece_of_several_commands_sums_them_and_fails_with_one(tmp_path):
     assert both["passed"] and both["checks"] == 6
     one = run_piece("piece", [good, bad, good], tmp_path)
     assert not one["passed"] and (one["checks"], one["failures"]) == (8, 1)
-    assert one["output"] == ["2 checks, 1 failures"]
+    command, *printed = one["output"]
+    assert command.startswith("$ ") and "raise SystemExit" in command
+    assert printed == ["2 checks, 1 failures"]
