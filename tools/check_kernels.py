@@ -13,6 +13,7 @@ attention kernel in the objects this counts opcodes and fails on
 """
 
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -128,8 +129,9 @@ def device_images(blob: bytes):
 
 def unpacked(frame: bytes) -> bytes:
     """What a zstd frame holds; what follows the frame makes zstd fail at its end."""
-    done = subprocess.run(["zstd", "-dcq"], input=frame, capture_output=True)
-    return done.stdout
+    if shutil.which("zstd") is None:
+        sys.exit("zstd: expected the command, which unpacks machine code; install the package zstd")
+    return subprocess.run(["zstd", "-dcq"], input=frame, capture_output=True).stdout
 
 
 def opcodes(code: bytes) -> Counter:

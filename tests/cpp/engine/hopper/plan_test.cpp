@@ -8,6 +8,7 @@
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/plan_e4m3.h"
+#include "plain_problem.h"
 
 namespace fa3::hopper {
 namespace {
@@ -85,7 +86,9 @@ TEST(ChooseRow, gives_every_e4m3_row_to_some_shape) {
     for (const Variant variant : {Variant::kDense, Variant::kCapped}) {
       const int row = choose_e4m3_row(shape, variant);
       chosen.insert(row);
-      if (row != kNoRow) EXPECT_EQ(kE4m3Table[size_t(row)].config.variant, variant);
+      if (row != kNoRow) {
+        EXPECT_EQ(kE4m3Table[size_t(row)].config.variant, variant);
+      }
     }
   });
   chosen.erase(kNoRow);
@@ -107,17 +110,6 @@ TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
     EXPECT_LE(kForwardTable[choose_row(shape)].config.block_m,
               kForwardTable[choose_row(longer)].config.block_m);
   });
-}
-
-Problem plain() {
-  Problem p;
-  p.batch = 2;
-  p.heads_q = p.heads_k = 4;
-  p.head_dim = p.head_dim_v = 128;
-  p.dtype = p.o.dtype = DType::bfloat16;
-  p.lengths_q.max = p.lengths_k.max = 1000;
-  p.device = FA3_CUDA;
-  return p;
 }
 
 TEST(CheckForward, what_the_kernels_do_is_accepted) {
@@ -231,174 +223,6 @@ TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_
   EXPECT_EQ(variant_of(p), Variant::kDense);
   p.mask.chunk = 999;
   EXPECT_EQ(variant_of(p), Variant::kGeneral);
-}
-
-TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
-  constexpr ForwardConfig kConfig{.block_m = 128};
-  const auto packed = [&](int64_t queries, int group, bool causal) {
-    ForwardLaunch launch;
-    launch.q.batches = 1;
-    launch.q.heads = 2 * group;
-    launch.q.rows = queries;
-    launch.seqlen_q = int(queries);
-    launch.heads_per_kv_head = group;
-    if (causal) launch.mask.right = 0;
-    return choose_pack(kConfig, launch).heads();
-  };
-  EXPECT_EQ(packed(1, 8, false), 8);
-  EXPECT_EQ(packed(1, 1, false), 1);
-  EXPECT_EQ(packed(1, 12, true), 4);    // of a group, whole packs only
-  EXPECT_EQ(packed(1, 64, true), 16);   // a warp's rows
-  EXPECT_EQ(packed(512, 8, false), 1);  // full tiles already
-  EXPECT_EQ(packed(513, 8, false), 8);
-  EXPECT_EQ(packed(512, 8, true), 8);
-  EXPECT_EQ(packed(100, 2, true), 1);               // two tiles either way
-  EXPECT_EQ(packed(int64_t{1} << 29, 8, true), 2);  // row numbers are 32-bit
-}
-
-TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
-  constexpr int kMultiprocessors = 132;
-  ForwardLaunch decode;
-  decode.q.batches = decode.sequences = 4;
-  decode.q.heads = 64;
-  decode.q.rows = decode.seqlen_q = 1;
-  decode.o.columns = 128;
-  decode.heads_per_kv_head = 8;
-  decode.seqlen_k = 8192;
-  decode.mask.right = 0;
-  const auto cut = [&](ForwardLaunch launch, int num_splits, int block_m = 64) {
-    ForwardConfig config{.block_m = block_m, .block_n = 64, .may_cut = true};
-    choose_cut(config, num_splits, kMultiprocessors, &launch);
-    return launch;
-  };
-  const ForwardLaunch shared = cut(decode, 0);
-  EXPECT_EQ(shared.cut.parts, KeyCut::kRuns);
-  EXPECT_EQ(shared.cut.rows_log2, 3);  // a row for each of the 8 packs of heads
-  EXPECT_EQ(shared.cut.blocks, 128);
-  EXPECT_EQ(shared.pack.heads(), 8);
-  ForwardLaunch many_heads = decode;  // 40 packs, of which 8 rows hold as many each
-  many_heads.q.heads = 320;
-  EXPECT_EQ(cut(many_heads, 0).cut.rows_log2, 3);
-  EXPECT_EQ(cut(many_heads, 0).cut.blocks, 128);
-  EXPECT_FALSE(cut(decode, 1).cut.active());
-  EXPECT_EQ(cut(decode, 5).cut.parts, 5);
-  EXPECT_EQ(cut(decode, 5).cut.blocks, 0);
-  EXPECT_EQ(cut(decode, 200).cut.parts, 128);  // no more than there are blocks
-  ForwardLaunch few_keys = decode;
-  few_keys.seqlen_k = 200;
-  EXPECT_FALSE(cut(few_keys, 0).cut.active());
-  ForwardLaunch long_queries = decode;
-  long_queries.q.rows = long_queries.seqlen_q = 8192;
-  EXPECT_FALSE(cut(long_queries, 0, 128).cut.active());
-}
-
-// What was measured on one H200, docs/performance-hopper.md: cutting what is done sooner in whole tiles
-// costs up to four times their time.
-TEST(KeyCut, is_made_where_it_pays) {
-  struct Measured {
-    int64_t dim, heads, kv_heads, queries, keys;
-    bool cut;
-  };
-  constexpr Measured kMeasured[] = {
-      {128, 8, 8, 512, 512, false},    {128, 8, 8, 1024, 1024, false},
-      {128, 8, 8, 1536, 1536, false},  {128, 8, 8, 2048, 2048, false},
-      {128, 32, 8, 64, 1024, false},   {128, 32, 8, 128, 1024, false},
-      {64, 12, 12, 512, 512, false},   {64, 12, 12, 1024, 1024, false},
-      {64, 12, 12, 1536, 1536, false}, {64, 12, 12, 128, 1024, false},
-      {64, 12, 12, 1024, 4096, false}, {128, 8, 8, 1, 512, false},
-      {128, 8, 8, 1, 1024, true},      {128, 8, 8, 256, 2048, true},
-      {128, 8, 8, 512, 2048, true},    {128, 8, 8, 512, 4096, true},
-      {128, 8, 8, 1024, 4096, true},   {128, 16, 16, 512, 4096, true},
-      {128, 16, 16, 1, 1024, true},    {128, 32, 8, 1, 1024, true},
-      {64, 12, 12, 256, 2048, true},   {64, 12, 12, 512, 4096, true},
-      {64, 12, 12, 64, 1024, false},   {64, 12, 12, 1, 1024, false},
-  };
-  for (const Measured& m : kMeasured) {
-    Problem p = plain();
-    p.head_dim = p.head_dim_v = m.dim;
-    p.batch = 1;
-    p.heads_q = m.heads;
-    p.heads_k = m.kv_heads;
-    p.lengths_q.max = m.queries;
-    p.lengths_k.max = m.keys;
-    ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
-    EXPECT_EQ(launch.cut.active(), m.cut) << m.heads << " heads of " << m.dim << ", " << m.queries
-                                          << " queries, " << m.keys << " keys";
-    EXPECT_TRUE(!launch.cut.active() || kForwardTable[size_t(row)].config.may_cut);
-  }
-}
-
-// Tiles of 192 rows would leave a third of the multiprocessors idle, or come in two waves for one and a
-// third: those of 128 rows take two thirds to three quarters of their time (measured).
-TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {
-  const auto block_m = [](int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys) {
-    Problem p = plain();
-    p.batch = 1;
-    p.heads_q = heads;
-    p.heads_k = kv_heads;
-    p.lengths_q.max = queries;
-    p.lengths_k.max = keys;
-    ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
-    EXPECT_FALSE(launch.cut.active());
-    return kForwardTable[size_t(row)].config.block_m;
-  };
-  EXPECT_EQ(block_m(8, 8, 2048, 2048), 128);
-  EXPECT_EQ(block_m(16, 16, 2048, 2048), 128);
-  EXPECT_EQ(block_m(32, 8, 512, 4096), 128);
-  EXPECT_EQ(block_m(32, 8, 1024, 4096), 128);
-  EXPECT_EQ(block_m(12, 12, 2048, 2048), 192);  // 132 tiles
-  EXPECT_EQ(block_m(128, 128, 2048, 2048), 192);
-}
-
-TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
-  for (const int64_t dim : {1, 64, 90, 96, 128, 191, 256}) {
-    for (const int64_t queries : {1, 5000}) {
-      Problem p = plain();
-      p.head_dim = p.head_dim_v = dim;
-      p.o.dtype = DType::float32;
-      p.lengths_q.max = queries;
-      ForwardLaunch launch = launch_of(p);
-      const ForwardConfig c = kForwardTable[choose_row_and_cut(p, 132, &launch)].config;
-      EXPECT_GE(c.head_dim, dim);
-      EXPECT_TRUE(c.with(c.element, Variant::kGeneral).stores_any_rows()) << dim;
-    }
-  }
-}
-
-TEST(BatchInvariance, head_dims_group_and_parts_alone_decide) {
-  const auto chosen = [](const Problem& p) {
-    ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
-    return std::array{row, launch.pack.heads(), launch.cut.parts, launch.cut.blocks};
-  };
-  for (const int64_t dim : {64, 96, 128, 192, 256}) {
-    for (const int num_splits : {0, 1, 2, 40}) {
-      std::set<std::array<int, 4>> free, invariant;
-      for (const int64_t batch : {1, 100}) {
-        for (const int64_t queries : {1, 40, 5000}) {
-          for (const int64_t keys : {30, 1000, 100000}) {
-            Problem p = plain();
-            p.batch = batch;
-            p.heads_q = 16;
-            p.head_dim = p.head_dim_v = dim;
-            p.num_splits = num_splits;
-            p.lengths_q = {.max = queries, .total = batch * queries, .ragged = true};
-            p.lengths_k = {.max = keys, .total = batch * keys, .ragged = true};
-            free.insert(chosen(p));
-            p.batch_invariant = true;
-            invariant.insert(chosen(p));
-          }
-        }
-      }
-      EXPECT_EQ(invariant.size(), 1u) << dim << ", " << num_splits;
-      if (num_splits == 0) {
-        EXPECT_GT(free.size(), 1u) << dim;
-      }
-      EXPECT_EQ((*invariant.begin())[2], std::max(num_splits, 1));
-    }
-  }
 }
 
 // Three warpgroups read small pages by one thread's boxes; whose tiles have 80 keys, those of 256 too.
