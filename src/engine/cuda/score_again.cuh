@@ -9,69 +9,54 @@
 
 namespace fa3::cuda {
 
-inline constexpr int kKeysOfProduct = 8;
-
-// A block's keys, all of which exist, in rows one stride apart. A lane goes through those of its number,
-// one of every product.
+// What stands for a pointer to a column of a key in pages, with kRow for a stride. Keys of pages that do
+// not exist are zeros.
 template <Element E>
-struct KeysInRow {
-  const Bits<E>* key;
-  int64_t stride;
+struct KeyInPages {
+  static constexpr int64_t kRow = int64_t{1} << 32;
 
-  __device__ __forceinline__ KeysInRow from(int number) const {
-    return {key + number * stride, stride};
-  }
-  __device__ __forceinline__ KeysInRow at(int column) const { return {key + column, stride}; }
-  __device__ __forceinline__ void load(bool wanted, uint32_t (&to)[4]) const {
-    load_global_if(wanted, key, to);
-  }
-  __device__ __forceinline__ void advance() { key += kKeysOfProduct * stride; }
-};
-
-// The same in pages. Those of pages that do not exist are zeros.
-template <Element E>
-struct KeysInPages {
   const RowTensor& pages;
   const int32_t* table;
   unsigned page_size;
   int num_pages;
   int head;
-  unsigned row;  // of the sequence's
-  int column = 0;
+  int64_t place;  // the sequence's row times kRow, and the column
 
-  __device__ __forceinline__ KeysInPages from(int number) const {
-    KeysInPages keys = *this;
-    keys.row += unsigned(number);
-    return keys;
+  __device__ __forceinline__ void operator+=(int64_t distance) { place += distance; }
+  __device__ __forceinline__ KeyInPages operator+(int64_t distance) const {
+    KeyInPages other = *this;
+    other += distance;
+    return other;
   }
-  __device__ __forceinline__ KeysInPages at(int first_column) const {
-    KeysInPages keys = *this;
-    keys.column = first_column;
-    return keys;
-  }
-  // Volatile: page numbers come one after the other, since registers are few.
-  __device__ __forceinline__ void load(bool wanted, uint32_t (&to)[4]) const {
-    const int page = *static_cast<const volatile int32_t*>(table + row / page_size);
-    const bool exists = unsigned(page) < unsigned(num_pages);
-    load_global_if(wanted && exists, pages.at<E>(page, head, int(row % page_size)) + column, to);
-  }
-  __device__ __forceinline__ void advance() { row += kKeysOfProduct; }
 };
 
-// `queries` are the warp's rows; `keys` the block's.
+// Volatile: page numbers come one after the other, since registers are few.
+template <Element E>
+__device__ __forceinline__ void load_global_if(bool condition, const KeyInPages<E>& key,
+                                               uint32_t (&value)[4]) {
+  const unsigned row = unsigned(key.place / key.kRow), column = unsigned(key.place);
+  const int page = *static_cast<const volatile int32_t*>(key.table + row / key.page_size);
+  const bool exists = unsigned(page) < unsigned(key.num_pages);
+  load_global_if(condition && exists,
+                 key.pages.template at<E>(page, key.head, int(row % key.page_size)) + column,
+                 value);
+}
+
+// `queries` are the warp's rows; `keys` points at the block's first row. All its keys exist.
 //
 // A lane loads 16 bytes of a row at once, where a product wants two times 4 bytes from it. The sum over
 // columns does not care which column is which, as long as Q and K agree: so a lane's first 8 bytes
 // serve one product, its others the next.
-template <Element E, int HeadDim, int Count, class Keys>
+template <Element E, int HeadDim, int Count, class Key>
 __device__ __forceinline__ void score_again(float (&scores)[Count], const RowTensor& q, int batch,
-                                            const LaneRows& queries, const Keys& keys) {
+                                            const LaneRows& queries, Key keys, int64_t key_stride) {
   constexpr int kLaneColumns = 16 / bytes_of(E);
   constexpr int kColumns = kLaneColumns * kQuadLanes;  // of two products
+  constexpr int kKeys = 8;
   const int lane = int(thread_in_block() % kWarpSize);
   const Bits<E>* const q_row[kRowsPerThread] = {q.at<E>(batch, queries.head[0], queries.row[0]),
                                                 q.at<E>(batch, queries.head[1], queries.row[1])};
-  const Keys mine = keys.from(lane / kQuadLanes);
+  const Key first_key = keys + lane / kQuadLanes * key_stride;
 #pragma unroll
   for (float& score : scores) score = 0.0f;
 #pragma unroll 1
@@ -80,11 +65,11 @@ __device__ __forceinline__ void score_again(float (&scores)[Count], const RowTen
     uint32_t low_row[4], high_row[4];
     load_global_if(exists && queries.exists[0], q_row[0] + column, low_row);
     load_global_if(exists && queries.exists[1], q_row[1] + column, high_row);
-    Keys key = mine.at(column);
+    Key key = first_key + column;
 #pragma unroll
-    for (int n = 0; n < Count * 2; n += kKeysOfProduct, key.advance()) {
+    for (int n = 0; n < Count * 2; n += kKeys, key += kKeys * key_stride) {
       uint32_t b[4];
-      key.load(exists, b);
+      load_global_if(exists, key, b);
 #pragma unroll
       for (int half = 0; half < 4; half += 2) {
         const uint32_t a[4] = {low_row[half], high_row[half], low_row[half + 1],

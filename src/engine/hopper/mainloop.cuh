@@ -454,22 +454,24 @@ class Consumer {
     const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
     const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
-    const LaneRows rows(params_.output.pack, item.queries, first_row, thread_in_block());
     if constexpr (C.redoes_pages()) {
       const PagedKeys& paged = params_.paged;
       if (paged.page_size > 0) {
+        using Key = KeyInPages<C.input()>;
         const int32_t* const table = paged.table + item.keys.batch * paged.table_stride;
         score_again<C.input(), C.head_dim>(
-            r.scores, params_.q, item.queries.batch, rows,
-            KeysInPages<C.input()>{params_.k, table, unsigned(paged.page_size), paged.num_pages,
-                                   kv_head, unsigned(first_key)});
+            r.scores, params_.q, item.queries.batch,
+            LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
+            Key{params_.k, table, unsigned(paged.page_size), paged.num_pages, kv_head,
+                first_key * Key::kRow},
+            Key::kRow);
         return;
       }
     }
     score_again<C.input(), C.head_dim>(
-        r.scores, params_.q, item.queries.batch, rows,
-        KeysInRow<C.input()>{params_.k.at<C.input()>(item.keys.batch, kv_head, first_key),
-                             params_.k.strides.row});
+        r.scores, params_.q, item.queries.batch,
+        LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
+        params_.k.at<C.input()>(item.keys.batch, kv_head, first_key), params_.k.strides.row);
   }
 
   // To the reference that the step has left.
