@@ -11,15 +11,13 @@
 
 #include "engine/cuda/epilogue.cuh"
 #include "engine/cuda/mask.cuh"
-#include "engine/cuda/score.cuh"
-#include "engine/cuda/score_again.cuh"
+#include "engine/hopper/consumer_score.cuh"
+#include "engine/hopper/consumer_slots.cuh"
+#include "engine/hopper/lost_scores.cuh"
 #include "engine/hopper/partial_sums.cuh"
-#include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/piece/turns.cuh"
-#include "engine/hopper/ptx/fence.cuh"
-#include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/store_tile.cuh"
-#include "engine/hopper/tile/gemm.cuh"
+#include "engine/hopper/thread_tile.cuh"
 
 namespace fa3::hopper {
 
@@ -30,14 +28,13 @@ class Consumer {
                                       SmemAddresses<C> at, int warpgroup)
       : params_(params),
         smem_(smem),
-        at_(at),
-        q_ring_(at.q_ring(warpgroup)),
         warpgroup_(warpgroup),
         turns_(warpgroup),
-        score_(score_of(params)) {}
+        score_(ScoreHook<C>::make(params)),
+        slots_(at, warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    Registers r;
+    Tile r;
     turns_.open();
     for (;;) {
       Step step = next_step();
@@ -54,7 +51,7 @@ class Consumer {
       last_product(r, step);
       if (step == Step::kEnd) break;
     }
-    release_owed_v();
+    slots_.release_owed_v();
     turns_.close();
   }
 
@@ -66,24 +63,12 @@ class Consumer {
   // costs more than an ordinary step. Measured: docs/performance-hopper.md.
   static constexpr int kMostCorrections = 3;
 
-  using CappedScore16 = std::conditional_t<C.widens(), CappedScoreOf<ScaledSoftCap>, CappedScore>;
-  using Score16 = std::conditional_t<C.capped(), CappedScore16, ScaledScore>;
-  using Score8 = std::conditional_t<C.capped(), CappedDescaledScore<C.scale_groups()>,
-                                    DescaledScore<C.scale_groups()>>;
-  using Score = std::conditional_t<C.e4m3, Score8, WideWeights<Score16, C.block_n>>;
+  using Tile = ThreadTile<C>;
+  using Score = typename ScoreHook<C>::Type;
   using StepResult = typename Score::Result;
-  using KvCursor = RingCursor<C.kv_slots>;
+  using KvCursor = typename ConsumerSlots<C>::KvCursor;
 
   struct NoEarlierParts {};
-
-  // A thread's share of a tile. Apart from the members, which the compiler only keeps in registers if
-  // no array stands beside them.
-  struct Registers {
-    float scores[kScores];              // S, then P
-    tile::Weights<kV, C.e4m3> weights;  // P of the block before, as an operand
-    float output[C.head_dim_v / 2];     // O; of e4m3 products its newest part
-    RowState rows;
-  };
 
   enum class Step {
     kMine,    // the next key block holds keys for this warpgroup
@@ -96,16 +81,15 @@ class Consumer {
   // Moves to the next key block, of this tile or of the next one.
   __device__ __forceinline__ Step next_step() {
     if (blocks_left_ == 0) {
-      at_.item_ring().wait_full(item_.next());
       // Read as a whole, whatever it says: one wait for all of it.
-      const ItemOf<C>& item = smem_.items[item_.next().slot()];
+      const ItemOf<C>& item = smem_.items[slots_.wait_for_item()];
       blocks_left_ = item.num_blocks;
       mine_ = item.mine[warpgroup_];
       if constexpr (C.e4m3) take_longer_reference();
       if constexpr (C.widens()) score_.set_scale(item.place.key_scale);
-      item_.advance();
+      slots_.take_item();
       if (blocks_left_ == 0) return Step::kEnd;
-      q_.advance();
+      slots_.take_q();
     }
     --blocks_left_;
     return blocks_left_ < mine_.count ? Step::kMine : Step::kOthers;
@@ -123,7 +107,7 @@ class Consumer {
 
   // From a first block on, through whole tiles, to the first step that is not this warpgroup's. The
   // outer loop is for lost scores: so rare code does not lie between the hot code's ends.
-  __device__ __forceinline__ void attend(Registers& r, Step& step) {
+  __device__ __forceinline__ void attend(Tile& r, Step& step) {
     first_block(r);
     for (;;) {
       while (!C.guarded || blocks_left_ >= 0) {
@@ -131,9 +115,7 @@ class Consumer {
         if (!starts_tile) {
           --blocks_left_;  // having begun with a tile, a warpgroup goes through with it
         } else {
-          step = next_step();
-          if (step != Step::kMine) return;
-          q_ring_.wait_full(q_);
+          if (!start_next_tile(step)) return;
         }
         block(r, starts_tile);
       }
@@ -143,7 +125,7 @@ class Consumer {
 
   // The same of e4m3, whose O is a sum of parts. The inner loop is left where a part ends: adding it up
   // is rare code too.
-  __device__ __forceinline__ void attend_in_parts(Registers& r, Step& step) {
+  __device__ __forceinline__ void attend_in_parts(Tile& r, Step& step) {
     first_block(r);
     int part_end = first_part_end();
     for (;;) {
@@ -175,7 +157,7 @@ class Consumer {
   __device__ __forceinline__ bool start_next_tile(Step& step) {
     step = next_step();
     if (step != Step::kMine) return false;
-    q_ring_.wait_full(q_);
+    slots_.wait_for_q();
     return true;
   }
 
@@ -185,18 +167,18 @@ class Consumer {
   }
 
   __device__ __forceinline__ uint32_t earlier_parts() const {
-    return at_.earlier_parts(consumer_warp(), thread_in_block() % kWarpSize);
+    return slots_.at().earlier_parts(consumer_warp(), thread_in_block() % kWarpSize);
   }
 
   // ---- The steps ----
 
   // Scores alone: no block before left weights to multiply.
-  __device__ __forceinline__ void first_block(Registers& r) {
-    const KvCursor k = next_kv();
-    const uint32_t q_low = q_operand();
-    const uint32_t k_low = k_operand(k);
-    q_ring_.wait_full(q_);
-    at_.kv_ring().wait_full(k);
+  __device__ __forceinline__ void first_block(Tile& r) {
+    const KvCursor k = slots_.next_kv();
+    const uint32_t q_low = slots_.q_operand();
+    const uint32_t k_low = slots_.k_operand(k);
+    slots_.wait_for_q();
+    slots_.wait_for(k);
     fence_gathered();
     turns_.take();
     ptx::wgmma_fence();
@@ -205,28 +187,28 @@ class Consumer {
     turns_.give();
     read_scales(k);
     ptx::wgmma_wait_group<0>();
-    release_kv(k);
+    slots_.release_kv(k);
     release_spent_q();
-    release_owed_v();
-    owes_v_ = true;
+    slots_.release_owed_v();
+    slots_.owe_v();
     score_.prepare(r.scores);
     StepResult result;
     weigh_ordinary(r, true, result);
-    add_sums(r, result);
-    pack<0, kScores>(r);
+    r.add_sums(result);
+    r.template pack<0, kScores>();
     start_output(r);
   }
 
   // Algorithm 2, lines 8 to 14.
-  __device__ __forceinline__ void block(Registers& r, bool starts_tile) {
-    const KvCursor k = next_kv();
-    const KvCursor v = next_kv();
-    wait_for(k, v);
+  __device__ __forceinline__ void block(Tile& r, bool starts_tile) {
+    const KvCursor k = slots_.next_kv();
+    const KvCursor v = slots_.next_kv();
+    slots_.wait_for(k, v);
     fence_gathered();
     issue_products(r, k, v);
     read_scales(k);
     ptx::wgmma_wait_group<1>();  // the scores are there, P V is still at work
-    release_kv(k);
+    slots_.release_kv(k);
     release_spent_q();
 
     score_.prepare(r.scores);
@@ -252,28 +234,28 @@ class Consumer {
       } else {
         rescale(r, result);
       }
-      pack<0, kEarly>(r);
+      r.template pack<0, kEarly>();
     }
-    add_sums(r, result);
-    pack<kEarly, kScores>(r);
+    r.add_sums(result);
+    r.template pack<kEarly, kScores>();
   }
 
   // Weights alone: the next block is not this warpgroup's, or there is none.
-  __device__ __forceinline__ void last_product(Registers& r, Step next) {
+  __device__ __forceinline__ void last_product(Tile& r, Step next) {
     if (next == Step::kOthers) {
       turns_.take();
-      release_unread(next_kv());
+      slots_.release_unread(slots_.next_kv());
     }
-    const KvCursor v = next_kv();
-    const uint32_t v_low = v_operand(v);
-    at_.kv_ring().wait_full(v);
+    const KvCursor v = slots_.next_kv();
+    const uint32_t v_low = slots_.v_operand(v);
+    slots_.wait_for(v);
     fence_gathered();
     ptx::wgmma_fence();
     issue_output(r, v_low);
     ptx::wgmma_commit_group();
     if (next == Step::kOthers) turns_.give();
     wait_for_output(v);
-    owes_v_ = false;
+    slots_.owe_no_v();
     finish_tile(r, r.rows);
     if (next == Step::kOthers) end_passed_block();
   }
@@ -282,27 +264,27 @@ class Consumer {
   __device__ __forceinline__ void pass_block() {
     turns_.take();
     turns_.give();
-    release_unread(next_kv());
-    release_owed_v();
+    slots_.release_unread(slots_.next_kv());
+    slots_.release_owed_v();
     end_passed_block();
   }
 
   // Its V is still to come; if the whole tile was others', its Q and record are released unused.
   __device__ __forceinline__ void end_passed_block() {
-    owes_v_ = true;
+    slots_.owe_v();
     if (blocks_left_ == 0) {
-      q_ring_.wait_full(q_);
-      if (is_lane_0()) q_ring_.release(q_.slot());
-      release_item(item_.slot());
+      slots_.wait_for_q();
+      slots_.release_q();
+      slots_.release_item(slots_.item());
     }
   }
 
   // ---- Products ----
 
-  __device__ __forceinline__ void issue_products(Registers& r, KvCursor k, KvCursor v) {
-    const uint32_t q_low = q_operand();
-    const uint32_t k_low = k_operand(k);
-    const uint32_t v_low = v_operand(v);
+  __device__ __forceinline__ void issue_products(Tile& r, KvCursor k, KvCursor v) {
+    const uint32_t q_low = slots_.q_operand();
+    const uint32_t k_low = slots_.k_operand(k);
+    const uint32_t v_low = slots_.v_operand(v);
     turns_.take();
     ptx::wgmma_fence();
     tile::issue_abt<C.input(), kQ, kK>(r.scores, q_low, k_low);
@@ -312,7 +294,7 @@ class Consumer {
     turns_.give();
   }
 
-  __device__ __forceinline__ void issue_output(Registers& r, uint32_t v) {
+  __device__ __forceinline__ void issue_output(Tile& r, uint32_t v) {
     if constexpr (C.e4m3) {
       tile::issue_abt<kV>(r.output, r.weights, v, !output_starts_);
     } else {
@@ -321,27 +303,14 @@ class Consumer {
     output_starts_ = false;
   }
 
-  // Descriptors, to be at hand before the turn comes: what follows it is time without products.
-  __device__ __forceinline__ uint32_t q_operand() const {
-    return uniform(
-        tile::k_major_low(at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
-  }
-  __device__ __forceinline__ uint32_t k_operand(KvCursor k) const {
-    return tile::k_major_low(at_.kv(uniform_slot(k.slot())));
-  }
-  __device__ __forceinline__ uint32_t v_operand(KvCursor v) const {
-    const uint32_t address = at_.kv(uniform_slot(v.slot()));
-    return C.e4m3 ? tile::k_major_low(address) : tile::mn_major_low(kV, address);
-  }
-
   // Until the output and the weights may be touched again, and V loaded over.
   __device__ __forceinline__ void wait_for_output(KvCursor v) {
     ptx::wgmma_wait_group<0>();
-    release_kv(v);
+    slots_.release_kv(v);
   }
 
   // A tile's first product assigns where registers allow it: no zeros to write, some 100 clocks.
-  __device__ __forceinline__ void start_output(Registers& r) {
+  __device__ __forceinline__ void start_output(Tile& r) {
     if constexpr (C.e4m3) {
       output_starts_ = true;
       earlier_.clear();
@@ -358,40 +327,19 @@ class Consumer {
   // Before the block's K is released: its scales go with it.
   __device__ __forceinline__ void read_scales(KvCursor k) {
     if constexpr (C.e4m3) {
-      const float query = smem_.e4m3.tiles[item_.slot()].query[warpgroup_];
-      const uint32_t scales = at_.key_scales(k.slot());
-#pragma unroll
-      for (int group = 0; group < Score::kGroups; ++group) {
-        float key_and_boost[2];
-        ptx::ld_shared_f32x2(scales + group * uint32_t{sizeof(KeyScales)}, key_and_boost);
-        // Not zero: masked scores are -inf.
-        score_.factor[group] = fmaxf(query * key_and_boost[0], 0x1p-126f);
-        score_.boost[group] = key_and_boost[1];
-      }
+      const float query = smem_.e4m3.tiles[slots_.item()].query[warpgroup_];
+      hopper::read_scales(score_, query, slots_.at().key_scales(k.slot()));
       __syncwarp();  // every lane has read before lane 0 releases the slot
     }
   }
 
-  static __device__ __forceinline__ Score score_of(const ForwardParams& params) {
-    if constexpr (C.e4m3 && C.capped()) {
-      return {{}, params.soft_cap};
-    } else if constexpr (C.e4m3) {
-      return {};
-    } else if constexpr (C.capped()) {
-      return {{params.soft_cap}};
-    } else {
-      return {{params.scale_log2}};
-    }
-  }
-
-  __device__ __forceinline__ void weigh_ordinary(Registers& r, bool starts_tile,
-                                                 StepResult& result) {
+  __device__ __forceinline__ void weigh_ordinary(Tile& r, bool starts_tile, StepResult& result) {
     if (starts_tile) r.rows = RowState{};
     if (blocks_left_ >= mine_.masked_from || mine_.edge.hides_left(block_begin())) mask(r);
     ordinary_step(r.scores, r.rows, score_, result);
   }
 
-  __device__ __forceinline__ void mask(Registers& r) {
+  __device__ __forceinline__ void mask(Tile& r) {
     mask_scores(r.scores, edge(), params_.output.pack, int(thread_in_block() % kWarpgroupSize),
                 block_begin());
   }
@@ -399,7 +347,7 @@ class Consumer {
   // That of two sides is read again at each use: it has no registers.
   __device__ __forceinline__ const auto& edge() const {
     if constexpr (C.general()) {
-      return smem_.items[item_.slot()].mine[warpgroup_].edge;
+      return smem_.items[slots_.item()].mine[warpgroup_].edge;
     } else {
       return mine_.edge;
     }
@@ -410,19 +358,19 @@ class Consumer {
     return blocks_left_ * C.block_n;
   }
 
-  __device__ __forceinline__ void weigh_guarded(Registers& r, KvCursor v, StepResult& result) {
+  __device__ __forceinline__ void weigh_guarded(Tile& r, KvCursor v, StepResult& result) {
     guarded_step<kEarly>(r.scores, r.rows, score_, result, [&] {
       if constexpr (kEarly > 0) {
         wait_for_output(v);
-        pack<0, kEarly>(r);
+        r.template pack<0, kEarly>();
       }
     });
   }
 
   // The guard has fired in this warp: brings its weights back into range, the output with them. Weights
   // that overflowed are gone with their scores: their block counts for nothing until redo_block().
-  __device__ __forceinline__ void correct(Registers& r, StepResult& result) {
-    ItemOf<C>& item = smem_.items[item_.slot()];
+  __device__ __forceinline__ void correct(Tile& r, StepResult& result) {
+    ItemOf<C>& item = smem_.items[slots_.item()];
     const unsigned warp = consumer_warp();
     if (is_lane_0()) ++item.corrections[warp];
     __syncwarp();
@@ -430,7 +378,7 @@ class Consumer {
     if (can_scale_back(result)) {
       scale_back<Score>(r.scores, r.rows, result);
       rescale(r, result);
-      pack<0, kEarly>(r);
+      r.template pack<0, kEarly>();
     } else {
       result.block_sum[0] = result.block_sum[1] = 0.0f;
       blocks_left_ = ~blocks_left_;
@@ -438,83 +386,34 @@ class Consumer {
   }
 
   // Computes the lost scores of the last block again; goes on by ordinary steps.
-  __device__ __forceinline__ void redo_block(Registers& r) {
+  __device__ __forceinline__ void redo_block(Tile& r) {
     blocks_left_ = ~blocks_left_;
     mine_.ordinary_from = 0;
-    compute_scores_again(r, smem_.items[item_.slot()]);
+    const ItemOf<C>& item = smem_.items[slots_.item()];
+    compute_scores_again<C>(r.scores, params_, item, first_row_of(item), blocks_left_);
     score_.prepare(r.scores);
     StepResult result;
     ordinary_step(r.scores, r.rows, score_, result);
     rescale(r, result);
-    add_sums(r, result);
-    pack<0, kScores>(r);
-  }
-
-  __device__ __forceinline__ void compute_scores_again(Registers& r, const ItemOf<C>& item) {
-    const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
-    const int first_key = item.keys.begin + item.first_key + blocks_left_ * C.block_n;
-    const int kv_head = item.queries.pack / params_.packs_per_kv_head;
-    if constexpr (C.redoes_pages()) {
-      const PagedKeys& paged = params_.paged;
-      if (paged.page_size > 0) {
-        using Key = KeyInPages<C.input()>;
-        const int32_t* const table = paged.table + item.keys.batch * paged.table_stride;
-        score_again<C.input(), C.head_dim>(
-            r.scores, params_.q, item.queries.batch,
-            LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
-            Key{params_.k, table, unsigned(paged.page_size), paged.num_pages, kv_head,
-                first_key * Key::kRow},
-            Key::kRow);
-        return;
-      }
-    }
-    score_again<C.input(), C.head_dim>(
-        r.scores, params_.q, item.queries.batch,
-        LaneRows(params_.output.pack, item.queries, first_row, thread_in_block()),
-        params_.k.at<C.input()>(item.keys.batch, kv_head, first_key), params_.k.strides.row);
+    r.add_sums(result);
+    r.template pack<0, kScores>();
   }
 
   // To the reference that the step has left.
-  __device__ __forceinline__ void rescale(Registers& r, const StepResult& step) {
+  __device__ __forceinline__ void rescale(Tile& r, const StepResult& step) {
     if constexpr (C.e4m3) {
       // Most often nothing moves: then a vote is all.
       if (!__any_sync(0xffffffff, step.rescale[0] != 1.0f || step.rescale[1] != 1.0f)) return;
       earlier_.rescale(step.rescale);
     }
-#pragma unroll
-    for (int i = 0; i < C.head_dim_v / 2; ++i) r.output[i] *= step.rescale[fragment_row_slot(i)];
-    r.rows.sum[0] *= step.rescale[0];
-    r.rows.sum[1] *= step.rescale[1];
-  }
-
-  __device__ __forceinline__ void add_sums(Registers& r, const StepResult& step) {
-    r.rows.sum[0] += step.block_sum[0];
-    r.rows.sum[1] += step.block_sum[1];
-  }
-
-  // Weights [Begin, End) of the thread become the next product's operand.
-  template <int Begin, int End>
-  __device__ __forceinline__ void pack(Registers& r) {
-    if constexpr (C.e4m3) {
-#pragma unroll
-      for (int i = Begin / 4; i < End / 4; ++i) {
-        r.weights[i / 4][i % 4] =
-            pack_e4m3(r.scores[e4m3_element(i, 0)], r.scores[e4m3_element(i, 1)],
-                      r.scores[e4m3_element(i, 2)], r.scores[e4m3_element(i, 3)]);
-      }
-    } else {
-#pragma unroll
-      for (int i = Begin / 2; i < End / 2; ++i) {
-        r.weights[i / 4][i % 4] = pack_pair<C.element>(r.scores[2 * i], r.scores[2 * i + 1]);
-      }
-    }
+    r.rescale_output(step.rescale);
   }
 
   // The next tile's record is the current one by now.
-  __device__ __forceinline__ void finish_tile(Registers& r, const RowState& rows) {
-    const uint32_t item_slot = item_.previous().slot();
+  __device__ __forceinline__ void finish_tile(Tile& r, const RowState& rows) {
+    const uint32_t item_slot = slots_.item_before();
     const ItemOf<C>& item = smem_.items[item_slot];
-    const int first_row = item.first_row + int(consumer_warp()) * kRowsPerWarp;
+    const int first_row = first_row_of(item);
     if constexpr (C.e4m3) {
       earlier_.add_to(r.output, earlier_parts());
       store_rows<C.output(), C.general()>(params_.output, item.queries, first_row, r.output, rows,
@@ -522,7 +421,7 @@ class Consumer {
     } else {
       store_tile<C>(params_, item, first_row, r.output, rows);
     }
-    release_item(item_slot);
+    slots_.release_item(item_slot);
   }
 
   __device__ __forceinline__ DescaledValues values_of(const ItemOf<C>& item,
@@ -531,23 +430,6 @@ class Consumer {
     const int kv_head = item.queries.pack / params_.packs_per_kv_head;
     return {scales.value, mean.data ? mean.at(sequence_of<C>(item), kv_head) : nullptr,
             params_.output.o.columns};
-  }
-
-  // ---- Who holds what ----
-
-  __device__ __forceinline__ KvCursor next_kv() {
-    const KvCursor at = kv_;
-    kv_.advance();
-    return at;
-  }
-
-  // Asks for both before waiting for either: most often both are there.
-  __device__ __forceinline__ void wait_for(KvCursor k, KvCursor v) const {
-    const bool k_is_full = at_.kv_ring().is_full(k);
-    const bool v_is_full = at_.kv_ring().is_full(v);
-    if (k_is_full && v_is_full) return;
-    at_.kv_ring().wait_full(k);
-    at_.kv_ring().wait_full(v);
   }
 
   // Between copies by threads, which are of the generic proxy, and products, which read by the async
@@ -560,30 +442,14 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void release_kv(KvCursor at) {
-    if (is_lane_0()) at_.kv_ring().release(at.slot());
-  }
-
-  // A slot may only be released once it is full.
-  __device__ __forceinline__ void release_unread(KvCursor at) {
-    at_.kv_ring().wait_full(at);
-    release_kv(at);
-  }
-
-  __device__ __forceinline__ void release_owed_v() {
-    if (owes_v_) release_unread(next_kv());
-    owes_v_ = false;
-  }
-
   // The tile's last scores were the last use of its Q.
   __device__ __forceinline__ void release_spent_q() {
-    if (blocks_left_ == 0 && is_lane_0()) q_ring_.release(q_.slot());
+    if (blocks_left_ == 0) slots_.release_q();
   }
 
-  // All lanes have read the record before lane 0 releases it.
-  __device__ __forceinline__ void release_item(uint32_t slot) {
-    __syncwarp();
-    if (is_lane_0()) at_.item_ring().release(slot);
+  // This warp's, of a tile.
+  __device__ __forceinline__ int first_row_of(const ItemOf<C>& item) const {
+    return item.first_row + int(consumer_warp()) * kRowsPerWarp;
   }
 
   __device__ __forceinline__ unsigned consumer_warp() const {
@@ -596,19 +462,15 @@ class Consumer {
 
   const ForwardParams& params_;
   SmemPlan<C>& smem_;
-  const SmemAddresses<C> at_;
-  const Ring<C.q_slots> q_ring_;  // this warpgroup's
   const int warpgroup_;
   const Turns<C.consumers(), C.ping_pong> turns_;
   std::conditional_t<C.e4m3 || C.widens(), Score, const Score> score_;
 
-  KvCursor kv_;
-  ItemCursor item_ = ItemCursor::before_start();                     // the current tile's
-  RingCursor<C.q_slots> q_ = RingCursor<C.q_slots>::before_start();  // the current tile's
+  ConsumerSlots<C> slots_;
+
   typename ItemOf<C>::Blocks mine_{};  // of the current tile, this warpgroup's
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
-  bool owes_v_ = false;  // the V of the block before is still in the ring, and nobody's
   std::conditional_t<C.e4m3, EarlierParts<C>, NoEarlierParts> earlier_;
   bool output_starts_ = false;  // the next product of weights is the tile's first, or a part's
 };
