@@ -21,10 +21,14 @@ struct GroupShape {
   int64_t rows;
   // Elements of a packed key tile in 32 bits: as many times more keys take the same cache.
   int64_t packing;
+  // Up to so many rows of a key head packing costs more than it saves: keys and values are read in
+  // place.
+  int64_t stream_rows;
 };
 // Also of vdpbf16ps, which was measured with as many keys as floats.
-inline constexpr GroupShape kVectorGroup = {.rows = kRowsPerGroup, .packing = 1};
-inline constexpr GroupShape kTileGroup = {.rows = kRowsPerTileGroup, .packing = 2};
+inline constexpr GroupShape kVectorGroup = {.rows = kRowsPerGroup, .packing = 1, .stream_rows = 8};
+inline constexpr GroupShape kTileGroup = {
+    .rows = kRowsPerTileGroup, .packing = 2, .stream_rows = 64};
 
 // Attention of some rows over some keys, not yet normalised: per row o = sum_j w_j v_j with weights
 // w_j = 2^(s_j - ref), scores s in log2 units. ref = -inf: the row saw no key so far. What the LSE

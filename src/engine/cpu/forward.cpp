@@ -143,7 +143,7 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.block_k = run.shape.block_k;
   job.buffers = thread.buffers;
   const int64_t row = index * job.padded_rows;
-  job.buffers.q += row * run.shape.q_stride;
+  job.buffers.q += index * round_up(job.padded_rows, kMaxLanes) * run.shape.q_stride;
   job.buffers.sum_lanes += row * kMaxLanes;
   job.buffers.divisor_lanes += row * kMaxLanes;
   if (problem.has_e4m3()) {

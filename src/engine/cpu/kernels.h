@@ -23,12 +23,12 @@ struct GradientKernels {
 struct Kernels {
   const char* name;           // "avx512"
   const char* bf16_products;  // what multiplies bfloat16 as it is; null: it is widened to float
-  GroupShape group_shape[4];  // of attend_block
+  GroupShape group_shape[4];
   // Tiled attention of a block of rows, by the dtype of keys and values: packs key and value tiles,
   // two micro-kernels per tile.
   void (*attend_block[4])(const BlockJob& job);
-  // The same for at most kStreamRows rows: reads keys and values in place. The jobs are those of some
-  // key heads, alike but for the heads' data, and go over the keys together.
+  // The same for at most GroupShape::stream_rows rows: reads keys and values in place. The jobs are
+  // those of some key heads, alike but for the heads' data, and go over the keys together.
   void (*attend_rows[4])(const BlockJob* jobs, int64_t num_jobs);
   // A row as floats, padded with zeros to 16 columns.
   void (*load_row[4])(const void* row, int64_t dim, float* to);

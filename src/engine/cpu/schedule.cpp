@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/block_range.h"
+#include "engine/cpu/isa.h"
 
 namespace fa3::cpu {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 int64_t choose_heads_together(const Problem& problem, const SequencePlan& plan) {
   constexpr int64_t kTasksPerThread = 4;
   if (!plan.streams || problem.k.head_stride >= problem.k.row_stride) return 1;
-  int64_t heads = std::min(problem.heads_k, kMaxHeadsTogether);
+  int64_t heads = std::min({problem.heads_k, kMaxHeadsTogether, kSplitRows / plan.num_rows});
   const auto tasks = [&] {
     return capped_product(problem.batch, plan.num_parts) * ceil_div(problem.heads_k, heads);
   };
@@ -56,7 +57,7 @@ SequencePlan plan_sequence(const Problem& problem, int64_t sequence) {
   if (plan.num_rows == 0) return plan;
   plan.visible =
       block_range(problem.mask, 0, plan.q_rows.used, plan.q_rows.used, plan.k_rows.used).visible;
-  plan.streams = plan.num_rows <= kStreamRows;
+  plan.streams = plan.num_rows <= kernels().group_shape[kernel_index(problem.kv_dtype)].stream_rows;
   if (plan.num_rows <= kSplitRows && !plan.visible.empty()) {
     const int64_t from = plan.visible.begin / kMaxBlockK * kMaxBlockK;
     plan.part_keys = part_keys(plan.visible.end - from, problem.num_splits);

@@ -38,10 +38,8 @@ inline constexpr int64_t kMaxBlockQ = 1368;
 
 // Up to here a key head has so few query rows that its keys are split over threads instead.
 inline constexpr int64_t kSplitRows = 64;
-// Up to here packing costs more than it saves: keys and values are read in place.
-inline constexpr int64_t kStreamRows = 8;
-// Key heads that one task may then take together.
-inline constexpr int64_t kMaxHeadsTogether = kSplitRows / kStreamRows;
+// Key heads that one task may then take together, of at most kSplitRows rows in all.
+inline constexpr int64_t kMaxHeadsTogether = 8;
 // Part of the keys that one task takes: long enough that writing and merging a row of O per part is
 // under 1% of the reads, and at most kMaxParts of them.
 inline constexpr int64_t kMinPartKeys = 512;
@@ -127,14 +125,15 @@ inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem
   if (shape.dequantizes) {
     buffers.rows = carver.take<float>(kMaxPanel, std::max(shape.q_stride, shape.o_columns));
   }
-  buffers.q = carver.take<float>(block_q, shape.q_stride);
+  // Rows of heads that are taken together may become the columns of whole vectors.
+  buffers.q = carver.take<float>(std::max(block_q, kMaxHeadsTogether * kMaxLanes), shape.q_stride);
   buffers.k = carver.take<float>(shape.block_k, shape.q_stride);
   buffers.v = carver.take<float>(shape.block_k, round_up(problem.head_dim_v, kMaxPanel));
   if (problem.key_places.paged()) {
     buffers.gathered_k = carver.take<float>(shape.block_k, problem.head_dim);
     buffers.gathered_v = carver.take<float>(shape.block_k, problem.head_dim_v);
   }
-  const int64_t score_rows = std::max(shape.rows_per_group, kStreamRows);
+  const int64_t score_rows = std::max(shape.rows_per_group, kVectorGroup.stream_rows);
   buffers.scores = carver.take<float>(score_rows, shape.block_k);
   buffers.p = carver.take<float>(score_rows, shape.block_k);
   buffers.sum_lanes = carver.take<float>(block_q, kMaxLanes);

@@ -2,7 +2,7 @@
 //
 // Attention of a few query rows (decoding): the time goes into reading keys and values from memory
 // once, so they are read where they are, and the arithmetic only has to keep up. Same softmax step,
-// same results format as attend_block.h. Next: write_rows.h.
+// same results format as attend_block.h. Next: tile_rows.h, write_rows.h.
 #pragma once
 
 #include "engine/cpu/simd/attend_block.h"
@@ -260,19 +260,24 @@ static void attend_next_chunk(Chunk chunk, Chunk next) {
 }
 
 // All jobs see the same keys, and go over them chunk by chunk.
-template <class T>
-static void attend_rows(const BlockJob* jobs, int64_t num_jobs) {
+template <class Format, class AttendChunk>
+FA3_INLINE void attend_in_chunks(const BlockJob* jobs, int64_t num_jobs, AttendChunk&& attend) {
   const KeyRange visible = {jobs[0].row_keys[0].begin, jobs[0].row_keys[jobs[0].num_rows - 1].end};
-  for (int64_t i = 0; i < num_jobs; ++i) pack_queries<Floats<T>>(jobs[i]);
-  attend_in_range<Floats<T>>(jobs, num_jobs, [&](const BlockJob* some, int64_t count) {
+  attend_in_range<Format>(jobs, num_jobs, [&](const BlockJob* some, int64_t count) {
     for (int64_t begin = visible.begin; begin < visible.end; begin += kChunk) {
       for (int64_t i = 0; i < count; ++i) {
         const bool is_last = i + 1 == count;
-        attend_next_chunk<T>({some + i, begin},
-                             {is_last ? some : some + i + 1, is_last ? begin + kChunk : begin});
+        attend(Chunk{some + i, begin},
+               Chunk{is_last ? some : some + i + 1, is_last ? begin + kChunk : begin});
       }
     }
   });
+}
+
+template <class T>
+static void attend_rows(const BlockJob* jobs, int64_t num_jobs) {
+  for (int64_t i = 0; i < num_jobs; ++i) pack_queries<Floats<T>>(jobs[i]);
+  attend_in_chunks<Floats<T>>(jobs, num_jobs, attend_next_chunk<T>);
 }
 
 static void attend_dequantized_chunks(const BlockJob& job) {

@@ -10,6 +10,7 @@
 #include "engine/cpu/simd/write_rows.h"
 #if defined(FA3_TILES)
 #include "engine/cpu/simd/tile_gradients.h"
+#include "engine/cpu/simd/tile_rows.h"
 #endif
 
 namespace fa3::cpu::FA3_ISA {

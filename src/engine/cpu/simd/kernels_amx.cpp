@@ -22,7 +22,7 @@ constexpr Kernels kTable = {
     .group_shape = {kVectorGroup, kVectorGroup, kTileGroup, kVectorGroup},
     .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
                      attend_block_on_tiles, attend_block<Dequantized>},
-    .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>,
+    .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows_on_tiles,
                     attend_dequantized_rows},
     .load_row = {load_row<float>, load_row<Float16>, load_row<BFloat16>, load_row<Float8>},
     .write_rows = {write_rows<float>, write_rows<Float16>, write_rows<BFloat16>},

@@ -27,6 +27,13 @@ FA3_INLINE int64_t depth_of(int64_t dim) {
   return padded_sum<Format>(dim) / Format::kStep;
 }
 
+template <class T>
+FA3_INLINE const T* query_row(const BlockJob& job, int64_t r) {
+  const int64_t position = (job.first_row + r) / job.group;
+  const int64_t head = (job.first_row + r) % job.group;
+  return static_cast<const T*>(job.q) + position * job.q_row_stride + head * job.q_head_stride;
+}
+
 // Query rows to (row, depth); the padding rows are zero.
 template <class Format>
 static void pack_queries(const BlockJob& job) {
@@ -34,10 +41,7 @@ static void pack_queries(const BlockJob& job) {
   const int64_t stride = packed_q_stride(job);
   const int64_t depth = depth_of<Format>(job.head_dim);
   for (int64_t r = 0; r < job.padded_rows; ++r) {
-    const int64_t position = (job.first_row + r) / job.group;
-    const int64_t head = (job.first_row + r) % job.group;
-    const T* from =
-        static_cast<const T*>(job.q) + position * job.q_row_stride + head * job.q_head_stride;
+    const T* from = query_row<T>(job, r);
     float* to = job.buffers.q + r * stride;
     for (int64_t i = 0; i < depth; i += kWidth) {
       store(to + i, r < job.num_rows ? Format::load_row(from, i, job.head_dim) : V{});

@@ -122,19 +122,17 @@ FA3_INLINE void tile_multiply_add() {
 
 #endif
 
-// The products of two tiles of rows with two tiles of columns, or with one: as many as the registers
-// allow, and each operand is used twice. Tiles 0 to 3 are the sums, row tile by row tile, 4 and 5 the
-// left factors, 6 and 7 the right ones.
+// The products of two tiles of rows with two tiles of columns, as many as the registers allow, where
+// each operand is used twice; or of one with either. Tiles 0 to 3 are the sums, row tile by row tile,
+// 4 and 5 the left factors, 6 and 7 the right ones.
 constexpr int64_t kTileRows = 2 * kTileSide;
 
-template <int kColumnTiles>
+template <int kColumnTiles, int kRowTiles = 2>
 FA3_INLINE void zero_sums() {
   tile_zero<0>();
-  tile_zero<2>();
-  if constexpr (kColumnTiles == 2) {
-    tile_zero<1>();
-    tile_zero<3>();
-  }
+  if constexpr (kColumnTiles == 2) tile_zero<1>();
+  if constexpr (kRowTiles == 2) tile_zero<2>();
+  if constexpr (kColumnTiles == 2 && kRowTiles == 2) tile_zero<3>();
 }
 
 template <int kColumnTiles>
@@ -148,14 +146,15 @@ FA3_INLINE void load_sums(const float* from, int64_t row_floats) {
   }
 }
 
-template <int kColumnTiles>
+template <int kColumnTiles, int kRowTiles = 2>
 FA3_INLINE void store_sums(float* to, int64_t row_floats) {
   const int64_t row_bytes = row_floats * 4;
+  float* const second_rows = to + kTileSide * row_floats;
   tile_store<0>(to, row_bytes);
-  tile_store<2>(to + kTileSide * row_floats, row_bytes);
-  if constexpr (kColumnTiles == 2) {
-    tile_store<1>(to + kTileSide, row_bytes);
-    tile_store<3>(to + kTileSide * row_floats + kTileSide, row_bytes);
+  if constexpr (kColumnTiles == 2) tile_store<1>(to + kTileSide, row_bytes);
+  if constexpr (kRowTiles == 2) tile_store<2>(second_rows, row_bytes);
+  if constexpr (kColumnTiles == 2 && kRowTiles == 2) {
+    tile_store<3>(second_rows + kTileSide, row_bytes);
   }
 }
 
@@ -172,28 +171,30 @@ struct RightColumns {
   int64_t tile_floats;
 };
 
-// sums += left (32 rows, 32) right (32, columns).
-template <int kColumnTiles>
+// sums += left (rows, 32) right (32, columns).
+template <int kColumnTiles, int kRowTiles = 2>
 FA3_INLINE void multiply_tiles(LeftRows left, RightColumns right) {
   constexpr int64_t kRowBytes = kTileSide * 4;
   tile_load<4>(left.data, left.row_floats * 4);
   tile_load<6>(right.data, kRowBytes);
   tile_multiply_add<0, 4, 6>();
-  tile_load<5>(left.data + kTileSide * left.row_floats, left.row_floats * 4);
-  tile_multiply_add<2, 5, 6>();
+  if constexpr (kRowTiles == 2) {
+    tile_load<5>(left.data + kTileSide * left.row_floats, left.row_floats * 4);
+    tile_multiply_add<2, 5, 6>();
+  }
   if constexpr (kColumnTiles == 2) {
     tile_load<7>(right.data + right.tile_floats, kRowBytes);
     tile_multiply_add<1, 4, 7>();
-    tile_multiply_add<3, 5, 7>();
   }
+  if constexpr (kColumnTiles == 2 && kRowTiles == 2) tile_multiply_add<3, 5, 7>();
 }
 
 // The same over `pairs` pairs of bfloat16, a multiple of 16.
-template <int kColumnTiles>
+template <int kColumnTiles, int kRowTiles = 2>
 FA3_INLINE void multiply_pairs(LeftRows left, RightColumns right, int64_t pairs) {
   for (int64_t i = 0; i < pairs; i += kTileSide) {
-    multiply_tiles<kColumnTiles>({left.data + i, left.row_floats},
-                                 {right.data + i * kTileSide, right.tile_floats});
+    multiply_tiles<kColumnTiles, kRowTiles>({left.data + i, left.row_floats},
+                                            {right.data + i * kTileSide, right.tile_floats});
   }
 }
 
