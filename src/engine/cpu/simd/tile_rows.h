@@ -13,13 +13,14 @@ namespace fa3::cpu::FA3_ISA {
 
 static_assert(kChunk == kPanel);  // one panel of scores
 
-// Vectors keep up with memory where fewer rows share the keys, and compute exact products.
+// Where fewer rows share the keys, vectors keep up with memory, and round no weight.
 constexpr int64_t kFewestRowsOnTiles = 5;
 
 // A chunk's value columns, 32 at a time: a tile of the even ones, and one of the odd ones.
 constexpr int64_t kValueTileFloats = kChunk / 2 * kTileSide;
 
-// Rows of the chunk after this one, asked for in small steps between the products.
+// Rows of the chunk after this one, asked for in small steps in every phase: all of them in one phase
+// was slower, though here up to a quarter are left to the hardware's own prefetching.
 struct NextRows {
   PrefetchRows k, v;
 
