@@ -43,11 +43,7 @@ class Consumer {
         pass_block();
         continue;
       }
-      if constexpr (C.e4m3) {
-        attend_in_parts(r, step);
-      } else {
-        attend(r, step);
-      }
+      attend(r, step);
       last_product(r, step);
       if (step == Step::kEnd) break;
     }
@@ -106,12 +102,17 @@ class Consumer {
   }
 
   // From a first block on, through whole tiles, to the first step that is not this warpgroup's. The
-  // outer loop is for lost scores: so rare code does not lie between the hot code's ends.
+  // outer loop is for lost scores, for tiles' first steps that are compiled apart, and for ends of parts
+  // of O: so rare code does not lie between the hot code's ends.
   __device__ __forceinline__ void attend(Tile& r, Step& step) {
     first_block(r);
     for (;;) {
-      while (!C.guarded || blocks_left_ >= 0) {
-        const bool starts_tile = blocks_left_ == 0;
+      if (C.starts_apart() && blocks_left_ == 0) {
+        if (!start_next_tile(step)) return;
+        block(r, true);
+      }
+      while (!C.guarded || (blocks_left_ > (C.starts_apart() ? 0 : -1) && !leaves_part())) {
+        const bool starts_tile = !C.starts_apart() && blocks_left_ == 0;
         if (!starts_tile) {
           --blocks_left_;  // having begun with a tile, a warpgroup goes through with it
         } else {
@@ -119,38 +120,14 @@ class Consumer {
         }
         block(r, starts_tile);
       }
-      redo_block(r);
+      if (!C.e4m3 || blocks_left_ < 0) redo_block(r);
+      if (leaves_part()) end_part(r);
     }
   }
 
-  // The same of e4m3, whose O is a sum of parts. The inner loop is left where a part ends: adding it up
-  // is rare code too.
-  __device__ __forceinline__ void attend_in_parts(Tile& r, Step& step) {
-    first_block(r);
-    int part_end = first_part_end();
-    for (;;) {
-      if (C.starts_apart() && blocks_left_ == 0) {
-        if (!start_next_tile(step)) return;
-        block(r, true);
-        part_end = first_part_end();
-      } else {
-        do {
-          const bool starts_tile = !C.starts_apart() && blocks_left_ == 0;
-          if (!starts_tile) {
-            --blocks_left_;
-          } else {
-            if (!start_next_tile(step)) return;
-            part_end = first_part_end();
-          }
-          block(r, starts_tile);
-        } while (blocks_left_ > (C.starts_apart() ? 0 : -1) && blocks_left_ != part_end);
-      }
-      if (blocks_left_ < 0) redo_block(r);
-      if (blocks_left_ == part_end) {
-        earlier_.take_twice(r.output, r.rows, earlier_parts());
-        part_end -= C.part_blocks();
-      }
-    }
+  // Whether the part of O ends behind the current block, and not under the next one's scores.
+  __device__ __forceinline__ bool leaves_part() const {
+    return C.e4m3 && !C.joins_parts_under_scores() && blocks_left_ == part_end_ + 1;
   }
 
   // Whether it is this warpgroup's from the first block on.
@@ -159,11 +136,6 @@ class Consumer {
     if (step != Step::kMine) return false;
     slots_.wait_for_q();
     return true;
-  }
-
-  // A tile's first part is half as long as the others, so that sums run from -A/2 to A/2.
-  __device__ __forceinline__ int first_part_end() const {
-    return blocks_left_ - C.part_blocks() / 2;
   }
 
   __device__ __forceinline__ uint32_t earlier_parts() const {
@@ -205,15 +177,20 @@ class Consumer {
     const KvCursor v = slots_.next_kv();
     slots_.wait_for(k, v);
     fence_gathered();
-    issue_products(r, k, v);
+    if (C.e4m3 && C.joins_parts_under_scores() && !starts_tile && blocks_left_ == part_end_) {
+      issue_products<true>(r, k, v);
+    } else {
+      issue_products<false>(r, k, v);
+    }
     read_scales(k);
     ptx::wgmma_wait_group<1>();  // the scores are there, P V is still at work
     slots_.release_kv(k);
     release_spent_q();
 
     score_.prepare(r.scores);
-    const bool guarded =
-        C.guarded && blocks_left_ < mine_.ordinary_from && !mine_.edge.hides_left(block_begin());
+    const bool guarded = C.guarded && !(C.starts_apart() && starts_tile) &&
+                         blocks_left_ < mine_.ordinary_from &&
+                         !mine_.edge.hides_left(block_begin());
     const RowState finished = r.rows;
     StepResult result;
     if (guarded) {
@@ -281,6 +258,8 @@ class Consumer {
 
   // ---- Products ----
 
+  // Where a part of O ends, that is seen to while Q K^T runs.
+  template <bool PartEnds>
   __device__ __forceinline__ void issue_products(Tile& r, KvCursor k, KvCursor v) {
     const uint32_t q_low = slots_.q_operand();
     const uint32_t k_low = slots_.k_operand(k);
@@ -289,9 +268,21 @@ class Consumer {
     ptx::wgmma_fence();
     tile::issue_abt<C.input(), kQ, kK>(r.scores, q_low, k_low);
     ptx::wgmma_commit_group();
+    if constexpr (PartEnds) {
+      end_part(r);
+      ptx::wgmma_fence();
+    }
     issue_output(r, v_low);
     ptx::wgmma_commit_group();
     turns_.give();
+  }
+
+  // The newest part of O joins the earlier ones.
+  __device__ __forceinline__ void end_part(Tile& r) {
+    if constexpr (C.e4m3) {
+      earlier_.take_twice(r.output, r.rows, earlier_parts());
+      part_end_ -= C.part_blocks();
+    }
   }
 
   __device__ __forceinline__ void issue_output(Tile& r, uint32_t v) {
@@ -314,6 +305,8 @@ class Consumer {
     if constexpr (C.e4m3) {
       output_starts_ = true;
       earlier_.clear();
+      // Half as long as the others, so that sums run from -A/2 to A/2.
+      part_end_ = blocks_left_ - 1 - C.part_blocks() / 2;
     } else if constexpr (C.short_tile_change()) {
       output_starts_ = true;
     } else {
@@ -335,7 +328,7 @@ class Consumer {
 
   __device__ __forceinline__ void weigh_ordinary(Tile& r, bool starts_tile, StepResult& result) {
     if (starts_tile) r.rows = RowState{};
-    if (blocks_left_ >= mine_.masked_from || mine_.edge.hides_left(block_begin())) mask(r);
+    if (blocks_left_ >= masked_from() || mine_.edge.hides_left(block_begin())) mask(r);
     ordinary_step(r.scores, r.rows, score_, result);
   }
 
@@ -344,12 +337,18 @@ class Consumer {
                 block_begin());
   }
 
-  // That of two sides is read again at each use: it has no registers.
   __device__ __forceinline__ const auto& edge() const {
-    if constexpr (C.general()) {
+    if constexpr (C.reads_edge_again()) {
       return smem_.items[slots_.item()].mine[warpgroup_].edge;
     } else {
       return mine_.edge;
+    }
+  }
+  __device__ __forceinline__ int masked_from() const {
+    if constexpr (C.e4m3) {
+      return smem_.items[slots_.item()].mine[warpgroup_].masked_from;
+    } else {
+      return mine_.masked_from;
     }
   }
 
@@ -472,6 +471,7 @@ class Consumer {
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
   std::conditional_t<C.e4m3, EarlierParts<C>, NoEarlierParts> earlier_;
+  int part_end_ = 0;            // the block whose step finds a part of O whole
   bool output_starts_ = false;  // the next product of weights is the tile's first, or a part's
 };
 
