@@ -19,6 +19,8 @@ struct BackwardConfig {
   int block_n = 128;     // keys a thread block, 64 for each warpgroup that sums dK and dV
   int stages = 4;        // slots of Q and of dO
   int ds_slots = 2;      // slots of dS, between those warpgroups and the one that multiplies dQ
+  // Whether a warpgroup of its own loads, and keeps the order of additions to dQ.
+  bool helpers = true;
   Variant variant = Variant::kDense;
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
@@ -28,7 +30,15 @@ struct BackwardConfig {
     if (other.keeps_sloped()) {  // what capped weights keep for dS takes the place of Q and dO
       other.block_m = 64;
       other.stages = 3;
+      other.helpers = false;  // they would cost the key warpgroups 8 registers
     }
+    return other;
+  }
+
+  // Of calls whose key blocks add to dQ by turns.
+  FA3_HD constexpr BackwardConfig by_turns() const {
+    BackwardConfig other = *this;
+    other.helpers = true;
     return other;
   }
 
@@ -54,15 +64,16 @@ struct BackwardConfig {
   FA3_HD constexpr bool splits_sides() const { return head_dim > 128; }
   // Warpgroups that each hold 64 keys, and so a part of dS.
   FA3_HD constexpr int key_warpgroups() const { return block_n / kRowsPerWarpgroup; }
-  FA3_HD constexpr int threads() const {
-    return (1 + (splits_sides() ? 2 : key_warpgroups())) * kWarpgroupSize;
-  }
+  // Those that sum dK and dV; beside them one of dQ, and helpers.
+  FA3_HD constexpr int sum_warpgroups() const { return splits_sides() ? 2 : key_warpgroups(); }
+  FA3_HD constexpr int threads() const { return (1 + sum_warpgroups() + helpers) * kWarpgroupSize; }
 
-  // A launch of 384 threads gives each 168 registers, so three warpgroups have 504 to share: 88 +
-  // 2 * 208, or 72 + 2 * 216 beside a softcap. The one of dQ holds a part of it (32, or two) and the
-  // loader's state; the others need what follows.
-  FA3_HD constexpr int query_registers() const { return keeps_sloped() ? 72 : 88; }
-  FA3_HD constexpr int key_registers() const { return keeps_sloped() ? 216 : 208; }
+  // Four warpgroups have 512 registers to share, 128 a thread at launch; three have 504, 168 each. The
+  // one of dQ holds a part of it (32) and, without helpers, the loader's state; those of keys what
+  // follows.
+  FA3_HD constexpr int query_registers() const { return helpers || keeps_sloped() ? 72 : 88; }
+  FA3_HD constexpr int key_registers() const { return !helpers && keeps_sloped() ? 216 : 208; }
+  FA3_HD constexpr int helper_registers() const { return helpers ? 24 : 0; }
 
   // dK and dV (one of them where sides are split), a tile, a packed one, and 24 for the rest.
   FA3_HD constexpr int key_registers_used() const {

@@ -14,10 +14,12 @@ template <int Row, Element E, Variant V>
 BackwardKernel backward_entry() {
   constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
   constexpr BackwardConfig kRows = kMain.without_cap();
-  BackwardKernel kernel{kMain, reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
+  BackwardKernel kernel{kMain,
+                        reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
                         reinterpret_cast<const void*>(&backward_kernel<kMain>),
                         reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
-                        backward_smem_bytes<kMain>()};
+                        backward_smem_bytes<kMain>(),
+                        reinterpret_cast<const void*>(&backward_kernel<kMain.by_turns()>)};
   if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_sides()) {
     constexpr BackwardConfig kShort = kMain.of_short_sequences();
     kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort>);

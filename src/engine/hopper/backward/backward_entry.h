@@ -12,7 +12,8 @@ struct BackwardKernel {
   const void* preprocess;
   const void* main;
   const void* postprocess;
-  int smem_bytes;  // of main
+  int smem_bytes;             // of main
+  const void* main_by_turns;  // config.by_turns(), as many bytes
 
   // Of kernels that know lengths, where a warpgroup's registers hold dK and dV; else null.
   const void* short_sequences = nullptr;

@@ -6,6 +6,8 @@
 
 #include "engine/hopper/backward/key_gradients.cuh"
 #include "engine/hopper/backward/query_gradient.cuh"
+#include "engine/hopper/backward/query_loader.cuh"
+#include "engine/hopper/backward/query_turns.cuh"
 #include "engine/hopper/backward/side_gradients.cuh"
 #include "engine/hopper/piece/roles.cuh"
 
@@ -14,6 +16,16 @@
 using _ZN3fa36hopper14BackwardConfigE = fa3::hopper::BackwardConfig;
 
 namespace fa3::hopper {
+
+template <BackwardConfig C>
+__device__ __forceinline__ void help(const BackwardParams& params, BackwardAddresses<C> at,
+                                     const KeyBlockWork<C>& work, HelperWarp warp) {
+  if (!ptx::elect_sync()) return;
+  if (warp == HelperWarp::kLoads) QueryLoader<C>(params, at, work).run();
+  if (!params.scratch.turns) return;
+  if (warp == HelperWarp::kWaitsForTurns) QueryTurns<C>(params, at, work).wait_for_all();
+  if (warp == HelperWarp::kGivesTurns) QueryTurns<C>(params, at, work).give_all();
+}
 
 template <BackwardConfig C>
 __global__ void __launch_bounds__(C.threads(), 1)
@@ -31,13 +43,16 @@ __global__ void __launch_bounds__(C.threads(), 1)
     for (const CUtensorMap* map : {&params.k_map, &params.q_map, &params.v_map, &params.d_o_map}) {
       ptx::prefetch_tensormap(*map);
     }
+    constexpr int kQueryReleases = C.splits_sides() ? 2 * kWarpsPerWarpgroup : 1;
     constexpr int kKeyWarps = C.key_warpgroups() * kWarpsPerWarpgroup;
     at.k_once().init(1);
     at.v_once().init(1);
-    at.q_ring().init(1);
-    at.d_o_ring().init(1);
+    at.q_ring().init(kQueryReleases);
+    at.d_o_ring().init(kQueryReleases);
     at.ds_ring().init(kWarpsPerWarpgroup, kKeyWarps);
     at.p_ring().init(kWarpsPerWarpgroup, kWarpsPerWarpgroup);
+    at.turn_ring().init(1);
+    at.added_ring().init(1, kWarpsPerWarpgroup);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -47,6 +62,9 @@ __global__ void __launch_bounds__(C.threads(), 1)
   if (warpgroup == int(BackwardWarpgroup::kQuery)) {
     ptx::setmaxnreg_dec<C.query_registers()>();
     QueryGradient<C>(params, at, work).run();
+  } else if (C.helpers && warpgroup == int(BackwardWarpgroup::kHelpers)) {
+    if constexpr (C.helpers) ptx::setmaxnreg_dec<C.helper_registers()>();
+    help<C>(params, at, work, HelperWarp(warp % kWarpsPerWarpgroup));
   } else {
     ptx::setmaxnreg_inc<C.key_registers()>();
     const int key_warpgroup = warpgroup - int(BackwardWarpgroup::kFirstKey);

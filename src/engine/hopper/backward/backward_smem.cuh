@@ -2,10 +2,12 @@
 // Who does what in a thread block of the backward, and every byte of its shared memory. Next:
 // query_gradient.cuh.
 //
-//   warpgroup 0     dQ: one thread of it issues all loads; all of it multiplies dS K and adds the
-//                   product to global memory
+//   warpgroup 0     dQ: multiplies dS K and adds the product to global memory; without helpers one
+//                   thread of it loads, too
 //   warpgroup 1, 2  dK and dV: of 64 keys each, or one of them each. They compute the weights again,
 //                   and hand dS to warpgroup 0
+//   warpgroup 3     helpers, one thread each: a warp loads; where key blocks add to dQ by turns, one
+//                   waits for them and one gives them on
 #pragma once
 
 #include <cstddef>
@@ -15,11 +17,15 @@
 
 namespace fa3::hopper {
 
-enum class BackwardWarpgroup : int { kQuery = 0, kFirstKey = 1 };
+enum class BackwardWarpgroup : int { kQuery = 0, kFirstKey = 1, kHelpers = 3 };
+enum class HelperWarp : int { kLoads = 0, kWaitsForTurns = 1, kGivesTurns = 2 };
 
 // Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w, and says at
 // kKeysDone + w that it reads Q and dO no more.
-enum class BackwardBarrier : int { kQuery = 1, kKeysDone = 2, kStore = 4 };
+enum class BackwardBarrier : int { kKeysDone = 2, kStore = 4 };
+
+// So many steps may a turn be waited for before its step, and given on after it.
+inline constexpr int kTurnsAhead = 4;
 
 template <BackwardConfig C>
 struct BackwardSmem {
@@ -31,13 +37,15 @@ struct BackwardSmem {
   alignas(kSmemAlignment) unsigned char ds[C.ds_slots][C.ds_layout().bytes() + C.p_bytes()];
   alignas(16) float lse[C.stages][C.block_m];    // come and go with Q
   alignas(16) float delta[C.stages][C.block_m];  // with dO
-  // Of these `full` alone is used. K and V stay; slots of Q and dO are known to be free from dS.
+  // Of K's, V's and added_ring `full` alone is used.
   RingBarriers<1> k_once;
   RingBarriers<1> v_once;
   RingBarriers<C.stages> q_ring;
   RingBarriers<C.stages> d_o_ring;
   RingBarriers<C.ds_slots> ds_ring;
   RingBarriers<C.ds_slots> p_ring;
+  RingBarriers<kTurnsAhead> turn_ring;   // full: this thread block's turn; empty: given on
+  RingBarriers<kTurnsAhead> added_ring;  // full: warpgroup 0 has added
   typename KeyBlockWork<C>::Record work;
 };
 
@@ -84,6 +92,12 @@ struct BackwardAddresses {
   }
   __device__ __forceinline__ Ring<C.ds_slots> p_ring() const {
     return {base + uint32_t{offsetof(Plan, p_ring)}};
+  }
+  __device__ __forceinline__ Ring<kTurnsAhead> turn_ring() const {
+    return {base + uint32_t{offsetof(Plan, turn_ring)}};
+  }
+  __device__ __forceinline__ Ring<kTurnsAhead> added_ring() const {
+    return {base + uint32_t{offsetof(Plan, added_ring)}};
   }
 };
 

@@ -23,6 +23,11 @@ constexpr int64_t kSectionBytes = 8 << 20;
 // an H200's multiprocessors.
 constexpr int kTailTiles = 4 * 132;
 
+// By turns, key blocks of a head come to a query block one after the other. Taken from so many heads
+// that each has one block of a row of multiprocessors, they keep the distance without waiting:
+// simulated first, then measured.
+constexpr int kMultiprocessors = 132;
+
 // Of calls without a list so many, by heads: but no more heads than leave each of them four
 // multiprocessors, which read its Q and dO at one time; and none where a head fills them alone.
 constexpr int kEvenTiles = 3 * 132, kEvenHeads = 132 / 4, kFillingTiles = 100;
@@ -100,8 +105,9 @@ KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {
       heads_per_kv_head * a.q.rows *
       ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
   const int64_t heads = a.k.heads * a.k.batches, n_blocks = ceil_div(a.k.rows, c.block_n);
-  const int64_t section_heads =
-      std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(kv_head_bytes, 1), 1, heads);
+  const int64_t fitting = kSectionBytes / std::max<int64_t>(kv_head_bytes, 1);
+  const int64_t apart = a.deterministic ? ceil_div(kMultiprocessors, n_blocks) : 1;
+  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
   // Key blocks of heads that share them drift apart; then many heads at work do not fit the L2 cache.
   const bool evens_out =
       is_causal(a) && !a.deterministic && heads_per_kv_head == 1 && n_blocks < kFillingTiles;
@@ -187,10 +193,11 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
   if (!fill(p, c, a)) return cudaErrorInvalidValue;
   p.scratch = workspace.scratch;
   p.list = workspace.keys.list();
-  const cudaError_t error = allow_smem(kernel.main, kernel.smem_bytes);
+  const void* const main = a.deterministic ? kernel.main_by_turns : kernel.main;
+  const int threads = (a.deterministic ? c.by_turns() : c).threads();
+  const cudaError_t error = allow_smem(main, kernel.smem_bytes);
   if (error != cudaSuccess) return error;
-  return launch(kernel.main, backward_num_tiles(c, a), c.threads(), kernel.smem_bytes, &p, chained,
-                stream);
+  return launch(main, backward_num_tiles(c, a), threads, kernel.smem_bytes, &p, chained, stream);
 }
 
 // One more for the rows that no sequence owns.

@@ -50,6 +50,10 @@ class SideGradients {
   static constexpr tile::TileLayout kScored = kWeights ? C.q_layout() : C.d_o_layout();
   static constexpr tile::TileLayout kSummed = kWeights ? C.d_o_layout() : C.q_layout();
   static constexpr tile::TileLayout kSumTile{kRowsPerWarpgroup, kSummed.columns};
+  // Products of 256 columns need more registers than a launch of 512 threads gives each.
+  static constexpr int kSumParts = kSummed.columns > 192 ? 2 : 1;
+  static constexpr tile::TileLayout kSumPart{kSummed.rows, kSummed.columns / kSumParts};
+  static_assert(kSumParts == 1 || kSumPart.slab_columns() == kSummed.slab_columns());
   static_assert(C.block_n == kRowsPerWarpgroup && kSumTile.bytes() <= kSummed.bytes());
 
   __device__ __forceinline__ void sum(float (&sums)[kSumTile.columns / 2]) {
@@ -86,7 +90,13 @@ class SideGradients {
   __device__ __forceinline__ void issue_sum(float (&sums)[kSumTile.columns / 2],
                                             const typename Tile::Packed& packed) {
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kSummed>(sums, packed, tile::mn_major_low(kSummed, summed()));
+#pragma unroll
+    for (int part = 0; part < kSumParts; ++part) {
+      const uint32_t summed_part = summed() + part * (kSumPart.bytes());
+      tile::issue_ab<C.element, kSumPart>(
+          reinterpret_cast<float(&)[kSumPart.columns / 2]>(sums[part * (kSumPart.columns / 2)]),
+          packed, tile::mn_major_low(kSumPart, summed_part));
+    }
     ptx::wgmma_commit_group();
   }
 
@@ -96,6 +106,7 @@ class SideGradients {
     std::conditional_t<kWeights, typename Tile::Lse, typename Tile::Statistics> statistics;
     Tile::read(statistics, kWeights ? at_.lse(cursor_.slot()) : at_.delta(cursor_.slot()));
     ptx::wgmma_wait_group<0>();
+    release_summed();
     if constexpr (kWeights) {
       weigh(tile, statistics, m_block * C.block_m);
     } else {
@@ -103,6 +114,15 @@ class SideGradients {
     }
     Tile::pack(packed, tile);
     hand_over(packed);
+    if (is_lane_0()) scored_ring().release(cursor_.slot());  // statistics and all
+  }
+
+  // The slot of the step before, as soon as its sum is over: with two slots its loads have no time to
+  // lose.
+  __device__ __forceinline__ void release_summed() {
+    if (sums_behind_++ == 0) return;
+    if (is_lane_0()) summed_ring().release(spent_.slot());
+    spent_.advance();
   }
 
   __device__ __forceinline__ void weigh(typename Tile::Scores& scores,
@@ -152,7 +172,9 @@ class SideGradients {
   __device__ __forceinline__ Ring<C.stages> summed_ring() const {
     return kWeights ? at_.d_o_ring() : at_.q_ring();
   }
-  __device__ __forceinline__ uint32_t keys() const { return kWeights ? at_.k() : at_.v(); }
+  __device__ __forceinline__ uint32_t keys() const {
+    return kWeights ? at_.k() : at_.v();
+  }
   __device__ __forceinline__ uint32_t scored() const {
     return kWeights ? at_.q(cursor_.slot()) : at_.d_o(cursor_.slot());
   }
@@ -160,14 +182,20 @@ class SideGradients {
     return kWeights ? at_.d_o(cursor_.slot()) : at_.q(cursor_.slot());
   }
   // At the end, in the first slot of what was summed.
-  __device__ __forceinline__ uint32_t gradient() const { return kWeights ? at_.d_o(0) : at_.q(0); }
-  __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }
+  __device__ __forceinline__ uint32_t gradient() const {
+    return kWeights ? at_.d_o(0) : at_.q(0);
+  }
+  __device__ __forceinline__ bool is_lane_0() const {
+    return threadIdx.x % kWarpSize == 0;
+  }
 
   const BackwardParams& params_;
   const BackwardAddresses<C> at_;
   const KeyBlockWork<C>& work_;
   const int first_key_;
   Cursor cursor_;
+  Cursor spent_;  // of what was summed
+  int sums_behind_ = 0;
   RingCursor<C.ds_slots> out_;
   RingCursor<C.ds_slots> p_cursor_;
 };

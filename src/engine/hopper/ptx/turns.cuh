@@ -11,13 +11,9 @@ __device__ __forceinline__ int ld_acquire(const int* counter) {
   return value;
 }
 
-// For the whole thread block, after a barrier of it.
+// For all whose additions this thread has been told of, by a barrier.
 __device__ __forceinline__ void add_release(int* counter, int value) {
-  asm volatile(
-      "fence.acq_rel.gpu;\n"
-      "red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter),
-      "r"(value)
-      : "memory");
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
 }  // namespace fa3::hopper::ptx

@@ -90,11 +90,11 @@ constexpr Shape kRagged[] = {
      .used_k = kUsed},
 };
 
-// One launch on the machine, thread block by thread block.
+// One launch on the machine, thread block by thread block. Deterministic ones count turns.
 template <BackwardConfig C>
 class BackwardRun {
  public:
-  explicit BackwardRun(const Shape& s) : shape_(s) {
+  explicit BackwardRun(const Shape& s, bool deterministic = false) : shape_(s) {
     BackwardArguments a;
     a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
     a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
@@ -104,6 +104,7 @@ class BackwardRun {
     a.dk = span(&dk_, s.k_rows(), s.kv_heads, C.head_dim);
     a.dv = span(&dv_, s.k_rows(), s.kv_heads, C.head_dim_v);
     a.scale = a.gradient_scale = 1;
+    a.deterministic = deterministic;
     a.mask = s.mask;
     a.seqlen_q = s.seqlen_q;
     a.seqlen_k = s.seqlen_k;
@@ -118,7 +119,7 @@ class BackwardRun {
       tiles_ = int(blocks);
       params_ = *static_cast<const BackwardParams*>(params);
     };
-    const BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>()};
+    const BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_};
     EXPECT_EQ(launch_backward(kernel, a, nullptr), cudaSuccess);
   }
 
@@ -126,6 +127,10 @@ class BackwardRun {
 
   Outcome run(int tile, machine::Setting setting) const {
     setting.buffers = buffers();
+    const Work at = work_of(tile);
+    if (params_.scratch.turns && at.exists) {
+      for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = turn_of(at, b);
+    }
     return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this, tile] {
       blockIdx.x = unsigned(tile);
       backward_kernel<C>(params_);
@@ -137,9 +142,10 @@ class BackwardRun {
     const Work at = work_of(tile);
     const std::vector<QueryBlock> blocks = blocks_of(at);
     for (int warp = 0; at.exists && warp < C.threads() / kWarpSize; ++warp) {
-      const std::vector<Step> expected = warp < kWarpsPerWarpgroup
-                                             ? query_steps_of(at, blocks)
-                                             : key_steps_of(at, blocks, warp - 4);
+      const int warpgroup = warp / kWarpsPerWarpgroup;
+      std::vector<Step> expected;  // helpers multiply nothing
+      if (warpgroup == int(BackwardWarpgroup::kQuery)) expected = query_steps_of(at, blocks);
+      if (warpgroup == 1 || warpgroup == 2) expected = key_steps_of(at, blocks, warp - 4);
       std::vector<Step> made;
       for (const Product& p : outcome.products[size_t(warp)]) made.push_back(step_of(p));
       ASSERT_EQ(made, expected) << "warp " << warp;
@@ -153,6 +159,33 @@ class BackwardRun {
     std::sort(left.begin(), left.end());
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(left, expected);
+    if (params_.scratch.turns) ASSERT_EQ(broken_turn(tile, outcome), "");
+  }
+
+  // A turn is one's own when its counter has reached it; then all is added, then it is given on.
+  std::string broken_turn(int tile, const Outcome& outcome) const {
+    const Work at = work_of(tile);
+    if (!at.exists) return "";
+    for (const QueryBlock& b : blocks_of(at)) {
+      const int* const counter = counter_of(at, b);
+      const int mine = turn_of(at, b);
+      size_t begin = outcome.departures.size(), end = begin;
+      int given = 0;
+      for (const machine::Turn& turn : outcome.turns) {
+        if (turn.counter != counter) continue;
+        if (!turn.adds && turn.value == mine) begin = turn.departures;
+        if (turn.adds) end = turn.departures, given += turn.value;
+      }
+      if (given != 1) return "a turn given on " + std::to_string(given) + " times";
+      const float* const chunk = chunk_of(at, b);
+      for (size_t i = 0; i < outcome.departures.size(); ++i) {
+        const auto* const to = static_cast<const float*>(outcome.departures[i].to);
+        const bool adds =
+            outcome.departures[i].adds && to >= chunk && to < chunk + C.dq_parts().chunk_floats();
+        if (adds && (i < begin || i >= end)) return "an addition outside of its turn";
+      }
+    }
+    return "";
   }
 
  private:
@@ -187,7 +220,8 @@ class BackwardRun {
     const SequenceTiles& listed = params_.list.sequences[entry];
     const TileIndex index = listed.order.tile(tile - listed.first_entry * s.kv_heads);
     return {true,
-            listed.order.num_m_blocks - 1 - index.m_block,
+            params_.order.last_keys_first ? index.m_block
+                                          : listed.order.num_m_blocks - 1 - index.m_block,
             index.pack,
             listed.queries,
             listed.keys,
@@ -261,19 +295,42 @@ class BackwardRun {
     return blocks;
   }
 
+  int* counter_of(const Work& at, const QueryBlock& b) const {
+    return params_.scratch.turns + params_.scratch.block(at.scratch, b.head, b.m_block);
+  }
+  const float* chunk_of(const Work& at, const QueryBlock& b) const {
+    return params_.scratch.dq_sum +
+           params_.scratch.block(at.scratch, b.head, b.m_block) * C.dq_parts().chunk_floats();
+  }
+
+  // How many key blocks add to a query block before: those in front, or behind where the last go first.
+  int turn_of(const Work& at, const QueryBlock& b) const {
+    const bool last_first = C.general() || params_.extents.causal;
+    int before = 0;
+    for (int n = 0; n * C.block_n < at.keys.used; ++n) {
+      if (last_first ? n <= at.n_block : n >= at.n_block) continue;
+      Work other = at;
+      other.n_block = n;
+      for (const QueryBlock& theirs : blocks_of(other)) {
+        before += theirs.head == b.head && theirs.m_block == b.m_block;
+      }
+    }
+    return before;
+  }
+
   std::vector<Step> key_steps_of(const Work& at, const std::vector<QueryBlock>& blocks,
                                  int warp) const {
     const bool weights = warp < kWarpsPerWarpgroup;  // where sides are split
     const int row_of_warp = C.splits_sides() ? warp % kWarpsPerWarpgroup : warp;
     const int keys = at.keys.begin + at.n_block * C.block_n + row_of_warp * kRowsPerWarp;
-    const auto product = [&](const void* a, const void* b, QueryBlock block, int columns,
-                             int depth) {
+    const auto product = [&](const void* a, const void* b, QueryBlock block, int columns, int depth,
+                             int first_column = 0) {
       return Step{a,
                   a == nullptr ? 0 : keys,
                   0,
                   b,
                   at.queries.begin + block.m_block * C.block_m,
-                  0,
+                  first_column,
                   block.head,
                   at.queries.batch,
                   columns,
@@ -290,7 +347,11 @@ class BackwardRun {
       const QueryBlock b = blocks[i];
       if (C.splits_sides()) {
         steps.push_back(weights ? s(b) : dp(b));
-        steps.push_back(weights ? dv(b) : dk(b));
+        const int columns = weights ? C.head_dim_v : C.head_dim;
+        const int at_once = columns == 256 ? 128 : columns;  // more do not fit the registers
+        for (int first = 0; first < columns; first += at_once) {
+          steps.push_back(product(nullptr, weights ? &d_o_ : &q_, b, at_once, C.block_m, first));
+        }
         continue;
       }
       if (i == 0) steps.push_back(s(b));
@@ -319,9 +380,7 @@ class BackwardRun {
     std::vector<Left> all;
     const DqParts parts = C.dq_parts();
     for (const QueryBlock& b : blocks) {
-      const float* const chunk =
-          params_.scratch.dq_sum +
-          params_.scratch.block(at.scratch, b.head, b.m_block) * parts.chunk_floats();
+      const float* const chunk = chunk_of(at, b);
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
         for (int part = 0; part < parts.parts(); ++part) {
           const int row = b.m_block * C.block_m + parts.first_row(part) + warp % 4 * kRowsPerWarp;
@@ -333,7 +392,7 @@ class BackwardRun {
         }
       }
     }
-    for (int w = 0; w < C.threads() / kWarpgroupSize - 1; ++w) {
+    for (int w = 0; w < C.sum_warpgroups(); ++w) {
       const int warp = (1 + w) * kWarpsPerWarpgroup;
       const int rows_of = C.splits_sides() ? 0 : w;
       const int first = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
@@ -369,9 +428,9 @@ unsigned num_seeds() {
 }
 
 template <BackwardConfig C>
-void all_work_is_done_once(std::span<const Shape> shapes) {
+void all_work_is_done_once(std::span<const Shape> shapes, bool deterministic = false) {
   for (const Shape& shape : shapes) {
-    const BackwardRun<C> run(shape);
+    const BackwardRun<C> run(shape, deterministic);
     for (const machine::Pace& pace : machine::kManyPaces) {
       for (unsigned seed = 0; seed < num_seeds(); ++seed) {
         const int tile = int((seed * 7 + unsigned(&pace - machine::kManyPaces)) %
@@ -417,16 +476,32 @@ TEST(BackwardProtocol, capped_scores_are_worked_through_once_in_any_order) {
   });
 }
 
+TEST(BackwardProtocol, deterministic_calls_add_in_their_turns_in_any_order) {
+  for_every_row<Variant::kDense>([]<BackwardConfig C>() {
+    all_work_is_done_once<C.by_turns()>(std::span(kShapes).first(3), true);
+  });
+  for_every_row<Variant::kGeneral>([]<BackwardConfig C>() {
+    all_work_is_done_once<C.by_turns()>(std::span(kWindows), true);
+    all_work_is_done_once<C.by_turns()>(std::span(kRagged), true);
+  });
+  for_every_row<Variant::kCapped>([]<BackwardConfig C>() {
+    all_work_is_done_once<C.by_turns()>(std::span(kRagged).first(1), true);
+  });
+}
+
 // A ring broken on purpose is found out in every order, with one of the complaints.
-void expect_found(auto ring_of, int slots, Fault fault,
-                  const std::vector<std::string>& complaints) {
-  constexpr BackwardConfig kConfig = kBackwardTable[2].config;
-  const BackwardRun<kConfig> run(kShapes[0]);
+template <int Row = 2>
+void expect_found(auto ring_of, int slots, Fault fault, const std::vector<std::string>& complaints,
+                  bool deterministic = false) {
+  constexpr BackwardConfig kConfig = kBackwardTable[Row].config;
+  const BackwardRun<kConfig> run(kShapes[0], deterministic);
   const auto ring = ring_of(BackwardAddresses<kConfig>{machine::kSmemBase});
   for (unsigned seed = 0; seed < 20; ++seed) {
     machine::Setting setting{.seed = seed, .fault = fault};
     setting.kv = {ring.full(0), ring.empty(0), slots};
-    const std::string error = run.run(0, setting).error;
+    const Outcome outcome = run.run(0, setting);
+    const std::string error =
+        outcome.error.empty() && deterministic ? run.broken_turn(0, outcome) : outcome.error;
     EXPECT_TRUE(std::any_of(complaints.begin(), complaints.end(),
                             [&](const std::string& c) { return error.starts_with(c); }))
         << "said '" << error << "', seed " << seed;
@@ -455,7 +530,8 @@ TEST(BackwardProtocol, tiles_multiplied_before_they_have_come_are_found) {
   expect_found_in_loads(Fault::kConsumerPhase, {machine::kUnfilled, "deadlock"});
 }
 TEST(BackwardProtocol, dS_multiplied_before_it_has_come_is_found) {
-  expect_found_in_ds(Fault::kConsumerPhase, {machine::kUnfilled, machine::kUntold, "deadlock"});
+  expect_found_in_ds(Fault::kConsumerPhase,
+                     {machine::kUnfilled, machine::kUntold, "deadlock", "barrier"});
 }
 TEST(BackwardProtocol, dS_written_into_a_slot_in_use_is_found) {
   expect_found_in_ds(Fault::kProducerPhase, {"deadlock", machine::kOverRead});
@@ -465,6 +541,44 @@ TEST(BackwardProtocol, dS_released_by_three_of_four_warps_is_found) {
 }
 TEST(BackwardProtocol, dS_never_released_is_a_deadlock) {
   expect_found_in_ds(Fault::kOneArrivalTooMany, {"deadlock"});
+}
+
+TEST(BackwardProtocol, Q_and_dO_never_released_are_a_deadlock) {
+  expect_found_in_loads(Fault::kOneArrivalTooMany, {"deadlock"});
+}
+// Sides release slots themselves, with two slots as early as they can.
+TEST(BackwardProtocol, Q_and_dO_released_before_the_last_warp_of_a_side_are_found) {
+  constexpr int kRow = int(kBackwardTable.size()) - 1, kStages = kBackwardTable[kRow].config.stages;
+  static_assert(kBackwardTable[kRow].config.splits_sides());
+  const std::vector<std::string> complaints = {machine::kOverRead, machine::kUnfilled, "barrier",
+                                               "deadlock"};
+  expect_found<kRow>([](auto at) { return at.q_ring(); }, kStages, Fault::kOneArrivalTooFew,
+                     complaints);
+  expect_found<kRow>([](auto at) { return at.d_o_ring(); }, kStages, Fault::kOneArrivalTooFew,
+                     complaints);
+}
+
+void expect_found_in_turns(Fault fault, const std::vector<std::string>& complaints) {
+  SCOPED_TRACE("ring of turns");
+  expect_found([](auto at) { return at.turn_ring(); }, kTurnsAhead, fault, complaints, true);
+}
+void expect_found_in_additions(Fault fault, const std::vector<std::string>& complaints) {
+  SCOPED_TRACE("ring of additions");
+  expect_found([](auto at) { return at.added_ring(); }, kTurnsAhead, fault, complaints, true);
+}
+
+TEST(BackwardProtocol, additions_before_their_turn_are_found) {
+  expect_found_in_turns(Fault::kConsumerPhase, {"an addition outside", "barrier", "deadlock"});
+}
+TEST(BackwardProtocol, turns_never_given_on_are_a_deadlock) {
+  expect_found_in_turns(Fault::kOneArrivalTooMany, {"deadlock"});
+}
+TEST(BackwardProtocol, turns_given_on_before_the_additions_are_found) {
+  expect_found_in_additions(Fault::kConsumerPhase, {"an addition outside", "barrier", "deadlock"});
+}
+TEST(BackwardProtocol, turns_given_on_before_the_last_warp_has_added_are_found) {
+  expect_found_in_additions(Fault::kOneCopierTooFew,
+                            {"an addition outside", "barrier", "deadlock", "phases alias"});
 }
 
 }  // namespace

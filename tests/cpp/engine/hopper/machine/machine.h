@@ -71,6 +71,14 @@ struct Departure {
   bool adds = false;  // to what is there
 };
 
+// A look at a counter by which thread blocks take turns, or an addition to it.
+struct Turn {
+  const int* counter = nullptr;
+  bool adds = false;
+  int value = 0;          // that was seen, or added
+  size_t departures = 0;  // there had been so many
+};
+
 // A (batch, row, head, column) tensor in global memory that threads copy from: here, addresses alone.
 struct GlobalTensor {
   const void* tensor = nullptr;  // its name
@@ -97,6 +105,7 @@ struct Outcome {
   std::string error;                           // "" if all went well
   std::vector<std::vector<Product>> products;  // by warp
   std::vector<Departure> departures;
+  std::vector<Turn> turns;
   std::vector<const void*> stored;  // where lanes 0 wrote output
   std::vector<int> drawn;           // tickets that this block got
   int64_t switches = 0;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// As in src/engine/hopper/ptx/, on the machine of the protocol test, where it is always one's turn.
+// As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
+
+#include "instructions.h"
 
 namespace fa3::hopper::ptx {
 
 inline int ld_acquire(const int* counter) {
-  return *counter;
+  return machine::look_at_turn(counter);
 }
 inline void add_release(int* counter, int value) {
-  *counter += value;
+  machine::give_turn(counter, value);
 }
 
 }  // namespace fa3::hopper::ptx

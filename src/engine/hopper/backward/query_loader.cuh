@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The thread that loads for the whole thread block: K and V once, then Q and dO by turns, each with
+// its row statistics. A helper, or one of warpgroup 0. Next: query_gradient.cuh.
+#pragma once
+
+#include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/tma.cuh"
+
+namespace fa3::hopper {
+
+template <BackwardConfig C>
+class QueryLoader {
+ public:
+  __device__ __forceinline__ QueryLoader(const BackwardParams& params, BackwardAddresses<C> at,
+                                         const KeyBlockWork<C>& work)
+      : params_(params),
+        at_(at),
+        work_(work),
+        block_(work.first_queries()),
+        left_(work.num_steps()) {}
+
+  // Of a helper.
+  __device__ __forceinline__ void run() {
+    load_keys();
+    ptx::griddepcontrol_wait();
+#pragma unroll 1
+    while (left_ > 0) load_next_queries();
+  }
+
+  // Keys first: preprocess may still be at work on what the queries need.
+  __device__ __forceinline__ void load_keys() {
+    load(k_map(), C.k_layout(), at_.k(), at_.k_once().full(0), 0, work_.keys());
+    load(v_map(), C.v_layout(), at_.v(), at_.v_once().full(0), 0, work_.keys());
+  }
+
+  __device__ __forceinline__ void load_first_queries() {
+#pragma unroll 1
+    for (int i = 0; i < C.stages; ++i) load_next_queries();
+  }
+
+  // Into the slots of the oldest step. Without helpers the caller knows them to be free.
+  __device__ __forceinline__ void load_next_queries() {
+    if (left_ == 0) return;
+    --left_;
+    constexpr uint32_t kStatisticsBytes = C.block_m * sizeof(float);
+    const uint32_t slot = cursor_.slot();
+    const ptx::TileCoordinates queries = work_.queries(block_);
+    const int64_t row = work_.scratch_block(block_) * C.block_m;
+
+    if constexpr (C.helpers) at_.q_ring().wait_empty(cursor_);
+    load(q_map(), C.q_layout(), at_.q(slot), at_.q_ring().full(slot), kStatisticsBytes, queries);
+    ptx::cp_async_bulk_load(at_.lse(slot), params_.scratch.lse_log2 + row, kStatisticsBytes,
+                            at_.q_ring().full(slot));
+    if constexpr (C.helpers) at_.d_o_ring().wait_empty(cursor_);
+    load(d_o_map(), C.d_o_layout(), at_.d_o(slot), at_.d_o_ring().full(slot), kStatisticsBytes,
+         queries);
+    ptx::cp_async_bulk_load(at_.delta(slot), params_.scratch.delta + row, kStatisticsBytes,
+                            at_.d_o_ring().full(slot));
+    cursor_.advance();
+    block_.advance(work_.steps());
+  }
+
+ private:
+  // A tile, one copy a slab, and `more_bytes` to come beside it. What lies outside the tensor arrives
+  // as zeros and counts like the rest.
+  __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
+                                       uint32_t smem, uint32_t barrier, uint32_t more_bytes,
+                                       ptx::TileCoordinates from) {
+    ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes() + more_bytes);
+#pragma unroll 1
+    for (int slab = 0; slab < layout.slabs(); ++slab) {
+      from.column = slab * layout.slab_columns();
+      const CUtensorMap& box_map =
+          C.general() ? map.map_of_box(from.inner < layout.rows, from.column) : map.inside;
+      ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), box_map, from, barrier);
+    }
+  }
+
+  __device__ __forceinline__ tile::ClippedMap q_map() const {
+    return {params_.q_map, params_.q_outside, params_.columns};
+  }
+  __device__ __forceinline__ tile::ClippedMap d_o_map() const {
+    return {params_.d_o_map, params_.d_o_outside, params_.columns_v};
+  }
+  __device__ __forceinline__ tile::ClippedMap k_map() const {
+    return {params_.k_map, params_.k_outside, params_.columns};
+  }
+  __device__ __forceinline__ tile::ClippedMap v_map() const {
+    return {params_.v_map, params_.v_outside, params_.columns_v};
+  }
+
+  const BackwardParams& params_;
+  const BackwardAddresses<C> at_;
+  const KeyBlockWork<C>& work_;
+  QueryBlock block_;
+  int left_;  // steps to load
+  RingCursor<C.stages> cursor_;
+};
+
+}  // namespace fa3::hopper
