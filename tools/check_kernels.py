@@ -93,9 +93,10 @@ def forward(
         return forward_e4m3(d, block_m, block_n, variant)
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
     early = guarded and dv <= 64
-    spilled = SPILLED.get((d, block_m, block_n), 0) if variant > 0 else 0
+    spilled = SPILLED.get((d, block_m, block_n), 0) if variant in (GENERAL, CAPPED) else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
-    return Expected(ss, rs, 7 + early, exponentials, 8, spilled)
+    factors = 8 + (MERGED if variant == DECODE else 0)
+    return Expected(ss, rs, 7 + early, exponentials, factors, spilled)
 
 
 def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant: int) -> Expected:
@@ -120,7 +121,10 @@ def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant:
     return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
 
 
-GENERAL, CAPPED = 1, 2  # as in forward_config.h
+GENERAL, CAPPED, DECODE = 1, 2, 3  # as in piece/machine.h
+# Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
+# of these five a factor and two for a sink.
+MERGED = 16 + 4 * 4 + 5 * 3
 GUARDED = rb".*?Lb(\d)ELNS0_7VariantE(\d)"  # or with helpers; and the variant
 E4M3 = rb"ELb(\d)"  # of the forward
 ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4

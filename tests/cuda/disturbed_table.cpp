@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/hopper/compiled_cache.h"
+#include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/forward_entry.h"
 
@@ -28,6 +29,12 @@ ForwardKernel find_cache(int row, bool capped, std::integer_sequence<int, Rows..
 }
 
 template <int... Rows>
+ForwardKernel find_decode(int row, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[])() = {&decode_entry<Rows, Element::kBf16>...};
+  return kEntries[row]();
+}
+
+template <int... Rows>
 ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[])() = {&e4m3_entry<Rows, Element::kBf16>...};
   return kEntries[row]();
@@ -44,6 +51,11 @@ ForwardKernel cache_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();
   return find_cache(row, variant == Variant::kCapped,
                     std::make_integer_sequence<int, int(kCacheTable.size())>());
+}
+
+ForwardKernel decode_kernel_at(int row, Element element) {
+  if (element != Element::kBf16) std::abort();
+  return find_decode(row, std::make_integer_sequence<int, int(kDecodeTable.size())>());
 }
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {

@@ -16,6 +16,7 @@
 #include "api/describe.h"
 #include "cuda/plain_launch.h"
 #include "engine/hopper/compiled_cache.h"
+#include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/plan_e4m3.h"
 #include "support/cache.h"
@@ -42,6 +43,7 @@ struct Subject {
   std::optional<CacheForm> cache{};  // where the keys lie instead
   bool only_ordinary_scores = false;
   bool quantized_cache = false;
+  std::optional<ForwardConfig> decodes{};  // calls for kernels that do nothing else
 };
 
 fa3_dtype dtype_of(Element element) {
@@ -60,7 +62,7 @@ struct Form {
 };
 
 Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
-  constexpr const char* kVariants[hopper::kNumVariants] = {"", " general", " capped"};
+  constexpr const char* kVariants[] = {"", " general", " capped", " decoding"};
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
@@ -77,6 +79,28 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   const bool other_form = form.cut.active() || form.cache;
   return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
           launch, form.cache, other_form,   g.widens()};
+}
+
+// Cut into runs, as always where such a kernel is chosen.
+void cut_into_runs(hopper::ForwardLaunch* launch, int runs) {
+  launch->pack = hopper::most_packed(launch->heads_per_kv_head, true);
+  launch->cut = {.parts = hopper::KeyCut::kRuns, .blocks = runs};
+}
+
+Subject decode_subject(const ForwardKernel& kernel, int runs, const Form& form) {
+  Subject subject = subject_of(kernel, form);
+  subject.name += ", " + std::to_string(runs) + " runs";
+  subject.variant = Variant::kGeneral;
+  subject.only_ordinary_scores = false;
+  subject.decodes = kernel.config;
+  subject.launch = [kernel, runs](const Problem& problem, Placement& placement) {
+    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
+    cut_into_runs(&arguments, runs);
+    arguments.workspace = placement.workspace(
+        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
+    return hopper::launch_forward(kernel, arguments, nullptr);
+  };
+  return subject;
 }
 
 Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
@@ -246,6 +270,11 @@ bool does(const Subject& subject, const Case& c) {
       return false;
     }
   }
+  if (subject.decodes) {
+    hopper::ForwardLaunch launch = hopper::launch_of(problem);
+    cut_into_runs(&launch, 1);
+    if (!hopper::decodes(*subject.decodes, problem, launch)) return false;
+  }
   const Variant needed = hopper::variant_of(problem);
   return needed == subject.variant ||
          (needed == Variant::kDense && subject.variant == Variant::kGeneral);
@@ -295,7 +324,8 @@ constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
 constexpr int kTableRows = int(hopper::kForwardTable.size());
 constexpr int kPlainRows = int(std::size(hopper::kPlainHeadDims));
 constexpr int kE4m3End = kTableRows + kPlainRows + int(hopper::kE4m3Table.size());
-constexpr int kRows = kE4m3End + int(hopper::kCacheTable.size());
+constexpr int kCacheEnd = kE4m3End + int(hopper::kCacheTable.size());
+constexpr int kRows = kCacheEnd + int(hopper::kDecodeTable.size());
 
 constexpr hopper::KeyCut kSevenRuns{.parts = hopper::KeyCut::kRuns, .blocks = 7};
 constexpr hopper::KeyCut kThreeParts{.parts = 3};
@@ -324,10 +354,26 @@ void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
   }
 }
 
-// By row of the table, then the plain ones, then the e4m3 table, then that of quantized caches.
+// One tile in some runs, and several in each.
+constexpr int kDecodeRuns[] = {2, 7, 132};
+const Form kDecodeForms[] = {{},
+                             {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
+                             {.name = ", pages of 7", .cache = CacheForm{.page_size = 7}}};
+
+// By row of the table, then the plain ones, then the e4m3 table, then that of quantized caches, then
+// that for decoding.
 std::vector<Subject> subjects_of(int row) {
   std::vector<Subject> subjects;
   for (const Element element : kElements) {
+    if (row >= kCacheEnd) {
+      const ForwardKernel kernel = hopper::decode_kernel_at(row - kCacheEnd, element);
+      for (const int runs : kDecodeRuns) {
+        for (const Form& form : kDecodeForms) {
+          subjects.push_back(decode_subject(kernel, runs, form));
+        }
+      }
+      continue;
+    }
     if (row >= kE4m3End) {
       for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
         const ForwardKernel kernel = hopper::cache_kernel_at(row - kE4m3End, element, variant);
@@ -368,13 +414,14 @@ void print_usage() {
       "  FIRST, END  rows of the kernel table, half-open; those from %d on are the reading "
       "guide's\n"
       "              plain kernel, one for each of its head dims, those from %d on the e4m3\n"
-      "              table, and those from %d on that of quantized caches. Default: 0 %d\n"
+      "              table, those from %d on that of quantized caches, and those from %d on that\n"
+      "              for decoding. Default: 0 %d\n"
       "  NAME        only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
       "  REPEATS     how often to launch each case again and compare bits; default 1\n"
       "  DIGESTS     a file of digests of right results: what it holds must be met bit for bit, "
       "what\n"
       "              it lacks is held to float64 and added\n",
-      kTableRows, kTableRows + kPlainRows, kE4m3End, kRows);
+      kTableRows, kTableRows + kPlainRows, kE4m3End, kCacheEnd, kRows);
 }
 
 Tally check_all(int argc, char** argv) {

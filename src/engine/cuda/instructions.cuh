@@ -80,6 +80,30 @@ __device__ __forceinline__ void load_global_if(bool condition, const void* point
       : "memory");
 }
 
+// What other multiprocessors have written: past the first level of caches.
+__device__ __forceinline__ void load_global_if(bool condition, const float* pointer,
+                                               float4& value) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %4, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%5];\n}\n"
+      : "=&f"(value.x), "=&f"(value.y), "=&f"(value.z), "=&f"(value.w)
+      : "r"(int(condition)), "l"(pointer));
+}
+__device__ __forceinline__ float load_global_or(bool condition, const float* pointer,
+                                                float otherwise) {
+  float value;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %1, 0;\n"
+      "mov.b32 %0, %3;\n"
+      "@p ld.global.cg.f32 %0, [%2];\n}\n"
+      : "=&f"(value)
+      : "r"(int(condition)), "l"(pointer), "f"(otherwise));
+  return value;
+}
+
 // 16 bytes, where the condition holds.
 __device__ __forceinline__ void store_global_if(bool condition, void* pointer,
                                                 const uint32_t (&value)[4]) {

@@ -39,8 +39,13 @@ struct ForwardConfig {
     return other;
   }
 
-  FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
+  FA3_HD constexpr bool general() const { return variant == Variant::kGeneral || capped(); }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
+
+  // Knows cut tiles alone, one for each sequence and head pack, of queries that are dense, under masks
+  // with a right side alone, and keys that threads copy: a small call waits for instructions, so there
+  // are no others.
+  FA3_HD constexpr bool decodes() const { return variant == Variant::kDecode; }
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
   FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }
@@ -112,7 +117,7 @@ struct ForwardConfig {
   }
 
   // Whether tiles can be cut along the keys (piece/key_split.h).
-  FA3_HD constexpr bool cuts() const { return may_cut && general(); }
+  FA3_HD constexpr bool cuts() const { return may_cut && variant != Variant::kDense; }
 
   // Whether O may be float32, or its rows end within 16 bytes. Where it may not, the compiler spills.
   FA3_HD constexpr bool stores_any_rows() const {

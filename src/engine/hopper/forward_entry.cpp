@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/hopper/compiled_cache.h"
+#include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 
 namespace fa3::hopper {
@@ -25,6 +26,12 @@ ForwardKernel find_cache(int row, bool capped, std::integer_sequence<int, Rows..
 }
 
 template <Element E, int... Rows>
+ForwardKernel find_decode(int row, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[])() = {&decode_entry<Rows, E>...};
+  return kEntries[row]();
+}
+
+template <Element E, int... Rows>
 ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[])() = {&e4m3_entry<Rows, E>...};
   return kEntries[row]();
@@ -43,6 +50,12 @@ ForwardKernel cache_kernel_at(int row, Element element, Variant variant) {
   const bool capped = variant == Variant::kCapped;
   return element == Element::kFp16 ? find_cache<Element::kFp16>(row, capped, kRows)
                                    : find_cache<Element::kBf16>(row, capped, kRows);
+}
+
+ForwardKernel decode_kernel_at(int row, Element element) {
+  constexpr std::make_integer_sequence<int, int(kDecodeTable.size())> kRows;
+  return element == Element::kFp16 ? find_decode<Element::kFp16>(row, kRows)
+                                   : find_decode<Element::kBf16>(row, kRows);
 }
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {

@@ -24,6 +24,11 @@ template <int Row, Element E, Variant V>
 ForwardKernel cache_entry();
 ForwardKernel cache_kernel_at(int row, Element element, Variant variant);
 
+// The same for a row of kDecodeTable.
+template <int Row, Element E>
+ForwardKernel decode_entry();
+ForwardKernel decode_kernel_at(int row, Element element);
+
 // The same for a row of kE4m3Table and O's type.
 template <int Row, Element E>
 ForwardKernel e4m3_entry();

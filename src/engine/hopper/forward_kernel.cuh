@@ -17,12 +17,6 @@ using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 
 namespace fa3::hopper {
 
-// Threads copy this launch's keys: barriers count them too.
-template <ForwardConfig C>
-__device__ __forceinline__ bool gathers(const ForwardParams& params) {
-  return C.may_gather() && params.gathered.active;
-}
-
 template <ForwardConfig C>
 __global__ void __launch_bounds__(C.threads(), C.blocks)
     forward_kernel(const __grid_constant__ ForwardParams params) {
@@ -36,8 +30,10 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(params.q_map);
-    ptx::prefetch_tensormap(params.k_map);
-    ptx::prefetch_tensormap(params.v_map);
+    if constexpr (!C.decodes()) {
+      ptx::prefetch_tensormap(params.k_map);
+      ptx::prefetch_tensormap(params.v_map);
+    }
     for (int w = 0; w < C.consumers(); ++w) at.q_ring(w).init(kWarpsPerWarpgroup);
     if constexpr (C.widens()) {
       at.loaded_ring().init(kHelperWarps);
@@ -53,6 +49,8 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
+  // The kernel before may still be running.
+  if constexpr (C.decodes()) ptx::griddepcontrol_wait();
 
   if (warpgroup == int(Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<C.producer_registers()>();
@@ -79,6 +77,7 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
       ptx::setmaxnreg_inc<C.consumer_registers()>();
     }
     Consumer<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)).run();
+    if constexpr (C.decodes()) merge_cut_tiles<C>(params, smem);
   }
 }
 

@@ -39,6 +39,14 @@ struct GatheredKeys {
   GatheredRows k, v;
 };
 
+// How many pieces of each cut tile are done, by the number of the run that opens it (merge_last.cuh).
+struct PieceCounts {
+  static constexpr int kBits = 16;
+  static constexpr uint64_t kMost = (1 << kBits) - 1;
+  uint64_t* cells;
+  uint64_t launch;  // this launch's number, in the bits above
+};
+
 struct ForwardParams {
   // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's are
   // clipped (tensor_map.h).
@@ -74,6 +82,13 @@ struct ForwardParams {
   E4m3Params e4m3;
   CacheScales cache_scales;
   GatheredKeys gathered;
+  PieceCounts counts;  // of kernels that merge pieces themselves
 };
+
+// Threads copy this launch's keys: barriers count them too.
+template <ForwardConfig C>
+__device__ __forceinline__ bool gathers(const ForwardParams& params) {
+  return C.decodes() || (C.may_gather() && params.gathered.active);
+}
 
 }  // namespace fa3::hopper

@@ -3,8 +3,10 @@
 #include "engine/hopper/launch_forward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <numeric>
+#include <random>
 
 #include "core/workspace.h"
 #include "engine/hopper/forward_params.h"
@@ -39,6 +41,8 @@ constexpr double kWorthCutting = 0.9;
 constexpr int kLeastKeysToCut = 512;
 // Of the thread blocks that there is room for, so many get a run.
 constexpr double kBusyRuns = 0.96;
+// Up to so many key blocks in each, a run for each multiprocessor is enough.
+constexpr int64_t kShortRun = 32;
 // Boxes of fewer rows of a page are slower than copies by threads (docs/performance-hopper.md).
 constexpr int kLeastBoxRows = 64;
 constexpr int64_t kFewestMultiprocessors = 114;       // of the Hopper GPUs: the H100 for PCIe
@@ -65,6 +69,7 @@ struct Workspace {
   int* num_entries = nullptr;          // of them
   PieceOutput pieces;                  // of cut tiles
   CutTile* cuts = nullptr;
+  uint64_t* counts = nullptr;  // of kernels that merge themselves
 };
 
 int64_t num_packs(const ForwardLaunch& launch) {
@@ -105,7 +110,8 @@ Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carv
                      .lse = carver.take<float>(slots, rows),
                      .rows = int(rows),
                      .columns = int(columns)},
-          .cuts = carver.take<CutTile>(num_cuts(c, launch))};
+          .cuts = carver.take<CutTile>(c.decodes() ? 0 : num_cuts(c, launch)),
+          .counts = carver.take<uint64_t>(c.decodes() ? launch.cut.blocks : 0)};
 }
 
 // Tiles that differ in length are drawn from a counter when a multiprocessor is free; others, and those
@@ -179,7 +185,7 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
           ? encode_clipped_queries(params.q_map, params.q_outside, launch.q, c.input(), q,
                                    kRowsPerWarpgroup, heads)
           : encode_tensor_map(params.q_map, launch.q, c.input(), q, kRowsPerWarpgroup, heads);
-  if (!q_done) return false;
+  if (!q_done || c.decodes()) return q_done;  // whose threads copy keys
   const bool k_done =
       c.general() ? encode_clipped_map(params.k_map, params.k_outside, launch.k, c.stored(), k)
                   : encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows);
@@ -230,6 +236,15 @@ int num_blocks(const ForwardConfig& c, const ForwardLaunch& launch, const Forwar
   return std::min(multiprocessors * c.blocks, tasks);
 }
 
+// Unlike any other's, and unlike what a workspace happens to hold.
+uint64_t launch_number() {
+  static std::atomic<uint64_t> next{[] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }()};
+  return next.fetch_add(0x9e3779b97f4a7c15) >> PieceCounts::kBits;
+}
+
 cudaError_t current_multiprocessors(int* count) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
@@ -276,16 +291,32 @@ int rows_log2(int64_t packs, int64_t blocks) {
   return log2;
 }
 
+// Of the keys of the longest sequence, as many as a tile visits at most: few under a window.
+int visible_keys(const ForwardConfig& c, const ForwardLaunch& cut) {
+  const SequenceTiles longest{.keys = {.count = cut.seqlen_k}};
+  return std::min(cut.seqlen_k, key_split(c, cut).most_blocks(longest) * c.block_n);
+}
+
 // Whether cut tiles are done sooner than whole ones. Of these some multiprocessors may have none, or one
 // more than others; cut ones occupy all, but are merged.
 bool cut_pays(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
   const int64_t tiles = num_tiles(c, cut, cut.pack);
   const int64_t rows = std::min<int64_t>(c.block_m, cut.pack.rows(cut.seqlen_q));
   const double piece_bytes = double(most_blocks * rows * cut.o.columns) * 2 * sizeof(float);
-  const double tile = cut.seqlen_k * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
+  const double tile = visible_keys(c, cut) * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
   const double whole = double(ceil_div(tiles, most_blocks)) * tile;
   const double pieces = double(tiles) * tile / double(most_blocks);
   return pieces + kMergeTime + piece_bytes * kPieceByteTime < kWorthCutting * whole;
+}
+
+// A run for each thread block; where runs are short, for each multiprocessor, which leaves fewer pieces
+// to merge. Rather a few less than runs that end within tiles, where tiles are alike.
+int64_t runs_in_a_row(int64_t tiles, int64_t units, int64_t blocks, int64_t multiprocessors) {
+  const bool are_short = units <= kShortRun * multiprocessors;
+  const int64_t most = std::min(are_short ? multiprocessors : blocks, units);
+  if (most < tiles) return most;
+  const int64_t whole = most / tiles * tiles;
+  return double(whole) >= kBusyRuns * double(most) ? whole : most;
 }
 
 void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
@@ -293,7 +324,8 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   ForwardLaunch cut = *launch;
   cut.pack = most_packed(launch->heads_per_kv_head, true);
   while (cut.pack.rows(launch->q.rows) > kMaxPackedRows) --cut.pack.log2;
-  const int64_t blocks = ceil_div(launch->seqlen_k, c.block_n);
+  const int keys = num_splits > 1 ? launch->seqlen_k : visible_keys(c, cut);
+  const int64_t blocks = ceil_div(keys, c.block_n);
   const int64_t tiles = num_tiles(c, cut, cut.pack);
   const int64_t most_blocks = int64_t{multiprocessors} * c.blocks;
   if (capped_product(tiles, blocks) > INT32_MAX / 2) return;
@@ -309,9 +341,16 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   const bool uneven = launch->ragged && c.consumers() == 1 && launch->seqlen_k >= kLeastKeysToCut;
   if (num_splits == 1 || !alike || !(uneven || cut_pays(c, cut, most_blocks))) return;
   const int log2 = rows_log2(num_packs(cut), most_blocks);
-  const int64_t in_a_row = std::min(most_blocks >> log2, tiles * blocks >> log2);
-  cut.cut = {.parts = KeyCut::kRuns, .blocks = int(in_a_row << log2), .rows_log2 = log2};
+  const int64_t in_a_row = std::min(tiles, num_cut_tiles(c, cut)) >> log2;
+  const int64_t runs =
+      runs_in_a_row(in_a_row, in_a_row * blocks, most_blocks >> log2, multiprocessors >> log2);
+  cut.cut = {.parts = KeyCut::kRuns, .blocks = int(runs << log2), .rows_log2 = log2};
   *launch = cut;
+}
+
+bool can_decode(const ForwardConfig& c, const ForwardLaunch& launch) {
+  return launch.cut.parts == KeyCut::kRuns && key_split(c, launch).is_for_decoding() &&
+         gathered_keys(c, launch).active;
 }
 
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch) {
@@ -363,6 +402,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   if (launch.cut.active()) params.split = key_split(c, launch);
   params.pieces = workspace.pieces;
   params.cuts = workspace.cuts;
+  if (c.decodes()) params.counts = {workspace.counts, launch_number()};
   params.e4m3 = launch.e4m3;
   params.cache_scales = launch.cache_scales;
   params.gathered = gathered_keys(c, launch);
@@ -377,10 +417,10 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
     error = cudaMemsetAsync(params.ticket_counter, 0, sizeof(int), stream);
     if (error != cudaSuccess) return error;
   }
-  void* kernel_arguments[] = {&params};
-  error = cudaLaunchKernel(kernel.function, dim3(num_blocks(c, launch, params, multiprocessors)),
-                           dim3(c.threads()), kernel_arguments, kernel.smem_bytes, stream);
-  if (error != cudaSuccess || !launch.cut.active()) return error;
+  const dim3 blocks(unsigned(num_blocks(c, launch, params, multiprocessors)));
+  error = hopper::launch(kernel.function, blocks, c.threads(), kernel.smem_bytes, &params,
+                         c.decodes(), stream);
+  if (error != cudaSuccess || !launch.cut.active() || c.decodes()) return error;
   return merge_pieces({.pieces = params.pieces,
                        .cuts = params.cuts,
                        .num_cuts = int(num_cuts(c, launch)),

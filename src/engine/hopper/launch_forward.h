@@ -69,6 +69,9 @@ bool has_small_boxes(const ForwardConfig& config, const ForwardLaunch& launch);
 // Whether threads copy keys and values, instead of the copy engine.
 bool gathers_keys(const ForwardConfig& config, const ForwardLaunch& launch);
 
+// Whether a kernel that decodes can do a launch whose cut is chosen.
+bool can_decode(const ForwardConfig& config, const ForwardLaunch& launch);
+
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch);
 int64_t forward_workspace_bytes(const ForwardConfig& config, const ForwardLaunch& launch);
 

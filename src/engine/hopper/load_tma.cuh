@@ -4,6 +4,7 @@
 // Q K^T of one block together with P V of the previous one, across tiles too. Next: mainloop.cuh.
 #pragma once
 
+#include "engine/hopper/merge_last.cuh"
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
@@ -143,7 +144,7 @@ class TmaLoader {
                                              const ptx::TileCoordinates& block,
                                              int more_bytes = 0) {
     if constexpr (C.may_gather()) {
-      if (params_.gathered.active) {
+      if (gathers<C>(params_)) {
         leave_to_others();
         return;
       }
@@ -237,12 +238,13 @@ class Producer {
       : params_(params),
         smem_(smem),
         at_(at),
-        tiles_(params, sequences_of(smem)),
+        tiles_(params, sequences_of(smem), cut_tiles_of(smem)),
         loader_(params, at) {}
 
   __device__ __forceinline__ void run() {
     for (; !tiles_.done(); tiles_.advance()) load_tile();
     if constexpr (C.cuts()) loader_.load_owed_v();  // pieces are short: their V should not wait
+    if constexpr (C.decodes()) tell_of_cuts();
     next_record().num_blocks = 0;
     announce();
     loader_.load_owed_v();
@@ -251,7 +253,15 @@ class Producer {
  private:
   static __device__ __forceinline__ SequenceSmem* sequences_of(SmemPlan<C>& smem) {
     if constexpr (C.cuts()) {
-      return &smem.sequences;
+      return &smem.cut.sequences;
+    } else {
+      return nullptr;
+    }
+  }
+
+  static __device__ __forceinline__ CutTiles* cut_tiles_of(SmemPlan<C>& smem) {
+    if constexpr (C.decodes()) {
+      return &smem.cut.tiles;
     } else {
       return nullptr;
     }
@@ -263,6 +273,7 @@ class Producer {
     if constexpr (C.cuts()) {
       is_piece = tiles_.cut();
       if (is_piece && !tiles_.name_piece(item)) return;
+      if constexpr (C.decodes()) show(item);  // warps that copy wait for it
     }
     if (!is_piece) {
       tiles_.describe(item);
@@ -279,7 +290,7 @@ class Producer {
       if (block == last && q_first) loader_.load_q(item);
       loader_.load_kv(keys, block);
       if (block == last && !q_first) {
-        if constexpr (C.cuts()) {
+        if constexpr (C.cuts() && !C.decodes()) {
           if (is_piece) {
             tiles_.describe_piece(item);
             show(item);
@@ -287,6 +298,16 @@ class Producer {
         }
         loader_.load_q(item);
       }
+    }
+  }
+
+  // To those who merge, with the last record.
+  __device__ __forceinline__ void tell_of_cuts() {
+    smem_.cut.tiles.count = tiles_.num_cuts();
+    __syncwarp();
+    const int lane = ptx::lane();
+    if (lane < tiles_.num_cuts()) {
+      prepare_count(params_.counts, smem_.cut.tiles.tiles[lane].later_slots);
     }
   }
 

@@ -13,6 +13,7 @@
 #include "engine/cuda/mask.cuh"
 #include "engine/hopper/consumer_score.cuh"
 #include "engine/hopper/consumer_slots.cuh"
+#include "engine/hopper/item_blocks.cuh"
 #include "engine/hopper/lost_scores.cuh"
 #include "engine/hopper/partial_sums.cuh"
 #include "engine/hopper/piece/turns.cuh"
@@ -80,7 +81,12 @@ class Consumer {
       // Read as a whole, whatever it says: one wait for all of it.
       const ItemOf<C>& item = smem_.items[slots_.wait_for_item()];
       blocks_left_ = item.num_blocks;
-      mine_ = item.mine[warpgroup_];
+      if constexpr (C.decodes()) {
+        mine_ = ItemBlocks<C>(params_).blocks_of(item.first_row, item.queries, item.keys.count,
+                                                 item.first_key, item.num_blocks);
+      } else {
+        mine_ = item.mine[warpgroup_];
+      }
       if constexpr (C.e4m3) take_longer_reference();
       if constexpr (C.widens()) score_.set_scale(item.place.key_scale);
       slots_.take_item();
@@ -437,7 +443,7 @@ class Consumer {
   // and the slot's barrier, which this thread has just waited for, is on that way.
   __device__ __forceinline__ void fence_gathered() const {
     if constexpr (C.may_gather()) {
-      if (params_.gathered.active) ptx::fence_proxy_async();
+      if (gathers<C>(params_)) ptx::fence_proxy_async();
     }
   }
 

@@ -8,6 +8,7 @@
 #include "core/macros.h"
 #include "engine/cuda/device.h"
 #include "engine/hopper/compiled_cache.h"
+#include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/engine.h"
 #include "engine/hopper/launch.h"
 #include "engine/hopper/plan_e4m3.h"
@@ -28,12 +29,18 @@ struct Choice {
   Variant variant;
   int rows_log2;  // of a cut into runs
 
-  static constexpr int kKernels = int(kForwardTable.size()) * kNumVariants;
+  static constexpr int kVariants = int(Variant::kDecode) + 1;
+  static constexpr int kKernels = int(kForwardTable.size()) * kVariants;
 
-  int number() const { return rows_log2 * kKernels + row * kNumVariants + int(variant); }
+  int number() const { return rows_log2 * kKernels + row * kVariants + int(variant); }
   static Choice of(int number) {
     const int kernel = number % kKernels;
-    return {kernel / kNumVariants, Variant(kernel % kNumVariants), number / kKernels};
+    return {kernel / kVariants, Variant(kernel % kVariants), number / kKernels};
+  }
+  ForwardKernel kernel(const Problem& p) const {
+    const Element element = element_of(p.dtype);
+    if (variant == Variant::kDecode) return decode_kernel_at(row, element);
+    return (p.has_e4m3() ? cache_kernel_at : forward_kernel_at)(row, element, variant);
   }
 };
 
@@ -318,10 +325,10 @@ int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunc
   const auto choose = [&](int row) {
     launch->pack = choose_pack(table[row].config, *launch);
     choose_cut(table[row].config, problem.num_splits, multiprocessors, launch);
-    return row;
   };
   ForwardShape shape = shape_of(problem);
-  const int row = choose(choose_row_for_pages(shape, table, *launch));
+  const int row = choose_row_for_pages(shape, table, *launch);
+  choose(row);
   if (can_cut(table[row].config)) return row;
   const bool cut_would_pay = launch->cut.active();
   launch->cut = {};
@@ -338,6 +345,22 @@ int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunc
   return whole;
 }
 
+bool decodes(const ForwardConfig& config, const Problem& p, const ForwardLaunch& launch) {
+  return !p.has_e4m3() && p.softcap == 0.0f && !has_other_rows(p) && can_decode(config, launch);
+}
+
+// The row of kDecodeTable for a call that row `row` would cut into runs, or kNoRow.
+int choose_decode_row(const Problem& problem, int row, const ForwardLaunch& launch) {
+  const ForwardConfig& c = kForwardTable[size_t(row)].config;
+  for (int i = 0; i < int(kDecodeTable.size()); ++i) {
+    const ForwardConfig& d = kDecodeTable[size_t(i)].config;
+    const bool same_tile = d.head_dim == c.head_dim && d.head_dim_v == c.head_dim_v &&
+                           d.block_m == c.block_m && d.block_n == c.block_n;
+    if (same_tile && decodes(d, problem, launch)) return i;
+  }
+  return kNoRow;
+}
+
 Status plan_forward(const Problem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return plan_e4m3(problem, plan);
   FA3_TRY(check_forward(problem));
@@ -346,12 +369,17 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_layouts(launch));
   int multiprocessors = 0;
   FA3_TRY(cuda::count_multiprocessors(problem.device_index, &multiprocessors));
-  const int row = choose_row_and_cut(problem, multiprocessors, &launch);
-  const auto& [c, max_keys, max_rows, why] = table_of(problem)[row];
+  int row = choose_row_and_cut(problem, multiprocessors, &launch);
+  const int decode_row = choose_decode_row(problem, row, launch);
+  const bool decodes = decode_row != kNoRow;
+  if (decodes) row = decode_row;
+  const auto& [c, max_keys, max_rows, why] =
+      decodes ? kDecodeTable[size_t(row)] : table_of(problem)[size_t(row)];
   const KeyCut& cut = launch.cut;
   const bool needs_general = cut.active() || c.widens();
   const Variant variant =
-      std::max(variant_of(problem), needs_general ? Variant::kGeneral : Variant::kDense);
+      decodes ? Variant::kDecode
+              : std::max(variant_of(problem), needs_general ? Variant::kGeneral : Variant::kDense);
   const int64_t num_tiles = forward_num_tiles(c, launch);
   if (num_tiles > kMaxTiles / std::max(cut.parts, 1)) {
     return unsupported("more than 2^30 tiles of queries, or parts of them");
@@ -399,8 +427,7 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   const DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
   const Choice choice = Choice::of(plan.variant);
-  const auto kernel_at = problem.has_e4m3() ? cache_kernel_at : forward_kernel_at;
-  const ForwardKernel kernel = kernel_at(choice.row, element_of(problem.dtype), choice.variant);
+  const ForwardKernel kernel = choice.kernel(problem);
   for (int64_t column = 0; error == cudaSuccess && column < problem.head_dim_v;
        column += kMaxColumnsV) {
     ForwardLaunch launch = launch_of(problem, column);

@@ -57,6 +57,11 @@ ForwardLaunch launch_of(const Problem& problem, int64_t first_column = 0);
 // launch.
 int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch);
 
+// Whether a kernel of kDecodeTable does a launch whose cut is chosen; its row for one that a row of
+// kForwardTable would do, or kNoRow.
+bool decodes(const ForwardConfig& config, const Problem& problem, const ForwardLaunch& launch);
+int choose_decode_row(const Problem& problem, int row, const ForwardLaunch& launch);
+
 Status plan_forward(const Problem& problem, Plan* plan);
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream);
 

@@ -24,8 +24,8 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const It
       return;
     }
   }
-  cuda::store_rows<C.output(), C.general(), C.stores_any_rows()>(params.output, item.queries,
-                                                                 first_row, output, rows);
+  cuda::store_rows<C.output(), C.general() || C.decodes(), C.stores_any_rows()>(
+      params.output, item.queries, first_row, output, rows);
 }
 
 }  // namespace fa3::hopper

@@ -4,23 +4,31 @@
 // which needs no counter to be cleared; tiles that are cut come in pieces. Next: load_tma.cuh.
 #pragma once
 
-#include "engine/hopper/forward_params.h"
+#include "engine/hopper/item_blocks.cuh"
 #include "engine/hopper/piece/sequence_window.cuh"
-#include "engine/hopper/piece/work_item.cuh"
 
 namespace fa3::hopper {
 
 struct NoPieces {};
 
 template <ForwardConfig C>
-class TileStream {
-  using Edge = decltype(ItemOf<C>::Blocks::edge);
+class TileStream : private ItemBlocks<C> {
+  using ItemBlocks<C>::blocks_of, ItemBlocks<C>::listed, ItemBlocks<C>::mask, ItemBlocks<C>::paged,
+      ItemBlocks<C>::params_;
 
  public:
-  __device__ __forceinline__ TileStream(const ForwardParams& params, SequenceSmem* sequences)
-      : params_(params), tile_(int(blockIdx.x)), pieces_(pieces_of(params, sequences)) {
+  using ItemBlocks<C>::cut;
+
+  __device__ __forceinline__ TileStream(const ForwardParams& params, SequenceSmem* sequences,
+                                        CutTiles* cut_tiles)
+      : ItemBlocks<C>(params),
+        tile_(int(blockIdx.x)),
+        pieces_(pieces_of(params, sequences)),
+        cut_tiles_(cut_tiles) {
     if (listed()) num_listed_ = *params.num_entries * params.order.num_packs;
-    if (cut() && !params.split.told_by_tile) params.cuts[blockIdx.x].num_pieces = 0;
+    if (!C.decodes() && cut() && !params.split.told_by_tile) {
+      params.cuts[blockIdx.x].num_pieces = 0;
+    }
   }
 
   __device__ __forceinline__ bool done() const {
@@ -54,6 +62,14 @@ class TileStream {
       item.first_key = piece.blocks.first * C.block_n;
       item.place.slot = piece.slot;
       name_sequence(item, s.number);
+    }
+    if constexpr (C.decodes()) {
+      if (exists && piece.slot != KeyPiece::kWhole) {
+        CutTile& cut = cut_tiles_->tiles[num_cuts_++];
+        cut = pieces_.cut_tile_of_run(piece);
+        cut.queries = s.queries;
+      }
+      return exists;
     }
     const int at = pieces_.told_at();
     if (at >= 0) {
@@ -93,23 +109,28 @@ class TileStream {
     }
   }
 
-  __device__ __forceinline__ bool cut() const {
-    return C.cuts() && params_.split.block_n > 0;
+  // Of those that this thread block has pieces of.
+  __device__ __forceinline__ int num_cuts() const {
+    return num_cuts_;
   }
 
  private:
-  using Pieces = std::conditional_t<C.cuts(), PieceStream<SequenceWindow>, NoPieces>;
+  using Sequences = std::conditional_t<C.decodes(), FewSequences, SequenceWindow>;
+  using Pieces = std::conditional_t<C.cuts(), PieceStream<Sequences>, NoPieces>;
 
   // The split as the compiler may know it.
   static __device__ __forceinline__ KeySplit split_of(const ForwardParams& params) {
-    KeySplit split = params.split;
+    KeySplit split = C.decodes() ? params.split.for_decoding() : params.split;
     split.block_n = C.block_n;
     split.sequences.block_m = C.block_m;
     return split;
   }
   static __device__ __forceinline__ Pieces pieces_of(const ForwardParams& params,
                                                      SequenceSmem* sequences) {
-    if constexpr (C.cuts()) {
+    if constexpr (C.decodes()) {
+      const KeySplit split = split_of(params);
+      return Pieces(split, FewSequences(split), int(blockIdx.x), int(gridDim.x));
+    } else if constexpr (C.cuts()) {
       const KeySplit split = split_of(params);
       return Pieces(split, SequenceWindow(split, sequences->entries), int(blockIdx.x),
                     int(gridDim.x));
@@ -126,18 +147,6 @@ class TileStream {
       return atomicAdd(params_.ticket_counter, 1);
     }
   }
-  __device__ __forceinline__ bool listed() const {
-    return C.general() && params_.sequences;
-  }
-  __device__ __forceinline__ bool paged() const {
-    return C.general() && params_.paged.page_size > 0;
-  }
-
-  // Dense kernels know nothing of chunks.
-  __device__ __forceinline__ MaskRuleOf<int> mask() const {
-    return C.general() ? params_.mask : MaskRuleOf<int>{params_.mask.left, params_.mask.right};
-  }
-
   __device__ __forceinline__ void name_sequence(ItemOf<C>& item, int number) const {
     if constexpr (C.widens()) item.place.sequence = number;
     // Rows that no sequence owns borrow the first one's scales, which change nothing.
@@ -186,41 +195,12 @@ class TileStream {
     }
   }
 
-  // Of the warpgroup that has the tile's rows from `first_row` on.
-  __device__ __forceinline__ typename ItemOf<C>::Blocks blocks_of(int first_row,
-                                                                  const cuda::QueryRows& queries,
-                                                                  int seqlen_k, int first_key,
-                                                                  int most_blocks) const {
-    const HeadPack pack = params_.output.pack;
-    const int seqlen_q = queries.used;
-    const int q_begin = pack.query(first_row);
-    const int past_end = pack.query(first_row + kRowsPerWarpgroup);
-    if (q_begin >= queries.count) return {};
-    if (C.general() && q_begin >= seqlen_q) return {.count = 1, .edge = Edge::of_nothing()};
-    const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
-    const auto blocks_under = [&](const MaskRuleOf<int>& rule) {
-      const auto range = block_range(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
-      const auto edge = Edge::of(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
-      return C.cuts() ? row_blocks_of_piece(range, edge, C.block_n, most_blocks)
-                      : row_blocks(range, edge, C.block_n);
-    };
-    auto blocks = C.cuts() && hides_right_only(mask()) ? blocks_under({.right = mask().right})
-                                                       : blocks_under(mask());
-    // Unless they are clipped, rows past the end hold anything: only ordinary steps look at no row but
-    // their own.
-    if ((listed() || cut()) && !params_.q_is_clipped && past_end > seqlen_q)
-      blocks.ordinary_from = 0;
-    // Lost scores are computed again 16 bytes of a row at a time, and not by every kernel from pages.
-    if ((paged() && !C.redoes_pages()) || (C.general() && params_.q.columns % kCopyColumns != 0))
-      blocks.ordinary_from = 0;
-    return blocks;
-  }
-
-  const ForwardParams& params_;
   int tile_;
   int next_tile_ = 0;
   int num_listed_ = 0;
   Pieces pieces_;  // of tiles that are cut
+  CutTiles* cut_tiles_;
+  int num_cuts_ = 0;
 };
 
 }  // namespace fa3::hopper

@@ -139,24 +139,6 @@ bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardArgum
          encode(p.dv_map, unused, a.dv, dv);
 }
 
-// `chained`: may start before the launch in front of it has ended; it waits for that one itself.
-cudaError_t launch(const void* function, int64_t blocks, int threads, int smem_bytes, void* params,
-                   bool chained, cudaStream_t stream) {
-  if (blocks == 0) return cudaSuccess;
-  cudaLaunchAttribute chain{};
-  chain.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  chain.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(smem_bytes);
-  config.stream = stream;
-  config.attrs = &chain;
-  config.numAttrs = chained ? 1 : 0;
-  void* arguments[] = {params};
-  return cudaLaunchKernelExC(&config, function, arguments);
-}
-
 RowOperands row_operands(const BackwardArguments& a) {
   return {row_tensor(a.o), row_tensor(a.d_o), a.lse, a.d_lse};
 }
@@ -197,7 +179,8 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
   const int threads = (a.deterministic ? c.by_turns() : c).threads();
   const cudaError_t error = allow_smem(main, kernel.smem_bytes);
   if (error != cudaSuccess) return error;
-  return launch(main, backward_num_tiles(c, a), threads, kernel.smem_bytes, &p, chained, stream);
+  return launch(main, unsigned(backward_num_tiles(c, a)), threads, kernel.smem_bytes, &p, chained,
+                stream);
 }
 
 // One more for the rows that no sequence owns.
@@ -214,7 +197,7 @@ cudaError_t launch_short_sequences(const BackwardKernel& kernel, const BackwardA
   p.sequences = int(a.sequences);
   const cudaError_t error = allow_smem(kernel.short_sequences, kernel.short_smem_bytes);
   if (error != cudaSuccess) return error;
-  return launch(kernel.short_sequences, (a.sequences + 1) * a.k.heads, kWarpgroupSize,
+  return launch(kernel.short_sequences, unsigned((a.sequences + 1) * a.k.heads), kWarpgroupSize,
                 kernel.short_smem_bytes, &p, false, stream);
 }
 
@@ -270,7 +253,7 @@ cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArgument
   cudaError_t error = launches & kPreprocess ? prepare(c, a, w, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
     PreprocessParams p{row_operands(a), w.scratch, a.seqlen_q, list, packed, a.sink, w.sink_sums};
-    error = launch(kernel.preprocess, blocks, kPreprocessThreads, 0, &p, false, stream);
+    error = launch(kernel.preprocess, unsigned(blocks), kPreprocessThreads, 0, &p, false, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
     error = launch_main(kernel, a, w, launches & kPreprocess && blocks > 0, stream);
@@ -279,8 +262,8 @@ cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArgument
     PostprocessParams p{row_tensor(a.dq),           w.scratch, a.seqlen_q,
                         a.gradient_scale,           list,      packed,
                         a.gradient_scale_of_one_key};
-    error = launch(kernel.postprocess, blocks * c.dq_parts().parts(), kWarpgroupSize, 0, &p,
-                   launches != kPostprocess, stream);
+    error = launch(kernel.postprocess, unsigned(blocks * c.dq_parts().parts()), kWarpgroupSize, 0,
+                   &p, launches != kPostprocess, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess && a.d_sink) {
     error = sum_sink_gradients(

@@ -46,6 +46,14 @@ struct CutTile {
   }
 };
 
+// What a thread block has pieces of (../merge_last.cuh).
+struct CutTiles {
+  static constexpr int kMost = 2;
+  CutTile tiles[kMost];
+  int count;
+  bool is_last[kMost];
+};
+
 // Most often it is so: rules with a left side are told apart, so that the others take few instructions.
 FA3_HD constexpr bool hides_right_only(const MaskRuleOf<int>& mask) {
   return mask.left == mask.kUnbounded && mask.chunk == mask.kNoChunks;
@@ -73,6 +81,23 @@ struct KeySplit {
            (!places.elsewhere || places.entries >= sequences.batch);
   }
 
+  // The same, where that much is known: runs of simple sequences, whose queries are one tile for each
+  // head pack, and which hide keys on the right alone. For the compiler, which leaves out the rest.
+  FA3_HD constexpr KeySplit for_decoding() const {
+    KeySplit split = *this;
+    split.sequences.lengths_q = {.max = sequences.lengths_q.max};
+    split.mask = {.right = mask.right};
+    split.parts = 0;
+    split.most_m_blocks = 1;
+    split.simple = true;
+    return split;
+  }
+  static constexpr int kFewSequences = 32;  // a warp's lanes
+  FA3_HD constexpr bool is_for_decoding() const {
+    return is_simple() && hides_right_only(mask) && parts == 0 && most_m_blocks == 1 &&
+           sequences.batch <= kFewSequences;
+  }
+
   FA3_HD constexpr SequenceTiles sequence(int b) const {
     if (!simple) return sequences.sequence(b);
     const int32_t* used = sequences.lengths_k.seqused;
@@ -87,7 +112,9 @@ struct KeySplit {
   }
   FA3_HD constexpr TileOrder order_of(int queries) const {
     const int rows = sequences.pack.rows(queries);
-    return {(rows + sequences.block_m - 1) / sequences.block_m, sequences.num_packs, 1, 0};
+    const int m_blocks =
+        simple && most_m_blocks == 1 ? 1 : (rows + sequences.block_m - 1) / sequences.block_m;
+    return {m_blocks, sequences.num_packs, 1, 0};
   }
 
   // What some row of a tile sees; a tile whose rows see nothing visits one block all the same.
@@ -192,6 +219,16 @@ class PieceStream {
     cut.num_pieces = split_.parts > 0 ? (tile_blocks_ + piece.blocks.count - 1) / piece.blocks.count
                                       : runs_.run_of(tile_unit_ + tile_blocks_ - 1) - run() + 1;
     return cut;
+  }
+  // The same of a run, whichever piece it is.
+  FA3_HD constexpr CutTile cut_tile_of_run(const KeyPiece& piece) const {
+    const int step = 1 << split_.rows_log2, first = runs_.run_of(tile_unit_);
+    const int opener = (first << split_.rows_log2) + (number_ & (step - 1));
+    return {.first_row = piece.m_block * split_.sequences.block_m,
+            .num_pieces = runs_.run_of(tile_unit_ + tile_blocks_ - 1) - first + 1,
+            .first_slot = opener + num_blocks_,
+            .later_slots = opener,
+            .slot_step = step};
   }
 
  private:

@@ -23,7 +23,8 @@ enum class Variant : unsigned char {
   kDense,    // one length for all sequences, full or causal
   kGeneral,  // windows, sinks and lengths of their own too
   kCapped,   // softcap too
+  kDecode,  // of rows of its own (../compiled_decode.h): few queries, and nothing but what these need
 };
-inline constexpr int kNumVariants = 3;
+inline constexpr int kNumVariants = 3;  // of rows that come in all
 
 }  // namespace fa3::hopper

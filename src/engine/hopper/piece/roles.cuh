@@ -14,7 +14,7 @@ inline constexpr int kHelperWarps = kWarpsPerWarpgroup - 1;
 
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kTurn + w for its
 // turn to issue products.
-enum class NamedBarrier : int { kTurn = 1 };
+enum class NamedBarrier : int { kTurn = 1, kMerge = 4 };
 
 // A turn passes between two warpgroups: the one that gives and the one that waits.
 inline constexpr int kTurnThreads = 2 * kWarpgroupSize;

@@ -20,6 +20,45 @@ __device__ __forceinline__ int sum_until(int value) {
   return value;
 }
 
+// The same where there are no more sequences than lanes: one look, and all of it in registers. In fewer
+// instructions: most steps of decoding are so, and the smallest calls wait for this.
+class FewSequences {
+ public:
+  __device__ __forceinline__ explicit FewSequences(const KeySplit& split) : split_(split) {}
+
+  // Of a row, by all sequences.
+  __device__ __forceinline__ int count_units() {
+    int units = 0;
+    if (ptx::lane() < split_.sequences.batch) {
+      const SequenceTiles s = split_.sequence(ptx::lane());
+      keys_ = s.keys.count;
+      units = split_.units_of(s);
+    }
+    past_ = sum_until(units);
+    first_ = past_ - units;
+    return __shfl_sync(0xffffffff, past_, ptx::kLanes - 1);
+  }
+
+  __device__ __forceinline__ UnitPlace place_of(int unit) const {
+    const int owner = __ffs(int(__ballot_sync(0xffffffff, unit < past_))) - 1;
+    return {owner, unit - __shfl_sync(0xffffffff, first_, owner)};
+  }
+
+  __device__ __forceinline__ SequenceTiles sequence(int number) const {
+    const int rows = int(split_.sequences.lengths_q.max);
+    SequenceTiles s{};
+    s.queries = {.batch = number, .count = rows, .used = rows};
+    s.keys = {number, 0, __shfl_sync(0xffffffff, keys_, number)};
+    s.order = split_.order_of(rows);
+    s.number = number;
+    return s;
+  }
+
+ private:
+  KeySplit split_;
+  int keys_ = 0, first_ = 0, past_ = 0;  // of the lane's sequence
+};
+
 // What is known of a sequence.
 struct SequenceEntry {
   int q_begin, q_count, q_used;

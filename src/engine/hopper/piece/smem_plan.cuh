@@ -37,7 +37,17 @@ struct NarrowRing {
   RingBarriers<C.loaded_slots()> barriers;
 };
 
-struct NoSequences {};
+// Of kernels that cut tiles: what is known of sequences, and, where they merge pieces themselves, of tiles.
+template <bool Merges>
+struct CutSmem {
+  SequenceSmem sequences;
+};
+template <>
+struct CutSmem<true> {
+  SequenceSmem sequences;
+  CutTiles tiles;
+};
+struct NoCuts {};
 
 template <ForwardConfig C>
 struct SmemPlan {
@@ -50,7 +60,7 @@ struct SmemPlan {
   alignas(64) std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3> e4m3;
   std::conditional_t<C.widens(), NarrowRing<C>, NoNarrow> narrow_ring;
   std::conditional_t<C.widens(), NarrowSmem<C>, NoNarrow> narrow;
-  std::conditional_t<C.cuts(), SequenceSmem, NoSequences> sequences;
+  std::conditional_t<C.cuts(), CutSmem<C.decodes()>, NoCuts> cut;
 
   static_assert(C.q_bytes() % kSmemAlignment == 0 && C.slot_bytes() % kSmemAlignment == 0);
 };

@@ -54,6 +54,7 @@ struct WorkItem {
 
 // Whose rows ask which mask policy.
 using DenseItem = WorkItem<RightEdge, NoPlace>;
+using DecodeItem = WorkItem<RightEdge, PiecePlace>;
 using GeneralItem = WorkItem<KeyWindow, PiecePlace>;
 using GeneralE4m3Item = WorkItem<KeyWindow, SequencePlace>;
 using CacheItem = WorkItem<KeyWindow, CachePlace>;
@@ -61,8 +62,11 @@ using CacheItem = WorkItem<KeyWindow, CachePlace>;
 template <ForwardConfig C>
 using GeneralItemOf = std::conditional_t<C.e4m3, GeneralE4m3Item, GeneralItem>;
 template <ForwardConfig C>
-using ItemOf = std::conditional_t<C.widens(), CacheItem,
-                                  std::conditional_t<C.general(), GeneralItemOf<C>, DenseItem>>;
+using SimpleItemOf = std::conditional_t<C.decodes(), DecodeItem, DenseItem>;
+template <ForwardConfig C>
+using ItemOf =
+    std::conditional_t<C.widens(), CacheItem,
+                       std::conditional_t<C.general(), GeneralItemOf<C>, SimpleItemOf<C>>>;
 
 template <ForwardConfig C>
 __device__ __forceinline__ int sequence_of(const ItemOf<C>& item) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "engine/hopper/compiled_cache.h"
+#include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/plan_e4m3.h"
 #include "plain_problem.h"
@@ -18,6 +19,7 @@ TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_int
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
   std::vector<CompiledForward> rows(kForwardTable.begin(), kForwardTable.end());
   rows.insert(rows.end(), kE4m3Table.begin(), kE4m3Table.end());
+  rows.insert(rows.end(), kDecodeTable.begin(), kDecodeTable.end());
   for (const CompiledForward& row : kCacheTable) {
     rows.push_back(row);
     rows.back().config.variant = Variant::kGeneral;

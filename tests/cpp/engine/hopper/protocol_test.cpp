@@ -7,6 +7,7 @@
 #include <span>
 
 #include "engine/hopper/compiled_cache.h"
+#include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "forward_run.h"
 
@@ -204,6 +205,38 @@ constexpr Shape kGathered[] = {
      .by_threads = true},
 };
 
+// Decoding: shares of one tile and of several, in pages and not. One sequence: these kernels have a lane
+// for each, and a warp of the model has one lane.
+constexpr int32_t kFewerBlocks[] = {1280};
+constexpr Shape kDecoded[] = {
+    {.seqlen_q = 1,
+     .seqlen_k = kWholeBlocks,
+     .heads = 1,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = kCausal,
+     .used_k = kAllUsed,
+     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
+     .page_size = 16},
+    {.seqlen_q = 20,
+     .seqlen_k = kWholeBlocks,
+     .heads = 7,
+     .kv_heads = 7,
+     .batches = 1,
+     .mask = kFull,
+     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
+     .by_threads = true},
+    {.seqlen_q = 64,
+     .seqlen_k = kWholeBlocks,
+     .heads = 6,
+     .kv_heads = 6,
+     .batches = 1,
+     .mask = kCausal,
+     .used_k = kFewerBlocks,
+     .cut = {.parts = KeyCut::kRuns, .blocks = 4, .rows_log2 = 1},
+     .by_threads = true},
+};
+
 constexpr double kSlow = 0.01;
 
 double slow_producer(int warp) {
@@ -266,6 +299,11 @@ class CacheProtocol : public testing::Test {};
 using AllCacheRows = Rows<std::make_integer_sequence<int, int(kCacheTable.size())>>::Types;
 TYPED_TEST_SUITE(CacheProtocol, AllCacheRows);
 
+template <class Number>
+class DecodeProtocol : public testing::Test {};
+using AllDecodeRows = Rows<std::make_integer_sequence<int, int(kDecodeTable.size())>>::Types;
+TYPED_TEST_SUITE(DecodeProtocol, AllDecodeRows);
+
 template <ForwardConfig C>
 void expect_all_work_done(std::span<const Shape> shapes) {
   for (const Shape& shape : shapes) {
@@ -320,6 +358,10 @@ TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow)
   } else {
     GTEST_SKIP() << "this kernel leaves pages to the copy engine";
   }
+}
+
+TYPED_TEST(DecodeProtocol, every_block_is_multiplied_and_every_piece_counted_once) {
+  expect_all_work_done<kDecodeTable[TypeParam::kRow].config>(kDecoded);
 }
 
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {

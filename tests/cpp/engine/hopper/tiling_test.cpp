@@ -107,6 +107,68 @@ TEST(KeyCut, is_made_where_it_pays) {
   }
 }
 
+// A step of decoding: 64 query heads, 8 key heads, causal.
+Problem decoding(int64_t batch, int64_t keys) {
+  Problem p = plain();
+  p.batch = batch;
+  p.heads_q = 64;
+  p.heads_k = 8;
+  p.lengths_q.max = 1;
+  p.lengths_k.max = keys;
+  p.mask.right = 0;
+  return p;
+}
+
+TEST(KeyCut, short_runs_are_one_a_multiprocessor_and_tiles_are_not_cut_for_little) {
+  const auto runs = [](int64_t batch, int64_t keys) {
+    const Problem p = decoding(batch, keys);
+    ForwardLaunch launch = launch_of(p);
+    choose_row_and_cut(p, 132, &launch);
+    return launch.cut.blocks;
+  };
+  EXPECT_EQ(runs(1, 2048), 128);
+  EXPECT_EQ(runs(1, 32768), 128);
+  EXPECT_EQ(runs(8, 2048), 128);
+  EXPECT_EQ(runs(8, 8192), 256);   // four a tile, of which 264 would cut each a fifth time
+  EXPECT_EQ(runs(17, 5000), 264);  // 136 would leave half of the thread blocks idle
+}
+
+TEST(KeyCut, counts_the_keys_that_a_window_shows) {
+  Problem p = decoding(1, 100000);
+  ForwardLaunch launch = launch_of(p);
+  choose_row_and_cut(p, 132, &launch);
+  EXPECT_TRUE(launch.cut.active());
+  p.mask.left = 64;
+  launch = launch_of(p);
+  choose_row_and_cut(p, 132, &launch);
+  EXPECT_FALSE(launch.cut.active());
+}
+
+TEST(Decoding, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
+  const auto decodes = [](const auto& change) {
+    Problem p = decoding(4, 8192);
+    p.lengths_k.ragged = true;
+    change(p);
+    ForwardLaunch launch = launch_of(p);
+    const int row = choose_row_and_cut(p, 132, &launch);
+    return choose_decode_row(p, row, launch) != kNoRow;
+  };
+  EXPECT_TRUE(decodes([](Problem&) {}));
+  EXPECT_TRUE(decodes([](Problem& p) { p.lengths_q.max = 8; }));  // 64 rows
+  EXPECT_TRUE(decodes([](Problem& p) { p.batch = 32; }));
+  for (const int64_t dim : {64, 128, 256}) {
+    EXPECT_TRUE(decodes([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
+  }
+  EXPECT_FALSE(decodes([](Problem& p) { p.batch = 33; }));
+  EXPECT_FALSE(decodes([](Problem& p) { p.lengths_q.max = 9; }));
+  EXPECT_FALSE(decodes([](Problem& p) { p.mask.left = 4096; }));
+  EXPECT_FALSE(decodes([](Problem& p) { p.mask.chunk = 4096; }));
+  EXPECT_FALSE(decodes([](Problem& p) { p.softcap = 30; }));
+  EXPECT_FALSE(decodes([](Problem& p) { p.o.dtype = DType::float32; }));
+  EXPECT_FALSE(decodes([](Problem& p) { p.num_splits = 1; }));
+  EXPECT_FALSE(decodes([](Problem& p) { p.num_splits = 4; }));
+}
+
 // Tiles of 192 rows would leave a third of the multiprocessors idle, or come in two waves for one and a
 // third: those of 128 rows take two thirds to three quarters of their time (measured).
 TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {

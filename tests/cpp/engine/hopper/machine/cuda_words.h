@@ -76,3 +76,7 @@ inline unsigned atomicOr(unsigned* word, unsigned bits) {
   *word |= bits;
   return before;
 }
+template <class T>
+T __ldcg(const T* at) {
+  return *at;
+}

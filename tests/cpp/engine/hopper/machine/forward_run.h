@@ -81,8 +81,10 @@ class Run {
     if constexpr (C.e4m3) give_scales_and_transpose(&a);
     workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);
     a.workspace = workspace_.data();
+    machine::on_launch = [this](const void*, unsigned blocks, const void* params) {
+      launch_ = {blocks, *static_cast<const ForwardParams*>(params)};
+    };
     EXPECT_EQ(launch_forward({C, nullptr, smem_bytes<C>()}, a, nullptr), cudaSuccess);
-    launch_ = machine::last_launch;
     for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
       machine::TensorMap known = machine::decoded(*map);
       known.page_rows = s.page_size;
@@ -91,6 +93,7 @@ class Run {
     if (s.page_size == 0 && !s.by_threads) launch_.params.gathered.active = false;
     launch_.params.gathered.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     launch_.params.gathered.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
+    if constexpr (C.decodes()) prepare_counts();
     std::fill(std::begin(raw_smem), std::end(raw_smem), 0xcd);
     outcome_ = machine::run_block(setting(), C.threads() / kWarpSize, launch_.blocks,
                                   [this] { forward_kernel<C>(launch_.params); });
@@ -123,6 +126,7 @@ class Run {
       if constexpr (C.widens()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
     }
     expect_rows_written(tiles);
+    if constexpr (C.decodes()) expect_counted(tiles);
   }
 
  private:
@@ -133,7 +137,30 @@ class Run {
     KeyRows keys;
     BlockRun blocks{0, kAllBlocks};  // of a piece
     int slot = KeyPiece::kWhole;
+    CutTile cut{};  // of kernels that merge pieces themselves
   };
+
+  uint64_t counted(int pieces) const {
+    return launch_.params.counts.launch << PieceCounts::kBits | unsigned(pieces);
+  }
+  // Every second time the thread blocks that share tiles with this one are done already; else the
+  // workspace holds what it held.
+  void prepare_counts() {
+    if (trial_.seed % 2 == 0) return;
+    for (const Work& work : my_work()) {
+      if (work.slot == KeyPiece::kWhole) continue;
+      launch_.params.counts.cells[work.cut.later_slots] = counted(work.cut.num_pieces - 1);
+    }
+  }
+  // This block's pieces are counted, once each. Whoever counts the last one merges, and leaves zero.
+  void expect_counted(const std::vector<Work>& tiles) const {
+    const bool last = trial_.seed % 2 == 1;
+    for (const Work& work : tiles) {
+      if (work.slot == KeyPiece::kWhole) continue;
+      ASSERT_GT(work.cut.num_pieces, 1);
+      ASSERT_EQ(launch_.params.counts.cells[work.cut.later_slots], counted(last ? 0 : 1));
+    }
+  }
 
   // What threads have written is known by how often it was filled alone: K of block b of the stream is
   // the (2 b - 1)-th tile in the ring, V the (2 b + 2)-th; K of the first is before all, V of the last
@@ -257,6 +284,7 @@ class Run {
       if (!pieces.next(s, piece)) continue;
       s.queries.pack = piece.pack;
       all.push_back({piece.m_block, s.queries, s.keys, piece.blocks, piece.slot});
+      if (split.parts == KeyCut::kRuns) all.back().cut = pieces.cut_tile_of_run(piece);
     }
     return all;
   }
@@ -391,7 +419,11 @@ class Run {
   KeyScales key_scales_{};     // stands for all
   std::vector<unsigned char> workspace_;
   std::vector<int32_t> pages_;
-  machine::Launch launch_;
+  struct Launch {
+    unsigned blocks;
+    ForwardParams params;
+  };
+  Launch launch_;
   machine::Outcome outcome_;
 };
 

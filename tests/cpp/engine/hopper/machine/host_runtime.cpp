@@ -16,7 +16,6 @@
 
 namespace fa3::machine {
 
-Launch last_launch;
 std::function<void(const void*, unsigned, const void*)> on_launch;
 
 }  // namespace fa3::machine
@@ -99,12 +98,6 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t,
-                             cudaStream_t) {
-  const auto* params = static_cast<const fa3::hopper::ForwardParams*>(arguments[0]);
-  fa3::machine::last_launch = {function, grid.x, block.x, *params};
   return cudaSuccess;
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,

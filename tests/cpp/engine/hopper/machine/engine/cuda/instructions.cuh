@@ -40,6 +40,12 @@ uint32_t pack_pair(float low, float high) {
 inline void load_global_if(bool, const void*, uint32_t (&value)[4]) {
   for (uint32_t& word : value) word = 0;  // tensors have no memory here
 }
+inline void load_global_if(bool condition, const float* pointer, float4& value) {
+  value = condition ? float4{pointer[0], pointer[1], pointer[2], pointer[3]} : float4{};
+}
+inline float load_global_or(bool condition, const float* pointer, float otherwise) {
+  return condition ? *pointer : otherwise;
+}
 inline void store_global_if(bool condition, void* pointer, const uint32_t (&)[4]) {
   if (condition) machine::store_global(pointer);
 }

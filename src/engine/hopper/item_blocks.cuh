@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch asks of its tiles, and which key blocks of a tile a warpgroup visits. Next:
+// tile_stream.cuh.
+#pragma once
+
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/piece/work_item.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+class ItemBlocks {
+  using Edge = decltype(ItemOf<C>::Blocks::edge);
+
+ public:
+  __device__ __forceinline__ explicit ItemBlocks(const ForwardParams& params) : params_(params) {}
+
+  __device__ __forceinline__ bool listed() const { return C.general() && params_.sequences; }
+  __device__ __forceinline__ bool paged() const {
+    return C.general() && params_.paged.page_size > 0;
+  }
+  __device__ __forceinline__ bool cut() const {
+    return C.decodes() || (C.cuts() && params_.split.block_n > 0);
+  }
+
+  // Dense kernels know nothing of chunks, and those that decode of nothing on the left.
+  __device__ __forceinline__ MaskRuleOf<int> mask() const {
+    if constexpr (C.decodes()) return {.right = params_.mask.right};
+    return C.general() ? params_.mask : MaskRuleOf<int>{params_.mask.left, params_.mask.right};
+  }
+
+  // Of the warpgroup that has the tile's rows from `first_row` on.
+  __device__ __forceinline__ typename ItemOf<C>::Blocks blocks_of(int first_row,
+                                                                  const cuda::QueryRows& queries,
+                                                                  int seqlen_k, int first_key,
+                                                                  int most_blocks) const {
+    const HeadPack pack = params_.output.pack;
+    const int seqlen_q = queries.used;
+    const int q_begin = pack.query(first_row);
+    const int past_end = pack.query(first_row + kRowsPerWarpgroup);
+    if (q_begin >= queries.count) return {};
+    if (C.general() && q_begin >= seqlen_q) return {.count = 1, .edge = Edge::of_nothing()};
+    const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
+    const auto blocks_under = [&](const MaskRuleOf<int>& rule) {
+      const auto range = block_range(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      const auto edge = Edge::of(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      return C.cuts() ? row_blocks_of_piece(range, edge, C.block_n, most_blocks)
+                      : row_blocks(range, edge, C.block_n);
+    };
+    auto blocks = C.cuts() && hides_right_only(mask()) ? blocks_under({.right = mask().right})
+                                                       : blocks_under(mask());
+    // Unless they are clipped, rows past the end hold anything: only ordinary steps look at no row but
+    // their own.
+    if ((listed() || cut()) && !params_.q_is_clipped && past_end > seqlen_q)
+      blocks.ordinary_from = 0;
+    // Lost scores are computed again 16 bytes of a row at a time, and not by every kernel from pages.
+    if ((paged() && !C.redoes_pages()) || (C.general() && params_.q.columns % kCopyColumns != 0))
+      blocks.ordinary_from = 0;
+    return blocks;
+  }
+
+ protected:
+  const ForwardParams& params_;
+};
+
+}  // namespace fa3::hopper
