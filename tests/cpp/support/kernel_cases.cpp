@@ -41,7 +41,7 @@ constexpr Row kRows[] = {
     {"gqa_4", 2, 8, 2, 300, 517, false},
     {"mqa_causal", 2, 6, 1, 257, 641, true},
     {"gqa_3_causal", 2, 6, 2, 257, 641, true},
-    {"ragged_few_queries_causal", 3, 16, 2, 4, 309, true},
+    {"few_queries_tails_causal", 3, 16, 2, 4, 309, true},
     {"few_queries_gqa_8_causal", 2, 16, 2, 4, 1500, true},
     {"few_queries_peaked", 2, 16, 2, 8, 1100, true, Scores::normal, 0, 16},
     {"few_queries_nan_value", 1, 8, 1, 1, 700, false, Scores::nan_value},
