@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward's main kernel on the machine: launched as in the library, then held against what every
+// warp should have multiplied, added and stored.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "engine/hopper/backward/backward_kernel.cuh"
+#include "engine/hopper/backward/launch_backward.h"
+#include "host_runtime.h"
+#include "machine.h"
+#include "shape.h"
+
+namespace fa3::hopper {
+
+// The kernel's shared memory as C++ objects, of which it has none.
+alignas(kSmemAlignment) inline unsigned char raw_smem[kMaxSmemBytes];
+
+using machine::Departure;
+using machine::Fault;
+using machine::Outcome;
+using machine::Product;
+
+// One launch on the machine, thread block by thread block. Deterministic ones count turns.
+template <BackwardConfig C>
+class BackwardRun {
+ public:
+  explicit BackwardRun(const Shape& s, bool deterministic = false) : shape_(s) {
+    BackwardArguments a;
+    a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
+    a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
+    a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.o = a.d_o = span(&d_o_, s.q_rows(), s.heads, C.head_dim_v);
+    a.dq = span(&dq_, s.q_rows(), s.heads, C.head_dim);
+    a.dk = span(&dk_, s.k_rows(), s.kv_heads, C.head_dim);
+    a.dv = span(&dv_, s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.scale = a.gradient_scale = 1;
+    a.deterministic = deterministic;
+    a.mask = s.mask;
+    a.seqlen_q = s.seqlen_q;
+    a.seqlen_k = s.seqlen_k;
+    a.ragged = s.ragged();
+    a.sequences = s.batches;
+    a.lengths_q = s.lengths_q();
+    a.lengths_k = s.lengths_k();
+    workspace_.resize(size_t(backward_workspace_bytes(C, a)));
+    a.workspace = workspace_.data();
+    machine::on_launch = [this](const void* function, unsigned blocks, const void* params) {
+      if (function != &main_) return;
+      tiles_ = int(blocks);
+      params_ = *static_cast<const BackwardParams*>(params);
+    };
+    const BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_};
+    EXPECT_EQ(launch_backward(kernel, a, nullptr), cudaSuccess);
+  }
+
+  int tiles() const { return tiles_; }
+
+  Outcome run(int tile, machine::Setting setting) const {
+    setting.buffers = buffers();
+    const Work at = work_of(tile);
+    if (params_.scratch.turns && at.exists) {
+      for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = turn_of(at, b);
+    }
+    return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this, tile] {
+      blockIdx.x = unsigned(tile);
+      backward_kernel<C>(params_);
+    });
+  }
+
+  void expect_all_work_done(int tile, const Outcome& outcome) const {
+    ASSERT_EQ(outcome.error, "");
+    const Work at = work_of(tile);
+    const std::vector<QueryBlock> blocks = blocks_of(at);
+    for (int warp = 0; at.exists && warp < C.threads() / kWarpSize; ++warp) {
+      const int warpgroup = warp / kWarpsPerWarpgroup;
+      std::vector<Step> expected;  // helpers multiply nothing
+      if (warpgroup == int(BackwardWarpgroup::kQuery)) expected = query_steps_of(at, blocks);
+      if (warpgroup == 1 || warpgroup == 2) expected = key_steps_of(at, blocks, warp - 4);
+      std::vector<Step> made;
+      for (const Product& p : outcome.products[size_t(warp)]) made.push_back(step_of(p));
+      ASSERT_EQ(made, expected) << "warp " << warp;
+    }
+    std::vector<Left> left;
+    for (const Departure& d : outcome.departures) {
+      left.push_back({d.warp, d.to, d.row, d.rows, d.column, d.head, d.batch, d.adds});
+    }
+    std::vector<Left> expected;
+    if (at.exists) expected = departures_of(at, blocks);
+    std::sort(left.begin(), left.end());
+    std::sort(expected.begin(), expected.end());
+    ASSERT_EQ(left, expected);
+    if (params_.scratch.turns) {
+      ASSERT_EQ(broken_turn(tile, outcome), "");
+    }
+  }
+
+  // A turn is one's own when its counter has reached it; then all is added, then it is given on.
+  std::string broken_turn(int tile, const Outcome& outcome) const {
+    const Work at = work_of(tile);
+    if (!at.exists) return "";
+    for (const QueryBlock& b : blocks_of(at)) {
+      const int* const counter = counter_of(at, b);
+      const int mine = turn_of(at, b);
+      size_t begin = outcome.departures.size(), end = begin;
+      int given = 0;
+      for (const machine::Turn& turn : outcome.turns) {
+        if (turn.counter != counter) continue;
+        if (!turn.adds && turn.value == mine) begin = turn.departures;
+        if (turn.adds) end = turn.departures, given += turn.value;
+      }
+      if (given != 1) return "a turn given on " + std::to_string(given) + " times";
+      const float* const chunk = chunk_of(at, b);
+      for (size_t i = 0; i < outcome.departures.size(); ++i) {
+        const auto* const to = static_cast<const float*>(outcome.departures[i].to);
+        const bool adds =
+            outcome.departures[i].adds && to >= chunk && to < chunk + C.dq_parts().chunk_floats();
+        if (adds && (i < begin || i >= end)) return "an addition outside of its turn";
+      }
+    }
+    return "";
+  }
+
+ private:
+  // Of a product: A's tensor (null: registers or dS), row, filling; B's tensor, row, column, head,
+  // batch; columns and depth.
+  using Step = std::tuple<const void*, int, int, const void*, int, int, int, int, int, int>;
+  using Left = std::tuple<int, const void*, int, int, int, int, int, bool>;
+
+  // A key block and its sequence.
+  struct Work {
+    bool exists;
+    int n_block;
+    int kv_head;
+    QueryRows keys;
+    KeyRows queries;
+    ScratchPlace scratch;
+  };
+
+  Work work_of(int tile) const {
+    const Shape& s = shape_;
+    if (!s.ragged()) {
+      const KeyBlockIndex at = params_.order.at(tile);
+      return {true,
+              at.n_block,
+              at.kv_head,
+              {at.batch, 0, 0, s.seqlen_k, s.seqlen_k},
+              {at.batch, 0, s.seqlen_q},
+              {at.batch, 0}};
+    }
+    const int entry = tile / s.kv_heads;
+    if (entry >= *params_.list.num_entries) return {};
+    const SequenceTiles& listed = params_.list.sequences[entry];
+    const TileIndex index = listed.order.tile(tile - listed.first_entry * s.kv_heads);
+    return {true,
+            params_.order.last_keys_first ? index.m_block
+                                          : listed.order.num_m_blocks - 1 - index.m_block,
+            index.pack,
+            listed.queries,
+            listed.keys,
+            s.packed() ? ScratchPlace::of_packed(listed.number, listed.keys.begin, C.block_m)
+                       : ScratchPlace{listed.keys.batch, 0}};
+  }
+
+  static Step step_of(const Product& p) {
+    return {p.a.tensor,
+            p.a_in_registers ? 0 : p.a.row,
+            p.a_in_registers ? 0 : p.a.filling,
+            p.b.tensor,
+            p.b.row,
+            p.b.column,
+            p.b.head,
+            p.b.batch,
+            p.columns,
+            p.depth};
+  }
+
+  TensorSpan span(const void* data, int rows, int heads, int columns) const {
+    return {const_cast<void*>(data),         shape_.entries(),         rows,   heads, columns,
+            int64_t{rows} * heads * columns, int64_t{heads} * columns, columns};
+  }
+
+  static std::vector<machine::Buffer> buffers() {
+    const BackwardAddresses<C> at{machine::kSmemBase};
+    std::vector<machine::Buffer> all;
+    for (int i = 0; i < C.stages; ++i) {
+      all.push_back({"LSE", at.lse(uint32_t(i)), int(C.block_m * sizeof(float))});
+      all.push_back({"Delta", at.delta(uint32_t(i)), int(C.block_m * sizeof(float))});
+    }
+    for (int i = 0; i < C.ds_slots; ++i) {
+      all.push_back({"dS", at.ds(uint32_t(i)), C.ds_layout().bytes()});
+    }
+    for (int i = 0; i < C.ds_slots && C.splits_sides(); ++i) {
+      all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
+    }
+    constexpr int kOfWarp =
+        kWarpSize * 16;  // of what each thread keeps for itself, a row of 16 bytes
+    for (int w = 0; w < C.key_warpgroups() && C.keeps_sloped(); ++w) {
+      for (int row = 0; row < C.p_bytes(); row += kOfWarp) {
+        all.push_back({"sloped P", at.p(uint32_t(w)) + row, kOfWarp});
+      }
+    }
+    for (int w = 0; w < C.key_warpgroups(); ++w) {  // at the end
+      all.push_back(
+          {"dK", at.q(uint32_t(w)), kRowsPerWarpgroup * C.head_dim * bytes_of(C.element)});
+      all.push_back(
+          {"dV", at.d_o(uint32_t(w)), kRowsPerWarpgroup * C.head_dim_v * bytes_of(C.element)});
+    }
+    return all;
+  }
+
+  // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a key.
+  std::vector<QueryBlock> blocks_of(const Work& at) const {
+    const int group = shape_.heads / shape_.kv_heads, first_key = at.n_block * C.block_n;
+    const auto sees_key = [&](int query) {
+      const KeyRangeOf<int> keys = shape_.mask.keys_of(query, at.queries.count, at.keys.used);
+      return std::max(keys.begin, first_key) < std::min(keys.end, first_key + C.block_n);
+    };
+    std::vector<QueryBlock> blocks;
+    for (int head = at.kv_head * group; head < (at.kv_head + 1) * group; ++head) {
+      for (int m = 0; m * C.block_m < at.queries.count; ++m) {
+        bool sees = false;
+        const int end = std::min((m + 1) * C.block_m, at.queries.count);
+        for (int query = m * C.block_m; query < end; ++query) sees |= sees_key(query);
+        if (sees) blocks.push_back({head, m});
+      }
+    }
+    return blocks;
+  }
+
+  int* counter_of(const Work& at, const QueryBlock& b) const {
+    return params_.scratch.turns + params_.scratch.block(at.scratch, b.head, b.m_block);
+  }
+  const float* chunk_of(const Work& at, const QueryBlock& b) const {
+    return params_.scratch.dq_sum +
+           params_.scratch.block(at.scratch, b.head, b.m_block) * C.dq_parts().chunk_floats();
+  }
+
+  // How many key blocks add to a query block before: those in front, or behind where the last go first.
+  int turn_of(const Work& at, const QueryBlock& b) const {
+    const bool last_first = C.general() || params_.extents.causal;
+    int before = 0;
+    for (int n = 0; n * C.block_n < at.keys.used; ++n) {
+      if (last_first ? n <= at.n_block : n >= at.n_block) continue;
+      Work other = at;
+      other.n_block = n;
+      for (const QueryBlock& theirs : blocks_of(other)) {
+        before += theirs.head == b.head && theirs.m_block == b.m_block;
+      }
+    }
+    return before;
+  }
+
+  std::vector<Step> key_steps_of(const Work& at, const std::vector<QueryBlock>& blocks,
+                                 int warp) const {
+    const bool weights = warp < kWarpsPerWarpgroup;  // where sides are split
+    const int row_of_warp = C.splits_sides() ? warp % kWarpsPerWarpgroup : warp;
+    const int keys = at.keys.begin + at.n_block * C.block_n + row_of_warp * kRowsPerWarp;
+    const auto product = [&](const void* a, const void* b, QueryBlock block, int columns, int depth,
+                             int first_column = 0) {
+      return Step{a,
+                  a == nullptr ? 0 : keys,
+                  0,
+                  b,
+                  at.queries.begin + block.m_block * C.block_m,
+                  first_column,
+                  block.head,
+                  at.queries.batch,
+                  columns,
+                  depth};
+    };
+    const auto s = [&](QueryBlock b) { return product(&k_, &q_, b, C.block_m, C.head_dim); };
+    const auto dp = [&](QueryBlock b) { return product(&v_, &d_o_, b, C.block_m, C.head_dim_v); };
+    const auto dv = [&](QueryBlock b) {
+      return product(nullptr, &d_o_, b, C.head_dim_v, C.block_m);
+    };
+    const auto dk = [&](QueryBlock b) { return product(nullptr, &q_, b, C.head_dim, C.block_m); };
+    std::vector<Step> steps;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const QueryBlock b = blocks[i];
+      if (C.splits_sides()) {
+        steps.push_back(weights ? s(b) : dp(b));
+        const int columns = weights ? C.head_dim_v : C.head_dim;
+        const int at_once = columns == 256 ? 128 : columns;  // more do not fit the registers
+        for (int first = 0; first < columns; first += at_once) {
+          steps.push_back(product(nullptr, weights ? &d_o_ : &q_, b, at_once, C.block_m, first));
+        }
+        continue;
+      }
+      if (i == 0) steps.push_back(s(b));
+      steps.push_back(dp(b));
+      steps.push_back(dv(b));
+      if (i + 1 < blocks.size()) steps.push_back(s(blocks[i + 1]));
+      steps.push_back(dk(b));
+    }
+    return steps;
+  }
+
+  std::vector<Step> query_steps_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
+    std::vector<Step> steps;
+    const DqParts parts = C.dq_parts();
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      for (int part = 0; part < parts.parts(); ++part) {
+        steps.push_back({nullptr, 0, int(i) / C.ds_slots + 1, &k_,
+                         at.keys.begin + at.n_block * C.block_n, parts.first_column(part),
+                         at.kv_head, at.keys.batch, parts.columns(), C.block_n});
+      }
+    }
+    return steps;
+  }
+
+  std::vector<Left> departures_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
+    std::vector<Left> all;
+    const DqParts parts = C.dq_parts();
+    for (const QueryBlock& b : blocks) {
+      const float* const chunk = chunk_of(at, b);
+      for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
+        for (int part = 0; part < parts.parts(); ++part) {
+          const int row = b.m_block * C.block_m + parts.first_row(part) + warp % 4 * kRowsPerWarp;
+          if (C.general() && row >= at.queries.count) continue;  // rows that nobody has
+          for (int group = 0; group < parts.groups(); ++group) {
+            all.push_back(
+                {warp, chunk + parts.offset(part, group, warp * kWarpSize), 0, 0, 0, 0, 0, true});
+          }
+        }
+      }
+    }
+    for (int w = 0; w < C.sum_warpgroups(); ++w) {
+      const int warp = (1 + w) * kWarpsPerWarpgroup;
+      const int rows_of = C.splits_sides() ? 0 : w;
+      const int first = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
+      const int key = at.keys.begin + first;
+      // Dense maps leave out what lies past the tensor, clipped ones what the sequence does not own.
+      const int rows =
+          C.general() ? std::clamp(at.keys.count - first, 0, kRowsPerWarpgroup) : kRowsPerWarpgroup;
+      const bool stores_dk = !C.splits_sides() || w == int(KeySide::kGradients);
+      const bool stores_dv = !C.splits_sides() || w == int(KeySide::kWeights);
+      if (rows == 0) continue;
+      for (int column = 0; stores_dk && column < C.head_dim;
+           column += C.k_layout().slab_columns()) {
+        all.push_back({warp, &dk_, key, rows, column, at.kv_head, at.keys.batch, false});
+      }
+      for (int column = 0; stores_dv && column < C.head_dim_v;
+           column += C.v_layout().slab_columns()) {
+        all.push_back({warp, &dv_, key, rows, column, at.kv_head, at.keys.batch, false});
+      }
+    }
+    return all;
+  }
+
+  Shape shape_;
+  char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0, dk_ = 0, dv_ = 0;  // stand for tensors
+  char pre_ = 0, main_ = 0, post_ = 0;                               // and for kernels
+  std::vector<char> workspace_;
+  BackwardParams params_{};
+  int tiles_ = 0;
+};
+
+}  // namespace fa3::hopper
