@@ -224,7 +224,7 @@ def end_of(command: list, output: str) -> list:
     lines = [line.rstrip() for line in PLACES.sub("", output).splitlines() if line.strip()]
     named = [line for line in lines[:-20] if "FAIL" in line][:20]
     words = [Path(word).name if word.startswith("/") else word for word in command]
-    return ["$ " + " ".join(words), *named, *lines[-20:]]
+    return ["$ " + PLACES.sub("", " ".join(words)), *named, *lines[-20:]]
 
 
 def run_piece(name: str, commands: list, build: Path, pool: ThreadPoolExecutor) -> dict:

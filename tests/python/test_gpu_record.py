@@ -214,3 +214,10 @@ def test_a_piece_of_several_commands_sums_them_and_fails_with_one(tmp_path):
     command, *printed = one["output"]
     assert command.startswith("$ ") and "raise SystemExit" in command
     assert printed == ["2 checks, 1 failures"]
+
+
+def test_no_folder_of_the_machine_is_in_the_record():
+    folder = str(gpu_verify.ROOT)
+    command = [f"{folder}/build/bin/check", f"--ignore={folder}/tests/one.py"]
+    shown = gpu_verify.end_of(command, f"{folder}/tests/one.py: 1 passed")
+    assert shown == ["$ check --ignore=tests/one.py", "tests/one.py: 1 passed"]

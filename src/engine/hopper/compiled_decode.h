@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels for decoding, each for fp16 and bf16: the tiles of compiled.h that are for few queries,
-// without what such a call never needs (ForwardConfig::decodes()). Its time is latencies: a tenth of the
-// code is found sooner. plan_forward.cpp takes them where the call allows.
+// without what such a call never needs (ForwardConfig::decodes()): a small call waits for instructions.
+// plan_forward.cpp takes them where the call allows.
 #pragma once
 
 #include "engine/hopper/compiled.h"
