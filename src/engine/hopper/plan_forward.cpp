@@ -307,14 +307,15 @@ int64_t most_rows(const ForwardConfig& c, ForwardLaunch launch, int multiprocess
   return ceil_div(forward_num_tiles(c, launch), at_once) * c.blocks * c.block_m;
 }
 
-// Whether another row's smaller tiles occupy the multiprocessors so much better that they are done first,
-// though each takes longer for its size.
+// Whether another row's smaller tiles of the same columns occupy the multiprocessors so much better that
+// they are done first, though each takes longer for its size.
 bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const ForwardLaunch& launch,
                   int multiprocessors) {
   constexpr double kLongerForItsSize =
       1.1;  // of tiles of 128 rows; those of 64 are for few queries
+  const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
   const bool alike = launch.mask.hides_nothing() && !launch.ragged;
-  return alike && other.consumers() > 1 &&
+  return same_columns && alike && other.consumers() > 1 &&
          double(most_rows(other, launch, multiprocessors)) * kLongerForItsSize <
              double(most_rows(c, launch, multiprocessors));
 }

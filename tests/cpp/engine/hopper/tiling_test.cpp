@@ -192,6 +192,27 @@ TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {
   EXPECT_EQ(block_m(128, 128, 2048, 2048), 192);
 }
 
+// A wider kernel multiplies zeros: it is for what needs its keys cut or copied by threads. The paper's
+// cases: 16k tokens, 2048 columns of all heads.
+TEST(Rows, of_whole_tiles_have_no_wider_kernel) {
+  for (const int64_t dim : {64, 96, 128, 192, 256}) {
+    for (int64_t length = 512; length <= 16384; length *= 2) {
+      for (const int64_t right : {int64_t{0}, MaskRule{}.right}) {
+        Problem p = plain();
+        p.head_dim = p.head_dim_v = dim;
+        p.batch = 16384 / length;
+        p.heads_q = p.heads_k = 2048 / dim;
+        p.lengths_q.max = p.lengths_k.max = length;
+        p.mask.right = right;
+        ForwardLaunch launch = launch_of(p);
+        const int row = choose_row_and_cut(p, 132, &launch);
+        EXPECT_EQ(kForwardTable[size_t(row)].config.head_dim, dim) << length;
+        EXPECT_FALSE(launch.cut.active()) << dim << ", " << length;
+      }
+    }
+  }
+}
+
 TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
   for (const int64_t dim : {1, 64, 90, 96, 128, 191, 256}) {
     for (const int64_t queries : {1, 5000}) {
