@@ -8,42 +8,21 @@
 
 namespace fa3::hopper {
 
+// Of the rows of these head dims, that for few queries.
+constexpr CompiledForward decoding_row(int head_dim) {
+  for (const CompiledForward& row : kForwardTable) {
+    const ForwardConfig& config = row.config;
+    if (config.head_dim == head_dim && config.block_m == kRowsPerWarpgroup && config.may_cut) {
+      return {.config = config.decoding(), .max_rows = row.max_rows, .why = "decoding"};
+    }
+  }
+  throw "no row for few queries";  // not constant: does not compile
+}
+
 inline constexpr std::array kDecodeTable{
-    CompiledForward{.config = {.head_dim = 64,
-                               .head_dim_v = 64,
-                               .block_m = 64,
-                               .block_n = 128,
-                               .kv_slots = 6,
-                               .ping_pong = false,
-                               .blocks = 2,
-                               .may_cut = true,
-                               .guarded = false,
-                               .variant = Variant::kDecode},
-                    .max_rows = 64,
-                    .why = "decoding"},
-    CompiledForward{.config = {.head_dim = 128,
-                               .head_dim_v = 128,
-                               .block_m = 64,
-                               .block_n = 64,
-                               .kv_slots = 5,
-                               .ping_pong = false,
-                               .blocks = 2,
-                               .may_cut = true,
-                               .guarded = false,
-                               .variant = Variant::kDecode},
-                    .max_rows = 64,
-                    .why = "decoding"},
-    CompiledForward{.config = {.head_dim = 256,
-                               .head_dim_v = 256,
-                               .block_m = 64,
-                               .block_n = 64,
-                               .kv_slots = 6,
-                               .ping_pong = false,
-                               .may_cut = true,
-                               .guarded = false,
-                               .variant = Variant::kDecode},
-                    .max_rows = 64,
-                    .why = "decoding"},
+    CompiledForward{decoding_row(64)},
+    CompiledForward{decoding_row(128)},
+    CompiledForward{decoding_row(256)},
 };
 
 }  // namespace fa3::hopper

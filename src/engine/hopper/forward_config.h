@@ -39,6 +39,14 @@ struct ForwardConfig {
     return other;
   }
 
+  // The same tiles in a kernel that does nothing but decode, which takes ordinary steps.
+  FA3_HD constexpr ForwardConfig decoding() const {
+    ForwardConfig other = *this;
+    other.guarded = false;
+    other.variant = Variant::kDecode;
+    return other;
+  }
+
   FA3_HD constexpr bool general() const { return variant == Variant::kGeneral || capped(); }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
