@@ -80,7 +80,7 @@ Case of_baseline(Case c) {
 }  // namespace
 
 testing::AssertionResult forward_agrees(const Checked& checked) {
-  return forward_agrees(checked, make_inputs(checked.c));
+  return forward_agrees(checked, make_forward_inputs(checked.c));
 }
 
 testing::AssertionResult backward_agrees(const Checked& checked) {

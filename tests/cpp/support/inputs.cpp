@@ -10,6 +10,8 @@
 namespace fa3::test {
 namespace {
 
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
 std::vector<int32_t> starts_of(const Side& side) {
   if (!side.packed()) return {};
   std::vector<int32_t> starts(side.owned.size() + 1, 0);
@@ -50,7 +52,6 @@ void add_trend(const Case& c, Inputs* inputs) {
 }
 
 void spoil_one_element(const Case& c, Inputs* inputs) {
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const int64_t row = c.q.rows * 2 / 5, key = c.k.rows * 2 / 3;
   const int64_t q_head = c.heads_q - 1, kv_head = c.heads_k - 1, col = c.dim / 2;
@@ -70,12 +71,36 @@ void take_weights_of_one_row(const Case& c, Inputs* inputs) {
   }
 }
 
+Sequence sequence_of(const Case& c, const Side& side, int64_t b) {
+  return &side == &c.q ? c.sequence_q(b) : c.sequence_k(b);
+}
+
+// All that a forward reads.
+void randomize(const Case& c, Inputs* inputs) {
+  const bool huge = c.scores == Scores::huge;
+  inputs->q.randomize(8 * c.seed, (c.softcap > 0 ? double{c.softcap} / 4
+                                   : huge        ? 300
+                                                 : 1) *
+                                      c.gain);
+  inputs->k.randomize(8 * c.seed + 1, huge ? 30 : 1);
+  inputs->v.randomize(8 * c.seed + 2);
+  if (c.has_e4m3()) {
+    if (c.dtype == FA3_FLOAT8_E4M3) inputs->q.randomize(8 * c.seed, 20 * c.gain);
+    inputs->k.randomize(8 * c.seed + 1, 20);
+    inputs->v.randomize(8 * c.seed + 2, 20);
+    add_quantization(c, inputs);
+  }
+  if (c.sink) inputs->sink.randomize(8 * c.seed + 4, 2);
+  if (c.scores >= Scores::rising && c.scores <= Scores::last_key) add_trend(c, inputs);
+  if (c.scores >= Scores::nan_query) spoil_one_element(c, inputs);
+  if (c.scores == Scores::no_weight) take_weights_of_one_row(c, inputs);
+}
+
 }  // namespace
 
 bool is_used_row(const Case& c, const Side& side, int64_t batch, int64_t row) {
-  const bool is_q = &side == &c.q;
   for (int64_t b = 0; b < c.batch; ++b) {
-    const Sequence sequence = is_q ? c.sequence_q(b) : c.sequence_k(b);
+    const Sequence sequence = sequence_of(c, side, b);
     if (sequence.batch == batch && row >= sequence.first && row < sequence.first + sequence.used) {
       return true;
     }
@@ -85,10 +110,14 @@ bool is_used_row(const Case& c, const Side& side, int64_t batch, int64_t row) {
 
 void fill_unused_rows(const Case& c, const Side& side, float value, Tensor* tensor) {
   if (!side.packed() && side.used.empty()) return;
-  for (int64_t b = 0; b < tensor->shape().batch; ++b) {
-    for (int64_t row = 0; row < tensor->shape().rows; ++row) {
-      if (!is_used_row(c, side, b, row)) tensor->fill_row(b, row, value);
-    }
+  const auto [batch, rows, heads, dim] = tensor->shape();
+  std::vector<bool> used(static_cast<size_t>(batch * rows));
+  for (int64_t b = 0; b < c.batch; ++b) {
+    const Sequence at = sequence_of(c, side, b);
+    std::fill_n(used.begin() + at.batch * rows + at.first, at.used, true);
+  }
+  for (int64_t i = 0; i < batch * rows; ++i) {
+    if (!used[static_cast<size_t>(i)]) tensor->fill_row(i / rows, i % rows, value);
   }
 }
 
@@ -119,25 +148,19 @@ Inputs make_shapes(const Case& c) {
           .cu_k = starts_of(c.k)};
 }
 
+Inputs make_forward_inputs(const Case& c) {
+  Inputs inputs = make_shapes(c);
+  randomize(c, &inputs);
+  fill_invisible(c, kNaN, &inputs);
+  return inputs;
+}
+
 Inputs make_inputs(const Case& c) {
   Inputs inputs = make_shapes(c);
-  const bool huge = c.scores == Scores::huge;
-  inputs.q.randomize(8 * c.seed, (c.softcap > 0 ? double{c.softcap} / 4 : huge ? 300 : 1) * c.gain);
-  inputs.k.randomize(8 * c.seed + 1, huge ? 30 : 1);
-  inputs.v.randomize(8 * c.seed + 2);
+  randomize(c, &inputs);
   inputs.d_o.randomize(8 * c.seed + 3);
-  if (c.has_e4m3()) {
-    if (c.dtype == FA3_FLOAT8_E4M3) inputs.q.randomize(8 * c.seed, 20 * c.gain);
-    inputs.k.randomize(8 * c.seed + 1, 20);
-    inputs.v.randomize(8 * c.seed + 2, 20);
-    add_quantization(c, &inputs);
-  }
-  if (c.sink) inputs.sink.randomize(8 * c.seed + 4, 2);
   if (c.d_lse) inputs.d_lse.randomize(8 * c.seed + 5);
-  if (c.scores >= Scores::rising && c.scores <= Scores::last_key) add_trend(c, &inputs);
-  if (c.scores >= Scores::nan_query) spoil_one_element(c, &inputs);
-  if (c.scores == Scores::no_weight) take_weights_of_one_row(c, &inputs);
-  fill_invisible(c, std::numeric_limits<float>::quiet_NaN(), &inputs);
+  fill_invisible(c, kNaN, &inputs);
   return inputs;
 }
 

@@ -24,6 +24,8 @@ struct Inputs {
 };
 
 Inputs make_inputs(const Case& c);
+// The same without gradients of the outputs.
+Inputs make_forward_inputs(const Case& c);
 // The same tensors without contents, for questions.
 Inputs make_shapes(const Case& c);
 

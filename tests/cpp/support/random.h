@@ -34,13 +34,23 @@ class Random {
   // In (0, 1].
   double uniform() { return (static_cast<double>(bits() >> 11) + 1) * 0x1p-53; }
 
+  // Of each pair (Box and Muller), one is kept for the next call.
   double normal() {
+    if (has_spare_) {
+      has_spare_ = false;
+      return spare_;
+    }
     const double radius = std::sqrt(-2 * std::log(uniform()));
-    return radius * std::cos(2 * std::numbers::pi * uniform());
+    const double angle = 2 * std::numbers::pi * uniform();
+    spare_ = radius * std::sin(angle);
+    has_spare_ = true;
+    return radius * std::cos(angle);
   }
 
  private:
   uint64_t state_;
+  double spare_ = 0;
+  bool has_spare_ = false;
 };
 
 }  // namespace fa3::test
