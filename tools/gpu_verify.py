@@ -61,9 +61,7 @@ FIRST_SPLIT_ROW = 3
 # Of the forward's tables one after the other (fa3_gpu_check --help), the first of each group that a
 # process checks: rows of the same head dims share their inputs and oracles.
 FIRST_ROWS = (0, 3, 4, 8, 9, 10, 12, 13, 14, *range(15, 24), 24, 26, 28, 30)
-# racecheck does not see that lane 0 arrives for its warp where a ring comes round; in these of the
-# forward's rows it always does (docs/performance-hopper.md, Errors).
-BLIND_ROWS = range(26, 33)
+E4M3_ROWS = range(15, 24)  # in one output type
 CONTRACT_SHARDS = 6
 # Test files that take as long as all others together, each group in a process of its own.
 LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
@@ -116,27 +114,35 @@ def hashes(names, root: Path = ROOT) -> dict:
 
 def pieces(build: Path) -> dict:
     """Name -> commands, run side by side. Each ends as one of the three that counts() knows."""
-    check, disturbed, backward, backward_disturbed = (
+    check, disturbed, every_lane, backward, backward_disturbed = (
         str(build / "bin" / f"fa3_gpu_check{kind}")
-        for kind in ("", "_disturbed", "_backward", "_backward_disturbed")
+        for kind in ("", "_disturbed", "_every_lane", "_backward", "_backward_disturbed")
     )
-    # First and last row of the table, case names, repeats; then a file of the bits, which other
-    # builds must meet. The oracle computes on the host, so rows are checked side by side.
-    rows = [(str(first), str(end)) for first, end in pairwise((*FIRST_ROWS, 99))]
+    # The oracle computes on the host, so rows and types are checked side by side.
+    rows = list(pairwise((*FIRST_ROWS, 99)))
     digests = str(build / f"digests-{source_hash()[:12]}")
 
-    def every_row(program):
-        return [[program, *row, "", "1", f"{digests}-{row[0]}.txt"] for row in rows]
+    def every_row(program, elements):
+        # With a file of the bits, which other builds must meet.
+        return [
+            [
+                *(program, *rows_of(row), "--element", element),
+                *("--digests", f"{digests}-{row[0]}-{element}.txt"),
+            ]
+            for element in elements
+            for row in rows
+            if element == "bf16" or row[0] not in E4M3_ROWS
+        ]
 
-    backward_rows = [["--rows", str(row), str(row + 1)] for row in range(BACKWARD_ROWS)]
+    backward_rows = [rows_of((row, row + 1)) for row in range(BACKWARD_ROWS)]
     suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
     found = {
         "the contract of every engine": [
             ["env", "FA3_TEST_ENGINE=hopper", *shard_of(i, CONTRACT_SHARDS), *suites]
             for i in range(CONTRACT_SHARDS)
         ],
-        "kernels against float64, every branch": every_row(check),
-        "kernels with random delays, bit for bit": every_row(disturbed),
+        "kernels against float64, every branch": every_row(check, ("bf16", "fp16")),
+        "kernels with random delays, bit for bit": every_row(disturbed, ("bf16",)),
         "backward kernels against float64": [[backward, *row] for row in backward_rows],
         "backward kernels with random delays": [
             [backward_disturbed, *row] for row in backward_rows
@@ -152,11 +158,11 @@ def pieces(build: Path) -> dict:
     }
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
+        # racecheck does not follow the lanes that another arrives for (ptx/lanes.cuh).
         races = tool == "racecheck"
+        program = every_lane if races else check
         found[f"compute-sanitizer {tool}"] = [
-            [*sanitizer, check, *row, sanitized_cases(int(row[0]))]
-            for row in rows
-            if not (races and int(row[0]) in BLIND_ROWS)
+            [*sanitizer, program, *rows_of(row), "--only", sanitized_cases(row[0])] for row in rows
         ]
         found[f"compute-sanitizer {tool}, backward"] = [
             [*sanitizer, backward, *row, "--repeats", "0", "--only", cases]
@@ -164,6 +170,10 @@ def pieces(build: Path) -> dict:
             for cases in SANITIZED_BACKWARD[: 1 if races else None]
         ]
     return found
+
+
+def rows_of(row: tuple[int, int]) -> list:
+    return ["--rows", *map(str, row)]
 
 
 def sanitized_cases(row: int) -> str:

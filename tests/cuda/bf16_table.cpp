@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of the disturbed kernels, in place of the library's.
+// The table of kernels that are built again for a check, in place of the library's: those in bf16,
+// since what is checked knows no element type.
 #include <cstdlib>
 #include <utility>
 

@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the contract of tests/cpp/engine cannot ask: every kernel of the table, also where another one
-// would be chosen, and after them the plain kernel of the reading guide; repeats of each launch, and
-// the same bits from another build of the kernels. Needs a GPU and nothing else.
+// What the contract of tests/cpp/engine cannot ask: every kernel of the tables (forward_subjects.h),
+// repeats of each launch, and the same bits from another build of the kernels. Needs a GPU and nothing
+// else.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "api/describe.h"
-#include "cuda/plain_launch.h"
-#include "engine/hopper/compiled_cache.h"
-#include "engine/hopper/compiled_decode.h"
-#include "engine/hopper/compiled_e4m3.h"
-#include "engine/hopper/plan_e4m3.h"
-#include "support/cache.h"
+#include "cuda/forward_subjects.h"
 #include "support/compare.h"
 #include "support/fp8.h"
 #include "support/kernel_cases.h"
@@ -29,104 +21,6 @@ namespace fa3::test {
 namespace {
 
 using hopper::Element;
-using hopper::ForwardConfig;
-using hopper::ForwardKernel;
-using hopper::Variant;
-
-// A kernel to be checked: its tile's head dims, and how it is launched.
-struct Subject {
-  std::string name;
-  int head_dim, head_dim_v;
-  fa3_dtype dtype;  // of q; of k and v too, unless the cache is quantized
-  Variant variant;
-  std::function<cudaError_t(const Problem&, Placement&)> launch;
-  std::optional<CacheForm> cache{};  // where the keys lie instead
-  bool only_ordinary_scores = false;
-  bool quantized_cache = false;
-  std::optional<ForwardConfig> decodes{};  // calls for kernels that do nothing else
-};
-
-fa3_dtype dtype_of(Element element) {
-  return element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
-}
-
-const char* name_of(Element element) {
-  return element == Element::kFp16 ? "fp16" : "bf16";
-}
-
-// How the same kernel is launched besides: tiles cut along the keys, keys in caches.
-struct Form {
-  const char* name = "";
-  hopper::KeyCut cut{};
-  std::optional<CacheForm> cache{};
-};
-
-Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
-  constexpr const char* kVariants[] = {"", " general", " capped", " decoding"};
-  const ForwardConfig& g = kernel.config;
-  char name[80];
-  std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
-                g.widens() ? " over e4m3" : "", g.head_dim, g.head_dim_v, g.block_m, g.block_n,
-                kVariants[int(g.variant)], form.name);
-  const auto launch = [kernel, cut = form.cut](const Problem& problem, Placement& placement) {
-    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
-    arguments.pack = hopper::choose_pack(kernel.config, arguments);
-    arguments.cut = cut;
-    arguments.workspace = placement.workspace(
-        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
-    return hopper::launch_forward(kernel, arguments, nullptr);
-  };
-  const bool other_form = form.cut.active() || form.cache;
-  return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
-          launch, form.cache, other_form,   g.widens()};
-}
-
-// Cut into runs, as always where such a kernel is chosen.
-void cut_into_runs(hopper::ForwardLaunch* launch, int runs) {
-  launch->pack = hopper::most_packed(launch->heads_per_kv_head, true);
-  launch->cut = {.parts = hopper::KeyCut::kRuns, .blocks = runs};
-}
-
-Subject decode_subject(const ForwardKernel& kernel, int runs, const Form& form) {
-  Subject subject = subject_of(kernel, form);
-  subject.name += ", " + std::to_string(runs) + " runs";
-  subject.variant = Variant::kGeneral;
-  subject.only_ordinary_scores = false;
-  subject.decodes = kernel.config;
-  subject.launch = [kernel, runs](const Problem& problem, Placement& placement) {
-    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
-    cut_into_runs(&arguments, runs);
-    arguments.workspace = placement.workspace(
-        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
-    return hopper::launch_forward(kernel, arguments, nullptr);
-  };
-  return subject;
-}
-
-Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
-  const ForwardConfig& g = kernel.config;
-  char name[80];
-  std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d%s%s", g.head_dim, g.head_dim_v, g.block_m,
-                g.block_n, g.general() ? " capped" : "", form.name);
-  const auto launch = [kernel](const Problem& problem, Placement& placement) {
-    hopper::E4m3Launch arguments = hopper::e4m3_launch_of(problem);
-    arguments.forward.pack = hopper::choose_e4m3_pack(kernel.config, arguments);
-    arguments.forward.workspace = placement.workspace(
-        static_cast<size_t>(hopper::e4m3_workspace_bytes(kernel.config, arguments)));
-    const cudaError_t error = hopper::prepare_e4m3_launch(kernel, &arguments, nullptr);
-    return error != cudaSuccess ? error : hopper::launch_prepared_e4m3(kernel, arguments, nullptr);
-  };
-  return {name,      g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3,
-          g.variant, launch,     form.cache,   form.cache.has_value()};
-}
-
-Subject plain_subject(int head_dim, Element element) {
-  const std::string name = std::string(name_of(element)) + " d" + std::to_string(head_dim);
-  const auto launch = [=](const Problem& problem, Placement&) {
-    return hopper::launch_plain(head_dim, element, hopper::launch_of(problem), nullptr);
-  };
-  return {name + " plain", head_dim, head_dim, dtype_of(element), Variant::kDense, launch};
-}
 
 // A launch in device memory, between guards.
 ForwardRun run_kernel(const Subject& subject, const Case& c, const Inputs& inputs) {
@@ -153,7 +47,7 @@ ForwardRun run_kernel(const Subject& subject, const Case& c, const Inputs& input
 const Inputs& inputs_of(const Case& c) {
   static std::map<std::string, Inputs> known;
   auto [found, first] = known.try_emplace(describe(c));
-  if (first) found->second = make_inputs(c);
+  if (first) found->second = make_forward_inputs(c);
   return found->second;
 }
 
@@ -239,6 +133,22 @@ std::string check(const Subject& subject, const Case& c, int repeats, Digests* d
   return "";
 }
 
+std::vector<Element> known_elements() {
+#ifdef FA3_BF16_ALONE
+  return {Element::kBf16};
+#else
+  return {Element::kFp16, Element::kBf16};
+#endif
+}
+
+struct Options {
+  int first = 0, end = subject_rows().end;
+  std::vector<Element> elements = known_elements();
+  const char* only = "";
+  int repeats = 1;
+  const char* digests = "";
+};
+
 struct Tally {
   int done = 0;
   int failed = 0;
@@ -247,38 +157,6 @@ struct Tally {
     failed += other.failed;
   }
 };
-
-// A general kernel does all that a dense one does.
-bool does(const Subject& subject, const Case& c) {
-  if (subject.cache && c.k.packed()) return false;
-  if (subject.only_ordinary_scores && c.amount != 0) return false;
-  const Inputs& inputs = inputs_of(c);
-  const Tensor o(c.o_shape(), c.o_dtype(), c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out);
-  Problem problem;
-  const Status status = api::describe(forward_params(FA3_ENGINE_HOPPER, c, inputs, o, lse),
-                                      api::Purpose::query, &problem);
-  if (!status.ok()) return true;
-  if (subject.dtype == FA3_FLOAT8_E4M3) {
-    const bool known =
-        hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
-    return known && hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
-  }
-  if (subject.quantized_cache) {
-    const hopper::ForwardLaunch launch = hopper::launch_of(problem);
-    if (!hopper::check_forward(problem).ok() || hopper::tensor_map_obstacle(launch.k) ||
-        hopper::tensor_map_obstacle(launch.v)) {
-      return false;
-    }
-  }
-  if (subject.decodes) {
-    hopper::ForwardLaunch launch = hopper::launch_of(problem);
-    cut_into_runs(&launch, 1);
-    if (!hopper::decodes(*subject.decodes, problem, launch)) return false;
-  }
-  const Variant needed = hopper::variant_of(problem);
-  return needed == subject.variant ||
-         (needed == Variant::kDense && subject.variant == Variant::kGeneral);
-}
 
 // Every kind of scale of each operand, with and without means.
 void add_scales(Case* c) {
@@ -298,13 +176,13 @@ void add_cache_scales(Case* c) {
   c->fp8 = {.kv = true, .k = kKinds[c->seed % 3], .v = kKinds[c->seed / 3 % 3]};
 }
 
-Tally check_subject(const Subject& subject, const char* pattern, int repeats, Digests* digests) {
+Tally check_subject(const Subject& subject, const Options& options, Digests* digests) {
   Tally tally;
   for (auto& [name, c] : kernel_cases(subject.head_dim, subject.head_dim_v, subject.dtype)) {
     if (subject.dtype == FA3_FLOAT8_E4M3) add_scales(&c);
     if (subject.quantized_cache) add_cache_scales(&c);
-    if (!std::strstr(name, pattern) || !does(subject, c)) continue;
-    const std::string problem = check(subject, c, repeats, digests);
+    if (!std::strstr(name, options.only) || !does(subject, c, inputs_of(c))) continue;
+    const std::string problem = check(subject, c, options.repeats, digests);
     ++tally.done;
     if (problem.empty()) continue;
     ++tally.failed;
@@ -315,125 +193,60 @@ Tally check_subject(const Subject& subject, const char* pattern, int repeats, Di
   return tally;
 }
 
-#ifdef FA3_DISTURB
-constexpr Element kElements[] = {Element::kBf16};
-#else
-constexpr Element kElements[] = {Element::kFp16, Element::kBf16};
-#endif
-
-constexpr int kTableRows = int(hopper::kForwardTable.size());
-constexpr int kPlainRows = int(std::size(hopper::kPlainHeadDims));
-constexpr int kE4m3End = kTableRows + kPlainRows + int(hopper::kE4m3Table.size());
-constexpr int kCacheEnd = kE4m3End + int(hopper::kCacheTable.size());
-constexpr int kRows = kCacheEnd + int(hopper::kDecodeTable.size());
-
-constexpr hopper::KeyCut kSevenRuns{.parts = hopper::KeyCut::kRuns, .blocks = 7};
-constexpr hopper::KeyCut kThreeParts{.parts = 3};
-const Form kForms[] = {
-    {.name = ", 7 runs", .cut = kSevenRuns},
-    {.name = ", 3 parts", .cut = kThreeParts},
-    {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
-    {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
-    {.name = ", pages of 256 in runs", .cut = kSevenRuns, .cache = CacheForm{.page_size = 256}},
-    {.name = ", left padding", .cache = CacheForm{.page_size = 64, .padded_left = true}},
-    {.name = ", entries in parts",
-     .cut = kThreeParts,
-     .cache = CacheForm{.indexed = true, .padded_left = true}},
-};
-
-bool can_launch(const ForwardConfig& config, const Form& form) {
-  const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
-                                          (form.cache->page_size > 0 && form.cache->padded_left));
-  return (!form.cut.active() || config.cuts()) &&
-         (!single_rows || hopper::copies_single_rows(config));
-}
-
-void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
-  for (const Form& form : kForms) {
-    if (can_launch(general.config, form)) subjects->push_back(subject_of(general, form));
-  }
-}
-
-// One tile in some runs, and several in each.
-constexpr int kDecodeRuns[] = {2, 7, 132};
-const Form kDecodeForms[] = {{},
-                             {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
-                             {.name = ", pages of 7", .cache = CacheForm{.page_size = 7}}};
-
-// By row of the table, then the plain ones, then the e4m3 table, then that of quantized caches, then
-// that for decoding.
-std::vector<Subject> subjects_of(int row) {
-  std::vector<Subject> subjects;
-  for (const Element element : kElements) {
-    if (row >= kCacheEnd) {
-      const ForwardKernel kernel = hopper::decode_kernel_at(row - kCacheEnd, element);
-      for (const int runs : kDecodeRuns) {
-        for (const Form& form : kDecodeForms) {
-          subjects.push_back(decode_subject(kernel, runs, form));
-        }
-      }
-      continue;
-    }
-    if (row >= kE4m3End) {
-      for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
-        const ForwardKernel kernel = hopper::cache_kernel_at(row - kE4m3End, element, variant);
-        subjects.push_back(subject_of(kernel));
-        if (element == Element::kBf16 && variant == Variant::kGeneral) {
-          add_forms(kernel, &subjects);
-        }
-      }
-      continue;
-    }
-    if (row >= kTableRows + kPlainRows) {
-      // Cases of e4m3 have O in bf16.
-      const auto kernel = hopper::e4m3_kernel_at(row - kTableRows - kPlainRows, Element::kBf16);
-      subjects.push_back(e4m3_subject(kernel));
-      for (const Form& form : kForms) {
-        if (!kernel.config.general() || !can_launch(kernel.config, form)) continue;
-        subjects.push_back(e4m3_subject(kernel, form));
-      }
-      break;
-    }
-    if (row >= kTableRows) {
-      const int head_dim = hopper::kPlainHeadDims[size_t(row - kTableRows)];
-      subjects.push_back(plain_subject(head_dim, element));
-      continue;
-    }
-    for (int variant = 0; variant < hopper::kNumVariants; ++variant) {
-      subjects.push_back(subject_of(hopper::forward_kernel_at(row, element, Variant(variant))));
-    }
-    if (element != Element::kBf16) continue;  // where keys lie is a question for no element type
-    add_forms(hopper::forward_kernel_at(row, element, Variant::kGeneral), &subjects);
-  }
-  return subjects;
-}
-
 void print_usage() {
+  const SubjectRows rows = subject_rows();
   std::printf(
-      "fa3_gpu_check [FIRST [END [NAME [REPEATS [DIGESTS]]]]]\n"
-      "  FIRST, END  rows of the kernel table, half-open; those from %d on are the reading "
-      "guide's\n"
-      "              plain kernel, one for each of its head dims, those from %d on the e4m3\n"
-      "              table, those from %d on that of quantized caches, and those from %d on that\n"
-      "              for decoding. Default: 0 %d\n"
-      "  NAME        only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
-      "  REPEATS     how often to launch each case again and compare bits; default 1\n"
-      "  DIGESTS     a file of digests of right results: what it holds must be met bit for bit, "
+      "fa3_gpu_check [--rows FIRST END] [--element fp16|bf16] [--only NAME] [--repeats N]\n"
+      "              [--digests FILE]\n"
+      "  --rows     of the kernel tables, half-open; those from %d on are the reading guide's "
+      "plain\n"
+      "             kernel, one for each of its head dims, those from %d on the e4m3 table, those\n"
+      "             from %d on that of quantized caches, and those from %d on that for decoding.\n"
+      "             Default: 0 %d\n"
+      "  --element  only kernels of this type of Q (e4m3: of O)\n"
+      "  --only     only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
+      "  --repeats  how often to launch each case again and compare bits; default 1\n"
+      "  --digests  a file of digests of right results: what it holds must be met bit for bit, "
       "what\n"
-      "              it lacks is held to float64 and added\n",
-      kTableRows, kTableRows + kPlainRows, kE4m3End, kCacheEnd, kRows);
+      "             it lacks is held to float64 and added\n",
+      rows.plain, rows.e4m3, rows.caches, rows.decoding, rows.end);
 }
 
-Tally check_all(int argc, char** argv) {
-  const int first = argc > 1 ? std::atoi(argv[1]) : 0;
-  const int end = argc > 2 ? std::atoi(argv[2]) : kRows;
-  const char* pattern = argc > 3 ? argv[3] : "";
-  const int repeats = argc > 4 ? std::atoi(argv[4]) : 1;
-  Digests digests(argc > 5 ? argv[5] : "");
+// False if there is an argument that it does not know.
+bool read_options(int argc, char** argv, Options* options) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const int values = flag == "--rows" ? 2 : 1;
+    if (i + values >= argc) return false;
+    const char* value = argv[i + 1];
+    if (flag == "--rows") {
+      options->first = std::atoi(value);
+      options->end = std::min(std::atoi(argv[i + 2]), subject_rows().end);
+    } else if (flag == "--element") {
+      std::erase_if(options->elements,
+                    [&](Element e) { return std::strcmp(name_of(e), value) != 0; });
+    } else if (flag == "--only") {
+      options->only = value;
+    } else if (flag == "--repeats") {
+      options->repeats = std::atoi(value);
+    } else if (flag == "--digests") {
+      options->digests = value;
+    } else {
+      return false;
+    }
+    i += values;
+  }
+  return true;
+}
+
+Tally check_all(const Options& options) {
+  Digests digests(options.digests);
   Tally tally;
-  for (int row = first; row < std::min(end, kRows); ++row) {
-    for (const Subject& subject : subjects_of(row)) {
-      tally.add(check_subject(subject, pattern, repeats, &digests));
+  for (int row = options.first; row < options.end; ++row) {
+    for (const Element element : options.elements) {
+      for (const Subject& subject : subjects_of(row, element)) {
+        tally.add(check_subject(subject, options, &digests));
+      }
     }
   }
   if (digests.met() > 0) std::printf("%d met bit for bit\n", digests.met());
@@ -444,12 +257,13 @@ Tally check_all(int argc, char** argv) {
 }  // namespace fa3::test
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::strcmp(argv[1], "--help") == 0) {
+  fa3::test::Options options;
+  if (!fa3::test::read_options(argc, argv, &options)) {
     fa3::test::print_usage();
-    return 0;
+    return 2;
   }
   try {
-    const fa3::test::Tally tally = fa3::test::check_all(argc, argv);
+    const fa3::test::Tally tally = fa3::test::check_all(options);
     std::printf("%d checks, %d failures\n", tally.done, tally.failed);
     return tally.failed != 0;
   } catch (const std::exception& error) {  // the GPU is gone or was never there

@@ -6,6 +6,7 @@
 
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/ptx/fence.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
@@ -35,13 +36,13 @@ class ConsumerSlots {
 
   __device__ __forceinline__ void wait_for_q() const { q_ring_.wait_full(q_); }
   __device__ __forceinline__ void release_q() const {
-    if (is_lane_0()) q_ring_.release(q_.slot());
+    if (arrives()) q_ring_.release(q_.slot());
   }
 
   // All lanes have read the record before lane 0 releases it.
   __device__ __forceinline__ void release_item(uint32_t slot) const {
     __syncwarp();
-    if (is_lane_0()) at_.item_ring().release(slot);
+    if (arrives()) at_.item_ring().release(slot);
   }
 
   // ---- Key blocks ----
@@ -64,7 +65,7 @@ class ConsumerSlots {
   }
 
   __device__ __forceinline__ void release_kv(KvCursor at) const {
-    if (is_lane_0()) at_.kv_ring().release(at.slot());
+    if (arrives()) at_.kv_ring().release(at.slot());
   }
 
   // A slot may only be released once it is full.
@@ -98,7 +99,10 @@ class ConsumerSlots {
   }
 
  private:
-  static __device__ __forceinline__ bool is_lane_0() { return threadIdx.x % kWarpSize == 0; }
+  // Of its warp's lanes, this one.
+  static __device__ __forceinline__ bool arrives() {
+    return ptx::kEveryLaneArrives || threadIdx.x % kWarpSize == 0;
+  }
 
   const SmemAddresses<C> at_;
   const Ring<C.q_slots> q_ring_;  // this warpgroup's

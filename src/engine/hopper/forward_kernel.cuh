@@ -34,17 +34,20 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
       ptx::prefetch_tensormap(params.k_map);
       ptx::prefetch_tensormap(params.v_map);
     }
-    for (int w = 0; w < C.consumers(); ++w) at.q_ring(w).init(kWarpsPerWarpgroup);
+    constexpr int kConsumers = C.consumer_warps() * ptx::kArrivalsOfWarp;
+    constexpr int kHelpers = kHelperWarps * ptx::kArrivalsOfWarp;
+    constexpr int kLoads = C.loads_by_warp() ? ptx::kArrivalsOfWarp : 1;
+    for (int w = 0; w < C.consumers(); ++w) at.q_ring(w).init(kConsumers / C.consumers());
     if constexpr (C.widens()) {
-      at.loaded_ring().init(kHelperWarps);
-      at.kv_ring().init(C.consumer_warps(), kHelperWarps);
-      at.item_ring().init(C.consumer_warps() + kHelperWarps);
+      at.loaded_ring().init(kHelpers);
+      at.kv_ring().init(kConsumers, kHelpers);
+      at.item_ring().init(kConsumers + kHelpers, kLoads);
     } else if (gathers<C>(params)) {
-      at.kv_ring().init(C.consumer_warps(), 1 + kHelperWarps * ptx::kLanes);
-      at.item_ring().init(C.consumer_warps() + kHelperWarps);
+      at.kv_ring().init(kConsumers, 1 + kHelperWarps * ptx::kLanes);
+      at.item_ring().init(kConsumers + kHelpers, kLoads);
     } else {
-      at.kv_ring().init(C.consumer_warps());
-      at.item_ring().init(C.consumer_warps());
+      at.kv_ring().init(kConsumers);
+      at.item_ring().init(kConsumers, kLoads);
     }
     ptx::fence_mbarrier_init();
   }

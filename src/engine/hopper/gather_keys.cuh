@@ -32,7 +32,7 @@ class Gatherer {
       int block = item.num_blocks - 1;
       const TileKeys keys = keys_of<C>(params_, item);
       __syncwarp();  // every lane has read
-      if (ptx::lane() == 0) at_.item_ring().release(item_.slot());
+      if (ptx::kEveryLaneArrives || ptx::lane() == 0) at_.item_ring().release(item_.slot());
       item_.advance();
       if (block < 0) break;
       Places next = places_of(keys, block);

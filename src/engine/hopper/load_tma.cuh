@@ -361,7 +361,9 @@ class Producer {
 
   __device__ __forceinline__ void announce() {
     if constexpr (C.loads_by_warp()) __syncwarp();
-    if (TmaLoader<C>::leads()) ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));
+    if (ptx::kEveryLaneArrives || TmaLoader<C>::leads()) {
+      ptx::mbarrier_arrive(at_.item_ring().full(items_.slot()));
+    }
     items_.advance();
   }
 

@@ -58,7 +58,8 @@ class Widener {
     }
     ptx::fence_proxy_async();  // wgmma reads what threads have stored
     __syncwarp();
-    if (ptx::lane() == 0) ptx::mbarrier_arrive(at_.kv_ring().full(wide_.slot()));
+    if (ptx::kEveryLaneArrives || ptx::lane() == 0)
+      ptx::mbarrier_arrive(at_.kv_ring().full(wide_.slot()));
     release(at_.loaded_ring(), narrow_.slot());
     narrow_.advance();
     wide_.advance();
@@ -90,7 +91,7 @@ class Widener {
   template <int Slots>
   static __device__ __forceinline__ void release(const Ring<Slots>& ring, uint32_t slot) {
     __syncwarp();  // every lane has read
-    if (ptx::lane() == 0) ring.release(slot);
+    if (ptx::kEveryLaneArrives || ptx::lane() == 0) ring.release(slot);
   }
 
   SmemPlan<C>& smem_;

@@ -10,4 +10,7 @@ inline int lane() {
   return 0;
 }
 
+inline constexpr bool kEveryLaneArrives = false;
+inline constexpr int kArrivalsOfWarp = 1;
+
 }  // namespace fa3::hopper::ptx

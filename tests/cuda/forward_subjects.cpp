@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/forward_subjects.h"
+
+#include <cstdio>
+
+#include "cuda/plain_launch.h"
+#include "engine/hopper/compiled_cache.h"
+#include "engine/hopper/compiled_decode.h"
+#include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/plan_e4m3.h"
+#include "support/run.h"
+
+namespace fa3::test {
+namespace {
+
+using hopper::Element;
+using hopper::ForwardConfig;
+using hopper::ForwardKernel;
+using hopper::Variant;
+
+fa3_dtype dtype_of(Element element) {
+  return element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
+}
+
+// How the same kernel is launched besides: tiles cut along the keys, keys in caches.
+struct Form {
+  const char* name = "";
+  hopper::KeyCut cut{};
+  std::optional<CacheForm> cache{};
+};
+
+Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
+  constexpr const char* kVariants[] = {"", " general", " capped", " decoding"};
+  const ForwardConfig& g = kernel.config;
+  char name[80];
+  std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
+                g.widens() ? " over e4m3" : "", g.head_dim, g.head_dim_v, g.block_m, g.block_n,
+                kVariants[int(g.variant)], form.name);
+  const auto launch = [kernel, cut = form.cut](const Problem& problem, Placement& placement) {
+    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
+    arguments.pack = hopper::choose_pack(kernel.config, arguments);
+    arguments.cut = cut;
+    arguments.workspace = placement.workspace(
+        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
+    return hopper::launch_forward(kernel, arguments, nullptr);
+  };
+  const bool other_form = form.cut.active() || form.cache;
+  return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
+          launch, form.cache, other_form,   g.widens()};
+}
+
+// Cut into runs, as always where such a kernel is chosen.
+void cut_into_runs(hopper::ForwardLaunch* launch, int runs) {
+  launch->pack = hopper::most_packed(launch->heads_per_kv_head, true);
+  launch->cut = {.parts = hopper::KeyCut::kRuns, .blocks = runs};
+}
+
+Subject decode_subject(const ForwardKernel& kernel, int runs, const Form& form) {
+  Subject subject = subject_of(kernel, form);
+  subject.name += ", " + std::to_string(runs) + " runs";
+  subject.variant = Variant::kGeneral;
+  subject.only_ordinary_scores = false;
+  subject.decodes = kernel.config;
+  subject.launch = [kernel, runs](const Problem& problem, Placement& placement) {
+    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
+    cut_into_runs(&arguments, runs);
+    arguments.workspace = placement.workspace(
+        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
+    return hopper::launch_forward(kernel, arguments, nullptr);
+  };
+  return subject;
+}
+
+Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
+  const ForwardConfig& g = kernel.config;
+  char name[80];
+  std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d%s%s", g.head_dim, g.head_dim_v, g.block_m,
+                g.block_n, g.general() ? " capped" : "", form.name);
+  const auto launch = [kernel](const Problem& problem, Placement& placement) {
+    hopper::E4m3Launch arguments = hopper::e4m3_launch_of(problem);
+    arguments.forward.pack = hopper::choose_e4m3_pack(kernel.config, arguments);
+    arguments.forward.workspace = placement.workspace(
+        static_cast<size_t>(hopper::e4m3_workspace_bytes(kernel.config, arguments)));
+    const cudaError_t error = hopper::prepare_e4m3_launch(kernel, &arguments, nullptr);
+    return error != cudaSuccess ? error : hopper::launch_prepared_e4m3(kernel, arguments, nullptr);
+  };
+  return {name,      g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3,
+          g.variant, launch,     form.cache,   form.cache.has_value()};
+}
+
+Subject plain_subject(int head_dim, Element element) {
+  const std::string name = std::string(name_of(element)) + " d" + std::to_string(head_dim);
+  const auto launch = [=](const Problem& problem, Placement&) {
+    return hopper::launch_plain(head_dim, element, hopper::launch_of(problem), nullptr);
+  };
+  return {name + " plain", head_dim, head_dim, dtype_of(element), Variant::kDense, launch};
+}
+
+constexpr hopper::KeyCut kSevenRuns{.parts = hopper::KeyCut::kRuns, .blocks = 7};
+constexpr hopper::KeyCut kThreeParts{.parts = 3};
+const Form kForms[] = {
+    {.name = ", 7 runs", .cut = kSevenRuns},
+    {.name = ", 3 parts", .cut = kThreeParts},
+    {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
+    {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
+    {.name = ", pages of 256 in runs", .cut = kSevenRuns, .cache = CacheForm{.page_size = 256}},
+    {.name = ", left padding", .cache = CacheForm{.page_size = 64, .padded_left = true}},
+    {.name = ", entries in parts",
+     .cut = kThreeParts,
+     .cache = CacheForm{.indexed = true, .padded_left = true}},
+};
+
+bool can_launch(const ForwardConfig& config, const Form& form) {
+  const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
+                                          (form.cache->page_size > 0 && form.cache->padded_left));
+  return (!form.cut.active() || config.cuts()) &&
+         (!single_rows || hopper::copies_single_rows(config));
+}
+
+void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
+  for (const Form& form : kForms) {
+    if (can_launch(general.config, form)) subjects->push_back(subject_of(general, form));
+  }
+}
+
+// One tile in some runs, and several in each.
+constexpr int kDecodeRuns[] = {2, 7, 132};
+const Form kDecodeForms[] = {{},
+                             {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
+                             {.name = ", pages of 7", .cache = CacheForm{.page_size = 7}}};
+
+constexpr int kTableRows = int(hopper::kForwardTable.size());
+constexpr int kPlainEnd = kTableRows + int(std::size(hopper::kPlainHeadDims));
+constexpr int kE4m3End = kPlainEnd + int(hopper::kE4m3Table.size());
+constexpr int kCacheEnd = kE4m3End + int(hopper::kCacheTable.size());
+constexpr int kRows = kCacheEnd + int(hopper::kDecodeTable.size());
+
+}  // namespace
+
+const char* name_of(Element element) {
+  return element == Element::kFp16 ? "fp16" : "bf16";
+}
+
+SubjectRows subject_rows() {
+  return {kTableRows, kPlainEnd, kE4m3End, kCacheEnd, kRows};
+}
+
+std::vector<Subject> subjects_of(int row, Element element) {
+  std::vector<Subject> subjects;
+  if (row >= kRows) return subjects;
+  if (row >= kCacheEnd) {
+    const ForwardKernel kernel = hopper::decode_kernel_at(row - kCacheEnd, element);
+    for (const int runs : kDecodeRuns) {
+      for (const Form& form : kDecodeForms) {
+        subjects.push_back(decode_subject(kernel, runs, form));
+      }
+    }
+  } else if (row >= kE4m3End) {
+    for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
+      const ForwardKernel kernel = hopper::cache_kernel_at(row - kE4m3End, element, variant);
+      subjects.push_back(subject_of(kernel));
+      if (element == Element::kBf16 && variant == Variant::kGeneral) add_forms(kernel, &subjects);
+    }
+  } else if (row >= kPlainEnd) {
+    if (element != Element::kBf16) return subjects;  // cases of e4m3 have O in bf16
+    const ForwardKernel kernel = hopper::e4m3_kernel_at(row - kPlainEnd, element);
+    subjects.push_back(e4m3_subject(kernel));
+    for (const Form& form : kForms) {
+      if (!kernel.config.general() || !can_launch(kernel.config, form)) continue;
+      subjects.push_back(e4m3_subject(kernel, form));
+    }
+  } else if (row >= kTableRows) {
+    const int head_dim = hopper::kPlainHeadDims[static_cast<size_t>(row - kTableRows)];
+    subjects.push_back(plain_subject(head_dim, element));
+  } else {
+    for (int variant = 0; variant < hopper::kNumVariants; ++variant) {
+      subjects.push_back(subject_of(hopper::forward_kernel_at(row, element, Variant(variant))));
+    }
+    // Where keys lie is a question for no element type.
+    if (element == Element::kBf16) {
+      add_forms(hopper::forward_kernel_at(row, element, Variant::kGeneral), &subjects);
+    }
+  }
+  return subjects;
+}
+
+bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
+  if (subject.cache && c.k.packed()) return false;
+  if (subject.only_ordinary_scores && c.amount != 0) return false;
+  const Tensor o(c.o_shape(), c.o_dtype(), c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out);
+  Problem problem;
+  const Status status = api::describe(forward_params(FA3_ENGINE_HOPPER, c, inputs, o, lse),
+                                      api::Purpose::query, &problem);
+  if (!status.ok()) return true;
+  if (subject.dtype == FA3_FLOAT8_E4M3) {
+    const bool known =
+        hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
+    return known && hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
+  }
+  if (subject.quantized_cache) {
+    const hopper::ForwardLaunch launch = hopper::launch_of(problem);
+    if (!hopper::check_forward(problem).ok() || hopper::tensor_map_obstacle(launch.k) ||
+        hopper::tensor_map_obstacle(launch.v)) {
+      return false;
+    }
+  }
+  if (subject.decodes) {
+    hopper::ForwardLaunch launch = hopper::launch_of(problem);
+    cut_into_runs(&launch, 1);
+    if (!hopper::decodes(*subject.decodes, problem, launch)) return false;
+  }
+  const Variant needed = hopper::variant_of(problem);
+  return needed == subject.variant ||
+         (needed == Variant::kDense && subject.variant == Variant::kGeneral);
+}
+
+}  // namespace fa3::test

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernels fa3_gpu_check checks, and how it launches them: every row of the tables, also where
+// another would be chosen, and the plain kernel of the reading guide; besides, keys in caches and tiles
+// that are cut.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/describe.h"
+#include "engine/hopper/forward_config.h"
+#include "support/cache.h"
+#include "support/inputs.h"
+#include "support/placement.h"
+
+namespace fa3::test {
+
+// A kernel to be checked: its tile's head dims, and how it is launched.
+struct Subject {
+  std::string name;
+  int head_dim, head_dim_v;
+  fa3_dtype dtype;  // of q; of k and v too, unless the cache is quantized
+  hopper::Variant variant;
+  std::function<cudaError_t(const Problem&, Placement&)> launch;
+  std::optional<CacheForm> cache{};  // where the keys lie instead
+  bool only_ordinary_scores = false;
+  bool quantized_cache = false;
+  std::optional<hopper::ForwardConfig> decodes{};  // calls for kernels that do nothing else
+};
+
+// Rows of the tables, one table after the other; the first of each.
+struct SubjectRows {
+  int plain, e4m3, caches, decoding, end;
+};
+SubjectRows subject_rows();
+
+const char* name_of(hopper::Element element);
+
+// Those of a row whose Q, or for e4m3 O, has this type.
+std::vector<Subject> subjects_of(int row, hopper::Element element);
+
+// Whether it does a case with these inputs. A general kernel does all that a dense one does.
+bool does(const Subject& subject, const Case& c, const Inputs& inputs);
+
+}  // namespace fa3::test
