@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <vector>
 
 #include "api/describe_cache.h"
 #include "api/describe_lengths.h"
@@ -20,7 +19,7 @@ namespace {
 
 constexpr int32_t kMaxSplits = 256;
 
-const CacheArguments kNoCache = {};
+constexpr CacheArguments kNoCache = {kAbsent, kAbsent, kAbsent, kAbsent};
 
 CacheArguments cache_of(const fa3_forward_params& params) {
   return {{"page_table", params.page_table},
@@ -82,7 +81,8 @@ Status describe_mask(const fa3_options& options, Problem* problem) {
   return {};
 }
 
-Status describe_options(const fa3_options& options, int64_t head_dim, Problem* problem) {
+Status describe_options(const fa3_options& options, int64_t head_dim, int32_t device_type,
+                        Problem* problem) {
   if (options.scale == FA3_SCALE_AUTO) {
     problem->scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   } else if (std::isfinite(options.scale) && options.scale > 0.0f) {
@@ -106,7 +106,7 @@ Status describe_options(const fa3_options& options, int64_t head_dim, Problem* p
   }
   problem->batch_invariant = options.batch_invariant != 0;
   FA3_TRY(describe_mask(options, problem));
-  FA3_TRY(resolve_threads(options.num_threads, &problem->num_threads));
+  FA3_TRY(resolve_threads(options.num_threads, device_type, &problem->num_threads));
   return resolve_engine(options.engine, &problem->engine);
 }
 
@@ -182,7 +182,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   FA3_TRY(describe_padding(cache, qt, purpose, problem));
   const auto keys_of = [&](int64_t b) { return problem->lengths_k.rows_of(b); };
   FA3_TRY(check_places(cache, problem->batch, problem->key_places, keys_of));
-  FA3_TRY(describe_options(options, problem->head_dim, problem));
+  FA3_TRY(describe_options(options, problem->head_dim, qt.device_type, problem));
 
   if (present(params.lse)) {
     FA3_TRY(check_row_scalars({"lse", params.lse}, qt, packed_q, purpose));
@@ -215,24 +215,45 @@ Status check_countable(const Problem& problem) {
   return {};
 }
 
-std::vector<Named> inputs_of(const fa3_options& options, const fa3_tensor& q, const fa3_tensor& k,
-                             const fa3_tensor& v, const fa3_tensor& sink) {
-  return {{"q", q},
-          {"k", k},
-          {"v", v},
-          {"sink", sink},
-          {"cu_seqlens_q", options.cu_seqlens_q},
-          {"cu_seqlens_k", options.cu_seqlens_k},
-          {"seqused_q", options.seqused_q},
-          {"seqused_k", options.seqused_k}};
+// What a call reads and what it writes.
+auto inputs_of(const fa3_forward_params& p) {
+  return std::to_array<Named>({{"q", p.q},
+                               {"k", p.k},
+                               {"v", p.v},
+                               {"sink", p.sink},
+                               {"cu_seqlens_q", p.options.cu_seqlens_q},
+                               {"cu_seqlens_k", p.options.cu_seqlens_k},
+                               {"seqused_q", p.options.seqused_q},
+                               {"seqused_k", p.options.seqused_k},
+                               {"page_table", p.page_table},
+                               {"batch_index", p.batch_index},
+                               {"left_padding", p.left_padding},
+                               {"q_descale", p.q_descale},
+                               {"k_descale", p.k_descale},
+                               {"v_descale", p.v_descale},
+                               {"k_mean", p.k_mean},
+                               {"v_mean", p.v_mean}});
+}
+auto outputs_of(const fa3_forward_params& p) {
+  return std::to_array<Named>({{"o", p.o}, {"lse", p.lse}});
 }
 
-std::array<Named, 5> scales_of(const fa3_forward_params& p) {
-  return {Named{"q_descale", p.q_descale},
-          {"k_descale", p.k_descale},
-          {"v_descale", p.v_descale},
-          {"k_mean", p.k_mean},
-          {"v_mean", p.v_mean}};
+auto inputs_of(const fa3_backward_params& p) {
+  return std::to_array<Named>({{"q", p.q},
+                               {"k", p.k},
+                               {"v", p.v},
+                               {"sink", p.sink},
+                               {"cu_seqlens_q", p.options.cu_seqlens_q},
+                               {"cu_seqlens_k", p.options.cu_seqlens_k},
+                               {"seqused_q", p.options.seqused_q},
+                               {"seqused_k", p.options.seqused_k},
+                               {"o", p.o},
+                               {"lse", p.lse},
+                               {"d_o", p.d_o},
+                               {"d_lse", p.d_lse}});
+}
+auto outputs_of(const fa3_backward_params& p) {
+  return std::to_array<Named>({{"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}, {"dsink", p.dsink}});
 }
 
 // What the numbers of q, k and v stand for.
@@ -256,7 +277,7 @@ Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Prob
   QuantizedShape v = k;
   v.dim = is.head_dim_v;
   v.tensor = p.v;
-  const Named none{"q_mean", {}};  // would move each score by another amount
+  const Named none{"q_mean", kNoTensor};  // would move each score by another amount
   FA3_TRY(describe_quantization({{"q", p.q}, {"q_descale", p.q_descale}, none}, q, is.lengths_q,
                                 purpose, &problem->q_quantization));
   FA3_TRY(describe_quantization({{"k", p.k}, {"k_descale", p.k_descale}, {"k_mean", p.k_mean}}, k,
@@ -265,13 +286,6 @@ Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Prob
                                 is.lengths_k, purpose, &problem->v_quantization));
   if (grouped) problem->q_quantization.descale.heads_per_scale = is.group();
   return {};
-}
-
-Status check_lengths_apart(const Memory& workspace, const fa3_options& options) {
-  return check_apart(workspace, {{"cu_seqlens_q", options.cu_seqlens_q},
-                                 {"cu_seqlens_k", options.cu_seqlens_k},
-                                 {"seqused_q", options.seqused_q},
-                                 {"seqused_k", options.seqused_k}});
 }
 
 }  // namespace
@@ -287,11 +301,7 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
   }
   problem->num_splits = params.num_splits;
   if (purpose == Purpose::query) return {};
-  std::vector<Named> inputs = inputs_of(params.options, params.q, params.k, params.v, params.sink);
-  inputs.insert(inputs.end(), {cache.page_table, cache.batch_index, cache.left_padding});
-  const auto scales = scales_of(params);
-  inputs.insert(inputs.end(), scales.begin(), scales.end());
-  return check_outputs({{"o", params.o}, {"lse", params.lse}}, inputs);
+  return check_outputs(outputs_of(params), inputs_of(params));
 }
 
 Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem) {
@@ -321,13 +331,7 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
     problem->has_d_lse = true;
     problem->d_lse = row_scalars(params.d_lse);
   }
-  if (purpose == Purpose::call) {
-    std::vector<Named> inputs =
-        inputs_of(params.options, params.q, params.k, params.v, params.sink);
-    inputs.insert(inputs.end(),
-                  {{"o", params.o}, {"lse", params.lse}, d_o, {"d_lse", params.d_lse}});
-    FA3_TRY(check_outputs({dq, dk, dv, {"dsink", params.dsink}}, inputs));
-  }
+  if (purpose == Purpose::call) FA3_TRY(check_outputs(outputs_of(params), inputs_of(params)));
   problem->d_o = operand(params.d_o);
   problem->dq = operand(params.dq);
   problem->dk = operand(params.dk);
@@ -338,34 +342,13 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
 }
 
 Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
-  FA3_TRY(check_lengths_apart(workspace, p.options));
-  for (const Named& scale : scales_of(p)) FA3_TRY(check_apart(workspace, {scale}));
-  const CacheArguments cache = cache_of(p);
-  return check_apart(workspace, {{"q", p.q},
-                                 {"k", p.k},
-                                 {"v", p.v},
-                                 {"o", p.o},
-                                 {"lse", p.lse},
-                                 {"sink", p.sink},
-                                 cache.page_table,
-                                 cache.batch_index,
-                                 cache.left_padding});
+  FA3_TRY(check_apart(workspace, inputs_of(p)));
+  return check_apart(workspace, outputs_of(p));
 }
 
 Status check_workspace(const fa3_backward_params& p, const Memory& workspace) {
-  FA3_TRY(check_lengths_apart(workspace, p.options));
-  return check_apart(workspace, {{"q", p.q},
-                                 {"k", p.k},
-                                 {"v", p.v},
-                                 {"o", p.o},
-                                 {"lse", p.lse},
-                                 {"sink", p.sink},
-                                 {"d_o", p.d_o},
-                                 {"dq", p.dq},
-                                 {"dk", p.dk},
-                                 {"dv", p.dv},
-                                 {"dsink", p.dsink},
-                                 {"d_lse", p.d_lse}});
+  FA3_TRY(check_apart(workspace, inputs_of(p)));
+  return check_apart(workspace, outputs_of(p));
 }
 
 }  // namespace fa3::api

@@ -76,7 +76,7 @@ Status describe_divisor(Named cache, Named descale, const AppendProblem& problem
                              .tensor = cache.tensor};
   Quantization quantization;
   FA3_TRY(
-      describe_quantization({cache, descale, {"", {}}}, shape, {.total = 1}, kCall, &quantization));
+      describe_quantization({cache, descale, kAbsent}, shape, {.total = 1}, kCall, &quantization));
   *result = quantization.descale;
   return {};
 }
@@ -101,7 +101,7 @@ Status describe_queries(const fa3_append_params& p, AppendProblem* problem) {
     FA3_TRY(check_same_dtype(same, {"k", p.k}));
     FA3_TRY(check_same_device(same, {"k_cache", p.k_cache}));
   }
-  const LengthArguments lengths{{"cu_seqlens_q", p.cu_seqlens_q}, {"", {}}, 0, ""};
+  const LengthArguments lengths{{"cu_seqlens_q", p.cu_seqlens_q}, kAbsent, 0, ""};
   FA3_TRY(describe_lengths(lengths, p.q.shape[p.q.rank - 3], p.k_cache, problem->batch, kCall,
                            &problem->lengths_q));
   problem->rotates_queries = true;
@@ -143,7 +143,7 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   const Named k_cache{"k_cache", p.k_cache}, v_cache{"v_cache", p.v_cache};
   const Named k{"k", p.k}, v{"v", p.v};
   const CacheArguments cache{
-      {"page_table", p.page_table}, {"batch_index", p.batch_index}, {"", {}}, {"", {}}};
+      {"page_table", p.page_table}, {"batch_index", p.batch_index}, kAbsent, kAbsent};
   const bool packed = present(p.cu_seqlens_new);
   FA3_TRY(check_operand(k_cache, false, kCall));
   FA3_TRY(
@@ -178,7 +178,7 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   FA3_TRY(describe_divisor(v_cache, {"v_descale", p.v_descale}, *problem, &problem->v_descale));
   FA3_TRY(describe_places(cache, p.k_cache, p.k_cache, problem->batch, kCall, &problem->places,
                           &problem->room));
-  const LengthArguments lengths{{"cu_seqlens_new", p.cu_seqlens_new}, {"", {}}, 0, ""};
+  const LengthArguments lengths{{"cu_seqlens_new", p.cu_seqlens_new}, kAbsent, 0, ""};
   FA3_TRY(describe_lengths(lengths, p.k.shape[p.k.rank - 3], p.k_cache, problem->batch, kCall,
                            &problem->lengths_new));
   FA3_TRY(check_length_array({"seqused", p.seqused}, problem->batch, p.k_cache, kCall));
@@ -197,20 +197,21 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
       return Rows{problem->seqused[b], problem->lengths_new.rows_of(b).used, 0};
     }));
   }
-  const std::vector<Named> inputs = {k,
-                                     v,
-                                     {"seqused", p.seqused},
-                                     {"first_position", p.first_position},
-                                     {"cu_seqlens_new", p.cu_seqlens_new},
-                                     {"cu_seqlens_q", p.cu_seqlens_q},
-                                     {"page_table", p.page_table},
-                                     {"batch_index", p.batch_index},
-                                     {"rotary_cos", p.rotary_cos},
-                                     {"rotary_sin", p.rotary_sin},
-                                     {"k_descale", p.k_descale},
-                                     {"v_descale", p.v_descale}};
+  const Named inputs[] = {k,
+                          v,
+                          {"seqused", p.seqused},
+                          {"first_position", p.first_position},
+                          {"cu_seqlens_new", p.cu_seqlens_new},
+                          {"cu_seqlens_q", p.cu_seqlens_q},
+                          {"page_table", p.page_table},
+                          {"batch_index", p.batch_index},
+                          {"rotary_cos", p.rotary_cos},
+                          {"rotary_sin", p.rotary_sin},
+                          {"k_descale", p.k_descale},
+                          {"v_descale", p.v_descale}};
   const Named q{"q", p.q}, rotated{"q_rotated", p.q_rotated};
-  FA3_TRY(check_outputs({k_cache, v_cache, rotated}, inputs));
+  const Named outputs[] = {k_cache, v_cache, rotated};
+  FA3_TRY(check_outputs(outputs, inputs));
   const bool in_place = problem->rotates_queries && p.q.data == p.q_rotated.data &&
                         std::equal(p.q.stride, p.q.stride + p.q.rank, p.q_rotated.stride);
   for (const Named& output : {k_cache, v_cache}) FA3_TRY(check_no_overlap(output, q));
@@ -221,7 +222,7 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   problem->v = operand(p.v);
   problem->device = static_cast<fa3_device_type>(p.k_cache.device_type);
   problem->device_index = p.k_cache.device_index;
-  return resolve_threads(p.num_threads, &problem->num_threads);
+  return resolve_threads(p.num_threads, problem->device, &problem->num_threads);
 }
 
 }  // namespace fa3::api

@@ -69,7 +69,7 @@ Status describe(const fa3_merge_params& params, MergeProblem* problem) {
     FA3_TRY(check_no_overlap(lse, o));
   }
   FA3_TRY(check_distinct_elements(o));
-  FA3_TRY(resolve_threads(params.num_threads, &problem->num_threads));
+  FA3_TRY(resolve_threads(params.num_threads, params.o.device_type, &problem->num_threads));
   FA3_TRY(check_merge_aliasing(params));
 
   const int num_threads = problem->num_threads;

@@ -2,6 +2,7 @@
 #include "api/describe_quantize.h"
 
 #include <algorithm>
+#include <array>
 
 #include "api/describe_lengths.h"
 #include "api/operand_rules.h"
@@ -54,13 +55,15 @@ Status describe_rotary(const fa3_quantize_params& p, const QuantizedShape& x, Pu
   return {};
 }
 
-Status check_memory(const fa3_quantize_params& p) {
-  return check_outputs({{"y", p.y}, {"descale", p.descale}, {"mean", p.mean}},
-                       {{"x", p.x},
-                        {"rotary_cos", p.rotary_cos},
-                        {"rotary_sin", p.rotary_sin},
-                        {"cu_seqlens", p.cu_seqlens},
-                        {"seqused", p.seqused}});
+auto inputs_of(const fa3_quantize_params& p) {
+  return std::to_array<Named>({{"x", p.x},
+                               {"rotary_cos", p.rotary_cos},
+                               {"rotary_sin", p.rotary_sin},
+                               {"cu_seqlens", p.cu_seqlens},
+                               {"seqused", p.seqused}});
+}
+auto outputs_of(const fa3_quantize_params& p) {
+  return std::to_array<Named>({{"y", p.y}, {"descale", p.descale}, {"mean", p.mean}});
 }
 
 }  // namespace
@@ -95,9 +98,9 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
     FA3_TRY(check_flag(name, flag));
   }
   FA3_TRY(describe_rotary(p, shape, purpose, &problem->rotary));
-  FA3_TRY(resolve_threads(p.num_threads, &problem->num_threads));
+  FA3_TRY(resolve_threads(p.num_threads, p.x.device_type, &problem->num_threads));
   FA3_TRY(resolve_engine(p.engine, &problem->engine));
-  if (purpose == Purpose::call) FA3_TRY(check_memory(p));
+  if (purpose == Purpose::call) FA3_TRY(check_outputs(outputs_of(p), inputs_of(p)));
 
   problem->x = operand(p.x);
   problem->y = operand(p.y);
@@ -113,14 +116,8 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
 }
 
 Status check_workspace(const fa3_quantize_params& p, const Memory& workspace) {
-  return check_apart(workspace, {{"x", p.x},
-                                 {"y", p.y},
-                                 {"descale", p.descale},
-                                 {"mean", p.mean},
-                                 {"rotary_cos", p.rotary_cos},
-                                 {"rotary_sin", p.rotary_sin},
-                                 {"cu_seqlens", p.cu_seqlens},
-                                 {"seqused", p.seqused}});
+  FA3_TRY(check_apart(workspace, inputs_of(p)));
+  return check_apart(workspace, outputs_of(p));
 }
 
 }  // namespace fa3::api

@@ -56,11 +56,11 @@ Status check_head_dim(const char* name, int64_t dim) {
   return invalid(name, ": expected a head dim in [1, ", kMaxHeadDim, "], got ", dim);
 }
 
-Status resolve_threads(int32_t asked, int* num_threads) {
+Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads) {
   if (asked < 0 || asked > kMaxThreads) {
     return invalid("num_threads: expected 0 (all cores) to ", kMaxThreads, ", got ", asked);
   }
-  *num_threads = asked > 0 ? asked : available_threads();
+  *num_threads = asked > 0 ? asked : device_type == FA3_CPU ? available_threads() : 1;
   return {};
 }
 
@@ -72,24 +72,22 @@ Status resolve_engine(int32_t asked, fa3_engine_id* engine) {
   return {};
 }
 
-Status check_outputs(const std::vector<Named>& outputs, const std::vector<Named>& inputs) {
+Status check_outputs(std::span<const Named> outputs, std::span<const Named> inputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     FA3_TRY(check_distinct_elements(outputs[i]));
-    for (const Named& input : inputs) FA3_TRY(check_no_overlap(outputs[i], input));
-    for (size_t j = 0; j < i; ++j) FA3_TRY(check_no_overlap(outputs[i], outputs[j]));
+    FA3_TRY(check_no_overlap(outputs[i], inputs));
+    FA3_TRY(check_no_overlap(outputs[i], outputs.first(i)));
   }
   return {};
 }
 
-Status check_apart(const Memory& workspace, std::initializer_list<Named> tensors) {
-  const Named bytes{"workspace",
-                    {.data = workspace.data,
-                     .dtype = FA3_FLOAT8_E4M3,  // of one byte
-                     .rank = 1,
-                     .shape = {workspace.bytes},
-                     .stride = {1}}};
-  for (const Named& tensor : tensors) FA3_TRY(check_no_overlap(bytes, tensor));
-  return {};
+Status check_apart(const Memory& workspace, std::span<const Named> tensors) {
+  const fa3_tensor bytes{.data = workspace.data,
+                         .dtype = FA3_FLOAT8_E4M3,  // of one byte
+                         .rank = 1,
+                         .shape = {workspace.bytes},
+                         .stride = {1}};
+  return check_no_overlap({"workspace", bytes}, tensors);
 }
 
 }  // namespace fa3::api

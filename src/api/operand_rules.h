@@ -3,7 +3,7 @@
 // Rules that the calls share: of operands, threads, engines, and of the memory that is written.
 #pragma once
 
-#include <vector>
+#include <span>
 
 #include "api/describe.h"
 #include "api/tensor_rules.h"
@@ -24,12 +24,13 @@ Status check_operand(Named named, bool packed, Purpose purpose);
 Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed, Purpose purpose);
 Status check_head_dim(const char* name, int64_t dim);
 
-Status resolve_threads(int32_t asked, int* num_threads);
+// A GPU's engines take none of the host's: cores are counted, by the system, for calls on the CPU.
+Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads);
 Status resolve_engine(int32_t asked, fa3_engine_id* engine);
 
 // Outputs share memory neither with each other nor with an input.
-Status check_outputs(const std::vector<Named>& outputs, const std::vector<Named>& inputs);
+Status check_outputs(std::span<const Named> outputs, std::span<const Named> inputs);
 // The workspace is written while tensors are read, so it needs memory of its own too.
-Status check_apart(const Memory& workspace, std::initializer_list<Named> tensors);
+Status check_apart(const Memory& workspace, std::span<const Named> tensors);
 
 }  // namespace fa3::api

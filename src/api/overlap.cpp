@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/macros.h"
 
 namespace fa3::api {
 namespace {
@@ -36,10 +37,12 @@ View view_of(const fa3_tensor& tensor) {
   view.run = size_of(static_cast<DType>(tensor.dtype));
   for (int dim = 0; dim < tensor.rank; ++dim) {
     if (tensor.shape[dim] < 2) continue;
-    view.dims[view.count++] = {dim, tensor.shape[dim], tensor.stride[dim] * view.run};
+    const Dim next{dim, tensor.shape[dim], tensor.stride[dim] * view.run};
+    int at = view.count++;
+    for (; at > 0 && view.dims[at - 1].stride < next.stride; --at)
+      view.dims[at] = view.dims[at - 1];
+    view.dims[at] = next;
   }
-  std::stable_sort(view.dims, view.dims + view.count,
-                   [](const Dim& a, const Dim& b) { return a.stride > b.stride; });
   return view;
 }
 
@@ -98,6 +101,29 @@ bool has_memory(const fa3_tensor& tensor) {
   return tensor.data != nullptr && has_elements(tensor);
 }
 
+// The bytes from a tensor's first to its last; none if it has no memory.
+struct Range {
+  uintptr_t begin = 0, bytes = 0;
+
+  bool holds(uintptr_t address) const { return address - begin < bytes; }
+};
+
+bool meet(const Range& a, const Range& b) {
+  return a.bytes > 0 && b.bytes > 0 && (a.holds(b.begin) || b.holds(a.begin));
+}
+
+Range range_of(const fa3_tensor& tensor) {
+  if (tensor.data == nullptr) return {};
+  int64_t last = 0;
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    const int64_t extent = tensor.shape[dim];
+    if (extent == 0) return {};
+    if (extent > 1) last += (extent - 1) * tensor.stride[dim];
+  }
+  const int64_t bytes = (last + 1) * size_of(static_cast<DType>(tensor.dtype));
+  return {reinterpret_cast<uintptr_t>(tensor.data), static_cast<uintptr_t>(bytes)};
+}
+
 }  // namespace
 
 Status check_distinct_elements(Named output) {
@@ -117,6 +143,15 @@ Status check_no_overlap(Named output, Named other) {
   if (!meet(a, 0, b, 0, static_cast<int64_t>(a.first - b.first))) return {};
   return invalid(output.name, ": expected memory of its own, but it overlaps ", other.name,
                  "; give it a separate buffer");
+}
+
+// Nearly all of a call's tensors lie apart, which their ends tell.
+Status check_no_overlap(Named output, std::span<const Named> others) {
+  const Range range = range_of(output.tensor);
+  for (const Named& other : others) {
+    if (meet(range, range_of(other.tensor))) FA3_TRY(check_no_overlap(output, other));
+  }
+  return {};
 }
 
 bool is_entry_of(const fa3_tensor& part, const fa3_tensor& whole) {

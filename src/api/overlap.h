@@ -5,6 +5,8 @@
 
 #include <fa3/status.h>
 
+#include <span>
+
 #include "api/tensor_rules.h"
 
 namespace fa3::api {
@@ -13,6 +15,7 @@ namespace fa3::api {
 Status check_distinct_elements(Named output);
 // ... nor with those of another tensor.
 Status check_no_overlap(Named output, Named other);
+Status check_no_overlap(Named output, std::span<const Named> others);
 
 // Whether `whole`, a stack of partials along its first dimension, holds `part` as one of them that
 // shares no element with the others.

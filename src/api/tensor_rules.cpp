@@ -90,9 +90,12 @@ Status check_last_stride(Named named) {
 
 Status check_dtype(Named named, std::initializer_list<DType> allowed) {
   const auto& [name, tensor] = named;
+  if (std::find(allowed.begin(), allowed.end(), static_cast<DType>(tensor.dtype)) !=
+      allowed.end()) {
+    return {};
+  }
   std::string expected;
   for (DType dtype : allowed) {
-    if (static_cast<DType>(tensor.dtype) == dtype) return {};
     if (!expected.empty()) expected += " or ";
     expected += name_of(dtype);
   }

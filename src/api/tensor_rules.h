@@ -13,11 +13,16 @@
 
 namespace fa3::api {
 
-// A tensor and the name that its error messages use.
+// A tensor and the name that its error messages use. It only refers to the tensor: each call makes
+// dozens of these.
 struct Named {
   const char* name;
-  fa3_tensor tensor;
+  const fa3_tensor& tensor;
 };
+
+// For an argument that a call does not have.
+inline constexpr fa3_tensor kNoTensor = {};
+inline constexpr Named kAbsent = {"", kNoTensor};
 
 // "(2, 128, 8, 64)"
 std::string shape_text(const fa3_tensor& tensor);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What engines are told of strides that lead nowhere.
+// What engines are told of strides that lead nowhere, and of threads.
 #include "api/operand_rules.h"
 
 #include <gtest/gtest.h>
+
+#include "core/threads.h"
 
 namespace fa3::api {
 namespace {
@@ -23,6 +25,17 @@ TEST(Strides, of_a_single_row_or_sequence_are_zero) {
 TEST(Strides, of_an_empty_tensor_are_zero) {
   EXPECT_EQ(stride_of(tensor(FA3_CPU, 0), 2), 0);
   EXPECT_EQ(stride_of(tensor(FA3_CUDA, 0), 2), 0);
+}
+
+TEST(Threads, are_those_asked_for_else_all_of_the_cpu_else_the_caller) {
+  for (const auto& [asked, device, expected] : {std::tuple{3, FA3_CPU, 3},
+                                                {3, FA3_CUDA, 3},
+                                                {0, FA3_CPU, available_threads()},
+                                                {0, FA3_CUDA, 1}}) {
+    int threads = 0;
+    EXPECT_TRUE(resolve_threads(asked, device, &threads).ok());
+    EXPECT_EQ(threads, expected);
+  }
 }
 
 }  // namespace
