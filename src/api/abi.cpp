@@ -82,7 +82,7 @@ fa3_status with_params(const Params* params, Body&& body) {
 template <class Params>
 fa3_status supported(const Params* params) {
   return with_params(params, [](const Params& p) {
-    Plan unused;
+    Plan unused{.wants_words = false};
     return plan(p, &unused);
   });
 }
@@ -91,7 +91,7 @@ template <class Params>
 fa3_status workspace_size(const Params* params, size_t* bytes) {
   return with_params(params, [&](const Params& p) -> Status {
     if (bytes == nullptr) return invalid("bytes: expected a place for the size, got null");
-    Plan planned;
+    Plan planned{.wants_words = false};
     FA3_TRY(plan(p, &planned));
     *bytes = static_cast<size_t>(planned.workspace_bytes);
     return {};

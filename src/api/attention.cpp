@@ -51,6 +51,7 @@ Status plan_call(const Params& params, Plan* plan) {
   P problem;
   Choice choice;
   FA3_TRY(describe(params, Purpose::query, &problem));
+  choice.plan.wants_words = plan->wants_words;
   FA3_TRY(choose(problem, &choice));
   *plan = std::move(choice.plan);
   return {};
@@ -62,6 +63,7 @@ Status run_call(const Params& params, Workspace workspace, void* stream, Verb ve
   P problem;
   Choice choice;
   FA3_TRY(describe(params, Purpose::call, &problem));
+  choice.plan.wants_words = watched();
   FA3_TRY(choose(problem, &choice));
   void* memory = nullptr;
   FA3_TRY(provide(params, choice.plan, workspace, &memory));

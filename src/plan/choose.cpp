@@ -30,11 +30,11 @@ Status consider(const Engine& engine, const P& problem, Choice* choice) {
     return unsupported("takes ", memory_name(engine.memory), " tensors, got ",
                        memory_name(problem.device), "; fa3 never moves data");
   }
-  if (const Availability found = engine.probe(); !found.available) {
-    return unsupported(found.detail);
+  Plan plan{.wants_words = choice->plan.wants_words};
+  if (Status status = plan_with(engine, problem, &plan); !status.ok()) {
+    const Availability found = engine.probe();  // the better reason, which takes a while to find
+    return found.available ? status : unsupported(found.detail);
   }
-  Plan plan;
-  if (Status status = plan_with(engine, problem, &plan); !status.ok()) return status;
   if (plan.workspace_bytes >= kTooManyBytes) {
     return unsupported("needs a workspace of 2^60 bytes or more for these sizes");
   }

@@ -12,7 +12,7 @@ struct Choice {
   Plan plan;
 };
 
-// OK, or UNSUPPORTED with every candidate's reason.
+// OK, or UNSUPPORTED with every candidate's reason. With words if choice->plan.wants_words.
 Status choose(const Problem& problem, Choice* choice);
 Status choose(const BackwardProblem& problem, Choice* choice);
 Status choose(const QuantizeProblem& problem, Choice* choice);

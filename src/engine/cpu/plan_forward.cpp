@@ -88,9 +88,7 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
 
 Status plan_forward(const Problem& problem, Plan* plan) {
   const TileShape shape = forward_tile_shape(problem);
-  *plan = {};
   plan->engine = "cpu";
-  plan->kernel = concat("tiled ", isa_name());
   plan->block_q = choose_block_q(problem, shape);
   plan->block_k = shape.block_k;
   plan->num_threads = problem.num_threads;
@@ -98,7 +96,10 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->num_tasks = totals.num_tasks;
   plan->num_splits = totals.max_parts;
   plan->workspace_bytes = bytes_of([&](Carver& carver) { carve_forward(problem, shape, carver); });
-  plan->why = reasons(problem, shape, *plan);
+  if (plan->wants_words) {
+    plan->kernel = concat("tiled ", isa_name());
+    plan->why = reasons(problem, shape, *plan);
+  }
   return {};
 }
 

@@ -31,12 +31,11 @@ const Engine kHopperEngine = {
       return cuda::run_append(problem, stream);
     },
     .read_back = cuda::read_back,
-    .plan_quantize = cuda::plan_quantize,
-    .run_quantize = [](const QuantizeProblem& problem, const Plan& plan, void* workspace,
-                       void* stream) -> Status {
+    .plan_quantize = [](const QuantizeProblem& problem, Plan* plan) -> Status {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-      return cuda::run_quantize(problem, plan, workspace, stream);
+      return cuda::plan_quantize(problem, plan);
     },
+    .run_quantize = cuda::run_quantize,
     .clock = &cuda::kClock,
 };
 

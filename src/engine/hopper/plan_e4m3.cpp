@@ -110,14 +110,15 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
 
   plan->engine = "hopper";
-  plan->kernel = concat("forward float8_e4m3 d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x",
-                        c.block_n, mask_name(launch.forward.mask));
   plan->variant = row;
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = launch.forward.pack.heads();
   plan->num_tasks = num_tiles;
   plan->workspace_bytes = nothing_to_do(problem) ? 0 : e4m3_workspace_bytes(c, launch);
+  if (!plan->wants_words) return {};
+  plan->kernel = concat("forward float8_e4m3 d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x",
+                        c.block_n, mask_name(launch.forward.mask));
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why,
                      "; V is transposed beforehand");
   if (plan->packed_heads > 1) {

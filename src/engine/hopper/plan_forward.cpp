@@ -362,6 +362,30 @@ int choose_decode_row(const Problem& problem, int row, const ForwardLaunch& laun
   return kNoRow;
 }
 
+std::string reasons(const Problem& problem, const ForwardConfig& c, const char* of_the_row,
+                    const ForwardLaunch& launch) {
+  const KeyCut& cut = launch.cut;
+  std::string why =
+      concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", of_the_row);
+  if (c.widens()) {
+    why += concat("; float8_e4m3 becomes ", name_of(problem.dtype), " in shared memory");
+  }
+  if (gathers_keys(c, launch)) why += "; threads copy keys, row by row";
+  if (launch.pack.heads() > 1) {
+    why += concat("; ", launch.pack.heads(), " query heads share a tile");
+  }
+  if (cut.parts == KeyCut::kRuns) {
+    why += concat("; keys are cut into runs for ", cut.blocks, " thread blocks");
+  } else if (cut.active()) {
+    why += concat("; keys of a tile are cut into up to ", cut.parts, " parts");
+  }
+  if (problem.batch_invariant) why += "; the same for every batch";
+  if (problem.head_dim_v > kMaxColumnsV) {
+    why += concat("; a launch for every ", kMaxColumnsV, " columns of the values");
+  }
+  return why;
+}
+
 Status plan_forward(const Problem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return plan_e4m3(problem, plan);
   FA3_TRY(check_forward(problem));
@@ -391,8 +415,6 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   }
 
   plan->engine = "hopper";
-  plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                        " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
   plan->variant = Choice{row, variant, cut.rows_log2}.number();
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
@@ -400,24 +422,10 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->num_splits = cut.parts;
   plan->num_tasks = cut.blocks > 0 ? cut.blocks : num_tiles * cut.parts;
   plan->workspace_bytes = nothing_to_do(launch) ? 0 : forward_workspace_bytes(c, launch);
-  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why);
-  if (c.widens()) {
-    plan->why += concat("; float8_e4m3 becomes ", name_of(problem.dtype), " in shared memory");
-  }
-  if (gathers_keys(c.with(c.element, variant), launch)) {
-    plan->why += "; threads copy keys, row by row";
-  }
-  if (plan->packed_heads > 1) {
-    plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
-  }
-  if (cut.parts == KeyCut::kRuns) {
-    plan->why += concat("; keys are cut into runs for ", cut.blocks, " thread blocks");
-  } else if (cut.active()) {
-    plan->why += concat("; keys of a tile are cut into up to ", cut.parts, " parts");
-  }
-  if (problem.batch_invariant) plan->why += "; the same for every batch";
-  if (problem.head_dim_v > kMaxColumnsV) {
-    plan->why += concat("; a launch for every ", kMaxColumnsV, " columns of the values");
+  if (plan->wants_words) {
+    plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
+                          " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
+    plan->why = reasons(problem, c.with(c.element, variant), why, launch);
   }
   return {};
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call plans once. This executable brings its own list of engines: one engine that counts.
+// A call plans once, and asks for nothing that it does not need. This executable brings its own list of
+// engines: one that counts, and one that refuses.
 #include <fa3/attention.h>
 #include <gtest/gtest.h>
 
@@ -13,8 +14,12 @@ int g_plans = 0;
 int64_t g_bytes = 0;  // what a plan asks for
 void* g_workspace = nullptr;
 int g_obeyed = 0;  // the plan that the last run was given, by its variant
+int g_probes = 0;
+bool g_wanted_words = false;  // of the last plan
+bool g_here = true;           // the engine that refuses
 
 Status count_plan(Plan* plan) {
+  g_wanted_words = plan->wants_words;
   *plan = {.engine = "counting", .variant = ++g_plans, .workspace_bytes = g_bytes};
   return {};
 }
@@ -32,6 +37,7 @@ constexpr Engine kCounting = {
     .automatic = true,
     .probe =
         [] {
+          ++g_probes;
           return Availability{true, "counts"};
         },
     .plan_forward = [](const Problem&, Plan* plan) { return count_plan(plan); },
@@ -43,6 +49,22 @@ constexpr Engine kCounting = {
     .run_merge = nullptr,
 };
 
+constexpr Engine kRefusing = {
+    .name = "refusing",
+    .id = FA3_ENGINE_REFERENCE,
+    .memory = FA3_CPU,
+    .automatic = false,
+    .probe =
+        [] {
+          return Availability{g_here, "its machine is not here"};
+        },
+    .plan_forward = [](const Problem&, Plan*) { return Status(StatusCode::unsupported, "never"); },
+    .run_forward = nullptr,
+    .plan_backward = nullptr,
+    .run_backward = nullptr,
+    .run_merge = nullptr,
+};
+
 // A valid call of either pass; the counting engine reads no tensor.
 struct Calls {
   alignas(256) std::byte lent[256];
@@ -51,7 +73,7 @@ struct Calls {
   BackwardArgs backward;
 
   explicit Calls(int64_t bytes) {
-    g_plans = g_obeyed = 0;
+    g_plans = g_obeyed = g_probes = 0;
     g_bytes = bytes;
     g_workspace = nullptr;
     forward.q = backward.q = bshd(data[0], FA3_FLOAT32, 1, 2, 2, 8);
@@ -114,6 +136,33 @@ TEST(PlanOnce, with_a_workspace_of_queried_size) {
   EXPECT_EQ(g_obeyed, 2);
 }
 
+// Words and probes take longer than all the rest of a small call.
+TEST(Plan, is_put_into_words_only_for_who_reads_them) {
+  Calls calls(0);
+  ASSERT_EQ(fa3_forward(&calls.forward, nullptr, 0, nullptr), FA3_OK);
+  EXPECT_FALSE(g_wanted_words);
+  size_t size = 0;
+  ASSERT_EQ(fa3_forward_plan_text(&calls.forward, nullptr, 0, &size), FA3_OK);
+  EXPECT_TRUE(g_wanted_words);
+  ASSERT_EQ(fa3_forward_workspace_size(&calls.forward, &size), FA3_OK);
+  EXPECT_FALSE(g_wanted_words);
+  ASSERT_EQ(fa3_forward_plan_text(&calls.forward, nullptr, 0, &size), FA3_OK);
+  ASSERT_EQ(fa3_backward_supported(&calls.backward), FA3_OK);
+  EXPECT_FALSE(g_wanted_words);
+  EXPECT_EQ(g_probes, 0);
+}
+
+TEST(Refusal, says_that_the_engine_is_not_here_before_what_it_would_refuse) {
+  Calls calls(0);
+  calls.forward.options.engine = FA3_ENGINE_REFERENCE;
+  for (const auto& [here, reason] :
+       {std::pair{true, "never"}, {false, "its machine is not here"}}) {
+    g_here = here;
+    EXPECT_EQ(fa3_forward(&calls.forward, nullptr, 0, nullptr), FA3_UNSUPPORTED);
+    EXPECT_EQ(fa3_last_error(), std::string("no engine can run this call: refusing: ") + reason);
+  }
+}
+
 TEST(Allocator, is_not_asked_for_nothing_nor_by_a_call_that_is_refused) {
   Calls calls(0);
   Lender lender{calls.lent};
@@ -144,7 +193,7 @@ TEST(Allocator, that_has_none_or_is_none_is_an_error_and_nothing_runs) {
 }  // namespace
 
 std::span<const Engine* const> engines() {
-  static constexpr const Engine* kEngines[] = {&kCounting};
+  static constexpr const Engine* kEngines[] = {&kCounting, &kRefusing};
   return kEngines;
 }
 
