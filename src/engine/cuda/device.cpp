@@ -1,16 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/device.h"
 
+#include <atomic>
+#include <iterator>
+
 #include "core/error.h"
 
 namespace fa3::cuda {
 namespace {
 
-cudaError_t capability_of(int device, Capability* capability) {
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&capability->major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(&capability->minor, cudaDevAttrComputeCapabilityMinor, device);
+// What a device is, and stays as long as the process runs: the runtime numbers devices once.
+struct Facts {
+  int16_t major = 0, minor = 0;  // of the compute capability
+  int32_t multiprocessors = 0;
+
+  Capability capability() const { return {major, minor}; }
+};
+
+cudaError_t ask(int device, Facts* facts) {
+  constexpr cudaDeviceAttr kQuestions[] = {cudaDevAttrComputeCapabilityMajor,
+                                           cudaDevAttrComputeCapabilityMinor,
+                                           cudaDevAttrMultiProcessorCount};
+  int answers[std::size(kQuestions)] = {};
+  for (size_t i = 0; i < std::size(kQuestions); ++i) {
+    const cudaError_t error = cudaDeviceGetAttribute(&answers[i], kQuestions[i], device);
+    if (error != cudaSuccess) return error;
+  }
+  *facts = {static_cast<int16_t>(answers[0]), static_cast<int16_t>(answers[1]), answers[2]};
+  return cudaSuccess;
+}
+
+// Each device is asked until it answers, then no more: every call wants to know.
+cudaError_t look_up(int device, Facts* facts) {
+  constexpr int kMostDevices = 64;  // others are asked each time
+  static std::atomic<Facts> known[kMostDevices];
+  static_assert(std::atomic<Facts>::is_always_lock_free);
+  const bool has_place = device >= 0 && device < kMostDevices;
+  if (has_place) *facts = known[device].load(std::memory_order_relaxed);
+  if (facts->multiprocessors > 0) return cudaSuccess;
+  const cudaError_t error = ask(device, facts);
+  if (error == cudaSuccess && has_place) known[device].store(*facts, std::memory_order_relaxed);
+  return error;
 }
 
 // In plain words where the runtime's own mislead: it calls a missing driver an insufficient one.
@@ -46,24 +76,27 @@ int first_device(Capability needed) {
     return kNoDevice;
   }
   for (int device = 0; device < count; ++device) {
-    Capability found;
-    if (capability_of(device, &found) == cudaSuccess && found == needed) return device;
+    Facts found;
+    if (look_up(device, &found) == cudaSuccess && found.capability() == needed) return device;
   }
   return kNoDevice;
 }
 
 Status check_device(int device, Capability needed) {
-  Capability found;
-  if (const cudaError_t error = capability_of(device, &found); error != cudaSuccess) {
+  Facts facts;
+  if (const cudaError_t error = look_up(device, &facts); error != cudaSuccess) {
     return unsupported("cuda:", device, ": ", text_of(error));
   }
+  const Capability found = facts.capability();
   if (found == needed) return {};
   return unsupported("cuda:", device, " has compute capability ", found.major, ".", found.minor,
                      "; the kernels need ", needed.major, ".", needed.minor);
 }
 
 Status count_multiprocessors(int device, int* count) {
-  const cudaError_t error = cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+  Facts facts;
+  const cudaError_t error = look_up(device, &facts);
+  *count = facts.multiprocessors;
   return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
 }
 

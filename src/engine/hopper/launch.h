@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "engine/cuda/rows.h"
@@ -20,8 +21,28 @@ inline cuda::RowTensor row_tensor(const TensorSpan& t) {
   return {t.data, {t.batch_stride, t.head_stride, t.row_stride}, int(t.columns)};
 }
 
-// Queues a kernel with one parameter, if there are thread blocks. `chained`: it may start before the launch in front of it has
-// ended, and waits for that one itself (ptx/grid.cuh).
+// Kernels whose device knows that they may have their shared memory: telling it takes half a
+// microsecond. Each stands at a place of its own or in another's place, and then is told once more.
+constexpr uintptr_t kKnownKernels = 256;
+inline std::atomic<uintptr_t> g_known_kernels[kKnownKernels];
+
+// Lets a kernel have so much shared memory on the current device. `again`: also if that seems known, for
+// a program may have reset the device.
+inline cudaError_t allow_smem(const void* function, int bytes, bool again) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  constexpr uintptr_t kAlignment = 16;  // of functions
+  const uintptr_t known = reinterpret_cast<uintptr_t>(function) + uintptr_t(device);
+  std::atomic<uintptr_t>& place = g_known_kernels[known / kAlignment % kKnownKernels];
+  if (!again && place.load(std::memory_order_relaxed) == known) return cudaSuccess;
+  error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) place.store(known, std::memory_order_relaxed);
+  return error;
+}
+
+// Queues a kernel with one parameter, if there are thread blocks. `chained`: it may start before the
+// launch in front of it has ended, and waits for that one itself (ptx/grid.cuh).
 inline cudaError_t launch(const void* function, dim3 grid, int threads, int smem_bytes,
                           void* params, bool chained, cudaStream_t stream) {
   if (grid.x == 0) return cudaSuccess;
@@ -36,7 +57,16 @@ inline cudaError_t launch(const void* function, dim3 grid, int threads, int smem
   config.attrs = &chain;
   config.numAttrs = chained ? 1 : 0;
   void* arguments[] = {params};
-  return cudaLaunchKernelExC(&config, function, arguments);
+  if (smem_bytes == 0) return cudaLaunchKernelExC(&config, function, arguments);
+  cudaError_t error = cudaSuccess;
+  for (const bool again : {false, true}) {
+    error = allow_smem(function, smem_bytes, again);
+    if (error != cudaSuccess) return error;
+    error = cudaLaunchKernelExC(&config, function, arguments);
+    if (error != cudaErrorInvalidValue) break;  // that of more shared memory than allowed
+    cudaGetLastError();
+  }
+  return error;
 }
 
 }  // namespace fa3::hopper

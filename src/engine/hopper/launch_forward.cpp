@@ -407,9 +407,6 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   params.cache_scales = launch.cache_scales;
   params.gathered = gathered_keys(c, launch);
 
-  error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               kernel.smem_bytes);
-  if (error != cudaSuccess) return error;
   if (params.sequences) {
     error = list_sequences(sequence_list(c, launch, workspace, multiprocessors), stream);
     if (error != cudaSuccess) return error;

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A CUDA runtime without a GPU, which a program links in front of the real one: it counts what it is
+// asked for, and its machine is what a test says.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace fa3::test {
+
+struct CountingRuntime {
+  int launches = 0;           // of kernels
+  int tensor_maps = 0;        // described for the copy engine
+  int memsets = 0;            // queued
+  int function_settings = 0;  // cudaFuncSetAttribute
+  int device_counts = 0;      // cudaGetDeviceCount
+  int device_questions = 0;   // cudaDeviceGetAttribute
+
+  cudaError_t driver = cudaSuccess;  // what questions about devices come to
+  int devices = 2;                   // the first is of compute capability 9.0, the second of 8.0
+  bool smem_allowed = true;          // else launches fail until a function's setting is changed
+  cudaError_t launch = cudaSuccess;  // what launches come to
+  cudaError_t last_error = cudaSuccess;  // of the thread
+};
+
+extern CountingRuntime g_cuda;
+
+}  // namespace fa3::test

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call on a GPU asks of the host: a step of decoding takes a few microseconds there, of which
+// every question to the driver, every string and every allocation is a part. And what it refuses where
+// the GPU is not what it needs. Runs on a machine without a GPU (counting_runtime.h).
+#include <fa3/attention.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "counting_runtime.h"
+
+namespace {
+int g_allocations = 0;
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++g_allocations;
+  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace fa3::test {
+namespace {
+
+// Addresses alone: nobody reads what lies there.
+void* address(int number) {
+  return reinterpret_cast<void*>(uintptr_t{0x100000000} * static_cast<uintptr_t>(number + 1));
+}
+
+fa3_tensor on_gpu(int number, fa3_dtype dtype, std::initializer_list<int64_t> shape) {
+  fa3_tensor tensor = contiguous(address(number), dtype, shape);
+  tensor.device_type = FA3_CUDA;
+  return tensor;
+}
+
+fa3_tensor halves(int number, std::initializer_list<int64_t> shape) {
+  return on_gpu(number, FA3_BFLOAT16, shape);
+}
+
+// One new token of a sequence whose keys lie in pages, and whose length is on the device.
+ForwardArgs decoding_step() {
+  ForwardArgs step;
+  step.q = halves(0, {1, 1, 64, 128});
+  step.k = halves(1, {512, 16, 8, 128});
+  step.v = halves(2, {512, 16, 8, 128});
+  step.o = halves(3, {1, 1, 64, 128});
+  step.page_table = on_gpu(4, FA3_INT32, {1, 512});
+  step.options.seqused_k = on_gpu(5, FA3_INT32, {1});
+  step.options.causal = 1;
+  return step;
+}
+
+ForwardArgs causal_prompt() {
+  ForwardArgs prompt;
+  prompt.q = halves(0, {1, 4096, 16, 128});
+  prompt.k = halves(1, {1, 4096, 16, 128});
+  prompt.v = halves(2, {1, 4096, 16, 128});
+  prompt.o = halves(3, {1, 4096, 16, 128});
+  prompt.options.causal = 1;
+  return prompt;
+}
+
+fa3_status run(const ForwardArgs& args) {
+  return fa3_forward(&args, address(6), size_t{1} << 28, nullptr);
+}
+
+// What the second of two equal calls asks for.
+CountingRuntime asked_by_another(const ForwardArgs& args) {
+  g_cuda = {};
+  EXPECT_EQ(run(args), FA3_OK) << fa3_last_error();
+  g_cuda = {};
+  g_allocations = 0;
+  EXPECT_EQ(run(args), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(g_allocations, 0);
+  EXPECT_EQ(g_cuda.device_counts, 0);
+  EXPECT_EQ(g_cuda.function_settings, 0);
+  return g_cuda;
+}
+
+TEST(Step, of_decoding_is_one_launch_with_one_tensor_map_and_no_allocation) {
+  const CountingRuntime asked = asked_by_another(decoding_step());
+  EXPECT_EQ(asked.launches, 1);
+  EXPECT_EQ(asked.tensor_maps, 1);
+  EXPECT_EQ(asked.memsets, 0);
+  EXPECT_LE(asked.device_questions, 1);
+}
+
+TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_counter) {
+  const CountingRuntime asked = asked_by_another(causal_prompt());
+  EXPECT_EQ(asked.launches, 1);
+  EXPECT_EQ(asked.tensor_maps, 3);
+  EXPECT_EQ(asked.memsets, 1);
+}
+
+constexpr int kUnknown = 7;  // a device that nobody has asked about before
+
+ForwardArgs step_on(int device) {
+  ForwardArgs step = decoding_step();
+  for (fa3_tensor* tensor :
+       {&step.q, &step.k, &step.v, &step.o, &step.page_table, &step.options.seqused_k}) {
+    tensor->device_index = device;
+  }
+  return step;
+}
+
+class Refused : public testing::Test {
+ protected:
+  void SetUp() override { g_cuda = {}; }
+
+  // In these words, and no error is left behind for the caller's own CUDA code.
+  static testing::AssertionResult is_refused(const ForwardArgs& args, fa3_status status,
+                                             const char* words) {
+    if (run(args) != status || std::string(fa3_last_error()).find(words) == std::string::npos) {
+      return testing::AssertionFailure() << fa3_last_error();
+    }
+    if (g_cuda.last_error != cudaSuccess) return testing::AssertionFailure() << "an error is left";
+    return testing::AssertionSuccess();
+  }
+};
+
+TEST_F(Refused, without_a_driver) {
+  g_cuda.driver = cudaErrorInsufficientDriver;
+  EXPECT_TRUE(is_refused(step_on(kUnknown), FA3_UNSUPPORTED, "hopper: no NVIDIA driver"));
+}
+
+TEST_F(Refused, without_a_gpu) {
+  g_cuda.driver = cudaErrorNoDevice;
+  EXPECT_TRUE(is_refused(step_on(kUnknown), FA3_UNSUPPORTED, "hopper: no NVIDIA GPU"));
+}
+
+TEST_F(Refused, on_a_gpu_of_another_kind) {
+  EXPECT_TRUE(is_refused(step_on(1), FA3_UNSUPPORTED,
+                         "hopper: cuda:1 has compute capability 8.0; the kernels need 9.0"));
+}
+
+TEST_F(Refused, on_a_device_that_there_is_not) {
+  EXPECT_TRUE(is_refused(step_on(3), FA3_UNSUPPORTED, "hopper: cuda:3: invalid device ordinal"));
+}
+
+TEST_F(Refused, by_the_launch) {
+  g_cuda.launch = cudaErrorLaunchOutOfResources;
+  EXPECT_TRUE(is_refused(decoding_step(), FA3_DEVICE_ERROR, "hopper forward: too many resources"));
+}
+
+// What was remembered of a device does not outlive a reset of it.
+TEST(Reset, of_a_device_is_noticed_and_kernels_get_their_shared_memory_again) {
+  g_cuda = {};
+  EXPECT_EQ(run(decoding_step()), FA3_OK);
+  g_cuda = {.smem_allowed = false};
+  EXPECT_EQ(run(decoding_step()), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(g_cuda.launches, 2);
+  EXPECT_EQ(g_cuda.function_settings, 1);
+  EXPECT_EQ(g_cuda.last_error, cudaSuccess);
+}
+
+}  // namespace
+}  // namespace fa3::test
