@@ -275,10 +275,9 @@ class Producer {
       if (is_piece && !tiles_.name_piece(item)) return;
       if constexpr (C.decodes()) show(item);  // warps that copy wait for it
     }
-    if (!is_piece) {
-      tiles_.describe(item);
-      show(item);
-    }
+    if (!is_piece) tiles_.describe(item);
+    if constexpr (C.loads_by_warp() && !C.decodes()) __syncwarp();  // all lanes write it, and read it
+    if (!is_piece) show(item);
     const TileKeys keys = keys_of<C>(params_, item);
     const int last = item.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
