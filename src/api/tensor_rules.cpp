@@ -81,7 +81,7 @@ Status check_form(Named named, int rank, const char* dims) {
 Status check_last_stride(Named named) {
   const auto& [name, tensor] = named;
   const int last = tensor.rank - 1;
-  if (has_elements(tensor) && tensor.shape[last] > 1 && tensor.stride[last] != 1) {
+  if (tensor.shape[last] > 1 && tensor.stride[last] != 1 && has_elements(tensor)) {
     return invalid(name, ": expected stride 1 in the last dimension, got ", tensor.stride[last],
                    "; make the head dimension contiguous");
   }
