@@ -37,6 +37,9 @@ constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
 constexpr double kMergeTime = 8.5;
 constexpr double kPieceByteTime = 0.25e-6;
 constexpr double kWorthCutting = 0.9;
+constexpr int64_t kFewTilesEach = 4;
+// Of a tile in pieces, that a thread block merges alone: whatever the pieces, or times them.
+constexpr int64_t kFewRowsToMerge = 16, kMostRowsToMerge = 200;
 // Fewer keys are never cut.
 constexpr int kLeastKeysToCut = 512;
 // Of the thread blocks that there is room for, so many get a run.
@@ -210,12 +213,15 @@ bool describe_rows(const TensorSpan& t, GatheredRows* rows) {
   return last <= INT32_MAX && unit * t.element_bytes <= UINT32_MAX && t.columns % kCopyColumns == 0;
 }
 
-// For few queries threads keep more on its way than the copy engine does; for many it takes small boxes
-// to be slower than they are.
+// Keys that one tile alone reads come as fast as memory gives them: threads keep more on its way than the
+// copy engine does. Where several read them, it takes small boxes to be slower than they are.
 GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
   const int64_t page_size = launch.places.paged() ? launch.places.page_size : INT32_MAX;
   GatheredKeys keys{.page_size = unsigned(page_size), .num_pages = int(launch.k.batches)};
-  keys.active = c.may_gather() && (c.consumers() == 1 || has_small_boxes(c, launch)) &&
+  const bool by_one_tile = launch.cut.active() && most_m_blocks(c, launch) == 1 &&
+                           launch.pack.heads() == launch.heads_per_kv_head;
+  keys.active = c.may_gather() &&
+                (c.consumers() == 1 || by_one_tile || has_small_boxes(c, launch)) &&
                 describe_rows(launch.k, &keys.k) && describe_rows(launch.v, &keys.v);
   return keys;
 }
@@ -259,6 +265,23 @@ HeadPack most_packed(int64_t heads_per_kv_head, bool cut) {
   return {std::min(std::countr_zero(uint64_t(heads_per_kv_head)), most)};
 }
 
+// As many heads as save tiles, or warpgroups' parts of them. The others are packs of their own, whose runs
+// lie side by side: they read the same keys at the same time, as tiles in a row would not.
+HeadPack pack_of_cut_tiles(const ForwardConfig& c, const ForwardLaunch& launch) {
+  HeadPack pack = most_packed(launch.heads_per_kv_head, true);
+  const auto parts = [&](HeadPack of, int rows_of_part) {
+    return ceil_div(of.rows(launch.seqlen_q), rows_of_part) * (launch.q.heads / of.heads());
+  };
+  const auto saves = [&](HeadPack of, int rows_of_part) {
+    return parts(of, rows_of_part) < parts({of.log2 - 1}, rows_of_part);
+  };
+  while (pack.log2 > 0 && (pack.rows(launch.q.rows) > kMaxPackedRows ||
+                           !(saves(pack, c.block_m) || saves(pack, kRowsPerWarpgroup)))) {
+    --pack.log2;
+  }
+  return pack;
+}
+
 // Packing pays where tiles would be partly empty, and where a causal mask cuts through them: fewer
 // queries a tile leave less beside the diagonal.
 HeadPack choose_pack(const ForwardConfig& c, const ForwardLaunch& launch) {
@@ -297,16 +320,43 @@ int visible_keys(const ForwardConfig& c, const ForwardLaunch& cut) {
   return std::min(cut.seqlen_k, key_split(c, cut).most_blocks(longest) * c.block_n);
 }
 
+// Of queries that are ragged, the most that there can be.
+int64_t expected_tiles(const ForwardConfig& c, const ForwardLaunch& cut) {
+  return std::min(num_tiles(c, cut, cut.pack), num_cut_tiles(c, cut));
+}
+
+// Of the longest sequence's.
+double tile_time(const ForwardConfig& c, const ForwardLaunch& cut) {
+  return visible_keys(c, cut) * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
+}
+
+double merge_time(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
+  const int64_t rows = std::min<int64_t>(c.block_m, cut.pack.rows(cut.seqlen_q));
+  const double piece_bytes = double(most_blocks * rows * cut.o.columns) * 2 * sizeof(float);
+  return kMergeTime + piece_bytes * kPieceByteTime;
+}
+
 // Whether cut tiles are done sooner than whole ones. Of these some multiprocessors may have none, or one
 // more than others; cut ones occupy all, but are merged.
 bool cut_pays(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
-  const int64_t tiles = num_tiles(c, cut, cut.pack);
-  const int64_t rows = std::min<int64_t>(c.block_m, cut.pack.rows(cut.seqlen_q));
-  const double piece_bytes = double(most_blocks * rows * cut.o.columns) * 2 * sizeof(float);
-  const double tile = visible_keys(c, cut) * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
+  const int64_t tiles = expected_tiles(c, cut);
+  const double tile = tile_time(c, cut);
   const double whole = double(ceil_div(tiles, most_blocks)) * tile;
   const double pieces = double(tiles) * tile / double(most_blocks);
-  return pieces + kMergeTime + piece_bytes * kPieceByteTime < kWorthCutting * whole;
+  return pieces + merge_time(c, cut, most_blocks) < kWorthCutting * whole;
+}
+
+// Lengths that only the device knows: runs are alike, tiles need not be, and a multiprocessor may still be
+// at the longest when all others are done. Few queries are always cut for that. Others, whose merges are
+// longer, where each multiprocessor has few tiles, whose keys no other tile in the row reads, and take
+// longer than a merge.
+bool cut_evens_out(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
+  if (!cut.ragged || cut.seqlen_k < kLeastKeysToCut) return false;
+  if (c.consumers() == 1) return true;
+  const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (cut.q.columns + cut.o.columns);
+  return fits && most_m_blocks(c, cut) == 1 &&
+         expected_tiles(c, cut) <= kFewTilesEach * most_blocks &&
+         merge_time(c, cut, most_blocks) < tile_time(c, cut);
 }
 
 // A run for each thread block; where runs are short, for each multiprocessor, which leaves fewer pieces
@@ -322,8 +372,7 @@ int64_t runs_in_a_row(int64_t tiles, int64_t units, int64_t blocks, int64_t mult
 void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
                 ForwardLaunch* launch) {
   ForwardLaunch cut = *launch;
-  cut.pack = most_packed(launch->heads_per_kv_head, true);
-  while (cut.pack.rows(launch->q.rows) > kMaxPackedRows) --cut.pack.log2;
+  cut.pack = pack_of_cut_tiles(c, *launch);
   const int keys = num_splits > 1 ? launch->seqlen_k : visible_keys(c, cut);
   const int64_t blocks = ceil_div(keys, c.block_n);
   const int64_t tiles = num_tiles(c, cut, cut.pack);
@@ -337,20 +386,25 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   }
   // Queries that see half of the keys or less would make runs unequal.
   const bool alike = launch->mask.hides_nothing() || launch->seqlen_k >= 2 * launch->seqlen_q;
-  // Few queries of lengths that only the device knows: runs are alike, tiles need not be.
-  const bool uneven = launch->ragged && c.consumers() == 1 && launch->seqlen_k >= kLeastKeysToCut;
-  if (num_splits == 1 || !alike || !(uneven || cut_pays(c, cut, most_blocks))) return;
+  if (num_splits == 1 || !alike) return;
+  if (!cut_pays(c, cut, most_blocks) && !cut_evens_out(c, cut, most_blocks)) return;
   const int log2 = rows_log2(num_packs(cut), most_blocks);
-  const int64_t in_a_row = std::min(tiles, num_cut_tiles(c, cut)) >> log2;
+  const int64_t in_a_row = expected_tiles(c, cut) >> log2;
   const int64_t runs =
       runs_in_a_row(in_a_row, in_a_row * blocks, most_blocks >> log2, multiprocessors >> log2);
   cut.cut = {.parts = KeyCut::kRuns, .blocks = int(runs << log2), .rows_log2 = log2};
   *launch = cut;
 }
 
+// Many rows of many pieces are merged sooner by a kernel of their own than by one thread block a tile.
+bool merges_soon(const ForwardConfig& c, const ForwardLaunch& launch) {
+  const int64_t rows = launch.pack.rows(launch.seqlen_q);
+  return rows <= kFewRowsToMerge || rows * most_pieces(c, launch) <= kMostRowsToMerge;
+}
+
 bool can_decode(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return launch.cut.parts == KeyCut::kRuns && key_split(c, launch).is_for_decoding() &&
-         gathered_keys(c, launch).active;
+  return merges_soon(c, launch) && launch.cut.parts == KeyCut::kRuns &&
+         key_split(c, launch).is_for_decoding() && gathered_keys(c, launch).active;
 }
 
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch) {

@@ -300,8 +300,9 @@ ForwardLaunch launch_of(const Problem& p, int64_t first_column) {
   return launch;
 }
 
-// Of whole tiles, the query rows that the busiest multiprocessor goes through.
+// Of whole tiles of dense queries, the rows that the busiest multiprocessor goes through.
 int64_t most_rows(const ForwardConfig& c, ForwardLaunch launch, int multiprocessors) {
+  launch.ragged = false;  // whose tiles are counted as if queries were
   launch.pack = choose_pack(c, launch);
   const int64_t at_once = int64_t{multiprocessors} * c.blocks;
   return ceil_div(forward_num_tiles(c, launch), at_once) * c.blocks * c.block_m;
@@ -314,8 +315,8 @@ bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const Forw
   constexpr double kLongerForItsSize =
       1.1;  // of tiles of 128 rows; those of 64 are for few queries
   const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
-  const bool alike = launch.mask.hides_nothing() && !launch.ragged;
-  return same_columns && alike && other.consumers() > 1 &&
+  const bool alike = launch.mask.hides_nothing() || launch.seqlen_k >= 2 * launch.seqlen_q;
+  return same_columns && alike && !launch.lengths_q.ragged && other.consumers() > 1 &&
          double(most_rows(other, launch, multiprocessors)) * kLongerForItsSize <
              double(most_rows(c, launch, multiprocessors));
 }

@@ -154,8 +154,12 @@ TEST(Decoding, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
     return choose_decode_row(p, row, launch) != kNoRow;
   };
   EXPECT_TRUE(decodes([](Problem&) {}));
-  EXPECT_TRUE(decodes([](Problem& p) { p.lengths_q.max = 8; }));  // 64 rows
   EXPECT_TRUE(decodes([](Problem& p) { p.batch = 32; }));
+  for (const auto& [batch, queries, soon_merged] :
+       {std::tuple{1, 2, true}, {1, 3, false}, {8, 4, true}, {12, 8, false}, {32, 8, true}}) {
+    EXPECT_EQ(decodes([&](Problem& p) { p.batch = batch, p.lengths_q.max = queries; }), soon_merged)
+        << batch << " sequences, " << queries << " queries of 8 heads each";
+  }
   for (const int64_t dim : {64, 128, 256}) {
     EXPECT_TRUE(decodes([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
   }
@@ -167,6 +171,35 @@ TEST(Decoding, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
   EXPECT_FALSE(decodes([](Problem& p) { p.o.dtype = DType::float32; }));
   EXPECT_FALSE(decodes([](Problem& p) { p.num_splits = 1; }));
   EXPECT_FALSE(decodes([](Problem& p) { p.num_splits = 4; }));
+}
+
+// Whole tiles of lengths that only the device knows could leave most multiprocessors waiting for one. A tile
+// holds as many heads as fill it; the others' runs lie side by side. Threads copy what one tile alone reads.
+TEST(KeyCut, evens_out_lengths_that_are_unknown) {
+  struct Chosen {
+    int block_m, heads, rows_log2;
+    bool cut, gathers;
+    bool operator==(const Chosen&) const = default;
+  };
+  const auto choice = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
+    Problem p = decoding(batch, keys);
+    p.head_dim = p.head_dim_v = dim;
+    p.lengths_q.max = queries;
+    p.lengths_k.ragged = true;
+    ForwardLaunch launch = launch_of(p);
+    const int row = choose_row_and_cut(p, 132, &launch);
+    const ForwardConfig c = kForwardTable[size_t(row)].config;
+    return Chosen{c.block_m, launch.pack.heads(), launch.cut.rows_log2, launch.cut.active(),
+                  gathers_keys(c.with(c.element, Variant::kGeneral), launch)};
+  };
+  EXPECT_EQ(choice(32, 16, 8192), (Chosen{128, 8, 3, true, true}));
+  EXPECT_EQ(choice(32, 32, 8192), (Chosen{128, 4, 4, true, false}));
+  EXPECT_FALSE(choice(128, 32, 8192).cut);        // many tiles even out by themselves
+  EXPECT_FALSE(choice(32, 24, 8192).cut);         // whose packs side by side would waste rows
+  EXPECT_FALSE(choice(32, 16, 768).cut);          // keys that take no longer than a merge
+  EXPECT_FALSE(choice(32, 16, 8192, 64).cut);     // no kernel of these columns cuts so many rows
+  EXPECT_FALSE(choice(8, 4096, 4096).cut);        // tiles of unequal lengths by their mask
+  EXPECT_EQ(choice(128, 32, 8192).block_m, 128);  // that waste a third in tiles of 192 rows
 }
 
 // Tiles of 192 rows would leave a third of the multiprocessors idle, or come in two waves for one and a
