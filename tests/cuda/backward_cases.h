@@ -46,6 +46,8 @@ struct BackwardCase {
     return text;
   }
   MaskRuleOf<int> mask() const { return {left, causal ? 0 : right}; }
+  // Thread blocks may add to dK and dV in any order.
+  bool adds_keys() const { return heads > kv_heads && causal && !deterministic; }
   bool dense() const { return !ragged && left < 0 && right < 0 && softcap == 0; }
 };
 
@@ -165,6 +167,11 @@ inline std::vector<BackwardCase> cases() {
       {1, 4, 2, 192, 256},
       {1, 4, 1, 200, 333, true},
       {1, 8, 1, 65, 129, true},
+      {1, 7, 1, 300, 200, true},
+      {2, 6, 2, 333, 500, true, 16},
+      {2, 16, 2, 300, 400, true},
+      {6, 640, 80, 8, 60, true},  // several heads a share
+      {1, 17, 1, 150, 150, true},
       {2, 2, 2, 257, 129, false, 8},
       {2, 2, 2, 129, 257, true, 24},
       {1, 2, 2, 500, 500, true, 0, 8.0f},

@@ -5,7 +5,7 @@
 
 #include "core/macros.h"
 #include "engine/cuda/element.h"
-#include "engine/hopper/backward/dq_parts.h"
+#include "engine/hopper/backward/sum_parts.h"
 #include "engine/hopper/piece/machine.h"
 #include "engine/hopper/tile/layout.h"
 
@@ -22,6 +22,7 @@ struct BackwardConfig {
   // Whether a warpgroup of its own loads, and keeps the order of additions to dQ.
   bool helpers = true;
   Variant variant = Variant::kDense;
+  bool shares_keys = false;  // key blocks have a thread block for each share of their query heads
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
@@ -42,6 +43,12 @@ struct BackwardConfig {
     return other;
   }
 
+  FA3_HD constexpr BackwardConfig sharing_keys() const {
+    BackwardConfig other = *this;
+    other.shares_keys = true;
+    return other;
+  }
+
   // Preprocess and postprocess know nothing of a softcap.
   FA3_HD constexpr BackwardConfig without_cap() const {
     BackwardConfig other = *this;
@@ -54,6 +61,18 @@ struct BackwardConfig {
     BackwardConfig other = *this;
     other.block_m = other.block_n = kRowsPerWarpgroup;
     other.stages = other.ds_slots = 1;
+    return other;
+  }
+
+  // Of the kernels that write dK's sums, and dV's: the blocks of rows are those of keys.
+  FA3_HD constexpr BackwardConfig of_dk_rows() const {
+    BackwardConfig other = *this;
+    other.block_m = block_n;
+    return other;
+  }
+  FA3_HD constexpr BackwardConfig of_dv_rows() const {
+    BackwardConfig other = of_dk_rows();
+    other.head_dim = head_dim_v;
     return other;
   }
 
@@ -93,7 +112,9 @@ struct BackwardConfig {
   FA3_HD constexpr int p_bytes() const {
     return splits_sides() || capped() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
   }
-  FA3_HD constexpr DqParts dq_parts() const { return {block_m, head_dim}; }
+  FA3_HD constexpr SumParts dq_parts() const { return {block_m, head_dim}; }
+  FA3_HD constexpr SumParts dk_parts() const { return {block_n, head_dim}; }
+  FA3_HD constexpr SumParts dv_parts() const { return {block_n, head_dim_v}; }
 };
 
 }  // namespace fa3::hopper

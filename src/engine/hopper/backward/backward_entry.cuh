@@ -20,6 +20,11 @@ BackwardKernel backward_entry() {
                         reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
                         backward_smem_bytes<kMain>(),
                         reinterpret_cast<const void*>(&backward_kernel<kMain.by_turns()>)};
+  if constexpr (!kMain.general()) {
+    kernel.main_of_shares = reinterpret_cast<const void*>(&backward_kernel<kMain.sharing_keys()>);
+    kernel.write_dk = reinterpret_cast<const void*>(&postprocess_kernel<kRows.of_dk_rows()>);
+    kernel.write_dv = reinterpret_cast<const void*>(&postprocess_kernel<kRows.of_dv_rows()>);
+  }
   if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_sides()) {
     constexpr BackwardConfig kShort = kMain.of_short_sequences();
     kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort>);

@@ -15,6 +15,11 @@ struct BackwardKernel {
   int smem_bytes;             // of main
   const void* main_by_turns;  // config.by_turns(), as many bytes
 
+  // Of dense kernels: config.sharing_keys(), and what writes the sums of dK and of dV; else null.
+  const void* main_of_shares = nullptr;
+  const void* write_dk = nullptr;
+  const void* write_dv = nullptr;
+
   // Of kernels that know lengths, where a warpgroup's registers hold dK and dV; else null.
   const void* short_sequences = nullptr;
   int short_smem_bytes = 0;

@@ -15,22 +15,34 @@
 
 namespace fa3::hopper {
 
+// Blocks of rows of all heads and batch entries, by number.
+struct BlockNumbers {
+  int of_head;
+  int heads;
+
+  FA3_HD constexpr int64_t block(int batch, int head, int block) const {
+    return (int64_t{batch} * heads + head) * of_head + block;
+  }
+  FA3_HD constexpr int64_t block(const ScratchPlace& place, int head, int block) const {
+    return this->block(place.batch, head, place.first_block + block);
+  }
+};
+
 // By query block: what preprocess leaves for the main kernel, and that for postprocess. Rows are
 // padded to whole blocks.
 struct QueryScratch {
   float* lse_log2;  // log-sum-exp in log2 units; padding +inf, so that its weights are zero
   float* delta;     // rowsum(dO * O) - dLSE; padding 0
-  float* dq_sum;    // chunks of dq_parts.h
+  float* dq_sum;    // chunks of sum_parts.h
   int* turns;       // how many key blocks have added to a chunk; null: they add in any order
-  int q_blocks;     // of a head
-  int heads;
+  BlockNumbers numbers;
+};
 
-  FA3_HD constexpr int64_t block(int batch, int head, int m_block) const {
-    return (int64_t{batch} * heads + head) * q_blocks + m_block;
-  }
-  FA3_HD constexpr int64_t block(const ScratchPlace& place, int head, int m_block) const {
-    return block(place.batch, head, place.first_block + m_block);
-  }
+// By key block: chunks of sum_parts.h, added up by the thread blocks of its shares.
+struct KeySums {
+  float* dk = nullptr;
+  float* dv = nullptr;
+  BlockNumbers numbers;
 };
 
 // Blocks of ragged sequences, of queries or of keys, as the device lists them.
@@ -47,14 +59,22 @@ struct RowOperands {
   RowFloats d_lse;  // data may be null: zero
 };
 
-struct PreprocessParams {
-  RowOperands rows;
-  QueryScratch scratch;
-  int seqlen_q;
+// The blocks of rows that preprocess and postprocess go through.
+struct RowTiles {
+  BlockNumbers blocks;
+  int seqlen;
 
   // Of kernels that are compiled for it.
   BlockList list;
-  bool q_is_packed;
+  bool packed;
+};
+
+struct PreprocessParams {
+  RowOperands rows;
+  QueryScratch scratch;
+  RowTiles tiles;
+
+  // Of kernels that are compiled for it.
   const float* sink;  // one for each query head; null: none
   float* sink_sums;   // of each query block: the sink's weights times Delta
 };
@@ -89,17 +109,18 @@ struct BackwardParams {
   float scale_of_one_key;  // instead of scale, where a sequence has one
   cuda::SoftCap soft_cap;
   float per_cap;  // 1 / soft_cap.cap
+
+  // Of kernels that cut key blocks into shares.
+  KeySums key_sums;
 };
 
 struct PostprocessParams {
-  RowTensor dq;
-  QueryScratch scratch;
-  int seqlen_q;
+  RowTensor gradient;
+  const float* sums;
+  RowTiles tiles;
   float scale;
 
   // Of kernels that are compiled for it.
-  BlockList list;
-  bool q_is_packed;
   float scale_of_one_key;
 };
 

@@ -37,16 +37,18 @@ class DenseKeyBlock {
 
   __device__ __forceinline__ DenseKeyBlock(const BackwardParams& params, int tile, Record&)
       : params_(params),
-        at_(params.order.at(tile)),
+        at_(C.shares_keys ? params.order.at(tile) : params.order.whole_at(tile)),
         steps_(query_steps(params.extents, at_.n_block * C.block_n, C.block_n, C.block_m)),
-        num_steps_(steps_.per_head() * params.heads_per_kv_head) {}
+        num_steps_(steps_.per_head() * heads()) {}
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
   __device__ __forceinline__ int first_key() const { return at_.n_block * C.block_n; }
   __device__ __forceinline__ int num_steps() const { return num_steps_; }
   __device__ __forceinline__ QuerySteps steps() const { return steps_; }
   __device__ __forceinline__ QueryBlock first_queries() const {
-    return QueryBlock::first(params_, at_.kv_head, steps_);
+    QueryBlock block = QueryBlock::first(params_, at_.kv_head, steps_);
+    block.head += at_.share * heads();
+    return block;
   }
   __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
   __device__ __forceinline__ float scale() const { return params_.scale; }
@@ -62,7 +64,7 @@ class DenseKeyBlock {
     return {0, first, at_.kv_head, at_.batch};
   }
   __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
-    return params_.scratch.block(at_.batch, block.head, block.m_block);
+    return params_.scratch.numbers.block(at_.batch, block.head, block.m_block);
   }
   __device__ __forceinline__ int turn(int m_block) const {
     return turn_of(params_.extents, at_.n_block, C.block_n, m_block, C.block_m);
@@ -73,6 +75,11 @@ class DenseKeyBlock {
   }
 
  private:
+  // Of the thread block's share.
+  __device__ __forceinline__ int heads() const {
+    return params_.heads_per_kv_head / (C.shares_keys ? params_.order.shares : 1);
+  }
+
   const BackwardParams& params_;
   const KeyBlockIndex at_;
   const QuerySteps steps_;
@@ -128,7 +135,7 @@ class SequenceKeyBlock {
                                mine_.kv_head, mine_.keys.batch);
   }
   __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
-    return params_.scratch.block(mine_.scratch, block.head, block.m_block);
+    return params_.scratch.numbers.block(mine_.scratch, block.head, block.m_block);
   }
   __device__ __forceinline__ int turn(int m_block) const {
     return turn_of(mine_.extents, mine_.n_block, C.block_n, m_block, C.block_m);
@@ -143,7 +150,7 @@ class SequenceKeyBlock {
     if (params_.list.sequences) {
       describe_listed(tile);
     } else {
-      const KeyBlockIndex at = params_.order.at(tile);
+      const KeyBlockIndex at = params_.order.whole_at(tile);
       mine_.exists = true;
       mine_.n_block = at.n_block;
       mine_.kv_head = at.kv_head;

@@ -36,16 +36,11 @@ class KeyGradients {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
     if (work_.num_steps() > 0) sum(dk, dv);
-    keys_done(warpgroup_);
-    store_gradient<C.element, kDk>(at_.q(warpgroup_), dk, work_.scale());
-    store_gradient<C.element, kDv>(at_.d_o(warpgroup_), dv, 1.0f);
-    ptx::fence_proxy_async();
-    ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
-    if (!stores()) return;
-    const ptx::TileCoordinates to = work_.gradients(first_key_);
-    copy_gradient<kDk, C.general()>(params_.dk_map, params_.columns, at_.q(warpgroup_), to);
-    copy_gradient<kDv, C.general()>(params_.dv_map, params_.columns_v, at_.d_o(warpgroup_), to);
-    finish_copies();
+    if (C.shares_keys && params_.order.shares > 1) {  // a kernel that only adds is serialised
+      add(dk, dv);
+    } else {
+      store(dk, dv);
+    }
   }
 
  private:
@@ -59,6 +54,29 @@ class KeyGradients {
   static constexpr tile::TileLayout kDv{kRowsPerWarpgroup, C.head_dim_v};
   static_assert(kDk.bytes() <= kQ.bytes() && kDv.bytes() <= kDo.bytes());
   static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_slots);
+
+  __device__ __forceinline__ void add(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
+    const int64_t chunk = chunk_of_share(params_);
+    const KeySums& sums = params_.key_sums;
+    const int rows = int(thread_in_block()) / kWarpgroupSize - int(BackwardWarpgroup::kFirstKey);
+    add_gradient<C.dk_parts()>(sums.dk + chunk * C.dk_parts().chunk_floats(), rows, dk,
+                               work_.scale());
+    add_gradient<C.dv_parts()>(sums.dv + chunk * C.dv_parts().chunk_floats(), rows, dv, 1.0f);
+  }
+
+  __device__ __forceinline__ void store(const float (&dk)[C.head_dim / 2],
+                                        const float (&dv)[C.head_dim_v / 2]) {
+    keys_done(warpgroup_);
+    store_gradient<C.element, kDk>(at_.q(warpgroup_), dk, work_.scale());
+    store_gradient<C.element, kDv>(at_.d_o(warpgroup_), dv, 1.0f);
+    ptx::fence_proxy_async();
+    ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
+    if (!stores()) return;
+    const ptx::TileCoordinates to = work_.gradients(first_key_);
+    copy_gradient<kDk, C.general()>(params_.dk_map, params_.columns, at_.q(warpgroup_), to);
+    copy_gradient<kDv, C.general()>(params_.dv_map, params_.columns_v, at_.d_o(warpgroup_), to);
+    finish_copies();
+  }
 
   __device__ __forceinline__ void sum(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
     const QuerySteps steps = work_.steps();

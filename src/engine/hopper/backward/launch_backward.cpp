@@ -3,6 +3,7 @@
 #include "engine/hopper/backward/launch_backward.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/workspace.h"
 #include "engine/hopper/backward/backward_params.h"
@@ -32,11 +33,52 @@ constexpr int kMultiprocessors = 132;
 // multiprocessors, which read its Q and dO at one time; and none where a head fills them alone.
 constexpr int kEvenTiles = 3 * 132, kEvenHeads = 132 / 4, kFillingTiles = 100;
 
+// Query heads that share keys are cut into shares until there are so many thread blocks; longest first
+// go the last of them. Sums of dK and dV cost more than that brings where some key blocks are there for
+// each multiprocessor already and few rows see them.
+constexpr int kShareTiles = 16 * 132, kEvenShares = 2 * 132;
+constexpr int kFewKeyBlocks = 4 * 132, kShortRows = 8192;
+
 // Blocks of rows of all sequences; where they are ragged, the most that there can be: each sequence
 // ends within a block, and so do the rows that none owns.
 int64_t row_blocks(const TensorSpan& t, int block_rows, const BackwardArguments& a) {
   if (!a.ragged) return capped_product(ceil_div(t.rows, block_rows), t.batches);
   return ceil_div(t.rows * t.batches, block_rows) + a.sequences + 1;
+}
+
+bool is_causal(const BackwardArguments& a) {
+  return a.mask.right == 0;
+}
+
+int64_t heads_per_kv_head(const BackwardArguments& a) {
+  return a.q.heads / std::max<int64_t>(a.k.heads, 1);
+}
+
+KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {
+  const int64_t shares = backward_shares(c, a);
+  const int64_t share_bytes = heads_per_kv_head(a) / shares * a.q.rows *
+                              ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
+  const int64_t heads = a.k.heads * a.k.batches * shares, n_blocks = ceil_div(a.k.rows, c.block_n);
+  const int64_t fitting = kSectionBytes / std::max<int64_t>(share_bytes, 1);
+  const int64_t apart = a.deterministic ? ceil_div(kMultiprocessors, n_blocks) : 1;
+  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
+  // Key blocks of heads that share them drift apart; then many heads at work do not fit the L2 cache.
+  const bool evens_out = is_causal(a) && !a.deterministic && n_blocks < kFillingTiles &&
+                         (heads_per_kv_head(a) == 1 || shares > 1);
+  const int64_t last_tiles = shares > 1 ? kEvenShares : kEvenTiles;
+  const int64_t last_heads =
+      evens_out ? std::min<int64_t>({heads, kEvenHeads, ceil_div(last_tiles, n_blocks)}) : 1;
+  return {int(n_blocks),
+          int(a.k.heads),
+          int(a.k.batches),
+          int(section_heads),
+          int((heads - last_heads) / section_heads * section_heads),
+          a.deterministic && (c.general() || is_causal(a)),
+          static_cast<unsigned char>(shares)};
+}
+
+int64_t num_key_blocks(const BackwardConfig& c, const BackwardArguments& a) {
+  return capped_product(row_blocks(a.k, c.block_n, a), a.k.heads);
 }
 
 // A list of tiles and how many it has.
@@ -49,6 +91,8 @@ struct ListMemory {
 
 struct Workspace {
   QueryScratch scratch;
+  KeySums key_sums;            // of shares
+  int64_t key_sum_floats = 0;  // of both
   float* sink_sums = nullptr;
   ListMemory queries, keys;  // of ragged lengths
 };
@@ -63,9 +107,16 @@ Workspace carve(const BackwardConfig& c, const BackwardArguments& a, Carver& car
   w.scratch.lse_log2 = carver.take<float>(blocks, c.block_m);
   w.scratch.delta = carver.take<float>(blocks, c.block_m);
   w.scratch.turns = a.deterministic ? carver.take<int>(blocks) : nullptr;
-  w.scratch.q_blocks = int(q_blocks);
-  w.scratch.heads = int(a.q.heads);
+  w.scratch.numbers = {int(q_blocks), int(a.q.heads)};
   if (a.has_sink) w.sink_sums = carver.take<float>(blocks);
+  if (backward_shares(c, a) > 1) {
+    const int64_t chunks = num_key_blocks(c, a);
+    const int64_t dk_floats = capped_product(chunks, c.dk_parts().chunk_floats());
+    w.key_sum_floats = dk_floats + capped_product(chunks, c.dv_parts().chunk_floats());
+    w.key_sums.dk = carver.take<float>(w.key_sum_floats);
+    if (w.key_sums.dk) w.key_sums.dv = w.key_sums.dk + dk_floats;
+    w.key_sums.numbers = {int(ceil_div(a.k.rows, c.block_n)), int(a.k.heads)};
+  }
   if (a.ragged) {
     const auto take_list = [&](const TensorSpan& t, int block_rows) -> ListMemory {
       return {carver.take<SequenceTiles>(row_blocks(t, block_rows, a)), carver.take<int>(1)};
@@ -95,32 +146,6 @@ cudaError_t list_blocks(const BackwardArguments& a, const ListMemory& memory,
                         stream);
 }
 
-bool is_causal(const BackwardArguments& a) {
-  return a.mask.right == 0;
-}
-
-KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {
-  const int64_t heads_per_kv_head = a.q.heads / a.k.heads;
-  const int64_t kv_head_bytes =
-      heads_per_kv_head * a.q.rows *
-      ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
-  const int64_t heads = a.k.heads * a.k.batches, n_blocks = ceil_div(a.k.rows, c.block_n);
-  const int64_t fitting = kSectionBytes / std::max<int64_t>(kv_head_bytes, 1);
-  const int64_t apart = a.deterministic ? ceil_div(kMultiprocessors, n_blocks) : 1;
-  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
-  // Key blocks of heads that share them drift apart; then many heads at work do not fit the L2 cache.
-  const bool evens_out =
-      is_causal(a) && !a.deterministic && heads_per_kv_head == 1 && n_blocks < kFillingTiles;
-  const int64_t last_heads =
-      evens_out ? std::min<int64_t>({heads, kEvenHeads, ceil_div(kEvenTiles, n_blocks)}) : 1;
-  return {int(n_blocks),
-          int(a.k.heads),
-          int(a.k.batches),
-          int(section_heads),
-          int((heads - last_heads) / section_heads * section_heads),
-          a.deterministic && (c.general() || is_causal(a))};
-}
-
 bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardArguments& a) {
   // Without queries their maps are never read; those of the keys stand in.
   const TensorSpan& q = a.q.rows > 0 ? a.q : a.k;
@@ -148,7 +173,7 @@ bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardArguments& a
   if (!encode_maps(p, c, a)) return false;
   p.order = order_of(c, a);
   p.extents = {a.seqlen_q, a.seqlen_k, is_causal(a)};
-  p.heads_per_kv_head = int(a.q.heads / a.k.heads);
+  p.heads_per_kv_head = int(heads_per_kv_head(a));
   p.scale = a.gradient_scale;
   p.scale_log2 = float(a.scale * kLog2E);
   p.columns = int(a.q.columns);
@@ -175,7 +200,10 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
   if (!fill(p, c, a)) return cudaErrorInvalidValue;
   p.scratch = workspace.scratch;
   p.list = workspace.keys.list();
-  const void* const main = a.deterministic ? kernel.main_by_turns : kernel.main;
+  p.key_sums = workspace.key_sums;
+  const void* const main = a.deterministic      ? kernel.main_by_turns
+                           : p.order.shares > 1 ? kernel.main_of_shares
+                                                : kernel.main;
   const int threads = (a.deterministic ? c.by_turns() : c).threads();
   const cudaError_t error = allow_smem(main, kernel.smem_bytes);
   if (error != cudaSuccess) return error;
@@ -212,16 +240,49 @@ cudaError_t prepare(const BackwardConfig& c, const BackwardArguments& a, const W
     error = list_blocks(a, w.queries, a.q, a.lengths_q, a.lengths_k, c.block_m, 0, stream);
   }
   if (w.sink_sums && error == cudaSuccess) {  // not all have a query block
-    const int64_t blocks = int64_t{w.scratch.q_blocks} * a.q.heads * a.q.batches;
+    const int64_t blocks = int64_t{w.scratch.numbers.of_head} * a.q.heads * a.q.batches;
     error = cudaMemsetAsync(w.sink_sums, 0, size_t(blocks) * sizeof(float), stream);
+  }
+  if (w.key_sums.dk && error == cudaSuccess) {
+    error = cudaMemsetAsync(w.key_sums.dk, 0, size_t(w.key_sum_floats) * sizeof(float), stream);
   }
   return error;
 }
 
+cudaError_t launch_postprocess(const void* kernel, PostprocessParams p, int64_t parts, bool chained,
+                               cudaStream_t stream) {
+  return launch(kernel, unsigned(parts), kWarpgroupSize, 0, &p, chained, stream);
+}
+
+// dK's have the scale already.
+cudaError_t write_key_sums(const BackwardKernel& kernel, const BackwardArguments& a,
+                           const Workspace& w, cudaStream_t stream) {
+  const BackwardConfig& c = kernel.config;
+  const RowTiles tiles{w.key_sums.numbers, a.seqlen_k, {}, false};
+  const int64_t chunks = num_key_blocks(c, a);
+  const cudaError_t error =
+      launch_postprocess(kernel.write_dk, {row_tensor(a.dk), w.key_sums.dk, tiles, 1, 1},
+                         chunks * c.dk_parts().parts(), true, stream);
+  if (error != cudaSuccess) return error;
+  return launch_postprocess(kernel.write_dv, {row_tensor(a.dv), w.key_sums.dv, tiles, 1, 1},
+                            chunks * c.dv_parts().parts(), true, stream);
+}
+
 }  // namespace
 
+int64_t backward_shares(const BackwardConfig& c, const BackwardArguments& a) {
+  const int64_t heads = heads_per_kv_head(a), key_blocks = num_key_blocks(c, a);
+  if (c.general() || !is_causal(a) || a.deterministic || heads <= 1) return 1;
+  if (a.q.rows == 0 || key_blocks == 0) return 1;
+  if (ceil_div(a.k.rows, c.block_n) >= kFillingTiles) return 1;
+  if (key_blocks > kFewKeyBlocks && heads * a.q.rows <= kShortRows) return 1;
+  int64_t shares = std::clamp<int64_t>(kShareTiles / key_blocks, 1, heads);
+  while (heads % shares != 0) ++shares;
+  return shares <= std::numeric_limits<unsigned char>::max() ? shares : 1;
+}
+
 int64_t backward_num_tiles(const BackwardConfig& c, const BackwardArguments& a) {
-  return capped_product(row_blocks(a.k, c.block_n, a), a.k.heads);
+  return capped_product(num_key_blocks(c, a), backward_shares(c, a));
 }
 
 int64_t backward_num_query_blocks(const BackwardConfig& c, const BackwardArguments& a) {
@@ -247,27 +308,29 @@ cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArgument
   const BackwardConfig& c = kernel.config;
   Carver carver(a.workspace);
   const Workspace w = carve(c, a, carver);
-  const BlockList list = w.queries.list();
-  const bool packed = a.lengths_q.in_one_tensor;
+  const RowTiles tiles{w.scratch.numbers, a.seqlen_q, w.queries.list(), a.lengths_q.in_one_tensor};
   const int64_t blocks = backward_num_query_blocks(c, a);
   cudaError_t error = launches & kPreprocess ? prepare(c, a, w, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
-    PreprocessParams p{row_operands(a), w.scratch, a.seqlen_q, list, packed, a.sink, w.sink_sums};
+    PreprocessParams p{row_operands(a), w.scratch, tiles, a.sink, w.sink_sums};
     error = launch(kernel.preprocess, unsigned(blocks), kPreprocessThreads, 0, &p, false, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
     error = launch_main(kernel, a, w, launches & kPreprocess && blocks > 0, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
-    PostprocessParams p{row_tensor(a.dq),           w.scratch, a.seqlen_q,
-                        a.gradient_scale,           list,      packed,
-                        a.gradient_scale_of_one_key};
-    error = launch(kernel.postprocess, unsigned(blocks * c.dq_parts().parts()), kWarpgroupSize, 0,
-                   &p, launches != kPostprocess, stream);
+    const PostprocessParams p{row_tensor(a.dq), w.scratch.dq_sum, tiles, a.gradient_scale,
+                              a.gradient_scale_of_one_key};
+    error = launch_postprocess(kernel.postprocess, p, blocks * c.dq_parts().parts(),
+                               launches != kPostprocess, stream);
+  }
+  if (error == cudaSuccess && launches & kPostprocess && w.key_sums.dk) {
+    error = write_key_sums(kernel, a, w, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess && a.d_sink) {
-    error = sum_sink_gradients(
-        {w.sink_sums, int(a.q.batches), w.scratch.heads, w.scratch.q_blocks, a.d_sink}, stream);
+    error = sum_sink_gradients({w.sink_sums, int(a.q.batches), w.scratch.numbers.heads,
+                                w.scratch.numbers.of_head, a.d_sink},
+                               stream);
   }
   return error;
 }

@@ -46,6 +46,11 @@ enum BackwardLaunch { kPreprocess = 1, kMain = 2, kPostprocess = 4, kAllLaunches
 // Whether one launch of short_sequences.cuh does it all: none is longer than a tile.
 bool has_short_sequences(const BackwardConfig& config, const BackwardArguments& arguments);
 
+// Into how many shares the query heads of a kv head are cut. Few causal key blocks, each with a whole
+// group of heads to go through, leave multiprocessors without work at the end, and drift apart: one is
+// at its last head where another is at its first. Shares add to dK and dV in any order.
+int64_t backward_shares(const BackwardConfig& config, const BackwardArguments& arguments);
+
 int64_t backward_num_tiles(const BackwardConfig& config, const BackwardArguments& arguments);
 int64_t backward_num_query_blocks(const BackwardConfig& config, const BackwardArguments& arguments);
 int64_t backward_workspace_bytes(const BackwardConfig& config, const BackwardArguments& arguments);

@@ -142,6 +142,9 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
     plan->why += "; a tile holds a whole sequence";
   } else if (a.deterministic) {
     plan->why += "; key blocks add to dQ by turns";
+  } else if (const int64_t shares = backward_shares(c, a); shares > 1) {
+    plan->why +=
+        concat("; the heads of a key block in ", shares, " shares, which add up dK and dV");
   }
   return {};
 }

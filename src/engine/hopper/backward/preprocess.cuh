@@ -4,7 +4,7 @@
 // bandwidth, so every thread has all its loads in flight at once.
 #pragma once
 
-#include "engine/hopper/backward/query_tile.cuh"
+#include "engine/hopper/backward/row_tile.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
 
@@ -42,7 +42,7 @@ struct RowStatistics {
   float lse = __builtin_inff();
   float d_lse = 0.0f;
 
-  __device__ __forceinline__ void load(const RowOperands& p, const QueryTile& tile, int row) {
+  __device__ __forceinline__ void load(const RowOperands& p, const RowTile& tile, int row) {
     lse = p.lse.data[tile.offset(p.lse.strides, row)];
     if (p.d_lse.data) d_lse = p.d_lse.data[tile.offset(p.d_lse.strides, row)];
   }
@@ -86,7 +86,7 @@ __device__ __forceinline__ uint4 load_chunk(const RowTensor& t, int64_t offset, 
 // Calls use(row of the block, statistics, dO O) in the first lane of each row, and `meanwhile` once all
 // loads are in flight. By a thread block of so many threads.
 template <BackwardConfig C, int Threads, class Meanwhile, class Use>
-__device__ __forceinline__ void for_each_row(const RowOperands& p, const QueryTile& tile,
+__device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile& tile,
                                              Meanwhile meanwhile, Use use) {
   const int thread = int(threadIdx.x);
   constexpr int kLanes = lanes_per_row(C.head_dim_v);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void for_each_row(const RowOperands& p, const QueryTi
 }
 
 template <BackwardConfig C>
-__device__ __forceinline__ void clear_sums(const QueryScratch& scratch, const QueryTile& tile) {
+__device__ __forceinline__ void clear_sums(const QueryScratch& scratch, const RowTile& tile) {
   if (scratch.turns && threadIdx.x == 0) scratch.turns[tile.block] = 0;
   constexpr int kChunkFloats = C.dq_parts().chunk_floats();
   float4* const dq = reinterpret_cast<float4*>(scratch.dq_sum + tile.block * kChunkFloats);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     preprocess_kernel(const __grid_constant__ PreprocessParams p) {
   ptx::griddepcontrol_launch_dependents();
   // The last first, so that what the main kernel begins with is still in the L2 cache.
-  const QueryTile tile = query_tile<C>(p, gridDim.x - 1 - blockIdx.x);
+  const RowTile tile = row_tile<C>(p.tiles, gridDim.x - 1 - blockIdx.x);
   if (C.general() && tile.block < 0) return;
   float of_sink = 0.0f;
   for_each_row<C, kPreprocessThreads>(

@@ -5,10 +5,10 @@
 // out among them, measured with prototypes at 2k and 8k. Next: key_gradients.cuh.
 #pragma once
 
+#include "engine/hopper/backward/add_sums.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
 #include "engine/hopper/piece/roles.cuh"
 #include "engine/hopper/ptx/grid.cuh"
-#include "engine/hopper/ptx/reduce.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
 
@@ -52,7 +52,9 @@ class QueryGradient {
         }
         ptx::wgmma_wait_group<0>();
         if (part + 1 == C.dq_parts().parts()) release(ds);
-        if (work_.has_rows(block.m_block, part)) add(dq, chunk, part);
+        if (work_.has_rows(block.m_block, part)) {
+          add_part<C.dq_parts()>(chunk, part, dq, int(thread_in_block()));
+        }
       }
       if (adds_by_turns()) say_added(turn);
       ds.advance();
@@ -102,15 +104,6 @@ class QueryGradient {
 
   __device__ __forceinline__ void release(RingCursor<C.ds_slots> ds) {
     if (thread_in_block() % kWarpSize == 0) at_.ds_ring().release(ds.slot());
-  }
-
-  __device__ __forceinline__ void add(const float (&dq)[kPartFloats], float* chunk, int part) {
-    float* const mine = chunk + C.dq_parts().offset(part, 0, int(thread_in_block()));
-#pragma unroll
-    for (int group = 0; group < C.dq_parts().groups(); ++group) {
-      const float(&values)[4] = reinterpret_cast<const float(&)[4]>(dq[group * 4]);
-      ptx::red_global_add_f32x4(mine + C.dq_parts().offset(0, group, 0), values);
-    }
   }
 
   const BackwardParams& params_;

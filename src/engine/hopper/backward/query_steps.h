@@ -30,35 +30,47 @@ struct SequenceExtents {
   FA3_HD constexpr MaskRuleOf<int> mask() const { return rule; }
 };
 
+// The query heads that share keys may be cut into equal shares, each with a thread block of its own.
 struct KeyBlockIndex {
   int n_block;
   int kv_head;
   int batch;
+  int share;
 };
 
-// Heads come in sections whose Q, dO and dQ fit the L2 cache; within a section the first key blocks
-// of all heads come first, which under a causal mask have the longest way to go. The last section has
+// Heads, or shares of them, come in sections whose Q, dO and dQ fit the L2 cache; within a section the
+// first key blocks of all heads come first, which under a causal mask have the longest way to go. The last section has
 // more heads where that evens out the multiprocessors: enough short tiles must be left at the very
 // end. Where key blocks add to dQ by turns (turn_of), those whose turn comes first must come first.
 struct KeyBlockOrder {
   int num_n_blocks;
   int num_kv_heads;
   int num_batches;
-  int section_heads;
-  int last_section;  // its first head, of all batch entries
+  int section_heads;  // or shares
+  int last_section;   // its first head, of all batch entries
   bool last_keys_first;
+  unsigned char shares = 1;  // of a kv head
 
-  FA3_HD constexpr int num_tiles() const { return num_n_blocks * num_kv_heads * num_batches; }
+  FA3_HD constexpr int num_tiles() const {
+    return num_n_blocks * num_kv_heads * num_batches * shares;
+  }
 
-  FA3_HD constexpr KeyBlockIndex at(int tile) const {
+  FA3_HD constexpr KeyBlockIndex at(int tile) const { return at(tile, shares); }
+  // Of kernels that know no shares.
+  FA3_HD constexpr KeyBlockIndex whole_at(int tile) const { return at(tile, 1); }
+
+ private:
+  FA3_HD constexpr KeyBlockIndex at(int tile, int shares_of_head) const {
     const int section = tile / (section_heads * num_n_blocks) * section_heads;
     const bool last = section >= last_section;
     const int first_head = last ? last_section : section;
-    const int heads = last ? num_kv_heads * num_batches - last_section : section_heads;
+    const int heads =
+        last ? num_kv_heads * num_batches * shares_of_head - last_section : section_heads;
     const int in_section = tile - first_head * num_n_blocks;
-    const int head = first_head + in_section % heads;
+    const int share = first_head + in_section % heads, head = share / shares_of_head;
     const int n = in_section / heads;
-    return {last_keys_first ? num_n_blocks - 1 - n : n, head % num_kv_heads, head / num_kv_heads};
+    return {last_keys_first ? num_n_blocks - 1 - n : n, head % num_kv_heads, head / num_kv_heads,
+            share % shares_of_head};
   }
 };
 

@@ -92,7 +92,7 @@ class ShortSequence {
                                            float (&dv)[C.head_dim_v / 2], int head,
                                            RingCursor<1> cursor) {
     if (threadIdx.x == 0) load_queries(head);
-    const QueryTile rows{
+    const RowTile rows{
         0, queries_.batch, head, 0, queries_.begin, queries_.owned, queries_.used, keys_.used};
     for_each_row<C, kWarpgroupSize>(
         all_.rows, rows, [] {},
@@ -140,7 +140,7 @@ class ShortSequence {
           tile::mn_major_low(kKSlab, at_.k() + part * kK.slab_bytes()));
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<0>();
-      store_query_part<C>(all_.dq, rows, part, dq, scale_);
+      store_part<C>(all_.dq, rows, part, dq, scale_);
     }
   }
 

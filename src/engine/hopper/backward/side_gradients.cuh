@@ -31,15 +31,11 @@ class SideGradients {
   __device__ __forceinline__ void run() {
     float sums[kSumTile.columns / 2] = {};
     if (work_.num_steps() > 0) sum(sums);
-    keys_done(int(Side));
-    store_gradient<C.element, kSumTile>(gradient(), sums, kWeights ? 1.0f : work_.scale());
-    ptx::fence_proxy_async();
-    ptx::bar_sync(int(BackwardBarrier::kStore) + int(Side), kWarpgroupSize);
-    if (!stores()) return;
-    copy_gradient<kSumTile, C.general()>(kWeights ? params_.dv_map : params_.dk_map,
-                                         kWeights ? params_.columns_v : params_.columns, gradient(),
-                                         work_.gradients(first_key_));
-    finish_copies();
+    if (C.shares_keys && params_.order.shares > 1) {  // a kernel that only adds is serialised
+      add(sums);
+    } else {
+      store(sums);
+    }
   }
 
  private:
@@ -55,6 +51,25 @@ class SideGradients {
   static constexpr tile::TileLayout kSumPart{kSummed.rows, kSummed.columns / kSumParts};
   static_assert(kSumParts == 1 || kSumPart.slab_columns() == kSummed.slab_columns());
   static_assert(C.block_n == kRowsPerWarpgroup && kSumTile.bytes() <= kSummed.bytes());
+
+  __device__ __forceinline__ void add(float (&sums)[kSumTile.columns / 2]) {
+    constexpr SumParts kParts = kWeights ? C.dv_parts() : C.dk_parts();
+    float* const all = kWeights ? params_.key_sums.dv : params_.key_sums.dk;
+    add_gradient<kParts>(all + chunk_of_share(params_) * kParts.chunk_floats(), 0, sums,
+                         kWeights ? 1.0f : work_.scale());
+  }
+
+  __device__ __forceinline__ void store(const float (&sums)[kSumTile.columns / 2]) {
+    keys_done(int(Side));
+    store_gradient<C.element, kSumTile>(gradient(), sums, kWeights ? 1.0f : work_.scale());
+    ptx::fence_proxy_async();
+    ptx::bar_sync(int(BackwardBarrier::kStore) + int(Side), kWarpgroupSize);
+    if (!stores()) return;
+    copy_gradient<kSumTile, C.general()>(kWeights ? params_.dv_map : params_.dk_map,
+                                         kWeights ? params_.columns_v : params_.columns, gradient(),
+                                         work_.gradients(first_key_));
+    finish_copies();
+  }
 
   __device__ __forceinline__ void sum(float (&sums)[kSumTile.columns / 2]) {
     const QuerySteps steps = work_.steps();

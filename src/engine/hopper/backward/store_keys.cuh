@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a key block: dK and dV from accumulators through shared memory to global memory, each
-// warpgroup its own 64 keys. The copy engine leaves out what lies past the end of the keys.
+// warpgroup its own 64 keys. The copy engine leaves out what lies past the end of the keys. Where
+// query heads are cut into shares, thread blocks add to sums instead.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
+#include "engine/hopper/backward/add_sums.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/ptx/block.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/smem.cuh"
@@ -36,6 +39,28 @@ __device__ __forceinline__ void store_gradient(uint32_t smem,
       matrices[j] = pack_pair<E>(values[i] * scale, values[i + 1] * scale);
     }
     ptx::stmatrix_x4(smem + Layout.chunk_offset(row, step * kDepth + column), matrices);
+  }
+}
+
+// The chunk of sums that this thread block adds to. Computed only at the end: what the loop keeps costs it
+// registers.
+__device__ __forceinline__ int64_t chunk_of_share(const BackwardParams& params) {
+  const KeyBlockIndex at = params.order.at(int(ptx::block_in_grid()));
+  return params.key_sums.numbers.block(at.batch, at.kv_head, at.n_block);
+}
+
+// A warpgroup's accumulators, times `scale`, onto a chunk, of which it has the rows `rows`, 64 of them.
+template <SumParts Parts>
+__device__ __forceinline__ void add_gradient(float* chunk, int rows,
+                                             float (&values)[Parts.head_dim / 2], float scale) {
+  constexpr int kFloats = Parts.columns() / 2;
+#pragma unroll
+  for (int slab = 0; slab < Parts.column_parts(); ++slab) {
+    float(&part)[kFloats] = reinterpret_cast<float(&)[kFloats]>(values[slab * kFloats]);
+#pragma unroll
+    for (float& value : part) value *= scale;
+    add_part<Parts>(chunk, rows * Parts.column_parts() + slab, part,
+                    int(thread_in_block() % kWarpgroupSize));
   }
 }
 

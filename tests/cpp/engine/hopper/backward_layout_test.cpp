@@ -133,7 +133,7 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
     expect_k_major(c.d_o_layout(), 0, c.block_m);
     expect_mn_major(c.d_o_layout(), 0, c.head_dim_v);  // dV += P dO
     expect_mn_major(c.q_layout(), 0, c.head_dim);      // dK += dS Q
-    const DqParts parts = c.dq_parts();
+    const SumParts parts = c.dq_parts();
     for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K
       expect_k_major(c.ds_layout(), parts.first_row(part), kRowsPerWarpgroup);
       expect_mn_major(c.k_layout(), parts.first_column(part), parts.columns());
@@ -142,18 +142,22 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
 }
 
 // (first row, first column) and (float of the chunk) of what a thread adds, and of what a lane stores.
-TEST(DqParts, rows_come_out_where_their_products_went_in) {
+TEST(SumParts, rows_come_out_where_their_products_went_in) {
+  std::vector<SumParts> all;
   for (const CompiledBackward& compiled : kBackwardTable) {
-    const DqParts parts = compiled.config.dq_parts();
+    const BackwardConfig& c = compiled.config;
+    for (const SumParts& parts : {c.dq_parts(), c.dk_parts(), c.dv_parts()}) all.push_back(parts);
+  }
+  for (const SumParts& parts : all) {
     std::set<int> offsets;
     std::set<std::pair<int, int>> elements;
     for (int part = 0; part < parts.parts(); ++part) {
       for (int thread = 0; thread < kWarpgroupSize; ++thread) {
         for (int group = 0; group < parts.groups(); ++group) {
-          for (int e = 0; e < DqParts::kGroup; ++e) {
+          for (int e = 0; e < SumParts::kGroup; ++e) {
             offsets.insert(parts.offset(part, group, thread) + e);
-            const auto [row, column] = place(thread, group * DqParts::kGroup + e);
-            EXPECT_EQ(column / DqParts::kColumnsPerGroup, group);
+            const auto [row, column] = place(thread, group * SumParts::kGroup + e);
+            EXPECT_EQ(column / SumParts::kColumnsPerGroup, group);
             elements.insert({parts.first_row(part) + row, parts.first_column(part) + column});
           }
         }
@@ -162,7 +166,7 @@ TEST(DqParts, rows_come_out_where_their_products_went_in) {
     EXPECT_EQ(offsets.size(), size_t(parts.chunk_floats()));
     EXPECT_EQ(*offsets.rbegin(), parts.chunk_floats() - 1);
     EXPECT_EQ(elements.size(), size_t(parts.chunk_floats()));
-    EXPECT_EQ(*elements.rbegin(), std::pair(parts.block_m - 1, parts.head_dim - 1));
+    EXPECT_EQ(*elements.rbegin(), std::pair(parts.block_rows - 1, parts.head_dim - 1));
   }
 }
 

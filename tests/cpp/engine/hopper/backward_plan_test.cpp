@@ -90,6 +90,51 @@ TEST(BackwardWorkspace, of_packed_sequences_has_a_block_more_for_each) {
   EXPECT_EQ(backward_workspace_bytes(c, a), rows * 128 * 4 + 2 * rows * 4 + lists + 512);
 }
 
+// Of four kv heads.
+BackwardArguments shared_keys(int64_t batches, int64_t rows, int64_t heads) {
+  BackwardArguments a = arguments(batches, rows, heads);
+  a.k.heads = 4;
+  a.mask.right = 0;
+  return a;
+}
+
+TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
+  const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
+  const auto shares = [&](int64_t batches, int64_t rows, int64_t heads_per_kv_head) {
+    return backward_shares(c, shared_keys(batches, rows, 4 * heads_per_kv_head));
+  };
+  EXPECT_EQ(shares(16, 1024, 8), 4);  // so many that there are 2048 thread blocks
+  EXPECT_EQ(shares(4, 4096, 8), 4);
+  EXPECT_EQ(shares(8, 4096, 8), 2);
+  EXPECT_EQ(shares(16, 4096, 8), 1);
+  EXPECT_EQ(shares(32, 1024, 8), 1);   // the sums would cost more
+  EXPECT_EQ(shares(1, 16384, 8), 1);   // a head fills the multiprocessors
+  EXPECT_EQ(shares(16, 1024, 6), 6);   // not 4, which are not equal
+  EXPECT_EQ(shares(1, 1000, 8), 8);    // a head each
+  EXPECT_EQ(shares(1, 1000, 257), 1);  // more than order.shares can hold
+  EXPECT_EQ(shares(1, 1000, 1), 1);
+  EXPECT_EQ(shares(0, 1000, 8), 1);
+  EXPECT_EQ(shares(1, 0, 8), 1);
+  EXPECT_EQ(backward_num_tiles(c, shared_keys(16, 1024, 32)), 8 * 4 * 16 * 4);
+  BackwardArguments full = shared_keys(3, 1000, 32), by_turns = full;
+  full.mask = {};
+  by_turns.deterministic = true;
+  EXPECT_EQ(backward_num_tiles(c, full), 8 * 4 * 3);
+  EXPECT_EQ(backward_num_tiles(c, by_turns), 8 * 4 * 3);
+  const BackwardConfig general = c.with(Element::kBf16, Variant::kGeneral);
+  EXPECT_EQ(backward_num_tiles(general, shared_keys(3, 1000, 32)), 8 * 4 * 3);
+}
+
+// As FlashAttention-3 does wherever heads share keys.
+TEST(BackwardShares, have_a_float_for_each_padded_element_of_dk_and_dv) {
+  const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(192, 128))].config;
+  BackwardArguments full = shared_keys(3, 1000, 32);
+  full.mask = {};
+  EXPECT_EQ(
+      backward_workspace_bytes(c, shared_keys(3, 1000, 32)) - backward_workspace_bytes(c, full),
+      3 * 4 * 1024 * (192 + 128) * 4);
+}
+
 TEST(BackwardWorkspace, of_sequences_that_a_tile_holds_is_none) {
   const BackwardConfig dense = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
   const BackwardConfig general = dense.with(Element::kBf16, Variant::kGeneral);

@@ -128,6 +128,24 @@ TEST(BackwardProtocol, capped_scores_are_worked_through_once_in_any_order) {
   });
 }
 
+// A head each; and several, where there are many key blocks.
+TEST(BackwardProtocol, shares_of_heads_add_up_dk_and_dv_once_in_any_order) {
+  constexpr Shape kShared[] = {
+      {.seqlen_q = 300, .seqlen_k = 500, .heads = 14, .kv_heads = 2, .batches = 2, .mask = kCausal},
+      {.seqlen_q = 60,
+       .seqlen_k = 60,
+       .heads = 1840,
+       .kv_heads = 230,
+       .batches = 2,
+       .mask = kCausal},
+  };
+  for_every_row<Variant::kDense>([&]<BackwardConfig C>() {
+    EXPECT_EQ(BackwardRun<C>(kShared[0]).shares(), 7);
+    EXPECT_EQ(BackwardRun<C>(kShared[1]).shares(), 4);
+    all_work_is_done_once<C>(std::span(kShared));
+  });
+}
+
 TEST(BackwardProtocol, deterministic_calls_add_in_their_turns_in_any_order) {
   for_every_row<Variant::kDense>([]<BackwardConfig C>() {
     all_work_is_done_once<C.by_turns()>(std::span(kShapes).first(3), true);

@@ -159,5 +159,34 @@ TEST(KeyBlockOrder, every_tile_comes_once_and_the_longest_of_a_section_first) {
   }
 }
 
+TEST(KeyBlockOrder, every_share_of_a_key_block_comes_once) {
+  for (const int shares : {2, 3}) {
+    for (const int section : {1, 2, 5}) {
+      const KeyBlockOrder order{7,
+                                4,
+                                3,
+                                section,
+                                12 * shares / section / 2 * section,
+                                false,
+                                static_cast<unsigned char>(shares)};
+      ASSERT_EQ(order.num_tiles(), 7 * 4 * 3 * shares);
+      std::set<std::tuple<int, int, int, int>> seen;
+      int last_n = 0, last_section = 0;
+      for (int tile = 0; tile < order.num_tiles(); ++tile) {
+        const KeyBlockIndex at = order.at(tile);
+        EXPECT_TRUE(at.n_block < 7 && at.kv_head < 4 && at.batch < 3 && at.share < shares);
+        seen.insert({at.n_block, at.kv_head, at.batch, at.share});
+        const int share = (at.batch * 4 + at.kv_head) * shares + at.share;
+        const int section_of_tile = std::min(share, order.last_section) / section;
+        EXPECT_TRUE(section_of_tile > last_section || at.n_block >= last_n);
+        EXPECT_GE(section_of_tile, last_section);
+        last_n = at.n_block;
+        last_section = section_of_tile;
+      }
+      EXPECT_EQ(seen.size(), size_t(order.num_tiles()));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa3::hopper

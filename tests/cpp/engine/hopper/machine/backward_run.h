@@ -50,15 +50,18 @@ class BackwardRun {
     workspace_.resize(size_t(backward_workspace_bytes(C, a)));
     a.workspace = workspace_.data();
     machine::on_launch = [this](const void* function, unsigned blocks, const void* params) {
-      if (function != &main_) return;
+      if (function != &main_ && function != &main_of_shares_) return;
       tiles_ = int(blocks);
       params_ = *static_cast<const BackwardParams*>(params);
     };
-    const BackwardKernel kernel{C, &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_};
+    const BackwardKernel kernel{
+        C,      &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_, &main_of_shares_,
+        &post_, &post_};
     EXPECT_EQ(launch_backward(kernel, a, nullptr), cudaSuccess);
   }
 
   int tiles() const { return tiles_; }
+  int shares() const { return params_.order.shares; }
 
   Outcome run(int tile, machine::Setting setting) const {
     setting.buffers = buffers();
@@ -68,6 +71,9 @@ class BackwardRun {
     }
     return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this, tile] {
       blockIdx.x = unsigned(tile);
+      if constexpr (!C.general()) {
+        if (params_.order.shares > 1) return backward_kernel<C.sharing_keys()>(params_);
+      }
       backward_kernel<C>(params_);
     });
   }
@@ -131,7 +137,7 @@ class BackwardRun {
   using Step = std::tuple<const void*, int, int, const void*, int, int, int, int, int, int>;
   using Left = std::tuple<int, const void*, int, int, int, int, int, bool>;
 
-  // A key block and its sequence.
+  // A key block, its share of the query heads, and its sequence.
   struct Work {
     bool exists;
     int n_block;
@@ -139,6 +145,7 @@ class BackwardRun {
     QueryRows keys;
     KeyRows queries;
     ScratchPlace scratch;
+    int share = 0;  // of a kv head's query heads
   };
 
   Work work_of(int tile) const {
@@ -150,7 +157,8 @@ class BackwardRun {
               at.kv_head,
               {at.batch, 0, 0, s.seqlen_k, s.seqlen_k},
               {at.batch, 0, s.seqlen_q},
-              {at.batch, 0}};
+              {at.batch, 0},
+              at.share};
     }
     const int entry = tile / s.kv_heads;
     if (entry >= *params_.list.num_entries) return {};
@@ -215,13 +223,15 @@ class BackwardRun {
 
   // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a key.
   std::vector<QueryBlock> blocks_of(const Work& at) const {
-    const int group = shape_.heads / shape_.kv_heads, first_key = at.n_block * C.block_n;
+    const int group = shape_.heads / shape_.kv_heads, heads = group / params_.order.shares;
+    const int first_head = at.kv_head * group + at.share * heads,
+              first_key = at.n_block * C.block_n;
     const auto sees_key = [&](int query) {
       const KeyRangeOf<int> keys = shape_.mask.keys_of(query, at.queries.count, at.keys.used);
       return std::max(keys.begin, first_key) < std::min(keys.end, first_key + C.block_n);
     };
     std::vector<QueryBlock> blocks;
-    for (int head = at.kv_head * group; head < (at.kv_head + 1) * group; ++head) {
+    for (int head = first_head; head < first_head + heads; ++head) {
       for (int m = 0; m * C.block_m < at.queries.count; ++m) {
         bool sees = false;
         const int end = std::min((m + 1) * C.block_m, at.queries.count);
@@ -233,11 +243,11 @@ class BackwardRun {
   }
 
   int* counter_of(const Work& at, const QueryBlock& b) const {
-    return params_.scratch.turns + params_.scratch.block(at.scratch, b.head, b.m_block);
+    return params_.scratch.turns + params_.scratch.numbers.block(at.scratch, b.head, b.m_block);
   }
   const float* chunk_of(const Work& at, const QueryBlock& b) const {
-    return params_.scratch.dq_sum +
-           params_.scratch.block(at.scratch, b.head, b.m_block) * C.dq_parts().chunk_floats();
+    return params_.scratch.dq_sum + params_.scratch.numbers.block(at.scratch, b.head, b.m_block) *
+                                        C.dq_parts().chunk_floats();
   }
 
   // How many key blocks add to a query block before: those in front, or behind where the last go first.
@@ -302,7 +312,7 @@ class BackwardRun {
 
   std::vector<Step> query_steps_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
     std::vector<Step> steps;
-    const DqParts parts = C.dq_parts();
+    const SumParts parts = C.dq_parts();
     for (size_t i = 0; i < blocks.size(); ++i) {
       for (int part = 0; part < parts.parts(); ++part) {
         steps.push_back({nullptr, 0, int(i) / C.ds_slots + 1, &k_,
@@ -315,7 +325,7 @@ class BackwardRun {
 
   std::vector<Left> departures_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
     std::vector<Left> all;
-    const DqParts parts = C.dq_parts();
+    const SumParts parts = C.dq_parts();
     for (const QueryBlock& b : blocks) {
       const float* const chunk = chunk_of(at, b);
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
@@ -330,6 +340,10 @@ class BackwardRun {
       }
     }
     for (int w = 0; w < C.sum_warpgroups(); ++w) {
+      if (params_.order.shares > 1) {
+        if (!blocks.empty()) add_to_sums(all, at, w);
+        continue;
+      }
       const int warp = (1 + w) * kWarpsPerWarpgroup;
       const int rows_of = C.splits_sides() ? 0 : w;
       const int first = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
@@ -352,9 +366,34 @@ class BackwardRun {
     return all;
   }
 
+  // What a warpgroup adds of its share to the key block's dK and dV.
+  void add_to_sums(std::vector<Left>& all, const Work& at, int warpgroup) const {
+    const int key_blocks = (shape_.seqlen_k + C.block_n - 1) / C.block_n;
+    const int chunk = (at.keys.batch * shape_.kv_heads + at.kv_head) * key_blocks + at.n_block;
+    const auto add = [&](const float* sums, const SumParts& parts) {
+      const int rows = C.splits_sides() ? 0 : warpgroup;
+      for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
+        for (int slab = 0; slab < parts.column_parts(); ++slab) {
+          for (int group = 0; group < parts.groups(); ++group) {
+            const int place =
+                parts.offset(rows * parts.column_parts() + slab, group, warp * kWarpSize);
+            all.push_back({(1 + warpgroup) * kWarpsPerWarpgroup + warp,
+                           sums + chunk * parts.chunk_floats() + place, 0, 0, 0, 0, 0, true});
+          }
+        }
+      }
+    };
+    if (!C.splits_sides() || warpgroup == int(KeySide::kGradients)) {
+      add(params_.key_sums.dk, C.dk_parts());
+    }
+    if (!C.splits_sides() || warpgroup == int(KeySide::kWeights)) {
+      add(params_.key_sums.dv, C.dv_parts());
+    }
+  }
+
   Shape shape_;
   char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0, dk_ = 0, dv_ = 0;  // stand for tensors
-  char pre_ = 0, main_ = 0, post_ = 0;                               // and for kernels
+  char pre_ = 0, main_ = 0, main_of_shares_ = 0, post_ = 0;          // and for kernels
   std::vector<char> workspace_;
   BackwardParams params_{};
   int tiles_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which query block a thread block of preprocess or postprocess has, and where its rows lie.
+// Which block of rows a thread block of preprocess or postprocess has, and where it lies.
 #pragma once
 
 #include "engine/hopper/backward/backward_config.h"
@@ -7,9 +7,8 @@
 
 namespace fa3::hopper {
 
-struct QueryTile {
-  int64_t
-      block;  // number in QueryScratch; negative: there are fewer query blocks than thread blocks
+struct RowTile {
+  int64_t block;  // its number; negative: there are fewer blocks than thread blocks
   int batch;
   int head;
   int first_row;  // in its sequence
@@ -26,18 +25,18 @@ struct QueryTile {
   }
 };
 
-template <BackwardConfig C, class Params>
-__device__ __forceinline__ QueryTile query_tile(const Params& p, int64_t number) {
-  const QueryScratch& scratch = p.scratch;
+template <BackwardConfig C>
+__device__ __forceinline__ RowTile row_tile(const RowTiles& p, int64_t number) {
+  const BlockNumbers& blocks = p.blocks;
   if (C.general() && p.list.sequences) {
-    const int tile = int(number), entry = tile / scratch.heads;
+    const int tile = int(number), entry = tile / blocks.heads;
     if (entry >= *p.list.num_entries) return {.block = -1};
     const SequenceTiles& s = p.list.sequences[entry];
-    const TileIndex index = s.order.tile(tile - s.first_entry * scratch.heads);
-    const ScratchPlace place = p.q_is_packed
+    const TileIndex index = s.order.tile(tile - s.first_entry * blocks.heads);
+    const ScratchPlace place = p.packed
                                    ? ScratchPlace::of_packed(s.number, s.queries.begin, C.block_m)
                                    : ScratchPlace{s.queries.batch, 0};
-    return {scratch.block(place, index.pack, index.m_block),
+    return {blocks.block(place, index.pack, index.m_block),
             s.queries.batch,
             index.pack,
             index.m_block * C.block_m,
@@ -47,12 +46,12 @@ __device__ __forceinline__ QueryTile query_tile(const Params& p, int64_t number)
             s.keys.count};
   }
   return {number,
-          int(number / scratch.q_blocks / scratch.heads),
-          int(number / scratch.q_blocks % scratch.heads),
-          int(number % scratch.q_blocks) * C.block_m,
+          int(number / blocks.of_head / blocks.heads),
+          int(number / blocks.of_head % blocks.heads),
+          int(number % blocks.of_head) * C.block_m,
           0,
-          p.seqlen_q,
-          p.seqlen_q,
+          p.seqlen,
+          p.seqlen,
           0};
 }
 
