@@ -46,8 +46,15 @@ class Expected:
 
 
 # Loads of spilled registers in tiles that can be cut, whose producer has 72 registers, by head dim,
-# rows and keys. The second are of quantized caches.
-SPILLED = {(64, 128, 128): 9, (256, 128, 64): 5}
+# rows and keys. All but the first are of quantized caches; of few rows the producer's alone, under
+# softcap and at 256 columns.
+SPILLED = {
+    (64, 128, 128): 9,
+    (256, 128, 64): 5,
+    (64, 64, 144): 9,
+    (128, 64, 80): 9,
+    (256, 64, 80): 2,
+}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
@@ -79,7 +86,7 @@ def forward_e4m3(d: int, block_m: int, block_n: int, variant: int) -> Expected:
 
 
 def forward(
-    e4m3: int, d: int, dv: int, block_m: int, block_n: int, guarded: int, variant: int
+    e4m3: int, d: int, dv: int, block_m: int, block_n: int, narrow: int, guarded: int, variant: int
 ) -> Expected:
     """Sites: Q K^T in the first block and the step, P V in the step and the last block.
 
@@ -87,7 +94,8 @@ def forward(
     some weights early has the step's second wait in both softmax branches. Softmax: first block; in
     the step guarded and ordinary; a block done again. Softcap of large products has one more
     exponential in three places: first block, step, a block done again. Kernels without guarded
-    steps (quantized caches) lack these and the block done again, and pack nothing early.
+    steps (quantized caches) lack these and the block done again, and pack nothing early; those for
+    few queries have each softmax twice, once for the first of a thread's two rows alone.
     """
     if e4m3:
         return forward_e4m3(d, block_m, block_n, variant)
@@ -96,6 +104,8 @@ def forward(
     spilled = SPILLED.get((d, block_m, block_n), 0) if variant in (GENERAL, CAPPED) else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     factors = 8 + (MERGED if variant == DECODE else 0)
+    if narrow and block_m == 64:
+        factors += 2 * block_n // 4
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)
 
 
@@ -127,11 +137,12 @@ GENERAL, CAPPED, DECODE = 1, 2, 3  # as in piece/machine.h
 MERGED = 16 + 4 * 4 + 5 * 3
 GUARDED = rb".*?Lb(\d)ELNS0_7VariantE(\d)"  # or with helpers; and the variant
 E4M3 = rb"ELb(\d)"  # of the forward
+NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELNS0_7VariantE(\d)"  # quantized caches' slots; as GUARDED
 ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4
 KERNELS = (
     (
         "forward",
-        re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + GUARDED),
+        re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
         forward,
     ),
     (

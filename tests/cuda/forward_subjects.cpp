@@ -152,6 +152,7 @@ std::vector<Subject> subjects_of(int row, Element element) {
     const ForwardKernel kernel = hopper::decode_kernel_at(row - kCacheEnd, element);
     for (const int runs : kDecodeRuns) {
       for (const Form& form : kDecodeForms) {
+        if (!can_launch(kernel.config, form)) continue;
         subjects.push_back(decode_subject(kernel, runs, form));
       }
     }

@@ -78,13 +78,14 @@ struct BlockSums {
   }
 };
 
-// scores [Begin, End) -> their weights against `ref`.
-template <int Begin, int End, class Score, int Count>
+// scores [Begin, End) -> their weights against `ref`, of the thread's first rows.
+template <int Begin, int End, int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
                                              const Score& score, BlockSums<Score>& sums) {
 #pragma unroll
   for (int i = Begin; i < End; ++i) {
     const int row = fragment_row_slot(i), group = i / (Count / Score::kGroups);
+    if (Rows < kRowsPerThread && row >= Rows) continue;
     scores[i] = ex2(score.exponent(group, scores[i], ref[row]));
     sums.part[row][group][i % 2] += scores[i];
   }
@@ -102,25 +103,25 @@ __device__ __forceinline__ void partial_max(const float (&values)[Count], int be
   }
 }
 
-template <int Count>
+template <int Rows = kRowsPerThread, int Count>
 __device__ __forceinline__ void row_max(const float (&values)[Count],
                                         float (&max)[kRowsPerThread]) {
   float partial[kRowsPerThread][2];
   partial_max(values, 0, Count, partial);
 #pragma unroll
-  for (int row = 0; row < kRowsPerThread; ++row) {
+  for (int row = 0; row < Rows; ++row) {
     max[row] = quad_max(fmaxf(partial[row][0], partial[row][1]));
   }
 }
 
 // Of scores whose groups only compare as the hook says.
-template <class Score, int Count>
+template <int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void row_max(const float (&scores)[Count], const Score& score,
                                         float (&max)[kRowsPerThread]) {
   if constexpr (Score::kGroups == 1) {
-    row_max(scores, max);
+    row_max<Rows>(scores, max);
 #pragma unroll
-    for (float& x : max) x = score.comparable(0, x);
+    for (int row = 0; row < Rows; ++row) max[row] = score.comparable(0, max[row]);
   } else {
     constexpr int kSize = Count / Score::kGroups;
 #pragma unroll
@@ -138,14 +139,15 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
   }
 }
 
-template <class Score, int Count>
+// Of the thread's first rows; others are left as they are.
+template <int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& rows,
                                               const Score& score, typename Score::Result& result) {
   float max[kRowsPerThread];
-  row_max(scores, score, max);
+  row_max<Rows>(scores, score, max);
   float finite_ref[kRowsPerThread];
 #pragma unroll
-  for (int row = 0; row < kRowsPerThread; ++row) {
+  for (int row = 0; row < Rows; ++row) {
     const float old_ref = rows.ref[row];
     rows.ref[row] = fmaxf(old_ref, score.reference(max[row]));
     // A row that has seen no key: 2^(-inf - 0) = 0, where -inf - -inf would be NaN.
@@ -153,7 +155,7 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
     result.rescale[row] = ex2(old_ref - finite_ref[row]);
   }
   BlockSums<Score> sums;
-  exponentiate<0, Count>(scores, finite_ref, score, sums);
+  exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
   sums.store(score, result);
 }
 

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for decoding, each for fp16 and bf16: the tiles of compiled.h that are for few queries,
-// without what such a call never needs (ForwardConfig::decodes()): a small call waits for instructions.
-// plan_forward.cpp takes them where the call allows.
+// The kernels for decoding, each for fp16 and bf16: the tiles of compiled.h and compiled_cache.h that are
+// for few queries, without what such a call never needs (ForwardConfig::decodes()): a small call waits
+// for instructions. plan_forward.cpp takes them where the call allows.
 #pragma once
 
-#include "engine/hopper/compiled.h"
+#include <span>
+
+#include "engine/hopper/compiled_cache.h"
 
 namespace fa3::hopper {
 
-// Of the rows of these head dims, that for few queries.
-constexpr CompiledForward decoding_row(int head_dim) {
-  for (const CompiledForward& row : kForwardTable) {
+// Of the table's rows of these head dims, that for few queries.
+constexpr CompiledForward decoding_row(std::span<const CompiledForward> table, int head_dim) {
+  for (const CompiledForward& row : table) {
     const ForwardConfig& config = row.config;
     if (config.head_dim == head_dim && config.block_m == kRowsPerWarpgroup && config.may_cut) {
       return {.config = config.decoding(), .max_rows = row.max_rows, .why = "decoding"};
@@ -20,9 +22,12 @@ constexpr CompiledForward decoding_row(int head_dim) {
 }
 
 inline constexpr std::array kDecodeTable{
-    CompiledForward{decoding_row(64)},
-    CompiledForward{decoding_row(128)},
-    CompiledForward{decoding_row(256)},
+    CompiledForward{decoding_row(kForwardTable, 64)},
+    CompiledForward{decoding_row(kForwardTable, 128)},
+    CompiledForward{decoding_row(kForwardTable, 256)},
+    CompiledForward{decoding_row(kCacheTable, 64)},
+    CompiledForward{decoding_row(kCacheTable, 128)},
+    CompiledForward{decoding_row(kCacheTable, 256)},
 };
 
 }  // namespace fa3::hopper

@@ -51,9 +51,13 @@ struct ForwardConfig {
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   // Knows cut tiles alone, one for each sequence and head pack, of queries that are dense, under masks
-  // with a right side alone, and keys that threads copy: a small call waits for instructions, so there
+  // with a right side alone, and, unless they are widened, keys that threads copy: a small call waits for instructions, so there
   // are no others.
   FA3_HD constexpr bool decodes() const { return variant == Variant::kDecode; }
+
+  // Keys may lie in pages, or sequences beside each other: the copy engine is kept from reading past a
+  // sequence's end.
+  FA3_HD constexpr bool clips_keys() const { return general() || widens(); }
 
   FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
   FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }
@@ -134,6 +138,11 @@ struct ForwardConfig {
 
   // A whole warp asks for copies: keys in small pages come in many.
   FA3_HD constexpr bool loads_by_warp() const { return cuts(); }
+
+  // Of few queries over a quantized cache: tiles are small and follow each other soon, so what a step waits
+  // for counts. Pages are looked up a block ahead, rows that no query has are left alone, and O is only
+  // multiplied where a reference moves.
+  FA3_HD constexpr bool short_steps() const { return widens() && consumers() == 1; }
 
   // Keys and values in small pages can be copied by threads (gather_keys.cuh), which take registers of
   // the producer's warpgroup.

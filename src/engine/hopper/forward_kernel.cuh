@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(params.q_map);
-    if constexpr (!C.decodes()) {
+    if constexpr (!C.decodes() || C.widens()) {
       ptx::prefetch_tensormap(params.k_map);
       ptx::prefetch_tensormap(params.v_map);
     }

@@ -88,7 +88,7 @@ struct ForwardParams {
 // Threads copy this launch's keys: barriers count them too.
 template <ForwardConfig C>
 __device__ __forceinline__ bool gathers(const ForwardParams& params) {
-  return C.decodes() || (C.may_gather() && params.gathered.active);
+  return C.may_gather() && (C.decodes() || params.gathered.active);
 }
 
 }  // namespace fa3::hopper

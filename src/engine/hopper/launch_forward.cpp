@@ -188,12 +188,12 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
           ? encode_clipped_queries(params.q_map, params.q_outside, launch.q, c.input(), q,
                                    kRowsPerWarpgroup, heads)
           : encode_tensor_map(params.q_map, launch.q, c.input(), q, kRowsPerWarpgroup, heads);
-  if (!q_done || c.decodes()) return q_done;  // whose threads copy keys
+  if (!q_done || (c.decodes() && c.may_gather())) return q_done;  // whose threads copy keys
   const bool k_done =
-      c.general() ? encode_clipped_map(params.k_map, params.k_outside, launch.k, c.stored(), k)
-                  : encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows);
+      c.clips_keys() ? encode_clipped_map(params.k_map, params.k_outside, launch.k, c.stored(), k)
+                     : encode_tensor_map(params.k_map, launch.k, c.input(), k, k.rows);
   if (!k_done) return false;
-  return c.general() && !c.e4m3
+  return c.clips_keys() && !c.e4m3
              ? encode_clipped_map(params.v_map, params.v_outside, launch.v, c.stored(), v)
              : encode_tensor_map(params.v_map, launch.v, c.input(), v, v.rows);
 }
@@ -404,7 +404,7 @@ bool merges_soon(const ForwardConfig& c, const ForwardLaunch& launch) {
 
 bool can_decode(const ForwardConfig& c, const ForwardLaunch& launch) {
   return merges_soon(c, launch) && launch.cut.parts == KeyCut::kRuns &&
-         key_split(c, launch).is_for_decoding() && gathered_keys(c, launch).active;
+         key_split(c, launch).is_for_decoding() && (c.widens() || gathered_keys(c, launch).active);
 }
 
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch) {

@@ -59,14 +59,23 @@ class TmaLoader {
     q_.advance();
   }
 
-  // K of a block, and V of the block that the last call was about.
-  __device__ __forceinline__ void load_kv(const TileKeys& keys, int block) {
+  // K of a block, and V of the block that the last call was about. Blocks of a tile come one after the
+  // other, the last one first.
+  __device__ __forceinline__ void load_kv(const TileKeys& keys, int block, bool starts_tile) {
     const ptx::TileCoordinates next = place_of(keys, block);
     if constexpr (C.e4m3) {
       const int key = keys.first + block * C.block_n;
       load_scaled_keys(next, keys.sequence, key);
       load_owed_v();
       owed_v_ = {.column = key, .row = 0, .head = keys.kv_head, .batch = keys.sequence};
+    } else if constexpr (C.short_steps()) {
+      if (starts_tile) box_ahead_ = first_box_of(next);
+      const PageBox box = box_ahead_;
+      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next, 0, box);
+      if (block > 0) box_ahead_ = first_box_of(place_of(keys, block - 1));
+      load_owed_v();
+      owed_v_ = next;
+      owed_box_ = box;
     } else {
       load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
       load_owed_v();
@@ -80,13 +89,21 @@ class TmaLoader {
       if constexpr (C.e4m3) {
         load_transposed(owed_v_);
       } else {
-        load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_);
+        load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_, 0,
+                   owed_box_);
       }
     }
     owes_v_ = false;
   }
 
  private:
+  // Of a block in pages, what a lane asks for at once.
+  struct PageBox {
+    int page;
+    int row;   // in the page
+    int rows;  // that hold keys; 0: none
+  };
+
   static constexpr tile::TileLayout kQ = C.q_tile(), kK = C.loaded_k_tile(), kV = C.loaded_v_tile();
 
   __device__ __forceinline__ void load_q_part(Ring<C.q_slots> ring, int part_row,
@@ -117,7 +134,7 @@ class TmaLoader {
   // a neighbour's V would reach this sequence's rows, although its weight is zero.
   __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys, int block) const {
     const int key = block * C.block_n;
-    if constexpr (C.general()) {
+    if constexpr (C.clips_keys()) {
       const int left = keys.count - key;
       const int rows = left < 0 ? 0 : left < C.block_n ? left : C.block_n;
       return {0, keys.begin + key + rows, keys.kv_head, keys.batch, C.block_n - rows};
@@ -141,24 +158,28 @@ class TmaLoader {
   }
 
   __device__ __forceinline__ void load_block(const tile::ClippedMap& map, tile::TileLayout layout,
-                                             const ptx::TileCoordinates& block,
-                                             int more_bytes = 0) {
+                                             const ptx::TileCoordinates& block, int more_bytes = 0,
+                                             const PageBox& first_box = {}) {
     if constexpr (C.may_gather()) {
       if (gathers<C>(params_)) {
         leave_to_others();
         return;
       }
     }
-    if constexpr (C.general()) {
+    if constexpr (C.clips_keys()) {
       if (params_.paged.page_size > 0) {
-        load_pages(map, layout, block, more_bytes);
+        if constexpr (C.short_steps()) {
+          load_boxes(map, layout, block, first_box);
+        } else {
+          load_pages(map, layout, block, more_bytes);
+        }
         kv_.advance();
         return;
       }
     }
     wait_for_slot();
     const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
-    if constexpr (C.general()) {
+    if constexpr (C.clips_keys()) {
       if (leads()) {
         tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
                                 block, more_bytes);
@@ -204,6 +225,45 @@ class TmaLoader {
     }
   }
 
+  // The same in fewer instructions, which is what small tiles wait for: a lane's first box, most often its
+  // only one, is found a block ahead, and for K and V at once.
+  __device__ __forceinline__ void load_boxes(const tile::ClippedMap& map, tile::TileLayout layout,
+                                             const ptx::TileCoordinates& block,
+                                             const PageBox& first) const {
+    const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
+    const int box_rows = params_.paged.box_rows;
+    wait_for_slot();
+    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
+    const auto load = [&](int row, const PageBox& box) {
+      const bool exists = unsigned(box.page) < unsigned(params_.paged.num_pages);
+      tile::issue_clipped_rows(map, layout, box.rows > 0 && exists, smem + row * layout.row_bytes(),
+                               full,
+                               {0, box.row + box.rows, block.head, box.page, box_rows - box.rows});
+    };
+    int row = ptx::lane() * box_rows;
+    if (row < layout.rows) load(row, first);
+#pragma unroll 1
+    for (row += ptx::kLanes * box_rows; row < layout.rows; row += ptx::kLanes * box_rows) {
+      load(row, box_of(block, row));
+    }
+  }
+
+  __device__ __forceinline__ PageBox first_box_of(const ptx::TileCoordinates& block) const {
+    return params_.paged.page_size > 0 ? box_of(block, ptx::lane() * params_.paged.box_rows)
+                                       : PageBox{};
+  }
+
+  __device__ __forceinline__ PageBox box_of(const ptx::TileCoordinates& block, int row) const {
+    const PagedKeys& paged = params_.paged;
+    const int used_rows = C.block_n - block.inner, left = used_rows - row;
+    if (left <= 0) return {};
+    const unsigned key = unsigned(block.row - used_rows + row);
+    const unsigned entry = key / unsigned(paged.page_size);
+    return {paged.table[block.batch * paged.table_stride + entry],  // nobody waits for it yet
+            int(key - entry * unsigned(paged.page_size)),
+            left < paged.box_rows ? left : paged.box_rows};
+  }
+
   // The scales travel with the keys.
   __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block, int sequence,
                                                    int key) {
@@ -227,6 +287,7 @@ class TmaLoader {
   RingCursor<C.q_slots> q_;
   RingCursor<C.loaded_slots()> kv_;
   ptx::TileCoordinates owed_v_{};
+  PageBox box_ahead_{}, owed_box_{};  // of quantized caches: this lane's first box
   bool owes_v_ = false;
 };
 
@@ -287,7 +348,7 @@ class Producer {
     for (int block = last; block >= 0; --block) {
       if (block == draw_at) tiles_.draw_next();
       if (block == last && q_first) loader_.load_q(item);
-      loader_.load_kv(keys, block);
+      loader_.load_kv(keys, block, block == last);
       if (block == last && !q_first) {
         if constexpr (C.cuts() && !C.decodes()) {
           if (is_piece) {

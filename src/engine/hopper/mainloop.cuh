@@ -66,6 +66,7 @@ class Consumer {
   using KvCursor = typename ConsumerSlots<C>::KvCursor;
 
   struct NoEarlierParts {};
+  struct NoLiveRows {};
 
   enum class Step {
     kMine,    // the next key block holds keys for this warpgroup
@@ -89,6 +90,10 @@ class Consumer {
       }
       if constexpr (C.e4m3) take_longer_reference();
       if constexpr (C.widens()) score_.set_scale(item.place.key_scale);
+      if constexpr (C.short_steps()) {
+        const int left = params_.output.pack.rows(item.queries.count) - first_row_of(item);
+        live_rows_ = left <= 0 ? 0 : left <= kRowDistance ? 1 : 2;
+      }
       slots_.take_item();
       if (blocks_left_ == 0) return Step::kEnd;
       slots_.take_q();
@@ -334,7 +339,19 @@ class Consumer {
 
   __device__ __forceinline__ void weigh_ordinary(Tile& r, bool starts_tile, StepResult& result) {
     if (starts_tile) r.rows = RowState{};
+    if constexpr (C.short_steps()) {
+      if (live_rows_ == 0) {
+        result = {};
+        return;
+      }
+    }
     if (blocks_left_ >= masked_from() || mine_.edge.hides_left(block_begin())) mask(r);
+    if constexpr (C.short_steps()) {
+      if (live_rows_ == 1) {
+        ordinary_step<1>(r.scores, r.rows, score_, result);
+        return;
+      }
+    }
     ordinary_step(r.scores, r.rows, score_, result);
   }
 
@@ -406,11 +423,11 @@ class Consumer {
 
   // To the reference that the step has left.
   __device__ __forceinline__ void rescale(Tile& r, const StepResult& step) {
-    if constexpr (C.e4m3) {
+    if constexpr (C.e4m3 || C.short_steps()) {
       // Most often nothing moves: then a vote is all.
       if (!__any_sync(0xffffffff, step.rescale[0] != 1.0f || step.rescale[1] != 1.0f)) return;
-      earlier_.rescale(step.rescale);
     }
+    if constexpr (C.e4m3) earlier_.rescale(step.rescale);
     r.rescale_output(step.rescale);
   }
 
@@ -479,6 +496,8 @@ class Consumer {
   std::conditional_t<C.e4m3, EarlierParts<C>, NoEarlierParts> earlier_;
   int part_end_ = 0;            // the block whose step finds a part of O whole
   bool output_starts_ = false;  // the next product of weights is the tile's first, or a part's
+  // Of the two rows that each of the warp's threads has of the current tile, how many are queries'.
+  std::conditional_t<C.short_steps(), int, NoLiveRows> live_rows_{};
 };
 
 }  // namespace fa3::hopper

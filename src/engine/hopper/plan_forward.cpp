@@ -348,16 +348,17 @@ int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunc
 }
 
 bool decodes(const ForwardConfig& config, const Problem& p, const ForwardLaunch& launch) {
-  return !p.has_e4m3() && p.softcap == 0.0f && !has_other_rows(p) && can_decode(config, launch);
+  return p.softcap == 0.0f && !has_other_rows(p) && can_decode(config, launch);
 }
 
 // The row of kDecodeTable for a call that row `row` would cut into runs, or kNoRow.
 int choose_decode_row(const Problem& problem, int row, const ForwardLaunch& launch) {
-  const ForwardConfig& c = kForwardTable[size_t(row)].config;
+  const ForwardConfig& c = table_of(problem)[size_t(row)].config;
   for (int i = 0; i < int(kDecodeTable.size()); ++i) {
     const ForwardConfig& d = kDecodeTable[size_t(i)].config;
     const bool same_tile = d.head_dim == c.head_dim && d.head_dim_v == c.head_dim_v &&
-                           d.block_m == c.block_m && d.block_n == c.block_n;
+                           d.block_m == c.block_m && d.block_n == c.block_n &&
+                           d.widens() == c.widens();
     if (same_tile && decodes(d, problem, launch)) return i;
   }
   return kNoRow;

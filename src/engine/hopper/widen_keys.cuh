@@ -37,6 +37,10 @@ class Widener {
   }
 
  private:
+  static constexpr int kMostRead = 24;  // registers
+  template <tile::TileLayout Layout>
+  static constexpr int kGroupBytes = Layout.row_bytes() * tile::kSwizzleRows;
+
   // Its number of blocks; 0: there is none.
   __device__ __forceinline__ int next_tile() {
     at_.item_ring().wait_full(item_);
@@ -46,46 +50,64 @@ class Widener {
     return blocks;
   }
 
+  // What a lane takes of a group of eight rows: 8 numbers of a row at a time, so that what 16 lanes
+  // read, and 8 of them write, is 128 bytes of a row, and no two meet in a bank.
+  template <tile::TileLayout Narrow>
+  struct Share {
+    static constexpr int kColumns = 8;
+    static constexpr int kLanesOfRow = Narrow.columns / kColumns;
+    static constexpr int kRows = kWarpSize / kLanesOfRow, kSteps = tile::kSwizzleRows / kRows;
+    static_assert(kRows * kLanesOfRow == kWarpSize);
+  };
+
+  // As many groups at a time as registers hold are read before the first is converted: so a warp waits
+  // for shared memory once, and for the slot to write into meanwhile.
   template <tile::TileLayout Narrow, tile::TileLayout Wide>
   __device__ __forceinline__ void widen() {
+    using Of = Share<Narrow>;
+    constexpr int kGroups = Narrow.rows / tile::kSwizzleRows;
+    constexpr int kOwn = (kGroups + kHelperWarps - 1) / kHelperWarps;  // of a warp, at most
+    constexpr int kMost = kMostRead / (2 * Of::kSteps), kAtOnce = kOwn < kMost ? kOwn : kMost;
     at_.loaded_ring().wait_full(narrow_);
-    at_.kv_ring().wait_empty(wide_);
-#pragma unroll 1
-    for (int group = warp_; group < Narrow.rows / tile::kSwizzleRows; group += kHelperWarps) {
-      const int rows = group * tile::kSwizzleRows;
-      widen_rows<Narrow, Wide>(at_.loaded(narrow_.slot()) + rows * Narrow.row_bytes(),
-                               at_.kv(wide_.slot()) + rows * Wide.row_bytes());
+    const uint32_t from = at_.loaded(narrow_.slot()) + warp_ * kGroupBytes<Narrow>;
+    const uint32_t to = at_.kv(wide_.slot()) + warp_ * kGroupBytes<Wide>;
+#pragma unroll
+    for (int first = 0; first < kOwn; first += kAtOnce) {
+      uint32_t read[kAtOnce][Of::kSteps][2];
+      const auto each = [&](auto&& visit) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int group = (first + i) * kHelperWarps;
+          if (group >= kGroups) break;
+          if (group + kHelperWarps > kGroups && group + warp_ >= kGroups) break;
+#pragma unroll
+          for (int step = 0; step < Of::kSteps; ++step) {
+            visit(group, ptx::lane() / Of::kLanesOfRow + step * Of::kRows,
+                  ptx::lane() % Of::kLanesOfRow * Of::kColumns, read[i][step]);
+          }
+        }
+      };
+      each([&](int group, int row, int column, uint32_t(&eight)[2]) {
+        const int offset = group * kGroupBytes<Narrow> + Narrow.element_offset(row, column);
+        ptx::ld_shared_b32x2(from + offset, eight);
+      });
+      if (first == 0) at_.kv_ring().wait_empty(wide_);
+      each([&](int group, int row, int column, const uint32_t(&eight)[2]) {
+        uint32_t wide[4];
+        ptx::widen_e4m3<C.element>(eight[0], wide[0], wide[1]);
+        ptx::widen_e4m3<C.element>(eight[1], wide[2], wide[3]);
+        const int offset = group * kGroupBytes<Wide> + Wide.chunk_offset(row, column);
+        ptx::st_shared_b32x4(to + offset, wide);
+      });
     }
-    ptx::fence_proxy_async();  // wgmma reads what threads have stored
+    // wgmma reads what threads have stored, and the copy engine writes over what they have read.
+    ptx::fence_proxy_async();
     __syncwarp();
     if (ptx::kEveryLaneArrives || ptx::lane() == 0)
       ptx::mbarrier_arrive(at_.kv_ring().full(wide_.slot()));
     release(at_.loaded_ring(), narrow_.slot());
     narrow_.advance();
     wide_.advance();
-  }
-
-  // Eight rows, of which a lane takes 8 numbers at a time: what 16 lanes read, and 8 of them write, is
-  // 128 bytes of a row, so that no two meet in a bank.
-  template <tile::TileLayout Narrow, tile::TileLayout Wide>
-  static __device__ __forceinline__ void widen_rows(uint32_t from, uint32_t to) {
-    constexpr int kColumns = 8;
-    constexpr int kLanesOfRow = Narrow.columns / kColumns;
-    constexpr int kRows = kWarpSize / kLanesOfRow, kSteps = tile::kSwizzleRows / kRows;
-    static_assert(kRows * kLanesOfRow == kWarpSize);
-    const int first_row = ptx::lane() / kLanesOfRow, column = ptx::lane() % kLanesOfRow * kColumns;
-    uint32_t narrow[kSteps][2];
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      ptx::ld_shared_b32x2(from + Narrow.element_offset(first_row + i * kRows, column), narrow[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      uint32_t wide[4];
-      ptx::widen_e4m3<C.element>(narrow[i][0], wide[0], wide[1]);
-      ptx::widen_e4m3<C.element>(narrow[i][1], wide[2], wide[3]);
-      ptx::st_shared_b32x4(to + Wide.chunk_offset(first_row + i * kRows, column), wide);
-    }
   }
 
   template <int Slots>

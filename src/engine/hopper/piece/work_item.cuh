@@ -58,6 +58,7 @@ using DecodeItem = WorkItem<RightEdge, PiecePlace>;
 using GeneralItem = WorkItem<KeyWindow, PiecePlace>;
 using GeneralE4m3Item = WorkItem<KeyWindow, SequencePlace>;
 using CacheItem = WorkItem<KeyWindow, CachePlace>;
+using DecodeCacheItem = WorkItem<RightEdge, CachePlace>;
 
 template <ForwardConfig C>
 using GeneralItemOf = std::conditional_t<C.e4m3, GeneralE4m3Item, GeneralItem>;
@@ -65,7 +66,7 @@ template <ForwardConfig C>
 using SimpleItemOf = std::conditional_t<C.decodes(), DecodeItem, DenseItem>;
 template <ForwardConfig C>
 using ItemOf =
-    std::conditional_t<C.widens(), CacheItem,
+    std::conditional_t<C.widens(), std::conditional_t<C.decodes(), DecodeCacheItem, CacheItem>,
                        std::conditional_t<C.general(), GeneralItemOf<C>, SimpleItemOf<C>>>;
 
 template <ForwardConfig C>

@@ -93,6 +93,17 @@ TEST(Step, of_decoding_is_one_launch_with_one_tensor_map_and_no_allocation) {
   EXPECT_LE(asked.device_questions, 1);
 }
 
+// Threads widen its keys, so the copy engine loads them: by two maps each, the second for what lies outside.
+TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
+  ForwardArgs step = decoding_step();
+  step.k = on_gpu(1, FA3_FLOAT8_E4M3, {512, 16, 8, 128});
+  step.v = on_gpu(2, FA3_FLOAT8_E4M3, {512, 16, 8, 128});
+  const CountingRuntime asked = asked_by_another(step);
+  EXPECT_EQ(asked.launches, 1);
+  EXPECT_EQ(asked.tensor_maps, 5);
+  EXPECT_EQ(asked.memsets, 0);
+}
+
 TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_counter) {
   const CountingRuntime asked = asked_by_another(causal_prompt());
   EXPECT_EQ(asked.launches, 1);

@@ -5,6 +5,7 @@
 #include <array>
 #include <set>
 
+#include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/plan_e4m3.h"
 #include "plain_problem.h"
 
@@ -200,6 +201,19 @@ TEST(KeyCut, evens_out_lengths_that_are_unknown) {
   EXPECT_FALSE(choice(32, 16, 8192, 64).cut);     // no kernel of these columns cuts so many rows
   EXPECT_FALSE(choice(8, 4096, 4096).cut);        // tiles of unequal lengths by their mask
   EXPECT_EQ(choice(128, 32, 8192).block_m, 128);  // that waste a third in tiles of 192 rows
+}
+
+TEST(Decoding, has_kernels_of_its_own_for_quantized_caches) {
+  for (const int64_t dim : {64, 128, 256}) {
+    Problem p = decoding(4, 8192);
+    p.head_dim = p.head_dim_v = dim;
+    p.kv_dtype = DType::float8_e4m3;
+    ForwardLaunch launch = launch_of(p);
+    const int row = choose_decode_row(p, choose_row_and_cut(p, 132, &launch), launch);
+    ASSERT_NE(row, kNoRow) << dim;
+    EXPECT_TRUE(kDecodeTable[size_t(row)].config.widens()) << dim;
+    EXPECT_EQ(kDecodeTable[size_t(row)].config.head_dim, dim);
+  }
 }
 
 // Tiles of 192 rows would leave a third of the multiprocessors idle, or come in two waves for one and a
