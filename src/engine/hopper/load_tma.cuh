@@ -337,8 +337,8 @@ class Producer {
       if constexpr (C.decodes()) show(item);  // warps that copy wait for it
     }
     if (!is_piece) tiles_.describe(item);
-    if constexpr (C.loads_by_warp() && !C.decodes())
-      __syncwarp();  // all lanes write it, and read it
+    // All lanes have written the record, and read it now.
+    if constexpr (C.loads_by_warp() && !C.decodes()) __syncwarp();
     if (!is_piece) show(item);
     const TileKeys keys = keys_of<C>(params_, item);
     const int last = item.num_blocks - 1;

@@ -103,8 +103,9 @@ class Widener {
     // wgmma reads what threads have stored, and the copy engine writes over what they have read.
     ptx::fence_proxy_async();
     __syncwarp();
-    if (ptx::kEveryLaneArrives || ptx::lane() == 0)
+    if (ptx::kEveryLaneArrives || ptx::lane() == 0) {
       ptx::mbarrier_arrive(at_.kv_ring().full(wide_.slot()));
+    }
     release(at_.loaded_ring(), narrow_.slot());
     narrow_.advance();
     wide_.advance();
