@@ -46,15 +46,9 @@ class Expected:
 
 
 # Loads of spilled registers in tiles that can be cut, whose producer has 72 registers, by head dim,
-# rows and keys. All but the first are of quantized caches; of few rows the producer's alone, under
-# softcap and at 256 columns.
-SPILLED = {
-    (64, 128, 128): 9,
-    (256, 128, 64): 5,
-    (64, 64, 144): 9,
-    (128, 64, 80): 9,
-    (256, 64, 80): 2,
-}
+# rows and keys. The second are of quantized caches, as are those of few rows by head dim.
+SPILLED = {(64, 128, 128): 9, (256, 128, 64): 5, (256, 64, 64): 2}
+CACHE_SPILLED = {64: 12, 128: 13, 256: 1}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
@@ -106,6 +100,7 @@ def forward(
     factors = 8 + (MERGED if variant == DECODE else 0)
     if narrow and block_m == 64:
         factors += 2 * block_n // 4
+        spilled = CACHE_SPILLED[d] if variant in (GENERAL, CAPPED) else 0
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)
 
 
