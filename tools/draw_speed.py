@@ -10,21 +10,22 @@ import figures  # noqa: E402
 import plot  # noqa: E402  (as figures.py found it)
 
 ROWS = ROOT / "docs" / "results" / "forward-h200-2026-11-22.jsonl"
+BACKWARD = ROOT / "docs" / "results" / "backward-h200-2026-11-22.jsonl"
 PICTURE = ROOT / "docs" / "figures" / "forward-h200.svg"
 HIDDEN = 2048  # heads * head dim of the picture; other rows of the file are left out
 
 
-def rows() -> list[dict]:
+def rows(path: Path = ROWS) -> list[dict]:
     return [
         row
-        for row in plot.read([ROWS])
+        for row in plot.read([path])
         if row["heads"] * row["head_dim"] == HIDDEN and row["kv_heads"] == row["heads"]
     ]
 
 
-def summary() -> dict:
+def summary(path: Path = ROWS) -> dict:
     """The numbers that the pages quote: fa3's speed over that of others."""
-    speed = figures.speeds(rows())
+    speed = figures.speeds(rows(path))
 
     def over(engine):
         theirs = speed[engine]
@@ -48,8 +49,9 @@ def main():
     with plot.style():
         figure = plot.draw(plot.newest(rows()), "Forward attention on one H200, bf16")
         plot.save(figure, PICTURE, Source=figures.source(ROWS))
-    for what, ratio in summary().items():
-        print(f"{ratio:.3f} of {what}")
+    for path in (ROWS, BACKWARD):
+        for what, ratio in summary(path).items():
+            print(f"{path.stem}: {ratio:.3f} of {what}")
     print(PICTURE)
 
 
