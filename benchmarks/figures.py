@@ -240,7 +240,7 @@ def quantizer(rows: list[dict]) -> list[str]:
 def cases(rows: list[dict]):
     from matplotlib.figure import Figure
 
-    timed = [row for row in rows if "tflops" in row]
+    timed = [row for row in rows if "tflops" in row and row["engine"] == "fa3"]
     scale, unit = plot.UNIT[max(row["tflops"] for row in timed) >= plot.TERA_FROM]
     groups = plot.grouped(timed, "heads", "kv_heads", "head_dim")
     tallest = max(len(members) for members in groups.values())

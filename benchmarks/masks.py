@@ -4,12 +4,14 @@
     python3 benchmarks/masks.py [--pass bwd] --json docs/results/x.jsonl
 
 TFLOP/s count visible pairs of a query and a key; a call on the GPU is replayed as a CUDA graph.
-Timed as harness.py says.
+Where Python finds FlashAttention-4 (flash_attn.cute), it is timed in turns with fa3: rows of engine
+fa4-sm90. One whose output differs from fa3's gets no time. Timed as harness.py says.
 """
 
 import argparse
 import math
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -21,6 +23,8 @@ DENSE_HEADS = ((16, 16, 128), (32, 4, 128), (64, 8, 64))
 PACKED_HEADS = ((16, 16, 128), (32, 4, 128), (32, 32, 64))
 WINDOWS = (128, 1024, 4096)
 PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, for each visible pair
+SAID = "{median_ms:8.4f} ms {tflops:7.1f} TFLOP/s"
+MOST_APART = 0.02  # outputs of two contenders, relative to their size
 
 
 def log_uniform_lengths(longest):
@@ -49,7 +53,7 @@ class Call:
 
     def __init__(self, call, device, name="fa3"):
         self.name, self.call = name, call
-        call()
+        self.first = torch.cat([x.float().flatten() for x in call()])
         if device == "cuda":
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -89,14 +93,52 @@ def packed(lengths, heads, causal=True):
     return (q, k, v), options, num_q * sum(pairs(n, causal, None) for n in lengths)
 
 
-def call_of(tensors, options, which, deterministic):
-    """What is timed."""
+def call_of(tensors, d_o, options, which, deterministic):
+    """What is timed; it returns O, or dQ, dK and dV."""
     if which == "fwd":
-        return lambda: fa3.attention(*tensors, **options)
+        return lambda: (fa3.attention(*tensors, **options),)
     out, lse = fa3.attention(*tensors, return_lse=True, **options)
-    do = torch.randn_like(out)
     options = options | {"deterministic": deterministic}
-    return lambda: fa3.attention_backward(do, *tensors, out, lse, **options)
+    return lambda: fa3.attention_backward(d_o, *tensors, out, lse, **options)[:3]
+
+
+def fa4_call_of(tensors, d_o, options, which, deterministic):
+    """The same call of FlashAttention-4."""
+    from flash_attn.cute import interface
+
+    words = dict(options)
+    words.pop("batch_invariant")
+    if "attention_chunk" in words:
+        raise RuntimeError("FlashAttention-4 has no chunks")
+    if "window" in words:
+        words["window_size_left"], words["window_size_right"] = words.pop("window")
+    if "sink" in words:
+        words["learnable_sink"] = words.pop("sink").to(torch.bfloat16)
+    out, lse = interface._flash_attn_fwd(*tensors, return_lse=True, **words)[:2]
+    if which == "fwd":
+        given = {"out": out, "lse": lse, "return_lse": True}
+        return lambda: interface._flash_attn_fwd(*tensors, **words, **given)[:1]
+    words["deterministic"] = deterministic
+    return lambda: interface._flash_attn_bwd(*tensors, out, d_o, lse, **words)[:3]
+
+
+def contenders(tensors, options, which, deterministic, device):
+    """fa3, and FlashAttention-4 where it is found and agrees; why it does not, else."""
+    q, _, v = tensors
+    d_o = torch.randn(*q.shape[:-1], v.shape[-1]).to(q.dtype)
+    given = (tensors, d_o, options, which, deterministic)
+    found, why = [Call(call_of(*given), device)], None
+    if device == "cuda" and find_spec("flash_attn") and find_spec("flash_attn.cute"):
+        try:
+            rival = Call(fa4_call_of(*given), device, "fa4-sm90")
+            error = (rival.first - found[0].first).norm() / found[0].first.norm()
+            if error < MOST_APART:
+                found.append(rival)
+            else:
+                why = f"differs from fa3 by {error:.1e}"
+        except (RuntimeError, AssertionError, ValueError) as refused:
+            why = str(refused).splitlines()[0]
+    return found, why
 
 
 def cases(longest):
@@ -142,7 +184,7 @@ def main():
         x for x in cases(arguments.seqlen) if arguments.heads in (None, ":".join(map(str, x[1])))
     ]
     for name, heads, make in progress(told):
-        row = {"engine": "fa3", "pass": arguments.which, "dtype": "bf16", "case": name}
+        row = {"pass": arguments.which, "dtype": "bf16", "case": name}
         modes = ("deterministic", "batch_invariant")
         if variant := " ".join(mode for mode in modes if getattr(arguments, mode)):
             row["variant"] = variant
@@ -150,17 +192,24 @@ def main():
         try:
             tensors, options, visible = make(heads)
             options["batch_invariant"] = arguments.batch_invariant
-            call = call_of(tensors, options, arguments.which, arguments.deterministic)
-            row |= time_all([Call(call, arguments.device)], arguments.device, arguments.rounds)[
-                "fa3"
-            ]
+            timed, why = contenders(
+                tensors, options, arguments.which, arguments.deterministic, arguments.device
+            )
+            times = time_all(timed, arguments.device, arguments.rounds)
             flops = 2 * PRODUCTS[arguments.which] * visible * heads[2]
-            row["tflops"] = flops / row["median_ms"] / 1e9
-            said = f"{row['median_ms']:8.4f} ms {row['tflops']:7.1f} TFLOP/s"
+            rows = {
+                engine: once | {"tflops": flops / once["median_ms"] / 1e9}
+                for engine, once in times.items()
+            }
+            if why:
+                rows["fa4-sm90"] = {"left_out": why}
         except fa3.Unsupported as refused:
-            row["left_out"] = said = str(refused)
-        print(f"{name:48s} {heads} {said}", flush=True)
-        write_rows(arguments.json, [row | provenance(arguments.device)])
+            rows = {"fa3": {"left_out": str(refused)}}
+        for engine, found in rows.items():
+            said = found.get("left_out") or SAID.format(**found)
+            print(f"{name:48s} {heads} {engine:8s} {said}", flush=True)
+            one = {"engine": engine} | row | found | provenance(arguments.device)
+            write_rows(arguments.json, [one])
 
 
 if __name__ == "__main__":
