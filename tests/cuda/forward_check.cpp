@@ -212,7 +212,7 @@ void print_usage() {
       rows.plain, rows.e4m3, rows.caches, rows.decoding, rows.end);
 }
 
-// False if there is an argument that it does not know.
+// False if there is an argument that it does not know, or a type that it has no kernels of.
 bool read_options(int argc, char** argv, Options* options) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -225,6 +225,7 @@ bool read_options(int argc, char** argv, Options* options) {
     } else if (flag == "--element") {
       std::erase_if(options->elements,
                     [&](Element e) { return std::strcmp(name_of(e), value) != 0; });
+      if (options->elements.empty()) return false;
     } else if (flag == "--only") {
       options->only = value;
     } else if (flag == "--repeats") {
