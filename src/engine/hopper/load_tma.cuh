@@ -375,7 +375,10 @@ class Producer {
   // To the consumers.
   __device__ __forceinline__ void show(ItemOf<C>& item) {
     if constexpr (C.e4m3) describe_scales(item);
-    if constexpr (C.widens()) describe_cache_scales(item);
+    if constexpr (C.widens()) {
+      __syncwarp();  // all lanes have written what each reads now
+      describe_cache_scales(item);
+    }
     announce();
   }
 
