@@ -188,10 +188,6 @@ bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardArguments& a
   return true;
 }
 
-cudaError_t allow_smem(const void* function, int bytes) {
-  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
-
 cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a,
                         const Workspace& workspace, bool chained, cudaStream_t stream) {
   const BackwardConfig& c = kernel.config;
@@ -205,8 +201,6 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
                            : p.order.shares > 1 ? kernel.main_of_shares
                                                 : kernel.main;
   const int threads = (a.deterministic ? c.by_turns() : c).threads();
-  const cudaError_t error = allow_smem(main, kernel.smem_bytes);
-  if (error != cudaSuccess) return error;
   return launch(main, unsigned(backward_num_tiles(c, a)), threads, kernel.smem_bytes, &p, chained,
                 stream);
 }
@@ -223,8 +217,6 @@ cudaError_t launch_short_sequences(const BackwardKernel& kernel, const BackwardA
   p.lengths_q = a.lengths_q;
   p.lengths_k = a.lengths_k;
   p.sequences = int(a.sequences);
-  const cudaError_t error = allow_smem(kernel.short_sequences, kernel.short_smem_bytes);
-  if (error != cudaSuccess) return error;
   return launch(kernel.short_sequences, unsigned((a.sequences + 1) * a.k.heads), kWarpgroupSize,
                 kernel.short_smem_bytes, &p, false, stream);
 }

@@ -128,14 +128,15 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   }
 
   plan->engine = "hopper";
-  plan->kernel =
-      concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-             c.block_m, "x", c.block_n, mask_name(a.mask), a.deterministic ? " deterministic" : "");
   plan->variant = row;
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->num_tasks = num_tiles;
   plan->workspace_bytes = nothing_to_do(a) ? 0 : backward_workspace_bytes(c, a);
+  if (!plan->wants_words) return {};
+  plan->kernel =
+      concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+             c.block_m, "x", c.block_n, mask_name(a.mask), a.deterministic ? " deterministic" : "");
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
                      kBackwardTable[row].why);
   if (has_short_sequences(c, a)) {

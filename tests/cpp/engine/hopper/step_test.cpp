@@ -111,6 +111,21 @@ TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_cou
   EXPECT_EQ(asked.memsets, 1);
 }
 
+TEST(Step, of_training_allocates_nothing) {
+  const auto heads = [](int number) { return halves(number, {1, 2048, 16, 128}); };
+  BackwardArgs args;
+  args.q = heads(0), args.k = heads(1), args.v = heads(2), args.o = heads(3), args.d_o = heads(4);
+  args.lse = on_gpu(5, FA3_FLOAT32, {1, 16, 2048});
+  args.dq = heads(7), args.dk = heads(8), args.dv = heads(9);
+  g_cuda = {};
+  for (int call = 0; call < 2; ++call) {
+    g_allocations = 0;
+    EXPECT_EQ(fa3_backward(&args, address(6), size_t{1} << 28, nullptr), FA3_OK)
+        << fa3_last_error();
+  }
+  EXPECT_EQ(g_allocations, 0);
+}
+
 constexpr int kUnknown = 7;  // a device that nobody has asked about before
 
 ForwardArgs step_on(int device) {
