@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cuda/plain_launch.h"
+#include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"

@@ -8,16 +8,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/problem.h"
 #include "core/workspace.h"
 #include "engine/cpu/block_job.h"
 #include "engine/cpu/l2_cache.h"
 
 namespace fa3::cpu {
-
-constexpr int64_t ceil_div(int64_t count, int64_t divisor) {
-  return (count + divisor - 1) / divisor;
-}
 
 constexpr int64_t round_up(int64_t count, int64_t multiple) {
   return ceil_div(count, multiple) * multiple;

@@ -7,14 +7,11 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "engine/cuda/rows.h"
 #include "engine/hopper/tensor_map.h"
 
 namespace fa3::hopper {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // The same tensor for code that reaches it without the copy engine.
 inline cuda::RowTensor row_tensor(const TensorSpan& t) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/workspace.h"
+#include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/launch.h"
 #include "engine/hopper/prepare_e4m3.h"
 

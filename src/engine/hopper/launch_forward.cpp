@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <numeric>
 #include <random>
 
 #include "core/workspace.h"
+#include "engine/hopper/choose_tiles.h"
+#include "engine/hopper/count_tiles.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/launch.h"
 #include "engine/hopper/list_sequences.h"
@@ -19,52 +20,7 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// A tail of this many waves of tiles evens out the multiprocessors: more for longer sequences, whose
-// longest tiles are longer and whose keys need less memory bandwidth for their use.
-constexpr int64_t kTailWavesPerMBlock = 16;
-constexpr int64_t kMinTailWaves = 2;
-constexpr int64_t kMaxTailWaves = 8;
-
-// Q comes 64 rows a copy, which must be whole queries of one pack. Tiles that are not cut take up to a
-// warp's rows.
-constexpr int kMaxPackLog2 = 4;
-constexpr int kMaxPackLog2OfCutTiles = 6;
-
-// Microseconds on an H200, measured (docs/performance-hopper.md): of a key of a tile and of each of its
-// columns, of a merge until it ends, of a byte of its pieces, written and read. What a cut saves must be
-// worth the trouble.
-constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
-constexpr double kMergeTime = 8.5;
-constexpr double kPieceByteTime = 0.25e-6;
-constexpr double kWorthCutting = 0.9;
-constexpr int64_t kFewTilesEach = 4;
-// Of a tile in pieces, that a thread block merges alone: whatever the pieces, or times them.
-constexpr int64_t kFewRowsToMerge = 16, kMostRowsToMerge = 200;
-// Fewer keys are never cut.
-constexpr int kLeastKeysToCut = 512;
-// Of the thread blocks that there is room for, so many get a run.
-constexpr double kBusyRuns = 0.96;
-// Up to so many key blocks in each, a run for each multiprocessor is enough.
-constexpr int64_t kShortRun = 32;
-// Boxes of fewer rows of a page are slower than copies by threads (docs/performance-hopper.md).
-constexpr int kLeastBoxRows = 64;
-constexpr int64_t kFewestMultiprocessors = 114;       // of the Hopper GPUs: the H100 for PCIe
-constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
-
-int64_t num_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
-  return ceil_div(pack.rows(int64_t{launch.seqlen_q}), c.block_m);
-}
-
-// For the queries of all sequences; where they are ragged, the most that there can be: each sequence
-// ends within a tile, and so do the rows that none owns.
-int64_t row_tiles(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
-  if (!launch.ragged) return num_m_blocks(c, launch, pack) * launch.q.batches;
-  return ceil_div(pack.rows(launch.q.rows * launch.q.batches), c.block_m) + launch.sequences + 1;
-}
-
-int64_t num_tiles(const ForwardConfig& c, const ForwardLaunch& launch, HeadPack pack) {
-  return row_tiles(c, launch, pack) * (launch.q.heads / pack.heads());
-}
+constexpr int64_t kFewestMultiprocessors = 114;  // of the Hopper GPUs: the H100 for PCIe
 
 struct Workspace {
   int* ticket_counter = nullptr;       // null: tiles are dealt in turn
@@ -74,35 +30,6 @@ struct Workspace {
   CutTile* cuts = nullptr;
   uint64_t* counts = nullptr;  // of kernels that merge themselves
 };
-
-int64_t num_packs(const ForwardLaunch& launch) {
-  return launch.q.heads / launch.pack.heads();
-}
-
-int64_t most_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return std::max<int64_t>(1, num_m_blocks(c, launch, launch.pack));
-}
-
-// Tiles that may be cut, of fixed parts: those of sequences.
-int64_t num_cut_tiles(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return launch.sequences * most_m_blocks(c, launch) * num_packs(launch);
-}
-
-// Whether the merge looks at tiles one by one, or at runs, which cut a tile each at most.
-bool told_by_tile(const ForwardConfig& c, const ForwardLaunch& launch) {
-  if (launch.cut.parts != KeyCut::kRuns) return true;
-  return !launch.lengths_q.ragged && num_cut_tiles(c, launch) <= launch.cut.blocks;
-}
-int64_t num_cuts(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return told_by_tile(c, launch) ? num_cut_tiles(c, launch) : launch.cut.blocks;
-}
-
-// A run has at most two pieces of cut tiles.
-int64_t num_slots(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const KeyCut& cut = launch.cut;
-  return cut.parts == KeyCut::kRuns ? int64_t{2} * cut.blocks
-                                    : num_cut_tiles(c, launch) * cut.parts;
-}
 
 Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
   const int64_t slots = num_slots(c, launch);
@@ -130,50 +57,6 @@ Workspace carve(const ForwardConfig& c, const ForwardLaunch& launch, Carver& car
       !launch.mask.hides_nothing() || launch.pack.rows(launch.q.rows) % c.block_m != 0;
   const bool one_wave = num_tiles(c, launch, launch.pack) <= kFewestMultiprocessors * c.blocks;
   return {.ticket_counter = tiles_differ && !one_wave ? carver.take<int>(1) : nullptr};
-}
-
-// How many tiles at the end go longest first, whatever their head.
-int64_t tail_tiles(const ForwardConfig& c, const ForwardLaunch& launch, int multiprocessors) {
-  if (launch.mask.hides_nothing()) return 0;
-  const int64_t waves = num_m_blocks(c, launch, launch.pack) / kTailWavesPerMBlock;
-  return std::clamp(waves, kMinTailWaves, kMaxTailWaves) * multiprocessors;
-}
-
-TileOrder tile_order(const ForwardConfig& c, const ForwardLaunch& launch, int multiprocessors) {
-  const int64_t packs = num_packs(launch);
-  if (launch.ragged) return {int(row_tiles(c, launch, launch.pack)), int(packs), 1, 0};
-  const int64_t m_blocks = num_m_blocks(c, launch, launch.pack);
-  const int64_t tail = ceil_div(tail_tiles(c, launch, multiprocessors), m_blocks);
-  return {int(m_blocks), int(packs), int(launch.q.batches),
-          int(std::min(packs * launch.q.batches, tail))};
-}
-
-SequenceList sequence_list(const ForwardConfig& c, const ForwardLaunch& launch,
-                           const Workspace& workspace, int multiprocessors) {
-  return {.lengths_q = launch.lengths_q,
-          .lengths_k = launch.lengths_k,
-          .batch = int(launch.sequences),
-          .block_m = c.block_m,
-          .pack = launch.pack,
-          .num_packs = int(num_packs(launch)),
-          .tail_tiles = int(tail_tiles(c, launch, multiprocessors)),
-          .capacity = int(row_tiles(c, launch, launch.pack)),
-          .entries = workspace.sequences,
-          .num_entries = workspace.num_entries,
-          .ticket_counter = workspace.ticket_counter,
-          .places = launch.places};
-}
-
-KeySplit key_split(const ForwardConfig& c, const ForwardLaunch& launch) {
-  KeySplit split{.sequences = sequence_list(c, launch, {}, 0),
-                 .mask = launch.mask,
-                 .block_n = c.block_n,
-                 .parts = launch.cut.parts,
-                 .most_m_blocks = int(most_m_blocks(c, launch)),
-                 .rows_log2 = launch.cut.rows_log2,
-                 .told_by_tile = told_by_tile(c, launch)};
-  split.simple = split.is_simple();
-  return split;
 }
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
@@ -226,13 +109,6 @@ GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) 
   return keys;
 }
 
-// Of a tile, if lengths are even.
-int64_t most_pieces(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const KeyCut& cut = launch.cut;
-  if (cut.parts != KeyCut::kRuns) return cut.parts;
-  return ceil_div(cut.blocks, std::max<int64_t>(1, num_cut_tiles(c, launch))) + 1;
-}
-
 // Thread blocks: no more than there is room or work for.
 int num_blocks(const ForwardConfig& c, const ForwardLaunch& launch, const ForwardParams& params,
                int multiprocessors) {
@@ -260,146 +136,8 @@ cudaError_t current_multiprocessors(int* count) {
 
 }  // namespace
 
-HeadPack most_packed(int64_t heads_per_kv_head, bool cut) {
-  const int most = cut ? kMaxPackLog2OfCutTiles : kMaxPackLog2;
-  return {std::min(std::countr_zero(uint64_t(heads_per_kv_head)), most)};
-}
-
-// As many heads as save tiles, or warpgroups' parts of them. The others are packs of their own, whose runs
-// lie side by side: they read the same keys at the same time, as tiles in a row would not.
-HeadPack pack_of_cut_tiles(const ForwardConfig& c, const ForwardLaunch& launch) {
-  HeadPack pack = most_packed(launch.heads_per_kv_head, true);
-  const auto parts = [&](HeadPack of, int rows_of_part) {
-    return ceil_div(of.rows(launch.seqlen_q), rows_of_part) * (launch.q.heads / of.heads());
-  };
-  const auto saves = [&](HeadPack of, int rows_of_part) {
-    return parts(of, rows_of_part) < parts({of.log2 - 1}, rows_of_part);
-  };
-  while (pack.log2 > 0 && (pack.rows(launch.q.rows) > kMaxPackedRows ||
-                           !(saves(pack, c.block_m) || saves(pack, kRowsPerWarpgroup)))) {
-    --pack.log2;
-  }
-  return pack;
-}
-
-// Packing pays where tiles would be partly empty, and where a causal mask cuts through them: fewer
-// queries a tile leave less beside the diagonal.
-HeadPack choose_pack(const ForwardConfig& c, const ForwardLaunch& launch) {
-  HeadPack most = most_packed(launch.heads_per_kv_head);
-  while (most.rows(launch.q.rows) > kMaxPackedRows) --most.log2;
-  const bool cut_by_mask = !launch.mask.hides_nothing() && launch.seqlen_q >= c.block_m;
-  const bool saves_tiles = num_tiles(c, launch, most) < num_tiles(c, launch, HeadPack{});
-  return cut_by_mask || saves_tiles ? most : HeadPack{};
-}
-
-// Boxes begin with a multiple of their rows in a page and in a tile; left padding begins anywhere.
-int page_box_rows(const ForwardConfig& c, const ForwardLaunch& launch) {
-  if (!launch.places.paged()) return c.block_n;
-  if (launch.lengths_k.padded_left) return 1;
-  return int(std::gcd(launch.places.page_size, int64_t{c.block_n}));
-}
-
-bool has_small_boxes(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return page_box_rows(c, launch) < std::min(kLeastBoxRows, c.block_n);
-}
-
 bool gathers_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
   return gathered_keys(c, launch).active;
-}
-
-// As many rows of units side by side as leave few thread blocks without a run.
-int rows_log2(int64_t packs, int64_t blocks) {
-  int log2 = std::countr_zero(uint64_t(packs));
-  while (log2 > 0 && double(blocks >> log2 << log2) < kBusyRuns * double(blocks)) --log2;
-  return log2;
-}
-
-// Of the keys of the longest sequence, as many as a tile visits at most: few under a window.
-int visible_keys(const ForwardConfig& c, const ForwardLaunch& cut) {
-  const SequenceTiles longest{.keys = {.count = cut.seqlen_k}};
-  return std::min(cut.seqlen_k, key_split(c, cut).most_blocks(longest) * c.block_n);
-}
-
-// Of queries that are ragged, the most that there can be.
-int64_t expected_tiles(const ForwardConfig& c, const ForwardLaunch& cut) {
-  return std::min(num_tiles(c, cut, cut.pack), num_cut_tiles(c, cut));
-}
-
-// Of the longest sequence's.
-double tile_time(const ForwardConfig& c, const ForwardLaunch& cut) {
-  return visible_keys(c, cut) * (kKeyTime + kColumnTime * (c.head_dim + c.head_dim_v));
-}
-
-double merge_time(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
-  const int64_t rows = std::min<int64_t>(c.block_m, cut.pack.rows(cut.seqlen_q));
-  const double piece_bytes = double(most_blocks * rows * cut.o.columns) * 2 * sizeof(float);
-  return kMergeTime + piece_bytes * kPieceByteTime;
-}
-
-// Whether cut tiles are done sooner than whole ones. Of these some multiprocessors may have none, or one
-// more than others; cut ones occupy all, but are merged.
-bool cut_pays(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
-  const int64_t tiles = expected_tiles(c, cut);
-  const double tile = tile_time(c, cut);
-  const double whole = double(ceil_div(tiles, most_blocks)) * tile;
-  const double pieces = double(tiles) * tile / double(most_blocks);
-  return pieces + merge_time(c, cut, most_blocks) < kWorthCutting * whole;
-}
-
-// Lengths that only the device knows: runs are alike, tiles need not be, and a multiprocessor may still be
-// at the longest when all others are done. Few queries are always cut for that. Others, whose merges are
-// longer, where each multiprocessor has few tiles, whose keys no other tile in the row reads, and take
-// longer than a merge.
-bool cut_evens_out(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
-  if (!cut.ragged || cut.seqlen_k < kLeastKeysToCut) return false;
-  if (c.consumers() == 1) return true;
-  const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (cut.q.columns + cut.o.columns);
-  return fits && most_m_blocks(c, cut) == 1 &&
-         expected_tiles(c, cut) <= kFewTilesEach * most_blocks &&
-         merge_time(c, cut, most_blocks) < tile_time(c, cut);
-}
-
-// A run for each thread block; where runs are short, for each multiprocessor, which leaves fewer pieces
-// to merge. Rather a few less than runs that end within tiles, where tiles are alike.
-int64_t runs_in_a_row(int64_t tiles, int64_t units, int64_t blocks, int64_t multiprocessors) {
-  const bool are_short = units <= kShortRun * multiprocessors;
-  const int64_t most = std::min(are_short ? multiprocessors : blocks, units);
-  if (most < tiles) return most;
-  const int64_t whole = most / tiles * tiles;
-  return double(whole) >= kBusyRuns * double(most) ? whole : most;
-}
-
-void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
-                ForwardLaunch* launch) {
-  ForwardLaunch cut = *launch;
-  cut.pack = pack_of_cut_tiles(c, *launch);
-  const int keys = num_splits > 1 ? launch->seqlen_k : visible_keys(c, cut);
-  const int64_t blocks = ceil_div(keys, c.block_n);
-  const int64_t tiles = num_tiles(c, cut, cut.pack);
-  const int64_t most_blocks = int64_t{multiprocessors} * c.blocks;
-  if (capped_product(tiles, blocks) > INT32_MAX / 2) return;
-  if (num_splits > 1) {
-    cut.cut.parts = int(std::min<int64_t>(num_splits, blocks));
-    const bool countable = capped_product(tiles, cut.cut.parts) <= INT32_MAX / 2;
-    if (cut.cut.parts > 1 && countable) *launch = cut;
-    return;
-  }
-  // Queries that see half of the keys or less would make runs unequal.
-  const bool alike = launch->mask.hides_nothing() || launch->seqlen_k >= 2 * launch->seqlen_q;
-  if (num_splits == 1 || !alike) return;
-  if (!cut_pays(c, cut, most_blocks) && !cut_evens_out(c, cut, most_blocks)) return;
-  const int log2 = rows_log2(num_packs(cut), most_blocks);
-  const int64_t in_a_row = expected_tiles(c, cut) >> log2;
-  const int64_t runs =
-      runs_in_a_row(in_a_row, in_a_row * blocks, most_blocks >> log2, multiprocessors >> log2);
-  cut.cut = {.parts = KeyCut::kRuns, .blocks = int(runs << log2), .rows_log2 = log2};
-  *launch = cut;
-}
-
-// Many rows of many pieces are merged sooner by a kernel of their own than by one thread block a tile.
-bool merges_soon(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const int64_t rows = launch.pack.rows(launch.seqlen_q);
-  return rows <= kFewRowsToMerge || rows * most_pieces(c, launch) <= kMostRowsToMerge;
 }
 
 bool can_decode(const ForwardConfig& c, const ForwardLaunch& launch) {
@@ -462,7 +200,11 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   params.gathered = gathered_keys(c, launch);
 
   if (params.sequences) {
-    error = list_sequences(sequence_list(c, launch, workspace, multiprocessors), stream);
+    SequenceList list = sequence_list(c, launch, multiprocessors);
+    list.entries = workspace.sequences;
+    list.num_entries = workspace.num_entries;
+    list.ticket_counter = workspace.ticket_counter;
+    error = list_sequences(list, stream);
     if (error != cudaSuccess) return error;
   } else if (params.ticket_counter) {
     error = cudaMemsetAsync(params.ticket_counter, 0, sizeof(int), stream);

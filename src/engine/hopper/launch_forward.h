@@ -49,23 +49,6 @@ struct ForwardLaunch {
   void* workspace = nullptr;  // forward_workspace_bytes()
 };
 
-// As many query heads of a group of this size as can share a tile; tiles that are cut take more.
-HeadPack most_packed(int64_t heads_per_kv_head, bool cut = false);
-
-// Which query heads of a group share a tile: they read the same keys.
-HeadPack choose_pack(const ForwardConfig& config, const ForwardLaunch& launch);
-
-// How the keys are cut for so many multiprocessors, if at all; num_splits as in fa3.h. Sets the pack
-// too: cut tiles hold as many heads as they can.
-void choose_cut(const ForwardConfig& config, int num_splits, int multiprocessors,
-                ForwardLaunch* launch);
-
-// Rows of K and V that a copy takes from one page.
-int page_box_rows(const ForwardConfig& config, const ForwardLaunch& launch);
-
-// Whether a page's boxes would be so small that copies by threads are faster.
-bool has_small_boxes(const ForwardConfig& config, const ForwardLaunch& launch);
-
 // Whether threads copy keys and values, instead of the copy engine.
 bool gathers_keys(const ForwardConfig& config, const ForwardLaunch& launch);
 

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/device.h"
+#include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/engine.h"

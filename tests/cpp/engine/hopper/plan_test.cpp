@@ -5,6 +5,7 @@
 #include <array>
 #include <set>
 
+#include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"

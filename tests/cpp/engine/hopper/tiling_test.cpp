@@ -5,6 +5,7 @@
 #include <array>
 #include <set>
 
+#include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/plan_e4m3.h"
 #include "plain_problem.h"
