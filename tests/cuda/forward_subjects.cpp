@@ -9,6 +9,7 @@
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/plan_e4m3.h"
+#include "engine/hopper/plan_forward.h"
 #include "support/run.h"
 
 namespace fa3::test {

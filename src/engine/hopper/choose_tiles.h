@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launch's tiles are: which heads share one, and whether its keys are cut. Next: plan_forward.cpp,
+// What a launch's tiles are: which heads share one, and whether its keys are cut. Next: choose_row.cpp,
 // which chooses the kernel with it.
 #pragma once
 

@@ -12,10 +12,8 @@
 namespace fa3::hopper {
 namespace {
 
-constexpr int64_t kHeadDimStep = 16;            // the copy engine moves 16 bytes at least
-constexpr int64_t kMaxRows = int64_t{1} << 30;  // as of plan_forward.cpp
-constexpr int64_t kMaxTiles = int64_t{1} << 30;
-constexpr int64_t kMaxGrid = 65535;  // of the preparing kernels, in heads and in batches
+constexpr int64_t kHeadDimStep = 16;  // the copy engine moves 16 bytes at least
+constexpr int64_t kMaxGrid = 65535;   // of the preparing kernels, in heads and in batches
 
 bool nothing_to_do(const Problem& p) {
   const bool no_rows =
@@ -23,15 +21,11 @@ bool nothing_to_do(const Problem& p) {
   return p.heads_q == 0 || no_rows;
 }
 
-ForwardShape shape_of(const Problem& p) {
+ForwardShape e4m3_shape_of(const Problem& p) {
   return {.head_dim = p.head_dim,
           .head_dim_v = p.head_dim_v,
           .keys = p.lengths_k.max,
           .single_rows = reads_single_rows(p.key_places, p.lengths_k)};
-}
-
-bool ragged(const Problem& p) {
-  return p.lengths_q.ragged || p.lengths_k.ragged || p.key_places.elsewhere;
 }
 
 // Keys are never cut, however many splits are asked for.
@@ -47,22 +41,18 @@ Status check_e4m3(const Problem& p) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of float8_e4m3");
   }
   // What the keys' mean adds to a score is added to the LSE alone, behind the kernel.
-  if (p.k_quantization.mean.data && (p.softcap != 0.0f || p.has_sink || ragged(p))) {
+  if (p.k_quantization.mean.data && (p.softcap != 0.0f || p.has_sink || is_ragged(p))) {
     return unsupported("k_mean beside a softcap, sink logits, or sequences of unequal lengths");
   }
   if (p.head_dim % kHeadDimStep != 0 || p.head_dim_v % kHeadDimStep != 0) {
     return unsupported("head dims of float8_e4m3 must be multiples of 16, got ", p.head_dim,
                        " and ", p.head_dim_v);
   }
-  if (choose_e4m3_row(shape_of(p), e4m3_variant_of(p)) == kNoRow) {
+  if (choose_e4m3_row(e4m3_shape_of(p), e4m3_variant_of(p)) == kNoRow) {
     return unsupported("no float8_e4m3 kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256");
   }
-  const auto longest = [](const Lengths& x) { return x.in_one_tensor ? x.total : x.max; };
-  if (longest(p.lengths_q) > kMaxRows || longest(p.lengths_k) > kMaxRows ||
-      p.key_places.entries > kMaxRows || p.key_places.pages > kMaxRows) {
-    return unsupported("more than 2^30 rows of a sequence or of packed ones, sequences or pages");
-  }
+  FA3_TRY(check_row_numbers(p));
   if (p.batch > kMaxGrid || p.heads_q > kMaxGrid) {
     return unsupported("more than ", kMaxGrid, " sequences or heads of float8_e4m3");
   }
@@ -103,7 +93,7 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   FA3_TRY(check_e4m3_layouts(problem));
   E4m3Launch launch = e4m3_launch_of(problem);
-  const int row = choose_e4m3_row(shape_of(problem), e4m3_variant_of(problem));
+  const int row = choose_e4m3_row(e4m3_shape_of(problem), e4m3_variant_of(problem));
   const auto& [c, max_keys, max_rows, why] = kE4m3Table[size_t(row)];
   launch.forward.pack = choose_e4m3_pack(c, launch);
   const int64_t num_tiles = forward_num_tiles(c, launch.forward);

@@ -2,8 +2,9 @@
 // plan_forward.h for e4m3 queries, keys and values.
 #pragma once
 
+#include "core/plan.h"
+#include "engine/hopper/choose_row.h"
 #include "engine/hopper/launch_e4m3.h"
-#include "engine/hopper/plan_forward.h"
 
 namespace fa3::hopper {
 

@@ -5,6 +5,7 @@
 #include "core/macros.h"
 #include "core/workspace.h"
 #include "engine/cuda/device.h"
+#include "engine/hopper/describe_launch.h"
 #include "engine/hopper/engine.h"
 #include "engine/hopper/plan_forward.h"
 

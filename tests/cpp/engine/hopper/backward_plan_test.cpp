@@ -7,9 +7,9 @@
 #include <set>
 #include <vector>
 
+#include "engine/hopper/choose_row.h"
 #include "engine/hopper/forward_config.h"
 #include "engine/hopper/piece/sequence_tiles.h"
-#include "engine/hopper/plan_forward.h"
 
 namespace fa3::hopper {
 namespace {

@@ -10,6 +10,7 @@
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/plan_e4m3.h"
+#include "engine/hopper/plan_forward.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {
