@@ -237,24 +237,57 @@ def quantizer(rows: list[dict]) -> list[str]:
     return table(["case", "head dim", "GB/s", "copy"], cells)
 
 
+def case_ratios(rows: list[dict]) -> list[str]:
+    """fa3's speed over another contender's, case by case; nothing where it ran alone."""
+    speed = {
+        (r["engine"], r["case"], r["heads"], r["kv_heads"], r["head_dim"]): r["tflops"]
+        for r in rows
+        if "tflops" in r
+    }
+    others = sorted({engine for engine, *_ in speed} - set(OURS))
+    heads = list(dict.fromkeys(key[2:] for key in speed))
+    lines = []
+    for other in others:
+        titles = [f"over {name_of(other)}", *(f"{q}:{k} heads of {d}" for q, k, d in heads)]
+        cells = []
+        for case in dict.fromkeys(key[1] for key in speed):
+            pairs = [(speed.get(("fa3", case, *h)), speed.get((other, case, *h))) for h in heads]
+            if any(all(pair) for pair in pairs):
+                cells.append([case, *(f"{a / b:.2f}" if a and b else "" for a, b in pairs)])
+        lines += [""] * bool(lines) + table(titles, cells)
+    return lines
+
+
 def cases(rows: list[dict]):
     from matplotlib.figure import Figure
 
-    timed = [row for row in rows if "tflops" in row and row["engine"] == "fa3"]
+    timed = [row for row in rows if "tflops" in row]
     scale, unit = plot.UNIT[max(row["tflops"] for row in timed) >= plot.TERA_FROM]
     groups = plot.grouped(timed, "heads", "kv_heads", "head_dim")
-    tallest = max(len(members) for members in groups.values())
-    size = (max(6.5, 4.6 * len(groups)), 1 + 0.3 * tallest)
-    figure = Figure(figsize=size, layout="constrained")
-    for panel, ((heads, kv_heads, dim), members) in zip(
-        figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True
-    ):
-        colour = plot.NAMES["fa3"][1]
-        speed = [scale * row["tflops"] for row in members]
-        drawn = panel.barh([row["case"] for row in members], speed, color=colour)
-        panel.bar_label(drawn, [f"{value:.3g}" for value in speed], padding=3, color=plot.INK)
+    looks = plot.look([row["engine"] for row in timed])
+    thickness = 0.8 / len(looks)
+    columns = min(2, len(groups))
+    lines = math.ceil(len(groups) / columns)
+    most = max(len({row["case"] for row in members}) for members in groups.values())
+    figure = Figure(
+        figsize=(6.5 * columns, lines * (0.8 + 0.2 * (1 + len(looks)) * most)), layout="constrained"
+    )
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    for panel, ((heads, kv_heads, dim), members) in zip(panels, groups.items(), strict=False):
+        names = list(dict.fromkeys(row["case"] for row in members))
+        for number, (engine, (label, colour)) in enumerate(looks.items()):
+            own = [row for row in members if row["engine"] == engine]
+            speed = [scale * row["tflops"] for row in own]
+            places = [names.index(row["case"]) + (number + 0.5) * thickness - 0.4 for row in own]
+            drawn = panel.barh(places, speed, thickness, color=colour, label=label)
+            panel.bar_label(drawn, [f"{x:.3g}" for x in speed], padding=3, color=plot.INK)
+        panel.set_yticks(range(len(names)), names)
         panel.invert_yaxis()
         panel.margins(x=0.15)
         panel.grid(False)
         panel.set_title(f"{heads}:{kv_heads} heads of {dim}, {unit}")
+    for panel in panels[len(groups) :]:
+        panel.set_axis_off()
+    if len(looks) > 1:
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure

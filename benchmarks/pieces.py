@@ -72,7 +72,9 @@ def on_cuda(quick: bool) -> list[Piece]:
               f"rivals.py --device cuda --dtype bf16 --seqlen 8192 --tokens 16384 --hidden 2048 "
               f"--ceilings --sustained {each}", 120, None, figures.power),
         Piece("masks", "Windows, softcap, sinks, ragged batches", MASKS,
-              f"masks.py {heads}", 30, figures.cases),
+              f"masks.py {heads}", 30, figures.cases, figures.case_ratios),
+        Piece("masks-backward", "Windows, softcap, sinks, ragged batches: backward", MASKS,
+              f"masks.py --pass bwd {heads}", 40, figures.cases, figures.case_ratios),
         Piece("quantizer", "The quantizer", "GB/s of a call and of a copy beside it.",
               "quantizer.py", 15, None, figures.quantizer),
         Piece("decode", "Decoding", DECODE,
