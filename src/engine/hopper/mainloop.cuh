@@ -65,7 +65,6 @@ class Consumer {
   using StepResult = typename Score::Result;
   using KvCursor = typename ConsumerSlots<C>::KvCursor;
 
-  struct NoEarlierParts {};
   struct NoLiveRows {};
 
   enum class Step {
@@ -122,7 +121,8 @@ class Consumer {
         if (!start_next_tile(step)) return;
         block(r, true);
       }
-      while (!C.guarded || (blocks_left_ > (C.starts_apart() ? 0 : -1) && !leaves_part())) {
+      while (!C.guarded || (blocks_left_ > (C.starts_apart() ? 0 : -1) &&
+                            !earlier_.part_ends_behind(blocks_left_))) {
         const bool starts_tile = !C.starts_apart() && blocks_left_ == 0;
         if (!starts_tile) {
           --blocks_left_;  // having begun with a tile, a warpgroup goes through with it
@@ -132,13 +132,8 @@ class Consumer {
         block(r, starts_tile);
       }
       if (!C.e4m3 || blocks_left_ < 0) redo_block(r);
-      if (leaves_part()) end_part(r);
+      if (earlier_.part_ends_behind(blocks_left_)) end_part(r);
     }
-  }
-
-  // Whether the part of O ends behind the current block, and not under the next one's scores.
-  __device__ __forceinline__ bool leaves_part() const {
-    return C.e4m3 && !C.joins_parts_under_scores() && blocks_left_ == part_end_ + 1;
   }
 
   // Whether it is this warpgroup's from the first block on.
@@ -188,7 +183,7 @@ class Consumer {
     const KvCursor v = slots_.next_kv();
     slots_.wait_for(k, v);
     fence_gathered();
-    if (C.e4m3 && C.joins_parts_under_scores() && !starts_tile && blocks_left_ == part_end_) {
+    if (!starts_tile && earlier_.part_ends_under(blocks_left_)) {
       issue_products<true>(r, k, v);
     } else {
       issue_products<false>(r, k, v);
@@ -290,10 +285,7 @@ class Consumer {
 
   // The newest part of O joins the earlier ones.
   __device__ __forceinline__ void end_part(Tile& r) {
-    if constexpr (C.e4m3) {
-      earlier_.take_twice(r.output, r.rows, earlier_parts());
-      part_end_ -= C.part_blocks();
-    }
+    if constexpr (C.e4m3) earlier_.take_twice(r.output, r.rows, earlier_parts());
   }
 
   __device__ __forceinline__ void issue_output(Tile& r, uint32_t v) {
@@ -315,9 +307,7 @@ class Consumer {
   __device__ __forceinline__ void start_output(Tile& r) {
     if constexpr (C.e4m3) {
       output_starts_ = true;
-      earlier_.clear();
-      // Half as long as the others, so that sums run from -A/2 to A/2.
-      part_end_ = blocks_left_ - 1 - C.part_blocks() / 2;
+      earlier_.start(blocks_left_);
     } else if constexpr (C.short_tile_change()) {
       output_starts_ = true;
     } else {
@@ -494,7 +484,6 @@ class Consumer {
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
   std::conditional_t<C.e4m3, EarlierParts<C>, NoEarlierParts> earlier_;
-  int part_end_ = 0;            // the block whose step finds a part of O whole
   bool output_starts_ = false;  // the next product of weights is the tile's first, or a part's
   // Of the two rows that each of the warp's threads has of the current tile, how many are queries'.
   std::conditional_t<C.short_steps(), int, NoLiveRows> live_rows_{};

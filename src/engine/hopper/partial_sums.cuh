@@ -21,8 +21,20 @@ class EarlierParts {
   static constexpr int kNumbers = C.head_dim_v / 2;
   using Output = float[kNumbers];
 
-  // A tile starts: there are none.
-  __device__ __forceinline__ void clear() { unit_[0] = unit_[1] = 0.0f; }
+  // A tile starts, with so many key blocks to come. Its first part is half as long as the others, so
+  // that sums run from -A/2 to A/2.
+  __device__ __forceinline__ void start(int blocks_left) {
+    unit_[0] = unit_[1] = 0.0f;
+    end_ = blocks_left - 1 - C.part_blocks() / 2;
+  }
+
+  // Where a part ends: under the scores of a block, or behind it.
+  __device__ __forceinline__ bool part_ends_under(int block) const {
+    return C.joins_parts_under_scores() && block == end_;
+  }
+  __device__ __forceinline__ bool part_ends_behind(int block) const {
+    return !C.joins_parts_under_scores() && block == end_ + 1;
+  }
 
   // To another reference.
   __device__ __forceinline__ void rescale(const float (&factor)[kRowsPerThread]) {
@@ -76,6 +88,7 @@ class EarlierParts {
       }
       ptx::st_shared_b32x4(at + i / kTogether * kStride, pairs);
     }
+    end_ -= C.part_blocks();
   }
 
  private:
@@ -96,6 +109,13 @@ class EarlierParts {
   }
 
   float unit_[kRowsPerThread];  // of what lies there; zero: nothing does
+  int end_ = 0;                 // the block whose step finds a part of O whole
+};
+
+// Other types' products need none: their sums are kept whole.
+struct NoEarlierParts {
+  static constexpr bool part_ends_under(int) { return false; }
+  static constexpr bool part_ends_behind(int) { return false; }
 };
 
 }  // namespace fa3::hopper
