@@ -93,16 +93,53 @@ struct WideWeights : Score {
   static constexpr float kTopLog2 = 0.0f;
   static constexpr float kBound = 256.0f * Keys / 4;  // on guarded_sum(): above, the guard fires
 
-  __device__ __forceinline__ float exponent(int, float product, float ref) const {
+  // Of a group of keys, in one of the thread's rows.
+  __device__ __forceinline__ float exponent(int, int, float product, float ref) const {
     return Score::exponent(product, ref);
   }
   // What reference() takes, for the largest of all groups to be found.
-  __device__ __forceinline__ float comparable(int, float product) const { return product; }
+  __device__ __forceinline__ float comparable(int, int, float product) const { return product; }
 
   using Result = StepResult;
   __device__ __forceinline__ void add_up(const float (&parts)[1][2], int row,
                                          StepResult& result) const {
     result.block_sum[row] = parts[0][0] + parts[0][1];
+  }
+};
+
+// Such hooks of products whose rows have factors of their own, beside that of the tile.
+template <int Keys>
+struct RowScaledScore : WideWeights<ScaledScore, Keys> {
+  float factor[kRowsPerThread];
+
+  __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
+    // Not zero: masked scores are -inf.
+    for (int row = 0; row < kRowsPerThread; ++row) factor[row] = fmaxf(tile * rows[row], 0x1p-126f);
+  }
+
+  __device__ __forceinline__ float exponent(int, int row, float product, float ref) const {
+    return __fmaf_rn(product, factor[row], -ref);
+  }
+  __device__ __forceinline__ float comparable(int, int row, float product) const {
+    return product * factor[row];
+  }
+  __device__ __forceinline__ float reference(float largest) const { return largest; }
+};
+
+template <int Keys>
+struct RowScaledCappedScore : WideWeights<CappedScoreOf<ScaledSoftCap>, Keys> {
+  float factor[kRowsPerThread];
+
+  __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
+    this->set_scale(tile);
+    for (int row = 0; row < kRowsPerThread; ++row) factor[row] = rows[row];
+  }
+
+  template <int Count>
+  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) products[i] *= factor[fragment_row_slot(i)];
+    CappedScoreOf<ScaledSoftCap>::prepare(products);
   }
 };
 
@@ -124,10 +161,10 @@ struct DescaledScore {
   template <int Count>
   __device__ __forceinline__ void prepare(float (&)[Count]) const {}
 
-  __device__ __forceinline__ float exponent(int group, float product, float ref) const {
+  __device__ __forceinline__ float exponent(int group, int, float product, float ref) const {
     return __fmaf_rn(product, factor[group], boost[group] - ref);
   }
-  __device__ __forceinline__ float comparable(int group, float product) const {
+  __device__ __forceinline__ float comparable(int group, int, float product) const {
     return __fmaf_rn(product, factor[group], boost[group]);
   }
   __device__ __forceinline__ float reference(float largest) const { return largest - kTopLog2; }

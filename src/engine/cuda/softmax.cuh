@@ -86,7 +86,7 @@ __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float
   for (int i = Begin; i < End; ++i) {
     const int row = fragment_row_slot(i), group = i / (Count / Score::kGroups);
     if (Rows < kRowsPerThread && row >= Rows) continue;
-    scores[i] = ex2(score.exponent(group, scores[i], ref[row]));
+    scores[i] = ex2(score.exponent(group, row, scores[i], ref[row]));
     sums.part[row][group][i % 2] += scores[i];
   }
 }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
   if constexpr (Score::kGroups == 1) {
     row_max<Rows>(scores, max);
 #pragma unroll
-    for (int row = 0; row < Rows; ++row) max[row] = score.comparable(0, max[row]);
+    for (int row = 0; row < Rows; ++row) max[row] = score.comparable(0, row, max[row]);
   } else {
     constexpr int kSize = Count / Score::kGroups;
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
       partial_max(scores, group * kSize, (group + 1) * kSize, partial);
 #pragma unroll
       for (int row = 0; row < kRowsPerThread; ++row) {
-        const float x = score.comparable(group, fmaxf(partial[row][0], partial[row][1]));
+        const float x = score.comparable(group, row, fmaxf(partial[row][0], partial[row][1]));
         max[row] = group == 0 ? x : fmaxf(max[row], x);
       }
     }

@@ -16,12 +16,19 @@ struct ScoreHook {
   using Score16 = std::conditional_t<C.capped(), Capped16, ScaledScore>;
   using Score8 = std::conditional_t<C.capped(), CappedDescaledScore<C.scale_groups()>,
                                     DescaledScore<C.scale_groups()>>;
-  using Type = std::conditional_t<C.e4m3, Score8, WideWeights<Score16, C.block_n>>;
+  using RowScaled =
+      std::conditional_t<C.capped(), RowScaledCappedScore<C.block_n>, RowScaledScore<C.block_n>>;
+  using Wide = std::conditional_t<C.fits_queries(), RowScaled, WideWeights<Score16, C.block_n>>;
+  using Type = std::conditional_t<C.e4m3, Score8, Wide>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
     if constexpr (C.e4m3 && C.capped()) {
       return {{}, params.soft_cap};
     } else if constexpr (C.e4m3) {
+      return {};
+    } else if constexpr (C.fits_queries() && C.capped()) {
+      return {{{{params.soft_cap}}}};
+    } else if constexpr (C.fits_queries()) {
       return {};
     } else if constexpr (C.capped()) {
       return {{params.soft_cap}};

@@ -90,6 +90,11 @@ class ConsumerSlots {
     return uniform(
         tile::k_major_low(at_.q(q_.slot()) + warpgroup_ * kRowsPerWarpgroup * kQ.row_bytes()));
   }
+  // This warp's rows of the current tile's Q.
+  __device__ __forceinline__ uint32_t q_of_warp() const {
+    const uint32_t warp = threadIdx.x / kWarpSize - kWarpsPerWarpgroup;
+    return at_.q(q_.slot()) + warp * kRowsPerWarp * C.q_tile().row_bytes();
+  }
   __device__ __forceinline__ uint32_t k_operand(KvCursor k) const {
     return tile::k_major_low(at_.kv(uniform_slot(k.slot())));
   }

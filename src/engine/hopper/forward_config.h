@@ -64,10 +64,16 @@ struct ForwardConfig {
   FA3_HD constexpr int threads() const { return (consumers() + 1) * kWarpgroupSize; }
 
   FA3_HD constexpr Element output() const { return element; }
-  FA3_HD constexpr Element input() const { return e4m3 ? Element::kE4m3 : element; }
+  // Of the products' operands. What is widened becomes fp16, whatever Q's type is.
+  FA3_HD constexpr Element input() const {
+    return e4m3 ? Element::kE4m3 : widens() ? Element::kFp16 : element;
+  }
+  // Then Q becomes fp16 too (fit_queries.cuh).
+  FA3_HD constexpr bool fits_queries() const { return widens() && element != input(); }
 
-  // Of K and V in global memory, and the slots that they are loaded into.
+  // Of Q in global memory; of K and V there, and the slots that they are loaded into.
   FA3_HD constexpr bool widens() const { return narrow_slots > 0; }
+  FA3_HD constexpr Element query() const { return e4m3 ? Element::kE4m3 : element; }
   FA3_HD constexpr Element stored() const { return widens() ? Element::kE4m3 : input(); }
   FA3_HD constexpr int loaded_slots() const { return widens() ? narrow_slots : kv_slots; }
 

@@ -68,9 +68,9 @@ bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLau
   params.q_is_clipped = c.general() && launch.lengths_q.packed();
   const bool q_done =
       params.q_is_clipped
-          ? encode_clipped_queries(params.q_map, params.q_outside, launch.q, c.input(), q,
+          ? encode_clipped_queries(params.q_map, params.q_outside, launch.q, c.query(), q,
                                    kRowsPerWarpgroup, heads)
-          : encode_tensor_map(params.q_map, launch.q, c.input(), q, kRowsPerWarpgroup, heads);
+          : encode_tensor_map(params.q_map, launch.q, c.query(), q, kRowsPerWarpgroup, heads);
   if (!q_done || (c.decodes() && c.may_gather())) return q_done;  // whose threads copy keys
   const bool k_done =
       c.clips_keys() ? encode_clipped_map(params.k_map, params.k_outside, launch.k, c.stored(), k)

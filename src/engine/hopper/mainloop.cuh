@@ -13,6 +13,7 @@
 #include "engine/cuda/mask.cuh"
 #include "engine/hopper/consumer_score.cuh"
 #include "engine/hopper/consumer_slots.cuh"
+#include "engine/hopper/fit_queries.cuh"
 #include "engine/hopper/item_blocks.cuh"
 #include "engine/hopper/lost_scores.cuh"
 #include "engine/hopper/partial_sums.cuh"
@@ -88,7 +89,7 @@ class Consumer {
         mine_ = item.mine[warpgroup_];
       }
       if constexpr (C.e4m3) take_longer_reference();
-      if constexpr (C.widens()) score_.set_scale(item.place.key_scale);
+      if constexpr (C.widens() && !C.fits_queries()) score_.set_scale(item.place.key_scale);
       if constexpr (C.short_steps()) {
         const int left = params_.output.pack.rows(item.queries.count) - first_row_of(item);
         live_rows_ = left <= 0 ? 0 : left <= kRowDistance ? 1 : 2;
@@ -140,8 +141,20 @@ class Consumer {
   __device__ __forceinline__ bool start_next_tile(Step& step) {
     step = next_step();
     if (step != Step::kMine) return false;
-    slots_.wait_for_q();
+    receive_q();
     return true;
+  }
+
+  // Once a tile.
+  __device__ __forceinline__ void receive_q() {
+    slots_.wait_for_q();
+    if constexpr (C.fits_queries()) {
+      float scales[kRowsPerThread] = {};
+      QueryFitter<C>::fit(slots_.q_of_warp(), live_rows(), scales);
+      score_.set_scales(smem_.items[slots_.item()].place.key_scale, scales);
+      ptx::fence_proxy_async();  // products read what these threads have stored
+      ptx::bar_sync(int(NamedBarrier::kQueries) + warpgroup_, kWarpgroupSize);
+    }
   }
 
   __device__ __forceinline__ uint32_t earlier_parts() const {
@@ -155,7 +168,7 @@ class Consumer {
     const KvCursor k = slots_.next_kv();
     const uint32_t q_low = slots_.q_operand();
     const uint32_t k_low = slots_.k_operand(k);
-    slots_.wait_for_q();
+    receive_q();
     slots_.wait_for(k);
     fence_gathered();
     turns_.take();
@@ -292,7 +305,7 @@ class Consumer {
     if constexpr (C.e4m3) {
       tile::issue_abt<kV>(r.output, r.weights, v, !output_starts_);
     } else {
-      tile::issue_ab<C.element, kV>(r.output, r.weights, v, !output_starts_);
+      tile::issue_ab<C.input(), kV>(r.output, r.weights, v, !output_starts_);
     }
     output_starts_ = false;
   }
@@ -457,6 +470,12 @@ class Consumer {
   // The tile's last scores were the last use of its Q.
   __device__ __forceinline__ void release_spent_q() {
     if (blocks_left_ == 0) slots_.release_q();
+  }
+
+  // Of a thread's rows of the tile, those that are queries'.
+  __device__ __forceinline__ int live_rows() const {
+    if constexpr (C.short_steps()) return live_rows_;
+    return kRowsPerThread;
   }
 
   // This warp's, of a tile.

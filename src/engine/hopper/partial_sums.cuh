@@ -114,8 +114,8 @@ class EarlierParts {
 
 // Other types' products need none: their sums are kept whole.
 struct NoEarlierParts {
-  static constexpr bool part_ends_under(int) { return false; }
-  static constexpr bool part_ends_behind(int) { return false; }
+  __device__ __forceinline__ bool part_ends_under(int) const { return false; }
+  __device__ __forceinline__ bool part_ends_behind(int) const { return false; }
 };
 
 }  // namespace fa3::hopper

@@ -42,7 +42,7 @@ struct ThreadTile {
     } else {
 #pragma unroll
       for (int i = Begin / 2; i < End / 2; ++i) {
-        weights[i / 4][i % 4] = pack_pair<C.element>(scores[2 * i], scores[2 * i + 1]);
+        weights[i / 4][i % 4] = pack_pair<C.input()>(scores[2 * i], scores[2 * i + 1]);
       }
     }
   }

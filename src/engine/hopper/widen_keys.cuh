@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of a quantized cache become Q's type, since wgmma multiplies operands of one type: the
-// copy engine brings e4m3 tiles into a ring of their own, and the warps of the producer's warpgroup
-// that load nothing write each again, wide, into the ring that the consumers read. These know nothing
-// of it. Every e4m3 number is one of fp16 and of bf16, so nothing is rounded; scales act elsewhere, in
-// the scores and on the finished tile. Next: mainloop.cuh.
+// Keys and values of a quantized cache become fp16, since wgmma multiplies operands of one type: the copy
+// engine brings e4m3 tiles into a ring of their own, and the warps of the producer's warpgroup that
+// load nothing write each again, wide, into the ring that the consumers read. These know nothing of it.
+// Every e4m3 number is one of fp16, so nothing is rounded; scales act elsewhere, in the scores and on
+// the finished tile. Next: fit_queries.cuh, which brings bf16 queries to fp16.
 #pragma once
 
 #include "engine/hopper/piece/roles.cuh"
@@ -94,8 +94,8 @@ class Widener {
       if (first == 0) at_.kv_ring().wait_empty(wide_);
       each([&](int group, int row, int column, const uint32_t(&eight)[2]) {
         uint32_t wide[4];
-        ptx::widen_e4m3<C.element>(eight[0], wide[0], wide[1]);
-        ptx::widen_e4m3<C.element>(eight[1], wide[2], wide[3]);
+        ptx::widen_e4m3(eight[0], wide[0], wide[1]);
+        ptx::widen_e4m3(eight[1], wide[2], wide[3]);
         const int offset = group * kGroupBytes<Wide> + Wide.chunk_offset(row, column);
         ptx::st_shared_b32x4(to + offset, wide);
       });

@@ -13,8 +13,8 @@ enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 inline constexpr int kHelperWarps = kWarpsPerWarpgroup - 1;
 
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kTurn + w for its
-// turn to issue products.
-enum class NamedBarrier : int { kTurn = 1, kMerge = 4 };
+// turn to issue products, and at kQueries + w for its warps' rows of Q.
+enum class NamedBarrier : int { kTurn = 1, kMerge = 4, kQueries = 5 };
 
 // A turn passes between two warpgroups: the one that gives and the one that waits.
 inline constexpr int kTurnThreads = 2 * kWarpgroupSize;

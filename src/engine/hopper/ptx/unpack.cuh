@@ -26,8 +26,7 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& hi
   }
 }
 
-// Exact; NaN stays NaN.
-template <Element E>
+// To fp16: exact; NaN stays NaN.
 __device__ __forceinline__ void widen_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
   asm("{\n.reg .b16 l, h;\n"
       "mov.b32 {l, h}, %2;\n"
@@ -35,14 +34,6 @@ __device__ __forceinline__ void widen_e4m3(uint32_t four, uint32_t& low, uint32_
       "cvt.rn.f16x2.e4m3x2 %1, h;\n}\n"
       : "=r"(low), "=r"(high)
       : "r"(four));
-  if constexpr (E == Element::kBf16) {
-    for (uint32_t* pair : {&low, &high}) {
-      float first, second;
-      unpack_pair<Element::kFp16>(*pair, first, second);
-      constexpr unsigned kUpperHalves = 0x7632;  // where all of their bits are
-      *pair = __byte_perm(__float_as_uint(first), __float_as_uint(second), kUpperHalves);
-    }
-  }
 }
 
 }  // namespace fa3::hopper::ptx

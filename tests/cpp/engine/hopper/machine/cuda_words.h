@@ -36,6 +36,9 @@ template <class T>
 T __shfl_up_sync(unsigned, T value, int) {
   return value;
 }
+inline unsigned max(unsigned a, unsigned b) {
+  return a > b ? a : b;
+}
 inline int __ffs(int x) {
   return __builtin_ffs(x);
 }
