@@ -37,18 +37,15 @@ constexpr int64_t kShortRun = 32;
 constexpr int kLeastBoxRows = 64;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 
-// As many heads as save tiles, or warpgroups' parts of them. The others are packs of their own, whose runs
-// lie side by side: they read the same keys at the same time, as tiles in a row would not.
+// As many heads as save tiles. The others are packs of their own, whose runs lie side by side: they read
+// the same keys at the same time, as tiles in a row would not.
 HeadPack pack_of_cut_tiles(const ForwardConfig& c, const ForwardLaunch& launch) {
   HeadPack pack = most_packed(launch.heads_per_kv_head, true);
-  const auto parts = [&](HeadPack of, int rows_of_part) {
-    return ceil_div(of.rows(launch.seqlen_q), rows_of_part) * (launch.q.heads / of.heads());
+  const auto tiles = [&](HeadPack of) {
+    return ceil_div(of.rows(launch.seqlen_q), c.block_m) * (launch.q.heads / of.heads());
   };
-  const auto saves = [&](HeadPack of, int rows_of_part) {
-    return parts(of, rows_of_part) < parts({of.log2 - 1}, rows_of_part);
-  };
-  while (pack.log2 > 0 && (pack.rows(launch.q.rows) > kMaxPackedRows ||
-                           !(saves(pack, c.block_m) || saves(pack, kRowsPerWarpgroup)))) {
+  while (pack.log2 > 0 &&
+         (pack.rows(launch.q.rows) > kMaxPackedRows || tiles(pack) >= tiles({pack.log2 - 1}))) {
     --pack.log2;
   }
   return pack;

@@ -49,10 +49,10 @@ class ItemBlocks {
     };
     auto blocks = C.cuts() && hides_right_only(mask()) ? blocks_under({.right = mask().right})
                                                        : blocks_under(mask());
-    // Unless they are clipped, rows past the end hold anything: only ordinary steps look at no row but
-    // their own.
-    if ((listed() || cut()) && !params_.q_is_clipped && past_end > seqlen_q)
-      blocks.ordinary_from = 0;
+    // Rows past the end are zeros where they are clipped, and where the tensor ends with the sequence.
+    // Elsewhere they hold anything: only ordinary steps look at no row but their own.
+    const bool ends_in_zeros = params_.q_is_clipped || seqlen_q == params_.seqlen_q;
+    if ((listed() || cut()) && !ends_in_zeros && past_end > seqlen_q) blocks.ordinary_from = 0;
     // Lost scores are computed again 16 bytes of a row at a time, and not by every kernel from pages.
     if ((paged() && !C.redoes_pages()) || (C.general() && params_.q.columns % kCopyColumns != 0))
       blocks.ordinary_from = 0;

@@ -196,8 +196,8 @@ TEST(KeyCut, evens_out_lengths_that_are_unknown) {
   };
   EXPECT_EQ(choice(32, 16, 8192), (Chosen{128, 8, 3, true, true}));
   EXPECT_EQ(choice(32, 32, 8192), (Chosen{128, 4, 4, true, false}));
+  EXPECT_EQ(choice(32, 24, 8192), (Chosen{128, 4, 4, true, false}));  // 96 rows twice, not 192
   EXPECT_FALSE(choice(128, 32, 8192).cut);        // many tiles even out by themselves
-  EXPECT_FALSE(choice(32, 24, 8192).cut);         // whose packs side by side would waste rows
   EXPECT_FALSE(choice(32, 16, 768).cut);          // keys that take no longer than a merge
   EXPECT_FALSE(choice(32, 16, 8192, 64).cut);     // no kernel of these columns cuts so many rows
   EXPECT_FALSE(choice(8, 4096, 4096).cut);        // tiles of unequal lengths by their mask
