@@ -105,6 +105,33 @@ def test_a_quantized_cache_is_the_cache_that_its_numbers_stand_for(device, optio
     torch.testing.assert_close(lse.cpu(), expected[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("queries", [1, 4, 200])
+def test_queries_over_a_quantized_cache_are_of_any_size(device, queries, options):
+    k, v, scales = e4m3_with_scales(device)
+    q = tensors(device, (3, queries, 4, 64))[0].to(torch.bfloat16)
+    call = {"return_lse": True, "v_descale": scales["v_descale"], **options}
+    expected = fa3.attention(q, k, v, k_descale=scales["k_descale"], **call)
+    for power in (2.0**-60, 2.0**-20, 2.0**20, 2.0**60):  # fp16 holds none of these
+        moved = fa3.attention(q * power, k, v, k_descale=scales["k_descale"] / power, **call)
+        same(moved, expected)
+    # A row of any numbers changes no other.
+    for wild in (float("inf"), float("nan"), 3e38, 1e-38, 0.0):
+        changed = q.clone()
+        changed[0, 0, 1] = wild
+        for ours, theirs in zip(
+            fa3.attention(changed, k, v, k_descale=scales["k_descale"], **call),
+            expected,
+            strict=True,
+        ):
+            ours, theirs = (x.clone() for x in (ours, theirs))
+            if ours.dim() == 4:
+                ours[0, 0, 1] = theirs[0, 0, 1] = 0
+            else:
+                ours[0, 1, 0] = theirs[0, 1, 0] = 0
+            same(ours, theirs)
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 128])
 def test_pages_of_e4m3_read_as_one_piece(device, page_size):
     k, v, scales = e4m3_with_scales(device)

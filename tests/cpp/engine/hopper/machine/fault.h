@@ -24,6 +24,9 @@ enum class Fault {
   // Of keys that threads copy:
   kOneCopierTooFew,  // a slot counts as full before the last warp's copies are there
   kNoFence,          // consumers read them without a fence
+  // Of queries that consumers change in place:
+  kNoQueryFence,    // products read them without a fence
+  kNoQueryBarrier,  // or before the other warps have changed theirs
 };
 
 // Which barriers the faults are about.
@@ -49,7 +52,14 @@ class Faults {
     if (!kv_.is_empty(barrier)) return count;
     return count + is(Fault::kOneArrivalTooMany) - is(Fault::kOneArrivalTooFew);
   }
-  bool forgets_fence() const { return is(Fault::kNoFence); }
+  bool forgets_fence(int warp) const {
+    constexpr int kFirstConsumer = 4;
+    return is(Fault::kNoFence) || (is(Fault::kNoQueryFence) && warp >= kFirstConsumer);
+  }
+  bool forgets_barrier(int number) const {
+    constexpr int kFirstOfQueries = 5;
+    return is(Fault::kNoQueryBarrier) && number >= kFirstOfQueries;
+  }
   bool forgets_arrival(uint32_t barrier, int warp) {
     if (!kv_.is_empty(barrier)) return false;
     if (is(Fault::kReleaseBeforeRead)) return true;  // done long ago

@@ -227,6 +227,14 @@ class Run {
         setting.buffers.push_back({"tile", at.kv(uint32_t(slot)), C.slot_bytes()});
       }
     }
+    if constexpr (C.fits_queries()) {
+      constexpr tile::TileLayout kQ = C.q_tile();
+      for (int part = 0; part < C.q_slots * kQ.slabs() * C.consumer_warps(); ++part) {
+        constexpr int kBytes = kRowsPerWarp * kQ.row_bytes();
+        const uint32_t address = at.q(0) + uint32_t(part * kBytes);
+        setting.buffers.push_back({"queries of a warp", address, kBytes, true});
+      }
+    }
     if constexpr (C.e4m3) {
       for (int slot = 0; slot < C.kv_slots; ++slot) {
         setting.buffers.push_back({"scales of keys", at.key_scales(uint32_t(slot)),

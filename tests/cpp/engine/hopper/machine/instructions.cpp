@@ -38,7 +38,7 @@ void named_arrive(int id, int threads) {
   here().named.arrive(id, threads);
 }
 void named_sync(int id, int threads) {
-  here().named.sync(id, threads);
+  if (!here().faults.forgets_barrier(id)) here().named.sync(id, threads);
 }
 void set_registers(int registers, bool more) {
   more ? here().registers.increase(registers) : here().registers.decrease(registers);
@@ -53,7 +53,7 @@ void load_shared(uint32_t address) {
   here().memory.load(here().accessor(), address);
 }
 void fence_proxy_async() {
-  if (!here().faults.forgets_fence()) here().memory.fence(here().accessor());
+  if (!here().faults.forgets_fence(here().accessor().warp)) here().memory.fence(here().accessor());
 }
 void copy_by_thread(uint32_t smem, const void* global) {
   here().thread_copies[size_t(here().warp())].begin(smem, global);

@@ -42,6 +42,7 @@ struct Buffer {
   const char* name;
   uint32_t address;
   int bytes;
+  bool in_place = false;  // stores change numbers, and not whose they are
 };
 
 // What lies somewhere in shared memory.

@@ -87,7 +87,7 @@ void Memory::require_filled(const Accessor& by, const Piece& piece) const {
   if (!piece.filled || piece.arriving || !by.knows.has(piece.arrival)) {
     fail("read before it was filled: ", place(piece.begin), " by warp ", by.warp);
   }
-  for (int w = 0; piece.content.tensor == nullptr && w < kMostWarps; ++w) {
+  for (int w = 0; w < kMostWarps; ++w) {
     if (!by.knows.has({w, piece.stored[size_t(w)].time})) {
       fail("no barrier between the store of warp ", w, " and its reader: ", place(piece.begin),
            ", read by warp ", by.warp);
@@ -96,7 +96,7 @@ void Memory::require_filled(const Accessor& by, const Piece& piece) const {
 }
 
 void Memory::require_fenced(const Accessor& by, const Piece& piece) const {
-  for (int w = 0; piece.content.tensor == nullptr && w < kMostWarps; ++w) {
+  for (int w = 0; w < kMostWarps; ++w) {
     const Stored& s = piece.stored[size_t(w)];
     if (s.time > 0 && (s.fenced == 0 || !by.knows.has({w, s.fenced}))) {
       fail("no fence.proxy.async between the store of warp ", w,
@@ -161,17 +161,21 @@ void Memory::end_copy(uint32_t address, int bytes,
 void Memory::store(const Accessor& by, uint32_t address) {
   const Buffer& range = range_of_threads(address, "a store");
   for_pieces(range.address, range.bytes, [&](Piece& piece) {
-    Stored& stored = piece.stored[size_t(by.warp)];
     require_unread(by, piece, "a store");
     piece.copier = -1;
+    stored_by(by, &piece);
+    if (range.in_place) return;
     const bool stored_before = !piece.filled || piece.content.tensor == nullptr;
     piece.content = {.filling = stored_before ? piece.content.filling : 0};
     if (!piece.filled || !stored_before || piece.read_since_stored) ++piece.content.filling;
     piece.filled = true;
     piece.read_since_stored = false;
-    stored = {.time = by.now().time};
-    unfenced_[size_t(by.warp)].push_back(int(&piece - pieces_.data()));
   });
+}
+
+void Memory::stored_by(const Accessor& by, Piece* piece) {
+  piece->stored[size_t(by.warp)] = {.time = by.now().time};
+  unfenced_[size_t(by.warp)].push_back(int(piece - pieces_.data()));
 }
 
 void Memory::load(const Accessor& by, uint32_t address) {

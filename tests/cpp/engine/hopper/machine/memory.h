@@ -72,6 +72,7 @@ class Memory {
   };
 
   Piece& at(uint32_t address);
+  void stored_by(const Accessor& by, Piece* piece);
   const Buffer& range_of_threads(uint32_t address, const char* access);
   void require_unread(const Accessor& by, const Piece& piece, const char* access) const;
   void require_filled(const Accessor& by, const Piece& piece) const;
