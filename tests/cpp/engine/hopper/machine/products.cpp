@@ -75,6 +75,16 @@ Content read_k_major(const Operand& operand, int first_row, int rows, HeldPieces
   return c;
 }
 
+// Of all of the warpgroup's rows; returns this warp's.
+Content read_rows_of_warpgroup(const Operand& operand, HeldPieces* held) {
+  Content own;
+  for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
+    const Content rows = read_k_major(operand, warp * kRowsPerWarp, kRowsPerWarp, held);
+    if (warp == here().warp() % kWarpsPerWarpgroup) own = rows;
+  }
+  return own;
+}
+
 // Its sum runs along rows: 16 rows, of each slab that `columns` columns of M or N lie in.
 Content read_mn_major(const Operand& operand, int columns, HeldPieces* held) {
   const int row_bytes = row_bytes_of(operand.descriptor);
@@ -139,8 +149,7 @@ void Products::multiply(float* d, int count, const Operand& a, const Operand& b)
   Product& p = accumulator(d, count).product;
   Content a_step, b_step;
   if (!a.in_registers) {
-    const int first_row = block.warp() % kWarpsPerWarpgroup * kRowsPerWarp;
-    a_step = a.major == Major::kK ? read_k_major(a, first_row, kRowsPerWarp, &open_.reads)
+    a_step = a.major == Major::kK ? read_rows_of_warpgroup(a, &open_.reads)
                                   : read_mn_major(a, kRowsPerWarpgroup, &open_.reads);
   }
   b_step = b.major == Major::kK ? read_k_major(b, 0, columns, &open_.reads)
