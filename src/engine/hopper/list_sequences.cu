@@ -31,6 +31,23 @@ __device__ Count sum_before(Count value, Count* all) {
   return before;
 }
 
+// Adds the numbers of all lanes that name this sum, in one step; what it was before a lane's turn. 64-bit
+// additions in shared memory are tried until nobody comes between, and short sequences all name one sum.
+__device__ Count add(Count* sum, int number) {
+  const int mine = int(threadIdx.x) % cuda::kWarpSize;
+  const unsigned lanes = __match_any_sync(__activemask(), reinterpret_cast<uintptr_t>(sum));
+  const int first = __ffs(int(lanes)) - 1;
+  Count before = 0, all = 0;
+  for (unsigned left = lanes; left != 0; left &= left - 1) {
+    const int lane = __ffs(int(left)) - 1;
+    const int other = __shfl_sync(lanes, number, lane);
+    if (lane < mine) before += Count(other);
+    all += Count(other);
+  }
+  const Count start = mine == first ? atomicAdd(sum, all) : 0;
+  return __shfl_sync(lanes, start, first) + before;
+}
+
 __global__ void __launch_bounds__(kThreads)
     list_sequences_kernel(const __grid_constant__ SequenceList list) {
   __shared__ Count next_entry[SequenceList::kBuckets];
@@ -39,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (int b = thread; b < list.num_sequences(); b += kThreads) {
     const SequenceTiles s = list.sequence(b);
-    atomicAdd(&next_entry[list.bucket(s)], Count(s.order.num_m_blocks));
+    add(&next_entry[list.bucket(s)], s.order.num_m_blocks);
   }
   __syncthreads();
   Count sum = 0;
@@ -54,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (int b = thread; b < list.num_sequences(); b += kThreads) {
     const SequenceTiles s = list.sequence(b);
-    const Count at = atomicAdd(&next_entry[list.bucket(s)], Count(s.order.num_m_blocks));
+    const Count at = add(&next_entry[list.bucket(s)], s.order.num_m_blocks);
     if (at < Count(all)) list.write(s, int(at), all);
   }
 }
