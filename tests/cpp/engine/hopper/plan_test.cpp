@@ -116,6 +116,18 @@ TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
   });
 }
 
+// Eight heads of 64 queries share keys.
+TEST(ChooseRow, gives_groups_of_short_sequences_several_thread_blocks_a_multiprocessor) {
+  for (int64_t d : {64, 128}) {
+    const auto chosen = [d](int64_t keys, int64_t rows) {
+      return kForwardTable[size_t(choose_row({d, d, keys, rows}))].config;
+    };
+    EXPECT_GT(chosen(64, 8 * 64).blocks, 1);
+    EXPECT_EQ(chosen(64, 8 * 65).blocks, 1);
+    EXPECT_EQ(chosen(65, 8 * 64).blocks, 1);
+  }
+}
+
 TEST(CheckForward, what_the_kernels_do_is_accepted) {
   Problem p = plain();
   EXPECT_TRUE(check_forward(p).ok());
