@@ -33,6 +33,10 @@ constexpr int kMultiprocessors = 132;
 // multiprocessors, which read its Q and dO at one time; and none where a head fills them alone.
 constexpr int kEvenTiles = 3 * 132, kEvenHeads = 132 / 4, kFillingTiles = 100;
 
+// Where a head fills them alone, key blocks of different lengths are soon at different heads of their
+// group: shares whose rows are larger come from memory again and again.
+constexpr int64_t kShareBytes = 64 << 20;
+
 // Query heads that share keys are cut into shares until there are so many thread blocks; longest first
 // go the last of them. Sums of dK and dV cost more than that brings where some key blocks are there for
 // each multiprocessor already and few rows see them.
@@ -54,10 +58,14 @@ int64_t heads_per_kv_head(const BackwardArguments& a) {
   return a.q.heads / std::max<int64_t>(a.k.heads, 1);
 }
 
+// Of a query head's Q, dO and sums of dQ.
+int64_t head_bytes(const BackwardConfig& c, const BackwardArguments& a) {
+  return a.q.rows * ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
+}
+
 KeyBlockOrder order_of(const BackwardConfig& c, const BackwardArguments& a) {
   const int64_t shares = backward_shares(c, a);
-  const int64_t share_bytes = heads_per_kv_head(a) / shares * a.q.rows *
-                              ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
+  const int64_t share_bytes = heads_per_kv_head(a) / shares * head_bytes(c, a);
   const int64_t heads = a.k.heads * a.k.batches * shares, n_blocks = ceil_div(a.k.rows, c.block_n);
   const int64_t fitting = kSectionBytes / std::max<int64_t>(share_bytes, 1);
   const int64_t apart = a.deterministic ? ceil_div(kMultiprocessors, n_blocks) : 1;
@@ -266,9 +274,11 @@ int64_t backward_shares(const BackwardConfig& c, const BackwardArguments& a) {
   const int64_t heads = heads_per_kv_head(a), key_blocks = num_key_blocks(c, a);
   if (c.general() || !is_causal(a) || a.deterministic || heads <= 1) return 1;
   if (a.q.rows == 0 || key_blocks == 0) return 1;
-  if (ceil_div(a.k.rows, c.block_n) >= kFillingTiles) return 1;
-  if (key_blocks > kFewKeyBlocks && heads * a.q.rows <= kShortRows) return 1;
-  int64_t shares = std::clamp<int64_t>(kShareTiles / key_blocks, 1, heads);
+  const bool fills = ceil_div(a.k.rows, c.block_n) >= kFillingTiles;
+  if (!fills && key_blocks > kFewKeyBlocks && heads * a.q.rows <= kShortRows) return 1;
+  const int64_t wanted = fills ? ceil_div(capped_product(heads, head_bytes(c, a)), kShareBytes)
+                               : kShareTiles / key_blocks;
+  int64_t shares = std::clamp<int64_t>(wanted, 1, heads);
   while (heads % shares != 0) ++shares;
   return shares <= std::numeric_limits<unsigned char>::max() ? shares : 1;
 }

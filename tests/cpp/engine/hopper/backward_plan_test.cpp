@@ -108,7 +108,6 @@ TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
   EXPECT_EQ(shares(8, 4096, 8), 2);
   EXPECT_EQ(shares(16, 4096, 8), 1);
   EXPECT_EQ(shares(32, 1024, 8), 1);   // the sums would cost more
-  EXPECT_EQ(shares(1, 16384, 8), 1);   // a head fills the multiprocessors
   EXPECT_EQ(shares(16, 1024, 6), 6);   // not 4, which are not equal
   EXPECT_EQ(shares(1, 1000, 8), 8);    // a head each
   EXPECT_EQ(shares(1, 1000, 257), 1);  // more than order.shares can hold
@@ -123,6 +122,23 @@ TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
   EXPECT_EQ(backward_num_tiles(c, by_turns), 8 * 4 * 3);
   const BackwardConfig general = c.with(Element::kBf16, Variant::kGeneral);
   EXPECT_EQ(backward_num_tiles(general, shared_keys(3, 1000, 32)), 8 * 4 * 3);
+}
+
+// Q, dO and the sums of dQ take 2 KB a row and head at 256 columns, half of that at 128.
+TEST(BackwardShares, of_heads_that_fill_the_multiprocessors_have_64_mb_of_rows) {
+  const auto shares = [](int64_t columns, int64_t rows, int64_t heads_per_kv_head) {
+    const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(columns, columns))].config;
+    return backward_shares(c, shared_keys(1, rows, 4 * heads_per_kv_head));
+  };
+  EXPECT_EQ(shares(256, 8192, 4), 1);
+  EXPECT_EQ(shares(256, 8192, 5), 5);  // not 2, which are not equal
+  EXPECT_EQ(shares(256, 8192, 8), 2);
+  EXPECT_EQ(shares(256, 16384, 8), 4);
+  EXPECT_EQ(shares(256, 65536, 8), 8);  // a head each
+  EXPECT_EQ(shares(128, 16384, 4), 1);
+  EXPECT_EQ(shares(128, 16384, 8), 2);
+  EXPECT_EQ(shares(64, 16384, 8), 1);
+  EXPECT_EQ(shares(256, 16384, 1), 1);
 }
 
 // As FlashAttention-3 does wherever heads share keys.
