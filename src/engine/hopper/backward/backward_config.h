@@ -28,6 +28,7 @@ struct BackwardConfig {
     BackwardConfig other = *this;
     other.element = e;
     other.variant = v;
+    if (other.general()) other.helpers = true;  // to load takes more instructions there
     if (other.keeps_sloped()) {  // what capped weights keep for dS takes the place of Q and dO
       other.block_m = 64;
       other.stages = 3;
