@@ -64,6 +64,25 @@ bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const Forw
              double(most_rows(c, launch, multiprocessors));
 }
 
+// Whether tiles of 64 rows come in runs for two thread blocks a multiprocessor, whose pieces a kernel is to
+// merge. Tiles of 128 rows come in half as many; if the queries fill more than a quarter, that is worth more
+// than products of empty rows cost.
+bool leaves_many_pieces(const ForwardConfig& c, const ForwardLaunch& launch, int multiprocessors) {
+  return c.consumers() == 1 && !c.widens() && launch.cut.parts == KeyCut::kRuns &&
+         launch.cut.blocks > multiprocessors &&
+         launch.pack.rows(launch.seqlen_q) > kRowsPerWarpgroup / 2 && !merges_soon(c, launch);
+}
+
+// A row for more queries, of the same columns, that cuts tiles; or kNoRow.
+int choose_wider(ForwardShape shape, std::span<const CompiledForward> table, int row) {
+  shape.cut = true;
+  shape.rows = INT64_MAX;
+  const int other = choose_row(shape, table);
+  if (other == kNoRow) return kNoRow;
+  const ForwardConfig &c = table[row].config, &wide = table[other].config;
+  return wide.head_dim == c.head_dim && wide.head_dim_v == c.head_dim_v ? other : kNoRow;
+}
+
 }  // namespace
 
 std::span<const CompiledForward> table_of(const Problem& p) {
@@ -123,6 +142,13 @@ int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunc
   ForwardShape shape = shape_of(problem);
   const int row = choose_row_for_pages(shape, table, *launch);
   choose(row);
+  if (leaves_many_pieces(table[row].config, *launch, multiprocessors)) {
+    const int wider = choose_wider(shape, table, row);
+    if (wider != kNoRow) {
+      choose(wider);
+      return wider;
+    }
+  }
   if (can_cut(table[row].config)) return row;
   const bool cut_would_pay = launch->cut.active();
   launch->cut = {};

@@ -51,10 +51,10 @@ HeadPack pack_of_cut_tiles(const ForwardConfig& c, const ForwardLaunch& launch) 
   return pack;
 }
 
-// As many rows of units side by side as leave few thread blocks without a run.
-int rows_log2(int64_t packs, int64_t blocks) {
+// As many rows of units side by side as leave no more thread blocks without a run than that.
+int rows_log2(int64_t packs, int64_t blocks, double least_busy) {
   int log2 = std::countr_zero(uint64_t(packs));
-  while (log2 > 0 && double(blocks >> log2 << log2) < kBusyRuns * double(blocks)) --log2;
+  while (log2 > 0 && double(blocks >> log2 << log2) < least_busy * double(blocks)) --log2;
   return log2;
 }
 
@@ -88,6 +88,20 @@ bool cut_pays(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blo
   const double whole = double(ceil_div(tiles, most_blocks)) * tile;
   const double pieces = double(tiles) * tile / double(most_blocks);
   return pieces + merge_time(c, cut, most_blocks) < kWorthCutting * whole;
+}
+
+// Rows side by side. Where packs share keys, products take the time, and a thread block without a run is
+// missed: none is, if what they would all spare is worth a merge, and those packs still lie side by side.
+int choose_rows_log2(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
+  const int most = rows_log2(num_packs(cut), most_blocks, kBusyRuns);
+  const int64_t sharing = cut.heads_per_kv_head / cut.pack.heads();
+  if (sharing == 1) return most;
+  const int all_busy = rows_log2(num_packs(cut), most_blocks, 1);
+  const int64_t busy = most_blocks >> most << most;
+  const double keys_time = double(expected_tiles(c, cut)) * tile_time(c, cut);
+  const double spared = keys_time / double(busy) - keys_time / double(most_blocks);
+  const bool together = all_busy >= std::countr_zero(uint64_t(sharing));
+  return together && spared > merge_time(c, cut, most_blocks) ? all_busy : most;
 }
 
 // Lengths that only the device knows: runs are alike, tiles need not be, and a multiprocessor may still be
@@ -160,7 +174,7 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   const bool alike = launch->mask.hides_nothing() || launch->seqlen_k >= 2 * launch->seqlen_q;
   if (num_splits == 1 || !alike) return;
   if (!cut_pays(c, cut, most_blocks) && !cut_evens_out(c, cut, most_blocks)) return;
-  const int log2 = rows_log2(num_packs(cut), most_blocks);
+  const int log2 = choose_rows_log2(c, cut, most_blocks);
   const int64_t in_a_row = expected_tiles(c, cut) >> log2;
   const int64_t runs =
       runs_in_a_row(in_a_row, in_a_row * blocks, most_blocks >> log2, multiprocessors >> log2);

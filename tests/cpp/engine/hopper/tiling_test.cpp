@@ -60,6 +60,12 @@ TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
   many_heads.q.heads = 320;
   EXPECT_EQ(cut(many_heads, 0).cut.rows_log2, 3);
   EXPECT_EQ(cut(many_heads, 0).cut.blocks, 128);
+  ForwardLaunch shared_keys = decode;  // by eight packs, which four rows would part
+  shared_keys.q.rows = shared_keys.seqlen_q = 128;
+  shared_keys.q.columns = 128;
+  shared_keys.ragged = true;
+  EXPECT_EQ(cut(shared_keys, 0, 128).cut.rows_log2, 6);
+  EXPECT_EQ(cut(shared_keys, 0, 128).cut.blocks, 128);
   EXPECT_FALSE(cut(decode, 1).cut.active());
   EXPECT_EQ(cut(decode, 5).cut.parts, 5);
   EXPECT_EQ(cut(decode, 5).cut.blocks, 0);
@@ -196,12 +202,33 @@ TEST(KeyCut, evens_out_lengths_that_are_unknown) {
   };
   EXPECT_EQ(choice(32, 16, 8192), (Chosen{128, 8, 3, true, true}));
   EXPECT_EQ(choice(32, 32, 8192), (Chosen{128, 4, 4, true, false}));
-  EXPECT_EQ(choice(32, 24, 8192), (Chosen{128, 4, 4, true, false}));  // 96 rows twice, not 192
+  EXPECT_EQ(choice(32, 24, 8192), (Chosen{128, 4, 2, true, false}));  // 96 rows twice, not 192
+  EXPECT_EQ(choice(8, 64, 8192), (Chosen{128, 2, 5, true, false}));   // four packs
+  // Two packs that share keys for long: 33 thread blocks a row. Sixteen rows leave four of 132 idle.
+  EXPECT_EQ(choice(32, 32, 131072), (Chosen{128, 4, 2, true, false}));
   EXPECT_FALSE(choice(128, 32, 8192).cut);        // many tiles even out by themselves
   EXPECT_FALSE(choice(32, 16, 768).cut);          // keys that take no longer than a merge
   EXPECT_FALSE(choice(32, 16, 8192, 64).cut);     // no kernel of these columns cuts so many rows
   EXPECT_FALSE(choice(8, 4096, 4096).cut);        // tiles of unequal lengths by their mask
   EXPECT_EQ(choice(128, 32, 8192).block_m, 128);  // that waste a third in tiles of 192 rows
+}
+
+// Tiles of 64 rows come in pieces for two thread blocks a multiprocessor, those of 128 in half as many.
+TEST(Rows, that_leave_fewer_pieces_to_a_merge_are_chosen) {
+  const auto block_m = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
+    Problem p = decoding(batch, keys);
+    p.head_dim = p.head_dim_v = dim;
+    p.lengths_q.max = queries;
+    p.lengths_k.ragged = true;
+    ForwardLaunch launch = launch_of(p);
+    return kForwardTable[size_t(choose_row_and_cut(p, 132, &launch))].config.block_m;
+  };
+  EXPECT_EQ(block_m(4, 8, 32768), 128);
+  EXPECT_EQ(block_m(4, 5, 32768), 128);
+  EXPECT_EQ(block_m(4, 4, 32768), 64);      // 32 rows
+  EXPECT_EQ(block_m(1, 8, 32768), 64);      // runs are one a multiprocessor as it is
+  EXPECT_EQ(block_m(32, 8, 8192), 64);      // few pieces, which the decoding kernel merges
+  EXPECT_EQ(block_m(4, 8, 32768, 64), 64);  // no wider kernel of these columns cuts
 }
 
 TEST(Decoding, has_kernels_of_its_own_for_quantized_caches) {
