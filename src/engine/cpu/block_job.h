@@ -72,6 +72,14 @@ struct RowQuantization {
   const float* mean = nullptr;  // null: none
 };
 
+// All tiles of one key head, packed before the blocks that share them: tile n has the keys from
+// n * block_k on, and lies n * stride floats behind the first.
+struct PackedTiles {
+  float* k = nullptr;  // null: each block packs its tiles
+  float* v = nullptr;
+  int64_t stride = 0;
+};
+
 // The rows of a block are the queries of one key head: row = position * group + head in the group.
 struct BlockJob {
   int64_t head_dim = 0;
@@ -98,6 +106,7 @@ struct BlockJob {
   const BlockRange* group_keys = nullptr;
 
   int64_t block_k = 0;
+  PackedTiles packed;
   BlockBuffers buffers;
   PartialRows result;
 };

@@ -105,6 +105,18 @@ void pack_queries(const Run& run, const SequencePlan& plan, const BlockTask& tas
   std::fill(job.buffers.q + task.num_rows * stride, job.buffers.q + job.padded_rows * stride, 0.0f);
 }
 
+PackedTiles packed_tiles(const Run& run, int64_t sequence, int64_t kv_head) {
+  if (run.workspace.packed == nullptr) return {};
+  const int64_t head = sequence * run.problem.heads_k + kv_head;
+  float* const first = run.workspace.packed + head * run.workspace.packed_per_head;
+  return {.k = first, .v = first + run.shape.key_floats(), .stride = run.shape.tile_floats()};
+}
+
+ThreadScratch scratch_of(const Run& run, int worker) {
+  Carver carver = run.workspace.threads[worker];
+  return carve_thread(run.shape, run.problem, run.workspace.rows_per_thread, carver);
+}
+
 // Of the task's head `index`.
 BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index,
                    const ThreadScratch& thread) {
@@ -141,6 +153,7 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.row_keys = thread.row_keys;
   job.group_keys = thread.group_keys;
   job.block_k = run.shape.block_k;
+  job.packed = packed_tiles(run, task.sequence, kv_head);
   job.buffers = thread.buffers;
   const int64_t row = index * job.padded_rows;
   job.buffers.q += index * round_up(job.padded_rows, kMaxLanes) * run.shape.q_stride;
@@ -185,12 +198,30 @@ bool is_last_part(const Run& run, const SequencePlan& plan, const BlockTask& tas
   return std::atomic_ref(done).fetch_add(1, std::memory_order_acq_rel) == plan.num_parts - 1;
 }
 
+// Packs every tile that some query sees, for the blocks that share it. Sequences are alike.
+void pack_tiles(const Run& run, int num_threads) {
+  const Problem& problem = run.problem;
+  const int64_t block_k = run.shape.block_k;
+  const SequencePlan plan = plan_sequence(problem, 0);
+  if (plan.visible.empty()) return;
+  const int64_t first = plan.visible.begin / block_k;
+  const int64_t tiles = ceil_div(plan.visible.end, block_k) - first;
+  parallel_for(problem.batch * problem.heads_k * tiles, num_threads, [&](int64_t task, int worker) {
+    const int64_t head = task / tiles, tile = first + task % tiles;
+    const BlockTask no_rows = {.sequence = head / problem.heads_k,
+                               .kv_head = head % problem.heads_k};
+    BlockJob job = block_job(run, plan, no_rows, 0, scratch_of(run, worker));
+    job.buffers.k = job.packed.k + tile * job.packed.stride;
+    job.buffers.v = job.packed.v + tile * job.packed.stride;
+    const int64_t end = std::min((tile + 1) * block_k, plan.visible.end);
+    run.kernels.pack_tile[kernel_index(problem.kv_dtype)](job, tile * block_k, end, end);
+  });
+}
+
 void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int worker) {
   const SequencePlan plan = plan_sequence(run.problem, tasks.sequence);
   const BlockTask task = block_task(run, plan, tasks.sequence, index);
-  Carver carver = run.workspace.threads[worker];
-  const ThreadScratch thread =
-      carve_thread(run.shape, run.problem, run.workspace.rows_per_thread, carver);
+  const ThreadScratch thread = scratch_of(run, worker);
 
   BlockJob jobs[kMaxHeadsTogether];
   float* parts[kMaxHeadsTogether];
@@ -234,6 +265,7 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   if (run.workspace.parts_done != nullptr) {
     std::fill_n(run.workspace.parts_done, problem.batch * problem.heads_k, 0);
   }
+  if (run.workspace.packed != nullptr) pack_tiles(run, plan.num_threads);
   parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
     const SequenceTasks tasks = schedule.find(task);
     run_task(run, tasks, task - tasks.first_task, worker);

@@ -15,14 +15,25 @@ namespace {
 constexpr int64_t kTasksPerThread = 8, kLeastTasksPerThread = 2;
 constexpr int64_t kGoodBlockQ = 256;
 
+// Fewer rows of a key head take about as long as a loop over tasks takes to begin.
+constexpr int64_t kLeastRowsPackedAhead = 1024;
+// 64 MiB: more would not stay in the L3 cache.
+constexpr int64_t kMostFloatsPackedAhead = 16 << 20;
+
+int64_t packed_floats_per_head(const Problem& problem, const TileShape& shape) {
+  return capped_product(ceil_div(problem.lengths_k.max, shape.block_k), shape.tile_floats());
+}
+
 // As many rows as the caches allow, fewer where that would leave threads without work. Grows with
 // the longest sequence, so that a workspace query, which may not know it, is never too small.
 int64_t block_q_bound(const Problem& problem, const TileShape& shape) {
   const int64_t max_rows = std::max<int64_t>(problem.lengths_q.max * problem.group(), 1);
   const int64_t all_rows = problem.lengths_q.total * problem.heads_q;
-  const int64_t balanced =
-      std::max(all_rows / (kTasksPerThread * problem.num_threads),
-               std::min(kGoodBlockQ, all_rows / (kLeastTasksPerThread * problem.num_threads)));
+  int64_t balanced = all_rows / (kTasksPerThread * problem.num_threads);
+  if (!packs_ahead(problem, shape)) {
+    balanced = std::max(
+        balanced, std::min(kGoodBlockQ, all_rows / (kLeastTasksPerThread * problem.num_threads)));
+  }
   const int64_t rows =
       std::clamp(round_up(balanced, shape.rows_per_group), shape.min_block_q, shape.max_block_q);
   return std::min(rows, round_up(max_rows, shape.rows_per_group));
@@ -58,12 +69,24 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
   } else {
     why += concat("blocks of ", plan.block_q, " of the ", problem.lengths_q.max * problem.group(),
                   " rows per key head give ", plan.num_tasks, " tasks for ", plan.num_threads,
-                  plan.num_threads == 1 ? " thread. " : " threads. ");
+                  plan.num_threads == 1 ? " thread" : " threads");
+    why += packs_ahead(problem, shape) ? ", after keys and values were packed for all of them. "
+                                       : ". ";
   }
   return why;
 }
 
 }  // namespace
+
+bool packs_ahead(const Problem& problem, const TileShape& shape) {
+  const int64_t rows = problem.lengths_q.max * problem.group();
+  const int64_t all_rows = problem.lengths_q.total * problem.heads_q;
+  const bool alike = !problem.lengths_q.ragged && !problem.lengths_k.ragged;
+  return alike && problem.num_threads > 1 && rows >= kLeastRowsPackedAhead &&
+         all_rows < kTasksPerThread * problem.num_threads * kGoodBlockQ &&
+         capped_product(problem.batch, problem.heads_k, packed_floats_per_head(problem, shape)) <=
+             kMostFloatsPackedAhead;
+}
 
 TileShape forward_tile_shape(const Problem& problem) {
   TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v,
@@ -79,6 +102,11 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, C
   const int64_t partials = partials_bound(problem, shape);
   if (partials > 0) workspace.parts_done = carver.take<int32_t>(problem.batch, problem.heads_k);
   workspace.partials = carver.take<float>(partials);
+  if (packs_ahead(problem, shape)) {
+    workspace.packed_per_head = packed_floats_per_head(problem, shape);
+    workspace.packed =
+        carver.take<float>(problem.batch, problem.heads_k, workspace.packed_per_head);
+  }
   workspace.rows_per_thread = std::max(block_q_bound(problem, shape), shape.min_block_q);
   workspace.threads = take_thread_memory(carver, problem.num_threads, [&](Carver& thread) {
     carve_thread(shape, problem, workspace.rows_per_thread, thread);

@@ -18,6 +18,10 @@ namespace fa3::cpu {
 
 Status plan_forward(const Problem& problem, Plan* plan);
 
+// Whether tiles are packed once, before all blocks: where there are too few rows for each thread to
+// have many blocks of a size that makes packing cheap.
+bool packs_ahead(const Problem& problem, const TileShape& shape);
+
 // For the kernels in use.
 TileShape forward_tile_shape(const Problem& problem);
 
@@ -25,6 +29,8 @@ struct ForwardWorkspace {
   SequenceTasks* sequences = nullptr;  // (batch); null where all are alike
   int32_t* parts_done = nullptr;       // (batch, heads_k); null where no keys are split
   float* partials = nullptr;
+  float* packed = nullptr;  // (batch, heads_k, packed_per_head) tiles; null: each block packs
+  int64_t packed_per_head = 0;
   ThreadMemory threads;
   int64_t rows_per_thread = 0;  // at least the plan's block_q
 };

@@ -46,11 +46,17 @@ struct TileShape {
   int64_t rows_per_group = 0;
   int64_t q_stride = 0;   // floats of a packed query row
   int64_t o_columns = 0;  // floats of an output row
+  int64_t v_columns = 0;  // floats of a packed value row
   int64_t block_k = 0;
   // Whole row groups. Fewer rows than the least would spend more on packing than the sharing of work
   // gains; and a sequence whose keys are split must fit into one block.
   int64_t min_block_q = 0, max_block_q = 0;
   bool dequantizes = false;  // keys and values are e4m3
+
+  // Of the keys and the values of a packed tile, and of both.
+  int64_t key_floats() const { return block_k * q_stride; }
+  int64_t value_floats() const { return block_k * v_columns; }
+  int64_t tile_floats() const { return key_floats() + value_floats(); }
 };
 
 // Query rows and their output rows are read again for every tile: they may take 5/8 of the L2 cache,
@@ -66,7 +72,8 @@ inline TileShape tile_shape(int64_t head_dim, int64_t head_dim_v, GroupShape gro
   shape.rows_per_group = group.rows;
   shape.q_stride = round_up(head_dim, kMaxLanes);
   shape.o_columns = round_up(head_dim_v, kMaxLanes);
-  const int64_t floats_per_key = shape.q_stride + round_up(head_dim_v, kMaxPanel);
+  shape.v_columns = round_up(head_dim_v, kMaxPanel);
+  const int64_t floats_per_key = shape.q_stride + shape.v_columns;
   // A power of two, at least one panel. Parts of the keys begin at multiples of kMaxBlockK.
   shape.block_k = kMaxBlockK * group.packing;
   while (shape.block_k > kMaxPanel &&
@@ -124,8 +131,8 @@ inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem
   }
   // Rows of heads that are taken together may become the columns of whole vectors.
   buffers.q = carver.take<float>(std::max(block_q, kMaxHeadsTogether * kMaxLanes), shape.q_stride);
-  buffers.k = carver.take<float>(shape.block_k, shape.q_stride);
-  buffers.v = carver.take<float>(shape.block_k, round_up(problem.head_dim_v, kMaxPanel));
+  buffers.k = carver.take<float>(shape.key_floats());
+  buffers.v = carver.take<float>(shape.value_floats());
   if (problem.key_places.paged()) {
     buffers.gathered_k = carver.take<float>(shape.block_k, problem.head_dim);
     buffers.gathered_v = carver.take<float>(shape.block_k, problem.head_dim_v);

@@ -28,7 +28,8 @@ class Bitwise : public EngineTest {
     ASSERT_TRUE(bits_equal("dsink", got.backward->dsink, want.backward->dsink)) << c;
   }
 
-  // Decode, grouped heads, many tiles, packed lengths; with every feature, and with few.
+  // Decode, grouped heads, many tiles, many rows of one key head, packed lengths; with every feature,
+  // and with few.
   std::vector<Case> cases() {
     Case square = dense_case(2, 200, 260, 4, 2, 64, 64, FA3_BFLOAT16);
     square.causal = true;
@@ -39,12 +40,17 @@ class Bitwise : public EngineTest {
     window.left = 50;
     window.right = 7;
     window.softcap = 15;
+    Case one_key_head = dense_case(2, 300, 900, 4, 1, 64, 48, FA3_BFLOAT16);
+    one_key_head.left = 50;
+    one_key_head.right = 0;
+    Case one_head = dense_case(1, 1050, 700, 1, 1, 40, 130);
+    one_head.causal = true;
     Case packed = dense_case(4, 0, 0, 6, 3, 32, 32);
     packed.q = {.owned = {1, 70, 0, 129}, .spare_rows = 2};
     packed.k = {.owned = {300, 70, 5, 64}, .spare_rows = 1};
     packed.causal = true;
     std::vector<Case> done;
-    for (const Case& c : {square, decode, decode_sink, window, packed}) {
+    for (const Case& c : {square, decode, decode_sink, window, one_key_head, one_head, packed}) {
       if (does(c)) done.push_back(c);
     }
     return done;

@@ -176,15 +176,13 @@ FA3_INLINE void attend_in_range(const BlockJob* jobs, int64_t num_jobs, Attend&&
 }
 
 template <class Format>
-FA3_INLINE void pack_tile(const BlockJob& job, const KeySource<typename Format::Element>& keys,
-                          const KeySource<typename Format::Element>& values, int64_t start,
-                          int64_t end, int64_t visible_end) {
+static void pack_tile(const BlockJob& job, int64_t start, int64_t end, int64_t visible_end) {
   if constexpr (kDequantizes<Format>) {
     pack_dequantized(job, start, end);
   } else {
     using T = typename Format::Element;
-    const KeyRows<T> k = rows_of(keys, start, end, visible_end);
-    const KeyRows<T> v = rows_of(values, start, end, visible_end);
+    const KeyRows<T> k = rows_of(keys_of<T>(job), start, end, visible_end);
+    const KeyRows<T> v = rows_of(values_of<T>(job), start, end, visible_end);
     pack_keys<Format>(k.data, k.stride, end - start, job.head_dim, job.buffers.k);
     pack_values<Format>(v.data, v.stride, end - start, job.block_k, job.head_dim_v, job.buffers.v);
   }
@@ -193,19 +191,24 @@ FA3_INLINE void pack_tile(const BlockJob& job, const KeySource<typename Format::
 template <class Format>
 static void attend_tiles(const BlockJob& job) {
   using T = typename Format::Element;
-  const KeySource<T> keys = keys_of<T>(job);
-  const KeySource<T> values = values_of<T>(job);
   const int64_t num_groups = job.padded_rows / Format::kRows;
   const KeyRange visible = {job.group_keys[0].visible.begin,
                             job.group_keys[num_groups - 1].visible.end};
   for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
        start += job.block_k) {
     const int64_t end = smaller(start + job.block_k, visible.end);
-    pack_tile<Format>(job, keys, values, start, end, visible.end);
     const int64_t next_end = smaller(end + job.block_k, visible.end);
-    PrefetchRows next_k = prefetch_rows(keys, end, next_end);
-    PrefetchRows next_v = prefetch_rows(values, end, next_end);
-    const Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};
+    PrefetchRows next_k = {}, next_v = {};
+    Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};
+    if (job.packed.k != nullptr) {
+      const int64_t offset = start / job.block_k * job.packed.stride;
+      tile.k = job.packed.k + offset;
+      tile.v = job.packed.v + offset;
+    } else {
+      pack_tile<Format>(job, start, end, visible.end);
+      next_k = prefetch_rows(keys_of<T>(job), end, next_end);
+      next_v = prefetch_rows(values_of<T>(job), end, next_end);
+    }
     for (int64_t g = 0; g < num_groups; ++g)
       attend_tile<Format>(job, tile, row_group<Format>(job, g));
   }

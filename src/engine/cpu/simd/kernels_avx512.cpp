@@ -14,6 +14,8 @@ constexpr Kernels kTable = {
     .group_shape = {kVectorGroup, kVectorGroup, kVectorGroup, kVectorGroup},
     .attend_block = {attend_block<Floats<float>>, attend_block<Floats<Float16>>,
                      attend_block<Floats<BFloat16>>, attend_block<Dequantized>},
+    .pack_tile = {pack_tile<Floats<float>>, pack_tile<Floats<Float16>>, pack_tile<Floats<BFloat16>>,
+                  pack_tile<Dequantized>},
     .attend_rows = {attend_rows<float>, attend_rows<Float16>, attend_rows<BFloat16>,
                     attend_dequantized_rows},
     .load_row = {load_row<float>, load_row<Float16>, load_row<BFloat16>, load_row<Float8>},

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward's tasks: complete, longest first, and planned from each sequence alone.
+// The forward's tasks: complete, longest first, evenly dealt out, and planned from each sequence alone.
 #include "engine/cpu/schedule.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "engine/cpu/backward.h"
@@ -91,6 +93,57 @@ TEST(Schedule, of_sequences_that_are_alike_is_that_of_equal_lengths) {
       EXPECT_EQ(a.first_partial, b.first_partial);
     }
   }
+}
+
+// Rows of the thread that ends last over the rows of each thread if all ended together, where threads
+// take the next block as soon as they are free, some threads are slower, and a block costs its rows.
+double lateness(const Problem& problem, const Plan& plan, double slowest) {
+  std::vector<double> busy_until(problem.num_threads), speed(problem.num_threads);
+  double all_speeds = 0;
+  for (int i = 0; i < problem.num_threads; ++i) {
+    speed[i] = 1 - (1 - slowest) * i / std::max(problem.num_threads - 1, 1);
+    all_speeds += speed[i];
+  }
+  double rows_left = static_cast<double>(problem.lengths_q.total * problem.heads_q);
+  const double all_rows = rows_left;
+  for (int64_t task = 0; task < plan.num_tasks; ++task) {
+    const auto free = std::min_element(busy_until.begin(), busy_until.end());
+    const double rows = std::min<double>(static_cast<double>(plan.block_q), rows_left);
+    *free += rows / speed[free - busy_until.begin()];
+    rows_left -= rows;
+  }
+  EXPECT_EQ(rows_left, 0);
+  return *std::max_element(busy_until.begin(), busy_until.end()) * all_speeds / all_rows;
+}
+
+TEST(Schedule, rows_of_few_heads_are_dealt_out_evenly_to_fast_and_slow_threads) {
+  for (auto [rows, heads, kv_heads] : {std::tuple{8192, 1, 1}, {2048, 8, 1}, {2048, 4, 4}}) {
+    for (int threads : {4, 16}) {
+      Problem problem = shape_only(1, rows, rows, heads, kv_heads, 128);
+      problem.num_threads = threads;
+      Plan plan;
+      ASSERT_TRUE(plan_forward(problem, &plan).ok());
+      EXPECT_LT(lateness(problem, plan, 1.0), 1.13) << plan.why;
+      EXPECT_LT(lateness(problem, plan, 0.6), 1.2) << plan.why;
+    }
+  }
+}
+
+TEST(Schedule, tiles_are_packed_ahead_for_blocks_too_small_to_pack_for_themselves) {
+  const auto packs = [](Problem problem, int threads) {
+    problem.num_threads = threads;
+    return packs_ahead(problem, forward_tile_shape(problem));
+  };
+  const Problem one_head = shape_only(1, 8192, 8192, 1, 1, 128);
+  EXPECT_TRUE(packs(one_head, 16));
+  EXPECT_TRUE(packs(shape_only(1, 1024, 8192, 8, 1, 128), 16));
+  EXPECT_FALSE(packs(one_head, 1)) << "one thread packs once for each block of a thousand rows";
+  EXPECT_FALSE(packs(shape_only(1, 8192, 8192, 16, 16, 128), 16)) << "blocks are large";
+  EXPECT_FALSE(packs(shape_only(1, 500, 8192, 1, 1, 128), 16)) << "a few blocks";
+  EXPECT_FALSE(packs(shape_only(1, 1024, 1 << 20, 1, 1, 128), 16)) << "a GiB of packed keys";
+  Problem ragged = one_head;
+  ragged.lengths_k.ragged = true;
+  EXPECT_FALSE(packs(ragged, 16));
 }
 
 // A workspace query sees null length arrays; what it answers must do for any lengths.
