@@ -159,7 +159,8 @@ class SequenceKeyBlock {
       mine_.scratch = {at.batch, 0};
     }
     if (!mine_.exists) return;
-    mine_.extents = {mine_.queries.count, mine_.keys.used, params_.mask};
+    mine_.extents =
+        SequenceExtents::of(mine_.queries.count, mine_.keys.used, params_.mask, first_key());
     mine_.steps = query_steps(mine_.extents, first_key(), C.block_n, C.block_m);
     mine_.num_steps = mine_.steps.per_head() * params_.heads_per_kv_head;
   }

@@ -50,9 +50,10 @@ class QueryGradient {
           __syncwarp();
           if (adds_by_turns()) at_.turn_ring().wait_full(turn);
         }
+        const bool has_rows = work_.has_rows(block.m_block, part);  // under the product, too
         ptx::wgmma_wait_group<0>();
         if (part + 1 == C.dq_parts().parts()) release(ds);
-        if (work_.has_rows(block.m_block, part)) {
+        if (has_rows) {
           add_part<C.dq_parts()>(chunk, part, dq, int(thread_in_block()));
         }
       }

@@ -20,14 +20,27 @@ struct BackwardExtents {
   }
 };
 
-// Those of one sequence, with a window.
+// Those of one sequence, with a window, for a block of its keys.
 struct SequenceExtents {
   static constexpr bool kHidesRight = true;
   int seqlen_q;
   int seqlen_k;
   MaskRuleOf<int> rule;
+  int first_chunk;  // where the chunk of the block's first key begins
+
+  static FA3_HD constexpr SequenceExtents of(int seqlen_q, int seqlen_k, MaskRuleOf<int> rule,
+                                             int first_key) {
+    const bool chunked = rule.chunk != rule.kNoChunks;
+    return {seqlen_q, seqlen_k, rule, chunked ? rule.chunk_begin(first_key) : 0};
+  }
 
   FA3_HD constexpr MaskRuleOf<int> mask() const { return rule; }
+  // Of a key of the block. A division would be a long piece of the kernels' loops, whoever has chunks.
+  FA3_HD constexpr int chunk_begin(int key) const {
+    int begin = first_chunk;
+    while (begin + rule.chunk <= key) begin += rule.chunk;
+    return begin;
+  }
 };
 
 // The query heads that share keys may be cut into equal shares, each with a thread block of its own.
@@ -106,7 +119,7 @@ FA3_HD constexpr int first_query(const SequenceExtents& e, int key) {
   const int level = e.seqlen_q - e.seqlen_k;  // of the query that is level with key 0
   const int first = e.rule.right == e.rule.kUnbounded ? 0 : key + level - e.rule.right;
   if (e.rule.chunk == e.rule.kNoChunks) return first;
-  const int in_chunk = e.rule.chunk_begin(key) + level;
+  const int in_chunk = e.chunk_begin(key) + level;
   return first > in_chunk ? first : in_chunk;
 }
 
@@ -118,7 +131,7 @@ FA3_HD constexpr int end_query(const SequenceExtents& e, int key) {
   const int level = e.seqlen_q - e.seqlen_k;
   const int end = e.rule.left == e.rule.kUnbounded ? kNoQuery : key + level + e.rule.left + 1;
   if (e.rule.chunk == e.rule.kNoChunks) return end;
-  const int in_chunk = e.rule.chunk_begin(key) + e.rule.chunk + level;
+  const int in_chunk = e.chunk_begin(key) + e.rule.chunk + level;
   return end < in_chunk ? end : in_chunk;
 }
 

@@ -115,7 +115,7 @@ class ShortSequence {
                                         tile::k_major_low(at_.d_o(0)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
-    const SequenceExtents extents{queries_.used, keys_.used, params_.mask};
+    const SequenceExtents extents{queries_.used, keys_.used, params_.mask, 0};
     if (Tile::is_masked(free_queries(extents, 0, C.block_n), 0)) Tile::mask(p, extents, 0, 0);
     Tile::exponentiate(p, lse, Tile::score_of(params_), 0);
     typename Tile::Packed weights, ds;
