@@ -8,6 +8,13 @@
 
 namespace fa3::hopper::ptx {
 
+// An address whose parts are added up here; the compiler would add them wherever it is used.
+template <class T>
+__device__ __forceinline__ const T* summed(const T* address) {
+  asm("" : "+l"(address));
+  return address;
+}
+
 // Zeros, and nothing is read, where the source does not exist. Past the L1 cache.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* global, bool exists) {
   asm volatile(
