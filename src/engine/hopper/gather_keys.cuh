@@ -40,9 +40,9 @@ class Gatherer {
       if (ptx::kEveryLaneArrives || ptx::lane() == 0) at_.item_ring().release(item_.slot());
       item_.advance();
       if (block < 0) break;
-      const int32_t* const table =
-          summed(params_.paged.table + keys.batch * params_.paged.table_stride);
-      Places next = places_of(keys, table, block);
+      const int32_t* table = params_.paged.table + keys.batch * params_.paged.table_stride;
+      if constexpr (kFewInstructions) table = ptx::summed(table);
+      Places next = places_of(keys, block);
 #pragma unroll 1
       for (; block >= 0; --block) {
         const Places now = next;
@@ -70,12 +70,6 @@ class Gatherer {
   // waited for they are as they come: of one sequence, one token's call took 1% longer with fewer.
   static constexpr bool kFewInstructions = !C.decodes();
 
-  template <class T>
-  static __device__ __forceinline__ const T* summed(const T* address) {
-    if constexpr (kFewInstructions) return ptx::summed(address);
-    return address;
-  }
-
   // Where some of the warp's keys of a block lie: number i * kLanes + lane, counted through its groups.
   struct Places {
     int entry[kKeys];  // of the page table
@@ -83,52 +77,51 @@ class Gatherer {
     int page[kKeys];
   };
 
-  // Of the lane's keys, number `i`.
+  // Of the lane's keys, number `i`; the last warps' reach past the block.
   __device__ __forceinline__ int row_in_block(int i) const {
     const int number = i * ptx::kLanes + ptx::lane();
     return (number / kGroup * kHelperWarps + warp_) * kGroup + number % kGroup;
   }
 
-  __device__ __forceinline__ Places places_of(const TileKeys& keys, const int32_t* table,
-                                              int block) const {
+  // Keys past the sequence's end look at no page.
+  __device__ __forceinline__ Places places_of(const TileKeys& keys, int block) const {
+    const PagedKeys& paged = params_.paged;
+    const int32_t* const table = paged.table + keys.batch * paged.table_stride;
     const unsigned page_size = params_.gathered.page_size;
+    const int first = block * C.block_n;
+    const int left = keys.count - first, used = left < C.block_n ? left : C.block_n;
     Places places;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
-      const unsigned key = unsigned(keys.begin + block * C.block_n + row_in_block(i));
-      places.entry[i] = int(key / page_size);
-      places.row[i] = int(key % page_size);
+      const int row = row_in_block(i);
+      const unsigned key = unsigned(keys.begin + first + row), entry = key / page_size;
+      places.row[i] = int(key - entry * page_size);
+      places.entry[i] = int(entry);
+      places.page[i] = kNoPage;
+      if (row < used) places.page[i] = paged.page_size > 0 ? table[entry] : keys.batch;
     }
-    look_up(places, keys, table, block);
     return places;
   }
 
-  // The same from those of the block behind it. A division for each key would be a sixth of all that the
-  // warp does, and what it does the softmax beside it waits for.
+  // The same of a whole block from those of the block behind it. A division for each key would be a sixth
+  // of all that the warp does, and what it does the softmax beside it waits for.
   __device__ __forceinline__ Places places_before(const Places& next, const TileKeys& keys,
                                                   const int32_t* table, int block) const {
-    if constexpr (!kFewInstructions) return places_of(keys, table, block);
-    Places places;
+    if constexpr (!kFewInstructions) {
+      return places_of(keys, block);
+    } else {
+      Places places;
 #pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      const int row = next.row[i] - rows_of_block_;
-      places.row[i] = row < 0 ? row + int(params_.gathered.page_size) : row;
-      places.entry[i] = next.entry[i] - pages_of_block_ - (row < 0 ? 1 : 0);
-    }
-    look_up(places, keys, table, block);
-    return places;
-  }
-
-  // Keys past the sequence's end look at no page.
-  __device__ __forceinline__ void look_up(Places& places, const TileKeys& keys,
-                                          const int32_t* table, int block) const {
-    const int left = keys.count - block * C.block_n, used = left < C.block_n ? left : C.block_n;
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      places.page[i] = kNoPage;
-      if (row_in_block(i) < used) {
-        places.page[i] = params_.paged.page_size > 0 ? table[places.entry[i]] : keys.batch;
+      for (int i = 0; i < kKeys; ++i) {
+        const int row = next.row[i] - rows_of_block_;
+        places.row[i] = row < 0 ? row + int(params_.gathered.page_size) : row;
+        places.entry[i] = next.entry[i] - pages_of_block_ - (row < 0 ? 1 : 0);
+        places.page[i] = kNoPage;
+        if (row_in_block(i) < C.block_n) {
+          places.page[i] = params_.paged.page_size > 0 ? table[places.entry[i]] : keys.batch;
+        }
       }
+      return places;
     }
   }
 
@@ -139,8 +132,8 @@ class Gatherer {
     constexpr int kRows = kWarpSize / kLanesOfRow;  // that the lanes copy at once
     const int own_row = ptx::lane() / kLanesOfRow, chunk = ptx::lane() % kLanesOfRow;
     const int own_column = chunk * kCopyColumns;
-    const unsigned char* const begin =
-        summed(from.data + head * from.head_bytes + chunk * tile::kChunkBytes);
+    const unsigned char* begin = from.data + head * from.head_bytes + chunk * tile::kChunkBytes;
+    if constexpr (kFewInstructions) begin = ptx::summed(begin);
     unsigned unit[kKeys];
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
