@@ -111,6 +111,7 @@ int choose_rows_log2(const ForwardConfig& c, const ForwardLaunch& cut, int64_t m
 bool cut_evens_out(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
   if (!cut.ragged || cut.seqlen_k < kLeastKeysToCut) return false;
   if (c.consumers() == 1) return true;
+  // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
   const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (cut.q.columns + cut.o.columns);
   return fits && most_m_blocks(c, cut) == 1 &&
          expected_tiles(c, cut) <= kFewTilesEach * most_blocks &&
