@@ -40,10 +40,10 @@ class Bitwise : public EngineTest {
     window.left = 50;
     window.right = 7;
     window.softcap = 15;
-    Case one_key_head = dense_case(2, 300, 900, 4, 1, 64, 48, FA3_BFLOAT16);
+    Case one_key_head = dense_case(2, 260, 700, 4, 1, 32, 48, FA3_BFLOAT16);
     one_key_head.left = 50;
     one_key_head.right = 0;
-    Case one_head = dense_case(1, 1050, 700, 1, 1, 40, 130);
+    Case one_head = dense_case(1, 1030, 300, 1, 1, 16, 24);
     one_head.causal = true;
     Case packed = dense_case(4, 0, 0, 6, 3, 32, 32);
     packed.q = {.owned = {1, 70, 0, 129}, .spare_rows = 2};
