@@ -48,7 +48,7 @@ class Expected:
 # Loads of spilled registers in tiles that can be cut, whose producer has 72 registers, by head dim,
 # rows and keys. The second are of quantized caches, as are those of few rows by head dim.
 SPILLED = {(64, 128, 128): 9, (256, 128, 64): 5, (256, 64, 64): 2}
-CACHE_SPILLED = {64: 12, 128: 13, 256: 1}
+CACHE_SPILLED = {64: 13, 128: 13, 256: 3}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
@@ -109,8 +109,7 @@ def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant:
 
     Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
-    are scores, and with helpers at 128 columns spilled registers; general kernels at 256 have one.
-    Helpers give up registers too.
+    are scores, and with helpers at 128 columns spilled registers. Helpers give up registers too.
     """
     slab = 64 if d % 64 == 0 else 32
     parts = block_m // 64 * (d // slab)
@@ -122,8 +121,7 @@ def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant:
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16
         return Expected(ss, rs, 10 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
     ss, rs = 2 * (d + dv) // 16 + dq, 4 * block_m // 16 * (d // 256 + 1)
-    spilled = int(d == 256 and variant == GENERAL)
-    return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
+    return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, 0, 2 + helpers)
 
 
 GENERAL, CAPPED, DECODE = 1, 2, 3  # as in piece/machine.h
