@@ -26,7 +26,7 @@ struct ForwardConfig {
   int blocks = 1;         // thread blocks that share a multiprocessor
   int narrow_slots =
       0;  // of a quantized cache: K and V arrive as e4m3, in a ring of their own, and
-          // become Q's type on the way to the other (widen_keys.cuh); 0: they have it
+          // become fp16 on the way to the other (widen_keys.cuh); 0: they have it
   bool may_cut = false;  // general kernels can cut tiles along the keys; not with three consumers,
                          // which leave the producer no registers for it
   bool guarded = true;   // softmax steps that leave the reference where it is (cuda/softmax.cuh)

@@ -181,6 +181,15 @@ TEST(Decoding, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
   EXPECT_FALSE(decodes([](Problem& p) { p.num_splits = 4; }));
 }
 
+// Of sequences whose lengths only the device knows.
+Problem several_tokens(int64_t batch, int64_t queries, int64_t keys, int64_t dim) {
+  Problem p = decoding(batch, keys);
+  p.head_dim = p.head_dim_v = dim;
+  p.lengths_q.max = queries;
+  p.lengths_k.ragged = true;
+  return p;
+}
+
 // Whole tiles of lengths that only the device knows could leave most multiprocessors waiting for one. A tile
 // holds as many heads as fill it; the others' runs lie side by side. Threads copy what one tile alone reads.
 TEST(KeyCut, evens_out_lengths_that_are_unknown) {
@@ -190,10 +199,7 @@ TEST(KeyCut, evens_out_lengths_that_are_unknown) {
     bool operator==(const Chosen&) const = default;
   };
   const auto choice = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
-    Problem p = decoding(batch, keys);
-    p.head_dim = p.head_dim_v = dim;
-    p.lengths_q.max = queries;
-    p.lengths_k.ragged = true;
+    const Problem p = several_tokens(batch, queries, keys, dim);
     ForwardLaunch launch = launch_of(p);
     const int row = choose_row_and_cut(p, 132, &launch);
     const ForwardConfig c = kForwardTable[size_t(row)].config;
@@ -216,10 +222,7 @@ TEST(KeyCut, evens_out_lengths_that_are_unknown) {
 // Tiles of 64 rows come in pieces for two thread blocks a multiprocessor, those of 128 in half as many.
 TEST(Rows, that_leave_fewer_pieces_to_a_merge_are_chosen) {
   const auto block_m = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
-    Problem p = decoding(batch, keys);
-    p.head_dim = p.head_dim_v = dim;
-    p.lengths_q.max = queries;
-    p.lengths_k.ragged = true;
+    const Problem p = several_tokens(batch, queries, keys, dim);
     ForwardLaunch launch = launch_of(p);
     return kForwardTable[size_t(choose_row_and_cut(p, 132, &launch))].config.block_m;
   };
