@@ -104,6 +104,19 @@ def forward(
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)
 
 
+def stream(
+    e4m3: int, d: int, dv: int, block_m: int, block_n: int, narrow: int, guarded: int, variant: int
+) -> Expected:
+    """No wgmma; a weight for each score of a slot and lane.
+
+    The ring of slots is filled in two ways, whose loops are compiled apart, but for caches of several
+    sequences and few rows.
+    """
+    rings = 1 if variant == STREAM and block_m == 8 else 2
+    slot_scores = block_n // 8 * block_m // 32
+    return Expected(0, 0, 0, rings * slot_scores, 160, 0, 0)
+
+
 def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant: int) -> Expected:
     """Sites up to 128 columns: S in first block and step, dP and dV in the step, dK also last.
 
@@ -124,7 +137,7 @@ def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant:
     return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, 0, 2 + helpers)
 
 
-GENERAL, CAPPED, DECODE = 1, 2, 3  # as in piece/machine.h
+GENERAL, CAPPED, DECODE, STREAM = 1, 2, 3, 4  # as in piece/machine.h
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3
@@ -137,6 +150,11 @@ KERNELS = (
         "forward",
         re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
         forward,
+    ),
+    (
+        "stream",
+        re.compile(rb"stream_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
+        stream,
     ),
     (
         "backward",

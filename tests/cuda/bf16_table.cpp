@@ -8,6 +8,7 @@
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
 #include "engine/hopper/forward_entry.h"
+#include "engine/hopper/stream/compiled_stream.h"
 
 namespace fa3::hopper {
 namespace {
@@ -36,6 +37,14 @@ ForwardKernel find_decode(int row, std::integer_sequence<int, Rows...>) {
 }
 
 template <int... Rows>
+ForwardKernel find_stream(int row, bool has_tiles, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[][2])() = {
+      {&stream_entry<Rows, Element::kBf16, Variant::kStream>,
+       &stream_entry<Rows, Element::kBf16, Variant::kStreamTile>}...};
+  return kEntries[row][has_tiles]();
+}
+
+template <int... Rows>
 ForwardKernel find_e4m3(int row, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[])() = {&e4m3_entry<Rows, Element::kBf16>...};
   return kEntries[row]();
@@ -57,6 +66,12 @@ ForwardKernel cache_kernel_at(int row, Element element, Variant variant) {
 ForwardKernel decode_kernel_at(int row, Element element) {
   if (element != Element::kBf16) std::abort();
   return find_decode(row, std::make_integer_sequence<int, int(kDecodeTable.size())>());
+}
+
+ForwardKernel stream_kernel_at(int row, Element element, Variant variant) {
+  const bool has_tiles = variant == Variant::kStreamTile;
+  if (element != Element::kBf16) std::abort();
+  return find_stream(row, has_tiles, std::make_integer_sequence<int, int(kStreamTable.size())>());
 }
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {

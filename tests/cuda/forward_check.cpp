@@ -201,7 +201,8 @@ void print_usage() {
       "  --rows     of the kernel tables, half-open; those from %d on are the reading guide's "
       "plain\n"
       "             kernel, one for each of its head dims, those from %d on the e4m3 table, those\n"
-      "             from %d on that of quantized caches, and those from %d on that for decoding.\n"
+      "             from %d on that of quantized caches, those from %d on that for decoding, and\n"
+      "             those from %d on that whose warps stream keys.\n"
       "             Default: 0 %d\n"
       "  --element  only kernels of this type of Q (e4m3: of O)\n"
       "  --only     only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
@@ -209,7 +210,7 @@ void print_usage() {
       "  --digests  a file of digests of right results: what it holds must be met bit for bit, "
       "what\n"
       "             it lacks is held to float64 and added\n",
-      rows.plain, rows.e4m3, rows.caches, rows.decoding, rows.end);
+      rows.plain, rows.e4m3, rows.caches, rows.decoding, rows.streaming, rows.end);
 }
 
 // False if there is an argument that it does not know, or a type that it has no kernels of.

@@ -2,14 +2,17 @@
 #include "cuda/forward_subjects.h"
 
 #include <cstdio>
+#include <span>
 
 #include "cuda/plain_launch.h"
 #include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/count_tiles.h"
 #include "engine/hopper/plan_e4m3.h"
 #include "engine/hopper/plan_forward.h"
+#include "engine/hopper/stream/compiled_stream.h"
 #include "support/run.h"
 
 namespace fa3::test {
@@ -32,7 +35,8 @@ struct Form {
 };
 
 Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
-  constexpr const char* kVariants[] = {"", " general", " capped", " decoding"};
+  constexpr const char* kVariants[] = {"",          " general",   " capped",
+                                       " decoding", " streaming", " streaming tiles"};
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
@@ -51,21 +55,34 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
           launch, form.cache, other_form,   g.widens()};
 }
 
+// Each for a thread block, or a cluster of so many.
+struct Runs {
+  int count;  // of kernels for one sequence: of each tile
+  int cluster_log2 = 0;
+};
+
 // Cut into runs, as always where such a kernel is chosen.
-void cut_into_runs(hopper::ForwardLaunch* launch, int runs) {
+void cut_into_runs(hopper::ForwardLaunch* launch, const Runs& runs) {
   launch->pack = hopper::most_packed(launch->heads_per_kv_head, true);
-  launch->cut = {.parts = hopper::KeyCut::kRuns, .blocks = runs};
+  launch->cut = {
+      .parts = hopper::KeyCut::kRuns, .blocks = runs.count, .cluster_log2 = runs.cluster_log2};
 }
 
-Subject decode_subject(const ForwardKernel& kernel, int runs, const Form& form) {
+Subject decode_subject(const ForwardKernel& kernel, Runs runs, const Form& form) {
   Subject subject = subject_of(kernel, form);
-  subject.name += ", " + std::to_string(runs) + " runs";
+  if (!kernel.config.streams()) runs.cluster_log2 = 0;
+  subject.name += ", " + std::to_string(runs.count) +
+                  (kernel.config.has_tiles() ? " parts" : " runs") + " of " +
+                  std::to_string(1 << runs.cluster_log2);
   subject.variant = Variant::kGeneral;
   subject.only_ordinary_scores = false;
   subject.decodes = kernel.config;
   subject.launch = [kernel, runs](const Problem& problem, Placement& placement) {
     hopper::ForwardLaunch arguments = hopper::launch_of(problem);
     cut_into_runs(&arguments, runs);
+    if (kernel.config.has_tiles()) {
+      arguments.cut.blocks *= int(num_cut_tiles(kernel.config, arguments));
+    }
     arguments.workspace = placement.workspace(
         static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
     return hopper::launch_forward(kernel, arguments, nullptr);
@@ -126,16 +143,30 @@ void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
 }
 
 // One tile in some runs, and several in each.
-constexpr int kDecodeRuns[] = {2, 7, 132};
+constexpr Runs kDecodeRuns[] = {{2, 3}, {7, 1}, {132}};
+constexpr Runs kTileParts[] = {{1, 3}, {4, 1}, {16}};
 const Form kDecodeForms[] = {{},
+                             {.name = ", pages of 64", .cache = CacheForm{.page_size = 64}},
                              {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
                              {.name = ", pages of 7", .cache = CacheForm{.page_size = 7}}};
+
+void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
+  const ForwardConfig& config = kernel.config;
+  const std::span<const Runs> cuts =
+      config.has_tiles() ? std::span<const Runs>(kTileParts) : std::span<const Runs>(kDecodeRuns);
+  for (const Runs& runs : cuts) {
+    for (const Form& form : kDecodeForms) {
+      if (can_launch(config, form)) subjects->push_back(decode_subject(kernel, runs, form));
+    }
+  }
+}
 
 constexpr int kTableRows = int(hopper::kForwardTable.size());
 constexpr int kPlainEnd = kTableRows + int(std::size(hopper::kPlainHeadDims));
 constexpr int kE4m3End = kPlainEnd + int(hopper::kE4m3Table.size());
 constexpr int kCacheEnd = kE4m3End + int(hopper::kCacheTable.size());
-constexpr int kRows = kCacheEnd + int(hopper::kDecodeTable.size());
+constexpr int kDecodeEnd = kCacheEnd + int(hopper::kDecodeTable.size());
+constexpr int kRows = kDecodeEnd + int(hopper::kStreamTable.size());
 
 }  // namespace
 
@@ -144,20 +175,19 @@ const char* name_of(Element element) {
 }
 
 SubjectRows subject_rows() {
-  return {kTableRows, kPlainEnd, kE4m3End, kCacheEnd, kRows};
+  return {kTableRows, kPlainEnd, kE4m3End, kCacheEnd, kDecodeEnd, kRows};
 }
 
 std::vector<Subject> subjects_of(int row, Element element) {
   std::vector<Subject> subjects;
   if (row >= kRows) return subjects;
-  if (row >= kCacheEnd) {
-    const ForwardKernel kernel = hopper::decode_kernel_at(row - kCacheEnd, element);
-    for (const int runs : kDecodeRuns) {
-      for (const Form& form : kDecodeForms) {
-        if (!can_launch(kernel.config, form)) continue;
-        subjects.push_back(decode_subject(kernel, runs, form));
-      }
+  if (row >= kDecodeEnd) {
+    for (const Variant variant : {Variant::kStream, Variant::kStreamTile}) {
+      const ForwardKernel kernel = hopper::stream_kernel_at(row - kDecodeEnd, element, variant);
+      if (kernel.function != nullptr) add_decoding(kernel, &subjects);
     }
+  } else if (row >= kCacheEnd) {
+    add_decoding(hopper::decode_kernel_at(row - kCacheEnd, element), &subjects);
   } else if (row >= kE4m3End) {
     for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
       const ForwardKernel kernel = hopper::cache_kernel_at(row - kE4m3End, element, variant);
@@ -209,8 +239,9 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
   }
   if (subject.decodes) {
     hopper::ForwardLaunch launch = hopper::launch_of(problem);
-    cut_into_runs(&launch, 1);
+    cut_into_runs(&launch, {1});
     if (!hopper::decodes(*subject.decodes, problem, launch)) return false;
+    if (subject.decodes->has_tiles() && launch.sequences != 1) return false;
   }
   const Variant needed = hopper::variant_of(problem);
   return needed == subject.variant ||

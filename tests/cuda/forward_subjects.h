@@ -34,7 +34,7 @@ struct Subject {
 
 // Rows of the tables, one table after the other; the first of each.
 struct SubjectRows {
-  int plain, e4m3, caches, decoding, end;
+  int plain, e4m3, caches, decoding, streaming, end;
 };
 SubjectRows subject_rows();
 

@@ -134,6 +134,15 @@ __device__ __forceinline__ void store_global_if(bool condition, float* pointer, 
       : "memory");
 }
 
+// ---- Fragments of one warp ----
+
+// An 8 x 8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+  uint32_t other;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));
+  return other;
+}
+
 // ---- The matrix multiply of one warp (PTX ISA, "mma.sync") ----
 
 // d[0..4) += A B, A 16 by 16, B 16 by 8.

@@ -111,7 +111,7 @@ bool copies_single_rows(const ForwardConfig& c) {
   const auto is_wide = [&](int columns) {
     return tile::TileLayout{1, columns, bytes_of(c.stored())}.row_bytes() % 128 == 0;
   };
-  return is_wide(c.head_dim) && is_wide(c.head_dim_v);
+  return c.streams() || (is_wide(c.head_dim) && is_wide(c.head_dim_v));
 }
 
 int choose_row(const ForwardShape& shape, std::span<const CompiledForward> table) {

@@ -128,6 +128,12 @@ int64_t runs_in_a_row(int64_t tiles, int64_t units, int64_t blocks, int64_t mult
   return double(whole) >= kBusyRuns * double(most) ? whole : most;
 }
 
+// Thread blocks of a cluster have runs in common: what they have of a tile is joined in shared memory, and
+// fewer pieces are merged. Larger ones than pairs leave multiprocessors without work.
+int choose_cluster_log2(const ForwardConfig& c, int64_t tiles, int64_t multiprocessors) {
+  return c.streams() && 2 * tiles <= multiprocessors ? 1 : 0;
+}
+
 }  // namespace
 
 HeadPack most_packed(int64_t heads_per_kv_head, bool cut) {
@@ -177,9 +183,14 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   if (!cut_pays(c, cut, most_blocks) && !cut_evens_out(c, cut, most_blocks)) return;
   const int log2 = choose_rows_log2(c, cut, most_blocks);
   const int64_t in_a_row = expected_tiles(c, cut) >> log2;
-  const int64_t runs =
-      runs_in_a_row(in_a_row, in_a_row * blocks, most_blocks >> log2, multiprocessors >> log2);
-  cut.cut = {.parts = KeyCut::kRuns, .blocks = int(runs << log2), .rows_log2 = log2};
+  const int cluster_log2 = choose_cluster_log2(c, expected_tiles(c, cut), multiprocessors);
+  const int shared_log2 = log2 + cluster_log2;
+  const int64_t runs = runs_in_a_row(in_a_row, in_a_row * blocks, most_blocks >> shared_log2,
+                                     multiprocessors >> shared_log2);
+  cut.cut = {.parts = KeyCut::kRuns,
+             .blocks = int(runs << log2),
+             .rows_log2 = log2,
+             .cluster_log2 = cluster_log2};
   *launch = cut;
 }
 

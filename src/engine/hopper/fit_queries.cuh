@@ -13,6 +13,36 @@
 
 namespace fa3::hopper {
 
+// What becomes of a row whose largest number is known.
+struct RowFit {
+  uint32_t exponent;  // of the largest number; of a row of nearly nothing it is taken to be more
+
+  // The size of the larger number of a pair as the upper half of a float, and whatever came before.
+  static __device__ __forceinline__ uint32_t larger(uint32_t size, uint32_t pair) {
+    return max(size, max(pair << 16 & kSize, pair & kSize));
+  }
+  static __device__ __forceinline__ RowFit of(uint32_t size) {
+    return {max(size >> kMantissa, kLeast)};
+  }
+  // Infinity and NaN stay what they are.
+  __device__ __forceinline__ uint32_t applied(uint32_t pair) const {
+    const float factor = __uint_as_float((2 * kBias + kTop - exponent) << kMantissa);
+    float low, high;
+    ptx::unpack_pair<Element::kBf16>(pair, low, high);
+    return pack_pair<Element::kFp16>(low * factor, high * factor);
+  }
+  // What products must be multiplied by.
+  __device__ __forceinline__ float inverse() const {
+    return __uint_as_float((exponent - kTop) << kMantissa);
+  }
+
+ private:
+  static constexpr int kMantissa = 23;  // bits of a float
+  static constexpr uint32_t kLeast = 64, kBias = 127, kTop = 14;
+  static constexpr uint32_t kSize =
+      0x7fff0000;  // of a number in a float's upper half, without sign
+};
+
 // Of a thread's rows in the accumulator. Four lanes share a row, as they do there.
 template <ForwardConfig C>
 class QueryFitter {
@@ -47,34 +77,21 @@ class QueryFitter {
       uint32_t pairs[4];
       ptx::ld_shared_b32x4(chunk(step), pairs);
 #pragma unroll
-      for (uint32_t pair : pairs) {
-        largest = max(largest, max(pair << 16 & kSize, pair & kSize));
-      }
+      for (uint32_t pair : pairs) largest = RowFit::larger(largest, pair);
     }
     largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    // Infinity and NaN stay what they are. Of a row of nearly nothing, less is left.
-    constexpr uint32_t kLeast = 64, kBias = 127, kTop = 14;
-    const uint32_t exponent = max(largest >> kMantissa, kLeast);
-    const float factor = __uint_as_float((2 * kBias + kTop - exponent) << kMantissa);
+    const RowFit fit = RowFit::of(largest);
 #pragma unroll 2
     for (int step = 0; step < kSteps; ++step) {
       uint32_t pairs[4];
       ptx::ld_shared_b32x4(chunk(step), pairs);
 #pragma unroll
-      for (uint32_t& pair : pairs) {
-        float low, high;
-        ptx::unpack_pair<Element::kBf16>(pair, low, high);
-        pair = pack_pair<Element::kFp16>(low * factor, high * factor);
-      }
+      for (uint32_t& pair : pairs) pair = fit.applied(pair);
       ptx::st_shared_b32x4(chunk(step), pairs);
     }
-    return __uint_as_float((exponent - kTop) << kMantissa);
+    return fit.inverse();
   }
-
-  static constexpr int kMantissa = 23;  // bits of a float
-  static constexpr uint32_t kSize =
-      0x7fff0000;  // of a number in a float's upper half, without sign
 };
 
 }  // namespace fa3::hopper

@@ -53,15 +53,23 @@ struct ForwardConfig {
   // Knows cut tiles alone, one for each sequence and head pack, of queries that are dense, under masks
   // with a right side alone, and, unless they are widened, keys that threads copy: a small call waits for instructions, so there
   // are no others.
-  FA3_HD constexpr bool decodes() const { return variant == Variant::kDecode; }
+  FA3_HD constexpr bool decodes() const { return variant == Variant::kDecode || streams(); }
+
+  // Such a kernel whose warps have keys of their own (stream/).
+  FA3_HD constexpr bool streams() const { return variant == Variant::kStream || has_tiles(); }
+  FA3_HD constexpr bool has_tiles() const { return variant == Variant::kStreamTile; }
 
   // Keys may lie in pages, or sequences beside each other: the copy engine is kept from reading past a
   // sequence's end.
   FA3_HD constexpr bool clips_keys() const { return general() || widens(); }
 
-  FA3_HD constexpr int consumers() const { return block_m / kRowsPerWarpgroup; }
-  FA3_HD constexpr int consumer_warps() const { return consumers() * kWarpsPerWarpgroup; }
-  FA3_HD constexpr int threads() const { return (consumers() + 1) * kWarpgroupSize; }
+  FA3_HD constexpr int consumers() const { return streams() ? 1 : block_m / kRowsPerWarpgroup; }
+  FA3_HD constexpr int consumer_warps() const {
+    return streams() ? threads() / kWarpSize : consumers() * kWarpsPerWarpgroup;
+  }
+  FA3_HD constexpr int threads() const {
+    return streams() ? 2 * kWarpgroupSize : (consumers() + 1) * kWarpgroupSize;
+  }
 
   FA3_HD constexpr Element output() const { return element; }
   // Of the products' operands. What is widened becomes fp16, whatever Q's type is.
@@ -70,6 +78,13 @@ struct ForwardConfig {
   }
   // Then Q becomes fp16 too (fit_queries.cuh).
   FA3_HD constexpr bool fits_queries() const { return widens() && element != input(); }
+
+  // The copy engine may fill the slots of such a warp; else its lanes do. Where few multiprocessors read it
+  // is faster, and for sixteen rows, whose slots are small; else slower (docs/performance-hopper.md).
+  FA3_HD constexpr bool may_box() const { return has_tiles() || block_m > 8; }
+
+  // Keys of a slot of a warp that streams.
+  FA3_HD constexpr int slot_keys() const { return block_n / consumer_warps(); }
 
   // Of Q in global memory; of K and V there, and the slots that they are loaded into.
   FA3_HD constexpr bool widens() const { return narrow_slots > 0; }
@@ -152,7 +167,7 @@ struct ForwardConfig {
 
   // Keys and values in small pages can be copied by threads (gather_keys.cuh), which take registers of
   // the producer's warpgroup.
-  FA3_HD constexpr bool may_gather() const { return cuts() && !e4m3 && !widens(); }
+  FA3_HD constexpr bool may_gather() const { return cuts() && !e4m3 && (streams() || !widens()); }
 
   // Whether lost scores can be computed again from keys in pages, so that these may take guarded steps.
   // Where they cannot, the compiler spills.

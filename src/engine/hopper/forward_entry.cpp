@@ -6,6 +6,7 @@
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/stream/compiled_stream.h"
 
 namespace fa3::hopper {
 namespace {
@@ -29,6 +30,13 @@ template <Element E, int... Rows>
 ForwardKernel find_decode(int row, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[])() = {&decode_entry<Rows, E>...};
   return kEntries[row]();
+}
+
+template <Element E, int... Rows>
+ForwardKernel find_stream(int row, bool has_tiles, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[][2])() = {
+      {&stream_entry<Rows, E, Variant::kStream>, &stream_entry<Rows, E, Variant::kStreamTile>}...};
+  return kEntries[row][has_tiles]();
 }
 
 template <Element E, int... Rows>
@@ -56,6 +64,13 @@ ForwardKernel decode_kernel_at(int row, Element element) {
   constexpr std::make_integer_sequence<int, int(kDecodeTable.size())> kRows;
   return element == Element::kFp16 ? find_decode<Element::kFp16>(row, kRows)
                                    : find_decode<Element::kBf16>(row, kRows);
+}
+
+ForwardKernel stream_kernel_at(int row, Element element, Variant variant) {
+  const bool has_tiles = variant == Variant::kStreamTile;
+  constexpr std::make_integer_sequence<int, int(kStreamTable.size())> kRows;
+  return element == Element::kFp16 ? find_stream<Element::kFp16>(row, has_tiles, kRows)
+                                   : find_stream<Element::kBf16>(row, has_tiles, kRows);
 }
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {

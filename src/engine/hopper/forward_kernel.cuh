@@ -80,7 +80,9 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
       ptx::setmaxnreg_inc<C.consumer_registers()>();
     }
     Consumer<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)).run();
-    if constexpr (C.decodes()) merge_cut_tiles<C>(params, smem);
+    if constexpr (C.decodes()) {
+      merge_cut_tiles<C>(params, smem.cut.tiles, int(thread_in_block()) - kWarpgroupSize);
+    }
   }
 }
 

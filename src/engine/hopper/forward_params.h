@@ -6,6 +6,7 @@
 
 #include "core/mask_rule.h"
 #include "engine/cuda/soft_cap.h"
+#include "engine/hopper/piece/divisor.h"
 #include "engine/hopper/piece/e4m3_scales.h"
 #include "engine/hopper/piece/key_split.h"
 
@@ -35,7 +36,8 @@ struct GatheredRows {
 struct GatheredKeys {
   bool active;         // else the copy engine brings K and V
   unsigned page_size;  // without pages: larger than any row's number
-  int num_pages;       // or batch entries
+  Divisor by_page_size;
+  int num_pages;  // or batch entries
   GatheredRows k, v;
 };
 
@@ -45,6 +47,13 @@ struct PieceCounts {
   static constexpr uint64_t kMost = (1 << kBits) - 1;
   uint64_t* cells;
   uint64_t launch;  // this launch's number, in the bits above
+};
+
+// Of kernels that stream keys: 2^size_log2 thread blocks a cluster; one sequence's tiles, each in
+// 2^parts_log2 parts (stream/pieces.cuh).
+struct StreamClusters {
+  int size_log2 = 0;
+  int parts_log2 = 0;
 };
 
 struct ForwardParams {
@@ -83,6 +92,7 @@ struct ForwardParams {
   CacheScales cache_scales;
   GatheredKeys gathered;
   PieceCounts counts;  // of kernels that merge pieces themselves
+  StreamClusters clusters;
 };
 
 // Threads copy this launch's keys: barriers count them too.

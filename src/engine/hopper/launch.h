@@ -38,21 +38,36 @@ inline cudaError_t allow_smem(const void* function, int bytes, bool again) {
   return error;
 }
 
-// Queues a kernel with one parameter, if there are thread blocks. `chained`: it may start before the
-// launch in front of it has ended, and waits for that one itself (ptx/grid.cuh).
+struct LaunchKind {
+  bool chained =
+      false;        // it may start before the launch in front of it has ended, and waits for that
+                    // one itself (ptx/grid.cuh)
+  int cluster = 1;  // thread blocks
+};
+
+// Queues a kernel with one parameter, if there are thread blocks.
 inline cudaError_t launch(const void* function, dim3 grid, int threads, int smem_bytes,
-                          void* params, bool chained, cudaStream_t stream) {
+                          void* params, LaunchKind kind, cudaStream_t stream) {
   if (grid.x == 0) return cudaSuccess;
-  cudaLaunchAttribute chain{};
-  chain.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  chain.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned num_attributes = 0;
+  if (kind.chained) {
+    cudaLaunchAttribute& chain = attributes[num_attributes++];
+    chain.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    chain.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (kind.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[num_attributes++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {unsigned(kind.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(smem_bytes);
   config.stream = stream;
-  config.attrs = &chain;
-  config.numAttrs = chained ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
   void* arguments[] = {params};
   if (smem_bytes == 0) return cudaLaunchKernelExC(&config, function, arguments);
   cudaError_t error = cudaSuccess;

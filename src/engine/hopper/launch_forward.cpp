@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <numeric>
 #include <random>
 
@@ -20,6 +21,8 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 
+constexpr int kLeastSlotBoxRows = 16;            // fewer are copied by threads
+constexpr int64_t kFewSequences = 32;            // a warp's lanes
 constexpr int64_t kFewestMultiprocessors = 114;  // of the Hopper GPUs: the H100 for PCIe
 
 struct Workspace {
@@ -41,7 +44,8 @@ Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carv
                      .rows = int(rows),
                      .columns = int(columns)},
           .cuts = carver.take<CutTile>(c.decodes() ? 0 : num_cuts(c, launch)),
-          .counts = carver.take<uint64_t>(c.decodes() ? launch.cut.blocks : 0)};
+          .counts = carver.take<uint64_t>(c.decodes() ? launch.cut.blocks << launch.cut.cluster_log2
+                                                      : 0)};
 }
 
 // Tiles that differ in length are drawn from a counter when a multiprocessor is free; others, and those
@@ -59,7 +63,29 @@ Workspace carve(const ForwardConfig& c, const ForwardLaunch& launch, Carver& car
   return {.ticket_counter = tiles_differ && !one_wave ? carver.take<int>(1) : nullptr};
 }
 
+// Rows of a slot of a warp that streams, of which all lie in one page.
+int slot_box_rows(const ForwardConfig& c, const ForwardLaunch& launch) {
+  if (!launch.places.paged()) return c.slot_keys();
+  return int(std::gcd(launch.places.page_size, int64_t{c.slot_keys()}));
+}
+
+// Whether the copy engine fills slots, with few boxes each. It fills slabs of whole columns at once, if they
+// lie behind each other as in a slot.
+bool has_boxes_of_slots(const ForwardConfig& c, const ForwardLaunch& launch) {
+  if (!c.may_box()) return false;
+  const int rows = slot_box_rows(c, launch);
+  const bool is_wide = launch.k.columns == c.head_dim && launch.v.columns == c.head_dim_v;
+  return is_wide &&
+         (rows == c.slot_keys() || (rows >= kLeastSlotBoxRows && c.loaded_k_tile().slabs() == 1));
+}
+
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
+  if (c.streams()) {
+    if (gathers_keys(c, launch)) return true;
+    const int rows = slot_box_rows(c, launch);
+    return encode_slab_map(params.k_map, launch.k, c.stored(), c.loaded_k_tile(), rows) &&
+           encode_slab_map(params.v_map, launch.v, c.stored(), c.loaded_v_tile(), rows);
+  }
   const tile::TileLayout q = c.q_tile();
   tile::TileLayout k = c.loaded_k_tile(), v = c.loaded_v_tile();
   k.rows = page_box_rows(c, launch);
@@ -100,12 +126,16 @@ bool describe_rows(const TensorSpan& t, GatheredRows* rows) {
 // copy engine does. Where several read them, it takes small boxes to be slower than they are.
 GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
   const int64_t page_size = launch.places.paged() ? launch.places.page_size : INT32_MAX;
-  GatheredKeys keys{.page_size = unsigned(page_size), .num_pages = int(launch.k.batches)};
+  GatheredKeys keys{.page_size = unsigned(page_size),
+                    .by_page_size = Divisor::of(unsigned(page_size)),
+                    .num_pages = int(launch.k.batches)};
   const bool by_one_tile = launch.cut.active() && most_m_blocks(c, launch) == 1 &&
                            launch.pack.heads() == launch.heads_per_kv_head;
-  keys.active = c.may_gather() &&
-                (c.consumers() == 1 || by_one_tile || has_small_boxes(c, launch)) &&
-                describe_rows(launch.k, &keys.k) && describe_rows(launch.v, &keys.v);
+  const bool asked_for = c.streams()
+                             ? !has_boxes_of_slots(c, launch)
+                             : c.consumers() == 1 || by_one_tile || has_small_boxes(c, launch);
+  keys.active = c.may_gather() && asked_for && describe_rows(launch.k, &keys.k) &&
+                describe_rows(launch.v, &keys.v);
   return keys;
 }
 
@@ -141,8 +171,11 @@ bool gathers_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
 }
 
 bool can_decode(const ForwardConfig& c, const ForwardLaunch& launch) {
+  const bool copies_by_engine = c.streams() ? has_boxes_of_slots(c, launch) : c.widens();
   return merges_soon(c, launch) && launch.cut.parts == KeyCut::kRuns &&
-         key_split(c, launch).is_for_decoding() && (c.widens() || gathered_keys(c, launch).active);
+         key_split(c, launch).is_for_decoding() &&
+         (c.streams() || launch.sequences <= kFewSequences) &&
+         (copies_by_engine || gathered_keys(c, launch).active);
 }
 
 int64_t forward_num_tiles(const ForwardConfig& config, const ForwardLaunch& launch) {
@@ -189,7 +222,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   params.paged = {.table = launch.places.page_table,
                   .table_stride = launch.places.table_stride,
                   .page_size = int(launch.places.page_size),
-                  .box_rows = page_box_rows(c, launch),
+                  .box_rows = c.streams() ? slot_box_rows(c, launch) : page_box_rows(c, launch),
                   .num_pages = int(launch.places.pages)};
   if (launch.cut.active()) params.split = key_split(c, launch);
   params.pieces = workspace.pieces;
@@ -210,9 +243,16 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
     error = cudaMemsetAsync(params.ticket_counter, 0, sizeof(int), stream);
     if (error != cudaSuccess) return error;
   }
-  const dim3 blocks(unsigned(num_blocks(c, launch, params, multiprocessors)));
+  params.clusters.size_log2 = launch.cut.cluster_log2;
+  const unsigned cluster = 1u << launch.cut.cluster_log2;
+  dim3 blocks(unsigned(num_blocks(c, launch, params, multiprocessors)) * cluster);
+  if (c.has_tiles()) {
+    const unsigned tiles = unsigned(num_cut_tiles(c, launch));
+    blocks = {blocks.x / tiles, tiles};
+    params.clusters.parts_log2 = std::countr_zero(blocks.x / cluster);
+  }
   error = hopper::launch(kernel.function, blocks, c.threads(), kernel.smem_bytes, &params,
-                         c.decodes(), stream);
+                         {.chained = c.decodes(), .cluster = int(cluster)}, stream);
   if (error != cudaSuccess || !launch.cut.active() || c.decodes()) return error;
   return merge_pieces({.pieces = params.pieces,
                        .cuts = params.cuts,

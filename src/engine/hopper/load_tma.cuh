@@ -368,7 +368,7 @@ class Producer {
     __syncwarp();
     const int lane = ptx::lane();
     if (lane < tiles_.num_cuts()) {
-      prepare_count(params_.counts, smem_.cut.tiles.tiles[lane].later_slots);
+      CountCell::look(params_.counts, smem_.cut.tiles.tiles[lane]).prepare(params_.counts);
     }
   }
 

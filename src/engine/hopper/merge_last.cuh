@@ -9,38 +9,53 @@
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/merge_row.cuh"
 #include "engine/hopper/piece/roles.cuh"
-#include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/ptx/count.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 
-// By one thread of the producer, before the pieces are there.
-__device__ __forceinline__ void prepare_count(const PieceCounts& counts, int tile) {
-  uint64_t* const cell = counts.cells + tile;
-  const uint64_t found = __ldcg(reinterpret_cast<const unsigned long long*>(cell));
-  if (found >> counts.kBits != counts.launch) {
+// Of a tile's rows, those that a thread block merges; each share has a cell of its own.
+struct RowShare {
+  int first = 0, step = 1;
+};
+
+__device__ __forceinline__ int count_of(const CutTile& tile, RowShare share) {
+  return tile.later_slots * share.step + share.first;
+}
+
+// By one thread, before the pieces are there: look() some time before prepare().
+struct CountCell {
+  uint64_t* cell = nullptr;
+  uint64_t found = 0;
+
+  static __device__ __forceinline__ CountCell look(const PieceCounts& counts, const CutTile& tile,
+                                                   RowShare share = {}) {
+    uint64_t* const cell = counts.cells + count_of(tile, share);
+    return {cell, __ldcg(reinterpret_cast<const unsigned long long*>(cell))};
+  }
+  __device__ __forceinline__ void prepare(const PieceCounts& counts) const {
+    if (found >> counts.kBits == counts.launch) return;
     ptx::replace(cell, found, counts.launch << counts.kBits);
   }
-}
+};
 
 // Rows times pieces that a warp asks for at once; tiles in few pieces are merged by several rows.
 inline constexpr int kAtOnce = 16, kFewPieces = 4;
 
 template <ForwardConfig C, int Rows, int Together>
 __device__ __forceinline__ void merge_rows(const ForwardParams& params, const CutTile& tile,
-                                           int warp, int lane) {
-  constexpr int kStep = C.consumer_warps();
+                                           RowShare share, int warp, int lane) {
+  const int step = C.consumer_warps() * share.step;
 #pragma unroll 1
-  for (int row = warp; row < params.pieces.rows; row += Rows * kStep) {
+  for (int row = share.first + warp * share.step; row < params.pieces.rows; row += Rows * step) {
 #pragma unroll 1
     for (int first = 0; first < params.pieces.columns; first += kMergedColumns) {
       const int column = first + lane * kLaneColumns;
       MergedSum sums[Rows];
-      add_pieces<Rows, Together>(sums, params.pieces, tile, row, kStep, 0, column);
+      add_pieces<Rows, Together>(sums, params.pieces, tile, row, step, 0, column);
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
-        const int tile_row = row + r * kStep;
+        const int tile_row = row + r * step;
         if (tile_row >= params.pieces.rows) break;
         finish_row<C.output(), C.stores_any_rows()>(sums[r], params.output, tile, tile_row, column);
       }
@@ -48,19 +63,19 @@ __device__ __forceinline__ void merge_rows(const ForwardParams& params, const Cu
   }
 }
 
-// The two tiles at most that a thread block has pieces of. By the consumer, who has stored them all.
+// The two tiles at most that a thread block has pieces of. By those of its threads that have stored them
+// all, of which this is number `thread`.
 template <ForwardConfig C>
-__device__ __forceinline__ void merge_cut_tiles(const ForwardParams& params, SmemPlan<C>& smem) {
-  constexpr int kThreads = C.consumers() * kWarpgroupSize;
+__device__ __forceinline__ void merge_cut_tiles(const ForwardParams& params, CutTiles& cut,
+                                                int thread, RowShare share = {}) {
+  constexpr int kThreads = C.consumer_warps() * kWarpSize;
   const auto sync = [] { ptx::bar_sync(int(NamedBarrier::kMerge), kThreads); };
-  CutTiles& cut = smem.cut.tiles;
-  const int thread = int(thread_in_block()) - kWarpgroupSize;
   const int count = cut.count;
   if (count == 0) return;
   sync();
   if (thread < count) {
     const CutTile& tile = cut.tiles[thread];
-    uint64_t* const cell = params.counts.cells + tile.later_slots;
+    uint64_t* const cell = params.counts.cells + count_of(tile, share);
     const uint64_t before = ptx::add_in_order(cell, 1);
     const bool last = (before & PieceCounts::kMost) + 1 == unsigned(tile.num_pieces);
     if (last) *cell = params.counts.launch << PieceCounts::kBits;
@@ -72,10 +87,12 @@ __device__ __forceinline__ void merge_cut_tiles(const ForwardParams& params, Sme
   for (int i = 0; i < count; ++i) {
     if (!cut.is_last[i]) continue;
     const CutTile tile = cut.tiles[i];
-    if (tile.num_pieces <= kFewPieces) {
-      merge_rows<C, kAtOnce / kFewPieces, kFewPieces>(params, tile, warp, lane);
+    if constexpr (C.streams()) {  // few rows, and few pieces
+      merge_rows<C, 1, kFewPieces>(params, tile, share, warp, lane);
+    } else if (tile.num_pieces <= kFewPieces) {
+      merge_rows<C, kAtOnce / kFewPieces, kFewPieces>(params, tile, share, warp, lane);
     } else {
-      merge_rows<C, 1, kAtOnce>(params, tile, warp, lane);
+      merge_rows<C, 1, kAtOnce>(params, tile, share, warp, lane);
     }
   }
 }

@@ -63,7 +63,8 @@ cudaError_t merge_pieces(const PieceMerge& merge, cudaStream_t stream) {
   const int64_t rows = many ? 1 : kWarps;  // of a thread block
   const dim3 grid(unsigned(merge.num_cuts), unsigned(ceil_div(merge.pieces.rows, rows)));
   PieceMerge params = merge;
-  return launch(reinterpret_cast<const void*>(kernel), grid, kThreads, 0, &params, true, stream);
+  return launch(reinterpret_cast<const void*>(kernel), grid, kThreads, 0, &params,
+                {.chained = true}, stream);
 }
 
 }  // namespace fa3::hopper

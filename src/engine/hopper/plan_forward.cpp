@@ -8,11 +8,13 @@
 #include "core/macros.h"
 #include "engine/cuda/device.h"
 #include "engine/hopper/choose_row.h"
+#include "engine/hopper/choose_stream.h"
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/engine.h"
 #include "engine/hopper/launch.h"
 #include "engine/hopper/plan_e4m3.h"
+#include "engine/hopper/stream/compiled_stream.h"
 
 namespace fa3::hopper {
 namespace {
@@ -24,21 +26,51 @@ struct Choice {
   int row;  // of table_of()
   Variant variant;
   int rows_log2;  // of a cut into runs
+  int cluster_log2 = 0;
 
-  static constexpr int kVariants = int(Variant::kDecode) + 1;
+  static constexpr int kVariants = int(Variant::kStreamTile) + 1;
   static constexpr int kKernels = int(kForwardTable.size()) * kVariants;
 
-  int number() const { return rows_log2 * kKernels + row * kVariants + int(variant); }
+  static constexpr int kMostRowsLog2 = 31;
+
+  bool streams() const { return variant == Variant::kStream || variant == Variant::kStreamTile; }
+
+  int number() const {
+    const int cut = cluster_log2 * (kMostRowsLog2 + 1) + rows_log2;
+    return cut * kKernels + row * kVariants + int(variant);
+  }
   static Choice of(int number) {
-    const int kernel = number % kKernels;
-    return {kernel / kVariants, Variant(kernel % kVariants), number / kKernels};
+    const int kernel = number % kKernels, cut = number / kKernels;
+    return {kernel / kVariants, Variant(kernel % kVariants), cut % (kMostRowsLog2 + 1),
+            cut / (kMostRowsLog2 + 1)};
+  }
+  const CompiledForward& compiled(const Problem& p) const {
+    if (streams()) return kStreamTable[size_t(row)];
+    if (variant == Variant::kDecode) return kDecodeTable[size_t(row)];
+    return table_of(p)[size_t(row)];
   }
   ForwardKernel kernel(const Problem& p) const {
     const Element element = element_of(p.dtype);
+    if (streams()) return stream_kernel_at(row, element, variant);
     if (variant == Variant::kDecode) return decode_kernel_at(row, element);
     return (p.has_e4m3() ? cache_kernel_at : forward_kernel_at)(row, element, variant);
   }
 };
+
+// The pack and the cut go into the launch.
+Choice choose(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
+  const StreamChoice stream = choose_stream(problem, multiprocessors, launch);
+  if (stream.row != kNoRow) {
+    return {stream.row, stream.variant, launch->cut.rows_log2, launch->cut.cluster_log2};
+  }
+  const int row = choose_row_and_cut(problem, multiprocessors, launch);
+  const int rows_log2 = launch->cut.rows_log2;
+  const int decode_row = choose_decode_row(problem, row, *launch);
+  if (decode_row != kNoRow) return {decode_row, Variant::kDecode, rows_log2};
+  const bool needs_general = launch->cut.active() || table_of(problem)[size_t(row)].config.widens();
+  const Variant least = needs_general ? Variant::kGeneral : Variant::kDense;
+  return {row, std::max(variant_of(problem), least), rows_log2};
+}
 
 Status check_layouts(const ForwardLaunch& a) {
   const auto check = [](const char* name, const TensorSpan& tensor) -> Status {
@@ -74,14 +106,16 @@ std::string reasons(const Problem& problem, const ForwardConfig& c, const char* 
   std::string why =
       concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", of_the_row);
   if (c.widens()) {
-    why += concat("; float8_e4m3 becomes ", name_of(problem.dtype), " in shared memory");
+    why += concat("; all becomes float16 ", c.streams() ? "in registers" : "in shared memory");
   }
   if (gathers_keys(c, launch)) why += "; threads copy keys, row by row";
   if (launch.pack.heads() > 1) {
     why += concat("; ", launch.pack.heads(), " query heads share a tile");
   }
   if (cut.parts == KeyCut::kRuns) {
-    why += concat("; keys are cut into runs for ", cut.blocks, " thread blocks");
+    why += concat("; keys are cut into runs for ", cut.blocks);
+    why += cut.cluster_log2 == 0 ? std::string(" thread blocks")
+                                 : concat(" clusters of ", 1 << cut.cluster_log2, " thread blocks");
   } else if (cut.active()) {
     why += concat("; keys of a tile are cut into up to ", cut.parts, " parts");
   }
@@ -120,17 +154,9 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_layouts(launch));
   int multiprocessors = 0;
   FA3_TRY(cuda::count_multiprocessors(problem.device_index, &multiprocessors));
-  int row = choose_row_and_cut(problem, multiprocessors, &launch);
-  const int decode_row = choose_decode_row(problem, row, launch);
-  const bool decodes = decode_row != kNoRow;
-  if (decodes) row = decode_row;
-  const auto& [c, max_keys, max_rows, why] =
-      decodes ? kDecodeTable[size_t(row)] : table_of(problem)[size_t(row)];
+  const Choice choice = choose(problem, multiprocessors, &launch);
+  const auto& [c, max_keys, max_rows, why] = choice.compiled(problem);
   const KeyCut& cut = launch.cut;
-  const bool needs_general = cut.active() || c.widens();
-  const Variant variant =
-      decodes ? Variant::kDecode
-              : std::max(variant_of(problem), needs_general ? Variant::kGeneral : Variant::kDense);
   const int64_t num_tiles = forward_num_tiles(c, launch);
   if (num_tiles > kMaxTiles / std::max(cut.parts, 1)) {
     return unsupported("more than 2^30 tiles of queries, or parts of them");
@@ -141,7 +167,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   }
 
   plan->engine = "hopper";
-  plan->variant = Choice{row, variant, cut.rows_log2}.number();
+  plan->variant = choice.number();
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = launch.pack.heads();
@@ -151,7 +177,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (plan->wants_words) {
     plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
                           " ", c.block_m, "x", c.block_n, mask_name(launch.mask));
-    plan->why = reasons(problem, c.with(c.element, variant), why, launch);
+    plan->why = reasons(problem, c.with(c.element, choice.variant), why, launch);
   }
   return {};
 }
@@ -169,6 +195,7 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
     launch.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
     launch.cut.parts = int(plan.num_splits);
     launch.cut.rows_log2 = choice.rows_log2;
+    launch.cut.cluster_log2 = choice.cluster_log2;
     if (launch.cut.parts == KeyCut::kRuns) launch.cut.blocks = int(plan.num_tasks);
     launch.workspace = workspace;
     error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));

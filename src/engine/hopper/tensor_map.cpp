@@ -92,6 +92,20 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& t, Element element,
   return encode(map, t.data, extents, strides, box, element, layout);
 }
 
+bool encode_slab_map(CUtensorMap& map, const TensorSpan& t, Element element,
+                     tile::TileLayout layout, int box_rows) {
+  const int bytes = t.element_bytes;
+  const Extents extents = {cuuint64_t(layout.slab_columns()), cuuint64_t(t.rows),
+                           cuuint64_t(layout.slabs()), cuuint64_t(t.heads), cuuint64_t(t.batches)};
+  const Strides strides = {stride_bytes(t.rows, t.row_stride, bytes),
+                           stride_bytes(layout.slabs(), layout.slab_columns(), bytes),
+                           stride_bytes(t.heads, t.head_stride, bytes),
+                           stride_bytes(t.batches, t.batch_stride, bytes)};
+  const Box box = {cuuint32_t(layout.slab_columns()), cuuint32_t(box_rows),
+                   cuuint32_t(layout.slabs()), 1, 1};
+  return encode(map, t.data, extents, strides, box, element, layout);
+}
+
 bool encode_clipped_map(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& t,
                         Element element, tile::TileLayout layout) {
   const int bytes = t.element_bytes;

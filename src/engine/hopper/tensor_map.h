@@ -37,6 +37,11 @@ const char* tensor_map_obstacle(const TensorSpan& tensor);
 bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
                        tile::TileLayout layout, int box_rows, int packed_heads = 1);
 
+// A map whose boxes are all slabs of `layout` wide, one behind the other, and `box_rows` rows high:
+// dimensions {column of the slab, row, slab, head, batch}. The slabs have all of the tensor's columns.
+bool encode_slab_map(CUtensorMap& map, const TensorSpan& tensor, Element element,
+                     tile::TileLayout layout, int box_rows);
+
 // A clipped map reads tiles that end with any row of the tensor: at row r and inner coordinate i come
 // the layout.rows - i rows before row r, then zeros. The rows have two dimensions to that end, of one
 // stride and with an origin one tile before the tensor. No byte of a tile with a row or a column inside

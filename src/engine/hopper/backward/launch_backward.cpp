@@ -209,8 +209,8 @@ cudaError_t launch_main(const BackwardKernel& kernel, const BackwardArguments& a
                            : p.order.shares > 1 ? kernel.main_of_shares
                                                 : kernel.main;
   const int threads = (a.deterministic ? c.by_turns() : c).threads();
-  return launch(main, unsigned(backward_num_tiles(c, a)), threads, kernel.smem_bytes, &p, chained,
-                stream);
+  return launch(main, unsigned(backward_num_tiles(c, a)), threads, kernel.smem_bytes, &p,
+                {.chained = chained}, stream);
 }
 
 // One more for the rows that no sequence owns.
@@ -226,7 +226,7 @@ cudaError_t launch_short_sequences(const BackwardKernel& kernel, const BackwardA
   p.lengths_k = a.lengths_k;
   p.sequences = int(a.sequences);
   return launch(kernel.short_sequences, unsigned((a.sequences + 1) * a.k.heads), kWarpgroupSize,
-                kernel.short_smem_bytes, &p, false, stream);
+                kernel.short_smem_bytes, &p, {}, stream);
 }
 
 // What the launches before the first kernel leave for them.
@@ -251,7 +251,7 @@ cudaError_t prepare(const BackwardConfig& c, const BackwardArguments& a, const W
 
 cudaError_t launch_postprocess(const void* kernel, PostprocessParams p, int64_t parts, bool chained,
                                cudaStream_t stream) {
-  return launch(kernel, unsigned(parts), kWarpgroupSize, 0, &p, chained, stream);
+  return launch(kernel, unsigned(parts), kWarpgroupSize, 0, &p, {.chained = chained}, stream);
 }
 
 // dK's have the scale already.
@@ -315,7 +315,7 @@ cudaError_t launch_backward(const BackwardKernel& kernel, const BackwardArgument
   cudaError_t error = launches & kPreprocess ? prepare(c, a, w, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
     PreprocessParams p{row_operands(a), w.scratch, tiles, a.sink, w.sink_sums};
-    error = launch(kernel.preprocess, unsigned(blocks), kPreprocessThreads, 0, &p, false, stream);
+    error = launch(kernel.preprocess, unsigned(blocks), kPreprocessThreads, 0, &p, {}, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
     error = launch_main(kernel, a, w, launches & kPreprocess && blocks > 0, stream);

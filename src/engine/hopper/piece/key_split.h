@@ -92,10 +92,8 @@ struct KeySplit {
     split.simple = true;
     return split;
   }
-  static constexpr int kFewSequences = 32;  // a warp's lanes
   FA3_HD constexpr bool is_for_decoding() const {
-    return is_simple() && hides_right_only(mask) && parts == 0 && most_m_blocks == 1 &&
-           sequences.batch <= kFewSequences;
+    return is_simple() && hides_right_only(mask) && parts == 0 && most_m_blocks == 1;
   }
 
   FA3_HD constexpr SequenceTiles sequence(int b) const {
@@ -105,10 +103,13 @@ struct KeySplit {
     const int told = used != nullptr ? used[b] : most;
     SequenceTiles s{};
     s.queries = {.batch = b, .count = rows, .used = rows};
-    s.keys = {b, 0, told < 0 ? 0 : told < most ? told : most};
+    s.keys = {b, 0, within(told, most)};
     s.order = order_of(rows);
     s.number = b;
     return s;
+  }
+  static FA3_HD constexpr int within(int told, int most) {
+    return told < 0 ? 0 : told < most ? told : most;
   }
   FA3_HD constexpr TileOrder order_of(int queries) const {
     const int rows = sequences.pack.rows(queries);

@@ -24,6 +24,8 @@ enum class Variant : unsigned char {
   kGeneral,  // windows, sinks and lengths of their own too
   kCapped,   // softcap too
   kDecode,  // of rows of its own (../compiled_decode.h): few queries, and nothing but what these need
+  kStream,      // the same for fewer still (../stream/)
+  kStreamTile,  // the same, a tile for each cluster of thread blocks
 };
 inline constexpr int kNumVariants = 3;  // of rows that come in all
 

@@ -59,6 +59,67 @@ class FewSequences {
   int keys_ = 0, first_ = 0, past_ = 0;  // of the lane's sequence
 };
 
+// The same of any number of sequences, as many at a time as there are lanes.
+class AnySequences {
+ public:
+  __device__ __forceinline__ explicit AnySequences(const KeySplit& split) : split_(split) {}
+
+  __device__ __forceinline__ int count_units() {
+    int all = 0;
+#pragma unroll 1
+    for (int window = 0; window < split_.sequences.batch; window += ptx::kLanes) {
+      look_from(window, all);
+      all = past();
+    }
+    return all;
+  }
+
+  __device__ __forceinline__ UnitPlace place_of(int unit) {
+    const bool is_before = unit < __shfl_sync(0xffffffff, first_, 0);
+    int window = is_before ? 0 : window_, before = 0;
+#pragma unroll 1
+    for (;; window += ptx::kLanes) {
+      if (window != window_) look_from(window, before);
+      before = past();
+      if (unit < before) break;
+    }
+    const int owner = __ffs(int(__ballot_sync(0xffffffff, unit < past_))) - 1;
+    return {window_ + owner, unit - __shfl_sync(0xffffffff, first_, owner)};
+  }
+
+  // The owner of the last unit that was asked for.
+  __device__ __forceinline__ SequenceTiles sequence(int number) const {
+    const int rows = int(split_.sequences.lengths_q.max);
+    SequenceTiles s{};
+    s.queries = {.batch = number, .count = rows, .used = rows};
+    s.keys = {number, 0, __shfl_sync(0xffffffff, keys_, number - window_)};
+    s.order = split_.order_of(rows);
+    s.number = number;
+    return s;
+  }
+
+ private:
+  // `before`: units of the sequences before.
+  __device__ __forceinline__ void look_from(int window, int before) {
+    window_ = window;
+    int units = 0;
+    if (window + ptx::lane() < split_.sequences.batch) {
+      const SequenceTiles s = split_.sequence(window + ptx::lane());
+      keys_ = s.keys.count;
+      units = split_.units_of(s);
+    }
+    past_ = before + sum_until(units);
+    first_ = past_ - units;
+  }
+  __device__ __forceinline__ int past() const {
+    return __shfl_sync(0xffffffff, past_, ptx::kLanes - 1);
+  }
+
+  KeySplit split_;
+  int window_ = -ptx::kLanes;            // its first sequence; there is none yet
+  int keys_ = 0, first_ = 0, past_ = 0;  // of the lane's sequence
+};
+
 // What is known of a sequence.
 struct SequenceEntry {
   int q_begin, q_count, q_used;

@@ -29,6 +29,14 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4
                : "memory");
 }
 
+// The same transposed: a lane holds two neighbours of column l / 4.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t row, uint32_t (&matrices)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(row)
+               : "memory");
+}
+
 __device__ __forceinline__ void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]),
                "f"(value[1]), "f"(value[2]), "f"(value[3])

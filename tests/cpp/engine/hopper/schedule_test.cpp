@@ -11,10 +11,12 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/hopper/piece/divisor.h"
 #include "engine/hopper/piece/key_split.h"
 #include "engine/hopper/piece/row_blocks.h"
 #include "engine/hopper/piece/sequence_tiles.h"
 #include "engine/hopper/piece/tile_order.h"
+#include "engine/hopper/stream/warp_turns.h"
 
 namespace fa3::hopper {
 namespace {
@@ -388,6 +390,45 @@ TEST(KeySplit, knows_simple_sequences_as_the_list_does) {
 }
 
 // The blocks a tile loads are those of its last warpgroup with rows: nobody waits for one more.
+// Slots of warps that stream keys.
+template <int SlotKeys>
+void expect_each_key_in_one_slot() {
+  for (int warps_log2 : {0, 3, 4, 7, 10}) {
+    for (int keys : {0, 1, SlotKeys, SlotKeys + 1, 1000, 8192, 8193, 100000}) {
+      std::vector<int> seen(size_t(keys), 0);
+      for (int warp = 0; warp < 1 << warps_log2; ++warp) {
+        const WarpTurns<SlotKeys> turns(warp, warps_log2);
+        for (int slot = 0; slot < turns.slots_of(keys); ++slot) {
+          const int first = turns.first_key + slot * turns.step_keys;
+          ASSERT_LT(first, keys);  // no slot is empty
+          for (int key = first; key < std::min(first + SlotKeys, keys); ++key) ++seen[size_t(key)];
+        }
+      }
+      ASSERT_EQ(std::ranges::count(seen, 1), keys) << keys << " keys, 2^" << warps_log2;
+    }
+  }
+}
+
+TEST(WarpTurns, have_each_key_in_one_slot_and_no_slot_without_keys) {
+  expect_each_key_in_one_slot<16>();
+  expect_each_key_in_one_slot<32>();
+  expect_each_key_in_one_slot<64>();
+}
+
+TEST(Divisor, divides_as_the_machine_does) {
+  for (const uint32_t divisor : {1u, 2u, 3u, 7u, 16u, 17u, 640u, 65537u, 1u << 30, 0x7fffffffu}) {
+    const Divisor by = Divisor::of(divisor);
+    for (const uint32_t n : {0u, 1u, 6u, 7u, 8u, 12345u, 0x7ffffffeu, 0x7fffffffu}) {
+      EXPECT_EQ(by.quotient(n), n / divisor) << n << " / " << divisor;
+      const uint32_t multiple = n / divisor * divisor;
+      EXPECT_EQ(by.quotient(multiple), multiple / divisor);
+      if (multiple > 0) {
+        EXPECT_EQ(by.quotient(multiple - 1), (multiple - 1) / divisor);
+      }
+    }
+  }
+}
+
 TEST(RowBlocks, of_a_tile_are_the_most_of_its_warpgroups) {
   for (const auto [queries, keys] : {Lengths{1000, 1000}, {129, 700}, {700, 129}}) {
     for (int first = 0; first < queries; first += 192) {

@@ -5,9 +5,11 @@
 #include <array>
 #include <set>
 
+#include "engine/hopper/choose_stream.h"
 #include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/compiled_decode.h"
 #include "engine/hopper/plan_e4m3.h"
+#include "engine/hopper/stream/compiled_stream.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {
@@ -232,6 +234,67 @@ TEST(Rows, that_leave_fewer_pieces_to_a_merge_are_chosen) {
   EXPECT_EQ(block_m(1, 8, 32768), 64);      // runs are one a multiprocessor as it is
   EXPECT_EQ(block_m(32, 8, 8192), 64);      // few pieces, which the decoding kernel merges
   EXPECT_EQ(block_m(4, 8, 32768, 64), 64);  // no wider kernel of these columns cuts
+}
+
+// A row of kStreamTable for few query rows, and how its tiles are dealt.
+struct Streamed {
+  int head_dim = 0, rows = 0;
+  bool by_parts = false;
+  int clusters = 0, cluster = 0;  // of thread blocks
+  bool operator==(const Streamed&) const = default;
+};
+Streamed streamed(const Problem& p) {
+  ForwardLaunch launch = launch_of(p);
+  const StreamChoice choice = choose_stream(p, 132, &launch);
+  if (choice.row == kNoRow) return {};
+  const ForwardConfig& c = kStreamTable[size_t(choice.row)].config;
+  EXPECT_EQ(c.widens(), p.has_e4m3());
+  return {c.head_dim, c.block_m, choice.variant == Variant::kStreamTile, launch.cut.blocks,
+          1 << launch.cut.cluster_log2};
+}
+
+TEST(Streams, do_one_sequence_in_clusters) {
+  const auto one = [](int64_t keys, const auto& change) {
+    Problem p = several_tokens(1, 1, keys, 128);
+    change(p);
+    return streamed(p);
+  };
+  const auto as_it_is = [](Problem&) {};
+  EXPECT_EQ(one(2048, as_it_is), (Streamed{128, 8, true, 8, 8}));
+  EXPECT_EQ(one(8192, as_it_is), (Streamed{128, 8, true, 8, 8}));
+  EXPECT_EQ(one(32768, as_it_is), (Streamed{128, 8, true, 64, 2}));  // all multiprocessors read
+  EXPECT_EQ(one(700, as_it_is), (Streamed{128, 8, true, 8, 4}));     // six slots a warp of one
+  EXPECT_EQ(one(131072, as_it_is), Streamed{});
+  EXPECT_EQ(one(400, as_it_is), Streamed{});
+  EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 2; }), (Streamed{128, 16, true, 8, 8}));
+  EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 3; }), Streamed{});
+  EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 64; }),
+            (Streamed{64, 8, true, 8, 8}));
+  EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 256; }), Streamed{});
+  EXPECT_EQ(one(2048, [](Problem& p) { p.heads_k = 32; }), Streamed{});  // many tiles
+  EXPECT_EQ(one(8192, [](Problem& p) { p.heads_q = 16, p.heads_k = 2; }),
+            (Streamed{128, 8, true, 8, 8}));  // four parts a tile
+  for (const auto& change :
+       {+[](Problem& p) { p.mask.left = 100; }, +[](Problem& p) { p.softcap = 30; },
+        +[](Problem& p) { p.o.dtype = DType::float32; }, +[](Problem& p) { p.num_splits = 4; },
+        +[](Problem& p) { p.num_splits = 1; }, +[](Problem& p) { p.batch_invariant = true; },
+        +[](Problem& p) { p.batch = 2; }}) {
+    EXPECT_EQ(one(2048, change), Streamed{});
+  }
+}
+
+TEST(Streams, do_quantized_caches_of_any_number_of_sequences) {
+  const auto quantized = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim) {
+    Problem p = several_tokens(batch, queries, keys, dim);
+    p.kv_dtype = DType::float8_e4m3;
+    return streamed(p);
+  };
+  EXPECT_EQ(quantized(8, 1, 8192, 128), (Streamed{128, 8, false, 64, 2}));
+  EXPECT_EQ(quantized(128, 1, 8192, 128), (Streamed{128, 8, false, 128, 1}));
+  EXPECT_EQ(quantized(32, 2, 8192, 128), (Streamed{128, 16, false, 128, 1}));
+  EXPECT_EQ(quantized(32, 1, 8192, 64), (Streamed{64, 8, false, 128, 1}));
+  EXPECT_EQ(quantized(1, 1, 131072, 128), (Streamed{128, 8, true, 64, 2}));
+  EXPECT_EQ(quantized(32, 3, 8192, 128), Streamed{});
 }
 
 TEST(Decoding, has_kernels_of_its_own_for_quantized_caches) {

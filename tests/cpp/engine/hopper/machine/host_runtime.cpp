@@ -28,6 +28,11 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element, tile
   return true;
 }
 
+// The model runs no kernel that streams keys.
+bool encode_slab_map(CUtensorMap&, const TensorSpan&, Element, tile::TileLayout, int) {
+  return false;
+}
+
 namespace {
 
 bool encode_clipped(CUtensorMap& map, CUtensorMap& outside, const TensorSpan& tensor, int box_rows,

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The slots of a warp, filled by its own lanes, 16 bytes at a time: where pages have any size. The copy
+// engine would take as long for a row as for a box of many. Next: warp_rows.cuh.
+#pragma once
+
+#include "engine/hopper/ptx/cp_async.cuh"
+#include "engine/hopper/stream/slots.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+class RowRing {
+  using Slots = StreamSlots<C>;
+
+ public:
+  __device__ __forceinline__ RowRing(const ForwardParams& params, uint32_t slots,
+                                     typename Slots::Turns turns)
+      : params_(params),
+        slots_(slots),
+        turns_(turns),
+        pages_of_step_(int(params.gathered.by_page_size.quotient(unsigned(turns.step_keys)))),
+        rows_of_step_(turns.step_keys - pages_of_step_ * int(params.gathered.page_size)) {}
+
+  __device__ __forceinline__ void look_up(const StreamedKeys& keys) { keys_ = keys; }
+  // Asks for the first slots' rows, of so many in all. All slots are free.
+  __device__ __forceinline__ void start(int end, int steps) {
+    keys_.end = end;
+    to_ask_ = steps;
+    key_ = unsigned(keys_.begin + turns_.first_key);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const unsigned key = key_ + unsigned(i * ptx::kLanes + ptx::lane());
+      entry_[i] = int(params_.gathered.by_page_size.quotient(key));
+      row_[i] = int(key - unsigned(entry_[i]) * params_.gathered.page_size);
+    }
+#pragma unroll
+    for (Places& places : ahead_) places = next_places();
+#pragma unroll 1
+    for (int i = 0; i < Slots::kSlots; ++i) {
+      release_k();
+      release_v();
+    }
+  }
+
+  // K of the next slot, V of it: when they are there, where they lie.
+  __device__ __forceinline__ uint32_t wait_for_k() const {
+    ptx::cp_async_wait_group<2 * Slots::kSlots - 1>();
+    __syncwarp();
+    return k();
+  }
+  __device__ __forceinline__ uint32_t wait_for_v() const {
+    ptx::cp_async_wait_group<2 * Slots::kSlots - 1>();
+    __syncwarp();
+    return k() + Slots::kK.bytes();
+  }
+
+  // They have been read: rows further on are asked for. A group of copies may have none.
+  __device__ __forceinline__ void release_k() {
+    __syncwarp();
+    if (to_ask_ > 0) copy<Slots::kK>(params_.gathered.k, k());
+    ptx::cp_async_commit_group();
+  }
+  __device__ __forceinline__ void release_v() {
+    __syncwarp();
+    if (to_ask_ > 0) {
+      copy<Slots::kV>(params_.gathered.v, k() + Slots::kK.bytes());
+#pragma unroll
+      for (int i = 0; i + 1 < Slots::kSlots; ++i) ahead_[i] = ahead_[i + 1];
+      ahead_[Slots::kSlots - 1] = next_places();
+      --to_ask_;
+    }
+    ptx::cp_async_commit_group();
+    slot_ = slot_ + 1 == Slots::kSlots ? 0 : slot_ + 1;
+  }
+
+ private:
+  static constexpr int kOwn = (Slots::kKeys + ptx::kLanes - 1) / ptx::kLanes;  // keys of a lane
+  static constexpr int kNoPage = -1;
+  static constexpr unsigned kMissing = 1u << 31;
+
+  // Where the lane's keys of a slot lie: number i * kLanes + lane.
+  struct Places {
+    int page[kOwn];
+    int row[kOwn];  // in the page
+  };
+
+  __device__ __forceinline__ uint32_t k() const {
+    return slots_ + unsigned(slot_) * Slots::kBytes;
+  }
+
+  // Of a slot further on than any before. Keys past the end look at no page.
+  __device__ __forceinline__ Places next_places() {
+    const PagedKeys& paged = params_.paged;
+    const int32_t* const table = paged.table + keys_.batch * paged.table_stride;
+    const int page_size = int(params_.gathered.page_size);
+    Places places;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      places.row[i] = row_[i];
+      places.page[i] = kNoPage;
+      if (key_ + unsigned(i * ptx::kLanes + ptx::lane()) < unsigned(keys_.end)) {
+        places.page[i] = paged.page_size > 0 ? table[entry_[i]] : keys_.batch;
+      }
+      row_[i] += rows_of_step_;
+      entry_[i] += pages_of_step_;
+      if (row_[i] >= page_size) row_[i] -= page_size, ++entry_[i];
+    }
+    key_ += unsigned(turns_.step_keys);
+    return places;
+  }
+
+  // Rows that do not exist, and those of pages that do not, are zeros.
+  template <tile::TileLayout Layout>
+  __device__ __forceinline__ void copy(const GatheredRows& from, uint32_t to) const {
+    constexpr int kLanesOfRow = Layout.slabs() * Layout.row_bytes() / tile::kChunkBytes;
+    constexpr int kRows = kWarpSize / kLanesOfRow;  // that the lanes copy at once
+    constexpr int kChunkColumns = tile::kChunkBytes / Layout.element_bytes;
+    const int own_row = ptx::lane() / kLanesOfRow;
+    const int own_column = ptx::lane() % kLanesOfRow * kChunkColumns;
+    const bool has_columns = own_column < from.columns;
+    const unsigned char* const begin = ptx::summed(from.data + keys_.kv_head * from.head_bytes +
+                                                   own_column * Layout.element_bytes);
+    const uint32_t own = to + uint32_t(Layout.chunk_offset(own_row, own_column));
+    unsigned unit[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool exists = unsigned(ahead_[0].page[i]) < unsigned(params_.gathered.num_pages);
+      unit[i] = exists ? unsigned(ahead_[0].page[i]) * from.page_units +
+                             unsigned(ahead_[0].row[i]) * from.row_units
+                       : kMissing;
+    }
+#pragma unroll
+    for (int row = 0; row < Slots::kKeys; row += kRows) {
+      const unsigned at =
+          __shfl_sync(0xffffffff, unit[row / ptx::kLanes], row % ptx::kLanes + own_row);
+      // Slots begin at multiples of the swizzle's period: what it flips are bits of the address.
+      const uint32_t flipped = own ^ uint32_t(Layout.swizzled_chunk(0, row) * tile::kChunkBytes);
+      ptx::cp_async_16(flipped + uint32_t(row * Layout.row_bytes()),
+                       begin + uint64_t{at} * from.unit_bytes, at < kMissing && has_columns);
+    }
+  }
+
+  const ForwardParams& params_;
+  const uint32_t slots_;
+  const typename Slots::Turns turns_;
+  const int pages_of_step_, rows_of_step_;  // whole pages, and rows of one more
+  StreamedKeys keys_{};
+  unsigned key_ = 0;  // the warp's first of the slot that is looked up next; may lie beyond all
+  int entry_[kOwn], row_[kOwn];  // of the page table, and in the page: the lane's keys of that slot
+  Places ahead_[Slots::kSlots];  // that were looked up before, but not asked for
+  int to_ask_ = 0;               // slots' rows
+  int slot_ = 0;
+};
+
+}  // namespace fa3::hopper
