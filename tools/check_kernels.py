@@ -109,8 +109,8 @@ def stream(
 ) -> Expected:
     """No wgmma; a weight for each score of a slot and lane.
 
-    The ring of slots is filled in two ways, whose loops are compiled apart, but for caches of several
-    sequences and few rows.
+    The ring of slots is filled in two ways, whose loops are compiled apart, but for caches of
+    several sequences and few rows.
     """
     rings = 1 if variant == STREAM and block_m == 8 else 2
     slot_scores = block_n // 8 * block_m // 32

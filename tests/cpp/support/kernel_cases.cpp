@@ -48,7 +48,6 @@ constexpr Row kRows[] = {
     {"few_queries_more_than_keys", 2, 8, 1, 8, 3, true},
     {.name = "few_queries_sink", .batch = 2, .heads_q = 8, .heads_k = 1, .seqlen_q = 1,
      .seqlen_k = 900, .sink = true},
-    {"few_queries_many_sequences", 70, 4, 2, 1, 150, false},
     {"ragged_gqa_8_causal", 1, 8, 1, 33, 77, true},
     {"gqa_8_causal", 2, 16, 2, 391, 391, true},
     {"gqa_16_one_query", 3, 16, 1, 1, 777, false},
@@ -141,6 +140,8 @@ constexpr Row kRows[] = {
     {"inf_key", 1, 2, 2, 200, 1024, false, Scores::inf_key},
     {"no_weight", 1, 2, 2, 200, 1024, false, Scores::no_weight},
     {"no_weight_causal", 1, 2, 2, 500, 500, true, Scores::no_weight},
+    {"few_queries_many_sequences", 70, 4, 2, 1, 150, false},
+    {"few_queries_tails_alone_causal", 1, 16, 2, 1, 309, true},
 };
 // clang-format on
 
