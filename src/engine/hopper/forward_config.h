@@ -55,7 +55,8 @@ struct ForwardConfig {
   // are no others.
   FA3_HD constexpr bool decodes() const { return variant == Variant::kDecode || streams(); }
 
-  // Such a kernel whose warps have keys of their own (stream/).
+  // Such a kernel whose warps have keys of their own (stream/), and one that has a cluster for each part of
+  // one sequence's tiles instead of runs.
   FA3_HD constexpr bool streams() const { return variant == Variant::kStream || has_tiles(); }
   FA3_HD constexpr bool has_tiles() const { return variant == Variant::kStreamTile; }
 

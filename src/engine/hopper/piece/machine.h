@@ -25,7 +25,7 @@ enum class Variant : unsigned char {
   kCapped,   // softcap too
   kDecode,  // of rows of its own (../compiled_decode.h): few queries, and nothing but what these need
   kStream,      // the same for fewer still (../stream/)
-  kStreamTile,  // the same, a tile for each cluster of thread blocks
+  kStreamTile,  // the same for one sequence: a part of a tile for each cluster of thread blocks
 };
 inline constexpr int kNumVariants = 3;  // of rows that come in all
 

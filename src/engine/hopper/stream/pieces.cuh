@@ -9,7 +9,7 @@
 
 namespace fa3::hopper {
 
-// At first there are no rows and no keys.
+// A tile's rows and some of its keys.
 struct StreamItem {
   cuda::QueryRows queries{};
   StreamedKeys keys{};

@@ -36,7 +36,7 @@ struct StreamedKeys {
   int batch;  // or entry of the page table
   int kv_head;
   int begin, end;
-  int most;  // no key from there on is looked up; at most the sequence's end could be there
+  int most;  // the most that `end` may become: no key from there on is looked up
 };
 
 }  // namespace fa3::hopper

@@ -3,8 +3,8 @@
 // mma.sync, keys and channels as the left factor's rows, query rows as columns. So eight rows fill a
 // product, e4m3 becomes fp16 in the registers of the warp that multiplies it, and all that a query row
 // has (reference, sum, factor of its sum) belongs to lanes that hold its column of S^T and of O^T.
-// Within 16 products a lane's channels are neighbours in memory: both factors agree on an order of
-// channels, which no sum feels. Next: stream_kernel.cuh.
+// Of the 16 channels that a product sums over, a lane's are neighbours in memory: both factors agree on
+// that order, which no sum feels. Next: stream_kernel.cuh.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -33,7 +33,7 @@ class WarpRows {
 
   // ---- The query rows ----
 
-  // Channels of a lane's chunk of K: that many products' worth. `row` gives where a row of Q begins, or
+  // Of each row the channels that the lane's chunks of K have. `row_at` gives where a row of Q begins, or
   // null.
   template <class RowAt>
   __device__ __forceinline__ void load_queries(const RowAt& row_at, int columns) {
