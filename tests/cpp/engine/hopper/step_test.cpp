@@ -8,6 +8,8 @@
 
 #include <cstdlib>
 #include <new>
+#include <tuple>
+#include <utility>
 
 #include "counting_runtime.h"
 
@@ -45,15 +47,15 @@ fa3_tensor halves(int number, std::initializer_list<int64_t> shape) {
   return on_gpu(number, FA3_BFLOAT16, shape);
 }
 
-// One new token of a sequence whose keys lie in pages, and whose length is on the device.
-ForwardArgs decoding_step() {
+// New tokens of sequences whose keys lie in pages, and whose lengths are on the device.
+ForwardArgs decoding_step(int64_t sequences = 1, int64_t tokens = 1) {
   ForwardArgs step;
-  step.q = halves(0, {1, 1, 64, 128});
+  step.q = halves(0, {sequences, tokens, 64, 128});
   step.k = halves(1, {512, 16, 8, 128});
   step.v = halves(2, {512, 16, 8, 128});
-  step.o = halves(3, {1, 1, 64, 128});
-  step.page_table = on_gpu(4, FA3_INT32, {1, 512});
-  step.options.seqused_k = on_gpu(5, FA3_INT32, {1});
+  step.o = halves(3, {sequences, tokens, 64, 128});
+  step.page_table = on_gpu(4, FA3_INT32, {sequences, 512});
+  step.options.seqused_k = on_gpu(5, FA3_INT32, {sequences});
   step.options.causal = 1;
   return step;
 }
@@ -85,23 +87,34 @@ CountingRuntime asked_by_another(const ForwardArgs& args) {
   return g_cuda;
 }
 
-TEST(Step, of_decoding_is_one_launch_with_one_tensor_map_and_no_allocation) {
-  const CountingRuntime asked = asked_by_another(decoding_step());
-  EXPECT_EQ(asked.launches, 1);
-  EXPECT_EQ(asked.tensor_maps, 1);
-  EXPECT_EQ(asked.memsets, 0);
-  EXPECT_LE(asked.device_questions, 1);
-}
-
-// Threads widen its keys, so the copy engine loads them: by two maps each, the second for what lies outside.
-TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
-  ForwardArgs step = decoding_step();
+ForwardArgs over_quantized_cache(ForwardArgs step) {
   step.k = on_gpu(1, FA3_FLOAT8_E4M3, {512, 16, 8, 128});
   step.v = on_gpu(2, FA3_FLOAT8_E4M3, {512, 16, 8, 128});
-  const CountingRuntime asked = asked_by_another(step);
-  EXPECT_EQ(asked.launches, 1);
-  EXPECT_EQ(asked.tensor_maps, 5);
-  EXPECT_EQ(asked.memsets, 0);
+  return step;
+}
+
+// Of one sequence the copy engine brings K and V, of several it brings Q.
+TEST(Step, of_decoding_is_one_launch_with_few_tensor_maps_and_no_allocation) {
+  for (const auto& [sequences, tensor_maps] : {std::pair{1, 2}, {8, 1}}) {
+    const CountingRuntime asked = asked_by_another(decoding_step(sequences));
+    EXPECT_EQ(asked.launches, 1);
+    EXPECT_EQ(asked.tensor_maps, tensor_maps) << sequences << " sequences";
+    EXPECT_EQ(asked.memsets, 0);
+    EXPECT_LE(asked.device_questions, 1);
+  }
+}
+
+// Of several sequences threads copy all there is. Keys of many query rows are widened by threads, so the
+// copy engine loads them, by two maps each, the second for what lies outside.
+TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
+  for (const auto& [sequences, tokens, tensor_maps] :
+       {std::tuple{1, 1, 2}, {8, 1, 0}, {32, 8, 5}}) {
+    const CountingRuntime asked =
+        asked_by_another(over_quantized_cache(decoding_step(sequences, tokens)));
+    EXPECT_EQ(asked.launches, 1);
+    EXPECT_EQ(asked.tensor_maps, tensor_maps) << sequences << " sequences, " << tokens << " tokens";
+    EXPECT_EQ(asked.memsets, 0);
+  }
 }
 
 TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_counter) {
