@@ -427,25 +427,3 @@ def contenders(case: Case, tensors: Tensors, arguments) -> tuple[list, dict]:
     for name, sentence in left_out.items():
         print(f"  left out: {name}: {sentence}", file=sys.stderr)
     return ready, left_out
-
-
-class Ceiling:
-    """What the machine does at most beside the contenders: a matrix product, a copy."""
-
-    def __init__(self, name: str, call, per_call: dict):
-        self.name, self.call, self.per_call = name, call, per_call
-
-    def __call__(self):
-        self.call()
-
-
-def ceilings(case: Case) -> list[Ceiling]:
-    size, elements = (8192, 1 << 29) if case.device == "cuda" else (2048, 1 << 26)
-    dtype = DTYPES[case.dtype]
-    a, b = (torch.randn(size, size, device=case.device).to(dtype) for _ in range(2))
-    source = torch.randn(elements // 2, device=case.device)
-    target = torch.empty_like(source)
-    return [
-        Ceiling("matmul", lambda: a @ b, {"tflops": 2e-12 * size**3}),
-        Ceiling("copy", lambda: target.copy_(source), {"gbytes_per_s": 4e-9 * elements}),
-    ]

@@ -23,7 +23,8 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from contenders import DTYPES, TENSORS, Case, Ceiling, Tensors, ceilings, contenders
+from ceilings import Ceiling, ceilings
+from contenders import DTYPES, TENSORS, Case, Tensors, contenders
 from harness import progress, provenance, sustained, time_all, write_rows
 
 
