@@ -21,6 +21,7 @@ struct Row {
   bool sink = false;
 };
 
+// A case's inputs hang on its place: new ones go to the end.
 // clang-format off
 constexpr Row kRows[] = {
     {"one_tile", 1, 1, 1, 128, 128, false},
