@@ -56,9 +56,10 @@ CACHE_SPILLED = {64: 13, 128: 13, 256: 3}
 E4M3_SPILLED = {
     (64, 192, 128): 10,
     (128, 128, 128): 7,
+    (128, 128, 192): 5,
     (192, 128, 128): 6,
     (192, 128, 64): 6,
-    (256, 128, 128): 63,
+    (256, 128, 128): 65,
     (256, 128, 64): 5,
 }
 
@@ -66,15 +67,16 @@ E4M3_SPILLED = {
 def forward_e4m3(d: int, block_m: int, block_n: int, variant: int) -> Expected:
     """As forward(). Two warpgroups issue in two places: where a part of O ends, and elsewhere.
 
-    Beyond 128 columns the step that starts a tile is compiled apart, with ordinary softmax. The
-    compiler may double one softmax site. Softcap has an exponential more in three places.
+    Beyond 128 columns the step that starts a tile is compiled apart, with ordinary softmax. Dense
+    kernels have one step more, which follows peaked rows. The compiler may double one softmax
+    site. Softcap has an exponential more in three places.
     """
-    apart, under_scores = d > 128, block_m <= 128
-    sites = 4 + apart + (3 if variant == CAPPED else 0)
-    issues = 2 + under_scores + apart
+    apart, under_scores, follows = d > 128, block_m <= 128, variant != CAPPED
+    sites = 4 + apart + (1 if follows else 3)
+    issues = 2 + under_scores + apart + follows * (1 + under_scores)
     ss, rs = issues * d // 32, issues * block_n // 32
-    fences_and_waits = 7 + 2 * under_scores + 3 * apart
-    more = block_n // 2 + 24
+    fences_and_waits = 7 + 2 * under_scores + 3 * apart + follows * (3 + 2 * under_scores)
+    more = block_n // 2 + 32
     spilled = E4M3_SPILLED.get((d, block_m, block_n), 0)
     return Expected(ss, rs, fences_and_waits, sites * block_n // 2, more, spilled)
 

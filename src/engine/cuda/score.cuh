@@ -169,12 +169,17 @@ struct DescaledScore {
   }
   __device__ __forceinline__ float reference(float largest) const { return largest - kTopLog2; }
 
+  // A sum of weights of a group as the row's sum counts them.
+  __device__ __forceinline__ float unboosted(int group, float sum) const {
+    return sum * ex2(-boost[group]);
+  }
+
   using Result = PartedStepResult;
   __device__ __forceinline__ void add_up(const float (&parts)[Groups][2], int row,
                                          PartedStepResult& result) const {
 #pragma unroll
     for (int group = 0; group < Groups; ++group) {
-      const float sum = (parts[group][0] + parts[group][1]) * ex2(-boost[group]);
+      const float sum = unboosted(group, parts[group][0] + parts[group][1]);
       const float largest = max_nan(parts[group][0], parts[group][1]);
       result.block_sum[row] = group == 0 ? sum : result.block_sum[row] + sum;
       result.largest_part[row] = group == 0 ? largest : max_nan(result.largest_part[row], largest);

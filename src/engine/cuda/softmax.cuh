@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Online softmax of one score block, in two forms that leave the same kind of state.
+// Online softmax of one score block, in three forms that leave the same kind of state.
 //
 // A row keeps a reference `ref` (log2 units) and the sum of 2^(s - ref) over the keys seen so far, s
 // being the scores in log2 units. Softmax does not depend on ref; it only must keep the weights in
@@ -7,6 +7,8 @@
 // key alone, or one that rules the row, gives its V unrounded.
 //   ordinary  ref follows the row maximum: right for any scores, costs a max, two shuffles and a
 //             rescale a block.
+//   followed  the same for e4m3's peaked rows, all of which have a reference: no mask, and the maximum is
+//             looked for while the first weights are already taken.
 //   guarded   ref stays. No max, no shuffle, no rescale: the block's weights are computed at once
 //             and their sum, needed anyway, tells whether any grew too large. Then, and only then,
 //             scale_back() moves ref to the largest weight. Weights that overflowed cannot be scaled
@@ -157,6 +159,70 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
   BlockSums<Score> sums;
   exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
   sums.store(score, result);
+}
+
+// An ordinary step of rows that have a reference. The first Early of the thread's weights are taken
+// against that one, in the shadow of the search for the maximum, and multiplied afterwards. Measured:
+// docs/performance-hopper.md.
+template <int Early, class Score, int Count>
+__device__ __forceinline__ void followed_step(float (&scores)[Count], RowState& rows,
+                                              const Score& score, typename Score::Result& result) {
+  constexpr int kSize = Count / Score::kGroups;
+  float max[kRowsPerThread];
+  row_max(scores, score, max);
+  float early[kRowsPerThread] = {}, late[kRowsPerThread] = {};
+  float finite_ref[kRowsPerThread];
+#pragma unroll
+  for (int group = 0; group < Score::kGroups; ++group) {
+    float sums[kRowsPerThread][2] = {};
+#pragma unroll
+    for (int i = group * kSize; i < (group + 1) * kSize && i < Early; ++i) {
+      const int row = fragment_row_slot(i);
+      scores[i] = ex2(score.exponent(group, row, scores[i], rows.ref[row]));
+      sums[row][i % 2] += scores[i];
+    }
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      if (group * kSize < Early) early[row] += score.unboosted(group, sums[row][0] + sums[row][1]);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    const float old_ref = rows.ref[row];
+    rows.ref[row] = fmaxf(old_ref, score.reference(max[row]));
+    finite_ref[row] = rows.ref[row] == -kInfinity ? 0.0f : rows.ref[row];
+    result.rescale[row] = ex2(old_ref - finite_ref[row]);
+    early[row] *= result.rescale[row];
+  }
+#pragma unroll
+  for (int i = 0; i < Early; ++i) scores[i] *= result.rescale[fragment_row_slot(i)];
+#pragma unroll
+  for (int group = 0; group < Score::kGroups; ++group) {
+    float sums[kRowsPerThread][2] = {};
+#pragma unroll
+    for (int i = group * kSize; i < (group + 1) * kSize; ++i) {
+      const int row = fragment_row_slot(i);
+      if (i < Early) continue;
+      scores[i] = ex2(score.exponent(group, row, scores[i], finite_ref[row]));
+      sums[row][i % 2] += scores[i];
+    }
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      if ((group + 1) * kSize > Early) {
+        late[row] += score.unboosted(group, sums[row][0] + sums[row][1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) result.block_sum[row] = early[row] + late[row];
+}
+
+// Whether early weights of a followed step may have overflowed in this warp: then its scores are lost.
+// Below this growth they, and a thread's sums of them, are at most 2^100 * Score::kTop * Early.
+template <class Result>
+__device__ __forceinline__ bool outgrown(const Result& result) {
+  const bool within = fminf(result.rescale[0], result.rescale[1]) >= 0x1p-100f;
+  return __any_sync(0xffffffff, !within);
 }
 
 // `meanwhile` is called once the first Early of the thread's weights are there.

@@ -11,6 +11,7 @@
 
 #include "engine/cuda/epilogue.cuh"
 #include "engine/cuda/mask.cuh"
+#include "engine/cuda/peaked_rows.h"
 #include "engine/hopper/consumer_score.cuh"
 #include "engine/hopper/consumer_slots.cuh"
 #include "engine/hopper/fit_queries.cuh"
@@ -45,7 +46,11 @@ class Consumer {
         pass_block();
         continue;
       }
-      attend(r, step);
+      if constexpr (C.follows()) {
+        attend_and_follow(r, step);
+      } else {
+        attend(r, step);
+      }
       last_product(r, step);
       if (step == Step::kEnd) break;
     }
@@ -60,6 +65,7 @@ class Consumer {
   // From so many corrections on, a warp takes the rest of its tile by ordinary steps: a correction
   // costs more than an ordinary step. Measured: docs/performance-hopper.md.
   static constexpr int kMostCorrections = 3;
+  static constexpr int kFollowed = -1;  // mine_.ordinary_from of a tile whose rows are peaked
 
   using Tile = ThreadTile<C>;
   using Score = typename ScoreHook<C>::Type;
@@ -104,12 +110,21 @@ class Consumer {
 
   // e4m3 leaves less room above the reference: long runs take it from more keys that all rows see.
   // Measured: without this, causal tiles of 16k keys at 64 columns take 1.2 times as long. Where 256 keys
-  // are little more than a block, shorter runs gain too: causal 1k 5%, 2k 3%.
+  // are little more than a block, or rows see different keys of the first ones, shorter runs gain too:
+  // causal 2k 3 to 4%.
   __device__ __forceinline__ void take_longer_reference() {
     constexpr int kLongRunKeys = C.block_n > 128 ? 512 : 2048, kKeys = 256;
-    if (mine_.count < kLongRunKeys / C.block_n) return;
-    const int from = mine_.masked_from - kKeys / C.block_n;
-    if (from < mine_.ordinary_from) mine_.ordinary_from = from;
+    if constexpr (C.follows()) {
+      const int long_run = mine_.masked_from < mine_.count ? 512 : kLongRunKeys;
+      const int from = mine_.masked_from - kKeys / C.block_n;
+      if (mine_.count >= long_run / C.block_n && from < mine_.ordinary_from) {
+        mine_.ordinary_from = from > 0 ? from : 0;
+      }
+    } else {
+      if (mine_.count < kLongRunKeys / C.block_n) return;
+      const int from = mine_.masked_from - kKeys / C.block_n;
+      if (from < mine_.ordinary_from) mine_.ordinary_from = from;
+    }
   }
 
   // From a first block on, through whole tiles, to the first step that is not this warpgroup's. The
@@ -134,6 +149,39 @@ class Consumer {
       }
       if (!C.e4m3 || blocks_left_ < 0) redo_block(r);
       if (earlier_.part_ends_behind(blocks_left_)) end_part(r);
+    }
+  }
+
+  // The same where a look at the rows decides how a tile goes on: by guarded steps, or by those that follow.
+  // attend() is not a case of it, for with it here ptxas compiles other kernels otherwise.
+  __device__ __forceinline__ void attend_and_follow(Tile& r, Step& step) {
+    first_block(r);
+    for (;;) {
+      if (!follows()) {
+        if (C.starts_apart() && blocks_left_ == 0) {
+          if (!start_next_tile(step)) return;
+          block(r, true);
+        }
+        while (blocks_left_ > (C.starts_apart() ? 0 : -1) &&
+               !earlier_.part_ends_behind(blocks_left_)) {
+          const bool starts_tile = !C.starts_apart() && blocks_left_ == 0;
+          if (!starts_tile) {
+            --blocks_left_;
+          } else {
+            if (!start_next_tile(step)) return;
+          }
+          block(r, starts_tile);
+        }
+      }
+      if (blocks_left_ < 0) {
+        if (~blocks_left_ == mine_.ordinary_from) {
+          look_at_rows(r);
+        } else {
+          redo_block(r);
+        }
+      }
+      if (earlier_.part_ends_behind(blocks_left_)) end_part(r);
+      if (follows()) follow(r);
     }
   }
 
@@ -188,6 +236,7 @@ class Consumer {
     r.add_sums(result);
     r.template pack<0, kScores>();
     start_output(r);
+    ask_for_look();
   }
 
   // Algorithm 2, lines 8 to 14.
@@ -230,10 +279,47 @@ class Consumer {
       } else {
         rescale(r, result);
       }
+      ask_for_look();
       r.template pack<0, kEarly>();
     }
     r.add_sums(result);
     r.template pack<kEarly, kScores>();
+  }
+
+  // To the tile's end, to that of a part, or to lost scores.
+  __device__ __forceinline__ void follow(Tile& r) {
+    if constexpr (C.follows()) {
+      do {
+        --blocks_left_;
+        followed_block(r);
+      } while (blocks_left_ > 0 && !earlier_.part_ends_behind(blocks_left_));
+    }
+  }
+
+  // As block(), within a tile and below its mask. References move in most steps, so O is multiplied without
+  // a vote.
+  __device__ __forceinline__ void followed_block(Tile& r) {
+    const KvCursor k = slots_.next_kv();
+    const KvCursor v = slots_.next_kv();
+    slots_.wait_for(k, v);
+    if (earlier_.part_ends_under(blocks_left_)) {
+      issue_products<true>(r, k, v);
+    } else {
+      issue_products<false>(r, k, v);
+    }
+    read_scales(k);
+    ptx::wgmma_wait_group<1>();
+    slots_.release_kv(k);
+    release_spent_q();
+    StepResult result;
+    followed_step<C.shadow_weights()>(r.scores, r.rows, score_, result);
+    const bool lost = outgrown(result);
+    wait_for_output(v);
+    earlier_.rescale(result.rescale);
+    r.rescale_output(result.rescale);
+    if (lost) lose_scores(result);
+    r.add_sums(result);
+    r.template pack<0, kScores>();
   }
 
   // Weights alone: the next block is not this warpgroup's, or there is none.
@@ -392,6 +478,39 @@ class Consumer {
     });
   }
 
+  // Behind an ordinary step: if it was the tile's last, to attend(). All warps of the warpgroup come here
+  // with the same numbers: those that have given up guarded steps have none above 0.
+  __device__ __forceinline__ void ask_for_look() {
+    if constexpr (C.follows()) {
+      if (blocks_left_ == mine_.ordinary_from && blocks_left_ > 0) blocks_left_ = ~blocks_left_;
+    }
+  }
+
+  // Are they peaked, by the keys that all of them have seen? Then the warpgroup follows their maximum for the
+  // rest of the tile. Its warps answer together, for they must issue their products together.
+  __device__ __forceinline__ void look_at_rows(const Tile& r) {
+    if constexpr (C.follows()) {
+      blocks_left_ = ~blocks_left_;
+      const int seen = masked_from() - blocks_left_;
+      if (seen <= 0) return;
+      constexpr float kBlockLimit = peaked_below(C.block_n, Score::kTop);
+      constexpr unsigned kEnough = enough_low_sums(kRowsPerThread * kWarpgroupSize);
+      const float limit = kBlockLimit * float(seen);
+      const unsigned low = unsigned(__popc(__ballot_sync(0xffffffff, r.rows.sum[0] < limit)) +
+                                    __popc(__ballot_sync(0xffffffff, r.rows.sum[1] < limit)));
+      unsigned(&of_warps)[kWarpsPerWarpgroup] = smem_.e4m3.low_sums[slots_.item()][warpgroup_];
+      if (is_lane_0()) of_warps[consumer_warp() % kWarpsPerWarpgroup] = low;
+      ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);
+      unsigned all = 0;
+      for (const unsigned x : of_warps) all += x;
+      if (all >= kEnough) mine_.ordinary_from = kFollowed;
+    }
+  }
+
+  __device__ __forceinline__ bool follows() const {
+    return C.follows() && mine_.ordinary_from == kFollowed && blocks_left_ != 0;
+  }
+
   // The guard has fired in this warp: brings its weights back into range, the output with them. Weights
   // that overflowed are gone with their scores: their block counts for nothing until redo_block().
   __device__ __forceinline__ void correct(Tile& r, StepResult& result) {
@@ -405,15 +524,19 @@ class Consumer {
       rescale(r, result);
       r.template pack<0, kEarly>();
     } else {
-      result.block_sum[0] = result.block_sum[1] = 0.0f;
-      blocks_left_ = ~blocks_left_;
+      lose_scores(result);
     }
   }
 
-  // Computes the lost scores of the last block again; goes on by ordinary steps.
+  __device__ __forceinline__ void lose_scores(StepResult& result) {
+    result.block_sum[0] = result.block_sum[1] = 0.0f;
+    blocks_left_ = ~blocks_left_;
+  }
+
+  // Computes the lost scores of the last block again; goes on by ordinary steps, or following.
   __device__ __forceinline__ void redo_block(Tile& r) {
     blocks_left_ = ~blocks_left_;
-    mine_.ordinary_from = 0;
+    if (!C.follows() || mine_.ordinary_from != kFollowed) mine_.ordinary_from = 0;
     const ItemOf<C>& item = smem_.items[slots_.item()];
     compute_scores_again<C>(r.scores, params_, item, first_row_of(item), blocks_left_);
     score_.prepare(r.scores);

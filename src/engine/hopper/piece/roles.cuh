@@ -13,8 +13,9 @@ enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 inline constexpr int kHelperWarps = kWarpsPerWarpgroup - 1;
 
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kTurn + w for its
-// turn to issue products, and at kQueries + w for its warps' rows of Q.
-enum class NamedBarrier : int { kTurn = 1, kMerge = 4, kQueries = 5 };
+// turn to issue products, and at kQueries + w for its warps' rows of Q, or, where these are as they come, at
+// kRows + w to look at its rows together.
+enum class NamedBarrier : int { kTurn = 1, kMerge = 4, kQueries = 5, kRows = kQueries };
 
 // A turn passes between two warpgroups: the one that gives and the one that waits.
 inline constexpr int kTurnThreads = 2 * kWarpgroupSize;

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softcap's polynomial and factors, against the C library.
+// Softcap's polynomial and factors, against the C library. Which rows count as peaked.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <random>
+#include <vector>
 
+#include "engine/cuda/peaked_rows.h"
 #include "engine/cuda/soft_cap.h"
 
 namespace fa3::cuda {
@@ -33,6 +37,47 @@ TEST(SoftCap, of_a_score_of_zero_is_zero_and_no_factor_is_infinite) {
       EXPECT_TRUE(std::isfinite(cap.to_exponent * 0)) << softcap << " " << scale;
     }
   }
+}
+
+// In how many of 200 warpgroups of 64 rows with random scores, natural units.
+int peaked_of_200(float deviation, int keys) {
+  constexpr int kRows = 64, kLanes = 4;
+  constexpr float kTop = 32;
+  std::mt19937 random{unsigned(keys)};
+  std::normal_distribution<float> score(0, deviation);
+  int peaked = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    unsigned low = 0;
+    for (int row = 0; row < kRows; ++row) {
+      std::vector<float> scores(static_cast<size_t>(keys));
+      for (float& x : scores) x = score(random);
+      const float largest = *std::max_element(scores.begin(), scores.end());
+      float sum[kLanes] = {};
+      for (size_t i = 0; i < scores.size(); ++i) {
+        sum[i / 2 % kLanes] += kTop * std::exp(scores[i] - largest);
+      }
+      for (const float x : sum) low += x < peaked_below(keys, kTop);
+    }
+    peaked += low >= enough_low_sums(kRows * kLanes);
+  }
+  return peaked;
+}
+
+TEST(PeakedRows, are_those_of_scores_with_twice_the_normal_deviation) {
+  for (const int keys : {128, 192, 256}) {
+    for (const float deviation : {0.0f, 0.02f, 1.0f}) {
+      EXPECT_EQ(peaked_of_200(deviation, keys), 0) << deviation << ", " << keys << " keys";
+    }
+    for (const float deviation : {2.0f, 4.0f, 16.0f}) {
+      EXPECT_EQ(peaked_of_200(deviation, keys), 200) << deviation << ", " << keys << " keys";
+    }
+  }
+}
+
+// A thread that has the largest key and no other counts too, and half of the sums are enough.
+TEST(PeakedRows, are_those_with_one_key) {
+  EXPECT_LT(32.0f, peaked_below(128, 32.0f));
+  EXPECT_EQ(enough_low_sums(256), 128u);
 }
 
 }  // namespace

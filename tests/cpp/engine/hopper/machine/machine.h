@@ -98,8 +98,9 @@ struct Setting {
   KvBarriers kv;  // that the fault is about
   std::vector<Buffer> buffers;
   std::vector<GlobalTensor> tensors;
-  // Products whose results are infinite; all others are zero.
+  // Products whose results are infinite; those of which most are very small; all others are zero.
   std::function<bool(const Product&)> infinite = [](const Product&) { return false; };
+  std::function<bool(const Product&)> peaked = [](const Product&) { return false; };
 };
 
 struct Outcome {

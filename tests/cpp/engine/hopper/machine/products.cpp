@@ -183,6 +183,11 @@ void Products::settle(const Accumulator& a) const {
   }
   const bool infinite = here().setting.infinite(a.product);
   std::fill(a.values, a.values + a.count, infinite ? std::numeric_limits<float>::infinity() : 0.0f);
+  if (infinite || !here().setting.peaked(a.product)) return;
+  for (int i = 0; i < a.count; ++i) {
+    const bool first_of_row = i == 0 || i == 2;  // the thread's two rows have two neighbours each
+    if (!first_of_row) a.values[i] = -1000.0f;
+  }
 }
 
 void Products::wait(int pending) {
