@@ -540,11 +540,18 @@ class Consumer {
     const ItemOf<C>& item = smem_.items[slots_.item()];
     compute_scores_again<C>(r.scores, params_, item, first_row_of(item), blocks_left_);
     score_.prepare(r.scores);
+    if constexpr (C.follows()) forget_infinite_references(r.rows);
     StepResult result;
     ordinary_step(r.scores, r.rows, score_, result);
     rescale(r, result);
     r.add_sums(result);
     r.template pack<0, kScores>();
+  }
+
+  // A followed step has moved them, and multiplied what was before by zero: like rows that have seen no key.
+  static __device__ __forceinline__ void forget_infinite_references(RowState& rows) {
+#pragma unroll
+    for (float& ref : rows.ref) ref = ref == kInfinity ? -kInfinity : ref;
   }
 
   // To the reference that the step has left.

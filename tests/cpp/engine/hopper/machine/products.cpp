@@ -186,7 +186,7 @@ void Products::settle(const Accumulator& a) const {
   if (infinite || !here().setting.peaked(a.product)) return;
   for (int i = 0; i < a.count; ++i) {
     const bool first_of_row = i == 0 || i == 2;  // the thread's two rows have two neighbours each
-    if (!first_of_row) a.values[i] = -1000.0f;
+    if (!first_of_row) a.values[i] = -std::numeric_limits<float>::infinity();
   }
 }
 
