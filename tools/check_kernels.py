@@ -106,6 +106,11 @@ def forward(
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)
 
 
+# By head dim and rows of a tile: of kernels for one sequence, two of whose thread blocks share a
+# multiprocessor's registers, or whose sixteen rows of 256 columns need them all.
+STREAM_SPILLED = {(64, 8): 3, (128, 8): 3, (256, 16): 17}
+
+
 def stream(
     e4m3: int, d: int, dv: int, block_m: int, block_n: int, narrow: int, guarded: int, variant: int
 ) -> Expected:
@@ -114,9 +119,10 @@ def stream(
     The ring of slots is filled in two ways, whose loops are compiled apart, but for caches of
     several sequences and few rows.
     """
-    rings = 1 if variant == STREAM and block_m == 8 else 2
+    rings = 1 if variant == STREAM and narrow and block_m == 8 else 2
     slot_scores = block_n // 8 * block_m // 32
-    return Expected(0, 0, 0, rings * slot_scores, 160, 0, 0)
+    spilled = STREAM_SPILLED.get((d, block_m), 0) if variant == STREAM_TILE else 0
+    return Expected(0, 0, 0, rings * slot_scores, 160, spilled, 0)
 
 
 def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant: int) -> Expected:
@@ -139,7 +145,7 @@ def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant:
     return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, 0, 2 + helpers)
 
 
-GENERAL, CAPPED, DECODE, STREAM = 1, 2, 3, 4  # as in piece/machine.h
+GENERAL, CAPPED, DECODE, STREAM, STREAM_TILE = 1, 2, 3, 4, 5  # as in piece/machine.h
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3

@@ -60,7 +60,7 @@ BACKWARD_ROWS = 6  # of the backward's table
 FIRST_SPLIT_ROW = 3
 # Of the forward's tables one after the other (fa3_gpu_check --help), the first of each group that a
 # process checks: rows of the same head dims share their inputs and oracles.
-FIRST_ROWS = (0, 3, 4, 8, 9, 10, 12, 13, 14, *range(15, 24), 24, 26, 28, *range(30, 43))
+FIRST_ROWS = (0, 3, 4, 8, 9, 10, 12, 13, 14, *range(15, 24), 24, 26, 28, *range(30, 47))
 E4M3_ROWS = range(15, 24)  # in one output type
 CONTRACT_SHARDS = 6
 # Test files that take as long as all others together, each group in a process of its own.

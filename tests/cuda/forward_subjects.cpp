@@ -145,6 +145,7 @@ void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
 // One tile in some runs, and several in each.
 constexpr Runs kDecodeRuns[] = {{2, 3}, {7, 1}, {132}};
 constexpr Runs kTileParts[] = {{1, 3}, {4, 1}, {16}};
+constexpr Runs kMeetingTileParts[] = {{2, 4}, {4, 1}, {16}};
 const Form kDecodeForms[] = {{},
                              {.name = ", pages of 64", .cache = CacheForm{.page_size = 64}},
                              {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
@@ -152,8 +153,10 @@ const Form kDecodeForms[] = {{},
 
 void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
   const ForwardConfig& config = kernel.config;
-  const std::span<const Runs> cuts =
-      config.has_tiles() ? std::span<const Runs>(kTileParts) : std::span<const Runs>(kDecodeRuns);
+  const std::span<const Runs> cuts = config.meets_next_call()
+                                         ? std::span<const Runs>(kMeetingTileParts)
+                                     : config.has_tiles() ? std::span<const Runs>(kTileParts)
+                                                          : std::span<const Runs>(kDecodeRuns);
   for (const Runs& runs : cuts) {
     for (const Form& form : kDecodeForms) {
       if (can_launch(config, form)) subjects->push_back(decode_subject(kernel, runs, form));

@@ -7,19 +7,24 @@
 #include "core/ceil_div.h"
 #include "engine/hopper/choose_tiles.h"
 #include "engine/hopper/count_tiles.h"
+#include "engine/hopper/launch_forward.h"
 #include "engine/hopper/stream/compiled_stream.h"
 
 namespace fa3::hopper {
 namespace {
 
-// Of one sequence, measured on an H200 (docs/performance-hopper.md). Clusters of eight leave few pieces to
-// merge or none, but find room on few more than half of the multiprocessors, which read little slower than
-// all of them as long as there is little to read.
+// Measured on an H200 (docs/performance-hopper.md). Half of the multiprocessors read as fast as memory gives,
+// if the copy engine reads what lies side by side: all tiles of one sequence at once. Of e4m3 they do not
+// widen as fast, and threads do not copy as fast: then all read what is much.
 constexpr int64_t kLeastKeys = 512;
 constexpr int64_t kManyBytes = int64_t{48} << 20;  // of keys and values
-// Ordinary kernels read more in as little time, or more tiles.
-constexpr int64_t kMostBytes = int64_t{192} << 20, kMostTiles = 16;
-constexpr int64_t kLargeCluster = 8, kSmallCluster = 2, kMostParts = 8;
+constexpr int64_t kLargestCluster = 16, kLargeCluster = 8, kSmallCluster = 2, kMostParts = 8;
+// Of a tile that sixteen thread blocks read alone: then parts for more of them, and a merge, are as soon done.
+constexpr int64_t kMostRounds = 6;
+// Ordinary kernels read more 16-bit keys and values in as little time, where tiles are many, columns are
+// more than 128 or sequences are several.
+constexpr int64_t kFewTiles = 8, kMostTiles = 32;
+constexpr int64_t kMostBytes = int64_t{160} << 20;
 
 int row_for(const Problem& problem) {
   const int64_t columns = std::max(problem.head_dim, problem.head_dim_v);
@@ -32,20 +37,36 @@ int row_for(const Problem& problem) {
   return kNoRow;
 }
 
+int64_t key_bytes(const ForwardConfig& c, const ForwardLaunch& launch) {
+  const int64_t row_bytes = (launch.k.columns + launch.v.columns) * bytes_of(c.stored());
+  return int64_t{launch.sequences} * launch.seqlen_k * launch.k.heads * row_bytes;
+}
+
+int64_t power_below(int64_t n) {
+  return int64_t(std::bit_floor(uint64_t(n)));
+}
+
 // The parts of each tile of one sequence; false: there are too many tiles, or too few keys.
 bool cut_into_parts(const ForwardConfig& c, int multiprocessors, ForwardLaunch* launch) {
   launch->pack = most_packed(launch->heads_per_kv_head, true);
-  const int64_t all = int64_t(std::bit_floor(unsigned(multiprocessors)));
   const int64_t tiles = num_cut_tiles(c, *launch), keys = launch->seqlen_k;
-  const int64_t row_bytes = (launch->k.columns + launch->v.columns) * bytes_of(c.stored());
-  const int64_t bytes = keys * launch->k.heads * row_bytes;
-  if (!c.widens() && (bytes > kMostBytes || tiles > kMostTiles)) return false;
-  const bool is_much = bytes >= kManyBytes && all <= tiles * kSmallCluster * kMostParts;
+  const int64_t bytes = key_bytes(c, *launch), all = power_below(multiprocessors);
+  const bool by_threads = gathers_keys(c, *launch);
+  const bool is_much = (c.widens() || by_threads) && bytes >= kManyBytes &&
+                       all <= tiles * kSmallCluster * kMostParts;
   const int64_t blocks = is_much ? all : all / 2;
   if (keys < kLeastKeys || tiles > blocks) return false;
-  const auto power = [](int64_t n) { return int64_t(std::bit_floor(uint64_t(n))); };
-  const int64_t of_tile = power(std::min(blocks / tiles, ceil_div(keys, c.block_n)));
-  const int64_t cluster = std::min(of_tile, is_much ? kSmallCluster : kLargeCluster);
+  const bool are_many = tiles > kFewTiles || by_threads || c.head_dim_v > 128;
+  if (!c.widens() && (tiles > kMostTiles || (are_many && bytes > kMostBytes))) return false;
+  const int64_t busy = int64_t(std::bit_ceil(uint64_t(ceil_div(keys, c.block_n))));
+  int64_t of_tile = std::min(power_below(blocks / tiles), busy);
+  int64_t cluster = std::min(of_tile, is_much ? kSmallCluster : kLargeCluster);
+  // Where two thread blocks share a multiprocessor, any group of them has room for sixteen.
+  const bool are_short = keys <= kMostRounds * kLargestCluster * c.block_n;
+  if (c.meets_next_call() && !is_much && of_tile >= kLargestCluster &&
+      (are_short || of_tile == kLargestCluster)) {
+    cluster = of_tile = kLargestCluster;
+  }
   launch->cut = {.parts = KeyCut::kRuns,
                  .blocks = int(tiles * of_tile / cluster),
                  .cluster_log2 = std::countr_zero(uint64_t(cluster))};
@@ -57,15 +78,19 @@ bool cut_into_parts(const ForwardConfig& c, int multiprocessors, ForwardLaunch* 
 StreamChoice choose_stream(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
   const int row = row_for(problem);
   if (row == kNoRow || problem.batch_invariant || problem.num_splits != 0) return {};
-  const ForwardConfig& c = kStreamTable[size_t(row)].config;
+  if (launch->sequences == 0) return {};
+  const ForwardConfig& any = kStreamTable[size_t(row)].config;
   ForwardLaunch cut = *launch;
   Variant variant = Variant::kStreamTile;
-  if (cut.sequences != 1 || !cut_into_parts(c, multiprocessors, &cut)) {
-    if (!c.widens()) return {};  // ordinary kernels are as fast
+  if (cut.sequences != 1 ||
+      !cut_into_parts(any.with(any.element, variant), multiprocessors, &cut)) {
+    if (cut.sequences == 1 && !any.widens()) return {};
+    if (!any.widens() && key_bytes(any, cut) > kMostBytes) return {};
+    if (any.kv_slots == 0) return {};
     variant = Variant::kStream;
-    choose_cut(c, problem.num_splits, multiprocessors, &cut);
+    choose_cut(any.with(any.element, variant), problem.num_splits, multiprocessors, &cut);
   }
-  if (!decodes(c.with(c.element, variant), problem, cut)) return {};
+  if (!decodes(any.with(any.element, variant), problem, cut)) return {};
   *launch = cut;
   return {row, variant};
 }

@@ -25,8 +25,8 @@ constexpr double kMergeTime = 8.5;
 constexpr double kPieceByteTime = 0.25e-6;
 constexpr double kWorthCutting = 0.9;
 constexpr int64_t kFewTilesEach = 4;
-// Of a tile in pieces, that a thread block merges alone: whatever the pieces, or times them.
-constexpr int64_t kFewRowsToMerge = 16, kMostRowsToMerge = 200;
+// Of a tile in pieces, that a thread block merges alone: rows times pieces; more if rows are few.
+constexpr int64_t kMostRowsToMerge = 200, kFewRowsToMerge = 16, kMostFewRowsToMerge = 280;
 // Fewer keys are never cut.
 constexpr int kLeastKeysToCut = 512;
 // Of the thread blocks that there is room for, so many get a run.
@@ -195,8 +195,9 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
 }
 
 bool merges_soon(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const int64_t rows = launch.pack.rows(launch.seqlen_q);
-  return rows <= kFewRowsToMerge || rows * most_pieces(c, launch) <= kMostRowsToMerge;
+  const int64_t rows = ceil_div(launch.pack.rows(launch.seqlen_q), 1 << launch.cut.cluster_log2);
+  const int64_t most = rows <= kFewRowsToMerge ? kMostFewRowsToMerge : kMostRowsToMerge;
+  return rows * most_pieces(c, launch) <= most;
 }
 
 }  // namespace fa3::hopper

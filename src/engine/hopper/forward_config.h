@@ -80,12 +80,26 @@ struct ForwardConfig {
   // Then Q becomes fp16 too (fit_queries.cuh).
   FA3_HD constexpr bool fits_queries() const { return widens() && element != input(); }
 
-  // The copy engine may fill the slots of such a warp; else its lanes do. Where few multiprocessors read it
-  // is faster, and for sixteen rows, whose slots are small; else slower (docs/performance-hopper.md).
-  FA3_HD constexpr bool may_box() const { return has_tiles() || block_m > 8; }
+  // The copy engine may fill the slots of such a warp; else its lanes do, which is faster where all
+  // multiprocessors read e4m3, but for sixteen rows (docs/performance-hopper.md).
+  FA3_HD constexpr bool may_box() const { return has_tiles() || !widens() || block_m > 8; }
 
   // Keys of a slot of a warp that streams.
   FA3_HD constexpr int slot_keys() const { return block_n / consumer_warps(); }
+
+  // Thread blocks of two calls share a multiprocessor: while one call ends, the next has begun and waits for
+  // it. So slots are few.
+  FA3_HD constexpr bool meets_next_call() const {
+    return has_tiles() && block_m <= 8 && head_dim_v <= 128;
+  }
+  FA3_HD constexpr int stream_blocks() const { return meets_next_call() ? 2 : 1; }
+  // Slots of such a warp. Where there is one tile, joined rows lie in them, and they have all the room.
+  FA3_HD constexpr int stream_slots() const {
+    if (!has_tiles()) return kv_slots;
+    const int slot_bytes = slot_keys() * head_dim * bytes_of(stored());
+    return kTileSlotBytes / stream_blocks() / (consumer_warps() * slot_bytes);
+  }
+  static constexpr int kTileSlotBytes = 192 << 10;
 
   // Of Q in global memory; of K and V there, and the slots that they are loaded into.
   FA3_HD constexpr bool widens() const { return narrow_slots > 0; }

@@ -23,7 +23,7 @@ inline cuda::RowTensor row_tensor(const TensorSpan& t) {
 constexpr uintptr_t kKnownKernels = 256;
 inline std::atomic<uintptr_t> g_known_kernels[kKnownKernels];
 
-// Lets a kernel have so much shared memory on the current device. `again`: also if that seems known, for
+// Lets a kernel have so much shared memory on the current device, and clusters of any size. `again`: also if that seems known, for
 // a program may have reset the device.
 inline cudaError_t allow_smem(const void* function, int bytes, bool again) {
   int device = 0;
@@ -34,6 +34,9 @@ inline cudaError_t allow_smem(const void* function, int bytes, bool again) {
   std::atomic<uintptr_t>& place = g_known_kernels[known / kAlignment % kKnownKernels];
   if (!again && place.load(std::memory_order_relaxed) == known) return cudaSuccess;
   error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) {  // more than eight thread blocks a cluster
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
   if (error == cudaSuccess) place.store(known, std::memory_order_relaxed);
   return error;
 }

@@ -81,7 +81,7 @@ bool has_boxes_of_slots(const ForwardConfig& c, const ForwardLaunch& launch) {
 
 bool encode_maps(ForwardParams& params, const ForwardConfig& c, const ForwardLaunch& launch) {
   if (c.streams()) {
-    if (gathers_keys(c, launch)) return true;
+    if (params.gathered.active) return true;
     const int rows = slot_box_rows(c, launch);
     return encode_slab_map(params.k_map, launch.k, c.stored(), c.loaded_k_tile(), rows) &&
            encode_slab_map(params.v_map, launch.v, c.stored(), c.loaded_v_tile(), rows);
@@ -196,6 +196,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   Carver carver(launch.workspace);
   const Workspace workspace = carve(c, launch, carver);
   ForwardParams params{};
+  params.gathered = gathered_keys(c, launch);
   if (!encode_maps(params, c, launch)) return cudaErrorInvalidValue;
   params.q = row_tensor(launch.q);
   params.k = row_tensor(launch.k);
@@ -230,7 +231,6 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   if (c.decodes()) params.counts = {workspace.counts, launch_number()};
   params.e4m3 = launch.e4m3;
   params.cache_scales = launch.cache_scales;
-  params.gathered = gathered_keys(c, launch);
 
   if (params.sequences) {
     SequenceList list = sequence_list(c, launch, multiprocessors);
@@ -248,7 +248,8 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
   dim3 blocks(unsigned(num_blocks(c, launch, params, multiprocessors)) * cluster);
   if (c.has_tiles()) {
     const unsigned tiles = unsigned(num_cut_tiles(c, launch));
-    blocks = {blocks.x / tiles, tiles};
+    const unsigned packs = unsigned(params.packs_per_kv_head);
+    blocks = {blocks.x / tiles, tiles / packs, packs};
     params.clusters.parts_log2 = std::countr_zero(blocks.x / cluster);
   }
   error = hopper::launch(kernel.function, blocks, c.threads(), kernel.smem_bytes, &params,

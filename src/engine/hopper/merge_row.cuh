@@ -44,6 +44,25 @@ struct MergedSum {
     columns.x += weight * o.x, columns.y += weight * o.y;
     columns.z += weight * o.z, columns.w += weight * o.w;
   }
+  // Of weights that count from `from` and sum to `weights`; `o`, their weighted columns, may hold anything
+  // where there are none. A NaN counts. No branch: parts are many, and a warp adds them up alone.
+  __device__ __forceinline__ void add_weighted(float from, float weights, const float4& o) {
+    const bool counts = weights != 0;
+    const float weight = !counts ? 0.0f : ref == -kInfinity ? 1.0f : ex2(from - ref);
+    const auto part = [&](float x) { return counts ? x : 0.0f; };
+    sum = __fmaf_rn(weight, weights, sum);
+    columns = {__fmaf_rn(weight, part(o.x), columns.x), __fmaf_rn(weight, part(o.y), columns.y),
+               __fmaf_rn(weight, part(o.z), columns.z), __fmaf_rn(weight, part(o.w), columns.w)};
+  }
+
+  __device__ __forceinline__ MergedSum times(float factor) const {
+    return {
+        ref, sum, {columns.x * factor, columns.y * factor, columns.z * factor, columns.w * factor}};
+  }
+  // Columns of O; zeros where there are no weights.
+  __device__ __forceinline__ float4 normalised() const {
+    return times(sum == 0 ? 0.0f : 1 / sum).columns;
+  }
 };
 
 // Rows of a cut tile from `row` on, `step` apart; of their pieces [first, end) every Warps-th, of which
@@ -102,9 +121,7 @@ struct RowPlace {
 template <Element E, bool AnyRows>
 __device__ __forceinline__ void store_merged(const ForwardOutput& to, const RowPlace& place,
                                              int column, const MergedSum& total) {
-  const float inverse = total.sum == 0 ? 0.0f : 1 / total.sum;
-  const float4& of = total.columns;
-  const float4 all = {of.x * inverse, of.y * inverse, of.z * inverse, of.w * inverse};
+  const float4 all = total.normalised();
   const RowTensor& o = to.o;
   const int64_t at = o.strides.offset(place.batch, place.head, place.row) + column;
   const int columns = AnyRows ? o.columns - column : kLaneColumns;  // left of the tensor

@@ -11,6 +11,7 @@
 #include "engine/hopper/choose_stream.h"
 #include "engine/hopper/compiled_cache.h"
 #include "engine/hopper/compiled_decode.h"
+#include "engine/hopper/count_tiles.h"
 #include "engine/hopper/engine.h"
 #include "engine/hopper/launch.h"
 #include "engine/hopper/plan_e4m3.h"
@@ -113,7 +114,9 @@ std::string reasons(const Problem& problem, const ForwardConfig& c, const char* 
     why += concat("; ", launch.pack.heads(), " query heads share a tile");
   }
   if (cut.parts == KeyCut::kRuns) {
-    why += concat("; keys are cut into runs for ", cut.blocks);
+    why += concat(
+        c.has_tiles() ? "; keys of each tile are dealt to " : "; keys are cut into runs for ",
+        cut.blocks / (c.has_tiles() ? num_cut_tiles(c, launch) : 1));
     why += cut.cluster_log2 == 0 ? std::string(" thread blocks")
                                  : concat(" clusters of ", 1 << cut.cluster_log2, " thread blocks");
   } else if (cut.active()) {

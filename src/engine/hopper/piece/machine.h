@@ -17,6 +17,12 @@ inline constexpr int kCopyColumns = 8;  // of 16 bits: the copy engine moves 16 
 
 inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
 inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
+inline constexpr int kOwnSmemBytes = 1024;    // of each thread block, beside what it asks for
+
+// That each of so many thread blocks on a multiprocessor may ask for.
+constexpr int smem_bytes_of_each(int blocks) {
+  return (kMaxSmemBytes + kOwnSmemBytes) / blocks - kOwnSmemBytes;
+}
 
 // What a kernel is compiled for: each row of a table comes in all of these.
 enum class Variant : unsigned char {

@@ -20,6 +20,18 @@ __device__ __forceinline__ int sum_until(int value) {
   return value;
 }
 
+// Of dense queries and so many keys.
+__device__ __forceinline__ SequenceTiles decoding_sequence(const KeySplit& split, int number,
+                                                           int keys) {
+  const int rows = int(split.sequences.lengths_q.max);
+  SequenceTiles s{};
+  s.queries = {.batch = number, .count = rows, .used = rows};
+  s.keys = {number, 0, keys};
+  s.order = split.order_of(rows);
+  s.number = number;
+  return s;
+}
+
 // The same where there are no more sequences than lanes: one look, and all of it in registers. In fewer
 // instructions: most steps of decoding are so, and the smallest calls wait for this.
 class FewSequences {
@@ -45,13 +57,7 @@ class FewSequences {
   }
 
   __device__ __forceinline__ SequenceTiles sequence(int number) const {
-    const int rows = int(split_.sequences.lengths_q.max);
-    SequenceTiles s{};
-    s.queries = {.batch = number, .count = rows, .used = rows};
-    s.keys = {number, 0, __shfl_sync(0xffffffff, keys_, number)};
-    s.order = split_.order_of(rows);
-    s.number = number;
-    return s;
+    return decoding_sequence(split_, number, __shfl_sync(0xffffffff, keys_, number));
   }
 
  private:
@@ -89,13 +95,7 @@ class AnySequences {
 
   // The owner of the last unit that was asked for.
   __device__ __forceinline__ SequenceTiles sequence(int number) const {
-    const int rows = int(split_.sequences.lengths_q.max);
-    SequenceTiles s{};
-    s.queries = {.batch = number, .count = rows, .used = rows};
-    s.keys = {number, 0, __shfl_sync(0xffffffff, keys_, number - window_)};
-    s.order = split_.order_of(rows);
-    s.number = number;
-    return s;
+    return decoding_sequence(split_, number, __shfl_sync(0xffffffff, keys_, number - window_));
   }
 
  private:

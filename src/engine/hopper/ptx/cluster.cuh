@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thread blocks of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa").
+// Thread blocks of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa", "st.async").
 // A launch without clusters has one thread block in each.
 #pragma once
 
 #include <cstdint>
+
+#include "engine/hopper/ptx/disturb.cuh"
 
 namespace fa3::hopper::ptx {
 
@@ -16,14 +18,12 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // What a thread has stored before it arrives is seen by those of the cluster that have waited. Each thread
 // waits once for each time that it arrived.
 __device__ __forceinline__ void cluster_arrive() {
+  disturb();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// Says nothing of what it has stored.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  disturb();
 }
 
 // Where the same object lies in the shared memory of a thread block of the cluster.
@@ -33,21 +33,38 @@ __device__ __forceinline__ uint32_t in_block_of_cluster(uint32_t address, unsign
   return there;
 }
 
-__device__ __forceinline__ float4 ld_cluster_f32x4(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
+// To the shared memory of a thread block of the cluster, which waits for its bytes at a barrier of its own.
+__device__ __forceinline__ void st_async_f32x4(uint32_t address, const float4& v,
+                                               uint32_t barrier) {
+  disturb();
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
 }
-__device__ __forceinline__ float2 ld_cluster_f32x2(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(address)
-               : "memory");
-  return v;
+__device__ __forceinline__ void st_async_f32x2(uint32_t address, float2 v, uint32_t barrier) {
+  disturb();
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+          "r"(address),
+      "f"(v.x), "f"(v.y), "r"(barrier)
+      : "memory");
+}
+// Until the phase of the given parity has completed, with what other thread blocks have sent.
+__device__ __forceinline__ void mbarrier_wait_parity_of_cluster(uint32_t barrier, uint32_t parity) {
+  disturb();
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+  disturb();
 }
 
 }  // namespace fa3::hopper::ptx

@@ -40,7 +40,9 @@ __device__ __forceinline__ void cp_async_commit_group() {
 // Until all groups but the newest so many are there.
 template <int Newest>
 __device__ __forceinline__ void cp_async_wait_group() {
+  disturb();
   asm volatile("cp.async.wait_group %0;" ::"n"(Newest) : "memory");
+  disturb();
 }
 
 __device__ __forceinline__ void cp_async_wait_all() {

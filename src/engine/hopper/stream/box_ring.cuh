@@ -17,7 +17,7 @@ class BoxRing {
 
  public:
   struct Barriers {
-    uint64_t k[Slots::kSlots], v[Slots::kSlots];
+    uint64_t of_slots[Slots::kSlots];
   };
 
   __device__ __forceinline__ BoxRing(const ForwardParams& params, uint32_t slots, uint32_t barriers,
@@ -29,7 +29,7 @@ class BoxRing {
         boxes_log2_(__ffs(Slots::kKeys / params.paged.box_rows) - 1) {
     if (ptx::lane() == 0) {
 #pragma unroll
-      for (int i = 0; i < 2 * Slots::kSlots; ++i) ptx::mbarrier_init(barriers + i * kBarrier, 1);
+      for (int i = 0; i < Slots::kSlots; ++i) ptx::mbarrier_init(barrier(i), 1);
       ptx::fence_mbarrier_init();
       ptx::prefetch_tensormap(params.k_map);
       ptx::prefetch_tensormap(params.v_map);
@@ -43,71 +43,78 @@ class BoxRing {
     asked_ = 0;
     look_up();
   }
-  // Asks for the first slots' rows, of so many in all. All slots are free.
+  // Asks for the first slots' rows, of so many steps, each with a slot of K and one of V. All slots are free.
   __device__ __forceinline__ void start(int end, int steps) {
     keys_.end = end;
-    to_ask_ = steps;
+    to_ask_ = 2 * steps;
     left_ = end - keys_.begin - turns_.first_key;
-#pragma unroll 1
-    for (int i = 0; i < Slots::kSlots; ++i) {
-      release_k();
-      release_v();
-    }
+    asked_ = min(to_ask_, Slots::kSlots);
+    // At once, each lane its own box: one slot after the other would take as long as their bytes.
+    const int step = ptx::lane() >> boxes_log2_, box = ptx::lane() - (step << boxes_log2_);
+    const auto slot_of = [&](int n) { return (slot_ + n) % Slots::kSlots; };
+    if (2 * step < asked_) ask(params_.k_map, Slots::kK, slot_of(2 * step), box);
+    if (2 * step + 1 < asked_) ask(params_.v_map, Slots::kV, slot_of(2 * step + 1), box);
   }
 
   // K of the next slot, V of it: when they are there, where they lie.
-  __device__ __forceinline__ uint32_t wait_for_k() const {
-    ptx::mbarrier_wait_parity(k_barrier(), phases_ >> slot_ & 1);
-    return k();
+  __device__ __forceinline__ uint32_t wait_for_k() {
+    return wait();
   }
   __device__ __forceinline__ uint32_t wait_for_v() {
-    ptx::mbarrier_wait_parity(v_barrier(), phases_ >> slot_ & 1);
-    phases_ ^= 1u << slot_;
-    if (left_ < Slots::kKeys) clear_values(left_);
+    const uint32_t v = wait();
+    if (left_ < Slots::kKeys) clear_values(v, left_);
     left_ -= turns_.step_keys;
-    return v();
+    return v;
   }
 
   // They have been read: rows further on are asked for.
   __device__ __forceinline__ void release_k() {
-    __syncwarp();
-    if (to_ask_ == 0) return;
-    ask(params_.k_map, Slots::kK, k(), k_barrier());
+    release<Slots::kSlots % 2 == 0>();
   }
   __device__ __forceinline__ void release_v() {
-    __syncwarp();
-    if (to_ask_ > 0) {
-      ask(params_.v_map, Slots::kV, v(), v_barrier());
-      --to_ask_;
-      if ((++asked_ << boxes_log2_) % ptx::kLanes == 0) look_up();
-    }
-    slot_ = slot_ + 1 == Slots::kSlots ? 0 : slot_ + 1;
+    release<Slots::kSlots % 2 != 0>();
   }
 
  private:
   static constexpr uint32_t kBarrier = sizeof(uint64_t);
   static constexpr int kNoPage = -1;
 
-  __device__ __forceinline__ uint32_t k() const {
-    return slots_ + unsigned(slot_) * Slots::kBytes;
-  }
-  __device__ __forceinline__ uint32_t v() const {
-    return k() + Slots::kK.bytes();
-  }
-  __device__ __forceinline__ uint32_t k_barrier() const {
-    return barriers_ + unsigned(slot_) * kBarrier;
-  }
-  __device__ __forceinline__ uint32_t v_barrier() const {
-    return k_barrier() + Slots::kSlots * kBarrier;
+  __device__ __forceinline__ uint32_t barrier(int slot) const {
+    return barriers_ + unsigned(slot) * kBarrier;
   }
 
-  // Where the keys of the next slots' boxes lie, one a lane. None is looked up from keys_.most on.
+  __device__ __forceinline__ uint32_t wait() {
+    ptx::mbarrier_wait_parity(barrier(slot_), phases_ >> slot_ & 1);
+    phases_ ^= 1u << slot_;
+    return slots_ + unsigned(slot_) * Slots::kBytes;
+  }
+
+  template <bool AsksForK>
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (asked_ < to_ask_) {
+      const int owner = (asked_ / 2 << boxes_log2_) % ptx::kLanes;  // of the slot's first box
+      const int box = ptx::lane() - owner;
+      if (unsigned(box) < 1u << boxes_log2_) {
+        if constexpr (AsksForK) {
+          ask(params_.k_map, Slots::kK, slot_, box);
+        } else {
+          ask(params_.v_map, Slots::kV, slot_, box);
+        }
+      }
+      ++asked_;
+      if (!AsksForK && (asked_ / 2 << boxes_log2_) % ptx::kLanes == 0) look_up();
+    }
+    slot_ = slot_ + 1 == Slots::kSlots ? 0 : slot_ + 1;
+  }
+
+  // Where the keys of the next steps' boxes lie, one a lane. None is looked up from keys_.most on.
   __device__ __forceinline__ void look_up() {
     const PagedKeys& paged = params_.paged;
-    const int slot = ptx::lane() >> boxes_log2_, box = ptx::lane() - (slot << boxes_log2_);
+    const int step = ptx::lane() >> boxes_log2_, box = ptx::lane() - (step << boxes_log2_);
     // Unsigned: it may lie beyond the largest length.
     const unsigned key = unsigned(keys_.begin + turns_.first_key + box * paged.box_rows) +
-                         unsigned(asked_ + slot) * unsigned(turns_.step_keys);
+                         unsigned(asked_ / 2 + step) * unsigned(turns_.step_keys);
     page_ = kNoPage;
     if (key >= unsigned(keys_.most)) return;
     page_ = keys_.batch;
@@ -119,30 +126,25 @@ class BoxRing {
     }
   }
 
-  // A page that does not exist reads as zeros.
-  __device__ __forceinline__ void ask(const CUtensorMap& map, tile::TileLayout layout, uint32_t to,
-                                      uint32_t barrier) const {
-    const int box = ptx::lane(), owner = (asked_ << boxes_log2_) + box;  // modulo the lanes
-    const int page = __shfl_sync(0xffffffff, page_, owner);
-    const int row = __shfl_sync(0xffffffff, row_, owner);
-    if (box == 0) ptx::mbarrier_arrive_expect_tx(barrier, uint32_t(layout.bytes()));
-    __syncwarp();
-    if (box < 1 << boxes_log2_) {
-      ptx::cp_async_bulk_tensor_load(
-          to + uint32_t(box * params_.paged.box_rows * layout.row_bytes()), map,
-          {.column = 0, .row = 0, .head = keys_.kv_head, .batch = page, .inner = row}, barrier);
-    }
+  // By the lane that knows where the box lies. A page that does not exist reads as zeros.
+  __device__ __forceinline__ void ask(const CUtensorMap& map, tile::TileLayout layout, int slot,
+                                      int box) const {
+    if (box == 0) ptx::mbarrier_arrive_expect_tx(barrier(slot), uint32_t(layout.bytes()));
+    ptx::cp_async_bulk_tensor_load(
+        slots_ + uint32_t(slot * Slots::kBytes + box * params_.paged.box_rows * layout.row_bytes()),
+        map, {.column = 0, .row = 0, .head = keys_.kv_head, .batch = page_, .inner = row_},
+        barrier(slot));
   }
 
   // Rows past the sequence's end hold anything, and NaN times a weight of zero is NaN.
-  __device__ __forceinline__ void clear_values(int from) {
+  __device__ __forceinline__ void clear_values(uint32_t v, int from) const {
     constexpr tile::TileLayout kV = Slots::kV;
     constexpr int kChunkColumns = tile::kChunkBytes / kV.element_bytes;
     constexpr int kChunks = kV.columns / kChunkColumns;
     constexpr uint32_t kZeros[4] = {};
 #pragma unroll 1
     for (int i = from * kChunks + ptx::lane(); i < Slots::kKeys * kChunks; i += ptx::kLanes) {
-      ptx::st_shared_b32x4(v() + kV.chunk_offset(i / kChunks, i % kChunks * kChunkColumns), kZeros);
+      ptx::st_shared_b32x4(v + kV.chunk_offset(i / kChunks, i % kChunks * kChunkColumns), kZeros);
     }
     ptx::fence_proxy_async();  // the copy engine writes there next
     __syncwarp();
@@ -153,7 +155,7 @@ class BoxRing {
   const typename Slots::Turns turns_;
   StreamedKeys keys_{};
   const int boxes_log2_;          // of a slot
-  int page_ = kNoPage, row_ = 0;  // of the lane's box: those of the last look on
+  int page_ = kNoPage, row_ = 0;  // of the lane's box, among those of the last look on
   int asked_ = 0, to_ask_ = 0;    // slots' rows
   int left_ = 0;                  // keys from the current slot's first on
   int slot_ = 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows that the warps of a cluster have, each of keys of its own, become one: first those of a thread
-// block, in its shared memory, then those of all its thread blocks, each of which takes some of the rows
-// and reads the others' shares of them. Next: ../merge_last.cuh, which merges pieces of a tile.
+// block, in its shared memory; then each goes to the thread block of the cluster that joins it with the
+// others' and stores it. Nobody waits for a cluster's barrier on the way: rows are sent, and their receiver
+// counts bytes. Next: ../merge_last.cuh, which merges pieces of a tile.
 #pragma once
 
 #include "engine/hopper/merge_last.cuh"
@@ -12,126 +13,147 @@ namespace fa3::hopper {
 
 template <ForwardConfig C>
 struct JoinSmem {
-  static constexpr int kWarps = StreamSlots<C>::kWarps;
-  // Of each warp; in the first one's place then, of all.
-  alignas(16) float rows[kWarps][C.block_m * WarpRows<C>::kPartStride];
-  float2 stats[kWarps][C.block_m];  // reference and sum
+  static constexpr int kMostBlocks = 16;  // of a cluster
+  static constexpr int kEntries = C.block_m > kMostBlocks ? C.block_m : kMostBlocks;
+  // Rows to join, as WarpRows::store() leaves them: of the thread block's first row one from each thread
+  // block, then of its next row.
+  alignas(16) float inbox[kEntries * WarpRows<C>::kPartStride];
+  uint64_t arrived;
 };
 
 template <ForwardConfig C>
 class Join {
- public:
-  __device__ __forceinline__ Join(JoinSmem<C>& smem, int warp, RowShare share)
-      : smem_(smem), warp_(warp), share_(share) {}
+  static constexpr int kWarps = StreamSlots<C>::kWarps;
+  static constexpr int kStride = WarpRows<C>::kPartStride;
 
-  // A warp is done with its keys.
-  __device__ __forceinline__ void put(WarpRows<C>& rows) {
-    if (begun_) ptx::cluster_wait();  // the last rows have been read
-    rows.store(smem_.rows[warp_], smem_.stats[warp_]);
+ public:
+  __device__ __forceinline__ Join(JoinSmem<C>& smem, int warp, int rows, RowShare share)
+      : smem_(smem),
+        arrived_(ptx::cvta_to_shared(&smem.arrived)),
+        warp_(warp),
+        rows_(rows),
+        share_(share) {
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(arrived_, 1);
+      ptx::fence_mbarrier_init();
+    }
+    open();
+  }
+
+  // A warp is done with its keys. `part` is its own place.
+  __device__ __forceinline__ void put(WarpRows<C>& rows, float* part) {
+    close();  // all thread blocks have begun, and joined their rows of the last item
+    rows.store(part);
   }
 
   // When all are: visit(sum, row, column) for those of the rows that this thread block is to write, each by
-  // a warp, four columns a lane.
-  template <class Visit>
-  __device__ __forceinline__ void all(int rows, Visit&& visit) {
+  // a warp, four columns a lane. `parts(warp)` is a warp's place.
+  template <class Parts, class Visit>
+  __device__ __forceinline__ void all(const Parts& parts, bool are_last, Visit&& visit) {
     __syncthreads();
+    if (!is_alone()) {
 #pragma unroll 1
-    for (int row = warp_; row < rows; row += kWarps) {
-      MergedSum sums[kPasses];
-      each_column([&](int pass, int column) { sums[pass] = of_warps(row, column); });
-      __syncwarp();  // every lane has read
-      each_column([&](int pass, int column) { put_joined(row, column, sums[pass]); });
+      for (int row = warp_; row < rows_; row += kWarps) {
+        const auto part = [&](int w) { return parts(w) + row * kStride; };
+        each_column([&](int column) { send(row, column, joined(kWarps, column, part)); });
+      }
     }
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
 #pragma unroll 1
-    for (int row = share_.first + warp_ * share_.step; row < rows; row += kWarps * share_.step) {
-      each_column([&](int, int column) {
-        MergedSum sum = of_blocks(row, column);
+    for (int i = warp_, row; row = share_.first + i * share_.step, row < rows_; i += kWarps) {
+      if (!is_alone()) ptx::mbarrier_wait_parity_of_cluster(arrived_, phase_);
+      const auto part = [&](int n) {
+        return is_alone() ? parts(n) + row * kStride
+                          : smem_.inbox + (i * share_.step + n) * kStride;
+      };
+      each_column([&](int column) {
+        MergedSum sum = joined(is_alone() ? kWarps : share_.step, column, part);
         visit(sum, row, column);
       });
     }
-    ptx::cluster_arrive_relaxed();
-    begun_ = true;
+    phase_ ^= 1;
+    if (!are_last) open();
   }
 
-  // No thread block is gone while others read its shared memory.
-  __device__ __forceinline__ void end() {
-    if (begun_) ptx::cluster_wait();
+  // Where there was nothing to join.
+  __device__ __forceinline__ void close() {
+    if (is_open_) ptx::cluster_wait();
+    is_open_ = false;
   }
 
  private:
-  static constexpr int kWarps = JoinSmem<C>::kWarps;
+  static constexpr int kPasses = (C.head_dim_v + kMergedColumns - 1) / kMergedColumns;
+  static constexpr unsigned kRowBytes = C.head_dim_v * sizeof(float) + sizeof(float2);
+
+  // Then there is nothing to send. (Nor may it be, where a launch has no clusters: an illegal instruction.)
+  __device__ __forceinline__ bool is_alone() const {
+    return share_.step == 1;
+  }
+
+  // The inbox is free.
+  __device__ __forceinline__ void open() {
+    if (threadIdx.x == 0 && !is_alone()) {
+      const int own = (rows_ - share_.first + share_.step - 1) / share_.step;
+      if (own > 0) {
+        ptx::mbarrier_arrive_expect_tx(arrived_, unsigned(own * share_.step) * kRowBytes);
+      }
+    }
+    ptx::cluster_arrive();
+    is_open_ = true;
+  }
 
   template <class Visit>
   static __device__ __forceinline__ void each_column(Visit&& visit) {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int column = pass * kMergedColumns + ptx::lane() * kLaneColumns;
-      if (column < C.head_dim_v) visit(pass, column);
+      if (column < C.head_dim_v) visit(column);
     }
   }
-  static constexpr int kPasses = (C.head_dim_v + kMergedColumns - 1) / kMergedColumns;
 
-  __device__ __forceinline__ float* row_of(int warp, int row, int column) const {
-    return &smem_.rows[warp][row * WarpRows<C>::kPartStride + column];
-  }
-
-  // What was counted from stats.x, of weights stats.y in all; `o` may hold anything where there are none.
-  static __device__ __forceinline__ void add(MergedSum& all, float2 stats, const float4& o) {
-    if (stats.y == 0) return;  // a NaN counts
-    const float weight = all.ref == -kInfinity ? 1.0f : ex2(stats.x - all.ref);
-    all.sum = __fmaf_rn(weight, stats.y, all.sum);
-    all.columns = {__fmaf_rn(weight, o.x, all.columns.x), __fmaf_rn(weight, o.y, all.columns.y),
-                   __fmaf_rn(weight, o.z, all.columns.z), __fmaf_rn(weight, o.w, all.columns.w)};
-  }
-
-  __device__ __forceinline__ MergedSum of_warps(int row, int column) const {
-    MergedSum all;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) all.ref = fmaxf(all.ref, smem_.stats[w][row].x);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      add(all, smem_.stats[w][row], *reinterpret_cast<const float4*>(row_of(w, row, column)));
-    }
-    return all;
-  }
-
-  __device__ __forceinline__ void put_joined(int row, int column, const MergedSum& sum) const {
-    *reinterpret_cast<float4*>(row_of(0, row, column)) = sum.columns;
-    if (column == 0) smem_.stats[0][row] = {sum.ref, sum.sum};
-  }
-
-  __device__ __forceinline__ MergedSum of_blocks(int row, int column) const {
-    const uint32_t at = ptx::cvta_to_shared(row_of(0, row, column));
-    const uint32_t stats_at = ptx::cvta_to_shared(&smem_.stats[0][row]);
+  // A row of so many parts.
+  template <class PartAt>
+  static __device__ __forceinline__ MergedSum joined(int parts, int column, const PartAt& part_at) {
     MergedSum all;
 #pragma unroll 1
-    for (int first = 0; first < share_.step; first += kAtOnce) {
+    for (int first = 0; first < parts; first += kAtOnce) {
       float2 stats[kAtOnce];
-      float4 o[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        stats[i] = {-kInfinity, 0};
-        if (first + i >= share_.step) continue;
-        stats[i] = ptx::ld_cluster_f32x2(ptx::in_block_of_cluster(stats_at, first + i));
-        o[i] = ptx::ld_cluster_f32x4(ptx::in_block_of_cluster(at, first + i));
-      }
+      float4 columns[kAtOnce];
       float most = all.ref;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) most = fmaxf(most, stats[i].x);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const bool exists = first + i < parts;
+        const float* const at = part_at(exists ? first + i : first);
+        stats[i] = *reinterpret_cast<const float2*>(at + C.head_dim_v);
+        columns[i] = *reinterpret_cast<const float4*>(at + column);
+        if (!exists) stats[i] = {-kInfinity, 0};
+        most = fmaxf(most, stats[i].x);
+      }
       all.raise(most);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) add(all, stats[i], o[i]);
+      for (int i = 0; i < kAtOnce; ++i) all.add_weighted(stats[i].x, stats[i].y, columns[i]);
     }
     return all;
   }
-  static constexpr int kAtOnce = 8;  // thread blocks
+  static constexpr int kAtOnce = 8;
+
+  // To the thread block that joins the row.
+  __device__ __forceinline__ void send(int row, int column, const MergedSum& sum) const {
+    const int to = row & (share_.step - 1), entry = row - to + share_.first;
+    const uint32_t at =
+        ptx::in_block_of_cluster(ptx::cvta_to_shared(smem_.inbox + entry * kStride), unsigned(to));
+    const uint32_t arrived = ptx::in_block_of_cluster(arrived_, unsigned(to));
+    ptx::st_async_f32x4(at + unsigned(column) * sizeof(float), sum.columns, arrived);
+    if (column == 0) {
+      ptx::st_async_f32x2(at + C.head_dim_v * sizeof(float), {sum.ref, sum.sum}, arrived);
+    }
+  }
 
   JoinSmem<C>& smem_;
-  const int warp_;
+  const uint32_t arrived_;
+  const int warp_, rows_;
   const RowShare share_;
-  bool begun_ = false;
+  uint32_t phase_ = 0;
+  bool is_open_ = false;  // this thread has arrived at the cluster's barrier, but not waited
 };
 
 }  // namespace fa3::hopper

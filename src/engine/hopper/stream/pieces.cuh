@@ -29,10 +29,11 @@ __device__ __forceinline__ KeySplit stream_split(const ForwardParams& params) {
 template <ForwardConfig C>
 class RunPieces {
  public:
-  __device__ __forceinline__ RunPieces(const ForwardParams& params, RowShare share)
+  __device__ __forceinline__ explicit RunPieces(const ForwardParams& params)
       : packs_per_kv_head_(params.packs_per_kv_head),
         pieces_(stream_split<C>(params), AnySequences(stream_split<C>(params)),
-                int(blockIdx.x) / share.step, int(gridDim.x) / share.step) {}
+                int(blockIdx.x >> params.clusters.size_log2),
+                int(gridDim.x >> params.clusters.size_log2)) {}
 
   // The next one that holds work.
   __device__ __forceinline__ bool next(StreamItem& item) {
@@ -52,7 +53,8 @@ class RunPieces {
     return true;
   }
 
-  // What next() has not waited for: nothing.
+  // Nothing is left to look up, or to wait for.
+  __device__ __forceinline__ void look_up() const {}
   __device__ __forceinline__ void settle(StreamItem&) const {}
 
   // Of which the last item is a piece.
@@ -68,28 +70,34 @@ class RunPieces {
   KeyPiece piece_{};
 };
 
-// One sequence, each of whose tiles is in as many parts, a cluster each, whose warps take turns. Where the
+// One sequence, each of whose tiles is in as many parts, a cluster each, whose warps take turns. The grid:
+// parts, each a cluster; key heads; packs of query heads of each. Where the
 // first keys lie depends on no length: it is looked up while the length is on its way.
 template <ForwardConfig C>
 class TilePart {
  public:
-  __device__ __forceinline__ TilePart(const ForwardParams& params, RowShare share)
-      : params_(params), part_(int(blockIdx.x) / share.step) {}
+  __device__ __forceinline__ explicit TilePart(const ForwardParams& params)
+      : params_(params), part_(int(blockIdx.x >> params.clusters.size_log2)) {}
 
-  __device__ __forceinline__ bool next(StreamItem& item) {
-    if (taken_) return false;
-    taken_ = true;
+  // There is no other. Says what parameters say, whatever the kernel before is about to store.
+  __device__ __forceinline__ StreamItem first() {
+    StreamItem item;
     const SequenceList& list = params_.split.sequences;
-    item.queries.pack = int(blockIdx.y);
+    item.queries.pack = pack();
     item.queries.count = item.queries.used = int(list.lengths_q.max);
-    item.keys.kv_head = item.queries.pack / params_.packs_per_kv_head;
+    item.keys.kv_head = int(blockIdx.y);
     item.keys.most = int(list.lengths_k.max);
     if (params_.clusters.parts_log2 > 0) item.slot = first_slot() + part_;
-    told_ = item.keys.most;
-    if (list.lengths_k.seqused != nullptr) told_ = *list.lengths_k.seqused;
-    return true;
+    return item;
   }
 
+  __device__ __forceinline__ void look_up() {
+    const auto& lengths = params_.split.sequences.lengths_k;
+    told_ = int(lengths.max);
+    if (lengths.seqused != nullptr) told_ = *lengths.seqused;
+  }
+
+  // When the length is there.
   __device__ __forceinline__ void settle(StreamItem& item) const {
     item.num_keys = item.keys.end = KeySplit::within(told_, item.keys.most);
   }
@@ -103,13 +111,13 @@ class TilePart {
   }
 
  private:
+  static __device__ __forceinline__ int pack() { return int(blockIdx.y * gridDim.z + blockIdx.z); }
   __device__ __forceinline__ int first_slot() const {
-    return int(blockIdx.y) << params_.clusters.parts_log2;
+    return pack() << params_.clusters.parts_log2;
   }
 
   const ForwardParams& params_;
   const int part_;
-  bool taken_ = false;
   int told_ = 0;  // the sequence's length
 };
 

@@ -22,7 +22,7 @@ class RowRing {
         rows_of_step_(turns.step_keys - pages_of_step_ * int(params.gathered.page_size)) {}
 
   __device__ __forceinline__ void look_up(const StreamedKeys& keys) { keys_ = keys; }
-  // Asks for the first slots' rows, of so many in all. All slots are free.
+  // Asks for the first slots' rows, of so many steps, each with a slot of K and one of V. All slots are free.
   __device__ __forceinline__ void start(int end, int steps) {
     keys_.end = end;
     to_ask_ = steps;
@@ -36,59 +36,70 @@ class RowRing {
 #pragma unroll
     for (Places& places : ahead_) places = next_places();
 #pragma unroll 1
-    for (int i = 0; i < Slots::kSlots; ++i) {
-      release_k();
-      release_v();
+    for (int i = 0; i < Slots::kSlots / 2; ++i) {
+      release<true>();
+      release<false>();
     }
+    if constexpr (Slots::kSlots % 2 != 0) release<true>();
   }
 
   // K of the next slot, V of it: when they are there, where they lie.
   __device__ __forceinline__ uint32_t wait_for_k() const {
-    ptx::cp_async_wait_group<2 * Slots::kSlots - 1>();
-    __syncwarp();
-    return k();
+    return wait();
   }
   __device__ __forceinline__ uint32_t wait_for_v() const {
-    ptx::cp_async_wait_group<2 * Slots::kSlots - 1>();
-    __syncwarp();
-    return k() + Slots::kK.bytes();
+    return wait();
   }
 
   // They have been read: rows further on are asked for. A group of copies may have none.
   __device__ __forceinline__ void release_k() {
-    __syncwarp();
-    if (to_ask_ > 0) copy<Slots::kK>(params_.gathered.k, k());
-    ptx::cp_async_commit_group();
+    release<Slots::kSlots % 2 == 0>();
   }
   __device__ __forceinline__ void release_v() {
-    __syncwarp();
-    if (to_ask_ > 0) {
-      copy<Slots::kV>(params_.gathered.v, k() + Slots::kK.bytes());
-#pragma unroll
-      for (int i = 0; i + 1 < Slots::kSlots; ++i) ahead_[i] = ahead_[i + 1];
-      ahead_[Slots::kSlots - 1] = next_places();
-      --to_ask_;
-    }
-    ptx::cp_async_commit_group();
-    slot_ = slot_ + 1 == Slots::kSlots ? 0 : slot_ + 1;
+    release<Slots::kSlots % 2 != 0>();
   }
 
  private:
   static constexpr int kOwn = (Slots::kKeys + ptx::kLanes - 1) / ptx::kLanes;  // keys of a lane
+  static constexpr int kAhead = (Slots::kSlots + 1) / 2;                       // steps
   static constexpr int kNoPage = -1;
   static constexpr unsigned kMissing = 1u << 31;
 
-  // Where the lane's keys of a slot lie: number i * kLanes + lane.
+  // Where the lane's keys of a step lie: number i * kLanes + lane.
   struct Places {
     int page[kOwn];
     int row[kOwn];  // in the page
   };
 
-  __device__ __forceinline__ uint32_t k() const {
+  __device__ __forceinline__ uint32_t slot() const {
     return slots_ + unsigned(slot_) * Slots::kBytes;
   }
 
-  // Of a slot further on than any before. Keys past the end look at no page.
+  __device__ __forceinline__ uint32_t wait() const {
+    ptx::cp_async_wait_group<Slots::kSlots - 1>();
+    __syncwarp();
+    return slot();
+  }
+
+  template <bool AsksForK>
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (to_ask_ > 0) {
+      if constexpr (AsksForK) {
+        copy<Slots::kK>(params_.gathered.k, slot());
+      } else {
+        copy<Slots::kV>(params_.gathered.v, slot());
+#pragma unroll
+        for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
+        ahead_[kAhead - 1] = next_places();
+        --to_ask_;
+      }
+    }
+    ptx::cp_async_commit_group();
+    slot_ = slot_ + 1 == Slots::kSlots ? 0 : slot_ + 1;
+  }
+
+  // Of a step further on than any before. Keys past the end look at no page.
   __device__ __forceinline__ Places next_places() {
     const PagedKeys& paged = params_.paged;
     const int32_t* const table = paged.table + keys_.batch * paged.table_stride;
@@ -145,10 +156,10 @@ class RowRing {
   const typename Slots::Turns turns_;
   const int pages_of_step_, rows_of_step_;  // whole pages, and rows of one more
   StreamedKeys keys_{};
-  unsigned key_ = 0;  // the warp's first of the slot that is looked up next; may lie beyond all
-  int entry_[kOwn], row_[kOwn];  // of the page table, and in the page: the lane's keys of that slot
-  Places ahead_[Slots::kSlots];  // that were looked up before, but not asked for
-  int to_ask_ = 0;               // slots' rows
+  unsigned key_ = 0;  // the warp's first of the step that is looked up next; may lie beyond all
+  int entry_[kOwn], row_[kOwn];  // of the page table, and in the page: the lane's keys of that step
+  Places ahead_[kAhead];         // that were looked up before, but not asked for
+  int to_ask_ = 0;               // steps whose V is not asked for yet
   int slot_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values on their way to one warp: slots of a few rows of K and of V in shared memory, which no
-// other warp waits for. Next: box_ring.cuh and row_ring.cuh, which fill them, warp_rows.cuh, which reads
+// Keys and values on their way to one warp: slots of a few rows of K or of V in shared memory, which take
+// turns in a ring that no other warp waits for. Next: box_ring.cuh and row_ring.cuh, which fill them, warp_rows.cuh, which reads
 // them.
 #pragma once
 
@@ -16,10 +16,11 @@ struct StreamSlots {
   static constexpr int kWarpsLog2 = 3, kWarps = 1 << kWarpsLog2;
   static_assert(kWarps == C.consumer_warps());
   static constexpr int kKeys = C.slot_keys();
-  static constexpr int kSlots = C.loaded_slots();
+  static constexpr int kSlots = C.stream_slots();  // number n has rows of K if n is even, else of V
   static constexpr tile::TileLayout kK{kKeys, C.head_dim, bytes_of(C.stored())};
   static constexpr tile::TileLayout kV{kKeys, C.head_dim_v, bytes_of(C.stored())};
-  static constexpr int kBytes = kK.bytes() + kV.bytes();
+  static constexpr int kBytes = kK.bytes();
+  static_assert(kV.bytes() == kBytes);
   using Turns = WarpTurns<kKeys>;
 };
 

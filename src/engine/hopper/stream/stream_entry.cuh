@@ -11,11 +11,10 @@ namespace fa3::hopper {
 template <int Row, Element E, Variant V>
 ForwardKernel stream_entry() {
   constexpr ForwardConfig kConfig = kStreamTable[Row].config.with(E, V);
-  // Sequences of 16 bits have other kernels, if there are several (../choose_stream.cpp).
-  if constexpr (!kConfig.widens() && !kConfig.has_tiles())
+  if constexpr (kConfig.stream_slots() == 0) {
     return {};
-  else {
-    static_assert(sizeof(StreamSmem<kConfig>) <= kMaxSmemBytes);
+  } else {
+    static_assert(sizeof(StreamSmem<kConfig>) <= smem_bytes_of_each(kConfig.stream_blocks()));
     return {kConfig, reinterpret_cast<const void*>(&stream_kernel<kConfig>),
             int(sizeof(StreamSmem<kConfig>))};
   }

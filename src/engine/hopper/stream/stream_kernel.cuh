@@ -18,13 +18,31 @@ using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 
 namespace fa3::hopper {
 
+// The rows that a warp has, for others to join: in its slots, which it has read; or in a place of their own,
+// where the slots take the next item's keys by then.
+template <ForwardConfig C, bool HasOneItem = C.has_tiles()>
+struct WarpParts {
+  static constexpr int kFloats = C.block_m * WarpRows<C>::kPartStride;
+  alignas(16) float parts[StreamSlots<C>::kWarps][kFloats];
+  __device__ __forceinline__ float* of(int warp, void*) { return parts[warp]; }
+};
+template <ForwardConfig C>
+struct WarpParts<C, true> {
+  static_assert(WarpParts<C, false>::kFloats * int(sizeof(float)) <=
+                StreamSlots<C>::kSlots * StreamSlots<C>::kBytes);
+  __device__ __forceinline__ float* of(int, void* slots) { return static_cast<float*>(slots); }
+};
+
 template <ForwardConfig C>
 struct StreamSmem {
   using Slots = StreamSlots<C>;
   alignas(kSmemAlignment) unsigned char slots[Slots::kWarps][Slots::kSlots * Slots::kBytes];
   typename BoxRing<C>::Barriers barriers[Slots::kWarps];
+  WarpParts<C> parts;
   JoinSmem<C> join;
   CutTiles cut;
+
+  __device__ __forceinline__ float* part(int warp) { return parts.of(warp, slots[warp]); }
 };
 
 // Ring: how keys come.
@@ -43,38 +61,60 @@ class StreamBlock {
         share_(share),
         turns_(turns),
         ring_(ring),
-        join_(smem.join, warp, share),
-        pieces_(params, share) {}
+        join_(smem.join, warp, params.pieces.rows, share),
+        pieces_(params) {}
 
   __device__ __forceinline__ void run() {
-    ptx::griddepcontrol_wait();  // the kernel before may still be running
-    StreamItem item, last;
-    Rows rows;
-#pragma unroll 1
-    for (bool is_first = true;; is_first = false) {
-      // Whose keys are on their way while the last one's rows are joined.
-      const bool exists = next(item, rows);
-      if (!is_first) finish(last);
-      if (!exists) break;
-      attend(item, rows);
-      last = item;
+    if constexpr (C.has_tiles()) {
+      stream_one();
+    } else {
+      stream_all();
     }
-    ptx::griddepcontrol_launch_dependents();
+    join_.close();
+    if constexpr (!C.meets_next_call()) ptx::griddepcontrol_launch_dependents();
     if (num_cuts_ > 0) {
       if (threadIdx.x == 0) smem_.cut.count = num_cuts_;
       __syncthreads();
       merge_cut_tiles<C>(params_, smem_.cut, int(threadIdx.x), share_);
     }
-    join_.end();
   }
 
  private:
   using Pieces = std::conditional_t<C.has_tiles(), TilePart<C>, RunPieces<C>>;
 
+  __device__ __forceinline__ void stream_one() {
+    Rows rows;
+    StreamItem item = pieces_.first();
+    ptx::griddepcontrol_wait();  // the kernel before may still be running
+    if constexpr (C.meets_next_call()) ptx::griddepcontrol_launch_dependents();
+    start(item, rows);
+    attend(item, rows);
+    finish(item, true);
+  }
+
+  __device__ __forceinline__ void stream_all() {
+    Rows rows;
+    StreamItem item, last;
+    ptx::griddepcontrol_wait();
+#pragma unroll 1
+    for (bool is_first = true;; is_first = false) {
+      const bool exists = pieces_.next(item);
+      // Whose keys are on their way while the last one's rows are joined.
+      if (exists) start(item, rows);
+      if (!is_first) finish(last, !exists);
+      if (!exists) break;
+      attend(item, rows);
+      last = item;
+    }
+  }
+
   // Its queries and first keys are asked for.
-  __device__ __forceinline__ bool next(StreamItem& item, Rows& rows) {
-    if (!pieces_.next(item)) return false;
+  __device__ __forceinline__ void start(StreamItem& item, Rows& rows) {
     ring_.look_up(item.keys);
+    pieces_.look_up();
+    pieces_.settle(item);
+    steps_ = int(uniform(uint32_t(turns_.slots_of(item.keys.end - item.keys.begin))));
+    ring_.start(item.keys.end, steps_);
     const cuda::HeadPack pack = params_.output.pack;
     const auto row_at = [&](int row) -> const uint16_t* {
       const int query = pack.query(row);
@@ -82,9 +122,6 @@ class StreamBlock {
       return params_.q.at(item.queries.batch, pack.head(item.queries.pack, row), query);
     };
     rows.load_queries(row_at, params_.q.columns);
-    pieces_.settle(item);
-    steps_ = int(uniform(uint32_t(turns_.slots_of(item.keys.end - item.keys.begin))));
-    ring_.start(item.keys.end, steps_);
     if (item.slot != KeyPiece::kWhole) {
       if (threadIdx.x == 0) {
         CutTile& cut = smem_.cut.tiles[num_cuts_];
@@ -93,7 +130,6 @@ class StreamBlock {
       }
       ++num_cuts_;
     }
-    return true;
   }
 
   __device__ __forceinline__ void attend(const StreamItem& item, Rows& rows) {
@@ -117,7 +153,7 @@ class StreamBlock {
       rows.multiply_values(ring_.wait_for_v());
       ring_.release_v();
     }
-    join_.put(rows);
+    join_.put(rows, smem_.part(warp_));
     if (cell_.cell != nullptr) cell_.prepare(params_.counts);
     cell_ = {};
   }
@@ -133,12 +169,12 @@ class StreamBlock {
   }
 
   // The rows of all warps, joined, to where they belong: a tile, or a piece of one.
-  __device__ __forceinline__ void finish(const StreamItem& item) {
+  __device__ __forceinline__ void finish(const StreamItem& item, bool is_last) {
     float value_scale = 1.0f;
     if constexpr (C.widens()) value_scale = scale_of(params_.cache_scales.value, item);
-    join_.all(params_.pieces.rows, [&](MergedSum& sum, int row, int column) {
-      sum.columns = {sum.columns.x * value_scale, sum.columns.y * value_scale,
-                     sum.columns.z * value_scale, sum.columns.w * value_scale};
+    const auto part = [&](int warp) { return smem_.part(warp); };
+    join_.all(part, is_last, [&](MergedSum& sum, int row, int column) {
+      sum = sum.times(value_scale);
       if (item.slot == KeyPiece::kWhole) {
         const CutTile tile{.queries = item.queries};
         finish_row<C.output(), false>(sum, params_.output, tile, row, column);
@@ -152,11 +188,8 @@ class StreamBlock {
                                               int column) const {
     const PieceOutput& to = params_.pieces;
     const int64_t at = to.row(slot, row);
-    const float inverse = sum.sum == 0 ? 0.0f : 1 / sum.sum;
     if (column < to.columns) {
-      *reinterpret_cast<float4*>(to.o + at * to.columns + column) = {
-          sum.columns.x * inverse, sum.columns.y * inverse, sum.columns.z * inverse,
-          sum.columns.w * inverse};
+      *reinterpret_cast<float4*>(to.o + at * to.columns + column) = sum.normalised();
     }
     if (column == 0) to.lse[at] = sum.ref + lg2(sum.sum);
   }
@@ -175,7 +208,7 @@ class StreamBlock {
 };
 
 template <ForwardConfig C>
-__global__ void __launch_bounds__(C.threads(), C.blocks)
+__global__ void __launch_bounds__(C.threads(), C.stream_blocks())
     stream_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   StreamSmem<C>& smem = *reinterpret_cast<StreamSmem<C>*>(raw_smem);

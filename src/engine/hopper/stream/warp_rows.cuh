@@ -260,9 +260,9 @@ class WarpRows {
 
   // ---- The results ----
 
-  // O, not normalised, as (rows, kPartStride) floats; reference and sum of each row.
+  // As (rows, kPartStride) floats: O, not normalised, then reference and sum.
   static constexpr int kPartStride = C.head_dim_v + 4;
-  __device__ __forceinline__ void store(float* part, float2* stats) {
+  __device__ __forceinline__ void store(float* part) {
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
 #pragma unroll
@@ -272,8 +272,10 @@ class WarpRows {
         for (int distance = kQuadLanes; distance < kWarpSize; distance *= 2) {
           sum_[n][j] += __shfl_xor_sync(0xffffffff, sum_[n][j], distance);
         }
-        if (at_.group == 0) stats[row] = {ref_[n][j], sum_[n][j]};
         float* const to = part + row * kPartStride;
+        if (at_.group == 0) {
+          *reinterpret_cast<float2*>(to + C.head_dim_v) = {ref_[n][j], sum_[n][j]};
+        }
 #pragma unroll
         for (int i = 0; i < kChannelTiles; ++i) {
           const float first = output_[i][n][j], second = output_[i][n][j + 2];

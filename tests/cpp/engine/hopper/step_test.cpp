@@ -196,7 +196,7 @@ TEST(Reset, of_a_device_is_noticed_and_kernels_get_their_shared_memory_again) {
   g_cuda = {.smem_allowed = false};
   EXPECT_EQ(run(decoding_step()), FA3_OK) << fa3_last_error();
   EXPECT_EQ(g_cuda.launches, 2);
-  EXPECT_EQ(g_cuda.function_settings, 1);
+  EXPECT_EQ(g_cuda.function_settings, 2);  // shared memory, and clusters of any size
   EXPECT_EQ(g_cuda.last_error, cudaSuccess);
 }
 

@@ -173,6 +173,8 @@ TEST(Decoding, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
   for (const int64_t dim : {64, 128, 256}) {
     EXPECT_TRUE(decodes([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
   }
+  EXPECT_FALSE(decodes([](Problem& p) { p.batch = 1, p.heads_q = 32, p.heads_k = 2; }))
+      << "16 rows of 67 pieces";
   EXPECT_FALSE(decodes([](Problem& p) { p.batch = 33; }));
   EXPECT_FALSE(decodes([](Problem& p) { p.lengths_q.max = 9; }));
   EXPECT_FALSE(decodes([](Problem& p) { p.mask.left = 4096; }));
@@ -260,27 +262,47 @@ TEST(Streams, do_one_sequence_in_clusters) {
     return streamed(p);
   };
   const auto as_it_is = [](Problem&) {};
+  const auto two_heads = [](Problem& p) { p.heads_q = 16, p.heads_k = 2; };
+  EXPECT_EQ(one(700, as_it_is), (Streamed{128, 8, true, 8, 8}));
   EXPECT_EQ(one(2048, as_it_is), (Streamed{128, 8, true, 8, 8}));
-  EXPECT_EQ(one(8192, as_it_is), (Streamed{128, 8, true, 8, 8}));
-  EXPECT_EQ(one(32768, as_it_is), (Streamed{128, 8, true, 64, 2}));  // all multiprocessors read
-  EXPECT_EQ(one(700, as_it_is), (Streamed{128, 8, true, 8, 4}));     // six slots a warp of one
-  EXPECT_EQ(one(131072, as_it_is), Streamed{});
+  EXPECT_EQ(one(131072, as_it_is), (Streamed{128, 8, true, 8, 8}));  // half of the multiprocessors
   EXPECT_EQ(one(400, as_it_is), Streamed{});
   EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 2; }), (Streamed{128, 16, true, 8, 8}));
   EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 3; }), Streamed{});
   EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 64; }),
             (Streamed{64, 8, true, 8, 8}));
-  EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 256; }), Streamed{});
-  EXPECT_EQ(one(2048, [](Problem& p) { p.heads_k = 32; }), Streamed{});  // many tiles
-  EXPECT_EQ(one(8192, [](Problem& p) { p.heads_q = 16, p.heads_k = 2; }),
-            (Streamed{128, 8, true, 8, 8}));  // four parts a tile
+  EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 256; }),
+            (Streamed{256, 8, true, 8, 8}));
+  EXPECT_EQ(one(2048, two_heads), (Streamed{128, 8, true, 2, 16}));
+  EXPECT_EQ(one(12288, two_heads), (Streamed{128, 8, true, 2, 16}));
+  EXPECT_EQ(one(12289, two_heads), (Streamed{128, 8, true, 8, 8}));  // four parts a tile
+  EXPECT_EQ(one(2048, [](Problem& p) { p.heads_q = 16, p.heads_k = 2, p.lengths_q.max = 2; }),
+            (Streamed{128, 16, true, 4, 8}));  // sixteen would need as many multiprocessors
+  EXPECT_EQ(one(65536, [](Problem& p) { p.heads_k = 4; }), (Streamed{128, 16, true, 8, 8}));
+  EXPECT_EQ(one(65536, [](Problem& p) { p.heads_q = 32, p.heads_k = 4; }),
+            (Streamed{128, 8, true, 4, 16}));
+  const auto many_heads = [](Problem& p) { p.heads_q = p.heads_k = 32; };
+  EXPECT_EQ(one(8192, many_heads), (Streamed{128, 8, true, 32, 2}));
+  EXPECT_EQ(one(16384, many_heads), Streamed{});  // more than 160 MB
+  EXPECT_EQ(one(2048, [](Problem& p) { p.heads_q = p.heads_k = 33; }), Streamed{});
   for (const auto& change :
        {+[](Problem& p) { p.mask.left = 100; }, +[](Problem& p) { p.softcap = 30; },
         +[](Problem& p) { p.o.dtype = DType::float32; }, +[](Problem& p) { p.num_splits = 4; },
-        +[](Problem& p) { p.num_splits = 1; }, +[](Problem& p) { p.batch_invariant = true; },
-        +[](Problem& p) { p.batch = 2; }}) {
+        +[](Problem& p) { p.num_splits = 1; }, +[](Problem& p) { p.batch_invariant = true; }}) {
     EXPECT_EQ(one(2048, change), Streamed{});
   }
+}
+
+TEST(Streams, do_several_sequences_of_few_bytes) {
+  const auto several = [](int64_t batch, int64_t keys, int64_t dim = 128) {
+    return streamed(several_tokens(batch, 1, keys, dim));
+  };
+  EXPECT_EQ(several(8, 2048), (Streamed{128, 8, false, 64, 2}));
+  EXPECT_EQ(several(64, 512), (Streamed{128, 8, false, 128, 1}));
+  EXPECT_EQ(several(5, 8192), (Streamed{128, 8, false, 64, 2}));  // 160 MB
+  EXPECT_EQ(several(6, 8192), Streamed{});
+  EXPECT_EQ(several(8, 8192, 64), (Streamed{64, 8, false, 64, 2}));
+  EXPECT_EQ(several(0, 8192), Streamed{});
 }
 
 TEST(Streams, do_quantized_caches_of_any_number_of_sequences) {
