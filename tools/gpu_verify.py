@@ -9,7 +9,8 @@ so the machine needs no compiler, no GoogleTest and no network; torch serves the
 C ABI. Pieces run side by side, as many commands at once as there are processors: most of the time
 goes into the oracle, on the host. A piece that passed for these very sources is not run again: an
 interrupted run can be resumed, and a change of the forward leaves what was seen of the backward.
-The record, docs/results/verification-h200.json, is committed.
+The record, docs/results/verification-h200.json, is committed. A run that is told to end (SIGTERM)
+first says which commands had not ended: of them one may hang.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -211,9 +213,22 @@ def counts(output: str) -> tuple[int, int]:
     return 0, 0
 
 
+running_commands: dict[str, float] = {}  # and when each began
+
+
+def say_what_runs(*_) -> None:
+    now = time.monotonic()
+    for command, start in sorted(running_commands.items(), key=lambda one: one[1]):
+        print(f"{now - start:5.0f} s  not ended: {command}")
+    sys.stdout.flush()
+    os._exit(128 + signal.SIGTERM)
+
+
 def run_command(command: list, build: Path) -> tuple[str, int, float]:
     """Output, exit status and seconds."""
     start = time.monotonic()
+    shown = words_of(command)
+    running_commands[shown] = start
     environment = os.environ | {
         "FA3_LIBRARY": str(build / "lib" / "libfa3.so"),
         "PYTHONPATH": str(build / "python"),
@@ -226,6 +241,8 @@ def run_command(command: list, build: Path) -> tuple[str, int, float]:
         output, status = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as expired:
         output, status = (expired.stdout or b"").decode(errors="replace") + "\ntimed out", -1
+    finally:
+        running_commands.pop(shown, None)
     return output, status, time.monotonic() - start
 
 
@@ -233,8 +250,12 @@ def end_of(command: list, output: str) -> list:
     """The command; the last lines, and before them those that name a failure further up."""
     lines = [line.rstrip() for line in PLACES.sub("", output).splitlines() if line.strip()]
     named = [line for line in lines[:-20] if "FAIL" in line][:20]
+    return ["$ " + words_of(command), *named, *lines[-20:]]
+
+
+def words_of(command: list) -> str:
     words = [Path(word).name if word.startswith("/") else word for word in command]
-    return ["$ " + PLACES.sub("", " ".join(words)), *named, *lines[-20:]]
+    return PLACES.sub("", " ".join(words))
 
 
 def run_piece(name: str, commands: list, build: Path, pool: ThreadPoolExecutor) -> dict:
@@ -350,6 +371,7 @@ def main() -> int:
         problem = record_problem(arguments.record)
         print(problem or "the verification record matches the sources")
         return 1 if problem else 0
+    signal.signal(signal.SIGTERM, say_what_runs)
     return 0 if verify(arguments.build.resolve(), arguments.record, arguments.only) else 1
 
 

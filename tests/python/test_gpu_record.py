@@ -2,6 +2,8 @@
 """The verification record of the GPU kernels vouches for exact sources, and only if all passed."""
 
 import json
+import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,6 +204,24 @@ def test_a_piece_without_its_tool_says_so(tmp_path):
     result = run_piece("piece", [["no-such-tool"]], tmp_path)
     assert not result["passed"]
     assert "no-such-tool is not on this machine" in result["skipped"]
+
+
+ENDED = f"""
+import os, signal, sys, threading
+sys.path.insert(0, {str(Path(gpu_verify.__file__).parent)!r})
+import gpu_verify
+signal.signal(signal.SIGTERM, gpu_verify.say_what_runs)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+gpu_verify.run_command([sys.executable, "-c", "import time; time.sleep(2)"], gpu_verify.ROOT)
+print("ended")
+"""
+
+
+def test_a_run_that_is_told_to_end_says_what_had_not():
+    done = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "not ended: " in done.stdout and "time.sleep(2)" in done.stdout
+    assert "ended" not in done.stdout.splitlines()
 
 
 def test_a_piece_of_several_commands_sums_them_and_fails_with_one(tmp_path):
