@@ -89,6 +89,16 @@ def test_the_numbers_are_those_of_the_rows():
     assert re.findall(r"\b[01]\.\d{3}\b", README) == [f"{number:.3f}" for number in numbers]
 
 
+def test_decoding_takes_as_long_as_in_the_output():
+    said = re.search(r"Decoding one sequence.*?\(([^)]+)\) of commit", README, re.DOTALL)
+    numbers = [float(number) for number in re.findall(r"\d+\.\d", said[0])]
+    last_run = (ROOT / said[1]).read_text().split("beside official FlashAttention-3.")[-1]
+    for case in ("b1_2048", "b1_8192", "b1_32768", "b8_2048"):
+        both = re.search(rf"\n{case} .*new +([\d.]+) us .*rival +([\d.]+) us", last_run)
+        for microseconds in map(float, both.groups()):
+            assert any(abs(number - microseconds) < 0.051 for number in numbers), case
+
+
 def test_every_link_leads_somewhere():
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)\)", prose):
