@@ -51,8 +51,8 @@ struct ForwardConfig {
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   // Knows cut tiles alone, one for each sequence and head pack, of queries that are dense, under masks
-  // with a right side alone, and, unless they are widened, keys that threads copy: a small call waits for instructions, so there
-  // are no others.
+  // with a right side alone, and, unless they are widened or stream, keys that threads copy: a small call
+  // waits for instructions, so there are no others.
   FA3_HD constexpr bool decodes() const { return variant == Variant::kDecode || streams(); }
 
   // Such a kernel whose warps have keys of their own (stream/), and one that has a cluster for each part of
@@ -93,7 +93,7 @@ struct ForwardConfig {
     return has_tiles() && block_m <= 8 && head_dim_v <= 128;
   }
   FA3_HD constexpr int stream_blocks() const { return meets_next_call() ? 2 : 1; }
-  // Slots of such a warp. Where there is one tile, joined rows lie in them, and they have all the room.
+  // Slots of a warp that streams. Where there is one tile, joined rows lie in them, and they have all the room.
   FA3_HD constexpr int stream_slots() const {
     if (!has_tiles()) return kv_slots;
     const int slot_bytes = slot_keys() * head_dim * bytes_of(stored());

@@ -23,8 +23,8 @@ inline cuda::RowTensor row_tensor(const TensorSpan& t) {
 constexpr uintptr_t kKnownKernels = 256;
 inline std::atomic<uintptr_t> g_known_kernels[kKnownKernels];
 
-// Lets a kernel have so much shared memory on the current device, and clusters of any size. `again`: also if that seems known, for
-// a program may have reset the device.
+// Lets a kernel have so much shared memory on the current device, and clusters of any size. `again`: also
+// if that seems known, for a program may have reset the device.
 inline cudaError_t allow_smem(const void* function, int bytes, bool again) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thread blocks of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa", "st.async").
+// Thread blocks of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa",
+// "st.async").
 // A launch without clusters has one thread block in each.
 #pragma once
 

@@ -56,7 +56,7 @@ class BoxRing {
     if (2 * step + 1 < asked_) ask(params_.v_map, Slots::kV, slot_of(2 * step + 1), box);
   }
 
-  // K of the next slot, V of it: when they are there, where they lie.
+  // The next slot's K, or V: when it is there, where it lies.
   __device__ __forceinline__ uint32_t wait_for_k() {
     return wait();
   }
@@ -67,7 +67,7 @@ class BoxRing {
     return v;
   }
 
-  // They have been read: rows further on are asked for.
+  // It has been read: a slot further on is asked for.
   __device__ __forceinline__ void release_k() {
     release<Slots::kSlots % 2 == 0>();
   }

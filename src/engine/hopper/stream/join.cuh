@@ -74,7 +74,7 @@ class Join {
     if (!are_last) open();
   }
 
-  // Where there was nothing to join.
+  // Waits until all have opened theirs, if this one has. At the end too, where there was nothing to join.
   __device__ __forceinline__ void close() {
     if (is_open_) ptx::cluster_wait();
     is_open_ = false;
@@ -89,7 +89,7 @@ class Join {
     return share_.step == 1;
   }
 
-  // The inbox is free.
+  // The inbox is free for the next item's rows.
   __device__ __forceinline__ void open() {
     if (threadIdx.x == 0 && !is_alone()) {
       const int own = (rows_ - share_.first + share_.step - 1) / share_.step;

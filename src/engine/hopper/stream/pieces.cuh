@@ -71,8 +71,8 @@ class RunPieces {
 };
 
 // One sequence, each of whose tiles is in as many parts, a cluster each, whose warps take turns. The grid:
-// parts, each a cluster; key heads; packs of query heads of each. Where the
-// first keys lie depends on no length: it is looked up while the length is on its way.
+// parts, each a cluster; key heads; packs of query heads of each. Where the first keys lie depends on no
+// length: it is looked up while the length is on its way.
 template <ForwardConfig C>
 class TilePart {
  public:

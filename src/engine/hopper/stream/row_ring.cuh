@@ -43,7 +43,7 @@ class RowRing {
     if constexpr (Slots::kSlots % 2 != 0) release<true>();
   }
 
-  // K of the next slot, V of it: when they are there, where they lie.
+  // The next slot's K, or V: when it is there, where it lies.
   __device__ __forceinline__ uint32_t wait_for_k() const {
     return wait();
   }
@@ -51,7 +51,7 @@ class RowRing {
     return wait();
   }
 
-  // They have been read: rows further on are asked for. A group of copies may have none.
+  // It has been read: a slot further on is asked for. A group of copies may have none.
   __device__ __forceinline__ void release_k() {
     release<Slots::kSlots % 2 == 0>();
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values on their way to one warp: slots of a few rows of K or of V in shared memory, which take
-// turns in a ring that no other warp waits for. Next: box_ring.cuh and row_ring.cuh, which fill them, warp_rows.cuh, which reads
-// them.
+// turns in a ring that no other warp waits for. Next: box_ring.cuh and row_ring.cuh, which fill them,
+// warp_rows.cuh, which reads them.
 #pragma once
 
 #include "engine/hopper/forward_params.h"

@@ -389,7 +389,6 @@ TEST(KeySplit, knows_simple_sequences_as_the_list_does) {
   }
 }
 
-// The blocks a tile loads are those of its last warpgroup with rows: nobody waits for one more.
 // Slots of warps that stream keys.
 template <int SlotKeys>
 void expect_each_key_in_one_slot() {
@@ -429,6 +428,7 @@ TEST(Divisor, divides_as_the_machine_does) {
   }
 }
 
+// The blocks a tile loads are those of its last warpgroup with rows: nobody waits for one more.
 TEST(RowBlocks, of_a_tile_are_the_most_of_its_warpgroups) {
   for (const auto [queries, keys] : {Lengths{1000, 1000}, {129, 700}, {700, 129}}) {
     for (int first = 0; first < queries; first += 192) {

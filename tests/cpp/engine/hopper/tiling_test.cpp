@@ -281,6 +281,14 @@ TEST(Streams, do_one_sequence_in_clusters) {
   EXPECT_EQ(one(65536, [](Problem& p) { p.heads_k = 4; }), (Streamed{128, 16, true, 8, 8}));
   EXPECT_EQ(one(65536, [](Problem& p) { p.heads_q = 32, p.heads_k = 4; }),
             (Streamed{128, 8, true, 4, 16}));
+  // Rows that threads copy: half of the multiprocessors are too few from 48 MB on.
+  const auto small_pages = [](Problem& p) {
+    p.key_places = {.page_size = 1, .entries = 1, .elsewhere = true};
+    p.key_places.pages = p.lengths_k.max;
+  };
+  EXPECT_EQ(one(8192, small_pages), (Streamed{128, 8, true, 8, 8}));
+  EXPECT_EQ(one(32768, small_pages), (Streamed{128, 8, true, 64, 2}));
+  EXPECT_EQ(one(65536, small_pages), Streamed{});
   const auto many_heads = [](Problem& p) { p.heads_q = p.heads_k = 32; };
   EXPECT_EQ(one(8192, many_heads), (Streamed{128, 8, true, 32, 2}));
   EXPECT_EQ(one(16384, many_heads), Streamed{});  // more than 160 MB
