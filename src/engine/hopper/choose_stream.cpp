@@ -17,10 +17,13 @@ namespace {
 // if the copy engine reads what lies side by side: all tiles of one sequence at once. Of e4m3 they do not
 // widen as fast, and threads do not copy as fast: then all read what is much.
 constexpr int64_t kLeastKeys = 512;
-constexpr int64_t kManyBytes = int64_t{48} << 20;  // of keys and values
+int64_t many_bytes(const ForwardConfig& c) {  // of keys and values
+  return int64_t{!c.widens() ? 48 : c.meets_next_call() ? 32 : 16} << 20;
+}
 constexpr int64_t kLargestCluster = 16, kLargeCluster = 8, kSmallCluster = 2, kMostParts = 8;
-// Of a tile that sixteen thread blocks read alone: then parts for more of them, and a merge, are as soon done.
-constexpr int64_t kMostRounds = 6;
+// Sixteen thread blocks read one tile alone up to twice as many keys, two tiles up to three times as many: of
+// more keys, parts on all of those multiprocessors and their merge are sooner done.
+constexpr int64_t kKeysAlone = 2048;
 // Ordinary kernels read more 16-bit keys and values in as little time, where tiles are many, columns are
 // more than 128 or sequences are several.
 constexpr int64_t kFewTiles = 8, kMostTiles = 32;
@@ -52,7 +55,7 @@ bool cut_into_parts(const ForwardConfig& c, int multiprocessors, ForwardLaunch* 
   const int64_t tiles = num_cut_tiles(c, *launch), keys = launch->seqlen_k;
   const int64_t bytes = key_bytes(c, *launch), all = power_below(multiprocessors);
   const bool by_threads = gathers_keys(c, *launch);
-  const bool is_much = (c.widens() || by_threads) && bytes >= kManyBytes &&
+  const bool is_much = (c.widens() || by_threads) && bytes >= many_bytes(c) &&
                        all <= tiles * kSmallCluster * kMostParts;
   const int64_t blocks = is_much ? all : all / 2;
   if (keys < kLeastKeys || tiles > blocks) return false;
@@ -62,7 +65,7 @@ bool cut_into_parts(const ForwardConfig& c, int multiprocessors, ForwardLaunch* 
   int64_t of_tile = std::min(power_below(blocks / tiles), busy);
   int64_t cluster = std::min(of_tile, is_much ? kSmallCluster : kLargeCluster);
   // Where two thread blocks share a multiprocessor, any group of them has room for sixteen.
-  const bool are_short = keys <= kMostRounds * kLargestCluster * c.block_n;
+  const bool are_short = keys <= kKeysAlone * (1 + tiles);
   if (c.meets_next_call() && !is_much && of_tile >= kLargestCluster &&
       (are_short || of_tile == kLargestCluster)) {
     cluster = of_tile = kLargestCluster;

@@ -34,6 +34,13 @@ struct Workspace {
   uint64_t* counts = nullptr;  // of kernels that merge themselves
 };
 
+// Of kernels that merge themselves: of each slot one for each row, or for each thread block of a cluster.
+int64_t num_counts(const ForwardConfig& c, const ForwardLaunch& launch) {
+  if (!c.decodes()) return 0;
+  const int64_t of_slot = c.has_tiles() ? c.block_m : int64_t{1} << launch.cut.cluster_log2;
+  return launch.cut.blocks * of_slot;
+}
+
 Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
   const int64_t slots = num_slots(c, launch);
   const int64_t rows =
@@ -44,8 +51,7 @@ Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carv
                      .rows = int(rows),
                      .columns = int(columns)},
           .cuts = carver.take<CutTile>(c.decodes() ? 0 : num_cuts(c, launch)),
-          .counts = carver.take<uint64_t>(c.decodes() ? launch.cut.blocks << launch.cut.cluster_log2
-                                                      : 0)};
+          .counts = carver.take<uint64_t>(num_counts(c, launch))};
 }
 
 // Tiles that differ in length are drawn from a counter when a multiprocessor is free; others, and those

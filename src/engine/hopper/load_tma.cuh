@@ -368,7 +368,8 @@ class Producer {
     __syncwarp();
     const int lane = ptx::lane();
     if (lane < tiles_.num_cuts()) {
-      CountCell::look(params_.counts, smem_.cut.tiles.tiles[lane]).prepare(params_.counts);
+      CountCell::look(params_.counts, count_of(smem_.cut.tiles.tiles[lane], {}))
+          .prepare(params_.counts);
     }
   }
 

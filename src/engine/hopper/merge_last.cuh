@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of a cut tile, merged by the thread block that is done with the last of them: no second kernel,
-// whose start a small call would wait for. Thread blocks count themselves in a cell for each tile. Cells
+// Pieces of a cut tile, merged by whoever is done with the last of them, a thread block or (stream/) a warp: no
+// second kernel, whose start a small call would wait for. They count themselves in a cell for each tile. Cells
 // lie in the caller's workspace, which holds anything at first: a cell counts from zero once it holds the
 // launch's own number, which each thread block that needs it puts there if it is missing. The merging
 // thread block sets it back, so that a captured launch finds it as it left it. Next: merge_row.cuh.
@@ -23,43 +23,59 @@ __device__ __forceinline__ int count_of(const CutTile& tile, RowShare share) {
   return tile.later_slots * share.step + share.first;
 }
 
-// By one thread, before the pieces are there: look() some time before prepare().
+// A count of pieces, for one thread.
 struct CountCell {
   uint64_t* cell = nullptr;
   uint64_t found = 0;
 
-  static __device__ __forceinline__ CountCell look(const PieceCounts& counts, const CutTile& tile,
-                                                   RowShare share = {}) {
-    uint64_t* const cell = counts.cells + count_of(tile, share);
+  // Before the pieces are there: look() some time before prepare().
+  static __device__ __forceinline__ CountCell look(const PieceCounts& counts, int number) {
+    uint64_t* const cell = counts.cells + number;
     return {cell, __ldcg(reinterpret_cast<const unsigned long long*>(cell))};
   }
   __device__ __forceinline__ void prepare(const PieceCounts& counts) const {
     if (found >> counts.kBits == counts.launch) return;
     ptx::replace(cell, found, counts.launch << counts.kBits);
   }
+  // A piece is there, stored by this thread and by those that a barrier has brought here. Whether it is the
+  // last of so many: then a barrier shows them all to those threads, and the cell counts from zero again.
+  static __device__ __forceinline__ bool count(const PieceCounts& counts, int number, int of) {
+    uint64_t* const cell = counts.cells + number;
+    const uint64_t before = ptx::add_in_order(cell, 1);
+    const bool is_last = (before & PieceCounts::kMost) + 1 == unsigned(of);
+    if (is_last) *cell = counts.launch << PieceCounts::kBits;
+    return is_last;
+  }
 };
 
 // Rows times pieces that a warp asks for at once; tiles in few pieces are merged by several rows.
 inline constexpr int kAtOnce = 16, kFewPieces = 4;
 
+// Rows of a tile from `row` on, `step` apart. By a warp.
 template <ForwardConfig C, int Rows, int Together>
 __device__ __forceinline__ void merge_rows(const ForwardParams& params, const CutTile& tile,
-                                           RowShare share, int warp, int lane) {
+                                           int row, int step) {
+#pragma unroll 1
+  for (int first = 0; first < params.pieces.columns; first += kMergedColumns) {
+    const int column = first + ptx::lane() * kLaneColumns;
+    MergedSum sums[Rows];
+    add_pieces<Rows, Together>(sums, params.pieces, tile, row, step, 0, column);
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      const int tile_row = row + r * step;
+      if (tile_row >= params.pieces.rows) break;
+      finish_row<C.output(), C.stores_any_rows()>(sums[r], params.output, tile, tile_row, column);
+    }
+  }
+}
+
+template <ForwardConfig C, int Rows, int Together>
+__device__ __forceinline__ void merge_share(const ForwardParams& params, const CutTile& tile,
+                                            RowShare share, int warp) {
   const int step = C.consumer_warps() * share.step;
 #pragma unroll 1
   for (int row = share.first + warp * share.step; row < params.pieces.rows; row += Rows * step) {
-#pragma unroll 1
-    for (int first = 0; first < params.pieces.columns; first += kMergedColumns) {
-      const int column = first + lane * kLaneColumns;
-      MergedSum sums[Rows];
-      add_pieces<Rows, Together>(sums, params.pieces, tile, row, step, 0, column);
-#pragma unroll
-      for (int r = 0; r < Rows; ++r) {
-        const int tile_row = row + r * step;
-        if (tile_row >= params.pieces.rows) break;
-        finish_row<C.output(), C.stores_any_rows()>(sums[r], params.output, tile, tile_row, column);
-      }
-    }
+    merge_rows<C, Rows, Together>(params, tile, row, step);
   }
 }
 
@@ -75,24 +91,20 @@ __device__ __forceinline__ void merge_cut_tiles(const ForwardParams& params, Cut
   sync();
   if (thread < count) {
     const CutTile& tile = cut.tiles[thread];
-    uint64_t* const cell = params.counts.cells + count_of(tile, share);
-    const uint64_t before = ptx::add_in_order(cell, 1);
-    const bool last = (before & PieceCounts::kMost) + 1 == unsigned(tile.num_pieces);
-    if (last) *cell = params.counts.launch << PieceCounts::kBits;
-    cut.is_last[thread] = last;
+    cut.is_last[thread] = CountCell::count(params.counts, count_of(tile, share), tile.num_pieces);
   }
   sync();
-  const int warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const int warp = thread / kWarpSize;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     if (!cut.is_last[i]) continue;
     const CutTile tile = cut.tiles[i];
     if constexpr (C.streams()) {  // few rows, and few pieces
-      merge_rows<C, 1, kFewPieces>(params, tile, share, warp, lane);
+      merge_share<C, 1, kFewPieces>(params, tile, share, warp);
     } else if (tile.num_pieces <= kFewPieces) {
-      merge_rows<C, kAtOnce / kFewPieces, kFewPieces>(params, tile, share, warp, lane);
+      merge_share<C, kAtOnce / kFewPieces, kFewPieces>(params, tile, share, warp);
     } else {
-      merge_rows<C, 1, kAtOnce>(params, tile, share, warp, lane);
+      merge_share<C, 1, kAtOnce>(params, tile, share, warp);
     }
   }
 }

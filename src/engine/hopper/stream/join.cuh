@@ -2,7 +2,7 @@
 // The rows that the warps of a cluster have, each of keys of its own, become one: first those of a thread
 // block, in its shared memory; then each goes to the thread block of the cluster that joins it with the
 // others' and stores it. Nobody waits for a cluster's barrier on the way: rows are sent, and their receiver
-// counts bytes. Next: ../merge_last.cuh, which merges pieces of a tile.
+// counts bytes. Next: merge_parts.cuh, which merges pieces of a tile.
 #pragma once
 
 #include "engine/hopper/merge_last.cuh"

@@ -3,12 +3,13 @@
 // and how soon a call is done. The pieces are those of any kernel that decodes (../piece/key_split.h), each
 // for a cluster of thread blocks, whose every warp has keys of its own and waits for no other until its
 // rows are joined with theirs. All warps find the pieces for themselves. Read first: slots.cuh,
-// warp_rows.cuh. Next: join.cuh, ../merge_last.cuh.
+// warp_rows.cuh. Next: join.cuh, merge_parts.cuh.
 #pragma once
 
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/stream/box_ring.cuh"
 #include "engine/hopper/stream/join.cuh"
+#include "engine/hopper/stream/merge_parts.cuh"
 #include "engine/hopper/stream/pieces.cuh"
 #include "engine/hopper/stream/row_ring.cuh"
 
@@ -17,6 +18,9 @@
 using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 
 namespace fa3::hopper {
+
+template <ForwardConfig C>
+using PartsMerge = std::conditional_t<C.has_tiles(), RowMerge<C>, RunMerge<C>>;
 
 // The rows that a warp has, for others to join: in its slots, which it has read; or in a place of their own,
 // where the slots take the next item's keys by then.
@@ -40,7 +44,7 @@ struct StreamSmem {
   typename BoxRing<C>::Barriers barriers[Slots::kWarps];
   WarpParts<C> parts;
   JoinSmem<C> join;
-  CutTiles cut;
+  PartsMerge<C>::Smem merge;
 
   __device__ __forceinline__ float* part(int warp) { return parts.of(warp, slots[warp]); }
 };
@@ -62,6 +66,7 @@ class StreamBlock {
         turns_(turns),
         ring_(ring),
         join_(smem.join, warp, params.pieces.rows, share),
+        merge_(params, smem.merge, warp, share),
         pieces_(params) {}
 
   __device__ __forceinline__ void run() {
@@ -69,13 +74,6 @@ class StreamBlock {
       stream_one();
     } else {
       stream_all();
-    }
-    join_.close();
-    if constexpr (!C.meets_next_call()) ptx::griddepcontrol_launch_dependents();
-    if (num_cuts_ > 0) {
-      if (threadIdx.x == 0) smem_.cut.count = num_cuts_;
-      __syncthreads();
-      merge_cut_tiles<C>(params_, smem_.cut, int(threadIdx.x), share_);
     }
   }
 
@@ -90,6 +88,8 @@ class StreamBlock {
     start(item, rows);
     attend(item, rows);
     finish(item, true);
+    if constexpr (!C.meets_next_call()) ptx::griddepcontrol_launch_dependents();
+    if (item.slot != KeyPiece::kWhole) merge_.end(pieces_.tile(item));
   }
 
   __device__ __forceinline__ void stream_all() {
@@ -106,6 +106,9 @@ class StreamBlock {
       attend(item, rows);
       last = item;
     }
+    join_.close();  // where there was no item
+    ptx::griddepcontrol_launch_dependents();
+    merge_.end();
   }
 
   // Its queries and first keys are asked for.
@@ -122,14 +125,7 @@ class StreamBlock {
       return params_.q.at(item.queries.batch, pack.head(item.queries.pack, row), query);
     };
     rows.load_queries(row_at, params_.q.columns);
-    if (item.slot != KeyPiece::kWhole) {
-      if (threadIdx.x == 0) {
-        CutTile& cut = smem_.cut.tiles[num_cuts_];
-        cut = pieces_.tile(item);
-        cell_ = CountCell::look(params_.counts, cut, share_);
-      }
-      ++num_cuts_;
-    }
+    if (item.slot != KeyPiece::kWhole) merge_.begin(pieces_.tile(item));
   }
 
   __device__ __forceinline__ void attend(const StreamItem& item, Rows& rows) {
@@ -137,6 +133,7 @@ class StreamBlock {
     rows.set_scale(key_scale(item));
     rows.clear();
     rows.fit_queries();
+    if constexpr (!C.has_tiles()) merge_.prepare();
     // Of the keys that are hidden from a row, the first; the first row sees the least.
     const auto end_of = [&](int row) {
       const MaskRuleOf<int> mask{.right = params_.mask.right};
@@ -154,8 +151,7 @@ class StreamBlock {
       ring_.release_v();
     }
     join_.put(rows, smem_.part(warp_));
-    if (cell_.cell != nullptr) cell_.prepare(params_.counts);
-    cell_ = {};
+    if constexpr (C.has_tiles()) merge_.prepare();
   }
 
   __device__ __forceinline__ float scale_of(const Descales<const float>& of,
@@ -201,10 +197,9 @@ class StreamBlock {
   const typename Slots::Turns turns_;
   Ring ring_;
   Join<C> join_;
+  PartsMerge<C> merge_;
   Pieces pieces_;
   int steps_ = 0;  // of the warp, in the current item
-  int num_cuts_ = 0;
-  CountCell cell_;  // of thread 0: of the last cut tile
 };
 
 template <ForwardConfig C>

@@ -274,8 +274,11 @@ TEST(Streams, do_one_sequence_in_clusters) {
   EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 256; }),
             (Streamed{256, 8, true, 8, 8}));
   EXPECT_EQ(one(2048, two_heads), (Streamed{128, 8, true, 2, 16}));
-  EXPECT_EQ(one(12288, two_heads), (Streamed{128, 8, true, 2, 16}));
-  EXPECT_EQ(one(12289, two_heads), (Streamed{128, 8, true, 8, 8}));  // four parts a tile
+  EXPECT_EQ(one(6144, two_heads), (Streamed{128, 8, true, 2, 16}));
+  EXPECT_EQ(one(6145, two_heads), (Streamed{128, 8, true, 8, 8}));  // four parts a tile
+  const auto one_head = [](Problem& p) { p.heads_q = 8, p.heads_k = 1; };
+  EXPECT_EQ(one(4096, one_head), (Streamed{128, 8, true, 1, 16}));
+  EXPECT_EQ(one(4097, one_head), (Streamed{128, 8, true, 8, 8}));
   EXPECT_EQ(one(2048, [](Problem& p) { p.heads_q = 16, p.heads_k = 2, p.lengths_q.max = 2; }),
             (Streamed{128, 16, true, 4, 8}));  // sixteen would need as many multiprocessors
   EXPECT_EQ(one(65536, [](Problem& p) { p.heads_k = 4; }), (Streamed{128, 16, true, 8, 8}));
@@ -323,7 +326,11 @@ TEST(Streams, do_quantized_caches_of_any_number_of_sequences) {
   EXPECT_EQ(quantized(128, 1, 8192, 128), (Streamed{128, 8, false, 128, 1}));
   EXPECT_EQ(quantized(32, 2, 8192, 128), (Streamed{128, 16, false, 128, 1}));
   EXPECT_EQ(quantized(32, 1, 8192, 64), (Streamed{64, 8, false, 128, 1}));
-  EXPECT_EQ(quantized(1, 1, 131072, 128), (Streamed{128, 8, true, 64, 2}));
+  // One sequence's: all multiprocessors from 32 MB on, under 16 rows from 16 MB on.
+  EXPECT_EQ(quantized(1, 1, 16383, 128), (Streamed{128, 8, true, 8, 8}));
+  EXPECT_EQ(quantized(1, 1, 16384, 128), (Streamed{128, 8, true, 64, 2}));
+  EXPECT_EQ(quantized(1, 2, 8191, 128), (Streamed{128, 16, true, 8, 8}));
+  EXPECT_EQ(quantized(1, 2, 8192, 128), (Streamed{128, 16, true, 64, 2}));
   EXPECT_EQ(quantized(32, 3, 8192, 128), Streamed{});
 }
 
