@@ -368,8 +368,8 @@ class Producer {
     __syncwarp();
     const int lane = ptx::lane();
     if (lane < tiles_.num_cuts()) {
-      CountCell::look(params_.counts, count_of(smem_.cut.tiles.tiles[lane], {}))
-          .prepare(params_.counts);
+      const PieceCount count(params_.counts, count_of(smem_.cut.tiles.tiles[lane], {}));
+      count.prepare(count.look());
     }
   }
 

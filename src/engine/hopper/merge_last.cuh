@@ -24,28 +24,31 @@ __device__ __forceinline__ int count_of(const CutTile& tile, RowShare share) {
 }
 
 // A count of pieces, for one thread.
-struct CountCell {
-  uint64_t* cell = nullptr;
-  uint64_t found = 0;
+class PieceCount {
+ public:
+  __device__ __forceinline__ PieceCount(const PieceCounts& counts, int number)
+      : counts_(counts), cell_(counts.cells + number) {}
 
-  // Before the pieces are there: look() some time before prepare().
-  static __device__ __forceinline__ CountCell look(const PieceCounts& counts, int number) {
-    uint64_t* const cell = counts.cells + number;
-    return {cell, __ldcg(reinterpret_cast<const unsigned long long*>(cell))};
+  // Before the pieces are there: prepare() what look() found some time before.
+  __device__ __forceinline__ uint64_t look() const {
+    return __ldcg(reinterpret_cast<const unsigned long long*>(cell_));
   }
-  __device__ __forceinline__ void prepare(const PieceCounts& counts) const {
-    if (found >> counts.kBits == counts.launch) return;
-    ptx::replace(cell, found, counts.launch << counts.kBits);
+  __device__ __forceinline__ void prepare(uint64_t found) const {
+    if (found >> counts_.kBits == counts_.launch) return;
+    ptx::replace(cell_, found, counts_.launch << counts_.kBits);
   }
   // A piece is there, stored by this thread and by those that a barrier has brought here. Whether it is the
   // last of so many: then a barrier shows them all to those threads, and the cell counts from zero again.
-  static __device__ __forceinline__ bool count(const PieceCounts& counts, int number, int of) {
-    uint64_t* const cell = counts.cells + number;
-    const uint64_t before = ptx::add_in_order(cell, 1);
+  __device__ __forceinline__ bool add(int of) const {
+    const uint64_t before = ptx::add_in_order(cell_, 1);
     const bool is_last = (before & PieceCounts::kMost) + 1 == unsigned(of);
-    if (is_last) *cell = counts.launch << PieceCounts::kBits;
+    if (is_last) *cell_ = counts_.launch << PieceCounts::kBits;
     return is_last;
   }
+
+ private:
+  const PieceCounts& counts_;
+  uint64_t* const cell_;
 };
 
 // Rows times pieces that a warp asks for at once; tiles in few pieces are merged by several rows.
@@ -91,7 +94,7 @@ __device__ __forceinline__ void merge_cut_tiles(const ForwardParams& params, Cut
   sync();
   if (thread < count) {
     const CutTile& tile = cut.tiles[thread];
-    cut.is_last[thread] = CountCell::count(params.counts, count_of(tile, share), tile.num_pieces);
+    cut.is_last[thread] = PieceCount(params.counts, count_of(tile, share)).add(tile.num_pieces);
   }
   sync();
   const int warp = thread / kWarpSize;

@@ -25,17 +25,15 @@ class RowMerge {
         lane_row_(share.first + (warp + ptx::lane() * C.consumer_warps()) * share.step) {}
 
   __device__ __forceinline__ void begin(const CutTile& tile) {
-    if (has_row()) cell_ = CountCell::look(params_.counts, cell_of(tile));
+    if (has_row()) found_ = count_of_row(tile).look();
   }
-  __device__ __forceinline__ void prepare() {
-    if (cell_.cell != nullptr) cell_.prepare(params_.counts);
-    cell_ = {};
+  __device__ __forceinline__ void prepare(const CutTile& tile) const {
+    if (has_row()) count_of_row(tile).prepare(found_);
   }
   // The warp has stored its rows.
   __device__ __forceinline__ void end(const CutTile& tile) const {
     __syncwarp();
-    const bool is_last =
-        has_row() && CountCell::count(params_.counts, cell_of(tile), tile.num_pieces);
+    const bool is_last = has_row() && count_of_row(tile).add(tile.num_pieces);
     unsigned last = __ballot_sync(0xffffffff, is_last);
     __syncwarp();
 #pragma unroll 1
@@ -46,14 +44,16 @@ class RowMerge {
   }
 
  private:
-  __device__ __forceinline__ bool has_row() const { return lane_row_ < params_.pieces.rows; }
-  __device__ __forceinline__ int cell_of(const CutTile& tile) const {
-    return tile.first_slot * C.block_m + lane_row_;
+  __device__ __forceinline__ bool has_row() const {
+    return lane_row_ < params_.pieces.rows;
+  }
+  __device__ __forceinline__ PieceCount count_of_row(const CutTile& tile) const {
+    return {params_.counts, tile.first_slot * C.block_m + lane_row_};
   }
 
   const ForwardParams& params_;
   const int lane_row_;  // the lane's, if there is one
-  CountCell cell_;
+  uint64_t found_ = 0;
 };
 
 template <ForwardConfig C>
@@ -67,13 +67,12 @@ class RunMerge {
   __device__ __forceinline__ void begin(const CutTile& tile) {
     if (threadIdx.x == 0) {
       smem_.tiles[num_cuts_] = tile;
-      cell_ = CountCell::look(params_.counts, count_of(tile, share_));
+      found_ = count(tile).look();
     }
     ++num_cuts_;
   }
-  __device__ __forceinline__ void prepare() {
-    if (cell_.cell != nullptr) cell_.prepare(params_.counts);
-    cell_ = {};
+  __device__ __forceinline__ void prepare() const {
+    if (threadIdx.x == 0) count(smem_.tiles[num_cuts_ - 1]).prepare(found_);
   }
   __device__ __forceinline__ void end() const {
     if (num_cuts_ == 0) return;
@@ -83,11 +82,15 @@ class RunMerge {
   }
 
  private:
+  __device__ __forceinline__ PieceCount count(const CutTile& tile) const {
+    return {params_.counts, count_of(tile, share_)};
+  }
+
   const ForwardParams& params_;
   Smem& smem_;
   const RowShare share_;
   int num_cuts_ = 0;
-  CountCell cell_;  // of thread 0: of the last cut tile
+  uint64_t found_ = 0;  // by thread 0, of the last cut tile
 };
 
 }  // namespace fa3::hopper

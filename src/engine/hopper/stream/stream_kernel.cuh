@@ -133,7 +133,10 @@ class StreamBlock {
     rows.set_scale(key_scale(item));
     rows.clear();
     rows.fit_queries();
-    if constexpr (!C.has_tiles()) merge_.prepare();
+    const bool is_piece = item.slot != KeyPiece::kWhole;
+    if constexpr (!C.has_tiles()) {
+      if (is_piece) merge_.prepare();
+    }
     // Of the keys that are hidden from a row, the first; the first row sees the least.
     const auto end_of = [&](int row) {
       const MaskRuleOf<int> mask{.right = params_.mask.right};
@@ -151,7 +154,9 @@ class StreamBlock {
       ring_.release_v();
     }
     join_.put(rows, smem_.part(warp_));
-    if constexpr (C.has_tiles()) merge_.prepare();
+    if constexpr (C.has_tiles()) {
+      if (is_piece) merge_.prepare(pieces_.tile(item));
+    }
   }
 
   __device__ __forceinline__ float scale_of(const Descales<const float>& of,
