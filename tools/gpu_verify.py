@@ -158,16 +158,18 @@ def pieces(build: Path) -> dict:
         ],
         "Python package on CUDA tensors": python_tests(),
     }
+    once = ("--repeats", "0")  # a sanitizer sees all there is in a launch
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
         # racecheck does not follow the lanes that another arrives for (ptx/lanes.cuh).
         races = tool == "racecheck"
         program = every_lane if races else check
         found[f"compute-sanitizer {tool}"] = [
-            [*sanitizer, program, *rows_of(row), "--only", sanitized_cases(row[0])] for row in rows
+            [*sanitizer, program, *rows_of(row), *once, "--only", sanitized_cases(row[0])]
+            for row in rows
         ]
         found[f"compute-sanitizer {tool}, backward"] = [
-            [*sanitizer, backward, *row, "--repeats", "0", "--only", cases]
+            [*sanitizer, backward, *row, *once, "--only", cases]
             for row in backward_rows[: FIRST_SPLIT_ROW if races else None]
             for cases in SANITIZED_BACKWARD[: 1 if races else None]
         ]
