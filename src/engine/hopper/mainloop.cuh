@@ -46,7 +46,9 @@ class Consumer {
         pass_block();
         continue;
       }
-      if constexpr (C.follows()) {
+      if constexpr (C.follows() && C.starts_apart()) {
+        attend_and_follow_apart(r, step);
+      } else if constexpr (C.follows()) {
         attend_and_follow(r, step);
       } else {
         attend(r, step);
@@ -153,36 +155,77 @@ class Consumer {
   }
 
   // The same where a look at the rows decides how a tile goes on: by guarded steps, or by those that follow.
-  // attend() is not a case of it, for with it here ptxas compiles other kernels otherwise.
+  // The loop of steps asks one question, whether it must stop; why, is asked outside of it. attend() is
+  // not a case of it, for with it here ptxas compiles other kernels otherwise.
   __device__ __forceinline__ void attend_and_follow(Tile& r, Step& step) {
     first_block(r);
     for (;;) {
+      if (blocks_left_ != 0) go_on_or_follow(r);
+      bool starts_tile = blocks_left_ == 0;
+      if (!starts_tile) {
+        --blocks_left_;
+      } else {
+        if (!start_next_tile(step)) return;
+      }
+      for (;;) {
+        block(r, starts_tile);
+        if (blocks_left_ <= stop_) break;
+        --blocks_left_;
+        starts_tile = false;
+      }
+    }
+  }
+
+  // Where tiles' first steps are compiled apart: in the order above, the loop of steps spills.
+  __device__ __forceinline__ void attend_and_follow_apart(Tile& r, Step& step) {
+    first_block(r);
+    for (;;) {
       if (!follows()) {
-        if (C.starts_apart() && blocks_left_ == 0) {
+        if (blocks_left_ == 0) {
           if (!start_next_tile(step)) return;
           block(r, true);
         }
-        while (blocks_left_ > (C.starts_apart() ? 0 : -1) &&
-               !earlier_.part_ends_behind(blocks_left_)) {
-          const bool starts_tile = !C.starts_apart() && blocks_left_ == 0;
-          if (!starts_tile) {
-            --blocks_left_;
-          } else {
-            if (!start_next_tile(step)) return;
-          }
-          block(r, starts_tile);
+        while (blocks_left_ > stop_) {
+          --blocks_left_;
+          block(r, false);
         }
       }
-      if (blocks_left_ < 0) {
-        if (~blocks_left_ == mine_.ordinary_from) {
-          look_at_rows(r);
-        } else {
-          redo_block(r);
-        }
-      }
-      if (earlier_.part_ends_behind(blocks_left_)) end_part(r);
+      go_on(r);
       if (follows()) follow(r);
     }
+  }
+
+  // Until steps of block() are due, or the next tile.
+  __device__ __forceinline__ void go_on_or_follow(Tile& r) {
+    for (;;) {
+      go_on(r);
+      if (!follows()) return;
+      follow(r);
+      if (blocks_left_ == 0) return;
+    }
+  }
+
+  // Behind a step at which a loop has stopped, or a first one: what is due here, and the next stop.
+  // All warps of the warpgroup come to the look with the same numbers: one gives up guarded steps, or
+  // loses scores, behind guarded steps alone, and before the look there are none.
+  __device__ __forceinline__ void go_on(Tile& r) {
+    if (blocks_left_ < 0) redo_block(r);
+    const bool looks = blocks_left_ == mine_.ordinary_from && blocks_left_ > 0;
+    const int next_look = blocks_left_ > mine_.ordinary_from ? mine_.ordinary_from : 0;
+    if (looks) look_at_rows(r);
+    if (earlier_.part_ends_behind(blocks_left_)) end_part(r);
+    stop_at(next_look);
+  }
+
+  // Or before it, at the end of a part of O; at the latest behind the tile's last block. A part that ends
+  // there too is added up by finish_tile().
+  __device__ __forceinline__ void stop_at(int look) {
+    int stop = look > 0 ? look : 0;
+    if constexpr (!C.joins_parts_under_scores()) {
+      const int end = earlier_.next_end();
+      if (end > stop) stop = end;
+    }
+    stop_ = stop;
   }
 
   // Whether it is this warpgroup's from the first block on.
@@ -236,7 +279,6 @@ class Consumer {
     r.add_sums(result);
     r.template pack<0, kScores>();
     start_output(r);
-    ask_for_look();
   }
 
   // Algorithm 2, lines 8 to 14.
@@ -279,20 +321,19 @@ class Consumer {
       } else {
         rescale(r, result);
       }
-      ask_for_look();
       r.template pack<0, kEarly>();
     }
     r.add_sums(result);
     r.template pack<kEarly, kScores>();
   }
 
-  // To the tile's end, to that of a part, or to lost scores.
+  // To the next stop, or to lost scores.
   __device__ __forceinline__ void follow(Tile& r) {
     if constexpr (C.follows()) {
       do {
         --blocks_left_;
         followed_block(r);
-      } while (blocks_left_ > 0 && !earlier_.part_ends_behind(blocks_left_));
+      } while (blocks_left_ > stop_);
     }
   }
 
@@ -407,6 +448,7 @@ class Consumer {
     if constexpr (C.e4m3) {
       output_starts_ = true;
       earlier_.start(blocks_left_);
+      if constexpr (C.follows()) stop_at(mine_.ordinary_from);
     } else if constexpr (C.short_tile_change()) {
       output_starts_ = true;
     } else {
@@ -478,32 +520,20 @@ class Consumer {
     });
   }
 
-  // Behind an ordinary step: if it was the tile's last, to attend(). All warps of the warpgroup come here
-  // with the same numbers: those that have given up guarded steps have none above 0.
-  __device__ __forceinline__ void ask_for_look() {
-    if constexpr (C.follows()) {
-      if (blocks_left_ == mine_.ordinary_from && blocks_left_ > 0) blocks_left_ = ~blocks_left_;
-    }
-  }
-
   // Are they peaked, by the keys that all of them have seen? Then the warpgroup follows their maximum for the
   // rest of the tile. Its warps answer together, for they must issue their products together.
   __device__ __forceinline__ void look_at_rows(const Tile& r) {
     if constexpr (C.follows()) {
-      blocks_left_ = ~blocks_left_;
       const int seen = masked_from() - blocks_left_;
       if (seen <= 0) return;
       constexpr float kBlockLimit = peaked_below(C.block_n, Score::kTop);
       constexpr unsigned kEnough = enough_low_sums(kRowsPerThread * kWarpgroupSize);
       const float limit = kBlockLimit * float(seen);
-      const unsigned low = unsigned(__popc(__ballot_sync(0xffffffff, r.rows.sum[0] < limit)) +
-                                    __popc(__ballot_sync(0xffffffff, r.rows.sum[1] < limit)));
-      unsigned(&of_warps)[kWarpsPerWarpgroup] = smem_.e4m3.low_sums[slots_.item()][warpgroup_];
-      if (is_lane_0()) of_warps[consumer_warp() % kWarpsPerWarpgroup] = low;
-      ptx::bar_sync(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize);
-      unsigned all = 0;
-      for (const unsigned x : of_warps) all += x;
-      if (all >= kEnough) mine_.ordinary_from = kFollowed;
+      const auto low_sums = [&](int row) {
+        return ptx::bar_count(int(NamedBarrier::kRows) + warpgroup_, kWarpgroupSize,
+                              r.rows.sum[row] < limit);
+      };
+      if (low_sums(0) + low_sums(1) >= kEnough) mine_.ordinary_from = kFollowed;
     }
   }
 
@@ -632,6 +662,7 @@ class Consumer {
   typename ItemOf<C>::Blocks mine_{};  // of the current tile, this warpgroup's
   int blocks_left_ = 0;  // of the current tile after the current block, whose number that is; its
                          // complement (< 0): the current block's scores are lost
+  int stop_ = 0;         // where rows may be followed: behind this block loops of steps stop
   std::conditional_t<C.e4m3, EarlierParts<C>, NoEarlierParts> earlier_;
   bool output_starts_ = false;  // the next product of weights is the tile's first, or a part's
   // Of the two rows that each of the warp's threads has of the current tile, how many are queries'.

@@ -33,8 +33,9 @@ class EarlierParts {
     return C.joins_parts_under_scores() && block == end_;
   }
   __device__ __forceinline__ bool part_ends_behind(int block) const {
-    return !C.joins_parts_under_scores() && block == end_ + 1;
+    return !C.joins_parts_under_scores() && block == next_end();
   }
+  __device__ __forceinline__ int next_end() const { return end_ + 1; }
 
   // To another reference.
   __device__ __forceinline__ void rescale(const float (&factor)[kRowsPerThread]) {

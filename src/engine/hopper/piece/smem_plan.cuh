@@ -23,8 +23,6 @@ struct E4m3Smem {
   alignas(16) uint32_t earlier_parts[C.consumer_warps()][kEights][kWarpSize][4];
   KeyScales keys[C.kv_slots][kMaxScaleGroups];  // of the slots with a K
   TileScales tiles[kItemSlots];
-  // How many of a warp's sums are those of peaked rows (cuda/peaked_rows.h).
-  unsigned low_sums[kItemSlots][kMaxConsumers][kWarpsPerWarpgroup];
 };
 struct NoE4m3 {};
 

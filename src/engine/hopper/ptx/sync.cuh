@@ -19,6 +19,21 @@ __device__ __forceinline__ void bar_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// As bar_sync(); in how many of the threads `value` is true.
+__device__ __forceinline__ unsigned bar_count(int id, int threads, bool value) {
+  disturb();
+  unsigned count;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "bar.red.popc.u32 %0, %1, %2, p;\n}\n"
+      : "=r"(count)
+      : "r"(id), "r"(threads), "r"(unsigned(value))
+      : "memory");
+  disturb();
+  return count;
+}
+
 // The shared-memory address of a pointer into shared memory. Volatile: computed where it stands, once,
 // instead of again at every use.
 __device__ __forceinline__ uint32_t cvta_to_shared(const void* pointer) {

@@ -104,7 +104,7 @@ void Barriers::copies_arrived(uint32_t address) {
   complete_if_due(address);
 }
 
-void NamedBarriers::count(int id, int threads, bool waits) {
+void NamedBarriers::count(int id, int threads, bool waits, bool value) {
   Block& block = here();
   constexpr int kThreadsPerWarp = 32, kMostNamed = 16;
   const int warp = block.warp();
@@ -120,11 +120,12 @@ void NamedBarriers::count(int id, int threads, bool waits) {
   }
   b.arrived.push_back(warp);
   if (waits) b.waiting.push_back(warp);
+  if (value) b.counted += kThreadsPerWarp;
   b.telling.learn(block.clock());
   block.clock().tick(warp);
   if (int(b.arrived.size()) * kThreadsPerWarp < threads) return;
   for (int waiting : b.waiting) block.clocks[size_t(waiting)].learn(b.telling);
-  b = {.completed = b.completed + 1};
+  b = {.completed = b.completed + 1, .last_counted = b.counted};
 }
 
 void NamedBarriers::arrive(int id, int threads) {
@@ -135,13 +136,18 @@ void NamedBarriers::arrive(int id, int threads) {
 }
 
 void NamedBarriers::sync(int id, int threads) {
+  sync_and_count(id, threads, false);
+}
+
+unsigned NamedBarriers::sync_and_count(int id, int threads, bool value) {
   Scheduler& scheduler = here().scheduler;
   scheduler.yield();
   const Named& b = barriers_[id];
   const int64_t phase = b.completed;
-  count(id, threads, true);
+  count(id, threads, true, value);
   scheduler.wait_until("named barrier " + std::to_string(id),
                        [&b, phase] { return b.completed > phase; });
+  return b.last_counted;
 }
 
 }  // namespace fa3::machine

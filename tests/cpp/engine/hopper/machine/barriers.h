@@ -56,6 +56,8 @@ class NamedBarriers {
   // A warp counts as 32 threads, and arrives once in a phase.
   void arrive(int id, int threads);
   void sync(int id, int threads);
+  // In how many of its threads `value` is true.
+  unsigned sync_and_count(int id, int threads, bool value);
 
  private:
   struct Named {
@@ -63,10 +65,12 @@ class NamedBarriers {
     std::vector<int> arrived;  // warps
     std::vector<int> waiting;  // those of them that wait
     Clock telling;
+    unsigned counted = 0;  // threads whose value is true
     int64_t completed = 0;
+    unsigned last_counted = 0;  // in the phase before
   };
 
-  void count(int id, int threads, bool waits);
+  void count(int id, int threads, bool waits, bool value = false);
 
   std::map<int, Named> barriers_;
 };

@@ -40,6 +40,9 @@ void named_arrive(int id, int threads) {
 void named_sync(int id, int threads) {
   if (!here().faults.forgets_barrier(id)) here().named.sync(id, threads);
 }
+unsigned named_count(int id, int threads, bool value) {
+  return here().named.sync_and_count(id, threads, value);
+}
 void set_registers(int registers, bool more) {
   more ? here().registers.increase(registers) : here().registers.decrease(registers);
 }

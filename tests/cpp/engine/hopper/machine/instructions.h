@@ -26,6 +26,7 @@ bool barrier_passed(uint32_t barrier, uint32_t parity);
 void barrier_wait(uint32_t barrier, uint32_t parity);
 void named_arrive(int id, int threads);
 void named_sync(int id, int threads);
+unsigned named_count(int id, int threads, bool value);
 void set_registers(int registers, bool more);
 
 void store_shared(uint32_t address);

@@ -198,6 +198,14 @@ TEST(Machine, knowledge_passes_through_a_third_warp) {
   expect_found(3, kBuffers, program(false), {kUnfilled, kUntold});
 }
 
+TEST(Machine, named_barriers_count_threads_of_each_phase) {
+  expect_right(2, {}, [] {
+    for (const bool value : {true, false, true}) {
+      EXPECT_EQ(ptx::bar_count(1, 64, value && threadIdx.x == 0), value ? 32u : 0u);
+    }
+  });
+}
+
 TEST(Machine, named_barriers_count_each_warp_once_and_agree_on_threads) {
   expect_found(1, {},
                [] {

@@ -10,6 +10,9 @@ namespace fa3::hopper::ptx {
 inline void bar_sync(int id, int threads) {
   machine::named_sync(id, threads);
 }
+inline unsigned bar_count(int id, int threads, bool value) {
+  return machine::named_count(id, threads, value);
+}
 inline void bar_arrive(int id, int threads) {
   machine::named_arrive(id, threads);
 }
