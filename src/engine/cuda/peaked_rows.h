@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether rows are peaked: a few keys have most of the weight. Asked once the reference has been taken
 // from a row's first keys, by what a thread has at hand: the sum of the weights of its quarter of these.
-// Plain constexpr, tested on the host. Who asks: hopper/mainloop.cuh.
+// Plain constexpr, tested on the host. Who asks: hopper/followed_rows.cuh.
 #pragma once
 
 #include "core/macros.h"

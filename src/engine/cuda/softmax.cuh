@@ -141,6 +141,18 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
   }
 }
 
+// To a larger maximum. Returns what weights against the old reference are multiplied by; `finite_ref` is
+// what new ones are taken against.
+template <class Score>
+__device__ __forceinline__ float move_reference(float& ref, float max, const Score& score,
+                                                float& finite_ref) {
+  const float old_ref = ref;
+  ref = fmaxf(old_ref, score.reference(max));
+  // A row that has seen no key: 2^(-inf - 0) = 0, where -inf - -inf would be NaN.
+  finite_ref = ref == -kInfinity ? 0.0f : ref;
+  return ex2(old_ref - finite_ref);
+}
+
 // Of the thread's first rows; others are left as they are.
 template <int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& rows,
@@ -150,11 +162,7 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
   float finite_ref[kRowsPerThread];
 #pragma unroll
   for (int row = 0; row < Rows; ++row) {
-    const float old_ref = rows.ref[row];
-    rows.ref[row] = fmaxf(old_ref, score.reference(max[row]));
-    // A row that has seen no key: 2^(-inf - 0) = 0, where -inf - -inf would be NaN.
-    finite_ref[row] = rows.ref[row] == -kInfinity ? 0.0f : rows.ref[row];
-    result.rescale[row] = ex2(old_ref - finite_ref[row]);
+    result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
   }
   BlockSums<Score> sums;
   exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
@@ -188,10 +196,7 @@ __device__ __forceinline__ void followed_step(float (&scores)[Count], RowState& 
   }
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
-    const float old_ref = rows.ref[row];
-    rows.ref[row] = fmaxf(old_ref, score.reference(max[row]));
-    finite_ref[row] = rows.ref[row] == -kInfinity ? 0.0f : rows.ref[row];
-    result.rescale[row] = ex2(old_ref - finite_ref[row]);
+    result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
     early[row] *= result.rescale[row];
   }
 #pragma unroll

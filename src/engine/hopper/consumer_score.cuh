@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook (cuda/score.cuh) that a kernel's softmax asks: which, from what, and where e4m3 blocks'
-// scales come in. Next: mainloop.cuh.
+// scales come in. Next: consumer_tile.cuh.
 #pragma once
 
 #include "engine/cuda/score.cuh"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one consumer warpgroup holds of the rings: which slots of K and V, which part of Q, which tile's
 // record, and when it gives each back. A warp gives a slot back by its lane 0, once all its lanes are
-// done with it. Next: mainloop.cuh, which asks for them.
+// done with it. Next: consumer_tile.cuh.
 #pragma once
 
+#include "engine/hopper/piece/roles.cuh"
 #include "engine/hopper/piece/smem_plan.cuh"
 #include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/lanes.cuh"

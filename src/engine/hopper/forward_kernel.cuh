@@ -4,6 +4,7 @@
 // tiles are left. Read next: piece/smem_plan.cuh, load_tma.cuh, mainloop.cuh.
 #pragma once
 
+#include "engine/hopper/followed_rows.cuh"
 #include "engine/hopper/gather_keys.cuh"
 #include "engine/hopper/load_tma.cuh"
 #include "engine/hopper/mainloop.cuh"
@@ -79,7 +80,8 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
     } else {
       ptx::setmaxnreg_inc<C.consumer_registers()>();
     }
-    Consumer<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)).run();
+    using Mine = std::conditional_t<C.follows(), FollowingConsumer<C>, Consumer<C>>;
+    Mine(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)).run();
     if constexpr (C.decodes()) {
       merge_cut_tiles<C>(params, smem.cut.tiles, int(thread_in_block()) - kWarpgroupSize);
     }

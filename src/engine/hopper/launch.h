@@ -25,7 +25,7 @@ inline std::atomic<uintptr_t> g_known_kernels[kKnownKernels];
 
 // Lets a kernel have so much shared memory on the current device, and clusters of any size. `again`: also
 // if that seems known, for a program may have reset the device.
-inline cudaError_t allow_smem(const void* function, int bytes, bool again) {
+inline cudaError_t allow_smem_and_clusters(const void* function, int bytes, bool again) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
@@ -75,7 +75,7 @@ inline cudaError_t launch(const void* function, dim3 grid, int threads, int smem
   if (smem_bytes == 0) return cudaLaunchKernelExC(&config, function, arguments);
   cudaError_t error = cudaSuccess;
   for (const bool again : {false, true}) {
-    error = allow_smem(function, smem_bytes, again);
+    error = allow_smem_and_clusters(function, smem_bytes, again);
     if (error != cudaSuccess) return error;
     error = cudaLaunchKernelExC(&config, function, arguments);
     if (error != cudaErrorInvalidValue) break;  // that of more shared memory than allowed

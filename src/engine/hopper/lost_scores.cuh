@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores whose weights overflowed are gone: those of a consumer warp's rows and one block of keys once
-// more, wherever the keys lie. Rare. Next: mainloop.cuh.
+// more, wherever the keys lie. Rare. Next: consumer_softmax.cuh.
 #pragma once
 
 #include "engine/cuda/score_again.cuh"

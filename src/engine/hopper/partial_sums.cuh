@@ -2,7 +2,7 @@
 // O of e4m3 products in two levels. The tensor core drops the low bits of what it adds to a large sum,
 // always towards zero. So the sum in its registers is a part, over so many keys, and where a part ends
 // it joins the sum of the earlier ones. That lies in shared memory, each thread's share for itself, in
-// fp16 with a power of two for each row. Next: mainloop.cuh.
+// fp16 with a power of two for each row. Next: consumer_tile.cuh.
 #pragma once
 
 #include "engine/cuda/softmax.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A consumer thread's share of a tile, in registers, and what is done to it element by element. Next:
-// mainloop.cuh.
+// consumer_tile.cuh.
 #pragma once
 
 #include "engine/cuda/softmax.cuh"
