@@ -122,15 +122,20 @@ def pieces(build: Path) -> dict:
     )
     # The oracle computes on the host, so rows and types are checked side by side.
     rows = list(pairwise((*FIRST_ROWS, 99)))
-    digests = str(build / f"digests-{source_hash()[:12]}")
+    digests = f"digests-{source_hash()[:12]}"
 
     def every_row(program, elements):
-        # With a file of the bits, which other builds must meet.
+        # With a file of the bits, which other builds must meet. What has the bits that earlier kernels
+        # had, in the same folder, needs no oracle.
+        def files_of(row, element):
+            name = f"{row[0]}-{element}.txt"
+            file = build / f"{digests}-{name}"
+            earlier = [path for path in build.glob(f"digests-*-{name}") if path != file]
+            newest = max(earlier, key=lambda path: path.stat().st_mtime, default=None)
+            return ["--digests", str(file), *(["--earlier", str(newest)] if newest else [])]
+
         return [
-            [
-                *(program, *rows_of(row), "--element", element),
-                *("--digests", f"{digests}-{row[0]}-{element}.txt"),
-            ]
+            [*(program, *rows_of(row), "--element", element), *files_of(row, element)]
             for element in elements
             for row in rows
             if element == "bf16" or row[0] not in E4M3_ROWS

@@ -37,6 +37,7 @@ class Join {
       ptx::mbarrier_init(arrived_, 1);
       ptx::fence_mbarrier_init();
     }
+    __syncwarp();  // for racecheck, which takes an init for that of any lane
     open();
   }
 
