@@ -58,7 +58,7 @@ AFTER = {"kernels with random delays, bit for bit": "kernels against float64, ev
 SANITIZED_BACKWARD = ("64x128", "packed-used")
 BACKWARD_ROWS = 6  # of the backward's table
 # racecheck sees the rows before this one alone: beyond 128 columns weights pass between
-# warpgroups by mbarriers, which it does not follow (docs/performance-hopper.md, Backward).
+# warpgroups by mbarriers, which it does not follow (docs/performance-backward.md).
 FIRST_SPLIT_ROW = 3
 # Of the forward's tables one after the other (fa3_gpu_check --help), the first of each group that a
 # process checks: rows of the same head dims share their inputs and oracles.
@@ -125,8 +125,8 @@ def pieces(build: Path) -> dict:
     digests = f"digests-{source_hash()[:12]}"
 
     def every_row(program, elements):
-        # With a file of the bits, which other builds must meet. What has the bits that earlier kernels
-        # had, in the same folder, needs no oracle.
+        # With a file of the bits, which other builds must meet. What has the bits that earlier
+        # kernels had, in the same folder, needs no oracle.
         def files_of(row, element):
             name = f"{row[0]}-{element}.txt"
             file = build / f"{digests}-{name}"

@@ -171,7 +171,7 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
 
 // An ordinary step of rows that have a reference. The first Early of the thread's weights are taken
 // against that one, in the shadow of the search for the maximum, and multiplied afterwards. Measured:
-// docs/performance-hopper.md.
+// docs/performance-fp8.md.
 template <int Early, class Score, int Count>
 __device__ __forceinline__ void followed_step(float (&scores)[Count], RowState& rows,
                                               const Score& score, typename Score::Result& result) {

@@ -17,7 +17,7 @@ namespace {
 constexpr int kMaxPackLog2 = 4;
 constexpr int kMaxPackLog2OfCutTiles = 6;
 
-// Microseconds on an H200, measured (docs/performance-hopper.md): of a key of a tile and of each of its
+// Microseconds on an H200, measured (docs/performance-decoding.md): of a key of a tile and of each of its
 // columns, of a merge until it ends, of a byte of its pieces, written and read. What a cut saves must be
 // worth the trouble.
 constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
@@ -33,7 +33,7 @@ constexpr int kLeastKeysToCut = 512;
 constexpr double kBusyRuns = 0.96;
 // Up to so many key blocks in each, a run for each multiprocessor is enough.
 constexpr int64_t kShortRun = 32;
-// Boxes of fewer rows of a page are slower than copies by threads (docs/performance-hopper.md).
+// Boxes of fewer rows of a page are slower than copies by threads (docs/performance-decoding.md).
 constexpr int kLeastBoxRows = 64;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 

@@ -81,7 +81,7 @@ struct ForwardConfig {
   FA3_HD constexpr bool fits_queries() const { return widens() && element != input(); }
 
   // The copy engine may fill the slots of such a warp; else its lanes do, which is faster where all
-  // multiprocessors read e4m3, but for sixteen rows (docs/performance-hopper.md).
+  // multiprocessors read e4m3, but for sixteen rows (docs/performance-decoding.md).
   FA3_HD constexpr bool may_box() const { return has_tiles() || !widens() || block_m > 8; }
 
   // Keys of a slot of a warp that streams.

@@ -80,7 +80,7 @@ TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
   EXPECT_FALSE(cut(long_queries, 0, 128).cut.active());
 }
 
-// What was measured on one H200, docs/performance-hopper.md: cutting what is done sooner in whole tiles
+// What was measured on one H200, docs/performance-decoding.md: cutting what is done sooner in whole tiles
 // costs up to four times their time.
 TEST(KeyCut, is_made_where_it_pays) {
   struct Measured {
