@@ -13,9 +13,10 @@ from pathlib import Path
 ALLOWED = {
     "include/fa3/": ["fa3/"],
     "src/core/": ["fa3/", "core/"],
+    "src/process/": ["process/"],
     "src/engine/engine.h": ["fa3/", "core/"],
     "src/engine/engines.cpp": ["engine/engine.h", "engine/cpu/engine.h", "engine/hopper/engine.h"],
-    "src/engine/cpu/": ["fa3/", "core/", "engine/engine.h", "engine/cpu/"],
+    "src/engine/cpu/": ["fa3/", "core/", "process/", "engine/engine.h", "engine/cpu/"],
     "src/engine/cuda/": ["fa3/", "core/", "engine/engine.h", "engine/cuda/"],
     "src/engine/hopper/": ["fa3/", "core/", "engine/engine.h", "engine/cuda/", "engine/hopper/"],
     "src/engine/hopper/ptx/": ["core/", "engine/cuda/", "engine/hopper/ptx/"],
@@ -30,8 +31,8 @@ ALLOWED = {
         "engine/hopper/ptx/",
         "engine/hopper/forward_config.h",
     ],
-    "src/plan/": ["fa3/", "core/", "engine/engine.h", "plan/"],
-    "src/api/": ["fa3/", "core/", "engine/engine.h", "plan/", "api/"],
+    "src/plan/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/"],
+    "src/api/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/", "api/"],
     "src/cli/": [
         *("fa3/", "core/"),
         *("engine/cpu/isa.h", "engine/cpu/peak.h"),

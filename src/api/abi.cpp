@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/engine.h"
+#include "plan/choose.h"
 #include "plan/plan_text.h"
 
 namespace fa3::api {
@@ -261,7 +262,7 @@ fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {
     if (index < 0 || index >= static_cast<int32_t>(engines.size())) {
       return fa3::invalid("index: expected [0, ", engines.size(), "), got ", index);
     }
-    const fa3::Availability found = engines[static_cast<size_t>(index)]->probe();
+    const fa3::Availability found = fa3::probe(*engines[static_cast<size_t>(index)]);
     *info = {engines[static_cast<size_t>(index)]->name, found.available ? 1 : 0,
              kept_for_ever(found.detail)};
     return {};

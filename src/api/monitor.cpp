@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "process/first_use.h"
 
 #ifdef FA3_HAS_NVTX
 #include <nvtx3/nvToolsExt.h>
@@ -30,8 +31,8 @@ double seconds_now() {
 #ifdef FA3_HAS_NVTX
 // Null where no profiler is attached.
 nvtxDomainHandle_t profiler() {
-  static const nvtxDomainHandle_t domain = nvtxDomainCreateA("fa3");
-  return domain;
+  static constinit FirstUse<nvtxDomainHandle_t> domain;
+  return domain.get([] { return nvtxDomainCreateA("fa3"); });
 }
 
 void open_range(const std::string& words) {
@@ -154,28 +155,27 @@ class Totals {
 };
 
 bool asked_for_totals() {
-  static const bool asked = [] {
+  static constinit FirstUse<bool> asked;
+  return asked.get([] {
     const char* value = std::getenv("FA3_MONITOR");
     return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
-  }();
-  return asked;
+  });
 }
 
 // Never destroyed: calls may come from destructors at the program's end.
 Totals& totals() {
-  static Totals* const made = [] {
+  static constinit FirstUse<Totals*> made;
+  return *made.get([] {
     auto* const totals_of_program = new Totals;
     std::atexit([] { totals().print(); });
     return totals_of_program;
-  }();
-  return *made;
+  });
 }
 
 }  // namespace
 
 bool watched() {
-  static const bool watching = asked_for_totals() || profiler() != nullptr;
-  return watching;
+  return asked_for_totals() || profiler() != nullptr;
 }
 
 Watch::Watch(Work work, const Engine& engine, const std::string& kernel, int device, void* stream)

@@ -2,6 +2,7 @@
 #include "plan/choose.h"
 
 #include "core/error.h"
+#include "process/first_use.h"
 
 namespace fa3 {
 namespace {
@@ -32,7 +33,7 @@ Status consider(const Engine& engine, const P& problem, Choice* choice) {
   }
   Plan plan{.wants_words = choice->plan.wants_words};
   if (Status status = plan_with(engine, problem, &plan); !status.ok()) {
-    const Availability found = engine.probe();  // the better reason, which takes a while to find
+    const Availability found = probe(engine);  // the better reason, which takes a while to find
     return found.available ? status : unsupported(found.detail);
   }
   if (plan.workspace_bytes >= kTooManyBytes) {
@@ -61,6 +62,11 @@ Status choose_engine(const P& problem, Choice* choice) {
 }
 
 }  // namespace
+
+Availability probe(const Engine& engine) {
+  const NoFork no_fork;
+  return engine.probe();
+}
 
 Status choose(const Problem& problem, Choice* choice) {
   return choose_engine(problem, choice);

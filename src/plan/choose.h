@@ -12,6 +12,10 @@ struct Choice {
   Plan plan;
 };
 
+// Looks for the engine's device. That may load a driver, in the middle of which a forked child could not go on:
+// so nobody forks meanwhile.
+Availability probe(const Engine& engine);
+
 // OK, or UNSUPPORTED with every candidate's reason. With words if choice->plan.wants_words.
 Status choose(const Problem& problem, Choice* choice);
 Status choose(const BackwardProblem& problem, Choice* choice);

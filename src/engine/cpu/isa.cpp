@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "engine/cpu/tile_permission.h"
+#include "process/first_use.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -65,34 +66,29 @@ struct Candidates {
   }
 };
 
-const Candidates& candidates() {
-  static const Candidates found;
-  return found;
-}
-
-const Kernels& choose_kernels() {
+const Kernels* choose_kernels() {
   const char* asked = std::getenv("FA3_CPU_ISA");
   if (asked != nullptr) {
-    if (const Kernels* found = find_kernels(asked)) return *found;
+    if (const Kernels* found = find_kernels(asked)) return found;
   }
-  for (const Candidate& candidate : candidates().list) {
-    if (candidate.supported && candidate.preferred) return *candidate.kernels;
+  for (const Candidate& candidate : Candidates().list) {
+    if (candidate.supported && candidate.preferred) return candidate.kernels;
   }
-  return *kPortableKernels;
+  return kPortableKernels;
 }
 
 }  // namespace
 
 const Kernels* find_kernels(std::string_view name) {
-  for (const Candidate& candidate : candidates().list) {
+  for (const Candidate& candidate : Candidates().list) {
     if (candidate.supported && name == candidate.kernels->name) return candidate.kernels;
   }
   return nullptr;
 }
 
 const Kernels& kernels() {
-  static const Kernels& chosen = choose_kernels();
-  return chosen;
+  static constinit FirstUse<const Kernels*> chosen;
+  return *chosen.get(choose_kernels);
 }
 
 const char* isa_name() {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "process/first_use.h"
+
 namespace fa3::cpu {
 namespace {
 
@@ -23,8 +25,8 @@ int64_t ask_system() {
 }  // namespace
 
 int64_t l2_cache_bytes() {
-  static const int64_t bytes = ask_system();
-  return bytes;
+  static constinit FirstUse<int64_t> bytes;
+  return bytes.get(ask_system);
 }
 
 }  // namespace fa3::cpu

@@ -96,13 +96,21 @@ class Pool {
 };
 
 // A fork copies the pool's memory but not its threads: the child starts with a new pool, in the same
-// place, whatever state its parent's was in.
+// place, whatever state its parent's was in. The first is made as the library is loaded, before the
+// statics of C++: were it made on first use, a fork could come in the middle of that.
+alignas(Pool) constinit std::byte g_pool[sizeof(Pool)] = {};
+
+void make_pool() {
+  new (g_pool) Pool;
+}
+
+[[gnu::constructor(101)]] void make_first_pool() {
+  make_pool();
+  pthread_atfork(nullptr, nullptr, make_pool);
+}
+
 Pool& pool() {
-  alignas(Pool) static std::byte memory[sizeof(Pool)];
-  static const auto make = [] { new (memory) Pool; };
-  static const int registered = (make(), pthread_atfork(nullptr, nullptr, make));
-  (void)registered;
-  return *std::launder(reinterpret_cast<Pool*>(memory));
+  return *std::launder(reinterpret_cast<Pool*>(g_pool));
 }
 
 }  // namespace

@@ -91,6 +91,18 @@ TEST(Callers, may_fork_while_others_call) {
 }
 #endif
 
+// In processes of their own, where the first calls are at work when the fork comes.
+TEST(Callers, may_fork_while_others_make_their_first_call) {
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_EQ(in_a_child([i] {
+                start_callers(3);
+                std::this_thread::sleep_for(std::chrono::microseconds(3 * i));
+                return in_a_child(all_calls_work);
+              }),
+              0);
+  }
+}
+
 TEST(Callers, may_fork_twice) {
   EXPECT_EQ(in_a_child([] {
               return all_calls_work() +
