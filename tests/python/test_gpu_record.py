@@ -217,6 +217,22 @@ print("ended")
 """
 
 
+def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_path):
+    ours = f"digests-{gpu_verify.source_hash()[:12]}-"
+    for name in (ours + "3-bf16.txt", "digests-before-3-bf16.txt", "digests-before-13-bf16.txt"):
+        (tmp_path / name).touch()
+    commands = gpu_verify.pieces(tmp_path)["kernels against float64, every branch"]
+    earlier = {
+        Path(of[of.index("--digests") + 1]).name: of[of.index("--earlier") + 1]
+        for of in commands
+        if "--earlier" in of
+    }
+    assert earlier == {
+        ours + f"{row}-bf16.txt": str(tmp_path / f"digests-before-{row}-bf16.txt")
+        for row in (3, 13)
+    }
+
+
 def test_a_run_that_is_told_to_end_says_what_had_not():
     done = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True)
     assert done.returncode == 128 + signal.SIGTERM

@@ -64,9 +64,6 @@ inline bool __all_sync(unsigned, bool value) {
 inline unsigned __ballot_sync(unsigned, bool value) {
   return value ? ~0u : 0u;
 }
-inline int __popc(unsigned x) {
-  return std::popcount(x);
-}
 inline void __syncwarp() {}
 inline void __syncthreads() {
   fa3::machine::sync_block();
