@@ -2,6 +2,7 @@
 """The verification record of the GPU kernels vouches for exact sources, and only if all passed."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -219,8 +220,10 @@ print("ended")
 
 def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_path):
     ours = f"digests-{gpu_verify.source_hash()[:12]}-"
-    for name in (ours + "3-bf16.txt", "digests-before-3-bf16.txt", "digests-before-13-bf16.txt"):
+    names = ("digests-older-3-bf16.txt", "digests-before-3-bf16.txt", "digests-before-13-bf16.txt")
+    for seconds, name in enumerate((*names, ours + "3-bf16.txt")):
         (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
     commands = gpu_verify.pieces(tmp_path)["kernels against float64, every branch"]
     earlier = {
         Path(of[of.index("--digests") + 1]).name: of[of.index("--earlier") + 1]
