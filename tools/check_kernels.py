@@ -45,10 +45,17 @@ class Expected:
     reallocations: int = 2  # of registers: producer down, consumers up
 
 
-# Loads of spilled registers in tiles that can be cut, whose producer has 72 registers, by head dim,
-# rows and keys. The second are of quantized caches, as are those of few rows by head dim.
-SPILLED = {(64, 128, 128): 9, (256, 128, 64): 5, (256, 64, 64): 2}
-CACHE_SPILLED = {64: 13, 128: 13, 256: 3}
+# Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88 registers. The
+# second are of quantized caches' tiles of few rows, by head dim.
+SPILLED = {
+    (64, 64, 128): 5,
+    (96, 192, 96): 2,
+    (128, 64, 32): 4,
+    (192, 128, 80): 1,
+    (256, 64, 64): 1,
+    (256, 128, 64): 7,
+}
+CACHE_SPILLED = {64: 6, 128: 3, 256: 6}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps

@@ -36,6 +36,10 @@ struct ForwardConfig {
     ForwardConfig other = *this;
     other.element = e;
     other.variant = v;
+    if (other.cuts() && q_slots > 1) {  // a cut tile's Q is asked for behind its first K
+      other.q_slots = 1;
+      other.kv_slots += (q_slots - 1) * q_bytes() / slot_bytes();
+    }
     return other;
   }
 
@@ -146,18 +150,23 @@ struct ForwardConfig {
 
   // 64 K registers over the launch's threads, in steps of 8: 168 for 384 threads, 128 for 512 or twice
   // 256, 80 for three times 256. After setmaxnreg the sum over warpgroups must not pass 512: 40 + 2 *
-  // 232 = 72 + 2 * 216 = 24 + 2 * 240 = 504, 32 + 3 * 160 = 512, 2 * (72 + 184) = 512, 2 * (32 + 208) or
-  // 3 * (32 + 128) = 480. The producer spills below 40, but not of dense e4m3 tiles; cutting tiles takes
-  // more. The consumers need consumer_registers_used().
+  // 232 = 72 + 2 * 216 = 88 + 2 * 208 = 24 + 2 * 240 = 504, 32 + 3 * 160 = 512, 2 * (72 + 184) = 512,
+  // 2 * (32 + 208) or 3 * (32 + 128) = 480. The producer spills below 40, but not of dense e4m3 tiles;
+  // cutting tiles takes more. The consumers need consumer_registers_used().
   FA3_HD constexpr int producer_registers() const {
-    if (cuts()) return 72;
+    if (cuts()) return consumers_spare() ? 88 : 72;
     if (spares_producer()) return 24;
     return consumers() == 2 ? 40 : 32;
   }
   FA3_HD constexpr int consumer_registers() const {
     if (consumers() == 1) return blocks == 1 ? 240 : blocks == 3 ? 128 : cuts() ? 184 : 208;
-    if (consumers() == 2) return cuts() ? 216 : spares_producer() ? 240 : 232;
+    if (consumers() == 2 && cuts()) return consumers_spare() ? 208 : 216;
+    if (consumers() == 2) return spares_producer() ? 240 : 232;
     return 160;
+  }
+  // So many that a producer that cuts tiles need not spill.
+  FA3_HD constexpr bool consumers_spare() const {
+    return consumers() == 2 && consumer_registers_used() <= 192;
   }
   FA3_HD constexpr bool spares_producer() const {
     return consumers() == 2 && (consumer_registers_used() > 232 || (e4m3 && !general()));

@@ -128,18 +128,15 @@ bool describe_rows(const TensorSpan& t, GatheredRows* rows) {
   return last <= INT32_MAX && unit * t.element_bytes <= UINT32_MAX && t.columns % kCopyColumns == 0;
 }
 
-// Keys that one tile alone reads come as fast as memory gives them: threads keep more on its way than the
-// copy engine does. Where several read them, it takes small boxes to be slower than they are.
+// Tiles of 64 rows wait for memory alone: threads keep more on its way than the copy engine does. Under
+// larger ones their instructions take time from the softmax, which small boxes alone are worth.
 GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
   const int64_t page_size = launch.places.paged() ? launch.places.page_size : INT32_MAX;
   GatheredKeys keys{.page_size = unsigned(page_size),
                     .by_page_size = Divisor::of(unsigned(page_size)),
                     .num_pages = int(launch.k.batches)};
-  const bool by_one_tile = launch.cut.active() && most_m_blocks(c, launch) == 1 &&
-                           launch.pack.heads() == launch.heads_per_kv_head;
-  const bool asked_for = c.streams()
-                             ? !has_boxes_of_slots(c, launch)
-                             : c.consumers() == 1 || by_one_tile || has_small_boxes(c, launch);
+  const bool asked_for = c.streams() ? !has_boxes_of_slots(c, launch)
+                                     : c.consumers() == 1 || has_small_boxes(c, launch);
   keys.active = c.may_gather() && asked_for && describe_rows(launch.k, &keys.k) &&
                 describe_rows(launch.v, &keys.v);
   return keys;

@@ -63,23 +63,21 @@ class TmaLoader {
   // other, the last one first.
   __device__ __forceinline__ void load_kv(const TileKeys& keys, int block, bool starts_tile) {
     const ptx::TileCoordinates next = place_of(keys, block);
+    if (starts_tile) box_ahead_ = first_box_of(next);
+    const PageBox box = box_ahead_;
+    if constexpr (C.e4m3) {
+      load_scaled_keys(next, box, keys.sequence, keys.first + block * C.block_n);
+    } else {
+      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next, box);
+    }
+    if (block > 0) box_ahead_ = first_box_of(place_of(keys, block - 1));
+    load_owed_v();
     if constexpr (C.e4m3) {
       const int key = keys.first + block * C.block_n;
-      load_scaled_keys(next, keys.sequence, key);
-      load_owed_v();
       owed_v_ = {.column = key, .row = 0, .head = keys.kv_head, .batch = keys.sequence};
-    } else if constexpr (C.short_steps()) {
-      if (starts_tile) box_ahead_ = first_box_of(next);
-      const PageBox box = box_ahead_;
-      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next, 0, box);
-      if (block > 0) box_ahead_ = first_box_of(place_of(keys, block - 1));
-      load_owed_v();
+    } else {
       owed_v_ = next;
       owed_box_ = box;
-    } else {
-      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
-      load_owed_v();
-      owed_v_ = next;
     }
     owes_v_ = true;
   }
@@ -89,7 +87,7 @@ class TmaLoader {
       if constexpr (C.e4m3) {
         load_transposed(owed_v_);
       } else {
-        load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_, 0,
+        load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_,
                    owed_box_);
       }
     }
@@ -100,9 +98,9 @@ class TmaLoader {
   // Of a block in pages, what a lane asks for at once.
   struct PageBox {
     int page;
-    int row;   // in the page
-    int rows;  // that hold keys; 0: none
+    int row;  // in the page
   };
+  static constexpr int kLoaders = C.loads_by_warp() ? ptx::kLanes : 1;  // lanes that ask
 
   static constexpr tile::TileLayout kQ = C.q_tile(), kK = C.loaded_k_tile(), kV = C.loaded_v_tile();
 
@@ -158,8 +156,8 @@ class TmaLoader {
   }
 
   __device__ __forceinline__ void load_block(const tile::ClippedMap& map, tile::TileLayout layout,
-                                             const ptx::TileCoordinates& block, int more_bytes = 0,
-                                             const PageBox& first_box = {}) {
+                                             const ptx::TileCoordinates& block,
+                                             const PageBox& first_box, int more_bytes = 0) {
     if constexpr (C.may_gather()) {
       if (gathers<C>(params_)) {
         leave_to_others();
@@ -168,11 +166,7 @@ class TmaLoader {
     }
     if constexpr (C.clips_keys()) {
       if (params_.paged.page_size > 0) {
-        if constexpr (C.short_steps()) {
-          load_boxes(map, layout, block, first_box);
-        } else {
-          load_pages(map, layout, block, more_bytes);
-        }
+        load_pages(map, layout, block, first_box, more_bytes);
         kv_.advance();
         return;
       }
@@ -192,84 +186,60 @@ class TmaLoader {
 
   // The same from pages, whose table's entry is the block's batch: in boxes, each from one page and
   // asked for by a lane of its own. Those past the sequence's end look at no page; they are zeros, as
-  // those of pages that do not exist.
+  // those of pages that do not exist. A lane's first box, most often its only one, has been looked up a
+  // block ahead, and for K and V at once: else the products would wait for the table.
   __device__ __forceinline__ void load_pages(const tile::ClippedMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block,
-                                             int more_bytes) const {
+                                             const PageBox& first, int more_bytes) const {
     const PagedKeys& paged = params_.paged;
     const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
-    const int used_rows = layout.rows - block.inner;
-    const unsigned first_row = unsigned(block.row - used_rows),
-                   page_size = unsigned(paged.page_size);
-    const int32_t* const table = paged.table + block.batch * paged.table_stride;
-    const auto page_of = [&](int row) {
-      return row < used_rows ? table[(first_row + unsigned(row)) / page_size] : 0;
-    };
-    constexpr int kLanes = C.loads_by_warp() ? ptx::kLanes : 1;
-    const int step = kLanes * paged.box_rows;
-    int row = (kLanes > 1 ? ptx::lane() : 0) * paged.box_rows;
-    int next = page_of(row);  // on its way while the slot is waited for
     wait_for_slot();
     if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes() + more_bytes);
+    const int used_rows = layout.rows - block.inner, step = kLoaders * paged.box_rows;
+    PageBox next = first;
 #pragma unroll 1
-    for (; row < layout.rows; row += step) {
-      const int number = next;
+    for (int row = first_box_row(); row < layout.rows; row += step) {
+      const PageBox box = next;
+      next = box_of(block, row + step);  // on its way while this one is asked for
       const int left = used_rows - row;
       const int rows = left < 0 ? 0 : left < paged.box_rows ? left : paged.box_rows;
-      next = page_of(row + step);  // on its way while the box is asked for
-      const bool exists = unsigned(number) < unsigned(paged.num_pages);
+      const bool exists = unsigned(box.page) < unsigned(paged.num_pages);
       tile::issue_clipped_rows(map, layout, rows > 0 && exists, smem + row * layout.row_bytes(),
                                full,
-                               {0, int((first_row + unsigned(row)) % page_size) + rows, block.head,
-                                number, paged.box_rows - rows});
+                               {0, box.row + rows, block.head, box.page, paged.box_rows - rows});
     }
   }
 
-  // The same in fewer instructions, which is what small tiles wait for: a lane's first box, most often its
-  // only one, is found a block ahead, and for K and V at once.
-  __device__ __forceinline__ void load_boxes(const tile::ClippedMap& map, tile::TileLayout layout,
-                                             const ptx::TileCoordinates& block,
-                                             const PageBox& first) const {
-    const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
-    const int box_rows = params_.paged.box_rows;
-    wait_for_slot();
-    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
-    const auto load = [&](int row, const PageBox& box) {
-      const bool exists = unsigned(box.page) < unsigned(params_.paged.num_pages);
-      tile::issue_clipped_rows(map, layout, box.rows > 0 && exists, smem + row * layout.row_bytes(),
-                               full,
-                               {0, box.row + box.rows, block.head, box.page, box_rows - box.rows});
-    };
-    int row = ptx::lane() * box_rows;
-    if (row < layout.rows) load(row, first);
-#pragma unroll 1
-    for (row += ptx::kLanes * box_rows; row < layout.rows; row += ptx::kLanes * box_rows) {
-      load(row, box_of(block, row));
-    }
+  // Of a block, where this lane's boxes begin.
+  __device__ __forceinline__ int first_box_row() const {
+    return (kLoaders > 1 ? ptx::lane() : 0) * params_.paged.box_rows;
   }
-
   __device__ __forceinline__ PageBox first_box_of(const ptx::TileCoordinates& block) const {
-    return params_.paged.page_size > 0 ? box_of(block, ptx::lane() * params_.paged.box_rows)
-                                       : PageBox{};
+    if constexpr (!C.clips_keys()) return {};
+    if constexpr (C.may_gather()) {
+      if (gathers<C>(params_)) return {};
+    }
+    return params_.paged.page_size > 0 ? box_of(block, first_box_row()) : PageBox{};
   }
 
   __device__ __forceinline__ PageBox box_of(const ptx::TileCoordinates& block, int row) const {
     const PagedKeys& paged = params_.paged;
-    const int used_rows = C.block_n - block.inner, left = used_rows - row;
-    if (left <= 0) return {};
+    const int used_rows = C.block_n - block.inner;
+    if (row >= used_rows) return {};
     const unsigned key = unsigned(block.row - used_rows + row);
     const unsigned entry = key / unsigned(paged.page_size);
     return {paged.table[block.batch * paged.table_stride + entry],  // nobody waits for it yet
-            int(key - entry * unsigned(paged.page_size)),
-            left < paged.box_rows ? left : paged.box_rows};
+            int(key - entry * unsigned(paged.page_size))};
   }
 
   // The scales travel with the keys.
-  __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block, int sequence,
+  __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block,
+                                                   const PageBox& first_box, int sequence,
                                                    int key) {
     constexpr int kScaleBytes = C.scale_groups() * int(sizeof(KeyScales));
     const uint32_t slot = kv_.slot();
-    load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, block, kScaleBytes);
+    load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, block, first_box,
+               kScaleBytes);
     ptx::cp_async_bulk_load(at_.key_scales(slot), params_.e4m3.keys_at(sequence, block.head, key),
                             kScaleBytes, at_.loaded_ring().full(slot));
   }
@@ -287,7 +257,7 @@ class TmaLoader {
   RingCursor<C.q_slots> q_;
   RingCursor<C.loaded_slots()> kv_;
   ptx::TileCoordinates owed_v_{};
-  PageBox box_ahead_{}, owed_box_{};  // of quantized caches: this lane's first box
+  PageBox box_ahead_{}, owed_box_{};  // this lane's first box of a block in pages
   bool owes_v_ = false;
 };
 

@@ -10,6 +10,8 @@ namespace fa3::hopper {
 namespace {
 
 constexpr int kDims = 5;
+// As many bytes as a box has in a row. 256 bring another slab's or head's before their turn.
+constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr int64_t kStrideAlignment = 16;          // bytes
 constexpr int64_t kMaxStride = int64_t{1} << 40;  // bytes, exclusive
 constexpr int64_t kMaxExtent = int64_t{1} << 31;  // coordinates are 32-bit signed
@@ -49,8 +51,7 @@ bool encode(CUtensorMap& map, void* data, const Extents& extents, const Strides&
   const auto swizzle =
       layout.row_bytes() == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   return encoder(&map, type, kDims, data, extents.data(), strides.data(), box.data(),
-                 kElementStrides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                 kElementStrides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, kPromotion,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

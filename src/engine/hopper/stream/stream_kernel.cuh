@@ -62,7 +62,6 @@ class StreamBlock {
       : params_(params),
         smem_(smem),
         warp_(warp),
-        share_(share),
         turns_(turns),
         ring_(ring),
         join_(smem.join, warp, params.pieces.rows, share),
@@ -198,7 +197,6 @@ class StreamBlock {
   const ForwardParams& params_;
   StreamSmem<C>& smem_;
   const int warp_;
-  const RowShare share_;  // of the cluster's rows, those that this thread block writes
   const typename Slots::Turns turns_;
   Ring ring_;
   Join<C> join_;

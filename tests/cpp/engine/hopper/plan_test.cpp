@@ -263,6 +263,24 @@ TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
   EXPECT_EQ(chosen(64, 256).consumers(), 3) << "boxes of 128 rows";
 }
 
+TEST(ForwardTable, tiles_that_are_cut_have_one_q_and_its_room_in_the_ring) {
+  int moved = 0;
+  for (const auto& [dense, max_keys, max_rows, why] : kForwardTable) {
+    const ForwardConfig general = dense.with(Element::kBf16, Variant::kGeneral);
+    EXPECT_EQ(dense.with(Element::kBf16, Variant::kDense).q_slots, dense.q_slots);
+    if (!general.cuts() || dense.q_slots == 1) {
+      EXPECT_EQ(general.q_slots, dense.q_slots);
+      EXPECT_EQ(general.kv_slots, dense.kv_slots);
+      continue;
+    }
+    ++moved;
+    EXPECT_EQ(general.q_slots, 1);
+    EXPECT_EQ(general.q_bytes() + general.kv_slots * general.slot_bytes(),
+              dense.q_slots * dense.q_bytes() + dense.kv_slots * dense.slot_bytes());
+  }
+  EXPECT_EQ(moved, 1);
+}
+
 TEST(PageBoxes, divide_a_page_and_a_tile) {
   constexpr ForwardConfig kConfig{.block_n = 80};
   const auto rows = [&](int64_t page_size, bool padded_left) {
