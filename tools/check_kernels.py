@@ -45,7 +45,7 @@ class Expected:
     reallocations: int = 2  # of registers: producer down, consumers up
 
 
-# Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88 registers. The
+# Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88. The
 # second are of quantized caches' tiles of few rows, by head dim.
 SPILLED = {
     (64, 64, 128): 5,
