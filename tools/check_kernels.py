@@ -49,8 +49,6 @@ class Expected:
 # second are of quantized caches' tiles of few rows, by head dim.
 SPILLED = {
     (64, 64, 128): 5,
-    (96, 192, 96): 2,
-    (128, 64, 32): 4,
     (192, 128, 80): 1,
     (256, 64, 64): 1,
     (256, 128, 64): 7,

@@ -164,7 +164,7 @@ struct ForwardConfig {
     if (consumers() == 2) return spares_producer() ? 240 : 232;
     return 160;
   }
-  // So many that a producer that cuts tiles need not spill.
+  // So many that a producer that cuts tiles hardly spills.
   FA3_HD constexpr bool consumers_spare() const {
     return consumers() == 2 && consumer_registers_used() <= 192;
   }
@@ -190,7 +190,7 @@ struct ForwardConfig {
   FA3_HD constexpr bool loads_by_warp() const { return cuts(); }
 
   // Of few queries over a quantized cache: tiles are small and follow each other soon, so what a step waits
-  // for counts. Pages are looked up a block ahead, rows that no query has are left alone, and O is only
+  // for counts. Rows that no query has are left alone, and O is only
   // multiplied where a reference moves.
   FA3_HD constexpr bool short_steps() const { return widens() && consumers() == 1; }
 

@@ -63,21 +63,23 @@ class TmaLoader {
   // other, the last one first.
   __device__ __forceinline__ void load_kv(const TileKeys& keys, int block, bool starts_tile) {
     const ptx::TileCoordinates next = place_of(keys, block);
-    if (starts_tile) box_ahead_ = first_box_of(next);
-    const PageBox box = box_ahead_;
-    if constexpr (C.e4m3) {
-      load_scaled_keys(next, box, keys.sequence, keys.first + block * C.block_n);
-    } else {
-      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next, box);
-    }
-    if (block > 0) box_ahead_ = first_box_of(place_of(keys, block - 1));
-    load_owed_v();
     if constexpr (C.e4m3) {
       const int key = keys.first + block * C.block_n;
+      load_scaled_keys(next, keys.sequence, key);
+      load_owed_v();
       owed_v_ = {.column = key, .row = 0, .head = keys.kv_head, .batch = keys.sequence};
-    } else {
+    } else if constexpr (C.loads_by_warp()) {
+      if (starts_tile) box_ahead_ = first_box_of(next);
+      const PageBox box = box_ahead_;
+      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next, 0, box);
+      if (block > 0) box_ahead_ = first_box_of(place_of(keys, block - 1));
+      load_owed_v();
       owed_v_ = next;
       owed_box_ = box;
+    } else {
+      load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, next);
+      load_owed_v();
+      owed_v_ = next;
     }
     owes_v_ = true;
   }
@@ -87,7 +89,7 @@ class TmaLoader {
       if constexpr (C.e4m3) {
         load_transposed(owed_v_);
       } else {
-        load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_,
+        load_block({params_.v_map, params_.v_outside, params_.output.o.columns}, kV, owed_v_, 0,
                    owed_box_);
       }
     }
@@ -100,7 +102,6 @@ class TmaLoader {
     int page;
     int row;  // in the page
   };
-  static constexpr int kLoaders = C.loads_by_warp() ? ptx::kLanes : 1;  // lanes that ask
 
   static constexpr tile::TileLayout kQ = C.q_tile(), kK = C.loaded_k_tile(), kV = C.loaded_v_tile();
 
@@ -156,8 +157,8 @@ class TmaLoader {
   }
 
   __device__ __forceinline__ void load_block(const tile::ClippedMap& map, tile::TileLayout layout,
-                                             const ptx::TileCoordinates& block,
-                                             const PageBox& first_box, int more_bytes = 0) {
+                                             const ptx::TileCoordinates& block, int more_bytes = 0,
+                                             const PageBox& first_box = {}) {
     if constexpr (C.may_gather()) {
       if (gathers<C>(params_)) {
         leave_to_others();
@@ -166,7 +167,11 @@ class TmaLoader {
     }
     if constexpr (C.clips_keys()) {
       if (params_.paged.page_size > 0) {
-        load_pages(map, layout, block, first_box, more_bytes);
+        if constexpr (C.loads_by_warp()) {
+          load_boxes(map, layout, block, first_box);
+        } else {
+          load_pages(map, layout, block, more_bytes);
+        }
         kv_.advance();
         return;
       }
@@ -186,19 +191,49 @@ class TmaLoader {
 
   // The same from pages, whose table's entry is the block's batch: in boxes, each from one page and
   // asked for by a lane of its own. Those past the sequence's end look at no page; they are zeros, as
-  // those of pages that do not exist. A lane's first box, most often its only one, has been looked up a
-  // block ahead, and for K and V at once: else the products would wait for the table.
+  // those of pages that do not exist.
   __device__ __forceinline__ void load_pages(const tile::ClippedMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block,
-                                             const PageBox& first, int more_bytes) const {
+                                             int more_bytes) const {
+    const PagedKeys& paged = params_.paged;
+    const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
+    const int used_rows = layout.rows - block.inner;
+    const unsigned first_row = unsigned(block.row - used_rows),
+                   page_size = unsigned(paged.page_size);
+    const int32_t* const table = paged.table + block.batch * paged.table_stride;
+    const auto page_of = [&](int row) {
+      return row < used_rows ? table[(first_row + unsigned(row)) / page_size] : 0;
+    };
+    int next = page_of(0);  // on its way while the slot is waited for
+    wait_for_slot();
+    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes() + more_bytes);
+#pragma unroll 1
+    for (int row = 0; row < layout.rows; row += paged.box_rows) {
+      const int number = next;
+      const int left = used_rows - row;
+      const int rows = left < 0 ? 0 : left < paged.box_rows ? left : paged.box_rows;
+      next = page_of(row + paged.box_rows);  // on its way while the box is asked for
+      const bool exists = unsigned(number) < unsigned(paged.num_pages);
+      tile::issue_clipped_rows(map, layout, rows > 0 && exists, smem + row * layout.row_bytes(),
+                               full,
+                               {0, int((first_row + unsigned(row)) % page_size) + rows, block.head,
+                                number, paged.box_rows - rows});
+    }
+  }
+
+  // The same by a warp, whose lanes' first boxes, most often their only ones, have been looked up a block
+  // ahead, and for K and V at once: else the products would wait for the table.
+  __device__ __forceinline__ void load_boxes(const tile::ClippedMap& map, tile::TileLayout layout,
+                                             const ptx::TileCoordinates& block,
+                                             const PageBox& first) const {
     const PagedKeys& paged = params_.paged;
     const uint32_t smem = at_.loaded(kv_.slot()), full = at_.loaded_ring().full(kv_.slot());
     wait_for_slot();
-    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes() + more_bytes);
-    const int used_rows = layout.rows - block.inner, step = kLoaders * paged.box_rows;
+    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes());
+    const int used_rows = layout.rows - block.inner, step = ptx::kLanes * paged.box_rows;
     PageBox next = first;
 #pragma unroll 1
-    for (int row = first_box_row(); row < layout.rows; row += step) {
+    for (int row = ptx::lane() * paged.box_rows; row < layout.rows; row += step) {
       const PageBox box = next;
       next = box_of(block, row + step);  // on its way while this one is asked for
       const int left = used_rows - row;
@@ -210,16 +245,13 @@ class TmaLoader {
     }
   }
 
-  // Of a block, where this lane's boxes begin.
-  __device__ __forceinline__ int first_box_row() const {
-    return (kLoaders > 1 ? ptx::lane() : 0) * params_.paged.box_rows;
-  }
   __device__ __forceinline__ PageBox first_box_of(const ptx::TileCoordinates& block) const {
     if constexpr (!C.clips_keys()) return {};
     if constexpr (C.may_gather()) {
       if (gathers<C>(params_)) return {};
     }
-    return params_.paged.page_size > 0 ? box_of(block, first_box_row()) : PageBox{};
+    return params_.paged.page_size > 0 ? box_of(block, ptx::lane() * params_.paged.box_rows)
+                                       : PageBox{};
   }
 
   __device__ __forceinline__ PageBox box_of(const ptx::TileCoordinates& block, int row) const {
@@ -233,13 +265,11 @@ class TmaLoader {
   }
 
   // The scales travel with the keys.
-  __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block,
-                                                   const PageBox& first_box, int sequence,
+  __device__ __forceinline__ void load_scaled_keys(const ptx::TileCoordinates& block, int sequence,
                                                    int key) {
     constexpr int kScaleBytes = C.scale_groups() * int(sizeof(KeyScales));
     const uint32_t slot = kv_.slot();
-    load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, block, first_box,
-               kScaleBytes);
+    load_block({params_.k_map, params_.k_outside, params_.k.columns}, kK, block, kScaleBytes);
     ptx::cp_async_bulk_load(at_.key_scales(slot), params_.e4m3.keys_at(sequence, block.head, key),
                             kScaleBytes, at_.loaded_ring().full(slot));
   }
@@ -315,7 +345,7 @@ class Producer {
     const int draw_at = last > 0 ? 1 : 0;
     // The only Q is spent once the tile before has its last scores: after this tile's first K. A piece
     // is described while that K is on its way.
-    constexpr bool q_first = C.q_slots > 1 && !C.cuts();
+    constexpr bool q_first = C.q_slots > 1;  // of tiles that cannot be cut
     for (int block = last; block >= 0; --block) {
       if (block == draw_at) tiles_.draw_next();
       if (block == last && q_first) loader_.load_q(item);
