@@ -190,8 +190,7 @@ struct ForwardConfig {
   FA3_HD constexpr bool loads_by_warp() const { return cuts(); }
 
   // Of few queries over a quantized cache: tiles are small and follow each other soon, so what a step waits
-  // for counts. Rows that no query has are left alone, and O is only
-  // multiplied where a reference moves.
+  // for counts. Rows that no query has are left alone, and O is only multiplied where a reference moves.
   FA3_HD constexpr bool short_steps() const { return widens() && consumers() == 1; }
 
   // Keys and values in small pages can be copied by threads (gather_keys.cuh), which take registers of

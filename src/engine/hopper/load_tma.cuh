@@ -189,9 +189,8 @@ class TmaLoader {
     kv_.advance();
   }
 
-  // The same from pages, whose table's entry is the block's batch: in boxes, each from one page and
-  // asked for by a lane of its own. Those past the sequence's end look at no page; they are zeros, as
-  // those of pages that do not exist.
+  // The same from pages, whose table's entry is the block's batch: in boxes, each from one page.
+  // Those past the sequence's end look at no page; they are zeros, as those of pages that do not exist.
   __device__ __forceinline__ void load_pages(const tile::ClippedMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block,
                                              int more_bytes) const {
@@ -206,7 +205,7 @@ class TmaLoader {
     };
     int next = page_of(0);  // on its way while the slot is waited for
     wait_for_slot();
-    if (leads()) ptx::mbarrier_arrive_expect_tx(full, layout.bytes() + more_bytes);
+    ptx::mbarrier_arrive_expect_tx(full, layout.bytes() + more_bytes);
 #pragma unroll 1
     for (int row = 0; row < layout.rows; row += paged.box_rows) {
       const int number = next;
@@ -221,8 +220,8 @@ class TmaLoader {
     }
   }
 
-  // The same by a warp, whose lanes' first boxes, most often their only ones, have been looked up a block
-  // ahead, and for K and V at once: else the products would wait for the table.
+  // The same by a warp, a box a lane at a time. The first ones, most often the only ones, have been looked
+  // up a block ahead, and for K and V at once: else the products would wait for the table.
   __device__ __forceinline__ void load_boxes(const tile::ClippedMap& map, tile::TileLayout layout,
                                              const ptx::TileCoordinates& block,
                                              const PageBox& first) const {

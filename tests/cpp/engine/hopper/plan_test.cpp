@@ -19,7 +19,13 @@ namespace {
 // Register files and slots have no static_assert of their own; shared memory has.
 TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_into) {
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
-  std::vector<CompiledForward> rows(kForwardTable.begin(), kForwardTable.end());
+  std::vector<CompiledForward> rows;
+  for (const CompiledForward& row : kForwardTable) {
+    for (const Variant variant : {Variant::kDense, Variant::kGeneral, Variant::kCapped}) {
+      rows.push_back(row);
+      rows.back().config = row.config.with(Element::kBf16, variant);
+    }
+  }
   rows.insert(rows.end(), kE4m3Table.begin(), kE4m3Table.end());
   rows.insert(rows.end(), kDecodeTable.begin(), kDecodeTable.end());
   for (const CompiledForward& row : kCacheTable) {

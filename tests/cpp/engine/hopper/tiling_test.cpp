@@ -195,8 +195,8 @@ Problem several_tokens(int64_t batch, int64_t queries, int64_t keys, int64_t dim
 }
 
 // Whole tiles of lengths that only the device knows could leave most multiprocessors waiting for one. A tile
-// holds as many heads as fill it; the others' runs lie side by side. The copy engine
-// loads what lies in no pages.
+// holds as many heads as fill it; the others' runs lie side by side. The copy engine loads
+// what lies in no pages.
 TEST(KeyCut, evens_out_lengths_that_are_unknown) {
   struct Chosen {
     int block_m, heads, rows_log2;
