@@ -50,7 +50,7 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
         static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
     return hopper::launch_forward(kernel, arguments, nullptr);
   };
-  const bool other_form = form.cut.active() || form.cache;
+  const bool other_form = form.cut.finds_pieces() || form.cache;
   return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
           launch, form.cache, other_form,   g.widens()};
 }
@@ -117,9 +117,11 @@ Subject plain_subject(int head_dim, Element element) {
 
 constexpr hopper::KeyCut kSevenRuns{.parts = hopper::KeyCut::kRuns, .blocks = 7};
 constexpr hopper::KeyCut kThreeParts{.parts = 3};
+constexpr hopper::KeyCut kByNumber{.numbered = true};
 const Form kForms[] = {
     {.name = ", 7 runs", .cut = kSevenRuns},
     {.name = ", 3 parts", .cut = kThreeParts},
+    {.name = ", by number", .cut = kByNumber},
     {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
     {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
     {.name = ", pages of 256 in runs", .cut = kSevenRuns, .cache = CacheForm{.page_size = 256}},
@@ -132,7 +134,7 @@ const Form kForms[] = {
 bool can_launch(const ForwardConfig& config, const Form& form) {
   const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
                                           (form.cache->page_size > 0 && form.cache->padded_left));
-  return (!form.cut.active() || config.cuts()) &&
+  return (!form.cut.finds_pieces() || config.cuts()) &&
          (!single_rows || hopper::copies_single_rows(config));
 }
 

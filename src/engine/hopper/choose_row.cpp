@@ -83,6 +83,39 @@ int choose_wider(ForwardShape shape, std::span<const CompiledForward> table, int
   return wide.head_dim == c.head_dim && wide.head_dim_v == c.head_dim_v ? other : kNoRow;
 }
 
+// The row, the pack and the cut that suit a problem's size.
+int choose_for_size(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
+  const std::span<const CompiledForward> table = table_of(problem);
+  const auto choose = [&](int row) {
+    launch->pack = choose_pack(table[row].config, *launch);
+    choose_cut(table[row].config, problem.num_splits, multiprocessors, launch);
+  };
+  ForwardShape shape = shape_of(problem);
+  const int row = choose_row_for_pages(shape, table, *launch);
+  choose(row);
+  if (leaves_many_pieces(table[row].config, *launch, multiprocessors)) {
+    const int wider = choose_wider(shape, table, row);
+    if (wider != kNoRow) {
+      choose(wider);
+      return wider;
+    }
+  }
+  if (can_cut(table[row].config)) return row;
+  const bool cut_would_pay = launch->cut.active();
+  launch->cut = {};
+  shape.cut = true;
+  const int other = choose_row(shape, table);
+  if (cut_would_pay && other != kNoRow) {
+    choose(other);
+    if (launch->cut.active()) return other;
+  }
+  const bool takes_other = other != kNoRow && fills_better(table[other].config, table[row].config,
+                                                           *launch, multiprocessors);
+  const int whole = takes_other ? other : row;
+  launch->pack = choose_pack(table[whole].config, *launch);
+  return whole;
+}
+
 }  // namespace
 
 std::span<const CompiledForward> table_of(const Problem& p) {
@@ -134,35 +167,10 @@ int choose_row(const ForwardShape& shape, std::span<const CompiledForward> table
 
 int choose_row_and_cut(const Problem& problem, int multiprocessors, ForwardLaunch* launch) {
   if (problem.batch_invariant) return choose_for_any_batch(problem, launch);
-  const std::span<const CompiledForward> table = table_of(problem);
-  const auto choose = [&](int row) {
-    launch->pack = choose_pack(table[row].config, *launch);
-    choose_cut(table[row].config, problem.num_splits, multiprocessors, launch);
-  };
-  ForwardShape shape = shape_of(problem);
-  const int row = choose_row_for_pages(shape, table, *launch);
-  choose(row);
-  if (leaves_many_pieces(table[row].config, *launch, multiprocessors)) {
-    const int wider = choose_wider(shape, table, row);
-    if (wider != kNoRow) {
-      choose(wider);
-      return wider;
-    }
-  }
-  if (can_cut(table[row].config)) return row;
-  const bool cut_would_pay = launch->cut.active();
-  launch->cut = {};
-  shape.cut = true;
-  const int other = choose_row(shape, table);
-  if (cut_would_pay && other != kNoRow) {
-    choose(other);
-    if (launch->cut.active()) return other;
-  }
-  const bool takes_other = other != kNoRow && fills_better(table[other].config, table[row].config,
-                                                           *launch, multiprocessors);
-  const int whole = takes_other ? other : row;
-  launch->pack = choose_pack(table[whole].config, *launch);
-  return whole;
+  const int row = choose_for_size(problem, multiprocessors, launch);
+  const ForwardConfig config = general(table_of(problem)[size_t(row)].config);
+  launch->cut.numbered = has_all_tiles_at_once(config, *launch, multiprocessors);
+  return row;
 }
 
 bool decodes(const ForwardConfig& config, const Problem& p, const ForwardLaunch& launch) {

@@ -194,6 +194,12 @@ void choose_cut(const ForwardConfig& c, int num_splits, int multiprocessors,
   *launch = cut;
 }
 
+bool has_all_tiles_at_once(const ForwardConfig& c, const ForwardLaunch& launch,
+                           int multiprocessors) {
+  return launch.ragged && c.cuts() && !launch.cut.active() &&
+         num_cut_tiles(c, launch) <= int64_t{multiprocessors} * c.blocks;
+}
+
 bool merges_soon(const ForwardConfig& c, const ForwardLaunch& launch) {
   const int64_t rows = ceil_div(launch.pack.rows(launch.seqlen_q), 1 << launch.cut.cluster_log2);
   const int64_t most = rows <= kFewRowsToMerge ? kMostFewRowsToMerge : kMostRowsToMerge;

@@ -18,6 +18,11 @@ HeadPack choose_pack(const ForwardConfig& config, const ForwardLaunch& launch);
 void choose_cut(const ForwardConfig& config, int num_splits, int multiprocessors,
                 ForwardLaunch* launch);
 
+// Whether all tiles of ragged sequences, in a kernel that finds them itself, have a thread block at once. Then
+// no list of sequences is made: none has to go first. Rows that no sequence owns come last.
+bool has_all_tiles_at_once(const ForwardConfig& config, const ForwardLaunch& launch,
+                           int multiprocessors);
+
 // Rows of K and V that a copy takes from one page.
 int page_box_rows(const ForwardConfig& config, const ForwardLaunch& launch);
 

@@ -58,6 +58,7 @@ Workspace carve_pieces(const ForwardConfig& c, const ForwardLaunch& launch, Carv
 // that all have a multiprocessor at once, are dealt in turn, which needs no counter to be cleared.
 Workspace carve(const ForwardConfig& c, const ForwardLaunch& launch, Carver& carver) {
   if (launch.cut.active()) return carve_pieces(c, launch, carver);
+  if (launch.cut.numbered) return {};
   if (launch.ragged) {
     return {.ticket_counter = carver.take<int>(1),
             .sequences = carver.take<SequenceTiles>(row_tiles(c, launch, launch.pack)),
@@ -146,8 +147,8 @@ GatheredKeys gathered_keys(const ForwardConfig& c, const ForwardLaunch& launch) 
 int num_blocks(const ForwardConfig& c, const ForwardLaunch& launch, const ForwardParams& params,
                int multiprocessors) {
   if (launch.cut.parts == KeyCut::kRuns) return launch.cut.blocks;
-  const int tasks =
-      launch.cut.active() ? params.split.num_tiles() * launch.cut.parts : params.order.num_tiles();
+  const int tasks = launch.cut.finds_pieces() ? params.split.num_tiles() * launch.cut.parts
+                                              : params.order.num_tiles();
   return std::min(multiprocessors * c.blocks, tasks);
 }
 
@@ -228,7 +229,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
                   .page_size = int(launch.places.page_size),
                   .box_rows = c.streams() ? slot_box_rows(c, launch) : page_box_rows(c, launch),
                   .num_pages = int(launch.places.pages)};
-  if (launch.cut.active()) params.split = key_split(c, launch);
+  if (launch.cut.finds_pieces()) params.split = key_split(c, launch);
   params.pieces = workspace.pieces;
   params.cuts = workspace.cuts;
   if (c.decodes()) params.counts = {workspace.counts, launch_number()};
@@ -256,7 +257,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
     params.clusters.parts_log2 = std::countr_zero(blocks.x / cluster);
   }
   error = hopper::launch(kernel.function, blocks, c.threads(), kernel.smem_bytes, &params,
-                         {.chained = c.decodes(), .cluster = int(cluster)}, stream);
+                         {.chained = c.cuts(), .cluster = int(cluster)}, stream);
   if (error != cudaSuccess || !launch.cut.active() || c.decodes()) return error;
   return merge_pieces({.pieces = params.pieces,
                        .cuts = params.cuts,

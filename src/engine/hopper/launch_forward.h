@@ -17,12 +17,15 @@ namespace fa3::hopper {
 // How tiles are cut along the keys (piece/key_split.h).
 struct KeyCut {
   static constexpr int kRuns = 0;
-  int parts = 1;         // of each tile, at most; 1: none is cut; kRuns: runs of key blocks
-  int blocks = 0;        // thread blocks that runs are for, or clusters
-  int rows_log2 = 0;     // 2^rows_log2 runs side by side, each of head packs of its own
-  int cluster_log2 = 0;  // 2^cluster_log2 thread blocks have a run in common
+  int parts = 1;          // of each tile, at most; 1: none is cut; kRuns: runs of key blocks
+  int blocks = 0;         // thread blocks that runs are for, or clusters
+  int rows_log2 = 0;      // 2^rows_log2 runs side by side, each of head packs of its own
+  int cluster_log2 = 0;   // 2^cluster_log2 thread blocks have a run in common
+  bool numbered = false;  // whole tiles of ragged sequences too are found by number, not in a list
 
   bool active() const { return parts != 1; }
+  // Where a tile lies, or a piece of one, is worked out by the thread block that computes it.
+  bool finds_pieces() const { return active() || numbered; }
 };
 
 struct ForwardLaunch {

@@ -4,6 +4,7 @@
 #include "engine/hopper/list_sequences.h"
 
 #include "engine/cuda/fragment.h"
+#include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {
 namespace {
@@ -51,6 +52,7 @@ __device__ Count add(Count* sum, int number) {
 __global__ void __launch_bounds__(kThreads)
     list_sequences_kernel(const __grid_constant__ SequenceList list) {
   __shared__ Count next_entry[SequenceList::kBuckets];
+  ptx::griddepcontrol_launch_dependents();
   const int thread = int(threadIdx.x);
   next_entry[thread] = 0;
   __syncthreads();

@@ -28,22 +28,23 @@ struct Choice {
   Variant variant;
   int rows_log2;  // of a cut into runs
   int cluster_log2 = 0;
+  bool numbered = false;
 
   static constexpr int kVariants = int(Variant::kStreamTile) + 1;
   static constexpr int kKernels = int(kForwardTable.size()) * kVariants;
 
-  static constexpr int kMostRowsLog2 = 31;
+  static constexpr int kRowsLog2s = 32, kClusterLog2s = 8;  // more than there are
 
   bool streams() const { return variant == Variant::kStream || variant == Variant::kStreamTile; }
 
   int number() const {
-    const int cut = cluster_log2 * (kMostRowsLog2 + 1) + rows_log2;
+    const int cut = (int(numbered) * kClusterLog2s + cluster_log2) * kRowsLog2s + rows_log2;
     return cut * kKernels + row * kVariants + int(variant);
   }
   static Choice of(int number) {
     const int kernel = number % kKernels, cut = number / kKernels;
-    return {kernel / kVariants, Variant(kernel % kVariants), cut % (kMostRowsLog2 + 1),
-            cut / (kMostRowsLog2 + 1)};
+    return {kernel / kVariants, Variant(kernel % kVariants), cut % kRowsLog2s,
+            cut / kRowsLog2s % kClusterLog2s, cut / kRowsLog2s >= kClusterLog2s};
   }
   const CompiledForward& compiled(const Problem& p) const {
     if (streams()) return kStreamTable[size_t(row)];
@@ -70,7 +71,10 @@ Choice choose(const Problem& problem, int multiprocessors, ForwardLaunch* launch
   if (decode_row != kNoRow) return {decode_row, Variant::kDecode, rows_log2};
   const bool needs_general = launch->cut.active() || table_of(problem)[size_t(row)].config.widens();
   const Variant least = needs_general ? Variant::kGeneral : Variant::kDense;
-  return {row, std::max(variant_of(problem), least), rows_log2};
+  return {.row = row,
+          .variant = std::max(variant_of(problem), least),
+          .rows_log2 = rows_log2,
+          .numbered = launch->cut.numbered};
 }
 
 Status check_layouts(const ForwardLaunch& a) {
@@ -121,6 +125,8 @@ std::string reasons(const Problem& problem, const ForwardConfig& c, const char* 
                                  : concat(" clusters of ", 1 << cut.cluster_log2, " thread blocks");
   } else if (cut.active()) {
     why += concat("; keys of a tile are cut into up to ", cut.parts, " parts");
+  } else if (cut.numbered) {
+    why += "; each tile has a thread block at once";
   }
   if (problem.batch_invariant) why += "; the same for every batch";
   if (problem.head_dim_v > kMaxColumnsV) {
@@ -199,6 +205,7 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
     launch.cut.parts = int(plan.num_splits);
     launch.cut.rows_log2 = choice.rows_log2;
     launch.cut.cluster_log2 = choice.cluster_log2;
+    launch.cut.numbered = choice.numbered;
     if (launch.cut.parts == KeyCut::kRuns) launch.cut.blocks = int(plan.num_tasks);
     launch.workspace = workspace;
     error = launch_forward(kernel, launch, static_cast<cudaStream_t>(stream));

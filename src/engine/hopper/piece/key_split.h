@@ -9,7 +9,8 @@
 // of their own, side by side: thread blocks that read the keys of the same tokens do so at the same
 // time, which memory rewards where heads are neighbours in it.
 // Fixed parts: the keys of every tile are cut into at most so many parts, whatever other sequences
-// there are; so the bits of a sequence's result do not depend on them.
+// there are; so the bits of a sequence's result do not depend on them. One part: tiles stay whole, and
+// need no list (sequence_tiles.h), which takes longer to make than small calls take otherwise.
 #pragma once
 
 #include "engine/hopper/piece/row_blocks.h"
@@ -63,7 +64,7 @@ struct KeySplit {
   SequenceList sequences;  // what is read of them; nothing is listed
   MaskRuleOf<int> mask;
   int block_n;
-  int parts;            // of a tile at most; 0: runs
+  int parts;            // of a tile at most; 0: runs, 1: none is cut
   int most_m_blocks;    // of a sequence's queries
   bool simple = false;  // is_simple(), found on the host
 
@@ -291,7 +292,7 @@ class PieceStream {
     piece.blocks = {all.first + from, end - from};
     piece.slot = length < all.count ? number_ : KeyPiece::kWhole;
     tile_blocks_ = all.count;
-    told_at_ = part == 0 && row < owned_rows ? tile : -1;
+    told_at_ = split_.parts > 1 && part == 0 && row < owned_rows ? tile : -1;
     return end > from;
   }
 

@@ -269,6 +269,43 @@ TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
   EXPECT_EQ(chosen(64, 256).consumers(), 3) << "boxes of 128 rows";
 }
 
+// Tiles of 128 rows, a multiprocessor each, of kernels that find tiles themselves.
+TEST(NumberedTiles, are_those_of_ragged_sequences_that_all_have_a_thread_block_at_once) {
+  struct Plan {
+    bool numbered;
+    int64_t workspace;
+  };
+  const auto planned = [](int64_t sequences, int64_t keys, bool ragged, bool packed,
+                          bool for_any_batch = false) {
+    Problem p = plain();
+    p.batch = sequences;
+    p.num_splits = 1;
+    p.batch_invariant = for_any_batch;
+    static const int32_t starts[] = {0};
+    p.lengths_q = {.max = 300, .total = sequences * 300};
+    p.lengths_k = {.max = keys, .total = sequences * keys};
+    p.lengths_k.ragged = ragged;
+    if (packed) {
+      p.lengths_q.cu_seqlens = starts;
+      p.lengths_q.ragged = p.lengths_q.in_one_tensor = true;
+    }
+    ForwardLaunch launch = launch_of(p);
+    const int row = choose_row_and_cut(p, 132, &launch);
+    const ForwardConfig c = kForwardTable[size_t(row)].config;
+    return Plan{launch.cut.numbered,
+                forward_workspace_bytes(c.with(Element::kBf16, variant_of(p)), launch)};
+  };
+  EXPECT_TRUE(planned(11, 1000, true, false).numbered) << "132 tiles";
+  EXPECT_EQ(planned(11, 1000, true, false).workspace, 0);
+  EXPECT_FALSE(planned(12, 1000, true, false).numbered) << "144 tiles";
+  EXPECT_GT(planned(12, 1000, true, false).workspace, 0);
+  EXPECT_FALSE(planned(2, 1000, false, false).numbered) << "one length";
+  EXPECT_TRUE(planned(11, 1000, true, true).numbered);
+  EXPECT_FALSE(planned(12, 1000, true, true).numbered);
+  EXPECT_FALSE(planned(7, 9000, true, true).numbered) << "three warpgroups";
+  EXPECT_FALSE(planned(2, 1000, true, false, true).numbered) << "the same for every batch";
+}
+
 TEST(ForwardTable, tiles_that_are_cut_have_one_q_and_its_room_in_the_ring) {
   int moved = 0;
   for (const auto& [dense, max_keys, max_rows, why] : kForwardTable) {

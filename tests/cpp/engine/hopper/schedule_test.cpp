@@ -264,6 +264,9 @@ void expect_right_pieces(const KeySplit& split, int num_blocks) {
       ASSERT_TRUE(first) << "a block in two pieces";
     }
   }
+  if (split.parts == 1) {
+    ASSERT_TRUE(told.empty()) << "nothing is merged";
+  }
   std::map<Tile, CutTile> cut_of;
   for (const CutTile& cut : cuts) {
     if (cut.num_pieces == 0) continue;
@@ -314,7 +317,7 @@ TEST(KeySplit, puts_every_visible_block_into_one_piece) {
                            Mask{.chunk = 90}, Mask{.right = 0, .chunk = 7}}) {
     for (const bool packed : {false, true}) {
       for (const auto& [parts, rows_log2] :
-           {std::pair{0, 0}, {0, 1}, {0, 3}, {2, 0}, {3, 0}, {200, 0}}) {
+           {std::pair{0, 0}, {0, 1}, {0, 3}, {1, 0}, {2, 0}, {3, 0}, {200, 0}}) {
         for (int in_a_row : {1, 3, 7, 99}) {
           const int num_blocks = in_a_row << rows_log2;
           const fa3::Lengths q{.cu_seqlens = packed ? starts : nullptr,

@@ -117,6 +117,17 @@ TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
   }
 }
 
+// New tokens of prompts, of 512 keys each. Tiles that all have a thread block at once are found without a list.
+TEST(Step, of_few_tokens_of_prompts_is_one_launch_and_of_many_two) {
+  for (const auto& [sequences, tokens, launches] : {std::tuple{2, 64, 1}, {8, 256, 2}}) {
+    ForwardArgs chunk = decoding_step(sequences, tokens);
+    chunk.page_table = on_gpu(4, FA3_INT32, {sequences, 32});
+    const CountingRuntime asked = asked_by_another(chunk);
+    EXPECT_EQ(asked.launches, launches) << sequences << " x " << tokens << " tokens";
+    EXPECT_EQ(asked.memsets, 0);
+  }
+}
+
 TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_counter) {
   const CountingRuntime asked = asked_by_another(causal_prompt());
   EXPECT_EQ(asked.launches, 1);

@@ -49,7 +49,7 @@ class BackwardRun {
     a.lengths_k = s.lengths_k();
     workspace_.resize(size_t(backward_workspace_bytes(C, a)));
     a.workspace = workspace_.data();
-    machine::on_launch = [this](const void* function, unsigned blocks, const void* params) {
+    machine::on_launch = [this](const void* function, unsigned blocks, const void* params, bool) {
       if (function != &main_ && function != &main_of_shares_) return;
       tiles_ = int(blocks);
       params_ = *static_cast<const BackwardParams*>(params);

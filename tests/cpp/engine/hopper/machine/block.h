@@ -21,6 +21,7 @@ struct Block {
   int warp() const { return scheduler.warp(); }
   Clock& clock() { return clocks[size_t(warp())]; }
   Accessor accessor() { return {warp(), clock()}; }
+  void require_kernel_before_ended() const;
 
   const Setting& setting;
   Scheduler scheduler;
@@ -34,6 +35,7 @@ struct Block {
   std::array<Products, kMostWarps> products;
   std::array<Departures, kMostWarps> departures;
   std::array<ThreadCopies, kMostWarps> thread_copies;
+  std::array<bool, kMostWarps> waited{};  // for the kernel before
   Outcome outcome;
 };
 

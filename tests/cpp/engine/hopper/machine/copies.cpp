@@ -20,6 +20,7 @@ void begin_load(uint32_t smem, int bytes, uint32_t barrier,
                 const std::function<Content(int offset)>& content) {
   Block& block = here();
   block.scheduler.yield();
+  block.require_kernel_before_ended();
   require_aligned(smem, bytes);
   block.memory.begin_copy(block.accessor(), smem, bytes, block.barriers.end_of_phase(barrier));
   block.scheduler.later([&block, smem, bytes, barrier, content] {
@@ -51,6 +52,7 @@ Content content_at(const void* global) {
 
 void ThreadCopies::begin(uint32_t smem, const void* global) {
   here().scheduler.yield();
+  here().require_kernel_before_ended();
   here().memory.begin_thread_copy(here().accessor(), smem);
   open_.push_back({smem, content_at(global)});
 }

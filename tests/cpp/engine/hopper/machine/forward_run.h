@@ -87,8 +87,8 @@ class Run {
     if constexpr (C.e4m3) give_scales_and_transpose(&a);
     workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);
     a.workspace = workspace_.data();
-    machine::on_launch = [this](const void*, unsigned blocks, const void* params) {
-      launch_ = {blocks, *static_cast<const ForwardParams*>(params)};
+    machine::on_launch = [this](const void*, unsigned blocks, const void* params, bool chained) {
+      launch_ = {blocks, *static_cast<const ForwardParams*>(params), chained};
     };
     EXPECT_EQ(launch_forward({C, nullptr, smem_bytes<C>()}, a, nullptr), cudaSuccess);
     for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
@@ -223,6 +223,7 @@ class Run {
   machine::Setting setting() const {
     machine::Setting setting{
         .seed = trial_.seed, .neighbours = C.blocks, .pace = trial_.pace, .fault = trial_.fault};
+    setting.chained = launch_.chained;
     const SmemAddresses<C> at{machine::kSmemBase};
     setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
     if constexpr (C.widens()) {
@@ -257,7 +258,7 @@ class Run {
     const int64_t rows_of_entry = s.page_size > 0 ? in_pages : s.k_rows();
     setting.tensors = {{&k_, kAddressOfK, rows, s.kv_heads, C.head_dim, 2, rows_of_entry},
                        {&v_, kAddressOfV, rows, s.kv_heads, C.head_dim_v, 2, rows_of_entry}};
-    const bool plain = !trial_.shape.ragged() && !trial_.shape.cut.active();
+    const bool plain = !trial_.shape.ragged() && !trial_.shape.cut.finds_pieces();
     setting.infinite = [seed = trial_.seed, plain](const Product& p) {
       return plain && p.scores() && p.b.row == 0 &&
              is_extreme(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
@@ -287,7 +288,7 @@ class Run {
   std::vector<Work> my_work() const {
     std::vector<Work> all;
     const ForwardParams& params = launch_.params;
-    if (!trial_.shape.cut.active()) {
+    if (!trial_.shape.cut.finds_pieces()) {
       for (int tile : my_tiles()) all.push_back(work_of(tile));
       return all;
     }
@@ -324,7 +325,7 @@ class Run {
   // The first key that a tile sees, in its sequence.
   int first_key_of(const Work& work) const {
     const int first_row = work.m_block * C.block_m;
-    if (trial_.shape.cut.active()) return work.blocks.first * C.block_n;
+    if (trial_.shape.cut.finds_pieces()) return work.blocks.first * C.block_n;
     int first_key = trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
     if (C.e4m3) first_key = std::min(first_key, work.keys.count);
     const bool whole_blocks = trial_.shape.page_size > 0 || C.e4m3;
@@ -439,6 +440,7 @@ class Run {
   struct Launch {
     unsigned blocks;
     ForwardParams params;
+    bool chained;
   };
   Launch launch_;
   machine::Outcome outcome_;

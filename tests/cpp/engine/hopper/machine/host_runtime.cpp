@@ -16,7 +16,7 @@
 
 namespace fa3::machine {
 
-std::function<void(const void*, unsigned, const void*)> on_launch;
+std::function<void(const void*, unsigned, const void*, bool)> on_launch;
 
 }  // namespace fa3::machine
 
@@ -110,7 +110,14 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t)
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
                                 void** arguments) {
-  fa3::machine::on_launch(function, config->gridDim.x, arguments[0]);
+  bool chained = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      chained = attribute.val.programmaticStreamSerializationAllowed != 0;
+    }
+  }
+  fa3::machine::on_launch(function, config->gridDim.x, arguments[0], chained);
   return cudaSuccess;
 }
 }

@@ -9,7 +9,9 @@ namespace fa3::machine {
 
 inline constexpr int kMultiprocessors = 2;
 
-// Called with what is launched: function, thread blocks, pointer to its parameters.
-extern std::function<void(const void* function, unsigned blocks, const void* params)> on_launch;
+// Called with what is launched: function, thread blocks, pointer to its parameters, whether it may start
+// while the kernel before still runs.
+extern std::function<void(const void* function, unsigned blocks, const void* params, bool chained)>
+    on_launch;
 
 }  // namespace fa3::machine

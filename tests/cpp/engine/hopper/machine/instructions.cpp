@@ -58,6 +58,9 @@ void load_shared(uint32_t address) {
 void fence_proxy_async() {
   if (!here().faults.forgets_fence(here().accessor().warp)) here().memory.fence(here().accessor());
 }
+void wait_for_kernel_before() {
+  here().waited[size_t(here().warp())] = true;
+}
 void copy_by_thread(uint32_t smem, const void* global) {
   here().thread_copies[size_t(here().warp())].begin(smem, global);
 }

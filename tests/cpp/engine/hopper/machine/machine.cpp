@@ -43,6 +43,13 @@ Block::Block(const Setting& s, int warps, const std::function<void()>& body)
   outcome.products.resize(size_t(warps));
 }
 
+void Block::require_kernel_before_ended() const {
+  const int warp = scheduler.warp();
+  if (setting.chained && !waited[size_t(warp)]) {
+    fail("warp ", warp, " reads what the kernel before may still write");
+  }
+}
+
 Outcome run_block(const Setting& setting, int warps, unsigned blocks,
                   const std::function<void()>& body) {
   blockIdx.x = setting.block;

@@ -8,6 +8,7 @@
 //   - a store, or a copy by threads, is read by wgmma or the copy engine without a fence between,
 //   - a barrier runs past somebody who waits for it (its phases alias), or is misused,
 //   - accumulators are touched while a product works on them,
+//   - global memory is copied from before the kernel before has ended,
 //   - nobody can go on, also for want of registers.
 // What was multiplied and what left the block is logged, for the test to compare with what should
 // have been. What it cannot see: docs/protocol-model.md. Next: scheduler.h, clock.h, memory.h.
@@ -96,6 +97,8 @@ struct Setting {
   Pace pace;
   Fault fault = Fault::kNone;
   KvBarriers kv;  // that the fault is about
+  bool chained =
+      false;  // the kernel before may still run: each warp waits for its end before it copies
   std::vector<Buffer> buffers;
   std::vector<GlobalTensor> tensors;
   // Products whose results are infinite; those of which most are very small; all others are zero.

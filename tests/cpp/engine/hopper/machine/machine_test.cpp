@@ -9,6 +9,7 @@
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/fence.cuh"
+#include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/reduce.cuh"
 #include "engine/hopper/ptx/smem.cuh"
@@ -295,6 +296,27 @@ TEST(Machine, a_product_goes_through_two_tiles_step_by_step) {
 
 TEST(Machine, products_are_waited_for_before_the_end) {
   expect_found(1, {}, product_of({{0, 0}}, false), {"warp 0 left with products in flight"});
+}
+
+TEST(Machine, a_chained_launch_copies_nothing_before_the_kernel_before_has_ended) {
+  constexpr uint32_t kFull = kPlace + 1024;
+  static const char source[1024] = {};
+  const auto error_of = [](bool chained, bool waits, int reader) {
+    const Setting setting{.chained = chained, .buffers = kBuffers};
+    return run_block(setting, 2, 1,
+                     [&] {
+                       if (int(threadIdx.x) != reader) return;
+                       if (waits) ptx::griddepcontrol_wait();
+                       ptx::mbarrier_init(kFull, 1);
+                       ptx::mbarrier_arrive_expect_tx(kFull, 1024);
+                       ptx::cp_async_bulk_load(kPlace, source, 1024, kFull);
+                       ptx::mbarrier_wait_parity(kFull, 0);
+                     })
+        .error;
+  };
+  EXPECT_EQ(error_of(false, false, 0), "");
+  EXPECT_EQ(error_of(true, true, 0), "");
+  EXPECT_EQ(error_of(true, false, 0), "warp 0 reads what the kernel before may still write");
 }
 
 TEST(Machine, bulk_copies_are_of_whole_16_bytes) {
