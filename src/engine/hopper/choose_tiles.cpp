@@ -21,8 +21,9 @@ constexpr int kMaxPackLog2OfCutTiles = 6;
 // columns, of a merge until it ends, of a byte of its pieces, written and read. What a cut saves must be
 // worth the trouble.
 constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
-constexpr double kMergeTime = 8.5;
-constexpr double kPieceByteTime = 0.25e-6;
+constexpr double kMergeTime = 6.5;
+constexpr double kPieceByteTime = 0.2e-6;
+constexpr double kListTime = 2.5;  // of sequences, which cut tiles do without
 constexpr double kWorthCutting = 0.9;
 constexpr int64_t kFewTilesEach = 4;
 // Of a tile in pieces, that a thread block merges alone: rows times pieces; more if rows are few.
@@ -85,7 +86,8 @@ double merge_time(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most
 bool cut_pays(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
   const int64_t tiles = expected_tiles(c, cut);
   const double tile = tile_time(c, cut);
-  const double whole = double(ceil_div(tiles, most_blocks)) * tile;
+  const bool are_listed = cut.ragged && tiles > most_blocks;
+  const double whole = double(ceil_div(tiles, most_blocks)) * tile + (are_listed ? kListTime : 0);
   const double pieces = double(tiles) * tile / double(most_blocks);
   return pieces + merge_time(c, cut, most_blocks) < kWorthCutting * whole;
 }
@@ -107,15 +109,18 @@ int choose_rows_log2(const ForwardConfig& c, const ForwardLaunch& cut, int64_t m
 // Lengths that only the device knows: runs are alike, tiles need not be, and a multiprocessor may still be
 // at the longest when all others are done. Few queries are always cut for that. Others, whose merges are
 // longer, where each multiprocessor has few tiles, whose keys no other tile in the row reads, and take
-// longer than a merge.
+// longer than a merge. Where all have a thread block at once, whole tiles take as long as the longest; runs as
+// long as the mean, half of that, say, spread over all thread blocks.
 bool cut_evens_out(const ForwardConfig& c, const ForwardLaunch& cut, int64_t most_blocks) {
   if (!cut.ragged || cut.seqlen_k < kLeastKeysToCut) return false;
   if (c.consumers() == 1) return true;
   // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
   const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (cut.q.columns + cut.o.columns);
-  return fits && most_m_blocks(c, cut) == 1 &&
-         expected_tiles(c, cut) <= kFewTilesEach * most_blocks &&
-         merge_time(c, cut, most_blocks) < tile_time(c, cut);
+  const int64_t tiles = expected_tiles(c, cut);
+  const double share = tiles <= most_blocks ? 0.5 * double(tiles) / double(most_blocks) : 0;
+  const double spared = tile_time(c, cut) * (1 - share);
+  return fits && most_m_blocks(c, cut) == 1 && tiles <= kFewTilesEach * most_blocks &&
+         merge_time(c, cut, most_blocks) < spared;
 }
 
 // A run for each thread block; where runs are short, for each multiprocessor, which leaves fewer pieces

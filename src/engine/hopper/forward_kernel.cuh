@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(C.threads(), C.blocks)
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  // The kernel before may still be running: this one's launch is chained (launch_forward.cpp).
-  if constexpr (C.cuts()) ptx::griddepcontrol_wait();
+  if constexpr (C.is_chained()) ptx::griddepcontrol_wait();
 
   if (warpgroup == int(Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<C.producer_registers()>();

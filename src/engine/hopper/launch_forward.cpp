@@ -257,7 +257,7 @@ cudaError_t launch_forward(const ForwardKernel& kernel, const ForwardLaunch& lau
     params.clusters.parts_log2 = std::countr_zero(blocks.x / cluster);
   }
   error = hopper::launch(kernel.function, blocks, c.threads(), kernel.smem_bytes, &params,
-                         {.chained = c.cuts(), .cluster = int(cluster)}, stream);
+                         {.chained = c.is_chained(), .cluster = int(cluster)}, stream);
   if (error != cudaSuccess || !launch.cut.active() || c.decodes()) return error;
   return merge_pieces({.pieces = params.pieces,
                        .cuts = params.cuts,

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sort by counting: how many entries each bucket of lengths needs, where each bucket begins, then
 // every sequence takes its entries there. Equal lengths come in any order, which changes no result.
+// Few sequences, a lane each, count what comes before them instead: a small call waits for it. The next kernel
+// starts meanwhile, and waits for the list's end itself.
 #include "engine/hopper/list_sequences.h"
 
 #include "engine/cuda/fragment.h"
+#include "engine/hopper/launch.h"
 #include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {
@@ -49,10 +52,21 @@ __device__ Count add(Count* sum, int number) {
   return __shfl_sync(lanes, start, first) + before;
 }
 
+// Of the list, for those who read it and draw from it. No more than there is room for.
+__device__ int tell_length(const SequenceList& list, Count entries) {
+  const int all = int(min(entries, Count(list.capacity)));
+  if (threadIdx.x == 0) {
+    *list.num_entries = all;
+    if (list.ticket_counter) *list.ticket_counter = 0;
+  }
+  return all;
+}
+
 __global__ void __launch_bounds__(kThreads)
     list_sequences_kernel(const __grid_constant__ SequenceList list) {
   __shared__ Count next_entry[SequenceList::kBuckets];
   ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int thread = int(threadIdx.x);
   next_entry[thread] = 0;
   __syncthreads();
@@ -63,11 +77,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   Count sum = 0;
   const Count first = sum_before(next_entry[thread], &sum);
-  const int all = int(min(sum, Count(list.capacity)));
-  if (thread == 0) {
-    *list.num_entries = all;
-    if (list.ticket_counter) *list.ticket_counter = 0;
-  }
+  const int all = tell_length(list, sum);
   __syncthreads();
   next_entry[thread] = first;
   __syncthreads();
@@ -78,11 +88,45 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A lane each, and a warp each to write their entries.
+constexpr int kFewSequences = cuda::kWarpSize, kFewThreads = 8 * cuda::kWarpSize;
+
+__global__ void __launch_bounds__(kFewThreads)
+    list_few_sequences_kernel(const __grid_constant__ SequenceList list) {
+  __shared__ SequenceTiles sequences[kFewSequences];
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  const int warp = int(threadIdx.x) / cuda::kWarpSize, lane = int(threadIdx.x) % cuda::kWarpSize;
+  if (warp == 0) {
+    const bool exists = lane < list.num_sequences();
+    const SequenceTiles s = exists ? list.sequence(lane) : SequenceTiles{};
+    const int bucket = exists ? list.bucket(s) : SequenceList::kBuckets;
+    Count before = 0, sum = 0;
+    for (int other = 0; other < kFewSequences; ++other) {
+      const int rows = __shfl_sync(0xffffffff, s.order.num_m_blocks, other);
+      const int place = __shfl_sync(0xffffffff, bucket, other);
+      if (place < bucket || (place == bucket && other < lane)) before += Count(rows);
+      sum += Count(rows);
+    }
+    const int all = tell_length(list, sum);
+    sequences[lane] = before < Count(all) ? list.placed(s, int(before), all) : SequenceTiles{};
+  }
+  __syncthreads();
+  for (int b = warp; b < list.num_sequences(); b += kFewThreads / cuda::kWarpSize) {
+    const SequenceTiles s = sequences[b];
+    const int end = min(s.first_entry + s.order.num_m_blocks, list.capacity);
+    for (int i = s.first_entry + lane; i < end; i += cuda::kWarpSize) list.entries[i] = s;
+  }
+}
+
 }  // namespace
 
 cudaError_t list_sequences(const SequenceList& list, cudaStream_t stream) {
-  list_sequences_kernel<<<1, kThreads, 0, stream>>>(list);
-  return cudaPeekAtLastError();
+  const bool few = list.num_sequences() <= kFewSequences;
+  const auto kernel = few ? &list_few_sequences_kernel : &list_sequences_kernel;
+  SequenceList params = list;
+  return launch(reinterpret_cast<const void*>(kernel), 1, few ? kFewThreads : kThreads, 0, &params,
+                {.chained = true}, stream);
 }
 
 }  // namespace fa3::hopper

@@ -79,8 +79,8 @@ struct SequenceList {
     return kBuckets - 1 - (longer < kBuckets ? longer : kBuckets - 1);
   }
 
-  // Writes the sequence's entries from `first` on; all_entries: of the whole list.
-  FA3_HD constexpr void write(SequenceTiles s, int first, int all_entries) const {
+  // The sequence whose entries begin with `first`; all_entries: of the whole list.
+  FA3_HD constexpr SequenceTiles placed(SequenceTiles s, int first, int all_entries) const {
     const int m_blocks = s.order.num_m_blocks;
     const int tiles_after = (all_entries - first - m_blocks) * num_packs;
     s.first_entry = first;
@@ -88,6 +88,11 @@ struct SequenceList {
       const int heads = (tail_tiles - tiles_after + m_blocks - 1) / m_blocks;
       s.order.tail_heads = heads < num_packs ? heads : num_packs;
     }
+    return s;
+  }
+  FA3_HD constexpr void write(const SequenceTiles& of, int first, int all_entries) const {
+    const SequenceTiles s = placed(of, first, all_entries);
+    const int m_blocks = s.order.num_m_blocks;
     for (int i = first; i < first + m_blocks && i < capacity; ++i) entries[i] = s;
   }
 };

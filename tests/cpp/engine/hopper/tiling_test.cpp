@@ -90,16 +90,17 @@ TEST(KeyCut, is_made_where_it_pays) {
   constexpr Measured kMeasured[] = {
       {128, 8, 8, 512, 512, false},    {128, 8, 8, 1024, 1024, false},
       {128, 8, 8, 1536, 1536, false},  {128, 8, 8, 2048, 2048, false},
-      {128, 32, 8, 64, 1024, false},   {128, 32, 8, 128, 1024, false},
+      {128, 32, 8, 64, 1024, true},    {128, 32, 8, 128, 1024, false},
       {64, 12, 12, 512, 512, false},   {64, 12, 12, 1024, 1024, false},
       {64, 12, 12, 1536, 1536, false}, {64, 12, 12, 128, 1024, false},
-      {64, 12, 12, 1024, 4096, false}, {128, 8, 8, 1, 512, false},
+      {64, 12, 12, 1024, 4096, true},  {128, 8, 8, 1, 512, false},
       {128, 8, 8, 1, 1024, true},      {128, 8, 8, 256, 2048, true},
       {128, 8, 8, 512, 2048, true},    {128, 8, 8, 512, 4096, true},
       {128, 8, 8, 1024, 4096, true},   {128, 16, 16, 512, 4096, true},
       {128, 16, 16, 1, 1024, true},    {128, 32, 8, 1, 1024, true},
       {64, 12, 12, 256, 2048, true},   {64, 12, 12, 512, 4096, true},
-      {64, 12, 12, 64, 1024, false},   {64, 12, 12, 1, 1024, false},
+      {64, 12, 12, 64, 1024, false},   {64, 12, 12, 1, 1024, true},
+      {128, 8, 8, 128, 1024, true},    {128, 16, 16, 512, 2048, true},
   };
   for (const Measured& m : kMeasured) {
     Problem p = plain();
@@ -212,11 +213,15 @@ TEST(KeyCut, evens_out_lengths_that_are_unknown) {
                   gathers_keys(c.with(c.element, Variant::kGeneral), launch)};
   };
   EXPECT_EQ(choice(32, 16, 8192), (Chosen{128, 8, 3, true, false}));
-  EXPECT_EQ(choice(32, 32, 8192), (Chosen{128, 4, 4, true, false}));
   EXPECT_EQ(choice(32, 24, 8192), (Chosen{128, 4, 2, true, false}));  // 96 rows twice, not 192
   EXPECT_EQ(choice(8, 64, 8192), (Chosen{128, 2, 5, true, false}));   // four packs
-  // Two packs that share keys for long: 33 thread blocks a row. Sixteen rows leave four of 132 idle.
-  EXPECT_EQ(choice(32, 32, 131072), (Chosen{128, 4, 2, true, false}));
+  // Two packs that share keys for long: 33 thread blocks a row. Sixteen rows would leave four of 132 idle.
+  EXPECT_EQ(choice(32, 32, 8192), (Chosen{128, 4, 2, true, false}));
+  EXPECT_EQ(choice(32, 32, 2048), (Chosen{128, 4, 4, true, false}));
+  // Where each tile has a thread block at once: half of the longest is worth a merge, or it is not.
+  EXPECT_TRUE(choice(8, 16, 2048).cut);
+  EXPECT_FALSE(choice(8, 16, 1024).cut);
+  EXPECT_FALSE(choice(8, 32, 1024).cut);
   EXPECT_FALSE(choice(128, 32, 8192).cut);        // many tiles even out by themselves
   EXPECT_FALSE(choice(32, 16, 768).cut);          // keys that take no longer than a merge
   EXPECT_FALSE(choice(32, 16, 8192, 64).cut);     // no kernel of these columns cuts so many rows
