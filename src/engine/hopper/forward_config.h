@@ -54,9 +54,9 @@ struct ForwardConfig {
   FA3_HD constexpr bool general() const { return variant == Variant::kGeneral || capped(); }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
-  // Starts while the kernel before still runs, the list of its sequences, say, and waits for its end itself.
-  // Dense calls gain nothing by that (docs/performance-decoding.md).
-  FA3_HD constexpr bool is_chained() const { return variant != Variant::kDense; }
+  // Starts while the kernel before still runs, a merge or the list of its sequences, say, and waits for its end
+  // itself. Dense kernels gain nothing by that, and windows lose 2 to 3% (docs/performance-decoding.md).
+  FA3_HD constexpr bool is_chained() const { return cuts(); }
 
   // Knows cut tiles alone, one for each sequence and head pack, of queries that are dense, under masks
   // with a right side alone, and, unless they are widened or stream, keys that threads copy: a small call
