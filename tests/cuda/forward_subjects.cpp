@@ -117,10 +117,16 @@ Subject plain_subject(int head_dim, Element element) {
 
 constexpr hopper::KeyCut kSevenRuns{.parts = hopper::KeyCut::kRuns, .blocks = 7};
 constexpr hopper::KeyCut kThreeParts{.parts = 3};
+// As many as two, four and eight warps merge, of a row each.
+constexpr hopper::KeyCut kTenParts{.parts = 10}, kSixteenParts{.parts = 16},
+    kFortyParts{.parts = 40};
 constexpr hopper::KeyCut kByNumber{.numbered = true};
 const Form kForms[] = {
     {.name = ", 7 runs", .cut = kSevenRuns},
     {.name = ", 3 parts", .cut = kThreeParts},
+    {.name = ", 10 parts", .cut = kTenParts},
+    {.name = ", 16 parts", .cut = kSixteenParts},
+    {.name = ", 40 parts", .cut = kFortyParts},
     {.name = ", by number", .cut = kByNumber},
     {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
     {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},

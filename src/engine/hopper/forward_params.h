@@ -78,14 +78,14 @@ struct ForwardParams {
 
   // Of kernels that are compiled for it.
   cuda::SoftCap soft_cap;
-  const SequenceTiles* sequences;  // null: all sequences are as long
+  const SequenceTiles* sequences;  // a list of tiles, or null
   const int* num_entries;          // of `sequences`
   bool q_is_clipped;               // Q's map too, which a packed tensor has dimensions for
   CUtensorMap q_outside;           // for the boxes that lie outside of a clipped map's tensor
   CUtensorMap k_outside;
   CUtensorMap v_outside;
   PagedKeys paged;
-  KeySplit split;            // block_n 0: tiles are not cut
+  KeySplit split;            // block_n 0: tiles are not found as pieces
   cuda::PieceOutput pieces;  // of tiles that are
   CutTile* cuts;
   E4m3Params e4m3;

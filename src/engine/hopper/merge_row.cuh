@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of a cut tile from their pieces: weights from the pieces' log-sum-exps, and the weighted sum. All
 // that is needed of many pieces or rows is asked for at once: a merge is nothing but waiting. The order
-// of the sums depends on the number of pieces alone. Next: merge_pieces.cu, merge_last.cuh.
+// of the sums depends on how many pieces there are, and are expected. Next: merge_pieces.cu, merge_last.cuh.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"

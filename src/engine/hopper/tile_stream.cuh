@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of one thread block, one after the other, each as the record that the consumers get. Tiles
 // of unequal length are drawn from a counter, when a thread block is free; others are dealt in turn,
-// which needs no counter to be cleared; tiles that are cut come in pieces. Next: load_tma.cuh.
+// which needs no counter to be cleared; tiles that are cut, or found by number, come as pieces. Next:
+// load_tma.cuh.
 #pragma once
 
 #include "engine/hopper/item_blocks.cuh"
@@ -47,7 +48,7 @@ class TileStream : private ItemBlocks<C> {
   }
   __device__ __forceinline__ void advance() { tile_ = next_tile_; }
 
-  // Of tiles that are cut: the next piece, as much of its record as tells where its keys lie. False:
+  // Where they come as pieces: the next one, as much of its record as tells where its keys lie. False:
   // there is no work in it.
   __device__ __forceinline__ bool name_piece(ItemOf<C>& item) {
     SequenceTiles s;

@@ -10,7 +10,7 @@
 // time, which memory rewards where heads are neighbours in it.
 // Fixed parts: the keys of every tile are cut into at most so many parts, whatever other sequences
 // there are; so the bits of a sequence's result do not depend on them. One part: tiles stay whole, and
-// need no list (sequence_tiles.h), which takes longer to make than small calls take otherwise.
+// need no list (sequence_tiles.h), which a small call would wait for.
 #pragma once
 
 #include "engine/hopper/piece/row_blocks.h"

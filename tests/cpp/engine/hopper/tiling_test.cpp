@@ -81,7 +81,7 @@ TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
 }
 
 // What was measured on one H200, docs/performance-decoding.md: cutting what is done sooner in whole tiles
-// costs up to four times their time.
+// costs up to four times their time. 12 heads of 64, 1024 queries on 4096 keys are 3% slower for being cut.
 TEST(KeyCut, is_made_where_it_pays) {
   struct Measured {
     int64_t dim, heads, kv_heads, queries, keys;

@@ -301,12 +301,18 @@ TEST(Machine, products_are_waited_for_before_the_end) {
 TEST(Machine, a_chained_launch_copies_nothing_before_the_kernel_before_has_ended) {
   constexpr uint32_t kFull = kPlace + 1024;
   static const char source[1024] = {};
-  const auto error_of = [](bool chained, bool waits, int reader) {
+  // By warp 1; warp 0 always waits.
+  const auto error_of = [](bool chained, bool waits, bool by_thread) {
     const Setting setting{.chained = chained, .buffers = kBuffers};
     return run_block(setting, 2, 1,
                      [&] {
-                       if (int(threadIdx.x) != reader) return;
-                       if (waits) ptx::griddepcontrol_wait();
+                       if (waits || threadIdx.x == 0) ptx::griddepcontrol_wait();
+                       if (threadIdx.x == 0) return;
+                       if (by_thread) {
+                         ptx::cp_async_16(kPlace, nullptr, false);
+                         ptx::cp_async_wait_all();
+                         return;
+                       }
                        ptx::mbarrier_init(kFull, 1);
                        ptx::mbarrier_arrive_expect_tx(kFull, 1024);
                        ptx::cp_async_bulk_load(kPlace, source, 1024, kFull);
@@ -314,9 +320,12 @@ TEST(Machine, a_chained_launch_copies_nothing_before_the_kernel_before_has_ended
                      })
         .error;
   };
-  EXPECT_EQ(error_of(false, false, 0), "");
-  EXPECT_EQ(error_of(true, true, 0), "");
-  EXPECT_EQ(error_of(true, false, 0), "warp 0 reads what the kernel before may still write");
+  constexpr char kTooEarly[] = "warp 1 reads what the kernel before may still write";
+  for (const bool by_thread : {false, true}) {
+    EXPECT_NE(error_of(false, false, by_thread), kTooEarly);
+    EXPECT_NE(error_of(true, true, by_thread), kTooEarly);
+    EXPECT_EQ(error_of(true, false, by_thread), kTooEarly);
+  }
 }
 
 TEST(Machine, bulk_copies_are_of_whole_16_bytes) {
