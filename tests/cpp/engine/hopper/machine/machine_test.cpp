@@ -303,7 +303,9 @@ TEST(Machine, a_chained_launch_copies_nothing_before_the_kernel_before_has_ended
   static const char source[1024] = {};
   // By warp 1; warp 0 always waits.
   const auto error_of = [](bool chained, bool waits, bool by_thread) {
-    const Setting setting{.chained = chained, .buffers = kBuffers};
+    Setting setting;
+    setting.chained = chained;
+    setting.buffers = kBuffers;
     return run_block(setting, 2, 1,
                      [&] {
                        if (waits || threadIdx.x == 0) ptx::griddepcontrol_wait();
