@@ -86,7 +86,7 @@ struct ForwardParams {
   CUtensorMap v_outside;
   PagedKeys paged;
   KeySplit split;            // block_n 0: tiles are not found as pieces
-  cuda::PieceOutput pieces;  // of tiles that are
+  cuda::PieceOutput pieces;  // of tiles that are cut
   CutTile* cuts;
   E4m3Params e4m3;
   CacheScales cache_scales;

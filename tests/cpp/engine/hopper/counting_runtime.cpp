@@ -59,7 +59,8 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
   g_cuda.smem_allowed = true;
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
+  g_cuda.thread_blocks = config->gridDim.x;
   return fa3::test::launch();
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {

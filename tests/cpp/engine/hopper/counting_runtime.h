@@ -9,12 +9,13 @@
 namespace fa3::test {
 
 struct CountingRuntime {
-  int launches = 0;           // of kernels
-  int tensor_maps = 0;        // described for the copy engine
-  int memsets = 0;            // queued
-  int function_settings = 0;  // cudaFuncSetAttribute
-  int device_counts = 0;      // cudaGetDeviceCount
-  int device_questions = 0;   // cudaDeviceGetAttribute
+  int launches = 0;            // of kernels
+  unsigned thread_blocks = 0;  // of the last one
+  int tensor_maps = 0;         // described for the copy engine
+  int memsets = 0;             // queued
+  int function_settings = 0;   // cudaFuncSetAttribute
+  int device_counts = 0;       // cudaGetDeviceCount
+  int device_questions = 0;    // cudaDeviceGetAttribute
 
   cudaError_t driver = cudaSuccess;  // what questions about devices come to
   int devices = 2;                   // the first is of compute capability 9.0, the second of 8.0

@@ -80,6 +80,31 @@ inline constexpr Shape kRagged[] = {
 inline constexpr int kWholeBlocks = 1920;
 inline constexpr int32_t kAllUsed[] = {kWholeBlocks};
 
+// Boxes of many rows, and of few or copies by threads.
+inline constexpr Shape kPaged[] = {
+    {.seqlen_q = 100,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = 90},
+     .used_k = kAllUsed,
+     .page_size = 640},
+    {.seqlen_q = 100,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = 90},
+     .used_k = kAllUsed,
+     .page_size = 16},
+};
+
+constexpr Shape numbered(Shape shape) {
+  shape.cut.numbered = true;
+  return shape;
+}
+
 // Tiles in pieces: runs and fixed parts, of one length and of many, keys in one run and in pages. And whole
 // tiles of many lengths that are found by number.
 inline constexpr Shape kCut[] = {
@@ -131,52 +156,9 @@ inline constexpr Shape kCut[] = {
      .used_k = kAllUsed,
      .cut = {.parts = KeyCut::kRuns, .blocks = 2},
      .page_size = 16},
-    {.seqlen_q = 399,
-     .seqlen_k = 500,
-     .heads = 3,
-     .kv_heads = 1,
-     .batches = 6,
-     .mask = kCausal,
-     .cu_q = kQueries,
-     .cu_k = kKeys,
-     .cut = {.numbered = true}},
-    {.seqlen_q = 200,
-     .seqlen_k = 300,
-     .heads = 2,
-     .kv_heads = 2,
-     .batches = 4,
-     .mask = {.left = 90},
-     .used_k = kUsed,
-     .cut = {.numbered = true}},
-    {.seqlen_q = 100,
-     .seqlen_k = kWholeBlocks,
-     .heads = 2,
-     .kv_heads = 2,
-     .batches = 1,
-     .mask = kCausal,
-     .used_k = kAllUsed,
-     .cut = {.numbered = true},
-     .page_size = 640},
-};
-
-// Boxes of many rows, and of few or copies by threads.
-inline constexpr Shape kPaged[] = {
-    {.seqlen_q = 100,
-     .seqlen_k = kWholeBlocks,
-     .heads = 2,
-     .kv_heads = 2,
-     .batches = 1,
-     .mask = {.left = 90},
-     .used_k = kAllUsed,
-     .page_size = 640},
-    {.seqlen_q = 100,
-     .seqlen_k = kWholeBlocks,
-     .heads = 2,
-     .kv_heads = 2,
-     .batches = 1,
-     .mask = {.left = 90},
-     .used_k = kAllUsed,
-     .page_size = 16},
+    numbered(kRagged[0]),
+    numbered(kRagged[1]),
+    numbered(kPaged[0]),
 };
 
 // Copied by threads: whole tiles, fixed parts and equal shares, several tiles of a head each; without pages

@@ -117,13 +117,16 @@ TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
   }
 }
 
-// New tokens of prompts, of 512 keys each. Tiles that all have a thread block at once are found without a list.
+// New tokens of prompts, of 512 keys each. Tiles that all have a thread block at once are found without a list:
+// what the plan says of that reaches the launch, which else would count more of them.
 TEST(Step, of_few_tokens_of_prompts_is_one_launch_and_of_many_two) {
-  for (const auto& [sequences, tokens, launches] : {std::tuple{2, 64, 1}, {8, 256, 2}}) {
+  for (const auto& [sequences, tokens, launches, thread_blocks] :
+       {std::tuple{2, 64, 1, 64u}, {8, 256, 2, 132u}}) {
     ForwardArgs chunk = decoding_step(sequences, tokens);
     chunk.page_table = on_gpu(4, FA3_INT32, {sequences, 32});
     const CountingRuntime asked = asked_by_another(chunk);
     EXPECT_EQ(asked.launches, launches) << sequences << " x " << tokens << " tokens";
+    EXPECT_EQ(asked.thread_blocks, thread_blocks) << sequences << " x " << tokens << " tokens";
     EXPECT_EQ(asked.memsets, 0);
   }
 }
