@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decoding beside a plain read of the same K and V: one query position, a cache larger than L3, both
-// in one process and in turns, best of the rounds. Prints one JSON object a line.
+// Decoding beside a plain read of the same K and V: one query position, a cache larger than L3,
+// both in one process and in turns, best of the rounds. Prints one JSON object a line.
 //
 //   decode THREADS MIB ROUNDS [bf16|fp16|fp32]
 #include <cstdint>

@@ -2,15 +2,19 @@
 
 # fa3_kernel_entries(<result> <folder> <pass> <table> <entry> <kind>...)
 # Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel for
-# each Compiled<pass> of <table> and each kind, the template arguments after the row. <table> and
-# <entry> lie below src/engine/hopper.
+# each instance of <table> and each kind, the template arguments after the row. <table> and <entry> lie
+# in src/engine/hopper/instances.
 function(fa3_kernel_entries result folder pass table entry)
-  set(table ${PROJECT_SOURCE_DIR}/src/engine/hopper/${table})
+  set(table ${PROJECT_SOURCE_DIR}/src/engine/hopper/instances/${table})
+  set(instance KernelInstance)
+  if(pass STREQUAL "Backward")
+    set(instance BackwardInstance)
+  endif()
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
-  file(STRINGS ${table} rows REGEX "^    Compiled${pass}{")
+  file(STRINGS ${table} rows REGEX "^    ${instance}{")
   list(LENGTH rows num_rows)
   math(EXPR last_row "${num_rows} - 1")
-  get_filename_component(function ${entry} NAME)
+  set(function ${entry})
   set(sources)
   foreach(row RANGE ${last_row})
     set(instances)
@@ -19,7 +23,7 @@ function(fa3_kernel_entries result folder pass table entry)
     endforeach()
     set(source ${folder}/${function}_${row}.cu)
     file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
-#include "engine/hopper/@entry@.cuh"
+#include "engine/hopper/instances/@entry@.cuh"
 namespace fa3::hopper {
 @instances@}  // namespace fa3::hopper
 ]])

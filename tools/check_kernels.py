@@ -103,7 +103,7 @@ def forward(
     early = guarded and dv <= 64
     spilled = SPILLED.get((d, block_m, block_n), 0) if variant in (GENERAL, CAPPED) else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
-    factors = 8 + (MERGED if variant == DECODE else 0)
+    factors = 8 + (MERGED if variant == STREAM_K else 0)
     if narrow and block_m == 64:
         factors += 2 * block_n // 4
         spilled = CACHE_SPILLED[d] if variant in (GENERAL, CAPPED) else 0
@@ -112,10 +112,10 @@ def forward(
 
 # By head dim and rows of a tile: of kernels for one sequence, two of whose thread blocks share a
 # multiprocessor's registers, or whose sixteen rows of 256 columns need them all.
-STREAM_SPILLED = {(64, 8): 2, (128, 8): 2, (256, 16): 14}
+DECODE_SPILLED = {(64, 8): 2, (128, 8): 2, (256, 16): 14}
 
 
-def stream(
+def decode(
     e4m3: int, d: int, dv: int, block_m: int, block_n: int, narrow: int, guarded: int, variant: int
 ) -> Expected:
     """No wgmma; a weight for each score of a slot and lane.
@@ -125,7 +125,7 @@ def stream(
     """
     rings = 1 if variant == STREAM and narrow and block_m == 8 else 2
     slot_scores = block_n // 8 * block_m // 32
-    spilled = STREAM_SPILLED.get((d, block_m), 0) if variant == STREAM_TILE else 0
+    spilled = DECODE_SPILLED.get((d, block_m), 0) if variant == DECODE_SINGLE else 0
     return Expected(0, 0, 0, rings * slot_scores, 160, spilled, 0)
 
 
@@ -149,7 +149,7 @@ def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant:
     return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, 0, 2 + helpers)
 
 
-GENERAL, CAPPED, DECODE, STREAM, STREAM_TILE = 1, 2, 3, 4, 5  # as in piece/machine.h
+GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config/sm90.h
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3
@@ -164,9 +164,9 @@ KERNELS = (
         forward,
     ),
     (
-        "stream",
-        re.compile(rb"stream_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
-        stream,
+        "decode",
+        re.compile(rb"decode_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
+        decode,
     ),
     (
         "backward",

@@ -9,6 +9,27 @@ import re
 import sys
 from pathlib import Path
 
+# The rooms of the Hopper engine, bottom to top, and the rooms that each may include. Device code sees
+# no planner, and a planner no launcher.
+HOPPER_ROOMS = {
+    "ptx/": "",
+    "tile/": "ptx/",
+    "config/": "tile/",
+    "pipeline/": "config/ ptx/",
+    "host/": "config/ tile/",
+    "scheduler/": "pipeline/ config/ host/ ptx/",
+    "forward_params.h": "scheduler/ config/",
+    "combine/": "forward_params.h scheduler/ pipeline/ config/ host/ ptx/",
+    "fp8/": "config/ host/ ptx/",
+    "forward/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
+    "decode/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
+    "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
+    "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
+    "instances/": "forward/ decode/ backward/ config/",
+    "plan/": "launch/ instances/ scheduler/ config/ host/",
+    "launch/": "plan/ instances/ backward/ fp8/ combine/ forward_params.h scheduler/ config/ host/",
+}
+
 # Layer (longest matching path prefix wins) -> path prefixes that it may include.
 ALLOWED = {
     "include/fa3/": ["fa3/"],
@@ -18,18 +39,17 @@ ALLOWED = {
     "src/engine/engines.cpp": ["engine/engine.h", "engine/cpu/engine.h", "engine/hopper/engine.h"],
     "src/engine/cpu/": ["fa3/", "core/", "process/", "engine/engine.h", "engine/cpu/"],
     "src/engine/cuda/": ["fa3/", "core/", "engine/engine.h", "engine/cuda/"],
-    "src/engine/hopper/": ["fa3/", "core/", "engine/engine.h", "engine/cuda/", "engine/hopper/"],
-    "src/engine/hopper/ptx/": ["core/", "engine/cuda/", "engine/hopper/ptx/"],
-    "src/engine/hopper/tile/": [
-        *("core/", "engine/cuda/", "engine/hopper/tile/", "engine/hopper/ptx/"),
-    ],
-    "src/engine/hopper/piece/": [
-        "core/",
-        "engine/cuda/",
-        "engine/hopper/piece/",
-        "engine/hopper/tile/",
-        "engine/hopper/ptx/",
-        "engine/hopper/forward_config.h",
+    **{
+        f"src/engine/hopper/{room}": [
+            *("fa3/", "core/", "engine/cuda/"),
+            *(f"engine/hopper/{seen}" for seen in (room, *rooms.split())),
+        ]
+        for room, rooms in HOPPER_ROOMS.items()
+    },
+    "src/engine/hopper/engine.h": ["engine/engine.h", "engine/hopper/host/"],
+    "src/engine/hopper/engine.cpp": [
+        *("core/", "engine/cuda/", "engine/hopper/engine.h"),
+        *("engine/hopper/plan/", "engine/hopper/launch/", "engine/hopper/host/"),
     ],
     "src/plan/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/"],
     "src/api/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/", "api/"],

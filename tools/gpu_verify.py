@@ -36,7 +36,7 @@ RECORD = ROOT / "docs" / "results" / "verification-h200.json"
 SOURCES = ("src/engine/hopper/**/*", "src/engine/cuda/**/*", "src/core/*", "tools/gen_wgmma.py")
 BACKWARD = "src/engine/hopper/backward"
 # What fa3_gpu_check_backward is made of: these and all that they need.
-BACKWARD_STARTS = ("launch_backward.h", "backward_entry.cuh", "compiled_backward.h")
+BACKWARD_STARTS = ("launch_backward.h", "backward_entry.cuh", "backward_table.h")
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 COMMAND_SECONDS = 480
 SUMMARY = re.compile(r"^(\d+) checks, (\d+) failures$", re.MULTILINE)

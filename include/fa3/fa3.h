@@ -4,12 +4,13 @@
  *
  *   S = scale * Q K^T,   P = softmax(mask(softcap(S))),   O = P V,   LSE = log(sum(exp(S)))
  *
- * Tiled attention after FlashAttention-3 (arXiv 2407.08608, Algorithm 1) with memory O(N): the score
- * matrix is never stored. C++ callers include <fa3/attention.h>, a thin face over this file.
+ * Tiled attention after FlashAttention-3 (arXiv 2407.08608, Algorithm 1) with memory O(N): the
+ * score matrix is never stored. C++ callers include <fa3/attention.h>, a thin face over this file.
  *
  * Rules that hold for every function:
  *  - It never prints, never exits, never throws. It returns an fa3_status; fa3_last_error() then
- *    holds one sentence (per thread) that names the argument, what was expected, and what was given.
+ *    holds one sentence (per thread) that names the argument, what was expected, and what was
+ * given.
  *  - It allocates no tensor. The caller owns inputs, outputs and one workspace, of queried size or
  *    lent when asked for.
  *  - An invalid call changes nothing: no output byte is written unless the call was accepted.
@@ -73,8 +74,8 @@ typedef enum fa3_engine_id {
 
 /* A view of memory that the caller owns. Strides count elements, not bytes; the last dimension of a
  * data tensor must have stride 1. An optional tensor is absent when its rank is 0, as the *_init
- * functions leave it. data may be NULL where there are no elements, and everywhere for the functions
- * that only ask (…_supported, …_workspace_size, …_plan_text). */
+ * functions leave it. data may be NULL where there are no elements, and everywhere for the
+ * functions that only ask (…_supported, …_workspace_size, …_plan_text). */
 typedef struct fa3_tensor {
   void* data;
   int32_t dtype;       /* fa3_dtype */
@@ -110,39 +111,40 @@ typedef struct fa3_options {
    * cu_seqlens_* (batch + 1): the tensor is packed, (total, heads, dim), and sequence b owns rows
    *   [cu[b], cu[b+1]). seqused_* (batch): only the first seqused[b] rows of sequence b count. */
   fa3_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  /* Upper bounds of the lengths in cu_seqlens_*; needed only when those live on a GPU. 0 = unset. */
+  /* Upper bounds of the lengths in cu_seqlens_*; needed only when those live on a GPU. 0 = unset.
+   */
   int64_t max_seqlen_q, max_seqlen_k;
 
   int64_t attention_chunk; /* keys of a chunk; 0 = none */
   /* 0 or 1: the bits of a sequence's results do not depend on the sequences beside it: neither on
-   * their lengths nor on their number. Costs speed on a GPU (docs/numerics.md); CPU engines are always
-   * so in the forward pass. Backward: together with deterministic. */
+   * their lengths nor on their number. Costs speed on a GPU (docs/numerics.md); CPU engines are
+   * always so in the forward pass. Backward: together with deterministic. */
   int32_t batch_invariant;
   int32_t reserved;
 } fa3_options;
 
-/* FP8. A tensor of FA3_FLOAT8_E4M3 (no infinity, largest number 448) comes with its scales, a float32
- * tensor `descale`, and may come with means, float32 (b, h, d). A number x of row i (counted from
- * the start of its sequence), head h and channel c of sequence b stands for
+/* FP8. A tensor of FA3_FLOAT8_E4M3 (no infinity, largest number 448) comes with its scales, a
+ * float32 tensor `descale`, and may come with means, float32 (b, h, d). A number x of row i
+ * (counted from the start of its sequence), head h and channel c of sequence b stands for
  *
  *   x * descale + mean[b, h, c]
  *
  * The shape of descale says which rows share a scale:  (1): all;  (b, h): those of a head;
- * (b, h, n) with n >= ceil(s / FA3_DESCALE_ROWS): FA3_DESCALE_ROWS of them, the scale of row i being
- * descale[b, h, i / FA3_DESCALE_ROWS]. For packed tensors b counts sequences, s is the longest.
- * Scales and means have any strides, also 0. Scales are finite and > 0; those in host memory are
- * looked at. No descale: 1. No mean: 0. */
+ * (b, h, n) with n >= ceil(s / FA3_DESCALE_ROWS): FA3_DESCALE_ROWS of them, the scale of row i
+ * being descale[b, h, i / FA3_DESCALE_ROWS]. For packed tensors b counts sequences, s is the
+ * longest. Scales and means have any strides, also 0. Scales are finite and > 0; those in host
+ * memory are looked at. No descale: 1. No mean: 0. */
 #define FA3_DESCALE_ROWS 64
 
 /* q (b, sq, hq, d)   k (b, sk, hk, d)   v (b, sk, hk, dv)   o (b, sq, hq, dv)   lse (b, hq, sq)
  * With cu_seqlens_q: q (total_q, hq, d), o (total_q, hq, dv), lse (hq, total_q); with cu_seqlens_k:
  * k and v (total_k, hk, d | dv). hq % hk == 0; query head i reads key/value head i / (hq / hk).
  * Any strides: a (b, h, s, d) tensor is the same view with its strides swapped.
- * q, k, v share one dtype: float32, float16 or bfloat16. o has that dtype or float32. FP8: either all
- * three, with o in bfloat16, float16 or float32, or k and v alone (a quantized cache). Forward only.
- * lse is float32, natural log, optional. sink is float32 (hq), optional: one more logit per query
- * head that joins the denominator and the LSE, and has no value row.
- * A row that sees no key gives o = 0 and lse = -inf (lse = sink where there is one). */
+ * q, k, v share one dtype: float32, float16 or bfloat16. o has that dtype or float32. FP8: either
+ * all three, with o in bfloat16, float16 or float32, or k and v alone (a quantized cache). Forward
+ * only. lse is float32, natural log, optional. sink is float32 (hq), optional: one more logit per
+ * query head that joins the denominator and the LSE, and has no value row. A row that sees no key
+ * gives o = 0 and lse = -inf (lse = sink where there is one). */
 typedef struct fa3_forward_params {
   size_t struct_size;
   fa3_options options;
@@ -151,16 +153,16 @@ typedef struct fa3_forward_params {
   fa3_tensor sink;
   /* Caches, all int32 and optional; the lengths are seqused_k, and there is no cu_seqlens_k.
    * page_table (entries, max_pages): k and v are pages (pages, page_size, hk, d | dv), and key j of
-   *   entry e is row j % page_size of page page_table[e][j / page_size]. Pages may be shared; numbers
-   *   past those that hold keys in use are not looked at.
-   * batch_index (b): sequence n reads entry batch_index[n], of the page table or of k and v, instead
-   *   of entry n. There may be other entries than sequences.
-   * left_padding (b): the first left_padding[n] of the seqused_k[n] keys do not count.
-   * On a device nobody looks at these before a call, and nothing outside of the cache is read: a page
-   * that does not exist counts as one of zeros, a sequence that names no entry has no keys. */
+   *   entry e is row j % page_size of page page_table[e][j / page_size]. Pages may be shared;
+   * numbers past those that hold keys in use are not looked at. batch_index (b): sequence n reads
+   * entry batch_index[n], of the page table or of k and v, instead of entry n. There may be other
+   * entries than sequences. left_padding (b): the first left_padding[n] of the seqused_k[n] keys do
+   * not count. On a device nobody looks at these before a call, and nothing outside of the cache is
+   * read: a page that does not exist counts as one of zeros, a sequence that names no entry has no
+   * keys. */
   fa3_tensor page_table, batch_index, left_padding;
-  /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses, on Hopper by
-   * the work of all sequences, or 1 of batch-invariant calls; n = at most n. */
+  /* Parts of a sequence's keys that are computed apart and merged: 0 = the library chooses, on
+   * Hopper by the work of all sequences, or 1 of batch-invariant calls; n = at most n. */
   int32_t num_splits;
   int32_t reserved;
   /* For FP8 (above), else absent. q's scales may also be one for each key/value head: (b, hk, ...).
@@ -186,8 +188,8 @@ typedef struct fa3_backward_params {
 /* Merges attention over disjoint key sets into attention over their union (FlashAttention-2,
  * arXiv 2307.08691, section 3.1):  lse = log(sum_i exp(lse_i)),  o = sum_i exp(lse_i - lse) o_i.
  * o_partial (n, b, s, h, dv) float32, lse_partial (n, b, h, s) float32; o (b, s, h, dv) in float32,
- * float16 or bfloat16; lse (b, h, s) float32, optional. o and lse may be exactly one of the partials
- * (a running merge in place). Rows where every lse_i is -inf give o = 0, lse = -inf. */
+ * float16 or bfloat16; lse (b, h, s) float32, optional. o and lse may be exactly one of the
+ * partials (a running merge in place). Rows where every lse_i is -inf give o = 0, lse = -inf. */
 typedef struct fa3_merge_params {
   size_t struct_size;
   fa3_tensor o_partial, lse_partial;
@@ -196,24 +198,25 @@ typedef struct fa3_merge_params {
   int32_t reserved;
 } fa3_merge_params;
 
-/* Writes new rows into a cache, in place: row i of k and v becomes row seqused[n] + i of sequence n,
- * whose place in the cache page_table and batch_index tell as for a forward call. That call then
+/* Writes new rows into a cache, in place: row i of k and v becomes row seqused[n] + i of sequence
+ * n, whose place in the cache page_table and batch_index tell as for a forward call. That call then
  * reads seqused[n] plus the new rows.
  *
  * With rotary_cos and rotary_sin, a rotary embedding turns the first rotary_dim columns of k's rows
  * on the way, and of q's rows into q_rotated, which may be q. Row i of a sequence is at position
  * first_position[n] + i; all queries are at first_position[n] if queries_share_position (for calls
- * that are neither causal nor windowed). Pairs of columns are (i, i + rotary_dim / 2), or (2 i, 2 i + 1)
- * if rotary_interleaved. Computed in float32, rounded once.
+ * that are neither causal nor windowed). Pairs of columns are (i, i + rotary_dim / 2), or (2 i, 2 i
+ * + 1) if rotary_interleaved. Computed in float32, rounded once.
  *
- * A cache of FA3_FLOAT8_E4M3 takes k and v in float32, float16 or bfloat16, divided by k_descale and
- * v_descale: (1), or (b, hk); 1 without them. After a rotation, in float32, rounded once; what is beyond
- * 448 becomes 448, and infinity NaN. Such scales are of no use if rows follow that are much larger. It
- * takes k and v of FA3_FLOAT8_E4M3 too, which were divided before: as they are, without scales here.
+ * A cache of FA3_FLOAT8_E4M3 takes k and v in float32, float16 or bfloat16, divided by k_descale
+ * and v_descale: (1), or (b, hk); 1 without them. After a rotation, in float32, rounded once; what
+ * is beyond 448 becomes 448, and infinity NaN. Such scales are of no use if rows follow that are
+ * much larger. It takes k and v of FA3_FLOAT8_E4M3 too, which were divided before: as they are,
+ * without scales here.
  *
- * Of a row that two sequences write, each element is from either. On a device, where nobody looks at
- * the arrays before a call, a row that has no place in the cache is not written, and a position beyond
- * the tables is their nearest. */
+ * Of a row that two sequences write, each element is from either. On a device, where nobody looks
+ * at the arrays before a call, a row that has no place in the cache is not written, and a position
+ * beyond the tables is their nearest. */
 typedef struct fa3_append_params {
   size_t struct_size;
   fa3_tensor k_cache, v_cache; /* (b, s, hk, d | dv), or pages (pages, page_size, hk, d | dv) */
@@ -235,18 +238,19 @@ typedef struct fa3_append_params {
 
 /* x -> y = e4m3(x' / descale): block quantization, incoherent processing (FlashAttention-3, section
  * 3.3) and centring. x (b, s, h, d) float32, float16 or bfloat16; y of that shape, float8_e4m3.
- * x' is x after these steps, each of them optional, in float32 (docs/numerics.md has every rounding;
- * all engines give the same bits):
+ * x' is x after these steps, each of them optional, in float32 (docs/numerics.md has every
+ * rounding; all engines give the same bits):
  *   1. a rotary embedding of the first 2 r channels: rotary_cos and rotary_sin (positions >= s, r)
  *      float32; row i of a sequence takes row i. Pairs are (c, c + r), or (2 c, 2 c + 1) if
  *      rotary_interleaved.
- *   2. centring, where `mean` (b, h, d) is given: the mean of each channel over the sequence's rows is
- *      subtracted, and written after step 3 as attention takes it (k_mean, v_mean). Not for q.
- *   3. hadamard: random signs of the channels, chosen by seed, then a Hadamard matrix over d. Attention
- *      of q and k that were both treated so, with one seed, is the same but for roundings.
+ *   2. centring, where `mean` (b, h, d) is given: the mean of each channel over the sequence's rows
+ * is subtracted, and written after step 3 as attention takes it (k_mean, v_mean). Not for q.
+ *   3. hadamard: random signs of the channels, chosen by seed, then a Hadamard matrix over d.
+ * Attention of q and k that were both treated so, with one seed, is the same but for roundings.
  * descale is written; its shape chooses who shares a scale (above): one for 64 rows is the most
- * accurate. It is the largest |x'| / 448, at least 2^-126. Numbers that are not finite count neither for
- * scales nor for means, and become NaN. Rows that no sequence uses count for nothing, and y is 0. */
+ * accurate. It is the largest |x'| / 448, at least 2^-126. Numbers that are not finite count
+ * neither for scales nor for means, and become NaN. Rows that no sequence uses count for nothing,
+ * and y is 0. */
 typedef struct fa3_quantize_params {
   size_t struct_size;
   fa3_tensor x, y, descale;
@@ -288,10 +292,10 @@ FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
 FA3_API fa3_status fa3_backward_supported(const fa3_backward_params* params);
 FA3_API fa3_status fa3_quantize_supported(const fa3_quantize_params* params);
 
-/* Do cu_seqlens, seqused, page_table, batch_index and left_padding hold what they may? FA3_OK, or the
- * sentence that names the entry. A call asks this itself where they are in host memory. Where they
- * are on a device it never looks, since it would have to wait; this function copies them behind what
- * the stream has queued, and waits. */
+/* Do cu_seqlens, seqused, page_table, batch_index and left_padding hold what they may? FA3_OK, or
+ * the sentence that names the entry. A call asks this itself where they are in host memory. Where
+ * they are on a device it never looks, since it would have to wait; this function copies them
+ * behind what the stream has queued, and waits. */
 FA3_API fa3_status fa3_forward_validate(const fa3_forward_params* params, void* stream);
 
 /* Bytes of workspace that the call needs (may be 0). The workspace lives on the tensors' device,

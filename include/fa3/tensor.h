@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Views of the caller's memory in the layouts that attention users have. Nothing here owns or copies.
+// Views of the caller's memory in the layouts that attention users have. Nothing here owns or
+// copies.
 #pragma once
 
 #include <fa3/fa3.h>

@@ -195,8 +195,8 @@ struct Call {
   PyObject* allocate;  // allocate(bytes) -> tensor on the first one's device, or None
 };
 
-// Host workspace stays with its thread, so that most calls allocate nothing; more than this is given
-// back after the call.
+// Host workspace stays with its thread, so that most calls allocate nothing; more than this is
+// given back after the call.
 constexpr size_t kKeptBytes = size_t{64} << 20;
 
 template <class Pass>
@@ -306,8 +306,8 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   return PyUnicode_FromString(text.c_str());
 }
 
-// forward_validate(...): as forward_plan(); nothing, or the reason why the call would follow a number
-// out of its tensors.
+// forward_validate(...): as forward_plan(); nothing, or the reason why the call would follow a
+// number out of its tensors.
 PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count);

@@ -22,8 +22,9 @@
 namespace fa3::api {
 namespace {
 
-// The thread's last error. Plain memory: nothing to allocate when memory is what is missing, nothing
-// destroyed before the last call, which may come from a destructor at the thread's or program's end.
+// The thread's last error. Plain memory: nothing to allocate when memory is what is missing,
+// nothing destroyed before the last call, which may come from a destructor at the thread's or
+// program's end.
 constexpr size_t kLongestError = 4096;
 thread_local char t_last_error[kLongestError];
 

@@ -53,8 +53,8 @@ Status describe_rotary(const fa3_append_params& p, AppendProblem* problem) {
   return {};
 }
 
-// Rows that come later find the scales as they are: none for blocks of rows. Those that come as e4m3
-// have been divided by them.
+// Rows that come later find the scales as they are: none for blocks of rows. Those that come as
+// e4m3 have been divided by them.
 Status describe_divisor(Named cache, Named descale, const AppendProblem& problem,
                         Descales<const float>* result) {
   if (present(descale.tensor) && problem.dtype == DType::float8_e4m3) {

@@ -61,7 +61,7 @@ Status describe_padding(const CacheArguments& cache, const fa3_tensor& q, Purpos
     }
   }
   problem->lengths_k.left_padding = static_cast<const int32_t*>(padding.data);
-  problem->lengths_k.ragged = true;
+  problem->lengths_k.varlen = true;
   problem->lengths_k.padded_left = true;
   return {};
 }

@@ -59,7 +59,7 @@ Status describe_lengths(const LengthArguments& arguments, int64_t rows, const fa
   if (declared_max < 0) return invalid(max_name, ": expected >= 0, got ", declared_max);
   lengths->max = rows;
   lengths->total = rows;
-  lengths->ragged = present(cu_seqlens.tensor) || present(seqused.tensor);
+  lengths->varlen = present(cu_seqlens.tensor) || present(seqused.tensor);
   lengths->in_one_tensor = present(cu_seqlens.tensor);
   if (present(cu_seqlens.tensor)) {
     FA3_TRY(check_length_array(cu_seqlens, batch + 1, q, purpose));

@@ -23,7 +23,8 @@ Status check_length_array(Named named, int64_t count, const fa3_tensor& q, Purpo
 // Whether its numbers can be looked at now.
 bool readable(const fa3_tensor& tensor);
 
-// Rows that the longest sequence certainly may have; 0 where nobody said how packed rows are shared.
+// Rows that the longest sequence certainly may have; 0 where nobody said how packed rows are
+// shared.
 int64_t known_rows(const Lengths& lengths, bool packed, int64_t declared_max);
 
 }  // namespace fa3::api

@@ -4,7 +4,8 @@
 // the rest; later versions of fa3.h append to the options and to the rest. A caller's struct_size
 // says which version it was compiled with, and with that where its fields lie.
 //
-// A new field is one row here: the static_asserts ask for it. A row that was released never changes.
+// A new field is one row here: the static_asserts ask for it. A row that was released never
+// changes.
 #pragma once
 
 #include <fa3/fa3.h>

@@ -8,11 +8,11 @@ namespace fa3::api {
 namespace {
 
 bool readable(const Lengths& lengths, fa3_device_type device) {
-  return device == FA3_CPU || (lengths.alike() && !lengths.ragged);
+  return device == FA3_CPU || (lengths.alike() && !lengths.varlen);
 }
 
 std::string lengths_text(const Lengths& q, const Lengths& k) {
-  return concat(q.ragged || k.ragged ? " s<=" : " s", q.max, "x", k.max);
+  return concat(q.varlen || k.varlen ? " s<=" : " s", q.max, "x", k.max);
 }
 
 std::string mask_text(const Problem& p) {

@@ -25,7 +25,8 @@
 namespace fa3::cli {
 namespace {
 
-// The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own time.
+// The first calls load kernels and find the GPU's clocks asleep: neither is a short call's own
+// time.
 void warm_up(const std::function<double()>& call) {
   constexpr double kEnough = 0.1;  // seconds
   constexpr int kMostCalls = 1000;

@@ -12,7 +12,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// NaN agrees with NaN and an infinity with itself; anything else that is not finite is infinitely off.
+// NaN agrees with NaN and an infinity with itself; anything else that is not finite is infinitely
+// off.
 double difference(double got, double expected) {
   if (got == expected || (std::isnan(got) && std::isnan(expected))) return 0;
   const double off = std::abs(got - expected);

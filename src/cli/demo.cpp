@@ -44,7 +44,8 @@ struct Checked {
   bool passed;
 };
 
-// `operands` holds a result; the same inputs go through the reference and through standard attention.
+// `operands` holds a result; the same inputs go through the reference and through standard
+// attention.
 Checked check(const DemoFlags& flags, const Operands& operands) {
   Workspace workspace;
   const Operands standard = with_inputs_of(operands, operands.q.dtype(), {});

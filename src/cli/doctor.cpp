@@ -107,8 +107,8 @@ Trial trial_of(const std::string& engine) {
   return {FA3_FLOAT32, 1e-5};
 }
 
-// With Q = 0 every key has the same weight: O is the mean of V and LSE is log(keys), whoever computes.
-// Returns the largest error, or NaN if the call was refused (*reason then says why).
+// With Q = 0 every key has the same weight: O is the mean of V and LSE is log(keys), whoever
+// computes. Returns the largest error, or NaN if the call was refused (*reason then says why).
 double uniform_attention_error(const std::string& engine, std::string* reason) {
   const Shape shape{
       .heads = 2, .kv_heads = 1, .seqlen_q = 5, .seqlen_k = 37, .head_dim = 24, .head_dim_v = 24};

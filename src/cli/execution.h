@@ -12,8 +12,8 @@
 
 namespace fa3::cli {
 
-// The memory that an engine takes. Automatic choice is among engines for host memory: what a command
-// reads or fills lies there, and only an engine asked for by name moves it.
+// The memory that an engine takes. Automatic choice is among engines for host memory: what a
+// command reads or fills lies there, and only an engine asked for by name moves it.
 Device device_of(int32_t engine);
 
 // The call as a question: its shapes in the memory that the engine takes, without addresses.

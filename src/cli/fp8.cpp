@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3 fp8: what FP8 costs in accuracy, by method, on data with outliers (FlashAttention-3, section 4.3
-// and Table 3) or on the user's own.
+// fa3 fp8: what FP8 costs in accuracy, by method, on data with outliers (FlashAttention-3,
+// section 4.3 and Table 3) or on the user's own.
 #include <fmt/format.h>
 
 #include <algorithm>

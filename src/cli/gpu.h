@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The GPU that the hopper engine computes on, as commands need it: memory, copies and a clock.
-// gpu_cuda.cpp has it where CUDA was found, gpu_absent.cpp refuses elsewhere. The driver is loaded by
-// the first call and not before, so that a command without a GPU never misses it.
+// gpu_cuda.cpp has it where CUDA was found, gpu_absent.cpp refuses elsewhere. The driver is loaded
+// by the first call and not before, so that a command without a GPU never misses it.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ std::string name();
 // Throws where the GPU has not that many bytes free, beside what seconds_of() takes: code 3.
 void require_memory(const std::string& what, int64_t bytes);
 
-// Device memory, at least one byte, aligned to 256 bytes. Throws CommandError if there is none left.
+// Device memory, at least one byte, aligned to 256 bytes. Throws CommandError if there is none
+// left.
 class Buffer {
  public:
   Buffer() = default;

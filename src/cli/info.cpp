@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3 info: which engines are here, what the library would do with a shape, and what memory it takes.
+// fa3 info: which engines are here, what the library would do with a shape, and what memory it
+// takes.
 #include <fmt/format.h>
 
 #include "cli/calls.h"

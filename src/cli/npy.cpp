@@ -47,8 +47,8 @@ struct Header {
   std::vector<int64_t> shape;
 };
 
-// The header is a Python dict literal. Only the one form that NumPy writes is accepted, with keys in
-// any order; there is no recursion, so no input can exhaust the stack.
+// The header is a Python dict literal. Only the one form that NumPy writes is accepted, with keys
+// in any order; there is no recursion, so no input can exhaust the stack.
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : text_(text) {}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NumPy's .npy format, versions 1 to 3, as far as attention needs it: C order, little endian, floats.
-// Parses memory that nobody vouches for and never reads past it, so that a fuzzer can drive it.
-// Format: numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Next: npy_file.h.
+// NumPy's .npy format, versions 1 to 3, as far as attention needs it: C order, little endian,
+// floats. Parses memory that nobody vouches for and never reads past it, so that a fuzzer can drive
+// it. Format: numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Next: npy_file.h.
 #pragma once
 
 #include <fa3/status.h>

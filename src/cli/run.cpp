@@ -44,8 +44,8 @@ bool same_file(const std::string& one, const std::string& other) {
   return fs::weakly_canonical(one, ignored) == fs::weakly_canonical(other, ignored);
 }
 
-// Before the work, so that it is not done in vain: each output goes to a file of its own, in a folder
-// that is there.
+// Before the work, so that it is not done in vain: each output goes to a file of its own, in a
+// folder that is there.
 void check_outputs(const RunFlags& flags) {
   struct Named {
     const char* flag;

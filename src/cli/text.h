@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What people read on a terminal: units, tables, warnings, a progress bar. Tables go to stdout row by
-// row, so that a long run shows what it has; the bar goes to stderr, and only if that is a terminal.
+// What people read on a terminal: units, tables, warnings, a progress bar. Tables go to stdout row
+// by row, so that a long run shows what it has; the bar goes to stderr, and only if that is a
+// terminal.
 #pragma once
 
 #include <cstdint>

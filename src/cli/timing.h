@@ -23,8 +23,8 @@ struct Timing {
 // Of at least one call.
 Timing timing_of(std::vector<double> seconds);
 
-// One call to warm up, then `repeats` timed ones. 0 chooses: at least 7, more for short calls, fewer
-// where 7 would take more than 20 seconds. `call` returns the seconds that it took.
+// One call to warm up, then `repeats` timed ones. 0 chooses: at least 7, more for short calls,
+// fewer where 7 would take more than 20 seconds. `call` returns the seconds that it took.
 Timing time_call(const std::function<double()>& call, int repeats = 0);
 
 // Multiplications and additions of the matrix products only: forward 2 (d + dv) for each query head

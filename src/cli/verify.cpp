@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3 verify: an engine against the double-precision reference, beside same-dtype standard attention.
-// The cases are in verify_cases.cpp, the rule in compare.h.
+// fa3 verify: an engine against the double-precision reference, beside same-dtype standard
+// attention. The cases are in verify_cases.cpp, the rule in compare.h.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -17,7 +17,8 @@ struct KeyBlocks {
 };
 
 FA3_HD constexpr KeyBlocks key_blocks(const BlockRangeOf<int>& range, int block_keys) {
-  // Ends of ranges that hold nothing may be negative. Unsigned division takes half the instructions.
+  // Ends of ranges that hold nothing may be negative. Unsigned division takes half the
+  // instructions.
   const auto blocks_before = [&](int key) {
     return int(unsigned(key > 0 ? key : 0) / unsigned(block_keys));
   };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which keys a query sees: the one definition, for every engine, on host and device.
-// Bottom-right aligned: the last query is level with the last key. Both ends of a row's keys grow with
-// the row. Next: block_range.h.
+// Bottom-right aligned: the last query is level with the last key. Both ends of a row's keys grow
+// with the row. Next: block_range.h.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct KeyRangeOf {
 };
 
 // Inclusive reach to either side of the diagonal; kUnbounded on a side that is not masked.
-// Causal is right == 0. Chunks cut the keys into runs of so many, counted from the first: a query sees
-// none but those of the run in which its diagonal is (before the first key there is none).
+// Causal is right == 0. Chunks cut the keys into runs of so many, counted from the first: a query
+// sees none but those of the run in which its diagonal is (before the first key there is none).
 // Int: int64_t for callers' lengths, int where a kernel has bounded them.
 template <class Int>
 struct MaskRuleOf {

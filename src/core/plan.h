@@ -12,8 +12,8 @@ namespace fa3 {
 constexpr int64_t kTooManyBytes = int64_t{1} << 60;
 
 struct Plan {
-  // Asked of plan_*, before it decides: whether anybody reads `kernel` and `why`. A call that is only run
-  // goes without them: words take longer than the rest of a plan.
+  // Asked of plan_*, before it decides: whether anybody reads `kernel` and `why`. A call that is
+  // only run goes without them: words take longer than the rest of a plan.
   bool wants_words = true;
 
   std::string engine;        // "cpu", "hopper", ...

@@ -100,8 +100,8 @@ struct BackwardProblem : Problem {
   RowScalars d_lse;        // the LSE's own gradient; data may be null: zero
   bool deterministic = false;
 
-  // What sums of dS times rows are multiplied by. Softmax over one key is 1 whatever its score: that
-  // gradient is 0, where dP and D, sums in different orders, would leave rounding errors.
+  // What sums of dS times rows are multiplied by. Softmax over one key is 1 whatever its score:
+  // that gradient is 0, where dP and D, sums in different orders, would leave rounding errors.
   float gradient_scale(int64_t seqlen_k) const {
     return seqlen_k == 1 && !has_sink && !has_d_lse ? 0.0f : scale;
   }

@@ -26,7 +26,7 @@ struct Lengths {
   int64_t max = 0;                        // no sequence is longer
   int64_t total = 0;                      // rows of the tensor: batch * max if dense
   // Of questions too, which may leave the arrays null:
-  bool ragged = false;         // lengths may differ from max
+  bool varlen = false;         // lengths may differ from max
   bool in_one_tensor = false;  // packed
   bool padded_left = false;
 
@@ -51,8 +51,8 @@ struct Lengths {
     return rows;
   }
 
-  // The same for arrays that nobody has looked at: whatever they hold, the rows lie within the tensor,
-  // and no more than max are used.
+  // The same for arrays that nobody has looked at: whatever they hold, the rows lie within the
+  // tensor, and no more than max are used.
   FA3_HD constexpr Rows clamped_rows_of(int64_t batch) const {
     Rows rows = rows_of(batch);
     rows.begin = clamped(rows.begin, total);

@@ -30,12 +30,12 @@ constexpr int64_t capped_product(Factors... factors) {
   return product;
 }
 
-class Carver {
+class WorkspaceAllocator {
  public:
   static constexpr int64_t kAlignment = 64;  // a cache line; the workspace's own is 256
 
-  constexpr Carver() = default;  // only counts
-  explicit Carver(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
+  constexpr WorkspaceAllocator() = default;  // only counts
+  explicit WorkspaceAllocator(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
 
   // An array of these extents; null while counting.
   template <class T, class... Extents>
@@ -55,7 +55,7 @@ class Carver {
 
 template <class Describe>
 constexpr int64_t bytes_of(Describe&& describe) {
-  Carver count;
+  WorkspaceAllocator count;
   describe(count);
   return count.bytes();
 }

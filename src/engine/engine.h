@@ -30,9 +30,9 @@ struct EngineClock {
 };
 
 // plan_*: OK and a plan, or UNSUPPORTED with the reason. It changes nothing, and costs the same for
-// any extents: of the tensors' data, whose pointers may be null, it reads at most length arrays. A plan
-// is only made where it can run: of an engine that is not available there is none.
-// run_*: queues (GPU) or does (CPU) what the plan says; writes every output element.
+// any extents: of the tensors' data, whose pointers may be null, it reads at most length arrays. A
+// plan is only made where it can run: of an engine that is not available there is none. run_*:
+// queues (GPU) or does (CPU) what the plan says; writes every output element.
 struct Engine {
   const char* name;
   fa3_engine_id id;

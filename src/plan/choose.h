@@ -12,8 +12,8 @@ struct Choice {
   Plan plan;
 };
 
-// Looks for the engine's device. That may load a driver, in the middle of which a forked child could not go on:
-// so nobody forks meanwhile.
+// Looks for the engine's device. That may load a driver, in the middle of which a forked child
+// could not go on: so nobody forks meanwhile.
 Availability probe(const Engine& engine);
 
 // OK, or UNSUPPORTED with every candidate's reason. With words if choice->plan.wants_words.

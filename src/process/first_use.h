@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process works out once, when it is first asked for. A static of a function would do, but for forks:
-// one that comes while another thread makes the static leaves a child that waits for ever for that thread,
-// which it has not got. Here a fork waits until the value is there.
+// What a process works out once, when it is first asked for. A static of a function would do, but
+// for forks: one that comes while another thread makes the static leaves a child that waits for
+// ever for that thread, which it has not got. Here a fork waits until the value is there.
 #pragma once
 
 #include <atomic>

@@ -30,7 +30,7 @@ struct BackwardCase {
   int left = -1, right = -1;
   float softcap = 0.0f;
   bool sink = false;
-  const char* ragged = nullptr;  // its name; then lengths come from:
+  const char* varlen = nullptr;  // its name; then lengths come from:
   Side q, k;
 
   std::string name() const {
@@ -42,13 +42,13 @@ struct BackwardCase {
                   softcap > 0 ? (" softcap " + std::to_string(int(softcap))).c_str() : "",
                   sink ? " sink" : "", head_dim_less ? " short-head" : "",
                   q_sigma != 1.0f ? " sigma" : "", d_lse ? " dlse" : "",
-                  deterministic ? " deterministic" : "", ragged ? ragged : "");
+                  deterministic ? " deterministic" : "", varlen ? varlen : "");
     return text;
   }
   MaskRuleOf<int> mask() const { return {left, causal ? 0 : right}; }
-  // Thread blocks may add to dK and dV in any order.
+  // CTAs may add to dK and dV in any order.
   bool adds_keys() const { return heads > kv_heads && causal && !deterministic; }
-  bool dense() const { return !ragged && left < 0 && right < 0 && softcap == 0; }
+  bool dense() const { return !varlen && left < 0 && right < 0 && softcap == 0; }
 };
 
 inline int longest(const std::vector<int>& lengths) {
@@ -58,7 +58,7 @@ inline int longest(const std::vector<int>& lengths) {
 inline BackwardCase ragged_case(const char* name, int heads, int kv_heads, const Side& q,
                                 const Side& k) {
   BackwardCase c{int(q.owned.size()), heads, kv_heads, longest(q.owned), longest(k.owned)};
-  c.ragged = name;
+  c.varlen = name;
   c.q = q;
   c.k = k;
   return c;
@@ -153,7 +153,7 @@ inline std::vector<BackwardCase> masked_cases() {
 
 inline std::vector<BackwardCase> cases() {
   std::vector<BackwardCase> all{
-      {1, 1, 1, 64, 128},  // one step, one thread block: a hang shows here
+      {1, 1, 1, 64, 128},  // one step, one CTA: a hang shows here
       {1, 1, 1, 1, 1},
       {1, 1, 1, 128, 128},
       {1, 1, 1, 512, 128},
@@ -178,7 +178,7 @@ inline std::vector<BackwardCase> cases() {
       {1, 2, 1, 256, 384, false, 0, 1.0f, true},
       {1, 2, 2, 1024, 1024, true},
       {1, 2, 2, 1024, 1024},
-      {3, 20, 20, 128, 128, true},  // more tiles than multiprocessors, with
+      {3, 20, 20, 128, 128, true},  // more tiles than SMs, with
       {3, 60, 60, 100, 130, true},
   };
   for (const bool causal : {false, true}) {
@@ -205,10 +205,10 @@ struct SideLayout {
 
   SideLayout(const BackwardCase& c, const Side& side, int seqlen)
       : batches(c.batches), rows(seqlen) {
-    const bool packed = c.ragged && side.packed;
+    const bool packed = c.varlen && side.packed;
     cu.push_back(0);
     for (int b = 0; b < c.batches; ++b) {
-      const int owned = c.ragged ? side.owned[b] : seqlen;
+      const int owned = c.varlen ? side.owned[b] : seqlen;
       begin.push_back(packed ? cu[b] : int64_t{b} * seqlen);
       used.push_back(side.used.empty() ? owned : side.used[b]);
       cu.push_back(cu[b] + owned);

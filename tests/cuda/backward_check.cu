@@ -2,8 +2,9 @@
 // Checks the backward's kernels against the oracle, row by row, and times them. Needs a GPU and
 // nothing else.
 //   fa3_gpu_check_backward [--only TEXT] [--rows FIRST END] [--repeats N] [--verbose] [--time]
-// --only: cases whose name contains TEXT. --rows: of the kernel table, half-open. --repeats: runs of
-// each case that must give the same bits: dQ where it is to be deterministic, dK and dV unless causal
+// --only: cases whose name contains TEXT. --rows: of the kernel table, half-open. --repeats: runs
+// of each case that must give the same bits: dQ where it is to be deterministic, dK and dV unless
+// causal
 //   heads that share keys add them up. --verbose:
 // a line for every case, not only for those that fail. --time: speed instead.
 #include <algorithm>
@@ -20,7 +21,7 @@
 #include "cuda/backward_timing.cuh"
 #include "cuda/device_array.cuh"
 #include "cuda/watchdog.h"
-#include "engine/hopper/backward/launch_backward.h"
+#include "engine/hopper/launch/launch_backward.h"
 
 namespace fa3::testing {
 namespace {
@@ -104,7 +105,7 @@ template <typename T>
 bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, bool verbose,
            double* worst) {
   const SideLayout of_q(c, c.q, c.seqlen_q), of_k(c, c.k, c.seqlen_k);
-  const bool packed_q = c.ragged && c.q.packed, packed_k = c.ragged && c.k.packed;
+  const bool packed_q = c.varlen && c.q.packed, packed_k = c.varlen && c.k.packed;
   std::vector<SequenceSpan> spans;
   for (int b = 0; b < c.batches; ++b) {
     spans.push_back({of_q.begin[b], of_k.begin[b], of_q.used[b], of_k.used[b]});
@@ -192,16 +193,16 @@ bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, boo
   if (c.sink) a.has_sink = true, a.sink = sink.data, a.d_sink = d_sink.data;
   a.seqlen_q = c.seqlen_q;
   a.seqlen_k = c.seqlen_k;
-  a.ragged = c.ragged != nullptr;
+  a.varlen = c.varlen != nullptr;
   a.sequences = c.batches;
   const DeviceArray<int> cu_q(of_q.cu), cu_k(of_k.cu), used_q(of_q.used), used_k(of_k.used);
   const auto lengths = [&](const SideLayout& of, int seqlen, bool packed, const int* cu,
                            const int* used) {
     Lengths l{.max = seqlen, .total = int64_t(of.all_rows())};
-    l.ragged = a.ragged;
+    l.varlen = a.varlen;
     l.in_one_tensor = packed;
     if (packed) l.cu_seqlens = cu;
-    if (a.ragged) l.seqused = used;
+    if (a.varlen) l.seqused = used;
     return l;
   };
   a.lengths_q = lengths(of_q, c.seqlen_q, packed_q, cu_q.data, used_q.data);

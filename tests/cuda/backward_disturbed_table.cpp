@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "engine/hopper/backward/backward_entry.h"
+#include "engine/hopper/instances/backward_entry.h"
 
 namespace fa3::hopper {
 namespace {

@@ -2,8 +2,8 @@
 // The gradients of attention the plain way on the GPU, in double precision: the oracle of the
 // backward's tests, sharing no code with the kernels. Beside the exact gradients it computes what a
 // naive backward of the same element type would give (O, P and dS rounded), the yardstick for the
-// error we allow. Tensors are (batch, row, head, column) or (row, head, column) without gaps; matrices of
-// scores are (sequence, head, query, key).
+// error we allow. Tensors are (batch, row, head, column) or (row, head, column) without gaps;
+// matrices of scores are (sequence, head, query, key).
 #pragma once
 
 #include <cuda_bf16.h>

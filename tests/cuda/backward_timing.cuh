@@ -13,7 +13,7 @@
 
 #include "cuda/device_array.cuh"
 #include "cuda/watchdog.h"
-#include "engine/hopper/backward/launch_backward.h"
+#include "engine/hopper/launch/launch_backward.h"
 
 namespace fa3::testing {
 
@@ -109,9 +109,9 @@ inline int time_all(const std::string& only) {
           a.deterministic = deterministic;
           DeviceArray<char> workspace(size_t(backward_workspace_bytes(kernel.config, a)));
           a.workspace = workspace.data;
-          constexpr int kRuns = 11;
+          constexpr int kStreamK = 11;
           const auto run = [&](int launches) {
-            return 1e3f * timing.median(what, kRuns, [&] {
+            return 1e3f * timing.median(what, kStreamK, [&] {
               CHECK_CUDA(launch_backward(kernel, a, 0, launches));
             });
           };

@@ -4,11 +4,11 @@
 #include <cstdlib>
 #include <utility>
 
-#include "engine/hopper/compiled_cache.h"
-#include "engine/hopper/compiled_decode.h"
-#include "engine/hopper/compiled_e4m3.h"
-#include "engine/hopper/forward_entry.h"
-#include "engine/hopper/stream/compiled_stream.h"
+#include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/instances/stream_k_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -31,17 +31,17 @@ ForwardKernel find_cache(int row, bool capped, std::integer_sequence<int, Rows..
 }
 
 template <int... Rows>
-ForwardKernel find_decode(int row, std::integer_sequence<int, Rows...>) {
-  constexpr ForwardKernel (*kEntries[])() = {&decode_entry<Rows, Element::kBf16>...};
+ForwardKernel find_stream_k(int row, std::integer_sequence<int, Rows...>) {
+  constexpr ForwardKernel (*kEntries[])() = {&stream_k_entry<Rows, Element::kBf16>...};
   return kEntries[row]();
 }
 
 template <int... Rows>
-ForwardKernel find_stream(int row, bool has_tiles, std::integer_sequence<int, Rows...>) {
+ForwardKernel find_decode(int row, bool is_single_sequence, std::integer_sequence<int, Rows...>) {
   constexpr ForwardKernel (*kEntries[][2])() = {
-      {&stream_entry<Rows, Element::kBf16, Variant::kStream>,
-       &stream_entry<Rows, Element::kBf16, Variant::kStreamTile>}...};
-  return kEntries[row][has_tiles]();
+      {&decode_entry<Rows, Element::kBf16, Variant::kDecode>,
+       &decode_entry<Rows, Element::kBf16, Variant::kDecodeSingle>}...};
+  return kEntries[row][is_single_sequence]();
 }
 
 template <int... Rows>
@@ -63,15 +63,16 @@ ForwardKernel cache_kernel_at(int row, Element element, Variant variant) {
                     std::make_integer_sequence<int, int(kCacheTable.size())>());
 }
 
-ForwardKernel decode_kernel_at(int row, Element element) {
+ForwardKernel stream_k_kernel_at(int row, Element element) {
   if (element != Element::kBf16) std::abort();
-  return find_decode(row, std::make_integer_sequence<int, int(kDecodeTable.size())>());
+  return find_stream_k(row, std::make_integer_sequence<int, int(kStreamKTable.size())>());
 }
 
-ForwardKernel stream_kernel_at(int row, Element element, Variant variant) {
-  const bool has_tiles = variant == Variant::kStreamTile;
+ForwardKernel decode_kernel_at(int row, Element element, Variant variant) {
+  const bool is_single_sequence = variant == Variant::kDecodeSingle;
   if (element != Element::kBf16) std::abort();
-  return find_stream(row, has_tiles, std::make_integer_sequence<int, int(kStreamTable.size())>());
+  return find_decode(row, is_single_sequence,
+                     std::make_integer_sequence<int, int(kDecodeTable.size())>());
 }
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "engine/hopper/tensor_map.h"
+#include "engine/hopper/host/tensor_map.h"
 
 namespace fa3::testing {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the contract of tests/cpp/engine cannot ask: every kernel of the tables (forward_subjects.h),
-// repeats of each launch, and the same bits from another build of the kernels. Needs a GPU and nothing
-// else.
+// What the contract of tests/cpp/engine cannot ask: every kernel of the tables
+// (forward_subjects.h), repeats of each launch, and the same bits from another build of the
+// kernels. Needs a GPU and nothing else.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -209,7 +209,7 @@ void print_usage() {
       "  --rows     of the kernel tables, half-open; those from %d on are the reading guide's "
       "plain\n"
       "             kernel, one for each of its head dims, those from %d on the e4m3 table, those\n"
-      "             from %d on that of quantized caches, those from %d on that for decoding, and\n"
+      "             from %d on that of quantized caches, those from %d on that for stream_k, and\n"
       "             those from %d on that whose warps stream keys.\n"
       "             Default: 0 %d\n"
       "  --element  only kernels of this type of Q (e4m3: of O)\n"
@@ -220,7 +220,7 @@ void print_usage() {
       "             it lacks is held to float64 and added\n"
       "  --earlier  such a file of an earlier build: who meets it is right, others are held to "
       "float64\n",
-      rows.plain, rows.e4m3, rows.caches, rows.decoding, rows.streaming, rows.end);
+      rows.plain, rows.e4m3, rows.caches, rows.stream_k, rows.streaming, rows.end);
 }
 
 // False if there is an argument that it does not know, or a type that it has no kernels of.

@@ -5,14 +5,14 @@
 #include <span>
 
 #include "cuda/plain_launch.h"
-#include "engine/hopper/choose_tiles.h"
-#include "engine/hopper/compiled_cache.h"
-#include "engine/hopper/compiled_decode.h"
-#include "engine/hopper/compiled_e4m3.h"
-#include "engine/hopper/count_tiles.h"
-#include "engine/hopper/plan_e4m3.h"
-#include "engine/hopper/plan_forward.h"
-#include "engine/hopper/stream/compiled_stream.h"
+#include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/plan_forward.h"
 #include "support/run.h"
 
 namespace fa3::test {
@@ -27,61 +27,61 @@ fa3_dtype dtype_of(Element element) {
   return element == Element::kFp16 ? FA3_FLOAT16 : FA3_BFLOAT16;
 }
 
-// How the same kernel is launched besides: tiles cut along the keys, keys in caches.
+// How the same kernel is launched besides: tiles split along the keys, keys in caches.
 struct Form {
   const char* name = "";
-  hopper::KeyCut cut{};
+  hopper::SplitKv split{};
   std::optional<CacheForm> cache{};
 };
 
 Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   constexpr const char* kVariants[] = {"",          " general",   " capped",
-                                       " decoding", " streaming", " streaming tiles"};
+                                       " stream_k", " streaming", " streaming tiles"};
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
-                g.widens() ? " over e4m3" : "", g.head_dim, g.head_dim_v, g.block_m, g.block_n,
+                g.dequantizes() ? " over e4m3" : "", g.head_dim, g.head_dim_v, g.block_m, g.block_n,
                 kVariants[int(g.variant)], form.name);
-  const auto launch = [kernel, cut = form.cut](const Problem& problem, Placement& placement) {
+  const auto launch = [kernel, split = form.split](const Problem& problem, Placement& placement) {
     hopper::ForwardLaunch arguments = hopper::launch_of(problem);
     arguments.pack = hopper::choose_pack(kernel.config, arguments);
-    arguments.cut = cut;
+    arguments.split = split;
     arguments.workspace = placement.workspace(
         static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
     return hopper::launch_forward(kernel, arguments, nullptr);
   };
-  const bool other_form = form.cut.finds_pieces() || form.cache;
+  const bool other_form = form.split.finds_own_tiles() || form.cache;
   return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
-          launch, form.cache, other_form,   g.widens()};
+          launch, form.cache, other_form,   g.dequantizes()};
 }
 
-// Each for a thread block, or a cluster of so many.
-struct Runs {
+// Each for a CTA, or a cluster of so many.
+struct StreamKRanges {
   int count;  // of kernels for one sequence: of each tile
   int cluster_log2 = 0;
 };
 
-// Cut into runs, as always where such a kernel is chosen.
-void cut_into_runs(hopper::ForwardLaunch* launch, const Runs& runs) {
+// Cut into stream-K ranges, as always where such a kernel is chosen.
+void cut_into_runs(hopper::ForwardLaunch* launch, const StreamKRanges& runs) {
   launch->pack = hopper::most_packed(launch->heads_per_kv_head, true);
-  launch->cut = {
-      .parts = hopper::KeyCut::kRuns, .blocks = runs.count, .cluster_log2 = runs.cluster_log2};
+  launch->split = {
+      .parts = hopper::SplitKv::kStreamK, .blocks = runs.count, .cluster_log2 = runs.cluster_log2};
 }
 
-Subject decode_subject(const ForwardKernel& kernel, Runs runs, const Form& form) {
+Subject decode_subject(const ForwardKernel& kernel, StreamKRanges runs, const Form& form) {
   Subject subject = subject_of(kernel, form);
-  if (!kernel.config.streams()) runs.cluster_log2 = 0;
+  if (!kernel.config.is_decode()) runs.cluster_log2 = 0;
   subject.name += ", " + std::to_string(runs.count) +
-                  (kernel.config.has_tiles() ? " parts" : " runs") + " of " +
+                  (kernel.config.is_single_sequence() ? " parts" : " runs") + " of " +
                   std::to_string(1 << runs.cluster_log2);
   subject.variant = Variant::kGeneral;
   subject.only_ordinary_scores = false;
-  subject.decodes = kernel.config;
+  subject.always_splits = kernel.config;
   subject.launch = [kernel, runs](const Problem& problem, Placement& placement) {
     hopper::ForwardLaunch arguments = hopper::launch_of(problem);
     cut_into_runs(&arguments, runs);
-    if (kernel.config.has_tiles()) {
-      arguments.cut.blocks *= int(num_cut_tiles(kernel.config, arguments));
+    if (kernel.config.is_single_sequence()) {
+      arguments.split.ctas *= int(num_split_tiles(kernel.config, arguments));
     }
     arguments.workspace = placement.workspace(
         static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
@@ -115,32 +115,32 @@ Subject plain_subject(int head_dim, Element element) {
   return {name + " plain", head_dim, head_dim, dtype_of(element), Variant::kDense, launch};
 }
 
-constexpr hopper::KeyCut kSevenRuns{.parts = hopper::KeyCut::kRuns, .blocks = 7};
-constexpr hopper::KeyCut kThreeParts{.parts = 3};
-// As many as two, four and eight warps merge, of a row each.
-constexpr hopper::KeyCut kTenParts{.parts = 10}, kSixteenParts{.parts = 16},
+constexpr hopper::SplitKv kSevenRuns{.parts = hopper::SplitKv::kStreamK, .blocks = 7};
+constexpr hopper::SplitKv kThreeParts{.parts = 3};
+// As many as two, four and eight warps combine, of a row each.
+constexpr hopper::SplitKv kTenParts{.parts = 10}, kSixteenParts{.parts = 16},
     kFortyParts{.parts = 40};
-constexpr hopper::KeyCut kByNumber{.numbered = true};
+constexpr hopper::SplitKv kByNumber{.direct = true};
 const Form kForms[] = {
-    {.name = ", 7 runs", .cut = kSevenRuns},
-    {.name = ", 3 parts", .cut = kThreeParts},
-    {.name = ", 10 parts", .cut = kTenParts},
-    {.name = ", 16 parts", .cut = kSixteenParts},
-    {.name = ", 40 parts", .cut = kFortyParts},
-    {.name = ", by number", .cut = kByNumber},
+    {.name = ", 7 runs", .split = kSevenRuns},
+    {.name = ", 3 parts", .split = kThreeParts},
+    {.name = ", 10 parts", .split = kTenParts},
+    {.name = ", 16 parts", .split = kSixteenParts},
+    {.name = ", 40 parts", .split = kFortyParts},
+    {.name = ", by number", .split = kByNumber},
     {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
     {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
-    {.name = ", pages of 256 in runs", .cut = kSevenRuns, .cache = CacheForm{.page_size = 256}},
+    {.name = ", pages of 256 in runs", .split = kSevenRuns, .cache = CacheForm{.page_size = 256}},
     {.name = ", left padding", .cache = CacheForm{.page_size = 64, .padded_left = true}},
     {.name = ", entries in parts",
-     .cut = kThreeParts,
+     .split = kThreeParts,
      .cache = CacheForm{.indexed = true, .padded_left = true}},
 };
 
 bool can_launch(const ForwardConfig& config, const Form& form) {
   const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
                                           (form.cache->page_size > 0 && form.cache->padded_left));
-  return (!form.cut.finds_pieces() || config.cuts()) &&
+  return (!form.split.finds_own_tiles() || config.can_split()) &&
          (!single_rows || hopper::copies_single_rows(config));
 }
 
@@ -151,9 +151,9 @@ void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
 }
 
 // One tile in some runs, and several in each.
-constexpr Runs kDecodeRuns[] = {{2, 3}, {7, 1}, {132}};
-constexpr Runs kTileParts[] = {{1, 3}, {4, 1}, {16}};
-constexpr Runs kMeetingTileParts[] = {{2, 4}, {4, 1}, {16}};
+constexpr StreamKRanges kDecodeRuns[] = {{2, 3}, {7, 1}, {132}};
+constexpr StreamKRanges kTileParts[] = {{1, 3}, {4, 1}, {16}};
+constexpr StreamKRanges kMeetingTileParts[] = {{2, 4}, {4, 1}, {16}};
 const Form kDecodeForms[] = {{},
                              {.name = ", pages of 64", .cache = CacheForm{.page_size = 64}},
                              {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
@@ -161,11 +161,11 @@ const Form kDecodeForms[] = {{},
 
 void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
   const ForwardConfig& config = kernel.config;
-  const std::span<const Runs> cuts = config.meets_next_call()
-                                         ? std::span<const Runs>(kMeetingTileParts)
-                                     : config.has_tiles() ? std::span<const Runs>(kTileParts)
-                                                          : std::span<const Runs>(kDecodeRuns);
-  for (const Runs& runs : cuts) {
+  const std::span<const StreamKRanges> combines =
+      config.overlaps_next_call()   ? std::span<const StreamKRanges>(kMeetingTileParts)
+      : config.is_single_sequence() ? std::span<const StreamKRanges>(kTileParts)
+                                    : std::span<const StreamKRanges>(kDecodeRuns);
+  for (const StreamKRanges& runs : combines) {
     for (const Form& form : kDecodeForms) {
       if (can_launch(config, form)) subjects->push_back(decode_subject(kernel, runs, form));
     }
@@ -176,8 +176,8 @@ constexpr int kTableRows = int(hopper::kForwardTable.size());
 constexpr int kPlainEnd = kTableRows + int(std::size(hopper::kPlainHeadDims));
 constexpr int kE4m3End = kPlainEnd + int(hopper::kE4m3Table.size());
 constexpr int kCacheEnd = kE4m3End + int(hopper::kCacheTable.size());
-constexpr int kDecodeEnd = kCacheEnd + int(hopper::kDecodeTable.size());
-constexpr int kRows = kDecodeEnd + int(hopper::kStreamTable.size());
+constexpr int kDecodeEnd = kCacheEnd + int(hopper::kStreamKTable.size());
+constexpr int kRows = kDecodeEnd + int(hopper::kDecodeTable.size());
 
 }  // namespace
 
@@ -193,12 +193,12 @@ std::vector<Subject> subjects_of(int row, Element element) {
   std::vector<Subject> subjects;
   if (row >= kRows) return subjects;
   if (row >= kDecodeEnd) {
-    for (const Variant variant : {Variant::kStream, Variant::kStreamTile}) {
-      const ForwardKernel kernel = hopper::stream_kernel_at(row - kDecodeEnd, element, variant);
+    for (const Variant variant : {Variant::kDecode, Variant::kDecodeSingle}) {
+      const ForwardKernel kernel = hopper::decode_kernel_at(row - kDecodeEnd, element, variant);
       if (kernel.function != nullptr) add_decoding(kernel, &subjects);
     }
   } else if (row >= kCacheEnd) {
-    add_decoding(hopper::decode_kernel_at(row - kCacheEnd, element), &subjects);
+    add_decoding(hopper::stream_k_kernel_at(row - kCacheEnd, element), &subjects);
   } else if (row >= kE4m3End) {
     for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
       const ForwardKernel kernel = hopper::cache_kernel_at(row - kE4m3End, element, variant);
@@ -248,11 +248,11 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
       return false;
     }
   }
-  if (subject.decodes) {
+  if (subject.always_splits) {
     hopper::ForwardLaunch launch = hopper::launch_of(problem);
     cut_into_runs(&launch, {1});
-    if (!hopper::decodes(*subject.decodes, problem, launch)) return false;
-    if (subject.decodes->has_tiles() && launch.sequences != 1) return false;
+    if (!hopper::always_splits(*subject.always_splits, problem, launch)) return false;
+    if (subject.always_splits->is_single_sequence() && launch.sequences != 1) return false;
   }
   const Variant needed = hopper::variant_of(problem);
   return needed == subject.variant ||

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which kernels fa3_gpu_check checks, and how it launches them: every row of the tables, also where
-// another would be chosen, and the plain kernel of the reading guide; besides, keys in caches and tiles
-// that are cut.
+// another would be chosen, and the plain kernel of the reading guide; besides, keys in caches and
+// tiles that are split.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "api/describe.h"
-#include "engine/hopper/forward_config.h"
+#include "engine/hopper/config/forward_config.h"
 #include "support/cache.h"
 #include "support/inputs.h"
 #include "support/placement.h"
@@ -29,12 +29,12 @@ struct Subject {
   std::optional<CacheForm> cache{};  // where the keys lie instead
   bool only_ordinary_scores = false;
   bool quantized_cache = false;
-  std::optional<hopper::ForwardConfig> decodes{};  // calls for kernels that do nothing else
+  std::optional<hopper::ForwardConfig> always_splits{};  // calls for kernels that do nothing else
 };
 
 // Rows of the tables, one table after the other; the first of each.
 struct SubjectRows {
-  int plain, e4m3, caches, decoding, streaming, end;
+  int plain, e4m3, caches, stream_k, streaming, end;
 };
 SubjectRows subject_rows();
 

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "engine/hopper/launch_forward.h"
+#include "engine/hopper/launch/launch_forward.h"
 
 namespace fa3::hopper {
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// From tensors to what plain_kernel.cuh is given, as launch_forward.cpp has it for the library's kernels.
+// From tensors to what plain_kernel.cuh is given, as launch_forward.cpp has it for the library's
+// kernels.
 #pragma once
 
-#include "engine/hopper/launch.h"
-#include "engine/hopper/launch_forward.h"
-#include "engine/hopper/plain_kernel.cuh"
+#include "engine/hopper/host/launch.h"
+#include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/tutorial/plain_kernel.cuh"
 
 namespace fa3::hopper {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain kernel behind the C entry of benchmarks/contenders.py, to be timed beside the library's.
+// The plain kernel behind the C entry of benchmarks/contenders.py, to be timed beside the
+// library's.
 #include <fa3/fa3.h>
 
 #include "cuda/plain_launch.h"

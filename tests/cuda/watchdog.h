@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel whose barriers do not match hangs for ever, and with it the program that waits for it. This
-// ends the program after some time, with a sentence that says what hung.
+// A kernel whose barriers do not match hangs for ever, and with it the program that waits for it.
+// This ends the program after some time, with a sentence that says what hung.
 #pragma once
 
 #include <unistd.h>

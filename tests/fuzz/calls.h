@@ -24,8 +24,8 @@ class Memory {
  public:
   static constexpr int64_t kMost = 1 << 20;  // bytes of one view
 
-  // Gives the view as much memory as it reaches, filled with small numbers; false, with data null, where
-  // that is more than kMost or where the view reaches before its data.
+  // Gives the view as much memory as it reaches, filled with small numbers; false, with data null,
+  // where that is more than kMost or where the view reaches before its data.
   bool back(fa3_tensor* view);
   void* workspace(size_t bytes);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the C ABI that are right but for a few fields, which hold anything. A call is refused with a
-// sentence, or done inside its memory; questions answer without any.
+// Calls of the C ABI that are right but for a few fields, which hold anything. A call is refused
+// with a sentence, or done inside its memory; questions answer without any.
 #include <cstring>
 
 #include "calls.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Packed sequences with any lengths. Wrong ones are refused; with right ones the CPU engine gives what
-// the oracle gives, forward and backward, and reads nothing outside of its memory.
+// Packed sequences with any lengths. Wrong ones are refused; with right ones the CPU engine gives
+// what the oracle gives, forward and backward, and reads nothing outside of its memory.
 #include <algorithm>
 #include <cmath>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The .npy reader: what it accepts must be an array that the file holds, and must survive being written.
+// The .npy reader: what it accepts must be an array that the file holds, and must survive being
+// written.
 #include <cstdlib>
 #include <cstring>
 

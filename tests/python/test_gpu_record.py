@@ -76,7 +76,7 @@ def test_a_changed_name_makes_the_record_stale(tree):
 def add_backward(root):
     """A backward that includes one.cuh through a header with a source behind it."""
     texts = {
-        "backward/launch_backward.h": '#include "engine/hopper/shared.h"',
+        "launch/launch_backward.h": '#include "engine/hopper/shared.h"',
         "shared.h": "",
         "shared.cpp": '#include "engine/hopper/ptx/one.cuh"',
         "mainloop.cuh": "",
@@ -91,7 +91,7 @@ def add_backward(root):
     ("changed", "stale", "valid"),
     [
         ("mainloop.cuh", ["kernels against float64, every branch"], True),
-        ("backward/launch_backward.h", ["backward kernels against float64"], False),
+        ("launch/launch_backward.h", ["backward kernels against float64"], False),
         ("ptx/one.cuh", ["kernels against float64", "backward kernels against float64"], False),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_change_leaves_what_was_seen_of_other_kernels(tree, changed, stale, va
     problem = gpu_verify.record_problem(record, root)
     assert all(name in problem for name in ["the contract of every engine", *stale])
     assert ("backward kernels against float64" not in problem) == valid
-    assert (", kernels with random delays" in problem) == (changed != "backward/launch_backward.h")
+    assert (", kernels with random delays" in problem) == (changed != "launch/launch_backward.h")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a static libstdc++ and the start of a program take from a glibc later than 2.28, made of what
- * 2.28 has. Linked into the libraries and the command of a wheel alone (glibc_stubs.py). */
+ * What a static libstdc++ and the start of a program take from a glibc later than 2.28, made of
+ * what 2.28 has. Linked into the libraries and the command of a wheel alone (glibc_stubs.py). */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One pass over score tiles, as in FlashAttention-3's Algorithm 3: a block of keys stays, with its dK
-// and dV in the cache, and the queries that see it stream by, block after block, each tile adding to
-// dK, dV and dQ (simd/gradient_products.h).
+// One pass over score tiles, as in FlashAttention-3's Algorithm 3: a block of keys stays, with its
+// dK and dV in the cache, and the queries that see it stream by, block after block, each tile
+// adding to dK, dV and dQ (simd/gradient_products.h).
 //
 // A gradient with several writers would depend on timing. So the key blocks of a key head are dealt
 // out to a number of parts that only the shape decides, each part is one task with a dQ of its own,
@@ -26,8 +26,8 @@ namespace fa3::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// Tasks that any number of threads up to about this shares well. More would cost memory: each part of
-// a head has its own dQ.
+// Tasks that any number of threads up to about this shares well. More would cost memory: each part
+// of a head has its own dQ.
 constexpr int64_t kWantedTasks = 32;
 
 int64_t padded(int64_t columns) {
@@ -49,8 +49,8 @@ GradientShape gradient_shape(const BackwardProblem& problem) {
   return gradient_kernels(problem).shape;
 }
 
-// Parts of a sequence's key blocks; the longest sequence decides for all. Where it has fewer blocks, or
-// another sequence has, every block is a part, whatever their number.
+// Parts of a sequence's key blocks; the longest sequence decides for all. Where it has fewer
+// blocks, or another sequence has, every block is a part, whatever their number.
 int64_t count_parts(const BackwardProblem& problem) {
   const int64_t sequences = problem.batch_invariant ? 1 : problem.batch;
   const int64_t heads = std::max<int64_t>(capped_product(sequences, problem.heads_k), 1);
@@ -80,23 +80,23 @@ struct Buffers {
   float *dk, *dv;
 };
 
-Buffers carve_buffers(const BackwardProblem& problem, Carver& carver) {
+Buffers carve_buffers(const BackwardProblem& problem, WorkspaceAllocator& allocator) {
   const auto [group, queries, keys] = gradient_shape(problem);
   const int64_t columns = round_up(problem.head_dim, kOperandColumns);
   const int64_t columns_v = round_up(problem.head_dim_v, kOperandColumns);
   Buffers buffers;
-  buffers.q = carver.take<float>(queries, columns);
-  buffers.d_o = carver.take<float>(queries, columns_v);
-  buffers.lse = carver.take<float>(queries);
-  buffers.delta = carver.take<float>(queries);
-  buffers.row_keys = carver.take<KeyRange>(queries);
-  buffers.p = carver.take<float>(queries, keys + 16);
-  buffers.ds = carver.take<float>(queries, keys + 16);
-  buffers.k = carver.take<float>(keys, columns);
-  buffers.kt = carver.take<float>(keys, columns);
-  buffers.vt = carver.take<float>(keys, columns_v);
-  buffers.dk = carver.take<float>(keys, padded(problem.head_dim));
-  buffers.dv = carver.take<float>(keys, padded(problem.head_dim_v));
+  buffers.q = allocator.take<float>(queries, columns);
+  buffers.d_o = allocator.take<float>(queries, columns_v);
+  buffers.lse = allocator.take<float>(queries);
+  buffers.delta = allocator.take<float>(queries);
+  buffers.row_keys = allocator.take<KeyRange>(queries);
+  buffers.p = allocator.take<float>(queries, keys + 16);
+  buffers.ds = allocator.take<float>(queries, keys + 16);
+  buffers.k = allocator.take<float>(keys, columns);
+  buffers.kt = allocator.take<float>(keys, columns);
+  buffers.vt = allocator.take<float>(keys, columns_v);
+  buffers.dk = allocator.take<float>(keys, padded(problem.head_dim));
+  buffers.dv = allocator.take<float>(keys, padded(problem.head_dim_v));
   return buffers;
 }
 
@@ -108,13 +108,15 @@ struct BackwardWorkspace {
   ThreadMemory threads;  // Buffers of each
 };
 
-BackwardWorkspace carve(const BackwardProblem& problem, int num_threads, Carver& carver) {
+BackwardWorkspace allocate(const BackwardProblem& problem, int num_threads,
+                           WorkspaceAllocator& allocator) {
   const int64_t rows = all_rows(problem);
-  return {.delta = carver.take<float>(problem.heads_q, rows),
-          .dq = carver.take<float>(count_parts(problem), problem.heads_q, rows,
-                                   padded(problem.head_dim)),
-          .threads = take_thread_memory(carver, num_threads,
-                                        [&](Carver& one) { carve_buffers(problem, one); })};
+  return {.delta = allocator.take<float>(problem.heads_q, rows),
+          .dq = allocator.take<float>(count_parts(problem), problem.heads_q, rows,
+                                      padded(problem.head_dim)),
+          .threads = take_thread_memory(allocator, num_threads, [&](WorkspaceAllocator& one) {
+            carve_buffers(problem, one);
+          })};
 }
 
 // What one call works on.
@@ -321,7 +323,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
            .num_splits = parts,
            .num_tasks = tasks,
            .num_threads = threads,
-           .workspace_bytes = bytes_of([&](Carver& carver) { carve(problem, threads, carver); }),
+           .workspace_bytes = bytes_of(
+               [&](WorkspaceAllocator& allocator) { allocate(problem, threads, allocator); }),
            .why = concat("One pass over tiles, every product once. The key blocks of a head are "
                          "dealt out to ",
                          parts, parts == 1 ? " part" : " parts",
@@ -332,11 +335,11 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
 
 Status run_backward(const BackwardProblem& problem, const Plan& plan, void* workspace, void*) {
   if (problem.lengths_q.total == 0) return zero_gradients(problem);
-  Carver carver(workspace);
+  WorkspaceAllocator allocator(workspace);
   const Run run = {problem, kernels(), gradient_kernels(problem),
-                   carve(problem, plan.num_threads, carver)};
+                   allocate(problem, plan.num_threads, allocator)};
   const auto buffers_of = [&](int worker) {
-    Carver mine = run.memory.threads[worker];
+    WorkspaceAllocator mine = run.memory.threads[worker];
     return carve_buffers(problem, mine);
   };
   const int64_t heads_q = problem.heads_q;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiled backward pass, O(N) memory, bitwise repeatable: FlashAttention-3 Algorithm 3's five products
-// over recomputed P. Reading order: gradient_tile.h, backward.cpp, simd/gradient_products.h.
+// Tiled backward pass, O(N) memory, bitwise repeatable: FlashAttention-3 Algorithm 3's five
+// products over recomputed P. Reading order: gradient_tile.h, backward.cpp,
+// simd/gradient_products.h.
 #pragma once
 
 #include <fa3/status.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the driver (forward.cpp) hands to a kernel (simd/): one block of query rows against one range
-// of keys. Plain data, because the kernels are compiled for other instruction sets than the rest and
-// must share no function with it. Next: simd/attend_block.h.
+// What the driver (forward.cpp) hands to a kernel (simd/): one block of query rows against one
+// range of keys. Plain data, because the kernels are compiled for other instruction sets than the
+// rest and must share no function with it. Next: simd/attend_block.h.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace fa3::cpu {
 // Query rows that one micro-kernel call takes. 6 rows x 4 vectors are 24 accumulators, with 4 key
 // vectors and 1 broadcast 29 of the 32 AVX-512 registers; 6 x 2 are 12 + 2 + 1 of AVX2's 16.
 inline constexpr int64_t kRowsPerGroup = 6;
-// Where tiles multiply (simd/tile.h): two tiles of 16 rows, so that each tile of keys is used twice.
+// Where tiles multiply (simd/tile.h): two tiles of 16 rows, so that each tile of keys is used
+// twice.
 inline constexpr int64_t kRowsPerTileGroup = 32;
 
 struct GroupShape {
@@ -33,8 +34,8 @@ inline constexpr GroupShape kTileGroup = {
 // Attention of some rows over some keys, not yet normalised: per row o = sum_j w_j v_j with weights
 // w_j = 2^(s_j - ref), scores s in log2 units. ref = -inf: the row saw no key so far. What the LSE
 // needs is the sum of the weights; what o must be divided by is the sum of the weights that were
-// multiplied, which are rounded where the product takes 16-bit factors: then an error of the largest
-// weight, which rules a peaked row, cancels.
+// multiplied, which are rounded where the product takes 16-bit factors: then an error of the
+// largest weight, which rules a peaked row, cancels.
 struct PartialRows {
   float* o = nullptr;        // (rows, columns)
   float* ref = nullptr;      // (rows)

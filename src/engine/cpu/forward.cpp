@@ -22,8 +22,8 @@ struct Run {
   ForwardWorkspace workspace;
 };
 
-// Some rows of one key head (or of several, where keys are streamed) of one sequence, against one part
-// of the keys.
+// Some rows of one key head (or of several, where keys are streamed) of one sequence, against one
+// part of the keys.
 struct BlockTask {
   int64_t sequence;
   int64_t kv_head, num_heads;
@@ -113,8 +113,8 @@ PackedTiles packed_tiles(const Run& run, int64_t sequence, int64_t kv_head) {
 }
 
 ThreadScratch scratch_of(const Run& run, int worker) {
-  Carver carver = run.workspace.threads[worker];
-  return carve_thread(run.shape, run.problem, run.workspace.rows_per_thread, carver);
+  WorkspaceAllocator allocator = run.workspace.threads[worker];
+  return carve_thread(run.shape, run.problem, run.workspace.rows_per_thread, allocator);
 }
 
 // Of the task's head `index`.
@@ -255,12 +255,12 @@ void run_task(const Run& run, const SequenceTasks& tasks, int64_t index, int wor
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
   TileShape shape = forward_tile_shape(problem);
   shape.block_k = plan.block_k;
-  Carver carver(workspace);
+  WorkspaceAllocator allocator(workspace);
   const Run run = {.problem = problem,
                    .kernels = kernels(),
                    .shape = shape,
                    .block_q = plan.block_q,
-                   .workspace = carve_forward(problem, shape, carver)};
+                   .workspace = carve_forward(problem, shape, allocator)};
   const Schedule schedule(problem, run.shape, run.block_q, run.workspace.sequences);
   if (run.workspace.parts_done != nullptr) {
     std::fill_n(run.workspace.parts_done, problem.batch * problem.heads_k, 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward driver (backward.cpp) hands to a kernel (simd/gradient_products.h): one block of
-// query rows against one block of keys. Plain data, as in block_job.h.
+// What the backward driver (backward.cpp) hands to a kernel (simd/gradient_products.h): one block
+// of query rows against one block of keys. Plain data, as in block_job.h.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct GradientShape {
   int64_t keys;
 };
 
-// For the micro-kernel: P and dS are 2 x 78 KiB, K and V with their gradients 480 KiB at head dim 128:
-// the L2 cache holds all. Sums of dK and dV are read and written once per 96 steps, 3% of it.
+// For the micro-kernel: P and dS are 2 x 78 KiB, K and V with their gradients 480 KiB at head dim
+// 128: the L2 cache holds all. Sums of dK and dV are read and written once per 96 steps, 3% of it.
 inline constexpr GradientShape kFloatGradientShape = {
     .rows_per_group = kRowsPerGroup, .queries = 16 * kRowsPerGroup, .keys = 32 * kRowsPerGroup};
 static_assert(kFloatGradientShape.keys % 64 == 0);
@@ -27,8 +27,9 @@ static_assert(kFloatGradientShape.keys % 64 == 0);
 // column must not share a cache set.
 inline constexpr int64_t kScoreStride = kFloatGradientShape.keys + 16;
 
-// For tiles, whose sums are read and written at a third of the speed of a product: longer ones. P and
-// dS are 384 KiB, the operands 448 and dK and dV 256 KiB at head dim 128: half of an L2 cache of 2 MiB.
+// For tiles, whose sums are read and written at a third of the speed of a product: longer ones. P
+// and dS are 384 KiB, the operands 448 and dK and dV 256 KiB at head dim 128: half of an L2 cache
+// of 2 MiB.
 inline constexpr GradientShape kTileGradientShape = {
     .rows_per_group = kRowsPerTileGroup, .queries = 256, .keys = 256};
 

@@ -27,8 +27,8 @@ struct Kernels {
   // Tiled attention of a block of rows, by the dtype of keys and values: packs key and value tiles,
   // two micro-kernels per tile.
   void (*attend_block[4])(const BlockJob& job);
-  // Packs the keys and values [begin, end), a tile, into the job's buffers. The keys up to `visible_end`
-  // come next.
+  // Packs the keys and values [begin, end), a tile, into the job's buffers. The keys up to
+  // `visible_end` come next.
   void (*pack_tile[4])(const BlockJob& job, int64_t begin, int64_t end, int64_t visible_end);
   // The same for at most GroupShape::stream_rows rows: reads keys and values in place. The jobs are
   // those of some key heads, alike but for the heads' data, and go over the keys together.

@@ -95,10 +95,11 @@ class Pool {
   int helpers_running_ = 0;  // started or still to start
 };
 
-// A fork copies the pool's memory but not its threads: the child starts with a new pool, in the same
-// place, whatever state its parent's was in. The first is made as the library is loaded, before the
-// statics of C++: were it made on first use, a fork could come in the middle of that. (Nor could a FirstUse
-// register for forks: older C libraries keep forks' list locked while they wait for its lock.)
+// A fork copies the pool's memory but not its threads: the child starts with a new pool, in the
+// same place, whatever state its parent's was in. The first is made as the library is loaded,
+// before the statics of C++: were it made on first use, a fork could come in the middle of that.
+// (Nor could a FirstUse register for forks: older C libraries keep forks' list locked while they
+// wait for its lock.)
 alignas(Pool) constinit std::byte g_pool[sizeof(Pool)] = {};
 
 void make_pool() {

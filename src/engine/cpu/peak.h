@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The rate that the forward could reach at best on this machine at this moment: multiply-adds from
-// registers, as its kernel for `dtype` uses them (float FMA, or vdpbf16ps where the engine uses it).
+// registers, as its kernel for `dtype` uses them (float FMA, or vdpbf16ps where the engine uses
+// it).
 #pragma once
 
 #include "core/dtype.h"

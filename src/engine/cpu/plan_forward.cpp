@@ -9,9 +9,9 @@
 namespace fa3::cpu {
 namespace {
 
-// Several tasks per thread, so that the last ones to finish leave little idle time; but fewer rather
-// than blocks of less than kGoodBlockQ rows, where packing keys takes 5% of the work and more (16% at
-// 64 rows, d128).
+// Several tasks per thread, so that the last ones to finish leave little idle time; but fewer
+// rather than blocks of less than kGoodBlockQ rows, where packing keys takes 5% of the work and
+// more (16% at 64 rows, d128).
 constexpr int64_t kTasksPerThread = 8, kLeastTasksPerThread = 2;
 constexpr int64_t kGoodBlockQ = 256;
 
@@ -81,7 +81,7 @@ std::string reasons(const Problem& problem, const TileShape& shape, const Plan& 
 bool packs_ahead(const Problem& problem, const TileShape& shape) {
   const int64_t rows = problem.lengths_q.max * problem.group();
   const int64_t all_rows = problem.lengths_q.total * problem.heads_q;
-  const bool alike = !problem.lengths_q.ragged && !problem.lengths_k.ragged;
+  const bool alike = !problem.lengths_q.varlen && !problem.lengths_k.varlen;
   return alike && problem.num_threads > 1 && rows >= kLeastRowsPackedAhead &&
          all_rows < kTasksPerThread * problem.num_threads * kGoodBlockQ &&
          capped_product(problem.batch, problem.heads_k, packed_floats_per_head(problem, shape)) <=
@@ -95,22 +95,24 @@ TileShape forward_tile_shape(const Problem& problem) {
   return shape;
 }
 
-ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver) {
+ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape,
+                               WorkspaceAllocator& allocator) {
   ForwardWorkspace workspace;
-  const bool ragged = problem.lengths_q.ragged || problem.lengths_k.ragged;
-  if (ragged) workspace.sequences = carver.take<SequenceTasks>(problem.batch);
+  const bool varlen = problem.lengths_q.varlen || problem.lengths_k.varlen;
+  if (varlen) workspace.sequences = allocator.take<SequenceTasks>(problem.batch);
   const int64_t partials = partials_bound(problem, shape);
-  if (partials > 0) workspace.parts_done = carver.take<int32_t>(problem.batch, problem.heads_k);
-  workspace.partials = carver.take<float>(partials);
+  if (partials > 0) workspace.parts_done = allocator.take<int32_t>(problem.batch, problem.heads_k);
+  workspace.partials = allocator.take<float>(partials);
   if (packs_ahead(problem, shape)) {
     workspace.packed_per_head = packed_floats_per_head(problem, shape);
     workspace.packed =
-        carver.take<float>(problem.batch, problem.heads_k, workspace.packed_per_head);
+        allocator.take<float>(problem.batch, problem.heads_k, workspace.packed_per_head);
   }
   workspace.rows_per_thread = std::max(block_q_bound(problem, shape), shape.min_block_q);
-  workspace.threads = take_thread_memory(carver, problem.num_threads, [&](Carver& thread) {
-    carve_thread(shape, problem, workspace.rows_per_thread, thread);
-  });
+  workspace.threads =
+      take_thread_memory(allocator, problem.num_threads, [&](WorkspaceAllocator& thread) {
+        carve_thread(shape, problem, workspace.rows_per_thread, thread);
+      });
   return workspace;
 }
 
@@ -123,7 +125,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const Totals totals = count_tasks(problem, plan->block_q);
   plan->num_tasks = totals.num_tasks;
   plan->num_splits = totals.max_parts;
-  plan->workspace_bytes = bytes_of([&](Carver& carver) { carve_forward(problem, shape, carver); });
+  plan->workspace_bytes =
+      bytes_of([&](WorkspaceAllocator& allocator) { carve_forward(problem, shape, allocator); });
   if (plan->wants_words) {
     plan->kernel = concat("tiled ", isa_name());
     plan->why = reasons(problem, shape, *plan);

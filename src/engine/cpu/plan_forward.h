@@ -35,6 +35,7 @@ struct ForwardWorkspace {
   int64_t rows_per_thread = 0;  // at least the plan's block_q
 };
 
-ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape, Carver& carver);
+ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape,
+                               WorkspaceAllocator& allocator);
 
 }  // namespace fa3::cpu

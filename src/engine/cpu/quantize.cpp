@@ -35,17 +35,18 @@ int64_t blocks_of(const QuantizeProblem& p) {
   return descale_blocks(p.lengths.max);
 }
 
-QuantizeWorkspace carve(const QuantizeProblem& p, Carver& carver) {
+QuantizeWorkspace allocate(const QuantizeProblem& p, WorkspaceAllocator& allocator) {
   QuantizeWorkspace workspace;
   if (p.centred) {
-    workspace.sums = carver.take<float>(p.batch, p.heads, blocks_of(p), p.head_dim);
-    workspace.means = carver.take<float>(p.batch, p.heads, p.head_dim);
+    workspace.sums = allocator.take<float>(p.batch, p.heads, blocks_of(p), p.head_dim);
+    workspace.means = allocator.take<float>(p.batch, p.heads, p.head_dim);
   }
   if (p.descale.scaling != Scaling::per_block) {
-    workspace.largest = carver.take<float>(p.batch, p.heads, blocks_of(p));
+    workspace.largest = allocator.take<float>(p.batch, p.heads, blocks_of(p));
   }
-  workspace.threads = take_thread_memory(
-      carver, p.num_threads, [&](Carver& thread) { thread.take<float>(kBlock, p.head_dim); });
+  workspace.threads = take_thread_memory(allocator, p.num_threads, [&](WorkspaceAllocator& thread) {
+    thread.take<float>(kBlock, p.head_dim);
+  });
   return workspace;
 }
 
@@ -157,8 +158,8 @@ class Quantizer {
 
   // The block's rows as floats, rotated.
   float* loaded(const Block& block, int worker) const {
-    Carver carver = workspace_.threads[worker];
-    auto* rows = carver.take<float>(kBlock, p_.head_dim);
+    WorkspaceAllocator allocator = workspace_.threads[worker];
+    auto* rows = allocator.take<float>(kBlock, p_.head_dim);
     visit_dtype(p_.x.dtype, [&]<class T>(T) {
       for (int64_t r = 0; r < block.num_rows; ++r) {
         float* row = rows + r * p_.head_dim;
@@ -193,8 +194,8 @@ class Quantizer {
     }
   }
 
-  // The sums of the blocks, block by block, over the number of rows. A mean that is not finite is of
-  // no use: that channel stays where it is.
+  // The sums of the blocks, block by block, over the number of rows. A mean that is not finite is
+  // of no use: that channel stays where it is.
   void find_mean(int64_t b, int64_t head) const {
     const int64_t used = p_.lengths.rows_of(b).used;
     float* mean = mean_of(b, head);
@@ -273,15 +274,16 @@ Status plan_quantize(const QuantizeProblem& problem, Plan* plan) {
            .block_q = kBlock,
            .num_tasks = capped_product(problem.batch, problem.heads, blocks_of(problem)),
            .num_threads = problem.num_threads,
-           .workspace_bytes = bytes_of([&](Carver& carver) { carve(problem, carver); }),
+           .workspace_bytes =
+               bytes_of([&](WorkspaceAllocator& allocator) { allocate(problem, allocator); }),
            .why = "Blocks of the rows that share a scale."};
   return {};
 }
 
 Status run_quantize(const QuantizeProblem& problem, const Plan& plan, void* workspace, void*) {
   const DefaultFloatEnvironment environment;
-  Carver carver(workspace);
-  const QuantizeWorkspace parts = carve(problem, carver);
+  WorkspaceAllocator allocator(workspace);
+  const QuantizeWorkspace parts = allocate(problem, allocator);
   Quantizer(problem, parts, plan.num_threads).run();
   return {};
 }

@@ -87,10 +87,10 @@ struct ForwardScratch {
   double* o;
 };
 
-ForwardScratch carve_forward(const Problem& problem, Carver& carver) {
-  return {carver.take<double>(problem.head_dim), carver.take<double>(problem.head_dim),
-          carver.take<double>(problem.head_dim_v), carver.take<double>(problem.lengths_k.max),
-          carver.take<double>(problem.head_dim_v)};
+ForwardScratch carve_forward(const Problem& problem, WorkspaceAllocator& allocator) {
+  return {allocator.take<double>(problem.head_dim), allocator.take<double>(problem.head_dim),
+          allocator.take<double>(problem.head_dim_v), allocator.take<double>(problem.lengths_k.max),
+          allocator.take<double>(problem.head_dim_v)};
 }
 
 template <class Out>
@@ -124,16 +124,16 @@ struct BackwardScratch {
   double* dv;  // (seqlen_k, head_dim_v)
 };
 
-BackwardScratch carve_backward(const BackwardProblem& problem, Carver& carver) {
+BackwardScratch carve_backward(const BackwardProblem& problem, WorkspaceAllocator& allocator) {
   const int64_t keys = problem.lengths_k.max;
-  return {carver.take<double>(problem.head_dim),
-          carver.take<double>(problem.head_dim),
-          carver.take<double>(keys),
-          carver.take<double>(keys),
-          carver.take<double>(keys),
-          carver.take<double>(problem.head_dim),
-          carver.take<double>(keys, problem.head_dim),
-          carver.take<double>(keys, problem.head_dim_v)};
+  return {allocator.take<double>(problem.head_dim),
+          allocator.take<double>(problem.head_dim),
+          allocator.take<double>(keys),
+          allocator.take<double>(keys),
+          allocator.take<double>(keys),
+          allocator.take<double>(problem.head_dim),
+          allocator.take<double>(keys, problem.head_dim),
+          allocator.take<double>(keys, problem.head_dim_v)};
 }
 
 // With P recomputed and D = sum_j P_j dP_j - dLSE (= dO . O - dLSE, since dLSE / dS_j = P_j):
@@ -210,26 +210,28 @@ void backward_kv_head(const BackwardProblem& problem, int64_t kv_head,
   }
 }
 
-ThreadMemory carve_threads(const Problem& problem, int num_threads, Carver& carver) {
-  return take_thread_memory(carver, num_threads, [&](Carver& one) { carve_forward(problem, one); });
+ThreadMemory carve_threads(const Problem& problem, int num_threads, WorkspaceAllocator& allocator) {
+  return take_thread_memory(allocator, num_threads,
+                            [&](WorkspaceAllocator& one) { carve_forward(problem, one); });
 }
 
-ThreadMemory carve_threads(const BackwardProblem& problem, int num_threads, Carver& carver) {
-  return take_thread_memory(carver, num_threads,
-                            [&](Carver& one) { carve_backward(problem, one); });
+ThreadMemory carve_threads(const BackwardProblem& problem, int num_threads,
+                           WorkspaceAllocator& allocator) {
+  return take_thread_memory(allocator, num_threads,
+                            [&](WorkspaceAllocator& one) { carve_backward(problem, one); });
 }
 
 template <class P>
 Plan reference_plan(const P& problem, int64_t num_tasks) {
   const int threads = static_cast<int>(
       std::clamp<int64_t>(num_tasks, 1, static_cast<int64_t>(problem.num_threads)));
-  return {
-      .engine = "reference",
-      .kernel = "textbook float64",
-      .num_tasks = num_tasks,
-      .num_threads = threads,
-      .workspace_bytes = bytes_of([&](Carver& carver) { carve_threads(problem, threads, carver); }),
-      .why = "The oracle: double precision, one query row at a time."};
+  return {.engine = "reference",
+          .kernel = "textbook float64",
+          .num_tasks = num_tasks,
+          .num_threads = threads,
+          .workspace_bytes = bytes_of(
+              [&](WorkspaceAllocator& allocator) { carve_threads(problem, threads, allocator); }),
+          .why = "The oracle: double precision, one query row at a time."};
 }
 
 }  // namespace
@@ -241,11 +243,11 @@ Status plan_reference_forward(const Problem& problem, Plan* plan) {
 }
 
 Status run_reference_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
-  Carver carver(workspace);
-  const ThreadMemory memory = carve_threads(problem, plan.num_threads, carver);
+  WorkspaceAllocator allocator(workspace);
+  const ThreadMemory memory = carve_threads(problem, plan.num_threads, allocator);
   visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
     parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
-      Carver mine = memory[worker];
+      WorkspaceAllocator mine = memory[worker];
       forward_sequence<Out>(problem, task / problem.heads_q, task % problem.heads_q,
                             carve_forward(problem, mine));
     });
@@ -265,12 +267,12 @@ Status plan_reference_backward(const BackwardProblem& problem, Plan* plan) {
 Status run_reference_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
                               void*) {
   if (problem.lengths_q.total == 0) return zero_gradients(problem);
-  Carver carver(workspace);
-  const ThreadMemory memory = carve_threads(problem, plan.num_threads, carver);
+  WorkspaceAllocator allocator(workspace);
+  const ThreadMemory memory = carve_threads(problem, plan.num_threads, allocator);
   visit_dtype(problem.dtype, [&]<class T>(T) {
     visit_dtype(problem.d_o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t kv_head, int worker) {
-        Carver mine = memory[worker];
+        WorkspaceAllocator mine = memory[worker];
         backward_kv_head<T, Out>(problem, kv_head, carve_backward(problem, mine));
       });
     });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The quantizer from its formulas (docs/numerics.md), a (sequence, head) at a time. It shares neither
-// loops nor roundings with quantize.cpp, which must give the same bits.
+// The quantizer from its formulas (docs/numerics.md), a (sequence, head) at a time. It shares
+// neither loops nor roundings with quantize.cpp, which must give the same bits.
 #include <cmath>
 #include <vector>
 

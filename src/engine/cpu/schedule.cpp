@@ -9,9 +9,9 @@
 namespace fa3::cpu {
 namespace {
 
-// In (b, s, h, d) memory the heads of a key lie side by side: read one head after the other they cost a
-// page walk for each row, and what the hardware prefetches beyond a row comes too early. So a task
-// takes several, as long as there are enough tasks.
+// In (b, s, h, d) memory the heads of a key lie side by side: read one head after the other they
+// cost a page walk for each row, and what the hardware prefetches beyond a row comes too early. So
+// a task takes several, as long as there are enough tasks.
 int64_t choose_heads_together(const Problem& problem, const SequencePlan& plan) {
   constexpr int64_t kTasksPerThread = 4;
   if (!plan.streams || problem.k.head_stride >= problem.k.row_stride) return 1;
@@ -136,10 +136,10 @@ int64_t partials_bound(const Problem& problem, const TileShape& shape) {
       problem.batch * kMaxParts,
       problem.batch + (problem.lengths_k.total + problem.batch * kMaxBlockK) / kMinPartKeys);
   if (problem.num_splits > 0) parts = problem.batch * problem.num_splits;
-  if (!problem.lengths_q.ragged && !problem.lengths_k.ragged) {
+  if (!problem.lengths_q.varlen && !problem.lengths_k.varlen) {
     parts = problem.batch * plan_sequence(problem, 0).num_parts;
     if (parts == problem.batch) return 0;
-  } else if (!problem.lengths_q.ragged && max_rows > kSplitRows) {
+  } else if (!problem.lengths_q.varlen && max_rows > kSplitRows) {
     return 0;
   }
   return capped_product(

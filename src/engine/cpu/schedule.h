@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What there is to do, sequence by sequence, and in which order: longest tasks first, so that no
-// thread is left with a long one at the end. Pure functions of the problem's shape. Next: forward.cpp.
+// thread is left with a long one at the end. Pure functions of the problem's shape. Next:
+// forward.cpp.
 #pragma once
 
 #include <cstdint>

@@ -68,21 +68,21 @@ struct Buffers {
   float* dv;        // (keys, dim_v)
 };
 
-Buffers carve_buffers(const Problem& problem, Carver& carver) {
+Buffers carve_buffers(const Problem& problem, WorkspaceAllocator& allocator) {
   const int64_t keys = problem.lengths_k.max;
   const int64_t dim = problem.head_dim;
   const int64_t dim_v = problem.head_dim_v;
   Buffers buffers;
-  buffers.k = carver.take<float>(keys, dim);
-  buffers.kt = carver.take<float>(keys, dim);
-  buffers.v = carver.take<float>(keys, dim_v);
-  buffers.vt = carver.take<float>(keys, dim_v);
-  buffers.q = carver.take<float>(dim);
-  buffers.d_o = carver.take<float>(dim_v);
-  buffers.row = carver.take<float>(keys);
-  buffers.gradient = carver.take<float>(std::max(dim, dim_v));
-  buffers.dk = carver.take<float>(keys, dim);
-  buffers.dv = carver.take<float>(keys, dim_v);
+  buffers.k = allocator.take<float>(keys, dim);
+  buffers.kt = allocator.take<float>(keys, dim);
+  buffers.v = allocator.take<float>(keys, dim_v);
+  buffers.vt = allocator.take<float>(keys, dim_v);
+  buffers.q = allocator.take<float>(dim);
+  buffers.d_o = allocator.take<float>(dim_v);
+  buffers.row = allocator.take<float>(keys);
+  buffers.gradient = allocator.take<float>(std::max(dim, dim_v));
+  buffers.dk = allocator.take<float>(keys, dim);
+  buffers.dv = allocator.take<float>(keys, dim_v);
   return buffers;
 }
 
@@ -100,12 +100,13 @@ struct Memory {
 };
 
 template <class T>
-Memory<T> carve_memory(const Problem& problem, bool backward, int num_threads, Carver& carver) {
+Memory<T> carve_memory(const Problem& problem, bool backward, int num_threads,
+                       WorkspaceAllocator& allocator) {
   Memory<T> memory;
-  memory.p = carver.take<T>(matrix_elements(problem));
-  if (backward) memory.ds = carver.take<T>(matrix_elements(problem));
-  memory.threads =
-      take_thread_memory(carver, num_threads, [&](Carver& one) { carve_buffers(problem, one); });
+  memory.p = allocator.take<T>(matrix_elements(problem));
+  if (backward) memory.ds = allocator.take<T>(matrix_elements(problem));
+  memory.threads = take_thread_memory(
+      allocator, num_threads, [&](WorkspaceAllocator& one) { carve_buffers(problem, one); });
   return memory;
 }
 
@@ -295,7 +296,7 @@ Status standard_plan(const Problem& problem, bool backward, int64_t num_tasks, P
   }
   const int threads = static_cast<int>(
       std::clamp<int64_t>(num_tasks, 1, static_cast<int64_t>(problem.num_threads)));
-  Carver count;
+  WorkspaceAllocator count;
   visit_dtype(problem.dtype,
               [&]<class T>(T) { carve_memory<T>(problem, backward, threads, count); });
   *plan = {.engine = "standard",
@@ -318,11 +319,11 @@ Status plan_standard_forward(const Problem& problem, Plan* plan) {
 
 Status run_standard_forward(const Problem& problem, const Plan& plan, void* workspace, void*) {
   visit_dtype(problem.dtype, [&]<class T>(T) {
-    Carver carver(workspace);
-    const Memory<T> memory = carve_memory<T>(problem, false, plan.num_threads, carver);
+    WorkspaceAllocator allocator(workspace);
+    const Memory<T> memory = carve_memory<T>(problem, false, plan.num_threads, allocator);
     visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t task, int worker) {
-        Carver mine = memory.threads[worker];
+        WorkspaceAllocator mine = memory.threads[worker];
         forward_head<T, Out>(head_task(problem, task / problem.heads_q, task % problem.heads_q),
                              memory.p, carve_buffers(problem, mine));
       });
@@ -342,11 +343,11 @@ Status run_standard_backward(const BackwardProblem& problem, const Plan& plan, v
                              void*) {
   if (problem.lengths_q.total == 0) return zero_gradients(problem);
   visit_dtype(problem.dtype, [&]<class T>(T) {
-    Carver carver(workspace);
-    const Memory<T> memory = carve_memory<T>(problem, true, plan.num_threads, carver);
+    WorkspaceAllocator allocator(workspace);
+    const Memory<T> memory = carve_memory<T>(problem, true, plan.num_threads, allocator);
     visit_dtype(problem.d_o.dtype, [&]<class Out>(Out) {
       parallel_for(plan.num_tasks, plan.num_threads, [&](int64_t kv_head, int worker) {
-        Carver mine = memory.threads[worker];
+        WorkspaceAllocator mine = memory.threads[worker];
         backward_kv_head<T, Out>(problem, kv_head, memory, carve_buffers(problem, mine));
       });
     });

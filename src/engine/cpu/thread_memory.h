@@ -10,14 +10,17 @@ struct ThreadMemory {
   std::byte* first = nullptr;
   int64_t bytes_each = 0;
 
-  Carver operator[](int worker) const { return Carver(first + worker * bytes_each); }
+  WorkspaceAllocator operator[](int worker) const {
+    return WorkspaceAllocator(first + worker * bytes_each);
+  }
 };
 
 // `describe` carves what one worker needs, here only to count it.
 template <class Describe>
-ThreadMemory take_thread_memory(Carver& carver, int num_threads, Describe&& describe) {
+ThreadMemory take_thread_memory(WorkspaceAllocator& allocator, int num_threads,
+                                Describe&& describe) {
   const int64_t bytes_each = bytes_of(describe);
-  return {carver.take<std::byte>(num_threads, bytes_each), bytes_each};
+  return {allocator.take<std::byte>(num_threads, bytes_each), bytes_each};
 }
 
 }  // namespace fa3::cpu

@@ -29,8 +29,8 @@ inline constexpr int64_t kMaxBlockK = 4 * kMaxPanel;
 
 // A packed key and value tile: a quarter of a 1 MiB L2 cache.
 inline constexpr int64_t kTileFloats = (256 << 10) / 4;
-// More query rows amortise packing (2 d moves per key, and a page walk where each row of K and V has
-// its own page) no further: from 768 to 1368 rows brought 1.5%.
+// More query rows amortise packing (2 d moves per key, and a page walk where each row of K and V
+// has its own page) no further: from 768 to 1368 rows brought 1.5%.
 inline constexpr int64_t kMaxBlockQ = 1368;
 
 // Up to here a key head has so few query rows that its keys are split over threads instead.
@@ -48,8 +48,8 @@ struct TileShape {
   int64_t o_columns = 0;  // floats of an output row
   int64_t v_columns = 0;  // floats of a packed value row
   int64_t block_k = 0;
-  // Whole row groups. Fewer rows than the least would spend more on packing than the sharing of work
-  // gains; and a sequence whose keys are split must fit into one block.
+  // Whole row groups. Fewer rows than the least would spend more on packing than the sharing of
+  // work gains; and a sequence whose keys are split must fit into one block.
   int64_t min_block_q = 0, max_block_q = 0;
   bool dequantizes = false;  // keys and values are e4m3
 
@@ -59,8 +59,8 @@ struct TileShape {
   int64_t tile_floats() const { return key_floats() + value_floats(); }
 };
 
-// Query rows and their output rows are read again for every tile: they may take 5/8 of the L2 cache,
-// less where that leaves too little for the tile.
+// Query rows and their output rows are read again for every tile: they may take 5/8 of the L2
+// cache, less where that leaves too little for the tile.
 inline int64_t bytes_for_rows() {
   const int64_t l2 = l2_cache_bytes();
   constexpr int64_t kTileBytes = kTileFloats * sizeof(float);
@@ -123,29 +123,30 @@ struct ThreadScratch {
 };
 
 inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem, int64_t block_q,
-                                  Carver& carver) {
+                                  WorkspaceAllocator& allocator) {
   ThreadScratch thread;
   BlockBuffers& buffers = thread.buffers;
   if (shape.dequantizes) {
-    buffers.rows = carver.take<float>(kMaxPanel, std::max(shape.q_stride, shape.o_columns));
+    buffers.rows = allocator.take<float>(kMaxPanel, std::max(shape.q_stride, shape.o_columns));
   }
   // Rows of heads that are taken together may become the columns of whole vectors.
-  buffers.q = carver.take<float>(std::max(block_q, kMaxHeadsTogether * kMaxLanes), shape.q_stride);
-  buffers.k = carver.take<float>(shape.key_floats());
-  buffers.v = carver.take<float>(shape.value_floats());
+  buffers.q =
+      allocator.take<float>(std::max(block_q, kMaxHeadsTogether * kMaxLanes), shape.q_stride);
+  buffers.k = allocator.take<float>(shape.key_floats());
+  buffers.v = allocator.take<float>(shape.value_floats());
   if (problem.key_places.paged()) {
-    buffers.gathered_k = carver.take<float>(shape.block_k, problem.head_dim);
-    buffers.gathered_v = carver.take<float>(shape.block_k, problem.head_dim_v);
+    buffers.gathered_k = allocator.take<float>(shape.block_k, problem.head_dim);
+    buffers.gathered_v = allocator.take<float>(shape.block_k, problem.head_dim_v);
   }
   const int64_t score_rows = std::max(shape.rows_per_group, kVectorGroup.stream_rows);
-  buffers.scores = carver.take<float>(score_rows, shape.block_k);
-  buffers.p = carver.take<float>(score_rows, shape.block_k);
-  buffers.sum_lanes = carver.take<float>(block_q, kMaxLanes);
-  buffers.divisor_lanes = carver.take<float>(block_q, kMaxLanes);
-  thread.partial =
-      carver.take<float>(partial_floats(block_q, shape.o_columns) + kMaxHeadsTogether * kMaxLanes);
-  thread.row_keys = carver.take<KeyRange>(block_q);
-  thread.group_keys = carver.take<BlockRange>(block_q / shape.rows_per_group);
+  buffers.scores = allocator.take<float>(score_rows, shape.block_k);
+  buffers.p = allocator.take<float>(score_rows, shape.block_k);
+  buffers.sum_lanes = allocator.take<float>(block_q, kMaxLanes);
+  buffers.divisor_lanes = allocator.take<float>(block_q, kMaxLanes);
+  thread.partial = allocator.take<float>(partial_floats(block_q, shape.o_columns) +
+                                         kMaxHeadsTogether * kMaxLanes);
+  thread.row_keys = allocator.take<KeyRange>(block_q);
+  thread.group_keys = allocator.take<BlockRange>(block_q / shape.rows_per_group);
   return thread;
 }
 

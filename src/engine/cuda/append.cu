@@ -19,7 +19,7 @@ namespace fa3::cuda {
 namespace {
 
 constexpr int kWarpsPerBlock = 8;
-constexpr int64_t kMostBlocks = 1 << 20;  // beyond, warps take several rows
+constexpr int64_t kMostCtas = 1 << 20;  // beyond, warps take several rows
 
 // A row of one of the new tensors: of which sequence, and which there.
 struct NewRow {
@@ -62,8 +62,8 @@ __device__ T* place_of(const AppendProblem& p, const Operand& cache, int64_t b, 
   return cache.at<T>(page, row % p.places.page_size, head);
 }
 
-// How a number leaves: in float32, divided by this and rounded once. e4m3 ends at 448, and has a NaN
-// but no infinity.
+// How a number leaves: in float32, divided by this and rounded once. e4m3 ends at 448, and has a
+// NaN but no infinity.
 template <class To>
 __device__ To rounded(float x, float divisor) {
   if constexpr (std::is_same_v<To, __nv_fp8_e4m3>) {
@@ -163,7 +163,7 @@ cudaError_t launch(const AppendProblem& p, cudaStream_t stream) {
   const int64_t warps =
       p.lengths_new.total * p.heads_k + (p.rotates_queries ? p.lengths_q.total * p.heads_q : 0);
   if (warps == 0 || p.batch == 0) return cudaSuccess;
-  const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostBlocks);
+  const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostCtas);
   const auto kernel =
       p.cache_dtype == DType::float8_e4m3 ? append_kernel<T, __nv_fp8_e4m3> : append_kernel<T, T>;
   kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);

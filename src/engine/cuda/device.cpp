@@ -12,7 +12,7 @@ namespace {
 // What a device is, and stays as long as the process runs: the runtime numbers devices once.
 struct Facts {
   int16_t major = 0, minor = 0;  // of the compute capability
-  int32_t multiprocessors = 0;
+  int32_t num_sms = 0;
 
   Capability capability() const { return {major, minor}; }
 };
@@ -37,7 +37,7 @@ cudaError_t look_up(int device, Facts* facts) {
   static_assert(std::atomic<Facts>::is_always_lock_free);
   const bool has_place = device >= 0 && device < kMostDevices;
   if (has_place) *facts = known[device].load(std::memory_order_relaxed);
-  if (facts->multiprocessors > 0) return cudaSuccess;
+  if (facts->num_sms > 0) return cudaSuccess;
   const cudaError_t error = ask(device, facts);
   if (error == cudaSuccess && has_place) known[device].store(*facts, std::memory_order_relaxed);
   return error;
@@ -93,10 +93,10 @@ Status check_device(int device, Capability needed) {
                      "; the kernels need ", needed.major, ".", needed.minor);
 }
 
-Status count_multiprocessors(int device, int* count) {
+Status count_sms(int device, int* count) {
   Facts facts;
   const cudaError_t error = look_up(device, &facts);
-  *count = facts.multiprocessors;
+  *count = facts.num_sms;
   return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
 }
 
@@ -115,8 +115,8 @@ Status read_back(void* to, const void* from, int64_t bytes, int device, void* st
 DeviceScope::DeviceScope(int device) {
   error_ = cudaGetDevice(&previous_);
   if (error_ != cudaSuccess) return;
-  // Also where it is the device already: a thread's first call has no context yet, without which the
-  // driver encodes no tensor map.
+  // Also where it is the device already: a thread's first call has no context yet, without which
+  // the driver encodes no tensor map.
   error_ = cudaSetDevice(device);
   switched_ = error_ == cudaSuccess && previous_ != device;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which GPUs there are, and making one current for the length of a scope. Loads no driver until asked.
+// Which GPUs there are, and making one current for the length of a scope. Loads no driver until
+// asked.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,7 +30,7 @@ int first_device(Capability needed);
 // OK if this device has the capability.
 Status check_device(int device, Capability needed);
 
-Status count_multiprocessors(int device, int* count);
+Status count_sms(int device, int* count);
 
 // Copies device memory to the host behind what the stream has queued, and waits for it.
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From accumulators straight to global memory, one warp and its 16 rows at a time: normalise, pack,
-// trade columns within quads, store; and the log-sum-exp. Shared memory is left to loads, and no other
-// warp is waited for.
+// trade columns within quads, store; and the log-sum-exp. Shared memory is left to loads, and no
+// other warp is waited for.
 #pragma once
 
 #include "engine/cuda/quad.cuh"
@@ -45,15 +45,15 @@ struct LaneOutput {
   }
 };
 
-// Finite for a row without weights (all its scores are -inf), whose O is 0. A NaN sum needs no care: O
-// is NaN by then.
+// Finite for a row without weights (all its scores are -inf), whose O is 0. A NaN sum needs no
+// care: O is NaN by then.
 __device__ __forceinline__ float inverse_of(float sum) {
   constexpr float kLeast = 0x1p-126f;
   return rcp(fmaxf(sum, kLeast));
 }
 
-// The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in a
-// row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
+// The four lanes of a quad hold 2 of each 8 columns; traded among them, each lane has 8 columns in
+// a row, one 16-byte store. Exchanges queue behind stores, so the stores come two groups at a time.
 template <Element E, bool Tails, int Count>
 __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
                                              const float (&output)[Count],
@@ -189,13 +189,14 @@ struct DescaledValues {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       const int column = fragment_column(i) + lane_column;
-      if (column < columns) output[i] += mean[column] * sum[fragment_row_slot(i)];
+      if (column < columns) output[i] += mean[column] * sum[fragment_row_index(i)];
     }
   }
 };
 
-// The 16 rows of a warp, of which `first_row` is the first in its sequence. General: of kernels that
-// know of sinks and of unused rows. AnyRows: and of O in float32, or with rows that end within 16 bytes.
+// The 16 rows of a warp, of which `first_row` is the first in its sequence. General: of kernels
+// that know of sinks and of unused rows. AnyRows: and of O in float32, or with rows that end within
+// 16 bytes.
 template <Element E, bool General = false, bool AnyRows = false, int Count,
           class Values = PlainValues>
 __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
@@ -235,9 +236,9 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
 
 // The same for a piece of a tile: its rows are the tile's from `tile_row` on.
 template <int Count>
-__device__ __forceinline__ void store_piece(const PieceOutput& to, int slot, HeadPack pack,
-                                            const QueryRows& queries, int first_row, int tile_row,
-                                            const float (&output)[Count], const RowState& state) {
+__device__ __forceinline__ void store_partial(const PartialOutput& to, int slot, PackGqa pack,
+                                              const QueryRows& queries, int first_row, int tile_row,
+                                              const float (&output)[Count], const RowState& state) {
   const int lane = int(thread_in_block() % kWarpSize);
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds what: the accumulator of a matrix product (mma.sync and wgmma alike), 16 rows to a warp.
-// Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four lanes of a quad
-// share the rows. Packed in pairs, the same registers are the A operand of the next product, without
-// moving anything; packed to e4m3 too, with the columns in another order. Plain constexpr: tested on the host.
+// Who holds what: the accumulator of a matrix product (mma.sync and wgmma alike), 16 rows to a
+// warp. Each thread has two rows, 8 apart, and in each 8 columns two neighbours; the four lanes of
+// a quad share the rows. Packed in pairs, the same registers are the A operand of the next product,
+// without moving anything; packed to e4m3 too, with the columns in another order. Plain constexpr:
+// tested on the host.
 #pragma once
 
 #include "core/macros.h"
@@ -17,7 +18,7 @@ inline constexpr int kRowDistance = 8;  // between a thread's two rows
 inline constexpr int kQuadLanes = 4;    // lanes that share a row
 
 // Element i of a thread's accumulator: column pair i / 4, row i / 2 % 2, neighbour i % 2.
-FA3_HD constexpr int fragment_row_slot(int i) {
+FA3_HD constexpr int fragment_row_index(int i) {
   return i / 2 % 2;
 }
 
@@ -35,8 +36,8 @@ FA3_HD constexpr int fragment_lane_column(int thread) {
   return thread % kQuadLanes * 2;
 }
 
-// Packed to e4m3, four of an operand's registers hold 32 columns: the element that is byte `byte` of
-// register `reg` (of the whole fragment).
+// Packed to e4m3, four of an operand's registers hold 32 columns: the element that is byte `byte`
+// of register `reg` (of the whole fragment).
 FA3_HD constexpr int e4m3_element(int reg, int byte) {
   return reg / 2 * 8 + reg % 2 * 2 + byte / 2 * 4 + byte % 2;
 }

@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_global_if(bool condition, const void* point
       : "memory");
 }
 
-// What other multiprocessors have written: past the first level of caches.
+// What other SMs have written: past the first level of caches.
 __device__ __forceinline__ void load_global_if(bool condition, const float* pointer,
                                                float4& value) {
   asm volatile(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask policy of kernels with sliding windows: keys end on the right (right_edge.h) and begin on
-// the left, both at diagonals that move by a key a query. Chunks narrow that to a query's own one.
+// The mask policy of kernels with sliding windows: keys end on the right (right_edge.h) and begin
+// on the left, both at diagonals that move by a key a query. Chunks narrow that to a query's own
+// one.
 #pragma once
 
 #include "engine/cuda/right_edge.h"

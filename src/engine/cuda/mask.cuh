@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask policy: hides keys in the blocks that core/key_blocks.h calls masked. A score whose key a
-// row must not see becomes -inf.
+// The mask policy: hides keys in the blocks that core/key_blocks.h calls masked. A score whose key
+// a row must not see becomes -inf.
 #pragma once
 
 #include "engine/cuda/fragment.h"
@@ -12,7 +12,7 @@ namespace fa3::cuda {
 
 // Scores of the keys from `first_key` up, for the 16 rows of each warp that holds `thread`.
 template <class Edge, int Count>
-__device__ __forceinline__ void mask_scores(float (&scores)[Count], const Edge& edge, HeadPack pack,
+__device__ __forceinline__ void mask_scores(float (&scores)[Count], const Edge& edge, PackGqa pack,
                                             int thread, int first_key) {
   const int row = fragment_row(thread);
   const int lane_key = first_key + fragment_lane_column(thread);
@@ -26,7 +26,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[Count], const Edge& 
   }
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    const int column = fragment_column(i), r = fragment_row_slot(i);
+    const int column = fragment_column(i), r = fragment_row_index(i);
     bool hidden = false;
     if constexpr (Edge::kHidesRight) hidden = column >= end[r];
     if constexpr (Edge::kHidesLeft) hidden = hidden || column < begin[r];

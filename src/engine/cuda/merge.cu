@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i, one warp a row of a head. Limited by memory
-// bandwidth, so nothing is kept between the two passes over the partials' lse.
+// lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i, one warp a row of a head. Limited by
+// memory bandwidth, so nothing is kept between the two passes over the partials' lse.
 #include "engine/cuda/merge.h"
 
 #include <cuda_bf16.h>
@@ -16,11 +16,11 @@ namespace fa3::cuda {
 namespace {
 
 constexpr int kWarpsPerBlock = 8;
-constexpr int64_t kMostBlocks = 1 << 20;  // beyond, warps take several rows
+constexpr int64_t kMostCtas = 1 << 20;  // beyond, warps take several rows
 constexpr float kInfinity = __builtin_inff();
 
-// Lanes share out the columns. Outputs may be one of the partials: a lane reads a column of all of them
-// before it writes it, and all lanes are done with the lse before lane 0 writes that.
+// Lanes share out the columns. Outputs may be one of the partials: a lane reads a column of all of
+// them before it writes it, and all lanes are done with the lse before lane 0 writes that.
 template <class Out>
 __device__ void merge_row(const MergeProblem& p, int64_t batch, int64_t row, int64_t head) {
   const int lane = threadIdx.x % kWarpSize;
@@ -73,7 +73,7 @@ template <class Out>
 cudaError_t launch(const MergeProblem& p, cudaStream_t stream) {
   const int64_t warps = p.batch * p.rows * p.heads;
   if (warps == 0) return cudaSuccess;
-  const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostBlocks);
+  const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostCtas);
   merge_kernel<Out><<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
   return cudaPeekAtLastError();
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A 4 by 4 transpose of registers among the four lanes of a quad: lane i gives its register j to lane
-// j, which keeps it as register i. Two exchanges, with the neighbour and with the pair opposite.
+// A 4 by 4 transpose of registers among the four lanes of a quad: lane i gives its register j to
+// lane j, which keeps it as register i. Two exchanges, with the neighbour and with the pair
+// opposite.
 #pragma once
 
 #include <cstdint>

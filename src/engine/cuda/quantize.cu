@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantizer's kernels, limited by memory bandwidth: x is read once, and once more for its means and
-// for scales that blocks share. A block of FA3_DESCALE_ROWS rows stays in the registers of a thread block
-// between its largest number and its rounding. What is computed: docs/numerics.md.
+// The quantizer's kernels, limited by memory bandwidth: x is read once, and once more for its means
+// and for scales that blocks share. A block of FA3_DESCALE_ROWS rows stays in the registers of a
+// CTA between its largest number and its rounding. What is computed: docs/numerics.md.
 #include "engine/cuda/quantize.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 constexpr int kRows = FA3_DESCALE_ROWS;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kSumWarps = 2;    // few, so that all multiprocessors have some
+constexpr int kSumWarps = 2;    // few, so that all SMs have some
 constexpr int kRowsAhead = 16;  // loads that a lane has under way while it adds up rows
 
 struct Parts {
@@ -30,14 +30,14 @@ int64_t blocks_of(const QuantizeProblem& p) {
   return descale_blocks(p.lengths.max);
 }
 
-Parts carve(const QuantizeProblem& p, Carver& carver) {
+Parts allocate(const QuantizeProblem& p, WorkspaceAllocator& allocator) {
   Parts parts;
   if (p.centred) {
-    parts.sums = carver.take<float>(p.batch, p.heads, blocks_of(p), p.head_dim);
-    parts.means = carver.take<float>(p.batch, p.heads, p.head_dim);
+    parts.sums = allocator.take<float>(p.batch, p.heads, blocks_of(p), p.head_dim);
+    parts.means = allocator.take<float>(p.batch, p.heads, p.head_dim);
   }
   if (p.descale.scaling != Scaling::per_block) {
-    parts.largest = carver.take<float>(p.batch, p.heads, blocks_of(p));
+    parts.largest = allocator.take<float>(p.batch, p.heads, blocks_of(p));
   }
   return parts;
 }
@@ -145,7 +145,7 @@ __device__ float scale_of(float largest) {
   return fmaxf(__fdiv_rn(largest, 448.0f), kSmallestScale);
 }
 
-// The maximum over the thread block.
+// The maximum over the CTA.
 __device__ float largest_of_all(float largest) {
   __shared__ unsigned of_warps[kWarps];
   const unsigned of_warp = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
@@ -158,7 +158,7 @@ __device__ float largest_of_all(float largest) {
 
 enum class Step { scale_and_write, find_largest, write };
 
-// Thread blocks of a multiprocessor that keep some 32 KiB of loads under way.
+// CTAs of an SM that keep some 32 KiB of loads under way.
 constexpr int blocks_at_once(int passes) {
   return passes == 2 ? 4 : passes == 4 ? 3 : 2;
 }
@@ -297,7 +297,7 @@ bool is_aligned(const Operand& x, int64_t bytes) {
 }  // namespace
 
 Status plan_quantize(const QuantizeProblem& p, Plan* plan) {
-  if (p.lengths.packed() || p.lengths.ragged) return unsupported("sequences of unequal lengths");
+  if (p.lengths.packed() || p.lengths.varlen) return unsupported("sequences of unequal lengths");
   if (p.head_dim % kChannels != 0 || p.head_dim > kWarpSize * kChannels) {
     return unsupported("a head dim of ", p.head_dim, "; multiples of 8 up to 256 are");
   }
@@ -312,12 +312,13 @@ Status plan_quantize(const QuantizeProblem& p, Plan* plan) {
   if (blocks > kMost || p.batch > kMost || p.heads > kMost) {
     return unsupported("more than ", kMost, " blocks of rows, heads or sequences");
   }
-  *plan = {.engine = "hopper",
-           .kernel = "quantizer",
-           .block_q = kRows,
-           .num_tasks = p.batch * p.heads * blocks,
-           .workspace_bytes = bytes_of([&](Carver& carver) { carve(p, carver); }),
-           .why = "Blocks of the rows that share a scale stay in registers."};
+  *plan = {
+      .engine = "hopper",
+      .kernel = "quantizer",
+      .block_q = kRows,
+      .num_tasks = p.batch * p.heads * blocks,
+      .workspace_bytes = bytes_of([&](WorkspaceAllocator& allocator) { allocate(p, allocator); }),
+      .why = "Blocks of the rows that share a scale stay in registers."};
   return {};
 }
 
@@ -325,8 +326,8 @@ Status run_quantize(const QuantizeProblem& p, const Plan&, void* workspace, void
   const DeviceScope scope(p.device_index);
   cudaError_t error = scope.error();
   if (error == cudaSuccess) {
-    Carver carver(workspace);
-    const Launch l{p, Mixing(p), carve(p, carver), static_cast<cudaStream_t>(stream)};
+    WorkspaceAllocator allocator(workspace);
+    const Launch l{p, Mixing(p), allocate(p, allocator), static_cast<cudaStream_t>(stream)};
     p.x.dtype == DType::float32   ? launch<float>(l)
     : p.x.dtype == DType::float16 ? launch<__half>(l)
                                   : launch<__nv_bfloat16>(l);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantizer in device memory: the same bits as on the CPU. Any CUDA device that converts to e4m3
-// would do.
+// The quantizer in device memory: the same bits as on the CPU. Any CUDA device that converts to
+// e4m3 would do.
 #pragma once
 
 #include <fa3/status.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of the quantizer, spread over the lanes of a warp: 8 neighbouring channels a lane, as many rows
-// as fit. Every operation is rounded by itself, in the order of docs/numerics.md. Next: quantize.cu.
+// A row of the quantizer, spread over the lanes of a warp: 8 neighbouring channels a lane, as many
+// rows as fit. Every operation is rounded by itself, in the order of docs/numerics.md. Next:
+// quantize.cu.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -94,8 +95,8 @@ __device__ inline void rotate(const Rotary& rotary, int64_t position, const RowL
   }
 }
 
-// The signs of all channels, a bit each, and the rest of what the Hadamard matrix needs: found on the
-// host, since every lane would have to hash its channels.
+// The signs of all channels, a bit each, and the rest of what the Hadamard matrix needs: found on
+// the host, since every lane would have to hash its channels.
 struct Mixing {
   uint8_t negated[kWarpSize];  // by lane of the row
   int block;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask policy of a kernel without left windows: which keys of a masked block a row sees. Another
-// policy is another struct with these questions: key_window.h. Next: mask.cuh.
+// The mask policy of a kernel without left windows: which keys of a masked block a row sees.
+// Another policy is another struct with these questions: key_window.h. Next: mask.cuh.
 #pragma once
 
 #include "core/mask_rule.h"
 
 namespace fa3::cuda {
 
-// Keys end on the right: at the diagonal, which moves by a key a query, and where the sequence ends.
+// Keys end on the right: at the diagonal, which moves by a key a query, and where the sequence
+// ends.
 struct RightEdge {
   static constexpr bool kHidesLeft = false;
   static constexpr bool kHidesRight = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of a tile lie in global memory. The tile's rows count queries of one sequence, heads
-// packed; a tensor is reached by batch, head and row.
+// Where the rows of a tile lie in global memory. The tile's rows count queries of one sequence,
+// heads packed; a tensor is reached by batch, head and row.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace fa3::cuda {
 
-// Query heads that read the same keys share a tile, as rows beside each other: row = query * heads +
-// head in the pack. A pack of one head leaves rows and queries the same.
-struct HeadPack {
+// Query heads that read the same keys share a tile, as rows beside each other: row = query * heads
+// + head in the pack. A pack of one head leaves rows and queries the same.
+struct PackGqa {
   int log2 = 0;  // 2^log2 heads
 
   FA3_HD constexpr int heads() const { return 1 << log2; }
@@ -63,15 +63,15 @@ struct RowFloats {
 struct ForwardOutput {
   RowTensor o;
   RowFloats lse;
-  HeadPack pack;
+  PackGqa pack;
   bool some_rows_see_no_key;
   bool o_is_float32 = false;    // of kernels that know of it; else O has the kernel's type
   const float* sink = nullptr;  // one for each query head; null: none
 };
 
-// Where pieces of tiles leave their results, in float32: O, normalised, and the log-sum-exp to base 2.
-// Each slot has the rows of a tile.
-struct PieceOutput {
+// Where pieces of tiles leave their results, in float32: O, normalised, and the log-sum-exp to
+// base 2. Each slot has the rows of a tile.
+struct PartialOutput {
   float* o = nullptr;  // (slots, rows, columns)
   float* lse = nullptr;
   int rows = 0;
@@ -97,7 +97,7 @@ struct LaneRows {
   bool used[kRowsPerThread];
 
   // first_row: the warp's, in its sequence.
-  FA3_HD LaneRows(HeadPack pack, const QueryRows& queries, int first_row, unsigned thread) {
+  FA3_HD LaneRows(PackGqa pack, const QueryRows& queries, int first_row, unsigned thread) {
     for (int r = 0; r < kRowsPerThread; ++r) {
       const int packed_row = first_row + int(thread % kWarpSize) / kQuadLanes + r * kRowDistance;
       head[r] = pack.head(queries.pack, packed_row);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score hook: from the products q.k, as the tensor cores leave them, to exponents of two, and what
-// their weights may be. Softmax asks for nothing else. prepare() sees a block's products once, before
-// mask and softmax, and may leave something else in their place.
+// The score hook: from the products q.k, as the tensor cores leave them, to exponents of two, and
+// what their weights may be. Softmax asks for nothing else. prepare() sees a block's products once,
+// before mask and softmax, and may leave something else in their place.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -42,8 +42,8 @@ struct ScaledSoftCap {
   }
 };
 
-// softcap * tanh(scale * product / softcap). Most blocks are small all over, so a warp looks once and
-// takes the polynomial for all of its products, or the long way.
+// softcap * tanh(scale * product / softcap). Most blocks are small all over, so a warp looks once
+// and takes the polynomial for all of its products, or the long way.
 template <class Cap>
 struct CappedScoreOf {
   Cap cap;
@@ -83,8 +83,8 @@ struct CappedScoreOf {
 
 using CappedScore = CappedScoreOf<SoftCap>;
 
-// A hook whose weights are packed to 16 bits. They must survive packing to fp16 (65504) and sums in fp32:
-// a thread adds keys / 4 weights a row, so each is at most the bound: 256 on average, at most
+// A hook whose weights are packed to 16 bits. They must survive packing to fp16 (65504) and sums in
+// fp32: a thread adds keys / 4 weights a row, so each is at most the bound: 256 on average, at most
 // 256 * 256 / 4.
 template <class Score, int Keys>
 struct WideWeights : Score {
@@ -138,16 +138,18 @@ struct RowScaledCappedScore : WideWeights<CappedScoreOf<ScaledSoftCap>, Keys> {
   template <int Count>
   __device__ __forceinline__ void prepare(float (&products)[Count]) const {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) products[i] *= factor[fragment_row_slot(i)];
+    for (int i = 0; i < Count; ++i) products[i] *= factor[fragment_row_index(i)];
     CappedScoreOf<ScaledSoftCap>::prepare(products);
   }
 };
 
-// Of e4m3 queries, keys and values, each FA3_DESCALE_ROWS keys with scales of their own. A key's scale
-// acts in its exponent's factor. So does its value's, as `boost`: the weight is multiplied by that scale
-// over the largest of the head, before it is rounded, and so it counts less in the row's sum.
+// Of e4m3 queries, keys and values, each FA3_DESCALE_ROWS keys with scales of their own. A key's
+// scale acts in its exponent's factor. So does its value's, as `boost`: the weight is multiplied by
+// that scale over the largest of the head, before it is rounded, and so it counts less in the row's
+// sum.
 //
-// Weights go to e4m3, which ends at 448 and is exact for powers of two. The guard looks at sums of 8.
+// Weights go to e4m3, which ends at 448 and is exact for powers of two. The guard looks at sums
+// of 8.
 template <int Groups>
 struct DescaledScore {
   static constexpr int kGroups = Groups;
@@ -187,8 +189,8 @@ struct DescaledScore {
   }
 };
 
-// The same where a softcap may be asked for. Products become capped scores over their factor, so that all
-// that follows is as before.
+// The same where a softcap may be asked for. Products become capped scores over their factor, so
+// that all that follows is as before.
 template <int Groups>
 struct CappedDescaledScore : DescaledScore<Groups> {
   SoftCap cap;  // of scores in log2 units; its cap is 0 without one

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// softcap * tanh(x), x = scale * product / softcap, in log2 units; its factors are worked out on the
-// host. Near zero an odd polynomial; beyond, 1 - 2 / (e^2x + 1), which would cancel there. Plain
-// constexpr: tested on the host. Next: score.cuh.
+// softcap * tanh(x), x = scale * product / softcap, in log2 units; its factors are worked out on
+// the host. Near zero an odd polynomial; beyond, 1 - 2 / (e^2x + 1), which would cancel there.
+// Plain constexpr: tested on the host. Next: score.cuh.
 #pragma once
 
 #include <algorithm>

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Online softmax of one score block, in three forms that leave the same kind of state.
 //
-// A row keeps a reference `ref` (log2 units) and the sum of 2^(s - ref) over the keys seen so far, s
-// being the scores in log2 units. Softmax does not depend on ref; it only must keep the weights in
-// range. A row's largest weight is 1 (for e4m3: Score::kTop) where ref was taken from it, so that one
-// key alone, or one that rules the row, gives its V unrounded.
+// A row keeps a reference `ref` (log2 units) and the sum of 2^(s - ref) over the keys seen so far,
+// s being the scores in log2 units. Softmax does not depend on ref; it only must keep the weights
+// in range. A row's largest weight is 1 (for e4m3: Score::kTop) where ref was taken from it, so
+// that one key alone, or one that rules the row, gives its V unrounded.
 //   ordinary  ref follows the row maximum: right for any scores, costs a max, two shuffles and a
 //             rescale a block.
-//   followed  the same for e4m3's peaked rows, all of which have a reference: no mask, and the maximum is
+//   followed  the same for e4m3's peaked rows, all of which have a reference: no mask, and the
+//   maximum is
 //             looked for while the first weights are already taken.
 //   guarded   ref stays. No max, no shuffle, no rescale: the block's weights are computed at once
 //             and their sum, needed anyway, tells whether any grew too large. Then, and only then,
-//             scale_back() moves ref to the largest weight. Weights that overflowed cannot be scaled
-//             back: the caller computes the scores again and takes the ordinary step.
+//             scale_back() moves ref to the largest weight. Weights that overflowed cannot be
+//             scaled back: the caller computes the scores again and takes the ordinary step.
 // The rules side by side with the CPU's: docs/numerics.md.
 #pragma once
 
@@ -25,8 +26,8 @@ inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
-// Up to here a weight's reciprocal is a normal number of fp32. The farther weights can be scaled back,
-// the fewer scores are computed again, which takes several steps' time.
+// Up to here a weight's reciprocal is a normal number of fp32. The farther weights can be scaled
+// back, the fewer scores are computed again, which takes several steps' time.
 inline constexpr float kLargestScalable = 0x1p126f;
 
 struct RowState {
@@ -86,21 +87,21 @@ __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float
                                              const Score& score, BlockSums<Score>& sums) {
 #pragma unroll
   for (int i = Begin; i < End; ++i) {
-    const int row = fragment_row_slot(i), group = i / (Count / Score::kGroups);
+    const int row = fragment_row_index(i), group = i / (Count / Score::kGroups);
     if (Rows < kRowsPerThread && row >= Rows) continue;
     scores[i] = ex2(score.exponent(group, row, scores[i], ref[row]));
     sums.part[row][group][i % 2] += scores[i];
   }
 }
 
-// Of the thread's values [begin, end), constants at every call. In two parts a row: one chain would wait
-// for itself.
+// Of the thread's values [begin, end), constants at every call. In two parts a row: one chain would
+// wait for itself.
 template <int Count>
 __device__ __forceinline__ void partial_max(const float (&values)[Count], int begin, int end,
                                             float (&partial)[kRowsPerThread][2]) {
 #pragma unroll
   for (int i = begin; i < end; ++i) {
-    float& p = partial[fragment_row_slot(i)][i % 2];
+    float& p = partial[fragment_row_index(i)][i % 2];
     p = i < begin + 4 ? values[i] : fmaxf(p, values[i]);
   }
 }
@@ -141,8 +142,8 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
   }
 }
 
-// To a larger maximum. Returns what weights against the old reference are multiplied by; `finite_ref` is
-// what new ones are taken against.
+// To a larger maximum. Returns what weights against the old reference are multiplied by;
+// `finite_ref` is what new ones are taken against.
 template <class Score>
 __device__ __forceinline__ float move_reference(float& ref, float max, const Score& score,
                                                 float& finite_ref) {
@@ -155,8 +156,8 @@ __device__ __forceinline__ float move_reference(float& ref, float max, const Sco
 
 // Of the thread's first rows; others are left as they are.
 template <int Rows = kRowsPerThread, class Score, int Count>
-__device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& rows,
-                                              const Score& score, typename Score::Result& result) {
+__device__ __forceinline__ void online_step(float (&scores)[Count], RowState& rows,
+                                            const Score& score, typename Score::Result& result) {
   float max[kRowsPerThread];
   row_max<Rows>(scores, score, max);
   float finite_ref[kRowsPerThread];
@@ -170,11 +171,12 @@ __device__ __forceinline__ void ordinary_step(float (&scores)[Count], RowState& 
 }
 
 // An ordinary step of rows that have a reference. The first Early of the thread's weights are taken
-// against that one, in the shadow of the search for the maximum, and multiplied afterwards. Measured:
-// docs/performance-fp8.md.
+// against that one, in the shadow of the search for the maximum, and multiplied afterwards.
+// Measured: docs/performance-fp8.md.
 template <int Early, class Score, int Count>
-__device__ __forceinline__ void followed_step(float (&scores)[Count], RowState& rows,
-                                              const Score& score, typename Score::Result& result) {
+__device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowState& rows,
+                                                  const Score& score,
+                                                  typename Score::Result& result) {
   constexpr int kSize = Count / Score::kGroups;
   float max[kRowsPerThread];
   row_max(scores, score, max);
@@ -185,7 +187,7 @@ __device__ __forceinline__ void followed_step(float (&scores)[Count], RowState& 
     float sums[kRowsPerThread][2] = {};
 #pragma unroll
     for (int i = group * kSize; i < (group + 1) * kSize && i < Early; ++i) {
-      const int row = fragment_row_slot(i);
+      const int row = fragment_row_index(i);
       scores[i] = ex2(score.exponent(group, row, scores[i], rows.ref[row]));
       sums[row][i % 2] += scores[i];
     }
@@ -200,13 +202,13 @@ __device__ __forceinline__ void followed_step(float (&scores)[Count], RowState& 
     early[row] *= result.rescale[row];
   }
 #pragma unroll
-  for (int i = 0; i < Early; ++i) scores[i] *= result.rescale[fragment_row_slot(i)];
+  for (int i = 0; i < Early; ++i) scores[i] *= result.rescale[fragment_row_index(i)];
 #pragma unroll
   for (int group = 0; group < Score::kGroups; ++group) {
     float sums[kRowsPerThread][2] = {};
 #pragma unroll
     for (int i = group * kSize; i < (group + 1) * kSize; ++i) {
-      const int row = fragment_row_slot(i);
+      const int row = fragment_row_index(i);
       if (i < Early) continue;
       scores[i] = ex2(score.exponent(group, row, scores[i], finite_ref[row]));
       sums[row][i % 2] += scores[i];
@@ -222,8 +224,9 @@ __device__ __forceinline__ void followed_step(float (&scores)[Count], RowState& 
   for (int row = 0; row < kRowsPerThread; ++row) result.block_sum[row] = early[row] + late[row];
 }
 
-// Whether early weights of a followed step may have overflowed in this warp: then its scores are lost.
-// Below this growth they, and a thread's sums of them, are at most 2^100 * Score::kTop * Early.
+// Whether early weights of a followed step may have overflowed in this warp: then its scores are
+// lost. Below this growth they, and a thread's sums of them, are at most 2^100 * Score::kTop *
+// Early.
 template <class Result>
 __device__ __forceinline__ bool outgrown(const Result& result) {
   const bool within = fminf(result.rescale[0], result.rescale[1]) >= 0x1p-100f;
@@ -274,7 +277,7 @@ __device__ __forceinline__ void scale_back(float (&weights)[Count], RowState& ro
     if (fired) rows.ref[row] += lg2(max[row]) - Score::kTopLog2;
   }
 #pragma unroll
-  for (int i = 0; i < Count; ++i) weights[i] *= result.rescale[fragment_row_slot(i)];
+  for (int i = 0; i < Count; ++i) weights[i] *= result.rescale[fragment_row_index(i)];
 }
 
 }  // namespace fa3::cuda

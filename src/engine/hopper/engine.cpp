@@ -7,8 +7,8 @@
 #include "engine/cuda/device.h"
 #include "engine/cuda/merge.h"
 #include "engine/cuda/quantize.h"
-#include "engine/hopper/backward/plan_backward.h"
-#include "engine/hopper/plan_forward.h"
+#include "engine/hopper/plan/plan_backward.h"
+#include "engine/hopper/plan/plan_forward.h"
 
 namespace fa3::hopper {
 

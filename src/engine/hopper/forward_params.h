@@ -6,14 +6,14 @@
 
 #include "core/mask_rule.h"
 #include "engine/cuda/soft_cap.h"
-#include "engine/hopper/piece/divisor.h"
-#include "engine/hopper/piece/e4m3_scales.h"
-#include "engine/hopper/piece/key_split.h"
+#include "engine/hopper/config/e4m3_scales.h"
+#include "engine/hopper/scheduler/fast_divisor.h"
+#include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {
 
-// Keys in pages: K's and V's maps have pages for batch entries, and boxes of some rows, which divide
-// a page and a tile. A page that does not exist reads as zeros.
+// Keys in pages: K's and V's maps have pages for batch entries, and boxes of some rows, which
+// divide a page and a tile. A page that does not exist reads as zeros.
 struct PagedKeys {
   const int32_t* table;
   int64_t table_stride;
@@ -22,9 +22,9 @@ struct PagedKeys {
   int num_pages;
 };
 
-// K or V, for threads that copy rows themselves (gather_keys.cuh): rows and pages, or entries, lie at
-// multiples of a unit.
-struct GatheredRows {
+// K or V, for threads that copy rows themselves (load_cp_async.cuh): rows and pages, or entries,
+// lie at multiples of a unit.
+struct CpAsyncRows {
   const unsigned char* data;
   int64_t head_bytes;
   uint32_t unit_bytes;
@@ -33,32 +33,33 @@ struct GatheredRows {
   int columns;
 };
 
-struct GatheredKeys {
-  bool active;         // else the copy engine brings K and V
+struct CpAsyncKeys {
+  bool active;         // else TMA brings K and V
   unsigned page_size;  // without pages: larger than any row's number
   Divisor by_page_size;
   int num_pages;  // or batch entries
-  GatheredRows k, v;
+  CpAsyncRows k, v;
 };
 
-// How many pieces of each cut tile are done, by the number of the run that opens it (merge_last.cuh).
-struct PieceCounts {
+// How many splits of each split tile are done, by the number of the run that opens it
+// (combine_last.cuh).
+struct SplitCounters {
   static constexpr int kBits = 16;
   static constexpr uint64_t kMost = (1 << kBits) - 1;
   uint64_t* cells;
   uint64_t launch;  // this launch's number, in the bits above
 };
 
-// Of kernels that stream keys: 2^size_log2 thread blocks a cluster; one sequence's tiles, each in
-// 2^parts_log2 parts (stream/pieces.cuh).
-struct StreamClusters {
+// Of kernels that stream keys: 2^size_log2 CTAs a cluster; one sequence's tiles, each in
+// 2^parts_log2 parts (decode/work_tiles.cuh).
+struct DecodeClusters {
   int size_log2 = 0;
   int parts_log2 = 0;
 };
 
 struct ForwardParams {
-  // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's are
-  // clipped (tensor_map.h).
+  // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's
+  // are clipped (tensor_map.h).
   CUtensorMap q_map;
   CUtensorMap k_map;
   CUtensorMap v_map;
@@ -68,7 +69,7 @@ struct ForwardParams {
   cuda::RowTensor k;
   cuda::ForwardOutput output;
 
-  int* ticket_counter;  // starts at zero: tiles are drawn; null: tiles are dealt in turn
+  int* tile_counter;  // starts at zero: tiles are drawn; null: tiles are dealt in turn
   TileOrder order;
   int packs_per_kv_head;
   int seqlen_q;
@@ -85,20 +86,20 @@ struct ForwardParams {
   CUtensorMap k_outside;
   CUtensorMap v_outside;
   PagedKeys paged;
-  KeySplit split;            // block_n 0: tiles are not found as pieces
-  cuda::PieceOutput pieces;  // of tiles that are cut
-  CutTile* cuts;
+  SplitKvSchedule schedule;      // block_n 0: tiles are not found as splits
+  cuda::PartialOutput partials;  // of tiles that are split
+  CombineTile* combines;
   E4m3Params e4m3;
   CacheScales cache_scales;
-  GatheredKeys gathered;
-  PieceCounts counts;  // of kernels that merge pieces themselves
-  StreamClusters clusters;
+  CpAsyncKeys cp_async;
+  SplitCounters counts;  // of kernels that combine splits themselves
+  DecodeClusters clusters;
 };
 
 // Threads copy this launch's keys: barriers count them too.
 template <ForwardConfig C>
-__device__ __forceinline__ bool gathers(const ForwardParams& params) {
-  return C.may_gather() && (C.decodes() || params.gathered.active);
+__device__ __forceinline__ bool uses_cp_async(const ForwardParams& params) {
+  return C.may_use_cp_async() && (C.always_splits() || params.cp_async.active);
 }
 
 }  // namespace fa3::hopper

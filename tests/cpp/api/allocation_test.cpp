@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory runs out at every allocation of every function of the C ABI, one after the other: the call
-// succeeds without it or says OUT_OF_MEMORY, leaks nothing (the address sanitizer looks), and works the
-// next time. The library takes memory by `operator new` alone, which this program replaces.
+// succeeds without it or says OUT_OF_MEMORY, leaks nothing (the address sanitizer looks), and works
+// the next time. The library takes memory by `operator new` alone, which this program replaces.
 #include <fa3/fa3.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -81,8 +81,8 @@ const char* complaint(const SmallCall& call, const Outcome& outcome) {
 class OutOfMemory : public testing::TestWithParam<SmallCall> {};
 
 #if !defined(__SANITIZE_THREAD__)  // which does not follow threads into a forked child
-// In processes whose first call it is: what is made once must survive a failed attempt. Stands before the
-// test that calls in this process.
+// In processes whose first call it is: what is made once must survive a failed attempt. Stands
+// before the test that calls in this process.
 TEST_P(OutOfMemory, in_the_first_call_of_a_process_is_a_status) {
   const SmallCall& call = GetParam();
   bool was_short = true;

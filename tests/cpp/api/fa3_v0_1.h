@@ -4,12 +4,13 @@
  *
  *   S = scale * Q K^T,   P = softmax(mask(softcap(S))),   O = P V,   LSE = log(sum(exp(S)))
  *
- * Tiled attention after FlashAttention-3 (arXiv 2407.08608, Algorithm 1) with memory O(N): the score
- * matrix is never stored. C++ callers include <fa3/attention.h>, a thin face over this file.
+ * Tiled attention after FlashAttention-3 (arXiv 2407.08608, Algorithm 1) with memory O(N): the
+ * score matrix is never stored. C++ callers include <fa3/attention.h>, a thin face over this file.
  *
  * Rules that hold for every function:
  *  - It never prints, never exits, never throws. It returns an fa3_status; fa3_last_error() then
- *    holds one sentence (per thread) that names the argument, what was expected, and what was given.
+ *    holds one sentence (per thread) that names the argument, what was expected, and what was
+ * given.
  *  - It allocates no tensor. The caller owns inputs, outputs and one workspace of queried size.
  *  - An invalid call changes nothing: no output byte is written unless the call was accepted.
  *  - Every params struct starts with struct_size; start from its *_init function, then set fields.
@@ -104,7 +105,8 @@ typedef struct fa3_options {
    * cu_seqlens_* (batch + 1): the tensor is packed, (total, heads, dim), and sequence b owns rows
    *   [cu[b], cu[b+1]). seqused_* (batch): only the first seqused[b] rows of sequence b count. */
   fa3_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  /* Upper bounds of the lengths in cu_seqlens_*; needed only when those live on a GPU. 0 = unset. */
+  /* Upper bounds of the lengths in cu_seqlens_*; needed only when those live on a GPU. 0 = unset.
+   */
   int64_t max_seqlen_q, max_seqlen_k;
 } fa3_options;
 
@@ -144,8 +146,8 @@ typedef struct fa3_backward_params {
 /* Merges attention over disjoint key sets into attention over their union (FlashAttention-2,
  * arXiv 2307.08691, section 3.1):  lse = log(sum_i exp(lse_i)),  o = sum_i exp(lse_i - lse) o_i.
  * o_partial (n, b, s, h, dv) float32, lse_partial (n, b, h, s) float32; o (b, s, h, dv) in float32,
- * float16 or bfloat16; lse (b, h, s) float32, optional. o and lse may be exactly one of the partials
- * (a running merge in place). Rows where every lse_i is -inf give o = 0, lse = -inf. */
+ * float16 or bfloat16; lse (b, h, s) float32, optional. o and lse may be exactly one of the
+ * partials (a running merge in place). Rows where every lse_i is -inf give o = 0, lse = -inf. */
 typedef struct fa3_merge_params {
   size_t struct_size;
   fa3_tensor o_partial, lse_partial;

@@ -74,7 +74,8 @@ TEST(Compare, empty_tensors_agree) {
   EXPECT_EQ(error_of(normal({3, 0}), normal({3, 0})).row, 0);
 }
 
-// A bound of the scores that is too small would refuse right results, one too large hide wrong ones.
+// A bound of the scores that is too small would refuse right results, one too large hide wrong
+// ones.
 TEST(Compare, the_largest_score_is_bounded_by_norms_and_by_the_softcap) {
   Operands operands = make_operands({.batch = 1,
                                      .heads = 1,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where calls of the command run, and what is asked before memory is touched. The GPU's half runs on a
-// GPU: tests/cuda/command_check.py.
+// Where calls of the command run, and what is asked before memory is touched. The GPU's half runs
+// on a GPU: tests/cuda/command_check.py.
 #include "cli/execution.h"
 
 #include <gtest/gtest.h>

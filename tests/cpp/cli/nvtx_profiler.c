@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The smallest profiler: NVTX loads it (NVTX_INJECTION64_PATH) and it prints every range of a domain. */
+ * The smallest profiler: NVTX loads it (NVTX_INJECTION64_PATH) and it prints every range of a
+ * domain. */
 #include <nvtx3/nvToolsExt.h>
 #include <stdio.h>
 

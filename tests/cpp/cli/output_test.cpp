@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the command writes arrives where it was sent, or the exit code says that it did not. A full disk
-// is /dev/full.
+// What the command writes arrives where it was sent, or the exit code says that it did not. A full
+// disk is /dev/full.
 #include <fstream>
 
 #include "cli/exit_code.h"

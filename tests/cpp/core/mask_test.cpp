@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mask_rule.h, block_range.h and visible_pairs.h against the contract's sentence, by brute force over small sizes.
+// mask_rule.h, block_range.h and visible_pairs.h against the contract's sentence, by brute force
+// over small sizes.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -17,8 +18,8 @@ struct Sizes {
   int64_t seqlen_q, seqlen_k;
 };
 
-// "i + offset - left <= j <= i + offset + right, -1 is unbounded", offset = sk - sq; "i + offset and j
-// are in the same chunk".
+// "i + offset - left <= j <= i + offset + right, -1 is unbounded", offset = sk - sq; "i + offset
+// and j are in the same chunk".
 bool sees(const Sizes& at, int64_t q_row, int64_t key) {
   const int64_t level = q_row + at.seqlen_k - at.seqlen_q;
   if (at.mask.chunk > 0 && (level < 0 || level / at.mask.chunk != key / at.mask.chunk))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where keys and values lie changes no bit: pages of any size, other entries, padding on the left. Of
-// engines whose tiles differ with the memory, it changes no more than roundings.
+// Where keys and values lie changes no bit: pages of any size, other entries, padding on the left.
+// Of engines whose tiles differ with the memory, it changes no more than roundings.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -138,8 +138,8 @@ TEST_P(Cache, lets_sequences_share_pages) {
 }
 
 // Numbers that lead out of the cache: nobody looks at them in device memory, and nothing is read
-// there. Keys and values of a page that does not exist are zeros; an entry that does not exist has no
-// keys.
+// there. Keys and values of a page that does not exist are zeros; an entry that does not exist has
+// no keys.
 TEST_P(Cache, contains_tables_that_lead_out_of_it) {
   if (engine().memory == FA3_CPU) GTEST_SKIP() << engine() << ": host tables are validated";
   if (!reads({.page_size = 16, .indexed = true})) GTEST_SKIP() << engine() << ": " << reason_;

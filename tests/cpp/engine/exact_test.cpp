@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows ruled by one key. With one visible key, O is that key's V, bit for bit. Where one score leads
-// all others by 40 natural units or more, these together weigh less than 2^-57 times their number:
-// nothing that float32 could tell, so O is that V too.
+// Rows ruled by one key. With one visible key, O is that key's V, bit for bit. Where one score
+// leads all others by 40 natural units or more, these together weigh less than 2^-57 times their
+// number: nothing that float32 could tell, so O is that V too.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // For suites that run once per engine. A test asks does(c) before it runs a case: what the engine
-// cannot do is left out and counted, and a test of which nothing is left is skipped with the reason.
+// cannot do is left out and counted, and a test of which nothing is left is skipped with the
+// reason.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -25,7 +25,8 @@ class FloatEnvironment : public EngineTest {
 };
 FA3_FOR_EVERY_ENGINE(FloatEnvironment);
 
-// Values around the smallest normal number, so that flushing to zero shows; a scale without rounding.
+// Values around the smallest normal number, so that flushing to zero shows; a scale without
+// rounding.
 Case fragile_case(int num_threads) {
   Case c = dense_case(2, 70, 90, 2, 1, 64, 64);
   c.scale = 0.125f;

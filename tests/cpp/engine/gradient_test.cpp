@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients against finite differences of the loss sum(dO * O) + sum(dLSE * LSE): first the textbook's, which judges
-// everything else, then every engine's own.
+// Gradients against finite differences of the loss sum(dO * O) + sum(dLSE * LSE): first the
+// textbook's, which judges everything else, then every engine's own.
 #include <gtest/gtest.h>
 
 #include <cmath>

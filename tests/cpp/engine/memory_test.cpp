@@ -33,7 +33,8 @@ class InvisibleMemory : public EngineTest {
 };
 class NotFinite : public EngineTest {
  protected:
-  // Two batch entries, two key heads, three query heads each; with and without a band of visible keys.
+  // Two batch entries, two key heads, three query heads each; with and without a band of visible
+  // keys.
   std::vector<Case> bands() {
     Case causal = dense_case(2, 70, 90, 6, 2, 24, 40);
     causal.causal = true;
@@ -45,7 +46,8 @@ class NotFinite : public EngineTest {
     return cases;
   }
 
-  // What a neighbour that is not finite may change in a row of about 1: nothing, where rows are apart.
+  // What a neighbour that is not finite may change in a row of about 1: nothing, where rows are
+  // apart.
   double slack(const Case& c) const { return engine().rows_apart ? 0 : 8 * unit_roundoff(c.dtype); }
 
   // Elements chosen by `reached` must not be finite; all others must be those of `clean`.

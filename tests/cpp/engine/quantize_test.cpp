@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The quantizer: every engine gives the reference's bits, and these mean what docs/numerics.md says.
+// The quantizer: every engine gives the reference's bits, and these mean what docs/numerics.md
+// says.
 #include <fa3/tensor.h>
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers near the ends of float's range: values whose sums overflow though their mean does not, and
-// the largest and smallest scalars that the interface allows.
+// Numbers near the ends of float's range: values whose sums overflow though their mean does not,
+// and the largest and smallest scalars that the interface allows.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -28,8 +28,8 @@ class Bitwise : public EngineTest {
     ASSERT_TRUE(bits_equal("dsink", got.backward->dsink, want.backward->dsink)) << c;
   }
 
-  // Decode, grouped heads, many tiles, many rows of one key head, packed lengths; with every feature,
-  // and with few.
+  // Decode, grouped heads, many tiles, many rows of one key head, packed lengths; with every
+  // feature, and with few.
   std::vector<Case> cases() {
     Case square = dense_case(2, 200, 260, 4, 2, 64, 64, FA3_BFLOAT16);
     square.causal = true;
@@ -157,7 +157,7 @@ TEST_P(Bitwise, neighbours_in_the_batch_do_not_matter_to_the_forward) {
   for (const auto& [seqlen_q, seqlen_k] : {std::pair{150, 150}, {1, 2500}, {5, 700}, {70, 1}}) {
     Case c = dense_case(7, seqlen_q, seqlen_k, 4, 2, 64, 64, FA3_BFLOAT16);
     c.causal = true;
-    // Where rows share multiprocessors, the number of parts that keys are cut into follows the batch,
+    // Where rows share SMs, the number of parts that keys are cut into follows the batch,
     // unless it is given.
     if (!engine().rows_apart) c.num_splits = 2;
     if (!does(c)) continue;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3_forward_validate names the number that would lead a call astray, in the memory of every engine.
+// fa3_forward_validate names the number that would lead a call astray, in the memory of every
+// engine.
 #include <gtest/gtest.h>
 
 #include <functional>

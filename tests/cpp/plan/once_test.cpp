@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call plans once, and asks for nothing that it does not need. This executable brings its own list of
-// engines: one that counts, and one that refuses.
+// A call plans once, and asks for nothing that it does not need. This executable brings its own
+// list of engines: one that counts, and one that refuses.
 #include <fa3/attention.h>
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an engine does is asked of the library, never listed here: a case that it calls UNSUPPORTED is
-// left out, with the library's own reason, which is counted. So a feature joins every suite by being
-// built.
+// What an engine does is asked of the library, never listed here: a case that it calls UNSUPPORTED
+// is left out, with the library's own reason, which is counted. So a feature joins every suite by
+// being built.
 #pragma once
 
 #include <string>

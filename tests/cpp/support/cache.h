@@ -15,8 +15,8 @@ struct CacheForm {
 };
 std::ostream& operator<<(std::ostream& out, const CacheForm& form);
 
-// The case as a call on a cache sees it. Everything that it may not look at is NaN, or a number that
-// leads out of the cache.
+// The case as a call on a cache sees it. Everything that it may not look at is NaN, or a number
+// that leads out of the cache.
 struct Cached {
   Case c;
   Inputs inputs;

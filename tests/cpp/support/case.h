@@ -39,7 +39,8 @@ struct Sequence {
   int64_t used = 0;
 };
 
-// How the scores run along the keys, beside their noise. Engines visit blocks of keys from either end.
+// How the scores run along the keys, beside their noise. Engines visit blocks of keys from either
+// end.
 enum class Scores {
   normal,
   huge,       // tens of thousands

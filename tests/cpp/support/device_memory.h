@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A GPU's memory, as placement.cpp needs it. device_memory_cuda.cpp has it where an engine for GPUs is
-// built, device_memory_absent.cpp stands in elsewhere. Whatever fails throws, with a sentence.
+// A GPU's memory, as placement.cpp needs it. device_memory_cuda.cpp has it where an engine for GPUs
+// is built, device_memory_absent.cpp stands in elsewhere. Whatever fails throws, with a sentence.
 #pragma once
 
 #include <cstddef>

@@ -69,8 +69,8 @@ Tensor widened(const Tensor& tensor, Layout layout) {
   return wide;
 }
 
-// Numbers of e4m3 are of size 20: scales near 1/20 make them normal again. Of few bits, so that float32
-// holds number * scale + mean.
+// Numbers of e4m3 are of size 20: scales near 1/20 make them normal again. Of few bits, so that
+// float32 holds number * scale + mean.
 void randomize_descale(Scales scales, const Case& c, const Side& side, uint64_t seed,
                        Tensor* descale) {
   Random random(seed);

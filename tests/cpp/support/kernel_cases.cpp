@@ -34,7 +34,7 @@ constexpr Row kRows[] = {
     {"square_causal", 1, 1, 1, 2048, 2048, true},
     {"many_tiles", 5, 8, 8, 700, 300, false},
     {"many_tiles_causal", 5, 8, 8, 900, 900, true},
-    {"ragged", 2, 3, 3, 113, 203, false},
+    {"varlen", 2, 3, 3, 113, 203, false},
     {"ragged_causal", 2, 3, 3, 113, 203, true},
     {"more_queries_causal", 2, 2, 2, 777, 333, true},
     {"far_more_queries_causal", 1, 2, 2, 1000, 3, true},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensors of one call, in the memory that the engine computes on. Tests fill and read tensors in
-// host memory. For an engine of the host they are used where they are; for a GPU, each is copied with
-// its guards, between further guards, and the outputs come back after the call.
+// The tensors of one call, in the memory that the engine computes on. Tests fill and read tensors
+// in host memory. For an engine of the host they are used where they are; for a GPU, each is copied
+// with its guards, between further guards, and the outputs come back after the call.
 #pragma once
 
 #include <fa3/fa3.h>

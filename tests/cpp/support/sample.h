@@ -16,8 +16,8 @@ namespace fa3::test {
 std::vector<std::vector<int>> all_pairs(const std::vector<int>& sizes, uint64_t seed);
 
 // The features of attention that the engine has, all pairs of them, over the lengths of
-// FlashAttention-3's tests and awkward ones. A value of a feature is left out, and counted, where the
-// engine cannot do it alone.
+// FlashAttention-3's tests and awkward ones. A value of a feature is left out, and counted, where
+// the engine cannot do it alone.
 struct MatrixLimits {
   int64_t largest_scores;  // of seqlen_q * seqlen_k; longer ones are left out
   int64_t most_work;       // multiplications; heavier ones lose heads, batch and head dim

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tiled attention of one block of query rows: the loop of the paper (FlashAttention-2,
-// arXiv 2307.08691, Algorithm 1) with rows in groups, so that the scores of a group stay in registers
-// and L1. A key tile is packed once and used by every group of the block. Next: attend_rows.h.
+// arXiv 2307.08691, Algorithm 1) with rows in groups, so that the scores of a group stay in
+// registers and L1. A key tile is packed once and used by every group of the block. Next:
+// attend_rows.h.
 #pragma once
 
 #include "engine/cpu/simd/dequantize.h"
@@ -72,8 +73,8 @@ static void accumulate_values(const BlockJob& job, const Tile& tile, const RowGr
   }
 }
 
-// One row group against the tile's keys [begin, end). `guarded`: every row sees all of them, and has
-// seen others before.
+// One row group against the tile's keys [begin, end). `guarded`: every row sees all of them, and
+// has seen others before.
 template <class Format>
 static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& group, int64_t begin,
                         int64_t end, bool guarded) {
@@ -85,8 +86,8 @@ static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& g
                             end);
 }
 
-// One row group against one packed tile. The ordinary softmax costs more, so it gets only the panels
-// that need it: those at an edge of the mask, and one to find the references.
+// One row group against one packed tile. The ordinary softmax costs more, so it gets only the
+// panels that need it: those at an edge of the mask, and one to find the references.
 template <class Format>
 static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& group) {
   const int64_t begin = larger(group.visible.begin, tile.begin) - tile.begin;
@@ -137,7 +138,8 @@ FA3_INLINE bool is_finite(const PartialRows& rows, int64_t begin, int64_t end) {
   return all_at_most(zeros, 0.0f);
 }
 
-// Whether the values that the rows of the block see are, or that are multiplied by zero beside them.
+// Whether the values that the rows of the block see are, or that are multiplied by zero beside
+// them.
 template <class Format>
 static bool has_finite_values(const BlockJob& job) {
   using T = typename Format::Element;
@@ -152,9 +154,10 @@ static bool has_finite_values(const BlockJob& job) {
   return all_at_most(zeros, 0.0f);
 }
 
-// Calls `attend` for jobs whose rows have not seen any key. Sums of weights times values can overflow
-// where the mean that they stand for does not: such rows are computed again with their own LSE as
-// reference, so that their weights are the probabilities. The others get the same bits again.
+// Calls `attend` for jobs whose rows have not seen any key. Sums of weights times values can
+// overflow where the mean that they stand for does not: such rows are computed again with their own
+// LSE as reference, so that their weights are the probabilities. The others get the same bits
+// again.
 template <class Format, class Attend>
 FA3_INLINE void attend_in_range(const BlockJob* jobs, int64_t num_jobs, Attend&& attend) {
   for (int64_t i = 0; i < num_jobs; ++i) {

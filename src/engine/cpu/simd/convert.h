@@ -48,7 +48,8 @@ FA3_INLINE V load(const Float16* from) {
 #endif
 }
 
-// Codes of e4m3 as float16 bits: the same fields, whose exponent then counts from 2^-8 times its value.
+// Codes of e4m3 as float16 bits: the same fields, whose exponent then counts from 2^-8 times its
+// value.
 #if defined(__AVX512F__)
 FA3_INLINE V load_as_half(const Float8* from) {
   const __m256i wide =

@@ -20,8 +20,8 @@ constexpr bool kDequantizes = false;
 template <>
 constexpr bool kDequantizes<Dequantized> = true;
 
-// `count` rows from `first` on, each padded with zeros to `stride` floats: whole vectors. Asks for the
-// rows that are `ahead` of them.
+// `count` rows from `first` on, each padded with zeros to `stride` floats: whole vectors. Asks for
+// the rows that are `ahead` of them.
 static void dequantize_rows(const KeySource<Float8>& keys, const RowQuantization& of, int64_t first,
                             int64_t count, int64_t ahead, int64_t stride, float* to) {
   const int64_t dim = keys.dim;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Vector functions of the softmax: exp2 and tanh. Relative error of exp2 below 2.5e-7; exactly 1 at
-// 0, which the largest weight of a row relies on; 0 below 2^-127, and inf (AVX-512) or 2^127 (others)
-// above: large enough to fail the guard of softmax.h. NaN stays NaN. Coefficients: least largest
-// relative error, the constant held at 1. Next: multiply.h.
+// 0, which the largest weight of a row relies on; 0 below 2^-127, and inf (AVX-512) or 2^127
+// (others) above: large enough to fail the guard of softmax.h. NaN stays NaN. Coefficients: least
+// largest relative error, the constant held at 1. Next: multiply.h.
 #pragma once
 
 #include "engine/cpu/simd/vector.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels for any CPU: 128-bit vectors, which every compiler target has or emulates (SSE2, NEON).
+// The kernels for any CPU: 128-bit vectors, which every compiler target has or emulates (SSE2,
+// NEON).
 #define FA3_ISA portable
 #include "engine/cpu/simd/kernel_table.h"
 

@@ -20,8 +20,8 @@ FA3_INLINE void prefetch_row(const float* row) {
   for (int i = 0; i < C * kWidth; i += kCacheLine) __builtin_prefetch(row + i, 0, 3);
 }
 
-// acc[r][j] += sum_i a[r * a_stride + i * a_step] * b[i][j]: R rows of a, broadcast, against C vectors
-// of b.
+// acc[r][j] += sum_i a[r * a_stride + i * a_step] * b[i][j]: R rows of a, broadcast, against C
+// vectors of b.
 template <class Format, int R, int C>
 FA3_INLINE void multiply(const float* a, int64_t a_stride, int64_t a_step, const float* b,
                          int64_t b_stride, int64_t depth, V (&acc)[R][C]) {
@@ -63,8 +63,8 @@ struct Floats {
     return num_rows > 0 ? load_first(row + column, dim - column) : V{};
   }
 
-  // Stores weights as the product with V will read them. Where that rounds them, they are also added
-  // to `rounded`.
+  // Stores weights as the product with V will read them. Where that rounds them, they are also
+  // added to `rounded`.
   template <int C>
   FA3_INLINE void store_p(float* p, const V (&values)[C], V&) {
     FA3_UNROLL

@@ -5,10 +5,10 @@
 // The ordinary step stores the scores, masks them, takes the row maximum and rescales what was
 // summed so far. The maximum itself becomes the reference, so that the weight of a key that rules
 // its row is exactly 1. It runs where a mask, a softcap or a row without a reference needs it: the
-// first panel and the edges. The guarded step runs everywhere else: it keeps the old reference, so that
-// scores go from the multiplier's registers through exp2 to P without a maximum, and only checks
-// that no sum grew beyond kGuard; for rows where one did, the ordinary step runs.
-// Softmax does not depend on the reference, so both are exact. Next: attend_block.h.
+// first panel and the edges. The guarded step runs everywhere else: it keeps the old reference, so
+// that scores go from the multiplier's registers through exp2 to P without a maximum, and only
+// checks that no sum grew beyond kGuard; for rows where one did, the ordinary step runs. Softmax
+// does not depend on the reference, so both are exact. Next: attend_block.h.
 #pragma once
 
 #include "engine/cpu/simd/exp2.h"
@@ -90,8 +90,8 @@ FA3_INLINE bool keep_sums(const RowGroup& group, int64_t r, V sums, V rounded) {
   return true;
 }
 
-// The rows (bit r) whose sum failed the guard: nothing of them has changed. A row's result depends on
-// no other row.
+// The rows (bit r) whose sum failed the guard: nothing of them has changed. A row's result depends
+// on no other row.
 template <class Format>
 static uint32_t guarded_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
                                 Panels panels) {
@@ -139,8 +139,8 @@ FA3_INLINE V finish_scores(V score, float scale, float softcap, int64_t key, Key
   return (V)(((VInt)score & seen) | ((VInt)broadcast(-kInfinity) & ~seen));
 }
 
-// Moves a row's reference up to its new maximum, so that the largest weight is exactly 1, and rescales
-// o and the sums to it: all by the same factor, whose rounding therefore cancels.
+// Moves a row's reference up to its new maximum, so that the largest weight is exactly 1, and
+// rescales o and the sums to it: all by the same factor, whose rounding therefore cancels.
 template <class Format>
 FA3_INLINE float raise_reference(float max, const RowGroup& group, int64_t r, int64_t columns) {
   float* ref = group.ref + r;

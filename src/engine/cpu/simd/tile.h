@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // AMX: eight tile registers of 16 rows x 64 bytes, and one function an instruction. A tile holds
-// (16, 16) floats, (16, 32) bfloat16 of a left factor, or (32, 16) bfloat16 of a right factor, whose
-// rows are interleaved by twos: 32-bit element (i, j) is the pair of elements (2 i, j), (2 i + 1, j).
+// (16, 16) floats, (16, 32) bfloat16 of a left factor, or (32, 16) bfloat16 of a right factor,
+// whose rows are interleaved by twos: 32-bit element (i, j) is the pair of elements (2 i, j), (2 i
+// + 1, j).
 //
 // With FA3_EMULATE_TILES the functions work on arrays instead, and round as the instructions do, so
 // that CPUs without AMX test what is built on them. Next: tile_products.h.
@@ -122,9 +123,9 @@ FA3_INLINE void tile_multiply_add() {
 
 #endif
 
-// The products of two tiles of rows with two tiles of columns, as many as the registers allow, where
-// each operand is used twice; or of one with either. Tiles 0 to 3 are the sums, row tile by row tile,
-// 4 and 5 the left factors, 6 and 7 the right ones.
+// The products of two tiles of rows with two tiles of columns, as many as the registers allow,
+// where each operand is used twice; or of one with either. Tiles 0 to 3 are the sums, row tile by
+// row tile, 4 and 5 the left factors, 6 and 7 the right ones.
 constexpr int64_t kTileRows = 2 * kTileSide;
 
 template <int kColumnTiles, int kRowTiles = 2>
@@ -158,7 +159,8 @@ FA3_INLINE void store_sums(float* to, int64_t row_floats) {
   }
 }
 
-// Rows of a left factor, and the distance between them. Factors are floats that are pairs of bfloat16.
+// Rows of a left factor, and the distance between them. Factors are floats that are pairs of
+// bfloat16.
 struct LeftRows {
   const float* data;
   int64_t row_floats;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward's five products on tiles (tile.h), 32 keys by 32 queries at a time. Scores are computed
-// with the keys as rows, S^T = K Q^T: so P^T and dS^T are at once the left factors of
+// The backward's five products on tiles (tile.h), 32 keys by 32 queries at a time. Scores are
+// computed with the keys as rows, S^T = K Q^T: so P^T and dS^T are at once the left factors of
 //
 //   dV += P^T dO       dK += dS^T Q       dQ += dS K
 //
-// and only dS has to be transposed, in pairs. Compare gradient_products.h, which has them in floats.
-// Here the buffers of a tile hold pairs of bfloat16:
+// and only dS has to be transposed, in pairs. Compare gradient_products.h, which has them in
+// floats. Here the buffers of a tile hold pairs of bfloat16:
 //
-//   q, d_o    (head dim, queries) as the right factor of scores, then (queries, head dim) as that of
+//   q, d_o    (head dim, queries) as the right factor of scores, then (queries, head dim) as that
+//   of
 //             gradients
 //   k, vt     (keys, head dim), left factors of scores
 //   kt        (keys, head dim), the right factor of dQ

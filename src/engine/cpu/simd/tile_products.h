@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward's two products on tiles (tile.h), in place of the micro-kernel's: groups of 32 rows,
-// whose scores pass through memory, since no vector instruction reads a tile. Packed keys and values
-// are the same pairs of bfloat16 as vdpbf16ps takes. Next: attend_block.h.
+// whose scores pass through memory, since no vector instruction reads a tile. Packed keys and
+// values are the same pairs of bfloat16 as vdpbf16ps takes. Next: attend_block.h.
 #pragma once
 
 #include "engine/cpu/simd/softmax.h"

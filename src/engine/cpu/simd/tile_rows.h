@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a few query rows on tiles: a group's queries that share the keys of a long cache. Keys
-// are the left factor, K Q^T, so that tiles of them are loaded from where they lie, in any order of
-// memory; only the scores, 16 a key, are transposed. Values are interleaved by twos on the way into
-// the right factor of P V. The rest is softmax.h's. Next: write_rows.h.
+// Attention of a few query rows on tiles: a group's queries that share the keys of a long cache.
+// Keys are the left factor, K Q^T, so that tiles of them are loaded from where they lie, in any
+// order of memory; only the scores, 16 a key, are transposed. Values are interleaved by twos on the
+// way into the right factor of P V. The rest is softmax.h's. Next: write_rows.h.
 #pragma once
 
 #include "engine/cpu/simd/attend_rows.h"
@@ -19,8 +19,8 @@ constexpr int64_t kFewestRowsOnTiles = 5;
 // A chunk's value columns, 32 at a time: a tile of the even ones, and one of the odd ones.
 constexpr int64_t kValueTileFloats = kChunk / 2 * kTileSide;
 
-// Rows of the chunk after this one, asked for in small steps in every phase: all of them in one phase
-// was slower, though here up to a quarter are left to the hardware's own prefetching.
+// Rows of the chunk after this one, asked for in small steps in every phase: all of them in one
+// phase was slower, though here up to a quarter are left to the hardware's own prefetching.
 struct NextRows {
   PrefetchRows k, v;
 
@@ -104,8 +104,8 @@ static void multiply_chunk(const BlockJob& job, const LeftRows& keys, const floa
   }
 }
 
-// Row r's scores to P: the guarded step, where the row sees the whole chunk. A row that has seen no key
-// yet fails the guard.
+// Row r's scores to P: the guarded step, where the row sees the whole chunk. A row that has seen no
+// key yet fails the guard.
 FA3_INLINE void weigh_chunk(const BlockJob& job, const RowGroup& group, int64_t r, int64_t begin) {
   const KeyRange seen = group.row_keys[r];
   if (has_plain_scores(job) && seen.begin <= begin && begin + kChunk <= seen.end) {

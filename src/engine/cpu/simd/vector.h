@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The vector vocabulary of the kernels: V is a register of floats. GCC and Clang vector extensions
-// give one source for AVX-512, AVX2, SSE2 and NEON; intrinsics appear only where those have no word.
+// give one source for AVX-512, AVX2, SSE2 and NEON; intrinsics appear only where those have no
+// word.
 //
 // Every file in simd/ is compiled once per instruction set, in the namespace FA3_ISA, and uses no
 // function from outside: a shared inline function compiled here for AVX-512 could be the copy that

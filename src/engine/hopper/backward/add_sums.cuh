@@ -3,7 +3,7 @@
 // blocks.
 #pragma once
 
-#include "engine/hopper/backward/sum_parts.h"
+#include "engine/hopper/config/sum_parts.h"
 #include "engine/hopper/ptx/reduce.cuh"
 
 namespace fa3::hopper {

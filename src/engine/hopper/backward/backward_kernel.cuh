@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main kernel of the backward, as a table of contents: one thread block a key block. Before it
+// The main kernel of the backward, as a table of contents: one CTA a key block. Before it
 // runs preprocess.cuh, after it postprocess.cuh. Read next: backward_smem.cuh, query_gradient.cuh,
 // key_gradients.cuh.
 #pragma once
 
+#include "engine/hopper/backward/dq_semaphore.cuh"
 #include "engine/hopper/backward/key_gradients.cuh"
 #include "engine/hopper/backward/query_gradient.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
-#include "engine/hopper/backward/query_turns.cuh"
 #include "engine/hopper/backward/side_gradients.cuh"
-#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/pipeline/roles.cuh"
 
-// nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name into
-// the host stub, and forgets to declare that name.
+// nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
+// into the host stub, and forgets to declare that name.
 using _ZN3fa36hopper14BackwardConfigE = fa3::hopper::BackwardConfig;
 
 namespace fa3::hopper {
@@ -22,9 +22,9 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
                                      const KeyBlockWork<C>& work, HelperWarp warp) {
   if (!ptx::elect_sync()) return;
   if (warp == HelperWarp::kLoads) QueryLoader<C>(params, at, work).run();
-  if (!params.scratch.turns) return;
-  if (warp == HelperWarp::kWaitsForTurns) QueryTurns<C>(params, at, work).wait_for_all();
-  if (warp == HelperWarp::kGivesTurns) QueryTurns<C>(params, at, work).give_all();
+  if (!params.scratch.dq_semaphore) return;
+  if (warp == HelperWarp::kWaitsForTurns) DqSemaphore<C>(params, at, work).wait_for_all();
+  if (warp == HelperWarp::kGivesTurns) DqSemaphore<C>(params, at, work).give_all();
 }
 
 template <BackwardConfig C>
@@ -47,12 +47,12 @@ __global__ void __launch_bounds__(C.threads(), 1)
     constexpr int kKeyWarps = C.key_warpgroups() * kWarpsPerWarpgroup;
     at.k_once().init(1);
     at.v_once().init(1);
-    at.q_ring().init(kQueryReleases);
-    at.d_o_ring().init(kQueryReleases);
-    at.ds_ring().init(kWarpsPerWarpgroup, kKeyWarps);
-    at.p_ring().init(kWarpsPerWarpgroup, kWarpsPerWarpgroup);
-    at.turn_ring().init(1);
-    at.added_ring().init(1, kWarpsPerWarpgroup);
+    at.q_pipeline().init(kQueryReleases);
+    at.d_o_pipeline().init(kQueryReleases);
+    at.ds_pipeline().init(kWarpsPerWarpgroup, kKeyWarps);
+    at.p_pipeline().init(kWarpsPerWarpgroup, kWarpsPerWarpgroup);
+    at.semaphore_pipeline().init(1);
+    at.added_pipeline().init(1, kWarpsPerWarpgroup);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

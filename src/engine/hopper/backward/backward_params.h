@@ -10,8 +10,8 @@
 #include "engine/cuda/rows.h"
 #include "engine/cuda/soft_cap.h"
 #include "engine/hopper/backward/query_steps.h"
-#include "engine/hopper/piece/machine.h"
-#include "engine/hopper/piece/sequence_tiles.h"
+#include "engine/hopper/config/sm90.h"
+#include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
 
@@ -31,21 +31,21 @@ struct BlockNumbers {
 // By query block: what preprocess leaves for the main kernel, and that for postprocess. Rows are
 // padded to whole blocks.
 struct QueryScratch {
-  float* lse_log2;  // log-sum-exp in log2 units; padding +inf, so that its weights are zero
-  float* delta;     // rowsum(dO * O) - dLSE; padding 0
-  float* dq_sum;    // chunks of sum_parts.h
-  int* turns;       // how many key blocks have added to a chunk; null: they add in any order
+  float* lse_log2;    // log-sum-exp in log2 units; padding +inf, so that its weights are zero
+  float* delta;       // rowsum(dO * O) - dLSE; padding 0
+  float* dq_sum;      // chunks of sum_parts.h
+  int* dq_semaphore;  // how many key blocks have added to a chunk; null: they add in any order
   BlockNumbers numbers;
 };
 
-// By key block: chunks of sum_parts.h, added up by the thread blocks of its shares.
+// By key block: chunks of sum_parts.h, added up by the CTAs of its shares.
 struct KeySums {
   float* dk = nullptr;
   float* dv = nullptr;
   BlockNumbers numbers;
 };
 
-// Blocks of ragged sequences, of queries or of keys, as the device lists them.
+// Blocks of varlen sequences, of queries or of keys, as the device lists them.
 struct BlockList {
   const SequenceTiles* sequences = nullptr;  // null: all sequences are as long
   const int* num_entries = nullptr;
@@ -95,8 +95,8 @@ struct BackwardParams {
   float scale;
   float scale_log2;  // scale * log2(e)
 
-  // Of kernels that are compiled for it. The maps above are clipped then; these are for boxes outside of
-  // their tensors (tensor_map.h).
+  // Of kernels that are compiled for it. The maps above are clipped then; these are for boxes
+  // outside of their tensors (tensor_map.h).
   CUtensorMap q_outside;
   CUtensorMap d_o_outside;
   CUtensorMap k_outside;
@@ -110,7 +110,7 @@ struct BackwardParams {
   cuda::SoftCap soft_cap;
   float per_cap;  // 1 / soft_cap.cap
 
-  // Of kernels that cut key blocks into shares.
+  // Of kernels that split key blocks into shares.
   KeySums key_sums;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of one thread block: a key block, and the query blocks that see it, head after head of the
+// The work of one CTA: a key block, and the query blocks that see it, head after head of the
 // group that shares the keys; and where all of them lie. Two classes answer the same questions: for
 // dense kernels, and for those that know windows and sequences of their own lengths. Next:
 // backward_smem.cuh.
@@ -7,8 +7,8 @@
 
 #include <type_traits>
 
-#include "engine/hopper/backward/backward_config.h"
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/tile/load.cuh"
 
 namespace fa3::hopper {
@@ -75,7 +75,7 @@ class DenseKeyBlock {
   }
 
  private:
-  // Of the thread block's share.
+  // Of the CTA's share.
   __device__ __forceinline__ int heads() const {
     return params_.heads_per_kv_head / (C.shares_keys ? params_.order.shares : 1);
   }
@@ -86,13 +86,13 @@ class DenseKeyBlock {
   const int num_steps_;
 };
 
-// One thread writes the record at the start; it is read again at each use, for it would take too many
-// registers.
+// One thread writes the work tile at the start; it is read again at each use, for it would take too
+// many registers.
 template <BackwardConfig C>
 class SequenceKeyBlock {
  public:
   struct Record {
-    bool exists;  // there may be fewer key blocks than thread blocks
+    bool exists;  // there may be fewer key blocks than CTAs
     int n_block;
     int kv_head;
     cuda::QueryRows keys;
@@ -120,7 +120,8 @@ class SequenceKeyBlock {
     return mine_.extents.seqlen_k == 1 ? params_.scale_of_one_key : params_.scale;
   }
 
-  // Rows of other sequences are kept out: a NaN of theirs would reach this one, whatever its weight.
+  // Rows of other sequences are kept out: a NaN of theirs would reach this one, whatever its
+  // weight.
   __device__ __forceinline__ ptx::TileCoordinates keys() const {
     return tile::clipped_place(mine_.keys.begin, mine_.keys.used, first_key(), C.block_n,
                                mine_.kv_head, mine_.keys.batch);

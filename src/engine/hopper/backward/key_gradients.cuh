@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warpgroups 1 and 2: dK and dV of 64 keys each, summed in registers over all queries that see them.
-// Tiles are transposed, keys by queries, so that weights and dS come out of the accumulators as the
-// left operands of the sums. A step (Algorithm 3 of the paper, S one block ahead):
+// Warpgroups 1 and 2: dK and dV of 64 keys each, summed in registers over all queries that see
+// them. Tiles are transposed, keys by queries, so that weights and dS come out of the accumulators
+// as the left operands of the sums. A step (Algorithm 3 of the paper, S one block ahead):
 //
 //   dP = V dO^T         beside   dV += P dO
 //   dS = P (dP - Delta) under dV; dS goes to warpgroup 0 through shared memory
@@ -45,7 +45,7 @@ class KeyGradients {
 
  private:
   using Tile = ScoreTile<C>;
-  using Cursor = RingCursor<C.stages>;
+  using Cursor = PipelineState<C.stages>;
   static constexpr tile::TileLayout kQ = C.q_layout();
   static constexpr tile::TileLayout kK = C.k_layout();
   static constexpr tile::TileLayout kV = C.v_layout();
@@ -53,7 +53,7 @@ class KeyGradients {
   static constexpr tile::TileLayout kDk{kRowsPerWarpgroup, C.head_dim};
   static constexpr tile::TileLayout kDv{kRowsPerWarpgroup, C.head_dim_v};
   static_assert(kDk.bytes() <= kQ.bytes() && kDv.bytes() <= kDo.bytes());
-  static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_slots);
+  static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_stages);
 
   __device__ __forceinline__ void add(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
     const int64_t chunk = chunk_of_share(params_);
@@ -82,16 +82,17 @@ class KeyGradients {
     const QuerySteps steps = work_.steps();
     const int num_steps = work_.num_steps();
     QueryBlock block = work_.first_queries();
-    // Carried as floats and packed at the loop's top: packed ones over the back edge are serialised.
+    // Carried as floats and packed at the loop's top: packed ones over the back edge are
+    // serialised.
     typename Tile::Scores p;
     first_weights(p, block.m_block);
     at_.v_once().wait_full({});
-    at_.d_o_ring().wait_full(cursor_);
+    at_.d_o_pipeline().wait_full(cursor_);
     for (int step = 1;; ++step) {
       const bool last = step == num_steps;
       typename Tile::Packed ds;
       score_gradient(ds, p, dv);
-      if (!last) at_.q_ring().wait_full(cursor_.next());
+      if (!last) at_.q_pipeline().wait_full(cursor_.next());
       Tile::move(ds, ds, params_.zero);
       if (last) {
         last_key_gradient(dk, ds);
@@ -105,11 +106,11 @@ class KeyGradients {
 
   __device__ __forceinline__ void first_weights(typename Tile::Scores& p, int m_block) {
     at_.k_once().wait_full({});
-    at_.q_ring().wait_full(cursor_);
+    at_.q_pipeline().wait_full(cursor_);
     typename Tile::Lse lse;
-    Tile::read(lse, at_.lse(cursor_.slot()));
+    Tile::read(lse, at_.lse(cursor_.stage()));
     ptx::wgmma_fence();
-    issue_scores(p, cursor_.slot());
+    issue_scores(p, cursor_.stage());
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     exponentiate(p, lse, m_block);
@@ -119,24 +120,24 @@ class KeyGradients {
   __device__ __forceinline__ void score_gradient(typename Tile::Packed& packed,
                                                  typename Tile::Scores& p,
                                                  float (&dv)[C.head_dim_v / 2]) {
-    const uint32_t slot = cursor_.slot();
+    const uint32_t stage = cursor_.stage();
     Tile::pack(packed, p);
     ptx::wgmma_fence();
     tile::issue_abt<C.element, kV, kDo>(
         p, tile::k_major_low(at_.v() + warpgroup_ * kRowsPerWarpgroup * kV.row_bytes()),
-        tile::k_major_low(at_.d_o(slot)));
+        tile::k_major_low(at_.d_o(stage)));
     ptx::wgmma_commit_group();
-    tile::issue_ab<C.element, kDo>(dv, packed, tile::mn_major_low(kDo, at_.d_o(slot)));
+    tile::issue_ab<C.element, kDo>(dv, packed, tile::mn_major_low(kDo, at_.d_o(stage)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     typename Tile::Statistics delta;
-    Tile::read(delta, at_.delta(slot));
+    Tile::read(delta, at_.delta(stage));
     if constexpr (C.capped()) {
       Tile::differentiate(p, at_.p(warpgroup_), delta);
     } else {
       Tile::differentiate(p, packed, delta);
     }
-    at_.ds_ring().wait_empty(ds_cursor_);
+    at_.ds_pipeline().wait_empty(ds_cursor_);
     Tile::pack(packed, p);
     hand_over(packed);
     ptx::wgmma_wait_group<0>();
@@ -144,10 +145,10 @@ class KeyGradients {
 
   // To warpgroup 0.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& ds) {
-    Tile::store_transposed(at_.ds(ds_cursor_.slot()), warpgroup_ * kRowsPerWarpgroup, ds);
+    Tile::store_transposed(at_.ds(ds_cursor_.stage()), warpgroup_ * kRowsPerWarpgroup, ds);
     ptx::fence_proxy_async();
     __syncwarp();
-    if (is_lane_0()) ptx::mbarrier_arrive(at_.ds_ring().full(ds_cursor_.slot()));
+    if (is_lane_0()) ptx::mbarrier_arrive(at_.ds_pipeline().full(ds_cursor_.stage()));
     ds_cursor_.advance();
   }
 
@@ -157,30 +158,30 @@ class KeyGradients {
                                                const typename Tile::Packed& ds) {
     const Cursor next = cursor_.next();
     ptx::wgmma_fence();
-    issue_scores(p, next.slot());
+    issue_scores(p, next.stage());
     ptx::wgmma_commit_group();
-    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(cursor_.slot())));
+    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     typename Tile::Lse lse;  // read only now: held under the product, 3% slower
-    Tile::read(lse, at_.lse(next.slot()));
+    Tile::read(lse, at_.lse(next.stage()));
     exponentiate(p, lse, m_block);
-    at_.d_o_ring().wait_full(next);
+    at_.d_o_pipeline().wait_full(next);
     ptx::wgmma_wait_group<0>();
   }
 
   __device__ __forceinline__ void last_key_gradient(float (&dk)[C.head_dim / 2],
                                                     const typename Tile::Packed& ds) {
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(cursor_.slot())));
+    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
   }
 
-  __device__ __forceinline__ void issue_scores(typename Tile::Scores& scores, uint32_t slot) {
+  __device__ __forceinline__ void issue_scores(typename Tile::Scores& scores, uint32_t stage) {
     tile::issue_abt<C.element, kK, kQ>(
         scores, tile::k_major_low(at_.k() + warpgroup_ * kRowsPerWarpgroup * kK.row_bytes()),
-        tile::k_major_low(at_.q(slot)));
+        tile::k_major_low(at_.q(stage)));
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
@@ -203,7 +204,7 @@ class KeyGradients {
   const int first_key_;
   const KeyRangeOf<int> free_;  // queries that see all keys of this warpgroup
   Cursor cursor_;
-  RingCursor<C.ds_slots> ds_cursor_;
+  PipelineState<C.ds_stages> ds_cursor_;
 };
 
 }  // namespace fa3::hopper

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// After the main kernel: dQ from float32 sums in accumulator order to rows of 16-bit elements, times
-// the softmax scale. One warpgroup a part of a query block (sum_parts.h); limited by memory bandwidth.
+// After the main kernel: dQ from float32 sums in accumulator order to rows of 16-bit elements,
+// times the softmax scale. One warpgroup a part of a query block (sum_parts.h); limited by memory
+// bandwidth.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -15,8 +16,8 @@ __device__ __forceinline__ void clear(uint32_t (&row)[kQuadLanes]) {
   for (uint32_t& pair : row) pair = 0;
 }
 
-// A part of dQ, as a warpgroup's accumulators hold it, into rows. Those of a sequence past its used ones
-// get zeros.
+// A part of dQ, as a warpgroup's accumulators hold it, into rows. Those of a sequence past its used
+// ones get zeros.
 template <BackwardConfig C>
 __device__ __forceinline__ void store_part(const RowTensor& to, const RowTile& tile, int part,
                                            const float (&sums)[C.dq_parts().columns() / 2],
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   const float* const chunk = p.sums + tile.block * C.dq_parts().chunk_floats();
   const float scale = C.general() && tile.keys == 1 ? p.scale_of_one_key : p.scale;
 
-  ptx::griddepcontrol_wait();  // all thread blocks: this kernel must not end before the main one
+  ptx::griddepcontrol_wait();  // all CTAs: this kernel must not end before the main one
   if (C.general() && tile.block < 0) return;
   // Nothing was added for warps without a row.
   const bool has_rows =

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Before the main kernel: for every query row Delta = rowsum(dO * O) - dLSE and the log-sum-exp in
-// log2 units, and zeros for dQ to be summed on; for every query block its part in the sink's gradient. One thread block a query block; limited by memory
-// bandwidth, so every thread has all its loads in flight at once.
+// log2 units, and zeros for dQ to be summed on; for every query block its part in the sink's
+// gradient. One CTA a query block; limited by memory bandwidth, so every thread has all its loads
+// in flight at once.
 #pragma once
 
 #include "engine/hopper/backward/row_tile.cuh"
@@ -53,7 +54,8 @@ struct RowStatistics {
     return product - (sees_nothing() ? 0.0f : d_lse);
   }
 
-  // Minus the row's part in the gradient of its sink, which is a key without a value: its dP is zero.
+  // Minus the row's part in the gradient of its sink, which is a key without a value: its dP is
+  // zero.
   __device__ __forceinline__ float of_sink(float sink, float product) const {
     if (sees_nothing()) return 0.0f;
     return ex2((sink - lse) * kLog2E) * delta(product);
@@ -64,7 +66,7 @@ struct RowStatistics {
   __device__ __forceinline__ bool sees_nothing() const { return lse == -__builtin_inff(); }
 };
 
-// The sum over the thread block, in thread 0, always in the same order.
+// The sum over the CTA, in thread 0, always in the same order.
 __device__ __forceinline__ float block_sum(float value) {
   __shared__ float of_warp[kPreprocessThreads / kWarpSize];
 #pragma unroll
@@ -83,8 +85,8 @@ __device__ __forceinline__ uint4 load_chunk(const RowTensor& t, int64_t offset, 
   return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + offset));
 }
 
-// Calls use(row of the block, statistics, dO O) in the first lane of each row, and `meanwhile` once all
-// loads are in flight. By a thread block of so many threads.
+// Calls use(row of the block, statistics, dO O) in the first lane of each row, and `meanwhile` once
+// all loads are in flight. By a CTA of so many threads.
 template <BackwardConfig C, int Threads, class Meanwhile, class Use>
 __device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile& tile,
                                              Meanwhile meanwhile, Use use) {
@@ -121,7 +123,7 @@ __device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile
 
 template <BackwardConfig C>
 __device__ __forceinline__ void clear_sums(const QueryScratch& scratch, const RowTile& tile) {
-  if (scratch.turns && threadIdx.x == 0) scratch.turns[tile.block] = 0;
+  if (scratch.dq_semaphore && threadIdx.x == 0) scratch.dq_semaphore[tile.block] = 0;
   constexpr int kChunkFloats = C.dq_parts().chunk_floats();
   float4* const dq = reinterpret_cast<float4*>(scratch.dq_sum + tile.block * kChunkFloats);
 #pragma unroll

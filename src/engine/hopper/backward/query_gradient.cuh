@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup 0: dQ += dS K, block by block of queries, added up in global memory by all key blocks
-// straight from registers. It is a warpgroup of its own, so that those of dK and dV never wait for dQ,
-// and its tile needs no shared memory, which Q and dO use for more stages: 3 to 5% ahead of sharing dQ
-// out among them, measured with prototypes at 2k and 8k. Next: key_gradients.cuh.
+// straight from registers. It is a warpgroup of its own, so that those of dK and dV never wait for
+// dQ, and its tile needs no shared memory, which Q and dO use for more stages: 3 to 5% ahead of
+// sharing dQ out among them, measured with prototypes at 2k and 8k. Next: key_gradients.cuh.
 #pragma once
 
 #include "engine/hopper/backward/add_sums.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
-#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
@@ -32,23 +32,23 @@ class QueryGradient {
     const QuerySteps steps = work_.steps();
     const int num_steps = work_.num_steps();
     QueryBlock block = work_.first_queries();
-    RingCursor<C.ds_slots> ds;
-    RingCursor<C.stages> queries;  // of the step before
-    RingCursor<kTurnsAhead> turn;
+    PipelineState<C.ds_stages> ds;
+    PipelineState<C.stages> queries;  // of the step before
+    PipelineState<kSemaphoreDepth> turn;
     for (int step = 0; step < num_steps; ++step) {
-      at_.ds_ring().wait_full(ds);
+      at_.ds_pipeline().wait_full(ds);
       float* const chunk =
           params_.scratch.dq_sum + work_.scratch_block(block) * C.dq_parts().chunk_floats();
 #pragma unroll C.dq_parts().parts() <= 2 ? 2 : 1  // more do not fit the registers
       for (int part = 0; part < C.dq_parts().parts(); ++part) {
         float dq[kPartFloats];
-        issue_product(dq, ds.slot(), part);
+        issue_product(dq, ds.stage(), part);
         if (part == 0) {  // under the product
           // Whoever has written this dS has done with Q and dO of the step before.
           if (loads && step > 0) loader_.load_next_queries();
           if (C.helpers && step > 0) release_queries(queries);
           __syncwarp();
-          if (adds_by_turns()) at_.turn_ring().wait_full(turn);
+          if (adds_by_turns()) at_.semaphore_pipeline().wait_full(turn);
         }
         const bool has_rows = work_.has_rows(block.m_block, part);  // under the product, too
         ptx::wgmma_wait_group<0>();
@@ -69,10 +69,11 @@ class QueryGradient {
   static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_parts().columns()};
   static constexpr int kPartFloats = C.dq_parts().part_floats() / kWarpgroupSize;
 
-  __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats], uint32_t slot, int part) {
+  __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats], uint32_t stage,
+                                                int part) {
     const tile::TileLayout ds_tile = C.ds_layout();
     const uint32_t ds =
-        tile::k_major_low(at_.ds(slot) + C.dq_parts().first_row(part) * ds_tile.row_bytes());
+        tile::k_major_low(at_.ds(stage) + C.dq_parts().first_row(part) * ds_tile.row_bytes());
     // Computed at every turn: kept, the descriptors of all steps would not fit the registers.
     const uint32_t k = uniform(tile::mn_major_low(
         kKSlab, at_.k() + part % C.dq_parts().column_parts() * C.k_layout().slab_bytes()));
@@ -82,29 +83,29 @@ class QueryGradient {
   }
 
   __device__ __forceinline__ bool adds_by_turns() const {
-    return C.helpers && params_.scratch.turns;
+    return C.helpers && params_.scratch.dq_semaphore;
   }
 
-  __device__ __forceinline__ void say_added(RingCursor<kTurnsAhead> turn) {
+  __device__ __forceinline__ void say_added(PipelineState<kSemaphoreDepth> turn) {
     __syncwarp();
     if (thread_in_block() % kWarpSize == 0) {
-      ptx::mbarrier_arrive(at_.added_ring().full(turn.slot()));
+      ptx::mbarrier_arrive(at_.added_pipeline().full(turn.stage()));
     }
   }
 
   // Split sides release Q and dO themselves.
-  __device__ __forceinline__ void release_queries(RingCursor<C.stages>& queries) {
+  __device__ __forceinline__ void release_queries(PipelineState<C.stages>& queries) {
     if constexpr (!C.splits_sides()) {
       if (thread_in_block() == 0) {
-        at_.q_ring().release(queries.slot());
-        at_.d_o_ring().release(queries.slot());
+        at_.q_pipeline().release(queries.stage());
+        at_.d_o_pipeline().release(queries.stage());
       }
       queries.advance();
     }
   }
 
-  __device__ __forceinline__ void release(RingCursor<C.ds_slots> ds) {
-    if (thread_in_block() % kWarpSize == 0) at_.ds_ring().release(ds.slot());
+  __device__ __forceinline__ void release(PipelineState<C.ds_stages> ds) {
+    if (thread_in_block() % kWarpSize == 0) at_.ds_pipeline().release(ds.stage());
   }
 
   const BackwardParams& params_;

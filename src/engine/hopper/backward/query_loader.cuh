@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that loads for the whole thread block: K and V once, then Q and dO by turns, each with
+// The thread that loads for the whole CTA: K and V once, then Q and dO by turns, each with
 // its row statistics. A helper, or one of warpgroup 0. Next: query_gradient.cuh.
 #pragma once
 
@@ -40,31 +40,32 @@ class QueryLoader {
     for (int i = 0; i < C.stages; ++i) load_next_queries();
   }
 
-  // Into the slots of the oldest step. Without helpers the caller knows them to be free.
+  // Into the stages of the oldest step. Without helpers the caller knows them to be free.
   __device__ __forceinline__ void load_next_queries() {
     if (left_ == 0) return;
     --left_;
     constexpr uint32_t kStatisticsBytes = C.block_m * sizeof(float);
-    const uint32_t slot = cursor_.slot();
+    const uint32_t stage = cursor_.stage();
     const ptx::TileCoordinates queries = work_.queries(block_);
     const int64_t row = work_.scratch_block(block_) * C.block_m;
 
-    if constexpr (C.helpers) at_.q_ring().wait_empty(cursor_);
-    load(q_map(), C.q_layout(), at_.q(slot), at_.q_ring().full(slot), kStatisticsBytes, queries);
-    ptx::cp_async_bulk_load(at_.lse(slot), params_.scratch.lse_log2 + row, kStatisticsBytes,
-                            at_.q_ring().full(slot));
-    if constexpr (C.helpers) at_.d_o_ring().wait_empty(cursor_);
-    load(d_o_map(), C.d_o_layout(), at_.d_o(slot), at_.d_o_ring().full(slot), kStatisticsBytes,
+    if constexpr (C.helpers) at_.q_pipeline().wait_empty(cursor_);
+    load(q_map(), C.q_layout(), at_.q(stage), at_.q_pipeline().full(stage), kStatisticsBytes,
          queries);
-    ptx::cp_async_bulk_load(at_.delta(slot), params_.scratch.delta + row, kStatisticsBytes,
-                            at_.d_o_ring().full(slot));
+    ptx::cp_async_bulk_load(at_.lse(stage), params_.scratch.lse_log2 + row, kStatisticsBytes,
+                            at_.q_pipeline().full(stage));
+    if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(cursor_);
+    load(d_o_map(), C.d_o_layout(), at_.d_o(stage), at_.d_o_pipeline().full(stage),
+         kStatisticsBytes, queries);
+    ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + row, kStatisticsBytes,
+                            at_.d_o_pipeline().full(stage));
     cursor_.advance();
     block_.advance(work_.steps());
   }
 
  private:
-  // A tile, one copy a slab, and `more_bytes` to come beside it. What lies outside the tensor arrives
-  // as zeros and counts like the rest.
+  // A tile, one copy a slab, and `more_bytes` to come beside it. What lies outside the tensor
+  // arrives as zeros and counts like the rest.
   __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
                                        uint32_t smem, uint32_t barrier, uint32_t more_bytes,
                                        ptx::TileCoordinates from) {
@@ -96,7 +97,7 @@ class QueryLoader {
   const KeyBlockWork<C>& work_;
   QueryBlock block_;
   int left_;  // steps to load
-  RingCursor<C.stages> cursor_;
+  PipelineState<C.stages> cursor_;
 };
 
 }  // namespace fa3::hopper

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which key block a thread block has, which query blocks it goes through, and which of them need no
-// mask; and where a sequence's query blocks lie in the scratch. Pure functions of plain numbers, from
-// the mask rule in core/.
+// Which key block a CTA has, which query blocks it goes through, and which of them need no
+// mask; and where a sequence's query blocks lie in the scratch. Pure functions of plain numbers,
+// from the mask rule in core/.
 #pragma once
 
 #include "core/block_range.h"
@@ -35,7 +35,8 @@ struct SequenceExtents {
   }
 
   FA3_HD constexpr MaskRuleOf<int> mask() const { return rule; }
-  // Of a key of the block. A division would be a long piece of the kernels' loops, whoever has chunks.
+  // Of a key of the block. A division would be a long split of the kernels' loops, whoever has
+  // chunks.
   FA3_HD constexpr int chunk_begin(int key) const {
     int begin = first_chunk;
     while (begin + rule.chunk <= key) begin += rule.chunk;
@@ -43,7 +44,7 @@ struct SequenceExtents {
   }
 };
 
-// The query heads that share keys may be cut into equal shares, each with a thread block of its own.
+// The query heads that share keys may be split into equal shares, each with a CTA of its own.
 struct KeyBlockIndex {
   int n_block;
   int kv_head;
@@ -51,10 +52,11 @@ struct KeyBlockIndex {
   int share;
 };
 
-// Heads, or shares of them, come in sections whose Q, dO and dQ fit the L2 cache; within a section the
-// first key blocks of all heads come first, which under a causal mask have the longest way to go. The last section has
-// more heads where that evens out the multiprocessors: enough short tiles must be left at the very
-// end. Where key blocks add to dQ by turns (turn_of), those whose turn comes first must come first.
+// Heads, or shares of them, come in sections whose Q, dO and dQ fit the L2 cache; within a section
+// the first key blocks of all heads come first, which under a causal mask have the longest way to
+// go. The last section has more heads where that evens out the SMs: enough short tiles must be left
+// at the very end. Where key blocks add to dQ by turns (turn_of), those whose turn comes first must
+// come first.
 struct KeyBlockOrder {
   int num_n_blocks;
   int num_kv_heads;
@@ -154,9 +156,9 @@ struct QueryEdge {
   FA3_HD constexpr int end_of(int row) const { return end_query(extents, first_key + row); }
 };
 
-// When a key block's turn is to add to a query block, of all that do, from 0 on. Key blocks go in the
-// order in which they are launched: of dense kernels without a mask from the first, else from the
-// last, which is where causal queries begin.
+// When a key block's turn is to add to a query block, of all that do, from 0 on. Key blocks go in
+// the order in which they are launched: of dense kernels without a mask from the first, else from
+// the last, which is where causal queries begin.
 FA3_HD constexpr bool last_keys_first(const BackwardExtents& e) {
   return e.causal;
 }
@@ -172,8 +174,9 @@ FA3_HD constexpr int turn_of(const Extents& e, int n_block, int block_n, int m_b
   return (keys.end - 1) / block_n - n_block;
 }
 
-// Where a sequence's query blocks begin. Packed sequences share one batch entry, of which each takes
-// the blocks that its rows would touch, and one more for those before it: enough for any lengths.
+// Where a sequence's query blocks begin. Packed sequences share one batch entry, of which each
+// takes the blocks that its rows would touch, and one more for those before it: enough for any
+// lengths.
 struct ScratchPlace {
   int batch;
   int first_block;

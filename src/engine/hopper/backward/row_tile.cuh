@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which block of rows a thread block of preprocess or postprocess has, and where it lies.
+// Which block of rows a CTA of preprocess or postprocess has, and where it lies.
 #pragma once
 
-#include "engine/hopper/backward/backward_config.h"
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/config/backward_config.h"
 
 namespace fa3::hopper {
 
 struct RowTile {
-  int64_t block;  // its number; negative: there are fewer blocks than thread blocks
+  int64_t block;  // its number; negative: there are fewer blocks than CTAs
   int batch;
   int head;
   int first_row;  // in its sequence

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tile of scores as a warpgroup holds it, 64 keys by a block of queries, and what is done to it:
-// weights from scores, gradients of scores from gradients of weights. Keys are the accumulator's rows,
-// so packed it is the left operand of a product that sums over queries.
+// One tile of scores as a warpgroup holds it, 64 keys by a block of queries, and what is done to
+// it: weights from scores, gradients of scores from gradients of weights. Keys are the
+// accumulator's rows, so packed it is the left operand of a product that sums over queries.
 #pragma once
 
 #include <type_traits>
 
 #include "engine/cuda/mask.cuh"
 #include "engine/cuda/score.cuh"
-#include "engine/hopper/backward/backward_config.h"
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
@@ -34,7 +34,7 @@ struct ScoreTile {
   static constexpr int kStatistics = C.block_m / 4;  // queries of a thread
   static constexpr int kDepth = C.q_layout().mma_depth();
   using Scores = float[kScores];
-  using Packed = tile::Weights<C.q_layout()>;
+  using Packed = tile::PFragment<C.q_layout()>;
   using Statistics = float[kStatistics];
   using Score = std::conditional_t<C.capped(), SlopedScore, ScaledScore>;
   // LSEs; beside capped scores no registers are left for all of them, so only where they are.
@@ -65,7 +65,7 @@ struct ScoreTile {
   }
 
   // Where of those numbers score i has its query.
-  static __device__ __forceinline__ constexpr int query_slot(int i) {
+  static __device__ __forceinline__ constexpr int query_index(int i) {
     return i / 4 * 2 + i % 2;
   }
 
@@ -77,7 +77,7 @@ struct ScoreTile {
   template <class Extents>
   static __device__ __forceinline__ void mask(Scores& scores, const Extents& extents, int first_key,
                                               int first_row) {
-    mask_scores(scores, QueryEdge<Extents>{extents, first_key}, HeadPack{},
+    mask_scores(scores, QueryEdge<Extents>{extents, first_key}, PackGqa{},
                 int(thread_in_block() % kWarpgroupSize), first_row);
   }
 
@@ -86,7 +86,7 @@ struct ScoreTile {
                                                       ScaledScore score, uint32_t) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      scores[i] = ex2(score.exponent(scores[i], lse[query_slot(i)]));
+      scores[i] = ex2(score.exponent(scores[i], lse[query_index(i)]));
     }
   }
 
@@ -105,7 +105,7 @@ struct ScoreTile {
         for (int half = 0; half < 2; ++half) {
           float& x = scores[8 * step + 2 * j + half];
           const float slope = score.slope(x);
-          x = ex2(score.exponent(x, lse[query_slot(2 * j + half)]));
+          x = ex2(score.exponent(x, lse[query_index(2 * j + half)]));
           weight[half] = x * slope;
         }
         packed[j] = pack_pair<C.element>(weight[0], weight[1]);
@@ -137,8 +137,8 @@ struct ScoreTile {
                                                        const Statistics& delta) {
     float low, high;
     ptx::unpack_pair<C.element>(p, low, high);
-    dp[i] = low * (dp[i] - delta[query_slot(i)]);
-    dp[i + 1] = high * (dp[i + 1] - delta[query_slot(i + 1)]);
+    dp[i] = low * (dp[i] - delta[query_index(i)]);
+    dp[i + 1] = high * (dp[i + 1] - delta[query_index(i + 1)]);
   }
 
   static __device__ __forceinline__ void pack(Packed& packed, const Scores& values) {
@@ -156,7 +156,8 @@ struct ScoreTile {
     for (int i = 0; i < kScores / 2; ++i) to[i / 4][i % 4] = from[i / 4][i % 4] ^ zero;
   }
 
-  // As registers hold it, 16 bytes of each thread in a row: for the same thread of another warpgroup.
+  // As registers hold it, 16 bytes of each thread in a row: for the same thread of another
+  // warpgroup.
   static __device__ __forceinline__ void store_packed(uint32_t smem, const Packed& packed) {
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward of sequences that a tile holds: at most 64 queries and 64 keys. A warpgroup has a sequence
-// with one head of its keys, and all of the query heads that share them one after the other. So nothing
-// is summed anywhere else: there is no scratch, no order of additions, one launch, and several thread
-// blocks share a multiprocessor. Those behind the last sequence clear the rows that none owns.
+// The backward of sequences that a tile holds: at most 64 queries and 64 keys. A warpgroup has a
+// sequence with one head of its keys, and all of the query heads that share them one after the
+// other. So nothing is summed anywhere else: there is no scratch, no order of additions, one
+// launch, and several thread blocks share an SM. Those behind the last sequence clear the rows that
+// none owns.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -10,7 +11,7 @@
 #include "engine/hopper/backward/preprocess.cuh"
 #include "engine/hopper/backward/score_tile.cuh"
 #include "engine/hopper/backward/store_keys.cuh"
-#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/tile/load.cuh"
 
 namespace fa3::hopper {
@@ -50,13 +51,13 @@ class ShortSequence {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
       at_.k_once().init(1);
-      at_.q_ring().init(1);
+      at_.q_pipeline().init(1);
       ptx::fence_mbarrier_init();
       load_keys();
     }
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
-    RingCursor<1> cursor;
+    PipelineState<1> cursor;
     const int heads = params_.heads_per_kv_head;
 #pragma unroll 1
     for (int head = kv_head_ * heads; head < (kv_head_ + 1) * heads; ++head) {
@@ -90,7 +91,7 @@ class ShortSequence {
 
   __device__ __forceinline__ void add_head(float (&dk)[C.head_dim / 2],
                                            float (&dv)[C.head_dim_v / 2], int head,
-                                           RingCursor<1> cursor) {
+                                           PipelineState<1> cursor) {
     if (threadIdx.x == 0) load_queries(head);
     const RowTile rows{
         0, queries_.batch, head, 0, queries_.begin, queries_.owned, queries_.used, keys_.used};
@@ -105,7 +106,7 @@ class ShortSequence {
     Tile::read(lse, at_.lse(0));
     Tile::read(delta, at_.delta(0));
     at_.k_once().wait_full({});
-    at_.q_ring().wait_full(cursor);
+    at_.q_pipeline().wait_full(cursor);
 
     typename Tile::Scores p, dp;
     ptx::wgmma_fence();
@@ -155,7 +156,7 @@ class ShortSequence {
         tile::clipped_place(queries_.begin, queries_.used, 0, C.block_m, head, queries_.batch);
     load({params_.q_map, params_.q_outside, params_.columns}, kQ, at_.q(0), from,
          {params_.d_o_map, params_.d_o_outside, params_.columns_v}, kDo, at_.d_o(0),
-         at_.q_ring().full(0));
+         at_.q_pipeline().full(0));
   }
   // Two tiles of the same rows, told at one barrier.
   static __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,

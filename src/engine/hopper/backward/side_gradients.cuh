@@ -12,7 +12,7 @@
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/backward/score_tile.cuh"
 #include "engine/hopper/backward/store_keys.cuh"
-#include "engine/hopper/piece/roles.cuh"
+#include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/gemm.cuh"
@@ -40,7 +40,7 @@ class SideGradients {
 
  private:
   using Tile = ScoreTile<C>;
-  using Cursor = RingCursor<C.stages>;
+  using Cursor = PipelineState<C.stages>;
   static constexpr bool kWeights = Side == KeySide::kWeights;
   static constexpr tile::TileLayout kKeys = kWeights ? C.k_layout() : C.v_layout();
   static constexpr tile::TileLayout kScored = kWeights ? C.q_layout() : C.d_o_layout();
@@ -80,21 +80,21 @@ class SideGradients {
     keys_ring().wait_full({});
     issue_tile(tile);
     transform(tile, packed, block.m_block);
-    summed_ring().wait_full(cursor_);
+    summed_pipeline().wait_full(cursor_);
     for (int step = 1; step < num_steps; ++step) {
       issue_sum(sums, packed);
       block.advance(steps);
       cursor_.advance();
       issue_tile(tile);
       transform(tile, packed, block.m_block);
-      summed_ring().wait_full(cursor_);
+      summed_pipeline().wait_full(cursor_);
     }
     issue_sum(sums, packed);
     ptx::wgmma_wait_group<0>();
   }
 
   __device__ __forceinline__ void issue_tile(typename Tile::Scores& tile) {
-    scored_ring().wait_full(cursor_);
+    scored_pipeline().wait_full(cursor_);
     // Computed at every turn: kept, the descriptors of all steps would not fit the registers.
     const uint32_t keys_low = uniform(tile::k_major_low(keys()));
     ptx::wgmma_fence();
@@ -119,7 +119,7 @@ class SideGradients {
   __device__ __forceinline__ void transform(typename Tile::Scores& tile,
                                             typename Tile::Packed& packed, int m_block) {
     std::conditional_t<kWeights, typename Tile::Lse, typename Tile::Statistics> statistics;
-    Tile::read(statistics, kWeights ? at_.lse(cursor_.slot()) : at_.delta(cursor_.slot()));
+    Tile::read(statistics, kWeights ? at_.lse(cursor_.stage()) : at_.delta(cursor_.stage()));
     ptx::wgmma_wait_group<0>();
     release_summed();
     if constexpr (kWeights) {
@@ -129,14 +129,14 @@ class SideGradients {
     }
     Tile::pack(packed, tile);
     hand_over(packed);
-    if (is_lane_0()) scored_ring().release(cursor_.slot());  // statistics and all
+    if (is_lane_0()) scored_pipeline().release(cursor_.stage());  // statistics and all
   }
 
-  // The slot of the step before, as soon as its sum is over: with two slots its loads have no time to
-  // lose.
+  // The stage of the step before, as soon as its sum is over: with two stages its loads have no
+  // time to lose.
   __device__ __forceinline__ void release_summed() {
     if (sums_behind_++ == 0) return;
-    if (is_lane_0()) summed_ring().release(spent_.slot());
+    if (is_lane_0()) summed_pipeline().release(spent_.stage());
     spent_.advance();
   }
 
@@ -147,56 +147,56 @@ class SideGradients {
     if (Tile::is_masked(free_queries(work_.extents(), first_key_, C.block_n), first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
-    if constexpr (C.capped()) at_.p_ring().wait_empty(out_);
-    Tile::exponentiate(scores, lse, score, at_.p(out_.slot()));
+    if constexpr (C.capped()) at_.p_pipeline().wait_empty(out_);
+    Tile::exponentiate(scores, lse, score, at_.p(out_.stage()));
   }
 
   __device__ __forceinline__ void differentiate(typename Tile::Scores& dp,
                                                 const typename Tile::Statistics& delta) {
     typename Tile::Packed p;
-    at_.p_ring().wait_full(p_cursor_);
-    Tile::load_packed(p, at_.p(p_cursor_.slot()));
+    at_.p_pipeline().wait_full(p_cursor_);
+    Tile::load_packed(p, at_.p(p_cursor_.stage()));
     __syncwarp();
-    if (is_lane_0()) at_.p_ring().release(p_cursor_.slot());
+    if (is_lane_0()) at_.p_pipeline().release(p_cursor_.stage());
     p_cursor_.advance();
     Tile::differentiate(dp, p, delta);
   }
 
-  // P as registers hold it, for the same thread of the other side, unless weigh() has stored it times
-  // the cap's slope; dS as a tile for a product.
+  // P as registers hold it, for the same thread of the other side, unless weigh() has stored it
+  // times the cap's slope; dS as a tile for a product.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& packed) {
-    const Ring<C.ds_slots> ring = kWeights ? at_.p_ring() : at_.ds_ring();
-    if constexpr (!kWeights || !C.capped()) ring.wait_empty(out_);
+    const Pipeline<C.ds_stages> pipeline = kWeights ? at_.p_pipeline() : at_.ds_pipeline();
+    if constexpr (!kWeights || !C.capped()) pipeline.wait_empty(out_);
     if constexpr (kWeights && !C.capped()) {
-      Tile::store_packed(at_.p(out_.slot()), packed);
+      Tile::store_packed(at_.p(out_.stage()), packed);
     } else if constexpr (!kWeights) {
-      Tile::store_transposed(at_.ds(out_.slot()), 0, packed);
+      Tile::store_transposed(at_.ds(out_.stage()), 0, packed);
       ptx::fence_proxy_async();
     }
     __syncwarp();
-    if (is_lane_0()) ptx::mbarrier_arrive(ring.full(out_.slot()));
+    if (is_lane_0()) ptx::mbarrier_arrive(pipeline.full(out_.stage()));
     out_.advance();
   }
 
-  __device__ __forceinline__ Ring<1> keys_ring() const {
+  __device__ __forceinline__ Pipeline<1> keys_ring() const {
     return kWeights ? at_.k_once() : at_.v_once();
   }
-  __device__ __forceinline__ Ring<C.stages> scored_ring() const {
-    return kWeights ? at_.q_ring() : at_.d_o_ring();
+  __device__ __forceinline__ Pipeline<C.stages> scored_pipeline() const {
+    return kWeights ? at_.q_pipeline() : at_.d_o_pipeline();
   }
-  __device__ __forceinline__ Ring<C.stages> summed_ring() const {
-    return kWeights ? at_.d_o_ring() : at_.q_ring();
+  __device__ __forceinline__ Pipeline<C.stages> summed_pipeline() const {
+    return kWeights ? at_.d_o_pipeline() : at_.q_pipeline();
   }
   __device__ __forceinline__ uint32_t keys() const {
     return kWeights ? at_.k() : at_.v();
   }
   __device__ __forceinline__ uint32_t scored() const {
-    return kWeights ? at_.q(cursor_.slot()) : at_.d_o(cursor_.slot());
+    return kWeights ? at_.q(cursor_.stage()) : at_.d_o(cursor_.stage());
   }
   __device__ __forceinline__ uint32_t summed() const {
-    return kWeights ? at_.d_o(cursor_.slot()) : at_.q(cursor_.slot());
+    return kWeights ? at_.d_o(cursor_.stage()) : at_.q(cursor_.stage());
   }
-  // At the end, in the first slot of what was summed.
+  // At the end, in the first stage of what was summed.
   __device__ __forceinline__ uint32_t gradient() const {
     return kWeights ? at_.d_o(0) : at_.q(0);
   }
@@ -211,8 +211,8 @@ class SideGradients {
   Cursor cursor_;
   Cursor spent_;  // of what was summed
   int sums_behind_ = 0;
-  RingCursor<C.ds_slots> out_;
-  RingCursor<C.ds_slots> p_cursor_;
+  PipelineState<C.ds_stages> out_;
+  PipelineState<C.ds_stages> p_cursor_;
 };
 
 }  // namespace fa3::hopper

@@ -16,7 +16,7 @@ struct SinkSums {
   float* d_sink;  // one for each query head
 };
 
-// Queues a launch behind preprocess: a thread block a head.
+// Queues a launch behind preprocess: a CTA a head.
 cudaError_t sum_sink_gradients(const SinkSums& sums, cudaStream_t stream);
 
 }  // namespace fa3::hopper

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a key block: dK and dV from accumulators through shared memory to global memory, each
-// warpgroup its own 64 keys. The copy engine leaves out what lies past the end of the keys. Where
-// query heads are cut into shares, thread blocks add to sums instead.
+// warpgroup its own 64 keys. TMA leaves out what lies past the end of the keys. Where
+// query heads are split into shares, CTAs add to sums instead.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -16,8 +16,8 @@
 
 namespace fa3::hopper {
 
-// Until no warpgroup reads Q and dO any more: their slots hold the gradients now. Each says so at a
-// barrier of its own, where the other waits.
+// Until no warpgroup reads Q and dO any more: their stages hold the gradients now. Each says so at
+// a barrier of its own, where the other waits.
 __device__ __forceinline__ void keys_done(int warpgroup) {
   ptx::bar_arrive(int(BackwardBarrier::kKeysDone) + warpgroup, 2 * kWarpgroupSize);
   ptx::bar_sync(int(BackwardBarrier::kKeysDone) + (warpgroup ^ 1), 2 * kWarpgroupSize);
@@ -42,14 +42,15 @@ __device__ __forceinline__ void store_gradient(uint32_t smem,
   }
 }
 
-// The chunk of sums that this thread block adds to. Computed only at the end: what the loop keeps costs it
+// The chunk of sums that this CTA adds to. Computed only at the end: what the loop keeps costs it
 // registers.
 __device__ __forceinline__ int64_t chunk_of_share(const BackwardParams& params) {
   const KeyBlockIndex at = params.order.at(int(ptx::block_in_grid()));
   return params.key_sums.numbers.block(at.batch, at.kv_head, at.n_block);
 }
 
-// A warpgroup's accumulators, times `scale`, onto a chunk, of which it has the rows `rows`, 64 of them.
+// A warpgroup's accumulators, times `scale`, onto a chunk, of which it has the rows `rows`, 64 of
+// them.
 template <SumParts Parts>
 __device__ __forceinline__ void add_gradient(float* chunk, int rows,
                                              float (&values)[Parts.head_dim / 2], float scale) {
@@ -69,8 +70,8 @@ __device__ __forceinline__ bool stores() {
   return thread_in_block() % kWarpgroupSize / kWarpSize == 0 && ptx::elect_sync();
 }
 
-// One copy a slab. A clipped map's box must not lie outside of its tensor (tensor_map.h): such slabs,
-// without one of the tensor's columns or rows, are left out.
+// One copy a slab. A clipped map's box must not lie outside of its tensor (tensor_map.h): such
+// slabs, without one of the tensor's columns or rows, are left out.
 template <tile::TileLayout Layout, bool Clipped>
 __device__ __forceinline__ void copy_gradient(const CUtensorMap& map, int columns, uint32_t smem,
                                               ptx::TileCoordinates to) {

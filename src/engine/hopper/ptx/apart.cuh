@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same object in shared memory, by an address that the compiler takes for another one. What branches
-// of a kernel hold in common stays in one register for all of them, or is spilled for all of them where
-// one has few registers: this gives a branch an address of its own.
+// The same object in shared memory, by an address that the compiler takes for another one. What
+// branches of a kernel hold in common stays in one register for all of them, or is spilled for all
+// of them where one has few registers: this gives a branch an address of its own.
 #pragma once
 
 #include "engine/hopper/ptx/smem.cuh"

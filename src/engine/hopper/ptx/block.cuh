@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which thread block this is, read again at each call.
+// Which CTA this is, read again at each call.
 #pragma once
 
 namespace fa3::hopper::ptx {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copy engine on plain ranges of bytes, and on tiles out of shared memory (PTX ISA,
+// TMA on plain ranges of bytes, and on tiles out of shared memory (PTX ISA,
 // "cp.async.bulk"). Addresses and sizes are multiples of 16 bytes. A load completes on an mbarrier;
 // what leaves shared memory is committed in groups, and the thread that issued it waits for them.
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thread blocks of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa",
+// CTAs of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa",
 // "st.async").
-// A launch without clusters has one thread block in each.
+// A launch without clusters has one CTA in each.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// What a thread has stored before it arrives is seen by those of the cluster that have waited. Each thread
-// waits once for each time that it arrived.
+// What a thread has stored before it arrives is seen by those of the cluster that have waited. Each
+// thread waits once for each time that it arrived.
 __device__ __forceinline__ void cluster_arrive() {
   disturb();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -27,14 +27,14 @@ __device__ __forceinline__ void cluster_wait() {
   disturb();
 }
 
-// Where the same object lies in the shared memory of a thread block of the cluster.
+// Where the same object lies in the shared memory of a CTA of the cluster.
 __device__ __forceinline__ uint32_t in_block_of_cluster(uint32_t address, unsigned rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 
-// To the shared memory of a thread block of the cluster, which waits for its bytes at a barrier of its own.
+// To the shared memory of a CTA of the cluster, which waits for its bytes at a barrier of its own.
 __device__ __forceinline__ void st_async_f32x4(uint32_t address, const float4& v,
                                                uint32_t barrier) {
   disturb();
@@ -52,7 +52,7 @@ __device__ __forceinline__ void st_async_f32x2(uint32_t address, float2 v, uint3
       "f"(v.x), "f"(v.y), "r"(barrier)
       : "memory");
 }
-// Until the phase of the given parity has completed, with what other thread blocks have sent.
+// Until the phase of the given parity has completed, with what other CTAs have sent.
 __device__ __forceinline__ void mbarrier_wait_parity_of_cluster(uint32_t barrier, uint32_t parity) {
   disturb();
   uint32_t done = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number in global memory that thread blocks change together (PTX ISA, "atom").
+// A number in global memory that CTAs change together (PTX ISA, "atom").
 #pragma once
 
 #include <cstdint>

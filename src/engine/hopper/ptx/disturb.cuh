@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delays for the stress build (FA3_DISTURB; tests/cuda/CMakeLists.txt): before and after everything
-// by which warps wait for each other, some sleep for some time, so that producers and consumers meet
-// in orders that an undisturbed GPU never shows. Empty, and gone, in every other build.
+// by which warps wait for each other, some sleep for some time, so that producers and consumers
+// meet in orders that an undisturbed GPU never shows. Empty, and gone, in every other build.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ __device__ __forceinline__ uint32_t mix(uint32_t x) {
   return x ^ x >> 16;
 }
 
-// Each warp has a temper that lasts some 2^22 clocks: undisturbed, often a little, rarely for long, or
-// always for long. The lanes of a warp sleep alike: no branch, so they stay together.
+// Each warp has a temper that lasts some 2^22 clocks: undisturbed, often a little, rarely for long,
+// or always for long. The lanes of a warp sleep alike: no branch, so they stay together.
 __device__ __forceinline__ void disturb() {
   uint32_t clock;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between this thread's stores to shared memory and their readers in the async proxy: wgmma and the
-// copy engine. Executed by the thread that stored, before the barrier that tells the reader.
+// TMA. Executed by the thread that stored, before the barrier that tells the reader.
 #pragma once
 
 namespace fa3::hopper::ptx {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programmatic dependent launch (PTX ISA, "griddepcontrol"): the next kernel of a stream starts while
-// this one still runs, and waits where it first needs this one's results.
+// Programmatic dependent launch (PTX ISA, "griddepcontrol"): the next kernel of a stream starts
+// while this one still runs, and waits where it first needs this one's results.
 #pragma once
 
 namespace fa3::hopper::ptx {
 
-// The next kernel may start once every thread block of this one has said so or is gone.
+// The next kernel may start once every CTA of this one has said so or is gone.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared-memory barriers with transaction counts (PTX ISA, "mbarrier"). One instruction a function;
-// the only loop is wait, which polls. Who waits for whom is told in ../piece/pipeline.cuh.
+// the only loop is wait, which polls. Who waits for whom is told in pipeline/pipeline.cuh.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine.
+// Makes initialised barriers visible to TMA.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory written and read by threads. What wgmma or the copy engine is to read afterwards
+// Shared memory written and read by threads. What wgmma or TMA is to read afterwards
 // needs fence.cuh between the store and the barrier.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace fa3::hopper::ptx {
 
-// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and
-// holds of each matrix two neighbours of row l / 4.
+// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8,
+// and holds of each matrix two neighbours of row l / 4.
 __device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])

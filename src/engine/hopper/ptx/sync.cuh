@@ -34,8 +34,8 @@ __device__ __forceinline__ unsigned bar_count(int id, int threads, bool value) {
   return count;
 }
 
-// The shared-memory address of a pointer into shared memory. Volatile: computed where it stands, once,
-// instead of again at every use.
+// The shared-memory address of a pointer into shared memory. Volatile: computed where it stands,
+// once, instead of again at every use.
 __device__ __forceinline__ uint32_t cvta_to_shared(const void* pointer) {
   uint32_t address;
   asm volatile(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor copy engine (PTX ISA, "cp.async.bulk.tensor"): tiles of 5-D tensors from global to shared
-// memory. Coordinates are {column, inner, row, head, batch}; what lies outside the tensor is read as
-// zero. The second dimension is that of packed heads, of which a box has all, or of a clipped map's
-// rows (tensor_map.h).
+// The tensor TMA (PTX ISA, "cp.async.bulk.tensor"): tiles of 5-D tensors from global to shared
+// memory. Coordinates are {column, inner, row, head, batch}; what lies outside the tensor is read
+// as zero. The second dimension is that of packed heads, of which a box has all, or of a clipped
+// map's rows (tensor_map.h).
 #pragma once
 
 #include <cuda.h>

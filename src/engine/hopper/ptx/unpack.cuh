@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed elements as wider ones: two of 16 bits as floats, the way back from pack_pair; four of e4m3 as
-// pairs of 16 bits.
+// Packed elements as wider ones: two of 16 bits as floats, the way back from pack_pair; four of
+// e4m3 as pairs of 16 bits.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& hi
 }
 
 // To fp16: exact; NaN stays NaN.
-__device__ __forceinline__ void widen_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
+__device__ __forceinline__ void dequantize_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
   asm("{\n.reg .b16 l, h;\n"
       "mov.b32 {l, h}, %2;\n"
       "cvt.rn.f16x2.e4m3x2 %0, l;\n"

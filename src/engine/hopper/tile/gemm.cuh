@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of tiles for one warpgroup, 64 rows of A. They only issue; the caller fences, commits and
-// waits. Operands in shared memory come by the low word of their descriptor (layout.h).
+// Products of tiles for one warpgroup, 64 rows of A. They only issue; the caller fences, commits
+// and waits. Operands in shared memory come by the low word of their descriptor (layout.h).
 #pragma once
 
 #include "engine/hopper/ptx/wgmma.cuh"
@@ -10,10 +10,10 @@ namespace fa3::hopper::tile {
 
 using cuda::Element;
 
-// Packed weights of one block: four registers of a product's A operand for each step along the keys,
-// which are the rows of V, or its columns where it is stored transposed.
+// Packed weights of one block: four registers of a product's A operand for each step along the
+// keys, which are the rows of V, or its columns where it is stored transposed.
 template <TileLayout V, bool Transposed = false>
-using Weights = uint32_t[(Transposed ? V.columns : V.rows) / V.mma_depth()][4];
+using PFragment = uint32_t[(Transposed ? V.columns : V.rows) / V.mma_depth()][4];
 
 // d = A B^T, summed over the columns of both tiles: scores = Q K^T. A's descriptor starts at this
 // warpgroup's rows.
@@ -32,11 +32,11 @@ __device__ __forceinline__ void issue_abt(float (&d)[Count], uint32_t a, uint32_
   }
 }
 
-// d = A B^T or d += A B^T, summed over the columns of B, which are e4m3: output += P V. A comes from
-// registers.
+// d = A B^T or d += A B^T, summed over the columns of B, which are e4m3: output += P V. A comes
+// from registers.
 template <TileLayout B, int Count>
-__device__ __forceinline__ void issue_abt(float (&d)[Count], const Weights<B, true>& a, uint32_t b,
-                                          bool add) {
+__device__ __forceinline__ void issue_abt(float (&d)[Count], const PFragment<B, true>& a,
+                                          uint32_t b, bool add) {
   static_assert(Count == B.rows / 2 && B.element_bytes == 1);
 #pragma unroll
   for (int step = 0; step < B.columns / B.mma_depth(); ++step) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void issue_abt(float (&d)[Count], const Weights<B, tr
 
 // d = A B or d += A B, summed over the rows of B: output += P V. A comes from registers.
 template <Element E, TileLayout B, int Count>
-__device__ __forceinline__ void issue_ab(float (&d)[Count], const Weights<B>& a, uint32_t b,
+__device__ __forceinline__ void issue_ab(float (&d)[Count], const PFragment<B>& a, uint32_t b,
                                          bool add = true) {
   static_assert(Count == B.columns / 2);
 #pragma unroll
@@ -56,8 +56,8 @@ __device__ __forceinline__ void issue_ab(float (&d)[Count], const Weights<B>& a,
   }
 }
 
-// d = A B, summed over the columns of A and the rows of B, which has as many columns as d: a tile, or
-// a slab of one.
+// d = A B, summed over the columns of A and the rows of B, which has as many columns as d: a tile,
+// or a slab of one.
 template <Element E, TileLayout A, TileLayout B, int Count>
 __device__ __forceinline__ void issue_ab(float (&d)[Count], uint32_t a, uint32_t b) {
   static_assert(A.columns == B.rows && Count <= B.columns / 2);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tile lies in shared memory, and how wgmma is told. A tile of R rows is stored as slabs of 64
-// (or 32) columns: slab[c / slab_columns][row][c % slab_columns], each row 128 (or 64) bytes wide
-// with its 16-byte chunks permuted by the row's low bits (the hardware's swizzle: copy engine
-// and wgmma agree on it). Plain constexpr: tested on the host. Next: fragment.h.
+// How a tile lies in shared memory, and how wgmma is told. A tile of R rows is stored as slabs of
+// 64 (or 32) columns: slab[c / slab_columns][row][c % slab_columns], each row 128 (or 64) bytes
+// wide with its 16-byte chunks permuted by the row's low bits (the hardware's swizzle: TMA and
+// wgmma agree on it). Plain constexpr: tested on the host. Next: fragment.h.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct TileLayout {
 
 // The 64-bit matrix descriptor (PTX ISA, "matrix descriptor format"). All fields count 16 bytes.
 //   bits 0-13 start address, 16-29 leading byte offset, 32-45 stride byte offset, 62-63 swizzle.
-// The low word holds what changes from slot to slot, the high word is a constant of the layout.
+// The low word holds what changes from stage to stage, the high word is a constant of the layout.
 inline constexpr uint32_t kSwizzle128 = 1;
 inline constexpr uint32_t kSwizzle64 = 2;
 

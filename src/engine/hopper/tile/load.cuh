@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles from global to shared memory, by the copy engine: how layout.h says they lie.
+// Tiles from global to shared memory, by TMA: how layout.h says they lie.
 #pragma once
 
 #include "engine/hopper/ptx/mbarrier.cuh"
@@ -8,8 +8,8 @@
 
 namespace fa3::hopper::tile {
 
-// Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like others.
-// The barrier waits for so many bytes more, of copies that follow.
+// Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like
+// others. The barrier waits for so many bytes more, of copies that follow.
 __device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout layout, int rows,
                                           uint32_t smem, uint32_t barrier, ptx::TileCoordinates at,
                                           int more_bytes = 0) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout lay
   }
 }
 
-// A clipped map (tensor_map.h) and the same boxes with an origin in memory: the copy engine reads a
+// A clipped map (tensor_map.h) and the same boxes with an origin in memory: TMA reads a
 // map's origin for a box that lies outside of its tensor altogether.
 struct ClippedMap {
   const CUtensorMap& inside;
@@ -54,8 +54,9 @@ __device__ __forceinline__ void load_clipped_rows(const ClippedMap& map, TileLay
   issue_clipped_rows(map, layout, some_inside, smem, barrier, at);
 }
 
-// Where a clipped map (tensor_map.h) has the rows of a tile that begins at row `first` of a sequence:
-// the sequence's own `count` rows begin at row `begin` of the tensor; behind them come zeros.
+// Where a clipped map (tensor_map.h) has the rows of a tile that begins at row `first` of a
+// sequence: the sequence's own `count` rows begin at row `begin` of the tensor; behind them come
+// zeros.
 __device__ __forceinline__ ptx::TileCoordinates clipped_place(int begin, int count, int first,
                                                               int tile_rows, int head, int batch) {
   const int left = count - first;

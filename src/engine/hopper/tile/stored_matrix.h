@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an accumulator, packed in pairs, gets to shared memory: stmatrix stores four 8 x 8 matrices of a
-// warp, each lane giving the address of one of their 32 rows. Four registers of a packed accumulator
-// are such matrices: 16 rows by 16 columns. Plain constexpr: tested on the host.
+// How an accumulator, packed in pairs, gets to shared memory: stmatrix stores four 8 x 8 matrices
+// of a warp, each lane giving the address of one of their 32 rows. Four registers of a packed
+// accumulator are such matrices: 16 rows by 16 columns. Plain constexpr: tested on the host.
 #pragma once
 
 #include "engine/cuda/fragment.h"
@@ -15,8 +15,8 @@ struct StoredPlace {
   int column;
 };
 
-// The row that a thread gives the address of, from the warpgroup's first row and the 16 columns' first:
-// matrices 0 and 1 are the upper and lower half of the first 8 columns, 2 and 3 of the last.
+// The row that a thread gives the address of, from the warpgroup's first row and the 16 columns'
+// first: matrices 0 and 1 are the upper and lower half of the first 8 columns, 2 and 3 of the last.
 FA3_HD constexpr StoredPlace stored_place(int thread) {
   const int lane = thread % kWarpSize;
   return {thread / kWarpSize * kRowsPerWarp + lane % 16, lane / 16 * 8};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward's tasks: complete, longest first, evenly dealt out, and planned from each sequence alone.
+// The forward's tasks: complete, longest first, evenly dealt out, and planned from each sequence
+// alone.
 #include "engine/cpu/schedule.h"
 
 #include <gtest/gtest.h>
@@ -50,8 +51,8 @@ TEST(Schedule, every_task_is_found_and_longer_sequences_come_first) {
   const std::vector<int32_t> q_starts = {0, 100, 100, 1000, 1001, 1500};
   const std::vector<int32_t> k_starts = {0, 300, 350, 1350, 9350, 9850};
   Problem problem = shape_only(5, 900, 8000, 6, 3, 64);
-  problem.lengths_q = {.cu_seqlens = q_starts.data(), .max = 900, .total = 1500, .ragged = true};
-  problem.lengths_k = {.cu_seqlens = k_starts.data(), .max = 8000, .total = 9850, .ragged = true};
+  problem.lengths_q = {.cu_seqlens = q_starts.data(), .max = 900, .total = 1500, .varlen = true};
+  problem.lengths_k = {.cu_seqlens = k_starts.data(), .max = 8000, .total = 9850, .varlen = true};
   std::vector<SequenceTasks> tasks(5);
   const Totals totals = count_tasks(problem, 96);
   const Schedule schedule(problem, tile_shape(64, 64), 96, tasks.data());
@@ -77,14 +78,14 @@ TEST(Schedule, of_sequences_that_are_alike_is_that_of_equal_lengths) {
   for (int64_t seqlen_q : {1, 40, 700}) {
     const Problem dense = shape_only(4, seqlen_q, 5000, 6, 3, 64);
     const std::vector<int32_t> used(4, static_cast<int32_t>(seqlen_q));
-    Problem ragged = dense;
-    ragged.lengths_q.seqused = used.data();
+    Problem varlen = dense;
+    varlen.lengths_q.seqused = used.data();
     std::vector<SequenceTasks> table(4);
     const Totals totals = count_tasks(dense, 96);
-    ASSERT_EQ(totals.num_tasks, count_tasks(ragged, 96).num_tasks);
-    EXPECT_EQ(totals.max_parts, count_tasks(ragged, 96).max_parts);
+    ASSERT_EQ(totals.num_tasks, count_tasks(varlen, 96).num_tasks);
+    EXPECT_EQ(totals.max_parts, count_tasks(varlen, 96).max_parts);
     const Schedule of_dense(dense, tile_shape(64, 64), 96, nullptr);
-    const Schedule of_ragged(ragged, tile_shape(64, 64), 96, table.data());
+    const Schedule of_ragged(varlen, tile_shape(64, 64), 96, table.data());
     for (int64_t task = 0; task < totals.num_tasks; ++task) {
       const SequenceTasks a = of_dense.find(task), b = of_ragged.find(task);
       EXPECT_EQ(a.sequence, b.sequence);
@@ -95,8 +96,9 @@ TEST(Schedule, of_sequences_that_are_alike_is_that_of_equal_lengths) {
   }
 }
 
-// Rows of the thread that ends last over the rows of each thread if all ended together, where threads
-// take the next block as soon as they are free, some threads are slower, and a block costs its rows.
+// Rows of the thread that ends last over the rows of each thread if all ended together, where
+// threads take the next block as soon as they are free, some threads are slower, and a block costs
+// its rows.
 double lateness(const Problem& problem, const Plan& plan, double slowest) {
   std::vector<double> busy_until(problem.num_threads), speed(problem.num_threads);
   double all_speeds = 0;
@@ -141,9 +143,9 @@ TEST(Schedule, tiles_are_packed_ahead_for_blocks_too_small_to_pack_for_themselve
   EXPECT_FALSE(packs(shape_only(1, 8192, 8192, 16, 16, 128), 16)) << "blocks are large";
   EXPECT_FALSE(packs(shape_only(1, 500, 8192, 1, 1, 128), 16)) << "a few blocks";
   EXPECT_FALSE(packs(shape_only(1, 1024, 1 << 20, 1, 1, 128), 16)) << "a GiB of packed keys";
-  Problem ragged = one_head;
-  ragged.lengths_k.ragged = true;
-  EXPECT_FALSE(packs(ragged, 16));
+  Problem varlen = one_head;
+  varlen.lengths_k.varlen = true;
+  EXPECT_FALSE(packs(varlen, 16));
 }
 
 // A workspace query sees null length arrays; what it answers must do for any lengths.
@@ -156,7 +158,7 @@ TEST(Schedule, a_workspace_query_is_never_too_small) {
         BackwardProblem query;
         static_cast<Problem&>(query) = shape_only(2, total, total, 4, 2, 64);
         query.num_threads = threads;
-        query.lengths_q = {.max = total, .total = total, .ragged = true};
+        query.lengths_q = {.max = total, .total = total, .varlen = true};
         query.lengths_k = query.lengths_q;
         BackwardProblem call = query;
         call.lengths_q.cu_seqlens = call.lengths_k.cu_seqlens = starts.data();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles bit for bit: the emulation against the instruction's definition (Intel's manual, TDPBF16PS),
-// the instruction against the emulation.
+// Tiles bit for bit: the emulation against the instruction's definition (Intel's manual,
+// TDPBF16PS), the instruction against the emulation.
 #include <gtest/gtest.h>
 
 #include <bit>

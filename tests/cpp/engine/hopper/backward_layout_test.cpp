@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's tiles on the host: what stmatrix writes and what wgmma reads of them, played by plain
-// loops after the PTX ISA, are the elements the products are about; and the order in which dQ is
-// summed is undone by what turns it into rows.
+// The backward's tiles on the host: what stmatrix writes and what wgmma reads of them, played by
+// plain loops after the PTX ISA, are the elements the products are about; and the order in which dQ
+// is summed is undone by what turns it into rows.
 #include <gtest/gtest.h>
 
 #include <set>
 #include <tuple>
 #include <utility>
 
-#include "engine/hopper/backward/compiled_backward.h"
+#include "engine/hopper/instances/backward_table.h"
 #include "engine/hopper/tile/stored_matrix.h"
 
 namespace fa3::hopper {
@@ -21,13 +21,13 @@ constexpr int kDepth = tile::kMmaBytes / kElementBytes;  // of one product
 
 // Element (row, column) of the accumulator of a thread.
 std::pair<int, int> place(int thread, int element) {
-  return {fragment_row(thread) + fragment_row_slot(element) * kRowDistance,
+  return {fragment_row(thread) + fragment_row_index(element) * kRowDistance,
           fragment_column(element) + fragment_lane_column(thread)};
 }
 
-// Where stmatrix.x4 puts element `half` of register `matrix` of `thread`: in the row whose address lane
-// 8 * matrix + l / 4 gives, as its elements 2 * (l % 4) + {0, 1}; with .trans, in the row of lane
-// 8 * matrix + 2 * (l % 4) + {0, 1}, as its element l / 4.
+// Where stmatrix.x4 puts element `half` of register `matrix` of `thread`: in the row whose address
+// lane 8 * matrix + l / 4 gives, as its elements 2 * (l % 4) + {0, 1}; with .trans, in the row of
+// lane 8 * matrix + 2 * (l % 4) + {0, 1}, as its element l / 4.
 template <typename Address>
 int stored_at(int thread, int matrix, int half, bool transposed, Address address_of) {
   const int lane = thread % kWarpSize, warp_start = thread - lane;
@@ -54,7 +54,7 @@ TEST(StoredMatrix, dk_and_dv_lie_as_their_tile_says) {
 }
 
 TEST(StoredMatrix, ds_lies_transposed_queries_by_keys) {
-  for (const CompiledBackward& compiled : kBackwardTable) {
+  for (const BackwardInstance& compiled : kBackwardTable) {
     const BackwardConfig& c = compiled.config;
     const TileLayout layout = c.ds_layout();
     for (int warpgroup = 0; warpgroup < c.key_warpgroups(); ++warpgroup) {
@@ -75,8 +75,8 @@ TEST(StoredMatrix, ds_lies_transposed_queries_by_keys) {
   }
 }
 
-// The byte that wgmma reads as element (i, k) of a 16-deep operand, i along M or N. PTX ISA, "strides"
-// of a matrix in shared memory and its swizzling, which works on address bits.
+// The byte that wgmma reads as element (i, k) of a 16-deep operand, i along M or N. PTX ISA,
+// "strides" of a matrix in shared memory and its swizzling, which works on address bits.
 uint32_t read_at(uint64_t descriptor, bool k_major, int i, int k) {
   const uint32_t start = uint32_t(descriptor & 0x3fff) << 4;
   const uint32_t leading = uint32_t(descriptor >> 16 & 0x3fff) << 4;
@@ -123,7 +123,7 @@ void expect_mn_major(TileLayout t, int first, int columns) {
 }
 
 TEST(BackwardProducts, read_the_elements_they_are_about) {
-  for (const CompiledBackward& compiled : kBackwardTable) {
+  for (const BackwardInstance& compiled : kBackwardTable) {
     const BackwardConfig& c = compiled.config;
     for (int w = 0; w < c.key_warpgroups(); ++w) {
       expect_k_major(c.k_layout(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
@@ -141,10 +141,11 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
   }
 }
 
-// (first row, first column) and (float of the chunk) of what a thread adds, and of what a lane stores.
+// (first row, first column) and (float of the chunk) of what a thread adds, and of what a lane
+// stores.
 TEST(SumParts, rows_come_out_where_their_products_went_in) {
   std::vector<SumParts> all;
-  for (const CompiledBackward& compiled : kBackwardTable) {
+  for (const BackwardInstance& compiled : kBackwardTable) {
     const BackwardConfig& c = compiled.config;
     for (const SumParts& parts : {c.dq_parts(), c.dk_parts(), c.dv_parts()}) all.push_back(parts);
   }

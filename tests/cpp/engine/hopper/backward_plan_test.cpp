@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward's kernel table: its budgets, and which row a shape gets.
-#include "engine/hopper/backward/plan_backward.h"
+#include "engine/hopper/plan/plan_backward.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 #include <vector>
 
-#include "engine/hopper/choose_row.h"
-#include "engine/hopper/forward_config.h"
-#include "engine/hopper/piece/sequence_tiles.h"
+#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
 namespace {
@@ -17,10 +17,10 @@ namespace {
 // Every config that is built, but for the element.
 std::vector<BackwardConfig> configs() {
   std::vector<BackwardConfig> all;
-  for (const CompiledBackward& row : kBackwardTable) {
+  for (const BackwardInstance& row : kBackwardTable) {
     for (int variant = 0; variant < kNumVariants; ++variant) {
       all.push_back(row.config.with(Element::kBf16, Variant(variant)));
-      all.push_back(all.back().by_turns());
+      all.push_back(all.back().deterministic());
     }
   }
   return all;
@@ -45,13 +45,14 @@ TEST(ChooseBackwardRow, gives_the_narrowest_that_fits_wherever_the_forward_has_a
   std::set<int> chosen;
   for (int64_t d = 8; d <= 264; d += 8) {
     for (int64_t dv = 8; dv <= 264; dv += 8) {
-      const int row = choose_backward_row(d, dv);
-      const bool forward = choose_row({.head_dim = d, .head_dim_v = dv, .keys = 1000}) != kNoRow;
-      ASSERT_EQ(row != kNoBackwardRow, forward) << d << "/" << dv;
-      if (row == kNoBackwardRow) continue;
+      const int row = select_backward_kernel(d, dv);
+      const bool forward =
+          select_kernel({.head_dim = d, .head_dim_v = dv, .keys = 1000}) != kNoKernel;
+      ASSERT_EQ(row != kNoBackwardKernel, forward) << d << "/" << dv;
+      if (row == kNoBackwardKernel) continue;
       chosen.insert(row);
       const BackwardConfig& c = kBackwardTable[row].config;
-      for (const CompiledBackward& other : kBackwardTable) {
+      for (const BackwardInstance& other : kBackwardTable) {
         const BackwardConfig& o = other.config;
         if (o.head_dim < d || o.head_dim_v < dv) continue;
         EXPECT_LE(c.head_dim + c.head_dim_v, o.head_dim + o.head_dim_v) << d << "/" << dv;
@@ -69,16 +70,16 @@ BackwardArguments arguments(int64_t batches, int64_t rows, int64_t heads) {
 }
 
 TEST(BackwardWorkspace, has_a_float_for_each_padded_element_of_dq_and_two_numbers_a_row) {
-  const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
+  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
   const int64_t rows = 3 * 5 * 128;  // 100 rows are padded to 2 blocks
   EXPECT_EQ(backward_workspace_bytes(c, arguments(3, 100, 5)), rows * 128 * 4 + 2 * rows * 4);
 }
 
-// Of ragged lengths the most that there can be, whatever the device's arrays hold.
+// Of varlen lengths the most that there can be, whatever the device's arrays hold.
 TEST(BackwardWorkspace, of_packed_sequences_has_a_block_more_for_each) {
-  const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
+  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
   BackwardArguments a = arguments(1, 1000, 5);
-  a.ragged = true;
+  a.varlen = true;
   a.sequences = 7;
   a.lengths_q.in_one_tensor = true;
   EXPECT_EQ(backward_num_query_blocks(c, a), (16 + 7 + 1) * 5);
@@ -99,11 +100,11 @@ BackwardArguments shared_keys(int64_t batches, int64_t rows, int64_t heads) {
 }
 
 TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
-  const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
+  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
   const auto shares = [&](int64_t batches, int64_t rows, int64_t heads_per_kv_head) {
     return backward_shares(c, shared_keys(batches, rows, 4 * heads_per_kv_head));
   };
-  EXPECT_EQ(shares(16, 1024, 8), 4);  // so many that there are 2048 thread blocks
+  EXPECT_EQ(shares(16, 1024, 8), 4);  // so many that there are 2048 CTAs
   EXPECT_EQ(shares(4, 4096, 8), 4);
   EXPECT_EQ(shares(8, 4096, 8), 2);
   EXPECT_EQ(shares(16, 4096, 8), 1);
@@ -115,11 +116,11 @@ TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
   EXPECT_EQ(shares(0, 1000, 8), 1);
   EXPECT_EQ(shares(1, 0, 8), 1);
   EXPECT_EQ(backward_num_tiles(c, shared_keys(16, 1024, 32)), 8 * 4 * 16 * 4);
-  BackwardArguments full = shared_keys(3, 1000, 32), by_turns = full;
+  BackwardArguments full = shared_keys(3, 1000, 32), deterministic = full;
   full.mask = {};
-  by_turns.deterministic = true;
+  deterministic.deterministic = true;
   EXPECT_EQ(backward_num_tiles(c, full), 8 * 4 * 3);
-  EXPECT_EQ(backward_num_tiles(c, by_turns), 8 * 4 * 3);
+  EXPECT_EQ(backward_num_tiles(c, deterministic), 8 * 4 * 3);
   const BackwardConfig general = c.with(Element::kBf16, Variant::kGeneral);
   EXPECT_EQ(backward_num_tiles(general, shared_keys(3, 1000, 32)), 8 * 4 * 3);
 }
@@ -127,7 +128,8 @@ TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
 // Q, dO and the sums of dQ take 2 KB a row and head at 256 columns, half of that at 128.
 TEST(BackwardShares, of_heads_that_fill_the_multiprocessors_have_64_mb_of_rows) {
   const auto shares = [](int64_t columns, int64_t rows, int64_t heads_per_kv_head) {
-    const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(columns, columns))].config;
+    const BackwardConfig c =
+        kBackwardTable[size_t(select_backward_kernel(columns, columns))].config;
     return backward_shares(c, shared_keys(1, rows, 4 * heads_per_kv_head));
   };
   EXPECT_EQ(shares(256, 8192, 4), 1);
@@ -143,7 +145,7 @@ TEST(BackwardShares, of_heads_that_fill_the_multiprocessors_have_64_mb_of_rows) 
 
 // As FlashAttention-3 does wherever heads share keys.
 TEST(BackwardShares, have_a_float_for_each_padded_element_of_dk_and_dv) {
-  const BackwardConfig c = kBackwardTable[size_t(choose_backward_row(192, 128))].config;
+  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(192, 128))].config;
   BackwardArguments full = shared_keys(3, 1000, 32);
   full.mask = {};
   EXPECT_EQ(
@@ -152,10 +154,10 @@ TEST(BackwardShares, have_a_float_for_each_padded_element_of_dk_and_dv) {
 }
 
 TEST(BackwardWorkspace, of_sequences_that_a_tile_holds_is_none) {
-  const BackwardConfig dense = kBackwardTable[size_t(choose_backward_row(128, 128))].config;
+  const BackwardConfig dense = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
   const BackwardConfig general = dense.with(Element::kBf16, Variant::kGeneral);
   BackwardArguments a = arguments(1, 1000, 5);
-  a.ragged = true;
+  a.varlen = true;
   a.sequences = 70;
   a.seqlen_q = a.seqlen_k = 64;
   EXPECT_EQ(backward_workspace_bytes(general, a), 0);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The barrier protocol of the backward's main kernel, run as it stands in the sources on a machine that
-// schedules at random (machine/machine.h): every product of every query block is made once and of the
-// right tiles, every part of dQ is added once, dK and dV are stored once. Broken protocols must be
-// found out.
+// The barrier protocol of the backward's main kernel, run as it stands in the sources on a machine
+// that schedules at random (machine/machine.h): every product of every query block is made once and
+// of the right tiles, every part of dQ is added once, dK and dV are stored once. Broken protocols
+// must be found out.
 #include <algorithm>
 #include <cstdlib>
 #include <span>
 
 #include "backward_run.h"
-#include "engine/hopper/backward/compiled_backward.h"
+#include "engine/hopper/instances/backward_table.h"
 #include "many_orders.h"
 
 namespace fa3::hopper {
@@ -148,27 +148,27 @@ TEST(BackwardProtocol, shares_of_heads_add_up_dk_and_dv_once_in_any_order) {
 
 TEST(BackwardProtocol, deterministic_calls_add_in_their_turns_in_any_order) {
   for_every_row<Variant::kDense>([]<BackwardConfig C>() {
-    all_work_is_done_once<C.by_turns()>(std::span(kShapes).first(3), true);
+    all_work_is_done_once<C.deterministic()>(std::span(kShapes).first(3), true);
   });
   for_every_row<Variant::kGeneral>([]<BackwardConfig C>() {
-    all_work_is_done_once<C.by_turns()>(std::span(kWindows), true);
-    all_work_is_done_once<C.by_turns()>(std::span(kRagged), true);
+    all_work_is_done_once<C.deterministic()>(std::span(kWindows), true);
+    all_work_is_done_once<C.deterministic()>(std::span(kRagged), true);
   });
   for_every_row<Variant::kCapped>([]<BackwardConfig C>() {
-    all_work_is_done_once<C.by_turns()>(std::span(kRagged).first(1), true);
+    all_work_is_done_once<C.deterministic()>(std::span(kRagged).first(1), true);
   });
 }
 
-// A ring broken on purpose is found out in every order, with one of the complaints.
+// A pipeline broken on purpose is found out in every order, with one of the complaints.
 template <int Row = 2>
-void expect_found(auto ring_of, int slots, Fault fault, const std::vector<std::string>& complaints,
+void expect_found(auto ring_of, int stages, Fault fault, const std::vector<std::string>& complaints,
                   bool deterministic = false) {
   constexpr BackwardConfig kConfig = kBackwardTable[Row].config;
   const BackwardRun<kConfig> run(kShapes[0], deterministic);
-  const auto ring = ring_of(BackwardAddresses<kConfig>{machine::kSmemBase});
+  const auto pipeline = ring_of(BackwardAddresses<kConfig>{machine::kSmemBase});
   for (unsigned seed = 0; seed < 20; ++seed) {
     machine::Setting setting{.seed = seed, .fault = fault};
-    setting.kv = {ring.full(0), ring.empty(0), slots};
+    setting.kv = {pipeline.full(0), pipeline.empty(0), stages};
     const Outcome outcome = run.run(0, setting);
     const std::string error =
         outcome.error.empty() && deterministic ? run.broken_turn(0, outcome) : outcome.error;
@@ -180,15 +180,15 @@ void expect_found(auto ring_of, int slots, Fault fault, const std::vector<std::s
 
 void expect_found_in_loads(Fault fault, const std::vector<std::string>& complaints) {
   constexpr int kStages = kBackwardTable[2].config.stages;
-  SCOPED_TRACE("ring of Q");
-  expect_found([](auto at) { return at.q_ring(); }, kStages, fault, complaints);
-  SCOPED_TRACE("ring of dO");
-  expect_found([](auto at) { return at.d_o_ring(); }, kStages, fault, complaints);
+  SCOPED_TRACE("pipeline of Q");
+  expect_found([](auto at) { return at.q_pipeline(); }, kStages, fault, complaints);
+  SCOPED_TRACE("pipeline of dO");
+  expect_found([](auto at) { return at.d_o_pipeline(); }, kStages, fault, complaints);
 }
 
 void expect_found_in_ds(Fault fault, const std::vector<std::string>& complaints) {
-  SCOPED_TRACE("ring of dS");
-  expect_found([](auto at) { return at.ds_ring(); }, kBackwardTable[2].config.ds_slots, fault,
+  SCOPED_TRACE("pipeline of dS");
+  expect_found([](auto at) { return at.ds_pipeline(); }, kBackwardTable[2].config.ds_stages, fault,
                complaints);
 }
 
@@ -216,25 +216,27 @@ TEST(BackwardProtocol, dS_never_released_is_a_deadlock) {
 TEST(BackwardProtocol, Q_and_dO_never_released_are_a_deadlock) {
   expect_found_in_loads(Fault::kOneArrivalTooMany, {"deadlock"});
 }
-// Sides release slots themselves, with two slots as early as they can.
+// Sides release stages themselves, with two stages as early as they can.
 TEST(BackwardProtocol, Q_and_dO_released_before_the_last_warp_of_a_side_are_found) {
   constexpr int kRow = int(kBackwardTable.size()) - 1, kStages = kBackwardTable[kRow].config.stages;
   static_assert(kBackwardTable[kRow].config.splits_sides());
   const std::vector<std::string> complaints = {machine::kOverRead, machine::kUnfilled, "barrier",
                                                "deadlock"};
-  expect_found<kRow>([](auto at) { return at.q_ring(); }, kStages, Fault::kOneArrivalTooFew,
+  expect_found<kRow>([](auto at) { return at.q_pipeline(); }, kStages, Fault::kOneArrivalTooFew,
                      complaints);
-  expect_found<kRow>([](auto at) { return at.d_o_ring(); }, kStages, Fault::kOneArrivalTooFew,
+  expect_found<kRow>([](auto at) { return at.d_o_pipeline(); }, kStages, Fault::kOneArrivalTooFew,
                      complaints);
 }
 
 void expect_found_in_turns(Fault fault, const std::vector<std::string>& complaints) {
-  SCOPED_TRACE("ring of turns");
-  expect_found([](auto at) { return at.turn_ring(); }, kTurnsAhead, fault, complaints, true);
+  SCOPED_TRACE("pipeline of turns");
+  expect_found([](auto at) { return at.semaphore_pipeline(); }, kSemaphoreDepth, fault, complaints,
+               true);
 }
 void expect_found_in_additions(Fault fault, const std::vector<std::string>& complaints) {
-  SCOPED_TRACE("ring of additions");
-  expect_found([](auto at) { return at.added_ring(); }, kTurnsAhead, fault, complaints, true);
+  SCOPED_TRACE("pipeline of additions");
+  expect_found([](auto at) { return at.added_pipeline(); }, kSemaphoreDepth, fault, complaints,
+               true);
 }
 
 TEST(BackwardProtocol, additions_before_their_turn_are_found) {

@@ -48,8 +48,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   ++g_cuda.device_questions;
   if (g_cuda.driver != cudaSuccess) return fa3::test::noted(g_cuda.driver);
   if (device < 0 || device >= g_cuda.devices) return fa3::test::noted(cudaErrorInvalidDevice);
-  constexpr int kMultiprocessors = 132;
-  *value = attribute == cudaDevAttrMultiProcessorCount      ? kMultiprocessors
+  constexpr int kSms = 132;
+  *value = attribute == cudaDevAttrMultiProcessorCount      ? kSms
            : attribute == cudaDevAttrComputeCapabilityMajor ? 9 - device
                                                             : 0;
   return cudaSuccess;

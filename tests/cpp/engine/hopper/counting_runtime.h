@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA runtime without a GPU, which a program links in front of the real one: it counts what it is
-// asked for, and its machine is what a test says.
+// A CUDA runtime without a GPU, which a program links in front of the real one: it counts what it
+// is asked for, and its machine is what a test says.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@ namespace fa3::test {
 struct CountingRuntime {
   int launches = 0;            // of kernels
   unsigned thread_blocks = 0;  // of the last one
-  int tensor_maps = 0;         // described for the copy engine
+  int tensor_maps = 0;         // described for TMA
   int memsets = 0;             // queued
   int function_settings = 0;   // cudaFuncSetAttribute
   int device_counts = 0;       // cudaGetDeviceCount

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who holds which element of an accumulator, and that packing makes it the next product's operand.
-#include "engine/hopper/forward_config.h"
+#include "engine/hopper/config/forward_config.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ constexpr int kColumns = 128;
 constexpr int kElements = kColumns / 2;  // a thread
 
 std::pair<int, int> place(int thread, int element) {
-  return {fragment_row(thread) + fragment_row_slot(element) * kRowDistance,
+  return {fragment_row(thread) + fragment_row_index(element) * kRowDistance,
           fragment_column(element) + fragment_lane_column(thread)};
 }
 
@@ -58,8 +58,8 @@ TEST(Fragment, packed_pairs_are_the_operand_of_the_next_product) {
   }
 }
 
-// The same of 8-bit elements: 32 columns a k-step, register r's byte b is of row lane / 4 + 8 * (r % 2)
-// and column 4 * (lane % 4) + 16 * (r / 2) + b.
+// The same of 8-bit elements: 32 columns a k-step, register r's byte b is of row lane / 4 + 8 * (r
+// % 2) and column 4 * (lane % 4) + 16 * (r / 2) + b.
 TEST(Fragment, weights_packed_to_e4m3_meet_the_keys_in_the_order_of_the_transposed_values) {
   for (int thread = 0; thread < kWarpgroupSize; ++thread) {
     const int warp = thread / kWarpSize, lane = thread % kWarpSize;

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which softmax steps a warpgroup takes: guarded ones vote over a warp's rows, so all must be numbers.
-#include "engine/hopper/item_blocks.cuh"
+// Which softmax steps a warpgroup takes: guarded ones vote over a warp's rows, so all must be
+// numbers.
+#include "engine/hopper/forward/work_tile_blocks.cuh"
 
 #include <gtest/gtest.h>
 
 namespace fa3::hopper {
 namespace {
 
-TEST(ItemBlocks, steps_are_ordinary_where_rows_past_the_end_may_hold_anything) {
+TEST(WorkTileBlocks, steps_are_ordinary_where_rows_past_the_end_may_hold_anything) {
   constexpr ForwardConfig kKernel =
-      ForwardConfig{.may_cut = true}.with(Element::kBf16, Variant::kGeneral);
+      ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
   constexpr int kRows = 96, kKeys = 4096;
   ForwardParams params{};
   params.seqlen_q = kRows;
   params.q.columns = kKernel.head_dim;
   const auto guarded = [&](int used) {
     const cuda::QueryRows queries{.count = kRows, .used = used};
-    return ItemBlocks<kKernel>(params)
+    return WorkTileBlocks<kKernel>(params)
                .blocks_of(kRowsPerWarpgroup, queries, kKeys, 0, kAllBlocks)
-               .ordinary_from > 0;
+               .online_from > 0;
   };
-  EXPECT_TRUE(guarded(kRows));  // neither listed nor cut: the tensor ends here
-  params.split.block_n = kKernel.block_n;
+  EXPECT_TRUE(guarded(kRows));  // neither listed nor split: the tensor ends here
+  params.schedule.block_n = kKernel.block_n;
   EXPECT_TRUE(guarded(kRows));       // zeros behind the tensor's end
   EXPECT_FALSE(guarded(kRows - 1));  // a row that is not used
   params.seqlen_q = kRows + 1;

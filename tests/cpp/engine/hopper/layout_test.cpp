@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/instances/e4m3_table.h"
 
 namespace fa3::hopper::tile {
 namespace {
@@ -14,14 +14,14 @@ namespace {
 // Every tile that some compiled kernel keeps in shared memory.
 std::vector<TileLayout> layouts() {
   std::vector<TileLayout> all;
-  for (const CompiledForward& row : kForwardTable) {
+  for (const KernelInstance& row : kForwardTable) {
     const ForwardConfig& c = row.config;
     all.push_back({c.block_m, c.head_dim});
     all.push_back({c.block_n, c.head_dim});
     all.push_back({c.block_n, c.head_dim_v});
     all.push_back({c.block_m, c.head_dim_v});
   }
-  for (const CompiledForward& row : kE4m3Table) {
+  for (const KernelInstance& row : kE4m3Table) {
     const ForwardConfig& c = row.config;
     all.insert(all.end(), {c.q_tile(), c.k_tile(), c.v_tile()});
   }
@@ -61,7 +61,7 @@ TEST(Layout, swizzle_is_the_hardwares) {
   }
 }
 
-// What threads that copy rows add up (gather_keys.cuh).
+// What threads that copy rows add up (load_cp_async.cuh).
 TEST(Layout, a_chunk_lies_alike_in_every_eight_rows_and_every_slab) {
   for (const TileLayout& t : layouts()) {
     for (int row = 0; row < t.rows; ++row) {

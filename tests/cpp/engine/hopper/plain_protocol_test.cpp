@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The barriers of the plain kernel (plain_kernel.cuh), run as it stands on the machine that schedules
-// at random: every warp multiplies every block of its tile once, in order, and stores its rows; broken
-// barriers are found out.
+// The barriers of the plain kernel (plain_kernel.cuh), run as it stands on the machine that
+// schedules at random: every warp multiplies every block of its tile once, in order, and stores its
+// rows; broken barriers are found out.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -57,8 +57,9 @@ class PlainRun {
 
   machine::Outcome run(int tile, machine::Setting setting) const {
     setting.block = unsigned(tile);
-    const uint32_t ring = machine::kSmemBase + offsetof(Forward::Smem, kv_ring);
-    setting.kv = {ring, ring + Forward::kSlots * uint32_t{sizeof(uint64_t)}, Forward::kSlots};
+    const uint32_t pipeline = machine::kSmemBase + offsetof(Forward::Smem, kv_pipeline);
+    setting.kv = {pipeline, pipeline + Forward::kStages * uint32_t{sizeof(uint64_t)},
+                  Forward::kStages};
     return machine::run_block(setting, kWarps, unsigned(tiles()),
                               [this] { plain_kernel<Element::kBf16, kHeadDim, kBlockN>(params_); });
   }

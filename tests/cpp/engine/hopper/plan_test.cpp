@@ -5,39 +5,39 @@
 #include <array>
 #include <set>
 
-#include "engine/hopper/choose_tiles.h"
-#include "engine/hopper/compiled_cache.h"
-#include "engine/hopper/compiled_decode.h"
-#include "engine/hopper/compiled_e4m3.h"
-#include "engine/hopper/plan_e4m3.h"
-#include "engine/hopper/plan_forward.h"
+#include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/plan_forward.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {
 namespace {
 
-// Register files and slots have no static_assert of their own; shared memory has.
+// Register files and stages have no static_assert of their own; shared memory has.
 TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_into) {
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
-  std::vector<CompiledForward> rows;
-  for (const CompiledForward& row : kForwardTable) {
+  std::vector<KernelInstance> rows;
+  for (const KernelInstance& row : kForwardTable) {
     for (const Variant variant : {Variant::kDense, Variant::kGeneral, Variant::kCapped}) {
       rows.push_back(row);
       rows.back().config = row.config.with(Element::kBf16, variant);
     }
   }
   rows.insert(rows.end(), kE4m3Table.begin(), kE4m3Table.end());
-  rows.insert(rows.end(), kDecodeTable.begin(), kDecodeTable.end());
-  for (const CompiledForward& row : kCacheTable) {
+  rows.insert(rows.end(), kStreamKTable.begin(), kStreamKTable.end());
+  for (const KernelInstance& row : kCacheTable) {
     rows.push_back(row);
     rows.back().config.variant = Variant::kGeneral;
   }
-  for (const CompiledForward& row : rows) {
+  for (const KernelInstance& row : rows) {
     const ForwardConfig& c = row.config;
-    EXPECT_LE(c.blocks * (c.producer_registers() + c.consumers() * c.consumer_registers()),
+    EXPECT_LE(c.ctas_per_sm * (c.producer_registers() + c.consumers() * c.consumer_registers()),
               kRegistersPerLaunchThreadQuad);
     EXPECT_LE(c.consumer_registers_used(), c.consumer_registers());
-    EXPECT_GE(c.kv_slots, 3);  // K of the next block beside V of this one, and one to load into
+    EXPECT_GE(c.kv_stages, 3);  // K of the next block beside V of this one, and one to load into
   }
 }
 
@@ -56,27 +56,27 @@ void for_each_shape(Visitor&& visit) {
   }
 }
 
-bool fits(const CompiledForward& row, const ForwardShape& shape) {
+bool fits(const KernelInstance& row, const ForwardShape& shape) {
   return row.config.head_dim >= shape.head_dim && row.config.head_dim_v >= shape.head_dim_v &&
          shape.keys <= row.max_keys && shape.rows <= row.max_rows;
 }
 
-int columns(const CompiledForward& row) {
+int columns(const KernelInstance& row) {
   return row.config.head_dim + row.config.head_dim_v;
 }
 
 TEST(ChooseRow, gives_a_row_that_fits_wherever_there_is_one_and_none_with_more_columns) {
   for_each_shape([](const ForwardShape& shape) {
-    const int chosen = choose_row(shape);
+    const int chosen = select_kernel(shape);
     bool any = false;
-    for (const CompiledForward& row : kForwardTable) {
+    for (const KernelInstance& row : kForwardTable) {
       if (!fits(row, shape)) continue;
       any = true;
-      ASSERT_NE(chosen, kNoRow) << shape.head_dim << "/" << shape.head_dim_v;
+      ASSERT_NE(chosen, kNoKernel) << shape.head_dim << "/" << shape.head_dim_v;
       EXPECT_LE(columns(kForwardTable[chosen]), columns(row))
           << shape.head_dim << "/" << shape.head_dim_v << ", " << shape.keys << " keys";
     }
-    ASSERT_EQ(any, chosen != kNoRow) << shape.head_dim << "/" << shape.head_dim_v;
+    ASSERT_EQ(any, chosen != kNoKernel) << shape.head_dim << "/" << shape.head_dim_v;
     if (any) {
       EXPECT_TRUE(fits(kForwardTable[chosen], shape));
     }
@@ -85,8 +85,8 @@ TEST(ChooseRow, gives_a_row_that_fits_wherever_there_is_one_and_none_with_more_c
 
 TEST(ChooseRow, gives_every_row_to_some_shape) {
   std::set<int> chosen;
-  for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_row(shape)); });
-  chosen.erase(kNoRow);
+  for_each_shape([&](const ForwardShape& shape) { chosen.insert(select_kernel(shape)); });
+  chosen.erase(kNoKernel);
   EXPECT_EQ(chosen.size(), kForwardTable.size()) << "a kernel that nothing chooses is built";
 }
 
@@ -94,21 +94,22 @@ TEST(ChooseRow, gives_every_e4m3_row_to_some_shape) {
   std::set<int> chosen;
   for_each_shape([&](const ForwardShape& shape) {
     for (const Variant variant : {Variant::kDense, Variant::kCapped}) {
-      const int row = choose_e4m3_row(shape, variant);
+      const int row = select_e4m3_kernel(shape, variant);
       chosen.insert(row);
-      if (row != kNoRow) {
+      if (row != kNoKernel) {
         EXPECT_EQ(kE4m3Table[size_t(row)].config.variant, variant);
       }
     }
   });
-  chosen.erase(kNoRow);
+  chosen.erase(kNoKernel);
   EXPECT_EQ(chosen.size(), kE4m3Table.size()) << "a kernel that nothing chooses is built";
 }
 
 TEST(ChooseRow, gives_every_row_of_quantized_caches_to_some_shape) {
   std::set<int> chosen;
-  for_each_shape([&](const ForwardShape& shape) { chosen.insert(choose_row(shape, kCacheTable)); });
-  chosen.erase(kNoRow);
+  for_each_shape(
+      [&](const ForwardShape& shape) { chosen.insert(select_kernel(shape, kCacheTable)); });
+  chosen.erase(kNoKernel);
   EXPECT_EQ(chosen.size(), kCacheTable.size()) << "a kernel that nothing chooses is built";
 }
 
@@ -116,9 +117,9 @@ TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
   for_each_shape([](const ForwardShape& shape) {
     ForwardShape longer = shape;
     longer.keys = 100000;
-    if (choose_row(shape) == kNoRow) return;
-    EXPECT_LE(kForwardTable[choose_row(shape)].config.block_m,
-              kForwardTable[choose_row(longer)].config.block_m);
+    if (select_kernel(shape) == kNoKernel) return;
+    EXPECT_LE(kForwardTable[select_kernel(shape)].config.block_m,
+              kForwardTable[select_kernel(longer)].config.block_m);
   });
 }
 
@@ -126,11 +127,11 @@ TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
 TEST(ChooseRow, gives_groups_of_short_sequences_several_thread_blocks_a_multiprocessor) {
   for (int64_t d : {64, 128}) {
     const auto chosen = [d](int64_t keys, int64_t rows) {
-      return kForwardTable[size_t(choose_row({d, d, keys, rows}))].config;
+      return kForwardTable[size_t(select_kernel({d, d, keys, rows}))].config;
     };
-    EXPECT_GT(chosen(64, 8 * 64).blocks, 1);
-    EXPECT_EQ(chosen(64, 8 * 65).blocks, 1);
-    EXPECT_EQ(chosen(65, 8 * 64).blocks, 1);
+    EXPECT_GT(chosen(64, 8 * 64).ctas_per_sm, 1);
+    EXPECT_EQ(chosen(64, 8 * 65).ctas_per_sm, 1);
+    EXPECT_EQ(chosen(65, 8 * 64).ctas_per_sm, 1);
   }
 }
 
@@ -175,7 +176,7 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   EXPECT_EQ(variant_after([](Problem& p) { p.head_dim = 100; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.head_dim_v = 127; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.o.dtype = DType::float32; }), Variant::kGeneral);
-  EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.ragged = true; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.varlen = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
 }
 
@@ -216,7 +217,7 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   };
   expect_refused("k_mean", centred([](Problem& p) { p.softcap = 1; }));
   expect_refused("k_mean", centred([](Problem& p) { p.has_sink = true; }));
-  expect_refused("k_mean", centred([](Problem& p) { p.lengths_k.ragged = true; }));
+  expect_refused("k_mean", centred([](Problem& p) { p.lengths_k.varlen = true; }));
   const auto expect_accepted = [&](const char* what, auto change) {
     Problem p = e4m3;
     change(p);
@@ -226,7 +227,7 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_accepted("sink", [](Problem& p) { p.has_sink = true; });
   expect_accepted("chunks", [](Problem& p) { p.mask.chunk = 3; });
   expect_accepted("window", [](Problem& p) { p.mask.left = 3; });
-  expect_accepted("lengths", [](Problem& p) { p.lengths_k.ragged = true; });
+  expect_accepted("lengths", [](Problem& p) { p.lengths_k.varlen = true; });
   expect_accepted("mean in a window", centred([](Problem& p) { p.mask.left = 3; }));
   expect_refused("multiples of 16", [](Problem& p) { p.head_dim = 72; });
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
@@ -247,7 +248,8 @@ TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_
   EXPECT_EQ(variant_of(p), Variant::kGeneral);
 }
 
-// Three warpgroups read small pages by one thread's boxes; whose tiles have 80 keys, those of 256 too.
+// Three warpgroups read small pages by one thread's boxes; whose tiles have 80 keys, those of 256
+// too.
 TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
   const auto chosen = [](int64_t dim, int64_t page_size) {
     Problem p = plain();
@@ -258,24 +260,24 @@ TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
     p.key_places = {.page_size = page_size, .entries = 1, .elsewhere = page_size > 0};
     if (page_size > 0) p.key_places.pages = 5120 / page_size;
     ForwardLaunch launch = launch_of(p);
-    return kForwardTable[choose_row_and_cut(p, 132, &launch)].config;
+    return kForwardTable[select_kernel_and_split(p, 132, &launch)].config;
   };
   EXPECT_EQ(chosen(128, 0).consumers(), 3);
   for (const int64_t page_size : {1, 16, 64, 256}) {
-    EXPECT_TRUE(chosen(128, page_size).may_cut) << page_size;
-    EXPECT_TRUE(chosen(96, page_size).may_cut) << page_size;
+    EXPECT_TRUE(chosen(128, page_size).may_split) << page_size;
+    EXPECT_TRUE(chosen(96, page_size).may_split) << page_size;
   }
-  EXPECT_TRUE(chosen(64, 16).may_cut);
+  EXPECT_TRUE(chosen(64, 16).may_split);
   EXPECT_EQ(chosen(64, 256).consumers(), 3) << "boxes of 128 rows";
 }
 
-// Tiles of 128 rows, a multiprocessor each, of kernels that find tiles themselves.
+// Tiles of 128 rows, an SM each, of kernels that find tiles themselves.
 TEST(NumberedTiles, are_those_of_ragged_sequences_that_all_have_a_thread_block_at_once) {
   struct Plan {
-    bool numbered;
+    bool direct;
     int64_t workspace;
   };
-  const auto planned = [](int64_t sequences, int64_t keys, bool ragged, bool packed,
+  const auto planned = [](int64_t sequences, int64_t keys, bool varlen, bool packed,
                           bool for_any_batch = false) {
     Problem p = plain();
     p.batch = sequences;
@@ -284,42 +286,42 @@ TEST(NumberedTiles, are_those_of_ragged_sequences_that_all_have_a_thread_block_a
     static const int32_t starts[] = {0};
     p.lengths_q = {.max = 300, .total = sequences * 300};
     p.lengths_k = {.max = keys, .total = sequences * keys};
-    p.lengths_k.ragged = ragged;
+    p.lengths_k.varlen = varlen;
     if (packed) {
       p.lengths_q.cu_seqlens = starts;
-      p.lengths_q.ragged = p.lengths_q.in_one_tensor = true;
+      p.lengths_q.varlen = p.lengths_q.in_one_tensor = true;
     }
     ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
+    const int row = select_kernel_and_split(p, 132, &launch);
     const ForwardConfig c = kForwardTable[size_t(row)].config;
-    return Plan{launch.cut.numbered,
+    return Plan{launch.split.direct,
                 forward_workspace_bytes(c.with(Element::kBf16, variant_of(p)), launch)};
   };
-  EXPECT_TRUE(planned(11, 1000, true, false).numbered) << "132 tiles";
+  EXPECT_TRUE(planned(11, 1000, true, false).direct) << "132 tiles";
   EXPECT_EQ(planned(11, 1000, true, false).workspace, 0);
-  EXPECT_FALSE(planned(12, 1000, true, false).numbered) << "144 tiles";
+  EXPECT_FALSE(planned(12, 1000, true, false).direct) << "144 tiles";
   EXPECT_GT(planned(12, 1000, true, false).workspace, 0);
-  EXPECT_FALSE(planned(2, 1000, false, false).numbered) << "one length";
-  EXPECT_TRUE(planned(11, 1000, true, true).numbered);
-  EXPECT_FALSE(planned(12, 1000, true, true).numbered);
-  EXPECT_FALSE(planned(7, 9000, true, true).numbered) << "three warpgroups";
-  EXPECT_FALSE(planned(2, 1000, true, false, true).numbered) << "the same for every batch";
+  EXPECT_FALSE(planned(2, 1000, false, false).direct) << "one length";
+  EXPECT_TRUE(planned(11, 1000, true, true).direct);
+  EXPECT_FALSE(planned(12, 1000, true, true).direct);
+  EXPECT_FALSE(planned(7, 9000, true, true).direct) << "three warpgroups";
+  EXPECT_FALSE(planned(2, 1000, true, false, true).direct) << "the same for every batch";
 }
 
 TEST(ForwardTable, tiles_that_are_cut_have_one_q_and_its_room_in_the_ring) {
   int moved = 0;
   for (const auto& [dense, max_keys, max_rows, why] : kForwardTable) {
     const ForwardConfig general = dense.with(Element::kBf16, Variant::kGeneral);
-    EXPECT_EQ(dense.with(Element::kBf16, Variant::kDense).q_slots, dense.q_slots);
-    if (!general.cuts() || dense.q_slots == 1) {
-      EXPECT_EQ(general.q_slots, dense.q_slots);
-      EXPECT_EQ(general.kv_slots, dense.kv_slots);
+    EXPECT_EQ(dense.with(Element::kBf16, Variant::kDense).q_stages, dense.q_stages);
+    if (!general.can_split() || dense.q_stages == 1) {
+      EXPECT_EQ(general.q_stages, dense.q_stages);
+      EXPECT_EQ(general.kv_stages, dense.kv_stages);
       continue;
     }
     ++moved;
-    EXPECT_EQ(general.q_slots, 1);
-    EXPECT_EQ(general.q_bytes() + general.kv_slots * general.slot_bytes(),
-              dense.q_slots * dense.q_bytes() + dense.kv_slots * dense.slot_bytes());
+    EXPECT_EQ(general.q_stages, 1);
+    EXPECT_EQ(general.q_bytes() + general.kv_stages * general.stage_bytes(),
+              dense.q_stages * dense.q_bytes() + dense.kv_stages * dense.stage_bytes());
   }
   EXPECT_EQ(moved, 1);
 }
@@ -340,46 +342,47 @@ TEST(PageBoxes, divide_a_page_and_a_tile) {
   EXPECT_EQ(rows(64, true), 1);
 }
 
-TEST(GatheredKeys, are_those_of_few_queries_or_of_pages_whose_boxes_are_small) {
+TEST(CpAsyncKeys, are_those_of_few_queries_or_of_pages_whose_boxes_are_small) {
   constexpr ForwardConfig kMany =
-      ForwardConfig{.may_cut = true}.with(Element::kBf16, Variant::kGeneral);
-  constexpr ForwardConfig kFew = ForwardConfig{.block_m = 64, .block_n = 64, .may_cut = true}.with(
-      Element::kBf16, Variant::kGeneral);
-  constexpr ForwardConfig kWhole = ForwardConfig{}.with(Element::kBf16, Variant::kGeneral);
-  const auto gathered = [](const ForwardConfig& c, int64_t page_size, int columns = 128) {
+      ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
+  constexpr ForwardConfig kFew =
+      ForwardConfig{.block_m = 64, .block_n = 64, .may_split = true}.with(Element::kBf16,
+                                                                          Variant::kGeneral);
+  constexpr ForwardConfig kNotSplit = ForwardConfig{}.with(Element::kBf16, Variant::kGeneral);
+  const auto cp_async = [](const ForwardConfig& c, int64_t page_size, int columns = 128) {
     ForwardLaunch launch;
     launch.places.page_size = page_size;
     launch.k = {nullptr, 10, page_size, 8, 128, page_size * 1024, 1024, 128};
     launch.v = launch.k;
     launch.v.columns = columns;
-    return gathers_keys(c, launch);
+    return uses_cp_async(c, launch);
   };
-  EXPECT_TRUE(gathered(kMany, 1));
-  EXPECT_TRUE(gathered(kMany, 32));
-  EXPECT_TRUE(gathered(kMany, 48));
-  EXPECT_FALSE(gathered(kMany, 64));
-  EXPECT_FALSE(gathered(kMany, 256));
-  EXPECT_TRUE(gathered(kFew, 256));
-  EXPECT_FALSE(gathered(kMany, 0)) << "no pages";
-  EXPECT_TRUE(gathered(kFew, 0));
-  EXPECT_FALSE(gathered(kFew, 16, 124)) << "rows end within 16 bytes";
-  EXPECT_FALSE(gathered(kWhole, 16)) << "no registers for it";
+  EXPECT_TRUE(cp_async(kMany, 1));
+  EXPECT_TRUE(cp_async(kMany, 32));
+  EXPECT_TRUE(cp_async(kMany, 48));
+  EXPECT_FALSE(cp_async(kMany, 64));
+  EXPECT_FALSE(cp_async(kMany, 256));
+  EXPECT_TRUE(cp_async(kFew, 256));
+  EXPECT_FALSE(cp_async(kMany, 0)) << "no pages";
+  EXPECT_TRUE(cp_async(kFew, 0));
+  EXPECT_FALSE(cp_async(kFew, 16, 124)) << "rows end within 16 bytes";
+  EXPECT_FALSE(cp_async(kNotSplit, 16)) << "no registers for it";
 }
 
 // The place of a row is a 31-bit multiple of what divides the strides of rows and pages.
-TEST(GatheredKeys, rows_lie_at_multiples_of_a_unit_or_are_left_to_the_copy_engine) {
+TEST(CpAsyncKeys, rows_lie_at_multiples_of_a_unit_or_are_left_to_the_copy_engine) {
   constexpr ForwardConfig kConfig =
-      ForwardConfig{.may_cut = true}.with(Element::kBf16, Variant::kGeneral);
+      ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
   ForwardLaunch launch;
   launch.places.page_size = 16;
   // Pages of heads of rows.
   launch.k = {nullptr, int64_t{1} << 24, 16, 8, 128, 8 * 16 * 128, 128, 16 * 128};
   launch.v = launch.k;
-  EXPECT_TRUE(gathers_keys(kConfig, launch));
+  EXPECT_TRUE(uses_cp_async(kConfig, launch));
   launch.v.batch_stride += 8;
-  EXPECT_FALSE(gathers_keys(kConfig, launch)) << "units of 16 bytes do not reach the last page";
+  EXPECT_FALSE(uses_cp_async(kConfig, launch)) << "units of 16 bytes do not reach the last page";
   launch.v.batches = 1;
-  EXPECT_TRUE(gathers_keys(kConfig, launch)) << "a stride that nobody uses";
+  EXPECT_TRUE(uses_cp_async(kConfig, launch)) << "a stride that nobody uses";
 }
 
 TEST(TensorMap, a_tensor_without_elements_needs_no_strides) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the protocol test runs the forward kernels on: few tiles each, of every kind that takes a way of
-// its own through the barriers. Next: protocol_test.cpp.
+// What the protocol test runs the forward kernels on: few tiles each, of every kind that takes a
+// way of its own through the barriers. Next: protocol_test.cpp.
 #pragma once
 
 #include "shape.h"
@@ -75,8 +75,8 @@ inline constexpr Shape kRagged[] = {
      .used_k = kUsed},
 };
 
-// Of every kernel's blocks: the model knows rows by where they lie, which zeros behind the last page
-// have no answer to; one sequence, since its pages are one long tensor there.
+// Of every kernel's blocks: the model knows rows by where they lie, which zeros behind the last
+// page have no answer to; one sequence, since its pages are one long tensor there.
 inline constexpr int kWholeBlocks = 1920;
 inline constexpr int32_t kAllUsed[] = {kWholeBlocks};
 
@@ -100,13 +100,13 @@ inline constexpr Shape kPaged[] = {
      .page_size = 16},
 };
 
-constexpr Shape numbered(Shape shape) {
-  shape.cut.numbered = true;
+constexpr Shape direct(Shape shape) {
+  shape.split.direct = true;
   return shape;
 }
 
-// Tiles in pieces: runs and fixed parts, of one length and of many, keys in one run and in pages. And whole
-// tiles of many lengths that are found by number.
+// Tiles in splits: runs and fixed parts, of one length and of many, keys in one run and in pages.
+// And whole tiles of many lengths that are found by number.
 inline constexpr Shape kCut[] = {
     {.seqlen_q = 1,
      .seqlen_k = 900,
@@ -114,14 +114,14 @@ inline constexpr Shape kCut[] = {
      .kv_heads = 4,
      .batches = 2,
      .mask = kCausal,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 2}},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 2}},
     {.seqlen_q = 150,
      .seqlen_k = 1000,
      .heads = 3,
      .kv_heads = 1,
      .batches = 1,
      .mask = kCausal,
-     .cut = {.parts = 3}},
+     .split = {.num_splits = 3}},
     {.seqlen_q = 399,
      .seqlen_k = 500,
      .heads = 3,
@@ -130,14 +130,14 @@ inline constexpr Shape kCut[] = {
      .mask = {.left = 200, .right = 0},
      .cu_q = kQueries,
      .cu_k = kKeys,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 2}},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 2}},
     {.seqlen_q = 70,
      .seqlen_k = 1100,
      .heads = 4,
      .kv_heads = 4,
      .batches = 2,
      .mask = kCausal,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 4, .rows_log2 = 1}},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 4, .groups_log2 = 1}},
     {.seqlen_q = 20,
      .seqlen_k = kWholeBlocks,
      .heads = 2,
@@ -145,7 +145,7 @@ inline constexpr Shape kCut[] = {
      .batches = 1,
      .mask = kCausal,
      .used_k = kAllUsed,
-     .cut = {.parts = 2},
+     .split = {.num_splits = 2},
      .page_size = 640},
     {.seqlen_q = 1,
      .seqlen_k = kWholeBlocks,
@@ -154,15 +154,15 @@ inline constexpr Shape kCut[] = {
      .batches = 1,
      .mask = kCausal,
      .used_k = kAllUsed,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 2},
      .page_size = 16},
-    numbered(kRagged[0]),
-    numbered(kRagged[1]),
-    numbered(kPaged[0]),
+    direct(kRagged[0]),
+    direct(kRagged[1]),
+    direct(kPaged[0]),
 };
 
-// Copied by threads: whole tiles, fixed parts and equal shares, several tiles of a head each; without pages
-// by kernels of few queries.
+// Copied by threads: whole tiles, fixed parts and equal shares, several tiles of a head each;
+// without pages by kernels of few queries.
 inline constexpr Shape kGathered[] = {
     {.seqlen_q = 300,
      .seqlen_k = kWholeBlocks,
@@ -179,7 +179,7 @@ inline constexpr Shape kGathered[] = {
      .batches = 1,
      .mask = kCausal,
      .used_k = kAllUsed,
-     .cut = {.parts = 2},
+     .split = {.num_splits = 2},
      .page_size = 1},
     {.seqlen_q = 150,
      .seqlen_k = kWholeBlocks,
@@ -188,7 +188,7 @@ inline constexpr Shape kGathered[] = {
      .batches = 1,
      .mask = {.left = 500, .right = 0},
      .used_k = kAllUsed,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 2},
      .page_size = 4},
     {.seqlen_q = 300,
      .seqlen_k = kWholeBlocks,
@@ -196,19 +196,19 @@ inline constexpr Shape kGathered[] = {
      .kv_heads = 2,
      .batches = 2,
      .mask = kCausal,
-     .by_threads = true},
+     .by_cp_async = true},
     {.seqlen_q = 20,
      .seqlen_k = kWholeBlocks,
      .heads = 2,
      .kv_heads = 2,
      .batches = 3,
      .mask = kFull,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
-     .by_threads = true},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 2},
+     .by_cp_async = true},
 };
 
-// Decoding: shares of one tile and of several, in pages and not. One sequence: these kernels have a lane
-// for each, and a warp of the model has one lane.
+// Decoding: shares of one tile and of several, in pages and not. One sequence: these kernels have a
+// lane for each, and a warp of the model has one lane.
 inline constexpr int32_t kFewerBlocks[] = {1280};
 inline constexpr Shape kDecoded[] = {
     {.seqlen_q = 1,
@@ -218,7 +218,7 @@ inline constexpr Shape kDecoded[] = {
      .batches = 1,
      .mask = kCausal,
      .used_k = kAllUsed,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 2},
      .page_size = 16},
     {.seqlen_q = 20,
      .seqlen_k = kWholeBlocks,
@@ -226,8 +226,8 @@ inline constexpr Shape kDecoded[] = {
      .kv_heads = 7,
      .batches = 1,
      .mask = kFull,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 2},
-     .by_threads = true},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 2},
+     .by_cp_async = true},
     {.seqlen_q = 64,
      .seqlen_k = kWholeBlocks,
      .heads = 6,
@@ -235,8 +235,8 @@ inline constexpr Shape kDecoded[] = {
      .batches = 1,
      .mask = kCausal,
      .used_k = kFewerBlocks,
-     .cut = {.parts = KeyCut::kRuns, .blocks = 4, .rows_log2 = 1},
-     .by_threads = true},
+     .split = {.num_splits = SplitKv::kStreamK, .ctas = 4, .groups_log2 = 1},
+     .by_cp_async = true},
 };
 
 }  // namespace fa3::hopper

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The barrier protocol of the forward kernels, run as it stands in the sources on a machine that
-// schedules at random (machine/machine.h): who may write and read shared memory when, and that every
-// block is multiplied once by each warp that sees it. Broken protocols must be found out.
+// schedules at random (machine/machine.h): who may write and read shared memory when, and that
+// every block is multiplied once by each warp that sees it. Broken protocols must be found out.
 #include <cstdlib>
 #include <span>
 
-#include "engine/hopper/compiled_cache.h"
-#include "engine/hopper/compiled_decode.h"
-#include "engine/hopper/compiled_e4m3.h"
+#include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/stream_k_table.h"
 #include "forward_run.h"
 #include "protocol_shapes.h"
 
@@ -37,10 +37,10 @@ const Pace kPaces[] = {
     {.name = "another slow warp", .engines = 10, .weight = slow_warp<11>, .interruption = 0.5},
 };
 
-// One of the warps that widen keys, or copy them, too.
+// One of the warps that dequantize keys, or copy them, too.
 std::vector<Pace> paces_of(const ForwardConfig& c) {
   std::vector<Pace> paces(std::begin(kPaces), std::end(kPaces));
-  if (c.widens() || c.may_gather()) {
+  if (c.dequantizes() || c.may_use_cp_async()) {
     paces.push_back({.name = "slow helper", .weight = slow_warp<2>});
   }
   return paces;
@@ -79,7 +79,7 @@ TYPED_TEST_SUITE(CacheProtocol, AllCacheRows);
 
 template <class Number>
 class DecodeProtocol : public testing::Test {};
-using AllDecodeRows = Rows<std::make_integer_sequence<int, int(kDecodeTable.size())>>::Types;
+using AllDecodeRows = Rows<std::make_integer_sequence<int, int(kStreamKTable.size())>>::Types;
 TYPED_TEST_SUITE(DecodeProtocol, AllDecodeRows);
 
 template <ForwardConfig C>
@@ -114,7 +114,7 @@ TYPED_TEST(Protocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow
 TYPED_TEST(Protocol, pieces_of_tiles_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kKernel =
       kForwardTable[TypeParam::kRow].config.with(Element::kBf16, Variant::kGeneral);
-  if constexpr (kKernel.cuts()) {
+  if constexpr (kKernel.can_split()) {
     expect_all_work_done<kKernel>(kCut);
   } else {
     GTEST_SKIP() << "this kernel leaves tiles whole";
@@ -129,7 +129,7 @@ TYPED_TEST(Protocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
 TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
   constexpr ForwardConfig kKernel = kTile.with(Element::kBf16, Variant::kGeneral);
-  if constexpr (kKernel.may_gather()) {
+  if constexpr (kKernel.may_use_cp_async()) {
     expect_all_work_done<kKernel>(kGathered);
     expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(
         std::span(kGathered).first(1));
@@ -139,7 +139,7 @@ TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow)
 }
 
 TYPED_TEST(DecodeProtocol, every_block_is_multiplied_and_every_piece_counted_once) {
-  expect_all_work_done<kDecodeTable[TypeParam::kRow].config>(kDecoded);
+  expect_all_work_done<kStreamKTable[TypeParam::kRow].config>(kDecoded);
 }
 
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
@@ -177,7 +177,7 @@ std::string error_of(const Trial& trial) {
   return Run<C>(trial).error();
 }
 
-// Two consumers that take turns, two slabs a slot; protocols broken as in machine/fault.h.
+// Two consumers that take turns, two slabs a stage; protocols broken as in machine/fault.h.
 class BrokenProtocol : public testing::Test {
  protected:
   static constexpr ForwardConfig kConfig{};
@@ -215,7 +215,7 @@ TEST_F(BrokenProtocol, consumers_in_the_wrong_phase) {
   expect_found(Fault::kConsumerPhase, {"read before it was filled", "deadlock"});
 }
 TEST_F(BrokenProtocol, one_arrival_too_few) {
-  // The slot is loaded while the last warp reads, or before it looks at its barrier.
+  // The stage is loaded while the last warp reads, or before it looks at its barrier.
   expect_found(Fault::kOneArrivalTooFew, {"overwritten while it is read"},
                {{.weight = slow_warp<6>}});
 }
@@ -239,7 +239,7 @@ TEST_F(BrokenProtocol, a_turn_given_twice) {
 class BrokenGathering : public BrokenProtocol {
  protected:
   static constexpr ForwardConfig kGatherer =
-      ForwardConfig{.block_m = 64, .block_n = 64, .ping_pong = false, .may_cut = true}.with(
+      ForwardConfig{.block_m = 64, .block_n = 64, .ping_pong = false, .may_split = true}.with(
           Element::kBf16, Variant::kGeneral);
   static void expect_found(Fault fault, const std::set<std::string>& complaints) {
     BrokenProtocol::expect_found<kGatherer>(fault, complaints,

@@ -11,12 +11,12 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/hopper/piece/divisor.h"
-#include "engine/hopper/piece/key_split.h"
-#include "engine/hopper/piece/row_blocks.h"
-#include "engine/hopper/piece/sequence_tiles.h"
-#include "engine/hopper/piece/tile_order.h"
-#include "engine/hopper/stream/warp_turns.h"
+#include "engine/hopper/decode/warp_keys.h"
+#include "engine/hopper/scheduler/fast_divisor.h"
+#include "engine/hopper/scheduler/row_blocks.h"
+#include "engine/hopper/scheduler/sequence_tiles.h"
+#include "engine/hopper/scheduler/split_kv.h"
+#include "engine/hopper/scheduler/tile_order.h"
 
 namespace fa3::hopper {
 namespace {
@@ -51,7 +51,7 @@ int num_blocks(const Mask& mask, int first_row, int rows, int block_n, int queri
   return visited_blocks(block_range(mask, first_row, end, queries, keys), block_n).end;
 }
 
-// Tiles drawn by 132 multiprocessors as they fall free: the last one to finish over the mean.
+// Tiles drawn by 132 SMs as they fall free: the last one to finish over the mean.
 double drawn_imbalance(const TileOrder& order, int block_m, int block_n, int seqlen) {
   std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
   for (int i = 0; i < 132; ++i) free_at.push(0);
@@ -88,8 +88,8 @@ struct Lengths {
   int queries, keys;
 };
 
-// The second of the three warpgroups of a tile: what it visits, masks and guards. Its keys are counted
-// from the first that the tile's first query sees.
+// The second of the three warpgroups of a tile: what it visits, masks and guards. Its keys are
+// counted from the first that the tile's first query sees.
 template <class Edge>
 void expect_right_blocks(const Mask& mask, int queries, int keys, int block_keys) {
   constexpr int kRows = 64;
@@ -101,15 +101,15 @@ void expect_right_blocks(const Mask& mask, int queries, int keys, int block_keys
                    Edge::of(mask, first, end, queries, keys).from(first_key), block_keys);
     std::vector<bool> has_seen(kRows, false);
     ASSERT_GE(blocks.count, 1);
-    ASSERT_LE(blocks.ordinary_from, blocks.masked_from);
-    ASSERT_LE(blocks.ordinary_from, blocks.count - 1);  // the first visited is ordinary
+    ASSERT_LE(blocks.online_from, blocks.masked_from);
+    ASSERT_LE(blocks.online_from, blocks.count - 1);  // the first visited is ordinary
     for (int key = 0; key < first_key; ++key) {
       for (int row = first; row < end; ++row) ASSERT_FALSE(mask.visible(row, key, queries, keys));
     }
     for (int block = (keys + block_keys - 1) / block_keys; block >= 0; --block) {
       const bool masked = block >= blocks.masked_from || blocks.edge.hides_left(block * block_keys);
       const bool guarded =
-          block < blocks.ordinary_from && !blocks.edge.hides_left(block * block_keys);
+          block < blocks.online_from && !blocks.edge.hides_left(block * block_keys);
       std::vector<bool> sees(kRows, false);
       for (int row = first; row < end; ++row) {
         for (int key = block * block_keys; key < (block + 1) * block_keys; ++key) {
@@ -164,7 +164,7 @@ TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
 }
 
 // Whatever the arrays of lengths hold.
-TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_tensors) {
+TEST(VarlenMetadata, has_every_row_of_every_sequence_once_and_stays_within_the_tensors) {
   constexpr int kTotal = 1000, kBatch = 5, kBlock = 64;
   const std::vector<int32_t> lists[] = {{0, 1, 1, 500, 980, 1000},    {0, 0, 0, 0, 0, 0},
                                         {0, 100, 200, 300, 400, 500}, {0, 2000, -5, 30, 40, 50},
@@ -175,16 +175,16 @@ TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_ten
     const fa3::Lengths lengths{.cu_seqlens = starts.data(), .max = kTotal, .total = kTotal};
     const int32_t used[kBatch] = {1, -7, 1 << 30, 10, 0};
     const fa3::Lengths keys{.seqused = used, .max = 90, .total = 90 * kBatch};
-    const SequenceList list{.lengths_q = lengths,
-                            .lengths_k = keys,
-                            .batch = kBatch,
-                            .block_m = kBlock,
-                            .num_packs = 3,
-                            .tail_tiles = 40,
-                            .capacity = int(entries.size()),
-                            .entries = entries.data(),
-                            .num_entries = &num_entries,
-                            .ticket_counter = &counter};
+    const VarlenMetadata list{.lengths_q = lengths,
+                              .lengths_k = keys,
+                              .batch = kBatch,
+                              .block_m = kBlock,
+                              .num_packs = 3,
+                              .tail_tiles = 40,
+                              .capacity = int(entries.size()),
+                              .entries = entries.data(),
+                              .num_entries = &num_entries,
+                              .tile_counter = &counter};
     int all = 0;
     std::vector<int> owners(kTotal, 0);
     for (int b = 0; b < list.num_sequences(); ++b) {
@@ -219,148 +219,153 @@ TEST(SequenceList, has_every_row_of_every_sequence_once_and_stays_within_the_ten
 
 // What a warp's window tells, one sequence after the other.
 struct ListedSequences {
-  const KeySplit& split;
+  const SplitKvSchedule& schedule;
 
-  int count_units() const {
+  int count_kv_blocks() const {
     int units = 0;
-    for (int b = 0; b < split.sequences.num_sequences(); ++b) units += split.units_of(sequence(b));
+    for (int b = 0; b < schedule.sequences.num_sequences(); ++b)
+      units += schedule.kv_blocks_of(sequence(b));
     return units;
   }
-  UnitPlace place_of(int unit) const {
-    UnitPlace place{0, unit};
-    for (; place.offset >= split.units_of(sequence(place.sequence)); ++place.sequence) {
-      place.offset -= split.units_of(sequence(place.sequence));
+  KvBlockPlace place_of(int unit) const {
+    KvBlockPlace place{0, unit};
+    for (; place.offset >= schedule.kv_blocks_of(sequence(place.sequence)); ++place.sequence) {
+      place.offset -= schedule.kv_blocks_of(sequence(place.sequence));
     }
     return place;
   }
-  SequenceTiles sequence(int b) const { return split.sequences.sequence(b); }
+  SequenceTiles sequence(int b) const { return schedule.sequences.sequence(b); }
 };
 
-// Every visible block of every tile lies in one piece, and a cut tile knows the pieces it has.
-void expect_right_pieces(const KeySplit& split, int num_blocks) {
-  const SequenceList& all = split.sequences;
+// Every visible block of every tile lies in one split, and a split tile knows the splits it has.
+void expect_right_splits(const SplitKvSchedule& schedule, int num_blocks) {
+  const VarlenMetadata& all = schedule.sequences;
   using Tile = std::tuple<int, int, int, int>;  // first query, batch, block of queries, pack
-  std::map<Tile, std::map<int, std::pair<BlockRun, int>>> found;  // by first key block
-  std::vector<CutTile> cuts(size_t(split.num_tiles() + num_blocks), CutTile{});
-  std::set<int> told;
+  std::map<Tile, std::map<int, std::pair<KvBlocks, int>>> found;  // by first key block
+  std::vector<CombineTile> combines(size_t(schedule.num_tiles() + num_blocks), CombineTile{});
+  std::set<int> indices;
   for (int block = 0; block < num_blocks; ++block) {
-    PieceStream pieces(split, ListedSequences{split}, block, num_blocks);
-    while (!pieces.done()) {
+    SplitIterator splits(schedule, ListedSequences{schedule}, block, num_blocks);
+    while (!splits.done()) {
       SequenceTiles s;
-      KeyPiece piece{};
-      const bool exists = pieces.next(s, piece);
-      if (pieces.told_at() >= 0) {
-        CutTile cut = pieces.cut_tile(piece);
-        cut.queries = s.queries;
-        cut.queries.pack = piece.pack;
-        cuts[size_t(pieces.told_at())] = cut;
-        ASSERT_TRUE(told.insert(pieces.told_at()).second) << "told twice";
+      TileSplit split{};
+      const bool exists = splits.next(s, split);
+      if (splits.combine_index() >= 0) {
+        CombineTile combine = splits.combine_tile(split);
+        combine.queries = s.queries;
+        combine.queries.pack = split.pack;
+        combines[size_t(splits.combine_index())] = combine;
+        ASSERT_TRUE(indices.insert(splits.combine_index()).second) << "a combine index comes twice";
       }
       if (!exists) continue;
-      ASSERT_GT(piece.blocks.count, 0);
-      const Tile tile{s.queries.begin, s.queries.batch, piece.m_block, piece.pack};
+      ASSERT_GT(split.blocks.count, 0);
+      const Tile tile{s.queries.begin, s.queries.batch, split.m_block, split.pack};
       const bool first =
-          found[tile].emplace(piece.blocks.first, std::pair(piece.blocks, piece.slot)).second;
-      ASSERT_TRUE(first) << "a block in two pieces";
+          found[tile].emplace(split.blocks.first, std::pair(split.blocks, split.partial)).second;
+      ASSERT_TRUE(first) << "a block in two splits";
     }
   }
-  if (split.parts == 1) {
-    ASSERT_TRUE(told.empty()) << "nothing is merged";
+  if (schedule.num_splits == 1) {
+    ASSERT_TRUE(indices.empty()) << "nothing is combined";
   }
-  std::map<Tile, CutTile> cut_of;
-  for (const CutTile& cut : cuts) {
-    if (cut.num_pieces == 0) continue;
-    const Tile tile{cut.queries.begin, cut.queries.batch, cut.first_row / all.block_m,
-                    cut.queries.pack};
-    ASSERT_TRUE(cut_of.emplace(tile, cut).second) << "a tile is merged twice";
+  std::map<Tile, CombineTile> combine_of;
+  for (const CombineTile& combine : combines) {
+    if (combine.num_splits == 0) continue;
+    const Tile tile{combine.queries.begin, combine.queries.batch, combine.first_row / all.block_m,
+                    combine.queries.pack};
+    ASSERT_TRUE(combine_of.emplace(tile, combine).second) << "a tile is combined twice";
   }
   size_t tiles = 0;
-  std::set<int> slots;
+  std::set<int> partials;
   for (int b = 0; b < all.num_sequences(); ++b) {
     const SequenceTiles s = all.sequence(b);
     for (int m_block = 0; m_block < s.order.num_m_blocks; ++m_block) {
       for (int pack = 0; pack < all.num_packs; ++pack, ++tiles) {
         const Tile tile{s.queries.begin, s.queries.batch, m_block, pack};
-        const auto& pieces = found[tile];
-        const BlockRun visible = split.blocks_of(s, m_block);
+        const auto& splits = found[tile];
+        const KvBlocks visible = schedule.blocks_of(s, m_block);
         int next = visible.first;
         std::vector<int> in_order;
-        for (const auto& [at, piece] : pieces) {
+        for (const auto& [at, split] : splits) {
           ASSERT_EQ(at, next);
-          next += piece.first.count;
-          in_order.push_back(piece.second);
+          next += split.first.count;
+          in_order.push_back(split.second);
         }
         ASSERT_EQ(next, visible.first + visible.count);
-        const auto cut = cut_of.find(tile);
-        ASSERT_EQ(cut != cut_of.end(), pieces.size() > 1);
-        if (pieces.size() == 1) {
-          ASSERT_EQ(in_order[0], KeyPiece::kWhole);
+        const auto combine = combine_of.find(tile);
+        ASSERT_EQ(combine != combine_of.end(), splits.size() > 1);
+        if (splits.size() == 1) {
+          ASSERT_EQ(in_order[0], TileSplit::kNotSplit);
           continue;
         }
-        ASSERT_EQ(cut->second.num_pieces, int(pieces.size()));
-        for (int i = 0; i < cut->second.num_pieces; ++i) {
-          ASSERT_EQ(cut->second.slot(i), in_order[size_t(i)]);
-          ASSERT_TRUE(slots.insert(in_order[size_t(i)]).second) << "two pieces in one slot";
+        ASSERT_EQ(combine->second.num_splits, int(splits.size()));
+        for (int i = 0; i < combine->second.num_splits; ++i) {
+          ASSERT_EQ(combine->second.partial(i), in_order[size_t(i)]);
+          ASSERT_TRUE(partials.insert(in_order[size_t(i)]).second)
+              << "two splits in one partial output";
         }
       }
     }
   }
   ASSERT_EQ(found.size(), tiles);
-  const int most_slots = split.parts > 0 ? split.num_tiles() * split.parts : 2 * num_blocks;
-  ASSERT_TRUE(slots.empty() || *slots.rbegin() < most_slots);
+  const int most_partials =
+      schedule.num_splits > 0 ? schedule.num_tiles() * schedule.num_splits : 2 * num_blocks;
+  ASSERT_TRUE(partials.empty() || *partials.rbegin() < most_partials);
 }
 
-TEST(KeySplit, puts_every_visible_block_into_one_piece) {
+TEST(SplitKvSchedule, puts_every_visible_block_into_one_split) {
   const int32_t starts[] = {0, 5, 5, 70, 71, 300};
   const int32_t used_k[] = {1000, 0, 17, 640, 333};
   for (const Mask& mask : {kFull, kCausal, Mask{.left = 150, .right = 0}, Mask{.left = 10},
                            Mask{.chunk = 90}, Mask{.right = 0, .chunk = 7}}) {
     for (const bool packed : {false, true}) {
-      for (const auto& [parts, rows_log2] :
+      for (const auto& [num_splits, groups_log2] :
            {std::pair{0, 0}, {0, 1}, {0, 3}, {1, 0}, {2, 0}, {3, 0}, {200, 0}}) {
         for (int in_a_row : {1, 3, 7, 99}) {
-          const int num_blocks = in_a_row << rows_log2;
+          const int num_blocks = in_a_row << groups_log2;
           const fa3::Lengths q{.cu_seqlens = packed ? starts : nullptr,
                                .max = packed ? 229 : 40,
                                .total = packed ? 310 : 5 * 40};
           const fa3::Lengths k{.seqused = used_k, .max = 1000, .total = 5000};
-          const cuda::HeadPack pack{.log2 = 2};
-          const KeySplit split{.sequences = {.lengths_q = q,
-                                             .lengths_k = k,
-                                             .batch = 5,
-                                             .block_m = 64,
-                                             .pack = pack,
-                                             .num_packs = 8},
-                               .mask = mask,
-                               .block_n = 32,
-                               .parts = parts,
-                               .most_m_blocks = (pack.rows(int(q.max)) + 63) / 64,
-                               .rows_log2 = rows_log2,
-                               .told_by_tile = !packed && in_a_row > 3};
-          ASSERT_NO_FATAL_FAILURE(expect_right_pieces(split, num_blocks))
-              << packed << ", " << parts << " parts, " << (1 << rows_log2) << " rows, "
-              << num_blocks << " thread blocks, window " << mask.left << ", " << mask.right
-              << ", chunk " << mask.chunk;
+          const cuda::PackGqa pack{.log2 = 2};
+          const SplitKvSchedule schedule{.sequences = {.lengths_q = q,
+                                                       .lengths_k = k,
+                                                       .batch = 5,
+                                                       .block_m = 64,
+                                                       .pack = pack,
+                                                       .num_packs = 8},
+                                         .mask = mask,
+                                         .block_n = 32,
+                                         .num_splits = num_splits,
+                                         .most_m_blocks = (pack.rows(int(q.max)) + 63) / 64,
+                                         .groups_log2 = groups_log2,
+                                         .combine_by_tile = !packed && in_a_row > 3};
+          ASSERT_NO_FATAL_FAILURE(expect_right_splits(schedule, num_blocks))
+              << packed << ", " << num_splits << " splits, " << (1 << groups_log2) << " groups, "
+              << num_blocks << " CTAs, window " << mask.left << ", " << mask.right << ", chunk "
+              << mask.chunk;
         }
       }
     }
   }
 }
 
-// What is told of simple sequences in few instructions is what the list says, whatever the array holds.
-TEST(KeySplit, knows_simple_sequences_as_the_list_does) {
+// What is told of simple sequences in few instructions is what the list says, whatever the array
+// holds.
+TEST(SplitKvSchedule, knows_simple_sequences_as_the_list_does) {
   const int32_t used[] = {700, 0, -5, 1 << 30, 512};
-  KeySplit split{.sequences = {.lengths_q = {.max = 3, .total = 15},
-                               .lengths_k = {.seqused = used, .max = 700, .total = 3500},
-                               .batch = 5,
-                               .block_m = 64,
-                               .pack = {.log2 = 3},
-                               .num_packs = 2},
-                 .block_n = 64};
-  ASSERT_TRUE(split.is_simple());
-  split.simple = true;
-  for (int b = 0; b < split.sequences.num_sequences(); ++b) {
-    const SequenceTiles told = split.sequence(b), listed = split.sequences.sequence(b);
+  SplitKvSchedule schedule{.sequences = {.lengths_q = {.max = 3, .total = 15},
+                                         .lengths_k = {.seqused = used, .max = 700, .total = 3500},
+                                         .batch = 5,
+                                         .block_m = 64,
+                                         .pack = {.log2 = 3},
+                                         .num_packs = 2},
+                           .block_n = 64};
+  ASSERT_TRUE(schedule.is_simple());
+  schedule.simple = true;
+  for (int b = 0; b < schedule.sequences.num_sequences(); ++b) {
+    const SequenceTiles told = schedule.sequence(b),
+                        has_varlen_metadata = schedule.sequences.sequence(b);
     const auto all = [](const SequenceTiles& s) {
       const auto& [batch, pack, begin, count, rows_used] = s.queries;
       return std::array{batch,
@@ -375,34 +380,34 @@ TEST(KeySplit, knows_simple_sequences_as_the_list_does) {
                         s.order.num_m_blocks,
                         s.order.num_packs};
     };
-    EXPECT_EQ(all(told), all(listed)) << b;
+    EXPECT_EQ(all(told), all(has_varlen_metadata)) << b;
   }
-  for (const auto& spoil : std::initializer_list<void (*)(KeySplit&, const int32_t*)>{
-           [](KeySplit&s, const int32_t*a) { s.sequences.lengths_q.seqused = a; },
-           [](KeySplit&s, const int32_t*a) { s.sequences.lengths_k.cu_seqlens = a; },
-           [](KeySplit&s, const int32_t*a) { s.sequences.lengths_k.left_padding = a; },
-           [](KeySplit&s, const int32_t*a) { s.sequences.places.batch_index = a; },
-           [](KeySplit&s, const int32_t*) {
+  for (const auto& spoil : std::initializer_list<void (*)(SplitKvSchedule&, const int32_t*)>{
+           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.lengths_q.seqused = a; },
+           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.lengths_k.cu_seqlens = a; },
+           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.lengths_k.left_padding = a; },
+           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.places.batch_index = a; },
+           [](SplitKvSchedule&s, const int32_t*) {
              s.sequences.places.elsewhere = true;
              s.sequences.places.entries = 4;
            }}) {
-    KeySplit other = split;
+    SplitKvSchedule other = schedule;
     spoil(other, used);
     EXPECT_FALSE(other.is_simple());
   }
 }
 
-// Slots of warps that stream keys.
+// Stages of warps that stream keys.
 template <int SlotKeys>
 void expect_each_key_in_one_slot() {
   for (int warps_log2 : {0, 3, 4, 7, 10}) {
     for (int keys : {0, 1, SlotKeys, SlotKeys + 1, 1000, 8192, 8193, 100000}) {
       std::vector<int> seen(size_t(keys), 0);
       for (int warp = 0; warp < 1 << warps_log2; ++warp) {
-        const WarpTurns<SlotKeys> turns(warp, warps_log2);
-        for (int slot = 0; slot < turns.slots_of(keys); ++slot) {
-          const int first = turns.first_key + slot * turns.step_keys;
-          ASSERT_LT(first, keys);  // no slot is empty
+        const WarpKeys<SlotKeys> turns(warp, warps_log2);
+        for (int stage = 0; stage < turns.stages_of(keys); ++stage) {
+          const int first = turns.first_key + stage * turns.step_keys;
+          ASSERT_LT(first, keys);  // no stage is empty
           for (int key = first; key < std::min(first + SlotKeys, keys); ++key) ++seen[size_t(key)];
         }
       }
@@ -411,7 +416,7 @@ void expect_each_key_in_one_slot() {
   }
 }
 
-TEST(WarpTurns, have_each_key_in_one_slot_and_no_slot_without_keys) {
+TEST(WarpKeys, have_each_key_in_one_slot_and_no_slot_without_keys) {
   expect_each_key_in_one_slot<16>();
   expect_each_key_in_one_slot<32>();
   expect_each_key_in_one_slot<64>();

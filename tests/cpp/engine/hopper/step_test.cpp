@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call on a GPU asks of the host: a step of decoding takes a few microseconds there, of which
-// every question to the driver, every string and every allocation is a part. And what it refuses where
-// the GPU is not what it needs. Runs on a machine without a GPU (counting_runtime.h).
+// What a call on a GPU asks of the host: a step of decoding takes a few microseconds there, of
+// which every question to the driver, every string and every allocation is a part. And what it
+// refuses where the GPU is not what it needs. StreamKRanges on a machine without a GPU
+// (counting_runtime.h).
 #include <fa3/attention.h>
 #include <gtest/gtest.h>
 
@@ -93,7 +94,7 @@ ForwardArgs over_quantized_cache(ForwardArgs step) {
   return step;
 }
 
-// Of one sequence the copy engine brings K and V, of several it brings Q.
+// Of one sequence TMA brings K and V, of several it brings Q.
 TEST(Step, of_decoding_is_one_launch_with_few_tensor_maps_and_no_allocation) {
   for (const auto& [sequences, tensor_maps] : {std::pair{1, 2}, {8, 1}}) {
     const CountingRuntime asked = asked_by_another(decoding_step(sequences));
@@ -104,8 +105,8 @@ TEST(Step, of_decoding_is_one_launch_with_few_tensor_maps_and_no_allocation) {
   }
 }
 
-// Of several sequences threads copy all there is. Keys of many query rows are widened by threads, so the
-// copy engine loads them, by two maps each, the second for what lies outside.
+// Of several sequences threads copy all there is. Keys of many query rows are dequantized by
+// threads, so the TMA loads them, by two maps each, the second for what lies outside.
 TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
   for (const auto& [sequences, tokens, tensor_maps] :
        {std::tuple{1, 1, 2}, {8, 1, 0}, {32, 8, 5}}) {
@@ -117,8 +118,8 @@ TEST(Step, of_decoding_from_a_quantized_cache_is_one_launch_too) {
   }
 }
 
-// New tokens of prompts, of 512 keys each. Tiles that all have a thread block at once are found without a list:
-// what the plan says of that reaches the launch, which else would count more of them.
+// New tokens of prompts, of 512 keys each. Tiles that all have a CTA at once are found without a
+// list: what the plan says of that reaches the launch, which else would count more of them.
 TEST(Step, of_few_tokens_of_prompts_is_one_launch_and_of_many_two) {
   for (const auto& [sequences, tokens, launches, thread_blocks] :
        {std::tuple{2, 64, 1, 64u}, {8, 256, 2, 132u}}) {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call's tiles are: which heads share them, whether keys are cut, which size fills the GPU.
+// What a call's tiles are: which heads share them, whether keys are split, which size fills the
+// GPU.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <set>
 
-#include "engine/hopper/choose_stream.h"
-#include "engine/hopper/choose_tiles.h"
-#include "engine/hopper/compiled_decode.h"
-#include "engine/hopper/plan_e4m3.h"
-#include "engine/hopper/stream/compiled_stream.h"
+#include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/plan/select_decode.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {
@@ -38,8 +39,8 @@ TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
   EXPECT_EQ(packed(int64_t{1} << 29, 8, true), 2);  // row numbers are 32-bit
 }
 
-TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
-  constexpr int kMultiprocessors = 132;
+TEST(SplitKv, cuts_few_queries_and_leaves_many_alone) {
+  constexpr int kSms = 132;
   ForwardLaunch decode;
   decode.q.batches = decode.sequences = 4;
   decode.q.heads = 64;
@@ -48,44 +49,45 @@ TEST(KeyCut, cuts_few_queries_and_leaves_many_alone) {
   decode.heads_per_kv_head = 8;
   decode.seqlen_k = 8192;
   decode.mask.right = 0;
-  const auto cut = [&](ForwardLaunch launch, int num_splits, int block_m = 64) {
-    ForwardConfig config{.block_m = block_m, .block_n = 64, .may_cut = true};
-    choose_cut(config, num_splits, kMultiprocessors, &launch);
+  const auto split = [&](ForwardLaunch launch, int num_splits, int block_m = 64) {
+    ForwardConfig config{.block_m = block_m, .block_n = 64, .may_split = true};
+    choose_split(config, num_splits, kSms, &launch);
     return launch;
   };
-  const ForwardLaunch shared = cut(decode, 0);
-  EXPECT_EQ(shared.cut.parts, KeyCut::kRuns);
-  EXPECT_EQ(shared.cut.rows_log2, 3);  // a row for each of the 8 packs of heads
-  EXPECT_EQ(shared.cut.blocks, 128);
+  const ForwardLaunch shared = split(decode, 0);
+  EXPECT_EQ(shared.split.num_splits, SplitKv::kStreamK);
+  EXPECT_EQ(shared.split.groups_log2, 3);  // a row for each of the 8 packs of heads
+  EXPECT_EQ(shared.split.ctas, 128);
   EXPECT_EQ(shared.pack.heads(), 8);
   ForwardLaunch many_heads = decode;  // 40 packs, of which 8 rows hold as many each
   many_heads.q.heads = 320;
-  EXPECT_EQ(cut(many_heads, 0).cut.rows_log2, 3);
-  EXPECT_EQ(cut(many_heads, 0).cut.blocks, 128);
+  EXPECT_EQ(split(many_heads, 0).split.groups_log2, 3);
+  EXPECT_EQ(split(many_heads, 0).split.ctas, 128);
   ForwardLaunch shared_keys = decode;  // by eight packs, which four rows would part
   shared_keys.q.rows = shared_keys.seqlen_q = 128;
   shared_keys.q.columns = 128;
-  shared_keys.ragged = true;
-  EXPECT_EQ(cut(shared_keys, 0, 128).cut.rows_log2, 6);
-  EXPECT_EQ(cut(shared_keys, 0, 128).cut.blocks, 128);
-  EXPECT_FALSE(cut(decode, 1).cut.active());
-  EXPECT_EQ(cut(decode, 5).cut.parts, 5);
-  EXPECT_EQ(cut(decode, 5).cut.blocks, 0);
-  EXPECT_EQ(cut(decode, 200).cut.parts, 128);  // no more than there are blocks
+  shared_keys.varlen = true;
+  EXPECT_EQ(split(shared_keys, 0, 128).split.groups_log2, 6);
+  EXPECT_EQ(split(shared_keys, 0, 128).split.ctas, 128);
+  EXPECT_FALSE(split(decode, 1).split.active());
+  EXPECT_EQ(split(decode, 5).split.num_splits, 5);
+  EXPECT_EQ(split(decode, 5).split.ctas, 0);
+  EXPECT_EQ(split(decode, 200).split.num_splits, 128);  // no more than there are blocks
   ForwardLaunch few_keys = decode;
   few_keys.seqlen_k = 200;
-  EXPECT_FALSE(cut(few_keys, 0).cut.active());
+  EXPECT_FALSE(split(few_keys, 0).split.active());
   ForwardLaunch long_queries = decode;
   long_queries.q.rows = long_queries.seqlen_q = 8192;
-  EXPECT_FALSE(cut(long_queries, 0, 128).cut.active());
+  EXPECT_FALSE(split(long_queries, 0, 128).split.active());
 }
 
-// What was measured on one H200, docs/performance-decoding.md: cutting what is done sooner in whole tiles
-// costs up to four times their time. 12 heads of 64, 1024 queries on 4096 keys are 3% slower for being cut.
-TEST(KeyCut, is_made_where_it_pays) {
+// What was measured on one H200, docs/performance-decoding.md: splitting what is done sooner in
+// whole tiles costs up to four times their time. 12 heads of 64, 1024 queries on 4096 keys are 3%
+// slower for being split.
+TEST(SplitKv, is_made_where_it_pays) {
   struct Measured {
     int64_t dim, heads, kv_heads, queries, keys;
-    bool cut;
+    bool split;
   };
   constexpr Measured kMeasured[] = {
       {128, 8, 8, 512, 512, false},    {128, 8, 8, 1024, 1024, false},
@@ -111,15 +113,15 @@ TEST(KeyCut, is_made_where_it_pays) {
     p.lengths_q.max = m.queries;
     p.lengths_k.max = m.keys;
     ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
-    EXPECT_EQ(launch.cut.active(), m.cut) << m.heads << " heads of " << m.dim << ", " << m.queries
-                                          << " queries, " << m.keys << " keys";
-    EXPECT_TRUE(!launch.cut.active() || kForwardTable[size_t(row)].config.may_cut);
+    const int row = select_kernel_and_split(p, 132, &launch);
+    EXPECT_EQ(launch.split.active(), m.split) << m.heads << " heads of " << m.dim << ", "
+                                              << m.queries << " queries, " << m.keys << " keys";
+    EXPECT_TRUE(!launch.split.active() || kForwardTable[size_t(row)].config.may_split);
   }
 }
 
 // A step of decoding: 64 query heads, 8 key heads, causal.
-Problem decoding(int64_t batch, int64_t keys) {
+Problem stream_k(int64_t batch, int64_t keys) {
   Problem p = plain();
   p.batch = batch;
   p.heads_q = 64;
@@ -130,230 +132,231 @@ Problem decoding(int64_t batch, int64_t keys) {
   return p;
 }
 
-TEST(KeyCut, short_runs_are_one_a_multiprocessor_and_tiles_are_not_cut_for_little) {
+TEST(SplitKv, short_runs_are_one_a_multiprocessor_and_tiles_are_not_cut_for_little) {
   const auto runs = [](int64_t batch, int64_t keys) {
-    const Problem p = decoding(batch, keys);
+    const Problem p = stream_k(batch, keys);
     ForwardLaunch launch = launch_of(p);
-    choose_row_and_cut(p, 132, &launch);
-    return launch.cut.blocks;
+    select_kernel_and_split(p, 132, &launch);
+    return launch.split.ctas;
   };
   EXPECT_EQ(runs(1, 2048), 128);
   EXPECT_EQ(runs(1, 32768), 128);
   EXPECT_EQ(runs(8, 2048), 128);
-  EXPECT_EQ(runs(8, 8192), 256);   // four a tile, of which 264 would cut each a fifth time
-  EXPECT_EQ(runs(17, 5000), 264);  // 136 would leave half of the thread blocks idle
+  EXPECT_EQ(runs(8, 8192), 256);   // four a tile, of which 264 would split each a fifth time
+  EXPECT_EQ(runs(17, 5000), 264);  // 136 would leave half of the CTAs idle
 }
 
-TEST(KeyCut, counts_the_keys_that_a_window_shows) {
-  Problem p = decoding(1, 100000);
+TEST(SplitKv, counts_the_keys_that_a_window_shows) {
+  Problem p = stream_k(1, 100000);
   ForwardLaunch launch = launch_of(p);
-  choose_row_and_cut(p, 132, &launch);
-  EXPECT_TRUE(launch.cut.active());
+  select_kernel_and_split(p, 132, &launch);
+  EXPECT_TRUE(launch.split.active());
   p.mask.left = 64;
   launch = launch_of(p);
-  choose_row_and_cut(p, 132, &launch);
-  EXPECT_FALSE(launch.cut.active());
+  select_kernel_and_split(p, 132, &launch);
+  EXPECT_FALSE(launch.split.active());
 }
 
 TEST(Decoding, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
-  const auto decodes = [](const auto& change) {
-    Problem p = decoding(4, 8192);
-    p.lengths_k.ragged = true;
+  const auto always_splits = [](const auto& change) {
+    Problem p = stream_k(4, 8192);
+    p.lengths_k.varlen = true;
     change(p);
     ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
-    return choose_decode_row(p, row, launch) != kNoRow;
+    const int row = select_kernel_and_split(p, 132, &launch);
+    return select_stream_k(p, row, launch) != kNoKernel;
   };
-  EXPECT_TRUE(decodes([](Problem&) {}));
-  EXPECT_TRUE(decodes([](Problem& p) { p.batch = 32; }));
+  EXPECT_TRUE(always_splits([](Problem&) {}));
+  EXPECT_TRUE(always_splits([](Problem& p) { p.batch = 32; }));
   for (const auto& [batch, queries, soon_merged] :
        {std::tuple{1, 2, true}, {1, 3, false}, {8, 4, true}, {12, 8, false}, {32, 8, true}}) {
-    EXPECT_EQ(decodes([&](Problem& p) { p.batch = batch, p.lengths_q.max = queries; }), soon_merged)
+    EXPECT_EQ(always_splits([&](Problem& p) { p.batch = batch, p.lengths_q.max = queries; }),
+              soon_merged)
         << batch << " sequences, " << queries << " queries of 8 heads each";
   }
   for (const int64_t dim : {64, 128, 256}) {
-    EXPECT_TRUE(decodes([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
+    EXPECT_TRUE(always_splits([&](Problem& p) { p.head_dim = p.head_dim_v = dim; })) << dim;
   }
-  EXPECT_FALSE(decodes([](Problem& p) { p.batch = 1, p.heads_q = 32, p.heads_k = 2; }))
-      << "16 rows of 67 pieces";
-  EXPECT_FALSE(decodes([](Problem& p) { p.batch = 33; }));
-  EXPECT_FALSE(decodes([](Problem& p) { p.lengths_q.max = 9; }));
-  EXPECT_FALSE(decodes([](Problem& p) { p.mask.left = 4096; }));
-  EXPECT_FALSE(decodes([](Problem& p) { p.mask.chunk = 4096; }));
-  EXPECT_FALSE(decodes([](Problem& p) { p.softcap = 30; }));
-  EXPECT_FALSE(decodes([](Problem& p) { p.o.dtype = DType::float32; }));
-  EXPECT_FALSE(decodes([](Problem& p) { p.num_splits = 1; }));
-  EXPECT_FALSE(decodes([](Problem& p) { p.num_splits = 4; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 1, p.heads_q = 32, p.heads_k = 2; }))
+      << "16 rows of 67 partials";
+  EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 33; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.lengths_q.max = 9; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.mask.left = 4096; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.mask.chunk = 4096; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.softcap = 30; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.o.dtype = DType::float32; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.num_splits = 1; }));
+  EXPECT_FALSE(always_splits([](Problem& p) { p.num_splits = 4; }));
 }
 
 // Of sequences whose lengths only the device knows.
 Problem several_tokens(int64_t batch, int64_t queries, int64_t keys, int64_t dim) {
-  Problem p = decoding(batch, keys);
+  Problem p = stream_k(batch, keys);
   p.head_dim = p.head_dim_v = dim;
   p.lengths_q.max = queries;
-  p.lengths_k.ragged = true;
+  p.lengths_k.varlen = true;
   return p;
 }
 
-// Whole tiles of lengths that only the device knows could leave most multiprocessors waiting for one. A tile
-// holds as many heads as fill it; the others' runs lie side by side. The copy engine loads
+// Whole tiles of lengths that only the device knows could leave most SMs waiting for one. A tile
+// holds as many heads as fill it; the others' runs lie side by side. TMA loads
 // what lies in no pages.
-TEST(KeyCut, evens_out_lengths_that_are_unknown) {
+TEST(SplitKv, evens_out_lengths_that_are_unknown) {
   struct Chosen {
-    int block_m, heads, rows_log2;
-    bool cut, gathers;
+    int block_m, heads, groups_log2;
+    bool split, uses_cp_async;
     bool operator==(const Chosen&) const = default;
   };
   const auto choice = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, queries, keys, dim);
     ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
+    const int row = select_kernel_and_split(p, 132, &launch);
     const ForwardConfig c = kForwardTable[size_t(row)].config;
-    return Chosen{c.block_m, launch.pack.heads(), launch.cut.rows_log2, launch.cut.active(),
-                  gathers_keys(c.with(c.element, Variant::kGeneral), launch)};
+    return Chosen{c.block_m, launch.pack.heads(), launch.split.groups_log2, launch.split.active(),
+                  uses_cp_async(c.with(c.element, Variant::kGeneral), launch)};
   };
   EXPECT_EQ(choice(32, 16, 8192), (Chosen{128, 8, 3, true, false}));
   EXPECT_EQ(choice(32, 24, 8192), (Chosen{128, 4, 2, true, false}));  // 96 rows twice, not 192
   EXPECT_EQ(choice(8, 64, 8192), (Chosen{128, 2, 5, true, false}));   // four packs
-  // Two packs that share keys for long: 33 thread blocks a row. Sixteen rows would leave four of 132 idle.
+  // Two packs that share keys for long: 33 CTAs a row. Sixteen rows would leave four of 132 idle.
   EXPECT_EQ(choice(32, 32, 8192), (Chosen{128, 4, 2, true, false}));
   EXPECT_EQ(choice(32, 32, 2048), (Chosen{128, 4, 4, true, false}));
-  // Where each tile has a thread block at once: half of the longest is worth a merge, or it is not.
-  EXPECT_TRUE(choice(8, 16, 2048).cut);
-  EXPECT_FALSE(choice(8, 16, 1024).cut);
-  EXPECT_FALSE(choice(8, 32, 1024).cut);
-  EXPECT_FALSE(choice(128, 32, 8192).cut);        // many tiles even out by themselves
-  EXPECT_FALSE(choice(32, 16, 768).cut);          // keys that take no longer than a merge
-  EXPECT_FALSE(choice(32, 16, 8192, 64).cut);     // no kernel of these columns cuts so many rows
-  EXPECT_FALSE(choice(8, 4096, 4096).cut);        // tiles of unequal lengths by their mask
+  // Where each tile has a CTA at once: half of the longest is worth a combine, or it is not.
+  EXPECT_TRUE(choice(8, 16, 2048).split);
+  EXPECT_FALSE(choice(8, 16, 1024).split);
+  EXPECT_FALSE(choice(8, 32, 1024).split);
+  EXPECT_FALSE(choice(128, 32, 8192).split);      // many tiles even out by themselves
+  EXPECT_FALSE(choice(32, 16, 768).split);        // keys that take no longer than a combine
+  EXPECT_FALSE(choice(32, 16, 8192, 64).split);   // no kernel of these columns splits so many rows
+  EXPECT_FALSE(choice(8, 4096, 4096).split);      // tiles of unequal lengths by their mask
   EXPECT_EQ(choice(128, 32, 8192).block_m, 128);  // that waste a third in tiles of 192 rows
 }
 
-// Tiles of 64 rows come in pieces for two thread blocks a multiprocessor, those of 128 in half as many.
+// Tiles of 64 rows come in splits for two CTAs an SM, those of 128 in half as many.
 TEST(Rows, that_leave_fewer_pieces_to_a_merge_are_chosen) {
   const auto block_m = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, queries, keys, dim);
     ForwardLaunch launch = launch_of(p);
-    return kForwardTable[size_t(choose_row_and_cut(p, 132, &launch))].config.block_m;
+    return kForwardTable[size_t(select_kernel_and_split(p, 132, &launch))].config.block_m;
   };
   EXPECT_EQ(block_m(4, 8, 32768), 128);
   EXPECT_EQ(block_m(4, 5, 32768), 128);
   EXPECT_EQ(block_m(4, 4, 32768), 64);      // 32 rows
-  EXPECT_EQ(block_m(1, 8, 32768), 64);      // runs are one a multiprocessor as it is
-  EXPECT_EQ(block_m(32, 8, 8192), 64);      // few pieces, which the decoding kernel merges
-  EXPECT_EQ(block_m(4, 8, 32768, 64), 64);  // no wider kernel of these columns cuts
+  EXPECT_EQ(block_m(1, 8, 32768), 64);      // runs are one an SM as it is
+  EXPECT_EQ(block_m(32, 8, 8192), 64);      // few splits, which the decoding kernel combines
+  EXPECT_EQ(block_m(4, 8, 32768, 64), 64);  // no wider kernel of these columns splits
 }
 
-// A row of kStreamTable for few query rows, and how its tiles are dealt.
-struct Streamed {
+// A row of kDecodeTable for few query rows, and how its tiles are dealt.
+struct Decoded {
   int head_dim = 0, rows = 0;
-  bool by_parts = false;
-  int clusters = 0, cluster = 0;  // of thread blocks
-  bool operator==(const Streamed&) const = default;
+  bool is_single = false;
+  int clusters = 0, cluster = 0;  // of CTAs
+  bool operator==(const Decoded&) const = default;
 };
-Streamed streamed(const Problem& p) {
+Decoded decoded(const Problem& p) {
   ForwardLaunch launch = launch_of(p);
-  const StreamChoice choice = choose_stream(p, 132, &launch);
-  if (choice.row == kNoRow) return {};
-  const ForwardConfig& c = kStreamTable[size_t(choice.row)].config;
-  EXPECT_EQ(c.widens(), p.has_e4m3());
-  return {c.head_dim, c.block_m, choice.variant == Variant::kStreamTile, launch.cut.blocks,
-          1 << launch.cut.cluster_log2};
+  const DecodeChoice choice = select_decode(p, 132, &launch);
+  if (choice.row == kNoKernel) return {};
+  const ForwardConfig& c = kDecodeTable[size_t(choice.row)].config;
+  EXPECT_EQ(c.dequantizes(), p.has_e4m3());
+  return {c.head_dim, c.block_m, choice.variant == Variant::kDecodeSingle, launch.split.ctas,
+          1 << launch.split.cluster_log2};
 }
 
 TEST(Streams, do_one_sequence_in_clusters) {
   const auto one = [](int64_t keys, const auto& change) {
     Problem p = several_tokens(1, 1, keys, 128);
     change(p);
-    return streamed(p);
+    return decoded(p);
   };
   const auto as_it_is = [](Problem&) {};
   const auto two_heads = [](Problem& p) { p.heads_q = 16, p.heads_k = 2; };
-  EXPECT_EQ(one(700, as_it_is), (Streamed{128, 8, true, 8, 8}));
-  EXPECT_EQ(one(2048, as_it_is), (Streamed{128, 8, true, 8, 8}));
-  EXPECT_EQ(one(131072, as_it_is), (Streamed{128, 8, true, 8, 8}));  // half of the multiprocessors
-  EXPECT_EQ(one(400, as_it_is), Streamed{});
-  EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 2; }), (Streamed{128, 16, true, 8, 8}));
-  EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 3; }), Streamed{});
+  EXPECT_EQ(one(700, as_it_is), (Decoded{128, 8, true, 8, 8}));
+  EXPECT_EQ(one(2048, as_it_is), (Decoded{128, 8, true, 8, 8}));
+  EXPECT_EQ(one(131072, as_it_is), (Decoded{128, 8, true, 8, 8}));  // half of the SMs
+  EXPECT_EQ(one(400, as_it_is), Decoded{});
+  EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 2; }), (Decoded{128, 16, true, 8, 8}));
+  EXPECT_EQ(one(2048, [](Problem& p) { p.lengths_q.max = 3; }), Decoded{});
   EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 64; }),
-            (Streamed{64, 8, true, 8, 8}));
+            (Decoded{64, 8, true, 8, 8}));
   EXPECT_EQ(one(2048, [](Problem& p) { p.head_dim = p.head_dim_v = 256; }),
-            (Streamed{256, 8, true, 8, 8}));
-  EXPECT_EQ(one(2048, two_heads), (Streamed{128, 8, true, 2, 16}));
-  EXPECT_EQ(one(6144, two_heads), (Streamed{128, 8, true, 2, 16}));
-  EXPECT_EQ(one(6145, two_heads), (Streamed{128, 8, true, 8, 8}));  // four parts a tile
+            (Decoded{256, 8, true, 8, 8}));
+  EXPECT_EQ(one(2048, two_heads), (Decoded{128, 8, true, 2, 16}));
+  EXPECT_EQ(one(6144, two_heads), (Decoded{128, 8, true, 2, 16}));
+  EXPECT_EQ(one(6145, two_heads), (Decoded{128, 8, true, 8, 8}));  // four parts a tile
   const auto one_head = [](Problem& p) { p.heads_q = 8, p.heads_k = 1; };
-  EXPECT_EQ(one(4096, one_head), (Streamed{128, 8, true, 1, 16}));
-  EXPECT_EQ(one(4097, one_head), (Streamed{128, 8, true, 8, 8}));
+  EXPECT_EQ(one(4096, one_head), (Decoded{128, 8, true, 1, 16}));
+  EXPECT_EQ(one(4097, one_head), (Decoded{128, 8, true, 8, 8}));
   EXPECT_EQ(one(2048, [](Problem& p) { p.heads_q = 16, p.heads_k = 2, p.lengths_q.max = 2; }),
-            (Streamed{128, 16, true, 4, 8}));  // sixteen would need as many multiprocessors
-  EXPECT_EQ(one(65536, [](Problem& p) { p.heads_k = 4; }), (Streamed{128, 16, true, 8, 8}));
+            (Decoded{128, 16, true, 4, 8}));  // sixteen would need as many SMs
+  EXPECT_EQ(one(65536, [](Problem& p) { p.heads_k = 4; }), (Decoded{128, 16, true, 8, 8}));
   EXPECT_EQ(one(65536, [](Problem& p) { p.heads_q = 32, p.heads_k = 4; }),
-            (Streamed{128, 8, true, 4, 16}));
-  // Rows that threads copy: half of the multiprocessors are too few from 48 MB on.
+            (Decoded{128, 8, true, 4, 16}));
+  // Rows that threads copy: half of the SMs are too few from 48 MB on.
   const auto small_pages = [](Problem& p) {
     p.key_places = {.page_size = 1, .entries = 1, .elsewhere = true};
     p.key_places.pages = p.lengths_k.max;
   };
-  EXPECT_EQ(one(8192, small_pages), (Streamed{128, 8, true, 8, 8}));
-  EXPECT_EQ(one(32768, small_pages), (Streamed{128, 8, true, 64, 2}));
-  EXPECT_EQ(one(65536, small_pages), Streamed{});
+  EXPECT_EQ(one(8192, small_pages), (Decoded{128, 8, true, 8, 8}));
+  EXPECT_EQ(one(32768, small_pages), (Decoded{128, 8, true, 64, 2}));
+  EXPECT_EQ(one(65536, small_pages), Decoded{});
   const auto many_heads = [](Problem& p) { p.heads_q = p.heads_k = 32; };
-  EXPECT_EQ(one(8192, many_heads), (Streamed{128, 8, true, 32, 2}));
-  EXPECT_EQ(one(16384, many_heads), Streamed{});  // more than 160 MB
-  EXPECT_EQ(one(2048, [](Problem& p) { p.heads_q = p.heads_k = 33; }), Streamed{});
+  EXPECT_EQ(one(8192, many_heads), (Decoded{128, 8, true, 32, 2}));
+  EXPECT_EQ(one(16384, many_heads), Decoded{});  // more than 160 MB
+  EXPECT_EQ(one(2048, [](Problem& p) { p.heads_q = p.heads_k = 33; }), Decoded{});
   for (const auto& change :
        {+[](Problem& p) { p.mask.left = 100; }, +[](Problem& p) { p.softcap = 30; },
         +[](Problem& p) { p.o.dtype = DType::float32; }, +[](Problem& p) { p.num_splits = 4; },
         +[](Problem& p) { p.num_splits = 1; }, +[](Problem& p) { p.batch_invariant = true; }}) {
-    EXPECT_EQ(one(2048, change), Streamed{});
+    EXPECT_EQ(one(2048, change), Decoded{});
   }
 }
 
 TEST(Streams, do_several_sequences_of_few_bytes) {
   const auto several = [](int64_t batch, int64_t keys, int64_t dim = 128) {
-    return streamed(several_tokens(batch, 1, keys, dim));
+    return decoded(several_tokens(batch, 1, keys, dim));
   };
-  EXPECT_EQ(several(8, 2048), (Streamed{128, 8, false, 64, 2}));
-  EXPECT_EQ(several(64, 512), (Streamed{128, 8, false, 128, 1}));
-  EXPECT_EQ(several(5, 8192), (Streamed{128, 8, false, 64, 2}));  // 160 MB
-  EXPECT_EQ(several(6, 8192), Streamed{});
-  EXPECT_EQ(several(8, 8192, 64), (Streamed{64, 8, false, 64, 2}));
-  EXPECT_EQ(several(0, 8192), Streamed{});
+  EXPECT_EQ(several(8, 2048), (Decoded{128, 8, false, 64, 2}));
+  EXPECT_EQ(several(64, 512), (Decoded{128, 8, false, 128, 1}));
+  EXPECT_EQ(several(5, 8192), (Decoded{128, 8, false, 64, 2}));  // 160 MB
+  EXPECT_EQ(several(6, 8192), Decoded{});
+  EXPECT_EQ(several(8, 8192, 64), (Decoded{64, 8, false, 64, 2}));
+  EXPECT_EQ(several(0, 8192), Decoded{});
 }
 
 TEST(Streams, do_quantized_caches_of_any_number_of_sequences) {
   const auto quantized = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim) {
     Problem p = several_tokens(batch, queries, keys, dim);
     p.kv_dtype = DType::float8_e4m3;
-    return streamed(p);
+    return decoded(p);
   };
-  EXPECT_EQ(quantized(8, 1, 8192, 128), (Streamed{128, 8, false, 64, 2}));
-  EXPECT_EQ(quantized(128, 1, 8192, 128), (Streamed{128, 8, false, 128, 1}));
-  EXPECT_EQ(quantized(32, 2, 8192, 128), (Streamed{128, 16, false, 128, 1}));
-  EXPECT_EQ(quantized(32, 1, 8192, 64), (Streamed{64, 8, false, 128, 1}));
-  // One sequence's: all multiprocessors from 32 MB on, under 16 rows from 16 MB on.
-  EXPECT_EQ(quantized(1, 1, 16383, 128), (Streamed{128, 8, true, 8, 8}));
-  EXPECT_EQ(quantized(1, 1, 16384, 128), (Streamed{128, 8, true, 64, 2}));
-  EXPECT_EQ(quantized(1, 2, 8191, 128), (Streamed{128, 16, true, 8, 8}));
-  EXPECT_EQ(quantized(1, 2, 8192, 128), (Streamed{128, 16, true, 64, 2}));
-  EXPECT_EQ(quantized(32, 3, 8192, 128), Streamed{});
+  EXPECT_EQ(quantized(8, 1, 8192, 128), (Decoded{128, 8, false, 64, 2}));
+  EXPECT_EQ(quantized(128, 1, 8192, 128), (Decoded{128, 8, false, 128, 1}));
+  EXPECT_EQ(quantized(32, 2, 8192, 128), (Decoded{128, 16, false, 128, 1}));
+  EXPECT_EQ(quantized(32, 1, 8192, 64), (Decoded{64, 8, false, 128, 1}));
+  // One sequence's: all SMs from 32 MB on, under 16 rows from 16 MB on.
+  EXPECT_EQ(quantized(1, 1, 16383, 128), (Decoded{128, 8, true, 8, 8}));
+  EXPECT_EQ(quantized(1, 1, 16384, 128), (Decoded{128, 8, true, 64, 2}));
+  EXPECT_EQ(quantized(1, 2, 8191, 128), (Decoded{128, 16, true, 8, 8}));
+  EXPECT_EQ(quantized(1, 2, 8192, 128), (Decoded{128, 16, true, 64, 2}));
+  EXPECT_EQ(quantized(32, 3, 8192, 128), Decoded{});
 }
 
 TEST(Decoding, has_kernels_of_its_own_for_quantized_caches) {
   for (const int64_t dim : {64, 128, 256}) {
-    Problem p = decoding(4, 8192);
+    Problem p = stream_k(4, 8192);
     p.head_dim = p.head_dim_v = dim;
     p.kv_dtype = DType::float8_e4m3;
     ForwardLaunch launch = launch_of(p);
-    const int row = choose_decode_row(p, choose_row_and_cut(p, 132, &launch), launch);
-    ASSERT_NE(row, kNoRow) << dim;
-    EXPECT_TRUE(kDecodeTable[size_t(row)].config.widens()) << dim;
-    EXPECT_EQ(kDecodeTable[size_t(row)].config.head_dim, dim);
+    const int row = select_stream_k(p, select_kernel_and_split(p, 132, &launch), launch);
+    ASSERT_NE(row, kNoKernel) << dim;
+    EXPECT_TRUE(kStreamKTable[size_t(row)].config.dequantizes()) << dim;
+    EXPECT_EQ(kStreamKTable[size_t(row)].config.head_dim, dim);
   }
 }
 
-// Tiles of 192 rows would leave a third of the multiprocessors idle, or come in two waves for one and a
+// Tiles of 192 rows would leave a third of the SMs idle, or come in two waves for one and a
 // third: those of 128 rows take two thirds to three quarters of their time (measured).
 TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {
   const auto block_m = [](int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys) {
@@ -364,8 +367,8 @@ TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {
     p.lengths_q.max = queries;
     p.lengths_k.max = keys;
     ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
-    EXPECT_FALSE(launch.cut.active());
+    const int row = select_kernel_and_split(p, 132, &launch);
+    EXPECT_FALSE(launch.split.active());
     return kForwardTable[size_t(row)].config.block_m;
   };
   EXPECT_EQ(block_m(8, 8, 2048, 2048), 128);
@@ -376,8 +379,8 @@ TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {
   EXPECT_EQ(block_m(128, 128, 2048, 2048), 192);
 }
 
-// A wider kernel multiplies zeros: it is for what needs its keys cut or copied by threads. The paper's
-// cases: 16k tokens, 2048 columns of all heads.
+// A wider kernel multiplies zeros: it is for what needs its keys split or copied by threads. The
+// paper's cases: 16k tokens, 2048 columns of all heads.
 TEST(Rows, of_whole_tiles_have_no_wider_kernel) {
   for (const int64_t dim : {64, 96, 128, 192, 256}) {
     for (int64_t length = 512; length <= 16384; length *= 2) {
@@ -389,9 +392,9 @@ TEST(Rows, of_whole_tiles_have_no_wider_kernel) {
         p.lengths_q.max = p.lengths_k.max = length;
         p.mask.right = right;
         ForwardLaunch launch = launch_of(p);
-        const int row = choose_row_and_cut(p, 132, &launch);
+        const int row = select_kernel_and_split(p, 132, &launch);
         EXPECT_EQ(kForwardTable[size_t(row)].config.head_dim, dim) << length;
-        EXPECT_FALSE(launch.cut.active()) << dim << ", " << length;
+        EXPECT_FALSE(launch.split.active()) << dim << ", " << length;
       }
     }
   }
@@ -405,7 +408,7 @@ TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
       p.o.dtype = DType::float32;
       p.lengths_q.max = queries;
       ForwardLaunch launch = launch_of(p);
-      const ForwardConfig c = kForwardTable[choose_row_and_cut(p, 132, &launch)].config;
+      const ForwardConfig c = kForwardTable[select_kernel_and_split(p, 132, &launch)].config;
       EXPECT_GE(c.head_dim, dim);
       EXPECT_TRUE(c.with(c.element, Variant::kGeneral).stores_any_rows()) << dim;
     }
@@ -415,8 +418,8 @@ TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
 TEST(BatchInvariance, head_dims_group_and_parts_alone_decide) {
   const auto chosen = [](const Problem& p) {
     ForwardLaunch launch = launch_of(p);
-    const int row = choose_row_and_cut(p, 132, &launch);
-    return std::array{row, launch.pack.heads(), launch.cut.parts, launch.cut.blocks};
+    const int row = select_kernel_and_split(p, 132, &launch);
+    return std::array{row, launch.pack.heads(), launch.split.num_splits, launch.split.ctas};
   };
   for (const int64_t dim : {64, 96, 128, 192, 256}) {
     for (const int num_splits : {0, 1, 2, 40}) {
@@ -429,8 +432,8 @@ TEST(BatchInvariance, head_dims_group_and_parts_alone_decide) {
             p.heads_q = 16;
             p.head_dim = p.head_dim_v = dim;
             p.num_splits = num_splits;
-            p.lengths_q = {.max = queries, .total = batch * queries, .ragged = true};
-            p.lengths_k = {.max = keys, .total = batch * keys, .ragged = true};
+            p.lengths_q = {.max = queries, .total = batch * queries, .varlen = true};
+            p.lengths_k = {.max = keys, .total = batch * keys, .varlen = true};
             free.insert(chosen(p));
             p.batch_invariant = true;
             invariant.insert(chosen(p));

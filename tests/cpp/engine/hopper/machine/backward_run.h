@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward's main kernel on the machine: launched as in the library, then held against what every
-// warp should have multiplied, added and stored.
+// The backward's main kernel on the machine: launched as in the library, then held against what
+// every warp should have multiplied, added and stored.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "engine/hopper/backward/backward_kernel.cuh"
-#include "engine/hopper/backward/launch_backward.h"
+#include "engine/hopper/launch/launch_backward.h"
 #include "host_runtime.h"
 #include "machine.h"
 #include "shape.h"
@@ -25,7 +25,7 @@ using machine::Fault;
 using machine::Outcome;
 using machine::Product;
 
-// One launch on the machine, thread block by thread block. Deterministic ones count turns.
+// One launch on the machine, CTA by CTA. Deterministic ones count turns.
 template <BackwardConfig C>
 class BackwardRun {
  public:
@@ -43,7 +43,7 @@ class BackwardRun {
     a.mask = s.mask;
     a.seqlen_q = s.seqlen_q;
     a.seqlen_k = s.seqlen_k;
-    a.ragged = s.ragged();
+    a.varlen = s.varlen();
     a.sequences = s.batches;
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
@@ -66,7 +66,7 @@ class BackwardRun {
   Outcome run(int tile, machine::Setting setting) const {
     setting.buffers = buffers();
     const Work at = work_of(tile);
-    if (params_.scratch.turns && at.exists) {
+    if (params_.scratch.dq_semaphore && at.exists) {
       for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = turn_of(at, b);
     }
     return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this, tile] {
@@ -100,7 +100,7 @@ class BackwardRun {
     std::sort(left.begin(), left.end());
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(left, expected);
-    if (params_.scratch.turns) {
+    if (params_.scratch.dq_semaphore) {
       ASSERT_EQ(broken_turn(tile, outcome), "");
     }
   }
@@ -150,7 +150,7 @@ class BackwardRun {
 
   Work work_of(int tile) const {
     const Shape& s = shape_;
-    if (!s.ragged()) {
+    if (!s.varlen()) {
       const KeyBlockIndex at = params_.order.at(tile);
       return {true,
               at.n_block,
@@ -162,16 +162,19 @@ class BackwardRun {
     }
     const int entry = tile / s.kv_heads;
     if (entry >= *params_.list.num_entries) return {};
-    const SequenceTiles& listed = params_.list.sequences[entry];
-    const TileIndex index = listed.order.tile(tile - listed.first_entry * s.kv_heads);
+    const SequenceTiles& has_varlen_metadata = params_.list.sequences[entry];
+    const TileIndex index =
+        has_varlen_metadata.order.tile(tile - has_varlen_metadata.first_entry * s.kv_heads);
     return {true,
-            params_.order.last_keys_first ? index.m_block
-                                          : listed.order.num_m_blocks - 1 - index.m_block,
+            params_.order.last_keys_first
+                ? index.m_block
+                : has_varlen_metadata.order.num_m_blocks - 1 - index.m_block,
             index.pack,
-            listed.queries,
-            listed.keys,
-            s.packed() ? ScratchPlace::of_packed(listed.number, listed.keys.begin, C.block_m)
-                       : ScratchPlace{listed.keys.batch, 0}};
+            has_varlen_metadata.queries,
+            has_varlen_metadata.keys,
+            s.packed() ? ScratchPlace::of_packed(has_varlen_metadata.number,
+                                                 has_varlen_metadata.keys.begin, C.block_m)
+                       : ScratchPlace{has_varlen_metadata.keys.batch, 0}};
   }
 
   static Step step_of(const Product& p) {
@@ -199,10 +202,10 @@ class BackwardRun {
       all.push_back({"LSE", at.lse(uint32_t(i)), int(C.block_m * sizeof(float))});
       all.push_back({"Delta", at.delta(uint32_t(i)), int(C.block_m * sizeof(float))});
     }
-    for (int i = 0; i < C.ds_slots; ++i) {
+    for (int i = 0; i < C.ds_stages; ++i) {
       all.push_back({"dS", at.ds(uint32_t(i)), C.ds_layout().bytes()});
     }
-    for (int i = 0; i < C.ds_slots && C.splits_sides(); ++i) {
+    for (int i = 0; i < C.ds_stages && C.splits_sides(); ++i) {
       all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
     }
     constexpr int kOfWarp =
@@ -221,7 +224,8 @@ class BackwardRun {
     return all;
   }
 
-  // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a key.
+  // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a
+  // key.
   std::vector<QueryBlock> blocks_of(const Work& at) const {
     const int group = shape_.heads / shape_.kv_heads, heads = group / params_.order.shares;
     const int first_head = at.kv_head * group + at.share * heads,
@@ -243,14 +247,16 @@ class BackwardRun {
   }
 
   int* counter_of(const Work& at, const QueryBlock& b) const {
-    return params_.scratch.turns + params_.scratch.numbers.block(at.scratch, b.head, b.m_block);
+    return params_.scratch.dq_semaphore +
+           params_.scratch.numbers.block(at.scratch, b.head, b.m_block);
   }
   const float* chunk_of(const Work& at, const QueryBlock& b) const {
     return params_.scratch.dq_sum + params_.scratch.numbers.block(at.scratch, b.head, b.m_block) *
                                         C.dq_parts().chunk_floats();
   }
 
-  // How many key blocks add to a query block before: those in front, or behind where the last go first.
+  // How many key blocks add to a query block before: those in front, or behind where the last go
+  // first.
   int turn_of(const Work& at, const QueryBlock& b) const {
     const bool last_first = C.general() || params_.extents.causal;
     int before = 0;
@@ -315,7 +321,7 @@ class BackwardRun {
     const SumParts parts = C.dq_parts();
     for (size_t i = 0; i < blocks.size(); ++i) {
       for (int part = 0; part < parts.parts(); ++part) {
-        steps.push_back({nullptr, 0, int(i) / C.ds_slots + 1, &k_,
+        steps.push_back({nullptr, 0, int(i) / C.ds_stages + 1, &k_,
                          at.keys.begin + at.n_block * C.block_n, parts.first_column(part),
                          at.kv_head, at.keys.batch, parts.columns(), C.block_n});
       }
@@ -348,7 +354,8 @@ class BackwardRun {
       const int rows_of = C.splits_sides() ? 0 : w;
       const int first = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
       const int key = at.keys.begin + first;
-      // Dense maps leave out what lies past the tensor, clipped ones what the sequence does not own.
+      // Dense maps leave out what lies past the tensor, clipped ones what the sequence does not
+      // own.
       const int rows =
           C.general() ? std::clamp(at.keys.count - first, 0, kRowsPerWarpgroup) : kRowsPerWarpgroup;
       const bool stores_dk = !C.splits_sides() || w == int(KeySide::kGradients);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Barriers: mbarriers with phases and bytes, and the hardware's numbered ones. Who arrives tells what
-// it knows (clock.h); who waits learns what all have told in that phase.
+// Barriers: mbarriers with phases and bytes, and the hardware's numbered ones. Who arrives tells
+// what it knows (clock.h); who waits learns what all have told in that phase.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copy engine: copies into shared memory that arrive at some time and tell an mbarrier, and
+// TMA: copies into shared memory that arrive at some time and tell an mbarrier, and
 // copies out of it that read until their group is waited for. Beside it copies by threads, which
 // arrive at some time too, and then for their warp at an mbarrier.
 #pragma once

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words of CUDA C++ that the kernels use, for a host compiler: one thread stands for a warp (its
-// lane 0), and what a warp does together is what that lane does. Included before everything else.
+// The words of CUDA C++ that the kernels use, for a host compiler: one thread stands for a warp
+// (its lane 0), and what a warp does together is what that lane does. Included before everything
+// else.
 #pragma once
 
 #include <cuda_runtime_api.h>

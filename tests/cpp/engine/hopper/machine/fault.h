@@ -12,17 +12,17 @@ namespace fa3::machine {
 
 enum class Fault {
   kNone,
-  kReleaseBeforeRead,  // consumers release a K/V slot as soon as it is full
-  kProducerPhase,      // the producer waits for the other phase of empty K/V slots
+  kReleaseBeforeRead,  // consumers release a K/V stage as soon as it is full
+  kProducerPhase,      // the producer waits for the other phase of empty K/V stages
   kConsumerPhase,      // consumers wait for the other phase of full ones
-  kOneArrivalTooFew,   // a slot counts as empty before the last warp has released it
+  kOneArrivalTooFew,   // a stage counts as empty before the last warp has released it
   kOneArrivalTooMany,
   kLostRelease,     // one warp forgets one release
-  kTooFewBytes,     // a slot of two slabs counts as full after the first
+  kTooFewBytes,     // a stage of two slabs counts as full after the first
   kNoFirstTurn,     // nobody gives the first turn to issue products
   kTurnGivenTwice,  // somebody gives his turn on twice
   // Of keys that threads copy:
-  kOneCopierTooFew,  // a slot counts as full before the last warp's copies are there
+  kOneCopierTooFew,  // a stage counts as full before the last warp's copies are there
   kNoFence,          // consumers read them without a fence
   // Of queries that consumers change in place:
   kNoQueryFence,    // products read them without a fence
@@ -32,13 +32,13 @@ enum class Fault {
 // Which barriers the faults are about.
 struct KvBarriers {
   uint32_t first_full = 0, first_empty = 0;
-  int slots = 0;
+  int stages = 0;
   bool is_full(uint32_t barrier) const { return within(barrier, first_full); }
   bool is_empty(uint32_t barrier) const { return within(barrier, first_empty); }
 
  private:
   bool within(uint32_t barrier, uint32_t first) const {
-    return barrier >= first && barrier < first + uint32_t(slots) * sizeof(uint64_t);
+    return barrier >= first && barrier < first + uint32_t(stages) * sizeof(uint64_t);
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A forward kernel's sources on the machine: launched as in the library, then held against what every
-// warp should have multiplied and stored.
+// A forward kernel's sources on the machine: launched as in the library, then held against what
+// every warp should have multiplied and stored.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 #include <set>
 #include <tuple>
 
-#include "engine/hopper/forward_kernel.cuh"
-#include "engine/hopper/launch_forward.h"
-#include "engine/hopper/piece/sequence_window.cuh"
+#include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/scheduler/sequence_window.cuh"
 #include "host_runtime.h"
 #include "machine.h"
 #include "shape.h"
@@ -35,8 +35,8 @@ struct Trial {
   Fault fault = Fault::kNone;
 };
 
-// Tiles whose first key block has an infinite score, which the guarded softmax cannot hold: its scores
-// are computed again.
+// Tiles whose first key block has an infinite score, which the guarded softmax cannot hold: its
+// scores are computed again.
 inline bool is_extreme(unsigned seed, int m_block, int head, int batch) {
   const unsigned mixed = (seed + 1) * 2654435761u ^ unsigned(m_block * 31 + head * 7 + batch * 3);
   return mixed % 5 == 0;
@@ -71,7 +71,7 @@ class Run {
         t->batch_stride = s.page_size * t->row_stride;
       }
     }
-    a.cut = s.cut;
+    a.split = s.split;
     o_.resize(size_t(lse_count()) * C.head_dim_v * bytes_of(C.output()));
     a.o = span(o_.data(), s.q_rows(), s.heads, C.head_dim_v);
     a.lse = {lse_.data(), {int64_t{s.heads} * s.q_rows(), s.q_rows(), 1}};
@@ -79,7 +79,7 @@ class Run {
     a.mask = s.mask;
     a.seqlen_q = s.seqlen_q;
     a.seqlen_k = s.seqlen_k;
-    a.ragged = s.ragged() || s.page_size > 0;
+    a.varlen = s.varlen() || s.page_size > 0;
     a.sequences = s.batches;
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
@@ -87,8 +87,8 @@ class Run {
     if constexpr (C.e4m3) give_scales_and_transpose(&a);
     workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);
     a.workspace = workspace_.data();
-    machine::on_launch = [this](const void*, unsigned blocks, const void* params, bool chained) {
-      launch_ = {blocks, *static_cast<const ForwardParams*>(params), chained};
+    machine::on_launch = [this](const void*, unsigned blocks, const void* params, bool pdl) {
+      launch_ = {blocks, *static_cast<const ForwardParams*>(params), pdl};
     };
     EXPECT_EQ(launch_forward({C, nullptr, smem_bytes<C>()}, a, nullptr), cudaSuccess);
     for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
@@ -96,10 +96,10 @@ class Run {
       known.page_rows = s.page_size;
       *map = machine::encoded(known);
     }
-    if (s.page_size == 0 && !s.by_threads) launch_.params.gathered.active = false;
-    launch_.params.gathered.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
-    launch_.params.gathered.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
-    if constexpr (C.decodes()) prepare_counts();
+    if (s.page_size == 0 && !s.by_cp_async) launch_.params.cp_async.active = false;
+    launch_.params.cp_async.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
+    launch_.params.cp_async.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
+    if constexpr (C.always_splits()) prepare_counts();
     std::fill(std::begin(raw_smem), std::end(raw_smem), 0xcd);
     outcome_ = machine::run_block(setting(), C.threads() / kWarpSize, launch_.blocks,
                                   [this] { forward_kernel<C>(launch_.params); });
@@ -118,7 +118,7 @@ class Run {
       std::vector<Product> scores, outputs;
       for (const Product& p : all) (p.scores() ? scores : outputs).push_back(p);
       ASSERT_EQ(scores.size(), outputs.size()) << "warp " << warp;
-      for (size_t i = 0; i < scores.size() && !C.widens(); ++i) {
+      for (size_t i = 0; i < scores.size() && !C.dequantizes(); ++i) {
         ASSERT_EQ(extent(scores[i]), extent_of(&k_, C.block_n, C.head_dim));
         ASSERT_EQ(extent(outputs[i]), extent_of(&v_, C.head_dim_v, C.block_n));
         ASSERT_EQ(key_block(scores[i]), value_block(outputs[i]))
@@ -126,51 +126,53 @@ class Run {
       }
       ASSERT_EQ(scores.size(), expected.size()) << "warp " << warp;
       for (size_t i = 0; i < expected.size(); ++i) {
-        if constexpr (C.widens()) break;
+        if constexpr (C.dequantizes()) break;
         ASSERT_EQ(place(scores[i]), place(expected[i])) << "warp " << warp << " step " << i;
       }
-      if constexpr (C.widens()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
+      if constexpr (C.dequantizes()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
     }
     expect_rows_written(tiles);
-    if constexpr (C.decodes()) expect_counted(tiles);
+    if constexpr (C.always_splits()) expect_counted(tiles);
   }
 
  private:
-  // A tile, or a piece of one, and its sequence.
+  // A tile, or a split of one, and its sequence.
   struct Work {
     int m_block;
     QueryRows queries;
     KeyRows keys;
-    BlockRun blocks{0, kAllBlocks};  // of a piece
-    int slot = KeyPiece::kWhole;
-    CutTile cut{};  // of kernels that merge pieces themselves
+    KvBlocks blocks{0, kAllBlocks};  // of a split
+    int partial = TileSplit::kNotSplit;
+    CombineTile combine{};  // of kernels that combine splits themselves
   };
 
-  uint64_t counted(int pieces) const {
-    return launch_.params.counts.launch << PieceCounts::kBits | unsigned(pieces);
+  uint64_t counted(int splits) const {
+    return launch_.params.counts.launch << SplitCounters::kBits | unsigned(splits);
   }
-  // Every second time the thread blocks that share tiles with this one are done already; else the
+  // Every second time the CTAs that share tiles with this one are done already; else the
   // workspace holds what it held.
   void prepare_counts() {
     if (trial_.seed % 2 == 0) return;
     for (const Work& work : my_work()) {
-      if (work.slot == KeyPiece::kWhole) continue;
-      launch_.params.counts.cells[work.cut.later_slots] = counted(work.cut.num_pieces - 1);
+      if (work.partial == TileSplit::kNotSplit) continue;
+      launch_.params.counts.cells[work.combine.later_partials] =
+          counted(work.combine.num_splits - 1);
     }
   }
-  // This block's pieces are counted, once each. Whoever counts the last one merges, and leaves zero.
+  // This block's splits are counted, once each. Whoever counts the last one combines, and leaves
+  // zero.
   void expect_counted(const std::vector<Work>& tiles) const {
     const bool last = trial_.seed % 2 == 1;
     for (const Work& work : tiles) {
-      if (work.slot == KeyPiece::kWhole) continue;
-      ASSERT_GT(work.cut.num_pieces, 1);
-      ASSERT_EQ(launch_.params.counts.cells[work.cut.later_slots], counted(last ? 0 : 1));
+      if (work.partial == TileSplit::kNotSplit) continue;
+      ASSERT_GT(work.combine.num_splits, 1);
+      ASSERT_EQ(launch_.params.counts.cells[work.combine.later_partials], counted(last ? 0 : 1));
     }
   }
 
-  // What threads have written is known by how often it was filled alone: K of block b of the stream is
-  // the (2 b - 1)-th tile in the ring, V the (2 b + 2)-th; K of the first is before all, V of the last
-  // behind.
+  // What threads have written is known by how often it was filled alone: K of block b of the stream
+  // is the (2 b - 1)-th tile in the pipeline, V the (2 b + 2)-th; K of the first is before all, V
+  // of the last behind.
   void expect_filled_in_order(const std::vector<Work>& tiles, int warp,
                               const std::vector<Product>& expected,
                               const std::vector<Product>& scores,
@@ -186,8 +188,8 @@ class Run {
         const int k = block == 0 ? 0 : 2 * block - 1;
         const int v = block == all - 1 ? 2 * block + 1 : 2 * block + 2;
         ASSERT_EQ(place(scores[i])[0], place(expected[i])[0]) << "warp " << warp << " step " << i;
-        ASSERT_EQ(scores[i].b.filling, k / C.kv_slots + 1) << "warp " << warp << " step " << i;
-        ASSERT_EQ(outputs[i].b.filling, v / C.kv_slots + 1) << "warp " << warp << " step " << i;
+        ASSERT_EQ(scores[i].b.filling, k / C.kv_stages + 1) << "warp " << warp << " step " << i;
+        ASSERT_EQ(outputs[i].b.filling, v / C.kv_stages + 1) << "warp " << warp << " step " << i;
       }
       before += in_tile;
     }
@@ -221,35 +223,38 @@ class Run {
   }
 
   machine::Setting setting() const {
-    machine::Setting setting{
-        .seed = trial_.seed, .neighbours = C.blocks, .pace = trial_.pace, .fault = trial_.fault};
-    setting.chained = launch_.chained;
+    machine::Setting setting{.seed = trial_.seed,
+                             .neighbours = C.ctas_per_sm,
+                             .pace = trial_.pace,
+                             .fault = trial_.fault};
+    setting.pdl = launch_.pdl;
     const SmemAddresses<C> at{machine::kSmemBase};
-    setting.kv = {at.kv_ring().full(0), at.kv_ring().empty(0), C.kv_slots};
-    if constexpr (C.widens()) {
-      for (int slot = 0; slot < C.loaded_slots(); ++slot) {
-        setting.buffers.push_back({"e4m3 tile", at.loaded(uint32_t(slot)), C.loaded_slot_bytes()});
+    setting.kv = {at.kv_pipeline().full(0), at.kv_pipeline().empty(0), C.kv_stages};
+    if constexpr (C.dequantizes()) {
+      for (int stage = 0; stage < C.loaded_stages(); ++stage) {
+        setting.buffers.push_back(
+            {"e4m3 tile", at.loaded(uint32_t(stage)), C.loaded_stage_bytes()});
       }
-      for (int slot = 0; slot < C.kv_slots; ++slot) {
-        setting.buffers.push_back({"tile", at.kv(uint32_t(slot)), C.slot_bytes()});
+      for (int stage = 0; stage < C.kv_stages; ++stage) {
+        setting.buffers.push_back({"tile", at.kv(uint32_t(stage)), C.stage_bytes()});
       }
     }
-    if constexpr (C.fits_queries()) {
+    if constexpr (C.rescales_queries()) {
       constexpr tile::TileLayout kQ = C.q_tile();
-      for (int part = 0; part < C.q_slots * kQ.slabs() * C.consumer_warps(); ++part) {
+      for (int part = 0; part < C.q_stages * kQ.slabs() * C.consumer_warps(); ++part) {
         constexpr int kBytes = kRowsPerWarp * kQ.row_bytes();
         const uint32_t address = at.q(0) + uint32_t(part * kBytes);
         setting.buffers.push_back({"queries of a warp", address, kBytes, true});
       }
     }
     if constexpr (C.e4m3) {
-      for (int slot = 0; slot < C.kv_slots; ++slot) {
-        setting.buffers.push_back({"scales of keys", at.key_scales(uint32_t(slot)),
+      for (int stage = 0; stage < C.kv_stages; ++stage) {
+        setting.buffers.push_back({"scales of keys", at.key_scales(uint32_t(stage)),
                                    kMaxScaleGroups * int(sizeof(KeyScales))});
       }
       for (int warp = 0; warp < C.consumer_warps(); ++warp) {
         constexpr int kBytes = C.head_dim_v * kRowsPerWarp * bytes_of(Element::kFp16);
-        setting.buffers.push_back({"parts of a warp", at.earlier_parts(uint32_t(warp), 0), kBytes});
+        setting.buffers.push_back({"parts of a warp", at.promoted_sum(uint32_t(warp), 0), kBytes});
       }
     }
     const Shape& s = trial_.shape;
@@ -258,13 +263,14 @@ class Run {
     const int64_t rows_of_entry = s.page_size > 0 ? in_pages : s.k_rows();
     setting.tensors = {{&k_, kAddressOfK, rows, s.kv_heads, C.head_dim, 2, rows_of_entry},
                        {&v_, kAddressOfV, rows, s.kv_heads, C.head_dim_v, 2, rows_of_entry}};
-    const bool plain = !trial_.shape.ragged() && !trial_.shape.cut.finds_pieces();
+    const bool plain = !trial_.shape.varlen() && !trial_.shape.split.finds_own_tiles();
     setting.infinite = [seed = trial_.seed, plain](const Product& p) {
       return plain && p.scores() && p.b.row == 0 &&
              is_extreme(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
     };
     setting.peaked = [seed = trial_.seed](const Product& p) {
-      return C.follows() && p.scores() && is_peaked(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
+      return C.tracks_max() && p.scores() &&
+             is_peaked(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
     };
     return setting;
   }
@@ -276,7 +282,7 @@ class Run {
         params.sequences ? *params.num_entries * params.order.num_packs : params.order.num_tiles();
     const int blocks = int(launch_.blocks);
     std::vector<int> tiles = {0};
-    if (launch_.params.ticket_counter != nullptr) {
+    if (launch_.params.tile_counter != nullptr) {
       for (int ticket : outcome_.drawn) tiles.push_back(ticket + blocks);
     } else {
       for (int tile = blocks; tile < all; tile += blocks) tiles.push_back(tile);
@@ -288,21 +294,22 @@ class Run {
   std::vector<Work> my_work() const {
     std::vector<Work> all;
     const ForwardParams& params = launch_.params;
-    if (!trial_.shape.cut.finds_pieces()) {
+    if (!trial_.shape.split.finds_own_tiles()) {
       for (int tile : my_tiles()) all.push_back(work_of(tile));
       return all;
     }
     const int blocks = int(launch_.blocks);
-    const KeySplit& split = params.split;
+    const SplitKvSchedule& schedule = params.schedule;
     SequenceSmem memory;
-    PieceStream pieces(split, SequenceWindow(split, memory.entries), 0, blocks);
-    while (!pieces.done()) {
+    SplitIterator splits(schedule, SequenceWindow(schedule, memory.entries), 0, blocks);
+    while (!splits.done()) {
       SequenceTiles s;
-      KeyPiece piece;
-      if (!pieces.next(s, piece)) continue;
-      s.queries.pack = piece.pack;
-      all.push_back({piece.m_block, s.queries, s.keys, piece.blocks, piece.slot});
-      if (split.parts == KeyCut::kRuns) all.back().cut = pieces.cut_tile_of_run(piece);
+      TileSplit split;
+      if (!splits.next(s, split)) continue;
+      s.queries.pack = split.pack;
+      all.push_back({split.m_block, s.queries, s.keys, split.blocks, split.partial});
+      if (schedule.num_splits == SplitKv::kStreamK)
+        all.back().combine = splits.combine_tile_of_range(split);
     }
     return all;
   }
@@ -325,7 +332,7 @@ class Run {
   // The first key that a tile sees, in its sequence.
   int first_key_of(const Work& work) const {
     const int first_row = work.m_block * C.block_m;
-    if (trial_.shape.cut.finds_pieces()) return work.blocks.first * C.block_n;
+    if (trial_.shape.split.finds_own_tiles()) return work.blocks.first * C.block_n;
     int first_key = trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
     if (C.e4m3) first_key = std::min(first_key, work.keys.count);
     const bool whole_blocks = trial_.shape.page_size > 0 || C.e4m3;
@@ -376,12 +383,12 @@ class Run {
       const int end = std::min(count, (work.m_block + 1) * C.block_m);
       for (int row = work.m_block * C.block_m; row < end; ++row) {
         if (row % kRowsPerWarp % kRowDistance != 0) continue;
-        if (work.slot != KeyPiece::kWhole) {
-          const PieceOutput& to = launch_.params.pieces;
-          const int64_t piece_row = to.row(work.slot, row % C.block_m);
-          ASSERT_FALSE(std::isnan(to.lse[piece_row])) << "row " << row << " of a piece";
+        if (work.partial != TileSplit::kNotSplit) {
+          const PartialOutput& to = launch_.params.partials;
+          const int64_t partial_row = to.row(work.partial, row % C.block_m);
+          ASSERT_FALSE(std::isnan(to.lse[partial_row])) << "row " << row << " of a split";
           for (int column = 0; column < to.columns; column += kPieceColumnsApart) {
-            expected.insert(&to.o[piece_row * to.columns + column]);
+            expected.insert(&to.o[partial_row * to.columns + column]);
           }
           continue;
         }
@@ -440,7 +447,7 @@ class Run {
   struct Launch {
     unsigned blocks;
     ForwardParams params;
-    bool chained;
+    bool pdl;
   };
   Launch launch_;
   machine::Outcome outcome_;

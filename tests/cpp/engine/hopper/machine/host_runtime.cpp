@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA runtime as the launchers need it: a device with two multiprocessors, on which a launch is
+// The CUDA runtime as the launchers need it: a device with two SMs, on which a launch is
 // taken down for the test to run.
 #include "host_runtime.h"
 
@@ -9,9 +9,9 @@
 #include <cstring>
 
 #include "engine/hopper/backward/sink_gradient.h"
-#include "engine/hopper/list_sequences.h"
-#include "engine/hopper/merge_pieces.h"
-#include "engine/hopper/tensor_map.h"
+#include "engine/hopper/combine/combine_kernel.h"
+#include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/scheduler/varlen_metadata.h"
 #include "machine.h"
 
 namespace fa3::machine {
@@ -64,7 +64,7 @@ bool encode_clipped_queries(CUtensorMap& map, CUtensorMap& outside, const Tensor
 }
 
 // The device's list in the order of the sequences.
-cudaError_t list_sequences(const SequenceList& list, cudaStream_t) {
+cudaError_t prepare_varlen_metadata(const VarlenMetadata& list, cudaStream_t) {
   int all = 0;
   for (int b = 0; b < list.num_sequences(); ++b) all += list.sequence(b).order.num_m_blocks;
   int first = 0;
@@ -73,7 +73,7 @@ cudaError_t list_sequences(const SequenceList& list, cudaStream_t) {
     first += list.sequence(b).order.num_m_blocks;
   }
   *list.num_entries = all;
-  if (list.ticket_counter) *list.ticket_counter = 0;
+  if (list.tile_counter) *list.tile_counter = 0;
   return cudaSuccess;
 }
 
@@ -81,8 +81,8 @@ cudaError_t sum_sink_gradients(const SinkSums&, cudaStream_t) {
   return cudaSuccess;
 }
 
-// Runs behind the kernel, on a grid of its own: not part of what the machine watches.
-cudaError_t merge_pieces(const PieceMerge&, cudaStream_t) {
+// StreamKRanges behind the kernel, on a grid of its own: not part of what the machine watches.
+cudaError_t combine_splits(const CombineParams&, cudaStream_t) {
   return cudaSuccess;
 }
 
@@ -95,7 +95,7 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = fa3::machine::kMultiprocessors;
+  *value = fa3::machine::kSms;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
@@ -110,14 +110,14 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t)
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
                                 void** arguments) {
-  bool chained = false;
+  bool pdl = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
-      chained = attribute.val.programmaticStreamSerializationAllowed != 0;
+      pdl = attribute.val.programmaticStreamSerializationAllowed != 0;
     }
   }
-  fa3::machine::on_launch(function, config->gridDim.x, arguments[0], chained);
+  fa3::machine::on_launch(function, config->gridDim.x, arguments[0], pdl);
   return cudaSuccess;
 }
 }

@@ -7,11 +7,11 @@
 
 namespace fa3::machine {
 
-inline constexpr int kMultiprocessors = 2;
+inline constexpr int kSms = 2;
 
-// Called with what is launched: function, thread blocks, pointer to its parameters, whether it may start
+// Called with what is launched: function, CTAs, pointer to its parameters, whether it may start
 // while the kernel before still runs.
-extern std::function<void(const void* function, unsigned blocks, const void* params, bool chained)>
+extern std::function<void(const void* function, unsigned blocks, const void* params, bool pdl)>
     on_launch;
 
 }  // namespace fa3::machine

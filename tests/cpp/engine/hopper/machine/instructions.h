@@ -52,7 +52,7 @@ void wait_for_copies(int pending);
 void multiply(float* d, int count, const Operand& a, const Operand& b);
 void commit_products();
 void wait_for_products(int pending);
-// Ordinary arithmetic on x; not on an accumulator that a product works on.
+// Online arithmetic on x; not on an accumulator that a product works on.
 float settled(float x);
 
 }  // namespace fa3::machine

@@ -45,7 +45,7 @@ Block::Block(const Setting& s, int warps, const std::function<void()>& body)
 
 void Block::require_kernel_before_ended() const {
   const int warp = scheduler.warp();
-  if (setting.chained && !waited[size_t(warp)]) {
+  if (setting.pdl && !waited[size_t(warp)]) {
     fail("warp ", warp, " reads what the kernel before may still write");
   }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A multiprocessor as far as the barrier protocol can tell: warps that run in any order, barriers
-// with phases, a copy engine and tensor cores that finish whenever they like. The kernels' own
-// sources run on it, with machine/engine/hopper/ptx/ in place of the instructions. It breaks off with
-// a sentence when
+// A SM as far as the barrier protocol can tell: warps that run in any order, barriers
+// with phases, a TMA and tensor cores that finish whenever they like. The kernels' own
+// sources run on it, with machine/engine/hopper/ptx/ in place of the instructions. It breaks off
+// with a sentence when
 //   - memory is overwritten while something still reads it, or read before it was filled,
-//   - a store, or a copy by threads, is read by wgmma or the copy engine without a fence between,
+//   - a store, or a copy by threads, is read by wgmma or TMA without a fence between,
 //   - a barrier runs past somebody who waits for it (its phases alias), or is misused,
 //   - accumulators are touched while a product works on them,
 //   - global memory is copied from before the kernel before has ended,
@@ -37,7 +37,7 @@ struct Pace {
   double interruption = 0.2;  // chance to be interrupted at an instruction that others can see
 };
 
-// A part of shared memory that threads store to or load from, or that is smaller than a piece of
+// A part of shared memory that threads store to or load from, or that is smaller than a split of
 // memory.h. Of a warp only lane 0 is seen, so its stores and loads count for the whole buffer.
 struct Buffer {
   const char* name;
@@ -62,7 +62,7 @@ struct Product {
   bool scores() const { return !a_in_registers; }
 };
 
-// Something that the copy engine took from shared memory, or a warp from its registers.
+// Something that TMA took from shared memory, or a warp from its registers.
 struct Departure {
   int warp = 0;
   const void* to = nullptr;  // address or tensor
@@ -73,7 +73,7 @@ struct Departure {
   bool adds = false;  // to what is there
 };
 
-// A look at a counter by which thread blocks take turns, or an addition to it.
+// A look at a counter by which CTAs take turns, or an addition to it.
 struct Turn {
   const int* counter = nullptr;
   bool adds = false;
@@ -81,7 +81,8 @@ struct Turn {
   size_t departures = 0;  // there had been so many
 };
 
-// A (batch, row, head, column) tensor in global memory that threads copy from: here, addresses alone.
+// A (batch, row, head, column) tensor in global memory that threads copy from: here, addresses
+// alone.
 struct GlobalTensor {
   const void* tensor = nullptr;  // its name
   uintptr_t address = 0;
@@ -97,7 +98,7 @@ struct Setting {
   Pace pace;
   Fault fault = Fault::kNone;
   KvBarriers kv;  // that the fault is about
-  bool chained =
+  bool pdl =
       false;  // the kernel before may still run: each warp waits for its end before it copies
   std::vector<Buffer> buffers;
   std::vector<GlobalTensor> tensors;
@@ -131,7 +132,7 @@ struct TensorMap {
 CUtensorMap encoded(const TensorMap& map);
 TensorMap decoded(const CUtensorMap& map);
 
-// Runs body() once for each warp of a block, interleaved at random.
+// StreamKRanges body() once for each warp of a block, interleaved at random.
 Outcome run_block(const Setting& setting, int warps, unsigned blocks,
                   const std::function<void()>& body);
 

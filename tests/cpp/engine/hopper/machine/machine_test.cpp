@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rules of the model, each in a program of a few warps that keeps it and in one that does not. Those
-// of a whole pass: small_backward_test.cpp and ../protocol_test.cpp.
+// Rules of the model, each in a program of a few warps that keeps it and in one that does not.
+// Those of a whole pass: small_backward_test.cpp and ../protocol_test.cpp.
 #include "machine.h"
 
 #include <gtest/gtest.h>
@@ -256,7 +256,8 @@ TEST(Machine, accumulators_leave_only_when_their_product_is_over) {
                {"an accumulator was read while a product worked on it"});
 }
 
-// Loads two tiles of 64 rows of a tensor, and multiplies the first 16 rows of one by the other in steps.
+// Loads two tiles of 64 rows of a tensor, and multiplies the first 16 rows of one by the other in
+// steps.
 struct Step {
   int a, b;  // column in the tile, of 16
   int tile_of_b = 1;
@@ -288,8 +289,8 @@ std::function<void()> product_of(const std::vector<Step>& steps, bool waits = tr
 
 TEST(Machine, a_product_goes_through_two_tiles_step_by_step) {
   expect_right(1, {}, product_of({{0, 0}, {1, 1}, {2, 2}, {3, 3}}));
-  expect_found(1, {}, product_of({{0, 0}, {2, 2}}), {"steps of a product that do not follow"});
-  expect_found(1, {}, product_of({{0, 0}, {1, 0}}), {"steps of a product that do not follow"});
+  expect_found(1, {}, product_of({{0, 0}, {2, 2}}), {"steps of a product that do not track_max"});
+  expect_found(1, {}, product_of({{0, 0}, {1, 0}}), {"steps of a product that do not track_max"});
   expect_found(1, {}, product_of({{0, 1}}), {"operands summed over different ranges"});
   expect_found(1, {}, product_of({{0, 0}, {1, 1, 0}}), {"one product of two tiles"});
 }
@@ -302,9 +303,9 @@ TEST(Machine, a_chained_launch_copies_nothing_before_the_kernel_before_has_ended
   constexpr uint32_t kFull = kPlace + 1024;
   static const char source[1024] = {};
   // By warp 1; warp 0 always waits.
-  const auto error_of = [](bool chained, bool waits, bool by_thread) {
+  const auto error_of = [](bool pdl, bool waits, bool by_thread) {
     Setting setting;
-    setting.chained = chained;
+    setting.pdl = pdl;
     setting.buffers = kBuffers;
     return run_block(setting, 2, 1,
                      [&] {

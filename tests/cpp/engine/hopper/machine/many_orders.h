@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a program in many random orders, and holds what the model says of it against what it should.
+// StreamKRanges a program in many random orders, and holds what the model says of it against what
+// it should.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,7 +36,7 @@ inline const Pace kManyPaces[] = {
 };
 inline constexpr unsigned kSeeds = 25;
 
-// Calls check(outcome) after a run in each order.
+// Calls check(outcome) after a range in each order.
 template <class Check>
 void in_many_orders(int warps, const std::vector<Buffer>& buffers,
                     const std::function<void()>& program, const Check& check) {
@@ -49,7 +50,8 @@ void in_many_orders(int warps, const std::vector<Buffer>& buffers,
   }
 }
 
-// The program must be found out in every order, with one of these complaints; each of them must occur.
+// The program must be found out in every order, with one of these complaints; each of them must
+// occur.
 inline void expect_found(int warps, const std::vector<Buffer>& buffers,
                          const std::function<void()>& program,
                          const std::set<std::string>& complaints) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory: what lies where, and who may touch it. It is watched in pieces of 1 KB (8 rows of 128
-// bytes, or 16 of 64), cut where a buffer that the test names begins or ends. Of each piece it knows
-// who wrote it, who has read it and who still does, and holds every access against the clock
-// (clock.h) of the warp that makes it.
+// Shared memory: what lies where, and who may touch it. It is watched in splits of 1 KB (8 rows of
+// 128 bytes, or 16 of 64), split where a buffer that the test names begins or ends. Of each split
+// it knows who wrote it, who has read it and who still does, and holds every access against the
+// clock (clock.h) of the warp that makes it.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ struct Accessor {
   Moment now() const { return knows.now(warp); }
 };
 
-// Pieces that an instruction still reads, once for each reading.
+// Splits that an instruction still reads, once for each reading.
 using HeldPieces = std::vector<int>;
 
 class Memory {
@@ -34,8 +34,8 @@ class Memory {
   void begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival);
   void end_copy(uint32_t address, int bytes, const std::function<Content(int offset)>& content);
 
-  // The same by threads, whose first lane copies to this address: counts for its piece. Over when the
-  // arrival is known that tell_arrival() names; end_thread_copy: the bytes are there.
+  // The same by threads, whose first lane copies to this address: counts for its split. Over when
+  // the arrival is known that tell_arrival() names; end_thread_copy: the bytes are there.
   void begin_thread_copy(const Accessor& by, uint32_t address);
   void tell_arrival(uint32_t address, Moment arrival);
   void end_thread_copy(uint32_t address, Content content);
@@ -44,18 +44,18 @@ class Memory {
   void store(const Accessor& by, uint32_t address);
   void load(const Accessor& by, uint32_t address);
 
-  // What this warp has stored may be read by wgmma and the copy engine, by those who are told later;
+  // What this warp has stored may be read by wgmma and TMA, by those who are told later;
   // and by its own products what threads have copied that it was told of.
   void fence(const Accessor& by);
 
-  // wgmma or the copy engine reads, until end_reads. Returns what lies at the address.
+  // wgmma or TMA reads, until end_reads. Returns what lies at the address.
   const Content& begin_read(const Accessor& by, uint32_t address, int bytes, HeldPieces* held);
   void end_reads(const Accessor& by, HeldPieces* held);
 
  private:
   struct Stored {
     int time = 0;    // of the warp's last store; 0: none
-    int fenced = 0;  // when its fence had followed; 0: not yet
+    int fenced = 0;  // when its fence had max-tracking; 0: not yet
   };
   struct Read {
     int time = 0;  // of the warp's last reading; 0: none
@@ -72,16 +72,16 @@ class Memory {
   };
 
   Piece& at(uint32_t address);
-  void stored_by(const Accessor& by, Piece* piece);
+  void stored_by(const Accessor& by, Piece* split);
   const Buffer& range_of_threads(uint32_t address, const char* access);
-  void require_unread(const Accessor& by, const Piece& piece, const char* access) const;
-  void require_filled(const Accessor& by, const Piece& piece) const;
-  void require_fenced(const Accessor& by, const Piece& piece) const;
+  void require_unread(const Accessor& by, const Piece& split, const char* access) const;
+  void require_filled(const Accessor& by, const Piece& split) const;
+  void require_fenced(const Accessor& by, const Piece& split) const;
   template <class Action>
   void for_pieces(uint32_t address, int bytes, const Action& action);
 
   std::vector<Buffer> buffers_;
-  std::vector<Piece> pieces_;
+  std::vector<Piece> splits_;
   std::vector<int> piece_of_unit_;
   std::array<std::vector<int>, kMostWarps> unfenced_;
   std::array<Clock, kMostWarps> known_at_fence_;

@@ -17,7 +17,7 @@ constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kRowsPerWarp = 16;
 constexpr int kRowsPerWarpgroup = 64;
 constexpr int kDepthBytes = 32;
-constexpr int kPieceBytes = 1024;  // of memory.h, where it is not cut
+constexpr int kPieceBytes = 1024;  // of memory.h, where it is not split
 
 // What accumulators hold while a product works on them: a NaN that arithmetic hands on.
 constexpr uint32_t kUnsettled = 0x7fc0dead;
@@ -36,8 +36,8 @@ int row_bytes_of(uint64_t descriptor) {
   return descriptor >> 62 == 1 ? 128 : 64;
 }
 
-// Begins to read `rows` rows of one slab; they must follow each other in one tensor, or be stored by
-// threads at the same time. Returns the first.
+// Begins to read `rows` rows of one slab; they must follow each other in one tensor, or be stored
+// by threads at the same time. Returns the first.
 Content read_rows(uint32_t address, int rows, int row_bytes, HeldPieces* held) {
   Block& block = here();
   const int bytes = rows * row_bytes;
@@ -120,7 +120,7 @@ void require_next_step(const Content& first, const Content& step, Major major, i
   const bool known = first.tensor != nullptr;
   if (first.filling != step.filling ||
       (known && summed_from(step, major) != summed_from(first, major) + depth)) {
-    fail("steps of a product that do not follow each other, by warp ", here().warp());
+    fail("steps of a product that do not track_max each other, by warp ", here().warp());
   }
 }
 

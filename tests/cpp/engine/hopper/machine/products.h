@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor cores: products that read their operands from issue until their group is waited for, and
-// own their accumulators as long.
+// The tensor cores: products that read their operands from issue until their group is waited for,
+// and own their accumulators as long.
 #pragma once
 
 #include <deque>
@@ -12,7 +12,8 @@
 
 namespace fa3::machine {
 
-// Of one warp. Warps of a warpgroup need not keep step here, which is more than the hardware allows.
+// Of one warp. Warps of a warpgroup need not keep step here, which is more than the hardware
+// allows.
 class Products {
  public:
   void multiply(float* d, int count, const Operand& a, const Operand& b);

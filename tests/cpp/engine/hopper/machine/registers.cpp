@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kFewest = 24, kMost = 256, kStep = 8;
 
-// 64 K over the threads of all blocks on a multiprocessor, in steps of 8: 168 for 384 threads, which makes 504 for three
-// warpgroups, not 512.
+// 64 K over the threads of all blocks on an SM, in steps of 8: 168 for 384 threads, which makes 504
+// for three warpgroups, not 512.
 int at_launch(int warps) {
   constexpr int kRegisterFile = 65536, kThreadsPerWarp = 32;
   return std::min(kMost, kRegisterFile / (warps * kThreadsPerWarp) / kStep * kStep);

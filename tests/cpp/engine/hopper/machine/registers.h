@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Registers: a block gets what its launch gives each thread, and setmaxnreg moves them between warps.
-// Who asks for more than is free waits, as on the hardware, perhaps for ever.
+// Registers: a block gets what its launch gives each thread, and setmaxnreg moves them between
+// warps. Who asks for more than is free waits, as on the hardware, perhaps for ever.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Problems that the kernels' sources are run on, on the model multiprocessor.
+// Problems that the kernels' sources are run on, on the model SM.
 #pragma once
 
 #include "core/mask_rule.h"
 #include "core/seqlen.h"
-#include "engine/hopper/launch_forward.h"
+#include "engine/hopper/launch/launch_forward.h"
 
 namespace fa3::hopper {
 
@@ -16,13 +16,13 @@ struct Shape {
   const int32_t* cu_q = nullptr;
   const int32_t* cu_k = nullptr;
   const int32_t* used_k = nullptr;
-  KeyCut cut{};       // of the forward
+  SplitKv split{};    // of the forward
   int page_size = 0;  // 0: no pages
-  // Copied so without pages too, if the kernel does; of whole blocks, since zeros that threads write have
-  // no place.
-  bool by_threads = false;
+  // Copied so without pages too, if the kernel does; of whole blocks, since zeros that threads
+  // write have no place.
+  bool by_cp_async = false;
 
-  bool ragged() const { return cu_q != nullptr || used_k != nullptr; }
+  bool varlen() const { return cu_q != nullptr || used_k != nullptr; }
   bool packed() const { return cu_q != nullptr; }
   // Of the tensors. Two rows more than the sequences own.
   int entries() const { return packed() ? 1 : batches; }
@@ -34,7 +34,7 @@ struct Shape {
             .seqused = used,
             .max = longest,
             .total = int64_t{entries()} * rows,
-            .ragged = ragged(),
+            .varlen = varlen(),
             .in_one_tensor = packed()};
   }
   Lengths lengths_q() const { return lengths(cu_q, nullptr, seqlen_q, q_rows()); }

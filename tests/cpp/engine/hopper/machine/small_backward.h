@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A backward pass reduced to its protocol: one block of 128 keys, some blocks of 64 queries, 64
-// columns. Written with the kernels' own pieces, to try what the model knows of a backward: a producer
-// warp, a warp that adds dQ to global memory, two warpgroups that multiply; dS and dQ pass through
-// shared memory. Every rule that it keeps can be broken, for machine_test.cpp.
+// columns. Written with the kernels' own splits, to try what the model knows of a backward: a
+// producer warp, a warp that adds dQ to global memory, two warpgroups that multiply; dS and dQ pass
+// through shared memory. Every rule that it keeps can be broken, for machine_test.cpp.
 #pragma once
 
 #include "cuda_words.h"
 #include "engine/cuda/instructions.cuh"
-#include "engine/hopper/forward_config.h"
-#include "engine/hopper/piece/pipeline.cuh"
+#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
@@ -32,7 +32,7 @@ enum class Break {
   kDqReadInFlight,         // dQ leaves the accumulators before its product is over
   kDqWrittenInFlight,      // dQ is cleared while its product works on it
   kStagedBeforeAsked,      // dQ is staged, and then waits for the last one to have left
-  kStagedUnfenced,         // dQ is added by the copy engine without a fence after the store
+  kStagedUnfenced,         // dQ is added by TMA without a fence after the store
   kAddedUnasked,           // the writer does not wait for dQ
   kNoWaitRead,             // the writer hands dQ's place back while it is read
   kLeftInFlight,           // the block ends while dK is read
@@ -56,15 +56,17 @@ struct Smem {
   static constexpr uint32_t kBase = machine::kSmemBase;
   static constexpr uint32_t k() { return kBase; }
   static constexpr uint32_t v() { return k() + kKv.bytes(); }
-  static constexpr uint32_t q(int slot) { return v() + kKv.bytes() + slot * kQuery.bytes(); }
-  static constexpr uint32_t d_o(int slot) { return q(kQuerySlots) + slot * kQuery.bytes(); }
-  static constexpr uint32_t ds(int slot) { return d_o(kQuerySlots) + slot * kDs.bytes(); }
+  static constexpr uint32_t q(int stage) { return v() + kKv.bytes() + stage * kQuery.bytes(); }
+  static constexpr uint32_t d_o(int stage) { return q(kQuerySlots) + stage * kQuery.bytes(); }
+  static constexpr uint32_t ds(int stage) { return d_o(kQuerySlots) + stage * kDs.bytes(); }
   static constexpr uint32_t dq(int warpgroup) { return ds(kDsSlots) + warpgroup * kDqBytes; }
-  static constexpr uint32_t lse(int slot) { return dq(kMathWarpgroups) + slot * kVectorBytes; }
-  static constexpr uint32_t delta(int slot) { return lse(kQuerySlots) + slot * kVectorBytes; }
+  static constexpr uint32_t lse(int stage) { return dq(kMathWarpgroups) + stage * kVectorBytes; }
+  static constexpr uint32_t delta(int stage) { return lse(kQuerySlots) + stage * kVectorBytes; }
   static constexpr uint32_t kv_full() { return delta(kQuerySlots); }
-  static constexpr Ring<kQuerySlots> q_ring() { return {kv_full() + 8}; }
-  static constexpr Ring<kQuerySlots> d_o_ring() { return {kv_full() + 8 + 16 * kQuerySlots}; }
+  static constexpr Pipeline<kQuerySlots> q_pipeline() { return {kv_full() + 8}; }
+  static constexpr Pipeline<kQuerySlots> d_o_pipeline() {
+    return {kv_full() + 8 + 16 * kQuerySlots};
+  }
 
   static std::vector<machine::Buffer> buffers() {
     std::vector<machine::Buffer> all;
@@ -99,11 +101,11 @@ struct Tensors {
   }
 };
 
-inline void load_query_block(Ring<kQuerySlots> ring, RingCursor<kQuerySlots> at,
+inline void load_query_block(Pipeline<kQuerySlots> pipeline, PipelineState<kQuerySlots> at,
                              const CUtensorMap& map, uint32_t tile, const float* from,
                              uint32_t vector, int step) {
-  const uint32_t full = ring.full(at.slot());
-  ring.wait_empty(at);
+  const uint32_t full = pipeline.full(at.stage());
+  pipeline.wait_empty(at);
   ptx::mbarrier_arrive_expect_tx(full, uint32_t(Smem::kQuery.bytes() + Smem::kVectorBytes));
   ptx::cp_async_bulk_tensor_load(tile, map, {0, step * kQueries, 0, 0}, full);
   ptx::cp_async_bulk_load(vector, from + step * kQueries, Smem::kVectorBytes, full);
@@ -113,11 +115,11 @@ inline void produce(const Tensors& t) {
   ptx::mbarrier_arrive_expect_tx(Smem::kv_full(), uint32_t(2 * Smem::kKv.bytes()));
   ptx::cp_async_bulk_tensor_load(Smem::k(), t.k, {0, 0, 0, 0}, Smem::kv_full());
   ptx::cp_async_bulk_tensor_load(Smem::v(), t.v, {0, 0, 0, 0}, Smem::kv_full());
-  RingCursor<kQuerySlots> at;
+  PipelineState<kQuerySlots> at;
   for (int step = 0; step < kSteps; ++step, at.advance()) {
-    const int slot = int(at.slot());
-    load_query_block(Smem::q_ring(), at, t.q, Smem::q(slot), t.lse, Smem::lse(slot), step);
-    load_query_block(Smem::d_o_ring(), at, t.d_o, Smem::d_o(slot), t.delta, Smem::delta(slot),
+    const int stage = int(at.stage());
+    load_query_block(Smem::q_pipeline(), at, t.q, Smem::q(stage), t.lse, Smem::lse(stage), step);
+    load_query_block(Smem::d_o_pipeline(), at, t.d_o, Smem::d_o(stage), t.delta, Smem::delta(stage),
                      step);
   }
 }
@@ -142,7 +144,7 @@ class Math {
 
   void run() {
     ptx::mbarrier_wait_parity(Smem::kv_full(), 0);
-    RingCursor<kQuerySlots> at;
+    PipelineState<kQuerySlots> at;
     for (int step = 0; step < kSteps; ++step, at.advance()) multiply(step, at);
     store_dk();
   }
@@ -152,20 +154,20 @@ class Math {
   template <int Columns>
   using Accumulator = float[Columns / 2];
 
-  void multiply(int step, RingCursor<kQuerySlots> at) {
-    const int slot = int(at.slot());
+  void multiply(int step, PipelineState<kQuerySlots> at) {
+    const int stage = int(at.stage());
     const int ds_slot = break_ == Break::kOneDsSlot ? 0 : step % kDsSlots;
-    const uint32_t q = Smem::q(slot), d_o = Smem::d_o(slot), ds = Smem::ds(ds_slot);
+    const uint32_t q = Smem::q(stage), d_o = Smem::d_o(stage), ds = Smem::ds(ds_slot);
     float pair[2];
     Accumulator<kQueries> s, dp;
     Accumulator<kColumns / kMathWarpgroups> dq;
 
-    if (break_ == Break::kVectorUnawaited) ptx::ld_shared_f32x2(Smem::lse(slot), pair);
-    Smem::q_ring().wait_full(at);
-    ptx::ld_shared_f32x2(Smem::lse(slot), pair);
+    if (break_ == Break::kVectorUnawaited) ptx::ld_shared_f32x2(Smem::lse(stage), pair);
+    Smem::q_pipeline().wait_full(at);
+    ptx::ld_shared_f32x2(Smem::lse(stage), pair);
     scores(s, Smem::k(), q);
-    Smem::d_o_ring().wait_full(at);
-    ptx::ld_shared_f32x2(Smem::delta(slot), pair);
+    Smem::d_o_pipeline().wait_full(at);
+    ptx::ld_shared_f32x2(Smem::delta(stage), pair);
     scores(dp, Smem::v(), d_o);
     ptx::wgmma_wait_group<0>();
 
@@ -191,13 +193,13 @@ class Math {
     }
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<2>();
-    Smem::d_o_ring().release(at.slot());
-    if (break_ == Break::kReleasedEarly) Smem::q_ring().release(at.slot());
+    Smem::d_o_pipeline().release(at.stage());
+    if (break_ == Break::kReleasedEarly) Smem::q_pipeline().release(at.stage());
     if (break_ == Break::kDqWrittenInFlight) dq[3] = 0;
     if (break_ != Break::kDqReadInFlight) ptx::wgmma_wait_group<1>();
     stage_dq(step, dq);
     ptx::wgmma_wait_group<0>();
-    if (break_ != Break::kReleasedEarly) Smem::q_ring().release(at.slot());
+    if (break_ != Break::kReleasedEarly) Smem::q_pipeline().release(at.stage());
   }
 
   // Rows of 64 keys times 64 queries.
@@ -273,8 +275,8 @@ inline void kernel(const Tensors& t, Break b) {
   const int warp = int(threadIdx.x) / 32, warpgroup = warp / 4;
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(Smem::kv_full(), 1);
-    Smem::q_ring().init(kMathWarpgroups * 4);
-    Smem::d_o_ring().init(kMathWarpgroups * 4);
+    Smem::q_pipeline().init(kMathWarpgroups * 4);
+    Smem::d_o_pipeline().init(kMathWarpgroups * 4);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

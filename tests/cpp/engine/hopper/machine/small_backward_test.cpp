@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The small backward in many random orders: right as it stands, and found out whichever rule it breaks.
+// The small backward in many random orders: right as it stands, and found out whichever rule it
+// breaks.
 #include "small_backward.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As in src/engine/hopper/ptx/: one thread block counts alone.
+// As in src/engine/hopper/ptx/: one CTA counts alone.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ void unpack_pair(uint32_t, float& low, float& high) {
   low = high = 0;  // nobody looks at weights
 }
 
-inline void widen_e4m3(uint32_t, uint32_t& low, uint32_t& high) {
+inline void dequantize_e4m3(uint32_t, uint32_t& low, uint32_t& high) {
   low = high = 0;
 }
 

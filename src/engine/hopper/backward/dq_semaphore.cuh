@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Deterministic calls: key blocks add to a query block's dQ one after the other, in one order. Two
+// threads keep it up beside warpgroup 0, which would stand still for a fence and a look at the
+// counter in each step: one waits for turns, up to kSemaphoreDepth steps before they are used; the
+// other gives a turn on as soon as the additions of its step have arrived. Next:
+// query_gradient.cuh.
+#pragma once
+
+#include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/semaphore.cuh"
+
+namespace fa3::hopper {
+
+template <BackwardConfig C>
+class DqSemaphore {
+ public:
+  __device__ __forceinline__ DqSemaphore(const BackwardParams& params, BackwardAddresses<C> at,
+                                         const KeyBlockWork<C>& work)
+      : params_(params), at_(at), work_(work) {}
+
+  __device__ __forceinline__ void wait_for_all() const {
+    ptx::griddepcontrol_wait();  // for the counters' zeros
+    for_each_step([&](QueryBlock block, PipelineState<kSemaphoreDepth> cursor) {
+      const int mine = work_.turn(block.m_block);
+      at_.semaphore_pipeline().wait_empty(cursor);
+      while (ptx::ld_acquire(counter(block)) < mine) {
+      }
+      ptx::mbarrier_arrive(at_.semaphore_pipeline().full(cursor.stage()));
+    });
+  }
+
+  __device__ __forceinline__ void give_all() const {
+    for_each_step([&](QueryBlock block, PipelineState<kSemaphoreDepth> cursor) {
+      at_.added_pipeline().wait_full(cursor);
+      ptx::add_release(counter(block), 1);
+      at_.semaphore_pipeline().release(cursor.stage());
+    });
+  }
+
+ private:
+  template <class Use>
+  __device__ __forceinline__ void for_each_step(const Use& use) const {
+    const QuerySteps steps = work_.steps();
+    QueryBlock block = work_.first_queries();
+    PipelineState<kSemaphoreDepth> cursor;
+#pragma unroll 1
+    for (int step = 0; step < work_.num_steps(); ++step) {
+      use(block, cursor);
+      block.advance(steps);
+      cursor.advance();
+    }
+  }
+
+  __device__ __forceinline__ int* counter(QueryBlock block) const {
+    return params_.scratch.dq_semaphore + work_.scratch_block(block);
+  }
+
+  const BackwardParams& params_;
+  const BackwardAddresses<C> at_;
+  const KeyBlockWork<C>& work_;
+};
+
+}  // namespace fa3::hopper

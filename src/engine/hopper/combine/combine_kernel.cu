@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// A kernel for the rows of all split tiles (combine_row.cuh): the launch decides how many warps
+// share a row. It starts while the forward ends, and the next forward while it runs.
+#include "engine/hopper/combine/combine_kernel.h"
+
+#include "engine/hopper/combine/combine_row.cuh"
+#include "engine/hopper/host/launch.h"
+#include "engine/hopper/ptx/grid.cuh"
+
+namespace fa3::hopper {
+namespace {
+
+using namespace cuda;
+
+constexpr int kWarps = 8;  // of a CTA
+constexpr int kThreads = kWarps * kWarpSize;
+
+// Warps share a row, and each asks for so many splits at a time.
+template <Element E, int Warps, int Ahead>
+__global__ void __launch_bounds__(kThreads)
+    combine_kernel(const __grid_constant__ CombineParams m) {
+  ptx::griddepcontrol_launch_dependents();
+  __shared__ CombinedSum of_warp[kWarps][kWarpSize];
+  constexpr int kRows = kWarps / Warps;  // of a CTA
+  const int number = int(threadIdx.x) / kWarpSize, lane = int(threadIdx.x) % kWarpSize;
+  ptx::griddepcontrol_wait();
+  const CombineTile combine = m.combines[blockIdx.x];
+  const int row = int(blockIdx.y) * kRows + number / Warps;
+  if (combine.num_splits == 0) return;
+  for (int first = 0; first < m.partials.columns; first += kCombinedColumns) {
+    const int column = first + lane * kLaneColumns;
+    CombinedSum sum[1];
+    add_splits<1, Ahead, Warps>(sum, m.partials, combine, row, 0, number % Warps, column);
+    if constexpr (Warps > 1) {
+      of_warp[number][lane] = sum[0];
+      __syncthreads();
+      if (number % Warps == 0) {
+        for (int w = 1; w < Warps; ++w) sum[0].raise(of_warp[number + w][lane].ref);
+        for (int w = 1; w < Warps; ++w) {
+          CombinedSum more = of_warp[number + w][lane];
+          more.raise(sum[0].ref);
+          sum[0].join(more);
+        }
+      }
+      __syncthreads();
+    }
+    if (number % Warps == 0 && row < m.partials.rows) {
+      finish_row<E, true>(sum[0], m.output, combine, row, column);
+    }
+  }
+}
+
+struct Team {
+  void (*kernel)(CombineParams);
+  int warps;  // of a row
+};
+
+template <Element E, int Warps, int Ahead>
+constexpr Team team() {
+  return {&combine_kernel<E, Warps, Ahead>, Warps};
+}
+
+// Measured (docs/performance-decoding.md): most is won where all splits of a row are asked for at
+// once, by so few warps, of so few registers, that all rows find room.
+template <Element E>
+Team team_for(int64_t most_splits) {
+  if (most_splits <= 3) return team<E, 1, 2>();  // of even runs, two
+  if (most_splits <= 8) return team<E, 1, 4>();
+  if (most_splits <= 12) return team<E, 2, 6>();
+  if (most_splits <= 20) return team<E, 4, 5>();
+  return team<E, kWarps, 4>();
+}
+
+}  // namespace
+
+cudaError_t combine_splits(const CombineParams& merge, cudaStream_t stream) {
+  const Team team = merge.element == Element::kFp16 ? team_for<Element::kFp16>(merge.most_splits)
+                                                    : team_for<Element::kBf16>(merge.most_splits);
+  const int64_t rows = kWarps / team.warps;  // of a CTA
+  const dim3 grid(unsigned(merge.num_combines), unsigned(ceil_div(merge.partials.rows, rows)));
+  CombineParams params = merge;
+  return launch(reinterpret_cast<const void*>(team.kernel), grid, kThreads, 0, &params,
+                {.pdl = true}, stream);
+}
+
+}  // namespace fa3::hopper

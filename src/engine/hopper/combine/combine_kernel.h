@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queues the combine of tiles that were split along the keys (scheduler/split_kv.h).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "engine/cuda/element.h"
+#include "engine/hopper/scheduler/split_kv.h"
+
+namespace fa3::hopper {
+
+struct CombineParams {
+  cuda::PartialOutput partials;
+  const CombineTile* combines;
+  int num_combines;
+  int64_t most_splits;  // that are to be expected of a tile
+  cuda::ForwardOutput output;
+  cuda::Element element;  // of O, unless that is float32
+};
+
+// Of a kernel that runs before it in the stream; starts while that ends.
+cudaError_t combine_splits(const CombineParams& merge, cudaStream_t stream);
+
+}  // namespace fa3::hopper

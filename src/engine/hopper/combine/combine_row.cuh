@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a split tile from their splits: weights from the splits' log-sum-exps, and the weighted
+// sum. All that is needed of many splits or rows is asked for at once: a combine is nothing but
+// waiting. The order of the sums depends on how many splits there are, and are expected. Next:
+// combine_kernel.cu, combine_last.cuh.
+#pragma once
+
+#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/softmax.cuh"
+#include "engine/hopper/scheduler/split_kv.h"
+
+namespace fa3::hopper {
+
+using namespace cuda;
+
+inline constexpr int kLaneColumns = 4;
+inline constexpr int kCombinedColumns = kLaneColumns * kWarpSize;  // of a pass
+
+// A part of a row's sum: what its weights are counted from (base 2), and with them the sum of the
+// weights, and of the weighted columns of a lane.
+struct CombinedSum {
+  float ref = -kInfinity;
+  float sum = 0;
+  float4 columns{};
+
+  // Weights from now on count from `ref` at least.
+  __device__ __forceinline__ void raise(float to) {
+    const float raised = fmaxf(ref, to);
+    const float factor = raised == -kInfinity ? 0.0f : ex2(ref - raised);
+    ref = raised;
+    sum *= factor;
+    columns = {columns.x * factor, columns.y * factor, columns.z * factor, columns.w * factor};
+  }
+  // Of other splits, counted from the same.
+  __device__ __forceinline__ void join(const CombinedSum& other) {
+    sum += other.sum;
+    columns = {columns.x + other.columns.x, columns.y + other.columns.y,
+               columns.z + other.columns.z, columns.w + other.columns.w};
+  }
+  // A split without keys counts for nothing, whatever its O holds; a NaN counts.
+  __device__ __forceinline__ void add(float lse, const float4& o) {
+    const float weight = ref == -kInfinity && lse == lse ? 0.0f : ex2(lse - ref);
+    if (weight == 0) return;
+    sum += weight;
+    columns.x += weight * o.x, columns.y += weight * o.y;
+    columns.z += weight * o.z, columns.w += weight * o.w;
+  }
+  // Of weights that count from `from` and sum to `weights`; `o`, their weighted columns, may hold
+  // anything where there are none. A NaN counts. No branch: parts are many, and a warp adds them up
+  // alone.
+  __device__ __forceinline__ void add_weighted(float from, float weights, const float4& o) {
+    const bool counts = weights != 0;
+    const float weight = !counts ? 0.0f : ref == -kInfinity ? 1.0f : ex2(from - ref);
+    const auto part = [&](float x) { return counts ? x : 0.0f; };
+    sum = __fmaf_rn(weight, weights, sum);
+    columns = {__fmaf_rn(weight, part(o.x), columns.x), __fmaf_rn(weight, part(o.y), columns.y),
+               __fmaf_rn(weight, part(o.z), columns.z), __fmaf_rn(weight, part(o.w), columns.w)};
+  }
+
+  __device__ __forceinline__ CombinedSum times(float factor) const {
+    return {
+        ref, sum, {columns.x * factor, columns.y * factor, columns.z * factor, columns.w * factor}};
+  }
+  // Columns of O; zeros where there are no weights.
+  __device__ __forceinline__ float4 normalised() const {
+    return times(sum == 0 ? 0.0f : 1 / sum).columns;
+  }
+};
+
+// Rows of a split tile from `row` on, `step` apart; of their splits [first, end) every Warps-th, of
+// which those for `Together` are asked for before any is looked at. Four columns of each row.
+template <int Rows, int Together, int Warps = 1>
+__device__ __forceinline__ void add_splits(CombinedSum (&sums)[Rows], const PartialOutput& partials,
+                                           const CombineTile& combine, int row, int step,
+                                           int first_split, int column) {
+  const bool has_columns = column < partials.columns;
+#pragma unroll 1
+  for (int first = first_split; first < combine.num_splits; first += Together * Warps) {
+    float lse[Rows][Together];
+    float4 o[Rows][Together];
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+      for (int j = 0; j < Together; ++j) {
+        const int split = first + j * Warps, tile_row = row + r * step;
+        const bool exists = split < combine.num_splits && tile_row < partials.rows;
+        const int64_t at = partials.row(combine.partial(split), tile_row);
+        lse[r][j] = load_global_or(exists, partials.lse + at, -kInfinity);
+        load_global_if(exists && has_columns, partials.o + at * partials.columns + column, o[r][j]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      float most = lse[r][0];
+#pragma unroll
+      for (int j = 1; j < Together; ++j) most = fmaxf(most, lse[r][j]);
+      sums[r].raise(most);
+#pragma unroll
+      for (int j = 0; j < Together; ++j) sums[r].add(lse[r][j], o[r][j]);
+    }
+  }
+}
+
+// Four columns, or as many as the tensor has left.
+template <class Number, class Vector>
+__device__ __forceinline__ void store_columns(Number* to, const Vector& four, int columns) {
+  static_assert(sizeof(Vector) == kLaneColumns * sizeof(Number));
+  if (columns >= kLaneColumns) {
+    *reinterpret_cast<Vector*>(to) = four;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kLaneColumns; ++i) {
+    if (i < columns) to[i] = reinterpret_cast<const Number*>(&four)[i];
+  }
+}
+
+// Where a combined row goes.
+struct RowPlace {
+  int batch, head, row;
+};
+
+template <Element E, bool AnyRows>
+__device__ __forceinline__ void store_combined(const ForwardOutput& to, const RowPlace& place,
+                                               int column, const CombinedSum& total) {
+  const float4 all = total.normalised();
+  const RowTensor& o = to.o;
+  const int64_t at = o.strides.offset(place.batch, place.head, place.row) + column;
+  const int columns = AnyRows ? o.columns - column : kLaneColumns;  // left of the tensor
+  if (AnyRows && to.o_is_float32) {
+    store_columns(static_cast<float*>(o.data) + at, all, columns);
+  } else {
+    const uint2 packed = {pack_pair<E>(all.x, all.y), pack_pair<E>(all.z, all.w)};
+    store_columns(static_cast<uint16_t*>(o.data) + at, packed, columns);
+  }
+}
+
+// By one lane.
+__device__ __forceinline__ void store_combined_lse(const RowFloats& lse, const RowPlace& place,
+                                                   const CombinedSum& total) {
+  if (lse.data == nullptr) return;
+  lse.data[lse.strides.offset(place.batch, place.head, place.row)] =
+      total.sum == 0 ? -kInfinity : (total.ref + log2f(total.sum)) * kLn2;
+}
+
+// A sink is one more split, without a value.
+__device__ __forceinline__ void add_sink(CombinedSum& total, const ForwardOutput& to,
+                                         const CombineTile& combine, int head, int query) {
+  if (to.sink == nullptr || query >= combine.queries.used) return;
+  const float sink = to.sink[head] * kLog2E;
+  total.raise(sink);
+  total.add(sink, {});
+}
+
+// What a lane has of a row, to where it belongs. AnyRows: O may be float32, or its rows end
+// anywhere.
+template <Element E, bool AnyRows>
+__device__ __forceinline__ void finish_row(CombinedSum& total, const ForwardOutput& to,
+                                           const CombineTile& combine, int row, int column) {
+  const int packed_row = combine.first_row + row, query = to.pack.query(packed_row);
+  if (query >= combine.queries.count) return;
+  const int head = to.pack.head(combine.queries.pack, packed_row);
+  add_sink(total, to, combine, head, query);
+  const RowPlace place{combine.queries.batch, head, combine.queries.begin + query};
+  if (column < to.o.columns) store_combined<E, AnyRows>(to, place, column, total);
+  if (column == 0) store_combined_lse(to.lse, place, total);
+}
+
+}  // namespace fa3::hopper

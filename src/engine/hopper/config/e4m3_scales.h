@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What e4m3 operands come with, as the kernel takes it: scales that travel with their tiles.
+// Written by
+// ../prepare_e4m3.cu and by the producer. Next: ../load_tma.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "core/quantization.h"
+#include "engine/hopper/config/forward_config.h"
+
+namespace fa3::hopper {
+
+// Of FA3_DESCALE_ROWS keys; so large that TMA can move one.
+struct alignas(16) KeyScales {
+  float key;
+  float boost;  // log2 of the values' scale over the head's largest
+  float unused[2];
+};
+
+// Of a tile, each by one warpgroup.
+struct TileScales {
+  float query[3];  // times softmax scale and log2(e)
+  float value;     // the head's largest
+};
+
+struct E4m3Params {
+  const KeyScales* keys;      // (sequences, kv heads, blocks)
+  const float* value_scales;  // (sequences, kv heads): the largest
+  int sequences;
+  int kv_heads;
+  int blocks;  // of a head
+  Descales<const float> query;
+  ChannelMeans<const float> value_mean;
+
+  FA3_HD constexpr int64_t head_at(int sequence, int kv_head) const {
+    return int64_t{sequence} * kv_heads + kv_head;
+  }
+  // `key` counts from the sequence's first.
+  FA3_HD const KeyScales* keys_at(int sequence, int kv_head, int key) const {
+    return keys + (head_at(sequence, kv_head) * blocks + key / FA3_DESCALE_ROWS);
+  }
+};
+
+// Of a quantized cache, by sequence and key head.
+struct CacheScales {
+  Descales<const float> key;
+  Descales<const float> value;
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding by warps that stream keys: for a few query rows, where all that counts is how fast keys
+// come and how soon a call is done. The splits are those of any kernel that decodes
+// (scheduler/split_kv.h), each for a cluster of CTAs, whose every warp has keys of its own and
+// waits for no other until its rows are joined with theirs. All warps find the splits for
+// themselves. Read first: stages.cuh, warp_rows.cuh. Next: join.cuh, combine_splits.cuh.
+#pragma once
+
+#include "engine/hopper/decode/cluster_reduce.cuh"
+#include "engine/hopper/decode/combine_splits.cuh"
+#include "engine/hopper/decode/load_cp_async.cuh"
+#include "engine/hopper/decode/load_tma.cuh"
+#include "engine/hopper/decode/work_tiles.cuh"
+#include "engine/hopper/ptx/grid.cuh"
+
+// nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
+// into the host stub, and forgets to declare that name.
+using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+using DecodeCombine = std::conditional_t<C.is_single_sequence(), RowCombine<C>, RangeCombine<C>>;
+
+// The rows that a warp has, for others to join: in its stages, which it has read; or in a place of
+// their own, where the stages take the next item's keys by then.
+template <ForwardConfig C, bool HasOneItem = C.is_single_sequence()>
+struct WarpPartials {
+  static constexpr int kFloats = C.block_m * WarpRows<C>::kPartialStride;
+  alignas(16) float parts[DecodeStages<C>::kWarps][kFloats];
+  __device__ __forceinline__ float* of(int warp, void*) { return parts[warp]; }
+};
+template <ForwardConfig C>
+struct WarpPartials<C, true> {
+  static_assert(WarpPartials<C, false>::kFloats * int(sizeof(float)) <=
+                DecodeStages<C>::kStages * DecodeStages<C>::kBytes);
+  __device__ __forceinline__ float* of(int, void* stages) { return static_cast<float*>(stages); }
+};
+
+template <ForwardConfig C>
+struct DecodeSmem {
+  using Stages = DecodeStages<C>;
+  alignas(kSmemAlignment) unsigned char stages[Stages::kWarps][Stages::kStages * Stages::kBytes];
+  typename TmaKvLoader<C>::Barriers barriers[Stages::kWarps];
+  WarpPartials<C> parts;
+  ClusterReduceSmem<C> join;
+  DecodeCombine<C>::Smem merge;
+
+  __device__ __forceinline__ float* part(int warp) { return parts.of(warp, stages[warp]); }
+};
+
+// Pipeline: how keys come.
+template <ForwardConfig C, class KvLoader>
+class DecodeCta {
+  using Stages = DecodeStages<C>;
+  using Rows = WarpRows<C>;
+
+ public:
+  __device__ __forceinline__ DecodeCta(const ForwardParams& params, DecodeSmem<C>& smem, int warp,
+                                       RowShare share, typename Stages::Keys warp_keys,
+                                       const KvLoader& loader)
+      : params_(params),
+        smem_(smem),
+        warp_(warp),
+        warp_keys_(warp_keys),
+        loader_(loader),
+        reduce_(smem.join, warp, params.partials.rows, share),
+        combine_(params, smem.merge, warp, share),
+        splits_(params) {}
+
+  __device__ __forceinline__ void run() {
+    if constexpr (C.is_single_sequence()) {
+      run_single();
+    } else {
+      run_all();
+    }
+  }
+
+ private:
+  using Pieces = std::conditional_t<C.is_single_sequence(), SingleTile<C>, RangeTiles<C>>;
+
+  __device__ __forceinline__ void run_single() {
+    Rows rows;
+    DecodeTile item = splits_.first();
+    ptx::griddepcontrol_wait();  // the kernel before may still be running
+    if constexpr (C.overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
+    start(item, rows);
+    attend(item, rows);
+    finish(item, true);
+    if constexpr (!C.overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
+    if (item.partial != TileSplit::kNotSplit) combine_.end(splits_.tile(item));
+  }
+
+  __device__ __forceinline__ void run_all() {
+    Rows rows;
+    DecodeTile item, last;
+    ptx::griddepcontrol_wait();
+#pragma unroll 1
+    for (bool is_first = true;; is_first = false) {
+      const bool exists = splits_.next(item);
+      // Whose keys are on their way while the last one's rows are joined.
+      if (exists) start(item, rows);
+      if (!is_first) finish(last, !exists);
+      if (!exists) break;
+      attend(item, rows);
+      last = item;
+    }
+    reduce_.close();  // where there was no item
+    ptx::griddepcontrol_launch_dependents();
+    combine_.end();
+  }
+
+  // Its queries and first keys are asked for.
+  __device__ __forceinline__ void start(DecodeTile& item, Rows& rows) {
+    loader_.look_up(item.keys);
+    splits_.look_up();
+    splits_.settle(item);
+    steps_ = int(uniform(uint32_t(warp_keys_.stages_of(item.keys.end - item.keys.begin))));
+    loader_.start(item.keys.end, steps_);
+    const cuda::PackGqa pack = params_.output.pack;
+    const auto row_at = [&](int row) -> const uint16_t* {
+      const int query = pack.query(row);
+      if (query >= item.queries.count) return nullptr;
+      return params_.q.at(item.queries.batch, pack.head(item.queries.pack, row), query);
+    };
+    rows.load_queries(row_at, params_.q.columns);
+    if (item.partial != TileSplit::kNotSplit) combine_.begin(splits_.tile(item));
+  }
+
+  __device__ __forceinline__ void attend(const DecodeTile& item, Rows& rows) {
+    const cuda::PackGqa pack = params_.output.pack;
+    rows.set_scale(key_scale(item));
+    rows.clear();
+    rows.rescale_queries();
+    const bool is_split = item.partial != TileSplit::kNotSplit;
+    if constexpr (!C.is_single_sequence()) {
+      if (is_split) combine_.prepare();
+    }
+    // Of the keys that are hidden from a row, the first; the first row sees the least.
+    const auto end_of = [&](int row) {
+      const MaskRuleOf<int> mask{.right = params_.mask.right};
+      return mask.keys_of(pack.query(row), item.queries.used, item.num_keys).end;
+    };
+    const int seen_by_all = end_of(0);
+    int first = item.keys.begin + warp_keys_.first_key;
+#pragma unroll 1
+    for (int step = 0; step < steps_; ++step, first += warp_keys_.step_keys) {
+      rows.multiply_keys(loader_.wait_for_k());
+      loader_.release_k();
+      if (first > seen_by_all - Stages::kKeys) rows.mask(first, end_of);
+      rows.weigh();
+      rows.multiply_values(loader_.wait_for_v());
+      loader_.release_v();
+    }
+    reduce_.put(rows, smem_.part(warp_));
+    if constexpr (C.is_single_sequence()) {
+      if (is_split) combine_.prepare(splits_.tile(item));
+    }
+  }
+
+  __device__ __forceinline__ float scale_of(const Descales<const float>& of,
+                                            const DecodeTile& item) const {
+    return of.data && item.num_keys > 0 ? *of.at(item.queries.batch, item.keys.kv_head, 0) : 1.0f;
+  }
+  // Not zero: masked scores are -inf.
+  __device__ __forceinline__ float key_scale(const DecodeTile& item) const {
+    if constexpr (!C.dequantizes()) return params_.scale_log2;
+    return fmaxf(scale_of(params_.cache_scales.key, item) * params_.scale_log2, 0x1p-126f);
+  }
+
+  // The rows of all warps, joined, to where they belong: a tile, or a split of one.
+  __device__ __forceinline__ void finish(const DecodeTile& item, bool is_last) {
+    float value_scale = 1.0f;
+    if constexpr (C.dequantizes()) value_scale = scale_of(params_.cache_scales.value, item);
+    const auto part = [&](int warp) { return smem_.part(warp); };
+    reduce_.all(part, is_last, [&](CombinedSum& sum, int row, int column) {
+      sum = sum.times(value_scale);
+      if (item.partial == TileSplit::kNotSplit) {
+        const CombineTile tile{.queries = item.queries};
+        finish_row<C.output(), false>(sum, params_.output, tile, row, column);
+      } else {
+        store_partial(sum, item.partial, row, column);
+      }
+    });
+  }
+
+  __device__ __forceinline__ void store_partial(const CombinedSum& sum, int partial, int row,
+                                                int column) const {
+    const PartialOutput& to = params_.partials;
+    const int64_t at = to.row(partial, row);
+    if (column < to.columns) {
+      *reinterpret_cast<float4*>(to.o + at * to.columns + column) = sum.normalised();
+    }
+    if (column == 0) to.lse[at] = sum.ref + lg2(sum.sum);
+  }
+
+  const ForwardParams& params_;
+  DecodeSmem<C>& smem_;
+  const int warp_;
+  const typename Stages::Keys warp_keys_;
+  KvLoader loader_;
+  ClusterReduce<C> reduce_;
+  DecodeCombine<C> combine_;
+  Pieces splits_;
+  int steps_ = 0;  // of the warp, in the current item
+};
+
+template <ForwardConfig C>
+__global__ void __launch_bounds__(C.threads(), C.decode_ctas_per_sm())
+    decode_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
+  DecodeSmem<C>& smem = *reinterpret_cast<DecodeSmem<C>*>(raw_smem);
+  const int warp = int(uniform(threadIdx.x / kWarpSize));
+  const RowShare share{int(ptx::cluster_rank()), 1 << params.clusters.size_log2};
+  // Parts of a tile take turns too.
+  using Stages = DecodeStages<C>;
+  const int warp_of_cluster = share.first * Stages::kWarps + warp;
+  const int part = C.is_single_sequence() ? int(blockIdx.x) >> params.clusters.size_log2 : 0;
+  const typename Stages::Keys warp_keys(
+      part * share.step * Stages::kWarps + warp_of_cluster,
+      Stages::kWarpsLog2 + params.clusters.size_log2 +
+          (C.is_single_sequence() ? params.clusters.parts_log2 : 0));
+  const uint32_t stages = ptx::cvta_to_shared(smem.stages[warp]);
+  const auto run = [&](const auto& loader) {
+    DecodeCta<C, std::decay_t<decltype(loader)>>(params, smem, warp, share, warp_keys, loader)
+        .run();
+  };
+  if constexpr (C.may_use_tma()) {
+    if (!params.cp_async.active) {
+      run(TmaKvLoader<C>(params, stages, ptx::cvta_to_shared(&smem.barriers[warp]), warp_keys));
+      return;
+    }
+  }
+  run(CpAsyncKvLoader<C>(params, stages, warp_keys));
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every byte of shared memory, named. O leaves from registers; only of e4m3 products its
+// earlier parts lie here (promoted_sum.cuh). Each consumer warpgroup has a pipeline of its own
+// parts of Q, so that none waits for another. Next: ../load_tma.cuh.
+#pragma once
+
+#include <cstddef>
+
+#include "engine/hopper/config/e4m3_scales.h"
+#include "engine/hopper/scheduler/sequence_window.cuh"
+#include "engine/hopper/scheduler/work_tile.cuh"
+#include "engine/hopper/tile/layout.h"
+
+namespace fa3::hopper {
+
+inline constexpr int kMaxScaleGroups = 4;
+
+template <ForwardConfig C>
+struct E4m3Smem {
+  static_assert(C.scale_groups() <= kMaxScaleGroups);
+  static constexpr int kEights = C.head_dim_v / 16;  // of a thread's numbers of O
+
+  alignas(16) uint32_t promoted_sum[C.consumer_warps()][kEights][kWarpSize][4];
+  KeyScales keys[C.kv_stages][kMaxScaleGroups];  // of the stages with a K
+  TileScales tiles[kWorkTileStages];
+};
+struct NoE4m3 {};
+
+// K and V of a quantized cache, as they are loaded.
+template <ForwardConfig C>
+struct QuantizedSmem {
+  alignas(kSmemAlignment) unsigned char tiles[C.loaded_stages()][C.loaded_stage_bytes()];
+};
+struct NotQuantized {};
+template <ForwardConfig C>
+struct QuantizedPipeline {
+  PipelineBarriers<C.loaded_stages()> barriers;
+};
+
+// Of kernels that split tiles: what is known of sequences, and, where they combine splits
+// themselves, of tiles.
+template <bool Merges>
+struct SplitSmem {
+  SequenceSmem sequences;
+};
+template <>
+struct SplitSmem<true> {
+  SequenceSmem sequences;
+  CombineTiles tiles;
+};
+struct NoSplit {};
+
+template <ForwardConfig C>
+struct SmemPlan {
+  alignas(kSmemAlignment) unsigned char q[C.q_stages][C.q_bytes()];
+  alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.stage_bytes()];
+  PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
+  PipelineBarriers<C.kv_stages> kv_pipeline;
+  PipelineBarriers<kWorkTileStages> work_tile_pipeline;
+  WorkTileOf<C> work_tiles[kWorkTileStages];
+  alignas(64) std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3> e4m3;
+  std::conditional_t<C.dequantizes(), QuantizedPipeline<C>, NotQuantized> quantized_pipeline;
+  std::conditional_t<C.dequantizes(), QuantizedSmem<C>, NotQuantized> quantized;
+  std::conditional_t<C.can_split(), SplitSmem<C.always_splits()>, NoSplit> split;
+
+  static_assert(C.q_bytes() % kSmemAlignment == 0 && C.stage_bytes() % kSmemAlignment == 0);
+};
+
+// The same plan by shared-memory addresses, which is what the hardware's instructions take.
+template <ForwardConfig C>
+struct SmemAddresses {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t q(uint32_t stage) const {
+    return base + offsetof(SmemPlan<C>, q) + stage * C.q_bytes();
+  }
+  __device__ __forceinline__ uint32_t kv(uint32_t stage) const {
+    return base + offsetof(SmemPlan<C>, kv) + stage * C.stage_bytes();
+  }
+  __device__ __forceinline__ Pipeline<C.q_stages> q_pipeline(int warpgroup) const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, q_pipelines)} +
+            warpgroup * uint32_t{sizeof(PipelineBarriers<C.q_stages>)}};
+  }
+  __device__ __forceinline__ Pipeline<C.kv_stages> kv_pipeline() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, kv_pipeline)}};
+  }
+  __device__ __forceinline__ Pipeline<kWorkTileStages> work_tile_pipeline() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, work_tile_pipeline)}};
+  }
+  // Where K and V arrive.
+  __device__ __forceinline__ uint32_t loaded(uint32_t stage) const {
+    if constexpr (!C.dequantizes()) return kv(stage);
+    return base + uint32_t{offsetof(SmemPlan<C>, quantized)} + stage * C.loaded_stage_bytes();
+  }
+  __device__ __forceinline__ Pipeline<C.loaded_stages()> loaded_pipeline() const {
+    if constexpr (C.dequantizes())
+      return {base + uint32_t{offsetof(SmemPlan<C>, quantized_pipeline)}};
+    return {base + uint32_t{offsetof(SmemPlan<C>, kv_pipeline)}};
+  }
+  __device__ __forceinline__ uint32_t key_scales(uint32_t stage) const {
+    return base + uint32_t{offsetof(SmemPlan<C>, e4m3.keys)} +
+           stage * kMaxScaleGroups * uint32_t{sizeof(KeyScales)};
+  }
+  // The lane's first numbers of a consumer warp's earlier parts of O (promoted_sum.cuh).
+  __device__ __forceinline__ uint32_t promoted_sum(uint32_t warp, uint32_t lane) const {
+    return base + uint32_t{offsetof(SmemPlan<C>, e4m3.promoted_sum)} +
+           (warp * E4m3Smem<C>::kEights * kWarpSize + lane) * 4 * uint32_t{sizeof(uint32_t)};
+  }
+};
+
+template <ForwardConfig C>
+constexpr int smem_bytes() {
+  static_assert(sizeof(SmemPlan<C>) <= kMaxSmemBytes);
+  return sizeof(SmemPlan<C>);
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the launchers of both passes compute with.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/ceil_div.h"
+#include "engine/cuda/rows.h"
+#include "engine/hopper/host/tensor_map.h"
+
+namespace fa3::hopper {
+
+// The same tensor for code that reaches it without TMA.
+inline cuda::RowTensor row_tensor(const TensorSpan& t) {
+  return {t.data, {t.batch_stride, t.head_stride, t.row_stride}, int(t.columns)};
+}
+
+// Kernels whose device knows that they may have their shared memory: telling it takes half a
+// microsecond. Each stands at a place of its own or in another's place, and then is told once more.
+constexpr uintptr_t kKnownKernels = 256;
+inline std::atomic<uintptr_t> g_known_kernels[kKnownKernels];
+
+// Lets a kernel have so much shared memory on the current device, and clusters of any size.
+// `again`: also if that seems known, for a program may have reset the device.
+inline cudaError_t allow_smem_and_clusters(const void* function, int bytes, bool again) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  constexpr uintptr_t kAlignment = 16;  // of functions
+  const uintptr_t known = reinterpret_cast<uintptr_t>(function) + uintptr_t(device);
+  std::atomic<uintptr_t>& place = g_known_kernels[known / kAlignment % kKnownKernels];
+  if (!again && place.load(std::memory_order_relaxed) == known) return cudaSuccess;
+  error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) {  // more than eight CTAs a cluster
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  if (error == cudaSuccess) place.store(known, std::memory_order_relaxed);
+  return error;
+}
+
+struct LaunchKind {
+  bool pdl = false;  // it may start before the launch in front of it has ended, and waits for that
+                     // one itself (ptx/grid.cuh)
+  int cluster = 1;   // CTAs
+};
+
+// Queues a kernel with one parameter, if there are CTAs.
+inline cudaError_t launch(const void* function, dim3 grid, int threads, int smem_bytes,
+                          void* params, LaunchKind kind, cudaStream_t stream) {
+  if (grid.x == 0) return cudaSuccess;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned num_attributes = 0;
+  if (kind.pdl) {
+    cudaLaunchAttribute& chain = attributes[num_attributes++];
+    chain.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    chain.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (kind.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[num_attributes++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {unsigned(kind.cluster), 1, 1};
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(smem_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
+  void* arguments[] = {params};
+  if (smem_bytes == 0) return cudaLaunchKernelExC(&config, function, arguments);
+  cudaError_t error = cudaSuccess;
+  for (const bool again : {false, true}) {
+    error = allow_smem_and_clusters(function, smem_bytes, again);
+    if (error != cudaSuccess) return error;
+    error = cudaLaunchKernelExC(&config, function, arguments);
+    if (error != cudaErrorInvalidValue) break;  // that of more shared memory than allowed
+    cudaGetLastError();
+  }
+  return error;
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files, each of which instantiates one row of backward_table.h.
+#pragma once
+
+#include "engine/hopper/backward/backward_kernel.cuh"
+#include "engine/hopper/backward/postprocess.cuh"
+#include "engine/hopper/backward/preprocess.cuh"
+#include "engine/hopper/backward/short_sequences.cuh"
+#include "engine/hopper/instances/backward_entry.h"
+
+namespace fa3::hopper {
+
+template <int Row, Element E, Variant V>
+BackwardKernel backward_entry() {
+  constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
+  constexpr BackwardConfig kRows = kMain.without_cap();
+  BackwardKernel kernel{kMain,
+                        reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
+                        reinterpret_cast<const void*>(&backward_kernel<kMain>),
+                        reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
+                        backward_smem_bytes<kMain>(),
+                        reinterpret_cast<const void*>(&backward_kernel<kMain.deterministic()>)};
+  if constexpr (!kMain.general()) {
+    kernel.main_of_shares = reinterpret_cast<const void*>(&backward_kernel<kMain.sharing_keys()>);
+    kernel.write_dk = reinterpret_cast<const void*>(&postprocess_kernel<kRows.of_dk_rows()>);
+    kernel.write_dv = reinterpret_cast<const void*>(&postprocess_kernel<kRows.of_dv_rows()>);
+  }
+  if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_sides()) {
+    constexpr BackwardConfig kShort = kMain.of_short_sequences();
+    kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort>);
+    kernel.short_smem_bytes = backward_smem_bytes<kShort>();
+  }
+  return kernel;
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files, each of which instantiates one row of cache_table.h.
+#pragma once
+
+#include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/forward_entry.h"
+
+namespace fa3::hopper {
+
+template <int Row, Element E, Variant V>
+ForwardKernel cache_entry() {
+  constexpr ForwardConfig kConfig = kCacheTable[Row].config.with(E, V);
+  return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>), smem_bytes<kConfig>()};
+}
+
+}  // namespace fa3::hopper

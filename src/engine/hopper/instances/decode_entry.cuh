@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files, each of which instantiates one row of decode_table.h.
+#pragma once
+
+#include "engine/hopper/decode/decode_kernel.cuh"
+#include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/forward_entry.h"
+
+namespace fa3::hopper {
+
+template <int Row, Element E, Variant V>
+ForwardKernel decode_entry() {
+  constexpr ForwardConfig kConfig = kDecodeTable[Row].config.with(E, V);
+  if constexpr (kConfig.decode_stages() == 0) {
+    return {};
+  } else {
+    static_assert(sizeof(DecodeSmem<kConfig>) <= smem_bytes_of_each(kConfig.decode_ctas_per_sm()));
+    return {kConfig, reinterpret_cast<const void*>(&decode_kernel<kConfig>),
+            int(sizeof(DecodeSmem<kConfig>))};
+  }
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files, each of which instantiates one row of e4m3_table.h.
+#pragma once
+
+#include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/forward_entry.h"
+
+namespace fa3::hopper {
+
+template <int Row, Element E>
+ForwardKernel e4m3_entry() {
+  constexpr ForwardConfig kTile = kE4m3Table[Row].config;
+  constexpr ForwardConfig kConfig = kTile.with(E, kTile.variant);
+  return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>), smem_bytes<kConfig>()};
+}
+
+}  // namespace fa3::hopper

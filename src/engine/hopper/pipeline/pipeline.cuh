@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pipeline of shared-memory stages between the producer and the consumers. Each stage has two
+// barriers: `full` (the producer's word, with the bytes TMA still owes) and `empty` (one arrival
+// from each consumer warp). A cursor walks the pipeline; its phase flips at each lap. The producer
+// starts one phase ahead, so its first lap finds every stage empty.
+#pragma once
+
+#include "engine/hopper/ptx/mbarrier.cuh"
+
+namespace fa3::hopper {
+
+template <int Stages>
+class PipelineState {
+ public:
+  __device__ __forceinline__ uint32_t stage() const { return kCounts ? at_ % Stages : at_; }
+  __device__ __forceinline__ uint32_t phase() const { return kCounts ? at_ / Stages % 2 : phase_; }
+
+  // One place before the start: where a reader stands that advances before it reads.
+  static __device__ __forceinline__ PipelineState before_start() {
+    return PipelineState().previous();
+  }
+
+  __device__ __forceinline__ PipelineState previous() const {
+    static_assert(kCounts);
+    PipelineState before = *this;
+    --before.at_;
+    return before;
+  }
+
+  __device__ __forceinline__ PipelineState next() const {
+    PipelineState after = *this;
+    after.advance();
+    return after;
+  }
+
+  __device__ __forceinline__ void advance() {
+    ++at_;
+    if (!kCounts && at_ == Stages) {
+      at_ = 0;
+      phase_ ^= 1;
+    }
+  }
+
+ private:
+  // Where stages are a power of two, one running count tells both: a register saved.
+  static constexpr bool kCounts = (Stages & (Stages - 1)) == 0;
+  uint32_t at_ = 0;
+  uint32_t phase_ = 0;
+};
+
+// The barriers' storage.
+template <int Stages>
+struct PipelineBarriers {
+  uint64_t full[Stages];
+  uint64_t empty[Stages];
+};
+
+// The protocol, on the storage at a shared-memory address.
+template <int Stages>
+struct Pipeline {
+  uint32_t address;
+
+  __device__ __forceinline__ uint32_t full(uint32_t stage) const {
+    return address + stage * sizeof(uint64_t);
+  }
+  __device__ __forceinline__ uint32_t empty(uint32_t stage) const {
+    return address + (Stages + stage) * sizeof(uint64_t);
+  }
+
+  // One thread, once. A producer of several warps fills a stage when all have arrived.
+  __device__ void init(int consumer_arrivals, int producer_arrivals = 1) const {
+    for (int stage = 0; stage < Stages; ++stage) {
+      ptx::mbarrier_init(full(stage), producer_arrivals);
+      ptx::mbarrier_init(empty(stage), consumer_arrivals);
+    }
+  }
+
+  __device__ __forceinline__ void wait_empty(PipelineState<Stages> at) const {
+    ptx::mbarrier_wait_parity(empty(at.stage()), at.phase() ^ 1);
+  }
+
+  __device__ __forceinline__ bool is_full(PipelineState<Stages> at) const {
+    return ptx::mbarrier_try_wait_parity(full(at.stage()), at.phase());
+  }
+
+  __device__ __forceinline__ void wait_full(PipelineState<Stages> at) const {
+    ptx::mbarrier_wait_parity(full(at.stage()), at.phase());
+  }
+
+  // One lane of each consumer warp, after the whole warp has finished with the stage.
+  __device__ __forceinline__ void release(uint32_t stage) const {
+    ptx::mbarrier_arrive(empty(stage));
+  }
+};
+
+}  // namespace fa3::hopper

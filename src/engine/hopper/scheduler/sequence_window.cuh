@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sequences as the warp that splits tiles sees them: as many at a time as it has lanes, one a lane,
+// so that what the arrays say of them is read once, by all lanes together, and a unit is found
+// among them by a vote. A small call waits for nothing longer than for its first split, so this
+// takes few instructions. Next: tile_scheduler.cuh.
+#pragma once
+
+#include "engine/hopper/ptx/lanes.cuh"
+#include "engine/hopper/scheduler/split_kv.h"
+
+namespace fa3::hopper {
+
+// The sum of the values of this lane and those before it.
+__device__ __forceinline__ int sum_until(int value) {
+  const int lane = ptx::lane();
+  for (int distance = 1; distance < ptx::kLanes; distance *= 2) {
+    const int other = __shfl_up_sync(0xffffffff, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
+// Of dense queries and so many keys.
+__device__ __forceinline__ SequenceTiles decoding_sequence(const SplitKvSchedule& schedule,
+                                                           int number, int keys) {
+  const int rows = int(schedule.sequences.lengths_q.max);
+  SequenceTiles s{};
+  s.queries = {.batch = number, .count = rows, .used = rows};
+  s.keys = {number, 0, keys};
+  s.order = schedule.order_of(rows);
+  s.number = number;
+  return s;
+}
+
+// The same where there are no more sequences than lanes: one look, and all of it in registers. In
+// fewer instructions: most steps of decoding are so, and the smallest calls wait for this.
+class FewSequences {
+ public:
+  __device__ __forceinline__ explicit FewSequences(const SplitKvSchedule& schedule)
+      : schedule_(schedule) {}
+
+  // Of a row, by all sequences.
+  __device__ __forceinline__ int count_kv_blocks() {
+    int kv_blocks = 0;
+    if (ptx::lane() < schedule_.sequences.batch) {
+      const SequenceTiles s = schedule_.sequence(ptx::lane());
+      keys_ = s.keys.count;
+      kv_blocks = schedule_.kv_blocks_of(s);
+    }
+    past_ = sum_until(kv_blocks);
+    first_ = past_ - kv_blocks;
+    return __shfl_sync(0xffffffff, past_, ptx::kLanes - 1);
+  }
+
+  __device__ __forceinline__ KvBlockPlace place_of(int kv_block) const {
+    const int owner = __ffs(int(__ballot_sync(0xffffffff, kv_block < past_))) - 1;
+    return {owner, kv_block - __shfl_sync(0xffffffff, first_, owner)};
+  }
+
+  __device__ __forceinline__ SequenceTiles sequence(int number) const {
+    return decoding_sequence(schedule_, number, __shfl_sync(0xffffffff, keys_, number));
+  }
+
+ private:
+  SplitKvSchedule schedule_;
+  int keys_ = 0, first_ = 0, past_ = 0;  // of the lane's sequence
+};
+
+// The same of any number of sequences, as many at a time as there are lanes.
+class AnySequences {
+ public:
+  __device__ __forceinline__ explicit AnySequences(const SplitKvSchedule& schedule)
+      : schedule_(schedule) {}
+
+  __device__ __forceinline__ int count_kv_blocks() {
+    int all = 0;
+#pragma unroll 1
+    for (int window = 0; window < schedule_.sequences.batch; window += ptx::kLanes) {
+      look_from(window, all);
+      all = past();
+    }
+    return all;
+  }
+
+  __device__ __forceinline__ KvBlockPlace place_of(int kv_block) {
+    const bool is_before = kv_block < __shfl_sync(0xffffffff, first_, 0);
+    int window = is_before ? 0 : window_, before = 0;
+#pragma unroll 1
+    for (;; window += ptx::kLanes) {
+      if (window != window_) look_from(window, before);
+      before = past();
+      if (kv_block < before) break;
+    }
+    const int owner = __ffs(int(__ballot_sync(0xffffffff, kv_block < past_))) - 1;
+    return {window_ + owner, kv_block - __shfl_sync(0xffffffff, first_, owner)};
+  }
+
+  // The owner of the last unit that was asked for.
+  __device__ __forceinline__ SequenceTiles sequence(int number) const {
+    return decoding_sequence(schedule_, number, __shfl_sync(0xffffffff, keys_, number - window_));
+  }
+
+ private:
+  // `before`: units of the sequences before.
+  __device__ __forceinline__ void look_from(int window, int before) {
+    window_ = window;
+    int kv_blocks = 0;
+    if (window + ptx::lane() < schedule_.sequences.batch) {
+      const SequenceTiles s = schedule_.sequence(window + ptx::lane());
+      keys_ = s.keys.count;
+      kv_blocks = schedule_.kv_blocks_of(s);
+    }
+    past_ = before + sum_until(kv_blocks);
+    first_ = past_ - kv_blocks;
+  }
+  __device__ __forceinline__ int past() const {
+    return __shfl_sync(0xffffffff, past_, ptx::kLanes - 1);
+  }
+
+  SplitKvSchedule schedule_;
+  int window_ = -ptx::kLanes;            // its first sequence; there is none yet
+  int keys_ = 0, first_ = 0, past_ = 0;  // of the lane's sequence
+};
+
+// What is known of a sequence.
+struct SequenceEntry {
+  int q_begin, q_count, q_used;
+  KeyRows keys;
+  int first_kv_block;
+  int past_kv_block;
+};
+
+// In shared memory: an entry for each lane's sequence.
+struct SequenceSmem {
+  SequenceEntry entries[ptx::kLanes];
+};
+
+// All of it by a whole warp; every lane gets the answers. The entries, one for each lane, lie in
+// shared memory: registers are few.
+class SequenceWindow {
+ public:
+  __device__ __forceinline__ SequenceWindow(const SplitKvSchedule& schedule, SequenceEntry* entries)
+      : schedule_(schedule), entries_(entries) {}
+
+  // Of a row, by all sequences.
+  __device__ __forceinline__ int count_kv_blocks() {
+    int all = 0;
+#pragma unroll 1
+    for (int first = 0; first < schedule_.sequences.num_sequences(); first += ptx::kLanes) {
+      all = look_from(first, all);
+    }
+    return all;
+  }
+
+  // Where a unit lies.
+  __device__ __forceinline__ KvBlockPlace place_of(int kv_block) {
+    int first = kv_block < entries_[0].first_kv_block ? 0 : first_;
+    int before = 0;
+#pragma unroll 1
+    for (;; first += ptx::kLanes) {
+      if (first != first_) look_from(first, before);
+      const unsigned reached =
+          __ballot_sync(0xffffffff, kv_block < entries_[ptx::lane()].past_kv_block);
+      if (reached != 0) {
+        const int owner = __ffs(int(reached)) - 1;
+        return {first_ + owner, kv_block - entries_[owner].first_kv_block};
+      }
+      before = entries_[ptx::kLanes - 1].past_kv_block;
+    }
+  }
+
+  __device__ __forceinline__ SequenceTiles sequence(int number) {
+    const bool seen = first_ <= number && number < first_ + ptx::kLanes;
+    if (!seen) look_from(number / ptx::kLanes * ptx::kLanes, 0);
+    const SequenceEntry& entry = entries_[number - first_];
+    SequenceTiles s{};
+    s.queries = {.batch = schedule_.sequences.lengths_q.packed() ? 0 : number,
+                 .begin = entry.q_begin,
+                 .count = entry.q_count,
+                 .used = entry.q_used};
+    s.keys = entry.keys;
+    s.order = schedule_.order_of(entry.q_count);
+    s.number = number;
+    return s;
+  }
+
+ private:
+  // `before`: units of the sequences before. Returns those until the window's end.
+  __device__ __forceinline__ int look_from(int first, int before) {
+    first_ = first;
+    const int number = first + ptx::lane();
+    SequenceTiles s{};
+    int kv_blocks = 0;
+    if (number < schedule_.sequences.num_sequences()) {
+      s = schedule_.sequence(number);
+      kv_blocks = schedule_.kv_blocks_of(s);
+    }
+    const int past = before + sum_until(kv_blocks);
+    __syncwarp();
+    entries_[ptx::lane()] = {s.queries.begin, s.queries.count,  s.queries.used,
+                             s.keys,          past - kv_blocks, past};
+    __syncwarp();
+    return entries_[ptx::kLanes - 1].past_kv_block;
+  }
+
+  SplitKvSchedule schedule_;
+  SequenceEntry* entries_;
+  int first_ = -ptx::kLanes;  // of the window; there is none yet
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Few queries and many keys: the tiles are split along the keys, so that all SMs read. What a
+// CTA computes of a tile is a split, combined with the others afterwards (combine_kernel.h).
+// The split follows the lengths that the device reads. Plain numbers, tested on the host.
+//
+// StreamKRanges: the key blocks of all tiles, one tile after the other, are one row of units; every
+// thread block gets a range of as many. So it has at most one split that goes on from the CTA
+// before (its first), and at most one that the next one goes on from (its last). Several head packs
+// have rows of their own, side by side: CTAs that read the keys of the same tokens do so at the
+// same time, which memory rewards where heads are neighbours in it. Fixed parts: the keys of every
+// tile are split into at most so many parts, whatever other sequences there are; so the bits of a
+// sequence's result do not depend on them. One part: tiles stay whole, and need no list
+// (sequence_tiles.h), which a small call would wait for.
+#pragma once
+
+#include "engine/hopper/scheduler/row_blocks.h"
+#include "engine/hopper/scheduler/sequence_tiles.h"
+
+namespace fa3::hopper {
+
+// A range of key blocks, counted from the sequence's first key.
+struct KvBlocks {
+  int first;
+  int count;
+};
+
+// A part of a tile, or all of it.
+struct TileSplit {
+  static constexpr int kNotSplit = -1;
+  int m_block;
+  int pack;
+  KvBlocks blocks;
+  int partial;  // of the split's results; kWhole: they are the tile's
+};
+
+// A tile in splits, as its first split tells.
+struct CombineTile {
+  cuda::QueryRows queries;
+  int first_row;
+  int num_splits;  // 0: this is none
+  int first_partial;
+  int later_partials;
+  int partial_step;
+
+  FA3_HD constexpr int partial(int tile_split) const {
+    return tile_split == 0 ? first_partial : later_partials + tile_split * partial_step;
+  }
+};
+
+// What a CTA has splits of (combine_last.cuh).
+struct CombineTiles {
+  static constexpr int kMost = 2;
+  CombineTile tiles[kMost];
+  int count;
+  bool is_last[kMost];
+};
+
+// Most often it is so: rules with a left side are told apart, so that the others take few
+// instructions.
+FA3_HD constexpr bool hides_right_only(const MaskRuleOf<int>& mask) {
+  return mask.left == mask.kUnbounded && mask.chunk == mask.kNoChunks;
+}
+
+struct SplitKvSchedule {
+  VarlenMetadata sequences;  // what is read of them; nothing is listed
+  MaskRuleOf<int> mask;
+  int block_n;
+  int num_splits;       // of a tile at most; 0: runs, 1: none is split
+  int most_m_blocks;    // of a sequence's queries
+  bool simple = false;  // is_simple(), found on the host
+
+  // Of runs:
+  int groups_log2 = 0;  // 2^groups_log2 rows of units, a divisor of the number of head packs
+  bool combine_by_tile =
+      false;  // the combine knows all tiles by number; else a split one by its run
+
+  // Queries are dense, and the keys of each sequence are the first of its own entry: as in most
+  // steps of decoding, whose smallest calls wait for little else than to know this.
+  FA3_HD constexpr bool is_simple() const {
+    const Lengths& k = sequences.lengths_k;
+    const KeyPlaces& places = sequences.places;
+    return sequences.lengths_q.alike() && !k.packed() && k.left_padding == nullptr &&
+           places.batch_index == nullptr &&
+           (!places.elsewhere || places.entries >= sequences.batch);
+  }
+
+  // The same, where that much is known: runs of simple sequences, whose queries are one tile for
+  // each head pack, and which hide keys on the right alone. For the compiler, which leaves out the
+  // rest.
+  FA3_HD constexpr SplitKvSchedule for_decoding() const {
+    SplitKvSchedule schedule = *this;
+    schedule.sequences.lengths_q = {.max = sequences.lengths_q.max};
+    schedule.mask = {.right = mask.right};
+    schedule.num_splits = 0;
+    schedule.most_m_blocks = 1;
+    schedule.simple = true;
+    return schedule;
+  }
+  FA3_HD constexpr bool is_for_decoding() const {
+    return is_simple() && hides_right_only(mask) && num_splits == 0 && most_m_blocks == 1;
+  }
+
+  FA3_HD constexpr SequenceTiles sequence(int b) const {
+    if (!simple) return sequences.sequence(b);
+    const int32_t* used = sequences.lengths_k.seqused;
+    const int rows = int(sequences.lengths_q.max), most = int(sequences.lengths_k.max);
+    const int told = used != nullptr ? used[b] : most;
+    SequenceTiles s{};
+    s.queries = {.batch = b, .count = rows, .used = rows};
+    s.keys = {b, 0, within(told, most)};
+    s.order = order_of(rows);
+    s.number = b;
+    return s;
+  }
+  static FA3_HD constexpr int within(int told, int most) {
+    return told < 0 ? 0 : told < most ? told : most;
+  }
+  FA3_HD constexpr TileOrder order_of(int queries) const {
+    const int rows = sequences.pack.rows(queries);
+    const int m_blocks =
+        simple && most_m_blocks == 1 ? 1 : (rows + sequences.block_m - 1) / sequences.block_m;
+    return {m_blocks, sequences.num_packs, 1, 0};
+  }
+
+  // What some row of a tile sees; a tile whose rows see nothing visits one block all the same.
+  FA3_HD constexpr KvBlocks blocks_of(const SequenceTiles& s, int m_block) const {
+    const cuda::PackGqa pack = sequences.pack;
+    const int first_row = m_block * sequences.block_m;
+    const int begin = pack.query(first_row), past = pack.query(first_row + sequences.block_m);
+    const int used = s.queries.used;
+    if (begin >= used) return {0, 1};
+    const auto seen = [&](const MaskRuleOf<int>& rule) -> KvBlocks {
+      const KeyBlocks blocks = visited_blocks(
+          block_range(rule, begin, past < used ? past : used, used, s.keys.count), block_n);
+      return {blocks.first, blocks.end - blocks.first};
+    };
+    if (hides_right_only(mask)) return seen({.right = mask.right});
+    return seen(mask);
+  }
+
+  // The most blocks that a tile of the sequence may have.
+  FA3_HD constexpr int most_blocks(const SequenceTiles& s) const {
+    const int all = (s.keys.count + block_n - 1) / block_n;
+    int most = all > 1 ? all : 1;
+    if (hides_right_only(mask)) return most;
+    if (mask.left != mask.kUnbounded && mask.right != mask.kUnbounded) {
+      const int queries = sequences.pack.query(sequences.block_m);
+      const int in_window = (mask.left + mask.right + queries) / block_n + 2;
+      if (in_window < most) most = in_window;
+    }
+    if (mask.chunk !=
+        mask.kNoChunks) {  // those of the first and the last query, and of all between
+      const int queries = sequences.pack.query(sequences.block_m);
+      const int64_t in_chunks = (2 * int64_t{mask.chunk} + queries) / block_n + 2;
+      if (in_chunks < most) most = int(in_chunks);
+    }
+    return most;
+  }
+
+  // Units of a sequence in a row.
+  FA3_HD constexpr int kv_blocks_of(const SequenceTiles& s) const {
+    return s.order.num_m_blocks * (s.order.num_packs >> groups_log2) * most_blocks(s);
+  }
+
+  // Tiles that fixed parts count, split or not.
+  FA3_HD constexpr int num_tiles() const {
+    const Lengths& q = sequences.lengths_q;
+    const int unowned =
+        q.packed() ? (sequences.pack.rows(int(q.total)) + sequences.block_m - 1) / sequences.block_m
+                   : 0;
+    return (sequences.batch * most_m_blocks + unowned) * sequences.num_packs;
+  }
+};
+
+// A row of units in runs, one for each CTA of the row.
+struct StreamKRanges {
+  int kv_blocks = 0;  // of the row
+  int length = 1;
+
+  static FA3_HD constexpr StreamKRanges of(int kv_blocks, int count) {
+    return {kv_blocks, int(unsigned(kv_blocks + count - 1) / unsigned(count))};
+  }
+  FA3_HD constexpr int begin(int range) const {
+    return range * length < kv_blocks ? range * length : kv_blocks;
+  }
+  FA3_HD constexpr int range_of(int kv_block) const {
+    return int(unsigned(kv_block) / unsigned(length));
+  }
+};
+
+// Where a unit lies.
+struct KvBlockPlace {
+  int sequence;
+  int offset;  // in the sequence's units
+};
+
+// The splits of one CTA, one after the other. Sequences: who tells what is read of a sequence,
+// and where units lie: a warp's view of them (sequence_window.cuh).
+template <class Sequences>
+class SplitIterator {
+ public:
+  FA3_HD constexpr SplitIterator(const SplitKvSchedule& schedule, const Sequences& sequences,
+                                 int block, int num_blocks)
+      : schedule_(schedule),
+        sequences_(sequences),
+        num_ctas_(num_blocks),
+        number_(block),
+        next_(block) {}
+
+  FA3_HD constexpr bool done() const {
+    return schedule_.num_splits > 0 ? next_ >= schedule_.num_tiles() * schedule_.num_splits
+                                    : kv_block_ == end_;
+  }
+
+  // The next split and its sequence; false: there is nothing in it.
+  FA3_HD constexpr bool next(SequenceTiles& s, TileSplit& tile_split) {
+    return schedule_.num_splits > 0 ? next_fixed_split(s, tile_split)
+                                    : next_of_range(s, tile_split);
+  }
+
+  // Where the last split is to tell of its tile; < 0: nowhere. And in how many splits it is, or 0.
+  FA3_HD constexpr int combine_index() const { return combine_index_; }
+  FA3_HD constexpr CombineTile combine_tile(const TileSplit& tile_split) const {
+    CombineTile combine{.first_row = tile_split.m_block * schedule_.sequences.block_m,
+                        .num_splits = 0,
+                        .first_partial = tile_split.partial,
+                        .later_partials = number_,
+                        .partial_step = schedule_.num_splits > 0 ? 1 : 1 << schedule_.groups_log2};
+    if (tile_split.partial == TileSplit::kNotSplit) return combine;
+    combine.num_splits =
+        schedule_.num_splits > 0
+            ? (tile_blocks_ + tile_split.blocks.count - 1) / tile_split.blocks.count
+            : ranges_.range_of(tile_kv_block_ + tile_blocks_ - 1) - range() + 1;
+    return combine;
+  }
+  // The same of a range, whichever split it is.
+  FA3_HD constexpr CombineTile combine_tile_of_range(const TileSplit& tile_split) const {
+    const int step = 1 << schedule_.groups_log2, first = ranges_.range_of(tile_kv_block_);
+    const int opener = (first << schedule_.groups_log2) + (number_ & (step - 1));
+    return {.first_row = tile_split.m_block * schedule_.sequences.block_m,
+            .num_splits = ranges_.range_of(tile_kv_block_ + tile_blocks_ - 1) - first + 1,
+            .first_partial = opener + num_ctas_,
+            .later_partials = opener,
+            .partial_step = step};
+  }
+
+ private:
+  FA3_HD constexpr int range() const { return number_ >> schedule_.groups_log2; }
+
+  FA3_HD constexpr bool next_of_range(SequenceTiles& s, TileSplit& tile_split) {
+    combine_index_ = -1;
+    if (end_ < 0) {
+      ranges_ = StreamKRanges::of(sequences_.count_kv_blocks(), num_ctas_ >> schedule_.groups_log2);
+      kv_block_ = ranges_.begin(range());
+      end_ = ranges_.begin(range() + 1);
+    }
+    if (kv_block_ == end_) return false;
+    const KvBlockPlace place = sequences_.place_of(kv_block_);
+    s = sequences_.sequence(place.sequence);
+    const int most = schedule_.most_blocks(s), m_blocks = s.order.num_m_blocks;
+    const auto quotient = [](int a, int b) {  // most often 0
+      return a < b ? 0 : int(unsigned(a) / unsigned(b));
+    };
+    const int tile = quotient(place.offset, most), packs_before = quotient(tile, m_blocks);
+    const int from = place.offset - tile * most;
+    const int taken = most - from < end_ - kv_block_ ? most - from : end_ - kv_block_;
+    tile_kv_block_ = kv_block_ - from;
+    kv_block_ += taken;
+    tile_split.pack =
+        (packs_before << schedule_.groups_log2) + number_ - (range() << schedule_.groups_log2);
+    tile_split.m_block = tile - packs_before * m_blocks;
+    const KvBlocks all = schedule_.blocks_of(s, tile_split.m_block);
+    const int end = from + taken < all.count ? from + taken : all.count;
+    tile_split.blocks = {all.first + from, end - from};
+    tile_blocks_ = all.count;
+    const bool opens = from == 0, is_whole = opens && end == all.count;
+    tile_split.partial = is_whole ? TileSplit::kNotSplit : number_ + (opens ? num_ctas_ : 0);
+    if (opens && schedule_.combine_by_tile) {
+      combine_index_ =
+          (s.number * schedule_.most_m_blocks + tile_split.m_block) * s.order.num_packs +
+          tile_split.pack;
+    } else if (opens && !is_whole) {
+      combine_index_ = number_;
+    }
+    return end > from;
+  }
+
+  FA3_HD constexpr bool next_fixed_split(SequenceTiles& s, TileSplit& tile_split) {
+    number_ = next_;
+    next_ += num_ctas_;
+    const int tile = int(unsigned(number_) / unsigned(schedule_.num_splits));
+    const int part = number_ - tile * schedule_.num_splits;
+    const VarlenMetadata& all_sequences = schedule_.sequences;
+    const int row = int(unsigned(tile) / unsigned(all_sequences.num_packs));
+    const int owned_rows = all_sequences.batch * schedule_.most_m_blocks;
+    const int b = row < owned_rows ? int(unsigned(row) / unsigned(schedule_.most_m_blocks))
+                                   : all_sequences.batch;
+    tile_split.pack = tile - row * all_sequences.num_packs;
+    tile_split.m_block = row - b * schedule_.most_m_blocks;
+    s = sequences_.sequence(b);
+    const bool exists = tile_split.m_block < s.order.num_m_blocks;
+    const KvBlocks all = exists ? schedule_.blocks_of(s, tile_split.m_block) : KvBlocks{0, 0};
+    const int length = (all.count + schedule_.num_splits - 1) / schedule_.num_splits;
+    const int from = part * length;
+    const int end = from + length < all.count ? from + length : all.count;
+    tile_split.blocks = {all.first + from, end - from};
+    tile_split.partial = length < all.count ? number_ : TileSplit::kNotSplit;
+    tile_blocks_ = all.count;
+    combine_index_ = schedule_.num_splits > 1 && part == 0 && row < owned_rows ? tile : -1;
+    return end > from;
+  }
+
+  SplitKvSchedule schedule_;
+  Sequences sequences_;
+  int num_ctas_;
+  int number_;  // of the run; of the last split among all tiles' fixed parts
+  int next_;    // of fixed parts
+
+  // Of the last split's tile:
+  int combine_index_ = -1;
+  int tile_blocks_ = 0;
+  int tile_kv_block_ = 0;  // its first
+
+  StreamKRanges ranges_;
+  int kv_block_ = 0;  // the run goes on from here
+  int end_ = -1;      // < 0: nothing is known of it yet
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queues the making of a list of tiles (scheduler/sequence_tiles.h), by one CTA.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "engine/hopper/scheduler/sequence_tiles.h"
+
+namespace fa3::hopper {
+
+cudaError_t prepare_varlen_metadata(const VarlenMetadata& list, cudaStream_t stream);
+
+}  // namespace fa3::hopper
