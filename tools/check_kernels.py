@@ -123,7 +123,7 @@ def decode(
     The ring of slots is filled in two ways, whose loops are compiled apart, but for caches of
     several sequences and few rows.
     """
-    rings = 1 if variant == STREAM and narrow and block_m == 8 else 2
+    rings = 1 if variant == DECODE and narrow and block_m == 8 else 2
     slot_scores = block_n // 8 * block_m // 32
     spilled = DECODE_SPILLED.get((d, block_m), 0) if variant == DECODE_SINGLE else 0
     return Expected(0, 0, 0, rings * slot_scores, 160, spilled, 0)
