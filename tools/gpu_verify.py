@@ -25,8 +25,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from source_tokens import CPP_SUFFIXES, tokens_of
 
@@ -34,9 +35,18 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "results" / "verification-h200.json"
 # What decides the machine code and its launch.
 SOURCES = ("src/engine/hopper/**/*", "src/engine/cuda/**/*", "src/core/*", "tools/gen_wgmma.py")
-BACKWARD = "src/engine/hopper/backward"
 # What fa3_gpu_check_backward is made of: these and all that they need.
-BACKWARD_STARTS = ("launch_backward.h", "backward_entry.cuh", "backward_table.h")
+BACKWARD_STARTS = tuple(
+    ROOT / "src/engine/hopper" / name
+    for name in (
+        "launch/launch_backward.h",
+        "instances/backward_entry.cuh",
+        "instances/backward_table.h",
+        "plan/plan_backward.h",
+    )
+)
+# Sources that only the backward has.
+BACKWARD_ONLY = re.compile(r"/backward/|/\w*backward\w*[.]\w+$")
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 COMMAND_SECONDS = 480
 SUMMARY = re.compile(r"^(\d+) checks, (\d+) failures$", re.MULTILINE)
@@ -49,21 +59,18 @@ GTEST_PASSED = re.compile(r"^\[  PASSED  \] (\d+) tests?\.", re.MULTILINE)
 GTEST_SKIPPED = re.compile(r"^\[  SKIPPED \] (\d+) tests?", re.MULTILINE)
 # Small shapes with tails on both sides: one launch under a sanitizer takes seconds.
 SANITIZED_CASES = "ragged"
-# Of kernels that do nothing but decode.
-FIRST_DECODING_ROW = 30
-DECODING_CASES = "few_queries_tails"
+# The same for kernels that split every tile.
+SPLIT_CASES = "few_queries_tails"
+SPLIT_TABLES = ("stream_k", "decode")
 # Which piece needs another's digests.
 AFTER = {"kernels with random delays, bit for bit": "kernels against float64, every branch"}
 # The backward's: a dense mask, windows and softcap; sequences of their own lengths, sinks.
 SANITIZED_BACKWARD = ("64x128", "packed-used")
-BACKWARD_ROWS = 6  # of the backward's table
-# racecheck sees the rows before this one alone: beyond 128 columns weights pass between
+# racecheck sees the backward's kernels up to this head dim alone: beyond it P passes between
 # warpgroups by mbarriers, which it does not follow (docs/performance-backward.md).
-FIRST_SPLIT_ROW = 3
-# Of the forward's tables one after the other (fa3_gpu_check --help), the first of each group that a
-# process checks: rows of the same head dims share their inputs and oracles.
-FIRST_ROWS = (0, 3, 4, 8, 9, 10, 12, 13, 14, *range(15, 24), 24, 26, 28, *range(30, 47))
-E4M3_ROWS = range(15, 24)  # in one output type
+RACECHECK_HEAD_DIM = 128
+# Tables whose rows of the same head dims share a process, and so their inputs and oracles.
+SHARED_TABLES = ("forward", "cache")
 CONTRACT_SHARDS = 6
 # Test files that take as long as all others together, each group in a process of its own.
 LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
@@ -73,11 +80,12 @@ def sources(of: str = "", root: Path = ROOT) -> set[Path]:
     """Those that the checks of the "forward" or the "backward" run, or all."""
     every = {path for pattern in SOURCES for path in root.glob(pattern) if path.is_file()}
     if of == "forward":
-        return {path for path in every if root / BACKWARD not in path.parents}
+        return {path for path in every if not BACKWARD_ONLY.search(path.as_posix())}
     if of == "backward":
         # Generators and build rules are everybody's.
         common = {path for path in every if path.suffix not in CPP_SUFFIXES}
-        return common | included({root / BACKWARD / name for name in BACKWARD_STARTS}, every, root)
+        starts = {root / path.relative_to(ROOT) for path in BACKWARD_STARTS}
+        return common | included(starts, every, root)
     return every
 
 
@@ -103,7 +111,7 @@ def source_hash(of: str = "", root: Path = ROOT) -> str:
 
 
 def hashes(names, root: Path = ROOT) -> dict:
-    """Of each piece, the hash of the sources that it runs."""
+    """The hash of the sources that each piece runs."""
     of = {kind: source_hash(kind, root) for kind in ("", "forward", "backward")}
 
     def kind_of(name):
@@ -121,14 +129,14 @@ def pieces(build: Path) -> dict:
         for kind in ("", "_disturbed", "_every_lane", "_backward", "_backward_disturbed")
     )
     # The oracle computes on the host, so rows and types are checked side by side.
-    rows = list(pairwise((*FIRST_ROWS, 99)))
+    rows = groups(table_rows(check))
     digests = f"digests-{source_hash()[:12]}"
 
     def every_row(program, elements):
         # With a file of the bits, which other builds must meet. What has the bits that earlier
         # kernels had, in the same folder, needs no oracle.
         def files_of(row, element):
-            name = f"{row[0]}-{element}.txt"
+            name = f"{row[0].number}-{element}.txt"
             file = build / f"{digests}-{name}"
             earlier = [path for path in build.glob(f"digests-*-{name}") if path != file]
             newest = max(earlier, key=lambda path: path.stat().st_mtime, default=None)
@@ -138,10 +146,10 @@ def pieces(build: Path) -> dict:
             [*(program, *rows_of(row), "--element", element), *files_of(row, element)]
             for element in elements
             for row in rows
-            if element == "bf16" or row[0] not in E4M3_ROWS
+            if element == "bf16" or row[0].table != "e4m3"  # whose cases have O in bf16
         ]
 
-    backward_rows = [rows_of((row, row + 1)) for row in range(BACKWARD_ROWS)]
+    backward_rows = [[row] for row in table_rows(backward)]
     suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
     found = {
         "the contract of every engine": [
@@ -150,9 +158,9 @@ def pieces(build: Path) -> dict:
         ],
         "kernels against float64, every branch": every_row(check, ("bf16", "fp16")),
         "kernels with random delays, bit for bit": every_row(disturbed, ("bf16",)),
-        "backward kernels against float64": [[backward, *row] for row in backward_rows],
+        "backward kernels against float64": [[backward, *rows_of(row)] for row in backward_rows],
         "backward kernels with random delays": [
-            [backward_disturbed, *row] for row in backward_rows
+            [backward_disturbed, *rows_of(row)] for row in backward_rows
         ],
         "through the C ABI": [[sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")]],
         "the fa3 command on device memory": [
@@ -174,19 +182,47 @@ def pieces(build: Path) -> dict:
             for row in rows
         ]
         found[f"compute-sanitizer {tool}, backward"] = [
-            [*sanitizer, backward, *row, *once, "--only", cases]
-            for row in backward_rows[: FIRST_SPLIT_ROW if races else None]
+            [*sanitizer, backward, *rows_of(row), *once, "--only", cases]
+            for row in backward_rows
+            if not races or row[0].head_dim <= RACECHECK_HEAD_DIM
             for cases in SANITIZED_BACKWARD[: 1 if races else None]
         ]
     return found
 
 
-def rows_of(row: tuple[int, int]) -> list:
-    return ["--rows", *map(str, row)]
+class Row(NamedTuple):
+    """A row of a check program's kernel tables."""
+
+    number: int
+    table: str
+    head_dim: int
+    head_dim_v: int
 
 
-def sanitized_cases(row: int) -> str:
-    return DECODING_CASES if row >= FIRST_DECODING_ROW else SANITIZED_CASES
+def table_rows(program: str) -> list[Row]:
+    """What the program lists; nothing where it is not built, whose pieces then have no commands."""
+    if shutil.which(program) is None:
+        return []
+    lines = subprocess.check_output([program, "--list"], text=True).splitlines()
+    fields = [line.split() for line in lines]
+    return [Row(int(number), table, int(d), int(dv)) for number, table, d, dv in fields]
+
+
+def groups(rows: list[Row]) -> list[list[Row]]:
+    """Neighbouring rows that one process checks."""
+
+    def shared(row):
+        return row[1:] if row.table in SHARED_TABLES else row
+
+    return [list(group) for _, group in groupby(rows, key=shared)]
+
+
+def rows_of(group: list[Row]) -> list:
+    return ["--rows", str(group[0].number), str(group[-1].number + 1)]
+
+
+def sanitized_cases(row: Row) -> str:
+    return SPLIT_CASES if row.table in SPLIT_TABLES else SANITIZED_CASES
 
 
 def shard_of(index: int, shards: int) -> list:
@@ -269,6 +305,8 @@ def run_piece(name: str, commands: list, build: Path, pool: ThreadPoolExecutor) 
     """Runs one piece; 'passed' also needs every summary line, so that a crash is a failure.
 
     'seconds' adds up those of its commands."""
+    if not commands:
+        return {"name": name, "passed": False, "skipped": "its program is not built"}
     program = commands[0][0]
     if shutil.which(program) is None:
         return {"name": name, "passed": False, "skipped": f"{program} is not on this machine"}

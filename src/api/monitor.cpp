@@ -64,7 +64,7 @@ struct Sums {
   bool known = true;
 };
 
-// A call on a GPU whose end nobody has waited for.
+// A call on a GPU that nobody has waited for.
 struct Pending {
   const EngineClock* clock;
   void* begin;

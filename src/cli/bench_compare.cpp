@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of equal builds, medians of runs minutes apart differ by so much.
+// Medians of equal builds, run minutes apart, differ by this fraction.
 constexpr double kNoise = 0.02;
 
 // What makes two rows the same case.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The subcommands: what each is told, and its work, which throws CommandError to end with anything
+// The subcommands: what each receives, and its work, which throws CommandError to end with anything
 // but exit code 0. How they are typed: command_line.cpp.
 #pragma once
 

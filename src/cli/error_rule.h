@@ -22,14 +22,14 @@ constexpr double unit_roundoff(fa3_dtype dtype) {
   return dtype == FA3_FLOAT32 ? 0x1p-24 : dtype == FA3_FLOAT16 ? 0x1p-11 : 0x1p-8;
 }
 
-// Of a whole call: its dtypes' roundoff, and the relative error of exp(s), which is the error of s:
+// For a whole call: its dtypes' roundoff, and the relative error of exp(s), which is the error of s:
 // a float32 sum of `dim` products, in whatever order, whose roundoffs add up like random steps.
 inline double roundoff_of_call(fa3_dtype in, fa3_dtype out, double dim, double largest_score) {
   const double steps = std::max(1.0, std::sqrt(dim) / 2);
   return std::max(unit_roundoff(in), unit_roundoff(out)) + 0x1p-24 * steps * largest_score;
 }
 
-// Of engines that multiply e4m3: weights are off by up to 2^-4 of themselves, four times this; and
+// For engines that multiply e4m3: weights are off by up to 2^-4 of themselves, four times this; and
 // the tensor cores keep some 13 bits of the largest term of a score, which may be larger than the
 // score.
 constexpr double kE4m3WeightRoundoff = 0x1p-6, kE4m3ScoreRoundoff = 0x1p-9;

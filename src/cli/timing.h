@@ -20,7 +20,7 @@ struct Timing {
   int repeats = 0;  // timed calls; the warm-up is not among them
 };
 
-// Of at least one call.
+// Times at least one call.
 Timing timing_of(std::vector<double> seconds);
 
 // One call to warm up, then `repeats` timed ones. 0 chooses: at least 7, more for short calls,

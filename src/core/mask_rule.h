@@ -22,7 +22,7 @@ struct KeyRangeOf {
 };
 
 // Inclusive reach to either side of the diagonal; kUnbounded on a side that is not masked.
-// Causal is right == 0. Chunks cut the keys into runs of so many, counted from the first: a query
+// Causal is right == 0. Chunks cut the keys into blocks of `chunk`, counted from the first: a query
 // sees none but those of the run in which its diagonal is (before the first key there is none).
 // Int: int64_t for callers' lengths, int where a kernel has bounded them.
 template <class Int>

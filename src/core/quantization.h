@@ -51,7 +51,7 @@ struct Quantization {
   Descales<const float> descale;
   ChannelMeans<const float> mean;
 
-  // Of a row, counted from the start of its sequence.
+  // The row counts from the start of its sequence.
   FA3_HD constexpr float scale_at(int64_t batch, int64_t head, int64_t row) const {
     return descale.data == nullptr ? 1.0f : *descale.at(batch, head, row / FA3_DESCALE_ROWS);
   }

@@ -25,7 +25,7 @@ struct Lengths {
   const int32_t* left_padding = nullptr;  // (batch), optional, keys only: rows that do not count
   int64_t max = 0;                        // no sequence is longer
   int64_t total = 0;                      // rows of the tensor: batch * max if dense
-  // Of questions too, which may leave the arrays null:
+  // A workspace query may leave the arrays null, so flags say it too:
   bool varlen = false;         // lengths may differ from max
   bool in_one_tensor = false;  // packed
   bool padded_left = false;

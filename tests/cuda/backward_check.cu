@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks the backward's kernels against the oracle, row by row, and times them. Needs a GPU and
 // nothing else.
-//   fa3_gpu_check_backward [--only TEXT] [--rows FIRST END] [--repeats N] [--verbose] [--time]
-// --only: cases whose name contains TEXT. --rows: of the kernel table, half-open. --repeats: runs
-// of each case that must give the same bits: dQ where it is to be deterministic, dK and dV unless
-// causal
-//   heads that share keys add them up. --verbose:
-// a line for every case, not only for those that fail. --time: speed instead.
+//   fa3_gpu_check_backward [--list] [--only TEXT] [--rows FIRST END] [--repeats N]
+//                          [--verbose] [--time]
+// --list: the rows of the kernel table. --only: cases with TEXT in their names. --rows: of the table,
+// half-open. --repeats: launches of each case that must give the same bits: dQ where it is to be
+// deterministic, dK and dV unless causal heads that share keys add them up. --verbose: a line for
+// every case, not only for those that fail. --time: speed instead.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -298,6 +298,14 @@ int check_all(const std::string& only, int repeats, bool verbose, int first_row,
   return tally.failures != 0;
 }
 
+// The rows of the kernel table: number, table, head dims of Q and of V. Needs no GPU.
+void list_rows() {
+  int number = 0;
+  for (const auto& row : hopper::kBackwardTable) {
+    std::printf("%d backward %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
+  }
+}
+
 }  // namespace
 }  // namespace fa3::testing
 
@@ -307,7 +315,10 @@ int main(int argc, char** argv) {
   int repeats = 1, first_row = 0, end_row = 99;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
-    if (flag == "--time") {
+    if (flag == "--list") {
+      fa3::testing::list_rows();
+      return 0;
+    } else if (flag == "--time") {
       time = true;
     } else if (flag == "--verbose") {
       verbose = true;
@@ -320,8 +331,8 @@ int main(int argc, char** argv) {
       repeats = std::atoi(argv[++i]);
     } else {
       std::printf(
-          "unknown argument %s; known: --only TEXT, --rows FIRST END, --repeats N, --verbose, "
-          "--time\n",
+          "unknown argument %s; known: --list, --only TEXT, --rows FIRST END, --repeats N, "
+          "--verbose, --time\n",
           argv[i]);
       return 2;
     }

@@ -149,7 +149,8 @@ std::vector<Element> known_elements() {
 }
 
 struct Options {
-  int first = 0, end = subject_rows().end;
+  int first = 0, end = int(subject_rows().size());
+  bool list = false;
   std::vector<Element> elements = known_elements();
   const char* only = "";
   int repeats = 1;
@@ -202,16 +203,11 @@ Tally check_subject(const Subject& subject, const Options& options, Results* res
 }
 
 void print_usage() {
-  const SubjectRows rows = subject_rows();
   std::printf(
-      "fa3_gpu_check [--rows FIRST END] [--element fp16|bf16] [--only NAME] [--repeats N]\n"
-      "              [--digests FILE] [--earlier FILE]\n"
-      "  --rows     of the kernel tables, half-open; those from %d on are the reading guide's "
-      "plain\n"
-      "             kernel, one for each of its head dims, those from %d on the e4m3 table, those\n"
-      "             from %d on that of quantized caches, those from %d on that for stream_k, and\n"
-      "             those from %d on that whose warps stream keys.\n"
-      "             Default: 0 %d\n"
+      "fa3_gpu_check [--list] [--rows FIRST END] [--element fp16|bf16] [--only NAME]\n"
+      "              [--repeats N] [--digests FILE] [--earlier FILE]\n"
+      "  --list     the rows of all kernel tables: number, table, head dims of Q and of V; no GPU\n"
+      "  --rows     of these, half-open; default: all\n"
       "  --element  only kernels of this type of Q (e4m3: of O)\n"
       "  --only     only cases whose name contains it (tests/cpp/support/kernel_cases.cpp)\n"
       "  --repeats  how often to launch each case again and compare bits; default 1\n"
@@ -219,20 +215,30 @@ void print_usage() {
       "what\n"
       "             it lacks is held to float64 and added\n"
       "  --earlier  such a file of an earlier build: who meets it is right, others are held to "
-      "float64\n",
-      rows.plain, rows.e4m3, rows.caches, rows.stream_k, rows.streaming, rows.end);
+      "float64\n");
+}
+
+void list_rows() {
+  int number = 0;
+  for (const SubjectRow& row : subject_rows()) {
+    std::printf("%d %s %d %d\n", number++, name_of(row.table), row.head_dim, row.head_dim_v);
+  }
 }
 
 // False if there is an argument that it does not know, or a type that it has no kernels of.
 bool read_options(int argc, char** argv, Options* options) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
+    if (flag == "--list") {
+      options->list = true;
+      continue;
+    }
     const int values = flag == "--rows" ? 2 : 1;
     if (i + values >= argc) return false;
     const char* value = argv[i + 1];
     if (flag == "--rows") {
       options->first = std::atoi(value);
-      options->end = std::min(std::atoi(argv[i + 2]), subject_rows().end);
+      options->end = std::min(std::atoi(argv[i + 2]), options->end);
     } else if (flag == "--element") {
       std::erase_if(options->elements,
                     [&](Element e) { return std::strcmp(name_of(e), value) != 0; });
@@ -256,9 +262,10 @@ bool read_options(int argc, char** argv, Options* options) {
 Tally check_all(const Options& options) {
   Results results{.digests = Digests(options.digests), .earlier = Digests(options.earlier)};
   Tally tally;
+  const std::vector<SubjectRow> rows = subject_rows();
   for (int row = options.first; row < options.end; ++row) {
     for (const Element element : options.elements) {
-      for (const Subject& subject : subjects_of(row, element)) {
+      for (const Subject& subject : subjects_of(rows[size_t(row)], element)) {
         tally.add(check_subject(subject, options, &results));
       }
     }
@@ -277,6 +284,10 @@ int main(int argc, char** argv) {
   if (!fa3::test::read_options(argc, argv, &options)) {
     fa3::test::print_usage();
     return 2;
+  }
+  if (options.list) {
+    fa3::test::list_rows();
+    return 0;
   }
   try {
     const fa3::test::Tally tally = fa3::test::check_all(options);

@@ -35,8 +35,8 @@ struct Form {
 };
 
 Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
-  constexpr const char* kVariants[] = {"",          " general",   " capped",
-                                       " stream_k", " streaming", " streaming tiles"};
+  constexpr const char* kVariants[] = {"",          " general", " capped",
+                                       " stream-K", " decode",  " decode single"};
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
@@ -62,24 +62,25 @@ struct StreamKRanges {
 };
 
 // Cut into stream-K ranges, as always where such a kernel is chosen.
-void cut_into_runs(hopper::ForwardLaunch* launch, const StreamKRanges& runs) {
+void split_into_ranges(hopper::ForwardLaunch* launch, const StreamKRanges& ranges) {
   launch->pack = hopper::most_packed(launch->heads_per_kv_head, true);
-  launch->split = {
-      .parts = hopper::SplitKv::kStreamK, .blocks = runs.count, .cluster_log2 = runs.cluster_log2};
+  launch->split = {.num_splits = hopper::SplitKv::kStreamK,
+                   .ctas = ranges.count,
+                   .cluster_log2 = ranges.cluster_log2};
 }
 
-Subject decode_subject(const ForwardKernel& kernel, StreamKRanges runs, const Form& form) {
+Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const Form& form) {
   Subject subject = subject_of(kernel, form);
-  if (!kernel.config.is_decode()) runs.cluster_log2 = 0;
-  subject.name += ", " + std::to_string(runs.count) +
-                  (kernel.config.is_single_sequence() ? " parts" : " runs") + " of " +
-                  std::to_string(1 << runs.cluster_log2);
+  if (!kernel.config.is_decode()) ranges.cluster_log2 = 0;
+  subject.name += ", " + std::to_string(ranges.count) +
+                  (kernel.config.is_single_sequence() ? " splits" : " ranges") + " of " +
+                  std::to_string(1 << ranges.cluster_log2);
   subject.variant = Variant::kGeneral;
   subject.only_ordinary_scores = false;
   subject.always_splits = kernel.config;
-  subject.launch = [kernel, runs](const Problem& problem, Placement& placement) {
+  subject.launch = [kernel, ranges](const Problem& problem, Placement& placement) {
     hopper::ForwardLaunch arguments = hopper::launch_of(problem);
-    cut_into_runs(&arguments, runs);
+    split_into_ranges(&arguments, ranges);
     if (kernel.config.is_single_sequence()) {
       arguments.split.ctas *= int(num_split_tiles(kernel.config, arguments));
     }
@@ -115,25 +116,27 @@ Subject plain_subject(int head_dim, Element element) {
   return {name + " plain", head_dim, head_dim, dtype_of(element), Variant::kDense, launch};
 }
 
-constexpr hopper::SplitKv kSevenRuns{.parts = hopper::SplitKv::kStreamK, .blocks = 7};
-constexpr hopper::SplitKv kThreeParts{.parts = 3};
+constexpr hopper::SplitKv kSevenRanges{.num_splits = hopper::SplitKv::kStreamK, .ctas = 7};
+constexpr hopper::SplitKv kThreeSplits{.num_splits = 3};
 // As many as two, four and eight warps combine, of a row each.
-constexpr hopper::SplitKv kTenParts{.parts = 10}, kSixteenParts{.parts = 16},
-    kFortyParts{.parts = 40};
-constexpr hopper::SplitKv kByNumber{.direct = true};
+constexpr hopper::SplitKv kTenSplits{.num_splits = 10}, kSixteenSplits{.num_splits = 16},
+    kFortySplits{.num_splits = 40};
+constexpr hopper::SplitKv kDirect{.direct = true};
 const Form kForms[] = {
-    {.name = ", 7 runs", .split = kSevenRuns},
-    {.name = ", 3 parts", .split = kThreeParts},
-    {.name = ", 10 parts", .split = kTenParts},
-    {.name = ", 16 parts", .split = kSixteenParts},
-    {.name = ", 40 parts", .split = kFortyParts},
-    {.name = ", by number", .split = kByNumber},
+    {.name = ", 7 ranges", .split = kSevenRanges},
+    {.name = ", 3 splits", .split = kThreeSplits},
+    {.name = ", 10 splits", .split = kTenSplits},
+    {.name = ", 16 splits", .split = kSixteenSplits},
+    {.name = ", 40 splits", .split = kFortySplits},
+    {.name = ", direct", .split = kDirect},
     {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
     {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
-    {.name = ", pages of 256 in runs", .split = kSevenRuns, .cache = CacheForm{.page_size = 256}},
+    {.name = ", pages of 256 in ranges",
+     .split = kSevenRanges,
+     .cache = CacheForm{.page_size = 256}},
     {.name = ", left padding", .cache = CacheForm{.page_size = 64, .padded_left = true}},
-    {.name = ", entries in parts",
-     .split = kThreeParts,
+    {.name = ", entries in splits",
+     .split = kThreeSplits,
      .cache = CacheForm{.indexed = true, .padded_left = true}},
 };
 
@@ -151,9 +154,9 @@ void add_forms(const ForwardKernel& general, std::vector<Subject>* subjects) {
 }
 
 // One tile in some runs, and several in each.
-constexpr StreamKRanges kDecodeRuns[] = {{2, 3}, {7, 1}, {132}};
-constexpr StreamKRanges kTileParts[] = {{1, 3}, {4, 1}, {16}};
-constexpr StreamKRanges kMeetingTileParts[] = {{2, 4}, {4, 1}, {16}};
+constexpr StreamKRanges kDecodeRanges[] = {{2, 3}, {7, 1}, {132}};
+constexpr StreamKRanges kTileSplits[] = {{1, 3}, {4, 1}, {16}};
+constexpr StreamKRanges kOverlappingSplits[] = {{2, 4}, {4, 1}, {16}};
 const Form kDecodeForms[] = {{},
                              {.name = ", pages of 64", .cache = CacheForm{.page_size = 64}},
                              {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
@@ -161,23 +164,16 @@ const Form kDecodeForms[] = {{},
 
 void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
   const ForwardConfig& config = kernel.config;
-  const std::span<const StreamKRanges> combines =
-      config.overlaps_next_call()   ? std::span<const StreamKRanges>(kMeetingTileParts)
-      : config.is_single_sequence() ? std::span<const StreamKRanges>(kTileParts)
-                                    : std::span<const StreamKRanges>(kDecodeRuns);
-  for (const StreamKRanges& runs : combines) {
+  const std::span<const StreamKRanges> all =
+      config.overlaps_next_call()   ? std::span<const StreamKRanges>(kOverlappingSplits)
+      : config.is_single_sequence() ? std::span<const StreamKRanges>(kTileSplits)
+                                    : std::span<const StreamKRanges>(kDecodeRanges);
+  for (const StreamKRanges& ranges : all) {
     for (const Form& form : kDecodeForms) {
-      if (can_launch(config, form)) subjects->push_back(decode_subject(kernel, runs, form));
+      if (can_launch(config, form)) subjects->push_back(decode_subject(kernel, ranges, form));
     }
   }
 }
-
-constexpr int kTableRows = int(hopper::kForwardTable.size());
-constexpr int kPlainEnd = kTableRows + int(std::size(hopper::kPlainHeadDims));
-constexpr int kE4m3End = kPlainEnd + int(hopper::kE4m3Table.size());
-constexpr int kCacheEnd = kE4m3End + int(hopper::kCacheTable.size());
-constexpr int kDecodeEnd = kCacheEnd + int(hopper::kStreamKTable.size());
-constexpr int kRows = kDecodeEnd + int(hopper::kDecodeTable.size());
 
 }  // namespace
 
@@ -185,45 +181,74 @@ const char* name_of(Element element) {
   return element == Element::kFp16 ? "fp16" : "bf16";
 }
 
-SubjectRows subject_rows() {
-  return {kTableRows, kPlainEnd, kE4m3End, kCacheEnd, kDecodeEnd, kRows};
+std::vector<SubjectRow> subject_rows() {
+  std::vector<SubjectRow> rows;
+  const auto add = [&](Table table, const auto& instances) {
+    for (int i = 0; i < int(instances.size()); ++i) {
+      const ForwardConfig& config = instances[size_t(i)].config;
+      rows.push_back({table, i, config.head_dim, config.head_dim_v});
+    }
+  };
+  add(Table::forward, hopper::kForwardTable);
+  for (const int head_dim : hopper::kPlainHeadDims) {
+    rows.push_back(
+        {Table::plain, int(rows.size() - hopper::kForwardTable.size()), head_dim, head_dim});
+  }
+  add(Table::e4m3, hopper::kE4m3Table);
+  add(Table::cache, hopper::kCacheTable);
+  add(Table::stream_k, hopper::kStreamKTable);
+  add(Table::decode, hopper::kDecodeTable);
+  return rows;
 }
 
-std::vector<Subject> subjects_of(int row, Element element) {
+const char* name_of(Table table) {
+  constexpr const char* kNames[] = {"forward", "plain", "e4m3", "cache", "stream_k", "decode"};
+  return kNames[int(table)];
+}
+
+std::vector<Subject> subjects_of(const SubjectRow& row, Element element) {
   std::vector<Subject> subjects;
-  if (row >= kRows) return subjects;
-  if (row >= kDecodeEnd) {
-    for (const Variant variant : {Variant::kDecode, Variant::kDecodeSingle}) {
-      const ForwardKernel kernel = hopper::decode_kernel_at(row - kDecodeEnd, element, variant);
-      if (kernel.function != nullptr) add_decoding(kernel, &subjects);
+  // Where keys lie is a question for no element type: one is enough.
+  const bool all_forms = element == Element::kBf16;
+  switch (row.table) {
+    case Table::forward:
+      for (int variant = 0; variant < hopper::kNumVariants; ++variant) {
+        subjects.push_back(
+            subject_of(hopper::forward_kernel_at(row.index, element, Variant(variant))));
+      }
+      if (all_forms) {
+        add_forms(hopper::forward_kernel_at(row.index, element, Variant::kGeneral), &subjects);
+      }
+      break;
+    case Table::plain:
+      subjects.push_back(plain_subject(row.head_dim, element));
+      break;
+    case Table::e4m3: {
+      if (!all_forms) break;  // cases of e4m3 have O in bf16
+      const ForwardKernel kernel = hopper::e4m3_kernel_at(row.index, element);
+      subjects.push_back(e4m3_subject(kernel));
+      for (const Form& form : kForms) {
+        if (!kernel.config.general() || !can_launch(kernel.config, form)) continue;
+        subjects.push_back(e4m3_subject(kernel, form));
+      }
+      break;
     }
-  } else if (row >= kCacheEnd) {
-    add_decoding(hopper::stream_k_kernel_at(row - kCacheEnd, element), &subjects);
-  } else if (row >= kE4m3End) {
-    for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
-      const ForwardKernel kernel = hopper::cache_kernel_at(row - kE4m3End, element, variant);
-      subjects.push_back(subject_of(kernel));
-      if (element == Element::kBf16 && variant == Variant::kGeneral) add_forms(kernel, &subjects);
-    }
-  } else if (row >= kPlainEnd) {
-    if (element != Element::kBf16) return subjects;  // cases of e4m3 have O in bf16
-    const ForwardKernel kernel = hopper::e4m3_kernel_at(row - kPlainEnd, element);
-    subjects.push_back(e4m3_subject(kernel));
-    for (const Form& form : kForms) {
-      if (!kernel.config.general() || !can_launch(kernel.config, form)) continue;
-      subjects.push_back(e4m3_subject(kernel, form));
-    }
-  } else if (row >= kTableRows) {
-    const int head_dim = hopper::kPlainHeadDims[static_cast<size_t>(row - kTableRows)];
-    subjects.push_back(plain_subject(head_dim, element));
-  } else {
-    for (int variant = 0; variant < hopper::kNumVariants; ++variant) {
-      subjects.push_back(subject_of(hopper::forward_kernel_at(row, element, Variant(variant))));
-    }
-    // Where keys lie is a question for no element type.
-    if (element == Element::kBf16) {
-      add_forms(hopper::forward_kernel_at(row, element, Variant::kGeneral), &subjects);
-    }
+    case Table::cache:
+      for (const Variant variant : {Variant::kGeneral, Variant::kCapped}) {
+        const ForwardKernel kernel = hopper::cache_kernel_at(row.index, element, variant);
+        subjects.push_back(subject_of(kernel));
+        if (all_forms && variant == Variant::kGeneral) add_forms(kernel, &subjects);
+      }
+      break;
+    case Table::stream_k:
+      add_decoding(hopper::stream_k_kernel_at(row.index, element), &subjects);
+      break;
+    case Table::decode:
+      for (const Variant variant : {Variant::kDecode, Variant::kDecodeSingle}) {
+        const ForwardKernel kernel = hopper::decode_kernel_at(row.index, element, variant);
+        if (kernel.function != nullptr) add_decoding(kernel, &subjects);
+      }
+      break;
   }
   return subjects;
 }
@@ -250,7 +275,7 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
   }
   if (subject.always_splits) {
     hopper::ForwardLaunch launch = hopper::launch_of(problem);
-    cut_into_runs(&launch, {1});
+    split_into_ranges(&launch, {1});
     if (!hopper::always_splits(*subject.always_splits, problem, launch)) return false;
     if (subject.always_splits->is_single_sequence() && launch.sequences != 1) return false;
   }

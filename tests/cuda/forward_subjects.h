@@ -32,16 +32,21 @@ struct Subject {
   std::optional<hopper::ForwardConfig> always_splits{};  // calls for kernels that do nothing else
 };
 
-// Rows of the tables, one table after the other; the first of each.
-struct SubjectRows {
-  int plain, e4m3, caches, stream_k, streaming, end;
+// The tables of kernels, one after the other; `plain` has the tutorial's kernel by head dim.
+enum class Table { forward, plain, e4m3, cache, stream_k, decode };
+const char* name_of(Table table);
+
+struct SubjectRow {
+  Table table;
+  int index;  // in its table
+  int head_dim, head_dim_v;
 };
-SubjectRows subject_rows();
+std::vector<SubjectRow> subject_rows();
 
 const char* name_of(hopper::Element element);
 
 // Those of a row whose Q, or for e4m3 O, has this type.
-std::vector<Subject> subjects_of(int row, hopper::Element element);
+std::vector<Subject> subjects_of(const SubjectRow& row, hopper::Element element);
 
 // Whether it does a case with these inputs. A general kernel does all that a dense one does.
 bool does(const Subject& subject, const Case& c, const Inputs& inputs);

@@ -224,6 +224,11 @@ def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_pa
     for seconds, name in enumerate((*names, ours + "3-bf16.txt")):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (seconds, seconds))
+    program = tmp_path / "bin" / "fa3_gpu_check"
+    program.parent.mkdir()
+    rows = "".join(f"echo {row} forward {row} {row}\n" for row in (3, 13))
+    program.write_text(f"#!/bin/sh\n{rows}")
+    program.chmod(0o755)
     commands = gpu_verify.pieces(tmp_path)["kernels against float64, every branch"]
     earlier = {
         Path(of[of.index("--digests") + 1]).name: of[of.index("--earlier") + 1]
@@ -234,6 +239,18 @@ def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_pa
         ours + f"{row}-bf16.txt": str(tmp_path / f"digests-before-{row}-bf16.txt")
         for row in (3, 13)
     }
+
+
+def test_rows_of_one_head_dim_share_a_process_where_their_inputs_are_alike():
+    listed = [("forward", 64), ("forward", 64), ("forward", 96), ("e4m3", 64), ("e4m3", 64)]
+    rows = [gpu_verify.Row(i, table, d, d) for i, (table, d) in enumerate(listed)]
+    ranges = [gpu_verify.rows_of(group)[1:] for group in gpu_verify.groups(rows)]
+    assert ranges == [["0", "2"], ["2", "3"], ["3", "4"], ["4", "5"]]
+
+
+def test_a_piece_whose_program_is_not_built_has_not_passed(tmp_path):
+    result = run_piece("piece", [], tmp_path)
+    assert not result["passed"] and result["skipped"] == "its program is not built"
 
 
 def test_a_run_that_is_told_to_end_says_what_had_not():

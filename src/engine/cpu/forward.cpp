@@ -117,7 +117,7 @@ ThreadScratch scratch_of(const Run& run, int worker) {
   return carve_thread(run.shape, run.problem, run.workspace.rows_per_thread, allocator);
 }
 
-// Of the task's head `index`.
+// For the task's head `index`.
 BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& task, int64_t index,
                    const ThreadScratch& thread) {
   const Problem& problem = run.problem;

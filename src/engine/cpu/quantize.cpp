@@ -215,7 +215,7 @@ class Quantizer {
     if (p_.hadamard) mix(signs_, out);
   }
 
-  // Of the finite numbers.
+  // The largest finite number.
   float largest_of(const float* rows, int64_t num_rows) const {
     float largest = 0.0f;
     for (int64_t i = 0; i < num_rows * p_.head_dim; ++i) {
@@ -236,7 +236,7 @@ class Quantizer {
     }
   }
 
-  // Of blocks that the caller's tensor has beyond the longest sequence.
+  // The blocks that the caller's tensor has beyond the longest sequence.
   void fill_spare_descales() const {
     if (blocks_of(p_) >= p_.num_descale_blocks) return;
     for_each_head([&](int64_t b, int64_t head) {

@@ -53,7 +53,7 @@ struct TileShape {
   int64_t min_block_q = 0, max_block_q = 0;
   bool dequantizes = false;  // keys and values are e4m3
 
-  // Of the keys and the values of a packed tile, and of both.
+  // Bytes of the keys and the values of a packed tile, and of both.
   int64_t key_floats() const { return block_k * q_stride; }
   int64_t value_floats() const { return block_k * v_columns; }
   int64_t tile_floats() const { return key_floats() + value_floats(); }

@@ -163,7 +163,7 @@ __device__ inline float largest_of(Channels* row) {
   return largest;
 }
 
-// Of numbers that are finite or NaN: infinity would saturate.
+// For numbers that are finite or NaN: infinity would saturate.
 __device__ inline void store_e4m3(const Channels& row, float inverse, void* to) {
   union {
     __nv_fp8x2_storage_t pairs[kChannels / 2];

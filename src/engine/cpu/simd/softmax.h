@@ -194,7 +194,7 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t 
   if (Format::kRoundsWeights) store(divisor_lanes, rounded);
 }
 
-// Of the rows whose bit is set.
+// Visits the rows whose bit is set.
 template <class Format>
 static void ordinary_softmax(const BlockJob& job, const Tile& tile, const RowGroup& group,
                              Panels panels, uint32_t rows) {

@@ -142,7 +142,7 @@ FA3_INLINE V rounded_pair(V low, V high) {
   return (V)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// Of the two vectors in a rounded pair, element by element.
+// The two vectors in a rounded pair, element by element.
 FA3_INLINE V interleaved(V pair) {
   typedef uint16_t VShort __attribute__((vector_size(64)));
   VShort order;

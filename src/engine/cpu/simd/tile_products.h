@@ -19,7 +19,7 @@ struct Bf16Tiles : Bf16Pairs {
 
 static_assert(kRowsPerTileGroup == kTileRows);
 
-// Rows of the next tile are asked for once in so many query rows.
+// Query rows between two prefetches of the next tile.
 constexpr int64_t kRowsPerPrefetch = 4;
 
 template <class Format>

@@ -79,7 +79,7 @@ static void pack_value_pairs(const LeftRows& values, int64_t depth, float* to, N
   }
 }
 
-// scores[r][key] = q[r] . keys[key], of 16 query rows whose columns begin at `q`.
+// scores[r][key] = q[r] . keys[key], for 16 query rows whose columns begin at `q`.
 static void multiply_chunk(const BlockJob& job, const LeftRows& keys, const float* q,
                            int64_t num_rows, NextRows& next) {
   const int64_t depth = depth_of<Bf16Tiles>(job.head_dim);

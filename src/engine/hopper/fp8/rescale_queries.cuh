@@ -14,7 +14,7 @@
 
 namespace fa3::hopper {
 
-// What becomes of a row whose largest number is known.
+// The power of two that a row is multiplied by, from its largest number.
 struct RowRescale {
   uint32_t exponent;  // of the largest number; of a row of nearly nothing it is taken to be more
 
@@ -44,7 +44,7 @@ struct RowRescale {
       0x7fff0000;  // of a number in a float's upper half, without sign
 };
 
-// Of a thread's rows in the accumulator. Four lanes share a row, as they do there.
+// A thread's rows are those of its accumulator. Four lanes share a row, as they do there.
 template <ForwardConfig C>
 class QueryRescaler {
  public:

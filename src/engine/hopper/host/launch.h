@@ -18,8 +18,8 @@ inline cuda::RowTensor row_tensor(const TensorSpan& t) {
   return {t.data, {t.batch_stride, t.head_stride, t.row_stride}, int(t.columns)};
 }
 
-// Kernels whose device knows that they may have their shared memory: telling it takes half a
-// microsecond. Each stands at a place of its own or in another's place, and then is told once more.
+// Kernels that may already use their shared memory: setting the attribute takes half a microsecond.
+// A hash table without chains: a kernel that another one displaced sets its attribute again.
 constexpr uintptr_t kKnownKernels = 256;
 inline std::atomic<uintptr_t> g_known_kernels[kKnownKernels];
 

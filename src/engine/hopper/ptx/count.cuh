@@ -7,7 +7,7 @@
 namespace fa3::hopper::ptx {
 
 // What was there. What this thread and those that a barrier has brought here have stored is seen by
-// whoever finds the sum; what those have stored whose sum this one finds is seen here.
+// whoever finds the sum; this thread sees what the threads before it stored.
 __device__ __forceinline__ uint64_t add_in_order(uint64_t* at, uint64_t value) {
   uint64_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"

@@ -37,7 +37,7 @@ __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until all groups but the newest so many are there.
+// Waits until at most `Newest` groups are in flight.
 template <int Newest>
 __device__ __forceinline__ void cp_async_wait_group() {
   disturb();

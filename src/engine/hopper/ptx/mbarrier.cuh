@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared-memory barriers with transaction counts (PTX ISA, "mbarrier"). One instruction a function;
-// the only loop is wait, which polls. Who waits for whom is told in pipeline/pipeline.cuh.
+// the only loop is wait, which polls. pipeline/pipeline.cuh says who waits for whom.
 #pragma once
 
 #include <cstdint>

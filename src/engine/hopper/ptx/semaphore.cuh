@@ -11,7 +11,7 @@ __device__ __forceinline__ int ld_acquire(const int* counter) {
   return value;
 }
 
-// For all whose additions this thread has been told of, by a barrier.
+// On behalf of every thread whose additions a barrier has made visible to this one.
 __device__ __forceinline__ void add_release(int* counter, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }

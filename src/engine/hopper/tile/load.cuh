@@ -9,7 +9,7 @@
 namespace fa3::hopper::tile {
 
 // Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like
-// others. The barrier waits for so many bytes more, of copies that follow.
+// others. The barrier also waits for `more_bytes` of the copies that follow.
 __device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout layout, int rows,
                                           uint32_t smem, uint32_t barrier, ptx::TileCoordinates at,
                                           int more_bytes = 0) {
