@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-# The rooms of the Hopper engine, bottom to top, and the rooms that each may include. Device code sees
+# The rooms of the Hopper engine, bottom to top, and what each may include. Device code sees
 # no planner, and a planner no launcher.
 HOPPER_ROOMS = {
     "ptx/": "",
