@@ -37,7 +37,13 @@ import c_abi  # noqa: E402  (the C header in ctypes)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TENSORS = {"e4m3": "bf16"}  # what the tensors are before anything is quantized
 DTYPES |= {small: DTYPES[wide] for small, wide in TENSORS.items()}
-FA3_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FA3_DTYPES = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "e4m3": "float8_e4m3",
+    "int32": "int32",
+}
 WORKSPACE_ALIGNMENT = 256
 
 
@@ -165,6 +171,31 @@ class Fa3:
 
     def __call__(self):
         self.check(self.function(*self.arguments))
+        return self.outputs
+
+
+class Fa3Cache(Fa3):
+    """Another build of fa3 on a cache of decoding.py, causal, with lengths on the device."""
+
+    def __init__(self, cache, path: str):
+        self.name, self.library = f"fa3:{Path(path).stem}", c_abi.library(path)
+        batch, queries, heads, _ = cache.q.shape
+        self.o = torch.empty_like(cache.q)
+        self.lse = torch.empty((batch, heads, queries), device="cuda", dtype=torch.float32)
+        self.outputs = (self.o,)
+        self.params = c_abi.params_for(c_abi.ForwardParams, {"causal": 1}, {})
+        stored = "e4m3" if cache.k.dtype.itemsize == 1 else "bf16"
+        for name, dtype in {"q": "bf16", "k": stored, "v": stored}.items():
+            setattr(self.params, name, self.view(getattr(cache, name), dtype))
+        self.params.o, self.params.lse = self.view(self.o, "bf16"), self.view(self.lse, "fp32")
+        if cache.table is not None:
+            self.params.page_table = self.view(cache.table, "int32")
+        self.params.options.seqused_k = self.view(cache.used, "int32")
+        self.prepare("fa3_forward", "cuda")
+
+    def __call__(self):
+        stream = ctypes.c_void_p(stream_of("cuda"))  # that of a capture, too
+        self.check(self.function(*self.arguments[:3], stream))
         return self.outputs
 
 

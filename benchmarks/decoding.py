@@ -5,7 +5,8 @@
 
 bf16, over caches of bf16 or e4m3. A CUDA graph holds many calls, each on another cache, so that
 none finds its keys in the L2 cache; a row has the time of one call. TB/s count keys and values once
-a call, TFLOP/s visible pairs of a query and a key. Timed as harness.py says.
+a call, TFLOP/s visible pairs of a query and a key. --rival LIB.so: another build of fa3, in the
+same rounds. Timed as harness.py says.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from contenders import Fa3Cache
 from harness import progress, provenance, time_all, write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -139,8 +141,13 @@ def attend_cudnn(cache):
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
-def contenders(shape, caches, parts):
+def contenders(shape, caches, parts, rivals=()):
     yield Replayed("fa3", attend, caches)
+    for path in rivals:
+        calls = {id(cache): Fa3Cache(cache, path) for cache in caches}
+        yield Replayed(
+            f"fa3:{Path(path).stem}", lambda cache, calls=calls: calls[id(cache)](), caches
+        )
     for n in parts:
         yield Replayed(f"invariant {n}", invariant(n), caches)
     if shape.page == 0 and shape.queries == 1 and len(set(shape.lengths)) == 1:
@@ -159,12 +166,14 @@ def main():
         metavar="PARTS",
         help="also batch-invariant calls, keys cut into so many parts",
     )
+    parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()
-    told = [x for x in shapes() if arguments.cases in x.name and x.bytes() <= MOST_BYTES]
-    for shape in progress(told):
+    chosen = [x for x in shapes() if arguments.cases in x.name and x.bytes() <= MOST_BYTES]
+    for shape in progress(chosen):
         copies = min(64, -(-COLD_BYTES // shape.bytes()))
-        found = list(contenders(shape, [Cache(shape) for _ in range(copies)], arguments.invariant))
+        caches = [Cache(shape) for _ in range(copies)]
+        found = list(contenders(shape, caches, arguments.invariant, arguments.rival))
         for name, times in time_all(found, "cuda", arguments.rounds).items():
             calls = next(x.calls for x in found if x.name == name)
             us = times["median_ms"] * 1000 / calls
@@ -174,7 +183,7 @@ def main():
             where = " ".join(f"{key} {value}" for key, value in shape.columns().items())
             print(f"{shape.name:8s} {where} {name:12s} {us:9.2f} us {row['tb_s']:6.3f} TB/s")
             write_rows(arguments.json, [row | provenance("cuda")])
-        del found
+        del found, caches
         torch.cuda.empty_cache()
 
 
