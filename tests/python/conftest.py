@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the package share: the device they run on, and how they skip.
 
-A test that takes `device` runs on the CPU and, where torch has one, on a GPU. What the Hopper engine
-does not do there yet raises fa3.Unsupported with one of the sentences below: such a test is skipped
+A test that takes `device` runs on the CPU and, where torch has one, on a GPU. What Hopper
+does not do yet raises fa3.Unsupported with one of the sentences below: such a test is skipped
 with that sentence, and lights up by itself when the engine learns it. Any other sentence is a
 failure, a capability lost; so is the error itself on the CPU.
 """
