@@ -81,7 +81,7 @@ TEST(SplitKv, splits_few_queries_and_leaves_many_alone) {
   EXPECT_FALSE(split(long_queries, 0, 128).split.active());
 }
 
-// What was measured on one H200, docs/performance-decoding.md: splitting what is done sooner in
+// What was measured on one H200, docs/lab/decoding.md: splitting what is done sooner in
 // whole tiles costs up to four times their time. 12 heads of 64, 1024 queries on 4096 keys are 3%
 // slower for being split.
 TEST(SplitKv, is_made_where_it_pays) {
