@@ -5,9 +5,9 @@
     python3 benchmarks/report.py --quick         # fewer lengths and rounds
     python3 benchmarks/report.py --only forward,decode --again
 
-Pieces: pieces.py. Each is a benchmark in a process of its own. Their rows, in docs/lab/results/MACHINE,
-are the only source of the figures in docs/figures/MACHINE and of the page docs/lab/report-MACHINE.md
-(draw.py). A piece is finished if its rows have this commit, machine and command.
+Pieces: pieces.py. Each is a benchmark in a process of its own. Their rows, in
+docs/lab/results/MACHINE, are the only source of the figures in docs/lab/figures/MACHINE and of the
+page docs/lab/report-MACHINE.md (draw.py). A piece is finished if its rows have this commit, machine and command.
 """
 
 import argparse

@@ -36,9 +36,9 @@ def headers(texts: list[str]) -> list[Path]:
         for path in sorted((ROOT / folder).rglob("*")):
             name = path.relative_to(ROOT).as_posix()
             skipped = name.startswith((*NVCC_ALONE, *INCLUDED_ONLY))
-            if path.suffix in (".h", ".cuh") and not skipped:
-                if not texts or any(text in name for text in texts):
-                    found.append(path)
+            chosen = not texts or any(text in name for text in texts)
+            if path.suffix in (".h", ".cuh") and chosen and not skipped:
+                found.append(path)
     return found
 
 

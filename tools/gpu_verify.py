@@ -9,8 +9,8 @@ so the machine needs no compiler, no GoogleTest and no network; torch serves the
 C ABI. Pieces run side by side, as many commands at once as there are processors: most of the time
 goes into the oracle, on the host. A piece that passed for these very sources is not run again: an
 interrupted run can be resumed, and a change of the forward leaves what was seen of the backward.
-The record, docs/lab/results/verification-h200.json, is committed. A run that is told to end (SIGTERM)
-first says which commands had not ended: of them one may hang.
+The record, docs/lab/results/verification-h200.json, is committed. A run that gets SIGTERM first
+says which commands had not ended: one of them may hang.
 """
 
 import argparse
