@@ -9,6 +9,8 @@ comments in include/fa3, through Doxygen; `make docs` says where that has writte
 import sys
 from pathlib import Path
 
+from sphinx.addnodes import pending_xref
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
 project = "fa3"
@@ -33,3 +35,24 @@ myst_heading_anchors = 4
 
 breathe_default_project = "fa3"
 breathe_domain_by_file_pattern = {"*/fa3.h": "c"}
+
+
+def unlink(app, doctree):
+    """Links to files and folders that are not pages of the site become their words.
+
+    Links to what does not exist stay, and are errors.
+    """
+    folder = Path(app.srcdir, app.env.docname).parent
+    for link in list(doctree.findall(pending_xref)):
+        if link["refdomain"] == "doc":
+            is_page = link["reftarget"] in app.env.found_docs
+            target = Path(app.srcdir, link["reftarget"] + ".md")
+        else:
+            is_page = link["reftype"] != "myst"
+            target = folder / link["reftarget"]
+        if not is_page and target.exists():
+            link.replace_self(link.children)
+
+
+def setup(app):
+    app.connect("doctree-read", unlink)
