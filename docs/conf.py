@@ -18,6 +18,8 @@ extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napole
 exclude_patterns = ["lab", "results"]
 html_theme = "furo"
 html_title = "fa3"
+html_static_path = ["reference/static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 root_doc = "reference/index"
@@ -28,6 +30,7 @@ nitpick_ignore_regex = [
     (r"cpp:identifier", r"fa3|fa3_\w+|FA3_\w+"),  # the namespace, and the names of the C page
 ]
 default_role = "code"
+highlight_language = "none"  # blocks that name no language are shell sessions and drawings
 maximum_signature_line_length = 80
 autodoc_mock_imports = ["fa3._native", "torch", "transformers"]
 autodoc_typehints = "none"
