@@ -13,7 +13,7 @@ export CCACHE_NOHASHDIR ?= 1
 LAUNCHER = $(if $(shell command -v ccache),$(foreach language,CXX CUDA,-DCMAKE_$(language)_COMPILER_LAUNCHER=ccache))
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
-.PHONY: help build demo wheel deb test check format format-check layers lint tidy \
+.PHONY: help build demo wheel deb docs test check format format-check layers lint tidy \
   asan tsan fuzz torch report figures gpu-verify record-check clean
 
 help:
@@ -53,6 +53,20 @@ report: build $(VENV)/bin/pytest  ## measure all that this machine can run: docs
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory torch
 	@PYTHONPATH=$(abspath $(BUILD))/python FA3_LIBRARY=$(abspath $(BUILD))/lib/libfa3.so \
 	  $(VENV)/bin/python benchmarks/report.py $(OPTIONS)
+
+# Nothing is built for it: the reference comes from docstrings and comments (docs/conf.py). A warning
+# is an error.
+docs: $(VENV)/bin/sphinx-build  ## the pages of docs/ and the API reference as a site, into build/docs/html
+	@tools/setup.sh docs
+	@mkdir -p $(BUILD)/docs
+	@(cat docs/reference/Doxyfile; echo OUTPUT_DIRECTORY=$(BUILD)/docs/doxygen) | doxygen -
+	@$(VENV)/bin/sphinx-build -q -E -W --keep-going -d $(BUILD)/docs/doctrees \
+	  -D breathe_projects.fa3=$(abspath $(BUILD))/docs/doxygen/xml docs $(BUILD)/docs/html
+	@echo "open $(BUILD)/docs/html/reference/index.html"
+
+$(VENV)/bin/sphinx-build: $(VENV)/bin/pytest requirements-docs.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
 
 #@ To change fa3
 

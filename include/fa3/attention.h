@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// fa3 in C++: named arguments, Status instead of codes. Header-only over the C ABI (fa3.h), which
-// documents shapes, units and semantics.
-//
-//   fa3::ForwardArgs args;
-//   args.q = fa3::bshd(q, FA3_FLOAT32, batch, seq, heads, dim);   // k, v, o likewise
-//   args.options.causal = 1;
-//   fa3::Workspace workspace;                                      // keep it: it only ever grows
-//   if (fa3::Status status = fa3::forward(args, workspace); !status.ok()) { ... status.message() }
+
+/// @file
+/// fa3 in C++: named arguments, Status instead of codes. Header-only over the C ABI (`fa3.h`),
+/// which documents shapes, units and semantics.
+///
+///     fa3::ForwardArgs args;
+///     args.q = fa3::bshd(q, FA3_FLOAT32, batch, seq, heads, dim);  // k, v, o likewise
+///     args.options.causal = 1;
+///     fa3::Workspace workspace;  // keep it: it only ever grows
+///     fa3::Status status = fa3::forward(args, workspace);
+///     if (!status.ok()) std::puts(status.message().c_str());
 #pragma once
 
 #include <fa3/fa3.h>
@@ -28,63 +30,78 @@ inline Status status_of(fa3_status code) {
 }
 }  // namespace detail
 
+/// fa3_forward_params with every field at its default.
 struct ForwardArgs : fa3_forward_params {
   ForwardArgs() { fa3_forward_params_init(this); }
 };
+/// fa3_backward_params with every field at its default.
 struct BackwardArgs : fa3_backward_params {
   BackwardArgs() { fa3_backward_params_init(this); }
 };
+/// fa3_merge_params with every field at its default.
 struct MergeArgs : fa3_merge_params {
   MergeArgs() { fa3_merge_params_init(this); }
 };
+/// fa3_quantize_params with every field at its default.
 struct QuantizeArgs : fa3_quantize_params {
   QuantizeArgs() { fa3_quantize_params_init(this); }
 };
 
+/// Can this call run here? See fa3_forward_supported().
 inline Status supported(const ForwardArgs& args) {
   return detail::status_of(fa3_forward_supported(&args));
 }
+/// Can this call run here? See fa3_backward_supported().
 inline Status supported(const BackwardArgs& args) {
   return detail::status_of(fa3_backward_supported(&args));
 }
+/// Can this call run here? See fa3_quantize_supported().
 inline Status supported(const QuantizeArgs& args) {
   return detail::status_of(fa3_quantize_supported(&args));
 }
 
+/// Checks lengths and places, also those on a device: see fa3_forward_validate().
 inline Status validate(const ForwardArgs& args, void* stream = nullptr) {
   return detail::status_of(fa3_forward_validate(&args, stream));
 }
 
+/// Bytes of workspace that the call needs: see fa3_forward_workspace_size().
 inline Status workspace_size(const ForwardArgs& args, size_t* bytes) {
   return detail::status_of(fa3_forward_workspace_size(&args, bytes));
 }
+/// Bytes of workspace that the call needs: see fa3_backward_workspace_size().
 inline Status workspace_size(const BackwardArgs& args, size_t* bytes) {
   return detail::status_of(fa3_backward_workspace_size(&args, bytes));
 }
+/// Bytes of workspace that the call needs: see fa3_quantize_workspace_size().
 inline Status workspace_size(const QuantizeArgs& args, size_t* bytes) {
   return detail::status_of(fa3_quantize_workspace_size(&args, bytes));
 }
 
-// With a workspace of the caller's: the only form for CUDA tensors.
+/// fa3_forward() with a workspace that the caller owns: the only form for CUDA tensors.
 inline Status forward(const ForwardArgs& args, void* workspace, size_t bytes,
                       void* stream = nullptr) {
   return detail::status_of(fa3_forward(&args, workspace, bytes, stream));
 }
+/// fa3_backward() with a workspace that the caller owns: the only form for CUDA tensors.
 inline Status backward(const BackwardArgs& args, void* workspace, size_t bytes,
                        void* stream = nullptr) {
   return detail::status_of(fa3_backward(&args, workspace, bytes, stream));
 }
+/// fa3_quantize() with a workspace that the caller owns: the only form for CUDA tensors.
 inline Status quantize(const QuantizeArgs& args, void* workspace, size_t bytes,
                        void* stream = nullptr) {
   return detail::status_of(fa3_quantize(&args, workspace, bytes, stream));
 }
+/// fa3_merge(). It needs no workspace.
 inline Status merge(const MergeArgs& args, void* stream = nullptr) {
   return detail::status_of(fa3_merge(&args, stream));
 }
 
-// Host memory that grows to what the calls ask for; reuse one per thread to allocate only once.
+/// Host memory that grows to what the calls ask for; reuse one per thread to allocate only once.
 class Workspace {
  public:
+  /// Makes room for at least `bytes` bytes; what the memory held is lost where it grows.
   Status reserve(size_t bytes) {
     if (bytes <= capacity_) return {};
     auto* grown =
@@ -98,13 +115,15 @@ class Workspace {
     return {};
   }
 
-  // The fa3_workspace_allocator of a Workspace, which is its context.
+  /// The fa3_workspace_allocator of a Workspace, which is its context.
   static void* allocate(void* workspace, size_t bytes) {
     auto* self = static_cast<Workspace*>(workspace);
     return self->reserve(bytes).ok() ? self->data() : nullptr;
   }
 
+  /// Aligned to 256 bytes; null before the first reserve().
   void* data() const { return memory_.get(); }
+  /// How many bytes there are.
   size_t bytes() const { return capacity_; }
 
  private:
@@ -118,15 +137,17 @@ class Workspace {
   size_t capacity_ = 0;
 };
 
-// For CPU tensors.
+/// fa3_forward() for CPU tensors.
 inline Status forward(const ForwardArgs& args, Workspace& workspace) {
   return detail::status_of(
       fa3_forward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
 }
+/// fa3_backward() for CPU tensors.
 inline Status backward(const BackwardArgs& args, Workspace& workspace) {
   return detail::status_of(
       fa3_backward_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
 }
+/// fa3_quantize() for CPU tensors.
 inline Status quantize(const QuantizeArgs& args, Workspace& workspace) {
   return detail::status_of(
       fa3_quantize_with_allocator(&args, Workspace::allocate, &workspace, nullptr));

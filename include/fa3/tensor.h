@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Views of the caller's memory in the layouts that attention users have. Nothing here owns or
-// copies.
+
+/// @file
+/// Views of the caller's memory in the layouts that attention users have. Nothing here owns or
+/// copies.
 #pragma once
 
 #include <fa3/fa3.h>
@@ -11,12 +12,13 @@
 
 namespace fa3 {
 
+/// Where a tensor is.
 struct Device {
-  fa3_device_type type = FA3_CPU;
-  int index = 0;
+  fa3_device_type type = FA3_CPU;  ///< kind of memory
+  int index = 0;                   ///< which CUDA device
 };
 
-// A view with the given shape and strides (in elements). At most FA3_MAX_RANK dimensions.
+/// A view with the given shape and strides (in elements). At most FA3_MAX_RANK dimensions.
 inline fa3_tensor strided(const void* data, fa3_dtype dtype, std::initializer_list<int64_t> shape,
                           std::initializer_list<int64_t> stride, Device device = {}) {
   fa3_tensor view{};
@@ -30,7 +32,7 @@ inline fa3_tensor strided(const void* data, fa3_dtype dtype, std::initializer_li
   return view;
 }
 
-// A row-major view: the last dimension is contiguous, nothing is padded.
+/// A row-major view: the last dimension is contiguous, nothing is padded.
 inline fa3_tensor contiguous(const void* data, fa3_dtype dtype,
                              std::initializer_list<int64_t> shape, Device device = {}) {
   fa3_tensor view = strided(data, dtype, shape, {}, device);
@@ -42,13 +44,13 @@ inline fa3_tensor contiguous(const void* data, fa3_dtype dtype,
   return view;
 }
 
-// (batch, seq, heads, dim) memory.
+/// (batch, seq, heads, dim) memory.
 inline fa3_tensor bshd(const void* data, fa3_dtype dtype, int64_t batch, int64_t seq, int64_t heads,
                        int64_t dim, Device device = {}) {
   return contiguous(data, dtype, {batch, seq, heads, dim}, device);
 }
 
-// (batch, heads, seq, dim) memory, seen as (batch, seq, heads, dim) without a copy.
+/// (batch, heads, seq, dim) memory, seen as (batch, seq, heads, dim) without a copy.
 inline fa3_tensor bhsd(const void* data, fa3_dtype dtype, int64_t batch, int64_t heads, int64_t seq,
                        int64_t dim, Device device = {}) {
   return strided(data, dtype, {batch, seq, heads, dim}, {heads * seq * dim, dim, seq * dim, 1},

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention that never stores the score matrix, after FlashAttention-3.
+"""Exact attention that never stores the score matrix, after FlashAttention-3::
 
     import fa3
-    out = fa3.attention(q, k, v, causal=True)      # numpy, torch (differentiable), any DLPack array
+    out = fa3.attention(q, k, v, causal=True)  # NumPy, torch (differentiable), any DLPack array
 
 fa3.torch has the torch operators and the switch for scaled_dot_product_attention, fa3.hf the one
 for Transformers, fa3.compat the names of the flash_attn packages. `python -m fa3 doctor` says what

@@ -39,8 +39,7 @@ def attention_fp8(
     Returns:
         As attention(). Not differentiable.
 
-    Raises:
-        As attention().
+    Raises what attention() raises.
     """
     lengths = {
         side: {

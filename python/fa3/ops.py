@@ -207,7 +207,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options
 
     Args:
         do: gradient of out, with its shape and dtype.
-        q, k, v, sink, **options: exactly those of the forward call (but for out and return_lse).
+        q, k, v, sink, options: those of the forward call, but for out and return_lse.
         out, lse: what attention(..., return_lse=True) returned.
         dlse: gradient of lse, with its shape, float32; None is zero.
         deterministic: bitwise repeatable gradients.
@@ -216,8 +216,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options
         Gradients(dq, dk, dv, dsink) with the shapes and dtypes of q, k, v and sink, every element
         written. Rows that see no key, and rows outside of every sequence, have gradient 0.
 
-    Raises:
-        As attention().
+    Raises what attention() raises.
     """
     options = native_options(complete("attention_backward", options))
     named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse}
@@ -249,7 +248,7 @@ def merge(o_partial, lse_partial, *, num_threads=0):
         lse_partial: (n, b, h, s) float32; -inf where partial i saw no key.
 
     Returns:
-        out (b, s, h, dv) and lse (b, h, s), float32. Where every lse_i is -inf: 0 and -inf.
+        out (b, s, h, dv) and lse (b, h, s), float32; 0 and -inf where every lse_i is -inf.
     """
     if is_torch(o_partial):
         if merge_torch is None:
@@ -343,7 +342,7 @@ def append(
 
 
 def plan(q, k, v, *, sink=None, **options):
-    """The plan for attention(q, k, v, **options) in words: engine, tiles, workspace and why.
+    """The plan for `attention(q, k, v, **options)` in words: engine, tiles, workspace and why.
 
     Raises what that call would raise. Nothing is computed, nothing allocated.
     """
@@ -351,7 +350,7 @@ def plan(q, k, v, *, sink=None, **options):
 
 
 def validate(q, k, v, *, sink=None, **options):
-    """Raises if attention(q, k, v, **options) would follow a number out of its tensors.
+    """Raises if `attention(q, k, v, **options)` would follow a number out of its tensors.
 
     Looks at cu_seqlens, seqused, page_table, batch_index and left_padding, and names the entry that
     is wrong. attention() does so itself where they are in host memory; on a GPU it never waits for

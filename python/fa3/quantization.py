@@ -40,7 +40,7 @@ def quantize(
     engine="auto",
     num_threads=0,
 ):
-    """x as float8_e4m3fn, with float32 scales, for fa3.attention.
+    """x as float8_e4m3fn, with float32 scales, for fa3.attention::
 
         q8, k8 = (fa3.quantize(a, hadamard=True) for a in (q, k))
         v8 = fa3.quantize(v, center=True)
@@ -68,11 +68,10 @@ def quantize(
         engine, num_threads: as those of attention().
 
     Returns:
-        Quantized(x, descale, mean): float8_e4m3fn of x's shape; descale float32 (b, h, blocks),
-        (b, h) or (1,); mean float32 (b, h, d) or None. Not differentiable.
+        Quantized(x, descale, mean). x is float8_e4m3fn in the argument's shape; descale float32
+        (b, h, blocks), (b, h) or (1,); mean float32 (b, h, d) or None. Not differentiable.
 
-    Raises:
-        As attention().
+    Raises what attention() raises.
     """
     if scaling not in SCALINGS:
         raise InvalidArgument(f"scaling: expected one of {', '.join(SCALINGS)}, got {scaling!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3 for Hugging Face Transformers: importing this module adds attn_implementation="fa3".
+"""fa3 for Hugging Face Transformers: importing this module adds attn_implementation="fa3"::
 
     import fa3.hf
     model = AutoModel.from_pretrained(path, attn_implementation="fa3")

@@ -45,7 +45,8 @@ def attention_forward(
     """softmax(scaling * query key^T) value under the mask.
 
     Args:
-        query: (batch, heads, queries, d). key, value: (batch, kv heads, keys, d | dv).
+        query: (batch, heads, queries, d).
+        key, value: (batch, kv heads, keys, d | dv).
         attention_mask: what mask.attention_mask() made, which says everything about who sees whom;
             or None, and then is_causal (else module.is_causal) and sliding_window say it.
         position_ids: (1, queries), starting anew where a packed sequence starts.

@@ -23,7 +23,7 @@ class Pattern(NamedTuple):
     causal: bool = False
     window: tuple = (-1, -1)
     chunk: int = 0
-    sequences: torch.Tensor | None = None  # (batch, queries): packed sequences, by number
+    sequences: "torch.Tensor | None" = None  # (batch, queries): packed sequences, by number
 
     def depends_on_position(self):
         return self.causal or self.window != (-1, -1) or self.chunk > 0
@@ -76,7 +76,7 @@ def attention_mask(
         q_offset, kv_offset: positions of the first query and of the first key.
         attention_mask: None; or (batch, keys) bool, False where there is padding; or a mask that
             was made here before, for an outer model.
-        others: hints for other implementations (dtype, config, use_vmap, allow_..._skip).
+        others: hints for other implementations (dtype, config, use_vmap, `allow_*`).
 
     Raises:
         fa3.Unsupported: a part of mask_function that fa3 has no option for.
