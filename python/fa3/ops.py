@@ -7,7 +7,7 @@ fa3.torch; everything else is handled here without torch.
 
 from typing import NamedTuple
 
-from fa3 import _native
+from fa3 import _calls, _native
 from fa3._arrays import (
     empty,
     is_torch,
@@ -18,19 +18,8 @@ from fa3._arrays import (
     type_of,
     view,
 )
-from fa3._options import (
-    CACHE_DEFAULTS,
-    DEFAULTS,
-    SCALE_DEFAULTS,
-    complete,
-    native_cache,
-    native_options,
-    native_scales,
-)
-
-# fa3.torch puts its functions here when it is imported, so that this module never imports torch.
-attend_torch = None
-merge_torch = None
+from fa3._frameworks import torch_front
+from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 
 
 class Gradients(NamedTuple):
@@ -42,39 +31,8 @@ class Gradients(NamedTuple):
     dsink: object
 
 
-def attention(
-    q,
-    k,
-    v,
-    *,
-    causal=False,
-    window=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    scale=None,
-    sink=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    k_mean=None,
-    v_mean=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=0,
-    max_seqlen_k=0,
-    page_table=None,
-    batch_index=None,
-    left_padding=None,
-    num_splits=0,
-    out=None,
-    return_lse=False,
-    deterministic=False,
-    batch_invariant=False,
-    engine="auto",
-    num_threads=0,
-):
+@takes_options()
+def attention(q, k, v, *, out=None, return_lse=False, **options):
     """Exact attention: out = softmax(mask(softcap(scale * q k^T))) v, in O(sequence) memory.
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1. Accepts NumPy arrays (ml_dtypes for
@@ -135,74 +93,24 @@ def attention(
         TypeError: an argument is not an array, not a number, ...
     """
     if is_torch(q):
-        if attend_torch is None:
-            import fa3.torch  # noqa: F401  fills attend_torch
-        return attend_torch(
-            q,
-            k,
-            v,
-            causal,
-            window,
-            softcap,
-            scale,
-            sink,
-            (q_descale, k_descale, v_descale, k_mean, v_mean),
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q,
-            seqused_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            page_table,
-            batch_index,
-            left_padding,
-            num_splits,
-            out,
-            return_lse,
-            deterministic,
-            engine,
-            num_threads,
-            attention_chunk,
-            batch_invariant,
-        )
+        return torch_front().attend(q, k, v, out, return_lse, in_order("attention", options))
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
-    options = {
-        "causal": causal,
-        "window": window,
-        "attention_chunk": attention_chunk,
-        "softcap": softcap,
-        "scale": scale,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "deterministic": deterministic,
-        "batch_invariant": batch_invariant,
-        "engine": engine,
-        "num_threads": num_threads,
-    }
-    scales = (q_descale, k_descale, v_descale, k_mean, v_mean)
-    cache = (page_table, batch_index, left_padding, num_splits)
     _native.forward(
+        None,  # lends no workspace
         view(q, "q"),
         view(k, "k"),
         view(v, "v"),
         output_view(out, "out"),
         None if lse is None else output_view(lse, "lse"),
-        optional_view(sink, "sink"),
-        *native_scales(dict(zip(SCALE_DEFAULTS, scales, strict=True))),
-        *native_options(options),
-        *native_cache(dict(zip(CACHE_DEFAULTS, cache, strict=True))),
-        None,
+        *in_order("attention", viewed(options)),
     )
     return (out, lse) if return_lse else out
 
 
-def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options):
+@takes_options(OF_BOTH_PASSES)
+def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
     """Gradients of sum(do * out) + sum(dlse * lse), for arrays without autograd.
 
     Args:
@@ -219,21 +127,21 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options
     Raises:
         As attention().
     """
-    options = native_options(complete("attention_backward", options))
+    in_order_options = in_order("attention_backward", viewed(options), OF_BOTH_PASSES)
+    sink = options.get("sink")
     named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     views = [view(array, name) for name, array in named.items()]
     dq, dk, dv = (empty(shape_of(named[x], x), like=named[x]) for x in ("q", "k", "v"))
     dsink = None if sink is None else empty(shape_of(sink, "sink"), like=sink)
     _native.backward(
+        lender(q),
         *views,
         optional_view(dlse, "dlse"),
-        optional_view(sink, "sink"),
         output_view(dq, "dq"),
         output_view(dk, "dk"),
         output_view(dv, "dv"),
         None if sink is None else output_view(dsink, "dsink"),
-        *options,
-        lender(q),
+        *in_order_options,
     )
     return Gradients(dq, dk, dv, dsink)
 
@@ -252,24 +160,8 @@ def merge(o_partial, lse_partial, *, num_threads=0):
         out (b, s, h, dv) and lse (b, h, s), float32. Where every lse_i is -inf: 0 and -inf.
     """
     if is_torch(o_partial):
-        if merge_torch is None:
-            import fa3.torch  # noqa: F401  fills merge_torch
-        return merge_torch(o_partial, lse_partial, num_threads)
-    return merge_arrays(o_partial, lse_partial, num_threads)
-
-
-def merge_arrays(o_partial, lse_partial, num_threads):
-    """merge() of any arrays, which autograd does not see."""
-    views = view(o_partial, "o_partial"), view(lse_partial, "lse_partial")
-    out = empty(shape_of(o_partial, "o_partial")[1:], like=o_partial)
-    lse = empty(shape_of(lse_partial, "lse_partial")[1:], like=lse_partial)
-    _native.merge(
-        *views,
-        output_view(out, "out"),
-        output_view(lse, "lse"),
-        num_threads,
-    )
-    return out, lse
+        return torch_front().merge(o_partial, lse_partial, num_threads)
+    return _calls.merge(o_partial, lse_partial, num_threads)
 
 
 def append(
@@ -342,34 +234,30 @@ def append(
     return rotated
 
 
-def plan(q, k, v, *, sink=None, **options):
+@takes_options()
+def plan(q, k, v, **options):
     """The plan for attention(q, k, v, **options) in words: engine, tiles, workspace and why.
 
     Raises what that call would raise. Nothing is computed, nothing allocated.
     """
-    return _native.forward_plan(*_question("plan", q, k, v, sink, options))
+    return _native.forward_plan(*_question("plan", q, k, v, options))
 
 
-def validate(q, k, v, *, sink=None, **options):
+@takes_options()
+def validate(q, k, v, **options):
     """Raises if attention(q, k, v, **options) would follow a number out of its tensors.
 
     Looks at cu_seqlens, seqused, page_table, batch_index and left_padding, and names the entry that
     is wrong. attention() does so itself where they are in host memory; on a GPU it never waits for
     them, and this function does.
     """
-    _native.forward_validate(*_question("validate", q, k, v, sink, options))
+    _native.forward_validate(*_question("validate", q, k, v, options))
 
 
-def _question(caller, q, k, v, sink, options):
+def _question(caller, q, k, v, options):
     """The arguments of a forward call without outputs."""
-    options = complete(caller, options, DEFAULTS | CACHE_DEFAULTS | SCALE_DEFAULTS)
-    views = (view(q, "q"), view(k, "k"), view(v, "v"), None, None, optional_view(sink, "sink"))
-    return (
-        *views,
-        *native_scales(options),
-        *native_options(options),
-        *native_cache(options),
-    )
+    views = view(q, "q"), view(k, "k"), view(v, "v")
+    return *views, None, None, *in_order(caller, viewed(options))
 
 
 def engines():

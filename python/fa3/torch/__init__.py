@@ -6,6 +6,7 @@ registers torch.ops.fa3.*, and changes nothing in torch's own attention: for tha
 """
 
 from fa3.torch import flops as flops  # registers the formulas
+from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import attention
 from fa3.torch.merge import merge as merge
 from fa3.torch.quantize import quantize as quantize

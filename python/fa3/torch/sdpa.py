@@ -12,6 +12,7 @@ import warnings
 
 import torch
 
+from fa3._options import BOTH_PASSES, Options
 from fa3.errors import Error, Unsupported
 from fa3.torch.operators import new_lse, run_backward, run_forward
 
@@ -166,16 +167,17 @@ def dense_forward(query, key, value, is_causal, scale, lse):
     q, k, v = swapped(query, key, value)
     refuse_top_left_causal(is_causal, q, k)
     output = torch.empty_like(query)
-    run_forward(q, k, v, output.transpose(1, 2), lse, is_causal, scale=scale)
+    options = Options(causal=is_causal, scale=scale)
+    run_forward(q, k, v, output.transpose(1, 2), lse, options)
     return output
 
 
 def dense_backward(grad_out, query, key, value, out, logsumexp, is_causal, scale, gradients):
     do, q, k, v, o = swapped(grad_out, query, key, value, out)
     refuse_top_left_causal(is_causal, q, k)
+    options = Options(causal=is_causal, scale=scale, deterministic=deterministic())
     outputs = (*swapped(*gradients), None)
-    options = {"scale": scale, "deterministic": deterministic()}
-    run_backward(do, q, k, v, o, logsumexp, outputs, is_causal, **options)
+    run_backward(do, q, k, v, o, logsumexp, None, outputs, options[: len(BOTH_PASSES)])
     return gradients
 
 
@@ -230,19 +232,19 @@ PACKED = {
 
 
 def packed_options(named):
-    """Our options from theirs; what is neither known nor off is refused."""
+    """Our options from theirs, in order; what is neither known nor off is refused."""
     refuse(**{name: value for name, value in named.items() if name not in PACKED})
     options = {PACKED[name]: value for name, value in named.items() if name in PACKED}
     for side in ("window_left", "window_right"):
         options[side] = -1 if options[side] is None else options[side]
-    return options
+    return Options(**options)
 
 
 def flash_forward_into(out, query, key, value, **named):
     """(b, s, h, d), or packed (total, h, d)."""
     options = packed_options(named)
     lse = new_lse(query)
-    run_forward(query, key, value, out, lse, **options)
+    run_forward(query, key, value, out, lse, options)
     return lse
 
 
@@ -254,9 +256,9 @@ def flash_forward(query, key, value, **named):
 
 def flash_backward(grad_out, query, key, value, out, logsumexp, **named):
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
-    options = packed_options(named) | {"deterministic": deterministic()}
-    arguments = (grad_out, query, key, value, out, logsumexp)
-    run_backward(*arguments, (*gradients, None), **options)
+    options = packed_options(named)._replace(deterministic=deterministic())
+    arguments = (grad_out, query, key, value, out, logsumexp, None)
+    run_backward(*arguments, (*gradients, None), options[: len(BOTH_PASSES)])
     return gradients
 
 
