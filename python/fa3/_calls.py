@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the library that fa3.torch shares: on arrays of any kind, without autograd."""
+"""merge and quantize for arrays of any kind, without autograd: what fa3.torch builds upon."""
 
 from fa3 import _native
 from fa3._arrays import empty, lender, optional_view, output_view, shape_of, view
@@ -8,7 +8,7 @@ DESCALE_ROWS = 64  # FA3_DESCALE_ROWS
 
 
 def merge(o_partial, lse_partial, num_threads):
-    """New out and lse; fa3.merge has the shapes."""
+    """out and lse of fa3.merge, newly allocated."""
     views = view(o_partial, "o_partial"), view(lse_partial, "lse_partial")
     out = empty(shape_of(o_partial, "o_partial")[1:], like=o_partial)
     lse = empty(shape_of(lse_partial, "lse_partial")[1:], like=lse_partial)
@@ -17,7 +17,7 @@ def merge(o_partial, lse_partial, num_threads):
 
 
 def quantize(x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, used, *rest):
-    """Writes y, descale and, unless it is None, mean. rest: max_seqlen, engine, num_threads."""
+    """Writes y, descale and mean (or None). rest: max_seqlen, the engine's id, num_threads."""
     _native.quantize(
         lender(x),
         view(x, "x"),
@@ -36,7 +36,7 @@ def quantize(x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, use
 
 
 def new_quantized(x, scaling, center, cu_seqlens, max_seqlen):
-    """y, descale and mean; the library refuses x first when its rank is wrong."""
+    """y, descale and mean, unwritten. An x of wrong rank is left to the library to refuse."""
     shape = tuple(shape_of(x, "x"))
     rows, heads, dim = shape[-3:] if len(shape) >= 3 else (0, 0, 0)
     if cu_seqlens is None:

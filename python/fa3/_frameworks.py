@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3.torch for the functions above it, imported by the first call that meets a tensor.
+"""fa3.torch, imported by the first call on a torch tensor, so that `import fa3` needs no torch.
 
-`import fa3` therefore needs no torch. fa3.torch imports nothing from above, so that imports form
-no circle.
+The public functions import this module, and fa3.torch imports none of them: no circle.
 """
 
 _torch = None
 
 
 def torch_front():
-    """The module fa3.torch, once it is imported whole: also in a second thread."""
+    """The module fa3.torch. A second thread waits until it is imported completely."""
     global _torch
     if _torch is None:
         import fa3.torch

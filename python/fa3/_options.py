@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of attention: one table, and what follows from it.
+"""The options of attention: one table, from which all layers take them.
 
-A new option is one line here, where it gets its name, type and default, besides its line in the
-docstring of fa3.attention, its type in ops.pyi and its reader in python/native/module.cpp.
-Signatures, the schemas of torch.ops.fa3, the checks of types and the order of arguments follow.
+A new option needs one line in each of four places:
+    this table                      name, default, type in the schemas of torch.ops.fa3
+    ops.py, docstring of attention  what it means
+    ops.pyi                         its type for type checkers
+    python/native/module.cpp        the field of the C ABI that it fills
+Signatures, schemas, the order of arguments and the checks of types follow from the table.
 
-Between the public functions and the C ABI, options go by position, as one list: in the order of
-the table, up to the last that is not at its default, since each argument costs time in every
-layer. Options(*options) gives them names.
+Between the public functions and the C ABI, options go as one list: in the order of the table, up to
+the last that is not at its default. Options(*options) names them.
 """
 
 import ast
@@ -20,7 +22,8 @@ from fa3.errors import InvalidArgument
 # fa3_engine_id
 ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4}
 
-# Lines of the schemas of torch.ops.fa3. module.cpp reads the values in this order.
+# Lines of the schemas of torch.ops.fa3; module.cpp reads the values in this order. Attention in
+# torch/autograd.py relies on the tensors standing together.
 SCORES = (
     "bool causal=False",
     "SymInt window_left=-1",
@@ -46,7 +49,7 @@ BOTH_PASSES = (
     "SymInt attention_chunk=0",
     "bool batch_invariant=False",
 )
-# Behind those of both passes: no gradient goes through a cache or float8_e4m3fn.
+# The last ones have no gradient: caches and quantized tensors.
 FORWARD = (
     *BOTH_PASSES,
     "Tensor? page_table=None",
@@ -67,7 +70,7 @@ for line in FORWARD:
     TYPES[name], DEFAULTS[name] = kind, ast.literal_eval(default)
 
 Options = collections.namedtuple("Options", DEFAULTS, defaults=DEFAULTS.values())
-Options.__doc__ = "Options by their names in the operators. Where one is not given: its default."
+Options.__doc__ = "Options by their names in the operators; those not given have their defaults."
 
 
 def engine_id(name):
@@ -96,7 +99,7 @@ PUBLIC_FORMS = {
 
 
 def public(lines):
-    """name -> (first place, last + 1, default, form) for the public functions' options."""
+    """The options of public functions: name -> (first place, last place + 1, default, form)."""
     found = {}
     for place, (name, default) in enumerate(list(DEFAULTS.items())[: len(lines)]):
         name, default, form = PUBLIC_FORMS.get(name, (name, default, None))
@@ -129,9 +132,12 @@ def takes_options(known=OF_FORWARD):
 
 
 def in_order(caller, named, known=OF_FORWARD):
-    """The options that `caller` was given by name, as a list in the order of the table.
+    """Options by name, as a list in the order of the table up to the last that is not at default.
 
-    Up to the last that is not at its default.
+    Args:
+        caller: the public function that was given the options, for its error.
+        named: the options by their public names.
+        known: the options that the function has.
 
     Raises:
         TypeError: a name that is not in `known`.
@@ -157,7 +163,7 @@ def in_order(caller, named, known=OF_FORWARD):
 
 
 def viewed(named):
-    """The options by name, their arrays as the compiled module accepts them."""
+    """Options by name, their arrays replaced by what the compiled module accepts."""
     return {
         name: optional_view(value, name) if TYPES.get(name) == "Tensor?" else value
         for name, value in named.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3.attention and its relatives: check nothing, name the arguments, call the library.
+"""fa3.attention and its relatives: they name the arguments and call the library.
 
 Rules, defaults and error sentences are the library's (include/fa3/fa3.h). Torch tensors go on to
 fa3.torch; everything else is handled here without torch.
@@ -23,7 +23,7 @@ from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 
 
 class Gradients(NamedTuple):
-    """Of sum(do * out) + sum(dlse * lse). dsink is None without a sink."""
+    """Gradients of sum(do * out) + sum(dlse * lse). dsink is None without a sink."""
 
     dq: object
     dk: object
@@ -48,16 +48,16 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; -1 is unbounded. With causal, both hold.
-        attention_chunk: keys of a chunk; 0 is none. Query i sees no keys but those of the chunk in
-            which key i + sk - sq is, counted from key 0 (Llama 4).
+        attention_chunk: keys per chunk, counted from key 0; 0 is off. Query i sees only the chunk
+            that holds key i + sk - sq (Llama 4).
         softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.
         scale: factor of q.k, finite and > 0; None is d ** -0.5.
-        sink: (hq,) float32: one more logit per query head, which joins the denominator and the LSE
+        sink: (hq,) float32: one more logit per query head. It joins the denominator and the LSE
             but has no value.
-        q_descale, k_descale, v_descale: float32, for float8_e4m3fn only: what its numbers are to
-            be multiplied by. (1,), (b, h), or (b, h, n): one for 64 rows. q's may be one for each
-            key head. None is 1. fa3.quantize makes them.
-        k_mean, v_mean: (b, hk, d | dv) float32, for float8_e4m3fn only: what is to be added then.
+        q_descale, k_descale, v_descale: float32, for float8_e4m3fn only: factors of its numbers.
+            (1,), (b, h), or (b, h, n) with one for every 64 rows; q_descale may have hk heads. None
+            is 1. fa3.quantize makes them.
+        k_mean, v_mean: (b, hk, d | dv) float32, for float8_e4m3fn only: added after the factors.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
             and sequence n owns rows cu[n] .. cu[n + 1] - 1.
         seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.
@@ -69,17 +69,18 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         batch_index: (batch,) int32: sequence n reads entry batch_index[n] of the page table, or of
             k and v.
         left_padding: (batch,) int32: the first left_padding[n] keys do not count.
-        num_splits: parts of a sequence's keys that are computed apart and merged, at most; 0 is as
-            many as pay, or 1 if batch_invariant.
-        out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32; for q of
-            float8_e4m3fn bfloat16 (the new array's), float16 or float32. Not for torch tensors
-            that need a gradient.
+        num_splits: split-KV: at most this number of parts of a sequence's keys are computed apart
+            and combined. 0 chooses the fastest, or 1 if batch_invariant.
+        out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32. For a q of
+            float8_e4m3fn: bfloat16 (the dtype of a new array), float16 or float32. Not for torch
+            tensors that need a gradient.
         return_lse: also return the LSE.
         deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
         batch_invariant: the bits of a sequence's results depend neither on the number nor on the
-            lengths of those beside it; of gradients, if deterministic. Costs speed on a GPU.
+            lengths of the sequences beside it. Gradients need deterministic, too. Costs speed on a
+            GPU.
         engine: "auto", or one of fa3.engines(); asks for that engine or an error.
-        num_threads: of the CPU engines; 0 is one per core. Never changes the result.
+        num_threads: threads of the CPU engines; 0 is one per core. Never changes the result.
 
     Returns:
         out, or (out, lse). out (b, sq, hq, dv), or (total_q, hq, dv) if packed. lse (b, hq, sq) or
@@ -98,7 +99,7 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
     _native.forward(
-        None,  # lends no workspace
+        None,  # only torch tensors lend workspace
         view(q, "q"),
         view(k, "k"),
         view(v, "v"),
@@ -115,7 +116,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
 
     Args:
         do: gradient of out, with its shape and dtype.
-        q, k, v, sink, **options: exactly those of the forward call (but for out and return_lse).
+        q, k, v, **options: exactly those of the forward call, without out and return_lse.
         out, lse: what attention(..., return_lse=True) returned.
         dlse: gradient of lse, with its shape, float32; None is zero.
         deterministic: bitwise repeatable gradients.
@@ -147,7 +148,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
 
 
 def merge(o_partial, lse_partial, *, num_threads=0):
-    """Joins attention over disjoint sets of keys into attention over their union.
+    """Combines attention over disjoint sets of keys into attention over their union.
 
     lse = log(sum_i exp(lse_i)), o = sum_i exp(lse_i - lse) o_i (FlashAttention-2, arXiv
     2307.08691, section 3.1). Torch tensors: differentiable.
@@ -158,6 +159,9 @@ def merge(o_partial, lse_partial, *, num_threads=0):
 
     Returns:
         out (b, s, h, dv) and lse (b, h, s), float32. Where every lse_i is -inf: 0 and -inf.
+
+    Raises:
+        As attention().
     """
     if is_torch(o_partial):
         return torch_front().merge(o_partial, lse_partial, num_threads)
@@ -202,12 +206,15 @@ def append(
         q: (b, sq, hq, d), or (total_q, hq, d) with cu_seqlens_q: turned likewise.
         queries_share_position: all queries of a sequence are at first_position, for attention
             that is neither causal nor windowed.
-        k_descale, v_descale: float32 (1,) or (b, hk), for a cache of float8_e4m3: what k and v, in
-            16 or 32 bits, are divided by. The scales that attention is given too. k and v that are
-            float8_e4m3 themselves enter as they are, without scales here.
+        k_descale, v_descale: float32 (1,) or (b, hk), for a cache of float8_e4m3fn: k and v of 16
+            or 32 bits are divided by them. attention() is given the same. k and v that are
+            float8_e4m3fn themselves are written unchanged, without scales here.
 
     Returns:
         q, turned, or None without q.
+
+    Raises:
+        As attention().
     """
     rotated = None if q is None else empty(shape_of(q, "q"), like=q)
     _native.append(
@@ -238,7 +245,7 @@ def append(
 def plan(q, k, v, **options):
     """The plan for attention(q, k, v, **options) in words: engine, tiles, workspace and why.
 
-    Raises what that call would raise. Nothing is computed, nothing allocated.
+    Raises what that call would raise. Computes and allocates nothing.
     """
     return _native.forward_plan(*_question("plan", q, k, v, options))
 
@@ -261,12 +268,12 @@ def _question(caller, q, k, v, options):
 
 
 def engines():
-    """[(name, available, detail), ...]: who can compute on this machine, or why not."""
+    """[(name, available, detail), ...]: the engines, and why one cannot run on this machine."""
     return _native.engines()
 
 
 def _out_type(q):
-    """None: that of q."""
+    """dtype of a new output; None is that of q."""
     return "bfloat16" if type_of(q) == "float8_e4m3fn" else None
 
 
@@ -275,7 +282,7 @@ def _out_shape(q, v):
 
 
 def _lse_shape(q):
-    """(b, h, s), or (h, total) if packed. The library refuses q first when its rank is wrong."""
+    """(b, h, s), or (h, total) if packed. A q of wrong rank is left to the library to refuse."""
     shape = shape_of(q, "q")
     *batch, rows, heads = shape[:-1] if len(shape) >= 3 else (0, 0)
     return *batch, heads, rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3.quantize: what attention takes as float8_e4m3fn, from wider numbers."""
+"""fa3.quantize: float8_e4m3fn and its scales from wider numbers, for attention."""
 
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ def quantize(
 
     Args:
         x: (b, s, h, d), or packed (total, h, d); float32, float16 or bfloat16.
-        scaling: who shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
+        scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
         center: subtract the mean of each channel over the sequence's rows. For k and v: attention
             gets it back as k_mean and v_mean.

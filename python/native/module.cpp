@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3._native: the C ABI for Python, one function per C function. Positional arguments only, in the
-// order of the readers below; fa3/ops.py and fa3/torch/operators.py call it and give them names. It
-// views arrays (tensor.h), lends workspace, releases the GIL and raises the library's sentences. It
-// never looks at values, never converts, never copies. Next: tensor.h.
+// order of the readers below; for options that is the order of the table in fa3/_options.py. The
+// module views arrays (tensor.h), lends workspace, releases the GIL and raises the library's
+// sentences. It never looks at values, never converts, never copies. Next: tensor.h.
 #include "error.h"
 #include "tensor.h"
 
@@ -35,7 +35,7 @@ class Reader {
   // Arguments from here on keep their defaults where there are no more.
   void rest_is_optional() { rest_is_optional_ = true; }
 
-  // After the last reader: a longer list was made for other readers than these.
+  // After the last reader. Refuses a list that is longer than its readers.
   bool done() {
     if (ok_ && next_ != end_) refuse("fa3._native: too many arguments");
     return ok_;
@@ -204,15 +204,15 @@ struct Quantize {
   static const fa3_tensor& first(const Params& params) { return params.x; }
 };
 
-// What one call needs besides its tensors: where it runs and who lends it device memory.
+// What one call needs besides its tensors: where it runs and what lends it device memory.
 struct Call {
   const fa3_tensor& first;
   void* stream;
   PyObject* allocate;  // allocate(bytes) -> tensor on the first one's device, or None
 };
 
-// Host workspace stays with its thread, so that most calls allocate nothing; more than this is given
-// back after the call.
+// Host workspace stays with its thread, so that most calls allocate nothing. More than this is
+// freed after the call.
 constexpr size_t kKeptBytes = size_t{64} << 20;
 
 template <class Pass>
@@ -268,7 +268,7 @@ bool run_on_device(const typename Pass::Params& params, const Call& call) {
   return ok;
 }
 
-// forward(allocate, ...), backward(allocate, ...) and quantize(allocate, ...)
+// forward(allocate, ...), backward(allocate, ...), quantize(allocate, ...): then as in read().
 template <class Pass>
 PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
@@ -284,7 +284,7 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
-// A row-major tensor of q's type and place whose memory nobody has allocated yet.
+// A row-major tensor of q's type and device, without memory.
 fa3_tensor unallocated(const fa3_tensor& q, std::initializer_list<int64_t> shape) {
   fa3_tensor tensor = q;
   tensor.data = nullptr;
@@ -323,7 +323,7 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   return PyUnicode_FromString(text.c_str());
 }
 
-// forward_validate(...): as forward_plan(); nothing, or the reason why the call would follow a number
+// forward_validate(...): as forward_plan(); None, or the reason why the call would follow a number
 // out of its tensors.
 PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;

@@ -2,7 +2,7 @@
 """fa3 for torch: differentiable attention, registered operators, and the switch for SDPA.
 
 Imported by `import fa3.torch`, or by the first fa3.attention call on a torch tensor. Importing
-registers torch.ops.fa3.*, and changes nothing in torch's own attention: for that, see enable_sdpa.
+registers torch.ops.fa3.*; torch's own attention stays as it is until enable_sdpa().
 """
 
 from fa3.torch import flops as flops  # registers the formulas

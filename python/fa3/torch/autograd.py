@@ -19,9 +19,9 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import operators
 from fa3.torch.checks import refuse_other_than_tensor, refuse_tangents
 
-# Places among the options: those of tensors, which stand together, and the first of them.
-TENSORS_END = len(SCORES) + len(TENSORS)
+# Places among the options: tensors stand together, sink first.
 SINK = len(SCORES)
+TENSORS_END = SINK + len(TENSORS)
 
 
 class Attention(torch.autograd.Function):
@@ -63,7 +63,7 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
 
 
 def attend(q, k, v, out, return_lse, options):
-    """attention() with its options in order."""
+    """attention() with its options as one list, see in_order()."""
     sink = options[SINK] if len(options) > SINK else None
     if getattr(forward_ad, "_current_level", 0) >= 0:
         refuse_tangents(q, k, v, sink)
@@ -105,7 +105,7 @@ def attend(q, k, v, out, return_lse, options):
 
 
 def refuse_gradient(k, out, options):
-    """What has no gradient."""
+    """Refuses calls that want a gradient where there is none."""
     if k.dtype == torch.float8_e4m3fn:
         raise Unsupported(
             "k, v: no gradients through float8_e4m3fn; use torch.no_grad(), or q.detach()"
@@ -124,7 +124,7 @@ def refuse_gradient(k, out, options):
 
 
 def refuse_wrong_types(options):
-    """What the dispatcher refuses in terms of its schema, in terms of our arguments."""
+    """Names the argument that the dispatcher has refused in terms of its schema."""
     for (name, kind), value in zip(TYPES.items(), options, strict=False):
         name = {"window_left": "window[0]", "window_right": "window[1]"}.get(name, name)
         if value is None and kind.endswith("?"):
@@ -144,7 +144,7 @@ def refuse_wrong_types(options):
 
 
 def to_autocast_type(device_type, *tensors):
-    """As torch's own attention: what is floating point, but for float64, becomes that type."""
+    """As torch's own attention does: every floating point type except float64 is converted."""
     dtype = torch.get_autocast_dtype(device_type)
     kept = (torch.float64, torch.float8_e4m3fn)  # without its scale, e4m3 is not a number
     return (t if t.dtype in kept else t.to(dtype) for t in tensors)

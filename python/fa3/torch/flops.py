@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fa3._options import BOTH_PASSES, Options
 from fa3.torch import operators as operators  # defines torch.ops.fa3.*
 
-# Without Triton the counter says on import that it cannot count Triton kernels. Nobody who imports
-# fa3 asked.
+# Without Triton the counter logs on import that it cannot count Triton kernels, which does not
+# concern fa3.
 counter_log = logging.getLogger("torch.utils.flop_counter")
 counter_log.disabled = True
 from torch.utils.flop_counter import register_flop_formula  # noqa: E402

@@ -26,7 +26,7 @@ class Merge(torch.autograd.Function):
     def backward(ctx, do, dlse):
         o_partial, lse_partial, out, lse = ctx.saved_tensors
         weight = (lse_partial - lse).exp()
-        weight = weight.masked_fill(lse == -torch.inf, 0.0)  # nobody saw a key
+        weight = weight.masked_fill(lse == -torch.inf, 0.0)  # no partial saw a key
         gain = ((o_partial - out) * do).sum(-1).transpose(-1, -2)
         return weight.transpose(-1, -2)[..., None] * do, weight * (dlse + gain), None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.fa3.{forward, forward_out, backward}: what compilers, counters and modes see.
+"""torch.ops.fa3.{forward, forward_out, backward}: the calls that compilers and modes see.
 
 Plain define + impl: a Python kernel behind one dispatch, the cheapest boundary that torch has for
 code that is not compiled against it. The operators have no autograd formula of their own;
@@ -24,10 +24,11 @@ SCHEMAS = {
     "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
 
-# The memory that an operator gets is the memory that the caller passed, strides included.
+# An operator gets the memory that the caller passed, strides included.
 KEEP_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 
-# What may watch or replace a call. These names are private: without one, the dispatcher is used.
+# Whatever may watch or replace a call. These names are private: if one is missing, every call goes
+# through the dispatcher.
 try:
     from torch._C import (
         _are_functorch_transforms_active,
@@ -58,12 +59,12 @@ NEEDS_DETACHED = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def is_plain_call(q, k, v):
-    """Whether torch's dispatcher would do nothing but call the kernel, which costs it 4 us.
+    """Whether torch's dispatcher would only call the kernel, which takes it 4 us.
 
     So: no compiler, tracer, profiler (of any thread), mode or transform is active, and no tensor
     is of a subclass, on another device, a lazily negated view, or without memory of its own
-    (sparse, or a wrapper). Python cannot see a bare ExecutionTraceObserver, nor that somebody
-    registered another kernel for fa3::forward: these meet calls of torch.ops.fa3 alone.
+    (sparse, or a wrapper). Python cannot see a bare ExecutionTraceObserver or another kernel that
+    was registered for fa3::forward: these see calls of torch.ops.fa3 alone.
     """
     if torch.compiler.is_compiling() or not CAN_SEE_WATCHERS:
         return False
@@ -85,7 +86,7 @@ def detached(*arguments):
 
 
 def result_shapes(q, v):
-    """Of out and lse: (b, s, h, dv) and (b, h, s), or packed (total, h, dv) and (h, total)."""
+    """Shapes of out and lse: (b, s, h, dv), (b, h, s), or packed (total, h, dv), (h, total)."""
     if q.ndim == 4:
         batch, rows, heads, _ = q.shape
         return (batch, rows, heads, v.shape[-1]), (batch, heads, rows)
@@ -101,7 +102,7 @@ def new_out(q, v):
 
 
 def new_out_quickly(q, v):
-    """The same; by torch.empty_like, which takes half the time, where that gives these strides."""
+    """new_out, by torch.empty_like where that gives the same strides: it takes half the time."""
     alike = q.ndim in (3, 4) and q.is_contiguous() and q.dtype != torch.float8_e4m3fn
     if alike and v.ndim == q.ndim and v.shape[-1] == q.shape[-1] and q.shape[-1] % 8 == 0:
         return torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -109,7 +110,7 @@ def new_out_quickly(q, v):
 
 
 def new_rows(shape, dtype, device):
-    """On a GPU 16 bytes or a multiple apart, which its copy engine asks for."""
+    """A new tensor. On a GPU its rows lie a multiple of 16 bytes apart, as TMA requires."""
     *rows, columns = shape
     gap = -columns % 8 if device.type == "cuda" else 0
     tensor = torch.empty((*rows, columns + gap), dtype=dtype, device=device)
@@ -186,7 +187,7 @@ for key in KEYS.values():
 
 
 def refuse_partly_meta(*arguments):
-    """One tensor without memory sends a call to the fake kernel, whose results nobody computes."""
+    """One tensor on meta sends the whole call to the fake kernel, which computes nothing."""
     kinds = [a.device.type for a in arguments if isinstance(a, torch.Tensor)]
     if "meta" in kinds and set(kinds) != {"meta"}:
         raise InvalidArgument(

@@ -3,8 +3,8 @@
 
 Goes through torch's registry of flash attention implementations (torch 2.10 and later), under the
 name "fa3": while active, the kernels of the aten flash operators are ours, on CUDA and on the CPU.
-A call that fa3 does not do (dropout, an attention mask, float64, ...) runs the kernel that was
-there before, with one warning per reason.
+A call that fa3 does not support (dropout, an attention mask, float64, ...) runs the kernel that
+was there before, with one warning per reason.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ NAME = "fa3"
 
 
 class Refused(Exception):
-    """A call that torch's operator defines and fa3 has no argument for."""
+    """A call with an argument of torch's operator that fa3 does not have."""
 
 
 def enable_sdpa():
@@ -81,7 +81,7 @@ class Overrides:
 
 
 def override(library, name, key, kernel):
-    """Puts kernel(**arguments) before the operator's present kernel, which takes what ours refuses.
+    """Puts kernel(**arguments) before the operator's present kernel, which runs refused calls.
 
     Operators come and go with torch's versions; one that is not there needs no kernel.
     """
@@ -105,7 +105,7 @@ def override(library, name, key, kernel):
             warn_once(f"fa3 leaves {op.name()} to torch's own kernel: {error}")
         return previous.call_boxed(keys, *args, **keywords)
 
-    with warnings.catch_warnings():  # that a kernel is replaced, which is the point
+    with warnings.catch_warnings():  # of replacing a kernel, which is the point
         warnings.simplefilter("ignore", UserWarning)
         library.impl(op, dispatch, key, with_keyset=True, allow_override=True)
 
@@ -129,7 +129,7 @@ WITHOUT_EFFECT = {
 
 
 def refuse(**arguments):
-    """Each argument must be off (None, 0, False) or without effect: fa3 has nothing to do it with.
+    """Each argument must be off (None, 0, False) or without effect: fa3 has none of them.
 
     Arguments that a later torch adds come here too.
     """
