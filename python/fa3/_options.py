@@ -69,7 +69,8 @@ for line in FORWARD:
     name, _, default = declared.partition("=")
     TYPES[name], DEFAULTS[name] = kind, ast.literal_eval(default)
 
-Options = collections.namedtuple("Options", DEFAULTS, defaults=DEFAULTS.values())
+IN_ORDER = tuple(DEFAULTS.values())
+Options = collections.namedtuple("Options", DEFAULTS, defaults=IN_ORDER)
 Options.__doc__ = "Options by their names in the operators; those not given have their defaults."
 
 
@@ -143,7 +144,7 @@ def in_order(caller, named, known=OF_FORWARD):
         TypeError: a name that is not in `known`.
         fa3.InvalidArgument: a window that is no pair, an engine that does not exist.
     """
-    options = list(DEFAULTS.values())
+    options = [*IN_ORDER]
     end = 0
     for name, value in named.items():
         try:

@@ -2,7 +2,8 @@
 """fa3.attention and its relatives: they name the arguments and call the library.
 
 Rules, defaults and error sentences are the library's (include/fa3/fa3.h). Torch tensors go on to
-fa3.torch; everything else is handled here without torch.
+fa3.torch, which is imported by the first of them and imports none of these functions; everything
+else is handled here without torch.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,6 @@ from fa3._arrays import (
     type_of,
     view,
 )
-from fa3._frameworks import torch_front
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 
 
@@ -94,7 +94,9 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         TypeError: an argument is not an array, not a number, ...
     """
     if is_torch(q):
-        return torch_front().attend(q, k, v, out, return_lse, in_order("attention", options))
+        import fa3.torch
+
+        return fa3.torch.attend(q, k, v, out, return_lse, in_order("attention", options))
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
@@ -164,7 +166,9 @@ def merge(o_partial, lse_partial, *, num_threads=0):
         As attention().
     """
     if is_torch(o_partial):
-        return torch_front().merge(o_partial, lse_partial, num_threads)
+        import fa3.torch
+
+        return fa3.torch.merge(o_partial, lse_partial, num_threads)
     return _calls.merge(o_partial, lse_partial, num_threads)
 
 
