@@ -2,13 +2,12 @@
 """fa3.attention and its relatives: they name the arguments and call the library.
 
 Rules, defaults and error sentences are the library's (include/fa3/fa3.h). Torch tensors go on to
-fa3.torch, which is imported by the first of them and imports none of these functions; everything
-else is handled here without torch.
+fa3.torch; everything else is handled here without torch.
 """
 
 from typing import NamedTuple
 
-from fa3 import _calls, _native
+from fa3 import _backends, _calls, _native
 from fa3._arrays import (
     empty,
     is_torch,
@@ -20,6 +19,15 @@ from fa3._arrays import (
     view,
 )
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
+
+
+def torch_backend():
+    """fa3.torch, imported with the first tensor: `import fa3` needs no torch."""
+    if _backends.torch is None:
+        import fa3.torch
+
+        return fa3.torch
+    return _backends.torch
 
 
 class Gradients(NamedTuple):
@@ -94,9 +102,7 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         TypeError: an argument is not an array, not a number, ...
     """
     if is_torch(q):
-        import fa3.torch
-
-        return fa3.torch.attend(q, k, v, out, return_lse, in_order("attention", options))
+        return torch_backend().attend(q, k, v, out, return_lse, in_order("attention", options))
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
@@ -166,9 +172,7 @@ def merge(o_partial, lse_partial, *, num_threads=0):
         As attention().
     """
     if is_torch(o_partial):
-        import fa3.torch
-
-        return fa3.torch.merge(o_partial, lse_partial, num_threads)
+        return torch_backend().merge(o_partial, lse_partial, num_threads)
     return _calls.merge(o_partial, lse_partial, num_threads)
 
 

@@ -9,6 +9,7 @@ from fa3 import _calls
 from fa3._arrays import is_torch
 from fa3._options import engine_id
 from fa3.errors import InvalidArgument
+from fa3.ops import torch_backend
 
 SCALINGS = ("block", "head", "tensor")
 
@@ -84,9 +85,7 @@ def quantize(
     options = (cos, sin, interleaved, hadamard, seed, cu_seqlens, seqused, max_seqlen)
     options += (engine_id(engine), num_threads)
     if is_torch(x):
-        import fa3.torch
-
-        y, descale, mean = fa3.torch.quantize(x, scaling, center, *options)
+        y, descale, mean = torch_backend().quantize(x, scaling, center, *options)
     else:
         y, descale, mean = _calls.new_quantized(x, scaling, center, cu_seqlens, max_seqlen)
         _calls.quantize(x, y, descale, mean, *options)
