@@ -61,7 +61,7 @@ def imported_in(source):
 
 
 def test_imports_form_no_circle():
-    """That Python runs a package's __init__ before each of its modules is left out of account."""
+    """Without the edges from a module to the __init__ of its package, which Python runs first."""
     sources = {name: path.read_text() for name, path in MODULES.items() if path}
     graph = {name: set(imported_in(source)) for name, source in sources.items()}
     order = list(graphlib.TopologicalSorter(graph).static_order())  # CycleError: the circle
