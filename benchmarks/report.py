@@ -7,7 +7,8 @@
 
 Pieces: pieces.py. Each is a benchmark in a process of its own. Their rows, in
 docs/lab/results/MACHINE, are the only source of the figures in docs/lab/figures/MACHINE and of the
-page docs/lab/report-MACHINE.md (draw.py). A piece is finished if its rows have this commit, machine and command.
+page docs/lab/report-MACHINE.md (draw.py). A piece is finished if its rows have this commit, machine
+and command.
 """
 
 import argparse
