@@ -219,8 +219,7 @@ def append(
     Returns:
         q, turned, or None without q.
 
-    Raises:
-        As attention().
+    Raises what attention() raises.
     """
     rotated = None if q is None else empty(shape_of(q, "q"), like=q)
     _native.append(
