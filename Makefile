@@ -13,7 +13,7 @@ export CCACHE_NOHASHDIR ?= 1
 LAUNCHER = $(if $(shell command -v ccache),$(foreach language,CXX CUDA,-DCMAKE_$(language)_COMPILER_LAUNCHER=ccache))
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
-.PHONY: help build demo wheel deb docs test check format format-check layers lint tidy \
+.PHONY: help build demo wheel deb docs test check headers format format-check layers lint tidy \
   asan tsan fuzz torch report figures gpu-verify record-check clean
 
 help:
@@ -92,6 +92,10 @@ test: build $(VENV)/bin/pytest  ## everything that can be tested on this machine
 	@$(VENV)/bin/python tools/run_tests.py $(BUILD)
 
 check: format-check layers lint  ## formatting, layers, ruff
+
+headers:  ## does every header compile alone? (two minutes on two cores)
+	@tools/setup.sh build
+	@python3 tools/check_headers.py
 
 format:  ## clang-format every source
 	@tools/setup.sh lint
