@@ -49,7 +49,7 @@ deb:  ## the Debian package, into build/deb
 	@cmake --build $(BUILD)/deb -j $(JOBS) && cpack --config $(BUILD)/deb/CPackConfig.cmake -B $(BUILD)/deb
 
 # OPTIONS: those of benchmarks/report.py, such as --quick, --only forward,decode, --again.
-report: build $(VENV)/bin/pytest  ## measure all that this machine can run: docs/report-MACHINE.md
+report: build $(VENV)/bin/pytest  ## measure all that this machine can run: docs/lab/report-MACHINE.md
 	@$(VENV)/bin/python -c 'import torch' 2>/dev/null || $(MAKE) --no-print-directory torch
 	@PYTHONPATH=$(abspath $(BUILD))/python FA3_LIBRARY=$(abspath $(BUILD))/lib/libfa3.so \
 	  $(VENV)/bin/python benchmarks/report.py $(OPTIONS)
@@ -130,7 +130,7 @@ clean:  ## remove build/
 
 #@ To release fa3
 
-figures: $(VENV)/bin/pytest  ## every picture and report page, from the measured rows in docs/results
+figures: $(VENV)/bin/pytest  ## every picture and report page, from the measured rows in docs/lab/results
 	@$(VENV)/bin/python tools/draw_speed.py
 	@$(VENV)/bin/python benchmarks/draw.py
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the forward's time and error depend on the data: every kind of it below, beside rivals.
 
-    python3 benchmarks/data.py --rival LIB.so --json docs/results/x.jsonl
+    python3 benchmarks/data.py --rival LIB.so --json docs/lab/results/x.jsonl
     python3 benchmarks/data.py --errors --kinds "q*16,lead 50 at 2048" --rival LIB.so
 
 With --errors, how far O is from float64 instead: RMSE and largest error, over some heads, and

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding on a GPU: how fast keys and values are read, beside cuDNN where it can.
 
-    python3 benchmarks/decoding.py --json docs/results/x.jsonl
+    python3 benchmarks/decoding.py --json docs/lab/results/x.jsonl
 
 bf16, over caches of bf16 or e4m3. A CUDA graph holds many calls, each on another cache, so that
 none finds its keys in the L2 cache; a row has the time of one call. TB/s count keys and values once

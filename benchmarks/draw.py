@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages and figures of what `make report` measured, from the rows in docs/results/MACHINE alone.
+"""Pages and figures of what `make report` measured, from docs/lab/results/MACHINE alone.
 
     python3 benchmarks/draw.py      # all of them again; nothing is measured
 
@@ -16,12 +16,12 @@ import figures
 import plot
 from pieces import Piece, pieces
 
-DOCS = figures.ROOT / "docs"
+DOCS = figures.ROOT / "docs" / "lab"
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Rows of docs/results that no piece can measure: of rivals built elsewhere, of old kernels."""
+    """Rows that no piece can measure: of rivals built elsewhere, of old kernels."""
 
     title: str
     rows: str
@@ -107,7 +107,7 @@ def section(piece: Piece, report: Report) -> list[str]:
 def write_page(report: Report):
     lines = [f"# Measured on {report.machine}", ""]
     lines += ["Written by `make report` from its rows alone. How they were timed:"]
-    lines += ["[harness.py](../benchmarks/harness.py).", ""]
+    lines += ["[harness.py](../../benchmarks/harness.py).", ""]
     for piece in pieces(report.device, quick=False):
         lines += section(piece, report)
     for recorded in RECORDED.get(report.results.name, []):
@@ -123,7 +123,7 @@ def write_page(report: Report):
 
 
 def reports(folder: Path) -> list[Report]:
-    """Of every machine that has been measured."""
+    """The report of every machine that has been measured."""
     found = []
     for results in sorted((folder / "results").iterdir()):
         files = sorted(results.glob("*.jsonl")) if results.is_dir() else []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Windows, chunks, softcap, sinks and packed sequences beside the plain causal mask, both passes.
 
-    python3 benchmarks/masks.py [--pass bwd] --json docs/results/x.jsonl
+    python3 benchmarks/masks.py [--pass bwd] --json docs/lab/results/x.jsonl
 
 TFLOP/s count visible pairs of a query and a key; a call on the GPU is replayed as a CUDA graph.
 Where Python finds FlashAttention-4 (flash_attn.cute), it is timed in turns with fa3: rows of engine

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory of attention against length: of fa3, torch's own, and standard attention.
 
-    python3 benchmarks/memory.py --seqlen 1024,4096,16384 --json docs/results/x.jsonl
+    python3 benchmarks/memory.py --seqlen 1024,4096,16384 --json docs/lab/results/x.jsonl
 
 What a call adds at most to Q, K and V, outputs and gradients among it. CUDA: by torch's allocator;
 CPU: by the process's resident memory. Where standard attention does not run, the size of its S and

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantizer to e4m3, beside a copy of the same tensor, in turns.
 
-    python3 benchmarks/quantizer.py --json docs/results/x.jsonl
+    python3 benchmarks/quantizer.py --json docs/lab/results/x.jsonl
 
 bf16; a call is replayed as a CUDA graph, timed as harness.py says. Bytes: x is read once, and once
 more where means or shared scales are looked for; y is written once. The copy's bytes: as many read

@@ -5,9 +5,10 @@
     python3 benchmarks/report.py --quick         # fewer lengths and rounds
     python3 benchmarks/report.py --only forward,decode --again
 
-Pieces: pieces.py. Each is a benchmark in a process of its own. Their rows, in docs/results/MACHINE,
-are the only source of the figures in docs/figures/MACHINE and of the page docs/report-MACHINE.md
-(draw.py). A piece is finished if its rows have this commit, machine and command.
+Pieces: pieces.py. Each is a benchmark in a process of its own. Their rows, in
+docs/lab/results/MACHINE, are the only source of the figures in docs/lab/figures/MACHINE and of the
+page docs/lab/report-MACHINE.md (draw.py). A piece is finished if its rows have this commit, machine
+and command.
 """
 
 import argparse
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="LIST", help="pieces")
     parser.add_argument("--quick", action="store_true", help="fewer lengths and rounds")
     parser.add_argument("--again", action="store_true", help="also what is finished")
-    parser.add_argument("--out", type=Path, default=harness.ROOT / "docs", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=harness.ROOT / "docs" / "lab", metavar="FOLDER")
     arguments = parser.parse_args()
     failed, there = [], devices()
     if arguments.device == "cuda" and "cuda" not in there:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times fa3 beside its rivals in one process, on the same tensors, and writes JSON lines.
 
-    python3 benchmarks/rivals.py --device cpu --dtype fp32 --threads 2 --json docs/results/x.jsonl
+    python3 benchmarks/rivals.py --device cpu --dtype fp32 --threads 2 --json x.jsonl
     python3 benchmarks/rivals.py --device cuda --dtype bf16 --tokens 16384 --hidden 2048
     python3 benchmarks/rivals.py --pass bwd --threads 2
 

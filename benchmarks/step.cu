@@ -4,7 +4,7 @@
 // empty (median of 1000, each timed alone) and behind 63 others (median of 20 such rounds). In
 // front of the calls is what no call can do without, alone: an empty kernel's launch with as many
 // bytes of parameters and of shared memory, a tensor map. Next:
-// tests/cpp/engine/hopper/step_test.cpp counts what is asked.
+// tests/cpp/engine/hopper/launch/step_test.cpp counts what is asked.
 #include <cuda.h>
 #include <cuda_runtime.h>
 

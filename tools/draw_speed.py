@@ -9,8 +9,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import figures  # noqa: E402
 import plot  # noqa: E402  (as figures.py found it)
 
-ROWS = ROOT / "docs" / "results" / "forward-h200-2026-11-22.jsonl"
-BACKWARD = ROOT / "docs" / "results" / "backward-h200-2026-11-22.jsonl"
+ROWS = ROOT / "docs" / "lab" / "results" / "forward-h200-2026-11-22.jsonl"
+BACKWARD = ROOT / "docs" / "lab" / "results" / "backward-h200-2026-11-22.jsonl"
 PICTURE = ROOT / "docs" / "figures" / "forward-h200.svg"
 HIDDEN = 2048  # heads * head dim of the picture; other rows of the file are left out
 

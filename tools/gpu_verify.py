@@ -9,8 +9,8 @@ so the machine needs no compiler, no GoogleTest and no network; torch serves the
 C ABI. Pieces run side by side, as many commands at once as there are processors: most of the time
 goes into the oracle, on the host. A piece that passed for these very sources is not run again: an
 interrupted run can be resumed, and a change of the forward leaves what was seen of the backward.
-The record, docs/results/verification-h200.json, is committed. A run that is told to end (SIGTERM)
-first says which commands had not ended: of them one may hang.
+The record, docs/lab/results/verification-h200.json, is committed. A run that gets SIGTERM first
+says which commands had not ended: one of them may hang.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from typing import NamedTuple
 from source_tokens import CPP_SUFFIXES, tokens_of
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs" / "results" / "verification-h200.json"
+RECORD = ROOT / "docs" / "lab" / "results" / "verification-h200.json"
 # What decides the machine code and its launch.
 SOURCES = ("src/engine/hopper/**/*", "src/engine/cuda/**/*", "src/core/*", "tools/gen_wgmma.py")
 # What fa3_gpu_check_backward is made of: these and all that they need.
@@ -67,7 +67,7 @@ AFTER = {"kernels with random delays, bit for bit": "kernels against float64, ev
 # The backward's: a dense mask, windows and softcap; sequences of their own lengths, sinks.
 SANITIZED_BACKWARD = ("64x128", "packed-used")
 # racecheck sees the backward's kernels up to this head dim alone: beyond it P passes between
-# warpgroups by mbarriers, which it does not follow (docs/performance-backward.md).
+# warpgroups by mbarriers, which it does not follow (docs/lab/backward.md).
 RACECHECK_HEAD_DIM = 128
 # Tables whose rows of the same head dims share a process, and so their inputs and oracles.
 SHARED_TABLES = ("forward", "cache")

@@ -16,7 +16,7 @@ CPU = 1  # fa3_device_type
 
 
 def is_torch(array):
-    """Without importing torch: who holds a tensor has imported it."""
+    """Does not import torch: a caller with a tensor has done so."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -125,5 +125,5 @@ def empty(shape, like, dtype=None):
 
 
 def lender(array):
-    """Who lends workspace on the array's device: torch's own allocator, or nobody."""
+    """What allocates workspace on the array's device: torch's own allocator, or None."""
     return (lambda count: empty((count,), array, "uint8")) if is_torch(array) else None

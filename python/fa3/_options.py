@@ -1,5 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a call, from names to the order in which python/native/module.cpp reads them."""
+"""The options of attention: one table, from which all layers take them.
+
+A new option needs one line in each of four places:
+    this table                      name, default, type in the schemas of torch.ops.fa3
+    ops.py, docstring of attention  what it means
+    ops.pyi                         its type for type checkers
+    python/native/module.cpp        the field of the C ABI that it fills
+Signatures, schemas, the order of arguments and the checks of types follow from the table.
+
+Between the public functions and the C ABI, options go as one list: in the order of the table, up to
+the last that is not at its default. Options(*options) names them.
+"""
+
+import ast
+import collections
+import inspect
 
 from fa3._arrays import optional_view
 from fa3.errors import InvalidArgument
@@ -7,29 +22,56 @@ from fa3.errors import InvalidArgument
 # fa3_engine_id
 ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4}
 
-DEFAULTS = {
-    "causal": False,
-    "window": (-1, -1),
-    "attention_chunk": 0,
-    "softcap": 0.0,
-    "scale": None,
-    "cu_seqlens_q": None,
-    "cu_seqlens_k": None,
-    "seqused_q": None,
-    "seqused_k": None,
-    "max_seqlen_q": 0,
-    "max_seqlen_k": 0,
-    "deterministic": False,
-    "batch_invariant": False,
-    "engine": "auto",
-    "num_threads": 0,
-}
+# Lines of the schemas of torch.ops.fa3; module.cpp reads the values in this order. Attention in
+# torch/autograd.py relies on the tensors standing together.
+SCORES = (
+    "bool causal=False",
+    "SymInt window_left=-1",
+    "SymInt window_right=-1",
+    "float softcap=0.0",
+    "float? scale=None",
+)
+TENSORS = (
+    "Tensor? sink=None",
+    "Tensor? cu_seqlens_q=None",
+    "Tensor? cu_seqlens_k=None",
+    "Tensor? seqused_q=None",
+    "Tensor? seqused_k=None",
+)
+BOTH_PASSES = (
+    *SCORES,
+    *TENSORS,
+    "SymInt max_seqlen_q=0",
+    "SymInt max_seqlen_k=0",
+    "bool deterministic=False",
+    "int engine=0",
+    "int num_threads=0",
+    "SymInt attention_chunk=0",
+    "bool batch_invariant=False",
+)
+# The last ones have no gradient: caches and quantized tensors.
+FORWARD = (
+    *BOTH_PASSES,
+    "Tensor? page_table=None",
+    "Tensor? batch_index=None",
+    "Tensor? left_padding=None",
+    "int num_splits=0",
+    "Tensor? q_descale=None",
+    "Tensor? k_descale=None",
+    "Tensor? v_descale=None",
+    "Tensor? k_mean=None",
+    "Tensor? v_mean=None",
+)
 
-# Of attention alone: where keys lie in a cache, and into how many parts they are cut.
-CACHE_DEFAULTS = {"page_table": None, "batch_index": None, "left_padding": None, "num_splits": 0}
+TYPES, DEFAULTS = {}, {}
+for line in FORWARD:
+    kind, _, declared = line.partition(" ")
+    name, _, default = declared.partition("=")
+    TYPES[name], DEFAULTS[name] = kind, ast.literal_eval(default)
 
-# Of attention alone too: what float8_e4m3fn stands for.
-SCALE_DEFAULTS = dict.fromkeys(("q_descale", "k_descale", "v_descale", "k_mean", "v_mean"))
+IN_ORDER = tuple(DEFAULTS.values())
+Options = collections.namedtuple("Options", DEFAULTS, defaults=IN_ORDER)
+Options.__doc__ = "Options by their names in the operators; those not given have their defaults."
 
 
 def engine_id(name):
@@ -48,43 +90,82 @@ def window_ends(window, name="window"):
     return left, right
 
 
-def complete(caller, options, defaults=DEFAULTS):
-    """All options, given or default; `caller` is the function that they were given to."""
-    for name in options:
-        if name not in defaults:
-            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
-    return defaults | options
+# Options that the public functions take in another form: the name and default there, and what
+# turns a value into the operators' values.
+PUBLIC_FORMS = {
+    "window_left": ("window", (-1, -1), window_ends),
+    "window_right": ("window", (-1, -1), window_ends),
+    "engine": ("engine", "auto", lambda name: (engine_id(name),)),
+}
 
 
-def native_scales(options):
-    """What Forward::read() in module.cpp reads before the options."""
-    return [optional_view(options[name], name) for name in SCALE_DEFAULTS]
+def public(lines):
+    """The options of public functions: name -> (first place, last place + 1, default, form)."""
+    found = {}
+    for place, (name, default) in enumerate(list(DEFAULTS.items())[: len(lines)]):
+        name, default, form = PUBLIC_FORMS.get(name, (name, default, None))
+        first, *_ = found.get(name, (place,))
+        found[name] = first, place + 1, default, form
+    return found
 
 
-def native_cache(options):
-    """What Forward::read() in module.cpp reads behind the options."""
-    views = [optional_view(options[name], name) for name in list(CACHE_DEFAULTS)[:3]]
-    return *views, options["num_splits"]
+OF_FORWARD, OF_BOTH_PASSES = public(FORWARD), public(BOTH_PASSES)
 
 
-def native_options(options):
-    """As read_options() in python/native/module.cpp, from complete() ones."""
-    left, right = window_ends(options["window"])
-    return (
-        optional_view(options["cu_seqlens_q"], "cu_seqlens_q"),
-        optional_view(options["cu_seqlens_k"], "cu_seqlens_k"),
-        optional_view(options["seqused_q"], "seqused_q"),
-        optional_view(options["seqused_k"], "seqused_k"),
-        options["max_seqlen_q"],
-        options["max_seqlen_k"],
-        options["causal"],
-        left,
-        right,
-        options["softcap"],
-        options["scale"],
-        options["deterministic"],
-        engine_id(options["engine"]),
-        options["num_threads"],
-        options["attention_chunk"],
-        options["batch_invariant"],
-    )
+def shows(parameters):
+    """Shows `parameters` in a function's signature, where it takes *arguments and **options."""
+
+    def decorate(function):
+        signature = inspect.signature(function)
+        variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        own = [p for p in signature.parameters.values() if p.kind not in variable]
+        function.__signature__ = signature.replace(parameters=[*own, *parameters])
+        return function
+
+    return decorate
+
+
+def takes_options(known=OF_FORWARD):
+    """Shows the options that a function takes as **options."""
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    defaults = [(name, default) for name, (*_, default, _) in known.items()]
+    return shows([inspect.Parameter(name, by_name, default=x) for name, x in defaults])
+
+
+def in_order(caller, named, known=OF_FORWARD):
+    """Options by name, as a list in the order of the table up to the last that is not at default.
+
+    Args:
+        caller: the public function that was given the options, for its error.
+        named: the options by their public names.
+        known: the options that the function has.
+
+    Raises:
+        TypeError: a name that is not in `known`.
+        fa3.InvalidArgument: a window that is no pair, an engine that does not exist.
+    """
+    options = [*IN_ORDER]
+    end = 0
+    for name, value in named.items():
+        try:
+            first, last, default, form = known[name]
+        except KeyError:
+            message = f"{caller}() got an unexpected keyword argument {name!r}"
+            raise TypeError(message) from None
+        if value is default:
+            continue
+        if form is None:
+            options[first] = value
+        else:
+            options[first:last] = form(value)
+        if last > end:
+            end = last
+    return options[:end]
+
+
+def viewed(named):
+    """Options by name, their arrays replaced by what the compiled module accepts."""
+    return {
+        name: optional_view(value, name) if TYPES.get(name) == "Tensor?" else value
+        for name, value in named.items()
+    }

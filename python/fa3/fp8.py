@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3.attention_fp8: attention of wider numbers in float8_e4m3fn, and what that errs, sampled.
+"""fa3.attention_fp8: attention of wider numbers in float8_e4m3fn, and its sampled error.
 
 FA3_MONITOR_FP8=n: every n-th call of a program is computed without quantization too, and the
 program ends with a line about the difference for each kind of call. The comparison stays on the
-tensors' device and waits for nothing before the end.
+tensors' device and synchronizes only at the end.
 """
 
 import atexit
@@ -25,16 +25,16 @@ def attention_fp8(
     """Attention of q, k, v (float32, float16, bfloat16), quantized to float8_e4m3fn on the way.
 
     Source: FlashAttention-3 (arXiv 2407.08608), section 3.3: block quantization and incoherent
-    processing. Quantized tensors that are kept, as of a cache, go through fa3.quantize and
+    processing. For quantized tensors that are kept, such as a cache, call fa3.quantize and
     fa3.attention instead.
 
     Args:
         q, k, v, out: as those of attention(); a new out has q's dtype.
-        scaling: who shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
+        scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
         hadamard: spread outliers of q and k over their channels, by random signs of `seed`.
-        center: quantize k and v without the means of their channels, which come back exactly.
-        options: as those of attention(), but for scales, means and caches.
+        center: quantize k and v without the means of their channels, which attention adds back.
+        options: as those of attention(), except scales, means and caches.
 
     Returns:
         As attention(). Not differentiable.
@@ -83,7 +83,7 @@ class Sampler:
             wide = attention(q, k, v, **options | {"return_lse": False})
             self.differences.setdefault(kind, []).append(difference(found, wide))
 
-    def tell(self):
+    def report(self):
         for kind, differences in self.differences.items():
             found = [100 * float(x) for x in differences]
             print(
@@ -102,7 +102,7 @@ def sampler():
     if not text.isdecimal():
         raise InvalidArgument(f"FA3_MONITOR_FP8: expected a number of calls, got {text!r}")
     found = Sampler(int(text))
-    atexit.register(found.tell)
+    atexit.register(found.report)
     return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3.attention and its relatives: check nothing, name the arguments, call the library.
+"""fa3.attention and its relatives: they name the arguments and call the library.
 
 Rules, defaults and error sentences are the library's (include/fa3/fa3.h). Torch tensors go on to
 fa3.torch; everything else is handled here without torch.
@@ -7,7 +7,7 @@ fa3.torch; everything else is handled here without torch.
 
 from typing import NamedTuple
 
-from fa3 import _native
+from fa3 import _backends, _calls, _native
 from fa3._arrays import (
     empty,
     is_torch,
@@ -18,23 +18,20 @@ from fa3._arrays import (
     type_of,
     view,
 )
-from fa3._options import (
-    CACHE_DEFAULTS,
-    DEFAULTS,
-    SCALE_DEFAULTS,
-    complete,
-    native_cache,
-    native_options,
-    native_scales,
-)
+from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 
-# fa3.torch puts its functions here when it is imported, so that this module never imports torch.
-attend_torch = None
-merge_torch = None
+
+def torch_backend():
+    """fa3.torch, imported with the first tensor: `import fa3` needs no torch."""
+    if _backends.torch is None:
+        import fa3.torch
+
+        return fa3.torch
+    return _backends.torch
 
 
 class Gradients(NamedTuple):
-    """Of sum(do * out) + sum(dlse * lse). dsink is None without a sink."""
+    """Gradients of sum(do * out) + sum(dlse * lse). dsink is None without a sink."""
 
     dq: object
     dk: object
@@ -42,39 +39,8 @@ class Gradients(NamedTuple):
     dsink: object
 
 
-def attention(
-    q,
-    k,
-    v,
-    *,
-    causal=False,
-    window=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    scale=None,
-    sink=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    k_mean=None,
-    v_mean=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=0,
-    max_seqlen_k=0,
-    page_table=None,
-    batch_index=None,
-    left_padding=None,
-    num_splits=0,
-    out=None,
-    return_lse=False,
-    deterministic=False,
-    batch_invariant=False,
-    engine="auto",
-    num_threads=0,
-):
+@takes_options()
+def attention(q, k, v, *, out=None, return_lse=False, **options):
     """Exact attention: out = softmax(mask(softcap(scale * q k^T))) v, in O(sequence) memory.
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1. Accepts NumPy arrays (ml_dtypes for
@@ -90,16 +56,16 @@ def attention(
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; -1 is unbounded. With causal, both hold.
-        attention_chunk: keys of a chunk; 0 is none. Query i sees no keys but those of the chunk in
-            which key i + sk - sq is, counted from key 0 (Llama 4).
+        attention_chunk: keys per chunk, counted from key 0; 0 is off. Query i sees only the chunk
+            that holds key i + sk - sq (Llama 4).
         softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.
         scale: factor of q.k, finite and > 0; None is d ** -0.5.
-        sink: (hq,) float32: one more logit per query head, which joins the denominator and the LSE
+        sink: (hq,) float32: one more logit per query head. It joins the denominator and the LSE
             but has no value.
-        q_descale, k_descale, v_descale: float32, for float8_e4m3fn only: what its numbers are to
-            be multiplied by. (1,), (b, h), or (b, h, n): one for 64 rows. q's may be one for each
-            key head. None is 1. fa3.quantize makes them.
-        k_mean, v_mean: (b, hk, d | dv) float32, for float8_e4m3fn only: what is to be added then.
+        q_descale, k_descale, v_descale: float32, for float8_e4m3fn only: factors of its numbers.
+            (1,), (b, h), or (b, h, n) with one for every 64 rows; q_descale may have hk heads. None
+            is 1. fa3.quantize makes them.
+        k_mean, v_mean: (b, hk, d | dv) float32, for float8_e4m3fn only: added after the factors.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
             and sequence n owns rows cu[n] .. cu[n + 1] - 1.
         seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.
@@ -111,17 +77,18 @@ def attention(
         batch_index: (batch,) int32: sequence n reads entry batch_index[n] of the page table, or of
             k and v.
         left_padding: (batch,) int32: the first left_padding[n] keys do not count.
-        num_splits: parts of a sequence's keys that are computed apart and merged, at most; 0 is as
-            many as pay, or 1 if batch_invariant.
-        out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32; for q of
-            float8_e4m3fn bfloat16 (the new array's), float16 or float32. Not for torch tensors
-            that need a gradient.
+        num_splits: split-KV: at most this number of parts of a sequence's keys are computed apart
+            and combined. 0 chooses the fastest, or 1 if batch_invariant.
+        out: written instead of a new array: (b, sq, hq, dv), dtype of q or float32. For a q of
+            float8_e4m3fn: bfloat16 (the dtype of a new array), float16 or float32. Not for torch
+            tensors that need a gradient.
         return_lse: also return the LSE.
         deterministic: torch only: gradients are bitwise repeatable. The forward pass always is.
         batch_invariant: the bits of a sequence's results depend neither on the number nor on the
-            lengths of those beside it; of gradients, if deterministic. Costs speed on a GPU.
+            lengths of the sequences beside it. Gradients need deterministic, too. Costs speed on a
+            GPU.
         engine: "auto", or one of fa3.engines(); asks for that engine or an error.
-        num_threads: of the CPU engines; 0 is one per core. Never changes the result.
+        num_threads: threads of the CPU engines; 0 is one per core. Never changes the result.
 
     Returns:
         out, or (out, lse). out (b, sq, hq, dv), or (total_q, hq, dv) if packed. lse (b, hq, sq) or
@@ -135,79 +102,29 @@ def attention(
         TypeError: an argument is not an array, not a number, ...
     """
     if is_torch(q):
-        if attend_torch is None:
-            import fa3.torch  # noqa: F401  fills attend_torch
-        return attend_torch(
-            q,
-            k,
-            v,
-            causal,
-            window,
-            softcap,
-            scale,
-            sink,
-            (q_descale, k_descale, v_descale, k_mean, v_mean),
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q,
-            seqused_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            page_table,
-            batch_index,
-            left_padding,
-            num_splits,
-            out,
-            return_lse,
-            deterministic,
-            engine,
-            num_threads,
-            attention_chunk,
-            batch_invariant,
-        )
+        return torch_backend().attend(q, k, v, out, return_lse, in_order("attention", options))
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
-    options = {
-        "causal": causal,
-        "window": window,
-        "attention_chunk": attention_chunk,
-        "softcap": softcap,
-        "scale": scale,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "deterministic": deterministic,
-        "batch_invariant": batch_invariant,
-        "engine": engine,
-        "num_threads": num_threads,
-    }
-    scales = (q_descale, k_descale, v_descale, k_mean, v_mean)
-    cache = (page_table, batch_index, left_padding, num_splits)
     _native.forward(
+        None,  # only torch tensors lend workspace
         view(q, "q"),
         view(k, "k"),
         view(v, "v"),
         output_view(out, "out"),
         None if lse is None else output_view(lse, "lse"),
-        optional_view(sink, "sink"),
-        *native_scales(dict(zip(SCALE_DEFAULTS, scales, strict=True))),
-        *native_options(options),
-        *native_cache(dict(zip(CACHE_DEFAULTS, cache, strict=True))),
-        None,
+        *in_order("attention", viewed(options)),
     )
     return (out, lse) if return_lse else out
 
 
-def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options):
+@takes_options(OF_BOTH_PASSES)
+def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
     """Gradients of sum(do * out) + sum(dlse * lse), for arrays without autograd.
 
     Args:
         do: gradient of out, with its shape and dtype.
-        q, k, v, sink, options: those of the forward call, but for out and return_lse.
+        q, k, v, options: exactly those of the forward call, without out and return_lse.
         out, lse: what attention(..., return_lse=True) returned.
         dlse: gradient of lse, with its shape, float32; None is zero.
         deterministic: bitwise repeatable gradients.
@@ -218,27 +135,27 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, sink=None, **options
 
     Raises what attention() raises.
     """
-    options = native_options(complete("attention_backward", options))
+    in_order_options = in_order("attention_backward", viewed(options), OF_BOTH_PASSES)
+    sink = options.get("sink")
     named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     views = [view(array, name) for name, array in named.items()]
     dq, dk, dv = (empty(shape_of(named[x], x), like=named[x]) for x in ("q", "k", "v"))
     dsink = None if sink is None else empty(shape_of(sink, "sink"), like=sink)
     _native.backward(
+        lender(q),
         *views,
         optional_view(dlse, "dlse"),
-        optional_view(sink, "sink"),
         output_view(dq, "dq"),
         output_view(dk, "dk"),
         output_view(dv, "dv"),
         None if sink is None else output_view(dsink, "dsink"),
-        *options,
-        lender(q),
+        *in_order_options,
     )
     return Gradients(dq, dk, dv, dsink)
 
 
 def merge(o_partial, lse_partial, *, num_threads=0):
-    """Joins attention over disjoint sets of keys into attention over their union.
+    """Combines attention over disjoint sets of keys into attention over their union.
 
     lse = log(sum_i exp(lse_i)), o = sum_i exp(lse_i - lse) o_i (FlashAttention-2, arXiv
     2307.08691, section 3.1). Torch tensors: differentiable.
@@ -249,26 +166,12 @@ def merge(o_partial, lse_partial, *, num_threads=0):
 
     Returns:
         out (b, s, h, dv) and lse (b, h, s), float32; 0 and -inf where every lse_i is -inf.
+
+    Raises what attention() raises.
     """
     if is_torch(o_partial):
-        if merge_torch is None:
-            import fa3.torch  # noqa: F401  fills merge_torch
-        return merge_torch(o_partial, lse_partial, num_threads)
-    return merge_arrays(o_partial, lse_partial, num_threads)
-
-
-def merge_arrays(o_partial, lse_partial, num_threads):
-    """merge() of any arrays, which autograd does not see."""
-    views = view(o_partial, "o_partial"), view(lse_partial, "lse_partial")
-    out = empty(shape_of(o_partial, "o_partial")[1:], like=o_partial)
-    lse = empty(shape_of(lse_partial, "lse_partial")[1:], like=lse_partial)
-    _native.merge(
-        *views,
-        output_view(out, "out"),
-        output_view(lse, "lse"),
-        num_threads,
-    )
-    return out, lse
+        return torch_backend().merge(o_partial, lse_partial, num_threads)
+    return _calls.merge(o_partial, lse_partial, num_threads)
 
 
 def append(
@@ -309,12 +212,14 @@ def append(
         q: (b, sq, hq, d), or (total_q, hq, d) with cu_seqlens_q: turned likewise.
         queries_share_position: all queries of a sequence are at first_position, for attention
             that is neither causal nor windowed.
-        k_descale, v_descale: float32 (1,) or (b, hk), for a cache of float8_e4m3: what k and v, in
-            16 or 32 bits, are divided by. The scales that attention is given too. k and v that are
-            float8_e4m3 themselves enter as they are, without scales here.
+        k_descale, v_descale: float32 (1,) or (b, hk), for a cache of float8_e4m3fn: k and v of 16
+            or 32 bits are divided by them. attention() is given the same. k and v that are
+            float8_e4m3fn themselves are written unchanged, without scales here.
 
     Returns:
         q, turned, or None without q.
+
+    Raises what attention() raises.
     """
     rotated = None if q is None else empty(shape_of(q, "q"), like=q)
     _native.append(
@@ -341,43 +246,39 @@ def append(
     return rotated
 
 
-def plan(q, k, v, *, sink=None, **options):
+@takes_options()
+def plan(q, k, v, **options):
     """The plan for `attention(q, k, v, **options)` in words: engine, tiles, workspace and why.
 
-    Raises what that call would raise. Nothing is computed, nothing allocated.
+    Raises what that call would raise. Computes and allocates nothing.
     """
-    return _native.forward_plan(*_question("plan", q, k, v, sink, options))
+    return _native.forward_plan(*_question("plan", q, k, v, options))
 
 
-def validate(q, k, v, *, sink=None, **options):
+@takes_options()
+def validate(q, k, v, **options):
     """Raises if `attention(q, k, v, **options)` would follow a number out of its tensors.
 
     Looks at cu_seqlens, seqused, page_table, batch_index and left_padding, and names the entry that
     is wrong. attention() does so itself where they are in host memory; on a GPU it never waits for
     them, and this function does.
     """
-    _native.forward_validate(*_question("validate", q, k, v, sink, options))
+    _native.forward_validate(*_question("validate", q, k, v, options))
 
 
-def _question(caller, q, k, v, sink, options):
+def _question(caller, q, k, v, options):
     """The arguments of a forward call without outputs."""
-    options = complete(caller, options, DEFAULTS | CACHE_DEFAULTS | SCALE_DEFAULTS)
-    views = (view(q, "q"), view(k, "k"), view(v, "v"), None, None, optional_view(sink, "sink"))
-    return (
-        *views,
-        *native_scales(options),
-        *native_options(options),
-        *native_cache(options),
-    )
+    views = view(q, "q"), view(k, "k"), view(v, "v")
+    return *views, None, None, *in_order(caller, viewed(options))
 
 
 def engines():
-    """[(name, available, detail), ...]: who can compute on this machine, or why not."""
+    """[(name, available, detail), ...]: the engines, and why one cannot run on this machine."""
     return _native.engines()
 
 
 def _out_type(q):
-    """None: that of q."""
+    """dtype of a new output; None is that of q."""
     return "bfloat16" if type_of(q) == "float8_e4m3fn" else None
 
 
@@ -386,7 +287,7 @@ def _out_shape(q, v):
 
 
 def _lse_shape(q):
-    """(b, h, s), or (h, total) if packed. The library refuses q first when its rank is wrong."""
+    """(b, h, s), or (h, total) if packed. A q of wrong rank is left to the library to refuse."""
     shape = shape_of(q, "q")
     *batch, rows, heads = shape[:-1] if len(shape) >= 3 else (0, 0)
     return *batch, heads, rows

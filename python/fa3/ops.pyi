@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import Generic, Literal, NamedTuple, TypeVar, overload
+
+from typing_extensions import TypedDict, Unpack
 
 Array = TypeVar("Array")  # numpy.ndarray, torch.Tensor, or anything with __dlpack__
 Engine = Literal["auto", "cpu", "reference", "standard", "hopper"]
@@ -10,39 +12,44 @@ class Gradients(NamedTuple, Generic[Array]):
     dv: Array
     dsink: Array | None
 
+class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
+    causal: bool
+    window: tuple[int, int]
+    softcap: float
+    scale: float | None
+    sink: Array | None
+    cu_seqlens_q: Array | None
+    cu_seqlens_k: Array | None
+    seqused_q: Array | None
+    seqused_k: Array | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+    deterministic: bool
+    engine: Engine
+    num_threads: int
+    attention_chunk: int
+    batch_invariant: bool
+
+class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
+    page_table: Array | None
+    batch_index: Array | None
+    left_padding: Array | None
+    num_splits: int
+    q_descale: Array | None
+    k_descale: Array | None
+    v_descale: Array | None
+    k_mean: Array | None
+    v_mean: Array | None
+
 @overload
 def attention(
     q: Array,
     k: Array,
     v: Array,
     *,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    sink: Array | None = None,
-    q_descale: Array | None = None,
-    k_descale: Array | None = None,
-    v_descale: Array | None = None,
-    k_mean: Array | None = None,
-    v_mean: Array | None = None,
-    cu_seqlens_q: Array | None = None,
-    cu_seqlens_k: Array | None = None,
-    seqused_q: Array | None = None,
-    seqused_k: Array | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    page_table: Array | None = None,
-    batch_index: Array | None = None,
-    left_padding: Array | None = None,
-    num_splits: int = 0,
     out: Array | None = None,
     return_lse: Literal[False] = False,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    engine: Engine = "auto",
-    num_threads: int = 0,
+    **options: Unpack[Options[Array]],
 ) -> Array: ...
 @overload
 def attention(
@@ -50,33 +57,9 @@ def attention(
     k: Array,
     v: Array,
     *,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    sink: Array | None = None,
-    q_descale: Array | None = None,
-    k_descale: Array | None = None,
-    v_descale: Array | None = None,
-    k_mean: Array | None = None,
-    v_mean: Array | None = None,
-    cu_seqlens_q: Array | None = None,
-    cu_seqlens_k: Array | None = None,
-    seqused_q: Array | None = None,
-    seqused_k: Array | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    page_table: Array | None = None,
-    batch_index: Array | None = None,
-    left_padding: Array | None = None,
-    num_splits: int = 0,
     out: Array | None = None,
     return_lse: Literal[True],
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    engine: Engine = "auto",
-    num_threads: int = 0,
+    **options: Unpack[Options[Array]],
 ) -> tuple[Array, Array]: ...
 def attention_backward(
     do: Array,
@@ -87,8 +70,7 @@ def attention_backward(
     lse: Array,
     *,
     dlse: Array | None = None,
-    sink: Array | None = None,
-    **options: Any,
+    **options: Unpack[OptionsOfBothPasses[Array]],
 ) -> Gradients[Array]: ...
 def merge(o_partial: Array, lse_partial: Array, *, num_threads: int = 0) -> tuple[Array, Array]: ...
 def append(
@@ -112,8 +94,6 @@ def append(
     v_descale: Array | None = None,
     num_threads: int = 0,
 ) -> Array | None: ...
-def plan(q: Array, k: Array, v: Array, *, sink: Array | None = None, **options: Any) -> str: ...
-def validate(
-    q: Array, k: Array, v: Array, *, sink: Array | None = None, **options: Any
-) -> None: ...
+def plan(q: Array, k: Array, v: Array, **options: Unpack[Options[Array]]) -> str: ...
+def validate(q: Array, k: Array, v: Array, **options: Unpack[Options[Array]]) -> None: ...
 def engines() -> list[tuple[str, bool, str]]: ...

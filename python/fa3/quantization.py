@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3.quantize: what attention takes as float8_e4m3fn, from wider numbers."""
+"""fa3.quantize: float8_e4m3fn and its scales from wider numbers, for attention."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from fa3 import _native
-from fa3._arrays import empty, is_torch, lender, optional_view, output_view, shape_of, view
+from fa3 import _calls
+from fa3._arrays import is_torch
 from fa3._options import engine_id
 from fa3.errors import InvalidArgument
+from fa3.ops import torch_backend
 
-ROWS = 64  # FA3_DESCALE_ROWS
 SCALINGS = ("block", "head", "tensor")
-
-# fa3.torch puts its function here when it is imported, so that this module never imports torch.
-quantize_torch = None
 
 
 class Quantized(NamedTuple):
@@ -53,7 +50,7 @@ def quantize(
 
     Args:
         x: (b, s, h, d), or packed (total, h, d); float32, float16 or bfloat16.
-        scaling: who shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
+        scaling: what shares a scale: a "block" of 64 rows of a head, a "head" of a sequence, or
             the whole "tensor".
         center: subtract the mean of each channel over the sequence's rows. For k and v: attention
             gets it back as k_mean and v_mean.
@@ -87,47 +84,11 @@ def quantize(
     options = (cos, sin, interleaved, hadamard, seed, cu_seqlens, seqused, max_seqlen)
     options += (engine_id(engine), num_threads)
     if is_torch(x):
-        if quantize_torch is None:
-            import fa3.torch  # noqa: F401  fills quantize_torch
-        y, descale, mean = quantize_torch(x, scaling, center, *options)
+        y, descale, mean = torch_backend().quantize(x, scaling, center, *options)
     else:
-        y, descale, mean = new_outputs(x, scaling, center, cu_seqlens, max_seqlen)
-        run(x, y, descale, mean, *options)
+        y, descale, mean = _calls.new_quantized(x, scaling, center, cu_seqlens, max_seqlen)
+        _calls.quantize(x, y, descale, mean, *options)
     return Quantized(y, descale, mean)
-
-
-def run(x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu_seqlens, seqused, *rest):
-    """Writes y, descale and, unless it is None, mean."""
-    _native.quantize(
-        view(x, "x"),
-        output_view(y, "y"),
-        output_view(descale, "descale"),
-        None if mean is None else output_view(mean, "mean"),
-        optional_view(cos, "rotary"),
-        optional_view(sin, "rotary"),
-        interleaved,
-        hadamard,
-        seed,
-        optional_view(cu_seqlens, "cu_seqlens"),
-        optional_view(seqused, "seqused"),
-        *rest,
-        lender(x),
-    )
-
-
-def new_outputs(x, scaling, center, cu_seqlens, max_seqlen):
-    """y, descale and mean; the library refuses x first when its rank is wrong."""
-    shape = tuple(shape_of(x, "x"))
-    rows, heads, dim = shape[-3:] if len(shape) >= 3 else (0, 0, 0)
-    if cu_seqlens is None:
-        batch = shape[0] if shape else 0
-    else:
-        batch = max(shape_of(cu_seqlens, "cu_seqlens")[0], 1) - 1
-        rows = max_seqlen or rows
-    scales = {"block": (batch, heads, -(-rows // ROWS)), "head": (batch, heads), "tensor": (1,)}
-    y = empty(shape, like=x, dtype="float8_e4m3fn")
-    descale = empty(scales[scaling], like=x, dtype="float32")
-    return y, descale, empty((batch, heads, dim), like=x, dtype="float32") if center else None
 
 
 def longest(cu_seqlens):

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3._native: the C ABI for Python, one function per C function. Positional arguments only, in the
-// order of the readers below; fa3/ops.py and fa3/torch/operators.py call it and give them names. It
-// views arrays (tensor.h), lends workspace, releases the GIL and raises the library's sentences. It
-// never looks at values, never converts, never copies. Next: tensor.h.
+// order of the readers below; for options that is the order of the table in fa3/_options.py. The
+// module views arrays (tensor.h), lends workspace, releases the GIL and raises the library's
+// sentences. It never looks at values, never converts, never copies. Next: tensor.h.
 #include "error.h"
 #include "tensor.h"
 
@@ -24,14 +24,21 @@ class Reader {
   Reader(PyObject* const* arguments, Py_ssize_t count)
       : next_(arguments), end_(arguments + count) {}
 
-  bool ok() const { return ok_; }
-
   PyObject* object() {
     if (ok_ && next_ == end_) {
-      PyErr_SetString(PyExc_TypeError, "fa3._native: too few arguments");
-      ok_ = false;
+      if (!rest_is_optional_) refuse("fa3._native: too few arguments");
+      return nullptr;
     }
     return ok_ ? *next_++ : nullptr;
+  }
+
+  // Arguments from here on keep their defaults where there are no more.
+  void rest_is_optional() { rest_is_optional_ = true; }
+
+  // After the last reader. Refuses a list that is longer than its readers.
+  bool done() {
+    if (ok_ && next_ != end_) refuse("fa3._native: too many arguments");
+    return ok_;
   }
 
   void tensor(const char* name, Access access, Borrowed* borrowed, fa3_tensor* view) {
@@ -84,6 +91,11 @@ class Reader {
   }
 
  private:
+  void refuse(const char* sentence) {
+    PyErr_SetString(PyExc_TypeError, sentence);
+    ok_ = false;
+  }
+
   void fail(const char* name, const char* expected, PyObject* got) {
     PyErr_Format(PyExc_TypeError, "%s: expected %s, got %R", name, expected, got);
     ok_ = false;
@@ -91,21 +103,27 @@ class Reader {
 
   PyObject* const* next_;
   PyObject* const* end_;
+  bool rest_is_optional_ = false;
   bool ok_ = true;
 };
 
-void read_options(Reader* read, Borrowed* borrowed, fa3_options* options) {
+// The options of both passes, in the order of fa3/_options.py.
+template <class Params>
+void read_options(Reader* read, Borrowed* borrowed, Params* params) {
+  fa3_options* options = &params->options;
+  read->rest_is_optional();
+  read->flag("causal", &options->causal);
+  read->integer("window[0]", &options->window_left);
+  read->integer("window[1]", &options->window_right);
+  read->real("softcap", &options->softcap);
+  read->optional_real("scale", &options->scale);
+  read->tensor("sink", Access::read, borrowed, &params->sink);
   read->tensor("cu_seqlens_q", Access::read, borrowed, &options->cu_seqlens_q);
   read->tensor("cu_seqlens_k", Access::read, borrowed, &options->cu_seqlens_k);
   read->tensor("seqused_q", Access::read, borrowed, &options->seqused_q);
   read->tensor("seqused_k", Access::read, borrowed, &options->seqused_k);
   read->integer("max_seqlen_q", &options->max_seqlen_q);
   read->integer("max_seqlen_k", &options->max_seqlen_k);
-  read->flag("causal", &options->causal);
-  read->integer("window[0]", &options->window_left);
-  read->integer("window[1]", &options->window_right);
-  read->real("softcap", &options->softcap);
-  read->optional_real("scale", &options->scale);
   read->flag("deterministic", &options->deterministic);
   read->integer("engine", &options->engine);
   read->integer("num_threads", &options->num_threads);
@@ -124,17 +142,16 @@ struct Forward {
     read->tensor("v", Access::read, borrowed, &params->v);
     read->tensor("out", Access::write, borrowed, &params->o);
     read->tensor("lse", Access::write, borrowed, &params->lse);
-    read->tensor("sink", Access::read, borrowed, &params->sink);
+    read_options(read, borrowed, params);
+    read->tensor("page_table", Access::read, borrowed, &params->page_table);
+    read->tensor("batch_index", Access::read, borrowed, &params->batch_index);
+    read->tensor("left_padding", Access::read, borrowed, &params->left_padding);
+    read->integer("num_splits", &params->num_splits);
     read->tensor("q_descale", Access::read, borrowed, &params->q_descale);
     read->tensor("k_descale", Access::read, borrowed, &params->k_descale);
     read->tensor("v_descale", Access::read, borrowed, &params->v_descale);
     read->tensor("k_mean", Access::read, borrowed, &params->k_mean);
     read->tensor("v_mean", Access::read, borrowed, &params->v_mean);
-    read_options(read, borrowed, &params->options);
-    read->tensor("page_table", Access::read, borrowed, &params->page_table);
-    read->tensor("batch_index", Access::read, borrowed, &params->batch_index);
-    read->tensor("left_padding", Access::read, borrowed, &params->left_padding);
-    read->integer("num_splits", &params->num_splits);
   }
   static const fa3_tensor& first(const Params& params) { return params.q; }
 };
@@ -152,12 +169,11 @@ struct Backward {
     read->tensor("out", Access::read, borrowed, &params->o);
     read->tensor("lse", Access::read, borrowed, &params->lse);
     read->tensor("dlse", Access::read, borrowed, &params->d_lse);
-    read->tensor("sink", Access::read, borrowed, &params->sink);
     read->tensor("dq", Access::write, borrowed, &params->dq);
     read->tensor("dk", Access::write, borrowed, &params->dk);
     read->tensor("dv", Access::write, borrowed, &params->dv);
     read->tensor("dsink", Access::write, borrowed, &params->dsink);
-    read_options(read, borrowed, &params->options);
+    read_options(read, borrowed, params);
   }
   static const fa3_tensor& first(const Params& params) { return params.q; }
 };
@@ -188,15 +204,15 @@ struct Quantize {
   static const fa3_tensor& first(const Params& params) { return params.x; }
 };
 
-// What one call needs besides its tensors: where it runs and who lends it device memory.
+// What one call needs besides its tensors: where it runs and what lends it device memory.
 struct Call {
   const fa3_tensor& first;
   void* stream;
   PyObject* allocate;  // allocate(bytes) -> tensor on the first one's device, or None
 };
 
-// Host workspace stays with its thread, so that most calls allocate nothing; more than this is
-// given back after the call.
+// Host workspace stays with its thread, so that most calls allocate nothing. More than this is
+// freed after the call.
 constexpr size_t kKeptBytes = size_t{64} << 20;
 
 template <class Pass>
@@ -252,22 +268,23 @@ bool run_on_device(const typename Pass::Params& params, const Call& call) {
   return ok;
 }
 
-// forward(..., allocate), backward(..., allocate) and quantize(..., allocate)
+// forward(allocate, ...), backward(allocate, ...), quantize(allocate, ...): then as in read().
 template <class Pass>
 PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count);
+  PyObject* allocate = read.object();
   typename Pass::Params params;
   Pass::init(&params);
   Pass::read(&read, &borrowed, &params);
-  const Call call{Pass::first(params), borrowed.stream(), read.object()};
-  if (!read.ok()) return nullptr;
+  if (!read.done()) return nullptr;
+  const Call call{Pass::first(params), borrowed.stream(), allocate};
   const bool ok = call.first.device_type == FA3_CPU ? run_on_host<Pass>(params)
                                                     : run_on_device<Pass>(params, call);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
-// A row-major tensor of q's type and place whose memory nobody has allocated yet.
+// A row-major tensor of q's type and device, without memory.
 fa3_tensor unallocated(const fa3_tensor& q, std::initializer_list<int64_t> shape) {
   fa3_tensor tensor = q;
   tensor.data = nullptr;
@@ -297,7 +314,7 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   fa3_forward_params params;
   fa3_forward_params_init(&params);
   Forward::read(&read, &borrowed, &params);
-  if (!read.ok()) return nullptr;
+  if (!read.done()) return nullptr;
   describe_output(&params);
   size_t needed = 0;
   if (!check(fa3_forward_plan_text(&params, nullptr, 0, &needed))) return nullptr;
@@ -306,15 +323,15 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   return PyUnicode_FromString(text.c_str());
 }
 
-// forward_validate(...): as forward_plan(); nothing, or the reason why the call would follow a
-// number out of its tensors.
+// forward_validate(...): as forward_plan(); None, or the reason why the call would follow a number
+// out of its tensors.
 PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count);
   fa3_forward_params params;
   fa3_forward_params_init(&params);
   Forward::read(&read, &borrowed, &params);
-  if (!read.ok()) return nullptr;
+  if (!read.done()) return nullptr;
   describe_output(&params);
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;
@@ -334,7 +351,7 @@ PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   read.tensor("out", Access::write, &borrowed, &params.o);
   read.tensor("lse", Access::write, &borrowed, &params.lse);
   read.integer("num_threads", &params.num_threads);
-  if (!read.ok()) return nullptr;
+  if (!read.done()) return nullptr;
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = fa3_merge(&params, borrowed.stream());
@@ -367,7 +384,7 @@ PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   read.flag("rotary_interleaved", &params.rotary_interleaved);
   read.flag("queries_share_position", &params.queries_share_position);
   read.integer("num_threads", &params.num_threads);
-  if (!read.ok()) return nullptr;
+  if (!read.done()) return nullptr;
   fa3_status status = FA3_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = fa3_append(&params, borrowed.stream());

@@ -3,10 +3,10 @@
 // nothing else.
 //   fa3_gpu_check_backward [--list] [--only TEXT] [--rows FIRST END] [--repeats N]
 //                          [--verbose] [--time]
-// --list: the rows of the kernel table. --only: cases with TEXT in their names. --rows: of the table,
-// half-open. --repeats: launches of each case that must give the same bits: dQ where it is to be
-// deterministic, dK and dV unless causal heads that share keys add them up. --verbose: a line for
-// every case, not only for those that fail. --time: speed instead.
+// --list: the rows of the kernel table. --only: cases with TEXT in their names. --rows: of the
+// table, half-open. --repeats: launches of each case that must give the same bits: dQ where it is
+// to be deterministic, dK and dV unless causal heads that share keys add them up. --verbose: a line
+// for every case, not only for those that fail. --time: speed instead.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -58,6 +58,7 @@ RECORDED = {
         "alibi_slopes=None, num_splits=0, return_softmax_lse=False",
     },
 }
+OPTIONS = {"softmax_scale": 0.3, "causal": True, "window_size": (5, 0), "softcap": 2.0}
 EVERY = [(module, name) for module, names in RECORDED.items() for name in names]
 
 
@@ -189,6 +190,16 @@ def test_qkv_of_grouped_heads_needs_the_number_of_query_heads(device):
     same(fa3_names.flash_attn_qkvpacked_func(qkv, num_heads_q=4), fa3.attention(q, k, v))
     with pytest.raises(fa3.InvalidArgument, match="num_heads_q"):
         fa3_names.flash_attn_qkvpacked_func(qkv)
+
+
+def test_packed_forms_take_the_rest_by_position_and_refuse_unknown_names(device):
+    q, kv = tensors(device, (2, 9, 2, 16), (2, 12, 2, 2, 16))
+    rest = (0.0, 0.3, True, (5, 0), 2.0)
+    expected = fa2_names.flash_attn_func(q, *kv.unbind(2), *rest)
+    same(fa2_names.flash_attn_kvpacked_func(q, kv, *rest), expected)
+    same(fa2_names.flash_attn_kvpacked_func(kv=kv, q=q, dropout_p=0.0, **OPTIONS), expected)
+    with pytest.raises(TypeError, match="casual"):
+        fa2_names.flash_attn_kvpacked_func(q, kv, casual=True)
 
 
 def test_varlen_forms_agree(device):

@@ -2,16 +2,19 @@
 """The package as a thing to install: what it imports, what it exports, what its stubs say."""
 
 import ast
+import graphlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
-from fa3 import ops  # noqa: E402
+from fa3 import _native, _options, ops  # noqa: E402
 
 PACKAGE = Path(fa3.__file__).parent
 
@@ -37,19 +40,111 @@ def test_version_of_the_library_and_of_the_wheel_are_one():
     assert f'version = "{fa3.__version__}"' in project
 
 
+def module_of(path):
+    return ".".join(("fa3", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
+
+
+MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")} | {"fa3._native": None}
+
+
+def imported_in(source):
+    """The modules of fa3 that a source imports, also inside of functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in MODULES else node.module
+
+
+def test_imports_form_no_circle():
+    """Without the edges from a module to the __init__ of its package, which Python runs first."""
+    sources = {name: path.read_text() for name, path in MODULES.items() if path}
+    graph = {name: set(imported_in(source)) for name, source in sources.items()}
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # CycleError: the circle
+    assert order.index("fa3._native") < order.index("fa3.torch") < order.index("fa3.ops")
+
+
+ARRAY = np.zeros((0, 1, 1, 8), np.float32)
+VIEW = (ARRAY.ctypes.data, "float32", 1, 0, ARRAY.shape, (8, 8, 8, 1))
+
+
+@pytest.mark.parametrize(
+    "call, tensors, lines",
+    [
+        (_native.forward, (*[VIEW] * 4, None), _options.FORWARD),
+        (_native.backward, (*[VIEW] * 5, *[None] * 6), _options.BOTH_PASSES),
+    ],
+    ids=["forward", "backward"],
+)
+def test_the_compiled_module_reads_the_options_in_the_order_of_the_table(call, tensors, lines):
+    names = list(_options.DEFAULTS)[: len(lines)]
+    values = list(_options.DEFAULTS.values())[: len(lines)]
+    for place, name in enumerate(names):
+        wrong = [*values[:place], "x", *values[place + 1 :]]
+        said = {"window_left": r"window\[0\]", "window_right": r"window\[1\]"}.get(name, name)
+        with pytest.raises(TypeError, match=f"^{said}: expected"):
+            call(None, *tensors, *wrong)
+    with pytest.raises(TypeError, match="too many arguments"):
+        call(None, *tensors, *values, None)
+
+
+def test_options_go_in_order_up_to_the_last_that_is_not_at_its_default():
+    def in_order(**named):
+        return _options.in_order("attention", named)
+
+    assert in_order() == in_order(scale=None, engine="auto", causal=False) == []
+    assert in_order(causal=True) == [True]
+    assert in_order(window=(3, 0)) == [False, 3, 0]
+    names = list(_options.DEFAULTS)
+    assert in_order(engine="cpu") == [*list(_options.DEFAULTS.values())[: names.index("engine")], 1]
+    full = in_order(window=(3, 0), v_mean=1)
+    assert _options.Options(*full) == _options.Options(window_left=3, window_right=0, v_mean=1)
+
+
+STUB_TYPES = {"Tensor?": "Array | None", "SymInt": "int", "float?": "float | None"}
+STUB_TYPES_OF = {"window": "tuple[int, int]", "engine": "Engine"}
+
+
 def stubbed(path):
-    """name -> argument names, of the functions in a stub file."""
-    functions = [node for node in ast.parse(path.read_text()).body if hasattr(node, "args")]
-    return {f.name: [a.arg for a in (*f.args.args, *f.args.kwonlyargs)] for f in functions}
+    """name -> (arguments, types of the options by name), of the functions in a stub file."""
+    body = ast.parse(path.read_text()).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+
+    def fields(name):
+        bases = [base.value.id for base in classes[name].bases if isinstance(base, ast.Subscript)]
+        inherited = [fields(base) for base in bases if base in classes]
+        own = {node.target.id: ast.unparse(node.annotation) for node in classes[name].body}
+        return {name: kind for part in (*inherited, own) for name, kind in part.items()}
+
+    functions = {}
+    for f in (node for node in body if isinstance(node, ast.FunctionDef)):
+        taken = f.args.kwarg and f.args.kwarg.annotation.slice.value.id
+        arguments = [a.arg for a in (*f.args.args, *f.args.kwonlyargs)]
+        functions[f.name] = arguments, fields(taken) if taken else {}
+    return functions
 
 
 def test_stubs_have_the_arguments_of_the_functions():
     stubs = stubbed(PACKAGE / "ops.pyi")
     assert set(stubs) <= set(fa3.__all__)
-    for name, arguments in stubs.items():
-        parameters = inspect.signature(getattr(ops, name)).parameters.values()
-        written = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        assert arguments == written, name
+    for name, (arguments, options) in stubs.items():
+        assert [*arguments, *options] == [*inspect.signature(getattr(ops, name)).parameters], name
+        for option, kind in options.items():
+            declared = _options.TYPES.get(option)
+            expected = STUB_TYPES_OF.get(option) or STUB_TYPES.get(declared, declared)
+            assert kind == expected, option
+
+
+def test_every_option_is_documented():
+    described = re.findall(
+        r"^ {8}(\w[\w, ]*): ", ops.attention.__doc__.partition("Returns:")[0], re.MULTILINE
+    )
+    names = [name for line in described for name in line.split(", ")]
+    assert sorted(names) == sorted(inspect.signature(fa3.attention).parameters)
 
 
 def test_stubs_export_the_names_of_the_package():

@@ -15,10 +15,21 @@ sys.path.insert(0, str(ROOT / "tools"))
 import draw_speed
 
 README = (ROOT / "README.md").read_text()
-SNIPPETS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
-PYTHON = [code for language, code in SNIPPETS if language == "python"]
-CPP = [code for language, code in SNIPPETS if language == "cpp"]
-SHELL = [line for language, code in SNIPPETS if not language for line in code.splitlines()]
+PERFORMANCE = (ROOT / "docs/performance.md").read_text()
+PAGES = [path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts]
+
+
+def snippets(page, language):
+    text = (ROOT / page).read_text()
+    return [
+        code for of, code in re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL) if of == language
+    ]
+
+
+TORCH, PAGED = snippets("README.md", "python")
+(NUMPY,) = [code for code in snippets("docs/python.md", "python") if "import numpy" in code]
+(CPP,) = snippets("docs/cpp.md", "cpp")
+SHELL = [line for code in snippets("docs/command.md", "") for line in code.splitlines()]
 COMMANDS = [line.split("#")[0].strip() for line in SHELL if line.startswith("fa3 ")]
 
 
@@ -31,28 +42,30 @@ def hopper_or_cpu(device):
     return device
 
 
-def test_there_are_snippets_to_run():
-    assert (len(PYTHON), len(CPP)) == (2, 1)
+def test_there_are_commands_to_run():
     assert len(COMMANDS) == 5
 
 
 def test_the_numpy_snippet_runs():
     pytest.importorskip("fa3", reason="the Python package is not built")
-    assert "torch" not in PYTHON[1]
-    assert builds.run(sys.executable, "-c", PYTHON[1]) == "(1, 1000, 8, 64) (1, 8, 1000)\n"
+    assert "torch" not in NUMPY
+    assert builds.run(sys.executable, "-c", NUMPY) == "(1, 1000, 8, 64) (1, 8, 1000)\n"
 
 
-def test_the_torch_snippet_runs(hopper_or_cpu):
+@pytest.mark.parametrize(
+    ("snippet", "shape"), [(TORCH, [2, 1024, 8, 128]), (PAGED, [4, 1, 8, 128])]
+)
+def test_a_torch_snippet_runs(snippet, shape, hopper_or_cpu):
     pytest.importorskip("fa3", reason="the Python package is not built")
-    device = hopper_or_cpu
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    said = builds.run(sys.executable, "-c", PYTHON[0], env=os.environ | hidden)
-    assert said == f"torch.Size([2, 1024, 8, 128]) {device}{':0' * (device == 'cuda')}\n"
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if hopper_or_cpu == "cpu" else {}
+    said = builds.run(sys.executable, "-c", snippet, env=os.environ | hidden)
+    device = f" {hopper_or_cpu}{':0' * (hopper_or_cpu == 'cuda')}" if snippet == TORCH else ""
+    assert said == f"torch.Size({shape}){device}\n"
 
 
 def test_the_cpp_snippet_is_the_example():
     example = (ROOT / "examples" / "embed" / "embed_gpu.cpp").read_text()
-    assert CPP[0] == example[example.index("#include") :]
+    assert example[example.index("#include") :] == CPP
 
 
 def test_the_cpp_snippet_computes_on_the_gpu(hopper_or_cpu):
@@ -82,27 +95,42 @@ def test_the_picture_shows_the_rows():
 
 def test_the_numbers_are_those_of_the_rows():
     fa4 = "FlashAttention-4"
-    forward = ["official", "official, lowest", "official, highest", fa4, "cuDNN"]
-    backward = ["official", "official, lowest", fa4, f"{fa4}, lowest", "cuDNN"]
-    numbers = [draw_speed.summary()[name] for name in forward]
-    numbers += [draw_speed.summary(draw_speed.BACKWARD)[name] for name in backward]
-    assert re.findall(r"\b[01]\.\d{3}\b", README) == [f"{number:.3f}" for number in numbers]
+    forward, backward = draw_speed.summary(), draw_speed.summary(draw_speed.BACKWARD)
+    official = [forward[f"official{end}"] for end in ("", ", lowest", ", highest")]
+    official += [backward[f"official{end}"] for end in ("", ", lowest")]
+    others = [forward[fa4], backward[fa4], backward[f"{fa4}, lowest"]]
+    others += [forward["cuDNN"], backward["cuDNN"]]
+    for page, numbers in ((README, official), (PERFORMANCE, official + others)):
+        found = re.findall(r"\b[01]\.\d{3}\b", page)
+        assert found == [f"{number:.3f}" for number in numbers]
 
 
 def test_decoding_takes_as_long_as_in_the_output():
-    said = re.search(r"Decoding one sequence.*?\(([^)]+)\) of commit", README, re.DOTALL)
+    said = re.search(r"Decoding one\s+sequence.*?\(([^)]+)\) of commit", PERFORMANCE, re.DOTALL)
     numbers = [float(number) for number in re.findall(r"\d+\.\d", said[0])]
-    last_run = (ROOT / said[1]).read_text().split("beside official FlashAttention-3.")[-1]
+    last_run = (ROOT / "docs" / said[1]).read_text().split("beside official FlashAttention-3.")[-1]
     for case in ("b1_2048", "b1_8192", "b1_32768", "b8_2048"):
         both = re.search(rf"\n{case} .*now +([\d.]+) us .*rival +([\d.]+) us", last_run)
         for microseconds in map(float, both.groups()):
             assert any(abs(number - microseconds) < 0.051 for number in numbers), case
+    readme = re.search(r"decoding one sequence.*?([\d.]+) us.*?([\d.]+)\.\s", README, re.DOTALL)
+    assert {float(number) for number in readme.groups()} < set(numbers)
 
 
-def test_every_link_leads_somewhere():
-    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#]+)\)", prose):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.stem
+)
+def test_every_link_leads_somewhere(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", prose):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_every_result_is_cited():
+    cited = "".join(path.read_text() for path in PAGES) + README
+    results = ROOT / "docs/lab/results"
+    names = [path.name for path in results.rglob("*") if path.is_file()]
+    assert names and [name for name in names if name not in cited] == []
 
 
 @pytest.mark.parametrize(
@@ -116,5 +144,6 @@ def test_every_file_that_a_page_names_exists(page):
     assert [name for name in named if not any(path.endswith("/" + name) for path in files)] == []
 
 
-def test_no_line_is_wide():
-    assert [line for line in README.splitlines() if len(line) > 120] == []
+def test_the_readme_is_short_and_narrow():
+    lines = README.splitlines()
+    assert len(lines) <= 130 and [line for line in lines if len(line) > 120] == []

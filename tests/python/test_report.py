@@ -36,12 +36,12 @@ def test_a_page_is_what_its_rows_say(report, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "picture", sorted((ROOT / "docs/figures").rglob("*.svg")), ids=lambda path: path.stem
+    "picture", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.stem
 )
 def test_a_picture_was_drawn_from_the_rows_that_are_there(picture):
     (name, digest) = re.search(r"([\w.-]+\.jsonl) sha256 (\w+)", picture.read_text()).groups()
-    of_machine = ROOT / "docs/results" / picture.parent.name / name
-    source = of_machine if of_machine.exists() else ROOT / "docs/results" / name
+    of_machine = ROOT / "docs/lab/results" / picture.parent.name / name
+    source = of_machine if of_machine.exists() else ROOT / "docs/lab/results" / name
     assert figures.source(source) == f"{name} sha256 {digest}"
 
 

@@ -29,13 +29,16 @@ def options(softmax_scale, causal, window_size, softcap, deterministic=False, at
     window_size: None and everything below 0 are unbounded. softcap, attention_chunk: at most 0
     is off.
     """
-    ends = window_ends(window_size, "window_size")
-    left, right = (-1 if side is None or side < 0 else int(side) for side in ends)
+    left, right = window_ends(window_size, "window_size")
     return {
         "scale": softmax_scale,
         "causal": causal,
-        "window": (left, right),
+        "window": (reach(left), reach(right)),
         "attention_chunk": max(int(attention_chunk), 0),
         "softcap": max(float(softcap), 0.0),
         "deterministic": deterministic,
     }
+
+
+def reach(side):
+    return -1 if side is None or side < 0 else int(side)

@@ -4,9 +4,14 @@
 Semantics are those of fa3.attention. dropout_p must be 0 and ALiBi is not supported: both raise
 fa3.Unsupported with the argument's name. With return_attn_probs the functions return (out, lse,
 None) where the original returns (out, lse, probabilities): fa3 never forms the probabilities.
+The functions of packed tensors take the arguments behind those in their docstrings by position or
+by name, as flash_attn_func does.
 """
 
+import inspect
+
 import fa3
+from fa3._options import shows
 from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._kvcache import attend
 
@@ -30,61 +35,19 @@ def flash_attn_func(
     return answer(fa3.attention(q, k, v, return_lse=True, **named), return_attn_probs)
 
 
-def flash_attn_kvpacked_func(
-    q,
-    kv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+shows_tail = shows(list(inspect.signature(flash_attn_func).parameters.values())[3:])
+
+
+@shows_tail
+def flash_attn_kvpacked_func(q, kv, *tail, **named):
     """kv (b, sk, 2, hk, d)."""
-    k, v = kv.unbind(2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    return flash_attn_func(q, *kv.unbind(2), *tail, **named)
 
 
-def flash_attn_qkvpacked_func(
-    qkv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+@shows_tail
+def flash_attn_qkvpacked_func(qkv, *tail, **named):
     """qkv (b, s, 3, h, d)."""
-    q, k, v = qkv.unbind(2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    return flash_attn_func(*qkv.unbind(2), *tail, **named)
 
 
 def flash_attn_varlen_func(
@@ -126,75 +89,20 @@ def flash_attn_varlen_func(
     return answer(result, return_attn_probs)
 
 
+@shows_tail
 def flash_attn_varlen_kvpacked_func(
-    q,
-    kv,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
+    q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *tail, **named
 ):
     """Packed q (total_q, hq, d) and kv (total_k, 2, hk, d)."""
-    k, v = kv.unbind(1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return flash_attn_varlen_func(q, *kv.unbind(1), *lengths, *tail, **named)
 
 
-def flash_attn_varlen_qkvpacked_func(
-    qkv,
-    cu_seqlens,
-    max_seqlen,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+@shows_tail
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *tail, **named):
     """Packed qkv (total, 3, h, d)."""
-    q, k, v = qkv.unbind(1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(*qkv.unbind(1), *lengths, *tail, **named)
 
 
 def flash_attn_with_kvcache(

@@ -39,16 +39,7 @@ def flash_attn_func(
     """
     refuse(qv)
     named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
-    return attention(
-        q,
-        k,
-        v,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        return_lse=return_attn_probs,
-        **named,
-    )
+    return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
 def flash_attn_varlen_func(
@@ -78,22 +69,11 @@ def flash_attn_varlen_func(
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
     refuse(qv)
-    return attention(
-        q,
-        k,
-        v,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        max_seqlen_q=length(max_seqlen_q),
-        max_seqlen_k=length(max_seqlen_k),
-        return_lse=return_attn_probs,
-        **options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk),
-    )
+    named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    named |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": length(max_seqlen_q)}
+    named |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
+    named |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
 def flash_attn_qkvpacked_func(
@@ -120,16 +100,7 @@ def flash_attn_qkvpacked_func(
         heads_k = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=2)
     named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
-    return attention(
-        q,
-        k,
-        v,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        return_lse=return_attn_probs,
-        **named,
-    )
+    return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
 def flash_attn_with_kvcache(
@@ -239,12 +210,14 @@ def get_scheduler_metadata(
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
-def attention(q, k, v, **named):
+def attention(q, k, v, descales, return_lse, named):
     """fa3.attention. Tensors of float8_e4m3fn may ask for gradients, as the original lets them:
     there are none."""
     if q.dtype == torch.float8_e4m3fn:
         q, k, v = (x.detach() for x in (q, k, v))
-    return fa3.attention(q, k, v, **named)
+    q_descale, k_descale, v_descale = descales
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    return fa3.attention(q, k, v, return_lse=return_lse, **scales, **named)
 
 
 def refuse(qv):

@@ -2,13 +2,19 @@
 """fa3 for torch: differentiable attention, registered operators, and the switch for SDPA.
 
 Imported by `import fa3.torch`, or by the first fa3.attention call on a torch tensor. Importing
-registers torch.ops.fa3.*, and changes nothing in torch's own attention: for that, see enable_sdpa.
+registers torch.ops.fa3.*; torch's own attention stays as it is until enable_sdpa().
 """
 
+import sys
+
+from fa3 import _backends
 from fa3.torch import flops as flops  # registers the formulas
+from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import attention
 from fa3.torch.merge import merge as merge
 from fa3.torch.quantize import quantize as quantize
 from fa3.torch.sdpa import disable_sdpa, enable_sdpa, sdpa
 
 __all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]
+
+_backends.torch = sys.modules[__name__]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the functions for torch tensors refuse before torch would take it for something else."""
+"""Arguments that the functions for torch tensors refuse before torch would misread them."""
 
 import torch
 from torch.autograd import forward_ad
@@ -13,7 +13,7 @@ def refuse_other_than_tensor(name, value):
 
 
 def refuse_tangents(*tensors):
-    """Nothing here knows forward-mode derivatives; torch would take them for zero, in silence."""
+    """fa3 has no forward-mode derivatives, and torch would silently take them for zero."""
     if any(t is not None and may_have_tangent(t) for t in tensors):
         raise Unsupported(
             "no forward-mode derivative here (torch.func.jvp, torch.autograd.forward_ad)"
@@ -23,5 +23,5 @@ def refuse_tangents(*tensors):
 def may_have_tangent(tensor):
     try:
         return forward_ad.unpack_dual(tensor).tangent is not None
-    except RuntimeError:  # torch cannot tell under vmap
+    except RuntimeError:  # under vmap torch does not say
         return True

@@ -10,22 +10,21 @@ import logging
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fa3._options import BOTH_PASSES, Options
 from fa3.torch import operators as operators  # defines torch.ops.fa3.*
 
-# Without Triton the counter says on import that it cannot count Triton kernels. Nobody who imports
-# fa3 asked.
+# Without Triton the counter logs on import that it cannot count Triton kernels, which does not
+# concern fa3.
 counter_log = logging.getLogger("torch.utils.flop_counter")
 counter_log.disabled = True
 from torch.utils.flop_counter import register_flop_formula  # noqa: E402
 
 counter_log.disabled = False
 
-POSITION = {"cu_seqlens_q": 6, "cu_seqlens_k": 7}  # among the options
-
 
 @register_flop_formula(torch.ops.fa3.forward, get_raw=True)
 def forward_flops(q, k, v, *options, **_):
-    return 2 * scores(q, k, options) * (q.shape[-1] + v.shape[-1])
+    return 2 * scores(q, k, Options(*options)) * (q.shape[-1] + v.shape[-1])
 
 
 @register_flop_formula(torch.ops.fa3.forward_out, get_raw=True)
@@ -34,16 +33,17 @@ def forward_out_flops(q, k, v, out, *options, **_):
 
 
 @register_flop_formula(torch.ops.fa3.backward, get_raw=True)
-def backward_flops(do, q, k, v, out, lse, *options, **_):
+def backward_flops(do, q, k, v, out, lse, *rest, **_):
+    options = Options(*rest[: len(BOTH_PASSES)])
     return 2 * scores(q, k, options) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
 def scores(q, k, options):
     """heads * sum over the batch of seqlen_q * seqlen_k."""
-    lengths_q = packed_lengths(q, options, "cu_seqlens_q")
-    lengths_k = packed_lengths(k, options, "cu_seqlens_k")
-    page_table = options[operators.PAGE_TABLE] if len(options) > operators.PAGE_TABLE else None
-    room = k.shape[1] if page_table is None else page_table.shape[1] * k.shape[1]
+    lengths_q = packed_lengths(q, options.cu_seqlens_q)
+    lengths_k = packed_lengths(k, options.cu_seqlens_k)
+    pages = options.page_table
+    room = k.shape[1] if pages is None else pages.shape[1] * k.shape[1]
     if lengths_q is None:
         batch = q.shape[0] if lengths_k is None else len(lengths_k)
         lengths_q = [q.shape[1]] * batch
@@ -52,10 +52,8 @@ def scores(q, k, options):
     return q.shape[-2] * sum(a * b for a, b in zip(lengths_q, lengths_k, strict=True))
 
 
-def packed_lengths(tensor, options, name):
+def packed_lengths(tensor, cu_seqlens):
     """Lengths of a packed tensor's sequences; None if it is not packed."""
-    position = POSITION[name]
-    cu_seqlens = options[position] if len(options) > position else None
     if cu_seqlens is None:
         return None
     if isinstance(cu_seqlens, FakeTensor) or cu_seqlens.is_meta:

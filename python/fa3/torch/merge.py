@@ -8,7 +8,7 @@ do_i = w_i do  and  dlse_i = w_i (dlse + sum_d do (o_i - out)).
 import torch
 from torch.autograd import forward_ad
 
-from fa3 import ops
+from fa3 import _calls
 from fa3.torch.checks import refuse_other_than_tensor, refuse_tangents
 
 
@@ -17,7 +17,7 @@ class Merge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, o_partial, lse_partial, num_threads):
-        out, lse = ops.merge_arrays(o_partial, lse_partial, num_threads)
+        out, lse = _calls.merge(o_partial, lse_partial, num_threads)
         ctx.save_for_backward(o_partial, lse_partial, out, lse)
         return out, lse
 
@@ -26,7 +26,7 @@ class Merge(torch.autograd.Function):
     def backward(ctx, do, dlse):
         o_partial, lse_partial, out, lse = ctx.saved_tensors
         weight = (lse_partial - lse).exp()
-        weight = weight.masked_fill(lse == -torch.inf, 0.0)  # nobody saw a key
+        weight = weight.masked_fill(lse == -torch.inf, 0.0)  # no partial saw a key
         gain = ((o_partial - out) * do).sum(-1).transpose(-1, -2)
         return weight.transpose(-1, -2)[..., None] * do, weight * (dlse + gain), None
 
@@ -36,6 +36,3 @@ def merge(o_partial, lse_partial, num_threads):
     if getattr(forward_ad, "_current_level", 0) >= 0:
         refuse_tangents(o_partial, lse_partial)
     return Merge.apply(o_partial, lse_partial, num_threads)
-
-
-ops.merge_torch = merge

@@ -1,48 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.fa3.{forward, forward_out, backward}: what compilers, counters and modes see.
+"""torch.ops.fa3.{forward, forward_out, backward}: the calls that compilers and modes see.
 
 Plain define + impl: a Python kernel behind one dispatch, the cheapest boundary that torch has for
 code that is not compiled against it. The operators have no autograd formula of their own;
 autograd.py wraps them (torch.library.register_autograd costs several times the call itself).
 Operators are functional with a fixed number of results, and strides of outputs follow from shapes
-(new_out), so that the fake kernels can tell the truth.
+(new_out), so that the fake kernels are right.
 """
 
 import torch
 
 from fa3 import _native
+from fa3._options import BOTH_PASSES, FORWARD, Options
 from fa3.errors import InvalidArgument
 
-OPTIONS = (
-    "bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, "
-    "float? scale=None, Tensor? sink=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
-    "Tensor? seqused_q=None, Tensor? seqused_k=None, SymInt max_seqlen_q=0, "
-    "SymInt max_seqlen_k=0, bool deterministic=False, int engine=0, int num_threads=0, "
-    "SymInt attention_chunk=0, bool batch_invariant=False"
-)
-# Of the forward operators alone, behind the others: no gradient goes through a cache or e4m3.
-CACHE = "Tensor? page_table=None, Tensor? batch_index=None, Tensor? left_padding=None, " + (
-    "int num_splits=0"
-)
-PAGE_TABLE = 17  # its position behind q, k and v
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # device type: dispatch key
-SINK = 5  # its position among the options
 QKV = "Tensor q, Tensor k, Tensor v"
-SCALES = (
-    "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
-    "Tensor? k_mean=None, Tensor? v_mean=None"
-)
+FORWARD_OPTIONS, BACKWARD_OPTIONS = ", ".join(FORWARD), ", ".join(BOTH_PASSES)
 SCHEMAS = {
-    "forward": f"({QKV}, {OPTIONS}, {CACHE}, {SCALES}) -> (Tensor out, Tensor lse)",
-    "forward_out": f"({QKV}, Tensor(a!) out, {OPTIONS}, {CACHE}, {SCALES}) -> Tensor lse",
-    "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {OPTIONS}, Tensor? dlse=None) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    "forward": f"({QKV}, {FORWARD_OPTIONS}) -> (Tensor out, Tensor lse)",
+    "forward_out": f"({QKV}, Tensor(a!) out, {FORWARD_OPTIONS}) -> Tensor lse",
+    "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {BACKWARD_OPTIONS}, "
+    "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
 
-# The memory that an operator gets is the memory that the caller passed, strides included.
+# An operator gets the memory that the caller passed, strides included.
 KEEP_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 
-# What may watch or replace a call. These names are private: without one, the dispatcher is used.
+# Whatever may watch or replace a call. These names are private: if one is missing, every call goes
+# through the dispatcher.
 try:
     from torch._C import (
         _are_functorch_transforms_active,
@@ -73,12 +59,12 @@ NEEDS_DETACHED = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def is_plain_call(q, k, v):
-    """Whether torch's dispatcher would do nothing but call the kernel, which costs it 4 us.
+    """Whether torch's dispatcher would only call the kernel, which takes it 4 us.
 
     So: no compiler, tracer, profiler (of any thread), mode or transform is active, and no tensor
     is of a subclass, on another device, a lazily negated view, or without memory of its own
-    (sparse, or a wrapper). Python cannot see a bare ExecutionTraceObserver, nor that somebody
-    registered another kernel for fa3::forward: these meet calls of torch.ops.fa3 alone.
+    (sparse, or a wrapper). Python cannot see a bare ExecutionTraceObserver or another kernel that
+    was registered for fa3::forward: these see calls of torch.ops.fa3 alone.
     """
     if torch.compiler.is_compiling() or not CAN_SEE_WATCHERS:
         return False
@@ -95,12 +81,12 @@ def is_plain_call(q, k, v):
     )
 
 
-def detached(*tensors):
-    return (None if tensor is None else tensor.detach() for tensor in tensors)
+def detached(*arguments):
+    return (a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
 
 
 def result_shapes(q, v):
-    """Of out and lse: (b, s, h, dv) and (b, h, s), or packed (total, h, dv) and (h, total)."""
+    """Shapes of out and lse: (b, s, h, dv), (b, h, s), or packed (total, h, dv), (h, total)."""
     if q.ndim == 4:
         batch, rows, heads, _ = q.shape
         return (batch, rows, heads, v.shape[-1]), (batch, heads, rows)
@@ -116,15 +102,16 @@ def new_out(q, v):
 
 
 def new_out_quickly(q, v):
-    """The same; by torch.empty_like, which takes half the time, where that gives these strides."""
-    alike = q.ndim in (3, 4) and q.is_contiguous() and q.dtype != torch.float8_e4m3fn
-    if alike and v.ndim == q.ndim and v.shape[-1] == q.shape[-1] and q.shape[-1] % 8 == 0:
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    """new_out, by torch.empty_like where that gives the same strides: it takes half the time."""
+    if q.ndim in (3, 4) and v.ndim == q.ndim and q.is_contiguous():
+        columns = q.shape[-1]
+        if v.shape[-1] == columns and columns % 8 == 0 and q.dtype != torch.float8_e4m3fn:
+            return torch.empty_like(q, memory_format=torch.contiguous_format)
     return new_out(q, v)
 
 
 def new_rows(shape, dtype, device):
-    """On a GPU 16 bytes or a multiple apart, which its copy engine asks for."""
+    """A new tensor. On a GPU its rows lie a multiple of 16 bytes apart, as TMA requires."""
     *rows, columns = shape
     gap = -columns % 8 if device.type == "cuda" else 0
     tensor = torch.empty((*rows, columns + gap), dtype=dtype, device=device)
@@ -141,144 +128,23 @@ def new_gradients(q, k, v, sink):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
 
-def run_forward(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    causal=False,
-    window_left=-1,
-    window_right=-1,
-    softcap=0.0,
-    scale=None,
-    sink=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=0,
-    max_seqlen_k=0,
-    deterministic=False,
-    engine=0,
-    num_threads=0,
-    attention_chunk=0,
-    batch_invariant=False,
-    page_table=None,
-    batch_index=None,
-    left_padding=None,
-    num_splits=0,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    k_mean=None,
-    v_mean=None,
-):
-    """Writes out and lse."""
+def run_forward(q, k, v, out, lse, options):
+    """Writes out and, unless it is None, lse. options: in order, or some of the first."""
     if NEEDS_DETACHED:
-        q, k, v, out, lse, sink = detached(q, k, v, out, lse, sink)
-    _native.forward(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        sink,
-        q_descale,
-        k_descale,
-        v_descale,
-        k_mean,
-        v_mean,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        causal,
-        window_left,
-        window_right,
-        softcap,
-        scale,
-        deterministic,
-        engine,
-        num_threads,
-        attention_chunk,
-        batch_invariant,
-        page_table,
-        batch_index,
-        left_padding,
-        num_splits,
-        lend_like(q) if q.is_cuda else None,
-    )
+        q, k, v, out, lse, *options = detached(q, k, v, out, lse, *options)
+    _native.forward(lend_like(q) if q.is_cuda else None, q, k, v, out, lse, *options)
 
 
-def run_backward(
-    do,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    gradients,
-    causal=False,
-    window_left=-1,
-    window_right=-1,
-    softcap=0.0,
-    scale=None,
-    sink=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=0,
-    max_seqlen_k=0,
-    deterministic=False,
-    engine=0,
-    num_threads=0,
-    attention_chunk=0,
-    batch_invariant=False,
-    dlse=None,
-):
-    """Writes gradients, which are (dq, dk, dv, dsink)."""
-    # Autograd hands over gradients of any layout, an expanded scalar for out.sum(). Nobody who
-    # calls backward() could repair that, so it is done here.
+def run_backward(do, q, k, v, out, lse, dlse, gradients, options):
+    """Writes gradients, (dq, dk, dv, dsink), of which the last is None without a sink."""
+    # Autograd hands over gradients of any layout, an expanded scalar for out.sum(). The caller of
+    # backward() could not repair that, so it is done here.
     if do.stride(-1) != 1:
         do = do.contiguous()
     if NEEDS_DETACHED:
-        do, q, k, v, out, lse, sink, dlse = detached(do, q, k, v, out, lse, sink, dlse)
-    dq, dk, dv, dsink = gradients
-    _native.backward(
-        do,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dlse,
-        sink,
-        dq,
-        dk,
-        dv,
-        None if sink is None else dsink,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        causal,
-        window_left,
-        window_right,
-        softcap,
-        scale,
-        deterministic,
-        engine,
-        num_threads,
-        attention_chunk,
-        batch_invariant,
-        lend_like(q) if q.is_cuda else None,
-    )
+        do, q, k, v, out, lse, dlse, *options = detached(do, q, k, v, out, lse, dlse, *options)
+    lend = lend_like(q) if q.is_cuda else None
+    _native.backward(lend, do, q, k, v, out, lse, dlse, *gradients, *options)
 
 
 def lend_like(tensor):
@@ -288,28 +154,31 @@ def lend_like(tensor):
 
 def forward_kernel(q, k, v, *options):
     out, lse = new_out_quickly(q, v), new_lse(q)
-    run_forward(q, k, v, out, lse, *options)
+    run_forward(q, k, v, out, lse, options)
     return out, lse
 
 
-def forward_without_lse(q, k, v, *options):
-    """No operator: for calls that the dispatcher need not see."""
+def forward_without_lse(q, k, v, options):
+    """No operator: for calls that the dispatcher need not see. options: in order."""
     out = new_out_quickly(q, v)
-    run_forward(q, k, v, out, None, *options)
+    run_forward(q, k, v, out, None, options)
     return out
 
 
 def forward_out_kernel(q, k, v, out, *options):
     lse = new_lse(q)
-    run_forward(q, k, v, out, lse, *options)
+    run_forward(q, k, v, out, lse, options)
     return lse
 
 
-def backward_kernel(do, q, k, v, out, lse, *options):
-    sink = options[SINK] if len(options) > SINK else None
-    gradients = new_gradients(q, k, v, sink)
-    run_backward(do, q, k, v, out, lse, gradients, *options)
-    return gradients
+def backward_kernel(do, q, k, v, out, lse, *rest):
+    options = rest[: len(BOTH_PASSES)]
+    dlse = rest[-1] if len(rest) > len(BOTH_PASSES) else None
+    sink = Options(*options).sink
+    dq, dk, dv, dsink = new_gradients(q, k, v, sink)
+    gradients = dq, dk, dv, None if sink is None else dsink
+    run_backward(do, q, k, v, out, lse, dlse, gradients, options)
+    return dq, dk, dv, dsink
 
 
 for key in KEYS.values():
@@ -319,7 +188,7 @@ for key in KEYS.values():
 
 
 def refuse_partly_meta(*arguments):
-    """One tensor without memory sends a call to the fake kernel, whose results nobody computes."""
+    """One tensor on meta sends the whole call to the fake kernel, which computes nothing."""
     kinds = [a.device.type for a in arguments if isinstance(a, torch.Tensor)]
     if "meta" in kinds and set(kinds) != {"meta"}:
         raise InvalidArgument(
@@ -340,6 +209,6 @@ def _(q, k, v, out, *options):
 
 
 @torch.library.register_fake("fa3::backward", lib=library)
-def _(do, q, k, v, out, lse, *options):
-    refuse_partly_meta(do, q, k, v, out, lse, *options)
-    return new_gradients(q, k, v, options[SINK] if len(options) > SINK else None)
+def _(do, q, k, v, out, lse, *rest):
+    refuse_partly_meta(do, q, k, v, out, lse, *rest)
+    return new_gradients(q, k, v, Options(*rest[: len(BOTH_PASSES)]).sink)

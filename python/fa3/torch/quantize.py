@@ -3,7 +3,7 @@
 
 import torch
 
-from fa3 import quantization
+from fa3 import _calls
 from fa3.errors import InvalidArgument
 from fa3.torch.checks import refuse_other_than_tensor
 from fa3.torch.operators import KEYS, library, refuse_partly_meta
@@ -21,7 +21,7 @@ LENGTHS = 5, 7  # positions of cu_seqlens and max_seqlen after center
 def results(x, scaling, center, options):
     """y, descale and mean; mean has no elements where it is not wanted."""
     cu_seqlens, max_seqlen = (options[at] if len(options) > at else None for at in LENGTHS)
-    y, descale, mean = quantization.new_outputs(x, scaling, center, cu_seqlens, max_seqlen or 0)
+    y, descale, mean = _calls.new_quantized(x, scaling, center, cu_seqlens, max_seqlen or 0)
     return y, descale, x.new_empty((0,), dtype=torch.float32) if mean is None else mean
 
 
@@ -29,7 +29,7 @@ def kernel(x, scaling="block", center=False, *options):
     y, descale, mean = results(x, scaling, center, options)
     defaults = (None, None, False, False, 0, None, None, 0, 0, 0)
     options += defaults[len(options) :]
-    quantization.run(x.detach(), y, descale, mean if center else None, *options)
+    _calls.quantize(x.detach(), y, descale, mean if center else None, *options)
     return y, descale, mean
 
 
@@ -55,6 +55,3 @@ def quantize(x, scaling, center, cos, sin, *options):
         )
     y, descale, mean = torch.ops.fa3.quantize(x, scaling, center, cos, sin, *options)
     return y, descale, mean if center else None
-
-
-quantization.quantize_torch = quantize

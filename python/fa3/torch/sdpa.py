@@ -3,8 +3,8 @@
 
 Goes through torch's registry of flash attention implementations (torch 2.10 and later), under the
 name "fa3": while active, the kernels of the aten flash operators are ours, on CUDA and on the CPU.
-A call that fa3 does not do (dropout, an attention mask, float64, ...) runs the kernel that was
-there before, with one warning per reason.
+A call that fa3 does not support (dropout, an attention mask, float64, ...) runs the kernel that
+was there before, with one warning per reason.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import warnings
 
 import torch
 
+from fa3._options import BOTH_PASSES, Options
 from fa3.errors import Error, Unsupported
 from fa3.torch.operators import new_lse, run_backward, run_forward
 
@@ -19,7 +20,7 @@ NAME = "fa3"
 
 
 class Refused(Exception):
-    """A call that torch's operator defines and fa3 has no argument for."""
+    """A call with an argument of torch's operator that fa3 does not have."""
 
 
 def enable_sdpa():
@@ -80,7 +81,7 @@ class Overrides:
 
 
 def override(library, name, key, kernel):
-    """Puts kernel(**arguments) before the operator's present kernel, which takes what ours refuses.
+    """Puts kernel(**arguments) before the operator's present kernel, which runs refused calls.
 
     Operators come and go with torch's versions; one that is not there needs no kernel.
     """
@@ -104,7 +105,7 @@ def override(library, name, key, kernel):
             warn_once(f"fa3 leaves {op.name()} to torch's own kernel: {error}")
         return previous.call_boxed(keys, *args, **keywords)
 
-    with warnings.catch_warnings():  # that a kernel is replaced, which is the point
+    with warnings.catch_warnings():  # of replacing a kernel, which is the point
         warnings.simplefilter("ignore", UserWarning)
         library.impl(op, dispatch, key, with_keyset=True, allow_override=True)
 
@@ -128,7 +129,7 @@ WITHOUT_EFFECT = {
 
 
 def refuse(**arguments):
-    """Each argument must be off (None, 0, False) or without effect: fa3 has nothing to do it with.
+    """Each argument must be off (None, 0, False) or without effect: fa3 has none of them.
 
     Arguments that a later torch adds come here too.
     """
@@ -166,16 +167,17 @@ def dense_forward(query, key, value, is_causal, scale, lse):
     q, k, v = swapped(query, key, value)
     refuse_top_left_causal(is_causal, q, k)
     output = torch.empty_like(query)
-    run_forward(q, k, v, output.transpose(1, 2), lse, is_causal, scale=scale)
+    options = Options(causal=is_causal, scale=scale)
+    run_forward(q, k, v, output.transpose(1, 2), lse, options)
     return output
 
 
 def dense_backward(grad_out, query, key, value, out, logsumexp, is_causal, scale, gradients):
     do, q, k, v, o = swapped(grad_out, query, key, value, out)
     refuse_top_left_causal(is_causal, q, k)
+    options = Options(causal=is_causal, scale=scale, deterministic=deterministic())
     outputs = (*swapped(*gradients), None)
-    options = {"scale": scale, "deterministic": deterministic()}
-    run_backward(do, q, k, v, o, logsumexp, outputs, is_causal, **options)
+    run_backward(do, q, k, v, o, logsumexp, None, outputs, options[: len(BOTH_PASSES)])
     return gradients
 
 
@@ -230,19 +232,19 @@ PACKED = {
 
 
 def packed_options(named):
-    """Our options from theirs; what is neither known nor off is refused."""
+    """Our options from theirs, in order; what is neither known nor off is refused."""
     refuse(**{name: value for name, value in named.items() if name not in PACKED})
     options = {PACKED[name]: value for name, value in named.items() if name in PACKED}
     for side in ("window_left", "window_right"):
         options[side] = -1 if options[side] is None else options[side]
-    return options
+    return Options(**options)
 
 
 def flash_forward_into(out, query, key, value, **named):
     """(b, s, h, d), or packed (total, h, d)."""
     options = packed_options(named)
     lse = new_lse(query)
-    run_forward(query, key, value, out, lse, **options)
+    run_forward(query, key, value, out, lse, options)
     return lse
 
 
@@ -254,9 +256,9 @@ def flash_forward(query, key, value, **named):
 
 def flash_backward(grad_out, query, key, value, out, logsumexp, **named):
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
-    options = packed_options(named) | {"deterministic": deterministic()}
-    arguments = (grad_out, query, key, value, out, logsumexp)
-    run_backward(*arguments, (*gradients, None), **options)
+    options = packed_options(named)._replace(deterministic=deterministic())
+    arguments = (grad_out, query, key, value, out, logsumexp, None)
+    run_backward(*arguments, (*gradients, None), options[: len(BOTH_PASSES)])
     return gradients
 
 

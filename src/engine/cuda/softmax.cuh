@@ -172,7 +172,7 @@ __device__ __forceinline__ void online_step(float (&scores)[Count], RowState& ro
 
 // An ordinary step of rows that have a reference. The first Early of the thread's weights are taken
 // against that one, in the shadow of the search for the maximum, and multiplied afterwards.
-// Measured: docs/performance-fp8.md.
+// Measured: docs/lab/fp8.md.
 template <int Early, class Score, int Count>
 __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowState& rows,
                                                   const Score& score,

@@ -60,7 +60,7 @@ constexpr Team team() {
   return {&combine_kernel<E, Warps, Ahead>, Warps};
 }
 
-// Measured (docs/performance-decoding.md): most is won where all splits of a row are asked for at
+// Measured (docs/lab/decoding.md): most is won where all splits of a row are asked for at
 // once, by so few warps, of so few registers, that all rows find room.
 template <Element E>
 Team team_for(int64_t most_splits) {

@@ -56,7 +56,7 @@ struct ForwardConfig {
 
   // Starts while the kernel before still runs, a combine or the list of its sequences, say, and
   // waits for its end itself. Dense kernels gain nothing by that, and windows lose 2 to 3%
-  // (docs/performance-decoding.md).
+  // (docs/lab/decoding.md).
   FA3_HD constexpr bool uses_pdl() const { return can_split(); }
 
   // Knows split tiles alone, one for each sequence and head pack, of queries that are dense, under
@@ -94,7 +94,7 @@ struct ForwardConfig {
   FA3_HD constexpr bool rescales_queries() const { return dequantizes() && element != input(); }
 
   // TMA may fill the stages of such a warp; else its lanes do, which is faster where all
-  // SMs read e4m3, but for sixteen rows (docs/performance-decoding.md).
+  // SMs read e4m3, but for sixteen rows (docs/lab/decoding.md).
   FA3_HD constexpr bool may_use_tma() const {
     return is_single_sequence() || !dequantizes() || block_m > 8;
   }

@@ -147,7 +147,7 @@ class ConsumerSoftmax : protected ConsumerTile<C> {
 
  private:
   // From so many corrections on, a warp takes the rest of its tile by online steps: a correction
-  // costs more than an online step. Measured: docs/performance-hopper.md.
+  // costs more than an online step. Measured: docs/lab/hopper.md.
   static constexpr int kMostCorrections = 3;
 
   // A max-tracking step has moved them, and multiplied what was before by zero: like rows that have

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every forward kernel that is built, each for fp16 and bf16 and in every Variant: the whole
 // support matrix on one page. CMake writes one source file for each row into build/;
-// plan_forward.cpp picks the row. Tiles were chosen by measurement: docs/performance-hopper.md.
+// plan_forward.cpp picks the row. Tiles were chosen by measurement: docs/lab/hopper.md.
 #pragma once
 
 #include <array>

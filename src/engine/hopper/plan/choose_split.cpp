@@ -17,7 +17,7 @@ namespace {
 constexpr int kMaxPackLog2 = 4;
 constexpr int kMaxPackLog2OfSplitTiles = 6;
 
-// Microseconds on an H200, measured (docs/performance-decoding.md): of a key of a tile and of each
+// Microseconds on an H200, measured (docs/lab/decoding.md): of a key of a tile and of each
 // of its columns, of a combine until it ends, of a byte of its splits, written and read. What a
 // split saves must be worth the trouble.
 constexpr double kKeyTime = 0.0035, kColumnTime = 36e-6;
@@ -34,7 +34,7 @@ constexpr int kLeastKeysToSplit = 512;
 constexpr double kBusyRanges = 0.96;
 // Up to so many key blocks in each, a range for each SM is enough.
 constexpr int64_t kShortRange = 32;
-// Boxes of fewer rows of a page are slower than copies by threads (docs/performance-decoding.md).
+// Boxes of fewer rows of a page are slower than copies by threads (docs/lab/decoding.md).
 constexpr int kLeastBoxRows = 64;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 

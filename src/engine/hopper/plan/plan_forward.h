@@ -3,6 +3,8 @@
 // is.
 #pragma once
 
+#include <fa3/status.h>
+
 #include "core/plan.h"
 #include "core/problem.h"
 

@@ -13,7 +13,7 @@
 namespace fa3::hopper {
 namespace {
 
-// Measured on an H200 (docs/performance-decoding.md). Half of the SMs read as fast as memory gives,
+// Measured on an H200 (docs/lab/decoding.md). Half of the SMs read as fast as memory gives,
 // if TMA reads what lies side by side: all tiles of one sequence at once. Of e4m3 they do not
 // dequantize as fast, and threads do not copy as fast: then all read what is much.
 constexpr int64_t kLeastKeys = 512;

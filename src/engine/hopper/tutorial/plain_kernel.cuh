@@ -13,7 +13,7 @@
 // warpgroups that take turns (pipeline/ping_pong.cuh), query heads packed into one tile (PackGqa in
 // cuda/rows.h), blocks that a warpgroup skips (scheduler/row_blocks.h), and softmax steps without a
 // maximum (guarded_step in cuda/softmax.cuh). tests/cuda/forward_check.cpp holds this one to
-// float64, tests/cpp/engine/hopper/plain_protocol_test.cpp watches its barriers.
+// float64, tests/cpp/engine/hopper/tutorial/protocol_test.cpp watches its barriers.
 #pragma once
 
 #include <cstddef>

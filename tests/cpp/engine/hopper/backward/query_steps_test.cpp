@@ -104,7 +104,7 @@ void expect_turns_in_order(const Extents& e) {
   }
 }
 
-TEST(QuerySteps, turns_are_taken_once_each_and_in_the_order_of_launches) {
+TEST(QuerySteps, semaphore_turns_come_once_each_and_in_the_order_of_launches) {
   for (const int sq : {1, 64, 130, 500}) {
     for (const int sk : {1, 128, 200, 600}) {
       for (const bool causal : {false, true})

@@ -203,7 +203,7 @@ TEST(BackwardProtocol, dS_multiplied_before_it_has_come_is_found) {
   expect_found_in_ds(Fault::kConsumerPhase,
                      {machine::kUnfilled, machine::kUntold, "deadlock", "barrier"});
 }
-TEST(BackwardProtocol, dS_written_into_a_slot_in_use_is_found) {
+TEST(BackwardProtocol, dS_written_into_a_stage_in_use_is_found) {
   expect_found_in_ds(Fault::kProducerPhase, {"deadlock", machine::kOverRead});
 }
 TEST(BackwardProtocol, dS_released_by_three_of_four_warps_is_found) {

@@ -16,7 +16,7 @@
 namespace fa3::hopper {
 namespace {
 
-TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
+TEST(PackGqa, share_a_tile_where_that_saves_tiles_or_masked_work) {
   constexpr ForwardConfig kConfig{.block_m = 128};
   const auto packed = [&](int64_t queries, int group, bool causal) {
     ForwardLaunch launch;
@@ -39,7 +39,7 @@ TEST(PackedHeads, share_a_tile_where_that_saves_tiles_or_masked_work) {
   EXPECT_EQ(packed(int64_t{1} << 29, 8, true), 2);  // row numbers are 32-bit
 }
 
-TEST(SplitKv, cuts_few_queries_and_leaves_many_alone) {
+TEST(SplitKv, splits_few_queries_and_leaves_many_alone) {
   constexpr int kSms = 132;
   ForwardLaunch decode;
   decode.q.batches = decode.sequences = 4;
@@ -81,7 +81,7 @@ TEST(SplitKv, cuts_few_queries_and_leaves_many_alone) {
   EXPECT_FALSE(split(long_queries, 0, 128).split.active());
 }
 
-// What was measured on one H200, docs/performance-decoding.md: splitting what is done sooner in
+// What was measured on one H200, docs/lab/decoding.md: splitting what is done sooner in
 // whole tiles costs up to four times their time. 12 heads of 64, 1024 queries on 4096 keys are 3%
 // slower for being split.
 TEST(SplitKv, is_made_where_it_pays) {
@@ -132,7 +132,7 @@ Problem stream_k(int64_t batch, int64_t keys) {
   return p;
 }
 
-TEST(SplitKv, short_runs_are_one_a_multiprocessor_and_tiles_are_not_cut_for_little) {
+TEST(SplitKv, short_ranges_are_one_an_sm_and_tiles_are_not_split_for_little) {
   const auto runs = [](int64_t batch, int64_t keys) {
     const Problem p = stream_k(batch, keys);
     ForwardLaunch launch = launch_of(p);
@@ -157,7 +157,7 @@ TEST(SplitKv, counts_the_keys_that_a_window_shows) {
   EXPECT_FALSE(launch.split.active());
 }
 
-TEST(Decoding, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
+TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
   const auto always_splits = [](const auto& change) {
     Problem p = stream_k(4, 8192);
     p.lengths_k.varlen = true;
@@ -233,7 +233,7 @@ TEST(SplitKv, evens_out_lengths_that_are_unknown) {
 }
 
 // Tiles of 64 rows come in splits for two CTAs an SM, those of 128 in half as many.
-TEST(Rows, that_leave_fewer_pieces_to_a_merge_are_chosen) {
+TEST(Rows, that_leave_fewer_splits_to_combine_are_chosen) {
   const auto block_m = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, queries, keys, dim);
     ForwardLaunch launch = launch_of(p);
@@ -264,7 +264,7 @@ Decoded decoded(const Problem& p) {
           1 << launch.split.cluster_log2};
 }
 
-TEST(Streams, do_one_sequence_in_clusters) {
+TEST(SelectDecode, do_one_sequence_in_clusters) {
   const auto one = [](int64_t keys, const auto& change) {
     Problem p = several_tokens(1, 1, keys, 128);
     change(p);
@@ -313,7 +313,7 @@ TEST(Streams, do_one_sequence_in_clusters) {
   }
 }
 
-TEST(Streams, do_several_sequences_of_few_bytes) {
+TEST(SelectDecode, do_several_sequences_of_few_bytes) {
   const auto several = [](int64_t batch, int64_t keys, int64_t dim = 128) {
     return decoded(several_tokens(batch, 1, keys, dim));
   };
@@ -325,7 +325,7 @@ TEST(Streams, do_several_sequences_of_few_bytes) {
   EXPECT_EQ(several(0, 8192), Decoded{});
 }
 
-TEST(Streams, do_quantized_caches_of_any_number_of_sequences) {
+TEST(SelectDecode, do_quantized_caches_of_any_number_of_sequences) {
   const auto quantized = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim) {
     Problem p = several_tokens(batch, queries, keys, dim);
     p.kv_dtype = DType::float8_e4m3;
@@ -343,7 +343,7 @@ TEST(Streams, do_quantized_caches_of_any_number_of_sequences) {
   EXPECT_EQ(quantized(32, 3, 8192, 128), Decoded{});
 }
 
-TEST(Decoding, has_kernels_of_its_own_for_quantized_caches) {
+TEST(SelectStreamK, has_kernels_of_its_own_for_quantized_caches) {
   for (const int64_t dim : {64, 128, 256}) {
     Problem p = stream_k(4, 8192);
     p.head_dim = p.head_dim_v = dim;
@@ -358,7 +358,7 @@ TEST(Decoding, has_kernels_of_its_own_for_quantized_caches) {
 
 // Tiles of 192 rows would leave a third of the SMs idle, or come in two waves for one and a
 // third: those of 128 rows take two thirds to three quarters of their time (measured).
-TEST(Rows, that_fill_the_multiprocessors_better_are_chosen) {
+TEST(Rows, that_fill_the_sms_better_are_chosen) {
   const auto block_m = [](int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys) {
     Problem p = plain();
     p.batch = 1;
@@ -415,7 +415,7 @@ TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
   }
 }
 
-TEST(BatchInvariance, head_dims_group_and_parts_alone_decide) {
+TEST(BatchInvariance, head_dims_group_and_splits_alone_decide) {
   const auto chosen = [](const Problem& p) {
     ForwardLaunch launch = launch_of(p);
     const int row = select_kernel_and_split(p, 132, &launch);

@@ -36,7 +36,7 @@ TEST(BackwardTable, every_row_fits_the_register_file) {
   }
 }
 
-TEST(BackwardTable, slots_of_a_step_are_loaded_while_another_is_at_work) {
+TEST(BackwardTable, stages_of_a_step_are_loaded_while_another_is_at_work) {
   for (const BackwardConfig& c : configs()) EXPECT_GE(c.stages, 2);
 }
 
@@ -99,7 +99,7 @@ BackwardArguments shared_keys(int64_t batches, int64_t rows, int64_t heads) {
   return a;
 }
 
-TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
+TEST(BackwardShares, causal_key_blocks_are_split_by_query_heads) {
   const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
   const auto shares = [&](int64_t batches, int64_t rows, int64_t heads_per_kv_head) {
     return backward_shares(c, shared_keys(batches, rows, 4 * heads_per_kv_head));
@@ -126,7 +126,7 @@ TEST(BackwardShares, causal_key_blocks_are_cut_by_query_heads) {
 }
 
 // Q, dO and the sums of dQ take 2 KB a row and head at 256 columns, half of that at 128.
-TEST(BackwardShares, of_heads_that_fill_the_multiprocessors_have_64_mb_of_rows) {
+TEST(BackwardShares, of_heads_that_fill_the_sms_have_64_mb_of_rows) {
   const auto shares = [](int64_t columns, int64_t rows, int64_t heads_per_kv_head) {
     const BackwardConfig c =
         kBackwardTable[size_t(select_backward_kernel(columns, columns))].config;

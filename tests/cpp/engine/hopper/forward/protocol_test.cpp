@@ -78,9 +78,9 @@ using AllCacheRows = Rows<std::make_integer_sequence<int, int(kCacheTable.size()
 TYPED_TEST_SUITE(CacheProtocol, AllCacheRows);
 
 template <class Number>
-class DecodeProtocol : public testing::Test {};
-using AllDecodeRows = Rows<std::make_integer_sequence<int, int(kStreamKTable.size())>>::Types;
-TYPED_TEST_SUITE(DecodeProtocol, AllDecodeRows);
+class StreamKProtocol : public testing::Test {};
+using AllStreamKRows = Rows<std::make_integer_sequence<int, int(kStreamKTable.size())>>::Types;
+TYPED_TEST_SUITE(StreamKProtocol, AllStreamKRows);
 
 template <ForwardConfig C>
 void expect_all_work_done(std::span<const Shape> shapes) {
@@ -111,7 +111,7 @@ TYPED_TEST(Protocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow
   expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kRagged);
 }
 
-TYPED_TEST(Protocol, pieces_of_tiles_are_multiplied_once_whoever_is_slow) {
+TYPED_TEST(Protocol, splits_of_tiles_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kKernel =
       kForwardTable[TypeParam::kRow].config.with(Element::kBf16, Variant::kGeneral);
   if constexpr (kKernel.can_split()) {
@@ -138,7 +138,7 @@ TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow)
   }
 }
 
-TYPED_TEST(DecodeProtocol, every_block_is_multiplied_and_every_piece_counted_once) {
+TYPED_TEST(StreamKProtocol, every_block_is_multiplied_and_every_split_counted_once) {
   expect_all_work_done<kStreamKTable[TypeParam::kRow].config>(kDecoded);
 }
 
@@ -146,7 +146,7 @@ TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kShapes);
 }
 
-TYPED_TEST(E4m3Protocol, parts_follow_each_other_whoever_is_slow) {
+TYPED_TEST(E4m3Protocol, promotions_follow_each_other_whoever_is_slow) {
   expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kManyParts);
 }
 
@@ -231,12 +231,12 @@ TEST_F(BrokenProtocol, full_after_half_of_the_bytes) {
 TEST_F(BrokenProtocol, nobody_begins) {
   expect_found(Fault::kNoFirstTurn, {"deadlock"});
 }
-TEST_F(BrokenProtocol, a_turn_given_twice) {
+TEST_F(BrokenProtocol, a_ping_pong_turn_passed_twice) {
   expect_found(Fault::kTurnGivenTwice, {"named barrier 1: warp"});
 }
 
 // The same of keys that threads copy: the kernel of few queries, which has one consumer.
-class BrokenGathering : public BrokenProtocol {
+class BrokenCpAsync : public BrokenProtocol {
  protected:
   static constexpr ForwardConfig kGatherer =
       ForwardConfig{.block_m = 64, .block_n = 64, .ping_pong = false, .may_split = true}.with(
@@ -247,14 +247,14 @@ class BrokenGathering : public BrokenProtocol {
   }
 };
 
-TEST_F(BrokenGathering, products_read_without_a_fence) {
+TEST_F(BrokenCpAsync, products_read_without_a_fence) {
   expect_found(Fault::kNoFence, {"no fence.proxy.async between the barrier of copies"});
 }
-TEST_F(BrokenGathering, full_before_the_last_warp_has_copied) {
+TEST_F(BrokenCpAsync, full_before_the_last_warp_has_copied) {
   // A product reads what is on its way, or the barrier counts one arrival for the next phase.
   expect_found(Fault::kOneCopierTooFew, {"read before it was filled"});
 }
-TEST_F(BrokenGathering, released_before_it_was_read) {
+TEST_F(BrokenCpAsync, released_before_it_was_read) {
   expect_found(Fault::kReleaseBeforeRead, {"overwritten while it is read"});
 }
 

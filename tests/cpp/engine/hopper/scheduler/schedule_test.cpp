@@ -416,13 +416,13 @@ void expect_each_key_in_one_slot() {
   }
 }
 
-TEST(WarpKeys, have_each_key_in_one_slot_and_no_slot_without_keys) {
+TEST(WarpKeys, have_each_key_in_one_stage_and_no_stage_without_keys) {
   expect_each_key_in_one_slot<16>();
   expect_each_key_in_one_slot<32>();
   expect_each_key_in_one_slot<64>();
 }
 
-TEST(Divisor, divides_as_the_machine_does) {
+TEST(FastDivisor, divides_as_the_machine_does) {
   for (const uint32_t divisor : {1u, 2u, 3u, 7u, 16u, 17u, 640u, 65537u, 1u << 30, 0x7fffffffu}) {
     const Divisor by = Divisor::of(divisor);
     for (const uint32_t n : {0u, 1u, 6u, 7u, 8u, 12345u, 0x7ffffffeu, 0x7fffffffu}) {

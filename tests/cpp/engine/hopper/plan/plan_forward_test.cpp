@@ -17,7 +17,7 @@ namespace fa3::hopper {
 namespace {
 
 // Register files and stages have no static_assert of their own; shared memory has.
-TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_slot_to_load_into) {
+TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_stage_to_load_into) {
   constexpr int kRegistersPerLaunchThreadQuad = 512;  // 64 K registers over 128 threads
   std::vector<KernelInstance> rows;
   for (const KernelInstance& row : kForwardTable) {
@@ -65,7 +65,7 @@ int columns(const KernelInstance& row) {
   return row.config.head_dim + row.config.head_dim_v;
 }
 
-TEST(ChooseRow, gives_a_row_that_fits_wherever_there_is_one_and_none_with_more_columns) {
+TEST(SelectKernel, gives_a_row_that_fits_wherever_there_is_one_and_none_with_more_columns) {
   for_each_shape([](const ForwardShape& shape) {
     const int chosen = select_kernel(shape);
     bool any = false;
@@ -83,14 +83,14 @@ TEST(ChooseRow, gives_a_row_that_fits_wherever_there_is_one_and_none_with_more_c
   });
 }
 
-TEST(ChooseRow, gives_every_row_to_some_shape) {
+TEST(SelectKernel, gives_every_row_to_some_shape) {
   std::set<int> chosen;
   for_each_shape([&](const ForwardShape& shape) { chosen.insert(select_kernel(shape)); });
   chosen.erase(kNoKernel);
   EXPECT_EQ(chosen.size(), kForwardTable.size()) << "a kernel that nothing chooses is built";
 }
 
-TEST(ChooseRow, gives_every_e4m3_row_to_some_shape) {
+TEST(SelectKernel, gives_every_e4m3_row_to_some_shape) {
   std::set<int> chosen;
   for_each_shape([&](const ForwardShape& shape) {
     for (const Variant variant : {Variant::kDense, Variant::kCapped}) {
@@ -105,7 +105,7 @@ TEST(ChooseRow, gives_every_e4m3_row_to_some_shape) {
   EXPECT_EQ(chosen.size(), kE4m3Table.size()) << "a kernel that nothing chooses is built";
 }
 
-TEST(ChooseRow, gives_every_row_of_quantized_caches_to_some_shape) {
+TEST(SelectKernel, gives_every_row_of_quantized_caches_to_some_shape) {
   std::set<int> chosen;
   for_each_shape(
       [&](const ForwardShape& shape) { chosen.insert(select_kernel(shape, kCacheTable)); });
@@ -113,7 +113,7 @@ TEST(ChooseRow, gives_every_row_of_quantized_caches_to_some_shape) {
   EXPECT_EQ(chosen.size(), kCacheTable.size()) << "a kernel that nothing chooses is built";
 }
 
-TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
+TEST(SelectKernel, gives_short_keys_more_and_smaller_tiles) {
   for_each_shape([](const ForwardShape& shape) {
     ForwardShape longer = shape;
     longer.keys = 100000;
@@ -124,7 +124,7 @@ TEST(ChooseRow, gives_short_keys_more_and_smaller_tiles) {
 }
 
 // Eight heads of 64 queries share keys.
-TEST(ChooseRow, gives_groups_of_short_sequences_several_thread_blocks_a_multiprocessor) {
+TEST(SelectKernel, gives_groups_of_short_sequences_several_ctas_an_sm) {
   for (int64_t d : {64, 128}) {
     const auto chosen = [d](int64_t keys, int64_t rows) {
       return kForwardTable[size_t(select_kernel({d, d, keys, rows}))].config;
@@ -272,7 +272,7 @@ TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
 }
 
 // Tiles of 128 rows, an SM each, of kernels that find tiles themselves.
-TEST(NumberedTiles, are_those_of_ragged_sequences_that_all_have_a_thread_block_at_once) {
+TEST(DirectTiles, are_those_of_varlen_calls_that_fit_one_wave) {
   struct Plan {
     bool direct;
     int64_t workspace;
@@ -308,7 +308,7 @@ TEST(NumberedTiles, are_those_of_ragged_sequences_that_all_have_a_thread_block_a
   EXPECT_FALSE(planned(2, 1000, true, false, true).direct) << "the same for every batch";
 }
 
-TEST(ForwardTable, tiles_that_are_cut_have_one_q_and_its_room_in_the_ring) {
+TEST(ForwardTable, split_tiles_have_one_q_and_its_room_in_the_pipeline) {
   int moved = 0;
   for (const auto& [dense, max_keys, max_rows, why] : kForwardTable) {
     const ForwardConfig general = dense.with(Element::kBf16, Variant::kGeneral);

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every header compiles alone: it includes what it uses, whoever includes it.
+
+    python3 tools/check_headers.py [TEXT...]    # only headers with one of these in their paths
+
+Device headers are read by the host compiler, with the protocol model's doubles of ptx/ in front
+(tests/cpp/engine/hopper/machine); those that only nvcc can read are left out by name. Without a
+CUDA toolkit the Hopper and CUDA headers are left out, which the last line says.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MACHINE = ROOT / "tests/cpp/engine/hopper/machine"
+CUDA = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+GPU = ("src/engine/hopper/", "src/engine/cuda/")
+# Behind the doubles: the instructions themselves, and the tables of wgmma that a script writes.
+NVCC_ALONE = ("src/engine/hopper/ptx/", "src/engine/cuda/instructions.cuh")
+# Compiled once for each instruction set, inside a namespace that its includer opens.
+INCLUDED_ONLY = ("src/engine/cpu/simd/",)
+FLAGS = (
+    *("-std=c++20", "-fsyntax-only", "-x", "c++", "-Wall", "-Wextra"),
+    *("-Wno-unknown-pragmas", "-Wno-missing-field-initializers", "-Wno-unused-function"),
+    *("-include", str(MACHINE / "cuda_words.h"), f"-I{MACHINE}"),
+)
+
+
+def headers(texts: list[str]) -> list[Path]:
+    found = []
+    for folder in ("include", "src"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            name = path.relative_to(ROOT).as_posix()
+            skipped = name.startswith((*NVCC_ALONE, *INCLUDED_ONLY))
+            chosen = not texts or any(text in name for text in texts)
+            if path.suffix in (".h", ".cuh") and chosen and not skipped:
+                found.append(path)
+    return found
+
+
+def problem(header: Path) -> str:
+    """The compiler's first error, or nothing."""
+    with tempfile.NamedTemporaryFile("w", suffix=".cpp") as source:
+        source.write(f'#include "{header}"\n')
+        source.flush()
+        includes = (f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-isystem", str(CUDA))
+        command = [os.environ.get("CXX", "g++"), *FLAGS, *includes, source.name]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    return (errors or done.stderr.splitlines())[0].replace(f"{ROOT}/", "")
+
+
+def main() -> int:
+    chosen = headers(sys.argv[1:])
+    gpu = [path for path in chosen if path.relative_to(ROOT).as_posix().startswith(GPU)]
+    left_out = [] if CUDA.is_dir() else gpu
+    chosen = [path for path in chosen if path not in left_out]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = list(zip(chosen, pool.map(problem, chosen), strict=True))
+    bad = [(path, sentence) for path, sentence in problems if sentence]
+    for path, sentence in bad:
+        print(f"{path.relative_to(ROOT)}: {sentence}")
+    words = f", {len(left_out)} left out: no CUDA toolkit in {CUDA}" if left_out else ""
+    print(f"headers: {len(chosen)} compiled alone, {len(bad)} cannot be{words}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
