@@ -62,7 +62,7 @@ docs: $(VENV)/bin/sphinx-build  ## the pages of docs/ and the API reference as a
 	@(cat docs/reference/Doxyfile; echo OUTPUT_DIRECTORY=$(BUILD)/docs/doxygen) | doxygen -
 	@$(VENV)/bin/sphinx-build -q -E -W --keep-going -d $(BUILD)/docs/doctrees \
 	  -D breathe_projects.fa3=$(abspath $(BUILD))/docs/doxygen/xml docs $(BUILD)/docs/html
-	@echo "open $(BUILD)/docs/html/reference/index.html"
+	@echo "open $(BUILD)/docs/html/index.html"
 
 $(VENV)/bin/sphinx-build: $(VENV)/bin/pytest requirements-docs.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-docs.txt

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
 project = "fa3"
 extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["lab", "results"]
+exclude_patterns = ["lab"]
 html_theme = "furo"
 html_title = "fa3"
 html_static_path = ["reference/static"]
