@@ -9,9 +9,7 @@ import figures
 
 @dataclass(frozen=True)
 class Piece:
-    name: (
-        str  # of its files, results/MACHINE/name.jsonl and figures/MACHINE/name.svg in docs/lab
-    )
+    name: str  # of its files, results/MACHINE/name.jsonl and figures/MACHINE/name.svg in docs/lab
     title: str
     words: str  # of the page
     program: str  # in benchmarks/, with its options: what writes the rows
