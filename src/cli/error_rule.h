@@ -22,8 +22,8 @@ constexpr double unit_roundoff(fa3_dtype dtype) {
   return dtype == FA3_FLOAT32 ? 0x1p-24 : dtype == FA3_FLOAT16 ? 0x1p-11 : 0x1p-8;
 }
 
-// For a whole call: its dtypes' roundoff, and the relative error of exp(s), which is the error of s:
-// a float32 sum of `dim` products, in whatever order, whose roundoffs add up like random steps.
+// For a whole call: its dtypes' roundoff, and the relative error of exp(s), which is the error of
+// s: a float32 sum of `dim` products, in whatever order, whose roundoffs add up like random steps.
 inline double roundoff_of_call(fa3_dtype in, fa3_dtype out, double dim, double largest_score) {
   const double steps = std::max(1.0, std::sqrt(dim) / 2);
   return std::max(unit_roundoff(in), unit_roundoff(out)) + 0x1p-24 * steps * largest_score;

@@ -22,8 +22,8 @@ struct GroupShape {
   int64_t rows;
   // Elements of a packed key tile in 32 bits: as many times more keys take the same cache.
   int64_t packing;
-  // Up to this many rows of a key head, packing costs more than it saves: keys and values are read in
-  // place.
+  // Up to this many rows of a key head, packing costs more than it saves: keys and values are read
+  // in place.
   int64_t stream_rows;
 };
 // Also of vdpbf16ps, which was measured with as many keys as floats.

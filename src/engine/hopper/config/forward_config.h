@@ -29,7 +29,7 @@ struct ForwardConfig {
           // become fp16 on the way to the other (dequantize_keys.cuh); 0: they have it
   bool may_split = false;  // general kernels can split tiles along the keys; not with three
                            // consumers, which leave the producer no registers for it
-  bool guarded = true;  // softmax steps that leave the reference where it is (cuda/softmax.cuh)
+  bool guarded = true;     // softmax steps that leave the reference where it is (cuda/softmax.cuh)
   Variant variant = Variant::kDense;
 
   FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tile lies in shared memory, and its wgmma descriptors. A tile of R rows is stored as slabs of
-// 64 (or 32) columns: slab[c / slab_columns][row][c % slab_columns], each row 128 (or 64) bytes
+// How a tile lies in shared memory, and its wgmma descriptors. A tile of R rows is stored as slabs
+// of 64 (or 32) columns: slab[c / slab_columns][row][c % slab_columns], each row 128 (or 64) bytes
 // wide with its 16-byte chunks permuted by the row's low bits (the hardware's swizzle: TMA and
 // wgmma agree on it). Plain constexpr: tested on the host. Next: fragment.h.
 #pragma once
