@@ -26,7 +26,7 @@ HOPPER_ROOMS = {
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "instances/": "forward/ decode/ backward/ config/",
-    "plan/": "launch/ instances/ scheduler/ config/ host/",
+    "plan/": "instances/ fp8/ forward_params.h scheduler/ config/ host/",
     "launch/": "plan/ instances/ backward/ fp8/ combine/ forward_params.h scheduler/ config/ host/",
 }
 

@@ -56,7 +56,7 @@ Status describe_padding(const CacheArguments& cache, const fa3_tensor& q, Purpos
       const int64_t used = problem->lengths_k.rows_of(b).used;
       if (skipped < 0 || skipped > used) {
         return invalid("left_padding: expected a number in [0, ", used, "] for sequence ", b,
-                       ", which has so many keys, got ", skipped);
+                       ", which has that many keys, got ", skipped);
       }
     }
   }

@@ -118,8 +118,8 @@ before every call and one after the last.
 On a GPU (--engine hopper) times are its own clock's, after warming up, with the L2 cache flushed
 before each call; its peak is not measured, and is null in JSON. Calls follow each other at once, so
 long ones run at the clock that the power limit leaves.
---compare OLD NEW measures nothing: it names the cases of two such files whose medians differ by more
-than 2% and whose rounds (10th to 90th percentile) lie apart. Exit code 1 if any became slower.
+--compare OLD NEW measures nothing: it names the cases of two such files whose medians differ by
+more than 2% and whose rounds (10th to 90th percentile) lie apart. Exit code 1 if any became slower.
 
 Examples:
   fa3 bench --seqlen 1024,4096 --head-dim 64,128 --causal 0,1
@@ -243,8 +243,8 @@ Examples:
 }
 
 constexpr const char* kFp8Help = R"(
-Data: N(0,1) + N(0,100) Bernoulli(0.001), the outliers of the FlashAttention-3 paper, new ones for each
-seed; or .npy files of shape (batch, seq, heads, dim). RMSE: root mean square of O minus that of the
+Data: N(0,1) + N(0,100) Bernoulli(0.001), the outliers of the FlashAttention-3 paper, new ones for
+each seed; or .npy files of shape (batch, seq, heads, dim). RMSE: root mean square of O minus that of the
 fp64 reference on the same unrounded data; the median over the seeds. better: how many times smaller
 than with a scale per tensor. FP8 rounds Q, K and V, and here nothing else; outputs are fp16.
 

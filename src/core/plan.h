@@ -49,10 +49,9 @@ struct Plan {
   EnginePlan decided;        // the engine's own description of it
   int64_t block_q = 0;       // query rows per tile (0: the engine has no tiles)
   int64_t block_k = 0;       // keys per tile
-  int64_t packed_heads = 1;  // query heads that share a tile
-  int64_t num_splits =
-      1;  // parts that the keys are cut into, merged at the end; 0: by their lengths
-  int64_t num_tasks = 0;  // independent pieces of work
+  int64_t packed_heads = 1;  // query heads that share a tile (PackGQA)
+  int64_t num_splits = 1;  // of a tile's keys, combined at the end; 0: by their lengths (stream-K)
+  int64_t num_tasks = 0;   // tiles or splits, independent of each other
   int num_threads = 1;
   int64_t workspace_bytes = 0;  // what the caller must provide
   std::string why;              // the reasons, as sentences

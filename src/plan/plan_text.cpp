@@ -10,7 +10,7 @@ std::string plan_text(const Plan& plan) {
   if (plan.block_q > 0) {
     text += concat("tile ", plan.block_q, " query rows x ", plan.block_k, " keys\n");
   }
-  if (plan.packed_heads > 1) text += concat("packed heads ", plan.packed_heads, "\n");
+  if (plan.packed_heads > 1) text += concat("PackGQA heads ", plan.packed_heads, "\n");
   text +=
       concat("splits ", plan.num_splits, "\ntasks ", plan.num_tasks, "\nthreads ", plan.num_threads,
              "\nworkspace ", plan.workspace_bytes, " bytes\nwhy ", plan.why, "\n");

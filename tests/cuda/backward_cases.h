@@ -170,7 +170,7 @@ inline std::vector<BackwardCase> cases() {
       {1, 7, 1, 300, 200, true},
       {2, 6, 2, 333, 500, true, 16},
       {2, 16, 2, 300, 400, true},
-      {6, 640, 80, 8, 60, true},  // several heads a share
+      {6, 640, 80, 8, 60, true},  // several heads a split
       {1, 17, 1, 150, 150, true},
       {2, 2, 2, 257, 129, false, 8},
       {2, 2, 2, 129, 257, true, 24},

@@ -4,9 +4,9 @@
 //   fa3_gpu_check_backward [--list] [--only TEXT] [--rows FIRST END] [--repeats N]
 //                          [--verbose] [--time]
 // --list: the rows of the kernel table. --only: cases with TEXT in their names. --rows: of the
-// table, half-open. --repeats: launches of each case that must give the same bits: dQ where it is
-// to be deterministic, dK and dV unless causal heads that share keys add them up. --verbose: a line
-// for every case, not only for those that fail. --time: speed instead.
+// table, half-open. --repeats: launches of each case that must give the same bits: dQ in
+// deterministic calls, dK and dV unless query heads are split. --verbose: a line for every case,
+// not only for those that fail. --time: speed instead.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -26,7 +26,7 @@
 namespace fa3::testing {
 namespace {
 
-using hopper::BackwardArguments;
+using hopper::BackwardCall;
 using hopper::BackwardKernel;
 using hopper::Element;
 using hopper::TensorSpan;
@@ -174,7 +174,7 @@ bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, boo
   reference_dkv<T><<<dim3(c.seqlen_k, c.kv_heads, c.batches), 128>>>(s, t);
   CHECK_CUDA(cudaDeviceSynchronize());
 
-  BackwardArguments a;
+  BackwardCall a;
   a.q = span_of(q.data, of_q.batches, of_q.rows, c.heads, s.head_dim);
   a.k = span_of(k.data, of_k.batches, of_k.rows, c.kv_heads, s.head_dim);
   a.v = span_of(v.data, of_k.batches, of_k.rows, c.kv_heads, s.head_dim_v);
@@ -207,15 +207,15 @@ bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, boo
   };
   a.lengths_q = lengths(of_q, c.seqlen_q, packed_q, cu_q.data, used_q.data);
   a.lengths_k = lengths(of_k, c.seqlen_k, packed_k, cu_k.data, used_k.data);
-  DeviceArray<char> workspace(size_t(backward_workspace_bytes(kernel.config, a)));
-  a.workspace = workspace.data;
+  const hopper::BackwardPlan plan = plan_launches(kernel, a, device_sms());
+  DeviceArray<char> workspace(size_t(plan.workspace.bytes));
   std::vector<T> first_dq, first_dk, first_dv;
   std::vector<float> first_d_sink;
   bool ok = true;
   std::string where;
   for (int run = 0; run < 1 + repeats; ++run) {
     const Watchdog watchdog("case " + name);
-    CHECK_CUDA(launch_backward(kernel, a, 0));
+    CHECK_CUDA(launch_backward(plan, workspace.data, 0));
     CHECK_CUDA(cudaDeviceSynchronize());
     if (run == 0) {
       first_dq = dq.fetch();

@@ -98,7 +98,7 @@ inline int time_all(const std::string& only) {
           if (std::string(what).find(only) == std::string::npos) continue;
           const int b = kTokens / s;
           fill_lse<<<256, 256>>>(lse.data, size_t(b) * heads * s, s, causal);
-          hopper::BackwardArguments a;
+          hopper::BackwardCall a;
           const auto span = [&](auto& t) { return span_of(t.data, b, s, heads, d); };
           a.q = span(q), a.k = span(k), a.v = span(v), a.o = span(o), a.d_o = span(d_o);
           a.dq = span(dq), a.dk = span(dk), a.dv = span(dv);
@@ -107,12 +107,12 @@ inline int time_all(const std::string& only) {
           if (causal) a.mask.right = 0;
           a.seqlen_q = a.seqlen_k = s;
           a.deterministic = deterministic;
-          DeviceArray<char> workspace(size_t(backward_workspace_bytes(kernel.config, a)));
-          a.workspace = workspace.data;
-          constexpr int kStreamK = 11;
+          const hopper::BackwardPlan plan = plan_launches(kernel, a, device_sms());
+          DeviceArray<char> workspace(size_t(plan.workspace.bytes));
+          constexpr int kRuns = 11;
           const auto run = [&](int launches) {
-            return 1e3f * timing.median(what, kStreamK, [&] {
-              CHECK_CUDA(launch_backward(kernel, a, 0, launches));
+            return 1e3f * timing.median(what, kRuns, [&] {
+              CHECK_CUDA(launch_backward(plan, workspace.data, 0, launches));
             });
           };
           const float all = run(hopper::kAllLaunches);

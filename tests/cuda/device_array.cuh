@@ -22,6 +22,14 @@ namespace fa3::testing {
     }                                                                                      \
   } while (0)
 
+// SMs of the current device.
+inline int device_sms() {
+  int device = 0, sms = 0;
+  CHECK_CUDA(cudaGetDevice(&device));
+  CHECK_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+  return sms;
+}
+
 // Filled with NaN.
 template <typename T>
 struct DeviceArray {

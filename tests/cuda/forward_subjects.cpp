@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/forward_subjects.h"
+#include "engine/hopper/config/decode_shape.h"
 
 #include <cstdio>
 #include <span>
 
 #include "cuda/plain_launch.h"
+#include "engine/cuda/device.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
@@ -30,9 +33,17 @@ fa3_dtype dtype_of(Element element) {
 // How the same kernel is launched besides: tiles split along the keys, keys in caches.
 struct Form {
   const char* name = "";
+  hopper::Scheduler scheduler = hopper::Scheduler::kStaticPersistent;  // or another of whole tiles
   hopper::SplitKv split{};
   std::optional<CacheForm> cache{};
+
+  bool finds_own_tiles() const { return hopper::Tiling{.scheduler = scheduler}.finds_own_tiles(); }
 };
+
+int num_sms() {
+  int count = 0;
+  return cuda::count_sms(0, &count).ok() ? count : 0;
+}
 
 Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   constexpr const char* kVariants[] = {"",          " general", " capped",
@@ -42,31 +53,36 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
                 g.dequantizes() ? " over e4m3" : "", g.head_dim, g.head_dim_v, g.block_m, g.block_n,
                 kVariants[int(g.variant)], form.name);
-  const auto launch = [kernel, split = form.split](const Problem& problem, Placement& placement) {
-    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
-    arguments.pack = hopper::choose_pack(kernel.config, arguments);
-    arguments.split = split;
-    arguments.workspace = placement.workspace(
-        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
-    return hopper::launch_forward(kernel, arguments, nullptr);
+  const auto launch = [kernel, form](const Problem& problem, Placement& placement) {
+    const hopper::ForwardCall call = hopper::call_of(problem);
+    const hopper::PackGqa pack = hopper::choose_pack(kernel.config, call);
+    const hopper::Tiling tiling = form.finds_own_tiles()
+                                      ? hopper::Tiling{pack, form.scheduler, form.split}
+                                      : hopper::whole_tiles(kernel.config, call, pack);
+    const hopper::ForwardPlan plan = hopper::plan_launch(kernel, call, tiling, num_sms());
+    return hopper::launch_forward(
+        plan, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
   };
-  const bool other_form = form.split.finds_own_tiles() || form.cache;
+  const bool other_form = form.finds_own_tiles() || form.cache;
   return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
           launch, form.cache, other_form,   g.dequantizes()};
 }
 
-// Each for a CTA, or a cluster of so many.
+// Each for a CTA, or a cluster of them.
 struct StreamKRanges {
-  int count;  // of kernels for one sequence: of each tile
+  int count;  // kernels for one sequence: of each tile
   int cluster_log2 = 0;
 };
 
-// Cut into stream-K ranges, as always where such a kernel is chosen.
-void split_into_ranges(hopper::ForwardLaunch* launch, const StreamKRanges& ranges) {
-  launch->pack = hopper::most_packed(launch->heads_per_kv_head, true);
-  launch->split = {.num_splits = hopper::SplitKv::kStreamK,
-                   .ctas = ranges.count,
-                   .cluster_log2 = ranges.cluster_log2};
+// Stream-K, as always where such a kernel is chosen.
+hopper::Tiling tiling_of(const ForwardConfig& config, const hopper::ForwardCall& call,
+                         const StreamKRanges& ranges) {
+  const hopper::PackGqa pack = hopper::most_packed(call.heads_per_kv_head, true);
+  const int tiles =
+      config.is_single_sequence() ? int(hopper::num_split_tiles(config, call, pack)) : 1;
+  return {pack,
+          hopper::Scheduler::kStreamK,
+          {.ctas = ranges.count * tiles, .cluster_log2 = ranges.cluster_log2}};
 }
 
 Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const Form& form) {
@@ -79,14 +95,11 @@ Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const 
   subject.only_ordinary_scores = false;
   subject.always_splits = kernel.config;
   subject.launch = [kernel, ranges](const Problem& problem, Placement& placement) {
-    hopper::ForwardLaunch arguments = hopper::launch_of(problem);
-    split_into_ranges(&arguments, ranges);
-    if (kernel.config.is_single_sequence()) {
-      arguments.split.ctas *= int(num_split_tiles(kernel.config, arguments));
-    }
-    arguments.workspace = placement.workspace(
-        static_cast<size_t>(hopper::forward_workspace_bytes(kernel.config, arguments)));
-    return hopper::launch_forward(kernel, arguments, nullptr);
+    const hopper::ForwardCall call = hopper::call_of(problem);
+    const hopper::ForwardPlan plan =
+        hopper::plan_launch(kernel, call, tiling_of(kernel.config, call, ranges), num_sms());
+    return hopper::launch_forward(
+        plan, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
   };
   return subject;
 }
@@ -97,12 +110,10 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
   std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d%s%s", g.head_dim, g.head_dim_v, g.block_m,
                 g.block_n, g.general() ? " capped" : "", form.name);
   const auto launch = [kernel](const Problem& problem, Placement& placement) {
-    hopper::E4m3Launch arguments = hopper::e4m3_launch_of(problem);
-    arguments.forward.pack = hopper::choose_e4m3_pack(kernel.config, arguments);
-    arguments.forward.workspace = placement.workspace(
-        static_cast<size_t>(hopper::e4m3_workspace_bytes(kernel.config, arguments)));
-    const cudaError_t error = hopper::prepare_e4m3_launch(kernel, &arguments, nullptr);
-    return error != cudaSuccess ? error : hopper::launch_prepared_e4m3(kernel, arguments, nullptr);
+    const hopper::E4m3Plan plan =
+        hopper::plan_e4m3_launch(kernel, problem, hopper::call_of(problem), num_sms());
+    return hopper::launch_e4m3(plan, placement.workspace(static_cast<size_t>(plan.workspace_bytes)),
+                               nullptr);
   };
   return {name,      g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3,
           g.variant, launch,     form.cache,   form.cache.has_value()};
@@ -111,39 +122,38 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
 Subject plain_subject(int head_dim, Element element) {
   const std::string name = std::string(name_of(element)) + " d" + std::to_string(head_dim);
   const auto launch = [=](const Problem& problem, Placement&) {
-    return hopper::launch_plain(head_dim, element, hopper::launch_of(problem), nullptr);
+    return hopper::launch_plain(head_dim, element, hopper::call_of(problem), nullptr);
   };
   return {name + " plain", head_dim, head_dim, dtype_of(element), Variant::kDense, launch};
 }
 
-constexpr hopper::SplitKv kSevenRanges{.num_splits = hopper::SplitKv::kStreamK, .ctas = 7};
-constexpr hopper::SplitKv kThreeSplits{.num_splits = 3};
-// As many as two, four and eight warps combine, of a row each.
-constexpr hopper::SplitKv kTenSplits{.num_splits = 10}, kSixteenSplits{.num_splits = 16},
-    kFortySplits{.num_splits = 40};
-constexpr hopper::SplitKv kDirect{.direct = true};
+constexpr auto kStreamK = hopper::Scheduler::kStreamK;
+constexpr auto kFixedSplit = hopper::Scheduler::kFixedSplit;
 const Form kForms[] = {
-    {.name = ", 7 ranges", .split = kSevenRanges},
-    {.name = ", 3 splits", .split = kThreeSplits},
-    {.name = ", 10 splits", .split = kTenSplits},
-    {.name = ", 16 splits", .split = kSixteenSplits},
-    {.name = ", 40 splits", .split = kFortySplits},
-    {.name = ", direct", .split = kDirect},
+    {.name = ", 7 ranges", .scheduler = kStreamK, .split = {.ctas = 7}},
+    {.name = ", 3 splits", .scheduler = kFixedSplit, .split = {.num_splits = 3}},
+    // As many as two, four and eight warps combine, of a row each.
+    {.name = ", 10 splits", .scheduler = kFixedSplit, .split = {.num_splits = 10}},
+    {.name = ", 16 splits", .scheduler = kFixedSplit, .split = {.num_splits = 16}},
+    {.name = ", 40 splits", .scheduler = kFixedSplit, .split = {.num_splits = 40}},
+    {.name = ", direct", .scheduler = hopper::Scheduler::kDirect},
     {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
     {.name = ", pages of 7", .cache = CacheForm{.page_size = 7, .indexed = true}},
     {.name = ", pages of 256 in ranges",
-     .split = kSevenRanges,
+     .scheduler = kStreamK,
+     .split = {.ctas = 7},
      .cache = CacheForm{.page_size = 256}},
     {.name = ", left padding", .cache = CacheForm{.page_size = 64, .padded_left = true}},
     {.name = ", entries in splits",
-     .split = kThreeSplits,
+     .scheduler = kFixedSplit,
+     .split = {.num_splits = 3},
      .cache = CacheForm{.indexed = true, .padded_left = true}},
 };
 
 bool can_launch(const ForwardConfig& config, const Form& form) {
   const bool single_rows = form.cache && (form.cache->page_size % 2 != 0 ||
                                           (form.cache->page_size > 0 && form.cache->padded_left));
-  return (!form.split.finds_own_tiles() || config.can_split()) &&
+  return (!form.finds_own_tiles() || config.can_split()) &&
          (!single_rows || hopper::copies_single_rows(config));
 }
 
@@ -165,9 +175,9 @@ const Form kDecodeForms[] = {{},
 void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
   const ForwardConfig& config = kernel.config;
   const std::span<const StreamKRanges> all =
-      config.overlaps_next_call()   ? std::span<const StreamKRanges>(kOverlappingSplits)
-      : config.is_single_sequence() ? std::span<const StreamKRanges>(kTileSplits)
-                                    : std::span<const StreamKRanges>(kDecodeRanges);
+      decode_shape(config).overlaps_next_call() ? std::span<const StreamKRanges>(kOverlappingSplits)
+      : config.is_single_sequence()             ? std::span<const StreamKRanges>(kTileSplits)
+                                                : std::span<const StreamKRanges>(kDecodeRanges);
   for (const StreamKRanges& ranges : all) {
     for (const Form& form : kDecodeForms) {
       if (can_launch(config, form)) subjects->push_back(decode_subject(kernel, ranges, form));
@@ -264,20 +274,23 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
   if (subject.dtype == FA3_FLOAT8_E4M3) {
     const bool known =
         hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
-    return known && hopper::check_e4m3(problem).ok() && hopper::check_e4m3_layouts(problem).ok();
+    return known && hopper::check_e4m3(problem).ok() &&
+           hopper::check_e4m3_layouts(hopper::call_of(problem)).ok();
   }
   if (subject.quantized_cache) {
-    const hopper::ForwardLaunch launch = hopper::launch_of(problem);
-    if (!hopper::check_forward(problem).ok() || hopper::tensor_map_obstacle(launch.k) ||
-        hopper::tensor_map_obstacle(launch.v)) {
+    const hopper::ForwardCall call = hopper::call_of(problem);
+    if (!hopper::check_forward(problem).ok() || hopper::tensor_map_obstacle(call.k) ||
+        hopper::tensor_map_obstacle(call.v)) {
       return false;
     }
   }
   if (subject.always_splits) {
-    hopper::ForwardLaunch launch = hopper::launch_of(problem);
-    split_into_ranges(&launch, {1});
-    if (!hopper::always_splits(*subject.always_splits, problem, launch)) return false;
-    if (subject.always_splits->is_single_sequence() && launch.sequences != 1) return false;
+    const ForwardConfig& config = *subject.always_splits;
+    const hopper::ForwardCall call = hopper::call_of(problem);
+    const hopper::Tiling one_range{
+        hopper::most_packed(call.heads_per_kv_head, true), kStreamK, {.ctas = 1}};
+    if (!hopper::always_splits(config, problem, call, one_range)) return false;
+    if (config.is_single_sequence() && call.sequences != 1) return false;
   }
   const Variant needed = hopper::variant_of(problem);
   return needed == subject.variant ||

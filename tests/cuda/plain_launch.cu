@@ -7,7 +7,7 @@ namespace fa3::hopper {
 namespace {
 
 template <int HeadDim, Element E>
-cudaError_t launch(const ForwardLaunch& a, cudaStream_t stream) {
+cudaError_t launch(const ForwardCall& a, cudaStream_t stream) {
   constexpr int kBlockN = HeadDim <= 128 ? 128 : 64;  // a consumer thread has 232 registers
   using Forward = PlainForward<E, HeadDim, kBlockN>;
   const auto kernel = plain_kernel<E, HeadDim, kBlockN>;
@@ -22,15 +22,14 @@ cudaError_t launch(const ForwardLaunch& a, cudaStream_t stream) {
 }
 
 template <int HeadDim>
-cudaError_t launch(Element element, const ForwardLaunch& a, cudaStream_t stream) {
+cudaError_t launch(Element element, const ForwardCall& a, cudaStream_t stream) {
   return element == Element::kBf16 ? launch<HeadDim, Element::kBf16>(a, stream)
                                    : launch<HeadDim, Element::kFp16>(a, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_plain(int head_dim, Element element, const ForwardLaunch& a,
-                         cudaStream_t stream) {
+cudaError_t launch_plain(int head_dim, Element element, const ForwardCall& a, cudaStream_t stream) {
   switch (head_dim) {
     case 64:
       return launch<64>(element, a, stream);

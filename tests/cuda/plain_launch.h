@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/plan/forward_call.h"
 
 namespace fa3::hopper {
 
@@ -12,7 +12,7 @@ namespace fa3::hopper {
 inline constexpr int kPlainHeadDims[] = {64, 128, 256};
 
 // cudaErrorInvalidValue: it is not built for this head dim, or cannot read the tensors.
-cudaError_t launch_plain(int head_dim, Element element, const ForwardLaunch& launch,
+cudaError_t launch_plain(int head_dim, Element element, const ForwardCall& launch,
                          cudaStream_t stream);
 
 }  // namespace fa3::hopper

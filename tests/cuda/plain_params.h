@@ -4,14 +4,14 @@
 #pragma once
 
 #include "engine/hopper/host/launch.h"
-#include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/tutorial/plain_kernel.cuh"
 
 namespace fa3::hopper {
 
 // What a launch of Forward, a PlainForward, is given. False: the driver refuses the tensors.
 template <class Forward>
-bool plain_params(const ForwardLaunch& a, Element element, PlainParams* p) {
+bool plain_params(const ForwardCall& a, Element element, PlainParams* p) {
   constexpr double kLog2E = 1.4426950408889634;
   constexpr auto kQ = Forward::kQ, kKv = Forward::kKv;
   p->output = {.o = row_tensor(a.o), .lse = a.lse};

@@ -38,7 +38,7 @@ FA3_RIVAL int64_t rival_workspace(const RivalProblem*) {
 FA3_RIVAL int rival_forward(const RivalProblem* p, void* stream) {
   using namespace fa3::hopper;
   if (p->dtype != FA3_FLOAT16 && p->dtype != FA3_BFLOAT16) return 1;
-  ForwardLaunch launch;
+  ForwardCall launch;
   launch.q = span(p->q, p->batch, p->seqlen_q, p->heads_q, p->head_dim);
   launch.k = span(p->k, p->batch, p->seqlen_k, p->heads_k, p->head_dim);
   launch.v = span(p->v, p->batch, p->seqlen_k, p->heads_k, p->head_dim_v);

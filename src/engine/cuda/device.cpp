@@ -100,6 +100,12 @@ Status count_sms(int device, int* count) {
   return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
 }
 
+Status finish(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();
+  return {StatusCode::device_error, concat(what, ": ", cudaGetErrorString(error))};
+}
+
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream) {
   const DeviceScope scope(device);
   cudaError_t error = scope.error();

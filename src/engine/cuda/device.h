@@ -32,6 +32,10 @@ Status check_device(int device, Capability needed);
 
 Status count_sms(int device, int* count);
 
+// How a call on the device ended, after `what` has queued its work. The last error is this
+// thread's, shared with the caller's own CUDA code: none is left behind.
+Status finish(cudaError_t error, const char* what);
+
 // Copies device memory to the host behind what the stream has queued, and waits for it.
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream);
 

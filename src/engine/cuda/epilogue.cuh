@@ -10,14 +10,14 @@
 
 namespace fa3::cuda {
 
-// Where a lane's stores go: of its two rows, 8 columns of each 32.
+// Where a lane's stores go: to 8 of each 32 columns of its two rows.
 struct LaneOutput {
   static constexpr int kColumns = 8;
   static constexpr int kStride = kColumns * kQuadLanes;
 
   uint16_t* row[kRowsPerThread];
   bool row_exists[kRowsPerThread];
-  int columns_left;  // of the tensor, from the lane's first
+  int columns_left;  // in the tensor, from the lane's first column on
 
   __device__ __forceinline__ LaneOutput(const RowTensor& o, int batch, const LaneRows& rows) {
     const int lane_column = int(thread_in_block() % kQuadLanes) * kColumns;
@@ -45,7 +45,7 @@ struct LaneOutput {
   }
 };
 
-// Finite for a row without weights (all its scores are -inf), whose O is 0. A NaN sum needs no
+// Finite for a row without P (all its scores are -inf), which has an O of 0. A NaN sum needs no
 // care: O is NaN by then.
 __device__ __forceinline__ float inverse_of(float sum) {
   constexpr float kLeast = 0x1p-126f;
@@ -84,8 +84,8 @@ __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
   }
 }
 
-// A lane's numbers of its row r in float32: 2 of each 8 columns. `o`: the lane's first in that row;
-// `columns`: of the tensor from there on, or 0; even, unless there are tails.
+// Stores a lane's numbers of its row r in float32: 2 of each 8 columns. `o`: the lane's first
+// number in that row; `columns`: the tensor's from there on, or 0; even, unless there are tails.
 template <bool Tails, int Count>
 __device__ __forceinline__ void store_floats(float* o, int columns, const float (&output)[Count],
                                              int r, float factor) {
@@ -140,15 +140,15 @@ __device__ __forceinline__ void store_lse(const RowFloats& lse, int batch, const
   const bool stores = lse.data && thread_in_block() % kQuadLanes == 0;
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
-    // A row without weights has sum 0, so -inf comes out.
+    // A row without P has sum 0, so -inf comes out.
     store_global_if(stores && rows.exists[r],
                     lse.data + lse.strides.offset(batch, rows.head[r], rows.row[r]),
                     (ref[r] + lg2(sum[r])) * kLn2);
   }
 }
 
-// A sink is one more key of its head, without a value: it joins sum and LSE. Where it is above all
-// scores the LSE is counted from it; its part of the sum may overflow then, and O is zero.
+// A sink is one more key of its head, without a value: it joins sum and LSE. If it is above all
+// scores the LSE is computed relative to it; its part of the sum may overflow then, and O is zero.
 __device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to, int batch,
                                                         const LaneRows& rows,
                                                         const float (&ref)[kRowsPerThread],
@@ -167,13 +167,13 @@ __device__ __forceinline__ void add_sinks_and_store_lse(const ForwardOutput& to,
   }
 }
 
-// What the sums of weights times V have left of V: nothing to do, where V stands for itself.
+// What is left to do to O because of V's encoding: nothing, where V stands for itself.
 struct PlainValues {
   template <int Count>
   __device__ __forceinline__ void restore(float (&)[Count], const float (&)[2]) const {}
 };
 
-// A scale, and the channels' means: as often as the rows' weights say.
+// V's scale, and the means of V's channels, as often as the row's sum of P says.
 struct DescaledValues {
   float scale;
   const float* mean;  // null: none
@@ -194,8 +194,8 @@ struct DescaledValues {
   }
 };
 
-// The 16 rows of a warp, of which `first_row` is the first in its sequence. General: of kernels
-// that know of sinks and of unused rows. AnyRows: and of O in float32, or with rows that end within
+// Stores the 16 rows of a warp, the first of which is `first_row` of its sequence. General: for
+// kernels with sinks and unused rows. AnyRows: also with O in float32, or with rows that end within
 // 16 bytes.
 template <Element E, bool General = false, bool AnyRows = false, int Count,
           class Values = PlainValues>
@@ -234,9 +234,9 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
   if (to.some_rows_see_no_key) clear_rows_without_keys<Count * 2, AnyRows>(lane_output, ref);
 }
 
-// The same for a piece of a tile: its rows are the tile's from `tile_row` on.
+// The same for a split of a tile: its rows are the tile's from `tile_row` on.
 template <int Count>
-__device__ __forceinline__ void store_partial(const PartialOutput& to, int slot, PackGqa pack,
+__device__ __forceinline__ void store_partial(const PartialOutput& to, int partial, PackGqa pack,
                                               const QueryRows& queries, int first_row, int tile_row,
                                               const float (&output)[Count], const RowState& state) {
   const int lane = int(thread_in_block() % kWarpSize);
@@ -248,7 +248,7 @@ __device__ __forceinline__ void store_partial(const PartialOutput& to, int slot,
     const float all = quad_sum(state.sum[r]);
     const float sum = query < queries.used ? all : 0.0f;
     const float ref = query < queries.used ? state.ref[r] : -kInfinity;
-    const int64_t at = to.row(slot, tile_row + row);
+    const int64_t at = to.row(partial, tile_row + row);
     store_global_if(exists && lane % kQuadLanes == 0, to.lse + at, ref + lg2(sum));
     const int lane_column = fragment_lane_column(lane);
     store_floats<false>(to.o + at * to.columns + lane_column, exists ? to.columns - lane_column : 0,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mask policy: hides keys in the blocks that core/key_blocks.h calls masked. A score whose key
-// a row must not see becomes -inf.
+// The mask: hides keys in the blocks that core/key_blocks.h calls masked. A score becomes -inf if
+// its row must not see its key.
 #pragma once
 
 #include "engine/cuda/fragment.h"
@@ -10,13 +10,13 @@
 
 namespace fa3::cuda {
 
-// Scores of the keys from `first_key` up, for the 16 rows of each warp that holds `thread`.
+// Masks the scores of the keys from `first_key` up and of the 16 rows of `thread`'s warp.
 template <class Edge, int Count>
 __device__ __forceinline__ void mask_scores(float (&scores)[Count], const Edge& edge, PackGqa pack,
                                             int thread, int first_key) {
   const int row = fragment_row(thread);
   const int lane_key = first_key + fragment_lane_column(thread);
-  // From the thread's first column, so that scores compare with constants.
+  // Counted from the thread's first column, so that they are compared with constants.
   int begin[kRowsPerThread], end[kRowsPerThread];
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {

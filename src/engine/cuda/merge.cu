@@ -22,7 +22,7 @@ constexpr float kInfinity = __builtin_inff();
 // Lanes share out the columns. Outputs may be one of the partials: a lane reads a column of all of
 // them before it writes it, and all lanes are done with the lse before lane 0 writes that.
 template <class Out>
-__device__ void merge_row(const MergeProblem& p, int64_t batch, int64_t row, int64_t head) {
+__device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row, int64_t head) {
   const int lane = threadIdx.x % kWarpSize;
   const float* const lse_partial = p.lse_partial.data + batch * p.lse_partial.batch_stride +
                                    head * p.lse_partial.head_stride +
@@ -65,7 +65,7 @@ __global__ void merge_kernel(const __grid_constant__ MergeProblem p) {
   const int64_t step = int64_t{gridDim.x} * kWarpsPerBlock;
   for (int64_t i = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize; i < all;
        i += step) {
-    merge_row<Out>(p, i / (p.rows * p.heads), i / p.heads % p.rows, i % p.heads);
+    merge_one_row<Out>(p, i / (p.rows * p.heads), i / p.heads % p.rows, i % p.heads);
   }
 }
 

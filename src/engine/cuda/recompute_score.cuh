@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scores of one key block a second time, by one warp alone, for weights that have overflowed
-// and taken the scores with them. Q and K come from global memory, because their shared memory may
-// hold other tiles by now. Rare, so it is kept short rather than fast.
+// The scores of one key block a second time, by one warp alone: P has overflowed in the registers
+// that held them. Q and K come from global memory, because their shared memory may hold other tiles
+// by now. Rare, so it is kept short rather than fast.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -9,8 +9,8 @@
 
 namespace fa3::cuda {
 
-// What stands for a pointer to a column of a key in pages, with kRow for a stride. Keys of pages
-// that do not exist are zeros.
+// Used like a pointer to a column of a key in pages, with kRow for a stride. Keys of pages that do
+// not exist are zeros.
 template <Element E>
 struct PagedKey {
   static constexpr int64_t kRow = int64_t{1} << 32;
@@ -30,7 +30,7 @@ struct PagedKey {
   }
 };
 
-// Volatile: page numbers come one after the other, since registers are few.
+// Volatile, so that page numbers are loaded one after the other: registers are few.
 template <Element E>
 __device__ __forceinline__ void load_global_if(bool condition, const PagedKey<E>& key,
                                                uint32_t (&value)[4]) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The score hook: from the products q.k, as the tensor cores leave them, to exponents of two, and
-// what their weights may be. Softmax asks for nothing else. prepare() sees a block's products once,
-// before mask and softmax, and may leave something else in their place.
+// the range of P. Softmax needs nothing else. prepare() sees a block's products once, before mask
+// and softmax, and may leave something else in their place.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -18,15 +18,15 @@ struct ScaledScore {
   template <int Count>
   __device__ __forceinline__ void prepare(float (&)[Count]) const {}
 
-  // log2 of the weight of a product against a reference.
+  // log2 of P of a product against a reference.
   __device__ __forceinline__ float exponent(float product, float ref) const {
     return __fmaf_rn(product, scale_log2, -ref);
   }
-  // The reference against which this product has the largest weight.
+  // The reference against which this product has the largest P.
   __device__ __forceinline__ float reference(float product) const { return product * scale_log2; }
 };
 
-// The softcap of products that have a scale of their own.
+// The softcap of products with a scale of their own.
 struct ScaledSoftCap {
   const SoftCap& unscaled;
   float cap = unscaled.cap;
@@ -83,21 +83,20 @@ struct CappedScoreOf {
 
 using CappedScore = CappedScoreOf<SoftCap>;
 
-// A hook whose weights are packed to 16 bits. They must survive packing to fp16 (65504) and sums in
-// fp32: a thread adds keys / 4 weights a row, so each is at most the bound: 256 on average, at most
-// 256 * 256 / 4.
+// A hook for P in 16 bits. P must survive packing to fp16 (65504) and sums in fp32: a thread adds
+// keys / 4 of P a row, so each is at most the bound: 256 on average, at most 256 * 256 / 4.
 template <class Score, int Keys>
-struct WideWeights : Score {
+struct ScoreOf16BitP : Score {
   static constexpr int kGroups = 1;    // of a block's keys, with numbers of their own
-  static constexpr float kTop = 1.0f;  // the largest weight, where the reference is taken from it
+  static constexpr float kTop = 1.0f;  // the largest P, where the reference is taken from its score
   static constexpr float kTopLog2 = 0.0f;
   static constexpr float kBound = 256.0f * Keys / 4;  // on guarded_sum(): above, the guard fires
 
-  // Of a group of keys, in one of the thread's rows.
+  // For a product of a group of keys, in one of the thread's rows.
   __device__ __forceinline__ float exponent(int, int, float product, float ref) const {
     return Score::exponent(product, ref);
   }
-  // What reference() takes, for the largest of all groups to be found.
+  // What reference() takes. The groups' largest products are compared by it.
   __device__ __forceinline__ float comparable(int, int, float product) const { return product; }
 
   using Result = StepResult;
@@ -107,9 +106,9 @@ struct WideWeights : Score {
   }
 };
 
-// Such hooks of products whose rows have factors of their own, beside that of the tile.
+// Hooks for P in 16 bits and products whose rows have factors of their own, beside the tile's.
 template <int Keys>
-struct RowScaledScore : WideWeights<ScaledScore, Keys> {
+struct RowScaledScore : ScoreOf16BitP<ScaledScore, Keys> {
   float factor[kRowsPerThread];
 
   __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
@@ -127,7 +126,7 @@ struct RowScaledScore : WideWeights<ScaledScore, Keys> {
 };
 
 template <int Keys>
-struct RowScaledCappedScore : WideWeights<CappedScoreOf<ScaledSoftCap>, Keys> {
+struct RowScaledCappedScore : ScoreOf16BitP<CappedScoreOf<ScaledSoftCap>, Keys> {
   float factor[kRowsPerThread];
 
   __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
@@ -143,13 +142,12 @@ struct RowScaledCappedScore : WideWeights<CappedScoreOf<ScaledSoftCap>, Keys> {
   }
 };
 
-// Of e4m3 queries, keys and values, each FA3_DESCALE_ROWS keys with scales of their own. A key's
-// scale acts in its exponent's factor. So does its value's, as `boost`: the weight is multiplied by
-// that scale over the largest of the head, before it is rounded, and so it counts less in the row's
-// sum.
+// The hook of e4m3 queries, keys and values, where each FA3_DESCALE_ROWS keys have scales of their
+// own. A key's scale acts in its exponent's factor. So does its value's, as `boost`: P is
+// multiplied by that scale over the largest of the head, before it is rounded, and the row's sum
+// takes that factor out again.
 //
-// Weights go to e4m3, which ends at 448 and is exact for powers of two. The guard looks at sums
-// of 8.
+// P becomes e4m3, which ends at 448 and is exact for powers of two. The guard looks at sums of 8.
 template <int Groups>
 struct DescaledScore {
   static constexpr int kGroups = Groups;
@@ -171,7 +169,7 @@ struct DescaledScore {
   }
   __device__ __forceinline__ float reference(float largest) const { return largest - kTopLog2; }
 
-  // A sum of weights of a group as the row's sum counts them.
+  // A group's sum of P as it counts in the row's sum.
   __device__ __forceinline__ float unboosted(int group, float sum) const {
     return sum * ex2(-boost[group]);
   }
@@ -189,11 +187,11 @@ struct DescaledScore {
   }
 };
 
-// The same where a softcap may be asked for. Products become capped scores over their factor, so
-// that all that follows is as before.
+// The same with an optional softcap. Products become capped scores over their factor, so that all
+// that follows is as before.
 template <int Groups>
 struct CappedDescaledScore : DescaledScore<Groups> {
-  SoftCap cap;  // of scores in log2 units; its cap is 0 without one
+  SoftCap cap;  // in log2 units; its cap is 0 without one
 
   template <int Count>
   __device__ __forceinline__ void prepare(float (&products)[Count]) const {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <numbers>
 
 #include "core/macros.h"
 
@@ -24,7 +25,7 @@ struct SoftCap {
     // tanh(x) = x (a + b x^2 + ...) up to 0.4 within 1e-7 of itself: a minimax fit.
     constexpr double kTanh[kTerms] = {0.9999999019040751, -0.33331362468981035, 0.13270976816422209,
                                       -0.04755360330212311};
-    constexpr double kSmall = 0.4, kLog2E = 1.4426950408889634;
+    constexpr double kSmall = 0.4, kLog2E = std::numbers::log2e;
     // What overflows fp32 belongs to products that are not small, or to none but zero.
     const auto finite = [](double x) { return float(std::clamp<double>(x, -FLT_MAX, FLT_MAX)); };
     const double fraction = scale / softcap;

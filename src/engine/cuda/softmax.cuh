@@ -1,47 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// Online softmax of one score block, in three forms that leave the same kind of state.
+// Online softmax of one score block, in three steps that leave the same kind of state.
 //
-// A row keeps a reference `ref` (log2 units) and the sum of 2^(s - ref) over the keys seen so far,
-// s being the scores in log2 units. Softmax does not depend on ref; it only must keep the weights
-// in range. A row's largest weight is 1 (for e4m3: Score::kTop) where ref was taken from it, so
-// that one key alone, or one that rules the row, gives its V unrounded.
-//   ordinary  ref follows the row maximum: right for any scores, costs a max, two shuffles and a
-//             rescale a block.
-//   followed  the same for e4m3's peaked rows, all of which have a reference: no mask, and the
-//   maximum is
-//             looked for while the first weights are already taken.
-//   guarded   ref stays. No max, no shuffle, no rescale: the block's weights are computed at once
-//             and their sum, needed anyway, tells whether any grew too large. Then, and only then,
-//             scale_back() moves ref to the largest weight. Weights that overflowed cannot be
-//             scaled back: the caller computes the scores again and takes the ordinary step.
+// A row keeps a reference `ref` (log2 units) and the sum of P = 2^(s - ref) over the keys seen so
+// far, s being the scores in log2 units. Softmax does not depend on ref; ref only must keep P in
+// range. A row's largest P is 1 (for e4m3: Score::kTop) where ref was taken from its score, so
+// that one key alone, or one that dominates the row, gives its V unrounded.
+//
+//   online_step        ref follows the row maximum: right for any scores, at the cost of a max, two
+//                      shuffles and a rescale a block.
+//   max_tracking_step  the same for e4m3's peaked rows, all of which have a reference: no mask, and
+//                      the first P are computed while the maximum is still looked for.
+//   guarded_step       conditional (lazy) rescaling with an overflow guard: ref stays, so there is
+//                      no max, no shuffle and no rescale. The block's sum of P, needed anyway,
+//                      shows whether any P grew too large. Only then the guard fires and
+//                      rescale_after_guard() moves ref to the largest P. Where P overflowed the
+//                      scores are lost: the caller recomputes them and takes online_step().
+//
 // The rules side by side with the CPU's: docs/numerics.md.
 #pragma once
 
+#include "engine/cuda/constants.h"
 #include "engine/cuda/fragment.h"
 #include "engine/cuda/instructions.cuh"
 
 namespace fa3::cuda {
 
-inline constexpr float kInfinity = __builtin_inff();
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.69314718055994531f;
-
-// Up to here a weight's reciprocal is a normal number of fp32. The farther weights can be scaled
-// back, the fewer scores are computed again, which takes several steps' time.
-inline constexpr float kLargestScalable = 0x1p126f;
+// Above this, the reciprocal of P is not a normal fp32 number. The larger P may grow, the fewer
+// scores are recomputed, which takes as long as several steps.
+inline constexpr float kLargestRescalable = 0x1p126f;
 
 struct RowState {
   float ref[kRowsPerThread] = {-kInfinity, -kInfinity};  // -inf: no key seen
   float sum[kRowsPerThread] = {0.0f, 0.0f};              // this thread's columns only
 };
 
-// Block sums by row, and what the rows' earlier sums and outputs must be multiplied by.
+// The block's sums of P by row, and what the rows' earlier sums and outputs are multiplied by.
 struct StepResult {
   float block_sum[kRowsPerThread];
   float rescale[kRowsPerThread] = {1.0f, 1.0f};
 };
 
-// The same of weights whose guard looks at parts of the sums.
+// With a guard that looks at parts of the sums.
 struct PartedStepResult : StepResult {
   float largest_part[kRowsPerThread];
 };
@@ -53,7 +52,7 @@ __device__ __forceinline__ float guarded_sum(const PartedStepResult& result, int
   return result.largest_part[row];
 }
 
-// What scale_back() multiplies: neither may have overflowed.
+// What rescale_after_guard() multiplies: neither may have overflowed.
 __device__ __forceinline__ float largest_sum(const StepResult& result, int row) {
   return result.block_sum[row];
 }
@@ -71,7 +70,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// With two accumulators a row for each of the score's groups of keys.
+// Sums of P while they grow: two accumulators a row for each of the score's groups of keys.
 template <class Score>
 struct BlockSums {
   float part[kRowsPerThread][Score::kGroups][2] = {};
@@ -81,7 +80,7 @@ struct BlockSums {
   }
 };
 
-// scores [Begin, End) -> their weights against `ref`, of the thread's first rows.
+// Scores [Begin, End) of the thread's first rows become P against `ref`.
 template <int Begin, int End, int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
                                              const Score& score, BlockSums<Score>& sums) {
@@ -94,8 +93,8 @@ __device__ __forceinline__ void exponentiate(float (&scores)[Count], const float
   }
 }
 
-// Of the thread's values [begin, end), constants at every call. In two parts a row: one chain would
-// wait for itself.
+// The maximum of the thread's values [begin, end), constants at every call. In two parts a row: one
+// chain would wait for itself.
 template <int Count>
 __device__ __forceinline__ void partial_max(const float (&values)[Count], int begin, int end,
                                             float (&partial)[kRowsPerThread][2]) {
@@ -117,7 +116,7 @@ __device__ __forceinline__ void row_max(const float (&values)[Count],
   }
 }
 
-// Of scores whose groups only compare as the hook says.
+// The maximum of scores whose groups are comparable only as the hook says.
 template <int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void row_max(const float (&scores)[Count], const Score& score,
                                         float (&max)[kRowsPerThread]) {
@@ -142,8 +141,8 @@ __device__ __forceinline__ void row_max(const float (&scores)[Count], const Scor
   }
 }
 
-// To a larger maximum. Returns what weights against the old reference are multiplied by;
-// `finite_ref` is what new ones are taken against.
+// Moves `ref` to a larger maximum. Returns what P against the old reference is multiplied by;
+// `finite_ref` is what new P is computed against.
 template <class Score>
 __device__ __forceinline__ float move_reference(float& ref, float max, const Score& score,
                                                 float& finite_ref) {
@@ -154,7 +153,7 @@ __device__ __forceinline__ float move_reference(float& ref, float max, const Sco
   return ex2(old_ref - finite_ref);
 }
 
-// Of the thread's first rows; others are left as they are.
+// Takes the thread's first rows; others are left as they are.
 template <int Rows = kRowsPerThread, class Score, int Count>
 __device__ __forceinline__ void online_step(float (&scores)[Count], RowState& rows,
                                             const Score& score, typename Score::Result& result) {
@@ -170,8 +169,8 @@ __device__ __forceinline__ void online_step(float (&scores)[Count], RowState& ro
   sums.store(score, result);
 }
 
-// An ordinary step of rows that have a reference. The first Early of the thread's weights are taken
-// against that one, in the shadow of the search for the maximum, and multiplied afterwards.
+// For rows that have a reference. The thread's first Early of P are computed against that one, in
+// the shadow of the search for the maximum, and multiplied afterwards.
 // Measured: docs/lab/fp8.md.
 template <int Early, class Score, int Count>
 __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowState& rows,
@@ -224,7 +223,7 @@ __device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowSta
   for (int row = 0; row < kRowsPerThread; ++row) result.block_sum[row] = early[row] + late[row];
 }
 
-// Whether early weights of a followed step may have overflowed in this warp: then its scores are
+// Whether the early P of a max-tracking step may have overflowed in this warp: then its scores are
 // lost. Below this growth they, and a thread's sums of them, are at most 2^100 * Score::kTop *
 // Early.
 template <class Result>
@@ -233,7 +232,7 @@ __device__ __forceinline__ bool outgrown(const Result& result) {
   return __any_sync(0xffffffff, !within);
 }
 
-// `meanwhile` is called once the first Early of the thread's weights are there.
+// `meanwhile` is called once the thread's first Early of P are there.
 template <int Early, class Score, int Count, class Meanwhile>
 __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowState& rows,
                                              const Score& score, typename Score::Result& result,
@@ -245,7 +244,7 @@ __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowSt
   sums.store(score, result);
 }
 
-// Whether some row of this warp left the guarded step's range.
+// Whether P of some row of this warp grew too large for the guarded step.
 template <class Score>
 __device__ __forceinline__ bool guard_fires(const typename Score::Result& result) {
   const bool within =  // NaN is not
@@ -253,20 +252,20 @@ __device__ __forceinline__ bool guard_fires(const typename Score::Result& result
   return __any_sync(0xffffffff, !within);
 }
 
-// Whether no weight of this warp overflowed, or nearly.
+// Whether no P of this warp overflowed, or nearly.
 template <class Result>
-__device__ __forceinline__ bool can_scale_back(const Result& result) {
-  return __all_sync(0xffffffff, largest_sum(result, 0) <= kLargestScalable &&
-                                    largest_sum(result, 1) <= kLargestScalable);
+__device__ __forceinline__ bool can_rescale_after_guard(const Result& result) {
+  return __all_sync(0xffffffff, largest_sum(result, 0) <= kLargestRescalable &&
+                                    largest_sum(result, 1) <= kLargestRescalable);
 }
 
-// Moves ref of the rows out of range to their largest weight, which becomes Score::kTop; other rows
-// are multiplied by exactly one.
+// Moves ref of the rows out of range to their largest P, which becomes Score::kTop; other rows are
+// multiplied by exactly one.
 template <class Score, int Count>
-__device__ __forceinline__ void scale_back(float (&weights)[Count], RowState& rows,
-                                           typename Score::Result& result) {
+__device__ __forceinline__ void rescale_after_guard(float (&p)[Count], RowState& rows,
+                                                    typename Score::Result& result) {
   float max[kRowsPerThread];
-  row_max(weights, max);
+  row_max(p, max);
   const unsigned quad = 0xfu << (threadIdx.x % kWarpSize & ~3u);
 #pragma unroll
   for (int row = 0; row < kRowsPerThread; ++row) {
@@ -277,7 +276,7 @@ __device__ __forceinline__ void scale_back(float (&weights)[Count], RowState& ro
     if (fired) rows.ref[row] += lg2(max[row]) - Score::kTopLog2;
   }
 #pragma unroll
-  for (int i = 0; i < Count; ++i) weights[i] *= result.rescale[fragment_row_index(i)];
+  for (int i = 0; i < Count; ++i) p[i] *= result.rescale[fragment_row_index(i)];
 }
 
 }  // namespace fa3::cuda

@@ -7,6 +7,8 @@
 #include "engine/cuda/device.h"
 #include "engine/cuda/merge.h"
 #include "engine/cuda/quantize.h"
+#include "engine/hopper/launch/run_backward.h"
+#include "engine/hopper/launch/run_forward.h"
 #include "engine/hopper/plan/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
 

@@ -12,8 +12,8 @@
 
 namespace fa3::hopper {
 
-// Keys in pages: K's and V's maps have pages for batch entries, and boxes of some rows, which
-// divide a page and a tile. A page that does not exist reads as zeros.
+// Keys in pages: the maps of K and V have pages for batch entries, and boxes with a number of rows
+// that divides a page and a tile. A page that does not exist reads as zeros.
 struct PagedKeys {
   const int32_t* table;
   int64_t table_stride;
@@ -22,8 +22,8 @@ struct PagedKeys {
   int num_pages;
 };
 
-// K or V, for threads that copy rows themselves (load_cp_async.cuh): rows and pages, or entries,
-// lie at multiples of a unit.
+// K or V, for threads that copy rows themselves (load_cp_async.cuh): rows and pages (or batch
+// entries) lie at multiples of a unit.
 struct CpAsyncRows {
   const unsigned char* data;
   int64_t head_bytes;
@@ -41,7 +41,7 @@ struct CpAsyncKeys {
   CpAsyncRows k, v;
 };
 
-// How many splits of each split tile are done, by the number of the run that opens it
+// How many splits of each split tile are finished, by the number of the range that opens it
 // (combine_last.cuh).
 struct SplitCounters {
   static constexpr int kBits = 16;
@@ -50,16 +50,16 @@ struct SplitCounters {
   uint64_t launch;  // this launch's number, in the bits above
 };
 
-// Of kernels that stream keys: 2^size_log2 CTAs a cluster; one sequence's tiles, each in
-// 2^parts_log2 parts (decode/work_tiles.cuh).
+// Decode kernels: clusters of 2^size_log2 CTAs; tiles of a single sequence in 2^parts_log2 splits
+// (decode/work_tiles.cuh).
 struct DecodeClusters {
   int size_log2 = 0;
   int parts_log2 = 0;
 };
 
 struct ForwardParams {
-  // 5-D maps, dimensions {column, packed head, row, head, batch}; of general kernels, K's and V's
-  // are clipped (tensor_map.h).
+  // 5-D maps with dimensions {column, packed head, row, head, batch}; general kernels have clipped
+  // maps of K and V (tensor_map.h).
   CUtensorMap q_map;
   CUtensorMap k_map;
   CUtensorMap v_map;
@@ -77,22 +77,22 @@ struct ForwardParams {
   MaskRuleOf<int> mask;
   float scale_log2;  // softmax scale * log2(e)
 
-  // Of kernels that are compiled for it.
+  // For kernels that are compiled for it:
   cuda::SoftCap soft_cap;
-  const SequenceTiles* sequences;  // a list of tiles, or null
-  const int* num_entries;          // of `sequences`
+  const SequenceTiles* sequences;  // varlen metadata, or null
+  const int* num_entries;          // in `sequences`
   bool q_is_clipped;               // Q's map too, which a packed tensor has dimensions for
   CUtensorMap q_outside;           // for the boxes that lie outside of a clipped map's tensor
   CUtensorMap k_outside;
   CUtensorMap v_outside;
   PagedKeys paged;
-  SplitKvSchedule schedule;      // block_n 0: tiles are not found as splits
-  cuda::PartialOutput partials;  // of tiles that are split
+  SplitKvSchedule schedule;      // is_active(): tiles come as splits
+  cuda::PartialOutput partials;  // of split tiles
   CombineTile* combines;
   E4m3Params e4m3;
   CacheScales cache_scales;
   CpAsyncKeys cp_async;
-  SplitCounters counts;  // of kernels that combine splits themselves
+  SplitCounters counts;  // for splits that are combined in the kernel
   DecodeClusters clusters;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main kernel of the backward, as a table of contents: one CTA a key block. Before it
-// runs preprocess.cuh, after it postprocess.cuh. Read next: backward_smem.cuh, query_gradient.cuh,
+// The main kernel of the backward, as a table of contents: a CTA for each key block. preprocess.cuh
+// runs before it, postprocess.cuh after it. Next: backward_smem.cuh, query_gradient.cuh,
 // key_gradients.cuh.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "engine/hopper/backward/key_gradients.cuh"
 #include "engine/hopper/backward/query_gradient.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
-#include "engine/hopper/backward/side_gradients.cuh"
+#include "engine/hopper/backward/split_key_gradients.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
@@ -23,8 +23,8 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
   if (!ptx::elect_sync()) return;
   if (warp == HelperWarp::kLoads) QueryLoader<C>(params, at, work).run();
   if (!params.scratch.dq_semaphore) return;
-  if (warp == HelperWarp::kWaitsForTurns) DqSemaphore<C>(params, at, work).wait_for_all();
-  if (warp == HelperWarp::kGivesTurns) DqSemaphore<C>(params, at, work).give_all();
+  if (warp == HelperWarp::kWaitsForSemaphore) DqSemaphore<C>(params, at, work).wait_for_all();
+  if (warp == HelperWarp::kReleasesSemaphore) DqSemaphore<C>(params, at, work).release_all();
 }
 
 template <BackwardConfig C>
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
   const KeyBlockWork<C> work(params, int(blockIdx.x),
                              reinterpret_cast<BackwardSmem<C>*>(raw_smem)->work);
 
-  // Uniform over the warp, and known to be: the branch below must not diverge.
+  // The same in all lanes, and known to be: the branch below must not diverge.
   const int warp = uniform(threadIdx.x / kWarpSize);
   const int warpgroup = warp / kWarpsPerWarpgroup;
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     for (const CUtensorMap* map : {&params.k_map, &params.q_map, &params.v_map, &params.d_o_map}) {
       ptx::prefetch_tensormap(*map);
     }
-    constexpr int kQueryReleases = C.splits_sides() ? 2 * kWarpsPerWarpgroup : 1;
+    constexpr int kQueryReleases = C.splits_dkv() ? 2 * kWarpsPerWarpgroup : 1;
     constexpr int kKeyWarps = C.key_warpgroups() * kWarpsPerWarpgroup;
     at.k_once().init(1);
     at.v_once().init(1);
@@ -68,12 +68,12 @@ __global__ void __launch_bounds__(C.threads(), 1)
   } else {
     ptx::setmaxnreg_inc<C.key_registers()>();
     const int key_warpgroup = warpgroup - int(BackwardWarpgroup::kFirstKey);
-    if constexpr (!C.splits_sides()) {
+    if constexpr (!C.splits_dkv()) {
       KeyGradients<C>(params, at, work, key_warpgroup).run();
-    } else if (key_warpgroup == int(KeySide::kWeights)) {
-      SideGradients<C, KeySide::kWeights>(params, at, work).run();
+    } else if (key_warpgroup == int(KeyGradient::kDv)) {
+      SplitKeyGradients<C, KeyGradient::kDv>(params, at, work).run();
     } else {
-      SideGradients<C, KeySide::kGradients>(params, at, work).run();
+      SplitKeyGradients<C, KeyGradient::kDk>(params, at, work).run();
     }
   }
 }

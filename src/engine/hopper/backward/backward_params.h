@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the three kernels of a backward are given, by value. Filled by launch_backward.cpp.
+// The parameters of the backward's kernels, by value. launch_backward.cpp fills them in.
 #pragma once
 
 #include <cuda.h>
@@ -11,11 +11,12 @@
 #include "engine/cuda/soft_cap.h"
 #include "engine/hopper/backward/query_steps.h"
 #include "engine/hopper/config/sm90.h"
+#include "engine/hopper/scheduler/key_block_order.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
 
-// Blocks of rows of all heads and batch entries, by number.
+// Numbers of blocks of rows, over all heads and batch entries.
 struct BlockNumbers {
   int of_head;
   int heads;
@@ -28,30 +29,30 @@ struct BlockNumbers {
   }
 };
 
-// By query block: what preprocess leaves for the main kernel, and that for postprocess. Rows are
-// padded to whole blocks.
+// By query block: what preprocess leaves for the main kernel, and the main kernel for postprocess.
+// Rows are padded to whole blocks.
 struct QueryScratch {
-  float* lse_log2;    // log-sum-exp in log2 units; padding +inf, so that its weights are zero
-  float* delta;       // rowsum(dO * O) - dLSE; padding 0
-  float* dq_sum;      // chunks of sum_parts.h
-  int* dq_semaphore;  // how many key blocks have added to a chunk; null: they add in any order
+  float* lse_log2;    // log-sum-exp in log2 units; padding +inf, so that its P is zero
+  float* delta;       // rowsum(dO * O) - dLSE, FlashAttention-3's dPsum; padding 0
+  float* dq_accum;    // blocks of accum_layout.h
+  int* dq_semaphore;  // how many key blocks have added to dQ; null: they add in any order
   BlockNumbers numbers;
 };
 
-// By key block: chunks of sum_parts.h, added up by the CTAs of its shares.
-struct KeySums {
+// By key block: blocks of accum_layout.h, to which the CTAs of its head splits add.
+struct DkvAccum {
   float* dk = nullptr;
   float* dv = nullptr;
   BlockNumbers numbers;
 };
 
-// Blocks of varlen sequences, of queries or of keys, as the device lists them.
-struct BlockList {
-  const SequenceTiles* sequences = nullptr;  // null: all sequences are as long
+// The varlen metadata of queries or of keys: the list of their tiles (scheduler/sequence_tiles.h).
+struct VarlenTiles {
+  const SequenceTiles* sequences = nullptr;  // null: all sequences have one length
   const int* num_entries = nullptr;
 };
 
-// Of what a query row needs before its scores can be differentiated.
+// What preprocess reads of a query row.
 struct RowOperands {
   RowTensor o;
   RowTensor d_o;
@@ -64,8 +65,8 @@ struct RowTiles {
   BlockNumbers blocks;
   int seqlen;
 
-  // Of kernels that are compiled for it.
-  BlockList list;
+  // General kernels.
+  VarlenTiles varlen;
   bool packed;
 };
 
@@ -74,9 +75,9 @@ struct PreprocessParams {
   QueryScratch scratch;
   RowTiles tiles;
 
-  // Of kernels that are compiled for it.
+  // General kernels.
   const float* sink;  // one for each query head; null: none
-  float* sink_sums;   // of each query block: the sink's weights times Delta
+  float* sink_sums;   // for each query block: the sink's P times Delta
 };
 
 struct BackwardParams {
@@ -95,36 +96,36 @@ struct BackwardParams {
   float scale;
   float scale_log2;  // scale * log2(e)
 
-  // Of kernels that are compiled for it. The maps above are clipped then; these are for boxes
-  // outside of their tensors (tensor_map.h).
+  // General kernels. Their maps above are clipped; these are for boxes outside of their tensors
+  // (tensor_map.h).
   CUtensorMap q_outside;
   CUtensorMap d_o_outside;
   CUtensorMap k_outside;
   CUtensorMap v_outside;
   int columns;  // of Q and K
   int columns_v;
-  BlockList list;
+  VarlenTiles varlen;
   bool q_is_packed;
   MaskRuleOf<int> mask;
   float scale_of_one_key;  // instead of scale, where a sequence has one
   cuda::SoftCap soft_cap;
   float per_cap;  // 1 / soft_cap.cap
 
-  // Of kernels that split key blocks into shares.
-  KeySums key_sums;
+  // Kernels that split the query heads of a key block.
+  DkvAccum dkv_accum;
 };
 
 struct PostprocessParams {
   RowTensor gradient;
-  const float* sums;
+  const float* accum;
   RowTiles tiles;
   float scale;
 
-  // Of kernels that are compiled for it.
+  // General kernels.
   float scale_of_one_key;
 };
 
-// Of the kernel for short sequences, which has no scratch and no list: it reads the lengths itself.
+// The kernel for short sequences has no scratch and no list of tiles: it reads the lengths itself.
 struct ShortSequencesParams {
   BackwardParams main;
   RowOperands rows;

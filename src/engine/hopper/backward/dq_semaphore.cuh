@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deterministic calls: key blocks add to a query block's dQ one after the other, in one order. Two
-// threads keep it up beside warpgroup 0, which would stand still for a fence and a look at the
-// counter in each step: one waits for turns, up to kSemaphoreDepth steps before they are used; the
-// other gives a turn on as soon as the additions of its step have arrived. Next:
-// query_gradient.cuh.
+// Deterministic calls: key blocks add to a query block's dQ one after the other, in one order,
+// which a counter in global memory keeps (dq_semaphore). Two threads serve it beside warpgroup 0,
+// which would stall for a fence and a load in each step: one waits for the counter, up to
+// kSemaphoreDepth steps ahead; the other counts on as soon as the additions of a step have arrived.
+// Next: query_gradient.cuh.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -22,15 +22,15 @@ class DqSemaphore {
   __device__ __forceinline__ void wait_for_all() const {
     ptx::griddepcontrol_wait();  // for the counters' zeros
     for_each_step([&](QueryBlock block, PipelineState<kSemaphoreDepth> cursor) {
-      const int mine = work_.turn(block.m_block);
+      const int before = work_.dq_order(block.m_block);
       at_.semaphore_pipeline().wait_empty(cursor);
-      while (ptx::ld_acquire(counter(block)) < mine) {
+      while (ptx::ld_acquire(counter(block)) < before) {
       }
       ptx::mbarrier_arrive(at_.semaphore_pipeline().full(cursor.stage()));
     });
   }
 
-  __device__ __forceinline__ void give_all() const {
+  __device__ __forceinline__ void release_all() const {
     for_each_step([&](QueryBlock block, PipelineState<kSemaphoreDepth> cursor) {
       at_.added_pipeline().wait_full(cursor);
       ptx::add_release(counter(block), 1);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of one CTA: a key block, and the query blocks that see it, head after head of the
-// group that shares the keys; and where all of them lie. Two classes answer the same questions: for
-// dense kernels, and for those that know windows and sequences of their own lengths. Next:
-// backward_smem.cuh.
+// The work of one CTA: a key block, the query blocks that see it, head after head of the group that
+// shares the keys, and where all of them lie. Two classes with one interface: for dense kernels,
+// and for general ones, with windows and varlen sequences. Next: backward_smem.cuh.
 #pragma once
 
 #include <type_traits>
@@ -33,11 +32,11 @@ struct QueryBlock {
 template <BackwardConfig C>
 class DenseKeyBlock {
  public:
-  struct Record {};  // of shared memory: none
+  struct Record {};  // nothing in shared memory
 
   __device__ __forceinline__ DenseKeyBlock(const BackwardParams& params, int tile, Record&)
       : params_(params),
-        at_(C.shares_keys ? params.order.at(tile) : params.order.whole_at(tile)),
+        at_(C.splits_heads ? params.order.at(tile) : params.order.unsplit_at(tile)),
         steps_(query_steps(params.extents, at_.n_block * C.block_n, C.block_n, C.block_m)),
         num_steps_(steps_.per_head() * heads()) {}
 
@@ -47,13 +46,13 @@ class DenseKeyBlock {
   __device__ __forceinline__ QuerySteps steps() const { return steps_; }
   __device__ __forceinline__ QueryBlock first_queries() const {
     QueryBlock block = QueryBlock::first(params_, at_.kv_head, steps_);
-    block.head += at_.share * heads();
+    block.head += at_.head_split * heads();
     return block;
   }
   __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
   __device__ __forceinline__ float scale() const { return params_.scale; }
 
-  // Of the key block, of a query block, and of the 64 keys whose gradients a warpgroup stores.
+  // Where the key block lies, a query block, and the 64 keys of which a warpgroup stores gradients.
   __device__ __forceinline__ ptx::TileCoordinates keys() const {
     return {0, first_key(), at_.kv_head, at_.batch};
   }
@@ -66,8 +65,8 @@ class DenseKeyBlock {
   __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
     return params_.scratch.numbers.block(at_.batch, block.head, block.m_block);
   }
-  __device__ __forceinline__ int turn(int m_block) const {
-    return turn_of(params_.extents, at_.n_block, C.block_n, m_block, C.block_m);
+  __device__ __forceinline__ int dq_order(int m_block) const {
+    return dq_order_of(params_.extents, at_.n_block, C.block_n, m_block, C.block_m);
   }
   // Whether this warp's rows of a part of dQ begin before the queries' end.
   __device__ __forceinline__ static constexpr bool has_rows(int /*m_block*/, int /*part*/) {
@@ -75,9 +74,9 @@ class DenseKeyBlock {
   }
 
  private:
-  // Of the CTA's share.
+  // Query heads of this CTA.
   __device__ __forceinline__ int heads() const {
-    return params_.heads_per_kv_head / (C.shares_keys ? params_.order.shares : 1);
+    return params_.heads_per_kv_head / (C.splits_heads ? params_.order.head_splits : 1);
   }
 
   const BackwardParams& params_;
@@ -86,7 +85,7 @@ class DenseKeyBlock {
   const int num_steps_;
 };
 
-// One thread writes the work tile at the start; it is read again at each use, for it would take too
+// One thread writes the work tile at the start. It is read again at each use: it would take too
 // many registers.
 template <BackwardConfig C>
 class SequenceKeyBlock {
@@ -120,8 +119,7 @@ class SequenceKeyBlock {
     return mine_.extents.seqlen_k == 1 ? params_.scale_of_one_key : params_.scale;
   }
 
-  // Rows of other sequences are kept out: a NaN of theirs would reach this one, whatever its
-  // weight.
+  // Rows of other sequences are kept out: a NaN there would reach this one, even times a P of zero.
   __device__ __forceinline__ ptx::TileCoordinates keys() const {
     return tile::clipped_place(mine_.keys.begin, mine_.keys.used, first_key(), C.block_n,
                                mine_.kv_head, mine_.keys.batch);
@@ -138,20 +136,20 @@ class SequenceKeyBlock {
   __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
     return params_.scratch.numbers.block(mine_.scratch, block.head, block.m_block);
   }
-  __device__ __forceinline__ int turn(int m_block) const {
-    return turn_of(mine_.extents, mine_.n_block, C.block_n, m_block, C.block_m);
+  __device__ __forceinline__ int dq_order(int m_block) const {
+    return dq_order_of(mine_.extents, mine_.n_block, C.block_n, m_block, C.block_m);
   }
   __device__ __forceinline__ bool has_rows(int m_block, int part) const {
-    return m_block * C.block_m + C.dq_parts().first_row_of_warp(part, int(threadIdx.x)) <
+    return m_block * C.block_m + C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
            mine_.queries.count;
   }
 
  private:
   __device__ __forceinline__ void describe(int tile) {
-    if (params_.list.sequences) {
-      describe_listed(tile);
+    if (params_.varlen.sequences) {
+      describe_varlen(tile);
     } else {
-      const KeyBlockIndex at = params_.order.whole_at(tile);
+      const KeyBlockIndex at = params_.order.unsplit_at(tile);
       mine_.exists = true;
       mine_.n_block = at.n_block;
       mine_.kv_head = at.kv_head;
@@ -166,13 +164,13 @@ class SequenceKeyBlock {
     mine_.num_steps = mine_.steps.per_head() * params_.heads_per_kv_head;
   }
 
-  // The list's tiles are of keys: its queries are our keys, and the other way round.
-  __device__ __forceinline__ void describe_listed(int tile) {
+  // The list has tiles of keys: its queries are our keys, and the other way round.
+  __device__ __forceinline__ void describe_varlen(int tile) {
     const int num_kv_heads = params_.order.num_kv_heads;
     const int entry = tile / num_kv_heads;
-    mine_.exists = entry < *params_.list.num_entries;
+    mine_.exists = entry < *params_.varlen.num_entries;
     if (!mine_.exists) return;
-    const SequenceTiles& s = params_.list.sequences[entry];
+    const SequenceTiles& s = params_.varlen.sequences[entry];
     const TileIndex index = s.order.tile(tile - s.first_entry * num_kv_heads);
     mine_.n_block =
         params_.order.last_keys_first ? index.m_block : s.order.num_m_blocks - 1 - index.m_block;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroups 1 and 2: dK and dV of 64 keys each, summed in registers over all queries that see
-// them. Tiles are transposed, keys by queries, so that weights and dS come out of the accumulators
-// as the left operands of the sums. A step (Algorithm 3 of the paper, S one block ahead):
+// them. Tiles are transposed, keys by queries, so that P and dS come out of the accumulators as the
+// left operands of the sums. A step (Algorithm 3 of the paper, S one block ahead):
 //
 //   dP = V dO^T         beside   dV += P dO
 //   dS = P (dP - Delta) under dV; dS goes to warpgroup 0 through shared memory
@@ -30,13 +30,14 @@ class KeyGradients {
         work_(work),
         warpgroup_(warpgroup),
         first_key_(work.first_key() + warpgroup * kRowsPerWarpgroup),
-        free_(free_queries(work.extents(), first_key_, kRowsPerWarpgroup)) {}
+        unmasked_(unmasked_queries(work.extents(), first_key_, kRowsPerWarpgroup)) {}
 
   __device__ __forceinline__ void run() {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
     if (work_.num_steps() > 0) sum(dk, dv);
-    if (C.shares_keys && params_.order.shares > 1) {  // a kernel that only adds is serialised
+    // Asked at run time: in a kernel with add() alone the compiler serialises the products.
+    if (C.splits_heads && params_.order.head_splits > 1) {
       add(dk, dv);
     } else {
       store(dk, dv);
@@ -46,35 +47,31 @@ class KeyGradients {
  private:
   using Tile = ScoreTile<C>;
   using Cursor = PipelineState<C.stages>;
-  static constexpr tile::TileLayout kQ = C.q_layout();
-  static constexpr tile::TileLayout kK = C.k_layout();
-  static constexpr tile::TileLayout kV = C.v_layout();
-  static constexpr tile::TileLayout kDo = C.d_o_layout();
-  static constexpr tile::TileLayout kDk{kRowsPerWarpgroup, C.head_dim};
-  static constexpr tile::TileLayout kDv{kRowsPerWarpgroup, C.head_dim_v};
-  static_assert(kDk.bytes() <= kQ.bytes() && kDv.bytes() <= kDo.bytes());
+  static_assert(C.dk_tile().bytes() <= C.q_tile().bytes() &&
+                C.dv_tile().bytes() <= C.d_o_tile().bytes());
   static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_stages);
 
   __device__ __forceinline__ void add(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
-    const int64_t chunk = chunk_of_share(params_);
-    const KeySums& sums = params_.key_sums;
+    const int64_t block = dkv_block(params_);
+    const DkvAccum& accum = params_.dkv_accum;
     const int rows = int(thread_in_block()) / kWarpgroupSize - int(BackwardWarpgroup::kFirstKey);
-    add_gradient<C.dk_parts()>(sums.dk + chunk * C.dk_parts().chunk_floats(), rows, dk,
+    add_gradient<C.dk_accum()>(accum.dk + block * C.dk_accum().block_floats(), rows, dk,
                                work_.scale());
-    add_gradient<C.dv_parts()>(sums.dv + chunk * C.dv_parts().chunk_floats(), rows, dv, 1.0f);
+    add_gradient<C.dv_accum()>(accum.dv + block * C.dv_accum().block_floats(), rows, dv, 1.0f);
   }
 
   __device__ __forceinline__ void store(const float (&dk)[C.head_dim / 2],
                                         const float (&dv)[C.head_dim_v / 2]) {
     keys_done(warpgroup_);
-    store_gradient<C.element, kDk>(at_.q(warpgroup_), dk, work_.scale());
-    store_gradient<C.element, kDv>(at_.d_o(warpgroup_), dv, 1.0f);
+    store_gradient<C.element, C.dk_tile()>(at_.q(warpgroup_), dk, work_.scale());
+    store_gradient<C.element, C.dv_tile()>(at_.d_o(warpgroup_), dv, 1.0f);
     ptx::fence_proxy_async();
     ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
     if (!stores()) return;
     const ptx::TileCoordinates to = work_.gradients(first_key_);
-    copy_gradient<kDk, C.general()>(params_.dk_map, params_.columns, at_.q(warpgroup_), to);
-    copy_gradient<kDv, C.general()>(params_.dv_map, params_.columns_v, at_.d_o(warpgroup_), to);
+    copy_gradient<C.dk_tile(), C.general()>(params_.dk_map, params_.columns, at_.q(warpgroup_), to);
+    copy_gradient<C.dv_tile(), C.general()>(params_.dv_map, params_.columns_v, at_.d_o(warpgroup_),
+                                            to);
     finish_copies();
   }
 
@@ -82,10 +79,10 @@ class KeyGradients {
     const QuerySteps steps = work_.steps();
     const int num_steps = work_.num_steps();
     QueryBlock block = work_.first_queries();
-    // Carried as floats and packed at the loop's top: packed ones over the back edge are
-    // serialised.
+    // Carried as floats and packed at the loop's top: with packed ones carried over the back edge
+    // the compiler serialises the products.
     typename Tile::Scores p;
-    first_weights(p, block.m_block);
+    first_p(p, block.m_block);
     at_.v_once().wait_full({});
     at_.d_o_pipeline().wait_full(cursor_);
     for (int step = 1;; ++step) {
@@ -99,12 +96,12 @@ class KeyGradients {
         return;
       }
       block.advance(steps);
-      next_weights(p, block.m_block, dk, ds);
+      next_p(p, block.m_block, dk, ds);
       cursor_.advance();
     }
   }
 
-  __device__ __forceinline__ void first_weights(typename Tile::Scores& p, int m_block) {
+  __device__ __forceinline__ void first_p(typename Tile::Scores& p, int m_block) {
     at_.k_once().wait_full({});
     at_.q_pipeline().wait_full(cursor_);
     typename Tile::Lse lse;
@@ -123,11 +120,12 @@ class KeyGradients {
     const uint32_t stage = cursor_.stage();
     Tile::pack(packed, p);
     ptx::wgmma_fence();
-    tile::issue_abt<C.element, kV, kDo>(
-        p, tile::k_major_low(at_.v() + warpgroup_ * kRowsPerWarpgroup * kV.row_bytes()),
+    tile::issue_abt<C.element, C.v_tile(), C.d_o_tile()>(
+        p, tile::k_major_low(at_.v() + warpgroup_ * kRowsPerWarpgroup * C.v_tile().row_bytes()),
         tile::k_major_low(at_.d_o(stage)));
     ptx::wgmma_commit_group();
-    tile::issue_ab<C.element, kDo>(dv, packed, tile::mn_major_low(kDo, at_.d_o(stage)));
+    tile::issue_ab<C.element, C.d_o_tile()>(dv, packed,
+                                            tile::mn_major_low(C.d_o_tile(), at_.d_o(stage)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     typename Tile::Statistics delta;
@@ -143,7 +141,7 @@ class KeyGradients {
     ptx::wgmma_wait_group<0>();
   }
 
-  // To warpgroup 0.
+  // dS to warpgroup 0.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& ds) {
     Tile::store_transposed(at_.ds(ds_cursor_.stage()), warpgroup_ * kRowsPerWarpgroup, ds);
     ptx::fence_proxy_async();
@@ -153,14 +151,15 @@ class KeyGradients {
   }
 
   // The next block's P, under dK += dS Q.
-  __device__ __forceinline__ void next_weights(typename Tile::Scores& p, int m_block,
-                                               float (&dk)[C.head_dim / 2],
-                                               const typename Tile::Packed& ds) {
+  __device__ __forceinline__ void next_p(typename Tile::Scores& p, int m_block,
+                                         float (&dk)[C.head_dim / 2],
+                                         const typename Tile::Packed& ds) {
     const Cursor next = cursor_.next();
     ptx::wgmma_fence();
     issue_scores(p, next.stage());
     ptx::wgmma_commit_group();
-    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(cursor_.stage())));
+    tile::issue_ab<C.element, C.q_tile()>(dk, ds,
+                                          tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     typename Tile::Lse lse;  // read only now: held under the product, 3% slower
@@ -173,14 +172,16 @@ class KeyGradients {
   __device__ __forceinline__ void last_key_gradient(float (&dk)[C.head_dim / 2],
                                                     const typename Tile::Packed& ds) {
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(cursor_.stage())));
+    tile::issue_ab<C.element, C.q_tile()>(dk, ds,
+                                          tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
   }
 
   __device__ __forceinline__ void issue_scores(typename Tile::Scores& scores, uint32_t stage) {
-    tile::issue_abt<C.element, kK, kQ>(
-        scores, tile::k_major_low(at_.k() + warpgroup_ * kRowsPerWarpgroup * kK.row_bytes()),
+    tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(
+        scores,
+        tile::k_major_low(at_.k() + warpgroup_ * kRowsPerWarpgroup * C.k_tile().row_bytes()),
         tile::k_major_low(at_.q(stage)));
   }
 
@@ -189,7 +190,7 @@ class KeyGradients {
     const int first_row = m_block * C.block_m;
     const auto score = Tile::score_of(params_);
     score.prepare(scores);
-    if (Tile::is_masked(free_, first_row)) {
+    if (Tile::is_masked(unmasked_, first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
     Tile::exponentiate(scores, lse, score, at_.p(warpgroup_));
@@ -202,7 +203,7 @@ class KeyGradients {
   const KeyBlockWork<C>& work_;
   const int warpgroup_;
   const int first_key_;
-  const KeyRangeOf<int> free_;  // queries that see all keys of this warpgroup
+  const KeyRangeOf<int> unmasked_;  // queries that see all keys of this warpgroup
   Cursor cursor_;
   PipelineState<C.ds_stages> ds_cursor_;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // After the main kernel: dQ from float32 sums in accumulator order to rows of 16-bit elements,
-// times the softmax scale. One warpgroup a part of a query block (sum_parts.h); limited by memory
-// bandwidth.
+// times the softmax scale. A warpgroup for each part of a query block (accum_layout.h). Limited by
+// memory bandwidth.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -16,26 +16,26 @@ __device__ __forceinline__ void clear(uint32_t (&row)[kQuadLanes]) {
   for (uint32_t& pair : row) pair = 0;
 }
 
-// A part of dQ, as a warpgroup's accumulators hold it, into rows. Those of a sequence past its used
+// A part of dQ, as a warpgroup's accumulators hold it, into rows. A sequence's rows past its used
 // ones get zeros.
 template <BackwardConfig C>
 __device__ __forceinline__ void store_part(const RowTensor& to, const RowTile& tile, int part,
-                                           const float (&sums)[C.dq_parts().columns() / 2],
+                                           const float (&sums)[C.dq_accum().columns() / 2],
                                            float scale) {
   const int thread = int(threadIdx.x);
-  const int first_row = tile.first_row + C.dq_parts().first_row(part) + fragment_row(thread);
-  // Four groups, traded within quads, give each lane 8 columns in a row.
+  const int first_row = tile.first_row + C.dq_accum().first_row(part) + fragment_row(thread);
+  // Four groups, exchanged within quads, give each lane 8 consecutive columns.
 #pragma unroll
-  for (int group = 0; group < C.dq_parts().groups(); group += kQuadLanes) {
+  for (int group = 0; group < C.dq_accum().groups(); group += kQuadLanes) {
     uint32_t packed[kRowsPerThread][kQuadLanes];
 #pragma unroll
     for (int j = 0; j < kQuadLanes; ++j) {
-      const float* const s = sums + (group + j) * SumParts::kGroup;
+      const float* const s = sums + (group + j) * AccumLayout::kGroup;
       packed[0][j] = pack_pair<C.element>(s[0] * scale, s[1] * scale);
       packed[1][j] = pack_pair<C.element>(s[2] * scale, s[3] * scale);
     }
-    const int column = C.dq_parts().first_column(part) +
-                       (group + thread % kQuadLanes) * SumParts::kColumnsPerGroup;
+    const int column = C.dq_accum().first_column(part) +
+                       (group + thread % kQuadLanes) * AccumLayout::kColumnsPerGroup;
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
       transpose_in_quad(packed[r]);
@@ -51,26 +51,26 @@ __device__ __forceinline__ void store_part(const RowTensor& to, const RowTile& t
 template <BackwardConfig C>
 __global__ void __launch_bounds__(kWarpgroupSize)
     postprocess_kernel(const __grid_constant__ PostprocessParams p) {
-  constexpr int kGroups = C.dq_parts().groups();
+  constexpr int kGroups = C.dq_accum().groups();
   const int thread = threadIdx.x;
-  // The last first, which the L2 cache still has.
+  // The last first: the L2 cache still has them.
   const unsigned from_end = gridDim.x - 1 - blockIdx.x;
-  const int part = from_end % C.dq_parts().parts();
-  const RowTile tile = row_tile<C>(p.tiles, from_end / C.dq_parts().parts());
-  const float* const chunk = p.sums + tile.block * C.dq_parts().chunk_floats();
+  const int part = from_end % C.dq_accum().parts();
+  const RowTile tile = row_tile<C>(p.tiles, from_end / C.dq_accum().parts());
+  const float* const block = p.accum + tile.block * C.dq_accum().block_floats();
   const float scale = C.general() && tile.keys == 1 ? p.scale_of_one_key : p.scale;
 
   ptx::griddepcontrol_wait();  // all CTAs: this kernel must not end before the main one
   if (C.general() && tile.block < 0) return;
-  // Nothing was added for warps without a row.
+  // Warps without a row have no sums.
   const bool has_rows =
-      !C.general() || C.dq_parts().first_row_of_warp(part, thread) < tile.used - tile.first_row;
-  float sums[kGroups * SumParts::kGroup] = {};
+      !C.general() || C.dq_accum().first_row_of_warp(part, thread) < tile.used - tile.first_row;
+  float sums[kGroups * AccumLayout::kGroup] = {};
   if (has_rows) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      reinterpret_cast<float4&>(sums[group * SumParts::kGroup]) =
-          *reinterpret_cast<const float4*>(chunk + C.dq_parts().offset(part, group, thread));
+      reinterpret_cast<float4&>(sums[group * AccumLayout::kGroup]) =
+          *reinterpret_cast<const float4*>(block + C.dq_accum().offset(part, group, thread));
     }
   }
 

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Before the main kernel: for every query row Delta = rowsum(dO * O) - dLSE and the log-sum-exp in
-// log2 units, and zeros for dQ to be summed on; for every query block its part in the sink's
-// gradient. One CTA a query block; limited by memory bandwidth, so every thread has all its loads
-// in flight at once.
+// log2 units, and zeros where dQ is summed; for every query block its part of the sink's gradient.
+// A CTA for each query block. Limited by memory bandwidth, so every thread has all its loads in
+// flight at once.
 #pragma once
 
+#include "engine/cuda/instructions.cuh"
 #include "engine/hopper/backward/row_tile.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/unpack.cuh"
 
 namespace fa3::hopper {
 
-inline constexpr int kPreprocessThreads = 256;
-inline constexpr int kChunkColumns = 8;  // of a 16-byte load
+inline constexpr int kVectorColumns = 8;  // of a 16-byte load
 
 // A power of two, so that a row's lanes can add up by exchanging.
 FA3_HD constexpr int lanes_per_row(int columns) {
   int lanes = 1;
-  while (lanes * kChunkColumns < columns) lanes *= 2;
+  while (lanes * kVectorColumns < columns) lanes *= 2;
   return lanes;
 }
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ float dot(const uint4& a, const uint4& b) {
   return sum;
 }
 
-// Of one row, by its first lane. A row that sees no key has weights 2^(-inf - 0) = 0; one past the
-// end, 2^(-inf).
+// A row's statistics, in its first lane. A row that sees no key has P = 2^(-inf - 0) = 0; a row
+// past the end, 2^(-inf).
 struct RowStatistics {
   float lse = __builtin_inff();
   float d_lse = 0.0f;
@@ -49,13 +49,12 @@ struct RowStatistics {
   }
 
   __device__ __forceinline__ float lse_log2() const { return sees_nothing() ? 0.0f : lse * kLog2E; }
-  // The LSE's gradient may be anything where that is -inf.
+  // Where the LSE is -inf its gradient may be anything.
   __device__ __forceinline__ float delta(float product) const {
     return product - (sees_nothing() ? 0.0f : d_lse);
   }
 
-  // Minus the row's part in the gradient of its sink, which is a key without a value: its dP is
-  // zero.
+  // Minus the row's part of the sink's gradient. A sink is a key without a value: its dP is zero.
   __device__ __forceinline__ float of_sink(float sink, float product) const {
     if (sees_nothing()) return 0.0f;
     return ex2((sink - lse) * kLog2E) * delta(product);
@@ -80,13 +79,13 @@ __device__ __forceinline__ float block_sum(float value) {
   return sum;
 }
 
-__device__ __forceinline__ uint4 load_chunk(const RowTensor& t, int64_t offset, bool exists) {
+__device__ __forceinline__ uint4 load_vector(const RowTensor& t, int64_t offset, bool exists) {
   if (!exists) return {};
   return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + offset));
 }
 
 // Calls use(row of the block, statistics, dO O) in the first lane of each row, and `meanwhile` once
-// all loads are in flight. By a CTA of so many threads.
+// all loads are in flight. For a CTA of `Threads` threads.
 template <BackwardConfig C, int Threads, class Meanwhile, class Use>
 __device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile& tile,
                                              Meanwhile meanwhile, Use use) {
@@ -96,7 +95,7 @@ __device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile
   constexpr int kPasses = C.block_m / kRowsAtOnce;
   static_assert(C.block_m % kRowsAtOnce == 0);
   const int lane = thread % kLanes;
-  const int column = lane * kChunkColumns;
+  const int column = lane * kVectorColumns;
   const int first = thread / kLanes;
 
   uint4 o[kPasses], d_o[kPasses];
@@ -105,8 +104,8 @@ __device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile
   for (int i = 0; i < kPasses; ++i) {
     const int row = tile.first_row + first + i * kRowsAtOnce;
     const bool exists = row < tile.used && column < p.o.columns;
-    o[i] = load_chunk(p.o, tile.offset(p.o.strides, row) + column, exists);
-    d_o[i] = load_chunk(p.d_o, tile.offset(p.d_o.strides, row) + column, exists);
+    o[i] = load_vector(p.o, tile.offset(p.o.strides, row) + column, exists);
+    d_o[i] = load_vector(p.d_o, tile.offset(p.d_o.strides, row) + column, exists);
     if (row < tile.used && lane == 0) statistics[i].load(p, tile, row);
   }
   meanwhile();
@@ -124,12 +123,12 @@ __device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile
 template <BackwardConfig C>
 __device__ __forceinline__ void clear_sums(const QueryScratch& scratch, const RowTile& tile) {
   if (scratch.dq_semaphore && threadIdx.x == 0) scratch.dq_semaphore[tile.block] = 0;
-  constexpr int kChunkFloats = C.dq_parts().chunk_floats();
-  float4* const dq = reinterpret_cast<float4*>(scratch.dq_sum + tile.block * kChunkFloats);
+  constexpr int kFloats = C.dq_accum().block_floats();
+  float4* const dq = reinterpret_cast<float4*>(scratch.dq_accum + tile.block * kFloats);
 #pragma unroll
-  for (int i = threadIdx.x; i < kChunkFloats / 4; i += kPreprocessThreads) {
-    const int part = i / (C.dq_parts().part_floats() / 4);
-    if (!C.general() || C.dq_parts().first_row_of_warp(part, i) < tile.used - tile.first_row) {
+  for (int i = threadIdx.x; i < kFloats / 4; i += kPreprocessThreads) {
+    const int part = i / (C.dq_accum().part_floats() / 4);
+    if (!C.general() || C.dq_accum().first_row_of_warp(part, i) < tile.used - tile.first_row) {
       dq[i] = {};
     }
   }
@@ -139,7 +138,7 @@ template <BackwardConfig C>
 __global__ void __launch_bounds__(kPreprocessThreads)
     preprocess_kernel(const __grid_constant__ PreprocessParams p) {
   ptx::griddepcontrol_launch_dependents();
-  // The last first, so that what the main kernel begins with is still in the L2 cache.
+  // The last first: then the L2 cache still has what the main kernel begins with.
   const RowTile tile = row_tile<C>(p.tiles, gridDim.x - 1 - blockIdx.x);
   if (C.general() && tile.block < 0) return;
   float of_sink = 0.0f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread that loads for the whole CTA: K and V once, then Q and dO by turns, each with
-// its row statistics. A helper, or one of warpgroup 0. Next: query_gradient.cuh.
+// The thread that loads for the whole CTA: K and V once, then Q and dO of each step with their row
+// statistics. A helper, or a thread of warpgroup 0. Next: query_gradient.cuh.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -21,7 +21,7 @@ class QueryLoader {
         block_(work.first_queries()),
         left_(work.num_steps()) {}
 
-  // Of a helper.
+  // For a helper.
   __device__ __forceinline__ void run() {
     load_keys();
     ptx::griddepcontrol_wait();
@@ -29,10 +29,10 @@ class QueryLoader {
     while (left_ > 0) load_next_queries();
   }
 
-  // Keys first: preprocess may still be at work on what the queries need.
+  // Keys first: preprocess may not have ended, and its results come with the queries.
   __device__ __forceinline__ void load_keys() {
-    load(k_map(), C.k_layout(), at_.k(), at_.k_once().full(0), 0, work_.keys());
-    load(v_map(), C.v_layout(), at_.v(), at_.v_once().full(0), 0, work_.keys());
+    load(k_map(), C.k_tile(), at_.k(), at_.k_once().full(0), 0, work_.keys());
+    load(v_map(), C.v_tile(), at_.v(), at_.v_once().full(0), 0, work_.keys());
   }
 
   __device__ __forceinline__ void load_first_queries() {
@@ -40,7 +40,7 @@ class QueryLoader {
     for (int i = 0; i < C.stages; ++i) load_next_queries();
   }
 
-  // Into the stages of the oldest step. Without helpers the caller knows them to be free.
+  // Into the stages of the oldest step. Without helpers the caller knows that they are free.
   __device__ __forceinline__ void load_next_queries() {
     if (left_ == 0) return;
     --left_;
@@ -50,13 +50,13 @@ class QueryLoader {
     const int64_t row = work_.scratch_block(block_) * C.block_m;
 
     if constexpr (C.helpers) at_.q_pipeline().wait_empty(cursor_);
-    load(q_map(), C.q_layout(), at_.q(stage), at_.q_pipeline().full(stage), kStatisticsBytes,
+    load(q_map(), C.q_tile(), at_.q(stage), at_.q_pipeline().full(stage), kStatisticsBytes,
          queries);
     ptx::cp_async_bulk_load(at_.lse(stage), params_.scratch.lse_log2 + row, kStatisticsBytes,
                             at_.q_pipeline().full(stage));
     if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(cursor_);
-    load(d_o_map(), C.d_o_layout(), at_.d_o(stage), at_.d_o_pipeline().full(stage),
-         kStatisticsBytes, queries);
+    load(d_o_map(), C.d_o_tile(), at_.d_o(stage), at_.d_o_pipeline().full(stage), kStatisticsBytes,
+         queries);
     ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + row, kStatisticsBytes,
                             at_.d_o_pipeline().full(stage));
     cursor_.advance();
@@ -64,8 +64,8 @@ class QueryLoader {
   }
 
  private:
-  // A tile, one copy a slab, and `more_bytes` to come beside it. What lies outside the tensor
-  // arrives as zeros and counts like the rest.
+  // A tile, a copy for each slab; `more_bytes` follow for the same barrier. What lies outside the
+  // tensor arrives as zeros and counts like the rest.
   __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
                                        uint32_t smem, uint32_t barrier, uint32_t more_bytes,
                                        ptx::TileCoordinates from) {

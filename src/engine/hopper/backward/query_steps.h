@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which key block a CTA has, which query blocks it goes through, and which of them need no
-// mask; and where a sequence's query blocks lie in the scratch. Pure functions of plain numbers,
-// from the mask rule in core/.
+// Which query blocks a key block goes through, and which of them need no mask; in which order key
+// blocks add to dQ; where a sequence's query blocks lie in the scratch. Pure functions of plain
+// numbers, from the mask rule in core/.
 #pragma once
 
 #include "core/block_range.h"
 
 namespace fa3::hopper {
 
-// Lengths and mask of dense kernels, which all tiles of a launch share.
+// Lengths and mask of a dense kernel: all tiles of a launch share them.
 struct BackwardExtents {
   static constexpr bool kHidesRight = false;  // no key has queries behind that must not see it
   int seqlen_q;
@@ -20,13 +20,13 @@ struct BackwardExtents {
   }
 };
 
-// Those of one sequence, with a window, for a block of its keys.
+// Lengths and mask of one sequence, with windows and chunks, for a block of its keys.
 struct SequenceExtents {
   static constexpr bool kHidesRight = true;
   int seqlen_q;
   int seqlen_k;
   MaskRuleOf<int> rule;
-  int first_chunk;  // where the chunk of the block's first key begins
+  int first_chunk;  // the first key of the chunk that has the block's first key
 
   static FA3_HD constexpr SequenceExtents of(int seqlen_q, int seqlen_k, MaskRuleOf<int> rule,
                                              int first_key) {
@@ -35,57 +35,12 @@ struct SequenceExtents {
   }
 
   FA3_HD constexpr MaskRuleOf<int> mask() const { return rule; }
-  // Of a key of the block. A division would be a long split of the kernels' loops, whoever has
-  // chunks.
+  // The first key of the chunk that has `key`, a key of the block. A loop instead of a division,
+  // which would lengthen the loops of kernels without chunks too.
   FA3_HD constexpr int chunk_begin(int key) const {
     int begin = first_chunk;
     while (begin + rule.chunk <= key) begin += rule.chunk;
     return begin;
-  }
-};
-
-// The query heads that share keys may be split into equal shares, each with a CTA of its own.
-struct KeyBlockIndex {
-  int n_block;
-  int kv_head;
-  int batch;
-  int share;
-};
-
-// Heads, or shares of them, come in sections whose Q, dO and dQ fit the L2 cache; within a section
-// the first key blocks of all heads come first, which under a causal mask have the longest way to
-// go. The last section has more heads where that evens out the SMs: enough short tiles must be left
-// at the very end. Where key blocks add to dQ by turns (turn_of), those whose turn comes first must
-// come first.
-struct KeyBlockOrder {
-  int num_n_blocks;
-  int num_kv_heads;
-  int num_batches;
-  int section_heads;  // or shares
-  int last_section;   // its first head, of all batch entries
-  bool last_keys_first;
-  unsigned char shares = 1;  // of a kv head
-
-  FA3_HD constexpr int num_tiles() const {
-    return num_n_blocks * num_kv_heads * num_batches * shares;
-  }
-
-  FA3_HD constexpr KeyBlockIndex at(int tile) const { return at(tile, shares); }
-  // Of kernels that know no shares.
-  FA3_HD constexpr KeyBlockIndex whole_at(int tile) const { return at(tile, 1); }
-
- private:
-  FA3_HD constexpr KeyBlockIndex at(int tile, int shares_of_head) const {
-    const int section = tile / (section_heads * num_n_blocks) * section_heads;
-    const bool last = section >= last_section;
-    const int first_head = last ? last_section : section;
-    const int heads =
-        last ? num_kv_heads * num_batches * shares_of_head - last_section : section_heads;
-    const int in_section = tile - first_head * num_n_blocks;
-    const int share = first_head + in_section % heads, head = share / shares_of_head;
-    const int n = in_section / heads;
-    return {last_keys_first ? num_n_blocks - 1 - n : n, head % num_kv_heads, head / num_kv_heads,
-            share % shares_of_head};
   }
 };
 
@@ -109,7 +64,7 @@ FA3_HD constexpr QuerySteps query_steps(const Extents& e, int first_key, int num
   return {rows.begin / block_m, (rows.end + block_m - 1) / block_m};
 }
 
-// The first query that sees a key; of a key past the end, none does.
+// The first query that sees a key; no query sees a key past the end.
 inline constexpr int kNoQuery = 0x7fffffff;
 
 FA3_HD constexpr int first_query(const BackwardExtents& e, int key) {
@@ -118,14 +73,14 @@ FA3_HD constexpr int first_query(const BackwardExtents& e, int key) {
 }
 FA3_HD constexpr int first_query(const SequenceExtents& e, int key) {
   if (key >= e.seqlen_k) return kNoQuery;
-  const int level = e.seqlen_q - e.seqlen_k;  // of the query that is level with key 0
+  const int level = e.seqlen_q - e.seqlen_k;  // the query at the same position as key 0
   const int first = e.rule.right == e.rule.kUnbounded ? 0 : key + level - e.rule.right;
   if (e.rule.chunk == e.rule.kNoChunks) return first;
   const int in_chunk = e.chunk_begin(key) + level;
   return first > in_chunk ? first : in_chunk;
 }
 
-// From this query on none sees the key, unless the queries end before.
+// The query after the last that sees the key, unless the queries end before.
 FA3_HD constexpr int end_query(const BackwardExtents&, int) {
   return kNoQuery;
 }
@@ -137,9 +92,9 @@ FA3_HD constexpr int end_query(const SequenceExtents& e, int key) {
   return end < in_chunk ? end : in_chunk;
 }
 
-// The queries that see all of the keys [first_key, first_key + num_keys): those need no mask.
+// The queries that see all of the keys [first_key, first_key + num_keys): they need no mask.
 template <class Extents>
-FA3_HD constexpr KeyRangeOf<int> free_queries(const Extents& e, int first_key, int num_keys) {
+FA3_HD constexpr KeyRangeOf<int> unmasked_queries(const Extents& e, int first_key, int num_keys) {
   return {first_query(e, first_key + num_keys - 1), end_query(e, first_key)};
 }
 
@@ -156,9 +111,9 @@ struct QueryEdge {
   FA3_HD constexpr int end_of(int row) const { return end_query(extents, first_key + row); }
 };
 
-// When a key block's turn is to add to a query block, of all that do, from 0 on. Key blocks go in
-// the order in which they are launched: of dense kernels without a mask from the first, else from
-// the last, which is where causal queries begin.
+// The order of additions to a query block's dQ in deterministic calls: how many key blocks add
+// before this one. It is the order of launches: dense kernels without a mask begin with the first
+// key block, others with the last, where causal queries begin.
 FA3_HD constexpr bool last_keys_first(const BackwardExtents& e) {
   return e.causal;
 }
@@ -167,15 +122,16 @@ FA3_HD constexpr bool last_keys_first(const SequenceExtents&) {
 }
 
 template <class Extents>
-FA3_HD constexpr int turn_of(const Extents& e, int n_block, int block_n, int m_block, int block_m) {
+FA3_HD constexpr int dq_order_of(const Extents& e, int n_block, int block_n, int m_block,
+                                 int block_m) {
   if (!last_keys_first(e)) return n_block;
   const int end_row = (m_block + 1) * block_m < e.seqlen_q ? (m_block + 1) * block_m : e.seqlen_q;
   const KeyRangeOf<int> keys = e.mask().keys_of(end_row - 1, e.seqlen_q, e.seqlen_k);
   return (keys.end - 1) / block_n - n_block;
 }
 
-// Where a sequence's query blocks begin. Packed sequences share one batch entry, of which each
-// takes the blocks that its rows would touch, and one more for those before it: enough for any
+// Where a sequence's query blocks begin. Packed sequences share one batch entry. A sequence begins
+// at the block of its first row, plus one block for each sequence before it: enough for any
 // lengths.
 struct ScratchPlace {
   int batch;

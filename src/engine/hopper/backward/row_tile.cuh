@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which block of rows a CTA of preprocess or postprocess has, and where it lies.
+// The block of rows of a CTA of preprocess or postprocess, and where it lies.
 #pragma once
 
 #include "engine/hopper/backward/backward_params.h"
@@ -8,11 +8,11 @@
 namespace fa3::hopper {
 
 struct RowTile {
-  int64_t block;  // its number; negative: there are fewer blocks than CTAs
+  int64_t block;  // its number; negative: none, there are fewer blocks than CTAs
   int batch;
   int head;
   int first_row;  // in its sequence
-  // Of the sequence: its first row in the tensors, its rows, those of them that are used; its keys.
+  // The sequence: its first row in the tensors, its rows, its used rows, its keys.
   int begin;
   int owned;
   int used;
@@ -28,10 +28,10 @@ struct RowTile {
 template <BackwardConfig C>
 __device__ __forceinline__ RowTile row_tile(const RowTiles& p, int64_t number) {
   const BlockNumbers& blocks = p.blocks;
-  if (C.general() && p.list.sequences) {
+  if (C.general() && p.varlen.sequences) {
     const int tile = int(number), entry = tile / blocks.heads;
-    if (entry >= *p.list.num_entries) return {.block = -1};
-    const SequenceTiles& s = p.list.sequences[entry];
+    if (entry >= *p.varlen.num_entries) return {.block = -1};
+    const SequenceTiles& s = p.varlen.sequences[entry];
     const TileIndex index = s.order.tile(tile - s.first_entry * blocks.heads);
     const ScratchPlace place = p.packed
                                    ? ScratchPlace::of_packed(s.number, s.queries.begin, C.block_m)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One tile of scores as a warpgroup holds it, 64 keys by a block of queries, and what is done to
-// it: weights from scores, gradients of scores from gradients of weights. Keys are the
-// accumulator's rows, so packed it is the left operand of a product that sums over queries.
+// it: P from S, dS from dP. Keys are the accumulator's rows, so the packed tile is the left operand
+// of a product that sums over queries.
 #pragma once
 
 #include <type_traits>
@@ -18,26 +18,26 @@
 
 namespace fa3::hopper {
 
-// The score hook, and how much a capped score follows its product: from 1 to 0 towards the cap.
-struct SlopedScore : CappedScore {
+// The score hook, and the softcap's derivative: from 1 to 0 towards the cap.
+struct SoftcapScore : CappedScore {
   float per_cap;
 
-  __device__ __forceinline__ float slope(float score) const {
+  __device__ __forceinline__ float derivative(float score) const {
     const float tanh = score * per_cap;
-    return fmaxf(__fmaf_rn(-tanh, tanh, 1.0f), 0.0f);  // of a hidden one, -inf, too
+    return fmaxf(__fmaf_rn(-tanh, tanh, 1.0f), 0.0f);  // 0 where a score is masked, -inf
   }
 };
 
 template <BackwardConfig C>
 struct ScoreTile {
-  static constexpr int kScores = C.block_m / 2;      // of a thread
-  static constexpr int kStatistics = C.block_m / 4;  // queries of a thread
-  static constexpr int kDepth = C.q_layout().mma_depth();
+  static constexpr int kScores = C.block_m / 2;      // a thread's
+  static constexpr int kStatistics = C.block_m / 4;  // a thread's queries
+  static constexpr int kDepth = C.q_tile().mma_depth();
   using Scores = float[kScores];
-  using Packed = tile::PFragment<C.q_layout()>;
+  using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
-  using Score = std::conditional_t<C.capped(), SlopedScore, ScaledScore>;
-  // LSEs; beside capped scores no registers are left for all of them, so only where they are.
+  using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
+  // The LSEs; or only their address, since capped scores leave too few registers.
   using Lse = std::conditional_t<C.capped(), uint32_t, Statistics>;
 
   static __device__ __forceinline__ Score score_of(const BackwardParams& params) {
@@ -64,14 +64,14 @@ struct ScoreTile {
     later = row;
   }
 
-  // Where of those numbers score i has its query.
+  // Which of those numbers belongs to the query of score i.
   static __device__ __forceinline__ constexpr int query_index(int i) {
     return i / 4 * 2 + i % 2;
   }
 
-  // Whether some query from first_row on must not see some key; `free`: the queries that see all.
-  static __device__ __forceinline__ bool is_masked(KeyRangeOf<int> free, int first_row) {
-    return first_row < free.begin || (C.general() && first_row + C.block_m > free.end);
+  // Whether some query from first_row on must not see some key; `unmasked`: queries that see all.
+  static __device__ __forceinline__ bool is_masked(KeyRangeOf<int> unmasked, int first_row) {
+    return first_row < unmasked.begin || (C.general() && first_row + C.block_m > unmasked.end);
   }
 
   template <class Extents>
@@ -90,9 +90,9 @@ struct ScoreTile {
     }
   }
 
-  // The same of capped scores; P times their slope goes to shared memory, for differentiate().
+  // The same for capped scores; P times the derivative goes to shared memory, for differentiate().
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
-                                                      const SlopedScore& score, uint32_t sloped) {
+                                                      const SoftcapScore& score, uint32_t p_smem) {
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
       float lse[kDepth / 4];
@@ -100,17 +100,17 @@ struct ScoreTile {
       uint32_t packed[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float weight[2];
+        float p[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = scores[8 * step + 2 * j + half];
-          const float slope = score.slope(x);
+          const float derivative = score.derivative(x);
           x = ex2(score.exponent(x, lse[query_index(2 * j + half)]));
-          weight[half] = x * slope;
+          p[half] = x * derivative;
         }
-        packed[j] = pack_pair<C.element>(weight[0], weight[1]);
+        packed[j] = pack_pair<C.element>(p[0], p[1]);
       }
-      ptx::st_shared_b32x4(packed_place(sloped, step), packed);
+      ptx::st_shared_b32x4(packed_place(p_smem, step), packed);
     }
   }
 
@@ -122,7 +122,7 @@ struct ScoreTile {
       differentiate(dp, i, p[i / 8][i / 2 % 4], delta);
     }
   }
-  // From P as store_packed() or exponentiate() left it.
+  // The same, from P as store_packed() or exponentiate() has left it.
   static __device__ __forceinline__ void differentiate(Scores& dp, uint32_t smem,
                                                        const Statistics& delta) {
 #pragma unroll
@@ -148,15 +148,14 @@ struct ScoreTile {
     }
   }
 
-  // Into other registers, which the compiler must not take to be the same: what a product in flight
-  // reads cannot be written, so the same registers would have to be free before. `zero` is one, but
-  // the compiler does not know.
+  // Into other registers, which the compiler must not merge with these: a product in flight reads
+  // these, so the next one would wait for it. `zero` is 0, which the compiler does not know.
   static __device__ __forceinline__ void move(Packed& to, const Packed& from, uint32_t zero) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) to[i / 4][i % 4] = from[i / 4][i % 4] ^ zero;
   }
 
-  // As registers hold it, 16 bytes of each thread in a row: for the same thread of another
+  // In registers' order, 16 consecutive bytes of each thread: for the same thread of another
   // warpgroup.
   static __device__ __forceinline__ void store_packed(uint32_t smem, const Packed& packed) {
 #pragma unroll
@@ -179,10 +178,10 @@ struct ScoreTile {
                                                           const Packed& packed) {
     const auto [query, key] =
         tile::stored_place_transposed(int(thread_in_block() % kWarpgroupSize));
-    const uint32_t mine = smem + C.ds_layout().chunk_offset(query, first_column + key);
+    const uint32_t mine = smem + C.ds_tile().chunk_offset(query, first_column + key);
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {  // at the same place of the swizzle
-      ptx::stmatrix_x4_trans(mine + step * kDepth * C.ds_layout().row_bytes(), packed[step]);
+      ptx::stmatrix_x4_trans(mine + step * kDepth * C.ds_tile().row_bytes(), packed[step]);
     }
   }
 };

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward of sequences that a tile holds: at most 64 queries and 64 keys. A warpgroup has a
-// sequence with one head of its keys, and all of the query heads that share them one after the
-// other. So nothing is summed anywhere else: there is no scratch, no order of additions, one
-// launch, and several thread blocks share an SM. Those behind the last sequence clear the rows that
-// none owns.
+// The backward of sequences that a tile holds: at most 64 queries and 64 keys. A warpgroup has one
+// kv head of a sequence, and goes through all query heads that share it. So all sums stay in its
+// registers: no scratch, no order of additions, one launch, and several CTAs on an SM. The CTAs
+// behind the last sequence clear the rows that no sequence owns.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -16,7 +15,7 @@
 
 namespace fa3::hopper {
 
-// A sequence's rows of one tensor, or behind the last one those that none owns.
+// A sequence's rows of one tensor; behind the last sequence, the rows that none owns.
 struct SequenceRows {
   int batch;
   int begin;
@@ -61,32 +60,26 @@ class ShortSequence {
     const int heads = params_.heads_per_kv_head;
 #pragma unroll 1
     for (int head = kv_head_ * heads; head < (kv_head_ + 1) * heads; ++head) {
-      __syncthreads();  // the barriers are there; nobody reads the head before any more
+      __syncthreads();  // barriers are initialised; no thread reads the head before any more
       add_head(dk, dv, head, cursor);
       cursor.advance();
     }
     __syncthreads();
-    store_gradient<C.element, kDk>(at_.q(0), dk, scale_);
-    store_gradient<C.element, kDv>(at_.d_o(0), dv, 1.0f);
+    store_gradient<C.element, C.dk_tile()>(at_.q(0), dk, scale_);
+    store_gradient<C.element, C.dv_tile()>(at_.d_o(0), dv, 1.0f);
     ptx::fence_proxy_async();
     __syncthreads();
     if (!stores()) return;
     const ptx::TileCoordinates to =
         tile::clipped_place(keys_.begin, keys_.owned, 0, kRowsPerWarpgroup, kv_head_, keys_.batch);
-    copy_gradient<kDk, true>(params_.dk_map, params_.columns, at_.q(0), to);
-    copy_gradient<kDv, true>(params_.dv_map, params_.columns_v, at_.d_o(0), to);
+    copy_gradient<C.dk_tile(), true>(params_.dk_map, params_.columns, at_.q(0), to);
+    copy_gradient<C.dv_tile(), true>(params_.dv_map, params_.columns_v, at_.d_o(0), to);
     finish_copies();
   }
 
  private:
   using Tile = ScoreTile<C>;
-  static constexpr tile::TileLayout kQ = C.q_layout();
-  static constexpr tile::TileLayout kK = C.k_layout();
-  static constexpr tile::TileLayout kV = C.v_layout();
-  static constexpr tile::TileLayout kDo = C.d_o_layout();
-  static constexpr tile::TileLayout kDk{kRowsPerWarpgroup, C.head_dim};
-  static constexpr tile::TileLayout kDv{kRowsPerWarpgroup, C.head_dim_v};
-  static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_parts().columns()};
+  static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
   static_assert(C.block_m == kRowsPerWarpgroup && C.block_n == kRowsPerWarpgroup);
 
   __device__ __forceinline__ void add_head(float (&dk)[C.head_dim / 2],
@@ -110,35 +103,37 @@ class ShortSequence {
 
     typename Tile::Scores p, dp;
     ptx::wgmma_fence();
-    tile::issue_abt<C.element, kK, kQ>(p, tile::k_major_low(at_.k()), tile::k_major_low(at_.q(0)));
+    tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(p, tile::k_major_low(at_.k()),
+                                                       tile::k_major_low(at_.q(0)));
     ptx::wgmma_commit_group();
-    tile::issue_abt<C.element, kV, kDo>(dp, tile::k_major_low(at_.v()),
-                                        tile::k_major_low(at_.d_o(0)));
+    tile::issue_abt<C.element, C.v_tile(), C.d_o_tile()>(dp, tile::k_major_low(at_.v()),
+                                                         tile::k_major_low(at_.d_o(0)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     const SequenceExtents extents{queries_.used, keys_.used, params_.mask, 0};
-    if (Tile::is_masked(free_queries(extents, 0, C.block_n), 0)) Tile::mask(p, extents, 0, 0);
+    if (Tile::is_masked(unmasked_queries(extents, 0, C.block_n), 0)) Tile::mask(p, extents, 0, 0);
     Tile::exponentiate(p, lse, Tile::score_of(params_), 0);
-    typename Tile::Packed weights, ds;
-    Tile::pack(weights, p);
-    Tile::differentiate(dp, weights, delta);
+    typename Tile::Packed packed_p, ds;
+    Tile::pack(packed_p, p);
+    Tile::differentiate(dp, packed_p, delta);
     Tile::pack(ds, dp);
     Tile::store_transposed(at_.ds(0), 0, ds);
     ptx::fence_proxy_async();
     __syncthreads();
 
     ptx::wgmma_fence();
-    tile::issue_ab<C.element, kDo>(dv, weights, tile::mn_major_low(kDo, at_.d_o(0)));
-    tile::issue_ab<C.element, kQ>(dk, ds, tile::mn_major_low(kQ, at_.q(0)));
+    tile::issue_ab<C.element, C.d_o_tile()>(dv, packed_p,
+                                            tile::mn_major_low(C.d_o_tile(), at_.d_o(0)));
+    tile::issue_ab<C.element, C.q_tile()>(dk, ds, tile::mn_major_low(C.q_tile(), at_.q(0)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
 #pragma unroll 1
-    for (int part = 0; part < C.dq_parts().parts(); ++part) {
-      float dq[C.dq_parts().columns() / 2];
+    for (int part = 0; part < C.dq_accum().parts(); ++part) {
+      float dq[C.dq_accum().columns() / 2];
       ptx::wgmma_fence();
-      tile::issue_ab<C.element, C.ds_layout(), kKSlab>(
+      tile::issue_ab<C.element, C.ds_tile(), kKSlab>(
           dq, tile::k_major_low(at_.ds(0)),
-          tile::mn_major_low(kKSlab, at_.k() + part * kK.slab_bytes()));
+          tile::mn_major_low(kKSlab, at_.k() + part * C.k_tile().slab_bytes()));
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<0>();
       store_part<C>(all_.dq, rows, part, dq, scale_);
@@ -148,17 +143,18 @@ class ShortSequence {
   __device__ __forceinline__ void load_keys() {
     const ptx::TileCoordinates from =
         tile::clipped_place(keys_.begin, keys_.used, 0, C.block_n, kv_head_, keys_.batch);
-    load({params_.k_map, params_.k_outside, params_.columns}, kK, at_.k(), from,
-         {params_.v_map, params_.v_outside, params_.columns_v}, kV, at_.v(), at_.k_once().full(0));
+    load({params_.k_map, params_.k_outside, params_.columns}, C.k_tile(), at_.k(), from,
+         {params_.v_map, params_.v_outside, params_.columns_v}, C.v_tile(), at_.v(),
+         at_.k_once().full(0));
   }
   __device__ __forceinline__ void load_queries(int head) {
     const ptx::TileCoordinates from =
         tile::clipped_place(queries_.begin, queries_.used, 0, C.block_m, head, queries_.batch);
-    load({params_.q_map, params_.q_outside, params_.columns}, kQ, at_.q(0), from,
-         {params_.d_o_map, params_.d_o_outside, params_.columns_v}, kDo, at_.d_o(0),
+    load({params_.q_map, params_.q_outside, params_.columns}, C.q_tile(), at_.q(0), from,
+         {params_.d_o_map, params_.d_o_outside, params_.columns_v}, C.d_o_tile(), at_.d_o(0),
          at_.q_pipeline().full(0));
   }
-  // Two tiles of the same rows, told at one barrier.
+  // Two tiles of the same rows, for one barrier.
   static __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
                                               uint32_t smem, ptx::TileCoordinates from,
                                               const tile::ClippedMap& map_v,
@@ -180,13 +176,13 @@ class ShortSequence {
   const float scale_;
 };
 
-// The rows from `first` on, by all threads of the block.
+// Zeros from row `first` on, by all threads of the CTA.
 __device__ __forceinline__ void clear_rows(const RowTensor& t, const SequenceRows& rows, int head,
                                            int first) {
-  const int chunks = t.columns / kChunkColumns;
-  for (int i = int(threadIdx.x); i < (rows.owned - first) * chunks; i += kWarpgroupSize) {
-    uint16_t* const row = t.at(rows.batch, head, rows.begin + first + i / chunks);
-    store_global_if(true, row + i % chunks * kChunkColumns, {0, 0, 0, 0});
+  const int vectors = t.columns / kVectorColumns;
+  for (int i = int(threadIdx.x); i < (rows.owned - first) * vectors; i += kWarpgroupSize) {
+    uint16_t* const row = t.at(rows.batch, head, rows.begin + first + i / vectors);
+    store_global_if(true, row + i % vectors * kVectorColumns, {0, 0, 0, 0});
   }
 }
 
@@ -203,7 +199,7 @@ __global__ void __launch_bounds__(kWarpgroupSize, C.head_dim <= 64 ? 3 : 2)
     ShortSequence<C>(p, *reinterpret_cast<BackwardSmem<C>*>(raw_smem), queries, keys, kv_head)
         .run();
   }
-  const int first = owned ? kRowsPerWarpgroup : 0;  // unused ones may be many
+  const int first = owned ? kRowsPerWarpgroup : 0;  // a sequence may own many unused rows
   clear_rows(p.dk, keys, kv_head, first);
   clear_rows(p.dv, keys, kv_head, first);
   const int heads = p.main.heads_per_kv_head;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums in double precision and always in the same order: nothing to be chosen for determinism.
+// Sums in double precision, always in the same order: deterministic without being asked.
 #include "engine/hopper/backward/sink_gradient.h"
 
 namespace fa3::hopper {

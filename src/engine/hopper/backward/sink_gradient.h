@@ -9,14 +9,14 @@
 namespace fa3::hopper {
 
 struct SinkSums {
-  const float* sums;  // of query blocks, as QueryScratch numbers them; zero where there is none
-  int batches;        // of QueryScratch
+  const float* sums;  // by query block, in QueryScratch's order; zero for blocks without rows
+  int batches;        // QueryScratch's batch entries
   int heads;
   int q_blocks;
   float* d_sink;  // one for each query head
 };
 
-// Queues a launch behind preprocess: a CTA a head.
+// Queues a launch behind preprocess: a CTA for each head.
 cudaError_t sum_sink_gradients(const SinkSums& sums, cudaStream_t stream);
 
 }  // namespace fa3::hopper

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a key block: dK and dV from accumulators through shared memory to global memory, each
-// warpgroup its own 64 keys. TMA leaves out what lies past the end of the keys. Where
-// query heads are split into shares, CTAs add to sums instead.
+// warpgroup its own 64 keys. TMA leaves out what lies past the end of the keys. Where query heads
+// are split, CTAs add to sums in global memory instead.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
-#include "engine/hopper/backward/add_sums.cuh"
+#include "engine/hopper/backward/add_accum.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/ptx/block.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
@@ -16,8 +16,8 @@
 
 namespace fa3::hopper {
 
-// Until no warpgroup reads Q and dO any more: their stages hold the gradients now. Each says so at
-// a barrier of its own, where the other waits.
+// Waits until no warpgroup reads Q and dO any more: their stages hold the gradients next. Each
+// warpgroup arrives at a barrier of its own, where the other waits.
 __device__ __forceinline__ void keys_done(int warpgroup) {
   ptx::bar_arrive(int(BackwardBarrier::kKeysDone) + warpgroup, 2 * kWarpgroupSize);
   ptx::bar_sync(int(BackwardBarrier::kKeysDone) + (warpgroup ^ 1), 2 * kWarpgroupSize);
@@ -42,26 +42,25 @@ __device__ __forceinline__ void store_gradient(uint32_t smem,
   }
 }
 
-// The chunk of sums that this CTA adds to. Computed only at the end: what the loop keeps costs it
-// registers.
-__device__ __forceinline__ int64_t chunk_of_share(const BackwardParams& params) {
+// The block of dK's and dV's sums that this CTA adds to. Computed only at the end: the loop has no
+// register for it.
+__device__ __forceinline__ int64_t dkv_block(const BackwardParams& params) {
   const KeyBlockIndex at = params.order.at(int(ptx::block_in_grid()));
-  return params.key_sums.numbers.block(at.batch, at.kv_head, at.n_block);
+  return params.dkv_accum.numbers.block(at.batch, at.kv_head, at.n_block);
 }
 
-// A warpgroup's accumulators, times `scale`, onto a chunk, of which it has the rows `rows`, 64 of
-// them.
-template <SumParts Parts>
-__device__ __forceinline__ void add_gradient(float* chunk, int rows,
-                                             float (&values)[Parts.head_dim / 2], float scale) {
-  constexpr int kFloats = Parts.columns() / 2;
+// Adds a warpgroup's accumulators, times `scale`, to a block's rows from 64 * `rows` on.
+template <AccumLayout Layout>
+__device__ __forceinline__ void add_gradient(float* block, int rows,
+                                             float (&values)[Layout.head_dim / 2], float scale) {
+  constexpr int kFloats = Layout.columns() / 2;
 #pragma unroll
-  for (int slab = 0; slab < Parts.column_parts(); ++slab) {
+  for (int slab = 0; slab < Layout.column_parts(); ++slab) {
     float(&part)[kFloats] = reinterpret_cast<float(&)[kFloats]>(values[slab * kFloats]);
 #pragma unroll
     for (float& value : part) value *= scale;
-    add_part<Parts>(chunk, rows * Parts.column_parts() + slab, part,
-                    int(thread_in_block() % kWarpgroupSize));
+    add_part<Layout>(block, rows * Layout.column_parts() + slab, part,
+                     int(thread_in_block() % kWarpgroupSize));
   }
 }
 

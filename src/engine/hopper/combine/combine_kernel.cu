@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel for the rows of all split tiles (combine_row.cuh): the launch decides how many warps
-// share a row. It starts while the forward ends, and the next forward while it runs.
+// Combines the rows of all split tiles (combine_row.cuh) in a kernel of its own. The launch decides
+// how many warps share a row. It starts while the forward ends, and the next forward starts while
+// it runs (PDL).
 #include "engine/hopper/combine/combine_kernel.h"
 
 #include "engine/hopper/combine/combine_row.cuh"
@@ -15,7 +16,7 @@ using namespace cuda;
 constexpr int kWarps = 8;  // of a CTA
 constexpr int kThreads = kWarps * kWarpSize;
 
-// Warps share a row, and each asks for so many splits at a time.
+// `Warps` warps share a row, and each loads `Ahead` splits at a time.
 template <Element E, int Warps, int Ahead>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ CombineParams m) {
@@ -60,11 +61,11 @@ constexpr Team team() {
   return {&combine_kernel<E, Warps, Ahead>, Warps};
 }
 
-// Measured (docs/lab/decoding.md): most is won where all splits of a row are asked for at
-// once, by so few warps, of so few registers, that all rows find room.
+// Measured (docs/lab/decoding.md): it is fastest to load all splits of a row at once, by
+// few warps and registers, so that all rows are resident.
 template <Element E>
 Team team_for(int64_t most_splits) {
-  if (most_splits <= 3) return team<E, 1, 2>();  // of even runs, two
+  if (most_splits <= 3) return team<E, 1, 2>();  // two in even ranges
   if (most_splits <= 8) return team<E, 1, 4>();
   if (most_splits <= 12) return team<E, 2, 6>();
   if (most_splits <= 20) return team<E, 4, 5>();

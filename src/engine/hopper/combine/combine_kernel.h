@@ -13,12 +13,12 @@ struct CombineParams {
   cuda::PartialOutput partials;
   const CombineTile* combines;
   int num_combines;
-  int64_t most_splits;  // that are to be expected of a tile
+  int64_t most_splits;  // expected of a tile
   cuda::ForwardOutput output;
   cuda::Element element;  // of O, unless that is float32
 };
 
-// Of a kernel that runs before it in the stream; starts while that ends.
+// For the kernel before it in the stream; starts while that ends (PDL).
 cudaError_t combine_splits(const CombineParams& merge, cudaStream_t stream);
 
 }  // namespace fa3::hopper

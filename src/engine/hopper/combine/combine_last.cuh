@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits of a split tile, combined by whoever is done with the last of them, a CTA or (stream/) a
-// warp: no second kernel, whose start a small call would wait for. They count themselves in a cell
-// for each tile. Cells lie in the caller's workspace, which holds anything at first: a cell counts
-// from zero once it holds the launch's own number, which each CTA that needs it puts there if it is
-// missing. The combining CTA sets it back, so that a captured launch finds it as it left it. Next:
-// combine_row.cuh.
+// Splits of a tile, combined in the kernel by the CTA, or the warp (decode/), that finishes the
+// last of them: a small call would wait for the start of a second kernel. A counter for each tile
+// counts finished splits. Counters lie in the caller's workspace, which holds anything at first: a
+// counter counts from zero once its upper bits hold the launch's own number, which every CTA that
+// needs the counter puts there if it is missing. The combining CTA resets it, so that a captured
+// launch finds it as it left it. Next: combine_row.cuh.
 #pragma once
 
 #include "engine/hopper/combine/combine_row.cuh"
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/count.cuh"
@@ -16,7 +17,7 @@
 
 namespace fa3::hopper {
 
-// Of a tile's rows, those that a CTA combines; each share has a cell of its own.
+// The rows of a tile that one CTA combines: each share has a counter of its own.
 struct RowShare {
   int first = 0, step = 1;
 };
@@ -25,13 +26,13 @@ __device__ __forceinline__ int count_of(const CombineTile& tile, RowShare share)
   return tile.later_partials * share.step + share.first;
 }
 
-// A count of splits, for one thread.
+// A counter, for one thread.
 class SplitCounter {
  public:
   __device__ __forceinline__ SplitCounter(const SplitCounters& counts, int number)
       : counts_(counts), cell_(counts.cells + number) {}
 
-  // Before the splits are there: prepare() what look() found some time before.
+  // Before the splits are finished: prepare() what look() found some time before.
   __device__ __forceinline__ uint64_t look() const {
     return __ldcg(reinterpret_cast<const unsigned long long*>(cell_));
   }
@@ -39,9 +40,9 @@ class SplitCounter {
     if (found >> counts_.kBits == counts_.launch) return;
     ptx::replace(cell_, found, counts_.launch << counts_.kBits);
   }
-  // A split is there, stored by this thread and by those that a barrier has brought here. Whether
-  // it is the last of so many: then a barrier shows them all to those threads, and the cell counts
-  // from zero again.
+  // Counts one finished split, stored by this thread and those behind the same barrier. True for
+  // the last of `of`: after another barrier these threads may read all of them. The counter then
+  // starts from zero again.
   __device__ __forceinline__ bool add(int of) const {
     const uint64_t before = ptx::add_in_order(cell_, 1);
     const bool is_last = (before & SplitCounters::kMost) + 1 == unsigned(of);
@@ -54,10 +55,10 @@ class SplitCounter {
   uint64_t* const cell_;
 };
 
-// Rows times splits that a warp asks for at once; tiles in few splits are combined by several rows.
+// Rows times splits that a warp loads at once: several rows, if tiles have few splits.
 inline constexpr int kAtOnce = 16, kFewSplits = 4;
 
-// Rows of a tile from `row` on, `step` apart. By a warp.
+// Rows of a tile from `row` on, `step` apart, by a warp.
 template <ForwardConfig C, int Rows, int Together>
 __device__ __forceinline__ void combine_rows(const ForwardParams& params, const CombineTile& tile,
                                              int row, int step) {
@@ -70,7 +71,8 @@ __device__ __forceinline__ void combine_rows(const ForwardParams& params, const 
     for (int r = 0; r < Rows; ++r) {
       const int tile_row = row + r * step;
       if (tile_row >= params.partials.rows) break;
-      finish_row<C.output(), C.stores_any_rows()>(sums[r], params.output, tile, tile_row, column);
+      finish_row<C.element, consumer_tuning(C).stores_any_rows>(sums[r], params.output, tile,
+                                                                tile_row, column);
     }
   }
 }
@@ -85,8 +87,8 @@ __device__ __forceinline__ void combine_share(const ForwardParams& params, const
   }
 }
 
-// The two tiles at most that a CTA has splits of. By those of its threads that have stored them
-// all, of which this is number `thread`.
+// The at most two tiles that a CTA has splits of. `thread` counts the threads that have stored the
+// splits: all of them call this.
 template <ForwardConfig C>
 __device__ __forceinline__ void combine_tiles_of_cta(const ForwardParams& params,
                                                      CombineTiles& combine, int thread,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a split tile from their splits: weights from the splits' log-sum-exps, and the weighted
-// sum. All that is needed of many splits or rows is asked for at once: a combine is nothing but
-// waiting. The order of the sums depends on how many splits there are, and are expected. Next:
-// combine_kernel.cu, combine_last.cuh.
+// Rows of a split tile, combined from its splits: weights from their log-sum-exps, then the
+// weighted sum. Many splits or rows are loaded at once: a combine mostly waits. The order of the
+// sums depends on how many splits there are and how many were expected. Next: combine_kernel.cu,
+// combine_last.cuh.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -16,14 +16,14 @@ using namespace cuda;
 inline constexpr int kLaneColumns = 4;
 inline constexpr int kCombinedColumns = kLaneColumns * kWarpSize;  // of a pass
 
-// A part of a row's sum: what its weights are counted from (base 2), and with them the sum of the
-// weights, and of the weighted columns of a lane.
+// A partial sum of a row: its reference (base 2), and relative to that the sum of the weights and
+// the weighted columns of a lane.
 struct CombinedSum {
   float ref = -kInfinity;
   float sum = 0;
   float4 columns{};
 
-  // Weights from now on count from `ref` at least.
+  // The reference becomes `to`, if that is larger.
   __device__ __forceinline__ void raise(float to) {
     const float raised = fmaxf(ref, to);
     const float factor = raised == -kInfinity ? 0.0f : ex2(ref - raised);
@@ -31,7 +31,7 @@ struct CombinedSum {
     sum *= factor;
     columns = {columns.x * factor, columns.y * factor, columns.z * factor, columns.w * factor};
   }
-  // Of other splits, counted from the same.
+  // Adds other splits that have the same reference.
   __device__ __forceinline__ void join(const CombinedSum& other) {
     sum += other.sum;
     columns = {columns.x + other.columns.x, columns.y + other.columns.y,
@@ -45,9 +45,8 @@ struct CombinedSum {
     columns.x += weight * o.x, columns.y += weight * o.y;
     columns.z += weight * o.z, columns.w += weight * o.w;
   }
-  // Of weights that count from `from` and sum to `weights`; `o`, their weighted columns, may hold
-  // anything where there are none. A NaN counts. No branch: parts are many, and a warp adds them up
-  // alone.
+  // Adds weights with the reference `from` that sum to `weights`. `o`, their weighted columns, may
+  // hold anything if there are none. A NaN counts. Without a branch, since one warp adds up many.
   __device__ __forceinline__ void add_weighted(float from, float weights, const float4& o) {
     const bool counts = weights != 0;
     const float weight = !counts ? 0.0f : ref == -kInfinity ? 1.0f : ex2(from - ref);
@@ -67,8 +66,8 @@ struct CombinedSum {
   }
 };
 
-// Rows of a split tile from `row` on, `step` apart; of their splits [first, end) every Warps-th, of
-// which those for `Together` are asked for before any is looked at. Four columns of each row.
+// Adds up splits first_split, first_split + Warps, ... of rows row, row + step, ...: four columns
+// of each. `Together` splits of every row are loaded before any is used.
 template <int Rows, int Together, int Warps = 1>
 __device__ __forceinline__ void add_splits(CombinedSum (&sums)[Rows], const PartialOutput& partials,
                                            const CombineTile& combine, int row, int step,
@@ -152,8 +151,7 @@ __device__ __forceinline__ void add_sink(CombinedSum& total, const ForwardOutput
   total.add(sink, {});
 }
 
-// What a lane has of a row, to where it belongs. AnyRows: O may be float32, or its rows end
-// anywhere.
+// Stores a lane's columns of a row. AnyRows: O may be float32, or its rows end anywhere.
 template <Element E, bool AnyRows>
 __device__ __forceinline__ void finish_row(CombinedSum& total, const ForwardOutput& to,
                                            const CombineTile& combine, int row, int column) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What e4m3 operands come with, as the kernel takes it: scales that travel with their tiles.
-// Written by
-// ../prepare_e4m3.cu and by the producer. Next: ../load_tma.cuh.
+// Scales of quantized operands, as the kernels take them. Scales of key blocks are written by
+// fp8/prepare_e4m3.cu, scales of tiles by the producer (forward/producer/tile_scales.cuh).
 #pragma once
 
 #include <cstdint>
@@ -11,14 +10,14 @@
 
 namespace fa3::hopper {
 
-// Of FA3_DESCALE_ROWS keys; so large that TMA can move one.
+// The scales of FA3_DESCALE_ROWS keys: 16 bytes, which TMA can move.
 struct alignas(16) KeyScales {
   float key;
   float boost;  // log2 of the values' scale over the head's largest
   float unused[2];
 };
 
-// Of a tile, each by one warpgroup.
+// The scales of a tile, one of Q for each warpgroup.
 struct TileScales {
   float query[3];  // times softmax scale and log2(e)
   float value;     // the head's largest
@@ -42,7 +41,7 @@ struct E4m3Params {
   }
 };
 
-// Of a quantized cache, by sequence and key head.
+// Scales of a quantized cache, by sequence and key head.
 struct CacheScales {
   Descales<const float> key;
   Descales<const float> value;

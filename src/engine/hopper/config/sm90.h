@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of both passes stand on: warpgroups, the limits of an SM, and the variants
-// that each kernel is compiled in. Next: roles.cuh.
+// What the kernels of both passes share: warpgroups, the limits of an SM, and the variants that
+// kernels are compiled in. Next: roles.cuh.
 #pragma once
 
 #include "engine/cuda/fragment.h"
@@ -13,26 +13,26 @@ inline constexpr int kWarpgroupSize = 128;  // four warps issue one wgmma
 inline constexpr int kWarpsPerWarpgroup = kWarpgroupSize / kWarpSize;
 inline constexpr int kRowsPerWarpgroup = kWarpsPerWarpgroup * kRowsPerWarp;  // that a wgmma covers
 
-inline constexpr int kCopyColumns = 8;  // of 16 bits: TMA moves 16 bytes at least
+inline constexpr int kCopyColumns = 8;  // 16 bits each: TMA moves at least 16 bytes
 
 inline constexpr int kSmemAlignment = 1024;   // period of the widest swizzle, in bytes
 inline constexpr int kMaxSmemBytes = 232448;  // 227 KB, the opt-in limit of sm_90
-inline constexpr int kOwnSmemBytes = 1024;    // of each CTA, beside what it asks for
+inline constexpr int kOwnSmemBytes = 1024;    // taken by every CTA beside what it asks for
 
-// That each of so many CTAs on an SM may ask for.
+// What each CTA may ask for, if `blocks` of them share an SM.
 constexpr int smem_bytes_of_each(int blocks) {
   return (kMaxSmemBytes + kOwnSmemBytes) / blocks - kOwnSmemBytes;
 }
 
-// What a kernel is compiled for: each row of a table comes in all of these.
+// What a kernel is compiled for. Rows of the forward and backward tables come in the first three.
 enum class Variant : unsigned char {
-  kDense,    // one length for all sequences, full or causal
-  kGeneral,  // windows, sinks and lengths of their own too
-  kCapped,   // softcap too
-  kStreamK,  // of rows of its own (stream_k_table.h): few queries, and nothing but what these need
-  kDecode,   // the same for fewer still (../stream/)
-  kDecodeSingle,  // the same for one sequence: a part of a tile for each cluster of CTAs
+  kDense,         // one length for all sequences, full or causal
+  kGeneral,       // windows, sinks and lengths of their own too
+  kCapped,        // softcap too
+  kStreamK,       // few queries, and nothing but what these need (stream_k_table.h)
+  kDecode,        // the same for fewer still: the decode kernels (decode/)
+  kDecodeSingle,  // a single sequence: each split of a tile has a cluster of CTAs
 };
-inline constexpr int kNumVariants = 3;  // of rows that come in all
+inline constexpr int kNumVariants = 3;  // of rows that come in all three
 
 }  // namespace fa3::hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows that the warps of a cluster have, each of keys of its own, become one: first those of a
-// thread block, in its shared memory; then each goes to the CTA of the cluster that joins it with
+// CTA, in its shared memory; then each goes to the CTA of the cluster that joins it with
 // the others' and stores it. Nobody waits for a cluster's barrier on the way: rows are sent, and
 // their receiver counts bytes. Next: combine_splits.cuh, which combines splits of a tile.
 #pragma once
@@ -94,7 +94,7 @@ class ClusterReduce {
     return share_.step == 1;
   }
 
-  // The inbox is free for the next item's rows.
+  // The received rows may make way for the next item's.
   __device__ __forceinline__ void open() {
     if (threadIdx.x == 0 && !is_alone()) {
       const int own = (rows_ - share_.first + share_.step - 1) / share_.step;
@@ -115,7 +115,7 @@ class ClusterReduce {
     }
   }
 
-  // A row of so many parts.
+  // A row as the sum of its parts.
   template <class PartAt>
   static __device__ __forceinline__ CombinedSum joined(int parts, int column,
                                                        const PartAt& part_at) {

@@ -6,6 +6,7 @@
 // themselves. Read first: stages.cuh, warp_rows.cuh. Next: join.cuh, combine_splits.cuh.
 #pragma once
 
+#include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/decode/cluster_reduce.cuh"
 #include "engine/hopper/decode/combine_splits.cuh"
 #include "engine/hopper/decode/load_cp_async.cuh"
@@ -83,11 +84,11 @@ class DecodeCta {
     Rows rows;
     DecodeTile item = splits_.first();
     ptx::griddepcontrol_wait();  // the kernel before may still be running
-    if constexpr (C.overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
+    if constexpr (decode_shape(C).overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
     start(item, rows);
     attend(item, rows);
     finish(item, true);
-    if constexpr (!C.overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
+    if constexpr (!decode_shape(C).overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
     if (item.partial != TileSplit::kNotSplit) combine_.end(splits_.tile(item));
   }
 
@@ -136,7 +137,7 @@ class DecodeCta {
     if constexpr (!C.is_single_sequence()) {
       if (is_split) combine_.prepare();
     }
-    // Of the keys that are hidden from a row, the first; the first row sees the least.
+    // The first key that is hidden from a row; the first row sees the fewest keys.
     const auto end_of = [&](int row) {
       const MaskRuleOf<int> mask{.right = params_.mask.right};
       return mask.keys_of(pack.query(row), item.queries.used, item.num_keys).end;
@@ -177,7 +178,7 @@ class DecodeCta {
       sum = sum.times(value_scale);
       if (item.partial == TileSplit::kNotSplit) {
         const CombineTile tile{.queries = item.queries};
-        finish_row<C.output(), false>(sum, params_.output, tile, row, column);
+        finish_row<C.element, false>(sum, params_.output, tile, row, column);
       } else {
         store_partial(sum, item.partial, row, column);
       }
@@ -206,7 +207,7 @@ class DecodeCta {
 };
 
 template <ForwardConfig C>
-__global__ void __launch_bounds__(C.threads(), C.decode_ctas_per_sm())
+__global__ void __launch_bounds__(C.threads(), decode_shape(C).ctas_per_sm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   DecodeSmem<C>& smem = *reinterpret_cast<DecodeSmem<C>*>(raw_smem);
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(C.threads(), C.decode_ctas_per_sm())
     DecodeCta<C, std::decay_t<decltype(loader)>>(params, smem, warp, share, warp_keys, loader)
         .run();
   };
-  if constexpr (C.may_use_tma()) {
+  if constexpr (decode_shape(C).may_use_tma) {
     if (!params.cp_async.active) {
       run(TmaKvLoader<C>(params, stages, ptx::cvta_to_shared(&smem.barriers[warp]), warp_keys));
       return;

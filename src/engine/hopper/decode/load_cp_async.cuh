@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stages of a warp, filled by its own lanes, 16 bytes at a time: where pages have any size. The
-// copy engine would take as long for a row as for a box of many. Next: warp_rows.cuh.
+// TMA would take as long for a row as for a box of many. Next: warp_rows.cuh.
 #pragma once
 
 #include "engine/hopper/decode/stages.cuh"
@@ -22,7 +22,7 @@ class CpAsyncKvLoader {
         rows_of_step_(warp_keys.step_keys - pages_of_step_ * int(params.cp_async.page_size)) {}
 
   __device__ __forceinline__ void look_up(const DecodeKeys& keys) { keys_ = keys; }
-  // Asks for the first stages' rows, of so many steps, each with a stage of K and one of V. All
+  // Asks for the first stages' rows. Each of the `steps` steps has a stage of K and one of V. All
   // stages are free.
   __device__ __forceinline__ void start(int end, int steps) {
     keys_.end = end;
@@ -100,7 +100,7 @@ class CpAsyncKvLoader {
     stage_ = stage_ + 1 == Stages::kStages ? 0 : stage_ + 1;
   }
 
-  // Of a step further on than any before. Keys past the end look at no page.
+  // The step after all that were looked up. Keys past the end look at no page.
   __device__ __forceinline__ Places next_places() {
     const PagedKeys& paged = params_.paged;
     const int32_t* const table = paged.table + keys_.batch * paged.table_stride;

@@ -43,7 +43,7 @@ class TmaKvLoader {
     asked_ = 0;
     look_up();
   }
-  // Asks for the first stages' rows, of so many steps, each with a stage of K and one of V. All
+  // Asks for the first stages' rows. Each of the `steps` steps has a stage of K and one of V. All
   // stages are free.
   __device__ __forceinline__ void start(int end, int steps) {
     keys_.end = end;

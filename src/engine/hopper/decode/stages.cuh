@@ -4,6 +4,7 @@
 // load_cp_async.cuh, which fill them, warp_rows.cuh, which reads them.
 #pragma once
 
+#include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/decode/warp_keys.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/pipeline/roles.cuh"
@@ -15,11 +16,11 @@ template <ForwardConfig C>
 struct DecodeStages {
   static constexpr int kWarpsLog2 = 3, kWarps = 1 << kWarpsLog2;
   static_assert(kWarps == C.consumer_warps());
-  static constexpr int kKeys = C.stage_keys();
+  static constexpr int kKeys = decode_shape(C).stage_keys;
   static constexpr int kStages =
-      C.decode_stages();  // number n has rows of K if n is even, else of V
-  static constexpr tile::TileLayout kK{kKeys, C.head_dim, bytes_of(C.stored())};
-  static constexpr tile::TileLayout kV{kKeys, C.head_dim_v, bytes_of(C.stored())};
+      decode_shape(C).stages;  // number n has rows of K if n is even, else of V
+  static constexpr tile::TileLayout kK{kKeys, C.head_dim, bytes_of(C.types().stored)};
+  static constexpr tile::TileLayout kV{kKeys, C.head_dim_v, bytes_of(C.types().stored)};
   static constexpr int kBytes = kK.bytes();
   static_assert(kV.bytes() == kBytes);
   using Keys = WarpKeys<kKeys>;
@@ -34,7 +35,7 @@ __device__ __forceinline__ int chunk_offset(int row, int chunk, int more = 0) {
          Layout.swizzled_chunk(chunk % kChunks + more, row) * tile::kChunkBytes;
 }
 
-// Of one sequence and key head, the keys [begin, end) that a cluster attends to.
+// The keys [begin, end) of one sequence and key head that a cluster attends to.
 struct DecodeKeys {
   int batch;  // or entry of the page table
   int kv_head;

@@ -7,7 +7,7 @@
 
 namespace fa3::hopper {
 
-// Of one of 2^warps_log2 warps.
+// The share of one of 2^warps_log2 warps.
 template <int SlotKeys>
 struct WarpKeys {
   static_assert((SlotKeys & (SlotKeys - 1)) == 0);
@@ -18,7 +18,7 @@ struct WarpKeys {
         step_keys(SlotKeys << warps_log2),
         step_log2(log2_of(SlotKeys) + warps_log2) {}
 
-  // Stages that hold its share of so many keys.
+  // Stages that hold its share of `keys` keys.
   FA3_HD constexpr int stages_of(int keys) const {
     return keys <= first_key ? 0 : ((keys - first_key - 1) >> step_log2) + 1;
   }

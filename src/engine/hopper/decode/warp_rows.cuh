@@ -33,7 +33,7 @@ class WarpRows {
 
   // ---- The query rows ----
 
-  // Of each row the channels that the lane's chunks of K have. `row_at` gives where a row of Q
+  // The channels of each row that the lane's chunks of K have. `row_at` gives where a row of Q
   // begins, or null.
   template <class RowAt>
   __device__ __forceinline__ void load_queries(const RowAt& row_at, int columns) {
@@ -66,7 +66,7 @@ class WarpRows {
 
   // bf16 becomes fp16, each row times a power of two (rescale_queries.cuh).
   __device__ __forceinline__ void rescale_queries() {
-    if constexpr (C.rescales_queries()) {
+    if constexpr (C.types().rescales_queries()) {
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n) {
         uint32_t largest = 0;
@@ -141,7 +141,7 @@ class WarpRows {
           }
 #pragma unroll
           for (int n = 0; n < kColumnTiles; ++n) {
-            mma_m16n8k16<C.input()>(scores_[m][n], a, q_[chunk * kStepsOfChunk + step][n]);
+            mma_m16n8k16<C.types().product>(scores_[m][n], a, q_[chunk * kStepsOfChunk + step][n]);
           }
         }
       }
@@ -224,10 +224,10 @@ class WarpRows {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           weights[n][half] = transposed(
-              pack_pair<C.input()>(scores_[m][n][2 * half], scores_[m][n][2 * half + 1]));
+              pack_pair<C.types().product>(scores_[m][n][2 * half], scores_[m][n][2 * half + 1]));
         }
       }
-      // Of e4m3, a matrix has 16 channels of eight keys, else eight.
+      // A matrix has 16 channels of eight keys in e4m3, else eight.
       constexpr int kTilesAtOnce = kWidens ? 2 : 1;
 #pragma unroll
       for (int i = 0; i < kChannelTiles; i += kTilesAtOnce) {
@@ -252,7 +252,7 @@ class WarpRows {
           }
 #pragma unroll
           for (int n = 0; n < kColumnTiles; ++n) {
-            mma_m16n8k16<C.input()>(output_[i + tile][n], a, weights[n]);
+            mma_m16n8k16<C.types().product>(output_[i + tile][n], a, weights[n]);
           }
         }
       }
@@ -293,7 +293,7 @@ class WarpRows {
 
  private:
   static constexpr bool kWidens = C.dequantizes();
-  static constexpr int kChunkChannels = tile::kChunkBytes / bytes_of(C.stored());
+  static constexpr int kChunkChannels = tile::kChunkBytes / bytes_of(C.types().stored);
   static constexpr int kChunks = C.head_dim / (kQuadLanes * kChunkChannels);  // of a lane
   static constexpr int kStepsOfChunk = kChunkChannels / 4;  // products of 16 channels
   static constexpr int kScoreSteps = kChunks * kStepsOfChunk;

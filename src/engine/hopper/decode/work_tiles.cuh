@@ -4,8 +4,8 @@
 #pragma once
 
 #include "engine/hopper/combine/combine_last.cuh"
+#include "engine/hopper/decode/any_sequences.cuh"
 #include "engine/hopper/decode/stages.cuh"
-#include "engine/hopper/scheduler/sequence_window.cuh"
 
 namespace fa3::hopper {
 
@@ -57,7 +57,7 @@ class RangeTiles {
   __device__ __forceinline__ void look_up() const {}
   __device__ __forceinline__ void settle(DecodeTile&) const {}
 
-  // Of which the last item is a split.
+  // The tile that the last item is a split of.
   __device__ __forceinline__ CombineTile tile(const DecodeTile& item) const {
     CombineTile combine = splits_.combine_tile_of_range(tile_split_);
     combine.queries = item.queries;

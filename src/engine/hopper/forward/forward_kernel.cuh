@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward kernel, as a table of contents: set up barriers, split into one producer and the
-// consumers, give each the registers it needs. One CTA an SM, alive until no
-// tiles are left. Read next: forward/smem_plan.cuh, load_tma.cuh, mainloop.cuh.
+// consumers, give each the registers it needs. A CTA stays alive until no tiles are left. Read next:
+// smem_plan.cuh, forward_types.cuh, producer.cuh, mainloop.cuh.
 #pragma once
 
-#include "engine/hopper/forward/dequantize_keys.cuh"
-#include "engine/hopper/forward/load_cp_async.cuh"
-#include "engine/hopper/forward/load_tma.cuh"
-#include "engine/hopper/forward/mainloop.cuh"
-#include "engine/hopper/forward/max_tracking.cuh"
-#include "engine/hopper/ptx/apart.cuh"
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/register_budget.h"
+#include "engine/hopper/forward/consumer/consumer.cuh"
+#include "engine/hopper/forward/forward_types.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
@@ -25,6 +23,9 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   SmemPlan<C>& smem = *reinterpret_cast<SmemPlan<C>*>(raw_smem);
   const SmemAddresses<C> at{uniform(ptx::cvta_to_shared(raw_smem))};
 
+  using Issuer = typename TileScheduler<C>::Issuer;
+  using Kv = KvLoaderOf<C>;
+
   // Uniform over the warp, and known to be: the branch below must not diverge.
   const int warp = uniform(threadIdx.x / kWarpSize);
   const int warpgroup = warp / 4;
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
     }
     constexpr int kConsumers = C.consumer_warps() * ptx::kArrivalsOfWarp;
     constexpr int kHelpers = kHelperWarps * ptx::kArrivalsOfWarp;
-    constexpr int kLoads = C.loads_by_warp() ? ptx::kArrivalsOfWarp : 1;
+    constexpr int kLoads = Issuer::kArrivals;
     for (int w = 0; w < C.consumers(); ++w) at.q_pipeline(w).init(kConsumers / C.consumers());
     if constexpr (C.dequantizes()) {
       at.loaded_pipeline().init(kHelpers);
@@ -53,36 +54,30 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if constexpr (C.uses_pdl()) ptx::griddepcontrol_wait();
+  if constexpr (C.can_split()) ptx::griddepcontrol_wait();
 
   if (warpgroup == int(Warpgroup::kProducer)) {
-    ptx::setmaxnreg_dec<C.producer_registers()>();
-    if constexpr (C.loads_by_warp()) {
-      if (warp == 0) {
-        Producer<C>(params, ptx::apart(smem), at).run();
-        // The combine waits for this kernel's end itself. Started earlier, all of it would be on
-        // the few SMs that are free first.
-        ptx::griddepcontrol_launch_dependents();
+    ptx::setmaxnreg_dec<register_budget(C).producer>();
+    if (warp == 0 && Issuer::takes_part()) {
+      Producer<C, typename Kv::Loads, typename Kv::Scales>(params, Issuer::own(smem), at).run();
+      // The combine waits for this kernel's end itself. Started earlier, all of it would be on the
+      // few SMs that are free first.
+      if constexpr (C.can_split()) ptx::griddepcontrol_launch_dependents();
+    }
+    if constexpr (Kv::Helper::kExists) {
+      if (warp > 0 && Kv::Helper::takes_part(params)) {
+        typename Kv::Helper(params, smem, at, warp - 1).run();
       }
-    } else {
-      if (warp == 0 && ptx::elect_sync()) Producer<C>(params, smem, at).run();
-    }
-    if constexpr (C.dequantizes()) {
-      if (warp > 0) Dequantizer<C>(smem, at, warp - 1).run();
-    }
-    if constexpr (C.may_use_cp_async()) {
-      if (warp > 0 && uses_cp_async<C>(params)) CpAsyncLoader<C>(params, smem, at, warp - 1).run();
     }
   } else {
-    if constexpr (C.consumer_registers() < C.launch_registers()) {
-      ptx::setmaxnreg_dec<C.consumer_registers()>();
+    if constexpr (register_budget(C).consumer < register_budget(C).launch) {
+      ptx::setmaxnreg_dec<register_budget(C).consumer>();
     } else {
-      ptx::setmaxnreg_inc<C.consumer_registers()>();
+      ptx::setmaxnreg_inc<register_budget(C).consumer>();
     }
-    using Mine = std::conditional_t<C.tracks_max(), MaxTrackingConsumer<C>, Consumer<C>>;
-    Mine(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)).run();
+    consume(ConsumerState<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)));
     if constexpr (C.always_splits()) {
-      combine_tiles_of_cta<C>(params, smem.split.tiles, int(thread_in_block()) - kWarpgroupSize);
+      combine_tiles_of_cta<C>(params, smem.tiles.combine, int(thread_in_block()) - kWarpgroupSize);
     }
   }
 }

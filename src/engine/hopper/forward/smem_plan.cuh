@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every byte of shared memory, named. O leaves from registers; only of e4m3 products its
 // earlier parts lie here (promoted_sum.cuh). Each consumer warpgroup has a pipeline of its own
-// parts of Q, so that none waits for another. Next: ../load_tma.cuh.
+// parts of Q, so that none waits for another. Next: producer.cuh.
 #pragma once
 
 #include <cstddef>
 
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
-#include "engine/hopper/scheduler/sequence_window.cuh"
-#include "engine/hopper/scheduler/work_tile.cuh"
+#include "engine/hopper/forward/producer/tile_scheduler.cuh"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
@@ -17,7 +17,7 @@ inline constexpr int kMaxScaleGroups = 4;
 
 template <ForwardConfig C>
 struct E4m3Smem {
-  static_assert(C.scale_groups() <= kMaxScaleGroups);
+  static_assert(consumer_tuning(C).scale_groups <= kMaxScaleGroups);
   static constexpr int kEights = C.head_dim_v / 16;  // of a thread's numbers of O
 
   alignas(16) uint32_t promoted_sum[C.consumer_warps()][kEights][kWarpSize][4];
@@ -29,7 +29,7 @@ struct NoE4m3 {};
 // K and V of a quantized cache, as they are loaded.
 template <ForwardConfig C>
 struct QuantizedSmem {
-  alignas(kSmemAlignment) unsigned char tiles[C.loaded_stages()][C.loaded_stage_bytes()];
+  alignas(kSmemAlignment) unsigned char tiles[C.loaded_stages()][C.tiles().loaded_stage_bytes()];
 };
 struct NotQuantized {};
 template <ForwardConfig C>
@@ -37,23 +37,10 @@ struct QuantizedPipeline {
   PipelineBarriers<C.loaded_stages()> barriers;
 };
 
-// Of kernels that split tiles: what is known of sequences, and, where they combine splits
-// themselves, of tiles.
-template <bool Merges>
-struct SplitSmem {
-  SequenceSmem sequences;
-};
-template <>
-struct SplitSmem<true> {
-  SequenceSmem sequences;
-  CombineTiles tiles;
-};
-struct NoSplit {};
-
 template <ForwardConfig C>
 struct SmemPlan {
-  alignas(kSmemAlignment) unsigned char q[C.q_stages][C.q_bytes()];
-  alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.stage_bytes()];
+  alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
+  alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.tiles().stage_bytes()];
   PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
   PipelineBarriers<C.kv_stages> kv_pipeline;
   PipelineBarriers<kWorkTileStages> work_tile_pipeline;
@@ -61,9 +48,10 @@ struct SmemPlan {
   alignas(64) std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3> e4m3;
   std::conditional_t<C.dequantizes(), QuantizedPipeline<C>, NotQuantized> quantized_pipeline;
   std::conditional_t<C.dequantizes(), QuantizedSmem<C>, NotQuantized> quantized;
-  std::conditional_t<C.can_split(), SplitSmem<C.always_splits()>, NoSplit> split;
+  typename TileScheduler<C>::Smem tiles;
 
-  static_assert(C.q_bytes() % kSmemAlignment == 0 && C.stage_bytes() % kSmemAlignment == 0);
+  static_assert(C.tiles().q_bytes() % kSmemAlignment == 0 &&
+                C.tiles().stage_bytes() % kSmemAlignment == 0);
 };
 
 // The same plan by shared-memory addresses, which is what the hardware's instructions take.
@@ -72,10 +60,10 @@ struct SmemAddresses {
   uint32_t base;
 
   __device__ __forceinline__ uint32_t q(uint32_t stage) const {
-    return base + offsetof(SmemPlan<C>, q) + stage * C.q_bytes();
+    return base + offsetof(SmemPlan<C>, q) + stage * C.tiles().q_bytes();
   }
   __device__ __forceinline__ uint32_t kv(uint32_t stage) const {
-    return base + offsetof(SmemPlan<C>, kv) + stage * C.stage_bytes();
+    return base + offsetof(SmemPlan<C>, kv) + stage * C.tiles().stage_bytes();
   }
   __device__ __forceinline__ Pipeline<C.q_stages> q_pipeline(int warpgroup) const {
     return {base + uint32_t{offsetof(SmemPlan<C>, q_pipelines)} +
@@ -90,7 +78,8 @@ struct SmemAddresses {
   // Where K and V arrive.
   __device__ __forceinline__ uint32_t loaded(uint32_t stage) const {
     if constexpr (!C.dequantizes()) return kv(stage);
-    return base + uint32_t{offsetof(SmemPlan<C>, quantized)} + stage * C.loaded_stage_bytes();
+    return base + uint32_t{offsetof(SmemPlan<C>, quantized)} +
+           stage * C.tiles().loaded_stage_bytes();
   }
   __device__ __forceinline__ Pipeline<C.loaded_stages()> loaded_pipeline() const {
     if constexpr (C.dequantizes())

@@ -67,7 +67,7 @@ class QueryRescaler {
   static_assert(kSteps % 2 == 0 && C.head_dim % (kQuadLanes * kChunk) == 0);
 
   static __device__ __forceinline__ float rescale_row(uint32_t rows, int row, int part) {
-    constexpr tile::TileLayout kQ = C.q_tile();
+    constexpr tile::TileLayout kQ = C.tiles().q;
     // Neighbouring rows begin at opposite halves of their 128 bytes: so no two lanes meet in a
     // bank.
     const auto chunk = [&](int step) {

@@ -23,8 +23,8 @@ inline cuda::RowTensor row_tensor(const TensorSpan& t) {
 constexpr uintptr_t kKnownKernels = 256;
 inline std::atomic<uintptr_t> g_known_kernels[kKnownKernels];
 
-// Lets a kernel have so much shared memory on the current device, and clusters of any size.
-// `again`: also if that seems known, for a program may have reset the device.
+// Allows a kernel `bytes` of shared memory on the current device, and clusters of any size.
+// `again`: also if that seems done, for a program may have reset the device.
 inline cudaError_t allow_smem_and_clusters(const void* function, int bytes, bool again) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -42,8 +42,7 @@ inline cudaError_t allow_smem_and_clusters(const void* function, int bytes, bool
 }
 
 struct LaunchKind {
-  bool pdl = false;  // it may start before the launch in front of it has ended, and waits for that
-                     // one itself (ptx/grid.cuh)
+  bool pdl = false;  // starts under the end of the launch before, and waits for it (ptx/grid.cuh)
   int cluster = 1;   // CTAs
 };
 

@@ -10,8 +10,7 @@ namespace fa3::hopper {
 namespace {
 
 constexpr int kDims = 5;
-// As many bytes as a box has in a row, at most. 256 bring another slab's or head's before their
-// turn.
+// The most bytes that a box has in a row. 256 would bring another slab's or head's too early.
 constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr int64_t kStrideAlignment = 16;          // bytes
 constexpr int64_t kMaxStride = int64_t{1} << 40;  // bytes, exclusive

@@ -21,12 +21,13 @@ BackwardKernel backward_entry() {
                         backward_smem_bytes<kMain>(),
                         reinterpret_cast<const void*>(&backward_kernel<kMain.deterministic()>)};
   if constexpr (!kMain.general()) {
-    kernel.main_of_shares = reinterpret_cast<const void*>(&backward_kernel<kMain.sharing_keys()>);
-    kernel.write_dk = reinterpret_cast<const void*>(&postprocess_kernel<kRows.of_dk_rows()>);
-    kernel.write_dv = reinterpret_cast<const void*>(&postprocess_kernel<kRows.of_dv_rows()>);
+    kernel.main_head_splits =
+        reinterpret_cast<const void*>(&backward_kernel<kMain.with_head_splits()>);
+    kernel.postprocess_dk = reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dk_rows()>);
+    kernel.postprocess_dv = reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dv_rows()>);
   }
-  if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_sides()) {
-    constexpr BackwardConfig kShort = kMain.of_short_sequences();
+  if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_dkv()) {
+    constexpr BackwardConfig kShort = kMain.for_short_sequences();
     kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort>);
     kernel.short_smem_bytes = backward_smem_bytes<kShort>();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A built backward as the launcher sees it, and where to get it.
+// A backward kernel instance: functions and sizes for the launcher.
 #pragma once
 
 #include "engine/hopper/instances/backward_table.h"
@@ -12,15 +12,15 @@ struct BackwardKernel {
   const void* preprocess;
   const void* main;
   const void* postprocess;
-  int smem_bytes;                  // of main
-  const void* main_deterministic;  // config.deterministic(), as many bytes
+  int smem_bytes;                  // of each main kernel
+  const void* main_deterministic;  // config.deterministic()
 
-  // Of dense kernels: config.sharing_keys(), and what writes the sums of dK and of dV; else null.
-  const void* main_of_shares = nullptr;
-  const void* write_dk = nullptr;
-  const void* write_dv = nullptr;
+  // Dense kernels: config.with_head_splits(), and postprocess of dK's and dV's sums; else null.
+  const void* main_head_splits = nullptr;
+  const void* postprocess_dk = nullptr;
+  const void* postprocess_dv = nullptr;
 
-  // Of kernels that know lengths, where a warpgroup's registers hold dK and dV; else null.
+  // General kernels, if a warpgroup's registers hold dK and dV; else null.
   const void* short_sequences = nullptr;
   int short_smem_bytes = 0;
 };
@@ -29,7 +29,7 @@ struct BackwardKernel {
 template <int Row, Element E, Variant V>
 BackwardKernel backward_entry();
 
-// The kernels of a row of kBackwardTable for an element type.
+// The kernels of a row of kBackwardTable.
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant);
 
 }  // namespace fa3::hopper

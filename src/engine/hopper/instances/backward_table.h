@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every backward that is built, each for fp16 and bf16: the whole support matrix on one page. CMake
-// writes one source file for each row into build/.
+// Every backward kernel that is built, each for fp16 and bf16. CMake writes one source file for
+// each row into build/.
 #pragma once
 
 #include <array>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every forward kernel for 16-bit Q over e4m3 K and V (a quantized cache), each for Q and O in fp16
-// and bf16, general and capped: as in compiled.h. Two rows for each of three head dims: few
-// queries, and many. Half the bytes of K and V are on their way at a time, so half as many wait in
-// shared memory.
+// and bf16, general and capped: as in forward_table.h. Two rows for each of three head dims: few
+// queries, and many. K and V have half the bytes, so half as many wait in shared memory.
 #pragma once
 
 #include "engine/hopper/instances/forward_table.h"
@@ -31,7 +30,7 @@ inline constexpr std::array kCacheTable{
                    .may_split = true,
                    .guarded = false},
         .max_rows = 64,
-        .why = "few queries: a step takes long, so tiles are long; two rings hold what comes"},
+        .why = "few queries: a step takes long, so tiles are long; two CTAs an SM hold what comes"},
     KernelInstance{.config = {.head_dim = 128,
                               .head_dim_v = 128,
                               .block_m = 128,
@@ -53,7 +52,7 @@ inline constexpr std::array kCacheTable{
                    .may_split = true,
                    .guarded = false},
         .max_rows = 64,
-        .why = "few queries: a step takes long, so tiles are long; two rings hold what comes"},
+        .why = "few queries: a step takes long, so tiles are long; two CTAs an SM hold what comes"},
     KernelInstance{.config = {.head_dim = 256,
                               .head_dim_v = 256,
                               .block_m = 128,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel whose warps stream keys (decode_kernel.cuh), each for Q and O in fp16 and bf16: over
-// caches of the same type, and over quantized ones. Of each head dim those for fewer query rows
-// come first.
+// Every decode kernel (decode_kernel.cuh), each for Q and O in fp16 and bf16: over caches of the
+// same type, and over quantized ones. By head dims, those for fewer query rows first.
 #pragma once
 
 #include <array>
@@ -10,8 +9,8 @@
 
 namespace fa3::hopper {
 
-// A stage has keys / 8 rows of K or of V, and each warp has so many stages where it goes from split
-// to split; 0: only one tile's keys stream, for others there is no room.
+// A stage has keys / 8 rows of K or of V. `stages`: of each warp, in the kernel for several
+// sequences; 0: that one is not built, for want of shared memory.
 constexpr ForwardConfig decode_config(int head_dim, int rows, int keys, int stages) {
   return {.head_dim = head_dim,
           .head_dim_v = head_dim,
@@ -31,7 +30,7 @@ constexpr ForwardConfig decode_cache_config(int head_dim, int rows, int keys, in
   return config;
 }
 
-inline constexpr const char* kWhyDecode = "few query rows, keys stream through warps";
+inline constexpr const char* kWhyDecode = "few query rows: each warp reads keys of its own";
 inline constexpr std::array kDecodeTable{
     KernelInstance{.config = decode_config(64, 8, 256, 6), .why = kWhyDecode},
     KernelInstance{.config = decode_config(128, 8, 128, 5), .why = kWhyDecode},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every forward kernel for e4m3 that is built, each for O in fp16 and bf16: as in compiled.h, but
-// each row in one variant. First those for one length and at most a causal mask; then those for all
-// the rest. Tiles were chosen by measurement: docs/lab/fp8.md.
+// Every forward kernel for e4m3 that is built, each for O in fp16 and bf16: as in
+// forward_table.h, but each row in one variant. First those for one length and at most a causal
+// mask; then those for all the rest. Tiles were chosen by measurement: docs/lab/fp8.md.
 #pragma once
 
 #include "engine/hopper/instances/forward_table.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by the generated source files, each of which instantiates one row of compiled.h:
+// Included by the generated source files, each of which instantiates one row of forward_table.h:
 // compiling one takes some seconds, and they compile side by side.
 #pragma once
 

@@ -14,11 +14,12 @@ namespace fa3::hopper {
 struct KernelInstance {
   ForwardConfig config;
   int64_t max_keys = INT64_MAX;  // chosen for key sequences up to this length
-  int64_t max_rows = INT64_MAX;  // and for so many rows of queries, heads packed, of each sequence
+  int64_t max_rows = INT64_MAX;  // and up to this many query rows of a sequence, heads packed
   const char* why;
 };
 
-// By head dims; of the rows that fit a problem's head dims and length, the last of the first group.
+// By head dims. The first group of equal head dims that fits a problem has its row: the last one
+// that fits the length.
 inline constexpr std::array kForwardTable{
     KernelInstance{
         .config =
@@ -34,19 +35,18 @@ inline constexpr std::array kForwardTable{
                    .ctas_per_sm = 2,
                    .may_split = true},
         .max_rows = 64,
-        .why = "few queries: memory is the bottleneck, two rings hold what is on its way"},
-    KernelInstance{
-        .config = {.head_dim = 64,
-                   .head_dim_v = 64,
-                   .block_m = 64,
-                   .block_n = 32,
-                   .q_stages = 2,
-                   .kv_stages = 4,
-                   .ping_pong = false,
-                   .ctas_per_sm = 3},
-        .max_keys = 64,
-        .max_rows = 512,
-        .why = "many sequences of a tile each: several thread blocks hide the latencies"},
+        .why = "few queries: memory is the bottleneck, two CTAs an SM hold what is on its way"},
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 64,
+                              .block_n = 32,
+                              .q_stages = 2,
+                              .kv_stages = 4,
+                              .ping_pong = false,
+                              .ctas_per_sm = 3},
+                   .max_keys = 64,
+                   .max_rows = 512,
+                   .why = "many sequences of a tile each: several CTAs an SM hide the latencies"},
     KernelInstance{.config = {.head_dim = 96,
                               .head_dim_v = 96,
                               .block_m = 192,
@@ -77,19 +77,18 @@ inline constexpr std::array kForwardTable{
                    .ctas_per_sm = 2,
                    .may_split = true},
         .max_rows = 64,
-        .why = "few queries: memory is the bottleneck, two rings hold what is on its way"},
-    KernelInstance{
-        .config = {.head_dim = 128,
-                   .head_dim_v = 128,
-                   .block_m = 64,
-                   .block_n = 32,
-                   .q_stages = 2,
-                   .kv_stages = 4,
-                   .ping_pong = false,
-                   .ctas_per_sm = 2},
-        .max_keys = 64,
-        .max_rows = 512,
-        .why = "many sequences of a tile each: several thread blocks hide the latencies"},
+        .why = "few queries: memory is the bottleneck, two CTAs an SM hold what is on its way"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 64,
+                              .block_n = 32,
+                              .q_stages = 2,
+                              .kv_stages = 4,
+                              .ping_pong = false,
+                              .ctas_per_sm = 2},
+                   .max_keys = 64,
+                   .max_rows = 512,
+                   .why = "many sequences of a tile each: several CTAs an SM hide the latencies"},
     KernelInstance{.config = {.head_dim = 192,
                               .head_dim_v = 128,
                               .block_m = 128,

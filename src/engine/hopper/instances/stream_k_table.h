@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for decoding, each for fp16 and bf16: the tiles of compiled.h and cache_table.h that
-// are for few queries, without what such a call never needs (ForwardConfig::decodes()): a small
-// call waits for instructions. plan_forward.cpp takes them where the call allows.
+// The stream-K kernels for decoding, each for fp16 and bf16: the tiles of forward_table.h and
+// cache_table.h that are for few queries, without what such a call never needs
+// (ForwardConfig::always_splits()): a small call waits for instructions. select_kernel.cpp takes
+// them where the call allows.
 #pragma once
 
 #include <span>
@@ -10,12 +11,14 @@
 
 namespace fa3::hopper {
 
-// Of the table's rows of these head dims, that for few queries.
+// The row for few queries of this head dim.
 constexpr KernelInstance stream_k_instance(std::span<const KernelInstance> table, int head_dim) {
   for (const KernelInstance& row : table) {
     const ForwardConfig& config = row.config;
     if (config.head_dim == head_dim && config.block_m == kRowsPerWarpgroup && config.may_split) {
-      return {.config = config.stream_k(), .max_rows = row.max_rows, .why = "decoding"};
+      return {.config = config.stream_k(),
+              .max_rows = row.max_rows,
+              .why = "few query rows: nothing but decoding in the kernel"};
     }
   }
   throw "no row for few queries";  // not constant: does not compile

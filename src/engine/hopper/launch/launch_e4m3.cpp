@@ -2,119 +2,68 @@
 // See launch_e4m3.h. Next: prepare_e4m3.cu.
 #include "engine/hopper/launch/launch_e4m3.h"
 
-#include <numeric>
-
-#include "core/workspace.h"
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/host/launch.h"
-#include "engine/hopper/plan/choose_split.h"
 
 namespace fa3::hopper {
 namespace {
 
-// Whole blocks of keys of either kernel, one more than all keys fill.
-int step_of(const ForwardConfig& c) {
-  return std::lcm(kPreparedKeys, c.block_n);
-}
-
-int padded_keys(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const int64_t step = step_of(c);
-  // No kernel has blocks of no keys. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
-  return int((launch.seqlen_k / step + 1) * step);
-}
-
-// Rows of packed queries that no sequence owns are computed, as those of one without keys.
-int num_sequences(const ForwardLaunch& launch) {
-  return int(std::max<int64_t>(launch.sequences, 1));
-}
-
-struct Workspace {
-  uint8_t* transposed;
-  KeyScales* keys;
-  float* value_scales;
-  void* forward;  // of launch_forward.h
-};
-
-Workspace allocate(const ForwardConfig& c, const ForwardLaunch& launch,
-                   WorkspaceAllocator& allocator) {
-  const int64_t heads = num_sequences(launch) * launch.k.heads, keys = padded_keys(c, launch);
-  return {.transposed = allocator.take<uint8_t>(heads * launch.v.columns, keys),
-          .keys = allocator.take<KeyScales>(heads, keys / FA3_DESCALE_ROWS),
-          .value_scales = allocator.take<float>(heads),
-          .forward = allocator.take<uint8_t>(forward_workspace_bytes(c, launch))};
-}
-
-TensorSpan transposed_span(const TensorSpan& v, void* data, int64_t sequences, int64_t keys) {
-  return {.data = data,
-          .batches = sequences,
-          .rows = v.columns,
-          .heads = v.heads,
-          .columns = keys,
-          .batch_stride = v.heads * v.columns * keys,
-          .row_stride = keys,
-          .head_stride = v.columns * keys,
-          .element_bytes = 1};
+template <class T>
+T* array_at(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
 }
 
 }  // namespace
 
-PackGqa choose_e4m3_pack(const ForwardConfig& config, const E4m3Launch& launch) {
-  const Descales<const float>& q = launch.q.descale;
-  const bool shared = q.data == nullptr || q.head_stride == 0 ||
-                      q.heads_per_scale % launch.forward.heads_per_kv_head == 0;
-  return shared ? choose_pack(config, launch.forward) : PackGqa{};
-}
-
-int64_t e4m3_workspace_bytes(const ForwardConfig& config, const E4m3Launch& launch) {
-  return bytes_of(
-      [&](WorkspaceAllocator& allocator) { allocate(config, launch.forward, allocator); });
-}
-
-cudaError_t prepare_e4m3_launch(const ForwardKernel& kernel, E4m3Launch* launch,
-                                cudaStream_t stream) {
-  ForwardLaunch& a = launch->forward;
-  WorkspaceAllocator allocator(a.workspace);
-  const Workspace workspace = allocate(kernel.config, a, allocator);
-  const int keys = padded_keys(kernel.config, a);
-  const E4m3Preparation preparation{.v = row_tensor(a.v),
-                                    .sequences = int(a.sequences),
-                                    .kv_heads = int(a.v.heads),
-                                    .lengths = a.lengths_k,
-                                    .places = a.places,
-                                    .padded_keys = keys,
-                                    .step = step_of(kernel.config),
-                                    .key_scales = launch->k.descale,
-                                    .value_scales = launch->v.descale,
-                                    .transposed = workspace.transposed,
-                                    .prepared = workspace.keys,
-                                    .largest_of_heads = workspace.value_scales};
-  a.e4m3 = {.keys = workspace.keys,
-            .value_scales = workspace.value_scales,
-            .sequences = num_sequences(a),
-            .kv_heads = int(a.v.heads),
-            .blocks = keys / FA3_DESCALE_ROWS,
-            .query = launch->q.descale,
-            .value_mean = launch->v.mean};
-  a.v = transposed_span(a.v, workspace.transposed, num_sequences(a), keys);
-  a.workspace = workspace.forward;
+cudaError_t prepare_e4m3_launch(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
+  const ForwardCall& call = plan.forward.call;
+  const E4m3Preparation preparation{
+      .v = row_tensor(plan.v),
+      .sequences = int(call.sequences),
+      .kv_heads = int(plan.v.heads),
+      .lengths = call.lengths_k,
+      .places = call.places,
+      .padded_keys = plan.padded_keys,
+      .step = plan.key_step,
+      .key_scales = plan.k_quantization.descale,
+      .value_scales = plan.v_quantization.descale,
+      .transposed = array_at<uint8_t>(workspace, plan.transposed),
+      .prepared = array_at<KeyScales>(workspace, plan.key_scales),
+      .largest_of_heads = array_at<float>(workspace, plan.value_scales)};
   return prepare_e4m3(preparation, stream);
 }
 
-cudaError_t launch_prepared_e4m3(const ForwardKernel& kernel, const E4m3Launch& launch,
-                                 cudaStream_t stream) {
-  const ForwardLaunch& a = launch.forward;
-  const cudaError_t error = launch_forward(kernel, a, stream);
-  if (error != cudaSuccess || launch.k.mean.data == nullptr || a.lse.data == nullptr) return error;
-  return add_mean_scores({.q = row_tensor(a.q),
-                          .batches = int(a.q.batches),
-                          .heads = int(a.q.heads),
-                          .rows = int(a.q.rows),
-                          .heads_per_kv_head = a.heads_per_kv_head,
-                          .query_scales = launch.q.descale,
-                          .mean = launch.k.mean,
-                          .scale = a.scale,
-                          .lse = a.lse},
+cudaError_t launch_prepared_e4m3(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
+  const ForwardCall& call = plan.forward.call;
+  LaunchOperands operands{.v = call.v,
+                          .o = call.o,
+                          .e4m3 = {.keys = array_at<KeyScales>(workspace, plan.key_scales),
+                                   .value_scales = array_at<float>(workspace, plan.value_scales),
+                                   .sequences = plan.sequences,
+                                   .kv_heads = int(plan.v.heads),
+                                   .blocks = plan.padded_keys / FA3_DESCALE_ROWS,
+                                   .query = plan.q_quantization.descale,
+                                   .value_mean = plan.v_quantization.mean}};
+  operands.v.data = array_at<uint8_t>(workspace, plan.transposed);
+  const cudaError_t error = launch_forward(
+      plan.forward, operands, array_at<uint8_t>(workspace, plan.forward_workspace), stream);
+  const ChannelMeans<const float>& k_mean = plan.k_quantization.mean;
+  if (error != cudaSuccess || k_mean.data == nullptr || call.lse.data == nullptr) return error;
+  return add_mean_scores({.q = row_tensor(call.q),
+                          .batches = int(call.q.batches),
+                          .heads = int(call.q.heads),
+                          .rows = int(call.q.rows),
+                          .heads_per_kv_head = call.heads_per_kv_head,
+                          .query_scales = plan.q_quantization.descale,
+                          .mean = k_mean,
+                          .scale = call.scale,
+                          .lse = call.lse},
                          stream);
+}
+
+cudaError_t launch_e4m3(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
+  const cudaError_t error = prepare_e4m3_launch(plan, workspace, stream);
+  return error == cudaSuccess ? launch_prepared_e4m3(plan, workspace, stream) : error;
 }
 
 }  // namespace fa3::hopper

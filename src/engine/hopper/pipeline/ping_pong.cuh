@@ -2,10 +2,9 @@
 // Ping-pong (paper, section 3.1): consumer warpgroups take turns to issue their products, so that
 // one computes softmax while another's products run.
 //
-// One token goes round the warpgroups 0, 1, ..., 0. A warpgroup takes it once a step and gives it
-// on once, whether it has products to issue or not; so all take equally many turns, and whoever
-// waits is given the token by its neighbour. It starts with the last one's gift and ends in
-// warpgroup 0's hands.
+// One token goes round the warpgroups 0, 1, ..., 0. A warpgroup takes it and passes it on once a
+// step, whether it has products to issue or not: so all take equally many turns, and each waits for
+// its neighbour alone. The last warpgroup passes it first, and warpgroup 0 takes it at the end.
 #pragma once
 
 #include "engine/hopper/pipeline/roles.cuh"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pipeline of shared-memory stages between the producer and the consumers. Each stage has two
-// barriers: `full` (the producer's word, with the bytes TMA still owes) and `empty` (one arrival
-// from each consumer warp). A cursor walks the pipeline; its phase flips at each lap. The producer
-// starts one phase ahead, so its first lap finds every stage empty.
+// barriers: `full` (the producer's arrival, and the bytes that TMA still has to bring) and `empty`
+// (one arrival from each consumer warp). A PipelineState walks the stages; its phase flips each
+// lap. The producer starts one phase ahead, so its first lap finds every stage empty.
 #pragma once
 
 #include "engine/hopper/ptx/mbarrier.cuh"
@@ -15,7 +15,7 @@ class PipelineState {
   __device__ __forceinline__ uint32_t stage() const { return kCounts ? at_ % Stages : at_; }
   __device__ __forceinline__ uint32_t phase() const { return kCounts ? at_ / Stages % 2 : phase_; }
 
-  // One place before the start: where a reader stands that advances before it reads.
+  // One stage before the start, for a reader that advances before it reads.
   static __device__ __forceinline__ PipelineState before_start() {
     return PipelineState().previous();
   }
@@ -42,7 +42,7 @@ class PipelineState {
   }
 
  private:
-  // Where stages are a power of two, one running count tells both: a register saved.
+  // If the number of stages is a power of two, one running count is enough: a register saved.
   static constexpr bool kCounts = (Stages & (Stages - 1)) == 0;
   uint32_t at_ = 0;
   uint32_t phase_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who does what in a CTA: warpgroup 0 produces (one thread issues every copy), the others
+// Roles in a CTA: warpgroup 0 produces (one thread or one warp issues TMA, issuer.cuh), the others
 // consume (64 query rows each). Next: smem_plan.cuh.
 #pragma once
 
@@ -9,15 +9,15 @@ namespace fa3::hopper {
 
 enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 
-// The producer's warpgroup without the warp that loads: they dequantize keys, or gather them.
+// The other warps of the producer's warpgroup, which dequantize keys or copy them.
 inline constexpr int kHelperWarps = kWarpsPerWarpgroup - 1;
 
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kPingPong + w
-// for its turn to issue products, and at kQueries + w for its warps' rows of Q, or, where these are
-// as they come, at kRows + w to look at its rows together.
+// for its turn to issue products, and at kQueries + w for its warps' rescaled rows of Q, or, in
+// kernels that do not rescale Q, at kRows + w to look at its rows together.
 enum class NamedBarrier : int { kPingPong = 1, kCombine = 4, kQueries = 5, kRows = kQueries };
 
-// A turn passes between two warpgroups: the one that gives and the one that waits.
+// A turn passes between two warpgroups: one passes it, one waits.
 inline constexpr int kPingPongThreads = 2 * kWarpgroupSize;
 
 // Tells the compiler that all lanes of the warp agree on a value, so that it may live in the

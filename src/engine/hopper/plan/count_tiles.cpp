@@ -8,98 +8,103 @@
 namespace fa3::hopper {
 namespace {
 
-// A tail of this many waves of tiles evens out the SMs: more for longer sequences, whose
-// longest tiles are longer and whose keys need less memory bandwidth for their use.
+// A tail of this many waves of tiles evens out the SMs. Longer sequences take more: their longest
+// tiles are longer, and their keys need less memory bandwidth for their use.
 constexpr int64_t kTailWavesPerMBlock = 16;
 constexpr int64_t kMinTailWaves = 2;
 constexpr int64_t kMaxTailWaves = 8;
 
-int64_t num_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch, PackGqa pack) {
-  return ceil_div(pack.rows(int64_t{launch.seqlen_q}), c.block_m);
+int64_t num_m_blocks(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
+  return ceil_div(pack.rows(int64_t{call.seqlen_q}), c.block_m);
 }
 
-// Whether the combine looks at tiles one by one, or at runs, which split a tile each at most.
-bool combine_by_tile(const ForwardConfig& c, const ForwardLaunch& launch) {
-  if (launch.split.num_splits != SplitKv::kStreamK) return true;
-  return !launch.lengths_q.varlen && num_split_tiles(c, launch) <= launch.split.ctas;
+bool combine_by_tile(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  if (tiling.scheduler != Scheduler::kStreamK) return true;
+  return !call.lengths_q.varlen && num_split_tiles(c, call, tiling.pack) <= tiling.split.ctas;
 }
 
 // How many tiles at the end go longest first, whatever their head.
-int64_t tail_tiles(const ForwardConfig& c, const ForwardLaunch& launch, int num_sms) {
-  if (launch.mask.hides_nothing()) return 0;
-  const int64_t waves = num_m_blocks(c, launch, launch.pack) / kTailWavesPerMBlock;
+int64_t tail_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+  if (call.mask.hides_nothing()) return 0;
+  const int64_t waves = num_m_blocks(c, call, pack) / kTailWavesPerMBlock;
   return std::clamp(waves, kMinTailWaves, kMaxTailWaves) * num_sms;
 }
 
 }  // namespace
 
-int64_t row_tiles(const ForwardConfig& c, const ForwardLaunch& launch, PackGqa pack) {
-  if (!launch.varlen) return num_m_blocks(c, launch, pack) * launch.q.batches;
-  return ceil_div(pack.rows(launch.q.rows * launch.q.batches), c.block_m) + launch.sequences + 1;
+int64_t row_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
+  if (!call.varlen) return num_m_blocks(c, call, pack) * call.q.batches;
+  return ceil_div(pack.rows(call.q.rows * call.q.batches), c.block_m) + call.sequences + 1;
 }
 
-int64_t num_tiles(const ForwardConfig& c, const ForwardLaunch& launch, PackGqa pack) {
-  return row_tiles(c, launch, pack) * (launch.q.heads / pack.heads());
+int64_t num_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
+  return row_tiles(c, call, pack) * num_packs(call, pack);
 }
 
-int64_t num_packs(const ForwardLaunch& launch) {
-  return launch.q.heads / launch.pack.heads();
+int64_t num_packs(const ForwardCall& call, PackGqa pack) {
+  return call.q.heads / pack.heads();
 }
 
-int64_t most_m_blocks(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return std::max<int64_t>(1, num_m_blocks(c, launch, launch.pack));
+int64_t most_m_blocks(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
+  return std::max<int64_t>(1, num_m_blocks(c, call, pack));
 }
 
-int64_t num_split_tiles(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return launch.sequences * most_m_blocks(c, launch) * num_packs(launch);
+int64_t num_split_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
+  return call.sequences * most_m_blocks(c, call, pack) * num_packs(call, pack);
 }
 
-int64_t num_combines(const ForwardConfig& c, const ForwardLaunch& launch) {
-  return combine_by_tile(c, launch) ? num_split_tiles(c, launch) : launch.split.ctas;
+int64_t num_combines(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  return combine_by_tile(c, call, tiling) ? num_split_tiles(c, call, tiling.pack)
+                                          : tiling.split.ctas;
 }
 
-// A range has at most two splits of split tiles.
-int64_t num_partials(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const SplitKv& split = launch.split;
-  return split.num_splits == SplitKv::kStreamK ? int64_t{2} * split.ctas
-                                               : num_split_tiles(c, launch) * split.num_splits;
+// A stream-K range has at most two splits of tiles that are split.
+int64_t num_partials(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  const SplitKv& split = tiling.split;
+  return tiling.scheduler == Scheduler::kStreamK
+             ? int64_t{2} * split.ctas
+             : num_split_tiles(c, call, tiling.pack) * split.num_splits;
 }
 
-int64_t most_splits(const ForwardConfig& c, const ForwardLaunch& launch) {
-  const SplitKv& split = launch.split;
-  if (split.num_splits != SplitKv::kStreamK) return split.num_splits;
-  return ceil_div(split.ctas, std::max<int64_t>(1, num_split_tiles(c, launch))) + 1;
+int64_t most_splits(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  const SplitKv& split = tiling.split;
+  if (tiling.scheduler != Scheduler::kStreamK) return split.num_splits;
+  const int64_t tiles = std::max<int64_t>(1, num_split_tiles(c, call, tiling.pack));
+  return ceil_div(split.ctas, tiles) + 1;
 }
 
-TileOrder tile_order(const ForwardConfig& c, const ForwardLaunch& launch, int num_sms) {
-  const int64_t packs = num_packs(launch);
-  if (launch.varlen) return {int(row_tiles(c, launch, launch.pack)), int(packs), 1, 0};
-  const int64_t m_blocks = num_m_blocks(c, launch, launch.pack);
-  const int64_t tail = ceil_div(tail_tiles(c, launch, num_sms), m_blocks);
-  return {int(m_blocks), int(packs), int(launch.q.batches),
-          int(std::min(packs * launch.q.batches, tail))};
+TileOrder tile_order(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+  const int64_t packs = num_packs(call, pack);
+  if (call.varlen) return {int(row_tiles(c, call, pack)), int(packs), 1, 0};
+  const int64_t m_blocks = num_m_blocks(c, call, pack);
+  const int64_t tail = ceil_div(tail_tiles(c, call, pack, num_sms), m_blocks);
+  return {int(m_blocks), int(packs), int(call.q.batches),
+          int(std::min(packs * call.q.batches, tail))};
 }
 
-VarlenMetadata varlen_metadata(const ForwardConfig& c, const ForwardLaunch& launch, int num_sms) {
-  return {.lengths_q = launch.lengths_q,
-          .lengths_k = launch.lengths_k,
-          .batch = int(launch.sequences),
+VarlenMetadata varlen_metadata(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,
+                               int num_sms) {
+  return {.lengths_q = call.lengths_q,
+          .lengths_k = call.lengths_k,
+          .batch = int(call.sequences),
           .block_m = c.block_m,
-          .pack = launch.pack,
-          .num_packs = int(num_packs(launch)),
-          .tail_tiles = int(tail_tiles(c, launch, num_sms)),
-          .capacity = int(row_tiles(c, launch, launch.pack)),
-          .places = launch.places};
+          .pack = pack,
+          .num_packs = int(num_packs(call, pack)),
+          .tail_tiles = int(tail_tiles(c, call, pack, num_sms)),
+          .capacity = int(row_tiles(c, call, pack)),
+          .places = call.places};
 }
 
-SplitKvSchedule split_kv_schedule(const ForwardConfig& c, const ForwardLaunch& launch) {
-  SplitKvSchedule schedule{.sequences = varlen_metadata(c, launch, 0),
-                           .mask = launch.mask,
+SplitKvSchedule split_kv_schedule(const ForwardConfig& c, const ForwardCall& call,
+                                  const Tiling& tiling) {
+  const bool is_stream_k = tiling.scheduler == Scheduler::kStreamK;
+  SplitKvSchedule schedule{.sequences = varlen_metadata(c, call, tiling.pack, 0),
+                           .mask = call.mask,
                            .block_n = c.block_n,
-                           .num_splits = launch.split.num_splits,
-                           .most_m_blocks = int(most_m_blocks(c, launch)),
-                           .groups_log2 = launch.split.groups_log2,
-                           .combine_by_tile = combine_by_tile(c, launch)};
+                           .num_splits = is_stream_k ? 0 : tiling.split.num_splits,
+                           .most_m_blocks = int(most_m_blocks(c, call, tiling.pack)),
+                           .groups_log2 = tiling.split.groups_log2,
+                           .combine_by_tile = combine_by_tile(c, call, tiling)};
   schedule.simple = schedule.is_simple();
   return schedule;
 }

@@ -1,43 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many tiles a launch has, whole and split, and in which order they go. Next: choose_split.h,
+// How many tiles, splits and combines there are, and in which order tiles go. Next: choose_split.h,
 // which decides what they are.
 #pragma once
 
-#include "engine/hopper/launch/launch_forward.h"
-#include "engine/hopper/scheduler/split_kv.h"
-#include "engine/hopper/scheduler/tile_order.h"
-#include "engine/hopper/scheduler/varlen_metadata.h"
+#include "engine/hopper/plan/forward_plan.h"
 
 namespace fa3::hopper {
 
 // For the queries of all sequences; where they are varlen, the most that there can be: each
 // sequence ends within a tile, and so do the rows that none owns.
-int64_t row_tiles(const ForwardConfig& config, const ForwardLaunch& launch, PackGqa pack);
-int64_t num_tiles(const ForwardConfig& config, const ForwardLaunch& launch, PackGqa pack);
+int64_t row_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack);
+int64_t num_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack);
 
-int64_t num_packs(const ForwardLaunch& launch);
+int64_t num_packs(const ForwardCall& call, PackGqa pack);
 
-// Of a sequence.
-int64_t most_m_blocks(const ForwardConfig& config, const ForwardLaunch& launch);
+// A sequence has at most this many.
+int64_t most_m_blocks(const ForwardConfig& config, const ForwardCall& call, PackGqa pack);
 
-// Tiles that may be split, of fixed parts: those of sequences.
-int64_t num_split_tiles(const ForwardConfig& config, const ForwardLaunch& launch);
+// The tiles of sequences, which may be split.
+int64_t num_split_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack);
 
-// What the combine looks at: tiles one by one, or runs, which split a tile each at most.
-int64_t num_combines(const ForwardConfig& config, const ForwardLaunch& launch);
+// What the combine looks at: tiles one by one, or stream-K ranges, which open a split tile each at
+// most.
+int64_t num_combines(const ForwardConfig& config, const ForwardCall& call, const Tiling& tiling);
 
-// Room for splits of split tiles.
-int64_t num_partials(const ForwardConfig& config, const ForwardLaunch& launch);
+// Room for the results of splits.
+int64_t num_partials(const ForwardConfig& config, const ForwardCall& call, const Tiling& tiling);
 
-// Of a tile, if lengths are even.
-int64_t most_splits(const ForwardConfig& config, const ForwardLaunch& launch);
+// The splits of a tile, if lengths are even.
+int64_t most_splits(const ForwardConfig& config, const ForwardCall& call, const Tiling& tiling);
 
-TileOrder tile_order(const ForwardConfig& config, const ForwardLaunch& launch, int num_sms);
+TileOrder tile_order(const ForwardConfig& config, const ForwardCall& call, PackGqa pack,
+                     int num_sms);
 
 // Without memory for it.
-VarlenMetadata varlen_metadata(const ForwardConfig& config, const ForwardLaunch& launch,
+VarlenMetadata varlen_metadata(const ForwardConfig& config, const ForwardCall& call, PackGqa pack,
                                int num_sms);
 
-SplitKvSchedule split_kv_schedule(const ForwardConfig& config, const ForwardLaunch& launch);
+// The device's own form of a tiling: num_splits 0 for stream-K, 1 for whole tiles.
+SplitKvSchedule split_kv_schedule(const ForwardConfig& config, const ForwardCall& call,
+                                  const Tiling& tiling);
 
 }  // namespace fa3::hopper

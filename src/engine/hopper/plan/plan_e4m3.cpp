@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/plan/plan_e4m3.h"
 
-#include <bit>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/macros.h"
+#include "core/workspace.h"
 #include "engine/cuda/device.h"
+#include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/count_tiles.h"
 
 namespace fa3::hopper {
 namespace {
 
 constexpr int64_t kHeadDimStep = 16;  // TMA moves 16 bytes at least
-constexpr int64_t kMaxGrid = 65535;   // of the preparing kernels, in heads and in batches
-
-bool nothing_to_do(const Problem& p) {
-  const bool no_rows =
-      p.lengths_q.in_one_tensor ? p.lengths_q.total == 0 : p.batch == 0 || p.lengths_q.max == 0;
-  return p.heads_q == 0 || no_rows;
-}
+constexpr int64_t kMaxGrid = 65535;   // heads, and batches, of the kernels that prepare
 
 ForwardShape e4m3_shape_of(const Problem& p) {
   return {.head_dim = p.head_dim,
@@ -32,6 +30,40 @@ ForwardShape e4m3_shape_of(const Problem& p) {
 Variant e4m3_variant_of(Problem p) {
   p.num_splits = 1;
   return variant_of(p) == Variant::kDense ? Variant::kDense : Variant::kCapped;
+}
+
+// Heads that share a tile must share their scales.
+PackGqa choose_e4m3_pack(const ForwardConfig& c, const Problem& p, const ForwardCall& call) {
+  const Descales<const float>& q = p.q_quantization.descale;
+  const bool shared =
+      q.data == nullptr || q.head_stride == 0 || q.heads_per_scale % call.heads_per_kv_head == 0;
+  return shared ? choose_pack(c, call) : PackGqa{};
+}
+
+TensorSpan transposed_span(const TensorSpan& v, int64_t sequences, int64_t keys) {
+  return {.batches = sequences,
+          .rows = v.columns,
+          .heads = v.heads,
+          .columns = keys,
+          .batch_stride = v.heads * v.columns * keys,
+          .row_stride = keys,
+          .head_stride = v.columns * keys,
+          .element_bytes = 1};
+}
+
+void lay_out(E4m3Plan* plan) {
+  const int64_t heads = plan->sequences * plan->v.heads, keys = plan->padded_keys;
+  WorkspaceAllocator allocator;
+  const auto place = [&]<class T>(T, int64_t rows, int64_t columns) {
+    const int64_t offset = allocator.bytes();
+    allocator.take<T>(rows, columns);
+    return offset;
+  };
+  plan->transposed = place(uint8_t{}, heads * plan->v.columns, keys);
+  plan->key_scales = place(KeyScales{}, heads, keys / FA3_DESCALE_ROWS);
+  plan->value_scales = place(float{}, heads, 1);
+  plan->forward_workspace = place(uint8_t{}, plan->forward.workspace.bytes, 1);
+  plan->workspace_bytes = allocator.bytes();
 }
 
 }  // namespace
@@ -59,8 +91,7 @@ Status check_e4m3(const Problem& p) {
   return {};
 }
 
-Status check_e4m3_layouts(const Problem& problem) {
-  const ForwardLaunch a = launch_of(problem);
+Status check_e4m3_layouts(const ForwardCall& a) {
   for (const auto& [name, tensor] : {std::pair{"q", a.q}, {"k", a.k}, {"o", a.o}}) {
     const char* obstacle = tensor_map_obstacle(tensor);
     if (obstacle) return unsupported(name, ": ", obstacle);
@@ -83,54 +114,58 @@ int select_e4m3_kernel(const ForwardShape& shape, Variant variant) {
   return row == kNoKernel ? kNoKernel : first + row;
 }
 
-E4m3Launch e4m3_launch_of(const Problem& p) {
-  return {
-      .forward = launch_of(p), .q = p.q_quantization, .k = p.k_quantization, .v = p.v_quantization};
+E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
+                          const ForwardCall& call, int num_sms) {
+  const ForwardConfig& c = kernel.config;
+  const PackGqa pack = choose_e4m3_pack(c, problem, call);
+  E4m3Plan plan{.forward = plan_launch(kernel, call, whole_tiles(c, call, pack), num_sms),
+                .v = call.v,
+                .q_quantization = problem.q_quantization,
+                .k_quantization = problem.k_quantization,
+                .v_quantization = problem.v_quantization};
+  if (call.has_no_queries()) return plan;
+  // Rows of packed queries that no sequence owns are computed, as those of one without keys.
+  plan.sequences = int(std::max<int64_t>(call.sequences, 1));
+  // Whole blocks of keys of either kernel, one more than all keys fill. No kernel has blocks of no
+  // keys. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
+  plan.key_step = std::lcm(kPreparedKeys, c.block_n);
+  plan.padded_keys = (call.seqlen_k / plan.key_step + 1) * plan.key_step;
+  plan.forward.call.v = transposed_span(call.v, plan.sequences, plan.padded_keys);
+  lay_out(&plan);
+  return plan;
 }
 
 Status plan_e4m3(const Problem& problem, Plan* plan) {
   FA3_TRY(check_e4m3(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-  FA3_TRY(check_e4m3_layouts(problem));
-  E4m3Launch launch = e4m3_launch_of(problem);
+  const ForwardCall call = call_of(problem);
+  FA3_TRY(check_e4m3_layouts(call));
+  int num_sms = 0;
+  FA3_TRY(cuda::count_sms(problem.device_index, &num_sms));
   const int row = select_e4m3_kernel(e4m3_shape_of(problem), e4m3_variant_of(problem));
-  const auto& [c, max_keys, max_rows, why] = kE4m3Table[size_t(row)];
-  launch.forward.pack = choose_e4m3_pack(c, launch);
-  const int64_t num_tiles = forward_num_tiles(c, launch.forward);
-  if (num_tiles > kMaxTiles) return unsupported("more than 2^30 tiles of queries");
+  const ForwardKernel kernel = e4m3_kernel_at(row, element_of(problem.o.dtype));
+  const ForwardConfig& c = kernel.config;
+  const E4m3Plan decided = plan_e4m3_launch(kernel, problem, call, num_sms);
+  const PackGqa pack = decided.forward.tiling.pack;
+  const int64_t tiles = num_tiles(c, call, pack);
+  if (tiles > kMaxTiles) return unsupported("more than 2^30 query tiles");
 
   plan->engine = "hopper";
-  plan->variant = row;
+  plan->decided.store(decided);
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
-  plan->packed_heads = launch.forward.pack.heads();
-  plan->num_tasks = num_tiles;
-  plan->workspace_bytes = nothing_to_do(problem) ? 0 : e4m3_workspace_bytes(c, launch);
+  plan->packed_heads = pack.heads();
+  plan->num_tasks = tiles;
+  plan->workspace_bytes = decided.workspace_bytes;
   if (!plan->wants_words) return {};
   plan->kernel = concat("forward float8_e4m3 d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x",
-                        c.block_n, mask_name(launch.forward.mask));
-  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why,
-                     "; V is transposed beforehand");
-  if (plan->packed_heads > 1) {
-    plan->why += concat("; ", plan->packed_heads, " query heads share a tile");
+                        c.block_n, mask_name(call.mask));
+  plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
+                     kE4m3Table[size_t(row)].why, "; a kernel transposes V beforehand");
+  if (pack.heads() > 1) {
+    plan->why += concat("; PackGQA: ", pack.heads(), " query heads share a tile");
   }
   return {};
-}
-
-Status run_e4m3(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
-  if (nothing_to_do(problem)) return {};
-  const DeviceScope scope(problem.device_index);
-  const auto queue = static_cast<cudaStream_t>(stream);
-  const ForwardKernel kernel = e4m3_kernel_at(plan.variant, element_of(problem.o.dtype));
-  E4m3Launch launch = e4m3_launch_of(problem);
-  launch.forward.pack = {std::countr_zero(uint64_t(plan.packed_heads))};
-  launch.forward.workspace = workspace;
-  cudaError_t error = scope.error();
-  if (error == cudaSuccess) error = prepare_e4m3_launch(kernel, &launch, queue);
-  if (error == cudaSuccess) error = launch_prepared_e4m3(kernel, launch, queue);
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();  // leave none behind for the caller's own CUDA code
-  return {StatusCode::device_error, concat("hopper forward: ", cudaGetErrorString(error))};
 }
 
 }  // namespace fa3::hopper

@@ -3,23 +3,37 @@
 #pragma once
 
 #include "core/plan.h"
-#include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/plan/select_kernel.h"
 
 namespace fa3::hopper {
 
+// The kernel's plan, and the kernels around it: V is transposed into the workspace beforehand, and
+// what K's mean owes to the LSE is added behind.
+struct E4m3Plan {
+  ForwardPlan forward;  // its V is the transposed one, its workspace a part of this one's
+  TensorSpan v;         // V as it is given
+  Quantization q_quantization, k_quantization, v_quantization;
+  int sequences = 0;    // that are prepared: at least one
+  int padded_keys = 0;  // of the longest sequence, a multiple of key_step
+  int key_step = 0;
+  // Where the arrays of the workspace begin:
+  int64_t transposed = 0, key_scales = 0, value_scales = 0, forward_workspace = 0;
+  int64_t workspace_bytes = 0;
+};
+
 // What no e4m3 kernel can do yet, in a sentence; OK if one can. Needs no GPU.
 Status check_e4m3(const Problem& problem);
 
-// The same of addresses and strides.
-Status check_e4m3_layouts(const Problem& problem);
+// Refuses addresses and strides that the kernels cannot load.
+Status check_e4m3_layouts(const ForwardCall& call);
 
-// The row of kE4m3Table for a shape and what its kernel must know of, or kNoKernel.
+// The row of kE4m3Table for a shape and for what its kernel must know, or kNoKernel.
 int select_e4m3_kernel(const ForwardShape& shape, Variant variant);
 
-E4m3Launch e4m3_launch_of(const Problem& problem);
+// The plan of a call for a kernel that can do it, on this many SMs.
+E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
+                          const ForwardCall& call, int num_sms);
 
 Status plan_e4m3(const Problem& problem, Plan* plan);
-Status run_e4m3(const Problem& problem, const Plan& plan, void* workspace, void* stream);
 
 }  // namespace fa3::hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans and runs a forward problem, or says why no kernel can. plan_forward asks which GPU there
-// is.
+// Plans a forward problem, or says why no kernel can. plan_forward asks which GPU there is. Next:
+// run_forward.h.
 #pragma once
 
 #include <fa3/status.h>
@@ -14,6 +14,5 @@ namespace fa3::hopper {
 Status check_forward(const Problem& problem);
 
 Status plan_forward(const Problem& problem, Plan* plan);
-Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream);
 
 }  // namespace fa3::hopper

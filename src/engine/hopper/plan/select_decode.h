@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether warps that stream keys (stream/) do a problem, and how its tiles are dealt to them. Next:
-// choose_split.h, which splits tiles into stream-K ranges.
+// Whether a decode kernel does a problem, and how its tiles come to CTAs. Next: choose_split.h,
+// which splits the tiles of several sequences.
 #pragma once
 
 #include "engine/hopper/plan/select_kernel.h"
@@ -8,11 +8,11 @@
 namespace fa3::hopper {
 
 struct DecodeChoice {
-  int row = kNoKernel;  // of kDecodeTable; kNoKernel: they do not
+  int row = kNoKernel;  // of kDecodeTable; kNoKernel: no decode kernel does the problem
   Variant variant = Variant::kDecode;
+  Tiling tiling;
 };
 
-// The pack and the split go into the launch, if they do.
-DecodeChoice select_decode(const Problem& problem, int num_sms, ForwardLaunch* launch);
+DecodeChoice select_decode(const Problem& problem, const ForwardCall& call, int num_sms);
 
 }  // namespace fa3::hopper

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/config/consumer_tuning.h"
 
 #include <algorithm>
 
 #include "core/ceil_div.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/count_tiles.h"
 
 namespace fa3::hopper {
 namespace {
 
 constexpr int64_t kManyKeys = 512;
+constexpr int64_t kFewSequences = 32;  // a lane of a warp for each
 
 ForwardConfig general(const ForwardConfig& c) {
   return c.with(c.element, Variant::kGeneral);
@@ -20,57 +24,59 @@ bool can_split_general(const ForwardConfig& c) {
   return general(c).can_split();
 }
 
-// Where a page's boxes would be small, a kernel whose threads can copy keys; of some page sizes it
-// has larger boxes.
+// Where a page's boxes would be small, a kernel that can load keys by cp.async; with some page
+// sizes it has larger boxes.
 int select_kernel_for_pages(ForwardShape shape, std::span<const KernelInstance> table,
-                            const ForwardLaunch& launch) {
+                            const ForwardCall& call) {
   const int row = select_kernel(shape, table);
-  if (!has_small_boxes(table[row].config, launch)) return row;
+  if (!has_small_boxes(table[row].config, call)) return row;
   shape.split = true;
   const int other = select_kernel(shape, table);
   return other != kNoKernel ? other : row;
 }
 
-// The same for every batch: the head dims, the group, num_splits and the pages' size decide. Parts
-// of keys take the kernel of few queries, whole tiles that of long sequences.
-int choose_for_any_batch(const Problem& problem, ForwardLaunch* launch) {
+// Batch-invariant: the head dims, the group, num_splits and the page size decide. Fixed splits take
+// the kernel for few queries, whole tiles the one for long sequences.
+KernelChoice choose_for_any_batch(const Problem& problem, const ForwardCall& call) {
+  const std::span<const KernelInstance> table = table_of(problem);
   ForwardShape shape = shape_of(problem);
   shape.split = problem.num_splits > 1;
   shape.keys = INT64_MAX;
   shape.rows = shape.split ? 1 : INT64_MAX;
-  launch->pack = most_packed(problem.group(), shape.split);
-  if (shape.split) launch->split.num_splits = problem.num_splits;
-  return select_kernel_for_pages(shape, table_of(problem), *launch);
+  const PackGqa pack = most_packed(problem.group(), shape.split);
+  const int row = select_kernel_for_pages(shape, table, call);
+  if (!shape.split) return {row, whole_tiles(table[row].config, call, pack)};
+  return {row, {pack, Scheduler::kFixedSplit, {.num_splits = problem.num_splits}}};
 }
 
-// Of whole tiles of dense queries, the rows that the busiest SM goes through.
-int64_t most_rows(const ForwardConfig& c, ForwardLaunch launch, int num_sms) {
-  launch.varlen = false;  // whose tiles are counted as if queries were
-  launch.pack = choose_pack(c, launch);
+// The rows of whole tiles that the busiest SM goes through, if queries are dense.
+int64_t most_rows(const ForwardConfig& c, ForwardCall call, int num_sms) {
+  call.varlen = false;  // only keys are: count tiles as if they were not
   const int64_t at_once = int64_t{num_sms} * c.ctas_per_sm;
-  return ceil_div(forward_num_tiles(c, launch), at_once) * c.ctas_per_sm * c.block_m;
+  const int64_t tiles = num_tiles(c, call, choose_pack(c, call));
+  return ceil_div(tiles, at_once) * c.ctas_per_sm * c.block_m;
 }
 
-// Whether another row's smaller tiles of the same columns occupy the SMs so much better that
-// they are done first, though each takes longer for its size.
-bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const ForwardLaunch& launch,
+// Whether another row's smaller tiles of the same columns occupy the SMs so much better that they
+// are done first, though each takes longer for its size.
+bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const ForwardCall& call,
                   int num_sms) {
-  constexpr double kLongerForItsSize =
-      1.1;  // of tiles of 128 rows; those of 64 are for few queries
+  constexpr double kLongerForItsSize = 1.1;  // tiles of 128 rows; those of 64 are for few queries
   const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
-  const bool alike = launch.mask.hides_nothing() || launch.seqlen_k >= 2 * launch.seqlen_q;
-  return same_columns && alike && !launch.lengths_q.varlen && other.consumers() > 1 &&
-         double(most_rows(other, launch, num_sms)) * kLongerForItsSize <
-             double(most_rows(c, launch, num_sms));
+  const bool alike = call.mask.hides_nothing() || call.seqlen_k >= 2 * call.seqlen_q;
+  return same_columns && alike && !call.lengths_q.varlen && other.consumers() > 1 &&
+         double(most_rows(other, call, num_sms)) * kLongerForItsSize <
+             double(most_rows(c, call, num_sms));
 }
 
-// Whether tiles of 64 rows come in runs for two CTAs an SM, whose splits a kernel is to
-// combine. Tiles of 128 rows come in half as many; if the queries fill more than a quarter, that is
-// worth more than products of empty rows cost.
-bool leaves_many_splits(const ForwardConfig& c, const ForwardLaunch& launch, int num_sms) {
-  return c.consumers() == 1 && !c.dequantizes() && launch.split.num_splits == SplitKv::kStreamK &&
-         launch.split.ctas > num_sms && launch.pack.rows(launch.seqlen_q) > kRowsPerWarpgroup / 2 &&
-         !combines_in_kernel(c, launch);
+// Whether tiles of 64 rows come in stream-K ranges for two CTAs an SM, and a kernel is to combine
+// them. Tiles of 128 rows come in half as many; where queries fill more than a quarter of these,
+// that is worth more than products of empty rows cost.
+bool leaves_many_splits(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling,
+                        int num_sms) {
+  return c.consumers() == 1 && !c.dequantizes() && tiling.scheduler == Scheduler::kStreamK &&
+         tiling.split.ctas > num_sms && tiling.pack.rows(call.seqlen_q) > kRowsPerWarpgroup / 2 &&
+         !combines_in_kernel(c, call, tiling);
 }
 
 // A row for more queries, of the same columns, that splits tiles; or kNoKernel.
@@ -83,37 +89,43 @@ int choose_wider(ForwardShape shape, std::span<const KernelInstance> table, int 
   return wide.head_dim == c.head_dim && wide.head_dim_v == c.head_dim_v ? other : kNoKernel;
 }
 
-// The row, the pack and the split that suit a problem's size.
-int choose_for_size(const Problem& problem, int num_sms, ForwardLaunch* launch) {
+// What suits a problem's size.
+KernelChoice choose_for_size(const Problem& problem, const ForwardCall& call, int num_sms) {
   const std::span<const KernelInstance> table = table_of(problem);
-  const auto choose = [&](int row) {
-    launch->pack = choose_pack(table[row].config, *launch);
-    choose_split(table[row].config, problem.num_splits, num_sms, launch);
+  const auto tiled = [&](int row) -> KernelChoice {
+    return {row, choose_tiling(table[row].config, call, problem.num_splits, num_sms)};
   };
   ForwardShape shape = shape_of(problem);
-  const int row = select_kernel_for_pages(shape, table, *launch);
-  choose(row);
-  if (leaves_many_splits(table[row].config, *launch, num_sms)) {
-    const int wider = choose_wider(shape, table, row);
-    if (wider != kNoKernel) {
-      choose(wider);
-      return wider;
-    }
+  const KernelChoice first = tiled(select_kernel_for_pages(shape, table, call));
+  const ForwardConfig& c = table[first.row].config;
+  if (leaves_many_splits(c, call, first.tiling, num_sms)) {
+    const int wider = choose_wider(shape, table, first.row);
+    const KernelChoice split = wider != kNoKernel ? tiled(wider) : KernelChoice{};
+    if (split.tiling.is_split()) return split;
   }
-  if (can_split_general(table[row].config)) return row;
-  const bool cut_would_pay = launch->split.active();
-  launch->split = {};
+  if (can_split_general(c)) return first;
   shape.split = true;
   const int other = select_kernel(shape, table);
-  if (cut_would_pay && other != kNoKernel) {
-    choose(other);
-    if (launch->split.active()) return other;
+  if (other != kNoKernel && first.tiling.is_split()) {
+    const KernelChoice split = tiled(other);
+    if (split.tiling.is_split()) return split;
   }
-  const bool takes_other =
-      other != kNoKernel && fills_better(table[other].config, table[row].config, *launch, num_sms);
-  const int whole = takes_other ? other : row;
-  launch->pack = choose_pack(table[whole].config, *launch);
-  return whole;
+  if (other != kNoKernel && fills_better(table[other].config, c, call, num_sms)) {
+    const ForwardConfig& smaller = table[other].config;
+    return {other, whole_tiles(smaller, call, choose_pack(smaller, call))};
+  }
+  if (!first.tiling.is_split()) return first;
+  return {first.row, whole_tiles(c, call, choose_pack(c, call))};
+}
+
+// Whether a kernel that always splits has what it needs: simple sequences, and K and V by the one
+// loader that it has.
+bool can_always_split(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  if (tiling.scheduler != Scheduler::kStreamK || !combines_in_kernel(c, call, tiling)) return false;
+  if (!c.is_decode() && call.sequences > kFewSequences) return false;
+  if (!split_kv_schedule(c, call, tiling).is_for_decoding()) return false;
+  const bool by_tma = c.is_decode() ? fills_stages_by_tma(c, call) : c.dequantizes();
+  return by_tma || cp_async_keys(c, call).active;
 }
 
 }  // namespace
@@ -142,7 +154,7 @@ ForwardShape shape_of(const Problem& p) {
 
 bool copies_single_rows(const ForwardConfig& c) {
   const auto is_wide = [&](int columns) {
-    return tile::TileLayout{1, columns, bytes_of(c.stored())}.row_bytes() % 128 == 0;
+    return tile::TileLayout{1, columns, bytes_of(c.types().stored)}.row_bytes() % 128 == 0;
   };
   return c.is_decode() || (is_wide(c.head_dim) && is_wide(c.head_dim_v));
 }
@@ -153,7 +165,7 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
     const auto& [config, max_keys, max_rows, why] = table[row];
     if (config.head_dim < shape.head_dim || config.head_dim_v < shape.head_dim_v) continue;
     if (shape.single_rows && !copies_single_rows(config)) continue;
-    if (shape.any_rows && !general(config).stores_any_rows()) continue;
+    if (shape.any_rows && !consumer_tuning(general(config)).stores_any_rows) continue;
     if (best != kNoKernel) {
       const ForwardConfig& group = table[best].config;
       if (config.head_dim != group.head_dim || config.head_dim_v != group.head_dim_v) break;
@@ -165,28 +177,30 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
   return best;
 }
 
-int select_kernel_and_split(const Problem& problem, int num_sms, ForwardLaunch* launch) {
-  if (problem.batch_invariant) return choose_for_any_batch(problem, launch);
-  const int row = choose_for_size(problem, num_sms, launch);
-  const ForwardConfig config = general(table_of(problem)[size_t(row)].config);
-  launch->split.direct = fits_one_wave(config, *launch, num_sms);
-  return row;
+KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {
+  if (problem.batch_invariant) return choose_for_any_batch(problem, call);
+  KernelChoice choice = choose_for_size(problem, call, num_sms);
+  const ForwardConfig config = general(table_of(problem)[size_t(choice.row)].config);
+  if (!choice.tiling.is_split() && fits_one_wave(config, call, choice.tiling.pack, num_sms)) {
+    choice.tiling.scheduler = Scheduler::kDirect;
+  }
+  return choice;
 }
 
-bool always_splits(const ForwardConfig& config, const Problem& p, const ForwardLaunch& launch) {
-  return p.softcap == 0.0f && !has_other_rows(p) && can_always_split(config, launch);
+bool always_splits(const ForwardConfig& config, const Problem& p, const ForwardCall& call,
+                   const Tiling& tiling) {
+  return p.softcap == 0.0f && !has_other_rows(p) && can_always_split(config, call, tiling);
 }
 
-// The row of kStreamKTable for a call that row `row` would split into stream-K ranges, or
-// kNoKernel.
-int select_stream_k(const Problem& problem, int row, const ForwardLaunch& launch) {
-  const ForwardConfig& c = table_of(problem)[size_t(row)].config;
+int select_stream_k(const Problem& problem, const ForwardCall& call, const KernelChoice& choice) {
+  if (choice.tiling.scheduler != Scheduler::kStreamK) return kNoKernel;
+  const ForwardConfig& c = table_of(problem)[size_t(choice.row)].config;
   for (int i = 0; i < int(kStreamKTable.size()); ++i) {
     const ForwardConfig& d = kStreamKTable[size_t(i)].config;
     const bool same_tile = d.head_dim == c.head_dim && d.head_dim_v == c.head_dim_v &&
                            d.block_m == c.block_m && d.block_n == c.block_n &&
                            d.dequantizes() == c.dequantizes();
-    if (same_tile && always_splits(d, problem, launch)) return i;
+    if (same_tile && always_splits(d, problem, call, choice.tiling)) return i;
   }
   return kNoKernel;
 }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which row of the tables of compiled kernels does a problem, and how. Pure functions. Next:
-// choose_split.h (packed heads, split keys), plan_forward.cpp (the plan of it).
+// Which row of the kernel tables does a problem, and with which tiles. Pure functions. Next:
+// choose_split.h (PackGQA, split-KV), plan_forward.cpp.
 #pragma once
 
 #include <span>
 
-#include "engine/hopper/plan/describe_launch.h"
+#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/plan/forward_plan.h"
 
 namespace fa3::hopper {
 
 constexpr int kNoKernel = -1;
 
-// What the choice of a row of kForwardTable depends on.
+// What the choice of a row depends on.
 struct ForwardShape {
   int64_t head_dim;
   int64_t head_dim_v;
-  int64_t keys;  // that a query may see
-  // Of a sequence's queries, heads packed, where they are known to be few.
-  int64_t rows = INT64_MAX;
-  bool single_rows = false;  // of keys are copied, from pages of odd sizes
+  int64_t keys;              // that a query may see
+  int64_t rows = INT64_MAX;  // of a sequence's queries, heads packed, where known to be few
+  bool single_rows = false;  // keys are copied row by row, from pages of odd sizes
   bool split = false;        // tiles are to be split along the keys
   bool any_rows = false;     // ForwardConfig::stores_any_rows()
 };
@@ -29,18 +29,25 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
 // Whether a kernel can read pages row by row: TMA writes to multiples of 128 bytes.
 bool copies_single_rows(const ForwardConfig& config);
 
-// The rows that may do a problem, and its shape for them.
+// The rows that may do a problem, and the problem's shape for them.
 std::span<const KernelInstance> table_of(const Problem& problem);
 ForwardShape shape_of(const Problem& problem);
 
-// A row of the table and how it is used, on so many SMs; the pack and the split go into the
-// launch.
-int select_kernel_and_split(const Problem& problem, int num_sms, ForwardLaunch* launch);
+// A row of a table, and what its tiles are.
+struct KernelChoice {
+  int row = kNoKernel;
+  Tiling tiling;
+};
 
-// Whether a kernel of kStreamKTable does a launch whose split is chosen; its row for one that a row
-// of kForwardTable would do, or kNoKernel.
-bool always_splits(const ForwardConfig& config, const Problem& problem,
-                   const ForwardLaunch& launch);
-int select_stream_k(const Problem& problem, int row, const ForwardLaunch& launch);
+// A row of table_of() for a problem on this many SMs.
+KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms);
+
+// Whether a kernel that does nothing but split tiles (ForwardConfig::always_splits()) can do a call
+// with this tiling.
+bool always_splits(const ForwardConfig& config, const Problem& problem, const ForwardCall& call,
+                   const Tiling& tiling);
+
+// The row of kStreamKTable that does what a row of table_of() would, or kNoKernel.
+int select_stream_k(const Problem& problem, const ForwardCall& call, const KernelChoice& choice);
 
 }  // namespace fa3::hopper

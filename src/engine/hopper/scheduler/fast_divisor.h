@@ -9,7 +9,7 @@
 
 namespace fa3::hopper {
 
-// Of numbers below 2^31 by one of them.
+// For dividends and divisors below 2^31.
 struct Divisor {
   uint32_t multiplier = 0;
   int shift = 0;

@@ -36,8 +36,8 @@ FA3_HD constexpr KeyBlocks visited_blocks(const BlockRangeOf<int>& range, int bl
   return blocks;
 }
 
-// Where the online steps end: the blocks below need no mask, and from here up every row that ever
-// sees a key has seen one, and enough of them for a reference.
+// Where the online steps end. The blocks below need no mask; from here up every row that sees any
+// key has seen one, and enough of them for a reference.
 FA3_HD constexpr int online_from(const KeyBlocks& blocks, int first_row_end, int block_n) {
   // The first row sees a key in block masked_from, unless its keys end where that begins.
   const bool ends_before = first_row_end % block_n == 0 && blocks.masked_from > 0;
@@ -48,7 +48,7 @@ FA3_HD constexpr int online_from(const KeyBlocks& blocks, int first_row_end, int
   return seen_from < reference_from ? seen_from : reference_from;
 }
 
-// For the rows of `range`, who visit `blocks`.
+// For rows that see `range` and visit `blocks`.
 template <class Edge>
 FA3_HD constexpr RowBlocks<Edge> row_blocks(const BlockRangeOf<int>& range, Edge edge, int block_n,
                                             const KeyBlocks& blocks) {
@@ -65,7 +65,7 @@ FA3_HD constexpr RowBlocks<Edge> row_blocks(const BlockRangeOf<int>& range, Edge
   return row_blocks(range, edge, block_n, visited_blocks(range, block_n));
 }
 
-// Of a split of a tile (split_kv.h), which ends after `most` blocks.
+// The same for a split of a tile (split_kv.h), which ends after `most` blocks.
 template <class Edge>
 FA3_HD constexpr RowBlocks<Edge> row_blocks_of_split(const BlockRangeOf<int>& range, Edge edge,
                                                      int block_n, int most) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences of lengths of their own, whose keys may lie in a cache: what the device reads of one,
-// and the list of tiles that it makes of all. A captured graph follows the arrays. Every row of
-// tiles (a block of queries for all heads) has an entry, which tells all about its sequence; so the
-// tile of a ticket is one read away. Plain numbers, tested on the host. Next: split_kv.h,
-// varlen_metadata.h.
+// Variable-length sequences, optionally in a KV cache: what the device reads about one, and the
+// varlen metadata, a list of tiles that it makes of all. The lengths are read on the device, so a
+// captured graph follows the arrays. Each query block of a sequence has one entry for all its
+// heads, which describes the sequence: a tile's number leads to it in one read. Plain numbers,
+// tested on the host. Next: split_kv.h, varlen_metadata.h.
 #pragma once
 
 #include "core/key_places.h"
@@ -23,8 +23,8 @@ struct KeyRows {
 struct alignas(16) SequenceTiles {
   cuda::QueryRows queries;
   KeyRows keys;
-  int first_entry;  // of the list; the sequence has order.num_m_blocks of them
-  TileOrder order;  // of the sequence's own tiles
+  int first_entry;  // in the list; the sequence has order.num_m_blocks entries
+  TileOrder order;  // the sequence's own tiles
   int number;       // of the sequence
 };
 
@@ -35,12 +35,12 @@ struct VarlenMetadata {
   int block_m;
   cuda::PackGqa pack;
   int num_packs;
-  int tail_tiles;  // so many at the very end go longest first, whatever their head
-  int capacity;    // entries that there is room for: enough for all lengths that keep their bounds
+  int tail_tiles;  // at the very end this many go longest first, whatever their head
+  int capacity;    // room for entries: enough for all lengths that keep their bounds
 
   SequenceTiles* entries;
   int* num_entries;
-  int* tile_counter;  // to be cleared; null: there is none
+  int* tile_counter;  // is cleared; null: there is none
   KeyPlaces places{};
 
   // Rows of a packed tensor that no sequence owns are written too: as one more sequence, all
@@ -81,7 +81,7 @@ struct VarlenMetadata {
     return kBuckets - 1 - (longer < kBuckets ? longer : kBuckets - 1);
   }
 
-  // The sequence whose entries begin with `first`; all_entries: of the whole list.
+  // The sequence, given that its entries begin with `first` of `all_entries`.
   FA3_HD constexpr SequenceTiles placed(SequenceTiles s, int first, int all_entries) const {
     const int m_blocks = s.order.num_m_blocks;
     const int tiles_after = (all_entries - first - m_blocks) * num_packs;

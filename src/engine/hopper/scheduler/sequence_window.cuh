@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences as the warp that splits tiles sees them: as many at a time as it has lanes, one a lane,
-// so that what the arrays say of them is read once, by all lanes together, and a unit is found
-// among them by a vote. A small call waits for nothing longer than for its first split, so this
-// takes few instructions. Next: tile_scheduler.cuh.
+// A window of 32 sequences: each lane of the scheduling warp has one sequence's lengths. So they
+// are read once, by all lanes together, and the sequence of a KV block is found by a vote. A small
+// call waits longest for its first split, so this takes few instructions. Next: tile_scheduler.cuh.
 #pragma once
 
 #include "engine/hopper/ptx/lanes.cuh"
@@ -20,7 +19,20 @@ __device__ __forceinline__ int sum_until(int value) {
   return value;
 }
 
-// Of dense queries and so many keys.
+// A lane's sequence.
+struct SequenceEntry {
+  int q_begin, q_count, q_used;
+  KeyRows keys;
+  int first_kv_block;
+  int past_kv_block;
+};
+
+// The window in shared memory.
+struct SequenceSmem {
+  SequenceEntry entries[ptx::kLanes];
+};
+
+// A sequence of dense queries that has `keys` keys.
 __device__ __forceinline__ SequenceTiles decoding_sequence(const SplitKvSchedule& schedule,
                                                            int number, int keys) {
   const int rows = int(schedule.sequences.lengths_q.max);
@@ -32,14 +44,15 @@ __device__ __forceinline__ SequenceTiles decoding_sequence(const SplitKvSchedule
   return s;
 }
 
-// The same where there are no more sequences than lanes: one look, and all of it in registers. In
-// fewer instructions: most steps of decoding are so, and the smallest calls wait for this.
+// No more sequences than lanes: looked up once, and held in registers. Most decode steps are such,
+// and the smallest calls wait for this.
 class FewSequences {
  public:
-  __device__ __forceinline__ explicit FewSequences(const SplitKvSchedule& schedule)
+  __device__ __forceinline__ explicit FewSequences(const SplitKvSchedule& schedule,
+                                                   SequenceEntry* = nullptr)
       : schedule_(schedule) {}
 
-  // Of a row, by all sequences.
+  // The KV blocks of all sequences.
   __device__ __forceinline__ int count_kv_blocks() {
     int kv_blocks = 0;
     if (ptx::lane() < schedule_.sequences.batch) {
@@ -66,83 +79,14 @@ class FewSequences {
   int keys_ = 0, first_ = 0, past_ = 0;  // of the lane's sequence
 };
 
-// The same of any number of sequences, as many at a time as there are lanes.
-class AnySequences {
- public:
-  __device__ __forceinline__ explicit AnySequences(const SplitKvSchedule& schedule)
-      : schedule_(schedule) {}
-
-  __device__ __forceinline__ int count_kv_blocks() {
-    int all = 0;
-#pragma unroll 1
-    for (int window = 0; window < schedule_.sequences.batch; window += ptx::kLanes) {
-      look_from(window, all);
-      all = past();
-    }
-    return all;
-  }
-
-  __device__ __forceinline__ KvBlockPlace place_of(int kv_block) {
-    const bool is_before = kv_block < __shfl_sync(0xffffffff, first_, 0);
-    int window = is_before ? 0 : window_, before = 0;
-#pragma unroll 1
-    for (;; window += ptx::kLanes) {
-      if (window != window_) look_from(window, before);
-      before = past();
-      if (kv_block < before) break;
-    }
-    const int owner = __ffs(int(__ballot_sync(0xffffffff, kv_block < past_))) - 1;
-    return {window_ + owner, kv_block - __shfl_sync(0xffffffff, first_, owner)};
-  }
-
-  // The owner of the last unit that was asked for.
-  __device__ __forceinline__ SequenceTiles sequence(int number) const {
-    return decoding_sequence(schedule_, number, __shfl_sync(0xffffffff, keys_, number - window_));
-  }
-
- private:
-  // `before`: units of the sequences before.
-  __device__ __forceinline__ void look_from(int window, int before) {
-    window_ = window;
-    int kv_blocks = 0;
-    if (window + ptx::lane() < schedule_.sequences.batch) {
-      const SequenceTiles s = schedule_.sequence(window + ptx::lane());
-      keys_ = s.keys.count;
-      kv_blocks = schedule_.kv_blocks_of(s);
-    }
-    past_ = before + sum_until(kv_blocks);
-    first_ = past_ - kv_blocks;
-  }
-  __device__ __forceinline__ int past() const {
-    return __shfl_sync(0xffffffff, past_, ptx::kLanes - 1);
-  }
-
-  SplitKvSchedule schedule_;
-  int window_ = -ptx::kLanes;            // its first sequence; there is none yet
-  int keys_ = 0, first_ = 0, past_ = 0;  // of the lane's sequence
-};
-
-// What is known of a sequence.
-struct SequenceEntry {
-  int q_begin, q_count, q_used;
-  KeyRows keys;
-  int first_kv_block;
-  int past_kv_block;
-};
-
-// In shared memory: an entry for each lane's sequence.
-struct SequenceSmem {
-  SequenceEntry entries[ptx::kLanes];
-};
-
-// All of it by a whole warp; every lane gets the answers. The entries, one for each lane, lie in
-// shared memory: registers are few.
+// Any sequences, also with varlen queries, looked up by a whole warp: every lane gets the answers.
+// The window lies in shared memory, since registers are few.
 class SequenceWindow {
  public:
   __device__ __forceinline__ SequenceWindow(const SplitKvSchedule& schedule, SequenceEntry* entries)
       : schedule_(schedule), entries_(entries) {}
 
-  // Of a row, by all sequences.
+  // The KV blocks of all sequences.
   __device__ __forceinline__ int count_kv_blocks() {
     int all = 0;
 #pragma unroll 1
@@ -152,7 +96,6 @@ class SequenceWindow {
     return all;
   }
 
-  // Where a unit lies.
   __device__ __forceinline__ KvBlockPlace place_of(int kv_block) {
     int first = kv_block < entries_[0].first_kv_block ? 0 : first_;
     int before = 0;
@@ -185,7 +128,7 @@ class SequenceWindow {
   }
 
  private:
-  // `before`: units of the sequences before. Returns those until the window's end.
+  // `before`: KV blocks of the sequences before. Returns those up to the window's end.
   __device__ __forceinline__ int look_from(int first, int before) {
     first_ = first;
     const int number = first + ptx::lane();

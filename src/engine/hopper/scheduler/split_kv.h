@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Few queries and many keys: the tiles are split along the keys, so that all SMs read. What a
-// CTA computes of a tile is a split, combined with the others afterwards (combine_kernel.h).
-// The split follows the lengths that the device reads. Plain numbers, tested on the host.
+// Split-KV: for few queries and many keys, tiles are split along the keys, so that all SMs read. A
+// CTA computes splits, which are combined afterwards (combine/). Lengths are read on the device.
+// Plain numbers, tested on the host. Three ways (SplitKvSchedule::num_splits):
 //
-// StreamKRanges: the key blocks of all tiles, one tile after the other, are one row of units; every
-// thread block gets a range of as many. So it has at most one split that goes on from the CTA
-// before (its first), and at most one that the next one goes on from (its last). Several head packs
-// have rows of their own, side by side: CTAs that read the keys of the same tokens do so at the
-// same time, which memory rewards where heads are neighbours in it. Fixed parts: the keys of every
-// tile are split into at most so many parts, whatever other sequences there are; so the bits of a
-// sequence's result do not depend on them. One part: tiles stay whole, and need no list
-// (sequence_tiles.h), which a small call would wait for.
+// Stream-K: the KV blocks of all tiles are concatenated, and each CTA takes a contiguous range of
+// equal length. Hence a CTA finishes at most one tile that its predecessor began, its first, and
+// begins at most one that its successor finishes, its last. Head packs may have concatenations of
+// their own, side by side: CTAs that read the keys of the same tokens do so at the same time, which
+// is faster where heads are neighbours in memory.
+// Fixed splits: the keys of every tile are split into at most num_splits parts, whatever other
+// sequences there are. So a sequence's result has the same bits in every batch.
+// Unsplit: tiles are found by their number, without the varlen metadata (sequence_tiles.h), which a
+// small call would wait for.
 #pragma once
 
 #include "engine/hopper/scheduler/row_blocks.h"
@@ -24,20 +25,20 @@ struct KvBlocks {
   int count;
 };
 
-// A part of a tile, or all of it.
+// A split of a tile, or all of it.
 struct TileSplit {
   static constexpr int kNotSplit = -1;
   int m_block;
   int pack;
   KvBlocks blocks;
-  int partial;  // of the split's results; kWhole: they are the tile's
+  int partial;  // where its results go; kNotSplit: they are the tile's
 };
 
-// A tile in splits, as its first split tells.
+// A split tile, described by the CTA that has its first split.
 struct CombineTile {
   cuda::QueryRows queries;
   int first_row;
-  int num_splits;  // 0: this is none
+  int num_splits;  // 0: the tile is not split
   int first_partial;
   int later_partials;
   int partial_step;
@@ -47,7 +48,7 @@ struct CombineTile {
   }
 };
 
-// What a CTA has splits of (combine_last.cuh).
+// The tiles that a CTA has splits of (combine_last.cuh).
 struct CombineTiles {
   static constexpr int kMost = 2;
   CombineTile tiles[kMost];
@@ -55,27 +56,30 @@ struct CombineTiles {
   bool is_last[kMost];
 };
 
-// Most often it is so: rules with a left side are told apart, so that the others take few
-// instructions.
+// Rules without a left side are the usual case, and take fewer instructions.
 FA3_HD constexpr bool hides_right_only(const MaskRuleOf<int>& mask) {
   return mask.left == mask.kUnbounded && mask.chunk == mask.kNoChunks;
 }
 
 struct SplitKvSchedule {
-  VarlenMetadata sequences;  // what is read of them; nothing is listed
+  static constexpr int kStreamK = 0, kUnsplit = 1;  // values of num_splits
+
+  VarlenMetadata sequences;  // lengths and places; its list is not used
   MaskRuleOf<int> mask;
   int block_n;
-  int num_splits;       // of a tile at most; 0: runs, 1: none is split
-  int most_m_blocks;    // of a sequence's queries
+  int num_splits;       // most splits of a tile, kStreamK or kUnsplit
+  int most_m_blocks;    // most query blocks of a sequence
   bool simple = false;  // is_simple(), found on the host
 
-  // Of runs:
-  int groups_log2 = 0;  // 2^groups_log2 rows of units, a divisor of the number of head packs
-  bool combine_by_tile =
-      false;  // the combine knows all tiles by number; else a split one by its run
+  FA3_HD constexpr bool is_active() const { return block_n > 0; }
+  FA3_HD constexpr bool is_stream_k() const { return num_splits <= kStreamK; }
+
+  // Stream-K alone:
+  int groups_log2 = 0;  // 2^groups_log2 concatenations, a divisor of the number of head packs
+  bool combine_by_tile = false;  // the combine list has an entry for each tile; else for each range
 
   // Queries are dense, and the keys of each sequence are the first of its own entry: as in most
-  // steps of decoding, whose smallest calls wait for little else than to know this.
+  // decode steps, whose smallest calls wait for little else than the schedule.
   FA3_HD constexpr bool is_simple() const {
     const Lengths& k = sequences.lengths_k;
     const KeyPlaces& places = sequences.places;
@@ -84,36 +88,35 @@ struct SplitKvSchedule {
            (!places.elsewhere || places.entries >= sequences.batch);
   }
 
-  // The same, where that much is known: runs of simple sequences, whose queries are one tile for
-  // each head pack, and which hide keys on the right alone. For the compiler, which leaves out the
-  // rest.
+  // The same schedule where is_for_decoding(): constants for what is known then, so that the
+  // compiler leaves out the rest.
   FA3_HD constexpr SplitKvSchedule for_decoding() const {
     SplitKvSchedule schedule = *this;
     schedule.sequences.lengths_q = {.max = sequences.lengths_q.max};
     schedule.mask = {.right = mask.right};
-    schedule.num_splits = 0;
+    schedule.num_splits = kStreamK;
     schedule.most_m_blocks = 1;
     schedule.simple = true;
     return schedule;
   }
   FA3_HD constexpr bool is_for_decoding() const {
-    return is_simple() && hides_right_only(mask) && num_splits == 0 && most_m_blocks == 1;
+    return is_simple() && hides_right_only(mask) && is_stream_k() && most_m_blocks == 1;
   }
 
   FA3_HD constexpr SequenceTiles sequence(int b) const {
     if (!simple) return sequences.sequence(b);
     const int32_t* used = sequences.lengths_k.seqused;
     const int rows = int(sequences.lengths_q.max), most = int(sequences.lengths_k.max);
-    const int told = used != nullptr ? used[b] : most;
+    const int length = used != nullptr ? used[b] : most;
     SequenceTiles s{};
     s.queries = {.batch = b, .count = rows, .used = rows};
-    s.keys = {b, 0, within(told, most)};
+    s.keys = {b, 0, within(length, most)};
     s.order = order_of(rows);
     s.number = b;
     return s;
   }
-  static FA3_HD constexpr int within(int told, int most) {
-    return told < 0 ? 0 : told < most ? told : most;
+  static FA3_HD constexpr int within(int length, int most) {
+    return length < 0 ? 0 : length < most ? length : most;
   }
   FA3_HD constexpr TileOrder order_of(int queries) const {
     const int rows = sequences.pack.rows(queries);
@@ -122,7 +125,7 @@ struct SplitKvSchedule {
     return {m_blocks, sequences.num_packs, 1, 0};
   }
 
-  // What some row of a tile sees; a tile whose rows see nothing visits one block all the same.
+  // The blocks that some row of a tile sees. A tile that sees nothing still visits one.
   FA3_HD constexpr KvBlocks blocks_of(const SequenceTiles& s, int m_block) const {
     const cuda::PackGqa pack = sequences.pack;
     const int first_row = m_block * sequences.block_m;
@@ -148,8 +151,7 @@ struct SplitKvSchedule {
       const int in_window = (mask.left + mask.right + queries) / block_n + 2;
       if (in_window < most) most = in_window;
     }
-    if (mask.chunk !=
-        mask.kNoChunks) {  // those of the first and the last query, and of all between
+    if (mask.chunk != mask.kNoChunks) {  // the chunks of the first and the last query
       const int queries = sequences.pack.query(sequences.block_m);
       const int64_t in_chunks = (2 * int64_t{mask.chunk} + queries) / block_n + 2;
       if (in_chunks < most) most = int(in_chunks);
@@ -157,12 +159,12 @@ struct SplitKvSchedule {
     return most;
   }
 
-  // Units of a sequence in a row.
+  // The KV blocks of a sequence in a concatenation.
   FA3_HD constexpr int kv_blocks_of(const SequenceTiles& s) const {
     return s.order.num_m_blocks * (s.order.num_packs >> groups_log2) * most_blocks(s);
   }
 
-  // Tiles that fixed parts count, split or not.
+  // Tiles by number, where splits are fixed or there are none.
   FA3_HD constexpr int num_tiles() const {
     const Lengths& q = sequences.lengths_q;
     const int unowned =
@@ -172,9 +174,9 @@ struct SplitKvSchedule {
   }
 };
 
-// A row of units in runs, one for each CTA of the row.
+// Concatenated KV blocks, in ranges of equal length, one for each CTA.
 struct StreamKRanges {
-  int kv_blocks = 0;  // of the row
+  int kv_blocks = 0;  // all of them
   int length = 1;
 
   static FA3_HD constexpr StreamKRanges of(int kv_blocks, int count) {
@@ -188,14 +190,14 @@ struct StreamKRanges {
   }
 };
 
-// Where a unit lies.
+// Where a block of the concatenation lies.
 struct KvBlockPlace {
   int sequence;
-  int offset;  // in the sequence's units
+  int offset;  // among the sequence's blocks
 };
 
-// The splits of one CTA, one after the other. Sequences: who tells what is read of a sequence,
-// and where units lie: a warp's view of them (sequence_window.cuh).
+// The splits of one CTA, one after the other. Sequences: looks up sequences, and which one has a KV
+// block (sequence_window.cuh).
 template <class Sequences>
 class SplitIterator {
  public:
@@ -208,32 +210,32 @@ class SplitIterator {
         next_(block) {}
 
   FA3_HD constexpr bool done() const {
-    return schedule_.num_splits > 0 ? next_ >= schedule_.num_tiles() * schedule_.num_splits
-                                    : kv_block_ == end_;
+    return schedule_.is_stream_k() ? kv_block_ == end_
+                                   : next_ >= schedule_.num_tiles() * schedule_.num_splits;
   }
 
   // The next split and its sequence; false: there is nothing in it.
   FA3_HD constexpr bool next(SequenceTiles& s, TileSplit& tile_split) {
-    return schedule_.num_splits > 0 ? next_fixed_split(s, tile_split)
-                                    : next_of_range(s, tile_split);
+    return schedule_.is_stream_k() ? next_of_range(s, tile_split) : next_fixed_split(s, tile_split);
   }
 
-  // Where the last split is to tell of its tile; < 0: nowhere. And in how many splits it is, or 0.
+  // The entry of the combine list that the last split describes its tile in; < 0: none. And what it
+  // says there.
   FA3_HD constexpr int combine_index() const { return combine_index_; }
   FA3_HD constexpr CombineTile combine_tile(const TileSplit& tile_split) const {
     CombineTile combine{.first_row = tile_split.m_block * schedule_.sequences.block_m,
                         .num_splits = 0,
                         .first_partial = tile_split.partial,
                         .later_partials = number_,
-                        .partial_step = schedule_.num_splits > 0 ? 1 : 1 << schedule_.groups_log2};
+                        .partial_step = schedule_.is_stream_k() ? 1 << schedule_.groups_log2 : 1};
     if (tile_split.partial == TileSplit::kNotSplit) return combine;
     combine.num_splits =
-        schedule_.num_splits > 0
-            ? (tile_blocks_ + tile_split.blocks.count - 1) / tile_split.blocks.count
-            : ranges_.range_of(tile_kv_block_ + tile_blocks_ - 1) - range() + 1;
+        schedule_.is_stream_k()
+            ? ranges_.range_of(tile_kv_block_ + tile_blocks_ - 1) - range() + 1
+            : (tile_blocks_ + tile_split.blocks.count - 1) / tile_split.blocks.count;
     return combine;
   }
-  // The same of a range, whichever split it is.
+  // The same for stream-K, whichever split of the tile it is.
   FA3_HD constexpr CombineTile combine_tile_of_range(const TileSplit& tile_split) const {
     const int step = 1 << schedule_.groups_log2, first = ranges_.range_of(tile_kv_block_);
     const int opener = (first << schedule_.groups_log2) + (number_ & (step - 1));
@@ -245,11 +247,12 @@ class SplitIterator {
   }
 
  private:
+  FA3_HD constexpr bool knows_range() const { return end_ >= 0; }
   FA3_HD constexpr int range() const { return number_ >> schedule_.groups_log2; }
 
   FA3_HD constexpr bool next_of_range(SequenceTiles& s, TileSplit& tile_split) {
     combine_index_ = -1;
-    if (end_ < 0) {
+    if (!knows_range()) {
       ranges_ = StreamKRanges::of(sequences_.count_kv_blocks(), num_ctas_ >> schedule_.groups_log2);
       kv_block_ = ranges_.begin(range());
       end_ = ranges_.begin(range() + 1);
@@ -306,24 +309,26 @@ class SplitIterator {
     tile_split.blocks = {all.first + from, end - from};
     tile_split.partial = length < all.count ? number_ : TileSplit::kNotSplit;
     tile_blocks_ = all.count;
-    combine_index_ = schedule_.num_splits > 1 && part == 0 && row < owned_rows ? tile : -1;
+    combine_index_ =
+        schedule_.num_splits > SplitKvSchedule::kUnsplit && part == 0 && row < owned_rows ? tile
+                                                                                          : -1;
     return end > from;
   }
 
   SplitKvSchedule schedule_;
   Sequences sequences_;
   int num_ctas_;
-  int number_;  // of the run; of the last split among all tiles' fixed parts
-  int next_;    // of fixed parts
+  int number_;  // the CTA's range; with fixed splits the last split, counted over all tiles
+  int next_;    // fixed splits: the next one
 
-  // Of the last split's tile:
+  // The last split's tile:
   int combine_index_ = -1;
   int tile_blocks_ = 0;
   int tile_kv_block_ = 0;  // its first
 
   StreamKRanges ranges_;
-  int kv_block_ = 0;  // the run goes on from here
-  int end_ = -1;      // < 0: nothing is known of it yet
+  int kv_block_ = 0;  // the range goes on from here
+  int end_ = -1;      // < 0: the range is not known yet
 };
 
 }  // namespace fa3::hopper

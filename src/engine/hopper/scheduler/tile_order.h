@@ -13,10 +13,10 @@ struct TileIndex {
   int batch;
 };
 
-// Order of tiles: head by head, so that the query tiles in work share keys and values in the L2
-// cache, and within a head from the last query block to the first: causal work comes longest first.
-// The last heads of all go together, longest first: enough short tiles must be left at the very end
-// to even out the SMs.
+// Order of tiles: head by head, so that concurrent query tiles share keys and values in the L2
+// cache, and within a head from the last query block to the first, since causal tiles should come
+// longest first. The last heads (the tail) go together, longest first: enough short tiles must be
+// left at the very end to even out the SMs.
 struct TileOrder {
   int num_m_blocks;
   int num_packs;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sort by counting: how many entries each bucket of lengths needs, where each bucket begins, then
+// A counting sort: how many entries each bucket of lengths needs, where each bucket begins, then
 // every sequence takes its entries there. Equal lengths come in any order, which changes no result.
-// Few sequences, a lane each, count what comes before them instead: a small call waits for it. The
-// next kernel starts meanwhile, and waits for the list's end itself.
+// Up to 32 sequences, a lane each, count what comes before them instead: a small call waits for it.
+// The next kernel starts meanwhile, and waits for this one's end itself (PDL).
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
 #include "engine/cuda/fragment.h"
@@ -53,8 +53,8 @@ __device__ Count add(Count* sum, int number) {
   return __shfl_sync(lanes, start, first) + before;
 }
 
-// Of the list, for those who read it and draw from it. No more than there is room for.
-__device__ int tell_length(const VarlenMetadata& list, Count entries) {
+// Stores how many entries there are, at most as many as there is room for.
+__device__ int store_length(const VarlenMetadata& list, Count entries) {
   const int all = int(min(entries, Count(list.capacity)));
   if (threadIdx.x == 0) {
     *list.num_entries = all;
@@ -64,7 +64,7 @@ __device__ int tell_length(const VarlenMetadata& list, Count entries) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    list_sequences_kernel(const __grid_constant__ VarlenMetadata list) {
+    varlen_metadata_kernel(const __grid_constant__ VarlenMetadata list) {
   __shared__ Count next_entry[VarlenMetadata::kBuckets];
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   Count sum = 0;
   const Count first = sum_before(next_entry[thread], &sum);
-  const int all = tell_length(list, sum);
+  const int all = store_length(list, sum);
   __syncthreads();
   next_entry[thread] = first;
   __syncthreads();
@@ -89,11 +89,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A lane each, and a warp each to write their entries.
+// A lane for each sequence, and then a warp for each to write its entries.
 constexpr int kFewSequences = cuda::kWarpSize, kFewThreads = 8 * cuda::kWarpSize;
 
 __global__ void __launch_bounds__(kFewThreads)
-    list_few_sequences_kernel(const __grid_constant__ VarlenMetadata list) {
+    varlen_metadata_of_few_kernel(const __grid_constant__ VarlenMetadata list) {
   __shared__ SequenceTiles sequences[kFewSequences];
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kFewThreads)
       if (place < bucket || (place == bucket && other < lane)) before += Count(rows);
       sum += Count(rows);
     }
-    const int all = tell_length(list, sum);
+    const int all = store_length(list, sum);
     sequences[lane] = before < Count(all) ? list.placed(s, int(before), all) : SequenceTiles{};
   }
   __syncthreads();
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kFewThreads)
 
 cudaError_t prepare_varlen_metadata(const VarlenMetadata& list, cudaStream_t stream) {
   const bool few = list.num_sequences() <= kFewSequences;
-  const auto kernel = few ? &list_few_sequences_kernel : &list_sequences_kernel;
+  const auto kernel = few ? &varlen_metadata_of_few_kernel : &varlen_metadata_kernel;
   VarlenMetadata params = list;
   return launch(reinterpret_cast<const void*>(kernel), 1, few ? kFewThreads : kThreads, 0, &params,
                 {.pdl = true}, stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues the making of a list of tiles (scheduler/sequence_tiles.h), by one CTA.
+// Launches the kernel of one CTA that makes the varlen metadata (sequence_tiles.h).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the producer tells the consumers to do next, one work tile in a small shared-memory
-// pipeline. It names the sequence, so that nothing below asks the launch for lengths. A work tile
-// outlives its tile's last product: the epilogue reads it again.
+// Work tiles: what the producer announces to the consumers, in a small pipeline in shared memory. A
+// work tile describes its sequence, so that consumers need no lengths from the launch. It outlives
+// its tile's last product: the epilogue reads it again.
 #pragma once
 
 #include <type_traits>
 
+#include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/scheduler/split_kv.h"
 
@@ -17,66 +18,71 @@ inline constexpr int kWorkTileStages = 4;
 
 inline constexpr int kMaxConsumers = 3;
 
-// What only general kernels tell of a tile.
-struct SplitPlace {
-  int partial;  // of the results of a split of it (split_kv.h), or TileSplit::kWhole
+// What a work tile holds beside rows and keys, by kind of kernel. `sequence`: its number; scales
+// and transposed values lie by it, wherever its keys lie.
+struct NoPlace {
+  __device__ __forceinline__ void set_sequence(int, int) {}
+  __device__ __forceinline__ int sequence_or(int batch) const { return batch; }
 };
-struct NoPlace {};
 
-// Of e4m3 operands, whose scales and transposed values lie by sequence, wherever its keys lie.
+// Tiles that may be split.
+struct SplitPlace : NoPlace {
+  int partial;  // of the split's results (split_kv.h), or TileSplit::kNotSplit
+};
+
+// e4m3 operands.
 struct SequencePlace {
   int partial;
   int sequence;
+
+  // Rows that no sequence owns borrow the first one's scales, which change nothing.
+  __device__ __forceinline__ void set_sequence(int number, int num_sequences) {
+    sequence = number < num_sequences ? number : 0;
+  }
+  __device__ __forceinline__ int sequence_or(int) const { return sequence; }
 };
 
-// Of keys and values from a quantized cache, also what their numbers count.
+// A quantized cache: also what the numbers of K and V are multiplied by.
 struct CachePlace {
   int partial;
   int sequence;
   float key_scale;  // times softmax scale, and log2(e) unless the scores are capped
   float value_scale;
+
+  __device__ __forceinline__ void set_sequence(int number, int) { sequence = number; }
+  __device__ __forceinline__ int sequence_or(int) const { return sequence; }
 };
 
 template <class Edge, class Place>
 struct WorkTile {
   using Blocks = RowBlocks<Edge>;
 
-  int num_blocks;  // key blocks loaded; 0: there are no more tiles
+  int num_blocks;  // key blocks to load; 0: there are no more tiles
   int first_row;   // of the tile, in its sequence; heads packed
   cuda::QueryRows queries;
   KeyRows keys;
   int first_key;               // of block 0, in the sequence
-  Blocks mine[kMaxConsumers];  // of the blocks, what warpgroup w does with them
-  // How often warp w had to move references in this tile. Only that warp writes it.
-  unsigned char corrections[kMaxConsumers * kWarpsPerWarpgroup];
+  Blocks mine[kMaxConsumers];  // what warpgroup w does with each block
+  // How often the guard has fired in warp w in this tile. Only that warp writes it.
+  unsigned char fired_guards[kMaxConsumers * kWarpsPerWarpgroup];
   Place place;
 };
 
-// Whose rows ask which mask policy.
-using DenseWorkTile = WorkTile<RightEdge, NoPlace>;
-using StreamKWorkTile = WorkTile<RightEdge, SplitPlace>;
-using GeneralWorkTile = WorkTile<KeyWindow, SplitPlace>;
-using GeneralE4m3WorkTile = WorkTile<KeyWindow, SequencePlace>;
-using CacheWorkTile = WorkTile<KeyWindow, CachePlace>;
-using StreamKCacheWorkTile = WorkTile<RightEdge, CachePlace>;
+// The work tile of a kernel. Kernels with windows ask for both ends of a row's keys.
+template <ForwardConfig C>
+struct WorkTileTypes {
+  using Edge = std::conditional_t<C.general(), KeyWindow, RightEdge>;
+  using OwnPlace = std::conditional_t<C.e4m3, SequencePlace, SplitPlace>;
+  using Place = std::conditional_t<
+      C.dequantizes(), CachePlace,
+      std::conditional_t<C.scheduler() == SchedulerKind::kDense, NoPlace, OwnPlace>>;
+};
+template <ForwardConfig C>
+using WorkTileOf = WorkTile<typename WorkTileTypes<C>::Edge, typename WorkTileTypes<C>::Place>;
 
 template <ForwardConfig C>
-using GeneralWorkTileOf = std::conditional_t<C.e4m3, GeneralE4m3WorkTile, GeneralWorkTile>;
-template <ForwardConfig C>
-using SimpleWorkTileOf = std::conditional_t<C.always_splits(), StreamKWorkTile, DenseWorkTile>;
-template <ForwardConfig C>
-using WorkTileOf =
-    std::conditional_t<C.dequantizes(),
-                       std::conditional_t<C.always_splits(), StreamKCacheWorkTile, CacheWorkTile>,
-                       std::conditional_t<C.general(), GeneralWorkTileOf<C>, SimpleWorkTileOf<C>>>;
-
-template <ForwardConfig C>
-__device__ __forceinline__ int sequence_of(const WorkTileOf<C>& item) {
-  if constexpr (C.e4m3 && C.general()) {
-    return item.place.sequence;
-  } else {
-    return item.keys.batch;
-  }
+__device__ __forceinline__ int sequence_of(const WorkTileOf<C>& work) {
+  return work.place.sequence_or(work.keys.batch);
 }
 
 using WorkTileState = PipelineState<kWorkTileStages>;

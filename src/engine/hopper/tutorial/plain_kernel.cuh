@@ -159,7 +159,7 @@ class PlainForward {
       hide(scores, first_row, block * BlockN);
     }
     StepResult step;
-    online_step(scores, rows, WideWeights<ScaledScore, BlockN>{{p_.scale_log2}}, step);
+    online_step(scores, rows, ScoreOf16BitP<ScaledScore, BlockN>{{p_.scale_log2}}, step);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
       rows.sum[r] = rows.sum[r] * step.rescale[r] + step.block_sum[r];

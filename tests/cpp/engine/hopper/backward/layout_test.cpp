@@ -56,7 +56,7 @@ TEST(StoredMatrix, dk_and_dv_lie_as_their_tile_says) {
 TEST(StoredMatrix, ds_lies_transposed_queries_by_keys) {
   for (const BackwardInstance& compiled : kBackwardTable) {
     const BackwardConfig& c = compiled.config;
-    const TileLayout layout = c.ds_layout();
+    const TileLayout layout = c.ds_tile();
     for (int warpgroup = 0; warpgroup < c.key_warpgroups(); ++warpgroup) {
       const int first_key = warpgroup * kRowsPerWarpgroup;
       for (int thread = 0; thread < kWarpgroupSize; ++thread) {
@@ -126,47 +126,47 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
   for (const BackwardInstance& compiled : kBackwardTable) {
     const BackwardConfig& c = compiled.config;
     for (int w = 0; w < c.key_warpgroups(); ++w) {
-      expect_k_major(c.k_layout(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
-      expect_k_major(c.v_layout(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // dP = V dO^T
+      expect_k_major(c.tiles().k, w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
+      expect_k_major(c.tiles().v, w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // dP = V dO^T
     }
-    expect_k_major(c.q_layout(), 0, c.block_m);
-    expect_k_major(c.d_o_layout(), 0, c.block_m);
-    expect_mn_major(c.d_o_layout(), 0, c.head_dim_v);  // dV += P dO
-    expect_mn_major(c.q_layout(), 0, c.head_dim);      // dK += dS Q
-    const SumParts parts = c.dq_parts();
+    expect_k_major(c.tiles().q, 0, c.block_m);
+    expect_k_major(c.d_o_tile(), 0, c.block_m);
+    expect_mn_major(c.d_o_tile(), 0, c.head_dim_v);  // dV += P dO
+    expect_mn_major(c.tiles().q, 0, c.head_dim);     // dK += dS Q
+    const AccumLayout parts = c.dq_accum();
     for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K
-      expect_k_major(c.ds_layout(), parts.first_row(part), kRowsPerWarpgroup);
-      expect_mn_major(c.k_layout(), parts.first_column(part), parts.columns());
+      expect_k_major(c.ds_tile(), parts.first_row(part), kRowsPerWarpgroup);
+      expect_mn_major(c.tiles().k, parts.first_column(part), parts.columns());
     }
   }
 }
 
-// (first row, first column) and (float of the chunk) of what a thread adds, and of what a lane
-// stores.
-TEST(SumParts, rows_come_out_where_their_products_went_in) {
-  std::vector<SumParts> all;
+// Where a thread adds each element (a float of the block), and which row and column that is.
+TEST(AccumLayout, rows_come_out_where_their_products_went_in) {
+  std::vector<AccumLayout> all;
   for (const BackwardInstance& compiled : kBackwardTable) {
     const BackwardConfig& c = compiled.config;
-    for (const SumParts& parts : {c.dq_parts(), c.dk_parts(), c.dv_parts()}) all.push_back(parts);
+    for (const AccumLayout& parts : {c.dq_accum(), c.dk_accum(), c.dv_accum()})
+      all.push_back(parts);
   }
-  for (const SumParts& parts : all) {
+  for (const AccumLayout& parts : all) {
     std::set<int> offsets;
     std::set<std::pair<int, int>> elements;
     for (int part = 0; part < parts.parts(); ++part) {
       for (int thread = 0; thread < kWarpgroupSize; ++thread) {
         for (int group = 0; group < parts.groups(); ++group) {
-          for (int e = 0; e < SumParts::kGroup; ++e) {
+          for (int e = 0; e < AccumLayout::kGroup; ++e) {
             offsets.insert(parts.offset(part, group, thread) + e);
-            const auto [row, column] = place(thread, group * SumParts::kGroup + e);
-            EXPECT_EQ(column / SumParts::kColumnsPerGroup, group);
+            const auto [row, column] = place(thread, group * AccumLayout::kGroup + e);
+            EXPECT_EQ(column / AccumLayout::kColumnsPerGroup, group);
             elements.insert({parts.first_row(part) + row, parts.first_column(part) + column});
           }
         }
       }
     }
-    EXPECT_EQ(offsets.size(), size_t(parts.chunk_floats()));
-    EXPECT_EQ(*offsets.rbegin(), parts.chunk_floats() - 1);
-    EXPECT_EQ(elements.size(), size_t(parts.chunk_floats()));
+    EXPECT_EQ(offsets.size(), size_t(parts.block_floats()));
+    EXPECT_EQ(*offsets.rbegin(), parts.block_floats() - 1);
+    EXPECT_EQ(elements.size(), size_t(parts.block_floats()));
     EXPECT_EQ(*elements.rbegin(), std::pair(parts.block_rows - 1, parts.head_dim - 1));
   }
 }

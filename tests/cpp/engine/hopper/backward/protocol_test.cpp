@@ -53,11 +53,11 @@ constexpr Shape kWindows[] = {
      .mask = {.right = 0, .chunk = 150}},
 };
 
-// Sequences of their own lengths, empty ones on either side, and rows that none owns.
+// Varlen sequences, empty ones on either side, and rows that none owns.
 constexpr int32_t kQueries[] = {0, 0, 300, 301, 301, 500, 513};
 constexpr int32_t kKeys[] = {0, 40, 340, 340, 400, 700, 717};
 constexpr int32_t kUsed[] = {0, 1, 300, 171};
-constexpr Shape kRagged[] = {
+constexpr Shape kVarlen[] = {
     {.seqlen_q = 300,
      .seqlen_k = 300,
      .heads = 3,
@@ -118,19 +118,19 @@ TEST(BackwardProtocol, windows_are_worked_through_once_in_any_order) {
 
 TEST(BackwardProtocol, sequences_of_any_length_are_worked_through_once_in_any_order) {
   for_every_row<Variant::kGeneral>(
-      []<BackwardConfig C>() { all_work_is_done_once<C>(std::span(kRagged)); });
+      []<BackwardConfig C>() { all_work_is_done_once<C>(std::span(kVarlen)); });
 }
 
 TEST(BackwardProtocol, capped_scores_are_worked_through_once_in_any_order) {
   for_every_row<Variant::kCapped>([]<BackwardConfig C>() {
     all_work_is_done_once<C>(std::span(kShapes).first(2));
-    all_work_is_done_once<C>(std::span(kRagged).first(1));
+    all_work_is_done_once<C>(std::span(kVarlen).first(1));
   });
 }
 
 // A head each; and several, where there are many key blocks.
-TEST(BackwardProtocol, shares_of_heads_add_up_dk_and_dv_once_in_any_order) {
-  constexpr Shape kShared[] = {
+TEST(BackwardProtocol, head_splits_add_up_dk_and_dv_once_in_any_order) {
+  constexpr Shape kSplit[] = {
       {.seqlen_q = 300, .seqlen_k = 500, .heads = 14, .kv_heads = 2, .batches = 2, .mask = kCausal},
       {.seqlen_q = 60,
        .seqlen_k = 60,
@@ -140,38 +140,38 @@ TEST(BackwardProtocol, shares_of_heads_add_up_dk_and_dv_once_in_any_order) {
        .mask = kCausal},
   };
   for_every_row<Variant::kDense>([&]<BackwardConfig C>() {
-    EXPECT_EQ(BackwardRun<C>(kShared[0]).shares(), 7);
-    EXPECT_EQ(BackwardRun<C>(kShared[1]).shares(), 4);
-    all_work_is_done_once<C>(std::span(kShared));
+    EXPECT_EQ(BackwardRun<C>(kSplit[0]).head_splits(), 7);
+    EXPECT_EQ(BackwardRun<C>(kSplit[1]).head_splits(), 4);
+    all_work_is_done_once<C>(std::span(kSplit));
   });
 }
 
-TEST(BackwardProtocol, deterministic_calls_add_in_their_turns_in_any_order) {
+TEST(BackwardProtocol, deterministic_calls_add_to_dq_in_one_order) {
   for_every_row<Variant::kDense>([]<BackwardConfig C>() {
     all_work_is_done_once<C.deterministic()>(std::span(kShapes).first(3), true);
   });
   for_every_row<Variant::kGeneral>([]<BackwardConfig C>() {
     all_work_is_done_once<C.deterministic()>(std::span(kWindows), true);
-    all_work_is_done_once<C.deterministic()>(std::span(kRagged), true);
+    all_work_is_done_once<C.deterministic()>(std::span(kVarlen), true);
   });
   for_every_row<Variant::kCapped>([]<BackwardConfig C>() {
-    all_work_is_done_once<C.deterministic()>(std::span(kRagged).first(1), true);
+    all_work_is_done_once<C.deterministic()>(std::span(kVarlen).first(1), true);
   });
 }
 
 // A pipeline broken on purpose is found out in every order, with one of the complaints.
 template <int Row = 2>
-void expect_found(auto ring_of, int stages, Fault fault, const std::vector<std::string>& complaints,
-                  bool deterministic = false) {
+void expect_found(auto pipeline_of, int stages, Fault fault,
+                  const std::vector<std::string>& complaints, bool deterministic = false) {
   constexpr BackwardConfig kConfig = kBackwardTable[Row].config;
   const BackwardRun<kConfig> run(kShapes[0], deterministic);
-  const auto pipeline = ring_of(BackwardAddresses<kConfig>{machine::kSmemBase});
+  const auto pipeline = pipeline_of(BackwardAddresses<kConfig>{machine::kSmemBase});
   for (unsigned seed = 0; seed < 20; ++seed) {
     machine::Setting setting{.seed = seed, .fault = fault};
     setting.kv = {pipeline.full(0), pipeline.empty(0), stages};
     const Outcome outcome = run.run(0, setting);
     const std::string error =
-        outcome.error.empty() && deterministic ? run.broken_turn(0, outcome) : outcome.error;
+        outcome.error.empty() && deterministic ? run.broken_order(0, outcome) : outcome.error;
     EXPECT_TRUE(std::any_of(complaints.begin(), complaints.end(),
                             [&](const std::string& c) { return error.starts_with(c); }))
         << "said '" << error << "', seed " << seed;
@@ -216,10 +216,11 @@ TEST(BackwardProtocol, dS_never_released_is_a_deadlock) {
 TEST(BackwardProtocol, Q_and_dO_never_released_are_a_deadlock) {
   expect_found_in_loads(Fault::kOneArrivalTooMany, {"deadlock"});
 }
-// Sides release stages themselves, with two stages as early as they can.
-TEST(BackwardProtocol, Q_and_dO_released_before_the_last_warp_of_a_side_are_found) {
+// Where dK and dV are split, their warpgroups release stages themselves, with two stages as early
+// as they can.
+TEST(BackwardProtocol, Q_and_dO_released_before_the_last_warp_of_a_warpgroup_are_found) {
   constexpr int kRow = int(kBackwardTable.size()) - 1, kStages = kBackwardTable[kRow].config.stages;
-  static_assert(kBackwardTable[kRow].config.splits_sides());
+  static_assert(kBackwardTable[kRow].config.splits_dkv());
   const std::vector<std::string> complaints = {machine::kOverRead, machine::kUnfilled, "barrier",
                                                "deadlock"};
   expect_found<kRow>([](auto at) { return at.q_pipeline(); }, kStages, Fault::kOneArrivalTooFew,
@@ -228,8 +229,8 @@ TEST(BackwardProtocol, Q_and_dO_released_before_the_last_warp_of_a_side_are_foun
                      complaints);
 }
 
-void expect_found_in_turns(Fault fault, const std::vector<std::string>& complaints) {
-  SCOPED_TRACE("pipeline of turns");
+void expect_found_in_semaphore(Fault fault, const std::vector<std::string>& complaints) {
+  SCOPED_TRACE("pipeline of the semaphore");
   expect_found([](auto at) { return at.semaphore_pipeline(); }, kSemaphoreDepth, fault, complaints,
                true);
 }
@@ -239,18 +240,20 @@ void expect_found_in_additions(Fault fault, const std::vector<std::string>& comp
                true);
 }
 
-TEST(BackwardProtocol, additions_before_their_turn_are_found) {
-  expect_found_in_turns(Fault::kConsumerPhase, {"an addition outside", "barrier", "deadlock"});
+TEST(BackwardProtocol, additions_before_the_semaphore_are_found) {
+  expect_found_in_semaphore(Fault::kConsumerPhase,
+                            {"an addition out of order", "barrier", "deadlock"});
 }
-TEST(BackwardProtocol, turns_never_given_on_are_a_deadlock) {
-  expect_found_in_turns(Fault::kOneArrivalTooMany, {"deadlock"});
+TEST(BackwardProtocol, a_semaphore_never_released_is_a_deadlock) {
+  expect_found_in_semaphore(Fault::kOneArrivalTooMany, {"deadlock"});
 }
-TEST(BackwardProtocol, turns_given_on_before_the_additions_are_found) {
-  expect_found_in_additions(Fault::kConsumerPhase, {"an addition outside", "barrier", "deadlock"});
+TEST(BackwardProtocol, a_semaphore_released_before_the_additions_is_found) {
+  expect_found_in_additions(Fault::kConsumerPhase,
+                            {"an addition out of order", "barrier", "deadlock"});
 }
-TEST(BackwardProtocol, turns_given_on_before_the_last_warp_has_added_are_found) {
+TEST(BackwardProtocol, a_semaphore_released_before_the_last_warp_has_added_is_found) {
   expect_found_in_additions(Fault::kOneCopierTooFew,
-                            {"an addition outside", "barrier", "deadlock", "phases alias"});
+                            {"an addition out of order", "barrier", "deadlock", "phases alias"});
 }
 
 }  // namespace

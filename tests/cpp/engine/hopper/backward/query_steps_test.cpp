@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which query blocks a key block goes through, against the mask rule pair by pair; the order of key
-// blocks; and where the query blocks of packed sequences lie.
+// Which query blocks a key block goes through, against the mask rule pair by pair; the order of
+// additions to dQ; and where the query blocks of packed sequences lie.
 #include "engine/hopper/backward/query_steps.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <set>
 #include <string>
-#include <tuple>
 #include <vector>
+
+#include "engine/hopper/scheduler/key_block_order.h"
 
 namespace fa3::hopper {
 namespace {
@@ -77,29 +77,29 @@ TEST(QuerySteps, a_key_is_seen_from_its_first_query_to_its_end) {
   EXPECT_GT(first_query(SequenceExtents::of(10, 10, {3, 3}, 10), 10), 1 << 30);
 }
 
-TEST(QuerySteps, free_queries_see_every_key_of_the_warpgroup) {
+TEST(QuerySteps, unmasked_queries_see_every_key_of_the_warpgroup) {
   for_each_key_block(64, [](const auto& e, int first_key) {
-    const KeyRangeOf<int> free = free_queries(e, first_key, 64);
+    const KeyRangeOf<int> unmasked = unmasked_queries(e, first_key, 64);
     for (int q = 0; q < e.seqlen_q; ++q) {
       bool all = true;
       for (int k = first_key; k < first_key + 64; ++k) {
         all &= k < e.seqlen_k && e.mask().visible(q, k, e.seqlen_q, e.seqlen_k);
       }
-      EXPECT_EQ(all, free.contains(q)) << describe(e) << " " << q << " " << first_key;
+      EXPECT_EQ(all, unmasked.contains(q)) << describe(e) << " " << q << " " << first_key;
     }
   });
 }
 
-// Those that wait are launched after those they wait for: else none of them might ever come to run.
+// A CTA that waits is launched after those that it waits for: else these might never start.
 template <class Extents>
-void expect_turns_in_order(const Extents& e) {
+void expect_launch_order(const Extents& e) {
   const KeyBlockOrder order{(e.seqlen_k + 127) / 128, 1, 1, 1, 0, last_keys_first(e)};
   std::vector<int> next((e.seqlen_q + kM - 1) / kM, 0);
   for (int tile = 0; tile < order.num_tiles(); ++tile) {
     const int n = order.at(tile).n_block;
     const QuerySteps steps = query_steps(e, n * 128, 128, kM);
     for (int m = steps.first_block; m < steps.end_block; ++m) {
-      EXPECT_EQ(turn_of(e, n, 128, m, kM), next[size_t(m)]++) << describe(e) << n << " m " << m;
+      EXPECT_EQ(dq_order_of(e, n, 128, m, kM), next[size_t(m)]++) << describe(e) << n << " m " << m;
     }
   }
 }
@@ -107,12 +107,11 @@ void expect_turns_in_order(const Extents& e) {
 TEST(QuerySteps, semaphore_turns_come_once_each_and_in_the_order_of_launches) {
   for (const int sq : {1, 64, 130, 500}) {
     for (const int sk : {1, 128, 200, 600}) {
-      for (const bool causal : {false, true})
-        expect_turns_in_order(BackwardExtents{sq, sk, causal});
+      for (const bool causal : {false, true}) expect_launch_order(BackwardExtents{sq, sk, causal});
       for (const int left : {-1, 0, 50, 129}) {
         for (const int right : {-1, 0, 70}) {
           for (const int chunk : {0, 1, 100, 128, 300}) {
-            expect_turns_in_order(SequenceExtents::of(sq, sk, {left, right, chunk}, 0));
+            expect_launch_order(SequenceExtents::of(sq, sk, {left, right, chunk}, 0));
           }
         }
       }
@@ -120,7 +119,7 @@ TEST(QuerySteps, semaphore_turns_come_once_each_and_in_the_order_of_launches) {
   }
 }
 
-// Packed sequences share a scratch: none may have another's blocks, or any behind its end.
+// Packed sequences share a scratch: no block belongs to two of them, or lies behind its end.
 TEST(ScratchPlace, packed_sequences_have_blocks_of_their_own) {
   unsigned random = 1;
   for (int trial = 0; trial < 1000; ++trial) {
@@ -135,58 +134,7 @@ TEST(ScratchPlace, packed_sequences_have_blocks_of_their_own) {
       last_end = place.first_block + (length + kM - 1) / kM;
       begin += length;
     }
-    EXPECT_LE(last_end, (begin + kM - 1) / kM + count + 1);  // what launch_backward.cpp carves
-  }
-}
-
-TEST(KeyBlockOrder, every_tile_comes_once_and_the_longest_of_a_section_first) {
-  for (const int section : {1, 2, 3, 5, 12}) {
-    for (const int last : {0, 1, 2, 3}) {  // full sections before the last one
-      if (last * section >= 12) continue;
-      const KeyBlockOrder order{7, 4, 3, section, last * section, false};
-      std::set<std::tuple<int, int, int>> seen;
-      int last_n = 0, last_section = 0;
-      for (int tile = 0; tile < order.num_tiles(); ++tile) {
-        const KeyBlockIndex at = order.at(tile);
-        EXPECT_TRUE(at.n_block < 7 && at.kv_head < 4 && at.batch < 3);
-        seen.insert({at.n_block, at.kv_head, at.batch});
-        const int section_of_tile = std::min((at.batch * 4 + at.kv_head) / section, last);
-        EXPECT_TRUE(section_of_tile > last_section || at.n_block >= last_n);
-        EXPECT_GE(section_of_tile, last_section);
-        last_n = at.n_block;
-        last_section = section_of_tile;
-      }
-      EXPECT_EQ(seen.size(), size_t(order.num_tiles()));
-    }
-  }
-}
-
-TEST(KeyBlockOrder, every_share_of_a_key_block_comes_once) {
-  for (const int shares : {2, 3}) {
-    for (const int section : {1, 2, 5}) {
-      const KeyBlockOrder order{7,
-                                4,
-                                3,
-                                section,
-                                12 * shares / section / 2 * section,
-                                false,
-                                static_cast<unsigned char>(shares)};
-      ASSERT_EQ(order.num_tiles(), 7 * 4 * 3 * shares);
-      std::set<std::tuple<int, int, int, int>> seen;
-      int last_n = 0, last_section = 0;
-      for (int tile = 0; tile < order.num_tiles(); ++tile) {
-        const KeyBlockIndex at = order.at(tile);
-        EXPECT_TRUE(at.n_block < 7 && at.kv_head < 4 && at.batch < 3 && at.share < shares);
-        seen.insert({at.n_block, at.kv_head, at.batch, at.share});
-        const int share = (at.batch * 4 + at.kv_head) * shares + at.share;
-        const int section_of_tile = std::min(share, order.last_section) / section;
-        EXPECT_TRUE(section_of_tile > last_section || at.n_block >= last_n);
-        EXPECT_GE(section_of_tile, last_section);
-        last_n = at.n_block;
-        last_section = section_of_tile;
-      }
-      EXPECT_EQ(seen.size(), size_t(order.num_tiles()));
-    }
+    EXPECT_LE(last_end, (begin + kM - 1) / kM + count + 1);  // what backward_plan.cpp allocates
   }
 }
 

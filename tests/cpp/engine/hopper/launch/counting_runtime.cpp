@@ -9,6 +9,7 @@
 namespace fa3::test {
 
 CountingRuntime g_cuda;
+std::function<void(const cudaLaunchConfig_t&, const void*)> g_on_launch;
 
 namespace {
 
@@ -18,9 +19,10 @@ cudaError_t noted(cudaError_t error) {
 }
 
 CUresult encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                const cuuint64_t*, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   ++g_cuda.tensor_maps;
+  g_cuda.box_rows = box[1];
   std::memset(map, 0, sizeof *map);
   return CUDA_SUCCESS;
 }
@@ -59,8 +61,9 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
   g_cuda.smem_allowed = true;
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void** arguments) {
   g_cuda.thread_blocks = config->gridDim.x;
+  if (fa3::test::g_on_launch) fa3::test::g_on_launch(*config, arguments[0]);
   return fa3::test::launch();
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {

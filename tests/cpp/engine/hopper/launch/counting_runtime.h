@@ -6,12 +6,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+
 namespace fa3::test {
 
 struct CountingRuntime {
   int launches = 0;            // of kernels
   unsigned thread_blocks = 0;  // of the last one
   int tensor_maps = 0;         // described for TMA
+  unsigned box_rows = 0;       // the second dimension of the last map's box
   int memsets = 0;             // queued
   int function_settings = 0;   // cudaFuncSetAttribute
   int device_counts = 0;       // cudaGetDeviceCount
@@ -25,5 +28,9 @@ struct CountingRuntime {
 };
 
 extern CountingRuntime g_cuda;
+
+// Called with every launch that gives its settings, and with the kernel's first parameter; may be
+// empty.
+extern std::function<void(const cudaLaunchConfig_t&, const void*)> g_on_launch;
 
 }  // namespace fa3::test

@@ -154,6 +154,61 @@ TEST(Step, of_training_allocates_nothing) {
   EXPECT_EQ(g_allocations, 0);
 }
 
+// A serving engine's step without requests, over pages of 8192 keys.
+TEST(Step, without_sequences_is_no_launch) {
+  ForwardArgs packed = decoding_step(0);
+  packed.q = halves(0, {0, 64, 128});
+  packed.o = halves(3, {0, 64, 128});
+  packed.options.cu_seqlens_q = on_gpu(7, FA3_INT32, {1});
+  for (const ForwardArgs& step :
+       {decoding_step(0), over_quantized_cache(decoding_step(0)), packed}) {
+    g_cuda = {};
+    size_t bytes = 1;
+    EXPECT_EQ(fa3_forward_workspace_size(&step, &bytes), FA3_OK) << fa3_last_error();
+    EXPECT_EQ(bytes, 0u);
+    EXPECT_EQ(run(step), FA3_OK) << fa3_last_error();
+    EXPECT_EQ(g_cuda.launches, 0);
+  }
+}
+
+// Rows that no sequence owns are written all the same.
+TEST(Step, of_rows_without_sequences_is_launched) {
+  ForwardArgs unowned = decoding_step(0);
+  unowned.q = halves(0, {5, 64, 128});
+  unowned.o = halves(3, {5, 64, 128});
+  unowned.options.cu_seqlens_q = on_gpu(7, FA3_INT32, {1});
+  g_cuda = {};
+  EXPECT_EQ(run(unowned), FA3_OK) << fa3_last_error();
+  EXPECT_GT(g_cuda.launches, 0);
+}
+
+std::string words_of(const ForwardArgs& args) {
+  char words[1024] = "";
+  EXPECT_EQ(fa3_forward_plan_text(&args, words, sizeof words, nullptr), FA3_OK) << fa3_last_error();
+  return words;
+}
+
+TEST(Words, of_a_plan_are_those_of_the_field) {
+  const auto expect = [](const ForwardArgs& args, std::initializer_list<const char*> parts) {
+    const std::string words = words_of(args);
+    for (const char* part : parts) EXPECT_NE(words.find(part), std::string::npos) << words;
+  };
+  ForwardArgs prompts = decoding_step(2, 64), wide = causal_prompt(), fixed = decoding_step();
+  prompts.page_table = on_gpu(4, FA3_INT32, {2, 32});
+  wide.v = halves(2, {1, 4096, 16, 304});
+  wide.o = halves(3, {1, 4096, 16, 304});
+  fixed.num_splits = 5;
+  fixed.options.batch_invariant = 1;
+  expect(decoding_step(), {"PackGQA heads 8\n", "PackGQA: 8 query heads share a tile",
+                           "split-KV: 1 cluster of 8 CTAs per tile"});
+  expect(decoding_step(8),
+         {"split-KV: stream-K over 256 CTAs, combined in the kernel", "cp.async loads K and V"});
+  expect(prompts, {"single wave: one CTA per tile"});
+  expect(fixed, {"split-KV: up to 5 splits per tile", "batch-invariant"});
+  expect(wide, {"V in 2 launches of 256 columns"});
+  expect(over_quantized_cache(decoding_step()), {"Q, K and V become float16 in registers"});
+}
+
 constexpr int kUnknown = 7;  // a device that nobody has asked about before
 
 ForwardArgs step_on(int device) {

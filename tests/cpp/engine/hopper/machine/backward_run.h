@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward's main kernel on the machine: launched as in the library, then held against what
-// every warp should have multiplied, added and stored.
+// The backward's main kernel on the machine: planned and launched as in the library, then compared
+// with what every warp should have multiplied, added and stored.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,12 +25,14 @@ using machine::Fault;
 using machine::Outcome;
 using machine::Product;
 
-// One launch on the machine, CTA by CTA. Deterministic ones count turns.
+// One launch on the machine, CTA by CTA.
 template <BackwardConfig C>
 class BackwardRun {
  public:
+  static constexpr int kPlannedSms = 132;
+
   explicit BackwardRun(const Shape& s, bool deterministic = false) : shape_(s) {
-    BackwardArguments a;
+    BackwardCall a;
     a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
     a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
     a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
@@ -47,32 +49,32 @@ class BackwardRun {
     a.sequences = s.batches;
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
-    workspace_.resize(size_t(backward_workspace_bytes(C, a)));
-    a.workspace = workspace_.data();
     machine::on_launch = [this](const void* function, unsigned blocks, const void* params, bool) {
-      if (function != &main_ && function != &main_of_shares_) return;
+      if (function != &main_ && function != &main_head_splits_) return;
       tiles_ = int(blocks);
       params_ = *static_cast<const BackwardParams*>(params);
     };
     const BackwardKernel kernel{
-        C,      &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_, &main_of_shares_,
+        C,      &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_, &main_head_splits_,
         &post_, &post_};
-    EXPECT_EQ(launch_backward(kernel, a, nullptr), cudaSuccess);
+    const BackwardPlan plan = plan_launches(kernel, a, kPlannedSms);
+    workspace_.resize(size_t(plan.workspace.bytes));
+    EXPECT_EQ(launch_backward(plan, workspace_.data(), nullptr), cudaSuccess);
   }
 
   int tiles() const { return tiles_; }
-  int shares() const { return params_.order.shares; }
+  int head_splits() const { return params_.order.head_splits; }
 
   Outcome run(int tile, machine::Setting setting) const {
     setting.buffers = buffers();
     const Work at = work_of(tile);
     if (params_.scratch.dq_semaphore && at.exists) {
-      for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = turn_of(at, b);
+      for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = dq_order(at, b);
     }
     return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this, tile] {
       blockIdx.x = unsigned(tile);
       if constexpr (!C.general()) {
-        if (params_.order.shares > 1) return backward_kernel<C.sharing_keys()>(params_);
+        if (params_.order.head_splits > 1) return backward_kernel<C.with_head_splits()>(params_);
       }
       backward_kernel<C>(params_);
     });
@@ -101,43 +103,43 @@ class BackwardRun {
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(left, expected);
     if (params_.scratch.dq_semaphore) {
-      ASSERT_EQ(broken_turn(tile, outcome), "");
+      ASSERT_EQ(broken_order(tile, outcome), "");
     }
   }
 
-  // A turn is one's own when its counter has reached it; then all is added, then it is given on.
-  std::string broken_turn(int tile, const Outcome& outcome) const {
+  // The counter must have come to this CTA; then the CTA adds everything, then it counts on.
+  std::string broken_order(int tile, const Outcome& outcome) const {
     const Work at = work_of(tile);
     if (!at.exists) return "";
     for (const QueryBlock& b : blocks_of(at)) {
       const int* const counter = counter_of(at, b);
-      const int mine = turn_of(at, b);
+      const int before = dq_order(at, b);
       size_t begin = outcome.departures.size(), end = begin;
-      int given = 0;
-      for (const machine::Turn& turn : outcome.turns) {
-        if (turn.counter != counter) continue;
-        if (!turn.adds && turn.value == mine) begin = turn.departures;
-        if (turn.adds) end = turn.departures, given += turn.value;
+      int counted = 0;
+      for (const machine::SemaphoreUse& use : outcome.semaphore_uses) {
+        if (use.counter != counter) continue;
+        if (!use.adds && use.value == before) begin = use.departures;
+        if (use.adds) end = use.departures, counted += use.value;
       }
-      if (given != 1) return "a turn given on " + std::to_string(given) + " times";
-      const float* const chunk = chunk_of(at, b);
+      if (counted != 1) return "a semaphore counted on by " + std::to_string(counted);
+      const float* const dq_block = dq_block_of(at, b);
       for (size_t i = 0; i < outcome.departures.size(); ++i) {
         const auto* const to = static_cast<const float*>(outcome.departures[i].to);
-        const bool adds =
-            outcome.departures[i].adds && to >= chunk && to < chunk + C.dq_parts().chunk_floats();
-        if (adds && (i < begin || i >= end)) return "an addition outside of its turn";
+        const bool adds = outcome.departures[i].adds && to >= dq_block &&
+                          to < dq_block + C.dq_accum().block_floats();
+        if (adds && (i < begin || i >= end)) return "an addition out of order";
       }
     }
     return "";
   }
 
  private:
-  // Of a product: A's tensor (null: registers or dS), row, filling; B's tensor, row, column, head,
+  // A product: A's tensor (null: registers or dS), row, filling; B's tensor, row, column, head,
   // batch; columns and depth.
   using Step = std::tuple<const void*, int, int, const void*, int, int, int, int, int, int>;
   using Left = std::tuple<int, const void*, int, int, int, int, int, bool>;
 
-  // A key block, its share of the query heads, and its sequence.
+  // A key block, its split of the query heads, and its sequence.
   struct Work {
     bool exists;
     int n_block;
@@ -145,7 +147,7 @@ class BackwardRun {
     QueryRows keys;
     KeyRows queries;
     ScratchPlace scratch;
-    int share = 0;  // of a kv head's query heads
+    int head_split = 0;
   };
 
   Work work_of(int tile) const {
@@ -158,23 +160,20 @@ class BackwardRun {
               {at.batch, 0, 0, s.seqlen_k, s.seqlen_k},
               {at.batch, 0, s.seqlen_q},
               {at.batch, 0},
-              at.share};
+              at.head_split};
     }
     const int entry = tile / s.kv_heads;
-    if (entry >= *params_.list.num_entries) return {};
-    const SequenceTiles& has_varlen_metadata = params_.list.sequences[entry];
-    const TileIndex index =
-        has_varlen_metadata.order.tile(tile - has_varlen_metadata.first_entry * s.kv_heads);
+    if (entry >= *params_.varlen.num_entries) return {};
+    const SequenceTiles& sequence = params_.varlen.sequences[entry];
+    const TileIndex index = sequence.order.tile(tile - sequence.first_entry * s.kv_heads);
     return {true,
-            params_.order.last_keys_first
-                ? index.m_block
-                : has_varlen_metadata.order.num_m_blocks - 1 - index.m_block,
+            params_.order.last_keys_first ? index.m_block
+                                          : sequence.order.num_m_blocks - 1 - index.m_block,
             index.pack,
-            has_varlen_metadata.queries,
-            has_varlen_metadata.keys,
-            s.packed() ? ScratchPlace::of_packed(has_varlen_metadata.number,
-                                                 has_varlen_metadata.keys.begin, C.block_m)
-                       : ScratchPlace{has_varlen_metadata.keys.batch, 0}};
+            sequence.queries,
+            sequence.keys,
+            s.packed() ? ScratchPlace::of_packed(sequence.number, sequence.keys.begin, C.block_m)
+                       : ScratchPlace{sequence.keys.batch, 0}};
   }
 
   static Step step_of(const Product& p) {
@@ -203,16 +202,15 @@ class BackwardRun {
       all.push_back({"Delta", at.delta(uint32_t(i)), int(C.block_m * sizeof(float))});
     }
     for (int i = 0; i < C.ds_stages; ++i) {
-      all.push_back({"dS", at.ds(uint32_t(i)), C.ds_layout().bytes()});
+      all.push_back({"dS", at.ds(uint32_t(i)), C.ds_tile().bytes()});
     }
-    for (int i = 0; i < C.ds_stages && C.splits_sides(); ++i) {
+    for (int i = 0; i < C.ds_stages && C.splits_dkv(); ++i) {
       all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
     }
-    constexpr int kOfWarp =
-        kWarpSize * 16;  // of what each thread keeps for itself, a row of 16 bytes
-    for (int w = 0; w < C.key_warpgroups() && C.keeps_sloped(); ++w) {
-      for (int row = 0; row < C.p_bytes(); row += kOfWarp) {
-        all.push_back({"sloped P", at.p(uint32_t(w)) + row, kOfWarp});
+    constexpr int kWarpBytes = kWarpSize * 16;  // each thread keeps 16 bytes of a row for itself
+    for (int w = 0; w < C.key_warpgroups() && C.keeps_capped_p(); ++w) {
+      for (int row = 0; row < C.p_bytes(); row += kWarpBytes) {
+        all.push_back({"P times the derivative", at.p(uint32_t(w)) + row, kWarpBytes});
       }
     }
     for (int w = 0; w < C.key_warpgroups(); ++w) {  // at the end
@@ -227,8 +225,8 @@ class BackwardRun {
   // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a
   // key.
   std::vector<QueryBlock> blocks_of(const Work& at) const {
-    const int group = shape_.heads / shape_.kv_heads, heads = group / params_.order.shares;
-    const int first_head = at.kv_head * group + at.share * heads,
+    const int group = shape_.heads / shape_.kv_heads, heads = group / params_.order.head_splits;
+    const int first_head = at.kv_head * group + at.head_split * heads,
               first_key = at.n_block * C.block_n;
     const auto sees_key = [&](int query) {
       const KeyRangeOf<int> keys = shape_.mask.keys_of(query, at.queries.count, at.keys.used);
@@ -250,14 +248,14 @@ class BackwardRun {
     return params_.scratch.dq_semaphore +
            params_.scratch.numbers.block(at.scratch, b.head, b.m_block);
   }
-  const float* chunk_of(const Work& at, const QueryBlock& b) const {
-    return params_.scratch.dq_sum + params_.scratch.numbers.block(at.scratch, b.head, b.m_block) *
-                                        C.dq_parts().chunk_floats();
+  const float* dq_block_of(const Work& at, const QueryBlock& b) const {
+    return params_.scratch.dq_accum + params_.scratch.numbers.block(at.scratch, b.head, b.m_block) *
+                                          C.dq_accum().block_floats();
   }
 
   // How many key blocks add to a query block before: those in front, or behind where the last go
   // first.
-  int turn_of(const Work& at, const QueryBlock& b) const {
+  int dq_order(const Work& at, const QueryBlock& b) const {
     const bool last_first = C.general() || params_.extents.causal;
     int before = 0;
     for (int n = 0; n * C.block_n < at.keys.used; ++n) {
@@ -273,8 +271,8 @@ class BackwardRun {
 
   std::vector<Step> key_steps_of(const Work& at, const std::vector<QueryBlock>& blocks,
                                  int warp) const {
-    const bool weights = warp < kWarpsPerWarpgroup;  // where sides are split
-    const int row_of_warp = C.splits_sides() ? warp % kWarpsPerWarpgroup : warp;
+    const bool sums_dv = warp < kWarpsPerWarpgroup;  // where dK and dV are split
+    const int row_of_warp = C.splits_dkv() ? warp % kWarpsPerWarpgroup : warp;
     const int keys = at.keys.begin + at.n_block * C.block_n + row_of_warp * kRowsPerWarp;
     const auto product = [&](const void* a, const void* b, QueryBlock block, int columns, int depth,
                              int first_column = 0) {
@@ -298,12 +296,12 @@ class BackwardRun {
     std::vector<Step> steps;
     for (size_t i = 0; i < blocks.size(); ++i) {
       const QueryBlock b = blocks[i];
-      if (C.splits_sides()) {
-        steps.push_back(weights ? s(b) : dp(b));
-        const int columns = weights ? C.head_dim_v : C.head_dim;
+      if (C.splits_dkv()) {
+        steps.push_back(sums_dv ? s(b) : dp(b));
+        const int columns = sums_dv ? C.head_dim_v : C.head_dim;
         const int at_once = columns == 256 ? 128 : columns;  // more do not fit the registers
         for (int first = 0; first < columns; first += at_once) {
-          steps.push_back(product(nullptr, weights ? &d_o_ : &q_, b, at_once, C.block_m, first));
+          steps.push_back(product(nullptr, sums_dv ? &d_o_ : &q_, b, at_once, C.block_m, first));
         }
         continue;
       }
@@ -318,7 +316,7 @@ class BackwardRun {
 
   std::vector<Step> query_steps_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
     std::vector<Step> steps;
-    const SumParts parts = C.dq_parts();
+    const AccumLayout parts = C.dq_accum();
     for (size_t i = 0; i < blocks.size(); ++i) {
       for (int part = 0; part < parts.parts(); ++part) {
         steps.push_back({nullptr, 0, int(i) / C.ds_stages + 1, &k_,
@@ -331,76 +329,75 @@ class BackwardRun {
 
   std::vector<Left> departures_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
     std::vector<Left> all;
-    const SumParts parts = C.dq_parts();
+    const AccumLayout parts = C.dq_accum();
     for (const QueryBlock& b : blocks) {
-      const float* const chunk = chunk_of(at, b);
+      const float* const dq_block = dq_block_of(at, b);
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
         for (int part = 0; part < parts.parts(); ++part) {
           const int row = b.m_block * C.block_m + parts.first_row(part) + warp % 4 * kRowsPerWarp;
-          if (C.general() && row >= at.queries.count) continue;  // rows that nobody has
+          if (C.general() && row >= at.queries.count) continue;  // past the sequence's rows
           for (int group = 0; group < parts.groups(); ++group) {
-            all.push_back(
-                {warp, chunk + parts.offset(part, group, warp * kWarpSize), 0, 0, 0, 0, 0, true});
+            all.push_back({warp, dq_block + parts.offset(part, group, warp * kWarpSize), 0, 0, 0, 0,
+                           0, true});
           }
         }
       }
     }
     for (int w = 0; w < C.sum_warpgroups(); ++w) {
-      if (params_.order.shares > 1) {
+      if (params_.order.head_splits > 1) {
         if (!blocks.empty()) add_to_sums(all, at, w);
         continue;
       }
       const int warp = (1 + w) * kWarpsPerWarpgroup;
-      const int rows_of = C.splits_sides() ? 0 : w;
+      const int rows_of = C.splits_dkv() ? 0 : w;
       const int first = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
       const int key = at.keys.begin + first;
       // Dense maps leave out what lies past the tensor, clipped ones what the sequence does not
       // own.
       const int rows =
           C.general() ? std::clamp(at.keys.count - first, 0, kRowsPerWarpgroup) : kRowsPerWarpgroup;
-      const bool stores_dk = !C.splits_sides() || w == int(KeySide::kGradients);
-      const bool stores_dv = !C.splits_sides() || w == int(KeySide::kWeights);
+      const bool stores_dk = !C.splits_dkv() || w == int(KeyGradient::kDk);
+      const bool stores_dv = !C.splits_dkv() || w == int(KeyGradient::kDv);
       if (rows == 0) continue;
-      for (int column = 0; stores_dk && column < C.head_dim;
-           column += C.k_layout().slab_columns()) {
+      for (int column = 0; stores_dk && column < C.head_dim; column += C.k_tile().slab_columns()) {
         all.push_back({warp, &dk_, key, rows, column, at.kv_head, at.keys.batch, false});
       }
       for (int column = 0; stores_dv && column < C.head_dim_v;
-           column += C.v_layout().slab_columns()) {
+           column += C.v_tile().slab_columns()) {
         all.push_back({warp, &dv_, key, rows, column, at.kv_head, at.keys.batch, false});
       }
     }
     return all;
   }
 
-  // What a warpgroup adds of its share to the key block's dK and dV.
+  // What a warpgroup adds to the key block's dK and dV.
   void add_to_sums(std::vector<Left>& all, const Work& at, int warpgroup) const {
     const int key_blocks = (shape_.seqlen_k + C.block_n - 1) / C.block_n;
-    const int chunk = (at.keys.batch * shape_.kv_heads + at.kv_head) * key_blocks + at.n_block;
-    const auto add = [&](const float* sums, const SumParts& parts) {
-      const int rows = C.splits_sides() ? 0 : warpgroup;
+    const int block = (at.keys.batch * shape_.kv_heads + at.kv_head) * key_blocks + at.n_block;
+    const auto add = [&](const float* sums, const AccumLayout& parts) {
+      const int rows = C.splits_dkv() ? 0 : warpgroup;
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
         for (int slab = 0; slab < parts.column_parts(); ++slab) {
           for (int group = 0; group < parts.groups(); ++group) {
             const int place =
                 parts.offset(rows * parts.column_parts() + slab, group, warp * kWarpSize);
             all.push_back({(1 + warpgroup) * kWarpsPerWarpgroup + warp,
-                           sums + chunk * parts.chunk_floats() + place, 0, 0, 0, 0, 0, true});
+                           sums + block * parts.block_floats() + place, 0, 0, 0, 0, 0, true});
           }
         }
       }
     };
-    if (!C.splits_sides() || warpgroup == int(KeySide::kGradients)) {
-      add(params_.key_sums.dk, C.dk_parts());
+    if (!C.splits_dkv() || warpgroup == int(KeyGradient::kDk)) {
+      add(params_.dkv_accum.dk, C.dk_accum());
     }
-    if (!C.splits_sides() || warpgroup == int(KeySide::kWeights)) {
-      add(params_.key_sums.dv, C.dv_parts());
+    if (!C.splits_dkv() || warpgroup == int(KeyGradient::kDv)) {
+      add(params_.dkv_accum.dv, C.dv_accum());
     }
   }
 
   Shape shape_;
   char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0, dk_ = 0, dv_ = 0;  // stand for tensors
-  char pre_ = 0, main_ = 0, main_of_shares_ = 0, post_ = 0;          // and for kernels
+  char pre_ = 0, main_ = 0, main_head_splits_ = 0, post_ = 0;        // and for kernels
   std::vector<char> workspace_;
   BackwardParams params_{};
   int tiles_ = 0;

@@ -84,3 +84,7 @@ template <class T>
 T __ldcg(const T* at) {
   return *at;
 }
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}

@@ -12,8 +12,10 @@
 #include <set>
 #include <tuple>
 
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/scheduler/sequence_window.cuh"
 #include "host_runtime.h"
 #include "machine.h"
@@ -53,7 +55,7 @@ class Run {
  public:
   explicit Run(const Trial& trial) : trial_(trial), lse_(size_t(lse_count()), std::nanf("")) {
     const Shape& s = trial.shape;
-    ForwardLaunch a;
+    ForwardCall a;
     a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
     a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
     a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
@@ -71,8 +73,7 @@ class Run {
         t->batch_stride = s.page_size * t->row_stride;
       }
     }
-    a.split = s.split;
-    o_.resize(size_t(lse_count()) * C.head_dim_v * bytes_of(C.output()));
+    o_.resize(size_t(lse_count()) * C.head_dim_v * bytes_of(C.element));
     a.o = span(o_.data(), s.q_rows(), s.heads, C.head_dim_v);
     a.lse = {lse_.data(), {int64_t{s.heads} * s.q_rows(), s.q_rows(), 1}};
     a.scale = 1;
@@ -84,13 +85,18 @@ class Run {
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
     a.heads_per_kv_head = s.heads / s.kv_heads;
-    if constexpr (C.e4m3) give_scales_and_transpose(&a);
-    workspace_.resize(size_t(forward_workspace_bytes(C, a)), 0xcd);
-    a.workspace = workspace_.data();
+    LaunchOperands operands;
+    if constexpr (C.e4m3) give_scales_and_transpose(&a, &operands);
+    const Tiling tiling =
+        s.finds_own_tiles() ? Tiling{{}, s.scheduler, s.split} : whole_tiles(C, a, {});
+    const ForwardPlan plan = plan_launch({C, nullptr, smem_bytes<C>()}, a, tiling, machine::kSms);
+    operands.v = plan.call.v;
+    operands.o = plan.call.o;
+    workspace_.resize(size_t(plan.workspace.bytes), 0xcd);
     machine::on_launch = [this](const void*, unsigned blocks, const void* params, bool pdl) {
       launch_ = {blocks, *static_cast<const ForwardParams*>(params), pdl};
     };
-    EXPECT_EQ(launch_forward({C, nullptr, smem_bytes<C>()}, a, nullptr), cudaSuccess);
+    EXPECT_EQ(launch_forward(plan, operands, workspace_.data(), nullptr), cudaSuccess);
     for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
       machine::TensorMap known = machine::decoded(*map);
       known.page_rows = s.page_size;
@@ -208,15 +214,15 @@ class Run {
     return span(data, rows, heads, columns, trial_.shape.entries());
   }
   // V^T has a row for each column, all of whose keys lie side by side.
-  void give_scales_and_transpose(ForwardLaunch* a) {
+  void give_scales_and_transpose(ForwardCall* a, LaunchOperands* operands) {
     const Shape& s = trial_.shape;
     a->v = {&v_, s.batches, C.head_dim_v, s.kv_heads, s.seqlen_k};
     scales_.assign(size_t(s.batches) * size_t(s.kv_heads), 1.0f);
-    a->e4m3 = {.keys = &key_scales_,
-               .value_scales = scales_.data(),
-               .sequences = s.batches,
-               .kv_heads = s.kv_heads,
-               .blocks = s.seqlen_k / FA3_DESCALE_ROWS + 1};
+    operands->e4m3 = {.keys = &key_scales_,
+                      .value_scales = scales_.data(),
+                      .sequences = s.batches,
+                      .kv_heads = s.kv_heads,
+                      .blocks = s.seqlen_k / FA3_DESCALE_ROWS + 1};
   }
   int64_t lse_count() const {
     return int64_t{trial_.shape.entries()} * trial_.shape.heads * trial_.shape.q_rows();
@@ -233,14 +239,14 @@ class Run {
     if constexpr (C.dequantizes()) {
       for (int stage = 0; stage < C.loaded_stages(); ++stage) {
         setting.buffers.push_back(
-            {"e4m3 tile", at.loaded(uint32_t(stage)), C.loaded_stage_bytes()});
+            {"e4m3 tile", at.loaded(uint32_t(stage)), C.tiles().loaded_stage_bytes()});
       }
       for (int stage = 0; stage < C.kv_stages; ++stage) {
-        setting.buffers.push_back({"tile", at.kv(uint32_t(stage)), C.stage_bytes()});
+        setting.buffers.push_back({"tile", at.kv(uint32_t(stage)), C.tiles().stage_bytes()});
       }
     }
-    if constexpr (C.rescales_queries()) {
-      constexpr tile::TileLayout kQ = C.q_tile();
+    if constexpr (C.types().rescales_queries()) {
+      constexpr tile::TileLayout kQ = C.tiles().q;
       for (int part = 0; part < C.q_stages * kQ.slabs() * C.consumer_warps(); ++part) {
         constexpr int kBytes = kRowsPerWarp * kQ.row_bytes();
         const uint32_t address = at.q(0) + uint32_t(part * kBytes);
@@ -263,13 +269,13 @@ class Run {
     const int64_t rows_of_entry = s.page_size > 0 ? in_pages : s.k_rows();
     setting.tensors = {{&k_, kAddressOfK, rows, s.kv_heads, C.head_dim, 2, rows_of_entry},
                        {&v_, kAddressOfV, rows, s.kv_heads, C.head_dim_v, 2, rows_of_entry}};
-    const bool plain = !trial_.shape.varlen() && !trial_.shape.split.finds_own_tiles();
+    const bool plain = !trial_.shape.varlen() && !trial_.shape.finds_own_tiles();
     setting.infinite = [seed = trial_.seed, plain](const Product& p) {
       return plain && p.scores() && p.b.row == 0 &&
              is_extreme(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
     };
     setting.peaked = [seed = trial_.seed](const Product& p) {
-      return C.tracks_max() && p.scores() &&
+      return consumer_tuning(C).tracks_max && p.scores() &&
              is_peaked(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
     };
     return setting;
@@ -294,7 +300,7 @@ class Run {
   std::vector<Work> my_work() const {
     std::vector<Work> all;
     const ForwardParams& params = launch_.params;
-    if (!trial_.shape.split.finds_own_tiles()) {
+    if (!trial_.shape.finds_own_tiles()) {
       for (int tile : my_tiles()) all.push_back(work_of(tile));
       return all;
     }
@@ -308,7 +314,7 @@ class Run {
       if (!splits.next(s, split)) continue;
       s.queries.pack = split.pack;
       all.push_back({split.m_block, s.queries, s.keys, split.blocks, split.partial});
-      if (schedule.num_splits == SplitKv::kStreamK)
+      if (trial_.shape.scheduler == Scheduler::kStreamK)
         all.back().combine = splits.combine_tile_of_range(split);
     }
     return all;
@@ -332,7 +338,7 @@ class Run {
   // The first key that a tile sees, in its sequence.
   int first_key_of(const Work& work) const {
     const int first_row = work.m_block * C.block_m;
-    if (trial_.shape.split.finds_own_tiles()) return work.blocks.first * C.block_n;
+    if (trial_.shape.finds_own_tiles()) return work.blocks.first * C.block_n;
     int first_key = trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
     if (C.e4m3) first_key = std::min(first_key, work.keys.count);
     const bool whole_blocks = trial_.shape.page_size > 0 || C.e4m3;
@@ -396,7 +402,7 @@ class Run {
         ASSERT_TRUE(extreme || !std::isnan(lse_[size_t(at)])) << "row " << row << " not written";
         const int64_t o_row = (int64_t{batch} * s.q_rows() + begin + row) * s.heads + head;
         for (int column = 0; column < C.head_dim_v; column += kColumnsApart) {
-          expected.insert(&o_[size_t(o_row * C.head_dim_v + column) * bytes_of(C.output())]);
+          expected.insert(&o_[size_t(o_row * C.head_dim_v + column) * bytes_of(C.element)]);
         }
       }
     }

@@ -73,19 +73,19 @@ void wait_for_thread_copies() {
 void store_global(const void* pointer) {
   here().outcome.stored.push_back(pointer);
 }
-// Sometimes those before are still at it.
-int look_at_turn(const int* counter) {
+// Sometimes the CTAs before have not added yet.
+int load_semaphore(const int* counter) {
   here().scheduler.yield();
   const bool waits = here().scheduler.random()() % 2 != 0;
   const int seen = waits ? *counter - 1 : *counter;
-  here().outcome.turns.push_back({counter, false, seen, here().outcome.departures.size()});
+  here().outcome.semaphore_uses.push_back({counter, false, seen, here().outcome.departures.size()});
   return seen;
 }
 
-void give_turn(int* counter, int value) {
+void add_to_semaphore(int* counter, int value) {
   here().scheduler.yield();
   *counter += value;
-  here().outcome.turns.push_back({counter, true, value, here().outcome.departures.size()});
+  here().outcome.semaphore_uses.push_back({counter, true, value, here().outcome.departures.size()});
 }
 
 void add_global(const void* pointer, int bytes) {

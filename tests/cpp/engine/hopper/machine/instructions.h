@@ -38,8 +38,8 @@ void arrive_when_copied(uint32_t barrier);
 void wait_for_thread_copies();
 void store_global(const void* pointer);
 void add_global(const void* pointer, int bytes);
-int look_at_turn(const int* counter);
-void give_turn(int* counter, int value);
+int load_semaphore(const int* counter);
+void add_to_semaphore(int* counter, int value);
 
 void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier);
 void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier);

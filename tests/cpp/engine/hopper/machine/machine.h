@@ -73,12 +73,12 @@ struct Departure {
   bool adds = false;  // to what is there
 };
 
-// A look at a counter by which CTAs take turns, or an addition to it.
-struct Turn {
+// A load of a counter that orders CTAs, or an addition to it.
+struct SemaphoreUse {
   const int* counter = nullptr;
   bool adds = false;
-  int value = 0;          // that was seen, or added
-  size_t departures = 0;  // there had been so many
+  int value = 0;          // loaded, or added
+  size_t departures = 0;  // the number of departures before
 };
 
 // A (batch, row, head, column) tensor in global memory that threads copy from: here, addresses
@@ -111,7 +111,7 @@ struct Outcome {
   std::string error;                           // "" if all went well
   std::vector<std::vector<Product>> products;  // by warp
   std::vector<Departure> departures;
-  std::vector<Turn> turns;
+  std::vector<SemaphoreUse> semaphore_uses;
   std::vector<const void*> stored;  // where lanes 0 wrote output
   std::vector<int> drawn;           // tickets that this block got
   int64_t switches = 0;

@@ -5,7 +5,7 @@
 
 #include "core/mask_rule.h"
 #include "core/seqlen.h"
-#include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/plan/forward_plan.h"
 
 namespace fa3::hopper {
 
@@ -16,12 +16,17 @@ struct Shape {
   const int32_t* cu_q = nullptr;
   const int32_t* cu_k = nullptr;
   const int32_t* used_k = nullptr;
-  SplitKv split{};    // of the forward
+  Scheduler scheduler = Scheduler::kStaticPersistent;  // or another of whole tiles
+  SplitKv split{};
   int page_size = 0;  // 0: no pages
   // Copied so without pages too, if the kernel does; of whole blocks, since zeros that threads
   // write have no place.
   bool by_cp_async = false;
 
+  bool is_split() const {
+    return scheduler == Scheduler::kStreamK || scheduler == Scheduler::kFixedSplit;
+  }
+  bool finds_own_tiles() const { return is_split() || scheduler == Scheduler::kDirect; }
   bool varlen() const { return cu_q != nullptr || used_k != nullptr; }
   bool packed() const { return cu_q != nullptr; }
   // Of the tensors. Two rows more than the sequences own.

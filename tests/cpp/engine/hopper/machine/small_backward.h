@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A backward pass reduced to its protocol: one block of 128 keys, some blocks of 64 queries, 64
-// columns. Written with the kernels' own splits, to try what the model knows of a backward: a
-// producer warp, a warp that adds dQ to global memory, two warpgroups that multiply; dS and dQ pass
-// through shared memory. Every rule that it keeps can be broken, for machine_test.cpp.
+// columns. Written with the kernels' own building blocks, to try what the model knows of a
+// backward: a producer warp, a warp that adds dQ to global memory, two warpgroups that multiply; dS
+// and dQ pass through shared memory. Every rule that it keeps can be broken, for machine_test.cpp.
 #pragma once
 
 #include "cuda_words.h"
@@ -23,10 +23,10 @@ namespace fa3::hopper::small_backward {
 enum class Break {
   kNothing,
   kNoFence,                // dS is read by wgmma without a fence after the store
-  kFenceAfterBarrier,      // the fence comes too late to be told of
+  kFenceAfterBarrier,      // the barrier completes before the fence
   kNoBarrier,              // nobody waits for the other warpgroup's dS
   kBarrierOfOneWarpgroup,  // each warpgroup waits for itself
-  kOneDsSlot,              // dS is written over while the other warpgroup still multiplies it
+  kOneDsStage,             // dS is written over while the other warpgroup still multiplies it
   kVectorUnawaited,        // LSE is read before its barrier
   kReleasedEarly,          // Q is released while dK is multiplied from it
   kDqReadInFlight,         // dQ leaves the accumulators before its product is over
@@ -34,13 +34,13 @@ enum class Break {
   kStagedBeforeAsked,      // dQ is staged, and then waits for the last one to have left
   kStagedUnfenced,         // dQ is added by TMA without a fence after the store
   kAddedUnasked,           // the writer does not wait for dQ
-  kNoWaitRead,             // the writer hands dQ's place back while it is read
+  kNoWaitRead,             // the writer releases dQ's buffer while TMA reads it
   kLeftInFlight,           // the block ends while dK is read
   kStagedOverK,            // dK is staged over K while the other warpgroup reads it
   kTooManyRegisters,       // 216 + 216 + 80 of the 504 that three warpgroups get
 };
 
-inline constexpr int kSteps = 5, kQuerySlots = 2, kDsSlots = 2;
+inline constexpr int kSteps = 5, kQueryStages = 2, kDsStages = 2;
 inline constexpr int kQueries = 64, kKeys = 128, kColumns = 64;
 inline constexpr int kMathWarpgroups = 2, kWarps = 12;
 inline constexpr int kMmaDepth = tile::kMmaBytes / 2;  // elements of 16 bits
@@ -57,15 +57,15 @@ struct Smem {
   static constexpr uint32_t k() { return kBase; }
   static constexpr uint32_t v() { return k() + kKv.bytes(); }
   static constexpr uint32_t q(int stage) { return v() + kKv.bytes() + stage * kQuery.bytes(); }
-  static constexpr uint32_t d_o(int stage) { return q(kQuerySlots) + stage * kQuery.bytes(); }
-  static constexpr uint32_t ds(int stage) { return d_o(kQuerySlots) + stage * kDs.bytes(); }
-  static constexpr uint32_t dq(int warpgroup) { return ds(kDsSlots) + warpgroup * kDqBytes; }
+  static constexpr uint32_t d_o(int stage) { return q(kQueryStages) + stage * kQuery.bytes(); }
+  static constexpr uint32_t ds(int stage) { return d_o(kQueryStages) + stage * kDs.bytes(); }
+  static constexpr uint32_t dq(int warpgroup) { return ds(kDsStages) + warpgroup * kDqBytes; }
   static constexpr uint32_t lse(int stage) { return dq(kMathWarpgroups) + stage * kVectorBytes; }
-  static constexpr uint32_t delta(int stage) { return lse(kQuerySlots) + stage * kVectorBytes; }
-  static constexpr uint32_t kv_full() { return delta(kQuerySlots); }
-  static constexpr Pipeline<kQuerySlots> q_pipeline() { return {kv_full() + 8}; }
-  static constexpr Pipeline<kQuerySlots> d_o_pipeline() {
-    return {kv_full() + 8 + 16 * kQuerySlots};
+  static constexpr uint32_t delta(int stage) { return lse(kQueryStages) + stage * kVectorBytes; }
+  static constexpr uint32_t kv_full() { return delta(kQueryStages); }
+  static constexpr Pipeline<kQueryStages> q_pipeline() { return {kv_full() + 8}; }
+  static constexpr Pipeline<kQueryStages> d_o_pipeline() {
+    return {kv_full() + 8 + 16 * kQueryStages};
   }
 
   static std::vector<machine::Buffer> buffers() {
@@ -101,7 +101,7 @@ struct Tensors {
   }
 };
 
-inline void load_query_block(Pipeline<kQuerySlots> pipeline, PipelineState<kQuerySlots> at,
+inline void load_query_block(Pipeline<kQueryStages> pipeline, PipelineState<kQueryStages> at,
                              const CUtensorMap& map, uint32_t tile, const float* from,
                              uint32_t vector, int step) {
   const uint32_t full = pipeline.full(at.stage());
@@ -115,7 +115,7 @@ inline void produce(const Tensors& t) {
   ptx::mbarrier_arrive_expect_tx(Smem::kv_full(), uint32_t(2 * Smem::kKv.bytes()));
   ptx::cp_async_bulk_tensor_load(Smem::k(), t.k, {0, 0, 0, 0}, Smem::kv_full());
   ptx::cp_async_bulk_tensor_load(Smem::v(), t.v, {0, 0, 0, 0}, Smem::kv_full());
-  PipelineState<kQuerySlots> at;
+  PipelineState<kQueryStages> at;
   for (int step = 0; step < kSteps; ++step, at.advance()) {
     const int stage = int(at.stage());
     load_query_block(Smem::q_pipeline(), at, t.q, Smem::q(stage), t.lse, Smem::lse(stage), step);
@@ -144,7 +144,7 @@ class Math {
 
   void run() {
     ptx::mbarrier_wait_parity(Smem::kv_full(), 0);
-    PipelineState<kQuerySlots> at;
+    PipelineState<kQueryStages> at;
     for (int step = 0; step < kSteps; ++step, at.advance()) multiply(step, at);
     store_dk();
   }
@@ -154,10 +154,10 @@ class Math {
   template <int Columns>
   using Accumulator = float[Columns / 2];
 
-  void multiply(int step, PipelineState<kQuerySlots> at) {
+  void multiply(int step, PipelineState<kQueryStages> at) {
     const int stage = int(at.stage());
-    const int ds_slot = break_ == Break::kOneDsSlot ? 0 : step % kDsSlots;
-    const uint32_t q = Smem::q(stage), d_o = Smem::d_o(stage), ds = Smem::ds(ds_slot);
+    const int ds_stage = break_ == Break::kOneDsStage ? 0 : step % kDsStages;
+    const uint32_t q = Smem::q(stage), d_o = Smem::d_o(stage), ds = Smem::ds(ds_stage);
     float pair[2];
     Accumulator<kQueries> s, dp;
     Accumulator<kColumns / kMathWarpgroups> dq;
@@ -241,7 +241,7 @@ class Math {
   void store_dk() {
     const bool leads = thread_in_block() % 128 == 0;
     if (break_ != Break::kStagedOverK) ptx::bar_sync(kKSpent, kMathThreads);
-    // The writer's last word, so that its barrier ends at rest.
+    // The writer's last arrival, so that its barrier ends at rest.
     ptx::bar_sync(kDqEmpty + wg_, kDqThreads);
     const uint32_t mine = Smem::k() + uint32_t(wg_ * Smem::kGradientBytes);
     const uint32_t packed[4] = {pack_pair<kE>(dk_[0], dv_[0])};

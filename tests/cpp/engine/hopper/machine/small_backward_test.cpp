@@ -75,7 +75,7 @@ TEST_F(SmallBackward, multiplies_and_adds_everything_once_in_any_order) {
         steps.push_back(step_of(p));
         const bool dq = p.b.tensor == &k_ && p.a.tensor == nullptr;
         if (dq) {
-          EXPECT_EQ(p.a.filling, dq_products / small_backward::kDsSlots + 1);
+          EXPECT_EQ(p.a.filling, dq_products / small_backward::kDsStages + 1);
           ++dq_products;
         }
       }
@@ -109,7 +109,7 @@ TEST_F(SmallBackward, dS_with_a_barrier_of_one_warpgroup) {
   expect_complaint(Break::kBarrierOfOneWarpgroup, {kUntold, kOverRead});
 }
 TEST_F(SmallBackward, dS_overwritten_before_the_dQ_product_is_over) {
-  expect_complaint(Break::kOneDsSlot, {kOverRead});
+  expect_complaint(Break::kOneDsStage, {kOverRead});
 }
 TEST_F(SmallBackward, LSE_read_before_its_barrier) {
   expect_complaint(Break::kVectorUnawaited, {kUnfilled});

@@ -6,8 +6,10 @@
 #include <array>
 #include <set>
 
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select_decode.h"
@@ -19,14 +21,14 @@ namespace {
 TEST(PackGqa, share_a_tile_where_that_saves_tiles_or_masked_work) {
   constexpr ForwardConfig kConfig{.block_m = 128};
   const auto packed = [&](int64_t queries, int group, bool causal) {
-    ForwardLaunch launch;
-    launch.q.batches = 1;
-    launch.q.heads = 2 * group;
-    launch.q.rows = queries;
-    launch.seqlen_q = int(queries);
-    launch.heads_per_kv_head = group;
-    if (causal) launch.mask.right = 0;
-    return choose_pack(kConfig, launch).heads();
+    ForwardCall call;
+    call.q.batches = 1;
+    call.q.heads = 2 * group;
+    call.q.rows = queries;
+    call.seqlen_q = int(queries);
+    call.heads_per_kv_head = group;
+    if (causal) call.mask.right = 0;
+    return choose_pack(kConfig, call).heads();
   };
   EXPECT_EQ(packed(1, 8, false), 8);
   EXPECT_EQ(packed(1, 1, false), 1);
@@ -40,8 +42,7 @@ TEST(PackGqa, share_a_tile_where_that_saves_tiles_or_masked_work) {
 }
 
 TEST(SplitKv, splits_few_queries_and_leaves_many_alone) {
-  constexpr int kSms = 132;
-  ForwardLaunch decode;
+  ForwardCall decode;
   decode.q.batches = decode.sequences = 4;
   decode.q.heads = 64;
   decode.q.rows = decode.seqlen_q = 1;
@@ -49,36 +50,35 @@ TEST(SplitKv, splits_few_queries_and_leaves_many_alone) {
   decode.heads_per_kv_head = 8;
   decode.seqlen_k = 8192;
   decode.mask.right = 0;
-  const auto split = [&](ForwardLaunch launch, int num_splits, int block_m = 64) {
-    ForwardConfig config{.block_m = block_m, .block_n = 64, .may_split = true};
-    choose_split(config, num_splits, kSms, &launch);
-    return launch;
+  const auto split = [&](const ForwardCall& call, int num_splits, int block_m = 64) {
+    const ForwardConfig config{.block_m = block_m, .block_n = 64, .may_split = true};
+    return choose_split(config, call, num_splits, kSms);
   };
-  const ForwardLaunch shared = split(decode, 0);
-  EXPECT_EQ(shared.split.num_splits, SplitKv::kStreamK);
+  const Tiling shared = split(decode, 0);
+  EXPECT_EQ(shared.scheduler, Scheduler::kStreamK);
   EXPECT_EQ(shared.split.groups_log2, 3);  // a row for each of the 8 packs of heads
   EXPECT_EQ(shared.split.ctas, 128);
   EXPECT_EQ(shared.pack.heads(), 8);
-  ForwardLaunch many_heads = decode;  // 40 packs, of which 8 rows hold as many each
+  ForwardCall many_heads = decode;  // 40 packs, of which 8 rows hold as many each
   many_heads.q.heads = 320;
   EXPECT_EQ(split(many_heads, 0).split.groups_log2, 3);
   EXPECT_EQ(split(many_heads, 0).split.ctas, 128);
-  ForwardLaunch shared_keys = decode;  // by eight packs, which four rows would part
+  ForwardCall shared_keys = decode;  // by eight packs, which four rows would part
   shared_keys.q.rows = shared_keys.seqlen_q = 128;
   shared_keys.q.columns = 128;
   shared_keys.varlen = true;
   EXPECT_EQ(split(shared_keys, 0, 128).split.groups_log2, 6);
   EXPECT_EQ(split(shared_keys, 0, 128).split.ctas, 128);
-  EXPECT_FALSE(split(decode, 1).split.active());
+  EXPECT_FALSE(split(decode, 1).is_split());
   EXPECT_EQ(split(decode, 5).split.num_splits, 5);
   EXPECT_EQ(split(decode, 5).split.ctas, 0);
   EXPECT_EQ(split(decode, 200).split.num_splits, 128);  // no more than there are blocks
-  ForwardLaunch few_keys = decode;
+  ForwardCall few_keys = decode;
   few_keys.seqlen_k = 200;
-  EXPECT_FALSE(split(few_keys, 0).split.active());
-  ForwardLaunch long_queries = decode;
+  EXPECT_FALSE(split(few_keys, 0).is_split());
+  ForwardCall long_queries = decode;
   long_queries.q.rows = long_queries.seqlen_q = 8192;
-  EXPECT_FALSE(split(long_queries, 0, 128).split.active());
+  EXPECT_FALSE(split(long_queries, 0, 128).is_split());
 }
 
 // What was measured on one H200, docs/lab/decoding.md: splitting what is done sooner in
@@ -112,11 +112,10 @@ TEST(SplitKv, is_made_where_it_pays) {
     p.heads_k = m.kv_heads;
     p.lengths_q.max = m.queries;
     p.lengths_k.max = m.keys;
-    ForwardLaunch launch = launch_of(p);
-    const int row = select_kernel_and_split(p, 132, &launch);
-    EXPECT_EQ(launch.split.active(), m.split) << m.heads << " heads of " << m.dim << ", "
-                                              << m.queries << " queries, " << m.keys << " keys";
-    EXPECT_TRUE(!launch.split.active() || kForwardTable[size_t(row)].config.may_split);
+    const auto [row, tiling] = chosen_for(p);
+    EXPECT_EQ(tiling.is_split(), m.split) << m.heads << " heads of " << m.dim << ", " << m.queries
+                                          << " queries, " << m.keys << " keys";
+    EXPECT_TRUE(!tiling.is_split() || kForwardTable[size_t(row)].config.may_split);
   }
 }
 
@@ -135,9 +134,7 @@ Problem stream_k(int64_t batch, int64_t keys) {
 TEST(SplitKv, short_ranges_are_one_an_sm_and_tiles_are_not_split_for_little) {
   const auto runs = [](int64_t batch, int64_t keys) {
     const Problem p = stream_k(batch, keys);
-    ForwardLaunch launch = launch_of(p);
-    select_kernel_and_split(p, 132, &launch);
-    return launch.split.ctas;
+    return chosen_for(p).tiling.split.ctas;
   };
   EXPECT_EQ(runs(1, 2048), 128);
   EXPECT_EQ(runs(1, 32768), 128);
@@ -148,13 +145,9 @@ TEST(SplitKv, short_ranges_are_one_an_sm_and_tiles_are_not_split_for_little) {
 
 TEST(SplitKv, counts_the_keys_that_a_window_shows) {
   Problem p = stream_k(1, 100000);
-  ForwardLaunch launch = launch_of(p);
-  select_kernel_and_split(p, 132, &launch);
-  EXPECT_TRUE(launch.split.active());
+  EXPECT_TRUE(chosen_for(p).tiling.is_split());
   p.mask.left = 64;
-  launch = launch_of(p);
-  select_kernel_and_split(p, 132, &launch);
-  EXPECT_FALSE(launch.split.active());
+  EXPECT_FALSE(chosen_for(p).tiling.is_split());
 }
 
 TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
@@ -162,9 +155,7 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
     Problem p = stream_k(4, 8192);
     p.lengths_k.varlen = true;
     change(p);
-    ForwardLaunch launch = launch_of(p);
-    const int row = select_kernel_and_split(p, 132, &launch);
-    return select_stream_k(p, row, launch) != kNoKernel;
+    return select_stream_k(p, call_of(p), chosen_for(p)) != kNoKernel;
   };
   EXPECT_TRUE(always_splits([](Problem&) {}));
   EXPECT_TRUE(always_splits([](Problem& p) { p.batch = 32; }));
@@ -209,11 +200,10 @@ TEST(SplitKv, evens_out_lengths_that_are_unknown) {
   };
   const auto choice = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, queries, keys, dim);
-    ForwardLaunch launch = launch_of(p);
-    const int row = select_kernel_and_split(p, 132, &launch);
+    const auto [row, tiling] = chosen_for(p);
     const ForwardConfig c = kForwardTable[size_t(row)].config;
-    return Chosen{c.block_m, launch.pack.heads(), launch.split.groups_log2, launch.split.active(),
-                  uses_cp_async(c.with(c.element, Variant::kGeneral), launch)};
+    return Chosen{c.block_m, tiling.pack.heads(), tiling.split.groups_log2, tiling.is_split(),
+                  cp_async_keys(c.with(c.element, Variant::kGeneral), call_of(p)).active};
   };
   EXPECT_EQ(choice(32, 16, 8192), (Chosen{128, 8, 3, true, false}));
   EXPECT_EQ(choice(32, 24, 8192), (Chosen{128, 4, 2, true, false}));  // 96 rows twice, not 192
@@ -236,8 +226,7 @@ TEST(SplitKv, evens_out_lengths_that_are_unknown) {
 TEST(Rows, that_leave_fewer_splits_to_combine_are_chosen) {
   const auto block_m = [](int64_t batch, int64_t queries, int64_t keys, int64_t dim = 128) {
     const Problem p = several_tokens(batch, queries, keys, dim);
-    ForwardLaunch launch = launch_of(p);
-    return kForwardTable[size_t(select_kernel_and_split(p, 132, &launch))].config.block_m;
+    return kForwardTable[size_t(chosen_for(p).row)].config.block_m;
   };
   EXPECT_EQ(block_m(4, 8, 32768), 128);
   EXPECT_EQ(block_m(4, 5, 32768), 128);
@@ -255,13 +244,12 @@ struct Decoded {
   bool operator==(const Decoded&) const = default;
 };
 Decoded decoded(const Problem& p) {
-  ForwardLaunch launch = launch_of(p);
-  const DecodeChoice choice = select_decode(p, 132, &launch);
-  if (choice.row == kNoKernel) return {};
-  const ForwardConfig& c = kDecodeTable[size_t(choice.row)].config;
+  const auto [row, variant, tiling] = select_decode(p, call_of(p), kSms);
+  if (row == kNoKernel) return {};
+  const ForwardConfig& c = kDecodeTable[size_t(row)].config;
   EXPECT_EQ(c.dequantizes(), p.has_e4m3());
-  return {c.head_dim, c.block_m, choice.variant == Variant::kDecodeSingle, launch.split.ctas,
-          1 << launch.split.cluster_log2};
+  return {c.head_dim, c.block_m, variant == Variant::kDecodeSingle, tiling.split.ctas,
+          1 << tiling.split.cluster_log2};
 }
 
 TEST(SelectDecode, do_one_sequence_in_clusters) {
@@ -348,8 +336,7 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_quantized_caches) {
     Problem p = stream_k(4, 8192);
     p.head_dim = p.head_dim_v = dim;
     p.kv_dtype = DType::float8_e4m3;
-    ForwardLaunch launch = launch_of(p);
-    const int row = select_stream_k(p, select_kernel_and_split(p, 132, &launch), launch);
+    const int row = select_stream_k(p, call_of(p), chosen_for(p));
     ASSERT_NE(row, kNoKernel) << dim;
     EXPECT_TRUE(kStreamKTable[size_t(row)].config.dequantizes()) << dim;
     EXPECT_EQ(kStreamKTable[size_t(row)].config.head_dim, dim);
@@ -366,9 +353,8 @@ TEST(Rows, that_fill_the_sms_better_are_chosen) {
     p.heads_k = kv_heads;
     p.lengths_q.max = queries;
     p.lengths_k.max = keys;
-    ForwardLaunch launch = launch_of(p);
-    const int row = select_kernel_and_split(p, 132, &launch);
-    EXPECT_FALSE(launch.split.active());
+    const auto [row, tiling] = chosen_for(p);
+    EXPECT_FALSE(tiling.is_split());
     return kForwardTable[size_t(row)].config.block_m;
   };
   EXPECT_EQ(block_m(8, 8, 2048, 2048), 128);
@@ -391,10 +377,9 @@ TEST(Rows, of_whole_tiles_have_no_wider_kernel) {
         p.heads_q = p.heads_k = 2048 / dim;
         p.lengths_q.max = p.lengths_k.max = length;
         p.mask.right = right;
-        ForwardLaunch launch = launch_of(p);
-        const int row = select_kernel_and_split(p, 132, &launch);
+        const auto [row, tiling] = chosen_for(p);
         EXPECT_EQ(kForwardTable[size_t(row)].config.head_dim, dim) << length;
-        EXPECT_FALSE(launch.split.active()) << dim << ", " << length;
+        EXPECT_FALSE(tiling.is_split()) << dim << ", " << length;
       }
     }
   }
@@ -407,23 +392,22 @@ TEST(Rows, of_any_kind_have_a_kernel_for_every_head_dim) {
       p.head_dim = p.head_dim_v = dim;
       p.o.dtype = DType::float32;
       p.lengths_q.max = queries;
-      ForwardLaunch launch = launch_of(p);
-      const ForwardConfig c = kForwardTable[select_kernel_and_split(p, 132, &launch)].config;
+      const ForwardConfig c = kForwardTable[size_t(chosen_for(p).row)].config;
       EXPECT_GE(c.head_dim, dim);
-      EXPECT_TRUE(c.with(c.element, Variant::kGeneral).stores_any_rows()) << dim;
+      EXPECT_TRUE(consumer_tuning(c.with(c.element, Variant::kGeneral)).stores_any_rows) << dim;
     }
   }
 }
 
 TEST(BatchInvariance, head_dims_group_and_splits_alone_decide) {
   const auto chosen = [](const Problem& p) {
-    ForwardLaunch launch = launch_of(p);
-    const int row = select_kernel_and_split(p, 132, &launch);
-    return std::array{row, launch.pack.heads(), launch.split.num_splits, launch.split.ctas};
+    const auto [row, tiling] = chosen_for(p);
+    const auto& [pack, scheduler, split] = tiling;
+    return std::array{row, pack.heads(), int(scheduler), split.num_splits, split.ctas};
   };
   for (const int64_t dim : {64, 96, 128, 192, 256}) {
     for (const int num_splits : {0, 1, 2, 40}) {
-      std::set<std::array<int, 4>> free, invariant;
+      std::set<std::array<int, 5>> free, invariant;
       for (const int64_t batch : {1, 100}) {
         for (const int64_t queries : {1, 40, 5000}) {
           for (const int64_t keys : {30, 1000, 100000}) {
@@ -444,7 +428,7 @@ TEST(BatchInvariance, head_dims_group_and_splits_alone_decide) {
       if (num_splits == 0) {
         EXPECT_GT(free.size(), 1u) << dim;
       }
-      EXPECT_EQ((*invariant.begin())[2], std::max(num_splits, 1));
+      EXPECT_EQ((*invariant.begin())[3], std::max(num_splits, 1));
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/problem.h"
+#include "engine/hopper/plan/select_kernel.h"
 
 namespace fa3::hopper {
 
@@ -15,6 +16,12 @@ inline Problem plain() {
   p.lengths_q.max = p.lengths_k.max = 1000;
   p.device = FA3_CUDA;
   return p;
+}
+
+constexpr int kSms = 132;  // an H200's
+
+inline KernelChoice chosen_for(const Problem& problem) {
+  return select_kernel_and_split(problem, call_of(problem), kSms);
 }
 
 }  // namespace fa3::hopper

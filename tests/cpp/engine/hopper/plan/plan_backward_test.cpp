@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's kernel table: its budgets, and which row a shape gets.
+// The backward's plans: budgets of the kernel table, which row a shape gets, what follows for the
+// launches.
 #include "engine/hopper/plan/plan_backward.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/plan/backward_plan.h"
 #include "engine/hopper/plan/select_kernel.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
@@ -40,8 +43,8 @@ TEST(BackwardTable, stages_of_a_step_are_loaded_while_another_is_at_work) {
   for (const BackwardConfig& c : configs()) EXPECT_GE(c.stages, 2);
 }
 
-// Whoever can run a forward can train with it.
-TEST(ChooseBackwardRow, gives_the_narrowest_that_fits_wherever_the_forward_has_a_kernel) {
+// Every call that has a forward has gradients.
+TEST(SelectBackwardKernel, gives_the_narrowest_that_fits_wherever_the_forward_has_a_kernel) {
   std::set<int> chosen;
   for (int64_t d = 8; d <= 264; d += 8) {
     for (int64_t dv = 8; dv <= 264; dv += 8) {
@@ -62,118 +65,301 @@ TEST(ChooseBackwardRow, gives_the_narrowest_that_fits_wherever_the_forward_has_a
   EXPECT_EQ(chosen.size(), kBackwardTable.size()) << "a kernel that nothing chooses is built";
 }
 
-BackwardArguments arguments(int64_t batches, int64_t rows, int64_t heads) {
-  BackwardArguments a;
+constexpr int kH200Sms = 132;
+
+// A kernel instance without functions.
+BackwardKernel kernel_for(int64_t head_dim, int64_t head_dim_v, Variant v = Variant::kDense) {
+  const auto row = size_t(select_backward_kernel(head_dim, head_dim_v));
+  return {.config = kBackwardTable[row].config.with(Element::kBf16, v)};
+}
+
+BackwardPlan plan_128(const BackwardCall& a, Variant v = Variant::kDense) {
+  return plan_launches(kernel_for(128, 128, v), a, kH200Sms);
+}
+
+BackwardCall call(int64_t batches, int64_t rows, int64_t heads) {
+  BackwardCall a;
   a.q = {.batches = batches, .rows = rows, .heads = heads, .columns = 128};
   a.k = a.q;
   return a;
 }
 
-TEST(BackwardWorkspace, has_a_float_for_each_padded_element_of_dq_and_two_numbers_a_row) {
-  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
-  const int64_t rows = 3 * 5 * 128;  // 100 rows are padded to 2 blocks
-  EXPECT_EQ(backward_workspace_bytes(c, arguments(3, 100, 5)), rows * 128 * 4 + 2 * rows * 4);
-}
-
-// Of varlen lengths the most that there can be, whatever the device's arrays hold.
-TEST(BackwardWorkspace, of_packed_sequences_has_a_block_more_for_each) {
-  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
-  BackwardArguments a = arguments(1, 1000, 5);
-  a.varlen = true;
-  a.sequences = 7;
-  a.lengths_q.in_one_tensor = true;
-  EXPECT_EQ(backward_num_query_blocks(c, a), (16 + 7 + 1) * 5);
-  EXPECT_EQ(backward_num_tiles(c, a), (8 + 7 + 1) * 5);
-  const int64_t rows = (16 + 7 + 1) * 5 * 64;
-  const int64_t lists = (16 + 7 + 1 + 8 + 7 + 1) * int64_t{sizeof(SequenceTiles)} + 2 * 64;
-  EXPECT_EQ(backward_workspace_bytes(c, a), rows * 128 * 4 + 2 * rows * 4 + lists);
-  a.has_sink = true;
-  EXPECT_EQ(backward_workspace_bytes(c, a), rows * 128 * 4 + 2 * rows * 4 + lists + 512);
-}
-
-// Of four kv heads.
-BackwardArguments shared_keys(int64_t batches, int64_t rows, int64_t heads) {
-  BackwardArguments a = arguments(batches, rows, heads);
+// Four kv heads, causal.
+BackwardCall grouped(int64_t batches, int64_t rows, int64_t heads) {
+  BackwardCall a = call(batches, rows, heads);
   a.k.heads = 4;
   a.mask.right = 0;
   return a;
 }
 
-TEST(BackwardShares, causal_key_blocks_are_split_by_query_heads) {
-  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
-  const auto shares = [&](int64_t batches, int64_t rows, int64_t heads_per_kv_head) {
-    return backward_shares(c, shared_keys(batches, rows, 4 * heads_per_kv_head));
+TEST(BackwardWorkspace, has_a_float_for_each_padded_element_of_dq_and_two_numbers_a_row) {
+  const int64_t rows = 3 * 5 * 128;  // 100 rows are padded to 2 blocks
+  EXPECT_EQ(plan_128(call(3, 100, 5)).workspace.bytes, rows * 128 * 4 + 2 * rows * 4);
+}
+
+// The most that there can be, whatever the device's arrays hold.
+TEST(BackwardWorkspace, of_packed_sequences_has_a_block_more_for_each) {
+  BackwardCall a = call(1, 1000, 5);
+  a.varlen = true;
+  a.sequences = 7;
+  a.lengths_q.in_one_tensor = true;
+  const BackwardPlan plan = plan_128(a);
+  EXPECT_EQ(plan.grids.preprocess, (16 + 7 + 1) * 5);
+  EXPECT_EQ(plan.grids.main, (8 + 7 + 1) * 5);
+  const int64_t rows = (16 + 7 + 1) * 5 * 64;
+  const int64_t lists = (16 + 7 + 1 + 8 + 7 + 1) * int64_t{sizeof(SequenceTiles)} + 2 * 64;
+  EXPECT_EQ(plan.workspace.bytes, rows * 128 * 4 + 2 * rows * 4 + lists);
+  a.has_sink = true;
+  EXPECT_EQ(plan_128(a).workspace.bytes, rows * 128 * 4 + 2 * rows * 4 + lists + 512);
+}
+
+// Every array of a workspace begins where the one before ends.
+TEST(BackwardWorkspace, arrays_do_not_overlap) {
+  BackwardCall a = call(2, 1000, 4);
+  a.deterministic = a.has_sink = a.varlen = true;
+  a.sequences = 2;
+  const BackwardWorkspace w = plan_128(a, Variant::kGeneral).workspace;
+  const int64_t q_blocks = 2 * 4 * 16;
+  EXPECT_EQ(w.dq_accum, 0);
+  EXPECT_EQ(w.lse_log2, q_blocks * 64 * 128 * 4);
+  EXPECT_EQ(w.delta, w.lse_log2 + q_blocks * 64 * 4);
+  EXPECT_EQ(w.dq_semaphore, w.delta + q_blocks * 64 * 4);
+  EXPECT_EQ(w.sink_sums, w.dq_semaphore + q_blocks * 4);
+  EXPECT_EQ(w.q_tiles, w.sink_sums + q_blocks * 4);
+  EXPECT_GE(w.num_q_tiles, w.q_tiles + (32 + 2 + 1) * int64_t{sizeof(SequenceTiles)});
+  EXPECT_EQ(w.k_tiles, w.num_q_tiles + 64);
+  EXPECT_GE(w.num_k_tiles, w.k_tiles + (16 + 2 + 1) * int64_t{sizeof(SequenceTiles)});
+  EXPECT_EQ(w.bytes, w.num_k_tiles + 64);
+  EXPECT_EQ(w.dk_accum, w.kNone);
+  const BackwardWorkspace split = plan_128(grouped(3, 1000, 32)).workspace;
+  EXPECT_EQ(split.dv_accum - split.dk_accum, 3 * 4 * 1024 * 128 * 4);
+  EXPECT_EQ(split.bytes, split.dk_accum + split.dkv_accum_bytes);
+  EXPECT_EQ(split.dq_semaphore, split.kNone);
+}
+
+TEST(BackwardPlan, splits_the_query_heads_of_causal_key_blocks) {
+  const auto splits = [&](int64_t batches, int64_t rows, int64_t heads_per_kv_head) {
+    return plan_128(grouped(batches, rows, 4 * heads_per_kv_head)).head_splits();
   };
-  EXPECT_EQ(shares(16, 1024, 8), 4);  // so many that there are 2048 CTAs
-  EXPECT_EQ(shares(4, 4096, 8), 4);
-  EXPECT_EQ(shares(8, 4096, 8), 2);
-  EXPECT_EQ(shares(16, 4096, 8), 1);
-  EXPECT_EQ(shares(32, 1024, 8), 1);   // the sums would cost more
-  EXPECT_EQ(shares(16, 1024, 6), 6);   // not 4, which are not equal
-  EXPECT_EQ(shares(1, 1000, 8), 8);    // a head each
-  EXPECT_EQ(shares(1, 1000, 257), 1);  // more than order.shares can hold
-  EXPECT_EQ(shares(1, 1000, 1), 1);
-  EXPECT_EQ(shares(0, 1000, 8), 1);
-  EXPECT_EQ(shares(1, 0, 8), 1);
-  EXPECT_EQ(backward_num_tiles(c, shared_keys(16, 1024, 32)), 8 * 4 * 16 * 4);
-  BackwardArguments full = shared_keys(3, 1000, 32), deterministic = full;
+  EXPECT_EQ(splits(16, 1024, 8), 4);  // for 2048 CTAs
+  EXPECT_EQ(splits(4, 4096, 8), 4);
+  EXPECT_EQ(splits(8, 4096, 8), 2);
+  EXPECT_EQ(splits(16, 4096, 8), 1);
+  EXPECT_EQ(splits(32, 1024, 8), 1);   // the sums would cost more
+  EXPECT_EQ(splits(16, 1024, 6), 6);   // not 4, which are not equal
+  EXPECT_EQ(splits(1, 1000, 8), 8);    // a head each
+  EXPECT_EQ(splits(1, 1000, 257), 1);  // more than order.head_splits can hold
+  EXPECT_EQ(splits(1, 1000, 1), 1);
+  EXPECT_EQ(splits(0, 1000, 8), 1);
+  EXPECT_EQ(splits(1, 0, 8), 1);
+  EXPECT_EQ(plan_128(grouped(16, 1024, 32)).grids.main, 8 * 4 * 16 * 4);
+  BackwardCall full = grouped(3, 1000, 32), deterministic = full;
   full.mask = {};
   deterministic.deterministic = true;
-  EXPECT_EQ(backward_num_tiles(c, full), 8 * 4 * 3);
-  EXPECT_EQ(backward_num_tiles(c, deterministic), 8 * 4 * 3);
-  const BackwardConfig general = c.with(Element::kBf16, Variant::kGeneral);
-  EXPECT_EQ(backward_num_tiles(general, shared_keys(3, 1000, 32)), 8 * 4 * 3);
+  EXPECT_EQ(plan_128(full).grids.main, 8 * 4 * 3);
+  EXPECT_EQ(plan_128(deterministic).grids.main, 8 * 4 * 3);
+  EXPECT_EQ(plan_128(grouped(3, 1000, 32), Variant::kGeneral).grids.main, 8 * 4 * 3);
 }
 
 // Q, dO and the sums of dQ take 2 KB a row and head at 256 columns, half of that at 128.
-TEST(BackwardShares, of_heads_that_fill_the_sms_have_64_mb_of_rows) {
-  const auto shares = [](int64_t columns, int64_t rows, int64_t heads_per_kv_head) {
-    const BackwardConfig c =
-        kBackwardTable[size_t(select_backward_kernel(columns, columns))].config;
-    return backward_shares(c, shared_keys(1, rows, 4 * heads_per_kv_head));
+TEST(BackwardPlan, splits_heads_that_fill_the_sms_into_64_mb_of_rows) {
+  const auto splits = [](int64_t columns, int64_t rows, int64_t heads_per_kv_head) {
+    return plan_launches(kernel_for(columns, columns), grouped(1, rows, 4 * heads_per_kv_head),
+                         kH200Sms)
+        .head_splits();
   };
-  EXPECT_EQ(shares(256, 8192, 4), 1);
-  EXPECT_EQ(shares(256, 8192, 5), 5);  // not 2, which are not equal
-  EXPECT_EQ(shares(256, 8192, 8), 2);
-  EXPECT_EQ(shares(256, 16384, 8), 4);
-  EXPECT_EQ(shares(256, 65536, 8), 8);  // a head each
-  EXPECT_EQ(shares(128, 16384, 4), 1);
-  EXPECT_EQ(shares(128, 16384, 8), 2);
-  EXPECT_EQ(shares(64, 16384, 8), 1);
-  EXPECT_EQ(shares(256, 16384, 1), 1);
+  EXPECT_EQ(splits(256, 8192, 4), 1);
+  EXPECT_EQ(splits(256, 8192, 5), 5);  // not 2, which are not equal
+  EXPECT_EQ(splits(256, 8192, 8), 2);
+  EXPECT_EQ(splits(256, 16384, 8), 4);
+  EXPECT_EQ(splits(256, 65536, 8), 8);  // a head each
+  EXPECT_EQ(splits(128, 16384, 4), 1);
+  EXPECT_EQ(splits(128, 16384, 8), 2);
+  EXPECT_EQ(splits(64, 16384, 8), 1);
+  EXPECT_EQ(splits(256, 16384, 1), 1);
 }
 
 // As FlashAttention-3 does wherever heads share keys.
-TEST(BackwardShares, have_a_float_for_each_padded_element_of_dk_and_dv) {
-  const BackwardConfig c = kBackwardTable[size_t(select_backward_kernel(192, 128))].config;
-  BackwardArguments full = shared_keys(3, 1000, 32);
+TEST(BackwardWorkspace, of_head_splits_has_a_float_for_each_padded_element_of_dk_and_dv) {
+  const BackwardKernel kernel = kernel_for(192, 128);
+  BackwardCall full = grouped(3, 1000, 32);
   full.mask = {};
-  EXPECT_EQ(
-      backward_workspace_bytes(c, shared_keys(3, 1000, 32)) - backward_workspace_bytes(c, full),
-      3 * 4 * 1024 * (192 + 128) * 4);
+  EXPECT_EQ(plan_launches(kernel, grouped(3, 1000, 32), kH200Sms).workspace.bytes -
+                plan_launches(kernel, full, kH200Sms).workspace.bytes,
+            3 * 4 * 1024 * (192 + 128) * 4);
 }
 
-TEST(BackwardWorkspace, of_sequences_that_a_tile_holds_is_none) {
-  const BackwardConfig dense = kBackwardTable[size_t(select_backward_kernel(128, 128))].config;
-  const BackwardConfig general = dense.with(Element::kBf16, Variant::kGeneral);
-  BackwardArguments a = arguments(1, 1000, 5);
+TEST(BackwardPlan, of_sequences_that_a_tile_holds_has_one_launch_and_no_workspace) {
+  BackwardCall a = call(1, 1000, 5);
   a.varlen = true;
   a.sequences = 70;
   a.seqlen_q = a.seqlen_k = 64;
-  EXPECT_EQ(backward_workspace_bytes(general, a), 0);
-  EXPECT_GT(backward_workspace_bytes(dense.with(Element::kBf16, Variant::kCapped), a), 0);
-  a.seqlen_k = 65;
-  EXPECT_GT(backward_workspace_bytes(general, a), 0);
-  a.seqlen_k = 64;
-  a.has_sink = true;
-  EXPECT_GT(backward_workspace_bytes(general, a), 0);
+  const BackwardPlan plan = plan_128(a, Variant::kGeneral);
+  EXPECT_TRUE(plan.short_sequences);
+  EXPECT_EQ(plan.grids.short_sequences, 71 * 5);
+  EXPECT_EQ(plan.grids.main, 0);
+  EXPECT_EQ(plan.workspace.bytes, 0);
+  EXPECT_FALSE(plan_128(a, Variant::kCapped).short_sequences);
+  EXPECT_GT(plan_128(a, Variant::kCapped).workspace.bytes, 0);
+  const auto is_short = [](BackwardCall c) {
+    return plan_128(c, Variant::kGeneral).short_sequences;
+  };
+  BackwardCall longer = a, sink = a, invariant = a;
+  longer.seqlen_k = 65;
+  sink.has_sink = true;
+  invariant.batch_invariant = true;
+  EXPECT_FALSE(is_short(longer));
+  EXPECT_FALSE(is_short(sink));
+  EXPECT_FALSE(is_short(invariant));
 }
 
-TEST(BackwardWorkspace, of_huge_extents_is_too_many_bytes_and_no_overflow) {
-  const BackwardConfig c = kBackwardTable[0].config;
-  EXPECT_GE(backward_workspace_bytes(c, arguments(int64_t{1} << 40, int64_t{1} << 30, 1 << 20)),
-            kTooManyBytes);
+TEST(BackwardPlan, of_huge_extents_has_too_many_bytes_and_no_overflow) {
+  BackwardCall a = call(int64_t{1} << 40, int64_t{1} << 30, 1 << 20);
+  EXPECT_GE(plan_launches(kernel_for(64, 64), a, kH200Sms).workspace.bytes, kTooManyBytes);
+  a.mask.right = 0;
+  a.k.heads = 1 << 10;
+  EXPECT_GE(plan_launches(kernel_for(64, 64), a, kH200Sms).workspace.bytes, kTooManyBytes);
 }
 
+TEST(BackwardPlan, without_rows_queues_nothing_unless_a_sink_wants_its_gradient) {
+  BackwardCall a = call(2, 0, 4);
+  const BackwardPlan plan = plan_128(a);
+  EXPECT_EQ(plan.workspace.bytes, 0);
+  EXPECT_TRUE(plan.call.has_nothing_to_do());
+  float d_sink = 0;
+  a.d_sink = &d_sink;
+  EXPECT_FALSE(plan_128(a).call.has_nothing_to_do());
+  EXPECT_EQ(plan_128(a).grids.main, 0);
+}
+
+// The main kernel of a call is that of its order of additions and of its splits.
+TEST(BackwardPlan, takes_the_main_kernel_that_the_call_needs) {
+  const char functions[3] = {};
+  BackwardKernel kernel = kernel_for(64, 64);  // no helpers, unless they keep the order
+  kernel.main = functions;
+  kernel.main_deterministic = functions + 1;
+  kernel.main_head_splits = functions + 2;
+  const auto main_of = [&](const BackwardCall& a) {
+    const BackwardPlan plan = plan_launches(kernel, a, kH200Sms);
+    return std::pair(static_cast<const char*>(plan.main) - functions, plan.main_threads);
+  };
+  BackwardCall deterministic = grouped(1, 1000, 8);
+  deterministic.deterministic = true;
+  EXPECT_EQ(main_of(call(1, 1000, 8)), std::pair(ptrdiff_t{0}, 3 * 128));
+  EXPECT_EQ(main_of(deterministic), std::pair(ptrdiff_t{1}, 4 * 128));
+  EXPECT_EQ(main_of(grouped(1, 1000, 8)), std::pair(ptrdiff_t{2}, 3 * 128));
+}
+
+struct Frozen {
+  struct {
+    int d, batches, seqlen_q, seqlen_k, heads, kv_heads;
+    bool causal, deterministic, general;
+  } call;
+  struct {
+    int num_n_blocks, section_heads, last_section, head_splits;
+    bool last_keys_first;
+  } order;
+  int64_t tiles;
+  int64_t workspace_bytes;
+
+  BackwardPlan plan(int num_sms) const {
+    BackwardCall a;
+    a.q = {.batches = call.batches, .rows = call.seqlen_q, .heads = call.heads, .columns = call.d};
+    a.k = a.q;
+    a.k.rows = call.seqlen_k;
+    a.k.heads = call.kv_heads;
+    if (call.causal) a.mask.right = 0;
+    a.deterministic = call.deterministic;
+    return plan_launches(
+        kernel_for(call.d, call.d, call.general ? Variant::kGeneral : Variant::kDense), a, num_sms);
+  }
+};
+
+void expect_frozen(const Frozen& frozen, const BackwardPlan& plan) {
+  SCOPED_TRACE(testing::Message() << "d" << frozen.call.d << ", " << frozen.call.batches << " x "
+                                  << frozen.call.seqlen_q);
+  EXPECT_EQ(plan.order.num_n_blocks, frozen.order.num_n_blocks);
+  EXPECT_EQ(plan.order.section_heads, frozen.order.section_heads);
+  EXPECT_EQ(plan.order.last_section, frozen.order.last_section);
+  EXPECT_EQ(plan.order.head_splits, frozen.order.head_splits);
+  EXPECT_EQ(plan.order.last_keys_first, frozen.order.last_keys_first);
+  EXPECT_EQ(plan.num_tiles, frozen.tiles);
+  EXPECT_EQ(plan.workspace.bytes, frozen.workspace_bytes);
+}
+
+// Measured on an H200. A change here is to be measured too.
+TEST(BackwardPlan, on_132_sms_is_what_was_measured) {
+  constexpr Frozen kFrozen[] = {
+      {{64, 1, 512, 512, 32, 32, true, false, false}, {4, 32, 0, 1, false}, 128, 4325376},
+      {{64, 16, 1024, 1024, 32, 32, true, false, false}, {8, 16, 464, 1, false}, 4096, 138412032},
+      {{64, 4, 4096, 4096, 32, 32, false, false, false}, {32, 4, 124, 1, false}, 4096, 138412032},
+      {{64, 4, 4096, 4096, 32, 32, true, false, false}, {32, 4, 112, 1, false}, 4096, 138412032},
+      {{64, 1, 16384, 16384, 32, 32, true, false, false}, {128, 1, 31, 1, false}, 4096, 138412032},
+      {{64, 2, 8192, 8192, 32, 8, true, false, false}, {64, 1, 27, 2, false}, 2048, 205520896},
+      {{64, 1, 16384, 16384, 32, 4, true, false, false}, {128, 1, 3, 1, false}, 512, 138412032},
+      {{96, 3, 1000, 1000, 12, 4, true, false, false}, {8, 10, 0, 3, false}, 288, 23887872},
+      {{128, 32, 512, 512, 16, 16, true, false, false}, {4, 16, 464, 1, false}, 2048, 136314880},
+      {{128, 16, 1024, 1024, 16, 16, true, false, false}, {8, 8, 216, 1, false}, 2048, 136314880},
+      {{128, 16, 1024, 1024, 32, 4, true, false, false}, {8, 4, 220, 4, false}, 2048, 339738624},
+      {{128, 32, 1024, 1024, 32, 4, true, false, false}, {8, 1, 127, 1, false}, 1024, 545259520},
+      {{128, 8, 4096, 4096, 32, 4, true, false, false}, {32, 1, 55, 2, false}, 2048, 679477248},
+      {{128, 1, 16384, 16384, 16, 16, true, false, false}, {128, 1, 15, 1, false}, 2048, 136314880},
+      {{128, 1, 12672, 12672, 16, 4, true, false, false}, {99, 1, 13, 4, false}, 1584, 157335552},
+      {{128, 1, 12800, 12800, 16, 4, true, false, false}, {100, 1, 3, 1, false}, 400, 106496000},
+      {{128, 1, 9984, 9984, 16, 16, true, false, false}, {78, 1, 10, 1, false}, 1248, 83066880},
+      {{128, 1, 7552, 7552, 16, 4, true, false, false}, {59, 1, 11, 4, false}, 944, 93765632},
+      {{128, 1, 16384, 16384, 32, 4, true, false, false}, {128, 1, 7, 2, false}, 1024, 339738624},
+      {{128, 2, 2048, 2048, 16, 16, false, true, false}, {16, 9, 27, 1, false}, 512, 34082816},
+      {{128, 2, 2048, 2048, 16, 16, true, true, false}, {16, 9, 27, 1, true}, 512, 34082816},
+      {{128, 8, 300, 300, 6, 6, true, true, false}, {3, 44, 44, 1, true}, 144, 7988160},
+      {{128, 2, 2048, 2048, 16, 4, true, true, true}, {16, 8, 0, 1, true}, 128, 34082816},
+      {{128, 2, 2048, 2048, 16, 4, true, false, true}, {16, 1, 7, 1, false}, 128, 34078720},
+      {{128, 1, 300, 5000, 8, 2, true, false, false}, {40, 8, 0, 4, false}, 320, 11816960},
+      {{192, 4, 2048, 2048, 24, 6, true, false, false}, {32, 1, 23, 1, false}, 768, 152567808},
+      {{256, 1, 8192, 8192, 20, 4, true, false, false}, {128, 1, 19, 5, false}, 2560, 236191744},
+      {{256, 1, 8192, 8192, 8, 8, true, false, false}, {128, 1, 7, 1, false}, 1024, 67633152},
+      {{256, 4, 2048, 2048, 16, 2, true, false, false}, {32, 2, 54, 8, false}, 2048, 168820736},
+      {{256, 8, 512, 512, 8, 8, true, true, false}, {8, 17, 51, 1, true}, 512, 33818624},
+      {{256, 64, 512, 512, 32, 4, true, false, false}, {8, 1, 255, 1, false}, 2048, 1082130432},
+  };
+  for (const Frozen& frozen : kFrozen) {
+    expect_frozen(frozen, frozen.plan(kH200Sms));
+    EXPECT_EQ(frozen.plan(kH200Sms).tail_tiles, 528);
+  }
+}
+
+TEST(BackwardPlan, scales_with_the_number_of_sms) {
+  struct {
+    int sms;
+    int tail_tiles;
+    int splits;           // until each SM has 16 tiles
+    int splits_if_few;    // with 448 key blocks and few rows
+    int splits_if_fills;  // 59 key blocks are most SMs only if there are 78
+    int apart;            // heads of a section in deterministic calls: a tile for each SM
+    int last_tiles;       // the first of the last heads, which have 3 tiles for each SM
+    int last_heads;       // ... or are a quarter of the SMs
+  } constexpr kCases[] = {
+      {132, 528, 4, 4, 4, 9, 6, 31}, {114, 456, 4, 4, 4, 8, 7, 36}, {78, 312, 2, 1, 1, 5, 10, 45}};
+  BackwardCall deterministic = call(2, 2048, 16), causal = call(1, 5000, 16);
+  deterministic.deterministic = true;
+  causal.mask.right = 0;
+  BackwardCall few_keys = causal;
+  few_keys.q.rows = 8192;
+  few_keys.k.rows = 256;
+  few_keys.q.heads = few_keys.k.heads = 64;
+  for (const auto& expected : kCases) {
+    SCOPED_TRACE(expected.sms);
+    const auto plan = [&](const BackwardCall& a) {
+      return plan_launches(kernel_for(128, 128), a, expected.sms);
+    };
+    EXPECT_EQ(plan(causal).tail_tiles, expected.tail_tiles);
+    EXPECT_EQ(plan(grouped(4, 4096, 32)).head_splits(), expected.splits);
+    EXPECT_EQ(plan(grouped(14, 1024, 32)).head_splits(), expected.splits_if_few);
+    EXPECT_EQ(plan(grouped(1, 7552, 16)).head_splits(), expected.splits_if_fills);
+    EXPECT_EQ(plan(deterministic).order.section_heads, expected.apart);
+    EXPECT_EQ(plan(causal).order.last_section, expected.last_tiles);
+    EXPECT_EQ(plan(few_keys).order.last_section, expected.last_heads);
+  }
+}
 }  // namespace
 }  // namespace fa3::hopper

@@ -5,9 +5,11 @@
 #include <array>
 #include <set>
 
+#include "engine/hopper/config/register_budget.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/plan_forward.h"
@@ -34,9 +36,10 @@ TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_stage_to_load_in
   }
   for (const KernelInstance& row : rows) {
     const ForwardConfig& c = row.config;
-    EXPECT_LE(c.ctas_per_sm * (c.producer_registers() + c.consumers() * c.consumer_registers()),
-              kRegistersPerLaunchThreadQuad);
-    EXPECT_LE(c.consumer_registers_used(), c.consumer_registers());
+    EXPECT_LE(
+        c.ctas_per_sm * (register_budget(c).producer + c.consumers() * register_budget(c).consumer),
+        kRegistersPerLaunchThreadQuad);
+    EXPECT_LE(consumer_registers_used(c), register_budget(c).consumer);
     EXPECT_GE(c.kv_stages, 3);  // K of the next block beside V of this one, and one to load into
   }
 }
@@ -259,8 +262,7 @@ TEST(PageBoxes, that_would_be_small_ask_for_another_kernel) {
     p.lengths_k = {.max = 5120, .total = 5120};
     p.key_places = {.page_size = page_size, .entries = 1, .elsewhere = page_size > 0};
     if (page_size > 0) p.key_places.pages = 5120 / page_size;
-    ForwardLaunch launch = launch_of(p);
-    return kForwardTable[select_kernel_and_split(p, 132, &launch)].config;
+    return kForwardTable[size_t(chosen_for(p).row)].config;
   };
   EXPECT_EQ(chosen(128, 0).consumers(), 3);
   for (const int64_t page_size : {1, 16, 64, 256}) {
@@ -291,11 +293,10 @@ TEST(DirectTiles, are_those_of_varlen_calls_that_fit_one_wave) {
       p.lengths_q.cu_seqlens = starts;
       p.lengths_q.varlen = p.lengths_q.in_one_tensor = true;
     }
-    ForwardLaunch launch = launch_of(p);
-    const int row = select_kernel_and_split(p, 132, &launch);
-    const ForwardConfig c = kForwardTable[size_t(row)].config;
-    return Plan{launch.split.direct,
-                forward_workspace_bytes(c.with(Element::kBf16, variant_of(p)), launch)};
+    const auto [row, tiling] = chosen_for(p);
+    const ForwardConfig c = kForwardTable[size_t(row)].config.with(Element::kBf16, variant_of(p));
+    return Plan{tiling.scheduler == Scheduler::kDirect,
+                plan_launch({c}, call_of(p), tiling, kSms).workspace.bytes};
   };
   EXPECT_TRUE(planned(11, 1000, true, false).direct) << "132 tiles";
   EXPECT_EQ(planned(11, 1000, true, false).workspace, 0);
@@ -320,8 +321,9 @@ TEST(ForwardTable, split_tiles_have_one_q_and_its_room_in_the_pipeline) {
     }
     ++moved;
     EXPECT_EQ(general.q_stages, 1);
-    EXPECT_EQ(general.q_bytes() + general.kv_stages * general.stage_bytes(),
-              dense.q_stages * dense.q_bytes() + dense.kv_stages * dense.stage_bytes());
+    EXPECT_EQ(
+        general.tiles().q_bytes() + general.kv_stages * general.tiles().stage_bytes(),
+        dense.q_stages * dense.tiles().q_bytes() + dense.kv_stages * dense.tiles().stage_bytes());
   }
   EXPECT_EQ(moved, 1);
 }
@@ -329,10 +331,10 @@ TEST(ForwardTable, split_tiles_have_one_q_and_its_room_in_the_pipeline) {
 TEST(PageBoxes, divide_a_page_and_a_tile) {
   constexpr ForwardConfig kConfig{.block_n = 80};
   const auto rows = [&](int64_t page_size, bool padded_left) {
-    ForwardLaunch launch;
-    launch.places.page_size = page_size;
-    launch.lengths_k.padded_left = padded_left;
-    return page_box_rows(kConfig, launch);
+    ForwardCall call;
+    call.places.page_size = page_size;
+    call.lengths_k.padded_left = padded_left;
+    return kv_box_rows(kConfig, call);
   };
   EXPECT_EQ(rows(0, true), 80);
   EXPECT_EQ(rows(16, false), 16);
@@ -350,12 +352,12 @@ TEST(CpAsyncKeys, are_those_of_few_queries_or_of_pages_whose_boxes_are_small) {
                                                                           Variant::kGeneral);
   constexpr ForwardConfig kNotSplit = ForwardConfig{}.with(Element::kBf16, Variant::kGeneral);
   const auto cp_async = [](const ForwardConfig& c, int64_t page_size, int columns = 128) {
-    ForwardLaunch launch;
-    launch.places.page_size = page_size;
-    launch.k = {nullptr, 10, page_size, 8, 128, page_size * 1024, 1024, 128};
-    launch.v = launch.k;
-    launch.v.columns = columns;
-    return uses_cp_async(c, launch);
+    ForwardCall call;
+    call.places.page_size = page_size;
+    call.k = {nullptr, 10, page_size, 8, 128, page_size * 1024, 1024, 128};
+    call.v = call.k;
+    call.v.columns = columns;
+    return cp_async_keys(c, call).active;
   };
   EXPECT_TRUE(cp_async(kMany, 1));
   EXPECT_TRUE(cp_async(kMany, 32));
@@ -373,16 +375,17 @@ TEST(CpAsyncKeys, are_those_of_few_queries_or_of_pages_whose_boxes_are_small) {
 TEST(CpAsyncKeys, rows_lie_at_multiples_of_a_unit_or_are_left_to_the_copy_engine) {
   constexpr ForwardConfig kConfig =
       ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
-  ForwardLaunch launch;
-  launch.places.page_size = 16;
+  ForwardCall call;
+  call.places.page_size = 16;
   // Pages of heads of rows.
-  launch.k = {nullptr, int64_t{1} << 24, 16, 8, 128, 8 * 16 * 128, 128, 16 * 128};
-  launch.v = launch.k;
-  EXPECT_TRUE(uses_cp_async(kConfig, launch));
-  launch.v.batch_stride += 8;
-  EXPECT_FALSE(uses_cp_async(kConfig, launch)) << "units of 16 bytes do not reach the last page";
-  launch.v.batches = 1;
-  EXPECT_TRUE(uses_cp_async(kConfig, launch)) << "a stride that nobody uses";
+  call.k = {nullptr, int64_t{1} << 24, 16, 8, 128, 8 * 16 * 128, 128, 16 * 128};
+  call.v = call.k;
+  EXPECT_TRUE(cp_async_keys(kConfig, call).active);
+  call.v.batch_stride += 8;
+  EXPECT_FALSE(cp_async_keys(kConfig, call).active)
+      << "units of 16 bytes do not reach the last page";
+  call.v.batches = 1;
+  EXPECT_TRUE(cp_async_keys(kConfig, call).active) << "a stride that nobody uses";
 }
 
 TEST(TensorMap, a_tensor_without_elements_needs_no_strides) {

@@ -23,7 +23,7 @@ std::vector<TileLayout> layouts() {
   }
   for (const KernelInstance& row : kE4m3Table) {
     const ForwardConfig& c = row.config;
-    all.insert(all.end(), {c.q_tile(), c.k_tile(), c.v_tile()});
+    all.insert(all.end(), {c.tiles().q, c.tiles().k, c.tiles().v});
   }
   return all;
 }

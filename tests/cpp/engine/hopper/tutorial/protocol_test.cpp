@@ -40,7 +40,7 @@ constexpr Shape kShapes[] = {
 class PlainRun {
  public:
   explicit PlainRun(const Shape& s) : shape_(s) {
-    ForwardLaunch a;
+    ForwardCall a;
     a.q = span(&q_, s.seqlen_q, s.heads);
     a.k = span(&k_, s.seqlen_k, s.kv_heads);
     a.v = span(&v_, s.seqlen_k, s.kv_heads);

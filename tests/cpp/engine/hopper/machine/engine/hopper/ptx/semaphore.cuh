@@ -7,10 +7,10 @@
 namespace fa3::hopper::ptx {
 
 inline int ld_acquire(const int* counter) {
-  return machine::look_at_turn(counter);
+  return machine::load_semaphore(counter);
 }
 inline void add_release(int* counter, int value) {
-  machine::give_turn(counter, value);
+  machine::add_to_semaphore(counter, value);
 }
 
 }  // namespace fa3::hopper::ptx

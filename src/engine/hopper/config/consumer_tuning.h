@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the consumers of a forward kernel are compiled: which steps they have, and where registers
+// are spent. Plain constexpr. Next: forward/consumer/mainloop.cuh.
+#pragma once
+
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/forward_config.h"
+
+namespace fa3::hopper {
+
+struct ConsumerTuning {
+  // ---- e4m3 ----
+
+  // Keys that make a part of O, in blocks (promoted_sum.cuh), and the groups of keys in a block
+  // that share a scale.
+  int promotion_blocks;
+  int scale_groups;
+  // Where a part ends, it joins the others while Q K^T runs, if registers last for both; else
+  // between two steps. Measured, over official: 128 columns 0.978 to 0.982, 64 columns 1.031 to
+  // 1.016.
+  bool promotes_under_scores;
+  // The step that starts a tile is compiled apart from the others: these then have registers to
+  // spare, but short sequences pay for the longer code. Measured: at 128 columns 15% at causal 1k.
+  bool starts_apart;
+  // Peaked rows are taken by steps of their own, in a loop of their own, that follow their maximum.
+  // While a step searches for it, this many of a thread's weights are computed, three in eight.
+  // Measured: without that 2 to 5% of peaked rows' speed are lost.
+  bool tracks_max;
+  int shadow_p;
+
+  // ---- Registers ----
+
+  // The tile's edge is read from shared memory whenever it is asked for.
+  bool reads_edge_again;
+  // A shorter step between tiles, by registers. Measured: two warpgroups gain 1 to 4% up to 2k
+  // keys, three lose 1%.
+  bool short_tile_change;
+  // Weights of a thread that are packed while the others are still exponentiated, which waits for
+  // the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;
+  // else a loss of 3%; with e4m3 a loss of 6 to 15%.
+  int early_p;
+  // O may be float32, or its rows end within 16 bytes. Elsewhere the compiler spills.
+  bool stores_any_rows;
+  // Lost scores can be computed again from keys in pages, so that these may take guarded steps.
+  // Elsewhere the compiler spills.
+  bool recomputes_pages;
+
+  // ---- Few queries over a quantized cache ----
+
+  // Tiles are small and follow each other soon, so what a step waits for counts: rows past the last
+  // query are left alone, and O is only multiplied where a reference moves.
+  bool short_steps;
+};
+
+FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
+  constexpr int kPromotionKeys = 1152;
+  const bool has_registers = c.head_dim_v <= 192 || c.consumers() == 1;
+  return {.promotion_blocks = kPromotionKeys / c.block_n,
+          .scale_groups = c.block_n / FA3_DESCALE_ROWS,
+          .promotes_under_scores = c.consumers() <= 2,
+          .starts_apart = c.e4m3 && c.head_dim_v > 128,
+          .tracks_max = c.e4m3 && !c.general(),
+          .shadow_p = c.block_n / 16 * 3,
+          .reads_edge_again = c.general() || c.e4m3,
+          .short_tile_change = c.consumers() <= 2,
+          .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded ? c.block_n / 8 * 3 : 0,
+          .stores_any_rows = c.general() && !c.dequantizes() && c.head_dim != 96 && has_registers,
+          .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
+          .short_steps = c.dequantizes() && c.consumers() == 1};
+}
+
+// ---- Old names ----
+
+}  // namespace fa3::hopper

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The consumer (paper, Algorithm 1): one warpgroup, from its first tile to its last. Next:
+// consumer_state.cuh, mainloop.cuh.
+#pragma once
+
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/consumer/max_tracking.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+__device__ __forceinline__ void consume(ConsumerState<C>&& c) {
+  ThreadTile<C> r;
+  c.ping_pong.open();
+  for (;;) {
+    Step step = next_step(c);
+    if (step == Step::kEnd) break;
+    if (step == Step::kOthers) {
+      pass_block(c);
+      continue;
+    }
+    if constexpr (!consumer_tuning(C).tracks_max) {
+      attend(c, r, step);
+    } else if constexpr (consumer_tuning(C).starts_apart) {
+      attend_peaked_starts_apart(c, r, step);
+    } else {
+      attend_peaked(c, r, step);
+    }
+    last_product(c, r, step);
+    if (step == Step::kEnd) break;
+  }
+  c.stages.release_delayed_v();
+  c.ping_pong.close();
+}
+
+}  // namespace fa3::hopper

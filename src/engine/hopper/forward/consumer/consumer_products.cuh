@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer warpgroup's two products, S = Q K^T and O += P V, between its turns of ping-pong.
+// Next: mainloop.cuh.
+#pragma once
+
+#include "engine/hopper/forward/consumer/consumer_state.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+using KvState = typename ConsumerStages<C>::KvState;
+
+template <ForwardConfig C>
+__device__ __forceinline__ void issue_scores(ThreadTile<C>& r, uint32_t q, uint32_t k) {
+  tile::issue_abt<C.types().product, C.tiles().q, C.tiles().k>(r.scores, q, k);
+  ptx::wgmma_commit_group();
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void issue_output(ConsumerState<C>& c, ThreadTile<C>& r, uint32_t v) {
+  if constexpr (C.e4m3) {
+    tile::issue_abt<C.tiles().v>(r.output, r.p, v, !c.output_starts);
+  } else {
+    tile::issue_ab<C.types().product, C.tiles().v>(r.output, r.p, v, !c.output_starts);
+  }
+  ptx::wgmma_commit_group();
+  c.output_starts = false;
+}
+
+// The newest part of O joins the earlier ones.
+template <ForwardConfig C>
+__device__ __forceinline__ void promote_output(ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (C.e4m3) c.promoted.promote(r.output, r.rows, c.promoted_sum_address());
+}
+
+// Both products of a step: the block's scores, and P V of the block before. Promotes: a part of O
+// ends here, and joins the earlier ones while Q K^T runs.
+template <bool Promotes, ForwardConfig C>
+__device__ __forceinline__ void issue_products(ConsumerState<C>& c, ThreadTile<C>& r, KvState<C> k,
+                                               KvState<C> v) {
+  const uint32_t q_low = c.stages.q_operand();
+  const uint32_t k_low = c.stages.k_operand(k);
+  const uint32_t v_low = c.stages.v_operand(v);
+  c.ping_pong.wait();
+  ptx::wgmma_fence();
+  issue_scores(r, q_low, k_low);
+  if constexpr (Promotes) {
+    promote_output(c, r);
+    ptx::wgmma_fence();
+  }
+  issue_output(c, r, v_low);
+  c.ping_pong.pass();
+}
+
+// Afterwards O and P may be touched again, and V loaded over.
+template <ForwardConfig C>
+__device__ __forceinline__ void wait_for_output(const ConsumerState<C>& c, KvState<C> v) {
+  ptx::wgmma_wait_group<0>();
+  c.stages.release_kv(v);
+}
+
+// cp.async writes through the generic proxy, products read through the async proxy. The threads
+// that copy do not wait for their copies, so they cannot fence behind them; but a fence anywhere on
+// the way from a write to its reader orders the two (PTX ISA, "causality order"), and the stage's
+// barrier, which this thread has just waited for, is on that way.
+template <ForwardConfig C>
+__device__ __forceinline__ void fence_cp_async(const ConsumerState<C>& c) {
+  if constexpr (C.may_use_cp_async()) {
+    if (uses_cp_async<C>(c.params)) ptx::fence_proxy_async();
+  }
+}
+
+}  // namespace fa3::hopper

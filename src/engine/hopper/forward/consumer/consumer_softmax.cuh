@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of a block of scores by a consumer warpgroup: its mask, its step, and what becomes of
+// a block where the guard has fired. Next: cuda/softmax.cuh, mainloop.cuh.
+#pragma once
+
+#include "engine/cuda/mask.cuh"
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/consumer/consumer_state.cuh"
+#include "engine/hopper/forward/consumer/recompute_scores.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+using ScoreStep = typename ConsumerState<C>::StepResult;
+
+// Before the block's K is released: its scales go with it.
+template <ForwardConfig C>
+__device__ __forceinline__ void read_key_scales(ConsumerState<C>& c, uint32_t k_stage) {
+  if constexpr (C.e4m3) {
+    const float query = c.smem.e4m3.tiles[c.stages.work_tile()].query[c.warpgroup];
+    read_scales(c.score, query, c.stages.at().key_scales(k_stage));
+    __syncwarp();  // every lane has read before lane 0 releases the stage
+  }
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r) {
+  mask_scores(r.scores, c.edge(), c.params.output.pack, int(thread_in_block() % kWarpgroupSize),
+              c.tile.first_key());
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C>& r,
+                                               bool starts_tile, ScoreStep<C>& result) {
+  if (starts_tile) r.rows = RowState{};
+  if constexpr (consumer_tuning(C).short_steps) {
+    if (c.tile.live_rows() == 0) {
+      result = {};
+      return;
+    }
+  }
+  if (c.tile.block() >= c.masked_from() || c.tile.hides_left()) mask(c, r);
+  if constexpr (consumer_tuning(C).short_steps) {
+    if (c.tile.live_rows() == 1) {
+      online_step<1>(r.scores, r.rows, c.score, result);
+      return;
+    }
+  }
+  online_step(r.scores, r.rows, c.score, result);
+}
+
+// `wait_for_output` is called before the early elements of P become an operand.
+template <ForwardConfig C, class Wait>
+__device__ __forceinline__ void guarded_softmax(ConsumerState<C>& c, ThreadTile<C>& r,
+                                                ScoreStep<C>& result, const Wait& wait_for_output) {
+  constexpr int kEarly = consumer_tuning(C).early_p;
+  guarded_step<kEarly>(r.scores, r.rows, c.score, result, [&] {
+    if constexpr (kEarly > 0) {
+      wait_for_output();
+      pack_p<0, kEarly>(r);
+    }
+  });
+}
+
+// O and its sums move to the reference that the step has left.
+template <ForwardConfig C>
+__device__ __forceinline__ void rescale_output(ConsumerState<C>& c, ThreadTile<C>& r,
+                                               const StepResult& step) {
+  if constexpr (C.e4m3 || consumer_tuning(C).short_steps) {
+    // Most often nothing moves: then a vote is all.
+    if (!__any_sync(0xffffffff, step.rescale[0] != 1.0f || step.rescale[1] != 1.0f)) return;
+  }
+  if constexpr (C.e4m3) c.promoted.rescale(step.rescale);
+  r.rescale_output(step.rescale);
+}
+
+// Where P has overflowed, its scores are gone too: their block counts for nothing until
+// recompute_block().
+template <ForwardConfig C>
+__device__ __forceinline__ void lose_scores(ConsumerState<C>& c, ScoreStep<C>& result) {
+  result.block_sum[0] = result.block_sum[1] = 0.0f;
+  c.tile.lose_scores();
+}
+
+// After this many fired guards in a tile a warp takes the rest of it by online steps: one costs
+// less than a fired guard. Measured: docs/performance-hopper.md.
+inline constexpr int kMostGuardFires = 3;
+
+// The guard has fired in this warp: brings its P back into range, and O with it, or gives up the
+// block's scores.
+template <ForwardConfig C>
+__device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTile<C>& r,
+                                                  ScoreStep<C>& result) {
+  WorkTileOf<C>& work = c.work_tile();
+  const unsigned warp = c.warp();
+  if (ptx::lane() == 0) ++work.fired_guards[warp];
+  __syncwarp();
+  if (work.fired_guards[warp] >= kMostGuardFires) c.tile.set_mode(TileMode::kOnline);
+  if (can_rescale_after_guard(result)) {
+    rescale_after_guard<typename ConsumerState<C>::Score>(r.scores, r.rows, result);
+    rescale_output(c, r, result);
+    pack_p<0, consumer_tuning(C).early_p>(r);
+  } else {
+    lose_scores(c, result);
+  }
+}
+
+// A max-tracking step has moved them, and multiplied what was before by zero: like rows that have
+// seen no key.
+__device__ __forceinline__ void forget_infinite_references(RowState& rows) {
+#pragma unroll
+  for (float& ref : rows.ref) ref = ref == kInfinity ? -kInfinity : ref;
+}
+
+// Recomputes the lost scores of the last block. The tile goes on by online steps, unless it tracks
+// the maximum.
+template <ForwardConfig C>
+__device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<C>& r) {
+  c.tile.recover_scores();
+  if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) {
+    c.tile.set_mode(TileMode::kOnline);
+  }
+  const WorkTileOf<C>& work = c.work_tile();
+  recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
+  c.score.prepare(r.scores);
+  if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);
+  ScoreStep<C> result;
+  online_step(r.scores, r.rows, c.score, result);
+  rescale_output(c, r, result);
+  r.add_sums(result);
+  pack_p(r);
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two-level accumulation of O for e4m3 products. The tensor core drops the low bits of what it adds
+// to a large sum, always towards zero. So the sum in its registers is a part of O, over a limited
+// number of keys, and where a part ends it is promoted: it joins the sum of the earlier parts. That
+// sum lies in shared memory, each thread's share for itself, in fp16 with a power of two for each
+// row. Next: consumer_state.cuh.
+#pragma once
+
+#include "engine/cuda/softmax.cuh"
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/ptx/half.cuh"
+#include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/unpack.cuh"
+
+namespace fa3::hopper {
+
+// A thread's share of the sum of a tile's earlier parts. `at` is where it lies: the lane's first
+// eight numbers, and the others behind those of all lanes.
+template <ForwardConfig C>
+class PromotedSum {
+ public:
+  static constexpr int kNumbers = C.head_dim_v / 2;
+  using Output = float[kNumbers];
+
+  // A tile starts, with `blocks_left` key blocks to come. Its first part is half as long as the
+  // others, so that sums go from -A/2 to A/2.
+  __device__ __forceinline__ void start(int blocks_left) {
+    unit_[0] = unit_[1] = 0.0f;
+    end_ = blocks_left - 1 - consumer_tuning(C).promotion_blocks / 2;
+  }
+
+  // A part ends while the scores of this block are computed, or behind the block.
+  __device__ __forceinline__ bool promotes_under(int block) const {
+    return consumer_tuning(C).promotes_under_scores && block == end_;
+  }
+  __device__ __forceinline__ bool promotes_behind(int block) const {
+    return !consumer_tuning(C).promotes_under_scores && block == next_end();
+  }
+  __device__ __forceinline__ int next_end() const { return end_ + 1; }
+
+  // Moves the sum to another reference.
+  __device__ __forceinline__ void rescale(const float (&factor)[kRowsPerThread]) {
+    unit_[0] *= factor[0];
+    unit_[1] *= factor[1];
+  }
+
+  // `output` becomes the sum of all parts.
+  __device__ __forceinline__ void add_to(Output& output, uint32_t at) const {
+    if (!exist()) return;
+#pragma unroll
+    for (int i = 0; i < kNumbers; i += kTogether) {
+      uint32_t pairs[kTogether / 2];
+      ptx::ld_shared_b32x4(at + i / kTogether * kStride, pairs);
+#pragma unroll
+      for (int j = 0; j < kTogether; j += 2) {
+        const float unit = unit_[fragment_row_index(j)];
+        float first, second;
+        ptx::unpack_pair<Element::kFp16>(pairs[j / 2], first, second);
+        output[i + j] = fmaf(first, unit, output[i + j]);
+        output[i + j + 1] = fmaf(second, unit, output[i + j + 1]);
+      }
+    }
+  }
+
+  // A part ends: twice its sum is added, its negative stays. `rows` have the sums of P of all
+  // parts.
+  __device__ __forceinline__ void promote(Output& output, const RowState& rows, uint32_t at) {
+    const bool existed = exist();
+    float given[kRowsPerThread];    // twice, in the new unit
+    uint32_t kept[kRowsPerThread];  // the old unit in the new one
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      const float power = power_of_two_in(quad_sum(rows.sum[row]));
+      const float inverse = kRoom * rcp(power), ratio = unit_[row] * inverse;
+      given[row] = 2.0f * inverse;
+      kept[row] = pack_pair<Element::kFp16>(ratio, ratio);
+      unit_[row] = power * (1.0f / kRoom);
+    }
+#pragma unroll
+    for (int i = 0; i < kNumbers; i += kTogether) {
+      uint32_t pairs[kTogether / 2] = {};
+      if (existed) ptx::ld_shared_b32x4(at + i / kTogether * kStride, pairs);
+#pragma unroll
+      for (int j = 0; j < kTogether; j += 2) {
+        const int row = fragment_row_index(j);
+        const uint32_t newest =
+            pack_pair<Element::kFp16>(output[i + j] * given[row], output[i + j + 1] * given[row]);
+        pairs[j / 2] = ptx::fma_f16x2(pairs[j / 2], kept[row], newest);
+        output[i + j] = -output[i + j];
+        output[i + j + 1] = -output[i + j + 1];
+      }
+      ptx::st_shared_b32x4(at + i / kTogether * kStride, pairs);
+    }
+    end_ -= consumer_tuning(C).promotion_blocks;
+  }
+
+ private:
+  static constexpr int kTogether = 8;  // numbers of a lane that lie together
+  static constexpr uint32_t kStride = kWarpSize * kTogether * bytes_of(Element::kFp16);
+
+  __device__ __forceinline__ bool exist() const {
+    return unit_[0] != 0.0f || unit_[1] != 0.0f;
+  }
+
+  // A number of O is at most the row's sum of P times 448, and some more since P is rounded: below
+  // 2^10 times the power of two in that sum. What is stored is at most twice that, and fp16 ends at
+  // 2^16.
+  static constexpr float kRoom = 32.0f;
+
+  static __device__ __forceinline__ float power_of_two_in(float x) {
+    constexpr uint32_t kExponent = 0x7f800000;
+    return __uint_as_float(__float_as_uint(fminf(fmaxf(x, 0x1p-100f), 0x1p100f)) & kExponent);
+  }
+
+  float unit_[kRowsPerThread];  // of the numbers in shared memory; zero: there are none
+  int end_ = 0;                 // the block whose step finds a part of O whole
+};
+
+// The products of other types need none: their sums are kept whole.
+struct NoPromotedSum {
+  __device__ __forceinline__ bool promotes_under(int) const { return false; }
+  __device__ __forceinline__ bool promotes_behind(int) const { return false; }
+};
+
+}  // namespace fa3::hopper

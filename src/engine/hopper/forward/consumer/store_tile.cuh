@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The epilogue of a work tile, which is a whole tile or a split of one. Next: cuda/epilogue.cuh.
+#pragma once
+
+#include "engine/cuda/epilogue.cuh"
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/consumer/consumer_state.cuh"
+
+namespace fa3::hopper {
+
+// A warp's rows, the first of them `first_row` of the sequence.
+template <ForwardConfig C>
+__device__ __forceinline__ void store_tile(const ForwardParams& params, const WorkTileOf<C>& work,
+                                           int first_row, ThreadTile<C>& r, const RowState& rows) {
+  if constexpr (C.dequantizes()) {
+#pragma unroll
+    for (float& o : r.output) o *= work.place.value_scale;
+  }
+  if constexpr (C.can_split()) {
+    if (work.place.partial != TileSplit::kNotSplit) {
+      cuda::store_partial(params.partials, work.place.partial, params.output.pack, work.queries,
+                          first_row, first_row - work.first_row, r.output, rows);
+      return;
+    }
+  }
+  cuda::store_rows<C.element, C.general() || C.always_splits(), consumer_tuning(C).stores_any_rows>(
+      params.output, work.queries, first_row, r.output, rows);
+}
+
+// What e4m3 values are multiplied by, and what is added to them.
+template <ForwardConfig C>
+__device__ __forceinline__ cuda::DescaledValues descaled_values(const ForwardParams& params,
+                                                                const WorkTileOf<C>& work,
+                                                                const TileScales& scales) {
+  const ChannelMeans<const float>& mean = params.e4m3.value_mean;
+  const int kv_head = work.queries.pack / params.packs_per_kv_head;
+  return {scales.value, mean.data ? mean.at(sequence_of<C>(work), kv_head) : nullptr,
+          params.output.o.columns};
+}
+
+// Algorithm 2, line 20. The next tile's work tile is the current one by now.
+template <ForwardConfig C>
+__device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTile<C>& r,
+                                            const RowState& rows) {
+  const uint32_t stage = c.stages.previous_work_tile();
+  const WorkTileOf<C>& work = c.smem.work_tiles[stage];
+  const int first_row = c.first_row_of(work);
+  if constexpr (C.e4m3) {
+    c.promoted.add_to(r.output, c.promoted_sum_address());
+    cuda::store_rows<C.element, C.general()>(
+        c.params.output, work.queries, first_row, r.output, rows,
+        descaled_values<C>(c.params, work, c.smem.e4m3.tiles[stage]));
+  } else {
+    store_tile<C>(c.params, work, first_row, r, rows);
+  }
+  c.stages.release_work_tile(stage);
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every way to load keys and values shares. For each key block K comes first, then V of the
+// block before it: a consumer multiplies Q K^T of one block together with P V of the previous one,
+// across tiles too. Next: load_tma.cuh, load_tma_pages.cuh, load_tma_e4m3.cuh, load_cp_async.cuh.
+#pragma once
+
+#include "engine/hopper/forward/smem_plan.cuh"
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/tile/load.cuh"
+
+namespace fa3::hopper {
+
+// Where the keys of a tile lie: in registers, since its work tile is in shared memory.
+struct TileKeys {
+  int begin;  // of block 0, in the tensors
+  int count;  // from there on, of the sequence
+  int kv_head;
+  int batch;  // or entry of the page table
+
+  // For e4m3:
+  int sequence;
+  int first;  // block 0's first key, counted from the sequence's
+};
+
+template <ForwardConfig C>
+__device__ __forceinline__ TileKeys keys_of(const ForwardParams& params,
+                                            const WorkTileOf<C>& work) {
+  return {work.keys.begin + work.first_key,
+          work.keys.count - work.first_key,
+          work.queries.pack / params.packs_per_kv_head,
+          work.keys.batch,
+          sequence_of<C>(work),
+          work.first_key};
+}
+
+// The stages that K and V arrive in, as the producer goes through them: the base of each way to
+// load them. Such a class knows a block by what it needs of it until its V is loaded too.
+template <ForwardConfig C>
+class KvStages {
+ public:
+  using Issuer = typename TileScheduler<C>::Issuer;
+
+  __device__ __forceinline__ KvStages(const ForwardParams& params, SmemAddresses<C> at)
+      : params_(params), at_(at) {}
+
+  // What is looked up of a block before its K is loaded: nothing.
+  __device__ __forceinline__ void look_ahead(const TileKeys&, int) const {}
+
+ protected:
+  static constexpr tile::TileLayout kK = C.tiles().loaded_k, kV = C.tiles().loaded_v;
+
+  __device__ __forceinline__ tile::ClippedMap k_map() const {
+    return {params_.k_map, params_.k_outside, params_.k.columns};
+  }
+  __device__ __forceinline__ tile::ClippedMap v_map() const {
+    return {params_.v_map, params_.v_outside, params_.output.o.columns};
+  }
+
+  // No lane is a lap behind: a barrier only tells one lap from the next.
+  __device__ __forceinline__ void wait_for_stage() const {
+    at_.loaded_pipeline().wait_empty(kv_);
+    Issuer::sync();
+  }
+  // Other warps copy this block (load_cp_async.cuh).
+  __device__ __forceinline__ void leave_to_cp_async() {
+    wait_for_stage();
+    if (Issuer::leads()) ptx::mbarrier_arrive(at_.kv_pipeline().full(kv_.stage()));
+    kv_.advance();
+  }
+
+  const ForwardParams& params_;
+  const SmemAddresses<C> at_;
+  PipelineState<C.loaded_stages()> kv_;
+};
+
+// Loads the blocks of tiles, the last one of each first. Kv: how K and V of one block are brought
+// into a stage.
+template <class Kv>
+class KvLoader {
+ public:
+  template <class... Args>
+  __device__ __forceinline__ explicit KvLoader(const Args&... args) : kv_(args...) {}
+
+  // K of a block, and V of the block that the last call was about.
+  __device__ __forceinline__ void load(const TileKeys& keys, int number, bool starts_tile) {
+    const typename Kv::Block block = kv_.block_of(keys, number, starts_tile);
+    kv_.load_k(block);
+    if (number > 0) kv_.look_ahead(keys, number - 1);
+    load_delayed_v();
+    delayed_v_ = block;
+    has_delayed_v_ = true;
+  }
+
+  __device__ __forceinline__ void load_delayed_v() {
+    if (has_delayed_v_) kv_.load_v(delayed_v_);
+    has_delayed_v_ = false;
+  }
+
+ private:
+  Kv kv_;
+  typename Kv::Block delayed_v_{};
+  bool has_delayed_v_ = false;
+};
+
+}  // namespace fa3::hopper

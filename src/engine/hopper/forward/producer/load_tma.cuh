@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values that lie row behind row, by TMA: a tile is one copy a slab.
+// Next: load_tma_pages.cuh.
+#pragma once
+
+#include "engine/hopper/forward/producer/kv_loader.cuh"
+
+namespace fa3::hopper {
+
+// Dense kernels: rows past the tensor's end arrive as zeros.
+template <ForwardConfig C>
+class DenseKv : public KvStages<C> {
+  using Stages = KvStages<C>;
+
+ public:
+  using Block = ptx::TileCoordinates;
+  using Stages::Stages;
+
+  __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool) const {
+    return {0, keys.begin + number * C.block_n, keys.kv_head, keys.batch};
+  }
+  __device__ __forceinline__ void load_k(const Block& block, int more_bytes = 0) {
+    load(params_.k_map, Stages::kK, block, more_bytes);
+  }
+  __device__ __forceinline__ void load_v(const Block& block) {
+    load(params_.v_map, Stages::kV, block, 0);
+  }
+
+ protected:
+  using Stages::at_, Stages::kv_, Stages::params_, Stages::wait_for_stage;
+
+ private:
+  __device__ __forceinline__ void load(const CUtensorMap& map, tile::TileLayout layout,
+                                       const Block& block, int more_bytes) {
+    wait_for_stage();
+    tile::load_rows(map, layout, layout.rows, at_.loaded(kv_.stage()),
+                    at_.loaded_pipeline().full(kv_.stage()), block, more_bytes);
+    kv_.advance();
+  }
+};
+
+// Keys past a sequence's end are kept out: NaN in a neighbour's V would reach this sequence's rows,
+// although its weight is zero. `inner` of a place counts the rows that are.
+template <ForwardConfig C>
+class ClippedKv : public KvStages<C> {
+  using Stages = KvStages<C>;
+
+ public:
+  using Stages::Stages;
+
+ protected:
+  using Stages::at_, Stages::kv_, Stages::params_, Stages::wait_for_stage;
+
+  static __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys,
+                                                                  int number) {
+    const int key = number * C.block_n;
+    const int left = keys.count - key;
+    const int rows = left < 0 ? 0 : left < C.block_n ? left : C.block_n;
+    return {0, keys.begin + key + rows, keys.kv_head, keys.batch, C.block_n - rows};
+  }
+
+  __device__ __forceinline__ void load_clipped(const tile::ClippedMap& map, tile::TileLayout layout,
+                                               const ptx::TileCoordinates& block,
+                                               int more_bytes = 0) {
+    wait_for_stage();
+    const uint32_t smem = at_.loaded(kv_.stage()), full = at_.loaded_pipeline().full(kv_.stage());
+    if (Stages::Issuer::leads()) {
+      tile::load_clipped_rows(map, layout, layout.rows, block.inner < layout.rows, smem, full,
+                              block, more_bytes);
+    }
+    kv_.advance();
+  }
+};
+
+}  // namespace fa3::hopper

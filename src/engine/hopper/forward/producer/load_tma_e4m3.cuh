@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values of e4m3, by TMA: a block's scales travel with its K, and V comes transposed, from
+// where prepare_e4m3.cu has put it. Next: producer.cuh.
+#pragma once
+
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/producer/load_tma_pages.cuh"
+#include "engine/hopper/ptx/bulk.cuh"
+
+namespace fa3::hopper {
+
+// Keys: how K alone is loaded.
+template <ForwardConfig C, class Keys>
+class E4m3Kv : public Keys {
+  using Keys::at_, Keys::kv_, Keys::params_, Keys::wait_for_stage;
+
+ public:
+  struct Block {
+    typename Keys::Block k;
+    int key;  // the block's first, counted from the sequence's
+    int kv_head;
+    int sequence;
+  };
+  using Keys::Keys;
+
+  __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool starts) const {
+    return {Keys::block_of(keys, number, starts), keys.first + number * C.block_n, keys.kv_head,
+            keys.sequence};
+  }
+  __device__ __forceinline__ void load_k(const Block& block) {
+    constexpr int kScaleBytes = consumer_tuning(C).scale_groups * int(sizeof(KeyScales));
+    const uint32_t stage = kv_.stage();
+    Keys::load_k(block.k, kScaleBytes);
+    ptx::cp_async_bulk_load(at_.key_scales(stage),
+                            params_.e4m3.keys_at(block.sequence, block.kv_head, block.key),
+                            kScaleBytes, at_.loaded_pipeline().full(stage));
+  }
+
+  // Whole blocks: there are zeros behind the last key.
+  __device__ __forceinline__ void load_v(const Block& block) {
+    wait_for_stage();
+    tile::load_rows(params_.v_map, Keys::kV, Keys::kV.rows, at_.loaded(kv_.stage()),
+                    at_.loaded_pipeline().full(kv_.stage()),
+                    {block.key, 0, block.kv_head, block.sequence});
+    kv_.advance();
+  }
+};
+
+}  // namespace fa3::hopper

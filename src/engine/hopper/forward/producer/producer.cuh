@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer (paper, Algorithm 1): it announces tiles to the consumers and has their Q, K and V
+// loaded. It is made of the kernel's scheduler, KV loader and tile scales, which forward_types.cuh
+// chooses. Next: mainloop.cuh.
+#pragma once
+
+#include "engine/hopper/forward/producer/kv_loader.cuh"
+#include "engine/hopper/forward/producer/load_queries.cuh"
+#include "engine/hopper/forward/smem_plan.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C, class Kv, class Scales>
+class Producer {
+  using Scheduler = TileScheduler<C>;
+  using Issuer = typename Scheduler::Issuer;
+
+ public:
+  __device__ __forceinline__ Producer(const ForwardParams& params, SmemPlan<C>& smem,
+                                      SmemAddresses<C> at)
+      : params_(params),
+        smem_(smem),
+        at_(at),
+        tiles_(params, smem.tiles),
+        q_(params, at),
+        kv_(params, at) {}
+
+  __device__ __forceinline__ void run() {
+    tiles_.open();
+    for (; !tiles_.done(); tiles_.advance()) load_tile();
+    if constexpr (Scheduler::kFinishesEarly) kv_.load_delayed_v();
+    tiles_.close(smem_.tiles);
+    next_work_tile().num_blocks = 0;
+    announce();
+    kv_.load_delayed_v();
+  }
+
+ private:
+  __device__ __forceinline__ void load_tile() {
+    WorkTileOf<C>& work = next_work_tile();
+    const bool describes_later = tiles_.describes_later();
+    if (!tiles_.next(work)) return;
+    if (!describes_later) show(work);
+    const TileKeys keys = keys_of<C>(params_, work);
+    const int last = work.num_blocks - 1;
+    const int draw_at = last > 0 ? 1 : 0;
+    // The only Q is spent once the tile before has its last scores: after this tile's first K.
+    constexpr bool q_first = C.q_stages > 1;
+    for (int block = last; block >= 0; --block) {
+      if (block == draw_at) tiles_.draw_next();
+      if (block == last && q_first) q_.load(work);
+      kv_.load(keys, block, block == last);
+      if (block == last && !q_first) {
+        if (describes_later) {
+          tiles_.describe_rest(work);
+          show(work);
+        }
+        q_.load(work);
+      }
+    }
+  }
+
+  // Where the next tile is described; announce() shows it to the consumers.
+  __device__ __forceinline__ WorkTileOf<C>& next_work_tile() {
+    at_.work_tile_pipeline().wait_empty(work_tile_);
+    return smem_.work_tiles[work_tile_.stage()];
+  }
+
+  __device__ __forceinline__ void show(WorkTileOf<C>& work) {
+    Scales::add(params_, smem_, work, work_tile_.stage());
+    announce();
+  }
+
+  __device__ __forceinline__ void announce() {
+    Issuer::sync();
+    if (ptx::kEveryLaneArrives || Issuer::leads()) {
+      ptx::mbarrier_arrive(at_.work_tile_pipeline().full(work_tile_.stage()));
+    }
+    work_tile_.advance();
+  }
+
+  const ForwardParams& params_;
+  SmemPlan<C>& smem_;
+  const SmemAddresses<C> at_;
+  WorkTileState work_tile_;
+  Scheduler tiles_;
+  QueryLoader<C> q_;
+  KvLoader<Kv> kv_;
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch asks of its tiles, and which key blocks of a tile a warpgroup visits. Next:
+// tile_scheduler.cuh.
+#pragma once
+
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/scheduler/work_tile.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+class WorkTileBlocks {
+  using Edge = decltype(WorkTileOf<C>::Blocks::edge);
+
+ public:
+  __device__ __forceinline__ explicit WorkTileBlocks(const ForwardParams& params)
+      : params_(params) {}
+
+  __device__ __forceinline__ bool has_varlen_metadata() const {
+    return C.general() && params_.sequences;
+  }
+  __device__ __forceinline__ bool paged() const {
+    return C.general() && params_.paged.page_size > 0;
+  }
+  __device__ __forceinline__ bool is_split() const {
+    return C.always_splits() || (C.can_split() && params_.schedule.is_active());
+  }
+
+  // Dense kernels know nothing of chunks, and those that decode of nothing on the left.
+  __device__ __forceinline__ MaskRuleOf<int> mask() const {
+    if constexpr (C.always_splits()) return {.right = params_.mask.right};
+    return C.general() ? params_.mask : MaskRuleOf<int>{params_.mask.left, params_.mask.right};
+  }
+
+  // The blocks of the warpgroup that has the tile's rows from `first_row` on.
+  __device__ __forceinline__ typename WorkTileOf<C>::Blocks blocks_of(
+      int first_row, const cuda::QueryRows& queries, int seqlen_k, int first_key,
+      int most_blocks) const {
+    const PackGqa pack = params_.output.pack;
+    const int seqlen_q = queries.used;
+    const int q_begin = pack.query(first_row);
+    const int past_end = pack.query(first_row + kRowsPerWarpgroup);
+    if (q_begin >= queries.count) return {};
+    if (C.general() && q_begin >= seqlen_q) return {.count = 1, .edge = Edge::of_nothing()};
+    const int q_end = past_end < seqlen_q ? past_end : seqlen_q;
+    const auto blocks_under = [&](const MaskRuleOf<int>& rule) {
+      const auto range = block_range(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      const auto edge = Edge::of(rule, q_begin, q_end, seqlen_q, seqlen_k).from(first_key);
+      return C.can_split() ? row_blocks_of_split(range, edge, C.block_n, most_blocks)
+                           : row_blocks(range, edge, C.block_n);
+    };
+    auto blocks = C.can_split() && hides_right_only(mask()) ? blocks_under({.right = mask().right})
+                                                            : blocks_under(mask());
+    // Rows past the end are zeros where they are clipped, and where the tensor ends with the
+    // sequence. Elsewhere they hold anything: only online steps look at no row but their own.
+    const bool ends_in_zeros = params_.q_is_clipped || seqlen_q == params_.seqlen_q;
+    if ((has_varlen_metadata() || is_split()) && !ends_in_zeros && past_end > seqlen_q)
+      blocks.online_from = 0;
+    // Lost scores are computed again 16 bytes of a row at a time, and not by every kernel from
+    // pages.
+    if ((paged() && !consumer_tuning(C).recomputes_pages) ||
+        (C.general() && params_.q.columns % kCopyColumns != 0))
+      blocks.online_from = 0;
+    return blocks;
+  }
+
+ protected:
+  const ForwardParams& params_;
+};
+
+}  // namespace fa3::hopper

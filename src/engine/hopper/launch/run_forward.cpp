@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hopper/launch/run_forward.h"
+
+#include "core/error.h"
+#include "engine/cuda/device.h"
+#include "engine/hopper/launch/launch_e4m3.h"
+#include "engine/hopper/launch/launch_forward.h"
+
+namespace fa3::hopper {
+namespace {
+
+cudaError_t queue(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+  return launch_forward(plan, workspace, stream);
+}
+
+cudaError_t queue(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
+  return launch_e4m3(plan, workspace, stream);
+}
+
+bool has_work(const ForwardPlan& plan) {
+  return plan.grid.x > 0;
+}
+
+bool has_work(const E4m3Plan& plan) {
+  return has_work(plan.forward);
+}
+
+template <class Decided>
+Status run(int device, const Decided& plan, void* workspace, void* stream) {
+  if (!has_work(plan)) return {};
+  const cuda::DeviceScope scope(device);
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess) error = queue(plan, workspace, static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();  // leave none behind for the caller's own CUDA code
+  return {StatusCode::device_error, concat("hopper forward: ", cudaGetErrorString(error))};
+}
+
+}  // namespace
+
+Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
+  const int device = problem.device_index;
+  if (problem.dtype == DType::float8_e4m3) {
+    return run(device, plan.decided.load<E4m3Plan>(), workspace, stream);
+  }
+  return run(device, plan.decided.load<ForwardPlan>(), workspace, stream);
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// What follows from a kernel and a call. See backward_plan.h.
+#include "engine/hopper/plan/backward_plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/ceil_div.h"
+#include "core/workspace.h"
+#include "engine/hopper/scheduler/sequence_tiles.h"
+
+namespace fa3::hopper {
+namespace {
+
+// Bytes of Q, dO and dQ's sums of the heads at work: a part of the L2 cache.
+constexpr int64_t kSectionBytes = 8 << 20;
+
+// Varlen calls: tiles for each SM, at the end, that go longest first whatever their head.
+constexpr int kTailTilesPerSm = 4;
+
+// Other causal calls: tiles for each SM in the last section, which has several heads. Each of these
+// heads has at least kSmsPerEvenHead SMs, which read its Q and dO at one time.
+constexpr int kEvenTilesPerSm = 3, kEvenSplitTilesPerSm = 2, kSmsPerEvenHead = 4;
+
+// Query heads that share keys are split until each SM has kSplitTilesPerSm tiles. Sums of dK and dV
+// in global memory cost more than that brings where each SM has more than kFewKeyBlocksPerSm key
+// blocks and at most kShortRows rows see them.
+constexpr int kSplitTilesPerSm = 16, kFewKeyBlocksPerSm = 4, kShortRows = 8192;
+
+// A head with this many key blocks fills the SMs alone, but for a few: 100 of 132, as measured.
+constexpr int filling_blocks(int num_sms) {
+  return num_sms * 25 / 33;
+}
+
+// There, key blocks of different lengths are soon at different query heads of their group. Groups
+// with more bytes of rows than this come from memory again and again.
+constexpr int64_t kSplitBytes = 64 << 20;
+
+template <class T, class... Extents>
+int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
+  const int64_t offset = allocator.bytes();
+  allocator.take<T>(extents...);
+  return offset;
+}
+
+RowBlockCounts count_blocks(const BackwardCall& a, const TensorSpan& t, int block_rows,
+                            bool in_one_tensor) {
+  const int64_t of_entry = ceil_div(t.rows, block_rows);
+  if (!a.varlen) return {capped_product(of_entry, t.batches), of_entry};
+  const int64_t in_all = ceil_div(t.rows * t.batches, block_rows) + a.sequences + 1;
+  return {in_all, in_one_tensor ? in_all : of_entry};
+}
+
+// Softcaps have no kernel for short sequences, and preprocess sums a sink's gradient.
+bool has_short_sequences(const BackwardConfig& c, const BackwardCall& a) {
+  if (a.batch_invariant) return false;  // the longest one would decide for all
+  return c.general() && !c.capped() && !c.splits_dkv() && a.varlen && !a.has_sink &&
+         a.sequences > 0 && a.q.rows * a.k.rows > 0 &&
+         std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;
+}
+
+// A query head's Q, dO and dQ's sums.
+int64_t head_bytes(const BackwardConfig& c, const BackwardCall& a) {
+  return a.q.rows * ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
+}
+
+// The number of equal splits of a kv head's query heads. Few causal key blocks that each go through
+// a whole group of heads leave SMs idle at the end, and drift apart: one is at its last head while
+// another is at its first. Splits add to dK and dV in any order.
+int choose_head_splits(const BackwardPlan& plan, int num_sms) {
+  const BackwardConfig& c = plan.kernel.config;
+  const BackwardCall& a = plan.call;
+  const int64_t heads = a.heads_per_kv_head();
+  const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
+  if (c.general() || !a.is_causal() || a.deterministic || heads <= 1) return 1;
+  if (a.q.rows == 0 || key_blocks == 0) return 1;
+  const bool fills = plan.k_blocks.of_entry >= filling_blocks(num_sms);
+  if (!fills && key_blocks > kFewKeyBlocksPerSm * num_sms && heads * a.q.rows <= kShortRows) {
+    return 1;
+  }
+  const int64_t wanted = fills ? ceil_div(capped_product(heads, head_bytes(c, a)), kSplitBytes)
+                               : kSplitTilesPerSm * num_sms / key_blocks;
+  int64_t splits = std::clamp<int64_t>(wanted, 1, heads);
+  while (heads % splits != 0) ++splits;
+  return splits <= std::numeric_limits<unsigned char>::max() ? int(splits) : 1;
+}
+
+KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int num_sms) {
+  const BackwardConfig& c = plan.kernel.config;
+  const BackwardCall& a = plan.call;
+  const int64_t split_bytes = a.heads_per_kv_head() / splits * head_bytes(c, a);
+  const int64_t heads = a.k.heads * a.k.batches * splits;
+  const int64_t n_blocks = ceil_div(a.k.rows, c.block_n);
+  const int64_t fitting = kSectionBytes / std::max<int64_t>(split_bytes, 1);
+  // In deterministic calls the key blocks of a head come to a query block one after the other.
+  // Sections that fill the SMs with one wave of tiles keep them apart without waiting.
+  const int64_t apart = a.deterministic ? ceil_div(num_sms, n_blocks) : 1;
+  const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
+  // Key blocks that go through several query heads drift apart; then those of many kv heads do not
+  // fit the L2 cache.
+  const bool evens_out = a.is_causal() && !a.deterministic && n_blocks < filling_blocks(num_sms) &&
+                         (a.heads_per_kv_head() == 1 || splits > 1);
+  const int64_t last_tiles = (splits > 1 ? kEvenSplitTilesPerSm : kEvenTilesPerSm) * num_sms;
+  const int64_t last_heads = evens_out
+                                 ? std::min<int64_t>({heads, std::max(num_sms / kSmsPerEvenHead, 1),
+                                                      ceil_div(last_tiles, n_blocks)})
+                                 : 1;
+  return {.num_n_blocks = int(n_blocks),
+          .num_kv_heads = int(a.k.heads),
+          .num_batches = int(a.k.batches),
+          .section_heads = int(section_heads),
+          .last_section = int((heads - last_heads) / section_heads * section_heads),
+          .last_keys_first = a.deterministic && (c.general() || a.is_causal()),
+          .head_splits = static_cast<unsigned char>(splits)};
+}
+
+BackwardWorkspace lay_out(const BackwardPlan& plan) {
+  const BackwardConfig& c = plan.kernel.config;
+  const BackwardCall& a = plan.call;
+  const int64_t blocks = capped_product(plan.q_blocks.of_entry, a.q.heads, a.q.batches);
+  WorkspaceAllocator allocator;
+  BackwardWorkspace w;
+  w.dq_accum = place<float>(allocator, blocks, c.dq_accum().block_floats());
+  w.lse_log2 = place<float>(allocator, blocks, c.block_m);
+  w.delta = place<float>(allocator, blocks, c.block_m);
+  if (a.deterministic) w.dq_semaphore = place<int>(allocator, blocks);
+  if (a.has_sink) w.sink_sums = place<float>(allocator, blocks);
+  if (plan.head_splits() > 1) {
+    const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
+    const int64_t dk_floats = capped_product(key_blocks, c.dk_accum().block_floats());
+    const int64_t floats = dk_floats + capped_product(key_blocks, c.dv_accum().block_floats());
+    w.dk_accum = place<float>(allocator, floats);
+    w.dv_accum = w.dk_accum + capped_product(dk_floats, int64_t{sizeof(float)});
+    w.dkv_accum_bytes = capped_product(floats, int64_t{sizeof(float)});
+  }
+  if (a.varlen) {
+    w.q_tiles = place<SequenceTiles>(allocator, plan.q_blocks.in_all);
+    w.num_q_tiles = place<int>(allocator, 1);
+    w.k_tiles = place<SequenceTiles>(allocator, plan.k_blocks.in_all);
+    w.num_k_tiles = place<int>(allocator, 1);
+  }
+  w.bytes = allocator.bytes();
+  return w;
+}
+
+BackwardGrids grids_of(const BackwardPlan& plan) {
+  const BackwardConfig& c = plan.kernel.config;
+  const BackwardCall& a = plan.call;
+  // A CTA more clears the rows that no sequence owns.
+  if (plan.short_sequences) return {.short_sequences = (a.sequences + 1) * a.k.heads};
+  BackwardGrids grids{.preprocess = plan.num_query_blocks(),
+                      .main = a.has_no_keys() ? 0 : plan.num_tiles,
+                      .postprocess = capped_product(plan.num_query_blocks(), c.dq_accum().parts())};
+  if (plan.head_splits() > 1) {
+    const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
+    grids.postprocess_dk = capped_product(key_blocks, c.dk_accum().parts());
+    grids.postprocess_dv = capped_product(key_blocks, c.dv_accum().parts());
+  }
+  return grids;
+}
+
+}  // namespace
+
+int64_t BackwardPlan::num_query_blocks() const {
+  return capped_product(q_blocks.in_all, call.q.heads);
+}
+
+BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& call, int num_sms) {
+  const BackwardConfig& c = kernel.config;
+  BackwardPlan plan{.kernel = kernel, .call = call};
+  plan.q_blocks = count_blocks(call, call.q, c.block_m, call.lengths_q.in_one_tensor);
+  plan.k_blocks = count_blocks(call, call.k, c.block_n, false);
+  const int splits = choose_head_splits(plan, num_sms);
+  plan.num_tiles = capped_product(plan.k_blocks.in_all, call.k.heads, splits);
+  if (call.has_nothing_to_do()) return plan;
+  plan.short_sequences = has_short_sequences(c, call);
+  plan.order.head_splits = static_cast<unsigned char>(splits);
+  if (call.k.heads > 0 && !call.has_no_keys()) plan.order = order_of(plan, splits, num_sms);
+  plan.main = call.deterministic ? kernel.main_deterministic
+              : splits > 1       ? kernel.main_head_splits
+                                 : kernel.main;
+  plan.main_threads = (call.deterministic ? c.deterministic() : c).threads();
+  plan.tail_tiles = kTailTilesPerSm * num_sms;
+  plan.grids = grids_of(plan);
+  if (!plan.short_sequences) plan.workspace = lay_out(plan);
+  return plan;
+}
+
+}  // namespace fa3::hopper

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a backward call does on the GPU, decided in full: launch/ encodes it and queues it. Nothing
+// here changes once it is made. Next: plan_backward.cpp (who chooses the kernel), backward_plan.cpp
+// (what follows from it), launch_backward.cpp.
+#pragma once
+
+#include "engine/hopper/instances/backward_entry.h"
+#include "engine/hopper/plan/backward_call.h"
+#include "engine/hopper/scheduler/key_block_order.h"
+
+namespace fa3::hopper {
+
+// Where the arrays of a workspace begin, in bytes from its own beginning.
+struct BackwardWorkspace {
+  static constexpr int64_t kNone = -1;
+  int64_t dq_accum = kNone;
+  int64_t lse_log2 = kNone;
+  int64_t delta = kNone;
+  int64_t dq_semaphore = kNone;  // deterministic calls
+  int64_t sink_sums = kNone;     // calls with sinks
+  int64_t dk_accum = kNone;      // where query heads are split; dV's lies behind dK's
+  int64_t dv_accum = kNone;
+  int64_t dkv_accum_bytes = 0;  // of both
+  int64_t q_tiles = kNone;      // varlen calls: the list of tiles, and how many there are
+  int64_t num_q_tiles = kNone;
+  int64_t k_tiles = kNone;
+  int64_t num_k_tiles = kNone;
+  int64_t bytes = 0;
+};
+
+// Blocks of rows of the queries or of the keys. Varlen: the most that there can be, since each
+// sequence, and the rows that none owns, ends within a block.
+struct RowBlockCounts {
+  int64_t in_all = 0;    // for one head: all sequences
+  int64_t of_entry = 0;  // for one head: a batch entry of the scratch; packed queries are one
+};
+
+// CTAs of each launch; 0: it is not queued.
+struct BackwardGrids {
+  int64_t short_sequences = 0;  // does it all
+  int64_t preprocess = 0;
+  int64_t main = 0;
+  int64_t postprocess = 0;
+  int64_t postprocess_dk = 0;
+  int64_t postprocess_dv = 0;
+};
+
+struct BackwardPlan {
+  BackwardKernel kernel;
+  BackwardCall call;
+  RowBlockCounts q_blocks;
+  RowBlockCounts k_blocks;
+  KeyBlockOrder order{};
+  int64_t num_tiles = 0;  // key blocks, times head splits
+  const void* main = nullptr;
+  int main_threads = 0;
+  int tail_tiles = 0;            // varlen: the last key blocks, longest first whatever their head
+  bool short_sequences = false;  // one launch does it all: no sequence is longer than a tile
+  BackwardGrids grids;           // all 0: there is nothing to do
+  BackwardWorkspace workspace;
+
+  int64_t num_query_blocks() const;  // of all heads
+  int head_splits() const { return order.head_splits; }
+};
+
+// The plan of a call for a kernel that can do it, on this many SMs.
+BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& call, int num_sms);
+
+}  // namespace fa3::hopper

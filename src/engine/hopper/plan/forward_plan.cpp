@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What follows from a kernel and a tiling. See forward_plan.h.
+#include "engine/hopper/plan/forward_plan.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/ceil_div.h"
+#include "core/workspace.h"
+#include "engine/hopper/plan/choose_kv_loader.h"
+#include "engine/hopper/plan/count_tiles.h"
+
+namespace fa3::hopper {
+namespace {
+
+template <class T, class... Extents>
+int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
+  const int64_t offset = allocator.bytes();
+  allocator.take<T>(extents...);
+  return offset;
+}
+
+// Where a kernel combines itself: for each partial result a counter for each row, or for each CTA
+// of a cluster.
+int64_t num_counters(const ForwardConfig& c, const SplitKv& split) {
+  return split.ctas * (c.is_single_sequence() ? c.block_m : int64_t{1} << split.cluster_log2);
+}
+
+ForwardWorkspace lay_out(const ForwardPlan& plan) {
+  const ForwardConfig& c = plan.kernel.config;
+  const auto& [pack, scheduler, split] = plan.tiling;
+  WorkspaceAllocator allocator;
+  ForwardWorkspace w;
+  if (plan.tiling.is_split()) {
+    const int64_t partials = num_partials(c, plan.call, plan.tiling);
+    const int64_t columns = ceil_div(plan.call.o.columns, kCopyColumns) * kCopyColumns;
+    w.partial_o = place<float>(allocator, partials, plan.partial_rows, columns);
+    w.partial_lse = place<float>(allocator, partials, plan.partial_rows);
+    if (plan.combine == Combine::kKernel) {
+      w.combines = place<CombineTile>(allocator, plan.num_combines);
+    } else {
+      w.counters = place<uint64_t>(allocator, num_counters(c, split));
+    }
+  } else if (scheduler == Scheduler::kVarlenMetadata) {
+    w.tile_counter = place<int>(allocator, 1);
+    w.sequences = place<SequenceTiles>(allocator, plan.order.num_m_blocks);
+    w.num_entries = place<int>(allocator, 1);
+  } else if (scheduler == Scheduler::kDynamicPersistent) {
+    w.tile_counter = place<int>(allocator, 1);
+  }
+  w.bytes = allocator.bytes();
+  return w;
+}
+
+KvPath kv_loader_of(const ForwardPlan& plan) {
+  if (plan.cp_async.active) return KvPath::kCpAsync;
+  return plan.call.places.paged() ? KvPath::kTmaPages : KvPath::kTma;
+}
+
+// A combine kernel follows, unless the kernel's last CTA of a tile combines.
+Combine combine_of(const ForwardConfig& c, const Tiling& tiling) {
+  if (!tiling.is_split()) return Combine::kNone;
+  return c.always_splits() ? Combine::kLastCta : Combine::kKernel;
+}
+
+// CTAs: no more than there is room or work for.
+dim3 grid_of(const ForwardPlan& plan, int num_sms) {
+  const ForwardConfig& c = plan.kernel.config;
+  const Tiling& tiling = plan.tiling;
+  const unsigned cluster = unsigned(plan.cluster);
+  if (c.is_single_sequence()) {
+    const unsigned tiles = unsigned(num_split_tiles(c, plan.call, tiling.pack));
+    const unsigned packs = unsigned(plan.call.heads_per_kv_head / tiling.pack.heads());
+    return {unsigned(tiling.split.ctas) * cluster / tiles, tiles / packs, packs};
+  }
+  if (tiling.scheduler == Scheduler::kStreamK) return {unsigned(tiling.split.ctas) * cluster, 1, 1};
+  const int tasks = tiling.finds_own_tiles() ? plan.schedule.num_tiles() * tiling.split.num_splits
+                                             : plan.order.num_tiles();
+  return {unsigned(std::min(num_sms * c.ctas_per_sm, tasks)), 1, 1};
+}
+
+}  // namespace
+
+ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, const Tiling& tiling,
+                        int num_sms) {
+  const ForwardConfig& c = kernel.config;
+  ForwardPlan plan{.kernel = kernel, .call = call, .tiling = tiling};
+  plan.num_launches = std::max<int64_t>(1, ceil_div(call.head_dim_v, kMaxColumnsV));
+  if (call.has_no_queries()) return plan;
+  plan.cp_async = cp_async_keys(c, call);
+  plan.kv_loader = kv_loader_of(plan);
+  plan.kv_box_rows = kv_box_rows(c, call);
+  plan.combine = combine_of(c, tiling);
+  plan.q_is_clipped = c.general() && call.lengths_q.packed();
+  plan.pdl = c.can_split();
+  plan.cluster = 1 << tiling.split.cluster_log2;
+  plan.order = tile_order(c, call, tiling.pack, num_sms);
+  if (tiling.finds_own_tiles()) {
+    plan.schedule = split_kv_schedule(c, call, tiling);
+  } else if (tiling.scheduler == Scheduler::kVarlenMetadata) {
+    plan.schedule.sequences = varlen_metadata(c, call, tiling.pack, num_sms);
+  }
+  if (tiling.is_split()) {
+    plan.num_combines = int(num_combines(c, call, tiling));
+    plan.most_splits = most_splits(c, call, tiling);
+    const int64_t rows = tiling.pack.rows(int64_t{std::max(1, call.seqlen_q)});
+    plan.partial_rows = int(std::min<int64_t>(c.block_m, rows));
+  }
+  plan.grid = grid_of(plan, num_sms);
+  if (c.is_single_sequence()) {
+    plan.tile_parts_log2 = std::countr_zero(plan.grid.x / unsigned(plan.cluster));
+  }
+  plan.workspace = lay_out(plan);
+  return plan;
+}
+
+}  // namespace fa3::hopper

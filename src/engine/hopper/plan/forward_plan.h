@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a forward call does on the GPU, decided in full: launch/ encodes it and queues it. A plan
+// does not change once it is made. Next: plan_forward.cpp (the choice of kernel and tiling),
+// forward_plan.cpp (what follows from them), launch_forward.cpp.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/plan/forward_call.h"
+
+namespace fa3::hopper {
+
+// Which CTA computes which tile.
+enum class Scheduler : unsigned char {
+  kStaticPersistent,   // CTA i computes the tiles i, i + grid, ...
+  kDynamicPersistent,  // a CTA takes the next tile from a counter in the workspace
+  kVarlenMetadata,     // the same over a list of tiles that a kernel makes of the lengths before
+  kDirect,             // a CTA for each tile, which it finds in the lengths itself
+  kStreamK,            // an equal range of KV blocks for each CTA
+  kFixedSplit,         // the keys of each tile in at most num_splits splits
+};
+
+// How K and V reach shared memory.
+enum class KvPath : unsigned char { kTma, kTmaPages, kCpAsync };
+
+// How the splits of a tile become its result.
+enum class Combine : unsigned char { kNone, kLastCta, kKernel };
+
+// How tiles are split along the keys (scheduler/split_kv.h).
+struct SplitKv {
+  int num_splits = 1;    // kFixedSplit: of each tile, at most
+  int ctas = 0;          // kStreamK: CTAs, or clusters, that get a range
+  int groups_log2 = 0;   // 2^groups_log2 rows of KV blocks, each with head packs of its own
+  int cluster_log2 = 0;  // 2^cluster_log2 CTAs share a range
+};
+
+// What tiles are, and how they come to CTAs.
+struct Tiling {
+  PackGqa pack;
+  Scheduler scheduler = Scheduler::kStaticPersistent;
+  SplitKv split;
+
+  bool is_split() const {
+    return scheduler == Scheduler::kStreamK || scheduler == Scheduler::kFixedSplit;
+  }
+  // A CTA finds its tiles, or splits, in the lengths.
+  bool finds_own_tiles() const { return is_split() || scheduler == Scheduler::kDirect; }
+};
+
+// Where the arrays of a workspace begin, in bytes from its own beginning.
+struct ForwardWorkspace {
+  static constexpr int64_t kNone = -1;
+  int64_t tile_counter = kNone;
+  int64_t sequences = kNone;  // kVarlenMetadata: the list of tiles, and how many there are
+  int64_t num_entries = kNone;
+  int64_t partial_o = kNone;
+  int64_t partial_lse = kNone;
+  int64_t combines = kNone;  // Combine::kKernel
+  int64_t counters = kNone;  // Combine::kLastCta
+  int64_t bytes = 0;
+};
+
+struct ForwardPlan {
+  ForwardKernel kernel;
+  ForwardCall call;
+  Tiling tiling;
+  KvPath kv_loader = KvPath::kTma;
+  Combine combine = Combine::kNone;
+  bool q_is_clipped = false;  // Q's tensor map ends where a sequence does
+  bool pdl = false;
+  dim3 grid{0, 1, 1};          // CTAs; x = 0: there is nothing to do
+  int cluster = 1;             // CTAs
+  int tile_parts_log2 = 0;     // a kernel for one sequence: clusters of each tile
+  int kv_box_rows = 0;         // of K's and V's TMA boxes
+  TileOrder order{};           // of whole tiles
+  SplitKvSchedule schedule{};  // tiles that are found in the lengths; else .sequences alone
+  CpAsyncKeys cp_async{};      // K and V for cp.async
+  int num_combines = 0;        // Combine::kKernel: tiles, or ranges, that it looks at
+  int64_t most_splits = 1;     // of a tile, if lengths are even
+  int partial_rows = 0;        // of each partial result
+  int64_t num_launches = 1;    // each of kMaxColumnsV columns of V and O
+  ForwardWorkspace workspace;  // one for all launches
+};
+
+// The plan of a call for a kernel and a tiling that it can do, on this many SMs.
+ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, const Tiling& tiling,
+                        int num_sms);
+
+}  // namespace fa3::hopper

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// A launch does what its plan says, also where nobody would plan so: it derives nothing again.
+#include "engine/hopper/launch/launch_forward.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "counting_runtime.h"
+#include "engine/hopper/plan/choose_split.h"
+
+namespace fa3::hopper {
+namespace {
+
+using test::g_cuda;
+
+constexpr ForwardConfig kConfig =
+    ForwardConfig{.may_split = true}.with(Element::kBf16, Variant::kGeneral);
+constexpr int kSms = 132;
+
+void* address(int number) {
+  return reinterpret_cast<void*>(uintptr_t{0x100000000} * uintptr_t(number + 1));
+}
+
+// 16 heads of 300 queries over 4096 keys.
+ForwardCall call() {
+  const auto span = [](int number, int64_t rows) -> TensorSpan {
+    return {address(number), 2, rows, 16, 128, rows * 16 * 128, 16 * 128, 128};
+  };
+  ForwardCall call{.q = span(0, 300),
+                   .k = span(1, 4096),
+                   .v = span(2, 4096),
+                   .o = span(3, 300),
+                   .head_dim_v = 128,
+                   .scale = 1};
+  call.mask.right = 0;
+  call.seqlen_q = 300;
+  call.seqlen_k = 4096;
+  call.sequences = 2;
+  call.lengths_q = {.max = 300, .total = 600};
+  call.lengths_k = {.max = 4096, .total = 8192};
+  return call;
+}
+
+struct Launched {
+  dim3 grid;
+  bool pdl = false;
+  int cluster = 1;
+  ForwardParams params;
+};
+
+// The forward kernel's launch; it alone asks for shared memory.
+Launched launched(const ForwardPlan& plan) {
+  Launched result;
+  test::g_on_launch = [&](const cudaLaunchConfig_t& config, const void* params) {
+    if (config.dynamicSmemBytes == 0) return;
+    result.grid = config.gridDim;
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+      const cudaLaunchAttribute& a = config.attrs[i];
+      if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization) result.pdl = true;
+      if (a.id == cudaLaunchAttributeClusterDimension) result.cluster = int(a.val.clusterDim.x);
+    }
+    result.params = *static_cast<const ForwardParams*>(params);
+  };
+  g_cuda = {};
+  EXPECT_EQ(launch_forward(plan, address(9), nullptr), cudaSuccess);
+  test::g_on_launch = nullptr;
+  return result;
+}
+
+ForwardPlan planned(const Tiling& tiling) {
+  return plan_launch({kConfig, address(8), 1024}, call(), tiling, kSms);
+}
+
+TEST(LaunchForward, of_one_call_follows_the_scheduler_of_its_plan) {
+  struct Expected {
+    Scheduler scheduler;
+    SplitKv split;
+    unsigned grid;
+    int num_splits;         // as the device has it
+    int launches, memsets;  // with the combine; clears a tile counter
+    bool finds_own_tiles;
+  };
+  for (const Expected& e : {Expected{Scheduler::kStaticPersistent, {}, 96, 0, 1, 0, false},
+                            {Scheduler::kDynamicPersistent, {}, 96, 0, 1, 1, false},
+                            {Scheduler::kVarlenMetadata, {}, 96, 0, 2, 0, false},
+                            {Scheduler::kDirect, {}, 96, 1, 1, 0, true},
+                            {Scheduler::kFixedSplit, {.num_splits = 3}, 132, 3, 2, 0, true},
+                            {Scheduler::kStreamK, {.ctas = 7}, 7, 0, 2, 0, true}}) {
+    const Launched done = launched(planned({{}, e.scheduler, e.split}));
+    const int scheduler = int(e.scheduler);
+    EXPECT_EQ(done.grid.x, e.grid) << scheduler;
+    EXPECT_EQ(done.params.schedule.num_splits, e.num_splits) << scheduler;
+    EXPECT_EQ(done.params.schedule.block_n > 0, e.finds_own_tiles) << scheduler;
+    EXPECT_EQ(done.params.tile_counter != nullptr, e.scheduler == Scheduler::kDynamicPersistent ||
+                                                       e.scheduler == Scheduler::kVarlenMetadata);
+    EXPECT_EQ(done.params.sequences != nullptr, e.scheduler == Scheduler::kVarlenMetadata);
+    EXPECT_EQ(g_cuda.launches, e.launches) << scheduler;
+    EXPECT_EQ(g_cuda.memsets, e.memsets) << scheduler;
+  }
+}
+
+TEST(LaunchForward, takes_every_part_of_a_plan_as_it_is) {
+  ForwardPlan plan = planned({{}, Scheduler::kStreamK, {.ctas = 7}});
+  EXPECT_TRUE(launched(plan).pdl);
+  plan.grid = {5, 4, 3};
+  plan.cluster = 4;
+  plan.pdl = false;
+  plan.combine = Combine::kNone;
+  plan.q_is_clipped = true;
+  plan.kv_box_rows = 8;
+  plan.tiling.pack = {2};
+  plan.tiling.split.cluster_log2 = 3;
+  plan.tile_parts_log2 = 5;
+  plan.order.tail_heads = 77;
+  plan.schedule.groups_log2 = 1;
+  plan.cp_async.active = !plan.cp_async.active;
+  plan.partial_rows = 99;
+  plan.workspace.partial_o = 1 << 20;
+  plan.workspace.partial_lse = 1 << 21;
+  plan.workspace.combines = ForwardWorkspace::kNone;
+  const Launched done = launched(plan);
+  const ForwardParams& params = done.params;
+  const auto offset = [](const void* array) {
+    return static_cast<const char*>(array) - static_cast<const char*>(address(9));
+  };
+  EXPECT_EQ((std::vector{done.grid.x, done.grid.y, done.grid.z}), (std::vector{5u, 4u, 3u}));
+  EXPECT_EQ(done.cluster, 4);
+  EXPECT_FALSE(done.pdl);
+  EXPECT_EQ(g_cuda.launches, 1) << "no combine kernel";
+  EXPECT_TRUE(params.q_is_clipped);
+  EXPECT_EQ(g_cuda.box_rows, 8u) << "V's box";
+  EXPECT_EQ(params.paged.box_rows, 8);
+  EXPECT_EQ(params.output.pack.log2, 2);
+  EXPECT_EQ(params.clusters.size_log2, 3);
+  EXPECT_EQ(params.clusters.parts_log2, 5);
+  EXPECT_EQ(params.order.tail_heads, 77);
+  EXPECT_EQ(params.schedule.groups_log2, 1);
+  EXPECT_EQ(params.cp_async.active, plan.cp_async.active);
+  EXPECT_EQ(params.partials.rows, 99);
+  EXPECT_EQ(offset(params.partials.o), 1 << 20);
+  EXPECT_EQ(offset(params.partials.lse), 1 << 21);
+  EXPECT_EQ(params.combines, nullptr);
+}
+
+TEST(LaunchForward, of_wide_values_repeats_one_plan_over_their_columns) {
+  ForwardCall wide = call();
+  wide.head_dim_v = 600;
+  wide.v.columns = wide.o.columns = kMaxColumnsV;
+  const ForwardPlan plan = plan_launch({kConfig, address(8), 1024}, wide, {}, kSms);
+  EXPECT_EQ(plan.num_launches, 3);
+  std::vector<std::pair<int64_t, int>> columns;
+  test::g_on_launch = [&](const cudaLaunchConfig_t&, const void* params) {
+    const cuda::RowTensor& o = static_cast<const ForwardParams*>(params)->output.o;
+    columns.emplace_back((static_cast<char*>(o.data) - static_cast<char*>(address(3))) / 2,
+                         o.columns);
+  };
+  EXPECT_EQ(launch_forward(plan, nullptr, nullptr), cudaSuccess);
+  test::g_on_launch = nullptr;
+  EXPECT_EQ(columns, (std::vector<std::pair<int64_t, int>>{{0, 256}, {256, 256}, {512, 88}}));
+}
+
+}  // namespace
+}  // namespace fa3::hopper
