@@ -126,17 +126,17 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
   for (const BackwardInstance& compiled : kBackwardTable) {
     const BackwardConfig& c = compiled.config;
     for (int w = 0; w < c.key_warpgroups(); ++w) {
-      expect_k_major(c.tiles().k, w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
-      expect_k_major(c.tiles().v, w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // dP = V dO^T
+      expect_k_major(c.k_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // S = K Q^T
+      expect_k_major(c.v_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // dP = V dO^T
     }
-    expect_k_major(c.tiles().q, 0, c.block_m);
+    expect_k_major(c.q_tile(), 0, c.block_m);
     expect_k_major(c.d_o_tile(), 0, c.block_m);
     expect_mn_major(c.d_o_tile(), 0, c.head_dim_v);  // dV += P dO
-    expect_mn_major(c.tiles().q, 0, c.head_dim);     // dK += dS Q
+    expect_mn_major(c.q_tile(), 0, c.head_dim);     // dK += dS Q
     const AccumLayout parts = c.dq_accum();
     for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K
       expect_k_major(c.ds_tile(), parts.first_row(part), kRowsPerWarpgroup);
-      expect_mn_major(c.tiles().k, parts.first_column(part), parts.columns());
+      expect_mn_major(c.k_tile(), parts.first_column(part), parts.columns());
     }
   }
 }
