@@ -3,7 +3,7 @@
 // are spent. Plain constexpr. Next: forward/consumer/mainloop.cuh.
 #pragma once
 
-#include "engine/hopper/config/consumer_tuning.h"
+#include "core/quantization.h"
 #include "engine/hopper/config/forward_config.h"
 
 namespace fa3::hopper {
@@ -56,7 +56,7 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
   constexpr int kPromotionKeys = 1152;
   const bool has_registers = c.head_dim_v <= 192 || c.consumers() == 1;
   return {.promotion_blocks = kPromotionKeys / c.block_n,
-          .scale_groups = c.block_n / FA3_DESCALE_ROWS,
+          .scale_groups = c.block_n / kDescaleRows,
           .promotes_under_scores = c.consumers() <= 2,
           .starts_apart = c.e4m3 && c.head_dim_v > 128,
           .tracks_max = c.e4m3 && !c.general(),
@@ -68,7 +68,5 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
           .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
           .short_steps = c.dequantizes() && c.consumers() == 1};
 }
-
-// ---- Old names ----
 
 }  // namespace fa3::hopper

@@ -10,7 +10,7 @@
 
 namespace fa3::hopper {
 
-// The scales of FA3_DESCALE_ROWS keys: 16 bytes, which TMA can move.
+// The scales of kDescaleRows keys: 16 bytes, which TMA can move.
 struct alignas(16) KeyScales {
   float key;
   float boost;  // log2 of the values' scale over the head's largest
@@ -37,7 +37,7 @@ struct E4m3Params {
   }
   // `key` counts from the sequence's first.
   FA3_HD const KeyScales* keys_at(int sequence, int kv_head, int key) const {
-    return keys + (head_at(sequence, kv_head) * blocks + key / FA3_DESCALE_ROWS);
+    return keys + (head_at(sequence, kv_head) * blocks + key / kDescaleRows);
   }
 };
 

@@ -41,6 +41,4 @@ FA3_HD constexpr RegisterBudget register_budget(const ForwardConfig& c) {
   return {launch, c.can_split() ? 72 : 32, 160};
 }
 
-// ---- Old names ----
-
 }  // namespace fa3::hopper

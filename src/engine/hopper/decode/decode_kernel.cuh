@@ -216,11 +216,11 @@ __global__ void __launch_bounds__(C.threads(), decode_shape(C).ctas_per_sm)
   // Parts of a tile take turns too.
   using Stages = DecodeStages<C>;
   const int warp_of_cluster = share.first * Stages::kWarps + warp;
-  const int part = C.is_single_sequence() ? int(blockIdx.x) >> params.clusters.size_log2 : 0;
-  const typename Stages::Keys warp_keys(
-      part * share.step * Stages::kWarps + warp_of_cluster,
-      Stages::kWarpsLog2 + params.clusters.size_log2 +
-          (C.is_single_sequence() ? params.clusters.parts_log2 : 0));
+  constexpr bool kHasParts = C.is_single_sequence();
+  const int part = kHasParts ? int(blockIdx.x) >> params.clusters.size_log2 : 0;
+  const typename Stages::Keys warp_keys(part * share.step * Stages::kWarps + warp_of_cluster,
+                                        Stages::kWarpsLog2 + params.clusters.size_log2 +
+                                            (kHasParts ? params.clusters.parts_log2 : 0));
   const uint32_t stages = ptx::cvta_to_shared(smem.stages[warp]);
   const auto run = [&](const auto& loader) {
     DecodeCta<C, std::decay_t<decltype(loader)>>(params, smem, warp, share, warp_keys, loader)

@@ -72,4 +72,11 @@ class ClippedKv : public KvStages<C> {
   }
 };
 
+template <ForwardConfig C>
+struct KvLoaderOf<C, KvLoaderKind::kDense> {
+  using Loads = DenseKv<C>;
+  using Scales = NoTileScales<C>;
+  using Helper = NoHelper;
+};
+
 }  // namespace fa3::hopper
