@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales of quantized operands, as the kernels take them. Scales of key blocks are written by
-// fp8/prepare_e4m3.cu, scales of tiles by the producer (forward/producer/tile_scales.cuh).
+// fp8/prepare_e4m3.cu, scales of tiles by the producer (forward/producer/load_tma_e4m3.cuh).
 #pragma once
 
 #include <cstdint>
