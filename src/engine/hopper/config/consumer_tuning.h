@@ -23,7 +23,7 @@ struct ConsumerTuning {
   // spare, but short sequences pay for the longer code. Measured: at 128 columns 15% at causal 1k.
   bool starts_apart;
   // Peaked rows are taken by steps of their own, in a loop of their own, that follow their maximum.
-  // While a step searches for it, this many of a thread's weights are computed, three in eight.
+  // While a step searches for it, this many of a thread's P are computed, three in eight.
   // Measured: without that 2 to 5% of peaked rows' speed are lost.
   bool tracks_max;
   int shadow_p;
@@ -35,7 +35,7 @@ struct ConsumerTuning {
   // A shorter step between tiles, by registers. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.
   bool short_tile_change;
-  // Weights of a thread that are packed while the others are still exponentiated, which waits for
+  // P of a thread that are packed while the others are still exponentiated, which waits for
   // the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;
   // else a loss of 3%; with e4m3 a loss of 6 to 15%.
   int early_p;

@@ -148,7 +148,7 @@ class DecodeCta {
       rows.multiply_keys(loader_.wait_for_k());
       loader_.release_k();
       if (first > seen_by_all - Stages::kKeys) rows.mask(first, end_of);
-      rows.weigh();
+      rows.softmax();
       rows.multiply_values(loader_.wait_for_v());
       loader_.release_v();
     }

@@ -108,7 +108,7 @@ __device__ float largest_scale(const E4m3Preparation& p, int keys, int sequence,
 }
 
 // What values of this scale lose against the head's largest. Not more than 2^-100, so that the
-// weight's inverse stays finite. Of zeros nothing: whatever their scale, their weights count.
+// inverse stays finite. All zeros lose nothing: whatever their scale, their P count.
 __device__ float boost_of(bool all_zero, float scale, float largest) {
   return all_zero ? 0.0f : fmaxf(log2f(scale / largest), -100.0f);
 }
