@@ -42,7 +42,7 @@ BACKWARD_STARTS = tuple(
         "launch/launch_backward.h",
         "instances/backward_entry.cuh",
         "instances/backward_table.h",
-        "plan/plan_backward.h",
+        "plan/backward/plan_backward.h",
     )
 )
 # Sources that only the backward has.

@@ -6,8 +6,12 @@
 #include "api/operand_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
+#include "core/quantization.h"
 
 namespace fa3::api {
+
+static_assert(kDescaleRows == FA3_DESCALE_ROWS);
+
 namespace {
 
 Status refuse_beside(Named extra, Named operand) {

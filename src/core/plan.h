@@ -45,7 +45,6 @@ struct Plan {
 
   std::string engine;        // "cpu", "hopper", ...
   std::string kernel;        // what runs, in words, e.g. "tiled avx512"
-  int variant = 0;           // the engine's own number of it
   EnginePlan decided;        // the engine's own description of it
   int64_t block_q = 0;       // query rows per tile (0: the engine has no tiles)
   int64_t block_k = 0;       // keys per tile

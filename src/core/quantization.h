@@ -4,16 +4,17 @@
 // for bit: docs/numerics.md has it in one piece. Next: problem.h.
 #pragma once
 
-#include <fa3/fa3.h>
-
 #include <cstdint>
 
 #include "core/macros.h"
 
 namespace fa3 {
 
+// Rows that share a scale: FA3_DESCALE_ROWS of fa3.h, which api/quantization_rules.cpp holds it to.
+inline constexpr int kDescaleRows = 64;
+
 constexpr FA3_HD int64_t descale_blocks(int64_t rows) {
-  return (rows + FA3_DESCALE_ROWS - 1) / FA3_DESCALE_ROWS;
+  return (rows + kDescaleRows - 1) / kDescaleRows;
 }
 
 enum class Scaling { per_tensor, per_head, per_block };
@@ -53,7 +54,7 @@ struct Quantization {
 
   // The row counts from the start of its sequence.
   FA3_HD constexpr float scale_at(int64_t batch, int64_t head, int64_t row) const {
-    return descale.data == nullptr ? 1.0f : *descale.at(batch, head, row / FA3_DESCALE_ROWS);
+    return descale.data == nullptr ? 1.0f : *descale.at(batch, head, row / kDescaleRows);
   }
   // Null: there are none.
   FA3_HD constexpr const float* mean_at(int64_t batch, int64_t head) const {

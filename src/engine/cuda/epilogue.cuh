@@ -173,27 +173,6 @@ struct PlainValues {
   __device__ __forceinline__ void restore(float (&)[Count], const float (&)[2]) const {}
 };
 
-// V's scale, and the means of V's channels, as often as the row's sum of P says.
-struct DescaledValues {
-  float scale;
-  const float* mean;  // null: none
-  int columns;
-
-  template <int Count>
-  __device__ __forceinline__ void restore(float (&output)[Count],
-                                          const float (&sum)[kRowsPerThread]) const {
-#pragma unroll
-    for (float& x : output) x *= scale;
-    if (mean == nullptr) return;
-    const int lane_column = fragment_lane_column(int(thread_in_block()));
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const int column = fragment_column(i) + lane_column;
-      if (column < columns) output[i] += mean[column] * sum[fragment_row_index(i)];
-    }
-  }
-};
-
 // Stores the 16 rows of a warp, the first of which is `first_row` of its sequence. General: for
 // kernels with sinks and unused rows. AnyRows: also with O in float32, or with rows that end within
 // 16 bytes.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quantizer's kernels, limited by memory bandwidth: x is read once, and once more for its means
-// and for scales that blocks share. A block of FA3_DESCALE_ROWS rows stays in the registers of a
+// and for scales that blocks share. A block of kDescaleRows rows stays in the registers of a
 // CTA between its largest number and its rounding. What is computed: docs/numerics.md.
 #include "engine/cuda/quantize.h"
 
@@ -14,7 +14,7 @@
 namespace fa3::cuda {
 namespace {
 
-constexpr int kRows = FA3_DESCALE_ROWS;
+constexpr int kRows = kDescaleRows;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kSumWarps = 2;    // few, so that all SMs have some

@@ -26,22 +26,6 @@ struct ScaledScore {
   __device__ __forceinline__ float reference(float product) const { return product * scale_log2; }
 };
 
-// The softcap of products with a scale of their own.
-struct ScaledSoftCap {
-  const SoftCap& unscaled;
-  float cap = unscaled.cap;
-  float to_fraction = 0, largest_small = 0, to_exponent = 0;
-
-  __device__ __forceinline__ void set_scale(float scale) {
-    to_fraction = unscaled.to_fraction * scale;
-    to_exponent = unscaled.to_exponent * scale;
-    largest_small = unscaled.largest_small / scale;
-  }
-  __device__ __forceinline__ float of_small(float product) const {
-    return unscaled.of_fraction(product * to_fraction);
-  }
-};
-
 // softcap * tanh(scale * product / softcap). Most blocks are small all over, so a warp looks once
 // and takes the polynomial for all of its products, or the long way.
 template <class Cap>
@@ -103,107 +87,6 @@ struct ScoreOf16BitP : Score {
   __device__ __forceinline__ void add_up(const float (&parts)[1][2], int row,
                                          StepResult& result) const {
     result.block_sum[row] = parts[0][0] + parts[0][1];
-  }
-};
-
-// Hooks for P in 16 bits and products whose rows have factors of their own, beside the tile's.
-template <int Keys>
-struct RowScaledScore : ScoreOf16BitP<ScaledScore, Keys> {
-  float factor[kRowsPerThread];
-
-  __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
-    // Not zero: masked scores are -inf.
-    for (int row = 0; row < kRowsPerThread; ++row) factor[row] = fmaxf(tile * rows[row], 0x1p-126f);
-  }
-
-  __device__ __forceinline__ float exponent(int, int row, float product, float ref) const {
-    return __fmaf_rn(product, factor[row], -ref);
-  }
-  __device__ __forceinline__ float comparable(int, int row, float product) const {
-    return product * factor[row];
-  }
-  __device__ __forceinline__ float reference(float largest) const { return largest; }
-};
-
-template <int Keys>
-struct RowScaledCappedScore : ScoreOf16BitP<CappedScoreOf<ScaledSoftCap>, Keys> {
-  float factor[kRowsPerThread];
-
-  __device__ __forceinline__ void set_scales(float tile, const float (&rows)[kRowsPerThread]) {
-    this->set_scale(tile);
-    for (int row = 0; row < kRowsPerThread; ++row) factor[row] = rows[row];
-  }
-
-  template <int Count>
-  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
-#pragma unroll
-    for (int i = 0; i < Count; ++i) products[i] *= factor[fragment_row_index(i)];
-    CappedScoreOf<ScaledSoftCap>::prepare(products);
-  }
-};
-
-// The hook of e4m3 queries, keys and values, where each FA3_DESCALE_ROWS keys have scales of their
-// own. A key's scale acts in its exponent's factor. So does its value's, as `boost`: P is
-// multiplied by that scale over the largest of the head, before it is rounded, and the row's sum
-// takes that factor out again.
-//
-// P becomes e4m3, which ends at 448 and is exact for powers of two. The guard looks at sums of 8.
-template <int Groups>
-struct DescaledScore {
-  static constexpr int kGroups = Groups;
-  static constexpr float kTop = 32.0f;
-  static constexpr float kTopLog2 = 5.0f;
-  static constexpr float kBound = 448.0f;
-
-  float factor[Groups];  // scales of q and k, softmax scale, log2(e)
-  float boost[Groups];   // log2, at most 0
-
-  template <int Count>
-  __device__ __forceinline__ void prepare(float (&)[Count]) const {}
-
-  __device__ __forceinline__ float exponent(int group, int, float product, float ref) const {
-    return __fmaf_rn(product, factor[group], boost[group] - ref);
-  }
-  __device__ __forceinline__ float comparable(int group, int, float product) const {
-    return __fmaf_rn(product, factor[group], boost[group]);
-  }
-  __device__ __forceinline__ float reference(float largest) const { return largest - kTopLog2; }
-
-  // A group's sum of P as it counts in the row's sum.
-  __device__ __forceinline__ float unboosted(int group, float sum) const {
-    return sum * ex2(-boost[group]);
-  }
-
-  using Result = PartedStepResult;
-  __device__ __forceinline__ void add_up(const float (&parts)[Groups][2], int row,
-                                         PartedStepResult& result) const {
-#pragma unroll
-    for (int group = 0; group < Groups; ++group) {
-      const float sum = unboosted(group, parts[group][0] + parts[group][1]);
-      const float largest = max_nan(parts[group][0], parts[group][1]);
-      result.block_sum[row] = group == 0 ? sum : result.block_sum[row] + sum;
-      result.largest_part[row] = group == 0 ? largest : max_nan(result.largest_part[row], largest);
-    }
-  }
-};
-
-// The same with an optional softcap. Products become capped scores over their factor, so that all
-// that follows is as before.
-template <int Groups>
-struct CappedDescaledScore : DescaledScore<Groups> {
-  SoftCap cap;  // in log2 units; its cap is 0 without one
-
-  template <int Count>
-  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
-    if (cap.cap == 0) return;
-#pragma unroll
-    for (int i = 0; i < Count; ++i) products[i] *= this->factor[i / (Count / Groups)];
-    CappedScore{cap}.prepare(products);
-    float inverse[Groups];
-#pragma unroll
-    for (int group = 0; group < Groups; ++group) inverse[group] = rcp(this->factor[group]);
-#pragma unroll
-    for (int i = 0; i < Count; ++i) products[i] *= inverse[i / (Count / Groups)];
   }
 };
 

@@ -8,8 +8,7 @@
 //
 //   online_step        ref follows the row maximum: right for any scores, at the cost of a max, two
 //                      shuffles and a rescale a block.
-//   max_tracking_step  the same for e4m3's peaked rows, all of which have a reference: no mask, and
-//                      the first P are computed while the maximum is still looked for.
+//   max_tracking_step  the same for e4m3's peaked rows (max_tracking_step.cuh).
 //   guarded_step       conditional (lazy) rescaling with an overflow guard: ref stays, so there is
 //                      no max, no shuffle and no rescale. The block's sum of P, needed anyway,
 //                      shows whether any P grew too large. Only then the guard fires and
@@ -40,24 +39,13 @@ struct StepResult {
   float rescale[kRowsPerThread] = {1.0f, 1.0f};
 };
 
-// With a guard that looks at parts of the sums.
-struct PartedStepResult : StepResult {
-  float largest_part[kRowsPerThread];
-};
-
 __device__ __forceinline__ float guarded_sum(const StepResult& result, int row) {
   return result.block_sum[row];
-}
-__device__ __forceinline__ float guarded_sum(const PartedStepResult& result, int row) {
-  return result.largest_part[row];
 }
 
 // What rescale_after_guard() multiplies: neither may have overflowed.
 __device__ __forceinline__ float largest_sum(const StepResult& result, int row) {
   return result.block_sum[row];
-}
-__device__ __forceinline__ float largest_sum(const PartedStepResult& result, int row) {
-  return max_nan(result.largest_part[row], result.block_sum[row]);
 }
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -167,69 +155,6 @@ __device__ __forceinline__ void online_step(float (&scores)[Count], RowState& ro
   BlockSums<Score> sums;
   exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
   sums.store(score, result);
-}
-
-// For rows that have a reference. The thread's first Early of P are computed against that one, in
-// the shadow of the search for the maximum, and multiplied afterwards.
-// Measured: docs/lab/fp8.md.
-template <int Early, class Score, int Count>
-__device__ __forceinline__ void max_tracking_step(float (&scores)[Count], RowState& rows,
-                                                  const Score& score,
-                                                  typename Score::Result& result) {
-  constexpr int kSize = Count / Score::kGroups;
-  float max[kRowsPerThread];
-  row_max(scores, score, max);
-  float early[kRowsPerThread] = {}, late[kRowsPerThread] = {};
-  float finite_ref[kRowsPerThread];
-#pragma unroll
-  for (int group = 0; group < Score::kGroups; ++group) {
-    float sums[kRowsPerThread][2] = {};
-#pragma unroll
-    for (int i = group * kSize; i < (group + 1) * kSize && i < Early; ++i) {
-      const int row = fragment_row_index(i);
-      scores[i] = ex2(score.exponent(group, row, scores[i], rows.ref[row]));
-      sums[row][i % 2] += scores[i];
-    }
-#pragma unroll
-    for (int row = 0; row < kRowsPerThread; ++row) {
-      if (group * kSize < Early) early[row] += score.unboosted(group, sums[row][0] + sums[row][1]);
-    }
-  }
-#pragma unroll
-  for (int row = 0; row < kRowsPerThread; ++row) {
-    result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
-    early[row] *= result.rescale[row];
-  }
-#pragma unroll
-  for (int i = 0; i < Early; ++i) scores[i] *= result.rescale[fragment_row_index(i)];
-#pragma unroll
-  for (int group = 0; group < Score::kGroups; ++group) {
-    float sums[kRowsPerThread][2] = {};
-#pragma unroll
-    for (int i = group * kSize; i < (group + 1) * kSize; ++i) {
-      const int row = fragment_row_index(i);
-      if (i < Early) continue;
-      scores[i] = ex2(score.exponent(group, row, scores[i], finite_ref[row]));
-      sums[row][i % 2] += scores[i];
-    }
-#pragma unroll
-    for (int row = 0; row < kRowsPerThread; ++row) {
-      if ((group + 1) * kSize > Early) {
-        late[row] += score.unboosted(group, sums[row][0] + sums[row][1]);
-      }
-    }
-  }
-#pragma unroll
-  for (int row = 0; row < kRowsPerThread; ++row) result.block_sum[row] = early[row] + late[row];
-}
-
-// Whether the early P of a max-tracking step may have overflowed in this warp: then its scores are
-// lost. Below this growth they, and a thread's sums of them, are at most 2^100 * Score::kTop *
-// Early.
-template <class Result>
-__device__ __forceinline__ bool outgrown(const Result& result) {
-  const bool within = fminf(result.rescale[0], result.rescale[1]) >= 0x1p-100f;
-  return __any_sync(0xffffffff, !within);
 }
 
 // `meanwhile` is called once the thread's first Early of P are there.

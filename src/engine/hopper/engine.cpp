@@ -9,7 +9,7 @@
 #include "engine/cuda/quantize.h"
 #include "engine/hopper/launch/run_backward.h"
 #include "engine/hopper/launch/run_forward.h"
-#include "engine/hopper/plan/plan_backward.h"
+#include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
 
 namespace fa3::hopper {

@@ -13,19 +13,19 @@ namespace {
 int g_plans = 0;
 int64_t g_bytes = 0;  // what a plan asks for
 void* g_workspace = nullptr;
-int g_obeyed = 0;  // the plan that the last run was given, by its variant
+int g_obeyed = 0;  // the plan that the last run was given, by its tasks
 int g_probes = 0;
 bool g_wanted_words = false;  // of the last plan
 bool g_here = true;           // the engine that refuses
 
 Status count_plan(Plan* plan) {
   g_wanted_words = plan->wants_words;
-  *plan = {.engine = "counting", .variant = ++g_plans, .workspace_bytes = g_bytes};
+  *plan = {.engine = "counting", .num_tasks = ++g_plans, .workspace_bytes = g_bytes};
   return {};
 }
 
 Status run(const Plan& plan, void* workspace) {
-  g_obeyed = plan.variant;
+  g_obeyed = int(plan.num_tasks);
   g_workspace = workspace;
   return {};
 }

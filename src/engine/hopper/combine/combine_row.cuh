@@ -16,8 +16,8 @@ using namespace cuda;
 inline constexpr int kLaneColumns = 4;
 inline constexpr int kCombinedColumns = kLaneColumns * kWarpSize;  // of a pass
 
-// A partial sum of a row: its reference (base 2), and relative to that the sum of the weights and
-// the weighted columns of a lane.
+// A partial sum of a row: its reference (base 2), and relative to that the sum of P and the
+// columns of P V of a lane.
 struct CombinedSum {
   float ref = -kInfinity;
   float sum = 0;

@@ -3,7 +3,7 @@
 // are spent. Plain constexpr. Next: forward/consumer/mainloop.cuh.
 #pragma once
 
-#include "engine/hopper/config/consumer_tuning.h"
+#include "core/quantization.h"
 #include "engine/hopper/config/forward_config.h"
 
 namespace fa3::hopper {
@@ -23,7 +23,7 @@ struct ConsumerTuning {
   // spare, but short sequences pay for the longer code. Measured: at 128 columns 15% at causal 1k.
   bool starts_apart;
   // Peaked rows are taken by steps of their own, in a loop of their own, that follow their maximum.
-  // While a step searches for it, this many of a thread's weights are computed, three in eight.
+  // While a step searches for it, this many of a thread's P are computed, three in eight.
   // Measured: without that 2 to 5% of peaked rows' speed are lost.
   bool tracks_max;
   int shadow_p;
@@ -35,7 +35,7 @@ struct ConsumerTuning {
   // A shorter step between tiles, by registers. Measured: two warpgroups gain 1 to 4% up to 2k
   // keys, three lose 1%.
   bool short_tile_change;
-  // Weights of a thread that are packed while the others are still exponentiated, which waits for
+  // P of a thread that are packed while the others are still exponentiated, which waits for
   // the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;
   // else a loss of 3%; with e4m3 a loss of 6 to 15%.
   int early_p;
@@ -56,7 +56,7 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
   constexpr int kPromotionKeys = 1152;
   const bool has_registers = c.head_dim_v <= 192 || c.consumers() == 1;
   return {.promotion_blocks = kPromotionKeys / c.block_n,
-          .scale_groups = c.block_n / FA3_DESCALE_ROWS,
+          .scale_groups = c.block_n / kDescaleRows,
           .promotes_under_scores = c.consumers() <= 2,
           .starts_apart = c.e4m3 && c.head_dim_v > 128,
           .tracks_max = c.e4m3 && !c.general(),
@@ -68,7 +68,5 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
           .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
           .short_steps = c.dequantizes() && c.consumers() == 1};
 }
-
-// ---- Old names ----
 
 }  // namespace fa3::hopper

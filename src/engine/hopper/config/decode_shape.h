@@ -17,7 +17,7 @@ struct DecodeShape {
 
 // Warps of a single sequence's kernel have all the room for stages, and joined rows lie in them.
 // TMA may fill the stages; else the warp's lanes do, which is faster where all SMs read e4m3, but
-// for sixteen rows (docs/performance-decoding.md).
+// for sixteen rows (docs/lab/decoding.md).
 FA3_HD constexpr DecodeShape decode_shape(const ForwardConfig& c) {
   constexpr int kSingleStageBytes = 192 << 10;
   const int keys = c.block_n / c.consumer_warps();
@@ -28,7 +28,5 @@ FA3_HD constexpr DecodeShape decode_shape(const ForwardConfig& c) {
                          : c.kv_stages;
   return {keys, stages, ctas, c.is_single_sequence() || !c.dequantizes() || c.block_m > 8};
 }
-
-// ---- Old names ----
 
 }  // namespace fa3::hopper

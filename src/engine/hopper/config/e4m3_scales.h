@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales of quantized operands, as the kernels take them. Scales of key blocks are written by
-// fp8/prepare_e4m3.cu, scales of tiles by the producer (forward/producer/tile_scales.cuh).
+// fp8/prepare_e4m3.cu, scales of tiles by the producer (forward/producer/load_tma_e4m3.cuh).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fa3::hopper {
 
-// The scales of FA3_DESCALE_ROWS keys: 16 bytes, which TMA can move.
+// The scales of kDescaleRows keys: 16 bytes, which TMA can move.
 struct alignas(16) KeyScales {
   float key;
   float boost;  // log2 of the values' scale over the head's largest
@@ -37,7 +37,7 @@ struct E4m3Params {
   }
   // `key` counts from the sequence's first.
   FA3_HD const KeyScales* keys_at(int sequence, int kv_head, int key) const {
-    return keys + (head_at(sequence, kv_head) * blocks + key / FA3_DESCALE_ROWS);
+    return keys + (head_at(sequence, kv_head) * blocks + key / kDescaleRows);
   }
 };
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one template parameter of the forward kernel: tile sizes, stages and schedule. What follows
 // from them: which scheduler, KV loader and combine the kernel is made of
-// (forward/forward_types.cuh), tile shapes (tile_shapes.h), registers (register_budget.h) and how
+// (forward/producer/), tile shapes (tile_shapes.h), registers (register_budget.h) and how
 // its consumers are compiled (consumer_tuning.h). Plain constexpr, readable on any host. The
 // configurations that are built stand in instances/.
 #pragma once
-
-#include <fa3/fa3.h>
 
 #include "core/macros.h"
 #include "engine/cuda/element.h"
@@ -18,7 +16,7 @@ namespace fa3::hopper {
 // Which tiles a CTA computes (forward/producer/tile_scheduler.cuh).
 enum class SchedulerKind { kDense, kVarlen, kSplit, kStreamK };
 
-// How keys and values get into shared memory (forward/forward_types.cuh).
+// How keys and values get into shared memory (forward/producer/kv_loader.cuh).
 enum class KvLoaderKind { kDense, kPages, kPagesOrCpAsync, kCpAsync, kQuantized, kE4m3 };
 
 // Who combines the splits of a tile (forward/producer/combine_splits.cuh).

@@ -16,7 +16,7 @@ struct RegisterBudget {
   int consumer;
 };
 
-// Scores N/2, the previous block's packed weights, output Dv/2, and some 28 for the rest.
+// Scores N/2, the previous block's packed P, output Dv/2, and some 28 for the rest.
 FA3_HD constexpr int consumer_registers_used(const ForwardConfig& c) {
   return c.block_n / 2 + c.block_n * bytes_of(c.types().product) / 8 + c.head_dim_v / 2 + 28;
 }
@@ -40,7 +40,5 @@ FA3_HD constexpr RegisterBudget register_budget(const ForwardConfig& c) {
   }
   return {launch, c.can_split() ? 72 : 32, 160};
 }
-
-// ---- Old names ----
 
 }  // namespace fa3::hopper

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows that the warps of a cluster have, each of keys of its own, become one: first those of a
-// CTA, in its shared memory; then each goes to the CTA of the cluster that joins it with
-// the others' and stores it. Nobody waits for a cluster's barrier on the way: rows are sent, and
-// their receiver counts bytes. Next: combine_splits.cuh, which combines splits of a tile.
+// The reduction over a cluster: the partial rows of its warps, each over keys of its own, become
+// one. A CTA first reduces the rows of its warps in its own shared memory. Then it sends each row
+// to the CTA of the cluster that reduces and stores it (DSMEM). No one waits for a cluster barrier
+// on the way: the receiver's mbarrier counts bytes. Next: combine_splits.cuh, which combines
+// splits.
 #pragma once
 
 #include "engine/hopper/combine/combine_last.cuh"
@@ -16,8 +17,8 @@ template <ForwardConfig C>
 struct ClusterReduceSmem {
   static constexpr int kMostCtas = 16;  // of a cluster
   static constexpr int kEntries = C.block_m > kMostCtas ? C.block_m : kMostCtas;
-  // Rows to join, as WarpRows::store() leaves them: of the CTA's first row one from each thread
-  // block, then of its next row.
+  // Partial rows as WarpRows::store() leaves them: one from each CTA for this CTA's first row, then
+  // one from each for its next row.
   alignas(16) float received[kEntries * WarpRows<C>::kPartialStride];
   uint64_t arrived;
 };
@@ -43,14 +44,14 @@ class ClusterReduce {
     open();
   }
 
-  // A warp is done with its keys. `part` is its own place.
+  // A warp is done with its keys. `part` is where its rows go.
   __device__ __forceinline__ void put(WarpRows<C>& rows, float* part) {
-    close();  // all CTAs have begun, and joined their rows of the last item
+    close();  // all CTAs have begun, and have reduced their rows of the last item
     rows.store(part);
   }
 
-  // When all are: visit(sum, row, column) for those of the rows that this CTA is to write, each by
-  // a warp, four columns a lane. `parts(warp)` is a warp's place.
+  // Once all warps are: visit(sum, row, column) for each row that this CTA writes, by one warp,
+  // four columns a lane. `parts(warp)` is where a warp's rows are.
   template <class Parts, class Visit>
   __device__ __forceinline__ void all(const Parts& parts, bool are_last, Visit&& visit) {
     __syncthreads();
@@ -58,7 +59,7 @@ class ClusterReduce {
 #pragma unroll 1
       for (int row = warp_; row < rows_; row += kWarps) {
         const auto part = [&](int w) { return parts(w) + row * kStride; };
-        each_column([&](int column) { send(row, column, joined(kWarps, column, part)); });
+        each_column([&](int column) { send(row, column, reduced(kWarps, column, part)); });
       }
     }
 #pragma unroll 1
@@ -69,7 +70,7 @@ class ClusterReduce {
                           : smem_.received + (i * share_.step + n) * kStride;
       };
       each_column([&](int column) {
-        CombinedSum sum = joined(is_alone() ? kWarps : share_.step, column, part);
+        CombinedSum sum = reduced(is_alone() ? kWarps : share_.step, column, part);
         visit(sum, row, column);
       });
     }
@@ -77,8 +78,7 @@ class ClusterReduce {
     if (!are_last) open();
   }
 
-  // Waits until all have opened theirs, if this one has. At the end too, where there was nothing to
-  // join.
+  // Waits until all have opened theirs, if this one has. At the end too, where there was no item.
   __device__ __forceinline__ void close() {
     if (is_open_) ptx::cluster_wait();
     is_open_ = false;
@@ -88,8 +88,7 @@ class ClusterReduce {
   static constexpr int kPasses = (C.head_dim_v + kCombinedColumns - 1) / kCombinedColumns;
   static constexpr unsigned kRowBytes = C.head_dim_v * sizeof(float) + sizeof(float2);
 
-  // Then there is nothing to send. (Nor may it be, where a launch has no clusters: an illegal
-  // instruction.)
+  // Then nothing is sent. Without a cluster the instruction would be illegal.
   __device__ __forceinline__ bool is_alone() const {
     return share_.step == 1;
   }
@@ -115,10 +114,10 @@ class ClusterReduce {
     }
   }
 
-  // A row as the sum of its parts.
+  // A row as the sum of its partial rows.
   template <class PartAt>
-  static __device__ __forceinline__ CombinedSum joined(int parts, int column,
-                                                       const PartAt& part_at) {
+  static __device__ __forceinline__ CombinedSum reduced(int parts, int column,
+                                                        const PartAt& part_at) {
     CombinedSum all;
 #pragma unroll 1
     for (int first = 0; first < parts; first += kAtOnce) {
@@ -142,7 +141,7 @@ class ClusterReduce {
   }
   static constexpr int kAtOnce = 8;
 
-  // To the CTA that joins the row.
+  // To the CTA that reduces the row.
   __device__ __forceinline__ void send(int row, int column, const CombinedSum& sum) const {
     const int to = row & (share_.step - 1), entry = row - to + share_.first;
     const uint32_t at = ptx::in_block_of_cluster(

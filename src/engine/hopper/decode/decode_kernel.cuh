@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding by warps that stream keys: for a few query rows, where all that counts is how fast keys
-// come and how soon a call is done. The splits are those of any kernel that decodes
-// (scheduler/split_kv.h), each for a cluster of CTAs, whose every warp has keys of its own and
-// waits for no other until its rows are joined with theirs. All warps find the splits for
-// themselves. Read first: stages.cuh, warp_rows.cuh. Next: join.cuh, combine_splits.cuh.
+// The decode kernel: for a few query rows, where all that counts is how fast keys come and how soon
+// a call is done. A cluster of CTAs computes a split of a tile (scheduler/split_kv.h). Each of its
+// warps loads keys of its own and waits for no other warp until their partial rows are combined.
+// Every warp finds the splits for itself. Read first: stages.cuh, warp_rows.cuh. Next:
+// cluster_reduce.cuh, combine_splits.cuh.
 #pragma once
 
 #include "engine/hopper/config/decode_shape.h"
@@ -23,8 +23,8 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 using DecodeCombine = std::conditional_t<C.is_single_sequence(), RowCombine<C>, RangeCombine<C>>;
 
-// The rows that a warp has, for others to join: in its stages, which it has read; or in a place of
-// their own, where the stages take the next item's keys by then.
+// A warp's partial rows, for the reduction: in its stages, which it has read; or in memory of their
+// own, if the stages hold the next item's keys by then.
 template <ForwardConfig C, bool HasOneItem = C.is_single_sequence()>
 struct WarpPartials {
   static constexpr int kFloats = C.block_m * WarpRows<C>::kPartialStride;
@@ -44,13 +44,12 @@ struct DecodeSmem {
   alignas(kSmemAlignment) unsigned char stages[Stages::kWarps][Stages::kStages * Stages::kBytes];
   typename TmaKvLoader<C>::Barriers barriers[Stages::kWarps];
   WarpPartials<C> parts;
-  ClusterReduceSmem<C> join;
-  DecodeCombine<C>::Smem merge;
+  ClusterReduceSmem<C> reduce;
+  DecodeCombine<C>::Smem combine;
 
   __device__ __forceinline__ float* part(int warp) { return parts.of(warp, stages[warp]); }
 };
 
-// Pipeline: how keys come.
 template <ForwardConfig C, class KvLoader>
 class DecodeCta {
   using Stages = DecodeStages<C>;
@@ -65,8 +64,8 @@ class DecodeCta {
         warp_(warp),
         warp_keys_(warp_keys),
         loader_(loader),
-        reduce_(smem.join, warp, params.partials.rows, share),
-        combine_(params, smem.merge, warp, share),
+        reduce_(smem.reduce, warp, params.partials.rows, share),
+        combine_(params, smem.combine, warp, share),
         splits_(params) {}
 
   __device__ __forceinline__ void run() {
@@ -99,7 +98,7 @@ class DecodeCta {
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
       const bool exists = splits_.next(item);
-      // Whose keys are on their way while the last one's rows are joined.
+      // Its keys are on their way while the last item's rows are reduced.
       if (exists) start(item, rows);
       if (!is_first) finish(last, !exists);
       if (!exists) break;
@@ -149,7 +148,7 @@ class DecodeCta {
       rows.multiply_keys(loader_.wait_for_k());
       loader_.release_k();
       if (first > seen_by_all - Stages::kKeys) rows.mask(first, end_of);
-      rows.weigh();
+      rows.softmax();
       rows.multiply_values(loader_.wait_for_v());
       loader_.release_v();
     }
@@ -169,7 +168,7 @@ class DecodeCta {
     return fmaxf(scale_of(params_.cache_scales.key, item) * params_.scale_log2, 0x1p-126f);
   }
 
-  // The rows of all warps, joined, to where they belong: a tile, or a split of one.
+  // Stores the reduced rows of all warps: a tile, or a split of one.
   __device__ __forceinline__ void finish(const DecodeTile& item, bool is_last) {
     float value_scale = 1.0f;
     if constexpr (C.dequantizes()) value_scale = scale_of(params_.cache_scales.value, item);
@@ -216,11 +215,11 @@ __global__ void __launch_bounds__(C.threads(), decode_shape(C).ctas_per_sm)
   // Parts of a tile take turns too.
   using Stages = DecodeStages<C>;
   const int warp_of_cluster = share.first * Stages::kWarps + warp;
-  const int part = C.is_single_sequence() ? int(blockIdx.x) >> params.clusters.size_log2 : 0;
-  const typename Stages::Keys warp_keys(
-      part * share.step * Stages::kWarps + warp_of_cluster,
-      Stages::kWarpsLog2 + params.clusters.size_log2 +
-          (C.is_single_sequence() ? params.clusters.parts_log2 : 0));
+  constexpr bool kHasParts = C.is_single_sequence();
+  const int part = kHasParts ? int(blockIdx.x) >> params.clusters.size_log2 : 0;
+  const typename Stages::Keys warp_keys(part * share.step * Stages::kWarps + warp_of_cluster,
+                                        Stages::kWarpsLog2 + params.clusters.size_log2 +
+                                            (kHasParts ? params.clusters.parts_log2 : 0));
   const uint32_t stages = ptx::cvta_to_shared(smem.stages[warp]);
   const auto run = [&](const auto& loader) {
     DecodeCta<C, std::decay_t<decltype(loader)>>(params, smem, warp, share, warp_keys, loader)

@@ -138,7 +138,7 @@ class TmaKvLoader {
         barrier(stage));
   }
 
-  // Rows past the sequence's end hold anything, and NaN times a weight of zero is NaN.
+  // Rows past the sequence's end hold anything, and NaN times a P of zero is NaN.
   __device__ __forceinline__ void clear_values(uint32_t v, int from) const {
     constexpr tile::TileLayout kV = Stages::kV;
     constexpr int kChunkColumns = tile::kChunkBytes / kV.element_bytes;

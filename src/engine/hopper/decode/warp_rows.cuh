@@ -167,8 +167,8 @@ class WarpRows {
     }
   }
 
-  // Scores become weights, the rest is brought to the new references.
-  __device__ __forceinline__ void weigh() {
+  // Online softmax: scores become P, the sums and the output move to the new references.
+  __device__ __forceinline__ void softmax() {
     float factor[kColumnTiles][2];
     bool moved = false;
 #pragma unroll
@@ -218,12 +218,12 @@ class WarpRows {
     const int matrix = ptx::lane() / 8, own_row = ptx::lane() % 8;
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
-      uint32_t weights[kColumnTiles][2];
+      uint32_t p[kColumnTiles][2];
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          weights[n][half] = transposed(
+          p[n][half] = transposed(
               pack_pair<C.types().product>(scores_[m][n][2 * half], scores_[m][n][2 * half + 1]));
         }
       }
@@ -252,7 +252,7 @@ class WarpRows {
           }
 #pragma unroll
           for (int n = 0; n < kColumnTiles; ++n) {
-            mma_m16n8k16<C.types().product>(output_[i + tile][n], a, weights[n]);
+            mma_m16n8k16<C.types().product>(output_[i + tile][n], a, p[n]);
           }
         }
       }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward kernel, as a table of contents: set up barriers, split into one producer and the
-// consumers, give each the registers it needs. A CTA stays alive until no tiles are left. Read next:
-// smem_plan.cuh, forward_types.cuh, producer.cuh, mainloop.cuh.
+// consumers, give each the registers it needs. A CTA stays alive until no tiles are left. Read
+// next: smem_plan.cuh, producer.cuh, mainloop.cuh. The source of a kernel includes the scheduler
+// and the KV loader that it is made of, before or behind this file (instances/forward_entry.cuh).
 #pragma once
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/register_budget.h"
 #include "engine/hopper/forward/consumer/consumer.cuh"
-#include "engine/hopper/forward/forward_types.cuh"
+#include "engine/hopper/forward/producer/producer.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
@@ -23,7 +24,8 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   SmemPlan<C>& smem = *reinterpret_cast<SmemPlan<C>*>(raw_smem);
   const SmemAddresses<C> at{uniform(ptx::cvta_to_shared(raw_smem))};
 
-  using Issuer = typename TileScheduler<C>::Issuer;
+  using Scheduler = TileScheduler<C>;
+  using Issuer = typename Scheduler::Issuer;
   using Kv = KvLoaderOf<C>;
 
   // Uniform over the warp, and known to be: the branch below must not diverge.
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(params.q_map);
-    if constexpr (!C.always_splits() || C.dequantizes()) {
+    if constexpr (Kv::Loads::kUsesTma) {
       ptx::prefetch_tensormap(params.k_map);
       ptx::prefetch_tensormap(params.v_map);
     }
@@ -40,21 +42,24 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
     constexpr int kHelpers = kHelperWarps * ptx::kArrivalsOfWarp;
     constexpr int kLoads = Issuer::kArrivals;
     for (int w = 0; w < C.consumers(); ++w) at.q_pipeline(w).init(kConsumers / C.consumers());
-    if constexpr (C.dequantizes()) {
-      at.loaded_pipeline().init(kHelpers);
-      at.kv_pipeline().init(kConsumers, kHelpers);
-      at.work_tile_pipeline().init(kConsumers + kHelpers, kLoads);
-    } else if (uses_cp_async<C>(params)) {
-      at.kv_pipeline().init(kConsumers, 1 + kHelperWarps * ptx::kLanes);
-      at.work_tile_pipeline().init(kConsumers + kHelpers, kLoads);
-    } else {
+    const auto init_without_helper = [&] {
       at.kv_pipeline().init(kConsumers);
       at.work_tile_pipeline().init(kConsumers, kLoads);
+    };
+    if constexpr (Kv::Helper::kExists) {
+      if (Kv::Helper::takes_part(params)) {
+        Kv::Helper::init_pipelines(at, kConsumers);
+        at.work_tile_pipeline().init(kConsumers + kHelpers, kLoads);
+      } else {
+        init_without_helper();
+      }
+    } else {
+      init_without_helper();
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if constexpr (C.can_split()) ptx::griddepcontrol_wait();
+  if constexpr (Scheduler::kStartsEarly) ptx::griddepcontrol_wait();
 
   if (warpgroup == int(Warpgroup::kProducer)) {
     ptx::setmaxnreg_dec<register_budget(C).producer>();
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
       Producer<C, typename Kv::Loads, typename Kv::Scales>(params, Issuer::own(smem), at).run();
       // The combine waits for this kernel's end itself. Started earlier, all of it would be on the
       // few SMs that are free first.
-      if constexpr (C.can_split()) ptx::griddepcontrol_launch_dependents();
+      if constexpr (Scheduler::kStartsEarly) ptx::griddepcontrol_launch_dependents();
     }
     if constexpr (Kv::Helper::kExists) {
       if (warp > 0 && Kv::Helper::takes_part(params)) {
@@ -76,9 +81,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
       ptx::setmaxnreg_inc<register_budget(C).consumer>();
     }
     consume(ConsumerState<C>(params, smem, at, warpgroup - int(Warpgroup::kFirstConsumer)));
-    if constexpr (C.always_splits()) {
-      combine_tiles_of_cta<C>(params, smem.tiles.combine, int(thread_in_block()) - kWarpgroupSize);
-    }
+    Scheduler::combine(params, smem.tiles);
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int kChannels = 4;  // of a thread: a word of each key
 constexpr int kKeys = 32;     // of a thread: 32 bytes of each channel
 constexpr int kParts = kPreparedKeys / kKeys;
-constexpr int kBlocks = kPreparedKeys / FA3_DESCALE_ROWS;
+constexpr int kBlocks = kPreparedKeys / kDescaleRows;
 
 __device__ float scale_of(const Descales<const float>& scales, int64_t batch, int64_t head,
                           int64_t block) {
@@ -108,7 +108,7 @@ __device__ float largest_scale(const E4m3Preparation& p, int keys, int sequence,
 }
 
 // What values of this scale lose against the head's largest. Not more than 2^-100, so that the
-// weight's inverse stays finite. Of zeros nothing: whatever their scale, their weights count.
+// inverse stays finite. All zeros lose nothing: whatever their scale, their P count.
 __device__ float boost_of(bool all_zero, float scale, float largest) {
   return all_zero ? 0.0f : fmaxf(log2f(scale / largest), -100.0f);
 }
@@ -126,14 +126,14 @@ __global__ void prepare(const __grid_constant__ E4m3Preparation p) {
   const bool lead = threadIdx.x == 0 && part < kBlocks;
   if (lead) seen[part] = 0;
   const float largest = largest_scale(p, keys.count, sequence, head);
-  if (transpose(p, keys, sequence, head, first, channel)) seen[part * kKeys / FA3_DESCALE_ROWS] = 1;
+  if (transpose(p, keys, sequence, head, first, channel)) seen[part * kKeys / kDescaleRows] = 1;
   __syncthreads();
   if (!lead) return;
   const int64_t row = int64_t{sequence} * p.kv_heads + head;
   const int block = int(blockIdx.x) * kBlocks + part;
-  const bool used = block * FA3_DESCALE_ROWS < keys.count;
+  const bool used = block * kDescaleRows < keys.count;
   const float value = used ? scale_of(p.value_scales, sequence, head, block) : largest;
-  p.prepared[row * (p.padded_keys / FA3_DESCALE_ROWS) + block] = {
+  p.prepared[row * (p.padded_keys / kDescaleRows) + block] = {
       .key = used ? scale_of(p.key_scales, sequence, head, block) : 1.0f,
       .boost = boost_of(!seen[part], value, largest)};
   if (block == 0) p.largest_of_heads[row] = largest;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kWarps* cuda::kWarpSize)
   for (int distance = cuda::kWarpSize / 2; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(0xffffffff, sum, distance);
   }
-  const float scale = scale_of(p.query_scales, batch, head, row / FA3_DESCALE_ROWS) * p.scale;
+  const float scale = scale_of(p.query_scales, batch, head, row / kDescaleRows) * p.scale;
   if (lane == 0) p.lse.data[p.lse.strides.offset(batch, head, row)] += sum * scale;
 }
 

@@ -26,7 +26,7 @@ struct E4m3Preparation {
   Descales<const float> key_scales, value_scales;
 
   uint8_t* transposed;      // (sequences, kv_heads, columns, padded_keys)
-  KeyScales* prepared;      // (sequences, kv_heads, padded_keys / FA3_DESCALE_ROWS)
+  KeyScales* prepared;      // (sequences, kv_heads, padded_keys / kDescaleRows)
   float* largest_of_heads;  // (sequences, kv_heads): V's largest scale
 };
 cudaError_t prepare_e4m3(const E4m3Preparation& preparation, cudaStream_t stream);

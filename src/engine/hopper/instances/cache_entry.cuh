@@ -2,7 +2,10 @@
 // Included by the generated source files, each of which instantiates one row of cache_table.h.
 #pragma once
 
+#include "engine/hopper/forward/consumer/consumer_score_quantized.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/forward/producer/load_quantized.cuh"
+#include "engine/hopper/forward/producer/split_tiles.cuh"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/forward_entry.h"
 

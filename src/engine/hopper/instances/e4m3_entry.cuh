@@ -2,7 +2,12 @@
 // Included by the generated source files, each of which instantiates one row of e4m3_table.h.
 #pragma once
 
+#include "engine/hopper/forward/consumer/consumer_score_e4m3.cuh"
+#include "engine/hopper/forward/consumer/max_tracking.cuh"
+#include "engine/hopper/forward/consumer/promoted_sum.cuh"
 #include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/forward/producer/load_tma_e4m3.cuh"
+#include "engine/hopper/forward/producer/varlen_tiles.cuh"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/forward/producer/load_cp_async.cuh"
+#include "engine/hopper/forward/producer/stream_k_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/instances/stream_k_table.h"
 

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "engine/hopper/plan/backward_plan.h"
+#include "engine/hopper/plan/backward/backward_plan.h"
 
 namespace fa3::hopper {
 

@@ -41,7 +41,7 @@ cudaError_t launch_prepared_e4m3(const E4m3Plan& plan, void* workspace, cudaStre
                                    .value_scales = array_at<float>(workspace, plan.value_scales),
                                    .sequences = plan.sequences,
                                    .kv_heads = int(plan.v.heads),
-                                   .blocks = plan.padded_keys / FA3_DESCALE_ROWS,
+                                   .blocks = plan.padded_keys / kDescaleRows,
                                    .query = plan.q_quantization.descale,
                                    .value_mean = plan.v_quantization.mean}};
   operands.v.data = array_at<uint8_t>(workspace, plan.transposed);

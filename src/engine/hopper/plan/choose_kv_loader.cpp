@@ -8,7 +8,7 @@
 namespace fa3::hopper {
 namespace {
 
-// Boxes of fewer rows of a page are slower than cp.async (docs/performance-decoding.md): of tiles,
+// Boxes of fewer rows of a page are slower than cp.async (docs/lab/decoding.md): of tiles,
 // and of the stages of a decode kernel's warps.
 constexpr int kLeastBoxRows = 64;
 constexpr int kLeastStageBoxRows = 16;

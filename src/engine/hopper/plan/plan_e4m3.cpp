@@ -60,7 +60,7 @@ void lay_out(E4m3Plan* plan) {
     return offset;
   };
   plan->transposed = place(uint8_t{}, heads * plan->v.columns, keys);
-  plan->key_scales = place(KeyScales{}, heads, keys / FA3_DESCALE_ROWS);
+  plan->key_scales = place(KeyScales{}, heads, keys / kDescaleRows);
   plan->value_scales = place(float{}, heads, 1);
   plan->forward_workspace = place(uint8_t{}, plan->forward.workspace.bytes, 1);
   plan->workspace_bytes = allocator.bytes();

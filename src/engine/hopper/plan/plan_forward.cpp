@@ -61,7 +61,7 @@ Status check_cache_scales(const Problem& p) {
   for (const auto& [name, quantization] :
        {std::pair{"k", &p.k_quantization}, {"v", &p.v_quantization}}) {
     if (quantization->descale.scaling == Scaling::per_block) {
-      return unsupported(name, "_descale of ", int(FA3_DESCALE_ROWS),
+      return unsupported(name, "_descale of ", kDescaleRows,
                          " rows each beside 16-bit queries; give one for each sequence and head");
     }
     if (quantization->mean.data != nullptr) return unsupported(name, "_mean beside 16-bit queries");

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "engine/hopper/ptx/lanes.cuh"
-#include "engine/hopper/scheduler/split_kv.h"
+#include "engine/hopper/scheduler/split_iterator.h"
 
 namespace fa3::hopper {
 

@@ -10,7 +10,7 @@ namespace fa3::hopper::tile {
 
 using cuda::Element;
 
-// Packed weights of one block: four registers of a product's A operand for each step along the
+// Packed P of one block: four registers of a product's A operand for each step along the
 // keys, which are the rows of V, or its columns where it is stored transposed.
 template <TileLayout V, bool Transposed = false>
 using PFragment = uint32_t[(Transposed ? V.columns : V.rows) / V.mma_depth()][4];

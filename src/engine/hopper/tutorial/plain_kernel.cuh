@@ -104,7 +104,7 @@ class PlainForward {
   // A warpgroup, for 64 of the rows: Algorithm 2.
   __device__ __forceinline__ void consume(int warpgroup) {
     float scores[BlockN / 2];  // a thread's share: fragment.h
-    tile::PFragment<kKv> weights;
+    tile::PFragment<kKv> p;
     float output[HeadDim / 2] = {};
     RowState rows;  // reference and sum
     const int first_row = first_row_ + warpgroup * kRowsPerWarpgroup;
@@ -119,14 +119,14 @@ class PlainForward {
     ptx::wgmma_wait_group<0>();
     release(first);
     weigh(scores, rows, first_row, blocks_.end - 1);
-    pack(scores, weights);
+    pack(scores, p);
 
     for (int block = blocks_.end - 2; block >= blocks_.first; --block) {
       const Cursor k = next_full(), v = next_full();
       ptx::wgmma_fence();
       tile::issue_abt<E, kQ, kKv>(scores, q, tile::k_major_low(stage(k)));
       ptx::wgmma_commit_group();
-      tile::issue_ab<E, kKv>(output, weights, tile::mn_major_low(kKv, stage(v)));
+      tile::issue_ab<E, kKv>(output, p, tile::mn_major_low(kKv, stage(v)));
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<1>();  // the scores are there, P V of the block before is at work
       release(k);
@@ -135,12 +135,12 @@ class PlainForward {
       release(v);
 #pragma unroll
       for (int i = 0; i < HeadDim / 2; ++i) output[i] *= step.rescale[fragment_row_index(i)];
-      pack(scores, weights);
+      pack(scores, p);
     }
 
     const Cursor last = next_full();
     ptx::wgmma_fence();
-    tile::issue_ab<E, kKv>(output, weights, tile::mn_major_low(kKv, stage(last)));
+    tile::issue_ab<E, kKv>(output, p, tile::mn_major_low(kKv, stage(last)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     const int warp = int(thread_in_block() % kWarpgroupSize) / kWarpSize;
@@ -151,7 +151,7 @@ class PlainForward {
  private:
   using Cursor = PipelineState<kStages>;
 
-  // Online softmax: scores become weights, sums and references follow. The output does when the
+  // Online softmax: scores become P, sums and references follow. The output does when the
   // product that is at work on it has ended.
   __device__ __forceinline__ StepResult weigh(float (&scores)[BlockN / 2], RowState& rows,
                                               int first_row, int block) const {
@@ -190,10 +190,10 @@ class PlainForward {
   // A thread's accumulators of S, rounded in pairs, are just what P V wants from it as its left
   // operand.
   __device__ __forceinline__ static void pack(const float (&scores)[BlockN / 2],
-                                              tile::PFragment<kKv>& weights) {
+                                              tile::PFragment<kKv>& p) {
 #pragma unroll
     for (int i = 0; i < BlockN / 4; ++i) {
-      weights[i / 4][i % 4] = pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
+      p[i / 4][i % 4] = pack_pair<E>(scores[2 * i], scores[2 * i + 1]);
     }
   }
 

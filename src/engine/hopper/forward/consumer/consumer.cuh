@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/hopper/config/consumer_tuning.h"
-#include "engine/hopper/forward/consumer/max_tracking.cuh"
+#include "engine/hopper/forward/consumer/mainloop.cuh"
 
 namespace fa3::hopper {
 
@@ -19,13 +19,7 @@ __device__ __forceinline__ void consume(ConsumerState<C>&& c) {
       pass_block(c);
       continue;
     }
-    if constexpr (!consumer_tuning(C).tracks_max) {
-      attend(c, r, step);
-    } else if constexpr (consumer_tuning(C).starts_apart) {
-      attend_peaked_starts_apart(c, r, step);
-    } else {
-      attend_peaked(c, r, step);
-    }
+    MainLoop<C>::run(c, r, step);
     last_product(c, r, step);
     if (step == Step::kEnd) break;
   }

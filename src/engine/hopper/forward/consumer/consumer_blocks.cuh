@@ -6,9 +6,12 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
 #include "engine/hopper/forward/producer/work_tile_blocks.cuh"
-#include "engine/hopper/fp8/rescale_queries.cuh"
 
 namespace fa3::hopper {
+
+// What bf16 queries over a quantized cache need (fp8/rescale_queries.cuh).
+template <ForwardConfig C>
+class QueryRescaler;
 
 enum class Step {
   kMine,    // the next key block holds keys for this warpgroup

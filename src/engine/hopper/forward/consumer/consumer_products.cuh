@@ -65,9 +65,7 @@ __device__ __forceinline__ void wait_for_output(const ConsumerState<C>& c, KvSta
 // barrier, which this thread has just waited for, is on that way.
 template <ForwardConfig C>
 __device__ __forceinline__ void fence_cp_async(const ConsumerState<C>& c) {
-  if constexpr (C.may_use_cp_async()) {
-    if (uses_cp_async<C>(c.params)) ptx::fence_proxy_async();
-  }
+  if (uses_cp_async<C>(c.params)) ptx::fence_proxy_async();
 }
 
 }  // namespace fa3::hopper

@@ -83,7 +83,7 @@ __device__ __forceinline__ void lose_scores(ConsumerState<C>& c, ScoreStep<C>& r
 }
 
 // After this many fired guards in a tile a warp takes the rest of it by online steps: one costs
-// less than a fired guard. Measured: docs/performance-hopper.md.
+// less than a fired guard. Measured: docs/lab/hopper.md.
 inline constexpr int kMostGuardFires = 3;
 
 // The guard has fired in this warp: brings its P back into range, and O with it, or gives up the

@@ -8,11 +8,20 @@
 #include "engine/hopper/forward/consumer/consumer_score.cuh"
 #include "engine/hopper/forward/consumer/consumer_stages.cuh"
 #include "engine/hopper/forward/consumer/current_tile.cuh"
-#include "engine/hopper/forward/consumer/promoted_sum.cuh"
 #include "engine/hopper/forward/consumer/thread_tile.cuh"
 #include "engine/hopper/pipeline/ping_pong.cuh"
 
 namespace fa3::hopper {
+
+// What e4m3 products need (promoted_sum.cuh).
+template <ForwardConfig C>
+class PromotedSum;
+
+// The products of other types need none: their sums are kept whole.
+struct NoPromotedSum {
+  __device__ __forceinline__ bool promotes_under(int) const { return false; }
+  __device__ __forceinline__ bool promotes_behind(int) const { return false; }
+};
 
 template <ForwardConfig C>
 struct ConsumerState {

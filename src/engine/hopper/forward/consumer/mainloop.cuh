@@ -182,4 +182,13 @@ __device__ __forceinline__ void attend(ConsumerState<C>& c, ThreadTile<C>& r, St
   }
 }
 
+// The loop of a kernel; max_tracking.cuh has that of kernels which track the maximum.
+template <ForwardConfig C, bool TracksMax = consumer_tuning(C).tracks_max>
+struct MainLoop {
+  static_assert(!TracksMax, "the source of this kernel does not include max_tracking.cuh");
+  static __device__ __forceinline__ void run(ConsumerState<C>& c, ThreadTile<C>& r, Step& step) {
+    attend(c, r, step);
+  }
+};
+
 }  // namespace fa3::hopper

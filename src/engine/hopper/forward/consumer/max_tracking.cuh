@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main loop of e4m3 tiles, some of which have peaked rows. Once the reference has been taken, a
 // look at the rows decides how the tile goes on: by guarded steps, or by max-tracking steps. Next:
-// cuda/peaked_rows.h, which says what is peaked, and max_tracking_step() in cuda/softmax.cuh.
+// cuda/peaked_rows.h, which says what is peaked, and cuda/max_tracking_step.cuh.
 #pragma once
 
+#include "engine/cuda/max_tracking_step.cuh"
 #include "engine/cuda/peaked_rows.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/mainloop.cuh"
@@ -125,5 +126,16 @@ __device__ __forceinline__ void attend_peaked_starts_apart(ConsumerState<C>& c, 
     if (tracks_max(c)) track_max(c, r);
   }
 }
+
+template <ForwardConfig C>
+struct MainLoop<C, true> {
+  static __device__ __forceinline__ void run(ConsumerState<C>& c, ThreadTile<C>& r, Step& step) {
+    if constexpr (consumer_tuning(C).starts_apart) {
+      attend_peaked_starts_apart(c, r, step);
+    } else {
+      attend_peaked(c, r, step);
+    }
+  }
+};
 
 }  // namespace fa3::hopper

@@ -117,10 +117,4 @@ class PromotedSum {
   int end_ = 0;                 // the block whose step finds a part of O whole
 };
 
-// The products of other types need none: their sums are kept whole.
-struct NoPromotedSum {
-  __device__ __forceinline__ bool promotes_under(int) const { return false; }
-  __device__ __forceinline__ bool promotes_behind(int) const { return false; }
-};
-
 }  // namespace fa3::hopper

@@ -27,17 +27,6 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Wo
       params.output, work.queries, first_row, r.output, rows);
 }
 
-// What e4m3 values are multiplied by, and what is added to them.
-template <ForwardConfig C>
-__device__ __forceinline__ cuda::DescaledValues descaled_values(const ForwardParams& params,
-                                                                const WorkTileOf<C>& work,
-                                                                const TileScales& scales) {
-  const ChannelMeans<const float>& mean = params.e4m3.value_mean;
-  const int kv_head = work.queries.pack / params.packs_per_kv_head;
-  return {scales.value, mean.data ? mean.at(sequence_of<C>(work), kv_head) : nullptr,
-          params.output.o.columns};
-}
-
 // Algorithm 2, line 20. The next tile's work tile is the current one by now.
 template <ForwardConfig C>
 __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTile<C>& r,

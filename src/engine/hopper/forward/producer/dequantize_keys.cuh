@@ -27,6 +27,11 @@ class Dequantizer {
 
   static constexpr bool kExists = true;
   static __device__ __forceinline__ bool takes_part(const ForwardParams&) { return true; }
+  static __device__ __forceinline__ void init_pipelines(SmemAddresses<C> at, int consumers) {
+    constexpr int kArrivals = kHelperWarps * ptx::kArrivalsOfWarp;
+    at.loaded_pipeline().init(kArrivals);
+    at.kv_pipeline().init(consumers, kArrivals);
+  }
 
   // The order of KvLoader::load(): K of a block, then V of the block before, across tiles.
   __device__ __forceinline__ void run() {

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every way to load keys and values shares. For each key block K comes first, then V of the
 // block before it: a consumer multiplies Q K^T of one block together with P V of the previous one,
-// across tiles too. Next: load_tma.cuh, load_tma_pages.cuh, load_tma_e4m3.cuh, load_cp_async.cuh.
+// across tiles too. The source of a kernel (instances/) includes the loaders that it needs:
+//   load_tma.cuh        rows that lie one behind the other, by TMA
+//   load_tma_pages.cuh  sequences beside each other, or pages, by TMA
+//   load_cp_async.cuh   the same, or copied by threads
+//   load_quantized.cuh  a quantized cache
+//   load_tma_e4m3.cuh   e4m3 operands
 #pragma once
 
 #include "engine/hopper/forward/smem_plan.cuh"
@@ -9,6 +14,23 @@
 #include "engine/hopper/tile/load.cuh"
 
 namespace fa3::hopper {
+
+// What loads a kernel's keys and values.
+//   Loads:  how K and V of a block are brought into a stage
+//   Scales: what the producer adds to a work tile
+//   Helper: what warps 1 to 3 of its warpgroup do
+template <ForwardConfig C, KvLoaderKind = C.kv_loader()>
+struct KvLoaderOf;
+
+struct NoHelper {
+  static constexpr bool kExists = false;
+};
+
+template <ForwardConfig C>
+struct NoTileScales {
+  static __device__ __forceinline__ void add(const ForwardParams&, SmemPlan<C>&, WorkTileOf<C>&,
+                                             uint32_t) {}
+};
 
 // Where the keys of a tile lie: in registers, since its work tile is in shared memory.
 struct TileKeys {
@@ -39,6 +61,7 @@ template <ForwardConfig C>
 class KvStages {
  public:
   using Issuer = typename TileScheduler<C>::Issuer;
+  static constexpr bool kUsesTma = true;
 
   __device__ __forceinline__ KvStages(const ForwardParams& params, SmemAddresses<C> at)
       : params_(params), at_(at) {}

@@ -7,7 +7,7 @@
 // hardware makes when the thread's copies are there. Next: mainloop.cuh.
 #pragma once
 
-#include "engine/hopper/forward/producer/load_tma.cuh"
+#include "engine/hopper/forward/producer/load_tma_pages.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 
@@ -20,6 +20,7 @@ class CpAsyncKv : public DenseKv<C> {
  public:
   using typename DenseKv<C>::Block;
   using DenseKv<C>::DenseKv;
+  static constexpr bool kUsesTma = false;
 
   __device__ __forceinline__ void load_k(const Block&) { this->leave_to_cp_async(); }
   __device__ __forceinline__ void load_v(const Block&) { this->leave_to_cp_async(); }
@@ -41,6 +42,9 @@ class CpAsyncLoader {
   static constexpr bool kExists = true;
   static __device__ __forceinline__ bool takes_part(const ForwardParams& params) {
     return uses_cp_async<C>(params);
+  }
+  static __device__ __forceinline__ void init_pipelines(SmemAddresses<C> at, int consumers) {
+    at.kv_pipeline().init(consumers, 1 + kHelperWarps * ptx::kLanes);
   }
 
   // The order of KvLoader::load(): K of a block, then V of the block before, across tiles.
@@ -196,6 +200,20 @@ class CpAsyncLoader {
   const int pages_of_block_, rows_of_block_;  // pages of a block, and rows beyond them
   WorkTileState work_tile_;
   PipelineState<C.kv_stages> kv_;
+};
+
+template <ForwardConfig C>
+struct KvLoaderOf<C, KvLoaderKind::kPagesOrCpAsync> {
+  using Loads = WarpPages<C>;
+  using Scales = NoTileScales<C>;
+  using Helper = CpAsyncLoader<C>;
+};
+
+template <ForwardConfig C>
+struct KvLoaderOf<C, KvLoaderKind::kCpAsync> {
+  using Loads = CpAsyncKv<C>;
+  using Scales = NoTileScales<C>;
+  using Helper = CpAsyncLoader<C>;
 };
 
 }  // namespace fa3::hopper

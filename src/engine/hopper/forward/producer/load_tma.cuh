@@ -40,7 +40,7 @@ class DenseKv : public KvStages<C> {
 };
 
 // Keys past a sequence's end are kept out: NaN in a neighbour's V would reach this sequence's rows,
-// although its weight is zero. `inner` of a place counts the rows that are.
+// although its P is zero. `inner` of a place counts the rows that are.
 template <ForwardConfig C>
 class ClippedKv : public KvStages<C> {
   using Stages = KvStages<C>;
@@ -70,6 +70,13 @@ class ClippedKv : public KvStages<C> {
     }
     kv_.advance();
   }
+};
+
+template <ForwardConfig C>
+struct KvLoaderOf<C, KvLoaderKind::kDense> {
+  using Loads = DenseKv<C>;
+  using Scales = NoTileScales<C>;
+  using Helper = NoHelper;
 };
 
 }  // namespace fa3::hopper

@@ -46,4 +46,39 @@ class E4m3Kv : public Keys {
   }
 };
 
+// Packed heads share their scales (launch_e4m3.cpp).
+template <ForwardConfig C>
+struct E4m3TileScales {
+  static __device__ __forceinline__ void add(const ForwardParams& params, SmemPlan<C>& smem,
+                                             WorkTileOf<C>& work, uint32_t stage) {
+    const E4m3Params& e4m3 = params.e4m3;
+    const PackGqa pack = params.output.pack;
+    const auto& [batch, number, begin, count, used] = work.queries;
+    const int sequence = sequence_of<C>(work);
+    TileScales& scales = smem.e4m3.tiles[stage];
+#pragma unroll 1
+    for (int w = 0; w < C.consumers(); ++w) {
+      const int row = pack.query(work.first_row + w * kRowsPerWarpgroup);
+      scales.query[w] =
+          params.scale_log2 *
+          (row < used ? scale_of(e4m3.query, sequence, pack.head(number, 0), row) : 1.0f);
+    }
+    scales.value = e4m3.value_scales[e4m3.head_at(sequence, number / params.packs_per_kv_head)];
+  }
+
+ private:
+  static __device__ __forceinline__ float scale_of(const Descales<const float>& scales, int batch,
+                                                   int head, int row) {
+    return scales.data ? *scales.at(batch, head, row / kDescaleRows) : 1.0f;
+  }
+};
+
+template <ForwardConfig C>
+struct KvLoaderOf<C, KvLoaderKind::kE4m3> {
+  using Keys = std::conditional_t<C.general(), ThreadPages<C>, DenseKv<C>>;
+  using Loads = E4m3Kv<C, Keys>;
+  using Scales = E4m3TileScales<C>;
+  using Helper = NoHelper;
+};
+
 }  // namespace fa3::hopper

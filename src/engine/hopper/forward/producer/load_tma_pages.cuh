@@ -163,4 +163,11 @@ class WarpPages : public ClippedKv<C> {
   PageBox ahead_{};
 };
 
+template <ForwardConfig C>
+struct KvLoaderOf<C, KvLoaderKind::kPages> {
+  using Loads = ThreadPages<C>;
+  using Scales = NoTileScales<C>;
+  using Helper = NoHelper;
+};
+
 }  // namespace fa3::hopper

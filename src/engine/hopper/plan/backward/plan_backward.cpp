@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/plan_backward.h"
+#include "engine/hopper/plan/backward/plan_backward.h"
 
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/device.h"
 #include "engine/hopper/host/capability.h"
-#include "engine/hopper/plan/backward_plan.h"
+#include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/plan_forward.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward's plans: budgets of the kernel table, which row a shape gets, what follows for the
 // launches.
-#include "engine/hopper/plan/plan_backward.h"
+#include "engine/hopper/plan/backward/plan_backward.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/hopper/config/forward_config.h"
-#include "engine/hopper/plan/backward_plan.h"
+#include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/select_kernel.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "engine/hopper/instances/backward_entry.h"
-#include "engine/hopper/plan/backward_call.h"
+#include "engine/hopper/plan/backward/backward_call.h"
 #include "engine/hopper/scheduler/key_block_order.h"
 
 namespace fa3::hopper {

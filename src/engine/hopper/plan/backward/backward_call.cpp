@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/hopper/plan/backward_call.h"
+#include "engine/hopper/plan/backward/backward_call.h"
 
 #include "engine/hopper/plan/forward_call.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What follows from a kernel and a call. See backward_plan.h.
-#include "engine/hopper/plan/backward_plan.h"
+#include "engine/hopper/plan/backward/backward_plan.h"
 
 #include <algorithm>
 #include <limits>

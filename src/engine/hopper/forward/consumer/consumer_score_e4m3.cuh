@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The score hook of e4m3 products, how it gets the scales of a block, and what V's encoding leaves
+// to the epilogue. Next: consumer_score.cuh.
+#pragma once
+
+#include "engine/cuda/epilogue.cuh"
+#include "engine/cuda/score_e4m3.cuh"
+#include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/consumer/consumer_score.cuh"
+#include "engine/hopper/forward/smem_plan.cuh"
+#include "engine/hopper/ptx/smem.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+requires(C.e4m3) struct ScoreHook<C> {
+  using Type = std::conditional_t<C.capped(), CappedDescaledScore<consumer_tuning(C).scale_groups>,
+                                  DescaledScore<consumer_tuning(C).scale_groups>>;
+
+  static __device__ __forceinline__ Type make(const ForwardParams& params) {
+    if constexpr (C.capped()) {
+      return {{}, params.soft_cap};
+    } else {
+      return {};
+    }
+  }
+};
+
+// Takes the scales of a block of e4m3 keys, which lie at the address `scales`.
+template <int Groups>
+__device__ __forceinline__ void read_scales(DescaledScore<Groups>& score, float query,
+                                            uint32_t scales) {
+#pragma unroll
+  for (int group = 0; group < Groups; ++group) {
+    float key_and_boost[2];
+    ptx::ld_shared_f32x2(scales + group * uint32_t{sizeof(KeyScales)}, key_and_boost);
+    // Not zero: masked scores are -inf.
+    score.factor[group] = fmaxf(query * key_and_boost[0], 0x1p-126f);
+    score.boost[group] = key_and_boost[1];
+  }
+}
+
+// V's scale, and the means of V's channels, as often as the row's sum of P says.
+struct DescaledValues {
+  float scale;
+  const float* mean;  // null: none
+  int columns;
+
+  template <int Count>
+  __device__ __forceinline__ void restore(float (&output)[Count],
+                                          const float (&sum)[kRowsPerThread]) const {
+#pragma unroll
+    for (float& x : output) x *= scale;
+    if (mean == nullptr) return;
+    const int lane_column = fragment_lane_column(int(thread_in_block()));
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int column = fragment_column(i) + lane_column;
+      if (column < columns) output[i] += mean[column] * sum[fragment_row_index(i)];
+    }
+  }
+};
+
+// What e4m3 values are multiplied by, and what is added to them.
+template <ForwardConfig C>
+__device__ __forceinline__ DescaledValues descaled_values(const ForwardParams& params,
+                                                          const WorkTileOf<C>& work,
+                                                          const TileScales& scales) {
+  const ChannelMeans<const float>& mean = params.e4m3.value_mean;
+  const int kv_head = work.queries.pack / params.packs_per_kv_head;
+  return {scales.value, mean.data ? mean.at(sequence_of<C>(work), kv_head) : nullptr,
+          params.output.o.columns};
+}
+
+}  // namespace fa3::hopper

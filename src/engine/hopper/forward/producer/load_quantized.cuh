@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values of a quantized cache: TMA brings e4m3, in pages or not, which other warps
+// dequantize; a work tile holds the scales. Next: dequantize_keys.cuh, rescale_queries.cuh.
+#pragma once
+
+#include "engine/hopper/forward/producer/dequantize_keys.cuh"
+#include "engine/hopper/forward/producer/load_tma_pages.cuh"
+#include "engine/hopper/fp8/rescale_queries.cuh"
+
+namespace fa3::hopper {
+
+// Rows that no sequence owns have none.
+template <ForwardConfig C>
+struct CacheTileScales {
+  static __device__ __forceinline__ void add(const ForwardParams& params, SmemPlan<C>&,
+                                             WorkTileOf<C>& work, uint32_t) {
+    __syncwarp();  // all lanes have written what each reads now
+    const CacheScales& scales = params.cache_scales;
+    const int head = work.queries.pack / params.packs_per_kv_head;
+    const auto scale_of = [&](const Descales<const float>& of) {
+      return of.data && work.keys.count > 0 ? *of.at(work.place.sequence, head, 0) : 1.0f;
+    };
+    // Not zero: masked scores are -inf.
+    const float key_scale = scale_of(scales.key) * (C.capped() ? 1.0f : params.scale_log2);
+    work.place.key_scale = fmaxf(key_scale, 0x1p-126f);
+    work.place.value_scale = scale_of(scales.value);
+  }
+};
+
+template <ForwardConfig C>
+struct KvLoaderOf<C, KvLoaderKind::kQuantized> {
+  using Loads = WarpPages<C>;
+  using Scales = CacheTileScales<C>;
+  using Helper = Dequantizer<C>;
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scheduler of kernels that only compute splits. The CTA that is done with the last split of a
+// tile combines them (combine_last.cuh). Next: load_cp_async.cuh.
+#pragma once
+
+#include "engine/hopper/combine/combine_last.cuh"
+#include "engine/hopper/forward/producer/tile_scheduler.cuh"
+#include "engine/hopper/forward/producer/tile_splits.cuh"
+#include "engine/hopper/pipeline/issuer.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+class LastCtaCombine {
+ public:
+  using Smem = CombineTiles;
+  static constexpr bool kTakesWholeTiles = false;
+
+  __device__ __forceinline__ LastCtaCombine(const ForwardParams& params, Smem& smem)
+      : params_(params), smem_(smem) {}
+
+  template <class Splits>
+  __device__ __forceinline__ void add(const Splits& splits, const TileSplit& tile_split,
+                                      const cuda::QueryRows& queries) {
+    CombineTile& combine = smem_.tiles[num_tiles_++];
+    combine = splits.combine_tile_of_range(tile_split);
+    combine.queries = queries;
+  }
+  // For the consumers, who read it behind the last work tile.
+  __device__ __forceinline__ void close(Smem& smem) const {
+    smem.count = num_tiles_;
+    __syncwarp();
+    const int lane = ptx::lane();
+    if (lane < num_tiles_) {
+      const SplitCounter count(params_.counts, count_of(smem.tiles[lane], {}));
+      count.prepare(count.look());
+    }
+  }
+
+ private:
+  const ForwardParams& params_;
+  Smem& smem_;
+  int num_tiles_ = 0;
+};
+
+// Splits of few sequences' tiles, whose consumers find for themselves which blocks they visit: a
+// small call waits for its first split.
+template <ForwardConfig C>
+class StreamKTiles {
+  using Splits = TileSplits<C, FewSequences, LastCtaCombine<C>, true>;
+
+ public:
+  using Issuer = WarpIssuer;
+  static constexpr bool kStartsEarly = true;
+  static constexpr bool kFinishesEarly = true;  // splits are short: their last V should not wait
+  using Smem = typename Splits::Smem;
+
+  __device__ __forceinline__ StreamKTiles(const ForwardParams& params, Smem& smem)
+      : splits_(params, smem) {}
+
+  __device__ __forceinline__ void open() const {}
+  __device__ __forceinline__ bool done() const { return splits_.done(); }
+  __device__ __forceinline__ bool next(WorkTileOf<C>& work) { return splits_.next(work); }
+  __device__ __forceinline__ void draw_next() const {}
+  __device__ __forceinline__ void advance() const {}
+
+  static __device__ __forceinline__ bool describes_later() { return false; }
+  __device__ __forceinline__ void describe_rest(WorkTileOf<C>&) const {}
+  __device__ __forceinline__ void close(Smem& smem) const { splits_.close(smem); }
+  static __device__ __forceinline__ void combine(const ForwardParams& params, Smem& smem) {
+    combine_tiles_of_cta<C>(params, smem.combine, int(thread_in_block()) - kWarpgroupSize);
+  }
+
+ private:
+  Splits splits_;
+};
+
+template <ForwardConfig C>
+struct SchedulerOf<C, SchedulerKind::kStreamK> {
+  using Type = StreamKTiles<C>;
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The splits of tiles that a CTA computes, as work tiles. Next: split_tiles.cuh,
+// stream_k_tiles.cuh.
+#pragma once
+
+#include "engine/hopper/forward_params.h"
+#include "engine/hopper/scheduler/sequence_window.cuh"
+#include "engine/hopper/scheduler/work_tile.cuh"
+
+namespace fa3::hopper {
+
+// The splits of a CTA. Sequences: the warp's view of them (sequence_window.cuh). Combine: who
+// combines them (combine_splits.cuh). IsDecoding: the launch is as SplitKvSchedule::for_decoding()
+// says.
+template <ForwardConfig C, class Sequences, class Combine, bool IsDecoding>
+class TileSplits {
+ public:
+  struct Smem {
+    SequenceSmem sequences;
+    [[no_unique_address]] typename Combine::Smem combine;
+  };
+
+  __device__ __forceinline__ TileSplits(const ForwardParams& params, Smem& smem)
+      : params_(params),
+        combine_(params, smem.combine),
+        splits_(splits_of(params, smem.sequences)) {}
+
+  __device__ __forceinline__ void open() const { combine_.open(); }
+  __device__ __forceinline__ bool done() const { return splits_.done(); }
+
+  // As much of the next split's work tile as says where its keys lie. False: there is no work in
+  // it.
+  __device__ __forceinline__ bool next(WorkTileOf<C>& work) {
+    SequenceTiles s;
+    TileSplit tile_split;
+    const bool exists = splits_.next(s, tile_split);
+    if (exists) {
+      s.queries.pack = tile_split.pack;
+      work.num_blocks = tile_split.blocks.count;
+      work.first_row = tile_split.m_block * C.block_m;
+      work.queries = s.queries;
+      work.keys = s.keys;
+      work.first_key = tile_split.blocks.first * C.block_n;
+      work.place.partial = tile_split.partial;
+      work.place.set_sequence(s.number, params_.e4m3.sequences);
+    }
+    if (Combine::kTakesWholeTiles || (exists && tile_split.partial != TileSplit::kNotSplit)) {
+      combine_.add(splits_, tile_split, s.queries);
+    }
+    return exists;
+  }
+
+  __device__ __forceinline__ void close(Smem& smem) const { combine_.close(smem.combine); }
+
+ private:
+  // With what the compiler may know of the schedule.
+  static __device__ __forceinline__ SplitIterator<Sequences> splits_of(const ForwardParams& params,
+                                                                       SequenceSmem& sequences) {
+    SplitKvSchedule schedule = IsDecoding ? params.schedule.for_decoding() : params.schedule;
+    schedule.block_n = C.block_n;
+    schedule.sequences.block_m = C.block_m;
+    return {schedule, Sequences(schedule, sequences.entries), int(blockIdx.x), int(gridDim.x)};
+  }
+
+  const ForwardParams& params_;
+  Combine combine_;
+  SplitIterator<Sequences> splits_;
+};
+
+}  // namespace fa3::hopper
