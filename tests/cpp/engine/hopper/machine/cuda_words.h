@@ -101,7 +101,7 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   return all;
 }
 inline void __syncwarp() {
-  fa3::machine::sync_warp();
+  if constexpr (fa3::machine::kAllLanes) fa3::machine::sync_warp();
 }
 inline void __syncthreads() {
   fa3::machine::sync_block();

@@ -37,20 +37,23 @@ struct DecodeTrial {
   unsigned seed = 0;
   Pace pace;
   Fault fault = Fault::kNone;
+  bool fault_is_in_cluster = false;  // of the barrier that counts rows; else of the stages'
 };
 
 // What a kernel stores with plain stores: how often, and what last.
 template <class T>
 class Stored {
  public:
-  Stored(size_t count, T nothing) : memory(count, nothing), last(count), times(count), none_(nothing) {}
+  Stored(size_t count, T nothing)
+      : memory(count, nothing), last(count), times(count), untouched_(memory) {}
 
   // After each warp's turn: what it has stored is taken away.
   void look() {
+    if (same(0, memory.size())) return;
     for (size_t i = 0; i < memory.size(); ++i) {
-      if (std::memcmp(&memory[i], &none_, sizeof(T)) == 0) continue;
+      if (same(i, 1)) continue;
       last[i] = memory[i];
-      memory[i] = none_;
+      memory[i] = untouched_[i];
       ++times[i];
     }
   }
@@ -59,7 +62,11 @@ class Stored {
   std::vector<int> times;
 
  private:
-  T none_;
+  bool same(size_t first, size_t count) const {
+    return std::memcmp(&memory[first], &untouched_[first], count * sizeof(T)) == 0;
+  }
+
+  const std::vector<T> untouched_;
 };
 
 template <ForwardConfig C>
@@ -159,8 +166,11 @@ class DecodeRun {
     setting.tensors = {
         {&k_, kAddressOfK, rows, shape_.kv_heads, C.head_dim, bytes, rows_of_entry()},
         {&v_, kAddressOfV, rows, shape_.kv_heads, C.head_dim_v, bytes, rows_of_entry()}};
-    setting.kv = {machine::kSmemBase + uint32_t(offsetof(DecodeSmem<C>, barriers)), 0,
-                  Stages::kWarps * Stages::kStages};
+    using Smem = DecodeSmem<C>;
+    constexpr size_t kArrived = offsetof(Smem, join) + offsetof(ClusterReduceSmem<C>, arrived);
+    const size_t first = trial_.fault_is_in_cluster ? kArrived : offsetof(Smem, barriers);
+    setting.kv = {.first_full = machine::kSmemBase + uint32_t(first),
+                  .stages = trial_.fault_is_in_cluster ? 1 : Stages::kWarps * Stages::kStages};
     setting.after_step = [this] {
       lse_.look();
       o_.look();

@@ -82,7 +82,7 @@ void Scheduler::switch_to(Fibre& fibre) {
   swapcontext(&scheduler_, &fibre.context);
 }
 
-// The first that can go on, from the one on that ran last.
+// The first that can go on, from the next one on.
 Scheduler::Fibre* Scheduler::able_lane(int warp) {
   for (int i = 0; i < kLanes; ++i) {
     const int lane = (next_lane_[size_t(warp)] + i) % kLanes;
@@ -92,7 +92,7 @@ Scheduler::Fibre* Scheduler::able_lane(int warp) {
   return nullptr;
 }
 
-// Until a lane is interrupted, or each of them waits for something.
+// Until a lane is interrupted, or each of them waits for something. Then any lane may be the next.
 void Scheduler::run_warp(int warp, Fibre* lane) {
   do {
     next_lane_[size_t(warp)] = lane->number % kLanes;
@@ -101,6 +101,7 @@ void Scheduler::run_warp(int warp, Fibre* lane) {
     if (interrupted || !error_.empty()) break;
     lane = able_lane(warp);
   } while (lane != nullptr);
+  if (kAllLanes) next_lane_[size_t(warp)] = int(random_() % kLanes);
 }
 
 // Lets one actor do something; false if nobody is left.
