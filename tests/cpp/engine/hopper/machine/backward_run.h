@@ -17,9 +17,6 @@
 
 namespace fa3::hopper {
 
-// The kernel's shared memory as C++ objects, of which it has none.
-alignas(kSmemAlignment) inline unsigned char raw_smem[kMaxSmemBytes];
-
 using machine::Departure;
 using machine::Fault;
 using machine::Outcome;
@@ -49,9 +46,9 @@ class BackwardRun {
     a.sequences = s.batches;
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
-    machine::on_launch = [this](const void* function, unsigned blocks, const void* params, bool) {
+    machine::on_launch = [this](const void* function, dim3 grid, const void* params, bool) {
       if (function != &main_ && function != &main_head_splits_) return;
-      tiles_ = int(blocks);
+      tiles_ = int(grid.x);
       params_ = *static_cast<const BackwardParams*>(params);
     };
     const BackwardKernel kernel{

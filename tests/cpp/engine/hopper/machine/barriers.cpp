@@ -2,6 +2,7 @@
 #include "barriers.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "block.h"
 #include "failure.h"
@@ -11,7 +12,7 @@ namespace fa3::machine {
 void Barriers::init(uint32_t address, int arrivals) {
   if (barriers_.size() == kMostBarriers) fail("more than ", kMostBarriers, " barriers");
   Barrier b;
-  b.actor = kMostWarps + int(barriers_.size());
+  b.actor = actor_of_barrier(here().cta, int(barriers_.size()));
   b.arrivals = b.pending = here().faults.arrivals(address, arrivals);
   if (!barriers_.emplace(address, b).second) fail("barrier ", address, " is initialised twice");
 }
@@ -25,10 +26,10 @@ Barrier& Barriers::at(uint32_t address) {
 void Barriers::arrive(uint32_t address, int64_t bytes) {
   Block& block = here();
   block.scheduler.yield();
-  if (block.faults.forgets_arrival(address, block.warp())) return;
+  if (block.faults.forgets_arrival(address, block.thread())) return;
   Barrier& b = at(address);
   b.telling.learn(block.clock());
-  block.clock().tick(block.warp());
+  block.clock().tick(block.actor());
   b.bytes += block.faults.expected(address, bytes);
   --b.pending;
   complete_if_due(address);
@@ -43,9 +44,9 @@ void Barriers::complete_if_due(uint32_t address) {
   b.telling.learn({b.actor, b.completed});
   b.told = b.telling;
   b.telling = {};
-  for (size_t warp = 0; warp < waiters_.size(); ++warp) {
-    if (waiters_[warp].barrier == address && b.completed - 1 > waiters_[warp].phase) {
-      fail("phases alias: barrier ", address, " ran past warp ", warp);
+  for (size_t thread = 0; thread < waiters_.size(); ++thread) {
+    if (waiters_[thread].barrier == address && b.completed - 1 > waiters_[thread].phase) {
+      fail("phases alias: barrier ", address, " ran past ", name(int(thread)));
     }
   }
 }
@@ -58,9 +59,9 @@ bool Barriers::has_passed(uint32_t address, uint32_t parity) {
 void Barriers::note_passed(uint32_t address) {
   Block& block = here();
   const Barrier& b = at(address);
-  int& seen = waiters_[size_t(block.warp())].seen[address];
+  int& seen = waiters_[size_t(block.thread())].seen[address];
   if (b.completed > seen + 1) {
-    fail("phases alias: warp ", block.warp(), " missed a phase of barrier ", address);
+    fail("phases alias: ", name(block.thread()), " missed a phase of barrier ", address);
   }
   const bool news = b.completed > seen;
   seen = b.completed;
@@ -80,7 +81,7 @@ bool Barriers::passed(uint32_t address, uint32_t parity) {
 }
 
 void Barriers::wait(uint32_t address, uint32_t parity) {
-  Waiter& waiter = waiters_[size_t(here().warp())];
+  Waiter& waiter = waiters_[size_t(here().thread())];
   waiter.barrier = address;
   waiter.phase = at(address).completed;
   here().scheduler.wait_until("barrier " + std::to_string(address),
@@ -104,26 +105,32 @@ void Barriers::copies_arrived(uint32_t address) {
   complete_if_due(address);
 }
 
+void Barriers::require_at_rest() const {
+  for (const auto& [address, b] : barriers_) {
+    if (b.bytes != 0) fail("barrier ", address, " was left with bytes under way");
+  }
+}
+
 void NamedBarriers::count(int id, int threads, bool waits, bool value) {
   Block& block = here();
-  constexpr int kThreadsPerWarp = 32, kMostNamed = 16;
-  const int warp = block.warp();
+  constexpr int kMostNamed = 16;
+  const int thread = block.thread();
   if (id < 0 || id >= kMostNamed) fail("named barrier ", id, ": there are 0 to 15");
   Named& b = barriers_[id];
   if (b.arrived.empty()) b.threads = threads;
   if (b.threads != threads || threads % kThreadsPerWarp != 0) {
-    fail("named barrier ", id, ": of ", b.threads, " threads, but of ", threads, " for warp ",
-         warp);
+    fail("named barrier ", id, ": of ", b.threads, " threads, but of ", threads, " for ",
+         name(thread));
   }
-  if (std::find(b.arrived.begin(), b.arrived.end(), warp) != b.arrived.end()) {
-    fail("named barrier ", id, ": warp ", warp, " arrives twice in one phase");
+  if (std::find(b.arrived.begin(), b.arrived.end(), thread) != b.arrived.end()) {
+    fail("named barrier ", id, ": ", name(thread), " arrives twice in one phase");
   }
-  b.arrived.push_back(warp);
-  if (waits) b.waiting.push_back(warp);
-  if (value) b.counted += kThreadsPerWarp;
+  b.arrived.push_back(thread);
+  if (waits) b.waiting.push_back(thread);
+  if (value) b.counted += kThreadsOfLane;
   b.telling.learn(block.clock());
-  block.clock().tick(warp);
-  if (int(b.arrived.size()) * kThreadsPerWarp < threads) return;
+  block.clock().tick(block.actor());
+  if (int(b.arrived.size()) * kThreadsOfLane < threads) return;
   for (int waiting : b.waiting) block.clocks[size_t(waiting)].learn(b.telling);
   b = {.completed = b.completed + 1, .last_counted = b.counted};
 }
@@ -131,7 +138,7 @@ void NamedBarriers::count(int id, int threads, bool waits, bool value) {
 void NamedBarriers::arrive(int id, int threads) {
   Block& block = here();
   block.scheduler.yield();
-  const int times = block.faults.times_turn_is_given(block.warp());
+  const int times = block.faults.times_turn_is_given(block.thread());
   for (int i = 0; i < times; ++i) count(id, threads, false);
 }
 
@@ -148,6 +155,75 @@ unsigned NamedBarriers::sync_and_count(int id, int threads, bool value) {
   scheduler.wait_until("named barrier " + std::to_string(id),
                        [&b, phase] { return b.completed > phase; });
   return b.last_counted;
+}
+
+size_t ClusterBarrier::own_number() {
+  const Block& block = here();
+  return size_t(block.rank * block.scheduler.threads() + block.thread());
+}
+
+void ClusterBarrier::arrive() {
+  Block& block = here();
+  block.scheduler.yield();
+  int& phase = arrived_[own_number()];
+  if (phase != 0) {
+    fail("the cluster's barrier: ", name(block.thread()), " arrives twice without a wait");
+  }
+  phase = completed_ + 1;
+  telling_.learn(block.clock());
+  block.clock().tick(block.actor());
+  if (--pending_ != 0) return;
+  pending_ = int(arrived_.size());
+  ++completed_;
+  told_ = telling_;
+  telling_ = {};
+}
+
+void ClusterBarrier::wait() {
+  Block& block = here();
+  const int phase = arrived_[own_number()];
+  if (phase == 0) fail("the cluster's barrier: ", name(block.thread()), " waits unarrived");
+  if (!block.faults.forgets_cluster_wait()) {
+    block.scheduler.wait_until("the cluster's barrier",
+                               [this, phase] { return completed_ >= phase; });
+    block.clock().learn(told_);
+  }
+  arrived_[own_number()] = 0;
+}
+
+void ClusterBarrier::require_waited() const {
+  if (arrived_[own_number()] == 0) return;
+  fail(name(here().thread()), " left without a wait at the cluster's barrier");
+}
+
+const WarpMeeting::Values& WarpMeeting::exchange(const char* instruction, uint64_t mine) {
+  Block& block = here();
+  if (arrived_ == 0) instruction_ = instruction;
+  if (std::string_view(instruction_) != instruction) {
+    fail("lanes of one warp meet in different instructions: ", instruction_, ", and ", instruction,
+         " by ", name(block.thread()));
+  }
+  const int phase = completed_;
+  Values& values = values_[size_t(phase % 2)];
+  values[size_t(block.thread() % kLanes)] = mine;
+  if (++arrived_ == kLanes) {
+    arrived_ = 0;
+    ++completed_;
+    told_ = telling_;
+    telling_ = {};
+  } else {
+    block.scheduler.wait_until(instruction, [this, phase] { return completed_ > phase; });
+  }
+  return values;
+}
+
+void WarpMeeting::sync() {
+  Block& block = here();
+  if (block.faults.forgets_syncwarp()) return;
+  telling_.learn(block.clock());
+  block.clock().tick(block.actor());
+  exchange("__syncwarp", 0);
+  block.clock().learn(told_);
 }
 
 }  // namespace fa3::machine

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Barriers: mbarriers with phases and bytes, and the hardware's numbered ones. Who arrives tells
-// what it knows (clock.h); who waits learns what all have told in that phase.
+// Barriers: mbarriers with phases and bytes, the hardware's numbered ones, and that of a cluster.
+// Who arrives tells what it knows (clock.h); who waits learns what all have told in that phase.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -35,11 +36,14 @@ class Barriers {
   // Of a warp's own copies: an arrival that tells nothing else of the warp.
   void copies_arrived(uint32_t address);
 
+  // When the CTA is over.
+  void require_at_rest() const;
+
  private:
   struct Waiter {
-    uint32_t barrier = 0;  // 0: it does not wait
+    uint32_t barrier = 0;  // 0: the thread does not wait
     int phase = 0;
-    std::map<uint32_t, int> seen;  // phases of each barrier that the warp saw completed itself
+    std::map<uint32_t, int> seen;  // phases of each barrier that it saw completed itself
   };
 
   Barrier& at(uint32_t address);
@@ -48,12 +52,12 @@ class Barriers {
   void complete_if_due(uint32_t address);
 
   std::map<uint32_t, Barrier> barriers_;
-  std::array<Waiter, kMostWarps> waiters_;
+  std::array<Waiter, kMostThreads> waiters_;
 };
 
 class NamedBarriers {
  public:
-  // A warp counts as 32 threads, and arrives once in a phase.
+  // A modelled thread counts as all that it stands for, and arrives once in a phase.
   void arrive(int id, int threads);
   void sync(int id, int threads);
   // In how many of its threads `value` is true.
@@ -62,7 +66,7 @@ class NamedBarriers {
  private:
   struct Named {
     int threads = 0;           // that the phase is for
-    std::vector<int> arrived;  // warps
+    std::vector<int> arrived;  // modelled threads
     std::vector<int> waiting;  // those of them that wait
     Clock telling;
     unsigned counted = 0;  // threads whose value is true
@@ -73,6 +77,38 @@ class NamedBarriers {
   void count(int id, int threads, bool waits, bool value = false);
 
   std::map<int, Named> barriers_;
+};
+
+// Of all threads of a cluster, each of which waits once for each time that it has arrived.
+class ClusterBarrier {
+ public:
+  explicit ClusterBarrier(int threads) : pending_(threads), arrived_(size_t(threads)) {}
+  void arrive();
+  void wait();
+  // Before the running thread leaves.
+  void require_waited() const;
+
+ private:
+  static size_t own_number();
+
+  int pending_, completed_ = 0;
+  Clock telling_, told_;
+  std::vector<int> arrived_;  // the phase that a thread has not waited for, from 1; 0: none
+};
+
+// Where the lanes of a warp come together, all at the same instruction: shuffles, votes and
+// __syncwarp. Shuffles tell nothing of memory.
+class WarpMeeting {
+ public:
+  using Values = std::array<uint64_t, kLanes>;
+  const Values& exchange(const char* instruction, uint64_t mine);
+  void sync();
+
+ private:
+  const char* instruction_ = nullptr;
+  int arrived_ = 0, completed_ = 0;
+  std::array<Values, 2> values_{};  // of two phases: a lane may be one ahead
+  Clock telling_, told_;
 };
 
 }  // namespace fa3::machine

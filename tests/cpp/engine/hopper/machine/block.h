@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything that the model keeps of the one block that runs.
+// Everything that the model keeps of a CTA, and of those that run beside each other.
 #pragma once
 
 #include <array>
+#include <memory>
+#include <vector>
 
 #include "barriers.h"
 #include "copies.h"
+#include "cuda_words.h"
 #include "fault.h"
 #include "memory.h"
 #include "products.h"
@@ -15,30 +18,48 @@
 
 namespace fa3::machine {
 
-struct Block {
-  Block(const Setting& setting, int warps, const std::function<void()>& body);
+// Shared memory as C++ objects.
+struct alignas(1024) SmemBytes {
+  unsigned char bytes[kSmemBytes];
+};
 
-  int warp() const { return scheduler.warp(); }
-  Clock& clock() { return clocks[size_t(warp())]; }
-  Accessor accessor() { return {warp(), clock()}; }
+struct Block {
+  Block(const Setting& setting, Scheduler& scheduler, Outcome& outcome, int warps, int cta,
+        Index index);
+
+  // The modelled thread that runs: its number in the CTA, its warp's, and in clocks.
+  int thread() const { return scheduler.thread(); }
+  int warp() const { return thread() / kLanes; }
+  int actor() const { return actor_of_thread(cta, thread()); }
+  Clock& clock() { return clocks[size_t(thread())]; }
+  Accessor accessor() { return {thread(), cta, clock()}; }
   void require_kernel_before_ended() const;
 
   const Setting& setting;
-  Scheduler scheduler;
+  Scheduler& scheduler;
+  Outcome& outcome;
+  const int cta;      // among those that run
+  const Index index;  // blockIdx
+  int rank = 0;       // in its cluster
+  ClusterBarrier* cluster = nullptr;
+  int threads_left = 0;  // that have come to an end
   Memory memory;
+  std::unique_ptr<SmemBytes> smem;
   Registers registers;
   Faults faults;
   Barriers barriers;
   NamedBarriers named;
-  // By warp.
-  std::array<Clock, kMostWarps> clocks;
-  std::array<Products, kMostWarps> products;
-  std::array<Departures, kMostWarps> departures;
-  std::array<ThreadCopies, kMostWarps> thread_copies;
-  std::array<bool, kMostWarps> waited{};  // for the kernel before
-  Outcome outcome;
+  std::vector<WarpMeeting> meetings;  // by warp
+  // By modelled thread.
+  std::array<Clock, kMostThreads> clocks;
+  std::array<Products, kMostThreads> products;
+  std::array<Departures, kMostThreads> departures;
+  std::array<ThreadCopies, kMostThreads> thread_copies;
+  std::array<bool, kMostThreads> waited{};  // for the kernel before
 };
 
+// Of the thread that runs: its CTA, and one of its cluster.
 Block& here();
+Block& block_of_cluster(int rank);
 
 }  // namespace fa3::machine

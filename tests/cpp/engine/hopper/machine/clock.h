@@ -1,20 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a warp knows to be over. Each warp counts its own moments, each mbarrier its phases; a clock
-// says up to which of them its owner has been told, by barriers, directly or through others. Two
-// accesses are in order if the later warp's clock has the moment of the earlier one, whatever the
-// order in which they happened to run: so a missing barrier shows in every schedule.
+// What a thread knows to be over. Each thread counts its own moments, each mbarrier its phases; a
+// clock says up to which of them its owner has been told, by barriers, directly or through others.
+// Two accesses are in order if the later thread's clock has the moment of the earlier one, whatever
+// the order in which they happened to run: so a missing barrier shows in every schedule. "Thread"
+// is a modelled one (lanes.h): a warp, or a lane.
 #pragma once
 
 #include <algorithm>
 #include <array>
 
+#include "lanes.h"
+
 namespace fa3::machine {
 
-inline constexpr int kMostWarps = 16;
-inline constexpr int kMostBarriers = 112;
+// Of a CTA; and how many CTAs run beside each other.
+inline constexpr int kMostThreads = kAllLanes ? 8 * kLanes : 16;
+inline constexpr int kMostBarriers = kAllLanes ? 104 : 112;
+inline constexpr int kMostCtas = kAllLanes ? 4 : 1;
 
-// Actors are warps, then mbarriers.
+// Actors are the threads of all CTAs, then their mbarriers.
+constexpr int actor_of_thread(int cta, int thread) {
+  return cta * kMostThreads + thread;
+}
+constexpr int actor_of_barrier(int cta, int barrier) {
+  return kMostCtas * kMostThreads + cta * kMostBarriers + barrier;
+}
 struct Moment {
   int actor = 0;
   int time = 0;
@@ -33,7 +44,7 @@ class Clock {
   void tick(int actor) { ++times_[size_t(actor)]; }
 
  private:
-  std::array<int, kMostWarps + kMostBarriers> times_{};
+  std::array<int, kMostCtas * (kMostThreads + kMostBarriers)> times_{};
 };
 
 }  // namespace fa3::machine

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "copies.h"
 
+#include <algorithm>
+
 #include "block.h"
 #include "failure.h"
 
@@ -53,7 +55,12 @@ Content content_at(const void* global) {
 void ThreadCopies::begin(uint32_t smem, const void* global) {
   here().scheduler.yield();
   here().require_kernel_before_ended();
-  here().memory.begin_thread_copy(here().accessor(), smem);
+  Block& block = here();
+  if (kAllLanes) {
+    block.memory.begin_own_copy(block.accessor(), smem);
+  } else {
+    block.memory.begin_thread_copy(block.accessor(), smem);
+  }
   open_.push_back({smem, content_at(global)});
 }
 
@@ -74,6 +81,27 @@ void ThreadCopies::arrive(uint32_t barrier) {
 
 void ThreadCopies::wait() {
   here().scheduler.wait_until("its copies", [this] { return groups_in_flight_ == 0; });
+}
+
+void ThreadCopies::commit() {
+  groups_.push_back(std::move(open_));
+  open_ = {};
+}
+
+void ThreadCopies::wait_for_groups(int newest) {
+  Block& block = here();
+  block.scheduler.yield();
+  if (block.faults.forgets_copies()) return;
+  for (; int(groups_.size()) > newest; groups_.pop_front()) {
+    for (const Copy& copy : groups_.front()) {
+      block.memory.end_own_copy(block.accessor(), copy.smem, copy.content);
+    }
+  }
+}
+
+bool ThreadCopies::idle() const {
+  const auto empty = [](const std::vector<Copy>& group) { return group.empty(); };
+  return open_.empty() && std::all_of(groups_.begin(), groups_.end(), empty);
 }
 
 void Departures::send(uint32_t smem, Departure departure) {

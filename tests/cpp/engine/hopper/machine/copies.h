@@ -29,20 +29,24 @@ class Departures {
   std::deque<HeldPieces> flying_;
 };
 
-// Into shared memory, of one warp: 16 bytes for each lane, of which lane 0 is seen.
+// Into shared memory, of one modelled thread: 16 bytes for each lane. They are known to be there
+// to who waits at the barrier that they arrive at; or to the thread that waits for its groups.
 class ThreadCopies {
  public:
   void begin(uint32_t smem, const void* global);
   void arrive(uint32_t barrier);
   void wait();
-  bool idle() const { return open_.empty(); }
+  void commit();
+  void wait_for_groups(int newest);
+  bool idle() const;
 
  private:
   struct Copy {
     uint32_t smem;
     Content content;
   };
-  std::vector<Copy> open_;  // that no barrier was told of
+  std::vector<Copy> open_;  // that no barrier, or group, was told of
+  std::deque<std::vector<Copy>> groups_;
   int groups_in_flight_ = 0;
 };
 

@@ -7,7 +7,15 @@
 #include <string>
 #include <type_traits>
 
+#include "lanes.h"
+
 namespace fa3::machine {
+
+// Of a modelled thread.
+inline std::string name(int thread) {
+  const std::string warp = "warp " + std::to_string(thread / kLanes);
+  return kAllLanes ? warp + ", lane " + std::to_string(thread % kLanes) : warp;
+}
 
 struct ProtocolError : std::runtime_error {
   using runtime_error::runtime_error;

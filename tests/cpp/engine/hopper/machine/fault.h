@@ -27,6 +27,11 @@ enum class Fault {
   // Of queries that consumers change in place:
   kNoQueryFence,    // products read them without a fence
   kNoQueryBarrier,  // or before the other warps have changed theirs
+  // Of warps that fill their own stages, and of clusters:
+  kNoSyncwarp,         // lanes do not wait for each other
+  kNoCopyWait,         // nor for their own copies
+  kNoClusterWait,      // rows are sent to who may not have room for them yet
+  kSplitCountedTwice,  // somebody combines splits of which the last is not there
 };
 
 // Which barriers the faults are about.
@@ -55,6 +60,12 @@ class Faults {
   bool forgets_fence(int warp) const {
     constexpr int kFirstConsumer = 4;
     return is(Fault::kNoFence) || (is(Fault::kNoQueryFence) && warp >= kFirstConsumer);
+  }
+  bool forgets_syncwarp() const { return is(Fault::kNoSyncwarp); }
+  bool forgets_copies() const { return is(Fault::kNoCopyWait); }
+  bool forgets_cluster_wait() const { return is(Fault::kNoClusterWait); }
+  uint64_t counted(uint64_t splits) const {
+    return is(Fault::kSplitCountedTwice) ? 2 * splits : splits;
   }
   bool forgets_barrier(int number) const {
     constexpr int kFirstOfQueries = 5;
@@ -91,7 +102,7 @@ class Faults {
   Fault fault_;
   KvBarriers kv_;
   int releases_ = 0;
-  std::array<int, kMostWarps> turns_given_{};
+  std::array<int, kMostThreads> turns_given_{};
 };
 
 }  // namespace fa3::machine

@@ -14,6 +14,10 @@
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/instances/cache_entry.cuh"
+#include "engine/hopper/instances/e4m3_entry.cuh"
+#include "engine/hopper/instances/forward_entry.cuh"
+#include "engine/hopper/instances/stream_k_entry.cuh"
 #include "engine/hopper/launch/launch_forward.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/scheduler/sequence_window.cuh"
@@ -22,9 +26,6 @@
 #include "shape.h"
 
 namespace fa3::hopper {
-
-// The kernels' shared memory, as far as ordinary loads and stores go.
-alignas(kSmemAlignment) inline unsigned char raw_smem[kMaxSmemBytes];
 
 using machine::Fault;
 using machine::Pace;
@@ -93,8 +94,8 @@ class Run {
     operands.v = plan.call.v;
     operands.o = plan.call.o;
     workspace_.resize(size_t(plan.workspace.bytes), 0xcd);
-    machine::on_launch = [this](const void*, unsigned blocks, const void* params, bool pdl) {
-      launch_ = {blocks, *static_cast<const ForwardParams*>(params), pdl};
+    machine::on_launch = [this](const void*, dim3 grid, const void* params, bool pdl) {
+      launch_ = {grid.x, *static_cast<const ForwardParams*>(params), pdl};
     };
     EXPECT_EQ(launch_forward(plan, operands, workspace_.data(), nullptr), cudaSuccess);
     for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
@@ -106,7 +107,6 @@ class Run {
     launch_.params.cp_async.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     launch_.params.cp_async.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
     if constexpr (C.always_splits()) prepare_counts();
-    std::fill(std::begin(raw_smem), std::end(raw_smem), 0xcd);
     outcome_ = machine::run_block(setting(), C.threads() / kWarpSize, launch_.blocks,
                                   [this] { forward_kernel<C>(launch_.params); });
   }

@@ -16,7 +16,7 @@
 
 namespace fa3::machine {
 
-std::function<void(const void*, unsigned, const void*, bool)> on_launch;
+std::function<void(const void*, dim3, const void*, bool)> on_launch;
 
 }  // namespace fa3::machine
 
@@ -28,9 +28,13 @@ bool encode_tensor_map(CUtensorMap& map, const TensorSpan& tensor, Element, tile
   return true;
 }
 
-// The model runs no kernel that streams keys.
-bool encode_slab_map(CUtensorMap&, const TensorSpan&, Element, tile::TileLayout, int) {
-  return false;
+bool encode_slab_map(CUtensorMap& map, const TensorSpan& tensor, Element, tile::TileLayout layout,
+                     int box_rows) {
+  map = machine::encoded({.tensor = tensor.data,
+                          .box_rows = box_rows,
+                          .row_bytes = layout.row_bytes(),
+                          .slabs = layout.slabs()});
+  return true;
 }
 
 namespace {
@@ -117,7 +121,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
       pdl = attribute.val.programmaticStreamSerializationAllowed != 0;
     }
   }
-  fa3::machine::on_launch(function, config->gridDim.x, arguments[0], pdl);
+  fa3::machine::on_launch(function, config->gridDim, arguments[0], pdl);
   return cudaSuccess;
 }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "instructions.h"
 
+#include <cstring>
+
 #include "block.h"
 #include "cuda_words.h"
 #include "failure.h"
@@ -8,8 +10,14 @@
 namespace fa3::machine {
 
 void sync_block() {
-  constexpr int kThreadsPerWarp = 32;
-  here().named.sync(0, here().scheduler.warps() * kThreadsPerWarp);
+  here().named.sync(0, here().scheduler.threads() * kThreadsOfLane);
+}
+
+void sync_warp() {
+  here().meetings[size_t(here().warp())].sync();
+}
+const std::array<uint64_t, kLanes>& exchange(const char* instruction, uint64_t mine) {
+  return here().meetings[size_t(here().warp())].exchange(instruction, mine);
 }
 
 int draw(int* counter, int count) {
@@ -43,6 +51,47 @@ void named_sync(int id, int threads) {
 unsigned named_count(int id, int threads, bool value) {
   return here().named.sync_and_count(id, threads, value);
 }
+unsigned cluster_rank() {
+  return unsigned(here().rank);
+}
+void cluster_arrive() {
+  here().cluster->arrive();
+}
+void cluster_wait() {
+  here().cluster->wait();
+}
+
+namespace {
+
+constexpr int kRankBit = 24;  // shared::cluster addresses: above it, the rank and one
+
+}  // namespace
+
+uint32_t shared_address(const void* pointer) {
+  const auto offset = static_cast<const unsigned char*>(pointer) - here().smem->bytes;
+  if (offset < 0 || offset >= kSmemBytes) fail("a pointer that is not into shared memory");
+  return kSmemBase + uint32_t(offset);
+}
+
+uint32_t in_cluster(uint32_t address, unsigned rank) {
+  return address | (rank + 1) << kRankBit;
+}
+
+void send_to_cta(uint32_t address, const float* values, int count, uint32_t barrier) {
+  here().scheduler.yield();
+  const int rank = int(address >> kRankBit) - 1;
+  if (rank != int(barrier >> kRankBit) - 1) fail("sent to one CTA, counted in another");
+  Block& to = block_of_cluster(rank);
+  const uint32_t in_cta = (1u << kRankBit) - 1, offset = (address & in_cta) - kSmemBase;
+  const std::vector<float> sent(values, values + count);
+  here().scheduler.later([&to, offset, sent, at = barrier & in_cta] {
+    const size_t bytes = sent.size() * sizeof(float);
+    if (to.threads_left == to.scheduler.threads()) fail("sent to a CTA that has left");
+    std::memcpy(to.smem->bytes + offset, sent.data(), bytes);
+    to.barriers.bytes_arrived(at, int64_t(bytes));
+  });
+}
+
 void set_registers(int registers, bool more) {
   more ? here().registers.increase(registers) : here().registers.decrease(registers);
 }
@@ -53,22 +102,32 @@ void store_shared(uint32_t address) {
 }
 void load_shared(uint32_t address) {
   here().scheduler.yield();
-  here().memory.load(here().accessor(), address);
+  Block& block = here();
+  const Content& content = block.memory.load(block.accessor(), address);
+  if (!kAllLanes || block.thread() % kLanes != 0) return;
+  const int warps = block.scheduler.threads() / kLanes;
+  block.outcome.loads[size_t(block.cta * warps + block.warp())].push_back(content);
 }
 void fence_proxy_async() {
-  if (!here().faults.forgets_fence(here().accessor().warp)) here().memory.fence(here().accessor());
+  if (!here().faults.forgets_fence(here().warp())) here().memory.fence(here().accessor());
 }
 void wait_for_kernel_before() {
-  here().waited[size_t(here().warp())] = true;
+  here().waited[size_t(here().thread())] = true;
 }
 void copy_by_thread(uint32_t smem, const void* global) {
-  here().thread_copies[size_t(here().warp())].begin(smem, global);
+  here().thread_copies[size_t(here().thread())].begin(smem, global);
 }
 void arrive_when_copied(uint32_t barrier) {
-  here().thread_copies[size_t(here().warp())].arrive(barrier);
+  here().thread_copies[size_t(here().thread())].arrive(barrier);
 }
 void wait_for_thread_copies() {
-  here().thread_copies[size_t(here().warp())].wait();
+  here().thread_copies[size_t(here().thread())].wait();
+}
+void commit_thread_copies() {
+  here().thread_copies[size_t(here().thread())].commit();
+}
+void wait_for_thread_copies(int newest_groups) {
+  here().thread_copies[size_t(here().thread())].wait_for_groups(newest_groups);
 }
 void store_global(const void* pointer) {
   here().outcome.stored.push_back(pointer);
@@ -86,6 +145,20 @@ void add_to_semaphore(int* counter, int value) {
   here().scheduler.yield();
   *counter += value;
   here().outcome.semaphore_uses.push_back({counter, true, value, here().outcome.departures.size()});
+}
+
+uint64_t count_split(uint64_t* counter, uint64_t splits) {
+  here().scheduler.yield();
+  const uint64_t before = *counter;
+  *counter += here().faults.counted(splits);
+  return before;
+}
+
+bool replace_count(uint64_t* counter, uint64_t expected, uint64_t value) {
+  here().scheduler.yield();
+  const bool is_as_expected = *counter == expected;
+  if (is_as_expected) *counter = value;
+  return is_as_expected;
 }
 
 void add_global(const void* pointer, int bytes) {
@@ -111,13 +184,14 @@ void require_some_inside(const TensorMap& known, Coordinates at) {
 void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier) {
   const TensorMap known = decoded(map);
   require_some_inside(known, at);
-  begin_load(smem, known.box_rows * known.row_bytes, barrier, [=](int offset) {
+  begin_load(smem, known.box_rows * known.row_bytes * known.slabs, barrier, [=](int offset) {
+    const int row_of_box = offset / known.row_bytes % known.box_rows;
     if (known.of_queries) {
-      return Content{known.tensor, at.row + at.head - known.rows_before + offset / known.row_bytes,
+      return Content{known.tensor, at.row + at.head - known.rows_before + row_of_box,
                      at.column, at.batch, 0};
     }
     const int first_row = at.row + at.inner - known.rows_before;
-    return Content{known.tensor, at.batch * known.page_rows + first_row + offset / known.row_bytes,
+    return Content{known.tensor, at.batch * known.page_rows + first_row + row_of_box,
                    at.column, at.head, known.page_rows > 0 ? 0 : at.batch};
   });
 }
@@ -127,7 +201,7 @@ void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) 
 void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem) {
   const TensorMap known = decoded(map);
   require_some_inside(known, at);
-  here().departures[size_t(here().warp())].send(smem, {.to = known.tensor,
+  here().departures[size_t(here().thread())].send(smem, {.to = known.tensor,
                                                        .row = at.row + at.inner - known.rows_before,
                                                        .column = at.column,
                                                        .head = at.head,
@@ -136,25 +210,25 @@ void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem) {
                                                        .bytes = known.box_rows * known.row_bytes});
 }
 void store_bytes(const void* global, uint32_t smem, int bytes, bool adds) {
-  here().departures[size_t(here().warp())].send(smem, {.to = global, .bytes = bytes, .adds = adds});
+  here().departures[size_t(here().thread())].send(smem, {.to = global, .bytes = bytes, .adds = adds});
 }
 void commit_copies() {
-  here().departures[size_t(here().warp())].commit();
+  here().departures[size_t(here().thread())].commit();
 }
 void wait_for_copies(int pending) {
-  here().departures[size_t(here().warp())].wait(pending);
+  here().departures[size_t(here().thread())].wait(pending);
 }
 
 void multiply(float* d, int count, const Operand& a, const Operand& b) {
   here().scheduler.yield();
-  here().products[size_t(here().warp())].multiply(d, count, a, b);
+  here().products[size_t(here().thread())].multiply(d, count, a, b);
 }
 void commit_products() {
-  here().products[size_t(here().warp())].commit();
+  here().products[size_t(here().thread())].commit();
 }
 void wait_for_products(int pending) {
   here().scheduler.yield();
-  here().products[size_t(here().warp())].wait(pending);
+  here().products[size_t(here().thread())].wait(pending);
 }
 
 }  // namespace fa3::machine

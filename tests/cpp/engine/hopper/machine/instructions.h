@@ -27,6 +27,14 @@ void barrier_wait(uint32_t barrier, uint32_t parity);
 void named_arrive(int id, int threads);
 void named_sync(int id, int threads);
 unsigned named_count(int id, int threads, bool value);
+unsigned cluster_rank();
+void cluster_arrive();
+void cluster_wait();
+// An address in another CTA of the cluster; and floats to one, which its barrier counts the bytes
+// of. Addresses of the CTA itself are those of its pointers.
+uint32_t in_cluster(uint32_t address, unsigned rank);
+void send_to_cta(uint32_t address, const float* values, int count, uint32_t barrier);
+uint32_t shared_address(const void* pointer);
 void set_registers(int registers, bool more);
 
 void store_shared(uint32_t address);
@@ -36,9 +44,14 @@ void wait_for_kernel_before();
 void copy_by_thread(uint32_t smem, const void* global);
 void arrive_when_copied(uint32_t barrier);
 void wait_for_thread_copies();
+void commit_thread_copies();
+void wait_for_thread_copies(int newest_groups);
 void store_global(const void* pointer);
 void add_global(const void* pointer, int bytes);
 int load_semaphore(const int* counter);
+// Of CTAs that do exist.
+uint64_t count_split(uint64_t* counter, uint64_t splits);
+bool replace_count(uint64_t* counter, uint64_t expected, uint64_t value);
 void add_to_semaphore(int* counter, int value);
 
 void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t barrier);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A SM as far as the barrier protocol can tell: warps that run in any order, barriers
+// An SM as far as the barrier protocol can tell: warps that run in any order, barriers
 // with phases, a TMA and tensor cores that finish whenever they like. The kernels' own
 // sources run on it, with machine/engine/hopper/ptx/ in place of the instructions. It breaks off
 // with a sentence when
@@ -9,12 +9,14 @@
 //   - a barrier runs past somebody who waits for it (its phases alias), or is misused,
 //   - accumulators are touched while a product works on them,
 //   - global memory is copied from before the kernel before has ended,
+//   - lanes of a warp meet in different instructions, CTAs of a cluster do not wait for each other,
 //   - nobody can go on, also for want of registers.
 // What was multiplied and what left the block is logged, for the test to compare with what should
 // have been. What it cannot see: docs/protocol-model.md. Next: scheduler.h, clock.h, memory.h.
 #pragma once
 
 #include <cuda.h>
+#include <vector_types.h>
 
 #include <cstdint>
 #include <functional>
@@ -33,7 +35,7 @@ inline constexpr uint32_t kSmemBase = 1024;  // its first address
 struct Pace {
   const char* name = "even";
   double engines = 1;  // copies arrive
-  std::function<double(int warp)> weight = [](int) { return 1.0; };
+  std::function<double(int warp)> weight = [](int) { return 1.0; };  // counted through all CTAs
   double interruption = 0.2;  // chance to be interrupted at an instruction that others can see
 };
 
@@ -102,6 +104,7 @@ struct Setting {
       false;  // the kernel before may still run: each warp waits for its end before it copies
   std::vector<Buffer> buffers;
   std::vector<GlobalTensor> tensors;
+  std::function<void()> after_step;  // looks at global memory after each warp's turn
   // Products whose results are infinite; those of which most are very small; all others are zero.
   std::function<bool(const Product&)> infinite = [](const Product&) { return false; };
   std::function<bool(const Product&)> peaked = [](const Product&) { return false; };
@@ -113,6 +116,7 @@ struct Outcome {
   std::vector<Departure> departures;
   std::vector<SemaphoreUse> semaphore_uses;
   std::vector<const void*> stored;  // where lanes 0 wrote output
+  std::vector<std::vector<Content>> loads;  // by lane 0 of each warp, where all lanes are modelled
   std::vector<int> drawn;           // tickets that this block got
   int64_t switches = 0;
 };
@@ -128,11 +132,22 @@ struct TensorMap {
   int columns = 0;          // of the tensor
   int rows = 0;
   bool origin_is_memory = true;
+  int slabs = 1;  // of a box, that lie behind each other
 };
 CUtensorMap encoded(const TensorMap& map);
 TensorMap decoded(const CUtensorMap& map);
 
-// StreamKRanges body() once for each warp of a block, interleaved at random.
+// CTAs of a grid that run beside each other, in clusters along x.
+struct Ctas {
+  dim3 grid{1, 1, 1};
+  int first = 0, count = 1;
+  int cluster = 1;
+};
+
+// Runs body() once for each modelled thread of the CTAs, interleaved at random.
+Outcome run_ctas(const Setting& setting, int warps, const Ctas& ctas,
+                 const std::function<void()>& body);
+// The same of one CTA, number setting.block.
 Outcome run_block(const Setting& setting, int warps, unsigned blocks,
                   const std::function<void()>& body);
 

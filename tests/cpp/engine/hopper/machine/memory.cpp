@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint32_t kPieceBytes = 1024;
 constexpr uint32_t kUnitBytes = 64;  // buffers begin and end at multiples of it
+constexpr int kLaneBytes = 16;       // of a lane's access
 
 std::string place(uint32_t address) {
   return "address " + std::to_string(address);
@@ -54,7 +55,8 @@ void Memory::for_pieces(uint32_t address, int bytes, const Action& action) {
 }
 
 // The smallest buffer that holds the address.
-const Buffer& Memory::range_of_threads(uint32_t address, const char* access) {
+Buffer Memory::range_of_threads(uint32_t address, const char* access) const {
+  if (kAllLanes) return {"of a lane", address, kLaneBytes, true};
   const Buffer* found = nullptr;
   for (const Buffer& b : buffers_) {
     const bool holds = address >= b.address && address < b.address + b.bytes;
@@ -70,52 +72,57 @@ const Buffer& Memory::range_of_threads(uint32_t address, const char* access) {
 }
 
 void Memory::require_unread(const Accessor& by, const Piece& split, const char* access) const {
-  for (int w = 0; w < kMostWarps; ++w) {
+  for (int w = 0; w < kMostThreads; ++w) {
     const Read& read = split.reads[size_t(w)];
-    if (read.open > 0 || !by.knows.has({w, read.time})) {
-      fail("overwritten while it is read: ", place(split.begin), ", read by warp ", w, ", by ",
-           access, " of warp ", by.warp);
+    if (read.open > 0 || !by.knows_of(w, read.time)) {
+      fail("overwritten while it is read: ", place(split.begin), ", read by ", name(w), ", by ",
+           access, " of ", name(by.thread));
     }
   }
-  if (split.arriving || !by.knows.has(split.arrival)) {
-    fail("overwritten while a copy arrives: ", place(split.begin), ", by ", access, " of warp ",
-         by.warp);
+}
+
+void Memory::require_arrived(const Accessor& by, const Piece& split, const char* access) const {
+  if (split.arriving || split.own_copies > 0 || !by.knows.has(split.arrival)) {
+    fail("overwritten while a copy arrives: ", place(split.begin), ", by ", access, " of ",
+         name(by.thread));
   }
 }
 
 void Memory::require_filled(const Accessor& by, const Piece& split) const {
-  if (!split.filled || split.arriving || !by.knows.has(split.arrival)) {
-    fail("read before it was filled: ", place(split.begin), " by warp ", by.warp);
+  const bool arrives = split.arriving || split.own_copies > 0;
+  if (!split.filled || arrives || !by.knows.has(split.arrival)) {
+    fail("read before it was filled: ", place(split.begin), " by ", name(by.thread));
   }
-  for (int w = 0; w < kMostWarps; ++w) {
-    if (!by.knows.has({w, split.stored[size_t(w)].time})) {
-      fail("no barrier between the store of warp ", w, " and its reader: ", place(split.begin),
-           ", read by warp ", by.warp);
+  for (int w = 0; w < kMostThreads; ++w) {
+    if (!by.knows_of(w, split.stored[size_t(w)].time)) {
+      fail("no barrier between the store of ", name(w), " and its reader: ", place(split.begin),
+           ", read by ", name(by.thread));
     }
   }
 }
 
 void Memory::require_fenced(const Accessor& by, const Piece& split) const {
-  for (int w = 0; w < kMostWarps; ++w) {
+  for (int w = 0; w < kMostThreads; ++w) {
     const Stored& s = split.stored[size_t(w)];
-    if (s.time > 0 && (s.fenced == 0 || !by.knows.has({w, s.fenced}))) {
-      fail("no fence.proxy.async between the store of warp ", w,
-           " and the barrier after it: ", place(split.begin), ", met by warp ", by.warp);
+    if (s.time > 0 && (s.fenced == 0 || !by.knows_of(w, s.fenced))) {
+      fail("no fence.proxy.async between the store of ", name(w),
+           " and the barrier after it: ", place(split.begin), ", met by ", name(by.thread));
     }
   }
-  if (split.copier >= 0 && !known_at_fence_[size_t(by.warp)].has(split.arrival)) {
-    fail("no fence.proxy.async between the barrier of copies by threads of warp ", split.copier,
-         " and their reader: ", place(split.begin), ", met by warp ", by.warp);
+  if (split.copier >= 0 && !known_at_fence_[size_t(by.thread)].has(split.arrival)) {
+    fail("no fence.proxy.async between the barrier of copies by threads of ", name(split.copier),
+         " and their reader: ", place(split.begin), ", met by ", name(by.thread));
   }
 }
 
 void Memory::begin_copy(const Accessor& by, uint32_t address, int bytes, Moment arrival) {
   for_pieces(address, bytes, [&](Piece& split) {
     require_unread(by, split, "a load");
-    for (int w = 0; w < kMostWarps; ++w) {
-      if (!by.knows.has({w, split.stored[size_t(w)].time})) {
-        fail("overwritten while it is stored: ", place(split.begin), ", stored by warp ", w,
-             ", by a load of warp ", by.warp);
+    require_arrived(by, split, "a load");
+    for (int w = 0; w < kMostThreads; ++w) {
+      if (!by.knows_of(w, split.stored[size_t(w)].time)) {
+        fail("overwritten while it is stored: ", place(split.begin), ", stored by ", name(w),
+             ", by a load of ", name(by.thread));
       }
     }
     require_fenced(by, split);
@@ -128,12 +135,31 @@ void Memory::begin_copy(const Accessor& by, uint32_t address, int bytes, Moment 
 
 void Memory::begin_thread_copy(const Accessor& by, uint32_t address) {
   Piece& split = at(address);
-  const Moment untold{by.warp, INT_MAX};
-  const bool goes_on = split.arriving && split.copier == by.warp && split.arrival == untold;
-  if (!goes_on) require_unread(by, split, "a copy by threads");
+  const Moment untold{actor_of_thread(by.cta, by.thread), INT_MAX};
+  const bool goes_on = split.arriving && split.copier == by.thread && split.arrival == untold;
+  if (!goes_on) {
+    require_unread(by, split, "a copy by threads");
+    require_arrived(by, split, "a copy by threads");
+  }
   split.arriving = true;
   split.arrival = untold;
-  split.copier = by.warp;
+  split.copier = by.thread;
+}
+
+// Of one piece, the lanes copy different bytes.
+void Memory::begin_own_copy(const Accessor& by, uint32_t address) {
+  Piece& split = at(address);
+  require_unread(by, split, "a copy by threads");
+  ++split.own_copies;
+}
+
+void Memory::end_own_copy(const Accessor& by, uint32_t address, const Content& content) {
+  constexpr uint32_t kNarrowestRow = 64;
+  Piece& split = at(address);
+  --split.own_copies;
+  split.stored[size_t(by.thread)] = {.time = by.now().time};
+  split.filled = true;
+  if (address - split.begin < kNarrowestRow) split.content = content;  // of its first row
 }
 
 void Memory::tell_arrival(uint32_t address, Moment arrival) {
@@ -159,9 +185,10 @@ void Memory::end_copy(uint32_t address, int bytes,
 }
 
 void Memory::store(const Accessor& by, uint32_t address) {
-  const Buffer& range = range_of_threads(address, "a store");
+  const Buffer range = range_of_threads(address, "a store");
   for_pieces(range.address, range.bytes, [&](Piece& split) {
     require_unread(by, split, "a store");
+    require_arrived(by, split, "a store");
     split.copier = -1;
     stored_by(by, &split);
     if (range.in_place) return;
@@ -174,26 +201,27 @@ void Memory::store(const Accessor& by, uint32_t address) {
 }
 
 void Memory::stored_by(const Accessor& by, Piece* split) {
-  split->stored[size_t(by.warp)] = {.time = by.now().time};
-  unfenced_[size_t(by.warp)].push_back(int(split - splits_.data()));
+  split->stored[size_t(by.thread)] = {.time = by.now().time};
+  unfenced_[size_t(by.thread)].push_back(int(split - splits_.data()));
 }
 
-void Memory::load(const Accessor& by, uint32_t address) {
-  const Buffer& range = range_of_threads(address, "a load");
+const Content& Memory::load(const Accessor& by, uint32_t address) {
+  const Buffer range = range_of_threads(address, "a load");
   for_pieces(range.address, range.bytes, [&](Piece& split) {
     require_filled(by, split);
-    split.reads[size_t(by.warp)].time = by.now().time;
+    split.reads[size_t(by.thread)].time = by.now().time;
     split.read_since_stored = true;
   });
+  return at(address).content;
 }
 
 void Memory::fence(const Accessor& by) {
-  for (int index : unfenced_[size_t(by.warp)]) {
-    Stored& stored = splits_[size_t(index)].stored[size_t(by.warp)];
+  for (int index : unfenced_[size_t(by.thread)]) {
+    Stored& stored = splits_[size_t(index)].stored[size_t(by.thread)];
     if (stored.time > 0 && stored.fenced == 0) stored.fenced = by.now().time;
   }
-  unfenced_[size_t(by.warp)].clear();
-  known_at_fence_[size_t(by.warp)] = by.knows;
+  unfenced_[size_t(by.thread)].clear();
+  known_at_fence_[size_t(by.thread)] = by.knows;
 }
 
 const Content& Memory::begin_read(const Accessor& by, uint32_t address, int bytes,
@@ -201,7 +229,7 @@ const Content& Memory::begin_read(const Accessor& by, uint32_t address, int byte
   for_pieces(address, bytes, [&](Piece& split) {
     require_filled(by, split);
     require_fenced(by, split);
-    ++split.reads[size_t(by.warp)].open;
+    ++split.reads[size_t(by.thread)].open;
     split.read_since_stored = true;
     held->push_back(int(&split - splits_.data()));
   });
@@ -210,7 +238,7 @@ const Content& Memory::begin_read(const Accessor& by, uint32_t address, int byte
 
 void Memory::end_reads(const Accessor& by, HeldPieces* held) {
   for (int index : *held) {
-    Read& read = splits_[size_t(index)].reads[size_t(by.warp)];
+    Read& read = splits_[size_t(index)].reads[size_t(by.thread)];
     --read.open;
     read.time = by.now().time;
   }

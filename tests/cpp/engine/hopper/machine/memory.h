@@ -16,11 +16,14 @@
 
 namespace fa3::machine {
 
-// The warp that makes an access, and what it knows.
+// The thread of a CTA that makes an access, and what it knows.
 struct Accessor {
-  int warp;
+  int thread, cta;
   const Clock& knows;
-  Moment now() const { return knows.now(warp); }
+  Moment now() const { return knows.now(actor_of_thread(cta, thread)); }
+  bool knows_of(int other, int time) const {
+    return knows.has({actor_of_thread(cta, other), time});
+  }
 };
 
 // Splits that an instruction still reads, once for each reading.
@@ -40,11 +43,16 @@ class Memory {
   void tell_arrival(uint32_t address, Moment arrival);
   void end_thread_copy(uint32_t address, Content content);
 
-  // An ordinary store or load of a warp: counts for the whole buffer that its first lane meets.
-  void store(const Accessor& by, uint32_t address);
-  void load(const Accessor& by, uint32_t address);
+  // The same of a lane whose own wait makes them known, as its stores are.
+  void begin_own_copy(const Accessor& by, uint32_t address);
+  void end_own_copy(const Accessor& by, uint32_t address, const Content& content);
 
-  // What this warp has stored may be read by wgmma and TMA, by those who are told later;
+  // An ordinary store or load: of a warp, it counts for the whole buffer that its first lane meets;
+  // of a lane, for the 16 bytes at the address. Returns what lies there.
+  void store(const Accessor& by, uint32_t address);
+  const Content& load(const Accessor& by, uint32_t address);
+
+  // What this thread has stored may be read by wgmma and TMA, by those who are told later;
   // and by its own products what threads have copied that it was told of.
   void fence(const Accessor& by);
 
@@ -54,11 +62,11 @@ class Memory {
 
  private:
   struct Stored {
-    int time = 0;    // of the warp's last store; 0: none
+    int time = 0;    // of the thread's last store; 0: none
     int fenced = 0;  // when its fence had max-tracking; 0: not yet
   };
   struct Read {
-    int time = 0;  // of the warp's last reading; 0: none
+    int time = 0;  // of the thread's last reading; 0: none
     int open = 0;  // readings that are not over
   };
   struct Piece {
@@ -67,14 +75,16 @@ class Memory {
     bool filled = false, arriving = false, read_since_stored = false;
     Moment arrival;   // of the last copy
     int copier = -1;  // the warp whose threads made it, or none
-    std::array<Stored, kMostWarps> stored;
-    std::array<Read, kMostWarps> reads;
+    int own_copies = 0;  // of lanes, that they have not waited for
+    std::array<Stored, kMostThreads> stored;
+    std::array<Read, kMostThreads> reads;
   };
 
   Piece& at(uint32_t address);
   void stored_by(const Accessor& by, Piece* split);
-  const Buffer& range_of_threads(uint32_t address, const char* access);
+  Buffer range_of_threads(uint32_t address, const char* access) const;
   void require_unread(const Accessor& by, const Piece& split, const char* access) const;
+  void require_arrived(const Accessor& by, const Piece& split, const char* access) const;
   void require_filled(const Accessor& by, const Piece& split) const;
   void require_fenced(const Accessor& by, const Piece& split) const;
   template <class Action>
@@ -83,8 +93,8 @@ class Memory {
   std::vector<Buffer> buffers_;
   std::vector<Piece> splits_;
   std::vector<int> piece_of_unit_;
-  std::array<std::vector<int>, kMostWarps> unfenced_;
-  std::array<Clock, kMostWarps> known_at_fence_;
+  std::array<std::vector<int>, kMostThreads> unfenced_;
+  std::array<Clock, kMostThreads> known_at_fence_;
 };
 
 }  // namespace fa3::machine

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler.h"
 
+#include <algorithm>
+
 #include "block.h"
 #include "cuda_words.h"
 #include "failure.h"
@@ -11,15 +13,21 @@ namespace fa3::machine {
 namespace {
 
 constexpr int64_t kMostSwitches = 20'000'000;
-constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kStackBytes = (kAllLanes ? 64 : 256) << 10;
 
 }  // namespace
 
-Scheduler::Scheduler(const Setting& setting, int warps, const std::function<void()>& body)
-    : pace_(setting.pace), body_(body), random_(setting.seed), fibres_(size_t(warps)) {
-  for (int w = 0; w < warps; ++w) {
-    Fibre& fibre = fibres_[size_t(w)];
-    fibre.number = w;
+Scheduler::Scheduler(const Setting& setting, int ctas, int warps, const std::function<void()>& body)
+    : setting_(setting),
+      pace_(setting.pace),
+      threads_(warps * kLanes),
+      body_(body),
+      random_(setting.seed),
+      fibres_(size_t(ctas * threads_)),
+      next_lane_(size_t(ctas * warps)) {
+  for (size_t i = 0; i < fibres_.size(); ++i) {
+    Fibre& fibre = fibres_[i];
+    fibre.number = int(i);
     fibre.stack.reset(new char[kStackBytes]);
     getcontext(&fibre.context);
     fibre.context.uc_stack.ss_sp = fibre.stack.get();
@@ -68,37 +76,61 @@ void Scheduler::switch_away() {
 }
 
 void Scheduler::switch_to(Fibre& fibre) {
-  constexpr int kThreadsPerWarp = 32;
   running_ = &fibre;
-  threadIdx.x = unsigned(fibre.number * kThreadsPerWarp);
+  threadIdx.x = unsigned(thread() * kThreadsOfLane);
+  blockIdx = here().index;
   swapcontext(&scheduler_, &fibre.context);
+}
+
+// The first that can go on, from the next one on.
+Scheduler::Fibre* Scheduler::able_lane(int warp) {
+  for (int i = 0; i < kLanes; ++i) {
+    const int lane = (next_lane_[size_t(warp)] + i) % kLanes;
+    Fibre& fibre = fibres_[size_t(warp * kLanes + lane)];
+    if (fibre.able()) return &fibre;
+  }
+  return nullptr;
+}
+
+// Until a lane is interrupted, or each of them waits for something. Then any lane may be the next.
+void Scheduler::run_warp(int warp, Fibre* lane) {
+  do {
+    next_lane_[size_t(warp)] = lane->number % kLanes;
+    switch_to(*lane);
+    const bool interrupted = !lane->finished && !lane->can_go_on;
+    if (interrupted || !error_.empty()) break;
+    lane = able_lane(warp);
+  } while (lane != nullptr);
+  if (kAllLanes) next_lane_[size_t(warp)] = int(random_() % kLanes);
 }
 
 // Lets one actor do something; false if nobody is left.
 bool Scheduler::step() {
   std::vector<Fibre*> able;
   std::vector<double> weights;
-  bool anybody = false;
-  for (Fibre& fibre : fibres_) {
-    if (fibre.finished) continue;
-    anybody = true;
-    if (fibre.can_go_on && !fibre.can_go_on()) continue;
-    able.push_back(&fibre);
-    weights.push_back(pace_.weight(fibre.number));
+  for (int warp = 0; warp < int(next_lane_.size()); ++warp) {
+    Fibre* const lane = able_lane(warp);
+    if (lane == nullptr) continue;
+    able.push_back(lane);
+    weights.push_back(pace_.weight(warp));
   }
-  if (!anybody && events_.empty()) return false;
-  if (able.empty() && events_.empty()) fail("deadlock:", who_waits());
+  if (able.empty() && events_.empty()) {
+    const auto finished = [](const Fibre& fibre) { return fibre.finished; };
+    if (std::all_of(fibres_.begin(), fibres_.end(), finished)) return false;
+    fail("deadlock:", who_waits());
+  }
   if (!events_.empty()) weights.push_back(pace_.engines);
   const size_t choice = std::discrete_distribution<size_t>(weights.begin(), weights.end())(random_);
   if (++switches_ > kMostSwitches) fail("nobody comes to an end");
   if (choice < able.size()) {
-    switch_to(*able[choice]);
+    run_warp(able[choice]->number / kLanes, able[choice]);
   } else {
     const size_t which = random_() % events_.size();
     const std::function<void()> event = std::move(events_[which]);
     events_.erase(events_.begin() + ptrdiff_t(which));
     event();
   }
+  if (setting_.after_step) setting_.after_step();
   return true;
 }
 
@@ -106,7 +138,8 @@ std::string Scheduler::who_waits() const {
   std::string text;
   for (const Fibre& fibre : fibres_) {
     if (!fibre.finished) {
-      text += " warp " + std::to_string(fibre.number) + " waits for " + fibre.waits_for + ";";
+      text += ' ';
+      text += name(fibre.number) + " waits for " + fibre.waits_for + ";";
     }
   }
   return text;

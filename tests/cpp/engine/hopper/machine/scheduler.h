@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Warps as fibres, one of which runs at a time: which one is drawn at random wherever others could
-// see the difference. Beside them events, which happen at some time: copies that arrive.
+// Threads as fibres, one of which runs at a time: which warp is drawn at random wherever others
+// could see the difference. Where all lanes are modelled, those of a warp run one after the other
+// until each waits for something. Beside them events, which happen at some time: copies that arrive.
 #pragma once
 
 #include <ucontext.h>
@@ -12,19 +13,23 @@
 #include <string>
 #include <vector>
 
+#include "lanes.h"
 #include "machine.h"
 
 namespace fa3::machine {
 
 class Scheduler {
  public:
-  Scheduler(const Setting& setting, int warps, const std::function<void()>& body);
+  // Of `ctas` with so many warps each.
+  Scheduler(const Setting& setting, int ctas, int warps, const std::function<void()>& body);
 
-  // Until all warps have ended and all events have happened. Returns what went wrong, or "".
+  // Until all threads have ended and all events have happened. Returns what went wrong, or "".
   std::string run();
 
-  int warp() const { return running_->number; }
-  int warps() const { return int(fibres_.size()); }
+  // Who runs: its CTA, and its number among the CTA's modelled threads.
+  int cta() const { return running_->number / threads_; }
+  int thread() const { return running_->number % threads_; }
+  int threads() const { return threads_; }
   std::mt19937& random() { return random_; }
   int64_t switches() const { return switches_; }
 
@@ -41,19 +46,26 @@ class Scheduler {
     std::function<bool()> can_go_on;  // empty: it can
     std::string waits_for;
     bool finished = false;
+
+    bool able() const { return !finished && (!can_go_on || can_go_on()); }
   };
 
   static void enter();
   void switch_away();
   void switch_to(Fibre& fibre);
+  Fibre* able_lane(int warp);
+  void run_warp(int warp, Fibre* lane);
   bool step();
   std::string who_waits() const;
 
+  const Setting& setting_;
   const Pace& pace_;
+  const int threads_;  // of a CTA
   std::function<void()> body_;
   std::mt19937 random_;
   std::uniform_real_distribution<double> uniform_;
   std::vector<Fibre> fibres_;
+  std::vector<int> next_lane_;  // of each warp
   std::vector<std::function<void()>> events_;
   ucontext_t scheduler_;
   Fibre* running_ = nullptr;

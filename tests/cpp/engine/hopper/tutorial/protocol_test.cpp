@@ -13,9 +13,6 @@
 
 namespace fa3::hopper {
 
-// The kernel's shared memory as C++ objects, of which it has none.
-alignas(kSmemAlignment) inline unsigned char raw_smem[kMaxSmemBytes];
-
 namespace {
 
 using machine::Fault;

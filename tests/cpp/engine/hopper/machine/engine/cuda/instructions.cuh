@@ -59,6 +59,10 @@ inline void store_global_if(bool condition, float* pointer, float first, float s
   machine::store_global(pointer);
 }
 
+inline uint32_t transposed(uint32_t pair) {
+  return pair;
+}
+
 template <Element E>
 void mma_m16n8k16(float*, const uint32_t (&)[4], const uint32_t (&)[2]) {}
 inline void mma_m16n8k32(float*, const uint32_t (&)[4], const uint32_t (&)[2]) {}

@@ -16,6 +16,13 @@ inline void cp_async_16(uint32_t smem, const void* global, bool exists) {
 inline void cp_async_mbarrier_arrive(uint32_t barrier) {
   machine::arrive_when_copied(barrier);
 }
+inline void cp_async_commit_group() {
+  machine::commit_thread_copies();
+}
+template <int Newest>
+void cp_async_wait_group() {
+  machine::wait_for_thread_copies(Newest);
+}
 inline void cp_async_wait_all() {
   machine::wait_for_thread_copies();
 }

@@ -2,12 +2,14 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
+#include "lanes.h"
+
 namespace fa3::hopper::ptx {
 
-inline constexpr int kLanes = 1;
+inline constexpr int kLanes = machine::kLanes;
 
 inline int lane() {
-  return 0;
+  return machine::own_lane();
 }
 
 inline constexpr bool kEveryLaneArrives = false;

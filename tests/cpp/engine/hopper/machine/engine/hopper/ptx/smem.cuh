@@ -16,6 +16,9 @@ inline void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4]) {
   machine::load_shared(row);
   for (uint32_t& pair : matrices) pair = 0;
 }
+inline void ldmatrix_x4_trans(uint32_t row, uint32_t (&matrices)[4]) {
+  ldmatrix_x4(row, matrices);
+}
 inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
   for (float x : value) machine::settled(x);
   machine::store_shared(address);

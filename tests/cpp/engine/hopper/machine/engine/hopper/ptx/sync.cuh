@@ -16,11 +16,11 @@ inline unsigned bar_count(int id, int threads, bool value) {
 inline void bar_arrive(int id, int threads) {
   machine::named_arrive(id, threads);
 }
-inline uint32_t cvta_to_shared(const void*) {
-  return machine::kSmemBase;
+inline uint32_t cvta_to_shared(const void* pointer) {
+  return machine::shared_address(pointer);
 }
 inline bool elect_sync() {
-  return true;
+  return machine::own_lane() == 0;
 }
 template <int Registers>
 void setmaxnreg_inc() {

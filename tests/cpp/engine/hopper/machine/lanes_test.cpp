@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rules about lanes and clusters, each in a small program that keeps it and in one that does not.
+#include <gtest/gtest.h>
+
+#include "engine/hopper/ptx/cluster.cuh"
+#include "engine/hopper/ptx/cp_async.cuh"
+#include "engine/hopper/ptx/lanes.cuh"
+#include "engine/hopper/ptx/smem.cuh"
+#include "many_orders.h"
+
+namespace fa3::hopper {
+namespace {
+
+using namespace machine;
+
+constexpr uint32_t kPlace = machine::kSmemBase, kOther = kPlace + 1024;
+constexpr char kMeet[] = "lanes of one warp meet in different instructions";
+constexpr char kClusters[] = "the cluster's barrier";
+
+void copy(uint32_t to) {
+  ptx::cp_async_16(to, nullptr, false);
+  ptx::cp_async_commit_group();
+}
+void load(uint32_t from) {
+  uint32_t words[4];
+  ptx::ld_shared_b32x4(from, words);
+}
+
+TEST(Lanes, read_each_others_copies_after_the_copiers_wait_and_a_syncwarp) {
+  enum class Between { kAll, kNoWait, kNoSync, kShuffle };
+  const auto program = [](Between between) {
+    return [between] {
+      if (ptx::lane() == 3) copy(kPlace);
+      if (ptx::lane() == 3 && between != Between::kNoWait) ptx::cp_async_wait_group<0>();
+      if (between == Between::kShuffle) {
+        __shfl_sync(~0u, 0, 3);
+      } else if (between != Between::kNoSync) {
+        __syncwarp();
+      }
+      if (ptx::lane() == 5) load(kPlace);
+      __any_sync(~0u, true);
+      ptx::cp_async_wait_group<0>();
+    };
+  };
+  expect_right(1, {}, program(Between::kAll));
+  expect_found(1, {}, program(Between::kNoWait), {kUnfilled});
+  expect_found(1, {}, program(Between::kNoSync), {kUnfilled, kUntold});
+  expect_found(1, {}, program(Between::kShuffle), {kUntold});
+}
+
+TEST(Lanes, wait_for_as_many_groups_as_they_read) {
+  const auto program = [](bool waits_for_both) {
+    return [waits_for_both] {
+      copy(kPlace), copy(kOther);
+      ptx::cp_async_wait_group<1>();
+      __syncwarp();
+      load(kPlace);
+      if (waits_for_both) ptx::cp_async_wait_group<0>();
+      __syncwarp();
+      load(kOther);
+      ptx::cp_async_wait_group<0>();
+    };
+  };
+  expect_right(1, {}, program(true));
+  expect_found(1, {}, program(false), {kUnfilled});
+}
+
+TEST(Lanes, exchange_values_and_meet_in_one_instruction) {
+  expect_right(2, {}, [] {
+    const int lane = ptx::lane();
+    EXPECT_EQ(__shfl_xor_sync(~0u, lane, 5), lane ^ 5);
+    EXPECT_EQ(__shfl_up_sync(~0u, lane, 2), lane < 2 ? lane : lane - 2);
+    EXPECT_EQ(__ballot_sync(~0u, lane % 2 == 0), 0x55555555u);
+    EXPECT_FALSE(__any_sync(~0u, false));
+    EXPECT_EQ(__reduce_or_sync(~0u, 1u << lane), ~0u);
+  });
+  expect_found(1, {}, [] { ptx::lane() == 7 ? __syncwarp() : void(__any_sync(~0u, true)); },
+               {kMeet});
+}
+
+// Of two CTAs.
+std::string in_a_cluster(const std::function<void()>& program) {
+  std::string error;
+  for (const Pace& pace : kManyPaces) {
+    const Setting setting{.seed = 1, .pace = pace};
+    const std::string said =
+        run_ctas(setting, 1, {.grid = {2, 1, 1}, .count = 2, .cluster = 2}, program).error;
+    if (error.empty()) error = said;
+  }
+  return error;
+}
+
+TEST(Clusters, every_thread_waits_once_for_each_arrival) {
+  const auto program = [](int arrivals, int waits) {
+    return [=] {
+      for (int i = 0; i < std::max(arrivals, waits); ++i) {
+        if (i < arrivals) ptx::cluster_arrive();
+        if (i < waits) ptx::cluster_wait();
+      }
+    };
+  };
+  EXPECT_EQ(in_a_cluster(program(3, 3)), "");
+  EXPECT_TRUE(in_a_cluster(program(1, 2)).starts_with(kClusters));
+  EXPECT_TRUE(in_a_cluster(program(3, 1)).starts_with(kClusters));
+  EXPECT_NE(in_a_cluster(program(3, 2)).find("left without a wait"), std::string::npos);
+  EXPECT_TRUE(in_a_cluster([] {
+                ptx::cluster_arrive();
+                if (ptx::cluster_rank() == 0) ptx::cluster_wait(), ptx::cluster_arrive();
+                ptx::cluster_wait();
+              }).starts_with("deadlock"));
+}
+
+// Lane 0 of each CTA sends 16 bytes to the other one, which counts them.
+TEST(Clusters, what_is_sent_needs_a_receiver_that_waits_for_its_bytes) {
+  const auto program = [](bool begins, uint32_t expected, bool waits) {
+    return [=] {
+      if (ptx::lane() == 0) {
+        ptx::mbarrier_init(kOther, 1);
+        ptx::mbarrier_arrive_expect_tx(kOther, expected);
+      }
+      ptx::cluster_arrive();
+      if (begins) ptx::cluster_wait();
+      const unsigned other = 1 - ptx::cluster_rank();
+      if (ptx::lane() == 0) {
+        ptx::st_async_f32x4(ptx::in_block_of_cluster(kPlace, other), float4{1, 2, 3, 4},
+                            ptx::in_block_of_cluster(kOther, other));
+      }
+      if (!begins) ptx::cluster_wait();
+      if (waits) ptx::mbarrier_wait_parity_of_cluster(kOther, 0);
+    };
+  };
+  EXPECT_EQ(in_a_cluster(program(true, 16, true)), "");
+  EXPECT_NE(in_a_cluster(program(false, 16, true)).find("was not initialised"), std::string::npos);
+  EXPECT_TRUE(in_a_cluster(program(true, 32, true)).starts_with("deadlock"));
+  EXPECT_EQ(in_a_cluster(program(true, 16, false)), "sent to a CTA that has left");
+  const std::string said = in_a_cluster([] {
+    if (ptx::lane() != 0) return;
+    ptx::mbarrier_init(kOther, 1);
+    ptx::mbarrier_arrive_expect_tx(kOther, 16);
+  });
+  EXPECT_NE(said.find("was left with bytes under way"), std::string::npos) << said;
+}
+
+}  // namespace
+}  // namespace fa3::hopper
