@@ -12,34 +12,6 @@
 
 namespace fa3::hopper {
 
-template <ForwardConfig C>
-requires(C.e4m3) struct ScoreHook<C> {
-  using Type = std::conditional_t<C.capped(), CappedDescaledScore<consumer_tuning(C).scale_groups>,
-                                  DescaledScore<consumer_tuning(C).scale_groups>>;
-
-  static __device__ __forceinline__ Type make(const ForwardParams& params) {
-    if constexpr (C.capped()) {
-      return {{}, params.soft_cap};
-    } else {
-      return {};
-    }
-  }
-};
-
-// Takes the scales of a block of e4m3 keys, which lie at the address `scales`.
-template <int Groups>
-__device__ __forceinline__ void read_scales(DescaledScore<Groups>& score, float query,
-                                            uint32_t scales) {
-#pragma unroll
-  for (int group = 0; group < Groups; ++group) {
-    float key_and_boost[2];
-    ptx::ld_shared_f32x2(scales + group * uint32_t{sizeof(KeyScales)}, key_and_boost);
-    // Not zero: masked scores are -inf.
-    score.factor[group] = fmaxf(query * key_and_boost[0], 0x1p-126f);
-    score.boost[group] = key_and_boost[1];
-  }
-}
-
 // V's scale, and the means of V's channels, as often as the row's sum of P says.
 struct DescaledValues {
   float scale;
@@ -61,15 +33,40 @@ struct DescaledValues {
   }
 };
 
-// What e4m3 values are multiplied by, and what is added to them.
 template <ForwardConfig C>
-__device__ __forceinline__ DescaledValues descaled_values(const ForwardParams& params,
+requires(C.e4m3) struct ScoreHook<C> {
+  static constexpr int kGroups = consumer_tuning(C).scale_groups;
+  using Type = std::conditional_t<C.capped(), CappedDescaledScore<kGroups>, DescaledScore<kGroups>>;
+
+  static __device__ __forceinline__ Type make(const ForwardParams& params) {
+    if constexpr (C.capped()) {
+      return {{}, params.soft_cap};
+    } else {
+      return {};
+    }
+  }
+
+  // Takes the scales of a block of keys, which lie at the address `scales`.
+  static __device__ __forceinline__ void read_scales(Type& score, float query, uint32_t scales) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float key_and_boost[2];
+      ptx::ld_shared_f32x2(scales + group * uint32_t{sizeof(KeyScales)}, key_and_boost);
+      // Not zero: masked scores are -inf.
+      score.factor[group] = fmaxf(query * key_and_boost[0], 0x1p-126f);
+      score.boost[group] = key_and_boost[1];
+    }
+  }
+
+  // What a tile's values are multiplied by, and what is added to them.
+  static __device__ __forceinline__ DescaledValues values(const ForwardParams& params,
                                                           const WorkTileOf<C>& work,
                                                           const TileScales& scales) {
-  const ChannelMeans<const float>& mean = params.e4m3.value_mean;
-  const int kv_head = work.queries.pack / params.packs_per_kv_head;
-  return {scales.value, mean.data ? mean.at(sequence_of<C>(work), kv_head) : nullptr,
-          params.output.o.columns};
-}
+    const ChannelMeans<const float>& mean = params.e4m3.value_mean;
+    const int kv_head = work.queries.pack / params.packs_per_kv_head;
+    return {scales.value, mean.data ? mean.at(sequence_of<C>(work), kv_head) : nullptr,
+            params.output.o.columns};
+  }
+};
 
 }  // namespace fa3::hopper

@@ -18,7 +18,7 @@ template <ForwardConfig C>
 __device__ __forceinline__ void read_key_scales(ConsumerState<C>& c, uint32_t k_stage) {
   if constexpr (C.e4m3) {
     const float query = c.smem.e4m3.tiles[c.stages.work_tile()].query[c.warpgroup];
-    read_scales(c.score, query, c.stages.at().key_scales(k_stage));
+    ScoreHook<C>::read_scales(c.score, query, c.stages.at().key_scales(k_stage));
     __syncwarp();  // every lane has read before lane 0 releases the stage
   }
 }

@@ -38,7 +38,7 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
     c.promoted.add_to(r.output, c.promoted_sum_address());
     cuda::store_rows<C.element, C.general()>(
         c.params.output, work.queries, first_row, r.output, rows,
-        descaled_values<C>(c.params, work, c.smem.e4m3.tiles[stage]));
+        ScoreHook<C>::values(c.params, work, c.smem.e4m3.tiles[stage]));
   } else {
     store_tile<C>(c.params, work, first_row, r, rows);
   }
