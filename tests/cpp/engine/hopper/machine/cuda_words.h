@@ -59,7 +59,7 @@ T of_lane(const char* instruction, const T& value, int lane) {
 // A kernel declares its dynamic shared memory `extern __shared__ ... raw_smem[]`: that becomes a
 // pointer to its CTA's, and a second declaration in a scope that ends at once.
 #undef __shared__
-#define __shared__                                                  \
+#define __shared__                                                 \
   void shared_memory_of_all_ctas();                                \
   unsigned char* const raw_smem = ::fa3::machine::shared_memory(); \
   if constexpr (false) extern
