@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The decode kernels as they stand, on a machine that schedules all their lanes at random
-// (machine/machine.h): stages that a warp's lanes fill and free, rows that CTAs of a cluster send to
-// each other, splits that the last CTA combines. Broken protocols must be found out.
+// (machine/machine.h): stages that a warp's lanes fill and free, rows that CTAs of a cluster send
+// to each other, splits that the last CTA combines. Broken protocols must be found out.
 #include <cstdlib>
 #include <span>
 
-#include "engine/hopper/instances/decode_table.h"
 #include "decode_run.h"
+#include "engine/hopper/instances/decode_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -146,7 +146,8 @@ TEST(BrokenDecode, lanes_do_not_wait_for_their_copies) {
   expect_found({.shape = kInOddPages, .fault = Fault::kNoCopyWait}, {"read before it was filled"});
 }
 TEST(BrokenDecode, a_stage_is_full_before_its_last_box) {
-  expect_found({.shape = kInSmallPages, .fault = Fault::kTooFewBytes}, {"read before it was filled"});
+  expect_found({.shape = kInSmallPages, .fault = Fault::kTooFewBytes},
+               {"read before it was filled"});
 }
 TEST(BrokenDecode, a_warp_is_in_the_wrong_phase_of_its_stages) {
   expect_found({.shape = kInCluster, .fault = Fault::kConsumerPhase},
@@ -169,7 +170,8 @@ TEST(BrokenDecode, fewer_bytes_of_rows_are_awaited_than_sent) {
                {"wrong keys", "deadlock", "barrier", kLeft});
 }
 TEST(BrokenDecode, a_split_is_counted_twice) {
-  expect_found({.shape = kInParts, .fault = Fault::kSplitCountedTwice}, {"stored 0 times: the LSE"});
+  expect_found({.shape = kInParts, .fault = Fault::kSplitCountedTwice},
+               {"stored 0 times: the LSE"});
 }
 
 }  // namespace

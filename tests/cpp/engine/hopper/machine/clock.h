@@ -44,7 +44,7 @@ class Clock {
   void tick(int actor) { ++times_[size_t(actor)]; }
 
  private:
-  std::array<int, kMostCtas * (kMostThreads + kMostBarriers)> times_{};
+  std::array<int, kMostCtas*(kMostThreads + kMostBarriers)> times_{};
 };
 
 }  // namespace fa3::machine

@@ -56,10 +56,10 @@ T of_lane(const char* instruction, const T& value, int lane) {
 
 }  // namespace fa3::machine
 
-// A kernel declares its dynamic shared memory `extern __shared__ ... raw_smem[]`: that becomes a
-// pointer to its CTA's, and a second declaration in a scope that ends at once.
-#undef __shared__
-#define __shared__                                                  \
+// A kernel declares its dynamic shared memory `extern __shared__ __align__(n) ... raw_smem[]`: that
+// becomes a pointer to its CTA's, and a second declaration in a scope that ends at once.
+#undef __align__
+#define __align__(bytes)                                           \
   void shared_memory_of_all_ctas();                                \
   unsigned char* const raw_smem = ::fa3::machine::shared_memory(); \
   if constexpr (false) extern
@@ -128,6 +128,18 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
     chosen |= uint32_t(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   }
   return chosen;
+}
+inline float __int_as_float(int x) {
+  return std::bit_cast<float>(x);
+}
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fsub_rn(float a, float b) {
+  return a - b;
+}
+inline float __fmul_rn(float a, float b) {
+  return a * b;
 }
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);

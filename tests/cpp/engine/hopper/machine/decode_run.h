@@ -77,10 +77,11 @@ class DecodeRun {
   explicit DecodeRun(const DecodeTrial& trial)
       : trial_(trial),
         shape_(trial_.shape),
-        lse_(size_t(sequences() * shape_.heads * shape_.seqlen_q), std::bit_cast<float>(kNotStored)),
+        lse_(size_t(sequences() * shape_.heads * shape_.seqlen_q),
+             std::bit_cast<float>(kNotStored)),
         o_(lse_.memory.size() * C.head_dim_v, kNoOutput) {
-    const ForwardPlan plan = plan_launch({C, nullptr, int(sizeof(DecodeSmem<C>))}, call(), tiling(),
-                                         machine::kSms);
+    const ForwardPlan plan =
+        plan_launch({C, nullptr, int(sizeof(DecodeSmem<C>))}, call(), tiling(), machine::kSms);
     workspace_.resize(size_t(plan.workspace.bytes), 0xff);  // NaN
     machine::on_launch = [this](const void*, dim3 grid, const void* params, bool pdl) {
       grid_ = grid, pdl_ = pdl;
@@ -233,8 +234,8 @@ class DecodeRun {
   void check_loads(const machine::Outcome& outcome) {
     constexpr int kBytes = bytes_of(C.types().stored), kMatrixRows = 8, kMmaKeys = 16;
     constexpr int kPieceRows = 1024 / Stages::kK.row_bytes();
-    constexpr int kOfK = C.head_dim * kBytes / (kQuadLanes * tile::kChunkBytes) *
-                         (kPieceRows / kMatrixRows);
+    constexpr int kOfK =
+        C.head_dim * kBytes / (kQuadLanes * tile::kChunkBytes) * (kPieceRows / kMatrixRows);
     constexpr int kOfV = C.head_dim_v * kBytes / (2 * tile::kChunkBytes);
     std::map<std::tuple<const void*, int, int, int>, int> loads;
     for (const auto& of_warp : outcome.loads) {

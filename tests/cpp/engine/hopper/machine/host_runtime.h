@@ -13,7 +13,6 @@ inline constexpr int kSms = 2;
 
 // Called with what is launched: function, grid, pointer to its parameters, whether it may start
 // while the kernel before still runs.
-extern std::function<void(const void* function, dim3 grid, const void* params, bool pdl)>
-    on_launch;
+extern std::function<void(const void* function, dim3 grid, const void* params, bool pdl)> on_launch;
 
 }  // namespace fa3::machine

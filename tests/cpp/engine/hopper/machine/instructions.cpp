@@ -187,12 +187,12 @@ void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t b
   begin_load(smem, known.box_rows * known.row_bytes * known.slabs, barrier, [=](int offset) {
     const int row_of_box = offset / known.row_bytes % known.box_rows;
     if (known.of_queries) {
-      return Content{known.tensor, at.row + at.head - known.rows_before + row_of_box,
-                     at.column, at.batch, 0};
+      return Content{known.tensor, at.row + at.head - known.rows_before + row_of_box, at.column,
+                     at.batch, 0};
     }
     const int first_row = at.row + at.inner - known.rows_before;
-    return Content{known.tensor, at.batch * known.page_rows + first_row + row_of_box,
-                   at.column, at.head, known.page_rows > 0 ? 0 : at.batch};
+    return Content{known.tensor, at.batch * known.page_rows + first_row + row_of_box, at.column,
+                   at.head, known.page_rows > 0 ? 0 : at.batch};
   });
 }
 void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) {
@@ -201,16 +201,18 @@ void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) 
 void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem) {
   const TensorMap known = decoded(map);
   require_some_inside(known, at);
-  here().departures[size_t(here().thread())].send(smem, {.to = known.tensor,
-                                                       .row = at.row + at.inner - known.rows_before,
-                                                       .column = at.column,
-                                                       .head = at.head,
-                                                       .batch = at.batch,
-                                                       .rows = known.box_rows - at.inner,
-                                                       .bytes = known.box_rows * known.row_bytes});
+  here().departures[size_t(here().thread())].send(smem,
+                                                  {.to = known.tensor,
+                                                   .row = at.row + at.inner - known.rows_before,
+                                                   .column = at.column,
+                                                   .head = at.head,
+                                                   .batch = at.batch,
+                                                   .rows = known.box_rows - at.inner,
+                                                   .bytes = known.box_rows * known.row_bytes});
 }
 void store_bytes(const void* global, uint32_t smem, int bytes, bool adds) {
-  here().departures[size_t(here().thread())].send(smem, {.to = global, .bytes = bytes, .adds = adds});
+  here().departures[size_t(here().thread())].send(smem,
+                                                  {.to = global, .bytes = bytes, .adds = adds});
 }
 void commit_copies() {
   here().departures[size_t(here().thread())].commit();

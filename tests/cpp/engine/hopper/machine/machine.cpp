@@ -17,7 +17,8 @@ void require_idle() {
   if (!block.products[thread].idle()) fail(who, " left with products in flight");
   if (!block.departures[thread].idle()) fail(who, " left with copies in flight");
   if (!block.thread_copies[thread].idle()) {
-    fail(who, " left with copies that ", kAllLanes ? "it did not wait for" : "no barrier was told of");
+    fail(who, " left with copies that ",
+         kAllLanes ? "it did not wait for" : "no barrier was told of");
   }
   block.cluster->require_waited();
   ++block.threads_left;

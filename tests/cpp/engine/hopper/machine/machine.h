@@ -34,7 +34,7 @@ inline constexpr uint32_t kSmemBase = 1024;  // its first address
 // How often each kind of actor gets its turn.
 struct Pace {
   const char* name = "even";
-  double engines = 1;  // copies arrive
+  double engines = 1;                                                // copies arrive
   std::function<double(int warp)> weight = [](int) { return 1.0; };  // counted through all CTAs
   double interruption = 0.2;  // chance to be interrupted at an instruction that others can see
 };
@@ -115,9 +115,9 @@ struct Outcome {
   std::vector<std::vector<Product>> products;  // by warp
   std::vector<Departure> departures;
   std::vector<SemaphoreUse> semaphore_uses;
-  std::vector<const void*> stored;  // where lanes 0 wrote output
+  std::vector<const void*> stored;          // where lanes 0 wrote output
   std::vector<std::vector<Content>> loads;  // by lane 0 of each warp, where all lanes are modelled
-  std::vector<int> drawn;           // tickets that this block got
+  std::vector<int> drawn;                   // tickets that this block got
   int64_t switches = 0;
 };
 

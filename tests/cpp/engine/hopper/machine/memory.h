@@ -73,8 +73,8 @@ class Memory {
     uint32_t begin = 0, end = 0;
     Content content;
     bool filled = false, arriving = false, read_since_stored = false;
-    Moment arrival;   // of the last copy
-    int copier = -1;  // the warp whose threads made it, or none
+    Moment arrival;      // of the last copy
+    int copier = -1;     // the warp whose threads made it, or none
     int own_copies = 0;  // of lanes, that they have not waited for
     std::array<Stored, kMostThreads> stored;
     std::array<Read, kMostThreads> reads;

@@ -2,7 +2,8 @@
 //
 // Threads as fibres, one of which runs at a time: which warp is drawn at random wherever others
 // could see the difference. Where all lanes are modelled, those of a warp run one after the other
-// until each waits for something. Beside them events, which happen at some time: copies that arrive.
+// until each waits for something. Beside them events, which happen at some time: copies that
+// arrive.
 #pragma once
 
 #include <ucontext.h>
