@@ -84,7 +84,7 @@ void check_threads(Report* report) {
   const std::string found = fmt::format("{} of {} cores usable", available, present);
   if (available >= present) return report->ok("threads", found);
   report->warn("threads", found,
-               "This process may not use all cores (taskset or a container limit).");
+               "This process may not use all cores (taskset, OMP_NUM_THREADS or a container limit).");
 }
 
 void check_memory(Report* report) {
