@@ -21,17 +21,19 @@ from fa3._arrays import (
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 
 
+def load_torch_backend():
+    if _backends.torch is None:
+        import fa3.torch  # noqa: F401
+
+
+# torch.compile cannot trace an import, so it calls this while it traces.
+load_torch_backend._dynamo_marked_constant = True
+
+
 def torch_backend():
     """fa3.torch, imported with the first tensor: `import fa3` needs no torch."""
-    if _backends.torch is None:
-        import fa3.torch
-
-        return fa3.torch
+    load_torch_backend()
     return _backends.torch
-
-
-# torch.compile calls this while it traces, and cannot trace an import.
-torch_backend._dynamo_marked_constant = True
 
 
 class Gradients(NamedTuple):

@@ -72,6 +72,7 @@ def record_forward_out(op, q, k, v, out, *options):
     reason = "since out= is written in place"
     inputs = {"q": q, "k": k, "v": v, "sink": Options(*options).sink, "out": out}
     refuse_gradients(reason, **inputs)
+    refuse_negated(out, "out")
     written(out)
     return unrecorded(op, q, k, v, out, *options)
 
@@ -117,7 +118,6 @@ def attend(q, k, v, out, return_lse, options):
         refuse_other_than_tensor("v", v)
     if out is not None:
         refuse_other_than_tensor("out", out)
-        refuse_negated(out, "out")
     device_type = q.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)

@@ -7,11 +7,11 @@ Imported with the first DTensor: torch.distributed.tensor takes long to import.
 
 import math
 
+import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from fa3._options import BOTH_PASSES, FORWARD, TYPES
-from fa3.torch.autograd import backward, forward
 
 QKV = "q", "k", "v"
 FORWARD_ARGUMENTS = (*QKV, *list(TYPES)[: len(FORWARD)])
@@ -67,14 +67,14 @@ def placements(way, call):
     return [way(name, spec) if is_tensor(spec) else None for name, spec in call.items()]
 
 
-@register_sharding(forward)
+@register_sharding(torch.ops.fa3.forward.default)
 def place_forward(*arguments):
     call = dict(zip(FORWARD_ARGUMENTS, arguments, strict=False))
     q = call["q"]
     return [([way("out", q), way("lse", lse_of(q))], placements(way, call)) for way in ways(call)]
 
 
-@register_sharding(backward)
+@register_sharding(torch.ops.fa3.backward.default)
 def place_backward(*arguments):
     call = dict(zip(BACKWARD_ARGUMENTS, arguments, strict=False))
     found = []
