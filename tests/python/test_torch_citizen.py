@@ -258,15 +258,15 @@ def test_fp8_refuses_gradients_at_the_forward(qkv):
             call()
 
 
-def test_what_the_backward_refuses_is_refused_at_the_forward(device, qkv, monkeypatch):
-    def refuse(q, k, v, *options):
-        raise fa3.Unsupported("no gradients of this")
-
-    monkeypatch.setattr(_native, "backward_supported", refuse)
-    for call in (fa3.attention, torch.ops.fa3.forward):
-        with pytest.raises(fa3.Unsupported, match="no gradients of this"):
-            call(*qkv)
-    fa3.attention(*(a.detach() for a in qkv))
+def test_the_library_says_what_has_no_gradient():
+    q, k, v = tensors("cpu", *SHAPES)
+    assert _native.backward_supported(q, k, v, True) is None
+    with pytest.raises(fa3.InvalidArgument, match="k: expected"):
+        _native.backward_supported(q, k[..., :8], v)
+    cuda, strides = 2, (59 * 2 * 9, 59 * 2, 59, 1)
+    on_gpu = 0, "float16", cuda, 0, (2, 9, 2, 59), strides
+    with pytest.raises(fa3.Unsupported):
+        _native.backward_supported(on_gpu, on_gpu, on_gpu)
 
 
 def test_head_dims_without_gradient_are_refused_at_the_forward(device):

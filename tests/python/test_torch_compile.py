@@ -277,7 +277,7 @@ def test_no_more_threads_than_torch_has(qkv, threads_of_torch, monkeypatch):
 
     run = _native.forward
     monkeypatch.setattr(_native, "forward", watched)
-    monkeypatch.setattr(_native, "available_threads", lambda: 4)
+    monkeypatch.setattr(operators, "AVAILABLE_THREADS", 4)
     q, k, v = (a.cpu().float() for a in qkv)
     for limit, options, expected in ((1, {}, 1), (2, {"num_threads": 3}, 3), (8, {}, 0)):
         threads_of_torch(limit)

@@ -26,7 +26,7 @@ from fa3.torch.library import (
     Function,
     define,
     needs_gradient,
-    record_once,
+    record_gradient,
     recorded_by,
     refuse_gradients,
     unrecorded,
@@ -39,13 +39,13 @@ TENSORS_END = SINK + len(TENSORS)
 
 
 class Attention(Function):
-    """(q, k, v, *options of both passes) -> (out, lse)."""
+    """(run, q, k, v, *options of both passes) -> (out, lse). run(q, k, v, *options) computes."""
 
     @staticmethod
-    def forward(ctx, q, k, v, *options):
+    def forward(ctx, run, q, k, v, *options):
         refuse_without_gradient(k, options)
         operators.refuse_without_backward(q, k, v, options)
-        out, lse = unrecorded(forward, q, k, v, *options)
+        out, lse = run(q, k, v, *options)
         ctx.set_materialize_grads(False)  # most losses do not read the LSE
         ctx.save_for_backward(q, k, v, out, lse, *options[SINK:TENSORS_END])
         ctx.options = options[:SINK], options[TENSORS_END:]
@@ -60,18 +60,18 @@ class Attention(Function):
             options = options._replace(deterministic=True)
         do = torch.zeros_like(out) if do is None else do
         arguments = do, q, k, v, out, lse, *options[: len(BOTH_PASSES)], dlse
-        run = record_once if torch.is_grad_enabled() else unrecorded
+        run = record_gradient if torch.is_grad_enabled() else unrecorded
         dq, dk, dv, dsink = run(backward, *arguments)
         gradients = [None for _ in (*before, *tensors, *behind)]
         if tensors and tensors[0] is not None:
             gradients[SINK] = dsink
-        return dq, dk, dv, *gradients
+        return None, dq, dk, dv, *gradients
 
 
 def record_forward_out(op, q, k, v, out, *options):
-    reason = "since out= is written in place"
-    inputs = {"q": q, "k": k, "v": v, "sink": Options(*options).sink, "out": out}
-    refuse_gradients(reason, **inputs)
+    if needs_gradient(q, k, v, out, *options):
+        inputs = {"q": q, "k": k, "v": v, "sink": Options(*options).sink, "out": out}
+        refuse_gradients("since out= is written in place", **inputs)
     refuse_negated(out, "out")
     written(out)
     return unrecorded(op, q, k, v, out, *options)
@@ -96,7 +96,7 @@ backward = define(
     operators.SCHEMAS["backward"],
     operators.backward_kernel,
     operators.backward_shapes,
-    record_once,
+    record_gradient,
 )
 
 
@@ -121,10 +121,8 @@ def attend(q, k, v, out, return_lse, options):
     device_type = q.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
-    if q.dtype == torch.float64 and textbook.is_for(q, k, v):
+    if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
-    if type(q) not in (torch.Tensor, torch.nn.Parameter):
-        learn_sharding(q)
     sink = options[SINK] if len(options) > SINK else None
     wants_gradient = needs_gradient(q, k, v, sink)
     plain = out is None and len(options) <= SINK and operators.is_plain_call(q, k, v)
@@ -132,11 +130,13 @@ def attend(q, k, v, out, return_lse, options):
         if return_lse:
             return operators.forward_kernel(q, k, v, *options)
         return operators.forward_without_lse(q, k, v, options)
+    if not plain and "torch.distributed.tensor" in sys.modules:
+        learn_sharding(q)
     try:
         if out is not None:
             result = out, forward_out(q, k, v, out, *options)
         elif plain:
-            result = Attention.apply(q, k, v, *options)
+            result = Attention.apply(operators.forward_kernel, q, k, v, *options)
         else:
             result = forward(q, k, v, *options)
     except RuntimeError as error:
@@ -148,8 +148,7 @@ def attend(q, k, v, out, return_lse, options):
 
 def learn_sharding(tensor):
     """Tells DTensor how the operators are cut, with the first one that is seen."""
-    distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is not None and isinstance(tensor, distributed.DTensor):
+    if isinstance(tensor, sys.modules["torch.distributed.tensor"].DTensor):
         import fa3.torch.sharding  # noqa: F401
 
 
@@ -183,13 +182,14 @@ def refuse_without_gradient(k, options):
         raise Unsupported(
             "k, v: no gradients through float8_e4m3fn; use torch.no_grad(), or q.detach()"
         )
-    names = list(DEFAULTS)[len(BOTH_PASSES) : len(options)]
-    given = [name for name in names if getattr(Options(*options), name) is not DEFAULTS[name]]
-    if given:
-        raise Unsupported(
-            f"{', '.join(given)}: no gradient goes through a cache or quantized tensors; "
-            "use torch.no_grad()"
-        )
+    if len(options) > len(BOTH_PASSES):
+        names = list(DEFAULTS)[len(BOTH_PASSES) : len(options)]
+        given = [x for x in names if getattr(Options(*options), x) is not DEFAULTS[x]]
+        if given:
+            raise Unsupported(
+                f"{', '.join(given)}: no gradient goes through a cache or quantized tensors; "
+                "use torch.no_grad()"
+            )
 
 
 def refuse_wrong_types(options):

@@ -7,6 +7,8 @@ of CUDA, one for shapes alone (meta, compilers), and one under autograd's keys, 
 call, or refuses it, before it goes on below autograd.
 """
 
+from functools import partial
+
 import torch
 
 # autograd.Function.apply takes the levels of torch.func apart itself, for which it asks for a form
@@ -61,11 +63,14 @@ def define(name, schema, kernel, shapes, record):
 
 
 def recorded_by(function):
-    """A `record` of define(): the autograd Function records calls that need a gradient."""
+    """A `record` of define(): the autograd Function records calls that need a gradient.
+
+    Its forward gets (ctx, run, *arguments), where run(*arguments) is the call below autograd.
+    """
 
     def record(op, *arguments):
         if needs_gradient(*arguments):
-            return function.apply(*arguments)
+            return function.apply(partial(unrecorded, op), *arguments)
         return unrecorded(op, *arguments)
 
     return record
@@ -78,7 +83,7 @@ def unrecorded(op, *arguments):
 
 def needs_gradient(*arguments):
     """Whether autograd would record a call with these arguments."""
-    if getattr(forward_ad, "_current_level", 0) >= 0:
+    if forward_ad._current_level >= 0:
         refuse_tangents(*arguments)
     if torch.is_grad_enabled():
         for argument in arguments:
@@ -105,14 +110,14 @@ def written(*tensors):
 
 
 class NoSecondDerivative(Function):
-    """(op, *arguments) -> op(*arguments), with edges to the arguments and a backward that raises.
+    """(run, *arguments) -> run(*arguments), with edges to the arguments and a backward that raises.
 
     A gradient without such edges is a constant to torch: second derivatives would be zero.
     """
 
     @staticmethod
-    def forward(ctx, op, *arguments):
-        return unrecorded(op, *arguments)
+    def forward(ctx, run, *arguments):
+        return run(*arguments)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -122,11 +127,7 @@ class NoSecondDerivative(Function):
         )
 
 
-def record_once(op, *arguments):
-    """A `record` of define() for operators that are gradients themselves."""
-    if needs_gradient(*arguments):
-        return NoSecondDerivative.apply(op, *arguments)
-    return unrecorded(op, *arguments)
+record_gradient = recorded_by(NoSecondDerivative)  # of operators that are gradients themselves
 
 
 def refuse_partly_meta(*arguments):

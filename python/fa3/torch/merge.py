@@ -10,16 +10,16 @@ import torch
 from fa3 import _calls
 from fa3.torch import textbook
 from fa3.torch.checks import refuse_other_than_tensor
-from fa3.torch.library import Function, define, recorded_by, unrecorded
+from fa3.torch.library import Function, define, recorded_by
 from fa3.torch.operators import threads_of
 
 
 class Merge(Function):
-    """(o_partial, lse_partial, num_threads) -> (out, lse)."""
+    """(run, o_partial, lse_partial, num_threads) -> (out, lse)."""
 
     @staticmethod
-    def forward(ctx, *arguments):
-        out, lse = unrecorded(combine, *arguments)
+    def forward(ctx, run, *arguments):
+        out, lse = run(*arguments)
         ctx.save_for_backward(*arguments[:2], out, lse)
         return out, lse
 
@@ -33,7 +33,7 @@ class Merge(Function):
         gain = ((o_partial - out).where(rows, 0.0) * do).sum(-1).transpose(-1, -2)
         d_o_partial = (weight.transpose(-1, -2)[..., None] * do).where(rows, 0.0)
         d_lse_partial = (weight * (dlse + gain)).where(counts, 0.0)
-        return d_o_partial, d_lse_partial, *(None for _ in ctx.needs_input_grad[2:])
+        return None, d_o_partial, d_lse_partial, *(None for _ in ctx.needs_input_grad[3:])
 
 
 def kernel(o_partial, lse_partial, num_threads=0):

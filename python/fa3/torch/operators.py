@@ -20,6 +20,7 @@ SCHEMAS = {
     "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
 NUM_THREADS = list(DEFAULTS).index("num_threads")
+AVAILABLE_THREADS = _native.available_threads()
 
 # Whatever may watch or replace a call. These names are private: if one is missing, every call goes
 # through the dispatcher.
@@ -153,8 +154,11 @@ def run_backward(do, q, k, v, out, lse, dlse, gradients, options):
 
 
 def refuse_without_backward(q, k, v, options):
-    """Raises what the backward of this call would raise, where that can be known."""
-    if have_memory(q, k, v):
+    """Raises what the backward of this call would raise, where that can be known now.
+
+    The CPU engine has every gradient.
+    """
+    if not q.is_cpu and have_memory(q, k, v):
         _native.backward_supported(q, k, v, *options)
 
 
@@ -175,7 +179,7 @@ def threads_of(tensor, asked=0):
     if asked or not tensor.is_cpu:
         return asked
     of_torch = torch.get_num_threads()
-    return of_torch if of_torch < _native.available_threads() else 0
+    return of_torch if of_torch < AVAILABLE_THREADS else 0
 
 
 def lend_like(tensor):
