@@ -128,7 +128,8 @@ typedef struct fa3_options {
   int64_t window_right;  /**< in keys; FA3_WINDOW_UNBOUNDED by default */
   int32_t causal;        /**< 0 or 1 */
   int32_t deterministic; /**< 0 or 1. Backward: bitwise repeatable gradients. Forward always is. */
-  int32_t num_threads;   /**< CPU engines: 0 = one per available core. Never changes the result. */
+  int32_t num_threads;   /**< CPU engines: 0 = one per core, no more than OMP_NUM_THREADS and the
+                            cgroups' CPU quota. Never changes the result. */
   int32_t engine;        /**< an fa3_engine_id; FA3_ENGINE_AUTO by default */
 
   /** int32 (b + 1), contiguous, optional: q is packed, (total_q, hq, d), and sequence n owns rows

@@ -59,7 +59,15 @@ def output_view(array, name):
         return numpy_view(array, name)
     if is_torch(array):
         refuse_negated(array, name)
+    if library_of(array) in ("jax", "jaxlib"):
+        raise InvalidArgument(
+            f"{name}: expected memory that may be written, got an array of JAX, which never change"
+        )
     return view(array, name)
+
+
+def library_of(array):
+    return type(array).__module__.partition(".")[0]
 
 
 def refuse_negated(tensor, name):
@@ -114,6 +122,10 @@ def empty(shape, like, dtype=None):
         return np.empty(shape, numpy_type(dtype) if dtype else like.dtype)
     if hasattr(like, "new_empty"):  # torch, which has no __array_namespace__
         return like.new_empty(shape, dtype=dtype and getattr(sys.modules["torch"], dtype))
+    if is_cupy(like):
+        with like.device:
+            dtype = numpy_type(dtype) if dtype else like.dtype
+            return sys.modules["cupy"].empty(shape, dtype)
     if not hasattr(like, "__array_namespace__"):
         raise InvalidArgument(
             f"out: expected an array to write to, since a {type(like).__name__} has no "
@@ -124,6 +136,30 @@ def empty(shape, like, dtype=None):
     return namespace.empty(shape, dtype=dtype, device=like.device)
 
 
+def is_cupy(array):
+    """CuPy's arrays do not all have an __array_namespace__."""
+    return library_of(array) == "cupy" and "cupy" in sys.modules
+
+
 def lender(array):
-    """What allocates workspace on the array's device: torch's own allocator, or None."""
-    return (lambda count: empty((count,), array, "uint8")) if is_torch(array) else None
+    """What allocates workspace on the array's device, from its own library; None for NumPy."""
+    if isinstance(array, np.ndarray):
+        return None
+
+    def lend(count):
+        memory = empty((count,), array, "uint8")
+        return memory, address_of(memory)
+
+    return lend
+
+
+def address_of(array):
+    if is_cupy(array):
+        return array.data.ptr
+    for name in ("data_ptr", "unsafe_buffer_pointer"):  # torch, JAX
+        if hasattr(array, name):
+            return getattr(array, name)()
+    raise InvalidArgument(
+        f"workspace: expected arrays of torch, CuPy or JAX, whose addresses are known, got a "
+        f"{type(array).__name__}"
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""merge and quantize for arrays of any kind, without autograd: what fa3.torch builds upon."""
+"""merge, quantize and append for arrays of any kind, without autograd: fa3.torch builds upon it."""
+
+from typing import Any, NamedTuple
 
 from fa3 import _native
 from fa3._arrays import empty, lender, optional_view, output_view, shape_of, view
@@ -12,7 +14,7 @@ def merge(o_partial, lse_partial, num_threads):
     views = view(o_partial, "o_partial"), view(lse_partial, "lse_partial")
     out = empty(shape_of(o_partial, "o_partial")[1:], like=o_partial)
     lse = empty(shape_of(lse_partial, "lse_partial")[1:], like=lse_partial)
-    _native.merge(*views, output_view(out, "out"), output_view(lse, "lse"), num_threads)
+    _native.merge(*views, view(out, "out"), view(lse, "lse"), num_threads)
     return out, lse
 
 
@@ -21,9 +23,9 @@ def quantize(x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, use
     _native.quantize(
         lender(x),
         view(x, "x"),
-        output_view(y, "y"),
-        output_view(descale, "descale"),
-        None if mean is None else output_view(mean, "mean"),
+        view(y, "y"),
+        view(descale, "descale"),
+        optional_view(mean, "mean"),
         optional_view(cos, "rotary"),
         optional_view(sin, "rotary"),
         interleaved,
@@ -49,3 +51,53 @@ def new_quantized(x, scaling, center, cu_seqlens, max_seqlen):
     y = empty(shape, like=x, dtype="float8_e4m3fn")
     descale = empty(scales[scaling], like=x, dtype="float32")
     return y, descale, empty((batch, heads, dim), like=x, dtype="float32") if center else None
+
+
+class Append(NamedTuple):
+    """The arguments of fa3.append, in the order of torch.ops.fa3.append."""
+
+    k_cache: Any
+    v_cache: Any
+    k: Any
+    v: Any
+    cu_seqlens_new: Any
+    seqused: Any
+    page_table: Any
+    batch_index: Any
+    rotary_cos: Any
+    rotary_sin: Any
+    first_position: Any
+    q: Any
+    cu_seqlens_q: Any
+    k_descale: Any
+    v_descale: Any
+    rotary_interleaved: bool
+    queries_share_position: bool
+    num_threads: int
+
+
+def append(call):
+    """Writes the caches; returns q, turned, or None without q. call: an Append."""
+    rotated = None if call.q is None else empty(shape_of(call.q, "q"), like=call.q)
+    _native.append(
+        output_view(call.k_cache, "k_cache"),
+        output_view(call.v_cache, "v_cache"),
+        view(call.k, "k"),
+        view(call.v, "v"),
+        optional_view(call.cu_seqlens_new, "cu_seqlens_new"),
+        view(call.seqused, "seqused"),
+        optional_view(call.page_table, "page_table"),
+        optional_view(call.batch_index, "batch_index"),
+        optional_view(call.rotary_cos, "rotary_cos"),
+        optional_view(call.rotary_sin, "rotary_sin"),
+        optional_view(call.first_position, "first_position"),
+        optional_view(call.q, "q"),
+        optional_view(rotated, "q_rotated"),
+        optional_view(call.cu_seqlens_q, "cu_seqlens_q"),
+        optional_view(call.k_descale, "k_descale"),
+        optional_view(call.v_descale, "v_descale"),
+        call.rotary_interleaved,
+        call.queries_share_position,
+        call.num_threads,
+    )
+    return rotated

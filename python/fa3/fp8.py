@@ -60,7 +60,7 @@ def attention_fp8(
     scales = {"q_descale": q8.descale, "k_descale": k8.descale, "v_descale": v8.descale}
     means = {"k_mean": k8.mean, "v_mean": v8.mean}
     result = attention(q8.x, k8.x, v8.x, **scales, **means, out=out, **options)
-    if sampler() is not None:
+    if not is_compiled(q) and sampler() is not None:
         sampler().see(q, k, v, result, options)
     return result
 
@@ -106,13 +106,18 @@ def sampler():
     return found
 
 
+def is_compiled(array):
+    """Into a program, which would hold the second call for good."""
+    return is_torch(array) and sys.modules["torch"].compiler.is_compiling()
+
+
 def is_being_captured(array):
-    """Into a CUDA graph or a compiled program, which would hold the second call for good."""
-    if not is_torch(array):
-        return False
-    torch = sys.modules["torch"]
-    capturing = array.is_cuda and torch.cuda.is_current_stream_capturing()
-    return capturing or torch.compiler.is_compiling()
+    """Into a CUDA graph, likewise."""
+    return (
+        is_torch(array)
+        and array.is_cuda
+        and sys.modules["torch"].cuda.is_current_stream_capturing()
+    )
 
 
 def difference(found, wide):

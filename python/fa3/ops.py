@@ -21,12 +21,18 @@ from fa3._arrays import (
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
 
 
+def load_torch_backend():
+    if _backends.torch is None:
+        import fa3.torch  # noqa: F401
+
+
+# torch.compile cannot trace an import, so it calls this while it traces.
+load_torch_backend._dynamo_marked_constant = True
+
+
 def torch_backend():
     """fa3.torch, imported with the first tensor: `import fa3` needs no torch."""
-    if _backends.torch is None:
-        import fa3.torch
-
-        return fa3.torch
+    load_torch_backend()
     return _backends.torch
 
 
@@ -88,7 +94,9 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
             lengths of the sequences beside it. Gradients need deterministic, too. Costs speed on a
             GPU.
         engine: "auto", or one of fa3.engines(); asks for that engine or an error.
-        num_threads: threads of the CPU engines; 0 is one per core. Never changes the result.
+        num_threads: threads of the CPU engines; 0 is one per core, but no more than
+            OMP_NUM_THREADS, the CPU quota of the process's cgroups and, for torch tensors,
+            torch.get_num_threads(). Never changes the result.
 
     Returns:
         out, or (out, lse). out (b, sq, hq, dv), or (total_q, hq, dv) if packed. lse (b, hq, sq) or
@@ -105,14 +113,17 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         return torch_backend().attend(q, k, v, out, return_lse, in_order("attention", options))
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
+        out_view = view(out, "out")
+    else:
+        out_view = output_view(out, "out")
     lse = empty(_lse_shape(q), like=q, dtype="float32") if return_lse else None
     _native.forward(
-        None,  # only torch tensors lend workspace
+        lender(q),
         view(q, "q"),
         view(k, "k"),
         view(v, "v"),
-        output_view(out, "out"),
-        None if lse is None else output_view(lse, "lse"),
+        out_view,
+        optional_view(lse, "lse"),
         *in_order("attention", viewed(options)),
     )
     return (out, lse) if return_lse else out
@@ -135,6 +146,10 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
 
     Raises what attention() raises.
     """
+    if is_torch(q):
+        backend = torch_backend()
+        in_order_options = in_order("attention_backward", options, OF_BOTH_PASSES)
+        return Gradients(*backend.gradients(do, q, k, v, out, lse, dlse, in_order_options))
     in_order_options = in_order("attention_backward", viewed(options), OF_BOTH_PASSES)
     sink = options.get("sink")
     named = {"do": do, "q": q, "k": k, "v": v, "out": out, "lse": lse}
@@ -145,10 +160,10 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
         lender(q),
         *views,
         optional_view(dlse, "dlse"),
-        output_view(dq, "dq"),
-        output_view(dk, "dk"),
-        output_view(dv, "dv"),
-        None if sink is None else output_view(dsink, "dsink"),
+        view(dq, "dq"),
+        view(dk, "dk"),
+        view(dv, "dv"),
+        None if sink is None else view(dsink, "dsink"),
         *in_order_options,
     )
     return Gradients(dq, dk, dv, dsink)
@@ -217,33 +232,32 @@ def append(
             float8_e4m3fn themselves are written unchanged, without scales here.
 
     Returns:
-        q, turned, or None without q.
+        q, turned, or None without q. For torch tensors, differentiable in q alone: caches and
+        what is written to them must need no gradient.
 
     Raises what attention() raises.
     """
-    rotated = None if q is None else empty(shape_of(q, "q"), like=q)
-    _native.append(
-        output_view(k_cache, "k_cache"),
-        output_view(v_cache, "v_cache"),
-        view(k, "k"),
-        view(v, "v"),
-        optional_view(cu_seqlens_new, "cu_seqlens_new"),
-        view(seqused, "seqused"),
-        optional_view(page_table, "page_table"),
-        optional_view(batch_index, "batch_index"),
-        optional_view(rotary_cos, "rotary_cos"),
-        optional_view(rotary_sin, "rotary_sin"),
-        optional_view(first_position, "first_position"),
-        optional_view(q, "q"),
-        None if q is None else output_view(rotated, "q_rotated"),
-        optional_view(cu_seqlens_q, "cu_seqlens_q"),
-        optional_view(k_descale, "k_descale"),
-        optional_view(v_descale, "v_descale"),
+    call = _calls.Append(
+        k_cache,
+        v_cache,
+        k,
+        v,
+        cu_seqlens_new,
+        seqused,
+        page_table,
+        batch_index,
+        rotary_cos,
+        rotary_sin,
+        first_position,
+        q,
+        cu_seqlens_q,
+        k_descale,
+        v_descale,
         rotary_interleaved,
         queries_share_position,
         num_threads,
     )
-    return rotated
+    return torch_backend().append(call) if is_torch(k_cache) else _calls.append(call)
 
 
 @takes_options()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.quantize: float8_e4m3fn and its scales from wider numbers, for attention."""
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -93,7 +94,9 @@ def quantize(
 
 def longest(cu_seqlens):
     """Rows of the longest sequence where the host can read it; 0 where it cannot."""
-    readable = isinstance(cu_seqlens, np.ndarray) or (is_torch(cu_seqlens) and cu_seqlens.is_cpu)
+    readable = isinstance(cu_seqlens, np.ndarray)
+    if is_torch(cu_seqlens):
+        readable = cu_seqlens.is_cpu and not sys.modules["torch"].compiler.is_compiling()
     if not readable or len(cu_seqlens) < 2:
         return 0
     return max(int((cu_seqlens[1:] - cu_seqlens[:-1]).max()), 0)

@@ -9,6 +9,8 @@
 
 #include <fa3/attention.h>
 
+#include "core/threads.h"
+
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
@@ -208,7 +210,7 @@ struct Quantize {
 struct Call {
   const fa3_tensor& first;
   void* stream;
-  PyObject* allocate;  // allocate(bytes) -> tensor on the first one's device, or None
+  PyObject* allocate;  // allocate(bytes) -> (array on the first one's device, address), or None
 };
 
 // Host workspace stays with its thread, so that most calls allocate nothing. More than this is
@@ -229,8 +231,8 @@ bool run_on_host(const typename Pass::Params& params) {
 // Device workspace belongs to the framework's allocator: ordered by its stream, safe in graphs. The
 // call runs without the GIL, which is taken back for as long as Python allocates.
 struct DeviceWorkspace {
-  PyObject* allocate_tensor;  // Call::allocate
-  PyObject* tensor = nullptr;
+  PyObject* lend;  // Call::allocate
+  PyObject* lent = nullptr;
   PyThreadState* released = nullptr;
 
   static void* allocate(void* context, size_t bytes) {
@@ -242,29 +244,28 @@ struct DeviceWorkspace {
   }
 
   void* address_of_new(size_t bytes) {
-    if (allocate_tensor == Py_None) {
-      raise(FA3_UNSUPPORTED,
-            "workspace: this call needs %zu bytes on the tensors' device, which only torch tensors "
-            "can lend",
-            bytes);
+    if (lend == Py_None) {
+      raise(
+          FA3_UNSUPPORTED,
+          "workspace: this call needs %zu bytes on the tensors' device, which arrays of this kind "
+          "cannot lend",
+          bytes);
       return nullptr;
     }
-    tensor = PyObject_CallFunction(allocate_tensor, "n", static_cast<Py_ssize_t>(bytes));
-    PyObject* number = tensor ? PyObject_CallMethod(tensor, "data_ptr", nullptr) : nullptr;
-    void* address = number ? PyLong_AsVoidPtr(number) : nullptr;
-    Py_XDECREF(number);
-    return address;
+    lent = PyObject_CallFunction(lend, "n", static_cast<Py_ssize_t>(bytes));
+    PyObject* number = lent != nullptr ? PyTuple_GetItem(lent, 1) : nullptr;
+    return number != nullptr ? PyLong_AsVoidPtr(number) : nullptr;
   }
 };
 
 template <class Pass>
-bool run_on_device(const typename Pass::Params& params, const Call& call) {
+bool run_on_device(const typename Pass::Params& params, const Call& call, Borrowed* borrowed) {
   DeviceWorkspace workspace{call.allocate};
   workspace.released = PyEval_SaveThread();
   const fa3_status status = Pass::run(&params, DeviceWorkspace::allocate, &workspace, call.stream);
   PyEval_RestoreThread(workspace.released);
   const bool ok = PyErr_Occurred() == nullptr && check(status);
-  Py_XDECREF(workspace.tensor);
+  if (workspace.lent != nullptr) borrowed->keep(workspace.lent);
   return ok;
 }
 
@@ -280,22 +281,27 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!read.done()) return nullptr;
   const Call call{Pass::first(params), borrowed.stream(), allocate};
   const bool ok = call.first.device_type == FA3_CPU ? run_on_host<Pass>(params)
-                                                    : run_on_device<Pass>(params, call);
+                                                    : run_on_device<Pass>(params, call, &borrowed);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
-// A row-major tensor of q's type and device, without memory.
-fa3_tensor unallocated(const fa3_tensor& q, std::initializer_list<int64_t> shape) {
-  fa3_tensor tensor = q;
-  tensor.data = nullptr;
+// A row-major tensor of the shape, type and device of `tensor`, without memory.
+fa3_tensor unallocated_like(const fa3_tensor& tensor) {
+  fa3_tensor result = tensor;
+  result.data = nullptr;
+  int64_t stride = 1;
+  for (int dim = result.rank - 1; dim >= 0; --dim) {
+    result.stride[dim] = stride;
+    stride *= std::max<int64_t>(result.shape[dim], 1);
+  }
+  return result;
+}
+
+// The same of another shape.
+fa3_tensor unallocated(fa3_tensor tensor, std::initializer_list<int64_t> shape) {
   tensor.rank = static_cast<int32_t>(shape.size());
   std::copy(shape.begin(), shape.end(), tensor.shape);
-  int64_t stride = 1;
-  for (int dim = tensor.rank - 1; dim >= 0; --dim) {
-    tensor.stride[dim] = stride;
-    stride *= std::max<int64_t>(tensor.shape[dim], 1);
-  }
-  return tensor;
+  return unallocated_like(tensor);
 }
 
 // The output that attention() would allocate. A q of wrong rank is refused before anybody reads it.
@@ -305,6 +311,41 @@ void describe_output(fa3_forward_params* params) {
   if (q.rank == 4) params->o = unallocated(q, {q.shape[0], q.shape[1], q.shape[2], dv});
   if (q.rank == 3) params->o = unallocated(q, {q.shape[0], q.shape[1], dv});
   if (q.dtype == FA3_FLOAT8_E4M3) params->o.dtype = FA3_BFLOAT16;
+}
+
+// What the gradient of attention() passes and receives besides q, k, v and the options.
+void describe_gradients(fa3_backward_params* params) {
+  const fa3_tensor& q = params->q;
+  const int64_t dv = params->v.rank > 0 ? params->v.shape[params->v.rank - 1] : 0;
+  if (q.rank == 4) {
+    params->o = unallocated(q, {q.shape[0], q.shape[1], q.shape[2], dv});
+    params->lse = unallocated(q, {q.shape[0], q.shape[2], q.shape[1]});
+  }
+  if (q.rank == 3) {
+    params->o = unallocated(q, {q.shape[0], q.shape[1], dv});
+    params->lse = unallocated(q, {q.shape[1], q.shape[0]});
+  }
+  params->lse.dtype = FA3_FLOAT32;
+  params->d_o = params->o;
+  params->dq = unallocated_like(q);
+  params->dk = unallocated_like(params->k);
+  params->dv = unallocated_like(params->v);
+  if (params->sink.rank > 0) params->dsink = unallocated_like(params->sink);
+}
+
+// backward_supported(q, k, v, ...): None, or the reason why the call has no gradient.
+PyObject* backward_supported(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count);
+  fa3_backward_params params;
+  fa3_backward_params_init(&params);
+  read.tensor("q", Access::read, &borrowed, &params.q);
+  read.tensor("k", Access::read, &borrowed, &params.k);
+  read.tensor("v", Access::read, &borrowed, &params.v);
+  read_options(&read, &borrowed, &params);
+  if (!read.done()) return nullptr;
+  describe_gradients(&params);
+  return check(fa3_backward_supported(&params)) ? Py_NewRef(Py_None) : nullptr;
 }
 
 // forward_plan(...): the plan as text, or the reason why there is none. out and lse are None.
@@ -408,6 +449,11 @@ PyObject* engines(PyObject*, PyObject*) {
   return found;
 }
 
+// available_threads(): threads of a call whose num_threads is 0.
+PyObject* available_threads(PyObject*, PyObject*) {
+  return PyLong_FromLong(fa3::available_threads());
+}
+
 PyObject* version(PyObject*, PyObject*) {
   const int32_t number = fa3_version();
   return PyUnicode_FromFormat("%d.%d.%d", number / 10000, number / 100 % 100, number % 100);
@@ -426,6 +472,8 @@ PyMethodDef g_methods[] = {
     {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"append", fast(append), METH_FASTCALL, nullptr},
+    {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
+    {"available_threads", available_threads, METH_NOARGS, nullptr},
     {"engines", engines, METH_NOARGS, nullptr},
     {"version", version, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

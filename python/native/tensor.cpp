@@ -173,11 +173,14 @@ const dlpack::ExchangeApi* exchange_api_of(PyObject* object) {
 }
 
 // Calls __dlpack__ as the array API standard says, then as producers older than DLPack 1.0 expect.
-PyObject* call_dlpack(PyObject* object, bool cuda) {
+// The array's contents are there for what is queued on that stream from now on.
+PyObject* call_dlpack(PyObject* object, bool cuda, const void* stream_address) {
   PyObject* method = PyObject_GetAttr(object, s_dlpack);
   if (method == nullptr) return nullptr;
-  // 1 is the legacy default stream of CUDA, which this call will use.
-  PyObject* stream = cuda ? PyLong_FromLong(1) : Py_NewRef(Py_None);
+  constexpr uintptr_t kLegacyDefaultStream = 1;  // in DLPack, where 0 is refused
+  const auto address = reinterpret_cast<uintptr_t>(stream_address);
+  PyObject* stream = cuda ? PyLong_FromUnsignedLongLong(address ? address : kLegacyDefaultStream)
+                          : Py_NewRef(Py_None);
   PyObject* nothing = PyTuple_New(0);
   PyObject* keywords = Py_BuildValue("{s:(ii),s:O}", "max_version", 1, 0, "stream", stream);
   PyObject* capsule = nullptr;
@@ -225,6 +228,11 @@ void refuse_hidden_tensor(PyObject* object, const char* name) {
 }  // namespace
 
 Borrowed::~Borrowed() {
+  if (wait_on_device_ >= 0) {
+    Py_BEGIN_ALLOW_THREADS;
+    wait_for_default_stream(wait_on_device_);
+    Py_END_ALLOW_THREADS;
+  }
   for (int i = 0; i < num_kept_; ++i) Py_DECREF(kept_[static_cast<size_t>(i)]);
 }
 
@@ -240,10 +248,9 @@ bool Borrowed::view(PyObject* object, const char* name, Access access, fa3_tenso
     return false;
   }
   if (!view_dlpack(tensor, name, view)) return false;
-  if (view->device_type == FA3_CUDA && stream_ == nullptr) {
-    return api->current_stream(view->device_type, view->device_index, &stream_) == 0;
-  }
-  return true;
+  if (view->device_type != FA3_CUDA || has_stream_) return true;
+  has_stream_ = stream_.is_current = true;
+  return api->current_stream(view->device_type, view->device_index, &stream_.address) == 0;
 }
 
 bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, fa3_tensor* view) {
@@ -255,9 +262,13 @@ bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, f
   }
   bool cuda = false;
   if (!is_on_cuda(object, name, &cuda)) return false;
-  PyObject* capsule = call_dlpack(object, cuda);
+  if (cuda && !has_stream_) {
+    if (!find_stream(object, &stream_)) return false;
+    has_stream_ = true;
+  }
+  PyObject* capsule = call_dlpack(object, cuda, stream_.address);
   if (capsule == nullptr) return false;
-  kept_[static_cast<size_t>(num_kept_++)] = capsule;
+  keep(capsule);
   if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
     const auto* managed = static_cast<const dlpack::VersionedTensor*>(
         PyCapsule_GetPointer(capsule, "dltensor_versioned"));
@@ -271,7 +282,7 @@ bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, f
             name);
       return false;
     }
-    return view_dlpack(managed->tensor, name, view);
+    return view_managed(managed->tensor, name, access, view);
   }
   if (!PyCapsule_IsValid(capsule, "dltensor")) {
     PyErr_Format(PyExc_TypeError, "%s: expected a DLPack capsule from its __dlpack__, got %R", name,
@@ -280,7 +291,15 @@ bool Borrowed::view_capsule(PyObject* object, const char* name, Access access, f
   }
   const auto* managed =
       static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
-  return view_dlpack(managed->tensor, name, view);
+  return view_managed(managed->tensor, name, access, view);
+}
+
+bool Borrowed::view_managed(const dlpack::Tensor& tensor, const char* name, Access access,
+                            fa3_tensor* view) {
+  if (!view_dlpack(tensor, name, view)) return false;
+  const bool is_result = access == Access::write && view->device_type == FA3_CUDA;
+  if (is_result && !stream_.is_current) wait_on_device_ = view->device_index;
+  return true;
 }
 
 bool init_tensor_views() {

@@ -10,6 +10,9 @@
 
 #include <array>
 
+#include "dlpack.h"
+#include "stream.h"
+
 namespace fa3::python {
 
 enum class Access { read, write };
@@ -20,26 +23,33 @@ class Borrowed {
   Borrowed() = default;
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
-  ~Borrowed();
+  ~Borrowed();  // waits for results whose framework would not
 
   // Fills *view from one of
   //   None                                     absent
   //   (address, name of the dtype, device_type, device_index, shape, strides)
-  //   an object whose type has __dlpack_c_exchange_api__            (torch >= 2.10)
+  //   an object whose type has __dlpack_c_exchange_api__            (torch)
   //   an object with __dlpack__
   // False: a Python exception is set, which starts with `name`.
   bool view(PyObject* object, const char* name, Access access, fa3_tensor* view);
 
   // The stream to queue CUDA work on: the current one of the framework that owns the tensors.
-  void* stream() const { return stream_; }
+  void* stream() const { return stream_.address; }
+
+  // Takes a reference, which it gives up when the call has returned.
+  void keep(PyObject* object) { kept_[static_cast<size_t>(num_kept_++)] = object; }
 
  private:
   bool view_capsule(PyObject* object, const char* name, Access access, fa3_tensor* view);
+  bool view_managed(const dlpack::Tensor& tensor, const char* name, Access access,
+                    fa3_tensor* view);
 
-  static constexpr int kMaxKept = 20;
+  static constexpr int kMaxKept = 24;
   std::array<PyObject*, kMaxKept> kept_{};
   int num_kept_ = 0;
-  void* stream_ = nullptr;
+  Stream stream_;  // that of the first tensor on a GPU
+  bool has_stream_ = false;
+  int wait_on_device_ = -1;  // the device whose results are waited for; -1: none
 };
 
 // Interns the attribute names; false with a Python exception set.

@@ -83,8 +83,9 @@ void check_threads(Report* report) {
   const int present = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::string found = fmt::format("{} of {} cores usable", available, present);
   if (available >= present) return report->ok("threads", found);
-  report->warn("threads", found,
-               "This process may not use all cores (taskset or a container limit).");
+  report->warn(
+      "threads", found,
+      "This process may not use all cores (taskset, OMP_NUM_THREADS or a container limit).");
 }
 
 void check_memory(Report* report) {

@@ -145,7 +145,7 @@ def test_out_is_written_without_a_gradient(qkv):
     with torch.no_grad():
         assert fa3.attention(*qkv, out=out) is out
         torch.testing.assert_close(out, fa3.attention(*qkv), rtol=0, atol=0)
-    with pytest.raises(fa3.InvalidArgument, match="out: expected None"):
+    with pytest.raises(fa3.InvalidArgument, match="^q: .* since out= is written in place"):
         fa3.attention(*qkv, out=out)
 
 
@@ -155,13 +155,6 @@ def test_nothing_is_recorded_where_no_gradient_is_wanted(qkv):
         assert not fa3.attention(*qkv).requires_grad
     with torch.inference_mode():
         assert fa3.attention(*qkv).is_inference()
-
-
-def test_second_derivatives_are_refused_not_wrong(qkv):
-    out = fa3.attention(*qkv)
-    (gradient,) = torch.autograd.grad(out.square().sum(), qkv[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
 
 
 def math_attention(q, k, v, causal=False):
@@ -348,9 +341,8 @@ def test_meta_tensors_give_the_shapes_of_the_results(qkv):
             fa3.attention(*mixed)
         with pytest.raises(fa3.InvalidArgument, match="all tensors on meta or none"):
             fa3.attention(*mixed, sink=torch.zeros(6, device=qkv[0].device))
-    for call in (fa3.plan, lambda q, k, v: fa3.merge(q[None], k)):
-        with pytest.raises(fa3.InvalidArgument, match="expected a dense tensor .* on meta"):
-            call(*meta)
+    with pytest.raises(fa3.InvalidArgument, match="expected a dense tensor .* on meta"):
+        fa3.plan(*meta)
 
 
 def negated(tensor):

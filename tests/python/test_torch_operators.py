@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (  # noqa: E402
 )
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from fa3.torch import operators  # noqa: E402
+from fa3.torch import autograd  # noqa: E402
 
 
 def tensors(device, *shapes):
@@ -244,7 +244,7 @@ def test_a_plain_call_costs_no_dispatch_and_a_watched_one_is_seen(device, qkv, m
             assert "fa3::forward" in {event.key for event in watcher.key_averages()}
 
     dispatched = []
-    monkeypatch.setattr(operators, "forward", lambda *call: dispatched.append(call))
+    monkeypatch.setattr(autograd, "forward", lambda *call: dispatched.append(call))
     assert torch.equal(fa3.attention(*qkv), expected)
     assert not dispatched
     for watch in watched.values():

@@ -178,3 +178,26 @@ def test_packed_attention_of_torch_uses_it(calls):
     with front.sdpa():
         actual = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["expanded", "sliced", "unaligned", "negated"])
+def test_gradients_of_every_layout_are_taken(calls, device, name):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (
+        torch.randn(2, 4, 9, 16, device=device, dtype=dtype, requires_grad=True) for _ in range(3)
+    )
+    with front.sdpa():
+        out = F.scaled_dot_product_attention(q, k, v)
+    wide = torch.randn(2, 4, 9, 17, device=device, dtype=dtype)
+    do = {
+        "expanded": wide[:, :, :1, :16].expand_as(out),
+        "sliced": wide[..., :16],
+        "unaligned": wide.flatten()[1 : 1 + out.numel()].view(out.shape),
+        "negated": torch._neg_view(wide[..., :16]),
+    }[name]
+    with front.sdpa():
+        copied = do.resolve_neg().clone(memory_format=torch.contiguous_format)
+        expected = torch.autograd.grad(out, (q, k, v), copied, retain_graph=True)
+        actual = torch.autograd.grad(out, (q, k, v), do)
+    assert sum("backward" in call for call in calls) == 2
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)

@@ -35,13 +35,10 @@ def about_torch():
         import torch
     except ImportError as error:
         return {"torch": f"cannot be imported, and fa3 works without it: {error}"}
-    exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-    registry = hasattr(torch.nn.attention, "register_flash_attention_impl")
-    return {
-        "torch": f"{torch.__version__}, built for CUDA {torch.version.cuda or '(none)'}",
-        "torch tensors": "viewed directly" if exchange else "viewed by __dlpack__, slower",
-        "torch SDPA": "can be switched" if registry else "no registry (torch 2.10 and later)",
-    }
+    found = f"{torch.__version__}, built for CUDA {torch.version.cuda or '(none)'}"
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        found += "; fa3 needs torch 2.10 or later"
+    return {"torch": found}
 
 
 def about_flash_attn():

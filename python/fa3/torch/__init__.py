@@ -7,10 +7,19 @@ registers torch.ops.fa3.*; torch's own attention stays as it is until enable_sdp
 
 import sys
 
+import torch
+
 from fa3 import _backends
-from fa3.torch import flops as flops  # registers the formulas
+from fa3.errors import Unsupported
+
+if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    raise Unsupported(f"fa3.torch: expected torch 2.10 or later, got torch {torch.__version__}")
+
+from fa3.torch import flops as flops
+from fa3.torch.append import append as append
 from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import attention
+from fa3.torch.autograd import gradients as gradients
 from fa3.torch.merge import merge as merge
 from fa3.torch.quantize import quantize as quantize
 from fa3.torch.sdpa import disable_sdpa, enable_sdpa, sdpa

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa3.torch.attention: the operators with autograd and autocast around them."""
+"""fa3.torch.attention: the operators with autograd and autocast around them.
+
+torch.ops.fa3.{forward, forward_out, backward} get their kernels under autograd's keys here.
+"""
+
+import sys
 
 import torch
-from torch.autograd import forward_ad
 
 from fa3._arrays import refuse_negated
 from fa3._options import (
@@ -16,39 +20,84 @@ from fa3._options import (
     takes_options,
 )
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.torch import operators
-from fa3.torch.checks import refuse_other_than_tensor, refuse_tangents
+from fa3.torch import operators, textbook
+from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.library import (
+    Function,
+    define,
+    needs_gradient,
+    record_gradient,
+    recorded_by,
+    refuse_gradients,
+    unrecorded,
+    written,
+)
 
 # Places among the options: tensors stand together, sink first.
 SINK = len(SCORES)
 TENSORS_END = SINK + len(TENSORS)
 
 
-class Attention(torch.autograd.Function):
-    """(q, k, v, *options of both passes) -> (out, lse)."""
+class Attention(Function):
+    """(run, q, k, v, *options of both passes) -> (out, lse). run(q, k, v, *options) computes."""
 
-    # In one function, not with setup_context: torch binds the arguments of that form with
-    # inspect.signature, which costs more than everything else in a call.
     @staticmethod
-    def forward(ctx, q, k, v, *options):
-        out, lse = operators.forward(q, k, v, *options)
+    def forward(ctx, run, q, k, v, *options):
+        refuse_without_gradient(k, options)
+        operators.refuse_without_backward(q, k, v, options)
+        out, lse = run(q, k, v, *options)
         ctx.set_materialize_grads(False)  # most losses do not read the LSE
         ctx.save_for_backward(q, k, v, out, lse, *options[SINK:TENSORS_END])
         ctx.options = options[:SINK], options[TENSORS_END:]
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, do, dlse):
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         before, behind = ctx.options
-        options = (*before, *tensors, *behind)
+        options = Options(*before, *tensors, *behind)
+        if torch.are_deterministic_algorithms_enabled():
+            options = options._replace(deterministic=True)
         do = torch.zeros_like(out) if do is None else do
-        dq, dk, dv, dsink = operators.backward(do, q, k, v, out, lse, *options, dlse=dlse)
-        gradients = [None for _ in options]
+        arguments = do, q, k, v, out, lse, *options[: len(BOTH_PASSES)], dlse
+        run = record_gradient if torch.is_grad_enabled() else unrecorded
+        dq, dk, dv, dsink = run(backward, *arguments)
+        gradients = [None for _ in (*before, *tensors, *behind)]
         if tensors and tensors[0] is not None:
             gradients[SINK] = dsink
-        return dq, dk, dv, *gradients
+        return None, dq, dk, dv, *gradients
+
+
+def record_forward_out(op, q, k, v, out, *options):
+    if needs_gradient(q, k, v, out, *options):
+        inputs = {"q": q, "k": k, "v": v, "sink": Options(*options).sink, "out": out}
+        refuse_gradients("since out= is written in place", **inputs)
+    refuse_negated(out, "out")
+    written(out)
+    return unrecorded(op, q, k, v, out, *options)
+
+
+forward = define(
+    "forward",
+    operators.SCHEMAS["forward"],
+    operators.forward_kernel,
+    operators.forward_shapes,
+    recorded_by(Attention),
+)
+forward_out = define(
+    "forward_out",
+    operators.SCHEMAS["forward_out"],
+    operators.forward_out_kernel,
+    operators.forward_out_shapes,
+    record_forward_out,
+)
+backward = define(
+    "backward",
+    operators.SCHEMAS["backward"],
+    operators.backward_kernel,
+    operators.backward_shapes,
+    record_gradient,
+)
 
 
 @takes_options()
@@ -64,39 +113,32 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
 
 def attend(q, k, v, out, return_lse, options):
     """attention() with its options as one list, see in_order()."""
-    sink = options[SINK] if len(options) > SINK else None
-    if getattr(forward_ad, "_current_level", 0) >= 0:
-        refuse_tangents(q, k, v, sink)
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         refuse_other_than_tensor("k", k)
         refuse_other_than_tensor("v", v)
     if out is not None:
         refuse_other_than_tensor("out", out)
-        refuse_negated(out, "out")
     device_type = q.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
-    wants_gradient = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (isinstance(sink, torch.Tensor) and sink.requires_grad)
-    )
-    if wants_gradient:
-        refuse_gradient(k, out, options)
-        if torch.are_deterministic_algorithms_enabled():
-            options = Options(*options)._replace(deterministic=True)[: len(BOTH_PASSES)]
-    elif out is None and len(options) <= SINK and operators.is_plain_call(q, k, v):
+    if q.dtype is torch.float64 and textbook.is_for(q, k, v):
+        return in_float64(q, k, v, out, return_lse, options)
+    sink = options[SINK] if len(options) > SINK else None
+    wants_gradient = needs_gradient(q, k, v, sink)
+    plain = out is None and len(options) <= SINK and operators.is_plain_call(q, k, v)
+    if plain and not wants_gradient:
         if return_lse:
             return operators.forward_kernel(q, k, v, *options)
         return operators.forward_without_lse(q, k, v, options)
+    if not plain and "torch.distributed.tensor" in sys.modules:
+        learn_sharding(q)
     try:
-        if wants_gradient:
-            result = Attention.apply(q, k, v, *options)
-        elif out is None:
-            result = operators.forward(q, k, v, *options)
+        if out is not None:
+            result = out, forward_out(q, k, v, out, *options)
+        elif plain:
+            result = Attention.apply(operators.forward_kernel, q, k, v, *options)
         else:
-            result = out, operators.forward_out(q, k, v, out, *options)
+            result = forward(q, k, v, *options)
     except RuntimeError as error:
         if type(error) is RuntimeError:
             refuse_wrong_types(options)
@@ -104,23 +146,50 @@ def attend(q, k, v, out, return_lse, options):
     return result if return_lse else result[0]
 
 
-def refuse_gradient(k, out, options):
-    """Refuses calls that want a gradient where there is none."""
+def learn_sharding(tensor):
+    """Tells DTensor how the operators are cut, with the first one that is seen."""
+    if isinstance(tensor, sys.modules["torch.distributed.tensor"].DTensor):
+        import fa3.torch.sharding  # noqa: F401
+
+
+def in_float64(q, k, v, out, return_lse, options):
+    if out is not None:
+        raise Unsupported("out: not with float64, whose attention is a textbook's")
+    result = textbook.attention(q, k, v, options)
+    return result if return_lse else result[0]
+
+
+def gradients(do, q, k, v, out, lse, dlse, options):
+    """attention_backward() of torch tensors."""
+    named = {"do": do, "k": k, "v": v, "out": out, "lse": lse}
+    for name, tensor in named.items():
+        refuse_other_than_tensor(name, tensor)
+    if dlse is not None:
+        refuse_other_than_tensor("dlse", dlse)
+    every_option = Options(*options)[: len(BOTH_PASSES)]
+    try:
+        dq, dk, dv, dsink = backward(do, q, k, v, out, lse, *every_option, dlse)
+    except RuntimeError as error:
+        if type(error) is RuntimeError:
+            refuse_wrong_types(options)
+        raise
+    return dq, dk, dv, None if every_option[SINK] is None else dsink
+
+
+def refuse_without_gradient(k, options):
+    """Refuses calls that have no gradient."""
     if k.dtype == torch.float8_e4m3fn:
         raise Unsupported(
             "k, v: no gradients through float8_e4m3fn; use torch.no_grad(), or q.detach()"
         )
-    if out is not None:
-        raise InvalidArgument(
-            "out: expected None for tensors that need a gradient; use torch.no_grad()"
-        )
-    names = list(DEFAULTS)[len(BOTH_PASSES) : len(options)]
-    if names:
-        given = [name for name in names if getattr(Options(*options), name) is not DEFAULTS[name]]
-        raise Unsupported(
-            f"{', '.join(given)}: no gradient goes through a cache or quantized tensors; "
-            "use torch.no_grad()"
-        )
+    if len(options) > len(BOTH_PASSES):
+        names = list(DEFAULTS)[len(BOTH_PASSES) : len(options)]
+        given = [x for x in names if getattr(Options(*options), x) is not DEFAULTS[x]]
+        if given:
+            raise Unsupported(
+                f"{', '.join(given)}: no gradient goes through a cache or quantized tensors; "
+                "use torch.no_grad()"
+            )
 
 
 def refuse_wrong_types(options):

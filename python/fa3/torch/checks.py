@@ -12,9 +12,9 @@ def refuse_other_than_tensor(name, value):
         raise TypeError(f"{name}: expected a torch.Tensor, as the others are, got {type(value)!r}")
 
 
-def refuse_tangents(*tensors):
+def refuse_tangents(*arguments):
     """fa3 has no forward-mode derivatives, and torch would silently take them for zero."""
-    if any(t is not None and may_have_tangent(t) for t in tensors):
+    if any(isinstance(a, torch.Tensor) and may_have_tangent(a) for a in arguments):
         raise Unsupported(
             "no forward-mode derivative here (torch.func.jvp, torch.autograd.forward_ad)"
         )

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fa3._options import BOTH_PASSES, Options
-from fa3.torch import operators as operators  # defines torch.ops.fa3.*
+from fa3.torch import autograd as autograd  # defines torch.ops.fa3.*
 
 # Without Triton the counter logs on import that it cannot count Triton kernels, which does not
 # concern fa3.

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.fa3.{forward, forward_out, backward}: the calls that compilers and modes see.
 
-Plain define + impl: a Python kernel behind one dispatch, the cheapest boundary that torch has for
-code that is not compiled against it. The operators have no autograd formula of their own;
-autograd.py wraps them (torch.library.register_autograd costs several times the call itself).
-Operators are functional with a fixed number of results, and strides of outputs follow from shapes
-(new_out), so that the fake kernels are right.
+Operators have a fixed number of results, and strides of outputs follow from shapes (new_out), so
+that the kernels of shapes are right. library.py says how they are defined, autograd.py has the
+gradient.
 """
 
 import torch
 
 from fa3 import _native
-from fa3._options import BOTH_PASSES, FORWARD, Options
-from fa3.errors import InvalidArgument
+from fa3._options import BOTH_PASSES, DEFAULTS, FORWARD, IN_ORDER, Options
 
-KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # device type: dispatch key
 QKV = "Tensor q, Tensor k, Tensor v"
 FORWARD_OPTIONS, BACKWARD_OPTIONS = ", ".join(FORWARD), ", ".join(BOTH_PASSES)
 SCHEMAS = {
@@ -23,9 +19,8 @@ SCHEMAS = {
     "backward": f"(Tensor do, {QKV}, Tensor out, Tensor lse, {BACKWARD_OPTIONS}, "
     "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
-
-# An operator gets the memory that the caller passed, strides included.
-KEEP_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+NUM_THREADS = list(DEFAULTS).index("num_threads")
+AVAILABLE_THREADS = _native.available_threads()
 
 # Whatever may watch or replace a call. These names are private: if one is missing, every call goes
 # through the dispatcher.
@@ -44,18 +39,6 @@ try:
     CAN_SEE_WATCHERS = True
 except (ImportError, AttributeError):
     CAN_SEE_WATCHERS = False
-
-library = torch.library.Library("fa3", "DEF")
-for name, schema in SCHEMAS.items():
-    library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, KEEP_STRIDES))
-
-# The overloads themselves: attribute chains cost time in every call.
-forward = torch.ops.fa3.forward.default
-forward_out = torch.ops.fa3.forward_out.default
-backward = torch.ops.fa3.backward.default
-
-# Tensors of torch before 2.10 are viewed through __dlpack__, which refuses those with a gradient.
-NEEDS_DETACHED = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def is_plain_call(q, k, v):
@@ -81,8 +64,13 @@ def is_plain_call(q, k, v):
     )
 
 
-def detached(*arguments):
-    return (a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
+def have_memory(*tensors):
+    """Whether the library could read the tensors now: no wrapper, tracer or compiler holds them."""
+    if not CAN_SEE_WATCHERS or _are_functorch_transforms_active():
+        return False
+    return all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors) and (
+        tensors[0].is_cpu or tensors[0].is_cuda
+    )
 
 
 def result_shapes(q, v):
@@ -112,10 +100,34 @@ def new_out_quickly(q, v):
 
 def new_rows(shape, dtype, device):
     """A new tensor. On a GPU its rows lie a multiple of 16 bytes apart, as TMA requires."""
+    if device.type == "cuda":
+        return new_rows_for_tma(shape, dtype, device)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def new_rows_for_tma(shape, dtype, device):
     *rows, columns = shape
-    gap = -columns % 8 if device.type == "cuda" else 0
+    gap = -columns % (16 // dtype.itemsize)
     tensor = torch.empty((*rows, columns + gap), dtype=dtype, device=device)
     return tensor[..., :columns] if gap else tensor
+
+
+def readable_by_tma(tensor):
+    """The tensor, or a copy of it with an address and strides that TMA can read.
+
+    Both must be positive multiples of 16 bytes, and the last stride 1. Autograd makes gradients of
+    any layout, expanded, sliced or cut out of others, which the caller of backward() cannot repair.
+    """
+    *extents, _ = tensor.shape
+    *strides, last = tensor.stride()
+    unit = 16 // tensor.element_size()
+    fits = all(
+        extent < 2 or (stride > 0 and stride % unit == 0)
+        for extent, stride in zip(extents, strides, strict=True)
+    )
+    if fits and last == 1 and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return new_rows_for_tma(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
 
 
 def new_lse(q):
@@ -130,26 +142,54 @@ def new_gradients(q, k, v, sink):
 
 def run_forward(q, k, v, out, lse, options):
     """Writes out and, unless it is None, lse. options: in order, or some of the first."""
-    if NEEDS_DETACHED:
-        q, k, v, out, lse, *options = detached(q, k, v, out, lse, *options)
+    options = with_threads(q, options)
     _native.forward(lend_like(q) if q.is_cuda else None, q, k, v, out, lse, *options)
 
 
 def run_backward(do, q, k, v, out, lse, dlse, gradients, options):
     """Writes gradients, (dq, dk, dv, dsink), of which the last is None without a sink."""
-    # Autograd hands over gradients of any layout, an expanded scalar for out.sum(). The caller of
-    # backward() could not repair that, so it is done here.
-    if do.stride(-1) != 1:
-        do = do.contiguous()
-    if NEEDS_DETACHED:
-        do, q, k, v, out, lse, dlse, *options = detached(do, q, k, v, out, lse, dlse, *options)
     lend = lend_like(q) if q.is_cuda else None
+    do, options = readable_by_tma(do), with_threads(q, options)
     _native.backward(lend, do, q, k, v, out, lse, dlse, *gradients, *options)
+
+
+def refuse_without_backward(q, k, v, options):
+    """Raises what the backward of this call would raise, where that can be known now.
+
+    The CPU engine has every gradient.
+    """
+    if not q.is_cpu and have_memory(q, k, v):
+        _native.backward_supported(q, k, v, *options)
+
+
+def with_threads(q, options):
+    """The options, with a number of threads if torch wants fewer than fa3 would take."""
+    if q.is_cuda or (len(options) > NUM_THREADS and options[NUM_THREADS]):
+        return options
+    threads = threads_of(q)
+    if threads == 0:
+        return options
+    filled = [*options, *IN_ORDER[len(options) : NUM_THREADS + 1]]
+    filled[NUM_THREADS] = threads
+    return filled
+
+
+def threads_of(tensor, asked=0):
+    """num_threads for the library: torch.set_num_threads and OMP_NUM_THREADS hold for fa3 too."""
+    if asked or not tensor.is_cpu:
+        return asked
+    of_torch = torch.get_num_threads()
+    return of_torch if of_torch < AVAILABLE_THREADS else 0
 
 
 def lend_like(tensor):
     """Workspace from torch's own allocator: stream-ordered, and safe inside CUDA graphs."""
-    return lambda count: torch.empty(count, dtype=torch.uint8, device=tensor.device)
+
+    def lend(count):
+        memory = torch.empty(count, dtype=torch.uint8, device=tensor.device)
+        return memory, memory.data_ptr()
+
+    return lend
 
 
 def forward_kernel(q, k, v, *options):
@@ -181,34 +221,13 @@ def backward_kernel(do, q, k, v, out, lse, *rest):
     return dq, dk, dv, dsink
 
 
-for key in KEYS.values():
-    library.impl("forward", forward_kernel, key)
-    library.impl("forward_out", forward_out_kernel, key)
-    library.impl("backward", backward_kernel, key)
-
-
-def refuse_partly_meta(*arguments):
-    """One tensor on meta sends the whole call to the fake kernel, which computes nothing."""
-    kinds = [a.device.type for a in arguments if isinstance(a, torch.Tensor)]
-    if "meta" in kinds and set(kinds) != {"meta"}:
-        raise InvalidArgument(
-            f"q, k, v, ...: expected all tensors on meta or none, got {', '.join(kinds)}"
-        )
-
-
-@torch.library.register_fake("fa3::forward", lib=library)
-def _(q, k, v, *options):
-    refuse_partly_meta(q, k, v, *options)
+def forward_shapes(q, k, v, *options):
     return new_out(q, v), new_lse(q)
 
 
-@torch.library.register_fake("fa3::forward_out", lib=library)
-def _(q, k, v, out, *options):
-    refuse_partly_meta(q, k, v, out, *options)
+def forward_out_shapes(q, k, v, out, *options):
     return new_lse(q)
 
 
-@torch.library.register_fake("fa3::backward", lib=library)
-def _(do, q, k, v, out, lse, *rest):
-    refuse_partly_meta(do, q, k, v, out, lse, *rest)
+def backward_shapes(do, q, k, v, out, lse, *rest):
     return new_gradients(q, k, v, Options(*rest[: len(BOTH_PASSES)]).sink)

@@ -4,21 +4,20 @@
 import torch
 
 from fa3 import _calls
-from fa3.errors import InvalidArgument
 from fa3.torch.checks import refuse_other_than_tensor
-from fa3.torch.operators import KEYS, library, refuse_partly_meta
+from fa3.torch.library import define, refuse_gradients, unrecorded
+from fa3.torch.operators import threads_of
 
-library.define(
-    'quantize(Tensor x, str scaling="block", bool center=False, Tensor? rotary_cos=None, '
+SCHEMA = (
+    '(Tensor x, str scaling="block", bool center=False, Tensor? rotary_cos=None, '
     "Tensor? rotary_sin=None, bool interleaved=False, bool hadamard=False, int seed=0, "
     "Tensor? cu_seqlens=None, Tensor? seqused=None, SymInt max_seqlen=0, int engine=0, "
-    "int num_threads=0) -> (Tensor y, Tensor descale, Tensor mean)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    "int num_threads=0) -> (Tensor y, Tensor descale, Tensor mean)"
 )
 LENGTHS = 5, 7  # positions of cu_seqlens and max_seqlen after center
 
 
-def results(x, scaling, center, options):
+def shapes(x, scaling="block", center=False, *options):
     """y, descale and mean; mean has no elements where it is not wanted."""
     cu_seqlens, max_seqlen = (options[at] if len(options) > at else None for at in LENGTHS)
     y, descale, mean = _calls.new_quantized(x, scaling, center, cu_seqlens, max_seqlen or 0)
@@ -26,21 +25,21 @@ def results(x, scaling, center, options):
 
 
 def kernel(x, scaling="block", center=False, *options):
-    y, descale, mean = results(x, scaling, center, options)
+    y, descale, mean = shapes(x, scaling, center, *options)
     defaults = (None, None, False, False, 0, None, None, 0, 0, 0)
-    options += defaults[len(options) :]
-    _calls.quantize(x.detach(), y, descale, mean if center else None, *options)
+    *options, num_threads = (*options, *defaults[len(options) :])
+    options = *options, threads_of(x, num_threads)
+    _calls.quantize(x, y, descale, mean if center else None, *options)
     return y, descale, mean
 
 
-for key in KEYS.values():
-    library.impl("quantize", kernel, key)
+def record(op, x, scaling="block", center=False, cos=None, sin=None, *options):
+    tables = {"rotary's cos": cos, "rotary's sin": sin}
+    refuse_gradients("since rounding has none", x=x, **tables)
+    return unrecorded(op, x, scaling, center, cos, sin, *options)
 
 
-@torch.library.register_fake("fa3::quantize", lib=library)
-def _(x, scaling="block", center=False, *options):
-    refuse_partly_meta(x, *options)
-    return results(x, scaling, center, options)
+run = define("quantize", SCHEMA, kernel, shapes, record)
 
 
 def quantize(x, scaling, center, cos, sin, *options):
@@ -48,10 +47,5 @@ def quantize(x, scaling, center, cos, sin, *options):
     for name, tensor in tensors.items():
         if tensor is not None:
             refuse_other_than_tensor(name, tensor)
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise InvalidArgument(
-            "x: expected a tensor that needs no gradient, since rounding has none; use "
-            "torch.no_grad(), or x.detach()"
-        )
-    y, descale, mean = torch.ops.fa3.quantize(x, scaling, center, cos, sin, *options)
+    y, descale, mean = run(x, scaling, center, cos, sin, *options)
     return y, descale, mean if center else None

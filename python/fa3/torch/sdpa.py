@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3 inside torch.nn.functional.scaled_dot_product_attention, only where it is switched on.
 
-Goes through torch's registry of flash attention implementations (torch 2.10 and later), under the
-name "fa3": while active, the kernels of the aten flash operators are ours, on CUDA and on the CPU.
+Goes through torch's registry of flash attention implementations, under the name "fa3": while
+active, the kernels of the aten flash operators are ours, on CUDA and on the CPU.
 A call that fa3 does not support (dropout, an attention mask, float64, ...) runs the kernel that
 was there before, with one warning per reason.
 """
@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from fa3._options import BOTH_PASSES, Options
-from fa3.errors import Error, Unsupported
+from fa3.errors import Error
 from fa3.torch.operators import new_lse, run_backward, run_forward
 
 NAME = "fa3"
@@ -27,9 +27,6 @@ def enable_sdpa():
     """Makes scaled_dot_product_attention use fa3 wherever it would use flash attention.
 
     Also torch.nn.attention.varlen and everything else above the same operators. On the CPU too.
-
-    Raises:
-        fa3.Unsupported: this torch has no registry for it (torch 2.10 and later have).
     """
     registry().activate_flash_attention_impl(NAME)
 
@@ -54,11 +51,6 @@ def sdpa():
 
 
 def registry():
-    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
-        raise Unsupported(
-            "enable_sdpa: expected torch 2.10 or later, which has a registry of flash attention "
-            f"implementations, got torch {torch.__version__}; call fa3.attention instead"
-        )
     if NAME not in torch.nn.attention.list_flash_attention_impls():
         torch.nn.attention.register_flash_attention_impl(NAME, register_fn=Overrides)
     return torch.nn.attention

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and merge in float64 on the CPU, for gradcheck: textbook formulas in torch's operators.
+
+Every score is stored, and torch differentiates: as often as asked, forwards and backwards. The
+engines have no float64.
+"""
+
+import itertools
+
+import torch
+
+from fa3._options import BOTH_PASSES, DEFAULTS, ENGINES, Options
+from fa3.errors import Unsupported
+
+
+def is_for(*tensors):
+    return all(t.dtype == torch.float64 and t.is_cpu for t in tensors)
+
+
+def attention(q, k, v, options):
+    """out and lse, both float64, of fa3.attention. options: in order."""
+    options = Options(*options)
+    refuse_others(options)
+    flat = [x.flatten(0, 1) if x.ndim == 4 else x for x in (q, k, v)]
+    rows_q = rows_of_sequences(q, options.cu_seqlens_q, options.seqused_q)
+    rows_k = rows_of_sequences(k, options.cu_seqlens_k, options.seqused_k)
+    out = q.new_zeros((*flat[0].shape[:-1], v.shape[-1]))
+    lse = q.new_full(flat[0].shape[:-1], -torch.inf)
+    for at_q, at_k in zip(rows_q, rows_k, strict=True):
+        rows = torch.arange(at_q.start, at_q.stop)
+        found = one_sequence(flat[0][at_q], flat[1][at_k], flat[2][at_k], options)
+        out, lse = (x.index_copy(0, rows, y) for x, y in zip((out, lse), found, strict=True))
+    out = out.unflatten(0, q.shape[:2]) if q.ndim == 4 else out
+    lse = lse.unflatten(0, q.shape[:2]) if q.ndim == 4 else lse
+    return out, lse.transpose(-1, -2)
+
+
+def one_sequence(q, k, v, options):
+    """q (rows, heads, d), k and v (keys, heads, d | dv): out, and lse (rows, heads)."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
+    scores = scale * torch.einsum("ihd,jhd->hij", q, k)
+    if options.softcap:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = scores.masked_fill(~visible(len(q), len(k), options), -torch.inf)
+    if options.sink is not None:
+        sink = options.sink.to(q.dtype)[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat([scores, sink], -1)
+    seen = (scores != -torch.inf).any(-1)
+    scores = scores.where(seen[..., None], 0.0)  # rows without a key would be nan
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp()[..., : len(k)]
+    out = torch.einsum("hij,jhd->hid", weights, v).where(seen[..., None], 0.0)
+    return out.transpose(0, 1), lse.where(seen, -torch.inf).transpose(0, 1)
+
+
+def visible(num_rows, num_keys, options):
+    """(rows, keys): whether a query sees a key."""
+    key = torch.arange(num_keys)
+    here = torch.arange(num_rows)[:, None] + num_keys - num_rows
+    left, right = options.window_left, 0 if options.causal else options.window_right
+    if options.causal and options.window_right >= 0:
+        right = min(options.window_right, 0)
+    seen = torch.ones(num_rows, num_keys, dtype=torch.bool)
+    if left >= 0:
+        seen &= key >= here - left
+    if right >= 0:
+        seen &= key <= here + right
+    if options.attention_chunk:
+        seen &= key.div(options.attention_chunk, rounding_mode="floor") == here.div(
+            options.attention_chunk, rounding_mode="floor"
+        )
+    return seen
+
+
+def rows_of_sequences(x, cu_seqlens, used):
+    """A slice of the rows of x, its batch flattened, for each sequence."""
+    if cu_seqlens is None:
+        starts = [n * x.shape[1] for n in range(x.shape[0] + 1)]
+    else:
+        starts = cu_seqlens.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    if used is not None:
+        lengths = [min(max(n, 0), most) for n, most in zip(used.tolist(), lengths, strict=True)]
+    return [slice(start, start + n) for start, n in zip(starts, lengths, strict=False)]
+
+
+def merge(o_partial, lse_partial):
+    """out and lse of fa3.merge."""
+    counts = lse_partial != -torch.inf
+    seen = counts.any(0)
+    lse = lse_partial.where(seen, 0.0).logsumexp(0)
+    weight = (lse_partial.where(seen, -torch.inf) - lse).exp().transpose(-1, -2)[..., None]
+    rows = counts.transpose(-1, -2)[..., None]
+    return (weight * o_partial.where(rows, 0.0)).sum(0), lse.where(seen, -torch.inf)
+
+
+def refuse_others(options):
+    names = [*list(DEFAULTS)[len(BOTH_PASSES) :]]
+    given = [name for name in names if getattr(options, name) is not DEFAULTS[name]]
+    if given:
+        raise Unsupported(f"{', '.join(given)}: not with float64, whose attention is a textbook's")
+    if options.engine not in (ENGINES["auto"], ENGINES["reference"]):
+        raise Unsupported("engine: expected auto or reference for float64, which no other has")
