@@ -100,7 +100,7 @@ CALLS = {  # family: what its models are called with
     "decoder": (DECODERS, ("plain", *PADDED, *PACKED, *CACHED)),
     "windowed": (WINDOWED, ("plain", *PADDED, *PACKED, *CACHED)),
     "softcapped": (SOFTCAPPED, ("plain", *PADDED, *PACKED, *CACHED)),
-    "sinks": (SINKS, ("plain", *PADDED, *PACKED, *CACHED)),
+    "sinks": (SINKS, ("plain", *PADDED, *PACKED, "growing cache")),
     "chunked": (CHUNKED, ("plain", *PADDED, *PACKED, *CACHED)),
     "one chunk": (ONE_CHUNK, ("plain", *CACHED)),
     "images": (IMAGES_BESIDE_TEXT, ("plain", *PADDED, *PACKED, *CACHED)),

@@ -97,9 +97,31 @@ def attention_mask(
     if cache_position is not None:
         q_length, device = cache_position.shape[0], cache_position.device
         q_offset = cache_position[0]
-    q_offset = int(q_offset)
+    pattern, chunk_starts = pattern_of(mask_function, q_length, kv_length, int(q_offset), kv_offset)
+    if attention_mask is None:
+        pattern = without_unseen(pattern, first_seen(pattern, kv_offset, 0))
+        nothing_hidden = torch.ones((), dtype=torch.bool, device=device)
+        shape = batch_size, pattern.keys - pattern.unseen
+        return Mask.of(nothing_hidden.expand(shape), pattern, is_padded=False)
+    padding = attention_mask[:, kv_offset : kv_offset + pattern.keys].bool()
+    if missing := pattern.keys - padding.shape[1]:
+        padding = torch.nn.functional.pad(padding, (0, missing))
+    first = first_seen(pattern, kv_offset, chunk_starts)
+    if pattern.chunk:  # rows that are padded on the left start their chunks there
+        padding = padding & (torch.arange(pattern.keys, device=first.device) >= first[:, None])
+        first = int(first.min())
+    pattern = without_unseen(pattern, first)
+    padding = padding[:, pattern.unseen :]
+    is_padded = not padding.all()
+    if is_padded:
+        refuse_holes(padding, pattern, kv_offset, chunk_starts)
+    return Mask.of(padding, pattern, is_padded)
+
+
+def pattern_of(mask_function, q_length, kv_length, q_offset, kv_offset):
+    """The pattern over all keys, and the position where each row's first chunk starts."""
     parts = describe(mask_function)
-    chunk_starts = parts.pop("left_padding", None)
+    chunk_starts, restarts = parts.pop("left_padding", None), parts.pop("restarts", False)
     keys = kv_length
     if parts.get("causal"):
         keys = min(kv_length, q_offset + q_length - kv_offset)
@@ -110,26 +132,12 @@ def attention_mask(
             f"queries from position {q_offset} and keys from {kv_offset}; "
             'attn_implementation="sdpa" takes any mask'
         )
-    if attention_mask is None:
-        pattern = without_unseen(pattern, first_seen(pattern, kv_offset, 0))
-        nothing_hidden = torch.ones((), dtype=torch.bool, device=device)
-        shape = batch_size, pattern.keys - pattern.unseen
-        return Mask.of(nothing_hidden.expand(shape), pattern, is_padded=False)
-    padding = attention_mask[:, kv_offset : kv_offset + keys].bool()
-    if missing := keys - padding.shape[1]:
-        padding = torch.nn.functional.pad(padding, (0, missing))
-    if pattern.chunk:  # rows that are padded on the left start their chunks there
-        first = first_seen(pattern, kv_offset, chunk_starts)
-        padding = padding & (torch.arange(keys, device=first.device) >= first[:, None])
-        first = int(first.min())
-    else:
-        first = first_seen(pattern, kv_offset, 0)
-    pattern = without_unseen(pattern, first)
-    padding = padding[:, pattern.unseen :]
-    is_padded = not padding.all()
-    if is_padded:
-        refuse_holes(padding, pattern, kv_offset, chunk_starts)
-    return Mask.of(padding, pattern, is_padded)
+    if pattern.chunk and pattern.sequences is not None and not restarts:  # Transformers 4
+        raise Unsupported(
+            "attention_mask: expected chunks that every packed sequence counts anew, got some that "
+            'go on from one to the next; attn_implementation="sdpa" takes any mask'
+        )
+    return pattern, chunk_starts
 
 
 def first_seen(pattern, kv_offset, chunk_starts):
@@ -170,8 +178,9 @@ def refuse_holes(padding, pattern, kv_offset, chunk_starts):
 
 
 def describe(mask_function):
-    """The fields of a Pattern that a mask function of Transformers stands for, and `left_padding`
-    (batch,) beside a chunk: the position where the first one starts."""
+    """The fields of a Pattern that a mask function of Transformers stands for. Beside a chunk also
+    `left_padding` (batch,), the position where the first one starts; and `restarts` where every
+    packed sequence counts from its own beginning."""
     kind = mask_function.__qualname__.split(".")[0]
     cells = mask_function.__closure__ or ()
     names = mask_function.__code__.co_freevars
@@ -188,8 +197,8 @@ def describe(mask_function):
         return {"chunk": held["chunk_size"], "left_padding": held["left_padding"]}
     if kind == "packed_sequence_mask_function":
         return {"sequences": held["packed_sequence_mask"]}
-    if kind == "remap_positions_for_packed_sequence":  # counted from the sequence's own beginning
-        return describe(held["mask_function"])
+    if kind == "remap_positions_for_packed_sequence":
+        return {**describe(held["mask_function"]), "restarts": True}
     if kind == "and_masks":
         parts = [describe(part) for part in held["mask_functions"]]
         named = [name for part in parts for name in part]
