@@ -56,7 +56,8 @@ def drawn(name, seed):
     padding = draw.choice(PADDINGS)
     rows = draw.randint(1, 3)
     real = tuple(prompt if padding == "none" else draw.randint(1, prompt) for _ in range(rows))
-    more = tuple(draw.choice((1, 1, 1, 2, 5)) for _ in range(draw.randint(1, 4)))
+    several = draw.choice(((1,), (1, 1, 2, 5)))  # tokens of a step
+    more = tuple(draw.choice(several) for _ in range(draw.randint(1, 4)))
     cache = draw.choice(CACHES if FAMILIES[name][1] is None and CAN_QUANTIZE else CACHES[:-1])
     return Conversation(name, seed, draw.choice(REACHES), cache, padding, real, (prompt, *more))
 

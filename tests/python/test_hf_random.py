@@ -16,7 +16,7 @@ import hf_random  # noqa: E402
 
 from fa3 import hf  # noqa: E402
 
-CONVERSATIONS = 20 if os.environ.get("FA3_TEST_QUICK") else 80
+CONVERSATIONS = 15 if os.environ.get("FA3_TEST_QUICK") else 40
 
 
 @pytest.fixture(autouse=True)
