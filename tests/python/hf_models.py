@@ -6,7 +6,8 @@ given. REFUSED says which calls fa3 raises Unsupported for, and in which words.
 import functools
 
 import torch
-from transformers import CONFIG_MAPPING, MODEL_MAPPING, StaticCache
+import transformers
+from transformers import CONFIG_MAPPING, StaticCache
 
 ROWS = 7  # of queries and of keys: an encoder and its decoder have the same length
 
@@ -100,8 +101,8 @@ CALLS = {  # family: what its models are called with
     "windowed": (WINDOWED, ("plain", *PADDED, *PACKED, *CACHED)),
     "softcapped": (SOFTCAPPED, ("plain", *PADDED, *PACKED, *CACHED)),
     "sinks": (SINKS, ("plain", *PADDED, *PACKED, "growing cache")),
-    "chunked": (CHUNKED, ("plain", *PADDED, *PACKED, "growing cache")),
-    "one chunk": (ONE_CHUNK, ("plain", "growing cache")),
+    "chunked": (CHUNKED, ("plain", *PADDED, *PACKED, *CACHED)),
+    "one chunk": (ONE_CHUNK, ("plain", *CACHED)),
     "images": (IMAGES_BESIDE_TEXT, ("plain", *PADDED, *PACKED, *CACHED)),
     "encoder": (ENCODERS, ("plain", *PADDED)),
     "encoder-decoder": (ENCODER_DECODERS, ("plain", *PADDED, "growing cache")),
@@ -112,8 +113,6 @@ CALLS = {  # family: what its models are called with
 
 # (family, model type, call or None for each) -> words of the sentence
 REFUSED = {
-    # The cache has dropped keys that are out of reach, and chunks count from the first.
-    ("chunked", "llama4_text", "growing cache"): "attention_mask: expected chunks .* keys from 4",
     ("own mask", "bigbird_pegasus", None): "attention_mask: the model computes with its mask",
     ("own mask", "doge", None): "attention_mask: the model computes with its mask",
     ("own mask", "git", None): "attention_mask: .* got or_masks",
@@ -160,13 +159,15 @@ def refusal(family, name, call):
 
 
 @functools.cache
-def model(family, name):
-    """The model with random weights, in eval mode and without dropout."""
+def model(family, name, classes="MODEL_MAPPING", **changes):
+    """The model with random weights, in eval mode and without dropout; classes: with which head."""
     config = tiny(CONFIG_MAPPING[name]())
-    for field, value in CALLS[family][0][name].items():
+    for field, value in {**CALLS[family][0][name], **changes}.items():
         setattr(config, field, value)
     torch.manual_seed(0)
-    made = MODEL_MAPPING[type(config)]._from_config(config, attn_implementation="eager")
+    made = getattr(transformers, classes)[type(config)]._from_config(
+        config, attn_implementation="eager"
+    )
     for parameter_name, parameter in made.named_parameters():
         if "sink" in parameter_name:
             torch.nn.init.normal_(parameter)

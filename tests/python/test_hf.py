@@ -4,6 +4,9 @@
 The reference is always the same model with attn_implementation="eager" or "sdpa".
 """
 
+import importlib
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -262,9 +265,42 @@ def test_dropout_names_the_field_of_the_config():
     using(model, "fa3").eval()(ids)
 
 
-def test_a_mask_moves_to_another_device_with_its_meaning():
-    pattern = mask.Pattern(queries=2, length=2, keys=2, causal=True)
-    made = mask.Mask.of(torch.ones(1, 2, dtype=torch.bool), pattern, is_padded=False)
-    moved = made.to("meta")
-    assert moved.is_meta and moved.pattern == pattern and not moved.is_padded
-    assert made[:, :1].pattern is None
+MOVED = {
+    "to": lambda made: made.to("cpu", torch.bool),
+    "bool": torch.Tensor.bool,
+    "clone": lambda made: made.clone(memory_format=torch.contiguous_format),
+    "contiguous": torch.Tensor.contiguous,
+    "detach": torch.Tensor.detach,
+    "another device": lambda made: made.to("meta"),
+    "view": lambda made: made.view(2, -1),
+}
+
+
+@pytest.mark.parametrize("move", MOVED.values(), ids=MOVED)
+def test_a_mask_is_moved_and_copied_with_its_meaning(move):
+    pattern = mask.Pattern(queries=2, length=3, keys=3, causal=True)
+    part = torch.ones(2, 4, dtype=torch.bool)[:, :3]  # not contiguous, as with padding
+    moved = move(mask.Mask.of(part, pattern, is_padded=False))
+    assert moved.pattern == pattern and not moved.is_padded
+
+
+COMPUTED = {
+    "part": lambda made: made[:, :1],
+    "negation": lambda made: ~made,
+    "other shape": lambda made: made.view(3, 2),
+    "numbers": lambda made: made.to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
+def test_a_mask_that_a_model_computes_has_no_meaning(compute):
+    pattern = mask.Pattern(queries=2, length=3, keys=3, causal=True)
+    made = mask.Mask.of(torch.ones(2, 3, dtype=torch.bool), pattern, is_padded=False)
+    assert compute(made).pattern is None
+
+
+def test_an_old_transformers_is_an_import_error(monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "4.56.2")
+    monkeypatch.delitem(sys.modules, "fa3.hf")
+    with pytest.raises(ImportError, match=r"expected Transformers 4.57 or later, got 4.56.2"):
+        importlib.import_module("fa3.hf")

@@ -6,14 +6,37 @@
 
 Transformers asks for a mask once a forward pass (mask.py) and hands it to every attention layer
 (attention.py). What fa3 cannot do raises fa3.Unsupported; no argument is dropped in silence.
+"flash_fa3" is the same under a name that Transformers 5.5 and later takes for flash attention
+(flash.py): vision towers call once for all their windows, and generate_batch() runs.
+
+Raises ImportError with a Transformers older than 4.57.
 """
+
+import transformers
+from packaging.version import Version
+
+if Version(transformers.__version__).release < (4, 57):
+    raise ImportError(
+        f"fa3.hf: expected Transformers 4.57 or later, got {transformers.__version__}; "
+        "run: pip install 'transformers>=4.57'"
+    )
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from fa3.hf import flash
 from fa3.hf.attention import attention_forward
 from fa3.hf.mask import attention_mask
 
 NAME = "fa3"
+VERSION = Version(transformers.__version__).release
 
-AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, attention_mask)
+
+def register(name):
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+register(NAME)
+if VERSION >= (5, 5):
+    register(flash.NAME)
+    flash.provide_functions()

@@ -7,6 +7,7 @@ Padding is taken out before the call of fa3.attention, packed sequences stay pac
 import torch
 
 from fa3.errors import Unsupported
+from fa3.hf import paged
 from fa3.hf.mask import Mask, Pattern
 from fa3.torch import attention
 
@@ -40,6 +41,7 @@ def attention_forward(
     max_length_q=None,
     max_length_k=None,
     deterministic=None,
+    cache=None,
     **others,
 ):
     """softmax(scaling * query key^T) value under the mask.
@@ -52,6 +54,7 @@ def attention_forward(
         position_ids: (1, queries), starting anew where a packed sequence starts.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: packed sequences, already
             described.
+        cache: the paged cache of continuous batching (paged.py), with its arguments in others.
         others: None, or a name in HARMLESS.
 
     Returns:
@@ -61,8 +64,14 @@ def attention_forward(
         fa3.Unsupported: dropout, a mask that a model made itself, or any other argument that fa3
             has nothing to do with; by its name.
     """
-    refuse_unknown(others)
+    is_paged = hasattr(cache, "cache_allocators")
+    refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})
     refuse_dropout(dropout, module)
+    if is_paged:
+        described = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, **others}
+        key, value = paged.update(cache, module.layer_idx, key, value, described)
+        cu_seq_lens_k, max_length_k = described["cu_seq_lens_k"], described["max_length_k"]
+        attention_mask = None  # a mask would know the new tokens alone
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if attention_mask is None:
         pattern = pattern_of_layer(module, is_causal, sliding_window, q, k)
@@ -70,7 +79,7 @@ def attention_forward(
     else:
         pattern = pattern_of_mask(attention_mask, q, k)
         padding = attention_mask.as_subclass(torch.Tensor) if attention_mask.is_padded else None
-    k, v = k[:, : pattern.keys], v[:, : pattern.keys]
+    k, v = (tensor[:, pattern.unseen : pattern.keys] for tensor in (k, v))
     options = {
         "causal": pattern.causal,
         "window": pattern.window,
@@ -80,6 +89,8 @@ def attention_forward(
         "sink": None if s_aux is None else s_aux.float(),
         "deterministic": bool(deterministic),
     }
+    if is_paged and "k_cache" in described:
+        return paged.attend(q, k, v, described, options), None
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         if padding is not None:
             raise Unsupported("cu_seq_lens_q: expected None beside padding in attention_mask")
@@ -131,7 +142,8 @@ def pattern_of_layer(module, is_causal, sliding_window, q, k):
             'whether it is causal; attn_implementation="eager" runs it'
         )
     side = -1 if sliding_window is None else sliding_window - 1
-    return Pattern(q.shape[1], k.shape[1], k.shape[1], bool(causal), (side, side))
+    rows, keys = q.shape[1], k.shape[1]
+    return Pattern(rows, keys, keys, causal=bool(causal), window=(side, side))
 
 
 def pattern_of_mask(mask, q, k):
