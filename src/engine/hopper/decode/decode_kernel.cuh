@@ -20,8 +20,17 @@ using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 
 namespace fa3::hopper {
 
+// What a decode kernel is composed of: the items that a cluster attends to, and who combines them.
+template <ForwardConfig C, bool SingleSequence = C.is_single_sequence()>
+struct DecodeParts {
+  using Items = RangeTiles<C>;
+  using Combine = RangeCombine<C>;
+};
 template <ForwardConfig C>
-using DecodeCombine = std::conditional_t<C.is_single_sequence(), RowCombine<C>, RangeCombine<C>>;
+struct DecodeParts<C, true> {
+  using Items = SingleTile<C>;
+  using Combine = RowCombine<C>;
+};
 
 // A warp's partial rows, for the reduction: in its stages, which it has read; or in memory of their
 // own, if the stages hold the next item's keys by then.
@@ -45,7 +54,7 @@ struct DecodeSmem {
   typename TmaKvLoader<C>::Barriers barriers[Stages::kWarps];
   WarpPartials<C> parts;
   ClusterReduceSmem<C> reduce;
-  DecodeCombine<C>::Smem combine;
+  typename DecodeParts<C>::Combine::Smem combine;
 
   __device__ __forceinline__ float* part(int warp) { return parts.of(warp, stages[warp]); }
 };
@@ -66,7 +75,7 @@ class DecodeCta {
         loader_(loader),
         reduce_(smem.reduce, warp, params.partials.rows, share),
         combine_(params, smem.combine, warp, share),
-        splits_(params) {}
+        items_(params) {}
 
   __device__ __forceinline__ void run() {
     if constexpr (C.is_single_sequence()) {
@@ -77,18 +86,16 @@ class DecodeCta {
   }
 
  private:
-  using Pieces = std::conditional_t<C.is_single_sequence(), SingleTile<C>, RangeTiles<C>>;
-
   __device__ __forceinline__ void run_single() {
     Rows rows;
-    DecodeTile item = splits_.first();
+    DecodeTile item = items_.first();
     ptx::griddepcontrol_wait();  // the kernel before may still be running
     if constexpr (decode_shape(C).overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
     start(item, rows);
     attend(item, rows);
     finish(item, true);
     if constexpr (!decode_shape(C).overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
-    if (item.partial != TileSplit::kNotSplit) combine_.end(splits_.tile(item));
+    if (item.partial != TileSplit::kNotSplit) combine_.end(items_.tile(item));
   }
 
   __device__ __forceinline__ void run_all() {
@@ -97,7 +104,7 @@ class DecodeCta {
     ptx::griddepcontrol_wait();
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
-      const bool exists = splits_.next(item);
+      const bool exists = items_.next(item);
       // Its keys are on their way while the last item's rows are reduced.
       if (exists) start(item, rows);
       if (!is_first) finish(last, !exists);
@@ -113,8 +120,8 @@ class DecodeCta {
   // Its queries and first keys are asked for.
   __device__ __forceinline__ void start(DecodeTile& item, Rows& rows) {
     loader_.look_up(item.keys);
-    splits_.look_up();
-    splits_.settle(item);
+    items_.look_up();
+    items_.settle(item);
     steps_ = int(uniform(uint32_t(warp_keys_.stages_of(item.keys.end - item.keys.begin))));
     loader_.start(item.keys.end, steps_);
     const cuda::PackGqa pack = params_.output.pack;
@@ -124,7 +131,7 @@ class DecodeCta {
       return params_.q.at(item.queries.batch, pack.head(item.queries.pack, row), query);
     };
     rows.load_queries(row_at, params_.q.columns);
-    if (item.partial != TileSplit::kNotSplit) combine_.begin(splits_.tile(item));
+    if (item.partial != TileSplit::kNotSplit) combine_.begin(items_.tile(item));
   }
 
   __device__ __forceinline__ void attend(const DecodeTile& item, Rows& rows) {
@@ -154,7 +161,7 @@ class DecodeCta {
     }
     reduce_.put(rows, smem_.part(warp_));
     if constexpr (C.is_single_sequence()) {
-      if (is_split) combine_.prepare(splits_.tile(item));
+      if (is_split) combine_.prepare(items_.tile(item));
     }
   }
 
@@ -200,8 +207,8 @@ class DecodeCta {
   const typename Stages::Keys warp_keys_;
   KvLoader loader_;
   ClusterReduce<C> reduce_;
-  DecodeCombine<C> combine_;
-  Pieces splits_;
+  typename DecodeParts<C>::Combine combine_;
+  typename DecodeParts<C>::Items items_;
   int steps_ = 0;  // of the warp, in the current item
 };
 
