@@ -15,7 +15,7 @@
 #include "engine/hopper/scheduler/fast_divisor.h"
 #include "engine/hopper/scheduler/row_blocks.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
-#include "engine/hopper/scheduler/split_kv.h"
+#include "engine/hopper/scheduler/split_iterator.h"
 #include "engine/hopper/scheduler/tile_order.h"
 
 namespace fa3::hopper {
