@@ -26,8 +26,11 @@ class Merge(torch.autograd.Function):
     def backward(ctx, do, dlse):
         o_partial, lse_partial, out, lse = ctx.saved_tensors
         weight = (lse_partial - lse).exp()
-        weight = weight.masked_fill(lse == -torch.inf, 0.0)  # no partial saw a key
-        gain = ((o_partial - out) * do).sum(-1).transpose(-1, -2)
+        infinite = lse_partial == torch.inf  # these share the row
+        weight = torch.where(lse == torch.inf, infinite / infinite.sum(0), weight)
+        counts = (weight != 0) & (lse != -torch.inf)  # else its out may be anything
+        weight = weight.masked_fill(~counts, 0.0)
+        gain = ((o_partial - out) * do).sum(-1).transpose(-1, -2).masked_fill(~counts, 0.0)
         return weight.transpose(-1, -2)[..., None] * do, weight * (dlse + gain), None
 
 
