@@ -325,6 +325,7 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
   }
   if (present(params.dsink)) {
     FA3_TRY(check_head_vector({"dsink", params.dsink}, params.q, purpose));
+    problem->has_dsink = true;
   }
   if (present(params.d_lse)) {
     FA3_TRY(check_row_scalars({"d_lse", params.d_lse}, params.q, packed_q, purpose));

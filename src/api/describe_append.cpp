@@ -112,6 +112,15 @@ Status describe_queries(const fa3_append_params& p, AppendProblem* problem) {
   return {};
 }
 
+// A position beyond the tables is their nearest, so there is one. In device memory nobody looks at
+// the positions themselves.
+Status check_positions(const AppendProblem& problem) {
+  const int64_t queries = problem.rotates_queries ? problem.lengths_q.total : 0;
+  const bool rotates = problem.rotary.pairs > 0 && problem.lengths_new.total + queries > 0;
+  if (!rotates || problem.rotary.positions > 0) return {};
+  return invalid("rotary_cos: expected a row for each position, got none");
+}
+
 // What is appended fits behind what is in use, and every position has a row in the tables.
 Status check_room(const AppendProblem& problem) {
   const int64_t room = problem.room, positions = problem.rotary.positions;
@@ -129,6 +138,7 @@ Status check_room(const AppendProblem& problem) {
                                                              : problem.lengths_q.rows_of(b).used;
     const int64_t first = problem.first_position[b];
     const int64_t rows = std::max(added, queries);
+    if (rows == 0) continue;
     if (first < 0 || first > positions - rows) {
       return invalid("rotary_cos: expected a row for each of the positions ", first, " to ",
                      first + rows - 1, " of sequence ", b, ", got ", positions, " rows");
@@ -191,6 +201,7 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   }
   FA3_TRY(describe_rotary(p, problem));
   FA3_TRY(describe_queries(p, problem));
+  FA3_TRY(check_positions(*problem));
   if (p.k_cache.device_type == FA3_CPU) {
     FA3_TRY(check_room(*problem));
     FA3_TRY(check_places(cache, problem->batch, problem->places, [&](int64_t b) {

@@ -39,6 +39,7 @@ Status describe_places(const CacheArguments& cache, const fa3_tensor& k, const f
   if (cache.indexed()) {
     FA3_TRY(check_length_array(cache.batch_index, batch, q, purpose));
     places->batch_index = static_cast<const int32_t*>(cache.batch_index.tensor.data);
+    places->indexed = true;
   }
   places->elsewhere = cache.has_entries_of_its_own() || present(cache.left_padding.tensor);
   return {};

@@ -17,8 +17,9 @@ struct KeyPlaces {
   int64_t page_size = 0;                 // rows; 0: no pages. Known also where arrays are null
   int64_t entries = 0;                   // of the page table, or of the cache if it has no pages
   int64_t pages = 0;                     // of the cache
-  // Whether any of this is in use, or left padding, even where a query leaves the arrays null.
-  bool elsewhere = false;
+  // A workspace query may leave the arrays null, so flags say it too:
+  bool indexed = false;    // batch_index is in use
+  bool elsewhere = false;  // any of this is, or left padding
 
   FA3_HD constexpr bool paged() const { return page_size > 0; }
   FA3_HD constexpr int64_t entry_of(int64_t b) const {

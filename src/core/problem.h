@@ -95,6 +95,7 @@ struct Problem {
 // Backward: the forward's problem (its o and lse are inputs now) and the gradients.
 struct BackwardProblem : Problem {
   Operand d_o, dq, dk, dv;
+  bool has_dsink = false;  // also known to questions, which bring no data
   float* dsink = nullptr;  // (heads_q), goes with sink
   bool has_d_lse = false;  // also known to questions, which bring no data
   RowScalars d_lse;        // the LSE's own gradient; data may be null: zero

@@ -58,7 +58,7 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
     const hopper::PackGqa pack = hopper::choose_pack(kernel.config, call);
     const hopper::Tiling tiling = form.finds_own_tiles()
                                       ? hopper::Tiling{pack, form.scheduler, form.split}
-                                      : hopper::whole_tiles(kernel.config, call, pack);
+                                      : hopper::whole_tiles(kernel.config, call, pack, num_sms());
     const hopper::ForwardPlan plan = hopper::plan_launch(kernel, call, tiling, num_sms());
     return hopper::launch_forward(
         plan, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);

@@ -16,6 +16,7 @@
 
 #include "core/block_range.h"
 #include "core/error.h"
+#include "engine/cpu/exp_difference.h"
 #include "engine/cpu/isa.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
@@ -176,7 +177,7 @@ void compute_dsink(const Run& run, int64_t head) {
     for (int64_t q_row = 0; q_row < rows.used; ++q_row) {
       const double lse = *problem.lse.at(b, head, rows.begin + q_row);
       if (lse == -kInfinity) continue;
-      sum -= std::exp(double{problem.sink[head]} - lse) * double{delta[q_row]};
+      sum -= exp_difference(double{problem.sink[head]}, lse) * double{delta[q_row]};
     }
   }
   problem.dsink[head] = static_cast<float>(sum);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Merges partial attention over disjoint key sets: lse = log sum_i exp(lse_i),
-// o = sum_i exp(lse_i - lse) o_i. Weights are computed relative to the largest lse_i.
+// o = sum_i exp(lse_i - lse) o_i. Weights are computed relative to the largest lse_i; partials of
+// an infinite one share the row.
 #include "engine/cpu/merge.h"
 
 #include <cmath>
 #include <limits>
 
+#include "engine/cpu/exp_difference.h"
 #include "engine/cpu/parallel.h"
 
 namespace fa3::cpu {
@@ -26,7 +28,7 @@ void merge_row(const MergeProblem& problem, int64_t b, int64_t head, int64_t row
   const float shift = max == -kInfinity ? 0.0f : max;
   float sum = 0;
   for (int64_t i = 0; i < problem.num_partials; ++i) {
-    sum += std::exp(lse_partial[i * problem.lse_partial_stride] - shift);
+    sum += exp_difference(lse_partial[i * problem.lse_partial_stride], shift);
   }
   const float lse = sum == 0 ? -kInfinity : shift + std::log(sum);
   const float inverse = sum == 0 ? 0.0f : 1 / sum;
@@ -34,7 +36,8 @@ void merge_row(const MergeProblem& problem, int64_t b, int64_t head, int64_t row
   for (int64_t c = 0; c < problem.head_dim_v; ++c) {
     float value = 0;
     for (int64_t i = 0; i < problem.num_partials; ++i) {
-      const float weight = std::exp(lse_partial[i * problem.lse_partial_stride] - shift) * inverse;
+      const float weight =
+          exp_difference(lse_partial[i * problem.lse_partial_stride], shift) * inverse;
       // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
       if (weight != 0) value += weight * o_partial[i * problem.o_partial_stride + c];
     }

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/cpu/exp_difference.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/thread_memory.h"
@@ -69,7 +70,7 @@ void softmax_row(const Problem& problem, int64_t b, int64_t head, int64_t q_row,
   }
   // All scores -inf: like a row that sees nothing. NaN scores are no maximum, and stay NaN below.
   const double shift = max == -kInfinity ? 0 : max;
-  double sum = std::exp(sink - shift);
+  double sum = exp_difference(sink, shift);
   for (int64_t key = row->keys.begin; key < row->keys.end; ++key) {
     row->p[key] = std::exp(row->p[key] - shift);
     sum += row->p[key];
@@ -177,7 +178,7 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
   store_row(scratch.dq, problem.head_dim, problem.dq.at<T>(b, q_at, head));
   return problem.sink == nullptr || row.lse == -kInfinity
              ? 0
-             : -std::exp(double{problem.sink[head]} - row.lse) * d;
+             : -exp_difference(double{problem.sink[head]}, row.lse) * d;
 }
 
 // Every gradient that the key/value head owns: its dK, dV, and the dQ and dsink of its group.

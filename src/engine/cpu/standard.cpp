@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/cpu/exp_difference.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/thread_memory.h"
@@ -149,7 +150,7 @@ void softmax_rows(const HeadTask& task, bool write_lse, float* row, T* p) {
     float max = sink;
     for (int64_t key = visible.begin; key < visible.end; ++key) max = std::max(max, row[key]);
     const float shift = max == -kInfinity ? 0.0f : max;
-    float sum = std::exp(sink - shift);
+    float sum = exp_difference(sink, shift);
     for (int64_t key = visible.begin; key < visible.end; ++key) {
       row[key] = std::exp(row[key] - shift);
       sum += row[key];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constants of softmax in log2 units.
+// Softmax in log2 units: constants, and what becomes of a scale.
 #pragma once
 
+#include <cfloat>
 #include <numbers>
 
 namespace fa3::cuda {
@@ -9,5 +10,12 @@ namespace fa3::cuda {
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLog2E = std::numbers::log2e_v<float>;
 inline constexpr float kLn2 = std::numbers::ln2_v<float>;
+
+// A softmax scale in log2 units. Those that no float holds count as the largest float: a factor of
+// infinity would make NaN of products that are zero.
+constexpr float log2_scale(float scale) {
+  const double in_log2_units = scale * std::numbers::log2e;
+  return in_log2_units < double{FLT_MAX} ? float(in_log2_units) : FLT_MAX;
+}
 
 }  // namespace fa3::cuda

@@ -55,7 +55,31 @@ std::string text_of(cudaError_t error) {
                 ", expected one for ", CUDART_VERSION / 1000, ".0 or later; update it");
 }
 
+// Null: there is none, or no driver yet.
+CUcontext current_context() {
+  static const auto get =
+      reinterpret_cast<decltype(&cuCtxGetCurrent)>(find_driver_function("cuCtxGetCurrent"));
+  CUcontext context = nullptr;
+  return get != nullptr && get(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
+bool make_current(CUcontext context) {
+  static const auto set =
+      reinterpret_cast<decltype(&cuCtxSetCurrent)>(find_driver_function("cuCtxSetCurrent"));
+  return set != nullptr && set(context) == CUDA_SUCCESS;
+}
+
 }  // namespace
+
+void* find_driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  constexpr unsigned kSinceVersion = 12000;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &function, kSinceVersion, cudaEnableDefault, &found);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
+}
 
 Availability probe(Capability needed) {
   int count = 0;
@@ -118,9 +142,9 @@ Status read_back(void* to, const void* from, int64_t bytes, int device, void* st
   return {StatusCode::device_error, concat("cuda:", device, ": ", text_of(error))};
 }
 
-DeviceScope::DeviceScope(int device) {
+DeviceScope::DeviceScope(int device) : callers_(current_context()) {
   error_ = cudaGetDevice(&previous_);
-  if (error_ != cudaSuccess) return;
+  if (error_ != cudaSuccess || (callers_ != nullptr && previous_ == device)) return;
   // Also where it is the device already: a thread's first call has no context yet, without which
   // the driver encodes no tensor map.
   error_ = cudaSetDevice(device);
@@ -128,7 +152,8 @@ DeviceScope::DeviceScope(int device) {
 }
 
 DeviceScope::~DeviceScope() {
-  if (switched_) cudaSetDevice(previous_);
+  if (!switched_) return;
+  if (callers_ == nullptr || !make_current(callers_)) cudaSetDevice(previous_);
 }
 
 }  // namespace fa3::cuda

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which GPUs there are, and making one current for the length of a scope. Loads no driver until
-// asked.
+// Which GPUs there are, making one current for the length of a scope, and the driver's functions.
+// Loads no driver until asked.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <fa3/status.h>
@@ -30,6 +31,10 @@ int first_device(Capability needed);
 // OK if this device has the capability.
 Status check_device(int device, Capability needed);
 
+// A function of the driver, found at run time, so that the library loads without one; null: there
+// is none.
+void* find_driver_function(const char* name);
+
 Status count_sms(int device, int* count);
 
 // How a call on the device ended, after `what` has queued its work. The last error is this
@@ -39,6 +44,9 @@ Status finish(cudaError_t error, const char* what);
 // Copies device memory to the host behind what the stream has queued, and waits for it.
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream);
 
+// Makes a device current for a call. A context of the device that the caller has made current (its
+// own, or a green one) stays, and the call works in it; else it is the device's primary context.
+// Behind the scope the caller's context is current again.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -49,6 +57,7 @@ class DeviceScope {
   cudaError_t error() const { return error_; }
 
  private:
+  CUcontext callers_ = nullptr;  // null: there was none
   int previous_ = 0;
   bool switched_ = false;
   cudaError_t error_ = cudaSuccess;

@@ -19,6 +19,11 @@ constexpr int kWarpsPerBlock = 8;
 constexpr int64_t kMostCtas = 1 << 20;  // beyond, warps take several rows
 constexpr float kInfinity = __builtin_inff();
 
+// exp(x - shift). Partials of an infinite lse share the row.
+__device__ float weight_of(float x, float shift) {
+  return x == shift ? 1.0f : expf(x - shift);
+}
+
 // Lanes share out the columns. Outputs may be one of the partials: a lane reads a column of all of
 // them before it writes it, and all lanes are done with the lse before lane 0 writes that.
 template <class Out>
@@ -37,7 +42,7 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
   const float shift = max == -kInfinity ? 0.0f : max;
   float sum = 0;
   for (int64_t i = 0; i < p.num_partials; ++i) {
-    sum += expf(lse_partial[i * p.lse_partial_stride] - shift);
+    sum += weight_of(lse_partial[i * p.lse_partial_stride], shift);
   }
   const float lse = sum == 0 ? -kInfinity : shift + logf(sum);
   const float inverse = sum == 0 ? 0.0f : 1 / sum;
@@ -46,7 +51,7 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
   for (int64_t c = lane; c < p.head_dim_v; c += kWarpSize) {
     float value = 0;
     for (int64_t i = 0; i < p.num_partials; ++i) {
-      const float weight = expf(lse_partial[i * p.lse_partial_stride] - shift) * inverse;
+      const float weight = weight_of(lse_partial[i * p.lse_partial_stride], shift) * inverse;
       // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
       if (weight != 0) value += weight * o_partial[i * p.o_partial_stride + c];
     }

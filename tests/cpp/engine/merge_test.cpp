@@ -249,5 +249,18 @@ TEST_P(Merge, of_large_lse_does_not_overflow) {
   }
 }
 
+// As an infinite sink gives it: such partials share the row.
+TEST_P(Merge, of_an_infinite_lse_leaves_nothing_to_others) {
+  const Case c = dense_case(1, 1, 0, 1, 1, 8, 8);
+  Partials partials(3, c);
+  for (int64_t i : {0, 1, 2}) {
+    partials.o.fill_row(i, 0, static_cast<float>(i));
+    partials.lse.fill_row(i, 0, i == 1 ? 3e38f : kInfinity);
+  }
+  const Merged got = merge(c, partials);
+  EXPECT_EQ(got.o.get(0, 0, 0, 0), 1);  // the mean of 0 and 2
+  EXPECT_EQ(got.lse.get(0, 0, 0, 0), kInfinity);
+}
+
 }  // namespace
 }  // namespace fa3::test

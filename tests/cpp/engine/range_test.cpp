@@ -17,6 +17,7 @@ class Range : public EngineTest {};
 FA3_FOR_EVERY_ENGINE(Range);
 
 constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Every row of the case has the value `want` in every column.
 void expect_everywhere(const Case& c, const ForwardRun& run, double want, double allowed) {
@@ -105,6 +106,18 @@ TEST_P(Range, gradients_of_large_values_are_finite) {
   }
 }
 
+// Finite; and where the sink takes the whole row, the LSE is the sink: its gradient is the LSE's.
+void expect_gradients_of_a_sink(const Case& c, const Inputs& inputs, float sink,
+                                const BackwardRun& run) {
+  for (const Tensor* each : {&run.dq, &run.dk, &run.dv, &run.dsink}) {
+    for (double number : each->values().numbers) ASSERT_TRUE(std::isfinite(number)) << c;
+  }
+  if (sink < 0) return;
+  double want = 0;
+  for (int64_t row = 0; row < c.q.rows; ++row) want += double{inputs.d_lse.get(0, row, 1, 0)};
+  EXPECT_NEAR(run.dsink.get(0, 0, 1, 0), want, 1e-5 * static_cast<double>(c.q.rows)) << c;
+}
+
 // Whether the dot products of bfloat16 that this engine uses take subnormal numbers for zero.
 bool flushes_bfloat16(const EngineUnderTest& engine) {
   fa3_engine_info info;
@@ -151,6 +164,29 @@ TEST_P(Range, the_largest_scale) {
   }
 }
 
+// Whatever the element type: products of zero are scores of zero.
+TEST_P(Range, the_largest_scale_of_zeros_is_zero) {
+  for (int64_t seqlen_q : {1, 100}) {
+    for (int num_splits : {0, 3}) {
+      Case shape = dense_case(1, seqlen_q, 700, 2, 1, 64, 64);
+      shape.scale = kLargest;
+      shape.num_splits = num_splits;
+      for (const Case& c : in_each_dtype(shape)) {
+        Inputs inputs = make_inputs(c);
+        fill(&inputs.q, 0);
+        fill(&inputs.v, 2);
+        const Runs run = both(c, inputs);
+        expect_everywhere(c, run.forward, 2, roundoff(c.dtype));
+        EXPECT_NEAR(run.forward.lse.get(0, 0, 0, 0), std::log(700.0), 1e-5) << c;
+        if (!run.backward) continue;
+        for (double number : run.backward->dq.values().numbers) {
+          ASSERT_FALSE(std::isnan(number)) << c;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Range, the_largest_and_the_smallest_softcap) {
   for (int64_t seqlen_q : {1, 100}) {
     for (float softcap : {3e38f, 1e30f, 1e-42f}) {
@@ -164,24 +200,29 @@ TEST_P(Range, the_largest_and_the_smallest_softcap) {
   }
 }
 
+// A sink above all scores takes the whole row, also if it is infinite, and whether the keys are
+// split or not.
 TEST_P(Range, the_largest_and_the_smallest_sink) {
   for (int64_t seqlen_q : {1, 100}) {
-    for (float sink : {3e38f, kLargest, -3e38f, -kLargest}) {
-      Case c = dense_case(1, seqlen_q, 300, 2, 1, 64, 64);
-      c.sink = true;
-      if (!does_backward(c)) continue;
-      Inputs inputs = make_inputs(c);
-      for (int64_t head = 0; head < 2; ++head) inputs.sink.set(0, 0, 0, head, sink);
-      const ForwardRun run = forward(c, inputs);
-      if (sink > 0) {
-        expect_everywhere(c, run, 0, 0);
-        EXPECT_EQ(run.lse.get(0, 0, 0, 0), sink);
-      } else {
-        EXPECT_TRUE(forward_agrees({engine(), c}, inputs));
-      }
-      const BackwardRun gradient = backward(c, inputs, run);
-      for (const Tensor* each : {&gradient.dq, &gradient.dk, &gradient.dv, &gradient.dsink}) {
-        for (double number : each->values().numbers) ASSERT_TRUE(std::isfinite(number)) << c;
+    for (float sink : {kInfinity, 3e38f, kLargest, -3e38f, -kLargest}) {
+      for (int num_splits : {0, 3}) {
+        Case shape = dense_case(1, seqlen_q, 700, 2, 1, 64, 64);
+        shape.sink = shape.d_lse = true;
+        shape.num_splits = num_splits;
+        for (const Case& c : in_each_dtype(shape)) {
+          Inputs inputs = make_inputs(c);
+          for (int64_t head = 0; head < 2; ++head) inputs.sink.set(0, 0, 0, head, sink);
+          const Runs run = both(c, inputs);
+          if (sink > 0) {
+            expect_everywhere(c, run.forward, 0, 0);
+            for (int64_t row = 0; row < seqlen_q; ++row) {
+              EXPECT_EQ(run.forward.lse.get(0, row, 1, 0), sink) << c;
+            }
+          } else {
+            EXPECT_TRUE(forward_agrees({engine(), c}, inputs));
+          }
+          if (run.backward) expect_gradients_of_a_sink(c, inputs, sink, *run.backward);
+        }
       }
     }
   }
@@ -190,7 +231,7 @@ TEST_P(Range, the_largest_and_the_smallest_sink) {
 // The sink is all that such a row has: O = 0, LSE = sink.
 TEST_P(Range, a_row_without_keys_has_its_sink_as_lse) {
   for (int64_t seqlen_q : {1, 100}) {
-    for (float sink : {3e38f, 1.5f, -3e38f, -kLargest}) {
+    for (float sink : {kInfinity, 3e38f, 1.5f, -3e38f, -kLargest}) {
       Case c = dense_case(1, seqlen_q, 0, 1, 1, 64, 64);
       c.sink = true;
       if (!does(c)) continue;

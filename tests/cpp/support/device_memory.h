@@ -9,13 +9,14 @@
 
 namespace fa3::test {
 
-// An allocation has no memory before its first byte: a kernel that reads there faults.
+// An allocation has no memory before its first byte, nor behind the last of its mapped() ones: a
+// kernel that reads there faults.
 class DeviceMemory {
  public:
   static constexpr int kDevice = 0;
 
   DeviceMemory() = default;
-  explicit DeviceMemory(size_t bytes);  // every byte 0xff: NaN in every float type
+  explicit DeviceMemory(size_t bytes);  // every mapped byte 0xff: NaN in every float type
   DeviceMemory(DeviceMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), mapped_(other.mapped_) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
@@ -26,6 +27,7 @@ class DeviceMemory {
   ~DeviceMemory();
 
   std::byte* data() const { return data_; }
+  size_t mapped() const { return mapped_; }
   void write(size_t at, const void* host, size_t bytes);
   // Waits for the work that was queued before, and learns of its errors.
   void read(size_t at, void* host, size_t bytes) const;

@@ -65,7 +65,7 @@ DeviceMemory::DeviceMemory(size_t bytes) {
   const CUmemAccessDesc access{kind.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   check(FA3_DRIVER(cuMemSetAccess)(begin, mapped_, &access, 1), "mapping memory failed");
   data_ = reinterpret_cast<std::byte*>(begin);
-  check(cudaMemset(data_, 0xff, bytes), "filling memory failed");
+  check(cudaMemset(data_, 0xff, mapped_), "filling memory failed");
 }
 
 DeviceMemory::~DeviceMemory() {

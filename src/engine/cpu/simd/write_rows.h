@@ -39,7 +39,8 @@ FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink) {
     total.divisor += weight * *part_of(job.parts.divisor + r, job, i);
   }
   if (sink_log2 != -kInfinity) {
-    const float weight = __builtin_exp2f(static_cast<float>(sink_log2 - total.max));
+    const bool rules = sink_log2 == total.max;  // also if it is infinite
+    const float weight = rules ? 1.0f : __builtin_exp2f(static_cast<float>(sink_log2 - total.max));
     total.sum += weight;
     total.divisor += weight;
   }

@@ -134,21 +134,26 @@ __device__ __forceinline__ void store_combined(const ForwardOutput& to, const Ro
   }
 }
 
-// By one lane.
+// By one lane. A sink may be finite and infinite in log2 units.
 __device__ __forceinline__ void store_combined_lse(const RowFloats& lse, const RowPlace& place,
-                                                   const CombinedSum& total) {
+                                                   const CombinedSum& total, float sink) {
   if (lse.data == nullptr) return;
+  const bool sink_rules = sink * kLog2E == kInfinity;
   lse.data[lse.strides.offset(place.batch, place.head, place.row)] =
-      total.sum == 0 ? -kInfinity : (total.ref + log2f(total.sum)) * kLn2;
+      total.sum == 0 ? -kInfinity
+      : sink_rules   ? sink + log2f(total.sum) * kLn2
+                     : (total.ref + log2f(total.sum)) * kLn2;
 }
 
-// A sink is one more split, without a value.
-__device__ __forceinline__ void add_sink(CombinedSum& total, const ForwardOutput& to,
-                                         const CombineTile& combine, int head, int query) {
-  if (to.sink == nullptr || query >= combine.queries.used) return;
-  const float sink = to.sink[head] * kLog2E;
-  total.raise(sink);
-  total.add(sink, {});
+// A sink is one more split, without a value. One that is infinite in log2 units is all there is.
+__device__ __forceinline__ void add_sink(CombinedSum& total, float sink) {
+  const float to = sink * kLog2E;
+  total.raise(to);
+  if (to == kInfinity) {
+    total.sum += 1;
+  } else {
+    total.add(to, {});
+  }
 }
 
 // Stores a lane's columns of a row. AnyRows: O may be float32, or its rows end anywhere.
@@ -158,10 +163,12 @@ __device__ __forceinline__ void finish_row(CombinedSum& total, const ForwardOutp
   const int packed_row = combine.first_row + row, query = to.pack.query(packed_row);
   if (query >= combine.queries.count) return;
   const int head = to.pack.head(combine.queries.pack, packed_row);
-  add_sink(total, to, combine, head, query);
+  const bool has_sink = to.sink != nullptr && query < combine.queries.used;
+  const float sink = has_sink ? to.sink[head] : -kInfinity;
+  if (has_sink) add_sink(total, sink);
   const RowPlace place{combine.queries.batch, head, combine.queries.begin + query};
   if (column < to.o.columns) store_combined<E, AnyRows>(to, place, column, total);
-  if (column == 0) store_combined_lse(to.lse, place, total);
+  if (column == 0) store_combined_lse(to.lse, place, total, sink);
 }
 
 }  // namespace fa3::hopper

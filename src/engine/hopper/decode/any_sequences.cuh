@@ -13,7 +13,7 @@ class AnySequences {
   __device__ __forceinline__ explicit AnySequences(const SplitKvSchedule& schedule)
       : schedule_(schedule) {}
 
-  __device__ __forceinline__ int count_kv_blocks() {
+  __device__ __forceinline__ int count_blocks() {
     int all = 0;
 #pragma unroll 1
     for (int window = 0; window < schedule_.sequences.batch; window += ptx::kLanes) {
@@ -23,7 +23,7 @@ class AnySequences {
     return all;
   }
 
-  __device__ __forceinline__ KvBlockPlace place_of(int kv_block) {
+  __device__ __forceinline__ BlockPlace place_of(int kv_block) {
     const bool is_before = kv_block < __shfl_sync(0xffffffff, first_, 0);
     int window = is_before ? 0 : window_, before = 0;
 #pragma unroll 1
@@ -49,7 +49,7 @@ class AnySequences {
     if (window + ptx::lane() < schedule_.sequences.batch) {
       const SequenceTiles s = schedule_.sequence(window + ptx::lane());
       keys_ = s.keys.count;
-      kv_blocks = schedule_.kv_blocks_of(s);
+      kv_blocks = schedule_.length_of(s);
     }
     past_ = before + sum_until(kv_blocks);
     first_ = past_ - kv_blocks;

@@ -169,10 +169,11 @@ class DecodeCta {
                                             const DecodeTile& item) const {
     return of.data && item.num_keys > 0 ? *of.at(item.queries.batch, item.keys.kv_head, 0) : 1.0f;
   }
-  // Not zero: masked scores are -inf.
+  // Neither zero nor infinite: masked scores are -inf, and products may be zero.
   __device__ __forceinline__ float key_scale(const DecodeTile& item) const {
     if constexpr (!C.dequantizes()) return params_.scale_log2;
-    return fmaxf(scale_of(params_.cache_scales.key, item) * params_.scale_log2, 0x1p-126f);
+    const float scale = scale_of(params_.cache_scales.key, item) * params_.scale_log2;
+    return fminf(fmaxf(scale, 0x1p-126f), 0x1.fffffep127f);
   }
 
   // Stores the reduced rows of all warps: a tile, or a split of one.

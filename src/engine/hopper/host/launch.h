@@ -76,7 +76,8 @@ inline cudaError_t launch(const void* function, dim3 grid, int threads, int smem
     error = allow_smem_and_clusters(function, smem_bytes, again);
     if (error != cudaSuccess) return error;
     error = cudaLaunchKernelExC(&config, function, arguments);
-    if (error != cudaErrorInvalidValue) break;  // that of more shared memory than allowed
+    // Those of more shared memory or larger clusters than allowed, in this context at least.
+    if (error != cudaErrorInvalidValue && error != cudaErrorInvalidClusterSize) break;
     cudaGetLastError();
   }
   return error;

@@ -2,9 +2,9 @@
 // Tensor maps through cuTensorMapEncodeTiled, looked up once. See tensor_map.h.
 #include "engine/hopper/host/tensor_map.h"
 
-#include <cuda_runtime_api.h>
-
 #include <array>
+
+#include "engine/cuda/device.h"
 
 namespace fa3::hopper {
 namespace {
@@ -15,16 +15,6 @@ constexpr auto kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr int64_t kStrideAlignment = 16;          // bytes
 constexpr int64_t kMaxStride = int64_t{1} << 40;  // bytes, exclusive
 constexpr int64_t kMaxExtent = int64_t{1} << 31;  // coordinates are 32-bit signed
-
-decltype(&cuTensorMapEncodeTiled) find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  constexpr unsigned kSinceVersion = 12000;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(
-      "cuTensorMapEncodeTiled", &function, kSinceVersion, cudaEnableDefault, &found);
-  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-}
 
 // The stride of an extent of one is never used; give the encoder one it accepts.
 uint64_t stride_bytes(int64_t extent, int64_t stride, int element_bytes) {
@@ -42,7 +32,8 @@ using Box = std::array<cuuint32_t, kDims>;
 
 bool encode(CUtensorMap& map, void* data, const Extents& extents, const Strides& strides,
             const Box& box, Element element, tile::TileLayout layout) {
-  static const auto encoder = find_encoder();
+  static const auto encoder = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
+      cuda::find_driver_function("cuTensorMapEncodeTiled"));
   if (encoder == nullptr) return false;
   constexpr cuuint32_t kElementStrides[kDims] = {1, 1, 1, 1, 1};
   const auto type = element == Element::kE4m3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8

@@ -3,8 +3,7 @@
 // in backward_kernel.cuh.
 #include "engine/hopper/launch/launch_backward.h"
 
-#include <numbers>
-
+#include "engine/cuda/constants.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/backward/sink_gradient.h"
 #include "engine/hopper/host/launch.h"
@@ -103,7 +102,7 @@ bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) 
   p.extents = {a.seqlen_q, a.seqlen_k, a.is_causal()};
   p.heads_per_kv_head = int(a.heads_per_kv_head());
   p.scale = a.gradient_scale;
-  p.scale_log2 = float(a.scale * std::numbers::log2e);
+  p.scale_log2 = cuda::log2_scale(a.scale);
   p.columns = int(a.q.columns);
   p.columns_v = int(a.v.columns);
   p.q_is_packed = a.lengths_q.in_one_tensor;
@@ -157,9 +156,17 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, cudaStream_t
     error = list_tiles(a, arrays.q_tiles, a.q, a.lengths_q, a.lengths_k, c.block_m, 0,
                        plan.q_blocks.in_all, stream);
   }
-  if (arrays.sink_sums && error == cudaSuccess) {  // preprocess does not come to all of them
+  // Preprocess does not come to all query blocks of packed sequences: some are nobody's, and where
+  // sequences overlap its list ends before the last. The main kernel would wait for ever for a
+  // counter that was never cleared.
+  const auto clear = [&](void* numbers) {
+    static_assert(sizeof(float) == sizeof(int));
     const int64_t blocks = plan.q_blocks.of_entry * a.q.heads * a.q.batches;
-    error = cudaMemsetAsync(arrays.sink_sums, 0, size_t(blocks) * sizeof(float), stream);
+    return cudaMemsetAsync(numbers, 0, size_t(blocks) * sizeof(float), stream);
+  };
+  if (arrays.sink_sums && error == cudaSuccess) error = clear(arrays.sink_sums);
+  if (arrays.scratch.dq_semaphore && a.lengths_q.in_one_tensor && error == cudaSuccess) {
+    error = clear(arrays.scratch.dq_semaphore);
   }
   if (arrays.dkv_accum.dk && error == cudaSuccess) {
     const size_t bytes = size_t(plan.workspace.dkv_accum_bytes);

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <random>
 
+#include "engine/cuda/constants.h"
 #include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/host/launch.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
@@ -82,7 +83,7 @@ void encode_scores(ForwardParams& params, const ForwardPlan& plan) {
   constexpr double kLog2E = std::numbers::log2e;
   const ForwardCall& call = plan.call;
   params.mask = call.mask;
-  params.scale_log2 = float(call.scale * kLog2E);
+  params.scale_log2 = cuda::log2_scale(call.scale);
   // Scores of e4m3 are in log2 units by then.
   const double cap_scale = plan.kernel.config.e4m3 ? 1 / kLog2E : call.scale;
   if (call.softcap != 0) params.soft_cap = SoftCap::of(cap_scale, call.softcap);
@@ -182,8 +183,11 @@ cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_
       span.data = static_cast<std::byte*>(span.data) + first * span.element_bytes;
     };
     move_to(operands.o);
-    if (call.has_keys) move_to(operands.v);
-    operands.v.columns = operands.o.columns = std::min(call.head_dim_v - first, kMaxColumnsV);
+    operands.o.columns = std::min(call.head_dim_v - first, kMaxColumnsV);
+    if (call.has_keys) {
+      move_to(operands.v);
+      operands.v.columns = operands.o.columns;
+    }
     error = launch_forward(plan, operands, workspace, stream);
   }
   return error;

@@ -34,8 +34,6 @@ constexpr double kBusyRanges = 0.96;
 // Where ranges have at most this many KV blocks, one for each SM is enough.
 constexpr int64_t kShortRange = 32;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
-// Tiles up to here have an SM each on every Hopper GPU with at least this many SMs (H100 PCIe).
-constexpr int64_t kFewestSms = 114;
 
 // As many heads as save tiles. The others are packs of their own, whose ranges lie side by side:
 // they read the same keys at the same time, as tiles in a row would not.
@@ -152,7 +150,7 @@ Tiling choose_fixed_split(const ForwardConfig& c, const ForwardCall& call, PackG
                           int64_t num_splits) {
   const int64_t tiles = num_tiles(c, call, pack), blocks = ceil_div(call.seqlen_k, c.block_n);
   num_splits = std::min(num_splits, blocks);
-  const bool is_countable = capped_product(tiles, blocks) <= INT32_MAX / 2;
+  const bool is_countable = capped_product(tiles, blocks) < SplitKvSchedule::kMostConcatenated;
   if (num_splits <= 1 || !is_countable) return {};
   return {pack, Scheduler::kFixedSplit, {.num_splits = int(num_splits)}};
 }
@@ -161,9 +159,10 @@ Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGq
                          int num_sms) {
   const SplitCase s = split_case(c, call, pack, num_sms);
   const int64_t blocks = ceil_div(s.visible_keys, c.block_n);
-  if (capped_product(num_tiles(c, call, pack), blocks) > INT32_MAX / 2) return {};
+  const int64_t most = capped_product(num_tiles(c, call, pack), blocks);
+  if (most >= SplitKvSchedule::kMostConcatenated) return {};
   // Where queries see half of the keys or less, ranges would be unequal.
-  const bool alike = call.mask.hides_nothing() || call.seqlen_k >= 2 * call.seqlen_q;
+  const bool alike = call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
   if (!alike || s.tiles == 0 || !(split_pays(s) || split_evens_out(s))) return {};
   const int log2 = choose_groups_log2(s);
   const int64_t tiles_of_group = s.tiles >> log2;
@@ -178,10 +177,11 @@ Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGq
 
 // Tiles that differ in length are drawn from a counter when a CTA is free; others, and those that
 // all have an SM at once, need no counter to be cleared.
-Scheduler choose_scheduler(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
+Scheduler choose_scheduler(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,
+                           int num_sms) {
   if (call.varlen) return Scheduler::kVarlenMetadata;
   const bool tiles_differ = !call.mask.hides_nothing() || pack.rows(call.q.rows) % c.block_m != 0;
-  const bool one_wave = num_tiles(c, call, pack) <= kFewestSms * c.ctas_per_sm;
+  const bool one_wave = num_tiles(c, call, pack) <= int64_t{num_sms} * c.ctas_per_sm;
   return tiles_differ && !one_wave ? Scheduler::kDynamicPersistent : Scheduler::kStaticPersistent;
 }
 
@@ -202,8 +202,8 @@ PackGqa choose_pack(const ForwardConfig& c, const ForwardCall& call) {
   return cut_by_mask || saves_tiles ? most : PackGqa{};
 }
 
-Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack) {
-  return {pack, choose_scheduler(c, call, pack), {}};
+Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+  return {pack, choose_scheduler(c, call, pack, num_sms), {}};
 }
 
 Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
@@ -215,7 +215,7 @@ Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_spl
 
 Tiling choose_tiling(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
   const Tiling split = choose_split(c, call, num_splits, num_sms);
-  return split.is_split() ? split : whole_tiles(c, call, choose_pack(c, call));
+  return split.is_split() ? split : whole_tiles(c, call, choose_pack(c, call), num_sms);
 }
 
 bool fits_one_wave(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {

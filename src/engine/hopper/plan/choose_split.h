@@ -13,8 +13,8 @@ PackGqa most_packed(int64_t heads_per_kv_head, bool split = false);
 // Which query heads of a group share a tile: they read the same keys.
 PackGqa choose_pack(const ForwardConfig& config, const ForwardCall& call);
 
-// Tiles that stay whole, with this pack and a scheduler for them.
-Tiling whole_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack);
+// Tiles that stay whole, with this pack and a scheduler for them on this many SMs.
+Tiling whole_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack, int num_sms);
 
 // Tiles that are split for this many SMs, where that pays or is asked for (num_splits as in fa3.h);
 // else is_split() is false. They hold as many heads as they can.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/ceil_div.h"
+#include "core/workspace.h"
 
 namespace fa3::hopper {
 namespace {
@@ -53,7 +54,16 @@ int64_t num_split_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa
   return call.sequences * most_m_blocks(c, call, pack) * num_packs(call, pack);
 }
 
+int64_t num_numbered_tiles(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  const bool is_packed = call.lengths_q.in_one_tensor;
+  if (is_packed && tiling.is_split()) return num_tiles(c, call, tiling.pack);
+  const int64_t rows = is_packed ? tiling.pack.rows(call.q.rows) : 0;  // perhaps nobody's
+  return num_split_tiles(c, call, tiling.pack) +
+         ceil_div(rows, c.block_m) * num_packs(call, tiling.pack);
+}
+
 int64_t num_combines(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
+  if (tiling.scheduler != Scheduler::kStreamK) return num_numbered_tiles(c, call, tiling);
   return combine_by_tile(c, call, tiling) ? num_split_tiles(c, call, tiling.pack)
                                           : tiling.split.ctas;
 }
@@ -63,7 +73,7 @@ int64_t num_partials(const ForwardConfig& c, const ForwardCall& call, const Tili
   const SplitKv& split = tiling.split;
   return tiling.scheduler == Scheduler::kStreamK
              ? int64_t{2} * split.ctas
-             : num_split_tiles(c, call, tiling.pack) * split.num_splits;
+             : capped_product(num_numbered_tiles(c, call, tiling), split.num_splits);
 }
 
 int64_t most_splits(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {

@@ -20,6 +20,11 @@ int64_t most_m_blocks(const ForwardConfig& config, const ForwardCall& call, Pack
 // The tiles of sequences, which may be split.
 int64_t num_split_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack);
 
+// Tiles that CTAs find by number: fixed splits' and direct ones', those that do not exist too
+// (SplitKvSchedule::num_tiles()).
+int64_t num_numbered_tiles(const ForwardConfig& config, const ForwardCall& call,
+                           const Tiling& tiling);
+
 // What the combine looks at: tiles one by one, or stream-K ranges, which open a split tile each at
 // most.
 int64_t num_combines(const ForwardConfig& config, const ForwardCall& call, const Tiling& tiling);

@@ -23,9 +23,10 @@ Extents key_extents_of(const Problem& p) {
 }
 
 // No keys at all: one block of something readable stands in for them, and every score is masked.
+// Rows of q have no more columns than q.
 TensorSpan in_place_of(const TensorSpan& missing, const TensorSpan& q) {
   TensorSpan readable = q;
-  readable.columns = missing.columns;
+  readable.columns = std::min(missing.columns, q.columns);
   return readable;
 }
 

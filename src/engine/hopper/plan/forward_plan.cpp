@@ -74,9 +74,10 @@ dim3 grid_of(const ForwardPlan& plan, int num_sms) {
     return {unsigned(tiling.split.ctas) * cluster / tiles, tiles / packs, packs};
   }
   if (tiling.scheduler == Scheduler::kStreamK) return {unsigned(tiling.split.ctas) * cluster, 1, 1};
-  const int tasks = tiling.finds_own_tiles() ? plan.schedule.num_tiles() * tiling.split.num_splits
-                                             : plan.order.num_tiles();
-  return {unsigned(std::min(num_sms * c.ctas_per_sm, tasks)), 1, 1};
+  const int64_t tiles = tiling.finds_own_tiles() ? num_numbered_tiles(c, plan.call, tiling)
+                                                 : num_tiles(c, plan.call, tiling.pack);
+  const int64_t tasks = capped_product(tiles, tiling.split.num_splits);
+  return {unsigned(std::min(int64_t{num_sms} * c.ctas_per_sm, tasks)), 1, 1};
 }
 
 }  // namespace
@@ -91,7 +92,7 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.kv_loader = kv_loader_of(plan);
   plan.kv_box_rows = kv_box_rows(c, call);
   plan.combine = combine_of(c, tiling);
-  plan.q_is_clipped = c.general() && call.lengths_q.packed();
+  plan.q_is_clipped = c.general() && call.lengths_q.in_one_tensor;
   plan.pdl = c.can_split();
   plan.cluster = 1 << tiling.split.cluster_log2;
   plan.order = tile_order(c, call, tiling.pack, num_sms);

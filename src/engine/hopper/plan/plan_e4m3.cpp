@@ -118,7 +118,7 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
                           const ForwardCall& call, int num_sms) {
   const ForwardConfig& c = kernel.config;
   const PackGqa pack = choose_e4m3_pack(c, problem, call);
-  E4m3Plan plan{.forward = plan_launch(kernel, call, whole_tiles(c, call, pack), num_sms),
+  E4m3Plan plan{.forward = plan_launch(kernel, call, whole_tiles(c, call, pack, num_sms), num_sms),
                 .v = call.v,
                 .q_quantization = problem.q_quantization,
                 .k_quantization = problem.k_quantization,

@@ -37,7 +37,7 @@ int select_kernel_for_pages(ForwardShape shape, std::span<const KernelInstance> 
 
 // Batch-invariant: the head dims, the group, num_splits and the page size decide. Fixed splits take
 // the kernel for few queries, whole tiles the one for long sequences.
-KernelChoice choose_for_any_batch(const Problem& problem, const ForwardCall& call) {
+KernelChoice choose_for_any_batch(const Problem& problem, const ForwardCall& call, int num_sms) {
   const std::span<const KernelInstance> table = table_of(problem);
   ForwardShape shape = shape_of(problem);
   shape.split = problem.num_splits > 1;
@@ -45,7 +45,7 @@ KernelChoice choose_for_any_batch(const Problem& problem, const ForwardCall& cal
   shape.rows = shape.split ? 1 : INT64_MAX;
   const PackGqa pack = most_packed(problem.group(), shape.split);
   const int row = select_kernel_for_pages(shape, table, call);
-  if (!shape.split) return {row, whole_tiles(table[row].config, call, pack)};
+  if (!shape.split) return {row, whole_tiles(table[row].config, call, pack, num_sms)};
   return {row, {pack, Scheduler::kFixedSplit, {.num_splits = problem.num_splits}}};
 }
 
@@ -63,7 +63,7 @@ bool fills_better(const ForwardConfig& other, const ForwardConfig& c, const Forw
                   int num_sms) {
   constexpr double kLongerForItsSize = 1.1;  // tiles of 128 rows; those of 64 are for few queries
   const bool same_columns = other.head_dim == c.head_dim && other.head_dim_v == c.head_dim_v;
-  const bool alike = call.mask.hides_nothing() || call.seqlen_k >= 2 * call.seqlen_q;
+  const bool alike = call.mask.hides_nothing() || call.seqlen_k >= int64_t{2} * call.seqlen_q;
   return same_columns && alike && !call.lengths_q.varlen && other.consumers() > 1 &&
          double(most_rows(other, call, num_sms)) * kLongerForItsSize <
              double(most_rows(c, call, num_sms));
@@ -112,10 +112,10 @@ KernelChoice choose_for_size(const Problem& problem, const ForwardCall& call, in
   }
   if (other != kNoKernel && fills_better(table[other].config, c, call, num_sms)) {
     const ForwardConfig& smaller = table[other].config;
-    return {other, whole_tiles(smaller, call, choose_pack(smaller, call))};
+    return {other, whole_tiles(smaller, call, choose_pack(smaller, call), num_sms)};
   }
   if (!first.tiling.is_split()) return first;
-  return {first.row, whole_tiles(c, call, choose_pack(c, call))};
+  return {first.row, whole_tiles(c, call, choose_pack(c, call), num_sms)};
 }
 
 // Whether a kernel that always splits has what it needs: simple sequences, and K and V by the one
@@ -178,7 +178,7 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {
-  if (problem.batch_invariant) return choose_for_any_batch(problem, call);
+  if (problem.batch_invariant) return choose_for_any_batch(problem, call, num_sms);
   KernelChoice choice = choose_for_size(problem, call, num_sms);
   const ForwardConfig config = general(table_of(problem)[size_t(choice.row)].config);
   if (!choice.tiling.is_split() && fits_one_wave(config, call, choice.tiling.pack, num_sms)) {

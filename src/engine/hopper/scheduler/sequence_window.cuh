@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A window of 32 sequences: each lane of the scheduling warp has one sequence's lengths. So they
-// are read once, by all lanes together, and the sequence of a KV block is found by a vote. A small
-// call waits longest for its first split, so this takes few instructions. Next: tile_scheduler.cuh.
+// are read once, by all lanes together, and the sequence of a block of the concatenation
+// (split_kv.h) is found by a vote. A small call waits longest for its first split, so this takes
+// few instructions. Next: tile_scheduler.cuh.
 #pragma once
 
 #include "engine/hopper/ptx/lanes.cuh"
@@ -9,12 +10,12 @@
 
 namespace fa3::hopper {
 
-// The sum of the values of this lane and those before it.
+// The sum of the lengths of this lane and those before it.
 __device__ __forceinline__ int sum_until(int value) {
   const int lane = ptx::lane();
   for (int distance = 1; distance < ptx::kLanes; distance *= 2) {
     const int other = __shfl_up_sync(0xffffffff, value, distance);
-    if (lane >= distance) value += other;
+    if (lane >= distance) value = SplitKvSchedule::add(value, other);
   }
   return value;
 }
@@ -23,8 +24,8 @@ __device__ __forceinline__ int sum_until(int value) {
 struct SequenceEntry {
   int q_begin, q_count, q_used;
   KeyRows keys;
-  int first_kv_block;
-  int past_kv_block;
+  int first_block;
+  int past_block;
 };
 
 // The window in shared memory.
@@ -52,22 +53,22 @@ class FewSequences {
                                                    SequenceEntry* = nullptr)
       : schedule_(schedule) {}
 
-  // The KV blocks of all sequences.
-  __device__ __forceinline__ int count_kv_blocks() {
-    int kv_blocks = 0;
+  // The blocks of all sequences.
+  __device__ __forceinline__ int count_blocks() {
+    int blocks = 0;
     if (ptx::lane() < schedule_.sequences.batch) {
       const SequenceTiles s = schedule_.sequence(ptx::lane());
       keys_ = s.keys.count;
-      kv_blocks = schedule_.kv_blocks_of(s);
+      blocks = schedule_.length_of(s);
     }
-    past_ = sum_until(kv_blocks);
-    first_ = past_ - kv_blocks;
+    past_ = sum_until(blocks);
+    first_ = past_ - blocks;
     return __shfl_sync(0xffffffff, past_, ptx::kLanes - 1);
   }
 
-  __device__ __forceinline__ KvBlockPlace place_of(int kv_block) const {
-    const int owner = __ffs(int(__ballot_sync(0xffffffff, kv_block < past_))) - 1;
-    return {owner, kv_block - __shfl_sync(0xffffffff, first_, owner)};
+  __device__ __forceinline__ BlockPlace place_of(int block) const {
+    const int owner = __ffs(int(__ballot_sync(0xffffffff, block < past_))) - 1;
+    return {owner, block - __shfl_sync(0xffffffff, first_, owner)};
   }
 
   __device__ __forceinline__ SequenceTiles sequence(int number) const {
@@ -86,29 +87,28 @@ class SequenceWindow {
   __device__ __forceinline__ SequenceWindow(const SplitKvSchedule& schedule, SequenceEntry* entries)
       : schedule_(schedule), entries_(entries) {}
 
-  // The KV blocks of all sequences.
-  __device__ __forceinline__ int count_kv_blocks() {
+  // The blocks of all sequences; 0: lengths that no tensors have add up to too many.
+  __device__ __forceinline__ int count_blocks() {
     int all = 0;
 #pragma unroll 1
     for (int first = 0; first < schedule_.sequences.num_sequences(); first += ptx::kLanes) {
       all = look_from(first, all);
     }
-    return all;
+    return all < SplitKvSchedule::kMostConcatenated ? all : 0;
   }
 
-  __device__ __forceinline__ KvBlockPlace place_of(int kv_block) {
-    int first = kv_block < entries_[0].first_kv_block ? 0 : first_;
+  __device__ __forceinline__ BlockPlace place_of(int block) {
+    int first = block < entries_[0].first_block ? 0 : first_;
     int before = 0;
 #pragma unroll 1
     for (;; first += ptx::kLanes) {
       if (first != first_) look_from(first, before);
-      const unsigned reached =
-          __ballot_sync(0xffffffff, kv_block < entries_[ptx::lane()].past_kv_block);
+      const unsigned reached = __ballot_sync(0xffffffff, block < entries_[ptx::lane()].past_block);
       if (reached != 0) {
         const int owner = __ffs(int(reached)) - 1;
-        return {first_ + owner, kv_block - entries_[owner].first_kv_block};
+        return {first_ + owner, block - entries_[owner].first_block};
       }
-      before = entries_[ptx::kLanes - 1].past_kv_block;
+      before = entries_[ptx::kLanes - 1].past_block;
     }
   }
 
@@ -128,22 +128,22 @@ class SequenceWindow {
   }
 
  private:
-  // `before`: KV blocks of the sequences before. Returns those up to the window's end.
+  // `before`: blocks of the sequences before. Returns those up to the window's end.
   __device__ __forceinline__ int look_from(int first, int before) {
     first_ = first;
     const int number = first + ptx::lane();
     SequenceTiles s{};
-    int kv_blocks = 0;
+    int blocks = 0;
     if (number < schedule_.sequences.num_sequences()) {
       s = schedule_.sequence(number);
-      kv_blocks = schedule_.kv_blocks_of(s);
+      blocks = schedule_.length_of(s);
     }
-    const int past = before + sum_until(kv_blocks);
+    const int past = SplitKvSchedule::add(before, sum_until(blocks));
     __syncwarp();
-    entries_[ptx::lane()] = {s.queries.begin, s.queries.count,  s.queries.used,
-                             s.keys,          past - kv_blocks, past};
+    entries_[ptx::lane()] = {s.queries.begin, s.queries.count, s.queries.used,
+                             s.keys,          past - blocks,   past};
     __syncwarp();
-    return entries_[ptx::kLanes - 1].past_kv_block;
+    return entries_[ptx::kLanes - 1].past_block;
   }
 
   SplitKvSchedule schedule_;

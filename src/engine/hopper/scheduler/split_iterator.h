@@ -24,13 +24,13 @@ struct StreamKRanges {
 };
 
 // Where a block of the concatenation lies.
-struct KvBlockPlace {
+struct BlockPlace {
   int sequence;
   int offset;  // among the sequence's blocks
 };
 
-// The splits of one CTA, one after the other. Sequences: looks up sequences, and which one has a KV
-// block (sequence_window.cuh).
+// The splits of one CTA, one after the other. Sequences: looks up sequences, and which one has a
+// block of the concatenation (sequence_window.cuh).
 template <class Sequences>
 class SplitIterator {
  public:
@@ -47,9 +47,23 @@ class SplitIterator {
                                    : next_ >= schedule_.num_tiles() * schedule_.num_splits;
   }
 
-  // The next split and its sequence; false: there is nothing in it.
+  // The next split and its sequence; false: there is nothing in it. One place looks up sequences:
+  // the code is inlined, and the warps that run it have few registers.
   FA3_HD constexpr bool next(SequenceTiles& s, TileSplit& tile_split) {
-    return schedule_.is_stream_k() ? next_of_range(s, tile_split) : next_fixed_split(s, tile_split);
+    if (!knows_length()) look_up_length();
+    const bool is_stream_k = schedule_.is_stream_k();
+    combine_index_ = -1;
+    if (is_stream_k && kv_block_ == end_) return false;
+    int block = kv_block_;
+    if (!is_stream_k) {
+      number_ = next_;
+      next_ += num_ctas_;
+      block = int(unsigned(number_) / unsigned(schedule_.num_splits * packs()));
+    }
+    const BlockPlace place = place_of(block);
+    s = sequences_.sequence(place.sequence);
+    return is_stream_k ? next_of_range(place, s, tile_split)
+                       : next_fixed_split(place, s, tile_split);
   }
 
   // The entry of the combine list that the last split describes its tile in; < 0: none. And what it
@@ -80,19 +94,35 @@ class SplitIterator {
   }
 
  private:
-  FA3_HD constexpr bool knows_range() const { return end_ >= 0; }
+  FA3_HD constexpr bool knows_length() const { return end_ >= 0; }
   FA3_HD constexpr int range() const { return number_ >> schedule_.groups_log2; }
 
-  FA3_HD constexpr bool next_of_range(SequenceTiles& s, TileSplit& tile_split) {
-    combine_index_ = -1;
-    if (!knows_range()) {
-      ranges_ = StreamKRanges::of(sequences_.count_kv_blocks(), num_ctas_ >> schedule_.groups_log2);
+  FA3_HD constexpr int packs() const { return schedule_.sequences.num_packs; }
+
+  FA3_HD constexpr void look_up_length() {
+    if (schedule_.is_stream_k()) {
+      ranges_ = StreamKRanges::of(sequences_.count_blocks(), num_ctas_ >> schedule_.groups_log2);
       kv_block_ = ranges_.begin(range());
       end_ = ranges_.begin(range() + 1);
+    } else {
+      end_ = schedule_.concatenates_tiles() ? sequences_.count_blocks() : 0;
     }
-    if (kv_block_ == end_) return false;
-    const KvBlockPlace place = sequences_.place_of(kv_block_);
-    s = sequences_.sequence(place.sequence);
+  }
+
+  // Of a block of the concatenation; without one, sequences have most_m_blocks each. Behind the
+  // last sequence come the rows that none owns; no sequence has a block behind those.
+  FA3_HD constexpr BlockPlace place_of(int block) {
+    const int batch = schedule_.sequences.batch, most = schedule_.most_m_blocks;
+    if (schedule_.is_stream_k()) return sequences_.place_of(block);
+    if (schedule_.concatenates_tiles()) {
+      return block < end_ ? sequences_.place_of(block) : BlockPlace{batch, INT32_MAX};
+    }
+    const int b = block < batch * most ? int(unsigned(block) / unsigned(most)) : batch;
+    return {b, block - b * most};
+  }
+
+  FA3_HD constexpr bool next_of_range(const BlockPlace& place, const SequenceTiles& s,
+                                      TileSplit& tile_split) {
     const int most = schedule_.most_blocks(s), m_blocks = s.order.num_m_blocks;
     const auto quotient = [](int a, int b) {  // most often 0
       return a < b ? 0 : int(unsigned(a) / unsigned(b));
@@ -121,20 +151,13 @@ class SplitIterator {
     return end > from;
   }
 
-  FA3_HD constexpr bool next_fixed_split(SequenceTiles& s, TileSplit& tile_split) {
-    number_ = next_;
-    next_ += num_ctas_;
+  FA3_HD constexpr bool next_fixed_split(const BlockPlace& place, const SequenceTiles& s,
+                                         TileSplit& tile_split) {
     const int tile = int(unsigned(number_) / unsigned(schedule_.num_splits));
     const int part = number_ - tile * schedule_.num_splits;
-    const VarlenMetadata& all_sequences = schedule_.sequences;
-    const int row = int(unsigned(tile) / unsigned(all_sequences.num_packs));
-    const int owned_rows = all_sequences.batch * schedule_.most_m_blocks;
-    const int b = row < owned_rows ? int(unsigned(row) / unsigned(schedule_.most_m_blocks))
-                                   : all_sequences.batch;
-    tile_split.pack = tile - row * all_sequences.num_packs;
-    tile_split.m_block = row - b * schedule_.most_m_blocks;
-    s = sequences_.sequence(b);
-    const bool exists = tile_split.m_block < s.order.num_m_blocks;
+    tile_split.pack = int(unsigned(tile) % unsigned(packs()));
+    const bool exists = place.offset < s.order.num_m_blocks;
+    tile_split.m_block = exists ? place.offset : 0;
     const KvBlocks all = exists ? schedule_.blocks_of(s, tile_split.m_block) : KvBlocks{0, 0};
     const int length = (all.count + schedule_.num_splits - 1) / schedule_.num_splits;
     const int from = part * length;
@@ -142,9 +165,7 @@ class SplitIterator {
     tile_split.blocks = {all.first + from, end - from};
     tile_split.partial = length < all.count ? number_ : TileSplit::kNotSplit;
     tile_blocks_ = all.count;
-    combine_index_ =
-        schedule_.num_splits > SplitKvSchedule::kUnsplit && part == 0 && row < owned_rows ? tile
-                                                                                          : -1;
+    if (schedule_.num_splits > SplitKvSchedule::kUnsplit && part == 0) combine_index_ = tile;
     return end > from;
   }
 
@@ -161,7 +182,7 @@ class SplitIterator {
 
   StreamKRanges ranges_;
   int kv_block_ = 0;  // the range goes on from here
-  int end_ = -1;      // < 0: the range is not known yet
+  int end_ = -1;      // of the range, or of all query blocks; < 0: not known yet
 };
 
 }  // namespace fa3::hopper

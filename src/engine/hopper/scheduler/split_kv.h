@@ -9,10 +9,13 @@
 // their own, side by side: CTAs that read the keys of the same tokens do so at the same time, which
 // is faster where heads are neighbours in memory.
 // Fixed splits: the keys of every tile are split into at most num_splits parts, whatever other
-// sequences there are. So a sequence's result has the same bits in every batch.
+// sequences there are. So a sequence's result has the same bits in every batch. Packed sequences'
+// query blocks are concatenated too: there are as many tiles as rows need, however unequal.
 // Unsplit: tiles are found by their number, without the varlen metadata (sequence_tiles.h), which a
 // small call would wait for.
 #pragma once
+
+#include <cstdint>
 
 #include "engine/hopper/scheduler/row_blocks.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
@@ -63,6 +66,9 @@ FA3_HD constexpr bool hides_right_only(const MaskRuleOf<int>& mask) {
 
 struct SplitKvSchedule {
   static constexpr int kStreamK = 0, kUnsplit = 1;  // values of num_splits
+  // No concatenation of sequences that keep their bounds is as long (choose_split.cpp). Of others
+  // the lengths may add up to anything: such calls do nothing.
+  static constexpr int kMostConcatenated = INT32_MAX / 2;
 
   VarlenMetadata sequences;  // lengths and places; its list is not used
   MaskRuleOf<int> mask;
@@ -79,12 +85,12 @@ struct SplitKvSchedule {
   bool combine_by_tile = false;  // the combine list has an entry for each tile; else for each range
 
   // Queries are dense, and the keys of each sequence are the first of its own entry: as in most
-  // decode steps, whose smallest calls wait for little else than the schedule.
+  // decode steps, whose smallest calls wait for little else than the schedule. Known without the
+  // arrays: a workspace query must get the answer that the call will need.
   FA3_HD constexpr bool is_simple() const {
     const Lengths& k = sequences.lengths_k;
     const KeyPlaces& places = sequences.places;
-    return sequences.lengths_q.alike() && !k.packed() && k.left_padding == nullptr &&
-           places.batch_index == nullptr &&
+    return !sequences.lengths_q.varlen && !k.in_one_tensor && !k.padded_left && !places.indexed &&
            (!places.elsewhere || places.entries >= sequences.batch);
   }
 
@@ -148,7 +154,8 @@ struct SplitKvSchedule {
     if (hides_right_only(mask)) return most;
     if (mask.left != mask.kUnbounded && mask.right != mask.kUnbounded) {
       const int queries = sequences.pack.query(sequences.block_m);
-      const int in_window = (mask.left + mask.right + queries) / block_n + 2;
+      const unsigned reach = unsigned(mask.left) + unsigned(mask.right) + unsigned(queries);
+      const int in_window = int(reach / unsigned(block_n)) + 2;
       if (in_window < most) most = in_window;
     }
     if (mask.chunk != mask.kNoChunks) {  // the chunks of the first and the last query
@@ -159,18 +166,29 @@ struct SplitKvSchedule {
     return most;
   }
 
-  // The KV blocks of a sequence in a concatenation.
-  FA3_HD constexpr int kv_blocks_of(const SequenceTiles& s) const {
+  // How long a sequence is in the concatenation: in KV blocks, or in query blocks.
+  FA3_HD constexpr int length_of(const SequenceTiles& s) const {
+    if (!is_stream_k()) return s.order.num_m_blocks;
     return s.order.num_m_blocks * (s.order.num_packs >> groups_log2) * most_blocks(s);
   }
+  // The sum of two lengths, neither of which is more.
+  static FA3_HD constexpr int add(int length, int other) {
+    const int sum = length + other;
+    return sum < kMostConcatenated ? sum : kMostConcatenated;
+  }
 
-  // Tiles by number, where splits are fixed or there are none.
+  // Whether fixed splits find tiles in the concatenation; else each sequence has most_m_blocks.
+  FA3_HD constexpr bool concatenates_tiles() const {
+    return num_splits > kUnsplit && sequences.lengths_q.in_one_tensor;
+  }
+
+  // Tiles by number, where splits are fixed or there are none: all there are, and more.
   FA3_HD constexpr int num_tiles() const {
-    const Lengths& q = sequences.lengths_q;
-    const int unowned =
-        q.packed() ? (sequences.pack.rows(int(q.total)) + sequences.block_m - 1) / sequences.block_m
-                   : 0;
-    return (sequences.batch * most_m_blocks + unowned) * sequences.num_packs;
+    const int rows = sequences.lengths_q.in_one_tensor ? int(sequences.lengths_q.total) : 0;
+    const int m_blocks = (sequences.pack.rows(rows) + sequences.block_m - 1) / sequences.block_m;
+    const int of_sequences =
+        concatenates_tiles() ? sequences.batch + 1 : sequences.batch * most_m_blocks;
+    return (of_sequences + m_blocks) * sequences.num_packs;
   }
 };
 

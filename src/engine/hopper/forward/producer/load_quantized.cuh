@@ -20,9 +20,9 @@ struct CacheTileScales {
     const auto scale_of = [&](const Descales<const float>& of) {
       return of.data && work.keys.count > 0 ? *of.at(work.place.sequence, head, 0) : 1.0f;
     };
-    // Not zero: masked scores are -inf.
+    // Neither zero nor infinite: masked scores are -inf, and products may be zero.
     const float key_scale = scale_of(scales.key) * (C.capped() ? 1.0f : params.scale_log2);
-    work.place.key_scale = fmaxf(key_scale, 0x1p-126f);
+    work.place.key_scale = fminf(fmaxf(key_scale, 0x1p-126f), 0x1.fffffep127f);
     work.place.value_scale = scale_of(scales.value);
   }
 };

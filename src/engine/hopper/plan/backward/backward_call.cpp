@@ -38,6 +38,7 @@ BackwardCall call_of(const BackwardProblem& p) {
           .batch_invariant = p.batch_invariant,
           .has_sink = p.has_sink,
           .sink = p.sink,
+          .has_d_sink = p.has_dsink,
           .d_sink = p.dsink,
           .seqlen_q = int(p.lengths_q.max),
           .seqlen_k = int(p.lengths_k.max),

@@ -25,8 +25,9 @@ struct BackwardCall {
   bool batch_invariant = false;
   bool has_sink = false;
   const float* sink = nullptr;  // one for each query head
-  float* d_sink = nullptr;      // null: not wanted
-  int seqlen_q = 0;             // of the longest sequence
+  bool has_d_sink = false;
+  float* d_sink = nullptr;  // null: not wanted
+  int seqlen_q = 0;         // of the longest sequence
   int seqlen_k = 0;
   bool varlen = false;  // lengths differ; the device reads them, from these:
   int64_t sequences = 0;
@@ -38,7 +39,7 @@ struct BackwardCall {
   bool has_no_queries() const { return q.rows == 0 || q.batches == 0; }
   // Without rows there may still be sinks; their gradient is zero then.
   bool has_nothing_to_do() const {
-    return q.heads == 0 || (has_no_queries() && has_no_keys() && d_sink == nullptr);
+    return q.heads == 0 || (has_no_queries() && has_no_keys() && !has_d_sink);
   }
   int64_t heads_per_kv_head() const { return k.heads > 0 ? q.heads / k.heads : q.heads; }
 };

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A CUDA runtime without a GPU, which a program links in front of the real one: it counts what it
-// is asked for, and its machine is what a test says.
+// is asked for, refuses what the real one would, and its machine is what a test says.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <functional>
 
 namespace fa3::test {
@@ -22,8 +23,13 @@ struct CountingRuntime {
 
   cudaError_t driver = cudaSuccess;  // what questions about devices come to
   int devices = 2;                   // the first is of compute capability 9.0, the second of 8.0
-  bool smem_allowed = true;          // else launches fail until a function's setting is changed
-  cudaError_t launch = cudaSuccess;  // what launches come to
+  bool all_are_hopper = false;       // all are of 9.0
+  int sms = 132;                     // of each
+  const void* context = nullptr;     // current: a caller's own, or a device's primary one
+  int device = 0;                    // current
+  const void* context_of_launch = nullptr;  // of the last one
+  bool smem_allowed = true;              // else launches fail until a function's setting is changed
+  cudaError_t launch = cudaSuccess;      // what launches come to
   cudaError_t last_error = cudaSuccess;  // of the thread
 };
 
@@ -32,5 +38,16 @@ extern CountingRuntime g_cuda;
 // Called with every launch that gives its settings, and with the kernel's first parameter; may be
 // empty.
 extern std::function<void(const cudaLaunchConfig_t&, const void*)> g_on_launch;
+
+// The primary context of a device, and one of device 0 that a caller has made.
+const void* primary_context(int device);
+const void* callers_context();
+
+// A tensor map: what it may read, from the first byte to behind the last one.
+struct MappedBytes {
+  uintptr_t begin, end;
+  bool is_clipped;  // two dimensions have one stride (host/tensor_map.h)
+};
+extern std::function<void(const MappedBytes&)> g_on_map;
 
 }  // namespace fa3::test

@@ -209,7 +209,50 @@ TEST(Words, of_a_plan_are_those_of_the_field) {
   expect(over_quantized_cache(decoding_step()), {"Q, K and V become float16 in registers"});
 }
 
-constexpr int kUnknown = 7;  // a device that nobody has asked about before
+// New tokens over the pages of a batch, by every array that may say where they are.
+ForwardArgs many_tokens_of_few_splits() {
+  ForwardArgs step = decoding_step(64, 1);
+  step.q = halves(0, {8192, 32, 128});
+  step.o = halves(3, {8192, 32, 128});
+  step.options.cu_seqlens_q = on_gpu(7, FA3_INT32, {65});
+  step.num_splits = 4;
+  return step;
+}
+
+size_t workspace_of(const ForwardArgs& args) {
+  size_t bytes = 0;
+  EXPECT_EQ(fa3_forward_workspace_size(&args, &bytes), FA3_OK) << fa3_last_error();
+  return bytes;
+}
+
+// Whatever max_seqlen_q says: four partial results of each row, of those too that the last tile of
+// each sequence has in excess.
+TEST(Workspace, of_split_packed_queries_grows_with_their_rows) {
+  ForwardArgs step = many_tokens_of_few_splits();
+  const size_t rows = 8192 + 66 * 128, floats = 4 * rows * 32 * 129;  // columns, and the LSE
+  EXPECT_LT(workspace_of(step), floats * sizeof(float));
+  step.options.batch_invariant = 1;
+  EXPECT_LT(workspace_of(step), floats * sizeof(float));
+}
+
+// The device of a call is what it says it is: slices of GPUs have few SMs.
+TEST(Workspace, and_grids_follow_from_the_sms_of_the_device) {
+  constexpr int kSlice = 5;
+  for (const auto& [sms, device] : {std::pair{16, kSlice}, {78, kSlice + 1}}) {
+    g_cuda = {.devices = kSlice + 2, .all_are_hopper = true, .sms = sms};
+    for (ForwardArgs step : {decoding_step(), decoding_step(8), decoding_step(2, 64),
+                             causal_prompt(), many_tokens_of_few_splits()}) {
+      for (fa3_tensor* tensor : {&step.q, &step.k, &step.v, &step.o, &step.page_table,
+                                 &step.options.seqused_k, &step.options.cu_seqlens_q}) {
+        tensor->device_index = device;
+      }
+      EXPECT_EQ(fa3_forward(&step, address(6), size_t{1} << 34, nullptr), FA3_OK)
+          << fa3_last_error();
+      EXPECT_LE(g_cuda.thread_blocks, 65536u);
+    }
+  }
+  g_cuda = {};
+}
 
 ForwardArgs step_on(int device) {
   ForwardArgs step = decoding_step();
@@ -219,6 +262,36 @@ ForwardArgs step_on(int device) {
   }
   return step;
 }
+
+// A context that a caller has made, or that stands for some of the SMs (green contexts).
+TEST(Context, of_the_caller_stays_and_the_work_runs_in_it) {
+  for (const void* context : {primary_context(0), callers_context()}) {
+    g_cuda = {};
+    g_cuda.context = context;
+    EXPECT_EQ(run(decoding_step()), FA3_OK) << fa3_last_error();
+    EXPECT_EQ(g_cuda.context_of_launch, context);
+    EXPECT_EQ(g_cuda.context, context);
+  }
+}
+
+TEST(Context, of_another_device_is_current_again_behind_the_call) {
+  constexpr int kOther = 9;
+  for (const void* context : {primary_context(0), callers_context()}) {
+    g_cuda = {.devices = kOther + 1, .all_are_hopper = true, .context = context};
+    EXPECT_EQ(run(step_on(kOther)), FA3_OK) << fa3_last_error();
+    EXPECT_EQ(g_cuda.context_of_launch, primary_context(kOther));
+    EXPECT_EQ(g_cuda.context, context);
+  }
+}
+
+// A thread that has used no GPU yet.
+TEST(Context, of_a_thread_without_one_is_the_devices_primary_one) {
+  g_cuda = {};
+  EXPECT_EQ(run(decoding_step()), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(g_cuda.context_of_launch, primary_context(0));
+}
+
+constexpr int kUnknown = 7;  // a device that nobody has asked about before
 
 class Refused : public testing::Test {
  protected:

@@ -88,8 +88,8 @@ class Run {
     a.heads_per_kv_head = s.heads / s.kv_heads;
     LaunchOperands operands;
     if constexpr (C.e4m3) give_scales_and_transpose(&a, &operands);
-    const Tiling tiling =
-        s.finds_own_tiles() ? Tiling{{}, s.scheduler, s.split} : whole_tiles(C, a, {});
+    const Tiling tiling = s.finds_own_tiles() ? Tiling{{}, s.scheduler, s.split}
+                                              : whole_tiles(C, a, {}, machine::kSms);
     const ForwardPlan plan = plan_launch({C, nullptr, smem_bytes<C>()}, a, tiling, machine::kSms);
     operands.v = plan.call.v;
     operands.o = plan.call.o;

@@ -221,16 +221,16 @@ TEST(VarlenMetadata, has_every_row_of_every_sequence_once_and_stays_within_the_t
 struct ListedSequences {
   const SplitKvSchedule& schedule;
 
-  int count_kv_blocks() const {
+  int count_blocks() const {
     int units = 0;
     for (int b = 0; b < schedule.sequences.num_sequences(); ++b)
-      units += schedule.kv_blocks_of(sequence(b));
+      units += schedule.length_of(sequence(b));
     return units;
   }
-  KvBlockPlace place_of(int unit) const {
-    KvBlockPlace place{0, unit};
-    for (; place.offset >= schedule.kv_blocks_of(sequence(place.sequence)); ++place.sequence) {
-      place.offset -= schedule.kv_blocks_of(sequence(place.sequence));
+  BlockPlace place_of(int unit) const {
+    BlockPlace place{0, unit};
+    for (; place.offset >= schedule.length_of(sequence(place.sequence)); ++place.sequence) {
+      place.offset -= schedule.length_of(sequence(place.sequence));
     }
     return place;
   }
@@ -308,6 +308,11 @@ void expect_right_splits(const SplitKvSchedule& schedule, int num_blocks) {
     }
   }
   ASSERT_EQ(found.size(), tiles);
+  if (all.lengths_q.in_one_tensor && schedule.num_splits > 1) {
+    const int rows = all.pack.rows(int(all.lengths_q.total)) / all.block_m;
+    ASSERT_LE(schedule.num_tiles(), (rows + 1 + all.batch + 1) * all.num_packs)
+        << "more partial results than the rows need";
+  }
   const int most_partials =
       schedule.num_splits > 0 ? schedule.num_tiles() * schedule.num_splits : 2 * num_blocks;
   ASSERT_TRUE(partials.empty() || *partials.rbegin() < most_partials);
@@ -325,7 +330,9 @@ TEST(SplitKvSchedule, puts_every_visible_block_into_one_split) {
           const int num_blocks = in_a_row << groups_log2;
           const fa3::Lengths q{.cu_seqlens = packed ? starts : nullptr,
                                .max = packed ? 229 : 40,
-                               .total = packed ? 310 : 5 * 40};
+                               .total = packed ? 310 : 5 * 40,
+                               .varlen = packed,
+                               .in_one_tensor = packed};
           const fa3::Lengths k{.seqused = used_k, .max = 1000, .total = 5000};
           const cuda::PackGqa pack{.log2 = 2};
           const SplitKvSchedule schedule{.sequences = {.lengths_q = q,
@@ -382,17 +389,17 @@ TEST(SplitKvSchedule, knows_simple_sequences_as_the_list_does) {
     };
     EXPECT_EQ(all(told), all(has_varlen_metadata)) << b;
   }
-  for (const auto& spoil : std::initializer_list<void (*)(SplitKvSchedule&, const int32_t*)>{
-           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.lengths_q.seqused = a; },
-           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.lengths_k.cu_seqlens = a; },
-           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.lengths_k.left_padding = a; },
-           [](SplitKvSchedule&s, const int32_t*a) { s.sequences.places.batch_index = a; },
-           [](SplitKvSchedule&s, const int32_t*) {
+  for (const auto& spoil : std::initializer_list<void (*)(SplitKvSchedule&)>{
+           [](SplitKvSchedule& s) { s.sequences.lengths_q.varlen = true; },
+           [](SplitKvSchedule& s) { s.sequences.lengths_k.in_one_tensor = true; },
+           [](SplitKvSchedule& s) { s.sequences.lengths_k.padded_left = true; },
+           [](SplitKvSchedule& s) { s.sequences.places.indexed = true; },
+           [](SplitKvSchedule& s) {
              s.sequences.places.elsewhere = true;
              s.sequences.places.entries = 4;
            }}) {
     SplitKvSchedule other = schedule;
-    spoil(other, used);
+    spoil(other);
     EXPECT_FALSE(other.is_simple());
   }
 }
