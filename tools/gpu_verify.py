@@ -72,6 +72,7 @@ RACECHECK_HEAD_DIM = 128
 # Tables whose rows of the same head dims share a process, and so their inputs and oracles.
 SHARED_TABLES = ("forward", "cache")
 CONTRACT_SHARDS = 6
+EDGE_SECONDS = 60
 # Test files that take as long as all others together, each group in a process of its own.
 LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
 
@@ -155,6 +156,12 @@ def pieces(build: Path) -> dict:
         "the contract of every engine": [
             ["env", "FA3_TEST_ENGINE=hopper", *shard_of(i, CONTRACT_SHARDS), *suites]
             for i in range(CONTRACT_SHARDS)
+        ],
+        "random calls in memory that ends with the tensors": [
+            [
+                *("env", "FA3_TEST_ENGINE=hopper", f"FA3_TEST_SECONDS={EDGE_SECONDS}", *suites),
+                "--gtest_filter=*Edges.random*",
+            ]
         ],
         "kernels against float64, every branch": every_row(check, ("bf16", "fp16")),
         "kernels with random delays, bit for bit": every_row(disturbed, ("bf16",)),
