@@ -161,7 +161,7 @@ TEST(BrokenDecode, rows_are_sent_to_a_cta_that_has_not_begun) {
   expect_found({.shape = kInCluster, .fault = Fault::kNoClusterWait}, {"barrier"},
                std::span(kPaces).last(2));  // of a slow CTA
 }
-TEST(BrokenDecode, rows_are_joined_before_they_have_arrived) {
+TEST(BrokenDecode, rows_are_reduced_before_they_have_arrived) {
   expect_found({.shape = kInCluster, .fault = Fault::kConsumerPhase, .fault_is_in_cluster = true},
                {"wrong keys", kLeft});
 }

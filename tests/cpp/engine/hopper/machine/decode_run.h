@@ -2,7 +2,7 @@
 //
 // A decode kernel's sources on the machine, with all lanes: launched as in the library, all CTAs of
 // the grid beside each other. Scores are zero, so a row's log-sum-exp is the logarithm of how many
-// keys its splits, CTAs and warps have counted: one that is lost, read too early or joined twice
+// keys its splits, CTAs and warps have counted: one that is lost, read too early or reduced twice
 // shows there, also where it went through memory that nobody watches.
 #pragma once
 
@@ -168,7 +168,7 @@ class DecodeRun {
         {&k_, kAddressOfK, rows, shape_.kv_heads, C.head_dim, bytes, rows_of_entry()},
         {&v_, kAddressOfV, rows, shape_.kv_heads, C.head_dim_v, bytes, rows_of_entry()}};
     using Smem = DecodeSmem<C>;
-    constexpr size_t kArrived = offsetof(Smem, join) + offsetof(ClusterReduceSmem<C>, arrived);
+    constexpr size_t kArrived = offsetof(Smem, reduce) + offsetof(ClusterReduceSmem<C>, arrived);
     const size_t first = trial_.fault_is_in_cluster ? kArrived : offsetof(Smem, barriers);
     setting.kv = {.first_full = machine::kSmemBase + uint32_t(first),
                   .stages = trial_.fault_is_in_cluster ? 1 : Stages::kWarps * Stages::kStages};
