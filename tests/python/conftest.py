@@ -31,6 +31,16 @@ def device(request):
     return request.param
 
 
+@pytest.fixture
+def one_thread():
+    """For tiny models: more threads would only wait for each other."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     try:

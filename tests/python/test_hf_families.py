@@ -17,7 +17,7 @@ from fa3 import hf  # noqa: E402
 
 
 @pytest.fixture
-def calls():
+def calls(one_thread):
     """The layers that called fa3."""
     seen = []
 
@@ -26,10 +26,7 @@ def calls():
         return hf.attention_forward(module, *arguments, **keywords)
 
     AttentionInterface.register(hf.NAME, recorded)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are tiny
     yield seen
-    torch.set_num_threads(threads)
     AttentionInterface.register(hf.NAME, hf.attention_forward)
 
 

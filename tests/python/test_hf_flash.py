@@ -11,6 +11,8 @@ import hf_models  # noqa: E402
 
 from fa3 import hf  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 if hf.VERSION < (5, 5):
     pytest.skip("flash_fa3 needs Transformers 5.5", allow_module_level=True)
 

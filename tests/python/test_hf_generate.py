@@ -11,6 +11,8 @@ import hf_models  # noqa: E402
 
 from fa3 import hf  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = 11
 GREEDY = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
 

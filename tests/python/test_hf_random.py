@@ -16,15 +16,9 @@ import hf_random  # noqa: E402
 
 from fa3 import hf  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONVERSATIONS = 15 if os.environ.get("FA3_TEST_QUICK") else 40
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are tiny
-    yield
-    torch.set_num_threads(threads)
 
 
 def had(conversation, implementation):

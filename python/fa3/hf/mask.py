@@ -196,7 +196,8 @@ def describe(mask_function):
     if kind == "chunked_overlay":
         return {"chunk": held["chunk_size"], "left_padding": held["left_padding"]}
     if kind == "packed_sequence_mask_function":
-        return {"sequences": held["packed_sequence_mask"]}
+        numbers = held["packed_sequence_mask"]  # of a single sequence too in Transformers 4
+        return {"sequences": numbers} if (numbers[:, -1] != numbers[:, 0]).any() else {}
     if kind == "remap_positions_for_packed_sequence":
         return {**describe(held["mask_function"]), "restarts": True}
     if kind == "and_masks":
