@@ -132,7 +132,7 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
     expect_k_major(c.q_tile(), 0, c.block_m);
     expect_k_major(c.d_o_tile(), 0, c.block_m);
     expect_mn_major(c.d_o_tile(), 0, c.head_dim_v);  // dV += P dO
-    expect_mn_major(c.q_tile(), 0, c.head_dim);     // dK += dS Q
+    expect_mn_major(c.q_tile(), 0, c.head_dim);      // dK += dS Q
     const AccumLayout parts = c.dq_accum();
     for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K
       expect_k_major(c.ds_tile(), parts.first_row(part), kRowsPerWarpgroup);
