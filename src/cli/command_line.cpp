@@ -246,7 +246,7 @@ constexpr const char* kFp8Help = R"(
 Data: N(0,1) + N(0,100) Bernoulli(0.001), the outliers of the FlashAttention-3 paper, new ones for
 each seed; or .npy files of shape (batch, seq, heads, dim). RMSE: root mean square of O minus that
 of the fp64 reference on the same unrounded data; the median over the seeds. better: how many times
-smaller than with a scale per tensor. FP8 rounds Q, K and V, and here nothing else; outputs are fp16.
+smaller than with a scale per tensor. FP8 rounds Q, K and V, and nothing else; outputs are fp16.
 
 Examples:
   fa3 fp8                                            Table 3 of the paper, and more: a few minutes

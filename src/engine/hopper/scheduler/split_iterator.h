@@ -109,8 +109,8 @@ class SplitIterator {
     }
   }
 
-  // Of a block of the concatenation; without one, sequences have most_m_blocks each. Behind the
-  // last sequence come the rows that none owns; no sequence has a block behind those.
+  // The place of a block of the concatenation. Without one, sequences have most_m_blocks each.
+  // After the last sequence come the rows that none owns; no sequence has a block behind those.
   FA3_HD constexpr BlockPlace place_of(int block) {
     const int batch = schedule_.sequences.batch, most = schedule_.most_m_blocks;
     if (schedule_.is_stream_k()) return sequences_.place_of(block);
