@@ -232,8 +232,8 @@ def append(
             float8_e4m3fn themselves are written unchanged, without scales here.
 
     Returns:
-        q, turned, or None without q. For torch tensors, differentiable in q alone: caches and
-        what is written to them must need no gradient.
+        What q becomes; None without q. In torch it has a gradient for q alone. Caches and what is
+        written to them must need no gradient.
 
     Raises what attention() raises.
     """

@@ -45,7 +45,8 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t, void* da
   if (!is_encodable(begin, extents, strides, box)) return CUDA_ERROR_INVALID_VALUE;
   uintptr_t end = begin + extents[0] * (type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2);
   for (int i = 1; i < 5; ++i) end += (extents[i] - 1) * strides[i - 1];
-  if (g_on_map) g_on_map({begin, end, strides[0] == strides[1]});
+  const bool is_clipped = strides[0] == strides[1] || strides[1] == strides[2];
+  if (g_on_map) g_on_map({begin, end, is_clipped});
   return CUDA_SUCCESS;
 }
 

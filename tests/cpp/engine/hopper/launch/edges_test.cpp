@@ -65,7 +65,7 @@ TEST(CountedEdges, of_calls_that_once_fell) {
 TEST(CountedEdges, of_random_calls) {
   const char* first = std::getenv("FA3_TEST_SEED");
   const uint64_t seed = first != nullptr ? std::strtoull(first, nullptr, 10) : 1;
-  for (uint64_t i = 0; i < 20000; ++i) {
+  for (uint64_t i = 0; i < 4000; ++i) {
     const EdgeCall call = random_edge_call(kHopper, seed + i);
     ASSERT_EQ(run_counted(call), "") << describe(call);
   }
