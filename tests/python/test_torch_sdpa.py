@@ -186,7 +186,7 @@ def test_gradients_of_every_layout_are_taken(calls, device, name):
     q, k, v = (
         torch.randn(2, 4, 9, 16, device=device, dtype=dtype, requires_grad=True) for _ in range(3)
     )
-    with front.sdpa():
+    with front.sdpa(), registry.sdpa_kernel(registry.SDPBackend.FLASH_ATTENTION):
         out = F.scaled_dot_product_attention(q, k, v)
     wide = torch.randn(2, 4, 9, 17, device=device, dtype=dtype)
     do = {
