@@ -47,9 +47,8 @@ std::string run_counted(const EdgeCall& call) {
   };
   constexpr int kSeconds = 60;
   const Deadline deadline(describe(call), kSeconds);
-  PlacedCall placed(call, kHopper, [&](size_t bytes, size_t, const std::byte*) {
-    return addresses.take(bytes);
-  });
+  PlacedCall placed(call, kHopper,
+                    [&](size_t bytes, size_t, const std::byte*) { return addresses.take(bytes); });
   const std::string answers = placed.run(false);
   g_on_map = nullptr;
   return answers.empty() ? problem : answers;
