@@ -133,7 +133,11 @@ typedef struct fa3_options {
   int32_t engine;        /**< an fa3_engine_id; FA3_ENGINE_AUTO by default */
 
   /** int32 (b + 1), contiguous, optional: q is packed, (total_q, hq, d), and sequence n owns rows
-   * `[cu_seqlens_q[n], cu_seqlens_q[n + 1])`. */
+   * `[cu_seqlens_q[n], cu_seqlens_q[n + 1])`.
+   *
+   * On a device nobody checks lengths before a call. Whatever they hold, it ends and touches
+   * nothing outside its tensors; what rows of sequences that overlap get is unspecified
+   * (docs/numerics.md). */
   fa3_tensor cu_seqlens_q;
   fa3_tensor cu_seqlens_k; /**< the same for k and v */
   /** int32 (b), contiguous, optional: only the first `seqused_q[n]` rows of sequence n count. */
@@ -190,7 +194,7 @@ typedef struct fa3_forward_params {
   fa3_tensor o;
   fa3_tensor lse; /**< written, optional: (b, hq, sq) or (hq, total_q), float32, natural log */
   /** float32 (hq), optional: one more logit per query head that joins the denominator and the LSE,
-   * and has no value row. */
+   * and has no value row. +inf takes the whole row (o = 0, lse = +inf), -inf is none. */
   fa3_tensor sink;
   /** int32 (entries, max_pages), optional: k and v are pages, (pages, page_size, hk, d | dv). Key j
    * of entry e is row `j % page_size` of page `page_table[e][j / page_size]`. Pages may be shared.

@@ -207,6 +207,22 @@ def test_gradcheck(options):
     assert torch.autograd.gradcheck(call, leaves, eps=1e-2, atol=2e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("lse", [-torch.inf, torch.inf])
+def test_a_partial_that_counts_for_nothing_may_hold_nan(lse):
+    """Beside one that saw no key, and beside one that an infinite sink has filled."""
+    outs = torch.randn(2, 1, 3, 2, 8)
+    lses = torch.randn(2, 1, 2, 3)
+    empty, full = (0, 1) if lse < 0 else (1, 0)
+    lses[0 if lse < 0 else full] = lse
+    outs[empty] = torch.nan if lse < 0 else outs[empty]
+    outs, lses = outs.requires_grad_(), lses.requires_grad_()
+    out, merged = fa3.merge(outs, lses)
+    torch.testing.assert_close(out, outs.detach()[full])
+    (out.sum() + merged[merged.isfinite()].sum()).backward()
+    assert (outs.grad[full] == 1).all() and (outs.grad[empty] == 0).all()
+    assert lses.grad.isfinite().all() and (lses.grad[empty] == 0).all()
+
+
 def test_training_through_merged_parts_is_training_on_all_keys(qkv):
     """Causal attention in two parts; the first query sees no key of the second."""
     q, k, v = qkv
