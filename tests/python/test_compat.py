@@ -445,3 +445,18 @@ def test_scales_of_other_types_are_refused():
     q, k, v = tensors("cpu", (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16))
     with pytest.raises(fa3.InvalidArgument, match="q_descale: expected it only with q in float8"):
         fa3_names.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
+
+
+def test_what_has_no_gradient_is_refused_in_backward_as_the_original_does(monkeypatch):
+    def refuse(*_):
+        raise fa3.Unsupported("no backward kernel")
+
+    monkeypatch.setattr("fa3.torch.operators.refuse_without_backward", refuse)
+    q, k, v = (a.requires_grad_() for a in tensors("cpu", *[(2, 9, 4, 16)] * 3))
+    with pytest.raises(fa3.Unsupported, match="no backward kernel"):
+        fa3.attention(q, k, v)
+    out = fa3_names.flash_attn_func(q, k, v, causal=True)
+    with torch.no_grad():
+        assert torch.equal(out, fa3.attention(q, k, v, causal=True))
+    with pytest.raises(fa3.Unsupported, match="no backward kernel"):
+        out.sum().backward()
