@@ -22,7 +22,8 @@ README = (ROOT / "README.md").read_text()
 LINES = re.search(r"## Install\n\n```\n(.*?)```", README, re.DOTALL)[1].splitlines()
 PIP_LINE, _, CMAKE_LINE = (line.split("   #")[0].strip() for line in LINES)
 WHEEL_NAME = re.search(r"build/wheel/(\S+)", LINES[1])[1]
-SNIPPET = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
+PYTHON = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+(SNIPPET,) = [code for code in PYTHON if "import numpy" in code]
 
 
 @pytest.fixture(scope="module")
