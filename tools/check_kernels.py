@@ -46,13 +46,9 @@ class Expected:
 
 
 # Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88. The
-# second are of quantized caches' tiles of few rows, by head dim.
-SPILLED = {
-    (192, 128, 80): 1,
-    (256, 64, 64): 2,
-    (256, 128, 64): 7,
-}
-CACHE_SPILLED = {64: 0, 128: 1, 256: 4}
+# second are of quantized caches, whose producers also dequantize, by head dim and rows.
+SPILLED = {(192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 4}
+CACHE_SPILLED = {(256, 64): 7, (256, 128): 12}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
@@ -101,12 +97,12 @@ def forward(
         return forward_e4m3(d, block_m, block_n, variant)
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
     early = guarded and dv <= 64
-    spilled = SPILLED.get((d, block_m, block_n), 0) if variant in (GENERAL, CAPPED) else 0
+    known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
+    spilled = known if variant in (GENERAL, CAPPED) else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     factors = 8 + (MERGED if variant == STREAM_K else 0)
     if narrow and block_m == 64:
         factors += 2 * block_n // 4
-        spilled = CACHE_SPILLED[d] if variant in (GENERAL, CAPPED) else 0
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)
 
 
