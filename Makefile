@@ -70,10 +70,12 @@ $(VENV)/bin/sphinx-build: $(VENV)/bin/pytest requirements-docs.txt
 
 #@ To change fa3
 
+# KERNELS=OFF leaves out the GPU's kernels, the most of it; all else is there, for tests.
+KERNELS ?= ON
 build:  ## the library, the fa3 command, the Python package and the tests, into build/
 	@tools/setup.sh build test
 	@mkdir -p $(BUILD)
-	@cmake -S . -B $(BUILD) -G Ninja -DFA3_PYTHON=ON $(LAUNCHER) $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
+	@cmake -S . -B $(BUILD) -G Ninja -DFA3_PYTHON=ON -DFA3_KERNELS=$(KERNELS) $(LAUNCHER) $(CMAKE_FLAGS) >$(BUILD)/configure.log 2>&1 || \
 	  { cat $(BUILD)/configure.log; exit 1; }
 	@grep -h '^-- fa3:' $(BUILD)/configure.log || true
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -88,8 +90,12 @@ torch: $(VENV)/bin/pytest  ## torch and Transformers for the tests (2 GB), outsi
 	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps -r requirements-torch.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-hf.txt
 
-test: build $(VENV)/bin/pytest  ## everything that can be tested on this machine
-	@$(VENV)/bin/python tools/run_tests.py $(BUILD)
+# With kernels where a GPU can run them, or where they are built already. FULL=1: longer case tables,
+# more seeds, and every build that users make.
+BUILT_KERNELS = $(shell sed -n 's/^FA3_KERNELS:BOOL=//p' $(BUILD)/CMakeCache.txt 2>/dev/null)
+test: $(VENV)/bin/pytest  ## everything that can be tested on this machine (FULL=1: at length)
+	@$(MAKE) --no-print-directory build KERNELS=$(or $(if $(HOPPER),ON),$(BUILT_KERNELS),OFF)
+	@$(if $(FULL),,FA3_TEST_QUICK=1) $(VENV)/bin/python tools/run_tests.py $(BUILD)
 
 check: format-check layers lint  ## formatting, layers, ruff
 

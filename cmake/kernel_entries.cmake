@@ -1,4 +1,5 @@
 # One generated source for each row of a table of Hopper kernels, so that they compile side by side.
+# Without FA3_KERNELS, one for the whole table, whose entries have no kernel.
 
 # fa3_kernel_entries(<result> <folder> <pass> <table> <entry> <kind>...)
 # Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel for
@@ -14,20 +15,30 @@ function(fa3_kernel_entries result folder pass table entry)
   file(STRINGS ${table} rows REGEX "^    ${instance}{")
   list(LENGTH rows num_rows)
   math(EXPR last_row "${num_rows} - 1")
-  set(function ${entry})
+  set(header engine/hopper/instances/${entry}.cuh)
+  if(NOT FA3_KERNELS)
+    set(header ${PROJECT_SOURCE_DIR}/tests/cpp/engine/hopper/no_kernels.h)
+  endif()
   set(sources)
+  set(instances)
   foreach(row RANGE ${last_row})
-    set(instances)
     foreach(kind ${ARGN})
-      string(APPEND instances "template ${pass}Kernel ${function}<${row}, ${kind}>();\n")
+      string(APPEND instances "template ${pass}Kernel ${entry}<${row}, ${kind}>();\n")
     endforeach()
-    set(source ${folder}/${function}_${row}.cu)
+    if(FA3_KERNELS)
+      set(source ${folder}/${entry}_${row}.cu)
+    elseif(row EQUAL last_row)
+      set(source ${folder}/no_${entry}.cu)
+    else()
+      continue()
+    endif()
     file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
-#include "engine/hopper/instances/@entry@.cuh"
+#include "@header@"
 namespace fa3::hopper {
 @instances@}  // namespace fa3::hopper
 ]])
     list(APPEND sources ${source})
+    set(instances)
   endforeach()
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()

@@ -3,19 +3,22 @@
 
     python3 tools/run_tests.py BUILD_DIR
 
-Stages: the C++ tests (ctest), the Python tests (pytest, in the interpreter that runs this file),
-and on a machine with a Hopper GPU the GPU tests. A stage that cannot run here is listed as skipped,
-with its reason. Exits with 1 if anything failed, or if a stage ran no test.
+Stages: the Python tests (pytest, in the interpreter that runs this file), beside them the C++ tests
+(ctest), and on a machine with a Hopper GPU the GPU tests. FA3_TEST_QUICK=1 runs fewer cases. A
+stage that cannot run here is listed as skipped, with its reason. Exits with 1 if anything failed,
+or if a stage ran no test.
 """
 
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,12 +68,23 @@ def skip_sentence(output: str) -> str | None:
     return next((line for line in output.splitlines() if line.startswith("skipped: ")), None)
 
 
+# Of what ctest prints, the lines of tests that did not fail.
+UNEVENTFUL = re.compile(r" +(Start +\d+:|\d+/\d+ Test +#\d+:.*(Passed|Skipped) )")
+
+
 def run_cpp(build: Path) -> Outcome:
+    """Prints a line for every tenth of the tests, and all about those that fail."""
     report = build / "ctest.xml"
     report.unlink(missing_ok=True)
     command = ["ctest", "--test-dir", str(build), "--output-on-failure", "--no-tests=error"]
-    command += ["-j", str(os.cpu_count() or 1), "--output-junit", str(report), "--progress"]
-    subprocess.run(command, check=False)
+    command += ["-j", str(os.cpu_count() or 1), "--output-junit", str(report)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as ctest:
+        for line in ctest.stdout:
+            done = re.match(r" *(\d+)/(\d+) Test", line)
+            if done and int(done[1]) * 10 // int(done[2]) > (int(done[1]) - 1) * 10 // int(done[2]):
+                print(f"\nC++: {done[1]} of {done[2]} tests", flush=True)
+            if not UNEVENTFUL.match(line):
+                print(line, end="", flush=True)
     return read_junit("C++", report)
 
 
@@ -85,7 +99,7 @@ def run_python(build: Path) -> Outcome:
     subprocess.run([*command, f"--junitxml={report}"], check=False, env=environment, cwd=ROOT)
     outcome = read_junit("Python", report)
     if importlib.util.find_spec("torch") is None:
-        outcome.reasons["note: torch is not importable here, so its tests are not among these"] += 1
+        outcome.reasons["note: torch is not here (make torch); its tests are left out"] += 1
     return outcome
 
 
@@ -118,7 +132,8 @@ def gpu_reason() -> str | None:
 
 
 def print_summary(outcomes: list[Outcome]) -> None:
-    print("\n==== fa3 tests ====")
+    tables = "quick; make test FULL=1 runs all" if "FA3_TEST_QUICK" in os.environ else "whole"
+    print(f"\n==== fa3 tests (case tables: {tables}) ====")
     print(f"{'stage':<8} {'passed':>7} {'failed':>7} {'skipped':>8}")
     for outcome in outcomes:
         print(f"{outcome.stage:<8} {outcome.passed:>7} {outcome.failed:>7} {outcome.skipped:>8}")
@@ -135,7 +150,8 @@ def main() -> int:
         print(__doc__)
         return 2
     build = Path(sys.argv[1]).resolve()
-    outcomes = [run_python(build), run_cpp(build)]
+    with ThreadPoolExecutor() as pool:
+        outcomes = list(pool.map(lambda stage: stage(build), (run_python, run_cpp)))
     reason = gpu_reason()
     if reason is None:
         outcomes.append(run_gpu(build))

@@ -22,7 +22,7 @@ namespace fa3::cli {
 namespace {
 
 // Prints findings and remembers the advice that goes with those that are not ok.
-class Report {
+class Diagnosis {
  public:
   void ok(const std::string& what, const std::string& finding) { print("ok", what, finding); }
   void warn(const std::string& what, const std::string& finding, const std::string& advice) {
@@ -51,7 +51,7 @@ std::string version_text(int32_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-void check_version(Report* report) {
+void check_version(Diagnosis* report) {
   constexpr int32_t kBuilt =
       FA3_VERSION_MAJOR * 10000 + FA3_VERSION_MINOR * 100 + FA3_VERSION_PATCH;
   const std::string found = fmt::format("command {}, library {}, commit {}", version_text(kBuilt),
@@ -61,7 +61,7 @@ void check_version(Report* report) {
                "The command loads another version's libfa3: check LD_LIBRARY_PATH, or reinstall.");
 }
 
-void check_cpu(Report* report) {
+void check_cpu(Diagnosis* report) {
   const std::vector<std::string> extensions = cpu_extensions();
   const auto has = [&](const char* name) {
     return std::find(extensions.begin(), extensions.end(), name) != extensions.end();
@@ -72,13 +72,13 @@ void check_cpu(Report* report) {
                "The CPU has neither AVX2 nor AVX-512: fa3 runs its portable code, right but slow.");
 }
 
-void check_environment(Report* report) {
+void check_environment(Diagnosis* report) {
   const std::string complaint = cpu_code_complaint();
   if (complaint.empty()) return;
   report->warn("environment", complaint, "Unset FA3_CPU_ISA, or name one of those.");
 }
 
-void check_threads(Report* report) {
+void check_threads(Diagnosis* report) {
   const int available = available_threads();
   const int present = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::string found = fmt::format("{} of {} cores usable", available, present);
@@ -88,7 +88,7 @@ void check_threads(Report* report) {
       "This process may not use all cores (taskset, OMP_NUM_THREADS or a container limit).");
 }
 
-void check_memory(Report* report) {
+void check_memory(Diagnosis* report) {
   const int64_t available = available_memory_bytes();
   if (available <= 0) return report->ok("memory", "the system does not say");
   const std::string found =
@@ -146,7 +146,7 @@ double uniform_attention_error(const std::string& engine, std::string* reason) {
   return largest;
 }
 
-void check_engine(const EngineInfo& engine, Report* report) {
+void check_engine(const EngineInfo& engine, Diagnosis* report) {
   if (!engine.available) return report->ok("engine " + engine.name, "not here: " + engine.detail);
   std::string reason;
   const double error = uniform_attention_error(engine.name, &reason);
@@ -164,7 +164,7 @@ void check_engine(const EngineInfo& engine, Report* report) {
                            engine.name, engine.name));
 }
 
-void check_engines(Report* report) {
+void check_engines(Diagnosis* report) {
   const std::vector<EngineInfo> engines = engine_list();
   for (const EngineInfo& engine : engines) check_engine(engine, report);
   const bool fast = std::any_of(engines.begin(), engines.end(),
@@ -176,7 +176,7 @@ void check_engines(Report* report) {
 }
 
 // A call that must be refused, with a sentence.
-void check_refusal(Report* report) {
+void check_refusal(Diagnosis* report) {
   Operands operands = make_operands({.seqlen_q = 4, .seqlen_k = 4}, FA3_FLOAT32, Layout::bshd,
                                     {.memory = Memory::shapes_only});
   fa3_options options = default_options();
@@ -188,7 +188,7 @@ void check_refusal(Report* report) {
   report->fail("bad input", "scale 0 was not refused", "The library is damaged: reinstall it.");
 }
 
-void check_gpu(Report* report) {
+void check_gpu(Diagnosis* report) {
   std::error_code error;
   const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", error);
   const bool device = std::filesystem::exists("/dev/nvidia0", error);
@@ -211,7 +211,7 @@ void check_gpu(Report* report) {
 }  // namespace
 
 void run_doctor() {
-  Report report;
+  Diagnosis report;
   check_version(&report);
   check_cpu(&report);
   check_environment(&report);

@@ -47,7 +47,7 @@ class Input {
 };
 
 // The type that the tensor in memory has before any conversion.
-fa3_dtype dtype_of(const std::string& path, NpyType type, std::optional<fa3_dtype> wanted) {
+fa3_dtype dtype_in_file(const std::string& path, NpyType type, std::optional<fa3_dtype> wanted) {
   switch (type) {
     case NpyType::float16:
       return FA3_FLOAT16;
@@ -100,7 +100,7 @@ HostTensor read_npy(const std::string& path, int rank, std::optional<fa3_dtype> 
     fail(path, concat("expected ", rank, " dimensions, got shape ", shape_text(array.shape),
                       rank == 4 ? "; use x[None] to add a batch of 1" : ""));
   }
-  HostTensor tensor = read_data(&input, array, dtype_of(path, array.type, dtype));
+  HostTensor tensor = read_data(&input, array, dtype_in_file(path, array.type, dtype));
   if (!dtype || *dtype == tensor.dtype()) return tensor;
   return tensor.converted(*dtype);
 }

@@ -31,6 +31,12 @@ def program(name):
     return path
 
 
+def kernels():
+    """CMake's option for builds that take after the build: with or without the GPU's kernels."""
+    cache = (folder() / "CMakeCache.txt").read_text()
+    return "-DFA3_KERNELS=" + ("OFF" if "FA3_KERNELS:BOOL=OFF" in cache else "ON")
+
+
 def need(*tools):
     for tool in tools:
         if shutil.which(tool) is None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's lines under "Install" do what they say, taken from there and run by a shell.
 
-Each compiles the whole library. Where ccache is (tools/setup.sh), `make build` has compiled it
-already: same sources, same flags, same paths below the folder of the sources.
+Each compiles the whole library, without the GPU's kernels if the build has none. Where ccache is
+(tools/setup.sh), `make build` has compiled it already: same sources, same flags, same paths below
+the folder of the sources.
 """
 
 import functools
@@ -64,6 +65,7 @@ def shell(tmp_path):
         "PIP_NO_BUILD_ISOLATION": "0",  # that is: without isolation
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "SKBUILD_BUILD_DIR": "build",
+        "CMAKE_ARGS": builds.kernels(),  # for scikit-build
         **builds.compiler_cache(),
     }
 
@@ -97,6 +99,10 @@ def build_wheel(tmp_path_factory):
     return build
 
 
+@pytest.mark.skipif(
+    "FA3_TEST_QUICK" in os.environ and "CI" not in os.environ,
+    reason="a wheel takes a minute to build (make test FULL=1)",
+)
 def test_a_wheel_installs(shell, build_wheel, tmp_path):
     wheel = build_wheel("one")
     shell(f"pip install {wheel}", tmp_path)
@@ -104,7 +110,7 @@ def test_a_wheel_installs(shell, build_wheel, tmp_path):
     check_package(shell, tmp_path / "elsewhere")
 
 
-@pytest.mark.skipif("FA3_TEST_QUICK" in os.environ, reason="a second wheel takes minutes to build")
+@pytest.mark.skipif("FA3_TEST_QUICK" in os.environ, reason="a second wheel (make test FULL=1)")
 def test_a_wheel_built_twice_has_the_same_bytes(build_wheel):
     assert build_wheel("one").read_bytes() == build_wheel("two").read_bytes()
 
@@ -117,7 +123,8 @@ def test_the_sources_install_by_pip(shell, source, tmp_path):
 
 def test_the_sources_install_by_cmake(shell, source, tmp_path):
     shutil.rmtree(source / "build", ignore_errors=True)
-    shell(CMAKE_LINE, source, DESTDIR=str(tmp_path), CMAKE_GENERATOR="Ninja")  # as `make build`
+    line = CMAKE_LINE.replace("cmake -B", f"cmake {builds.kernels()} -B")
+    shell(line, source, DESTDIR=str(tmp_path), CMAKE_GENERATOR="Ninja")  # as `make build`
     prefix = Path(f"{tmp_path}{CMAKE_LINE.split()[-1]}")
     assert "works here" in builds.run(prefix / "bin" / "fa3", "doctor")
     assert (prefix / "include" / "fa3" / "fa3.h").exists()

@@ -31,8 +31,13 @@ TEST_P(Edges, empty_extents_in_every_combination) {
   expect_kept(empty_calls(), by_effort(23, engine().memory == FA3_CUDA ? 7 : 1, 1));
 }
 
+// Where what is mapped has to be filled, few keys: 1500 made 161 MB of each tensor.
 TEST_P(Edges, calls_that_once_fell) {
-  expect_kept(fallen_calls(), 1);
+  std::vector<EdgeCall> calls = fallen_calls();
+  for (EdgeCall& c : calls) {
+    if (engine().memory == FA3_CPU) c.seqlen_k = std::min<int64_t>(c.seqlen_k, 150);
+  }
+  expect_kept(calls, 1);
 }
 
 int64_t number_in(const char* variable, int64_t otherwise) {

@@ -3,14 +3,11 @@
 // Rows that see no key, sequences without rows, tensors without elements.
 #include <gtest/gtest.h>
 
-#include <limits>
-
 #include "engine/fixture.h"
+#include "support/limits.h"
 
 namespace fa3::test {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class Empty : public EngineTest {
  protected:

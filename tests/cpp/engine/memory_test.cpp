@@ -5,17 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "cli/error_rule.h"
 #include "engine/fixture.h"
+#include "support/limits.h"
 #include "support/sample.h"
 
 namespace fa3::test {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class InvisibleMemory : public EngineTest {
  protected:

@@ -10,11 +10,10 @@
 
 #include "cli/error_rule.h"
 #include "engine/fixture.h"
+#include "support/limits.h"
 
 namespace fa3::test {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Partial results in one allocation: o (n, b, s, h, dv) and lse (n, b, h, s), as batch n * b.
 struct Partials {

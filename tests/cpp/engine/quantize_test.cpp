@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <ostream>
 
@@ -18,6 +17,7 @@
 #include "support/engines.h"
 #include "support/fp8.h"
 #include "support/inputs.h"
+#include "support/limits.h"
 #include "support/placement.h"
 #include "support/run.h"
 #include "support/sample.h"
@@ -324,7 +324,6 @@ TEST_P(Quantize, centring_takes_the_mean_of_used_rows_and_gives_it_back) {
 }
 
 TEST_P(Quantize, what_is_not_finite_becomes_nan_and_spoils_no_other_number) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (float bad : {std::nanf(""), -std::nanf(""), kInfinity, -kInfinity}) {
     Quantizing q = quantizing(100, 8);
     q.centred = true;

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "engine/fixture.h"
+#include "support/limits.h"
 
 namespace fa3::test {
 namespace {
@@ -17,7 +18,6 @@ class Range : public EngineTest {};
 FA3_FOR_EVERY_ENGINE(Range);
 
 constexpr float kLargest = std::numeric_limits<float>::max();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Every row of the case has the value `want` in every column.
 void expect_everywhere(const Case& c, const ForwardRun& run, double want, double allowed) {

@@ -3,14 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "cli/error_rule.h"
+#include "support/limits.h"
 
 namespace fa3::test {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct RowAt {
   int64_t b, row, head;

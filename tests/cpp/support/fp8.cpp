@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include "support/limits.h"
 #include "support/random.h"
 
 namespace fa3::test {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // A cache holds more rows than are used, and there may be more scales than rows need.
 constexpr int64_t kSpareBlocks = 3;

@@ -6,11 +6,10 @@
 #include <numeric>
 
 #include "support/fp8.h"
+#include "support/limits.h"
 
 namespace fa3::test {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<int32_t> starts_of(const Side& side) {
   if (!side.packed()) return {};
@@ -52,7 +51,6 @@ void add_trend(const Case& c, Inputs* inputs) {
 }
 
 void spoil_one_element(const Case& c, Inputs* inputs) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const int64_t row = c.q.rows * 2 / 5, key = c.k.rows * 2 / 3;
   const int64_t q_head = c.heads_q - 1, kv_head = c.heads_k - 1, col = c.dim / 2;
   if (c.scores == Scores::nan_query) inputs->q.set(0, row, q_head, col, kNaN);

@@ -6,7 +6,7 @@
 namespace fa3::test {
 namespace {
 
-struct Row {
+struct CaseRow {
   const char* name;
   int64_t batch, heads_q, heads_k, seqlen_q, seqlen_k;
   bool causal;
@@ -23,7 +23,7 @@ struct Row {
 
 // A case's inputs hang on its place: new ones go to the end.
 // clang-format off
-constexpr Row kRows[] = {
+constexpr CaseRow kRows[] = {
     {"one_tile", 1, 1, 1, 128, 128, false},
     {"one_key", 1, 2, 2, 5, 1, false},
     {"no_keys", 1, 2, 2, 130, 0, false},
@@ -244,7 +244,7 @@ std::vector<RaggedRow> ragged_rows() {
 
 std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype) {
   std::vector<NamedCase> cases;
-  for (const Row& row : kRows) {
+  for (const CaseRow& row : kRows) {
     Case c = dense_case(row.batch, row.seqlen_q, row.seqlen_k, row.heads_q, row.heads_k,
                         dim - row.less_dim, dim_v - row.less_dim_v, dtype);
     c.causal = row.causal;

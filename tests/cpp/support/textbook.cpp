@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <mutex>
 #include <thread>
 
+#include "support/limits.h"
+
 namespace fa3::test {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Row-major; kept transposed where that makes the products below sums of contiguous rows.
 struct Matrix {

@@ -8,7 +8,6 @@
 namespace fa3::machine {
 namespace {
 
-constexpr uint32_t kPieceBytes = 1024;
 constexpr uint32_t kUnitBytes = 64;  // buffers begin and end at multiples of it
 constexpr int kLaneBytes = 16;       // of a lane's access
 

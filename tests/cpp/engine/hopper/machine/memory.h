@@ -26,6 +26,8 @@ struct Accessor {
   }
 };
 
+constexpr uint32_t kPieceBytes = 1024;  // of a split whose buffer does not end within it
+
 // Splits that an instruction still reads, once for each reading.
 using HeldPieces = std::vector<int>;
 

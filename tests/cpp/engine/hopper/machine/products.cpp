@@ -17,7 +17,6 @@ constexpr int kWarpsPerWarpgroup = 4;
 constexpr int kRowsPerWarp = 16;
 constexpr int kRowsPerWarpgroup = 64;
 constexpr int kDepthBytes = 32;
-constexpr int kPieceBytes = 1024;  // of memory.h, where it is not split
 
 // What accumulators hold while a product works on them: a NaN that arithmetic hands on.
 constexpr uint32_t kUnsettled = 0x7fc0dead;
@@ -42,9 +41,9 @@ Content read_rows(uint32_t address, int rows, int row_bytes, HeldPieces* held) {
   Block& block = here();
   const int bytes = rows * row_bytes;
   Content first;
-  for (int offset = 0; offset < bytes; offset += kPieceBytes) {
+  for (int offset = 0; offset < bytes; offset += int(kPieceBytes)) {
     const Content& next = block.memory.begin_read(block.accessor(), address + uint32_t(offset),
-                                                  std::min(bytes - offset, kPieceBytes), held);
+                                                  std::min(bytes - offset, int(kPieceBytes)), held);
     if (offset == 0) first = next;
     const int row = first.tensor == nullptr ? first.row : first.row + offset / row_bytes;
     if (next.tensor != first.tensor || next.head != first.head || next.batch != first.batch ||
@@ -61,8 +60,7 @@ struct Start {
   int column;
 };
 Start start(const Operand& operand) {
-  const uint32_t address = start_of(operand.descriptor),
-                 slab = address & ~uint32_t{kPieceBytes - 1};
+  const uint32_t address = start_of(operand.descriptor), slab = address & ~(kPieceBytes - 1);
   return {slab, int(address - slab) / operand.element_bytes};
 }
 

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files of a build without kernels: the entries of every table,
+// each with an address of its own in a kernel's place, which no GPU would launch. Planners and
+// launchers run on them over a runtime that only counts.
+#pragma once
+
+#include "engine/hopper/config/decode_shape.h"
+#include "engine/hopper/instances/backward_entry.h"
+#include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/instances/stream_k_table.h"
+
+namespace fa3::hopper {
+
+enum class Part { kMain, kPreprocess, kPostprocess, kShortSequences };
+
+// Aligned as functions are.
+template <auto Config, Part P = Part::kMain>
+alignas(16) inline constexpr char kNoKernel[16] = {};
+
+constexpr int kSomeSmem = 1 << 17;  // so that launches ask for it
+
+template <ForwardConfig C>
+ForwardKernel no_kernel() {
+  return {C, kNoKernel<C>, kSomeSmem};
+}
+
+template <int Row, Element E, Variant V>
+ForwardKernel forward_entry() {
+  return no_kernel<kForwardTable[Row].config.with(E, V)>();
+}
+
+template <int Row, Element E, Variant V>
+ForwardKernel cache_entry() {
+  return no_kernel<kCacheTable[Row].config.with(E, V)>();
+}
+
+template <int Row, Element E>
+ForwardKernel stream_k_entry() {
+  return no_kernel<kStreamKTable[Row].config.with(E, Variant::kStreamK)>();
+}
+
+template <int Row, Element E, Variant V>
+ForwardKernel decode_entry() {
+  constexpr ForwardConfig kConfig = kDecodeTable[Row].config.with(E, V);
+  if (decode_shape(kConfig).stages == 0) return {};
+  return no_kernel<kConfig>();
+}
+
+template <int Row, Element E>
+ForwardKernel e4m3_entry() {
+  constexpr ForwardConfig kTile = kE4m3Table[Row].config;
+  return no_kernel<kTile.with(E, kTile.variant)>();
+}
+
+template <int Row, Element E, Variant V>
+BackwardKernel backward_entry() {
+  constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
+  constexpr BackwardConfig kRows = kMain.without_cap();
+  BackwardKernel kernel{.config = kMain,
+                        .preprocess = kNoKernel<kRows, Part::kPreprocess>,
+                        .main = kNoKernel<kMain>,
+                        .postprocess = kNoKernel<kRows, Part::kPostprocess>,
+                        .smem_bytes = kSomeSmem,
+                        .main_deterministic = kNoKernel<kMain.deterministic()>};
+  if constexpr (!kMain.general()) {
+    kernel.main_head_splits = kNoKernel<kMain.with_head_splits()>;
+    kernel.postprocess_dk = kNoKernel<kRows.for_dk_rows(), Part::kPostprocess>;
+    kernel.postprocess_dv = kNoKernel<kRows.for_dv_rows(), Part::kPostprocess>;
+  }
+  if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_dkv()) {
+    kernel.short_sequences = kNoKernel<kMain.for_short_sequences(), Part::kShortSequences>;
+    kernel.short_smem_bytes = kSomeSmem;
+  }
+  return kernel;
+}
+
+}  // namespace fa3::hopper
