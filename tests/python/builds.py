@@ -2,6 +2,7 @@
 """The build that the tests run on, and commands that must succeed."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,10 +32,15 @@ def program(name):
     return path
 
 
+def setting(name):
+    """What CMake knows of the build."""
+    cache = (folder() / "CMakeCache.txt").read_text()
+    return re.search(rf"^{name}:\w+=(.*)$", cache, re.MULTILINE)[1]
+
+
 def kernels():
     """CMake's option for builds that take after the build: with or without the GPU's kernels."""
-    cache = (folder() / "CMakeCache.txt").read_text()
-    return "-DFA3_KERNELS=" + ("OFF" if "FA3_KERNELS:BOOL=OFF" in cache else "ON")
+    return f"-DFA3_KERNELS={setting('FA3_KERNELS')}"
 
 
 def need(*tools):
@@ -51,8 +57,12 @@ def run(*command, **options):
 
 
 def compiler_cache():
-    """Variables with which CMake compiles through ccache, if this machine has it."""
+    """Variables with which CMake compiles through ccache, if this machine has it.
+
+    The compiler is the build's: ccache takes c++ and g++ for two.
+    """
     if shutil.which("ccache") is None:
         return {}
     launchers = [f"CMAKE_{language}_COMPILER_LAUNCHER" for language in ("CXX", "CUDA")]
-    return dict.fromkeys(launchers, "ccache") | {"CCACHE_NOHASHDIR": "1"}
+    cached = {"CXX": setting("CMAKE_CXX_COMPILER"), "CCACHE_NOHASHDIR": "1"}
+    return dict.fromkeys(launchers, "ccache") | cached
