@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.nn import attention as registry  # noqa: E402
 
 front = pytest.importorskip("fa3.torch")
-overrides = pytest.importorskip("fa3.torch.sdpa")
+overrides = pytest.importorskip("fa3.torch.switch")
 
 if not hasattr(registry, "register_flash_attention_impl"):
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
@@ -116,13 +116,18 @@ def test_what_fa3_does_not_do_runs_on_torch_with_one_warning(calls, shape, optio
 def arguments_of(name):
     """Of a call of torch's operator with every argument that has no default, small and plain."""
     (q,) = qkv("cpu", wants_gradient=False)[:1]
-    packed = "_scaled" not in name
     made = {"is_causal": False, "dropout_p": 0.0, "return_debug_mask": False, "max_q": 33}
     made |= {"max_k": 33, "cum_seq_q": None, "cum_seq_k": None, "logsumexp": torch.zeros(2, 4, 33)}
+    made |= {"attn_bias": None, "compute_log_sumexp": True}
+    if "_scaled" not in name:
+        q = q.transpose(1, 2)
+    if name.startswith("_cudnn"):  # packed alone
+        cu = torch.tensor([0, 33, 66], dtype=torch.int32)
+        q = q.flatten(0, 1)
+        made |= {"cum_seq_q": cu, "cum_seq_k": cu, "logsumexp": torch.zeros(4, 66)}
     wanted = {
         a.name: a.default_value for a in getattr(torch.ops.aten, name).default._schema.arguments
     }
-    q = q.transpose(1, 2) if packed else q
     return {n: made.get(n, q.clone() if n in TENSORS else x) for n, x in wanted.items()}
 
 
@@ -142,7 +147,7 @@ def test_arguments_of_a_later_torch_are_refused_unless_they_are_off(name):
 def test_arguments_that_fa3_cannot_obey_are_refused(name):
     _, kernel = overrides.KERNELS[name]
     on = {"dropout_p": 0.1, "return_debug_mask": True, "attn_mask": torch.zeros(33, 33)}
-    on |= {"alibi_slopes": torch.ones(4), "block_table": torch.ones(2, 1)}
+    on |= {"alibi_slopes": torch.ones(4), "attn_bias": torch.zeros(33, 33)}
     for argument in arguments_of(name).keys() & on.keys():
         with pytest.raises(overrides.Refused, match=f"{argument} is not supported"):
             kernel(**{**arguments_of(name), argument: on[argument]})
