@@ -91,7 +91,7 @@ torch: $(VENV)/bin/pytest  ## torch and Transformers for the tests (2 GB), outsi
 test: build $(VENV)/bin/pytest  ## everything that can be tested on this machine
 	@$(VENV)/bin/python tools/run_tests.py $(BUILD)
 
-check: format-check layers lint  ## formatting, layers, ruff
+check: format-check layers lint  ## formatting, layers, ruff, mypy
 
 headers:  ## does every header compile alone? (two minutes on two cores)
 	@tools/setup.sh build
@@ -110,6 +110,7 @@ layers:
 
 lint: $(VENV)/bin/pytest
 	@$(VENV)/bin/ruff check -q . && $(VENV)/bin/ruff format -q --check . && echo "ruff: clean"
+	@$(VENV)/bin/mypy --cache-dir $(BUILD)/mypy --no-error-summary && echo "mypy: clean"
 
 tidy: build  ## clang-tidy over the library and the command
 	@tools/setup.sh tidy

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar, overload
 
 from typing_extensions import TypedDict, Unpack
@@ -14,7 +15,7 @@ class Gradients(NamedTuple, Generic[Array]):
 
 class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     causal: bool
-    window: tuple[int, int]
+    window: Sequence[int]
     softcap: float
     scale: float | None
     sink: Array | None
@@ -61,6 +62,16 @@ def attention(
     return_lse: Literal[True],
     **options: Unpack[Options[Array]],
 ) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array | None = None,
+    return_lse: bool,
+    **options: Unpack[Options[Array]],
+) -> Array | tuple[Array, Array]: ...
 def attention_backward(
     do: Array,
     q: Array,

@@ -17,8 +17,8 @@ from fa3.errors import Error, Unsupported
 from fa3.torch.aten_kernels import KERNELS, Refused
 
 NAME = "fa3"
-shadowed = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
-warned = set()
+shadowed: dict = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
+warned: set[str] = set()
 
 
 def enable_sdpa(name=NAME):
