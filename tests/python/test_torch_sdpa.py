@@ -2,6 +2,7 @@
 """The switch that puts fa3 under torch.nn.functional.scaled_dot_product_attention."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 
@@ -66,6 +67,23 @@ def test_values_gradients_and_strides_are_those_of_torch(device, calls, options)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
     assert [a.stride() for a in actual] == [b.stride() for b in expected]
+
+
+ORDERS = {
+    "torch's own": None,  # on Hopper cuDNN first
+    "torchtitan's": ("CUDNN_ATTENTION", "FLASH_ATTENTION", "MATH"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_fa3_runs_in_whichever_order_torch_asks_its_kernels(device, calls, order):
+    tensors = qkv(device)
+    backends = order and [getattr(registry.SDPBackend, name) for name in order]
+    preferring = registry.sdpa_kernel(backends, set_priority=True) if order else nullcontext()
+    with front.sdpa(), preferring:
+        out = F.scaled_dot_product_attention(*tensors, is_causal=True)
+        torch.autograd.grad(out.square().sum(), tensors)
+    assert len(calls) == 2 and "backward" in calls[1]
 
 
 def test_nothing_is_active_until_asked_for_and_nothing_stays(calls):
@@ -182,6 +200,7 @@ def test_packed_attention_of_torch_uses_it(calls):
     expected = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
     with front.sdpa():
         actual = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
+    assert len(calls) == 1
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
 
 

@@ -51,7 +51,10 @@ def enable_sdpa(name=NAME):
 
 
 def disable_sdpa():
-    """Gives torch's attention its own kernels back, and names of its registry their meaning."""
+    """Gives torch's attention its own kernels back, and names of its registry their meaning.
+
+    Without effect where fa3 is not active.
+    """
     if active() in (NAME, *shadowed):
         registry.restore_flash_attention_impl()
     release(*shadowed)
@@ -59,7 +62,12 @@ def disable_sdpa():
 
 @contextlib.contextmanager
 def sdpa(name=NAME):
-    """enable_sdpa(name) for a block of code; afterwards what was active before is active again."""
+    """enable_sdpa(name) for a block of code; afterwards what was active before is active again.
+
+    The switch is the process's: other threads run fa3 meanwhile, too.
+
+    Raises what enable_sdpa() raises.
+    """
     before, taken = active(), set(shadowed)
     enable_sdpa(name)
     try:
