@@ -70,7 +70,7 @@ for line in FORWARD:
     TYPES[name], DEFAULTS[name] = kind, ast.literal_eval(default)
 
 IN_ORDER = tuple(DEFAULTS.values())
-Options = collections.namedtuple("Options", DEFAULTS, defaults=IN_ORDER)
+Options = collections.namedtuple("Options", DEFAULTS, defaults=IN_ORDER)  # type: ignore[misc]
 Options.__doc__ = "Options by their names in the operators; those not given have their defaults."
 
 
