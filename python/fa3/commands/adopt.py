@@ -42,13 +42,19 @@ flash_attn_varlen_func = partial(answers.flash_attn_varlen_func, return_attn_pro
 """
 HUB_MODULE = """\
 # Written by fa3 adopt --hub-kernel.
+from fa3.compat import flash_attn_interface
 from fa3.compat.flash_attn_interface import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_interface",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+]
 """
 
 
@@ -103,7 +109,7 @@ def main(arguments):
                 print(f"{options.into} has nothing that fa3 adopt wrote")
         else:
             report("wrote", adopt(options.into, names, options.returns_tuple))
-            print(f"{' and '.join(names)} now mean fa3 here; fa3 adopt --undo takes it back")
+            print(f"fa3 answers to {' and '.join(names)} here; fa3 adopt --undo takes it back")
     except Refusal as refusal:
         print(f"fa3 adopt: {refusal}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ def index_first_axis(input, indices):
 def index_put_first_axis(values, indices, first_axis_dim):
     """values (n, ...) as rows `indices` of zeros (first_axis_dim, ...)."""
     zeros = values.new_zeros((first_axis_dim, *values.shape[1:]))
-    return zeros.index_copy(0, indices, values)
+    return zeros.index_copy(0, indices.long(), values)
 
 
 def index_first_axis_residual(input, indices):
