@@ -359,7 +359,10 @@ def test_operators_leave_the_name_to_an_installed_original(tmp_path):
     ask = "import torch, fa3.compat.flash_attn_interface as x; print(x.library)"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", ask], capture_output=True, text=True, env={"PYTHONPATH": path}
+        [sys.executable, "-c", ask],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
     )
     assert done.stdout == "None\n", done.stderr
     assert fa3_names.library is not None or _registry.original_is_installed()
