@@ -13,7 +13,7 @@ import pytest
 
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
-from fa3.commands import adopt  # noqa: E402
+from fa3.commands import adopt, shims  # noqa: E402
 
 FA3_ALONE, BOTH = ["flash-attn-3"], ["flash-attn-3", "flash-attn"]
 
@@ -211,7 +211,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_sentence_and_stays_as_it_was(
 def test_the_form_of_wan_returns_tuples():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     names = {}
-    exec(adopt.modules("flash-attn-3", returns_tuple=True)["flash_attn_interface.py"], names)
+    exec(shims.modules("flash-attn-3", returns_tuple=True)["flash_attn_interface.py"], names)
     x, cu = torch.ones(6, 2, 8), torch.tensor([0, 3, 6], dtype=torch.int32)
     qkv, lengths = dict.fromkeys("qkv", x), dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), cu)
     longest = {"max_seqlen_q": 3, "max_seqlen_k": 3, "seqused_q": None, "seqused_k": None}

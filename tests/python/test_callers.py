@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 
-from fa3.commands import adopt  # noqa: E402
+from fa3.commands import adopt, shims  # noqa: E402
 
 RING = Path(__file__).parent / "callers_ring.py"
 FUNCTIONS = {
@@ -128,7 +128,7 @@ def test_transformers_keeps_the_sinks_of_gpt_oss_through_the_hub_kernel(environm
     """Transformers sends gpt-oss to a hub kernel, and drops sinks that its signature lacks."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("kernels", reason="kernels is not installed")
-    adopt.write(tmp_path, adopt.hub_kernel())
+    adopt.write(tmp_path, shims.hub_kernel())
     # Any version of kernels that is there will do, for a local folder.
     code = """
 import kernels
