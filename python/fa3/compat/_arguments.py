@@ -26,16 +26,16 @@ def length(value):
 def options(softmax_scale, causal, window_size, softcap, deterministic=False, attention_chunk=0):
     """The options of fa3.attention from theirs.
 
-    window_size: None and everything below 0 are unbounded. softcap, attention_chunk: at most 0
-    is off.
+    window_size: None, a side of None and everything below 0 are unbounded. softcap,
+    attention_chunk: None and everything below 0 are off.
     """
     left, right = window_ends(window_size, "window_size")
     return {
         "scale": softmax_scale,
         "causal": causal,
         "window": (reach(left), reach(right)),
-        "attention_chunk": max(int(attention_chunk), 0),
-        "softcap": max(float(softcap), 0.0),
+        "attention_chunk": max(int(attention_chunk or 0), 0),
+        "softcap": max(float(softcap or 0), 0.0),
         "deterministic": deterministic,
     }
 
