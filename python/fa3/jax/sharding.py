@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays over several devices: attention is cut along the batch and along the key heads.
+
+jit with shardings asks for it by custom partitioning, meshes with explicit axes by the types of
+results. Inside of shard_map, arrays are a device's own, and only have to vary alike.
+"""
+
+import math
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fa3.errors import Unsupported
+
+
+def axes_of(call, sizes, mesh, q_spec):
+    """Mesh axes by the letter of the extent that they cut: b and the heads, where they divide."""
+    letters = call.extents("q")
+    wanted = dict(zip(letters, [*q_spec, *(None for _ in letters)], strict=False))
+    axes = {}
+    for letter, extent in (("b", sizes.get("b")), ("h", sizes["g"])):
+        names = wanted.get(letter)
+        names = names if isinstance(names, tuple) else (names,) if names is not None else ()
+        if names and extent % math.prod(mesh.shape[x] for x in names) == 0:
+            axes[letter] = names
+    if "h" in axes:
+        axes["g"] = axes["h"]
+    return axes
+
+
+def specs_of(call, names, axes):
+    return [PartitionSpec(*(axes.get(x) for x in call.extents(name))) for name in names]
+
+
+def result_types(*operands, call):
+    """The results' types: shapes, and the mesh axes by which the operands are cut or vary."""
+    q = operands[call.operands.index("q")]
+    mesh = q.sharding.mesh
+    sizes = call.sizes([x.shape for x in operands])
+    axes = axes_of(call, sizes, mesh, q.sharding.spec)
+    specs = specs_of(call, call.results, axes)
+    return [
+        q.update(shape=shape, dtype=dtype, weak_type=False, sharding=NamedSharding(mesh, spec))
+        for (shape, dtype), spec in zip(call.results_of(operands), specs, strict=True)
+    ]
+
+
+def partitioned(shard):
+    """function(call, *operands) that runs the primitive `shard` on every device."""
+
+    def whole(call, *operands):
+        return tuple(shard.bind(*operands, call=call))
+
+    def cut(call, mesh, operands):
+        q = operands[call.operands.index("q")]
+        if not isinstance(q.sharding, NamedSharding):
+            raise Unsupported(
+                "fa3.jax.attention: expected a mesh whose axes have names; call it within one "
+                "(jax.set_mesh, or `with mesh:`)"
+            )
+        axes = axes_of(call, call.sizes([x.shape for x in operands]), mesh, q.sharding.spec)
+        placed = [
+            tuple(NamedSharding(mesh, spec) for spec in specs_of(call, names, axes))
+            for names in (call.operands, call.results)
+        ]
+        return axes, *placed
+
+    def infer(call, mesh, operands, results):
+        return cut(call, mesh, operands)[-1]
+
+    def partition(call, mesh, operands, results):
+        axes, of_operands, of_results = cut(call, mesh, operands)
+
+        def run(*arrays):
+            found = shard.bind(*arrays, call=call)
+            if "dsink" in call.results and "b" in axes:  # a sum over all sequences
+                at = call.results.index("dsink")
+                found[at] = jax.lax.psum(found[at], axes["b"])
+            return tuple(found)
+
+        return mesh, run, of_results, of_operands
+
+    function = custom_partitioning(whole, static_argnums=(0,))
+    function.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
+    return function
+
+
+def rule(call, mesh, operands, results):
+    """Which extents are the same, and which may be cut, for the Shardy partitioner."""
+    sizes = call.sizes([x.shape for x in operands])
+    group = sizes["h"] // max(sizes["g"], 1)
+    heads = "(g r)" if group > 1 else "g"
+
+    def side(names):
+        return ", ".join(" ".join(call.extents(name)).replace("h", heads) for name in names)
+
+    whole = tuple(sorted({*sizes} - {*"bgh"})) + ("r",) * (group > 1)
+    options = {"need_replication_factors": whole} | ({"r": group} if group > 1 else {})
+    return f"{side(call.operands)} -> {side(call.results)}", options
+
+
+def vary_alike(arrays):
+    """Inside of shard_map: arrays that are the same on some devices, as ones that may differ. What
+    they get as gradients is then summed over those devices."""
+    varying = {name: varying_axes(x) for name, x in arrays.items()}
+    every = frozenset().union(*varying.values())
+    return {name: as_varying(x, every - varying[name]) for name, x in arrays.items()}
+
+
+def varying_axes(array):
+    aval = jax.typeof(array) if hasattr(jax, "typeof") else None
+    manual = getattr(aval, "mat", None)
+    return getattr(aval, "vma", frozenset()) if manual is None else manual.varying
+
+
+def as_varying(array, axes):
+    if not axes:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, tuple(axes), to="varying")
+    return jax.lax.pvary(array, tuple(axes))
