@@ -191,13 +191,13 @@ xla::Error* error(const xla::Api& api, fa3_status status, const std::string& sen
   return api.create_error(&arguments);
 }
 
-// An older XLA is told its own version, since it has what these handlers use of it.
-void describe(const xla::Api& api, uint32_t traits, xla::Metadata* metadata) {
+// An older XLA is told its own version, since it has what these handlers use of it. The oldest,
+// 0.1, asks without an API.
+void describe(const xla::Api* api, uint32_t traits, xla::Metadata* metadata) {
+  const bool known = api != nullptr && api->version.major == xla::kMajorVersion;
   metadata->version.major = xla::kMajorVersion;
-  metadata->version.minor = xla::kMinorVersion;
-  if (api.version.major == xla::kMajorVersion && api.version.minor < xla::kMinorVersion) {
-    metadata->version.minor = api.version.minor;
-  }
+  metadata->version.minor = api == nullptr ? xla::kOldestMinorVersion : xla::kMinorVersion;
+  if (known) metadata->version.minor = std::min(api->version.minor, xla::kMinorVersion);
   metadata->traits = traits;
 }
 
@@ -234,12 +234,12 @@ xla::Error* find_place(const xla::CallFrame& frame, Place* place) {
 // so that it may be recorded into a command buffer.
 template <class Pass, fa3_device_type kDevice>
 xla::Error* handle(xla::CallFrame* frame) {
-  const xla::Api& api = *frame->api;
   if (frame->extensions != nullptr && frame->extensions->type == xla::kMetadataExtension) {
     const auto* asked = reinterpret_cast<xla::MetadataExtension*>(frame->extensions);
-    describe(api, kDevice == FA3_CUDA ? xla::kCommandBufferCompatible : 0, asked->metadata);
+    describe(frame->api, kDevice == FA3_CUDA ? xla::kCommandBufferCompatible : 0, asked->metadata);
     return nullptr;
   }
+  const xla::Api& api = *frame->api;
   if (!is_known(*frame)) {
     return error(api, FA3_UNSUPPORTED, "fa3: expected a call of XLA's FFI, version 0.1 to 0.3");
   }

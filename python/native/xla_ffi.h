@@ -13,6 +13,7 @@ namespace fa3::python::xla {
 
 constexpr int kMajorVersion = 0;
 constexpr int kMinorVersion = 3;  // the newest that these declarations were held to
+constexpr int kOldestMinorVersion = 1;
 
 struct Error;    // belongs to XLA
 struct Context;  // of one call; belongs to XLA

@@ -8,6 +8,13 @@ The library is called by XLA's FFI: a compiled program runs without Python. fa3.
 arrays too, outside of every transformation.
 """
 
+import jax
+
+from fa3.errors import Unsupported
+
+if jax.__version_info__ < (0, 7):
+    raise Unsupported(f"fa3.jax: expected JAX 0.7 or later, got JAX {jax.__version__}")
+
 from fa3.jax.vjp import attention
 
 __all__ = ["attention"]

@@ -29,8 +29,9 @@ def fold(run, call, size, mapped, operands):
         x = x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
         return x.reshape(size * x.shape[1], *x.shape[2:])
 
+    batch = next(x.shape[1] for x, is_mapped in zip(operands, mapped, strict=True) if is_mapped)
     results = run(*map(folded, call.operands, operands, mapped))
-    return tuple(x.reshape(size, x.shape[0] // max(size, 1), *x.shape[1:]) for x in results)
+    return tuple(x.reshape(size, batch, *x.shape[1:]) for x in results)
 
 
 def loop(run, mapped, operands):

@@ -23,7 +23,8 @@ TENSORS = {
 WORKSPACE_SIZE = {"forward": _native.forward_workspace, "backward": _native.backward_workspace}
 
 # Extents by letter: b sequences; i and j rows of queries and keys; h and g query and key heads; d
-# and e head dims. Packed tensors have no b.
+# and e head dims; n starts. Packed tensors have no b, and beside them it is called s: their
+# sequences are not independent extents of a call, which could be cut or be more.
 EXTENTS = {
     **dict.fromkeys(("q", "dq"), "bihd"),
     **dict.fromkeys(("k", "dk"), "bjgd"),
@@ -35,7 +36,6 @@ EXTENTS = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "n"),
 }
 OF_KEYS = ("k", "v", "dk", "dv")
-FLOAT32 = ("lse", "dlse", "sink", "dsink")
 
 
 class Call(NamedTuple):
@@ -46,30 +46,27 @@ class Call(NamedTuple):
     results: tuple[str, ...]
     options: tuple[tuple[str, Any], ...]  # by their names in _options.py, without defaults
 
+    @classmethod
+    def of(cls, direction, operands, results, options):
+        """The call that takes these operands: one for all orders of their names."""
+        known = (*TENSORS[direction], *OPTION_TENSORS)
+        return cls(direction, tuple(x for x in known if x in operands), results, options)
+
     def extents(self, name):
         """The letters of a tensor's extents."""
         letters = EXTENTS[name]
-        packed = "cu_seqlens_k" if name in OF_KEYS else "cu_seqlens_q"
-        if name.startswith("seqused"):
-            return "s" if {"cu_seqlens_q", "cu_seqlens_k"} & {*self.operands} else "b"
-        return letters.replace("b", "") if packed in self.operands else letters
+        if not any(cu in self.operands for cu in ("cu_seqlens_q", "cu_seqlens_k")):
+            return letters
+        starts = "cu_seqlens_k" if name in OF_KEYS else "cu_seqlens_q"
+        is_packed = starts in self.operands and not name.startswith("seqused")
+        return letters.replace("b", "" if is_packed else "s")
 
     def sizes(self, shapes):
         """Extents by letter, from the operands' shapes."""
-        pairs = zip(self.operands, shapes, strict=True)
-        return {x: n for name, shape in pairs for x, n in zip(self.extents(name), shape)}
-
-    def results_of(self, operands):
-        """[(shape, dtype), ...] of the results, from operands with shapes and dtypes."""
-        sizes = self.sizes([x.shape for x in operands])
-        dtype = operands[self.operands.index("q")].dtype
-        return [
-            (
-                tuple(sizes[x] for x in self.extents(name)),
-                np.dtype("float32") if name in FLOAT32 else dtype,
-            )
-            for name in self.results
-        ]
+        sizes = {}
+        for name, shape in zip(self.operands, shapes, strict=True):
+            sizes |= zip(self.extents(name), shape, strict=True)
+        return sizes
 
     def workspace_bytes(self, operands, results, platform):
         """What the library needs besides them on that platform; raises what it would refuse."""

@@ -8,6 +8,7 @@ results. Inside of shard_map, arrays are a device's own, and only have to vary a
 import math
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -34,16 +35,20 @@ def specs_of(call, names, axes):
 
 
 def result_types(*operands, call):
-    """The results' types: shapes, and the mesh axes by which the operands are cut or vary."""
-    q = operands[call.operands.index("q")]
+    """The results' types: shapes, and the mesh axes by which they are cut or vary."""
+    named = dict(zip(call.operands, operands, strict=True))
+    q, sizes = named["q"], call.sizes([x.shape for x in operands])
     mesh = q.sharding.mesh
-    sizes = call.sizes([x.shape for x in operands])
     axes = axes_of(call, sizes, mesh, q.sharding.spec)
-    specs = specs_of(call, call.results, axes)
-    return [
-        q.update(shape=shape, dtype=dtype, weak_type=False, sharding=NamedSharding(mesh, spec))
-        for (shape, dtype), spec in zip(call.results_of(operands), specs, strict=True)
-    ]
+
+    def type_of(name, spec):
+        if name[1:] in named:  # a gradient
+            return named[name[1:]]
+        shape = tuple(sizes[x] for x in call.extents(name))
+        dtype = jnp.dtype("float32") if name == "lse" else q.dtype
+        return q.update(shape=shape, dtype=dtype, sharding=NamedSharding(mesh, spec))
+
+    return [*map(type_of, call.results, specs_of(call, call.results, axes))]
 
 
 def partitioned(shard):
@@ -95,9 +100,10 @@ def rule(call, mesh, operands, results):
     def side(names):
         return ", ".join(" ".join(call.extents(name)).replace("h", heads) for name in names)
 
-    whole = tuple(sorted({*sizes} - {*"bgh"})) + ("r",) * (group > 1)
-    options = {"need_replication_factors": whole} | ({"r": group} if group > 1 else {})
-    return f"{side(call.operands)} -> {side(call.results)}", options
+    text = side(call.operands)
+    order = dict.fromkeys(x for x in text if x.isalpha())  # of appearance, as Shardy wants it
+    options = {"need_replication_factors": tuple(x for x in order if x not in "bg")}
+    return f"{text} -> {side(call.results)}", options | ({"r": group} if group > 1 else {})
 
 
 def vary_alike(arrays):
@@ -109,9 +115,8 @@ def vary_alike(arrays):
 
 
 def varying_axes(array):
-    aval = jax.typeof(array) if hasattr(jax, "typeof") else None
-    manual = getattr(aval, "mat", None)
-    return getattr(aval, "vma", frozenset()) if manual is None else manual.varying
+    aval = jax.typeof(array)
+    return aval.mat.varying if hasattr(aval, "mat") else aval.vma  # by the version of JAX
 
 
 def as_varying(array, axes):

@@ -14,14 +14,15 @@ from fa3._options import (
     BOTH_PASSES,
     DEFAULTS,
     OF_BOTH_PASSES,
+    PUBLIC_FORMS,
     TYPES,
     Options,
     in_order,
     takes_options,
 )
-from fa3.errors import InvalidArgument
-from fa3.jax import primitives
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.jax.calls import OPTION_TENSORS, Call, described
+from fa3.jax.primitives import run
 from fa3.jax.sharding import vary_alike
 
 INPUT_TYPES = ("float32", "float16", "bfloat16")
@@ -72,12 +73,10 @@ class Static(NamedTuple):
     options: tuple  # of Call
 
     def forward(self, arrays, results):
-        call = Call("forward", tuple(arrays), results, self.options)
-        return primitives.run(call, arrays)
+        return run(Call.of("forward", arrays, results, self.options), arrays)
 
     def backward(self, arrays, results):
-        call = Call("backward", tuple(arrays), results, self.options)
-        return primitives.run(call, arrays)
+        return run(Call.of("backward", arrays, results, self.options), arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -119,11 +118,16 @@ def refuse_wrong_kinds(arrays, options):
             raise InvalidArgument(
                 f"{name}: expected one of {', '.join(INPUT_TYPES)}, got {arrays[name].dtype}"
             )
+        if not all(isinstance(extent, int) for extent in arrays[name].shape):
+            raise Unsupported(
+                f"{name}: expected extents that are known while the program is traced, got "
+                f"{arrays[name].shape}; the size of a workspace follows from them"
+            )
     for name, value in options.items():
         if isinstance(value, jax.core.Tracer):
             raise TypeError(
-                f"{name}: expected a value that is known while the program is traced (see "
-                f"static_argnames of jax.jit), got {value}"
+                f"{PUBLIC_FORMS.get(name, (name,))[0]}: expected a value that is known while the "
+                f"program is traced (see static_argnames of jax.jit), got {value}"
             )
 
 
