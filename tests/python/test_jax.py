@@ -4,8 +4,13 @@
 On the CPU its bits are those of fa3.attention. conftest.py gives JAX two CPU devices.
 """
 
+import inspect
+import os
+import re
+import sys
 import threading
 
+import builds
 import error_model
 import numpy as np
 import oracle
@@ -430,9 +435,38 @@ def test_eager_calls_inside_of_jit_point_here(qkv, call):
         jax.jit(call)(*qkv)
 
 
-def test_the_front_has_the_options_of_the_numpy_front():
-    import inspect
+def test_the_snippet_of_the_page_runs():
+    page = (builds.ROOT / "docs/callers/jax.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    said = builds.run(sys.executable, "-c", snippet, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    assert said == "(2, 1024, 8, 64) (2, 1024, 2, 64) (2, 1024, 2, 64)\n"
 
+
+def test_an_exported_program_runs(qkv):
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("fa3_forward")]
+    program = jax.jit(lambda *a: fa3.jax.attention(*a, causal=True))
+    exported = jax.export.export(program, platforms=["cpu"], disabled_checks=allowed)(*qkv)
+    np.testing.assert_array_equal(exported.call(*qkv), fa3.attention(*qkv, causal=True))
+
+
+def test_a_cpu_program_keeps_its_threads(qkv, monkeypatch):
+    """Its workspace is as large as they want, also where the next machine has more."""
+    primitives.function.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(calls._native, "available_threads", lambda: 3)
+        program = jax.jit(lambda *a: fa3.jax.attention(*a, scale=0.75)).lower(*qkv)
+    assert "num_threads = 3 : i64" in program.as_text()
+    np.testing.assert_array_equal(program.compile()(*qkv), fa3.attention(*qkv, scale=0.75))
+
+
+def test_workspace_is_in_the_memory_plan_of_the_program():
+    (x,) = random_arrays((1, 2048, 1, 64))
+    gradient = jax.jit(jax.grad(lambda x: fa3.jax.attention(x, x, x, num_threads=1).sum()))
+    plan = gradient.lower(x).compile().memory_analysis()
+    assert plan.temp_size_in_bytes > 4 * x.nbytes  # out, its gradient, dk and dv, and more
+
+
+def test_the_front_has_the_options_of_the_numpy_front():
     ours = inspect.signature(fa3.jax.attention).parameters
     theirs = inspect.signature(fa3.attention_backward).parameters
     options = [*theirs][[*theirs].index("dlse") + 1 :]

@@ -12,7 +12,7 @@ import jax
 
 from fa3.errors import Unsupported
 
-if jax.__version_info__ < (0, 7):
+if not hasattr(jax, "shard_map"):
     raise Unsupported(f"fa3.jax: expected JAX 0.7 or later, got JAX {jax.__version__}")
 
 from fa3.jax.vjp import attention

@@ -68,13 +68,21 @@ class Call(NamedTuple):
             sizes |= zip(self.extents(name), shape, strict=True)
         return sizes
 
+    def on(self, platform):
+        """The call of a program for that platform. On the CPU workspace grows with the threads, so
+        that they are settled here, and with the lengths, which may be longer than was said."""
+        options = dict(self.options)
+        if platform == "cpu":
+            options.pop("max_seqlen_q", None)
+            options.pop("max_seqlen_k", None)
+            options["num_threads"] = options.get("num_threads") or _native.available_threads()
+        return self._replace(options=tuple(options.items()))
+
     def workspace_bytes(self, operands, results, platform):
         """What the library needs besides them on that platform; raises what it would refuse."""
         named = zip(self.operands + self.results, [*operands, *results], strict=True)
         views = {name: described(x.shape, x.dtype, platform) for name, x in named}
         options = {name: views.get(name) for name in OPTION_TENSORS} | dict(self.options)
-        if platform == "cpu":  # where lengths are read, and may be longer than was said
-            options |= {"max_seqlen_q": 0, "max_seqlen_k": 0}
         tensors = [views.get(name) for name in TENSORS[self.direction]]
         every_option = Options(**options)[: len(BOTH_PASSES)]
         return WORKSPACE_SIZE[self.direction](*tensors, *every_option)

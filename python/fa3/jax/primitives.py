@@ -50,6 +50,7 @@ def refuse_derivative(primals, tangents):
 
 def lower(platform, ctx, *operands, call):
     """A call of XLA's FFI on that platform."""
+    call = call.on(platform)
     count = call.workspace_bytes(ctx.avals_in, ctx.avals_out, platform)
     shape = (count + WORKSPACE_PADDING,) if count else (0,)
     workspace = jax.core.ShapedArray(shape, np.dtype("uint8"))
