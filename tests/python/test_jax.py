@@ -257,6 +257,27 @@ def test_devices_share_batch_or_heads_without_communication(qkv, spec, kind):
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_devices_share_the_queries_of_a_single_key_head(qkv):
+    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=two_devices())
+    q, k, v = qkv[0], qkv[1][:, :, :1], qkv[2][:, :, :1]
+    sink = np.arange(4, dtype=np.float32)
+    cut = jax.device_put(q, NamedSharding(mesh, P(None, None, "x")))
+    whole = [jax.device_put(x, NamedSharding(mesh, P())) for x in (k, v, sink)]
+    gradient = jax.jit(jax.grad(cut_loss, (0, 1, 2, 3)))
+    assert "all-gather" not in gradient.lower(cut, *whole).compile().as_text()
+    found, exact = gradient(cut, *whole), jax.grad(cut_loss, (0, 1, 2, 3))(q, k, v, sink)
+    for ours, expected in zip(found, exact, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_that_devices_cannot_divide_are_gathered():
+    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=two_devices())
+    q, k, v = random_arrays((1, 4, 6, 8), (1, 4, 3, 8), (1, 4, 3, 8))
+    cut = jax.device_put(q, NamedSharding(mesh, P(None, None, "x")))
+    whole = [jax.device_put(x, NamedSharding(mesh, P())) for x in (k, v)]
+    np.testing.assert_array_equal(jax.jit(fa3.jax.attention)(cut, *whole), fa3.attention(q, k, v))
+
+
 def test_shard_map_sums_gradients_of_what_devices_share(qkv):
     mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=two_devices())
     q, k, v = qkv[0], qkv[1][:1], qkv[2][:1]

@@ -16,16 +16,18 @@ from fa3.errors import Unsupported
 
 
 def axes_of(call, sizes, mesh, q_spec):
-    """Mesh axes by the letter of the extent that they cut: b and the heads, where they divide."""
+    """Mesh axes by the letter of the extent that they cut: b and the heads, where they divide. A
+    single key head is whole on every device."""
     letters = call.extents("q")
     wanted = dict(zip(letters, [*q_spec, *(None for _ in letters)], strict=False))
     axes = {}
-    for letter, extent in (("b", sizes.get("b")), ("h", sizes["g"])):
+    heads = sizes["h"] if sizes["g"] == 1 else sizes["g"]
+    for letter, extent in (("b", sizes.get("b")), ("h", heads)):
         names = wanted.get(letter)
         names = names if isinstance(names, tuple) else (names,) if names is not None else ()
         if names and extent % math.prod(mesh.shape[x] for x in names) == 0:
             axes[letter] = names
-    if "h" in axes:
+    if "h" in axes and sizes["g"] > 1:
         axes["g"] = axes["h"]
     return axes
 
@@ -79,10 +81,11 @@ def partitioned(shard):
 
         def run(*arrays):
             found = shard.bind(*arrays, call=call)
-            if "dsink" in call.results and "b" in axes:  # a sum over all sequences
-                at = call.results.index("dsink")
-                found[at] = jax.lax.psum(found[at], axes["b"])
-            return tuple(found)
+            over = {"dsink": axes.get("b", ())}
+            if "g" not in axes:
+                over |= dict.fromkeys(("dk", "dv"), axes.get("h", ()))
+            pairs = zip(call.results, found, strict=True)
+            return tuple(jax.lax.psum(x, over[name]) if over.get(name) else x for name, x in pairs)
 
         return mesh, run, of_results, of_operands
 
@@ -95,15 +98,15 @@ def rule(call, mesh, operands, results):
     """Which extents are the same, and which may be cut, for the Shardy partitioner."""
     sizes = call.sizes([x.shape for x in operands])
     group = sizes["h"] // max(sizes["g"], 1)
-    heads = "(g r)" if group > 1 else "g"
+    heads = "g" if group == 1 else "h" if sizes["g"] == 1 else "(g r)"
 
     def side(names):
         return ", ".join(" ".join(call.extents(name)).replace("h", heads) for name in names)
 
     text = side(call.operands)
     order = dict.fromkeys(x for x in text if x.isalpha())  # of appearance, as Shardy wants it
-    options = {"need_replication_factors": tuple(x for x in order if x not in "bg")}
-    return f"{text} -> {side(call.results)}", options | ({"r": group} if group > 1 else {})
+    options = {"need_replication_factors": tuple(x for x in order if x not in "bgh")}
+    return f"{text} -> {side(call.results)}", options | ({"r": group} if "r" in order else {})
 
 
 def vary_alike(arrays):

@@ -34,12 +34,15 @@ def attention(q, k, v, *, return_lse=False, **options):
 
     Differentiable in q, k, v and sink, also through the LSE, by jax.grad and jax.vjp; works under
     jax.vmap, jax.checkpoint, jax.lax.scan and jax.shard_map. Arrays that are sharded over batch or
-    heads are computed where they are: heads need a number of key heads that the devices divide.
+    heads are computed where they are: the devices must divide the key heads, or be as many as
+    divide the query heads of a single key head.
+
+    Arrays are q, k, v, sink, cu_seqlens and seqused; everything else is a Python value, known while
+    the program is traced.
 
     Args:
-        q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k: arrays, as in
-            fa3.attention. float32, float16 or bfloat16, no FP8, no caches; lengths are int32.
-        return_lse and all other options: Python values, known while the program is traced.
+        q, k, v: as in fa3.attention: float32, float16 or bfloat16, no FP8, no caches.
+        return_lse: also return the LSE.
         max_seqlen_q, max_seqlen_k: with cu_seqlens on a GPU they are needed.
         deterministic: gradients are bitwise repeatable. The forward pass always is.
 
@@ -48,8 +51,8 @@ def attention(q, k, v, *, return_lse=False, **options):
 
     Raises:
         fa3.InvalidArgument, fa3.Unsupported, TypeError: while the program is traced and compiled.
-        jax.errors.JaxRuntimeError: while it runs, with the library's sentence: lengths in host
-            memory that lead out of their tensors.
+        RuntimeError, ValueError: while it runs, by JAX and with the library's sentence: lengths in
+            host memory that lead out of their tensors.
     """
     listed = in_order("attention", options, OF_BOTH_PASSES)
     given = {
