@@ -134,6 +134,12 @@ def test_outside_of_jit_it_computes_the_same(qkv):
     np.testing.assert_array_equal(lse, expected[1])
 
 
+def test_it_computes_the_same_where_jit_is_disabled(qkv):
+    with jax.disable_jit():
+        out = fa3.jax.attention(*qkv, causal=True)
+    np.testing.assert_array_equal(out, fa3.attention(*qkv, causal=True))
+
+
 PACKED = {
     "cu_seqlens_q": np.array([0, 3, 3, 8], np.int32),
     "cu_seqlens_k": np.array([0, 4, 6, 11], np.int32),

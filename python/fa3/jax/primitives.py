@@ -77,11 +77,18 @@ def refuse_platform(ctx, *operands, call):
     raise Unsupported(f"fa3.jax: expected the platform cpu or cuda, got {platforms}")
 
 
+def evaluate(shard, *operands, call):
+    """Under jax.disable_jit, where no program is around the primitive."""
+    with jax.disable_jit(False):
+        return jax.jit(functools.partial(shard.bind, call=call))(*operands)
+
+
 def make_shard(direction):
     """The primitive of a pass on one device."""
     shard = Primitive(f"fa3_{direction}")
     shard.multiple_results = True
     shard.def_abstract_eval(sharding.result_types)
+    shard.def_impl(functools.partial(evaluate, shard))
     mlir.register_lowering(shard, refuse_platform)
     for platform in DEVICE_TYPES:
         mlir.register_lowering(shard, functools.partial(lower, platform), platform=platform)
