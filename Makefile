@@ -86,9 +86,9 @@ $(VENV)/bin/pytest: requirements-test.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-test.txt
 	@touch $@
 
-torch: $(VENV)/bin/pytest  ## torch and Transformers for the tests (2 GB), outside of the checkout
+torch: $(VENV)/bin/pytest  ## torch, Transformers and JAX for the tests (2 GB), outside of the checkout
 	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps -r requirements-torch.txt
-	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-hf.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-hf.txt -r requirements-jax.txt
 
 # With kernels where a GPU can run them, or where they are built already. FULL=1: longer case tables,
 # more seeds, and every build that users make.

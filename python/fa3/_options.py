@@ -5,7 +5,7 @@ A new option needs one line in each of four places:
     this table                      name, default, type in the schemas of torch.ops.fa3
     ops.py, docstring of attention  what it means
     ops.pyi                         its type for type checkers
-    python/native/module.cpp        the field of the C ABI that it fills
+    python/native/passes.h          the field of the C ABI that it fills
 Signatures, schemas, the order of arguments and the checks of types follow from the table.
 
 Between the public functions and the C ABI, options go as one list: in the order of the table, up to
@@ -22,7 +22,7 @@ from fa3.errors import InvalidArgument
 # fa3_engine_id
 ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4}
 
-# Lines of the schemas of torch.ops.fa3; module.cpp reads the values in this order. Attention in
+# Lines of the schemas of torch.ops.fa3; passes.h reads the values in this order. Attention in
 # torch/autograd.py relies on the tensors standing together.
 SCORES = (
     "bool causal=False",
