@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar, overload
 
 from typing_extensions import TypedDict, Unpack
@@ -14,8 +15,8 @@ class Gradients(NamedTuple, Generic[Array]):
 
 class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     causal: bool
-    window: tuple[int, int]
-    softcap: float
+    window: Sequence[int | None] | None
+    softcap: float | None
     scale: float | None
     sink: Array | None
     cu_seqlens_q: Array | None
@@ -27,7 +28,7 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     deterministic: bool
     engine: Engine
     num_threads: int
-    attention_chunk: int
+    attention_chunk: int | None
     batch_invariant: bool
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
