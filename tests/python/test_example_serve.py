@@ -29,7 +29,7 @@ def test_answers_from_a_paged_cache_are_those_of_unpaged_attention(device, api, 
     assert "5 requests" in finished.stdout
 
 
-def test_every_interface_gives_the_same_answers(device):
+def test_every_interface_gives_the_same_answers(device, one_thread):
     torch.manual_seed(0)
     size = serve.SIZES["tiny"]._replace(context=32)
     model = serve.GPT(size, serve.attend_fa3).to(device)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-in for vllm.vllm_flash_attn: the functions of its package, in its order.
 
-One call serves prefill, decoding and both at once, with keys packed or in pages. LSE is the natural
-log of the sum of exp(scores), (heads, total_q), and -inf for a query that sees no key. No gradients,
-as in the original. What fa3 cannot do raises fa3.Unsupported with the argument's name.
+One call serves prefill, decoding and both at once, with keys packed or in pages. LSE is the
+natural log of the sum of exp(scores), (heads, total_q), and -inf for a query that sees no key. No
+gradients, as in the original. What fa3 cannot do raises fa3.Unsupported with the argument's name.
 """
 
 import torch
@@ -112,9 +112,7 @@ def flash_attn_varlen_func(
     )
     refuse_e5m2(q=q, k=k, v=v)
     if (cu_seqlens_k is None) == (seqused_k is None):
-        raise InvalidArgument(
-            "cu_seqlens_k, seqused_k: expected one of them, which says the lengths"
-        )
+        raise InvalidArgument("cu_seqlens_k, seqused_k: expected one of them, with the lengths")
     if block_table is not None and seqused_k is None:
         raise InvalidArgument("seqused_k: expected the lengths of the sequences in block_table")
     q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
