@@ -81,13 +81,16 @@ def engine_id(name):
 
 
 def window_ends(window, name="window"):
+    """(left, right) for the operators, where -1 is unbounded."""
+    if window is None:
+        return -1, -1
     try:
         left, right = window
     except (TypeError, ValueError):
         raise InvalidArgument(
-            f"{name}: expected (left, right) in keys, -1 for unbounded, got {window!r}"
+            f"{name}: expected (left, right) in keys, None or -1 for unbounded, got {window!r}"
         ) from None
-    return left, right
+    return -1 if left is None else left, -1 if right is None else right
 
 
 # Options that the public functions take in another form: the name and default there, and what
@@ -135,6 +138,8 @@ def takes_options(known=OF_FORWARD):
 def in_order(caller, named, known=OF_FORWARD):
     """Options by name, as a list in the order of the table up to the last that is not at default.
 
+    None is the default of every option.
+
     Args:
         caller: the public function that was given the options, for its error.
         named: the options by their public names.
@@ -152,7 +157,7 @@ def in_order(caller, named, known=OF_FORWARD):
         except KeyError:
             message = f"{caller}() got an unexpected keyword argument {name!r}"
             raise TypeError(message) from None
-        if value is default:
+        if value is default or value is None:
             continue
         if form is None:
             options[first] = value

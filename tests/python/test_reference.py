@@ -45,7 +45,7 @@ def exported(module):
             "flash-attn",
             {
                 f"fa3.compat.{name}": f"fa3/compat/{name}.py"
-                for name in ("flash_attn", "flash_attn_interface")
+                for name in ("flash_attn", "flash_attn_interface", "vllm", "sglang")
             },
         ),
     ],
