@@ -5,12 +5,8 @@ On the CPU its bits are those of fa3.attention. conftest.py gives JAX two CPU de
 """
 
 import inspect
-import os
-import re
-import sys
 import threading
 
-import builds
 import error_model
 import numpy as np
 import oracle
@@ -460,13 +456,6 @@ def test_a_handler_refuses_calls_that_are_not_of_its_making(qkv, attributes, sen
 def test_eager_calls_inside_of_jit_point_here(qkv, call):
     with pytest.raises(fa3.Unsupported, match="got a tracer of JAX; .* fa3.jax.attention"):
         jax.jit(call)(*qkv)
-
-
-def test_the_snippet_of_the_page_runs():
-    page = (builds.ROOT / "docs/callers/jax.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    said = builds.run(sys.executable, "-c", snippet, env=os.environ | {"JAX_PLATFORMS": "cpu"})
-    assert said == "(2, 1024, 8, 64) (2, 1024, 2, 64) (2, 1024, 2, 64)\n"
 
 
 def test_an_exported_program_runs(qkv):

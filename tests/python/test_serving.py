@@ -2,8 +2,6 @@
 """vLLM's and sglang's own calls of attention: as they make them, held to float64 and to fa3."""
 
 import inspect
-import re
-from pathlib import Path
 
 import numpy as np
 import oracle
@@ -448,17 +446,3 @@ def test_e5m2_caches_are_refused_with_what_to_use(call, key):
 def test_vllm_calls_that_are_wrong_are_named_in_its_words(sentence, changes):
     with pytest.raises(fa3.InvalidArgument, match=sentence):
         vllm_call(Batch("cpu"), **changes)
-
-
-PAGE_OF_DOCS = Path(__file__).parents[2] / "docs" / "callers" / "serving.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE_OF_DOCS.read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    "snippet, shapes",
-    zip(SNIPPETS, ["[6, 4, 64]", "[6, 4, 64]) torch.Size([4, 6]"], strict=True),
-    ids=["vllm", "sglang"],
-)
-def test_the_snippets_of_the_page_run(snippet, shapes, capsys):
-    exec(snippet, {})
-    assert capsys.readouterr().out == f"torch.Size({shapes})\n"
