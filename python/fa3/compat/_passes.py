@@ -9,22 +9,19 @@ import torch
 
 import fa3
 from fa3._options import OF_BOTH_PASSES, in_order
+from fa3.compat._arguments import int32, rows_of_stride_1
 from fa3.torch import operators
 from fa3.torch.library import define, unrecorded, written
 
 
 def rows(*tensors):
     """The tensors; one whose last dimension is strided is copied, as the originals do."""
-    return [x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tensors]
+    return [rows_of_stride_1(x) for x in tensors]
 
 
 def indices(*tensors):
-    """Tensors of lengths, offsets and pages, contiguous and in int32."""
-    return [x if x is None else to_int32(x).contiguous() for x in tensors]
-
-
-def to_int32(tensor):
-    return tensor.to(torch.int32) if tensor.dtype == torch.int64 else tensor
+    """Tensors of lengths, offsets and pages as fa3 reads them."""
+    return [int32(x) for x in tensors]
 
 
 def backward_out_kernel(do, q, k, v, out, lse, dq, dk, dv, *options):
