@@ -86,9 +86,9 @@ $(VENV)/bin/pytest: requirements-test.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-test.txt
 	@touch $@
 
-torch: $(VENV)/bin/pytest  ## torch and Transformers for the tests (2 GB), outside of the checkout
+torch: $(VENV)/bin/pytest  ## torch, Transformers and JAX for the tests (2 GB), outside of the checkout
 	$(VENV)/bin/pip install -q --disable-pip-version-check --no-deps -r requirements-torch.txt
-	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-hf.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r requirements-hf.txt -r requirements-jax.txt
 
 # With kernels where a GPU can run them, or where they are built already. FULL=1: longer case tables,
 # more seeds, and every build that users make.
@@ -97,7 +97,7 @@ test: $(VENV)/bin/pytest  ## everything that can be tested on this machine (FULL
 	@$(MAKE) --no-print-directory build KERNELS=$(or $(if $(HOPPER),ON),$(BUILT_KERNELS),OFF)
 	@$(if $(FULL),,FA3_TEST_QUICK=1) $(VENV)/bin/python tools/run_tests.py $(BUILD)
 
-check: format-check layers lint  ## formatting, layers, ruff
+check: format-check layers lint  ## formatting, layers, ruff, mypy
 
 headers:  ## does every header compile alone? (two minutes on two cores)
 	@tools/setup.sh build
@@ -116,6 +116,7 @@ layers:
 
 lint: $(VENV)/bin/pytest
 	@$(VENV)/bin/ruff check -q . && $(VENV)/bin/ruff format -q --check . && echo "ruff: clean"
+	@$(VENV)/bin/mypy --cache-dir $(BUILD)/mypy --no-error-summary && echo "mypy: clean"
 
 tidy: build  ## clang-tidy over the library and the command
 	@tools/setup.sh tidy

@@ -45,13 +45,13 @@ def time_once(call, device: str, flush=None) -> tuple[float, dict]:
     return begin.elapsed_time(end), state
 
 
-def time_all(contenders: list, device: str, rounds: int) -> dict:
+def time_all(contenders: list, device: str, rounds: int, time_one=time_once) -> dict:
     """By name: what a row says of a contender's rounds, the first of which warms up."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device) if device == "cuda" else None
     rows = {contender.name: [] for contender in contenders}
     for index in range(rounds + 1):
         for contender in contenders if index % 2 else reversed(contenders):
-            once = time_once(contender, device, flush)
+            once = time_one(contender, device, flush)
             if index > 0:
                 rows[contender.name].append(once)
     return {name: summary(values) for name, values in rows.items()}

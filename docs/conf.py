@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
 default_role = "code"
 highlight_language = "none"  # blocks that name no language are shell sessions and drawings
 maximum_signature_line_length = 80
-autodoc_mock_imports = ["fa3._native", "torch"]
+autodoc_mock_imports = ["fa3._native", "jax", "torch"]
 sys.modules["transformers"] = MagicMock(__version__="5.23.0")  # which fa3.hf compares
 autodoc_typehints = "none"
 myst_heading_anchors = 4

@@ -3,12 +3,14 @@
 
     python examples/serve/serve.py                 # on the CPU, under a minute
     python examples/serve/serve.py --device cuda   # on a Hopper GPU, in bfloat16
+    python examples/serve/serve.py --api vllm      # attention called as vLLM calls it; or sglang
 
 Trains the byte-level GPT of examples/gpt for a moment, then answers prompts of many lengths.
 Requests join when there is room and leave when they are done. Each step is one batch: pieces of
-new prompts beside one token of everybody else, packed, in two calls a layer (fa3.append,
-fa3.attention). At the end every answer is generated again, alone and without a cache, and must be
-the same, up to the roundings of its type. Prints tokens per second.
+new prompts beside one token of everybody else, packed, in two calls a layer: fa3.append and, from
+attention_calls.py, the attention of one of three interfaces. At the end every answer is generated
+again, alone and without a cache, and must be the same, up to the roundings of its type. Prints
+tokens per second.
 """
 
 import argparse
@@ -16,9 +18,11 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import torch
+from attention_calls import BY_API, Step
 
 import fa3
 
@@ -73,10 +77,14 @@ class PagedCache:
 
 
 class Server:
-    """Runs requests to their end, at most `batch` at a time and `budget` new tokens a step."""
+    """Runs requests to their end, at most `batch` at a time and `budget` new tokens a step.
 
-    def __init__(self, model, cache, batch, budget):
-        self.model, self.cache, self.batch, self.budget = model, cache, batch, budget
+    attend: one of attention_calls.py.
+    """
+
+    def __init__(self, model, cache, attend, batch, budget):
+        self.model, self.cache, self.attend = model, cache, attend
+        self.batch, self.budget = batch, budget
         self.waiting, self.running = deque(), []
         self.steps = 0
 
@@ -107,7 +115,7 @@ class Server:
             if part:
                 parts.append((request, part))
         self.steps += 1
-        predicted = forward(self.model, self.cache, parts)
+        predicted = forward(self.model, self.cache, self.attend, parts)
         for (request, part), (score, token) in zip(parts, predicted, strict=True):
             request.cached += len(part)
             if request.cached == len(request.tokens()):  # the whole prompt has been read
@@ -118,29 +126,32 @@ class Server:
             self.running.remove(request)
 
 
-def forward(model, cache, parts):
+def forward(model, cache, attend, parts):
     """(logit, byte) of the likeliest byte after each (request, new tokens).
 
     The new tokens' keys and values go into the cache.
     """
     counts = [len(part) for _, part in parts]
-    starts = int32([0, *torch.tensor(counts).cumsum(0).tolist()])
     cached = int32([request.cached for request, _ in parts])
-    places = {"page_table": cache.table([request for request, _ in parts])}
+    step = Step(
+        starts=int32([0, *accumulate(counts)]),
+        used=cached + int32(counts),
+        table=cache.table([request for request, _ in parts]),
+        most_new=max(counts),
+        most_used=max(request.cached + len(part) for request, part in parts),
+    )
     positions = [request.cached + i for request, part in parts for i in range(len(part))]
     layers = iter(zip(cache.k, cache.v, strict=True))
 
-    def attend(q, k, v):  # (1, tokens, heads, dim), the next layer
-        q, (k_cache, v_cache) = q[0], next(layers)
-        fa3.append(k_cache, v_cache, k[0], v[0], seqused=cached, cu_seqlens_new=starts, **places)
-        packing = {"cu_seqlens_q": starts, "max_seqlen_q": max(counts)}
-        used = cached + int32(counts)
-        out = fa3.attention(q, k_cache, v_cache, causal=True, seqused_k=used, **packing, **places)
-        return out[None]
+    def append_and_attend(q, k, v):  # (1, tokens, heads, dim), the next layer
+        pages = next(layers)
+        places = {"cu_seqlens_new": step.starts, "page_table": step.table}
+        fa3.append(*pages, k[0], v[0], seqused=cached, **places)
+        return attend(q[0], *pages, step)[None]
 
     tokens = torch.tensor([[token for _, part in parts for token in part]])
-    last = starts[1:].long() - 1
-    return likeliest(logits(model, tokens, positions, attend)[last])
+    last = step.starts[1:].long() - 1
+    return likeliest(logits(model, tokens, positions, append_and_attend)[last])
 
 
 @torch.no_grad()
@@ -217,6 +228,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--api", choices=BY_API, default="fa3", help="whose call of attention")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8, help="requests at a time")
     parser.add_argument("--budget", type=int, default=64, help="new tokens a step")
@@ -237,7 +249,7 @@ def main():
     dtype = model.tokens.weight.dtype
     cache = PagedCache(size, arguments.pages, arguments.page_size, dtype)
     requests = make_requests(text, size, arguments)
-    server = Server(model, cache, arguments.batch, arguments.budget)
+    server = Server(model, cache, BY_API[arguments.api], arguments.batch, arguments.budget)
     begin = time.perf_counter()
     server.run(requests)
     seconds = time.perf_counter() - begin

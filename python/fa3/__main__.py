@@ -15,11 +15,15 @@ def main(arguments=None):
         from fa3.commands import plot
 
         return plot.main(arguments[1:])
+    if arguments[:1] == ["adopt"]:
+        from fa3.commands import adopt
+
+        return adopt.main(arguments[1:])
     if not COMMAND.exists():
         print(
             f"fa3: expected the command at {COMMAND}, but this package was built without it. "
             "Install the headers it needs (Debian: libcli11-dev libfmt-dev nlohmann-json3-dev) and "
-            "build the package again; plot works without it.",
+            "build the package again; plot and adopt work without it.",
             file=sys.stderr,
         )
         return 2
@@ -29,6 +33,7 @@ def main(arguments=None):
         doctor.print_facts()
     if arguments in ([], ["-h"], ["--help"]):
         print("fa3 plot draws the figures of the paper from the JSON lines of fa3 bench.")
+        print("fa3 adopt puts fa3 under the names of flash_attn, for programs that import these.")
     sys.stdout.flush()
     os.execv(COMMAND, [str(COMMAND), *arguments])
 

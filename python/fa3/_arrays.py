@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from fa3.errors import InvalidArgument
+from fa3.errors import InvalidArgument, Unsupported
 
 CPU = 1  # fa3_device_type
 
@@ -19,6 +19,15 @@ def is_torch(array):
     """Does not import torch: a caller with a tensor has done so."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def refuse_tracer(array, name):
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(array, jax.core.Tracer):
+        raise Unsupported(
+            f"{name}: expected an array with values, got a tracer of JAX; inside of jax.jit, "
+            "jax.grad and jax.vmap call fa3.jax.attention (import fa3.jax)"
+        )
 
 
 def no_array(array, name):
@@ -31,6 +40,7 @@ def no_array(array, name):
 def shape_of(array, name):
     if not hasattr(array, "shape"):
         raise no_array(array, name)
+    refuse_tracer(array, name)
     return array.shape
 
 
@@ -38,6 +48,7 @@ def view(array, name):
     """What the compiled module accepts for `array`: a description, or the array itself."""
     if isinstance(array, np.ndarray):
         return numpy_view(array, name)
+    refuse_tracer(array, name)
     if not hasattr(array, "__dlpack__"):
         raise no_array(array, name)
     if is_torch(array) and array.is_neg():

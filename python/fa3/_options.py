@@ -5,7 +5,7 @@ A new option needs one line in each of four places:
     this table                      name, default, type in the schemas of torch.ops.fa3
     ops.py, docstring of attention  what it means
     ops.pyi                         its type for type checkers
-    python/native/module.cpp        the field of the C ABI that it fills
+    python/native/passes.h          the field of the C ABI that it fills
 Signatures, schemas, the order of arguments and the checks of types follow from the table.
 
 Between the public functions and the C ABI, options go as one list: in the order of the table, up to
@@ -22,7 +22,7 @@ from fa3.errors import InvalidArgument
 # fa3_engine_id
 ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4}
 
-# Lines of the schemas of torch.ops.fa3; module.cpp reads the values in this order. Attention in
+# Lines of the schemas of torch.ops.fa3; passes.h reads the values in this order. Attention in
 # torch/autograd.py relies on the tensors standing together.
 SCORES = (
     "bool causal=False",
@@ -70,7 +70,7 @@ for line in FORWARD:
     TYPES[name], DEFAULTS[name] = kind, ast.literal_eval(default)
 
 IN_ORDER = tuple(DEFAULTS.values())
-Options = collections.namedtuple("Options", DEFAULTS, defaults=IN_ORDER)
+Options = collections.namedtuple("Options", DEFAULTS, defaults=IN_ORDER)  # type: ignore[misc]
 Options.__doc__ = "Options by their names in the operators; those not given have their defaults."
 
 
@@ -81,13 +81,16 @@ def engine_id(name):
 
 
 def window_ends(window, name="window"):
+    """(left, right) for the operators, where -1 is unbounded."""
+    if window is None:
+        return -1, -1
     try:
         left, right = window
     except (TypeError, ValueError):
         raise InvalidArgument(
-            f"{name}: expected (left, right) in keys, -1 for unbounded, got {window!r}"
+            f"{name}: expected (left, right) in keys, None or -1 for unbounded, got {window!r}"
         ) from None
-    return left, right
+    return -1 if left is None else left, -1 if right is None else right
 
 
 # Options that the public functions take in another form: the name and default there, and what
@@ -135,6 +138,8 @@ def takes_options(known=OF_FORWARD):
 def in_order(caller, named, known=OF_FORWARD):
     """Options by name, as a list in the order of the table up to the last that is not at default.
 
+    None is the default of every option.
+
     Args:
         caller: the public function that was given the options, for its error.
         named: the options by their public names.
@@ -152,7 +157,7 @@ def in_order(caller, named, known=OF_FORWARD):
         except KeyError:
             message = f"{caller}() got an unexpected keyword argument {name!r}"
             raise TypeError(message) from None
-        if value is default:
+        if value is default or value is None:
             continue
         if form is None:
             options[first] = value

@@ -1,17 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Any, Literal
+from typing import Generic, Literal, overload
 
-from fa3.ops import Array
+from typing_extensions import Unpack
 
+from fa3.ops import Array, OptionsOfBothPasses
+
+Scaling = Literal["block", "head", "tensor"]
+
+class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
+    num_splits: int
+
+@overload
 def attention_fp8(
     q: Array,
     k: Array,
     v: Array,
     *,
-    scaling: Literal["block", "head", "tensor"] = "block",
+    scaling: Scaling = "block",
     hadamard: bool = True,
     center: bool = True,
     seed: int = 0,
     out: Array | None = None,
-    **options: Any,
-) -> Any: ...
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options[Array]],
+) -> Array: ...
+@overload
+def attention_fp8(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scaling: Scaling = "block",
+    hadamard: bool = True,
+    center: bool = True,
+    seed: int = 0,
+    out: Array | None = None,
+    return_lse: Literal[True],
+    **options: Unpack[Options[Array]],
+) -> tuple[Array, Array]: ...
+@overload
+def attention_fp8(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scaling: Scaling = "block",
+    hadamard: bool = True,
+    center: bool = True,
+    seed: int = 0,
+    out: Array | None = None,
+    return_lse: bool,
+    **options: Unpack[Options[Array]],
+) -> Array | tuple[Array, Array]: ...

@@ -52,7 +52,8 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1. Accepts NumPy arrays (ml_dtypes for
     bfloat16), torch tensors (differentiable), and any other array with __dlpack__; the result is
     of the same kind. Nothing is moved or converted. Any strides, but the last dimension must have
-    stride 1: a (b, h, s, d) array is passed as its transpose(0, 2, 1, 3), without a copy.
+    stride 1: a (b, h, s, d) array is passed as its transpose(0, 2, 1, 3), without a copy. An option
+    of None has its default.
 
     Args:
         q: (b, sq, hq, d), float32, float16, bfloat16 or float8_e4m3fn; 1 <= d <= 512.
@@ -61,7 +62,7 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         v: (b, sk, hk, dv), dtype of k; 1 <= dv <= 512.
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
-            included; -1 is unbounded. With causal, both hold.
+            included; a side of None or -1 is unbounded. With causal, both hold.
         attention_chunk: keys per chunk, counted from key 0; 0 is off. Query i sees only the chunk
             that holds key i + sk - sq (Llama 4).
         softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.

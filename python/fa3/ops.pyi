@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar, overload
 
 from typing_extensions import TypedDict, Unpack
@@ -14,8 +15,8 @@ class Gradients(NamedTuple, Generic[Array]):
 
 class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     causal: bool
-    window: tuple[int, int]
-    softcap: float
+    window: Sequence[int | None] | None
+    softcap: float | None
     scale: float | None
     sink: Array | None
     cu_seqlens_q: Array | None
@@ -27,7 +28,7 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     deterministic: bool
     engine: Engine
     num_threads: int
-    attention_chunk: int
+    attention_chunk: int | None
     batch_invariant: bool
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
@@ -61,6 +62,16 @@ def attention(
     return_lse: Literal[True],
     **options: Unpack[Options[Array]],
 ) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array | None = None,
+    return_lse: bool,
+    **options: Unpack[Options[Array]],
+) -> Array | tuple[Array, Array]: ...
 def attention_backward(
     do: Array,
     q: Array,

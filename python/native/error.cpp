@@ -42,6 +42,8 @@ constexpr std::pair<std::string_view, std::string_view> kWords[] = {
     {"FA3_SCALE_AUTO", "None"},
 };
 
+}  // namespace
+
 std::string in_words_of_python(std::string_view sentence) {
   const auto in_word = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
   std::string text;
@@ -61,8 +63,6 @@ std::string in_words_of_python(std::string_view sentence) {
   }
   return text;
 }
-
-}  // namespace
 
 void raise(fa3_status status, const char* format, ...) {
   va_list arguments;

@@ -4,9 +4,15 @@
 // arguments have their Python names.
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "tensor.h"
 
 namespace fa3::python {
+
+// A sentence of the library, in which arguments have their Python names. Needs no GIL.
+std::string in_words_of_python(std::string_view sentence);
 
 // Raises the exception class of `status`; the format is PyErr_Format's.
 void raise(fa3_status status, const char* format, ...);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3._native: the C ABI for Python, one function per C function. Positional arguments only, in the
-// order of the readers below; for options that is the order of the table in fa3/_options.py. The
-// module views arrays (tensor.h), lends workspace, releases the GIL and raises the library's
-// sentences. It never looks at values, never converts, never copies. Next: tensor.h.
+// order of the readers below and of passes.h. The module views arrays (tensor.h), lends workspace,
+// releases the GIL and raises the library's sentences. It never looks at values, never converts,
+// never copies. Next: tensor.h.
 #include "error.h"
+#include "ffi.h"
+#include "passes.h"
 #include "tensor.h"
 
 #include <fa3/attention.h>
@@ -23,8 +25,8 @@ namespace {
 // set) every further read does nothing.
 class Reader {
  public:
-  Reader(PyObject* const* arguments, Py_ssize_t count)
-      : next_(arguments), end_(arguments + count) {}
+  Reader(PyObject* const* arguments, Py_ssize_t count, Borrowed* borrowed)
+      : next_(arguments), end_(arguments + count), borrowed_(borrowed) {}
 
   PyObject* object() {
     if (ok_ && next_ == end_) {
@@ -43,8 +45,8 @@ class Reader {
     return ok_;
   }
 
-  void tensor(const char* name, Access access, Borrowed* borrowed, fa3_tensor* view) {
-    if (PyObject* value = object()) ok_ = borrowed->view(value, name, access, view);
+  void tensor(const char* name, Access access, fa3_tensor* view) {
+    if (PyObject* value = object()) ok_ = borrowed_->view(value, name, access, view);
   }
 
   void integer(const char* name, int64_t* value) {
@@ -53,7 +55,8 @@ class Reader {
     *value = PyLong_AsLongLong(number);
     if (*value != -1 || PyErr_Occurred() == nullptr) return;
     if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-      raise(FA3_INVALID_ARGUMENT, "%s: expected an integer of 64 bits, got %R", name, number);
+      raise(FA3_INVALID_ARGUMENT, "%s: expected an integer of 64 bits, got %R",
+            in_words_of_python(name).c_str(), number);
       ok_ = false;
     } else {
       fail(name, "an integer", number);
@@ -99,85 +102,16 @@ class Reader {
   }
 
   void fail(const char* name, const char* expected, PyObject* got) {
-    PyErr_Format(PyExc_TypeError, "%s: expected %s, got %R", name, expected, got);
+    PyErr_Format(PyExc_TypeError, "%s: expected %s, got %R", in_words_of_python(name).c_str(),
+                 expected, got);
     ok_ = false;
   }
 
   PyObject* const* next_;
   PyObject* const* end_;
+  Borrowed* borrowed_;
   bool rest_is_optional_ = false;
   bool ok_ = true;
-};
-
-// The options of both passes, in the order of fa3/_options.py.
-template <class Params>
-void read_options(Reader* read, Borrowed* borrowed, Params* params) {
-  fa3_options* options = &params->options;
-  read->rest_is_optional();
-  read->flag("causal", &options->causal);
-  read->integer("window[0]", &options->window_left);
-  read->integer("window[1]", &options->window_right);
-  read->real("softcap", &options->softcap);
-  read->optional_real("scale", &options->scale);
-  read->tensor("sink", Access::read, borrowed, &params->sink);
-  read->tensor("cu_seqlens_q", Access::read, borrowed, &options->cu_seqlens_q);
-  read->tensor("cu_seqlens_k", Access::read, borrowed, &options->cu_seqlens_k);
-  read->tensor("seqused_q", Access::read, borrowed, &options->seqused_q);
-  read->tensor("seqused_k", Access::read, borrowed, &options->seqused_k);
-  read->integer("max_seqlen_q", &options->max_seqlen_q);
-  read->integer("max_seqlen_k", &options->max_seqlen_k);
-  read->flag("deterministic", &options->deterministic);
-  read->integer("engine", &options->engine);
-  read->integer("num_threads", &options->num_threads);
-  read->integer("attention_chunk", &options->attention_chunk);
-  read->flag("batch_invariant", &options->batch_invariant);
-}
-
-struct Forward {
-  using Params = fa3_forward_params;
-  static constexpr auto init = fa3_forward_params_init;
-  static constexpr auto run = fa3_forward_with_allocator;
-
-  static void read(Reader* read, Borrowed* borrowed, Params* params) {
-    read->tensor("q", Access::read, borrowed, &params->q);
-    read->tensor("k", Access::read, borrowed, &params->k);
-    read->tensor("v", Access::read, borrowed, &params->v);
-    read->tensor("out", Access::write, borrowed, &params->o);
-    read->tensor("lse", Access::write, borrowed, &params->lse);
-    read_options(read, borrowed, params);
-    read->tensor("page_table", Access::read, borrowed, &params->page_table);
-    read->tensor("batch_index", Access::read, borrowed, &params->batch_index);
-    read->tensor("left_padding", Access::read, borrowed, &params->left_padding);
-    read->integer("num_splits", &params->num_splits);
-    read->tensor("q_descale", Access::read, borrowed, &params->q_descale);
-    read->tensor("k_descale", Access::read, borrowed, &params->k_descale);
-    read->tensor("v_descale", Access::read, borrowed, &params->v_descale);
-    read->tensor("k_mean", Access::read, borrowed, &params->k_mean);
-    read->tensor("v_mean", Access::read, borrowed, &params->v_mean);
-  }
-  static const fa3_tensor& first(const Params& params) { return params.q; }
-};
-
-struct Backward {
-  using Params = fa3_backward_params;
-  static constexpr auto init = fa3_backward_params_init;
-  static constexpr auto run = fa3_backward_with_allocator;
-
-  static void read(Reader* read, Borrowed* borrowed, Params* params) {
-    read->tensor("do", Access::read, borrowed, &params->d_o);
-    read->tensor("q", Access::read, borrowed, &params->q);
-    read->tensor("k", Access::read, borrowed, &params->k);
-    read->tensor("v", Access::read, borrowed, &params->v);
-    read->tensor("out", Access::read, borrowed, &params->o);
-    read->tensor("lse", Access::read, borrowed, &params->lse);
-    read->tensor("dlse", Access::read, borrowed, &params->d_lse);
-    read->tensor("dq", Access::write, borrowed, &params->dq);
-    read->tensor("dk", Access::write, borrowed, &params->dk);
-    read->tensor("dv", Access::write, borrowed, &params->dv);
-    read->tensor("dsink", Access::write, borrowed, &params->dsink);
-    read_options(read, borrowed, params);
-  }
-  static const fa3_tensor& first(const Params& params) { return params.q; }
 };
 
 struct Quantize {
@@ -185,20 +119,20 @@ struct Quantize {
   static constexpr auto init = fa3_quantize_params_init;
   static constexpr auto run = fa3_quantize_with_allocator;
 
-  static void read(Reader* read, Borrowed* borrowed, Params* params) {
-    read->tensor("x", Access::read, borrowed, &params->x);
-    read->tensor("y", Access::write, borrowed, &params->y);
-    read->tensor("descale", Access::write, borrowed, &params->descale);
-    read->tensor("mean", Access::write, borrowed, &params->mean);
-    read->tensor("rotary_cos", Access::read, borrowed, &params->rotary_cos);
-    read->tensor("rotary_sin", Access::read, borrowed, &params->rotary_sin);
+  static void read(Reader* read, Params* params) {
+    read->tensor("x", Access::read, &params->x);
+    read->tensor("y", Access::write, &params->y);
+    read->tensor("descale", Access::write, &params->descale);
+    read->tensor("mean", Access::write, &params->mean);
+    read->tensor("rotary_cos", Access::read, &params->rotary_cos);
+    read->tensor("rotary_sin", Access::read, &params->rotary_sin);
     read->flag("interleaved", &params->rotary_interleaved);
     read->flag("hadamard", &params->hadamard);
     int64_t seed = 0;
     read->integer("seed", &seed);
     params->seed = static_cast<uint64_t>(seed);
-    read->tensor("cu_seqlens", Access::read, borrowed, &params->cu_seqlens);
-    read->tensor("seqused", Access::read, borrowed, &params->seqused);
+    read->tensor("cu_seqlens", Access::read, &params->cu_seqlens);
+    read->tensor("seqused", Access::read, &params->seqused);
     read->integer("max_seqlen", &params->max_seqlen);
     read->integer("engine", &params->engine);
     read->integer("num_threads", &params->num_threads);
@@ -273,11 +207,11 @@ bool run_on_device(const typename Pass::Params& params, const Call& call, Borrow
 template <class Pass>
 PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count);
+  Reader read(arguments, count, &borrowed);
   PyObject* allocate = read.object();
   typename Pass::Params params;
   Pass::init(&params);
-  Pass::read(&read, &borrowed, &params);
+  Pass::read(&read, &params);
   if (!read.done()) return nullptr;
   const Call call{Pass::first(params), borrowed.stream(), allocate};
   const bool ok = call.first.device_type == FA3_CPU ? run_on_host<Pass>(params)
@@ -336,25 +270,39 @@ void describe_gradients(fa3_backward_params* params) {
 // backward_supported(q, k, v, ...): None, or the reason why the call has no gradient.
 PyObject* backward_supported(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count);
+  Reader read(arguments, count, &borrowed);
   fa3_backward_params params;
   fa3_backward_params_init(&params);
-  read.tensor("q", Access::read, &borrowed, &params.q);
-  read.tensor("k", Access::read, &borrowed, &params.k);
-  read.tensor("v", Access::read, &borrowed, &params.v);
-  read_options(&read, &borrowed, &params);
+  read.tensor("q", Access::read, &params.q);
+  read.tensor("k", Access::read, &params.k);
+  read.tensor("v", Access::read, &params.v);
+  read_options(&read, &params);
   if (!read.done()) return nullptr;
   describe_gradients(&params);
   return check(fa3_backward_supported(&params)) ? Py_NewRef(Py_None) : nullptr;
 }
 
+// forward_workspace(...), backward_workspace(...): as forward() and backward() without `allocate`,
+// of tensors without memory. The bytes that the call needs, or the reason why it cannot run.
+template <class Pass>
+PyObject* workspace(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  typename Pass::Params params;
+  Pass::init(&params);
+  Pass::read(&read, &params);
+  if (!read.done()) return nullptr;
+  size_t bytes = 0;
+  return check(Pass::workspace_size(&params, &bytes)) ? PyLong_FromSize_t(bytes) : nullptr;
+}
+
 // forward_plan(...): the plan as text, or the reason why there is none. out and lse are None.
 PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count);
+  Reader read(arguments, count, &borrowed);
   fa3_forward_params params;
   fa3_forward_params_init(&params);
-  Forward::read(&read, &borrowed, &params);
+  Forward::read(&read, &params);
   if (!read.done()) return nullptr;
   describe_output(&params);
   size_t needed = 0;
@@ -368,10 +316,10 @@ PyObject* forward_plan(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
 // out of its tensors.
 PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count);
+  Reader read(arguments, count, &borrowed);
   fa3_forward_params params;
   fa3_forward_params_init(&params);
-  Forward::read(&read, &borrowed, &params);
+  Forward::read(&read, &params);
   if (!read.done()) return nullptr;
   describe_output(&params);
   fa3_status status = FA3_OK;
@@ -384,13 +332,13 @@ PyObject* forward_validate(PyObject*, PyObject* const* arguments, Py_ssize_t cou
 // merge(o_partial, lse_partial, o, lse, num_threads)
 PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count);
+  Reader read(arguments, count, &borrowed);
   fa3_merge_params params;
   fa3_merge_params_init(&params);
-  read.tensor("o_partial", Access::read, &borrowed, &params.o_partial);
-  read.tensor("lse_partial", Access::read, &borrowed, &params.lse_partial);
-  read.tensor("out", Access::write, &borrowed, &params.o);
-  read.tensor("lse", Access::write, &borrowed, &params.lse);
+  read.tensor("o_partial", Access::read, &params.o_partial);
+  read.tensor("lse_partial", Access::read, &params.lse_partial);
+  read.tensor("out", Access::write, &params.o);
+  read.tensor("lse", Access::write, &params.lse);
   read.integer("num_threads", &params.num_threads);
   if (!read.done()) return nullptr;
   fa3_status status = FA3_OK;
@@ -403,25 +351,25 @@ PyObject* merge(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 // append(k_cache, v_cache, k, v, ..., num_threads): in the order below
 PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
-  Reader read(arguments, count);
+  Reader read(arguments, count, &borrowed);
   fa3_append_params params;
   fa3_append_params_init(&params);
-  read.tensor("k_cache", Access::write, &borrowed, &params.k_cache);
-  read.tensor("v_cache", Access::write, &borrowed, &params.v_cache);
-  read.tensor("k", Access::read, &borrowed, &params.k);
-  read.tensor("v", Access::read, &borrowed, &params.v);
-  read.tensor("cu_seqlens_new", Access::read, &borrowed, &params.cu_seqlens_new);
-  read.tensor("seqused", Access::read, &borrowed, &params.seqused);
-  read.tensor("page_table", Access::read, &borrowed, &params.page_table);
-  read.tensor("batch_index", Access::read, &borrowed, &params.batch_index);
-  read.tensor("rotary_cos", Access::read, &borrowed, &params.rotary_cos);
-  read.tensor("rotary_sin", Access::read, &borrowed, &params.rotary_sin);
-  read.tensor("first_position", Access::read, &borrowed, &params.first_position);
-  read.tensor("q", Access::read, &borrowed, &params.q);
-  read.tensor("q_rotated", Access::write, &borrowed, &params.q_rotated);
-  read.tensor("cu_seqlens_q", Access::read, &borrowed, &params.cu_seqlens_q);
-  read.tensor("k_descale", Access::read, &borrowed, &params.k_descale);
-  read.tensor("v_descale", Access::read, &borrowed, &params.v_descale);
+  read.tensor("k_cache", Access::write, &params.k_cache);
+  read.tensor("v_cache", Access::write, &params.v_cache);
+  read.tensor("k", Access::read, &params.k);
+  read.tensor("v", Access::read, &params.v);
+  read.tensor("cu_seqlens_new", Access::read, &params.cu_seqlens_new);
+  read.tensor("seqused", Access::read, &params.seqused);
+  read.tensor("page_table", Access::read, &params.page_table);
+  read.tensor("batch_index", Access::read, &params.batch_index);
+  read.tensor("rotary_cos", Access::read, &params.rotary_cos);
+  read.tensor("rotary_sin", Access::read, &params.rotary_sin);
+  read.tensor("first_position", Access::read, &params.first_position);
+  read.tensor("q", Access::read, &params.q);
+  read.tensor("q_rotated", Access::write, &params.q_rotated);
+  read.tensor("cu_seqlens_q", Access::read, &params.cu_seqlens_q);
+  read.tensor("k_descale", Access::read, &params.k_descale);
+  read.tensor("v_descale", Access::read, &params.v_descale);
   read.flag("rotary_interleaved", &params.rotary_interleaved);
   read.flag("queries_share_position", &params.queries_share_position);
   read.integer("num_threads", &params.num_threads);
@@ -470,10 +418,13 @@ PyMethodDef g_methods[] = {
     {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},
     {"forward_validate", fast(forward_validate), METH_FASTCALL, nullptr},
+    {"forward_workspace", fast(workspace<Forward>), METH_FASTCALL, nullptr},
+    {"backward_workspace", fast(workspace<Backward>), METH_FASTCALL, nullptr},
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"append", fast(append), METH_FASTCALL, nullptr},
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
     {"available_threads", available_threads, METH_NOARGS, nullptr},
+    {"ffi_handlers", ffi_handlers, METH_NOARGS, nullptr},
     {"engines", engines, METH_NOARGS, nullptr},
     {"version", version, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

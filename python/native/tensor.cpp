@@ -70,6 +70,7 @@ std::string name_of(dlpack::DataType type) {
     return kKinds[code] + bits;
   }
   if (code == 6) return "bool";
+  if (code == 12) return "float8_e5m2";
   return "the DLPack type of code " + std::to_string(code) + ", " + bits + " bits and " +
          std::to_string(type.lanes) + " lanes";
 }

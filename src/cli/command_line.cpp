@@ -5,6 +5,7 @@
 #include "cli/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <memory>
 
 #include "cli/bench_compare.h"
@@ -12,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/machine.h"
+#include "cli/nearest.h"
 #include "cli/text.h"
 #include "core/error.h"
 
@@ -24,6 +26,17 @@ CLI::Option* add_path(CLI::App& command, const char* name, std::string* path, co
     return given.empty() ? "expected the name of a file, got an empty one" : "";
   };
   return command.add_option(name, *path, help)->check(CLI::Validator(named, "FILE"));
+}
+
+// CLI11's own check ends its sentence with a number of 309 digits.
+CLI::Validator at_least(int64_t low) {
+  const std::string expected = "an integer of at least " + std::to_string(low);
+  const auto check = [low, expected](const std::string& given) -> std::string {
+    int64_t value = 0;
+    const bool is_integer = CLI::detail::lexical_cast(given, value);
+    return is_integer && value >= low ? "" : "expected " + expected + ", got " + given;
+  };
+  return CLI::Validator(check, ">= " + std::to_string(low));
 }
 
 void add_engine_flags(CLI::App& command, EngineFlags* flags) {
@@ -141,11 +154,11 @@ void add_bench(CLI::App& app) {
   list("--head-dim", &sweep.head_dim, "head dims")->check(CLI::Range(1, 512));
   list("--head-dim-v", &sweep.head_dim_v, "head dims of V; like --head-dim")
       ->check(CLI::Range(1, 512));
-  list("--seqlen", &sweep.seqlen, "sequence lengths")->check(CLI::PositiveNumber);
-  list("--seqlen-k", &sweep.seqlen_k, "key lengths; like --seqlen")->check(CLI::PositiveNumber);
-  list("--batch", &sweep.batch, "batch sizes")->check(CLI::PositiveNumber);
-  list("--heads", &sweep.heads, "query heads")->check(CLI::PositiveNumber);
-  list("--kv-heads", &sweep.kv_heads, "key/value heads; like --heads")->check(CLI::PositiveNumber);
+  list("--seqlen", &sweep.seqlen, "sequence lengths")->check(at_least(1));
+  list("--seqlen-k", &sweep.seqlen_k, "key lengths; like --seqlen")->check(at_least(1));
+  list("--batch", &sweep.batch, "batch sizes")->check(at_least(1));
+  list("--heads", &sweep.heads, "query heads")->check(at_least(1));
+  list("--kv-heads", &sweep.kv_heads, "key/value heads; like --heads")->check(at_least(1));
   list("--causal", &sweep.causal, "0, 1 or both")->check(CLI::Range(0, 1));
   list("--threads", &sweep.threads, "CPU threads; 0 = all cores")->check(CLI::Range(0, 1024));
   bench->add_option("--layout", flags->layout, "order of the operands in memory")
@@ -180,9 +193,7 @@ void add_info(CLI::App& app) {
   auto flags = std::make_shared<InfoFlags>();
   Shape& shape = flags->shape;
   const auto extent = [info](const char* name, int64_t* value, const char* help) {
-    return info->add_option(name, *value, help)
-        ->check(CLI::NonNegativeNumber)
-        ->capture_default_str();
+    return info->add_option(name, *value, help)->check(at_least(0))->capture_default_str();
   };
   extent("--batch", &shape.batch, "sequences");
   extent("--heads", &shape.heads, "query heads");
@@ -224,7 +235,7 @@ void add_demo(CLI::App& app) {
   CLI::App* demo = app.add_subcommand("demo", "attention of a real model, checked and timed");
   auto flags = std::make_shared<DemoFlags>();
   add_path(*demo, "--data", &flags->data, "directory of minilm_layer*_{q,k,v}.npy")
-      ->capture_default_str();
+      ->default_str("examples/data, else the installed one");
   demo->add_option("--seqlen", flags->seqlen, "length of the long sequence")
       ->check(CLI::Range(16, 1 << 20))
       ->capture_default_str();
@@ -236,7 +247,7 @@ void add_demo(CLI::App& app) {
 Exit code 1 if a result is further from the reference than the rule of `fa3 verify` allows.
 
 Examples:
-  fa3 demo                                  from the directory of the sources
+  fa3 demo                                  in the sources three layers, installed one
   fa3 demo --data /path/to/examples/data --dtype bf16 --seqlen 32768
   fa3 demo --engine hopper --dtype bf16     on the GPU)");
   demo->callback([flags] { run_demo(*flags); });
@@ -264,11 +275,9 @@ void add_fp8(CLI::App& app) {
       ->check(CLI::Range(1, 512))
       ->capture_default_str();
   fp8->add_option("--seqlen", flags->seqlen, "queries and keys")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
-  fp8->add_option("--heads", flags->heads, "heads")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  fp8->add_option("--heads", flags->heads, "heads")->check(at_least(1))->capture_default_str();
   fp8->add_option("--seeds", flags->seeds, "repetitions with other data")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
@@ -295,6 +304,25 @@ std::string version_text() {
          "." + std::to_string(FA3_VERSION_PATCH) + " (" + fa3::cli::commit() + ")";
 }
 
+// What was probably meant by the first word that the parser does not know; "" where nothing is
+// near.
+std::string did_you_mean(const CLI::App& app) {
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  const CLI::App& command = parsed.empty() ? app : *parsed.front();
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (const CLI::App* other : command.get_subcommands(nullptr)) known.push_back(other->get_name());
+  for (const std::string& word : command.remaining()) {
+    const std::string near = nearest(word.substr(0, word.find('=')), known);
+    if (!near.empty()) {
+      return command.get_name() + ": unknown " + word + "; did you mean " + near + "?\n";
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 int parse_and_run(int argc, char** argv) {
@@ -309,9 +337,19 @@ int parse_and_run(int argc, char** argv) {
   add_doctor(app);
   add_demo(app);
   add_fp8(app);
+  if (argc == 1) {
+    std::cout << app.help();
+    flush_stdout();
+    return kExitOk;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    const std::string meant = did_you_mean(app);
+    if (!meant.empty()) {
+      std::cerr << meant;
+      return kExitBadInput;
+    }
     if (app.exit(error) != 0) return kExitBadInput;  // --help is an "error" of code 0
   }
   flush_stdout();

@@ -59,7 +59,7 @@ struct Fp8Flags {
 void run_fp8(const Fp8Flags& flags);
 
 struct DemoFlags {
-  std::string data = "examples/data";
+  std::string data;  // empty: examples/data, or what is installed beside the command
   int64_t seqlen = 16384;
   std::string dtype = "fp32";
   EngineFlags engine;

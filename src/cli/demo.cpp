@@ -89,15 +89,27 @@ Operands load_layer(const DemoFlags& flags, int layer) {
   return operands;
 }
 
+// The layers of which there are files: all of these in the sources, the first where fa3 is
+// installed.
+std::vector<int> layers(const DemoFlags& flags) {
+  std::vector<int> found;
+  for (int layer : {0, 2, 5}) {
+    if (std::filesystem::exists(layer_file(flags, layer, "q"))) found.push_back(layer);
+  }
+  return found;
+}
+
 bool show_layers(const DemoFlags& flags) {
   const fa3_options options = ours(flags);
-  const Operands first = load_layer(flags, 0);
+  const std::vector<int> shown = layers(flags);
+  const Operands first = load_layer(flags, shown.front());
   const std::string plan = plan_text(forward_question(first, options));
   fmt::print(
       "1. A trained transformer reads Moby-Dick\n\n"
-      "   Q, K and V of all-MiniLM-L6-v2, layers 0, 2 and 5: {} tokens, {} heads, head dim\n"
+      "   Q, K and V of all-MiniLM-L6-v2, {} {}: {} tokens, {} heads, head dim\n"
       "   {}, {}. Engine {}, {}.\n\n",
-      first.q.shape()[1], first.q.shape()[2], first.q.shape()[3], short_name(first.q.dtype()),
+      shown.size() == 1 ? "layer" : "layers", fmt::join(shown, ", "), first.q.shape()[1],
+      first.q.shape()[2], first.q.shape()[3], short_name(first.q.dtype()),
       plan_line(plan, "engine"), plan_line(plan, "kernel"));
   const Table table({{"   layer", 8, false},
                      {"error", 8},
@@ -109,7 +121,7 @@ bool show_layers(const DemoFlags& flags) {
                      {"", 4, false}});
   table.print_header();
   bool passed = true;
-  for (int layer : {0, 2, 5}) {
+  for (int layer : shown) {
     Operands operands = load_layer(flags, layer);
     Execution execution(&operands, options);
     const Timing timing = time_call([&] { return execution.forward(); });
@@ -127,6 +139,16 @@ bool show_layers(const DemoFlags& flags) {
       "\n   error: of O against double precision, relative, beside that of standard attention\n"
       "   (S and P stored) in the same dtype. memory: inputs, outputs and workspace.\n");
   return passed;
+}
+
+// In the sources, or ../share/fa3/demo of the folder that the command lies in.
+std::string data_folder() {
+  const std::string in_sources = "examples/data";
+  if (std::filesystem::exists(in_sources)) return in_sources;
+  std::error_code unknown;
+  const auto command = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  const auto installed = command.parent_path().parent_path() / "share" / "fa3" / "demo";
+  return std::filesystem::exists(installed) ? installed.string() : in_sources;
 }
 
 // The query rows that are checked, spread over the sequence with its ends.
@@ -218,9 +240,11 @@ bool show_long_sequence(const DemoFlags& flags) {
 
 }  // namespace
 
-void run_demo(const DemoFlags& flags) {
-  require_engine(flags.engine.engine);
-  if (!std::filesystem::exists(layer_file(flags, 0, "q"))) {
+void run_demo(const DemoFlags& given) {
+  require_engine(given.engine.engine);
+  DemoFlags flags = given;
+  if (flags.data.empty()) flags.data = data_folder();
+  if (layers(flags).empty()) {
     throw CommandError(
         kExitBadInput,
         fmt::format("--data {}: expected minilm_layer0_q.npy and its like there, got "

@@ -7,9 +7,13 @@ with that sentence, and lights up by itself when the engine learns it. Any other
 failure, a capability lost; so is the error itself on the CPU.
 """
 
+import os
 import re
 
 import pytest
+
+# Read when JAX starts, with the first test that needs it: sharding wants more devices than one.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 NOT_ON_HOPPER = re.compile(
     "float32 is not among its element types"

@@ -83,4 +83,24 @@ def test_plot_without_results_says_so(capsys, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     assert command.main(["plot", str(empty)]) == 2
-    assert "expected at least one result" in capsys.readouterr().out
+    assert "expected at least one result" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "results.jsonl: No such file"),
+        (b"\x93NUMPY\x01\x00", "line 1: expected a JSON line of fa3 bench"),
+        (b'{"engine": "cpu", "pass": "fwd"}\n[1]\n', "line 2: expected a JSON line"),
+        (b'{"tflops": "of somebody else"}', "expected at least one result"),
+    ],
+    ids=["missing", "npy", "list", "foreign"],
+)
+def test_plot_of_a_wrong_file_says_so(capsys, tmp_path, content, says):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    path = tmp_path / "results.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    assert command.main(["plot", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("fa3 plot: ") and says in said.err and not said.out

@@ -25,8 +25,21 @@ def test_find_package(prefix, tmp_path, cc):
     found += [f"-DCMAKE_CXX_COMPILER={COMPILERS[cc]}"]
     builds.run("cmake", "-G", "Ninja", "-S", CONSUMERS, "-B", tmp_path, *found)
     builds.run("cmake", "--build", tmp_path)
-    for name in ("consumer_c", "consumer_cpp17", "consumer_cpp20"):
+    for name in ("consumer_c", "consumer_cpp11", "consumer_cpp17", "consumer_cpp20"):
         builds.run(tmp_path / name)
+
+
+def test_a_program_in_c_needs_no_cpp_compiler(prefix, tmp_path):
+    builds.need("cmake", "ninja")
+    source = ROOT / "tests" / "cpp" / "api" / "c_abi_test.c"
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(consumer LANGUAGES C)\n"
+        f"find_package(fa3 0.1 REQUIRED)\nadd_executable(consumer {source})\n"
+        "target_link_libraries(consumer PRIVATE fa3::fa3 m)\n"
+    )
+    found = f"-DCMAKE_PREFIX_PATH={prefix}"
+    builds.run("cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / "build", found)
+    builds.run("cmake", "--build", tmp_path / "build")
 
 
 def test_the_examples(prefix, tmp_path):
@@ -69,6 +82,13 @@ def test_pkg_config(prefix, tmp_path, cc, standard):
 def test_the_installed_command_runs(prefix):
     builds.program("fa3")
     assert "works here" in builds.run(prefix / "bin" / "fa3", "doctor")
+
+
+def test_the_installed_demo_has_its_data(prefix, tmp_path):
+    builds.program("fa3")
+    demo = prefix / "bin" / "fa3", "demo", "--seqlen", "64"
+    said = builds.run(*demo, cwd=tmp_path)
+    assert "layer 0: 282 tokens" in said and "as exact as standard" in said
 
 
 def test_the_debian_package(tmp_path):

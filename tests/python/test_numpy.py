@@ -30,6 +30,25 @@ def qkv():
     return [a.astype(np.float32) for a in (x.q, x.k, x.v)]
 
 
+@pytest.mark.parametrize(
+    "given, means",
+    [
+        ({"window": None, "softcap": None, "attention_chunk": None, "causal": None}, {}),
+        ({"window": [5, None], "engine": None}, {"window": (5, -1)}),
+        ({"window": (None, 0)}, {"window": (-1, 0)}),
+        ({"window": (None, None), "softcap": 2.0}, {"softcap": 2.0}),
+    ],
+)
+def test_an_option_or_a_side_of_the_window_may_be_none(qkv, given, means):
+    q, k, v = qkv
+    out, lse = fa3.attention(q, k, v, return_lse=True, **means)
+    assert np.array_equal(fa3.attention(q, k, v, **given), out)
+    expected = fa3.attention_backward(out, q, k, v, out, lse, **means)
+    gradients = fa3.attention_backward(out, q, k, v, out, lse, **given)
+    for gradient, same in zip(gradients[:3], expected[:3], strict=True):
+        assert np.array_equal(gradient, same)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_forward_and_backward_equal_the_oracle(name, dtype):
@@ -215,6 +234,7 @@ def swap_bytes(a):
         ({"scale": 0.0}, fa3.InvalidArgument, "scale: expected a finite number > 0"),
         ({"scale": "big"}, TypeError, "scale: expected a number, got 'big'"),
         ({"window": (1.5, 0)}, TypeError, r"window\[0\]: expected an integer, got 1.5"),
+        ({"window": ()}, fa3.InvalidArgument, r"window: expected .*None or -1.*got \(\)"),
         ({"window": (-2, 0)}, fa3.InvalidArgument, r"window\[0\]: expected -1"),
         ({"window": 3}, fa3.InvalidArgument, r"window: expected \(left, right\).*got 3"),
         ({"window": (1, 2, 3)}, fa3.InvalidArgument, r"window: expected .*got \(1, 2, 3\)"),

@@ -106,7 +106,12 @@ def test_options_go_in_order_up_to_the_last_that_is_not_at_its_default():
 
 
 STUB_TYPES = {"Tensor?": "Array | None", "SymInt": "int", "float?": "float | None"}
-STUB_TYPES_OF = {"window": "tuple[int, int]", "engine": "Engine"}
+STUB_TYPES_OF = {
+    "window": "Sequence[int | None] | None",
+    "softcap": "float | None",
+    "attention_chunk": "int | None",
+    "engine": "Engine",
+}
 
 
 def stubbed(path):

@@ -108,6 +108,11 @@ def test_a_wheel_installs(shell, build_wheel, tmp_path):
     shell(f"pip install {wheel}", tmp_path)
     (tmp_path / "elsewhere").mkdir()
     check_package(shell, tmp_path / "elsewhere")
+    assert "as exact as standard" in shell("fa3 demo --seqlen 64", tmp_path / "elsewhere")
+    # A program in C++ finds the library of the wheel by CMake, as docs/cpp.md says.
+    folder = "$(python -c 'import fa3; print(*fa3.__path__)')"
+    line = f"cmake -S {ROOT}/examples/embed -B embed -DCMAKE_PREFIX_PATH={folder}"
+    assert "workspace" in shell(f"{line} && cmake --build embed && embed/embed", tmp_path)
 
 
 @pytest.mark.skipif("FA3_TEST_QUICK" in os.environ, reason="a second wheel (make test FULL=1)")

@@ -38,4 +38,6 @@ def test_every_file_that_the_build_names_is_in_the_archive(unpacked, tmp_path, c
 def test_the_archive_says_what_it_is(unpacked):
     names = {entry.name for entry in unpacked.iterdir()}
     assert {"LICENSE", "README.md", "PKG-INFO", "pyproject.toml", "src", "include"} <= names
-    assert not names & {"tests", "docs", "examples", "benchmarks", "build"}
+    assert not names & {"tests", "docs", "benchmarks", "build"}
+    data = {path.name for path in (unpacked / "examples").rglob("*.*")}
+    assert data == {"README.md", *(f"minilm_layer0_{x}.npy" for x in "qkv")}

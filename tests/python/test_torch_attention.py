@@ -207,6 +207,23 @@ def test_gradcheck(options):
     assert torch.autograd.gradcheck(call, leaves, eps=1e-2, atol=2e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("given", [(None, 2), [2, None], None])
+def test_windows_without_a_side_train_compiled_or_not(given, device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.manual_seed(0)
+    qkv = [torch.randn(1, 9, 2, 16, device=device, dtype=dtype) for _ in range(3)]
+    for x in qkv:
+        x.requires_grad_()
+    means = tuple(-1 if side is None else side for side in given or (None, None))
+    expected = fa3.attention(*qkv, window=means)
+    gradients = torch.autograd.grad(expected.square().sum(), qkv)
+    compiled = torch.compile(fa3.attention, backend="eager", fullgraph=True)
+    for attention in (fa3.attention, compiled):
+        out = attention(*qkv, window=given, softcap=None)
+        assert torch.equal(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), qkv), gradients)
+
+
 @pytest.mark.parametrize("lse", [-torch.inf, torch.inf])
 def test_a_partial_that_counts_for_nothing_may_hold_nan(lse):
     """Beside one that saw no key, and beside one that an infinite sink has filled."""

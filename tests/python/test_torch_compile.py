@@ -13,14 +13,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 pytest.importorskip("fa3.torch")
 
+from torch_tensors import tensors  # noqa: E402
+
 from fa3 import _native  # noqa: E402
 from fa3.torch import operators  # noqa: E402
-
-
-def tensors(device, *shapes):
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
 
 
 @pytest.fixture

@@ -18,14 +18,9 @@ from torch.utils.checkpoint import (  # noqa: E402
     create_selective_checkpoint_contexts,
 )
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch_tensors import tensors  # noqa: E402
 
 from fa3.torch import autograd  # noqa: E402
-
-
-def tensors(device, *shapes):
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
 
 
 def as_given(a):

@@ -2,6 +2,7 @@
 """The switch that puts fa3 under torch.nn.functional.scaled_dot_product_attention."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.nn import attention as registry  # noqa: E402
 
 front = pytest.importorskip("fa3.torch")
-overrides = pytest.importorskip("fa3.torch.sdpa")
+overrides = pytest.importorskip("fa3.torch.switch")
 
 if not hasattr(registry, "register_flash_attention_impl"):
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
@@ -68,6 +69,23 @@ def test_values_gradients_and_strides_are_those_of_torch(device, calls, options)
     assert [a.stride() for a in actual] == [b.stride() for b in expected]
 
 
+ORDERS = {
+    "torch's own": None,  # on Hopper cuDNN first
+    "torchtitan's": ("CUDNN_ATTENTION", "FLASH_ATTENTION", "MATH"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_fa3_runs_in_whichever_order_torch_asks_its_kernels(device, calls, order):
+    tensors = qkv(device)
+    backends = order and [getattr(registry.SDPBackend, name) for name in order]
+    preferring = registry.sdpa_kernel(backends, set_priority=True) if order else nullcontext()
+    with front.sdpa(), preferring:
+        out = F.scaled_dot_product_attention(*tensors, is_causal=True)
+        torch.autograd.grad(out.square().sum(), tensors)
+    assert len(calls) == 2 and "backward" in calls[1]
+
+
 def test_nothing_is_active_until_asked_for_and_nothing_stays(calls):
     tensors = qkv("cpu")
     assert registry.current_flash_attention_impl() is None
@@ -116,13 +134,18 @@ def test_what_fa3_does_not_do_runs_on_torch_with_one_warning(calls, shape, optio
 def arguments_of(name):
     """Of a call of torch's operator with every argument that has no default, small and plain."""
     (q,) = qkv("cpu", wants_gradient=False)[:1]
-    packed = "_scaled" not in name
     made = {"is_causal": False, "dropout_p": 0.0, "return_debug_mask": False, "max_q": 33}
     made |= {"max_k": 33, "cum_seq_q": None, "cum_seq_k": None, "logsumexp": torch.zeros(2, 4, 33)}
+    made |= {"attn_bias": None, "compute_log_sumexp": True}
+    if "_scaled" not in name:
+        q = q.transpose(1, 2)
+    if name.startswith("_cudnn"):  # packed alone
+        cu = torch.tensor([0, 33, 66], dtype=torch.int32)
+        q = q.flatten(0, 1)
+        made |= {"cum_seq_q": cu, "cum_seq_k": cu, "logsumexp": torch.zeros(4, 66)}
     wanted = {
         a.name: a.default_value for a in getattr(torch.ops.aten, name).default._schema.arguments
     }
-    q = q.transpose(1, 2) if packed else q
     return {n: made.get(n, q.clone() if n in TENSORS else x) for n, x in wanted.items()}
 
 
@@ -142,7 +165,7 @@ def test_arguments_of_a_later_torch_are_refused_unless_they_are_off(name):
 def test_arguments_that_fa3_cannot_obey_are_refused(name):
     _, kernel = overrides.KERNELS[name]
     on = {"dropout_p": 0.1, "return_debug_mask": True, "attn_mask": torch.zeros(33, 33)}
-    on |= {"alibi_slopes": torch.ones(4), "block_table": torch.ones(2, 1)}
+    on |= {"alibi_slopes": torch.ones(4), "attn_bias": torch.zeros(33, 33)}
     for argument in arguments_of(name).keys() & on.keys():
         with pytest.raises(overrides.Refused, match=f"{argument} is not supported"):
             kernel(**{**arguments_of(name), argument: on[argument]})
@@ -177,6 +200,7 @@ def test_packed_attention_of_torch_uses_it(calls):
     expected = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
     with front.sdpa():
         actual = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
+    assert len(calls) == 1
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
 
 

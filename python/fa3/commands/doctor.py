@@ -45,5 +45,9 @@ def about_flash_attn():
     """Who answers to the names that fa3.compat stands in for."""
     names = ("flash_attn", "flash_attn_interface", "flash_attn_3")
     owners = importlib.metadata.packages_distributions()
-    found = [f"{n} from {', '.join(owners[n])}" for n in names if n in owners]
+    found = [
+        f"{name} from {', '.join(f'{owner} {version_of(owner)}' for owner in owners[name])}"
+        for name in names
+        if name in owners
+    ]
     return "; ".join(found) or "not installed; fa3.compat has the same functions"

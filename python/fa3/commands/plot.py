@@ -8,6 +8,7 @@ readable on white and on black pages.
 
 import argparse
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -67,13 +68,16 @@ def run(arguments):
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        print("plot: expected matplotlib; pip install fa3[plot]")
-        return 2
-    records = newest(read(arguments.results))
+        return refused("expected matplotlib; pip install fa3[plot]")
+    try:
+        records = newest(read(arguments.results))
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return refused(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
+        return refused(str(error))
     if not records:
-        print("plot: expected at least one result in", *arguments.results)
-        return 2
-    arguments.out.mkdir(parents=True, exist_ok=True)
+        return refused(f"expected at least one result in {' '.join(map(str, arguments.results))}")
     figures = grouped(records, "pass", "dtype", "machine")
     for (direction, dtype, machine), members in sorted(figures.items()):
         same_type = [key for key in figures if key[:2] == (direction, dtype)]
@@ -85,16 +89,37 @@ def run(arguments):
     return 0
 
 
+def refused(sentence):
+    print(f"fa3 plot: {sentence}", file=sys.stderr)
+    return 2
+
+
 def read(paths):
-    return [
-        json.loads(x) for path in paths for x in filter(str.strip, path.read_text().splitlines())
-    ]
+    """The rows of JSON lines files. ValueError where a line is none."""
+    rows = []
+    for path in paths:
+        text = path.read_text(errors="replace")
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                rows.append(read_row(line, f"{path}, line {number}"))
+    return rows
+
+
+def read_row(line, place):
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(f"{place}: expected a JSON line of fa3 bench --json, got {line[:40]!r}")
+    return row
 
 
 def newest(rows):
     """The newest timed record of each case and contender."""
     names = ("engine", "pass", "dtype", "machine", "head_dim", "causal", "seqlen_q")
-    timed = [row for row in rows if "tflops" in row and row["pass"] in ("fwd", "bwd")]
+    timed = [row for row in rows if {"tflops", *names} <= row.keys()]
+    timed = [row for row in timed if row["pass"] in ("fwd", "bwd")]
     timed = [row for row in timed if row.get("variant", "default") == "default"]
     return list({tuple(row[name] for name in names): row for row in timed}.values())
 

@@ -26,19 +26,60 @@ def length(value):
 def options(softmax_scale, causal, window_size, softcap, deterministic=False, attention_chunk=0):
     """The options of fa3.attention from theirs.
 
-    window_size: None and everything below 0 are unbounded. softcap, attention_chunk: at most 0
-    is off.
+    window_size: None, a side of None and everything below 0 are unbounded. softcap,
+    attention_chunk: None and everything below 0 are off.
     """
     left, right = window_ends(window_size, "window_size")
     return {
         "scale": softmax_scale,
         "causal": causal,
         "window": (reach(left), reach(right)),
-        "attention_chunk": max(int(attention_chunk), 0),
-        "softcap": max(float(softcap), 0.0),
+        "attention_chunk": max(int(attention_chunk or 0), 0),
+        "softcap": max(float(softcap or 0), 0.0),
         "deterministic": deterministic,
     }
 
 
 def reach(side):
-    return -1 if side is None or side < 0 else int(side)
+    return -1 if side < 0 else int(side)
+
+
+def int32(integers):
+    """Lengths and tables of 64 bits, or with gaps in their rows, as the int32 that fa3 reads.
+
+    Converted on their device, in stream order: no call waits for it.
+    """
+    if not isinstance(integers, torch.Tensor):
+        return integers
+    integers = integers.to(torch.int32)
+    return integers if integers.stride()[-1:] == (1,) else integers.contiguous()
+
+
+def float32(numbers):
+    return None if numbers is None else numbers.float()
+
+
+def rows_of_stride_1(tensor):
+    """A copy where the last dimension has another stride, as the originals make one."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def factors(q, k, v, q_descale, k_descale, v_descale):
+    """The options of factors of float8 tensors; beside others they are ignored."""
+    given = {"q_descale": (q, q_descale), "k_descale": (k, k_descale), "v_descale": (v, v_descale)}
+    return {name: x if of.dtype == torch.float8_e4m3fn else None for name, (of, x) in given.items()}
+
+
+def refuse_e5m2(**tensors):
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype == torch.float8_e5m2:
+            raise Unsupported(
+                f"{name}: expected 16-bit numbers or float8_e4m3fn, got float8_e5m2; serve with "
+                "kv_cache_dtype fp8_e4m3, which also errs less"
+            )
+
+
+NO_QV = (
+    "fa3 has no kernel whose scores are q.k + qv.v (the absorbed form of MLA); decode with "
+    "FlashMLA, or attend to up-projected keys and values"
+)

@@ -46,6 +46,7 @@ def attend(
     rotary_interleaved=True,
     first_position=None,
     num_splits=0,
+    out=None,
     return_lse=False,
 ):
     """k and v, if there are any, go into the caches behind the rows in use; then q attends.
@@ -101,7 +102,7 @@ def attend(
                 v_descale=v_descale if divides else None,
                 **places,
             )
-        return fa3.attention(q, k_cache, v_cache, return_lse=return_lse, **call)
+        return fa3.attention(q, k_cache, v_cache, out=out, return_lse=return_lse, **call)
 
 
 def append(k_cache, v_cache, k, v, *, q, rotary_cos, rotary_sin, cu_seqlens_q, **how):
@@ -119,15 +120,15 @@ def new_rows(k, cu_seqlens_new):
 
 
 @contextlib.contextmanager
-def renamed():
+def renamed(names=OUR_NAMES):
     """Sentences about our arguments become sentences about theirs."""
     try:
         yield
     except InvalidArgument as error:
         name, colon, rest = str(error).partition(":")
-        if name not in OUR_NAMES or not colon:
+        if name not in names or not colon:
             raise
-        raise InvalidArgument(f"{OUR_NAMES[name]}:{rest}") from None
+        raise InvalidArgument(f"{names[name]}:{rest}") from None
 
 
 def cache_lengths(cache_seqlens, batch, device):

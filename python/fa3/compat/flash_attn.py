@@ -10,10 +10,27 @@ by name, as flash_attn_func does.
 
 import inspect
 
-import fa3
 from fa3._options import shows
-from fa3.compat._arguments import length, options, unsupported
+from fa3.compat import flash_attn_2_cuda
+from fa3.compat._arguments import length, options
 from fa3.compat._kvcache import attend
+from fa3.compat._passes import forward, indices, rows
+from fa3.compat._passes_of_fa2 import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+    refuse,
+)
+
+# The compiled module, in name.
+flash_attn_gpu = flash_attn_2_cuda
+
+# In the original these are torch.ops.flash_attn.* from torch 2.4 on, and the functions before.
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 
 
 def flash_attn_func(
@@ -32,7 +49,7 @@ def flash_attn_func(
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv)."""
     refuse(dropout_p, alibi_slopes)
     named = options(softmax_scale, causal, window_size, softcap, deterministic)
-    return answer(fa3.attention(q, k, v, return_lse=True, **named), return_attn_probs)
+    return answer(forward(q, k, v, named), return_attn_probs)
 
 
 shows_tail = shows(list(inspect.signature(flash_attn_func).parameters.values())[3:])
@@ -73,20 +90,13 @@ def flash_attn_varlen_func(
     With block_table k and v are pages, and cu_seqlens_k holds the lengths of sequences in them.
     """
     refuse(dropout_p, alibi_slopes)
+    cu_seqlens_q, cu_seqlens_k, block_table = indices(cu_seqlens_q, cu_seqlens_k, block_table)
     keys = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
     if block_table is not None:
         keys = {"page_table": block_table, "seqused_k": cu_seqlens_k.diff()}
-    result = fa3.attention(
-        q,
-        k,
-        v,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=length(max_seqlen_q),
-        **keys,
-        return_lse=True,
-        **options(softmax_scale, causal, window_size, softcap, deterministic),
-    )
-    return answer(result, return_attn_probs)
+    named = options(softmax_scale, causal, window_size, softcap, deterministic)
+    named |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": length(max_seqlen_q)} | keys
+    return answer(forward(q, k, v, named), return_attn_probs)
 
 
 @shows_tail
@@ -131,6 +141,7 @@ def flash_attn_with_kvcache(
     k and v are first appended in place, turned by rotary_cos and rotary_sin, as q is.
     """
     refuse(0.0, alibi_slopes)
+    q, k, v = rows(q, k, v)
     return attend(
         q,
         k_cache,
@@ -146,13 +157,6 @@ def flash_attn_with_kvcache(
         rotary_interleaved=rotary_interleaved,
         num_splits=num_splits,
         return_lse=return_softmax_lse,
-    )
-
-
-def refuse(dropout_p, alibi_slopes):
-    unsupported(
-        dropout_p=(dropout_p, 0.0, "fa3 has no dropout"),
-        alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"),
     )
 
 

@@ -4,6 +4,8 @@
 Semantics are those of fa3.attention. What fa3 cannot do yet raises fa3.Unsupported with the
 argument's name. pack_gqa, sm_margin and scheduler_metadata are hints for speed: accepted, without
 effect. So is num_splits, but for caches: there it bounds the parts that keys are cut into.
+s_aux (hq), by name: the sinks of gpt-oss, in any floating type, for callers that look for it in a
+signature, as Transformers does.
 LSE is -inf for a row that sees no key, also where K is empty (the original gives +inf there).
 """
 
@@ -12,6 +14,10 @@ import torch
 import fa3
 from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._kvcache import attend
+from fa3.compat._passes import indices, rows
+from fa3.compat._passes_of_fa3 import _flash_attn_backward as _flash_attn_backward
+from fa3.compat._passes_of_fa3 import _flash_attn_forward as _flash_attn_forward
+from fa3.compat._registry import register
 
 
 def flash_attn_func(
@@ -32,6 +38,8 @@ def flash_attn_func(
     deterministic=False,
     sm_margin=0,
     return_attn_probs=False,
+    *,
+    s_aux=None,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv).
 
@@ -39,6 +47,7 @@ def flash_attn_func(
     """
     refuse(qv)
     named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    named |= sinks(s_aux)
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
@@ -66,13 +75,16 @@ def flash_attn_varlen_func(
     deterministic=False,
     sm_margin=0,
     return_attn_probs=False,
+    *,
+    s_aux=None,
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
     refuse(qv)
     named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    cu_seqlens_q, cu_seqlens_k = indices(cu_seqlens_q, cu_seqlens_k)
     named |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": length(max_seqlen_q)}
     named |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
-    named |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    named |= {"seqused_q": seqused_q, "seqused_k": seqused_k} | sinks(s_aux)
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
@@ -134,6 +146,8 @@ def flash_attn_with_kvcache(
     pack_gqa=None,
     sm_margin=0,
     return_softmax_lse=False,
+    *,
+    s_aux=None,
 ):
     """Attention over the first cache_seqlens rows of the caches (b, s, hk, d | dv), or of pages.
 
@@ -141,13 +155,16 @@ def flash_attn_with_kvcache(
     behind those rows, in place, turned by rotary_cos and rotary_sin, as q is.
     """
     refuse(qv)
+    q, k, v = rows(q, k, v)
+    cu_seqlens_q, cu_seqlens_k_new = indices(cu_seqlens_q, cu_seqlens_k_new)
+    named = options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk)
     return attend(
         q,
         k_cache,
         v_cache,
         k,
         v,
-        options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk),
+        named | sinks(s_aux),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
@@ -226,6 +243,7 @@ class NoGradient(torch.autograd.Function):
 def attention(q, k, v, descales, return_lse, named):
     """fa3.attention, but what has no gradient is refused in backward(), as in the original, which
     also lets tensors of float8_e4m3fn ask for one: there is none."""
+    q, k, v = rows(q, k, v)
     if q.dtype == torch.float8_e4m3fn:
         q, k, v = (x.detach() for x in (q, k, v))
     q_descale, k_descale, v_descale = descales
@@ -243,3 +261,12 @@ def attention(q, k, v, descales, return_lse, named):
 
 def refuse(qv):
     unsupported(qv=(qv, None, "not supported yet"))
+
+
+def sinks(s_aux):
+    return {} if s_aux is None else {"sink": s_aux.float()}
+
+
+library = register(
+    _flash_attn_forward, _flash_attn_backward, flash_attn_combine, get_scheduler_metadata
+)

@@ -31,7 +31,7 @@ NAME = "fa3"
 VERSION = Version(transformers.__version__).release
 
 
-def register(name):
+def register(name: str) -> None:
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
 

@@ -2,7 +2,8 @@
 """fa3 for torch: differentiable attention, registered operators, and the switch for SDPA.
 
 Imported by `import fa3.torch`, or by the first fa3.attention call on a torch tensor. Importing
-registers torch.ops.fa3.*; torch's own attention stays as it is until enable_sdpa().
+registers torch.ops.fa3.* and the name "fa3" in torch's registry of flash attentions; torch's own
+attention stays as it is until enable_sdpa().
 """
 
 import sys
@@ -22,8 +23,9 @@ from fa3.torch.autograd import attention
 from fa3.torch.autograd import gradients as gradients
 from fa3.torch.merge import merge as merge
 from fa3.torch.quantize import quantize as quantize
-from fa3.torch.sdpa import disable_sdpa, enable_sdpa, sdpa
+from fa3.torch.switch import disable_sdpa, enable_sdpa, register, sdpa
 
 __all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]
 
+register()
 _backends.torch = sys.modules[__name__]

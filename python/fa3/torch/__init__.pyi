@@ -1,8 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
 
 from fa3.ops import attention as attention
 
-def enable_sdpa() -> None: ...
+__all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]
+
+def enable_sdpa(name: str = "fa3") -> None: ...
 def disable_sdpa() -> None: ...
-def sdpa() -> AbstractContextManager[None]: ...
+def sdpa(name: str = "fa3") -> AbstractContextManager[None]: ...
+
+# What fa3.merge and fa3.quantize call with torch tensors.
+def merge(
+    o_partial: Tensor, lse_partial: Tensor, num_threads: int = 0
+) -> tuple[Tensor, Tensor]: ...
+def quantize(
+    x: Tensor, scaling: str, center: bool, cos: Tensor | None, sin: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor, Tensor | None]: ...

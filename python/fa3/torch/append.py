@@ -20,8 +20,10 @@ from fa3.torch.library import (
 )
 from fa3.torch.operators import is_plain_call, threads_of
 
-OPTIONAL = ("cu_seqlens_new", "page_table", "batch_index", "rotary_cos", "rotary_sin")
-OPTIONAL += ("first_position", "q", "cu_seqlens_q", "k_descale", "v_descale")
+OPTIONAL = (
+    *("cu_seqlens_new", "page_table", "batch_index", "rotary_cos", "rotary_sin"),
+    *("first_position", "q", "cu_seqlens_q", "k_descale", "v_descale"),
+)
 TYPES = {
     "k_cache": "Tensor(a!)",
     "v_cache": "Tensor(b!)",

@@ -53,7 +53,8 @@ combine = define(
 )
 
 
-def merge(o_partial, lse_partial, num_threads):
+def merge(o_partial, lse_partial, num_threads=0):
+    """fa3.merge of torch tensors."""
     refuse_other_than_tensor("lse_partial", lse_partial)
     if textbook.is_for(o_partial, lse_partial):
         return textbook.merge(o_partial, lse_partial)

@@ -27,9 +27,9 @@ def shapes(x, scaling="block", center=False, *options):
 def kernel(x, scaling="block", center=False, *options):
     y, descale, mean = shapes(x, scaling, center, *options)
     defaults = (None, None, False, False, 0, None, None, 0, 0, 0)
-    *options, num_threads = (*options, *defaults[len(options) :])
-    options = *options, threads_of(x, num_threads)
-    _calls.quantize(x, y, descale, mean if center else None, *options)
+    options = *options, *defaults[len(options) :]
+    threads = threads_of(x, options[-1])
+    _calls.quantize(x, y, descale, mean if center else None, *options[:-1], threads)
     return y, descale, mean
 
 
@@ -43,6 +43,7 @@ run = define("quantize", SCHEMA, kernel, shapes, record)
 
 
 def quantize(x, scaling, center, cos, sin, *options):
+    """fa3.quantize of a torch tensor: options in the order of torch.ops.fa3.quantize."""
     tensors = {"rotary": cos, "rotary's sin": sin, "cu_seqlens": options[3], "seqused": options[4]}
     for name, tensor in tensors.items():
         if tensor is not None:

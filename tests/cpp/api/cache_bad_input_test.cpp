@@ -85,7 +85,7 @@ const std::vector<BadCache>& bad_caches() {
       {"table_transposed",
        [](C* c) { c->params.page_table.stride[1] = 2; },
        "page_table:",
-       {"stride"}},
+       {"stride 1 in the last dimension, got 2; make that dimension contiguous"}},
       {"table_too_short",
        [](C* c) {
          c->params.batch_index = {};

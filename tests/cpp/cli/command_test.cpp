@@ -93,8 +93,12 @@ TEST_F(Command, bfloat16_bits_in_uint16_need_to_be_named) {
 }
 
 TEST_F(Command, wrong_arguments_end_with_code_2_and_a_sentence) {
-  expect_refused("", kExitBadInput, "subcommand");
-  expect_refused("fly", kExitBadInput, "subcommand");
+  expect_refused("levitate", kExitBadInput, "subcommand");
+  expect_refused("runn", kExitBadInput, "fa3: unknown runn; did you mean run?");
+  expect_refused("--verison", kExitBadInput, "did you mean --version?");
+  expect_refused("bench --caussal=1", kExitBadInput,
+                 "bench: unknown --caussal=1; did you mean --causal?");
+  expect_refused("bench --levitate", kExitBadInput, "--levitate");
   expect_refused("run", kExitBadInput, "--q is required");
   expect_refused("run" + inputs() + " --window 3", kExitBadInput, "--window");
   expect_refused("run" + inputs() + " --window -2,0", kExitBadInput, "window_left");
@@ -104,13 +108,22 @@ TEST_F(Command, wrong_arguments_end_with_code_2_and_a_sentence) {
   expect_refused("run" + inputs() + " --backward", kExitBadInput, "--do");
   expect_refused("run" + inputs() + " --dq x.npy", kExitBadInput, "--backward");
   expect_refused("run" + inputs() + " --dtype int8", kExitBadInput, "--dtype");
-  expect_refused("bench --seqlen 0", kExitBadInput, "--seqlen");
+  expect_refused("bench --seqlen 0", kExitBadInput,
+                 "--seqlen: expected an integer of at least 1, got 0\n");
+  expect_refused("bench --heads x", kExitBadInput, "integer of at least 1, got x\n");
+  expect_refused("info --batch -1", kExitBadInput, "integer of at least 0, got -1\n");
   expect_refused("bench --causal 2", kExitBadInput, "--causal");
   expect_refused("bench --heads 8 --kv-heads 3 --seqlen 16", kExitBadInput, "multiple");
   expect_refused("bench --seqlen 16 --json /nowhere/x", kExitBadInput, "/nowhere/x");
   expect_refused("info --batch 4000000000 --seqlen 4000000000", kExitBadInput, "2^63");
   expect_refused("demo --data /nowhere", kExitBadInput, "/nowhere");
   expect_refused("verify --quick --full", kExitBadInput, "--quick");
+}
+
+TEST_F(Command, without_a_word_it_says_what_it_can_do) {
+  const Outcome outcome = start("");
+  EXPECT_EQ(outcome.code, kExitOk);
+  EXPECT_EQ(outcome.output, start("--help").output);
 }
 
 TEST_F(Command, wrong_files_end_with_code_2_and_name_the_file) {

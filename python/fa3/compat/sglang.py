@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-in for sgl_kernel.flash_attn, and for the functions of sglang that choose its version.
+
+LSE is the natural log of the sum of exp(scores), (heads, total_q) where queries are packed, else
+(batch, heads, seq), and -inf for a query that sees no key. No gradients, as in the original. What
+fa3 cannot do raises fa3.Unsupported with the argument's name. ver, pack_gqa, sm_margin and
+scheduler_metadata are accepted, without effect.
+"""
+
+import torch
+
+import fa3
+from fa3.compat._arguments import (
+    NO_QV,
+    factors,
+    float32,
+    int32,
+    length,
+    options,
+    refuse_e5m2,
+    rows_of_stride_1,
+    unsupported,
+)
+from fa3.compat._kvcache import attend, renamed
+
+__all__ = ["flash_attn_varlen_func", "flash_attn_with_kvcache", "is_fa3_supported"]
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    qv=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    page_table=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    max_seqlen_q=None,
+    rotary_seqlens=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=None,
+    softcap=0.0,
+    rotary_interleaved=True,
+    scheduler_metadata=None,
+    num_splits=0,
+    pack_gqa=None,
+    only_qv=False,
+    sm_margin=0,
+    return_softmax_lse=False,
+    sinks=None,
+    score_mod=None,
+    aux_tensors=None,
+    ver=3,
+    out=None,
+):
+    """Attention over the first cache_seqlens rows of the caches, or of pages (page_table).
+
+    Args:
+        q: (batch, sq, hq, d), or packed (total_q, hq, d) with cu_seqlens_q and max_seqlen_q.
+        k_cache, v_cache: (batch, s, hk, d | dv), or pages (pages, page_size, hk, d | dv).
+        k, v: (batch, s_new, hk, d | dv), or packed with cu_seqlens_k_new: first written into the
+            caches behind cache_seqlens, in place, turned by rotary_cos and rotary_sin, as q is.
+        cache_seqlens: an int, or (batch,); page_table: (batch, max_pages), of any strides. Both
+            may have 64 bits.
+        k_descale, v_descale: float32 (batch, hk), factors of float8_e4m3fn numbers; ignored beside
+            others.
+        window_size: (left, right) in keys; None and below 0 are unbounded.
+        attention_chunk: keys per chunk; None and 0 are off.
+        sinks: (hq,) of any float type: one more logit per query head.
+        out: written instead of a new tensor.
+
+    Returns:
+        out, or (out, lse) with return_softmax_lse.
+
+    Raises:
+        fa3.InvalidArgument: the call is wrong. Also a ValueError.
+        fa3.Unsupported: qv, score_mod, float8_e5m2, and what no engine does on these tensors.
+    """
+    refuse(qv, only_qv, score_mod, aux_tensors)
+    refuse_e5m2(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    with renamed({"sink": "sinks"}):
+        return attend(
+            rows_of_stride_1(q),
+            k_cache,
+            v_cache,
+            rows_of_stride_1(k),
+            rows_of_stride_1(v),
+            options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk)
+            | {"sink": float32(sinks)},
+            **factors(q, k_cache, v_cache, q_descale, k_descale, v_descale),
+            cache_seqlens=int32(cache_seqlens),
+            page_table=int32(page_table),
+            batch_index=int32(cache_batch_idx),
+            left_padding=int32(cache_leftpad),
+            cu_seqlens_q=int32(cu_seqlens_q),
+            cu_seqlens_new=int32(cu_seqlens_k_new),
+            max_seqlen_q=max_seqlen_q,
+            rotary=(rotary_cos, rotary_sin),
+            rotary_interleaved=rotary_interleaved,
+            first_position=int32(rotary_seqlens),
+            num_splits=num_splits,
+            out=out,
+            return_lse=return_softmax_lse,
+        )
+
+
+@torch.no_grad()
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    page_table=None,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    only_qv=False,
+    sm_margin=0,
+    return_softmax_lse=False,
+    sinks=None,
+    score_mod=None,
+    aux_tensors=None,
+    ver=3,
+    out=None,
+):
+    """Packed q (total_q, hq, d), k and v (total_k, hk, d | dv); without cu_seqlens (b, s, h, d).
+
+    With page_table k and v are pages, of lengths seqused_k, or else those of cu_seqlens_k. The
+    other arguments, results and errors are those of flash_attn_with_kvcache.
+    """
+    refuse(qv, only_qv, score_mod, aux_tensors)
+    refuse_e5m2(q=q, k=k, v=v)
+    cu_seqlens_k, seqused_k = int32(cu_seqlens_k), int32(seqused_k)
+    if page_table is not None:
+        seqused_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+        cu_seqlens_k = None
+    q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
+    with renamed({"sink": "sinks"}):
+        return fa3.attention(
+            q,
+            k,
+            v,
+            out=out,
+            return_lse=return_softmax_lse,
+            cu_seqlens_q=int32(cu_seqlens_q),
+            cu_seqlens_k=cu_seqlens_k,
+            seqused_q=int32(seqused_q),
+            seqused_k=seqused_k,
+            max_seqlen_q=length(max_seqlen_q),
+            max_seqlen_k=length(max_seqlen_k),
+            page_table=int32(page_table),
+            sink=float32(sinks),
+            num_splits=num_splits,
+            **factors(q, k, v, q_descale, k_descale, v_descale),
+            **options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk),
+        )
+
+
+def is_fa3_supported(device=None):
+    """Whether this machine has a GPU that fa3 has kernels for. Tensors on the CPU need none."""
+    return any(name == "hopper" and available for name, available, _ in fa3.engines())
+
+
+def refuse(qv, only_qv, score_mod, aux_tensors):
+    unsupported(
+        qv=(qv, None, NO_QV),
+        only_qv=(only_qv, False, NO_QV),
+        score_mod=(score_mod, None, "fa3 has no scores by function"),
+        aux_tensors=(aux_tensors, None, "fa3 has no scores by function"),
+    )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-in for vllm.vllm_flash_attn: the functions of its package, in its order.
+
+One call serves prefill, decoding and both at once, with keys packed or in pages. LSE is the
+natural log of the sum of exp(scores), (heads, total_q), and -inf for a query that sees no key. No
+gradients, as in the original. What fa3 cannot do raises fa3.Unsupported with the argument's name.
+"""
+
+import torch
+
+import fa3
+from fa3.compat._arguments import (
+    NO_QV,
+    factors,
+    float32,
+    int32,
+    length,
+    options,
+    refuse_e5m2,
+    rows_of_stride_1,
+    unsupported,
+)
+from fa3.compat._kvcache import renamed
+from fa3.errors import InvalidArgument
+
+__all__ = [
+    "fa_version_unsupported_reason",
+    "flash_attn_varlen_func",
+    "get_scheduler_metadata",
+    "is_fa_version_supported",
+]
+
+VERSIONS = (2, 3, 4)
+OUR_NAMES = {"page_table": "block_table", "sink": "s_aux"}
+
+
+@torch.no_grad()
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    max_seqlen_q,
+    cu_seqlens_q,
+    max_seqlen_k,
+    cu_seqlens_k=None,
+    seqused_k=None,
+    q_v=None,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=None,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+    return_softmax_lse=False,
+    out=None,
+    scheduler_metadata=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    num_splits=0,
+    output_scale=None,
+    fa_version=2,
+    s_aux=None,
+    cp_world_size=1,
+    cp_rank=0,
+    cp_tot_seqused_k=None,
+    mask_mod=None,
+    block_sparse_tensors=None,
+    aux_tensors=None,
+    aux_tensor_leading_dims=None,
+    dynamic_causal=None,
+):
+    """Attention of packed queries to packed keys (cu_seqlens_k), to pages, or to a batch of keys.
+
+    Args:
+        q: (total_q, hq, d); sequence n owns rows cu_seqlens_q[n] .. cu_seqlens_q[n + 1] - 1.
+        k, v: (total_k, hk, d | dv) with cu_seqlens_k; pages (pages, page_size, hk, d | dv) with
+            block_table (batch, max_pages) and seqused_k; (batch, s, hk, d | dv) with seqused_k
+            alone. Lengths and tables may have 64 bits.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens_q and cu_seqlens_k.
+        window_size: (left, right) in keys; None and -1 are unbounded.
+        s_aux: (hq,) of any float type: one more logit per query head, the attention sink.
+        q_descale, k_descale, v_descale: float32 (batch, hk), factors of float8_e4m3fn numbers;
+            ignored beside others.
+        num_splits: at most this number of parts of the keys, 0 chooses.
+        out: written instead of a new tensor, (total_q, hq, dv).
+        fa_version: 2, 3 or 4: all get the same attention.
+        deterministic, return_attn_probs, scheduler_metadata: accepted, without effect.
+
+    Returns:
+        out, or (out, lse (hq, total_q) float32) with return_softmax_lse.
+
+    Raises:
+        fa3.InvalidArgument: the call is wrong. Also a ValueError.
+        fa3.Unsupported: dropout, ALiBi, q_v, context parallelism, masks and outputs of
+            FlashAttention-4, float8_e5m2, and what no engine does on these tensors.
+    """
+    check_version(fa_version)
+    unsupported(
+        q_v=(q_v, None, NO_QV),
+        dropout_p=(dropout_p, 0.0, "fa3 has no dropout"),
+        alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"),
+        output_scale=(output_scale, None, "fa3 writes no float8 outputs"),
+        cp_world_size=(cp_world_size, 1, "fa3 has no masks over keys that ranks hold in turn"),
+        mask_mod=(mask_mod, None, "fa3 has no masks by function"),
+        block_sparse_tensors=(block_sparse_tensors, None, "fa3 has no block-sparse masks"),
+        aux_tensors=(aux_tensors, None, "fa3 has no masks by function"),
+        dynamic_causal=(dynamic_causal, None, "fa3 has one mask for all sequences"),
+    )
+    refuse_e5m2(q=q, k=k, v=v)
+    if (cu_seqlens_k is None) == (seqused_k is None):
+        raise InvalidArgument("cu_seqlens_k, seqused_k: expected one of them, with the lengths")
+    if block_table is not None and seqused_k is None:
+        raise InvalidArgument("seqused_k: expected the lengths of the sequences in block_table")
+    q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
+    with renamed(OUR_NAMES):
+        return fa3.attention(
+            q,
+            k,
+            v,
+            out=out,
+            return_lse=return_softmax_lse,
+            cu_seqlens_q=int32(cu_seqlens_q),
+            cu_seqlens_k=int32(cu_seqlens_k),
+            seqused_k=int32(seqused_k),
+            max_seqlen_q=length(max_seqlen_q),
+            max_seqlen_k=length(max_seqlen_k),
+            page_table=int32(block_table),
+            sink=float32(s_aux),
+            num_splits=num_splits,
+            **factors(q, k, v, q_descale, k_descale, v_descale),
+            **options(softmax_scale, causal, window_size, softcap),
+        )
+
+
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=torch.bfloat16,
+    headdim_v=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    cache_leftpad=None,
+    page_size=None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=(-1, -1),
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+):
+    """What flash_attn_varlen_func takes as scheduler_metadata: an empty int32 tensor.
+
+    fa3 plans inside the call, from the shapes alone, and reads the lengths where it computes: there
+    is nothing to prepare, and nothing that a CUDA graph would have to bring up to date.
+    """
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+
+
+def is_fa_version_supported(fa_version, device=None):
+    """Whether callers that choose a version should choose this one: 3."""
+    return fa_version_unsupported_reason(fa_version, device) is None
+
+
+def fa_version_unsupported_reason(fa_version, device=None):
+    """Why is_fa_version_supported() is False, or None. Devices are judged by the call itself."""
+    check_version(fa_version)
+    return None if fa_version == 3 else "fa3 is FlashAttention-3: choose version 3"
+
+
+def check_version(fa_version):
+    if fa_version not in VERSIONS:
+        raise InvalidArgument(f"fa_version: expected one of {VERSIONS}, got {fa_version!r}")

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of the library by names and shapes, which is all that is known while JAX traces.
+
+Next: primitives.py, which makes them primitives of JAX.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa3 import _native
+from fa3._arrays import CPU
+from fa3._options import BOTH_PASSES, TYPES, Options
+
+DEVICE_TYPES = {"cpu": CPU, "cuda": 2}  # by JAX's names of platforms; fa3_device_type
+
+# Operands that are options, and all tensors of the compiled module's functions in their order.
+OPTION_TENSORS = [name for name in [*TYPES][: len(BOTH_PASSES)] if TYPES[name] == "Tensor?"]
+TENSORS = {
+    "forward": ("q", "k", "v", "out", "lse"),
+    "backward": ("do", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv", "dsink"),
+}
+WORKSPACE_SIZE = {"forward": _native.forward_workspace, "backward": _native.backward_workspace}
+
+# Extents by letter: b sequences; i and j rows of queries and keys; h and g query and key heads; d
+# and e head dims; n starts. Packed tensors have no b, and beside them it is called s: their
+# sequences are not independent extents of a call, which could be cut or be more.
+EXTENTS = {
+    **dict.fromkeys(("q", "dq"), "bihd"),
+    **dict.fromkeys(("k", "dk"), "bjgd"),
+    **dict.fromkeys(("v", "dv"), "bjge"),
+    **dict.fromkeys(("out", "do"), "bihe"),
+    **dict.fromkeys(("lse", "dlse"), "bhi"),
+    **dict.fromkeys(("sink", "dsink"), "h"),
+    **dict.fromkeys(("seqused_q", "seqused_k"), "b"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "n"),
+}
+OF_KEYS = ("k", "v", "dk", "dv")
+
+
+class Call(NamedTuple):
+    """What of a call is static: the parameter of a primitive."""
+
+    direction: str  # "forward" or "backward"
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...]  # by their names in _options.py, without defaults
+
+    @classmethod
+    def of(cls, direction, operands, results, options):
+        """The call that takes these operands: one for all orders of their names."""
+        known = (*TENSORS[direction], *OPTION_TENSORS)
+        return cls(direction, tuple(x for x in known if x in operands), results, options)
+
+    def extents(self, name):
+        """The letters of a tensor's extents."""
+        letters = EXTENTS[name]
+        if not any(cu in self.operands for cu in ("cu_seqlens_q", "cu_seqlens_k")):
+            return letters
+        starts = "cu_seqlens_k" if name in OF_KEYS else "cu_seqlens_q"
+        is_packed = starts in self.operands and not name.startswith("seqused")
+        return letters.replace("b", "" if is_packed else "s")
+
+    def sizes(self, shapes):
+        """Extents by letter, from the operands' shapes."""
+        sizes = {}
+        for name, shape in zip(self.operands, shapes, strict=True):
+            sizes |= zip(self.extents(name), shape, strict=True)
+        return sizes
+
+    def on(self, platform):
+        """The call of a program for that platform. On the CPU workspace grows with the threads, so
+        that they are settled here, and with the lengths, which may be longer than was said."""
+        options = dict(self.options)
+        if platform == "cpu":
+            options.pop("max_seqlen_q", None)
+            options.pop("max_seqlen_k", None)
+            options["num_threads"] = options.get("num_threads") or _native.available_threads()
+        return self._replace(options=tuple(options.items()))
+
+    def workspace_bytes(self, operands, results, platform):
+        """What the library needs besides them on that platform; raises what it would refuse."""
+        named = zip(self.operands + self.results, [*operands, *results], strict=True)
+        views = {name: described(x.shape, x.dtype, platform) for name, x in named}
+        options = {name: views.get(name) for name in OPTION_TENSORS} | dict(self.options)
+        tensors = [views.get(name) for name in TENSORS[self.direction]]
+        every_option = Options(**options)[: len(BOTH_PASSES)]
+        return WORKSPACE_SIZE[self.direction](*tensors, *every_option)
+
+
+def described(shape, dtype, platform="cpu"):
+    """A row-major tensor without memory, as the compiled module takes it."""
+    strides = tuple(int(np.prod(shape[dim + 1 :])) for dim in range(len(shape)))
+    return 0, str(dtype), DEVICE_TYPES[platform], 0, tuple(shape), strides

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.jax.attention: arguments and derivatives. Next: calls.py."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fa3 import _native
+from fa3._arrays import no_array
+from fa3._options import (
+    BOTH_PASSES,
+    DEFAULTS,
+    OF_BOTH_PASSES,
+    PUBLIC_FORMS,
+    TYPES,
+    Options,
+    in_order,
+    takes_options,
+)
+from fa3.errors import InvalidArgument, Unsupported
+from fa3.jax.calls import OPTION_TENSORS, Call, described
+from fa3.jax.primitives import run
+from fa3.jax.sharding import vary_alike
+
+INPUT_TYPES = ("float32", "float16", "bfloat16")
+
+
+@takes_options(OF_BOTH_PASSES)
+def attention(q, k, v, *, return_lse=False, **options):
+    """fa3.attention for JAX, inside and outside of jax.jit: same arguments, shapes and results.
+
+    Differentiable in q, k, v and sink, also through the LSE, by jax.grad and jax.vjp; works under
+    jax.vmap, jax.checkpoint, jax.lax.scan and jax.shard_map. Arrays that are sharded over batch or
+    heads are computed where they are: the devices must divide the key heads, or be as many as
+    divide the query heads of a single key head.
+
+    Arrays are q, k, v, sink, cu_seqlens and seqused; everything else is a Python value, known while
+    the program is traced.
+
+    Args:
+        q, k, v: as in fa3.attention: float32, float16 or bfloat16, no FP8, no caches.
+        return_lse: also return the LSE.
+        max_seqlen_q, max_seqlen_k: with cu_seqlens on a GPU they are needed.
+        deterministic: gradients are bitwise repeatable. The forward pass always is.
+
+    Returns:
+        out, or (out, lse), as fa3.attention does.
+
+    Raises:
+        fa3.InvalidArgument, fa3.Unsupported, TypeError: while the program is traced and compiled.
+        RuntimeError, ValueError: while it runs, by JAX and with the library's sentence: lengths in
+            host memory that lead out of their tensors.
+    """
+    listed = in_order("attention", options, OF_BOTH_PASSES)
+    given = {
+        name: value
+        for name, value in zip(DEFAULTS, listed, strict=False)
+        if value is not DEFAULTS[name]
+    }
+    arrays = {"q": q, "k": k, "v": v}
+    arrays |= {name: given.pop(name) for name in OPTION_TENSORS if name in given}
+    refuse_wrong_kinds(arrays, given | {"return_lse": return_lse})
+    refuse_wrong_call(arrays, given)
+    static = Static(bool(return_lse), tuple((x, plain(x, given[x])) for x in given))
+    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
+    return attend(static, vary_alike(arrays))
+
+
+class Static(NamedTuple):
+    """What is known while a program is traced."""
+
+    return_lse: bool
+    options: tuple  # of Call
+
+    def forward(self, arrays, results):
+        return run(Call.of("forward", arrays, results, self.options), arrays)
+
+    def backward(self, arrays, results):
+        return run(Call.of("backward", arrays, results, self.options), arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(static, arrays):
+    if static.return_lse:
+        found = static.forward(arrays, ("out", "lse"))
+        return found["out"], found["lse"]
+    return static.forward(arrays, ("out",))["out"]
+
+
+def attend_forward(static, arrays):
+    refuse_without_gradient(arrays, static.options)
+    found = static.forward(arrays, ("out", "lse"))
+    result = (found["out"], found["lse"]) if static.return_lse else found["out"]
+    return result, (arrays, found)
+
+
+def attend_backward(static, saved, cotangents):
+    arrays, found = saved
+    do, dlse = cotangents if static.return_lse else (cotangents, None)
+    operands = {"do": do, **arrays, **found}
+    if dlse is not None:
+        operands["dlse"] = dlse
+    results = ("dq", "dk", "dv") + ("dsink",) * ("sink" in arrays)
+    gradients = static.backward(operands, results)
+    return ({name: gradients.get(f"d{name}") for name in arrays},)
+
+
+attend.defvjp(attend_forward, attend_backward)
+
+
+def refuse_wrong_kinds(arrays, options):
+    """Arrays that are none, and options that a compiled program would only know as it runs."""
+    for name, array in arrays.items():
+        if not isinstance(array, (jax.Array, np.ndarray)):
+            raise no_array(array, name)
+    for name in ("q", "k", "v"):
+        if str(arrays[name].dtype) not in INPUT_TYPES:
+            raise InvalidArgument(
+                f"{name}: expected one of {', '.join(INPUT_TYPES)}, got {arrays[name].dtype}"
+            )
+        if not all(isinstance(extent, int) for extent in arrays[name].shape):
+            raise Unsupported(
+                f"{name}: expected extents that are known while the program is traced, got "
+                f"{arrays[name].shape}; the size of a workspace follows from them"
+            )
+    for name, value in options.items():
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError(
+                f"{PUBLIC_FORMS.get(name, (name,))[0]}: expected a value that is known while the "
+                f"program is traced (see static_argnames of jax.jit), got {value}"
+            )
+
+
+def views_of(arrays, options):
+    """A call of tensors on the CPU, for questions that no device answers otherwise."""
+    views = {name: described(array.shape, array.dtype) for name, array in arrays.items()}
+    tensors = [views.pop(name) for name in ("q", "k", "v")]
+    options = {**options, **views, "engine": 0}
+    return tensors, Options(**options)[: len(BOTH_PASSES)]
+
+
+def refuse_wrong_call(arrays, options):
+    """Asks the library, which refuses a wrong call with its own sentence."""
+    tensors, every_option = views_of(arrays, options)
+    _native.forward_plan(*tensors, None, None, *every_option)
+
+
+def refuse_without_gradient(arrays, options):
+    tensors, every_option = views_of(arrays, dict(options))
+    _native.backward_supported(*tensors, *every_option)
+
+
+def plain(name, value):
+    """An option as a Python value of its type."""
+    kind = TYPES[name]
+    return bool(value) if kind == "bool" else int(value) if "nt" in kind else float(value)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch that puts fa3 under torch's own attention: scaled_dot_product_attention, varlen_attn.
+
+Goes through torch's registry of flash attention implementations, where fa3 is from `import
+fa3.torch` on. While it is active, the aten operators of aten_kernels.py run fa3: those of flash
+attention, on CUDA and on the CPU, and those of cuDNN, which torch takes first on Hopper.
+"""
+
+import contextlib
+import threading
+import warnings
+
+import torch
+from torch.nn import attention as registry
+
+from fa3.errors import Error, Unsupported
+from fa3.torch.aten_kernels import KERNELS, Refused
+
+NAME = "fa3"
+shadowed: dict = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
+warned: set[str] = set()
+
+
+def enable_sdpa(name=NAME):
+    """Makes torch's scaled_dot_product_attention and varlen_attn run fa3, until disable_sdpa().
+
+    So does torch.nn.attention.activate_flash_attention_impl("fa3"). Everything above the same
+    operators follows: nn.MultiheadAttention, nested tensors, torch.nn.attention.varlen. fa3 runs
+    wherever torch chose flash attention or cuDNN, in fp16 and bf16 on a GPU, and in fp32, fp16 and
+    bf16 on the CPU. A call that fa3 does not have (dropout, a mask, float64, a causal mask over
+    different lengths) runs the kernel that torch chose, with one warning for each reason; so does
+    one where flash attention is switched off, as in sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
+
+    Args:
+        name: the name of torch's registry under which fa3 becomes active. "FA3" is for programs
+            that activate FlashAttention-3 by themselves where it is not active yet, as torchtitan
+            does: they find it active, and it is fa3.
+
+    Raises:
+        fa3.Unsupported: a torch without this registry.
+    """
+    if not register():
+        raise Unsupported(
+            "enable_sdpa: expected a torch with torch.nn.attention.register_flash_attention_impl, "
+            f"got torch {torch.__version__}; call fa3.attention instead"
+        )
+    if name != NAME and name not in shadowed:
+        shadowed[name] = registry._registry._FLASH_ATTENTION_IMPLS.get(name)
+        registry.register_flash_attention_impl(name, register_fn=Overrides)
+    registry.activate_flash_attention_impl(name)
+
+
+def disable_sdpa():
+    """Gives torch's attention its own kernels back, and names of its registry their meaning.
+
+    Without effect where fa3 is not active.
+    """
+    if active() in (NAME, *shadowed):
+        registry.restore_flash_attention_impl()
+    release(*shadowed)
+
+
+@contextlib.contextmanager
+def sdpa(name=NAME):
+    """enable_sdpa(name) for a block of code; afterwards what was active before is active again.
+
+    The switch is the process's: other threads run fa3 meanwhile, too.
+
+    Raises what enable_sdpa() raises.
+    """
+    before, taken = active(), set(shadowed)
+    enable_sdpa(name)
+    try:
+        yield
+    finally:
+        if before is None:
+            disable_sdpa()
+        else:
+            release(*shadowed.keys() - taken)
+            registry.activate_flash_attention_impl(before)
+
+
+def active():
+    return registry.current_flash_attention_impl() if can_register() else None
+
+
+def can_register():
+    return hasattr(registry, "register_flash_attention_impl")
+
+
+def register():
+    """Makes "fa3" known to torch's registry, which activates nothing. Whether there is one."""
+    if can_register() and NAME not in registry.list_flash_attention_impls():
+        registry.register_flash_attention_impl(NAME, register_fn=Overrides)
+    return can_register()
+
+
+def release(*names):
+    """Gives names of the registry what they stood for before enable_sdpa(name)."""
+    for name in names:
+        before = shadowed.pop(name)
+        if before is None:
+            registry._registry._FLASH_ATTENTION_IMPLS.pop(name, None)
+        else:
+            registry.register_flash_attention_impl(name, register_fn=before)
+
+
+class Inside(threading.local):
+    """Whether this thread is in a kernel of torch's, whose inner operators then are torch's too.
+
+    torch's dense operators call its packed ones: what was refused once is not tried again.
+    """
+
+    torchs_own = False
+
+
+inside = Inside()
+
+
+class Overrides:
+    """Our kernels in the dispatcher, for as long as this object holds its library."""
+
+    def __init__(self):
+        self.library = torch.library.Library("aten", "IMPL")
+        try:
+            for name, (key, kernel) in KERNELS.items():
+                override(self.library, name, key, kernel)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self):
+        self.library._destroy()
+
+
+def override(library, name, key, kernel):
+    """Puts kernel(**arguments) before the operator's present kernel, which runs refused calls.
+
+    Operators come and go with torch's versions; one that is not there needs no kernel.
+    """
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return
+    op = packet.default
+    try:
+        previous = torch.library.get_kernel(op, key)
+    except RuntimeError:
+        return  # a build of torch without this device
+    schema = op._schema.arguments
+    names = [argument.name for argument in schema]
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+
+    def dispatch(keys, *args, **keywords):
+        if inside.torchs_own:
+            return previous.call_boxed(keys, *args, **keywords)
+        arguments = defaults | dict(zip(names, args, strict=False)) | keywords
+        try:
+            return kernel(**arguments)
+        except (Refused, Error) as error:
+            warn_once(f"fa3 leaves {op.name()} to torch's own kernel: {error}")
+        inside.torchs_own = True
+        try:
+            return previous.call_boxed(keys, *args, **keywords)
+        finally:
+            inside.torchs_own = False
+
+    with warnings.catch_warnings():  # of replacing a kernel, which is the point
+        warnings.simplefilter("ignore", UserWarning)
+        library.impl(op, dispatch, key, with_keyset=True, allow_override=True)
+
+
+def warn_once(sentence):
+    if sentence not in warned:
+        warned.add(sentence)
+        warnings.warn(sentence, stacklevel=4)

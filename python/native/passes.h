@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the passes of attention are given: one list for every kind of caller. A reader takes tensors
+// and options by name and in this order, which for options is that of the table in fa3/_options.py:
+// module.cpp reads a Python call, ffi.cpp a call of XLA.
+#pragma once
+
+#include <fa3/fa3.h>
+
+#include "tensor.h"
+
+namespace fa3::python {
+
+// The options of both passes, in the order of fa3/_options.py.
+template <class Reader, class Params>
+void read_options(Reader* read, Params* params) {
+  fa3_options* options = &params->options;
+  read->rest_is_optional();
+  read->flag("causal", &options->causal);
+  read->integer("window_left", &options->window_left);
+  read->integer("window_right", &options->window_right);
+  read->real("softcap", &options->softcap);
+  read->optional_real("scale", &options->scale);
+  read->tensor("sink", Access::read, &params->sink);
+  read->tensor("cu_seqlens_q", Access::read, &options->cu_seqlens_q);
+  read->tensor("cu_seqlens_k", Access::read, &options->cu_seqlens_k);
+  read->tensor("seqused_q", Access::read, &options->seqused_q);
+  read->tensor("seqused_k", Access::read, &options->seqused_k);
+  read->integer("max_seqlen_q", &options->max_seqlen_q);
+  read->integer("max_seqlen_k", &options->max_seqlen_k);
+  read->flag("deterministic", &options->deterministic);
+  read->integer("engine", &options->engine);
+  read->integer("num_threads", &options->num_threads);
+  read->integer("attention_chunk", &options->attention_chunk);
+  read->flag("batch_invariant", &options->batch_invariant);
+}
+
+struct Forward {
+  using Params = fa3_forward_params;
+  static constexpr auto init = fa3_forward_params_init;
+  static constexpr auto run = fa3_forward_with_allocator;
+  static constexpr auto run_within = fa3_forward;
+  static constexpr auto workspace_size = fa3_forward_workspace_size;
+
+  template <class Reader>
+  static void read(Reader* read, Params* params) {
+    read->tensor("q", Access::read, &params->q);
+    read->tensor("k", Access::read, &params->k);
+    read->tensor("v", Access::read, &params->v);
+    read->tensor("out", Access::write, &params->o);
+    read->tensor("lse", Access::write, &params->lse);
+    read_options(read, params);
+    read->tensor("page_table", Access::read, &params->page_table);
+    read->tensor("batch_index", Access::read, &params->batch_index);
+    read->tensor("left_padding", Access::read, &params->left_padding);
+    read->integer("num_splits", &params->num_splits);
+    read->tensor("q_descale", Access::read, &params->q_descale);
+    read->tensor("k_descale", Access::read, &params->k_descale);
+    read->tensor("v_descale", Access::read, &params->v_descale);
+    read->tensor("k_mean", Access::read, &params->k_mean);
+    read->tensor("v_mean", Access::read, &params->v_mean);
+  }
+  static const fa3_tensor& first(const Params& params) { return params.q; }
+};
+
+struct Backward {
+  using Params = fa3_backward_params;
+  static constexpr auto init = fa3_backward_params_init;
+  static constexpr auto run = fa3_backward_with_allocator;
+  static constexpr auto run_within = fa3_backward;
+  static constexpr auto workspace_size = fa3_backward_workspace_size;
+
+  template <class Reader>
+  static void read(Reader* read, Params* params) {
+    read->tensor("do", Access::read, &params->d_o);
+    read->tensor("q", Access::read, &params->q);
+    read->tensor("k", Access::read, &params->k);
+    read->tensor("v", Access::read, &params->v);
+    read->tensor("out", Access::read, &params->o);
+    read->tensor("lse", Access::read, &params->lse);
+    read->tensor("dlse", Access::read, &params->d_lse);
+    read->tensor("dq", Access::write, &params->dq);
+    read->tensor("dk", Access::write, &params->dk);
+    read->tensor("dv", Access::write, &params->dv);
+    read->tensor("dsink", Access::write, &params->dsink);
+    read_options(read, params);
+  }
+  static const fa3_tensor& first(const Params& params) { return params.q; }
+};
+
+}  // namespace fa3::python

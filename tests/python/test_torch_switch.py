@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3 in torch's registry, and torch's CUDA operators (varlen_attn, cuDNN's) with it switched on.
+
+Those operators have no kernels for CPU tensors. Here they get some, which only say that torch's own
+kernel was reached, and fa3 is put before them as it is put before the CUDA kernels.
+"""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+from torch.nn import attention as registry  # noqa: E402
+
+front = pytest.importorskip("fa3.torch")
+switch = pytest.importorskip("fa3.torch.switch")
+if not switch.can_register():
+    pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
+varlen = pytest.importorskip(
+    "torch.nn.attention.varlen", reason="this torch has no torch.nn.attention.varlen"
+)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class TorchsOwn(Exception):
+    """torch's own kernel was reached."""
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Names of our kernels that ran to their end, in order, where torch would have CUDA tensors."""
+    ran = []
+    torchs = torch.library.Library("aten", "IMPL")
+    kernels = {}
+    for name, (key, kernel) in switch.KERNELS.items():
+        if key != "CUDA" or not hasattr(torch.ops.aten, name):
+            continue
+
+        def torchs_own(*args, name=name, **keywords):
+            if name.startswith("_scaled"):  # as torch's own do: through their packed operators
+                q, k, v = args[:3]
+                flash_attention = torch.ops.aten._flash_attention_forward
+                flash_attention(q, k, v, None, None, 5, 5, 0.1, False, False)
+            raise TorchsOwn(name)
+
+        def ours(name=name, kernel=kernel, **arguments):
+            result = kernel(**arguments)
+            ran.append(name)
+            return result
+
+        torchs.impl(getattr(torch.ops.aten, name).default, torchs_own, "CPU")
+        kernels[name] = ("CPU", ours)
+    monkeypatch.setattr(switch, "KERNELS", kernels)
+    switch.warned.clear()
+    with front.sdpa():
+        yield ran
+    torchs._destroy()
+
+
+@pytest.fixture(params=["flash", "cudnn"])
+def varlen_on(request, on_cpu, monkeypatch):
+    """varlen_attn where torch takes its flash attention, or cuDNN as on Hopper; what ran."""
+    if request.param == "cudnn":
+        if not hasattr(varlen, "_cudnn_rejection_reasons"):
+            pytest.skip("varlen_attn of this torch does not take cuDNN")
+        monkeypatch.setattr(varlen, "_cudnn_rejection_reasons", lambda *arguments: [])
+    return on_cpu, "_cudnn_attention" if request.param == "cudnn" else "_flash_attention"
+
+
+def packed(lengths, heads=4, dim=16, wants_gradient=False):
+    torch.manual_seed(0)
+    made = torch.randn(3, sum(lengths), heads, dim)
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return [t.clone().requires_grad_(wants_gradient) for t in made], cu
+
+
+def test_importing_fa3_torch_makes_the_name_known_and_activates_nothing():
+    assert "fa3" in registry.list_flash_attention_impls()
+    assert registry.current_flash_attention_impl() is None
+    registry.activate_flash_attention_impl("fa3")
+    assert registry.current_flash_attention_impl() == "fa3"
+    front.disable_sdpa()
+    assert registry.current_flash_attention_impl() is None
+
+
+def test_a_program_that_activates_FA3_finds_fa3_under_that_name():
+    of_torch = registry._registry._FLASH_ATTENTION_IMPLS["FA3"]
+    front.enable_sdpa("FA3")
+    if registry.current_flash_attention_impl() != "FA3":  # torchtitan's lines
+        registry.activate_flash_attention_impl("FA3")
+    assert type(registry._registry._FLASH_ATTENTION_ACTIVE[1]) is switch.Overrides
+    with front.sdpa():
+        assert registry.current_flash_attention_impl() == "fa3"
+    assert registry.current_flash_attention_impl() == "FA3"
+    front.disable_sdpa()
+    assert registry.current_flash_attention_impl() is None
+    assert registry._registry._FLASH_ATTENTION_IMPLS["FA3"] is of_torch
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0)])
+def test_varlen_attn_and_its_gradients(varlen_on, window):
+    ran, prefix = varlen_on
+    if prefix == "_cudnn_attention" and window == (3, 0):
+        pytest.skip("torch does not give cuDNN windows")
+    tensors, cu = packed([7, 13], wants_gradient=True)
+    expected = fa3.attention(*tensors, cu_seqlens_q=cu, cu_seqlens_k=cu, window=window)
+    actual = varlen.varlen_attn(*tensors, cu, cu, 13, 13, window_size=window)
+    gradients = torch.autograd.grad(actual.square().sum(), tensors)
+    assert ran == [f"{prefix}_forward", f"{prefix}_backward"]
+    torch.testing.assert_close(actual, expected)
+    expected = torch.autograd.grad(expected.square().sum(), tensors)
+    torch.testing.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize("into", [False, True], ids=["new", "out"])
+def test_varlen_attn_over_pages(varlen_on, into):
+    ran, prefix = varlen_on
+    if into and not hasattr(varlen, "varlen_attn_out"):
+        pytest.skip("this torch has no varlen_attn_out")
+    (q, *_), cu = packed([1, 3])
+    torch.manual_seed(1)
+    k, v = torch.randn(2, 6, 8, 2, 16)  # 6 pages of 8 keys, 2 heads
+    table = torch.tensor([[3, 0], [5, 1]], dtype=torch.int32)
+    used = torch.tensor([9, 13], dtype=torch.int32)
+    options = {"window_size": (-1, 0), "enable_gqa": True, "seqused_k": used, "block_table": table}
+    aux = {"return_aux": varlen.AuxRequest(lse=True)}
+    arguments = (q, k, v, cu, cu, 3, 16)
+    if into:
+        actual, lse = varlen.varlen_attn_out(torch.empty_like(q), *arguments, **options, **aux)
+    else:
+        actual, lse = varlen.varlen_attn(*arguments, **options, **aux)
+    assert ran == [f"{prefix}_forward" + ("_no_dropout_inplace" if into else "")]
+    for entry, row in ((0, slice(0, 1)), (1, slice(1, 4))):
+        keys, values = (x[table[entry].long()].flatten(0, 1)[None, : used[entry]] for x in (k, v))
+        one, its_lse = fa3.attention(q[None, row], keys, values, causal=True, return_lse=True)
+        torch.testing.assert_close(actual[row], one[0])
+        torch.testing.assert_close(lse[:, row], its_lse[0])
+
+
+def test_one_split_means_what_torch_says_it_means(on_cpu, monkeypatch):
+    seen = []
+
+    def run_forward(q, k, v, out, lse, options):
+        seen.append((options.batch_invariant, options.num_splits))
+
+    monkeypatch.setattr("fa3.torch.aten_kernels.run_forward", run_forward)
+    tensors, cu = packed([7, 13])
+    for num_splits in (None, 1, 3):
+        varlen.varlen_attn(*tensors, cu, cu, 13, 13, num_splits=num_splits)
+    assert seen == [(False, 0), (True, 0), (False, 3)]
+
+
+def cudnn_sdpa(q, k, v, bias=None, causal=True):
+    needs_backward = q.requires_grad
+    call = torch.ops.aten._scaled_dot_product_cudnn_attention
+    return call(q, k, v, bias, needs_backward, 0.0, causal)
+
+
+@pytest.mark.parametrize("dim_v", [16, 24])
+@pytest.mark.parametrize("rows_first", [False, True], ids=["bhsd", "bshd"])
+def test_scaled_dot_product_attention_where_torch_takes_cudnn(on_cpu, rows_first, dim_v):
+    torch.manual_seed(0)
+    shapes = (2, 9, 4, 16), (2, 9, 2, 16), (2, 9, 2, dim_v)
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    expected, its_lse = fa3.attention(q, k, v, causal=True, return_lse=True)
+    of_torch = [t.transpose(1, 2) for t in (q, k, v)]
+    if not rows_first:
+        of_torch = [t.contiguous() for t in of_torch]
+    actual, lse, *_ = cudnn_sdpa(*of_torch)
+    gradients = torch.autograd.grad(actual.square().sum(), (q, k, v))
+    name = "_scaled_dot_product_cudnn_attention"
+    assert on_cpu == [name, name + "_backward"]
+    like = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *(t.to("meta", torch.bfloat16) for t in of_torch), None, True, 0.0, True
+    )
+    assert (actual.shape, actual.stride()) == (like[0].shape, like[0].stride())
+    assert lse.shape == like[1].shape
+    torch.testing.assert_close(actual.transpose(1, 2), expected)
+    torch.testing.assert_close(lse.reshape(its_lse.shape), its_lse)
+    expected = torch.autograd.grad(expected.square().sum(), (q, k, v))
+    torch.testing.assert_close(gradients, expected)
+
+
+def left_to_torch(call, sentence):
+    """The call reaches torch's own kernel each time, and says so once."""
+    with pytest.warns(UserWarning, match=sentence) as said, pytest.raises(TorchsOwn):
+        call()
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TorchsOwn):
+            call()
+
+
+def test_who_allows_cudnn_alone_gets_cudnn_and_is_told(on_cpu):
+    q = torch.randn(1, 2, 5, 16)
+    with registry.sdpa_kernel(registry.SDPBackend.CUDNN_ATTENTION):
+        left_to_torch(lambda: cudnn_sdpa(q, q, q), "flash attention.* is switched off here")
+    both = [registry.SDPBackend.CUDNN_ATTENTION, registry.SDPBackend.FLASH_ATTENTION]
+    with registry.sdpa_kernel(both):
+        cudnn_sdpa(q, q, q)
+    assert on_cpu == ["_scaled_dot_product_cudnn_attention"]
+
+
+def test_what_cudnn_has_and_fa3_has_not_stays_with_cudnn(on_cpu):
+    q = torch.randn(1, 2, 5, 16)
+    bias = torch.zeros(1, 1, 5, 5)
+    left_to_torch(lambda: cudnn_sdpa(q, q, q, bias, causal=False), "attn_bias is not supported")
+    longer = torch.randn(1, 2, 7, 16)
+    left_to_torch(lambda: cudnn_sdpa(q, longer, longer), "different lengths of query and key")
+    assert on_cpu == []
+
+
+def test_cudnns_top_left_causal_is_not_taken_for_ours(on_cpu):
+    (q, k, v), cu = packed([7, 13])
+
+    def call(cu_k):
+        none = {"attn_bias": None, "compute_log_sumexp": True, "is_causal": True}
+        torch.ops.aten._cudnn_attention_forward(
+            q, k, v, cum_seq_q=cu, cum_seq_k=cu_k, max_q=13, max_k=13, **none
+        )
+
+    left_to_torch(lambda: call(cu.clone()), "different cum_seq_q and cum_seq_k")
+    call(cu)
+    assert on_cpu == ["_cudnn_attention_forward"]
+
+
+def test_pages_without_their_lengths_stay_with_torch(on_cpu):
+    (q, *_), cu = packed([1, 3])
+    pages, table = torch.randn(6, 8, 4, 16), torch.tensor([[3, 0], [5, 1]], dtype=torch.int32)
+    left_to_torch(
+        lambda: varlen.varlen_attn(q, pages, pages, cu, cu, 3, 16, block_table=table),
+        "block_table without seqused_k",
+    )
