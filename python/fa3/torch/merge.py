@@ -27,9 +27,11 @@ class Merge(Function):
     @staticmethod
     def backward(ctx, do, dlse):
         o_partial, lse_partial, out, lse = ctx.saved_tensors
-        counts = lse_partial != -torch.inf  # nothing is read of a partial that saw no key
+        weight = (lse_partial - lse).where(lse_partial != lse, 0.0).exp()
+        weight = weight.where(lse_partial != -torch.inf, 0.0)
+        weight = weight / (lse_partial == torch.inf).sum(0).clamp(min=1)  # infinite ones share
+        counts = weight != 0  # nothing is read of other partials
         rows = counts.transpose(-1, -2)[..., None]
-        weight = (lse_partial - lse).where(counts, -torch.inf).exp()
         gain = ((o_partial - out).where(rows, 0.0) * do).sum(-1).transpose(-1, -2)
         d_o_partial = (weight.transpose(-1, -2)[..., None] * do).where(rows, 0.0)
         d_lse_partial = (weight * (dlse + gain)).where(counts, 0.0)
