@@ -38,7 +38,7 @@ TEST_P(Tiles, any_number_of_parts) {
 
 // Chunks that end within blocks, with them, and hold many of them; alone, and in windows.
 TEST_P(Tiles, chunks_of_any_length) {
-  const int64_t most = by_effort(340, 700, 700);
+  const int64_t most = by_effort(210, 700, 700);
   for (const int64_t chunk : {1, 7, 64, 100, 128, 333, 700, 2000}) {
     for (const auto& [queries, keys] : {std::pair{most, most}, {90, most}, {most, most / 2}}) {
       Case c = dense_case(1, queries, keys, 4, 2, 64, 64, FA3_BFLOAT16);
@@ -54,7 +54,7 @@ TEST_P(Tiles, chunks_of_any_length) {
 // Some engines copy 16 bytes at least; nothing of what lies behind a row counts or is written.
 TEST_P(Tiles, rows_that_end_within_16_bytes) {
   for (const auto& [dim, dim_v] : {std::pair{59, 59}, {1, 111}, {100, 7}, {250, 129}}) {
-    Case c = dense_case(2, 90, by_effort(260, 700, 700), 8, 2, dim, dim_v, FA3_BFLOAT16);
+    Case c = dense_case(2, 90, by_effort(130, 700, 700), 8, 2, dim, dim_v, FA3_BFLOAT16);
     c.in = c.out = Layout::spaced;
     c.causal = true;
     for (const bool o_float32 : {false, true}) {
