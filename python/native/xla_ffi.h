@@ -69,7 +69,7 @@ struct Buffer {
 
 enum class OperandType : int32_t { buffer = 1 };
 
-// Of operands, and of results.
+// One struct of operands, one of results.
 struct Operands {
   size_t struct_size;
   Extension* extensions;
