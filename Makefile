@@ -93,8 +93,10 @@ torch: $(VENV)/bin/pytest  ## torch, Transformers and JAX for the tests (2 GB), 
 # With kernels where a GPU can run them, or where they are built already. FULL=1: longer case tables,
 # more seeds, and every build that users make.
 BUILT_KERNELS = $(shell sed -n 's/^FA3_KERNELS:BOOL=//p' $(BUILD)/CMakeCache.txt 2>/dev/null)
-test: $(VENV)/bin/pytest  ## everything that can be tested on this machine (FULL=1: at length)
-	@$(MAKE) --no-print-directory build KERNELS=$(or $(if $(HOPPER),ON),$(BUILT_KERNELS),OFF)
+test:  ## everything that can be tested on this machine (FULL=1: at length)
+	@tools/setup.sh build test
+	@$(MAKE) --no-print-directory -j2 $(VENV)/bin/pytest build \
+	  KERNELS=$(or $(if $(HOPPER),ON),$(BUILT_KERNELS),OFF)
 	@$(if $(FULL),,FA3_TEST_QUICK=1) $(VENV)/bin/python tools/run_tests.py $(BUILD)
 
 check: format-check layers lint  ## formatting, layers, ruff, mypy

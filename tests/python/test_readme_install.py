@@ -99,10 +99,13 @@ def build_wheel(tmp_path_factory):
     return build
 
 
-@pytest.mark.skipif(
+takes_minutes = pytest.mark.skipif(
     "FA3_TEST_QUICK" in os.environ and "CI" not in os.environ,
-    reason="a wheel takes a minute to build (make test FULL=1)",
+    reason="building fa3 once more takes a minute (make test FULL=1)",
 )
+
+
+@takes_minutes
 def test_a_wheel_installs(shell, build_wheel, tmp_path):
     wheel = build_wheel("one")
     shell(f"pip install {wheel}", tmp_path)
@@ -120,12 +123,14 @@ def test_a_wheel_built_twice_has_the_same_bytes(build_wheel):
     assert build_wheel("one").read_bytes() == build_wheel("two").read_bytes()
 
 
+@takes_minutes
 def test_the_sources_install_by_pip(shell, source, tmp_path):
     shell(PIP_LINE, source)
     (tmp_path / "elsewhere").mkdir()
     check_package(shell, tmp_path / "elsewhere")
 
 
+@takes_minutes
 def test_the_sources_install_by_cmake(shell, source, tmp_path):
     shutil.rmtree(source / "build", ignore_errors=True)
     line = CMAKE_LINE.replace("cmake -B", f"cmake {builds.kernels()} -B")
