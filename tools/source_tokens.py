@@ -5,6 +5,7 @@ So that a record of verified sources outlives an edited comment. C++ and CUDA an
 their suffix; of anything else every byte counts, of Python too: its tokens change with its version.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,12 +35,18 @@ CMAKE_TOKEN = re.compile(
 
 def tokens_of(path: Path) -> list[str]:
     if path.suffix in CPP_SUFFIXES:
-        return list(cpp_tokens(path.read_text()))
+        return list(tokens_of_cpp(path.read_text()))
     if path.name == "CMakeLists.txt" or path.suffix == ".cmake":
         return [
             found["token"] for found in CMAKE_TOKEN.finditer(path.read_text()) if found["token"]
         ]
     return [path.read_bytes().decode("latin-1")]
+
+
+# A record's pieces share most of their sources.
+@functools.cache
+def tokens_of_cpp(text: str) -> tuple[str, ...]:
+    return tuple(cpp_tokens(text))
 
 
 def cpp_tokens(text: str) -> Iterator[str]:
