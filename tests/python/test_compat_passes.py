@@ -279,7 +279,7 @@ def test_sinks_pass_through_the_functions_that_transformers_inspects(device, sin
             lambda q: fa2_names._flash_attn_forward(q, q, q, 0.0, *DEFAULT[:-1], True),
             "return_softmax: expected False",
         ),
-        (lambda q: fa3_names._flash_attn_forward(q, q, q, qv=q), "qv: .*not supported yet"),
+        (lambda q: fa3_names._flash_attn_forward(q, q, q, qv=q), "qv: .*decode with FlashMLA"),
         (
             lambda q: fa3_names._flash_attn_forward(q, q, q, q, q, seqused_q=torch.ones(2)),
             "seqused_q: .*not where k_new is appended",

@@ -81,9 +81,7 @@ def attend(
         if k is not None:
             windowed = options["window"] != (-1, -1) or options["attention_chunk"] > 0
             fa3.plan(q, k_cache, v_cache, **call)  # raises what the attention would
-            divides = (
-                k.dtype != k_cache.dtype
-            )  # rows of an e4m3 cache's own type are scaled already
+            divides = k.dtype != k_cache.dtype  # else rows of an e4m3 cache are scaled already
             q = append(
                 k_cache,
                 v_cache,

@@ -8,7 +8,7 @@ FlashAttention-3's test of determinism call it so.
 
 import torch
 
-from fa3.compat._arguments import length, options, unsupported
+from fa3.compat._arguments import NO_QV, length, options, unsupported
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import backward, forward, indices, no_softmax_d, rows
 
@@ -56,7 +56,7 @@ def _flash_attn_forward(
 
     With k_new: flash_attn_with_kvcache, whose cache_seqlens are seqused_k here.
     """
-    unsupported(qv=(qv, None, "not supported yet"))
+    unsupported(qv=(qv, None, NO_QV))
     window = (window_size_left, window_size_right) if window_size is None else window_size
     named = options(softmax_scale, causal, window, softcap, attention_chunk=attention_chunk)
     out = out_ if out is None else out

@@ -12,7 +12,7 @@ LSE is -inf for a row that sees no key, also where K is empty (the original give
 import torch
 
 import fa3
-from fa3.compat._arguments import length, options, unsupported
+from fa3.compat._arguments import NO_QV, float32, length, options, unsupported
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import indices, rows
 from fa3.compat._passes_of_fa3 import _flash_attn_backward as _flash_attn_backward
@@ -81,10 +81,11 @@ def flash_attn_varlen_func(
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
     refuse(qv)
     named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
-    cu_seqlens_q, cu_seqlens_k = indices(cu_seqlens_q, cu_seqlens_k)
-    named |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": length(max_seqlen_q)}
-    named |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
-    named |= {"seqused_q": seqused_q, "seqused_k": seqused_k} | sinks(s_aux)
+    names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
+    lengths = indices(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    named |= zip(names, lengths, strict=True)
+    named |= {"max_seqlen_q": length(max_seqlen_q), "max_seqlen_k": length(max_seqlen_k)}
+    named |= sinks(s_aux)
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
@@ -260,11 +261,11 @@ def attention(q, k, v, descales, return_lse, named):
 
 
 def refuse(qv):
-    unsupported(qv=(qv, None, "not supported yet"))
+    unsupported(qv=(qv, None, NO_QV))
 
 
 def sinks(s_aux):
-    return {} if s_aux is None else {"sink": s_aux.float()}
+    return {"sink": float32(s_aux)}
 
 
 library = register(
