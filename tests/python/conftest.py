@@ -12,8 +12,11 @@ import re
 
 import pytest
 
-# Read when JAX starts, with the first test that needs it: sharding wants more devices than one.
+# Read when JAX starts, with the first test that needs it. Sharding wants more devices than one. A
+# GPU is for tests that ask for it by name, and its memory for those of torch too.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+os.environ["JAX_DEFAULT_DEVICE"] = "cpu"
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 NOT_ON_HOPPER = re.compile(
     "float32 is not among its element types"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.jax.attention: what a compiled JAX program computes, on every platform that JAX has here.
 
-On the CPU its bits are those of fa3.attention. conftest.py gives JAX two CPU devices.
+On the CPU its bits are those of fa3.attention. conftest.py gives JAX two CPU devices, of which the
+first is the default one also where JAX has a GPU: a test on CUDA says so.
 """
 
 import inspect
