@@ -83,16 +83,15 @@ using AllStreamKRows = Rows<std::make_integer_sequence<int, int(kStreamKTable.si
 TYPED_TEST_SUITE(StreamKProtocol, AllStreamKRows);
 
 // In quick runs each shape takes every other pace, and the next shape those between.
-template <ForwardConfig C>
-void expect_all_work_done(std::span<const Shape> shapes) {
-  const std::vector<Pace> paces = paces_of(C);
+void expect_all_work_done(const KernelOnTrial& kernel, std::span<const Shape> shapes) {
+  const std::vector<Pace> paces = paces_of(kernel.config);
   const size_t step = std::getenv("FA3_TEST_QUICK") ? 2 : 1;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const Shape& shape = shapes[i];
     for (size_t p = i % step; p < paces.size(); p += step) {
       const Pace& pace = paces[p];
       for (unsigned seed = 0; seed < num_seeds(); ++seed) {
-        Run<C> run({.shape = shape, .seed = seed, .pace = pace});
+        ForwardRun run(kernel, {.shape = shape, .seed = seed, .pace = pace});
         run.expect_all_work_done();
         ASSERT_FALSE(testing::Test::HasFatalFailure())
             << pace.name << ", " << shape.seqlen_q << "x" << shape.seqlen_k << ", seed " << seed;
@@ -102,25 +101,26 @@ void expect_all_work_done(std::span<const Shape> shapes) {
 }
 
 TYPED_TEST(Protocol, every_block_is_multiplied_once_whoever_is_slow) {
-  expect_all_work_done<kForwardTable[TypeParam::kRow].config>(kShapes);
+  expect_all_work_done(kernel_on_trial<kForwardTable[TypeParam::kRow].config>(), kShapes);
 }
 
 TYPED_TEST(Protocol, windows_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
-  expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kWindows);
-  expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(std::span(kWindows).first(1));
+  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kGeneral)>(), kWindows);
+  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kCapped)>(),
+                       std::span(kWindows).first(1));
 }
 
 TYPED_TEST(Protocol, sequences_of_any_length_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
-  expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kRagged);
+  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
 }
 
 TYPED_TEST(Protocol, splits_of_tiles_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kKernel =
       kForwardTable[TypeParam::kRow].config.with(Element::kBf16, Variant::kGeneral);
   if constexpr (kKernel.can_split()) {
-    expect_all_work_done<kKernel>(kCut);
+    expect_all_work_done(kernel_on_trial<kKernel>(), kCut);
   } else {
     GTEST_SKIP() << "this kernel leaves tiles whole";
   }
@@ -128,31 +128,31 @@ TYPED_TEST(Protocol, splits_of_tiles_are_multiplied_once_whoever_is_slow) {
 
 TYPED_TEST(Protocol, keys_in_pages_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
-  expect_all_work_done<kTile.with(Element::kBf16, Variant::kGeneral)>(kPaged);
+  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kGeneral)>(), kPaged);
 }
 
 TYPED_TEST(Protocol, keys_that_threads_copy_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kTile = kForwardTable[TypeParam::kRow].config;
   constexpr ForwardConfig kKernel = kTile.with(Element::kBf16, Variant::kGeneral);
   if constexpr (kKernel.may_use_cp_async()) {
-    expect_all_work_done<kKernel>(kGathered);
-    expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(
-        std::span(kGathered).first(1));
+    expect_all_work_done(kernel_on_trial<kKernel>(), kGathered);
+    expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kCapped)>(),
+                         std::span(kGathered).first(1));
   } else {
     GTEST_SKIP() << "this kernel leaves pages to the copy engine";
   }
 }
 
 TYPED_TEST(StreamKProtocol, every_block_is_multiplied_and_every_split_counted_once) {
-  expect_all_work_done<kStreamKTable[TypeParam::kRow].config>(kDecoded);
+  expect_all_work_done(kernel_on_trial<kStreamKTable[TypeParam::kRow].config>(), kDecoded);
 }
 
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
-  expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kShapes);
+  expect_all_work_done(kernel_on_trial<kE4m3Table[TypeParam::kRow].config>(), kShapes);
 }
 
 TYPED_TEST(E4m3Protocol, promotions_follow_each_other_whoever_is_slow) {
-  expect_all_work_done<kE4m3Table[TypeParam::kRow].config>(kManyParts);
+  expect_all_work_done(kernel_on_trial<kE4m3Table[TypeParam::kRow].config>(), kManyParts);
 }
 
 TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {
@@ -161,25 +161,21 @@ TYPED_TEST(CacheProtocol, every_block_is_multiplied_once_whoever_is_slow) {
   using Shapes = std::span<const Shape>;
   for (const Shapes shapes :
        {Shapes(kShapes), Shapes(kWindows), Shapes(kRagged), Shapes(kCut), Shapes(kPaged)}) {
-    expect_all_work_done<kKernel>(shapes);
+    expect_all_work_done(kernel_on_trial<kKernel>(), shapes);
   }
-  expect_all_work_done<kTile.with(Element::kBf16, Variant::kCapped)>(std::span(kWindows).first(1));
+  expect_all_work_done(kernel_on_trial<kTile.with(Element::kBf16, Variant::kCapped)>(),
+                       std::span(kWindows).first(1));
 }
 
 TYPED_TEST(E4m3Protocol, windows_and_other_lengths_are_multiplied_once_whoever_is_slow) {
   constexpr ForwardConfig kKernel = kE4m3Table[TypeParam::kRow].config;
   if constexpr (kKernel.general()) {
-    expect_all_work_done<kKernel>(kWindows);
-    expect_all_work_done<kKernel>(kRagged);
-    expect_all_work_done<kKernel>(kPaged);
+    expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
+    expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
+    expect_all_work_done(kernel_on_trial<kKernel>(), kPaged);
   } else {
     GTEST_SKIP() << "this kernel is for one length and at most a causal mask";
   }
-}
-
-template <ForwardConfig C>
-std::string error_of(const Trial& trial) {
-  return Run<C>(trial).error();
 }
 
 // Two consumers that take turns, two slabs a stage; protocols broken as in machine/fault.h.
@@ -192,10 +188,12 @@ class BrokenProtocol : public testing::Test {
   static void expect_found(Fault fault, const std::set<std::string>& complaints,
                            const std::vector<Pace>& paces = {std::begin(kPaces), std::end(kPaces)},
                            std::span<const Shape> shapes = std::span(kShapes).first(2)) {
+    const KernelOnTrial kernel = kernel_on_trial<C>();
     std::set<std::string> found;
     for (unsigned seed = 0; seed < 10; ++seed) {
       for (const Pace& pace : paces) {
-        const std::string error = error_of<C>({shapes[seed % shapes.size()], seed, pace, fault});
+        const std::string error =
+            ForwardRun(kernel, {shapes[seed % shapes.size()], seed, pace, fault}).error();
         const auto complaint =
             std::find_if(complaints.begin(), complaints.end(),
                          [&](const std::string& c) { return error.starts_with(c); });

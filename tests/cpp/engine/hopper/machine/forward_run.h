@@ -51,15 +51,67 @@ inline bool is_peaked(unsigned seed, int m_block, int head, int batch) {
   return mixed % 2 == 0;
 }
 
+// What a run knows of a kernel's type. Runs themselves are compiled once for all kernels.
+struct KernelOnTrial {
+  ForwardConfig config;
+  int smem_bytes;
+  machine::KvBarriers kv_pipeline;
+  std::vector<machine::Buffer> buffers;
+  void (*kernel)(ForwardParams);
+};
+
 template <ForwardConfig C>
-class Run {
+std::vector<machine::Buffer> buffers_of() {
+  std::vector<machine::Buffer> buffers;
+  const SmemAddresses<C> at{machine::kSmemBase};
+  if constexpr (C.dequantizes()) {
+    for (int stage = 0; stage < C.loaded_stages(); ++stage) {
+      buffers.push_back({"e4m3 tile", at.loaded(uint32_t(stage)), C.tiles().loaded_stage_bytes()});
+    }
+    for (int stage = 0; stage < C.kv_stages; ++stage) {
+      buffers.push_back({"tile", at.kv(uint32_t(stage)), C.tiles().stage_bytes()});
+    }
+  }
+  if constexpr (C.types().rescales_queries()) {
+    constexpr tile::TileLayout kQ = C.tiles().q;
+    for (int part = 0; part < C.q_stages * kQ.slabs() * C.consumer_warps(); ++part) {
+      constexpr int kBytes = kRowsPerWarp * kQ.row_bytes();
+      const uint32_t address = at.q(0) + uint32_t(part * kBytes);
+      buffers.push_back({"queries of a warp", address, kBytes, true});
+    }
+  }
+  if constexpr (C.e4m3) {
+    for (int stage = 0; stage < C.kv_stages; ++stage) {
+      buffers.push_back({"scales of keys", at.key_scales(uint32_t(stage)),
+                         kMaxScaleGroups * int(sizeof(KeyScales))});
+    }
+    for (int warp = 0; warp < C.consumer_warps(); ++warp) {
+      constexpr int kBytes = C.head_dim_v * kRowsPerWarp * bytes_of(Element::kFp16);
+      buffers.push_back({"parts of a warp", at.promoted_sum(uint32_t(warp), 0), kBytes});
+    }
+  }
+  return buffers;
+}
+
+template <ForwardConfig C>
+KernelOnTrial kernel_on_trial() {
+  const auto pipeline = SmemAddresses<C>{machine::kSmemBase}.kv_pipeline();
+  return {C,
+          smem_bytes<C>(),
+          {pipeline.full(0), pipeline.empty(0), C.kv_stages},
+          buffers_of<C>(),
+          forward_kernel<C>};
+}
+
+class ForwardRun {
  public:
-  explicit Run(const Trial& trial) : trial_(trial), lse_(size_t(lse_count()), std::nanf("")) {
+  ForwardRun(const KernelOnTrial& kernel, const Trial& trial)
+      : kernel_(kernel), trial_(trial), lse_(size_t(lse_count()), std::nanf("")) {
     const Shape& s = trial.shape;
     ForwardCall a;
-    a.q = span(&q_, s.q_rows(), s.heads, C.head_dim);
-    a.k = span(&k_, s.k_rows(), s.kv_heads, C.head_dim);
-    a.v = span(&v_, s.k_rows(), s.kv_heads, C.head_dim_v);
+    a.q = span(&q_, s.q_rows(), s.heads, config_.head_dim);
+    a.k = span(&k_, s.k_rows(), s.kv_heads, config_.head_dim);
+    a.v = span(&v_, s.k_rows(), s.kv_heads, config_.head_dim_v);
     if (s.page_size > 0) {
       for (int i = 0; i < s.batches * s.num_pages(); ++i) pages_.push_back(i);
       a.places = {.page_table = pages_.data(),
@@ -74,8 +126,8 @@ class Run {
         t->batch_stride = s.page_size * t->row_stride;
       }
     }
-    o_.resize(size_t(lse_count()) * C.head_dim_v * bytes_of(C.element));
-    a.o = span(o_.data(), s.q_rows(), s.heads, C.head_dim_v);
+    o_.resize(size_t(lse_count()) * config_.head_dim_v * bytes_of(config_.element));
+    a.o = span(o_.data(), s.q_rows(), s.heads, config_.head_dim_v);
     a.lse = {lse_.data(), {int64_t{s.heads} * s.q_rows(), s.q_rows(), 1}};
     a.scale = 1;
     a.mask = s.mask;
@@ -87,10 +139,11 @@ class Run {
     a.lengths_k = s.lengths_k();
     a.heads_per_kv_head = s.heads / s.kv_heads;
     LaunchOperands operands;
-    if constexpr (C.e4m3) give_scales_and_transpose(&a, &operands);
+    if (config_.e4m3) give_scales_and_transpose(&a, &operands);
     const Tiling tiling = s.finds_own_tiles() ? Tiling{{}, s.scheduler, s.split}
-                                              : whole_tiles(C, a, {}, machine::kSms);
-    const ForwardPlan plan = plan_launch({C, nullptr, smem_bytes<C>()}, a, tiling, machine::kSms);
+                                              : whole_tiles(config_, a, {}, machine::kSms);
+    const ForwardPlan plan =
+        plan_launch({config_, nullptr, kernel_.smem_bytes}, a, tiling, machine::kSms);
     operands.v = plan.call.v;
     operands.o = plan.call.o;
     workspace_.resize(size_t(plan.workspace.bytes), 0xcd);
@@ -106,9 +159,9 @@ class Run {
     if (s.page_size == 0 && !s.by_cp_async) launch_.params.cp_async.active = false;
     launch_.params.cp_async.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     launch_.params.cp_async.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
-    if constexpr (C.always_splits()) prepare_counts();
-    outcome_ = machine::run_block(setting(), C.threads() / kWarpSize, launch_.blocks,
-                                  [this] { forward_kernel<C>(launch_.params); });
+    if (config_.always_splits()) prepare_counts();
+    outcome_ = machine::run_block(setting(), config_.threads() / kWarpSize, launch_.blocks,
+                                  [this] { kernel_.kernel(launch_.params); });
   }
 
   const std::string& error() const { return outcome_.error; }
@@ -117,28 +170,28 @@ class Run {
   void expect_all_work_done() {
     ASSERT_EQ(error(), "");
     const std::vector<Work> tiles = my_work();
-    for (int warp = 0; warp < C.consumer_warps(); ++warp) {
+    for (int warp = 0; warp < config_.consumer_warps(); ++warp) {
       std::vector<Product> expected;
       for (const Work& work : tiles) add_expected(work, warp, &expected);
-      const std::vector<Product> all = outcome_.products[size_t(warp + kFirstConsumer)];
+      const std::vector<Product> all = outcome_.products[size_t(warp + first_consumer())];
       std::vector<Product> scores, outputs;
       for (const Product& p : all) (p.scores() ? scores : outputs).push_back(p);
       ASSERT_EQ(scores.size(), outputs.size()) << "warp " << warp;
-      for (size_t i = 0; i < scores.size() && !C.dequantizes(); ++i) {
-        ASSERT_EQ(extent(scores[i]), extent_of(&k_, C.block_n, C.head_dim));
-        ASSERT_EQ(extent(outputs[i]), extent_of(&v_, C.head_dim_v, C.block_n));
+      for (size_t i = 0; i < scores.size() && !config_.dequantizes(); ++i) {
+        ASSERT_EQ(extent(scores[i]), extent_of(&k_, config_.block_n, config_.head_dim));
+        ASSERT_EQ(extent(outputs[i]), extent_of(&v_, config_.head_dim_v, config_.block_n));
         ASSERT_EQ(key_block(scores[i]), value_block(outputs[i]))
             << "warp " << warp << " step " << i;
       }
       ASSERT_EQ(scores.size(), expected.size()) << "warp " << warp;
       for (size_t i = 0; i < expected.size(); ++i) {
-        if constexpr (C.dequantizes()) break;
+        if (config_.dequantizes()) break;
         ASSERT_EQ(place(scores[i]), place(expected[i])) << "warp " << warp << " step " << i;
       }
-      if constexpr (C.dequantizes()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
+      if (config_.dequantizes()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
     }
     expect_rows_written(tiles);
-    if constexpr (C.always_splits()) expect_counted(tiles);
+    if (config_.always_splits()) expect_counted(tiles);
   }
 
  private:
@@ -194,15 +247,17 @@ class Run {
         const int k = block == 0 ? 0 : 2 * block - 1;
         const int v = block == all - 1 ? 2 * block + 1 : 2 * block + 2;
         ASSERT_EQ(place(scores[i])[0], place(expected[i])[0]) << "warp " << warp << " step " << i;
-        ASSERT_EQ(scores[i].b.filling, k / C.kv_stages + 1) << "warp " << warp << " step " << i;
-        ASSERT_EQ(outputs[i].b.filling, v / C.kv_stages + 1) << "warp " << warp << " step " << i;
+        ASSERT_EQ(scores[i].b.filling, k / config_.kv_stages + 1)
+            << "warp " << warp << " step " << i;
+        ASSERT_EQ(outputs[i].b.filling, v / config_.kv_stages + 1)
+            << "warp " << warp << " step " << i;
       }
       before += in_tile;
     }
   }
   int most_blocks_of(const Work& work) const {
     int most = 0;
-    for (int w = 0; w < C.consumers(); ++w) most = std::max(most, num_blocks_of(work, w));
+    for (int w = 0; w < config_.consumers(); ++w) most = std::max(most, num_blocks_of(work, w));
     return most;
   }
 
@@ -216,7 +271,7 @@ class Run {
   // V^T has a row for each column, all of whose keys lie side by side.
   void give_scales_and_transpose(ForwardCall* a, LaunchOperands* operands) {
     const Shape& s = trial_.shape;
-    a->v = {&v_, s.batches, C.head_dim_v, s.kv_heads, s.seqlen_k};
+    a->v = {&v_, s.batches, config_.head_dim_v, s.kv_heads, s.seqlen_k};
     scales_.assign(size_t(s.batches) * size_t(s.kv_heads), 1.0f);
     operands->e4m3 = {.keys = &key_scales_,
                       .value_scales = scales_.data(),
@@ -230,53 +285,26 @@ class Run {
 
   machine::Setting setting() const {
     machine::Setting setting{.seed = trial_.seed,
-                             .neighbours = C.ctas_per_sm,
+                             .neighbours = config_.ctas_per_sm,
                              .pace = trial_.pace,
                              .fault = trial_.fault};
     setting.pdl = launch_.pdl;
-    const SmemAddresses<C> at{machine::kSmemBase};
-    setting.kv = {at.kv_pipeline().full(0), at.kv_pipeline().empty(0), C.kv_stages};
-    if constexpr (C.dequantizes()) {
-      for (int stage = 0; stage < C.loaded_stages(); ++stage) {
-        setting.buffers.push_back(
-            {"e4m3 tile", at.loaded(uint32_t(stage)), C.tiles().loaded_stage_bytes()});
-      }
-      for (int stage = 0; stage < C.kv_stages; ++stage) {
-        setting.buffers.push_back({"tile", at.kv(uint32_t(stage)), C.tiles().stage_bytes()});
-      }
-    }
-    if constexpr (C.types().rescales_queries()) {
-      constexpr tile::TileLayout kQ = C.tiles().q;
-      for (int part = 0; part < C.q_stages * kQ.slabs() * C.consumer_warps(); ++part) {
-        constexpr int kBytes = kRowsPerWarp * kQ.row_bytes();
-        const uint32_t address = at.q(0) + uint32_t(part * kBytes);
-        setting.buffers.push_back({"queries of a warp", address, kBytes, true});
-      }
-    }
-    if constexpr (C.e4m3) {
-      for (int stage = 0; stage < C.kv_stages; ++stage) {
-        setting.buffers.push_back({"scales of keys", at.key_scales(uint32_t(stage)),
-                                   kMaxScaleGroups * int(sizeof(KeyScales))});
-      }
-      for (int warp = 0; warp < C.consumer_warps(); ++warp) {
-        constexpr int kBytes = C.head_dim_v * kRowsPerWarp * bytes_of(Element::kFp16);
-        setting.buffers.push_back({"parts of a warp", at.promoted_sum(uint32_t(warp), 0), kBytes});
-      }
-    }
+    setting.kv = kernel_.kv_pipeline;
+    setting.buffers = kernel_.buffers;
     const Shape& s = trial_.shape;
     const int64_t in_pages = int64_t{s.batches} * s.page_size * s.num_pages();
     const int64_t rows = s.page_size > 0 ? in_pages : int64_t{s.entries()} * s.k_rows();
     const int64_t rows_of_entry = s.page_size > 0 ? in_pages : s.k_rows();
-    setting.tensors = {{&k_, kAddressOfK, rows, s.kv_heads, C.head_dim, 2, rows_of_entry},
-                       {&v_, kAddressOfV, rows, s.kv_heads, C.head_dim_v, 2, rows_of_entry}};
+    setting.tensors = {{&k_, kAddressOfK, rows, s.kv_heads, config_.head_dim, 2, rows_of_entry},
+                       {&v_, kAddressOfV, rows, s.kv_heads, config_.head_dim_v, 2, rows_of_entry}};
     const bool plain = !trial_.shape.varlen() && !trial_.shape.finds_own_tiles();
-    setting.infinite = [seed = trial_.seed, plain](const Product& p) {
+    setting.infinite = [this, plain, seed = trial_.seed](const Product& p) {
       return plain && p.scores() && p.b.row == 0 &&
-             is_extreme(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
+             is_extreme(seed, p.a.row / config_.block_m, p.a.head, p.a.batch);
     };
-    setting.peaked = [seed = trial_.seed](const Product& p) {
-      return consumer_tuning(C).tracks_max && p.scores() &&
-             is_peaked(seed, p.a.row / C.block_m, p.a.head, p.a.batch);
+    setting.peaked = [this, seed = trial_.seed](const Product& p) {
+      return consumer_tuning(config_).tracks_max && p.scores() &&
+             is_peaked(seed, p.a.row / config_.block_m, p.a.head, p.a.batch);
     };
     return setting;
   }
@@ -337,32 +365,32 @@ class Run {
 
   // The first key that a tile sees, in its sequence.
   int first_key_of(const Work& work) const {
-    const int first_row = work.m_block * C.block_m;
-    if (trial_.shape.finds_own_tiles()) return work.blocks.first * C.block_n;
+    const int first_row = work.m_block * config_.block_m;
+    if (trial_.shape.finds_own_tiles()) return work.blocks.first * config_.block_n;
     int first_key = trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
-    if (C.e4m3) first_key = std::min(first_key, work.keys.count);
-    const bool whole_blocks = trial_.shape.page_size > 0 || C.e4m3;
-    return whole_blocks ? first_key / C.block_n * C.block_n : first_key;
+    if (config_.e4m3) first_key = std::min(first_key, work.keys.count);
+    const bool whole_blocks = trial_.shape.page_size > 0 || config_.e4m3;
+    return whole_blocks ? first_key / config_.block_n * config_.block_n : first_key;
   }
 
   int num_blocks_of(const Work& work, int warpgroup) const {
-    const int first_row = work.m_block * C.block_m + warpgroup * kRowsPerWarpgroup;
+    const int first_row = work.m_block * config_.block_m + warpgroup * kRowsPerWarpgroup;
     if (first_row >= work.queries.count) return 0;
     if (first_row >= work.queries.used) return 1;
     const int end = std::min(first_row + kRowsPerWarpgroup, work.queries.used);
     const auto range =
         block_range(trial_.shape.mask, first_row, end, work.queries.used, work.keys.count);
-    return std::min(visited_blocks(range.from(first_key_of(work)), C.block_n).end,
+    return std::min(visited_blocks(range.from(first_key_of(work)), config_.block_n).end,
                     work.blocks.count);
   }
 
   void add_expected(const Work& work, int warp, std::vector<Product>* expected) const {
     const int num_blocks = num_blocks_of(work, warp / 4);
     for (int block = num_blocks - 1; block >= 0; --block) {
-      const int key = first_key_of(work) + block * C.block_n;
+      const int key = first_key_of(work) + block * config_.block_n;
       expected->push_back(
           {.a = {.tensor = &q_,
-                 .row = work.queries.begin + work.m_block * C.block_m + warp * kRowsPerWarp,
+                 .row = work.queries.begin + work.m_block * config_.block_m + warp * kRowsPerWarp,
                  .head = work.queries.pack,
                  .batch = work.queries.batch},
            .b = {.tensor = &k_,
@@ -386,12 +414,12 @@ class Run {
     for (const Work& work : tiles) {
       const auto& [batch, head, begin, count, used] = work.queries;
       const bool extreme = is_extreme(trial_.seed, work.m_block, head, batch);
-      const int end = std::min(count, (work.m_block + 1) * C.block_m);
-      for (int row = work.m_block * C.block_m; row < end; ++row) {
+      const int end = std::min(count, (work.m_block + 1) * config_.block_m);
+      for (int row = work.m_block * config_.block_m; row < end; ++row) {
         if (row % kRowsPerWarp % kRowDistance != 0) continue;
         if (work.partial != TileSplit::kNotSplit) {
           const PartialOutput& to = launch_.params.partials;
-          const int64_t partial_row = to.row(work.partial, row % C.block_m);
+          const int64_t partial_row = to.row(work.partial, row % config_.block_m);
           ASSERT_FALSE(std::isnan(to.lse[partial_row])) << "row " << row << " of a split";
           for (int column = 0; column < to.columns; column += kPieceColumnsApart) {
             expected.insert(&to.o[partial_row * to.columns + column]);
@@ -401,8 +429,9 @@ class Run {
         const int64_t at = (int64_t{batch} * s.heads + head) * s.q_rows() + begin + row;
         ASSERT_TRUE(extreme || !std::isnan(lse_[size_t(at)])) << "row " << row << " not written";
         const int64_t o_row = (int64_t{batch} * s.q_rows() + begin + row) * s.heads + head;
-        for (int column = 0; column < C.head_dim_v; column += kColumnsApart) {
-          expected.insert(&o_[size_t(o_row * C.head_dim_v + column) * bytes_of(C.element)]);
+        for (int column = 0; column < config_.head_dim_v; column += kColumnsApart) {
+          expected.insert(
+              &o_[size_t(o_row * config_.head_dim_v + column) * bytes_of(config_.element)]);
         }
       }
     }
@@ -412,7 +441,7 @@ class Run {
   // Where threads find keys and values in pages.
   static constexpr uintptr_t kAddressOfK = uintptr_t{1} << 40, kAddressOfV = uintptr_t{2} << 40;
 
-  static constexpr int kFirstConsumer = C.threads() / kWarpSize - C.consumer_warps();
+  int first_consumer() const { return config_.threads() / kWarpSize - config_.consumer_warps(); }
 
   // Tensor, row, column, head and batch of both operands.
   using Place = std::array<std::tuple<const void*, int, int, int, int>, 2>;
@@ -427,21 +456,23 @@ class Run {
   }
   // In K's places: transposed values lie by sequence.
   std::tuple<int, int, int> value_block(const Product& p) const {
-    if (!C.e4m3) return key_block(p);
+    if (!config_.e4m3) return key_block(p);
     const int32_t* begins = trial_.shape.cu_k;
     if (begins == nullptr) return {p.b.column, p.b.head, p.b.batch};
     return {begins[p.b.batch] + p.b.column, p.b.head, 0};
   }
   using Extent = std::tuple<const void*, int, int, int>;
   // Where the sum of outputs begins is value_block()'s.
-  static Extent extent(const Product& p) {
-    const int column = C.e4m3 && !p.scores() ? p.b.row : p.b.column;
+  Extent extent(const Product& p) const {
+    const int column = config_.e4m3 && !p.scores() ? p.b.row : p.b.column;
     return {p.b.tensor, column, p.columns, p.depth};
   }
   static Extent extent_of(const void* tensor, int columns, int depth) {
     return {tensor, 0, columns, depth};
   }
 
+  const KernelOnTrial& kernel_;
+  const ForwardConfig& config_ = kernel_.config;
   Trial trial_;
   char q_ = 0, k_ = 0, v_ = 0;  // stand for tensors
   std::vector<unsigned char> o_;
