@@ -6,7 +6,7 @@
 
 #include "api/calls.h"
 
-namespace fa3::test {
+namespace fa3::test::backward_bad_input {
 namespace {
 
 using P = fa3_backward_params;
@@ -119,4 +119,4 @@ TEST(BackwardCallItself, refuses_or_counts_workspaces_beyond_any_memory) {
 }
 
 }  // namespace
-}  // namespace fa3::test
+}  // namespace fa3::test::backward_bad_input

@@ -8,7 +8,7 @@
 #include "api/calls.h"
 #include "support/cache.h"
 
-namespace fa3::test {
+namespace fa3::test::cache_bad_input {
 namespace {
 
 // Batch 2, 10 keys behind up to 7 rows of padding, in pages of 4 rows; a table of 4 entries with 6
@@ -153,4 +153,4 @@ TEST(BadCaches, and_packed_keys_exclude_each_other) {
 }
 
 }  // namespace
-}  // namespace fa3::test
+}  // namespace fa3::test::cache_bad_input

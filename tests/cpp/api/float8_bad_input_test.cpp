@@ -7,7 +7,7 @@
 
 #include "api/calls.h"
 
-namespace fa3::test {
+namespace fa3::test::float8_bad_input {
 namespace {
 
 using P = fa3_forward_params;
@@ -190,4 +190,4 @@ TEST(Float8Call, is_valid_with_scales_of_every_shape_and_without) {
 }
 
 }  // namespace
-}  // namespace fa3::test
+}  // namespace fa3::test::float8_bad_input

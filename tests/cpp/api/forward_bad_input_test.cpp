@@ -9,7 +9,7 @@
 
 #include "api/calls.h"
 
-namespace fa3::test {
+namespace fa3::test::forward_bad_input {
 namespace {
 
 using P = fa3_forward_params;
@@ -232,4 +232,4 @@ TEST(ForwardCallItself, takes_the_widest_windows) {
 }
 
 }  // namespace
-}  // namespace fa3::test
+}  // namespace fa3::test::forward_bad_input

@@ -7,7 +7,7 @@
 
 #include "api/calls.h"
 
-namespace fa3::test {
+namespace fa3::test::lengths_bad_input {
 namespace {
 
 struct BadLengths {
@@ -175,4 +175,4 @@ TEST(MixedPacking, takes_the_batch_from_the_dense_side) {
 }
 
 }  // namespace
-}  // namespace fa3::test
+}  // namespace fa3::test::lengths_bad_input

@@ -4,7 +4,7 @@
 
 #include "api/calls.h"
 
-namespace fa3::test {
+namespace fa3::test::merge_bad_input {
 namespace {
 
 using P = fa3_merge_params;
@@ -118,4 +118,4 @@ TEST(MergeOverlap, with_a_shifted_partial_is_refused) {
 }
 
 }  // namespace
-}  // namespace fa3::test
+}  // namespace fa3::test::merge_bad_input

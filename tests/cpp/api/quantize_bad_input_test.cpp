@@ -4,7 +4,7 @@
 
 #include "api/calls.h"
 
-namespace fa3::test {
+namespace fa3::test::quantize_bad_input {
 namespace {
 
 using P = fa3_quantize_params;
@@ -137,4 +137,4 @@ TEST(QuantizeCallItself, costs_nothing_for_a_batch_without_rows) {
 }
 
 }  // namespace
-}  // namespace fa3::test
+}  // namespace fa3::test::quantize_bad_input
