@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# `make test` by hand. With FULL=1, and in CI, the tests draw, compile and compute at length.
+HASTY = "FA3_TEST_QUICK" in os.environ and "CI" not in os.environ
+
 
 def library():
     """libfa3.so of the build; skips where there is none."""

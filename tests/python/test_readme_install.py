@@ -100,7 +100,7 @@ def build_wheel(tmp_path_factory):
 
 
 takes_minutes = pytest.mark.skipif(
-    "FA3_TEST_QUICK" in os.environ and "CI" not in os.environ,
+    builds.HASTY,
     reason="building fa3 once more takes a minute (make test FULL=1)",
 )
 
