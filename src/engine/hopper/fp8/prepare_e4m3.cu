@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// See prepare_e4m3.h. Limited by memory bandwidth: V is read once and written once.
+// See prepare_e4m3.h. Limited by memory bandwidth: V is read once and written once, in whole lines
+// of memory.
 #include "engine/hopper/fp8/prepare_e4m3.h"
 
 #include <cuda_fp8.h>
 
 #include <algorithm>
 
+#include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
+#include "engine/hopper/tile/byte_square.h"
+
 namespace fa3::hopper {
 namespace {
 
-constexpr int kChannels = 4;  // of a thread: a word of each key
-constexpr int kKeys = 32;     // of a thread: 32 bytes of each channel
-constexpr int kParts = kPreparedKeys / kKeys;
+constexpr int kThreads = 256, kWarps = kThreads / cuda::kWarpSize;
 constexpr int kBlocks = kPreparedKeys / kDescaleRows;
+static_assert(kDescaleRows == tile::kSquare);
+
+// Where a chunk lies among the CTA's squares, each of kDescaleRows keys and as many channels.
+__device__ int place(int channel_square, int key_square, int row, int column) {
+  constexpr tile::TileLayout kSquareLayout{tile::kSquare, tile::kSquare, 1};
+  return (channel_square * kBlocks + key_square) * tile::kSquareBytes +
+         kSquareLayout.chunk_offset(row, column);
+}
 
 __device__ float scale_of(const Descales<const float>& scales, int64_t batch, int64_t head,
                           int64_t block) {
   return scales.data ? *scales.at(batch, head, block) : 1.0f;
-}
-
-// Four words of four bytes: byte j of word i becomes byte i of word j.
-__device__ void transpose_bytes(const uint32_t (&in)[4], uint32_t (&out)[4]) {
-  const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140);
-  const uint32_t high01 = __byte_perm(in[0], in[1], 0x7362);
-  const uint32_t low23 = __byte_perm(in[2], in[3], 0x5140);
-  const uint32_t high23 = __byte_perm(in[2], in[3], 0x7362);
-  out[0] = __byte_perm(low01, low23, 0x5410);
-  out[1] = __byte_perm(low01, low23, 0x7632);
-  out[2] = __byte_perm(high01, high23, 0x5410);
-  out[3] = __byte_perm(high01, high23, 0x7632);
 }
 
 // The keys of a sequence, wherever they lie. The arrays may hold anything.
@@ -58,48 +57,95 @@ struct Keys {
   }
 };
 
-// The keys [first, first + kKeys) of the thread's channels. True if one is not zero.
-__device__ bool transpose(const E4m3Preparation& p, const Keys& keys, int sequence, int head,
-                          int first, int channel) {
-  uint32_t words[kKeys];
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i) {
-    const uint8_t* const values = keys.values(p, head, first + cuda::e4m3_key(i));
-    words[i] = values ? *reinterpret_cast<const uint32_t*>(values + channel) : 0;
+// 16 channels of a key, whose address may be any multiple of 4 bytes.
+__device__ uint4 load_chunk(const uint8_t* values) {
+  if (reinterpret_cast<uintptr_t>(values) % sizeof(uint4) == 0) {
+    return *reinterpret_cast<const uint4*>(values);
   }
-  uint32_t all = 0;
-  uint32_t columns[kChannels][kKeys / 4];
+  const auto* const words = reinterpret_cast<const uint32_t*>(values);
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// Brings the CTA's keys to shared memory, a row of squares for each 64 channels. seen[i] becomes 1
+// if block i of the keys is not all zeros.
+__device__ void load_keys(const E4m3Preparation& p, const Keys& keys, int head, uint8_t* squares,
+                          int (&seen)[kBlocks]) {
+  constexpr int kAtOnce = 4;  // loads of a thread on their way
+  const int chunks_of_key = p.v.columns / tile::kChunkBytes;
+  const int chunks = kPreparedKeys * chunks_of_key;
+  const int first_key = int(blockIdx.x) * kPreparedKeys;
+  for (int first = int(threadIdx.x); first < chunks; first += kAtOnce * kThreads) {
+    uint4 loaded[kAtOnce];
 #pragma unroll
-  for (int i = 0; i < kKeys; i += 4) {
-    uint32_t transposed[4];
-    transpose_bytes({words[i], words[i + 1], words[i + 2], words[i + 3]}, transposed);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = first + i * kThreads;
+      if (at >= chunks) break;
+      const uint8_t* const values = keys.values(p, head, first_key + at / chunks_of_key);
+      loaded[i] = values ? load_chunk(values + at % chunks_of_key * tile::kChunkBytes) : uint4{};
+    }
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      columns[c][i / 4] = transposed[c];
-      all |= transposed[c];
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = first + i * kThreads;
+      if (at >= chunks) break;
+      const int key = at / chunks_of_key, channel = at % chunks_of_key * tile::kChunkBytes;
+      *reinterpret_cast<uint4*>(squares + place(channel / tile::kSquare, key / tile::kSquare,
+                                                key % tile::kSquare, channel % tile::kSquare)) =
+          loaded[i];
+      const uint32_t all = loaded[i].x | loaded[i].y | loaded[i].z | loaded[i].w;
+      if ((all & 0x7f7f7f7fu) != 0) seen[key / kDescaleRows] = 1;
     }
   }
+}
+
+// By a warp, where it lies.
+__device__ void transpose_square(uint32_t square) {
+  const int lane = int(threadIdx.x) % cuda::kWarpSize;
+  const uint32_t selector = tile::join_selector(lane), other = selector ^ tile::kOtherMatrix;
 #pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    const int64_t row = (int64_t{sequence} * p.kv_heads + head) * p.v.columns + channel + c;
-    auto* to = reinterpret_cast<uint4*>(p.transposed + row * p.padded_keys + first);
-    to[0] = {columns[c][0], columns[c][1], columns[c][2], columns[c][3]};
-    to[1] = {columns[c][4], columns[c][5], columns[c][6], columns[c][7]};
+  for (int step = 0; step < tile::kSquareSteps; ++step) {
+    uint32_t parts[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const tile::PartPair from = tile::part_pair(step, i);
+      ptx::ldmatrix_x4_trans(from.address(square + tile::load_offset(lane, from.below)), parts[i]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const tile::PartPair to = tile::part_pair(step, i).transposed();
+      const auto& [a, b, c, d] = parts[i];
+      ptx::stmatrix_x4(to.address(square + tile::store_offset(lane, to.below)),
+                       {__byte_perm(a, b, selector), __byte_perm(a, b, other),
+                        __byte_perm(c, d, selector), __byte_perm(c, d, other)});
+    }
   }
-  return (all & 0x7f7f7f7fu) != 0;
+}
+
+// Each channel's keys, which lie side by side.
+__device__ void store_channels(const E4m3Preparation& p, int sequence, int head,
+                               const uint8_t* squares) {
+  constexpr int kChunks = kPreparedKeys / tile::kChunkBytes;  // of a channel
+  const int64_t first_row = (int64_t{sequence} * p.kv_heads + head) * p.v.columns;
+  for (int at = int(threadIdx.x); at < p.v.columns * kChunks; at += kThreads) {
+    const int channel = at / kChunks, key = at % kChunks * tile::kChunkBytes;
+    const auto* const from = reinterpret_cast<const uint4*>(
+        squares + place(channel / tile::kSquare, key / tile::kSquare, channel % tile::kSquare,
+                        key % tile::kSquare));
+    uint8_t* const to = p.transposed + (first_row + channel) * p.padded_keys;
+    *reinterpret_cast<uint4*>(to + int64_t{blockIdx.x} * kPreparedKeys + key) = *from;
+  }
 }
 
 // The largest scale of the head's values; all threads call it.
 __device__ float largest_scale(const E4m3Preparation& p, int keys, int sequence, int head) {
   __shared__ int largest;
-  const int thread = int(threadIdx.y * blockDim.x + threadIdx.x);
-  const int threads = int(blockDim.x * blockDim.y);
+  const int thread = int(threadIdx.x);
   const bool one = p.value_scales.scaling != Scaling::per_block;
   const int blocks = one ? 1 : int(descale_blocks(keys));
   if (thread == 0) largest = 0;
   __syncthreads();
   int mine = 0;
-  for (int block = thread; block < blocks; block += threads) {
+  for (int block = thread; block < blocks; block += kThreads) {
     mine = max(mine, __float_as_int(scale_of(p.value_scales, sequence, head, block)));
   }
   if (mine > 0) atomicMax(&largest, mine);
@@ -113,33 +159,39 @@ __device__ float boost_of(bool all_zero, float scale, float largest) {
   return all_zero ? 0.0f : fmaxf(log2f(scale / largest), -100.0f);
 }
 
-// blockIdx: (kPreparedKeys keys, kv head, sequence); threadIdx: (channels, part of the keys).
-__global__ void prepare(const __grid_constant__ E4m3Preparation p) {
+int num_squares(int columns) {
+  return (columns + tile::kSquare - 1) / tile::kSquare * kBlocks;
+}
+
+// blockIdx: (kPreparedKeys keys, kv head, sequence).
+__global__ void __launch_bounds__(kThreads)
+    prepare(const __grid_constant__ E4m3Preparation p, int num_squares) {
+  extern __shared__ __align__(1024) uint8_t squares[];
   __shared__ int seen[kBlocks];
-  const int head = int(blockIdx.y), sequence = int(blockIdx.z);
+  const int head = int(blockIdx.y), sequence = int(blockIdx.z), thread = int(threadIdx.x);
   const Keys keys(p, sequence);
   // Whole blocks of the forward kernel, up to the one that follows the last key: tiles whose rows
   // see nothing may visit it.
   if (int(blockIdx.x) * kPreparedKeys / p.step * p.step > keys.count) return;
-  const int part = int(threadIdx.y), first = int(blockIdx.x) * kPreparedKeys + part * kKeys;
-  const int channel = int(threadIdx.x) * kChannels;
-  const bool lead = threadIdx.x == 0 && part < kBlocks;
-  if (lead) seen[part] = 0;
+  if (thread < kBlocks) seen[thread] = 0;
   const float largest = largest_scale(p, keys.count, sequence, head);
-  if (transpose(p, keys, sequence, head, first, channel)) seen[part * kKeys / kDescaleRows] = 1;
+  load_keys(p, keys, head, squares, seen);
   __syncthreads();
-  if (!lead) return;
+  for (int i = thread / cuda::kWarpSize; i < num_squares; i += kWarps) {
+    transpose_square(ptx::cvta_to_shared(squares + i * tile::kSquareBytes));
+  }
+  __syncthreads();
+  store_channels(p, sequence, head, squares);
+  if (thread >= kBlocks) return;
   const int64_t row = int64_t{sequence} * p.kv_heads + head;
-  const int block = int(blockIdx.x) * kBlocks + part;
+  const int block = int(blockIdx.x) * kBlocks + thread;
   const bool used = block * kDescaleRows < keys.count;
   const float value = used ? scale_of(p.value_scales, sequence, head, block) : largest;
   p.prepared[row * (p.padded_keys / kDescaleRows) + block] = {
       .key = used ? scale_of(p.key_scales, sequence, head, block) : 1.0f,
-      .boost = boost_of(!seen[part], value, largest)};
+      .boost = boost_of(!seen[thread], value, largest)};
   if (block == 0) p.largest_of_heads[row] = largest;
 }
-
-constexpr int kWarps = 8;
 
 // A warp for each row of q; blockIdx: (rows, head, batch).
 __global__ void __launch_bounds__(kWarps* cuda::kWarpSize)
@@ -168,7 +220,8 @@ __global__ void __launch_bounds__(kWarps* cuda::kWarpSize)
 cudaError_t prepare_e4m3(const E4m3Preparation& p, cudaStream_t stream) {
   const dim3 grid(unsigned(p.padded_keys / kPreparedKeys), unsigned(p.kv_heads),
                   unsigned(std::max(p.sequences, 1)));
-  prepare<<<grid, dim3(unsigned(p.v.columns / kChannels), kParts), 0, stream>>>(p);
+  const int squares = num_squares(p.v.columns);
+  prepare<<<grid, kThreads, size_t(squares) * tile::kSquareBytes, stream>>>(p, squares);
   return cudaPeekAtLastError();
 }
 
