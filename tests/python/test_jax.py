@@ -422,7 +422,7 @@ def by_hand(qkv, workspace=0, **attributes):
 
 def test_a_handler_reads_attributes_by_name(qkv):
     np.testing.assert_array_equal(
-        by_hand(qkv, 1 << 20, window_left=np.int64(3), scale=np.float64(0.5)),
+        by_hand(qkv, 1 << 24, window_left=np.int64(3), scale=np.float64(0.5)),
         fa3.attention(*qkv, window=(3, -1), scale=0.5),
     )
 
