@@ -11,13 +11,12 @@ Rivals are those of rivals.py --rival; a build of fa3 whose kernels know the ord
 alone (ForwardConfig::guarded = false) tells what data costs at most. Timed as harness.py says.
 """
 
-import argparse
 from itertools import product
 from pathlib import Path
 
 import contenders
 import torch
-from harness import progress, time_all, write_rows
+from harness import numbers, parser_of, progress, time_all, write_rows
 from rivals import record, refusal
 
 # Keys are visited from the last to the first: scores that rise towards key 0, by so many natural
@@ -84,12 +83,7 @@ def main():
     def words(text):
         return text.split(",")
 
-    def numbers(text):
-        return [int(part) for part in words(text)]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtype", type=words, default=["bf16"], metavar="LIST")
     parser.add_argument("--head-dim", type=numbers, default=[64, 128, 256], metavar="LIST")

@@ -9,12 +9,11 @@ attentions, timed as harness.py says; peak memory is that of a call of its own. 
 forward, backward and AdamW; a prefill is a forward up to the last token's logits.
 """
 
-import argparse
 from itertools import product
 from pathlib import Path
 
 import torch
-from harness import progress, provenance, time_all, write_rows
+from harness import numbers, parser_of, progress, provenance, time_all, write_rows
 from memory import ATTENTIONS, peak_bytes
 from model import GPT, Size, parameters  # examples/gpt, as memory.py found it
 
@@ -79,12 +78,7 @@ def measure(calls, device, rounds) -> dict:
 
 
 def main():
-    def numbers(text):
-        return [int(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--work", choices=WORK, default="training")
     parser.add_argument("--size", type=lambda text: text.split(","), default=["124M"])

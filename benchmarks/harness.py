@@ -8,6 +8,7 @@ code is timed. Rows have the median and the 10th and 90th percentile, the GPU's 
 power and temperature under that contender, and the machine, date and commit.
 """
 
+import argparse
 import ctypes
 import datetime
 import functools
@@ -25,6 +26,18 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of an H200
 SLEEP_CYCLES = 1_000_000
+
+
+def parser_of(docstring: str) -> argparse.ArgumentParser:
+    """A parser whose help is a benchmark's docstring, lines as they are."""
+    return argparse.ArgumentParser(
+        description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def numbers(text: str) -> list[int]:
+    """An option's LIST: "64,128"."""
+    return [int(part) for part in text.split(",")]
 
 
 def time_once(call, device: str, flush=None) -> tuple[float, dict]:

@@ -13,7 +13,6 @@ streams are its own. The L2 cache is left as the call before left it. A backward
 jax.vjp alone, compiled, with what the forward saved as its operands.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -26,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from contenders import Case
-from harness import gpu_state, progress, time_all, write_rows
+from harness import gpu_state, numbers, parser_of, progress, time_all, write_rows
 from rivals import record, refusal
 
 import fa3.jax
@@ -112,12 +111,7 @@ def time_queued(contender, device: str, queued_ms: float) -> tuple[float, dict]:
 
 
 def parse_arguments():
-    def numbers(text):
-        return [int(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--pass", dest="direction", choices=("fwd", "bwd"), default="fwd")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")

@@ -8,7 +8,6 @@ CPU: by the process's resident memory. Where standard attention does not run, th
 P, 2 b h s^2 elements, stands instead, marked "computed".
 """
 
-import argparse
 import ctypes
 import gc
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import torch
 from contenders import DTYPES, attend_standard, keys_after
-from harness import ROOT, progress, provenance, write_rows
+from harness import ROOT, numbers, parser_of, progress, provenance, write_rows
 
 sys.path.insert(0, str(ROOT / "examples" / "gpt"))
 import train
@@ -72,12 +71,7 @@ def added_bytes(attend, inputs, backward: bool, device: str) -> int:
 
 
 def main():
-    def numbers(text):
-        return [int(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), default="fp16")
     parser.add_argument("--batch", type=int, default=4)

@@ -8,12 +8,11 @@ more where means or shared scales are looked for; y is written once. The copy's 
 as written.
 """
 
-import argparse
 from itertools import product
 from pathlib import Path
 
 import torch
-from harness import progress, provenance, time_all, write_rows
+from harness import parser_of, progress, provenance, time_all, write_rows
 from masks import Call, normal
 
 import fa3
@@ -37,9 +36,7 @@ def rotary_tables(rows, dim):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()

@@ -16,7 +16,6 @@ Each contender's output is compared with the first one's; a wrong result gets no
 cannot run at all, a row with the reason ("left_out").
 """
 
-import argparse
 import os
 import sys
 from itertools import product
@@ -25,7 +24,7 @@ from pathlib import Path
 import torch
 from ceilings import Ceiling, ceilings
 from contenders import DTYPES, TENSORS, Case, Tensors, contenders
-from harness import progress, provenance, sustained, time_all, write_rows
+from harness import numbers, parser_of, progress, provenance, sustained, time_all, write_rows
 
 
 def case_columns(case: Case) -> dict:
@@ -73,12 +72,7 @@ def refusal(case: Case, name: str, sentence: str, arguments) -> dict:
 
 
 def parse_arguments():
-    def numbers(text):
-        return [int(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--pass", dest="direction", choices=("fwd", "bwd"), default="fwd")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")

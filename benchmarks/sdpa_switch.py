@@ -11,7 +11,6 @@ queued one behind the other, so that the host's part counts only where the GPU w
 that differ from torch's end the run.
 """
 
-import argparse
 import contextlib
 import sys
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import torch
 from contenders import DTYPES, Case
-from harness import progress, provenance, time_all, time_once, write_rows
+from harness import numbers, parser_of, progress, provenance, time_all, time_once, write_rows
 from rivals import case_columns
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -82,12 +81,7 @@ def rows_of(case: Case, arguments) -> list[dict]:
 
 
 def parse_arguments():
-    def numbers(text):
-        return [int(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), default="bf16")
     parser.add_argument("--head-dim", type=numbers, default=[64, 128, 256], metavar="LIST")

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A forward kernel as its runs on the machine see it: its configuration, its code, and the parts of
+// its shared memory that threads store to or load from. Next: forward_run.h.
+#pragma once
+
+#include <vector>
+
+#include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/instances/cache_entry.cuh"
+#include "engine/hopper/instances/e4m3_entry.cuh"
+#include "engine/hopper/instances/forward_entry.cuh"
+#include "engine/hopper/instances/stream_k_entry.cuh"
+#include "machine.h"
+
+namespace fa3::hopper {
+
+// What a run knows of a kernel's type. Runs themselves are compiled once for all kernels.
+struct KernelOnTrial {
+  ForwardConfig config;
+  int smem_bytes;
+  machine::KvBarriers kv_pipeline;
+  std::vector<machine::Buffer> buffers;
+  void (*kernel)(ForwardParams);
+};
+
+template <ForwardConfig C>
+std::vector<machine::Buffer> buffers_of() {
+  std::vector<machine::Buffer> buffers;
+  const SmemAddresses<C> at{machine::kSmemBase};
+  if constexpr (C.dequantizes()) {
+    for (int stage = 0; stage < C.loaded_stages(); ++stage) {
+      buffers.push_back({"e4m3 tile", at.loaded(uint32_t(stage)), C.tiles().loaded_stage_bytes()});
+    }
+    for (int stage = 0; stage < C.kv_stages; ++stage) {
+      buffers.push_back({"tile", at.kv(uint32_t(stage)), C.tiles().stage_bytes()});
+    }
+  }
+  if constexpr (C.types().rescales_queries()) {
+    constexpr tile::TileLayout kQ = C.tiles().q;
+    for (int part = 0; part < C.q_stages * kQ.slabs() * C.consumer_warps(); ++part) {
+      constexpr int kBytes = kRowsPerWarp * kQ.row_bytes();
+      const uint32_t address = at.q(0) + uint32_t(part * kBytes);
+      buffers.push_back({"queries of a warp", address, kBytes, true});
+    }
+  }
+  if constexpr (C.e4m3) {
+    for (int stage = 0; stage < C.kv_stages; ++stage) {
+      buffers.push_back({"scales of keys", at.key_scales(uint32_t(stage)),
+                         kMaxScaleGroups * int(sizeof(KeyScales))});
+    }
+    for (int warp = 0; warp < C.consumer_warps(); ++warp) {
+      constexpr int kBytes = C.head_dim_v * kRowsPerWarp * bytes_of(Element::kFp16);
+      buffers.push_back({"parts of a warp", at.promoted_sum(uint32_t(warp), 0), kBytes});
+    }
+  }
+  return buffers;
+}
+
+template <ForwardConfig C>
+KernelOnTrial kernel_on_trial() {
+  const auto pipeline = SmemAddresses<C>{machine::kSmemBase}.kv_pipeline();
+  return {C,
+          smem_bytes<C>(),
+          {pipeline.full(0), pipeline.empty(0), C.kv_stages},
+          buffers_of<C>(),
+          forward_kernel<C>};
+}
+
+}  // namespace fa3::hopper
