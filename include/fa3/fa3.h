@@ -117,7 +117,8 @@ typedef struct fa3_tensor {
  * Visibility is bottom-right aligned. With `offset = seqlen_k - seqlen_q` of the sequence, query i
  * sees key j if and only if all of these hold:
  *
- * - `i + offset - window_left <= j <= i + offset + window_right`, both ends included;
+ * - `i + offset + window_shift - window_left <= j <= i + offset + window_shift + window_right`,
+ *   both ends included;
  * - `j <= i + offset`, if causal;
  * - `floor(j / attention_chunk) == floor((i + offset) / attention_chunk)`, if there are chunks, as
  *   in Llama 4. */
@@ -153,7 +154,10 @@ typedef struct fa3_options {
    * their lengths nor on their number. Costs speed on a GPU (docs/numerics.md). The forward pass of
    * CPU engines always is. Backward: together with deterministic. */
   int32_t batch_invariant;
-  int32_t reserved; /**< unused */
+  /** In keys: the window lies about the diagonal moved by this, to later keys if > 0. So a band
+   * may lie beside the diagonal: `window_right = 0, window_shift = -1` is every earlier key.
+   * Absolute value below 2^30. */
+  int32_t window_shift;
 } fa3_options;
 
 /** Rows that share a scale in block quantization.

@@ -48,6 +48,7 @@ BOTH_PASSES = (
     "int num_threads=0",
     "SymInt attention_chunk=0",
     "bool batch_invariant=False",
+    "SymInt window_shift=0",
 )
 # The last ones have no gradient: caches and quantized tensors.
 FORWARD = (

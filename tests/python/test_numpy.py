@@ -235,6 +235,7 @@ def swap_bytes(a):
         ({"scale": "big"}, TypeError, "scale: expected a number, got 'big'"),
         ({"window": (1.5, 0)}, TypeError, r"window\[0\]: expected an integer, got 1.5"),
         ({"window": ()}, fa3.InvalidArgument, r"window: expected .*None or -1.*got \(\)"),
+        ({"window_shift": 2**30}, fa3.InvalidArgument, r"window_shift: .* below 2\^30"),
         ({"window": (-2, 0)}, fa3.InvalidArgument, r"window\[0\]: expected -1"),
         ({"window": 3}, fa3.InvalidArgument, r"window: expected \(left, right\).*got 3"),
         ({"window": (1, 2, 3)}, fa3.InvalidArgument, r"window: expected .*got \(1, 2, 3\)"),

@@ -96,6 +96,15 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
   return span;
 }
 
+Status check_window(const Problem& p) {
+  for (const int64_t reach : {p.mask.left, p.mask.right}) {
+    if (reach < 0 && reach != MaskRule::kUnbounded) {
+      return unsupported("no windows that lie beside the diagonal yet (window_shift)");
+    }
+  }
+  return {};
+}
+
 Status check_row_numbers(const Problem& p) {
   if (std::max({extents_of(p.lengths_q, p.batch).rows, extents_of(p.lengths_k, p.batch).rows,
                 p.batch, p.key_places.entries, p.key_places.pages}) > kMaxRows) {

@@ -162,6 +162,8 @@ TEST(CheckForward, what_they_do_not_is_refused_with_its_reason) {
   };
   expect_refused("float32", [](Problem& p) { p.dtype = DType::float32; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
+  expect_refused("window_shift", [](Problem& p) { p.mask.left = -1; });
+  expect_refused("window_shift", [](Problem& p) { p.mask.right = -3; });
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
 }
 
@@ -211,6 +213,7 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
   };
   expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
+  expect_refused("window_shift", [](Problem& p) { p.mask.right = -1; });
   const float mean = 0;
   const auto centred = [&](auto change) {
     return [&mean, change](Problem& p) {
