@@ -45,7 +45,10 @@ struct BackwardCase {
                   deterministic ? " deterministic" : "", varlen ? varlen : "");
     return text;
   }
-  MaskRuleOf<int> mask() const { return {left, causal ? 0 : right}; }
+  MaskRuleOf<int> mask() const {
+    const auto reach = [](int side) { return side < 0 ? MaskRuleOf<int>::kUnbounded : side; };
+    return {reach(left), causal ? 0 : reach(right)};
+  }
   // CTAs may add to dK and dV in any order.
   bool adds_keys() const { return heads > kv_heads && causal && !deterministic; }
   bool dense() const { return !varlen && left < 0 && right < 0 && softcap == 0; }

@@ -15,6 +15,7 @@ namespace fa3::hopper {
 namespace {
 
 constexpr int kM = 64;
+constexpr int kUnbounded = MaskRuleOf<int>::kUnbounded;
 
 // check(extents, first_key) for dense extents, then for those of a sequence with windows.
 template <typename F>
@@ -23,8 +24,8 @@ void for_each_key_block(int num_keys, F check) {
     for (const int sk : {1, 63, 64, 65, 128, 129, 200, 400}) {
       for (int key = 0; key < sk; key += num_keys) {
         for (const bool causal : {false, true}) check(BackwardExtents{sq, sk, causal}, key);
-        for (const int left : {-1, 0, 50, 129}) {
-          for (const int right : {-1, 0, 1, 70}) {
+        for (const int left : {kUnbounded, 0, 50, 129}) {
+          for (const int right : {kUnbounded, 0, 1, 70}) {
             for (const int chunk : {0, 1, 40, 64, 150}) {
               check(SequenceExtents::of(sq, sk, {left, right, chunk}, key), key);
             }
@@ -60,7 +61,7 @@ TEST(QuerySteps, hold_every_query_that_sees_a_key_of_the_block_and_no_idle_block
 }
 
 TEST(QuerySteps, of_keys_past_the_end_are_none) {
-  EXPECT_EQ(query_steps(SequenceExtents::of(100, 128, {-1, -1}, 128), 128, 128, kM).per_head(), 0);
+  EXPECT_EQ(query_steps(SequenceExtents::of(100, 128, {kUnbounded, kUnbounded}, 128), 128, 128, kM).per_head(), 0);
 }
 
 TEST(QuerySteps, a_key_is_seen_from_its_first_query_to_its_end) {
@@ -108,8 +109,8 @@ TEST(QuerySteps, semaphore_turns_come_once_each_and_in_the_order_of_launches) {
   for (const int sq : {1, 64, 130, 500}) {
     for (const int sk : {1, 128, 200, 600}) {
       for (const bool causal : {false, true}) expect_launch_order(BackwardExtents{sq, sk, causal});
-      for (const int left : {-1, 0, 50, 129}) {
-        for (const int right : {-1, 0, 70}) {
+      for (const int left : {kUnbounded, 0, 50, 129}) {
+        for (const int right : {kUnbounded, 0, 70}) {
           for (const int chunk : {0, 1, 100, 128, 300}) {
             expect_launch_order(SequenceExtents::of(sq, sk, {left, right, chunk}, 0));
           }
