@@ -61,7 +61,9 @@ TEST(QuerySteps, hold_every_query_that_sees_a_key_of_the_block_and_no_idle_block
 }
 
 TEST(QuerySteps, of_keys_past_the_end_are_none) {
-  EXPECT_EQ(query_steps(SequenceExtents::of(100, 128, {kUnbounded, kUnbounded}, 128), 128, 128, kM).per_head(), 0);
+  EXPECT_EQ(query_steps(SequenceExtents::of(100, 128, {kUnbounded, kUnbounded}, 128), 128, 128, kM)
+                .per_head(),
+            0);
 }
 
 TEST(QuerySteps, a_key_is_seen_from_its_first_query_to_its_end) {
