@@ -19,7 +19,7 @@ namespace fa3::api {
 namespace {
 
 constexpr int32_t kMaxSplits = 256;
-constexpr int64_t kMaxShift = -MaskRule::kUnbounded;
+constexpr int64_t kMaxShift = int64_t{1} << 30;
 
 constexpr CacheArguments kNoCache = {kAbsent, kAbsent, kAbsent, kAbsent};
 

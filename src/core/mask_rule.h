@@ -28,11 +28,16 @@ struct KeyRangeOf {
 // there is none). Int: int64_t for callers' lengths, int where a kernel has bounded them.
 template <class Int>
 struct MaskRuleOf {
-  static constexpr Int kUnbounded = -(Int{1} << 30);  // beyond any reach, in each type the same
+  static constexpr Int kUnbounded = INT32_MIN;  // no reach is as far; in each type the same
   static constexpr Int kNoChunks = 0;
   Int left = kUnbounded;
   Int right = kUnbounded;
   Int chunk = kNoChunks;
+
+  // Whether a side ends beside the diagonal: then any row may see no key.
+  FA3_HD constexpr bool is_beside_diagonal() const {
+    return (left < 0 && left != kUnbounded) || (right < 0 && right != kUnbounded);
+  }
 
   FA3_HD constexpr bool hides_nothing() const {
     return left == kUnbounded && right == kUnbounded && chunk == kNoChunks;

@@ -64,9 +64,6 @@ Variant variant_of(const Problem& problem);
 TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_t heads,
                    int64_t columns);
 
-// Refuses windows that no kernel was verified with.
-Status check_window(const Problem& problem);
-
 // Refuses what the kernels cannot number.
 Status check_row_numbers(const Problem& problem);
 

@@ -84,7 +84,6 @@ Status check_e4m3(const Problem& p) {
     return unsupported("no float8_e4m3 kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256");
   }
-  FA3_TRY(check_window(p));
   FA3_TRY(check_row_numbers(p));
   if (p.batch > kMaxGrid || p.heads_q > kMaxGrid) {
     return unsupported("more than ", kMaxGrid, " sequences or heads of float8_e4m3");

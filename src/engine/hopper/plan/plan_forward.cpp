@@ -151,7 +151,6 @@ Status check_forward(const Problem& p) {
   if (select_kernel(shape_of(p), table_of(p)) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
-  FA3_TRY(check_window(p));
   return check_row_numbers(p);
 }
 
