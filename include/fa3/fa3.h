@@ -158,6 +158,14 @@ typedef struct fa3_options {
    * may lie beside the diagonal: `window_right = 0, window_shift = -1` is every earlier key.
    * Absolute value below 2^30. */
   int32_t window_shift;
+  /** SMs of the GPU that a call plans without, for work beside it; >= 0 and fewer than the device
+   * has. Kernels whose CTAs stay for several tiles, or split keys, have grids for the other SMs;
+   * where two of their CTAs share an SM, the room of these SMs may be left in twice as many. The
+   * kernels that go before and after, and the backward, have a CTA for each of their blocks, and
+   * take SMs as they fall free: a green context bounds them too. CPU engines ignore it. Where a
+   * GPU's number of SMs decides bits (docs/numerics.md), so does this one. */
+  int32_t sm_margin;
+  int32_t reserved; /**< unused */
 } fa3_options;
 
 /** Rows that share a scale in block quantization.

@@ -49,6 +49,7 @@ BOTH_PASSES = (
     "SymInt attention_chunk=0",
     "bool batch_invariant=False",
     "SymInt window_shift=0",
+    "int sm_margin=0",
 )
 # The last ones have no gradient: caches and quantized tensors.
 FORWARD = (

@@ -19,6 +19,7 @@ namespace fa3::api {
 namespace {
 
 constexpr int32_t kMaxSplits = 256;
+constexpr int32_t kMostSms = 1024;  // more than any GPU has
 constexpr int64_t kMaxShift = int64_t{1} << 30;
 
 constexpr CacheArguments kNoCache = {kAbsent, kAbsent, kAbsent, kAbsent};
@@ -119,6 +120,10 @@ Status describe_options(const fa3_options& options, int64_t head_dim, int32_t de
     return invalid("batch_invariant: expected 0 or 1, got ", options.batch_invariant);
   }
   problem->batch_invariant = options.batch_invariant != 0;
+  if (options.sm_margin < 0 || options.sm_margin >= kMostSms) {
+    return invalid("sm_margin: expected 0 to ", kMostSms - 1, " SMs, got ", options.sm_margin);
+  }
+  problem->sm_margin = options.sm_margin;
   FA3_TRY(describe_mask(options, problem));
   FA3_TRY(resolve_threads(options.num_threads, device_type, &problem->num_threads));
   return resolve_engine(options.engine, &problem->engine);

@@ -54,6 +54,8 @@ class Options(ctypes.Structure):
         ("attention_chunk", ctypes.c_int64),
         ("batch_invariant", ctypes.c_int32),
         ("window_shift", ctypes.c_int32),
+        ("sm_margin", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 
