@@ -56,7 +56,8 @@ const DecodeCase kSeveral[] = {
     {"many sequences", 1, 1, 1, many_sequences(), {.ctas = 3}},
     {"large pages", 1, 2, 1, {1100, 900}, {.ctas = 2, .cluster_log2 = 1}, 256},
     {"odd pages", 1, 2, 1, {1100, 40, 900}, {.ctas = 2, .cluster_log2 = 1}, 24},
-    {"earlier keys", 2, 2, 1, {900, 100, 1711}, {.ctas = 4}, 0, -100},
+    // A range has no blocks that a band hides: here it hides keys of the last ones alone.
+    {"earlier keys", 2, 2, 1, {960, 120, 1790}, {.ctas = 4}, 0, -20},
 };
 
 // Pages whose boxes TMA does not copy, or a kernel that does without TMA.
