@@ -117,7 +117,8 @@ typedef struct fa3_tensor {
  * Visibility is bottom-right aligned. With `offset = seqlen_k - seqlen_q` of the sequence, query i
  * sees key j if and only if all of these hold:
  *
- * - `i + offset - window_left <= j <= i + offset + window_right`, both ends included;
+ * - `i + offset + window_shift - window_left <= j <= i + offset + window_shift + window_right`,
+ *   both ends included;
  * - `j <= i + offset`, if causal;
  * - `floor(j / attention_chunk) == floor((i + offset) / attention_chunk)`, if there are chunks, as
  *   in Llama 4. */
@@ -153,6 +154,17 @@ typedef struct fa3_options {
    * their lengths nor on their number. Costs speed on a GPU (docs/numerics.md). The forward pass of
    * CPU engines always is. Backward: together with deterministic. */
   int32_t batch_invariant;
+  /** In keys: the window lies about the diagonal moved by this, to later keys if > 0. So a band
+   * may lie beside the diagonal: `window_right = 0, window_shift = -1` is every earlier key.
+   * Absolute value below 2^30. */
+  int32_t window_shift;
+  /** SMs of the GPU that a call plans without, for work beside it; >= 0 and fewer than the device
+   * has. Kernels whose CTAs stay for several tiles, or split keys, have grids for the other SMs;
+   * where two of their CTAs share an SM, the room of these SMs may be left in twice as many. The
+   * kernels that go before and after, and the backward, have a CTA for each of their blocks, and
+   * take SMs as they fall free: a green context bounds them too. CPU engines ignore it. Where a
+   * GPU's number of SMs decides bits (docs/numerics.md), so does this one. */
+  int32_t sm_margin;
   int32_t reserved; /**< unused */
 } fa3_options;
 

@@ -48,6 +48,8 @@ BOTH_PASSES = (
     "int num_threads=0",
     "SymInt attention_chunk=0",
     "bool batch_invariant=False",
+    "SymInt window_shift=0",
+    "int sm_margin=0",
 )
 # The last ones have no gradient: caches and quantized tensors.
 FORWARD = (

@@ -63,6 +63,8 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; a side of None or -1 is unbounded. With causal, both hold.
+        window_shift: moves the window by so many keys, to later ones if > 0: it may lie beside the
+            diagonal. window=(None, 0), window_shift=-1 is every earlier key.
         attention_chunk: keys per chunk, counted from key 0; 0 is off. Query i sees only the chunk
             that holds key i + sk - sq (Llama 4).
         softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.
@@ -98,6 +100,11 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         num_threads: threads of the CPU engines; 0 is one per core, but no more than
             OMP_NUM_THREADS, the CPU quota of the process's cgroups and, for torch tensors,
             torch.get_num_threads(). Never changes the result.
+        sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for
+            work beside it, such as communication: it plans for the others. Kernels with two CTAs on
+            an SM may leave that room in twice as many SMs. Gradients, and the short kernels before
+            and after the main one, have a CTA for each block and take any SM that is free; a green
+            context bounds these too. Changes bits where the number of SMs does. CPUs ignore it.
 
     Returns:
         out, or (out, lse). out (b, sq, hq, dv), or (total_q, hq, dv) if packed. lse (b, hq, sq) or

@@ -30,6 +30,8 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     num_threads: int
     attention_chunk: int | None
     batch_invariant: bool
+    window_shift: int
+    sm_margin: int
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     page_table: Array | None

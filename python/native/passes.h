@@ -33,6 +33,8 @@ void read_options(Reader* read, Params* params) {
   read->integer("num_threads", &options->num_threads);
   read->integer("attention_chunk", &options->attention_chunk);
   read->flag("batch_invariant", &options->batch_invariant);
+  read->integer("window_shift", &options->window_shift);
+  read->integer("sm_margin", &options->sm_margin);
 }
 
 struct Forward {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 
 #include "api/describe_cache.h"
 #include "api/describe_lengths.h"
@@ -18,6 +19,8 @@ namespace fa3::api {
 namespace {
 
 constexpr int32_t kMaxSplits = 256;
+constexpr int32_t kMostSms = 1024;  // more than any GPU has
+constexpr int64_t kMaxShift = int64_t{1} << 30;
 
 constexpr CacheArguments kNoCache = {kAbsent, kAbsent, kAbsent, kAbsent};
 
@@ -58,12 +61,16 @@ Status check_output_dtype(Named o, Named q) {
 
 Status check_window_side(const char* name, int64_t side) {
   if (side >= -1) return {};
-  return invalid(name, ": expected -1 (unbounded) or a number of keys >= 0, got ", side);
+  return invalid(name, ": expected -1 (unbounded) or a number of keys >= 0, got ", side,
+                 "; window_shift moves a window beside the diagonal");
 }
 
-// A side that reaches past every key is unbounded: so later arithmetic cannot overflow.
-int64_t normalised_side(int64_t side, int64_t span) {
-  return side >= span ? MaskRule::kUnbounded : side;
+// How far a side reaches from the diagonal, where the shift moves it outwards by `outwards`. One
+// that reaches past every key is unbounded, and one that ends before every key ends there: so later
+// arithmetic cannot overflow.
+int64_t reach_of(int64_t side, int64_t outwards, int64_t span) {
+  const bool bounded = side != FA3_WINDOW_UNBOUNDED && side < span - outwards;
+  return bounded ? std::max(side + outwards, -span) : MaskRule::kUnbounded;
 }
 
 // A chunk that holds every key and diagonal is as good as any longer one: likewise.
@@ -74,10 +81,18 @@ Status describe_mask(const fa3_options& options, Problem* problem) {
     return invalid("attention_chunk: expected 0 (off) or a number of keys > 0, got ",
                    options.attention_chunk);
   }
+  const int64_t shift = options.window_shift;
+  if (std::abs(shift) >= kMaxShift) {
+    return invalid("window_shift: expected a number of keys below 2^30, got ", shift);
+  }
   const int64_t span = problem->lengths_q.max + problem->lengths_k.max;
-  problem->mask = {.left = normalised_side(options.window_left, span),
-                   .right = options.causal ? 0 : normalised_side(options.window_right, span),
-                   .chunk = std::min(options.attention_chunk, span)};
+  MaskRule& mask = problem->mask;
+  mask = {.left = reach_of(options.window_left, -shift, span),
+          .right = reach_of(options.window_right, shift, span),
+          .chunk = std::min(options.attention_chunk, span)};
+  if (options.causal && (mask.right == MaskRule::kUnbounded || mask.right > 0)) mask.right = 0;
+  const bool bounded = mask.left != MaskRule::kUnbounded && mask.right != MaskRule::kUnbounded;
+  if (bounded && mask.left + mask.right < 0) mask = {.right = MaskRule::kUnbounded - 1 - span};
   return {};
 }
 
@@ -105,6 +120,10 @@ Status describe_options(const fa3_options& options, int64_t head_dim, int32_t de
     return invalid("batch_invariant: expected 0 or 1, got ", options.batch_invariant);
   }
   problem->batch_invariant = options.batch_invariant != 0;
+  if (options.sm_margin < 0 || options.sm_margin >= kMostSms) {
+    return invalid("sm_margin: expected 0 to ", kMostSms - 1, " SMs, got ", options.sm_margin);
+  }
+  problem->sm_margin = options.sm_margin;
   FA3_TRY(describe_mask(options, problem));
   FA3_TRY(resolve_threads(options.num_threads, device_type, &problem->num_threads));
   return resolve_engine(options.engine, &problem->engine);

@@ -15,12 +15,16 @@ std::string lengths_text(const Lengths& q, const Lengths& k) {
   return concat(q.varlen || k.varlen ? " s<=" : " s", q.max, "x", k.max);
 }
 
+std::string reach_text(int64_t reach) {
+  return reach == MaskRule::kUnbounded ? "all" : std::to_string(reach);
+}
+
 std::string mask_text(const Problem& p) {
   std::string text;
   if (p.mask.left == MaskRule::kUnbounded && p.mask.right == 0)
     text += " causal";
   else if (p.mask.left != MaskRule::kUnbounded || p.mask.right != MaskRule::kUnbounded)
-    text += concat(" window ", p.mask.left, ",", p.mask.right);
+    text += concat(" window ", reach_text(p.mask.left), ",", reach_text(p.mask.right));
   if (p.mask.chunk != MaskRule::kNoChunks) text += concat(" chunk ", p.mask.chunk);
   if (p.softcap > 0) text += " softcap";
   if (p.has_sink) text += " sink";

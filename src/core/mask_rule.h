@@ -21,17 +21,23 @@ struct KeyRangeOf {
   FA3_HD constexpr bool contains(Int key) const { return key >= begin && key < end; }
 };
 
-// Inclusive reach to either side of the diagonal; kUnbounded on a side that is not masked.
-// Causal is right == 0. Chunks cut the keys into blocks of `chunk`, counted from the first: a query
-// sees none but those of the run in which its diagonal is (before the first key there is none).
-// Int: int64_t for callers' lengths, int where a kernel has bounded them.
+// Inclusive reach to either side of the diagonal; kUnbounded on a side that is not masked. A
+// negative reach ends beside the diagonal: -1 hides the diagonal too. Where both sides are bounded,
+// left + right >= 0. Causal is right == 0. Chunks cut the keys into blocks of `chunk`, counted from
+// the first: a query sees none but those of the run in which its diagonal is (before the first key
+// there is none). Int: int64_t for callers' lengths, int where a kernel has bounded them.
 template <class Int>
 struct MaskRuleOf {
-  static constexpr Int kUnbounded = -1;
+  static constexpr Int kUnbounded = INT32_MIN;  // no reach is as far; in each type the same
   static constexpr Int kNoChunks = 0;
   Int left = kUnbounded;
   Int right = kUnbounded;
   Int chunk = kNoChunks;
+
+  // Whether a side ends beside the diagonal: then any row may see no key.
+  FA3_HD constexpr bool is_beside_diagonal() const {
+    return (left < 0 && left != kUnbounded) || (right < 0 && right != kUnbounded);
+  }
 
   FA3_HD constexpr bool hides_nothing() const {
     return left == kUnbounded && right == kUnbounded && chunk == kNoChunks;

@@ -81,6 +81,7 @@ struct Problem {
   fa3_device_type device = FA3_CPU;
   int device_index = 0;
   int num_threads = 1;  // at least 1
+  int sm_margin = 0;    // SMs to leave free
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 
   bool has_e4m3() const { return kv_dtype == DType::float8_e4m3; }  // q may have another type

@@ -30,22 +30,29 @@ struct BackwardCase {
   int left = -1, right = -1;
   float softcap = 0.0f;
   bool sink = false;
+  int shift = 0;                 // of the window
   const char* varlen = nullptr;  // its name; then lengths come from:
   Side q, k;
 
   std::string name() const {
     char text[200];
-    std::snprintf(text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s", batches, heads,
+    std::snprintf(text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s%s", batches, heads,
                   kv_heads, seqlen_q, seqlen_k, causal ? " causal" : "",
                   left >= 0 ? (" left " + std::to_string(left)).c_str() : "",
                   right >= 0 ? (" right " + std::to_string(right)).c_str() : "",
+                  shift ? (" shift " + std::to_string(shift)).c_str() : "",
                   softcap > 0 ? (" softcap " + std::to_string(int(softcap))).c_str() : "",
                   sink ? " sink" : "", head_dim_less ? " short-head" : "",
                   q_sigma != 1.0f ? " sigma" : "", d_lse ? " dlse" : "",
                   deterministic ? " deterministic" : "", varlen ? varlen : "");
     return text;
   }
-  MaskRuleOf<int> mask() const { return {left, causal ? 0 : right}; }
+  MaskRuleOf<int> mask() const {
+    const auto reach = [](int side, int outwards) {
+      return side < 0 ? MaskRuleOf<int>::kUnbounded : side + outwards;
+    };
+    return {reach(left, -shift), causal ? 0 : reach(right, shift)};
+  }
   // CTAs may add to dK and dV in any order.
   bool adds_keys() const { return heads > kv_heads && causal && !deterministic; }
   bool dense() const { return !varlen && left < 0 && right < 0 && softcap == 0; }
@@ -90,6 +97,14 @@ inline std::vector<BackwardCase> masked_cases() {
   add({1, 2, 2, 600, 600}, window(-1, 100));
   add({1, 2, 2, 400, 350}, window(0, 0));
   add({1, 8, 1, 391, 591, true}, window(60, -1));
+  const auto beside = [](int left, int right, int shift) {  // queries and keys see nothing
+    return [=](BackwardCase& c) { c.left = left, c.right = right, c.shift = shift; };
+  };
+  add({1, 2, 2, 600, 600}, beside(-1, 0, -1));
+  add({1, 2, 1, 600, 600}, beside(0, -1, 1));
+  add({2, 3, 1, 500, 700}, beside(100, 60, -250));
+  add({1, 4, 2, 700, 400}, beside(30, 100, 200));
+  add({1, 2, 2, 300, 300}, beside(5, 5, 400));  // nobody sees anything
   for (int s = 1; s <= 300; s += 37) add({1, 1, 1, s, 301 - s}, window(s / 3, 40));
   const auto sink = [](BackwardCase& c) { c.sink = true; };
   add({2, 6, 2, 300, 400}, sink);
@@ -117,6 +132,8 @@ inline std::vector<BackwardCase> masked_cases() {
   add(ragged_case(" packed-used", 2, 2, q_used, k_used), nothing);
   add(ragged_case(" packed-used", 4, 1, q_used, k_used), causal);
   add(ragged_case(" packed", 2, 1, q, k), window(90, 20));
+  add(ragged_case(" packed", 2, 1, q, k), beside(90, 20, -110));
+  add(ragged_case(" packed-used", 2, 2, q_used, k_used), beside(0, -1, 40));
   add(ragged_case(" packed-used", 2, 2, q_used, k_used), sink);
   add(ragged_case(" packed", 2, 2, q, k), cap(20, 1));
   add(ragged_case(" packed-one-key", 2, 2, {.owned = {5, 64, 0, 3}}, {.owned = {1, 1, 1, 1}}),
@@ -130,6 +147,8 @@ inline std::vector<BackwardCase> masked_cases() {
   add(ragged_case(" packed-short", 6, 2, short_q, short_k),
       [](BackwardCase& c) { c.causal = c.d_lse = true, c.head_dim_less = 8; });
   add(ragged_case(" packed-short", 2, 1, short_q, short_k), window(20, 5));
+  add(ragged_case(" packed-short", 2, 1, short_q, short_k), beside(20, 5, -20));
+  add(ragged_case(" packed-short", 2, 1, short_q, short_k), beside(3, 30, 8));
   add(ragged_case(" packed-unused", 2, 1, {.owned = {100, 9, 70}, .used = {64, 9, 5}},
                   {.owned = {64, 90, 130}, .used = {60, 0, 64}}),
       [](BackwardCase& c) { c.seqlen_q = c.seqlen_k = 64; });  // of used rows

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "core/mask_rule.h"
+
 namespace fa3::testing {
 
 // A sequence's rows: the first in the tensor, and how many there are.
@@ -21,7 +23,7 @@ struct SequenceSpan {
 
 struct BackwardShape {
   int sequences, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;  // longest lengths
-  int left, right;  // of the window; negative: none
+  MaskRuleOf<int> mask;
   double scale, softcap;
   bool packed_q;
   int64_t q_rows;             // of the packed tensor
@@ -44,7 +46,8 @@ struct BackwardShape {
   }
   __device__ bool visible(int b, int row, int key) const {
     const int diagonal = row + spans[b].seqlen_k - spans[b].seqlen_q;
-    return (right < 0 || key <= diagonal + right) && (left < 0 || key >= diagonal - left);
+    return (mask.right == mask.kUnbounded || key <= diagonal + mask.right) &&
+           (mask.left == mask.kUnbounded || key >= diagonal - mask.left);
   }
 };
 

@@ -53,6 +53,8 @@ class Options(ctypes.Structure):
         ("max_seqlen_k", ctypes.c_int64),
         ("attention_chunk", ctypes.c_int64),
         ("batch_invariant", ctypes.c_int32),
+        ("window_shift", ctypes.c_int32),
+        ("sm_margin", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     ]
 

@@ -37,6 +37,18 @@ CASES = {
     "window_left": Case((1, 20, 75, 2, 1, 16, 16), {"window": (9, -1)}),
     "window_right": Case((1, 75, 20, 2, 1, 16, 16), {"window": (-1, 4)}),
     "window_causal": Case((2, 40, 66, 4, 2, 32, 32), {"window": (12, 7), "causal": True}),
+    "earlier": Case((2, 70, 70, 4, 2, 32, 32), {"window": (-1, 0), "window_shift": -1}),
+    "later": Case((1, 70, 90, 2, 1, 32, 32), {"window": (0, -1), "window_shift": 1}),
+    "band_before": Case((1, 40, 60, 2, 2, 16, 16), {"window": (9, 0), "window_shift": -12}),
+    "band_behind": Case(
+        (1, 60, 40, 2, 2, 16, 16), {"window": (0, 5), "window_shift": 3, "sink": True}
+    ),
+    "band_cut": Case(
+        (1, 40, 40, 2, 1, 16, 16), {"window": (4, 9), "window_shift": 2, "causal": True}
+    ),
+    "band_of_nothing": Case(
+        (1, 20, 20, 2, 1, 16, 16), {"window": (1, 2), "window_shift": 9, "causal": True}
+    ),
     "chunk": Case((1, 70, 70, 2, 2, 32, 32), {"attention_chunk": 16}),
     "chunk_causal": Case((2, 50, 90, 4, 2, 16, 16), {"attention_chunk": 33, "causal": True}),
     "chunk_empty_rows": Case((1, 60, 20, 2, 1, 16, 16), {"attention_chunk": 7, "window": (3, -1)}),

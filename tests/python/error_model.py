@@ -114,7 +114,7 @@ def _probabilities(q, k, lse, group, options):
     softcap = options.get("softcap", 0.0)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-    names = ("causal", "window", "attention_chunk")
+    names = ("causal", "window", "window_shift", "attention_chunk")
     mask = {name: options[name] for name in names if name in options}
     visible = oracle.visibility(q.shape[1], k.shape[1], **mask)
     shift = np.where(np.isneginf(lse), 0.0, lse)[..., None]

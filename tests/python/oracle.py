@@ -9,6 +9,7 @@ Meaning of the options (all keyword-only, the same for every function):
   causal      key j is visible to query i iff j <= i + sk - sq (bottom-right aligned)
   window      (left, right): i + sk - sq - left <= j <= i + sk - sq + right; -1 is unbounded; with
               causal both must hold
+  window_shift  moves the window, to later keys if positive; 0 by default
   attention_chunk  key j is visible to query i iff j and i + sk - sq are in the same run of so many
               keys, counted from key 0; 0 is off
   softcap     scores become cap * tanh(scale * q.k / cap); 0 is off
@@ -39,7 +40,9 @@ class Attended(NamedTuple):
     scale: float
 
 
-def visibility(seqlen_q, seqlen_k, *, causal=False, window=(-1, -1), attention_chunk=0):
+def visibility(
+    seqlen_q, seqlen_k, *, causal=False, window=(-1, -1), window_shift=0, attention_chunk=0
+):
     """Returns (seqlen_q, seqlen_k) bool: may query row i see key column j?"""
     left, right = window
     if left < -1 or right < -1:
@@ -50,45 +53,30 @@ def visibility(seqlen_q, seqlen_k, *, causal=False, window=(-1, -1), attention_c
     if causal:
         visible &= kv_col <= diagonal
     if left >= 0:
-        visible &= kv_col >= diagonal - left
+        visible &= kv_col >= diagonal + window_shift - left
     if right >= 0:
-        visible &= kv_col <= diagonal + right
+        visible &= kv_col <= diagonal + window_shift + right
     if attention_chunk:
         visible &= kv_col // attention_chunk == diagonal // attention_chunk
     return visible
 
 
 @QUIET
-def forward(
-    q, k, v, *, causal=False, window=(-1, -1), attention_chunk=0, softcap=0.0, scale=None, sink=None
-):
-    """Returns o (b, sq, hq, dv) and lse (b, hq, sq)."""
-    at = _attend(q, k, v, causal, window, attention_chunk, softcap, scale, sink)
+def forward(q, k, v, *, softcap=0.0, scale=None, sink=None, **mask):
+    """Returns o (b, sq, hq, dv) and lse (b, hq, sq). mask: the options of visibility()."""
+    at = _attend(q, k, v, softcap, scale, sink, mask)
     sees_a_key = at.visible.any(axis=-1)[:, None]
     o = np.where(sees_a_key, at.probabilities @ at.v, 0.0)
     return _swap_heads(o), at.lse
 
 
 @QUIET
-def backward(
-    q,
-    k,
-    v,
-    do,
-    *,
-    dlse=None,
-    causal=False,
-    window=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    scale=None,
-    sink=None,
-):
+def backward(q, k, v, do, *, dlse=None, softcap=0.0, scale=None, sink=None, **mask):
     """Gradients of sum(o * do) + sum(lse * dlse), where dlse is 0 by default and in empty rows.
 
     Returns dq, dk, dv, dsink; dsink is None without a sink.
     """
-    at = _attend(q, k, v, causal, window, attention_chunk, softcap, scale, sink)
+    at = _attend(q, k, v, softcap, scale, sink, mask)
     do = _swap_heads(np.asarray(do, dtype=np.float64))
     d_probabilities = np.where(at.visible, do @ at.v.swapaxes(-1, -2), 0.0)
     delta = (at.probabilities * d_probabilities).sum(axis=-1, keepdims=True)  # = sum(o * do)
@@ -147,7 +135,7 @@ def merge(partials):
     return (weights * outputs).sum(axis=0), lse
 
 
-def _attend(q, k, v, causal, window, attention_chunk, softcap, scale, sink):
+def _attend(q, k, v, softcap, scale, sink, mask):
     q, k, v = (_swap_heads(np.asarray(x, dtype=np.float64)) for x in (q, k, v))
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"heads: {q.shape[1]} query heads are not a multiple of {k.shape[1]}")
@@ -157,9 +145,7 @@ def _attend(q, k, v, causal, window, attention_chunk, softcap, scale, sink):
     scores = scale * (q @ k.swapaxes(-1, -2))
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-    visible = visibility(
-        q.shape[2], k.shape[2], causal=causal, window=window, attention_chunk=attention_chunk
-    )
+    visible = visibility(q.shape[2], k.shape[2], **mask)
     masked = np.where(visible, scores, -np.inf)
     lse = np.logaddexp.reduce(masked, axis=-1, initial=-np.inf)
     if sink is not None:

@@ -352,6 +352,37 @@ def test_what_is_not_supported_is_refused_by_name(function, change, words):
         function(q, k, v, **change)
 
 
+TAKES_MARGIN = [
+    fa3_names.flash_attn_func,
+    fa3_names.flash_attn_with_kvcache,
+    fa3_names._flash_attn_forward,
+]
+
+
+@pytest.mark.parametrize("function", TAKES_MARGIN, ids=lambda x: x.__name__)
+def test_sm_margin_is_passed_on(qkv, function):
+    same(function(*qkv, sm_margin=3), function(*qkv))
+    with pytest.raises(fa3.InvalidArgument, match="sm_margin: expected 0 to 1023 SMs, got -3"):
+        function(*qkv, sm_margin=-3)
+
+
+def test_sm_margin_reaches_packed_forms(device):
+    (qkv,) = tensors(device, (1, 9, 3, 2, 16))
+    same(
+        fa3_names.flash_attn_qkvpacked_func(qkv, sm_margin=3),
+        fa3_names.flash_attn_qkvpacked_func(qkv),
+    )
+    starts = torch.tensor([0, 9], dtype=torch.int32, device=device)
+    for call in (
+        lambda: fa3_names.flash_attn_qkvpacked_func(qkv, sm_margin=-3),
+        lambda: fa3_names.flash_attn_varlen_func(
+            *qkv[0].unbind(1), starts, starts, 9, 9, sm_margin=-3
+        ),
+    ):
+        with pytest.raises(fa3.InvalidArgument, match="sm_margin"):
+            call()
+
+
 def test_scheduler_metadata_is_taken_back():
     q, cache = tensors("cpu", (2, 1, 2, 8), (2, 5, 2, 8))
     used = lengths(5, 2)

@@ -126,6 +126,17 @@ def test_fa2_passes_of_packed_sequences(packed, integer):
     same(into, list(gradients))
 
 
+def test_fa3_backward_leaves_sms_free(dense):
+    qkv, do, results, gradients = dense
+    into = unwritten(qkv)
+    options = {"is_causal": True, "softcap": 3.0, "window_size_left": 5, "deterministic": True}
+    options |= dict(zip(("dq", "dk", "dv"), into, strict=True))
+    fa3_names._flash_attn_backward(do, *qkv, *results, sm_margin=3, **options)
+    same(into, list(gradients))
+    with pytest.raises(fa3.InvalidArgument, match="sm_margin: expected 0 to 1023 SMs, got -3"):
+        fa3_names._flash_attn_backward(do, *qkv, *results, sm_margin=-3, **options)
+
+
 def test_fa3_passes_as_transformer_engine_calls_them(dense, packed):
     qkv, do, results, gradients = dense
     window = {"window_size_left": 5, "window_size_right": -1}

@@ -34,6 +34,7 @@ def abi_options(engine, options, **more):
         **kept,
         "window_left": left,
         "window_right": right,
+        "window_shift": options.get("window_shift", 0),
         "attention_chunk": options.get("attention_chunk", 0),
         "engine": c_abi.ENGINES[engine],
         **more,

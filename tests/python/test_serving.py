@@ -420,6 +420,13 @@ def test_what_fa3_lacks_is_refused_by_name(sentence):
         call(Batch("cpu"), **changes)
 
 
+def test_sglang_leaves_sms_free(batch):
+    same = {"rtol": 0, "atol": 1e-5 if batch.device == "cpu" else 2e-2}
+    torch.testing.assert_close(sglang_call(batch, sm_margin=8), sglang_call(batch), **same)
+    with pytest.raises(fa3.InvalidArgument, match="sm_margin: expected 0 to 1023 SMs, got -1"):
+        sglang_call(batch, sm_margin=-1)
+
+
 def test_context_parallelism_of_one_rank_is_none():
     batch = Batch("cpu")
     alone = {"cp_world_size": 1, "cp_rank": 0, "cp_tot_seqused_k": batch.used}

@@ -192,8 +192,13 @@ def test_gradients_of_the_lse_are_those_of_math_in_float64(qkv, loss, causal):
 @pytest.mark.filterwarnings("ignore:Input #.* requires gradient and is not a double")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True, "softcap": 2.0, "window": (3, 2)}, {"attention_chunk": 2}],
-    ids=["plain", "options", "chunks"],
+    [
+        {},
+        {"causal": True, "softcap": 2.0, "window": (3, 2)},
+        {"attention_chunk": 2},
+        {"window": (None, 0), "window_shift": -1},
+    ],
+    ids=["plain", "options", "chunks", "earlier"],
 )
 def test_gradcheck(options):
     """Against differences of the function itself, with steps that suit float32."""

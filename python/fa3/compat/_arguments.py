@@ -23,7 +23,15 @@ def length(value):
     return 0 if value is None else int(value)
 
 
-def options(softmax_scale, causal, window_size, softcap, deterministic=False, attention_chunk=0):
+def options(
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    deterministic=False,
+    attention_chunk=0,
+    sm_margin=0,
+):
     """The options of fa3.attention from theirs.
 
     window_size: None, a side of None and everything below 0 are unbounded. softcap,
@@ -37,6 +45,7 @@ def options(softmax_scale, causal, window_size, softcap, deterministic=False, at
         "attention_chunk": max(int(attention_chunk or 0), 0),
         "softcap": max(float(softcap or 0), 0.0),
         "deterministic": deterministic,
+        "sm_margin": int(sm_margin),
     }
 
 

@@ -58,7 +58,7 @@ def _flash_attn_forward(
     """
     unsupported(qv=(qv, None, NO_QV))
     window = (window_size_left, window_size_right) if window_size is None else window_size
-    named = options(softmax_scale, causal, window, softcap, attention_chunk=attention_chunk)
+    named = options(softmax_scale, causal, window, softcap, False, attention_chunk, sm_margin)
     out = out_ if out is None else out
     cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new = indices(
         cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new
@@ -139,7 +139,7 @@ def _flash_attn_backward(
     """
     window = (window_size_left, window_size_right) if window_size is None else window_size
     causal = is_causal if causal is None else causal
-    named = options(softmax_scale, causal, window, softcap, deterministic)
+    named = options(softmax_scale, causal, window, softcap, deterministic, sm_margin=sm_margin)
     names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
     lengths = indices(cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k)
     named |= zip(names, lengths, strict=True)

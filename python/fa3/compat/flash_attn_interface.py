@@ -2,8 +2,8 @@
 """Drop-in for the module flash_attn_interface of FlashAttention-3: its functions, its order.
 
 Semantics are those of fa3.attention. What fa3 cannot do yet raises fa3.Unsupported with the
-argument's name. pack_gqa, sm_margin and scheduler_metadata are hints for speed: accepted, without
-effect. So is num_splits, but for caches: there it bounds the parts that keys are cut into.
+argument's name. pack_gqa and scheduler_metadata are hints for speed: accepted, without effect. So
+is num_splits, but for caches: there it bounds the parts that keys are cut into.
 s_aux (hq), by name: the sinks of gpt-oss, in any floating type, for callers that look for it in a
 signature, as Transformers does.
 LSE is -inf for a row that sees no key, also where K is empty (the original gives +inf there).
@@ -46,7 +46,9 @@ def flash_attn_func(
     With return_attn_probs: (out, lse (b, hq, sq)), as the original; never probabilities.
     """
     refuse(qv)
-    named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    named = options(
+        softmax_scale, causal, window_size, softcap, deterministic, attention_chunk, sm_margin
+    )
     named |= sinks(s_aux)
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
@@ -80,7 +82,9 @@ def flash_attn_varlen_func(
 ):
     """Packed q (total_q, hq, d), k and v (total_k, hk, ...); lse (hq, total_q)."""
     refuse(qv)
-    named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    named = options(
+        softmax_scale, causal, window_size, softcap, deterministic, attention_chunk, sm_margin
+    )
     names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
     lengths = indices(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     named |= zip(names, lengths, strict=True)
@@ -112,7 +116,9 @@ def flash_attn_qkvpacked_func(
     else:
         heads_k = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=2)
-    named = options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
+    named = options(
+        softmax_scale, causal, window_size, softcap, deterministic, attention_chunk, sm_margin
+    )
     return attention(q, k, v, (q_descale, k_descale, v_descale), return_attn_probs, named)
 
 
@@ -158,7 +164,7 @@ def flash_attn_with_kvcache(
     refuse(qv)
     q, k, v = rows(q, k, v)
     cu_seqlens_q, cu_seqlens_k_new = indices(cu_seqlens_q, cu_seqlens_k_new)
-    named = options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk)
+    named = options(softmax_scale, causal, window_size, softcap, False, attention_chunk, sm_margin)
     return attend(
         q,
         k_cache,

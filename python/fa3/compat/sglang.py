@@ -3,8 +3,8 @@
 
 LSE is the natural log of the sum of exp(scores), (heads, total_q) where queries are packed, else
 (batch, heads, seq), and -inf for a query that sees no key. No gradients, as in the original. What
-fa3 cannot do raises fa3.Unsupported with the argument's name. ver, pack_gqa, sm_margin and
-scheduler_metadata are accepted, without effect.
+fa3 cannot do raises fa3.Unsupported with the argument's name. ver, pack_gqa and scheduler_metadata
+are accepted, without effect.
 """
 
 import torch
@@ -96,7 +96,7 @@ def flash_attn_with_kvcache(
             v_cache,
             rows_of_stride_1(k),
             rows_of_stride_1(v),
-            options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk)
+            options(softmax_scale, causal, window_size, softcap, False, attention_chunk, sm_margin)
             | {"sink": float32(sinks)},
             **factors(q, k_cache, v_cache, q_descale, k_descale, v_descale),
             cache_seqlens=int32(cache_seqlens),
@@ -176,7 +176,9 @@ def flash_attn_varlen_func(
             sink=float32(sinks),
             num_splits=num_splits,
             **factors(q, k, v, q_descale, k_descale, v_descale),
-            **options(softmax_scale, causal, window_size, softcap, attention_chunk=attention_chunk),
+            **options(
+                softmax_scale, causal, window_size, softcap, False, attention_chunk, sm_margin
+            ),
         )
 
 

@@ -59,14 +59,14 @@ def visible(num_rows, num_keys, options):
     """(rows, keys): whether a query sees a key."""
     key = torch.arange(num_keys)
     here = torch.arange(num_rows)[:, None] + num_keys - num_rows
-    left, right = options.window_left, 0 if options.causal else options.window_right
-    if options.causal and options.window_right >= 0:
-        right = min(options.window_right, 0)
+    middle = here + options.window_shift
     seen = torch.ones(num_rows, num_keys, dtype=torch.bool)
-    if left >= 0:
-        seen &= key >= here - left
-    if right >= 0:
-        seen &= key <= here + right
+    if options.causal:
+        seen &= key <= here
+    if options.window_left >= 0:
+        seen &= key >= middle - options.window_left
+    if options.window_right >= 0:
+        seen &= key <= middle + options.window_right
     if options.attention_chunk:
         seen &= key.div(options.attention_chunk, rounding_mode="floor") == here.div(
             options.attention_chunk, rounding_mode="floor"

@@ -24,6 +24,8 @@ std::vector<Case> cases() {
   window.left = 3;
   window.right = 2;
   window.sink = window.d_lse = true;
+  Case beside = window;
+  beside.shift = -4;
   Case capped = dense_case(1, 6, 11, 3, 1, 4, 9);
   capped.softcap = 2;
   capped.scale = 0.9f;
@@ -34,7 +36,7 @@ std::vector<Case> cases() {
   packed.causal = packed.sink = packed.d_lse = true;
   Case with_lse = causal;
   with_lse.d_lse = true;
-  return {plain, causal, window, capped, packed, with_lse};
+  return {plain, causal, window, beside, capped, packed, with_lse};
 }
 
 // The LSE of the first queries of a causal case may be -inf: then its gradient is not read.

@@ -51,6 +51,26 @@ TEST_P(Tiles, chunks_of_any_length) {
   }
 }
 
+// Bands before and behind the diagonal, whose first or last queries see nothing; and none at all.
+TEST_P(Tiles, windows_beside_the_diagonal) {
+  struct Band {
+    int64_t left, right;
+    int32_t shift;
+  };
+  for (const auto& [left, right, shift] :
+       {Band{-1, 0, -1}, {0, -1, 1}, {100, 0, -150}, {0, 5, 3}, {3, 90, 200}, {5, 5, -1000}}) {
+    for (const auto& [queries, keys] : {std::pair{400, 400}, {3, 400}, {400, 90}}) {
+      Case c = dense_case(1, queries, keys, 4, 2, 64, 64, FA3_BFLOAT16);
+      c.left = left;
+      c.right = right;
+      c.shift = shift;
+      EXPECT_TRUE(agrees(c));
+      c.causal = true;
+      EXPECT_TRUE(agrees(c));
+    }
+  }
+}
+
 // Some engines copy 16 bytes at least; nothing of what lies behind a row counts or is written.
 TEST_P(Tiles, rows_that_end_within_16_bytes) {
   for (const auto& [dim, dim_v] : {std::pair{59, 59}, {1, 111}, {100, 7}, {250, 129}}) {

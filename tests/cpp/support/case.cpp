@@ -84,8 +84,8 @@ const char* name_of(Scores scores) {
 bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_t seqlen_k) {
   const int64_t diagonal = q_row + seqlen_k - seqlen_q;
   if (c.causal && key > diagonal) return false;
-  if (c.left >= 0 && key < diagonal - c.left) return false;
-  if (c.right >= 0 && key > diagonal + c.right) return false;
+  if (c.left >= 0 && key < diagonal + c.shift - c.left) return false;
+  if (c.right >= 0 && key > diagonal + c.shift + c.right) return false;
   if (c.chunk > 0 && (diagonal < 0 || key / c.chunk != diagonal / c.chunk)) return false;
   return true;
 }
@@ -104,7 +104,8 @@ std::string describe(const Case& c) {
         << name(c.fp8.v) << (c.fp8.q_by_kv_head ? ",grouped" : "")
         << (c.fp8.k_mean ? ",k_mean" : "") << (c.fp8.v_mean ? ",v_mean" : "");
   }
-  if (c.left >= 0 || c.right >= 0) out << " window=(" << c.left << "," << c.right << ")";
+  if (c.left >= 0 || c.right >= 0)
+    out << " window=(" << c.left << "," << c.right << ")+" << c.shift;
   if (c.chunk > 0) out << " chunk=" << c.chunk;
   if (c.softcap > 0) out << " softcap=" << c.softcap;
   if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;

@@ -78,6 +78,7 @@ struct Case {
   bool o_float32 = false;
   bool causal = false;
   int64_t left = -1, right = -1;
+  int32_t shift = 0;  // of the window
   int64_t chunk = 0;
   float softcap = 0;
   float scale = FA3_SCALE_AUTO;

@@ -30,6 +30,7 @@ void choose_mask(Random& random, EdgeCall* c) {
   c->causal = random.one_in(2);
   if (random.one_in(3)) c->left = one_of(random, {0, 1, 60, 200, int64_t{1} << 40});
   if (random.one_in(4)) c->right = one_of(random, {0, 3, 90});
+  if (random.one_in(3)) c->shift = int32_t(one_of(random, {-300, -70, -1, 1, 40, 1 << 20}));
   if (random.one_in(6)) c->chunk = one_of(random, {1, 5, 100});
   if (random.one_in(6)) c->softcap = 15;
 }
@@ -175,6 +176,7 @@ EdgeCall random_edge_call(const EngineUnderTest& engine, uint64_t seed) {
   c.deterministic = random.one_in(2);
   c.batch_invariant = random.one_in(5);
   c.num_splits = int(one_of(random, {0, 0, 0, 1, 3, 200}));
+  if (random.one_in(4)) c.sm_margin = int32_t(random.between(1, 100));
   c.rotary = random.one_in(2);
   c.queries = c.rotary && random.one_in(2);
   c.positions = c.garbage ? random.between(1, 9) : c.seqlen_k + c.seqlen_q;
@@ -205,8 +207,9 @@ std::string describe(const EdgeCall& c) {
   flag(c.heads_first, "heads first");
   if (c.gradient != GradientLayout::plain) out << ", layout " << int(c.gradient) << " of dO";
   flag(c.causal, "causal");
-  out << ", window (" << c.left << ", " << c.right << "), chunk " << c.chunk << ", softcap "
-      << c.softcap << ", num_splits " << c.num_splits;
+  out << ", window (" << c.left << ", " << c.right << ") + " << c.shift << ", chunk " << c.chunk
+      << ", softcap " << c.softcap << ", num_splits " << c.num_splits << ", sm_margin "
+      << c.sm_margin;
   flag(c.sink, "sink");
   flag(c.lse, "lse");
   flag(c.d_lse, "d_lse");

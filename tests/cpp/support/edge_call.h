@@ -36,6 +36,7 @@ struct EdgeCall {
   GradientLayout gradient = GradientLayout::plain;
   bool causal = false;
   int64_t left = -1, right = -1, chunk = 0;
+  int32_t shift = 0, sm_margin = 0;
   float softcap = 0;
   bool sink = false, lse = true, d_lse = false, deterministic = true, batch_invariant = false;
   int num_splits = 0;

@@ -249,6 +249,8 @@ class PlacedCall::Builder {
     options.causal = c_.causal;
     options.window_left = c_.left;
     options.window_right = c_.right;
+    options.window_shift = c_.shift;
+    options.sm_margin = c_.sm_margin;
     options.attention_chunk = c_.chunk;
     options.softcap = c_.softcap;
     options.deterministic = c_.deterministic;

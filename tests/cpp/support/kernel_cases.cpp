@@ -19,6 +19,7 @@ struct CaseRow {
   int64_t chunk = 0;
   float softcap = 0;
   bool sink = false;
+  int32_t shift = 0;  // of the window
 };
 
 // A case's inputs hang on its place: new ones go to the end.
@@ -143,6 +144,28 @@ constexpr CaseRow kRows[] = {
     {"no_weight_causal", 1, 2, 2, 500, 500, true, Scores::no_weight},
     {"few_queries_many_sequences", 70, 4, 2, 1, 150, false},
     {"few_queries_tails_alone_causal", 1, 16, 2, 1, 309, true},
+    {.name = "earlier_keys", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 700,
+     .seqlen_k = 700, .right = 0, .shift = -1},
+    {.name = "later_keys", .batch = 2, .heads_q = 2, .heads_k = 2, .seqlen_q = 700,
+     .seqlen_k = 700, .left = 0, .shift = 1},
+    {.name = "band_before_gqa_4", .batch = 1, .heads_q = 8, .heads_k = 2, .seqlen_q = 500,
+     .seqlen_k = 900, .left = 200, .right = 60, .shift = -400},
+    {.name = "band_behind", .batch = 1, .heads_q = 3, .heads_k = 3, .seqlen_q = 900,
+     .seqlen_k = 600, .left = 60, .right = 200, .shift = 300},
+    {.name = "band_behind_peaked_sink", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 900,
+     .seqlen_k = 1800, .gain = 16, .left = 100, .right = 900, .sink = true, .shift = 400},
+    {.name = "band_behind_softcap", .batch = 1, .heads_q = 2, .heads_k = 1, .seqlen_q = 300,
+     .seqlen_k = 300, .left = 5, .softcap = 15, .shift = 90},
+    {.name = "band_beyond_all_keys", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 200,
+     .seqlen_k = 300, .left = 5, .right = 5, .shift = 900},
+    {.name = "band_of_chunks", .batch = 1, .heads_q = 2, .heads_k = 2, .seqlen_q = 700,
+     .seqlen_k = 700, .left = 40, .right = 30, .chunk = 256, .shift = 120},
+    {.name = "few_queries_earlier_keys", .batch = 2, .heads_q = 16, .heads_k = 2, .seqlen_q = 4,
+     .seqlen_k = 1500, .right = 0, .shift = -700},
+    {.name = "few_queries_later_keys", .batch = 2, .heads_q = 16, .heads_k = 2, .seqlen_q = 4,
+     .seqlen_k = 1500, .left = 0, .shift = 2},
+    {.name = "few_queries_without_earlier_keys", .batch = 2, .heads_q = 16, .heads_k = 2,
+     .seqlen_q = 4, .seqlen_k = 1500, .right = 0, .shift = -1498},
 };
 // clang-format on
 
@@ -157,6 +180,7 @@ struct RaggedRow {
   float softcap = 0;
   bool sink = false;
   double gain = 1;
+  int32_t shift = 0;
 };
 
 std::vector<int32_t> many_lengths(int count, int longest, int seed) {
@@ -237,6 +261,29 @@ std::vector<RaggedRow> ragged_rows() {
        .q = {.rows = 300, .used = {0, 300, 64, 65}},
        .k = {.rows = 500, .used = {400, 500, 0, 128}},
        .causal = true},
+      {.name = "packed_earlier_keys",
+       .heads_q = 4,
+       .heads_k = 1,
+       .q = q,
+       .k = k,
+       .left = 90,
+       .right = 0,
+       .shift = -30},
+      {.name = "packed_used_later_keys",
+       .heads_q = 2,
+       .heads_k = 2,
+       .q = q_used,
+       .k = k_used,
+       .left = 0,
+       .sink = true,
+       .shift = 70},
+      {.name = "used_keys_one_query_earlier_keys",
+       .heads_q = 8,
+       .heads_k = 2,
+       .q = {.rows = 1},
+       .k = {.rows = 700, .used = {700, 0, 1, 128, 129, 513}},
+       .right = 0,
+       .shift = -128},
   };
 }
 
@@ -250,6 +297,7 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     c.causal = row.causal;
     c.left = row.left;
     c.right = row.right;
+    c.shift = row.shift;
     c.chunk = row.chunk;
     c.softcap = row.softcap;
     c.sink = row.sink;
@@ -272,6 +320,7 @@ std::vector<NamedCase> kernel_cases(int64_t dim, int64_t dim_v, fa3_dtype dtype)
     c.causal = row.causal;
     c.left = row.left;
     c.right = row.right;
+    c.shift = row.shift;
     c.chunk = row.chunk;
     c.softcap = row.softcap;
     c.sink = row.sink;

@@ -138,6 +138,7 @@ fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inpu
   options.softcap = c.softcap;
   options.window_left = c.left;
   options.window_right = c.right;
+  options.window_shift = c.shift;
   options.attention_chunk = c.chunk;
   options.causal = c.causal ? 1 : 0;
   options.num_threads = c.num_threads;

@@ -36,10 +36,23 @@ constexpr std::pair<int64_t, int64_t> kHeads[] = {{6, 6}, {6, 2}, {6, 1}};
 constexpr fa3_dtype kDtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
 
 // Window sides relative to the sequence.
-enum class Mask { none, causal, self, left, right, both, wide, causal_left, chunk, causal_chunk };
-constexpr Mask kMasks[] = {Mask::none,  Mask::causal,      Mask::self, Mask::left,
-                           Mask::right, Mask::both,        Mask::wide, Mask::causal_left,
-                           Mask::chunk, Mask::causal_chunk};
+enum class Mask {
+  none,
+  causal,
+  self,
+  left,
+  right,
+  both,
+  wide,
+  causal_left,
+  chunk,
+  causal_chunk,
+  before,
+  behind
+};
+constexpr Mask kMasks[] = {Mask::none,  Mask::causal,       Mask::self,   Mask::left,
+                           Mask::right, Mask::both,         Mask::wide,   Mask::causal_left,
+                           Mask::chunk, Mask::causal_chunk, Mask::before, Mask::behind};
 
 void set_mask(Mask mask, int64_t seqlen_k, Random* random, Case* c) {
   const int64_t side = random->below(std::max<int64_t>(seqlen_k, 1));
@@ -51,6 +64,8 @@ void set_mask(Mask mask, int64_t seqlen_k, Random* random, Case* c) {
     c->left = side;
     c->right = random->below(std::max<int64_t>(seqlen_k, 1));
   }
+  if (mask == Mask::before) c->right = 0, c->shift = -1 - int32_t(side);
+  if (mask == Mask::behind) c->left = c->right = side, c->shift = 1 + int32_t(side * 3 / 2);
   if (mask == Mask::wide) c->left = c->right = 100000;
   if (mask == Mask::chunk || mask == Mask::causal_chunk) c->chunk = 1 + 2 * side;
 }

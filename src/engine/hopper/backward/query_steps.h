@@ -60,7 +60,9 @@ FA3_HD constexpr QuerySteps query_steps(const Extents& e, int first_key, int num
   const int end_key = first_key + num_keys < e.seqlen_k ? first_key + num_keys : e.seqlen_k;
   if (Extents::kHidesRight && first_key >= end_key) return {0, 0};
   const KeyRangeOf<int> rows = query_range(e.mask(), first_key, end_key, e.seqlen_q, e.seqlen_k);
-  if (Extents::kHidesRight && rows.empty()) return {0, 0};
+  // Not where the range is merely empty: dq_order_of() counts every key block that has rows before
+  // its end and behind its begin, even if, beside the diagonal of a chunk, none of them sees a key.
+  if (Extents::kHidesRight && (rows.begin >= e.seqlen_q || rows.end <= 0)) return {0, 0};
   return {rows.begin / block_m, (rows.end + block_m - 1) / block_m};
 }
 

@@ -70,13 +70,14 @@ uint64_t launch_number() {
 
 void encode_output(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& o) {
   const ForwardCall& call = plan.call;
-  params.output = {.o = row_tensor(o),
-                   .lse = call.lse,
-                   .pack = plan.tiling.pack,
-                   .some_rows_see_no_key =
-                       call.varlen || call.mask.keys_of(0, call.seqlen_q, call.seqlen_k).empty(),
-                   .o_is_float32 = o.element_bytes == sizeof(float),
-                   .sink = call.sink};
+  params.output = {
+      .o = row_tensor(o),
+      .lse = call.lse,
+      .pack = plan.tiling.pack,
+      .some_rows_see_no_key = call.varlen || call.mask.is_beside_diagonal() ||
+                              call.mask.keys_of(0, call.seqlen_q, call.seqlen_k).empty(),
+      .o_is_float32 = o.element_bytes == sizeof(float),
+      .sink = call.sink};
 }
 
 void encode_scores(ForwardParams& params, const ForwardPlan& plan) {

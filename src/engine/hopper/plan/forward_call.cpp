@@ -30,12 +30,19 @@ TensorSpan in_place_of(const TensorSpan& missing, const TensorSpan& q) {
   return readable;
 }
 
+// A side of the mask in 32 bits: unbounded if it reaches over `most` rows. Behind `least` rows of
+// the diagonal's other side it hides everything.
+int narrow_reach(int64_t reach, int64_t most, int64_t least) {
+  if (reach == MaskRule::kUnbounded || reach >= most) return MaskRuleOf<int>::kUnbounded;
+  return int(std::max(reach, -least));
+}
+
 }  // namespace
 
 MaskRuleOf<int> narrow_mask(const Problem& p) {
-  MaskRuleOf<int> mask;
-  if (p.mask.left < p.lengths_k.max) mask.left = int(p.mask.left);
-  if (p.mask.right == 0 || p.mask.right < p.lengths_q.max) mask.right = int(p.mask.right);
+  const int64_t queries = p.lengths_q.max, keys = p.lengths_k.max;
+  MaskRuleOf<int> mask{.left = narrow_reach(p.mask.left, keys, queries)};
+  mask.right = p.mask.right == 0 ? 0 : narrow_reach(p.mask.right, queries, keys);
   // A chunk of all keys hides none, unless there are queries before the first key.
   if (p.mask.chunk < p.lengths_k.max || p.mask.right != 0) {
     mask.chunk = int(std::min(p.mask.chunk, kMaxRows));
@@ -72,8 +79,8 @@ bool reads_single_rows(const KeyPlaces& places, const Lengths& keys) {
 Variant variant_of(const Problem& p) {
   if (p.softcap != 0.0f) return Variant::kCapped;
   const MaskRuleOf<int> mask = narrow_mask(p);
-  const bool window =
-      mask.left != mask.kUnbounded || mask.right > 0 || mask.chunk != mask.kNoChunks;
+  const bool right = mask.right != 0 && mask.right != mask.kUnbounded;
+  const bool window = mask.left != mask.kUnbounded || right || mask.chunk != mask.kNoChunks;
   return window || p.has_sink || has_other_rows(p) || is_varlen(p) || p.num_splits > 1
              ? Variant::kGeneral
              : Variant::kDense;

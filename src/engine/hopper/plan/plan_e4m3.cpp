@@ -12,6 +12,7 @@
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/free_sms.h"
 
 namespace fa3::hopper {
 namespace {
@@ -141,7 +142,7 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   const ForwardCall call = call_of(problem);
   FA3_TRY(check_e4m3_layouts(call));
   int num_sms = 0;
-  FA3_TRY(cuda::count_sms(problem.device_index, &num_sms));
+  FA3_TRY(count_free_sms(problem, &num_sms));
   const int row = select_e4m3_kernel(e4m3_shape_of(problem), e4m3_variant_of(problem));
   const ForwardKernel kernel = e4m3_kernel_at(row, element_of(problem.o.dtype));
   const ForwardConfig& c = kernel.config;

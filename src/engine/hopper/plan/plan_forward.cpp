@@ -11,6 +11,7 @@
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/plan/free_sms.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select_decode.h"
 #include "engine/hopper/plan/select_kernel.h"
@@ -161,7 +162,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   const ForwardCall call = call_of(problem);
   FA3_TRY(check_layouts(call));
   int num_sms = 0;
-  FA3_TRY(cuda::count_sms(problem.device_index, &num_sms));
+  FA3_TRY(count_free_sms(problem, &num_sms));
   const auto& [instance, kernel, tiling] = select(problem, call, num_sms);
   const ForwardPlan decided = plan_launch(kernel, call, tiling, num_sms);
   const ForwardConfig& c = kernel.config;

@@ -138,7 +138,7 @@ std::span<const KernelInstance> table_of(const Problem& p) {
 ForwardShape shape_of(const Problem& p) {
   // A window between two bounds, or a chunk, is what one query sees.
   const MaskRuleOf<int> mask = narrow_mask(p);
-  const bool bounded = mask.left >= 0 && mask.right >= 0;
+  const bool bounded = mask.left != mask.kUnbounded && mask.right != mask.kUnbounded;
   const int64_t window = bounded ? int64_t{mask.left} + mask.right + 1 : p.lengths_k.max;
   const int64_t chunk = mask.chunk != mask.kNoChunks ? mask.chunk : p.lengths_k.max;
   const int64_t keys = std::min({window, chunk, p.lengths_k.max});

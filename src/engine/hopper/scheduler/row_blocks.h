@@ -29,10 +29,11 @@ inline constexpr int kLongRun = 48;  // blocks
 
 inline constexpr int kAllBlocks = 1 << 30;
 
-// Blocks to visit. Rows that see nothing still visit one, all of it masked.
+// Blocks to visit. Rows that see nothing still visit one, all of it masked: the first, since their
+// range may lie behind the last key.
 FA3_HD constexpr KeyBlocks visited_blocks(const BlockRangeOf<int>& range, int block_n) {
   KeyBlocks blocks = key_blocks(range, block_n);
-  if (blocks.end <= blocks.first) blocks.end = blocks.first + 1;
+  if (blocks.end <= blocks.first) blocks.first = 0, blocks.end = 1;
   return blocks;
 }
 

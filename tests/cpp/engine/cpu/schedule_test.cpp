@@ -21,7 +21,7 @@ using test::shape_only;
 
 TEST(Schedule, parts_cover_the_visible_keys_once) {
   for (int64_t seqlen_k : {1, 511, 512, 513, 4096, 100000, 1000003}) {
-    for (int64_t window : {int64_t{-1}, int64_t{5}, int64_t{3000}}) {
+    for (int64_t window : {MaskRule::kUnbounded, int64_t{5}, int64_t{3000}}) {
       Problem problem = shape_only(1, 1, seqlen_k, 4, 4, 64);
       problem.mask.left = window;
       const SequencePlan plan = plan_sequence(problem, 0);

@@ -7,6 +7,7 @@
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
+#include "engine/hopper/plan/free_sms.h"
 #include "engine/hopper/plan/plan_forward.h"
 
 namespace fa3::hopper {
@@ -86,7 +87,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   const BackwardCall call = call_of(problem);
   FA3_TRY(check_layouts(call));
   int num_sms = 0;
-  FA3_TRY(cuda::count_sms(problem.device_index, &num_sms));
+  FA3_TRY(count_free_sms(problem, &num_sms));
   const BackwardPlan decided = plan_launches(kernel_of(problem, row), call, num_sms);
   if (decided.num_tiles > kMaxBlocks || decided.num_query_blocks() > kMaxBlocks) {
     return unsupported("more than 2^28 blocks of queries or keys");

@@ -51,6 +51,19 @@ constexpr Shape kWindows[] = {
      .kv_heads = 2,
      .batches = 1,
      .mask = {.right = 0, .chunk = 150}},
+    // Beside the diagonal: the last keys, or the first, are seen by nobody.
+    {.seqlen_q = 500,
+     .seqlen_k = 600,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = {.left = 250, .right = -200}},
+    {.seqlen_q = 600,
+     .seqlen_k = 600,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = -150}},
 };
 
 // Varlen sequences, empty ones on either side, and rows that none owns.
@@ -73,6 +86,14 @@ constexpr Shape kVarlen[] = {
      .batches = 4,
      .mask = {.left = 90},
      .used_k = kUsed},
+    {.seqlen_q = 300,
+     .seqlen_k = 300,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 6,
+     .mask = {.left = -20, .right = 150},
+     .cu_q = kQueries,
+     .cu_k = kKeys},
 };
 
 unsigned num_seeds() {

@@ -38,6 +38,7 @@ const DecodeCase kSingle[] = {
     {"large pages", 1, 2, 1, {2100}, {.ctas = 2, .cluster_log2 = 1}, 256},
     {"small pages", 1, 2, 1, {1500}, {.ctas = 1, .cluster_log2 = 1}, 16},
     {"odd pages", 1, 2, 1, {2050}, {.ctas = 2, .cluster_log2 = 1}, 24},
+    {"earlier keys", 3, 2, 1, {1900}, {.ctas = 2, .cluster_log2 = 1}, 0, -700},
 };
 
 // Ranges of key blocks of several sequences, some of them empty: tiles that begin in one range and
@@ -55,6 +56,8 @@ const DecodeCase kSeveral[] = {
     {"many sequences", 1, 1, 1, many_sequences(), {.ctas = 3}},
     {"large pages", 1, 2, 1, {1100, 900}, {.ctas = 2, .cluster_log2 = 1}, 256},
     {"odd pages", 1, 2, 1, {1100, 40, 900}, {.ctas = 2, .cluster_log2 = 1}, 24},
+    // A range has no blocks that a band hides: here it hides keys of the last ones alone.
+    {"earlier keys", 2, 2, 1, {960, 120, 1790}, {.ctas = 4}, 0, -20},
 };
 
 // Pages whose boxes TMA does not copy, or a kernel that does without TMA.

@@ -51,6 +51,19 @@ inline constexpr Shape kWindows[] = {
      .kv_heads = 2,
      .batches = 1,
      .mask = {.right = 0, .chunk = 170}},
+    // Beside the diagonal: the first queries see nothing, or the last.
+    {.seqlen_q = 500,
+     .seqlen_k = 600,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = {.left = 200, .right = -130}},
+    {.seqlen_q = 600,
+     .seqlen_k = 500,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = -150}},
 };
 
 // Sequences of their own lengths, empty ones on either side, and rows that none owns.
@@ -73,6 +86,14 @@ inline constexpr Shape kRagged[] = {
      .batches = 4,
      .mask = {.left = 90},
      .used_k = kUsed},
+    {.seqlen_q = 399,
+     .seqlen_k = 500,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 6,
+     .mask = {.left = -70, .right = 200},
+     .cu_q = kQueries,
+     .cu_k = kKeys},
 };
 
 // Of every kernel's blocks: the model knows rows by where they lie, which zeros behind the last
@@ -98,6 +119,14 @@ inline constexpr Shape kPaged[] = {
      .mask = {.left = 90},
      .used_k = kAllUsed,
      .page_size = 16},
+    {.seqlen_q = 100,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = -30},
+     .used_k = kAllUsed,
+     .page_size = 640},
 };
 
 constexpr Shape direct(Shape shape) {
@@ -162,8 +191,25 @@ inline constexpr Shape kCut[] = {
      .scheduler = Scheduler::kStreamK,
      .split = {.ctas = 2},
      .page_size = 16},
+    {.seqlen_q = 150,
+     .seqlen_k = 1000,
+     .heads = 3,
+     .kv_heads = 1,
+     .batches = 1,
+     .mask = {.left = -60},
+     .scheduler = Scheduler::kFixedSplit,
+     .split = {.num_splits = 3}},
+    {.seqlen_q = 70,
+     .seqlen_k = 1100,
+     .heads = 4,
+     .kv_heads = 4,
+     .batches = 2,
+     .mask = {.left = 400, .right = -90},
+     .scheduler = Scheduler::kStreamK,
+     .split = {.ctas = 4, .groups_log2 = 1}},
     direct(kRagged[0]),
     direct(kRagged[1]),
+    direct(kRagged[2]),
     direct(kPaged[0]),
 };
 
@@ -214,6 +260,14 @@ inline constexpr Shape kGathered[] = {
      .scheduler = Scheduler::kStreamK,
      .split = {.ctas = 2},
      .by_cp_async = true},
+    {.seqlen_q = 300,
+     .seqlen_k = kWholeBlocks,
+     .heads = 2,
+     .kv_heads = 2,
+     .batches = 1,
+     .mask = {.left = -40},
+     .used_k = kAllUsed,
+     .page_size = 7},
 };
 
 // Decoding: shares of one tile and of several, in pages and not. One sequence: these kernels have a
@@ -244,7 +298,7 @@ inline constexpr Shape kDecoded[] = {
      .heads = 6,
      .kv_heads = 6,
      .batches = 1,
-     .mask = kCausal,
+     .mask = {.right = -20},
      .used_k = kFewerBlocks,
      .scheduler = Scheduler::kStreamK,
      .split = {.ctas = 4, .groups_log2 = 1},

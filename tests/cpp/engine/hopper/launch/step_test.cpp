@@ -7,6 +7,7 @@
 #include <fa3/attention.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <tuple>
@@ -254,6 +255,71 @@ TEST(Workspace, and_grids_follow_from_the_sms_of_the_device) {
   g_cuda = {};
 }
 
+// CTAs of the largest attention kernel, which alone asks for shared memory.
+unsigned grid_of(ForwardArgs args, int sm_margin) {
+  args.options.sm_margin = sm_margin;
+  unsigned ctas = 0;
+  g_on_launch = [&](const cudaLaunchConfig_t& config, const void*) {
+    const unsigned grid = config.gridDim.x * config.gridDim.y * config.gridDim.z;
+    if (config.dynamicSmemBytes > 0) ctas = std::max(ctas, grid);
+  };
+  g_cuda = {};
+  EXPECT_EQ(fa3_forward(&args, address(6), size_t{1} << 34, nullptr), FA3_OK) << fa3_last_error();
+  g_on_launch = nullptr;
+  return ctas;
+}
+
+ForwardArgs in_e4m3(ForwardArgs prompt) {
+  for (fa3_tensor* tensor : {&prompt.q, &prompt.k, &prompt.v}) tensor->dtype = FA3_FLOAT8_E4M3;
+  return prompt;
+}
+
+TEST(SmMargin, leaves_sms_to_others) {
+  ForwardArgs chunks = decoding_step(8, 256), fixed = decoding_step(2, 64);
+  fixed.num_splits = 5;
+  for (const ForwardArgs& args : {causal_prompt(), in_e4m3(causal_prompt()), chunks}) {
+    EXPECT_EQ(grid_of(args, 0), 132u);
+    EXPECT_EQ(grid_of(args, 20), 112u);
+    EXPECT_EQ(grid_of(args, 131), 1u);
+  }
+  for (const ForwardArgs& args :
+       {decoding_step(), decoding_step(8), decoding_step(2, 64), fixed, many_tokens_of_few_splits(),
+        over_quantized_cache(decoding_step()), over_quantized_cache(decoding_step(32, 8))}) {
+    for (const int free : {1, 2, 3, 7, 32, 100}) {
+      const unsigned ctas = grid_of(args, 132 - free);
+      EXPECT_GE(ctas, 1u);
+      EXPECT_LE(ctas, 2u * unsigned(free)) << "two CTAs share an SM at most";
+    }
+  }
+  g_cuda = {};
+}
+
+// A plan is that of a device with as many SMs as are left.
+TEST(SmMargin, plans_as_for_a_smaller_device) {
+  constexpr int kSmaller = 8;
+  for (ForwardArgs step : {decoding_step(), decoding_step(8), causal_prompt()}) {
+    step.options.sm_margin = 32;
+    const std::string words = words_of(step);
+    g_cuda = {.devices = kSmaller + 1, .all_are_hopper = true, .sms = 100};
+    step.options.sm_margin = 0;
+    for (fa3_tensor* tensor :
+         {&step.q, &step.k, &step.v, &step.o, &step.page_table, &step.options.seqused_k}) {
+      tensor->device_index = kSmaller;
+    }
+    EXPECT_EQ(words_of(step), words);
+    g_cuda = {};
+  }
+}
+
+TEST(SmMargin, of_batch_invariant_calls_changes_no_split) {
+  ForwardArgs step = decoding_step(8);
+  step.num_splits = 5;
+  step.options.batch_invariant = 1;
+  const std::string words = words_of(step);
+  step.options.sm_margin = 100;
+  EXPECT_EQ(words_of(step), words);
+}
+
 ForwardArgs step_on(int device) {
   ForwardArgs step = decoding_step();
   for (fa3_tensor* tensor :
@@ -321,6 +387,14 @@ TEST_F(Refused, without_a_gpu) {
 TEST_F(Refused, on_a_gpu_of_another_kind) {
   EXPECT_TRUE(is_refused(step_on(1), FA3_UNSUPPORTED,
                          "hopper: cuda:1 has compute capability 8.0; the kernels need 9.0"));
+}
+
+TEST_F(Refused, without_an_sm_that_is_left) {
+  for (ForwardArgs args : {decoding_step(), in_e4m3(causal_prompt())}) {
+    args.options.sm_margin = 132;
+    EXPECT_TRUE(is_refused(args, FA3_UNSUPPORTED,
+                           "sm_margin: expected fewer than the 132 SMs of cuda:0, got 132"));
+  }
 }
 
 TEST_F(Refused, on_a_device_that_there_is_not) {

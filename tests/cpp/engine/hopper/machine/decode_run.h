@@ -30,6 +30,7 @@ struct DecodeCase {
   std::vector<int32_t> keys;  // of each sequence
   SplitKv split;              // .ctas: clusters
   int page_size = 0;          // 0: no pages
+  int right = 0;              // of the window; below 0 it ends before the diagonal
 };
 
 struct DecodeTrial {
@@ -137,7 +138,7 @@ class DecodeRun {
     a.head_dim_v = C.head_dim_v;
     a.lse = {lse_.memory.data(), {int64_t{s.heads} * s.seqlen_q, s.seqlen_q, 1}};
     a.scale = 1;
-    a.mask.right = 0;
+    a.mask.right = s.right;
     a.seqlen_q = s.seqlen_q;
     a.seqlen_k = most_keys();
     a.varlen = true;
@@ -209,7 +210,7 @@ class DecodeRun {
   }
   void check_row(int b, int head, int row) {
     const int keys = shape_.keys[size_t(b)];
-    const MaskRuleOf<int> mask{.right = 0};
+    const MaskRuleOf<int> mask{.right = shape_.right};
     const int seen = std::max(0, mask.keys_of(row, shape_.seqlen_q, keys).end);
     const float expected = seen == 0 ? -kInfinity : std::log(float(seen));
     const size_t at = size_t((b * shape_.heads + head) * shape_.seqlen_q + row);

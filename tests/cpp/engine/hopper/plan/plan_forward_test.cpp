@@ -174,6 +174,8 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   };
   EXPECT_EQ(variant_after([](Problem& p) { p.mask.left = 100; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.mask.right = 7; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.mask.left = -7; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.mask.right = -7; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.mask.chunk = 7; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.has_sink = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.head_dim = 100; }), Variant::kGeneral);
@@ -181,6 +183,36 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   EXPECT_EQ(variant_after([](Problem& p) { p.o.dtype = DType::float32; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.varlen = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
+}
+
+// Kernels count rows in 32 bits.
+TEST(NarrowMask, hides_what_the_mask_does_however_far_its_sides_reach) {
+  constexpr int64_t kUnbounded = MaskRule::kUnbounded, kFar = int64_t{1} << 40;
+  const int64_t reaches[] = {kUnbounded, -kFar, -9, -7, -5, -3, -1, 0, 2, 4, 6, 8, kFar};
+  Problem p = plain();
+  p.lengths_q.max = 5;
+  p.lengths_k.max = 7;
+  for (const int64_t left : reaches) {
+    for (const int64_t right : reaches) {
+      if (left != kUnbounded && right != kUnbounded && left + right < 0) continue;
+      p.mask = {.left = left, .right = right};
+      const MaskRuleOf<int> narrow = narrow_mask(p);
+      for (int q = 0; q < 5; ++q) {
+        for (int k = 0; k < 7; ++k) {
+          ASSERT_EQ(narrow.visible(q, k, 5, 7), p.mask.visible(q, k, 5, 7)) << left << " " << right;
+        }
+      }
+    }
+  }
+}
+
+TEST(ShapeOf, counts_the_keys_of_a_window_wherever_it_lies) {
+  Problem p = plain();
+  p.lengths_q.max = p.lengths_k.max = 10000;
+  p.mask = {.left = 300, .right = -100};
+  EXPECT_EQ(shape_of(p).keys, 201);
+  p.mask = {.right = -100};
+  EXPECT_EQ(shape_of(p).keys, 10000);
 }
 
 TEST(CheckForward, takes_quantized_caches_whose_scales_belong_to_sequences) {
@@ -230,6 +262,7 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_accepted("sink", [](Problem& p) { p.has_sink = true; });
   expect_accepted("chunks", [](Problem& p) { p.mask.chunk = 3; });
   expect_accepted("window", [](Problem& p) { p.mask.left = 3; });
+  expect_accepted("window beside the diagonal", [](Problem& p) { p.mask.right = -1; });
   expect_accepted("lengths", [](Problem& p) { p.lengths_k.varlen = true; });
   expect_accepted("mean in a window", centred([](Problem& p) { p.mask.left = 3; }));
   expect_refused("multiples of 16", [](Problem& p) { p.head_dim = 72; });

@@ -100,6 +100,8 @@ void expect_right_blocks(const Mask& mask, int queries, int keys, int block_keys
                    Edge::of(mask, first, end, queries, keys).from(first_key), block_keys);
     std::vector<bool> has_seen(kRows, false);
     ASSERT_GE(blocks.count, 1);
+    ASSERT_LE(blocks.count, std::max(1, (keys - first_key + block_keys - 1) / block_keys))
+        << "a block behind the last key is visited";
     ASSERT_LE(blocks.online_from, blocks.masked_from);
     ASSERT_LE(blocks.online_from, blocks.count - 1);  // the first visited is ordinary
     for (int key = 0; key < first_key; ++key) {
@@ -145,16 +147,20 @@ TEST(RowBlocks, hold_every_visible_key_and_mask_where_one_is_hidden) {
                                      {65, 2},
                                      {512, 96},
                                      {96, 512}}) {
-    for (const Mask& mask : {kFull, kCausal, Mask{.right = 5}}) {
+    for (const Mask& mask :
+         {kFull, kCausal, Mask{.right = 5}, Mask{.right = -1}, Mask{.right = -80}}) {
       for (int block_keys : {48, 42}) {
         expect_right_blocks<RightEdge>(mask, queries, keys, block_keys);
         expect_right_blocks<KeyWindow>(mask, queries, keys, block_keys);
       }
     }
-    for (const Mask& mask : {Mask{.left = 0}, Mask{.left = 7, .right = 0}, Mask{.left = 100},
-                             Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0},
-                             Mask{.chunk = 1}, Mask{.chunk = 50}, Mask{.right = 0, .chunk = 64},
-                             Mask{.left = 30, .right = 5, .chunk = 100}}) {
+    for (const Mask& mask :
+         {Mask{.left = 0}, Mask{.left = 7, .right = 0}, Mask{.left = 100},
+          Mask{.left = 60, .right = 30}, Mask{.left = 0, .right = 0}, Mask{.chunk = 1},
+          Mask{.chunk = 50}, Mask{.right = 0, .chunk = 64},
+          Mask{.left = 30, .right = 5, .chunk = 100}, Mask{.left = -1}, Mask{.left = -150},
+          Mask{.left = -20, .right = 90}, Mask{.left = 130, .right = -70},
+          Mask{.left = -3, .chunk = 50}, Mask{.left = 90, .right = -30, .chunk = 64}}) {
       for (int block_keys : {48, 42}) {
         expect_right_blocks<KeyWindow>(mask, queries, keys, block_keys);
       }
