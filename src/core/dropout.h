@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dropout: which weights P of a call are kept, the same for every engine, tile shape and split.
+// Source: Srivastava et al. (JMLR 15, 2014); FlashAttention (arXiv 2205.14135), Algorithm 2 and
+// Appendix B.3.
+//
+//   O_i = sum_j M_ij P_ij V_j / (1 - p)         dP_ij = M_ij (dO_i . V_j) / (1 - p)
+//
+// M_ij is 1 where a draw of 16 bits is not below the threshold. The draw belongs to (sequence,
+// query head, query, key), with rows counted within the sequence: philox.h makes it of them and of
+// the call's key.
+//
+// One call of the generator has the draws of two queries, eight rows apart, and of four keys, two
+// neighbours and two more eight keys on. That is what a thread holds of 16 queries x 16 keys in
+// the tensor cores' accumulators (rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9). Where keys
+// are the rows, lanes 4 apart hold the two halves of two such calls: each makes one of them, and
+// they exchange two words.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.h"
+#include "core/philox.h"
+
+namespace fa3 {
+
+// What Philox counts: the second and fourth word of its counter. Keys and queries in blocks of 16.
+FA3_HD constexpr uint32_t dropout_key_word(int64_t key) {
+  return static_cast<uint32_t>(key / 16 * 4 + key % 8 / 2);
+}
+FA3_HD constexpr uint32_t dropout_query_word(int64_t query) {
+  return static_cast<uint32_t>(query / 16 * 8 + query % 8);
+}
+
+// Which word a key's draws are in, and which half of it has a query's: 0 the lower one.
+FA3_HD constexpr int dropout_word_of(int64_t key) {
+  return static_cast<int>(key % 2 * 2 + key / 8 % 2);
+}
+FA3_HD constexpr int dropout_half_of(int64_t query) {
+  return static_cast<int>(query / 8 % 2);
+}
+
+// The counter is (head, key word, sequence, query word). So in rounds 1 to 3 no product depends on
+// both the query and the key: they are made once for a query, and once for a key of a head.
+struct DropoutHead {
+  PhiloxKey key;                 // of the call
+  uint32_t of_keys, of_queries;  // round 1, without the key or query word
+  uint32_t to_queries, to_keys;  // into round 2, with its key
+};
+
+struct DropoutQuery {
+  uint32_t word0, word2, word3;  // of round 3
+};
+
+struct DropoutKey {
+  uint32_t word0, word1, word2;  // of round 3
+};
+
+FA3_HD constexpr DropoutHead dropout_head(PhiloxKey key, int64_t sequence, int64_t head) {
+  const PhiloxWords one =
+      philox_round({{static_cast<uint32_t>(head), 0, static_cast<uint32_t>(sequence), 0}}, key);
+  const PhiloxKey round2 = philox_round_key(key, 2);
+  return {key, one.word[0], one.word[2], one.word[1] ^ round2.word[0],
+          one.word[3] ^ round2.word[1]};
+}
+
+FA3_HD constexpr DropoutQuery dropout_query(const DropoutHead& head, uint32_t query_word) {
+  const uint64_t two = uint64_t{kPhiloxFactor1} * (head.of_queries ^ query_word);
+  const uint64_t three =
+      uint64_t{kPhiloxFactor0} * (static_cast<uint32_t>(two >> 32) ^ head.to_queries);
+  const PhiloxKey round3 = philox_round_key(head.key, 3);
+  return {static_cast<uint32_t>(two) ^ round3.word[0],
+          static_cast<uint32_t>(three >> 32) ^ round3.word[1], static_cast<uint32_t>(three)};
+}
+
+FA3_HD constexpr DropoutKey dropout_key(const DropoutHead& head, uint32_t key_word) {
+  const uint64_t two = uint64_t{kPhiloxFactor0} * (head.of_keys ^ key_word);
+  const uint64_t three =
+      uint64_t{kPhiloxFactor1} * (static_cast<uint32_t>(two >> 32) ^ head.to_keys);
+  return {static_cast<uint32_t>(three >> 32), static_cast<uint32_t>(three),
+          static_cast<uint32_t>(two)};
+}
+
+// Eight draws: philox<7> of the counter.
+inline constexpr int kDropoutRounds = 7;
+FA3_HD constexpr PhiloxWords dropout_words(DropoutQuery query, DropoutKey key, PhiloxKey call_key) {
+  return philox_rounds({{query.word0 ^ key.word0, key.word1, query.word2 ^ key.word2, query.word3}},
+                       call_key, 4, kDropoutRounds);
+}
+
+// The draw of a query and a key, from the words that hold it.
+FA3_HD constexpr uint32_t dropout_draw(const PhiloxWords& words, int64_t query, int64_t key) {
+  return words.word[dropout_word_of(key)] >> (16 * dropout_half_of(query)) & 0xffff;
+}
+
+// The key of a call's draws.
+FA3_HD constexpr PhiloxKey dropout_call_key(uint64_t seed, uint64_t offset) {
+  const PhiloxWords words =
+      philox<10>({{static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32), 0, 0}},
+                 {{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}});
+  return {{words.word[0], words.word[1]}};
+}
+
+// How many of the 2^16 draws drop a weight, for 0 <= p <= 1: to the nearest, but some where p > 0,
+// and not all where p < 1.
+constexpr uint32_t dropout_threshold(float p) {
+  if (p <= 0.0f) return 0;
+  if (p >= 1.0f) return 65536;
+  const auto nearest = static_cast<uint32_t>(p * 65536.0f + 0.5f);
+  return nearest < 1 ? 1 : nearest > 65535 ? 65535 : nearest;
+}
+
+// What a call asks for.
+struct Dropout {
+  uint32_t threshold = 0;  // draws below drop their weight; 0: no dropout, 65536: nothing is kept
+  uint64_t seed = 0, offset = 0;
+  const uint64_t* seed_at = nullptr;  // where they are instead; in the tensors' memory
+  const uint64_t* offset_at = nullptr;
+
+  FA3_HD constexpr bool on() const { return threshold != 0; }
+  // 1 / (1 - p) for the p of the draws; 0 where nothing is kept.
+  FA3_HD constexpr double scale() const {
+    return threshold == 65536 ? 0.0 : 65536.0 / (65536.0 - threshold);
+  }
+  FA3_HD constexpr bool keeps(uint32_t draw) const { return draw >= threshold; }
+  // Reads the scalars where there are pointers.
+  FA3_HD constexpr PhiloxKey call_key() const {
+    return dropout_call_key(seed_at != nullptr ? *seed_at : seed,
+                            offset_at != nullptr ? *offset_at : offset);
+  }
+};
+
+// The keep mask of one query, key by key.
+class DropoutRow {
+ public:
+  FA3_HD constexpr DropoutRow(const Dropout& dropout, const DropoutHead& head, int64_t query)
+      : dropout_(dropout),
+        head_(head),
+        query_(query),
+        part_(dropout_query(head, dropout_query_word(query))) {}
+
+  FA3_HD constexpr bool keeps(int64_t key) const {
+    const PhiloxWords words =
+        dropout_words(part_, dropout_key(head_, dropout_key_word(key)), head_.key);
+    return dropout_.keeps(dropout_draw(words, query_, key));
+  }
+
+ private:
+  const Dropout& dropout_;
+  const DropoutHead& head_;
+  int64_t query_;
+  DropoutQuery part_;
+};
+
+}  // namespace fa3
