@@ -65,6 +65,18 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return pair;
 }
 
+// The same with zeros for negative numbers.
+template <Element E>
+__device__ __forceinline__ uint32_t pack_positive_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (E == Element::kBf16) {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
 // ---- Global memory, as wide as it is meant: the compiler splits what it cannot align ----
 
 // 16 bytes, or zeros where the condition does not hold.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/dropout.h"
 #include "core/seqlen.h"
 #include "engine/cuda/rows.h"
 #include "engine/cuda/soft_cap.h"
@@ -113,6 +114,7 @@ struct BackwardParams {
 
   // Kernels that split the query heads of a key block.
   DkvAccum dkv_accum;
+  Dropout dropout;
 };
 
 struct PostprocessParams {

@@ -49,6 +49,7 @@ class DenseKeyBlock {
     block.head += at_.head_split * heads();
     return block;
   }
+  __device__ __forceinline__ int sequence() const { return at_.batch; }
   __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
   __device__ __forceinline__ float scale() const { return params_.scale; }
 
@@ -92,6 +93,7 @@ class SequenceKeyBlock {
  public:
   struct Record {
     bool exists;  // there may be fewer key blocks than CTAs
+    int sequence;
     int n_block;
     int kv_head;
     cuda::QueryRows keys;
@@ -114,6 +116,7 @@ class SequenceKeyBlock {
   __device__ __forceinline__ QueryBlock first_queries() const {
     return QueryBlock::first(params_, mine_.kv_head, mine_.steps);
   }
+  __device__ __forceinline__ int sequence() const { return mine_.sequence; }
   __device__ __forceinline__ const SequenceExtents& extents() const { return mine_.extents; }
   __device__ __forceinline__ float scale() const {
     return mine_.extents.seqlen_k == 1 ? params_.scale_of_one_key : params_.scale;
@@ -151,6 +154,7 @@ class SequenceKeyBlock {
     } else {
       const KeyBlockIndex at = params_.order.unsplit_at(tile);
       mine_.exists = true;
+      mine_.sequence = at.batch;
       mine_.n_block = at.n_block;
       mine_.kv_head = at.kv_head;
       mine_.keys = {at.batch, 0, 0, params_.extents.seqlen_k, params_.extents.seqlen_k};
@@ -174,6 +178,7 @@ class SequenceKeyBlock {
     const TileIndex index = s.order.tile(tile - s.first_entry * num_kv_heads);
     mine_.n_block =
         params_.order.last_keys_first ? index.m_block : s.order.num_m_blocks - 1 - index.m_block;
+    mine_.sequence = s.number;
     mine_.kv_head = index.pack;
     mine_.keys = s.queries;
     mine_.queries = s.keys;

@@ -30,7 +30,8 @@ class KeyGradients {
         work_(work),
         warpgroup_(warpgroup),
         first_key_(work.first_key() + warpgroup * kRowsPerWarpgroup),
-        unmasked_(unmasked_queries(work.extents(), first_key_, kRowsPerWarpgroup)) {}
+        unmasked_(unmasked_queries(work.extents(), first_key_, kRowsPerWarpgroup)),
+        dropout_(params.dropout, first_key_of_warp(first_key_)) {}
 
   __device__ __forceinline__ void run() {
     float dk[C.head_dim / 2] = {};
@@ -57,14 +58,14 @@ class KeyGradients {
     const int rows = int(thread_in_block()) / kWarpgroupSize - int(BackwardWarpgroup::kFirstKey);
     add_gradient<C.dk_accum()>(accum.dk + block * C.dk_accum().block_floats(), rows, dk,
                                work_.scale());
-    add_gradient<C.dv_accum()>(accum.dv + block * C.dv_accum().block_floats(), rows, dv, 1.0f);
+    add_gradient<C.dv_accum()>(accum.dv + block * C.dv_accum().block_floats(), rows, dv, value_scale<C>(params_));
   }
 
   __device__ __forceinline__ void store(const float (&dk)[C.head_dim / 2],
                                         const float (&dv)[C.head_dim_v / 2]) {
     keys_done(warpgroup_);
     store_gradient<C.element, C.dk_tile()>(at_.q(warpgroup_), dk, work_.scale());
-    store_gradient<C.element, C.dv_tile()>(at_.d_o(warpgroup_), dv, 1.0f);
+    store_gradient<C.element, C.dv_tile()>(at_.d_o(warpgroup_), dv, value_scale<C>(params_));
     ptx::fence_proxy_async();
     ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
     if (!stores()) return;
@@ -82,7 +83,7 @@ class KeyGradients {
     // Carried as floats and packed at the loop's top: with packed ones carried over the back edge
     // the compiler serialises the products.
     typename Tile::Scores p;
-    first_p(p, block.m_block);
+    first_p(p, block);
     at_.v_once().wait_full({});
     at_.d_o_pipeline().wait_full(cursor_);
     for (int step = 1;; ++step) {
@@ -96,12 +97,12 @@ class KeyGradients {
         return;
       }
       block.advance(steps);
-      next_p(p, block.m_block, dk, ds);
+      next_p(p, block, dk, ds);
       cursor_.advance();
     }
   }
 
-  __device__ __forceinline__ void first_p(typename Tile::Scores& p, int m_block) {
+  __device__ __forceinline__ void first_p(typename Tile::Scores& p, QueryBlock block) {
     at_.k_once().wait_full({});
     at_.q_pipeline().wait_full(cursor_);
     typename Tile::Lse lse;
@@ -110,7 +111,7 @@ class KeyGradients {
     issue_scores(p, cursor_.stage());
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
-    exponentiate(p, lse, m_block);
+    exponentiate(p, lse, block);
   }
 
   // dS = P (dP - Delta), under dV += P dO. `p` comes in as P and leaves as dS.
@@ -118,7 +119,7 @@ class KeyGradients {
                                                  typename Tile::Scores& p,
                                                  float (&dv)[C.head_dim_v / 2]) {
     const uint32_t stage = cursor_.stage();
-    Tile::pack(packed, p);
+    Tile::pack_kept(packed, p);
     ptx::wgmma_fence();
     tile::issue_abt<C.element, C.v_tile(), C.d_o_tile()>(
         p, tile::k_major_low(at_.v() + warpgroup_ * kRowsPerWarpgroup * C.v_tile().row_bytes()),
@@ -130,10 +131,10 @@ class KeyGradients {
     ptx::wgmma_wait_group<1>();
     typename Tile::Statistics delta;
     Tile::read(delta, at_.delta(stage));
-    if constexpr (C.capped()) {
-      Tile::differentiate(p, at_.p(warpgroup_), delta);
+    if constexpr (C.has_other_p()) {
+      Tile::differentiate(p, at_.p(warpgroup_), delta, dropout_);
     } else {
-      Tile::differentiate(p, packed, delta);
+      Tile::differentiate(p, packed, delta, dropout_);
     }
     at_.ds_pipeline().wait_empty(ds_cursor_);
     Tile::pack(packed, p);
@@ -151,7 +152,7 @@ class KeyGradients {
   }
 
   // The next block's P, under dK += dS Q.
-  __device__ __forceinline__ void next_p(typename Tile::Scores& p, int m_block,
+  __device__ __forceinline__ void next_p(typename Tile::Scores& p, QueryBlock block,
                                          float (&dk)[C.head_dim / 2],
                                          const typename Tile::Packed& ds) {
     const Cursor next = cursor_.next();
@@ -164,7 +165,7 @@ class KeyGradients {
     ptx::wgmma_wait_group<1>();
     typename Tile::Lse lse;  // read only now: held under the product, 3% slower
     Tile::read(lse, at_.lse(next.stage()));
-    exponentiate(p, lse, m_block);
+    exponentiate(p, lse, block);
     at_.d_o_pipeline().wait_full(next);
     ptx::wgmma_wait_group<0>();
   }
@@ -186,14 +187,15 @@ class KeyGradients {
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
-                                               const typename Tile::Lse& lse, int m_block) {
-    const int first_row = m_block * C.block_m;
+                                               const typename Tile::Lse& lse, QueryBlock block) {
+    const int first_row = block.m_block * C.block_m;
+    dropout_.set_head(work_.sequence(), block.head);
     const auto score = Tile::score_of(params_);
     score.prepare(scores);
     if (Tile::is_masked(unmasked_, first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
-    Tile::exponentiate(scores, lse, score, at_.p(warpgroup_));
+    Tile::exponentiate(scores, lse, score, at_.p(warpgroup_), dropout_, first_row);
   }
 
   __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }
@@ -204,6 +206,7 @@ class KeyGradients {
   const int warpgroup_;
   const int first_key_;
   const KeyRangeOf<int> unmasked_;  // queries that see all keys of this warpgroup
+  [[no_unique_address]] typename Tile::Dropout dropout_;
   Cursor cursor_;
   PipelineState<C.ds_stages> ds_cursor_;
 };

@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "engine/cuda/dropout.cuh"
 #include "engine/cuda/mask.cuh"
 #include "engine/cuda/score.cuh"
 #include "engine/hopper/backward/backward_params.h"
@@ -28,6 +29,25 @@ struct SoftcapScore : CappedScore {
   }
 };
 
+// Kernels that drop nothing.
+struct NoDropout {
+  NoDropout() = default;
+  __device__ __forceinline__ NoDropout(const Dropout&, int /*first_key*/) {}
+  __device__ __forceinline__ void set_head(int /*sequence*/, int /*head*/) const {}
+};
+
+// The first key of this warp, of those of its warpgroup.
+__device__ __forceinline__ int first_key_of_warp(int first_key) {
+  return first_key + int(thread_in_block() % kWarpgroupSize / kWarpSize) * kRowsPerWarp;
+}
+
+// What dV's sums are multiplied by.
+template <BackwardConfig C>
+__device__ __forceinline__ float value_scale(const BackwardParams& params) {
+  if constexpr (C.dropout) return params.dropout.keep_scale;
+  return 1.0f;
+}
+
 template <BackwardConfig C>
 struct ScoreTile {
   static constexpr int kScores = C.block_m / 2;      // a thread's
@@ -37,8 +57,9 @@ struct ScoreTile {
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
   using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
-  // The LSEs; or only their address, since capped scores leave too few registers.
-  using Lse = std::conditional_t<C.capped(), uint32_t, Statistics>;
+  using Dropout = std::conditional_t<C.dropout, KeyRowDropout, NoDropout>;
+  // The LSEs; or only their address, where P's other form leaves too few registers.
+  using Lse = std::conditional_t<C.has_other_p(), uint32_t, Statistics>;
 
   static __device__ __forceinline__ Score score_of(const BackwardParams& params) {
     if constexpr (C.capped()) {
@@ -83,20 +104,24 @@ struct ScoreTile {
 
   // S -> P = 2^(score - lse).
   static __device__ __forceinline__ void exponentiate(Scores& scores, const Statistics& lse,
-                                                      ScaledScore score, uint32_t) {
+                                                      ScaledScore score, uint32_t, NoDropout, int) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       scores[i] = ex2(score.exponent(scores[i], lse[query_index(i)]));
     }
   }
 
-  // The same for capped scores; P times the derivative goes to shared memory, for differentiate().
+  // The same, and P's other form goes to shared memory, for differentiate(): times the softcap's
+  // derivative. Both are negative where P is dropped.
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
-                                                      const SoftcapScore& score, uint32_t p_smem) {
+                                                      const Score& score, uint32_t p_smem,
+                                                      const Dropout& dropout, int first_row) {
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
       float lse[kDepth / 4];
       read(lse, lse_row + step * kDepth * uint32_t{sizeof(float)});
+      uint32_t sign[8] = {};
+      if constexpr (C.dropout) dropout.signs(sign, first_row + step * kDepth);
       uint32_t packed[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -104,8 +129,9 @@ struct ScoreTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = scores[8 * step + 2 * j + half];
-          const float derivative = score.derivative(x);
+          const float derivative = derivative_of(score, x);
           x = ex2(score.exponent(x, lse[query_index(2 * j + half)]));
+          if constexpr (C.dropout) x = __uint_as_float(__float_as_uint(x) ^ sign[2 * j + half]);
           p[half] = x * derivative;
         }
         packed[j] = pack_pair<C.element>(p[0], p[1]);
@@ -113,32 +139,60 @@ struct ScoreTile {
       ptx::st_shared_b32x4(packed_place(p_smem, step), packed);
     }
   }
+  static __device__ __forceinline__ float derivative_of(const SoftcapScore& score, float x) {
+    return score.derivative(x);
+  }
+  static __device__ __forceinline__ float derivative_of(ScaledScore, float) { return 1.0f; }
 
   // dP -> dS = P (dP - delta).
   static __device__ __forceinline__ void differentiate(Scores& dp, const Packed& p,
-                                                       const Statistics& delta) {
+                                                       const Statistics& delta,
+                                                       const Dropout& dropout) {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
-      differentiate(dp, i, p[i / 8][i / 2 % 4], delta);
+      differentiate(dp, i, p[i / 8][i / 2 % 4], delta, dropout);
     }
   }
   // The same, from P as store_packed() or exponentiate() has left it.
   static __device__ __forceinline__ void differentiate(Scores& dp, uint32_t smem,
-                                                       const Statistics& delta) {
+                                                       const Statistics& delta,
+                                                       const Dropout& dropout) {
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
       uint32_t p[4];
       ptx::ld_shared_b32x4(packed_place(smem, step), p);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) differentiate(dp, 8 * step + 2 * j, p[j], delta);
+      for (int j = 0; j < 4; ++j) differentiate(dp, 8 * step + 2 * j, p[j], delta, dropout);
     }
   }
   static __device__ __forceinline__ void differentiate(Scores& dp, int i, uint32_t p,
-                                                       const Statistics& delta) {
-    float low, high;
-    ptx::unpack_pair<C.element>(p, low, high);
-    dp[i] = low * (dp[i] - delta[query_index(i)]);
-    dp[i + 1] = high * (dp[i + 1] - delta[query_index(i + 1)]);
+                                                       const Statistics& delta,
+                                                       const Dropout& dropout) {
+    float pair[2];
+    ptx::unpack_pair<C.element>(p, pair[0], pair[1]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& x = dp[i + half];
+      const float row_delta = delta[query_index(i + half)];
+      if constexpr (C.dropout) {
+        const float kept = signbit(pair[half]) ? 0.0f : dropout.keep_scale;
+        x = fabsf(pair[half]) * __fmaf_rn(x, kept, -row_delta);
+      } else {
+        x = pair[half] * (x - row_delta);
+      }
+    }
+  }
+
+  // P as the operand of dV's product: without what is dropped.
+  static __device__ __forceinline__ void pack_kept(Packed& packed, const Scores& p) {
+    if constexpr (C.dropout) {
+#pragma unroll
+      for (int i = 0; i < kScores; i += 2) {
+        packed[i / 8][i / 2 % 4] = pack_positive_pair<C.element>(p[i], p[i + 1]);
+      }
+    } else {
+      pack(packed, p);
+    }
   }
 
   static __device__ __forceinline__ void pack(Packed& packed, const Scores& values) {

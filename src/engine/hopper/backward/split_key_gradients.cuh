@@ -26,7 +26,11 @@ class SplitKeyGradients {
  public:
   __device__ __forceinline__ SplitKeyGradients(const BackwardParams& params,
                                                BackwardAddresses<C> at, const KeyBlockWork<C>& work)
-      : params_(params), at_(at), work_(work), first_key_(work.first_key()) {}
+      : params_(params),
+        at_(at),
+        work_(work),
+        first_key_(work.first_key()),
+        dropout_(params.dropout, first_key_of_warp(first_key_)) {}
 
   __device__ __forceinline__ void run() {
     float sums[kSumTile.columns / 2] = {};
@@ -57,12 +61,12 @@ class SplitKeyGradients {
     constexpr AccumLayout kAccum = kSumsDv ? C.dv_accum() : C.dk_accum();
     float* const all = kSumsDv ? params_.dkv_accum.dv : params_.dkv_accum.dk;
     add_gradient<kAccum>(all + dkv_block(params_) * kAccum.block_floats(), 0, sums,
-                         kSumsDv ? 1.0f : work_.scale());
+                         kSumsDv ? value_scale<C>(params_) : work_.scale());
   }
 
   __device__ __forceinline__ void store(const float (&sums)[kSumTile.columns / 2]) {
     keys_done(int(Sum));
-    store_gradient<C.element, kSumTile>(gradient(), sums, kSumsDv ? 1.0f : work_.scale());
+    store_gradient<C.element, kSumTile>(gradient(), sums, kSumsDv ? value_scale<C>(params_) : work_.scale());
     ptx::fence_proxy_async();
     ptx::bar_sync(int(BackwardBarrier::kStore) + int(Sum), kWarpgroupSize);
     if (!stores()) return;
@@ -80,14 +84,14 @@ class SplitKeyGradients {
     typename Tile::Packed packed;
     keys_pipeline().wait_full({});
     issue_tile(tile);
-    transform(tile, packed, block.m_block);
+    transform(tile, packed, block);
     summed_pipeline().wait_full(cursor_);
     for (int step = 1; step < num_steps; ++step) {
       issue_sum(sums, packed);
       block.advance(steps);
       cursor_.advance();
       issue_tile(tile);
-      transform(tile, packed, block.m_block);
+      transform(tile, packed, block);
       summed_pipeline().wait_full(cursor_);
     }
     issue_sum(sums, packed);
@@ -118,17 +122,21 @@ class SplitKeyGradients {
 
   // Waits for what was issued; then the tile: S to P, or dP to dS, packed and handed over.
   __device__ __forceinline__ void transform(typename Tile::Scores& tile,
-                                            typename Tile::Packed& packed, int m_block) {
+                                            typename Tile::Packed& packed, QueryBlock block) {
     std::conditional_t<kSumsDv, typename Tile::Lse, typename Tile::Statistics> statistics;
     Tile::read(statistics, kSumsDv ? at_.lse(cursor_.stage()) : at_.delta(cursor_.stage()));
     ptx::wgmma_wait_group<0>();
     release_summed();
     if constexpr (kSumsDv) {
-      exponentiate(tile, statistics, m_block * C.block_m);
+      exponentiate(tile, statistics, block);
     } else {
       differentiate(tile, statistics);
     }
-    Tile::pack(packed, tile);
+    if constexpr (kSumsDv) {
+      Tile::pack_kept(packed, tile);
+    } else {
+      Tile::pack(packed, tile);
+    }
     hand_over(packed);
     if (is_lane_0()) scored_pipeline().release(cursor_.stage());  // statistics and all
   }
@@ -142,14 +150,16 @@ class SplitKeyGradients {
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
-                                               const typename Tile::Lse& lse, int first_row) {
+                                               const typename Tile::Lse& lse, QueryBlock block) {
+    const int first_row = block.m_block * C.block_m;
+    dropout_.set_head(work_.sequence(), block.head);
     const auto score = Tile::score_of(params_);
     score.prepare(scores);
     if (Tile::is_masked(unmasked_queries(work_.extents(), first_key_, C.block_n), first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
-    if constexpr (C.capped()) at_.p_pipeline().wait_empty(out_);
-    Tile::exponentiate(scores, lse, score, at_.p(out_.stage()));
+    if constexpr (C.has_other_p()) at_.p_pipeline().wait_empty(out_);
+    Tile::exponentiate(scores, lse, score, at_.p(out_.stage()), dropout_, first_row);
   }
 
   __device__ __forceinline__ void differentiate(typename Tile::Scores& dp,
@@ -160,15 +170,15 @@ class SplitKeyGradients {
     __syncwarp();
     if (is_lane_0()) at_.p_pipeline().release(p_cursor_.stage());
     p_cursor_.advance();
-    Tile::differentiate(dp, p, delta);
+    Tile::differentiate(dp, p, delta, dropout_);
   }
 
   // P in registers' order, for the same thread of dK's warpgroup, unless exponentiate() has stored
-  // it times the softcap's derivative; dS as a tile for a product.
+  // its other form; dS as a tile for a product.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& packed) {
     const Pipeline<C.ds_stages> pipeline = kSumsDv ? at_.p_pipeline() : at_.ds_pipeline();
-    if constexpr (!kSumsDv || !C.capped()) pipeline.wait_empty(out_);
-    if constexpr (kSumsDv && !C.capped()) {
+    if constexpr (!kSumsDv || !C.has_other_p()) pipeline.wait_empty(out_);
+    if constexpr (kSumsDv && !C.has_other_p()) {
       Tile::store_packed(at_.p(out_.stage()), packed);
     } else if constexpr (!kSumsDv) {
       Tile::store_transposed(at_.ds(out_.stage()), 0, packed);
@@ -209,6 +219,7 @@ class SplitKeyGradients {
   const BackwardAddresses<C> at_;
   const KeyBlockWork<C>& work_;
   const int first_key_;
+  [[no_unique_address]] typename Tile::Dropout dropout_;
   Cursor cursor_;
   Cursor spent_;  // the stage of the step before in summed_pipeline()
   int sums_behind_ = 0;

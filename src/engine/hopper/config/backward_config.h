@@ -25,13 +25,14 @@ struct BackwardConfig {
   bool helpers = true;   // a warpgroup of its own loads, and keeps the order of additions to dQ
   Variant variant = Variant::kDense;
   bool splits_heads = false;  // a key block has a CTA for each split of its query heads
+  bool dropout = false;
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
     other.element = e;
     other.variant = v;
     if (other.general()) other.helpers = true;  // loads take more instructions there
-    if (other.keeps_capped_p()) {               // which takes shared memory from Q and dO
+    if (other.keeps_p()) {                      // which takes shared memory from Q and dO
       other.block_m = 64;
       other.stages = 3;
       other.helpers = false;  // they would cost the key warpgroups 8 registers
@@ -52,10 +53,11 @@ struct BackwardConfig {
     return other;
   }
 
-  // Preprocess and postprocess know nothing of a softcap.
-  FA3_HD constexpr BackwardConfig without_cap() const {
+  // Preprocess and postprocess know nothing of a softcap or of dropout.
+  FA3_HD constexpr BackwardConfig of_rows() const {
     BackwardConfig other = *this;
     if (capped()) other.variant = Variant::kGeneral;
+    other.dropout = false;
     return other;
   }
 
@@ -93,8 +95,8 @@ struct BackwardConfig {
   // Four warpgroups have 512 registers to share, 128 a thread at launch; three have 504, 168 each.
   // dQ's warpgroup holds a part of dQ (32) and, without helpers, the loader's state; those of keys
   // hold what key_registers_used() counts.
-  FA3_HD constexpr int query_registers() const { return helpers || keeps_capped_p() ? 72 : 88; }
-  FA3_HD constexpr int key_registers() const { return !helpers && keeps_capped_p() ? 216 : 208; }
+  FA3_HD constexpr int query_registers() const { return helpers || keeps_p() ? 72 : 88; }
+  FA3_HD constexpr int key_registers() const { return !helpers && keeps_p() ? 216 : 208; }
   FA3_HD constexpr int helper_registers() const { return helpers ? 24 : 0; }
 
   // dK and dV (one of them where they are split), a tile, a packed tile, and 24 for the rest.
@@ -112,11 +114,12 @@ struct BackwardConfig {
   FA3_HD constexpr tile::TileLayout dk_tile() const { return {kRowsPerWarpgroup, head_dim}; }
   FA3_HD constexpr tile::TileLayout dv_tile() const { return {kRowsPerWarpgroup, head_dim_v}; }
   // A warpgroup's P in shared memory, in registers' order. Where dK and dV are split, one warpgroup
-  // hands it to the other. Capped scores need P times the softcap's derivative for dS: each thread
-  // keeps that for itself.
-  FA3_HD constexpr bool keeps_capped_p() const { return capped() && !splits_dkv(); }
+  // hands it to the other. For dS capped scores need P times the softcap's derivative, and dropout
+  // needs what dV's product must not have: each thread keeps that for itself.
+  FA3_HD constexpr bool has_other_p() const { return capped() || dropout; }
+  FA3_HD constexpr bool keeps_p() const { return has_other_p() && !splits_dkv(); }
   FA3_HD constexpr int p_bytes() const {
-    return splits_dkv() || capped() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
+    return splits_dkv() || has_other_p() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
   }
   FA3_HD constexpr AccumLayout dq_accum() const { return {block_m, head_dim}; }
   FA3_HD constexpr AccumLayout dk_accum() const { return {block_n, head_dim}; }

@@ -37,7 +37,8 @@ struct ConsumerTuning {
   bool short_tile_change;
   // P of a thread that are packed while the others are still exponentiated, which waits for
   // the product before. Measured: at 64 columns, where the product is short, a gain of 1 to 3%;
-  // else a loss of 3%; with e4m3 a loss of 6 to 15%.
+  // else a loss of 3%; with e4m3 a loss of 6 to 15%. With dropout none: a fired guard looks for the
+  // largest P, dropped or not.
   int early_p;
   // O may be float32, or its rows end within 16 bytes. Elsewhere the compiler spills.
   bool stores_any_rows;
@@ -63,7 +64,8 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
           .shadow_p = c.block_n / 16 * 3,
           .reads_edge_again = c.general() || c.e4m3,
           .short_tile_change = c.consumers() <= 2,
-          .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded ? c.block_n / 8 * 3 : 0,
+          .early_p =
+              c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,
           .stores_any_rows = c.general() && !c.dequantizes() && c.head_dim != 96 && has_registers,
           .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
           .short_steps = c.dequantizes() && c.consumers() == 1};

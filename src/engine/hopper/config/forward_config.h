@@ -38,6 +38,7 @@ struct ForwardConfig {
   bool may_split = false;    // general kernels can split tiles along the keys; not with three
                              // consumers, which leave the producer no registers for it
   bool guarded = true;  // softmax steps that leave the reference where it is (cuda/softmax.cuh)
+  bool dropout = false;
   Variant variant = Variant::kDense;
 
   FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {

@@ -13,7 +13,7 @@ namespace fa3::hopper {
 template <int Row, Element E, Variant V>
 BackwardKernel backward_entry() {
   constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
-  constexpr BackwardConfig kRows = kMain.without_cap();
+  constexpr BackwardConfig kRows = kMain.of_rows();
   BackwardKernel kernel{kMain,
                         reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
                         reinterpret_cast<const void*>(&backward_kernel<kMain>),

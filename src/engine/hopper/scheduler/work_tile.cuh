@@ -30,6 +30,15 @@ struct SplitPlace : NoPlace {
   int partial;  // of the split's results (split_kv.h), or TileSplit::kNotSplit
 };
 
+// Dropout: each sequence has draws of its own.
+struct DropoutPlace {
+  int partial;
+  int sequence;
+
+  __device__ __forceinline__ void set_sequence(int number, int) { sequence = number; }
+  __device__ __forceinline__ int sequence_or(int) const { return sequence; }
+};
+
 // e4m3 operands.
 struct SequencePlace {
   int partial;
@@ -72,7 +81,9 @@ struct WorkTile {
 template <ForwardConfig C>
 struct WorkTileTypes {
   using Edge = std::conditional_t<C.general(), KeyWindow, RightEdge>;
-  using OwnPlace = std::conditional_t<C.e4m3, SequencePlace, SplitPlace>;
+  using OwnPlace =
+      std::conditional_t<C.e4m3, SequencePlace,
+                         std::conditional_t<C.dropout, DropoutPlace, SplitPlace>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
       std::conditional_t<C.scheduler() == SchedulerKind::kDense, NoPlace, OwnPlace>>;

@@ -58,7 +58,7 @@ ForwardKernel e4m3_entry() {
 template <int Row, Element E, Variant V>
 BackwardKernel backward_entry() {
   constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
-  constexpr BackwardConfig kRows = kMain.without_cap();
+  constexpr BackwardConfig kRows = kMain.of_rows();
   BackwardKernel kernel{.config = kMain,
                         .preprocess = kNoKernel<kRows, Part::kPreprocess>,
                         .main = kNoKernel<kMain>,

@@ -62,6 +62,13 @@ __device__ __forceinline__ void guarded_softmax(ConsumerState<C>& c, ThreadTile<
   });
 }
 
+// P becomes an operand, without what is dropped of it. The sums of P have it all.
+template <int Begin, ForwardConfig C>
+__device__ __forceinline__ void drop_and_pack_p(ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (C.dropout) c.dropout.drop(r.scores, c.tile.first_key());
+  pack_p<Begin, ThreadTile<C>::kScores>(r);
+}
+
 // O and its sums move to the reference that the step has left.
 template <ForwardConfig C>
 __device__ __forceinline__ void rescale_output(ConsumerState<C>& c, ThreadTile<C>& r,
@@ -128,7 +135,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   online_step(r.scores, r.rows, c.score, result);
   rescale_output(c, r, result);
   r.add_sums(result);
-  pack_p(r);
+  drop_and_pack_p<0>(c, r);
 }
 
 }  // namespace fa3::hopper

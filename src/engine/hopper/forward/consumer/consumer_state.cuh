@@ -4,6 +4,7 @@
 // work on it. Next: consumer_blocks.cuh.
 #pragma once
 
+#include "engine/cuda/dropout.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_score.cuh"
 #include "engine/hopper/forward/consumer/consumer_stages.cuh"
@@ -23,6 +24,11 @@ struct NoPromotedSum {
   __device__ __forceinline__ bool promotes_behind(int) const { return false; }
 };
 
+// Kernels that drop nothing.
+struct NoDropout {
+  __device__ __forceinline__ explicit NoDropout(const Dropout&) {}
+};
+
 template <ForwardConfig C>
 struct ConsumerState {
   using Score = typename ScoreHook<C>::Type;
@@ -35,7 +41,8 @@ struct ConsumerState {
         warpgroup(warpgroup),
         score(ScoreHook<C>::make(params)),
         stages(at, warpgroup),
-        ping_pong(warpgroup) {}
+        ping_pong(warpgroup),
+        dropout(params.dropout) {}
 
   // The current tile's, in shared memory.
   __device__ __forceinline__ WorkTileOf<C>& work_tile() const {
@@ -76,6 +83,7 @@ struct ConsumerState {
   std::conditional_t<C.e4m3, PromotedSum<C>, NoPromotedSum> promoted;
   bool output_starts = false;  // the next P V is the tile's first, or a part's: it assigns O
   const PingPong<C.consumers(), C.ping_pong> ping_pong;
+  [[no_unique_address]] std::conditional_t<C.dropout, QueryRowDropout, NoDropout> dropout;
 };
 
 }  // namespace fa3::hopper

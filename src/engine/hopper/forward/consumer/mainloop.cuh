@@ -69,7 +69,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   ScoreStep<C> result;
   online_softmax(c, r, true, result);  // line 6
   r.add_sums(result);
-  pack_p(r);
+  drop_and_pack_p<0>(c, r);
   start_output(c, r);
 }
 
@@ -124,7 +124,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
     pack_p<0, kEarly>(r);
   }
   r.add_sums(result);
-  pack_p<kEarly, ThreadTile<C>::kScores>(r);  // line 16
+  drop_and_pack_p<kEarly>(c, r);  // line 16
 }
 
 // Lines 18 to 20: P V alone, for the next block is not this warpgroup's, or there is none.

@@ -12,6 +12,10 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 __device__ __forceinline__ void store_tile(const ForwardParams& params, const WorkTileOf<C>& work,
                                            int first_row, ThreadTile<C>& r, const RowState& rows) {
+  if constexpr (C.dropout) {
+#pragma unroll
+    for (float& o : r.output) o *= params.dropout.keep_scale;
+  }
   if constexpr (C.dequantizes()) {
 #pragma unroll
     for (float& o : r.output) o *= work.place.value_scale;

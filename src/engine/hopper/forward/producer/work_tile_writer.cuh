@@ -25,9 +25,9 @@ class WorkTileWriter : private WorkTileBlocks<C> {
     const int first_row = m_block * C.block_m;
     int first_key =
         mask().keys_of(params_.output.pack.query(first_row), queries.used, keys.count).begin;
-    // Boxes do not cross pages then, nor blocks the ranges of keys that share a scale.
+    // Boxes do not cross pages then, nor blocks the ranges of keys that share a scale or a draw.
     if (C.e4m3 && first_key > keys.count) first_key = keys.count;
-    if (paged() || C.e4m3) first_key -= first_key % C.block_n;
+    if (paged() || C.e4m3 || C.dropout) first_key -= first_key % C.block_n;
     int num_blocks = 0;
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {

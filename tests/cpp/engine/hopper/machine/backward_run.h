@@ -205,7 +205,7 @@ class BackwardRun {
       all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
     }
     constexpr int kWarpBytes = kWarpSize * 16;  // each thread keeps 16 bytes of a row for itself
-    for (int w = 0; w < C.key_warpgroups() && C.keeps_capped_p(); ++w) {
+    for (int w = 0; w < C.key_warpgroups() && C.keeps_p(); ++w) {
       for (int row = 0; row < C.p_bytes(); row += kWarpBytes) {
         all.push_back({"P times the derivative", at.p(uint32_t(w)) + row, kWarpBytes});
       }

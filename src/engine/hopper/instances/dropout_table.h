@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every forward kernel with dropout, each for fp16 and bf16: as in forward_table.h, but each row in
+// one variant. First those for one length and at most a causal mask; then those for all the rest.
+// Tiles are whole, and no two heads share one: a thread's draws are those of one head.
+#pragma once
+
+#include "engine/hopper/instances/forward_table.h"
+
+namespace fa3::hopper {
+
+inline constexpr std::array kDropoutTable{
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .kv_stages = 8,
+                              .dropout = true},
+                   .why = "two warpgroups have registers for the draws"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .q_stages = 2,
+                              .kv_stages = 5,
+                              .dropout = true},
+                   .why = "two warpgroups have registers for the draws"},
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .kv_stages = 8,
+                              .dropout = true,
+                              .variant = Variant::kCapped},
+                   .why = "two warpgroups have registers for the draws"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .q_stages = 2,
+                              .kv_stages = 5,
+                              .dropout = true,
+                              .variant = Variant::kCapped},
+                   .why = "two warpgroups have registers for the draws"},
+    KernelInstance{.config = {.head_dim = 256,
+                              .head_dim_v = 256,
+                              .block_m = 128,
+                              .block_n = 64,
+                              .kv_stages = 5,
+                              .dropout = true,
+                              .variant = Variant::kCapped},
+                   .why = "two warpgroups; one Q buffer, so that the pipeline keeps five stages"},
+};
+
+}  // namespace fa3::hopper
