@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dropout.h"
 #include "core/mask_rule.h"
 
 namespace fa3::testing {
@@ -31,16 +32,18 @@ struct BackwardCase {
   float softcap = 0.0f;
   bool sink = false;
   int shift = 0;                 // of the window
+  float dropout = 0.0f;
   const char* varlen = nullptr;  // its name; then lengths come from:
   Side q, k;
 
   std::string name() const {
     char text[200];
-    std::snprintf(text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s%s", batches, heads,
+    std::snprintf(text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s%s%s", batches, heads,
                   kv_heads, seqlen_q, seqlen_k, causal ? " causal" : "",
                   left >= 0 ? (" left " + std::to_string(left)).c_str() : "",
                   right >= 0 ? (" right " + std::to_string(right)).c_str() : "",
                   shift ? (" shift " + std::to_string(shift)).c_str() : "",
+                  dropout > 0 ? " dropout" : "",
                   softcap > 0 ? (" softcap " + std::to_string(int(softcap))).c_str() : "",
                   sink ? " sink" : "", head_dim_less ? " short-head" : "",
                   q_sigma != 1.0f ? " sigma" : "", d_lse ? " dlse" : "",
@@ -53,8 +56,11 @@ struct BackwardCase {
     };
     return {reach(left, -shift), causal ? 0 : reach(right, shift)};
   }
+  Dropout drops() const {
+    return {.threshold = dropout_threshold(dropout), .seed = 0x123456789abcdef, .offset = 77};
+  }
   // CTAs may add to dK and dV in any order.
-  bool adds_keys() const { return heads > kv_heads && causal && !deterministic; }
+  bool adds_keys() const { return heads > kv_heads && causal && !deterministic && dropout == 0; }
   bool dense() const { return !varlen && left < 0 && right < 0 && softcap == 0; }
 };
 

@@ -21,6 +21,7 @@
 #include "cuda/backward_timing.cuh"
 #include "cuda/device_array.cuh"
 #include "cuda/watchdog.h"
+#include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/launch/launch_backward.h"
 
 namespace fa3::testing {
@@ -123,7 +124,8 @@ bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, boo
                   c.softcap,
                   packed_q,
                   int64_t(of_q.all_rows()),
-                  device_spans.data};
+                  device_spans.data,
+                  c.drops()};
   s.scale = float(1 / std::sqrt(double(s.head_dim)));
   const size_t q_rows = of_q.all_rows() * c.heads, k_rows = of_k.all_rows() * c.kv_heads;
   const size_t scores = size_t(c.batches) * c.heads * c.seqlen_q * c.seqlen_k;
@@ -188,6 +190,7 @@ bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, boo
   a.gradient_scale_of_one_key = c.sink || c.d_lse ? a.scale : 0;
   a.softcap = c.softcap;
   a.mask = c.mask();
+  a.dropout = s.dropout;
   a.deterministic = c.deterministic;
   if (c.sink) a.has_sink = true, a.sink = sink.data, a.d_sink = d_sink.data;
   a.seqlen_q = c.seqlen_q;
@@ -252,7 +255,12 @@ bool check(const BackwardKernel& kernel, const BackwardCase& c, int repeats, boo
   return ok;
 }
 
-// The kernels that do a case: the least general, and for bf16 dense cases the general one too.
+// The rows of kBackwardTable, then those of kDropoutBackwardTable.
+constexpr int kPlainRows = int(hopper::kBackwardTable.size());
+constexpr int kRows = kPlainRows + int(hopper::kDropoutBackwardTable.size());
+
+// The kernels of a row that do a case: the least general, and for bf16 dense cases the general one
+// too.
 std::vector<BackwardKernel> kernels_of(int row, Element element, const BackwardCase& c) {
   const auto at = [&](Variant variant) {
     return hopper::backward_kernel_at(row, element, variant);
@@ -265,6 +273,18 @@ std::vector<BackwardKernel> kernels_of(int row, Element element, const BackwardC
   return {dense, at(Variant::kGeneral)};
 }
 
+// A row with dropout has one variant; sinks are its general kernel's.
+std::vector<BackwardKernel> dropout_kernels_of(int row, Element element, const BackwardCase& c) {
+  const BackwardKernel kernel = hopper::dropout_backward_kernel_at(row, element);
+  const Variant needed = c.softcap > 0 ? Variant::kCapped
+                         : c.dense() && !c.sink ? Variant::kDense
+                                                : Variant::kGeneral;
+  const bool does = needed == kernel.config.variant ||
+                    (needed == Variant::kDense && kernel.config.variant == Variant::kGeneral);
+  if (!does) return {};
+  return {kernel};
+}
+
 struct Tally {
   int checks = 0, failures = 0;
   double worst = 0;
@@ -273,9 +293,12 @@ struct Tally {
 template <typename T>
 void check_row(int row, Element element, const std::string& only, int repeats, bool verbose,
                Tally* tally) {
-  for (const BackwardCase& c : cases()) {
+  const bool drops = row >= kPlainRows;
+  for (BackwardCase& c : cases()) {
+    c.dropout = drops ? 0.3f : 0.0f;
     if (c.name().find(only) == std::string::npos) continue;
-    for (const BackwardKernel& kernel : kernels_of(row, element, c)) {
+    for (const BackwardKernel& kernel : drops ? dropout_kernels_of(row - kPlainRows, element, c)
+                                              : kernels_of(row, element, c)) {
       tally->failures += !check<T>(kernel, c, repeats, verbose, &tally->worst);
       ++tally->checks;
     }
@@ -284,7 +307,7 @@ void check_row(int row, Element element, const std::string& only, int repeats, b
 
 int check_all(const std::string& only, int repeats, bool verbose, int first_row, int end_row) {
   Tally tally;
-  for (int row = first_row; row < std::min(end_row, int(hopper::kBackwardTable.size())); ++row) {
+  for (int row = first_row; row < std::min(end_row, kRows); ++row) {
     check_row<__nv_bfloat16>(row, Element::kBf16, only, repeats, verbose, &tally);
 #ifndef FA3_DISTURB  // which knows bf16 alone: the protocol has no element type
     check_row<__half>(row, Element::kFp16, only, repeats, verbose, &tally);
@@ -302,6 +325,9 @@ void list_rows() {
   int number = 0;
   for (const auto& row : hopper::kBackwardTable) {
     std::printf("%d backward %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
+  }
+  for (const auto& row : hopper::kDropoutBackwardTable) {
+    std::printf("%d dropout %d %d\n", number++, row.config.head_dim, row.config.head_dim_v);
   }
 }
 

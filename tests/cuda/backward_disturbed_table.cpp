@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/hopper/instances/backward_entry.h"
+#include "engine/hopper/instances/dropout_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -18,7 +19,19 @@ BackwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...
   return kEntries[row][int(variant)]();
 }
 
+template <int... Rows>
+BackwardKernel find_dropout(int row, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[])() = {&dropout_backward_entry<Rows, Element::kBf16>...};
+  return kEntries[row]();
+}
+
 }  // namespace
+
+BackwardKernel dropout_backward_kernel_at(int row, Element element) {
+  if (element != Element::kBf16) std::abort();
+  constexpr std::make_integer_sequence<int, int(kDropoutBackwardTable.size())> kRows;
+  return find_dropout(row, kRows);
+}
 
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "core/dropout.h"
 #include "core/mask_rule.h"
 
 namespace fa3::testing {
@@ -28,6 +29,7 @@ struct BackwardShape {
   bool packed_q;
   int64_t q_rows;             // of the packed tensor
   const SequenceSpan* spans;  // of each sequence
+  Dropout dropout;
 
   __host__ __device__ int group() const { return heads / kv_heads; }
   __device__ int64_t q_row(int b, int row, int h) const {
@@ -38,6 +40,12 @@ struct BackwardShape {
   }
   __device__ int64_t score(int b, int h, int row, int key) const {
     return ((int64_t{b} * heads + h) * seqlen_q + row) * seqlen_k + key;
+  }
+  // What a weight is multiplied by.
+  __device__ double kept(int b, int h, int row, int key) const {
+    if (!dropout.on()) return 1;
+    const DropoutHead head = dropout_head(dropout.call_key(), b, h);
+    return DropoutRow(dropout, head, row).keeps(key) ? dropout.scale() : 0;
   }
   // Of LSEs: (sequence, head, row) or (head, row).
   __device__ int64_t number(int b, int h, int row) const {
@@ -137,7 +145,8 @@ __global__ void reference_rows(BackwardShape s, BackwardTensors<T> t) {
     double o = 0;
     for (int key = 0; key < seqlen_k; ++key) {
       if (p[key] == 0) continue;
-      o += p[key] * as_double(t.v[s.k_row(b, key, kv_head) * s.head_dim_v + i]);
+      o += p[key] * s.kept(b, h, row, key) *
+           as_double(t.v[s.k_row(b, key, kv_head) * s.head_dim_v + i]);
     }
     t.o[s.q_row(b, row, h) * s.head_dim_v + i] = T(float(o));
     delta += o * as_double(d_o[i]);
@@ -155,6 +164,7 @@ __global__ void reference_rows(BackwardShape s, BackwardTensors<T> t) {
     double dp = 0;
     const T* const v = t.v + s.k_row(b, key, kv_head) * s.head_dim_v;
     for (int i = 0; i < s.head_dim_v; ++i) dp += as_double(v[i]) * as_double(d_o[i]);
+    dp *= s.kept(b, h, row, key);
     const double slope_of_key = slope[key];
     t.ds[s.score(b, h, row, key)] = p[key] * (dp - delta) * slope_of_key;
     t.naive_ds[s.score(b, h, row, key)] = round_to<T>(p[key] * (dp - naive_delta) * slope_of_key);
@@ -195,8 +205,9 @@ __global__ void reference_dkv(BackwardShape s, BackwardTensors<T> t) {
         }
         if (i < s.head_dim_v) {
           const double d_o = as_double(t.d_o[s.q_row(b, row, h) * s.head_dim_v + i]);
-          dv += t.p[at] * d_o;
-          naive_dv += round_to<T>(t.p[at]) * d_o;
+          const double kept = s.kept(b, h, row, key);
+          dv += t.p[at] * kept * d_o;
+          naive_dv += round_to<T>(t.p[at]) * kept * d_o;
         }
       }
     }

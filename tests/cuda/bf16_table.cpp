@@ -32,6 +32,10 @@ ForwardKernel decode_kernel_at(int row, Element element, Variant variant) {
   return bf16_kernel_at<DecodeEntries>(row, element, variant);
 }
 
+ForwardKernel dropout_kernel_at(int row, Element element) {
+  return bf16_kernel_at<DropoutEntries>(row, element, Variant::kDense);
+}
+
 ForwardKernel e4m3_kernel_at(int row, Element output) {
   return bf16_kernel_at<E4m3Entries>(row, output, Variant::kDense);
 }

@@ -1,114 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout on a warp's 16 x 16 scores, which its threads hold as fragment.h says: 8 a thread, the
-// draws of one Philox call (core/dropout.h). Rows are queries in the forward, keys in the backward.
+// Dropout of a warp's scores, 16 queries by 16 keys at a time, which its threads hold as fragment.h
+// says: 8 each, the draws of one call of the generator (core/dropout.h). Scores with queries as the
+// accumulator's rows are dropped in place; with keys as rows they get a sign.
 #pragma once
 
-#include "core/dropout.h"
+#include "engine/cuda/dropout.h"
 #include "engine/cuda/fragment.h"
 
 namespace fa3::cuda {
 
-// A call's draws, and what they are compared with.
-class DropoutDraws {
- public:
-  __device__ __forceinline__ explicit DropoutDraws(const Dropout& dropout)
-      : key_(dropout.call_key()), least_kept_(dropout.threshold << 16) {}
+inline constexpr int kDrawColumns = 16;  // queries, and keys, of a thread's 8 draws
+inline constexpr int kDraws = 8;
 
-  __device__ __forceinline__ void set_head(int sequence, int head) {
-    sequence_ = uint32_t(sequence), head_ = uint32_t(head);
+// Whether the draw in one half of a word drops its score.
+class DropoutThreshold {
+ public:
+  __device__ __forceinline__ explicit DropoutThreshold(const Dropout& dropout)
+      : least_kept_(dropout.threshold << 16) {}
+
+  __device__ __forceinline__ bool drops(uint32_t word, int half) const {
+    return (half == 0 ? word << 16 : word) < least_kept_;
   }
-  // Of the queries q and q + 8 and the keys k, k + 1, k + 8 and k + 9: two bits less of each.
-  __device__ __forceinline__ PhiloxWords words(int query_cell, int key_cell) const {
-    return philox4x32<7>({{head_, uint32_t(key_cell), sequence_, uint32_t(query_cell)}}, key_);
-  }
-  // The draw in the lower or the upper half of a word.
-  __device__ __forceinline__ bool drops_low(uint32_t word) const {
-    return (word << 16) < least_kept_;
-  }
-  __device__ __forceinline__ bool drops_high(uint32_t word) const { return word < least_kept_; }
 
  private:
-  PhiloxKey key_;
   uint32_t least_kept_;  // in the upper half
-  uint32_t sequence_ = 0, head_ = 0;
 };
 
 // Accumulator rows are queries.
 class QueryRowDropout {
  public:
-  __device__ __forceinline__ explicit QueryRowDropout(const Dropout& dropout) : draws_(dropout) {}
+  __device__ __forceinline__ explicit QueryRowDropout(const DropoutParams& params)
+      : threshold_(params.dropout), call_key_(params.dropout.call_key()) {}
 
   // first_row: of this warp in its sequence; first_key: from which drop() counts. Multiples of 16.
   __device__ __forceinline__ void set_tile(int sequence, int head, int first_row, int first_key) {
-    draws_.set_head(sequence, head);
-    query_cell_ = first_row / 2 + fragment_row(int(threadIdx.x % kWarpSize));
-    key_cell_ = first_key / 4 + int(threadIdx.x % kQuadLanes);
+    const int lane = int(threadIdx.x % kWarpSize);
+    head_ = dropout_head(call_key_, sequence, head);
+    query_ = dropout_query(head_, dropout_query_word(first_row + fragment_row(lane)));
+    key_word_ = dropout_key_word(first_key + fragment_lane_column(lane));
   }
 
-  // first_key: of the block, a multiple of 16.
+  // P of the keys from first_key on, a multiple of 16.
   template <int Count>
   __device__ __forceinline__ void drop(float (&p)[Count], int first_key) const {
-    static_assert(Count % 8 == 0);
-    const int first_cell = key_cell_ + first_key / 4;
+    static_assert(Count % kDraws == 0);
 #pragma unroll
-    for (int i = 0; i < Count; i += 8) {
-      const PhiloxWords w = draws_.words(query_cell_, first_cell + i / 2);
+    for (int i = 0; i < Count; i += kDraws) {
+      const uint32_t word = key_word_ + dropout_key_word(first_key + fragment_column(i));
+      const PhiloxWords words = dropout_words(query_, dropout_key(head_, word), call_key_);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {  // key bit j % 2, query j / 2 % 2, key group j / 4
-        const uint32_t word = w.word[j % 2 * 2 + j / 4];
-        const bool dropped = j / 2 % 2 == 0 ? draws_.drops_low(word) : draws_.drops_high(word);
-        if (dropped) p[i + j] = 0.0f;
+      for (int j = 0; j < kDraws; ++j) {
+        const uint32_t drawn = words.word[dropout_word_of(fragment_column(j))];
+        if (threshold_.drops(drawn, fragment_row_index(j))) p[i + j] = 0.0f;
       }
     }
   }
 
  private:
-  DropoutDraws draws_;
-  int query_cell_ = 0, key_cell_ = 0;
+  DropoutThreshold threshold_;
+  PhiloxKey call_key_;
+  DropoutHead head_{};
+  DropoutQuery query_{};
+  uint32_t key_word_ = 0;
 };
 
 // Accumulator rows are keys.
 class KeyRowDropout {
  public:
   // first_key: of this warp in its sequence, a multiple of 16.
-  __device__ __forceinline__ KeyRowDropout(const Dropout& dropout, int first_key)
-      : keep_scale(dropout.keep_scale), draws_(dropout) {
-    const int row = fragment_row(int(threadIdx.x % kWarpSize));
-    odd_ = row % 2 != 0;
-    key_cell_ = first_key / 4 + row / 2;
-  }
+  __device__ __forceinline__ KeyRowDropout(const DropoutParams& params, int first_key)
+      : scale(params.scale),
+        threshold_(params.dropout),
+        call_key_(params.dropout.call_key()),
+        key_(first_key + fragment_row(int(threadIdx.x % kWarpSize))) {}
+
   __device__ __forceinline__ void set_head(int sequence, int head) {
-    draws_.set_head(sequence, head);
+    head_ = dropout_head(call_key_, sequence, head);
+    key_part_ = dropout_key(head_, dropout_key_word(key_));
   }
 
-  // The signs of a thread's 8 scores of 16 queries: set where one is dropped. A thread makes the
-  // draws of an even key's query and of the odd key's next one, and trades half with its neighbour.
-  __device__ __forceinline__ void signs(uint32_t (&sign)[8], int first_query) const {
-    const int query = int(threadIdx.x % kQuadLanes) * 2 + odd_;
-    const PhiloxWords w = draws_.words(first_query / 2 + query, key_cell_);
-    uint32_t words[2][2];  // of the even and the odd query, for keys 8 apart
+  // The signs of the thread's 8 scores of 16 queries, from first_query on: set where one is dropped.
+  // Lanes 4 apart have an even key and the next one. One makes the draws of the even query that they
+  // share, the other those of the odd one, and they exchange halves.
+  __device__ __forceinline__ void signs(uint32_t (&sign)[kDraws], int first_query) const {
+    const bool odd = key_ % 2 != 0;
+    const int query = first_query + fragment_lane_column(int(threadIdx.x % kWarpSize)) + odd;
+    const PhiloxWords made =
+        dropout_words(dropout_query(head_, dropout_query_word(query)), key_part_, call_key_);
+    uint32_t of_query[2][2];  // words of the even query and the odd one, for keys 8 apart
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t mine = odd_ ? w.word[2 + i] : w.word[i];
-      const uint32_t other =
-          __shfl_xor_sync(0xffffffff, odd_ ? w.word[i] : w.word[2 + i], kQuadLanes);
-      words[0][i] = odd_ ? other : mine;
-      words[1][i] = odd_ ? mine : other;
+      const uint32_t own = odd ? made.word[2 + i] : made.word[i];
+      const uint32_t given = odd ? made.word[i] : made.word[2 + i];
+      const uint32_t taken = __shfl_xor_sync(0xffffffff, given, kQuadLanes);
+      of_query[0][i] = odd ? taken : own;
+      of_query[1][i] = odd ? own : taken;
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {  // query bit j % 2, key j / 2 % 2, query group j / 4
-      const uint32_t word = words[j % 2][j / 2 % 2];
-      const bool dropped = j / 4 == 0 ? draws_.drops_low(word) : draws_.drops_high(word);
-      sign[j] = dropped ? 0x80000000u : 0u;
+    for (int j = 0; j < kDraws; ++j) {
+      const uint32_t drawn = of_query[j % 2][fragment_row_index(j)];
+      sign[j] = threshold_.drops(drawn, dropout_half_of(fragment_column(j))) ? 0x80000000u : 0u;
     }
   }
 
-  const float keep_scale;
+  const float scale;
 
  private:
-  DropoutDraws draws_;
-  bool odd_;
-  int key_cell_;
+  DropoutThreshold threshold_;
+  PhiloxKey call_key_;
+  int key_;
+  DropoutHead head_{};
+  DropoutKey key_part_{};
 };
 
 }  // namespace fa3::cuda

@@ -4,8 +4,8 @@
 
 #include <cuda.h>
 
-#include "core/dropout.h"
 #include "core/mask_rule.h"
+#include "engine/cuda/dropout.h"
 #include "engine/cuda/soft_cap.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
@@ -95,7 +95,7 @@ struct ForwardParams {
   CpAsyncKeys cp_async;
   SplitCounters counts;  // for splits that are combined in the kernel
   DecodeClusters clusters;
-  Dropout dropout;
+  cuda::DropoutParams dropout;
 };
 
 // Threads copy this launch's keys: barriers count them too.

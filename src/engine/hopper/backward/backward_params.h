@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "core/dropout.h"
 #include "core/seqlen.h"
+#include "engine/cuda/dropout.h"
 #include "engine/cuda/rows.h"
 #include "engine/cuda/soft_cap.h"
 #include "engine/hopper/backward/query_steps.h"
@@ -114,7 +114,7 @@ struct BackwardParams {
 
   // Kernels that split the query heads of a key block.
   DkvAccum dkv_accum;
-  Dropout dropout;
+  cuda::DropoutParams dropout;
 };
 
 struct PostprocessParams {

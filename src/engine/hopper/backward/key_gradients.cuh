@@ -206,7 +206,7 @@ class KeyGradients {
   const int warpgroup_;
   const int first_key_;
   const KeyRangeOf<int> unmasked_;  // queries that see all keys of this warpgroup
-  [[no_unique_address]] typename Tile::Dropout dropout_;
+  [[no_unique_address]] typename Tile::DropoutHook dropout_;
   Cursor cursor_;
   PipelineState<C.ds_stages> ds_cursor_;
 };

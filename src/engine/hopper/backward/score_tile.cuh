@@ -32,7 +32,7 @@ struct SoftcapScore : CappedScore {
 // Kernels that drop nothing.
 struct NoDropout {
   NoDropout() = default;
-  __device__ __forceinline__ NoDropout(const Dropout&, int /*first_key*/) {}
+  __device__ __forceinline__ NoDropout(const DropoutParams&, int /*first_key*/) {}
   __device__ __forceinline__ void set_head(int /*sequence*/, int /*head*/) const {}
 };
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ int first_key_of_warp(int first_key) {
 // What dV's sums are multiplied by.
 template <BackwardConfig C>
 __device__ __forceinline__ float value_scale(const BackwardParams& params) {
-  if constexpr (C.dropout) return params.dropout.keep_scale;
+  if constexpr (C.dropout) return params.dropout.scale;
   return 1.0f;
 }
 
@@ -57,7 +57,7 @@ struct ScoreTile {
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
   using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
-  using Dropout = std::conditional_t<C.dropout, KeyRowDropout, NoDropout>;
+  using DropoutHook = std::conditional_t<C.dropout, KeyRowDropout, NoDropout>;
   // The LSEs; or only their address, where P's other form leaves too few registers.
   using Lse = std::conditional_t<C.has_other_p(), uint32_t, Statistics>;
 
@@ -115,7 +115,7 @@ struct ScoreTile {
   // derivative. Both are negative where P is dropped.
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
                                                       const Score& score, uint32_t p_smem,
-                                                      const Dropout& dropout, int first_row) {
+                                                      const DropoutHook& dropout, int first_row) {
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
       float lse[kDepth / 4];
@@ -147,7 +147,7 @@ struct ScoreTile {
   // dP -> dS = P (dP - delta).
   static __device__ __forceinline__ void differentiate(Scores& dp, const Packed& p,
                                                        const Statistics& delta,
-                                                       const Dropout& dropout) {
+                                                       const DropoutHook& dropout) {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       differentiate(dp, i, p[i / 8][i / 2 % 4], delta, dropout);
@@ -156,7 +156,7 @@ struct ScoreTile {
   // The same, from P as store_packed() or exponentiate() has left it.
   static __device__ __forceinline__ void differentiate(Scores& dp, uint32_t smem,
                                                        const Statistics& delta,
-                                                       const Dropout& dropout) {
+                                                       const DropoutHook& dropout) {
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
       uint32_t p[4];
@@ -167,7 +167,7 @@ struct ScoreTile {
   }
   static __device__ __forceinline__ void differentiate(Scores& dp, int i, uint32_t p,
                                                        const Statistics& delta,
-                                                       const Dropout& dropout) {
+                                                       const DropoutHook& dropout) {
     float pair[2];
     ptx::unpack_pair<C.element>(p, pair[0], pair[1]);
 #pragma unroll
@@ -175,7 +175,7 @@ struct ScoreTile {
       float& x = dp[i + half];
       const float row_delta = delta[query_index(i + half)];
       if constexpr (C.dropout) {
-        const float kept = signbit(pair[half]) ? 0.0f : dropout.keep_scale;
+        const float kept = signbit(pair[half]) ? 0.0f : dropout.scale;
         x = fabsf(pair[half]) * __fmaf_rn(x, kept, -row_delta);
       } else {
         x = pair[half] * (x - row_delta);

@@ -219,7 +219,7 @@ class SplitKeyGradients {
   const BackwardAddresses<C> at_;
   const KeyBlockWork<C>& work_;
   const int first_key_;
-  [[no_unique_address]] typename Tile::Dropout dropout_;
+  [[no_unique_address]] typename Tile::DropoutHook dropout_;
   Cursor cursor_;
   Cursor spent_;  // the stage of the step before in summed_pipeline()
   int sums_behind_ = 0;

@@ -84,6 +84,12 @@ struct BackwardConfig {
   FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
+  // Kernels for calls of their own beside the main one.
+  FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout; }
+  FA3_HD constexpr bool can_take_short_sequences() const {
+    return general() && !has_other_p() && !splits_dkv();
+  }
+
   // Beyond 128 columns dK and dV of 64 keys take a warpgroup each (split_key_gradients.cuh).
   FA3_HD constexpr bool splits_dkv() const { return head_dim > 128; }
   // Warpgroups with 64 keys each, and so a part of dS.

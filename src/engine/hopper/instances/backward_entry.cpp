@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "engine/hopper/instances/dropout_backward_table.h"
+
 namespace fa3::hopper {
 namespace {
 
@@ -14,12 +16,24 @@ BackwardKernel find(int row, Variant variant, std::integer_sequence<int, Rows...
   return kEntries[row][int(variant)]();
 }
 
+template <Element E, int... Rows>
+BackwardKernel find_dropout(int row, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[])() = {&dropout_backward_entry<Rows, E>...};
+  return kEntries[row]();
+}
+
 }  // namespace
 
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
   constexpr std::make_integer_sequence<int, int(kBackwardTable.size())> kRows;
   return element == Element::kFp16 ? find<Element::kFp16>(row, variant, kRows)
                                    : find<Element::kBf16>(row, variant, kRows);
+}
+
+BackwardKernel dropout_backward_kernel_at(int row, Element element) {
+  constexpr std::make_integer_sequence<int, int(kDropoutBackwardTable.size())> kRows;
+  return element == Element::kFp16 ? find_dropout<Element::kFp16>(row, kRows)
+                                   : find_dropout<Element::kBf16>(row, kRows);
 }
 
 }  // namespace fa3::hopper

@@ -10,9 +10,8 @@
 
 namespace fa3::hopper {
 
-template <int Row, Element E, Variant V>
-BackwardKernel backward_entry() {
-  constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
+template <BackwardConfig kMain>
+BackwardKernel backward_kernel_of() {
   constexpr BackwardConfig kRows = kMain.of_rows();
   BackwardKernel kernel{kMain,
                         reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
@@ -20,18 +19,23 @@ BackwardKernel backward_entry() {
                         reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
                         backward_smem_bytes<kMain>(),
                         reinterpret_cast<const void*>(&backward_kernel<kMain.deterministic()>)};
-  if constexpr (!kMain.general()) {
+  if constexpr (kMain.can_split_heads()) {
     kernel.main_head_splits =
         reinterpret_cast<const void*>(&backward_kernel<kMain.with_head_splits()>);
     kernel.postprocess_dk = reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dk_rows()>);
     kernel.postprocess_dv = reinterpret_cast<const void*>(&postprocess_kernel<kRows.for_dv_rows()>);
   }
-  if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_dkv()) {
+  if constexpr (kMain.can_take_short_sequences()) {
     constexpr BackwardConfig kShort = kMain.for_short_sequences();
     kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort>);
     kernel.short_smem_bytes = backward_smem_bytes<kShort>();
   }
   return kernel;
+}
+
+template <int Row, Element E, Variant V>
+BackwardKernel backward_entry() {
+  return backward_kernel_of<kBackwardTable[Row].config.with(E, V)>();
 }
 
 }  // namespace fa3::hopper

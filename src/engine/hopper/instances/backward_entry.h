@@ -32,4 +32,9 @@ BackwardKernel backward_entry();
 // The kernels of a row of kBackwardTable.
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant);
 
+// The same for a row of kDropoutBackwardTable.
+template <int Row, Element E>
+BackwardKernel dropout_backward_entry();
+BackwardKernel dropout_backward_kernel_at(int row, Element element);
+
 }  // namespace fa3::hopper

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every backward kernel with dropout, each for fp16 and bf16: as in backward_table.h, but each row in
-// one variant. First those for one length and at most a causal mask; then those for all the rest.
+// Every backward kernel with dropout, each for fp16 and bf16: as in backward_table.h, but each row
+// in one variant, one variant after the other.
 #pragma once
 
 #include "engine/hopper/instances/backward_table.h"
@@ -8,17 +8,27 @@
 namespace fa3::hopper {
 
 inline constexpr std::array kDropoutBackwardTable{
-    BackwardInstance{.config = {.head_dim = 64, .head_dim_v = 64, .dropout = true},
-                     .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
-    BackwardInstance{.config = {.head_dim = 128, .head_dim_v = 128, .dropout = true},
-                     .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
     BackwardInstance{
-        .config =
-            {.head_dim = 64, .head_dim_v = 64, .variant = Variant::kCapped, .dropout = true},
+        .config = {.head_dim = 64, .head_dim_v = 64, .dropout = true},
         .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
     BackwardInstance{
-        .config =
-            {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kCapped, .dropout = true},
+        .config = {.head_dim = 128, .head_dim_v = 128, .dropout = true},
+        .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
+    BackwardInstance{
+        .config = {.head_dim = 64, .head_dim_v = 64, .variant = Variant::kGeneral, .dropout = true},
+        .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
+    BackwardInstance{
+        .config = {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kGeneral, .dropout = true},
+        .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
+    BackwardInstance{.config = {.head_dim = 256,
+                                .head_dim_v = 256,
+                                .block_n = 64,
+                                .stages = 2,
+                                .variant = Variant::kGeneral,
+                                .dropout = true},
+                     .why = "dK and dV of 64 keys stay in registers, a warpgroup each"},
+    BackwardInstance{
+        .config = {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kCapped, .dropout = true},
         .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
     BackwardInstance{.config = {.head_dim = 256,
                                 .head_dim_v = 256,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every forward kernel with dropout, each for fp16 and bf16: as in forward_table.h, but each row in
-// one variant. First those for one length and at most a causal mask; then those for all the rest.
-// Tiles are whole, and no two heads share one: a thread's draws are those of one head.
+// one variant, one variant after the other. Tiles are whole, and no two heads share one: a thread's
+// draws are those of one head. Blocks of keys are multiples of 16, as draws are.
 #pragma once
 
 #include "engine/hopper/instances/forward_table.h"
@@ -30,8 +30,25 @@ inline constexpr std::array kDropoutTable{
                               .block_n = 128,
                               .kv_stages = 8,
                               .dropout = true,
-                              .variant = Variant::kCapped},
+                              .variant = Variant::kGeneral},
                    .why = "two warpgroups have registers for the draws"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .q_stages = 2,
+                              .kv_stages = 5,
+                              .dropout = true,
+                              .variant = Variant::kGeneral},
+                   .why = "two warpgroups have registers for the draws"},
+    KernelInstance{.config = {.head_dim = 256,
+                              .head_dim_v = 256,
+                              .block_m = 128,
+                              .block_n = 64,
+                              .kv_stages = 5,
+                              .dropout = true,
+                              .variant = Variant::kGeneral},
+                   .why = "two warpgroups; one Q buffer, so that the pipeline keeps five stages"},
     KernelInstance{.config = {.head_dim = 128,
                               .head_dim_v = 128,
                               .block_m = 128,

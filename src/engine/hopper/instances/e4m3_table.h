@@ -89,10 +89,4 @@ inline constexpr std::array kE4m3Table{
                    .why = "masks and lengths of all kinds"},
 };
 
-constexpr int num_dense_e4m3_kernels() {
-  int rows = 0;
-  while (kE4m3Table[size_t(rows)].config.variant == Variant::kDense) ++rows;
-  return rows;
-}
-
 }  // namespace fa3::hopper

@@ -34,6 +34,11 @@ template <int Row, Element E, Variant V>
 ForwardKernel decode_entry();
 ForwardKernel decode_kernel_at(int row, Element element, Variant variant);
 
+// The same for a row of kDropoutTable.
+template <int Row, Element E>
+ForwardKernel dropout_entry();
+ForwardKernel dropout_kernel_at(int row, Element element);
+
 // The same for a row of kE4m3Table and O's type.
 template <int Row, Element E>
 ForwardKernel e4m3_entry();

@@ -8,6 +8,7 @@
 
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/instances/stream_k_table.h"
@@ -51,13 +52,22 @@ struct StreamKEntries {
   }
 };
 
-// Each row has a variant of its own.
+// Each row has a variant of its own, of these and those with dropout.
 struct E4m3Entries {
   static constexpr int kRows = int(kE4m3Table.size());
   static constexpr std::array kVariants{Variant::kDense};
   template <int Row, Element E, Variant>
   static ForwardKernel entry() {
     return e4m3_entry<Row, E>();
+  }
+};
+
+struct DropoutEntries {
+  static constexpr int kRows = int(kDropoutTable.size());
+  static constexpr std::array kVariants{Variant::kDense};
+  template <int Row, Element E, Variant>
+  static ForwardKernel entry() {
+    return dropout_entry<Row, E>();
   }
 };
 

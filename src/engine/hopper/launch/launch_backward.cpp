@@ -107,6 +107,7 @@ bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) 
   p.columns_v = int(a.v.columns);
   p.q_is_packed = a.lengths_q.in_one_tensor;
   p.mask = a.mask;
+  p.dropout = cuda::DropoutParams::of(a.dropout);
   p.scale_of_one_key = a.gradient_scale_of_one_key;
   if (a.softcap != 0) {
     p.soft_cap = SoftCap::of(a.scale, a.softcap);

@@ -125,6 +125,7 @@ ForwardCall call_of(const Problem& p) {
                    .scale = p.scale,
                    .softcap = p.softcap,
                    .mask = narrow_mask(p),
+                   .dropout = p.dropout,
                    .seqlen_q = int(p.lengths_q.max),
                    .seqlen_k = int(p.lengths_k.max),
                    .varlen = is_varlen(p),

@@ -27,6 +27,7 @@ struct ForwardCall {
   float scale = 0.0f;
   float softcap = 0.0f;  // 0: none
   MaskRuleOf<int> mask;
+  Dropout dropout;
   int seqlen_q = 0;  // of the longest sequence
   int seqlen_k = 0;
   bool varlen = false;  // lengths differ; the device reads them, from these:

@@ -107,12 +107,7 @@ Status check_e4m3_layouts(const ForwardCall& a) {
 }
 
 int select_e4m3_kernel(const ForwardShape& shape, Variant variant) {
-  constexpr int kDense = num_dense_e4m3_kernels();
-  const int first = variant == Variant::kDense ? 0 : kDense;
-  const int end = variant == Variant::kDense ? kDense : int(kE4m3Table.size());
-  const int row =
-      select_kernel(shape, std::span(kE4m3Table).subspan(size_t(first), size_t(end - first)));
-  return row == kNoKernel ? kNoKernel : first + row;
+  return select_kernel(shape, kE4m3Table, variant);
 }
 
 E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,

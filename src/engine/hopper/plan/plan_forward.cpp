@@ -9,7 +9,9 @@
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/free_sms.h"
 #include "engine/hopper/plan/plan_e4m3.h"
@@ -30,6 +32,12 @@ struct Selection {
 
 Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Element element = element_of(p.dtype);
+  if (p.dropout.on()) {
+    const int row = select_dropout_kernel(p);
+    const KernelInstance& instance = kDropoutTable[size_t(row)];
+    return {instance, dropout_kernel_at(row, element),
+            whole_tiles(instance.config, call, PackGqa{}, num_sms)};
+  }
   if (const auto [row, variant, tiling] = select_decode(p, call, num_sms); row != kNoKernel) {
     return {kDecodeTable[size_t(row)], decode_kernel_at(row, element, variant), tiling};
   }
@@ -149,6 +157,11 @@ Status check_forward(const Problem& p) {
     return unsupported("head dims over float8_e4m3 must be multiples of ", kE4m3Step, ", got ",
                        p.head_dim, " and ", p.head_dim_v);
   }
+  if (p.dropout.on() && select_dropout_kernel(p) == kNoKernel) {
+    return unsupported("no kernel with dropout for head dims ", p.head_dim, " and ", p.head_dim_v,
+                       "; the largest have 256, and 128 where O is float32 or head dims are no "
+                       "multiples of 8");
+  }
   if (select_kernel(shape_of(p), table_of(p)) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
@@ -171,7 +184,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   describe(decided, tiles, plan);
   if (plan->wants_words) {
     plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                          " ", c.block_m, "x", c.block_n, mask_name(call.mask));
+                          " ", c.block_m, "x", c.block_n, mask_name(call.mask),
+                          c.dropout ? " dropout" : "");
     plan->why = reasons(problem, decided, instance.why);
   }
   return {};

@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
@@ -175,6 +176,19 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
     if (fits && (shape.rows <= max_rows || last_resort)) best = row;
   }
   return best;
+}
+
+int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> table,
+                  Variant variant) {
+  const auto has_it = [&](const KernelInstance& row) { return row.config.variant == variant; };
+  const auto first = std::ranges::find_if(table, has_it);
+  const auto rows = std::span(first, std::find_if_not(first, table.end(), has_it));
+  const int row = select_kernel(shape, rows);
+  return row == kNoKernel ? kNoKernel : int(first - table.begin()) + row;
+}
+
+int select_dropout_kernel(const Problem& problem) {
+  return select_kernel(shape_of(problem), kDropoutTable, variant_of(problem));
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {

@@ -26,6 +26,13 @@ struct ForwardShape {
 // The row of a table for a shape, or kNoKernel.
 int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> table = kForwardTable);
 
+// The same for a table whose rows have a variant each, one variant after the other: of this one's.
+int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> table,
+                  Variant variant);
+
+// The row of kDropoutTable for a problem with dropout, or kNoKernel.
+int select_dropout_kernel(const Problem& problem);
+
 // Whether a kernel can read pages row by row: TMA writes to multiples of 128 bytes.
 bool copies_single_rows(const ForwardConfig& config);
 

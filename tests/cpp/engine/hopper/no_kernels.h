@@ -8,6 +8,8 @@
 #include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/dropout_backward_table.h"
+#include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/instances/stream_k_table.h"
@@ -50,14 +52,19 @@ ForwardKernel decode_entry() {
 }
 
 template <int Row, Element E>
+ForwardKernel dropout_entry() {
+  constexpr ForwardConfig kTile = kDropoutTable[Row].config;
+  return no_kernel<kTile.with(E, kTile.variant)>();
+}
+
+template <int Row, Element E>
 ForwardKernel e4m3_entry() {
   constexpr ForwardConfig kTile = kE4m3Table[Row].config;
   return no_kernel<kTile.with(E, kTile.variant)>();
 }
 
-template <int Row, Element E, Variant V>
-BackwardKernel backward_entry() {
-  constexpr BackwardConfig kMain = kBackwardTable[Row].config.with(E, V);
+template <BackwardConfig kMain>
+BackwardKernel no_backward_kernel() {
   constexpr BackwardConfig kRows = kMain.of_rows();
   BackwardKernel kernel{.config = kMain,
                         .preprocess = kNoKernel<kRows, Part::kPreprocess>,
@@ -65,16 +72,27 @@ BackwardKernel backward_entry() {
                         .postprocess = kNoKernel<kRows, Part::kPostprocess>,
                         .smem_bytes = kSomeSmem,
                         .main_deterministic = kNoKernel<kMain.deterministic()>};
-  if constexpr (!kMain.general()) {
+  if constexpr (kMain.can_split_heads()) {
     kernel.main_head_splits = kNoKernel<kMain.with_head_splits()>;
     kernel.postprocess_dk = kNoKernel<kRows.for_dk_rows(), Part::kPostprocess>;
     kernel.postprocess_dv = kNoKernel<kRows.for_dv_rows(), Part::kPostprocess>;
   }
-  if constexpr (kMain.general() && !kMain.capped() && !kMain.splits_dkv()) {
+  if constexpr (kMain.can_take_short_sequences()) {
     kernel.short_sequences = kNoKernel<kMain.for_short_sequences(), Part::kShortSequences>;
     kernel.short_smem_bytes = kSomeSmem;
   }
   return kernel;
+}
+
+template <int Row, Element E, Variant V>
+BackwardKernel backward_entry() {
+  return no_backward_kernel<kBackwardTable[Row].config.with(E, V)>();
+}
+
+template <int Row, Element E>
+BackwardKernel dropout_backward_entry() {
+  constexpr BackwardConfig kConfig = kDropoutBackwardTable[Row].config;
+  return no_backward_kernel<kConfig.with(E, kConfig.variant)>();
 }
 
 }  // namespace fa3::hopper

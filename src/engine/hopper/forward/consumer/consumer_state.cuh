@@ -26,7 +26,7 @@ struct NoPromotedSum {
 
 // Kernels that drop nothing.
 struct NoDropout {
-  __device__ __forceinline__ explicit NoDropout(const Dropout&) {}
+  __device__ __forceinline__ explicit NoDropout(const DropoutParams&) {}
 };
 
 template <ForwardConfig C>

@@ -14,7 +14,7 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Wo
                                            int first_row, ThreadTile<C>& r, const RowState& rows) {
   if constexpr (C.dropout) {
 #pragma unroll
-    for (float& o : r.output) o *= params.dropout.keep_scale;
+    for (float& o : r.output) o *= params.dropout.scale;
   }
   if constexpr (C.dequantizes()) {
 #pragma unroll

@@ -34,6 +34,7 @@ BackwardCall call_of(const BackwardProblem& p) {
           .gradient_scale_of_one_key = p.gradient_scale(1),
           .softcap = p.softcap,
           .mask = narrow_mask(p),
+          .dropout = p.dropout,
           .deterministic = p.deterministic,
           .batch_invariant = p.batch_invariant,
           .has_sink = p.has_sink,

@@ -51,10 +51,10 @@ RowBlockCounts count_blocks(const BackwardCall& a, const TensorSpan& t, int bloc
   return {in_all, in_one_tensor ? in_all : of_entry};
 }
 
-// Softcaps have no kernel for short sequences, and preprocess sums a sink's gradient.
+// Softcaps and dropout have no kernel for short sequences, and preprocess sums a sink's gradient.
 bool has_short_sequences(const BackwardConfig& c, const BackwardCall& a) {
   if (a.batch_invariant) return false;  // the longest one would decide for all
-  return c.general() && !c.capped() && !c.splits_dkv() && a.varlen && !a.has_sink &&
+  return c.can_take_short_sequences() && a.varlen && !a.has_sink &&
          a.sequences > 0 && a.q.rows * a.k.rows > 0 &&
          std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;
 }
@@ -72,7 +72,7 @@ int choose_head_splits(const BackwardPlan& plan, int num_sms) {
   const BackwardCall& a = plan.call;
   const int64_t heads = a.heads_per_kv_head();
   const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
-  if (c.general() || !a.is_causal() || a.deterministic || heads <= 1) return 1;
+  if (!c.can_split_heads() || !a.is_causal() || a.deterministic || heads <= 1) return 1;
   if (a.q.rows == 0 || key_blocks == 0) return 1;
   const bool fills = plan.k_blocks.of_entry >= filling_blocks(num_sms);
   if (!fills && key_blocks > kFewKeyBlocksPerSm * num_sms && heads * a.q.rows <= kShortRows) {

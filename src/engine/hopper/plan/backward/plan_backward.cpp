@@ -5,6 +5,7 @@
 #include "core/macros.h"
 #include "engine/cuda/device.h"
 #include "engine/hopper/host/capability.h"
+#include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/free_sms.h"
@@ -35,10 +36,26 @@ Variant main_variant(const BackwardProblem& p) {
   return variant_of(without_sink);
 }
 
-BackwardKernel kernel_of(const BackwardProblem& p, int row) {
+// A row of kBackwardTable, or of kDropoutBackwardTable.
+const BackwardInstance& instance_of(const BackwardProblem& p, int row) {
+  return p.dropout.on() ? kDropoutBackwardTable[size_t(row)] : kBackwardTable[size_t(row)];
+}
+
+int select_row(const BackwardProblem& p, Variant variant) {
+  return p.dropout.on() ? select_dropout_backward_kernel(p.head_dim, p.head_dim_v, variant)
+                        : select_backward_kernel(p.head_dim, p.head_dim_v);
+}
+
+BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
+  const int row = select_row(p, variant);
   const Element element = element_of(p.dtype);
-  BackwardKernel kernel = backward_kernel_at(row, element, main_variant(p));
-  kernel.preprocess = backward_kernel_at(row, element, variant_of(p)).preprocess;
+  return p.dropout.on() ? dropout_backward_kernel_at(row, element)
+                        : backward_kernel_at(row, element, variant);
+}
+
+BackwardKernel kernel_of(const BackwardProblem& p) {
+  BackwardKernel kernel = kernel_of(p, main_variant(p));
+  kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
   return kernel;
 }
 
@@ -67,6 +84,14 @@ int select_backward_kernel(int64_t head_dim, int64_t head_dim_v) {
   return kNoBackwardKernel;
 }
 
+int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant) {
+  for (int row = 0; row < int(kDropoutBackwardTable.size()); ++row) {
+    const BackwardConfig& c = kDropoutBackwardTable[row].config;
+    if (c.variant == variant && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
+  }
+  return kNoBackwardKernel;
+}
+
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_forward(problem));
   if (problem.has_e4m3()) return unsupported("no gradients of float8_e4m3");
@@ -79,7 +104,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
                        name_of(problem.dtype));
   }
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-  const int row = select_backward_kernel(problem.head_dim, problem.head_dim_v);
+  const int row = select_row(problem, main_variant(problem));
   if (row == kNoBackwardKernel) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
@@ -88,7 +113,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_layouts(call));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
-  const BackwardPlan decided = plan_launches(kernel_of(problem, row), call, num_sms);
+  const BackwardPlan decided = plan_launches(kernel_of(problem), call, num_sms);
   if (decided.num_tiles > kMaxBlocks || decided.num_query_blocks() > kMaxBlocks) {
     return unsupported("more than 2^28 blocks of queries or keys");
   }
@@ -103,8 +128,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   if (plan->wants_words) {
     plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
                           " ", c.block_m, "x", c.block_n, mask_name(call.mask),
-                          call.deterministic ? " deterministic" : "");
-    plan->why = reasons(decided, kBackwardTable[row].why);
+                          c.dropout ? " dropout" : "", call.deterministic ? " deterministic" : "");
+    plan->why = reasons(decided, instance_of(problem, row).why);
   }
   return {};
 }

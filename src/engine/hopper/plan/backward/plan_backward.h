@@ -7,6 +7,7 @@
 
 #include "core/plan.h"
 #include "core/problem.h"
+#include "engine/hopper/config/sm90.h"
 
 namespace fa3::hopper {
 
@@ -14,6 +15,9 @@ constexpr int kNoBackwardKernel = -1;
 
 // The row of kBackwardTable for head dims, or kNoBackwardKernel.
 int select_backward_kernel(int64_t head_dim, int64_t head_dim_v);
+
+// The same of kDropoutBackwardTable, among those of a variant.
+int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan);
 

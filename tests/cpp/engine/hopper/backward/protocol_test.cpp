@@ -9,7 +9,7 @@
 #include <span>
 
 #include "backward_run.h"
-#include "engine/hopper/instances/backward_table.h"
+#include "engine/hopper/instances/dropout_backward_table.h"
 #include "many_orders.h"
 
 namespace fa3::hopper {
@@ -116,6 +116,18 @@ void all_work_is_done_once(std::span<const Shape> shapes, bool deterministic = f
       }
     }
   }
+}
+
+// With dropout P has a second form, which waits in shared memory.
+TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
+  constexpr BackwardConfig kDense =
+      kDropoutBackwardTable.front().config.with(Element::kBf16, Variant::kDense);
+  constexpr BackwardConfig kCapped =
+      kDropoutBackwardTable.back().config.with(Element::kBf16, Variant::kCapped);
+  static_assert(kDense.keeps_p() && kCapped.splits_dkv());
+  all_work_is_done_once<kDense>(std::span(kShapes));
+  all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
+  all_work_is_done_once<kCapped>(std::span(kVarlen));
 }
 
 // Calls check.operator()<C>() for every row's kernel of a variant.

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "forward_run.h"
@@ -176,6 +177,14 @@ TYPED_TEST(E4m3Protocol, windows_and_other_lengths_are_multiplied_once_whoever_i
   } else {
     GTEST_SKIP() << "this kernel is for one length and at most a causal mask";
   }
+}
+
+// Blocks of keys begin where draws do.
+TEST(DropoutProtocol, every_block_is_multiplied_once_whoever_is_slow) {
+  constexpr ForwardConfig kKernel = kDropoutTable.back().config;
+  expect_all_work_done(kernel_on_trial<kKernel>(), kShapes);
+  expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
+  expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
 }
 
 // Two consumers that take turns, two slabs a stage; protocols broken as in machine/fault.h.

@@ -313,7 +313,7 @@ class ForwardRun {
     if (trial_.shape.finds_own_tiles()) return work.blocks.first * config_.block_n;
     int first_key = trial_.shape.mask.keys_of(first_row, work.queries.used, work.keys.count).begin;
     if (config_.e4m3) first_key = std::min(first_key, work.keys.count);
-    const bool whole_blocks = trial_.shape.page_size > 0 || config_.e4m3;
+    const bool whole_blocks = trial_.shape.page_size > 0 || config_.e4m3 || config_.dropout;
     return whole_blocks ? first_key / config_.block_n * config_.block_n : first_key;
   }
 

@@ -8,6 +8,7 @@
 
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/instances/cache_entry.cuh"
+#include "engine/hopper/instances/dropout_entry.cuh"
 #include "engine/hopper/instances/e4m3_entry.cuh"
 #include "engine/hopper/instances/forward_entry.cuh"
 #include "engine/hopper/instances/stream_k_entry.cuh"
