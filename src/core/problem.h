@@ -6,6 +6,7 @@
 
 #include <fa3/fa3.h>
 
+#include "core/dropout.h"
 #include "core/dtype.h"
 #include "core/key_places.h"
 #include "core/macros.h"
@@ -68,6 +69,7 @@ struct Problem {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = off
   MaskRule mask;
+  Dropout dropout;
   bool batch_invariant = false;
 
   Operand q, k, v, o;  // paged: k's and v's batch entries are pages
