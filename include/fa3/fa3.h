@@ -165,7 +165,20 @@ typedef struct fa3_options {
    * take SMs as they fall free: a green context bounds them too. CPU engines ignore it. Where a
    * GPU's number of SMs decides bits (docs/numerics.md), so does this one. */
   int32_t sm_margin;
-  int32_t reserved; /**< unused */
+  /** Dropout: the probability, 0 to 1, with which a weight of P counts as 0; 0: off. The others are
+   * divided by `1 - dropout_p`, in the gradients too. The LSE knows nothing of it.
+   *
+   * In units of 2^-16: at least one of them above 0, and fewer than 2^16 below 1; 1 gives zeros.
+   * Which weights are dropped depends on the seed, the offset, the sequence, the query head, the
+   * query and the key alone, with rows counted within the sequence: fa3_dropout_mask() has them.
+   * Not with FP8, page_table or batch_index; the CPU's engines alone. */
+  float dropout_p;
+  uint64_t dropout_seed;   /**< any number; the backward needs the forward's */
+  uint64_t dropout_offset; /**< any number; another one is another mask */
+  /** Optional: where the seed is, in the tensors' memory, instead of dropout_seed. It is read when
+   * the work runs, so that a CUDA graph that is launched again takes what is there then. */
+  const uint64_t* dropout_seed_at;
+  const uint64_t* dropout_offset_at; /**< the same for dropout_offset */
 } fa3_options;
 
 /** Rows that share a scale in block quantization.
@@ -475,6 +488,22 @@ FA3_API fa3_status fa3_backward_with_allocator(const fa3_backward_params* params
 FA3_API fa3_status fa3_quantize_with_allocator(const fa3_quantize_params* params,
                                                fa3_workspace_allocator allocate, void* context,
                                                void* stream);
+
+/** Which weights dropout keeps: `keep[((b * heads + h) * seqlen_q + i) * seqlen_k + j]` becomes 1
+ * where it keeps the weight of query i and key j in query head h of sequence b, and 0 where it
+ * drops it. For tests: calls of any engine never store it.
+ *
+ * @param dropout_p  as in fa3_options
+ * @param seed       the call's seed
+ * @param offset     the call's offset
+ * @param batch      sequences, from the first
+ * @param heads      query heads, from the first
+ * @param seqlen_q   queries of a sequence, from the first
+ * @param seqlen_k   keys of a sequence, from the first
+ * @param keep       host memory of (batch, heads, seqlen_q, seqlen_k) bytes */
+FA3_API fa3_status fa3_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, int64_t batch,
+                                    int64_t heads, int64_t seqlen_q, int64_t seqlen_k,
+                                    uint8_t* keep);
 
 /** What fa3_engine() answers. Later versions say more about engines through new functions. */
 typedef struct fa3_engine_info {

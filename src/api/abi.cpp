@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "api/attention.h"
+#include "api/dropout_mask.h"
 #include "api/layout.h"
 #include "core/error.h"
 #include "core/macros.h"
@@ -254,6 +255,13 @@ void fa3_append_params_init_sized(fa3_append_params* params, size_t struct_size)
 
 fa3_status fa3_append(const fa3_append_params* params, void* stream) {
   return with_params(params, [&](const fa3_append_params& p) { return run(p, stream); });
+}
+
+fa3_status fa3_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, int64_t batch,
+                            int64_t heads, int64_t seqlen_q, int64_t seqlen_k, uint8_t* keep) {
+  return at_boundary([&] {
+    return write_dropout_mask(dropout_p, seed, offset, {batch, heads, seqlen_q, seqlen_k}, keep);
+  });
 }
 
 fa3_status fa3_engine(int32_t index, fa3_engine_info* info) {

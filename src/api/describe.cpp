@@ -8,6 +8,7 @@
 
 #include "api/describe_cache.h"
 #include "api/describe_lengths.h"
+#include "api/dropout_mask.h"
 #include "api/operand_rules.h"
 #include "api/overlap.h"
 #include "api/quantization_rules.h"
@@ -96,6 +97,16 @@ Status describe_mask(const fa3_options& options, Problem* problem) {
   return {};
 }
 
+Status describe_dropout(const fa3_options& options, Dropout* dropout) {
+  FA3_TRY(check_probability(options.dropout_p));
+  *dropout = {.threshold = dropout_threshold(options.dropout_p),
+              .seed = options.dropout_seed,
+              .offset = options.dropout_offset,
+              .seed_at = options.dropout_seed_at,
+              .offset_at = options.dropout_offset_at};
+  return {};
+}
+
 Status describe_options(const fa3_options& options, int64_t head_dim, int32_t device_type,
                         Problem* problem) {
   if (options.scale == FA3_SCALE_AUTO) {
@@ -124,6 +135,7 @@ Status describe_options(const fa3_options& options, int64_t head_dim, int32_t de
     return invalid("sm_margin: expected 0 to ", kMostSms - 1, " SMs, got ", options.sm_margin);
   }
   problem->sm_margin = options.sm_margin;
+  FA3_TRY(describe_dropout(options, &problem->dropout));
   FA3_TRY(describe_mask(options, problem));
   FA3_TRY(resolve_threads(options.num_threads, device_type, &problem->num_threads));
   return resolve_engine(options.engine, &problem->engine);
@@ -221,6 +233,23 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   return {};
 }
 
+// What trains nothing has no dropout.
+Status check_dropout_can_be(const fa3_forward_params& params, const Problem& problem) {
+  if (problem.has_e4m3() || problem.dtype == DType::float8_e4m3) {
+    return unsupported("dropout_p: expected 0 with float8_e4m3, which has no gradients, got ",
+                       params.options.dropout_p);
+  }
+  for (const Named& place :
+       {Named{"page_table", params.page_table}, Named{"batch_index", params.batch_index}}) {
+    if (present(place.tensor)) {
+      return unsupported("dropout_p: expected 0 with ", place.name,
+                         ", a cache's, through which no gradient goes, got ",
+                         params.options.dropout_p);
+    }
+  }
+  return {};
+}
+
 // The number of score tiles and rows is counted in 64 bits; refuse what could not be.
 Status check_countable(const Problem& problem) {
   int64_t count = 0;
@@ -312,6 +341,7 @@ Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Prob
 Status describe(const fa3_forward_params& params, Purpose purpose, Problem* problem) {
   const CacheArguments cache = cache_of(params);
   FA3_TRY(describe_common(params, cache, purpose, problem));
+  if (problem->dropout.on()) FA3_TRY(check_dropout_can_be(params, *problem));
   FA3_TRY(check_countable(*problem));
   FA3_TRY(describe_quantizations(params, purpose, problem));
   if (params.num_splits < 0 || params.num_splits > kMaxSplits) {

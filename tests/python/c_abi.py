@@ -55,7 +55,11 @@ class Options(ctypes.Structure):
         ("batch_invariant", ctypes.c_int32),
         ("window_shift", ctypes.c_int32),
         ("sm_margin", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("dropout_p", ctypes.c_float),
+        ("dropout_seed", ctypes.c_uint64),
+        ("dropout_offset", ctypes.c_uint64),
+        ("dropout_seed_at", ctypes.c_void_p),
+        ("dropout_offset_at", ctypes.c_void_p),
     ]
 
 
@@ -179,6 +183,15 @@ def forward(options, **arrays):
 
 def backward(options, **arrays):
     _run("backward", params_for(BackwardParams, options, arrays))
+
+
+def dropout_mask(p, seed, offset, shape):
+    """Booleans of shape (batch, heads, queries, keys): what dropout keeps."""
+    keep = np.full(shape, 7, np.uint8)
+    extents = [ctypes.c_int64(extent) for extent in shape]
+    numbers = ctypes.c_float(p), ctypes.c_uint64(seed), ctypes.c_uint64(offset)
+    check(library().fa3_dropout_mask(*numbers, *extents, ctypes.c_void_p(keep.ctypes.data)))
+    return keep
 
 
 def merge(num_threads=0, **arrays):

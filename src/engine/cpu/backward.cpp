@@ -16,6 +16,7 @@
 
 #include "core/block_range.h"
 #include "core/error.h"
+#include "engine/cpu/dropout_parts.h"
 #include "engine/cpu/exp_difference.h"
 #include "engine/cpu/isa.h"
 #include "engine/cpu/parallel.h"
@@ -76,6 +77,7 @@ struct Buffers {
   float *q, *d_o;
   float *lse, *delta;
   KeyRange* row_keys;
+  DropoutRowPart* dropout;
   float *p, *ds;
   float *k, *kt, *vt;
   float *dk, *dv;
@@ -85,12 +87,13 @@ Buffers carve_buffers(const BackwardProblem& problem, WorkspaceAllocator& alloca
   const auto [group, queries, keys] = gradient_shape(problem);
   const int64_t columns = round_up(problem.head_dim, kOperandColumns);
   const int64_t columns_v = round_up(problem.head_dim_v, kOperandColumns);
-  Buffers buffers;
+  Buffers buffers = {};
   buffers.q = allocator.take<float>(queries, columns);
   buffers.d_o = allocator.take<float>(queries, columns_v);
   buffers.lse = allocator.take<float>(queries);
   buffers.delta = allocator.take<float>(queries);
   buffers.row_keys = allocator.take<KeyRange>(queries);
+  if (problem.dropout.on()) buffers.dropout = allocator.take<DropoutRowPart>(queries);
   buffers.p = allocator.take<float>(queries, keys + 16);
   buffers.ds = allocator.take<float>(queries, keys + 16);
   buffers.k = allocator.take<float>(keys, columns);
@@ -126,6 +129,7 @@ struct Run {
   const Kernels& kernels;
   const GradientKernels& gradients;
   BackwardWorkspace memory;
+  PhiloxKey dropout_key;
 
   float* delta_at(int64_t b, int64_t head) const {
     return memory.delta + head * all_rows(problem) + first_row(problem, b);
@@ -235,6 +239,12 @@ void load_queries(const Run& run, const KeyBlock& keys, int64_t head, int64_t be
     buffers.row_keys[i] = {std::clamp<int64_t>(visible.begin - keys.begin, 0, keys.count),
                            std::clamp<int64_t>(visible.end - keys.begin, 0, keys.count)};
   }
+  if (problem.dropout.on()) {
+    const DropoutHead of_head = dropout_head(run.dropout_key, keys.b, head);
+    for (int64_t i = 0; i < padded_count; ++i) {
+      buffers.dropout[i] = dropout_row_part(of_head, begin + i);
+    }
+  }
   tile->num_queries = padded_count;
   tile->dq = run.dq_at(keys.part, keys.b, head) + begin * tile->dim;
 }
@@ -243,7 +253,11 @@ void key_block_gradients(const Run& run, KeyBlock keys, const Buffers& buffers) 
   const BackwardProblem& problem = run.problem;
   GradientTile& tile = keys.tile;
   const int64_t row = keys.k_rows.begin + keys.begin;
+  tile.first_key = keys.begin;
   tile.num_keys = keys.count;
+  if (problem.dropout.on()) {
+    tile.dropout = dropout_job(problem.dropout, run.dropout_key, keys.b, buffers.dropout);
+  }
   run.gradients.load_keys[kernel_index(problem.dtype)](
       tile, rows_of(problem.k, keys.b, row, keys.kv_head, keys.count, problem.head_dim),
       rows_of(problem.v, keys.b, row, keys.kv_head, keys.count, problem.head_dim_v));
@@ -265,7 +279,10 @@ void key_block_gradients(const Run& run, KeyBlock keys, const Buffers& buffers) 
               .rows = keys.count,
               .dim = problem.head_dim});
   store_rows(run, problem.dv, keys.b, keys.kv_head, row,
-             {.parts = buffers.dv, .rows = keys.count, .dim = problem.head_dim_v});
+             {.parts = buffers.dv,
+              .factor = tile.dropout.scale,
+              .rows = keys.count,
+              .dim = problem.head_dim_v});
 }
 
 // Every count_parts-th key block of a key head, from block `part` on.
@@ -338,7 +355,7 @@ Status run_backward(const BackwardProblem& problem, const Plan& plan, void* work
   if (problem.lengths_q.total == 0) return zero_gradients(problem);
   WorkspaceAllocator allocator(workspace);
   const Run run = {problem, kernels(), gradient_kernels(problem),
-                   allocate(problem, plan.num_threads, allocator)};
+                   allocate(problem, plan.num_threads, allocator), call_key(problem.dropout)};
   const auto buffers_of = [&](int worker) {
     WorkspaceAllocator mine = run.memory.threads[worker];
     return carve_buffers(problem, mine);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/block_range.h"
+#include "engine/cpu/dropout_job.h"
 
 namespace fa3::cpu {
 
@@ -106,6 +107,7 @@ struct BlockJob {
   const KeyRange* row_keys = nullptr;
   const BlockRange* group_keys = nullptr;
 
+  DropoutJob dropout;
   int64_t block_k = 0;
   PackedTiles packed;
   BlockBuffers buffers;
@@ -128,6 +130,7 @@ struct WriteJob {
   float* lse = nullptr;  // likewise; null: not wanted
   int64_t lse_row_stride = 0, lse_head_stride = 0;
   const float* sink = nullptr;  // of the group's first head; null: none
+  float scale = 1.0f;           // of O: dropout's
 };
 
 }  // namespace fa3::cpu

@@ -30,6 +30,7 @@ const Engine kCpuEngine = {
     .run_append = run_append,
     .plan_quantize = plan_quantize,
     .run_quantize = run_quantize,
+    .dropout = true,
 };
 
 const Engine kReferenceEngine = {
@@ -48,6 +49,7 @@ const Engine kReferenceEngine = {
     .run_merge = nullptr,
     .plan_quantize = plan_reference_quantize,
     .run_quantize = run_reference_quantize,
+    .dropout = true,
 };
 
 const Engine kStandardEngine = {
@@ -66,6 +68,7 @@ const Engine kStandardEngine = {
     .run_merge = nullptr,
     .plan_quantize = nullptr,
     .run_quantize = nullptr,
+    .dropout = true,
 };
 
 }  // namespace fa3::cpu

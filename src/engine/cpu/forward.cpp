@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "core/block_range.h"
+#include "engine/cpu/dropout_parts.h"
 #include "engine/cpu/isa.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/plan_forward.h"
@@ -20,6 +21,7 @@ struct Run {
   TileShape shape;
   int64_t block_q;
   ForwardWorkspace workspace;
+  PhiloxKey dropout_key;
 };
 
 // Some rows of one key head (or of several, where keys are streamed) of one sequence, against one
@@ -105,6 +107,19 @@ void pack_queries(const Run& run, const SequencePlan& plan, const BlockTask& tas
   std::fill(job.buffers.q + task.num_rows * stride, job.buffers.q + job.padded_rows * stride, 0.0f);
 }
 
+// The parts of the generator for the task's rows of one key head.
+DropoutJob describe_dropout(const Run& run, const BlockTask& task, int64_t kv_head,
+                            DropoutRowPart* rows) {
+  const int64_t group = run.problem.group();
+  for (int64_t r = 0; r < task.num_rows; ++r) {
+    const int64_t row = task.first_row + r;
+    const DropoutHead head =
+        dropout_head(run.dropout_key, task.sequence, kv_head * group + row % group);
+    rows[r] = dropout_row_part(head, row / group);
+  }
+  return dropout_job(run.problem.dropout, run.dropout_key, task.sequence, rows);
+}
+
 PackedTiles packed_tiles(const Run& run, int64_t sequence, int64_t kv_head) {
   if (run.workspace.packed == nullptr) return {};
   const int64_t head = sequence * run.problem.heads_k + kv_head;
@@ -159,6 +174,8 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.buffers.q += index * round_up(job.padded_rows, kMaxLanes) * run.shape.q_stride;
   job.buffers.sum_lanes += row * kMaxLanes;
   job.buffers.divisor_lanes += row * kMaxLanes;
+  if (problem.dropout.on())
+    job.dropout = describe_dropout(run, task, kv_head, thread.dropout + row);
   if (problem.has_e4m3()) {
     job.k_quantization = row_quantization(problem.k_quantization, task.sequence, kv_head);
     job.v_quantization = row_quantization(problem.v_quantization, task.sequence, kv_head);
@@ -188,6 +205,7 @@ void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
     job.lse_head_stride = problem.lse.head_stride;
   }
   if (problem.sink != nullptr) job.sink = problem.sink + first_head;
+  job.scale = static_cast<float>(problem.dropout.scale());
   run.kernels.write_rows[kernel_index(problem.o.dtype)](job);
 }
 
@@ -260,7 +278,8 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
                    .kernels = kernels(),
                    .shape = shape,
                    .block_q = plan.block_q,
-                   .workspace = carve_forward(problem, shape, allocator)};
+                   .workspace = carve_forward(problem, shape, allocator),
+                   .dropout_key = call_key(problem.dropout)};
   const Schedule schedule(problem, run.shape, run.block_q, run.workspace.sequences);
   if (run.workspace.parts_done != nullptr) {
     std::fill_n(run.workspace.parts_done, problem.batch * problem.heads_k, 0);

@@ -52,7 +52,9 @@ struct GradientTile {
   const float* lse = nullptr;          // (queries)
   const float* delta = nullptr;        // (queries)
   const KeyRange* row_keys = nullptr;  // (queries): of the tile's keys; begins, ends never decrease
+  DropoutJob dropout;                  // its rows are the queries
 
+  int64_t first_key = 0;  // of the sequence's
   int64_t num_keys = 0;
   float* k = nullptr;   // floats: (keys, dim)
   float* kt = nullptr;  // floats: panels of (head_dim, keys)

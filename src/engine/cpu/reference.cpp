@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/cpu/dropout_factors.h"
 #include "engine/cpu/exp_difference.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
@@ -85,13 +86,15 @@ struct ForwardScratch {
   double* k;
   double* v;
   double* p;
+  double* kept;  // dropout's factors of p
   double* o;
 };
 
 ForwardScratch carve_forward(const Problem& problem, WorkspaceAllocator& allocator) {
-  return {allocator.take<double>(problem.head_dim), allocator.take<double>(problem.head_dim),
-          allocator.take<double>(problem.head_dim_v), allocator.take<double>(problem.lengths_k.max),
-          allocator.take<double>(problem.head_dim_v)};
+  return {
+      allocator.take<double>(problem.head_dim),      allocator.take<double>(problem.head_dim),
+      allocator.take<double>(problem.head_dim_v),    allocator.take<double>(problem.lengths_k.max),
+      allocator.take<double>(problem.lengths_k.max), allocator.take<double>(problem.head_dim_v)};
 }
 
 template <class Out>
@@ -101,11 +104,13 @@ void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardSc
   for (int64_t q_row = 0; q_row < q_rows.used; ++q_row) {
     RowSoftmax row{.q = scratch.q, .k = scratch.k, .p = scratch.p};
     softmax_row(problem, b, head, q_row, q_rows, k_rows, &row);
+    dropout_factors(problem, b, head, q_row, row.keys, scratch.kept);
     std::fill_n(scratch.o, problem.head_dim_v, 0.0);
     for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
       read_row(problem.v, problem.v_quantization, problem.key_places, b, k_rows, key,
                head / problem.group(), problem.head_dim_v, scratch.v);
-      for (int64_t c = 0; c < problem.head_dim_v; ++c) scratch.o[c] += row.p[key] * scratch.v[c];
+      const double weight = row.p[key] * scratch.kept[key];
+      for (int64_t c = 0; c < problem.head_dim_v; ++c) scratch.o[c] += weight * scratch.v[c];
     }
     store_row(scratch.o, problem.head_dim_v, problem.o.at<Out>(b, q_rows.begin + q_row, head));
     if (problem.lse.data != nullptr) {
@@ -118,6 +123,7 @@ struct BackwardScratch {
   double* q;
   double* k;
   double* p;
+  double* kept;  // dropout's factors of p
   double* dp;
   double* cap_slope;
   double* dq;
@@ -132,15 +138,17 @@ BackwardScratch carve_backward(const BackwardProblem& problem, WorkspaceAllocato
           allocator.take<double>(keys),
           allocator.take<double>(keys),
           allocator.take<double>(keys),
+          allocator.take<double>(keys),
           allocator.take<double>(problem.head_dim),
           allocator.take<double>(keys, problem.head_dim),
           allocator.take<double>(keys, problem.head_dim_v)};
 }
 
 // With P recomputed and D = sum_j P_j dP_j - dLSE (= dO . O - dLSE, since dLSE / dS_j = P_j):
-//   dV_j += P_j dO      dP_j = dO . V_j      dS_j = P_j (dP_j - D) softcap'(S_j)
+//   dV_j += F_j P_j dO  dP_j = F_j dO . V_j  dS_j = P_j (dP_j - D) softcap'(S_j)
 //   dQ = scale * sum_j dS_j K_j              dK_j += scale * dS_j Q
-// The sink has no value row, so its dP is 0: d sink = -P_sink D, which is returned.
+// F are dropout's factors. The sink has no value row, so its dP is 0: d sink = -P_sink D, which is
+// returned.
 template <class T, class Out>
 double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int64_t q_row,
                     Rows q_rows, Rows k_rows, const BackwardScratch& scratch) {
@@ -151,16 +159,18 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
   const T* q = problem.q.at<T>(b, q_at, head);
   const Out* d_o = problem.d_o.at<Out>(b, q_at, head);
 
+  dropout_factors(problem, b, head, q_row, row.keys, scratch.kept);
   double d = 0;
   for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
+    const double weight = row.p[key] * scratch.kept[key];
     const T* v = problem.v.at<T>(b, k_rows.begin + key, kv_head);
     double dp = 0;
     for (int64_t c = 0; c < problem.head_dim_v; ++c) {
       dp += double{to_float(d_o[c])} * double{to_float(v[c])};
-      scratch.dv[key * problem.head_dim_v + c] += row.p[key] * double{to_float(d_o[c])};
+      scratch.dv[key * problem.head_dim_v + c] += weight * double{to_float(d_o[c])};
     }
-    scratch.dp[key] = dp;
-    d += row.p[key] * dp;
+    scratch.dp[key] = scratch.kept[key] * dp;
+    d += row.p[key] * scratch.dp[key];
   }
   if (problem.d_lse.data != nullptr && row.lse != -kInfinity) {
     d -= double{*problem.d_lse.at(b, head, q_at)};

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "engine/cpu/dropout_factors.h"
 #include "engine/cpu/exp_difference.h"
 #include "engine/cpu/parallel.h"
 #include "engine/cpu/rows.h"
@@ -64,6 +65,7 @@ struct Buffers {
   float* q;         // (dim)
   float* d_o;       // (dim_v)
   float* row;       // (keys)
+  float* kept;      // (keys): dropout's factors of P
   float* gradient;  // (dim) or (dim_v)
   float* dk;        // (keys, dim)
   float* dv;        // (keys, dim_v)
@@ -81,6 +83,7 @@ Buffers carve_buffers(const Problem& problem, WorkspaceAllocator& allocator) {
   buffers.q = allocator.take<float>(dim);
   buffers.d_o = allocator.take<float>(dim_v);
   buffers.row = allocator.take<float>(keys);
+  buffers.kept = allocator.take<float>(keys);
   buffers.gradient = allocator.take<float>(std::max(dim, dim_v));
   buffers.dk = allocator.take<float>(keys, dim);
   buffers.dv = allocator.take<float>(keys, dim_v);
@@ -116,6 +119,11 @@ T* head_matrix(const HeadTask& task, T* matrices) {
   const Problem& problem = task.problem;
   return matrices +
          (task.b * problem.heads_q + task.head) * problem.lengths_q.max * problem.lengths_k.max;
+}
+
+// Dropout's factors of a query's weights.
+void load_factors(const HeadTask& task, int64_t q_row, const Buffers& buffers) {
+  dropout_factors(task.problem, task.b, task.head, q_row, {0, task.keys()}, buffers.kept);
 }
 
 float capped(float score, float softcap) {
@@ -178,6 +186,8 @@ void forward_head(const HeadTask& task, T* matrices, const Buffers& buffers) {
   softmax_rows(task, true, buffers.row, p);
   for (int64_t q_row = 0; q_row < task.queries(); ++q_row) {
     load_row(p + q_row * task.keys(), task.keys(), buffers.row);
+    load_factors(task, q_row, buffers);
+    for (int64_t key = 0; key < task.keys(); ++key) buffers.row[key] *= buffers.kept[key];
     std::fill_n(buffers.gradient, problem.head_dim_v, 0.0f);
     // Whole rows, as a matrix product does: hidden keys count with weight 0.
     add_weighted_rows(buffers.row, buffers.v, task.keys(), problem.head_dim_v, buffers.gradient);
@@ -186,7 +196,8 @@ void forward_head(const HeadTask& task, T* matrices, const Buffers& buffers) {
   }
 }
 
-// dS = P (dP - rowsum(P dP) + dLSE) softcap'(S), with dP = dO V^T, into `ds`.
+// dS = P (dP - rowsum(P dP) + dLSE) softcap'(S), with dP = F dO V^T, into `ds`; F: dropout's
+// factors.
 template <class T, class Out>
 void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
                            const Buffers& buffers, const T* p, T* ds, float* dsink) {
@@ -196,9 +207,11 @@ void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
     load_row(problem.d_o.at<Out>(task.b, q_at, task.head), problem.head_dim_v, buffers.d_o);
     std::fill_n(buffers.row, keys, 0.0f);
     add_weighted_rows(buffers.d_o, buffers.vt, problem.head_dim_v, keys, buffers.row);
+    load_factors(task, q_row, buffers);
     float d = 0;
     float p_sum = 0;
     for (int64_t key = 0; key < keys; ++key) {
+      buffers.row[key] *= buffers.kept[key];
       d += to_float(p[q_row * keys + key]) * buffers.row[key];
       p_sum += to_float(p[q_row * keys + key]);
     }
@@ -227,7 +240,7 @@ void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
   }
 }
 
-// dQ = scale dS K,  dK += scale dS^T Q,  dV += P^T dO.
+// dQ = scale dS K,  dK += scale dS^T Q,  dV += (F P)^T dO.
 template <class T, class Out>
 void multiply_out(const HeadTask& task, const BackwardProblem& problem, const Buffers& buffers,
                   const T* p, const T* ds) {
@@ -236,10 +249,11 @@ void multiply_out(const HeadTask& task, const BackwardProblem& problem, const Bu
     const int64_t q_at = task.q_rows.begin + q_row;
     load_row(problem.q.at<T>(task.b, q_at, task.head), problem.head_dim, buffers.q);
     load_row(problem.d_o.at<Out>(task.b, q_at, task.head), problem.head_dim_v, buffers.d_o);
+    load_factors(task, q_row, buffers);
     std::fill_n(buffers.gradient, problem.head_dim, 0.0f);
     for (int64_t key = 0; key < keys; ++key) {
       const float weight = problem.gradient_scale(keys) * to_float(ds[q_row * keys + key]);
-      const float probability = to_float(p[q_row * keys + key]);
+      const float probability = to_float(p[q_row * keys + key]) * buffers.kept[key];
       add_weighted_rows(&weight, buffers.k + key * problem.head_dim, 1, problem.head_dim,
                         buffers.gradient);
       add_weighted_rows(&weight, buffers.q, 1, problem.head_dim,

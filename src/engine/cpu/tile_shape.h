@@ -119,6 +119,7 @@ struct ThreadScratch {
   BlockBuffers buffers;
   float* partial = nullptr;
   KeyRange* row_keys = nullptr;
+  DropoutRowPart* dropout = nullptr;
   BlockRange* group_keys = nullptr;
 };
 
@@ -146,6 +147,7 @@ inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem
   thread.partial = allocator.take<float>(partial_floats(block_q, shape.o_columns) +
                                          kMaxHeadsTogether * kMaxLanes);
   thread.row_keys = allocator.take<KeyRange>(block_q);
+  if (problem.dropout.on()) thread.dropout = allocator.take<DropoutRowPart>(block_q);
   thread.group_keys = allocator.take<BlockRange>(block_q / shape.rows_per_group);
   return thread;
 }

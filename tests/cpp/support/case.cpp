@@ -90,6 +90,20 @@ bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_
   return true;
 }
 
+std::vector<double> dropout_factors(const Case& c, int64_t b, int64_t head, int64_t queries,
+                                    int64_t keys) {
+  std::vector<double> factors(static_cast<size_t>(queries * keys), 1.0);
+  if (c.dropout_p == 0) return factors;
+  std::vector<uint8_t> keep(static_cast<size_t>((b + 1) * (head + 1) * queries * keys));
+  fa3_dropout_mask(c.dropout_p, c.dropout_seed, c.dropout_offset, b + 1, head + 1, queries, keys,
+                   keep.data());
+  const uint8_t* const last = keep.data() + keep.size() - factors.size();
+  const double units = std::clamp(std::round(c.dropout_p * 65536.0), 1.0, 65535.0);
+  const double scale = c.dropout_p < 1 ? 65536 / (65536 - units) : 0;
+  for (size_t i = 0; i < factors.size(); ++i) factors[i] = last[i] * scale;
+  return factors;
+}
+
 std::string describe(const Case& c) {
   std::ostringstream out;
   out << "b=" << c.batch;
@@ -111,6 +125,8 @@ std::string describe(const Case& c) {
   if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;
   out << (c.sink ? " sink" : "") << (c.d_lse ? " d_lse" : "") << " in=" << name_of(c.in)
       << " out=" << name_of(c.out);
+  if (c.dropout_p > 0)
+    out << " dropout=" << c.dropout_p << ":" << c.dropout_seed << "+" << c.dropout_offset;
   if (c.gain != 1) out << " gain=" << c.gain;
   if (c.scores != Scores::normal) out << " scores=" << name_of(c.scores) << ":" << c.amount;
   if (c.num_splits != 0) out << " splits=" << c.num_splits;

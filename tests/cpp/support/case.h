@@ -91,6 +91,8 @@ struct Case {
   int num_threads = 2;
   int num_splits = 0;
   bool batch_invariant = false;
+  float dropout_p = 0;
+  uint64_t dropout_seed = 0, dropout_offset = 0;
   uint64_t seed = 1;
 
   bool has_e4m3() const { return kv_dtype() == FA3_FLOAT8_E4M3; }
@@ -125,6 +127,11 @@ const char* name_of(Scores scores);
 // The contract's words: j >= i + sk - sq - left, j <= i + sk - sq + right, j <= i + sk - sq,
 // floor(j / chunk) = floor((i + sk - sq) / chunk).
 bool visible(const Case& c, int64_t q_row, int64_t key, int64_t seqlen_q, int64_t seqlen_k);
+
+// What a weight is multiplied by under the case's dropout: 0 or 1 / (1 - p), as fa3_dropout_mask()
+// has it; all 1 without. One head of a sequence, (queries, keys).
+std::vector<double> dropout_factors(const Case& c, int64_t b, int64_t head, int64_t queries,
+                                    int64_t keys);
 
 // Everything needed to write the case down again.
 std::string describe(const Case& c);

@@ -139,6 +139,9 @@ fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inpu
   options.window_left = c.left;
   options.window_right = c.right;
   options.window_shift = c.shift;
+  options.dropout_p = c.dropout_p;
+  options.dropout_seed = c.dropout_seed;
+  options.dropout_offset = c.dropout_offset;
   options.attention_chunk = c.chunk;
   options.causal = c.causal ? 1 : 0;
   options.num_threads = c.num_threads;

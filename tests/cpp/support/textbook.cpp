@@ -125,6 +125,7 @@ struct Head {
   int64_t head, kv_head;
   double sink;  // -inf: none
   Matrix q;
+  std::vector<double> kept;                 // dropout's factors, row by row
   std::vector<double> p, slope, dp, terms;  // of one row; terms: of dp, squared
 
   Head(const Case& problem, const Inputs& in, const Keys& kv, int64_t b, int64_t h)
@@ -136,6 +137,7 @@ struct Head {
         kv_head(kv.head),
         sink(c.sink ? double{in.sink.get(0, 0, h, 0)} : -kInfinity),
         q(gather(in.q, q_at, h)),
+        kept(dropout_factors(c, b, h, q_at.used, k_at.used)),
         p(static_cast<size_t>(k_at.used)),
         slope(p.size()),
         dp(p.size()),
@@ -168,9 +170,12 @@ struct Head {
     return max + std::log(sum);
   }
 
+  const double* kept_of(int64_t i) const { return kept.data() + i * k_at.used; }
+
   void forward(int64_t first_row, int64_t end_row, Textbook* book, double* largest_score) {
     for (int64_t i = first_row; i < end_row; ++i) {
       *book->lse.row(q_at.batch, q_at.first + i, head) = softmax(i, largest_score);
+      for (size_t j = 0; j < p.size(); ++j) p[j] *= kept_of(i)[j];
       double* o = book->o.row(q_at.batch, q_at.first + i, head);
       add_product(p.data(), keys.v, Zeros::are_left_out, o);
       double squares = 0;
@@ -182,7 +187,8 @@ struct Head {
     }
   }
 
-  // dV = P^T dO,  dS = P (dO V^T - dO.O + dLSE) slope,  dQ = scale dS K,  dK = scale dS^T Q.
+  // dV = (F P)^T dO,  dP = F dO V^T,  F: dropout's factors,  dS = P (dO V^T - dO.O + dLSE) slope,
+  // dQ = scale dS K,  dK = scale dS^T Q.
   void backward(const Inputs& in, Textbook* book) {
     Matrix gradient = gather(in.d_o, q_at, head);
     for (int64_t i = 0; i < q_at.used; ++i) {
@@ -193,6 +199,10 @@ struct Head {
       add_product(g, keys.vt, Zeros::count, dp.data());
       for (int64_t col = 0; col < c.dim_v; ++col) {
         add(g[col] * g[col], keys.vt_squared.row(col), k_at.used, terms.data());
+      }
+      for (size_t j = 0; j < p.size(); ++j) {
+        dp[j] *= kept_of(i)[j];
+        terms[j] *= kept_of(i)[j] * kept_of(i)[j];
       }
       double mean = 0;
       for (size_t j = 0; j < p.size(); ++j) mean += p[j] * dp[j];
@@ -228,11 +238,12 @@ struct Head {
     const double ds = weight * (dp[at] - row.mean);
     add(ds, k_numbers, c.dim, book->dq.row(q_at.batch, q_row, head));
     add(ds, q_numbers, c.dim, book->dk.row(k_at.batch, kv_row, kv_head));
-    add(p[at], row.d_o, c.dim_v, book->dv.row(k_at.batch, kv_row, kv_head));
+    const double kept_weight = p[at] * kept_of(i)[at];
+    add(kept_weight, row.d_o, c.dim_v, book->dv.row(k_at.batch, kv_row, kv_head));
     const double size = weight * (std::sqrt(terms[at]) + row.terms);
     *book->dq_terms.row(q_at.batch, q_row, head) += size * keys.k_norm[at];
     *book->dk_terms.row(k_at.batch, kv_row, kv_head) += size * row.q_norm;
-    *book->dv_terms.row(k_at.batch, kv_row, kv_head) += p[at] * row.d_o_norm;
+    *book->dv_terms.row(k_at.batch, kv_row, kv_head) += kept_weight * row.d_o_norm;
   }
 };
 

@@ -25,7 +25,8 @@ FA3_INLINE RowGroup row_group(const BlockJob& job, int64_t index) {
           .o = job.result.o + row * job.result.columns,
           .ref = job.result.ref + row,
           .sum_lanes = job.buffers.sum_lanes + row * kWidth,
-          .divisor_lanes = job.buffers.divisor_lanes + row * kWidth};
+          .divisor_lanes = job.buffers.divisor_lanes + row * kWidth,
+          .dropout = job.dropout.rows == nullptr ? nullptr : job.dropout.rows + row};
 }
 
 // O += P V for `C` vectors of columns, over the tile's keys [begin, end).
@@ -73,6 +74,17 @@ static void accumulate_values(const BlockJob& job, const Tile& tile, const RowGr
   }
 }
 
+// Dropout of a row group's weights.
+template <class Format>
+static void drop_group(const BlockJob& job, const Tile& tile, const RowGroup& group, Panels keys) {
+  const int64_t p_stride = job.block_k / Format::kStep;
+  for (int64_t r = 0; r < group.num_rows; ++r) {
+    drop_weights<Format>(job.dropout, group.dropout[r], tile.begin + keys.begin,
+                         tile.begin + keys.end,
+                         job.buffers.p + r * p_stride + keys.begin / Format::kStep);
+  }
+}
+
 // One row group against the tile's keys [begin, end). `guarded`: every row sees all of them, and
 // has seen others before.
 template <class Format>
@@ -82,6 +94,7 @@ static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& g
   const Panels panels = {begin / kPanel * kPanel, (end + kPanel - 1) / kPanel * kPanel};
   const uint32_t rows = guarded ? guarded_softmax<Format>(job, tile, group, panels) : ~0u;
   if (rows != 0) ordinary_softmax<Format>(job, tile, group, panels, rows);
+  if (group.dropout != nullptr) drop_group<Format>(job, tile, group, {panels.begin, end});
   accumulate_values<Format>(job, tile, group, begin / Format::kSumMultiple * Format::kSumMultiple,
                             end);
 }

@@ -162,7 +162,12 @@ static void attend_chunk(const BlockJob& job, int64_t first_row, const Rows& key
   group.o = job.result.o + first_row * job.result.columns;
   group.ref = job.result.ref + first_row;
   group.sum_lanes = job.buffers.sum_lanes + first_row * kWidth;
-  for (int r = 0; r < R; ++r) softmax_row<Floats<float>>(job, group, r, begin, panels);
+  for (int r = 0; r < R; ++r) {
+    softmax_row<Floats<float>>(job, group, r, begin, panels);
+    if (job.dropout.rows == nullptr) continue;
+    drop_weights<Floats<float>>(job.dropout, job.dropout.rows[first_row + r], begin, begin + count,
+                                job.buffers.p + r * job.block_k);
+  }
   int64_t c = 0;
   for (; c + kColumns * kWidth <= job.head_dim_v; c += kColumns * kWidth) {
     add_columns<R, kColumns, kPrefetch>(job, Rows::skip_columns(values, c), count, group.o + c);

@@ -5,14 +5,15 @@
 //   S = Q K^T    P = exp(scale S - LSE)      dP = dO V^T    dS = P (dP - D)
 //   dV += P^T dO       dK += dS^T Q       dQ += dS K
 //
-// All go through the forward's micro-kernel. The first two have rows of queries and panels of keys,
-// and leave P and dS in memory; the others read those by rows (dQ) or by columns (dK, dV), which to
-// a micro-kernel that broadcasts its left factor is a matter of strides, so nothing is transposed.
+// With dropout, dP and the P of dV are masked; dP is scaled here, dV where it is stored. All go
+// through the forward's micro-kernel. The first two have rows of queries and panels of keys, and
+// leave P and dS in memory; the others read those by rows (dQ) or by columns (dK, dV), which to a
+// micro-kernel that broadcasts its left factor is a matter of strides, so nothing is transposed.
 #pragma once
 
 #include "engine/cpu/kernels.h"
+#include "engine/cpu/simd/dropout.h"
 #include "engine/cpu/simd/exp2.h"
-#include "engine/cpu/simd/pack.h"
 
 namespace fa3::cpu::FA3_ISA {
 
@@ -47,9 +48,21 @@ FA3_INLINE void recompute_weights(const GradientTile& tile, const ScorePanel& pa
   }
 }
 
-// dP, then dS.
-template <bool kCapped>
+// A panel's keep masks, whose rows begin at a multiple of 16 keys.
+constexpr int64_t kKeepStride = kPanel + 16 + kDropoutKeys;
+
+// dP, then dS; with dropout, P is masked after it.
+template <bool kCapped, bool kDropped>
 FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScorePanel& panel) {
+  alignas(64) uint32_t keep[kDropped ? kRowsPerGroup * kKeepStride : 1];
+  const int64_t first_key = tile.first_key + panel.key;
+  const int64_t before = first_key % 16;
+  if (kDropped) {
+    for (int64_t r = 0; r < kRowsPerGroup; ++r) {
+      keep_mask(tile.dropout, tile.dropout.rows[panel.row + r], first_key - before, before + kPanel,
+                keep + r * kKeepStride);
+    }
+  }
   V acc[kRowsPerGroup][kPanelVectors] = {};
   multiply<Floats<float>>(tile.d_o + panel.row * tile.dim_v, tile.dim_v, 1,
                           tile.vt + panel.key * tile.head_dim_v, kPanel, tile.head_dim_v, acc);
@@ -59,7 +72,14 @@ FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScoreP
     FA3_UNROLL
     for (int j = 0; j < kPanelVectors; ++j) {
       const int64_t at = r * kScoreStride + j * kWidth;
-      V ds = load(panel.p + at) * (acc[r][j] - delta);
+      const V p = load(panel.p + at);
+      V dp = acc[r][j];
+      if (kDropped) {
+        const VBits kept = load_mask(keep + r * kKeepStride + before + j * kWidth);
+        dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
+        store(panel.p + at, (V)((VBits)p & kept));
+      }
+      V ds = p * (dp - delta);
       if (kCapped) ds *= load(panel.ds + at);
       store(panel.ds + at, ds);
     }
@@ -84,7 +104,7 @@ FA3_INLINE void hide_keys(const GradientTile& tile, const ScorePanel& panel) {
   }
 }
 
-template <bool kCapped>
+template <bool kCapped, bool kDropped>
 static void recompute_panel(const GradientTile& tile, const ScorePanel& panel) {
   const KeyRange first = tile.row_keys[panel.row];
   const KeyRange last = tile.row_keys[panel.row + kRowsPerGroup - 1];
@@ -92,7 +112,7 @@ static void recompute_panel(const GradientTile& tile, const ScorePanel& panel) {
   const bool free = last.begin <= panel.key && panel.key + kPanel <= first.end;
   if (!hidden) {
     recompute_weights<kCapped>(tile, panel);
-    recompute_score_gradients<kCapped>(tile, panel);
+    recompute_score_gradients<kCapped, kDropped>(tile, panel);
   }
   if (!free) hide_keys(tile, panel);
 }
@@ -156,14 +176,20 @@ static void add_key_gradients(const GradientTile& tile) {
   }
 }
 
-static void add_gradients(const GradientTile& tile) {
+template <bool kDropped>
+static void recompute_tile(const GradientTile& tile) {
   for (int64_t key = 0; key < tile.num_keys; key += kPanel) {
     for (int64_t row = 0; row < tile.num_queries; row += kRowsPerGroup) {
       const int64_t at = row * kScoreStride + key;
       const ScorePanel panel = {row, key, tile.p + at, tile.ds + at};
-      (tile.softcap > 0.0f ? recompute_panel<true> : recompute_panel<false>)(tile, panel);
+      (tile.softcap > 0.0f ? recompute_panel<true, kDropped>
+                           : recompute_panel<false, kDropped>)(tile, panel);
     }
   }
+}
+
+static void add_gradients(const GradientTile& tile) {
+  (tile.dropout.rows == nullptr ? recompute_tile<false> : recompute_tile<true>)(tile);
   add_query_gradients(tile);
   add_key_gradients(tile);
 }

@@ -70,6 +70,11 @@ struct Floats {
     FA3_UNROLL
     for (int j = 0; j < C; ++j) store(p + j * kWidth, values[j]);
   }
+
+  // Keeps the bits of kWidth weights from the i-th on that are set in the mask.
+  FA3_INLINE void mask_p(float* p, int64_t i, VBits mask) {
+    store(p + i, (V)((VBits)load(p + i) & mask));
+  }
 };
 
 #if defined(__AVX512BF16__)
@@ -124,6 +129,14 @@ struct Bf16Pairs {
       store(p + j / 2 * kWidth, pairs);
       rounded = multiply_add(rounded, pairs, ones);
     }
+  }
+
+  FA3_INLINE void mask_p(float* p, int64_t i, VBits mask) {
+    char* const weights = reinterpret_cast<char*>(p) + 2 * i;
+    VHalf half;
+    __builtin_memcpy(&half, weights, sizeof(half));
+    half &= __builtin_convertvector(mask, VHalf);
+    __builtin_memcpy(weights, &half, sizeof(half));
   }
 };
 

@@ -11,8 +11,8 @@
 // does not depend on the reference, so both are exact. Next: attend_block.h.
 #pragma once
 
+#include "engine/cpu/simd/dropout.h"
 #include "engine/cpu/simd/exp2.h"
-#include "engine/cpu/simd/pack.h"
 
 namespace fa3::cpu::FA3_ISA {
 
@@ -29,6 +29,7 @@ struct RowGroup {
   float* ref;
   float* sum_lanes;
   float* divisor_lanes;
+  const DropoutRowPart* dropout;  // null: none
 };
 
 // The packed tile: keys [begin, end) of the sequence.

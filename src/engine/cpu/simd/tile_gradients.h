@@ -113,10 +113,39 @@ struct QueryVector {
   }
 };
 
+// What a block keeps under dropout: (keys, queries).
+struct KeepBlock {
+  const uint32_t* mask;
+
+  FA3_INLINE VBits at(const KeepBlock& keep, int64_t key, int64_t query) {
+    return load_mask(keep.mask + key * kGroup + query);
+  }
+};
+
+static void keep_block(const GradientTile& tile, GradientBlock block, uint32_t* mask) {
+  static_assert(kGroup == 2 * kWidth && kGroup == kDropoutKeys);
+  for (int64_t query = 0; query < kGroup; query += kWidth) {
+    V first[kWidth], second[kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      alignas(64) uint32_t keep[kGroup];
+      keep_mask(tile.dropout, tile.dropout.rows[block.query + query + i],
+                tile.first_key + block.key, kGroup, keep);
+      first[i] = (V)load_mask(keep);
+      second[i] = (V)load_mask(keep + kWidth);
+    }
+    transpose(first);
+    transpose(second);
+    for (int i = 0; i < kWidth; ++i) {
+      __builtin_memcpy(mask + i * kGroup + query, &first[i], sizeof(V));
+      __builtin_memcpy(mask + (kWidth + i) * kGroup + query, &second[i], sizeof(V));
+    }
+  }
+}
+
 // P and dS of one key and a vector of queries, from products with Q and dO.
-template <bool kCapped, bool kFree>
+template <bool kCapped, bool kFree, bool kDropped>
 FA3_INLINE void weights_and_gradients(const GradientTile& tile, const QueryVector& queries,
-                                      int64_t key, V& product, V& gradient) {
+                                      int64_t key, VBits keep, V& product, V& gradient) {
   V slope = {};
   V score = product * broadcast_from(&tile.scale);
   if (kCapped) {
@@ -125,7 +154,9 @@ FA3_INLINE void weights_and_gradients(const GradientTile& tile, const QueryVecto
     slope = 1.0f - t * t;
   }
   V p = exp2((score - queries.lse) * kLog2E);
+  if (kDropped) gradient = (V)((VBits)(gradient * broadcast_from(&tile.dropout.scale)) & keep);
   V ds = p * (gradient - queries.delta);
+  if (kDropped) p = (V)((VBits)p & keep);
   if (kCapped) ds *= slope;
   if (!kFree) {
     const auto number = static_cast<int32_t>(key);
@@ -152,9 +183,9 @@ FA3_INLINE V interleaved(V pair) {
 }
 
 // From products of one block to its part of P^T, dS^T and dS.
-template <bool kCapped, bool kFree>
-static void finish_block(const GradientTile& tile, GradientBlock block, const float* products,
-                         const float* gradients) {
+template <bool kCapped, bool kFree, bool kDropped>
+static void finish_block(const GradientTile& tile, GradientBlock block, KeepBlock keep,
+                         const float* products, const float* gradients) {
   constexpr int kVectors = kGroup / kWidth;
   float* const p = tile.p + block.key * kQueryPairs + block.query / 2;
   float* const ds_t = tile.ds + block.key * kQueryPairs + block.query / 2;
@@ -173,8 +204,9 @@ static void finish_block(const GradientTile& tile, GradientBlock block, const fl
         const int64_t at = (key + r) * kGroup + j * kWidth;
         p_rows[r][j] = load(products + at);
         ds_rows[r][j] = load(gradients + at);
-        weights_and_gradients<kCapped, kFree>(tile, queries[j], block.key + key + r, p_rows[r][j],
-                                              ds_rows[r][j]);
+        const VBits kept = kDropped ? KeepBlock::at(keep, key + r, j * kWidth) : VBits{};
+        weights_and_gradients<kCapped, kFree, kDropped>(tile, queries[j], block.key + key + r, kept,
+                                                        p_rows[r][j], ds_rows[r][j]);
       }
       store(p + (key + r) * kQueryPairs, rounded_pair(p_rows[r][0], p_rows[r][1]));
       store(ds_t + (key + r) * kQueryPairs, rounded_pair(ds_rows[r][0], ds_rows[r][1]));
@@ -190,6 +222,7 @@ static void finish_block(const GradientTile& tile, GradientBlock block, const fl
   }
 }
 
+template <bool kDropped>
 static void recompute_block(const GradientTile& tile, GradientBlock block) {
   alignas(64) float products[kGroup * kGroup], gradients[kGroup * kGroup];
   const auto multiply = [&](const float* keys, const float* queries, int64_t dim, float* to) {
@@ -198,12 +231,16 @@ static void recompute_block(const GradientTile& tile, GradientBlock block) {
   };
   multiply(tile.k, tile.q, tile.head_dim, products);
   multiply(tile.vt, tile.d_o, tile.head_dim_v, gradients);
+  alignas(64) uint32_t mask[kDropped ? kGroup * kGroup : 1];
+  if (kDropped) keep_block(tile, block, mask);
+  const KeepBlock keep = {mask};
   const bool free = is_free(tile, block);
   if (tile.softcap > 0.0f) {
-    (free ? finish_block<true, true> : finish_block<true, false>)(tile, block, products, gradients);
+    (free ? finish_block<true, true, kDropped>
+          : finish_block<true, false, kDropped>)(tile, block, keep, products, gradients);
   } else {
-    (free ? finish_block<false, true> : finish_block<false, false>)(tile, block, products,
-                                                                    gradients);
+    (free ? finish_block<false, true, kDropped>
+          : finish_block<false, false, kDropped>)(tile, block, keep, products, gradients);
   }
 }
 
@@ -240,10 +277,12 @@ static void add_query_gradient_tiles(const GradientTile& tile) {
 }
 
 static void add_tile_gradients(const GradientTile& tile) {
+  const auto recompute =
+      tile.dropout.rows == nullptr ? recompute_block<false> : recompute_block<true>;
   configure_tiles();
   for (int64_t query = 0; query < tile.num_queries; query += kGroup) {
     for (int64_t key = 0; key < tile.num_keys; key += kGroup) {
-      if (!is_hidden(tile, {query, key})) recompute_block(tile, {query, key});
+      if (!is_hidden(tile, {query, key})) recompute(tile, {query, key});
     }
   }
   add_query_gradient_tiles(tile);

@@ -167,6 +167,9 @@ static void attend_chunk_on_tiles(Chunk chunk, Chunk next_chunk) {
     for (int64_t r = 0; r < group.num_rows; ++r) {
       NextRows::one(next);
       weigh_chunk(job, group, r, chunk.begin);
+      if (job.dropout.rows == nullptr) continue;
+      drop_weights<Bf16Tiles>(job.dropout, job.dropout.rows[row + r], chunk.begin, chunk_end,
+                              job.buffers.p + r * (job.block_k / 2));
     }
     add_chunk_of_values(job, group, next);
   }

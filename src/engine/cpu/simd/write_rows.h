@@ -49,7 +49,7 @@ FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink) {
 
 template <class Out>
 FA3_INLINE void write_o(const WriteJob& job, int64_t r, float divisor, Out* o) {
-  const float inverse = divisor == 0.0f ? 0.0f : 1.0f / divisor;
+  const float inverse = divisor == 0.0f ? 0.0f : job.scale / divisor;
   for (int64_t c = 0; c < job.head_dim_v; c += kWidth) {
     V value = {};
     for (int64_t i = 0; i < job.num_parts; ++i) {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/dropout_mask.h"
+
+#include "core/dropout.h"
+#include "core/error.h"
+#include "core/macros.h"
+
+namespace fa3::api {
+
+Status check_probability(float dropout_p) {
+  if (dropout_p >= 0.0f && dropout_p <= 1.0f) return {};
+  return invalid("dropout_p: expected a probability from 0 to 1, got ", dropout_p);
+}
+
+Status write_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, const MaskShape& shape,
+                          uint8_t* keep) {
+  FA3_TRY(check_probability(dropout_p));
+  const auto [batch, heads, seqlen_q, seqlen_k] = shape;
+  int64_t weights = 0;
+  if (batch < 0 || heads < 0 || seqlen_q < 0 || seqlen_k < 0 ||
+      __builtin_mul_overflow(batch, heads, &weights) ||
+      __builtin_mul_overflow(weights, seqlen_q, &weights) ||
+      __builtin_mul_overflow(weights, seqlen_k, &weights)) {
+    return invalid("dropout_mask: expected extents >= 0 whose product has 64 bits, got ", batch,
+                   " * ", heads, " * ", seqlen_q, " * ", seqlen_k);
+  }
+  if (keep == nullptr && weights > 0) {
+    return invalid("keep: expected ", weights, " bytes of memory, got a null pointer");
+  }
+  const Dropout dropout = {.threshold = dropout_threshold(dropout_p)};
+  const PhiloxKey key = dropout_call_key(seed, offset);
+  for (int64_t sequence = 0; sequence < batch; ++sequence) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const DropoutHead head = dropout_head(key, sequence, h);
+      for (int64_t query = 0; query < seqlen_q; ++query) {
+        const DropoutRow row(dropout, head, query);
+        for (int64_t k = 0; k < seqlen_k; ++k) *keep++ = row.keeps(k) ? 1 : 0;
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace fa3::api

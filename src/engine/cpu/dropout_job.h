@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a driver hands to simd/dropout.h: core/dropout.h's parts of the generator that do not depend
+// on the key. Plain data, as in block_job.h.
+#pragma once
+
+#include <cstdint>
+
+namespace fa3::cpu {
+
+// A query row of one head.
+struct DropoutRowPart {
+  uint32_t word0 = 0, word2 = 0, word3 = 0;  // DropoutQuery
+  uint32_t to_keys = 0;                      // of the head
+  int32_t left_shift = 0;                    // brings the row's draw into the upper half of a word
+};
+
+// What the rows share.
+struct DropoutJob {
+  const DropoutRowPart* rows = nullptr;  // null: no dropout
+  uint32_t of_keys = 0;                  // of the sequence
+  uint32_t round_keys[4][2] = {};        // of rounds 4 to 7
+  uint32_t threshold = 0;                // in the upper half of a word: kept if not below
+  float scale = 1.0f;                    // 1 / (1 - p)
+};
+
+}  // namespace fa3::cpu
