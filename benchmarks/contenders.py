@@ -62,6 +62,7 @@ class Case:
     backward: bool = False
     deterministic: bool = False
     seqlen_k: int | None = None
+    dropout: float = 0.0
 
     @property
     def keys(self) -> int:
@@ -112,6 +113,8 @@ class Fa3:
         fields = {name: self.view(getattr(tensors, name), case.dtype) for name in "qkv"}
         fields |= {"o": self.view(self.o, case.dtype), "lse": self.view(self.lse, "fp32")}
         options = {"causal": int(case.causal), "num_threads": threads}
+        if case.dropout:
+            options["dropout_p"] = case.dropout
         self.params = c_abi.params_for(c_abi.ForwardParams, options, {})
         for name, view in fields.items():
             setattr(self.params, name, view)
@@ -271,7 +274,11 @@ class Sdpa:
         self.kernel = f"torch {torch.__version__} SDPA {backend.name}"
         self.backend = backend
         self.inputs = [x.transpose(1, 2) for x in (tensors.q, tensors.k, tensors.v)]
-        self.options = {"is_causal": case.causal, "enable_gqa": case.kv_heads != case.heads}
+        self.options = {
+            "is_causal": case.causal,
+            "enable_gqa": case.kv_heads != case.heads,
+            "dropout_p": case.dropout,
+        }
         # With gradients on, as in training: the backends then write the LSE, as fa3 does.
         if case.device == "cuda" or case.backward:
             self.inputs = [x.requires_grad_() for x in self.inputs]
@@ -420,10 +427,24 @@ def rival(path: str, case: Case, tensors: Tensors, arguments):
     return Fa3(case, tensors, arguments.threads, path)
 
 
+def with_dropout(case: Case, tensors: Tensors, threads: int) -> tuple[list, dict]:
+    """Those that drop weights, and fa3 without. Masks differ, so what they give is not compared."""
+    backend = SDPBackend.FLASH_ATTENTION
+    ready = [
+        Fa3(case, tensors, threads),
+        Fa3(replace(case, dropout=0.0), tensors, threads),
+        Sdpa("fa2" if case.device == "cuda" else "torch-cpu", backend, case, tensors),
+    ]
+    ready[1].name += "-no-dropout"
+    return ready, {}
+
+
 def contenders(case: Case, tensors: Tensors, arguments) -> tuple[list, dict]:
     """Everything that can run the case, and why the rest cannot: sentences by name."""
     threads = arguments.threads
     plain = replace(case, dtype=TENSORS.get(case.dtype, case.dtype))
+    if case.dropout:
+        return with_dropout(plain, tensors, threads)
     makers = {"fa3": lambda: Fa3(plain, tensors, threads)}
     for small in ("fa3-e4m3", "fa3-e4m3-centred") if case.dtype == "e4m3" else ():
         makers[small] = lambda name=small: Fa3Float8(case, tensors, threads, name)

@@ -39,6 +39,7 @@ def case_columns(case: Case) -> dict:
         "head_dim": case.head_dim,
         "head_dim_v": case.head_dim,
         "causal": case.causal,
+        **({"dropout": case.dropout} if case.dropout else {}),
     }
 
 
@@ -51,6 +52,8 @@ def record(case: Case, contender, measured: dict, arguments) -> dict:
         found |= {unit: amount / seconds for unit, amount in contender.per_call.items()}
     else:
         found |= {"engine": contender.engine, "kernel": contender.kernel}
+        if contender.name.endswith("-no-dropout"):
+            found["dropout"] = 0.0
         found["dtype"] = getattr(contender, "dtype", TENSORS.get(case.dtype, case.dtype))
         if seconds:
             found["tflops"] = case.flops() / seconds / 1e12
@@ -85,6 +88,7 @@ def parse_arguments():
     parser.add_argument("--batch", type=numbers, default=[1], metavar="LIST")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, help="default: heads")
+    parser.add_argument("--dropout", type=float, default=0.0, help="beside it fa3 without")
     parser.add_argument("--deterministic", action="store_true", help="the backward's variant")
     parser.add_argument(
         "--layout", choices=("bshd", "bhsd"), default="bshd", help="order of Q, K, V in memory"
@@ -121,6 +125,7 @@ def main() -> int:
             device=arguments.device,
             backward=arguments.direction == "bwd",
             deterministic=arguments.deterministic,
+            dropout=arguments.dropout,
         )
         tensors = Tensors(case, arguments.layout, arguments.q_scale)
         ready, left_out = contenders(case, tensors, arguments)

@@ -190,6 +190,7 @@ Tally check_subject(const Subject& subject, const Options& options, Results* res
   for (auto& [name, c] : kernel_cases(subject.head_dim, subject.head_dim_v, subject.dtype)) {
     if (subject.dtype == FA3_FLOAT8_E4M3) add_scales(&c);
     if (subject.quantized_cache) add_cache_scales(&c);
+    if (subject.dropout) c.dropout_p = 0.3f, c.dropout_seed = c.seed, c.dropout_offset = 3;
     if (!std::strstr(name, options.only) || !does(subject, c, inputs_of(c))) continue;
     const std::string problem = check(subject, c, options.repeats, results);
     ++tally.done;

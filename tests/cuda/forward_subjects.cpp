@@ -9,6 +9,7 @@
 #include "engine/cuda/device.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/launch/launch_e4m3.h"
@@ -119,6 +120,20 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
           g.variant, launch,     form.cache,   form.cache.has_value()};
 }
 
+Subject dropout_subject(const ForwardKernel& kernel) {
+  Subject subject = subject_of(kernel);
+  subject.name += " dropout";
+  subject.dropout = true;
+  subject.launch = [kernel](const Problem& problem, Placement& placement) {
+    const hopper::ForwardCall call = hopper::call_of(problem);
+    const hopper::Tiling tiling = hopper::whole_tiles(kernel.config, call, {}, num_sms());
+    const hopper::ForwardPlan plan = hopper::plan_launch(kernel, call, tiling, num_sms());
+    return hopper::launch_forward(
+        plan, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
+  };
+  return subject;
+}
+
 Subject plain_subject(int head_dim, Element element) {
   const std::string name = std::string(name_of(element)) + " d" + std::to_string(head_dim);
   const auto launch = [=](const Problem& problem, Placement&) {
@@ -208,11 +223,13 @@ std::vector<SubjectRow> subject_rows() {
   add(Table::cache, hopper::kCacheTable);
   add(Table::stream_k, hopper::kStreamKTable);
   add(Table::decode, hopper::kDecodeTable);
+  add(Table::dropout, hopper::kDropoutTable);
   return rows;
 }
 
 const char* name_of(Table table) {
-  constexpr const char* kNames[] = {"forward", "plain", "e4m3", "cache", "stream_k", "decode"};
+  constexpr const char* kNames[] = {"forward", "plain", "e4m3", "cache", "stream_k", "decode",
+                                    "dropout"};
   return kNames[int(table)];
 }
 
@@ -258,6 +275,9 @@ std::vector<Subject> subjects_of(const SubjectRow& row, Element element) {
         const ForwardKernel kernel = hopper::decode_kernel_at(row.index, element, variant);
         if (kernel.function != nullptr) add_decoding(kernel, &subjects);
       }
+      break;
+    case Table::dropout:
+      subjects.push_back(dropout_subject(hopper::dropout_kernel_at(row.index, element)));
       break;
   }
   return subjects;

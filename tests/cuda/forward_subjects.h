@@ -29,11 +29,12 @@ struct Subject {
   std::optional<CacheForm> cache{};  // where the keys lie instead
   bool only_ordinary_scores = false;
   bool quantized_cache = false;
+  bool dropout = false;  // for calls with dropout
   std::optional<hopper::ForwardConfig> always_splits{};  // calls for kernels that do nothing else
 };
 
 // The tables of kernels, one after the other; `plain` has the tutorial's kernel by head dim.
-enum class Table { forward, plain, e4m3, cache, stream_k, decode };
+enum class Table { forward, plain, e4m3, cache, stream_k, decode, dropout };
 const char* name_of(Table table);
 
 struct SubjectRow {

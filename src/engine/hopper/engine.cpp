@@ -39,6 +39,7 @@ const Engine kHopperEngine = {
     },
     .run_quantize = cuda::run_quantize,
     .clock = &cuda::kClock,
+    .dropout = true,
 };
 
 }  // namespace fa3::hopper
