@@ -188,7 +188,10 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
 }
 
 int select_dropout_kernel(const Problem& problem) {
-  return select_kernel(shape_of(problem), kDropoutTable, variant_of(problem));
+  const ForwardShape shape = shape_of(problem);
+  const int row = select_kernel(shape, kDropoutTable, variant_of(problem));
+  if (row != kNoKernel || variant_of(problem) != Variant::kDense) return row;
+  return select_kernel(shape, kDropoutTable, Variant::kGeneral);
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {

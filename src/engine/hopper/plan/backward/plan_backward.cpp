@@ -42,8 +42,12 @@ const BackwardInstance& instance_of(const BackwardProblem& p, int row) {
 }
 
 int select_row(const BackwardProblem& p, Variant variant) {
-  return p.dropout.on() ? select_dropout_backward_kernel(p.head_dim, p.head_dim_v, variant)
-                        : select_backward_kernel(p.head_dim, p.head_dim_v);
+  if (!p.dropout.on()) return select_backward_kernel(p.head_dim, p.head_dim_v);
+  const auto row_of = [&](Variant v) {
+    return select_dropout_backward_kernel(p.head_dim, p.head_dim_v, v);
+  };
+  const int row = row_of(variant);
+  return row == kNoBackwardKernel && variant == Variant::kDense ? row_of(Variant::kGeneral) : row;
 }
 
 BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
