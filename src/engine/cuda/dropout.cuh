@@ -113,4 +113,17 @@ class KeyRowDropout {
   DropoutKey key_part_{};
 };
 
+// What is left to do to O: its scale. A NaN among a row's scores makes the row NaN, dropped or not.
+struct KeptValues {
+  float scale;
+
+  template <int Count>
+  __device__ __forceinline__ void restore(float (&output)[Count], const float (&sum)[2]) const {
+    const float nan = __int_as_float(0x7fffffff);
+    const float factor[2] = {sum[0] == sum[0] ? scale : nan, sum[1] == sum[1] ? scale : nan};
+#pragma unroll
+    for (int i = 0; i < Count; ++i) output[i] *= factor[fragment_row_index(i)];
+  }
+};
+
 }  // namespace fa3::cuda

@@ -12,10 +12,6 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 __device__ __forceinline__ void store_tile(const ForwardParams& params, const WorkTileOf<C>& work,
                                            int first_row, ThreadTile<C>& r, const RowState& rows) {
-  if constexpr (C.dropout) {
-#pragma unroll
-    for (float& o : r.output) o *= params.dropout.scale;
-  }
   if constexpr (C.dequantizes()) {
 #pragma unroll
     for (float& o : r.output) o *= work.place.value_scale;
@@ -27,8 +23,12 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Wo
       return;
     }
   }
-  cuda::store_rows<C.element, C.general() || C.always_splits(), consumer_tuning(C).stores_any_rows>(
-      params.output, work.queries, first_row, r.output, rows);
+  constexpr bool kGeneral = C.general() || C.always_splits();
+  constexpr bool kAnyRows = consumer_tuning(C).stores_any_rows;
+  std::conditional_t<C.dropout, KeptValues, PlainValues> values{};
+  if constexpr (C.dropout) values.scale = params.dropout.scale;
+  cuda::store_rows<C.element, kGeneral, kAnyRows>(params.output, work.queries, first_row, r.output,
+                                                  rows, values);
 }
 
 // Algorithm 2, line 20. The next tile's work tile is the current one by now.
