@@ -9,6 +9,7 @@ for Transformers, fa3.jax attention for compiled JAX programs, fa3.compat the na
 flash_attn packages. `python -m fa3 doctor` says what works on this machine.
 """
 
+from fa3._dropout import dropout_mask
 from fa3._native import version as _version
 from fa3.errors import (
     DeviceError,
@@ -48,6 +49,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_fp8",
+    "dropout_mask",
     "engines",
     "merge",
     "plan",

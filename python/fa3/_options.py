@@ -17,6 +17,7 @@ import collections
 import inspect
 
 from fa3._arrays import optional_view
+from fa3._dropout import seed_view
 from fa3.errors import InvalidArgument
 
 # fa3_engine_id
@@ -37,6 +38,7 @@ TENSORS = (
     "Tensor? cu_seqlens_k=None",
     "Tensor? seqused_q=None",
     "Tensor? seqused_k=None",
+    "Tensor? dropout_seed=None",
 )
 BOTH_PASSES = (
     *SCORES,
@@ -50,6 +52,7 @@ BOTH_PASSES = (
     "bool batch_invariant=False",
     "SymInt window_shift=0",
     "int sm_margin=0",
+    "float dropout_p=0.0",
 )
 # The last ones have no gradient: caches and quantized tensors.
 FORWARD = (
@@ -172,6 +175,8 @@ def in_order(caller, named, known=OF_FORWARD):
 
 def viewed(named):
     """Options by name, their arrays replaced by what the compiled module accepts."""
+    if "dropout_seed" in named:
+        named = named | {"dropout_seed": seed_view(named["dropout_seed"])}
     return {
         name: optional_view(value, name) if TYPES.get(name) == "Tensor?" else value
         for name, value in named.items()

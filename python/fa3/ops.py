@@ -18,7 +18,9 @@ from fa3._arrays import (
     type_of,
     view,
 )
+from fa3._dropout import require_seed
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
+from fa3.errors import InvalidArgument
 
 
 def load_torch_backend():
@@ -46,7 +48,7 @@ class Gradients(NamedTuple):
 
 
 @takes_options()
-def attention(q, k, v, *, out=None, return_lse=False, **options):
+def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options):
     """Exact attention: out = softmax(mask(softcap(scale * q k^T))) v, in O(sequence) memory.
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1. Accepts NumPy arrays (ml_dtypes for
@@ -100,6 +102,16 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         num_threads: threads of the CPU engines; 0 is one per core, but no more than
             OMP_NUM_THREADS, the CPU quota of the process's cgroups and, for torch tensors,
             torch.get_num_threads(). Never changes the result.
+        dropout_p: the probability, 0 to 1, with which a weight counts as 0 after the softmax
+            (Srivastava et al., 2014); the others are divided by 1 - dropout_p. The LSE is as
+            without. Rounded to a multiple of 2^-16. Which weights they are is a function of the
+            seed and of the sequence, query head, query and key alone (fa3.dropout_mask), drawn with
+            Philox-4x32-7 (Salmon et al., SC'11). CPU engines only; not with FP8, page_table or
+            batch_index.
+        dropout_seed: (seed, offset), two integers, or an int64 tensor of them on q's device. None:
+            drawn from the generator, of torch tensors only.
+        generator: torch only: the torch.Generator that gives dropout's seed, on q's device; None is
+            the device's own. A call with dropout draws two numbers from it, others none.
         sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for
             work beside it, such as communication: it plans for the others. Kernels with two CTAs on
             an SM may leave that room in twice as many SMs. Gradients, and the short kernels before
@@ -118,7 +130,11 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         TypeError: an argument is not an array, not a number, ...
     """
     if is_torch(q):
-        return torch_backend().attend(q, k, v, out, return_lse, in_order("attention", options))
+        in_order_options = in_order("attention", options)
+        return torch_backend().attend(q, k, v, out, return_lse, in_order_options, generator)
+    if generator is not None:
+        raise InvalidArgument("generator: expected None with arrays that are no torch tensors")
+    require_seed(options)
     if out is None:
         out = empty(_out_shape(q, v), like=q, dtype=_out_type(q))
         out_view = view(out, "out")
@@ -143,7 +159,8 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
 
     Args:
         do: gradient of out, with its shape and dtype.
-        q, k, v, options: exactly those of the forward call, without out and return_lse.
+        q, k, v, options: exactly those of the forward call, without out and return_lse; with
+            dropout, dropout_seed too.
         out, lse: what attention(..., return_lse=True) returned.
         dlse: gradient of lse, with its shape, float32; None is zero.
         deterministic: bitwise repeatable gradients.
@@ -154,6 +171,7 @@ def attention_backward(do, q, k, v, out, lse, *, dlse=None, **options):
 
     Raises what attention() raises.
     """
+    require_seed(options)
     if is_torch(q):
         backend = torch_backend()
         in_order_options = in_order("attention_backward", options, OF_BOTH_PASSES)

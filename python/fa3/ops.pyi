@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from typing_extensions import TypedDict, Unpack
 
@@ -32,6 +32,8 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     batch_invariant: bool
     window_shift: int
     sm_margin: int
+    dropout_p: float
+    dropout_seed: Array | tuple[int, int] | None
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     page_table: Array | None
@@ -52,6 +54,7 @@ def attention(
     *,
     out: Array | None = None,
     return_lse: Literal[False] = False,
+    generator: Any = None,
     **options: Unpack[Options[Array]],
 ) -> Array: ...
 @overload
@@ -62,6 +65,7 @@ def attention(
     *,
     out: Array | None = None,
     return_lse: Literal[True],
+    generator: Any = None,
     **options: Unpack[Options[Array]],
 ) -> tuple[Array, Array]: ...
 @overload
@@ -72,6 +76,7 @@ def attention(
     *,
     out: Array | None = None,
     return_lse: bool,
+    generator: Any = None,
     **options: Unpack[Options[Array]],
 ) -> Array | tuple[Array, Array]: ...
 def attention_backward(

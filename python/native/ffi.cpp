@@ -114,6 +114,11 @@ class FrameReader {
     return refusal_;
   }
 
+  // A call that cannot be read.
+  void refuse(const char* sentence) {
+    if (refusal_.empty()) refusal_ = sentence;
+  }
+
  private:
   void fail(std::string_view name, const char* expected) {
     if (refusal_.empty()) refusal_ = in_words_of_python(name) + ": expected " + expected;

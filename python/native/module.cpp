@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -95,12 +96,13 @@ class Reader {
     if (*value < 0) fail(name, "True or False", truth);
   }
 
- private:
+  // A call that cannot be read.
   void refuse(const char* sentence) {
     PyErr_SetString(PyExc_TypeError, sentence);
     ok_ = false;
   }
 
+ private:
   void fail(const char* name, const char* expected, PyObject* got) {
     PyErr_Format(PyExc_TypeError, "%s: expected %s, got %R", in_words_of_python(name).c_str(),
                  expected, got);
@@ -381,6 +383,27 @@ PyObject* append(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return check(status) ? Py_NewRef(Py_None) : nullptr;
 }
 
+// dropout_mask(dropout_p, seed, offset, batch, heads, seqlen_q, seqlen_k, address)
+PyObject* dropout_mask(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  float dropout_p = 0;
+  int64_t numbers[7] = {};
+  const char* const names[] = {"seed",     "offset",   "batch",  "heads",
+                               "seqlen_q", "seqlen_k", "address"};
+  read.real("dropout_p", &dropout_p);
+  for (size_t i = 0; i < std::size(names); ++i) read.integer(names[i], &numbers[i]);
+  if (!read.done()) return nullptr;
+  const auto [seed, offset, batch, heads, seqlen_q, seqlen_k, address] = numbers;
+  fa3_status status = FA3_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = fa3_dropout_mask(dropout_p, static_cast<uint64_t>(seed), static_cast<uint64_t>(offset),
+                            batch, heads, seqlen_q, seqlen_k,
+                            reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(address)));
+  Py_END_ALLOW_THREADS;
+  return check(status) ? Py_NewRef(Py_None) : nullptr;
+}
+
 // engines() -> [(name, available, detail), ...]
 PyObject* engines(PyObject*, PyObject*) {
   PyObject* found = PyList_New(0);
@@ -423,6 +446,7 @@ PyMethodDef g_methods[] = {
     {"merge", fast(merge), METH_FASTCALL, nullptr},
     {"append", fast(append), METH_FASTCALL, nullptr},
     {"backward_supported", fast(backward_supported), METH_FASTCALL, nullptr},
+    {"dropout_mask", fast(dropout_mask), METH_FASTCALL, nullptr},
     {"available_threads", available_threads, METH_NOARGS, nullptr},
     {"ffi_handlers", ffi_handlers, METH_NOARGS, nullptr},
     {"engines", engines, METH_NOARGS, nullptr},

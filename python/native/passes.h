@@ -11,6 +11,23 @@
 
 namespace fa3::python {
 
+// The seed and offset of dropout: two numbers of 64 bits in 4 int32, in q's memory.
+template <class Reader>
+void read_dropout_seed(Reader* read, const fa3_tensor& q, fa3_options* options) {
+  fa3_tensor seed = {};
+  read->tensor("dropout_seed", Access::read, &seed);
+  if (seed.rank == 0) return;
+  const bool is_seed = seed.dtype == FA3_INT32 && seed.rank == 1 && seed.shape[0] == 4 &&
+                       seed.stride[0] == 1 && seed.device_type == q.device_type &&
+                       seed.device_index == q.device_index;
+  if (!is_seed) {
+    read->refuse("dropout_seed: expected the seed and the offset, 64 bits each, in q's memory");
+    return;
+  }
+  options->dropout_seed_at = static_cast<const uint64_t*>(seed.data);
+  options->dropout_offset_at = options->dropout_seed_at + 1;
+}
+
 // The options of both passes, in the order of fa3/_options.py.
 template <class Reader, class Params>
 void read_options(Reader* read, Params* params) {
@@ -26,6 +43,7 @@ void read_options(Reader* read, Params* params) {
   read->tensor("cu_seqlens_k", Access::read, &options->cu_seqlens_k);
   read->tensor("seqused_q", Access::read, &options->seqused_q);
   read->tensor("seqused_k", Access::read, &options->seqused_k);
+  read_dropout_seed(read, params->q, options);
   read->integer("max_seqlen_q", &options->max_seqlen_q);
   read->integer("max_seqlen_k", &options->max_seqlen_k);
   read->flag("deterministic", &options->deterministic);
@@ -35,6 +53,7 @@ void read_options(Reader* read, Params* params) {
   read->flag("batch_invariant", &options->batch_invariant);
   read->integer("window_shift", &options->window_shift);
   read->integer("sm_margin", &options->sm_margin);
+  read->real("dropout_p", &options->dropout_p);
 }
 
 struct Forward {

@@ -33,7 +33,7 @@ Status write_dropout_mask(float dropout_p, uint64_t seed, uint64_t offset, const
     for (int64_t h = 0; h < heads; ++h) {
       const DropoutHead head = dropout_head(key, sequence, h);
       for (int64_t query = 0; query < seqlen_q; ++query) {
-        const DropoutRow row(dropout, head, query);
+        DropoutRow row(dropout, head, query);
         for (int64_t k = 0; k < seqlen_k; ++k) *keep++ = row.keeps(k) ? 1 : 0;
       }
     }

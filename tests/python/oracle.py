@@ -14,6 +14,8 @@ Meaning of the options (all keyword-only, the same for every function):
               keys, counted from key 0; 0 is off
   softcap     scores become cap * tanh(scale * q.k / cap); 0 is off
   scale       default d**-0.5
+  kept        (b, hq, sq, sk): factors of the probabilities after the softmax; dropout_factors() has
+              those of fa3's dropout. The LSE knows nothing of them
   sink        (hq,) logits that join each row's denominator and LSE, but carry no value
 Query head i reads kv head i // (hq // hk). A row that sees no key has O = 0, LSE = -inf (with a
 sink: LSE = sink) and gives no gradient.
@@ -62,23 +64,23 @@ def visibility(
 
 
 @QUIET
-def forward(q, k, v, *, softcap=0.0, scale=None, sink=None, **mask):
+def forward(q, k, v, *, softcap=0.0, scale=None, sink=None, kept=1.0, **mask):
     """Returns o (b, sq, hq, dv) and lse (b, hq, sq). mask: the options of visibility()."""
     at = _attend(q, k, v, softcap, scale, sink, mask)
     sees_a_key = at.visible.any(axis=-1)[:, None]
-    o = np.where(sees_a_key, at.probabilities @ at.v, 0.0)
+    o = np.where(sees_a_key, (at.probabilities * kept) @ at.v, 0.0)
     return _swap_heads(o), at.lse
 
 
 @QUIET
-def backward(q, k, v, do, *, dlse=None, softcap=0.0, scale=None, sink=None, **mask):
+def backward(q, k, v, do, *, dlse=None, softcap=0.0, scale=None, sink=None, kept=1.0, **mask):
     """Gradients of sum(o * do) + sum(lse * dlse), where dlse is 0 by default and in empty rows.
 
     Returns dq, dk, dv, dsink; dsink is None without a sink.
     """
     at = _attend(q, k, v, softcap, scale, sink, mask)
     do = _swap_heads(np.asarray(do, dtype=np.float64))
-    d_probabilities = np.where(at.visible, do @ at.v.swapaxes(-1, -2), 0.0)
+    d_probabilities = np.where(at.visible, kept * (do @ at.v.swapaxes(-1, -2)), 0.0)
     delta = (at.probabilities * d_probabilities).sum(axis=-1, keepdims=True)  # = sum(o * do)
     if dlse is not None:  # the gradient of the LSE by a score is its probability
         delta = delta - np.where(np.isneginf(at.lse), 0.0, dlse)[..., None]
@@ -88,7 +90,7 @@ def backward(q, k, v, do, *, dlse=None, softcap=0.0, scale=None, sink=None, **ma
     kv_heads = np.shape(k)[2]
     dq = _swap_heads(at.scale * d_scores @ at.k)
     dk = _sum_group(at.scale * d_scores.swapaxes(-1, -2) @ at.q, kv_heads)
-    dv = _sum_group(at.probabilities.swapaxes(-1, -2) @ do, kv_heads)
+    dv = _sum_group((at.probabilities * kept).swapaxes(-1, -2) @ do, kv_heads)
     if sink is None:
         return dq, dk, dv, None
     # The sink is a column whose value is zero: d_probability = 0, so d_score = p * (0 - delta).
@@ -125,6 +127,43 @@ def backward_varlen(
         if dsink is not None:
             dsink += one_dsink
     return dq, dk, dv, dsink
+
+
+def dropout_mask(p, seed, offset, shape):
+    """(b, hq, sq, sk) bool: which probabilities dropout keeps (docs/numerics.md)."""
+    low, high = (np.uint32(n & 0xFFFFFFFF) for n in (seed, seed >> 32))
+    offsets = [np.uint32(n) for n in (offset & 0xFFFFFFFF, offset >> 32, 0, 0)]
+    call_key = _philox(offsets, (low, high), 10)[:2]
+    b, h, i, j = np.ogrid[tuple(slice(extent) for extent in shape)]
+    counter = (h, j // 16 * 4 + j % 8 // 2, b, i // 16 * 8 + i % 8)
+    words = _philox([x.astype(np.uint32) for x in counter], call_key, 7)
+    word = np.choose(j % 2 * 2 + j // 8 % 2, words)
+    draw = np.where(i // 8 % 2 == 0, word & 0xFFFF, word >> 16)
+    return draw >= _dropped_draws(p)
+
+
+def dropout_factors(p, seed, offset, shape):
+    """What dropout multiplies the probabilities by."""
+    dropped = _dropped_draws(p)
+    scale = 65536 / (65536 - dropped) if dropped < 65536 else 0.0
+    return dropout_mask(p, seed, offset, shape) * scale
+
+
+def _dropped_draws(p):
+    """Of the 65536 draws there are."""
+    return 0 if p == 0 else 65536 if p == 1 else min(max(round(p * 65536), 1), 65535)
+
+
+def _philox(counter, key, rounds):
+    """Philox-4x32 (Salmon et al., SC'11) of arrays of uint32."""
+    x = [np.asarray(word, np.uint64) for word in counter]
+    k = [np.uint64(word) for word in key]
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for _ in range(rounds):
+        a, b = np.uint64(0xD2511F53) * x[0], np.uint64(0xCD9E8D57) * x[2]
+        x = [(b >> half) ^ x[1] ^ k[0], b & mask, (a >> half) ^ x[3] ^ k[1], a & mask]
+        k = [(k[0] + np.uint64(0x9E3779B9)) & mask, (k[1] + np.uint64(0xBB67AE85)) & mask]
+    return [word.astype(np.uint32) for word in np.broadcast_arrays(*x)]
 
 
 def merge(partials):

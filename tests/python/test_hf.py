@@ -226,7 +226,6 @@ def test_gradients_equal_those_of_eager(device, maker, inputs):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"dropout": 0.1}, "dropout: expected 0, got 0.1; set the model's dropout to 0"),
         (
             {"attention_mask": torch.ones(1, 1, 2, 2)},
             r"attention_mask: .* own of shape \(1, 1, 2",
@@ -257,12 +256,29 @@ def test_arguments_that_change_nothing_are_taken():
     assert torch.equal(out, fa3.attention(*[q.transpose(1, 2)] * 3, causal=True))
 
 
-def test_dropout_names_the_field_of_the_config():
+def test_dropout_where_fa3_has_none_names_the_field_of_the_config(monkeypatch):
+    monkeypatch.setattr(attention, "DROPOUT_ON", frozenset())
     model = llama("cpu", attention_dropout=0.25)
     ids, _ = left_padded("cpu")
     with pytest.raises(fa3.Unsupported, match="set attention_dropout=0.0 in the model's config"):
         using(model, "fa3").train()(ids)
     using(model, "fa3").eval()(ids)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_models_train_with_dropout(padded):
+    model = using(llama("cpu", attention_dropout=0.5), "fa3")
+    ids, mask = left_padded("cpu")
+
+    def loss():
+        torch.manual_seed(3)
+        return model(ids, attention_mask=mask if padded else None, labels=ids).loss
+
+    evaluated = model.eval() and loss()
+    trained = model.train() and loss()
+    assert torch.equal(trained, loss())
+    assert not torch.equal(trained, evaluated)
+    trained.backward()
 
 
 MOVED = {

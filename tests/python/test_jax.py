@@ -488,3 +488,58 @@ def test_the_front_has_the_options_of_the_numpy_front():
     theirs = inspect.signature(fa3.attention_backward).parameters
     options = [*theirs][[*theirs].index("dlse") + 1 :]
     assert [*ours] == ["q", "k", "v", "return_lse", *options]
+
+
+def dropped(key, p=0.4, **options):
+    """attention of some arrays under a key, and what it is with the same seed elsewhere."""
+    q, k, v = (x.astype(np.float32) for x in inputs_for("gqa", "float32")[:3])
+    found = fa3.jax.attention(q, k, v, dropout_p=p, dropout_seed=key, **options)
+    words = np.zeros(4, np.uint32)
+    data = np.asarray(jax.random.key_data(key) if key.dtype != jnp.uint32 else key)
+    words[: data.size] = data
+    seed = words.view(np.uint64)
+    return found, fa3.attention(q, k, v, dropout_p=p, dropout_seed=seed, **options)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(7), jax.random.PRNGKey(8)], ids=["key", "words"])
+def test_dropout_takes_a_key(key):
+    np.testing.assert_array_equal(*dropped(key, causal=True))
+
+
+def test_dropout_has_gradients_and_one_mask_for_every_example_of_vmap():
+    q, k, v = (x.astype(np.float32) for x in inputs_for("gqa", "float32")[:3])
+    key = jax.random.key(3)
+
+    def loss(q, key):
+        return (fa3.jax.attention(q, k, v, dropout_p=0.4, dropout_seed=key) ** 2).sum()
+
+    words = np.array([*jax.random.key_data(key), 0, 0], np.uint32)
+    named = {"dropout_p": 0.4, "dropout_seed": words.view(np.uint64)}
+    out, lse = fa3.attention(q, k, v, return_lse=True, **named)
+    expected = fa3.attention_backward(2 * out, q, k, v, out, lse, **named).dq
+    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(q, key), expected)
+    twice = jax.vmap(jax.grad(loss), (0, None))(np.stack([q, q]), key)
+    np.testing.assert_array_equal(twice, np.stack([expected, expected]))
+    keys = jax.random.split(key)
+    apart = jax.vmap(jax.grad(loss), (None, 0))(q, keys)
+    np.testing.assert_array_equal(apart[1], jax.grad(loss)(q, keys[1]))
+    assert (apart[0] != apart[1]).any()
+
+
+def test_dropout_is_not_cut_over_devices():
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("JAX was started with one CPU device")
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2])
+    q, k, v = (x.astype(np.float32) for x in inputs_for("gqa", "float32")[:3])
+    placed = [jax.device_put(x, NamedSharding(mesh, P("x"))) for x in (q, k, v)]
+    attend = jax.jit(lambda q, k, v: fa3.jax.attention(q, k, v, dropout_p=0.4, dropout_seed=(1, 2)))
+    expected = fa3.attention(q, k, v, dropout_p=0.4, dropout_seed=(1, 2))
+    np.testing.assert_array_equal(attend(*placed), expected)
+
+
+def test_dropout_without_a_key_is_refused():
+    q = jnp.ones((1, 3, 1, 8))
+    with pytest.raises(fa3.InvalidArgument, match="dropout_seed: expected .* got None"):
+        fa3.jax.attention(q, q, q, dropout_p=0.1)
+    with pytest.raises(fa3.InvalidArgument, match="expected a key of 2 or 4 words"):
+        fa3.jax.attention(q, q, q, dropout_p=0.1, dropout_seed=jnp.zeros(3, jnp.uint32))

@@ -31,6 +31,7 @@ def options(
     deterministic=False,
     attention_chunk=0,
     sm_margin=0,
+    dropout_p=0.0,
 ):
     """The options of fa3.attention from theirs.
 
@@ -46,6 +47,7 @@ def options(
         "softcap": max(float(softcap or 0), 0.0),
         "deterministic": deterministic,
         "sm_margin": int(sm_margin),
+        "dropout_p": dropout_p,
     }
 
 

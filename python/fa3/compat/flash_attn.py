@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
 
-Semantics are those of fa3.attention. dropout_p must be 0 and ALiBi is not supported: both raise
-fa3.Unsupported with the argument's name. With return_attn_probs the functions return (out, lse,
-None) where the original returns (out, lse, probabilities): fa3 never forms the probabilities.
+Semantics are those of fa3.attention. ALiBi, and dropout_p on a GPU, raise fa3.Unsupported with the
+argument's name. With return_attn_probs the functions return (out, lse, S_dmask): with dropout the
+probabilities, negative where they were dropped (_probabilities.py), which are for tests and take
+O(N^2) memory; without dropout None, where the original has an empty tensor.
 The functions of packed tensors take the arguments behind those in their docstrings by position or
 by name, as flash_attn_func does.
 """
@@ -20,6 +21,7 @@ from fa3.compat._passes_of_fa2 import (
     _flash_attn_forward,
     _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
+    forward_with_state,
     refuse,
 )
 
@@ -47,9 +49,9 @@ def flash_attn_func(
     return_attn_probs=False,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv)."""
-    refuse(dropout_p, alibi_slopes)
-    named = options(softmax_scale, causal, window_size, softcap, deterministic)
-    return answer(forward(q, k, v, named), return_attn_probs)
+    refuse(q, dropout_p, alibi_slopes)
+    named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
+    return answer(q, k, v, named, return_attn_probs)
 
 
 shows_tail = shows(list(inspect.signature(flash_attn_func).parameters.values())[3:])
@@ -89,14 +91,14 @@ def flash_attn_varlen_func(
 
     With block_table k and v are pages, and cu_seqlens_k holds the lengths of sequences in them.
     """
-    refuse(dropout_p, alibi_slopes)
+    refuse(q, dropout_p, alibi_slopes)
     cu_seqlens_q, cu_seqlens_k, block_table = indices(cu_seqlens_q, cu_seqlens_k, block_table)
     keys = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
     if block_table is not None:
         keys = {"page_table": block_table, "seqused_k": cu_seqlens_k.diff()}
-    named = options(softmax_scale, causal, window_size, softcap, deterministic)
+    named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
     named |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": length(max_seqlen_q)} | keys
-    return answer(forward(q, k, v, named), return_attn_probs)
+    return answer(q, k, v, named, return_attn_probs)
 
 
 @shows_tail
@@ -140,7 +142,7 @@ def flash_attn_with_kvcache(
 
     k and v are first appended in place, turned by rotary_cos and rotary_sin, as q is.
     """
-    refuse(0.0, alibi_slopes)
+    refuse(q, 0.0, alibi_slopes)
     q, k, v = rows(q, k, v)
     return attend(
         q,
@@ -160,6 +162,9 @@ def flash_attn_with_kvcache(
     )
 
 
-def answer(result, return_attn_probs):
-    out, lse = result
-    return (out, lse, None) if return_attn_probs else out
+def answer(q, k, v, named, return_attn_probs):
+    if not return_attn_probs:
+        return forward(q, k, v, named)[0]
+    asked = bool(named["dropout_p"])
+    out, lse, probabilities, _ = forward_with_state(q, k, v, named, asked)
+    return out, lse, probabilities if asked else None

@@ -101,7 +101,7 @@ def flash_attn_varlen_func(
     check_version(fa_version)
     unsupported(
         q_v=(q_v, None, NO_QV),
-        dropout_p=(dropout_p, 0.0, "fa3 has no dropout"),
+        dropout_p=(dropout_p, 0.0, "fa3 has dropout for training alone"),
         alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"),
         output_scale=(output_scale, None, "fa3 writes no float8 outputs"),
         cp_world_size=(cp_world_size, 1, "fa3 has no masks over keys that ranks hold in turn"),

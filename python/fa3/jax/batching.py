@@ -17,7 +17,10 @@ def batched(function, call, size, mapped, *operands):
 
 def joins_batch(call, mapped):
     """Whether every example may be more sequences of one call: not where tensors are packed, which
-    have no batch, nor where examples have sinks of their own or sum over them."""
+    have no batch, nor where examples have sinks of their own or sum over them, nor with dropout,
+    where an example has the mask that it would have alone."""
+    if call.has_dropout():
+        return False
     names = [name for name, is_mapped in zip(call.operands, mapped, strict=True) if is_mapped]
     return all(call.extents(name).startswith("b") for name in (*names, *call.results))
 

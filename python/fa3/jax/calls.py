@@ -23,8 +23,8 @@ TENSORS = {
 WORKSPACE_SIZE = {"forward": _native.forward_workspace, "backward": _native.backward_workspace}
 
 # Extents by letter: b sequences; i and j rows of queries and keys; h and g query and key heads; d
-# and e head dims; n starts. Packed tensors have no b, and beside them it is called s: their
-# sequences are not independent extents of a call, which could be cut or be more.
+# and e head dims; n starts; w words. Packed tensors have no b, and beside them it is called s:
+# their sequences are not independent extents of a call, which could be cut or be more.
 EXTENTS = {
     **dict.fromkeys(("q", "dq"), "bihd"),
     **dict.fromkeys(("k", "dk"), "bjgd"),
@@ -34,6 +34,7 @@ EXTENTS = {
     **dict.fromkeys(("sink", "dsink"), "h"),
     **dict.fromkeys(("seqused_q", "seqused_k"), "b"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "n"),
+    "dropout_seed": "w",
 }
 OF_KEYS = ("k", "v", "dk", "dv")
 
@@ -51,6 +52,10 @@ class Call(NamedTuple):
         """The call that takes these operands: one for all orders of their names."""
         known = (*TENSORS[direction], *OPTION_TENSORS)
         return cls(direction, tuple(x for x in known if x in operands), results, options)
+
+    def has_dropout(self):
+        """Whether results depend on which sequence of the call, and which head, a row is of."""
+        return "dropout_seed" in self.operands
 
     def extents(self, name):
         """The letters of a tensor's extents."""

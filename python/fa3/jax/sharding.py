@@ -17,7 +17,9 @@ from fa3.errors import Unsupported
 
 def axes_of(call, sizes, mesh, q_spec):
     """Mesh axes by the letter of the extent that they cut: b and the heads, where they divide. A
-    single key head is whole on every device."""
+    single key head is whole on every device. With dropout nothing is cut."""
+    if call.has_dropout():
+        return {}
     letters = call.extents("q")
     wanted = dict(zip(letters, [*q_spec, *(None for _ in letters)], strict=False))
     axes = {}
@@ -105,7 +107,8 @@ def rule(call, mesh, operands, results):
 
     text = side(call.operands)
     order = dict.fromkeys(x for x in text if x.isalpha())  # of appearance, as Shardy wants it
-    options = {"need_replication_factors": tuple(x for x in order if x not in "bgh")}
+    may_be_cut = "" if call.has_dropout() else "bgh"
+    options = {"need_replication_factors": tuple(x for x in order if x not in may_be_cut)}
     return f"{text} -> {side(call.results)}", options | ({"r": group} if "r" in order else {})
 
 

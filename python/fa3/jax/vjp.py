@@ -10,6 +10,7 @@ import numpy as np
 
 from fa3 import _native
 from fa3._arrays import no_array
+from fa3._dropout import require_seed, words
 from fa3._options import (
     BOTH_PASSES,
     DEFAULTS,
@@ -37,13 +38,17 @@ def attention(q, k, v, *, return_lse=False, **options):
     heads are computed where they are: the devices must divide the key heads, or be as many as
     divide the query heads of a single key head.
 
-    Arrays are q, k, v, sink, cu_seqlens and seqused; everything else is a Python value, known while
-    the program is traced.
+    Arrays are q, k, v, sink, cu_seqlens, seqused and dropout_seed; everything else is a Python
+    value, known while the program is traced.
 
     Args:
         q, k, v: as in fa3.attention: float32, float16 or bfloat16, no FP8, no caches.
         return_lse: also return the LSE.
         max_seqlen_q, max_seqlen_k: with cu_seqlens on a GPU they are needed.
+        dropout_p, dropout_seed: on the CPU. The seed is a key of JAX (jax.random.key or PRNGKey) of
+            2 or 4 words, or (seed, offset). Each call needs one of its own, and within
+            jax.shard_map each device (jax.random.fold_in): there sequences and heads are counted
+            anew. Elsewhere a call with dropout is not cut over devices.
         deterministic: gradients are bitwise repeatable. The forward pass always is.
 
     Returns:
@@ -54,6 +59,9 @@ def attention(q, k, v, *, return_lse=False, **options):
         RuntimeError, ValueError: while it runs, by JAX and with the library's sentence: lengths in
             host memory that lead out of their tensors.
     """
+    require_seed(options)
+    if options.get("dropout_seed") is not None:
+        options["dropout_seed"] = seed_words(options["dropout_seed"])
     listed = in_order("attention", options, OF_BOTH_PASSES)
     given = {
         name: value
@@ -67,6 +75,19 @@ def attention(q, k, v, *, return_lse=False, **options):
     static = Static(bool(return_lse), tuple((x, plain(x, given[x])) for x in given))
     arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     return attend(static, vary_alike(arrays))
+
+
+def seed_words(seed):
+    """Dropout's seed as the library reads it, 4 int32, from a key of JAX or two integers."""
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        seed = jax.random.key_data(seed)
+    if not isinstance(seed, jax.Array) or seed.dtype != jnp.uint32:
+        return jnp.asarray(words(seed).view(np.int32))
+    if seed.shape not in ((2,), (4,)):
+        raise InvalidArgument(
+            f"dropout_seed: expected a key of 2 or 4 words, got the shape {seed.shape}"
+        )
+    return jnp.pad(seed, (0, 4 - seed.size)).view(jnp.int32)
 
 
 class Static(NamedTuple):

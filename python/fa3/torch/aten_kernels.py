@@ -8,10 +8,14 @@ where torch's own kernel has to run. Dense tensors are (b, h, s, d) where the op
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 
+from fa3._dropout import DROPOUT_ON
 from fa3._options import BOTH_PASSES, Options
+from fa3.torch.autograd import attention
+from fa3.torch.dropout import draw
 from fa3.torch.operators import new_lse, refuse_without_backward, run_backward, run_forward
 
 
@@ -59,10 +63,38 @@ def swapped(*tensors):
     return [tensor.transpose(1, 2) for tensor in tensors]
 
 
-def no_random_state(q):
-    """rng_state, philox_offset and debug_attn_mask of a call without dropout."""
-    state, offset = (q.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))
-    return state, offset, q.new_empty(0)
+class Dropout(NamedTuple):
+    """The probability, and the seed as fa3.torch.dropout.draw() makes it; None without dropout."""
+
+    p: float
+    seed: torch.Tensor | None
+
+    @classmethod
+    def drawn(cls, p, q):
+        return cls(p, draw(q.device) if takes_dropout(p) else None)
+
+    @classmethod
+    def saved(cls, p, state):
+        """From the rng_state of the forward call."""
+        return cls(p, state.view(torch.int64) if takes_dropout(p) else None)
+
+    def options(self):
+        return {"dropout_p": self.p, "dropout_seed": self.seed}
+
+    def results(self, q):
+        """rng_state, philox_offset and debug_attn_mask of torch's operators."""
+        state, offset = (q.new_empty(shape, dtype=torch.uint64) for shape in ((2,), ()))
+        return state if self.seed is None else self.seed.view(torch.uint64), offset, q.new_empty(0)
+
+
+WITHOUT_DROPOUT = Dropout(0.0, None)
+
+
+def takes_dropout(p):
+    """Whether a call of CUDA's operators has dropout, which then must be possible there."""
+    if p and "cuda" not in DROPOUT_ON:
+        raise Refused("dropout_p is not supported")
+    return p > 0
 
 
 def new_output(query, columns):
@@ -74,11 +106,13 @@ def new_output(query, columns):
     return torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
 
 
-def dense_forward(query, key, value, is_causal, scale, lse, needs_backward=False):
+def dense_forward(
+    query, key, value, is_causal, scale, lse, needs_backward=False, dropout=WITHOUT_DROPOUT
+):
     """(b, h, s, d) in, the same layout out. needs_backward: refuses what has no gradient here."""
     q, k, v = swapped(query, key, value)
     refuse_top_left_causal(is_causal, q, k)
-    options = Options(causal=is_causal, scale=scale)
+    options = Options(causal=is_causal, scale=scale, **dropout.options())
     if needs_backward:
         refuse_without_backward(q, k, v, options[: len(BOTH_PASSES)])
     output = new_output(query, value.shape[-1])
@@ -86,31 +120,46 @@ def dense_forward(query, key, value, is_causal, scale, lse, needs_backward=False
     return output
 
 
-def dense_backward(grad_out, query, key, value, out, logsumexp, is_causal, scale, gradients):
+def dense_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    is_causal,
+    scale,
+    gradients,
+    dropout=WITHOUT_DROPOUT,
+):
     do, q, k, v, o = swapped(grad_out, query, key, value, out)
     refuse_top_left_causal(is_causal, q, k)
-    options = Options(causal=is_causal, scale=scale, deterministic=deterministic())
+    options = Options(
+        causal=is_causal, scale=scale, deterministic=deterministic(), **dropout.options()
+    )
     outputs = (*swapped(*gradients), None)
     run_backward(do, q, k, v, o, logsumexp, None, outputs, options[: len(BOTH_PASSES)])
     return gradients
 
 
 def sdpa_cuda(query, key, value, dropout_p, is_causal, return_debug_mask, scale, **unknown):
-    refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask, **unknown)
+    refuse(return_debug_mask=return_debug_mask, **unknown)
     refuse_wide_values(query, value)
+    dropout = Dropout.drawn(dropout_p, query)
     lse = new_lse(query.transpose(1, 2))
-    output = dense_forward(query, key, value, is_causal, scale, lse)
+    output = dense_forward(query, key, value, is_causal, scale, lse, dropout=dropout)
     lengths = query.shape[2], key.shape[2]
-    return output, lse, None, None, *lengths, *no_random_state(query)
+    return output, lse, None, None, *lengths, *dropout.results(query)
 
 
 def sdpa_cuda_backward(
-    grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale, **unknown
+    grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, philox_seed, scale, **unknown
 ):
-    refuse(dropout_p=dropout_p, **unknown)
+    refuse(**unknown)
+    dropout = Dropout.saved(dropout_p, philox_seed)
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
     arguments = (grad_out, query, key, value, out, logsumexp)
-    return dense_backward(*arguments, is_causal, scale, gradients)
+    return dense_backward(*arguments, is_causal, scale, gradients, dropout)
 
 
 def sdpa_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, **unknown):
@@ -133,6 +182,21 @@ def sdpa_cpu_backward(
     return dense_backward(*arguments, is_causal, scale, gradients)
 
 
+def sdpa_with_dropout(
+    query, key, value, attn_mask, dropout_p, is_causal, dropout_mask, scale, enable_gqa, **unknown
+):
+    """torch's formula for SDPA, which is all that its CPU has for dropout. Differentiable."""
+    refuse(attn_mask=attn_mask, dropout_mask=dropout_mask, **unknown)
+    if query.ndim != 4 or query.dtype == torch.float64:
+        raise Refused("dropout_p with other than 4 dimensions, or in float64, is not supported")
+    if not (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
+        raise Refused("dropout_p with different heads but without enable_gqa is not supported")
+    q, k, v = swapped(query, key, value)
+    refuse_top_left_causal(is_causal, q, k)
+    out = attention(q, k, v, causal=is_causal, scale=scale, dropout_p=dropout_p)
+    return out.transpose(1, 2), query.new_empty(0)
+
+
 # What _flash_attention_forward and _backward take: their names, and ours.
 PACKED = {
     "is_causal": "causal",
@@ -149,7 +213,7 @@ PACKED = {
 }
 
 
-def packed_options(named):
+def packed_options(named, dropout=WITHOUT_DROPOUT):
     """Our options from theirs, in order; what is neither known nor off is refused."""
     refuse(**{name: value for name, value in named.items() if name not in PACKED})
     options = {PACKED[name]: value for name, value in named.items() if name in PACKED}
@@ -165,26 +229,28 @@ def packed_options(named):
         options["batch_invariant"] = True
     elif parts is not None:
         options["num_splits"] = parts
-    return Options(**options)
+    return Options(**options, **dropout.options())
 
 
-def flash_forward_into(out, query, key, value, **named):
+def flash_forward_into(out, query, key, value, dropout=WITHOUT_DROPOUT, **named):
     """(b, s, h, d), or packed (total, h, d)."""
-    options = packed_options(named)
+    options = packed_options(named, dropout)
     lse = new_lse(query)
     run_forward(query, key, value, out, lse, options)
     return lse
 
 
-def flash_forward(query, key, value, **named):
+def flash_forward(query, key, value, dropout_p, **named):
+    dropout = Dropout.drawn(dropout_p, query)
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
-    lse = flash_forward_into(out, query, key, value, **named)
-    return out, lse, *no_random_state(query)
+    lse = flash_forward_into(out, query, key, value, dropout, **named)
+    return out, lse, *dropout.results(query)
 
 
-def flash_backward(grad_out, query, key, value, out, logsumexp, **named):
+def flash_backward(grad_out, query, key, value, out, logsumexp, dropout_p, rng_state=None, **named):
+    dropout = Dropout.saved(dropout_p, rng_state)
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
-    options = packed_options(named)._replace(deterministic=deterministic())
+    options = packed_options(named, dropout)._replace(deterministic=deterministic())
     arguments = (grad_out, query, key, value, out, logsumexp, None)
     run_backward(*arguments, (*gradients, None), options[: len(BOTH_PASSES)])
     return gradients
@@ -207,32 +273,53 @@ def cudnn_lse_rank():
     return torch.ops.aten._scaled_dot_product_cudnn_attention(q, q, q, None, True)[1].ndim
 
 
-def cudnn_results(query, out, lse, lengths):
-    """Their nine results, of a call without dropout and without lengths to give back."""
-    seed, offset = (query.new_empty((), dtype=torch.int64) for _ in range(2))
+def cudnn_results(query, out, lse, lengths, dropout):
+    """Their nine results, of a call without lengths to give back."""
+    empty = query.new_empty((2,), dtype=torch.int64)
+    seed, offset = (empty if dropout.seed is None else dropout.seed).unbind()
     return out, lse, None, None, *lengths, seed, offset, None
+
+
+def cudnn_saved(dropout_p, philox_seed, philox_offset):
+    """Dropout from what cudnn_results() gave back."""
+    state = torch.stack([philox_seed, philox_offset]) if takes_dropout(dropout_p) else None
+    return Dropout.saved(dropout_p, state)
 
 
 def cudnn_sdpa(
     query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale, **unknown
 ):
     refuse_where_flash_is_off()
-    refuse(attn_bias=attn_bias, dropout_p=dropout_p, **unknown)
+    refuse(attn_bias=attn_bias, **unknown)
+    dropout = Dropout.drawn(dropout_p, query)
     lse = new_lse(query.transpose(1, 2))
-    arguments = (query, key, value, is_causal, scale, lse)
-    out = dense_forward(*arguments, needs_backward=compute_log_sumexp)
+    arguments = (query, key, value, is_causal, scale, lse, compute_log_sumexp, dropout)
+    out = dense_forward(*arguments)
     lse = lse.unsqueeze(-1) if cudnn_lse_rank() == 4 else lse
-    return cudnn_results(query, out, lse, (query.shape[2], key.shape[2]))
+    return cudnn_results(query, out, lse, (query.shape[2], key.shape[2]), dropout)
 
 
 def cudnn_sdpa_backward(
-    grad_out, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale, **unknown
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    philox_seed,
+    philox_offset,
+    attn_bias,
+    dropout_p,
+    is_causal,
+    scale,
+    **unknown,
 ):
-    refuse(attn_bias=attn_bias, dropout_p=dropout_p, **unknown)
+    refuse(attn_bias=attn_bias, **unknown)
+    dropout = cudnn_saved(dropout_p, philox_seed, philox_offset)
     lse = logsumexp.squeeze(-1) if logsumexp.ndim == 4 else logsumexp
     gradients = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
     arguments = (grad_out, query, key, value, out, lse)
-    return dense_backward(*arguments, is_causal, scale, gradients)
+    return dense_backward(*arguments, is_causal, scale, gradients, dropout)
 
 
 def packed_by_cudnn(query, named):
@@ -247,9 +334,11 @@ def packed_by_cudnn(query, named):
     return named | {"window_size_left": -1, "window_size_right": -1}
 
 
-def cudnn_forward_into(out, query, key, value, needs_backward=False, **named):
+def cudnn_forward_into(
+    out, query, key, value, needs_backward=False, dropout=WITHOUT_DROPOUT, **named
+):
     refuse_where_flash_is_off()
-    options = packed_options(packed_by_cudnn(query, named))
+    options = packed_options(packed_by_cudnn(query, named), dropout)
     if needs_backward:
         refuse_without_backward(query, key, value, options[: len(BOTH_PASSES)])
     lse = new_lse(query)
@@ -257,20 +346,27 @@ def cudnn_forward_into(out, query, key, value, needs_backward=False, **named):
     return lse
 
 
-def cudnn_forward(query, key, value, compute_log_sumexp, **named):
+def cudnn_forward(query, key, value, compute_log_sumexp, dropout_p, **named):
+    dropout = Dropout.drawn(dropout_p, query)
     cached = named.get("seqused_k") is not None or named.get("block_table") is not None
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
     needs_backward = compute_log_sumexp and not cached
-    lse = cudnn_forward_into(out, query, key, value, needs_backward, **named)
-    return cudnn_results(query, out, lse, (named["max_q"], named["max_k"]))
+    lse = cudnn_forward_into(out, query, key, value, needs_backward, dropout, **named)
+    return cudnn_results(query, out, lse, (named["max_q"], named["max_k"]), dropout)
 
 
-def cudnn_backward(grad_out, query, key, value, out, logsumexp, **named):
-    return flash_backward(
-        grad_out, query, key, value, out, logsumexp, **packed_by_cudnn(query, named)
-    )
+def cudnn_backward(
+    grad_out, query, key, value, out, logsumexp, dropout_p, philox_seed, philox_offset, **named
+):
+    dropout = cudnn_saved(dropout_p, philox_seed, philox_offset)
+    arguments = (grad_out, query, key, value, out, logsumexp)
+    return flash_backward(*arguments, dropout.p, dropout.seed, **packed_by_cudnn(query, named))
 
 
+# Wanted only where dropout_p is not 0.
+WITH_DROPOUT = {
+    "_scaled_dot_product_attention_math": ("AutogradCPU", sdpa_with_dropout),
+}
 KERNELS = {
     "_scaled_dot_product_flash_attention": ("CUDA", sdpa_cuda),
     "_scaled_dot_product_flash_attention_backward": ("CUDA", sdpa_cuda_backward),

@@ -22,6 +22,7 @@ from fa3._options import (
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import operators, textbook
 from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.dropout import seeded
 from fa3.torch.library import (
     Function,
     define,
@@ -101,7 +102,7 @@ backward = define(
 
 
 @takes_options()
-def attention(q, k, v, *, out=None, return_lse=False, **options):
+def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options):
     """fa3.attention for torch tensors, differentiable in q, k, v and sink.
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1; its gradient, FlashAttention-2 (arXiv
@@ -114,6 +115,8 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
         k, v: (b, sk, hk, d | dv), or packed; hq % hk == 0.
         out: written instead of a new tensor; none of the inputs may then need a gradient.
         return_lse: also return the LSE, which is differentiable too (a z-loss, a merge).
+        generator: the torch.Generator that gives the seed of dropout_p; None is the device's own.
+            Not under torch.compile, which traces the device's own.
         options: all those of fa3.attention, with their shapes and units. Gradients are bitwise
             repeatable with deterministic=True or torch.use_deterministic_algorithms(True).
 
@@ -127,10 +130,10 @@ def attention(q, k, v, *, out=None, return_lse=False, **options):
             has none: caches, FP8, forward-mode and second derivatives. Also a NotImplementedError.
         TypeError: k, v or an option is no tensor, no number, ...
     """
-    return attend(q, k, v, out, return_lse, in_order("attention", options))
+    return attend(q, k, v, out, return_lse, in_order("attention", options), generator)
 
 
-def attend(q, k, v, out, return_lse, options):
+def attend(q, k, v, out, return_lse, options, generator=None):
     """attention() with its options as one list, see in_order()."""
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         refuse_other_than_tensor("k", k)
@@ -140,6 +143,7 @@ def attend(q, k, v, out, return_lse, options):
     device_type = q.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
+    options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
     sink = options[SINK] if len(options) > SINK else None
@@ -185,7 +189,7 @@ def gradients(do, q, k, v, out, lse, dlse, options):
         refuse_other_than_tensor(name, tensor)
     if dlse is not None:
         refuse_other_than_tensor("dlse", dlse)
-    every_option = Options(*options)[: len(BOTH_PASSES)]
+    every_option = Options(*seeded(q, options, None))[: len(BOTH_PASSES)]
     try:
         dq, dk, dv, dsink = backward(do, q, k, v, out, lse, *every_option, dlse)
     except RuntimeError as error:

@@ -9,6 +9,7 @@ gradient.
 import torch
 
 from fa3 import _native
+from fa3._dropout import seed_view
 from fa3._options import BOTH_PASSES, DEFAULTS, FORWARD, IN_ORDER, Options
 
 QKV = "Tensor q, Tensor k, Tensor v"
@@ -20,6 +21,7 @@ SCHEMAS = {
     "Tensor? dlse=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
 }
 NUM_THREADS = list(DEFAULTS).index("num_threads")
+DROPOUT_SEED = list(DEFAULTS).index("dropout_seed")
 AVAILABLE_THREADS = _native.available_threads()
 
 # Whatever may watch or replace a call. These names are private: if one is missing, every call goes
@@ -142,14 +144,14 @@ def new_gradients(q, k, v, sink):
 
 def run_forward(q, k, v, out, lse, options):
     """Writes out and, unless it is None, lse. options: in order, or some of the first."""
-    options = with_threads(q, options)
+    options = with_seed_viewed(with_threads(q, options))
     _native.forward(lend_like(q) if q.is_cuda else None, q, k, v, out, lse, *options)
 
 
 def run_backward(do, q, k, v, out, lse, dlse, gradients, options):
     """Writes gradients, (dq, dk, dv, dsink), of which the last is None without a sink."""
     lend = lend_like(q) if q.is_cuda else None
-    do, options = readable_by_tma(do), with_threads(q, options)
+    do, options = readable_by_tma(do), with_seed_viewed(with_threads(q, options))
     _native.backward(lend, do, q, k, v, out, lse, dlse, *gradients, *options)
 
 
@@ -159,7 +161,15 @@ def refuse_without_backward(q, k, v, options):
     The CPU engine has every gradient.
     """
     if not q.is_cpu and have_memory(q, k, v):
-        _native.backward_supported(q, k, v, *options)
+        _native.backward_supported(q, k, v, *with_seed_viewed(options))
+
+
+def with_seed_viewed(options):
+    """The options, with dropout's seed as the compiled module reads it."""
+    if len(options) <= DROPOUT_SEED or options[DROPOUT_SEED] is None:
+        return options
+    seed = seed_view(options[DROPOUT_SEED])
+    return [*options[:DROPOUT_SEED], seed, *options[DROPOUT_SEED + 1 :]]
 
 
 def with_threads(q, options):

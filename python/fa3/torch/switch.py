@@ -14,7 +14,7 @@ import torch
 from torch.nn import attention as registry
 
 from fa3.errors import Error, Unsupported
-from fa3.torch.aten_kernels import KERNELS, Refused
+from fa3.torch.aten_kernels import KERNELS, WITH_DROPOUT, Refused
 
 NAME = "fa3"
 shadowed: dict = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
@@ -27,9 +27,10 @@ def enable_sdpa(name=NAME):
     So does torch.nn.attention.activate_flash_attention_impl("fa3"). Everything above the same
     operators follows: nn.MultiheadAttention, nested tensors, torch.nn.attention.varlen. fa3 runs
     wherever torch chose flash attention or cuDNN, in fp16 and bf16 on a GPU, and in fp32, fp16 and
-    bf16 on the CPU. A call that fa3 does not have (dropout, a mask, float64, a causal mask over
-    different lengths) runs the kernel that torch chose, with one warning for each reason; so does
-    one where flash attention is switched off, as in sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
+    bf16 on the CPU, there with dropout too. A call that fa3 does not have (dropout on a GPU, a
+    mask, float64, a causal mask over different lengths) runs the kernel that torch chose, with one
+    warning for each reason; so does one where flash attention is switched off, as in
+    sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
 
     Args:
         name: the name of torch's registry under which fa3 becomes active. "FA3" is for programs
@@ -125,6 +126,8 @@ class Overrides:
         try:
             for name, (key, kernel) in KERNELS.items():
                 override(self.library, name, key, kernel)
+            for name, (key, kernel) in WITH_DROPOUT.items():
+                override(self.library, name, key, kernel, wanted=has_dropout)
         except BaseException:
             self.remove()
             raise
@@ -133,10 +136,15 @@ class Overrides:
         self.library._destroy()
 
 
-def override(library, name, key, kernel):
+def has_dropout(arguments):
+    return arguments["dropout_p"] > 0
+
+
+def override(library, name, key, kernel, wanted=lambda arguments: True):
     """Puts kernel(**arguments) before the operator's present kernel, which runs refused calls.
 
-    Operators come and go with torch's versions; one that is not there needs no kernel.
+    wanted(arguments): whether kernel is asked at all. Operators come and go with torch's versions;
+    one that is not there needs no kernel.
     """
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
@@ -154,6 +162,8 @@ def override(library, name, key, kernel):
         if inside.torchs_own:
             return previous.call_boxed(keys, *args, **keywords)
         arguments = defaults | dict(zip(names, args, strict=False)) | keywords
+        if not wanted(arguments):
+            return previous.call_boxed(keys, *args, **keywords)
         try:
             return kernel(**arguments)
         except (Refused, Error) as error:

@@ -9,6 +9,7 @@ import itertools
 
 import torch
 
+from fa3._dropout import dropout_mask
 from fa3._options import BOTH_PASSES, DEFAULTS, ENGINES, Options
 from fa3.errors import Unsupported
 
@@ -26,19 +27,31 @@ def attention(q, k, v, options):
     rows_k = rows_of_sequences(k, options.cu_seqlens_k, options.seqused_k)
     out = q.new_zeros((*flat[0].shape[:-1], v.shape[-1]))
     lse = q.new_full(flat[0].shape[:-1], -torch.inf)
-    for at_q, at_k in zip(rows_q, rows_k, strict=True):
+    for number, (at_q, at_k) in enumerate(zip(rows_q, rows_k, strict=True)):
         rows = torch.arange(at_q.start, at_q.stop)
-        found = one_sequence(flat[0][at_q], flat[1][at_k], flat[2][at_k], options)
+        found = one_sequence(flat[0][at_q], flat[1][at_k], flat[2][at_k], options, number)
         out, lse = (x.index_copy(0, rows, y) for x, y in zip((out, lse), found, strict=True))
     out = out.unflatten(0, q.shape[:2]) if q.ndim == 4 else out
     lse = lse.unflatten(0, q.shape[:2]) if q.ndim == 4 else lse
     return out, lse.transpose(-1, -2)
 
 
-def one_sequence(q, k, v, options):
-    """q (rows, heads, d), k and v (keys, heads, d | dv): out, and lse (rows, heads)."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+def one_sequence(q, k, v, options, number):
+    """q (rows, heads, d), k and v (keys, heads, d | dv): out, and lse (rows, heads).
+
+    number: which sequence of the batch it is.
+    """
+    weights, lse = weights_of(q, k, options)
+    if options.dropout_p:
+        weights = weights * kept(options, number, weights.shape)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    out = torch.einsum("hij,jhd->hid", weights, v)
+    return out.transpose(0, 1), lse.transpose(0, 1)
+
+
+def weights_of(q, k, options):
+    """The probabilities (heads, rows, keys), 0 in rows that see no key, and the LSE."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
     scores = scale * torch.einsum("ihd,jhd->hij", q, k)
     if options.softcap:
@@ -51,8 +64,17 @@ def one_sequence(q, k, v, options):
     scores = scores.where(seen[..., None], 0.0)  # rows without a key would be nan
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()[..., : len(k)]
-    out = torch.einsum("hij,jhd->hid", weights, v).where(seen[..., None], 0.0)
-    return out.transpose(0, 1), lse.where(seen, -torch.inf).transpose(0, 1)
+    return weights.where(seen[..., None], 0.0), lse.where(seen, -torch.inf)
+
+
+def kept(options, number, shape):
+    """Dropout's factors of the weights (heads, rows, keys) of one sequence."""
+    units = min(max(round(options.dropout_p * 2**16), 1), 2**16 - 1)
+    return mask_of(options, number, shape) * (2**16 / (2**16 - units))
+
+
+def mask_of(options, number, shape):
+    return dropout_mask(options.dropout_p, options.dropout_seed, (number + 1, *shape))[number]
 
 
 def visible(num_rows, num_keys, options):

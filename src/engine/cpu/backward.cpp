@@ -335,7 +335,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   const int threads =
       static_cast<int>(std::clamp<int64_t>(tasks, 1, static_cast<int64_t>(problem.num_threads)));
   *plan = {.engine = "cpu",
-           .kernel = concat("tiled backward ", isa_name()),
+           .kernel = concat("tiled backward ", isa_name(), dropout_suffix(problem.dropout)),
            .block_q = gradient_shape(problem).queries,
            .block_k = gradient_shape(problem).keys,
            .num_splits = parts,

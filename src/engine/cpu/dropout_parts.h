@@ -15,6 +15,11 @@ inline PhiloxKey call_key(const Dropout& dropout) {
   return dropout.on() ? dropout.call_key() : PhiloxKey{};
 }
 
+// Of a kernel's name in plans.
+inline const char* dropout_suffix(const Dropout& dropout) {
+  return dropout.on() ? ", dropout" : "";
+}
+
 inline DropoutRowPart dropout_row_part(const DropoutHead& head, int64_t query) {
   const DropoutQuery part = dropout_query(head, dropout_query_word(query));
   return {part.word0, part.word2, part.word3, head.to_keys, dropout_half_of(query) == 0 ? 16 : 0};

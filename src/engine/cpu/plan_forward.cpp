@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "engine/cpu/dropout_parts.h"
 #include "engine/cpu/isa.h"
 
 namespace fa3::cpu {
@@ -128,7 +129,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->workspace_bytes =
       bytes_of([&](WorkspaceAllocator& allocator) { carve_forward(problem, shape, allocator); });
   if (plan->wants_words) {
-    plan->kernel = concat("tiled ", isa_name());
+    plan->kernel = concat("tiled ", isa_name(), dropout_suffix(problem.dropout));
     plan->why = reasons(problem, shape, *plan);
   }
   return {};

@@ -56,6 +56,7 @@ void set_options(fa3_options* options, fa3_engine_id engine, Memory& m, bool pac
   options->causal = 1;
   options->num_threads = 3;
   if (packed) {
+    options->dropout_p = 0.2f;
     options->cu_seqlens_q =
         options->cu_seqlens_k = {m.starts.data(), FA3_INT32, FA3_CPU, 0, 1, {kBatch + 1}, {1}};
   }
@@ -155,6 +156,8 @@ fa3_status questions(Memory& m) {
   if (status == FA3_OK) status = fa3_forward_workspace_size(&p, &bytes);
   if (status == FA3_OK) status = fa3_backward_plan_text(&b, text, sizeof(text), nullptr);
   if (status == FA3_OK) status = fa3_engine(0, &info);
+  uint8_t keep[2 * 3 * 5 * 7];
+  if (status == FA3_OK) status = fa3_dropout_mask(0.5f, 1, 2, 2, 3, 5, 7, keep);
   return status;
 }
 

@@ -123,7 +123,7 @@ std::vector<double> deviations(const Place& place) {
   const DropoutHead head =
       dropout_head(dropout_call_key(place.seed, place.offset), place.sequence, place.head);
   for (int64_t query = 0; query < kRows; ++query) {
-    const DropoutRow row(kDropout, head, query);
+    DropoutRow row(kDropout, head, query);
     for (int64_t key = 0; key < kRows; ++key) {
       mask.push_back((row.keeps(key) ? 1.0 : 0.0) - (1 - kRealised));
     }

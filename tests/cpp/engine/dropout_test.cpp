@@ -24,9 +24,9 @@ Case with_dropout(Case c, float p = 0.3f) {
 }
 
 TEST_P(Dropout, lengths_next_to_a_block) {
-  for (int64_t seqlen_q : {1, 9, 95, 97, 200}) {
-    for (int64_t seqlen_k : {1, 15, 65, 193, 530}) {
-      for (const Case& c : in_each_dtype(dense_case(2, seqlen_q, seqlen_k, 2, 1, 40, 72))) {
+  for (int64_t seqlen_q : {1, 9, 97, 200}) {
+    for (int64_t seqlen_k : {1, 15, 193, 530}) {
+      for (const Case& c : in_each_dtype(dense_case(1, seqlen_q, seqlen_k, 2, 1, 24, 40))) {
         EXPECT_TRUE(agrees(with_dropout(c)));
       }
     }
@@ -36,8 +36,8 @@ TEST_P(Dropout, lengths_next_to_a_block) {
 // Few rows read their keys in place, from wherever the window begins.
 TEST_P(Dropout, windows_that_begin_anywhere) {
   for (int64_t seqlen_q : {1, 5, 20, 130}) {
-    for (int64_t left : {37, 40, 100}) {
-      Case c = dense_case(2, seqlen_q, 411, 4, 2, 64, 64, FA3_BFLOAT16);
+    for (int64_t left : {37, 100}) {
+      Case c = dense_case(2, seqlen_q, 411, 2, 1, 32, 32, FA3_BFLOAT16);
       c.left = left;
       c.right = 3;
       EXPECT_TRUE(agrees(with_dropout(c)));
@@ -47,8 +47,8 @@ TEST_P(Dropout, windows_that_begin_anywhere) {
 
 TEST_P(Dropout, groups_and_splits) {
   for (int64_t heads_q : {1, 3, 8}) {
-    for (int num_splits : {0, 1, 5}) {
-      Case c = dense_case(2, 7, 2100, heads_q, 1, 32, 64, FA3_FLOAT16);
+    for (int num_splits : {0, 3}) {
+      Case c = dense_case(2, 7, 1100, heads_q, 1, 32, 32, FA3_FLOAT16);
       c.num_splits = num_splits;
       EXPECT_TRUE(agrees(with_dropout(c)));
       c.dtype = FA3_BFLOAT16;
@@ -58,7 +58,7 @@ TEST_P(Dropout, groups_and_splits) {
 }
 
 TEST_P(Dropout, every_feature_across_blocks) {
-  Case c = dense_case(3, 0, 0, 6, 2, 48, 64);
+  Case c = dense_case(3, 0, 0, 4, 2, 24, 32);
   c.q = {.owned = {130, 3, 411}, .spare_rows = 4, .used = {101, 3, 400}};
   c.k = {.owned = {500, 1, 413}, .spare_rows = 2, .used = {480, 0, 413}};
   c.left = 200;

@@ -41,32 +41,50 @@ FA3_INLINE VWide multiply1(VWide x) {
   return multiply_low(x, wide(0xCD9E8D57u));
 }
 
-// The words of one call for each lane: the key words [key_word, key_word + kWideLanes).
-FA3_INLINE void dropout_words(const DropoutJob& job, const DropoutRowPart& row, uint32_t key_word,
-                              VWide (&words)[4]) {
-  VWide keys = wide(key_word);
-  FA3_UNROLL
-  for (int i = 0; i < kWideLanes; ++i) keys[i] += static_cast<uint32_t>(i);
-  const VWide two = multiply0(keys ^ wide(job.of_keys));
-  const VWide three = multiply1((two >> 32) ^ wide(row.to_keys));
-  words[0] = (three >> 32) ^ wide(row.word0);
+// A row's constants in every lane. In memory: there are more than registers.
+struct DropoutLanes {
+  VWide of_keys, to_keys, word0, word2, word3;
+  VWide round_keys[4][2];
+  VBits threshold;
+  int32_t left_shift;
+
+  FA3_INLINE DropoutLanes of(const DropoutJob& job, const DropoutRowPart& row) {
+    DropoutLanes lanes = {.of_keys = wide(job.of_keys),
+                          .to_keys = wide(row.to_keys),
+                          .word0 = wide(row.word0),
+                          .word2 = wide(row.word2),
+                          .word3 = wide(row.word3),
+                          .round_keys = {},
+                          .threshold = VBits{} + job.threshold,
+                          .left_shift = row.left_shift};
+    FA3_UNROLL
+    for (int i = 0; i < 8; ++i) lanes.round_keys[i / 2][i % 2] = wide(job.round_keys[i / 2][i % 2]);
+    return lanes;
+  }
+};
+
+// The words of one call for each lane: the key words in `keys`.
+FA3_INLINE void dropout_words(const DropoutLanes& lanes, VWide keys, VWide (&words)[4]) {
+  const VWide two = multiply0(keys ^ lanes.of_keys);
+  const VWide three = multiply1((two >> 32) ^ lanes.to_keys);
+  words[0] = (three >> 32) ^ lanes.word0;
   words[1] = three;
-  words[2] = two ^ wide(row.word2);
-  words[3] = wide(row.word3);
+  words[2] = two ^ lanes.word2;
+  words[3] = lanes.word3;
   FA3_UNROLL
   for (int round = 0; round < 4; ++round) {
     const VWide a = multiply0(words[0]), b = multiply1(words[2]);
-    words[0] = (b >> 32) ^ words[1] ^ wide(job.round_keys[round][0]);
-    words[2] = (a >> 32) ^ words[3] ^ wide(job.round_keys[round][1]);
+    words[0] = (b >> 32) ^ words[1] ^ lanes.round_keys[round][0];
+    words[2] = (a >> 32) ^ words[3] ^ lanes.round_keys[round][1];
     words[1] = b;
     words[3] = a;
   }
 }
 
 // All ones where the row keeps a key, else zero, for lanes of words of even and of odd keys.
-FA3_INLINE VBits kept(const DropoutJob& job, const DropoutRowPart& row, VWide even, VWide odd) {
+FA3_INLINE VBits kept(const DropoutLanes& lanes, VWide even, VWide odd) {
   const auto draws = (VBits)((even & 0xffffffffu) | odd << 32);
-  return (VBits)(draws << row.left_shift >= VBits{} + job.threshold);
+  return (VBits)(draws << lanes.left_shift >= lanes.threshold);
 }
 
 // keep[i] is all ones where the row keeps key begin + i, else zero, for `count` keys and up to
@@ -75,14 +93,18 @@ static void keep_mask(const DropoutJob& job, const DropoutRowPart& row, int64_t 
                       int64_t count, uint32_t* keep) {
   // Consecutive lanes have pairs of keys: 4 of them, then the next 16 keys.
   constexpr int kRun = kWidth < 8 ? kWidth : 8;
+  const DropoutLanes lanes = DropoutLanes::of(job, row);
+  VWide keys = wide(static_cast<uint32_t>(begin / 4));
+  FA3_UNROLL
+  for (int i = 0; i < kWideLanes; ++i) keys[i] += static_cast<uint32_t>(i);
   for (int64_t i = 0; i < count; i += kDropoutKeys, keep += kDropoutKeys) {
-    const auto key_word = static_cast<uint32_t>((begin + i) / 4);
     FA3_UNROLL
     for (int part = 0; part < kDropoutKeys / (2 * kWidth); ++part) {
       VWide words[4];
-      dropout_words(job, row, key_word + static_cast<uint32_t>(part * kWideLanes), words);
-      const VBits first = kept(job, row, words[0], words[2]);
-      const VBits second = kept(job, row, words[1], words[3]);
+      dropout_words(lanes, keys, words);
+      keys += kWideLanes;
+      const VBits first = kept(lanes, words[0], words[2]);
+      const VBits second = kept(lanes, words[1], words[3]);
       FA3_UNROLL
       for (int run = 0; run < kWidth / kRun; ++run) {
         uint32_t* const to = keep + part * kRun + run * 16;

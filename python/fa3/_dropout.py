@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout's seed as the library reads it, and its mask. fa3/torch/dropout.py draws seeds."""
+
+import operator
+import sys
+
+import numpy as np
+
+from fa3 import _native
+from fa3._arrays import is_torch, type_of
+from fa3.errors import InvalidArgument
+
+# Types of devices whose engines have dropout.
+DROPOUT_ON = frozenset({"cpu"})
+
+
+def refuse_seed(seed):
+    raise InvalidArgument(
+        "dropout_seed: expected (seed, offset), two integers or an int64 tensor of them, got "
+        f"{seed!r}"
+    )
+
+
+def words(seed):
+    """(seed, offset) as an int64 array; each number counts modulo 2^64."""
+    try:
+        pair = [operator.index(x) for x in np.asarray(seed, dtype=object).tolist()]
+    except TypeError:
+        pair = []
+    if len(pair) != 2:
+        refuse_seed(seed)
+    return np.array([x % 2**64 for x in pair], dtype=np.uint64).view(np.int64)
+
+
+def seed_view(seed):
+    """The seed as the compiled module reads it: 4 int32."""
+    if seed is None:
+        return None
+    if not is_torch(seed):
+        return words(seed).view(np.int32)
+    if type_of(seed) != "int64" or seed.shape != (2,) or seed.stride() != (1,):
+        refuse_seed(seed)
+    return seed.view(sys.modules["torch"].int32)
+
+
+def require_seed(named):
+    """Refuses dropout without a seed, for callers who have no generator."""
+    if named.get("dropout_p") and named.get("dropout_seed") is None:
+        raise InvalidArgument(
+            "dropout_seed: expected (seed, offset) beside dropout_p, got None; only "
+            "fa3.attention of torch tensors draws it from a generator"
+        )
+
+
+def dropout_mask(dropout_p, dropout_seed, shape):
+    """Which weights attention(..., dropout_p=, dropout_seed=) keeps, for tests.
+
+    Calls of every engine have this mask and never store it. Weights that are not kept count as 0,
+    the others are divided by 1 - dropout_p, in units of 2^-16 (docs/numerics.md). A sequence has
+    the first rows and keys of its mask, whatever its length, packed or not.
+
+    Args:
+        dropout_p: the probability that a weight is dropped, 0 to 1.
+        dropout_seed: (seed, offset), two integers, or an int64 tensor of them.
+        shape: (batch, heads, queries, keys); heads are query heads.
+
+    Returns:
+        Booleans of that shape, True where a weight is kept: a torch tensor on the seed's device if
+        the seed is one, else a NumPy array.
+
+    Raises:
+        fa3.InvalidArgument: a probability that is none, a seed or a shape of another length.
+    """
+    seed = words(dropout_seed.tolist() if is_torch(dropout_seed) else dropout_seed)
+    if len(shape) != 4 or any(extent < 0 for extent in shape):
+        raise InvalidArgument(f"shape: expected (batch, heads, queries, keys), got {shape!r}")
+    keep = np.empty(shape, np.bool_)
+    _native.dropout_mask(dropout_p, *seed.tolist(), *shape, keep.ctypes.data)
+    if not is_torch(dropout_seed):
+        return keep
+    return sys.modules["torch"].from_numpy(keep).to(dropout_seed.device)

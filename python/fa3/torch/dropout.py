@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout's seed of torch tensors: an int64 tensor of (seed, offset) on their device.
+
+It is drawn by torch.randint, which queues work and waits for nothing: in a CUDA graph each launch
+draws anew, torch.utils.checkpoint draws the same numbers again, and torch.compile traces it.
+"""
+
+import sys
+
+import torch
+
+from fa3._dropout import refuse_seed, words
+from fa3._options import Options
+from fa3.errors import InvalidArgument, Unsupported
+from fa3.torch.operators import DROPOUT_SEED
+
+
+def draw(device, generator=None):
+    """A new seed. Generators of the CPU give 64 random bits, those of CUDA likewise."""
+    low, high = -(2**63), 2**63 - 1
+    return torch.randint(low, high, (2,), dtype=torch.int64, device=device, generator=generator)
+
+
+def seeded(q, options, generator):
+    """Options in order, with the seed as a tensor; drawn where a call with dropout gives none."""
+    if len(options) <= DROPOUT_SEED:
+        return options
+    probability, seed = Options(*options).dropout_p, options[DROPOUT_SEED]
+    if seed is None and not (isinstance(probability, (int, float)) and 0 < probability <= 1):
+        return options
+    if "torch.distributed.tensor" in sys.modules:
+        refuse_sharded(q)
+    if seed is None:
+        seed = draw(q.device, generator)
+    elif generator is not None:
+        raise InvalidArgument("generator: expected None beside dropout_seed, got both")
+    elif not isinstance(seed, torch.Tensor):
+        seed = from_pair(seed, q.device)
+    elif seed.dtype != torch.int64 or seed.shape != (2,):
+        refuse_seed(seed)
+    elif seed.device != q.device:
+        raise InvalidArgument(
+            f"dropout_seed: expected it on {q.device}, as q is, got {seed.device}"
+        )
+    return [*options[:DROPOUT_SEED], seed, *options[DROPOUT_SEED + 1 :]]
+
+
+def from_pair(seed, device):
+    """Numbers become a tensor by filling, which a GPU does in stream order."""
+    return torch.stack(
+        [torch.full((), n, dtype=torch.int64, device=device) for n in words(seed).tolist()]
+    )
+
+
+def refuse_sharded(q):
+    if isinstance(q, sys.modules["torch.distributed.tensor"].DTensor):
+        raise Unsupported(
+            "dropout_p: expected 0 with a DTensor, whose parts would count heads and sequences anew"
+        )

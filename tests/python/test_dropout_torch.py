@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout of torch tensors: seeds from generators, autograd, and the callers that stand on it."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+import torch.nn.functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import fa3.torch  # noqa: E402, F811
+from fa3.compat import flash_attn as fa2  # noqa: E402
+from fa3.torch import aten_kernels, dropout, switch  # noqa: E402
+
+P = 0.3
+SEED = torch.tensor([123, -7])
+
+
+def qkv(dtype=torch.float32, heads_k=2, keys=31):
+    torch.manual_seed(0)
+    shapes = (2, 23, 4, 16), (2, keys, heads_k, 16), (2, keys, heads_k, 16)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def formula(q, k, v, seed, causal=False):
+    """The same from torch's operators under the mask of the seed."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    rows, keys = scores.shape[-2:]
+    if causal:
+        scores = scores.masked_fill(~torch.ones(rows, keys).tril(keys - rows).bool(), -torch.inf)
+    kept = fa3.dropout_mask(P, seed, tuple(scores.shape))
+    realised = round(P * 65536) / 65536
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1) * kept / (1 - realised), v)
+
+
+def close(actual, expected, atol=2e-5):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def drawn(seed=4):
+    """What a call draws after torch.manual_seed(seed)."""
+    return dropout.draw("cpu", torch.Generator().manual_seed(seed))
+
+
+def test_autograd_equals_the_formula_under_the_mask():
+    tensors = qkv()
+    torch.manual_seed(4)
+    out = fa3.attention(*tensors, dropout_p=P, causal=True)
+    expected = formula(*tensors, drawn(), causal=True)
+    close(out, expected)
+    do = torch.randn_like(out)
+    gradients = [torch.autograd.grad(x, tensors, do) for x in (out, expected)]
+    close(*gradients)
+
+
+def test_float64_passes_gradcheck():
+    tensors = [x[:1, :3, :2, :2].detach().double().requires_grad_() for x in qkv()]
+    assert torch.autograd.gradcheck(
+        lambda *x: fa3.attention(*x, dropout_p=P, dropout_seed=SEED), tensors
+    )
+    single = fa3.attention(*(x.float() for x in tensors), dropout_p=P, dropout_seed=SEED)
+    close(fa3.attention(*tensors, dropout_p=P, dropout_seed=SEED), single.double())
+
+
+def test_a_given_generator_gives_the_seed_and_no_other_advances():
+    tensors = qkv()
+    mine, default = torch.Generator().manual_seed(4), torch.get_rng_state()
+    out = fa3.attention(*tensors, dropout_p=P, generator=mine)
+    assert torch.equal(torch.get_rng_state(), default)
+    assert torch.equal(out, fa3.attention(*tensors, dropout_p=P, dropout_seed=drawn()))
+    assert not torch.equal(out, fa3.attention(*tensors, dropout_p=P, generator=mine))
+
+
+def test_a_call_without_dropout_draws_nothing():
+    before = torch.get_rng_state()
+    for p in (0, 0.0, None):
+        fa3.attention(*qkv_without_drawing(), dropout_p=p)
+    assert torch.equal(torch.get_rng_state(), before)
+    fa3.attention(*qkv_without_drawing(), dropout_p=P)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def qkv_without_drawing():
+    return [torch.ones(1, 4, 2, 8) for _ in range(3)]
+
+
+def test_a_pair_of_integers_is_the_tensor_of_them():
+    tensors = qkv()
+    pair = fa3.attention(*tensors, dropout_p=P, dropout_seed=tuple(SEED.tolist()))
+    assert torch.equal(pair, fa3.attention(*tensors, dropout_p=P, dropout_seed=SEED))
+    numpy = [x.detach().numpy() for x in tensors]
+    there = fa3.attention(*numpy, dropout_p=P, dropout_seed=tuple(SEED.tolist()))
+    assert torch.equal(pair, torch.from_numpy(there))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_recomputes_the_same_mask(reentrant):
+    q, k, v = qkv()
+
+    def attend(q):
+        return fa3.attention(q, k, v, dropout_p=P)
+
+    results = []
+    for run in (attend, lambda q: checkpoint(attend, q, use_reentrant=reentrant)):
+        torch.manual_seed(5)
+        out = run(q)
+        q.grad = None
+        out.square().sum().backward()
+        results.append((out, q.grad))
+    close(*results, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_training_draws_a_new_mask_each_call(backend):
+    tensors = qkv()
+    torch._dynamo.reset()
+
+    def step(q, k, v, seed=None):
+        return fa3.attention(q, k, v, dropout_p=P, dropout_seed=seed, causal=True)
+
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    out = compiled(*tensors)
+    assert not torch.equal(out, compiled(*tensors))
+    given = compiled(*tensors, SEED)
+    expected = formula(*tensors, SEED, causal=True)
+    close(given, expected)
+    gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (given, expected)]
+    close(*gradients, atol=1e-4)
+
+
+def test_the_operators_pass_torchs_own_check():
+    named = {"dropout_p": P, "dropout_seed": SEED, "causal": True}
+    torch.library.opcheck(torch.ops.fa3.forward.default, tuple(qkv()), named)
+
+
+REFUSED = [
+    ({"dropout_seed": torch.zeros(2)}, "dropout_seed: expected .*int64 tensor"),
+    ({"dropout_seed": torch.zeros(3, dtype=torch.int64)}, "dropout_seed: expected .*int64 tensor"),
+    ({"dropout_seed": "ab"}, "dropout_seed: expected .* got 'ab'"),
+    (
+        {"dropout_seed": torch.zeros(2, dtype=torch.int64, device="meta")},
+        "dropout_seed: expected it on cpu, as q is, got meta",
+    ),
+    ({"dropout_seed": SEED, "generator": torch.Generator()}, "generator: .* got both"),
+    ({"dropout_p": float("nan")}, "dropout_p: expected a probability from 0 to 1, got nan"),
+]
+
+
+@pytest.mark.parametrize("change, words", REFUSED, ids=[words for _, words in REFUSED])
+def test_a_wrong_argument_is_named(change, words):
+    with pytest.raises(fa3.InvalidArgument, match=words):
+        fa3.attention(*qkv(), **{"dropout_p": P, **change})
+
+
+def test_a_gpu_says_that_it_has_none():
+    if not torch.cuda.is_available() or "cuda" in aten_kernels.DROPOUT_ON:
+        pytest.skip("no CUDA device here, or one whose kernels have dropout")
+    tensors = [x.to("cuda", torch.bfloat16) for x in qkv()]
+    with pytest.raises(fa3.Unsupported, match=r"fa3.attention\(dropout_p=...\) runs on the CPU"):
+        fa3.attention(*tensors, dropout_p=P)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa_runs_fa3(causal):
+    tensors = qkv(heads_k=4, keys=23)
+    switch.warned.clear()
+    with fa3.torch.sdpa():
+        torch.manual_seed(4)
+        swapped = [x.transpose(1, 2) for x in tensors]
+        out = F.scaled_dot_product_attention(*swapped, dropout_p=P, is_causal=causal)
+    assert not switch.warned
+    expected = formula(*tensors, drawn(), causal=causal)
+    close(out.transpose(1, 2), expected)
+    gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (out, expected)]
+    close(*gradients, atol=1e-4)
+    before = F.scaled_dot_product_attention(*swapped, dropout_p=P)
+    assert before.grad_fn.name() != out.grad_fn.name()  # torch's own again
+
+
+def test_sdpa_leaves_what_fa3_has_not_to_torch():
+    tensors = [x.transpose(1, 2) for x in qkv(heads_k=4, keys=23)]
+    mask = torch.ones(23, 23, dtype=torch.bool)
+    switch.warned.clear()
+    torch.manual_seed(4)
+    with fa3.torch.sdpa(), pytest.warns(UserWarning, match="attn_mask is not supported"):
+        out = F.scaled_dot_product_attention(*tensors, dropout_p=P, attn_mask=mask)
+    torch.manual_seed(4)
+    close(out, F.scaled_dot_product_attention(*tensors, dropout_p=P, attn_mask=mask), atol=0)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("family", ["flash", "cudnn"])
+def test_kernels_of_cuda_give_the_seed_to_their_backward(monkeypatch, family, packed):
+    """Here on the CPU's tensors, as if a GPU had dropout."""
+    monkeypatch.setattr(aten_kernels, "DROPOUT_ON", frozenset({"cpu", "cuda"}))
+    tensors = [x.detach() for x in qkv(heads_k=4, keys=23)]
+    seed = dropout.draw("cpu")
+    monkeypatch.setattr(aten_kernels, "draw", lambda device: seed)
+    if packed:
+        name = f"_{family}_attention"
+        starts = torch.tensor([0, 23, 46], dtype=torch.int32)
+        named = {"cum_seq_q": starts, "cum_seq_k": starts, "max_q": 23, "max_k": 23}
+        given = [x.flatten(0, 1) for x in tensors]
+    else:
+        name = f"_scaled_dot_product_{family}_attention"
+        named, given = {}, [x.transpose(1, 2) for x in tensors]
+    ends = "_forward" if packed else "", "_backward"
+    forward, backward = (aten_kernels.KERNELS[name + end][1] for end in ends)
+    named |= {"is_causal": False, "scale": None, "dropout_p": P}
+    more = {"attn_bias": None, "compute_log_sumexp": True} if family == "cudnn" else {}
+    qkv_named = dict(zip(("query", "key", "value"), given, strict=True))
+    results = forward(**qkv_named, **named, return_debug_mask=False, **more)
+    out, lse, state, offset = results[0], results[1], *results[-3:-1]
+    saved = {"philox_seed": state, "philox_offset": offset}
+    if packed and family == "flash":
+        saved = {"rng_state": state, "unused": offset}
+    more.pop("compute_log_sumexp", None)
+    gradients = backward(
+        **qkv_named, **named, **saved, **more, grad_out=out, out=out, logsumexp=lse
+    )
+    tensors = [x.requires_grad_() for x in tensors]
+    expected = formula(*tensors, seed)
+    close(out.unflatten(0, (2, 23)) if packed else out.transpose(1, 2), expected)
+    wanted = torch.autograd.grad(expected, tensors, expected.detach())
+    wanted = [x.flatten(0, 1) if packed else x.transpose(1, 2) for x in wanted]
+    close(list(gradients), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_flash_attn_2_returns_signed_probabilities_and_the_state(packed):
+    tensors = qkv()
+    given, form, lengths = tensors, fa2.flash_attn_func, ()
+    if packed:
+        starts = [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (23, 31)]
+        given, form = [x.flatten(0, 1) for x in tensors], fa2.flash_attn_varlen_func
+        lengths = (*starts, 23, 31)
+    torch.manual_seed(4)
+    out, lse, signed = form(*given, *lengths, P, causal=True, return_attn_probs=True)
+    expected = formula(*tensors, drawn(), causal=True)
+    close(out.view_as(expected), expected)
+    assert signed.shape == (2, 4, 128, 128)
+    _, expected_lse = fa3.attention(*tensors, causal=True, return_lse=True)
+    close(lse if not packed else lse.unflatten(1, (2, 23)).transpose(0, 1), expected_lse)
+    visible = torch.ones(23, 31).tril(8).bool()
+    kept = fa3.dropout_mask(P, drawn(), (2, 4, 23, 31))
+    assert torch.equal((signed[..., :23, :31] >= 0)[..., visible], kept[..., visible])
+    close(signed.abs().sum(-1)[..., :23], torch.ones(2, 4, 23))
+    assert not signed[..., 23:, :].any()
+
+
+def test_private_passes_of_flash_attn_2_agree_on_the_state():
+    tensors = qkv()
+    plain = [x.detach() for x in tensors]
+    common = (plain[0].shape[-1] ** -0.5, False, -1, -1, 0.0, None)
+    out, lse, _, state = fa2._flash_attn_forward(*plain, P, *common, False)
+    expected = formula(*tensors, state)
+    close(out, expected)
+    gradients = [torch.empty_like(x) for x in plain]
+    fa2._flash_attn_backward(out, *plain, out, lse, *gradients, P, *common, False, state)
+    close(gradients, list(torch.autograd.grad(expected, tensors, expected.detach())), 1e-4)
+    with pytest.raises(fa3.InvalidArgument, match="rng_state: expected the forward's"):
+        fa2._flash_attn_backward(out, *plain, out, lse, *gradients, P, *common, False)
