@@ -62,13 +62,18 @@ __device__ T* place_of(const AppendProblem& p, const Operand& cache, int64_t b, 
   return cache.at<T>(page, row % p.places.page_size, head);
 }
 
-// How a number leaves: in float32, divided by this and rounded once. e4m3 ends at 448, and has a
-// NaN but no infinity.
+// How a number leaves: in float32, divided by this and rounded once. Beyond the largest number of 8
+// bits it becomes that one; e4m3 has a NaN but no infinity.
 template <class To>
 __device__ To rounded(float x, float divisor) {
   if constexpr (std::is_same_v<To, __nv_fp8_e4m3>) {
     const float quotient = x / divisor;
-    return __nv_fp8_e4m3(isfinite(quotient) ? quotient : nanf(""));  // to 448 beyond it
+    return __nv_fp8_e4m3(isfinite(quotient) ? quotient : nanf(""));
+  } else if constexpr (std::is_same_v<To, __nv_fp8_e5m2>) {
+    const float quotient = x / divisor;
+    To result(quotient);
+    if (isinf(quotient)) result.__x = quotient < 0 ? 0xfc : 0x7c;
+    return result;
   } else {
     return To(x);
   }
@@ -164,8 +169,9 @@ cudaError_t launch(const AppendProblem& p, cudaStream_t stream) {
       p.lengths_new.total * p.heads_k + (p.rotates_queries ? p.lengths_q.total * p.heads_q : 0);
   if (warps == 0 || p.batch == 0) return cudaSuccess;
   const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostCtas);
-  const auto kernel =
-      p.cache_dtype == DType::float8_e4m3 ? append_kernel<T, __nv_fp8_e4m3> : append_kernel<T, T>;
+  const auto kernel = p.cache_dtype == p.dtype              ? append_kernel<T, T>
+                      : p.cache_dtype == DType::float8_e4m3 ? append_kernel<T, __nv_fp8_e4m3>
+                                                            : append_kernel<T, __nv_fp8_e5m2>;
   kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
   return cudaPeekAtLastError();
 }
@@ -180,6 +186,7 @@ Status run_append(const AppendProblem& problem, void* stream) {
     error = problem.dtype == DType::float32       ? launch<float>(problem, on)
             : problem.dtype == DType::float16     ? launch<__half>(problem, on)
             : problem.dtype == DType::float8_e4m3 ? launch<__nv_fp8_e4m3>(problem, on)
+            : problem.dtype == DType::float8_e5m2 ? launch<__nv_fp8_e5m2>(problem, on)
                                                   : launch<__nv_bfloat16>(problem, on);
   }
   if (error == cudaSuccess) return {};

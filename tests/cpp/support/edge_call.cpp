@@ -185,7 +185,8 @@ EdgeCall random_edge_call(const EngineUnderTest& engine, uint64_t seed) {
 
 std::string describe(const EdgeCall& c) {
   constexpr const char* kKinds[] = {"forward", "backward", "append"};
-  constexpr const char* kTypes[] = {"float32", "float16", "bfloat16", "float8_e4m3"};
+  constexpr const char* kTypes[] = {"float32",     "float16", "bfloat16",
+                                    "float8_e4m3", "int32",   "float8_e5m2"};
   std::ostringstream out;
   out << kKinds[int(c.kind)] << ", seed " << c.seed << ": batch " << c.batch << ", " << c.seqlen_q
       << " over " << c.seqlen_k << " rows, heads " << c.heads_q() << ":" << c.heads_k << ", dims "
