@@ -110,9 +110,10 @@ def test_a_quantized_cache_is_the_cache_that_its_numbers_stand_for(device, optio
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@float8_caches
 @pytest.mark.parametrize("queries", [1, 4, 200])
-def test_queries_over_a_quantized_cache_are_of_any_size(device, queries, options):
-    k, v, scales = e4m3_with_scales(device)
+def test_queries_over_a_quantized_cache_are_of_any_size(device, queries, options, dtype):
+    k, v, scales = with_scales(device, dtype)
     q = tensors(device, (3, queries, 4, 64))[0].to(torch.bfloat16)
     call = {"return_lse": True, "v_descale": scales["v_descale"], **options}
     expected = fa3.attention(q, k, v, k_descale=scales["k_descale"], **call)
