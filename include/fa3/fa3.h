@@ -69,7 +69,8 @@ typedef enum fa3_dtype {
   FA3_FLOAT16 = 1,     /**< IEEE 754 binary16 */
   FA3_BFLOAT16 = 2,    /**< the upper half of a float32 */
   FA3_FLOAT8_E4M3 = 3, /**< OCP FP8 E4M3: no infinity, largest number 448; see FA3_DESCALE_ROWS */
-  FA3_INT32 = 4        /**< lengths and places */
+  FA3_INT32 = 4,       /**< lengths and places */
+  FA3_FLOAT8_E5M2 = 5  /**< OCP FP8 E5M2: float16's upper byte, of caches alone: FA3_DESCALE_ROWS */
 } fa3_dtype;
 
 /** Where memory is. The values are DLPack's. */
@@ -183,9 +184,9 @@ typedef struct fa3_options {
 
 /** Rows that share a scale in block quantization.
  *
- * FP8: a tensor of FA3_FLOAT8_E4M3 comes with its scales, a float32 tensor `descale`, and may come
- * with means, float32 (b, h, d). A number x of row i (counted from the start of its sequence), head
- * h and channel c of sequence b stands for
+ * FP8: a tensor of FA3_FLOAT8_E4M3 or FA3_FLOAT8_E5M2 comes with its scales, a float32 tensor
+ * `descale`, and may come with means, float32 (b, h, d). A number x of row i (counted from the
+ * start of its sequence), head h and channel c of sequence b stands for
  *
  *     x * descale + mean[b, h, c]
  *
@@ -205,7 +206,8 @@ typedef struct fa3_options {
  *
  * Any strides: a (b, h, s, d) tensor is the same view with its strides swapped. q, k and v share
  * one dtype: float32, float16 or bfloat16. FP8 (FA3_DESCALE_ROWS has the rules; forward only):
- * either all three are FA3_FLOAT8_E4M3, or k and v alone (a quantized cache).
+ * either all three are FA3_FLOAT8_E4M3, or k and v alone (a quantized cache) are FA3_FLOAT8_E4M3
+ * or FA3_FLOAT8_E5M2.
  *
  * A row that sees no key gives o = 0 and lse = -inf (lse = sink where there is one). */
 typedef struct fa3_forward_params {
@@ -296,10 +298,11 @@ typedef struct fa3_merge_params {
  * are rotated on the way, and those of q's rows into q_rotated. Row i of a sequence is at position
  * `first_position[n] + i`. Computed in float32, rounded once.
  *
- * A cache of FA3_FLOAT8_E4M3 takes k and v in float32, float16 or bfloat16,
+ * A cache of FA3_FLOAT8_E4M3 or FA3_FLOAT8_E5M2 takes k and v in float32, float16 or bfloat16,
  * divided by k_descale and v_descale: after a rotation, in float32, rounded once. What is beyond
- * 448 becomes 448, and infinity NaN. Such scales are of no use if rows follow that are much larger.
- * It also takes k and v of FA3_FLOAT8_E4M3, which were divided before: as they are, without scales.
+ * the largest number, 448 or 57344, becomes that one; infinity becomes NaN in E4M3, and stays what
+ * it is in E5M2. Such scales are of no use if rows follow that are much larger. It also takes k and
+ * v of its own type, which were divided before: as they are, without scales.
  *
  * If two sequences write one row, which write wins is unspecified, per element. On a device nobody
  * checks the arrays before a call: a row that has no place in the cache is not written, and a

@@ -59,8 +59,8 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
 
     Args:
         q: (b, sq, hq, d), float32, float16, bfloat16 or float8_e4m3fn; 1 <= d <= 512.
-        k: (b, sk, hk, d), dtype of q, or float8_e4m3fn under any q (a quantized cache). hq % hk
-            == 0; query head i reads key head i // (hq // hk).
+        k: (b, sk, hk, d), dtype of q; or float8_e4m3fn or float8_e5m2 under wider q (a quantized
+            cache). hq % hk == 0; query head i reads key head i // (hq // hk).
         v: (b, sk, hk, dv), dtype of k; 1 <= dv <= 512.
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
@@ -73,10 +73,10 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
         scale: factor of q.k, finite and > 0; None is d ** -0.5.
         sink: (hq,) float32: one more logit per query head. It joins the denominator and the LSE
             but has no value.
-        q_descale, k_descale, v_descale: float32, for float8_e4m3fn only: factors of its numbers.
+        q_descale, k_descale, v_descale: float32, for float8 only: factors of its numbers.
             (1,), (b, h), or (b, h, n) with one for every 64 rows; q_descale may have hk heads. None
             is 1. fa3.quantize makes them.
-        k_mean, v_mean: (b, hk, d | dv) float32, for float8_e4m3fn only: added after the factors.
+        k_mean, v_mean: (b, hk, d | dv) float32, for float8 only: added after the factors.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
             and sequence n owns rows cu[n] .. cu[n + 1] - 1.
         seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.
@@ -253,9 +253,9 @@ def append(
         q: (b, sq, hq, d), or (total_q, hq, d) with cu_seqlens_q: turned likewise.
         queries_share_position: all queries of a sequence are at first_position, for attention
             that is neither causal nor windowed.
-        k_descale, v_descale: float32 (1,) or (b, hk), for a cache of float8_e4m3fn: k and v of 16
-            or 32 bits are divided by them. attention() is given the same. k and v that are
-            float8_e4m3fn themselves are written unchanged, without scales here.
+        k_descale, v_descale: float32 (1,) or (b, hk), for a float8 cache: k and v of 16 or 32
+            bits are divided by them. attention() is given the same. k and v of the cache's own
+            float8 are written unchanged, without scales here. Finite numbers saturate.
 
     Returns:
         What q becomes; None without q. In torch it has a gradient for q alone. Caches and what is

@@ -11,7 +11,13 @@ namespace fa3::python::dlpack {
 constexpr uint32_t kMajorVersion = 1;
 constexpr uint64_t kReadOnlyFlag = 1;
 
-enum class TypeCode : uint8_t { integer = 0, real = 2, bfloat = 4, float8_e4m3fn = 10 };
+enum class TypeCode : uint8_t {
+  integer = 0,
+  real = 2,
+  bfloat = 4,
+  float8_e4m3fn = 10,
+  float8_e5m2 = 12
+};
 
 struct Version {
   uint32_t major;

@@ -43,6 +43,7 @@ constexpr ElementType kElementTypes[] = {
     {"float16", FA3_FLOAT16, TypeCode::real, 16},
     {"bfloat16", FA3_BFLOAT16, TypeCode::bfloat, 16},
     {"float8_e4m3fn", FA3_FLOAT8_E4M3, TypeCode::float8_e4m3fn, 8},
+    {"float8_e5m2", FA3_FLOAT8_E5M2, TypeCode::float8_e5m2, 8},
     {"int32", FA3_INT32, TypeCode::integer, 32},
 };
 
@@ -54,7 +55,7 @@ const char* expected_types(std::string_view name) {
   if (name.ends_with("descale") || name.ends_with("mean") || name.starts_with("rotary")) {
     return "float32";
   }
-  return "float32, float16, bfloat16 or float8_e4m3fn";
+  return "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2";
 }
 
 void refuse_type(const char* name, const std::string& got) {
@@ -70,7 +71,6 @@ std::string name_of(dlpack::DataType type) {
     return kKinds[code] + bits;
   }
   if (code == 6) return "bool";
-  if (code == 12) return "float8_e5m2";
   return "the DLPack type of code " + std::to_string(code) + ", " + bits + " bits and " +
          std::to_string(type.lanes) + " lanes";
 }

@@ -161,11 +161,17 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
 
   FA3_TRY(check_operand(q, packed_q, purpose));
   for (const Named& keyed : {k, v}) FA3_TRY(check_operand(keyed, packed_k, purpose));
+  if (params.q.dtype == FA3_FLOAT8_E5M2) {
+    return invalid(
+        "q: expected float32, float16, bfloat16 or float8_e4m3, got float8_e5m2, which "
+        "is for caches alone: for k and v under wider queries");
+  }
   FA3_TRY(check_dtype(q, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
   const bool has_scales = requires {
     params.k_descale;
   };
-  const bool quantized_cache = has_scales && params.k.dtype == FA3_FLOAT8_E4M3;
+  const bool quantized_cache = has_scales && is_float8(static_cast<DType>(params.k.dtype)) &&
+                               params.q.dtype != FA3_FLOAT8_E4M3;
   if (!quantized_cache) FA3_TRY(check_same_dtype(k, q));
   FA3_TRY(check_same_dtype(v, quantized_cache ? k : q));
 
@@ -235,9 +241,9 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
 
 // What trains nothing has no dropout.
 Status check_dropout_can_be(const fa3_forward_params& params, const Problem& problem) {
-  if (problem.has_e4m3() || problem.dtype == DType::float8_e4m3) {
-    return unsupported("dropout_p: expected 0 with float8_e4m3, which has no gradients, got ",
-                       params.options.dropout_p);
+  if (problem.has_float8()) {
+    return unsupported("dropout_p: expected 0 with ", name_of(problem.kv_dtype),
+                       ", which has no gradients, got ", params.options.dropout_p);
   }
   for (const Named& place :
        {Named{"page_table", params.page_table}, Named{"batch_index", params.batch_index}}) {

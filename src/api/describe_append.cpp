@@ -57,11 +57,9 @@ Status describe_rotary(const fa3_append_params& p, AppendProblem* problem) {
 // e4m3 have been divided by them.
 Status describe_divisor(Named cache, Named descale, const AppendProblem& problem,
                         Descales<const float>* result) {
-  if (present(descale.tensor) && problem.dtype == DType::float8_e4m3) {
-    return invalid(
-        descale.name,
-        ": expected none, as k and v are float8_e4m3 already: they enter the cache as they "
-        "are");
+  if (present(descale.tensor) && is_float8(problem.dtype)) {
+    return invalid(descale.name, ": expected none, as k and v are ", name_of(problem.dtype),
+                   " already: they enter the cache as they are");
   }
   if (descale.tensor.rank > 2) {
     return invalid(descale.name,
@@ -156,8 +154,8 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
       {"page_table", p.page_table}, {"batch_index", p.batch_index}, kAbsent, kAbsent};
   const bool packed = present(p.cu_seqlens_new);
   FA3_TRY(check_operand(k_cache, false, kCall));
-  FA3_TRY(
-      check_dtype(k_cache, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
+  FA3_TRY(check_dtype(k_cache, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3,
+                                DType::float8_e5m2}));
   problem->cache_dtype = static_cast<DType>(p.k_cache.dtype);
   problem->head_dim = p.k_cache.shape[3];
   problem->head_dim_v = p.v_cache.rank > 0 ? p.v_cache.shape[p.v_cache.rank - 1] : 0;
@@ -176,8 +174,9 @@ Status describe(const fa3_append_params& p, AppendProblem* problem) {
   FA3_TRY(check_extent(k, p.k.rank - 1, problem->head_dim, "the head dim of k_cache"));
   FA3_TRY(check_like(v, p.k, problem->head_dim_v, packed, kCall));
   FA3_TRY(check_same_dtype(v_cache, k_cache));
-  if (problem->cache_dtype == DType::float8_e4m3) {
-    FA3_TRY(check_dtype(k, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
+  if (is_float8(problem->cache_dtype)) {
+    FA3_TRY(
+        check_dtype(k, {DType::float32, DType::float16, DType::bfloat16, problem->cache_dtype}));
   } else {
     FA3_TRY(check_same_dtype(k, k_cache));
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "api/operand_rules.h"
+#include "core/dtype.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "core/quantization.h"
@@ -16,7 +17,7 @@ namespace {
 
 Status refuse_beside(Named extra, Named operand) {
   if (!present(extra.tensor)) return {};
-  return invalid(extra.name, ": expected it only with ", operand.name, " in float8_e4m3, got ",
+  return invalid(extra.name, ": expected it only with ", operand.name, " in float8, got ",
                  name_of(static_cast<DType>(operand.tensor.dtype)), "; leave it out");
 }
 
@@ -45,7 +46,7 @@ Status check_scales(Named named, const Descales<const float>& scales, const Quan
 Status describe_quantization(const QuantizedOperand& operand, const QuantizedShape& shape,
                              const Lengths& lengths, Purpose purpose, Quantization* result) {
   const auto& [tensor, descale, mean] = operand;
-  if (tensor.tensor.dtype != FA3_FLOAT8_E4M3) {
+  if (!is_float8(static_cast<DType>(tensor.tensor.dtype))) {
     FA3_TRY(refuse_beside(descale, tensor));
     return refuse_beside(mean, tensor);
   }

@@ -23,7 +23,7 @@ Status check_descale(Named named, const QuantizedShape& of, Purpose purpose);
 // (batch, heads, dim), float32.
 Status check_mean(Named named, const QuantizedShape& of, Purpose purpose);
 
-// An operand of attention and what its numbers stand for: scales and means belong to e4m3 alone.
+// An operand of attention and what its numbers stand for: scales and means belong to float8 alone.
 // Scales of used rows are looked at where they can be read.
 struct QuantizedOperand {
   Named tensor, descale, mean;

@@ -142,6 +142,8 @@ const char* short_name(fa3_dtype dtype) {
       return "bf16";
     case FA3_FLOAT8_E4M3:
       return "e4m3";
+    case FA3_FLOAT8_E5M2:
+      return "e5m2";
     case FA3_INT32:
       return "int32";
   }

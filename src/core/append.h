@@ -23,8 +23,8 @@ struct AppendProblem {
   int64_t heads_k = 0, heads_q = 0;
   int64_t head_dim = 0, head_dim_v = 0;
   DType dtype = DType::float32;                // of the new rows
-  DType cache_dtype = DType::float32;          // the same, or e4m3
-  Descales<const float> k_descale, v_descale;  // of an e4m3 cache
+  DType cache_dtype = DType::float32;          // the same, or float8
+  Descales<const float> k_descale, v_descale;  // of a float8 cache
   Operand k_cache, v_cache;                    // paged: batch entries are pages
   KeyPlaces places;
   int64_t room = 0;  // rows of a sequence

@@ -18,6 +18,7 @@ enum class DType : int32_t {
   bfloat16 = FA3_BFLOAT16,
   float8_e4m3 = FA3_FLOAT8_E4M3,
   int32 = FA3_INT32,
+  float8_e5m2 = FA3_FLOAT8_E5M2,
 };
 
 constexpr int64_t size_of(DType dtype) {
@@ -29,6 +30,7 @@ constexpr int64_t size_of(DType dtype) {
     case DType::bfloat16:
       return 2;
     case DType::float8_e4m3:
+    case DType::float8_e5m2:
       return 1;
   }
   return 0;
@@ -44,6 +46,8 @@ constexpr const char* name_of(DType dtype) {
       return "bfloat16";
     case DType::float8_e4m3:
       return "float8_e4m3";
+    case DType::float8_e5m2:
+      return "float8_e5m2";
     case DType::int32:
       return "int32";
   }
@@ -51,7 +55,12 @@ constexpr const char* name_of(DType dtype) {
 }
 
 constexpr bool is_known(int32_t dtype) {
-  return dtype >= FA3_FLOAT32 && dtype <= FA3_INT32;
+  return dtype >= FA3_FLOAT32 && dtype <= FA3_FLOAT8_E5M2;
+}
+
+// Numbers that stand for others by their scale (core/quantization.h).
+constexpr bool is_float8(DType dtype) {
+  return dtype == DType::float8_e4m3 || dtype == DType::float8_e5m2;
 }
 
 // Storage types: bits only, so that a tensor of them can never be used without a conversion.
@@ -63,6 +72,11 @@ struct Float16 {
 };
 // 4 bits of exponent with bias 7, 3 of fraction: no infinity, up to 448; NaN is 0x7f and 0xff.
 struct Float8E4M3 {
+  uint8_t bits;
+};
+// 5 bits of exponent with bias 15, 2 of fraction: the upper half of a float16, infinity and NaN
+// included; up to 57344.
+struct Float8E5M2 {
   uint8_t bits;
 };
 
@@ -98,6 +112,10 @@ inline float to_float(Float8E4M3 value) {
   return std::bit_cast<float>(sign | ((magnitude << 20) + ((127u - 7u) << 23)));
 }
 
+inline float to_float(Float8E5M2 value) {
+  return to_float(Float16{static_cast<uint16_t>(value.bits << 8)});
+}
+
 template <class T>
 T from_float(float value);
 
@@ -128,26 +146,45 @@ inline Float16 from_float<Float16>(float value) {
   return {static_cast<uint16_t>(sign | ((rebased + 0xfffu + (rebased >> 13 & 1u)) >> 13))};
 }
 
-// Beyond 448 finite numbers saturate; infinity becomes NaN, for it stands for no number here.
-template <>
-inline Float8E4M3 from_float<Float8E4M3>(float value) {
-  constexpr uint32_t kSmallestNormal = 0x3c800000u, kLargest = 0x43e00000u;  // 2^-6, 448
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7fffffffu;
+// The code of the nearest number of 8 bits, `kFraction` of them for the fraction; `kLargest` beyond
+// it. Magnitudes are those of floats.
+template <uint32_t kFraction, uint32_t kSmallestNormal, uint32_t kLargest>
+uint32_t round_to_float8(uint32_t magnitude) {
+  constexpr uint32_t kDropped = 23 - kFraction;
   const uint32_t finite = magnitude < kLargest ? magnitude : kLargest;
   const uint32_t binade = finite & 0x7f800000u;
   const uint32_t exponent = binade > kSmallestNormal ? binade : kSmallestNormal;
-  // Added to a float whose last bit is worth what e4m3's is there, the value is rounded to it.
-  const float grid = std::bit_cast<float>(exponent + (20u << 23));
+  // Added to a float whose last bit is worth what the code's is there, the value is rounded to it.
+  const float grid = std::bit_cast<float>(exponent + (kDropped << 23));
   const uint32_t steps =
       std::bit_cast<uint32_t>(std::bit_cast<float>(finite) + grid) - std::bit_cast<uint32_t>(grid);
-  const uint32_t rounded = ((exponent - kSmallestNormal) >> 20) + steps;
-  const uint32_t result = magnitude < 0x7f800000u ? rounded | (bits >> 24 & 0x80u) : 0x7fu;
-  return {static_cast<uint8_t>(result)};
+  return ((exponent - kSmallestNormal) >> kDropped) + steps;
+}
+
+// Beyond 448 finite numbers saturate; infinity becomes NaN, for it stands for no number here.
+template <>
+inline Float8E4M3 from_float<Float8E4M3>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude >= 0x7f800000u) return {0x7fu};
+  const uint32_t code = round_to_float8<3, 0x3c800000u, 0x43e00000u>(magnitude);  // 2^-6, 448
+  return {static_cast<uint8_t>(code | (bits >> 24 & 0x80u))};
+}
+
+// Beyond 57344 finite numbers saturate; infinity and NaN stay what they are.
+template <>
+inline Float8E5M2 from_float<Float8E5M2>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t sign = bits >> 24 & 0x80u;
+  if (magnitude > 0x7f800000u) return {0x7fu};
+  if (magnitude == 0x7f800000u) return {static_cast<uint8_t>(sign | 0x7cu)};
+  const uint32_t code = round_to_float8<2, 0x38800000u, 0x47600000u>(magnitude);  // 2^-14, 57344
+  return {static_cast<uint8_t>(code | sign)};
 }
 
 // Calls `visit` with a value-initialised object of the C++ type that stores `dtype`.
-// Not for e4m3, whose numbers mean nothing without their scale (core/quantization.h).
+// Not for float8, whose numbers mean nothing without their scale (core/quantization.h).
 template <class Visitor>
 decltype(auto) visit_dtype(DType dtype, Visitor&& visit) {
   switch (dtype) {

@@ -63,7 +63,7 @@ struct Problem {
   int64_t head_dim = 0;             // of q and k
   int64_t head_dim_v = 0;           // of v and o
   DType dtype = DType::float32;     // of q
-  DType kv_dtype = DType::float32;  // the same, or e4m3
+  DType kv_dtype = DType::float32;  // the same, or float8
   Lengths lengths_q, lengths_k;
 
   float scale = 1.0f;
@@ -74,7 +74,7 @@ struct Problem {
 
   Operand q, k, v, o;  // paged: k's and v's batch entries are pages
   KeyPlaces key_places;
-  Quantization q_quantization, k_quantization, v_quantization;  // of those that are e4m3
+  Quantization q_quantization, k_quantization, v_quantization;  // of those that are float8
   int num_splits = 0;                                           // 0 = the engine chooses
   RowScalars lse;               // data may be null: not wanted (forward)
   bool has_sink = false;        // also known to questions, which bring no data
@@ -86,8 +86,8 @@ struct Problem {
   int sm_margin = 0;    // SMs to leave free
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 
-  bool has_e4m3() const { return kv_dtype == DType::float8_e4m3; }  // q may have another type
-  int64_t group() const { return heads_q / heads_k; }  // query heads that share a key head
+  bool has_float8() const { return is_float8(kv_dtype); }  // q may have another type
+  int64_t group() const { return heads_q / heads_k; }      // query heads that share a key head
 
   template <class T>
   const T* key_row(const Operand& keys, int64_t b, int64_t row, int64_t kv_head) const {

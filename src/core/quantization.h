@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What e4m3 numbers stand for, and the arithmetic of the quantizer that every engine must share bit
-// for bit: docs/numerics.md has it in one piece. Next: problem.h.
+// What float8 numbers stand for, and the arithmetic of the quantizer that every engine must share
+// bit for bit: docs/numerics.md has it in one piece. Next: problem.h.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr FA3_HD int64_t descale_blocks(int64_t rows) {
 
 enum class Scaling { per_tensor, per_head, per_block };
 
-// The scales of an e4m3 tensor. Rows count from the start of their sequence.
+// The scales of a float8 tensor. Rows count from the start of their sequence.
 template <class Float>
 struct Descales {
   Float* data = nullptr;  // null: all are 1
@@ -47,7 +47,7 @@ struct ChannelMeans {
   }
 };
 
-// An e4m3 number stands for number * descale + mean.
+// A float8 number stands for number * descale + mean.
 struct Quantization {
   Descales<const float> descale;
   ChannelMeans<const float> mean;

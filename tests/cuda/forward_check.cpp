@@ -182,7 +182,8 @@ void add_scales(Case* c) {
 // Those that a quantized cache has beside 16-bit queries.
 void add_cache_scales(Case* c) {
   constexpr Scales kKinds[] = {Scales::none, Scales::tensor, Scales::head};
-  c->fp8 = {.kv = true, .k = kKinds[c->seed % 3], .v = kKinds[c->seed / 3 % 3]};
+  c->fp8 = {
+      .kv = true, .e5m2 = c->seed % 2 == 0, .k = kKinds[c->seed % 3], .v = kKinds[c->seed / 3 % 3]};
 }
 
 Tally check_subject(const Subject& subject, const Options& options, Results* results) {

@@ -52,8 +52,8 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "%s%s d%d/%d %dx%d%s%s", name_of(g.element),
-                g.dequantizes() ? " over e4m3" : "", g.head_dim, g.head_dim_v, g.block_m, g.block_n,
-                kVariants[int(g.variant)], form.name);
+                g.dequantizes() ? " over float8" : "", g.head_dim, g.head_dim_v, g.block_m,
+                g.block_n, kVariants[int(g.variant)], form.name);
   const auto launch = [kernel, form](const Problem& problem, Placement& placement) {
     const hopper::ForwardCall call = hopper::call_of(problem);
     const hopper::PackGqa pack = hopper::choose_pack(kernel.config, call);

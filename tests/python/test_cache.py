@@ -80,16 +80,20 @@ def test_pages_change_no_bit(device, cache, page_size, options):
     same_up_to_tiles(fa3.attention(q, *pages.caches, **flipped), expected)
 
 
-def e4m3_with_scales(device):
-    """A cache of (3, 90) rows in e4m3, and a scale for each sequence and head."""
-    k, v = (x.float().to(torch.float8_e4m3fn) for x in tensors(device, *[(3, 90, 2, 64)] * 2))
+float8_caches = pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+
+
+def with_scales(device, dtype):
+    """A cache of (3, 90) rows in float8, and a scale for each sequence and head."""
+    k, v = (x.float().to(dtype) for x in tensors(device, *[(3, 90, 2, 64)] * 2))
     scales = [torch.rand(3, 2, device=device) + 0.1 for _ in range(2)]
     return k, v, dict(zip(("k_descale", "v_descale"), scales, strict=True))
 
 
+@float8_caches
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_quantized_cache_is_the_cache_that_its_numbers_stand_for(device, options):
-    k, v, scales = e4m3_with_scales(device)
+def test_a_quantized_cache_is_the_cache_that_its_numbers_stand_for(device, options, dtype):
+    k, v, scales = with_scales(device, dtype)
     (q,) = tensors(device, (3, 4, 4, 64))
     named = {"seqused_k": numbers([70, 90, 3], device), "return_lse": True, **options}
     out, lse = fa3.attention(q, k, v, **scales, **named)
@@ -106,9 +110,10 @@ def test_a_quantized_cache_is_the_cache_that_its_numbers_stand_for(device, optio
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@float8_caches
 @pytest.mark.parametrize("queries", [1, 4, 200])
-def test_queries_over_a_quantized_cache_are_of_any_size(device, queries, options):
-    k, v, scales = e4m3_with_scales(device)
+def test_queries_over_a_quantized_cache_are_of_any_size(device, queries, options, dtype):
+    k, v, scales = with_scales(device, dtype)
     q = tensors(device, (3, queries, 4, 64))[0].to(torch.bfloat16)
     call = {"return_lse": True, "v_descale": scales["v_descale"], **options}
     expected = fa3.attention(q, k, v, k_descale=scales["k_descale"], **call)
@@ -132,20 +137,22 @@ def test_queries_over_a_quantized_cache_are_of_any_size(device, queries, options
             same(ours, theirs)
 
 
+@float8_caches
 @pytest.mark.parametrize("page_size", [1, 4, 128])
-def test_pages_of_e4m3_read_as_one_piece(device, page_size):
-    k, v, scales = e4m3_with_scales(device)
+def test_pages_of_float8_read_as_one_piece(device, page_size, dtype):
+    k, v, scales = with_scales(device, dtype)
     (q,) = tensors(device, (3, 4, 4, 64))
     call = {"seqused_k": numbers([70, 90, 3], device), "return_lse": True, **scales}
     expected = fa3.attention(q, k, v, **call)
     pages = Pages(page_size, *(x.float() for x in (k, v)))
-    caches = [x.to(torch.float8_e4m3fn) for x in pages.caches]
+    caches = [x.to(dtype) for x in pages.caches]
     same_up_to_tiles(fa3.attention(q, *caches, page_table=pages.table, **call), expected)
 
 
-def test_append_quantizes_into_a_quantized_cache(device):
+@float8_caches
+def test_append_quantizes_into_a_quantized_cache(device, dtype):
     k, v = tensors(device, *[(3, 4, 2, 64)] * 2)
-    caches = [torch.zeros(3, 90, 2, 64, device=device).to(torch.float8_e4m3fn) for _ in range(2)]
+    caches = [torch.zeros(3, 90, 2, 64, device=device).to(dtype) for _ in range(2)]
     scales = [torch.rand(3, 2, device=device) + 0.1, torch.full((1,), 0.5, device=device)]
     named = dict(zip(("k_descale", "v_descale"), scales, strict=True))
     fa3.append(*caches, k, v, seqused=numbers([0, 86, 7], device), **named)
@@ -154,7 +161,33 @@ def test_append_quantizes_into_a_quantized_cache(device):
         expected = torch.zeros_like(cache.float())
         for n, used in enumerate([0, 86, 7]):
             expected[n, used : used + 4] = (new.float() / divisor)[n]
-        same(cache.float(), expected.to(torch.float8_e4m3fn).float())
+        same(cache.float(), expected.to(dtype).float())
+
+
+def test_append_saturates_finite_numbers_of_an_e5m2_cache(device):
+    """Where torch's own conversion has infinity."""
+    row = torch.tensor([57344.0, 61439.0, 61440.0, -1e30, torch.inf, -torch.inf, torch.nan, 2e-6])
+    k = row.to(device).view(1, 1, 1, 8)
+    caches = [torch.zeros(1, 4, 1, 8, device=device).to(torch.float8_e5m2) for _ in range(2)]
+    fa3.append(*caches, k, k, seqused=numbers([2], device))
+    expected = row.to(torch.float8_e5m2).float()
+    expected[2:4] = torch.tensor([57344.0, -57344.0])
+    for cache in caches:
+        torch.testing.assert_close(
+            cache[0, 2, 0].float().cpu(), expected, rtol=0, atol=0, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_e5m2_is_for_caches_alone(name):
+    shape = (1, 4, 1, 16)
+    q, k, v = (torch.zeros(shape).to(torch.float8_e5m2) for _ in range(3))
+    if name == "k":
+        q = q.to(torch.float8_e4m3fn)
+    with pytest.raises(fa3.InvalidArgument, match=f"^{name}: expected .*got float8_e5m2"):
+        fa3.attention(q, k, v)
+    with pytest.raises(fa3.Unsupported, match="no gradients through float8_e5m2"):
+        fa3.torch.attention(torch.zeros(shape, requires_grad=True), k, v)
 
 
 def test_a_captured_step_follows_lengths_and_pages():

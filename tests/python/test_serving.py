@@ -404,7 +404,6 @@ REFUSED = {
     "only_qv: expected False": (sglang_call, {"only_qv": True}),
     "dropout_p: expected 0.0, got 0.1": (vllm_call, {"dropout_p": 0.1}),
     "alibi_slopes: expected None": (vllm_call, {"alibi_slopes": torch.zeros(HEADS)}),
-    "cp_world_size: expected 1, got 2": (vllm_call, {"cp_world_size": 2, "cp_rank": 1}),
     "output_scale: expected None": (vllm_call, {"output_scale": torch.ones(1)}),
     "mask_mod: expected None": (vllm_call, {"mask_mod": max}),
     "block_sparse_tensors: expected None": (vllm_call, {"block_sparse_tensors": ()}),
@@ -433,11 +432,118 @@ def test_context_parallelism_of_one_rank_is_none():
     assert torch.equal(vllm_call(batch, **alone), vllm_call(batch))
 
 
-@pytest.mark.parametrize("call, key", [(vllm_call, "k"), (sglang_call, "k_cache")])
-def test_e5m2_caches_are_refused_with_what_to_use(call, key):
+def test_e5m2_caches_are_read_as_the_numbers_they_stand_for(batch):
+    scale = torch.full((1,), 0.5, device=batch.device).expand(len(NEW), HEADS_K)
+    scales = {"k_descale": scale, "v_descale": scale}
+    caches = [(x * 2).to(torch.float8_e5m2) for x in (batch.k_pages, batch.v_pages)]
+    batch.k_pages, batch.v_pages = (x.float() / 2 for x in caches)
+    expected = batch.expected(causal=True)[0]
+    k, v = caches
+    batch.close(vllm_call(batch, k=k, v=v, **scales), expected)
+    batch.close(sglang_call(batch, k_cache=k, v_cache=v, **scales), expected)
+
+
+def test_e5m2_queries_are_refused():
     batch = Batch("cpu")
-    with pytest.raises(fa3.Unsupported, match=f"{key}: .* got float8_e5m2; .* fp8_e4m3"):
-        call(batch, **{key: batch.k_pages.to(torch.float8_e5m2)})
+    e5m2 = [x.to(torch.float8_e5m2) for x in (batch.q, batch.k_pages, batch.v_pages)]
+    with pytest.raises(fa3.InvalidArgument, match="q: expected .*got float8_e5m2, .* caches alone"):
+        vllm_call(batch, **dict(zip("qkv", e5m2, strict=True)), out=None)
+
+
+WORLD = 3
+RANK_MASKS = [
+    {"causal": True},
+    {"causal": False},
+    {"causal": True, "window": (9, 0)},
+    {"causal": False, "window": (4, 3)},
+    {"causal": False, "window": (-1, 2)},
+]
+
+
+def rank_call(batch, rank, **changes):
+    """One rank's part of the batch's attention: its keys in pages of its own."""
+    local = [torch.zeros_like(x) for x in (batch.k_pages, batch.v_pages)]
+    for sequence in range(len(USED)):
+        for keys, pages in zip(batch.keys(sequence), local, strict=True):
+            for place, row in enumerate(keys[rank::WORLD]):
+                pages[batch.table[sequence, place // PAGE], place % PAGE] = row
+    used = (batch.used - rank + WORLD - 1) // WORLD
+    call = {"k": local[0], "v": local[1], "seqused_k": used, "max_seqlen_k": max(USED)}
+    call |= {"cp_world_size": WORLD, "cp_rank": rank, "cp_tot_seqused_k": batch.used}
+    return vllm_call(batch, **{**call, **changes}, return_softmax_lse=True)
+
+
+def merged(parts):
+    """(out, lse) of all keys, from those of each rank's."""
+    out, lse = (torch.stack(x).double().cpu() for x in zip(*parts, strict=True))
+    weights = torch.softmax(lse, 0).nan_to_num().transpose(1, 2)[..., None]
+    return (weights * out).sum(0), torch.logsumexp(lse, 0)
+
+
+@pytest.mark.parametrize("mask", RANK_MASKS, ids=str)
+def test_ranks_that_hold_keys_in_turn_merge_to_attention_over_all(batch, mask):
+    call = {"causal": mask["causal"], "window_size": mask.get("window")}
+    out, lse = merged([rank_call(batch, rank, **call) for rank in range(WORLD)])
+    expected_out, expected_lse = batch.expected(**mask)
+    batch.close(out, expected_out)
+    batch.close(lse, expected_lse)
+
+
+def test_ranks_decode_single_queries_as_they_are(batch):
+    """No key is hidden from them, so lengths on all ranks are not needed."""
+    single = {"q": batch.q[: len(NEW)], "max_seqlen_q": 1, "cp_tot_seqused_k": None}
+    single |= {"cu_seqlens_q": torch.arange(len(NEW) + 1, device=batch.device), "out": None}
+    assert torch.equal(
+        rank_call(batch, 1, **single)[0], rank_call(batch, 1, **single, causal=False)[0]
+    )
+
+
+def test_ranks_take_queries_that_no_sequence_owns(batch):
+    """The padding of a CUDA graph: rows behind the last sequence's."""
+    q = torch.cat([batch.q, batch.q[:3]])
+    out = rank_call(batch, 0, q=q, out=None)[0]
+    assert torch.equal(out[: len(batch.q)], rank_call(batch, 0)[0])
+    assert not out[len(batch.q) :].any()
+
+
+def test_ranks_take_float8_and_batches_of_keys(batch):
+    k, v = (x[batch.table.long()].flatten(1, 2) for x in (batch.k_pages, batch.v_pages))
+    scale = torch.arange(1, 9, device=batch.device).view(4, 2) / 8
+    k, v = (x.to(torch.float8_e4m3fn) for x in (k, v))
+    call = {"q_descale": None, "k_descale": scale, "v_descale": scale, "block_table": None}
+    call |= {"return_softmax_lse": True, "out": None, "cp_world_size": 2}
+    ranks = []
+    for rank in range(2):
+        local = {"k": k[:, rank::2].contiguous(), "v": v[:, rank::2].contiguous()}
+        used = (batch.used - rank + 1) // 2
+        call |= {"seqused_k": used, "cp_rank": rank, "cp_tot_seqused_k": batch.used.long()}
+        ranks.append(vllm_call(batch, **local, **call))
+    factor = scale[:, None, :, None]
+    wide = {"k": (k.float() * factor).to(batch.dtype), "v": (v.float() * factor).to(batch.dtype)}
+    whole = {"block_table": None, "out": None, "return_softmax_lse": True}
+    expected = vllm_call(batch, **wide, **whole)
+    for ours, theirs in zip(merged(ranks), expected, strict=True):
+        batch.close(ours, theirs.double().cpu())
+
+
+@pytest.mark.parametrize(
+    "error, sentence, changes",
+    [
+        (fa3.InvalidArgument, "cp_rank: expected a rank of the 2 .* got 2", {"cp_rank": 2}),
+        (fa3.InvalidArgument, "cp_rank: .* the 0", {"cp_world_size": 0}),
+        (fa3.InvalidArgument, "cp_tot_seqused_k: expected the lengths", {"cp_tot_seqused_k": None}),
+        (
+            fa3.Unsupported,
+            "cu_seqlens_k: expected seqused_k",
+            {"block_table": None, "seqused_k": None, "cu_seqlens_k": torch.zeros(5)},
+        ),
+    ],
+)
+def test_ranks_that_are_wrong_are_named(error, sentence, changes):
+    batch = Batch("cpu")
+    call = {"cp_world_size": 2, "cp_rank": 1, "cp_tot_seqused_k": batch.used}
+    with pytest.raises(error, match=sentence):
+        vllm_call(batch, **{**call, **changes})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 
 from fa3._options import window_ends
 from fa3.errors import Unsupported
+from fa3.torch.autograd import FLOAT8
 
 
 def unsupported(**reasons):
@@ -78,16 +79,7 @@ def rows_of_stride_1(tensor):
 def factors(q, k, v, q_descale, k_descale, v_descale):
     """The options of factors of float8 tensors; beside others they are ignored."""
     given = {"q_descale": (q, q_descale), "k_descale": (k, k_descale), "v_descale": (v, v_descale)}
-    return {name: x if of.dtype == torch.float8_e4m3fn else None for name, (of, x) in given.items()}
-
-
-def refuse_e5m2(**tensors):
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.dtype == torch.float8_e5m2:
-            raise Unsupported(
-                f"{name}: expected 16-bit numbers or float8_e4m3fn, got float8_e5m2; serve with "
-                "kv_cache_dtype fp8_e4m3, which also errs less"
-            )
+    return {name: x if of.dtype in FLOAT8 else None for name, (of, x) in given.items()}
 
 
 NO_QV = (

@@ -17,7 +17,6 @@ from fa3.compat._arguments import (
     int32,
     length,
     options,
-    refuse_e5m2,
     rows_of_stride_1,
     unsupported,
 )
@@ -73,8 +72,7 @@ def flash_attn_with_kvcache(
             caches behind cache_seqlens, in place, turned by rotary_cos and rotary_sin, as q is.
         cache_seqlens: an int, or (batch,); page_table: (batch, max_pages), of any strides. Both
             may have 64 bits.
-        k_descale, v_descale: float32 (batch, hk), factors of float8_e4m3fn numbers; ignored beside
-            others.
+        k_descale, v_descale: float32 (batch, hk), factors of float8 numbers; ignored beside others.
         window_size: (left, right) in keys; None and below 0 are unbounded.
         attention_chunk: keys per chunk; None and 0 are off.
         sinks: (hq,) of any float type: one more logit per query head.
@@ -85,10 +83,9 @@ def flash_attn_with_kvcache(
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
-        fa3.Unsupported: qv, score_mod, float8_e5m2, and what no engine does on these tensors.
+        fa3.Unsupported: qv, score_mod, and what no engine does on these tensors.
     """
     refuse(qv, only_qv, score_mod, aux_tensors)
-    refuse_e5m2(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     with renamed({"sink": "sinks"}):
         return attend(
             rows_of_stride_1(q),
@@ -153,7 +150,6 @@ def flash_attn_varlen_func(
     other arguments, results and errors are those of flash_attn_with_kvcache.
     """
     refuse(qv, only_qv, score_mod, aux_tensors)
-    refuse_e5m2(q=q, k=k, v=v)
     cu_seqlens_k, seqused_k = int32(cu_seqlens_k), int32(seqused_k)
     if page_table is not None:
         seqused_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k

@@ -16,10 +16,10 @@ from fa3.compat._arguments import (
     int32,
     length,
     options,
-    refuse_e5m2,
     rows_of_stride_1,
     unsupported,
 )
+from fa3.compat._context_parallel import keys_in_turn
 from fa3.compat._kvcache import renamed
 from fa3.errors import InvalidArgument
 
@@ -83,10 +83,14 @@ def flash_attn_varlen_func(
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens_q and cu_seqlens_k.
         window_size: (left, right) in keys; None and -1 are unbounded.
         s_aux: (hq,) of any float type: one more logit per query head, the attention sink.
-        q_descale, k_descale, v_descale: float32 (batch, hk), factors of float8_e4m3fn numbers;
-            ignored beside others.
+        q_descale, k_descale, v_descale: float32 (batch, hk), factors of float8 numbers; ignored
+            beside others.
         num_splits: at most this number of parts of the keys, 0 chooses.
         out: written instead of a new tensor, (total_q, hq, dv).
+        cp_world_size, cp_rank, cp_tot_seqused_k: decode context parallelism. Key j of k and v is
+            key j * cp_world_size + cp_rank of a sequence of cp_tot_seqused_k (batch,) keys, where
+            causal and window_size have their places. seqused_k and max_seqlen_k count k's own. The
+            results of all ranks merge by their LSEs; give s_aux to one rank.
         fa_version: 2, 3 or 4: all get the same attention.
         deterministic, return_attn_probs, scheduler_metadata: accepted, without effect.
 
@@ -95,8 +99,8 @@ def flash_attn_varlen_func(
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
-        fa3.Unsupported: dropout, ALiBi, q_v, context parallelism, masks and outputs of
-            FlashAttention-4, float8_e5m2, and what no engine does on these tensors.
+        fa3.Unsupported: dropout, ALiBi, q_v, masks and outputs of FlashAttention-4, and what no
+            engine does on these tensors.
     """
     check_version(fa_version)
     unsupported(
@@ -104,36 +108,32 @@ def flash_attn_varlen_func(
         dropout_p=(dropout_p, 0.0, "fa3 has dropout for training alone"),
         alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"),
         output_scale=(output_scale, None, "fa3 writes no float8 outputs"),
-        cp_world_size=(cp_world_size, 1, "fa3 has no masks over keys that ranks hold in turn"),
         mask_mod=(mask_mod, None, "fa3 has no masks by function"),
         block_sparse_tensors=(block_sparse_tensors, None, "fa3 has no block-sparse masks"),
         aux_tensors=(aux_tensors, None, "fa3 has no masks by function"),
         dynamic_causal=(dynamic_causal, None, "fa3 has one mask for all sequences"),
     )
-    refuse_e5m2(q=q, k=k, v=v)
     if (cu_seqlens_k is None) == (seqused_k is None):
         raise InvalidArgument("cu_seqlens_k, seqused_k: expected one of them, with the lengths")
     if block_table is not None and seqused_k is None:
         raise InvalidArgument("seqused_k: expected the lengths of the sequences in block_table")
     q, k, v = (rows_of_stride_1(x) for x in (q, k, v))
+    call = {
+        "cu_seqlens_q": int32(cu_seqlens_q),
+        "cu_seqlens_k": int32(cu_seqlens_k),
+        "seqused_k": int32(seqused_k),
+        "max_seqlen_q": length(max_seqlen_q),
+        "max_seqlen_k": length(max_seqlen_k),
+        "page_table": int32(block_table),
+        "sink": float32(s_aux),
+        "num_splits": num_splits,
+        **factors(q, k, v, q_descale, k_descale, v_descale),
+        **options(softmax_scale, causal, window_size, softcap),
+    }
+    if cp_world_size != 1:
+        call = keys_in_turn(call, q.shape[0], cp_world_size, cp_rank, cp_tot_seqused_k)
     with renamed(OUR_NAMES):
-        return fa3.attention(
-            q,
-            k,
-            v,
-            out=out,
-            return_lse=return_softmax_lse,
-            cu_seqlens_q=int32(cu_seqlens_q),
-            cu_seqlens_k=int32(cu_seqlens_k),
-            seqused_k=int32(seqused_k),
-            max_seqlen_q=length(max_seqlen_q),
-            max_seqlen_k=length(max_seqlen_k),
-            page_table=int32(block_table),
-            sink=float32(s_aux),
-            num_splits=num_splits,
-            **factors(q, k, v, q_descale, k_descale, v_descale),
-            **options(softmax_scale, causal, window_size, softcap),
-        )
+        return fa3.attention(q, k, v, out=out, return_lse=return_softmax_lse, **call)
 
 
 def get_scheduler_metadata(

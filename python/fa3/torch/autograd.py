@@ -34,6 +34,8 @@ from fa3.torch.library import (
     written,
 )
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 # Places among the options: tensors stand together, sink first.
 SINK = len(SCORES)
 TENSORS_END = SINK + len(TENSORS)
@@ -201,10 +203,9 @@ def gradients(do, q, k, v, out, lse, dlse, options):
 
 def refuse_without_gradient(k, options):
     """Refuses calls that have no gradient."""
-    if k.dtype == torch.float8_e4m3fn:
-        raise Unsupported(
-            "k, v: no gradients through float8_e4m3fn; use torch.no_grad(), or q.detach()"
-        )
+    if k.dtype in FLOAT8:
+        name = str(k.dtype).removeprefix("torch.")
+        raise Unsupported(f"k, v: no gradients through {name}; use torch.no_grad(), or q.detach()")
     if len(options) > len(BOTH_PASSES):
         names = list(DEFAULTS)[len(BOTH_PASSES) : len(options)]
         given = [x for x in names if getattr(Options(*options), x) is not DEFAULTS[x]]
@@ -238,5 +239,5 @@ def refuse_wrong_types(options):
 def to_autocast_type(device_type, *tensors):
     """As torch's own attention does: every floating point type except float64 is converted."""
     dtype = torch.get_autocast_dtype(device_type)
-    kept = (torch.float64, torch.float8_e4m3fn)  # without its scale, e4m3 is not a number
+    kept = (torch.float64, *FLOAT8)  # without its scale, float8 is not a number
     return (t if t.dtype in kept else t.to(dtype) for t in tensors)

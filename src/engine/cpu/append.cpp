@@ -12,8 +12,8 @@ namespace {
 // How a row leaves: each column, in float32, divided by this and rounded once.
 template <class To>
 To rounded(float x, float divisor) {
-  if constexpr (std::is_same_v<To, Float8E4M3>) return from_float<To>(x / divisor);
-  return from_float<To>(x);
+  constexpr bool kHasScale = std::is_same_v<To, Float8E4M3> || std::is_same_v<To, Float8E5M2>;
+  return from_float<To>(kHasScale ? x / divisor : x);
 }
 
 template <class To, class T>
@@ -83,16 +83,19 @@ void rotate_query(const AppendProblem& p, int64_t b, int64_t row) {
 Status run_append(const AppendProblem& p, void*) {
   const int64_t keys = p.lengths_new.max;
   const int64_t queries = p.rotates_queries ? p.lengths_q.max : 0;
-  const bool narrows = p.cache_dtype == DType::float8_e4m3;
   const auto run = [&]<class T>(T) {
-    const auto append = narrows ? append_row<T, Float8E4M3> : append_row<T, T>;
+    const auto append = p.cache_dtype == p.dtype              ? append_row<T, T>
+                        : p.cache_dtype == DType::float8_e4m3 ? append_row<T, Float8E4M3>
+                                                              : append_row<T, Float8E5M2>;
     parallel_for(p.batch * (keys + queries), p.num_threads, [&](int64_t task, int) {
       const int64_t b = task / (keys + queries);
       const int64_t row = task % (keys + queries);
       row < keys ? append(p, b, row) : rotate_query<T>(p, b, row - keys);
     });
   };
-  p.dtype == DType::float8_e4m3 ? run(Float8E4M3{}) : visit_dtype(p.dtype, run);
+  p.dtype == DType::float8_e4m3   ? run(Float8E4M3{})
+  : p.dtype == DType::float8_e5m2 ? run(Float8E5M2{})
+                                  : visit_dtype(p.dtype, run);
   return {};
 }
 

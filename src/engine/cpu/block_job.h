@@ -48,7 +48,7 @@ struct PartialRows {
 // Scratch memory of one thread; sizes are in tile_shape.h.
 struct BlockBuffers {
   float* q = nullptr;           // packed query rows
-  float* rows = nullptr;        // e4m3 rows as floats, before they are packed
+  float* rows = nullptr;        // float8 rows as floats, before they are packed
   float* k = nullptr;           // packed key tile, transposed
   float* v = nullptr;           // packed value tile
   float* gathered_k = nullptr;  // a tile's rows from several pages, as they are; null: no pages
@@ -67,8 +67,9 @@ struct KeyPages {
   int64_t k_stride = 0, v_stride = 0;  // from one page to the next, in elements
 };
 
-// What e4m3 rows of one head stand for (core/quantization.h).
+// What float8 rows of one head stand for (core/quantization.h).
 struct RowQuantization {
+  bool is_e5m2 = false;  // else e4m3
   const float* descale = nullptr;
   int64_t block_stride = 0;
   const float* mean = nullptr;  // null: none
@@ -95,8 +96,9 @@ struct BlockJob {
   const void* v = nullptr;
   int64_t q_row_stride = 0, q_head_stride = 0;
   int64_t k_row_stride = 0, v_row_stride = 0;
-  KeyPages pages;                                  // with pages, k and v are at page 0 and the head
-  RowQuantization k_quantization, v_quantization;  // where they are e4m3; then q is packed already
+  KeyPages pages;  // with pages, k and v are at page 0 and the head
+  RowQuantization k_quantization,
+      v_quantization;  // where they are float8; then q is packed already
 
   int64_t group = 1;
   int64_t first_row = 0;

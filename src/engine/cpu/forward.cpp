@@ -81,10 +81,12 @@ void describe_visibility(const Problem& problem, const SequencePlan& plan, const
   }
 }
 
-RowQuantization row_quantization(const Quantization& of, int64_t sequence, int64_t head) {
+RowQuantization row_quantization(const Quantization& of, DType dtype, int64_t sequence,
+                                 int64_t head) {
   static constexpr float kOne = 1.0f;
   const Descales<const float>& descale = of.descale;
-  return {.descale = descale.data == nullptr ? &kOne : descale.at(sequence, head, 0),
+  return {.is_e5m2 = dtype == DType::float8_e5m2,
+          .descale = descale.data == nullptr ? &kOne : descale.at(sequence, head, 0),
           .block_stride = descale.block_stride,
           .mean = of.mean_at(sequence, head)};
 }
@@ -176,9 +178,12 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
   job.buffers.divisor_lanes += row * kMaxLanes;
   if (problem.dropout.on())
     job.dropout = describe_dropout(run, task, kv_head, thread.dropout + row);
-  if (problem.has_e4m3()) {
-    job.k_quantization = row_quantization(problem.k_quantization, task.sequence, kv_head);
-    job.v_quantization = row_quantization(problem.v_quantization, task.sequence, kv_head);
+  if (problem.has_float8()) {
+    const auto quantization = [&](const Quantization& of) {
+      return row_quantization(of, problem.kv_dtype, task.sequence, kv_head);
+    };
+    job.k_quantization = quantization(problem.k_quantization);
+    job.v_quantization = quantization(problem.v_quantization);
     pack_queries(run, plan, task, kv_head, job);
   }
   return job;

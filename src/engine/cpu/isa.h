@@ -22,7 +22,7 @@ const Kernels* find_kernels(std::string_view name);
 
 // The table's index for attention data of this type.
 constexpr int kernel_index(DType dtype) {
-  return static_cast<int>(dtype);
+  return dtype == DType::float8_e5m2 ? 3 : static_cast<int>(dtype);
 }
 static_assert(kernel_index(DType::float32) == 0 && kernel_index(DType::float16) == 1 &&
               kernel_index(DType::bfloat16) == 2 && kernel_index(DType::float8_e4m3) == 3);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels of one instruction set, as a table of functions; isa.h chooses the table.
-// Arrays are indexed by dtype: float32, float16, bfloat16, and e4m3 where it can occur.
+// Arrays are indexed by dtype: float32, float16, bfloat16, and float8 where it can occur.
 #pragma once
 
 #include <cstdint>

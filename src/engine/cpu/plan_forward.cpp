@@ -50,7 +50,9 @@ int64_t choose_block_q(const Problem& problem, const TileShape& shape) {
 }
 
 std::string arithmetic_of(const Problem& problem) {
-  if (problem.has_e4m3()) return "e4m3 turned into floats when keys and values are packed";
+  if (problem.has_float8()) {
+    return concat(name_of(problem.kv_dtype), " turned into floats when keys and values are packed");
+  }
   if (problem.dtype == DType::float32) return "float products";
   if (problem.dtype == DType::bfloat16 && kernels().bf16_products != nullptr) {
     return concat("bfloat16 products (", kernels().bf16_products, "), float sums");
@@ -92,7 +94,7 @@ bool packs_ahead(const Problem& problem, const TileShape& shape) {
 TileShape forward_tile_shape(const Problem& problem) {
   TileShape shape = tile_shape(problem.head_dim, problem.head_dim_v,
                                kernels().group_shape[kernel_index(problem.kv_dtype)]);
-  shape.dequantizes = problem.has_e4m3();
+  shape.dequantizes = problem.has_float8();
   return shape;
 }
 

@@ -26,13 +26,11 @@ double dot(const double* a, const double* b, int64_t dim) {
 // A row of a sequence, as the numbers that it stands for.
 void read_row(const Operand& x, const Quantization& quantization, const KeyPlaces& places,
               int64_t b, Rows rows, int64_t row, int64_t head, int64_t dim, double* out) {
-  if (x.dtype != DType::float8_e4m3) {
-    visit_dtype(x.dtype, [&]<class T>(T) {
-      load_row(row_at<T>(x, places, b, rows.begin + row, head), dim, out);
-    });
-    return;
-  }
-  load_row(row_at<Float8E4M3>(x, places, b, rows.begin + row, head), dim, out);
+  const auto load = [&]<class T>(T) {
+    load_row(row_at<T>(x, places, b, rows.begin + row, head), dim, out);
+  };
+  if (!is_float8(x.dtype)) return visit_dtype(x.dtype, load);
+  x.dtype == DType::float8_e4m3 ? load(Float8E4M3{}) : load(Float8E5M2{});
   const double scale = quantization.scale_at(b, head, row);
   const float* mean = quantization.mean_at(b, head);
   for (int64_t c = 0; c < dim; ++c) {

@@ -301,8 +301,9 @@ void backward_kv_head(const BackwardProblem& problem, int64_t kv_head, const Mem
 }
 
 Status standard_plan(const Problem& problem, bool backward, int64_t num_tasks, Plan* plan) {
-  if (problem.has_e4m3()) {
-    return unsupported("float8_e4m3 is not among its element types (float32, float16, bfloat16)");
+  if (problem.has_float8()) {
+    return unsupported(name_of(problem.kv_dtype),
+                       " is not among its element types (float32, float16, bfloat16)");
   }
   constexpr int64_t kMaxElements = int64_t{1} << 58;  // so that bytes stay inside int64
   if (matrix_elements(problem) > kMaxElements) {

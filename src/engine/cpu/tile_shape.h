@@ -51,7 +51,7 @@ struct TileShape {
   // Whole row groups. Fewer rows than the least would spend more on packing than the sharing of
   // work gains; and a sequence whose keys are split must fit into one block.
   int64_t min_block_q = 0, max_block_q = 0;
-  bool dequantizes = false;  // keys and values are e4m3
+  bool dequantizes = false;  // keys and values are float8
 
   // Bytes of the keys and the values of a packed tile, and of both.
   int64_t key_floats() const { return block_k * q_stride; }

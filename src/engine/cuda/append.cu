@@ -62,25 +62,50 @@ __device__ T* place_of(const AppendProblem& p, const Operand& cache, int64_t b, 
   return cache.at<T>(page, row % p.places.page_size, head);
 }
 
-// How a number leaves: in float32, divided by this and rounded once. e4m3 ends at 448, and has a
-// NaN but no infinity.
+// Either type of 8 bits: kernels are for both, and a launch says which.
+struct Float8 {
+  __nv_fp8_storage_t bits;
+};
+
+// How the numbers of a row leave: in float32, divided by this and rounded once.
+struct Rounding {
+  float divisor;
+  bool is_e5m2;  // those of 8 bits; else e4m3
+};
+
+template <class T>
+__device__ float widened(T x, bool) {
+  return float(x);
+}
+__device__ float widened(Float8 x, bool is_e5m2) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, is_e5m2 ? __NV_E5M2 : __NV_E4M3)));
+}
+
+// Finite numbers end at the largest; e4m3 has a NaN but no infinity.
+__device__ Float8 narrowed(float x, bool is_e5m2) {
+  if (!is_e5m2) {
+    return {__nv_cvt_float_to_fp8(isfinite(x) ? x : nanf(""), __NV_SATFINITE, __NV_E4M3)};
+  }
+  if (isinf(x)) return {__nv_fp8_storage_t(x < 0 ? 0xfc : 0x7c)};
+  return {__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E5M2)};
+}
+
 template <class To>
-__device__ To rounded(float x, float divisor) {
-  if constexpr (std::is_same_v<To, __nv_fp8_e4m3>) {
-    const float quotient = x / divisor;
-    return __nv_fp8_e4m3(isfinite(quotient) ? quotient : nanf(""));  // to 448 beyond it
+__device__ To rounded(float x, const Rounding& how) {
+  if constexpr (std::is_same_v<To, Float8>) {
+    return narrowed(x / how.divisor, how.is_e5m2);
   } else {
     return To(x);
   }
 }
 
 template <class T, class To>
-__device__ void copy(const T* from, int64_t begin, int64_t end, float divisor, To* to) {
+__device__ void copy(const T* from, int64_t begin, int64_t end, const Rounding& how, To* to) {
   for (int64_t i = begin + threadIdx.x % kWarpSize; i < end; i += kWarpSize) {
     if constexpr (std::is_same_v<T, To>) {
       to[i] = from[i];
     } else {
-      to[i] = rounded<To>(float(from[i]), divisor);
+      to[i] = rounded<To>(widened(from[i], how.is_e5m2), how);
     }
   }
 }
@@ -88,7 +113,7 @@ __device__ void copy(const T* from, int64_t begin, int64_t end, float divisor, T
 // A lane reads both columns of a pair before it writes them: `to` may be `from`.
 template <class Table, class T, class To>
 __device__ void turn_by(const RotaryTables& rotary, int64_t position, const T* from, int64_t dim,
-                        float divisor, To* to) {
+                        const Rounding& how, To* to) {
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t last = rotary.positions - 1;
   const int64_t at = position < 0 ? 0 : position < last ? position : last;
@@ -97,22 +122,23 @@ __device__ void turn_by(const RotaryTables& rotary, int64_t position, const T* f
   const int64_t step = rotary.interleaved ? 2 : 1;
   const int64_t distance = rotary.interleaved ? 1 : rotary.pairs;
   for (int64_t i = lane; i < rotary.pairs; i += kWarpSize) {
-    const float x = float(from[i * step]), y = float(from[i * step + distance]);
-    const float c = float(cos[i]), s = float(sin[i]);
-    to[i * step] = rounded<To>(x * c - y * s, divisor);
-    to[i * step + distance] = rounded<To>(x * s + y * c, divisor);
+    const auto wide = [&](auto number) { return widened(number, how.is_e5m2); };
+    const float x = wide(from[i * step]), y = wide(from[i * step + distance]);
+    const float c = wide(cos[i]), s = wide(sin[i]);
+    to[i * step] = rounded<To>(x * c - y * s, how);
+    to[i * step + distance] = rounded<To>(x * s + y * c, how);
   }
   if (static_cast<const void*>(to) == from) return;
-  copy(from, 2 * rotary.pairs, dim, divisor, to);
+  copy(from, 2 * rotary.pairs, dim, how, to);
 }
 
 template <class T, class To>
 __device__ void turn(const RotaryTables& rotary, int64_t position, const T* from, int64_t dim,
-                     float divisor, To* to) {
+                     const Rounding& how, To* to) {
   if (rotary.dtype == DType::float32) {
-    turn_by<float>(rotary, position, from, dim, divisor, to);
+    turn_by<float>(rotary, position, from, dim, how, to);
   } else {
-    turn_by<T>(rotary, position, from, dim, divisor, to);
+    turn_by<T>(rotary, position, from, dim, how, to);
   }
 }
 
@@ -122,13 +148,15 @@ __device__ void append_row(const AppendProblem& p, int64_t number, int64_t head)
   if (!row.exists) return;
   const int64_t entry = p.lengths_new.packed() ? 0 : row.b;
   const int64_t to = p.seqused[row.b] + row.row;
+  const auto by = [&](const Descales<const float>& scales) {
+    return Rounding{divisor_of(scales, row.b, head), p.cache_dtype == DType::float8_e5m2};
+  };
   if (Cached* v = place_of<Cached>(p, p.v_cache, row.b, to, head)) {
-    copy(p.v.at<T>(entry, row.from, head), 0, p.head_dim_v, divisor_of(p.v_descale, row.b, head),
-         v);
+    copy(p.v.at<T>(entry, row.from, head), 0, p.head_dim_v, by(p.v_descale), v);
   }
   if (Cached* k = place_of<Cached>(p, p.k_cache, row.b, to, head)) {
     turn(p.rotary, p.first_position[row.b] + row.row, p.k.at<T>(entry, row.from, head), p.head_dim,
-         divisor_of(p.k_descale, row.b, head), k);
+         by(p.k_descale), k);
   }
 }
 
@@ -138,8 +166,8 @@ __device__ void turn_query(const AppendProblem& p, int64_t number, int64_t head)
   if (!row.exists) return;
   const int64_t entry = p.lengths_q.packed() ? 0 : row.b;
   const int64_t position = p.first_position[row.b] + (p.queries_share_position ? 0 : row.row);
-  turn(p.rotary, position, p.q.at<T>(entry, row.from, head), p.head_dim, 1.0f,
-       p.q_rotated.at<T>(entry, row.from, head));
+  turn(p.rotary, position, p.q.at<T>(entry, row.from, head), p.head_dim,
+       {1.0f, p.dtype == DType::float8_e5m2}, p.q_rotated.at<T>(entry, row.from, head));
 }
 
 template <class T, class Cached>
@@ -164,8 +192,7 @@ cudaError_t launch(const AppendProblem& p, cudaStream_t stream) {
       p.lengths_new.total * p.heads_k + (p.rotates_queries ? p.lengths_q.total * p.heads_q : 0);
   if (warps == 0 || p.batch == 0) return cudaSuccess;
   const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostCtas);
-  const auto kernel =
-      p.cache_dtype == DType::float8_e4m3 ? append_kernel<T, __nv_fp8_e4m3> : append_kernel<T, T>;
+  const auto kernel = p.cache_dtype == p.dtype ? append_kernel<T, T> : append_kernel<T, Float8>;
   kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
   return cudaPeekAtLastError();
 }
@@ -177,10 +204,10 @@ Status run_append(const AppendProblem& problem, void* stream) {
   cudaError_t error = scope.error();
   const auto on = static_cast<cudaStream_t>(stream);
   if (error == cudaSuccess) {
-    error = problem.dtype == DType::float32       ? launch<float>(problem, on)
-            : problem.dtype == DType::float16     ? launch<__half>(problem, on)
-            : problem.dtype == DType::float8_e4m3 ? launch<__nv_fp8_e4m3>(problem, on)
-                                                  : launch<__nv_bfloat16>(problem, on);
+    error = problem.dtype == DType::float32   ? launch<float>(problem, on)
+            : problem.dtype == DType::float16 ? launch<__half>(problem, on)
+            : is_float8(problem.dtype)        ? launch<Float8>(problem, on)
+                                              : launch<__nv_bfloat16>(problem, on);
   }
   if (error == cudaSuccess) return {};
   cudaGetLastError();  // leave none behind for the caller's own CUDA code

@@ -92,6 +92,7 @@ struct ForwardParams {
   CombineTile* combines;
   E4m3Params e4m3;
   CacheScales cache_scales;
+  bool cache_is_e5m2;  // else e4m3
   CpAsyncKeys cp_async;
   SplitCounters counts;  // for splits that are combined in the kernel
   DecodeClusters clusters;

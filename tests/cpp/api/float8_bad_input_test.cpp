@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward calls with e4m3 operands: types, scales and means that do not fit.
+// Forward calls with float8 operands: types, scales and means that do not fit.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -39,10 +39,23 @@ const std::vector<Bad>& types() {
       {"q_alone", [](P* p) { p->q.dtype = FA3_FLOAT8_E4M3; }, "k:", {"dtype of q"}},
       {"k_alone", [](P* p) { p->k.dtype = FA3_FLOAT8_E4M3; }, "v:", {"dtype of k"}},
       {"v_alone", [](P* p) { p->v.dtype = FA3_FLOAT8_E4M3; }, "v:", {"dtype of q"}},
+      {"e5m2_q", [](P* p) { p->q.dtype = FA3_FLOAT8_E5M2; }, "q:", {"got float8_e5m2", "caches"}},
+      {"e5m2_all",
+       [](P* p) { p->q.dtype = p->k.dtype = p->v.dtype = FA3_FLOAT8_E5M2; },
+       "q:",
+       {"for k and v under wider queries"}},
+      {"e5m2_under_e4m3",
+       [](P* p) {
+         use_float8(p);
+         p->k.dtype = p->v.dtype = FA3_FLOAT8_E5M2;
+       },
+       "k:",
+       {"dtype of q, float8_e4m3, got float8_e5m2"}},
+      {"e5m2_k_alone", [](P* p) { p->k.dtype = FA3_FLOAT8_E5M2; }, "v:", {"dtype of k"}},
       {"scale_of_float16_q",
        [](P* p) { p->q_descale = ones({1}); },
        "q_descale:",
-       {"only with q in float8_e4m3", "got float16", "leave it out"}},
+       {"only with q in float8", "got float16", "leave it out"}},
       {"scale_of_float16_v", [](P* p) { p->v_descale = ones({1}); }, "v_descale:", {"only"}},
       {"mean_of_float16_k",
        [](P* p) {

@@ -168,20 +168,71 @@ TEST(Float8, large_numbers_saturate_and_what_is_not_finite_is_nan) {
   EXPECT_EQ(rounded_e4m3(-0x1p-140f), 0x80u);
 }
 
+uint32_t rounded_e5m2(float value) {
+  return from_float<Float8E5M2>(value).bits;
+}
+
+double value_of_e5m2(uint32_t code) {
+  const int exponent = code >> 2 & 31, fraction = code & 3;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -16) : std::ldexp(4 + fraction, exponent - 17);
+  return code & 0x80 ? -magnitude : magnitude;
+}
+
+TEST(Float8E5M2, every_code_has_its_value_and_survives_a_round_trip) {
+  EXPECT_EQ(value_of_e5m2(0x7b), 57344);
+  for (uint32_t code = 0; code < 0x100; ++code) {
+    const float got = to_float(Float8E5M2{static_cast<uint8_t>(code)});
+    EXPECT_EQ(std::signbit(got), code >= 0x80) << std::hex << code;
+    if ((code & 0x7f) > 0x7c) {
+      EXPECT_TRUE(std::isnan(got)) << std::hex << code;
+      continue;
+    }
+    EXPECT_EQ(rounded_e5m2(got), code) << std::hex << code;
+    if ((code & 0x7f) == 0x7c) {
+      EXPECT_TRUE(std::isinf(got)) << std::hex << code;
+    } else {
+      EXPECT_EQ(got, value_of_e5m2(code)) << std::hex << code;
+    }
+  }
+}
+
+TEST(Float8E5M2, rounding_is_to_nearest_and_ties_go_to_even) {
+  for (uint32_t code = 0; code < 0x7b; ++code) {
+    const auto middle = static_cast<float>((value_of_e5m2(code) + value_of_e5m2(code + 1)) / 2);
+    const uint32_t even = code % 2 == 0 ? code : code + 1;
+    for (uint32_t sign : {0u, 0x80u}) {
+      const float s = sign != 0 ? -1.0f : 1.0f;
+      EXPECT_EQ(rounded_e5m2(s * middle), even | sign) << std::hex << code;
+      EXPECT_EQ(rounded_e5m2(s * std::nextafter(middle, 0.0f)), code | sign) << std::hex << code;
+      EXPECT_EQ(rounded_e5m2(s * std::nextafter(middle, kInfinity)), (code + 1) | sign)
+          << std::hex << code;
+    }
+  }
+}
+
+TEST(Float8E5M2, large_numbers_saturate_and_what_is_not_finite_stays) {
+  for (float large : {57345.0f, 61440.0f, 65536.0f, std::numeric_limits<float>::max()}) {
+    EXPECT_EQ(rounded_e5m2(large), 0x7bu) << large;
+    EXPECT_EQ(rounded_e5m2(-large), 0xfbu) << large;
+  }
+  EXPECT_EQ(rounded_e5m2(kInfinity), 0x7cu);
+  EXPECT_EQ(rounded_e5m2(-kInfinity), 0xfcu);
+  EXPECT_EQ(rounded_e5m2(std::nanf("")), 0x7fu);
+}
+
 TEST(DType, sizes_and_names_match_the_abi) {
   const std::vector<std::tuple<int32_t, int64_t, std::string>> all = {
-      {FA3_FLOAT32, 4, "float32"},
-      {FA3_FLOAT16, 2, "float16"},
-      {FA3_BFLOAT16, 2, "bfloat16"},
-      {FA3_FLOAT8_E4M3, 1, "float8_e4m3"},
-      {FA3_INT32, 4, "int32"}};
+      {FA3_FLOAT32, 4, "float32"},   {FA3_FLOAT16, 2, "float16"},
+      {FA3_BFLOAT16, 2, "bfloat16"}, {FA3_FLOAT8_E4M3, 1, "float8_e4m3"},
+      {FA3_INT32, 4, "int32"},       {FA3_FLOAT8_E5M2, 1, "float8_e5m2"}};
   for (const auto& [code, size, name] : all) {
     EXPECT_TRUE(is_known(code));
     EXPECT_EQ(size_of(static_cast<DType>(code)), size);
     EXPECT_EQ(name_of(static_cast<DType>(code)), name);
   }
   EXPECT_FALSE(is_known(-1));
-  EXPECT_FALSE(is_known(FA3_INT32 + 1));
+  EXPECT_FALSE(is_known(FA3_FLOAT8_E5M2 + 1));
 }
 
 TEST(DType, visit_gives_the_storage_type) {

@@ -29,7 +29,9 @@ struct Form {
   bool indexed, packed;
   int64_t pairs;  // 0: no rotation
   bool interleaved, float_tables, together;
-  bool quantized = false;  // the cache is e4m3
+  fa3_dtype quantized = FA3_FLOAT32;  // the cache is of this float8
+
+  bool is_quantized() const { return quantized != FA3_FLOAT32; }
 };
 void PrintTo(const Form& form, std::ostream* out) {
   *out << form.name;
@@ -43,11 +45,15 @@ constexpr Form kForms[] = {
     {"pages_of_100", FA3_FLOAT32, 100, true, true, 12, true, true, true},
     {"float_tables", FA3_FLOAT16, 7, false, true, 3, true, true, false},
     {"halves", FA3_FLOAT16, 0, false, false, 12, false, false, true},
-    {"quantized", FA3_FLOAT32, 0, true, false, 0, false, false, false, true},
-    {"quantized_pages_of_4", FA3_BFLOAT16, 4, true, true, 5, false, true, false, true},
+    {"quantized", FA3_FLOAT32, 0, true, false, 0, false, false, false, FA3_FLOAT8_E4M3},
+    {"quantized_pages_of_4", FA3_BFLOAT16, 4, true, true, 5, false, true, false, FA3_FLOAT8_E4M3},
+    {"e5m2", FA3_FLOAT16, 0, true, false, 0, false, false, false, FA3_FLOAT8_E5M2},
+    {"e5m2_pages_of_4", FA3_FLOAT32, 4, true, true, 5, false, true, false, FA3_FLOAT8_E5M2},
+    {"e5m2_turned", FA3_BFLOAT16, 0, false, false, 12, true, true, true, FA3_FLOAT8_E5M2},
     {"float8", FA3_FLOAT8_E4M3, 0, true, false, 0, false, false, false},
     {"float8_pages_of_4", FA3_FLOAT8_E4M3, 4, true, true, 5, true, false, false},
     {"float8_float_tables", FA3_FLOAT8_E4M3, 7, false, false, 12, false, true, true},
+    {"e5m2_as_it_is", FA3_FLOAT8_E5M2, 4, true, true, 5, true, false, false},
 };
 
 constexpr int64_t kBatch = 3, kRoom = 40, kNew = 9, kQueries = 6, kHeads = 2, kQHeads = 4;
@@ -78,7 +84,7 @@ struct Call {
         pages.push_back(static_cast<int32_t>((i * 7 + 3) % cache.batch));  // of no factor 7
       }
     }
-    const fa3_dtype cached = form.quantized ? FA3_FLOAT8_E4M3 : form.dtype;
+    const fa3_dtype cached = form.is_quantized() ? form.quantized : form.dtype;
     k_cache = Tensor(cache, cached, Layout::padded);
     cache.dim = kDimV;
     v_cache = Tensor(cache, cached, Layout::bhsd);
@@ -105,7 +111,7 @@ struct Call {
     params.k = view(k);
     params.v = view(v);
     params.seqused = numbers(kUsed, kBatch);
-    if (form.quantized) {
+    if (form.is_quantized()) {
       params.k_descale = contiguous(kScales, FA3_FLOAT32, {kBatch, kHeads});
       params.v_descale = contiguous(kScales[0], FA3_FLOAT32, {1});
     }
@@ -162,11 +168,11 @@ struct Call {
         for (int64_t head = 0; head < kHeads; ++head) {
           for (int64_t col = 0; col < kDim; ++col) {
             const float x = turned(k, from, begin + i, head, col, first_position(b) + i);
-            k_to->set(entry, row, head, col, form.quantized ? x / kScales[b][head] : x);
+            k_to->set(entry, row, head, col, form.is_quantized() ? x / kScales[b][head] : x);
           }
           for (int64_t col = 0; col < kDimV; ++col) {
             const float x = v.get(from, begin + i, head, col);
-            v_to->set(entry, row, head, col, form.quantized ? x / kScales[0][0] : x);
+            v_to->set(entry, row, head, col, form.is_quantized() ? x / kScales[0][0] : x);
           }
         }
       }
@@ -177,10 +183,11 @@ struct Call {
 // Bit for bit where nothing is rotated; products of 16-bit numbers are exact in float32 too.
 testing::AssertionResult are_close(const Tensor& got, const Tensor& want) {
   const Values a = got.values(), b = want.values();
-  const double ulp = want.dtype() == FA3_FLOAT32    ? 0x1p-22
-                     : want.dtype() == FA3_FLOAT16  ? 0x1p-10
-                     : want.dtype() == FA3_BFLOAT16 ? 0x1p-7
-                                                    : 0x1p-3;
+  const double ulp = want.dtype() == FA3_FLOAT32       ? 0x1p-22
+                     : want.dtype() == FA3_FLOAT16     ? 0x1p-10
+                     : want.dtype() == FA3_BFLOAT16    ? 0x1p-7
+                     : want.dtype() == FA3_FLOAT8_E4M3 ? 0x1p-3
+                                                       : 0x1p-2;
   for (size_t i = 0; i < a.numbers.size(); ++i) {
     const bool alike =
         std::abs(a.numbers[i] - b.numbers[i]) <= ulp * std::max(1.0, std::abs(b.numbers[i]));
@@ -341,7 +348,7 @@ const BadAppend kBad[] = {
      "q, q_rotated: expected both"},
     {"scales_of_a_cache_without",
      [](Call* c) { c->params.k_descale = contiguous(kScales[0], FA3_FLOAT32, {1}); },
-     "k_descale: expected it only with k_cache in float8_e4m3"},
+     "k_descale: expected it only with k_cache in float8, got bfloat16"},
     {"scales_of_rows_that_are_float8",
      [](Call* c) {
        for (fa3_tensor* t : {&c->params.k_cache, &c->params.v_cache, &c->params.k, &c->params.v}) {
@@ -350,6 +357,12 @@ const BadAppend kBad[] = {
        c->params.v_descale = contiguous(kScales[0], FA3_FLOAT32, {1});
      },
      "v_descale: expected none, as k and v are float8_e4m3 already"},
+    {"rows_of_the_other_float8",
+     [](Call* c) {
+       for (fa3_tensor* t : {&c->params.k_cache, &c->params.v_cache}) t->dtype = FA3_FLOAT8_E5M2;
+       for (fa3_tensor* t : {&c->params.k, &c->params.v}) t->dtype = FA3_FLOAT8_E4M3;
+     },
+     "k: expected float32 or float16 or bfloat16 or float8_e5m2, got float8_e4m3"},
     {"other_heads", [](Call* c) { c->params.k.shape[1] = 1; },
      "k: expected the heads of k_cache = 2"},
     {"cache_over_the_new_rows", [](Call* c) { c->params.k.data = c->params.k_cache.data; },

@@ -93,13 +93,16 @@ TEST_P(Cache, changes_no_bit_of_long_sequences) {
   if (!reason_.empty()) GTEST_SKIP() << engine().name << ": " << reason_;
 }
 
-// e4m3 under queries of any type; the scales belong to sequences, wherever their rows are.
+// Under queries of any type; the scales belong to sequences, wherever their rows are.
 TEST_P(Cache, changes_no_bit_of_quantized_keys) {
   for (const int64_t queries : {1, 70}) {
     for (const int64_t page_size : {0, 1, 16, 100}) {
       const CacheForm form{page_size, true, page_size != 16};
       Case c = dense_case(2, queries, 700, 4, 2, 64, 64, FA3_BFLOAT16);
-      c.fp8 = {.kv = true, .k = Scales::head, .v = Scales::tensor};
+      c.fp8 = {.kv = true,
+               .e5m2 = page_size == 1 || page_size == 100,
+               .k = Scales::head,
+               .v = Scales::tensor};
       c.k.used = {700, 333};
       for (const Case& each : in_each_dtype(c)) {
         const Inputs inputs = make_inputs(each);

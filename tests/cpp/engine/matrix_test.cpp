@@ -63,7 +63,7 @@ std::vector<EngineCase> packed(Pass pass) {
       [&](const EngineUnderTest& engine) { return packed_matrix(engine, pass, packed_limits()); });
 }
 
-// Cases of the other matrices with e4m3 operands.
+// Cases of the other matrices with float8 operands.
 Case with_fp8(Case c) {
   Random random(c.seed);
   const auto scales = [&] { return static_cast<Scales>(random.below(4)); };
@@ -76,6 +76,8 @@ Case with_fp8(Case c) {
     c.dtype = FA3_FLOAT8_E4M3;
     c.fp8.q = scales();
     c.fp8.q_by_kv_head = random.one_in(2);
+  } else {
+    c.fp8.e5m2 = random.one_in(2);
   }
   return c;
 }

@@ -69,6 +69,8 @@ const char* name_of(fa3_dtype dtype) {
       return "bf16";
     case FA3_FLOAT8_E4M3:
       return "e4m3";
+    case FA3_FLOAT8_E5M2:
+      return "e5m2";
     default:
       return "other";
   }
@@ -111,12 +113,16 @@ std::string describe(const Case& c) {
   describe_side(out, "k", c.k);
   out << " h=" << c.heads_q << "/" << c.heads_k << " d=" << c.dim << "/" << c.dim_v << " "
       << name_of(c.dtype) << (c.o_float32 ? " o=fp32" : "") << (c.causal ? " causal" : "");
-  if (c.has_e4m3()) {
+  if (c.has_float8()) {
     constexpr const char* kNames[] = {"none", "tensor", "head", "block"};
     const auto name = [&](Scales scales) { return kNames[static_cast<size_t>(scales)]; };
-    out << " fp8=" << (c.fp8.kv ? "kv," : "") << name(c.fp8.q) << "," << name(c.fp8.k) << ","
-        << name(c.fp8.v) << (c.fp8.q_by_kv_head ? ",grouped" : "")
-        << (c.fp8.k_mean ? ",k_mean" : "") << (c.fp8.v_mean ? ",v_mean" : "");
+    out << " fp8="
+        << (!c.fp8.kv    ? ""
+            : c.fp8.e5m2 ? "kv e5m2,"
+                         : "kv,")
+        << name(c.fp8.q) << "," << name(c.fp8.k) << "," << name(c.fp8.v)
+        << (c.fp8.q_by_kv_head ? ",grouped" : "") << (c.fp8.k_mean ? ",k_mean" : "")
+        << (c.fp8.v_mean ? ",v_mean" : "");
   }
   if (c.left >= 0 || c.right >= 0)
     out << " window=(" << c.left << "," << c.right << ")+" << c.shift;

@@ -57,12 +57,13 @@ enum class Scores {
   no_weight,  // every score of one row is -inf
 };
 
-// Who shares a scale of an e4m3 tensor.
+// Who shares a scale of a float8 tensor.
 enum class Scales { none, tensor, head, block };
 
-// What a case with e4m3 operands has beside them.
+// What a case with float8 operands has beside them.
 struct Fp8 {
-  bool kv = false;  // k and v are e4m3, whatever q is
+  bool kv = false;    // k and v are float8, whatever q is
+  bool e5m2 = false;  // k and v are e5m2, else e4m3
   Scales q = Scales::none, k = Scales::none, v = Scales::none;
   bool q_by_kv_head = false;  // one scale of q for all heads of a group
   bool k_mean = false, v_mean = false;
@@ -95,8 +96,10 @@ struct Case {
   uint64_t dropout_seed = 0, dropout_offset = 0;
   uint64_t seed = 1;
 
-  bool has_e4m3() const { return kv_dtype() == FA3_FLOAT8_E4M3; }
-  fa3_dtype kv_dtype() const { return fp8.kv ? FA3_FLOAT8_E4M3 : dtype; }
+  bool has_float8() const { return fp8.kv || dtype == FA3_FLOAT8_E4M3; }
+  fa3_dtype kv_dtype() const {
+    return !fp8.kv ? dtype : fp8.e5m2 ? FA3_FLOAT8_E5M2 : FA3_FLOAT8_E4M3;
+  }
   fa3_dtype o_dtype() const {
     return o_float32 ? FA3_FLOAT32 : dtype == FA3_FLOAT8_E4M3 ? FA3_BFLOAT16 : dtype;
   }

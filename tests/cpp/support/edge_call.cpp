@@ -155,7 +155,8 @@ EdgeCall random_edge_call(const EngineUnderTest& engine, uint64_t seed) {
   }
   const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
   c.dtype = dtypes[on_gpu ? random.between(1, 2) : random.below(3)];
-  c.cache_dtype = c.kind != EdgeKind::backward && random.one_in(5) ? FA3_FLOAT8_E4M3 : c.dtype;
+  const fa3_dtype float8 = c.seed % 2 == 0 ? FA3_FLOAT8_E4M3 : FA3_FLOAT8_E5M2;
+  c.cache_dtype = c.kind != EdgeKind::backward && random.one_in(5) ? float8 : c.dtype;
   c.packed_q = random.one_in(2);
   c.used_q = random.one_in(3) && c.kind != EdgeKind::append;
   c.bounded = random.one_in(2);
@@ -185,7 +186,8 @@ EdgeCall random_edge_call(const EngineUnderTest& engine, uint64_t seed) {
 
 std::string describe(const EdgeCall& c) {
   constexpr const char* kKinds[] = {"forward", "backward", "append"};
-  constexpr const char* kTypes[] = {"float32", "float16", "bfloat16", "float8_e4m3"};
+  constexpr const char* kTypes[] = {"float32",     "float16", "bfloat16",
+                                    "float8_e4m3", "int32",   "float8_e5m2"};
   std::ostringstream out;
   out << kKinds[int(c.kind)] << ", seed " << c.seed << ": batch " << c.batch << ", " << c.seqlen_q
       << " over " << c.seqlen_k << " rows, heads " << c.heads_q() << ":" << c.heads_k << ", dims "

@@ -26,8 +26,12 @@ namespace {
 constexpr size_t kWorkspaceAlignment = 256;
 constexpr size_t kTmaAlignment = 16;
 
+bool is_float8(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT8_E4M3 || dtype == FA3_FLOAT8_E5M2;
+}
+
 size_t size_of(fa3_dtype dtype) {
-  return dtype == FA3_FLOAT32 || dtype == FA3_INT32 ? 4 : dtype == FA3_FLOAT8_E4M3 ? 1 : 2;
+  return dtype == FA3_FLOAT32 || dtype == FA3_INT32 ? 4 : is_float8(dtype) ? 1 : 2;
 }
 
 // Four numbers of ordinary size, in every element type.
@@ -38,6 +42,7 @@ uint32_t some_number(Random& random, fa3_dtype dtype) {
   const int64_t i = random.below(4);
   if (dtype == FA3_FLOAT32) return kFloat32[i];
   if (dtype == FA3_FLOAT16) return kFloat16[i];
+  if (dtype == FA3_FLOAT8_E5M2) return kFloat16[i] >> 8;
   return dtype == FA3_FLOAT8_E4M3 ? kE4m3[i] : kFloat32[i] >> 16;
 }
 
@@ -47,7 +52,7 @@ bool is_nan(const std::byte* number, fa3_dtype dtype) {
   if (dtype == FA3_FLOAT32) return (bits & 0x7fffffff) > 0x7f800000;
   if (dtype == FA3_FLOAT16) return (bits & 0x7fff) > 0x7c00;
   if (dtype == FA3_BFLOAT16) return (bits & 0x7fff) > 0x7f80;
-  return (bits & 0x7f) == 0x7f;
+  return (bits & 0x7f) > (dtype == FA3_FLOAT8_E5M2 ? 0x7cu : 0x7eu);
 }
 
 bool is_zero(const std::byte* number, fa3_dtype dtype) {

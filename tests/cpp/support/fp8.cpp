@@ -67,7 +67,7 @@ Tensor widened(const Tensor& tensor, Layout layout) {
   return wide;
 }
 
-// Numbers of e4m3 are of size 20: scales near 1/20 make them normal again. Of few bits, so that
+// Float8 numbers are of size 20: scales near 1/20 make them normal again. Of few bits, so that
 // float32 holds number * scale + mean.
 void randomize_descale(Scales scales, const Case& c, const Side& side, uint64_t seed,
                        Tensor* descale) {
@@ -149,7 +149,7 @@ void add_quantization(const Case& c, Inputs* in) {
 }
 
 Case dequantized(const Case& c) {
-  if (!c.has_e4m3()) return c;
+  if (!c.has_float8()) return c;
   Case plain = c;
   plain.fp8 = {};
   plain.dtype = FA3_FLOAT32;
@@ -158,7 +158,7 @@ Case dequantized(const Case& c) {
 }
 
 Inputs dequantized(const Case& c, const Inputs& in) {
-  if (!c.has_e4m3()) return in;
+  if (!c.has_float8()) return in;
   Inputs plain = make_shapes(dequantized(c));
   plain.q = c.dtype == FA3_FLOAT8_E4M3
                 ? plain_of(c, {.is_q = true,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// e4m3 operands of a case: their scales and means, and the float32 case that they stand for.
+// float8 operands of a case: their scales and means, and the float32 case that they stand for.
 #pragma once
 
 #include "support/case.h"
@@ -20,11 +20,11 @@ fa3_tensor mean_view(const Tensor& mean);
 // The scale of a row of sequence b.
 float scale_at(Scales scales, const Tensor& descale, int64_t b, int64_t row, int64_t head);
 
-// Random scales and means for the case's e4m3 operands, NaN where no row uses them; the operands
+// Random scales and means for the case's float8 operands, NaN where no row uses them; the operands
 // themselves are random already.
 void add_quantization(const Case& c, Inputs* inputs);
 
-// The same attention with float32 operands; as it is where nothing is e4m3.
+// The same attention with float32 operands; as it is where nothing is float8.
 Case dequantized(const Case& c);
 Inputs dequantized(const Case& c, const Inputs& inputs);
 

@@ -82,7 +82,7 @@ void randomize(const Case& c, Inputs* inputs) {
                                       c.gain);
   inputs->k.randomize(8 * c.seed + 1, huge ? 30 : 1);
   inputs->v.randomize(8 * c.seed + 2);
-  if (c.has_e4m3()) {
+  if (c.has_float8()) {
     if (c.dtype == FA3_FLOAT8_E4M3) inputs->q.randomize(8 * c.seed, 20 * c.gain);
     inputs->k.randomize(8 * c.seed + 1, 20);
     inputs->v.randomize(8 * c.seed + 2, 20);

@@ -149,6 +149,8 @@ void Tensor::store(int64_t at, float value) {
       return store_bits(at, from_float<BFloat16>(value).bits);
     case FA3_FLOAT8_E4M3:
       return store_bits(at, from_float<Float8E4M3>(value).bits);
+    case FA3_FLOAT8_E5M2:
+      return store_bits(at, from_float<Float8E5M2>(value).bits);
     default:
       return store_bits(at, std::bit_cast<uint32_t>(value));
   }
@@ -163,6 +165,8 @@ uint32_t Tensor::poison_bits() const {
       return 0x7fedu;
     case FA3_FLOAT8_E4M3:
       return 0xffu;
+    case FA3_FLOAT8_E5M2:
+      return 0xfeu;
     default:
       return 0x7fdeadbeu;
   }
@@ -177,6 +181,8 @@ float Tensor::get(int64_t b, int64_t row, int64_t head, int64_t c) const {
       return to_float(BFloat16{static_cast<uint16_t>(bits)});
     case FA3_FLOAT8_E4M3:
       return to_float(Float8E4M3{static_cast<uint8_t>(bits)});
+    case FA3_FLOAT8_E5M2:
+      return to_float(Float8E5M2{static_cast<uint8_t>(bits)});
     default:
       return std::bit_cast<float>(bits);
   }

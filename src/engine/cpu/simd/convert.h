@@ -11,6 +11,7 @@ namespace fa3::cpu::FA3_ISA {
 enum class Float16 : uint16_t {};
 enum class BFloat16 : uint16_t {};
 enum class Float8 : uint8_t {};  // e4m3
+enum class Float8E5M2 : uint8_t {};
 
 template <class T>
 FA3_INLINE VBits load_bits16(const T* from) {
@@ -81,6 +82,22 @@ FA3_INLINE V load(const Float8* from) {
   const V value = load_as_half(from) * 256.0f;
   const V size = (V)((VInt)value & 0x7fffffff);
   return size == broadcast(kNotANumber) ? broadcast(__builtin_nanf("")) : value;
+}
+
+// The upper byte of a float16.
+FA3_INLINE V load(const Float8E5M2* from) {
+#if defined(__AVX512F__)
+  const __m256i wide =
+      _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return (V)_mm512_cvtph_ps(_mm256_slli_epi16(wide, 8));
+#elif defined(__F16C__)
+  const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  return (V)_mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
+#else
+  Float16 halves[kWidth];
+  for (int64_t i = 0; i < kWidth; ++i) halves[i] = Float16(uint16_t(uint8_t(from[i])) << 8);
+  return load(halves);
+#endif
 }
 
 FA3_INLINE void store(BFloat16* to, V v) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// e4m3 keys and values: turned into the floats they stand for, up to a panel of rows at a time, and
-// from there on treated as floats. Next: attend_block.h.
+// float8 keys and values: turned into the floats they stand for, up to a panel of rows at a time,
+// and from there on treated as floats. Next: attend_block.h.
 #pragma once
 
 #include <fa3/fa3.h>
@@ -20,6 +20,17 @@ constexpr bool kDequantizes = false;
 template <>
 constexpr bool kDequantizes<Dequantized> = true;
 
+// A row as the floats it stands for. T: what its bytes are.
+template <class T>
+FA3_INLINE void dequantize_row(const Float8* row, int64_t dim, V scale, const float* means,
+                               float* to) {
+  const T* const numbers = reinterpret_cast<const T*>(row);
+  for (int64_t c = 0; c < dim; c += kWidth) {
+    const V mean = means == nullptr ? V{} : load_first(means + c, dim - c);
+    store(to + c, load_first(numbers + c, dim - c) * scale + mean);
+  }
+}
+
 // `count` rows from `first` on, each padded with zeros to `stride` floats: whole vectors. Asks for
 // the rows that are `ahead` of them.
 static void dequantize_rows(const KeySource<Float8>& keys, const RowQuantization& of, int64_t first,
@@ -31,10 +42,8 @@ static void dequantize_rows(const KeySource<Float8>& keys, const RowQuantization
     const Float8* const later = ahead == 0 ? row : row_of(keys, r + ahead);
     for (int64_t c = 0; c < dim; c += kCacheLine) __builtin_prefetch(later + c, 0, 2);
     const V scale = broadcast(of.descale[r / FA3_DESCALE_ROWS * of.block_stride]);
-    for (int64_t c = 0; c < dim; c += kWidth) {
-      const V mean = of.mean == nullptr ? V{} : load_first(of.mean + c, dim - c);
-      store(to + c, load_first(row + c, dim - c) * scale + mean);
-    }
+    of.is_e5m2 ? dequantize_row<Float8E5M2>(row, dim, scale, of.mean, to)
+               : dequantize_row<Float8>(row, dim, scale, of.mean, to);
   }
 }
 

@@ -87,7 +87,7 @@ class DecodeCta {
 
  private:
   __device__ __forceinline__ void run_single() {
-    Rows rows;
+    Rows rows(params_);
     DecodeTile item = items_.first();
     ptx::griddepcontrol_wait();  // the kernel before may still be running
     if constexpr (decode_shape(C).overlaps_next_call()) ptx::griddepcontrol_launch_dependents();
@@ -99,7 +99,7 @@ class DecodeCta {
   }
 
   __device__ __forceinline__ void run_all() {
-    Rows rows;
+    Rows rows(params_);
     DecodeTile item, last;
     ptx::griddepcontrol_wait();
 #pragma unroll 1

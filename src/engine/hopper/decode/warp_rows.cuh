@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a warp computes of a few query rows and the keys that pass by: S^T = K Q^T and O^T += V^T
 // P^T by mma.sync, keys and channels as the left factor's rows, query rows as columns. So eight
-// rows fill a product, e4m3 becomes fp16 in the registers of the warp that multiplies it, and all
-// that a query row has (reference, sum, factor of its sum) belongs to lanes that hold its column of
-// S^T and of O^T. Of the 16 channels that a product sums over, a lane's are neighbours in memory:
-// both factors agree on that order, which no sum feels. Next: decode_kernel.cuh.
+// rows fill a product, a quantized cache becomes fp16 in the registers of the warp that multiplies
+// it, and all that a query row has (reference, sum, factor of its sum) belongs to lanes that hold
+// its column of S^T and of O^T. Of the 16 channels that a product sums over, a lane's are
+// neighbours in memory: both factors agree on that order, which no sum feels. Next:
+// decode_kernel.cuh.
 #pragma once
 
 #include "engine/cuda/instructions.cuh"
@@ -27,6 +28,9 @@ class WarpRows {
   using Stages = DecodeStages<C>;
 
  public:
+  __device__ __forceinline__ explicit WarpRows(const ForwardParams& params)
+      : is_e5m2_(params.cache_is_e5m2) {}
+
   static constexpr int kColumnTiles = C.block_m / 8;  // of query rows
   static constexpr int kChannelTiles = C.head_dim_v / 16;
   static constexpr int kKeyTiles = Stages::kKeys / 16;
@@ -134,7 +138,7 @@ class WarpRows {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             if constexpr (kWidens) {
-              ptx::dequantize_e4m3(rows[half][step], a[half], a[half + 2]);
+              ptx::dequantize(rows[half][step], is_e5m2_, a[half], a[half + 2]);
             } else {
               a[half] = rows[half][2 * step], a[half + 2] = rows[half][2 * step + 1];
             }
@@ -227,7 +231,7 @@ class WarpRows {
               pack_pair<C.types().product>(scores_[m][n][2 * half], scores_[m][n][2 * half + 1]));
         }
       }
-      // A matrix has 16 channels of eight keys in e4m3, else eight.
+      // A matrix has 16 channels of eight keys in 8 bits, else eight.
       constexpr int kTilesAtOnce = kWidens ? 2 : 1;
 #pragma unroll
       for (int i = 0; i < kChannelTiles; i += kTilesAtOnce) {
@@ -243,8 +247,8 @@ class WarpRows {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               // Two keys of channel 2g, then of 2g + 1.
-              ptx::dequantize_e4m3(__byte_perm(read[tile * 2 + h], 0, 0x3120), a[2 * h],
-                                   a[2 * h + 1]);
+              ptx::dequantize(__byte_perm(read[tile * 2 + h], 0, 0x3120), is_e5m2_, a[2 * h],
+                              a[2 * h + 1]);
             }
           } else {
 #pragma unroll
@@ -299,6 +303,7 @@ class WarpRows {
   static constexpr int kScoreSteps = kChunks * kStepsOfChunk;
 
   const LanePlace at_{};
+  const bool is_e5m2_;  // a quantized cache; else e4m3
   uint32_t q_[kScoreSteps][kColumnTiles][2];
   float scores_[kKeyTiles][kColumnTiles][4];      // S^T, then P^T
   float output_[kChannelTiles][kColumnTiles][4];  // O^T

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every forward kernel for 16-bit Q over e4m3 K and V (a quantized cache), each for Q and O in fp16
-// and bf16, general and capped: as in forward_table.h. Two rows for each of three head dims: few
-// queries, and many. K and V have half the bytes, so half as many wait in shared memory.
+// Every forward kernel for 16-bit Q over 8-bit K and V (a quantized cache), each for Q and O in
+// fp16 and bf16, general and capped: as in forward_table.h. Two rows for each of three head dims:
+// few queries, and many. K and V have half the bytes, so half as many wait in shared memory.
 #pragma once
 
 #include "engine/hopper/instances/forward_table.h"

@@ -23,7 +23,7 @@ constexpr ForwardConfig decode_config(int head_dim, int rows, int keys, int stag
           .variant = Variant::kDecodeSingle};
 }
 
-// The same over e4m3, which becomes fp16 in registers: there are no other stages.
+// The same over a quantized cache, which becomes fp16 in registers: there are no other stages.
 constexpr ForwardConfig decode_cache_config(int head_dim, int rows, int keys, int stages) {
   ForwardConfig config = decode_config(head_dim, rows, keys, stages);
   config.quantized_stages = 1;

@@ -89,6 +89,7 @@ void encode_scores(ForwardParams& params, const ForwardPlan& plan) {
   const double cap_scale = plan.kernel.config.e4m3 ? 1 / kLog2E : call.scale;
   if (call.softcap != 0) params.soft_cap = SoftCap::of(cap_scale, call.softcap);
   params.cache_scales = call.cache_scales;
+  params.cache_is_e5m2 = call.cache_is_e5m2;
 }
 
 void encode_keys(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& v) {

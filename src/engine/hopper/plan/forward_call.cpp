@@ -134,8 +134,9 @@ ForwardCall call_of(const Problem& p) {
                    .lengths_k = p.lengths_k,
                    .places = p.key_places,
                    .heads_per_kv_head = int(p.group())};
-  if (p.has_e4m3()) {
+  if (p.has_float8()) {
     call.cache_scales = {p.k_quantization.descale, p.v_quantization.descale};
+    call.cache_is_e5m2 = p.kv_dtype == DType::float8_e5m2;
   }
   if (k_rows == 0 || k_batches == 0) {
     call.has_keys = false;

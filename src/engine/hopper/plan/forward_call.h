@@ -37,6 +37,7 @@ struct ForwardCall {
   KeyPlaces places;  // of the keys; paged: k's and v's batch entries are pages
   int heads_per_kv_head = 1;
   CacheScales cache_scales{};
+  bool cache_is_e5m2 = false;  // a quantized cache; else e4m3
 
   bool has_no_queries() const { return q.batches == 0 || q.heads == 0 || q.rows == 0; }
 };

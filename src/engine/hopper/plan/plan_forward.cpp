@@ -21,7 +21,7 @@
 namespace fa3::hopper {
 namespace {
 
-constexpr int64_t kE4m3Step = 16;  // head dims: TMA moves 16 bytes at least
+constexpr int64_t kFloat8Step = 16;  // head dims: TMA moves 16 bytes at least
 
 // A kernel, the row of a table that it comes from, and what its tiles are.
 struct Selection {
@@ -49,7 +49,7 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const bool needs_general = choice.tiling.finds_own_tiles() || instance.config.dequantizes();
   const Variant least = needs_general ? Variant::kGeneral : Variant::kDense;
   const Variant variant = std::max(variant_of(p), least);
-  const auto kernel_at = p.has_e4m3() ? cache_kernel_at : forward_kernel_at;
+  const auto kernel_at = p.has_float8() ? cache_kernel_at : forward_kernel_at;
   return {instance, kernel_at(choice.row, element, variant), choice.tiling};
 }
 
@@ -64,9 +64,9 @@ Status check_layouts(const ForwardCall& a) {
   return check("o", a.o);
 }
 
-// E4m3 keys and values beside 16-bit queries.
+// Keys and values of a quantized cache beside 16-bit queries.
 Status check_cache_scales(const Problem& p) {
-  if (!p.has_e4m3()) return {};
+  if (!p.has_float8()) return {};
   for (const auto& [name, quantization] :
        {std::pair{"k", &p.k_quantization}, {"v", &p.v_quantization}}) {
     if (quantization->descale.scaling == Scaling::per_block) {
@@ -150,12 +150,12 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   FA3_TRY(check_cache_scales(p));
-  if (p.has_e4m3() && p.o.dtype == DType::float32) {
-    return unsupported("an output of float32 over keys and values of float8_e4m3");
+  if (p.has_float8() && p.o.dtype == DType::float32) {
+    return unsupported("an output of float32 over keys and values of ", name_of(p.kv_dtype));
   }
-  if (p.has_e4m3() && (p.head_dim % kE4m3Step != 0 || p.head_dim_v % kE4m3Step != 0)) {
-    return unsupported("head dims over float8_e4m3 must be multiples of ", kE4m3Step, ", got ",
-                       p.head_dim, " and ", p.head_dim_v);
+  if (p.has_float8() && (p.head_dim % kFloat8Step != 0 || p.head_dim_v % kFloat8Step != 0)) {
+    return unsupported("head dims over ", name_of(p.kv_dtype), " must be multiples of ",
+                       kFloat8Step, ", got ", p.head_dim, " and ", p.head_dim_v);
   }
   if (p.dropout.on() && select_dropout_kernel(p) == kNoKernel) {
     return unsupported("no kernel with dropout for head dims ", p.head_dim, " and ", p.head_dim_v,

@@ -37,7 +37,7 @@ int row_for(const Problem& problem) {
   for (int row = 0; row < int(kDecodeTable.size()); ++row) {
     const ForwardConfig& c = kDecodeTable[size_t(row)].config;
     const bool fits = c.head_dim >= columns && c.block_m >= rows;
-    if (fits && c.dequantizes() == problem.has_e4m3()) return row;
+    if (fits && c.dequantizes() == problem.has_float8()) return row;
   }
   return kNoKernel;
 }

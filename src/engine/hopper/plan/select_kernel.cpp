@@ -132,7 +132,7 @@ bool can_always_split(const ForwardConfig& c, const ForwardCall& call, const Til
 }  // namespace
 
 std::span<const KernelInstance> table_of(const Problem& p) {
-  if (p.has_e4m3()) return kCacheTable;
+  if (p.has_float8()) return kCacheTable;
   return kForwardTable;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed elements as wider ones: two of 16 bits as floats, the way back from pack_pair; four of
-// e4m3 as pairs of 16 bits.
+// Packed elements as wider ones: two of 16 bits as floats, the way back from pack_pair; four of 8
+// bits as pairs of fp16.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,20 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& hi
   }
 }
 
-// To fp16: exact; NaN stays NaN.
-__device__ __forceinline__ void dequantize_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
-  asm("{\n.reg .b16 l, h;\n"
+// Four of e4m3, or of e5m2, which are the upper bytes of fp16. Exact; NaN stays NaN. The flag is
+// one for a launch, so that a kernel serves both. What e4m3 gives is written in either case:
+// registers that predicated instructions alone write would be taken through all of the kernel.
+__device__ __forceinline__ void dequantize(uint32_t four, bool is_e5m2, uint32_t& low,
+                                           uint32_t& high) {
+  asm("{\n.reg .pred e5m2;\n.reg .b16 l, h;\n"
+      "setp.ne.u32 e5m2, %3, 0;\n"
       "mov.b32 {l, h}, %2;\n"
       "cvt.rn.f16x2.e4m3x2 %0, l;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, h;\n}\n"
-      : "=r"(low), "=r"(high)
-      : "r"(four));
+      "cvt.rn.f16x2.e4m3x2 %1, h;\n"
+      "@e5m2 prmt.b32 %0, %2, 0, 0x1404;\n"
+      "@e5m2 prmt.b32 %1, %2, 0, 0x3424;\n}\n"
+      : "=&r"(low), "=&r"(high)
+      : "r"(four), "r"(uint32_t(is_e5m2)));
 }
 
 }  // namespace fa3::hopper::ptx

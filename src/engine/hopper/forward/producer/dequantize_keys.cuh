@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values of a quantized cache become fp16, since wgmma multiplies operands of one type:
-// TMA brings e4m3 tiles into a pipeline of their own, and the warps of the producer's
+// TMA brings 8-bit tiles into a pipeline of their own, and the warps of the producer's
 // warpgroup that load nothing write each again, wide, into the pipeline that the consumers read.
-// These know nothing of it. Every e4m3 number is one of fp16, so nothing is rounded; scales act
-// elsewhere, in the scores and on the finished tile. Next: rescale_queries.cuh, which brings bf16
-// queries to fp16.
+// These know nothing of it. Every number of e4m3 and of e5m2 is one of fp16, so nothing is rounded;
+// scales act elsewhere, in the scores and on the finished tile. Next: rescale_queries.cuh, which
+// brings bf16 queries to fp16.
 #pragma once
 
 #include "engine/hopper/forward/smem_plan.cuh"
@@ -21,9 +21,9 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 class Dequantizer {
  public:
-  __device__ __forceinline__ Dequantizer(const ForwardParams&, SmemPlan<C>& smem,
+  __device__ __forceinline__ Dequantizer(const ForwardParams& params, SmemPlan<C>& smem,
                                          SmemAddresses<C> at, int warp)
-      : smem_(smem), at_(at), warp_(warp) {}
+      : smem_(smem), at_(at), warp_(warp), is_e5m2_(params.cache_is_e5m2) {}
 
   static constexpr bool kExists = true;
   static __device__ __forceinline__ bool takes_part(const ForwardParams&) { return true; }
@@ -105,8 +105,8 @@ class Dequantizer {
       if (first == 0) at_.kv_pipeline().wait_empty(dequantized_);
       each([&](int group, int row, int column, const uint32_t(&eight)[2]) {
         uint32_t wide[4];
-        ptx::dequantize_e4m3(eight[0], wide[0], wide[1]);
-        ptx::dequantize_e4m3(eight[1], wide[2], wide[3]);
+        ptx::dequantize(eight[0], is_e5m2_, wide[0], wide[1]);
+        ptx::dequantize(eight[1], is_e5m2_, wide[2], wide[3]);
         const int offset = group * kGroupBytes<Dequantized> + Dequantized.chunk_offset(row, column);
         ptx::st_shared_b32x4(to + offset, wide);
       });
@@ -131,6 +131,7 @@ class Dequantizer {
   SmemPlan<C>& smem_;
   const SmemAddresses<C> at_;
   const int warp_;
+  const bool is_e5m2_;
   WorkTileState work_tile_;
   PipelineState<C.loaded_stages()> quantized_;
   PipelineState<C.kv_stages> dequantized_;

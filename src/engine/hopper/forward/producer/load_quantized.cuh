@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of a quantized cache: TMA brings e4m3, in pages or not, which other warps
+// Keys and values of a quantized cache: TMA brings 8 bits, in pages or not, which other warps
 // dequantize; a work tile holds the scales. Next: dequantize_keys.cuh, rescale_queries.cuh.
 #pragma once
 

@@ -98,7 +98,7 @@ int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_forward(problem));
-  if (problem.has_e4m3()) return unsupported("no gradients of float8_e4m3");
+  if (problem.has_float8()) return unsupported("no gradients of ", name_of(problem.kv_dtype));
   if (!has_whole_copies(problem)) {
     return unsupported("gradients where head dims are no multiples of 8, got ", problem.head_dim,
                        " and ", problem.head_dim_v);

@@ -117,6 +117,7 @@ class DecodeRun {
     return shape_.page_size > 0 ? sequences() * pages_of_sequence() : sequences();
   }
   int rows_of_entry() const { return shape_.page_size > 0 ? shape_.page_size : most_keys(); }
+  bool is_e5m2() const { return trial_.seed % 2 == 1; }  // of quantized caches
   int group() const { return shape_.heads / shape_.kv_heads; }
 
   Tiling tiling() const { return {most_packed(group(), true), Scheduler::kStreamK, shape_.split}; }
@@ -157,6 +158,7 @@ class DecodeRun {
                   .elsewhere = true};
     }
     a.heads_per_kv_head = group();
+    a.cache_is_e5m2 = is_e5m2();
     return a;
   }
 
@@ -184,6 +186,7 @@ class DecodeRun {
     params_.cp_async.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     params_.cp_async.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
     const machine::Setting how = setting();
+    ptx::has_dequantized[0] = ptx::has_dequantized[1] = false;
     const machine::Outcome outcome =
         machine::run_ctas(how, Stages::kWarps, {.grid = grid_, .count = ctas(), .cluster = cluster},
                           [this] { decode_kernel<C>(params_); });
@@ -191,6 +194,7 @@ class DecodeRun {
     if (problem_.empty()) check_rows();
     if (problem_.empty()) check_loads(outcome);
     if (problem_.empty()) check_counters();
+    if (C.dequantizes() && !ptx::has_dequantized_only(is_e5m2())) complain("of another type: keys");
   }
 
   template <class... Parts>

@@ -82,6 +82,7 @@ class ForwardRun {
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
     a.heads_per_kv_head = s.heads / s.kv_heads;
+    a.cache_is_e5m2 = is_e5m2();
     LaunchOperands operands;
     if (config_.e4m3) give_scales_and_transpose(&a, &operands);
     const Tiling tiling = s.finds_own_tiles() ? Tiling{{}, s.scheduler, s.split}
@@ -104,6 +105,7 @@ class ForwardRun {
     launch_.params.cp_async.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     launch_.params.cp_async.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
     if (config_.always_splits()) prepare_counts();
+    ptx::has_dequantized[0] = ptx::has_dequantized[1] = false;
     outcome_ = machine::run_block(setting(), config_.threads() / kWarpSize, launch_.blocks,
                                   [this] { kernel_.kernel(launch_.params); });
   }
@@ -135,6 +137,9 @@ class ForwardRun {
       if (config_.dequantizes()) expect_filled_in_order(tiles, warp, expected, scores, outputs);
     }
     expect_rows_written(tiles);
+    if (config_.dequantizes() && !tiles.empty()) {
+      ASSERT_TRUE(ptx::has_dequantized_only(is_e5m2()));
+    }
     if (config_.always_splits()) expect_counted(tiles);
   }
 
@@ -148,6 +153,8 @@ class ForwardRun {
     int partial = TileSplit::kNotSplit;
     CombineTile combine{};  // of kernels that combine splits themselves
   };
+
+  bool is_e5m2() const { return (trial_.seed + unsigned(trial_.shape.heads)) % 2 == 1; }
 
   uint64_t counted(int splits) const {
     return launch_.params.counts.launch << SplitCounters::kBits | unsigned(splits);

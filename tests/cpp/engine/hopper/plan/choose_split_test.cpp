@@ -247,7 +247,7 @@ Decoded decoded(const Problem& p) {
   const auto [row, variant, tiling] = select_decode(p, call_of(p), kSms);
   if (row == kNoKernel) return {};
   const ForwardConfig& c = kDecodeTable[size_t(row)].config;
-  EXPECT_EQ(c.dequantizes(), p.has_e4m3());
+  EXPECT_EQ(c.dequantizes(), p.has_float8());
   return {c.head_dim, c.block_m, variant == Variant::kDecodeSingle, tiling.split.ctas,
           1 << tiling.split.cluster_log2};
 }

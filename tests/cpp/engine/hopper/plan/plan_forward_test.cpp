@@ -13,6 +13,7 @@
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/plan_forward.h"
+#include "engine/hopper/plan/select_kernel.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {
@@ -229,6 +230,18 @@ TEST(CheckForward, takes_quantized_caches_whose_scales_belong_to_sequences) {
   EXPECT_NE(check_forward(centred).message().find("v_mean"), std::string::npos);
   narrow.head_dim = 72;
   EXPECT_NE(check_forward(narrow).message().find("multiples of 16"), std::string::npos);
+}
+
+TEST(CheckForward, takes_caches_of_e5m2_and_tells_the_kernel) {
+  Problem p = plain();
+  for (const DType dtype : {DType::float8_e4m3, DType::float8_e5m2}) {
+    p.kv_dtype = dtype;
+    EXPECT_TRUE(check_forward(p).ok()) << name_of(dtype);
+    EXPECT_EQ(table_of(p).data(), kCacheTable.data());
+    EXPECT_EQ(call_of(p).cache_is_e5m2, dtype == DType::float8_e5m2);
+  }
+  p.o.dtype = DType::float32;
+  EXPECT_NE(check_forward(p).message().find("float8_e5m2"), std::string::npos);
 }
 
 TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_reason) {

@@ -13,8 +13,17 @@ void unpack_pair(uint32_t, float& low, float& high) {
   low = high = 0;  // nobody looks at weights
 }
 
-inline void dequantize_e4m3(uint32_t, uint32_t& low, uint32_t& high) {
+// Whether a launch has dequantized e4m3, and e5m2: the test resets it.
+inline bool has_dequantized[2] = {};
+
+inline void dequantize(uint32_t, bool is_e5m2, uint32_t& low, uint32_t& high) {
+  has_dequantized[is_e5m2] = true;
   low = high = 0;
+}
+
+// Whether all that a launch has dequantized was of this type.
+inline bool has_dequantized_only(bool e5m2) {
+  return has_dequantized[e5m2] && !has_dequantized[!e5m2];
 }
 
 }  // namespace fa3::hopper::ptx
