@@ -172,7 +172,7 @@ typedef struct fa3_options {
    * In units of 2^-16: at least one of them above 0, and fewer than 2^16 below 1; 1 gives zeros.
    * Which weights are dropped depends on the seed, the offset, the sequence, the query head, the
    * query and the key alone, with rows counted within the sequence: fa3_dropout_mask() has them.
-   * Not with FP8, page_table or batch_index; the CPU's engines alone. */
+   * Not with FP8, page_table or batch_index. */
   float dropout_p;
   uint64_t dropout_seed;   /**< any number; the backward needs the forward's */
   uint64_t dropout_offset; /**< any number; another one is another mask */

@@ -10,10 +10,6 @@ from fa3 import _native
 from fa3._arrays import is_torch, type_of
 from fa3.errors import InvalidArgument
 
-# Types of devices whose engines have dropout.
-DROPOUT_ON = frozenset({"cpu"})
-
-
 def refuse_seed(seed):
     raise InvalidArgument(
         "dropout_seed: expected (seed, offset), two integers or an int64 tensor of them, got "

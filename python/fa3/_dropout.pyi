@@ -5,7 +5,6 @@ import numpy as np
 
 Tensor = TypeVar("Tensor")
 
-DROPOUT_ON: frozenset[str]
 
 @overload
 def dropout_mask(

@@ -52,7 +52,6 @@ struct Engine {
   Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
                          void* stream) = nullptr;
   const EngineClock* clock = nullptr;  // null: calls are over when they return
-  bool dropout = false;                // whether calls may ask for it
 };
 
 // Every engine that this build contains, best first for each kind of memory.

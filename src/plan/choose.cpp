@@ -24,23 +24,12 @@ Status plan_with(const Engine& engine, const QuantizeProblem& problem, Plan* pla
   return engine.plan_quantize(problem, plan);
 }
 
-bool asks_for_dropout(const Problem& problem) {
-  return problem.dropout.on();
-}
-
-bool asks_for_dropout(const QuantizeProblem&) {
-  return false;
-}
-
 // Why this engine cannot take the problem; OK fills in the choice.
 template <class P>
 Status consider(const Engine& engine, const P& problem, Choice* choice) {
   if (engine.memory != problem.device) {
     return unsupported("takes ", memory_name(engine.memory), " tensors, got ",
                        memory_name(problem.device), "; fa3 never moves data");
-  }
-  if (asks_for_dropout(problem) && !engine.dropout) {
-    return unsupported("fa3.attention(dropout_p=...) runs on the CPU engine, not yet here");
   }
   Plan plan{.wants_words = choice->plan.wants_words};
   if (Status status = plan_with(engine, problem, &plan); !status.ok()) {

@@ -10,7 +10,6 @@ and return an empty softmax_d.
 
 import torch
 
-from fa3._dropout import DROPOUT_ON
 from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._passes import backward, forward, indices, no_softmax_d
 from fa3.compat._probabilities import signed_probabilities
@@ -31,7 +30,7 @@ def _flash_attn_forward(
     alibi_slopes,
     return_softmax,
 ):
-    refuse(q, dropout_p, alibi_slopes)
+    refuse(alibi_slopes)
     window = window_size_left, window_size_right
     named = options(softmax_scale, causal, window, softcap, dropout_p=dropout_p)
     return forward_with_state(q, k, v, named, return_softmax)
@@ -59,7 +58,7 @@ def _flash_attn_varlen_forward(
     zero_tensors=False,
     num_splits=0,
 ):
-    refuse(q, dropout_p, alibi_slopes)
+    refuse(alibi_slopes)
     cu_seqlens_q, cu_seqlens_k, block_table = indices(cu_seqlens_q, cu_seqlens_k, block_table)
     window = window_size_left, window_size_right
     named = options(softmax_scale, causal, window, softcap, dropout_p=dropout_p)
@@ -96,7 +95,7 @@ def _flash_attn_backward(
     deterministic,
     rng_state=None,
 ):
-    refuse(q, dropout_p, alibi_slopes)
+    refuse(alibi_slopes)
     window = window_size_left, window_size_right
     named = options(softmax_scale, causal, window, softcap, deterministic, dropout_p=dropout_p)
     named |= seed_of(rng_state, dropout_p)
@@ -129,7 +128,7 @@ def _flash_attn_varlen_backward(
     rng_state=None,
     zero_tensors=False,
 ):
-    refuse(q, dropout_p, alibi_slopes)
+    refuse(alibi_slopes)
     cu_seqlens_q, cu_seqlens_k = indices(cu_seqlens_q, cu_seqlens_k)
     window = window_size_left, window_size_right
     named = options(softmax_scale, causal, window, softcap, deterministic, dropout_p=dropout_p)
@@ -140,10 +139,8 @@ def _flash_attn_varlen_backward(
     return no_softmax_d(softmax_lse)
 
 
-def refuse(q, dropout_p, alibi_slopes):
+def refuse(alibi_slopes):
     unsupported(alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"))
-    if q.device.type not in DROPOUT_ON:
-        unsupported(dropout_p=(dropout_p, 0.0, "fa3 has dropout on the CPU alone"))
 
 
 def forward_with_state(q, k, v, named, return_softmax):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
 
-Semantics are those of fa3.attention. ALiBi, and dropout_p on a GPU, raise fa3.Unsupported with the
-argument's name. With return_attn_probs the functions return (out, lse, S_dmask): with dropout the
+Semantics are those of fa3.attention. ALiBi raises fa3.Unsupported with the argument's name. With return_attn_probs the functions return (out, lse, S_dmask): with dropout the
 probabilities, negative where they were dropped (_probabilities.py), which are for tests and take
 O(N^2) memory; without dropout None, where the original has an empty tensor.
 The functions of packed tensors take the arguments behind those in their docstrings by position or
@@ -49,7 +48,7 @@ def flash_attn_func(
     return_attn_probs=False,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv)."""
-    refuse(q, dropout_p, alibi_slopes)
+    refuse(alibi_slopes)
     named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
     return answer(q, k, v, named, return_attn_probs)
 
@@ -91,7 +90,7 @@ def flash_attn_varlen_func(
 
     With block_table k and v are pages, and cu_seqlens_k holds the lengths of sequences in them.
     """
-    refuse(q, dropout_p, alibi_slopes)
+    refuse(alibi_slopes)
     cu_seqlens_q, cu_seqlens_k, block_table = indices(cu_seqlens_q, cu_seqlens_k, block_table)
     keys = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
     if block_table is not None:
@@ -142,7 +141,7 @@ def flash_attn_with_kvcache(
 
     k and v are first appended in place, turned by rotary_cos and rotary_sin, as q is.
     """
-    refuse(q, 0.0, alibi_slopes)
+    refuse(alibi_slopes)
     q, k, v = rows(q, k, v)
     return attend(
         q,

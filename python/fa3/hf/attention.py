@@ -6,7 +6,6 @@ Padding is taken out before the call of fa3.attention, packed sequences stay pac
 
 import torch
 
-from fa3._dropout import DROPOUT_ON
 from fa3.errors import Unsupported
 from fa3.hf import paged
 from fa3.hf.mask import Mask, Pattern
@@ -50,7 +49,7 @@ def attention_forward(
     Args:
         query: (batch, heads, queries, d).
         key, value: (batch, kv heads, keys, d | dv).
-        dropout: the probability, drawn from torch's generator of the CPU; 0 on a GPU.
+        dropout: the probability, drawn from torch's generator; 0 where a cache is paged.
         attention_mask: what mask.attention_mask() made, which says everything about who sees whom;
             or None, and then is_causal (else module.is_causal) and sliding_window say it.
         position_ids: (1, queries), starting anew where a packed sequence starts.
@@ -63,14 +62,13 @@ def attention_forward(
         (batch, queries, heads, dv), and None for the weights, which are never stored.
 
     Raises:
-        fa3.Unsupported: dropout on a GPU, a mask that a model made itself, or any other argument
+        fa3.Unsupported: dropout with a paged cache, a mask that a model made itself, or any other argument
             that fa3 has nothing to do with; by its name.
     """
     is_paged = hasattr(cache, "cache_allocators")
     refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})
-    if query.device.type not in DROPOUT_ON or is_paged:
-        refuse_dropout(dropout, module)
     if is_paged:
+        refuse_dropout(dropout, module)
         described = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, **others}
         key, value = paged.update(cache, module.layer_idx, key, value, described)
         cu_seq_lens_k, max_length_k = described["cu_seq_lens_k"], described["max_length_k"]

@@ -45,7 +45,7 @@ def attention(q, k, v, *, return_lse=False, **options):
         q, k, v: as in fa3.attention: float32, float16 or bfloat16, no FP8, no caches.
         return_lse: also return the LSE.
         max_seqlen_q, max_seqlen_k: with cu_seqlens on a GPU they are needed.
-        dropout_p, dropout_seed: on the CPU. The seed is a key of JAX (jax.random.key or PRNGKey) of
+        dropout_p, dropout_seed: the seed is a key of JAX (jax.random.key or PRNGKey) of
             2 or 4 words, or (seed, offset). Each call needs one of its own, and within
             jax.shard_map each device (jax.random.fold_in): there sequences and heads are counted
             anew. Elsewhere a call with dropout is not cut over devices.

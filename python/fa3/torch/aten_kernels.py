@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-from fa3._dropout import DROPOUT_ON
 from fa3._options import BOTH_PASSES, Options
 from fa3.torch.autograd import attention
 from fa3.torch.dropout import draw
@@ -71,12 +70,12 @@ class Dropout(NamedTuple):
 
     @classmethod
     def drawn(cls, p, q):
-        return cls(p, draw(q.device) if takes_dropout(p) else None)
+        return cls(p, draw(q.device) if p > 0 else None)
 
     @classmethod
     def saved(cls, p, state):
         """From the rng_state of the forward call."""
-        return cls(p, state.view(torch.int64) if takes_dropout(p) else None)
+        return cls(p, state.view(torch.int64) if p > 0 else None)
 
     def options(self):
         return {"dropout_p": self.p, "dropout_seed": self.seed}
@@ -88,13 +87,6 @@ class Dropout(NamedTuple):
 
 
 WITHOUT_DROPOUT = Dropout(0.0, None)
-
-
-def takes_dropout(p):
-    """Whether a call of CUDA's operators has dropout, which then must be possible there."""
-    if p and "cuda" not in DROPOUT_ON:
-        raise Refused("dropout_p is not supported")
-    return p > 0
 
 
 def new_output(query, columns):

@@ -27,10 +27,9 @@ def enable_sdpa(name=NAME):
     So does torch.nn.attention.activate_flash_attention_impl("fa3"). Everything above the same
     operators follows: nn.MultiheadAttention, nested tensors, torch.nn.attention.varlen. fa3 runs
     wherever torch chose flash attention or cuDNN, in fp16 and bf16 on a GPU, and in fp32, fp16 and
-    bf16 on the CPU, there with dropout too. A call that fa3 does not have (dropout on a GPU, a
-    mask, float64, a causal mask over different lengths) runs the kernel that torch chose, with one
-    warning for each reason; so does one where flash attention is switched off, as in
-    sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
+    bf16 on the CPU, with dropout too. A call that fa3 does not have (a mask, float64, a causal mask
+    over different lengths) runs the kernel that torch chose, with one warning for each reason; so
+    does one where flash attention is switched off, as in sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
 
     Args:
         name: the name of torch's registry under which fa3 becomes active. "FA3" is for programs

@@ -30,7 +30,6 @@ const Engine kCpuEngine = {
     .run_append = run_append,
     .plan_quantize = plan_quantize,
     .run_quantize = run_quantize,
-    .dropout = true,
 };
 
 const Engine kReferenceEngine = {
@@ -49,7 +48,6 @@ const Engine kReferenceEngine = {
     .run_merge = nullptr,
     .plan_quantize = plan_reference_quantize,
     .run_quantize = run_reference_quantize,
-    .dropout = true,
 };
 
 const Engine kStandardEngine = {
@@ -68,7 +66,6 @@ const Engine kStandardEngine = {
     .run_merge = nullptr,
     .plan_quantize = nullptr,
     .run_quantize = nullptr,
-    .dropout = true,
 };
 
 }  // namespace fa3::cpu

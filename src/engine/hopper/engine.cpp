@@ -39,7 +39,6 @@ const Engine kHopperEngine = {
     },
     .run_quantize = cuda::run_quantize,
     .clock = &cuda::kClock,
-    .dropout = true,
 };
 
 }  // namespace fa3::hopper
