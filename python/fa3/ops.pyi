@@ -23,6 +23,7 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     cu_seqlens_k: Array | None
     seqused_q: Array | None
     seqused_k: Array | None
+    dropout_seed: Array | tuple[int, int] | None
     max_seqlen_q: int
     max_seqlen_k: int
     deterministic: bool
@@ -32,8 +33,7 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     batch_invariant: bool
     window_shift: int
     sm_margin: int
-    dropout_p: float
-    dropout_seed: Array | tuple[int, int] | None
+    dropout_p: float | None
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     page_table: Array | None

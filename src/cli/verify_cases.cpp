@@ -136,6 +136,12 @@ void add_scores(Grid* grid) {
        grid->pick<fa3_options>({causal()}, {default_options()}, {windowed(9, 0)})) {
     grid->add({"sink", with_lengths({140, 70}), options, Layout::bshd, true});
   }
+  for (float p : grid->pick<float>({0.1f}, {0.5f}, {0.9f})) {
+    VerifyCase dropped{"dropout", square(130, 64), causal()};
+    dropped.options.dropout_p = p;
+    dropped.options.dropout_seed = 1;
+    grid->add(dropped);
+  }
   grid->add({"heads first", square(130, 64), causal(), Layout::bhsd});
 }
 
@@ -153,6 +159,7 @@ std::string case_text(const VerifyCase& verify_case) {
   }
   if (options.softcap > 0) text += fmt::format(" softcap {}", options.softcap);
   if (options.scale != FA3_SCALE_AUTO) text += fmt::format(" scale {}", options.scale);
+  if (options.dropout_p > 0) text += fmt::format(" dropout {}", options.dropout_p);
   if (verify_case.sink) text += " sink";
   if (verify_case.layout == Layout::bhsd) text += " bhsd";
   return text;

@@ -123,6 +123,10 @@ def test_compiled_training_draws_a_new_mask_each_call(backend):
     compiled = torch.compile(step, fullgraph=True, backend=backend)
     out = compiled(*tensors)
     assert not torch.equal(out, compiled(*tensors))
+    *_, v = tensors
+    do = torch.randn_like(out)
+    (dv,) = torch.autograd.grad(out, v, do)
+    close((v * dv).sum(), (out * do).sum(), 1e-3)  # out is linear in v, under one mask
     given = compiled(*tensors, SEED)
     expected = formula(*tensors, SEED, causal=True)
     close(given, expected)

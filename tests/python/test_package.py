@@ -108,6 +108,8 @@ def test_options_go_in_order_up_to_the_last_that_is_not_at_its_default():
 STUB_TYPES = {"Tensor?": "Array | None", "SymInt": "int", "float?": "float | None"}
 STUB_TYPES_OF = {
     "window": "Sequence[int | None] | None",
+    "dropout_p": "float | None",
+    "dropout_seed": "Array | tuple[int, int] | None",
     "softcap": "float | None",
     "attention_chunk": "int | None",
     "engine": "Engine",

@@ -126,13 +126,14 @@ FA3_INLINE VBits load_mask(const uint32_t* from) {
 template <class Format>
 static void drop_weights(const DropoutJob& job, const DropoutRowPart& row, int64_t begin,
                          int64_t end, float* p) {
-  constexpr int64_t kSpan = 64;
-  alignas(64) uint32_t keep[kSpan + 16 + kWidth + kDropoutKeys];
+  constexpr int64_t kSpan = 128;
+  alignas(64) uint32_t keep[kSpan + 16 + kDropoutKeys];
   for (; begin < end; begin += kSpan, p += kSpan / Format::kStep) {
     const int64_t before = begin % 16;
     const int64_t count = smaller(kSpan, end - begin);
-    keep_mask(job, row, begin - before, before + count + kWidth - 1, keep);
-    for (int64_t i = 0; i < count; i += kWidth) {
+    const int64_t vectors = (count + kWidth - 1) / kWidth * kWidth;
+    keep_mask(job, row, begin - before, before + vectors, keep);
+    for (int64_t i = 0; i < vectors; i += kWidth) {
       Format::mask_p(p, i, load_mask(keep + before + i));
     }
   }

@@ -79,7 +79,8 @@ FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScoreP
         dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
         store(panel.p + at, (V)((VBits)p & kept));
       }
-      V ds = p * (dp - delta);
+      dp -= delta;
+      V ds = p * dp;
       if (kCapped) ds *= load(panel.ds + at);
       store(panel.ds + at, ds);
     }
