@@ -10,6 +10,7 @@ from fa3 import _native
 from fa3._arrays import is_torch, type_of
 from fa3.errors import InvalidArgument
 
+
 def refuse_seed(seed):
     raise InvalidArgument(
         "dropout_seed: expected (seed, offset), two integers or an int64 tensor of them, got "

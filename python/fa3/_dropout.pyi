@@ -5,7 +5,6 @@ import numpy as np
 
 Tensor = TypeVar("Tensor")
 
-
 @overload
 def dropout_mask(
     dropout_p: float, dropout_seed: tuple[int, int], shape: tuple[int, int, int, int]

@@ -21,7 +21,6 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 NOT_ON_HOPPER = re.compile(
     "float32 is not among its element types"
     "|gradients where head dims are no multiples of 8"
-    "|windows that lie beside the diagonal"
     "|(address is not a multiple|strides must be positive multiples) of 16 bytes"
 )
 

@@ -6,6 +6,7 @@ The reference is always the same model with attn_implementation="eager" or "sdpa
 
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -256,13 +257,12 @@ def test_arguments_that_change_nothing_are_taken():
     assert torch.equal(out, fa3.attention(*[q.transpose(1, 2)] * 3, causal=True))
 
 
-def test_dropout_where_fa3_has_none_names_the_field_of_the_config(monkeypatch):
-    monkeypatch.setattr(attention, "DROPOUT_ON", frozenset())
-    model = llama("cpu", attention_dropout=0.25)
-    ids, _ = left_padded("cpu")
+def test_dropout_over_a_paged_cache_names_the_field_of_the_config():
+    module, q = torch.nn.Identity(), torch.randn(1, 2, 2, 8)
+    module.config = SimpleNamespace(attention_dropout=0.25)
+    named = {"dropout": 0.25, "cache": SimpleNamespace(cache_allocators=[])}
     with pytest.raises(fa3.Unsupported, match="set attention_dropout=0.0 in the model's config"):
-        using(model, "fa3").train()(ids)
-    using(model, "fa3").eval()(ids)
+        hf.attention_forward(module, q, q, q, None, **named)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
 
-Semantics are those of fa3.attention. ALiBi raises fa3.Unsupported with the argument's name. With return_attn_probs the functions return (out, lse, S_dmask): with dropout the
-probabilities, negative where they were dropped (_probabilities.py), which are for tests and take
-O(N^2) memory; without dropout None, where the original has an empty tensor.
+Semantics are those of fa3.attention. ALiBi raises fa3.Unsupported with the argument's name. With
+return_attn_probs the functions return (out, lse, S_dmask): with dropout the probabilities, negative
+where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory; without
+dropout None, where the original has an empty tensor.
 The functions of packed tensors take the arguments behind those in their docstrings by position or
 by name, as flash_attn_func does.
 """

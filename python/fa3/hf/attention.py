@@ -62,8 +62,8 @@ def attention_forward(
         (batch, queries, heads, dv), and None for the weights, which are never stored.
 
     Raises:
-        fa3.Unsupported: dropout with a paged cache, a mask that a model made itself, or any other argument
-            that fa3 has nothing to do with; by its name.
+        fa3.Unsupported: dropout with a paged cache, a mask that a model made itself, or any other
+            argument that fa3 has nothing to do with; by its name.
     """
     is_paged = hasattr(cache, "cache_allocators")
     refuse_unknown(paged.without_arguments(others) if is_paged else {"cache": cache, **others})

@@ -274,7 +274,7 @@ def cudnn_results(query, out, lse, lengths, dropout):
 
 def cudnn_saved(dropout_p, philox_seed, philox_offset):
     """Dropout from what cudnn_results() gave back."""
-    state = torch.stack([philox_seed, philox_offset]) if takes_dropout(dropout_p) else None
+    state = torch.stack([philox_seed, philox_offset]) if dropout_p > 0 else None
     return Dropout.saved(dropout_p, state)
 
 
