@@ -31,23 +31,22 @@ struct BackwardCase {
   int left = -1, right = -1;
   float softcap = 0.0f;
   bool sink = false;
-  int shift = 0;                 // of the window
+  int shift = 0;  // of the window
   float dropout = 0.0f;
   const char* varlen = nullptr;  // its name; then lengths come from:
   Side q, k;
 
   std::string name() const {
     char text[200];
-    std::snprintf(text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s%s%s", batches, heads,
-                  kv_heads, seqlen_q, seqlen_k, causal ? " causal" : "",
-                  left >= 0 ? (" left " + std::to_string(left)).c_str() : "",
-                  right >= 0 ? (" right " + std::to_string(right)).c_str() : "",
-                  shift ? (" shift " + std::to_string(shift)).c_str() : "",
-                  dropout > 0 ? " dropout" : "",
-                  softcap > 0 ? (" softcap " + std::to_string(int(softcap))).c_str() : "",
-                  sink ? " sink" : "", head_dim_less ? " short-head" : "",
-                  q_sigma != 1.0f ? " sigma" : "", d_lse ? " dlse" : "",
-                  deterministic ? " deterministic" : "", varlen ? varlen : "");
+    std::snprintf(
+        text, sizeof text, "b%d h%d:%d %dx%d%s%s%s%s%s%s%s%s%s%s%s%s", batches, heads, kv_heads,
+        seqlen_q, seqlen_k, causal ? " causal" : "",
+        left >= 0 ? (" left " + std::to_string(left)).c_str() : "",
+        right >= 0 ? (" right " + std::to_string(right)).c_str() : "",
+        shift ? (" shift " + std::to_string(shift)).c_str() : "", dropout > 0 ? " dropout" : "",
+        softcap > 0 ? (" softcap " + std::to_string(int(softcap))).c_str() : "",
+        sink ? " sink" : "", head_dim_less ? " short-head" : "", q_sigma != 1.0f ? " sigma" : "",
+        d_lse ? " dlse" : "", deterministic ? " deterministic" : "", varlen ? varlen : "");
     return text;
   }
   MaskRuleOf<int> mask() const {

@@ -276,7 +276,7 @@ std::vector<BackwardKernel> kernels_of(int row, Element element, const BackwardC
 // A row with dropout has one variant; sinks are its general kernel's.
 std::vector<BackwardKernel> dropout_kernels_of(int row, Element element, const BackwardCase& c) {
   const BackwardKernel kernel = hopper::dropout_backward_kernel_at(row, element);
-  const Variant needed = c.softcap > 0 ? Variant::kCapped
+  const Variant needed = c.softcap > 0          ? Variant::kCapped
                          : c.dense() && !c.sink ? Variant::kDense
                                                 : Variant::kGeneral;
   const bool does = needed == kernel.config.variant ||
@@ -297,8 +297,8 @@ void check_row(int row, Element element, const std::string& only, int repeats, b
   for (BackwardCase& c : cases()) {
     c.dropout = drops ? 0.3f : 0.0f;
     if (c.name().find(only) == std::string::npos) continue;
-    for (const BackwardKernel& kernel : drops ? dropout_kernels_of(row - kPlainRows, element, c)
-                                              : kernels_of(row, element, c)) {
+    for (const BackwardKernel& kernel :
+         drops ? dropout_kernels_of(row - kPlainRows, element, c) : kernels_of(row, element, c)) {
       tally->failures += !check<T>(kernel, c, repeats, verbose, &tally->worst);
       ++tally->checks;
     }

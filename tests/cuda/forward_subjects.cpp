@@ -228,8 +228,8 @@ std::vector<SubjectRow> subject_rows() {
 }
 
 const char* name_of(Table table) {
-  constexpr const char* kNames[] = {"forward", "plain", "e4m3", "cache", "stream_k", "decode",
-                                    "dropout"};
+  constexpr const char* kNames[] = {"forward",  "plain",  "e4m3",   "cache",
+                                    "stream_k", "decode", "dropout"};
   return kNames[int(table)];
 }
 

@@ -79,9 +79,9 @@ class KeyRowDropout {
     key_part_ = dropout_key(head_, dropout_key_word(key_));
   }
 
-  // The signs of the thread's 8 scores of 16 queries, from first_query on: set where one is dropped.
-  // Lanes 4 apart have an even key and the next one. One makes the draws of the even query that they
-  // share, the other those of the odd one, and they exchange halves.
+  // The signs of the thread's 8 scores of 16 queries, from first_query on: set where one is
+  // dropped. Lanes 4 apart have an even key and the next one. One makes the draws of the even query
+  // that they share, the other those of the odd one, and they exchange halves.
   __device__ __forceinline__ void signs(uint32_t (&sign)[kDraws], int first_query) const {
     const bool odd = key_ % 2 != 0;
     const int query = first_query + fragment_lane_column(int(threadIdx.x % kWarpSize)) + odd;

@@ -58,7 +58,8 @@ class KeyGradients {
     const int rows = int(thread_in_block()) / kWarpgroupSize - int(BackwardWarpgroup::kFirstKey);
     add_gradient<C.dk_accum()>(accum.dk + block * C.dk_accum().block_floats(), rows, dk,
                                work_.scale());
-    add_gradient<C.dv_accum()>(accum.dv + block * C.dv_accum().block_floats(), rows, dv, value_scale<C>(params_));
+    add_gradient<C.dv_accum()>(accum.dv + block * C.dv_accum().block_floats(), rows, dv,
+                               value_scale<C>(params_));
   }
 
   __device__ __forceinline__ void store(const float (&dk)[C.head_dim / 2],

@@ -142,7 +142,9 @@ struct ScoreTile {
   static __device__ __forceinline__ float derivative_of(const SoftcapScore& score, float x) {
     return score.derivative(x);
   }
-  static __device__ __forceinline__ float derivative_of(ScaledScore, float) { return 1.0f; }
+  static __device__ __forceinline__ float derivative_of(ScaledScore, float) {
+    return 1.0f;
+  }
 
   // dP -> dS = P (dP - delta).
   static __device__ __forceinline__ void differentiate(Scores& dp, const Packed& p,

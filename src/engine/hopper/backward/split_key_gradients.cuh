@@ -66,7 +66,8 @@ class SplitKeyGradients {
 
   __device__ __forceinline__ void store(const float (&sums)[kSumTile.columns / 2]) {
     keys_done(int(Sum));
-    store_gradient<C.element, kSumTile>(gradient(), sums, kSumsDv ? value_scale<C>(params_) : work_.scale());
+    store_gradient<C.element, kSumTile>(gradient(), sums,
+                                        kSumsDv ? value_scale<C>(params_) : work_.scale());
     ptx::fence_proxy_async();
     ptx::bar_sync(int(BackwardBarrier::kStore) + int(Sum), kWarpgroupSize);
     if (!stores()) return;

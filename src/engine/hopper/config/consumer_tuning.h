@@ -56,19 +56,19 @@ struct ConsumerTuning {
 FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
   constexpr int kPromotionKeys = 1152;
   const bool has_registers = c.head_dim_v <= 192 || c.consumers() == 1;
-  return {.promotion_blocks = kPromotionKeys / c.block_n,
-          .scale_groups = c.block_n / kDescaleRows,
-          .promotes_under_scores = c.consumers() <= 2,
-          .starts_apart = c.e4m3 && c.head_dim_v > 128,
-          .tracks_max = c.e4m3 && !c.general(),
-          .shadow_p = c.block_n / 16 * 3,
-          .reads_edge_again = c.general() || c.e4m3,
-          .short_tile_change = c.consumers() <= 2,
-          .early_p =
-              c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,
-          .stores_any_rows = c.general() && !c.dequantizes() && c.head_dim != 96 && has_registers,
-          .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
-          .short_steps = c.dequantizes() && c.consumers() == 1};
+  return {
+      .promotion_blocks = kPromotionKeys / c.block_n,
+      .scale_groups = c.block_n / kDescaleRows,
+      .promotes_under_scores = c.consumers() <= 2,
+      .starts_apart = c.e4m3 && c.head_dim_v > 128,
+      .tracks_max = c.e4m3 && !c.general(),
+      .shadow_p = c.block_n / 16 * 3,
+      .reads_edge_again = c.general() || c.e4m3,
+      .short_tile_change = c.consumers() <= 2,
+      .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,
+      .stores_any_rows = c.general() && !c.dequantizes() && c.head_dim != 96 && has_registers,
+      .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
+      .short_steps = c.dequantizes() && c.consumers() == 1};
 }
 
 }  // namespace fa3::hopper

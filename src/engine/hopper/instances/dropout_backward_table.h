@@ -18,7 +18,8 @@ inline constexpr std::array kDropoutBackwardTable{
         .config = {.head_dim = 64, .head_dim_v = 64, .variant = Variant::kGeneral, .dropout = true},
         .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
     BackwardInstance{
-        .config = {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kGeneral, .dropout = true},
+        .config =
+            {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kGeneral, .dropout = true},
         .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
     BackwardInstance{.config = {.head_dim = 256,
                                 .head_dim_v = 256,
@@ -28,7 +29,8 @@ inline constexpr std::array kDropoutBackwardTable{
                                 .dropout = true},
                      .why = "dK and dV of 64 keys stay in registers, a warpgroup each"},
     BackwardInstance{
-        .config = {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kCapped, .dropout = true},
+        .config =
+            {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kCapped, .dropout = true},
         .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
     BackwardInstance{.config = {.head_dim = 256,
                                 .head_dim_v = 256,

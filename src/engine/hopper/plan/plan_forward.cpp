@@ -183,9 +183,9 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_counts(decided, tiles));
   describe(decided, tiles, plan);
   if (plan->wants_words) {
-    plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                          " ", c.block_m, "x", c.block_n, mask_name(call.mask),
-                          c.dropout ? " dropout" : "");
+    plan->kernel =
+        concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+               c.block_m, "x", c.block_n, mask_name(call.mask), c.dropout ? " dropout" : "");
     plan->why = reasons(problem, decided, instance.why);
   }
   return {};

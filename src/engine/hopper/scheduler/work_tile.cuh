@@ -81,9 +81,8 @@ struct WorkTile {
 template <ForwardConfig C>
 struct WorkTileTypes {
   using Edge = std::conditional_t<C.general(), KeyWindow, RightEdge>;
-  using OwnPlace =
-      std::conditional_t<C.e4m3, SequencePlace,
-                         std::conditional_t<C.dropout, DropoutPlace, SplitPlace>>;
+  using OwnPlace = std::conditional_t<C.e4m3, SequencePlace,
+                                      std::conditional_t<C.dropout, DropoutPlace, SplitPlace>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
       std::conditional_t<C.scheduler() == SchedulerKind::kDense, NoPlace, OwnPlace>>;

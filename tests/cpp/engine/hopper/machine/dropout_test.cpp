@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The draws that the lanes of a warp make for their scores, against the rule's own (core/dropout.h).
+// The draws that the lanes of a warp make for their scores, against the rule's own
+// (core/dropout.h).
 #include <gtest/gtest.h>
 
 #include "engine/cuda/dropout.cuh"
