@@ -286,6 +286,8 @@ std::vector<Subject> subjects_of(const SubjectRow& row, Element element) {
 bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
   if (subject.cache && c.k.packed()) return false;
   if (subject.only_ordinary_scores && c.amount != 0) return false;
+  // A dropped weight is 0, and no rule says what 0 times NaN is.
+  if (subject.dropout && c.scores == Scores::nan_value) return false;
   const Tensor o(c.o_shape(), c.o_dtype(), c.out), lse(c.lse_shape(), FA3_FLOAT32, c.out);
   Problem problem;
   const Status status = api::describe(forward_params(FA3_ENGINE_HOPPER, c, inputs, o, lse),
