@@ -62,8 +62,8 @@ def dropout_mask(dropout_p, dropout_seed, shape):
         shape: (batch, heads, queries, keys); heads are query heads.
 
     Returns:
-        Booleans of that shape, True where a weight is kept: a torch tensor on the seed's device if
-        the seed is one, else a NumPy array.
+        True where a weight is kept, in that shape. A torch tensor on the seed's device if the seed
+        is one, else a NumPy array.
 
     Raises:
         fa3.InvalidArgument: a probability that is none, a seed or a shape of another length.

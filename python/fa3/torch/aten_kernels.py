@@ -66,7 +66,7 @@ class Dropout(NamedTuple):
     """The probability, and the seed as fa3.torch.dropout.draw() makes it; None without dropout."""
 
     p: float
-    seed: torch.Tensor | None
+    seed: "torch.Tensor | None"
 
     @classmethod
     def drawn(cls, p, q):
