@@ -199,13 +199,14 @@ def test_sdpa_runs_fa3(causal, device):
         torch.manual_seed(4)
         swapped = [x.transpose(1, 2) for x in tensors]
         out = F.scaled_dot_product_attention(*swapped, dropout_p=P, is_causal=causal)
+        expected = formula(*tensors, drawn(device=device), causal=causal)
+        gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (out, expected)]
     assert not switch.warned
-    expected = formula(*tensors, drawn(device=device), causal=causal)
     close(out.transpose(1, 2), expected)
-    gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (out, expected)]
     close(*gradients, atol=1e-4)
-    before = F.scaled_dot_product_attention(*swapped, dropout_p=P)
-    assert before.grad_fn.name() != out.grad_fn.name()  # torch's own again
+    if device == "cpu":  # where a call with dropout is another node of the graph
+        before = F.scaled_dot_product_attention(*swapped, dropout_p=P)
+        assert before.grad_fn.name() != out.grad_fn.name()  # torch's own again
 
 
 def test_sdpa_leaves_what_fa3_has_not_to_torch():

@@ -64,7 +64,8 @@ def disable_sdpa():
 def sdpa(name=NAME):
     """enable_sdpa(name) for a block of code; afterwards what was active before is active again.
 
-    The switch is the process's: other threads run fa3 meanwhile, too.
+    The switch is the process's: other threads run fa3 meanwhile, too. backward() belongs into the
+    block: behind it a GPU runs torch's own, which would draw another mask for dropout.
 
     Raises what enable_sdpa() raises.
     """
