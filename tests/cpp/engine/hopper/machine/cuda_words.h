@@ -144,6 +144,7 @@ inline float __fmul_rn(float a, float b) {
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
 }
+using std::signbit;
 inline int atomicAdd(int* counter, int count) {
   return fa3::machine::draw(counter, count);
 }

@@ -36,6 +36,10 @@ uint32_t pack_pair(float low, float high) {
   machine::settled(high);
   return 0;  // nobody looks at weights or outputs
 }
+template <Element E>
+uint32_t pack_positive_pair(float low, float high) {
+  return pack_pair<E>(low, high);
+}
 
 inline void load_global_if(bool, const void*, uint32_t (&value)[4]) {
   for (uint32_t& word : value) word = 0;  // tensors have no memory here
