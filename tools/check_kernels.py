@@ -49,6 +49,8 @@ class Expected:
 # second are of quantized caches, whose producers also dequantize, by head dim and rows.
 SPILLED = {(192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 4}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 12}
+# Of kernels with dropout and softcap, by head dim.
+DROPOUT_CAPPED_SPILLED = {128: 4, 256: 13}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
@@ -82,7 +84,15 @@ def forward_e4m3(d: int, block_m: int, block_n: int, variant: int) -> Expected:
 
 
 def forward(
-    e4m3: int, d: int, dv: int, block_m: int, block_n: int, narrow: int, guarded: int, variant: int
+    e4m3: int,
+    d: int,
+    dv: int,
+    block_m: int,
+    block_n: int,
+    narrow: int,
+    guarded: int,
+    dropout: int,
+    variant: int,
 ) -> Expected:
     """Sites: Q K^T in the first block and the step, P V in the step and the last block.
 
@@ -96,9 +106,11 @@ def forward(
     if e4m3:
         return forward_e4m3(d, block_m, block_n, variant)
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
-    early = guarded and dv <= 64
+    early = guarded and dv <= 64 and not dropout
     known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
     spilled = known if variant in (GENERAL, CAPPED) else 0
+    if dropout and variant == CAPPED:
+        spilled = DROPOUT_CAPPED_SPILLED.get(d, 0)
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     factors = 8 + (MERGED if variant == STREAM_K else 0)
     if narrow and block_m == 64:
@@ -112,7 +124,15 @@ DECODE_SPILLED = {(64, 8): 2, (128, 8): 2, (256, 16): 14}
 
 
 def decode(
-    e4m3: int, d: int, dv: int, block_m: int, block_n: int, narrow: int, guarded: int, variant: int
+    e4m3: int,
+    d: int,
+    dv: int,
+    block_m: int,
+    block_n: int,
+    narrow: int,
+    guarded: int,
+    dropout: int,
+    variant: int,
 ) -> Expected:
     """No wgmma; a weight for each score of a slot and lane.
 
@@ -125,12 +145,15 @@ def decode(
     return Expected(0, 0, 0, rings * slot_scores, 160, spilled, 0)
 
 
-def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant: int) -> Expected:
+def backward(
+    d: int, dv: int, block_m: int, block_n: int, helpers: int, variant: int, dropout: int
+) -> Expected:
     """Sites up to 128 columns: S in first block and step, dP and dV in the step, dK also last.
 
     Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
-    are scores, and with helpers at 128 columns spilled registers. Helpers give up registers too.
+    are scores, and with helpers at 128 columns spilled registers, as dropout has. Helpers give up
+    registers too.
     """
     slab = 64 if d % 64 == 0 else 32
     parts = block_m // 64 * (d // slab)
@@ -138,7 +161,8 @@ def backward(d: int, dv: int, block_m: int, block_n: int, helpers: int, variant:
     dq = dq_sites * block_n // 16
     exponentials = block_m * (2 if variant == CAPPED else 1)
     if d <= 128:
-        spilled = 30 if d == 128 and helpers and variant == CAPPED else 0
+        known = 38 if helpers and variant == CAPPED else 2 if dropout else 0
+        spilled = known if d == 128 else 0
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16
         return Expected(ss, rs, 10 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
     ss, rs = 2 * (d + dv) // 16 + dq, 4 * block_m // 16 * (d // 256 + 1)
@@ -149,9 +173,10 @@ GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
 MERGED = 16 + 4 * 4 + 5 * 3
-GUARDED = rb".*?Lb(\d)ELNS0_7VariantE(\d)"  # or with helpers; and the variant
+HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)E"  # or not; the variant; dropout
 E4M3 = rb"ELb(\d)"  # of the forward
-NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELNS0_7VariantE(\d)"  # quantized caches' slots; as GUARDED
+# Quantized caches' slots; whether steps are guarded; dropout; the variant.
+NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELNS0_7VariantE(\d)"
 ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4
 KERNELS = (
     (
@@ -166,7 +191,7 @@ KERNELS = (
     ),
     (
         "backward",
-        re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + ELEMENT + SHAPE + GUARDED),
+        re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + ELEMENT + SHAPE + HELPERS),
         backward,
     ),
 )
@@ -241,8 +266,8 @@ def complaints(expected: Expected, code: bytes) -> list[str]:
 
 
 def main() -> int:
-    """Checks every kernel; 0 if there are some and all are clean."""
-    seen, bad = 0, 0
+    """Checks every kernel; 0 if there are some of each kind and all are clean."""
+    seen, bad = Counter(), 0
     for path in map(Path, sys.argv[1:]):
         for image in device_images(path.read_bytes()):
             for name, code in sections(image):
@@ -251,13 +276,16 @@ def main() -> int:
                     if not name.startswith(b".text.") or not match:
                         continue
                     element, *shape = (int(x) for x in match.groups())
-                    seen += 1
+                    seen[kind] += 1
                     wrong = complaints(expect(*shape), code)
                     bad += bool(wrong)
                     label = f"{kind} {('fp16', 'bf16')[element]} {' '.join(map(str, shape))}"
                     print(f"{label}: {'; '.join(wrong) or 'clean'}")
-    print(f"kernels: {seen} checked, {bad} with complaints")
-    return 1 if bad or not seen else 0
+    unseen = [kind for kind, *_ in KERNELS if not seen[kind]]
+    for kind in unseen:
+        print(f"{kind}: no kernel of this kind; were their names' parts changed?")
+    print(f"kernels: {seen.total()} checked, {bad} with complaints")
+    return 1 if bad or unseen else 0
 
 
 if __name__ == "__main__":

@@ -172,9 +172,21 @@ def test_arguments_that_fa3_cannot_obey_are_refused(name):
     _, kernel = overrides.KERNELS[name]
     on = {"dropout_p": 0.1, "return_debug_mask": True, "attn_mask": torch.zeros(33, 33)}
     on |= {"alibi_slopes": torch.ones(4), "attn_bias": torch.zeros(33, 33)}
+    if "for_cpu" not in name:  # the others drop out
+        del on["dropout_p"]
     for argument in arguments_of(name).keys() & on.keys():
         with pytest.raises(overrides.Refused, match=f"{argument} is not supported"):
             kernel(**{**arguments_of(name), argument: on[argument]})
+
+
+def test_a_backward_without_the_forwards_random_state_is_refused(name):
+    _, kernel = overrides.KERNELS[name]
+    given = arguments_of(name)
+    states = {n: None for n in given if n in ("rng_state", "philox_seed", "philox_offset")}
+    if "backward" not in name or "for_cpu" in name:
+        pytest.skip("no state comes with this operator")
+    with pytest.raises(overrides.Refused, match="dropout_p without the random state"):
+        kernel(**{**given, **states, "dropout_p": 0.1})
 
 
 def test_double_precision_stays_with_torch(calls):

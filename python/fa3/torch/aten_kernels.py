@@ -75,6 +75,8 @@ class Dropout(NamedTuple):
     @classmethod
     def saved(cls, p, state):
         """From the rng_state of the forward call."""
+        if p > 0 and state is None:
+            raise Refused("dropout_p without the random state of its forward is not supported")
         return cls(p, state.view(torch.int64) if p > 0 else None)
 
     def options(self):
@@ -274,7 +276,8 @@ def cudnn_results(query, out, lse, lengths, dropout):
 
 def cudnn_saved(dropout_p, philox_seed, philox_offset):
     """Dropout from what cudnn_results() gave back."""
-    state = torch.stack([philox_seed, philox_offset]) if dropout_p > 0 else None
+    given = dropout_p > 0 and philox_seed is not None
+    state = torch.stack([philox_seed, philox_offset]) if given else None
     return Dropout.saved(dropout_p, state)
 
 

@@ -51,10 +51,11 @@ TEST(Params, may_be_null_without_a_crash) {
   EXPECT_EQ(fa3_forward(nullptr, nullptr, 0, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_EQ(fa3_backward(nullptr, nullptr, 0, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_EQ(fa3_merge(nullptr, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("params:", {"null"}));
   EXPECT_EQ(fa3_dropout_mask(0.1f, 0, 0, 1, 1, 1, 1, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_says("keep:", {"null"}));
   EXPECT_EQ(fa3_dropout_mask(0.1f, 0, 0, -1, 1, 1, 1, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_EQ(fa3_dropout_mask(0.1f, 0, 0, 1, 0, 1, 1, nullptr), FA3_OK);
-  EXPECT_TRUE(last_error_says("params:", {"null"}));
   EXPECT_EQ(fa3_engine(0, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_TRUE(last_error_says("info:", {"null"}));
   ForwardCall call;
