@@ -95,6 +95,7 @@ def run_python(build: Path) -> Outcome:
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment["FA3_LIBRARY"] = str(build / "lib" / "libfa3.so")
+    environment.setdefault("OMP_NUM_THREADS", "1")  # torch's; the cores run the C++ tests too
     command = [sys.executable, "-m", "pytest", "-q", "-rs", str(ROOT / "tests" / "python")]
     subprocess.run([*command, f"--junitxml={report}"], check=False, env=environment, cwd=ROOT)
     outcome = read_junit("Python", report)

@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# `make test` by hand. With FULL=1, and in CI, the tests draw, compile and compute at length.
-HASTY = "FA3_TEST_QUICK" in os.environ and "CI" not in os.environ
+# Without FULL=1 the tests draw and compute less; and compile less, except in CI.
+QUICK = "FA3_TEST_QUICK" in os.environ
+BUILDS_LITTLE = QUICK and "CI" not in os.environ
 
 
 def library():

@@ -100,7 +100,7 @@ def build_wheel(tmp_path_factory):
 
 
 takes_minutes = pytest.mark.skipif(
-    builds.HASTY,
+    builds.BUILDS_LITTLE,
     reason="building fa3 once more takes a minute (make test FULL=1)",
 )
 
@@ -118,7 +118,7 @@ def test_a_wheel_installs(shell, build_wheel, tmp_path):
     assert "workspace" in shell(f"{line} && cmake --build embed && embed/embed", tmp_path)
 
 
-@pytest.mark.skipif("FA3_TEST_QUICK" in os.environ, reason="a second wheel (make test FULL=1)")
+@pytest.mark.skipif(builds.QUICK, reason="a second wheel (make test FULL=1)")
 def test_a_wheel_built_twice_has_the_same_bytes(build_wheel):
     assert build_wheel("one").read_bytes() == build_wheel("two").read_bytes()
 

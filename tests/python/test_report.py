@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from builds import HASTY, ROOT
+from builds import QUICK, ROOT
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -26,7 +26,7 @@ def row(engine="cpu", seqlen=512, **columns):
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.machine)
 def test_a_page_is_what_its_rows_say(report, tmp_path, monkeypatch):
-    if HASTY:  # most of the time goes into layout and into SVG, which no line below reads
+    if QUICK:  # most of the time goes into layout and into SVG, which no line below reads
         monkeypatch.setattr(plot, "save", lambda figure, path, **about: path.touch())
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / report.results.name).symlink_to(report.results)
