@@ -75,7 +75,8 @@ TEST_P(Tiles, windows_beside_the_diagonal) {
 // Some engines copy 16 bytes at least; nothing of what lies behind a row counts or is written.
 TEST_P(Tiles, rows_that_end_within_16_bytes) {
   for (const auto& [dim, dim_v] : {std::pair{59, 59}, {1, 111}, {100, 7}, {250, 129}}) {
-    Case c = dense_case(2, 90, by_effort(130, 700, 700), by_effort(4, 8, 8), 2, dim, dim_v, FA3_BFLOAT16);
+    Case c = dense_case(2, 90, by_effort(130, 700, 700), by_effort(4, 8, 8), 2, dim, dim_v,
+                        FA3_BFLOAT16);
     c.in = c.out = Layout::spaced;
     c.causal = true;
     for (const bool o_float32 : {false, true}) {
