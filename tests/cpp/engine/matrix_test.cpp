@@ -31,7 +31,7 @@ MatrixLimits forward_limits() {
                                  {1 << 25, 1 << 30, 6});
 }
 MatrixLimits backward_limits() {
-  return by_effort<MatrixLimits>({1 << 13, 1 << 22, 1}, {1 << 20, 1 << 23, 1},
+  return by_effort<MatrixLimits>({1 << 13, 1 << 21, 1}, {1 << 20, 1 << 23, 1},
                                  {1 << 23, 1 << 29, 6});
 }
 MatrixLimits packed_limits() {

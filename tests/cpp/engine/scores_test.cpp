@@ -21,7 +21,7 @@ TEST_P(KernelCases, agree_with_float64) {
 bool affordable(const EngineUnderTest& engine, const Case& c) {
   const int64_t work =
       c.batch * c.heads_q * c.q.rows * c.k.rows * (c.dim + c.dim_v);  // multiplications
-  return engine.memory == FA3_CUDA || work <= by_effort<int64_t>(1 << 23, 1 << 27, 1 << 30);
+  return engine.memory == FA3_CUDA || work <= by_effort<int64_t>(1 << 22, 1 << 27, 1 << 30);
 }
 
 std::vector<EngineCase> cases() {

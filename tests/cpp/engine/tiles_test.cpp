@@ -38,7 +38,7 @@ TEST_P(Tiles, any_number_of_parts) {
 
 // Chunks that end within blocks, with them, and hold many of them; alone, and in windows.
 TEST_P(Tiles, chunks_of_any_length) {
-  const int64_t most = by_effort(210, 700, 700), heads = by_effort(2, 4, 4);
+  const int64_t most = by_effort(140, 700, 700), heads = by_effort(2, 4, 4);
   for (const int64_t chunk : {1, 7, 64, 100, 128, 333, 700, 2000}) {
     for (const auto& [queries, keys] : {std::pair{most, most}, {90, most}, {most, most / 2}}) {
       Case c = dense_case(1, queries, keys, heads, heads / 2, 64, 64, FA3_BFLOAT16);
@@ -57,7 +57,7 @@ TEST_P(Tiles, windows_beside_the_diagonal) {
     int64_t left, right;
     int32_t shift;
   };
-  const int64_t most = by_effort(210, 400, 400), heads = by_effort(2, 4, 4);
+  const int64_t most = by_effort(140, 400, 400), heads = by_effort(2, 4, 4);
   for (const auto& [left, right, shift] :
        {Band{-1, 0, -1}, {0, -1, 1}, {100, 0, -150}, {0, 5, 3}, {3, 90, 200}, {5, 5, -1000}}) {
     for (const auto& [queries, keys] : {std::pair{most, most}, {3, most}, {most, 90}}) {
@@ -75,8 +75,8 @@ TEST_P(Tiles, windows_beside_the_diagonal) {
 // Some engines copy 16 bytes at least; nothing of what lies behind a row counts or is written.
 TEST_P(Tiles, rows_that_end_within_16_bytes) {
   for (const auto& [dim, dim_v] : {std::pair{59, 59}, {1, 111}, {100, 7}, {250, 129}}) {
-    Case c = dense_case(2, 90, by_effort(130, 700, 700), by_effort(4, 8, 8), 2, dim, dim_v,
-                        FA3_BFLOAT16);
+    Case c =
+        dense_case(2, 90, by_effort(70, 700, 700), by_effort(4, 8, 8), 2, dim, dim_v, FA3_BFLOAT16);
     c.in = c.out = Layout::spaced;
     c.causal = true;
     for (const bool o_float32 : {false, true}) {
@@ -87,7 +87,7 @@ TEST_P(Tiles, rows_that_end_within_16_bytes) {
       }
     }
   }
-  Case peaked = dense_case(1, 200, 900, 2, 2, 59, 59, FA3_FLOAT16);
+  Case peaked = dense_case(1, 200, by_effort(300, 900, 900), 2, 2, 59, 59, FA3_FLOAT16);
   peaked.in = peaked.out = Layout::spaced;
   peaked.gain = 300;
   EXPECT_TRUE(agrees(peaked));
