@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/attention.h"
 
-#include "api/describe.h"
-#include "api/describe_append.h"
-#include "api/describe_quantize.h"
+#include "api/describe/describe.h"
+#include "api/describe/describe_append.h"
+#include "api/describe/describe_quantize.h"
 #include "api/monitor.h"
 #include "core/error.h"
 #include "core/macros.h"

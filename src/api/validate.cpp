@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "api/attention.h"
-#include "api/describe.h"
-#include "api/tensor_rules.h"
+#include "api/describe/describe.h"
+#include "api/describe/tensor_rules.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/engine.h"

@@ -8,11 +8,11 @@
 #include <iostream>
 #include <memory>
 
-#include "cli/bench_compare.h"
-#include "cli/calls.h"
+#include "cli/bench/bench_compare.h"
+#include "cli/bench/machine.h"
+#include "cli/call/calls.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
-#include "cli/machine.h"
 #include "cli/nearest.h"
 #include "cli/text.h"
 #include "core/error.h"

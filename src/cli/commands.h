@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench_cases.h"
+#include "cli/bench/bench_cases.h"
+#include "cli/call/operands.h"
 #include "cli/flags.h"
-#include "cli/operands.h"
 
 namespace fa3::cli {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/flags.h"
 
-#include "cli/calls.h"
+#include "cli/call/calls.h"
 
 namespace fa3::cli {
 

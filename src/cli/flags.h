@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/operands.h"
+#include "cli/call/operands.h"
 
 namespace CLI {
 class App;

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "api/describe.h"
+#include "api/describe/describe.h"
 #include "engine/hopper/config/forward_config.h"
 #include "support/cache.h"
 #include "support/inputs.h"

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cli/npy.h"
+#include "cli/files/npy.h"
 
 namespace fa3::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "api/overlap.h"
+#include "api/describe/overlap.h"
 
 namespace fa3::api {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/bench_cases.h"
+#include "cli/bench/bench_cases.h"
 
 #include <gtest/gtest.h>
 

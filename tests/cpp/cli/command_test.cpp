@@ -8,11 +8,11 @@
 #include <cmath>
 #include <fstream>
 
-#include "cli/compare.h"
+#include "cli/call/compare.h"
+#include "cli/call/operands.h"
 #include "cli/exit_code.h"
-#include "cli/npy.h"
-#include "cli/npy_file.h"
-#include "cli/operands.h"
+#include "cli/files/npy.h"
+#include "cli/files/npy_file.h"
 #include "core/error.h"
 
 namespace fa3::cli {

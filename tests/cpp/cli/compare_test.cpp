@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The rule that decides whether a result passes must itself see every kind of damage.
-#include "cli/compare.h"
+#include "cli/call/compare.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "cli/random.h"
+#include "cli/call/random.h"
 
 namespace fa3::cli {
 namespace {

@@ -2,12 +2,12 @@
 //
 // Where calls of the command run, and what is asked before memory is touched. The GPU's half runs
 // on a GPU: tests/cuda/command_check.py.
-#include "cli/execution.h"
+#include "cli/call/execution.h"
 
 #include <gtest/gtest.h>
 
-#include "cli/calls.h"
-#include "cli/compare.h"
+#include "cli/call/calls.h"
+#include "cli/call/compare.h"
 
 namespace fa3::cli {
 namespace {

@@ -2,7 +2,7 @@
 //
 // The .npy parser: what NumPy writes is read, and no bytes whatever make it read past the file,
 // accept a lie, or fail without a sentence. Run under the address sanitizer it is a small fuzzer.
-#include "cli/npy.h"
+#include "cli/files/npy.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "cli/exit_code.h"
-#include "cli/npy_file.h"
+#include "cli/files/npy_file.h"
 #include "command.h"
 
 namespace fa3::cli {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/timing.h"
+#include "cli/bench/timing.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/error_rule.h"
+#include "cli/call/error_rule.h"
 #include "engine/fixture.h"
 
 namespace fa3::test {

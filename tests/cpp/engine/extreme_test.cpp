@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "cli/error_rule.h"
+#include "cli/call/error_rule.h"
 #include "engine/fixture.h"
 
 namespace fa3::test {

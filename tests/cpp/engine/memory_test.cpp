@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "cli/error_rule.h"
+#include "cli/call/error_rule.h"
 #include "engine/fixture.h"
 #include "support/limits.h"
 #include "support/sample.h"

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cli/error_rule.h"
+#include "cli/call/error_rule.h"
 #include "engine/fixture.h"
 #include "support/limits.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/error_rule.h"
+#include "cli/call/error_rule.h"
 #include "support/compare.h"
 #include "support/fp8.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When is a result right? src/cli/error_rule.h says how large an error may be; here is what it is
-// measured by: 2-norms, of the whole tensor and of every row relative to that row's size, so that a
-// bad row cannot hide under a large one. Numbers that are not finite must be where the truth has
-// them.
+// When is a result right? src/cli/call/error_rule.h says how large an error may be; here is what it
+// is measured by: 2-norms, of the whole tensor and of every row relative to that row's size, so
+// that a bad row cannot hide under a large one. Numbers that are not finite must be where the truth
+// has them.
 #pragma once
 
 #include <gtest/gtest.h>

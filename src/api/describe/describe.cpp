@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/describe/describe.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+
+#include "api/describe/describe_cache.h"
+#include "api/describe/describe_lengths.h"
+#include "api/describe/operand_rules.h"
+#include "api/describe/overlap.h"
+#include "api/describe/quantization_rules.h"
+#include "api/describe/tensor_rules.h"
+#include "api/dropout_mask.h"
+#include "core/error.h"
+#include "core/macros.h"
+
+namespace fa3::api {
+namespace {
+
+constexpr int32_t kMaxSplits = 256;
+constexpr int32_t kMostSms = 1024;  // more than any GPU has
+constexpr int64_t kMaxShift = int64_t{1} << 30;
+
+constexpr CacheArguments kNoCache = {kAbsent, kAbsent, kAbsent, kAbsent};
+
+CacheArguments cache_of(const fa3_forward_params& params) {
+  return {{"page_table", params.page_table},
+          {"batch_index", params.batch_index},
+          {"left_padding", params.left_padding},
+          {"seqused_k", params.options.seqused_k}};
+}
+
+// One number a row, the LSE or its gradient: (batch, heads, seq), or (heads, total) when packed.
+Status check_row_scalars(Named named, const fa3_tensor& q, bool packed, Purpose purpose) {
+  const fa3_tensor& lse = named.tensor;
+  FA3_TRY(packed ? check_form(named, 2, "(heads, total), since cu_seqlens_q is given")
+                 : check_form(named, 3, "(batch, heads, seq)"));
+  FA3_TRY(check_dtype(named, {DType::float32}));
+  if (!packed) FA3_TRY(check_extent(named, 0, q.shape[0], "batch"));
+  FA3_TRY(check_extent(named, lse.rank - 2, q.shape[q.rank - 2], "query heads"));
+  FA3_TRY(check_extent(named, lse.rank - 1, q.shape[q.rank - 3], packed ? "total rows" : "seq"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_head_vector(Named named, const fa3_tensor& q, Purpose purpose) {
+  FA3_TRY(check_form(named, 1, "(heads)"));
+  FA3_TRY(check_dtype(named, {DType::float32}));
+  FA3_TRY(check_last_stride(named));
+  FA3_TRY(check_extent(named, 0, q.shape[q.rank - 2], "query heads"));
+  FA3_TRY(check_same_device(named, {"q", q}));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_output_dtype(Named o, Named q) {
+  if (o.tensor.dtype == FA3_FLOAT32) return {};
+  if (q.tensor.dtype != FA3_FLOAT8_E4M3) return check_same_dtype(o, q);
+  return check_dtype(o, {DType::bfloat16, DType::float16, DType::float32});
+}
+
+Status check_window_side(const char* name, int64_t side) {
+  if (side >= -1) return {};
+  return invalid(name, ": expected -1 (unbounded) or a number of keys >= 0, got ", side,
+                 "; window_shift moves a window beside the diagonal");
+}
+
+// How far a side reaches from the diagonal, where the shift moves it outwards by `outwards`. One
+// that reaches past every key is unbounded, and one that ends before every key ends there: so later
+// arithmetic cannot overflow.
+int64_t reach_of(int64_t side, int64_t outwards, int64_t span) {
+  const bool bounded = side != FA3_WINDOW_UNBOUNDED && side < span - outwards;
+  return bounded ? std::max(side + outwards, -span) : MaskRule::kUnbounded;
+}
+
+// A chunk that holds every key and diagonal is as good as any longer one: likewise.
+Status describe_mask(const fa3_options& options, Problem* problem) {
+  FA3_TRY(check_window_side("window_left", options.window_left));
+  FA3_TRY(check_window_side("window_right", options.window_right));
+  if (options.attention_chunk < 0) {
+    return invalid("attention_chunk: expected 0 (off) or a number of keys > 0, got ",
+                   options.attention_chunk);
+  }
+  const int64_t shift = options.window_shift;
+  if (std::abs(shift) >= kMaxShift) {
+    return invalid("window_shift: expected a number of keys below 2^30, got ", shift);
+  }
+  const int64_t span = problem->lengths_q.max + problem->lengths_k.max;
+  MaskRule& mask = problem->mask;
+  mask = {.left = reach_of(options.window_left, -shift, span),
+          .right = reach_of(options.window_right, shift, span),
+          .chunk = std::min(options.attention_chunk, span)};
+  if (options.causal && (mask.right == MaskRule::kUnbounded || mask.right > 0)) mask.right = 0;
+  const bool bounded = mask.left != MaskRule::kUnbounded && mask.right != MaskRule::kUnbounded;
+  if (bounded && mask.left + mask.right < 0) mask = {.right = MaskRule::kUnbounded - 1 - span};
+  return {};
+}
+
+Status describe_dropout(const fa3_options& options, Dropout* dropout) {
+  FA3_TRY(check_probability(options.dropout_p));
+  *dropout = {.threshold = dropout_threshold(options.dropout_p),
+              .seed = options.dropout_seed,
+              .offset = options.dropout_offset,
+              .seed_at = options.dropout_seed_at,
+              .offset_at = options.dropout_offset_at};
+  return {};
+}
+
+Status describe_options(const fa3_options& options, int64_t head_dim, int32_t device_type,
+                        Problem* problem) {
+  if (options.scale == FA3_SCALE_AUTO) {
+    problem->scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  } else if (std::isfinite(options.scale) && options.scale > 0.0f) {
+    problem->scale = options.scale;
+  } else {
+    return invalid("scale: expected a finite number > 0, or FA3_SCALE_AUTO for head_dim^-0.5, got ",
+                   options.scale);
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0.0f) {
+    return invalid("softcap: expected 0 (off) or a finite number > 0, got ", options.softcap);
+  }
+  problem->softcap = options.softcap;
+  if (options.causal != 0 && options.causal != 1) {
+    return invalid("causal: expected 0 or 1, got ", options.causal);
+  }
+  if (options.deterministic != 0 && options.deterministic != 1) {
+    return invalid("deterministic: expected 0 or 1, got ", options.deterministic);
+  }
+  if (options.batch_invariant != 0 && options.batch_invariant != 1) {
+    return invalid("batch_invariant: expected 0 or 1, got ", options.batch_invariant);
+  }
+  problem->batch_invariant = options.batch_invariant != 0;
+  if (options.sm_margin < 0 || options.sm_margin >= kMostSms) {
+    return invalid("sm_margin: expected 0 to ", kMostSms - 1, " SMs, got ", options.sm_margin);
+  }
+  problem->sm_margin = options.sm_margin;
+  FA3_TRY(describe_dropout(options, &problem->dropout));
+  FA3_TRY(describe_mask(options, problem));
+  FA3_TRY(resolve_threads(options.num_threads, device_type, &problem->num_threads));
+  return resolve_engine(options.engine, &problem->engine);
+}
+
+Status check_cache_is_not_packed(const CacheArguments& cache) {
+  for (const Named& of_cache : {cache.page_table, cache.batch_index, cache.left_padding}) {
+    if (present(of_cache.tensor)) {
+      return invalid(of_cache.name, ": expected none, since cu_seqlens_k says where keys lie");
+    }
+  }
+  return {};
+}
+
+// Everything that forward and backward share: the inputs, the options, o, lse and sink.
+template <class Params>
+Status describe_common(const Params& params, const CacheArguments& cache, Purpose purpose,
+                       Problem* problem) {
+  const fa3_options& options = params.options;
+  const Named q{"q", params.q}, k{"k", params.k}, v{"v", params.v}, o{"o", params.o};
+  const bool packed_q = present(options.cu_seqlens_q);
+  const bool packed_k = present(options.cu_seqlens_k);
+
+  FA3_TRY(check_operand(q, packed_q, purpose));
+  for (const Named& keyed : {k, v}) FA3_TRY(check_operand(keyed, packed_k, purpose));
+  if (params.q.dtype == FA3_FLOAT8_E5M2) {
+    return invalid(
+        "q: expected float32, float16, bfloat16 or float8_e4m3, got float8_e5m2, which "
+        "is for caches alone: for k and v under wider queries");
+  }
+  FA3_TRY(check_dtype(q, {DType::float32, DType::float16, DType::bfloat16, DType::float8_e4m3}));
+  const bool has_scales = requires {
+    params.k_descale;
+  };
+  const bool quantized_cache = has_scales && is_float8(static_cast<DType>(params.k.dtype)) &&
+                               params.q.dtype != FA3_FLOAT8_E4M3;
+  if (!quantized_cache) FA3_TRY(check_same_dtype(k, q));
+  FA3_TRY(check_same_dtype(v, quantized_cache ? k : q));
+
+  const fa3_tensor& qt = params.q;
+  const fa3_tensor& kt = params.k;
+  problem->heads_q = qt.shape[qt.rank - 2];
+  problem->heads_k = kt.shape[kt.rank - 2];
+  problem->head_dim = qt.shape[qt.rank - 1];
+  problem->head_dim_v = params.v.shape[params.v.rank - 1];
+  const bool batch_of_k = !packed_k && !cache.has_entries_of_its_own();
+  problem->batch = !packed_q    ? qt.shape[0]
+                   : batch_of_k ? kt.shape[0]
+                                : std::max<int64_t>(options.cu_seqlens_q.shape[0], 1) - 1;
+  problem->dtype = static_cast<DType>(qt.dtype);
+  problem->kv_dtype = static_cast<DType>(kt.dtype);
+
+  if (packed_k) FA3_TRY(check_cache_is_not_packed(cache));
+  if (batch_of_k) FA3_TRY(check_extent(k, 0, problem->batch, "batch"));
+  FA3_TRY(check_like(v, kt, problem->head_dim_v, packed_k, purpose));
+  FA3_TRY(check_extent(k, kt.rank - 1, problem->head_dim, "the head dim of q"));
+  FA3_TRY(check_head_dim("q", problem->head_dim));
+  FA3_TRY(check_head_dim("v", problem->head_dim_v));
+  if (problem->heads_k < 1 || problem->heads_q < 1 || problem->heads_q % problem->heads_k != 0) {
+    return invalid("q: expected a number of query heads that is a multiple of the ",
+                   problem->heads_k, " key/value heads, got ", problem->heads_q,
+                   "; axes are (batch, seq, heads, dim), strides may be any");
+  }
+  FA3_TRY(check_like(o, qt, problem->head_dim_v, packed_q, purpose));
+  FA3_TRY(check_output_dtype(o, q));
+  for (const Named& same : {k, v, o}) FA3_TRY(check_same_device(same, q));
+
+  const LengthArguments q_arguments{{"cu_seqlens_q", options.cu_seqlens_q},
+                                    {"seqused_q", options.seqused_q},
+                                    options.max_seqlen_q,
+                                    "max_seqlen_q"};
+  const LengthArguments k_arguments{{"cu_seqlens_k", options.cu_seqlens_k},
+                                    {"seqused_k", options.seqused_k},
+                                    options.max_seqlen_k,
+                                    "max_seqlen_k"};
+  int64_t rows_k = 0;
+  FA3_TRY(describe_places(cache, kt, qt, problem->batch, purpose, &problem->key_places, &rows_k));
+  FA3_TRY(describe_lengths(q_arguments, qt.shape[qt.rank - 3], qt, problem->batch, purpose,
+                           &problem->lengths_q));
+  FA3_TRY(describe_lengths(k_arguments, rows_k, qt, problem->batch, purpose, &problem->lengths_k));
+  FA3_TRY(describe_padding(cache, qt, purpose, problem));
+  const auto keys_of = [&](int64_t b) { return problem->lengths_k.rows_of(b); };
+  FA3_TRY(check_places(cache, problem->batch, problem->key_places, keys_of));
+  FA3_TRY(describe_options(options, problem->head_dim, qt.device_type, problem));
+
+  if (present(params.lse)) {
+    FA3_TRY(check_row_scalars({"lse", params.lse}, qt, packed_q, purpose));
+    problem->lse = row_scalars(params.lse);
+  }
+  if (present(params.sink)) {
+    FA3_TRY(check_head_vector({"sink", params.sink}, qt, purpose));
+    problem->has_sink = true;
+    problem->sink = static_cast<const float*>(params.sink.data);
+  }
+  problem->q = operand(params.q);
+  problem->k = operand(params.k);
+  problem->v = operand(params.v);
+  problem->o = operand(params.o);
+  problem->device = static_cast<fa3_device_type>(qt.device_type);
+  problem->device_index = qt.device_index;
+  return {};
+}
+
+// What trains nothing has no dropout.
+Status check_dropout_can_be(const fa3_forward_params& params, const Problem& problem) {
+  if (problem.has_float8()) {
+    return unsupported("dropout_p: expected 0 with ", name_of(problem.kv_dtype),
+                       ", which has no gradients, got ", params.options.dropout_p);
+  }
+  for (const Named& place :
+       {Named{"page_table", params.page_table}, Named{"batch_index", params.batch_index}}) {
+    if (present(place.tensor)) {
+      return unsupported("dropout_p: expected 0 with ", place.name,
+                         ", a cache's, through which no gradient goes, got ",
+                         params.options.dropout_p);
+    }
+  }
+  return {};
+}
+
+// The number of score tiles and rows is counted in 64 bits; refuse what could not be.
+Status check_countable(const Problem& problem) {
+  int64_t count = 0;
+  if (__builtin_mul_overflow(std::max<int64_t>(problem.batch, 1), problem.heads_q, &count) ||
+      __builtin_mul_overflow(count, std::max<int64_t>(problem.lengths_q.max, 1), &count) ||
+      __builtin_mul_overflow(count, std::max<int64_t>(problem.lengths_k.max, 1), &count)) {
+    return invalid("q, k: batch * heads * seqlen_q * seqlen_k overflows 64 bits, got ",
+                   problem.batch, " * ", problem.heads_q, " * ", problem.lengths_q.max, " * ",
+                   problem.lengths_k.max);
+  }
+  return {};
+}
+
+// What a call reads and what it writes.
+auto inputs_of(const fa3_forward_params& p) {
+  return std::to_array<Named>({{"q", p.q},
+                               {"k", p.k},
+                               {"v", p.v},
+                               {"sink", p.sink},
+                               {"cu_seqlens_q", p.options.cu_seqlens_q},
+                               {"cu_seqlens_k", p.options.cu_seqlens_k},
+                               {"seqused_q", p.options.seqused_q},
+                               {"seqused_k", p.options.seqused_k},
+                               {"page_table", p.page_table},
+                               {"batch_index", p.batch_index},
+                               {"left_padding", p.left_padding},
+                               {"q_descale", p.q_descale},
+                               {"k_descale", p.k_descale},
+                               {"v_descale", p.v_descale},
+                               {"k_mean", p.k_mean},
+                               {"v_mean", p.v_mean}});
+}
+auto outputs_of(const fa3_forward_params& p) {
+  return std::to_array<Named>({{"o", p.o}, {"lse", p.lse}});
+}
+
+auto inputs_of(const fa3_backward_params& p) {
+  return std::to_array<Named>({{"q", p.q},
+                               {"k", p.k},
+                               {"v", p.v},
+                               {"sink", p.sink},
+                               {"cu_seqlens_q", p.options.cu_seqlens_q},
+                               {"cu_seqlens_k", p.options.cu_seqlens_k},
+                               {"seqused_q", p.options.seqused_q},
+                               {"seqused_k", p.options.seqused_k},
+                               {"o", p.o},
+                               {"lse", p.lse},
+                               {"d_o", p.d_o},
+                               {"d_lse", p.d_lse}});
+}
+auto outputs_of(const fa3_backward_params& p) {
+  return std::to_array<Named>({{"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}, {"dsink", p.dsink}});
+}
+
+// What the numbers of q, k and v stand for.
+Status describe_quantizations(const fa3_forward_params& p, Purpose purpose, Problem* problem) {
+  const Problem& is = *problem;
+  const auto rows = [&](const Lengths& lengths, const fa3_tensor& cu_seqlens, int64_t max) {
+    return known_rows(lengths, present(cu_seqlens), max);
+  };
+  QuantizedShape q{.batch = is.batch,
+                   .heads = is.heads_q,
+                   .rows = rows(is.lengths_q, p.options.cu_seqlens_q, p.options.max_seqlen_q),
+                   .dim = is.head_dim,
+                   .tensor = p.q};
+  const bool grouped = p.q_descale.rank > 1 && p.q_descale.shape[1] == is.heads_k;
+  if (grouped) q.heads = is.heads_k;
+  QuantizedShape k{.batch = is.batch,
+                   .heads = is.heads_k,
+                   .rows = rows(is.lengths_k, p.options.cu_seqlens_k, p.options.max_seqlen_k),
+                   .dim = is.head_dim,
+                   .tensor = p.k};
+  QuantizedShape v = k;
+  v.dim = is.head_dim_v;
+  v.tensor = p.v;
+  const Named none{"q_mean", kNoTensor};  // would move each score by another amount
+  FA3_TRY(describe_quantization({{"q", p.q}, {"q_descale", p.q_descale}, none}, q, is.lengths_q,
+                                purpose, &problem->q_quantization));
+  FA3_TRY(describe_quantization({{"k", p.k}, {"k_descale", p.k_descale}, {"k_mean", p.k_mean}}, k,
+                                is.lengths_k, purpose, &problem->k_quantization));
+  FA3_TRY(describe_quantization({{"v", p.v}, {"v_descale", p.v_descale}, {"v_mean", p.v_mean}}, v,
+                                is.lengths_k, purpose, &problem->v_quantization));
+  if (grouped) problem->q_quantization.descale.heads_per_scale = is.group();
+  return {};
+}
+
+}  // namespace
+
+Status describe(const fa3_forward_params& params, Purpose purpose, Problem* problem) {
+  const CacheArguments cache = cache_of(params);
+  FA3_TRY(describe_common(params, cache, purpose, problem));
+  if (problem->dropout.on()) FA3_TRY(check_dropout_can_be(params, *problem));
+  FA3_TRY(check_countable(*problem));
+  FA3_TRY(describe_quantizations(params, purpose, problem));
+  if (params.num_splits < 0 || params.num_splits > kMaxSplits) {
+    return invalid("num_splits: expected 0 (the library chooses) to ", kMaxSplits, ", got ",
+                   params.num_splits);
+  }
+  problem->num_splits = params.num_splits;
+  if (purpose == Purpose::query) return {};
+  return check_outputs(outputs_of(params), inputs_of(params));
+}
+
+Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProblem* problem) {
+  FA3_TRY(describe_common(params, kNoCache, purpose, problem));
+  FA3_TRY(check_countable(*problem));
+  const bool packed_q = present(params.options.cu_seqlens_q);
+  const bool packed_k = present(params.options.cu_seqlens_k);
+  const Named q{"q", params.q};
+  const Named d_o{"d_o", params.d_o};
+  const Named dq{"dq", params.dq}, dk{"dk", params.dk}, dv{"dv", params.dv};
+  if (!present(params.lse)) return invalid("lse: expected the forward's result, got nothing");
+  FA3_TRY(check_like(d_o, params.q, problem->head_dim_v, packed_q, purpose));
+  FA3_TRY(check_same_dtype(d_o, {"o", params.o}));
+  FA3_TRY(check_like(dq, params.q, problem->head_dim, packed_q, purpose));
+  FA3_TRY(check_like(dk, params.k, problem->head_dim, packed_k, purpose));
+  FA3_TRY(check_like(dv, params.k, problem->head_dim_v, packed_k, purpose));
+  for (const Named& gradient : {dq, dk, dv}) FA3_TRY(check_same_dtype(gradient, q));
+  for (const Named& same : {d_o, dq, dk, dv}) FA3_TRY(check_same_device(same, q));
+  if (present(params.dsink) && !present(params.sink)) {
+    return invalid("dsink: expected it only together with sink, got dsink alone");
+  }
+  if (present(params.dsink)) {
+    FA3_TRY(check_head_vector({"dsink", params.dsink}, params.q, purpose));
+    problem->has_dsink = true;
+  }
+  if (present(params.d_lse)) {
+    FA3_TRY(check_row_scalars({"d_lse", params.d_lse}, params.q, packed_q, purpose));
+    problem->has_d_lse = true;
+    problem->d_lse = row_scalars(params.d_lse);
+  }
+  if (purpose == Purpose::call) FA3_TRY(check_outputs(outputs_of(params), inputs_of(params)));
+  problem->d_o = operand(params.d_o);
+  problem->dq = operand(params.dq);
+  problem->dk = operand(params.dk);
+  problem->dv = operand(params.dv);
+  problem->dsink = static_cast<float*>(params.dsink.data);
+  problem->deterministic = params.options.deterministic != 0;
+  return {};
+}
+
+Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
+  FA3_TRY(check_apart(workspace, inputs_of(p)));
+  return check_apart(workspace, outputs_of(p));
+}
+
+Status check_workspace(const fa3_backward_params& p, const Memory& workspace) {
+  FA3_TRY(check_apart(workspace, inputs_of(p)));
+  return check_apart(workspace, outputs_of(p));
+}
+
+}  // namespace fa3::api

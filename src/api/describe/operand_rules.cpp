@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/describe/operand_rules.h"
+
+#include "api/describe/overlap.h"
+#include "core/error.h"
+#include "core/macros.h"
+#include "core/threads.h"
+
+namespace fa3::api {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxThreads = 1024;
+
+}  // namespace
+
+int64_t stride_of(const fa3_tensor& tensor, int dim) {
+  return dim >= 0 && tensor.shape[dim] > 1 && has_elements(tensor) ? tensor.stride[dim] : 0;
+}
+
+Operand operand(const fa3_tensor& tensor) {
+  const int row = tensor.rank - 3;
+  return {.data = tensor.data,
+          .dtype = static_cast<DType>(tensor.dtype),
+          .batch_stride = stride_of(tensor, row - 1),
+          .row_stride = stride_of(tensor, row),
+          .head_stride = stride_of(tensor, row + 1)};
+}
+
+RowScalars row_scalars(const fa3_tensor& tensor) {
+  const int head = tensor.rank - 2;
+  return {.data = static_cast<float*>(tensor.data),
+          .batch_stride = stride_of(tensor, head - 1),
+          .head_stride = stride_of(tensor, head),
+          .row_stride = stride_of(tensor, head + 1)};
+}
+
+Status check_operand(Named named, bool packed, Purpose purpose) {
+  FA3_TRY(packed ? check_form(named, 3, "(total, heads, dim), since cu_seqlens is given")
+                 : check_form(named, 4, "(batch, seq, heads, dim)"));
+  FA3_TRY(check_last_stride(named));
+  return purpose == Purpose::call ? check_data(named) : Status{};
+}
+
+Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed, Purpose purpose) {
+  FA3_TRY(check_operand(named, packed, purpose));
+  if (!packed) FA3_TRY(check_extent(named, 0, like.shape[0], "batch"));
+  FA3_TRY(
+      check_extent(named, like.rank - 3, like.shape[like.rank - 3], packed ? "total rows" : "seq"));
+  FA3_TRY(check_extent(named, like.rank - 2, like.shape[like.rank - 2], "heads"));
+  return check_extent(named, like.rank - 1, dim, "head dim");
+}
+
+Status check_head_dim(const char* name, int64_t dim) {
+  if (dim >= 1 && dim <= kMaxHeadDim) return {};
+  return invalid(name, ": expected a head dim in [1, ", kMaxHeadDim, "], got ", dim);
+}
+
+Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads) {
+  if (asked < 0 || asked > kMaxThreads) {
+    return invalid("num_threads: expected 0 (all cores) to ", kMaxThreads, ", got ", asked);
+  }
+  *num_threads = asked > 0 ? asked : device_type == FA3_CPU ? available_threads() : 1;
+  return {};
+}
+
+Status resolve_engine(int32_t asked, fa3_engine_id* engine) {
+  if (asked < FA3_ENGINE_AUTO || asked > FA3_ENGINE_HOPPER) {
+    return invalid("engine: expected a value of fa3_engine_id, got ", asked);
+  }
+  *engine = static_cast<fa3_engine_id>(asked);
+  return {};
+}
+
+Status check_outputs(std::span<const Named> outputs, std::span<const Named> inputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    FA3_TRY(check_distinct_elements(outputs[i]));
+    FA3_TRY(check_no_overlap(outputs[i], inputs));
+    FA3_TRY(check_no_overlap(outputs[i], outputs.first(i)));
+  }
+  return {};
+}
+
+Status check_apart(const Memory& workspace, std::span<const Named> tensors) {
+  const fa3_tensor bytes{.data = workspace.data,
+                         .dtype = FA3_FLOAT8_E4M3,  // of one byte
+                         .rank = 1,
+                         .shape = {workspace.bytes},
+                         .stride = {1}};
+  return check_no_overlap({"workspace", bytes}, tensors);
+}
+
+}  // namespace fa3::api

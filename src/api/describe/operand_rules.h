@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rules that the calls share: of operands, threads, engines, and of the memory that is written.
+#pragma once
+
+#include <span>
+
+#include "api/describe/describe.h"
+#include "api/describe/tensor_rules.h"
+
+namespace fa3::api {
+
+// The stride of an extent of one leads nowhere and may be anything: engines get 0. Likewise in a
+// tensor without elements, whose data may be null: nothing may be added to that.
+int64_t stride_of(const fa3_tensor& tensor, int dim);
+// A packed tensor's batch stride is 0.
+Operand operand(const fa3_tensor& tensor);
+// One number a row: (batch, heads, seq), or (heads, total) when packed.
+RowScalars row_scalars(const fa3_tensor& tensor);
+
+// A (batch, rows, heads, dim) tensor, or (total, heads, dim) when packed.
+Status check_operand(Named named, bool packed, Purpose purpose);
+// `named` must have the shape of `like`, but for the last dimension.
+Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed, Purpose purpose);
+Status check_head_dim(const char* name, int64_t dim);
+
+// A GPU's engines take none of the host's: cores are counted, by the system, for calls on the CPU.
+Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads);
+Status resolve_engine(int32_t asked, fa3_engine_id* engine);
+
+// Outputs share memory neither with each other nor with an input.
+Status check_outputs(std::span<const Named> outputs, std::span<const Named> inputs);
+// The workspace is written while tensors are read, so it needs memory of its own too.
+Status check_apart(const Memory& workspace, std::span<const Named> tensors);
+
+}  // namespace fa3::api

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/bench/machine.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+
+#include "cli/commit.h"
+#include "core/dtype.h"
+#include "core/threads.h"
+#include "engine/cpu/isa.h"
+#include "engine/cpu/peak.h"
+
+namespace fa3::cli {
+namespace {
+
+// The value of the first "key : value" line of a file under /proc; "" if there is none.
+std::string proc_value(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t colon = line.find(':');
+    if (colon == line.npos) continue;
+    const size_t begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == line.npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+int64_t bytes_in(const char* path, const std::string& key) {
+  const std::string kib = proc_value(path, key);  // "24567890 kB"
+  return kib.empty() ? 0 : std::strtoll(kib.c_str(), nullptr, 10) * 1024;
+}
+
+}  // namespace
+
+std::string cpu_model() {
+  std::string model = proc_value("/proc/cpuinfo", "model name");
+  if (!model.empty()) return model;
+  utsname system{};
+  return uname(&system) == 0 ? system.machine : "unknown CPU";
+}
+
+std::vector<std::string> cpu_extensions() {
+  constexpr const char* kOfInterest[] = {"avx2",        "fma",         "f16c",     "avx512f",
+                                         "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd",
+                                         "bf16",        "sve"};
+  std::string flags = proc_value("/proc/cpuinfo", "flags");            // x86
+  if (flags.empty()) flags = proc_value("/proc/cpuinfo", "Features");  // Arm
+  std::istringstream words(flags);
+  std::vector<std::string> all{std::istream_iterator<std::string>(words), {}};
+  std::vector<std::string> found;
+  for (const char* name : kOfInterest) {
+    if (std::find(all.begin(), all.end(), name) != all.end()) found.emplace_back(name);
+  }
+  return found;
+}
+
+std::string cpu_code_complaint() {
+  const char* asked = std::getenv("FA3_CPU_ISA");
+  if (asked == nullptr || *asked == '\0' || cpu::find_kernels(asked) != nullptr) return "";
+  std::string names;
+  for (const char* name : {"amx", "avx512_bf16", "avx512", "avx2", "portable"}) {
+    if (cpu::find_kernels(name) != nullptr) names += fmt::format(" {}", name);
+  }
+  return fmt::format("FA3_CPU_ISA={}: expected one of{}, as this CPU has them; not heeded", asked,
+                     names);
+}
+
+int64_t total_memory_bytes() {
+  return bytes_in("/proc/meminfo", "MemTotal");
+}
+
+int64_t available_memory_bytes() {
+  return bytes_in("/proc/meminfo", "MemAvailable");
+}
+
+int64_t peak_resident_bytes() {
+  return bytes_in("/proc/self/status", "VmHWM");
+}
+
+std::string machine_text() {
+  return fmt::format("{}, {} threads, {}", cpu_model(), available_threads(),
+                     fmt::join(cpu_extensions(), " "));
+}
+
+std::string today() {
+  return fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)));
+}
+
+std::string commit() {
+  return FA3_COMMIT;
+}
+
+double peak_flops(fa3_dtype dtype, int num_threads) {
+  return cpu::measure_peak_flops(static_cast<DType>(dtype), num_threads);
+}
+
+}  // namespace fa3::cli
