@@ -3,118 +3,21 @@
 // fa3._native: the C ABI for Python, one function per C function. Positional arguments only, in the
 // order of the readers below and of passes.h. The module views arrays (tensor.h), lends workspace,
 // releases the GIL and raises the library's sentences. It never looks at values, never converts,
-// never copies. Next: tensor.h.
+// never copies. Next: reader.h, lend_workspace.h.
 #include "error.h"
 #include "ffi.h"
+#include "lend_workspace.h"
 #include "passes.h"
+#include "reader.h"
 #include "tensor.h"
-
-#include <fa3/attention.h>
 
 #include "core/threads.h"
 
-#include <algorithm>
 #include <initializer_list>
 #include <iterator>
-#include <limits>
-#include <string>
 
 namespace fa3::python {
 namespace {
-
-// Takes the arguments of a call one after the other. After the first failure (a Python exception is
-// set) every further read does nothing.
-class Reader {
- public:
-  Reader(PyObject* const* arguments, Py_ssize_t count, Borrowed* borrowed)
-      : next_(arguments), end_(arguments + count), borrowed_(borrowed) {}
-
-  PyObject* object() {
-    if (ok_ && next_ == end_) {
-      if (!rest_is_optional_) refuse("fa3._native: too few arguments");
-      return nullptr;
-    }
-    return ok_ ? *next_++ : nullptr;
-  }
-
-  // Arguments from here on keep their defaults where there are no more.
-  void rest_is_optional() { rest_is_optional_ = true; }
-
-  // After the last reader. Refuses a list that is longer than its readers.
-  bool done() {
-    if (ok_ && next_ != end_) refuse("fa3._native: too many arguments");
-    return ok_;
-  }
-
-  void tensor(const char* name, Access access, fa3_tensor* view) {
-    if (PyObject* value = object()) ok_ = borrowed_->view(value, name, access, view);
-  }
-
-  void integer(const char* name, int64_t* value) {
-    PyObject* number = object();
-    if (number == nullptr) return;
-    *value = PyLong_AsLongLong(number);
-    if (*value != -1 || PyErr_Occurred() == nullptr) return;
-    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-      raise(FA3_INVALID_ARGUMENT, "%s: expected an integer of 64 bits, got %R",
-            in_words_of_python(name).c_str(), number);
-      ok_ = false;
-    } else {
-      fail(name, "an integer", number);
-    }
-  }
-
-  // Values outside of int32 become its ends, which the library refuses by name.
-  void integer(const char* name, int32_t* value) {
-    int64_t wide = 0;
-    integer(name, &wide);
-    *value = static_cast<int32_t>(std::clamp<int64_t>(wide, std::numeric_limits<int32_t>::min(),
-                                                      std::numeric_limits<int32_t>::max()));
-  }
-
-  void real(const char* name, float* value) {
-    PyObject* number = object();
-    if (number == nullptr) return;
-    const double wide = PyFloat_AsDouble(number);
-    if (wide == -1.0 && PyErr_Occurred() != nullptr) fail(name, "a number", number);
-    *value = static_cast<float>(wide);
-  }
-
-  // None leaves the default.
-  void optional_real(const char* name, float* value) {
-    if (ok_ && next_ != end_ && *next_ == Py_None) {
-      ++next_;
-    } else {
-      real(name, value);
-    }
-  }
-
-  void flag(const char* name, int32_t* value) {
-    PyObject* truth = object();
-    if (truth == nullptr) return;
-    *value = PyUnicode_Check(truth) ? -1 : PyObject_IsTrue(truth);
-    if (*value < 0) fail(name, "True or False", truth);
-  }
-
-  // A call that cannot be read.
-  void refuse(const char* sentence) {
-    PyErr_SetString(PyExc_TypeError, sentence);
-    ok_ = false;
-  }
-
- private:
-  void fail(const char* name, const char* expected, PyObject* got) {
-    PyErr_Format(PyExc_TypeError, "%s: expected %s, got %R", in_words_of_python(name).c_str(),
-                 expected, got);
-    ok_ = false;
-  }
-
-  PyObject* const* next_;
-  PyObject* const* end_;
-  Borrowed* borrowed_;
-  bool rest_is_optional_ = false;
-  bool ok_ = true;
-};
 
 struct Quantize {
   using Params = fa3_quantize_params;
@@ -141,69 +44,6 @@ struct Quantize {
   }
   static const fa3_tensor& first(const Params& params) { return params.x; }
 };
-
-// What one call needs besides its tensors: where it runs and what lends it device memory.
-struct Call {
-  const fa3_tensor& first;
-  void* stream;
-  PyObject* allocate;  // allocate(bytes) -> (array on the first one's device, address), or None
-};
-
-// Host workspace stays with its thread, so that most calls allocate nothing. More than this is
-// freed after the call.
-constexpr size_t kKeptBytes = size_t{64} << 20;
-
-template <class Pass>
-bool run_on_host(const typename Pass::Params& params) {
-  thread_local fa3::Workspace t_workspace;
-  PyThreadState* released = PyEval_SaveThread();
-  const fa3_status status = Pass::run(&params, fa3::Workspace::allocate, &t_workspace, nullptr);
-  PyEval_RestoreThread(released);
-  const bool ok = check(status);
-  if (t_workspace.bytes() > kKeptBytes) t_workspace = {};
-  return ok;
-}
-
-// Device workspace belongs to the framework's allocator: ordered by its stream, safe in graphs. The
-// call runs without the GIL, which is taken back for as long as Python allocates.
-struct DeviceWorkspace {
-  PyObject* lend;  // Call::allocate
-  PyObject* lent = nullptr;
-  PyThreadState* released = nullptr;
-
-  static void* allocate(void* context, size_t bytes) {
-    auto* self = static_cast<DeviceWorkspace*>(context);
-    PyEval_RestoreThread(self->released);
-    void* address = self->address_of_new(bytes);  // null with a Python exception
-    self->released = PyEval_SaveThread();
-    return address;
-  }
-
-  void* address_of_new(size_t bytes) {
-    if (lend == Py_None) {
-      raise(
-          FA3_UNSUPPORTED,
-          "workspace: this call needs %zu bytes on the tensors' device, which arrays of this kind "
-          "cannot lend",
-          bytes);
-      return nullptr;
-    }
-    lent = PyObject_CallFunction(lend, "n", static_cast<Py_ssize_t>(bytes));
-    PyObject* number = lent != nullptr ? PyTuple_GetItem(lent, 1) : nullptr;
-    return number != nullptr ? PyLong_AsVoidPtr(number) : nullptr;
-  }
-};
-
-template <class Pass>
-bool run_on_device(const typename Pass::Params& params, const Call& call, Borrowed* borrowed) {
-  DeviceWorkspace workspace{call.allocate};
-  workspace.released = PyEval_SaveThread();
-  const fa3_status status = Pass::run(&params, DeviceWorkspace::allocate, &workspace, call.stream);
-  PyEval_RestoreThread(workspace.released);
-  const bool ok = PyErr_Occurred() == nullptr && check(status);
-  if (workspace.lent != nullptr) borrowed->keep(workspace.lent);
-  return ok;
-}
 
 // forward(allocate, ...), backward(allocate, ...), quantize(allocate, ...): then as in read().
 template <class Pass>

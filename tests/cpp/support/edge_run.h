@@ -54,18 +54,6 @@ class PlacedCall {
 std::string output_problem(const EdgeCall& call, const PlacedCall::Output& output,
                            const std::vector<std::byte>& host);
 
-// While it lives, the process ends with a sentence if it takes longer than `seconds`, or dies of a
-// signal: a GPU that hangs cannot be asked to stop.
-class Deadline {
- public:
-  Deadline(const std::string& what, int seconds);
-  ~Deadline();
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 // All of it on an engine: in memory that ends with the tensors. "" or what went wrong.
 std::string run_edge_call(const EngineUnderTest& engine, const EdgeCall& call);
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "support/failure.h"
 #include "support/fp8.h"
 
 namespace fa3::test {
@@ -23,10 +24,6 @@ fa3_tensor page_table_view(const Inputs& inputs) {
   if (size == 0) return {};
   return contiguous(inputs.page_table.data(), FA3_INT32,
                     {size / inputs.max_pages, inputs.max_pages});
-}
-
-std::string failure(const char* call, fa3_status status) {
-  return std::string(call) + ": " + fa3_status_name(status) + ": " + fa3_last_error();
 }
 
 // What is wrong with an output after a successful call.

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "counting_runtime.h"
+#include "support/deadline.h"
 #include "support/edge_run.h"
 
 namespace fa3::test {
