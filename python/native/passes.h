@@ -2,7 +2,7 @@
 //
 // What the passes of attention are given: one list for every kind of caller. A reader takes tensors
 // and options by name and in this order, which for options is that of the table in fa3/_options.py:
-// module.cpp reads a Python call, ffi.cpp a call of XLA.
+// reader.h reads a Python call, ffi.cpp a call of XLA.
 #pragma once
 
 #include <fa3/fa3.h>
