@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/tile/byte_square.h"
@@ -136,12 +137,15 @@ __device__ void store_channels(const E4m3Preparation& p, int sequence, int head,
   }
 }
 
-// The largest scale of the head's values; all threads call it.
+// The largest scale of the head's values; all threads call it, alike.
 __device__ float largest_scale(const E4m3Preparation& p, int keys, int sequence, int head) {
   __shared__ int largest;
   const int thread = int(threadIdx.x);
-  const bool one = p.value_scales.scaling != Scaling::per_block;
-  const int blocks = one ? 1 : int(descale_blocks(keys));
+  const int blocks = int(descale_blocks(keys));
+  if (p.value_scales.scaling != Scaling::per_block) {
+    const float scale = scale_of(p.value_scales, sequence, head, 0);
+    return __float_as_int(scale) > 0 ? scale : 1.0f;
+  }
   if (thread == 0) largest = 0;
   __syncthreads();
   int mine = 0;
@@ -168,14 +172,20 @@ __global__ void __launch_bounds__(kThreads)
     prepare(const __grid_constant__ E4m3Preparation p, int num_squares) {
   extern __shared__ __align__(1024) uint8_t squares[];
   __shared__ int seen[kBlocks];
+  // The kernel behind fills an SM: its CTAs come as these go.
+  ptx::griddepcontrol_launch_dependents();
   const int head = int(blockIdx.y), sequence = int(blockIdx.z), thread = int(threadIdx.x);
   const Keys keys(p, sequence);
+  if (p.tile_counter && thread == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+    *p.tile_counter = 0;
+  }
   // Whole blocks of the forward kernel, up to the one that follows the last key: tiles whose rows
   // see nothing may visit it.
   if (int(blockIdx.x) * kPreparedKeys / p.step * p.step > keys.count) return;
   if (thread < kBlocks) seen[thread] = 0;
-  const float largest = largest_scale(p, keys.count, sequence, head);
+  __syncthreads();
   load_keys(p, keys, head, squares, seen);
+  const float largest = largest_scale(p, keys.count, sequence, head);
   __syncthreads();
   for (int i = thread / cuda::kWarpSize; i < num_squares; i += kWarps) {
     transpose_square(ptx::cvta_to_shared(squares + i * tile::kSquareBytes));
