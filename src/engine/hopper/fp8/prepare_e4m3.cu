@@ -157,7 +157,10 @@ __global__ void __launch_bounds__(kMostWarps* ptx::kLanes)
   extern __shared__ __align__(1024) uint8_t squares_of_all[];
   // The kernel behind fills an SM: its CTAs come as these go.
   ptx::griddepcontrol_launch_dependents();
-  const int head = int(blockIdx.y), sequence = int(blockIdx.z), thread = int(threadIdx.x);
+  // The last heads first: those that the kernel behind begins with are then the newest in the L2
+  // cache.
+  const int head = int(gridDim.y - 1 - blockIdx.y), sequence = int(gridDim.z - 1 - blockIdx.z);
+  const int thread = int(threadIdx.x);
   const Keys keys(p, sequence);
   if (p.tile_counter && thread == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
     *p.tile_counter = 0;
