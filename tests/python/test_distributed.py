@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context parallelism on 2, 3 and 4 processes of gloo, over the CPU engine.
+
+distributed_cases.py has what the ranks do: each group of processes is started once, and runs every
+case. distributed_faults.py has ranks that die or come late.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("fa3", reason="the Python package is not built")
+
+import distributed_cases as cases
+import distributed_faults as faults
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)]),
+    "CUDA_VISIBLE_DEVICES": "",
+    "OPENBLAS_NUM_THREADS": "1",  # for the oracle: the ranks share the cores
+}
+
+
+def finish(world, script, *arguments):
+    """(what it wrote, what it said of errors) of each rank."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HERE / script, str(rank), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    return [rank.communicate(timeout=300) for rank in ranks]
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4], ids=lambda world: f"{world} ranks")
+def ran(request, tmp_path_factory):
+    """case -> its failure on each rank."""
+    world = request.param
+    found = {}
+    store = tmp_path_factory.mktemp("store") / "ranks"
+    for rank, (said, error) in enumerate(finish(world, "distributed_cases.py", world, store)):
+        lines = [line for line in said.splitlines() if line.startswith("[")]
+        for name, failure in map(json.loads, lines):
+            found.setdefault(name, []).append(failure and f"rank {rank}: {failure}")
+        if not lines:
+            pytest.fail(f"rank {rank} of {world}: {error}")
+    return world, found
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in cases.CASES])
+def test_on_every_rank(ran, case):
+    world, found = ran
+    failures = found.get(case, ["not reached: a case before it failed"])
+    assert failures == [None] * world, "\n".join(filter(None, failures))
+
+
+FAULTS = ["killed", "late"] if cases.QUICK else ["killed", "late", "late_and_new"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_ranks_that_wait_for_one_that_fails_end_with_an_error(fault, tmp_path):
+    method = "ulysses" if fault == "late" else "ring"
+    waiting = finish(faults.WORLD, "distributed_faults.py", tmp_path / "ranks", fault, method)[:-1]
+    for said, error in waiting:
+        assert said, error
+        sentence, seconds = json.loads(said.splitlines()[-1])
+        assert sentence.startswith("CommunicationError: fa3.distributed: expected "), sentence
+        assert seconds < 2 * faults.TIMEOUT + 2
+
+
+@pytest.mark.parametrize("group", [None, "all"])
+def test_without_a_group_the_sentence_says_what_to_call(group):
+    import torch
+
+    from fa3 import distributed
+
+    q = torch.zeros(1, 4, 1, 8)
+    with pytest.raises(ValueError, match="init_process_group"):
+        distributed.attention(q, q, q, group=group)
