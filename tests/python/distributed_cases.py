@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 import fa3
 from fa3 import distributed
-from fa3.distributed.layout import pieces, stream_rows
+from fa3.compat import ring_flash_attn as ring
+from fa3.distributed.layout import LAYOUTS, pieces, stream_rows
 
 QUICK = bool(os.environ.get("FA3_TEST_QUICK"))
-LAYOUTS = "zigzag", "contiguous"
 MASKS = [
     {},
     {"causal": True},
@@ -356,6 +356,44 @@ def a_plan_says_why(world):
     assert "expected milliseconds" in said and "* " in said and "stage 0: " in said
 
 
+def names_of_ring_flash_attn_give_the_same(world):
+    *dense, _ = inputs(8 * world, world, batch=2)
+    lengths = (4 * world, 2 * world, 6 * world)
+    *packed, _ = inputs(sum(lengths), world)
+    cu = torch.tensor(documents(lengths)["cu_seqlens"], dtype=torch.int32)
+    of_varlen = cu // world, 6
+    prepared = ring.llama3_flash_attn_prepare_cu_seqlens(cu, True, dist.get_rank(), world)
+    of_llama3 = *prepared[:4], 1, prepared[4]
+    calls = [
+        (ring.ring_flash_attn_func, dense, "contiguous", ()),
+        (ring.zigzag_ring_flash_attn_func, dense, "zigzag", ()),
+        (ring.ring_flash_attn_varlen_func, packed, "by_document", of_varlen),
+        (ring.zigzag_ring_flash_attn_varlen_func, packed, "zigzag", of_varlen),
+        (ring.llama3_flash_attn_varlen_func, packed, "contiguous", of_llama3),
+    ]
+    for function, (*qkv, do), layout, lengths_of_call in calls:
+        of = 8 * world if qkv[0].ndim == 4 else lengths
+        expected = cut(at_once((*qkv, do, None), of, causal=True), of, layout)
+        rows = rows_of(layout, (of,) if isinstance(of, int) else of)
+        leaves = [x[..., rows, :, :].clone().requires_grad_() for x in qkv]
+        out, lse, _ = function(
+            *leaves, *lengths_of_call, causal=True, deterministic=True, return_attn_probs=True
+        )
+        got = [out, lse, *torch.autograd.grad(out, leaves, do[..., rows, :, :])]
+        for x, y in zip(got, expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, msg=function.__name__)
+    k = dense[0][:, :8]
+    stacked = ring.ring_flash_attn_qkvpacked_func(torch.stack([k, k, k], 2), causal=True)
+    assert torch.equal(stacked, ring.ring_flash_attn_func(k, k, k, causal=True))
+    stacked = ring.zigzag_ring_flash_attn_kvpacked_func(k, torch.stack([k, k], 2))
+    assert torch.equal(stacked, ring.zigzag_ring_flash_attn_func(k, k, k))
+    refused(
+        lambda: ring.ring_flash_attn_func(k, k, k, alibi_slopes=k),
+        "alibi_slopes",
+        kind=fa3.Unsupported,
+    )
+
+
 CASES = [
     every_method_equals_the_oracle,
     errors_in_16_bits_are_those_of_one_process,
@@ -367,6 +405,7 @@ CASES = [
     ranks_that_disagree_learn_it_by_one_sentence,
     a_kind_of_call_is_agreed_upon_once,
     a_plan_says_why,
+    names_of_ring_flash_attn_give_the_same,
 ]
 
 

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
 
+import distributed_callers as callers
 import distributed_cases as cases
 import distributed_faults as faults
 
@@ -45,17 +46,21 @@ def finish(world, script, *arguments):
 
 @pytest.fixture(scope="module", params=[2, 3, 4], ids=lambda world: f"{world} ranks")
 def ran(request, tmp_path_factory):
-    """case -> its failure on each rank."""
     world = request.param
-    found = {}
     store = tmp_path_factory.mktemp("store") / "ranks"
-    for rank, (said, error) in enumerate(finish(world, "distributed_cases.py", world, store)):
+    return world, failures_of(finish(world, "distributed_cases.py", world, store))
+
+
+def failures_of(ranks):
+    """case -> its failure on each rank."""
+    found = {}
+    for rank, (said, error) in enumerate(ranks):
         lines = [line for line in said.splitlines() if line.startswith("[")]
         for name, failure in map(json.loads, lines):
             found.setdefault(name, []).append(failure and f"rank {rank}: {failure}")
         if not lines:
-            pytest.fail(f"rank {rank} of {world}: {error}")
-    return world, found
+            pytest.fail(f"rank {rank}: {error}")
+    return found
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in cases.CASES])
@@ -63,6 +68,18 @@ def test_on_every_rank(ran, case):
     world, found = ran
     failures = found.get(case, ["not reached: a case before it failed"])
     assert failures == [None] * world, "\n".join(filter(None, failures))
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    store = tmp_path_factory.mktemp("store") / "callers"
+    return failures_of(finish(callers.WORLD, "distributed_callers.py", store))
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in callers.CASES])
+def test_of_other_programs(called, case):
+    assert called.get(case) == [None] * callers.WORLD, "\n".join(filter(None, called[case]))
 
 
 FAULTS = ["killed", "late"] if cases.QUICK else ["killed", "late", "late_and_new"]

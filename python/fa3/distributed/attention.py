@@ -86,7 +86,8 @@ def attention(
             goes over the teams. "auto": what plan() expects to be fastest. Results differ by
             rounding alone.
         layout: "zigzag": each document is cut in two parts a rank, and rank r has the r-th from
-            both ends, which balances causal masks; "contiguous": rank r has the r-th part of all.
+            both ends, which balances causal masks; "contiguous": rank r has the r-th part of all;
+            "by_document": rank r has the r-th part of each document.
         ulysses_degree: ranks of a team, for "hybrid"; divides the ranks and hk. None chooses.
         causal, window, softcap, scale: those of fa3.attention, of the whole sequence; the window
             includes the query's own position.

@@ -8,8 +8,6 @@ document. A rank holds its rows in the order of the stream.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LAYOUTS = "zigzag", "contiguous"
-
 
 class Piece(NamedTuple):
     """Neighbouring rows of a document: positions begin .. end - 1 in it."""
@@ -25,9 +23,10 @@ def pieces(layout: str, lengths: Sequence[int], world: int, rank: int) -> list[P
     contiguous: the stream is cut into `world` parts, part r is rank r's. zigzag: each document is
     cut into 2 `world` parts, and rank r has the r-th from both ends: under a causal mask the first
     rows of a document see few keys and the last see many, so that every rank has the same work.
-    Parts differ by one row at most where the numbers do not divide.
+    by_document: each document is cut into `world` parts, part r is rank r's. Parts differ by one
+    row at most where the numbers do not divide.
     """
-    found = zigzag(lengths, world, rank) if layout == "zigzag" else cut(lengths, world, rank)
+    found = CUTS[layout](lengths, world, rank)
     return [piece for piece in found if piece.begin < piece.end]
 
 
@@ -41,7 +40,7 @@ def zigzag(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
     return found
 
 
-def cut(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
+def contiguous(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
     total, start, found = sum(lengths), 0, []
     begin, end = rank * total // world, (rank + 1) * total // world
     for document, length in enumerate(lengths):
@@ -49,6 +48,17 @@ def cut(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
         found.append(Piece(document, *inside))
         start += length
     return found
+
+
+def by_document(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
+    return [
+        Piece(document, rank * length // world, (rank + 1) * length // world)
+        for document, length in enumerate(lengths)
+    ]
+
+
+CUTS = {"zigzag": zigzag, "contiguous": contiguous, "by_document": by_document}
+LAYOUTS = tuple(CUTS)
 
 
 def count(of: Sequence[Piece]) -> int:
