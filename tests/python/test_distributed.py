@@ -7,6 +7,8 @@ case. distributed_faults.py has ranks that die or come late.
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ pytest.importorskip("fa3", reason="the Python package is not built")
 import distributed_callers as callers
 import distributed_cases as cases
 import distributed_faults as faults
+from builds import ROOT
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -29,18 +32,19 @@ ENVIRONMENT = {
 }
 
 
+def start(arguments, environment):
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+
+
 def finish(world, script, *arguments):
     """(what it wrote, what it said of errors) of each rank."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, HERE / script, str(rank), *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
+    ranks = [start([HERE / script, str(rank), *arguments], ENVIRONMENT) for rank in range(world)]
     return [rank.communicate(timeout=300) for rank in ranks]
 
 
@@ -105,3 +109,20 @@ def test_without_a_group_the_sentence_says_what_to_call(group):
     q = torch.zeros(1, 4, 1, 8)
     with pytest.raises(ValueError, match="init_process_group"):
         distributed.attention(q, q, q, group=group)
+
+
+def test_the_page_runs_as_pasted_on_two_ranks(tmp_path):
+    """Its program takes ranks and address from the environment, as torchrun sets them."""
+    page = (ROOT / "docs/distributed.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        start(["-c", code], ENVIRONMENT | group | {"RANK": str(rank), "OMP_NUM_THREADS": "1"})
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        said, error = rank.communicate(timeout=300)
+        assert said.split("\n")[0] == "(1, 512, 8, 64) (1, 1024, 8, 64)", error

@@ -23,6 +23,17 @@ from fa3.distributed.describe import group_of
 from fa3.errors import InvalidArgument
 from fa3.torch import attention
 
+__all__ = [
+    "llama3_flash_attn_prepare_cu_seqlens",
+    "llama3_flash_attn_varlen_func",
+    "ring_flash_attn_func",
+    "ring_flash_attn_varlen_func",
+    "substitute_hf_flash_attn",
+    "update_ring_flash_attn_params",
+    "zigzag_ring_flash_attn_func",
+    "zigzag_ring_flash_attn_varlen_func",
+]
+
 
 def ring_flash_attn_func(
     q,

@@ -5,6 +5,8 @@ describe.py checks the arguments and makes the plan; here it meets autograd. The
 first where the method has teams (heads.py), then a schedule runs over what is left (run.py).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

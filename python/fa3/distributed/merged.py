@@ -4,6 +4,8 @@
 The library's merge works in place: slot 0 holds what is merged, a call writes to slot 1.
 """
 
+from __future__ import annotations
+
 import torch
 
 from fa3 import _native
