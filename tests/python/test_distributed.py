@@ -111,18 +111,43 @@ def test_without_a_group_the_sentence_says_what_to_call(group):
         distributed.attention(q, q, q, group=group)
 
 
-def test_the_page_runs_as_pasted_on_two_ranks(tmp_path):
-    """Its program takes ranks and address from the environment, as torchrun sets them."""
-    page = (ROOT / "docs/distributed.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+def as_torchrun_does(arguments):
+    """(what it wrote, what it said of errors) of two ranks of a program."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        start(["-c", code], ENVIRONMENT | group | {"RANK": str(rank), "OMP_NUM_THREADS": "1"})
+        start(arguments, ENVIRONMENT | group | {"RANK": str(rank), "OMP_NUM_THREADS": "1"})
         for rank in range(2)
     ]
-    for rank in ranks:
-        said, error = rank.communicate(timeout=300)
+    return [rank.communicate(timeout=300) for rank in ranks]
+
+
+def test_the_page_runs_as_pasted_on_two_ranks():
+    page = (ROOT / "docs/distributed.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for said, error in as_torchrun_does(["-c", code]):
         assert said.split("\n")[0] == "(1, 512, 8, 64) (1, 1024, 8, 64)", error
+
+
+def test_the_benchmark_writes_rows_of_every_method(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    sizes = "--device cpu --dtype fp32 --tokens 32 --heads 4:2 --head-dim 16 --rounds 1".split()
+    program = ROOT / "benchmarks/context_parallel.py"
+    (_, error), _ = as_torchrun_does([program, *sizes, "--json", rows])
+    assert rows.exists(), error
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    timed = [row for row in found if "left_out" not in row]
+    assert len({(row["packed"], row["backward"]) for row in timed}) == 4
+    assert {"ideal", "fa3 ring", "fa3 all_gather", "fa3 ulysses"} <= {
+        row["engine"] for row in timed
+    }
+    assert all(row["error"] < 1e-5 for row in timed if row["engine"] != "ideal")
+
+
+def test_predictions_are_parts_of_the_ideal():
+    program = [sys.executable, ROOT / "benchmarks/context_parallel.py", "--predict", "2,16"]
+    said = subprocess.check_output([*program, "--tokens", "8192"], env=ENVIRONMENT, text=True)
+    parts = [int(part) for part in re.findall(r"(\d+)%", said)]
+    assert len(parts) > 20 and all(0 < part <= 100 for part in parts)

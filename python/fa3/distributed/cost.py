@@ -16,20 +16,27 @@ SAMPLED_RANKS = 8  # of larger groups: these many, spread evenly
 
 
 class Machine(NamedTuple):
-    """Rates of one rank: what its kernels do, and what its links carry each way."""
+    """Rates of one rank: what its kernels do, and what its links carry each way.
+
+    Teams of up to `node` neighbours trade heads by the links of their node.
+    """
 
     name: str
     forward_flops: float  # a second
     backward_flops: float
     bytes_per_second: float
+    node: int
+    node_bytes_per_second: float
     memory_bytes_per_second: float
     seconds_a_message: float
     seconds_a_call: float
 
 
-H200_NVLINK = Machine("H200, NVLink", 620e12, 520e12, 294e9, 4.0e12, 20e-6, 10e-6)
+# Kernels, memory and NVLink as measured (docs/lab/context-parallel.md); latencies and the network
+# are assumed, and so is all of the CPU.
+H200_NVLINK = Machine("H200, NVLink", 807e12, 680e12, 294e9, 8, 294e9, 4.19e12, 20e-6, 10e-6)
 H200_NETWORK = H200_NVLINK._replace(name="H200, 400 Gb/s", bytes_per_second=45e9)
-CPU = Machine("CPU", 100e9, 80e9, 2e9, 10e9, 100e-6, 50e-6)
+CPU = Machine("CPU", 100e9, 80e9, 2e9, 1, 2e9, 10e9, 100e-6, 50e-6)
 
 
 class Heads(NamedTuple):
@@ -72,7 +79,9 @@ def predict(
         rows = max(count(pieces(layout, lengths, world, r)) for r in (0, world - 1))
         row = heads.queries * (heads.dim + heads.dim_v) + heads.keys * (heads.dim + heads.dim_v)
         sent = heads.batch * rows * row * heads.bytes_per_element * (team - 1) / team
-        traded = sent / machine.bytes_per_second + 4 * machine.seconds_a_message
+        inside = team <= machine.node
+        rate = machine.node_bytes_per_second if inside else machine.bytes_per_second
+        traded = sent / rate + 4 * machine.seconds_a_message
     step = max(schedule.world // SAMPLED_RANKS, 1)
     ranks = range(0, schedule.world, step)
     forward = [pass_of(schedule, rank, local, machine, backward=False) for rank in ranks]
