@@ -35,6 +35,7 @@ from harness import write_rows as write
 
 import fa3
 from fa3 import distributed
+from fa3.distributed import stages
 
 SAMPLED_ROWS = 32
 MOST_ERROR = 0.02
@@ -84,9 +85,15 @@ class Contender:
 
 
 def ours(case: Case) -> list[Contender]:
-    def call(method, layout, degree=None):
+    def call(method, layout, degree=None, sizes=None):
         of = {"cu_seqlens": case.cu_seqlens()} if case.packed else {}
-        options = {"method": method, "layout": layout, "ulysses_degree": degree, **of}
+        options = {
+            "method": method,
+            "layout": layout,
+            "ulysses_degree": degree,
+            "stages": sizes,
+            **of,
+        }
         return lambda q, k, v: distributed.attention(q, k, v, causal=True, **options)
 
     world, kv_heads = dist.get_world_size(), case.heads[1]
@@ -95,6 +102,9 @@ def ours(case: Case) -> list[Contender]:
         Contender("fa3 all_gather", "zigzag", call("all_gather", "zigzag")),
         Contender("fa3 auto", "zigzag", call("auto", "zigzag")),
     ]
+    if world > 2:
+        one = call("ring", "zigzag", None, stages.growing(world))
+        found.append(Contender("fa3 ring, growing", "zigzag", one))
     if case.packed:
         one = call("all_gather", "contiguous")
         found.append(Contender("fa3 all_gather, contiguous", "contiguous", one))

@@ -48,6 +48,7 @@ def methods(world):
         ("ulysses", None),
         ("auto", None),
         *(("hybrid", n) for n in teams),
+        *([("growing", None)] if world > 2 else []),
     ]
 
 
@@ -83,6 +84,8 @@ def run(tensors, lengths, layout, with_lse=False, **options):
     if sink is not None:
         leaves.append(sink.clone().requires_grad_())
         options["sink"] = leaves[-1]
+    if options.get("method") == "growing":
+        options |= {"method": "ring", "stages": (1, dist.get_world_size() - 1)}
     out, lse = distributed.attention(
         *leaves[:3], layout=layout, return_lse=True, **documents(lengths), **options
     )
@@ -317,6 +320,8 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
         (call(dropout_p=0.1), "rank 0: dropout_p: expected 0"),
         (call(method="rings"), "method: expected one of auto, ring"),
         (call(method="hybrid", ulysses_degree=world + 1), "ulysses_degree: expected a number"),
+        (call(method="ring", stages=(1, world)), "stages: expected numbers of ranks that add up"),
+        (call(stages=(1, world - 1)), "stages: expected None, but with ring and hybrid"),
         (call(window=(-3, 0)), "window[0]: expected None, -1 or"),
         (call(cu_seqlens=[0, 8 * world]), "cu_seqlens: expected it together with packed"),
         (
@@ -348,6 +353,12 @@ def a_kind_of_call_is_agreed_upon_once(world):
     finally:
         dist.all_gather_object = original
     assert len(gathered) == 2
+
+
+def autocast_holds(world):
+    q, k, v = (distributed.shard(x) for x in inputs(16 * world, world, batch=1)[:3])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert distributed.attention(q, k, v).dtype == torch.bfloat16
 
 
 def a_plan_says_why(world):
@@ -404,6 +415,7 @@ CASES = [
     a_group_may_be_some_ranks_or_a_mesh,
     ranks_that_disagree_learn_it_by_one_sentence,
     a_kind_of_call_is_agreed_upon_once,
+    autocast_holds,
     a_plan_says_why,
     names_of_ring_flash_attn_give_the_same,
 ]

@@ -11,11 +11,20 @@ import pytest
 
 pytest.importorskip("fa3", reason="the Python package is not built")
 
+from fa3.distributed import stages
 from fa3.distributed.cover import Mask
 from fa3.distributed.layout import LAYOUTS, count, pieces, stream_rows
 from fa3.distributed.schedule import Schedule
 
-METHODS = "ring", "all_gather"
+
+def sizes_of(method, world):
+    """Of the stages."""
+    if method == "ring":
+        return (1,) * world
+    return (world,) if method == "all_gather" else stages.growing(world)
+
+
+METHODS = "ring", "all_gather", "growing"
 MASKS = [
     Mask(),
     Mask(None, 0),
@@ -73,7 +82,7 @@ def test_every_visible_pair_is_computed_once(method, layout):
     if QUICK:
         cases = random.Random(0).sample(cases, 300)
     for world, lengths, mask in cases:
-        schedule = Schedule(method, layout, lengths, mask, world)
+        schedule = Schedule(sizes_of(method, world), layout, lengths, mask)
         expected = dense_mask(lengths, mask)
         assert (counted(schedule) == expected).all(), (world, lengths, mask)
 
@@ -88,7 +97,7 @@ def test_every_row_is_held_by_one_rank_in_order(layout):
 
 def test_what_is_sent_is_what_is_fetched():
     for method, layout, world in itertools.product(METHODS, LAYOUTS, (1, 2, 3, 5)):
-        schedule = Schedule(method, layout, (7, 0, 12), Mask(4, 0), world)
+        schedule = Schedule(sizes_of(method, world), layout, (7, 0, 12), Mask(4, 0))
         for index in range(schedule.num_stages):
             sent = [
                 (rank, receiver, rows)
@@ -105,7 +114,7 @@ def test_what_is_sent_is_what_is_fetched():
 
 
 def test_a_causal_zigzag_stage_is_one_call_and_every_rank_has_the_same_work():
-    schedule = Schedule("ring", "zigzag", (4096,), Mask(None, 0), 8)
+    schedule = Schedule((1,) * 8, "zigzag", (4096,), Mask(None, 0))
     work = []
     for rank in range(8):
         stages = [schedule.stage(rank, index) for index in range(8)]
@@ -119,21 +128,21 @@ def test_a_causal_zigzag_stage_is_one_call_and_every_rank_has_the_same_work():
 
 def test_packed_documents_are_one_call_of_a_stage():
     lengths = (64, 128, 32, 256)
-    ring = Schedule("ring", "zigzag", lengths, Mask(None, 0), 4)
+    ring = Schedule((1,) * 4, "zigzag", lengths, Mask(None, 0))
     assert all(len(ring.stage(rank, i).calls) == 1 for rank in range(4) for i in range(4))
-    gathered = Schedule("all_gather", "contiguous", lengths, Mask(None, 0), 4)
+    gathered = Schedule((4,), "contiguous", lengths, Mask(None, 0))
     assert all(len(gathered.stage(rank, 0).calls) == 1 for rank in range(4))
 
 
 def test_a_window_fetches_its_neighbourhood_alone():
-    schedule = Schedule("ring", "contiguous", (1024,), Mask(100, 0), 8)
+    schedule = Schedule((1,) * 8, "contiguous", (1024,), Mask(100, 0))
     for rank in range(8):
         fetched = [schedule.stage(rank, index).num_keys for index in range(1, 8)]
         assert fetched == [100 if rank else 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_causal_zigzag_ring_fetches_half_of_the_keys_of_earlier_ranks():
-    schedule = Schedule("ring", "zigzag", (1600,), Mask(None, 0), 4)
+    schedule = Schedule((1,) * 4, "zigzag", (1600,), Mask(None, 0))
     assert [schedule.stage(2, index).num_keys for index in range(4)] == [400, 200, 200, 400]
 
 

@@ -14,6 +14,7 @@ import torch
 
 from fa3.distributed import heads, run
 from fa3.distributed.describe import Described, describe
+from fa3.torch.autograd import to_autocast_type
 
 
 class Attention(torch.autograd.Function):
@@ -59,6 +60,7 @@ def attention(
     method: str = "auto",
     layout: str = "zigzag",
     ulysses_degree: int | None = None,
+    stages: Sequence[int] | None = None,
     causal: bool = False,
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
@@ -78,7 +80,8 @@ def attention(
     tensors, positions() says where a rank's rows are.
 
     Args:
-        q: (b, s, hq, d), this rank's rows; packed, with cu_seqlens, (s, hq, d).
+        q: (b, s, hq, d), this rank's rows; packed, with cu_seqlens, (s, hq, d). Under autocast q, k
+            and v become the autocast type.
         k, v: (b, s, hk, d | dv), or packed: the same rows. hq % hk == 0.
         group: a process group, or a mesh of one dimension; None is all ranks. Its rank r holds
             part r. CPU tensors want a backend such as gloo, CUDA tensors NCCL.
@@ -91,6 +94,9 @@ def attention(
             both ends, which balances causal masks; "contiguous": rank r has the r-th part of all;
             "by_document": rank r has the r-th part of each document.
         ulysses_degree: ranks of a team, for "hybrid"; divides the ranks and hk. None chooses.
+        stages: of how many ranks the keys of each stage of a "ring" or "hybrid" are, the own ones
+            first: (1, 3) computes with its own keys while those of three others arrive, and then
+            with these. None is (1, 1, 1, 1): fewer stages merge less, more hide more.
         causal, window, softcap, scale: those of fa3.attention, of the whole sequence; the window
             includes the query's own position.
         sink: (hq,) float32, the same on every rank. Its gradient is this rank's share: add it up
@@ -112,6 +118,7 @@ def attention(
         fa3.Unsupported: what fa3.attention refuses, and dropout.
         fa3.CommunicationError: a rank has ended, or is later than the group's timeout.
     """
+    q, k, v = as_autocast_wants(q, k, v)
     call = describe(
         q,
         k,
@@ -120,6 +127,7 @@ def attention(
         method=method,
         layout=layout,
         ulysses_degree=ulysses_degree,
+        stages=stages,
         causal=causal,
         window=window,
         sink=sink,
@@ -136,6 +144,13 @@ def attention(
     )
     out, lse = over_teams(call, q, k, v, sink)
     return (out, lse) if return_lse else out
+
+
+def as_autocast_wants(*tensors):
+    if not all(isinstance(x, torch.Tensor) and x.device.type in ("cpu", "cuda") for x in tensors):
+        return tensors  # to be refused
+    kind = tensors[0].device.type
+    return to_autocast_type(kind, *tensors) if torch.is_autocast_enabled(kind) else tensors
 
 
 def over_teams(call: Described, q, k, v, sink):

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fa3.distributed import cost
+from fa3.distributed import cost, stages
 from fa3.distributed.cover import Mask
 
 BYTES = {"float32": 4, "float64": 8}
@@ -45,49 +45,65 @@ class Question(NamedTuple):
         return cost.CPU if self.device == "cpu" else cost.H200_NVLINK
 
 
-def candidates(world: int, kv_heads: int) -> list[tuple[str, int]]:
-    """(method, ranks of a team)."""
-    found = [("ring", 1), ("all_gather", 1)] if world > 1 else [("ring", 1)]
-    for team in range(2, world + 1):
-        if world % team == 0 and kv_heads % team == 0:
-            found.append(("ulysses" if team == world else "hybrid", team))
+Candidate = tuple[str, int, stages.Sizes]  # method, ranks of a team, sizes of the stages
+
+
+def candidates(world: int, kv_heads: int) -> list[Candidate]:
+    found: list[Candidate] = []
+    for team in range(1, world + 1):
+        if world % team or kv_heads % team:
+            continue
+        for sizes in stages.choices(world // team):
+            found.append((name_of(world, team, sizes), team, sizes))
     return found
+
+
+def name_of(world: int, team: int, sizes: stages.Sizes) -> str:
+    if team > 1:
+        return "ulysses" if team == world else "hybrid"
+    return "all_gather" if len(sizes) == 1 and world > 1 else "ring"
 
 
 def hybrid_degree(world: int, kv_heads: int) -> int:
     """The largest team that is not the whole group, if there is one."""
-    sizes = [team for method, team in candidates(world, kv_heads) if method == "hybrid"]
-    return max(sizes, default=1)
+    teams = (team for team in range(1, world) if world % team == 0 == kv_heads % team)
+    return max(teams, default=1)
 
 
-def expected(question: Question) -> dict[tuple[str, int], cost.Seconds]:
-    machine = question.machine()
+def expected(question: Question) -> dict[Candidate, cost.Seconds]:
+    of, machine = question, question.machine()
     return {
-        (method, team): cost.predict(method, team, *question[:5], machine)
-        for method, team in candidates(question.world, question.heads.keys)
+        one: cost.predict(one[2], one[1], of.layout, of.lengths, of.mask, of.heads, machine)
+        for one in candidates(of.world, of.heads.keys)
     }
 
 
-def choose(question: Question) -> tuple[str, int]:
+def choose(question: Question) -> Candidate:
     found = expected(question)
-    return min(found, key=lambda name: found[name].of(question.gradients))
+    return min(found, key=lambda one: found[one].of(question.gradients))
 
 
 def explain(question: Question) -> str:
     """The choice in words: a line a candidate, the chosen one marked."""
     found = expected(question)
-    chosen = min(found, key=lambda name: found[name].of(question.gradients))
+    chosen = min(found, key=lambda one: found[one].of(question.gradients))
     passes = "forward and backward" if question.gradients else "forward"
     lines = [
         f"{sum(question.lengths)} rows in {len(question.lengths)} documents over {question.world} "
         f"ranks, {question.layout}, mask {tuple(question.mask)}",
         f"expected milliseconds of the slowest rank, {passes}, on {question.machine().name}:",
     ]
-    for (method, team), seconds in found.items():
+    for one, seconds in found.items():
+        method, team, sizes = one
         alone = seconds.forward_calls + seconds.backward_calls * question.gradients
         name = f"{method}, teams of {team}" if method == "hybrid" else method
+        whole = 1e3 * seconds.of(question.gradients)
         lines.append(
-            f"{'*' if (method, team) == chosen else ' '} {name:<20} "
-            f"{1e3 * seconds.of(question.gradients):10.3f}, its calls alone {1e3 * alone:10.3f}"
+            f"{'*' if one == chosen else ' '} {name:<20} {whole:10.3f}, "
+            f"its calls alone {1e3 * alone:10.3f}, stages {said(sizes)}"
         )
     return "\n".join(lines)
+
+
+def said(sizes: stages.Sizes) -> str:
+    return ", ".join(map(str, sizes[:8])) + (", ..." if len(sizes) > 8 else "")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fa3.distributed.cover import Call
 from fa3.distributed.layout import count, pieces
 from fa3.distributed.schedule import Schedule, Stage
+from fa3.distributed.stages import Sizes
 
 SAMPLED_RANKS = 8  # of larger groups: these many, spread evenly
 
@@ -61,18 +62,17 @@ class Seconds(NamedTuple):
 
 
 def predict(
-    method: str,
+    sizes: Sizes,
     team: int,
-    world: int,
     layout: str,
     lengths: tuple[int, ...],
     mask,
     heads: Heads,
     machine: Machine,
 ) -> Seconds:
-    """Seconds of both passes; team: ranks that trade heads before the method runs over the rest."""
-    over = "all_gather" if method == "all_gather" else "ring"
-    schedule = Schedule(over, layout, lengths, mask, world // team)
+    """Seconds of both passes. team: ranks that trade heads; sizes: of the stages over the teams."""
+    schedule = Schedule(sizes, layout, lengths, mask)
+    world = schedule.world * team
     local = heads._replace(queries=heads.queries // team, keys=heads.keys // team)
     traded = 0.0
     if team > 1:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fa3._options import window_ends
-from fa3.distributed import choose
+from fa3.distributed import choose, stages
 from fa3.distributed.agree import agree
 from fa3.distributed.cover import Mask
 from fa3.distributed.documents import documents
@@ -128,6 +128,7 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
             f"sink: expected ({q.shape[-2]},) float32, a number a query head, got "
             f"{tuple(sink.shape)} {sink.dtype}"
         )
+    degree = degree_of(k.shape[-2], world, arguments)
     needs = [x is not None and x.requires_grad for x in (q, k, v, sink)]
     return {
         **chosen,
@@ -138,7 +139,8 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
         "device": q.device.type,
         "lengths": lengths,
         "mask": mask_of(arguments["causal"], arguments["window"]),
-        "ulysses_degree": degree_of(k.shape[-2], world, arguments),
+        "ulysses_degree": degree,
+        "stages": sizes_of(world, degree, arguments),
         "sink": sink is not None,
         "gradients": torch.is_grad_enabled() and any(needs),
         **{name: options[name] for name in ("softcap", "scale", "deterministic")},
@@ -160,7 +162,10 @@ def lengths_of(q, world: int, seqlen: int | None, cu_seqlens) -> tuple[int, ...]
             "cu_seqlens: expected it together with packed tensors, (s, h, d), and only with them"
         )
     if cu_seqlens is None:
-        return (q.shape[1] * world if seqlen is None else seqlen,)
+        rows = q.shape[1] * world if seqlen is None else seqlen
+        if not isinstance(rows, int) or rows < 0:
+            raise InvalidArgument(f"seqlen: expected a number of rows >= 0, got {rows!r}")
+        return (rows,)
     if seqlen is not None:
         raise InvalidArgument("seqlen: expected None beside cu_seqlens, which has the lengths")
     return documents(cu_seqlens)
@@ -199,17 +204,36 @@ def degree_of(kv_heads: int, world: int, arguments) -> int | None:
     return degree
 
 
+def sizes_of(world: int, degree: int | None, arguments) -> stages.Sizes | None:
+    """How many ranks' keys each stage has, if the caller says it."""
+    given = arguments["stages"]
+    if given is None:
+        return None
+    if degree is None or arguments["method"] not in ("ring", "hybrid"):
+        raise InvalidArgument(
+            f"stages: expected None, but with ring and hybrid, got {given} with "
+            f"{arguments['method']}"
+        )
+    sizes, ranks = tuple(given), world // degree
+    if not all(isinstance(n, int) and n > 0 for n in sizes) or sum(sizes) != ranks:
+        raise InvalidArgument(
+            f"stages: expected numbers of ranks that add up to the ring's {ranks}, got {given}"
+        )
+    return sizes
+
+
 @functools.lru_cache(maxsize=256)
 def plan_of(group, rank: int, world: int, facts: Sequence[tuple[str, Any]]) -> Described:
     known = dict(facts)
-    method, size = known["method"], known["ulysses_degree"]
-    if method == "auto":
-        method, size = choose.choose(choose.Question.of(known, world))
-    size = size or 1
+    if known["method"] == "auto":
+        _, size, sizes = choose.choose(choose.Question.of(known, world))
+    else:
+        size = known["ulysses_degree"]
+        of_method = stages.gathered if known["method"] == "all_gather" else stages.ring
+        sizes = known["stages"] or of_method(world // size)
     layout, lengths = known["layout"], known["lengths"]
     joins = known["q"][0] in ("packed", "batch 1")
-    over = "all_gather" if method == "all_gather" else "ring"
-    schedule = Schedule(over, layout, lengths, known["mask"], world // size, joins)
+    schedule = Schedule(sizes, layout, lengths, known["mask"], joins)
     ring = Ring(group, world // size, rank // size, size, rank % size)
     plan = Plan(schedule, ring, {})
     return Described(plan, team_of(group, rank, world, size, layout, lengths))

@@ -11,6 +11,7 @@ DEFAULTS = {
     "method": "auto",
     "layout": "zigzag",
     "ulysses_degree": None,
+    "stages": None,
     "causal": False,
     "window": None,
     "sink": None,

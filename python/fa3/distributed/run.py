@@ -6,6 +6,7 @@ float32; gradients of keys go back in float32 and are added in a fixed order. Te
 (b, s, h, d); packed ones have b = 1. Next: keys.py, merged.py.
 """
 
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -87,9 +88,15 @@ def options_of(plan: Plan, call: Call, device, **more) -> list:
         window = {"causal": True}
     if call.cu_rows:
         for name, cu in (("q", call.cu_rows), ("k", call.cu_keys)):
-            window[f"cu_seqlens_{name}"] = torch.tensor(cu, dtype=torch.int32, device=device)
+            window[f"cu_seqlens_{name}"] = on_device(cu, device)
             window[f"max_seqlen_{name}"] = longest(cu)
     return in_order("attention", {**plan.options, **window, **more})
+
+
+@functools.lru_cache(maxsize=1024)
+def on_device(cu: tuple[int, ...], device) -> torch.Tensor:
+    """Copied once: a copy to a GPU waits."""
+    return torch.tensor(cu, dtype=torch.int32, device=device)
 
 
 def longest(cu: tuple[int, ...]) -> int:
