@@ -15,7 +15,7 @@ def gathered(ranks: int) -> Sizes:
 
 
 def growing(ranks: int) -> Sizes:
-    """1, 1, 1, 2, 3, 5, 8, ...: few merges, where keys arrive faster than they are computed with."""
+    """1, 1, 1, 2, 3, 5, 8, ...: few merges, for links that are faster than the kernels."""
     found, left = [1], ranks - 1
     while left:
         found.append(min(left, max(sum(found[:-1]), 1)))
