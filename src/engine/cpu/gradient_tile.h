@@ -27,6 +27,11 @@ static_assert(kFloatGradientShape.keys % 64 == 0);
 // column must not share a cache set.
 inline constexpr int64_t kScoreStride = kFloatGradientShape.keys + 16;
 
+// For dot products, which need twice the queries for 96 steps. P and dS are 230 KiB at twice.
+inline constexpr GradientShape kPairGradientShape = {
+    .rows_per_group = kRowsPerGroup, .queries = 32 * kRowsPerGroup, .keys = 32 * kRowsPerGroup};
+static_assert(kPairGradientShape.keys == kFloatGradientShape.keys);
+
 // For tiles, whose sums are read and written at a third of the speed of a product: longer ones. P
 // and dS are 384 KiB, the operands 448 and dK and dV 256 KiB at head dim 128: half of an L2 cache
 // of 2 MiB.
