@@ -20,6 +20,20 @@
 
 namespace fa3::cpu::FA3_ISA {
 
+template <class Format>
+constexpr GradientShape kGradientShape =
+    Format::kStep == 1 ? kFloatGradientShape : kPairGradientShape;
+
+// 32-bit elements of a row of P and dS, by queries or pairs of them.
+template <class Format>
+constexpr int64_t kScoreStride = kGradientShape<Format>.keys + kScorePadding;
+
+// Of pairs: where dS by rows of keys begins, and 32-bit elements of such a row.
+constexpr GradientShape kPairs = kPairGradientShape;
+constexpr int64_t kDsRows = kPairs.queries / 2 * (kPairs.keys + kScorePadding);
+constexpr int64_t kDsRow = kPairs.keys / 2;
+static_assert(kDsRows + kPairs.queries * kDsRow <= kPairs.queries * (kPairs.keys + kScorePadding));
+
 // 32-bit elements of a row of a left factor of scores.
 template <class Format>
 FA3_INLINE int64_t left_stride(int64_t dim) {
@@ -38,7 +52,7 @@ FA3_INLINE int64_t half_of_queries(const GradientShape& shape, int64_t dim) {
 
 template <class Format>
 FA3_INLINE float* right_of_queries(float* queries, int64_t dim) {
-  return Format::kStep == 1 ? queries : queries + half_of_queries(kPairGradientShape, dim);
+  return Format::kStep == 1 ? queries : queries + half_of_queries(kPairs, dim);
 }
 
 // A left factor: element (r, i) is data[r * row + i * step].
@@ -47,48 +61,39 @@ struct LeftFactor {
   int64_t row, step;
 };
 
-// A row group against one panel of keys, from `key` on; its P and dS as floats.
-struct ScorePanel {
-  int64_t row, key;
-  float* p;
-  float* ds;
-  int64_t stride;
-};
-
-// dS by rows of queries.
+// dS from a query and a key, or pair of keys, on.
 template <class Format>
-FA3_INLINE LeftFactor rows_of_ds(const GradientTile& tile) {
-  if (Format::kStep == 1) return {tile.ds, kScoreStride, 1};
-  constexpr GradientShape shape = kPairGradientShape;
-  return {tile.ds + shape.queries / 2 * kScoreStride, shape.keys / 2, 1};
+FA3_INLINE LeftFactor rows_of_ds(const GradientTile& tile, int64_t row, int64_t key) {
+  const float* const data = Format::kStep == 1 ? tile.ds : tile.ds + kDsRows;
+  const int64_t stride = Format::kStep == 1 ? kScoreStride<Format> : kDsRow;
+  return {data + row * stride + key, stride, 1};
 }
 
-// Rounds a panel to P and dS as they are multiplied.
+// P or dS, transposed: from a key and a query, or pair of queries, on.
 template <class Format>
-FA3_INLINE void round_panel(const GradientTile& tile, const ScorePanel& panel) {
-  const int64_t at = panel.row / 2 * kScoreStride + panel.key;
-  const LeftFactor rows = rows_of_ds<Format>(tile);
-  float* const ds_rows = const_cast<float*>(rows.data) + panel.row * rows.row + panel.key / 2;
-  FA3_UNROLL
-  for (int r = 0; r < kRowsPerGroup; r += 2) {
+FA3_INLINE LeftFactor columns_of(const float* scores, int64_t key, int64_t row) {
+  return {scores + row * kScoreStride<Format> + key, 1, kScoreStride<Format>};
+}
+
+// Stores P and dS of two rows and two vectors of keys as they will be multiplied.
+template <class Format>
+FA3_INLINE void store_square(const GradientTile& tile, int64_t row, int64_t key, const V (&p)[2][2],
+                             const V (&ds)[2][2]) {
+  const int64_t at = row / Format::kStep * kScoreStride<Format> + key;
+  if constexpr (Format::kStep == 1) {
     FA3_UNROLL
-    for (int j = 0; j < kPanelVectors; j += 2) {
-      V ds[2][2];
-      FA3_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int64_t column = (j + i) * kWidth, from = r * panel.stride + column;
-        ds[0][i] = load(panel.ds + from);
-        ds[1][i] = load(panel.ds + from + panel.stride);
-        const V p = Format::rounded_pair(load(panel.p + from), load(panel.p + from + panel.stride));
-        store(tile.p + at + r / 2 * kScoreStride + column, Format::interleaved(p));
-        store(tile.ds + at + r / 2 * kScoreStride + column,
-              Format::interleaved(Format::rounded_pair(ds[0][i], ds[1][i])));
-      }
-      FA3_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        store(ds_rows + (r + i) * rows.row + j / 2 * kWidth,
-              Format::rounded_pair(ds[i][0], ds[i][1]));
-      }
+    for (int i = 0; i < 4; ++i) {
+      const int64_t to = at + i / 2 * kScoreStride<Format> + i % 2 * kWidth;
+      store(tile.p + to, p[i / 2][i % 2]);
+      store(tile.ds + to, ds[i / 2][i % 2]);
+    }
+  } else {
+    float* const rows = tile.ds + kDsRows + row * kDsRow + key / 2;
+    FA3_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      store(tile.p + at + i * kWidth, Format::column_pairs(p[0][i], p[1][i]));
+      store(tile.ds + at + i * kWidth, Format::column_pairs(ds[0][i], ds[1][i]));
+      store(rows + i * kDsRow, Format::row_pairs(ds[i][0], ds[i][1]));
     }
   }
 }

@@ -16,6 +16,19 @@
 
 namespace fa3::cpu::FA3_ISA {
 
+// A panel's keep masks, whose rows begin at a multiple of 16 keys.
+constexpr int64_t kKeepStride = kPanel + 16 + kDropoutKeys;
+
+// A row group against one panel of keys, from `key` on, with what is needed beside dP.
+struct ScorePanel {
+  int64_t row, key;
+  bool free;  // every row sees every key
+  alignas(64) float p[kRowsPerGroup][kPanel];
+  alignas(64) float slope[kRowsPerGroup][kPanel];  // of the softcap
+  alignas(64) uint32_t keep[kRowsPerGroup][kKeepStride];
+  int64_t first_keep;  // of a row: that of `key`
+};
+
 template <class Format>
 FA3_INLINE void multiply_operands(const float* queries, const float* keys, int64_t dim,
                                   const ScorePanel& panel, V (&acc)[kRowsPerGroup][kPanelVectors]) {
@@ -24,9 +37,9 @@ FA3_INLINE void multiply_operands(const float* queries, const float* keys, int64
                    acc);
 }
 
-// S, then P. With a softcap its slope goes to where dS will be.
+// S, then P.
 template <class Format, bool kCapped>
-FA3_INLINE void recompute_weights(const GradientTile& tile, const ScorePanel& panel) {
+FA3_INLINE void recompute_weights(const GradientTile& tile, ScorePanel& panel) {
   V acc[kRowsPerGroup][kPanelVectors] = {};
   multiply_operands<Format>(tile.q, tile.kt, tile.head_dim, panel, acc);
   const Exp2Polynomial constants;
@@ -40,104 +53,90 @@ FA3_INLINE void recompute_weights(const GradientTile& tile, const ScorePanel& pa
       if (kCapped) {
         const V t = cap_fraction(acc[r][j], tile.scale, tile.softcap);
         score = t * tile.softcap;
-        store(panel.ds + r * panel.stride + j * kWidth, 1.0f - t * t);
+        store(panel.slope[r] + j * kWidth, 1.0f - t * t);
       }
-      store(panel.p + r * panel.stride + j * kWidth, exp2((score - lse) * kLog2E, polynomial));
+      store(panel.p[r] + j * kWidth, exp2((score - lse) * kLog2E, polynomial));
     }
   }
 }
 
-// A panel's keep masks, whose rows begin at a multiple of 16 keys.
-constexpr int64_t kKeepStride = kPanel + 16 + kDropoutKeys;
-
-// dP, then dS; with dropout, P is masked after it.
-template <class Format, bool kCapped, bool kDropped>
-FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScorePanel& panel) {
-  alignas(64) uint32_t keep[kDropped ? kRowsPerGroup * kKeepStride : 1];
+FA3_INLINE void draw_keep_masks(const GradientTile& tile, ScorePanel& panel) {
   const int64_t first_key = tile.first_key + panel.key;
-  const int64_t before = first_key % 16;
-  if (kDropped) {
-    for (int64_t r = 0; r < kRowsPerGroup; ++r) {
-      keep_mask(tile.dropout, tile.dropout.rows[panel.row + r], first_key - before, before + kPanel,
-                keep + r * kKeepStride);
-    }
+  panel.first_keep = first_key % 16;
+  for (int64_t r = 0; r < kRowsPerGroup; ++r) {
+    keep_mask(tile.dropout, tile.dropout.rows[panel.row + r], first_key - panel.first_keep,
+              panel.first_keep + kPanel, panel.keep[r]);
   }
+}
+
+// All ones where a row sees a key of [key, key + kWidth), else zero.
+FA3_INLINE VInt seen_keys(KeyRange visible, int64_t key) {
+  const VInt keys = lane_numbers() + static_cast<int32_t>(key);
+  return (keys >= static_cast<int32_t>(visible.begin)) & (keys < static_cast<int32_t>(visible.end));
+}
+
+// P and dS of row r and a vector of keys from the panel's key `from` on.
+template <bool kCapped, bool kDropped>
+FA3_INLINE void finish_vector(const GradientTile& tile, const ScorePanel& panel, int64_t r,
+                              int64_t from, V dp, V& p, V& ds) {
+  p = load(panel.p[r] + from);
+  VBits kept = {};
+  if (kDropped) {
+    kept = load_mask(panel.keep[r] + panel.first_keep + from);
+    dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
+  }
+  dp -= broadcast_from(tile.delta + panel.row + r);
+  ds = p * dp;
+  if (kCapped) ds *= load(panel.slope[r] + from);
+  if (kDropped) p = (V)((VBits)p & kept);
+  if (panel.free) return;
+  const VInt seen = seen_keys(tile.row_keys[panel.row + r], panel.key + from);
+  p = (V)((VInt)p & seen);
+  ds = (V)((VInt)ds & seen);
+}
+
+// dP, then dS, which is stored with P.
+template <class Format, bool kCapped, bool kDropped>
+FA3_INLINE void recompute_score_gradients(const GradientTile& tile, ScorePanel& panel) {
+  if (kDropped) draw_keep_masks(tile, panel);
   V acc[kRowsPerGroup][kPanelVectors] = {};
   multiply_operands<Format>(tile.d_o, tile.vt, tile.head_dim_v, panel, acc);
   FA3_UNROLL
-  for (int r = 0; r < kRowsPerGroup; ++r) {
-    const V delta = broadcast_from(tile.delta + panel.row + r);
+  for (int square = 0; square < kRowsPerGroup * kPanelVectors / 4; ++square) {
+    const int row = square / (kPanelVectors / 2) * 2, vector = square % (kPanelVectors / 2) * 2;
+    V p[2][2], ds[2][2];
     FA3_UNROLL
-    for (int j = 0; j < kPanelVectors; ++j) {
-      const int64_t at = r * panel.stride + j * kWidth;
-      const V p = load(panel.p + at);
-      V dp = acc[r][j];
-      if (kDropped) {
-        const VBits kept = load_mask(keep + r * kKeepStride + before + j * kWidth);
-        dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
-        store(panel.p + at, (V)((VBits)p & kept));
+    for (int i = 0; i < 2; ++i) {
+      FA3_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        finish_vector<kCapped, kDropped>(tile, panel, row + i, (vector + j) * kWidth,
+                                         acc[row + i][vector + j], p[i][j], ds[i][j]);
       }
-      dp -= delta;
-      V ds = p * dp;
-      if (kCapped) ds *= load(panel.ds + at);
-      store(panel.ds + at, ds);
+    }
+    store_square<Format>(tile, panel.row + row, panel.key + vector * kWidth, p, ds);
+  }
+}
+
+template <class Format>
+static void clear_panel(const GradientTile& tile, int64_t row, int64_t key) {
+  for (int64_t r = 0; r < kRowsPerGroup; r += 2) {
+    for (int64_t j = 0; j < kPanel; j += 2 * kWidth) {
+      store_square<Format>(tile, row + r, key + j, {}, {});
     }
   }
 }
 
-// Zeros where a row of the group does not see a key of the panel.
-FA3_INLINE void hide_keys(const GradientTile& tile, const ScorePanel& panel) {
-  const VInt lanes = lane_numbers();
-  for (int r = 0; r < kRowsPerGroup; ++r) {
-    const KeyRange visible = tile.row_keys[panel.row + r];
-    const auto begin = static_cast<int32_t>(visible.begin - panel.key);
-    const auto end = static_cast<int32_t>(visible.end - panel.key);
-    FA3_UNROLL
-    for (int j = 0; j < kPanelVectors; ++j) {
-      const VInt key = lanes + j * kWidth;
-      const VInt seen = (key >= begin) & (key < end);
-      const int64_t at = r * panel.stride + j * kWidth;
-      store(panel.p + at, (V)((VInt)load(panel.p + at) & seen));
-      store(panel.ds + at, (V)((VInt)load(panel.ds + at) & seen));
-    }
-  }
-}
-
-FA3_INLINE void clear(const ScorePanel& panel) {
-  for (int r = 0; r < kRowsPerGroup; ++r) {
-    FA3_UNROLL
-    for (int j = 0; j < kPanelVectors; ++j) {
-      store(panel.p + r * panel.stride + j * kWidth, V{});
-      store(panel.ds + r * panel.stride + j * kWidth, V{});
-    }
-  }
-}
-
-template <class Format, bool kCapped, bool kDropped>
-FA3_INLINE void recompute_floats(const GradientTile& tile, const ScorePanel& panel) {
-  const KeyRange first = tile.row_keys[panel.row];
-  const KeyRange last = tile.row_keys[panel.row + kRowsPerGroup - 1];
-  const bool hidden = last.end <= panel.key || panel.key + kPanel <= first.begin;
-  const bool free = last.begin <= panel.key && panel.key + kPanel <= first.end;
-  if (hidden) return clear(panel);
-  recompute_weights<Format, kCapped>(tile, panel);
-  recompute_score_gradients<Format, kCapped, kDropped>(tile, panel);
-  if (!free) hide_keys(tile, panel);
-}
-
-// P and dS as the last three products read them.
 template <class Format, bool kCapped, bool kDropped>
 static void recompute_panel(const GradientTile& tile, int64_t row, int64_t key) {
-  if constexpr (Format::kStep == 1) {
-    const int64_t at = row * kScoreStride + key;
-    recompute_floats<Format, kCapped, kDropped>(
-        tile, {row, key, tile.p + at, tile.ds + at, kScoreStride});
-  } else {
-    alignas(64) float p[kRowsPerGroup * kPanel], ds[kRowsPerGroup * kPanel];
-    const ScorePanel panel = {row, key, p, ds, kPanel};
-    recompute_floats<Format, kCapped, kDropped>(tile, panel);
-    round_panel<Format>(tile, panel);
-  }
+  const KeyRange first = tile.row_keys[row];
+  const KeyRange last = tile.row_keys[row + kRowsPerGroup - 1];
+  if (last.end <= key || key + kPanel <= first.begin) return clear_panel<Format>(tile, row, key);
+  ScorePanel panel;
+  panel.row = row;
+  panel.key = key;
+  panel.free = last.begin <= key && key + kPanel <= first.end;
+  recompute_weights<Format, kCapped>(tile, panel);
+  recompute_score_gradients<Format, kCapped, kDropped>(tile, panel);
 }
 
 // c (kRowsPerGroup, columns) += a b, whose rows have `stride` elements.
@@ -172,13 +171,12 @@ static void add_product(LeftFactor a, const float* b, int64_t columns, int64_t d
 // dQ += dS K, for every row group over the keys that it sees.
 template <class Format>
 static void add_query_gradients(const GradientTile& tile) {
-  const LeftFactor ds = rows_of_ds<Format>(tile);
   for (int64_t row = 0; row < tile.num_queries; row += kRowsPerGroup) {
     const int64_t begin = tile.row_keys[row].begin / Format::kStep;
     const int64_t end = depth_of<Format>(tile.row_keys[row + kRowsPerGroup - 1].end);
     if (begin >= end) continue;
-    add_product<Format>({ds.data + row * ds.row + begin, ds.row, 1}, tile.k + begin * tile.dim,
-                        tile.dim, end - begin, tile.dq + row * tile.dim);
+    add_product<Format>(rows_of_ds<Format>(tile, row, begin), tile.k + begin * tile.dim, tile.dim,
+                        end - begin, tile.dq + row * tile.dim);
   }
 }
 
@@ -193,11 +191,10 @@ static void add_key_gradients(const GradientTile& tile) {
     while (last < tile.num_queries && tile.row_keys[last].begin < key + kRowsPerGroup) ++last;
     if (first >= last) continue;
     const int64_t begin = first / Format::kStep, depth = depth_of<Format>(last) - begin;
-    const int64_t at = begin * kScoreStride + key;
-    add_product<Format>({tile.p + at, 1, kScoreStride}, d_o + begin * tile.dim_v, tile.dim_v, depth,
-                        tile.dv + key * tile.dim_v);
-    add_product<Format>({tile.ds + at, 1, kScoreStride}, q + begin * tile.dim, tile.dim, depth,
-                        tile.dk + key * tile.dim);
+    add_product<Format>(columns_of<Format>(tile.p, key, begin), d_o + begin * tile.dim_v,
+                        tile.dim_v, depth, tile.dv + key * tile.dim_v);
+    add_product<Format>(columns_of<Format>(tile.ds, key, begin), q + begin * tile.dim, tile.dim,
+                        depth, tile.dk + key * tile.dim);
   }
 }
 

@@ -178,13 +178,12 @@ static void finish_block(const GradientTile& tile, GradientBlock block, KeepBloc
         weights_and_gradients<kCapped, kFree, kDropped>(tile, queries[j], block.key + key + r, kept,
                                                         p_rows[r][j], ds_rows[r][j]);
       }
-      store(p + (key + r) * kQueryPairs, Bf16Pairs::rounded_pair(p_rows[r][0], p_rows[r][1]));
-      store(ds_t + (key + r) * kQueryPairs, Bf16Pairs::rounded_pair(ds_rows[r][0], ds_rows[r][1]));
+      store(p + (key + r) * kQueryPairs, Bf16Tiles::row_pairs(p_rows[r][0], p_rows[r][1]));
+      store(ds_t + (key + r) * kQueryPairs, Bf16Tiles::row_pairs(ds_rows[r][0], ds_rows[r][1]));
     }
     FA3_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      ds_pairs[j][key / 2] =
-          Bf16Pairs::interleaved(Bf16Pairs::rounded_pair(ds_rows[0][j], ds_rows[1][j]));
+      ds_pairs[j][key / 2] = Bf16Tiles::column_pairs(ds_rows[0][j], ds_rows[1][j]);
     }
   }
   for (int j = 0; j < kVectors; ++j) {
