@@ -48,21 +48,25 @@ FA3_INLINE void recompute_weights(const GradientTile& tile, const ScorePanel& pa
   }
 }
 
-// A panel's keep masks, whose rows begin at a multiple of 16 keys.
-constexpr int64_t kKeepStride = kPanel + 16 + kDropoutKeys;
+// The masks of a row group and kDropoutKeys keys.
+struct KeptKeys {
+  alignas(64) uint32_t mask[kRowsPerGroup][kCallKeys + 2 * kDropoutKeys];
+  int64_t first = 0;  // of the tile's keys
+
+  FA3_INLINE void make(KeptKeys& kept, const GradientTile& tile, int64_t row, int64_t key) {
+    const int64_t before = (tile.first_key + key) % kCallKeys;
+    kept.first = key - before;
+    for (int64_t r = 0; r < kRowsPerGroup; ++r) {
+      keep_mask(tile.dropout, tile.dropout.rows[row + r], tile.first_key + kept.first,
+                before + kDropoutKeys, kept.mask[r]);
+    }
+  }
+};
 
 // dP, then dS; with dropout, P is masked after it.
 template <bool kCapped, bool kDropped>
-FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScorePanel& panel) {
-  alignas(64) uint32_t keep[kDropped ? kRowsPerGroup * kKeepStride : 1];
-  const int64_t first_key = tile.first_key + panel.key;
-  const int64_t before = first_key % 16;
-  if (kDropped) {
-    for (int64_t r = 0; r < kRowsPerGroup; ++r) {
-      keep_mask(tile.dropout, tile.dropout.rows[panel.row + r], first_key - before, before + kPanel,
-                keep + r * kKeepStride);
-    }
-  }
+FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScorePanel& panel,
+                                          const KeptKeys& keep) {
   V acc[kRowsPerGroup][kPanelVectors] = {};
   multiply<Floats<float>>(tile.d_o + panel.row * tile.dim_v, tile.dim_v, 1,
                           tile.vt + panel.key * tile.head_dim_v, kPanel, tile.head_dim_v, acc);
@@ -75,7 +79,7 @@ FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScoreP
       const V p = load(panel.p + at);
       V dp = acc[r][j];
       if (kDropped) {
-        const VBits kept = load_mask(keep + r * kKeepStride + before + j * kWidth);
+        const VBits kept = load_mask(keep.mask[r] + panel.key - keep.first + j * kWidth);
         dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
         store(panel.p + at, (V)((VBits)p & kept));
       }
@@ -106,14 +110,15 @@ FA3_INLINE void hide_keys(const GradientTile& tile, const ScorePanel& panel) {
 }
 
 template <bool kCapped, bool kDropped>
-static void recompute_panel(const GradientTile& tile, const ScorePanel& panel) {
+static void recompute_panel(const GradientTile& tile, const ScorePanel& panel,
+                            const KeptKeys& keep) {
   const KeyRange first = tile.row_keys[panel.row];
   const KeyRange last = tile.row_keys[panel.row + kRowsPerGroup - 1];
   const bool hidden = last.end <= panel.key || panel.key + kPanel <= first.begin;
   const bool free = last.begin <= panel.key && panel.key + kPanel <= first.end;
   if (!hidden) {
     recompute_weights<kCapped>(tile, panel);
-    recompute_score_gradients<kCapped, kDropped>(tile, panel);
+    recompute_score_gradients<kCapped, kDropped>(tile, panel, keep);
   }
   if (!free) hide_keys(tile, panel);
 }
@@ -179,12 +184,18 @@ static void add_key_gradients(const GradientTile& tile) {
 
 template <bool kDropped>
 static void recompute_tile(const GradientTile& tile) {
-  for (int64_t key = 0; key < tile.num_keys; key += kPanel) {
+  // With dropout a row group goes through as many keys as its masks are made for.
+  constexpr int64_t kKeys = kDropped && kDropoutKeys > kPanel ? kDropoutKeys : kPanel;
+  KeptKeys keep;
+  for (int64_t first = 0; first < tile.num_keys; first += kKeys) {
     for (int64_t row = 0; row < tile.num_queries; row += kRowsPerGroup) {
-      const int64_t at = row * kScoreStride + key;
-      const ScorePanel panel = {row, key, tile.p + at, tile.ds + at};
-      (tile.softcap > 0.0f ? recompute_panel<true, kDropped>
-                           : recompute_panel<false, kDropped>)(tile, panel);
+      if (kDropped) KeptKeys::make(keep, tile, row, first);
+      for (int64_t key = first; key < smaller(first + kKeys, tile.num_keys); key += kPanel) {
+        const int64_t at = row * kScoreStride + key;
+        const ScorePanel panel = {row, key, tile.p + at, tile.ds + at};
+        (tile.softcap > 0.0f ? recompute_panel<true, kDropped>
+                             : recompute_panel<false, kDropped>)(tile, panel, keep);
+      }
     }
   }
 }

@@ -3,11 +3,17 @@
 // Next: consumer_state.cuh.
 #pragma once
 
+#include <type_traits>
+
+#include "core/dropout.h"
 #include "engine/cuda/softmax.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
+
+// Of kernels that drop nothing.
+struct NoDraws {};
 
 // Apart from ConsumerState, which the compiler only keeps in registers if no array stands in it.
 template <ForwardConfig C>
@@ -18,6 +24,9 @@ struct ThreadTile {
   tile::PFragment<C.tiles().v, C.e4m3> p;  // P of the block before, as an operand
   float output[C.head_dim_v / 2];          // O; for e4m3 its newest part (promoted_sum.cuh)
   RowState rows;
+  // Dropout's, of the block's keys, 64 each.
+  [[no_unique_address]] std::conditional_t<C.dropout, PhiloxWords[(C.block_n + 63) / 64], NoDraws>
+      draws;
 
   __device__ __forceinline__ void rescale_output(const float (&factor)[kRowsPerThread]) {
 #pragma unroll
