@@ -32,7 +32,8 @@ inline constexpr int kSemaphoreDepth = 4;
 // Draws' bits of a step and of the next one (score_tile.cuh), for each warpgroup that computes P.
 template <BackwardConfig C>
 struct DropoutBits {
-  unsigned char bits[C.splits_dkv() ? 1 : C.key_warpgroups()][2][cuda::KeyRowDropout::kBytes];
+  unsigned char bits[C.splits_dkv() ? 1 : C.key_warpgroups()][2][C.block_m / kRowsPerWarpgroup]
+                    [cuda::KeyRowDropout::kBytes];
 };
 struct NoDropoutBits {};
 
@@ -88,7 +89,7 @@ struct BackwardAddresses {
   }
   __device__ __forceinline__ uint32_t dropout_bits(int warpgroup) const {
     return base + uint32_t{offsetof(Smem, dropout)} +
-           uint32_t(warpgroup) * 2 * cuda::KeyRowDropout::kBytes;
+           uint32_t(warpgroup) * sizeof(DropoutBits<C>::bits[0]);
   }
   __device__ __forceinline__ Pipeline<1> k_once() const {
     return {base + uint32_t{offsetof(Smem, k_once)}};

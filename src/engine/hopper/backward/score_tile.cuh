@@ -36,28 +36,37 @@ struct NoDropout {
   __device__ __forceinline__ void draw(int, int, int) const {}
 };
 
-// Which weights of a warpgroup's 64 keys are dropped, for a step's 64 queries, 16 of which each
-// warp draws. It draws early, where it would wait otherwise: the generator is a long chain.
+// Which weights of a warpgroup's 64 keys are dropped, for a step's queries, of which each warp
+// draws 16 in 64. It draws early, where it would wait otherwise: the generator is a long chain.
+template <int BlockM>
 class DrawnStep {
  public:
+  static constexpr int kDraws = BlockM / (kWarpsPerWarpgroup * kDropoutQueries);  // a warp's
+  static constexpr int kBytes = kDraws * KeyRowDropout::kBytes;
+
   __device__ __forceinline__ DrawnStep(const DropoutParams& params, int first_key, uint32_t smem,
                                        int barrier)
-      : draws_(params, first_key),
-        next_(smem),
-        other_(smem + KeyRowDropout::kBytes),
-        barrier_(barrier) {}
+      : draws_(params, first_key), next_(smem), other_(smem + kBytes), barrier_(barrier) {}
 
   // The other warps may still read the bits of the step before.
   __device__ __forceinline__ void draw(int sequence, int head, int first_query) {
     const int thread = int(thread_in_block() % kWarpgroupSize);
     const int query = first_query + thread / kWarpSize * kDropoutQueries;
-    ptx::st_shared_b32(next_ + thread * 4, draws_.dropped_bits(sequence, head, query));
+#pragma unroll
+    for (int i = 0; i < kDraws; ++i) {
+      ptx::st_shared_b32(next_ + i * KeyRowDropout::kBytes + thread * 4,
+                         draws_.dropped_bits(sequence, head, query + i * kRowsPerWarpgroup));
+    }
   }
 
   // Waits for all warps' bits and takes those of this warp's keys: a word for 16 queries each.
-  __device__ __forceinline__ void exchange(uint32_t (&bits)[4]) {
+  __device__ __forceinline__ void exchange(uint32_t (&bits)[4 * kDraws]) {
     ptx::bar_sync(barrier_, kWarpgroupSize);
-    ptx::ldmatrix_x4_trans(next_ + thread_in_block() % kWarpSize * 16, bits);
+#pragma unroll
+    for (int i = 0; i < kDraws; ++i) {
+      ptx::ldmatrix_x4_trans(next_ + i * KeyRowDropout::kBytes + thread_in_block() % kWarpSize * 16,
+                             reinterpret_cast<uint32_t(&)[4]>(bits[4 * i]));
+    }
     const uint32_t drawn = next_;
     next_ = other_;
     other_ = drawn;
@@ -67,7 +76,9 @@ class DrawnStep {
     return KeyRowDropout::signs(bits, int(thread_in_block() % kWarpgroupSize / kWarpSize), reg);
   }
 
-  __device__ __forceinline__ float keeps() const { return draws_.keeps(); }
+  __device__ __forceinline__ float keeps() const {
+    return draws_.keeps();
+  }
 
  private:
   const KeyRowDropout draws_;
@@ -87,12 +98,12 @@ struct ScoreTile {
   static constexpr int kScores = C.block_m / 2;      // a thread's
   static constexpr int kStatistics = C.block_m / 4;  // a thread's queries
   static constexpr int kDepth = C.q_tile().mma_depth();
-  static_assert(!C.dropout || C.block_m == 4 * kDropoutQueries);
+  static_assert(!C.dropout || kDepth == kDropoutQueries);
   using Scores = float[kScores];
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
   using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
-  using DropoutHook = std::conditional_t<C.dropout, DrawnStep, NoDropout>;
+  using DropoutHook = std::conditional_t<C.dropout, DrawnStep<C.block_m>, NoDropout>;
   // The LSEs; or only their address, where P's other form leaves too few registers.
   using Lse = std::conditional_t<C.has_other_p(), uint32_t, Statistics>;
 
@@ -151,7 +162,7 @@ struct ScoreTile {
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
                                                       const Score& score, uint32_t p_smem,
                                                       DropoutHook& dropout) {
-    uint32_t dropped[4] = {};
+    uint32_t dropped[C.block_m / kDropoutQueries] = {};
     if constexpr (C.dropout) dropout.exchange(dropped);
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
@@ -170,7 +181,7 @@ struct ScoreTile {
         }
         packed[j] = pack_pair<C.element>(p[0], p[1]);
         if constexpr (C.dropout) {
-          const uint32_t signs = DrawnStep::signs(dropped[step], j);
+          const uint32_t signs = DropoutHook::signs(dropped[step], j);
           packed[j] |= signs;
           if constexpr (C.capped()) sign_pair(&scores[8 * step + 2 * j], signs);
         }

@@ -60,7 +60,7 @@ __device__ __forceinline__ void issue_products(ConsumerState<C>& c, ThreadTile<C
     promote_output(c, r);
     ptx::wgmma_fence();
   }
-  draw(c, r);
+  if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   issue_output(c, r, v_low);
   c.ping_pong.pass();
 }

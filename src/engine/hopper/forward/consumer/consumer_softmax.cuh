@@ -66,6 +66,7 @@ __device__ __forceinline__ void guarded_softmax(ConsumerState<C>& c, ThreadTile<
 // P becomes an operand, without what is dropped of it. The sums of P have it all.
 template <int Begin, ForwardConfig C>
 __device__ __forceinline__ void drop_and_pack_p(ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (!consumer_tuning(C).draws_early) draw(c, r);
   pack_p<Begin, ThreadTile<C>::kScores>(r);
   if constexpr (C.dropout) c.dropout.drop(r.p, r.draws, c.params.dropout);
 }
@@ -136,7 +137,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   online_step(r.scores, r.rows, c.score, result);
   rescale_output(c, r, result);
   r.add_sums(result);
-  draw(c, r);
+  if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   drop_and_pack_p<0>(c, r);
 }
 
