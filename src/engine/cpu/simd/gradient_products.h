@@ -16,17 +16,12 @@
 
 namespace fa3::cpu::FA3_ISA {
 
-// A panel's keep masks, whose rows begin at a multiple of 16 keys.
-constexpr int64_t kKeepStride = kPanel + 16 + kDropoutKeys;
-
 // A row group against one panel of keys, from `key` on, with what is needed beside dP.
 struct ScorePanel {
   int64_t row, key;
   bool free;  // every row sees every key
   alignas(64) float p[kRowsPerGroup][kPanel];
   alignas(64) float slope[kRowsPerGroup][kPanel];  // of the softcap
-  alignas(64) uint32_t keep[kRowsPerGroup][kKeepStride];
-  int64_t first_keep;  // of a row: that of `key`
 };
 
 template <class Format>
@@ -60,14 +55,20 @@ FA3_INLINE void recompute_weights(const GradientTile& tile, ScorePanel& panel) {
   }
 }
 
-FA3_INLINE void draw_keep_masks(const GradientTile& tile, ScorePanel& panel) {
-  const int64_t first_key = tile.first_key + panel.key;
-  panel.first_keep = first_key % 16;
-  for (int64_t r = 0; r < kRowsPerGroup; ++r) {
-    keep_mask(tile.dropout, tile.dropout.rows[panel.row + r], first_key - panel.first_keep,
-              panel.first_keep + kPanel, panel.keep[r]);
+// The masks of a row group and kDropoutKeys keys.
+struct KeptKeys {
+  alignas(64) uint32_t mask[kRowsPerGroup][kCallKeys + 2 * kDropoutKeys];
+  int64_t first = 0;  // of the tile's keys
+
+  FA3_INLINE void make(KeptKeys& kept, const GradientTile& tile, int64_t row, int64_t key) {
+    const int64_t before = (tile.first_key + key) % kCallKeys;
+    kept.first = key - before;
+    for (int64_t r = 0; r < kRowsPerGroup; ++r) {
+      keep_mask(tile.dropout, tile.dropout.rows[row + r], tile.first_key + kept.first,
+                before + kDropoutKeys, kept.mask[r]);
+    }
   }
-}
+};
 
 // All ones where a row sees a key of [key, key + kWidth), else zero.
 FA3_INLINE VInt seen_keys(KeyRange visible, int64_t key) {
@@ -77,12 +78,12 @@ FA3_INLINE VInt seen_keys(KeyRange visible, int64_t key) {
 
 // P and dS of row r and a vector of keys from the panel's key `from` on.
 template <bool kCapped, bool kDropped>
-FA3_INLINE void finish_vector(const GradientTile& tile, const ScorePanel& panel, int64_t r,
-                              int64_t from, V dp, V& p, V& ds) {
+FA3_INLINE void finish_vector(const GradientTile& tile, const ScorePanel& panel,
+                              const KeptKeys& keep, int64_t r, int64_t from, V dp, V& p, V& ds) {
   p = load(panel.p[r] + from);
   VBits kept = {};
   if (kDropped) {
-    kept = load_mask(panel.keep[r] + panel.first_keep + from);
+    kept = load_mask(keep.mask[r] + panel.key - keep.first + from);
     dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
   }
   dp -= broadcast_from(tile.delta + panel.row + r);
@@ -97,8 +98,8 @@ FA3_INLINE void finish_vector(const GradientTile& tile, const ScorePanel& panel,
 
 // dP, then dS, which is stored with P.
 template <class Format, bool kCapped, bool kDropped>
-FA3_INLINE void recompute_score_gradients(const GradientTile& tile, ScorePanel& panel) {
-  if (kDropped) draw_keep_masks(tile, panel);
+FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScorePanel& panel,
+                                          const KeptKeys& keep) {
   V acc[kRowsPerGroup][kPanelVectors] = {};
   multiply_operands<Format>(tile.d_o, tile.vt, tile.head_dim_v, panel, acc);
   FA3_UNROLL
@@ -109,7 +110,7 @@ FA3_INLINE void recompute_score_gradients(const GradientTile& tile, ScorePanel& 
     for (int i = 0; i < 2; ++i) {
       FA3_UNROLL
       for (int j = 0; j < 2; ++j) {
-        finish_vector<kCapped, kDropped>(tile, panel, row + i, (vector + j) * kWidth,
+        finish_vector<kCapped, kDropped>(tile, panel, keep, row + i, (vector + j) * kWidth,
                                          acc[row + i][vector + j], p[i][j], ds[i][j]);
       }
     }
@@ -127,7 +128,8 @@ static void clear_panel(const GradientTile& tile, int64_t row, int64_t key) {
 }
 
 template <class Format, bool kCapped, bool kDropped>
-static void recompute_panel(const GradientTile& tile, int64_t row, int64_t key) {
+static void recompute_panel(const GradientTile& tile, int64_t row, int64_t key,
+                            const KeptKeys& keep) {
   const KeyRange first = tile.row_keys[row];
   const KeyRange last = tile.row_keys[row + kRowsPerGroup - 1];
   if (last.end <= key || key + kPanel <= first.begin) return clear_panel<Format>(tile, row, key);
@@ -136,7 +138,7 @@ static void recompute_panel(const GradientTile& tile, int64_t row, int64_t key) 
   panel.key = key;
   panel.free = last.begin <= key && key + kPanel <= first.end;
   recompute_weights<Format, kCapped>(tile, panel);
-  recompute_score_gradients<Format, kCapped, kDropped>(tile, panel);
+  recompute_score_gradients<Format, kCapped, kDropped>(tile, panel, keep);
 }
 
 // c (kRowsPerGroup, columns) += a b, whose rows have `stride` elements.
@@ -200,9 +202,15 @@ static void add_key_gradients(const GradientTile& tile) {
 
 template <class Format, bool kCapped, bool kDropped>
 static void recompute_tile(const GradientTile& tile) {
-  for (int64_t key = 0; key < tile.num_keys; key += kPanel) {
+  // With dropout a row group goes through as many keys as its masks are made for.
+  constexpr int64_t kKeys = kDropped && kDropoutKeys > kPanel ? kDropoutKeys : kPanel;
+  KeptKeys keep;
+  for (int64_t first = 0; first < tile.num_keys; first += kKeys) {
     for (int64_t row = 0; row < tile.num_queries; row += kRowsPerGroup) {
-      recompute_panel<Format, kCapped, kDropped>(tile, row, key);
+      if (kDropped) KeptKeys::make(keep, tile, row, first);
+      for (int64_t key = first; key < smaller(first + kKeys, tile.num_keys); key += kPanel) {
+        recompute_panel<Format, kCapped, kDropped>(tile, row, key, keep);
+      }
     }
   }
 }

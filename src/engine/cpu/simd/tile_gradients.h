@@ -107,15 +107,16 @@ struct KeepBlock {
 };
 
 static void keep_block(const GradientTile& tile, GradientBlock block, uint32_t* mask) {
-  static_assert(kGroup == 2 * kWidth && kGroup == kDropoutKeys);
+  static_assert(kGroup == 2 * kWidth && kCallKeys % kGroup == 0);
+  const int64_t first_key = tile.first_key + block.key, before = first_key % kCallKeys;
   for (int64_t query = 0; query < kGroup; query += kWidth) {
     V first[kWidth], second[kWidth];
     for (int i = 0; i < kWidth; ++i) {
-      alignas(64) uint32_t keep[kGroup];
-      keep_mask(tile.dropout, tile.dropout.rows[block.query + query + i],
-                tile.first_key + block.key, kGroup, keep);
-      first[i] = (V)load_mask(keep);
-      second[i] = (V)load_mask(keep + kWidth);
+      alignas(64) uint32_t keep[kDropoutKeys];
+      keep_mask(tile.dropout, tile.dropout.rows[block.query + query + i], first_key - before,
+                kCallKeys, keep);
+      first[i] = (V)load_mask(keep + before);
+      second[i] = (V)load_mask(keep + before + kWidth);
     }
     transpose(first);
     transpose(second);
