@@ -27,10 +27,10 @@ def signed_weights(q, k, named):
     rows_k = textbook.rows_of_sequences(k, options.cu_seqlens_k, options.seqused_k)
     flat_q, flat_k = (x.flatten(0, 1) if x.ndim == 4 else x for x in (q, k))
     longest = [max((at.stop - at.start for at in rows), default=0) for rows in (rows_q, rows_k)]
-    heads = q.shape[-2]
+    heads, wide = q.shape[-2], torch.promote_types(q.dtype, torch.float32)
     found = q.new_zeros((len(rows_q), heads, *(-(-rows // 128) * 128 for rows in longest)))
     for matrix, at_q, at_k in zip(found, rows_q, rows_k, strict=True):
-        scores = textbook.scores_of(flat_q[at_q].double(), flat_k[at_k].double(), options)
+        scores = textbook.scores_of(*(x.to(wide) for x in (flat_q[at_q], flat_k[at_k])), options)
         if scores.numel():
             weights = (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num_(0.0)
             matrix[:, : scores.shape[1], : scores.shape[2]] = weights
