@@ -49,7 +49,8 @@ class Expected:
 # second are of quantized caches, whose producers also dequantize, by head dim and rows.
 SPILLED = {(192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 4}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 12}
-# Of kernels with dropout and softcap, by head dim.
+# Of kernels with dropout for three warpgroups, by head dim; and with softcap.
+DROPOUT_SPILLED = {64: 16}
 DROPOUT_CAPPED_SPILLED = {128: 4, 256: 13}
 
 
@@ -111,6 +112,8 @@ def forward(
     spilled = known if variant in (GENERAL, CAPPED) else 0
     if dropout and variant == CAPPED:
         spilled = DROPOUT_CAPPED_SPILLED.get(d, 0)
+    elif dropout and block_m == 192:
+        spilled = DROPOUT_SPILLED.get(d, 0)
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     factors = 8 + (MERGED if variant == STREAM_K else 0)
     if narrow and block_m == 64:

@@ -264,10 +264,12 @@ typedef struct fa3_backward_params {
   fa3_tensor lse;      /**< the forward's result, float32 */
   fa3_tensor sink;     /**< optional, as in fa3_forward_params */
   fa3_tensor d_o;      /**< gradient of o, with its shape */
-  fa3_tensor dq;       /**< written, with q's shape */
-  fa3_tensor dk;       /**< written, with k's shape */
-  fa3_tensor dv;       /**< written, with v's shape */
-  fa3_tensor dsink;    /**< written, float32 (hq); with sink */
+  /** Written, with q's shape, in q's dtype; on CPUs also in float32, for callers who add parts, as
+   * ranks do. */
+  fa3_tensor dq;
+  fa3_tensor dk;    /**< written, with k's shape, as dq */
+  fa3_tensor dv;    /**< written, with v's shape, as dq */
+  fa3_tensor dsink; /**< written, float32 (hq); with sink */
   /** Gradient of lse, with its shape; optional (zero). For losses that read the LSE, such as a
    * z-loss, and for gradients through merged splits. Rows where lse is -inf ignore it. */
   fa3_tensor d_lse;

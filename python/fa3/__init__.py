@@ -5,13 +5,15 @@
     out = fa3.attention(q, k, v, causal=True)  # NumPy, torch (differentiable), any DLPack array
 
 fa3.torch has the torch operators and the switch for scaled_dot_product_attention, fa3.hf the one
-for Transformers, fa3.jax attention for compiled JAX programs, fa3.compat the names of the
-flash_attn packages. `python -m fa3 doctor` says what works on this machine.
+for Transformers, fa3.jax attention for compiled JAX programs, fa3.distributed attention over
+several ranks, fa3.compat the names of the flash_attn packages. `python -m fa3 doctor` says what
+works on this machine.
 """
 
 from fa3._dropout import dropout_mask
 from fa3._native import version as _version
 from fa3.errors import (
+    CommunicationError,
     DeviceError,
     Error,
     InternalError,
@@ -36,6 +38,7 @@ from fa3.quantization import Quantized, quantize
 __version__ = _version()
 
 __all__ = [
+    "CommunicationError",
     "DeviceError",
     "Error",
     "Gradients",

@@ -29,5 +29,9 @@ class DeviceError(Error, RuntimeError):
     """The GPU runtime reported an error."""
 
 
+class CommunicationError(Error, RuntimeError):
+    """Ranks of a group did not answer: one has ended, is late, or made another call."""
+
+
 class InternalError(Error, RuntimeError):
     """A defect of fa3: please report the sentence."""

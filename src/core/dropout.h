@@ -6,38 +6,40 @@
 //
 //   O_i = sum_j M_ij P_ij V_j / (1 - p)         dP_ij = M_ij (dO_i . V_j) / (1 - p)
 //
-// M_ij is 1 where a draw of 16 bits is not below the threshold. The draw belongs to (sequence,
-// query head, query, key), with rows counted within the sequence: philox.h makes it of them and of
-// the call's key.
+// M_ij belongs to (sequence, query head, query, key), with rows counted within the sequence:
+// philox.h makes a draw of 15 bits of them and of the call's key. The rarer of the two, dropped or
+// kept, is where the draw is below a limit.
 //
-// One call of the generator has the draws of two queries, eight rows apart, and of four keys, two
-// neighbours and two more eight keys on. That is what a thread holds of 16 queries x 16 keys in
-// the tensor cores' accumulators (rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9). Where keys
-// are the rows, lanes 4 apart hold the two halves of two such calls: each makes one of them, and
-// they exchange two words.
+// One call of the generator has the draws of two queries, eight rows apart, and of 16 keys: two
+// neighbours in each 8 of 64. That is what a thread holds of 16 queries x 64 keys in the tensor
+// cores' accumulators: rows g and g + 8, columns 2t and 2t + 1 of each 8. Packed in pairs, a word
+// of draws belongs to a register of weights.
 #pragma once
 
 #include <cstdint>
 
+#include "core/dropout_sums.h"
 #include "core/macros.h"
 #include "core/philox.h"
 
 namespace fa3 {
 
-// What Philox counts: the second and fourth word of its counter. Keys and queries in blocks of 16.
+inline constexpr int kDropoutQueries = 16, kDropoutKeys = 64;  // of the calls of 32 lanes
+
+// What Philox counts: the second and fourth word of its counter.
 FA3_HD constexpr uint32_t dropout_key_word(int64_t key) {
-  return static_cast<uint32_t>(key / 16 * 4 + key % 8 / 2);
+  return static_cast<uint32_t>(key / kDropoutKeys * 4 + key % 8 / 2);
 }
 FA3_HD constexpr uint32_t dropout_query_word(int64_t query) {
-  return static_cast<uint32_t>(query / 16 * 8 + query % 8);
+  return static_cast<uint32_t>(query / kDropoutQueries * 8 + query % 8);
 }
 
-// Which word a key's draws are in, and which half of it has a query's: 0 the lower one.
-FA3_HD constexpr int dropout_word_of(int64_t key) {
-  return static_cast<int>(key % 2 * 2 + key / 8 % 2);
+// Which word has the draw of a query and a key, and which half of it: 0 the lower one.
+FA3_HD constexpr int dropout_word_of(int64_t query, int64_t key) {
+  return static_cast<int>(key % kDropoutKeys / 8 * 2 + query / 8 % 2);
 }
-FA3_HD constexpr int dropout_half_of(int64_t query) {
-  return static_cast<int>(query / 8 % 2);
+FA3_HD constexpr int dropout_half_of(int64_t key) {
+  return static_cast<int>(key % 2);
 }
 
 // The counter is (head, key word, sequence, query word). So in rounds 1 to 3 no product depends on
@@ -81,16 +83,37 @@ FA3_HD constexpr DropoutKey dropout_key(const DropoutHead& head, uint32_t key_wo
           static_cast<uint32_t>(two)};
 }
 
-// Eight draws: philox<7> of the counter.
+// philox<7> of the counter.
 inline constexpr int kDropoutRounds = 7;
 FA3_HD constexpr PhiloxWords dropout_words(DropoutQuery query, DropoutKey key, PhiloxKey call_key) {
   return philox_rounds({{query.word0 ^ key.word0, key.word1, query.word2 ^ key.word2, query.word3}},
                        call_key, 4, kDropoutRounds);
 }
 
-// The draw of a query and a key, from the words that hold it.
-FA3_HD constexpr uint32_t dropout_draw(const PhiloxWords& words, int64_t query, int64_t key) {
-  return words.word[dropout_word_of(key)] >> (16 * dropout_half_of(query)) & 0xffff;
+// The 32 draws of a call: the lower 15 bits of each half of a word.
+struct DropoutDraws {
+  uint32_t word[kDropoutWords] = {};
+
+  FA3_HD constexpr uint32_t draw(int64_t query, int64_t key) const {
+    return word[dropout_word_of(query, key)] >> (16 * dropout_half_of(key)) & 0x7fff;
+  }
+};
+
+// Words from number `Word` on.
+template <int Word = kPhiloxWords>
+FA3_HD constexpr void add_dropout_sums(DropoutDraws& draws) {
+  if constexpr (Word < kDropoutWords) {
+    constexpr DropoutSum kSum = kDropoutSums[Word - kPhiloxWords];
+    draws.word[Word] = kSum.factor * draws.word[kSum.times] + draws.word[kSum.plus];
+    add_dropout_sums<Word + 1>(draws);
+  }
+}
+
+FA3_HD constexpr DropoutDraws dropout_draws(const PhiloxWords& words) {
+  DropoutDraws draws;
+  for (int i = 0; i < kPhiloxWords; ++i) draws.word[i] = words.word[i];
+  add_dropout_sums(draws);
+  return draws;
 }
 
 // The key of a call's draws.
@@ -101,8 +124,8 @@ FA3_HD constexpr PhiloxKey dropout_call_key(uint64_t seed, uint64_t offset) {
   return {{words.word[0], words.word[1]}};
 }
 
-// How many of the 2^16 draws drop a weight, for 0 <= p <= 1: to the nearest, but some where p > 0,
-// and not all where p < 1.
+// Which part of 2^16 of the weights is dropped, for 0 <= p <= 1: to the nearest, but some where
+// p > 0, and not all where p < 1.
 constexpr uint32_t dropout_threshold(float p) {
   if (p <= 0.0f) return 0;
   if (p >= 1.0f) return 65536;
@@ -112,7 +135,7 @@ constexpr uint32_t dropout_threshold(float p) {
 
 // What a call asks for.
 struct Dropout {
-  uint32_t threshold = 0;  // draws below drop their weight; 0: no dropout, 65536: nothing is kept
+  uint32_t threshold = 0;  // of 65536 weights are dropped; 0: no dropout, 65536: nothing is kept
   uint64_t seed = 0, offset = 0;
   const uint64_t* seed_at = nullptr;  // where they are instead; in the tensors' memory
   const uint64_t* offset_at = nullptr;
@@ -122,7 +145,12 @@ struct Dropout {
   FA3_HD constexpr double scale() const {
     return threshold == 65536 ? 0.0 : 65536.0 / (65536.0 - threshold);
   }
-  FA3_HD constexpr bool keeps(uint32_t draw) const { return draw >= threshold; }
+  FA3_HD constexpr bool drops_most() const { return threshold > 32768; }
+  // A draw below is rare: one of 2^15, or one more where `up`, as the highest bit of a call's first
+  // word says, which no draw depends on. So the rarer of dropped and kept has its 2^16th.
+  FA3_HD constexpr uint32_t limit(bool up) const {
+    return ((drops_most() ? 65536 - threshold : threshold) + up) / 2;
+  }
   // Reads the scalars where there are pointers.
   FA3_HD constexpr PhiloxKey call_key() const {
     return dropout_call_key(seed_at != nullptr ? *seed_at : seed,
@@ -140,16 +168,24 @@ class DropoutRow {
         part_(dropout_query(head, dropout_query_word(query))) {}
 
   FA3_HD constexpr bool keeps(int64_t key) {
-    if (key / 16 != block_) make_block(key / 16);
-    return dropout_.keeps(dropout_draw(words_[key % 8 / 2], query_, key));
+    if (key / kDropoutKeys != block_) make_block(key / kDropoutKeys);
+    return kept_ >> (key % kDropoutKeys) & 1;
   }
 
  private:
   FA3_HD constexpr void make_block(int64_t block) {
     block_ = block;
-    for (int i = 0; i < 4; ++i) {
-      const DropoutKey key = dropout_key(head_, dropout_key_word(block * 16 + 2 * i));
-      words_[i] = dropout_words(part_, key, head_.key);
+    kept_ = 0;
+    for (int64_t pair = 0; pair < 8; pair += 2) {
+      const DropoutKey key = dropout_key(head_, dropout_key_word(block * kDropoutKeys + pair));
+      const PhiloxWords words = dropout_words(part_, key, head_.key);
+      const DropoutDraws draws = dropout_draws(words);
+      const uint32_t limit = dropout_.limit(words.word[0] >> 31 != 0);
+      for (int i = 0; i < 16; ++i) {
+        const int64_t at = pair + i / 2 * 8 + i % 2;
+        const bool rare = draws.draw(query_, at) < limit;
+        kept_ |= uint64_t{rare == dropout_.drops_most()} << at;
+      }
     }
   }
 
@@ -157,8 +193,8 @@ class DropoutRow {
   const DropoutHead& head_;
   int64_t query_;
   DropoutQuery part_;
-  int64_t block_ = -1;  // of the 16 keys whose words are there
-  PhiloxWords words_[4];
+  int64_t block_ = -1;  // of 64 keys, whose bits are there
+  uint64_t kept_ = 0;
 };
 
 }  // namespace fa3

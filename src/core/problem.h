@@ -104,6 +104,11 @@ struct BackwardProblem : Problem {
   RowScalars d_lse;        // the LSE's own gradient; data may be null: zero
   bool deterministic = false;
 
+  // Whether a gradient is stored as float32 that the inputs are not.
+  bool has_wide_gradients() const {
+    return dq.dtype != dtype || dk.dtype != dtype || dv.dtype != dtype;
+  }
+
   // What sums of dS times rows are multiplied by. Softmax over one key is 1 whatever its score:
   // that gradient is 0, where dP and D, sums in different orders, would leave rounding errors.
   float gradient_scale(int64_t seqlen_k) const {

@@ -135,22 +135,45 @@ def dropout_mask(p, seed, offset, shape):
     offsets = [np.uint32(n) for n in (offset & 0xFFFFFFFF, offset >> 32, 0, 0)]
     call_key = _philox(offsets, (low, high), 10)[:2]
     b, h, i, j = np.ogrid[tuple(slice(extent) for extent in shape)]
-    counter = (h, j // 16 * 4 + j % 8 // 2, b, i // 16 * 8 + i % 8)
+    counter = (h, j // 64 * 4 + j % 8 // 2, b, i // 16 * 8 + i % 8)
     words = _philox([x.astype(np.uint32) for x in counter], call_key, 7)
-    word = np.choose(j % 2 * 2 + j // 8 % 2, words)
-    draw = np.where(i // 8 % 2 == 0, word & 0xFFFF, word >> 16)
-    return draw >= _dropped_draws(p)
+    word, number = words[0], j % 64 // 8 * 2 + i // 8 % 2
+    for n in range(1, 16):
+        if n >= 4:
+            factor, times, plus = _DROPOUT_SUMS[n - 4]
+            words.append(np.uint32(factor) * words[times] + words[plus])
+        word = np.where(number == n, words[n], word)
+    draw = np.where(j % 2 == 0, word & 0x7FFF, word >> 16 & 0x7FFF)
+    dropped = _dropped_of_65536(p)
+    rare = draw < (min(dropped, 65536 - dropped) + (words[0] >> 31)) // 2
+    return rare if dropped > 32768 else ~rare
+
+
+# Words 4 to 15 of a call: a factor times a word before, plus another.
+_DROPOUT_SUMS = (
+    (0x4C05B9A9, 0, 1),
+    (0x4D9EB82B, 1, 2),
+    (0xB3FA4657, 2, 3),
+    (0x5AFFB0D9, 3, 0),
+    (0xC7EEC7BB, 0, 2),
+    (0x384637C5, 1, 3),
+    (0x645C69AF, 4, 2),
+    (0xB5096883, 5, 3),
+    (0x449CB0E7, 6, 0),
+    (0x614EC60F, 7, 1),
+    (0x4E49C7D5, 4, 6),
+    (0x6F016A02, 2, 0),
+)
 
 
 def dropout_factors(p, seed, offset, shape):
     """What dropout multiplies the probabilities by."""
-    dropped = _dropped_draws(p)
+    dropped = _dropped_of_65536(p)
     scale = 65536 / (65536 - dropped) if dropped < 65536 else 0.0
     return dropout_mask(p, seed, offset, shape) * scale
 
 
-def _dropped_draws(p):
-    """Of the 65536 draws there are."""
+def _dropped_of_65536(p):
     return 0 if p == 0 else 65536 if p == 1 else min(max(round(p * 65536), 1), 65535)
 
 

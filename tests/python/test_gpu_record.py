@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import gpu_pieces
 import gpu_verify
+import kernel_code
+import kernel_sources
 import source_tokens
 
 KERNEL = """
@@ -45,7 +48,7 @@ def run_piece(name, commands, build):
 
 
 def write_record(root, record, passed=True, lacking=0):
-    hashes = gpu_verify.hashes(gpu_verify.pieces(root / "build"), root)
+    hashes = kernel_sources.hashes(gpu_pieces.pieces(root / "build"), root)
     pieces = [
         {"name": name, "passed": passed, "source_hash": digest} for name, digest in hashes.items()
     ]
@@ -61,7 +64,7 @@ def test_a_record_of_these_sources_has_no_problem(tree):
 def test_a_record_that_was_cut_short_names_what_it_lacks(tree):
     root, _, record = tree
     write_record(root, record, lacking=1)
-    assert next(iter(gpu_verify.pieces(root))) in gpu_verify.record_problem(record, root)
+    assert next(iter(gpu_pieces.pieces(root))) in gpu_verify.record_problem(record, root)
 
 
 def test_a_changed_name_makes_the_record_stale(tree):
@@ -167,8 +170,8 @@ def test_cmake_is_read_by_token_too(tmp_path, name, text, same, other):
 
 
 def test_every_source_of_the_kernels_is_read_to_its_end(tmp_path):
-    for pattern in gpu_verify.SOURCES:
-        for path in filter(Path.is_file, gpu_verify.ROOT.glob(pattern)):
+    for pattern in kernel_sources.SOURCES:
+        for path in filter(Path.is_file, kernel_sources.ROOT.glob(pattern)):
             longer = tmp_path / path.name
             longer.write_text(path.read_text() + "\nlast_token\n")
             assert "last_token" in source_tokens.tokens_of(longer)[-1], path
@@ -219,7 +222,7 @@ print("ended")
 
 
 def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_path):
-    ours = f"digests-{gpu_verify.source_hash()[:12]}-"
+    ours = f"digests-{kernel_sources.source_hash()[:12]}-"
     names = ("digests-older-3-bf16.txt", "digests-before-3-bf16.txt", "digests-before-13-bf16.txt")
     for seconds, name in enumerate((*names, ours + "3-bf16.txt")):
         (tmp_path / name).touch()
@@ -229,7 +232,7 @@ def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_pa
     rows = "".join(f"echo {row} forward {row} {row}\n" for row in (3, 13))
     program.write_text(f"#!/bin/sh\n{rows}")
     program.chmod(0o755)
-    commands = gpu_verify.pieces(tmp_path)["kernels against float64, every branch"]
+    commands = gpu_pieces.pieces(tmp_path)["kernels against float64, every branch"]
     earlier = {
         Path(of[of.index("--digests") + 1]).name: of[of.index("--earlier") + 1]
         for of in commands
@@ -243,8 +246,8 @@ def test_the_bits_of_earlier_kernels_are_at_hand_where_the_build_has_them(tmp_pa
 
 def test_rows_of_one_head_dim_share_a_process_where_their_inputs_are_alike():
     listed = [("forward", 64), ("forward", 64), ("forward", 96), ("e4m3", 64), ("e4m3", 64)]
-    rows = [gpu_verify.Row(i, table, d, d) for i, (table, d) in enumerate(listed)]
-    ranges = [gpu_verify.rows_of(group)[1:] for group in gpu_verify.groups(rows)]
+    rows = [gpu_pieces.Row(i, table, d, d) for i, (table, d) in enumerate(listed)]
+    ranges = [gpu_pieces.rows_of(group)[1:] for group in gpu_pieces.groups(rows)]
     assert ranges == [["0", "2"], ["2", "3"], ["3", "4"], ["4", "5"]]
 
 
@@ -273,7 +276,61 @@ def test_a_piece_of_several_commands_sums_them_and_fails_with_one(tmp_path):
 
 
 def test_no_folder_of_the_machine_is_in_the_record():
-    folder = str(gpu_verify.ROOT)
+    folder = str(kernel_sources.ROOT)
     command = [f"{folder}/build/bin/check", f"--ignore={folder}/tests/one.py"]
     shown = gpu_verify.end_of(command, f"{folder}/tests/one.py: 1 passed")
     assert shown == ["$ check --ignore=tests/one.py", "tests/one.py: 1 passed"]
+
+
+@pytest.fixture
+def build(tmp_path):
+    """A build with dense kernels for two rows, and stage(name, code), which makes an object."""
+    objects = tmp_path / "src/engine/hopper/CMakeFiles/fa3_hopper_kernels.dir"
+    objects.mkdir(parents=True)
+
+    def stage(name, code):
+        lines = f'.section .nv_fatbin,"a"\n.ascii "{code}"\n'
+        output = str(objects / f"{name}.cu.o")
+        command = ["gcc", "-c", "-x", "assembler", "-", "-o", output]
+        subprocess.run(command, input=lines, text=True, check=True)
+
+    for name in ("forward_entry_0", "forward_entry_1", *kernel_code.SHARED["forward"]):
+        stage(name, name)
+    return tmp_path, stage
+
+
+def test_a_check_is_carried_over_while_its_kernels_keep_their_machine_code(build):
+    folder, stage = build
+    program = folder / "fa3_gpu_check"
+    program.write_text("#!/bin/sh\necho 3 checks, 0 failures\n")
+    program.chmod(0o755)
+    commands = [[str(program), "--rows", str(row), str(row + 1)] for row in (0, 1)]
+    rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in (0, 1)]
+
+    def verify(known):
+        kernel_code.KernelCode.of_build(folder, {program.name: rows}).save(folder)
+        codes = kernel_code.KernelCode.load(folder)
+        with ThreadPoolExecutor(2) as pool:
+            return gpu_verify.run_piece("kernels", commands, folder, pool, codes, known)
+
+    first = verify({})
+    assert first["checks"] == 6 and len(first["code"]) == 2 and "carried" not in first
+    again = verify(first["code"])
+    assert again["passed"] and again["checks"] == 0 and again["carried"] == 2
+    stage("forward_entry_1", "another")
+    changed = verify(first["code"])
+    assert changed["passed"] and changed["checks"] == 3 and changed["carried"] == 1
+    program.write_text("#!/bin/sh\necho 3 checks, 1 failures\n")
+    stage("combine_kernel", "another")  # beside every row
+    failed = verify(changed["code"])
+    assert not failed["passed"] and failed["failures"] == 2 and "code" not in failed
+
+
+def test_a_check_of_kernels_whose_objects_are_gone_is_run(build):
+    folder, _ = build
+    rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in (0, 7)]
+    codes = kernel_code.KernelCode.of_build(folder, {"fa3_gpu_check": rows})
+    assert codes.of_command(["bin/fa3_gpu_check", "--rows", "0", "1"]) is not None
+    assert codes.of_command(["bin/fa3_gpu_check", "--rows", "7", "8"]) is None
+    assert codes.of_command(["bin/fa3_gpu_check"]) is None
+    assert codes.of_command(["fa3_engine_tests"]) is None

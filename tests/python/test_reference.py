@@ -40,12 +40,19 @@ def exported(module):
     [
         ("python", {"fa3": "fa3/__init__.py"}),
         ("torch", {"fa3.torch": "fa3/torch/__init__.py"}),
+        ("distributed", {"fa3.distributed": "fa3/distributed/__init__.py"}),
         ("jax", {"fa3.jax": "fa3/jax/__init__.py"}),
         (
             "flash-attn",
             {
                 f"fa3.compat.{name}": f"fa3/compat/{name}.py"
-                for name in ("flash_attn", "flash_attn_interface", "vllm", "sglang")
+                for name in (
+                    "flash_attn",
+                    "flash_attn_interface",
+                    "vllm",
+                    "sglang",
+                    "ring_flash_attn",
+                )
             },
         ),
     ],

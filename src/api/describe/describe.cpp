@@ -60,6 +60,11 @@ Status check_output_dtype(Named o, Named q) {
   return check_dtype(o, {DType::bfloat16, DType::float16, DType::float32});
 }
 
+// Partial gradients that a caller adds up, as ranks do, are rounded once if they are float32.
+Status check_gradient_dtype(Named gradient, Named q) {
+  return gradient.tensor.dtype == FA3_FLOAT32 ? Status{} : check_same_dtype(gradient, q);
+}
+
 Status check_window_side(const char* name, int64_t side) {
   if (side >= -1) return {};
   return invalid(name, ": expected -1 (unbounded) or a number of keys >= 0, got ", side,
@@ -373,7 +378,7 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
   FA3_TRY(check_like(dq, params.q, problem->head_dim, packed_q, purpose));
   FA3_TRY(check_like(dk, params.k, problem->head_dim, packed_k, purpose));
   FA3_TRY(check_like(dv, params.k, problem->head_dim_v, packed_k, purpose));
-  for (const Named& gradient : {dq, dk, dv}) FA3_TRY(check_same_dtype(gradient, q));
+  for (const Named& gradient : {dq, dk, dv}) FA3_TRY(check_gradient_dtype(gradient, q));
   for (const Named& same : {d_o, dq, dk, dv}) FA3_TRY(check_same_device(same, q));
   if (present(params.dsink) && !present(params.sink)) {
     return invalid("dsink: expected it only together with sink, got dsink alone");

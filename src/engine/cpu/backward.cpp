@@ -94,8 +94,8 @@ Buffers carve_buffers(const BackwardProblem& problem, WorkspaceAllocator& alloca
   buffers.delta = allocator.take<float>(queries);
   buffers.row_keys = allocator.take<KeyRange>(queries);
   if (problem.dropout.on()) buffers.dropout = allocator.take<DropoutRowPart>(queries);
-  buffers.p = allocator.take<float>(queries, keys + 16);
-  buffers.ds = allocator.take<float>(queries, keys + 16);
+  buffers.p = allocator.take<float>(queries, keys + kScorePadding);
+  buffers.ds = allocator.take<float>(queries, keys + kScorePadding);
   buffers.k = allocator.take<float>(keys, columns);
   buffers.kt = allocator.take<float>(keys, columns);
   buffers.vt = allocator.take<float>(keys, columns_v);

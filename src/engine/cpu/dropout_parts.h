@@ -22,10 +22,10 @@ inline const char* dropout_suffix(const Dropout& dropout) {
 
 inline DropoutRowPart dropout_row_part(const DropoutHead& head, int64_t query) {
   const DropoutQuery part = dropout_query(head, dropout_query_word(query));
-  return {part.word0, part.word2, part.word3, head.to_keys, dropout_half_of(query) == 0 ? 16 : 0};
+  return {part.word0, part.word2, part.word3, head.to_keys, dropout_word_of(query, 0)};
 }
 
-// `rows` to be filled in by the caller. Where nothing is kept, the scale alone makes the zeros.
+// `rows` to be filled in by the caller.
 inline DropoutJob dropout_job(const Dropout& dropout, PhiloxKey call_key, int64_t sequence,
                               const DropoutRowPart* rows) {
   DropoutJob job;
@@ -35,7 +35,9 @@ inline DropoutJob dropout_job(const Dropout& dropout, PhiloxKey call_key, int64_
     const PhiloxKey key = philox_round_key(call_key, round);
     std::copy_n(key.word, 2, job.round_keys[round - 4]);
   }
-  job.threshold = std::min(dropout.threshold, 65535u) << 16;
+  job.limits[0] = dropout.limit(false);
+  job.limits[1] = dropout.limit(true);
+  job.dropped_if_rare = dropout.drops_most() ? 0 : ~0u;
   job.scale = static_cast<float>(dropout.scale());
   return job;
 }

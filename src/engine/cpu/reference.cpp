@@ -269,6 +269,9 @@ Status run_reference_forward(const Problem& problem, const Plan& plan, void* wor
 
 Status plan_reference_backward(const BackwardProblem& problem, Plan* plan) {
   if (problem.dtype == DType::float8_e4m3) return unsupported("no gradients of float8_e4m3");
+  if (problem.has_wide_gradients()) {
+    return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
+  }
   *plan = reference_plan(problem, problem.heads_k);
   return {};
 }

@@ -352,6 +352,9 @@ Status run_standard_forward(const Problem& problem, const Plan& plan, void* work
 }
 
 Status plan_standard_backward(const BackwardProblem& problem, Plan* plan) {
+  if (problem.has_wide_gradients()) {
+    return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
+  }
   return standard_plan(problem, true, problem.heads_k, plan);
 }
 

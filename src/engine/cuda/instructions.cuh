@@ -15,6 +15,11 @@ __device__ __forceinline__ unsigned thread_in_block() {
   return x;
 }
 
+// The compiler computes x before what follows, if it is volatile too.
+__device__ __forceinline__ void settle(uint32_t& x) {
+  asm volatile("" : "+r"(x));
+}
+
 // ---- Arithmetic: the hardware's 2^x, log2 and 1/x, and a paired conversion ----
 
 __device__ __forceinline__ float ex2(float x) {
@@ -75,6 +80,30 @@ __device__ __forceinline__ uint32_t pack_positive_pair(float low, float high) {
     asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   }
   return pair;
+}
+
+// Both of a pair, with zeros for negative ones.
+template <Element E>
+__device__ __forceinline__ uint32_t positive_pair(uint32_t pair) {
+  uint32_t positive;
+  if constexpr (E == Element::kBf16) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(positive) : "r"(pair), "r"(0));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(positive) : "r"(pair), "r"(0));
+  }
+  return positive;
+}
+
+// All ones in each half whose lower 15 bits are below those of the limits, at most 0x4000; else
+// zero. As fp16 without their sign such numbers are in the same order, and NaN is not below.
+__device__ __forceinline__ uint32_t halves_below(uint32_t draws, uint32_t limits) {
+  uint32_t below;
+  asm("{\n.reg .b32 x;\n"
+      "abs.f16x2 x, %1;\n"
+      "set.lt.u32.f16x2 %0, x, %2;\n}\n"
+      : "=r"(below)
+      : "r"(draws), "r"(limits));
+  return below;
 }
 
 // ---- Global memory, as wide as it is meant: the compiler splits what it cannot align ----

@@ -32,7 +32,7 @@ const std::vector<Bad>& bad_inputs() {
       {"dk_dim", [](P* p) { p->dk.shape[3] = 16; }, "dk:", {"head dim = 8", "got 16"}},
       {"dv_dim", [](P* p) { p->dv.shape[3] = 8; }, "dv:", {"head dim = 16", "got 8"}},
       {"dv_batch", [](P* p) { p->dv.shape[0] = 1; }, "dv:", {"batch = 2", "got 1"}},
-      {"dq_dtype", [](P* p) { p->dq.dtype = FA3_FLOAT32; }, "dq:", {"float16", "got float32"}},
+      {"dq_dtype", [](P* p) { p->dq.dtype = FA3_BFLOAT16; }, "dq:", {"float16", "got bfloat16"}},
       {"dk_dtype", [](P* p) { p->dk.dtype = FA3_BFLOAT16; }, "dk:", {"float16", "got bfloat16"}},
       {"dv_device", [](P* p) { p->dv.device_type = FA3_CUDA; }, "dv:", {"cpu", "got cuda"}},
       {"dsink_alone", [](P* p) { p->sink = {}; }, "dsink:", {"together with sink"}},

@@ -72,24 +72,99 @@ TEST(Dropout, RoundsMadeApartAreThoseOfTheGenerator) {
   }
 }
 
-// Rows g and g + 8, columns 2t, 2t + 1, and these 8 further on.
+// Rows g and g + 8, columns 2t and 2t + 1 of each 8.
 TEST(Dropout, OneCallHasWhatAThreadHoldsOfTheAccumulators) {
   std::set<std::tuple<uint32_t, uint32_t, int, int>> all;
   for (int64_t g = 0; g < 8; ++g) {
     for (int64_t t = 0; t < 4; ++t) {
       std::set<std::tuple<uint32_t, uint32_t>> calls;
       for (int64_t row : {g, g + 8}) {
-        for (int64_t column : {2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9}) {
-          const int64_t query = 48 + row, key = 160 + column;
-          const uint32_t q_word = dropout_query_word(query), k_word = dropout_key_word(key);
-          calls.emplace(q_word, k_word);
-          all.emplace(q_word, k_word, dropout_word_of(key), dropout_half_of(query));
+        for (int64_t eight = 0; eight < 8; ++eight) {
+          for (int64_t column : {2 * t, 2 * t + 1}) {
+            const int64_t query = 48 + row, key = 192 + 8 * eight + column;
+            const uint32_t q_word = dropout_query_word(query), k_word = dropout_key_word(key);
+            calls.emplace(q_word, k_word);
+            all.emplace(q_word, k_word, dropout_word_of(query, key), dropout_half_of(key));
+          }
         }
       }
       EXPECT_EQ(calls.size(), 1u);
     }
   }
-  EXPECT_EQ(all.size(), 256u) << "a draw belongs to one query and one key";
+  EXPECT_EQ(all.size(), 1024u) << "a draw belongs to one query and one key";
+}
+
+// Factors of each word, of the four that Philox leaves.
+struct Factors {
+  uint32_t of[kPhiloxWords] = {};
+};
+
+std::vector<Factors> factors_of_words() {
+  std::vector<Factors> words(kDropoutWords);
+  for (int i = 0; i < kPhiloxWords; ++i) words[i].of[i] = 1;
+  for (int i = kPhiloxWords; i < kDropoutWords; ++i) {
+    const DropoutSum sum = kDropoutSums[i - kPhiloxWords];
+    for (int j = 0; j < kPhiloxWords; ++j) {
+      words[i].of[j] = sum.factor * words[sum.times].of[j] + words[sum.plus].of[j];
+    }
+  }
+  return words;
+}
+
+// Two words are independent where two of the four can be computed from them: a determinant is odd.
+TEST(Dropout, AnyTwoWordsOfACallAreIndependent) {
+  const std::vector<Factors> words = factors_of_words();
+  for (int a = 0; a < kDropoutWords; ++a) {
+    for (int b = a + 1; b < kDropoutWords; ++b) {
+      bool odd = false;
+      for (int i = 0; i < kPhiloxWords; ++i) {
+        for (int j = 0; j < i; ++j) {
+          odd |= (words[a].of[i] * words[b].of[j] - words[a].of[j] * words[b].of[i]) % 2 != 0;
+        }
+      }
+      EXPECT_TRUE(odd || (a == 0 && b == kDropoutWords - 1)) << a << ", " << b;
+    }
+  }
+}
+
+// The first word and the last share their lowest bit, and nothing else.
+TEST(Dropout, TheLastWordIsIndependentButForItsLowestBit) {
+  const Factors last = factors_of_words()[kDropoutWords - 1];
+  EXPECT_EQ(last.of[0], 1u);
+  EXPECT_EQ(last.of[2] % 4, 2u);
+}
+
+// No draw depends on the bit that chooses a call's limit.
+TEST(Dropout, TheHighestBitOfACallsFirstWordIsInNoDraw) {
+  for (uint32_t x : {0u, 1u, 0x7fffffffu, 0x12345678u}) {
+    const DropoutDraws low = dropout_draws({{x, 3, 5, 7}});
+    const DropoutDraws high = dropout_draws({{x | 0x80000000u, 3, 5, 7}});
+    for (int64_t query : {0, 8}) {
+      for (int64_t key = 0; key < kDropoutKeys; ++key) {
+        EXPECT_EQ(low.draw(query, key), high.draw(query, key));
+      }
+    }
+  }
+}
+
+// Of all 2^16 threes of draws below 2^15 that a sum ties, those below a limit are as many as of
+// independent ones. Exact: the lower draws of words x, y and factor x + y.
+TEST(Dropout, ThreeTiedDrawsMeetAsIndependentOnesDo) {
+  constexpr int64_t kAll = 1 << 15;
+  for (const DropoutSum& sum : kDropoutSums) {
+    for (int64_t limit : {33, 1638, 3277, 8192, 16384}) {
+      int64_t met = 0;
+      for (int64_t x = 0; x < limit; ++x) {
+        // y in [0, limit) with (at + y) mod 2^15 in [0, limit).
+        const int64_t at = static_cast<int64_t>(sum.factor) * x % kAll;
+        if (at < limit) met += limit - at;
+        if (at > kAll - limit) met += at + limit - kAll;
+      }
+      const double share = static_cast<double>(met) / (kAll * kAll);
+      const double p = static_cast<double>(limit) / kAll;
+      EXPECT_NEAR(share, p * p * p, 2 * p / kAll) << sum.factor << ", " << limit;
+    }
+  }
 }
 
 TEST(Dropout, TheThresholdIsTheNearestOf65536) {
@@ -202,6 +277,51 @@ TEST(DropoutStatistics, BlocksSpreadAsIndependentDrawsDo) {
   EXPECT_LT(std::abs(blocks_chi_square(first_mask(), 64, 128)), 5) << "tiles";
 }
 
+// Of two draws of a call, and of three in a row, how often both or all are below a limit.
+TEST(DropoutStatistics, DrawsOfOneCallMeetAsIndependentOnesDo) {
+  constexpr int kDraws = 2 * kDropoutWords, kCalls = 1 << 16;
+  const DropoutHead head = dropout_head(dropout_call_key(11, 0), 0, 0);
+  for (float p : {0.01f, 0.1f, 0.5f}) {
+    const Dropout dropout{.threshold = dropout_threshold(p)};
+    const double part = dropout.threshold / 65536.0;
+    std::vector<int> pairs(kDraws * kDraws), threes(kDraws * kDraws);
+    for (int call = 0; call < kCalls; ++call) {
+      const PhiloxWords words =
+          dropout_words(dropout_query(head, static_cast<uint32_t>(call) / 256),
+                        dropout_key(head, call % 256), head.key);
+      const DropoutDraws draws = dropout_draws(words);
+      const uint32_t limit = dropout.limit(words.word[0] >> 31 != 0);
+      bool below[kDraws];
+      for (int i = 0; i < kDraws; ++i) {
+        below[i] = (draws.word[i / 2] >> (16 * (i % 2)) & 0x7fff) < limit;
+      }
+      for (int i = 0; i < kDraws; ++i) {
+        if (!below[i]) continue;
+        for (int j = 0; j < i; ++j) {
+          pairs[i * kDraws + j] += below[j];
+          threes[i * kDraws + j] += below[j] && below[(i + j + 1) % kDraws];
+        }
+      }
+    }
+    double chi_square = 0;
+    int count = 0;
+    for (int i = 0; i < kDraws; ++i) {
+      for (int j = 0; j < i; ++j, ++count) {
+        const double both = kCalls * part * part;
+        const double off = pairs[i * kDraws + j] - both;
+        EXPECT_LT(std::abs(off) / std::sqrt(both * (1 - part * part)), 5) << i << ", " << j;
+        chi_square += off * off / (both * (1 - part * part));
+        const int third = (i + j + 1) % kDraws;
+        if (third == i || third == j) continue;
+        const double all = both * part;
+        EXPECT_LT(std::abs(threes[i * kDraws + j] - all), 5.5 * std::sqrt(all) + 1)
+            << i << ", " << j;
+      }
+    }
+    EXPECT_LT(std::abs(chi_square - count) / std::sqrt(2.0 * count), 6) << p;
+  }
+}
+
 TEST(DropoutStatistics, DrawsAreUniform) {
   constexpr int kBins = 256;
   std::vector<double> low(kBins), high(kBins);
@@ -211,9 +331,9 @@ TEST(DropoutStatistics, DrawsAreUniform) {
     for (int64_t key = 0; key < kRows; ++key) {
       const PhiloxWords words =
           dropout_words(part, dropout_key(head, dropout_key_word(key)), head.key);
-      const uint32_t draw = dropout_draw(words, query, key);
+      const uint32_t draw = dropout_draws(words).draw(query, key);
       ++low[draw % kBins];
-      ++high[draw / kBins];
+      ++high[draw / (32768 / kBins)];
     }
   }
   constexpr double kExpected = static_cast<double>(kRows * kRows) / kBins;

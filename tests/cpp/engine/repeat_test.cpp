@@ -193,9 +193,9 @@ TEST_P(Bitwise, a_packed_sequence_equals_the_same_sequence_alone) {
 // A decoding row, a short and a long sequence: side by side they would have other tiles than alone.
 TEST_P(Bitwise, of_batch_invariant_calls_no_sequence_knows_of_those_beside_it) {
   Case packed = dense_case(4, 0, 0, 8, 2, 64, 64, FA3_BFLOAT16);
-  const int64_t rows = by_effort(140, 500, 500), keys = by_effort(600, 2100, 2100);
+  const int32_t rows = by_effort(140, 500, 500), keys = by_effort(600, 2100, 2100);
   packed.q = {.owned = {1, 70, rows, 3}, .spare_rows = 2};
-  packed.k = {.owned = {static_cast<int>(keys - 100), 70, rows + 200, keys}, .spare_rows = 1};
+  packed.k = {.owned = {keys - 100, 70, rows + 200, keys}, .spare_rows = 1};
   packed.causal = true;
   packed.batch_invariant = true;
   std::vector<Case> all = {packed, packed, packed};

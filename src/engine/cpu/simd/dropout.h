@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// core/dropout.h for vectors of keys: rounds 2 to 7 of Philox for a row and as many keys as there
-// are lanes, in halves of 64-bit lanes, since that is how a 32-bit product comes. Next: softmax.h.
+// core/dropout.h for vectors of keys: rounds 2 to 7 of Philox for a row and as many calls as there
+// are lanes, in halves of 64-bit lanes, since that is how a 32-bit product comes; and the sums of
+// their words. Next: softmax.h.
 #pragma once
 
+#include "core/dropout_sums.h"
 #include "engine/cpu/dropout_job.h"
 #include "engine/cpu/simd/pack.h"
 
@@ -13,8 +15,9 @@ namespace fa3::cpu::FA3_ISA {
 typedef uint64_t VWide __attribute__((vector_size(4 * kWidth)));
 constexpr int kWideLanes = kWidth / 2;
 
-// Keys of 16, in each of which one call serves four, are made in whole vectors.
-constexpr int64_t kDropoutKeys = kWidth == 16 ? 32 : 16;
+// Four calls serve 64 keys of a row; masks are made for as many as whole vectors of calls do.
+constexpr int64_t kCallKeys = 64;
+constexpr int64_t kDropoutKeys = kWideLanes > 4 ? kWideLanes / 4 * kCallKeys : kCallKeys;
 
 FA3_INLINE VWide wide(uint32_t value) {
   return VWide{} + value;
@@ -45,8 +48,7 @@ FA3_INLINE VWide multiply1(VWide x) {
 struct DropoutLanes {
   VWide of_keys, to_keys, word0, word2, word3;
   VWide round_keys[4][2];
-  VBits threshold;
-  int32_t left_shift;
+  VWide limits[2];
 
   FA3_INLINE DropoutLanes of(const DropoutJob& job, const DropoutRowPart& row) {
     DropoutLanes lanes = {.of_keys = wide(job.of_keys),
@@ -55,8 +57,7 @@ struct DropoutLanes {
                           .word2 = wide(row.word2),
                           .word3 = wide(row.word3),
                           .round_keys = {},
-                          .threshold = VBits{} + job.threshold,
-                          .left_shift = row.left_shift};
+                          .limits = {wide(job.limits[0]), wide(job.limits[1])}};
     FA3_UNROLL
     for (int i = 0; i < 8; ++i) lanes.round_keys[i / 2][i % 2] = wide(job.round_keys[i / 2][i % 2]);
     return lanes;
@@ -64,7 +65,8 @@ struct DropoutLanes {
 };
 
 // The words of one call for each lane: the key words in `keys`.
-FA3_INLINE void dropout_words(const DropoutLanes& lanes, VWide keys, VWide (&words)[4]) {
+FA3_INLINE void dropout_words(const DropoutLanes& lanes, VWide keys,
+                              VWide (&words)[kDropoutWords]) {
   const VWide two = multiply0(keys ^ lanes.of_keys);
   const VWide three = multiply1((two >> 32) ^ lanes.to_keys);
   words[0] = (three >> 32) ^ lanes.word0;
@@ -79,40 +81,57 @@ FA3_INLINE void dropout_words(const DropoutLanes& lanes, VWide keys, VWide (&wor
     words[1] = b;
     words[3] = a;
   }
+  FA3_UNROLL
+  for (int i = kPhiloxWords; i < kDropoutWords; ++i) {
+    const DropoutSum sum = kDropoutSums[i - kPhiloxWords];
+    words[i] = multiply_low(words[sum.times], wide(sum.factor)) + words[sum.plus];
+  }
 }
 
-// All ones where the row keeps a key, else zero, for lanes of words of even and of odd keys.
-FA3_INLINE VBits kept(const DropoutLanes& lanes, VWide even, VWide odd) {
-  const auto draws = (VBits)((even & 0xffffffffu) | odd << 32);
-  return (VBits)(draws << lanes.left_shift >= lanes.threshold);
+// All ones where the row keeps a key, else zero: of the two keys of each lane's word, in turn.
+FA3_INLINE VBits kept(VWide word, VBits limits, VBits dropped_if_rare) {
+  constexpr uint64_t kDraw = 0x7fff;
+  const auto draws = (VInt)((word & kDraw) | (word << 16 & kDraw << 32));
+  return (VBits)(draws < (VInt)limits) ^ dropped_if_rare;
 }
 
 // keep[i] is all ones where the row keeps key begin + i, else zero, for `count` keys and up to
-// kDropoutKeys more; begin is a multiple of 16.
-static void keep_mask(const DropoutJob& job, const DropoutRowPart& row, int64_t begin,
-                      int64_t count, uint32_t* keep) {
-  // Consecutive lanes have pairs of keys: 4 of them, then the next 16 keys.
+// kDropoutKeys more; begin is a multiple of kCallKeys. Word: the row's first word.
+template <int kWord>
+static void keep_mask_of(const DropoutJob& job, const DropoutRowPart& row, int64_t begin,
+                         int64_t count, uint32_t* keep) {
+  // A vector of calls has these keys of each 8 of 64, or all of them and the next 64 keys' as well.
   constexpr int kRun = kWidth < 8 ? kWidth : 8;
   const DropoutLanes lanes = DropoutLanes::of(job, row);
-  VWide keys = wide(static_cast<uint32_t>(begin / 4));
+  const VBits dropped_if_rare = VBits{} + job.dropped_if_rare;
+  VWide keys = wide(static_cast<uint32_t>(begin / kCallKeys * 4));
   FA3_UNROLL
   for (int i = 0; i < kWideLanes; ++i) keys[i] += static_cast<uint32_t>(i);
   for (int64_t i = 0; i < count; i += kDropoutKeys, keep += kDropoutKeys) {
     FA3_UNROLL
-    for (int part = 0; part < kDropoutKeys / (2 * kWidth); ++part) {
-      VWide words[4];
+    for (int first = 0; first < 8; first += kWidth < 8 ? kWidth : 8) {
+      VWide words[kDropoutWords];
       dropout_words(lanes, keys, words);
       keys += kWideLanes;
-      const VBits first = kept(lanes, words[0], words[2]);
-      const VBits second = kept(lanes, words[1], words[3]);
+      const VWide up = wide(0) - (words[0] >> 31 & 1);
+      const VWide limit = (lanes.limits[0] & ~up) | (lanes.limits[1] & up);
+      const auto limits = (VBits)(limit | limit << 32);
       FA3_UNROLL
-      for (int run = 0; run < kWidth / kRun; ++run) {
-        uint32_t* const to = keep + part * kRun + run * 16;
-        __builtin_memcpy(to, (const uint32_t*)&first + run * kRun, kRun * sizeof(uint32_t));
-        __builtin_memcpy(to + 8, (const uint32_t*)&second + run * kRun, kRun * sizeof(uint32_t));
+      for (int j = 0; j < 8; ++j) {
+        const VBits mask = kept(words[2 * j + kWord], limits, dropped_if_rare);
+        FA3_UNROLL
+        for (int run = 0; run < kWidth / kRun; ++run) {
+          __builtin_memcpy(keep + run * kCallKeys + 8 * j + first,
+                           (const uint32_t*)&mask + run * kRun, kRun * sizeof(uint32_t));
+        }
       }
     }
   }
+}
+
+static void keep_mask(const DropoutJob& job, const DropoutRowPart& row, int64_t begin,
+                      int64_t count, uint32_t* keep) {
+  (row.first_word == 0 ? keep_mask_of<0> : keep_mask_of<1>)(job, row, begin, count, keep);
 }
 
 FA3_INLINE VBits load_mask(const uint32_t* from) {
@@ -127,9 +146,9 @@ template <class Format>
 static void drop_weights(const DropoutJob& job, const DropoutRowPart& row, int64_t begin,
                          int64_t end, float* p) {
   constexpr int64_t kSpan = 128;
-  alignas(64) uint32_t keep[kSpan + 16 + kDropoutKeys];
+  alignas(64) uint32_t keep[kSpan + kCallKeys + kDropoutKeys];
   for (; begin < end; begin += kSpan, p += kSpan / Format::kStep) {
-    const int64_t before = begin % 16;
+    const int64_t before = begin % kCallKeys;
     const int64_t count = smaller(kSpan, end - begin);
     const int64_t vectors = (count + kWidth - 1) / kWidth * kWidth;
     keep_mask(job, row, begin - before, before + vectors, keep);

@@ -11,25 +11,32 @@
 // micro-kernel that broadcasts its left factor is a matter of strides, so nothing is transposed.
 #pragma once
 
-#include "engine/cpu/kernels.h"
-#include "engine/cpu/simd/dropout.h"
 #include "engine/cpu/simd/exp2.h"
+#include "engine/cpu/simd/gradient_operands.h"
 
 namespace fa3::cpu::FA3_ISA {
 
-// A row group against one panel of keys, from `key` on.
+// A row group against one panel of keys, from `key` on, with what is needed beside dP.
 struct ScorePanel {
   int64_t row, key;
-  float* p;
-  float* ds;
+  bool free;  // every row sees every key
+  alignas(64) float p[kRowsPerGroup][kPanel];
+  alignas(64) float slope[kRowsPerGroup][kPanel];  // of the softcap
 };
 
-// S, then P. With a softcap its slope goes to where dS will be.
-template <bool kCapped>
-FA3_INLINE void recompute_weights(const GradientTile& tile, const ScorePanel& panel) {
+template <class Format>
+FA3_INLINE void multiply_operands(const float* queries, const float* keys, int64_t dim,
+                                  const ScorePanel& panel, V (&acc)[kRowsPerGroup][kPanelVectors]) {
+  const int64_t stride = left_stride<Format>(dim), depth = depth_of<Format>(dim);
+  multiply<Format>(queries + panel.row * stride, stride, 1, keys + panel.key * depth, kPanel, depth,
+                   acc);
+}
+
+// S, then P.
+template <class Format, bool kCapped>
+FA3_INLINE void recompute_weights(const GradientTile& tile, ScorePanel& panel) {
   V acc[kRowsPerGroup][kPanelVectors] = {};
-  multiply<Floats<float>>(tile.q + panel.row * tile.dim, tile.dim, 1,
-                          tile.kt + panel.key * tile.head_dim, kPanel, tile.head_dim, acc);
+  multiply_operands<Format>(tile.q, tile.kt, tile.head_dim, panel, acc);
   const Exp2Polynomial constants;
   const Exp2Polynomial& polynomial = reread(constants);
   FA3_UNROLL
@@ -41,90 +48,101 @@ FA3_INLINE void recompute_weights(const GradientTile& tile, const ScorePanel& pa
       if (kCapped) {
         const V t = cap_fraction(acc[r][j], tile.scale, tile.softcap);
         score = t * tile.softcap;
-        store(panel.ds + r * kScoreStride + j * kWidth, 1.0f - t * t);
+        store(panel.slope[r] + j * kWidth, 1.0f - t * t);
       }
-      store(panel.p + r * kScoreStride + j * kWidth, exp2((score - lse) * kLog2E, polynomial));
+      store(panel.p[r] + j * kWidth, exp2((score - lse) * kLog2E, polynomial));
     }
   }
 }
 
-// A panel's keep masks, whose rows begin at a multiple of 16 keys.
-constexpr int64_t kKeepStride = kPanel + 16 + kDropoutKeys;
+// The masks of a row group and kDropoutKeys keys.
+struct KeptKeys {
+  alignas(64) uint32_t mask[kRowsPerGroup][kCallKeys + 2 * kDropoutKeys];
+  int64_t first = 0;  // of the tile's keys
 
-// dP, then dS; with dropout, P is masked after it.
-template <bool kCapped, bool kDropped>
-FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScorePanel& panel) {
-  alignas(64) uint32_t keep[kDropped ? kRowsPerGroup * kKeepStride : 1];
-  const int64_t first_key = tile.first_key + panel.key;
-  const int64_t before = first_key % 16;
-  if (kDropped) {
+  FA3_INLINE void make(KeptKeys& kept, const GradientTile& tile, int64_t row, int64_t key) {
+    const int64_t before = (tile.first_key + key) % kCallKeys;
+    kept.first = key - before;
     for (int64_t r = 0; r < kRowsPerGroup; ++r) {
-      keep_mask(tile.dropout, tile.dropout.rows[panel.row + r], first_key - before, before + kPanel,
-                keep + r * kKeepStride);
+      keep_mask(tile.dropout, tile.dropout.rows[row + r], tile.first_key + kept.first,
+                before + kDropoutKeys, kept.mask[r]);
     }
   }
-  V acc[kRowsPerGroup][kPanelVectors] = {};
-  multiply<Floats<float>>(tile.d_o + panel.row * tile.dim_v, tile.dim_v, 1,
-                          tile.vt + panel.key * tile.head_dim_v, kPanel, tile.head_dim_v, acc);
-  FA3_UNROLL
-  for (int r = 0; r < kRowsPerGroup; ++r) {
-    const V delta = broadcast_from(tile.delta + panel.row + r);
-    FA3_UNROLL
-    for (int j = 0; j < kPanelVectors; ++j) {
-      const int64_t at = r * kScoreStride + j * kWidth;
-      const V p = load(panel.p + at);
-      V dp = acc[r][j];
-      if (kDropped) {
-        const VBits kept = load_mask(keep + r * kKeepStride + before + j * kWidth);
-        dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
-        store(panel.p + at, (V)((VBits)p & kept));
-      }
-      dp -= delta;
-      V ds = p * dp;
-      if (kCapped) ds *= load(panel.ds + at);
-      store(panel.ds + at, ds);
-    }
-  }
-}
-
-// Zeros where a row of the group does not see a key of the panel.
-FA3_INLINE void hide_keys(const GradientTile& tile, const ScorePanel& panel) {
-  const VInt lanes = lane_numbers();
-  for (int r = 0; r < kRowsPerGroup; ++r) {
-    const KeyRange visible = tile.row_keys[panel.row + r];
-    const auto begin = static_cast<int32_t>(visible.begin - panel.key);
-    const auto end = static_cast<int32_t>(visible.end - panel.key);
-    FA3_UNROLL
-    for (int j = 0; j < kPanelVectors; ++j) {
-      const VInt key = lanes + j * kWidth;
-      const VInt seen = (key >= begin) & (key < end);
-      const int64_t at = r * kScoreStride + j * kWidth;
-      store(panel.p + at, (V)((VInt)load(panel.p + at) & seen));
-      store(panel.ds + at, (V)((VInt)load(panel.ds + at) & seen));
-    }
-  }
-}
-
-template <bool kCapped, bool kDropped>
-static void recompute_panel(const GradientTile& tile, const ScorePanel& panel) {
-  const KeyRange first = tile.row_keys[panel.row];
-  const KeyRange last = tile.row_keys[panel.row + kRowsPerGroup - 1];
-  const bool hidden = last.end <= panel.key || panel.key + kPanel <= first.begin;
-  const bool free = last.begin <= panel.key && panel.key + kPanel <= first.end;
-  if (!hidden) {
-    recompute_weights<kCapped>(tile, panel);
-    recompute_score_gradients<kCapped, kDropped>(tile, panel);
-  }
-  if (!free) hide_keys(tile, panel);
-}
-
-// c (kRowsPerGroup, columns) += sum_i a[r * row + i * step] b[i][column].
-struct LeftFactor {
-  const float* data;
-  int64_t row, step;
 };
 
-template <int C>
+// All ones where a row sees a key of [key, key + kWidth), else zero.
+FA3_INLINE VInt seen_keys(KeyRange visible, int64_t key) {
+  const VInt keys = lane_numbers() + static_cast<int32_t>(key);
+  return (keys >= static_cast<int32_t>(visible.begin)) & (keys < static_cast<int32_t>(visible.end));
+}
+
+// P and dS of row r and a vector of keys from the panel's key `from` on.
+template <bool kCapped, bool kDropped>
+FA3_INLINE void finish_vector(const GradientTile& tile, const ScorePanel& panel,
+                              const KeptKeys& keep, int64_t r, int64_t from, V dp, V& p, V& ds) {
+  p = load(panel.p[r] + from);
+  VBits kept = {};
+  if (kDropped) {
+    kept = load_mask(keep.mask[r] + panel.key - keep.first + from);
+    dp = (V)((VBits)(dp * broadcast_from(&tile.dropout.scale)) & kept);
+  }
+  dp -= broadcast_from(tile.delta + panel.row + r);
+  ds = p * dp;
+  if (kCapped) ds *= load(panel.slope[r] + from);
+  if (kDropped) p = (V)((VBits)p & kept);
+  if (panel.free) return;
+  const VInt seen = seen_keys(tile.row_keys[panel.row + r], panel.key + from);
+  p = (V)((VInt)p & seen);
+  ds = (V)((VInt)ds & seen);
+}
+
+// dP, then dS, which is stored with P.
+template <class Format, bool kCapped, bool kDropped>
+FA3_INLINE void recompute_score_gradients(const GradientTile& tile, const ScorePanel& panel,
+                                          const KeptKeys& keep) {
+  V acc[kRowsPerGroup][kPanelVectors] = {};
+  multiply_operands<Format>(tile.d_o, tile.vt, tile.head_dim_v, panel, acc);
+  FA3_UNROLL
+  for (int square = 0; square < kRowsPerGroup * kPanelVectors / 4; ++square) {
+    const int row = square / (kPanelVectors / 2) * 2, vector = square % (kPanelVectors / 2) * 2;
+    V p[2][2], ds[2][2];
+    FA3_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      FA3_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        finish_vector<kCapped, kDropped>(tile, panel, keep, row + i, (vector + j) * kWidth,
+                                         acc[row + i][vector + j], p[i][j], ds[i][j]);
+      }
+    }
+    store_square<Format>(tile, panel.row + row, panel.key + vector * kWidth, p, ds);
+  }
+}
+
+template <class Format>
+static void clear_panel(const GradientTile& tile, int64_t row, int64_t key) {
+  for (int64_t r = 0; r < kRowsPerGroup; r += 2) {
+    for (int64_t j = 0; j < kPanel; j += 2 * kWidth) {
+      store_square<Format>(tile, row + r, key + j, {}, {});
+    }
+  }
+}
+
+template <class Format, bool kCapped, bool kDropped>
+static void recompute_panel(const GradientTile& tile, int64_t row, int64_t key,
+                            const KeptKeys& keep) {
+  const KeyRange first = tile.row_keys[row];
+  const KeyRange last = tile.row_keys[row + kRowsPerGroup - 1];
+  if (last.end <= key || key + kPanel <= first.begin) return clear_panel<Format>(tile, row, key);
+  ScorePanel panel;
+  panel.row = row;
+  panel.key = key;
+  panel.free = last.begin <= key && key + kPanel <= first.end;
+  recompute_weights<Format, kCapped>(tile, panel);
+  recompute_score_gradients<Format, kCapped, kDropped>(tile, panel, keep);
+}
+
+// c (kRowsPerGroup, columns) += a b, whose rows have `stride` elements.
+template <class Format, int C>
 FA3_INLINE void add_columns(LeftFactor a, const float* b, int64_t stride, int64_t depth, float* c) {
   V acc[kRowsPerGroup][C];
   FA3_UNROLL
@@ -132,7 +150,7 @@ FA3_INLINE void add_columns(LeftFactor a, const float* b, int64_t stride, int64_
     FA3_UNROLL
     for (int j = 0; j < C; ++j) acc[r][j] = load(c + r * stride + j * kWidth);
   }
-  multiply<Floats<float>>(a.data, a.row, a.step, b, stride, depth, acc);
+  multiply<Format>(a.data, a.row, a.step, b, stride, depth, acc);
   FA3_UNROLL
   for (int r = 0; r < kRowsPerGroup; ++r) {
     FA3_UNROLL
@@ -141,58 +159,72 @@ FA3_INLINE void add_columns(LeftFactor a, const float* b, int64_t stride, int64_
 }
 
 // b and c have rows of `columns`, a multiple of 16.
+template <class Format>
 static void add_product(LeftFactor a, const float* b, int64_t columns, int64_t depth, float* c) {
   int64_t column = 0;
   for (; column + kPanel <= columns; column += kPanel) {
-    add_columns<kPanelVectors>(a, b + column, columns, depth, c + column);
+    add_columns<Format, kPanelVectors>(a, b + column, columns, depth, c + column);
   }
   for (; column < columns; column += kWidth) {
-    add_columns<1>(a, b + column, columns, depth, c + column);
+    add_columns<Format, 1>(a, b + column, columns, depth, c + column);
   }
 }
 
 // dQ += dS K, for every row group over the keys that it sees.
+template <class Format>
 static void add_query_gradients(const GradientTile& tile) {
   for (int64_t row = 0; row < tile.num_queries; row += kRowsPerGroup) {
-    const int64_t begin = tile.row_keys[row].begin;
-    const int64_t end = tile.row_keys[row + kRowsPerGroup - 1].end;
+    const int64_t begin = tile.row_keys[row].begin / Format::kStep;
+    const int64_t end = depth_of<Format>(tile.row_keys[row + kRowsPerGroup - 1].end);
     if (begin >= end) continue;
-    add_product({tile.ds + row * kScoreStride + begin, kScoreStride, 1}, tile.k + begin * tile.dim,
-                tile.dim, end - begin, tile.dq + row * tile.dim);
+    add_product<Format>(rows_of_ds<Format>(tile, row, begin), tile.k + begin * tile.dim, tile.dim,
+                        end - begin, tile.dq + row * tile.dim);
   }
 }
 
 // dV += P^T dO and dK += dS^T Q, for every group of keys over the queries that see it.
+template <class Format>
 static void add_key_gradients(const GradientTile& tile) {
-  int64_t begin = 0, end = 0;
+  const float* const d_o = right_of_queries<Format>(tile.d_o, tile.dim_v);
+  const float* const q = right_of_queries<Format>(tile.q, tile.dim);
+  int64_t first = 0, last = 0;
   for (int64_t key = 0; key < tile.num_keys; key += kRowsPerGroup) {
-    while (begin < tile.num_queries && tile.row_keys[begin].end <= key) ++begin;
-    while (end < tile.num_queries && tile.row_keys[end].begin < key + kRowsPerGroup) ++end;
-    if (begin >= end) continue;
-    const int64_t at = begin * kScoreStride + key;
-    add_product({tile.p + at, 1, kScoreStride}, tile.d_o + begin * tile.dim_v, tile.dim_v,
-                end - begin, tile.dv + key * tile.dim_v);
-    add_product({tile.ds + at, 1, kScoreStride}, tile.q + begin * tile.dim, tile.dim, end - begin,
-                tile.dk + key * tile.dim);
+    while (first < tile.num_queries && tile.row_keys[first].end <= key) ++first;
+    while (last < tile.num_queries && tile.row_keys[last].begin < key + kRowsPerGroup) ++last;
+    if (first >= last) continue;
+    const int64_t begin = first / Format::kStep, depth = depth_of<Format>(last) - begin;
+    add_product<Format>(columns_of<Format>(tile.p, key, begin), d_o + begin * tile.dim_v,
+                        tile.dim_v, depth, tile.dv + key * tile.dim_v);
+    add_product<Format>(columns_of<Format>(tile.ds, key, begin), q + begin * tile.dim, tile.dim,
+                        depth, tile.dk + key * tile.dim);
   }
 }
 
-template <bool kDropped>
+template <class Format, bool kCapped, bool kDropped>
 static void recompute_tile(const GradientTile& tile) {
-  for (int64_t key = 0; key < tile.num_keys; key += kPanel) {
+  // With dropout a row group goes through as many keys as its masks are made for.
+  constexpr int64_t kKeys = kDropped && kDropoutKeys > kPanel ? kDropoutKeys : kPanel;
+  KeptKeys keep;
+  for (int64_t first = 0; first < tile.num_keys; first += kKeys) {
     for (int64_t row = 0; row < tile.num_queries; row += kRowsPerGroup) {
-      const int64_t at = row * kScoreStride + key;
-      const ScorePanel panel = {row, key, tile.p + at, tile.ds + at};
-      (tile.softcap > 0.0f ? recompute_panel<true, kDropped>
-                           : recompute_panel<false, kDropped>)(tile, panel);
+      if (kDropped) KeptKeys::make(keep, tile, row, first);
+      for (int64_t key = first; key < smaller(first + kKeys, tile.num_keys); key += kPanel) {
+        recompute_panel<Format, kCapped, kDropped>(tile, row, key, keep);
+      }
     }
   }
 }
 
+template <class Format>
 static void add_gradients(const GradientTile& tile) {
-  (tile.dropout.rows == nullptr ? recompute_tile<false> : recompute_tile<true>)(tile);
-  add_query_gradients(tile);
-  add_key_gradients(tile);
+  const bool dropped = tile.dropout.rows != nullptr;
+  if (tile.softcap > 0.0f) {
+    (dropped ? recompute_tile<Format, true, true> : recompute_tile<Format, true, false>)(tile);
+  } else {
+    (dropped ? recompute_tile<Format, false, true> : recompute_tile<Format, false, false>)(tile);
+  }
+  add_query_gradients<Format>(tile);
+  add_key_gradients<Format>(tile);
 }
 
 // As floats, padded with zeros to 16 columns.
@@ -204,49 +236,24 @@ static void load_row(const void* data, int64_t dim, float* to) {
   }
 }
 
-// The rows as floats, padded to whole groups of rows and to 16 columns with zeros.
-template <class T>
-static void load_rows(OperandRows rows, float* to) {
-  const int64_t columns = (rows.dim + 15) / 16 * 16;
-  const int64_t padded = (rows.count + kRowsPerGroup - 1) / kRowsPerGroup * kRowsPerGroup;
-  for (int64_t r = 0; r < padded; ++r) {
-    const T* row = static_cast<const T*>(rows.data) + r * rows.row_stride;
-    for (int64_t c = 0; c < columns; c += kWidth) {
-      const bool exists = r < rows.count && c < rows.dim;
-      store(to + r * columns + c, exists ? load_first(row + c, rows.dim - c) : V{});
-    }
-  }
-}
-
-template <class T>
-static void load_panels(OperandRows rows, float* to) {
-  pack_keys<Floats<T>>(static_cast<const T*>(rows.data), rows.row_stride, rows.count, rows.dim, to);
-}
-
-template <class T>
-static void load_keys(const GradientTile& tile, OperandRows k, OperandRows v) {
-  load_rows<T>(k, tile.k);
-  load_panels<T>(k, tile.kt);
-  load_panels<T>(v, tile.vt);
-}
-
-template <class T>
-static void load_q(const GradientTile& tile, OperandRows q) {
-  load_rows<T>(q, tile.q);
-}
-
-template <class T>
-static void load_d_o(const GradientTile& tile, OperandRows d_o) {
-  load_rows<T>(d_o, tile.d_o);
-}
-
 constexpr GradientKernels kFloatGradients = {
     .shape = kFloatGradientShape,
-    .load_keys = {load_keys<float>, load_keys<Float16>, load_keys<BFloat16>},
-    .load_q = {load_q<float>, load_q<Float16>, load_q<BFloat16>},
-    .load_d_o = {load_d_o<float>, load_d_o<Float16>, load_d_o<BFloat16>},
-    .add = add_gradients,
+    .load_keys = {load_keys<Floats<float>>, load_keys<Floats<Float16>>,
+                  load_keys<Floats<BFloat16>>},
+    .load_q = {load_q<Floats<float>>, load_q<Floats<Float16>>, load_q<Floats<BFloat16>>},
+    .load_d_o = {load_d_o<Floats<float>>, load_d_o<Floats<Float16>>, load_d_o<Floats<BFloat16>>},
+    .add = add_gradients<Floats<float>>,
 };
+
+#if defined(__AVX512BF16__)
+constexpr GradientKernels kPairGradients = {
+    .shape = kPairGradientShape,
+    .load_keys = {nullptr, nullptr, load_keys<Bf16Pairs>},
+    .load_q = {nullptr, nullptr, load_q<Bf16Pairs>},
+    .load_d_o = {nullptr, nullptr, load_d_o<Bf16Pairs>},
+    .add = add_gradients<Bf16Pairs>,
+};
+#endif
 
 template <class T>
 static void store_gradient(const GradientRows& job) {

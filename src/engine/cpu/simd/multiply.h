@@ -93,6 +93,20 @@ struct Bf16Pairs {
     return (V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
   }
 
+  // Two vectors of a row rounded to bfloat16, in pairs along the row.
+  FA3_INLINE V row_pairs(V first, V second) {
+    return (V)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  }
+
+  // The same vector of two rows, in pairs down the columns.
+  FA3_INLINE V column_pairs(V upper, V lower) {
+    typedef uint16_t VShort __attribute__((vector_size(64)));
+    VShort order;
+    FA3_UNROLL
+    for (int i = 0; i < 2 * kWidth; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * kWidth);
+    return (V)_mm512_permutexvar_epi16((__m512i)order, (__m512i)row_pairs(upper, lower));
+  }
+
   FA3_INLINE V load_row(const BFloat16* row, int64_t begin, int64_t dim) {
     const int64_t first = begin * 2;
     BFloat16 pairs[2 * kWidth] = {};
@@ -125,7 +139,7 @@ struct Bf16Pairs {
     const V ones = (V)(VBits{} + 0x3f803f80u);
     FA3_UNROLL
     for (int j = 0; j < C; j += 2) {
-      const V pairs = (V)_mm512_cvtne2ps_pbh((__m512)values[j + 1], (__m512)values[j]);
+      const V pairs = row_pairs(values[j], values[j + 1]);
       store(p + j / 2 * kWidth, pairs);
       rounded = multiply_add(rounded, pairs, ones);
     }

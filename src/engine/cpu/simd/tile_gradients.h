@@ -31,39 +31,23 @@ static_assert(kGroup == kTileRows);
 constexpr int64_t kQueryPairs = kGradientQueries / 2;
 constexpr int64_t kKeyPairs = kGradientKeys / 2;
 
-// Where the second half of a buffer of queries begins.
-FA3_INLINE int64_t half_of_queries(int64_t dim) {
-  return kGradientQueries * ((dim + kOperandColumns - 1) / kOperandColumns * kOperandColumns) / 2;
-}
-
-// Rows as a left factor, with zeros up to a whole row group.
-static void pack_left(OperandRows rows, float* to) {
-  const int64_t depth = depth_of<Bf16Tiles>(rows.dim);
-  for (int64_t r = 0; r < (rows.count + kGroup - 1) / kGroup * kGroup; ++r) {
-    const auto* row = static_cast<const BFloat16*>(rows.data) + r * rows.row_stride;
-    for (int64_t i = 0; i < depth; i += kWidth) {
-      store(to + r * depth + i, r < rows.count ? Bf16Tiles::load_row(row, i, rows.dim) : V{});
-    }
-  }
-}
-
 // Rows as a right factor that is added up over the rows.
-static void pack_right(OperandRows rows, int64_t block, float* to) {
+static void pack_right_tiles(OperandRows rows, int64_t block, float* to) {
   pack_values<Bf16Tiles>(static_cast<const BFloat16*>(rows.data), rows.row_stride, rows.count,
                          block, rows.dim, to);
 }
 
 static void load_key_tiles(const GradientTile& tile, OperandRows k, OperandRows v) {
-  pack_left(k, tile.k);
-  pack_left(v, tile.vt);
-  pack_right(k, kGradientKeys, tile.kt);
+  pack_left<Bf16Tiles>(k, tile.k);
+  pack_left<Bf16Tiles>(v, tile.vt);
+  pack_right_tiles(k, kGradientKeys, tile.kt);
 }
 
 // Both right factors of a buffer of queries.
 static void pack_query_tiles(OperandRows rows, float* to) {
   pack_keys<Bf16Tiles>(static_cast<const BFloat16*>(rows.data), rows.row_stride, rows.count,
                        rows.dim, to);
-  pack_right(rows, kGradientQueries, to + half_of_queries(rows.dim));
+  pack_right_tiles(rows, kGradientQueries, to + half_of_queries(kTileGradientShape, rows.dim));
 }
 
 static void load_q_tiles(const GradientTile& tile, OperandRows q) {
@@ -123,15 +107,16 @@ struct KeepBlock {
 };
 
 static void keep_block(const GradientTile& tile, GradientBlock block, uint32_t* mask) {
-  static_assert(kGroup == 2 * kWidth && kGroup == kDropoutKeys);
+  static_assert(kGroup == 2 * kWidth && kCallKeys % kGroup == 0);
+  const int64_t first_key = tile.first_key + block.key, before = first_key % kCallKeys;
   for (int64_t query = 0; query < kGroup; query += kWidth) {
     V first[kWidth], second[kWidth];
     for (int i = 0; i < kWidth; ++i) {
-      alignas(64) uint32_t keep[kGroup];
-      keep_mask(tile.dropout, tile.dropout.rows[block.query + query + i],
-                tile.first_key + block.key, kGroup, keep);
-      first[i] = (V)load_mask(keep);
-      second[i] = (V)load_mask(keep + kWidth);
+      alignas(64) uint32_t keep[kDropoutKeys];
+      keep_mask(tile.dropout, tile.dropout.rows[block.query + query + i], first_key - before,
+                kCallKeys, keep);
+      first[i] = (V)load_mask(keep + before);
+      second[i] = (V)load_mask(keep + before + kWidth);
     }
     transpose(first);
     transpose(second);
@@ -168,20 +153,6 @@ FA3_INLINE void weights_and_gradients(const GradientTile& tile, const QueryVecto
   gradient = ds;
 }
 
-// Rounds two vectors to bfloat16; `low` comes first.
-FA3_INLINE V rounded_pair(V low, V high) {
-  return (V)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-}
-
-// The two vectors in a rounded pair, element by element.
-FA3_INLINE V interleaved(V pair) {
-  typedef uint16_t VShort __attribute__((vector_size(64)));
-  VShort order;
-  FA3_UNROLL
-  for (int i = 0; i < 2 * kWidth; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * kWidth);
-  return (V)_mm512_permutexvar_epi16((__m512i)order, (__m512i)pair);
-}
-
 // From products of one block to its part of P^T, dS^T and dS.
 template <bool kCapped, bool kFree, bool kDropped>
 static void finish_block(const GradientTile& tile, GradientBlock block, KeepBlock keep,
@@ -208,12 +179,12 @@ static void finish_block(const GradientTile& tile, GradientBlock block, KeepBloc
         weights_and_gradients<kCapped, kFree, kDropped>(tile, queries[j], block.key + key + r, kept,
                                                         p_rows[r][j], ds_rows[r][j]);
       }
-      store(p + (key + r) * kQueryPairs, rounded_pair(p_rows[r][0], p_rows[r][1]));
-      store(ds_t + (key + r) * kQueryPairs, rounded_pair(ds_rows[r][0], ds_rows[r][1]));
+      store(p + (key + r) * kQueryPairs, Bf16Tiles::row_pairs(p_rows[r][0], p_rows[r][1]));
+      store(ds_t + (key + r) * kQueryPairs, Bf16Tiles::row_pairs(ds_rows[r][0], ds_rows[r][1]));
     }
     FA3_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      ds_pairs[j][key / 2] = interleaved(rounded_pair(ds_rows[0][j], ds_rows[1][j]));
+      ds_pairs[j][key / 2] = Bf16Tiles::column_pairs(ds_rows[0][j], ds_rows[1][j]);
     }
   }
   for (int j = 0; j < kVectors; ++j) {
@@ -252,10 +223,10 @@ static void add_key_gradient_tiles(const GradientTile& tile) {
     int64_t end = begin;
     while (end < tile.num_queries && !is_hidden(tile, {end, key})) end += kGroup;
     const auto add = [&](const float* left, const float* right, int64_t dim, float* to) {
-      add_tile_product(
-          {left + key * kQueryPairs + begin / 2, kQueryPairs},
-          {right + half_of_queries(dim) + begin / 2 * kTileSide, kQueryPairs * kTileSide},
-          end - begin, to, (dim + 15) / 16 * 16);
+      add_tile_product({left + key * kQueryPairs + begin / 2, kQueryPairs},
+                       {right + half_of_queries(kTileGradientShape, dim) + begin / 2 * kTileSide,
+                        kQueryPairs * kTileSide},
+                       end - begin, to, (dim + 15) / 16 * 16);
     };
     if (begin == end) continue;
     add(tile.p, tile.d_o, tile.head_dim_v, tile.dv + key * tile.dim_v);

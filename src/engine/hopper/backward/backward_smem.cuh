@@ -11,7 +11,9 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
+#include "engine/cuda/dropout.cuh"
 #include "engine/hopper/backward/key_block_work.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
 
@@ -21,11 +23,19 @@ enum class BackwardWarpgroup : int { kQuery = 0, kFirstKey = 1, kHelpers = 3 };
 enum class HelperWarp : int { kLoads = 0, kWaitsForSemaphore = 1, kReleasesSemaphore = 2 };
 
 // Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w, and arrives
-// at kKeysDone + w when it no longer reads Q and dO.
-enum class BackwardBarrier : int { kKeysDone = 2, kStore = 4 };
+// at kKeysDone + w when it no longer reads Q and dO. Its warps exchange draws at kDraws + w.
+enum class BackwardBarrier : int { kKeysDone = 2, kStore = 4, kDraws = 6 };
 
 // Steps by which the wait for dQ's semaphore may lead, and its release may trail.
 inline constexpr int kSemaphoreDepth = 4;
+
+// Draws' bits of a step and of the next one (score_tile.cuh), for each warpgroup that computes P.
+template <BackwardConfig C>
+struct DropoutBits {
+  unsigned char bits[C.splits_dkv() ? 1 : C.key_warpgroups()][2][C.block_m / kRowsPerWarpgroup]
+                    [cuda::KeyRowDropout::kBytes];
+};
+struct NoDropoutBits {};
 
 template <BackwardConfig C>
 struct BackwardSmem {
@@ -38,6 +48,8 @@ struct BackwardSmem {
   alignas(16) float lse[C.stages][C.block_m];    // in Q's pipeline
   alignas(16) float delta[C.stages][C.block_m];  // in dO's
   // k_once, v_once and added_pipeline use `full` alone.
+  alignas(C.dropout ? 16 : 1)
+      [[no_unique_address]] std::conditional_t<C.dropout, DropoutBits<C>, NoDropoutBits> dropout;
   PipelineBarriers<1> k_once;
   PipelineBarriers<1> v_once;
   PipelineBarriers<C.stages> q_pipeline;
@@ -74,6 +86,10 @@ struct BackwardAddresses {
   }
   __device__ __forceinline__ uint32_t delta(uint32_t stage) const {
     return base + uint32_t{offsetof(Smem, delta)} + stage * uint32_t{C.block_m * sizeof(float)};
+  }
+  __device__ __forceinline__ uint32_t dropout_bits(int warpgroup) const {
+    return base + uint32_t{offsetof(Smem, dropout)} +
+           uint32_t(warpgroup) * sizeof(DropoutBits<C>::bits[0]);
   }
   __device__ __forceinline__ Pipeline<1> k_once() const {
     return {base + uint32_t{offsetof(Smem, k_once)}};

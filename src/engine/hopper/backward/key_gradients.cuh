@@ -31,7 +31,8 @@ class KeyGradients {
         warpgroup_(warpgroup),
         first_key_(work.first_key() + warpgroup * kRowsPerWarpgroup),
         unmasked_(unmasked_queries(work.extents(), first_key_, kRowsPerWarpgroup)),
-        dropout_(params.dropout, first_key_of_warp(first_key_)) {}
+        dropout_(params.dropout, first_key_, at.dropout_bits(warpgroup),
+                 int(BackwardBarrier::kDraws) + warpgroup) {}
 
   __device__ __forceinline__ void run() {
     float dk[C.head_dim / 2] = {};
@@ -111,6 +112,7 @@ class KeyGradients {
     ptx::wgmma_fence();
     issue_scores(p, cursor_.stage());
     ptx::wgmma_commit_group();
+    dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
     ptx::wgmma_wait_group<0>();
     exponentiate(p, lse, block);
   }
@@ -120,7 +122,7 @@ class KeyGradients {
                                                  typename Tile::Scores& p,
                                                  float (&dv)[C.head_dim_v / 2]) {
     const uint32_t stage = cursor_.stage();
-    Tile::pack_kept(packed, p);
+    Tile::pack_kept(packed, p, at_.p(warpgroup_));
     ptx::wgmma_fence();
     tile::issue_abt<C.element, C.v_tile(), C.d_o_tile()>(
         p, tile::k_major_low(at_.v() + warpgroup_ * kRowsPerWarpgroup * C.v_tile().row_bytes()),
@@ -163,6 +165,7 @@ class KeyGradients {
     tile::issue_ab<C.element, C.q_tile()>(dk, ds,
                                           tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
+    dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
     ptx::wgmma_wait_group<1>();
     typename Tile::Lse lse;  // read only now: held under the product, 3% slower
     Tile::read(lse, at_.lse(next.stage()));
@@ -190,13 +193,12 @@ class KeyGradients {
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
                                                const typename Tile::Lse& lse, QueryBlock block) {
     const int first_row = block.m_block * C.block_m;
-    dropout_.set_head(work_.sequence(), block.head);
     const auto score = Tile::score_of(params_);
     score.prepare(scores);
     if (Tile::is_masked(unmasked_, first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
-    Tile::exponentiate(scores, lse, score, at_.p(warpgroup_), dropout_, first_row);
+    Tile::exponentiate(scores, lse, score, at_.p(warpgroup_), dropout_);
   }
 
   __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }

@@ -32,14 +32,59 @@ struct SoftcapScore : CappedScore {
 // Kernels that drop nothing.
 struct NoDropout {
   NoDropout() = default;
-  __device__ __forceinline__ NoDropout(const DropoutParams&, int /*first_key*/) {}
-  __device__ __forceinline__ void set_head(int /*sequence*/, int /*head*/) const {}
+  __device__ __forceinline__ NoDropout(const DropoutParams&, int, uint32_t, int) {}
+  __device__ __forceinline__ void draw(int, int, int) const {}
 };
 
-// The first key of this warp, of those of its warpgroup.
-__device__ __forceinline__ int first_key_of_warp(int first_key) {
-  return first_key + int(thread_in_block() % kWarpgroupSize / kWarpSize) * kRowsPerWarp;
-}
+// Which weights of a warpgroup's 64 keys are dropped, for a step's queries, of which each warp
+// draws 16 in 64. It draws early, where it would wait otherwise: the generator is a long chain.
+template <int BlockM>
+class DrawnStep {
+ public:
+  static constexpr int kDraws = BlockM / (kWarpsPerWarpgroup * kDropoutQueries);  // a warp's
+  static constexpr int kBytes = kDraws * KeyRowDropout::kBytes;
+
+  __device__ __forceinline__ DrawnStep(const DropoutParams& params, int first_key, uint32_t smem,
+                                       int barrier)
+      : draws_(params, first_key), next_(smem), other_(smem + kBytes), barrier_(barrier) {}
+
+  // The other warps may still read the bits of the step before.
+  __device__ __forceinline__ void draw(int sequence, int head, int first_query) {
+    const int thread = int(thread_in_block() % kWarpgroupSize);
+    const int query = first_query + thread / kWarpSize * kDropoutQueries;
+#pragma unroll
+    for (int i = 0; i < kDraws; ++i) {
+      ptx::st_shared_b32(next_ + i * KeyRowDropout::kBytes + thread * 4,
+                         draws_.dropped_bits(sequence, head, query + i * kRowsPerWarpgroup));
+    }
+  }
+
+  // Waits for all warps' bits and takes those of this warp's keys: a word for 16 queries each.
+  __device__ __forceinline__ void exchange(uint32_t (&bits)[4 * kDraws]) {
+    ptx::bar_sync(barrier_, kWarpgroupSize);
+#pragma unroll
+    for (int i = 0; i < kDraws; ++i) {
+      ptx::ldmatrix_x4_trans(next_ + i * KeyRowDropout::kBytes + thread_in_block() % kWarpSize * 16,
+                             reinterpret_cast<uint32_t(&)[4]>(bits[4 * i]));
+    }
+    const uint32_t drawn = next_;
+    next_ = other_;
+    other_ = drawn;
+  }
+
+  __device__ __forceinline__ static uint32_t signs(uint32_t bits, int reg) {
+    return KeyRowDropout::signs(bits, int(thread_in_block() % kWarpgroupSize / kWarpSize), reg);
+  }
+
+  __device__ __forceinline__ float keeps() const {
+    return draws_.keeps();
+  }
+
+ private:
+  const KeyRowDropout draws_;
+  uint32_t next_, other_;
+  const int barrier_;
+};
 
 // What dV's sums are multiplied by.
 template <BackwardConfig C>
@@ -53,11 +98,12 @@ struct ScoreTile {
   static constexpr int kScores = C.block_m / 2;      // a thread's
   static constexpr int kStatistics = C.block_m / 4;  // a thread's queries
   static constexpr int kDepth = C.q_tile().mma_depth();
+  static_assert(!C.dropout || kDepth == kDropoutQueries);
   using Scores = float[kScores];
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
   using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
-  using DropoutHook = std::conditional_t<C.dropout, KeyRowDropout, NoDropout>;
+  using DropoutHook = std::conditional_t<C.dropout, DrawnStep<C.block_m>, NoDropout>;
   // The LSEs; or only their address, where P's other form leaves too few registers.
   using Lse = std::conditional_t<C.has_other_p(), uint32_t, Statistics>;
 
@@ -104,7 +150,7 @@ struct ScoreTile {
 
   // S -> P = 2^(score - lse).
   static __device__ __forceinline__ void exponentiate(Scores& scores, const Statistics& lse,
-                                                      ScaledScore score, uint32_t, NoDropout, int) {
+                                                      ScaledScore score, uint32_t, NoDropout) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       scores[i] = ex2(score.exponent(scores[i], lse[query_index(i)]));
@@ -112,16 +158,16 @@ struct ScoreTile {
   }
 
   // The same, and P's other form goes to shared memory, for differentiate(): times the softcap's
-  // derivative. Both are negative where P is dropped.
+  // derivative, and negative where P is dropped.
   static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
                                                       const Score& score, uint32_t p_smem,
-                                                      const DropoutHook& dropout, int first_row) {
+                                                      DropoutHook& dropout) {
+    uint32_t dropped[C.block_m / kDropoutQueries] = {};
+    if constexpr (C.dropout) dropout.exchange(dropped);
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
       float lse[kDepth / 4];
       read(lse, lse_row + step * kDepth * uint32_t{sizeof(float)});
-      uint32_t sign[8] = {};
-      if constexpr (C.dropout) dropout.signs(sign, first_row + step * kDepth);
       uint32_t packed[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -131,13 +177,21 @@ struct ScoreTile {
           float& x = scores[8 * step + 2 * j + half];
           const float derivative = derivative_of(score, x);
           x = ex2(score.exponent(x, lse[query_index(2 * j + half)]));
-          if constexpr (C.dropout) x = __uint_as_float(__float_as_uint(x) ^ sign[2 * j + half]);
           p[half] = x * derivative;
         }
         packed[j] = pack_pair<C.element>(p[0], p[1]);
+        if constexpr (C.dropout) {
+          const uint32_t signs = DropoutHook::signs(dropped[step], j);
+          packed[j] |= signs;
+          if constexpr (C.capped()) sign_pair(&scores[8 * step + 2 * j], signs);
+        }
       }
       ptx::st_shared_b32x4(packed_place(p_smem, step), packed);
     }
+  }
+  static __device__ __forceinline__ void sign_pair(float* p, uint32_t signs) {
+    p[0] = __uint_as_float(__float_as_uint(p[0]) | (signs << 16));
+    p[1] = __uint_as_float(__float_as_uint(p[1]) | (signs & 0x80000000u));
   }
   static __device__ __forceinline__ float derivative_of(const SoftcapScore& score, float x) {
     return score.derivative(x);
@@ -146,7 +200,8 @@ struct ScoreTile {
     return 1.0f;
   }
 
-  // dP -> dS = P (dP - delta).
+  // dP -> dS = P (dP - delta). With dropout P (dP m - (1 - p) delta), (1 - p) times that: what dK
+  // and dQ are multiplied by has the rest.
   static __device__ __forceinline__ void differentiate(Scores& dp, const Packed& p,
                                                        const Statistics& delta,
                                                        const DropoutHook& dropout) {
@@ -177,17 +232,24 @@ struct ScoreTile {
       float& x = dp[i + half];
       const float row_delta = delta[query_index(i + half)];
       if constexpr (C.dropout) {
-        const float kept = signbit(pair[half]) ? 0.0f : dropout.scale;
-        x = fabsf(pair[half]) * __fmaf_rn(x, kept, -row_delta);
+        const float kept = fmaxf(pair[half], 0.0f);
+        x = __fmaf_rn(kept, x, -fabsf(pair[half]) * (row_delta * dropout.keeps()));
       } else {
         x = pair[half] * (x - row_delta);
       }
     }
   }
 
-  // P as the operand of dV's product: without what is dropped.
-  static __device__ __forceinline__ void pack_kept(Packed& packed, const Scores& p) {
-    if constexpr (C.dropout) {
+  // P as the operand of dV's product: without what is dropped. `smem`: where exponentiate() has
+  // left its other form.
+  static __device__ __forceinline__ void pack_kept(Packed& packed, const Scores& p, uint32_t smem) {
+    if constexpr (C.dropout && !C.capped()) {
+      load_packed(packed, smem);
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        packed[i / 4][i % 4] = positive_pair<C.element>(packed[i / 4][i % 4]);
+      }
+    } else if constexpr (C.dropout) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
         packed[i / 8][i / 2 % 4] = pack_positive_pair<C.element>(p[i], p[i + 1]);

@@ -112,7 +112,7 @@ class ShortSequence {
     ptx::wgmma_wait_group<0>();
     const SequenceExtents extents{queries_.used, keys_.used, params_.mask, 0};
     if (Tile::is_masked(unmasked_queries(extents, 0, C.block_n), 0)) Tile::mask(p, extents, 0, 0);
-    Tile::exponentiate(p, lse, Tile::score_of(params_), 0, {}, 0);
+    Tile::exponentiate(p, lse, Tile::score_of(params_), 0, {});
     typename Tile::Packed packed_p, ds;
     Tile::pack(packed_p, p);
     Tile::differentiate(dp, packed_p, delta, {});

@@ -30,7 +30,7 @@ class SplitKeyGradients {
         at_(at),
         work_(work),
         first_key_(work.first_key()),
-        dropout_(params.dropout, first_key_of_warp(first_key_)) {}
+        dropout_(params.dropout, first_key_, at.dropout_bits(0), int(BackwardBarrier::kDraws)) {}
 
   __device__ __forceinline__ void run() {
     float sums[kSumTile.columns / 2] = {};
@@ -126,6 +126,9 @@ class SplitKeyGradients {
                                             typename Tile::Packed& packed, QueryBlock block) {
     std::conditional_t<kSumsDv, typename Tile::Lse, typename Tile::Statistics> statistics;
     Tile::read(statistics, kSumsDv ? at_.lse(cursor_.stage()) : at_.delta(cursor_.stage()));
+    if constexpr (kSumsDv) {
+      dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
+    }
     ptx::wgmma_wait_group<0>();
     release_summed();
     if constexpr (kSumsDv) {
@@ -134,7 +137,7 @@ class SplitKeyGradients {
       differentiate(tile, statistics);
     }
     if constexpr (kSumsDv) {
-      Tile::pack_kept(packed, tile);
+      Tile::pack_kept(packed, tile, at_.p(out_.stage()));
     } else {
       Tile::pack(packed, tile);
     }
@@ -153,14 +156,13 @@ class SplitKeyGradients {
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
                                                const typename Tile::Lse& lse, QueryBlock block) {
     const int first_row = block.m_block * C.block_m;
-    dropout_.set_head(work_.sequence(), block.head);
     const auto score = Tile::score_of(params_);
     score.prepare(scores);
     if (Tile::is_masked(unmasked_queries(work_.extents(), first_key_, C.block_n), first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
     if constexpr (C.has_other_p()) at_.p_pipeline().wait_empty(out_);
-    Tile::exponentiate(scores, lse, score, at_.p(out_.stage()), dropout_, first_row);
+    Tile::exponentiate(scores, lse, score, at_.p(out_.stage()), dropout_);
   }
 
   __device__ __forceinline__ void differentiate(typename Tile::Scores& dp,

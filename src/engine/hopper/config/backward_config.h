@@ -32,10 +32,11 @@ struct BackwardConfig {
     other.element = e;
     other.variant = v;
     if (other.general()) other.helpers = true;  // loads take more instructions there
-    if (other.keeps_p()) {                      // which takes shared memory from Q and dO
+    if (other.keeps_p()) {  // which takes shared memory from Q and dO
       other.block_m = 64;
-      other.stages = 3;
-      other.helpers = false;  // they would cost the key warpgroups 8 registers
+      // Helpers would cost the key warpgroups 8 registers, of which 64 columns have enough.
+      other.helpers = dropout && head_dim <= 64;
+      other.stages = other.helpers ? 4 : 3;
     }
     return other;
   }

@@ -46,6 +46,10 @@ struct ConsumerTuning {
   // Elsewhere the compiler spills.
   bool recomputes_pages;
 
+  // Dropout's draws are made while scores are multiplied, and wait in registers, of which three
+  // consumers have none to spare. Measured: docs/lab/dropout.md.
+  bool draws_early;
+
   // ---- Few queries over a quantized cache ----
 
   // Tiles are small and follow each other soon, so what a step waits for counts: rows past the last
@@ -68,6 +72,7 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
       .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,
       .stores_any_rows = c.general() && !c.dequantizes() && c.head_dim != 96 && has_registers,
       .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
+      .draws_early = c.consumers() <= 2,
       .short_steps = c.dequantizes() && c.consumers() == 1};
 }
 

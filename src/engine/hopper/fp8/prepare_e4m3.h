@@ -28,6 +28,7 @@ struct E4m3Preparation {
   uint8_t* transposed;      // (sequences, kv_heads, columns, padded_keys)
   KeyScales* prepared;      // (sequences, kv_heads, padded_keys / kDescaleRows)
   float* largest_of_heads;  // (sequences, kv_heads): V's largest scale
+  int* tile_counter;        // of the forward kernel, cleared here; null: it has none
 };
 cudaError_t prepare_e4m3(const E4m3Preparation& preparation, cudaStream_t stream);
 

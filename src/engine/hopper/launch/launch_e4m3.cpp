@@ -17,6 +17,7 @@ T* array_at(void* workspace, int64_t offset) {
 
 cudaError_t prepare_e4m3_launch(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
   const ForwardCall& call = plan.forward.call;
+  const bool draws = plan.forward.tiling.scheduler == Scheduler::kDynamicPersistent;
   const E4m3Preparation preparation{
       .v = row_tensor(plan.v),
       .sequences = int(call.sequences),
@@ -29,7 +30,10 @@ cudaError_t prepare_e4m3_launch(const E4m3Plan& plan, void* workspace, cudaStrea
       .value_scales = plan.v_quantization.descale,
       .transposed = array_at<uint8_t>(workspace, plan.transposed),
       .prepared = array_at<KeyScales>(workspace, plan.key_scales),
-      .largest_of_heads = array_at<float>(workspace, plan.value_scales)};
+      .largest_of_heads = array_at<float>(workspace, plan.value_scales),
+      .tile_counter = draws ? array_at<int>(workspace, plan.forward_workspace +
+                                                           plan.forward.workspace.tile_counter)
+                            : nullptr};
   return prepare_e4m3(preparation, stream);
 }
 

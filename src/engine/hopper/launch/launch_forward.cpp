@@ -130,11 +130,13 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
                      .parts_log2 = plan.tile_parts_log2};
 }
 
-// Clears the tile counter, with the list of tiles or alone.
+// Clears the tile counter, with the list of tiles or alone; that of e4m3 operands alone is cleared
+// by the kernel that prepares these.
 cudaError_t prepare_scheduler(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   const ForwardWorkspace& w = plan.workspace;
   int* counter = array_at<int>(workspace, w.tile_counter);
   if (plan.tiling.scheduler == Scheduler::kDynamicPersistent) {
+    if (plan.kernel.config.e4m3) return cudaSuccess;
     return cudaMemsetAsync(counter, 0, sizeof(int), stream);
   }
   if (plan.tiling.scheduler != Scheduler::kVarlenMetadata) return cudaSuccess;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/plan/plan_e4m3.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/error.h"
@@ -50,6 +51,13 @@ TensorSpan transposed_span(const TensorSpan& v, int64_t sequences, int64_t keys)
           .row_stride = keys,
           .head_stride = v.columns * keys,
           .element_bytes = 1};
+}
+
+// Where rows see nothing, a kernel of all masks and lengths may visit the block behind the last
+// key.
+int padded_keys(const ForwardConfig& c, int keys, int step) {
+  const int blocks = c.general() ? keys / step + 1 : std::max(1, (keys + step - 1) / step);
+  return blocks * step;
 }
 
 void lay_out(E4m3Plan* plan) {
@@ -122,10 +130,12 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
   if (call.has_no_queries()) return plan;
   // Rows of packed queries that no sequence owns are computed, as those of one without keys.
   plan.sequences = int(std::max<int64_t>(call.sequences, 1));
-  // Whole blocks of keys of either kernel, one more than all keys fill. No kernel has blocks of no
-  // keys. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
+  // Whole blocks of keys of either kernel. No kernel has blocks of no keys.
+  // NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
   plan.key_step = std::lcm(kPreparedKeys, c.block_n);
-  plan.padded_keys = (call.seqlen_k / plan.key_step + 1) * plan.key_step;
+  plan.padded_keys = padded_keys(c, call.seqlen_k, plan.key_step);
+  // The list of varlen tiles is made by a kernel between the two.
+  plan.forward.pdl = plan.forward.tiling.scheduler != Scheduler::kVarlenMetadata;
   plan.forward.call.v = transposed_span(call.v, plan.sequences, plan.padded_keys);
   lay_out(&plan);
   return plan;

@@ -49,6 +49,16 @@ __device__ __forceinline__ void st_shared_b32x4(uint32_t address, const uint32_t
                : "memory");
 }
 
+__device__ __forceinline__ void st_shared_b32(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ uint32_t ld_shared_b32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
                : "=r"(value[0]), "=r"(value[1])

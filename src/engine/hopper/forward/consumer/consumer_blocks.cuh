@@ -32,8 +32,7 @@ __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
     c.tile.set_blocks(work.mine[c.warpgroup]);
   }
   if constexpr (C.dropout) {
-    c.dropout.set_tile(sequence_of<C>(work), work.queries.pack, c.first_row_of(work),
-                       work.first_key);
+    c.dropout.set_tile(sequence_of<C>(work), work.queries.pack, c.first_row_of(work));
   }
   if constexpr (C.e4m3) c.tile.take_longer_reference();
   if constexpr (C.dequantizes() && !C.types().rescales_queries())

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
+#include "engine/hopper/ptx/smem.cuh"
+#include "engine/hopper/ptx/sync.cuh"
 
 namespace fa3::hopper {
 
@@ -33,6 +35,16 @@ __device__ __forceinline__ void promote_output(ConsumerState<C>& c, ThreadTile<C
   if constexpr (C.e4m3) c.promoted.promote(r.output, r.rows, c.promoted_sum_address());
 }
 
+// The draws for the block's P, while its scores are multiplied: the warp would wait. They depend on
+// a load that the compiler leaves behind these products; else they would stand among them.
+template <ForwardConfig C>
+__device__ __forceinline__ void draw(const ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (C.dropout) {
+    const uint32_t base = ptx::ld_shared_b32(ptx::cvta_to_shared(&c.work_tile().first_key));
+    c.dropout.call(r.draws, int(base) + c.tile.first_key());
+  }
+}
+
 // Both products of a step: the block's scores, and P V of the block before. Promotes: a part of O
 // ends here, and joins the earlier ones while Q K^T runs.
 template <bool Promotes, ForwardConfig C>
@@ -48,6 +60,7 @@ __device__ __forceinline__ void issue_products(ConsumerState<C>& c, ThreadTile<C
     promote_output(c, r);
     ptx::wgmma_fence();
   }
+  if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   issue_output(c, r, v_low);
   c.ping_pong.pass();
 }

@@ -5,6 +5,7 @@
 
 #include "engine/cuda/mask.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
+#include "engine/hopper/forward/consumer/consumer_products.cuh"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
 #include "engine/hopper/forward/consumer/recompute_scores.cuh"
 
@@ -65,8 +66,9 @@ __device__ __forceinline__ void guarded_softmax(ConsumerState<C>& c, ThreadTile<
 // P becomes an operand, without what is dropped of it. The sums of P have it all.
 template <int Begin, ForwardConfig C>
 __device__ __forceinline__ void drop_and_pack_p(ConsumerState<C>& c, ThreadTile<C>& r) {
-  if constexpr (C.dropout) c.dropout.drop(r.scores, c.tile.first_key());
+  if constexpr (!consumer_tuning(C).draws_early) draw(c, r);
   pack_p<Begin, ThreadTile<C>::kScores>(r);
+  if constexpr (C.dropout) c.dropout.drop(r.p, r.draws, c.params.dropout);
 }
 
 // O and its sums move to the reference that the step has left.
@@ -135,6 +137,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   online_step(r.scores, r.rows, c.score, result);
   rescale_output(c, r, result);
   r.add_sums(result);
+  if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   drop_and_pack_p<0>(c, r);
 }
 

@@ -60,6 +60,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   issue_scores(r, q_low, k_low);  // line 4
   c.ping_pong.pass();
   read_key_scales(c, k.stage());
+  if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   ptx::wgmma_wait_group<0>();
   c.stages.release_kv(k);  // line 5
   release_spent_q(c);

@@ -3,22 +3,31 @@
 // Next: consumer_state.cuh.
 #pragma once
 
+#include <type_traits>
+
+#include "core/dropout.h"
 #include "engine/cuda/softmax.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/tile/gemm.cuh"
 
 namespace fa3::hopper {
 
+// Dropout's words for a block's P, 64 keys each.
+template <int Keys>
+struct Draws {
+  PhiloxWords draws[Keys / kDropoutKeys];
+};
+struct NoDraws {};
+
 // Apart from ConsumerState, which the compiler only keeps in registers if no array stands in it.
 template <ForwardConfig C>
-struct ThreadTile {
+struct ThreadTile : std::conditional_t<C.dropout, Draws<C.block_n>, NoDraws> {
   static constexpr int kScores = C.block_n / 2;
 
   float scores[kScores];                   // S, then P
   tile::PFragment<C.tiles().v, C.e4m3> p;  // P of the block before, as an operand
   float output[C.head_dim_v / 2];          // O; for e4m3 its newest part (promoted_sum.cuh)
   RowState rows;
-
   __device__ __forceinline__ void rescale_output(const float (&factor)[kRowsPerThread]) {
 #pragma unroll
     for (int i = 0; i < C.head_dim_v / 2; ++i) output[i] *= factor[fragment_row_index(i)];

@@ -6,6 +6,7 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {
 
@@ -21,7 +22,13 @@ class E4m3Kv : public Keys {
     int kv_head;
     int sequence;
   };
-  using Keys::Keys;
+
+  // The kernel before may still write V^T and the scales. This thread alone reads them, others what
+  // it brings: it alone waits.
+  __device__ __forceinline__ E4m3Kv(const ForwardParams& params, SmemAddresses<C> at)
+      : Keys(params, at) {
+    ptx::griddepcontrol_wait();
+  }
 
   __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool starts) const {
     return {Keys::block_of(keys, number, starts), keys.first + number * C.block_n, keys.kv_head,

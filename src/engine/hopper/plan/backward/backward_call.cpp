@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/plan/backward/backward_call.h"
 
+#include "engine/cuda/dropout.h"
 #include "engine/hopper/plan/forward_call.h"
 
 namespace fa3::hopper {
@@ -19,6 +20,8 @@ BackwardCall call_of(const BackwardProblem& p) {
   const auto floats = [](const RowScalars& r) {
     return cuda::RowFloats{r.data, {r.batch_stride, r.head_stride, r.row_stride}};
   };
+  // Kernels compute 1 - p times dS.
+  const float kept_scale = cuda::DropoutParams::of(p.dropout).scale;
   return {.q = queries(p.q, p.head_dim),
           .k = keys(p.k, p.head_dim),
           .v = keys(p.v, p.head_dim_v),
@@ -30,8 +33,8 @@ BackwardCall call_of(const BackwardProblem& p) {
           .dk = keys(p.dk, p.head_dim),
           .dv = keys(p.dv, p.head_dim_v),
           .scale = p.scale,
-          .gradient_scale = p.gradient_scale(p.lengths_k.max),
-          .gradient_scale_of_one_key = p.gradient_scale(1),
+          .gradient_scale = p.gradient_scale(p.lengths_k.max) * kept_scale,
+          .gradient_scale_of_one_key = p.gradient_scale(1) * kept_scale,
           .softcap = p.softcap,
           .mask = narrow_mask(p),
           .dropout = p.dropout,

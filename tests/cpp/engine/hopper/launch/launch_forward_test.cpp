@@ -100,6 +100,14 @@ TEST(LaunchForward, of_one_call_follows_the_scheduler_of_its_plan) {
   }
 }
 
+// It clears the counter before this launch, which may then start under its end.
+TEST(LaunchForward, of_e4m3_leaves_the_tile_counter_to_the_kernel_that_prepares_values) {
+  ForwardPlan plan = planned({{}, Scheduler::kDynamicPersistent, {}});
+  plan.kernel.config.e4m3 = true;
+  EXPECT_NE(launched(plan).params.tile_counter, nullptr);
+  EXPECT_EQ(g_cuda.memsets, 0);
+}
+
 TEST(LaunchForward, takes_every_part_of_a_plan_as_it_is) {
   ForwardPlan plan = planned({{}, Scheduler::kStreamK, {.ctas = 7}});
   EXPECT_TRUE(launched(plan).pdl);

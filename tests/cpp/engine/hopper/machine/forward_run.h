@@ -87,11 +87,12 @@ class ForwardRun {
     if (config_.e4m3) give_scales_and_transpose(&a, &operands);
     const Tiling tiling = s.finds_own_tiles() ? Tiling{{}, s.scheduler, s.split}
                                               : whole_tiles(config_, a, {}, machine::kSms);
-    const ForwardPlan plan =
+    ForwardPlan plan =
         plan_launch({config_, nullptr, kernel_.smem_bytes}, a, tiling, machine::kSms);
     operands.v = plan.call.v;
     operands.o = plan.call.o;
     workspace_.resize(size_t(plan.workspace.bytes), 0xcd);
+    if (config_.e4m3) follow_preparation(&plan);
     machine::on_launch = [this](const void*, dim3 grid, const void* params, bool pdl) {
       launch_ = {grid.x, *static_cast<const ForwardParams*>(params), pdl};
     };
@@ -229,6 +230,12 @@ class ForwardRun {
                       .sequences = s.batches,
                       .kv_heads = s.kv_heads,
                       .blocks = s.seqlen_k / FA3_DESCALE_ROWS + 1};
+  }
+  // As plan_e4m3.cpp and prepare_e4m3.cu do.
+  void follow_preparation(ForwardPlan* plan) {
+    plan->pdl = plan->tiling.scheduler != Scheduler::kVarlenMetadata;
+    if (plan->tiling.scheduler != Scheduler::kDynamicPersistent) return;
+    *reinterpret_cast<int*>(workspace_.data() + plan->workspace.tile_counter) = 0;
   }
   int64_t lse_count() const {
     return int64_t{trial_.shape.entries()} * trial_.shape.heads * trial_.shape.q_rows();

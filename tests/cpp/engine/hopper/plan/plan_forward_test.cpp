@@ -4,6 +4,7 @@
 
 #include <array>
 #include <set>
+#include <tuple>
 
 #include "engine/hopper/config/register_budget.h"
 #include "engine/hopper/instances/cache_table.h"
@@ -280,6 +281,35 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_accepted("mean in a window", centred([](Problem& p) { p.mask.left = 3; }));
   expect_refused("multiples of 16", [](Problem& p) { p.head_dim = 72; });
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
+}
+
+E4m3Plan planned_e4m3(Problem p) {
+  p.dtype = DType::float8_e4m3;
+  const ForwardConfig& c =
+      kE4m3Table[size_t(p.lengths_k.varlen ? kE4m3Table.size() - 1 : 2)].config;
+  return plan_e4m3_launch({c, nullptr, 1024}, p, call_of(p), kSms);
+}
+
+// The list of tiles is made by a kernel between the two, which a kernel that starts early would
+// not wait for.
+TEST(PlanE4m3, chains_the_kernel_to_the_one_that_transposes_values_unless_another_is_between) {
+  Problem p = plain();
+  EXPECT_TRUE(planned_e4m3(p).forward.pdl);
+  p.lengths_k.varlen = true;
+  const E4m3Plan varlen = planned_e4m3(p);
+  EXPECT_EQ(varlen.forward.tiling.scheduler, Scheduler::kVarlenMetadata);
+  EXPECT_FALSE(varlen.forward.pdl);
+}
+
+TEST(PlanE4m3, pads_keys_by_a_block_where_a_kernel_may_look_behind_the_last_one) {
+  Problem p = plain();
+  for (const auto& [keys, padded, varlen] :
+       {std::tuple(1024, 1024, 1152), {1023, 1024, 1024}, {1, 128, 128}, {0, 128, 128}}) {
+    p.lengths_k = {.max = keys};
+    EXPECT_EQ(planned_e4m3(p).padded_keys, padded) << keys;
+    p.lengths_k.varlen = true;
+    EXPECT_EQ(planned_e4m3(p).padded_keys, varlen) << keys;
+  }
 }
 
 TEST(Variants, a_window_that_reaches_over_the_longest_sequence_needs_no_general_kernel) {

@@ -14,6 +14,7 @@ inline unsigned thread_in_block() {
   return threadIdx.x;
 }
 
+inline void settle(uint32_t&) {}
 inline float ex2(float x) {
   return std::exp2(machine::settled(x));
 }
@@ -39,6 +40,14 @@ uint32_t pack_pair(float low, float high) {
 template <Element E>
 uint32_t pack_positive_pair(float low, float high) {
   return pack_pair<E>(low, high);
+}
+template <Element E>
+uint32_t positive_pair(uint32_t pair) {
+  return pair;
+}
+inline uint32_t halves_below(uint32_t draws, uint32_t limits) {
+  const uint32_t low = (draws & 0x7fff) < (limits & 0xffff) ? 0xffff : 0;
+  return low | ((draws >> 16 & 0x7fff) < limits >> 16 ? 0xffff0000 : 0);
 }
 
 inline void load_global_if(bool, const void*, uint32_t (&value)[4]) {

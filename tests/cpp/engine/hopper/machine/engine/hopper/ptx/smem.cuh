@@ -26,6 +26,13 @@ inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
 inline void st_shared_b32x4(uint32_t address, const uint32_t (&)[4]) {
   machine::store_shared(address);
 }
+inline void st_shared_b32(uint32_t address, uint32_t) {
+  machine::store_shared(address);
+}
+inline uint32_t ld_shared_b32(uint32_t address) {
+  machine::load_shared(address);
+  return 0;
+}
 inline void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
   machine::load_shared(address);
   for (uint32_t& word : value) word = 0;

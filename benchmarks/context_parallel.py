@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times fa3.distributed.attention on the ranks of a group, beside rivals and the ideal.
+
+    torchrun --nproc-per-node 8 benchmarks/context_parallel.py --json rows.jsonl
+    torchrun --nproc-per-node 2 benchmarks/context_parallel.py --device cpu --dtype fp32 \
+        --tokens 256 --heads 4:2 --head-dim 32 --rounds 2
+    python3 benchmarks/context_parallel.py --predict 2,4,8,16,64
+
+A time is that of the slowest rank, all of which start a round together; rounds and rows are those
+of harness.py. "ideal" is fa3.attention without communication over the whole sequence with its part
+of the heads: a rank's share of the work as one GPU does it. `of_ideal` is the ideal's time over a
+contender's. `error` is the RMSE of some rows of O from float64, over that of O itself; more than
+0.02 ends the run. What cannot run has `left_out`, the reason.
+
+--predict prints what the model behind method="auto" expects instead, for so many GPUs.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from contenders import DTYPES
+from context_parallel_model import print_predictions
+from harness import FLUSH_BYTES, numbers, parser_of, progress, provenance, summary, time_once
+from harness import write_rows as write
+
+import fa3
+from fa3 import distributed
+from fa3.distributed import stages
+
+SAMPLED_ROWS = 32
+MOST_ERROR = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    tokens: int  # of a rank
+    heads: tuple[int, int]  # of queries, of keys
+    head_dim: int
+    packed: bool
+    backward: bool
+    dtype: str
+    device: str
+
+    @property
+    def total(self) -> int:
+        return self.tokens * dist.get_world_size()
+
+    def lengths(self) -> list[int]:
+        """The whole as one document, or as documents of log-uniform lengths."""
+        if not self.packed:
+            return [self.total]
+        draw, left, found = random.Random(0), self.total, []
+        while left:
+            found.append(min(left, round(16 * 1024 ** draw.random())))
+            left -= found[-1]
+        return found
+
+    def cu_seqlens(self) -> list[int]:
+        return list(itertools.accumulate(self.lengths(), initial=0))
+
+    def flops(self) -> float:
+        """Of a rank: 4 products of a pair forward, 10 backward, causal."""
+        pairs = sum(n * (n + 1) / 2 for n in self.lengths())
+        passes = 4 + 10 * self.backward
+        return passes * pairs * self.heads[0] * self.head_dim / dist.get_world_size()
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    layout: str
+    attend: Callable  # (q, k, v) -> out, of a rank's rows
+    around: Callable = contextlib.nullcontext
+    whole: bool = False  # the ideal: all rows of some heads
+
+
+def ours(case: Case) -> list[Contender]:
+    def call(method, layout, degree=None, sizes=None):
+        of = {"cu_seqlens": case.cu_seqlens()} if case.packed else {}
+        options = {
+            "method": method,
+            "layout": layout,
+            "ulysses_degree": degree,
+            "stages": sizes,
+            **of,
+        }
+        return lambda q, k, v: distributed.attention(q, k, v, causal=True, **options)
+
+    world, kv_heads = dist.get_world_size(), case.heads[1]
+    found = [
+        Contender("fa3 ring", "zigzag", call("ring", "zigzag")),
+        Contender("fa3 all_gather", "zigzag", call("all_gather", "zigzag")),
+        Contender("fa3 auto", "zigzag", call("auto", "zigzag")),
+    ]
+    if world > 2:
+        one = call("ring", "zigzag", None, stages.growing(world))
+        found.append(Contender("fa3 ring, growing", "zigzag", one))
+    if case.packed:
+        one = call("all_gather", "contiguous")
+        found.append(Contender("fa3 all_gather, contiguous", "contiguous", one))
+    if kv_heads % world == 0:
+        found.append(Contender("fa3 ulysses", "contiguous", call("ulysses", "contiguous")))
+    for degree in range(2, world):
+        if world % degree == 0 and kv_heads % degree == 0:
+            one = call("hybrid", "zigzag", degree)
+            found.append(Contender(f"fa3 hybrid {world // degree}x{degree}", "zigzag", one))
+    return found
+
+
+def ideal(case: Case) -> Contender:
+    options = {}
+    if case.packed:
+        cu = torch.tensor(case.cu_seqlens(), dtype=torch.int32, device=case.device)
+        options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+        options |= {"max_seqlen_q": max(case.lengths()), "max_seqlen_k": max(case.lengths())}
+    attend = lambda q, k, v: fa3.attention(q, k, v, causal=True, **options)  # noqa: E731
+    return Contender("ideal", "heads", attend, whole=True)
+
+
+def rivals(case: Case) -> list[Contender | tuple[str, str]]:
+    """Contenders, or (name, why it is left out)."""
+    return [*ring_flash_attn(case), *torchs(case)]
+
+
+def ring_flash_attn(case: Case):
+    name = "ring_flash_attn zigzag"
+    if not importlib.util.find_spec("ring_flash_attn"):
+        return [(name, "ring_flash_attn is not installed")]
+    if case.packed:
+        return [(name, "its packed form wants every length to divide by twice the ranks")]
+    import ring_flash_attn as package
+
+    attend = package.zigzag_ring_flash_attn_func
+    return [Contender(name, "zigzag", lambda q, k, v: attend(q, k, v, causal=True))]
+
+
+def torchs(case: Case):
+    """torch's context_parallel, with its own kernels and with those of the switch."""
+    kinds = list(itertools.product(("allgather", "alltoall"), ("cudnn", "flash", "fa3")))
+    names = [f"torch {rotation}, {kernel}" for rotation, kernel in kinds]
+    if case.device == "cpu":
+        return [
+            (name, "torch's context_parallel has no attention of CPU tensors") for name in names
+        ]
+    if case.packed:
+        return [(name, "torch's context_parallel takes no packed documents") for name in names]
+    if case.heads[0] != case.heads[1]:
+        return [
+            (name, "torch's context_parallel wants as many key heads as heads") for name in names
+        ]
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import fa3.torch
+
+    mesh = dist.device_mesh.init_device_mesh("cuda", (dist.get_world_size(),))
+
+    @contextlib.contextmanager
+    def around(rotation, kernel):
+        of = SDPBackend.CUDNN_ATTENTION if kernel == "cudnn" else SDPBackend.FLASH_ATTENTION
+        switch = fa3.torch.sdpa() if kernel == "fa3" else contextlib.nullcontext()
+        set_rotate_method(rotation)
+        with sdpa_kernel(of), switch, context_parallel(mesh):
+            yield
+
+    def attend(q, k, v):
+        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
+        return out.transpose(1, 2)
+
+    return [
+        Contender(name, "zigzag", attend, lambda kind=kind: around(*kind))
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+
+
+class Tensors:
+    """q, k, v and do of the whole, the same on every rank; a contender's parts of them."""
+
+    def __init__(self, case: Case) -> None:
+        made = torch.Generator(case.device).manual_seed(0)
+        of = {"generator": made, "device": case.device, "dtype": DTYPES[case.dtype]}
+        rows = (case.total,) if case.packed else (1, case.total)
+        queries, keys = case.heads
+        shapes = ((*rows, heads, case.head_dim) for heads in (queries, keys, keys, queries))
+        self.case, self.whole = case, [torch.randn(shape, **of) for shape in shapes]
+
+    def of(self, contender: Contender) -> list[torch.Tensor]:
+        if contender.whole:
+            world, rank = dist.get_world_size(), dist.get_rank()
+            parts = [x.tensor_split(world, -2)[rank] for x in self.whole]
+        else:
+            of = {"cu_seqlens": self.case.cu_seqlens()} if self.case.packed else {}
+            dim = 0 if self.case.packed else 1
+            layout = contender.layout
+            parts = [distributed.shard(x, layout=layout, dim=dim, **of) for x in self.whole]
+        return [x.contiguous().requires_grad_(self.case.backward) for x in parts]
+
+    def error(self, contender: Contender, out: torch.Tensor) -> float:
+        """Of some of this rank's rows of its last head, from float64."""
+        of = {"seqlen": self.case.total}
+        if self.case.packed:
+            of = {"cu_seqlens": self.case.cu_seqlens()}
+        at = distributed.positions(layout=contender.layout, device=self.case.device, **of)
+        rows = torch.linspace(0, len(at) - 1, SAMPLED_ROWS, device=at.device).long()
+        row = torch.arange(self.case.total, device=at.device)
+        row = distributed.shard(
+            row, layout=contender.layout, dim=0, **({} if "seqlen" in of else of)
+        )[rows]
+        q, k, v = (x.reshape(-1, *x.shape[-2:])[:, -1].double() for x in self.whole[:3])
+        begin = (row - at[rows])[:, None]
+        key = torch.arange(self.case.total, device=at.device)[None]
+        scores = q[row] @ k.T * self.case.head_dim**-0.5
+        seen = (key >= begin) & (key <= row[:, None])
+        expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+        got = out.detach().reshape(-1, *out.shape[-2:])[rows, -1].double()
+        return float((got - expected).norm() / expected.norm())
+
+
+def one_pass(contender: Contender, tensors: list[torch.Tensor], backward: bool):
+    *qkv, do = tensors
+    with contender.around(), torch.set_grad_enabled(backward):
+        out = contender.attend(*qkv)
+        if backward:
+            torch.autograd.grad(out, qkv, do)
+    return out
+
+
+def slowest(milliseconds: float, device: str) -> float:
+    time = torch.tensor([milliseconds], device=device)
+    dist.all_reduce(time, dist.ReduceOp.MAX)
+    return float(time)
+
+
+def timings(case: Case, tensors: Tensors, contenders: list[Contender], rounds: int) -> dict:
+    """By name: the columns of a row."""
+    device, found = case.device, {one.name: [] for one in contenders}
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device) if device == "cuda" else None
+    parts = {one.name: tensors.of(one) for one in contenders}
+    for index in range(rounds + 1):
+        for one in contenders if index % 2 else reversed(contenders):
+            dist.barrier()
+            call = lambda of=one: one_pass(of, parts[of.name], case.backward)  # noqa: E731
+            milliseconds, state = time_once(call, device, flush)
+            if index > 0:
+                found[one.name].append((slowest(milliseconds, device), state))
+    return {name: summary(once) for name, once in found.items()}
+
+
+def rows_of(case: Case, rounds: int) -> list[dict]:
+    tensors, contenders, rows, errors = Tensors(case), [ideal(case)], [], {}
+    columns = {**dataclasses.asdict(case), "ranks": dist.get_world_size()}
+    columns |= {"pass": "fwd+bwd" if case.backward else "fwd", "documents": len(case.lengths())}
+    for one in [*ours(case), *rivals(case)]:
+        if isinstance(one, tuple):
+            rows.append({"engine": one[0], **columns, "left_out": one[1]})
+            continue
+        try:  # what the ranks do alike fails alike
+            out = one_pass(one, tensors.of(one), case.backward)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            rows.append({"engine": one.name, **columns, "left_out": str(error).split("\n")[0]})
+            continue
+        errors[one.name] = slowest(tensors.error(one, out), case.device)
+        if errors[one.name] > MOST_ERROR:
+            sys.exit(f"context_parallel.py: {one.name} is off by {errors[one.name]:.1e}")
+        contenders.append(one)
+    measured = timings(case, tensors, contenders, rounds)
+    best = measured["ideal"]["median_ms"]
+    for name, times in measured.items():
+        row = {"engine": name, **columns, **times, "error": errors.get(name)}
+        row["tflops"] = case.flops() / times["median_ms"] / 1e9
+        row["of_ideal"] = best / times["median_ms"]
+        rows.append(row | provenance(case.device, torch.get_num_threads()))
+    return rows
+
+
+def parse_arguments():
+    parser = parser_of(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), default="bf16")
+    parser.add_argument(
+        "--tokens",
+        type=numbers,
+        default=[4096, 8192, 16384, 32768],
+        metavar="LIST",
+        help="of a rank",
+    )
+    parser.add_argument("--heads", default="16:16,64:8", metavar="LIST", help="queries:keys")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--predict", type=numbers, metavar="LIST", help="for so many GPUs, no run")
+    parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    heads = [tuple(map(int, pair.split(":"))) for pair in arguments.heads.split(",")]
+    if arguments.predict:
+        print_predictions(arguments.predict, arguments.tokens, heads, arguments.head_dim)
+        return 0
+    if arguments.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
+    cells = itertools.product(heads, arguments.tokens, (False, True), (False, True))
+    first = dist.get_rank() == 0
+    for of, tokens, packed, backward in progress(list(cells)) if first else list(cells):
+        case = Case(
+            tokens, of, arguments.head_dim, packed, backward, arguments.dtype, arguments.device
+        )
+        rows = rows_of(case, arguments.rounds)
+        if first:
+            show(case, rows)
+            write(arguments.json, rows)
+    dist.destroy_process_group()
+    return 0
+
+
+def show(case: Case, rows: list[dict]) -> None:
+    what = f"{case.tokens} tokens a rank, heads {case.heads[0]}:{case.heads[1]}"
+    print(f"\n{what}{', packed' * case.packed}, {rows[0]['pass']}")
+    for row in rows:
+        if "left_out" in row:
+            print(f"  {row['engine']:<28} left out: {row['left_out']}")
+        else:
+            print(
+                f"  {row['engine']:<28} {row['median_ms']:9.3f} ms {row['tflops']:7.1f} TFLOP/s, "
+                f"{row['of_ideal']:5.2f} of the ideal",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

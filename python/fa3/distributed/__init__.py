@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a sequence that is longer than one GPU: context parallelism for torch.distributed.
+
+    from fa3 import distributed
+    q, k, v = (distributed.shard(x) for x in (q, k, v))  # this rank's rows
+    out = distributed.attention(q, k, v, causal=True)  # exact, differentiable
+
+The layers, bottom to top: layout.py (who has which rows), cover.py and schedule.py (what a rank
+does, as data), exchange.py and keys.py (messages), merged.py and run.py (both passes), heads.py
+(all-to-all), agree.py and describe.py (arguments), attention.py. cost.py and choose.py decide
+"auto".
+"""
+
+from fa3.distributed.attention import attention
+from fa3.distributed.plan import plan
+from fa3.distributed.sharding import positions, shard, shard_labels, unshard
+
+__all__ = ["attention", "plan", "positions", "shard", "shard_labels", "unshard"]

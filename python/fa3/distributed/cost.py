@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a schedule costs: pairs, bytes, and a machine's time for them. The model behind "auto".
+
+A stage's keys travel while the stage before is computed, so a stage takes the longer of both; heads
+are traded before and after, which nothing hides. benchmarks/context_parallel.py --predict prints
+the same model for many GPUs.
+"""
+
+from typing import NamedTuple
+
+from fa3.distributed.cover import Call
+from fa3.distributed.layout import count, pieces
+from fa3.distributed.schedule import Schedule, Stage
+from fa3.distributed.stages import Sizes
+
+SAMPLED_RANKS = 8  # of larger groups: these many, spread evenly
+
+
+class Machine(NamedTuple):
+    """Rates of one rank: what its kernels do, and what its links carry each way.
+
+    Teams of up to `node` neighbours trade heads by the links of their node.
+    """
+
+    name: str
+    forward_flops: float  # a second
+    backward_flops: float
+    bytes_per_second: float
+    node: int
+    node_bytes_per_second: float
+    memory_bytes_per_second: float
+    seconds_a_message: float
+    seconds_a_call: float
+
+
+# Kernels, memory and NVLink as measured (docs/lab/context-parallel.md); latencies and the network
+# are assumed, and so is all of the CPU.
+H200_NVLINK = Machine("H200, NVLink", 807e12, 680e12, 294e9, 8, 294e9, 4.19e12, 20e-6, 10e-6)
+H200_NETWORK = H200_NVLINK._replace(name="H200, 400 Gb/s", bytes_per_second=45e9)
+CPU = Machine("CPU", 100e9, 80e9, 2e9, 1, 2e9, 10e9, 100e-6, 50e-6)
+
+
+class Heads(NamedTuple):
+    batch: int
+    queries: int
+    keys: int
+    dim: int
+    dim_v: int
+    bytes_per_element: int
+
+
+class Seconds(NamedTuple):
+    """Of the slowest rank: the whole, and what its calls alone take."""
+
+    forward: float
+    backward: float
+    forward_calls: float
+    backward_calls: float
+
+    def of(self, gradients: bool) -> float:
+        return self.forward + self.backward if gradients else self.forward
+
+
+def predict(
+    sizes: Sizes,
+    team: int,
+    layout: str,
+    lengths: tuple[int, ...],
+    mask,
+    heads: Heads,
+    machine: Machine,
+) -> Seconds:
+    """Seconds of both passes. team: ranks that trade heads; sizes: of the stages over the teams."""
+    schedule = Schedule(sizes, layout, lengths, mask)
+    world = schedule.world * team
+    local = heads._replace(queries=heads.queries // team, keys=heads.keys // team)
+    traded = 0.0
+    if team > 1:
+        rows = max(count(pieces(layout, lengths, world, r)) for r in (0, world - 1))
+        row = heads.queries * (heads.dim + heads.dim_v) + heads.keys * (heads.dim + heads.dim_v)
+        sent = heads.batch * rows * row * heads.bytes_per_element * (team - 1) / team
+        inside = team <= machine.node
+        rate = machine.node_bytes_per_second if inside else machine.bytes_per_second
+        traded = sent / rate + 4 * machine.seconds_a_message
+    step = max(schedule.world // SAMPLED_RANKS, 1)
+    ranks = range(0, schedule.world, step)
+    forward = [pass_of(schedule, rank, local, machine, backward=False) for rank in ranks]
+    backward = [pass_of(schedule, rank, local, machine, backward=True) for rank in ranks]
+    (f, f_calls), (b, b_calls) = max(forward), max(backward)
+    return Seconds(f + traded, b + traded, f_calls, b_calls)
+
+
+def pass_of(schedule: Schedule, rank: int, heads: Heads, machine: Machine, *, backward: bool):
+    """(seconds, seconds of the calls alone) of a rank."""
+    stages = [schedule.stage(rank, index) for index in range(schedule.num_stages)]
+    calls = [stage_calls(stage, heads, machine, backward, len(stages)) for stage in stages]
+    messages = [stage_messages(stage, rank, heads, machine, backward) for stage in stages]
+    total = messages[0]
+    for index, seconds in enumerate(calls):
+        total += max(seconds, messages[index + 1]) if index + 1 < len(calls) else seconds
+    if backward:
+        total += messages[-1] / 2  # the last gradients on their way home
+    return total, sum(calls)
+
+
+def stage_calls(stage: Stage, heads: Heads, machine: Machine, backward: bool, stages: int) -> float:
+    products = 3 * heads.dim + 2 * heads.dim_v if backward else heads.dim + heads.dim_v
+    rate = machine.backward_flops if backward else machine.forward_flops
+    seconds = 0.0
+    for call in stage.calls:
+        flops = 2 * heads.batch * heads.queries * pairs(call) * products
+        seconds += flops / rate + machine.seconds_a_call
+        if stages > 1:  # read what is merged and what is added, write
+            rows = heads.batch * (call.rows[1] - call.rows[0])
+            width = heads.dim if backward else heads.dim_v
+            seconds += 3 * 4 * rows * heads.queries * width / machine.memory_bytes_per_second
+    return seconds
+
+
+def stage_messages(stage: Stage, rank: int, heads: Heads, machine: Machine, backward: bool):
+    keys = received_keys(stage, rank)
+    if not keys:
+        return 0.0
+    size = heads.bytes_per_element + (4 if backward else 0)
+    sent = heads.batch * keys * heads.keys * (heads.dim + heads.dim_v) * size
+    return sent / machine.bytes_per_second + machine.seconds_a_message
+
+
+def received_keys(stage: Stage, rank: int) -> int:
+    """Rows of keys that come from other ranks."""
+    return sum(b - a for fetch in stage.fetches if fetch.source != rank for a, b in fetch.rows)
+
+
+def pairs(call: Call) -> int:
+    """Query-key pairs that a call multiplies."""
+    total = 0
+    left, right = call.window
+    for (a, b), (c, d) in call.sequences():
+        rows, keys = b - a, d - c
+        diagonal = keys - rows + call.shift
+        above = keys * rows if right < 0 else keys_up_to(rows, keys, diagonal + right)
+        below = 0 if left < 0 else keys_up_to(rows, keys, diagonal - left - 1)
+        total += above - below
+    return total
+
+
+def keys_up_to(rows: int, keys: int, diagonal: int) -> int:
+    """Pairs with key <= row + diagonal."""
+    begin = min(max(0, -diagonal - 1), rows)
+    end = min(max(begin, keys - diagonal - 1), rows)
+    inside = (end - begin) * (diagonal + 1) + (begin + end - 1) * (end - begin) // 2
+    return inside + (rows - end) * keys

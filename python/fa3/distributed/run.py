@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executes a schedule: both passes of one rank, communication beside the calls.
+
+A stage's keys are on their way while the stage before is computed. Partial outputs merge in
+float32; gradients of keys go back in float32 and are added in a fixed order. Tensors are
+(b, s, h, d); packed ones have b = 1. Next: keys.py, merged.py.
+"""
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+
+from fa3._options import in_order
+from fa3.distributed.cover import Call
+from fa3.distributed.exchange import Ring
+from fa3.distributed.keys import Keys, Returned
+from fa3.distributed.merged import Merged
+from fa3.distributed.schedule import Schedule, Stage
+from fa3.torch.operators import new_rows, run_backward, run_forward
+
+
+class Plan(NamedTuple):
+    schedule: Schedule
+    ring: Ring
+    options: dict[str, Any]  # of every call: scale, softcap, deterministic, ...
+
+    def stages(self) -> list[Stage]:
+        return [self.schedule.stage(self.ring.rank, i) for i in range(self.schedule.num_stages)]
+
+
+def forward(plan: Plan, q, k, v, sink):
+    """out, in q's type, and the LSE (b, h, s) of this rank's rows."""
+    stages = plan.stages()
+    calls = [call for stage in stages for call in stage.calls]
+    if len(calls) == 1 and calls[0].rows == (0, q.shape[1]):
+        return forward_at_once(plan, q, k, v, sink)
+    merged = Merged(q, v)
+    threads = plan.options.get("num_threads") or 0
+    keys = Keys(plan.schedule, plan.ring, 0, k, v)
+    for index, stage in enumerate(stages):
+        here = keys.wait()
+        if index + 1 < len(stages):
+            keys = Keys(plan.schedule, plan.ring, index + 1, k, v)
+        for call in stage.calls:
+            attend(plan, call, q, *here, *merged.slot(call))
+            merged.merge(call, threads)
+    return merged.result(q.dtype, sink)
+
+
+def forward_at_once(plan: Plan, q, k, v, sink):
+    """One call has all rows and keys: its result is final."""
+    batch, rows, heads, _ = q.shape
+    out = new_rows((batch, rows, heads, v.shape[-1]), q.dtype, q.device)
+    lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
+    for index, stage in enumerate(plan.stages()):
+        here = Keys(plan.schedule, plan.ring, index, k, v).wait()
+        for call in stage.calls:
+            attend(plan, call, q, *here, out, lse, sink=sink)
+    return out, lse
+
+
+def backward(plan: Plan, do, q, k, v, out, lse, dlse):
+    """dq, dk and dv in the types of q, k and v."""
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    stages = plan.stages()
+    keys = Keys(plan.schedule, plan.ring, 0, k, v)
+    returned = None
+    for index, stage in enumerate(stages):
+        here = keys.wait()
+        if index + 1 < len(stages):
+            keys = Keys(plan.schedule, plan.ring, index + 1, k, v)
+        of_keys = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in here]
+        for call in stage.calls:
+            add_gradients(plan, call, (do, q, *here, out, lse, dlse), (dq, *of_keys))
+        if returned is not None:
+            returned.add_to(dk, dv)
+        returned = Returned(plan.schedule, plan.ring, index, *of_keys)
+    if returned is not None:
+        returned.add_to(dk, dv)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+def options_of(plan: Plan, call: Call, device, **more) -> list:
+    window: dict[str, Any] = {"window": call.window, "window_shift": call.shift}
+    if call.window == (-1, 0) and call.shift == 0:
+        window = {"causal": True}
+    if call.cu_rows:
+        for name, cu in (("q", call.cu_rows), ("k", call.cu_keys)):
+            window[f"cu_seqlens_{name}"] = on_device(cu, device)
+            window[f"max_seqlen_{name}"] = longest(cu)
+    return in_order("attention", {**plan.options, **window, **more})
+
+
+@functools.lru_cache(maxsize=1024)
+def on_device(cu: tuple[int, ...], device) -> torch.Tensor:
+    """Copied once: a copy to a GPU waits."""
+    return torch.tensor(cu, dtype=torch.int32, device=device)
+
+
+def longest(cu: tuple[int, ...]) -> int:
+    return max(b - a for a, b in itertools.pairwise(cu))
+
+
+def cut(call: Call, *tensors):
+    """Tensors of rows as the call takes them: (b, s, h, d), or (s, h, d) with several sequences."""
+    return [x[0] if call.cu_rows else x for x in tensors]
+
+
+def attend(plan: Plan, call: Call, q, k, v, out, lse, sink=None) -> None:
+    """Writes out and lse, of the call's rows."""
+    q, k, v = q[:, slice(*call.rows)], k[:, slice(*call.keys)], v[:, slice(*call.keys)]
+    q, k, v, out, lse = cut(call, q, k, v, out, lse)
+    run_forward(q, k, v, out, lse, options_of(plan, call, q.device, sink=sink))
+
+
+def add_gradients(plan: Plan, call: Call, inputs, gradients) -> None:
+    """Adds the call's share to the gradients, float32."""
+    do, q, k, v, out, lse, dlse = inputs
+    rows, keys = slice(*call.rows), slice(*call.keys)
+    do, q, k, v = do[:, rows], q[:, rows], k[:, keys], v[:, keys]
+    out, lse = out[:, rows], lse[..., rows].contiguous()
+    # A call of one key takes its weights for 1, so no gradient, unless the LSE has one: here the
+    # key is one of several.
+    dlse = torch.zeros_like(lse) if dlse is None else dlse[..., rows].contiguous()
+    # CPUs give float32, so that only the sum is rounded; GPUs give what the inputs are.
+    wide = torch.float32 if q.is_cpu else q.dtype
+    parts = [torch.empty(x.shape, dtype=wide, device=x.device) for x in (q, k, v)]
+    do, q, k, v, out, lse, dlse = cut(call, do, q, k, v, out, lse, dlse)
+    options = options_of(plan, call, q.device)
+    run_backward(do, q, k, v, out, lse, dlse, (*cut(call, *parts), None), options)
+    for total, part, at in zip(gradients, parts, (rows, keys, keys), strict=True):
+        total[:, at] += part

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank does, as data: stages, each of keys to fetch and local calls over them.
+
+Nothing here knows torch. A stage's keys come from some ranks; its calls are rectangles of the
+global mask, local query rows against fetched keys. Any rectangle of a causal or windowed mask is a
+band about a diagonal, which a call's window and window_shift express. cover.py finds the
+rectangles of a document; run.py executes a schedule.
+"""
+
+import functools
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fa3.distributed.cover import Call, Mask, calls_of, rectangles
+from fa3.distributed.layout import Piece, count, pieces
+
+Range = tuple[int, int]
+
+
+class Fetch(NamedTuple):
+    """Rows of a rank's keys, and where in the stage's keys they go."""
+
+    source: int
+    rows: tuple[Range, ...]
+    places: tuple[Range, ...]
+
+
+class Stage(NamedTuple):
+    num_keys: int
+    fetches: tuple[Fetch, ...]
+    calls: tuple[Call, ...]
+
+
+class Run(NamedTuple):
+    """Keys begin .. end - 1 of a stage are a rank's, from its row on."""
+
+    begin: int
+    end: int
+    rank: int
+    row: int
+
+
+class Schedule:
+    """The stages of every rank for one mask, one layout and the documents of one batch.
+
+    sizes: of how many ranks the keys of each stage are, the rank's own first, then those of the
+    ranks before it. (1, 1, 1, 1) is a ring, (4,) gathers all keys at once.
+    joins: a call may have several sequences, as packed tensors do and batches do not.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        layout: str,
+        lengths: Sequence[int],
+        mask: Mask,
+        joins: bool = True,
+    ) -> None:
+        self.starts = tuple(itertools.accumulate(sizes, initial=0))
+        self.num_stages, self.world = len(sizes), self.starts[-1]
+        self.layout, self.lengths = layout, tuple(lengths)
+        self.mask, self.joins = mask, joins
+        # Caches of methods would keep schedules alive.
+        self.stage = functools.cache(self._stage)
+        self.pieces = functools.cache(self._pieces)
+        self.keys_of = functools.cache(self._keys_of)
+
+    def num_rows(self, rank: int) -> int:
+        return count(self.pieces(rank))
+
+    def distances(self, index: int) -> range:
+        """How far before a rank those are whose keys its stage has."""
+        return range(self.starts[index], self.starts[index + 1])
+
+    def sends(self, rank: int, index: int) -> list[tuple[int, tuple[Range, ...]]]:
+        """(receiver, rows of this rank's keys) for the stage `index` of all the others."""
+        receivers = [(rank + by) % self.world for by in self.distances(index) if by]
+        return [
+            (receiver, fetch.rows)
+            for receiver in receivers
+            for fetch in self.stage(receiver, index).fetches
+            if fetch.source == rank
+        ]
+
+    def _pieces(self, rank: int) -> list[Piece]:
+        return pieces(self.layout, self.lengths, self.world, rank)
+
+    def _stage(self, rank: int, index: int) -> Stage:
+        sources = tuple(sorted((rank - by) % self.world for by in self.distances(index)))
+        keys, runs = self.keys_of(sources)
+        found = rectangles(self.pieces(rank), keys, self.mask)
+        own = sources == (rank,)
+        wanted = [(0, self.num_rows(rank))] if own else joined(r.keys for r in found)
+        starts = [0, *itertools.accumulate(end - begin for begin, end in wanted)]
+        begins = [begin for begin, _ in wanted]
+
+        def place(key: int) -> int:
+            at = bisect_right(begins, key) - 1
+            return starts[at] + key - begins[at]
+
+        moved = [one.moved(place(one.keys[0])) for one in found]
+        return Stage(starts[-1], fetches_of(wanted, runs), calls_of(moved, self.joins))
+
+    def _keys_of(self, ranks: tuple[int, ...]) -> tuple[list[Piece], list[Run]]:
+        """The keys of some ranks, in the order of the stream: whole pieces, and whose they are."""
+        parts = []
+        for rank in ranks:
+            row = 0
+            for piece in self.pieces(rank):
+                parts.append((piece, rank, row))
+                row += piece.end - piece.begin
+        whole: list[Piece] = []
+        runs: list[Run] = []
+        for piece, rank, row in sorted(parts):
+            begin = runs[-1].end if runs else 0
+            runs.append(Run(begin, begin + piece.end - piece.begin, rank, row))
+            if whole and whole[-1][::2] == (piece.document, piece.begin):
+                piece = whole.pop()._replace(end=piece.end)
+            whole.append(piece)
+        return whole, runs
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Half-open ranges in order, those that touch as one."""
+    found: list[Range] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            begin, end = found[-1][0], max(end, found[-1][1])
+            found.pop()
+        found.append((begin, end))
+    return found
+
+
+def fetches_of(wanted: list[Range], runs: list[Run]) -> tuple[Fetch, ...]:
+    """Who has the wanted keys, and where they go: one range after the other."""
+    found: dict[int, list[tuple[Range, Range]]] = {}
+    place, at = 0, 0
+    for first, last in wanted:
+        while at < len(runs) and runs[at].end <= first:
+            at += 1
+        for run in itertools.takewhile(lambda one: one.begin < last, runs[at:]):  # noqa: B023
+            a, b = max(run.begin, first), min(run.end, last)
+            row, to, of = run.row + a - run.begin, place + a - first, found.setdefault(run.rank, [])
+            if of and of[-1][0][1] == row and of[-1][1][1] == to:
+                (before, _), (to_before, _) = of.pop()
+                of.append(((before, row + b - a), (to_before, to + b - a)))
+            else:
+                of.append(((row, row + b - a), (to, to + b - a)))
+        place += last - first
+    return tuple(
+        Fetch(rank, tuple(rows for rows, _ in of), tuple(places for _, places in of))
+        for rank, of in sorted(found.items())
+    )

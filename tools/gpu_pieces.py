@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the GPU verification runs: its pieces, each some commands side by side."""
+
+import shutil
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from kernel_sources import ROOT, source_hash
+
+# Checks of kernels, row by row of their tables.
+PROGRAMS = tuple(
+    f"fa3_gpu_check{kind}"
+    for kind in ("", "_disturbed", "_every_lane", "_backward", "_backward_disturbed")
+)
+# Small shapes with tails on both sides: one launch under a sanitizer takes seconds.
+SANITIZED_CASES = "ragged"
+# The same for kernels that split every tile.
+SPLIT_CASES = "few_queries_tails"
+SPLIT_TABLES = ("stream_k", "decode")
+# The only ones of kernels with dropout and a softcap.
+CAPPED_CASES = "softcap_window"
+# The backward's: a dense mask, windows and softcap; sequences of their own lengths, sinks.
+SANITIZED_BACKWARD = ("64x128", "packed-used")
+# racecheck sees the backward's kernels up to this head dim alone: beyond it P passes between
+# warpgroups by mbarriers, which it does not follow (docs/lab/backward.md).
+RACECHECK_HEAD_DIM = 128
+# Tables whose rows of the same head dims share a process, and so their inputs and oracles.
+SHARED_TABLES = ("forward", "cache")
+CONTRACT_SHARDS = 6
+EDGE_SECONDS = 60
+# Test files that take as long as all others together, each group in a process of its own.
+LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
+
+
+def pieces(build: Path) -> dict:
+    """Name -> commands, run side by side. Each ends as one of the three that counts() knows."""
+    check, disturbed, every_lane, backward, backward_disturbed = (
+        str(build / "bin" / program) for program in PROGRAMS
+    )
+    # The oracle computes on the host, so rows and types are checked side by side.
+    rows = groups(table_rows(check))
+    digests = f"digests-{source_hash()[:12]}"
+
+    def every_row(program, elements):
+        # With a file of the bits, which other builds must meet. What has the bits that earlier
+        # kernels had, in the same folder, needs no oracle.
+        def files_of(row, element):
+            name = f"{row[0].number}-{element}.txt"
+            file = build / f"{digests}-{name}"
+            earlier = [path for path in build.glob(f"digests-*-{name}") if path != file]
+            newest = max(earlier, key=lambda path: path.stat().st_mtime, default=None)
+            return ["--digests", str(file), *(["--earlier", str(newest)] if newest else [])]
+
+        return [
+            [*(program, *rows_of(row), "--element", element), *files_of(row, element)]
+            for element in elements
+            for row in rows
+            if element == "bf16" or row[0].table != "e4m3"  # whose cases have O in bf16
+        ]
+
+    backward_rows = [[row] for row in table_rows(backward)]
+    suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
+    found = {
+        "the contract of every engine": [
+            ["env", "FA3_TEST_ENGINE=hopper", *shard_of(i, CONTRACT_SHARDS), *suites]
+            for i in range(CONTRACT_SHARDS)
+        ],
+        "random calls in memory that ends with the tensors": [
+            [
+                *("env", "FA3_TEST_ENGINE=hopper", f"FA3_TEST_SECONDS={EDGE_SECONDS}", *suites),
+                "--gtest_filter=*Edges.random*",
+            ]
+        ],
+        "kernels against float64, every branch": every_row(check, ("bf16", "fp16")),
+        "kernels with random delays, bit for bit": every_row(disturbed, ("bf16",)),
+        "backward kernels against float64": [[backward, *rows_of(row)] for row in backward_rows],
+        "backward kernels with random delays": [
+            [backward_disturbed, *rows_of(row)] for row in backward_rows
+        ],
+        "through the C ABI": [[sys.executable, str(ROOT / "tests" / "cuda" / "api_check.py")]],
+        "the fa3 command on device memory": [
+            [
+                *(sys.executable, str(ROOT / "tests" / "cuda" / "command_check.py")),
+                str(build / "bin" / "fa3"),
+            ]
+        ],
+        "Python package on CUDA tensors": python_tests(),
+    }
+    once = ("--repeats", "0")  # a sanitizer sees all there is in a launch
+    for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
+        sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
+        # racecheck does not follow the lanes that another arrives for (ptx/lanes.cuh).
+        races = tool == "racecheck"
+        program = every_lane if races else check
+        found[f"compute-sanitizer {tool}"] = [
+            [*sanitizer, program, *rows_of(row), *once, "--only", cases]
+            for row in rows
+            for cases in sanitized_cases(row[0])
+        ]
+        found[f"compute-sanitizer {tool}, backward"] = [
+            [*sanitizer, backward, *rows_of(row), *once, "--only", cases]
+            for row in backward_rows
+            if not races or row[0].head_dim <= RACECHECK_HEAD_DIM
+            for cases in SANITIZED_BACKWARD[: 1 if races else None]
+        ]
+    return found
+
+
+class Row(NamedTuple):
+    """A row of a check program's kernel tables."""
+
+    number: int
+    table: str
+    head_dim: int
+    head_dim_v: int
+
+
+def table_rows(program: str) -> list[Row]:
+    """What the program lists; nothing where it is not built, whose pieces then have no commands."""
+    if shutil.which(program) is None:
+        return []
+    lines = subprocess.check_output([program, "--list"], text=True).splitlines()
+    fields = [line.split() for line in lines]
+    return [Row(int(number), table, int(d), int(dv)) for number, table, d, dv in fields]
+
+
+def groups(rows: list[Row]) -> list[list[Row]]:
+    """Neighbouring rows that one process checks."""
+
+    def shared(row):
+        return row[1:] if row.table in SHARED_TABLES else row
+
+    return [list(group) for _, group in groupby(rows, key=shared)]
+
+
+def rows_of(group: list[Row]) -> list:
+    return ["--rows", str(group[0].number), str(group[-1].number + 1)]
+
+
+def sanitized_cases(row: Row) -> tuple:
+    if row.table in SPLIT_TABLES:
+        return (SPLIT_CASES,)
+    return (SANITIZED_CASES, *((CAPPED_CASES,) if row.table == "dropout" else ()))
+
+
+def shard_of(index: int, shards: int) -> list:
+    return [f"GTEST_TOTAL_SHARDS={shards}", f"GTEST_SHARD_INDEX={index}"]
+
+
+def python_tests() -> list:
+    folder = ROOT / "tests" / "python"
+    long = [[str(folder / name) for name in names] for names in LONG_PYTHON_TESTS]
+    others = [str(folder), *(f"--ignore={path}" for paths in long for path in paths)]
+    options = ["-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"]
+    return [[sys.executable, "-m", "pytest", *options, *paths] for paths in (*long, others)]

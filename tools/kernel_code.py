@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine code of each kernel that a GPU check runs, as a hash.
+
+What a check saw of a kernel holds for as long as its machine code stays: gpu_verify.py carries it
+over when sources change around it. nvcc makes the same code of the same tokens, in any folder. The
+objects stay where they were built; BUILD/kernel_code.json travels with the programs.
+"""
+
+import hashlib
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+FILE = "kernel_code.json"
+HOPPER = "src/engine/hopper/CMakeFiles/fa3_hopper_kernels.dir"
+# A table of a check program -> its objects, one a row. The plain kernels have one together.
+ENTRIES = {
+    "forward": {
+        "forward": "forward_entry_{}",
+        "plain": "plain_launch",
+        **{t: t + "_entry_{}" for t in ("e4m3", "cache", "stream_k", "decode", "dropout")},
+    },
+    "backward": {"backward": "backward_entry_{}", "dropout": "dropout_backward_entry_{}"},
+}
+# Kernels that calls of any row queue beside it.
+SHARED = {
+    "forward": ("varlen_metadata", "combine_kernel"),
+    "backward": ("varlen_metadata", "sink_gradient"),
+    "e4m3": ("prepare_e4m3",),
+}
+
+
+def pass_of(program: str) -> str:
+    return "backward" if "backward" in program else "forward"
+
+
+def objects_of(build: Path, program: str) -> dict[str, Path]:
+    """Name -> object: the program's own, compiled again for it, before the library's."""
+    found = {}
+    for folder in (HOPPER, f"tests/cuda/CMakeFiles/{program}.dir"):
+        found |= {path.name.split(".")[0]: path for path in (build / folder).rglob("*.cu.o")}
+    return found
+
+
+def code_in(path: Path) -> bytes:
+    """The device code of an object: what nvcc put into its section .nv_fatbin."""
+    with tempfile.NamedTemporaryFile() as file:
+        copy = ["objcopy", "-O", "binary", "--only-section=.nv_fatbin", str(path), file.name]
+        subprocess.run(copy, check=True)
+        return Path(file.name).read_bytes()
+
+
+def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
+    """Row number of the program's list -> hash; without those whose objects are not there."""
+    objects = objects_of(build, program)
+    codes = {name: hashlib.sha256(code_in(path)).digest() for name, path in objects.items()}
+    entries = ENTRIES[pass_of(program)]
+    first, found = {}, {}
+    for row in rows:
+        index = row.number - first.setdefault(row.table, row.number)
+        shared = (*SHARED[pass_of(program)], *SHARED.get(row.table, ()))
+        parts = [codes.get(name) for name in (entries[row.table].format(index), *shared)]
+        if all(parts):
+            found[str(row.number)] = hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    return found
+
+
+class KernelCode:
+    """Program -> row -> hash."""
+
+    def __init__(self, programs: dict[str, dict[str, str]]):
+        self.programs = programs
+
+    @classmethod
+    def of_build(cls, build: Path, rows_of: dict[str, list]) -> "KernelCode":
+        """From the objects of a build, for each program's list of rows."""
+        return cls({name: code_of_rows(build, name, rows) for name, rows in rows_of.items()})
+
+    @classmethod
+    def load(cls, build: Path) -> "KernelCode":
+        path = build / FILE
+        return cls(json.loads(path.read_text()) if path.exists() else {})
+
+    def save(self, build: Path) -> None:
+        (build / FILE).write_text(json.dumps(self.programs, indent=1) + "\n")
+
+    def of_command(self, command: list) -> str | None:
+        """Of all rows that a check runs; None where that is no such check, or is not known."""
+        words = [Path(word).name if "/" in word else word for word in map(str, command)]
+        program = next((word for word in words if word in self.programs), None)
+        if program is None or "--rows" not in words:
+            return None
+        at = words.index("--rows")
+        rows = range(int(words[at + 1]), int(words[at + 2]))
+        codes = [self.programs[program].get(str(row)) for row in rows]
+        if not all(codes):
+            return None
+        return hashlib.sha256("".join(codes).encode()).hexdigest()[:16]
