@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import dropout, scaled_dot_product_attention
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "python"))
@@ -232,7 +232,7 @@ def keys_after(seqlen: int, keys: int, device):
     return torch.ones(seqlen, keys, dtype=torch.bool, device=device).triu_(1 + keys - seqlen)
 
 
-def attend_standard(q, k, v, hidden=None):
+def attend_standard(q, k, v, hidden=None, dropout_p=0.0):
     """Textbook attention on (b, s, h, d) tensors: S and P are stored, in the type of Q."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if q.shape[1] > k.shape[1]:
@@ -240,7 +240,7 @@ def attend_standard(q, k, v, hidden=None):
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if hidden is not None:
         scores = scores.masked_fill_(hidden, float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(1, 2)
+    return (dropout(scores.softmax(-1), dropout_p) @ v).transpose(1, 2)
 
 
 class Standard:

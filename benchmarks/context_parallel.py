@@ -9,8 +9,9 @@
 A time is that of the slowest rank, all of which start a round together; rounds and rows are those
 of harness.py. "ideal" is fa3.attention without communication over the whole sequence with its part
 of the heads: a rank's share of the work as one GPU does it. `of_ideal` is the ideal's time over a
-contender's. `error` is the RMSE of some rows of O from float64, over that of O itself; more than
-0.02 ends the run. What cannot run has `left_out`, the reason.
+contender's. `error` is the RMSE of some rows of O and dQ from float64, over that of O and dQ
+themselves; more than 0.02 ends the run. `peak_mib` is what a pass adds to the memory in use. What
+cannot run has `left_out`, the reason.
 
 --predict prints what the model behind method="auto" expects instead, for so many GPUs.
 """
@@ -50,6 +51,7 @@ class Case:
     backward: bool
     dtype: str
     device: str
+    sm_margin: int
 
     @property
     def total(self) -> int:
@@ -92,6 +94,7 @@ def ours(case: Case) -> list[Contender]:
             "layout": layout,
             "ulysses_degree": degree,
             "stages": sizes,
+            "sm_margin": case.sm_margin,
             **of,
         }
         return lambda q, k, v: distributed.attention(q, k, v, causal=True, **options)
@@ -207,8 +210,8 @@ class Tensors:
             parts = [distributed.shard(x, layout=layout, dim=dim, **of) for x in self.whole]
         return [x.contiguous().requires_grad_(self.case.backward) for x in parts]
 
-    def error(self, contender: Contender, out: torch.Tensor) -> float:
-        """Of some of this rank's rows of its last head, from float64."""
+    def error(self, contender: Contender, out: torch.Tensor, dq: torch.Tensor | None) -> float:
+        """Of some rows of this rank's last head, from float64: the larger of O's and dQ's."""
         of = {"seqlen": self.case.total}
         if self.case.packed:
             of = {"cu_seqlens": self.case.cu_seqlens()}
@@ -218,27 +221,44 @@ class Tensors:
         row = distributed.shard(
             row, layout=contender.layout, dim=0, **({} if "seqlen" in of else of)
         )[rows]
-        q, k, v = (x.reshape(-1, *x.shape[-2:])[:, -1].double() for x in self.whole[:3])
+        q, k, v, do = (x.reshape(-1, *x.shape[-2:])[:, -1].double() for x in self.whole)
         begin = (row - at[rows])[:, None]
         key = torch.arange(self.case.total, device=at.device)[None]
-        scores = q[row] @ k.T * self.case.head_dim**-0.5
+        scale = self.case.head_dim**-0.5
+        scores = q[row] @ k.T * scale
         seen = (key >= begin) & (key <= row[:, None])
-        expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
-        got = out.detach().reshape(-1, *out.shape[-2:])[rows, -1].double()
-        return float((got - expected).norm() / expected.norm())
+        p = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        dp = do[row] @ v.T
+        expected = {"o": p @ v, "dq": scale * (p * (dp - (p * dp).sum(-1, keepdim=True))) @ k}
+        found = [(out, expected["o"]), *([] if dq is None else [(dq, expected["dq"])])]
+        return max(off_by(x.detach().reshape(-1, *x.shape[-2:])[rows, -1], y) for x, y in found)
+
+
+def off_by(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected).norm() / expected.norm())
 
 
 def one_pass(contender: Contender, tensors: list[torch.Tensor], backward: bool):
     *qkv, do = tensors
     with contender.around(), torch.set_grad_enabled(backward):
         out = contender.attend(*qkv)
-        if backward:
-            torch.autograd.grad(out, qkv, do)
-    return out
+        return out, torch.autograd.grad(out, qkv, do)[0] if backward else None
 
 
-def slowest(milliseconds: float, device: str) -> float:
-    time = torch.tensor([milliseconds], device=device)
+@contextlib.contextmanager
+def peak(device: str, into: dict):
+    """Puts into it what a pass adds at most to what was allocated before."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    yield
+    if device == "cuda":
+        into["peak_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def slowest(value: float, device: str) -> float:
+    """The largest of all ranks."""
+    time = torch.tensor([value], device=device)
     dist.all_reduce(time, dist.ReduceOp.MAX)
     return float(time)
 
@@ -259,7 +279,7 @@ def timings(case: Case, tensors: Tensors, contenders: list[Contender], rounds: i
 
 
 def rows_of(case: Case, rounds: int) -> list[dict]:
-    tensors, contenders, rows, errors = Tensors(case), [ideal(case)], [], {}
+    tensors, contenders, rows, seen = Tensors(case), [ideal(case)], [], {}
     columns = {**dataclasses.asdict(case), "ranks": dist.get_world_size()}
     columns |= {"pass": "fwd+bwd" if case.backward else "fwd", "documents": len(case.lengths())}
     for one in [*ours(case), *rivals(case)]:
@@ -267,18 +287,21 @@ def rows_of(case: Case, rounds: int) -> list[dict]:
             rows.append({"engine": one[0], **columns, "left_out": one[1]})
             continue
         try:  # what the ranks do alike fails alike
-            out = one_pass(one, tensors.of(one), case.backward)
+            parts, seen[one.name] = tensors.of(one), {}
+            with peak(case.device, seen[one.name]):
+                results = one_pass(one, parts, case.backward)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             rows.append({"engine": one.name, **columns, "left_out": str(error).split("\n")[0]})
             continue
-        errors[one.name] = slowest(tensors.error(one, out), case.device)
-        if errors[one.name] > MOST_ERROR:
-            sys.exit(f"context_parallel.py: {one.name} is off by {errors[one.name]:.1e}")
+        error = slowest(tensors.error(one, *results), case.device)
+        if error > MOST_ERROR:
+            sys.exit(f"context_parallel.py: {one.name} is off by {error:.1e}")
+        seen[one.name]["error"] = error
         contenders.append(one)
     measured = timings(case, tensors, contenders, rounds)
     best = measured["ideal"]["median_ms"]
     for name, times in measured.items():
-        row = {"engine": name, **columns, **times, "error": errors.get(name)}
+        row = {"engine": name, **columns, **times, **seen.get(name, {})}
         row["tflops"] = case.flops() / times["median_ms"] / 1e9
         row["of_ideal"] = best / times["median_ms"]
         rows.append(row | provenance(case.device, torch.get_num_threads()))
@@ -299,6 +322,7 @@ def parse_arguments():
     parser.add_argument("--heads", default="16:16,64:8", metavar="LIST", help="queries:keys")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sm-margin", type=int, default=0, help="SMs left to NCCL")
     parser.add_argument("--predict", type=numbers, metavar="LIST", help="for so many GPUs, no run")
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     return parser.parse_args()
@@ -312,12 +336,22 @@ def main() -> int:
         return 0
     if arguments.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
+        urgent = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        dist.init_process_group("nccl", pg_options=urgent)
+    else:
+        dist.init_process_group("gloo")
     cells = itertools.product(heads, arguments.tokens, (False, True), (False, True))
     first = dist.get_rank() == 0
     for of, tokens, packed, backward in progress(list(cells)) if first else list(cells):
         case = Case(
-            tokens, of, arguments.head_dim, packed, backward, arguments.dtype, arguments.device
+            tokens,
+            of,
+            arguments.head_dim,
+            packed,
+            backward,
+            arguments.dtype,
+            arguments.device,
+            arguments.sm_margin,
         )
         rows = rows_of(case, arguments.rounds)
         if first:

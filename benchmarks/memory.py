@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT / "examples" / "gpt"))
 import train
 
 
-def attend_standard_causal(q, k, v):
-    return attend_standard(q, k, v, keys_after(q.shape[1], k.shape[1], q.device))
+def attend_standard_causal(q, k, v, dropout_p=0.0):
+    return attend_standard(q, k, v, keys_after(q.shape[1], k.shape[1], q.device), dropout_p)
 
 
 ATTENTIONS = train.ATTENTIONS | {"standard": attend_standard_causal}

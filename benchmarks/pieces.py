@@ -38,6 +38,7 @@ MEMORY = (
     "standard attention does not fit."
 )
 GPT = "examples/gpt at the sizes of GPT-2; a training step is forward, backward and AdamW."
+DROPOUT = "Dropout 0.1 of the attention, the embeddings and what a block adds."
 PREFILL = "A forward up to the last token's logits, by length of the prompt."
 DECODE = (
     "One query a sequence, 32 query heads to 8 key heads of 128; GB/s of K, V, Q and O, each read "
@@ -55,6 +56,7 @@ def on_cuda(quick: bool) -> list[Piece]:
     heads = "--heads 32:4:128 --rounds 5" if quick else ""
     each = "1 --head-dim 128" if quick else "3 --head-dim 64,128,256"
     sizes = "124M" if quick else "124M,355M"
+    all_sizes = "124M" if quick else "124M,355M,774M"
     bars, errors = figures.bars, figures.errors
     # Triton compiles for long; its backward takes four minutes (rivals.py --triton).
     all_of_them = "--standard" if quick else "--standard --triton"
@@ -89,6 +91,9 @@ def on_cuda(quick: bool) -> list[Piece]:
         Piece("training", "Training GPT-2", GPT,
               f"gpt.py --size {sizes} --context 1024,4096,16384 --tokens 16384 --rounds {rounds}",
               60, None, figures.models),
+        Piece("training-dropout", "Training GPT-2 with dropout", f"{GPT} {DROPOUT}",
+              f"gpt.py --size {all_sizes} --context 1024,4096 --tokens 16384 --dropout 0.1 "
+              f"--attention fa3,fa2,cudnn,standard --rounds {rounds}", 60, None, figures.models),
         Piece("prefill", "Prefill", PREFILL,
               f"gpt.py --work prefill --size 124M --context {long} --rounds {rounds}",
               30, figures.prefill, figures.models),

@@ -1,12 +1,19 @@
-# One generated source for each row of a table of Hopper kernels, so that they compile side by side.
-# Without FA3_KERNELS, one for the whole table, whose entries have no kernel.
+# One generated source for each row of a table of kernels, so that they compile side by side. Without
+# FA3_KERNELS, one for the whole table, whose entries have no kernel.
 
-# fa3_kernel_entries(<result> <folder> <pass> <table> <entry> <kind>...)
+# fa3_kernel_entries(<result> <folder> <pass> <table> <entry> [ENGINE <engine>] [EACH_KIND] <kind>...)
 # Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel for
 # each instance of <table> and each kind, the template arguments after the row. <table> and <entry> lie
-# in src/engine/hopper/instances.
+# in src/engine/<engine>/instances; hopper, if none is named. EACH_KIND: each kind of a row has a source
+# of its own, which is what a driver compiles of PTX at once.
 function(fa3_kernel_entries result folder pass table entry)
-  set(table ${PROJECT_SOURCE_DIR}/src/engine/hopper/instances/${table})
+  cmake_parse_arguments(PARSE_ARGV 5 arg "EACH_KIND" "ENGINE" "")
+  set(engine hopper)
+  if(arg_ENGINE)
+    set(engine ${arg_ENGINE})
+  endif()
+  set(kinds ${arg_UNPARSED_ARGUMENTS})
+  set(table ${PROJECT_SOURCE_DIR}/src/engine/${engine}/instances/${table})
   set(instance KernelInstance)
   if(pass STREQUAL "Backward")
     set(instance BackwardInstance)
@@ -15,30 +22,39 @@ function(fa3_kernel_entries result folder pass table entry)
   file(STRINGS ${table} rows REGEX "^    ${instance}{")
   list(LENGTH rows num_rows)
   math(EXPR last_row "${num_rows} - 1")
-  set(header engine/hopper/instances/${entry}.cuh)
+  set(header engine/${engine}/instances/${entry}.cuh)
   if(NOT FA3_KERNELS)
-    set(header ${PROJECT_SOURCE_DIR}/tests/cpp/engine/hopper/no_kernels.h)
+    set(header ${PROJECT_SOURCE_DIR}/tests/cpp/engine/${engine}/no_kernels.h)
   endif()
+  list(GET kinds -1 last_kind)
   set(sources)
   set(instances)
   foreach(row RANGE ${last_row})
-    foreach(kind ${ARGN})
+    set(kind_number 0)
+    foreach(kind IN LISTS kinds)
+      math(EXPR kind_number "${kind_number} + 1")
       string(APPEND instances "template ${pass}Kernel ${entry}<${row}, ${kind}>();\n")
-    endforeach()
-    if(FA3_KERNELS)
-      set(source ${folder}/${entry}_${row}.cu)
-    elseif(row EQUAL last_row)
-      set(source ${folder}/no_${entry}.cu)
-    else()
-      continue()
-    endif()
-    file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
+      set(row_ends FALSE)
+      if(kind STREQUAL last_kind)
+        set(row_ends TRUE)
+      endif()
+      if(FA3_KERNELS AND arg_EACH_KIND)
+        set(source ${folder}/${entry}_${row}_${kind_number}.cu)
+      elseif(FA3_KERNELS AND row_ends)
+        set(source ${folder}/${entry}_${row}.cu)
+      elseif(row EQUAL last_row AND row_ends)
+        set(source ${folder}/no_${entry}.cu)
+      else()
+        continue()
+      endif()
+      file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 #include "@header@"
-namespace fa3::hopper {
-@instances@}  // namespace fa3::hopper
+namespace fa3::@engine@ {
+@instances@}  // namespace fa3::@engine@
 ]])
-    list(APPEND sources ${source})
-    set(instances)
+      list(APPEND sources ${source})
+      set(instances)
+    endforeach()
   endforeach()
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()

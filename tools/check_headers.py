@@ -5,7 +5,7 @@
 
 Device headers are read by the host compiler, with the protocol model's doubles of ptx/ in front
 (tests/cpp/engine/hopper/machine); those that only nvcc can read are left out by name. Without a
-CUDA toolkit the Hopper and CUDA headers are left out, which the last line says.
+CUDA toolkit the headers of CUDA engines are left out, which the last line says.
 """
 
 import os
@@ -18,9 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = ROOT / "tests/cpp/engine/hopper/machine"
 CUDA = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
-GPU = ("src/engine/hopper/", "src/engine/cuda/")
+GPU = ("src/engine/ampere/", "src/engine/hopper/", "src/engine/cuda/")
 # Behind the doubles: the instructions themselves, and the tables of wgmma that a script writes.
-NVCC_ALONE = ("src/engine/hopper/ptx/", "src/engine/cuda/instructions.cuh")
+NVCC_ALONE = (
+    "src/engine/hopper/ptx/",
+    *(f"src/engine/cuda/{name}.cuh" for name in ("instructions", "cp_async", "smem", "disturb")),
+)
 # Compiled once for each instruction set, inside a namespace that its includer opens.
 INCLUDED_ONLY = ("src/engine/cpu/simd/",)
 FLAGS = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile gates for the Hopper kernels, read from machine code: needs no GPU and no CUDA tool.
+"""Compile gates for the GPU's kernels, read from machine code: needs no GPU and no CUDA tool.
 
     python3 tools/check_kernels.py OBJECT...
 
@@ -10,6 +10,7 @@ attention kernel in the objects this counts opcodes and fails on
   - products the compiler serialised: more waits between them than the source has;
   - exponentials other than one for each score of a softmax site: the costliest scalar work;
   - a missing register reallocation.
+Of the ampere engine's: local memory traffic, and other than the products of the source.
 """
 
 import re
@@ -30,6 +31,7 @@ SS, RS = (0x9F0, 0x9F3), (0xDF0, 0xDF3)  # products, HGMMA and QGMMA, by where A
 WARPGROUP, SETMAXREG = 0x9C5, 0x9C8
 # Special functions name themselves in the second word of the instruction.
 MUFU, EX2 = 0x308, 2
+HMMA = 0x23C  # mma.sync
 
 
 @dataclass
@@ -43,6 +45,13 @@ class Expected:
     more_exponentials: int = 0  # that are allowed: factors of rows
     spilled: int = 0  # loads or stores of spilled registers that are known
     reallocations: int = 2  # of registers: producer down, consumers up
+
+
+@dataclass
+class ExpectedMma:
+    """The same of a kernel whose products are mma.sync."""
+
+    products: int
 
 
 # Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88. The
@@ -172,6 +181,32 @@ def backward(
     return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, 0, 2 + helpers)
 
 
+def ampere_backward(
+    d: int, dv: int, block_m: int, block_n: int, stages: int, small: int, scored: int
+) -> ExpectedMma:
+    """S and dV of the values' side, dP and dK of the keys' side, each of a quarter of the keys.
+
+    An eighth of dQ in four places: in the loop of each side, and behind it.
+    """
+    tiles, steps = block_n // 4 // 16, block_m // 16
+    of_scores = tiles * (block_m // 8) * (d + dv) // 16
+    of_sums = tiles * (d + dv) // 8 * steps
+    of_dq = 4 * steps * (d // 8) * (block_n // 16) // 8
+    return ExpectedMma(of_scores + of_sums + of_dq)
+
+
+def ampere_forward(
+    d: int, dv: int, block_m: int, block_n: int, stages: int, warps: int, *rest: int
+) -> Expected:
+    """No wgmma, and no spilled register.
+
+    Softmax is there guarded and ordinary, and softcap of large products has one more exponential;
+    the rest are factors of rows.
+    """
+    scores = block_m // warps // 16 * block_n // 2
+    return Expected(0, 0, 0, 3 * scores, 64, 0, 0)
+
+
 GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config/sm90.h
 # Exponentials of the merge in a kernel that decodes: 16 pieces of a row, 4 of 4 rows, and of each
 # of these five a factor and two for a sink.
@@ -182,6 +217,16 @@ E4M3 = rb"ELb(\d)"  # of the forward
 NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELNS0_7VariantE(\d)"
 ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4
 KERNELS = (
+    (
+        "ampere forward",
+        re.compile(
+            rb"6ampere14forward_kernelIXtlNS0_13ForwardConfig"
+            + ELEMENT
+            + rb"ELi(\d+)" * 7
+            + rb"ELb(\d)" * 2
+        ),
+        ampere_forward,
+    ),
     (
         "forward",
         re.compile(rb"forward_kernelIXtlNS0_13ForwardConfig" + ELEMENT + E4M3 + SHAPE + NARROW),
@@ -196,6 +241,16 @@ KERNELS = (
         "backward",
         re.compile(rb"backward_kernelIXtlNS0_14BackwardConfig" + ELEMENT + SHAPE + HELPERS),
         backward,
+    ),
+    (
+        "ampere backward",
+        re.compile(
+            rb"6ampere15backward_kernelIXtlNS0_14BackwardConfig"
+            + ELEMENT
+            + rb"ELi(\d+)" * 5
+            + rb"ELb(\d)" * 2
+        ),
+        ampere_backward,
     ),
 )
 
@@ -244,9 +299,14 @@ def exponentials(code: bytes) -> int:
     return sum(low & OPCODE_MASK == MUFU and high >> 10 & 15 == EX2 for low, high in words)
 
 
-def complaints(expected: Expected, code: bytes) -> list[str]:
+def complaints(expected: Expected | ExpectedMma, code: bytes) -> list[str]:
     """What is wrong with a kernel, in sentences."""
     count = opcodes(code)
+    if isinstance(expected, ExpectedMma):
+        found = [f"{count[op]} {text}" for op, text in LOCAL.items() if count[op]]
+        if count[HMMA] != expected.products:
+            found.append(f"{count[HMMA]} products, expected {expected.products}")
+        return found
     found = [f"{count[op]} {text}" for op, text in LOCAL.items() if count[op] > expected.spilled]
     for kind, ops, sites in (("SS", SS, expected.ss), ("RS", RS, expected.rs)):
         products = sum(count[op] for op in ops)

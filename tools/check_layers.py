@@ -30,22 +30,53 @@ HOPPER_ROOMS = {
     "launch/": "plan/ instances/ backward/ fp8/ combine/ forward_params.h scheduler/ config/ host/",
 }
 
+# The rooms of the ampere engine likewise.
+AMPERE_ROOMS = {
+    "capability.h": "",
+    "config/": "",
+    "tile/": "",
+    "tile_schedule.h": "",
+    "forward_params.h": "tile/ tile_schedule.h",
+    "backward_params.h": "tile/",
+    "forward/": "forward_params.h tile/ tile_schedule.h config/",
+    "backward/": "backward_params.h tile/ config/",
+    "instances/": "forward/ backward/ config/",
+    "plan/": "instances/ forward_params.h backward_params.h tile_schedule.h config/ capability.h",
+    "launch/": "plan/ instances/ backward/ forward_params.h backward_params.h config/",
+}
+
+
+def rooms_of(engine: str, rooms: dict[str, str]) -> dict[str, list[str]]:
+    return {
+        f"src/engine/{engine}/{room}": [
+            *("fa3/", "core/", "engine/cuda/"),
+            *(f"engine/{engine}/{seen}" for seen in (room, *seen_rooms.split())),
+        ]
+        for room, seen_rooms in rooms.items()
+    }
+
+
 # Layer (longest matching path prefix wins) -> path prefixes that it may include.
 ALLOWED = {
     "include/fa3/": ["fa3/"],
     "src/core/": ["fa3/", "core/"],
     "src/process/": ["process/"],
     "src/engine/engine.h": ["fa3/", "core/"],
-    "src/engine/engines.cpp": ["engine/engine.h", "engine/cpu/engine.h", "engine/hopper/engine.h"],
+    "src/engine/engines.cpp": [
+        "engine/engine.h",
+        "engine/cpu/engine.h",
+        "engine/ampere/engine.h",
+        "engine/hopper/engine.h",
+    ],
     "src/engine/cpu/": ["fa3/", "core/", "process/", "engine/engine.h", "engine/cpu/"],
     "src/engine/cuda/": ["fa3/", "core/", "engine/engine.h", "engine/cuda/"],
-    **{
-        f"src/engine/hopper/{room}": [
-            *("fa3/", "core/", "engine/cuda/"),
-            *(f"engine/hopper/{seen}" for seen in (room, *rooms.split())),
-        ]
-        for room, rooms in HOPPER_ROOMS.items()
-    },
+    **rooms_of("hopper", HOPPER_ROOMS),
+    **rooms_of("ampere", AMPERE_ROOMS),
+    "src/engine/ampere/engine.h": ["engine/engine.h", "engine/ampere/capability.h"],
+    "src/engine/ampere/engine.cpp": [
+        *("core/", "engine/cuda/", "engine/ampere/engine.h", "engine/ampere/capability.h"),
+        *("engine/ampere/plan/", "engine/ampere/launch/"),
+    ],
     "src/engine/hopper/engine.h": ["engine/engine.h", "engine/hopper/host/"],
     "src/engine/hopper/engine.cpp": [
         *("core/", "engine/cuda/", "engine/hopper/engine.h"),
@@ -56,7 +87,7 @@ ALLOWED = {
     "src/cli/": [
         *("fa3/", "core/"),
         *("engine/cpu/isa.h", "engine/cpu/peak.h"),
-        *("engine/cuda/device.h", "engine/hopper/engine.h"),
+        *("engine/cuda/device.h", "engine/ampere/engine.h", "engine/hopper/engine.h"),
         "cli/",
     ],
 }

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs FlashAttention-3's own tests through fa3's drop-in names, as a seeded sample.
+"""Runs the tests of FlashAttention-2 and -3 through fa3's drop-in names, as a seeded sample.
 
     git clone https://github.com/Dao-AILab/flash-attention
-    python3 tools/flash_attn_tests.py flash-attention/hopper            # on a Hopper GPU
-    python3 tools/flash_attn_tests.py flash-attention/hopper --device cpu --longest 300
+    python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py  # on a Hopper GPU
+    python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py --seconds 10
+    python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py \
+        --device cpu --longest 300
 
-Cases are those of the parametrized tests, without qv and without those that the tests skip.
-Several processes share the GPU, because most of a case's time goes into Python. A line for each
-test says how many cases passed, failed, and were refused (fa3 says Unsupported), and why;
---failures FILE gets the failing ones. Exit status 1 if any failed or was refused. Needs einops,
-which the tests import.
+SUITES is the table of files. Cases are those of the parametrized tests, but for what the tests skip
+and what fa3 has not; of the latter a few are tried, which must be refused. Several processes share
+the GPU, because most of a case's time goes into Python. A line for each test says how many cases
+passed, failed, and were refused (fa3 says Unsupported), and why; --failures FILE gets the failing
+ones. Exit status 1 if any failed or was refused. Needs einops, which the tests import.
 """
 
 import argparse
@@ -26,13 +28,91 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-TESTS = ("test_flash_attn_output", "test_flash_attn_varlen_output", "test_flash_attn_kvcache")
-FILE = "test_flash_attn.py"
 OUT_OF_MEMORY = "out of memory"  # of all processes together: such a case is tried again later
 MOST_ATTEMPTS = 12
 MOST_MEMORY_KEPT = 4 << 30  # bytes, of a process between cases
+TRIED = 3  # cases of what fa3 has not
+
+
+class Suite(NamedTuple):
+    """A file of tests: what it imports, and which of its cases are of interest here."""
+
+    modules: Callable  # -> name -> module: ours under flash_attn's names
+    skips: Callable  # what the tests skip at once, of the cases of one name
+    lacks: dict[str, str]  # a parameter -> why fa3 refuses the cases that have it
+    left_out: dict[str, str]  # a test -> why it cannot pass
+
+
+def names_of_fa3():
+    import fa3.compat.flash_attn_interface as ours
+
+    return {"flash_attn_interface": ours, "flash_attn": module("flash_attn")}
+
+
+def names_of_fa2():
+    import fa3.compat.bert_padding
+    import fa3.compat.flash_attn as ours
+
+    functions = {name: value for name, value in vars(ours).items() if name.startswith("flash_attn")}
+    return {
+        "flash_attn": module("flash_attn", **functions),
+        "flash_attn.flash_attn_interface": ours,
+        "flash_attn.bert_padding": fa3.compat.bert_padding,
+    }
+
+
+def skips_of_fa3(name, case):
+    if case.get("has_qv") and (case["d"] != 64 or "float8" in str(case["dtype"])):
+        return True
+    if name != "test_flash_attn_kvcache":
+        return False
+    page, new = case["page_size"], case["new_kv"]
+    return (
+        (page is not None and case["seqlen_k"] % page != 0)
+        or (case["seqlen_q"] > case["seqlen_k"] and new)
+        or (not new and case["rotary_fraction"] > 0)
+    )
+
+
+def skips_of_fa2(name, case):
+    if case.get("softcap") and case["dropout_p"]:
+        return True
+    if name != "test_flash_attn_kvcache":
+        return False
+    paged, new = case["paged_kv_block_size"] is not None, case["new_kv"]
+    return (
+        (paged and (case["has_batch_idx"] or case["has_leftpad"]))
+        or (case["seqlen_q"] > case["seqlen_k"] and new)
+        or (not new and case["rotary_fraction"] > 0)
+    )
+
+
+QV = {"has_qv": "fa3 has no kernel whose scores are q.k + qv.v"}
+SUITES = {
+    "hopper/test_flash_attn.py": Suite(
+        names_of_fa3,
+        skips_of_fa3,
+        QV,
+        {"test_flash_attn_race_condition": "each process fills 70 GB"},
+    ),
+    "hopper/test_flash_attn_bwd_determinism.py": Suite(names_of_fa3, skips_of_fa3, QV, {}),
+    "tests/test_flash_attn.py": Suite(
+        names_of_fa2,
+        skips_of_fa2,
+        {"alibi": "fa3 has no ALiBi"},
+        {
+            "test_flash_attn_varlen_paged_kv_num_splits": "asks that num_splits=2 is refused, "
+            "which fa3 takes",
+            "test_flash_attn_kvcache_paged_block_table_bounds": "asks for an error that takes "
+            "reading lengths from the GPU; no call of fa3 waits for them",
+            "test_flash_attn_generator_arg_must_be_none": "calls the compiled module",
+        },
+    ),
+}
 
 
 class Skipped(Exception):
@@ -40,9 +120,8 @@ class Skipped(Exception):
 
 
 def stand_ins():
-    """Modules that the tests import: ours under flash_attn's name, and the little that they use of
-    others, so that neither pytest nor flash_attn needs to be installed."""
-    import fa3.compat.flash_attn_interface as ours
+    """The little that the tests use of other modules, so that neither pytest nor flash_attn needs
+    to be installed."""
 
     def parametrize(names, values):
         def mark(test):
@@ -55,6 +134,9 @@ def stand_ins():
 
         return mark
 
+    def skipif(condition, reason=""):
+        return lambda test: test
+
     def skip(reason=""):
         raise Skipped(reason)
 
@@ -62,11 +144,9 @@ def stand_ins():
         raise NotImplementedError("a check of operators, which is off")
 
     checks = ("safe_fake_check", "safe_schema_check", "safe_aot_autograd_check")
-    mark = types.SimpleNamespace(parametrize=parametrize)
+    mark = types.SimpleNamespace(parametrize=parametrize, skipif=skipif)
     return {
-        "flash_attn_interface": ours,
         "pytest": module("pytest", mark=mark, skip=skip),
-        "flash_attn": module("flash_attn"),
         "flash_attn.layers": module("flash_attn.layers"),
         "flash_attn.layers.rotary": module("flash_attn.layers.rotary", apply_rotary_emb=rotate),
         "torch.testing._internal.optests.generate_tests": module(
@@ -97,46 +177,57 @@ def rotate(x, cos, sin, seqlen_offsets=0, interleaved=False):
     return torch.cat((both.to(x.dtype), x[..., 2 * width :]), -1)
 
 
-def load(folder, device):
-    """The tests' module, of which nothing but the device is changed."""
+def suite_of(options):
+    return SUITES["/".join(options.file.resolve().parts[-2:])]
+
+
+def load(options):
+    """The tests of the file by name; nothing but the device is changed in it."""
     import torch
 
     torch.set_num_threads(1)
-    sys.path.insert(0, str(folder))
-    sys.modules.update(stand_ins())
-    source = (folder / FILE).read_text()
-    if device != "cuda":
+    sys.path.insert(0, str(options.file.parent))
+    sys.modules.update(stand_ins() | suite_of(options).modules())
+    source = options.file.read_text()
+    if options.device != "cuda":
         torch.cuda.get_device_capability = lambda *_: (9, 0)  # the FP8 cases too
-        source = source.replace('device = "cuda"', f'device = "{device}"')
+        source = source.replace('"cuda"', f'"{options.device}"')
     tests = module("fa3_tests")
-    exec(compile(source, str(folder / FILE), "exec"), tests.__dict__)
-    return tests
+    exec(compile(source, str(options.file), "exec"), tests.__dict__)
+    found = {name: test for name, test in vars(tests).items() if name.startswith("test_")}
+    if unknown := {*(options.tests or ())} - {*found}:
+        sys.exit(f"--tests: expected some of {', '.join(found)}, got {', '.join(unknown)}")
+    return {name: found[name] for name in options.tests or found}
 
 
 def cases_of(test, longest):
-    """Every combination of the test's parameters that is of interest here."""
-    for axes in itertools.product(*test.axes):
-        case = functools.reduce(lambda a, b: a | b, axes)
-        if not case.get("has_qv") and max(case["seqlen_q"], case["seqlen_k"]) <= longest:
+    """Every combination of the test's parameters, if its lengths are of interest here."""
+    for axes in itertools.product(*getattr(test, "axes", ())):
+        case = functools.reduce(lambda a, b: a | b, axes, {})
+        if max((n for key, n in case.items() if key.startswith("seqlen")), default=0) <= longest:
             yield case
 
 
-def is_skipped(case, name):
-    """What the tests skip at once."""
-    if name != "test_flash_attn_kvcache":
-        return False
-    page, new = case["page_size"], case["new_kv"]
-    return (
-        (page is not None and case["seqlen_k"] % page != 0)
-        or (case["seqlen_q"] > case["seqlen_k"] and new)
-        or (not new and case["rotary_fraction"] > 0)
-    )
+class Sample(NamedTuple):
+    of: int  # cases
+    lacking: dict[str, int]  # parameter -> cases that have it, which fa3 has not
+    drawn: list[dict]
+    tried: list[dict]  # some of those that fa3 has not
 
 
 def sample_of(test, name, options):
-    cases = [c for c in cases_of(test, options.longest) if not is_skipped(c, name)]
-    count = min(options.cases, len(cases))
-    return random.Random(options.seed).sample(cases, count), len(cases)
+    suite = suite_of(options)
+    if name in suite.left_out:
+        return Sample(0, {}, [], [])
+    served, lacking = [], {parameter: [] for parameter in suite.lacks}
+    for case in cases_of(test, options.longest):
+        if not suite.skips(name, case):
+            next((lacking[of] for of in lacking if case.get(of)), served).append(case)
+    draw = random.Random(options.seed)
+    drawn = draw.sample(served, min(options.cases, len(served)))
+    tried = [c for cases in lacking.values() for c in draw.sample(cases, min(TRIED, len(cases)))]
+    counts = {parameter: len(cases) for parameter, cases in lacking.items() if cases}
+    return Sample(len(served), counts, drawn, tried)
 
 
 def run_case(test, case):
@@ -168,12 +259,11 @@ def work(options):
     """One process of several: its part of each sample, a JSON line a case."""
     import torch
 
-    tests = load(options.folder, options.device)
-    for name in options.tests:
-        test = getattr(tests, name)
+    for name, test in load(options).items():
         ends = time.monotonic() + options.seconds
-        sample, _ = sample_of(test, name, options)
-        todo = [(case, 1) for case in sample[options.worker :: options.workers]]
+        sample = sample_of(test, name, options)
+        cases = [*sample.tried, *sample.drawn]
+        todo = [(case, 1) for case in cases[options.worker :: options.workers]]
         while todo and time.monotonic() < ends:
             case, attempt = todo.pop(0)
             outcome, why = run_case(test, case)
@@ -207,23 +297,32 @@ def gather(options):
 
 
 def report(options, lines, failed_workers):
-    tests = load(options.folder, options.device)
+    suite = suite_of(options)
     good = failed_workers == 0
-    for name in options.tests:
-        mine = [line for line in lines if line[0] == name]
+    for name, test in load(options).items():
+        if name in suite.left_out:
+            print(f"{name}: left out: {suite.left_out[name]}")
+            continue
+        sample = sample_of(test, name, options)
+        lacking = [line for line in lines if line[0] == name and lacks(line[3], suite)]
+        mine = [line for line in lines if line[0] == name and not lacks(line[3], suite)]
         counts = collections.Counter(line[1] for line in mine)
-        sample, cases = sample_of(getattr(tests, name), name, options)
         print(
-            f"{name}: {len(mine)} of a sample of {len(sample)} of {cases} cases, seed "
+            f"{name}: {len(mine)} of a sample of {len(sample.drawn)} of {sample.of} cases, seed "
             f"{options.seed}: {counts['passed']} passed, {counts['failed']} failed, "
             f"{counts['refused']} refused, {counts['skipped']} skipped"
         )
+        for parameter, count in sample.lacking.items():
+            print(f"  {count} cases more with {parameter}: {suite.lacks[parameter]}; ", end="")
+            print(f"refused: {sum(line[1] == 'refused' for line in lacking)} of {len(lacking)}")
         refusals = collections.Counter(line[2] for line in mine if line[1] == "refused")
         for why, count in refusals.most_common():
             print(f"  {count} refused: {why}")
         for _, _, why, case in [line for line in mine if line[1] == "failed"][:4]:
             print(f"  failed: {case}: {why}"[:600])
-        good = good and counts["failed"] + counts["refused"] == 0 and len(mine) == len(sample)
+        good = good and counts["failed"] + counts["refused"] == 0
+        good = good and len(mine) == len(sample.drawn)
+        good = good and all(line[1] == "refused" for line in lacking)
     if failed_workers:
         print(f"{failed_workers} processes ended early")
     if options.failures:
@@ -234,10 +333,15 @@ def report(options, lines, failed_workers):
     return good
 
 
+def lacks(case, suite):
+    """Whether a case, its values as text, has what fa3 has not."""
+    return any(case.get(parameter) == "True" for parameter in suite.lacks)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="flash-attention/hopper, with test_flash_attn.py")
-    parser.add_argument("--tests", nargs="+", choices=TESTS, default=TESTS)
+    parser.add_argument("file", type=Path, help=f"a checkout's {', '.join(SUITES)}")
+    parser.add_argument("--tests", nargs="+", help="of the file, by name; without it all")
     parser.add_argument("--cases", type=int, default=2000, help="of each test")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -247,6 +351,8 @@ def main():
     parser.add_argument("--failures", type=Path, help="JSON lines of what failed or was refused")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if "/".join(options.file.resolve().parts[-2:]) not in SUITES or not options.file.is_file():
+        parser.error(f"file: expected {' or '.join(SUITES)} of a checkout, got {options.file}")
     if options.worker is not None:
         return work(options)
     return 0 if report(options, *gather(options)) else 1

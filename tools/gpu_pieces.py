@@ -62,17 +62,23 @@ def pieces(build: Path) -> dict:
         ]
 
     backward_rows = [[row] for row in table_rows(backward)]
+    ampere = str(build / "bin" / "fa3_gpu_check_ampere_backward")
     suites = [str(build / "bin" / "fa3_engine_tests"), "--gtest_brief=1"]
     found = {
         "the contract of every engine": [
-            ["env", "FA3_TEST_ENGINE=hopper", *shard_of(i, CONTRACT_SHARDS), *suites]
+            ["env", f"FA3_TEST_ENGINE={engine}", *smem, *shard_of(i, CONTRACT_SHARDS), *suites]
+            for engine, *smem in (("hopper",), ("ampere",), ("ampere", "FA3_SMALL_SMEM=1"))
             for i in range(CONTRACT_SHARDS)
         ],
         "random calls in memory that ends with the tensors": [
             [
-                *("env", "FA3_TEST_ENGINE=hopper", f"FA3_TEST_SECONDS={EDGE_SECONDS}", *suites),
+                *("env", f"FA3_TEST_ENGINE={engine}", f"FA3_TEST_SECONDS={EDGE_SECONDS}", *suites),
                 "--gtest_filter=*Edges.random*",
             ]
+            for engine in ("hopper", "ampere")
+        ],
+        "the ampere engine's gradients against float64": [
+            [ampere, *rows_of([row])] for row in table_rows(ampere)
         ],
         "kernels against float64, every branch": every_row(check, ("bf16", "fp16")),
         "kernels with random delays, bit for bit": every_row(disturbed, ("bf16",)),
@@ -124,7 +130,7 @@ def table_rows(program: str) -> list[Row]:
         return []
     lines = subprocess.check_output([program, "--list"], text=True).splitlines()
     fields = [line.split() for line in lines]
-    return [Row(int(number), table, int(d), int(dv)) for number, table, d, dv in fields]
+    return [Row(int(number), table, int(d), int(dv)) for number, table, d, dv, *_ in fields]
 
 
 def groups(rows: list[Row]) -> list[list[Row]]:

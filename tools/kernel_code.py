@@ -2,7 +2,8 @@
 """The machine code of each kernel that a GPU check runs, as a hash.
 
 What a check saw of a kernel holds for as long as its machine code stays: gpu_verify.py carries it
-over when sources change around it. nvcc makes the same code of the same tokens, in any folder. The
+over when sources change around it. nvcc makes the same code of the same tokens, in any folder. Code
+of the host, and small kernels beside these, are the contract's, which runs after every change. The
 objects stay where they were built; BUILD/kernel_code.json travels with the programs.
 """
 
@@ -22,12 +23,6 @@ ENTRIES = {
         **{t: t + "_entry_{}" for t in ("e4m3", "cache", "stream_k", "decode", "dropout")},
     },
     "backward": {"backward": "backward_entry_{}", "dropout": "dropout_backward_entry_{}"},
-}
-# Kernels that calls of any row queue beside it.
-SHARED = {
-    "forward": ("varlen_metadata", "combine_kernel"),
-    "backward": ("varlen_metadata", "sink_gradient"),
-    "e4m3": ("prepare_e4m3",),
 }
 
 
@@ -54,15 +49,14 @@ def code_in(path: Path) -> bytes:
 def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
     """Row number of the program's list -> hash; without those whose objects are not there."""
     objects = objects_of(build, program)
-    codes = {name: hashlib.sha256(code_in(path)).digest() for name, path in objects.items()}
+    codes = {name: hashlib.sha256(code_in(path)).hexdigest()[:16] for name, path in objects.items()}
     entries = ENTRIES[pass_of(program)]
     first, found = {}, {}
     for row in rows:
         index = row.number - first.setdefault(row.table, row.number)
-        shared = (*SHARED[pass_of(program)], *SHARED.get(row.table, ()))
-        parts = [codes.get(name) for name in (entries[row.table].format(index), *shared)]
-        if all(parts):
-            found[str(row.number)] = hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+        code = codes.get(entries[row.table].format(index))
+        if code is not None:
+            found[str(row.number)] = code
     return found
 
 

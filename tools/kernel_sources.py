@@ -9,7 +9,10 @@ from source_tokens import CPP_SUFFIXES, tokens_of
 
 ROOT = Path(__file__).resolve().parent.parent
 # What decides the machine code and its launch.
-SOURCES = ("src/engine/hopper/**/*", "src/engine/cuda/**/*", "src/core/*", "tools/gen_wgmma.py")
+SOURCES = (
+    *("src/engine/hopper/**/*", "src/engine/ampere/**/*", "src/engine/cuda/**/*"),
+    *("src/core/*", "tools/gen_wgmma.py"),
+)
 # What fa3_gpu_check_backward is made of: these and all that they need.
 BACKWARD_STARTS = tuple(
     ROOT / "src/engine/hopper" / name
@@ -26,8 +29,10 @@ INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 def sources(of: str = "", root: Path = ROOT) -> set[Path]:
-    """Those that the checks of the "forward" or the "backward" run, or all."""
+    """Those that the checks of Hopper's "forward" or "backward" run, or all."""
     every = {path for pattern in SOURCES for path in root.glob(pattern) if path.is_file()}
+    if of:
+        every = {path for path in every if "/ampere/" not in path.as_posix()}
     if of == "forward":
         return {path for path in every if not BACKWARD_ONLY.search(path.as_posix())}
     if of == "backward":

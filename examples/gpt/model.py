@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPT in torch, as small as it can be written: the attention is an argument.
 
-attend(q, k, v) takes (batch, seq, heads, dim) tensors and is causal. train.py passes fa3's or
-torch's. Sizes follow GPT-2: pre-norm blocks, learned positions, GELU, tied embeddings.
+attend(q, k, v) takes (batch, seq, heads, dim) tensors and is causal; with dropout also dropout_p.
+train.py passes fa3's or torch's. Sizes follow GPT-2: pre-norm blocks, learned positions, GELU, tied
+embeddings, dropout of the attention, of the embeddings and of what a block adds.
 """
 
 from typing import NamedTuple
@@ -17,6 +18,7 @@ class Size(NamedTuple):
     width: int
     context: int
     vocabulary: int = 256  # bytes
+    dropout: float = 0.0
 
 
 SIZES = {
@@ -31,12 +33,14 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = size.heads
         self.attend = attend
+        self.dropout = size.dropout
         self.qkv = nn.Linear(size.width, 3 * size.width)
         self.out = nn.Linear(size.width, size.width)
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        return self.out(self.attend(q, k, v).flatten(2))
+        dropout = {"dropout_p": self.dropout} if self.training and self.dropout else {}
+        return self.out(self.attend(q, k, v, **dropout).flatten(2))
 
 
 class Block(nn.Module):
@@ -50,10 +54,11 @@ class Block(nn.Module):
             nn.GELU(approximate="tanh"),
             nn.Linear(4 * size.width, size.width),
         )
+        self.drop = nn.Dropout(size.dropout)
 
     def forward(self, x):
-        x = x + self.attention(self.norm_attention(x))
-        return x + self.mlp(self.norm_mlp(x))
+        x = x + self.drop(self.attention(self.norm_attention(x)))
+        return x + self.drop(self.mlp(self.norm_mlp(x)))
 
 
 class GPT(nn.Module):
@@ -61,6 +66,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(size.vocabulary, size.width)
         self.positions = nn.Embedding(size.context, size.width)
+        self.drop = nn.Dropout(size.dropout)
         self.blocks = nn.ModuleList(Block(size, attend) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.apply(initialise)
@@ -70,7 +76,7 @@ class GPT(nn.Module):
 
     def logits(self, tokens, last=0):
         """(batch, seq) -> (batch, seq, vocabulary), or of the last tokens alone."""
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        x = self.drop(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
         return self.norm(x[:, -last:]) @ self.tokens.weight.T

@@ -4,8 +4,10 @@
     python examples/gpt/train.py                          # tiny, on the CPU, under a minute
     python examples/gpt/train.py --size gpt2 --device cuda --steps 300 --batch 16
     python examples/gpt/train.py --size gpt2 --device cuda --batch 1 --context 16384
+    python examples/gpt/train.py --size nano --device cuda --steps 300 --dropout 0.1
 
-Same weights, same batches: the two loss curves must lie on each other. Prints the curves, tokens
+Same weights, same batches: the two loss curves must lie on each other; with --dropout, as near as
+those of two seeds, since each attention draws masks of its own. Prints the curves, tokens
 per second and peak memory; --json keeps them, --plot draws them. Each run has a process of its own,
 so that its peak memory is its own. The text is what every Python ships (pydoc_data.topics, 700 kB
 of the language reference), or --text FILE.
@@ -28,13 +30,14 @@ import fa3
 WARM_UP_STEPS = 3  # not timed
 
 
-def attend_fa3(q, k, v):
-    return fa3.attention(q, k, v, causal=True)
+def attend_fa3(q, k, v, dropout_p=0.0):
+    return fa3.attention(q, k, v, causal=True, dropout_p=dropout_p)
 
 
-def attend_sdpa(q, k, v):
+def attend_sdpa(q, k, v, dropout_p=0.0):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    out = scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+    return out.transpose(1, 2)
 
 
 ATTENTIONS = {"fa3": attend_fa3, "sdpa": attend_sdpa}
@@ -65,7 +68,7 @@ def train(arguments):
     """One run: {"losses", "tokens_per_second", "peak_memory_mb", ...}."""
     torch.manual_seed(arguments.seed)
     size = SIZES[arguments.size]
-    size = size._replace(context=arguments.context or size.context)
+    size = size._replace(context=arguments.context or size.context, dropout=arguments.dropout)
     model = GPT(size, ATTENTIONS[arguments.attention]).to(arguments.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95))
     on_gpu = arguments.device == "cuda"
@@ -93,6 +96,8 @@ def train(arguments):
         "device": arguments.device,
         "batch": arguments.batch,
         "context": size.context,
+        "dropout": size.dropout,
+        "seed": arguments.seed,
         "losses": [round(loss.item(), 5) for loss in losses],
         "tokens_per_second": round(tokens_timed / (time.perf_counter() - begin), 1),
         "peak_memory_mb": round(peak_memory_mb(on_gpu), 1),
@@ -165,6 +170,7 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, help="tokens a sequence, instead of the size's")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--dropout", type=float, default=0.0, help="GPT-2 has 0.1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--text", type=Path, help="a file to learn from")

@@ -89,7 +89,8 @@ typedef enum fa3_engine_id {
   FA3_ENGINE_CPU = 1,       /**< tiled, vectorised, O(N) memory */
   FA3_ENGINE_REFERENCE = 2, /**< readable double precision, on the CPU: the oracle */
   FA3_ENGINE_STANDARD = 3,  /**< standard attention on the CPU, S and P stored: the baseline */
-  FA3_ENGINE_HOPPER = 4     /**< CUDA, compute capability 9.0 */
+  FA3_ENGINE_HOPPER = 4,    /**< CUDA, compute capability 9.0 */
+  FA3_ENGINE_AMPERE = 5     /**< CUDA, compute capability 8.0 or later */
 } fa3_engine_id;
 
 /** A view of memory that the caller owns.

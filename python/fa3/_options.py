@@ -21,7 +21,7 @@ from fa3._dropout import seed_view
 from fa3.errors import InvalidArgument
 
 # fa3_engine_id
-ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4}
+ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4, "ampere": 5}
 
 # Lines of the schemas of torch.ops.fa3; passes.h reads the values in this order. Attention in
 # torch/autograd.py relies on the tensors standing together.

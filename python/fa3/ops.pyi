@@ -5,7 +5,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 from typing_extensions import TypedDict, Unpack
 
 Array = TypeVar("Array")  # numpy.ndarray, torch.Tensor, or anything with __dlpack__
-Engine = Literal["auto", "cpu", "reference", "standard", "hopper"]
+Engine = Literal["auto", "cpu", "reference", "standard", "hopper", "ampere"]
 
 class Gradients(NamedTuple, Generic[Array]):
     dq: Array

@@ -72,6 +72,23 @@ Status run_call(const Params& params, Workspace workspace, void* stream, Verb ve
                [&] { return (engine.*verb)(problem, choice.plan, memory, stream); });
 }
 
+// By the first engine that does it for this device. `verb`: the engine's run_*, which may be null.
+template <class P>
+Status run_on_first(const P& problem, Status (*Engine::*verb)(const P&, void*), void* stream,
+                    const char* none) {
+  Status refusal = unsupported(none);
+  bool refused = false;
+  for (const Engine* engine : engines()) {
+    if (engine->memory != problem.device || engine->*verb == nullptr) continue;
+    Status status =
+        watch(problem, *engine, "", stream, [&] { return (engine->*verb)(problem, stream); });
+    if (status.code() != StatusCode::unsupported) return status;
+    if (!refused) refusal = std::move(status);  // of the best engine
+    refused = true;
+  }
+  return refusal;
+}
+
 }  // namespace
 
 Status plan(const fa3_forward_params& params, Plan* plan) {
@@ -102,25 +119,15 @@ Status run(const fa3_merge_params& params, void* stream) {
   MergeProblem problem;
   FA3_TRY(describe(params, &problem));
   if (writes_nothing(problem)) return {};
-  for (const Engine* engine : engines()) {
-    if (engine->memory == problem.device && engine->run_merge != nullptr) {
-      return watch(problem, *engine, "", stream,
-                   [&] { return engine->run_merge(problem, stream); });
-    }
-  }
-  return unsupported("merge: no engine of this build merges partial results in this memory");
+  return run_on_first(problem, &Engine::run_merge, stream,
+                      "merge: no engine of this build merges partial results in this memory");
 }
 
 Status run(const fa3_append_params& params, void* stream) {
   AppendProblem problem;
   FA3_TRY(describe(params, &problem));
-  for (const Engine* engine : engines()) {
-    if (engine->memory == problem.device && engine->run_append != nullptr) {
-      return watch(problem, *engine, "", stream,
-                   [&] { return engine->run_append(problem, stream); });
-    }
-  }
-  return unsupported("append: no engine of this build writes into caches in this memory");
+  return run_on_first(problem, &Engine::run_append, stream,
+                      "append: no engine of this build writes into caches in this memory");
 }
 
 }  // namespace fa3::api

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cpu/engine.h"
 #include "engine/engine.h"
-#ifdef FA3_HAS_HOPPER
+#ifdef FA3_HAS_CUDA
+#include "engine/ampere/engine.h"
 #include "engine/hopper/engine.h"
 #endif
 
@@ -9,12 +10,10 @@ namespace fa3 {
 
 std::span<const Engine* const> engines() {
   static constexpr const Engine* kEngines[] = {
-#ifdef FA3_HAS_HOPPER
-      &hopper::kHopperEngine,
+#ifdef FA3_HAS_CUDA
+      &hopper::kHopperEngine, &ampere::kAmpereEngine,
 #endif
-      &cpu::kCpuEngine,
-      &cpu::kReferenceEngine,
-      &cpu::kStandardEngine,
+      &cpu::kCpuEngine,       &cpu::kReferenceEngine, &cpu::kStandardEngine,
   };
   return kEngines;
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/choose.h"
 
+#include <vector>
+
 #include "core/error.h"
+#include "core/macros.h"
 #include "process/first_use.h"
 
 namespace fa3 {
@@ -24,7 +27,7 @@ Status plan_with(const Engine& engine, const QuantizeProblem& problem, Plan* pla
   return engine.plan_quantize(problem, plan);
 }
 
-// Why this engine cannot take the problem; OK fills in the choice.
+// OK, and the choice; or why the engine cannot take the problem.
 template <class P>
 Status consider(const Engine& engine, const P& problem, Choice* choice) {
   if (engine.memory != problem.device) {
@@ -32,10 +35,7 @@ Status consider(const Engine& engine, const P& problem, Choice* choice) {
                        memory_name(problem.device), "; fa3 never moves data");
   }
   Plan plan{.wants_words = choice->plan.wants_words};
-  if (Status status = plan_with(engine, problem, &plan); !status.ok()) {
-    const Availability found = probe(engine);  // the better reason, which takes a while to find
-    return found.available ? status : unsupported(found.detail);
-  }
+  FA3_TRY(plan_with(engine, problem, &plan));
   if (plan.workspace_bytes >= kTooManyBytes) {
     return unsupported("needs a workspace of 2^60 bytes or more for these sizes");
   }
@@ -43,20 +43,43 @@ Status consider(const Engine& engine, const P& problem, Choice* choice) {
   return {};
 }
 
+struct Refusal {
+  const Engine* engine;
+  Status status;
+
+  // That the engine's device is missing is the better reason, which takes a while to find.
+  std::string words(fa3_device_type memory) const {
+    const bool may_be_missing = engine->memory == memory;
+    const Availability found = may_be_missing ? probe(*engine) : Availability{true, ""};
+    return concat(engine->name, ": ", found.available ? status.message() : found.detail);
+  }
+};
+
 template <class P>
 Status choose_engine(const P& problem, Choice* choice) {
-  std::string reasons;
+  std::vector<Refusal> refusals;
   for (const Engine* engine : engines()) {
     const bool candidate =
         problem.engine == FA3_ENGINE_AUTO ? engine->automatic : engine->id == problem.engine;
     if (!candidate) continue;
-    const Status status = consider(*engine, problem, choice);
-    if (status.ok()) return {};
-    reasons += concat(reasons.empty() ? "" : "; ", engine->name, ": ", status.message());
+    Status status = consider(*engine, problem, choice);
+    if (!status.ok()) {
+      refusals.push_back({engine, std::move(status)});
+      continue;
+    }
+    for (const Refusal& better : refusals) {
+      const bool counts = choice->plan.wants_words && better.engine->memory == problem.device;
+      if (counts) choice->plan.why += "; not " + better.words(problem.device);
+    }
+    return {};
   }
-  if (reasons.empty()) {
+  if (refusals.empty()) {
     return unsupported("no engine of this build has the id ", problem.engine,
                        "; fa3 info lists the engines");
+  }
+  std::string reasons;
+  for (const Refusal& refusal : refusals) {
+    reasons += (reasons.empty() ? "" : "; ") + refusal.words(problem.device);
   }
   return unsupported("no engine can run this call: ", reasons);
 }

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "engine/hopper/host/tensor_map.h"
+#include "engine/cuda/tensor_span.h"
 
 namespace fa3::testing {
 
@@ -52,7 +52,7 @@ struct DeviceArray {
   }
 };
 
-inline hopper::TensorSpan span_of(void* data, int batches, int rows, int heads, int columns) {
+inline cuda::TensorSpan span_of(void* data, int batches, int rows, int heads, int columns) {
   return {data,
           batches,
           rows,

@@ -3,7 +3,9 @@
 // kernels.
 #pragma once
 
-#include "engine/hopper/host/launch.h"
+#include "core/ceil_div.h"
+#include "engine/cuda/launch.h"
+#include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/tutorial/plain_kernel.cuh"
 

@@ -16,7 +16,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3": 3, "int32": 4}
-ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4}
+ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4, "ampere": 5}
 CPU, CUDA = 1, 2
 MAX_RANK = 5
 WORKSPACE_ALIGNMENT = 256

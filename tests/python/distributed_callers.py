@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of two: programs of others over a group, for test_distributed.py.
+"""Programs of others over a group of two, for test_distributed.py.
 
-    distributed_callers.py RANK STORE
-
-Prints a JSON line a case: its name, and the failure or null. Transformers: a Llama of random
+Transformers: a Llama of random
 weights on packed documents. torch: its own context_parallel, whose attention the switch of
 fa3.torch provides.
 """
 
-import json
-import sys
-import traceback
-
 import torch
 import torch.distributed as dist
+from distributed_cases import join, run_cases
 
 from fa3 import distributed
 from fa3.compat import ring_flash_attn
@@ -113,22 +108,7 @@ CASES = [
 ]
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=WORLD
-    )
-    for case in CASES:
-        failure = None
-        try:
-            case()
-        except Exception:
-            failure = traceback.format_exc()
-        print(json.dumps([case.__name__, failure]), flush=True)
-        if failure:
-            break
+def run_rank(rank, world, store):
+    join(rank, world, store)
+    run_cases(CASES)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each rank of test_distributed.py runs: every function named in CASES, on all ranks.
 
-    distributed_cases.py RANK WORLD STORE
-
 Prints a JSON line a case: its name, and the failure or null.
 """
 
@@ -11,7 +9,6 @@ import itertools
 import json
 import os
 import random
-import sys
 import time
 import traceback
 
@@ -25,6 +22,7 @@ import torch.distributed as dist
 import fa3
 from fa3 import distributed
 from fa3.compat import ring_flash_attn as ring
+from fa3.distributed import run
 from fa3.distributed.layout import LAYOUTS, pieces, stream_rows
 
 QUICK = bool(os.environ.get("FA3_TEST_QUICK"))
@@ -75,7 +73,7 @@ def documents(lengths):
     return {"cu_seqlens": list(itertools.accumulate(lengths, initial=0))}
 
 
-def run(tensors, lengths, layout, with_lse=False, **options):
+def both_passes(tensors, lengths, layout, with_lse=False, **options):
     """out, lse, dq, dk, dv and dsink of this rank's rows; dsink summed over all."""
     q, k, v, do, sink = tensors
     each = (lengths,) if isinstance(lengths, int) else lengths
@@ -180,7 +178,7 @@ def every_method_equals_the_oracle(world):
         if number % 2:
             tensors[4] = None
         options = {**mask, "softcap": 5.0 if number % 3 == 0 else 0.0}
-        got = run(tensors, lengths, layout, method=method, ulysses_degree=degree, **options)
+        got = both_passes(tensors, lengths, layout, method=method, ulysses_degree=degree, **options)
         window = tuple(-1 if side is None else side for side in mask.get("window", (-1, -1)))
         values, limits = bounds_of(tensors, lengths, **{**options, "window": window})
         keep = [i for i, x in enumerate(values) if x is not None]
@@ -211,11 +209,32 @@ def errors_in_16_bits_are_those_of_one_process(world):
         )
         for method, degree in methods(world):
             options = {"method": method, "ulysses_degree": degree, **mask}
-            got = run(tensors, lengths, "zigzag", **options)
+            got = both_passes(tensors, lengths, "zigzag", **options)
             within(got, values, limits, (name, method))
             for part in (0, 2, 3, 4):  # the LSE is float32, whatever the inputs are
                 off, alone_off = (rms(x, values[part]) for x in (got[part].double(), alone[part]))
                 assert off < 1.1 * alone_off, f"{name} {method}: {off / alone_off} of {part}"
+
+
+def gradients_of_16_bits_still_add_up_in_float32(world):
+    """As the parts of GPUs are: rounded by each call, and sent so where a stage has one call."""
+    tensors, options = inputs(192, world, torch.bfloat16, batch=1), {"causal": True}
+    values, _ = bounds_of(tensors, 192, "bfloat16", **options)
+    alone = at_once(tensors, 192, **options)
+    original, run.part_type = run.part_type, lambda q: q.dtype
+    try:
+        for (method, degree), window in itertools.product(methods(world), (None, (50, 0))):
+            options = {"method": method, "ulysses_degree": degree, "window": window}
+            got = both_passes(tensors, 192, "zigzag", causal=True, **options)
+            if window is not None:
+                continue  # of several calls: that messages fit
+            for part in (2, 3, 4):
+                exact = cut([torch.from_numpy(x) for x in values], 192, "zigzag")[part]
+                x, y = got[part], cut(alone, 192, "zigzag")[part]
+                off, alone_off = ((z.double() - exact).norm() for z in (x, y))
+                assert off < 2 * alone_off, f"{method}: {off / alone_off} of {part}"
+    finally:
+        run.part_type = original
 
 
 def gradients_of_the_lse_equal_one_process(world):
@@ -224,7 +243,9 @@ def gradients_of_the_lse_equal_one_process(world):
         tensors = inputs(rows, world, batch=2 if isinstance(lengths, int) else None)
         options = {"causal": True, "with_lse": True}
         expected = cut(at_once(tensors, lengths, **options), lengths, "zigzag")
-        got = run(tensors, lengths, "zigzag", method=method, ulysses_degree=degree, **options)
+        got = both_passes(
+            tensors, lengths, "zigzag", method=method, ulysses_degree=degree, **options
+        )
         for x, y in zip(got, expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
@@ -233,7 +254,9 @@ def both_passes_repeat_bit_by_bit(world):
     tensors = inputs(61, world, torch.bfloat16, batch=2)
     for method, degree in methods(world):
         options = {"method": method, "ulysses_degree": degree, "deterministic": True}
-        first, again = (run(tensors, 61, "zigzag", causal=True, **options) for _ in range(2))
+        first, again = (
+            both_passes(tensors, 61, "zigzag", causal=True, **options) for _ in range(2)
+        )
         assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
 
 
@@ -243,7 +266,7 @@ def infinite_sinks_take_nothing_or_everything(world):
     tensors = q, k, v, do, sink
     expected = cut(at_once(tensors, 24, causal=True), 24, "zigzag")
     for method, degree in methods(world):
-        got = run(tensors, 24, "zigzag", causal=True, method=method, ulysses_degree=degree)
+        got = both_passes(tensors, 24, "zigzag", causal=True, method=method, ulysses_degree=degree)
         for x, y in zip(got, expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
@@ -271,8 +294,8 @@ def a_group_may_be_some_ranks_or_a_mesh(world):
     for method in ("ring", "all_gather", "ulysses", "auto"):
         out = distributed.attention(*tensors[:3], method=method, **alone)
         torch.testing.assert_close(out, expected)
-    pair = dist.new_group([0, 1])
-    if dist.get_rank() < 2:
+    pair = dist.new_group([world - 2, world - 1])
+    if dist.get_rank() >= world - 2:
         group = {"group": pair, "layout": "contiguous"}
         q, k, v = (distributed.shard(x, **group) for x in tensors[:3])
         out = distributed.attention(q, k, v, method="ring", **group)
@@ -317,7 +340,6 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
         (call(q, k[..., :8] if last else k, v), f"rank {world - 1}: k: expected the head dim"),
         (call(q, k.double() if last else k, v), f"rank {world - 1}: k: expected the dtype of q"),
         (call(q.clone().requires_grad_(last), k, v), "gradients: expected the same"),
-        (call(dropout_p=0.1), "rank 0: dropout_p: expected 0"),
         (call(method="rings"), "method: expected one of auto, ring"),
         (call(method="hybrid", ulysses_degree=world + 1), "ulysses_degree: expected a number"),
         (call(method="ring", stages=(1, world)), "stages: expected numbers of ranks that add up"),
@@ -334,6 +356,8 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
         sentences: list = [None] * world
         dist.all_gather_object(sentences, refused(one, *words))
         assert len(set(sentences)) == 1, sentences
+    refused(call(dropout_p=0.1), "rank 0: dropout_p: expected 0", kind=fa3.Unsupported)
+    refused(call(q.numpy(), k, v), "rank 0: q: expected a torch.Tensor", kind=TypeError)
     call()()  # the group still works
 
 
@@ -408,6 +432,7 @@ def names_of_ring_flash_attn_give_the_same(world):
 CASES = [
     every_method_equals_the_oracle,
     errors_in_16_bits_are_those_of_one_process,
+    gradients_of_16_bits_still_add_up_in_float32,
     gradients_of_the_lse_equal_one_process,
     both_passes_repeat_bit_by_bit,
     infinite_sinks_take_nothing_or_everything,
@@ -421,29 +446,32 @@ CASES = [
 ]
 
 
-def main():
-    rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def run_cases(cases, *arguments):
+    for case in cases:
+        failure = None
+        begin = time.perf_counter()
+        try:
+            case(*arguments)
+        except BaseException:  # pytest.fail, too
+            failure = traceback.format_exc()
+        print(f"{case.__name__}: {time.perf_counter() - begin:.2f} s")
+        print(json.dumps([case.__name__, failure]), flush=True)
+        if failure:
+            break  # the ranks may no longer be at the same call
+
+
+def join(rank, world, store, seconds=60.0):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=seconds),
     )
-    for case in CASES:
-        failure = None
-        try:
-            begin = time.perf_counter()
-            case(world)
-            print(case.__name__, f"{time.perf_counter() - begin:.2f} s", file=sys.stderr)
-        except Exception:
-            failure = traceback.format_exc()
-        print(json.dumps([case.__name__, failure]), flush=True)
-        if failure:
-            break  # the ranks may no longer be at the same call
+
+
+def run_rank(rank, world, store):
+    join(rank, world, store)
+    run_cases(CASES, world)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -42,43 +42,46 @@ def start(arguments, environment):
     )
 
 
-def finish(world, script, *arguments):
-    """(what it wrote, what it said of errors) of each rank."""
-    ranks = [start([HERE / script, str(rank), *arguments], ENVIRONMENT) for rank in range(world)]
-    return [rank.communicate(timeout=300) for rank in ranks]
+def ranks_of(module, worlds, folder, *arguments):
+    """What each rank wrote: world -> a text a rank."""
+    numbers = ",".join(map(str, worlds))
+    ranks = start([HERE / "distributed_ranks.py", module, numbers, folder, *arguments], ENVIRONMENT)
+    said, error = ranks.communicate(timeout=600)
+    found = {n: [folder / f"{n}.{rank}" for rank in range(n)] for n in worlds}
+    if missing := [path for paths in found.values() for path in paths if not path.exists()]:
+        pytest.fail(f"{len(missing)} ranks did not start: {said}{error}")
+    sys.stderr.write(error)
+    return {n: [path.read_text() for path in paths] for n, paths in found.items()}
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=lambda world: f"{world} ranks")
-def ran(request, tmp_path_factory):
-    world = request.param
-    store = tmp_path_factory.mktemp("store") / "ranks"
-    return world, failures_of(finish(world, "distributed_cases.py", world, store))
-
-
-def failures_of(ranks):
+def failures_of(texts):
     """case -> its failure on each rank."""
     found = {}
-    for rank, (said, error) in enumerate(ranks):
-        lines = [line for line in said.splitlines() if line.startswith("[")]
-        for name, failure in map(json.loads, lines):
-            found.setdefault(name, []).append(failure and f"rank {rank}: {failure}")
-        if not lines:
-            pytest.fail(f"rank {rank}: {error}")
+    for rank, text in enumerate(texts):
+        for line in text.splitlines():
+            if line.startswith("["):
+                name, failure = json.loads(line)
+                found.setdefault(name, []).append(failure and f"rank {rank}: {failure}")
     return found
 
 
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    return ranks_of("distributed_cases", (2, 3, 4), tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("case", [case.__name__ for case in cases.CASES])
-def test_on_every_rank(ran, case):
-    world, found = ran
-    failures = found.get(case, ["not reached: a case before it failed"])
+def test_on_every_rank(worlds, world, case):
+    failures = failures_of(worlds[world]).get(case, ["not reached: a case before it failed"])
     assert failures == [None] * world, "\n".join(filter(None, failures))
 
 
 @pytest.fixture(scope="module")
 def called(tmp_path_factory):
     pytest.importorskip("transformers", reason="Transformers is not installed")
-    store = tmp_path_factory.mktemp("store") / "callers"
-    return failures_of(finish(callers.WORLD, "distributed_callers.py", store))
+    texts = ranks_of("distributed_callers", [callers.WORLD], tmp_path_factory.mktemp("ranks"))
+    return failures_of(texts[callers.WORLD])
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in callers.CASES])
@@ -92,10 +95,9 @@ FAULTS = ["killed", "late"] if cases.QUICK else ["killed", "late", "late_and_new
 @pytest.mark.parametrize("fault", FAULTS)
 def test_ranks_that_wait_for_one_that_fails_end_with_an_error(fault, tmp_path):
     method = "ulysses" if fault == "late" else "ring"
-    waiting = finish(faults.WORLD, "distributed_faults.py", tmp_path / "ranks", fault, method)[:-1]
-    for said, error in waiting:
-        assert said, error
-        sentence, seconds = json.loads(said.splitlines()[-1])
+    texts = ranks_of("distributed_faults", [faults.WORLD], tmp_path, fault, method)
+    for text in texts[faults.WORLD][:-1]:
+        sentence, seconds = json.loads(text.splitlines()[-1])
         assert sentence.startswith("CommunicationError: fa3.distributed: expected "), sentence
         assert seconds < 2 * faults.TIMEOUT + 2
 
@@ -109,6 +111,16 @@ def test_without_a_group_the_sentence_says_what_to_call(group):
     q = torch.zeros(1, 4, 1, 8)
     with pytest.raises(ValueError, match="init_process_group"):
         distributed.attention(q, q, q, group=group)
+
+
+def test_cpu_tensors_in_a_group_of_nccl_are_refused(monkeypatch):
+    import torch
+
+    from fa3.distributed import describe
+
+    monkeypatch.setattr(describe.dist, "get_backend_config", lambda group: "cuda:nccl")
+    with pytest.raises(ValueError, match="q: expected a tensor on cuda, .*cuda:nccl.*, got one on"):
+        describe.refuse_other_backend(torch.zeros(1, 4, 1, 8), None)
 
 
 def as_torchrun_does(arguments):

@@ -258,25 +258,31 @@ def test_kernels_of_cuda_give_the_seed_to_their_backward(monkeypatch, family, pa
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_flash_attn_2_returns_signed_probabilities_and_the_state(packed):
-    tensors = qkv()
+def test_flash_attn_2_returns_signed_weights(packed, device):
+    tensors = qkv(device=device)
     given, form, lengths = tensors, fa2.flash_attn_func, ()
     if packed:
-        starts = [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (23, 31)]
+        starts = [torch.tensor([0, n, 2 * n], dtype=torch.int32, device=device) for n in (23, 31)]
         given, form = [x.flatten(0, 1) for x in tensors], fa2.flash_attn_varlen_func
         lengths = (*starts, 23, 31)
     torch.manual_seed(4)
     out, lse, signed = form(*given, *lengths, P, causal=True, return_attn_probs=True)
-    expected = formula(*tensors, drawn(), causal=True)
+    expected = formula(*tensors, drawn(device=device), causal=True)
     close(out.view_as(expected), expected)
     assert signed.shape == (2, 4, 128, 128)
     _, expected_lse = fa3.attention(*tensors, causal=True, return_lse=True)
     close(lse if not packed else lse.unflatten(1, (2, 23)).transpose(0, 1), expected_lse)
-    visible = torch.ones(23, 31).tril(8).bool()
-    kept = fa3.dropout_mask(P, drawn(), (2, 4, 23, 31))
-    assert torch.equal((signed[..., :23, :31] >= 0)[..., visible], kept[..., visible])
-    close(signed.abs().sum(-1)[..., :23], torch.ones(2, 4, 23))
-    assert not signed[..., 23:, :].any()
+    visible = torch.ones(23, 31, device=device).tril(8).bool()
+    kept = fa3.dropout_mask(P, drawn(device=device), (2, 4, 23, 31))
+    weights = signed[..., :23, :31]
+    assert torch.equal((weights >= 0)[..., visible], kept[..., visible])
+    assert not weights[..., ~visible].any() and not signed[..., 23:, :].any()
+    assert torch.equal(weights.abs().amax(-1), torch.ones_like(weights[..., 0]))
+    q, k, _ = (x.detach().float() for x in tensors)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(2, 2)) / 4
+    expected = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    found = weights.abs().float()
+    close(found / found.sum(-1, keepdim=True), expected, 1e-5 if device == "cpu" else 4e-3)
 
 
 def test_private_passes_of_flash_attn_2_agree_on_the_state():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The switch that puts fa3 under torch.nn.functional.scaled_dot_product_attention."""
 
+import inspect
 import warnings
 from contextlib import nullcontext
 
@@ -209,17 +210,56 @@ def test_compiled_models_use_it_too(calls):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_packed_attention_of_torch_uses_it(calls):
+@pytest.fixture
+def varlen():
+    """torch's packed attention; test_torch_switch.py calls it on CPU tensors, with stand-ins."""
     if not torch.cuda.is_available():
         pytest.skip("torch.nn.attention.varlen has kernels for CUDA only; no CUDA device here")
-    varlen = pytest.importorskip("torch.nn.attention.varlen")
-    q, k, v = (torch.randn(20, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    return pytest.importorskip("torch.nn.attention.varlen")
+
+
+def window_of(module, window):
+    """The option by which this torch takes a window."""
+    if "window_size" in inspect.signature(module.varlen_attn).parameters:
+        return {"window_size": window}
+    if window == (3, 0):
+        pytest.skip("varlen_attn of this torch has no window_size")
+    return {"is_causal": window == (-1, 0)}
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0)], ids=str)
+def test_packed_attention_on_cuda_uses_it_in_both_passes(calls, varlen, window):
+    torch.manual_seed(0)
+    made = torch.randn(3, 20, 4, 64, device="cuda", dtype=torch.bfloat16)
+    tensors = [x.clone().requires_grad_() for x in made]
     cu = torch.tensor([0, 7, 20], dtype=torch.int32, device="cuda")
-    expected = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
-    with front.sdpa():
-        actual = varlen.varlen_attn(q, k, v, cu, cu, 13, 13)
+    options = window_of(varlen, window)
+    results = []
+    for switch in (nullcontext, front.sdpa):
+        with switch():
+            out = varlen.varlen_attn(*tensors, cu, cu, 13, 13, **options)
+            gradients = torch.autograd.grad(out.square().sum(), tensors)
+        results.append([out, *gradients])
+    assert len(calls) == 2 and "forward" in calls[0] and "backward" in calls[1]
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0.1)
+
+
+def test_pages_of_torchs_packed_attention_on_cuda(calls, varlen):
+    if "block_table" not in inspect.signature(varlen.varlen_attn).parameters:
+        pytest.skip("varlen_attn of this torch has no block_table")
+    torch.manual_seed(0)
+    made = {"device": "cuda", "dtype": torch.bfloat16}
+    q, (k, v) = torch.randn(4, 4, 64, **made), torch.randn(2, 6, 16, 2, 64, **made)
+    cu = torch.tensor([0, 1, 4], dtype=torch.int32, device="cuda")
+    used = torch.tensor([9, 29], dtype=torch.int32, device="cuda")
+    table = torch.tensor([[3, 0], [5, 1]], dtype=torch.int32, device="cuda")
+    options = {"window_size": (-1, 0), "enable_gqa": True, "seqused_k": used, "block_table": table}
+    with front.sdpa(), torch.no_grad():
+        actual = varlen.varlen_attn(q, k, v, cu, None, 3, 32, **options)
     assert len(calls) == 1
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
+    same = {"cu_seqlens_q": cu, "max_seqlen_q": 3, "seqused_k": used, "page_table": table}
+    torch.testing.assert_close(actual, fa3.attention(q, k, v, causal=True, **same))
 
 
 @pytest.mark.parametrize("name", ["expanded", "sliced", "unaligned", "negated"])

@@ -6,10 +6,12 @@ backward that writes into the caller's dq, dk and dv.
 """
 
 import torch
+from torch.nn.functional import pad
 
 import fa3
 from fa3._options import OF_BOTH_PASSES, in_order
 from fa3.compat._arguments import int32, rows_of_stride_1
+from fa3.errors import Unsupported
 from fa3.torch import operators
 from fa3.torch.library import define, unrecorded, written
 
@@ -17,6 +19,16 @@ from fa3.torch.library import define, unrecorded, written
 def rows(*tensors):
     """The tensors; one whose last dimension is strided is copied, as the originals do."""
     return [rows_of_stride_1(x) for x in tensors]
+
+
+def whole_chunks(*tensors):
+    """The tensors, with columns of zeros up to a multiple of 8, as flash_attn 2 makes them.
+
+    A GPU reads 16 bytes of a row at once. The scale is to be that of the columns before.
+    """
+    return [
+        pad(x, (0, -x.shape[-1] % 8)) if x is not None and x.shape[-1] % 8 else x for x in tensors
+    ]
 
 
 def indices(*tensors):
@@ -48,9 +60,37 @@ backward_out = define(
 )
 
 
+class NoGradient(torch.autograd.Function):
+    """(refusal, out, lse, q, k, v) -> (out, lse), whose backward raises the refusal."""
+
+    @staticmethod
+    def forward(ctx, refusal, out, lse, *inputs):
+        ctx.refusal = refusal
+        return out.view_as(out), lse.view_as(lse)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise ctx.refusal
+
+
+def attention(q, k, v, return_lse, named):
+    """fa3.attention with options by name; what has no gradient is refused in backward(), as late
+    as in the originals."""
+    q, k, v = rows(q, k, v)
+    try:
+        return fa3.attention(q, k, v, return_lse=return_lse, **named)
+    except Unsupported as refusal:
+        if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
+            raise
+        with torch.no_grad():
+            result = fa3.attention(q, k, v, return_lse=True, **named)
+        out, lse = NoGradient.apply(refusal, *result, q, k, v)
+        return (out, lse) if return_lse else out
+
+
 def forward(q, k, v, named):
-    """(out, lse) of fa3.attention with options by name."""
-    return fa3.attention(*rows(q, k, v), return_lse=True, **named)
+    """(out, lse) of a call."""
+    return attention(q, k, v, True, named)
 
 
 def backward(dout, q, k, v, out, lse, dq, dk, dv, named):

@@ -12,7 +12,7 @@ import torch
 
 from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._passes import backward, forward, indices, no_softmax_d
-from fa3.compat._probabilities import signed_probabilities
+from fa3.compat._probabilities import signed_weights
 from fa3.errors import InvalidArgument
 from fa3.torch.dropout import draw
 
@@ -152,8 +152,8 @@ def forward_with_state(q, k, v, named, return_softmax):
         seed = draw(q.device)
         named = named | {"dropout_seed": seed}
         out, lse = forward(q, k, v, named)
-    probabilities = signed_probabilities(q, k, named) if return_softmax else out.new_empty(0)
-    return out, lse, probabilities, seed
+    weights = signed_weights(q, k, named) if return_softmax else out.new_empty(0)
+    return out, lse, weights, seed
 
 
 def seed_of(rng_state, dropout_p):

@@ -2,9 +2,10 @@
 """Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
 
 Semantics are those of fa3.attention. ALiBi raises fa3.Unsupported with the argument's name. With
-return_attn_probs the functions return (out, lse, S_dmask): with dropout the probabilities, negative
-where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory; without
-dropout None, where the original has an empty tensor.
+return_attn_probs the functions return (out, lse, S_dmask): with dropout the weights of the scores,
+negative where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory;
+without dropout None, where the original has an empty tensor. Head dims that are no multiples of 8
+are filled with zeros in copies, as the original does.
 The functions of packed tensors take the arguments behind those in their docstrings by position or
 by name, as flash_attn_func does.
 """
@@ -15,7 +16,7 @@ from fa3._options import shows
 from fa3.compat import flash_attn_2_cuda
 from fa3.compat._arguments import length, options
 from fa3.compat._kvcache import attend
-from fa3.compat._passes import forward, indices, rows
+from fa3.compat._passes import forward, indices, rows, whole_chunks
 from fa3.compat._passes_of_fa2 import (
     _flash_attn_backward,
     _flash_attn_forward,
@@ -33,6 +34,13 @@ _wrapped_flash_attn_forward = _flash_attn_forward
 _wrapped_flash_attn_backward = _flash_attn_backward
 _wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
 _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
+
+USE_TRITON_ROCM = False  # tests of the original ask
+
+
+def _get_block_size_n(device, head_dim, is_dropout, is_causal):
+    """How many keys of S_dmask share a largest score: all."""
+    return 2**31 - 1
 
 
 def flash_attn_func(
@@ -143,14 +151,14 @@ def flash_attn_with_kvcache(
     k and v are first appended in place, turned by rotary_cos and rotary_sin, as q is.
     """
     refuse(alibi_slopes)
-    q, k, v = rows(q, k, v)
-    return attend(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        options(softmax_scale, causal, window_size, softcap),
+    named = options(scale_of(q, softmax_scale), causal, window_size, softcap)
+    caches = k_cache, v_cache
+    filled = whole_chunks(*caches)
+    out, lse = attend(
+        *whole_chunks(*rows(q)),
+        *filled,
+        *whole_chunks(*rows(k, v)),
+        named,
         cache_seqlens=cache_seqlens,
         page_table=block_table,
         batch_index=cache_batch_idx,
@@ -158,13 +166,29 @@ def flash_attn_with_kvcache(
         rotary=(rotary_cos, rotary_sin),
         rotary_interleaved=rotary_interleaved,
         num_splits=num_splits,
-        return_lse=return_softmax_lse,
+        return_lse=True,
     )
+    for cache, copy in zip(caches, filled, strict=True):
+        if copy is not cache and k is not None:
+            cache.copy_(first_columns(copy, cache))
+    out = first_columns(out, v_cache)
+    return (out, lse) if return_softmax_lse else out
+
+
+def scale_of(q, softmax_scale):
+    """What softmax_scale is for q before whole_chunks."""
+    return q.shape[-1] ** -0.5 if softmax_scale is None and q.shape[-1] % 8 else softmax_scale
+
+
+def first_columns(x, like):
+    return x if x.shape[-1] == like.shape[-1] else x[..., : like.shape[-1]]
 
 
 def answer(q, k, v, named, return_attn_probs):
+    named["scale"] = scale_of(q, named["scale"])
+    filled = whole_chunks(q, k, v)
     if not return_attn_probs:
-        return forward(q, k, v, named)[0]
+        return first_columns(forward(*filled, named)[0], v)
     asked = bool(named["dropout_p"])
-    out, lse, probabilities, _ = forward_with_state(q, k, v, named, asked)
-    return out, lse, probabilities if asked else None
+    out, lse, weights, _ = forward_with_state(*filled, named, asked)
+    return first_columns(out, v), lse, weights if asked else None

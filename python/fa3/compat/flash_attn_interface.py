@@ -12,6 +12,7 @@ LSE is -inf for a row that sees no key, also where K is empty (the original give
 import torch
 
 import fa3
+from fa3.compat import _passes
 from fa3.compat._arguments import NO_QV, float32, length, options, unsupported
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import indices, rows
@@ -234,36 +235,14 @@ def get_scheduler_metadata(
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
-class NoGradient(torch.autograd.Function):
-    """(refusal, out, lse, q, k, v) -> (out, lse), whose backward raises the refusal."""
-
-    @staticmethod
-    def forward(ctx, refusal, out, lse, *inputs):
-        ctx.refusal = refusal
-        return out.view_as(out), lse.view_as(lse)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise ctx.refusal
-
-
 def attention(q, k, v, descales, return_lse, named):
-    """fa3.attention, but what has no gradient is refused in backward(), as in the original, which
-    also lets tensors of float8_e4m3fn ask for one: there is none."""
-    q, k, v = rows(q, k, v)
+    """A call of the functions above. The original lets tensors of float8_e4m3fn ask for a gradient;
+    there is none."""
     if q.dtype == torch.float8_e4m3fn:
         q, k, v = (x.detach() for x in (q, k, v))
     q_descale, k_descale, v_descale = descales
     named |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    try:
-        return fa3.attention(q, k, v, return_lse=return_lse, **named)
-    except fa3.Unsupported as refusal:
-        if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
-            raise
-        with torch.no_grad():
-            result = fa3.attention(q, k, v, return_lse=True, **named)
-        out, lse = NoGradient.apply(refusal, *result, q, k, v)
-        return (out, lse) if return_lse else out
+    return _passes.attention(q, k, v, return_lse, named)
 
 
 def refuse(qv):

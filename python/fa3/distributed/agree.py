@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fa3.distributed.exchange import naming
-from fa3.errors import InvalidArgument
+from fa3.errors import InvalidArgument, Unsupported
 
 Facts = Mapping[str, Any]
 MOST = 4096  # kinds of calls that a group keeps in mind
@@ -34,7 +34,7 @@ def agree(group, facts: Facts, error: Exception | None = None) -> None:
         return
     given: list[Any] = [None] * dist.get_world_size(group)
     with naming("what the other ranks were given"):
-        dist.all_gather_object(given, (dict(facts), said(error)), group=group)
+        dist.all_gather_object(given, (dict(facts), described(error)), group=group)
     refuse_errors([text for _, text in given])
     refuse_differences([of for of, _ in given])
     if len(known) >= MOST:  # at the same call on every rank
@@ -42,14 +42,17 @@ def agree(group, facts: Facts, error: Exception | None = None) -> None:
     known[key] = True
 
 
-def said(error: Exception | None) -> str | None:
-    return None if error is None else str(error)
+KINDS = {kind.__name__: kind for kind in (InvalidArgument, Unsupported, TypeError)}
 
 
-def refuse_errors(errors: list[str | None]) -> None:
+def described(error: Exception | None) -> tuple[str, str] | None:
+    return None if error is None else (type(error).__name__, str(error))
+
+
+def refuse_errors(errors: list[tuple[str, str] | None]) -> None:
     for rank, error in enumerate(errors):
         if error is not None:
-            raise InvalidArgument(f"rank {rank}: {error}")
+            raise KINDS[error[0]](f"rank {rank}: {error[1]}")
 
 
 def refuse_differences(given: list[Facts]) -> None:

@@ -73,7 +73,7 @@ def attention(
     sm_margin: int = 0,
     num_threads: int = 0,
     return_lse: bool = False,
-):
+) -> Any:
     """Exact attention over a sequence that is cut over the ranks of a group; differentiable.
 
     Each rank calls it with its rows of q, k and v, and gets its rows of the result. shard() cuts

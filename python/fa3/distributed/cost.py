@@ -121,7 +121,9 @@ def stage_messages(stage: Stage, rank: int, heads: Heads, machine: Machine, back
     keys = received_keys(stage, rank)
     if not keys:
         return 0.0
-    size = heads.bytes_per_element + (4 if backward else 0)
+    size = heads.bytes_per_element
+    if backward:  # gradients of one call go back in its type, sums in float32
+        size += heads.bytes_per_element if len(stage.calls) == 1 else 4
     sent = heads.batch * keys * heads.keys * (heads.dim + heads.dim_v) * size
     return sent / machine.bytes_per_second + machine.seconds_a_message
 

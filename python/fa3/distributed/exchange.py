@@ -85,16 +85,12 @@ def take(tensor: torch.Tensor, rows: Sequence[Range]) -> torch.Tensor:
     return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).contiguous()
 
 
-def put(tensor: torch.Tensor, places: Iterable[Range], values: torch.Tensor, add: bool) -> None:
-    """Writes rows, one range after the other, or adds them."""
+def put(tensor: torch.Tensor, places: Iterable[Range], values: torch.Tensor) -> None:
+    """Writes rows, one range after the other."""
     begin = 0
     for a, b in places:
-        part = values[:, begin : begin + b - a]
+        tensor[:, a:b] = values[:, begin : begin + b - a]
         begin += b - a
-        if add:
-            tensor[:, a:b] += part
-        else:
-            tensor[:, a:b] = part
 
 
 def length(rows: Iterable[Range]) -> int:

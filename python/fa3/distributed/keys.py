@@ -7,7 +7,8 @@ exchange.py carries the messages, run.py computes with what arrives.
 import torch
 
 from fa3.distributed.exchange import Messages, Ring, length, put, take
-from fa3.distributed.schedule import Schedule
+from fa3.distributed.merged import Total
+from fa3.distributed.schedule import Schedule, Stage
 from fa3.torch.operators import new_rows
 
 K, V, DK, DV = range(4)  # tags of messages
@@ -37,7 +38,7 @@ class Keys:
         tensor = new_rows((batch, self.stage.num_keys, *row), own.dtype, own.device)
         for source, rows, places in fetches:
             if source == rank:
-                put(tensor, places, take(own, rows), add=False)
+                put(tensor, places, take(own, rows))
                 continue
             values = tensor[:, places[0][0] : places[0][1]]
             if len(places) > 1 or not values.is_contiguous():
@@ -49,34 +50,54 @@ class Keys:
     def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
         self.messages.wait()
         for tensor, places, values in self.arrived:
-            put(tensor, places, values, add=False)
+            put(tensor, places, values)
         return self.k, self.v
 
 
 class Returned:
-    """The gradients of a stage's keys, float32, on their way to the ranks whose keys they are."""
+    """The gradients of a stage's keys on their way to the ranks whose keys they are.
+
+    They travel as float32 sums, or, where one call made them, in the type that it gave.
+    """
 
     def __init__(
-        self, schedule: Schedule, ring: Ring, index: int, dk: torch.Tensor, dv: torch.Tensor
+        self,
+        schedule: Schedule,
+        ring: Ring,
+        index: int,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+        part_type: torch.dtype,
     ) -> None:
         self.messages = Messages(ring, f"the gradients of stage {index} of {schedule.num_stages}")
         self.arrived: list[tuple] = []
         parts = ((dk, DK), (dv, DV))
-        for source, rows, places in schedule.stage(ring.rank, index).fetches:
+        stage = schedule.stage(ring.rank, index)
+        for source, rows, places in stage.fetches:
             for tensor, tag in parts:
+                values = take(tensor, places).to(travel_type(stage, part_type))
                 if source == ring.rank:
-                    self.arrived.append((source, tag, rows, take(tensor, places)))
+                    self.arrived.append((source, tag, rows, values))
                 else:
-                    self.messages.send(take(tensor, places), source, tag)
+                    self.messages.send(values, source, tag)
         for receiver, rows in schedule.sends(ring.rank, index):
+            kind = travel_type(schedule.stage(receiver, index), part_type)
             for tensor, tag in parts:
-                values = tensor.new_empty((tensor.shape[0], length(rows), *tensor.shape[2:]))
+                shape = tensor.shape[0], length(rows), *tensor.shape[2:]
+                values = tensor.new_empty(shape, dtype=kind)
                 self.messages.receive(values, receiver, tag)
                 self.arrived.append((receiver, tag, rows, values))
         self.messages.start()
 
-    def add_to(self, dk: torch.Tensor, dv: torch.Tensor) -> None:
+    def add_to(self, dk: Total, dv: Total) -> None:
         """In the order of the ranks that computed them, so that sums repeat bit by bit."""
         self.messages.wait()
         for _, tag, rows, values in sorted(self.arrived, key=lambda one: one[:2]):
-            put(dk if tag == DK else dv, rows, values, add=True)
+            begin = 0
+            for a, b in rows:
+                (dk if tag == DK else dv).add((a, b), values[:, begin : begin + b - a])
+                begin += b - a
+
+
+def travel_type(stage: Stage, part_type: torch.dtype) -> torch.dtype:
+    return part_type if len(stage.calls) == 1 else torch.float32

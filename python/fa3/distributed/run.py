@@ -16,7 +16,7 @@ from fa3._options import in_order
 from fa3.distributed.cover import Call
 from fa3.distributed.exchange import Ring
 from fa3.distributed.keys import Keys, Returned
-from fa3.distributed.merged import Merged
+from fa3.distributed.merged import Merged, Total
 from fa3.distributed.schedule import Schedule, Stage
 from fa3.torch.operators import new_rows, run_backward, run_forward
 
@@ -36,8 +36,7 @@ def forward(plan: Plan, q, k, v, sink):
     calls = [call for stage in stages for call in stage.calls]
     if len(calls) == 1 and calls[0].rows == (0, q.shape[1]):
         return forward_at_once(plan, q, k, v, sink)
-    merged = Merged(q, v)
-    threads = plan.options.get("num_threads") or 0
+    merged = Merged(q, v, plan.options.get("num_threads") or 0)
     keys = Keys(plan.schedule, plan.ring, 0, k, v)
     for index, stage in enumerate(stages):
         here = keys.wait()
@@ -45,8 +44,7 @@ def forward(plan: Plan, q, k, v, sink):
             keys = Keys(plan.schedule, plan.ring, index + 1, k, v)
         for call in stage.calls:
             attend(plan, call, q, *here, *merged.slot(call))
-            merged.merge(call, threads)
-    return merged.result(q.dtype, sink)
+    return merged.result(sink)
 
 
 def forward_at_once(plan: Plan, q, k, v, sink):
@@ -63,7 +61,7 @@ def forward_at_once(plan: Plan, q, k, v, sink):
 
 def backward(plan: Plan, do, q, k, v, out, lse, dlse):
     """dq, dk and dv in the types of q, k and v."""
-    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    dq, dk, dv = Total(q), Total(k), Total(v)
     stages = plan.stages()
     keys = Keys(plan.schedule, plan.ring, 0, k, v)
     returned = None
@@ -71,15 +69,17 @@ def backward(plan: Plan, do, q, k, v, out, lse, dlse):
         here = keys.wait()
         if index + 1 < len(stages):
             keys = Keys(plan.schedule, plan.ring, index + 1, k, v)
-        of_keys = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in here]
+        of_keys = [Total(x) for x in here]
         for call in stage.calls:
             add_gradients(plan, call, (do, q, *here, out, lse, dlse), (dq, *of_keys))
         if returned is not None:
             returned.add_to(dk, dv)
-        returned = Returned(plan.schedule, plan.ring, index, *of_keys)
+        dk_here, dv_here = (total.tensor() for total in of_keys)
+        kind = part_type(q)
+        returned = Returned(plan.schedule, plan.ring, index, dk_here, dv_here, kind)
     if returned is not None:
         returned.add_to(dk, dv)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return tuple(x.tensor().to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v)))
 
 
 def options_of(plan: Plan, call: Call, device, **more) -> list:
@@ -115,8 +115,13 @@ def attend(plan: Plan, call: Call, q, k, v, out, lse, sink=None) -> None:
     run_forward(q, k, v, out, lse, options_of(plan, call, q.device, sink=sink))
 
 
+def part_type(q: torch.Tensor) -> torch.dtype:
+    """Of a call's gradients: on CPUs float32, so that only the sum is rounded."""
+    return torch.float32 if q.is_cpu else q.dtype
+
+
 def add_gradients(plan: Plan, call: Call, inputs, gradients) -> None:
-    """Adds the call's share to the gradients, float32."""
+    """Adds the call's share to the gradients of q, k and v."""
     do, q, k, v, out, lse, dlse = inputs
     rows, keys = slice(*call.rows), slice(*call.keys)
     do, q, k, v = do[:, rows], q[:, rows], k[:, keys], v[:, keys]
@@ -124,11 +129,10 @@ def add_gradients(plan: Plan, call: Call, inputs, gradients) -> None:
     # A call of one key takes its weights for 1, so no gradient, unless the LSE has one: here the
     # key is one of several.
     dlse = torch.zeros_like(lse) if dlse is None else dlse[..., rows].contiguous()
-    # CPUs give float32, so that only the sum is rounded; GPUs give what the inputs are.
-    wide = torch.float32 if q.is_cpu else q.dtype
-    parts = [torch.empty(x.shape, dtype=wide, device=x.device) for x in (q, k, v)]
+    parts = [torch.empty(x.shape, dtype=part_type(q), device=x.device) for x in (q, k, v)]
     do, q, k, v, out, lse, dlse = cut(call, do, q, k, v, out, lse, dlse)
     options = options_of(plan, call, q.device)
     run_backward(do, q, k, v, out, lse, dlse, (*cut(call, *parts), None), options)
-    for total, part, at in zip(gradients, parts, (rows, keys, keys), strict=True):
-        total[:, at] += part
+    places = call.rows, call.keys, call.keys
+    for total, at, part in zip(gradients, places, parts, strict=True):
+        total.add(at, part)

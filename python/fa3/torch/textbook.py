@@ -51,12 +51,7 @@ def one_sequence(q, k, v, options, number):
 
 def weights_of(q, k, options):
     """The probabilities (heads, rows, keys), 0 in rows that see no key, and the LSE."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
-    scores = scale * torch.einsum("ihd,jhd->hij", q, k)
-    if options.softcap:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
-    scores = scores.masked_fill(~visible(len(q), len(k), options), -torch.inf)
+    scores = scores_of(q, k, options)
     if options.sink is not None:
         sink = options.sink.to(q.dtype)[:, None, None].expand(-1, len(q), 1)
         scores = torch.cat([scores, sink], -1)
@@ -67,22 +62,29 @@ def weights_of(q, k, options):
     return weights.where(seen[..., None], 0.0), lse.where(seen, -torch.inf)
 
 
+def scores_of(q, k, options):
+    """(heads, rows, keys), -inf where a query does not see a key."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
+    scores = scale * torch.einsum("ihd,jhd->hij", q, k)
+    if options.softcap:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    return scores.masked_fill(~visible(len(q), len(k), options, q.device), -torch.inf)
+
+
 def kept(options, number, shape):
     """Dropout's factors of the weights (heads, rows, keys) of one sequence."""
     units = min(max(round(options.dropout_p * 2**16), 1), 2**16 - 1)
-    return mask_of(options, number, shape) * (2**16 / (2**16 - units))
+    mask = dropout_mask(options.dropout_p, options.dropout_seed, (number + 1, *shape))[number]
+    return mask * (2**16 / (2**16 - units))
 
 
-def mask_of(options, number, shape):
-    return dropout_mask(options.dropout_p, options.dropout_seed, (number + 1, *shape))[number]
-
-
-def visible(num_rows, num_keys, options):
+def visible(num_rows, num_keys, options, device):
     """(rows, keys): whether a query sees a key."""
-    key = torch.arange(num_keys)
-    here = torch.arange(num_rows)[:, None] + num_keys - num_rows
+    key = torch.arange(num_keys, device=device)
+    here = torch.arange(num_rows, device=device)[:, None] + num_keys - num_rows
     middle = here + options.window_shift
-    seen = torch.ones(num_rows, num_keys, dtype=torch.bool)
+    seen = torch.ones(num_rows, num_keys, dtype=torch.bool, device=device)
     if options.causal:
         seen &= key <= here
     if options.window_left >= 0:

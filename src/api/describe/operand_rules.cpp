@@ -65,7 +65,7 @@ Status resolve_threads(int32_t asked, int32_t device_type, int* num_threads) {
 }
 
 Status resolve_engine(int32_t asked, fa3_engine_id* engine) {
-  if (asked < FA3_ENGINE_AUTO || asked > FA3_ENGINE_HOPPER) {
+  if (asked < FA3_ENGINE_AUTO || asked > FA3_ENGINE_AMPERE) {
     return invalid("engine: expected a value of fa3_engine_id, got ", asked);
   }
   *engine = static_cast<fa3_engine_id>(asked);

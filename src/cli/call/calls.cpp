@@ -15,7 +15,7 @@ namespace {
 constexpr std::array kEngineIds = {
     std::pair{"auto", FA3_ENGINE_AUTO},           std::pair{"cpu", FA3_ENGINE_CPU},
     std::pair{"reference", FA3_ENGINE_REFERENCE}, std::pair{"standard", FA3_ENGINE_STANDARD},
-    std::pair{"hopper", FA3_ENGINE_HOPPER},
+    std::pair{"hopper", FA3_ENGINE_HOPPER},       std::pair{"ampere", FA3_ENGINE_AMPERE},
 };
 
 fa3_status ask_plan(const ForwardArgs& args, char* text, size_t capacity, size_t* needed) {

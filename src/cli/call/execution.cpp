@@ -74,7 +74,7 @@ struct Execution::OnDevice {
 };
 
 Device device_of(int32_t engine) {
-  if (engine != FA3_ENGINE_HOPPER) return {FA3_CPU, 0};
+  if (engine != FA3_ENGINE_HOPPER && engine != FA3_ENGINE_AMPERE) return {FA3_CPU, 0};
   return {FA3_CUDA, gpu::device_index()};
 }
 

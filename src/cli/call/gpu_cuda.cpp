@@ -7,6 +7,7 @@
 #include "cli/exit_code.h"
 #include "cli/text.h"
 #include "core/error.h"
+#include "engine/ampere/engine.h"
 #include "engine/cuda/device.h"
 #include "engine/hopper/engine.h"
 
@@ -39,7 +40,10 @@ struct Clock {
 }  // namespace
 
 int device_index() {
-  static const int index = std::max(0, cuda::first_device(hopper::kCapability));
+  static const int index = [] {
+    const int best = cuda::first_device(hopper::kCapability);
+    return std::max(0, best != cuda::kNoDevice ? best : cuda::first_device(ampere::kCapability));
+  }();
   return index;
 }
 

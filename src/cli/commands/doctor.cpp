@@ -104,7 +104,7 @@ struct Trial {
   double allowed;
 };
 Trial trial_of(const std::string& engine) {
-  if (engine == "hopper") return {FA3_FLOAT16, 2e-3};
+  if (engine == "hopper" || engine == "ampere") return {FA3_FLOAT16, 2e-3};
   return {FA3_FLOAT32, 1e-5};
 }
 
@@ -193,19 +193,23 @@ void check_gpu(Diagnosis* report) {
   const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", error);
   const bool device = std::filesystem::exists("/dev/nvidia0", error);
   const std::vector<EngineInfo> engines = engine_list();
-  const auto hopper = std::find_if(engines.begin(), engines.end(),
-                                   [](const EngineInfo& e) { return e.name == "hopper"; });
   if (!driver && !device) return report->ok("GPU", "no NVIDIA GPU; the CPU engines compute");
-  if (hopper == engines.end()) {
+  const EngineInfo* best = nullptr;
+  for (const EngineInfo& engine : engines) {
+    if (engine.name != "hopper" && engine.name != "ampere") continue;
+    best = &engine;  // the last one runs on all that the others run on
+    if (engine.available) break;
+  }
+  if (best == nullptr) {
     return report->warn("GPU", "an NVIDIA GPU, but this build has no CUDA engine",
                         "Build with the CUDA toolkit (nvcc in PATH) to use the GPU.");
   }
-  if (!hopper->available) {
-    return report->warn("GPU", "an NVIDIA GPU that the hopper engine cannot use: " + hopper->detail,
-                        "fa3 computes on the CPU here; the hopper engine needs compute capability "
-                        "9.0 and a recent driver.");
+  if (!best->available) {
+    return report->warn("GPU", "an NVIDIA GPU that no engine can use: " + best->detail,
+                        "fa3 computes on the CPU here; the ampere engine needs compute capability "
+                        "8.0 or later and a recent driver.");
   }
-  report->ok("GPU", hopper->detail);
+  report->ok("GPU", concat(best->detail, ": engine ", best->name));
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/device.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <iterator>
 
 #include "core/error.h"
@@ -12,22 +14,28 @@ namespace {
 // What a device is, and stays as long as the process runs: the runtime numbers devices once.
 struct Facts {
   int16_t major = 0, minor = 0;  // of the compute capability
-  int32_t num_sms = 0;
+  int16_t num_sms = 0;
+  int16_t smem_kb = 0;  // that a CTA may ask for
 
   Capability capability() const { return {major, minor}; }
 };
 
 cudaError_t ask(int device, Facts* facts) {
-  constexpr cudaDeviceAttr kQuestions[] = {cudaDevAttrComputeCapabilityMajor,
-                                           cudaDevAttrComputeCapabilityMinor,
-                                           cudaDevAttrMultiProcessorCount};
+  constexpr cudaDeviceAttr kQuestions[] = {
+      cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor,
+      cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin};
   int answers[std::size(kQuestions)] = {};
   for (size_t i = 0; i < std::size(kQuestions); ++i) {
     const cudaError_t error = cudaDeviceGetAttribute(&answers[i], kQuestions[i], device);
     if (error != cudaSuccess) return error;
   }
-  *facts = {static_cast<int16_t>(answers[0]), static_cast<int16_t>(answers[1]), answers[2]};
+  *facts = {static_cast<int16_t>(answers[0]), static_cast<int16_t>(answers[1]),
+            static_cast<int16_t>(answers[2]), static_cast<int16_t>(answers[3] / 1024)};
   return cudaSuccess;
+}
+
+std::string text_of(const Capability& c) {
+  return concat(c.major, ".", c.minor, c.or_later ? " or later" : "");
 }
 
 // Each device is asked until it answers, then no more: every call wants to know.
@@ -86,11 +94,15 @@ Availability probe(Capability needed) {
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     return {false, text_of(error)};
   }
-  const std::string capability = concat("compute capability ", needed.major, ".", needed.minor);
   const int device = first_device(needed);
-  if (device == kNoDevice)
-    return {false, concat("none of ", count, " CUDA devices has ", capability)};
-  return {true, concat("CUDA device ", device, ", ", capability)};
+  if (device == kNoDevice) {
+    return {false,
+            concat("none of ", count, " CUDA devices has compute capability ", text_of(needed))};
+  }
+  Facts found;
+  look_up(device, &found);
+  return {true,
+          concat("CUDA device ", device, ", compute capability ", text_of(found.capability()))};
 }
 
 int first_device(Capability needed) {
@@ -101,7 +113,8 @@ int first_device(Capability needed) {
   }
   for (int device = 0; device < count; ++device) {
     Facts found;
-    if (look_up(device, &found) == cudaSuccess && found.capability() == needed) return device;
+    if (look_up(device, &found) == cudaSuccess && needed.includes(found.capability()))
+      return device;
   }
   return kNoDevice;
 }
@@ -112,15 +125,23 @@ Status check_device(int device, Capability needed) {
     return unsupported("cuda:", device, ": ", text_of(error));
   }
   const Capability found = facts.capability();
-  if (found == needed) return {};
-  return unsupported("cuda:", device, " has compute capability ", found.major, ".", found.minor,
-                     "; the kernels need ", needed.major, ".", needed.minor);
+  if (needed.includes(found)) return {};
+  return unsupported("cuda:", device, " has compute capability ", text_of(found),
+                     "; the kernels need ", text_of(needed));
 }
 
 Status count_sms(int device, int* count) {
   Facts facts;
   const cudaError_t error = look_up(device, &facts);
   *count = facts.num_sms;
+  return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
+}
+
+Status count_smem_bytes(int device, int* bytes) {
+  Facts facts;
+  const cudaError_t error = look_up(device, &facts);
+  static const bool small = std::getenv("FA3_SMALL_SMEM") != nullptr;
+  *bytes = std::min<int>(facts.smem_kb, small ? 99 : facts.smem_kb) * 1024;
   return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
 }
 

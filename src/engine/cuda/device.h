@@ -12,12 +12,16 @@
 
 namespace fa3::cuda {
 
-// What an engine's kernels are built for.
+// What an engine's kernels run on: one compute capability, or all from there on.
 struct Capability {
   int major = 0;
   int minor = 0;
+  bool or_later = false;
 
-  bool operator==(const Capability&) const = default;
+  bool includes(const Capability& found) const {
+    if (found.major == major && found.minor == minor) return true;
+    return or_later && (found.major > major || (found.major == major && found.minor > minor));
+  }
 };
 
 // Whether some device has this capability, in a sentence.
@@ -36,6 +40,10 @@ Status check_device(int device, Capability needed);
 void* find_driver_function(const char* name);
 
 Status count_sms(int device, int* count);
+
+// The shared memory that a CTA may ask for; with FA3_SMALL_SMEM in the environment no more than
+// consumers' cards have, so that their kernels can be tested on others.
+Status count_smem_bytes(int device, int* bytes);
 
 // How a call on the device ended, after `what` has queued its work. The last error is this
 // thread's, shared with the caller's own CUDA code: none is left behind.

@@ -18,8 +18,11 @@ struct LaneOutput {
   uint16_t* row[kRowsPerThread];
   bool row_exists[kRowsPerThread];
   int columns_left;  // in the tensor, from the lane's first column on
+  bool aligned;      // rows begin at multiples of 16 bytes
 
-  __device__ __forceinline__ LaneOutput(const RowTensor& o, int batch, const LaneRows& rows) {
+  __device__ __forceinline__ LaneOutput(const RowTensor& o, int batch, const LaneRows& rows,
+                                        bool is_aligned = true)
+      : aligned(is_aligned) {
     const int lane_column = int(thread_in_block() % kQuadLanes) * kColumns;
     columns_left = o.columns - lane_column;
 #pragma unroll
@@ -29,15 +32,17 @@ struct LaneOutput {
     }
   }
 
-  // Tails: the tensor may end within the 8 columns.
+  // Tails: the tensor may end within the 8 columns, or its rows begin anywhere.
   template <bool Tails>
   __device__ __forceinline__ void store(int r, int column, const uint32_t (&packed)[4]) const {
     constexpr int kReach = Tails ? kColumns - 1 : 0;
-    store_global_if(row_exists[r] && column + kReach < columns_left, row[r] + column, packed);
+    const bool at_once = column + kReach < columns_left && aligned;
+    store_global_if(row_exists[r] && at_once, row[r] + column, packed);
     if constexpr (Tails) {
-      if (!row_exists[r] || column + kReach < columns_left) return;
+      if (!row_exists[r] || at_once) return;
 #pragma unroll
-      for (int i = 0; i < kColumns - 1; ++i) {
+      for (int i = 0; i < kColumns; ++i) {
+        if (aligned && i == kColumns - 1) break;  // not all 8 are in the tensor
         const auto bits = uint16_t(packed[i / 2] >> (16 * (i % 2)));
         if (column + i < columns_left) row[r][column + i] = bits;
       }
@@ -86,16 +91,20 @@ __device__ __forceinline__ void store_output(const LaneOutput& lane_output,
 
 // Stores a lane's numbers of its row r in float32: 2 of each 8 columns. `o`: the lane's first
 // number in that row; `columns`: the tensor's from there on, or 0; even, unless there are tails.
+// Pairs are aligned, or numbers are stored one by one.
 template <bool Tails, int Count>
 __device__ __forceinline__ void store_floats(float* o, int columns, const float (&output)[Count],
-                                             int r, float factor) {
+                                             int r, float factor, bool pairs = true) {
 #pragma unroll
   for (int i = 2 * r; i < Count; i += 4) {
     const int column = fragment_column(i);
-    const float first = output[i] * factor;
-    const bool both = column + Tails < columns;
-    store_global_if(both, o + column, first, output[i + 1] * factor);
-    if constexpr (Tails) store_global_if(!both && column < columns, o + column, first);
+    const float first = output[i] * factor, second = output[i + 1] * factor;
+    const bool both = column + Tails < columns && pairs;
+    store_global_if(both, o + column, first, second);
+    if constexpr (Tails) {
+      store_global_if(!both && column < columns, o + column, first);
+      if (!pairs) store_global_if(column + 1 < columns, o + column + 1, second);
+    }
   }
 }
 
@@ -104,7 +113,8 @@ template <int Count>
 __device__ __forceinline__ void store_float_output(const RowTensor& o, int batch,
                                                    const LaneRows& rows, float (&output)[Count],
                                                    const float (&ref)[kRowsPerThread],
-                                                   const float (&sum)[kRowsPerThread]) {
+                                                   const float (&sum)[kRowsPerThread],
+                                                   bool pairs = true) {
   const int lane_column = fragment_lane_column(int(thread_in_block()));
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
@@ -115,7 +125,7 @@ __device__ __forceinline__ void store_float_output(const RowTensor& o, int batch
     float* const row = static_cast<float*>(o.data) +
                        o.strides.offset(batch, rows.head[r], rows.row[r]) + lane_column;
     store_floats<true>(row, rows.exists[r] ? o.columns - lane_column : 0, output, r,
-                       inverse_of(sum[r]));
+                       inverse_of(sum[r]), pairs);
   }
 }
 
@@ -175,8 +185,8 @@ struct PlainValues {
 
 // Stores the 16 rows of a warp, the first of which is `first_row` of its sequence. General: for
 // kernels with sinks and unused rows. AnyRows: also with O in float32, or with rows that end within
-// 16 bytes.
-template <Element E, bool General = false, bool AnyRows = false, int Count,
+// 16 bytes. AnyAddress: or begin there.
+template <Element E, bool General = false, bool AnyRows = false, bool AnyAddress = false, int Count,
           class Values = PlainValues>
 __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryRows& queries,
                                            int first_row, float (&output)[Count],
@@ -198,11 +208,13 @@ __device__ __forceinline__ void store_rows(const ForwardOutput& to, const QueryR
   }
   if constexpr (AnyRows) {
     if (to.o_is_float32) {
-      store_float_output(to.o, queries.batch, rows, output, ref, sum);
+      store_float_output(to.o, queries.batch, rows, output, ref, sum,
+                         !AnyAddress || to.o_is_aligned);
       return;
     }
   }
-  const LaneOutput lane_output(to.o, queries.batch, rows);
+  static_assert(AnyRows || !AnyAddress);
+  const LaneOutput lane_output(to.o, queries.batch, rows, !AnyAddress || to.o_is_aligned);
   store_output<E, AnyRows>(lane_output, output, sum);
   if constexpr (General) {
 #pragma unroll

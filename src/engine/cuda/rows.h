@@ -66,6 +66,7 @@ struct ForwardOutput {
   PackGqa pack;
   bool some_rows_see_no_key;
   bool o_is_float32 = false;    // of kernels that know of it; else O has the kernel's type
+  bool o_is_aligned = true;     // likewise: rows begin at multiples of 16 bytes
   const float* sink = nullptr;  // one for each query head; null: none
 };
 

@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include "core/mask_rule.h"
+#include "engine/cuda/cache_scales.h"
 #include "engine/cuda/dropout.h"
 #include "engine/cuda/soft_cap.h"
 #include "engine/hopper/config/e4m3_scales.h"
@@ -91,7 +92,7 @@ struct ForwardParams {
   cuda::PartialOutput partials;  // of split tiles
   CombineTile* combines;
   E4m3Params e4m3;
-  CacheScales cache_scales;
+  cuda::CacheScales cache_scales;
   bool cache_is_e5m2;  // else e4m3
   CpAsyncKeys cp_async;
   SplitCounters counts;  // for splits that are combined in the kernel

@@ -20,6 +20,11 @@ constexpr EngineUnderTest kEngines[] = {
      .rows_apart = false,
      .multiplies_e4m3 = true,
      .large = 1e35f},
+    {.name = "ampere",
+     .id = FA3_ENGINE_AMPERE,
+     .memory = FA3_CUDA,
+     .rows_apart = false,
+     .large = 1e35f},
 };
 
 // What the library says of an engine; not available and "..." if it has none of that name.

@@ -8,37 +8,14 @@
 
 #include "core/seqlen.h"
 #include "engine/cuda/dropout.h"
+#include "engine/cuda/query_scratch.h"
 #include "engine/cuda/rows.h"
 #include "engine/cuda/soft_cap.h"
-#include "engine/hopper/backward/query_steps.h"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/scheduler/key_block_order.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {
-
-// Numbers of blocks of rows, over all heads and batch entries.
-struct BlockNumbers {
-  int of_head;
-  int heads;
-
-  FA3_HD constexpr int64_t block(int batch, int head, int block) const {
-    return (int64_t{batch} * heads + head) * of_head + block;
-  }
-  FA3_HD constexpr int64_t block(const ScratchPlace& place, int head, int block) const {
-    return this->block(place.batch, head, place.first_block + block);
-  }
-};
-
-// By query block: what preprocess leaves for the main kernel, and the main kernel for postprocess.
-// Rows are padded to whole blocks.
-struct QueryScratch {
-  float* lse_log2;    // log-sum-exp in log2 units; padding +inf, so that its P is zero
-  float* delta;       // rowsum(dO * O) - dLSE, FlashAttention-3's dPsum; padding 0
-  float* dq_accum;    // blocks of accum_layout.h
-  int* dq_semaphore;  // how many key blocks have added to dQ; null: they add in any order
-  BlockNumbers numbers;
-};
 
 // By key block: blocks of accum_layout.h, to which the CTAs of its head splits add.
 struct DkvAccum {

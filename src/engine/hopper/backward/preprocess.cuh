@@ -5,85 +5,11 @@
 // flight at once.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/row_statistics.cuh"
 #include "engine/hopper/backward/row_tile.cuh"
 #include "engine/hopper/ptx/grid.cuh"
-#include "engine/hopper/ptx/unpack.cuh"
 
 namespace fa3::hopper {
-
-inline constexpr int kVectorColumns = 8;  // of a 16-byte load
-
-// A power of two, so that a row's lanes can add up by exchanging.
-FA3_HD constexpr int lanes_per_row(int columns) {
-  int lanes = 1;
-  while (lanes * kVectorColumns < columns) lanes *= 2;
-  return lanes;
-}
-
-template <Element E>
-__device__ __forceinline__ float dot(const uint4& a, const uint4& b) {
-  const uint32_t left[4] = {a.x, a.y, a.z, a.w};
-  const uint32_t right[4] = {b.x, b.y, b.z, b.w};
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float left_low, left_high, right_low, right_high;
-    ptx::unpack_pair<E>(left[i], left_low, left_high);
-    ptx::unpack_pair<E>(right[i], right_low, right_high);
-    sum = __fmaf_rn(left_low, right_low, sum);
-    sum = __fmaf_rn(left_high, right_high, sum);
-  }
-  return sum;
-}
-
-// A row's statistics, in its first lane. A row that sees no key has P = 2^(-inf - 0) = 0; a row
-// past the end, 2^(-inf).
-struct RowStatistics {
-  float lse = __builtin_inff();
-  float d_lse = 0.0f;
-
-  __device__ __forceinline__ void load(const RowOperands& p, const RowTile& tile, int row) {
-    lse = p.lse.data[tile.offset(p.lse.strides, row)];
-    if (p.d_lse.data) d_lse = p.d_lse.data[tile.offset(p.d_lse.strides, row)];
-  }
-
-  __device__ __forceinline__ float lse_log2() const { return sees_nothing() ? 0.0f : lse * kLog2E; }
-  // Where the LSE is -inf its gradient may be anything.
-  __device__ __forceinline__ float delta(float product) const {
-    return product - (sees_nothing() ? 0.0f : d_lse);
-  }
-
-  // Minus the row's part of the sink's gradient. A sink is a key without a value: its dP is zero.
-  __device__ __forceinline__ float of_sink(float sink, float product) const {
-    if (sees_nothing()) return 0.0f;
-    const float weight = sink == lse ? 1.0f : ex2((sink - lse) * kLog2E);  // both may be infinite
-    return weight * delta(product);
-  }
-
- private:
-  static constexpr float kLog2E = 1.44269504088896340736f;
-  __device__ __forceinline__ bool sees_nothing() const { return lse == -__builtin_inff(); }
-};
-
-// The sum over the CTA, in thread 0, always in the same order.
-__device__ __forceinline__ float block_sum(float value) {
-  __shared__ float of_warp[kPreprocessThreads / kWarpSize];
-#pragma unroll
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xffffffff, value, distance);
-  }
-  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = value;
-  __syncthreads();
-  float sum = 0.0f;
-  for (float part : of_warp) sum += part;
-  return sum;
-}
-
-__device__ __forceinline__ uint4 load_vector(const RowTensor& t, int64_t offset, bool exists) {
-  if (!exists) return {};
-  return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + offset));
-}
 
 // Calls use(row of the block, statistics, dO O) in the first lane of each row, and `meanwhile` once
 // all loads are in flight. For a CTA of `Threads` threads.
@@ -107,7 +33,7 @@ __device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile
     const bool exists = row < tile.used && column < p.o.columns;
     o[i] = load_vector(p.o, tile.offset(p.o.strides, row) + column, exists);
     d_o[i] = load_vector(p.d_o, tile.offset(p.d_o.strides, row) + column, exists);
-    if (row < tile.used && lane == 0) statistics[i].load(p, tile, row);
+    if (row < tile.used && lane == 0) statistics[i].load(p.lse, p.d_lse, tile, row);
   }
   meanwhile();
 #pragma unroll
@@ -151,7 +77,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
         if (C.general() && p.sink) of_sink += statistics.of_sink(p.sink[tile.head], product);
       });
   if (C.general() && p.sink) {
-    of_sink = block_sum(of_sink);
+    of_sink = block_sum<kPreprocessThreads>(of_sink);
     if (threadIdx.x == 0) p.sink_sums[tile.block] = of_sink;
   }
 }

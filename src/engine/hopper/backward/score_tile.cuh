@@ -8,7 +8,7 @@
 
 #include "engine/cuda/dropout.cuh"
 #include "engine/cuda/mask.cuh"
-#include "engine/cuda/score.cuh"
+#include "engine/cuda/softcap_score.cuh"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/ptx/smem.cuh"
@@ -18,16 +18,6 @@
 #include "engine/hopper/tile/stored_matrix.h"
 
 namespace fa3::hopper {
-
-// The score hook, and the softcap's derivative: from 1 to 0 towards the cap.
-struct SoftcapScore : CappedScore {
-  float per_cap;
-
-  __device__ __forceinline__ float derivative(float score) const {
-    const float tanh = score * per_cap;
-    return fmaxf(__fmaf_rn(-tanh, tanh, 1.0f), 0.0f);  // 0 where a score is masked, -inf
-  }
-};
 
 // Kernels that drop nothing.
 struct NoDropout {

@@ -2,10 +2,11 @@
 // Combines the rows of all split tiles (combine_row.cuh) in a kernel of its own. The launch decides
 // how many warps share a row. It starts while the forward ends, and the next forward starts while
 // it runs (PDL).
+#include "core/ceil_div.h"
 #include "engine/hopper/combine/combine_kernel.h"
 
+#include "engine/cuda/launch.h"
 #include "engine/hopper/combine/combine_row.cuh"
-#include "engine/hopper/host/launch.h"
 #include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {

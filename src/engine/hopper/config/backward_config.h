@@ -32,7 +32,7 @@ struct BackwardConfig {
     other.element = e;
     other.variant = v;
     if (other.general()) other.helpers = true;  // loads take more instructions there
-    if (other.keeps_p()) {  // which takes shared memory from Q and dO
+    if (other.keeps_p()) {                      // which takes shared memory from Q and dO
       other.block_m = 64;
       // Helpers would cost the key warpgroups 8 registers, of which 64 columns have enough.
       other.helpers = dropout && head_dim <= 64;

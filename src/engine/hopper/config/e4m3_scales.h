@@ -41,10 +41,4 @@ struct E4m3Params {
   }
 };
 
-// Scales of a quantized cache, by sequence and key head.
-struct CacheScales {
-  Descales<const float> key;
-  Descales<const float> value;
-};
-
 }  // namespace fa3::hopper

@@ -8,25 +8,13 @@
 #include <cstdint>
 
 #include "engine/cuda/element.h"
+#include "engine/cuda/tensor_span.h"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {
 
 using cuda::Element;
-
-// A (batch, row, head, column) tensor of elements with unit stride along columns. Strides
-// count elements.
-struct TensorSpan {
-  void* data = nullptr;
-  int64_t batches = 0;
-  int64_t rows = 0;
-  int64_t heads = 0;
-  int64_t columns = 0;
-  int64_t batch_stride = 0;
-  int64_t row_stride = 0;
-  int64_t head_stride = 0;
-  int element_bytes = 2;
-};
+using cuda::TensorSpan;
 
 // Why TMA cannot read this tensor, or null if it can.
 const char* tensor_map_obstacle(const TensorSpan& tensor);

@@ -3,10 +3,12 @@
 // in backward_kernel.cuh.
 #include "engine/hopper/launch/launch_backward.h"
 
+#include "core/ceil_div.h"
 #include "engine/cuda/constants.h"
+#include "engine/cuda/launch.h"
+#include "engine/cuda/sink_gradient.h"
 #include "engine/hopper/backward/backward_params.h"
-#include "engine/hopper/backward/sink_gradient.h"
-#include "engine/hopper/host/launch.h"
+#include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
 namespace fa3::hopper {

@@ -7,9 +7,11 @@
 #include <numbers>
 #include <random>
 
+#include "core/ceil_div.h"
 #include "engine/cuda/constants.h"
+#include "engine/cuda/launch.h"
 #include "engine/hopper/combine/combine_kernel.h"
-#include "engine/hopper/host/launch.h"
+#include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
 namespace fa3::hopper {
@@ -70,14 +72,12 @@ uint64_t launch_number() {
 
 void encode_output(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& o) {
   const ForwardCall& call = plan.call;
-  params.output = {
-      .o = row_tensor(o),
-      .lse = call.lse,
-      .pack = plan.tiling.pack,
-      .some_rows_see_no_key = call.varlen || call.mask.is_beside_diagonal() ||
-                              call.mask.keys_of(0, call.seqlen_q, call.seqlen_k).empty(),
-      .o_is_float32 = o.element_bytes == sizeof(float),
-      .sink = call.sink};
+  params.output = {.o = row_tensor(o),
+                   .lse = call.lse,
+                   .pack = plan.tiling.pack,
+                   .some_rows_see_no_key = call.some_rows_see_no_key(),
+                   .o_is_float32 = o.element_bytes == sizeof(float),
+                   .sink = call.sink};
 }
 
 void encode_scores(ForwardParams& params, const ForwardPlan& plan) {
@@ -167,7 +167,7 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
   cudaError_t error = prepare_scheduler(plan, workspace, stream);
   if (error != cudaSuccess) return error;
   error = launch(kernel.function, plan.grid, kernel.config.threads(), kernel.smem_bytes, &params,
-                 {.pdl = plan.pdl, .cluster = plan.cluster}, stream);
+                 {.pdl = plan.pdl, .cluster = plan.cluster, .may_cluster = true}, stream);
   if (error != cudaSuccess || plan.combine != Combine::kKernel) return error;
   return combine_splits({.partials = params.partials,
                          .combines = params.combines,

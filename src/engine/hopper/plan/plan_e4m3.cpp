@@ -8,12 +8,13 @@
 #include "core/macros.h"
 #include "core/workspace.h"
 #include "engine/cuda/device.h"
+#include "engine/cuda/free_sms.h"
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/host/capability.h"
+#include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
-#include "engine/hopper/plan/free_sms.h"
 
 namespace fa3::hopper {
 namespace {

@@ -10,7 +10,7 @@ namespace fa3::hopper::ptx {
 
 __device__ __forceinline__ void cp_async_bulk_load(uint32_t smem, const void* global,
                                                    uint32_t bytes, uint32_t barrier) {
-  disturb();
+  cuda::disturb();
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(smem),
@@ -19,7 +19,7 @@ __device__ __forceinline__ void cp_async_bulk_load(uint32_t smem, const void* gl
 }
 
 __device__ __forceinline__ void cp_async_bulk_store(void* global, uint32_t smem, uint32_t bytes) {
-  disturb();
+  cuda::disturb();
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
                "r"(smem), "r"(bytes)
                : "memory");
@@ -28,7 +28,7 @@ __device__ __forceinline__ void cp_async_bulk_store(void* global, uint32_t smem,
 // global += shared, float by float, in any order with the additions of others.
 __device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* global, uint32_t smem,
                                                              uint32_t bytes) {
-  disturb();
+  cuda::disturb();
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
       "r"(smem), "r"(bytes)
@@ -38,7 +38,7 @@ __device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* global, uint
 // What lies outside the tensor is not written.
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap& map,
                                                            TileCoordinates at, uint32_t smem) {
-  disturb();
+  cuda::disturb();
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group"
       " [%0, {%1, %6, %2, %3, %4}], [%5];" ::"l"(&map),
@@ -54,14 +54,14 @@ __device__ __forceinline__ void cp_async_bulk_commit_group() {
 template <int Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
-  disturb();
+  cuda::disturb();
 }
 
 // Until at most Pending of this thread's newest groups have not arrived in global memory.
 template <int Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
-  disturb();
+  cuda::disturb();
 }
 
 }  // namespace fa3::hopper::ptx

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "engine/hopper/ptx/disturb.cuh"
+#include "engine/cuda/disturb.cuh"
 
 namespace fa3::hopper::ptx {
 
@@ -19,12 +19,12 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // What a thread has stored before it arrives is seen by those of the cluster that have waited. Each
 // thread waits once for each time that it arrived.
 __device__ __forceinline__ void cluster_arrive() {
-  disturb();
+  cuda::disturb();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  disturb();
+  cuda::disturb();
 }
 
 // Where the same object lies in the shared memory of a CTA of the cluster.
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t in_block_of_cluster(uint32_t address, unsign
 // To the shared memory of a CTA of the cluster, which waits for its bytes at a barrier of its own.
 __device__ __forceinline__ void st_async_f32x4(uint32_t address, const float4& v,
                                                uint32_t barrier) {
-  disturb();
+  cuda::disturb();
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(address),
@@ -45,7 +45,7 @@ __device__ __forceinline__ void st_async_f32x4(uint32_t address, const float4& v
       : "memory");
 }
 __device__ __forceinline__ void st_async_f32x2(uint32_t address, float2 v, uint32_t barrier) {
-  disturb();
+  cuda::disturb();
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
           "r"(address),
@@ -54,7 +54,7 @@ __device__ __forceinline__ void st_async_f32x2(uint32_t address, float2 v, uint3
 }
 // Until the phase of the given parity has completed, with what other CTAs have sent.
 __device__ __forceinline__ void mbarrier_wait_parity_of_cluster(uint32_t barrier, uint32_t parity) {
-  disturb();
+  cuda::disturb();
   uint32_t done = 0;
   while (done == 0) {
     asm volatile(
@@ -65,7 +65,7 @@ __device__ __forceinline__ void mbarrier_wait_parity_of_cluster(uint32_t barrier
         : "r"(barrier), "r"(parity)
         : "memory");
   }
-  disturb();
+  cuda::disturb();
 }
 
 }  // namespace fa3::hopper::ptx

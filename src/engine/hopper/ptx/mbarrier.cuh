@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "engine/hopper/ptx/disturb.cuh"
+#include "engine/cuda/disturb.cuh"
 
 namespace fa3::hopper::ptx {
 
@@ -19,12 +19,12 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
-  disturb();
+  cuda::disturb();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
-  disturb();
+  cuda::disturb();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
@@ -43,10 +43,10 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint32_t barrier, uint3
 
 // Waits until the phase of the given parity has completed.
 __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
-  disturb();
+  cuda::disturb();
   while (!mbarrier_try_wait_parity(barrier, parity)) {
   }
-  disturb();
+  cuda::disturb();
 }
 
 }  // namespace fa3::hopper::ptx

@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters in global memory by which CTAs take turns: what was stored or added before a
-// release is seen after the acquire that reads it.
+// Counters by which CTAs take turns: what every GPU has, under this folder's name.
 #pragma once
+
+#include "engine/cuda/semaphore.cuh"
 
 namespace fa3::hopper::ptx {
 
-__device__ __forceinline__ int ld_acquire(const int* counter) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-  return value;
-}
-
-// On behalf of every thread whose additions a barrier has made visible to this one.
-__device__ __forceinline__ void add_release(int* counter, int value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
-}
+using cuda::add_release;
+using cuda::ld_acquire;
 
 }  // namespace fa3::hopper::ptx

@@ -1,11 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory written and read by threads. What wgmma or TMA is to read afterwards
-// needs fence.cuh between the store and the barrier.
+// Shared memory written and read by threads: what cuda/smem.cuh has, and stores of matrices. What
+// wgmma or TMA is to read afterwards needs fence.cuh between the store and the barrier.
 #pragma once
 
 #include <cstdint>
 
+#include "engine/cuda/smem.cuh"
+
 namespace fa3::hopper::ptx {
+
+using cuda::ld_shared_b32;
+using cuda::ld_shared_b32x2;
+using cuda::ld_shared_b32x4;
+using cuda::ld_shared_f32;
+using cuda::ld_shared_f32x2;
+using cuda::ld_shared_f32x4;
+using cuda::ldmatrix_x4;
+using cuda::ldmatrix_x4_trans;
+using cuda::st_shared_b32;
+using cuda::st_shared_b32x4;
+using cuda::st_shared_f32x4;
 
 // Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8,
 // and holds of each matrix two neighbours of row l / 4.
@@ -19,77 +33,6 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t row, const uint32_t (&matri
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t row, const uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
-               : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(row)
-               : "memory");
-}
-
-// The same transposed: a lane holds two neighbours of column l / 4.
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t row, uint32_t (&matrices)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(row)
-               : "memory");
-}
-
-__device__ __forceinline__ void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]),
-               "f"(value[1]), "f"(value[2]), "f"(value[3])
-               : "memory");
-}
-
-__device__ __forceinline__ void st_shared_b32x4(uint32_t address, const uint32_t (&value)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value[0]),
-               "r"(value[1]), "r"(value[2]), "r"(value[3])
-               : "memory");
-}
-
-__device__ __forceinline__ void st_shared_b32(uint32_t address, uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ uint32_t ld_shared_b32(uint32_t address) {
-  uint32_t value;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-               : "=r"(value[0]), "=r"(value[1])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ float ld_shared_f32(uint32_t address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(value[0]), "=f"(value[1])
-               : "r"(address)
                : "memory");
 }
 

@@ -4,24 +4,27 @@
 
 #include <cstdint>
 
-#include "engine/hopper/ptx/disturb.cuh"
+#include "engine/cuda/disturb.cuh"
+#include "engine/cuda/smem.cuh"
 
 namespace fa3::hopper::ptx {
 
+using cuda::cvta_to_shared;
+
 __device__ __forceinline__ void bar_sync(int id, int threads) {
-  disturb();
+  cuda::disturb();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-  disturb();
+  cuda::disturb();
 }
 
 __device__ __forceinline__ void bar_arrive(int id, int threads) {
-  disturb();
+  cuda::disturb();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // As bar_sync(); in how many of the threads `value` is true.
 __device__ __forceinline__ unsigned bar_count(int id, int threads, bool value) {
-  disturb();
+  cuda::disturb();
   unsigned count;
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -30,21 +33,8 @@ __device__ __forceinline__ unsigned bar_count(int id, int threads, bool value) {
       : "=r"(count)
       : "r"(id), "r"(threads), "r"(unsigned(value))
       : "memory");
-  disturb();
+  cuda::disturb();
   return count;
-}
-
-// The shared-memory address of a pointer into shared memory. Volatile: computed where it stands,
-// once, instead of again at every use.
-__device__ __forceinline__ uint32_t cvta_to_shared(const void* pointer) {
-  uint32_t address;
-  asm volatile(
-      "{\n.reg .u64 wide;\n"
-      "cvta.to.shared.u64 wide, %1;\n"
-      "cvt.u32.u64 %0, wide;\n}\n"
-      : "=r"(address)
-      : "l"(pointer));
-  return address;
 }
 
 // True in exactly one lane of the (converged) warp, always the same one.

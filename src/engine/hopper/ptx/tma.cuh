@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "engine/hopper/ptx/disturb.cuh"
+#include "engine/cuda/disturb.cuh"
 
 namespace fa3::hopper::ptx {
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap& map) {
 
 __device__ __forceinline__ void cp_async_bulk_tensor_load(uint32_t smem, const CUtensorMap& map,
                                                           TileCoordinates at, uint32_t barrier) {
-  disturb();
+  cuda::disturb();
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %7, %3, %4, %5}], [%6];" ::"r"(smem),

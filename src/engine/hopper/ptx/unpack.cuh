@@ -1,30 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed elements as wider ones: two of 16 bits as floats, the way back from pack_pair; four of 8
-// bits as pairs of fp16.
+// Four packed elements of 8 bits as pairs of fp16; two of 16 bits as floats are every GPU's.
 #pragma once
 
 #include <cstdint>
 
-#include "engine/cuda/element.h"
+#include "engine/cuda/unpack.cuh"
 
 namespace fa3::hopper::ptx {
 
-using cuda::Element;
-
-template <Element E>
-__device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& high) {
-  if constexpr (E == Element::kBf16) {  // the upper half of a float
-    low = __uint_as_float(pair << 16);
-    high = __uint_as_float(pair & 0xffff0000u);
-  } else {
-    asm("{\n.reg .f16 l, h;\n"
-        "mov.b32 {l, h}, %2;\n"
-        "cvt.f32.f16 %0, l;\n"
-        "cvt.f32.f16 %1, h;\n}\n"
-        : "=f"(low), "=f"(high)
-        : "r"(pair));
-  }
-}
+using cuda::unpack_pair;
 
 // Four of e4m3, or of e5m2, which are the upper bytes of fp16. Exact; NaN stays NaN. The flag is
 // one for a launch, so that a kernel serves both. What e4m3 gives is written in either case:

@@ -6,22 +6,14 @@
 // tested on the host. Next: split_kv.h, varlen_metadata.h.
 #pragma once
 
-#include "core/key_places.h"
-#include "core/seqlen.h"
-#include "engine/cuda/rows.h"
-#include "engine/hopper/scheduler/tile_order.h"
+#include "engine/cuda/sequences.h"
+#include "engine/cuda/tile_order.h"
+#include "engine/hopper/config/sm90.h"
 
 namespace fa3::hopper {
 
-// A sequence's keys: where they start in K and V, and how many there are.
-struct KeyRows {
-  int batch;  // entry of the tensors, or of the page table
-  int begin;
-  int count;
-};
-
 struct alignas(16) SequenceTiles {
-  cuda::QueryRows queries;
+  QueryRows queries;
   KeyRows keys;
   int first_entry;  // in the list; the sequence has order.num_m_blocks entries
   TileOrder order;  // the sequence's own tiles
@@ -33,7 +25,7 @@ struct VarlenMetadata {
   Lengths lengths_k;
   int batch;
   int block_m;
-  cuda::PackGqa pack;
+  PackGqa pack;
   int num_packs;
   int tail_tiles;  // at the very end this many go longest first, whatever their head
   int capacity;    // room for entries: enough for all lengths that keep their bounds
@@ -43,31 +35,14 @@ struct VarlenMetadata {
   int* tile_counter;  // is cleared; null: there is none
   KeyPlaces places{};
 
-  // Rows of a packed tensor that no sequence owns are written too: as one more sequence, all
-  // unused.
-  FA3_HD constexpr int num_sequences() const { return batch + (lengths_q.packed() ? 1 : 0); }
+  FA3_HD constexpr int num_sequences() const { return cuda::num_sequences(lengths_q, batch); }
 
-  // Sequence `b`, without its place in the list. The arrays may hold anything; a sequence that
-  // names no entry of the cache has no keys.
+  // Sequence `b`, without its place in the list.
   FA3_HD constexpr SequenceTiles sequence(int b) const {
+    const SequenceRows rows = rows_of_sequence(lengths_q, lengths_k, places, batch, b);
     SequenceTiles s{};
-    if (b == batch) {
-      const Rows last = lengths_q.clamped_rows_of(b - 1);
-      s.queries.begin = b == 0 ? 0 : int(last.begin + last.owned);
-      s.queries.count = int(lengths_q.total) - s.queries.begin;
-    } else {
-      const Rows q = lengths_q.clamped_rows_of(b), k = lengths_k.clamped_rows_of(b);
-      s.queries = {.batch = lengths_q.packed() ? 0 : b,
-                   .begin = int(q.begin),
-                   .count = int(q.owned),
-                   .used = int(q.used)};
-      s.keys = {lengths_k.packed() ? 0 : b, int(k.begin), int(k.used)};
-      if (places.elsewhere) {
-        const int64_t entry = places.entry_of(b);
-        s.keys =
-            places.has_entry(entry) ? KeyRows{int(entry), s.keys.begin, s.keys.count} : KeyRows{};
-      }
-    }
+    s.queries = rows.queries;
+    s.keys = rows.keys;
     s.order = {(pack.rows(s.queries.count) + block_m - 1) / block_m, num_packs, 1, 0};
     s.number = b;
     return s;

@@ -3,10 +3,11 @@
 // every sequence takes its entries there. Equal lengths come in any order, which changes no result.
 // Up to 32 sequences, a lane each, count what comes before them instead: a small call waits for it.
 // The next kernel starts meanwhile, and waits for this one's end itself (PDL).
+#include "core/ceil_div.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
 #include "engine/cuda/fragment.h"
-#include "engine/hopper/host/launch.h"
+#include "engine/cuda/launch.h"
 #include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {

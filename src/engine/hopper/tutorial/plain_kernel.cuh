@@ -20,12 +20,12 @@
 
 #include "core/key_blocks.h"
 #include "engine/cuda/epilogue.cuh"
+#include "engine/cuda/row_blocks.h"
 #include "engine/cuda/score.cuh"
+#include "engine/cuda/tile_order.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/sync.cuh"
-#include "engine/hopper/scheduler/row_blocks.h"
-#include "engine/hopper/scheduler/tile_order.h"
 #include "engine/hopper/tile/gemm.cuh"
 #include "engine/hopper/tile/load.cuh"
 

@@ -4,11 +4,12 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/device.h"
+#include "engine/cuda/free_sms.h"
 #include "engine/hopper/host/capability.h"
+#include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
-#include "engine/hopper/plan/free_sms.h"
 #include "engine/hopper/plan/plan_forward.h"
 
 namespace fa3::hopper {

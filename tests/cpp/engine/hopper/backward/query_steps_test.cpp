@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which query blocks a key block goes through, against the mask rule pair by pair; the order of
 // additions to dQ; and where the query blocks of packed sequences lie.
-#include "engine/hopper/backward/query_steps.h"
+#include "engine/cuda/query_steps.h"
 
 #include <gtest/gtest.h>
 
@@ -13,6 +13,8 @@
 
 namespace fa3::hopper {
 namespace {
+
+using namespace cuda;
 
 constexpr int kM = 64;
 constexpr int kUnbounded = MaskRuleOf<int>::kUnbounded;

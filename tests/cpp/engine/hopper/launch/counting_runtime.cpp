@@ -106,7 +106,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   *value = attribute == cudaDevAttrMultiProcessorCount ? g_cuda.sms
            : attribute == cudaDevAttrComputeCapabilityMajor
                ? (g_cuda.all_are_hopper ? 9 : 9 - device)
-               : 0;
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 << 10
+                                                                  : 0;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {

@@ -21,12 +21,12 @@ struct CountingRuntime {
   int device_counts = 0;       // cudaGetDeviceCount
   int device_questions = 0;    // cudaDeviceGetAttribute
 
-  cudaError_t driver = cudaSuccess;  // what questions about devices come to
-  int devices = 2;                   // the first is of compute capability 9.0, the second of 8.0
-  bool all_are_hopper = false;       // all are of 9.0
-  int sms = 132;                     // of each
-  const void* context = nullptr;     // current: a caller's own, or a device's primary one
-  int device = 0;                    // current
+  cudaError_t driver = cudaSuccess;         // what questions about devices come to
+  int devices = 3;                          // of compute capability 9.0, 8.0, 7.0
+  bool all_are_hopper = false;              // all are of 9.0
+  int sms = 132;                            // of each
+  const void* context = nullptr;            // current: a caller's own, or a device's primary one
+  int device = 0;                           // current
   const void* context_of_launch = nullptr;  // of the last one
   bool smem_allowed = true;              // else launches fail until a function's setting is changed
   cudaError_t launch = cudaSuccess;      // what launches come to

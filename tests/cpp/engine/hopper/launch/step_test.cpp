@@ -72,6 +72,15 @@ ForwardArgs causal_prompt() {
   return prompt;
 }
 
+ForwardArgs step_on(int device) {
+  ForwardArgs step = decoding_step();
+  for (fa3_tensor* tensor :
+       {&step.q, &step.k, &step.v, &step.o, &step.page_table, &step.options.seqused_k}) {
+    tensor->device_index = device;
+  }
+  return step;
+}
+
 fa3_status run(const ForwardArgs& args) {
   return fa3_forward(&args, address(6), size_t{1} << 28, nullptr);
 }
@@ -210,6 +219,37 @@ TEST(Words, of_a_plan_are_those_of_the_field) {
   expect(over_quantized_cache(decoding_step()), {"Q, K and V become float16 in registers"});
 }
 
+// What Hopper's kernels refuse goes to the ampere engine, which says why; so does all that lies on
+// another GPU.
+TEST(Choice, falls_to_the_ampere_engine_with_the_reason) {
+  ForwardArgs odd_strides = causal_prompt();
+  odd_strides.k.stride[0] += 1;
+  odd_strides.k.stride[1] += 1;
+  const std::string words = words_of(odd_strides);
+  EXPECT_NE(words.find("engine ampere\n"), std::string::npos) << words;
+  EXPECT_NE(words.find("rows are copied by 2 bytes"), std::string::npos) << words;
+  EXPECT_NE(words.find("; not hopper: k: "), std::string::npos) << words;
+  EXPECT_NE(words_of(step_on(1)).find("; not hopper: cuda:1 has compute capability 8.0"),
+            std::string::npos);
+  for (ForwardArgs args : {odd_strides, step_on(1)}) {
+    EXPECT_EQ(run(args), FA3_OK) << fa3_last_error();
+    g_cuda = {};
+    EXPECT_EQ(run(args), FA3_OK) << fa3_last_error();
+    EXPECT_EQ(g_cuda.launches, 1);
+    EXPECT_EQ(g_cuda.tensor_maps, 0);
+    EXPECT_EQ(g_cuda.device_counts, 0);  // nobody looks for a device to have words
+  }
+}
+
+TEST(Choice, by_name_is_obeyed) {
+  ForwardArgs prompt = causal_prompt();
+  prompt.options.engine = FA3_ENGINE_AMPERE;
+  const std::string words = words_of(prompt);
+  EXPECT_NE(words.find("engine ampere\nkernel forward bfloat16 d128/128"), std::string::npos)
+      << words;
+  EXPECT_EQ(words.find("not hopper"), std::string::npos) << words;
+}
+
 // New tokens over the pages of a batch, by every array that may say where they are.
 ForwardArgs many_tokens_of_few_splits() {
   ForwardArgs step = decoding_step(64, 1);
@@ -320,15 +360,6 @@ TEST(SmMargin, of_batch_invariant_calls_changes_no_split) {
   EXPECT_EQ(words_of(step), words);
 }
 
-ForwardArgs step_on(int device) {
-  ForwardArgs step = decoding_step();
-  for (fa3_tensor* tensor :
-       {&step.q, &step.k, &step.v, &step.o, &step.page_table, &step.options.seqused_k}) {
-    tensor->device_index = device;
-  }
-  return step;
-}
-
 // A context that a caller has made, or that stands for some of the SMs (green contexts).
 TEST(Context, of_the_caller_stays_and_the_work_runs_in_it) {
   for (const void* context : {primary_context(0), callers_context()}) {
@@ -385,8 +416,9 @@ TEST_F(Refused, without_a_gpu) {
 }
 
 TEST_F(Refused, on_a_gpu_of_another_kind) {
-  EXPECT_TRUE(is_refused(step_on(1), FA3_UNSUPPORTED,
-                         "hopper: cuda:1 has compute capability 8.0; the kernels need 9.0"));
+  EXPECT_TRUE(is_refused(step_on(2), FA3_UNSUPPORTED,
+                         "hopper: cuda:2 has compute capability 7.0; the kernels need 9.0; ampere: "
+                         "cuda:2 has compute capability 7.0; the kernels need 8.0 or later"));
 }
 
 TEST_F(Refused, without_an_sm_that_is_left) {

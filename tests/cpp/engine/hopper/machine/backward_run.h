@@ -210,6 +210,13 @@ class BackwardRun {
         all.push_back({"P times the derivative", at.p(uint32_t(w)) + row, kWarpBytes});
       }
     }
+    if constexpr (C.dropout) {
+      constexpr int kDraws = sizeof(DropoutBits<C>::bits[0][0]);
+      for (int w = 0; w < (C.splits_dkv() ? 1 : C.key_warpgroups()); ++w) {
+        for (uint32_t turn : {0, 1})
+          all.push_back({"draws", at.dropout_bits(w) + turn * kDraws, kDraws});
+      }
+    }
     for (int w = 0; w < C.key_warpgroups(); ++w) {  // at the end
       all.push_back(
           {"dK", at.q(uint32_t(w)), kRowsPerWarpgroup * C.head_dim * bytes_of(C.element)});

@@ -8,7 +8,7 @@
 
 #include <cstring>
 
-#include "engine/hopper/backward/sink_gradient.h"
+#include "engine/cuda/sink_gradient.h"
 #include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
@@ -81,16 +81,16 @@ cudaError_t prepare_varlen_metadata(const VarlenMetadata& list, cudaStream_t) {
   return cudaSuccess;
 }
 
-cudaError_t sum_sink_gradients(const SinkSums&, cudaStream_t) {
-  return cudaSuccess;
-}
-
 // StreamKRanges behind the kernel, on a grid of its own: not part of what the machine watches.
 cudaError_t combine_splits(const CombineParams&, cudaStream_t) {
   return cudaSuccess;
 }
 
 }  // namespace fa3::hopper
+
+cudaError_t fa3::cuda::sum_sink_gradients(const SinkSums&, cudaStream_t) {
+  return cudaSuccess;
+}
 
 extern "C" {
 

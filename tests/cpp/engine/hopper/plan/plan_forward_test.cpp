@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "engine/hopper/config/register_budget.h"
+#include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/stream_k_table.h"

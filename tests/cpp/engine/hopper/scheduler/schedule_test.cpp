@@ -11,11 +11,11 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/cuda/row_blocks.h"
+#include "engine/cuda/tile_order.h"
 #include "engine/hopper/decode/warp_keys.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
-#include "engine/hopper/scheduler/row_blocks.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
-#include "engine/hopper/scheduler/tile_order.h"
 
 namespace fa3::hopper {
 namespace {

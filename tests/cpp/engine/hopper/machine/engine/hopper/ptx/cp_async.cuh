@@ -2,29 +2,21 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "instructions.h"
+#include "engine/cuda/cp_async.cuh"
 
 namespace fa3::hopper::ptx {
+
+using cuda::cp_async_16;
+using cuda::cp_async_commit_group;
+using cuda::cp_async_wait_all;
+using cuda::cp_async_wait_group;
 
 template <class T>
 const T* summed(const T* address) {
   return address;
 }
-inline void cp_async_16(uint32_t smem, const void* global, bool exists) {
-  machine::copy_by_thread(smem, exists ? global : nullptr);
-}
 inline void cp_async_mbarrier_arrive(uint32_t barrier) {
   machine::arrive_when_copied(barrier);
-}
-inline void cp_async_commit_group() {
-  machine::commit_thread_copies();
-}
-template <int Newest>
-void cp_async_wait_group() {
-  machine::wait_for_thread_copies(Newest);
-}
-inline void cp_async_wait_all() {
-  machine::wait_for_thread_copies();
 }
 
 }  // namespace fa3::hopper::ptx

@@ -2,55 +2,28 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
+#include "engine/cuda/smem.cuh"
 #include "instructions.h"
 
 namespace fa3::hopper::ptx {
+
+using cuda::ld_shared_b32;
+using cuda::ld_shared_b32x2;
+using cuda::ld_shared_b32x4;
+using cuda::ld_shared_f32;
+using cuda::ld_shared_f32x2;
+using cuda::ld_shared_f32x4;
+using cuda::ldmatrix_x4;
+using cuda::ldmatrix_x4_trans;
+using cuda::st_shared_b32;
+using cuda::st_shared_b32x4;
+using cuda::st_shared_f32x4;
 
 inline void stmatrix_x4(uint32_t row, const uint32_t (&)[4]) {
   machine::store_shared(row);
 }
 inline void stmatrix_x4_trans(uint32_t row, const uint32_t (&)[4]) {
   machine::store_shared(row);
-}
-inline void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4]) {
-  machine::load_shared(row);
-  for (uint32_t& pair : matrices) pair = 0;
-}
-inline void ldmatrix_x4_trans(uint32_t row, uint32_t (&matrices)[4]) {
-  ldmatrix_x4(row, matrices);
-}
-inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
-  for (float x : value) machine::settled(x);
-  machine::store_shared(address);
-}
-inline void st_shared_b32x4(uint32_t address, const uint32_t (&)[4]) {
-  machine::store_shared(address);
-}
-inline void st_shared_b32(uint32_t address, uint32_t) {
-  machine::store_shared(address);
-}
-inline uint32_t ld_shared_b32(uint32_t address) {
-  machine::load_shared(address);
-  return 0;
-}
-inline void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
-  machine::load_shared(address);
-  for (uint32_t& word : value) word = 0;
-}
-inline void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
-  machine::load_shared(address);
-  for (uint32_t& word : value) word = 0;
-}
-inline void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
-  machine::load_shared(address);
-  for (float& x : value) x = 0;
-}
-inline float ld_shared_f32(uint32_t address) {
-  machine::load_shared(address);
-  return 0;
-}
-inline void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
-  value[0] = value[1] = ld_shared_f32(address);
 }
 
 }  // namespace fa3::hopper::ptx

@@ -3,9 +3,12 @@
 #pragma once
 
 #include "cuda_words.h"
+#include "engine/cuda/smem.cuh"
 #include "instructions.h"
 
 namespace fa3::hopper::ptx {
+
+using cuda::cvta_to_shared;
 
 inline void bar_sync(int id, int threads) {
   machine::named_sync(id, threads);
@@ -15,9 +18,6 @@ inline unsigned bar_count(int id, int threads, bool value) {
 }
 inline void bar_arrive(int id, int threads) {
   machine::named_arrive(id, threads);
-}
-inline uint32_t cvta_to_shared(const void* pointer) {
-  return machine::shared_address(pointer);
 }
 inline bool elect_sync() {
   return machine::own_lane() == 0;

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parameters of the backward's kernels, by value. launch_backward.cpp fills them in.
+#pragma once
+
+#include "core/seqlen.h"
+#include "engine/ampere/tile/copied_rows.h"
+#include "engine/cuda/dropout.h"
+#include "engine/cuda/query_scratch.h"
+#include "engine/cuda/rows.h"
+#include "engine/cuda/soft_cap.h"
+
+namespace fa3::ampere {
+
+using namespace cuda;  // what every CUDA engine shares
+
+// A tensor that threads store; `whole_vectors`: all its rows begin at multiples of 16 bytes and end
+// there.
+struct StoredRows {
+  RowTensor tensor;
+  bool whole_vectors;
+};
+
+inline constexpr int kPreprocessThreads = 256;
+inline constexpr int kPreprocessRows = 64;  // of a CTA
+
+// Blocks of rows of a grid: each head of each sequence has `blocks`, as many as the longest needs.
+// Behind the sequences, the rows of a packed tensor that none owns.
+struct RowGrid {
+  Lengths lengths;
+  int sequences;
+  int heads;
+  int blocks;
+};
+
+// The three kernels agree on where a sequence's query blocks lie.
+struct ScratchRows {
+  QueryScratch scratch;
+  bool packed;  // queries in one tensor
+};
+
+struct PreprocessParams {
+  RowTensor o;
+  RowTensor d_o;
+  RowFloats lse;
+  RowFloats d_lse;  // data may be null: zero
+  ScratchRows rows;
+  RowGrid grid;        // of kPreprocessRows
+  int block_m;         // of the scratch
+  int head_dim;        // of dQ's sums
+  const float* sink;   // one for each query head; null: none
+  float* sink_sums;    // for each CTA: the sinks' P times Delta
+  bool whole_vectors;  // rows of O and dO are multiples of 16 bytes, and begin at such
+};
+
+struct BackwardParams {
+  CopiedRows q, k, v, d_o;
+  StoredRows dk, dv;
+  ScratchRows rows;
+  RowGrid grid;  // of keys; heads of K and V
+  Lengths lengths_q;
+  MaskRuleOf<int> mask;
+  int heads_per_kv_head;
+  float scale;
+  float scale_of_one_key;  // instead, where a sequence has one
+  float scale_log2;        // scale * log2(e)
+  bool last_keys_first;    // deterministic calls: the order in which key blocks add to dQ
+
+  // Kernels with P's other form.
+  bool capped;
+  SoftCap soft_cap;
+  float per_cap;  // 1 / soft_cap.cap
+  DropoutParams dropout;
+};
+
+struct PostprocessParams {
+  StoredRows dq;
+  ScratchRows rows;
+  RowGrid grid;
+  Lengths lengths_k;
+  float scale;
+  float scale_of_one_key;
+};
+
+}  // namespace fa3::ampere

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The template parameter of the forward kernels, and the budgets that follow from it. Plain
+// constexpr, tested on the host. Next: instances/forward_table.h.
+#pragma once
+
+#include "engine/ampere/config/smem_classes.h"
+#include "engine/cuda/element.h"
+#include "engine/cuda/fragment.h"
+#include "engine/cuda/tile_layout.h"
+
+namespace fa3::ampere {
+
+using namespace cuda;  // what every CUDA engine shares
+
+struct ForwardConfig {
+  Element element = Element::kBf16;
+  int head_dim = 0;    // columns of Q and K, and
+  int head_dim_v = 0;  // of V and O: multiples of 32
+  int block_m = 0;     // query rows of a CTA
+  int block_n = 0;     // keys of a step, a multiple of 16
+  int stages = 2;  // of K and V. 2: one is read while the other is filled. 1: K is filled while V
+                   // is read, and the other way round
+  int warps = 4;
+  int ctas_per_sm = 1;         // for which registers are left
+  bool q_in_registers = true;  // else a step reads Q's fragments from shared memory again
+  bool dropout = false;
+
+  FA3_HD constexpr ForwardConfig with(Element e) const {
+    ForwardConfig c = *this;
+    c.element = e;
+    return c;
+  }
+
+  FA3_HD constexpr int threads() const { return warps * kWarpSize; }
+  FA3_HD constexpr int warp_rows() const { return block_m / warps; }
+  FA3_HD constexpr int row_tiles() const { return warp_rows() / kRowsPerWarp; }  // of a warp
+
+  FA3_HD constexpr TileLayout q_tile() const { return {block_m, head_dim}; }
+  FA3_HD constexpr TileLayout k_tile() const { return {block_n, head_dim}; }
+  FA3_HD constexpr TileLayout v_tile() const { return {block_n, head_dim_v}; }
+  FA3_HD constexpr int stage_bytes() const { return k_tile().bytes() + v_tile().bytes(); }
+
+  static constexpr int kWorkBytes = 512;  // what a CTA knows of its tile (forward/tile_work.cuh)
+  FA3_HD constexpr int smem_bytes() const {
+    return q_tile().bytes() + stages * stage_bytes() + kWorkBytes;
+  }
+};
+
+}  // namespace fa3::ampere

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlashAttention-2's forward: a CTA has a tile of query rows of one sequence, and walks over its
+// blocks of keys from the last to the first. Each warp has rows of its own, and for each block
+//
+//   S = Q K^T        by mma.sync, fragments of Q and K by ldmatrix        WarpTile::multiply_keys
+//   P = 2^(c S - r)  c = scale * log2(e); r: a reference of the row       ScoreStep
+//   O += P V                                                              WarpTile::multiply_values
+//
+// while cp.async brings the next block (key_tiles.cuh). At the end O / sum and the log-sum-exp
+// (cuda/epilogue.cuh). Nothing depends on other CTAs: results are the same in every run, and in
+// every batch if tiles are.
+#pragma once
+
+#include "engine/ampere/forward/key_tiles.cuh"
+#include "engine/ampere/forward/score_step.cuh"
+#include "engine/cuda/dropout.cuh"
+#include "engine/cuda/epilogue.cuh"
+
+// nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
+// into the host stub, and forgets to declare that name.
+using _ZN3fa36ampere13ForwardConfigE = fa3::ampere::ForwardConfig;
+
+namespace fa3::ampere {
+
+template <ForwardConfig C>
+__device__ __forceinline__ void copy_queries(const ForwardParams& params,
+                                             const TileOfSequence& tile, uint32_t smem) {
+  const RowTensor& q = params.q.tensor;
+  const QueryRows& rows = tile.rows.queries;
+  const PackGqa pack = params.output.pack;
+  if (params.q.in_chunks && pack.heads() == 1) {
+    copy_chunks<C.q_tile(), C.threads()>(smem,
+                                         q.at(rows.batch, tile.pack, rows.begin + tile.first_row),
+                                         q.strides.row, rows.count - tile.first_row, q.columns);
+    return;
+  }
+  copy_rows<C.q_tile(), C.threads()>(
+      smem,
+      [&](int row) -> const uint16_t* {
+        const int packed = tile.first_row + row, query = pack.query(packed);
+        if (query >= rows.count) return nullptr;
+        return q.at(rows.batch, pack.head(tile.pack, packed), rows.begin + query);
+      },
+      q.columns, params.q.width);
+}
+
+// Dropout of a warp's P. One tile of 16 rows: draws take registers.
+template <ForwardConfig C, bool On = C.dropout>
+struct WarpDropout {
+  __device__ __forceinline__ WarpDropout(const ForwardParams&, const TileWork<C>&, int) {}
+  __device__ __forceinline__ void drop(typename WarpTile<C>::Factors&, int) const {}
+  __device__ __forceinline__ static PlainValues values(const ForwardParams&) { return {}; }
+};
+
+template <ForwardConfig C>
+struct WarpDropout<C, true> {
+  static constexpr int kCalls = C.block_n / kDropoutKeys;  // of the generator
+  static_assert(C.row_tiles() == 1 && C.block_n % kDropoutKeys == 0);
+  const ForwardParams& params;
+  const TileWork<C>& work;
+  QueryRowDropout draws;
+
+  __device__ __forceinline__ WarpDropout(const ForwardParams& p, const TileWork<C>& w, int warp)
+      : params(p), work(w), draws(p.dropout) {
+    draws.set_tile(w.tile.sequence, w.tile.pack, w.first_row(warp));
+  }
+  __device__ __forceinline__ void drop(typename WarpTile<C>::Factors& p, int block) const {
+    PhiloxWords words[kCalls];
+    draws.call(words, work.first_key + block * C.block_n);
+    draws.drop(p, words, params.dropout);
+  }
+  __device__ __forceinline__ static KeptValues values(const ForwardParams& p) {
+    return {p.dropout.scale};
+  }
+};
+
+template <ForwardConfig C>
+struct ForwardSmem {
+  unsigned char q[C.q_tile().bytes()];
+  unsigned char stages[C.stages * C.stage_bytes()];
+  TileWork<C> work;
+};
+
+template <ForwardConfig C>
+__global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(1024) unsigned char raw_smem[];
+  static_assert(sizeof(ForwardSmem<C>) <= C.smem_bytes());
+  auto& smem = *reinterpret_cast<ForwardSmem<C>*>(raw_smem);
+  TileWork<C>& work = smem.work;
+  const int thread = int(threadIdx.x), warp = uniform(thread / kWarpSize);
+  if (thread == 0) find_tile(params, int(blockIdx.x), work);
+  __syncthreads();
+  if (work.tile.first_row < 0) return;
+  const uint32_t q_smem = cvta_to_shared(smem.q);
+  copy_queries<C>(params, work.tile, q_smem);
+  if (thread % kWarpSize == 0) find_blocks(params, warp, work);
+  __syncwarp();
+
+  const KeyTiles<C> keys(params, work, q_smem + uint32_t(sizeof(smem.q)));
+  const WarpBlocks& mine = work.of_warp[warp];
+  ScoreStep<C> step(params, mine);
+  const WarpDropout<C> dropout(params, work, warp);
+  const auto q_rows = MatrixRows<C.q_tile()>::down(q_smem, warp * C.warp_rows());
+  WarpTile<C> r;
+  r.clear();
+  const int num_blocks = uniform(work.num_blocks);
+  keys.start(num_blocks - 1);
+#pragma unroll 1
+  for (int block = num_blocks - 1; block >= 0; --block) {
+    keys.wait_for_keys(block);
+    if (block == num_blocks - 1) r.load_queries(q_rows);
+    if (uniform(block >= mine.count) != 0) {
+      keys.wait_for_values(block);
+      continue;
+    }
+    bool again = false;
+#pragma unroll 1
+    for (;; again = true) {
+      r.multiply_keys(q_rows, keys.k(block));
+      if (step.take(r, block, again)) break;
+    }
+    keys.wait_for_values(block);
+    r.multiply_values(keys.v(block),
+                      [&](typename WarpTile<C>::Factors& p) { dropout.drop(p, block); });
+  }
+  // Copies that nobody waited for: there were no keys.
+  cp_async_wait_all();
+#pragma unroll
+  for (int t = 0; t < C.row_tiles(); ++t) {
+    store_rows<C.element, true, true, true>(params.output, work.tile.rows.queries,
+                                            work.first_row(warp) + t * kRowsPerWarp, r.output[t],
+                                            r.rows[t], WarpDropout<C>::values(params));
+  }
+}
+
+}  // namespace fa3::ampere

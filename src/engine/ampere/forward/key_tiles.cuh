@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the keys of a tile's sequence lie, and the stages that they are copied through while the
+// CTA multiplies what has come before. Two stages have K and V of a block each, and one barrier a
+// block: behind it all copies of the stage that is read are there, and all have left the one that
+// is filled next. One stage has two barriers a block: V is copied under Q K^T, the next K under P
+// V. Next: warp_tile.cuh.
+#pragma once
+
+#include "engine/ampere/config/forward_config.h"
+#include "engine/ampere/forward/tile_work.cuh"
+#include "engine/ampere/tile/copy_rows.cuh"
+
+namespace fa3::ampere {
+
+template <ForwardConfig C>
+class KeyTiles {
+ public:
+  __device__ __forceinline__ KeyTiles(const ForwardParams& params, const TileWork<C>& work,
+                                      uint32_t stages)
+      : params_(params), work_(work), stages_(stages) {}
+
+  __device__ __forceinline__ uint32_t k(int block) const {
+    return stages_ + uint32_t(block % C.stages) * C.stage_bytes();
+  }
+  __device__ __forceinline__ uint32_t v(int block) const { return k(block) + C.k_tile().bytes(); }
+
+  // The copies of the first block that is visited begin.
+  __device__ __forceinline__ void start(int block) const {
+    ask_k(block);
+    if constexpr (C.stages == 2) ask_v(block);
+  }
+
+  // K of the block is there, and V if there are two stages; what comes next is asked for. All warps
+  // of the CTA call this for each block, and then wait_for_values().
+  __device__ __forceinline__ void wait_for_keys(int block) const {
+    wait();
+    if constexpr (C.stages == 2) {
+      ask_k(block - 1);
+      ask_v(block - 1);
+    } else {
+      ask_v(block);
+    }
+  }
+  __device__ __forceinline__ void wait_for_values(int block) const {
+    if constexpr (C.stages == 1) {
+      wait();
+      ask_k(block - 1);
+    }
+  }
+
+ private:
+  // Until all that was asked for is there for all, and all have left what was read before.
+  __device__ __forceinline__ static void wait() {
+    cp_async_wait_all();
+    __syncthreads();
+  }
+
+  // Blocks below 0 do not exist.
+  __device__ __forceinline__ void ask_k(int block) const {
+    if (block >= 0) copy<C.k_tile()>(params_.k, k(block), work_.first_key + block * C.block_n);
+  }
+  __device__ __forceinline__ void ask_v(int block) const {
+    if (block >= 0) copy<C.v_tile()>(params_.v, v(block), work_.first_key + block * C.block_n);
+  }
+
+  template <TileLayout Layout>
+  __device__ __forceinline__ void copy(const CopiedRows& from, uint32_t to, int first) const {
+    const RowTensor& t = from.tensor;
+    const KeyRows& keys = work_.tile.rows.keys;
+    if (from.in_chunks && params_.pages.page_size == 0) {
+      copy_chunks<Layout, C.threads()>(to, t.at(keys.batch, work_.kv_head, keys.begin + first),
+                                       t.strides.row, keys.count - first, t.columns);
+    } else {
+      copy_rows<Layout, C.threads()>(
+          to, [&](int row) { return row_at(t, first + row); }, t.columns, from.width);
+    }
+  }
+
+  // Null behind the last key, and for pages that do not exist.
+  __device__ __forceinline__ const uint16_t* row_at(const RowTensor& t, int key) const {
+    const KeyRows& keys = work_.tile.rows.keys;
+    if (key >= keys.count) return nullptr;
+    const PagedKeys& pages = params_.pages;
+    const int row = keys.begin + key;
+    if (pages.page_size == 0) return t.at(keys.batch, work_.kv_head, row);
+    const int page = __ldg(pages.table + keys.batch * pages.table_stride + row / pages.page_size);
+    if (unsigned(page) >= unsigned(pages.num_pages)) return nullptr;
+    return t.at(page, work_.kv_head, row % pages.page_size);
+  }
+
+  const ForwardParams& params_;
+  const TileWork<C>& work_;
+  const uint32_t stages_;
+};
+
+}  // namespace fa3::ampere

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CTA knows of its tile, in shared memory: read once or twice a block, it would take
+// registers that products need. Next: key_tiles.cuh.
+#pragma once
+
+#include "core/key_blocks.h"
+#include "engine/ampere/config/forward_config.h"
+#include "engine/ampere/forward_params.h"
+#include "engine/cuda/row_blocks.h"
+
+namespace fa3::ampere {
+
+using WarpBlocks = RowBlocks<KeyWindow>;
+
+// The same in all lanes of a warp, as the compiler then knows: branches on it part none.
+__device__ __forceinline__ int uniform(int x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
+
+template <ForwardConfig C>
+struct TileWork {
+  TileOfSequence tile;
+  int kv_head;
+  int first_key;   // of block 0, in the sequence
+  int num_blocks;  // that the CTA visits
+  WarpBlocks of_warp[C.warps];
+
+  __device__ __forceinline__ int first_row(int warp) const {
+    return tile.first_row + warp * C.warp_rows();
+  }
+};
+
+// Queries of the rows [first_row, first_row + rows) of a sequence, heads packed, that are used:
+// others see nothing.
+struct UsedQueries {
+  int begin, end;
+
+  __device__ __forceinline__ UsedQueries(const TileOfSequence& tile, PackGqa pack, int first_row,
+                                         int rows)
+      : begin(pack.query(first_row)),
+        end(min(tile.rows.queries.used, pack.query(first_row + rows - 1) + 1)) {}
+  __device__ __forceinline__ bool none() const { return begin >= end; }
+};
+
+// Which key blocks the CTA visits.
+template <ForwardConfig C>
+__device__ __forceinline__ void find_tile(const ForwardParams& params, int number,
+                                          TileWork<C>& work) {
+  const TileOfSequence tile = params.schedule.tile(number);
+  work.tile = tile;
+  work.kv_head = tile.pack / params.packs_per_kv_head;
+  work.first_key = work.num_blocks = 0;
+  if (tile.first_row < 0) return;
+  const UsedQueries queries(tile, params.output.pack, tile.first_row, C.block_m);
+  if (queries.none()) return;
+  const KeyBlocks blocks = key_blocks(block_range(params.mask, queries.begin, queries.end,
+                                                  tile.rows.queries.used, tile.rows.keys.count),
+                                      C.block_n);
+  work.first_key = blocks.first * C.block_n;
+  work.num_blocks = blocks.end > blocks.first ? blocks.end - blocks.first : 0;
+}
+
+// And what a warp does with each of them.
+template <ForwardConfig C>
+__device__ __forceinline__ void find_blocks(const ForwardParams& params, int warp,
+                                            TileWork<C>& work) {
+  const TileOfSequence& tile = work.tile;
+  const UsedQueries queries(tile, params.output.pack, work.first_row(warp), C.warp_rows());
+  if (queries.none()) {
+    work.of_warp[warp] = {0, 0, 0, KeyWindow::of_nothing()};
+    return;
+  }
+  const int used = tile.rows.queries.used, keys = tile.rows.keys.count;
+  const auto range = block_range(params.mask, queries.begin, queries.end, used, keys);
+  const auto edge = KeyWindow::of(params.mask, queries.begin, queries.end, used, keys);
+  work.of_warp[warp] = row_blocks(range.from(work.first_key), edge.from(work.first_key), C.block_n);
+}
+
+}  // namespace fa3::ampere

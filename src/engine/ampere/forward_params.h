@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one forward launch is given, by value, as a __grid_constant__. Filled by
+// launch/launch_forward.cpp.
+#pragma once
+
+#include "core/mask_rule.h"
+#include "engine/ampere/tile/copied_rows.h"
+#include "engine/ampere/tile_schedule.h"
+#include "engine/cuda/dropout.h"
+#include "engine/cuda/rows.h"
+#include "engine/cuda/soft_cap.h"
+
+namespace fa3::ampere {
+
+// Keys in pages: the batch entries of K and V.
+struct PagedKeys {
+  const int32_t* table;
+  int64_t table_stride;
+  int page_size;  // 0: no pages
+  int num_pages;
+};
+
+struct ForwardParams {
+  CopiedRows q, k, v;
+  PagedKeys pages;
+  TileSchedule schedule;
+  int packs_per_kv_head;
+  MaskRuleOf<int> mask;
+  float scale_log2;  // from products to exponents of two; capped scores: 1
+  bool capped;
+  cuda::SoftCap soft_cap;
+  cuda::DropoutParams dropout;
+  cuda::ForwardOutput output;
+};
+
+}  // namespace fa3::ampere

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/ampere/instances/backward_entry.h"
+
+#include <utility>
+
+namespace fa3::ampere {
+namespace {
+
+template <Element E, bool Scored, int... Rows>
+BackwardKernel find(int row, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[])() = {&backward_entry<Rows, E, Scored>...};
+  return kEntries[row]();
+}
+
+template <Element E>
+BackwardKernel find(int row, bool scored) {
+  constexpr std::make_integer_sequence<int, int(kBackwardTable.size())> kRows;
+  return scored ? find<E, true>(row, kRows) : find<E, false>(row, kRows);
+}
+
+}  // namespace
+
+BackwardKernel backward_kernel_at(int row, Element element, bool scored) {
+  return element == Element::kFp16 ? find<Element::kFp16>(row, scored)
+                                   : find<Element::kBf16>(row, scored);
+}
+
+}  // namespace fa3::ampere

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files, each of which instantiates one row of forward_table.h for
+// one element type.
+#pragma once
+
+#include "engine/ampere/forward/forward_kernel.cuh"
+#include "engine/ampere/instances/forward_entry.h"
+
+namespace fa3::ampere {
+
+template <int Row, Element E>
+ForwardKernel forward_entry() {
+  constexpr ForwardConfig kConfig = kForwardTable[Row].config.with(E);
+  return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>)};
+}
+
+}  // namespace fa3::ampere

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every forward kernel that is built, each for fp16 and bf16: the whole support matrix on one page.
+// CMake writes one source file for each row and element into build/; plan/select_kernel.cpp picks
+// the row, the first that fits.
+#pragma once
+
+#include <array>
+
+#include "engine/ampere/config/forward_config.h"
+
+namespace fa3::ampere {
+
+struct KernelInstance {
+  ForwardConfig config;
+  const char* why;
+};
+
+inline constexpr std::array kForwardTable{
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .stages = 2,
+                              .ctas_per_sm = 2,
+                              .q_in_registers = false,
+                              .dropout = false},
+                   .why = "32 rows a warp: each fragment of K and V serves two products"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 64,
+                              .stages = 2,
+                              .ctas_per_sm = 2,
+                              .q_in_registers = false,
+                              .dropout = false},
+                   .why = "32 rows a warp: each fragment of K and V serves two products"},
+    KernelInstance{.config = {.head_dim = 192,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 32,
+                              .stages = 2,
+                              .ctas_per_sm = 2,
+                              .q_in_registers = false,
+                              .dropout = false},
+                   .why = "32 rows a warp: each fragment of K and V serves two products"},
+    KernelInstance{.config = {.head_dim = 256,
+                              .head_dim_v = 256,
+                              .block_m = 64,
+                              .block_n = 64,
+                              .stages = 1,
+                              .ctas_per_sm = 2,
+                              .q_in_registers = false,
+                              .dropout = false},
+                   .why = "16 rows a warp: their O takes half of the registers"},
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 64,
+                              .block_n = 64,
+                              .stages = 2,
+                              .ctas_per_sm = 2,
+                              .q_in_registers = true,
+                              .dropout = true},
+                   .why = "16 rows a warp leave registers for the draws"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 64,
+                              .block_n = 64,
+                              .stages = 2,
+                              .ctas_per_sm = 2,
+                              .q_in_registers = false,
+                              .dropout = true},
+                   .why = "16 rows a warp leave registers for the draws"},
+    KernelInstance{.config = {.head_dim = 256,
+                              .head_dim_v = 256,
+                              .block_m = 64,
+                              .block_n = 64,
+                              .stages = 1,
+                              .ctas_per_sm = 1,
+                              .q_in_registers = false,
+                              .dropout = true},
+                   .why = "16 rows a warp: their O takes half of the registers"},
+};
+
+static_assert([] {
+  for (const KernelInstance& row : kForwardTable) {
+    if (row.config.smem_bytes() > kSmallSmemBytes) return false;
+  }
+  return true;
+}());
+
+}  // namespace fa3::ampere

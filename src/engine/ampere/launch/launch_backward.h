@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Encodes a backward plan as parameters and queues it. Decides nothing. Three launches; behind them
+// the sinks' gradient.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "engine/ampere/plan/backward_plan.h"
+
+namespace fa3::ampere {
+
+// Which launches of a plan are queued: all, except for measurements.
+enum BackwardLaunch { kPreprocess = 1, kMain = 2, kPostprocess = 4, kAllLaunches = 7 };
+
+// Queues the launches; allocates nothing, waits for nothing. The workspace has
+// plan.workspace.bytes, aligned to 256.
+cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStream_t stream,
+                            int launches = kAllLaunches);
+
+}  // namespace fa3::ampere

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/ampere/launch/launch_forward.h"
+
+#include <algorithm>
+
+#include "engine/ampere/forward_params.h"
+#include "engine/ampere/plan/copy_width.h"
+#include "engine/cuda/constants.h"
+#include "engine/cuda/launch.h"
+#include "engine/cuda/tile_layout.h"
+
+namespace fa3::ampere {
+namespace {
+
+using cuda::row_tensor;
+using cuda::TensorSpan;
+
+bool ends_with_chunk(int64_t columns) {
+  return columns * 2 % cuda::kChunkBytes == 0;
+}
+
+CopiedRows copied_rows(const TensorSpan& t, int width) {
+  return {row_tensor(t), width, width == kWidestCopy && ends_with_chunk(t.columns)};
+}
+
+cuda::ForwardOutput output_of(const ForwardPlan& plan) {
+  const ForwardCall& call = plan.call;
+  return {.o = row_tensor(call.o),
+          .lse = call.lse,
+          .pack = plan.schedule.pack,
+          .some_rows_see_no_key = call.some_rows_see_no_key(),
+          .o_is_float32 = call.o.element_bytes == sizeof(float),
+          .o_is_aligned = plan.o_width == kWidestCopy,
+          .sink = call.sink};
+}
+
+ForwardParams params_of(const ForwardPlan& plan) {
+  const ForwardCall& call = plan.call;
+  ForwardParams params{.q = copied_rows(call.q, plan.q_width),
+                       .k = copied_rows(call.k, plan.k_width),
+                       .v = copied_rows(call.v, plan.v_width),
+                       .pages = {.table = call.places.page_table,
+                                 .table_stride = call.places.table_stride,
+                                 .page_size = int(call.places.page_size),
+                                 .num_pages = int(call.places.pages)},
+                       .schedule = plan.schedule,
+                       .packs_per_kv_head = call.heads_per_kv_head / plan.schedule.pack.heads(),
+                       .mask = call.mask,
+                       .scale_log2 = cuda::log2_scale(call.scale),
+                       .capped = call.softcap != 0,
+                       .soft_cap = {},
+                       .dropout = cuda::DropoutParams::of(call.dropout),
+                       .output = output_of(plan)};
+  if (params.capped) {
+    params.soft_cap = cuda::SoftCap::of(call.scale, call.softcap);
+    params.scale_log2 = 1.0f;
+  }
+  return params;
+}
+
+}  // namespace
+
+cudaError_t launch_forward(const ForwardPlan& plan, cudaStream_t stream) {
+  const ForwardConfig& c = plan.kernel.config;
+  const ForwardCall& call = plan.call;
+  ForwardParams params = params_of(plan);
+  cudaError_t error = cudaSuccess;
+  for (int64_t i = 0; i < plan.num_launches && error == cudaSuccess; ++i) {
+    const int64_t first = i * cuda::kMaxColumnsV;
+    const int columns = int(std::min(call.head_dim_v - first, cuda::kMaxColumnsV));
+    const auto move_to = [&](cuda::RowTensor& tensor, const TensorSpan& span) {
+      tensor.data = static_cast<std::byte*>(span.data) + first * span.element_bytes;
+      tensor.columns = columns;
+    };
+    move_to(params.output.o, call.o);
+    if (call.has_keys) move_to(params.v.tensor, call.v);
+    params.v.in_chunks = plan.v_width == kWidestCopy && ends_with_chunk(columns);
+    error = cuda::launch(plan.kernel.function, unsigned(plan.num_tiles), c.threads(),
+                         c.smem_bytes(), &params, {}, stream);
+  }
+  return error;
+}
+
+}  // namespace fa3::ampere

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Encodes a forward plan as parameters, and queues it. Decides nothing. Next: launch_forward.cpp.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "engine/ampere/plan/forward_plan.h"
+
+namespace fa3::ampere {
+
+// Queues all launches of a plan; allocates nothing, waits for nothing.
+cudaError_t launch_forward(const ForwardPlan& plan, cudaStream_t stream);
+
+}  // namespace fa3::ampere

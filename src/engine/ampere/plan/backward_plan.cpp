@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What follows from a kernel and a call. See backward_plan.h.
+#include "engine/ampere/plan/backward_plan.h"
+
+#include <algorithm>
+
+#include "core/ceil_div.h"
+#include "core/workspace.h"
+#include "engine/ampere/backward_params.h"
+
+namespace fa3::ampere {
+namespace {
+
+template <class T, class... Extents>
+int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
+  const int64_t offset = allocator.bytes();
+  allocator.take<T>(extents...);
+  return offset;
+}
+
+BackwardWorkspace lay_out(const BackwardPlan& plan) {
+  const BackwardConfig& c = plan.kernel.config;
+  const cuda::BackwardCall& a = plan.call;
+  const int64_t blocks = capped_product(plan.scratch_blocks, a.q.heads, plan.scratch_batches);
+  WorkspaceAllocator allocator;
+  BackwardWorkspace w;
+  w.dq_accum = place<float>(allocator, blocks, c.dq().block_floats());
+  w.lse_log2 = place<float>(allocator, blocks, c.block_m);
+  w.delta = place<float>(allocator, blocks, c.block_m);
+  if (a.deterministic) w.dq_semaphore = place<int>(allocator, blocks, kSides);
+  if (a.has_sink) w.sink_sums = place<float>(allocator, plan.grids.preprocess);
+  w.bytes = allocator.bytes();
+  return w;
+}
+
+}  // namespace
+
+BackwardPlan plan_launches(const BackwardKernel& kernel, const cuda::BackwardCall& call) {
+  const BackwardConfig& c = kernel.config;
+  BackwardPlan plan{.kernel = kernel, .call = call};
+  if (call.has_nothing_to_do()) return plan;
+  const auto blocks = [](int64_t rows, int block) {  // of no rows one: it clears what nobody owns
+    return std::max<int64_t>(ceil_div(rows, block), 1);
+  };
+  plan.key_blocks = blocks(call.seqlen_k, c.block_n);
+  plan.query_blocks = blocks(call.seqlen_q, c.block_m);
+  plan.preprocess_blocks = blocks(plan.query_blocks * c.block_m, kPreprocessRows);
+  const bool packed = call.lengths_q.in_one_tensor;
+  // Each packed sequence, and the rows that none owns, ends within a block.
+  plan.scratch_blocks =
+      packed ? ceil_div(call.q.rows, c.block_m) + call.sequences + 1 : plan.query_blocks;
+  plan.scratch_batches = packed ? 1 : call.sequences;
+  const auto owners = [&](const Lengths& lengths) {
+    return call.sequences + (lengths.in_one_tensor ? 1 : 0);
+  };
+  if (!call.has_no_queries()) {
+    plan.grids.preprocess = capped_product(call.sequences, call.q.heads, plan.preprocess_blocks);
+    plan.grids.postprocess =
+        capped_product(owners(call.lengths_q), call.q.heads, plan.query_blocks);
+  }
+  if (!call.has_no_keys()) {
+    plan.grids.main = capped_product(owners(call.lengths_k), call.k.heads, plan.key_blocks);
+  }
+  plan.workspace = lay_out(plan);
+  return plan;
+}
+
+}  // namespace fa3::ampere

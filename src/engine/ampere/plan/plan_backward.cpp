@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/ampere/plan/plan_backward.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/macros.h"
+#include "engine/ampere/capability.h"
+#include "engine/ampere/plan/backward_plan.h"
+#include "engine/ampere/plan/plan_forward.h"
+#include "engine/ampere/plan/select_kernel.h"
+#include "engine/cuda/device.h"
+#include "engine/cuda/forward_call.h"
+
+namespace fa3::ampere {
+namespace {
+
+constexpr int64_t kMaxBlocks = int64_t{1} << 28;  // numbers of CTAs are 31-bit
+
+bool has_other_p(const BackwardProblem& p) {
+  return p.softcap != 0.0f || p.dropout.on();
+}
+
+std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
+  const BackwardConfig& c = plan.kernel.config;
+  std::string why =
+      concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why_the_row);
+  if (plan.call.deterministic) why += "; key blocks add to dQ in one order";
+  return why;
+}
+
+}  // namespace
+
+int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
+  for (int row = 0; row < int(kBackwardTable.size()); ++row) {
+    const BackwardConfig& c = kBackwardTable[size_t(row)].config;
+    const bool fits_smem = smem_bytes >= (c.small ? kSmallSmemBytes : kLargeSmemBytes);
+    if (fits_smem && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
+  }
+  return kNoKernel;
+}
+
+Status plan_backward(const BackwardProblem& problem, Plan* plan) {
+  FA3_TRY(check_forward(problem));
+  if (problem.o.dtype != problem.dtype) {
+    return unsupported("gradients of an output of ", name_of(problem.o.dtype), " from inputs of ",
+                       name_of(problem.dtype));
+  }
+  FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+  int smem_bytes = 0;
+  FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));
+  const int row = select_backward_kernel(problem.head_dim, problem.head_dim_v, smem_bytes);
+  if (row == kNoKernel) {
+    return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
+                       problem.head_dim_v, "; the largest have 256 and 256");
+  }
+  const cuda::BackwardCall call = cuda::call_of(problem);
+  const BackwardPlan decided = plan_launches(
+      backward_kernel_at(row, cuda::element_of(problem.dtype), has_other_p(problem)), call);
+  if (decided.grids.largest() > kMaxBlocks) {
+    return unsupported("more than 2^28 blocks of queries or keys");
+  }
+
+  const BackwardConfig& c = decided.kernel.config;
+  plan->engine = "ampere";
+  plan->decided.store(decided);
+  plan->block_q = c.block_m;
+  plan->block_k = c.block_n;
+  plan->num_tasks = decided.grids.main;
+  plan->workspace_bytes = decided.workspace.bytes;
+  if (plan->wants_words) {
+    plan->kernel =
+        concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+               c.block_m, "x", c.block_n, cuda::mask_name(call.mask),
+               problem.dropout.on() ? " dropout" : "", call.deterministic ? " deterministic" : "");
+    plan->why = reasons(decided, kBackwardTable[size_t(row)].why);
+  }
+  return {};
+}
+
+}  // namespace fa3::ampere

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/ampere/plan/plan_forward.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/macros.h"
+#include "engine/ampere/capability.h"
+#include "engine/ampere/plan/copy_width.h"
+#include "engine/ampere/plan/forward_plan.h"
+#include "engine/ampere/plan/select_kernel.h"
+#include "engine/cuda/device.h"
+#include "engine/cuda/free_sms.h"
+
+namespace fa3::ampere {
+namespace {
+
+std::string reasons(const ForwardPlan& plan, const char* why_the_row, bool batch_invariant) {
+  const ForwardConfig& c = plan.kernel.config;
+  std::string why =
+      concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ", why_the_row);
+  const int narrowest = std::min({plan.q_width, plan.k_width, plan.v_width});
+  if (plan.has_work() && narrowest < kWidestCopy) {
+    why += concat("; rows are copied by ", narrowest, " bytes: addresses or strides are no ",
+                  "multiples of ", kWidestCopy);
+  }
+  if (const int heads = plan.schedule.pack.heads(); heads > 1) {
+    why += concat("; PackGQA: ", heads, " query heads share a tile");
+  }
+  if (batch_invariant) why += "; batch-invariant";
+  if (plan.num_launches > 1) {
+    why += concat("; V in ", plan.num_launches, " launches of ", cuda::kMaxColumnsV, " columns");
+  }
+  return why;
+}
+
+}  // namespace
+
+Status check_forward(const Problem& p) {
+  if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
+    return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
+  }
+  if (p.has_float8()) return unsupported("keys and values of ", name_of(p.kv_dtype));
+  if (select_kernel(p) == kNoKernel) {
+    return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
+  }
+  return cuda::check_row_numbers(p);
+}
+
+Status plan_forward(const Problem& problem, Plan* plan) {
+  FA3_TRY(check_forward(problem));
+  FA3_TRY(cuda::check_device(problem.device_index, kCapability));
+  int num_sms = 0;
+  FA3_TRY(cuda::count_free_sms(problem, &num_sms));
+  const ForwardCall call = cuda::call_of(problem);
+  const int row = select_kernel(problem);
+  const KernelInstance& instance = kForwardTable[size_t(row)];
+  const ForwardConfig& c = instance.config;
+  const PackGqa pack = select_pack(problem, c);
+  const ForwardPlan decided =
+      plan_launch(forward_kernel_at(row, cuda::element_of(problem.dtype)), call, pack, num_sms);
+  if (decided.num_tiles > cuda::kMaxTiles || pack.rows(call.q.rows) > cuda::kMaxRows) {
+    return unsupported("more than 2^30 query tiles, or rows of queries times heads that share one");
+  }
+  plan->engine = "ampere";
+  plan->decided.store(decided);
+  plan->block_q = c.block_m;
+  plan->block_k = c.block_n;
+  plan->packed_heads = pack.heads();
+  plan->num_tasks = decided.num_tiles;
+  if (plan->wants_words) {
+    plan->kernel =
+        concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+               c.block_m, "x", c.block_n, cuda::mask_name(call.mask), c.dropout ? " dropout" : "");
+    plan->why = reasons(decided, instance.why, problem.batch_invariant);
+  }
+  return {};
+}
+
+}  // namespace fa3::ampere

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans a forward problem, or says why no kernel can. plan_forward asks which GPU there is. Next:
+// launch/run_forward.h.
+#pragma once
+
+#include <fa3/status.h>
+
+#include "core/plan.h"
+#include "core/problem.h"
+
+namespace fa3::ampere {
+
+// What no kernel can do yet, in a sentence; OK if one can. Needs no GPU.
+Status check_forward(const Problem& problem);
+
+Status plan_forward(const Problem& problem, Plan* plan);
+
+}  // namespace fa3::ampere

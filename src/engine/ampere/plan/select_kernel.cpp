@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/ampere/plan/select_kernel.h"
+
+#include <algorithm>
+
+#include "engine/ampere/instances/forward_table.h"
+#include "engine/cuda/forward_call.h"
+
+namespace fa3::ampere {
+
+int select_kernel(const Problem& p) {
+  const int64_t columns_v = std::min(p.head_dim_v, cuda::kMaxColumnsV);  // of a launch
+  for (int row = 0; row < int(kForwardTable.size()); ++row) {
+    const ForwardConfig& c = kForwardTable[size_t(row)].config;
+    const bool fits = c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
+    if (fits && c.dropout == p.dropout.on()) return row;
+  }
+  return kNoKernel;
+}
+
+// As many heads as a tile has rows for, and a fragment: each of its rows must find its query by
+// itself. A thread's draws are those of one head; batch-invariant tiles must not go by the longest
+// sequence.
+cuda::PackGqa select_pack(const Problem& p, const ForwardConfig& c) {
+  cuda::PackGqa pack;
+  if (p.dropout.on() || p.batch_invariant || p.heads_k == 0) return pack;
+  const auto divides = [&](int log2) { return p.group() % (int64_t{1} << log2) == 0; };
+  while (p.lengths_q.max << pack.log2 < c.block_m && pack.heads() < kRowsPerWarp &&
+         divides(pack.log2 + 1)) {
+    ++pack.log2;
+  }
+  return pack;
+}
+
+}  // namespace fa3::ampere

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which row of the table a problem takes, and how many query heads share its tiles. Pure functions.
+#pragma once
+
+#include "core/problem.h"
+#include "engine/ampere/config/forward_config.h"
+#include "engine/cuda/rows.h"
+
+namespace fa3::ampere {
+
+inline constexpr int kNoKernel = -1;
+
+// A row of kForwardTable, or kNoKernel.
+int select_kernel(const Problem& problem);
+
+cuda::PackGqa select_pack(const Problem& problem, const ForwardConfig& config);
+
+}  // namespace fa3::ampere

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tensor whose rows are copied to shared memory (copy_rows.cuh).
+#pragma once
+
+#include "engine/cuda/rows.h"
+
+namespace fa3::ampere {
+
+// By `width` bytes at once: 16, 8, 4 or 2, which its address and all strides are multiples of.
+struct CopiedRows {
+  cuda::RowTensor tensor;
+  int width;
+  bool in_chunks;  // width is 16, and rows end with one
+};
+
+}  // namespace fa3::ampere

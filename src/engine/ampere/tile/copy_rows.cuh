@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a tensor become a tile in shared memory, copied by all threads of a CTA, or by those of
+// its first warps: in chunks of 16 bytes by cp.async where the tensor is such, else in smaller
+// pieces, down to an element. What lies behind a row's last column, and rows that do not exist, are
+// zeros.
+#pragma once
+
+#include "engine/cuda/cp_async.cuh"
+#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/smem.cuh"
+#include "engine/cuda/tile_layout.h"
+
+namespace fa3::ampere {
+
+// What a thread copies of each pass over a tile's rows: a chunk of a row of each slab.
+template <TileLayout Layout, int Threads>
+struct CopyShare {
+  static constexpr int kLanes = Layout.row_bytes() / kChunkBytes;  // that copy a row of a slab
+  static constexpr int kRows = Threads / kLanes;                   // of a pass
+  static constexpr bool kWholePasses = Layout.rows % kRows == 0;
+  static_assert(Threads % kLanes == 0 && kRows % 8 == 0);
+  int row, column;
+  uint32_t smem;
+
+  __device__ __forceinline__ explicit CopyShare(uint32_t tile) {
+    const int thread = int(thread_in_block());
+    row = thread / kLanes;
+    column = thread % kLanes * (kChunkBytes / 2);
+    smem = tile + uint32_t(Layout.chunk_offset(row, column));
+  }
+  // Rows that are 8 apart have their chunks in the same order.
+  __device__ __forceinline__ uint32_t at(int first_row, int slab) const {
+    return smem + uint32_t(slab * Layout.slab_bytes() + first_row * Layout.row_bytes());
+  }
+  __device__ __forceinline__ bool has(int first_row) const {
+    return kWholePasses || first_row + row < Layout.rows;
+  }
+};
+
+// Rows one stride apart, in whole chunks of 16 bytes. `left`: rows that exist; `columns`: the
+// tensor's.
+template <TileLayout Layout, int Threads>
+__device__ __forceinline__ void copy_chunks(uint32_t tile, const uint16_t* begin, int64_t stride,
+                                            int left, int columns) {
+  using Share = CopyShare<Layout, Threads>;
+  const Share share(tile);
+  const uint16_t* const own = begin + (share.row * stride + share.column);
+#pragma unroll
+  for (int first = 0; first < Layout.rows; first += Share::kRows) {
+    if (!share.has(first)) break;
+#pragma unroll
+    for (int slab = 0; slab < Layout.slabs(); ++slab) {
+      const int column = slab * Layout.slab_columns();
+      cp_async_16(share.at(first, slab), own + (first * stride + column),
+                  first + share.row < left && column + share.column < columns);
+    }
+  }
+}
+
+// A chunk of which the first `bytes` exist, in pieces of `width`. By elements where no cp.async is
+// as narrow: then the thread waits for its loads.
+__device__ __forceinline__ void copy_pieces(uint32_t smem, const unsigned char* global, int bytes,
+                                            int width) {
+  if (width == 16) return cp_async_first<16>(smem, global, bytes);
+#pragma unroll 1
+  for (int at = 0; at < kChunkBytes; at += width) {
+    const int left = min(bytes - at, width), of_piece = left > 0 ? left : 0;
+    if (width == 8) {
+      cp_async_first<8>(smem + at, global + at, of_piece);
+    } else if (width == 4) {
+      cp_async_first<4>(smem + at, global + at, of_piece);
+    } else {
+      const auto* const element = reinterpret_cast<const uint16_t*>(global + at);
+      st_shared_b16(smem + at, of_piece > 0 ? __ldg(element) : uint16_t{0});
+    }
+  }
+}
+
+// Rows that lie anywhere: `row_at` gives where a row of the tile begins, or null. Slow, so it is
+// kept short.
+template <TileLayout Layout, int Threads, class RowAt>
+__device__ __forceinline__ void copy_rows(uint32_t tile, const RowAt& row_at, int columns,
+                                          int width) {
+  using Share = CopyShare<Layout, Threads>;
+  const Share share(tile);
+#pragma unroll 1
+  for (int first = 0; first < Layout.rows; first += Share::kRows) {
+    if (!share.has(first)) break;
+    const auto* const row = reinterpret_cast<const unsigned char*>(row_at(first + share.row));
+#pragma unroll 1
+    for (int slab = 0; slab < Layout.slabs(); ++slab) {
+      const int column = slab * Layout.slab_columns() + share.column;
+      const int left = row == nullptr ? 0 : min((columns - column) * 2, kChunkBytes);
+      copy_pieces(share.at(first, slab), row + column * 2, left > 0 ? left : 0, width);
+    }
+  }
+}
+
+}  // namespace fa3::ampere

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tile a CTA has: query rows of one sequence and the head pack that they are of. Plain
+// numbers, tested on the host. A CTA has one tile, and the GPU starts CTAs in the order of their
+// numbers. Next: forward_params.h.
+#pragma once
+
+#include "engine/cuda/sequences.h"
+#include "engine/cuda/tile_order.h"
+
+namespace fa3::ampere {
+
+using cuda::PackGqa;
+using cuda::SequenceRows;
+using cuda::TileIndex;
+using cuda::TileOrder;
+
+struct TileOfSequence {
+  SequenceRows rows;
+  int sequence;
+  int pack;
+  int first_row;  // of the tile, in its sequence; heads packed. Negative: the CTA has no tile
+};
+
+struct TileSchedule {
+  Lengths lengths_q;
+  Lengths lengths_k;
+  KeyPlaces places;
+  int batch;
+  int block_m;
+  PackGqa pack;
+  int num_packs;
+  TileOrder order;    // of sequences that are alike
+  bool by_sequence;   // lengths differ: each sequence has as many numbers as the longest may need
+  int most_m_blocks;  // of a sequence
+
+  FA3_HD constexpr int num_m_blocks(const SequenceRows& rows) const {
+    return (pack.rows(rows.queries.count) + block_m - 1) / block_m;
+  }
+
+  // Packed rows that no sequence owns come last.
+  FA3_HD constexpr TileOfSequence tile(int number) const {
+    TileIndex at = order.tile(by_sequence ? 0 : number);
+    int from_last = 0;
+    if (by_sequence) {
+      const int of_sequence = most_m_blocks * num_packs;
+      const int owned = batch * of_sequence;
+      at.batch = number < owned ? number / of_sequence : batch;
+      const int rest = number < owned ? number % of_sequence : number - owned;
+      at.pack = number < owned ? rest / most_m_blocks : rest % num_packs;
+      from_last = number < owned ? rest % most_m_blocks : rest / num_packs;
+    }
+    TileOfSequence tile{
+        .rows = cuda::rows_of_sequence(lengths_q, lengths_k, places, batch, at.batch),
+        .sequence = at.batch,
+        .pack = at.pack,
+        .first_row = 0};
+    const int m_block = by_sequence ? num_m_blocks(tile.rows) - 1 - from_last : at.m_block;
+    tile.rows.queries.pack = at.pack;
+    tile.first_row = m_block * block_m;
+    return tile;
+  }
+};
+
+}  // namespace fa3::ampere

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A forward call computed by the kernels' own sources on the host (lanes.cuh), through the engine's
+// plan and launch, beside the textbook in double precision. Tensors have padding of NaN, which must
+// not be read, or change nothing. Next: forward_numeric_test.cpp.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dropout.h"
+#include "core/problem.h"
+#include "engine/ampere/forward/forward_kernel.cuh"
+#include "engine/ampere/launch/launch_forward.h"
+#include "engine/ampere/plan/forward_plan.h"
+#include "engine/ampere/plan/select_kernel.h"
+#include "runtime.h"
+
+namespace fa3::ampere {
+
+// A (batch, row, head, column) tensor whose rows have `pad` more columns, and that begins `offset`
+// elements behind an aligned address.
+template <class T>
+struct Padded {
+  std::vector<T> memory;
+  Operand operand;
+  int64_t heads = 0, columns = 0;
+
+  Padded(int64_t batches, int64_t rows, int64_t num_heads, int64_t num_columns, int64_t pad,
+         int64_t offset, DType dtype, T junk)
+      : heads(num_heads), columns(num_columns) {
+    const int64_t head = columns + pad, row = heads * head;
+    memory.assign(size_t(batches * rows * row + offset + 16), junk);
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    const int64_t to_aligned = int64_t((16 - address % 16) % 16 / sizeof(T));
+    operand = {.data = memory.data() + to_aligned + offset,
+               .dtype = dtype,
+               .batch_stride = rows * row,
+               .row_stride = row,
+               .head_stride = head};
+  }
+  T& at(int64_t batch, int64_t row, int64_t head, int64_t column) {
+    return operand.at<T>(batch, row, head)[column];
+  }
+};
+
+struct NumericCase {
+  std::string name;
+  int batch = 1, heads_q = 1, heads_k = 1, seqlen_q = 1, seqlen_k = 1, d = 64, dv = 64;
+  MaskRule mask;
+  float softcap = 0;
+  bool sink = false;
+  bool float_output = false;
+  DType dtype = DType::bfloat16;
+  int pad = 0, offset = 0;
+  float deviation = 1;  // of q
+  int loud_key = -1;    // its scores are larger by far
+  float loudness = 0;
+  float dropout = 0;
+  std::vector<int32_t> cu_q, cu_k, used_q, used_k, left;  // packed and other lengths
+  int page_size = 0;
+  std::vector<int32_t> batch_index;
+};
+
+class NumericRun {
+ public:
+  explicit NumericRun(const NumericCase& c)
+      : c_(c),
+        q_entries_(c.cu_q.empty() ? c.batch : 1),
+        q_rows_(c.cu_q.empty() ? c.seqlen_q : total_q()),
+        k_entries_(c.cu_k.empty() ? std::max(c.batch, most(c.batch_index) + 1) : 1),
+        k_rows_(c.cu_k.empty() ? c.seqlen_k : total_k()),
+        pages_of_entry_(c.page_size > 0 ? (c.seqlen_k + c.page_size - 1) / c.page_size : 0),
+        q_(q_entries_, q_rows_, c.heads_q, c.d, c.pad, c.offset, c.dtype, kNan16),
+        k_(key_tensors(), key_tensor_rows(), c.heads_k, c.d, c.pad, c.offset, c.dtype, kNan16),
+        v_(key_tensors(), key_tensor_rows(), c.heads_k, c.dv, c.pad, c.offset, c.dtype, kNan16),
+        o_(q_entries_, q_rows_, c.heads_q, c.dv, c.pad, c.offset, c.dtype, kUntouched),
+        o32_(q_entries_, q_rows_, c.heads_q, c.dv, c.pad, c.offset, DType::float32, kUntouched32),
+        lse_(size_t(q_entries_ * q_rows_ * c.heads_q), kUntouched32),
+        sinks_(size_t(c.heads_q)) {
+    fill();
+    describe();
+  }
+
+  // What went wrong, or "".
+  std::string problem() {
+    run();
+    if (error_.empty()) check();
+    return error_;
+  }
+  std::string words() const { return words_; }
+
+ private:
+  static constexpr uint16_t kNan16 = 0xffff, kUntouched = 0x1234;
+  static constexpr float kUntouched32 = -12345.0f;
+
+  static int most(const std::vector<int32_t>& of) {
+    int32_t result = -1;
+    for (int32_t x : of) result = std::max(result, x);
+    return result;
+  }
+  int64_t total_q() const { return c_.cu_q.back() + 3; }  // three rows are nobody's
+  int64_t total_k() const { return c_.cu_k.back() + 2; }
+  bool paged() const { return c_.page_size > 0; }
+  int64_t key_tensors() const { return paged() ? k_entries_ * pages_of_entry_ + 1 : k_entries_; }
+  int64_t key_tensor_rows() const { return paged() ? c_.page_size : k_rows_; }
+
+  uint16_t narrow(double x) const {
+    return c_.dtype == DType::bfloat16 ? from_float<BFloat16>(float(x)).bits
+                                       : from_float<Float16>(float(x)).bits;
+  }
+  double widen(uint16_t bits) const {
+    return c_.dtype == DType::bfloat16 ? double(to_float(BFloat16{bits}))
+                                       : double(to_float(Float16{bits}));
+  }
+
+  void fill() {
+    std::mt19937 random(7);
+    std::normal_distribution<double> normal;
+    const auto fill_rows = [&](Padded<uint16_t>& t, int64_t batches, int64_t rows,
+                               double deviation) {
+      for (int64_t b = 0; b < batches; ++b) {
+        for (int64_t row = 0; row < rows; ++row) {
+          for (int64_t head = 0; head < t.heads; ++head) {
+            for (int64_t i = 0; i < t.columns; ++i) {
+              t.at(b, row, head, i) = narrow(deviation * normal(random));
+            }
+          }
+        }
+      }
+    };
+    fill_rows(q_, q_entries_, q_rows_, c_.deviation);
+    fill_rows(k_, key_tensors(), key_tensor_rows(), 1);
+    fill_rows(v_, key_tensors(), key_tensor_rows(), 1);
+    for (float& sink : sinks_) sink = float(2 * normal(random));
+    for (int64_t i = 0; i < k_entries_ * pages_of_entry_; ++i) {
+      table_.push_back(int32_t(k_entries_ * pages_of_entry_ - 1 - i));
+    }
+    if (c_.loud_key < 0) return;
+    for (int64_t i = 0; i < c_.d; ++i) {  // like the first query, so that its product is large
+      k_.at(0, c_.loud_key, 0, i) = narrow(c_.loudness * widen(q_.at(0, 0, 0, i)));
+    }
+  }
+
+  void describe() {
+    Problem& p = p_;
+    p.batch = c_.batch;
+    p.heads_q = c_.heads_q;
+    p.heads_k = c_.heads_k;
+    p.head_dim = c_.d;
+    p.head_dim_v = c_.dv;
+    p.dtype = p.kv_dtype = c_.dtype;
+    const auto lengths = [](int max, int64_t total, const std::vector<int32_t>& cu,
+                            const std::vector<int32_t>& used) {
+      Lengths l;
+      l.max = max;
+      l.total = total;
+      l.varlen = !cu.empty() || !used.empty();
+      l.in_one_tensor = !cu.empty();
+      l.cu_seqlens = cu.empty() ? nullptr : cu.data();
+      l.seqused = used.empty() ? nullptr : used.data();
+      return l;
+    };
+    p.lengths_q = lengths(c_.seqlen_q, q_entries_ * q_rows_, c_.cu_q, c_.used_q);
+    p.lengths_k = lengths(c_.seqlen_k, k_entries_ * k_rows_, c_.cu_k, c_.used_k);
+    if (!c_.left.empty()) {
+      p.lengths_k.left_padding = c_.left.data();
+      p.lengths_k.padded_left = p.lengths_k.varlen = true;
+    }
+    p.scale = 1 / std::sqrt(float(c_.d));
+    p.softcap = c_.softcap;
+    p.mask = c_.mask;
+    p.q = q_.operand;
+    p.k = k_.operand;
+    p.v = v_.operand;
+    p.o = c_.float_output ? o32_.operand : o_.operand;
+    if (!c_.cu_q.empty()) p.q.batch_stride = p.o.batch_stride = 0;
+    if (!c_.cu_k.empty()) p.k.batch_stride = p.v.batch_stride = 0;
+    if (paged()) {
+      p.key_places = {.page_table = table_.data(),
+                      .table_stride = pages_of_entry_,
+                      .page_size = c_.page_size,
+                      .entries = k_entries_,
+                      .pages = key_tensors(),
+                      .elsewhere = true};
+    }
+    if (!c_.batch_index.empty()) {
+      p.key_places.batch_index = c_.batch_index.data();
+      p.key_places.indexed = true;
+    }
+    if (!c_.batch_index.empty() || !c_.left.empty()) {
+      p.key_places.elsewhere = true;
+      p.key_places.entries = k_entries_;
+    }
+    p.lse = {lse_.data(), c_.heads_q * q_rows_, q_rows_, 1};
+    if (c_.sink) p.sink = sinks_.data(), p.has_sink = true;
+    p.dropout = {.threshold = dropout_threshold(c_.dropout), .seed = 11, .offset = 5};
+    p.device = FA3_CUDA;
+  }
+
+  template <int Row>
+  static void kernel(const ForwardParams& params) {
+    forward_kernel<kForwardTable[Row].config.with(Element::kBf16)>(params);
+  }
+  template <int Row>
+  static void kernel_fp16(const ForwardParams& params) {
+    forward_kernel<kForwardTable[Row].config.with(Element::kFp16)>(params);
+  }
+  template <int... Rows>
+  static auto kernel_at(int row, bool fp16, std::integer_sequence<int, Rows...>) {
+    static constexpr void (*kKernels[])(const ForwardParams&) = {&kernel<Rows>...};
+    return fp16 ? &kernel_fp16<0> : kKernels[row];
+  }
+
+  void run() {
+    const int row = select_kernel(p_);
+    const bool fp16 = c_.dtype == DType::float16;  // of the first row alone
+    const ForwardConfig config = kForwardTable[size_t(row)].config.with(cuda::element_of(c_.dtype));
+    const auto kernel =
+        kernel_at(row, fp16, std::make_integer_sequence<int, int(kForwardTable.size())>());
+    const ForwardPlan plan = plan_launch({config, reinterpret_cast<const void*>(kernel)},
+                                         cuda::call_of(p_), select_pack(p_, config), 2);
+    words_ = std::to_string(plan.k_width) + " bytes, " +
+             std::to_string(plan.schedule.pack.heads()) + " heads, row " + std::to_string(row);
+    machine::on_launch = [&](const void*, unsigned ctas, const void* params) {
+      const auto& given = *static_cast<const ForwardParams*>(params);
+      for (unsigned cta = 0; cta < ctas && error_.empty(); ++cta) {
+        const machine::Setting setting{.seed = cta};
+        const machine::Outcome outcome =
+            machine::run_ctas(setting, config.warps, {.grid = {ctas, 1, 1}, .first = int(cta)},
+                              [&] { kernel(given); });
+        error_ = outcome.error;
+      }
+    };
+    launch_forward(plan, nullptr);
+  }
+
+  // ---- The textbook ----
+
+  const uint16_t* key_row(Padded<uint16_t>& t, int b, int64_t row, int64_t head) {
+    return row_at<uint16_t>(t.operand, p_.key_places, b, row, head);
+  }
+
+  void check() {
+    std::vector<bool> owned(size_t(q_entries_ * q_rows_));
+    for (int b = 0; b < c_.batch; ++b) {
+      const Rows q = p_.lengths_q.rows_of(b), k = p_.lengths_k.rows_of(b);
+      for (int64_t row = 0; row < q.owned; ++row) {
+        owned[size_t(entry_of(b) * q_rows_ + q.begin + row)] = true;
+        for (int head = 0; head < c_.heads_q; ++head) check_row(b, row, head, q, k);
+      }
+    }
+    for (size_t i = 0; i < owned.size(); ++i) {
+      if (owned[i]) continue;
+      for (int head = 0; head < c_.heads_q; ++head) {
+        compare(int64_t(i) / q_rows_, int64_t(i) % q_rows_, head,
+                std::vector<double>(size_t(c_.dv)), -std::numeric_limits<double>::infinity());
+      }
+    }
+  }
+  int64_t entry_of(int b) const { return c_.cu_q.empty() ? b : 0; }
+
+  double score(int b, int64_t q_row, int64_t key, int head) {
+    const int64_t kv_head = head / p_.group();
+    const uint16_t* const k = key_row(k_, int(c_.cu_k.empty() ? b : 0), key, kv_head);
+    double sum = 0;
+    for (int i = 0; i < c_.d; ++i) sum += widen(q_.at(entry_of(b), q_row, head, i)) * widen(k[i]);
+    sum *= double(p_.scale);
+    return c_.softcap == 0 ? sum : double(c_.softcap) * std::tanh(sum / double(c_.softcap));
+  }
+
+  void check_row(int b, int64_t row, int head, const Rows& q, const Rows& k) {
+    std::vector<double> o(size_t(c_.dv));
+    double lse = -std::numeric_limits<double>::infinity();
+    if (row < q.used) {
+      const KeyRange range = p_.mask.keys_of(row, q.used, k.used);
+      std::vector<double> scores;
+      for (int64_t key = range.begin; key < range.end; ++key) {
+        scores.push_back(score(b, q.begin + row, k.begin + key, head));
+      }
+      double most = lse;
+      for (double s : scores) most = std::max(most, s);
+      if (c_.sink) most = std::max(most, double(sinks_[size_t(head)]));
+      double sum = c_.sink ? std::exp(double(sinks_[size_t(head)]) - most) : 0;
+      for (double s : scores) sum += std::exp(s - most);
+      const DropoutHead draws = dropout_head(p_.dropout.call_key(), b, head);
+      DropoutRow kept(p_.dropout, draws, row);
+      for (size_t i = 0; i < scores.size(); ++i) {
+        const int64_t key = range.begin + int64_t(i);
+        if (p_.dropout.on() && !kept.keeps(key)) continue;
+        const uint16_t* const v =
+            key_row(v_, int(c_.cu_k.empty() ? b : 0), k.begin + key, head / p_.group());
+        const double weight =
+            std::exp(scores[i] - most) / sum * (p_.dropout.on() ? p_.dropout.scale() : 1);
+        for (int j = 0; j < c_.dv; ++j) o[size_t(j)] += weight * widen(v[j]);
+      }
+      if (!scores.empty() || c_.sink) lse = most + std::log(sum);
+    }
+    compare(entry_of(b), q.begin + row, head, o, lse);
+  }
+
+  void compare(int64_t entry, int64_t row, int head, const std::vector<double>& o, double lse) {
+    const double unit = c_.dtype == DType::bfloat16 ? 0x1p-8 : 0x1p-11;
+    const auto place = [&] {
+      return " of entry " + std::to_string(entry) + ", row " + std::to_string(row) + ", head " +
+             std::to_string(head);
+    };
+    for (int j = 0; j < c_.dv && error_.empty(); ++j) {
+      const double got = c_.float_output ? double(o32_.at(entry, row, head, j))
+                                         : widen(o_.at(entry, row, head, j));
+      const double expected = o[size_t(j)];
+      if (!(std::abs(got - expected) <= 4 * unit * (std::abs(expected) + 0.5))) {
+        error_ = "column " + std::to_string(j) + place() + ": " + std::to_string(got) +
+                 ", expected " + std::to_string(expected);
+      }
+    }
+    const double got = double(lse_[size_t((entry * c_.heads_q + head) * q_rows_ + row)]);
+    if (error_.empty() && got != lse && !(std::abs(got - lse) <= 1e-4 * (1 + std::abs(lse)))) {
+      error_ = "LSE" + place() + ": " + std::to_string(got) + ", expected " + std::to_string(lse);
+    }
+  }
+
+  const NumericCase c_;
+  const int64_t q_entries_, q_rows_, k_entries_, k_rows_, pages_of_entry_;
+  Padded<uint16_t> q_, k_, v_, o_;
+  Padded<float> o32_;
+  std::vector<float> lse_, sinks_;
+  std::vector<int32_t> table_;
+  Problem p_;
+  std::string error_, words_;
+};
+
+}  // namespace fa3::ampere

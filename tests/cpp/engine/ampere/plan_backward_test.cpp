@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward's plans: budgets of the table, which row a shape gets, what follows for launches and
+// workspace, and which rows the CTAs of a grid have.
+#include "engine/ampere/plan/plan_backward.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "engine/ampere/backward/row_block.h"
+#include "engine/ampere/plan/backward_plan.h"
+#include "engine/ampere/plan/select_kernel.h"
+
+namespace fa3::ampere {
+namespace {
+
+std::vector<BackwardConfig> configs() {
+  std::vector<BackwardConfig> all;
+  for (const BackwardInstance& row : kBackwardTable) {
+    for (const bool scored : {false, true}) {
+      all.push_back(row.config.with(Element::kBf16, scored));
+    }
+  }
+  return all;
+}
+
+TEST(AmpereBackwardTable, warps_have_whole_fragments_and_their_sums_fit_registers) {
+  for (const BackwardConfig& c : configs()) {
+    EXPECT_EQ(c.keys_of_warp() % kRowsPerWarp, 0);
+    EXPECT_EQ(c.block_m % 16, 0);
+    EXPECT_LE(c.head_dim * c.keys_of_warp() / kWarpSize, 128);
+    EXPECT_LE(c.head_dim_v * c.keys_of_warp() / kWarpSize, 128);
+  }
+}
+
+TEST(AmpereBackwardTable, warps_share_every_element_of_dq_once) {
+  for (const BackwardConfig& c : configs()) {
+    const DqLayout dq = c.dq();
+    std::set<std::pair<int, int>> pieces;  // 16 rows by 8 columns
+    for (int warp = 0; warp < kBackwardWarps; ++warp) {
+      for (int tile = 0; tile < dq.row_tiles(); ++tile) {
+        for (int block = 0; block < dq.column_blocks(); ++block) {
+          EXPECT_TRUE(pieces.emplace(dq.row(warp, tile), dq.column(warp, block)).second);
+        }
+      }
+    }
+    EXPECT_EQ(pieces.size(), size_t(c.block_m / 16 * c.head_dim / 8));
+    EXPECT_EQ(kBackwardWarps * dq.accumulators() * kWarpSize, dq.block_floats());
+  }
+}
+
+TEST(AmpereSelectBackwardKernel, gives_the_narrowest_that_fits_head_dims_and_shared_memory) {
+  for (const int smem : {kSmallSmemBytes, kLargeSmemBytes, 227 << 10}) {
+    std::set<int> chosen;
+    for (int64_t d = 1; d <= 257; ++d) {
+      const int row = select_backward_kernel(d, d, smem);
+      ASSERT_EQ(row != kNoKernel, d <= 256) << d;
+      if (row == kNoKernel) continue;
+      chosen.insert(row);
+      const BackwardConfig& c = kBackwardTable[size_t(row)].config;
+      EXPECT_EQ(c.head_dim, (d + 63) / 64 * 64);
+      EXPECT_EQ(c.small, smem == kSmallSmemBytes);
+    }
+    EXPECT_EQ(chosen.size(), kBackwardTable.size() / 2);
+  }
+  EXPECT_EQ(select_backward_kernel(64, 64, kSmallSmemBytes - 1), kNoKernel);
+}
+
+BackwardPlan plan_of(const cuda::BackwardCall& call, int row = 2) {
+  return plan_launches({.config = kBackwardTable[size_t(row)].config}, call);
+}
+
+cuda::BackwardCall call(int64_t batches, int64_t rows, int64_t heads) {
+  cuda::BackwardCall a;
+  const auto span = [&](int64_t of_heads) {
+    return cuda::TensorSpan{nullptr,        batches, rows, of_heads, 128, rows * of_heads * 128,
+                            of_heads * 128, 128};
+  };
+  a.q = a.o = a.d_o = a.dq = span(heads);
+  a.k = a.v = a.dk = a.dv = span(1);
+  a.seqlen_q = a.seqlen_k = int(rows);
+  a.sequences = batches;
+  a.lengths_q = a.lengths_k = {.max = rows, .total = batches * rows};
+  return a;
+}
+
+TEST(AmpereBackwardPlan, has_a_cta_for_each_block_of_rows_and_head) {
+  const BackwardPlan plan = plan_of(call(3, 130, 4));
+  EXPECT_EQ(plan.grids.main, 3 * 1 * 2);         // of 128 keys
+  EXPECT_EQ(plan.grids.postprocess, 3 * 4 * 3);  // of 64 queries
+  EXPECT_EQ(plan.grids.preprocess, 3 * 4 * 3);
+  EXPECT_GE(plan.workspace.bytes, int64_t{3 * 4 * 3} * 64 * 128 * 4);
+}
+
+TEST(AmpereBackwardPlan, clears_whole_blocks_of_dq_where_these_are_larger_than_preprocess) {
+  const BackwardPlan plan = plan_of(call(1, 60, 1), 0);
+  ASSERT_EQ(plan.kernel.config.block_m, 128);
+  EXPECT_EQ(plan.preprocess_blocks * kPreprocessRows, 128);
+}
+
+TEST(AmpereBackwardPlan, of_nothing_launches_nothing_but_what_clears_gradients) {
+  EXPECT_EQ(plan_of(call(0, 0, 4)).grids.largest(), 0);
+  cuda::BackwardCall no_queries = call(2, 100, 4);
+  no_queries.q.rows = no_queries.o.rows = no_queries.d_o.rows = no_queries.dq.rows = 0;
+  no_queries.seqlen_q = 0;
+  no_queries.lengths_q = {};
+  const BackwardPlan plan = plan_of(no_queries);
+  EXPECT_EQ(plan.grids.preprocess, 0);
+  EXPECT_EQ(plan.grids.main, 2);
+  EXPECT_EQ(plan.grids.postprocess, 0);
+}
+
+TEST(AmpereBackwardPlan, deterministic_calls_have_a_counter_for_each_block_and_side) {
+  cuda::BackwardCall a = call(1, 640, 2);
+  const int64_t without = plan_of(a).workspace.bytes;
+  a.deterministic = true;
+  const BackwardPlan plan = plan_of(a);
+  EXPECT_GE(plan.workspace.bytes - without, 10 * 2 * kSides * int64_t{sizeof(int)});
+  EXPECT_NE(plan.workspace.dq_semaphore, BackwardWorkspace::kNone);
+}
+
+// Every row of a packed tensor belongs to one block or to the rows that none owns, whatever the
+// lengths; nothing outside of the tensor does.
+TEST(AmpereRowBlock, covers_packed_rows_and_never_leaves_the_tensor) {
+  const std::vector<std::vector<int32_t>> lengths{
+      {0, 70, 70, 200}, {0, 300, 20, 150}, {-5, 1 << 30, 7, -3}, {200, 200, 200, 200}};
+  for (const std::vector<int32_t>& cu : lengths) {
+    const std::vector<int32_t> used{50, -4, 1 << 30};
+    Lengths l{.cu_seqlens = cu.data(), .seqused = used.data(), .max = 100, .total = 230};
+    l.in_one_tensor = true;
+    const RowGrid grid{l, 3, 2, 2};
+    for (int number = 0; number < RowBlock::num_sequences(grid) * 2 * 2; ++number) {
+      const RowBlock b = RowBlock::of(grid, number);
+      EXPECT_LT(b.sequence, 4);
+      EXPECT_EQ(b.batch, 0);
+      EXPECT_GE(b.begin, 0);
+      EXPECT_GE(b.owned, b.used);
+      EXPECT_GE(b.used, 0);
+      EXPECT_LE(b.used, 100);
+      EXPECT_LE(b.begin + b.owned, 230);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa3::ampere

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the planner decides, as plain numbers: tiles against brute force, copies, packs.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <tuple>
+
+#include "engine/ampere/plan/copy_width.h"
+#include "engine/ampere/plan/forward_plan.h"
+#include "engine/ampere/plan/select_kernel.h"
+
+namespace fa3::ampere {
+namespace {
+
+constexpr int kSms = 108;
+
+Problem plain() {
+  Problem p;
+  p.batch = 2;
+  p.heads_q = p.heads_k = 4;
+  p.head_dim = p.head_dim_v = 128;
+  p.dtype = p.kv_dtype = p.o.dtype = DType::bfloat16;
+  p.lengths_q = p.lengths_k = {.max = 1000, .total = 2000};
+  p.device = FA3_CUDA;
+  return p;
+}
+
+ForwardPlan plan_of(const Problem& p) {
+  const ForwardConfig config = kForwardTable[size_t(select_kernel(p))].config;
+  return plan_launch({config, nullptr}, cuda::call_of(p), select_pack(p, config), kSms);
+}
+
+// How often each (sequence, row of it, head) is in a tile.
+using Counts = std::map<std::tuple<int, int, int>, int>;
+
+Counts rows_of_tiles(const ForwardPlan& plan) {
+  Counts counts;
+  const TileSchedule& s = plan.schedule;
+  for (int number = 0; number < plan.num_tiles; ++number) {
+    const TileOfSequence tile = s.tile(number);
+    if (tile.first_row < 0) continue;
+    for (int row = tile.first_row; row < tile.first_row + s.block_m; ++row) {
+      const int query = s.pack.query(row);
+      if (query >= tile.rows.queries.count) continue;
+      ++counts[{tile.sequence, query, s.pack.head(tile.pack, row)}];
+    }
+  }
+  return counts;
+}
+
+void expect_once(const Counts& counts, size_t rows) {
+  EXPECT_EQ(counts.size(), rows);
+  for (const auto& [row, times] : counts) {
+    ASSERT_EQ(times, 1) << std::get<0>(row) << ", " << std::get<1>(row) << ", " << std::get<2>(row);
+  }
+}
+
+TEST(Tiles, have_every_row_once) {
+  for (int64_t right : {MaskRule::kUnbounded, int64_t{0}}) {
+    Problem p = plain();
+    p.mask.right = right;
+    expect_once(rows_of_tiles(plan_of(p)), size_t(2 * 1000 * 4));
+  }
+}
+
+TEST(Tiles, of_packed_sequences_have_every_row_once_those_of_nobody_too) {
+  const int32_t cu[] = {0, 5, 5, 300, 420};
+  Problem p = plain();
+  p.batch = 4;
+  p.lengths_q = {.cu_seqlens = cu, .max = 295, .total = 425, .varlen = true, .in_one_tensor = true};
+  expect_once(rows_of_tiles(plan_of(p)), size_t(425 * 4));
+}
+
+TEST(Tiles, of_garbage_stay_within_the_tensor) {
+  const int32_t cu[] = {-7, 2000000000, 3, -1, 900};
+  Problem p = plain();
+  p.batch = 4;
+  p.lengths_q = {.cu_seqlens = cu, .max = 295, .total = 425, .varlen = true, .in_one_tensor = true};
+  const ForwardPlan plan = plan_of(p);
+  for (int number = 0; number < plan.num_tiles; ++number) {
+    const SequenceRows rows = plan.schedule.tile(number).rows;
+    EXPECT_GE(rows.queries.begin, 0);
+    EXPECT_LE(rows.queries.begin + rows.queries.count, 425);
+  }
+}
+
+TEST(Tiles, of_few_queries_are_shared_by_heads) {
+  Problem p = plain();
+  p.lengths_q = {.max = 3, .total = 6};
+  p.heads_q = 24;
+  EXPECT_EQ(plan_of(p).schedule.pack.heads(), 2);  // of 6: the power of two that divides them
+  p.heads_q = 128;
+  EXPECT_EQ(plan_of(p).schedule.pack.heads(), 16);
+  expect_once(rows_of_tiles(plan_of(p)), size_t(2 * 3 * 128));
+  p.batch_invariant = true;
+  EXPECT_EQ(plan_of(p).schedule.pack.heads(), 1);
+}
+
+TEST(Kernels, fit_the_shared_memory_of_every_gpu_since_ampere) {
+  for (const KernelInstance& row : kForwardTable) {
+    EXPECT_LE(row.config.smem_bytes(), kSmallSmemBytes);
+  }
+}
+
+TEST(Kernels, are_there_for_all_head_dims_to_256_and_values_of_any_width) {
+  for (bool dropout : {false, true}) {
+    for (int64_t d : {1, 64, 65, 128, 160, 256}) {
+      for (int64_t dv : {1, 64, 128, 200, 512}) {
+        Problem p = plain();
+        p.head_dim = d;
+        p.head_dim_v = dv;
+        p.dropout.threshold = dropout ? 1000 : 0;
+        EXPECT_NE(select_kernel(p), kNoKernel) << d << ", " << dv;
+      }
+    }
+  }
+  Problem p = plain();
+  p.head_dim = 257;
+  EXPECT_EQ(select_kernel(p), kNoKernel);
+}
+
+TEST(Copies, are_as_wide_as_address_and_strides_allow) {
+  alignas(16) static char memory[64];
+  const auto width = [](int offset, int64_t row_stride, int64_t rows = 4) {
+    return copy_width({.data = memory + offset,
+                       .batches = 1,
+                       .rows = rows,
+                       .heads = 2,
+                       .columns = 64,
+                       .batch_stride = 3,  // of one entry: it does not count
+                       .row_stride = row_stride,
+                       .head_stride = 64});
+  };
+  EXPECT_EQ(width(0, 128), 16);
+  EXPECT_EQ(width(8, 128), 8);
+  EXPECT_EQ(width(0, 130), 4);
+  EXPECT_EQ(width(0, 129), 2);
+  EXPECT_EQ(width(2, 128), 2);
+  EXPECT_EQ(width(0, 129, 1), 16);
+}
+
+}  // namespace
+}  // namespace fa3::ampere
