@@ -12,6 +12,8 @@ namespace fa3::ampere {
 
 using namespace cuda;  // what every CUDA engine shares
 
+inline constexpr int kOwnSmemBytes = 1024;  // taken by every CTA beside what it asks for
+
 struct ForwardConfig {
   Element element = Element::kBf16;
   int head_dim = 0;    // columns of Q and K, and
@@ -43,6 +45,10 @@ struct ForwardConfig {
   static constexpr int kWorkBytes = 512;  // what a CTA knows of its tile (forward/tile_work.cuh)
   FA3_HD constexpr int smem_bytes() const {
     return q_tile().bytes() + stages * stage_bytes() + kWorkBytes;
+  }
+  // Of an SM, for all CTAs that registers are left for.
+  FA3_HD constexpr int smem_bytes_of_sm() const {
+    return ctas_per_sm * (smem_bytes() + kOwnSmemBytes);
   }
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every forward kernel that is built, each for fp16 and bf16: the whole support matrix on one page.
 // CMake writes one source file for each row and element into build/; plan/select_kernel.cpp picks
-// the row, the first that fits.
+// the row: of the first head dims that fit, the first whose CTAs all have room on an SM, else the
+// last. Every row fits the shared memory of every GPU since Ampere. Measured: docs/lab/ampere.md.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@ inline constexpr std::array kForwardTable{
     KernelInstance{.config = {.head_dim = 64,
                               .head_dim_v = 64,
                               .block_m = 128,
-                              .block_n = 128,
+                              .block_n = 112,
                               .stages = 2,
                               .ctas_per_sm = 2,
                               .q_in_registers = false,
@@ -34,6 +35,15 @@ inline constexpr std::array kForwardTable{
                               .q_in_registers = false,
                               .dropout = false},
                    .why = "32 rows a warp: each fragment of K and V serves two products"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 48,
+                              .stages = 2,
+                              .ctas_per_sm = 2,
+                              .q_in_registers = false,
+                              .dropout = false},
+                   .why = "the same, for two CTAs on an SM of 164 KB"},
     KernelInstance{.config = {.head_dim = 192,
                               .head_dim_v = 128,
                               .block_m = 128,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/ampere/plan/plan_forward.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 
 #include "core/error.h"
@@ -34,6 +36,15 @@ std::string reasons(const ForwardPlan& plan, const char* why_the_row, bool batch
   return why;
 }
 
+// 0 where the device does not say.
+int smem_bytes_of_sm(int device) {
+  int bytes = 0;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  if (error != cudaSuccess) cudaGetLastError();
+  return bytes;
+}
+
 }  // namespace
 
 Status check_forward(const Problem& p) {
@@ -41,7 +52,7 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   if (p.has_float8()) return unsupported("keys and values of ", name_of(p.kv_dtype));
-  if (select_kernel(p) == kNoKernel) {
+  if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
   return cuda::check_row_numbers(p);
@@ -53,7 +64,7 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   int num_sms = 0;
   FA3_TRY(cuda::count_free_sms(problem, &num_sms));
   const ForwardCall call = cuda::call_of(problem);
-  const int row = select_kernel(problem);
+  const int row = select_kernel(problem, smem_bytes_of_sm(problem.device_index));
   const KernelInstance& instance = kForwardTable[size_t(row)];
   const ForwardConfig& c = instance.config;
   const PackGqa pack = select_pack(problem, c);

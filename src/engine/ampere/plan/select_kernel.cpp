@@ -8,14 +8,21 @@
 
 namespace fa3::ampere {
 
-int select_kernel(const Problem& p) {
+int select_kernel(const Problem& p, int smem_bytes_of_sm) {
   const int64_t columns_v = std::min(p.head_dim_v, cuda::kMaxColumnsV);  // of a launch
+  int best = kNoKernel;
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
     const ForwardConfig& c = kForwardTable[size_t(row)].config;
     const bool fits = c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
-    if (fits && c.dropout == p.dropout.on()) return row;
+    if (!fits || c.dropout != p.dropout.on()) continue;
+    if (best != kNoKernel) {
+      const ForwardConfig& group = kForwardTable[size_t(best)].config;
+      if (c.head_dim != group.head_dim || c.head_dim_v != group.head_dim_v) break;
+    }
+    best = row;
+    if (c.smem_bytes_of_sm() <= smem_bytes_of_sm) break;
   }
-  return kNoKernel;
+  return best;
 }
 
 // As many heads as a tile has rows for, and a fragment: each of its rows must find its query by

@@ -10,8 +10,8 @@ namespace fa3::ampere {
 
 inline constexpr int kNoKernel = -1;
 
-// A row of kForwardTable, or kNoKernel.
-int select_kernel(const Problem& problem);
+// A row of kForwardTable, or kNoKernel, for a GPU with so much shared memory on each SM.
+int select_kernel(const Problem& problem, int smem_bytes_of_sm);
 
 cuda::PackGqa select_pack(const Problem& problem, const ForwardConfig& config);
 

@@ -13,7 +13,7 @@
 namespace fa3::ampere {
 namespace {
 
-constexpr int kSms = 108;
+constexpr int kSms = 108, kSmemOfSm = 164 << 10;  // an A100's
 
 Problem plain() {
   Problem p;
@@ -27,7 +27,7 @@ Problem plain() {
 }
 
 ForwardPlan plan_of(const Problem& p) {
-  const ForwardConfig config = kForwardTable[size_t(select_kernel(p))].config;
+  const ForwardConfig config = kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config;
   return plan_launch({config, nullptr}, cuda::call_of(p), select_pack(p, config), kSms);
 }
 
@@ -111,13 +111,22 @@ TEST(Kernels, are_there_for_all_head_dims_to_256_and_values_of_any_width) {
         p.head_dim = d;
         p.head_dim_v = dv;
         p.dropout.threshold = dropout ? 1000 : 0;
-        EXPECT_NE(select_kernel(p), kNoKernel) << d << ", " << dv;
+        EXPECT_NE(select_kernel(p, kSmemOfSm), kNoKernel) << d << ", " << dv;
       }
     }
   }
   Problem p = plain();
   p.head_dim = 257;
-  EXPECT_EQ(select_kernel(p), kNoKernel);
+  EXPECT_EQ(select_kernel(p, kSmemOfSm), kNoKernel);
+}
+
+TEST(Kernels, are_those_whose_thread_blocks_have_room_on_an_sm) {
+  const auto keys_on = [](int smem_of_sm) {
+    return kForwardTable[size_t(select_kernel(plain(), smem_of_sm))].config.block_n;
+  };
+  EXPECT_EQ(keys_on(228 << 10), 64);  // H100, B200
+  EXPECT_EQ(keys_on(164 << 10), 48);  // A100
+  EXPECT_EQ(keys_on(100 << 10), 48);  // 3090, 4090: one thread block
 }
 
 TEST(Copies, are_as_wide_as_address_and_strides_allow) {

@@ -64,6 +64,7 @@ struct NumericCase {
   std::vector<int32_t> cu_q, cu_k, used_q, used_k, left;  // packed and other lengths
   int page_size = 0;
   std::vector<int32_t> batch_index;
+  int smem_of_sm = 228 << 10;
 };
 
 class NumericRun {
@@ -217,7 +218,7 @@ class NumericRun {
   }
 
   void run() {
-    const int row = select_kernel(p_);
+    const int row = select_kernel(p_, c_.smem_of_sm);
     const bool fp16 = c_.dtype == DType::float16;  // of the first row alone
     const ForwardConfig config = kForwardTable[size_t(row)].config.with(cuda::element_of(c_.dtype));
     const auto kernel =
