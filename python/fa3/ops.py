@@ -65,8 +65,8 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys: i + sk - sq - left <= j <= i + sk - sq + right, both ends
             included; a side of None or -1 is unbounded. With causal, both hold.
-        window_shift: moves the window by so many keys, to later ones if > 0: it may lie beside the
-            diagonal. window=(None, 0), window_shift=-1 is every earlier key.
+        window_shift: moves the window by this number of keys, to later ones if > 0: it may lie
+            beside the diagonal. window=(None, 0), window_shift=-1 is every earlier key.
         attention_chunk: keys per chunk, counted from key 0; 0 is off. Query i sees only the chunk
             that holds key i + sk - sq (Llama 4).
         softcap: scores become softcap * tanh(scale * q.k / softcap); 0 is off.

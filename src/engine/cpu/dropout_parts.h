@@ -15,7 +15,7 @@ inline PhiloxKey call_key(const Dropout& dropout) {
   return dropout.on() ? dropout.call_key() : PhiloxKey{};
 }
 
-// Of a kernel's name in plans.
+// What is added to a kernel's name in plans.
 inline const char* dropout_suffix(const Dropout& dropout) {
   return dropout.on() ? ", dropout" : "";
 }

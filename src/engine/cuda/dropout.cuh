@@ -86,7 +86,7 @@ class KeyRowDropout {
 
   __device__ __forceinline__ float keeps() const { return params_.keeps; }
 
-  // Of this warp's 16 queries, from first_query on.
+  // Bits of this warp's 16 queries, from first_query on.
   __device__ __forceinline__ uint32_t dropped_bits(int sequence, int head, int first_query) const {
     const int query = first_query + fragment_row(int(threadIdx.x % kWarpSize));
     const DropoutHead of_head = dropout_head(call_key_, sequence, head);

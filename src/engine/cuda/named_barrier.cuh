@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers of some of a CTA's warps, by number: those that sync wait until so many threads have
+// Barriers of some of a CTA's warps, by number: those that sync wait until `threads` threads have
 // come, those that arrive go on at once. What a thread has written before it comes is there for
 // those that wait.
 #pragma once

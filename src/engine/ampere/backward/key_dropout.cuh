@@ -40,7 +40,7 @@ class KeyDropout {
                                   (odd ? made : given) >> 16 * odd};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
-      // Of the first or the last 8 keys, and 8 queries.
+      // The number of its word: the first or the last 8 keys, and 8 queries.
       const int word = fragment_row_index(j) * 2 + j / 4;
       sign[j] = of_query[j % 2] << (31 - word) & 0x80000000u;
     }

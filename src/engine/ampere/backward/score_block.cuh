@@ -29,7 +29,7 @@ struct ScoreBlock {
     return reinterpret_cast<OfTile&>(scores[i]);
   }
 
-  // Of the 16 queries of a step the lane's four: two neighbours in each 8.
+  // The lane's four of a step's 16 queries: two neighbours in each 8.
   static __device__ __forceinline__ void read(float (&values)[4], uint32_t row, int step) {
     const uint32_t mine =
         row + uint32_t(fragment_lane_column(int(thread_in_block())) * int{sizeof(float)});

@@ -144,7 +144,7 @@ class ValueSide {
     }
   }
 
-  // Of the first step's stages all but the first may be on their way, later one less.
+  // At the first step all stages but one may be on their way, later one less.
   __device__ __forceinline__ static void wait_for_copies(int step) {
     if (step == 0) {
       cp_async_wait_group<C.stages - 1>();

@@ -41,7 +41,7 @@ struct DqLayout {
   FA3_HD constexpr int row_warp(int warp) const { return warp % row_warps(); }
   FA3_HD constexpr int column_warp(int warp) const { return warp / row_warps(); }
 
-  // Of a warp: 16 rows and 8 columns at a time.
+  // A warp's: 16 rows and 8 columns at a time.
   FA3_HD constexpr int row_tiles() const { return block_m / kPiece / row_warps(); }
   FA3_HD constexpr int column_blocks() const { return head_dim / 8 / column_warps(); }
   FA3_HD constexpr int row(int warp, int tile) const {
@@ -93,7 +93,7 @@ struct BackwardConfig {
   FA3_HD constexpr int stage_bytes() const { return q_tile().bytes() + d_o_tile().bytes(); }
   FA3_HD constexpr int statistics_bytes() const { return 2 * block_m * int{sizeof(float)}; }
 
-  // Of a thread: the larger of dK and dV, a tile of scores, the same packed, and the rest.
+  // A thread's: the larger of dK and dV, a tile of scores, the same packed, and the rest.
   FA3_HD constexpr int registers_used() const {
     const int sums = (head_dim > head_dim_v ? head_dim : head_dim_v) * keys_of_warp() / kWarpSize;
     return sums + keys_of_warp() * block_m / kWarpSize * 3 / 2 + 24;

@@ -46,7 +46,7 @@ struct ForwardConfig {
   FA3_HD constexpr int smem_bytes() const {
     return q_tile().bytes() + stages * stage_bytes() + kWorkBytes;
   }
-  // Of an SM, for all CTAs that registers are left for.
+  // What an SM needs for all CTAs that registers are left for.
   FA3_HD constexpr int smem_bytes_of_sm() const {
     return ctas_per_sm * (smem_bytes() + kOwnSmemBytes);
   }

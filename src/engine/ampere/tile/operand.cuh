@@ -32,7 +32,7 @@ class Operand {
     chunk_ = uint32_t((Layout.swizzled_chunk(chunk, row) ^ first_pair % kPairs * 2) * kChunkBytes);
   }
 
-  // Of the 16 rows number `rows`, chunks 2 * pair and the next.
+  // Chunks 2 * pair and the next of the 16 rows number `rows`.
   __device__ __forceinline__ void load(int rows, int pair, uint32_t (&matrices)[4]) const {
     ldmatrix_x4(at(rows, pair), matrices);
   }

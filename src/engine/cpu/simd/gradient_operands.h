@@ -28,7 +28,7 @@ constexpr GradientShape kGradientShape =
 template <class Format>
 constexpr int64_t kScoreStride = kGradientShape<Format>.keys + kScorePadding;
 
-// Of pairs: where dS by rows of keys begins, and 32-bit elements of such a row.
+// Pairs: where dS by rows of keys begins, and 32-bit elements of such a row.
 constexpr GradientShape kPairs = kPairGradientShape;
 constexpr int64_t kDsRows = kPairs.queries / 2 * (kPairs.keys + kScorePadding);
 constexpr int64_t kDsRow = kPairs.keys / 2;

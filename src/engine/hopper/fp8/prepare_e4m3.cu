@@ -22,7 +22,7 @@ constexpr int kScoreWarps = 8;  // of a CTA that adds scores
 constexpr int kBlocks = kPreparedKeys / kDescaleRows;
 static_assert(kDescaleRows == tile::kSquare);
 
-// A warp has so many channels of the CTA's keys, in squares one behind the other.
+// Channels of a warp, for all keys of the CTA, in squares one behind the other.
 constexpr int kChannels = tile::kSquare, kWarpBytes = kBlocks * tile::kSquareBytes;
 constexpr int kMostWarps = 256 / kChannels;
 
