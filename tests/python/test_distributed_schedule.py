@@ -9,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
 
 from fa3.distributed import stages
