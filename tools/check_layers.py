@@ -9,8 +9,32 @@ import re
 import sys
 from pathlib import Path
 
-# The rooms of the Hopper engine, bottom to top, and what each may include. Device code sees
-# no planner, and a planner no launcher.
+# What the CUDA engines share, bottom to top, and what each room may include.
+CUDA_ROOMS = {
+    "ptx/": "",
+    "tile/": "ptx/",
+    "softmax/": "tile/ ptx/",
+    "mask/": "softmax/ tile/ ptx/",
+    "dropout/": "ptx/",
+    "backward/": "softmax/ tile/ ptx/",
+    "host/": "dropout/ softmax/ tile/",
+    "kernels/": "host/ ptx/",
+}
+
+# The rooms of the CPU engines likewise.
+CPU_ROOMS = {
+    "machine/": "",
+    "exp_difference.h": "",
+    "kernels/": "machine/",
+    "rows.h": "kernels/",
+    "simd/": "kernels/ machine/",
+    "caches/": "rows.h exp_difference.h machine/",
+    "oracle/": "caches/ rows.h exp_difference.h machine/",
+    "tiled/": "kernels/ rows.h exp_difference.h machine/",
+    "": "tiled/ oracle/ caches/ kernels/ machine/",
+}
+
+# The rooms of the Hopper engine. Device code sees no planner, and a planner no launcher.
 HOPPER_ROOMS = {
     "ptx/": "",
     "tile/": "ptx/",
@@ -46,11 +70,11 @@ AMPERE_ROOMS = {
 }
 
 
-def rooms_of(engine: str, rooms: dict[str, str]) -> dict[str, list[str]]:
+def rooms_of(engine: str, rooms: dict[str, str], *below: str) -> dict[str, list[str]]:
     return {
         f"src/engine/{engine}/{room}": [
-            *("fa3/", "core/", "engine/cuda/"),
-            *(f"engine/{engine}/{seen}" for seen in (room, *seen_rooms.split())),
+            *("fa3/", "core/", *below),
+            *(f"engine/{engine}/{seen}" for seen in (room or "engine.h", *seen_rooms.split())),
         ]
         for room, seen_rooms in rooms.items()
     }
@@ -68,10 +92,10 @@ ALLOWED = {
         "engine/ampere/engine.h",
         "engine/hopper/engine.h",
     ],
-    "src/engine/cpu/": ["fa3/", "core/", "process/", "engine/engine.h", "engine/cpu/"],
-    "src/engine/cuda/": ["fa3/", "core/", "engine/engine.h", "engine/cuda/"],
-    **rooms_of("hopper", HOPPER_ROOMS),
-    **rooms_of("ampere", AMPERE_ROOMS),
+    **rooms_of("cpu", CPU_ROOMS, "process/", "engine/engine.h"),
+    **rooms_of("cuda", CUDA_ROOMS, "engine/engine.h"),
+    **rooms_of("hopper", HOPPER_ROOMS, "engine/cuda/"),
+    **rooms_of("ampere", AMPERE_ROOMS, "engine/cuda/"),
     "src/engine/ampere/engine.h": ["engine/engine.h", "engine/ampere/capability.h"],
     "src/engine/ampere/engine.cpp": [
         *("core/", "engine/cuda/", "engine/ampere/engine.h", "engine/ampere/capability.h"),
@@ -86,8 +110,8 @@ ALLOWED = {
     "src/api/": ["fa3/", "core/", "process/", "engine/engine.h", "plan/", "api/"],
     "src/cli/": [
         *("fa3/", "core/"),
-        *("engine/cpu/isa.h", "engine/cpu/peak.h"),
-        *("engine/cuda/device.h", "engine/ampere/engine.h", "engine/hopper/engine.h"),
+        *("engine/cpu/kernels/isa.h", "engine/cpu/kernels/peak.h"),
+        *("engine/cuda/host/device.h", "engine/ampere/engine.h", "engine/hopper/engine.h"),
         "cli/",
     ],
 }

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "engine/cuda/tensor_span.h"
+#include "engine/cuda/tile/tensor_span.h"
 
 namespace fa3::testing {
 

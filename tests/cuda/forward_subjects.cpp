@@ -6,7 +6,7 @@
 #include <span>
 
 #include "cuda/plain_launch.h"
-#include "engine/cuda/device.h"
+#include "engine/cuda/host/device.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/ceil_div.h"
-#include "engine/cuda/launch.h"
+#include "engine/cuda/host/launch.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/tutorial/plain_kernel.cuh"

@@ -14,8 +14,8 @@
 #include "cli/commit.h"
 #include "core/dtype.h"
 #include "core/threads.h"
-#include "engine/cpu/isa.h"
-#include "engine/cpu/peak.h"
+#include "engine/cpu/kernels/isa.h"
+#include "engine/cpu/kernels/peak.h"
 
 namespace fa3::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include "cli/text.h"
 #include "core/error.h"
 #include "engine/ampere/engine.h"
-#include "engine/cuda/device.h"
+#include "engine/cuda/host/device.h"
 #include "engine/hopper/engine.h"
 
 namespace fa3::cli::gpu {

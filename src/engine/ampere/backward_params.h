@@ -4,10 +4,10 @@
 
 #include "core/seqlen.h"
 #include "engine/ampere/tile/copied_rows.h"
-#include "engine/cuda/dropout.h"
-#include "engine/cuda/query_scratch.h"
-#include "engine/cuda/rows.h"
-#include "engine/cuda/soft_cap.h"
+#include "engine/cuda/backward/query_scratch.h"
+#include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/softmax/soft_cap.h"
+#include "engine/cuda/tile/rows.h"
 
 namespace fa3::ampere {
 

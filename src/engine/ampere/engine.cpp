@@ -7,10 +7,10 @@
 #include "engine/ampere/launch/run_forward.h"
 #include "engine/ampere/plan/plan_backward.h"
 #include "engine/ampere/plan/plan_forward.h"
-#include "engine/cuda/append.h"
-#include "engine/cuda/clock.h"
-#include "engine/cuda/device.h"
-#include "engine/cuda/merge.h"
+#include "engine/cuda/host/clock.h"
+#include "engine/cuda/host/device.h"
+#include "engine/cuda/kernels/append.h"
+#include "engine/cuda/kernels/merge.h"
 
 namespace fa3::ampere {
 

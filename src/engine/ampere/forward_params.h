@@ -6,9 +6,9 @@
 #include "core/mask_rule.h"
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/ampere/tile_schedule.h"
-#include "engine/cuda/dropout.h"
-#include "engine/cuda/rows.h"
-#include "engine/cuda/soft_cap.h"
+#include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/softmax/soft_cap.h"
+#include "engine/cuda/tile/rows.h"
 
 namespace fa3::ampere {
 

@@ -4,8 +4,8 @@
 // numbers. Next: forward_params.h.
 #pragma once
 
-#include "engine/cuda/sequences.h"
-#include "engine/cuda/tile_order.h"
+#include "engine/cuda/tile/sequences.h"
+#include "engine/cuda/tile/tile_order.h"
 
 namespace fa3::ampere {
 

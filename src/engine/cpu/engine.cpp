@@ -2,14 +2,14 @@
 #include "engine/cpu/engine.h"
 
 #include "core/error.h"
-#include "engine/cpu/append.h"
-#include "engine/cpu/backward.h"
-#include "engine/cpu/forward.h"
-#include "engine/cpu/isa.h"
-#include "engine/cpu/merge.h"
-#include "engine/cpu/quantize.h"
-#include "engine/cpu/reference.h"
-#include "engine/cpu/standard.h"
+#include "engine/cpu/caches/append.h"
+#include "engine/cpu/caches/merge.h"
+#include "engine/cpu/caches/quantize.h"
+#include "engine/cpu/kernels/isa.h"
+#include "engine/cpu/oracle/reference.h"
+#include "engine/cpu/oracle/standard.h"
+#include "engine/cpu/tiled/backward.h"
+#include "engine/cpu/tiled/forward.h"
 
 namespace fa3::cpu {
 

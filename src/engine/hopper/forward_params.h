@@ -5,9 +5,9 @@
 #include <cuda.h>
 
 #include "core/mask_rule.h"
-#include "engine/cuda/cache_scales.h"
-#include "engine/cuda/dropout.h"
-#include "engine/cuda/soft_cap.h"
+#include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/softmax/cache_scales.h"
+#include "engine/cuda/softmax/soft_cap.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
 #include "engine/hopper/scheduler/split_kv.h"

@@ -3,7 +3,7 @@
 // What is drawn, and in which layout, is in core/dropout.h.
 #pragma once
 
-#include "engine/cuda/dropout.cuh"
+#include "engine/cuda/dropout/dropout.cuh"
 
 namespace fa3::ampere {
 

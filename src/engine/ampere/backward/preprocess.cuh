@@ -5,7 +5,7 @@
 #pragma once
 
 #include "engine/ampere/backward/row_block.h"
-#include "engine/cuda/row_statistics.cuh"
+#include "engine/cuda/backward/row_statistics.cuh"
 
 namespace fa3::ampere {
 

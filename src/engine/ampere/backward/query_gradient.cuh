@@ -7,8 +7,8 @@
 #include "engine/ampere/backward/backward_smem.h"
 #include "engine/ampere/backward/dq_sums.cuh"
 #include "engine/ampere/tile/products.cuh"
-#include "engine/cuda/named_barrier.cuh"
-#include "engine/cuda/semaphore.cuh"
+#include "engine/cuda/ptx/named_barrier.cuh"
+#include "engine/cuda/ptx/semaphore.cuh"
 
 namespace fa3::ampere {
 

@@ -10,10 +10,10 @@
 
 #include "engine/ampere/backward/backward_smem.h"
 #include "engine/ampere/backward/key_dropout.cuh"
-#include "engine/cuda/mask.cuh"
-#include "engine/cuda/smem.cuh"
-#include "engine/cuda/softcap_score.cuh"
-#include "engine/cuda/unpack.cuh"
+#include "engine/cuda/mask/mask.cuh"
+#include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/ptx/unpack.cuh"
+#include "engine/cuda/softmax/softcap_score.cuh"
 
 namespace fa3::ampere {
 

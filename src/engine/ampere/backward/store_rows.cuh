@@ -4,8 +4,8 @@
 #pragma once
 
 #include "engine/ampere/backward/row_block.h"
-#include "engine/cuda/instructions.cuh"
-#include "engine/cuda/quad.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/quad.cuh"
 
 namespace fa3::ampere {
 

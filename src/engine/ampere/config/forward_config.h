@@ -4,9 +4,9 @@
 #pragma once
 
 #include "engine/ampere/config/smem_classes.h"
-#include "engine/cuda/element.h"
-#include "engine/cuda/fragment.h"
-#include "engine/cuda/tile_layout.h"
+#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::ampere {
 

@@ -7,14 +7,14 @@
 //   O += P V                                                              WarpTile::multiply_values
 //
 // while cp.async brings the next block (key_tiles.cuh). At the end O / sum and the log-sum-exp
-// (cuda/epilogue.cuh). Nothing depends on other CTAs: results are the same in every run, and in
-// every batch if tiles are.
+// (cuda/softmax/epilogue.cuh). Nothing depends on other CTAs: results are the same in every run,
+// and in every batch if tiles are.
 #pragma once
 
 #include "engine/ampere/forward/key_tiles.cuh"
 #include "engine/ampere/forward/score_step.cuh"
-#include "engine/cuda/dropout.cuh"
-#include "engine/cuda/epilogue.cuh"
+#include "engine/cuda/dropout/dropout.cuh"
+#include "engine/cuda/softmax/epilogue.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
 // into the host stub, and forgets to declare that name.

@@ -2,13 +2,13 @@
 // What a warp does with the scores of a block: they become P. Masked blocks and a tile's first take
 // the online step; others the guarded one, which leaves the reference alone, and where its guard
 // fires P is brought back into range, or computed again if it has overflowed. Next:
-// cuda/softmax.cuh, forward_kernel.cuh.
+// cuda/softmax/softmax.cuh, forward_kernel.cuh.
 #pragma once
 
 #include "engine/ampere/forward/tile_work.cuh"
 #include "engine/ampere/forward/warp_tile.cuh"
-#include "engine/cuda/mask.cuh"
-#include "engine/cuda/score.cuh"
+#include "engine/cuda/mask/mask.cuh"
+#include "engine/cuda/softmax/score.cuh"
 
 namespace fa3::ampere {
 

@@ -6,7 +6,7 @@
 #include "core/key_blocks.h"
 #include "engine/ampere/config/forward_config.h"
 #include "engine/ampere/forward_params.h"
-#include "engine/cuda/row_blocks.h"
+#include "engine/cuda/mask/row_blocks.h"
 
 namespace fa3::ampere {
 

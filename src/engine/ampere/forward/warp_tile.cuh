@@ -5,9 +5,9 @@
 #pragma once
 
 #include "engine/ampere/config/forward_config.h"
-#include "engine/cuda/instructions.cuh"
-#include "engine/cuda/smem.cuh"
-#include "engine/cuda/softmax.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/softmax/softmax.cuh"
 
 namespace fa3::ampere {
 

@@ -5,9 +5,9 @@
 
 #include "engine/ampere/backward_params.h"
 #include "engine/ampere/plan/copy_width.h"
-#include "engine/cuda/constants.h"
-#include "engine/cuda/launch.h"
-#include "engine/cuda/sink_gradient.h"
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/cuda/softmax/constants.h"
 
 namespace fa3::ampere {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "engine/ampere/forward_params.h"
 #include "engine/ampere/plan/copy_width.h"
-#include "engine/cuda/constants.h"
-#include "engine/cuda/launch.h"
-#include "engine/cuda/tile_layout.h"
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/softmax/constants.h"
+#include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::ampere {
 namespace {

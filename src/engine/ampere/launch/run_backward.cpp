@@ -2,7 +2,7 @@
 #include "engine/ampere/launch/run_backward.h"
 
 #include "engine/ampere/launch/launch_backward.h"
-#include "engine/cuda/device.h"
+#include "engine/cuda/host/device.h"
 
 namespace fa3::ampere {
 

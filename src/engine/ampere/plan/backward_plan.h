@@ -5,7 +5,7 @@
 #pragma once
 
 #include "engine/ampere/instances/backward_entry.h"
-#include "engine/cuda/backward_call.h"
+#include "engine/cuda/host/backward_call.h"
 
 namespace fa3::ampere {
 

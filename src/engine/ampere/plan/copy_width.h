@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "engine/cuda/tensor_span.h"
+#include "engine/cuda/tile/tensor_span.h"
 
 namespace fa3::ampere {
 

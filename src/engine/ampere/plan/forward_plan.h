@@ -5,7 +5,7 @@
 
 #include "engine/ampere/instances/forward_entry.h"
 #include "engine/ampere/tile_schedule.h"
-#include "engine/cuda/forward_call.h"
+#include "engine/cuda/host/forward_call.h"
 
 namespace fa3::ampere {
 

@@ -9,8 +9,8 @@
 #include "engine/ampere/plan/backward_plan.h"
 #include "engine/ampere/plan/plan_forward.h"
 #include "engine/ampere/plan/select_kernel.h"
-#include "engine/cuda/device.h"
-#include "engine/cuda/forward_call.h"
+#include "engine/cuda/host/device.h"
+#include "engine/cuda/host/forward_call.h"
 
 namespace fa3::ampere {
 namespace {

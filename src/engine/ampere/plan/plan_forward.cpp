@@ -11,8 +11,8 @@
 #include "engine/ampere/plan/copy_width.h"
 #include "engine/ampere/plan/forward_plan.h"
 #include "engine/ampere/plan/select_kernel.h"
-#include "engine/cuda/device.h"
-#include "engine/cuda/free_sms.h"
+#include "engine/cuda/host/device.h"
+#include "engine/cuda/host/free_sms.h"
 
 namespace fa3::ampere {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine/ampere/instances/forward_table.h"
-#include "engine/cuda/forward_call.h"
+#include "engine/cuda/host/forward_call.h"
 
 namespace fa3::ampere {
 

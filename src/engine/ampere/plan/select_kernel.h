@@ -4,7 +4,7 @@
 
 #include "core/problem.h"
 #include "engine/ampere/config/forward_config.h"
-#include "engine/cuda/rows.h"
+#include "engine/cuda/tile/rows.h"
 
 namespace fa3::ampere {
 

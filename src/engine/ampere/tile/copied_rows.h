@@ -2,7 +2,7 @@
 // A tensor whose rows are copied to shared memory (copy_rows.cuh).
 #pragma once
 
-#include "engine/cuda/rows.h"
+#include "engine/cuda/tile/rows.h"
 
 namespace fa3::ampere {
 

@@ -5,10 +5,10 @@
 // zeros.
 #pragma once
 
-#include "engine/cuda/cp_async.cuh"
-#include "engine/cuda/instructions.cuh"
-#include "engine/cuda/smem.cuh"
-#include "engine/cuda/tile_layout.h"
+#include "engine/cuda/ptx/cp_async.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::ampere {
 

@@ -4,9 +4,9 @@
 // lane has one address and one chunk, and a step is an exclusive or.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
-#include "engine/cuda/smem.cuh"
-#include "engine/cuda/tile_layout.h"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::ampere {
 

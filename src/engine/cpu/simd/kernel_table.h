@@ -3,14 +3,14 @@
 // The table of one instruction set's kernels, and the probe of its multiply-add rate.
 #pragma once
 
-#include "engine/cpu/kernels.h"
-#include "engine/cpu/simd/attend_block.h"
-#include "engine/cpu/simd/attend_rows.h"
-#include "engine/cpu/simd/gradient_products.h"
-#include "engine/cpu/simd/write_rows.h"
+#include "engine/cpu/kernels/kernels.h"
+#include "engine/cpu/simd/backward/gradient_products.h"
+#include "engine/cpu/simd/forward/attend_block.h"
+#include "engine/cpu/simd/forward/attend_rows.h"
+#include "engine/cpu/simd/forward/write_rows.h"
 #if defined(FA3_TILES)
-#include "engine/cpu/simd/tile_gradients.h"
-#include "engine/cpu/simd/tile_rows.h"
+#include "engine/cpu/simd/amx/tile_gradients.h"
+#include "engine/cpu/simd/amx/tile_rows.h"
 #endif
 
 namespace fa3::cpu::FA3_ISA {

@@ -7,10 +7,10 @@
 #include <cstdint>
 
 #include "core/seqlen.h"
-#include "engine/cuda/dropout.h"
-#include "engine/cuda/query_scratch.h"
-#include "engine/cuda/rows.h"
-#include "engine/cuda/soft_cap.h"
+#include "engine/cuda/backward/query_scratch.h"
+#include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/softmax/soft_cap.h"
+#include "engine/cuda/tile/rows.h"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/scheduler/key_block_order.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"

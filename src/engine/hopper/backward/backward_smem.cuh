@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "engine/cuda/dropout.cuh"
+#include "engine/cuda/dropout/dropout.cuh"
 #include "engine/hopper/backward/key_block_work.cuh"
 #include "engine/hopper/pipeline/pipeline.cuh"
 

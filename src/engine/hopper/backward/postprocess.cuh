@@ -4,8 +4,8 @@
 // memory bandwidth.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
-#include "engine/cuda/quad.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/quad.cuh"
 #include "engine/hopper/backward/row_tile.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 

@@ -5,7 +5,7 @@
 // flight at once.
 #pragma once
 
-#include "engine/cuda/row_statistics.cuh"
+#include "engine/cuda/backward/row_statistics.cuh"
 #include "engine/hopper/backward/row_tile.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 

@@ -5,7 +5,7 @@
 // 2k and 8k: 3 to 5% ahead of dQ in parts by the warpgroups of dK and dV. Next: key_gradients.cuh.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/backward/add_accum.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
 #include "engine/hopper/pipeline/roles.cuh"

@@ -6,9 +6,9 @@
 
 #include <type_traits>
 
-#include "engine/cuda/dropout.cuh"
-#include "engine/cuda/mask.cuh"
-#include "engine/cuda/softcap_score.cuh"
+#include "engine/cuda/dropout/dropout.cuh"
+#include "engine/cuda/mask/mask.cuh"
+#include "engine/cuda/softmax/softcap_score.cuh"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/ptx/smem.cuh"

@@ -4,7 +4,7 @@
 // are split, CTAs add to sums in global memory instead.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/backward/add_accum.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/ptx/block.cuh"

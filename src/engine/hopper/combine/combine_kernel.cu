@@ -5,7 +5,7 @@
 #include "core/ceil_div.h"
 #include "engine/hopper/combine/combine_kernel.h"
 
-#include "engine/cuda/launch.h"
+#include "engine/cuda/host/launch.h"
 #include "engine/hopper/combine/combine_row.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 

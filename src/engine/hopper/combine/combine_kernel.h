@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "engine/cuda/element.h"
+#include "engine/cuda/ptx/element.h"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {

@@ -5,8 +5,8 @@
 // combine_last.cuh.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
-#include "engine/cuda/softmax.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/scheduler/split_kv.h"
 
 namespace fa3::hopper {

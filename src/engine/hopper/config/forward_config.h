@@ -7,7 +7,7 @@
 #pragma once
 
 #include "core/macros.h"
-#include "engine/cuda/element.h"
+#include "engine/cuda/ptx/element.h"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/config/tile_shapes.h"
 
@@ -37,7 +37,8 @@ struct ForwardConfig {
                              // own and becomes fp16 on the way to the other (dequantize_keys.cuh)
   bool may_split = false;    // general kernels can split tiles along the keys; not with three
                              // consumers, which leave the producer no registers for it
-  bool guarded = true;  // softmax steps that leave the reference where it is (cuda/softmax.cuh)
+  bool guarded =
+      true;  // softmax steps that leave the reference where it is (cuda/softmax/softmax.cuh)
   bool dropout = false;
   Variant variant = Variant::kDense;
 

@@ -3,7 +3,7 @@
 // kernels are compiled in. Next: roles.cuh.
 #pragma once
 
-#include "engine/cuda/fragment.h"
+#include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::hopper {
 

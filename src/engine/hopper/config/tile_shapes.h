@@ -3,7 +3,7 @@
 // Next: forward_config.h.
 #pragma once
 
-#include "engine/cuda/element.h"
+#include "engine/cuda/ptx/element.h"
 #include "engine/hopper/config/sm90.h"
 #include "engine/hopper/tile/layout.h"
 

@@ -8,8 +8,8 @@
 // decode_kernel.cuh.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
-#include "engine/cuda/softmax.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/decode/stages.cuh"
 #include "engine/hopper/fp8/rescale_queries.cuh"
 #include "engine/hopper/ptx/smem.cuh"

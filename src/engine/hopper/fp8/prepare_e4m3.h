@@ -7,7 +7,7 @@
 
 #include "core/key_places.h"
 #include "core/seqlen.h"
-#include "engine/cuda/rows.h"
+#include "engine/cuda/tile/rows.h"
 #include "engine/hopper/config/e4m3_scales.h"
 
 namespace fa3::hopper {

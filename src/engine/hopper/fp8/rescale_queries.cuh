@@ -7,7 +7,7 @@
 // rows of Q. Next: mainloop.cuh.
 #pragma once
 
-#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/unpack.cuh"

@@ -2,7 +2,7 @@
 // The GPUs that these kernels run on.
 #pragma once
 
-#include "engine/cuda/device.h"
+#include "engine/cuda/host/device.h"
 
 namespace fa3::hopper {
 

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "engine/cuda/device.h"
+#include "engine/cuda/host/device.h"
 
 namespace fa3::hopper {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "engine/cuda/element.h"
-#include "engine/cuda/tensor_span.h"
+#include "engine/cuda/ptx/element.h"
+#include "engine/cuda/tile/tensor_span.h"
 #include "engine/hopper/tile/layout.h"
 
 namespace fa3::hopper {

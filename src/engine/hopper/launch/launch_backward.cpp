@@ -4,9 +4,9 @@
 #include "engine/hopper/launch/launch_backward.h"
 
 #include "core/ceil_div.h"
-#include "engine/cuda/constants.h"
-#include "engine/cuda/launch.h"
-#include "engine/cuda/sink_gradient.h"
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"

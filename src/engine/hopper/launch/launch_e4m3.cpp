@@ -2,7 +2,7 @@
 // See launch_e4m3.h. Next: prepare_e4m3.cu.
 #include "engine/hopper/launch/launch_e4m3.h"
 
-#include "engine/cuda/launch.h"
+#include "engine/cuda/host/launch.h"
 #include "engine/hopper/fp8/prepare_e4m3.h"
 
 namespace fa3::hopper {

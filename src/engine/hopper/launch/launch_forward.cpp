@@ -8,8 +8,8 @@
 #include <random>
 
 #include "core/ceil_div.h"
-#include "engine/cuda/constants.h"
-#include "engine/cuda/launch.h"
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"

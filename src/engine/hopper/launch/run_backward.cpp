@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/launch/run_backward.h"
 
-#include "engine/cuda/device.h"
+#include "engine/cuda/host/device.h"
 #include "engine/hopper/launch/launch_backward.h"
 
 namespace fa3::hopper {

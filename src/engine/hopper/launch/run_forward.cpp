@@ -2,7 +2,7 @@
 #include "engine/hopper/launch/run_forward.h"
 
 #include "core/error.h"
-#include "engine/cuda/device.h"
+#include "engine/cuda/host/device.h"
 #include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/launch/launch_forward.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call (cuda/forward_call.h) asks of the Hopper engine's kernels. Pure functions. Next:
+// What a call (cuda/host/forward_call.h) asks of the Hopper engine's kernels. Pure functions. Next:
 // forward_plan.h.
 #pragma once
 
-#include "engine/cuda/forward_call.h"
+#include "engine/cuda/host/forward_call.h"
 #include "engine/hopper/config/forward_config.h"
 
 namespace fa3::hopper {

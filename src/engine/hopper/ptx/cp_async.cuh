@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies by threads (cuda/cp_async.cuh) that an mbarrier waits for, and their addresses.
+// Copies by threads (cuda/ptx/cp_async.cuh) that an mbarrier waits for, and their addresses.
 #pragma once
 
 #include <cstdint>
 
-#include "engine/cuda/cp_async.cuh"
+#include "engine/cuda/ptx/cp_async.cuh"
 
 namespace fa3::hopper::ptx {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/disturb.cuh"
+#include "engine/cuda/ptx/disturb.cuh"
 
 namespace fa3::hopper::ptx {
 

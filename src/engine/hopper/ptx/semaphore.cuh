@@ -2,7 +2,7 @@
 // Counters by which CTAs take turns: what every GPU has, under this folder's name.
 #pragma once
 
-#include "engine/cuda/semaphore.cuh"
+#include "engine/cuda/ptx/semaphore.cuh"
 
 namespace fa3::hopper::ptx {
 

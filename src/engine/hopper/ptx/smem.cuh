@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory written and read by threads: what cuda/smem.cuh has, and stores of matrices. What
-// wgmma or TMA is to read afterwards needs fence.cuh between the store and the barrier.
+// Shared memory written and read by threads: what cuda/ptx/smem.cuh has, and stores of matrices.
+// What wgmma or TMA is to read afterwards needs fence.cuh between the store and the barrier.
 #pragma once
 
 #include <cstdint>
 
-#include "engine/cuda/smem.cuh"
+#include "engine/cuda/ptx/smem.cuh"
 
 namespace fa3::hopper::ptx {
 

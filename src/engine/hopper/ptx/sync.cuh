@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "engine/cuda/disturb.cuh"
-#include "engine/cuda/smem.cuh"
+#include "engine/cuda/ptx/disturb.cuh"
+#include "engine/cuda/ptx/smem.cuh"
 
 namespace fa3::hopper::ptx {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/unpack.cuh"
+#include "engine/cuda/ptx/unpack.cuh"
 
 namespace fa3::hopper::ptx {
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/element.h"
+#include "engine/cuda/ptx/element.h"
 #include "engine/hopper/ptx/major.h"
 
 namespace fa3::hopper::ptx {

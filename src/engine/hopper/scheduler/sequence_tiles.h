@@ -6,8 +6,8 @@
 // tested on the host. Next: split_kv.h, varlen_metadata.h.
 #pragma once
 
-#include "engine/cuda/sequences.h"
-#include "engine/cuda/tile_order.h"
+#include "engine/cuda/tile/sequences.h"
+#include "engine/cuda/tile/tile_order.h"
 #include "engine/hopper/config/sm90.h"
 
 namespace fa3::hopper {

@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/row_blocks.h"
+#include "engine/cuda/mask/row_blocks.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
 
 namespace fa3::hopper {

@@ -6,8 +6,8 @@
 #include "core/ceil_div.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
-#include "engine/cuda/fragment.h"
-#include "engine/cuda/launch.h"
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/ptx/fragment.h"
 #include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {

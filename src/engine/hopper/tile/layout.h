@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/tile_layout.h"
+#include "engine/cuda/tile/tile_layout.h"
 
 namespace fa3::hopper::tile {
 

@@ -4,7 +4,7 @@
 // accumulator are such matrices: 16 rows by 16 columns. Plain constexpr: tested on the host.
 #pragma once
 
-#include "engine/cuda/fragment.h"
+#include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::hopper::tile {
 

@@ -11,18 +11,18 @@
 // and at the end O / sum and the log-sum-exp (store_rows). The splits are the library's; no call of
 // it runs this kernel. The library's own adds CTAs that go from tile to tile (tile_scheduler.cuh),
 // warpgroups that take turns (pipeline/ping_pong.cuh), query heads packed into one tile (PackGqa in
-// cuda/rows.h), blocks that a warpgroup skips (scheduler/row_blocks.h), and softmax steps without a
-// maximum (guarded_step in cuda/softmax.cuh). tests/cuda/forward_check.cpp holds this one to
-// float64, tests/cpp/engine/hopper/tutorial/protocol_test.cpp watches its barriers.
+// cuda/tile/rows.h), blocks that a warpgroup skips (scheduler/row_blocks.h), and softmax steps
+// without a maximum (guarded_step in cuda/softmax/softmax.cuh). tests/cuda/forward_check.cpp holds
+// this one to float64, tests/cpp/engine/hopper/tutorial/protocol_test.cpp watches its barriers.
 #pragma once
 
 #include <cstddef>
 
 #include "core/key_blocks.h"
-#include "engine/cuda/epilogue.cuh"
-#include "engine/cuda/row_blocks.h"
-#include "engine/cuda/score.cuh"
-#include "engine/cuda/tile_order.h"
+#include "engine/cuda/mask/row_blocks.h"
+#include "engine/cuda/softmax/epilogue.cuh"
+#include "engine/cuda/softmax/score.cuh"
+#include "engine/cuda/tile/tile_order.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/sync.cuh"

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "engine/cpu/isa.h"
+#include "engine/cpu/kernels/isa.h"
 
 namespace fa3::cpu {
 namespace {

@@ -9,7 +9,7 @@
 #include <limits>
 #include <memory>
 
-#include "engine/cpu/forward.h"
+#include "engine/cpu/tiled/forward.h"
 #include "problem.h"
 
 namespace fa3::cpu {

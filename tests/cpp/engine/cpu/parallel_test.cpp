@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/cpu/parallel.h"
+#include "engine/cpu/machine/parallel.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "engine/cpu/forward.h"
+#include "engine/cpu/tiled/forward.h"
 #include "problem.h"
 
 namespace fa3::cpu {

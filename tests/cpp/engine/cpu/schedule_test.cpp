@@ -2,7 +2,7 @@
 //
 // The forward's tasks: complete, longest first, evenly dealt out, and planned from each sequence
 // alone.
-#include "engine/cpu/schedule.h"
+#include "engine/cpu/tiled/schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/cpu/backward.h"
-#include "engine/cpu/plan_forward.h"
+#include "engine/cpu/tiled/backward.h"
+#include "engine/cpu/tiled/plan_forward.h"
 #include "problem.h"
 
 namespace fa3::cpu {

@@ -10,7 +10,7 @@
 #define FA3_ISA tile_program
 #define FA3_TILE_PROGRAM multiply_by_tiles
 #endif
-#include "engine/cpu/simd/tile.h"
+#include "engine/cpu/simd/amx/tile.h"
 
 namespace fa3::cpu::test {
 

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "engine/cpu/isa.h"
+#include "engine/cpu/kernels/isa.h"
 #include "tile_program.h"
 
 namespace fa3::cpu::test {

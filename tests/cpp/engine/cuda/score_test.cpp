@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "engine/cuda/peaked_rows.h"
-#include "engine/cuda/soft_cap.h"
+#include "engine/cuda/softmax/peaked_rows.h"
+#include "engine/cuda/softmax/soft_cap.h"
 
 namespace fa3::cuda {
 namespace {

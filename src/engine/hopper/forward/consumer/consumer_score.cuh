@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score hook (cuda/score.cuh) of a kernel's softmax: which one, and what it is made from. Other
-// operands have theirs in consumer_score_e4m3.cuh and consumer_score_quantized.cuh. Next:
-// consumer_state.cuh.
+// The score hook (cuda/softmax/score.cuh) of a kernel's softmax: which one, and what it is made
+// from. Other operands have theirs in consumer_score_e4m3.cuh and consumer_score_quantized.cuh.
+// Next: consumer_state.cuh.
 #pragma once
 
-#include "engine/cuda/score.cuh"
+#include "engine/cuda/softmax/score.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/forward_params.h"
 

@@ -3,8 +3,8 @@
 // to the epilogue. Next: consumer_score.cuh.
 #pragma once
 
-#include "engine/cuda/epilogue.cuh"
-#include "engine/cuda/score_e4m3.cuh"
+#include "engine/cuda/softmax/epilogue.cuh"
+#include "engine/cuda/softmax/score_e4m3.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_score.cuh"
 #include "engine/hopper/forward/smem_plan.cuh"

@@ -3,7 +3,7 @@
 // and of bf16 queries that were rescaled to fp16. Next: consumer_score.cuh.
 #pragma once
 
-#include "engine/cuda/score_quantized_keys.cuh"
+#include "engine/cuda/softmax/score_quantized_keys.cuh"
 #include "engine/hopper/forward/consumer/consumer_score.cuh"
 
 namespace fa3::hopper {

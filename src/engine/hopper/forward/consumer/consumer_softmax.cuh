@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The softmax of a block of scores by a consumer warpgroup: its mask, its step, and what becomes of
-// a block where the guard has fired. Next: cuda/softmax.cuh, mainloop.cuh.
+// a block where the guard has fired. Next: cuda/softmax/softmax.cuh, mainloop.cuh.
 #pragma once
 
-#include "engine/cuda/mask.cuh"
+#include "engine/cuda/mask/mask.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_products.cuh"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"

@@ -4,7 +4,7 @@
 // work on it. Next: consumer_blocks.cuh.
 #pragma once
 
-#include "engine/cuda/dropout.cuh"
+#include "engine/cuda/dropout/dropout.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_score.cuh"
 #include "engine/hopper/forward/consumer/consumer_stages.cuh"

@@ -9,8 +9,9 @@
 
 namespace fa3::hopper {
 
-// Which softmax steps (cuda/softmax.cuh) a tile's remaining blocks take. RowBlocks::online_from
-// holds it: blocks below that number take guarded steps, and in the other modes no block is below.
+// Which softmax steps (cuda/softmax/softmax.cuh) a tile's remaining blocks take.
+// RowBlocks::online_from holds it: blocks below that number take guarded steps, and in the other
+// modes no block is below.
 enum class TileMode : int {
   kMaxTracking = -1,
   kOnline = 0,

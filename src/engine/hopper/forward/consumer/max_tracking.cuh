@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main loop of e4m3 tiles, some of which have peaked rows. Once the reference has been taken, a
 // look at the rows decides how the tile goes on: by guarded steps, or by max-tracking steps. Next:
-// cuda/peaked_rows.h, which says what is peaked, and cuda/max_tracking_step.cuh.
+// cuda/softmax/peaked_rows.h, which says what is peaked, and cuda/softmax/max_tracking_step.cuh.
 #pragma once
 
-#include "engine/cuda/max_tracking_step.cuh"
-#include "engine/cuda/peaked_rows.h"
+#include "engine/cuda/softmax/max_tracking_step.cuh"
+#include "engine/cuda/softmax/peaked_rows.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/mainloop.cuh"
 

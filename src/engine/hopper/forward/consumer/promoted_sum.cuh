@@ -6,7 +6,7 @@
 // row. Next: consumer_state.cuh.
 #pragma once
 
-#include "engine/cuda/softmax.cuh"
+#include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/ptx/half.cuh"

@@ -3,7 +3,7 @@
 // rows and one block of keys, in pages or not. Rare. Next: consumer_softmax.cuh.
 #pragma once
 
-#include "engine/cuda/recompute_score.cuh"
+#include "engine/cuda/softmax/recompute_score.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/scheduler/work_tile.cuh"

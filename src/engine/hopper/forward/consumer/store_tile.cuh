@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The epilogue of a work tile, which is a whole tile or a split of one. Next: cuda/epilogue.cuh.
+// The epilogue of a work tile, which is a whole tile or a split of one. Next:
+// cuda/softmax/epilogue.cuh.
 #pragma once
 
-#include "engine/cuda/epilogue.cuh"
+#include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
 

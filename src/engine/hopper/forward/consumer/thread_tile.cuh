@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "core/dropout.h"
-#include "engine/cuda/softmax.cuh"
+#include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/tile/gemm.cuh"
 

@@ -4,7 +4,7 @@
 // (what follows from it), launch_backward.cpp.
 #pragma once
 
-#include "engine/cuda/backward_call.h"
+#include "engine/cuda/host/backward_call.h"
 #include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/scheduler/key_block_order.h"
 

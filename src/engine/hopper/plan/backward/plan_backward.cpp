@@ -3,8 +3,8 @@
 
 #include "core/error.h"
 #include "core/macros.h"
-#include "engine/cuda/device.h"
-#include "engine/cuda/free_sms.h"
+#include "engine/cuda/host/device.h"
+#include "engine/cuda/host/free_sms.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/dropout_backward_table.h"

@@ -13,7 +13,7 @@
 #include "elements.h"
 #include "engine/ampere/instances/backward_entry.cuh"
 #include "engine/ampere/launch/launch_backward.h"
-#include "engine/cuda/sink_gradient.h"
+#include "engine/cuda/kernels/sink_gradient.h"
 
 // The sinks' sums are another kernel's, of which the emulator has the result alone.
 cudaError_t fa3::cuda::sum_sink_gradients(const SinkSums& p, cudaStream_t) {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "engine/cuda/element.h"
+#include "engine/cuda/ptx/element.h"
 
 namespace fa3::emulator {
 

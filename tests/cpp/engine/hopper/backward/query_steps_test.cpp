@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which query blocks a key block goes through, against the mask rule pair by pair; the order of
 // additions to dQ; and where the query blocks of packed sequences lie.
-#include "engine/cuda/query_steps.h"
+#include "engine/cuda/backward/query_steps.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 // (core/dropout.h).
 #include <gtest/gtest.h>
 
-#include "engine/cuda/dropout.cuh"
+#include "engine/cuda/dropout/dropout.cuh"
 #include "many_orders.h"
 
 namespace fa3::cuda {

@@ -8,7 +8,7 @@
 
 #include <cstring>
 
-#include "engine/cuda/sink_gradient.h"
+#include "engine/cuda/kernels/sink_gradient.h"
 #include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"

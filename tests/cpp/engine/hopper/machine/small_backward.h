@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cuda_words.h"
-#include "engine/cuda/instructions.cuh"
+#include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/ptx/bulk.cuh"

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/cuda/row_blocks.h"
-#include "engine/cuda/tile_order.h"
+#include "engine/cuda/mask/row_blocks.h"
+#include "engine/cuda/tile/tile_order.h"
 #include "engine/hopper/decode/warp_keys.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"

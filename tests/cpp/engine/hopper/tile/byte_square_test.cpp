@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "engine/cuda/fragment.h"
+#include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::hopper::tile {
 namespace {

@@ -2,7 +2,7 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "engine/cuda/cp_async.cuh"
+#include "engine/cuda/ptx/cp_async.cuh"
 
 namespace fa3::hopper::ptx {
 

@@ -2,7 +2,7 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "engine/cuda/smem.cuh"
+#include "engine/cuda/ptx/smem.cuh"
 #include "instructions.h"
 
 namespace fa3::hopper::ptx {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/cuda/element.h"
+#include "engine/cuda/ptx/element.h"
 
 namespace fa3::hopper::ptx {
 

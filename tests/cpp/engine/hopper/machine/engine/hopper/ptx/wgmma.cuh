@@ -2,7 +2,7 @@
 // As in src/engine/hopper/ptx/, on the machine of the protocol test.
 #pragma once
 
-#include "engine/cuda/element.h"
+#include "engine/cuda/ptx/element.h"
 #include "engine/hopper/ptx/major.h"
 #include "instructions.h"
 

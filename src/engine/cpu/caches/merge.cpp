@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Merges partial attention over disjoint key sets: lse = log sum_i exp(lse_i),
+// o = sum_i exp(lse_i - lse) o_i. Weights are computed relative to the largest lse_i; partials of
+// an infinite one share the row.
+#include "engine/cpu/caches/merge.h"
+
+#include <cmath>
+#include <limits>
+
+#include "engine/cpu/exp_difference.h"
+#include "engine/cpu/machine/parallel.h"
+
+namespace fa3::cpu {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A row is written after all its partials were read, so the outputs may alias a partial.
+template <class Out>
+void merge_row(const MergeProblem& problem, int64_t b, int64_t head, int64_t row) {
+  const float* lse_partial = problem.lse_partial.at(b, head, row);
+  const float* o_partial = problem.o_partial.at<float>(b, row, head);
+  float max = -kInfinity;
+  for (int64_t i = 0; i < problem.num_partials; ++i) {
+    max = std::fmax(max, lse_partial[i * problem.lse_partial_stride]);
+  }
+  const float shift = max == -kInfinity ? 0.0f : max;
+  float sum = 0;
+  for (int64_t i = 0; i < problem.num_partials; ++i) {
+    sum += exp_difference(lse_partial[i * problem.lse_partial_stride], shift);
+  }
+  const float lse = sum == 0 ? -kInfinity : shift + std::log(sum);
+  const float inverse = sum == 0 ? 0.0f : 1 / sum;
+  Out* o = problem.o.at<Out>(b, row, head);
+  for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+    float value = 0;
+    for (int64_t i = 0; i < problem.num_partials; ++i) {
+      const float weight =
+          exp_difference(lse_partial[i * problem.lse_partial_stride], shift) * inverse;
+      // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
+      if (weight != 0) value += weight * o_partial[i * problem.o_partial_stride + c];
+    }
+    o[c] = from_float<Out>(value);
+  }
+  if (problem.lse.data != nullptr) *problem.lse.at(b, head, row) = lse;
+}
+
+}  // namespace
+
+Status run_merge(const MergeProblem& problem, void*) {
+  visit_dtype(problem.o.dtype, [&]<class Out>(Out) {
+    parallel_for(problem.batch * problem.rows, problem.num_threads, [&](int64_t task, int) {
+      for (int64_t head = 0; head < problem.heads; ++head) {
+        merge_row<Out>(problem, task / problem.rows, head, task % problem.rows);
+      }
+    });
+  });
+  return {};
+}
+
+}  // namespace fa3::cpu

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of one instruction set, as a table of functions; isa.h chooses the table.
+// Arrays are indexed by dtype: float32, float16, bfloat16, and float8 where it can occur.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/cpu/kernels/block_job.h"
+#include "engine/cpu/kernels/gradient_tile.h"
+
+namespace fa3::cpu {
+
+// Packs operands into a tile's buffers, by their dtype, and adds a tile to dQ, dK and dV.
+struct GradientKernels {
+  GradientShape shape;
+  void (*load_keys[3])(const GradientTile& tile, OperandRows k, OperandRows v);
+  void (*load_q[3])(const GradientTile& tile, OperandRows q);
+  void (*load_d_o[3])(const GradientTile& tile, OperandRows d_o);
+  void (*add)(const GradientTile& tile);
+};
+
+struct Kernels {
+  const char* name;           // "avx512"
+  const char* bf16_products;  // what multiplies bfloat16 as it is; null: it is widened to float
+  GroupShape group_shape[4];
+  // Tiled attention of a block of rows, by the dtype of keys and values: packs key and value tiles,
+  // two micro-kernels per tile.
+  void (*attend_block[4])(const BlockJob& job);
+  // Packs the keys and values [begin, end), a tile, into the job's buffers. The keys up to
+  // `visible_end` come next.
+  void (*pack_tile[4])(const BlockJob& job, int64_t begin, int64_t end, int64_t visible_end);
+  // The same for at most GroupShape::stream_rows rows: reads keys and values in place. The jobs are
+  // those of some key heads, alike but for the heads' data, and go over the keys together.
+  void (*attend_rows[4])(const BlockJob* jobs, int64_t num_jobs);
+  // A row as floats, padded with zeros to 16 columns.
+  void (*load_row[4])(const void* row, int64_t dim, float* to);
+  // Merges parts and writes O and LSE; by the dtype of O.
+  void (*write_rows[3])(const WriteJob& job);
+  // Backward, in floats, and where all operands are bfloat16 and there is something better.
+  GradientKernels gradients;
+  const GradientKernels* bf16_gradients;
+  void (*store_gradient[3])(const GradientRows& job);
+  // sums[r] = a[r] . b[r]
+  void (*dot_rows[3])(const void* a, int64_t a_stride, const void* b, int64_t b_stride,
+                      int64_t rows, int64_t dim, float* sums);
+  // x[i] = 2^x[i], count a multiple of kMaxLanes.
+  void (*exp2)(float* x, int64_t count);
+  // Runs `repeats` rounds of independent multiply-adds, as the kernel for this dtype uses them, and
+  // returns their number of floating-point operations.
+  double (*multiply_add[3])(int64_t repeats);
+};
+
+extern const Kernels* const kPortableKernels;
+// x86-64 only:
+extern const Kernels* const kAvx2Kernels;
+extern const Kernels* const kAvx512Kernels;
+extern const Kernels* const kAvx512Bf16Kernels;
+extern const Kernels* const kAmxKernels;
+
+}  // namespace fa3::cpu

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Instructions that every GPU with tensor cores has and CUDA C++ has no word for, one a function.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/cuda/ptx/element.h"
+
+namespace fa3::cuda {
+
+// threadIdx.x, read again at each call: in rare code a register is worth more than the read.
+__device__ __forceinline__ unsigned thread_in_block() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+// The compiler computes x before what follows, if it is volatile too.
+__device__ __forceinline__ void settle(uint32_t& x) {
+  asm volatile("" : "+r"(x));
+}
+
+// ---- Arithmetic: the hardware's 2^x, log2 and 1/x, and a paired conversion ----
+
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The larger one, or NaN.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// Four e4m3, the first in the lowest byte. Beyond 448: 448.
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
+template <Element E>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (E == Element::kBf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+// The same with zeros for negative numbers.
+template <Element E>
+__device__ __forceinline__ uint32_t pack_positive_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (E == Element::kBf16) {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+// Both of a pair, with zeros for negative ones.
+template <Element E>
+__device__ __forceinline__ uint32_t positive_pair(uint32_t pair) {
+  uint32_t positive;
+  if constexpr (E == Element::kBf16) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(positive) : "r"(pair), "r"(0));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(positive) : "r"(pair), "r"(0));
+  }
+  return positive;
+}
+
+// All ones in each half whose lower 15 bits are below those of the limits, at most 0x4000; else
+// zero. As fp16 without their sign such numbers are in the same order, and NaN is not below.
+__device__ __forceinline__ uint32_t halves_below(uint32_t draws, uint32_t limits) {
+  uint32_t below;
+  asm("{\n.reg .b32 x;\n"
+      "abs.f16x2 x, %1;\n"
+      "set.lt.u32.f16x2 %0, x, %2;\n}\n"
+      : "=r"(below)
+      : "r"(draws), "r"(limits));
+  return below;
+}
+
+// ---- Global memory, as wide as it is meant: the compiler splits what it cannot align ----
+
+// 16 bytes, or zeros where the condition does not hold.
+__device__ __forceinline__ void load_global_if(bool condition, const void* pointer,
+                                               uint32_t (&value)[4]) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %4, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%5];\n}\n"
+      : "=&r"(value[0]), "=&r"(value[1]), "=&r"(value[2]), "=&r"(value[3])
+      : "r"(int(condition)), "l"(pointer)
+      : "memory");
+}
+
+// What other SMs have written: past the first level of caches.
+__device__ __forceinline__ void load_global_if(bool condition, const float* pointer,
+                                               float4& value) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %4, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%5];\n}\n"
+      : "=&f"(value.x), "=&f"(value.y), "=&f"(value.z), "=&f"(value.w)
+      : "r"(int(condition)), "l"(pointer));
+}
+__device__ __forceinline__ float load_global_or(bool condition, const float* pointer,
+                                                float otherwise) {
+  float value;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %1, 0;\n"
+      "mov.b32 %0, %3;\n"
+      "@p ld.global.cg.f32 %0, [%2];\n}\n"
+      : "=&f"(value)
+      : "r"(int(condition)), "l"(pointer), "f"(otherwise));
+  return value;
+}
+
+// 16 bytes, where the condition holds.
+__device__ __forceinline__ void store_global_if(bool condition, void* pointer,
+                                                const uint32_t (&value)[4]) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+      : "memory");
+}
+
+__device__ __forceinline__ void store_global_if(bool condition, float* pointer, float value) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.f32 [%1], %2;\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "f"(value)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_global_if(bool condition, float* pointer, float first,
+                                                float second) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "setp.ne.s32 p, %0, 0;\n"
+      "@p st.global.v2.f32 [%1], {%2, %3};\n}\n" ::"r"(int(condition)),
+      "l"(pointer), "f"(first), "f"(second)
+      : "memory");
+}
+
+// ---- Fragments of one warp ----
+
+// An 8 x 8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+  uint32_t other;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));
+  return other;
+}
+
+// ---- The matrix multiply of one warp (PTX ISA, "mma.sync") ----
+
+// d[0..4) += A B, A 16 by 16, B 16 by 8.
+template <Element E>
+__device__ __forceinline__ void mma_m16n8k16(float* d, const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2]) {
+  if constexpr (E == Element::kBf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+// The same of e4m3: A 16 by 32, B 32 by 8.
+__device__ __forceinline__ void mma_m16n8k32(float* d, const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+}  // namespace fa3::cuda

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The score hook: from the products q.k, as the tensor cores leave them, to exponents of two, and
+// the range of P. Softmax needs nothing else. prepare() sees a block's products once, before mask
+// and softmax, and may leave something else in their place.
+#pragma once
+
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/softmax/soft_cap.h"
+#include "engine/cuda/softmax/softmax.cuh"
+
+namespace fa3::cuda {
+
+struct ScaledScore {
+  float scale_log2;  // softmax scale * log2(e)
+
+  __device__ __forceinline__ void set_scale(float scale) { scale_log2 = scale; }
+
+  template <int Count>
+  __device__ __forceinline__ void prepare(float (&)[Count]) const {}
+
+  // log2 of P of a product against a reference.
+  __device__ __forceinline__ float exponent(float product, float ref) const {
+    return __fmaf_rn(product, scale_log2, -ref);
+  }
+  // The reference against which this product has the largest P.
+  __device__ __forceinline__ float reference(float product) const { return product * scale_log2; }
+};
+
+// softcap * tanh(scale * product / softcap). Most blocks are small all over, so a warp looks once
+// and takes the polynomial for all of its products, or the long way.
+template <class Cap>
+struct CappedScoreOf {
+  Cap cap;
+
+  __device__ __forceinline__ void set_scale(float scale) { cap.set_scale(scale); }
+
+  template <int Count>
+  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
+    float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < Count; ++i) largest[i % 2] = fmaxf(largest[i % 2], fabsf(products[i]));
+    // NaN is not the largest: either way keeps it.
+    const bool small = fmaxf(largest[0], largest[1]) <= cap.largest_small;
+    if (__all_sync(0xffffffff, small)) {
+#pragma unroll
+      for (float& product : products) product = cap.of_small(product);
+    } else {
+#pragma unroll
+      for (float& product : products) product = of_any(product);
+    }
+  }
+
+  __device__ __forceinline__ float exponent(float score, float ref) const {
+    return score - ref;
+  }
+  __device__ __forceinline__ float reference(float score) const {
+    return score;
+  }
+
+ private:
+  __device__ __forceinline__ float of_any(float product) const {
+    const float size = fabsf(product);
+    const float capped = cap.cap - 2 * cap.cap * rcp(ex2(size * cap.to_exponent) + 1);
+    return size <= cap.largest_small ? cap.of_small(product) : copysignf(capped, product);
+  }
+};
+
+using CappedScore = CappedScoreOf<SoftCap>;
+
+// A hook for P in 16 bits. P must survive packing to fp16 (65504) and sums in fp32: a thread adds
+// keys / 4 of P a row, so each is at most the bound: 256 on average, at most 256 * 256 / 4.
+template <class Score, int Keys>
+struct ScoreOf16BitP : Score {
+  static constexpr int kGroups = 1;    // of a block's keys, with numbers of their own
+  static constexpr float kTop = 1.0f;  // the largest P, where the reference is taken from its score
+  static constexpr float kTopLog2 = 0.0f;
+  static constexpr float kBound = 256.0f * Keys / 4;  // on guarded_sum(): above, the guard fires
+
+  // For a product of a group of keys, in one of the thread's rows.
+  __device__ __forceinline__ float exponent(int, int, float product, float ref) const {
+    return Score::exponent(product, ref);
+  }
+  // What reference() takes. The groups' largest products are compared by it.
+  __device__ __forceinline__ float comparable(int, int, float product) const { return product; }
+
+  using Result = StepResult;
+  __device__ __forceinline__ void add_up(const float (&parts)[1][2], int row,
+                                         StepResult& result) const {
+    result.block_sum[row] = parts[0][0] + parts[0][1];
+  }
+};
+
+}  // namespace fa3::cuda

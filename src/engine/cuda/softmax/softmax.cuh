@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Online softmax of one score block, in three steps that leave the same kind of state.
+//
+// A row keeps a reference `ref` (log2 units) and the sum of P = 2^(s - ref) over the keys seen so
+// far, s being the scores in log2 units. Softmax does not depend on ref; ref only must keep P in
+// range. A row's largest P is 1 (for e4m3: Score::kTop) where ref was taken from its score, so
+// that one key alone, or one that dominates the row, gives its V unrounded.
+//
+//   online_step        ref follows the row maximum: right for any scores, at the cost of a max, two
+//                      shuffles and a rescale a block.
+//   max_tracking_step  the same for e4m3's peaked rows (max_tracking_step.cuh).
+//   guarded_step       conditional (lazy) rescaling with an overflow guard: ref stays, so there is
+//                      no max, no shuffle and no rescale. The block's sum of P, needed anyway,
+//                      shows whether any P grew too large. Only then the guard fires and
+//                      rescale_after_guard() moves ref to the largest P. Where P overflowed the
+//                      scores are lost: the caller recomputes them and takes online_step().
+//
+// The rules side by side with the CPU's: docs/numerics.md.
+#pragma once
+
+#include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/softmax/constants.h"
+
+namespace fa3::cuda {
+
+// Above this, the reciprocal of P is not a normal fp32 number. The larger P may grow, the fewer
+// scores are recomputed, which takes as long as several steps.
+inline constexpr float kLargestRescalable = 0x1p126f;
+
+struct RowState {
+  float ref[kRowsPerThread] = {-kInfinity, -kInfinity};  // -inf: no key seen
+  float sum[kRowsPerThread] = {0.0f, 0.0f};              // this thread's columns only
+};
+
+// The block's sums of P by row, and what the rows' earlier sums and outputs are multiplied by.
+struct StepResult {
+  float block_sum[kRowsPerThread];
+  float rescale[kRowsPerThread] = {1.0f, 1.0f};
+};
+
+__device__ __forceinline__ float guarded_sum(const StepResult& result, int row) {
+  return result.block_sum[row];
+}
+
+// What rescale_after_guard() multiplies: neither may have overflowed.
+__device__ __forceinline__ float largest_sum(const StepResult& result, int row) {
+  return result.block_sum[row];
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// Sums of P while they grow: two accumulators a row for each of the score's groups of keys.
+template <class Score>
+struct BlockSums {
+  float part[kRowsPerThread][Score::kGroups][2] = {};
+
+  __device__ __forceinline__ void store(const Score& score, typename Score::Result& result) const {
+    for (int row = 0; row < kRowsPerThread; ++row) score.add_up(part[row], row, result);
+  }
+};
+
+// Scores [Begin, End) of the thread's first rows become P against `ref`.
+template <int Begin, int End, int Rows = kRowsPerThread, class Score, int Count>
+__device__ __forceinline__ void exponentiate(float (&scores)[Count], const float (&ref)[2],
+                                             const Score& score, BlockSums<Score>& sums) {
+#pragma unroll
+  for (int i = Begin; i < End; ++i) {
+    const int row = fragment_row_index(i), group = i / (Count / Score::kGroups);
+    if (Rows < kRowsPerThread && row >= Rows) continue;
+    scores[i] = ex2(score.exponent(group, row, scores[i], ref[row]));
+    sums.part[row][group][i % 2] += scores[i];
+  }
+}
+
+// The maximum of the thread's values [begin, end), constants at every call. In two parts a row: one
+// chain would wait for itself.
+template <int Count>
+__device__ __forceinline__ void partial_max(const float (&values)[Count], int begin, int end,
+                                            float (&partial)[kRowsPerThread][2]) {
+#pragma unroll
+  for (int i = begin; i < end; ++i) {
+    float& p = partial[fragment_row_index(i)][i % 2];
+    p = i < begin + 4 ? values[i] : fmaxf(p, values[i]);
+  }
+}
+
+template <int Rows = kRowsPerThread, int Count>
+__device__ __forceinline__ void row_max(const float (&values)[Count],
+                                        float (&max)[kRowsPerThread]) {
+  float partial[kRowsPerThread][2];
+  partial_max(values, 0, Count, partial);
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) {
+    max[row] = quad_max(fmaxf(partial[row][0], partial[row][1]));
+  }
+}
+
+// The maximum of scores whose groups are comparable only as the hook says.
+template <int Rows = kRowsPerThread, class Score, int Count>
+__device__ __forceinline__ void row_max(const float (&scores)[Count], const Score& score,
+                                        float (&max)[kRowsPerThread]) {
+  if constexpr (Score::kGroups == 1) {
+    row_max<Rows>(scores, max);
+#pragma unroll
+    for (int row = 0; row < Rows; ++row) max[row] = score.comparable(0, row, max[row]);
+  } else {
+    constexpr int kSize = Count / Score::kGroups;
+#pragma unroll
+    for (int group = 0; group < Score::kGroups; ++group) {
+      float partial[kRowsPerThread][2];
+      partial_max(scores, group * kSize, (group + 1) * kSize, partial);
+#pragma unroll
+      for (int row = 0; row < kRowsPerThread; ++row) {
+        const float x = score.comparable(group, row, fmaxf(partial[row][0], partial[row][1]));
+        max[row] = group == 0 ? x : fmaxf(max[row], x);
+      }
+    }
+#pragma unroll
+    for (float& x : max) x = quad_max(x);
+  }
+}
+
+// Moves `ref` to a larger maximum. Returns what P against the old reference is multiplied by;
+// `finite_ref` is what new P is computed against.
+template <class Score>
+__device__ __forceinline__ float move_reference(float& ref, float max, const Score& score,
+                                                float& finite_ref) {
+  const float old_ref = ref;
+  ref = fmaxf(old_ref, score.reference(max));
+  // A row that has seen no key: 2^(-inf - 0) = 0, where -inf - -inf would be NaN.
+  finite_ref = ref == -kInfinity ? 0.0f : ref;
+  return ex2(old_ref - finite_ref);
+}
+
+// Takes the thread's first rows; others are left as they are.
+template <int Rows = kRowsPerThread, class Score, int Count>
+__device__ __forceinline__ void online_step(float (&scores)[Count], RowState& rows,
+                                            const Score& score, typename Score::Result& result) {
+  float max[kRowsPerThread];
+  row_max<Rows>(scores, score, max);
+  float finite_ref[kRowsPerThread];
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) {
+    result.rescale[row] = move_reference(rows.ref[row], max[row], score, finite_ref[row]);
+  }
+  BlockSums<Score> sums;
+  exponentiate<0, Count, Rows>(scores, finite_ref, score, sums);
+  sums.store(score, result);
+}
+
+// `meanwhile` is called once the thread's first Early of P are there.
+template <int Early, class Score, int Count, class Meanwhile>
+__device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowState& rows,
+                                             const Score& score, typename Score::Result& result,
+                                             const Meanwhile& meanwhile) {
+  BlockSums<Score> sums;
+  exponentiate<0, Early>(scores, rows.ref, score, sums);
+  meanwhile();
+  exponentiate<Early, Count>(scores, rows.ref, score, sums);
+  sums.store(score, result);
+}
+
+// Whether P of some row of this warp grew too large for the guarded step.
+template <class Score>
+__device__ __forceinline__ bool guard_fires(const typename Score::Result& result) {
+  const bool within =  // NaN is not
+      guarded_sum(result, 0) <= Score::kBound && guarded_sum(result, 1) <= Score::kBound;
+  return __any_sync(0xffffffff, !within);
+}
+
+// Whether no P of this warp overflowed, or nearly.
+template <class Result>
+__device__ __forceinline__ bool can_rescale_after_guard(const Result& result) {
+  return __all_sync(0xffffffff, largest_sum(result, 0) <= kLargestRescalable &&
+                                    largest_sum(result, 1) <= kLargestRescalable);
+}
+
+// Moves ref of the rows out of range to their largest P, which becomes Score::kTop; other rows are
+// multiplied by exactly one.
+template <class Score, int Count>
+__device__ __forceinline__ void rescale_after_guard(float (&p)[Count], RowState& rows,
+                                                    typename Score::Result& result) {
+  float max[kRowsPerThread];
+  row_max(p, max);
+  const unsigned quad = 0xfu << (threadIdx.x % kWarpSize & ~3u);
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    const bool within = guarded_sum(result, row) <= Score::kBound;
+    const bool fired = (__ballot_sync(0xffffffff, !within) & quad) != 0;
+    result.rescale[row] = fired ? Score::kTop * rcp(max[row]) : 1.0f;
+    result.block_sum[row] *= result.rescale[row];
+    if (fired) rows.ref[row] += lg2(max[row]) - Score::kTopLog2;
+  }
+#pragma unroll
+  for (int i = 0; i < Count; ++i) p[i] *= result.rescale[fragment_row_index(i)];
+}
+
+}  // namespace fa3::cuda
