@@ -181,6 +181,14 @@ typedef struct fa3_options {
    * the work runs, so that a CUDA graph that is launched again takes what is there then. */
   const uint64_t* dropout_seed_at;
   const uint64_t* dropout_offset_at; /**< the same for dropout_offset */
+  /** Where the call's first sequence, query head, query and key lie in what one mask is drawn for:
+   * a call on a part of it, such as a rank's of a context-parallel group, drops what the whole call
+   * does. Each >= 0; the first two below 2^31, the others below 2^33 together with their lengths,
+   * dropout_query a multiple of 16, dropout_key of 64. */
+  int64_t dropout_sequence;
+  int64_t dropout_head;
+  int64_t dropout_query;
+  int64_t dropout_key;
 } fa3_options;
 
 /** Rows that share a scale in block quantization.

@@ -53,6 +53,10 @@ BOTH_PASSES = (
     "SymInt window_shift=0",
     "int sm_margin=0",
     "float dropout_p=0.0",
+    "SymInt dropout_sequence=0",
+    "SymInt dropout_head=0",
+    "SymInt dropout_query=0",
+    "SymInt dropout_key=0",
 )
 # The last ones have no gradient: caches and quantized tensors.
 FORWARD = (
@@ -98,12 +102,27 @@ def window_ends(window, name="window"):
     return -1 if left is None else left, -1 if right is None else right
 
 
+def dropout_origin(origin):
+    """Its four coordinates for the operators."""
+    try:
+        sequence, head, query, key = origin
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"dropout_origin: expected (sequence, head, query, key), got {origin!r}"
+        ) from None
+    return sequence, head, query, key
+
+
 # Options that the public functions take in another form: the name and default there, and what
 # turns a value into the operators' values.
 PUBLIC_FORMS = {
     "window_left": ("window", (-1, -1), window_ends),
     "window_right": ("window", (-1, -1), window_ends),
     "engine": ("engine", "auto", lambda name: (engine_id(name),)),
+    **dict.fromkeys(
+        ("dropout_sequence", "dropout_head", "dropout_query", "dropout_key"),
+        ("dropout_origin", (0, 0, 0, 0), dropout_origin),
+    ),
 }
 
 

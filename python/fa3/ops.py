@@ -106,10 +106,12 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
             (Srivastava et al., 2014); the others are divided by 1 - dropout_p. The LSE is as
             without. Rounded to a multiple of 2^-16. Which weights they are is a function of the
             seed and of the sequence, query head, query and key alone (fa3.dropout_mask), drawn with
-            Philox-4x32-7 (Salmon et al., SC'11). CPU engines only; not with FP8, page_table or
-            batch_index.
+            Philox-4x32-7 (Salmon et al., SC'11). Not with FP8, page_table or batch_index.
         dropout_seed: (seed, offset), two integers, or an int64 tensor of them on q's device. None:
             drawn from the generator, of torch tensors only.
+        dropout_origin: (sequence, query head, query, key), where the call's first ones lie in what
+            one mask is drawn for: parts of a batch, such as the ranks' of a context-parallel group,
+            drop what the whole does. Queries count from a multiple of 16, keys from one of 64.
         generator: torch only: the torch.Generator that gives dropout's seed, on q's device; None is
             the device's own. A call with dropout draws two numbers from it, others none.
         sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for

@@ -34,6 +34,7 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     window_shift: int
     sm_margin: int
     dropout_p: float | None
+    dropout_origin: tuple[int, int, int, int] | None
 
 class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     page_table: Array | None

@@ -54,6 +54,10 @@ void read_options(Reader* read, Params* params) {
   read->integer("window_shift", &options->window_shift);
   read->integer("sm_margin", &options->sm_margin);
   read->real("dropout_p", &options->dropout_p);
+  read->integer("dropout_sequence", &options->dropout_sequence);
+  read->integer("dropout_head", &options->dropout_head);
+  read->integer("dropout_query", &options->dropout_query);
+  read->integer("dropout_key", &options->dropout_key);
 }
 
 struct Forward {

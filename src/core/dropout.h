@@ -42,12 +42,20 @@ FA3_HD constexpr int dropout_half_of(int64_t key) {
   return static_cast<int>(key % 2);
 }
 
+// Where a call's first sequence, query head, query and key lie in what one mask is drawn for, so
+// that a part of it drops what the whole does. Queries and keys as words of the counter: they begin
+// at multiples of kDropoutQueries and kDropoutKeys.
+struct DropoutOrigin {
+  uint32_t sequence = 0, head = 0, query_word = 0, key_word = 0;
+};
+
 // The counter is (head, key word, sequence, query word). So in rounds 1 to 3 no product depends on
 // both the query and the key: they are made once for a query, and once for a key of a head.
 struct DropoutHead {
-  PhiloxKey key;                 // of the call
-  uint32_t of_keys, of_queries;  // round 1, without the key or query word
-  uint32_t to_queries, to_keys;  // into round 2, with its key
+  PhiloxKey key;                  // of the call
+  uint32_t query_word, key_word;  // of the origin
+  uint32_t of_keys, of_queries;   // round 1, without the key or query word
+  uint32_t to_queries, to_keys;   // into round 2, with its key
 };
 
 struct DropoutQuery {
@@ -58,16 +66,24 @@ struct DropoutKey {
   uint32_t word0, word1, word2;  // of round 3
 };
 
-FA3_HD constexpr DropoutHead dropout_head(PhiloxKey key, int64_t sequence, int64_t head) {
-  const PhiloxWords one =
-      philox_round({{static_cast<uint32_t>(head), 0, static_cast<uint32_t>(sequence), 0}}, key);
+FA3_HD constexpr DropoutHead dropout_head(PhiloxKey key, int64_t sequence, int64_t head,
+                                          const DropoutOrigin& origin = {}) {
+  const PhiloxWords one = philox_round({{static_cast<uint32_t>(head) + origin.head, 0,
+                                         static_cast<uint32_t>(sequence) + origin.sequence, 0}},
+                                       key);
   const PhiloxKey round2 = philox_round_key(key, 2);
-  return {key, one.word[0], one.word[2], one.word[1] ^ round2.word[0],
+  return {key,
+          origin.query_word,
+          origin.key_word,
+          one.word[0],
+          one.word[2],
+          one.word[1] ^ round2.word[0],
           one.word[3] ^ round2.word[1]};
 }
 
 FA3_HD constexpr DropoutQuery dropout_query(const DropoutHead& head, uint32_t query_word) {
-  const uint64_t two = uint64_t{kPhiloxFactor1} * (head.of_queries ^ query_word);
+  const uint64_t two =
+      uint64_t{kPhiloxFactor1} * (head.of_queries ^ (head.query_word + query_word));
   const uint64_t three =
       uint64_t{kPhiloxFactor0} * (static_cast<uint32_t>(two >> 32) ^ head.to_queries);
   const PhiloxKey round3 = philox_round_key(head.key, 3);
@@ -76,7 +92,7 @@ FA3_HD constexpr DropoutQuery dropout_query(const DropoutHead& head, uint32_t qu
 }
 
 FA3_HD constexpr DropoutKey dropout_key(const DropoutHead& head, uint32_t key_word) {
-  const uint64_t two = uint64_t{kPhiloxFactor0} * (head.of_keys ^ key_word);
+  const uint64_t two = uint64_t{kPhiloxFactor0} * (head.of_keys ^ (head.key_word + key_word));
   const uint64_t three =
       uint64_t{kPhiloxFactor1} * (static_cast<uint32_t>(two >> 32) ^ head.to_keys);
   return {static_cast<uint32_t>(three >> 32), static_cast<uint32_t>(three),
@@ -139,6 +155,7 @@ struct Dropout {
   uint64_t seed = 0, offset = 0;
   const uint64_t* seed_at = nullptr;  // where they are instead; in the tensors' memory
   const uint64_t* offset_at = nullptr;
+  DropoutOrigin origin;
 
   FA3_HD constexpr bool on() const { return threshold != 0; }
   // 1 / (1 - p) for the p of the draws; 0 where nothing is kept.
@@ -155,6 +172,10 @@ struct Dropout {
   FA3_HD constexpr PhiloxKey call_key() const {
     return dropout_call_key(seed_at != nullptr ? *seed_at : seed,
                             offset_at != nullptr ? *offset_at : offset);
+  }
+  // call_key: call_key()'s.
+  FA3_HD constexpr DropoutHead head(PhiloxKey call_key, int64_t sequence, int64_t number) const {
+    return dropout_head(call_key, sequence, number, origin);
   }
 };
 

@@ -44,7 +44,7 @@ struct BackwardShape {
   // What a weight is multiplied by.
   __device__ double kept(int b, int h, int row, int key) const {
     if (!dropout.on()) return 1;
-    const DropoutHead head = dropout_head(dropout.call_key(), b, h);
+    const DropoutHead head = dropout.head(dropout.call_key(), b, h);
     return DropoutRow(dropout, head, row).keeps(key) ? dropout.scale() : 0;
   }
   // Of LSEs: (sequence, head, row) or (head, row).

@@ -60,6 +60,10 @@ class Options(ctypes.Structure):
         ("dropout_offset", ctypes.c_uint64),
         ("dropout_seed_at", ctypes.c_void_p),
         ("dropout_offset_at", ctypes.c_void_p),
+        ("dropout_sequence", ctypes.c_int64),
+        ("dropout_head", ctypes.c_int64),
+        ("dropout_query", ctypes.c_int64),
+        ("dropout_key", ctypes.c_int64),
     ]
 
 

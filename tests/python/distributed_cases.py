@@ -189,6 +189,36 @@ def every_method_equals_the_oracle(world):
         within(got, [x.numpy() for x in values], [x.numpy() for x in limits], what)
 
 
+def dropout_is_that_of_one_process(world):
+    """Same seed, same mask: what is left are roundings, 1e-5 of float32 values about 1."""
+    documents = (128 * world, 0, 256 * world)
+    cases = list(itertools.product(methods(world), LAYOUTS, MASKS[:4], (128 * world, documents)))
+    random.Random(2).shuffle(cases)
+    for (method, degree), layout, mask, lengths in cases[: 8 if QUICK else 40]:
+        if layout == "contiguous" and lengths is documents:
+            continue  # cuts documents between two multiples of 64 rows
+        rows = lengths if isinstance(lengths, int) else sum(lengths)
+        tensors = inputs(rows, world, batch=2 if isinstance(lengths, int) else None)
+        options = {**mask, "dropout_p": 0.3, "dropout_seed": (17, 4)}
+        got = both_passes(tensors, lengths, layout, method=method, ulysses_degree=degree, **options)
+        expected = cut(at_once(tensors, lengths, **options), lengths, layout)
+        for x, y in zip(got, expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=2e-5, atol=2e-5, msg=f"{method} {layout} {mask}")
+
+
+def a_drawn_seed_is_the_first_ranks(world):
+    tensors = inputs(128 * world, world, batch=1)
+    leaves = [distributed.shard(x) for x in tensors[:3]]
+    outs = []
+    for _ in range(2):
+        torch.manual_seed(dist.get_rank())
+        outs.append(distributed.attention(*leaves, dropout_p=0.5))
+    assert torch.equal(*outs)
+    torch.manual_seed(0)
+    expected = fa3.attention(*tensors[:3], dropout_p=0.5)
+    torch.testing.assert_close(outs[0], distributed.shard(expected), rtol=2e-5, atol=2e-5)
+
+
 def rms(got, expected):
     return float(np.sqrt(np.square(np.asarray(got) - expected).mean()))
 
@@ -356,7 +386,9 @@ def ranks_that_disagree_learn_it_by_one_sentence(world):
         sentences: list = [None] * world
         dist.all_gather_object(sentences, refused(one, *words))
         assert len(set(sentences)) == 1, sentences
-    refused(call(dropout_p=0.1), "rank 0: dropout_p: expected 0", kind=fa3.Unsupported)
+    begins = "rank 0: dropout_p: expected 0, or parts that begin at multiples of 64 rows"
+    refused(call(dropout_p=0.1), begins, kind=fa3.Unsupported)
+    refused(call(dropout_p=1.5), "rank 0: dropout_p: expected a probability from 0 to 1")
     refused(call(q.numpy(), k, v), "rank 0: q: expected a torch.Tensor", kind=TypeError)
     call()()  # the group still works
 
@@ -440,6 +472,8 @@ CASES = [
     a_group_may_be_some_ranks_or_a_mesh,
     ranks_that_disagree_learn_it_by_one_sentence,
     a_kind_of_call_is_agreed_upon_once,
+    dropout_is_that_of_one_process,
+    a_drawn_seed_is_the_first_ranks,
     autocast_holds,
     a_plan_says_why,
     names_of_ring_flash_attn_give_the_same,

@@ -55,6 +55,17 @@ def dense_mask(lengths, mask):
     return seen
 
 
+def keys_of(stage, rows):
+    """The row of the stream that each key of a stage is, of the rows that ranks hold."""
+    keys = np.full(stage.num_keys, -1)
+    for source, ranges, places in stage.fetches:
+        for (a, b), (c, d) in zip(ranges, places, strict=True):
+            assert (keys[c:d] == -1).all()
+            keys[c:d] = rows[source][a:b]
+    assert (keys >= 0).all()
+    return keys
+
+
 def counted(schedule):
     """How often the calls of all ranks multiply each row of the stream by each key."""
     layout, lengths, world = schedule.layout, schedule.lengths, schedule.world
@@ -62,12 +73,7 @@ def counted(schedule):
     times = np.zeros((sum(lengths), sum(lengths)), int)
     for rank, index in itertools.product(range(world), range(schedule.num_stages)):
         stage = schedule.stage(rank, index)
-        keys = np.full(stage.num_keys, -1)
-        for source, ranges, places in stage.fetches:
-            for (a, b), (c, d) in zip(ranges, places, strict=True):
-                assert (keys[c:d] == -1).all()
-                keys[c:d] = rows[source][a:b]
-        assert (keys >= 0).all()
+        keys = keys_of(stage, rows)
         for call in stage.calls:
             for (a, b), (c, d) in call.sequences():
                 seen = oracle.visibility(b - a, d - c, window=call.window, window_shift=call.shift)
@@ -86,6 +92,29 @@ def test_every_visible_pair_is_computed_once(method, layout):
         schedule = Schedule(sizes_of(method, world), layout, lengths, mask)
         expected = dense_mask(lengths, mask)
         assert (counted(schedule) == expected).all(), (world, lengths, mask)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_calls_that_know_their_place_do_too(method, layout):
+    step = 4
+    documents = [tuple(4 * step * n for n in (3, 0, 1)), (8 * step,), (step * 60,)]
+    for world, lengths, mask in itertools.product((1, 2, 3), documents, MASKS):
+        held = [pieces(layout, lengths, world, rank) for rank in range(world)]
+        if any(piece.begin % step for of in held for piece in of):
+            continue
+        schedule = Schedule(sizes_of(method, world), layout, lengths, mask, step=step)
+        assert (counted(schedule) == dense_mask(lengths, mask)).all(), (world, lengths, mask)
+        starts = [0, *itertools.accumulate(lengths)]
+        for rank, index in itertools.product(range(world), range(schedule.num_stages)):
+            rows = rows_of(layout, lengths, world, rank)
+            stage = schedule.stage(rank, index)
+            keys = keys_of(stage, [rows_of(layout, lengths, world, r) for r in range(world)])
+            for call in stage.calls:
+                document, query, key = call.origin
+                begins = starts[document] + query, starts[document] + key
+                assert (rows[call.rows[0]], keys[call.keys[0]]) == begins
+                assert query % step == 0 and key % step == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -58,8 +58,6 @@ def over_ranks(alone: Callable, group, documents: dict[str, Any]) -> Callable:
             )
         if getattr(attention_mask, "is_padded", False):
             raise Unsupported("attention_mask: expected no padding in a stream of documents")
-        if dropout:
-            raise Unsupported(f"dropout: expected 0 over several ranks, got {dropout}")
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         causal = module.is_causal if is_causal is None else is_causal
         out = distributed.attention(
@@ -75,6 +73,7 @@ def over_ranks(alone: Callable, group, documents: dict[str, Any]) -> Callable:
             scale=scaling,
             sink=None if s_aux is None else s_aux.float(),
             cu_seqlens=documents["cu_seqlens"],
+            dropout_p=dropout,
             deterministic=bool(deterministic),
         )
         return out[None], None

@@ -2,10 +2,11 @@
 """Drop-in for the package ring_flash_attn: its functions, its order, over fa3.distributed.
 
 Partial results merge in float32, unlike there. Rows of every rank must be equally many, as there.
-alibi_slopes and dropout are refused by name. With return_attn_probs the functions return (out,
-lse, None). The functions of packed tensors (_qkvpacked_func, _kvpacked_func) take what is behind
-qkv, or q and kv, as the others do. stripe_flash_attn_func, whose ranks hold every n-th row, is not
-here: zigzag balances as well, in fewer and longer runs of rows.
+Dropout draws one mask for all ranks. alibi_slopes is refused by name. With return_attn_probs the
+functions return (out, lse, None). The functions of packed tensors (_qkvpacked_func,
+_kvpacked_func) take what is behind qkv, or q and kv, as the others do. stripe_flash_attn_func,
+whose ranks hold every n-th row, is not here: zigzag balances as well, in fewer and longer runs of
+rows.
 """
 
 import inspect

@@ -69,6 +69,8 @@ def attention(
     seqlen: int | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    dropout_seed: Any = None,
+    generator: torch.Generator | None = None,
     deterministic: bool = False,
     sm_margin: int = 0,
     num_threads: int = 0,
@@ -104,7 +106,9 @@ def attention(
         seqlen: rows of the whole sequence, needed where they do not divide by the parts.
         cu_seqlens: cumulative lengths of the whole stream's documents, from 0, the same on every
             rank. In host memory: the schedule follows from them.
-        dropout_p: 0; dropout is refused.
+        dropout_p, dropout_seed, generator: those of fa3.attention. The mask is that of the whole on
+            one device, whatever the method. The seed is the same on every rank; None: the first
+            rank's, drawn from its generator. Parts begin at multiples of 64 rows of their document.
         deterministic: gradients repeat bit by bit. The forward pass always does.
         sm_margin, num_threads: those of fa3.attention.
         return_lse: also return the LSE, (b, hq, s) or (hq, s), differentiable.
@@ -115,7 +119,7 @@ def attention(
 
     Raises:
         fa3.InvalidArgument: a call is wrong, or ranks disagree: the same sentence on every rank.
-        fa3.Unsupported: what fa3.attention refuses, and dropout.
+        fa3.Unsupported: what fa3.attention refuses, and dropout where parts begin anywhere.
         fa3.CommunicationError: a rank has ended, or is later than the group's timeout.
     """
     q, k, v = as_autocast_wants(q, k, v)
@@ -134,6 +138,8 @@ def attention(
         seqlen=seqlen,
         cu_seqlens=cu_seqlens,
         dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+        generator=generator,
         options={
             "softcap": softcap,
             "scale": scale,

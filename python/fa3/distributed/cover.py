@@ -33,19 +33,27 @@ class Band(NamedTuple):
 NOTHING = Band(FAR, -FAR)
 
 
+class Origin(NamedTuple):
+    """What the first query and the first key are: a document and positions in it."""
+
+    document: int
+    query: int
+    key: int
+
+
 class Rectangle(NamedTuple):
     """Query rows and keys, half-open ranges of indices, and the band of what is seen."""
 
     rows: Range
     keys: Range
     band: Band
+    origin: Origin
 
     def moved(self, begin: int) -> "Rectangle":
         """The same with its keys at another place."""
         by = begin - self.keys[0]
-        return Rectangle(
-            self.rows, (begin, self.keys[1] + by), Band(self.band.low + by, self.band.high + by)
-        )
+        band = Band(self.band.low + by, self.band.high + by)
+        return self._replace(keys=(begin, self.keys[1] + by), band=band)
 
     def normal(self) -> Band:
         """The band without bounds that exclude nothing here; NOTHING if nothing is seen."""
@@ -55,23 +63,28 @@ class Rectangle(NamedTuple):
             return NOTHING
         return Band(low if low > nearest else -FAR, high if high < farthest else FAR)
 
-    def trimmed(self) -> "Rectangle":
-        """Without rows that see no key and keys that no row sees."""
-        (a, b), (c, d), (low, high) = self
-        a, b = max(a, c - high), min(b, d - low)
-        return Rectangle((a, b), (max(c, a + low), min(d, b + high)), self.band)
+    def trimmed(self, step: int = 1) -> "Rectangle":
+        """Without rows that see no key and keys that no row sees; whole steps at the beginnings."""
+        (a, b), (c, d), (low, high), origin = self
+        rows = max(0, c - high - a) // step * step
+        a, b = a + rows, min(b, d - low)
+        keys = max(0, a + low - c) // step * step
+        origin = Origin(origin.document, origin.query + rows, origin.key + keys)
+        return Rectangle((a, b), (c + keys, min(d, b + high)), self.band, origin)
 
 
 class Call(NamedTuple):
     """One call of attention: query rows, keys, the mask, and the lengths of several sequences.
 
-    cu_rows and cu_keys are () for one sequence, else cumulative lengths from 0.
+    cu_rows and cu_keys are () for one sequence, else cumulative lengths from 0. The origin is that
+    of the first sequence.
     """
 
     rows: Range
     keys: Range
     window: tuple[int, int]  # -1: unbounded
     shift: int
+    origin: Origin
     cu_rows: tuple[int, ...] = ()
     cu_keys: tuple[int, ...] = ()
 
@@ -87,13 +100,19 @@ class Call(NamedTuple):
             )
 
 
-def rectangles(queries: Sequence[Piece], keys: Sequence[Piece], mask: Mask) -> list[Rectangle]:
-    """What of the mask lies between two lists of pieces, in indices of rows of these lists."""
+def rectangles(
+    queries: Sequence[Piece], keys: Sequence[Piece], mask: Mask, step: int = 0
+) -> list[Rectangle]:
+    """What of the mask lies between two lists of pieces, in indices of rows of these lists.
+
+    With a step, rows and keys of a rectangle are neighbours in their document, and begin a multiple
+    of it behind the beginning of their piece.
+    """
     of_queries, of_keys = by_document(queries), by_document(keys)
     found = []
     for document in sorted(of_queries.keys() & of_keys.keys()):
         cells = [[cell(q, k, mask) for k in of_keys[document]] for q in of_queries[document]]
-        found += [r.trimmed() for r in cover(cells)]
+        found += [r.trimmed(step or 1) for r in (apart(cells) if step else cover(cells))]
     return found
 
 
@@ -113,7 +132,13 @@ def cell(queries: tuple[int, Piece], keys: tuple[int, Piece], mask: Mask) -> Rec
     moved = (k.begin - key) - (q.begin - row)
     low = -FAR if mask.left is None else -mask.left - moved
     high = FAR if mask.right is None else mask.right - moved
-    return Rectangle((row, row + q.end - q.begin), (key, key + k.end - k.begin), Band(low, high))
+    rows, seen = (row, row + q.end - q.begin), (key, key + k.end - k.begin)
+    return Rectangle(rows, seen, Band(low, high), Origin(q.document, q.begin, k.begin))
+
+
+def apart(cells: list[list[Rectangle]]) -> list[Rectangle]:
+    """The cells of a grid that see anything."""
+    return [one for line in cells for one in line if one.normal() != NOTHING]
 
 
 def cover(cells: list[list[Rectangle]]) -> list[Rectangle]:
@@ -125,7 +150,7 @@ def cover(cells: list[list[Rectangle]]) -> list[Rectangle]:
     keys = cells[0][0].keys[0], cells[0][-1].keys[1]
     for candidate in dict.fromkeys([*(one.normal() for one in flat), *(one.band for one in flat)]):
         if all(one._replace(band=candidate).normal() == one.normal() for one in flat):
-            return [Rectangle(rows, keys, candidate)]
+            return [Rectangle(rows, keys, candidate, flat[0].origin)]
     ways = []
     if len(cells) > 1:
         ways.append([*cover(cells[:1]), *cover(cells[1:])])
@@ -174,8 +199,9 @@ def mask_of(one: Rectangle) -> tuple[tuple[int, int], int]:
 def packed(members: list[Rectangle], window: tuple[int, int], shift: int) -> Call:
     rows = members[0].rows[0], members[-1].rows[1]
     keys = members[0].keys[0], members[-1].keys[1]
+    origin = members[0].origin
     if len(members) == 1:
-        return Call(rows, keys, window, shift)
+        return Call(rows, keys, window, shift, origin)
     cu_rows, cu_keys = [0], [0]
 
     def until(row: int, key: int) -> None:
@@ -188,4 +214,4 @@ def packed(members: list[Rectangle], window: tuple[int, int], shift: int) -> Cal
         until(one.rows[0] - rows[0], cu_keys[-1])
         until(cu_rows[-1], one.keys[0] - keys[0])
         until(one.rows[1] - rows[0], one.keys[1] - keys[0])
-    return Call(rows, keys, window, shift, tuple(cu_rows), tuple(cu_keys))
+    return Call(rows, keys, window, shift, origin, tuple(cu_rows), tuple(cu_keys))

@@ -24,8 +24,10 @@ from fa3.distributed.run import Plan
 from fa3.distributed.schedule import Schedule
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.dropout import given_or_drawn
 
 METHODS = "auto", "ring", "all_gather", "ulysses", "hybrid"
+DROPOUT_STEP = 64  # rows, from whose multiples on dropout_origin counts queries and keys
 
 
 class Described(NamedTuple):
@@ -36,16 +38,21 @@ class Described(NamedTuple):
 def describe(q, k, v, *, group, **arguments) -> Described:
     group = group_of(group)
     facts: dict[str, Any] = {}
-    error = None
+    error = seed = None
     try:
         refuse_wrong_tensors(q, k, v)
         refuse_other_backend(q, group)
         facts = facts_of(q, k, v, dist.get_world_size(group), dist.get_rank(group), arguments)
+        if arguments["dropout_p"]:
+            seed = given_or_drawn(arguments["dropout_seed"], q.device, arguments["generator"])
     except (InvalidArgument, Unsupported, TypeError) as found:
         error = found
     agree(group, facts, error)
     plan = plan_of(group, dist.get_rank(group), dist.get_world_size(group), tuple(facts.items()))
-    return plan._replace(plan=plan.plan._replace(options=arguments["options"]))
+    if seed is not None and arguments["dropout_seed"] is None:
+        dist.broadcast(seed, dist.get_global_rank(group, 0), group=group)
+    options = arguments["options"] | {"dropout_p": arguments["dropout_p"], "dropout_seed": seed}
+    return plan._replace(plan=plan.plan._replace(options=options))
 
 
 def group_of(group):
@@ -115,12 +122,8 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
             raise InvalidArgument(
                 f"{name}: expected one of {', '.join(known)}, got {chosen[name]!r}"
             )
-    if arguments["dropout_p"]:
-        raise Unsupported(
-            "dropout_p: expected 0: dropout counts rows and keys from the first that a call has, "
-            f"and each rank's calls would count them anew, got {arguments['dropout_p']}"
-        )
     lengths = lengths_of(q, world, arguments["seqlen"], arguments["cu_seqlens"])
+    refuse_dropout(arguments["dropout_p"], lengths, chosen["layout"], world)
     refuse_other_rows(q, lengths, chosen["layout"], world, rank)
     sink, options = arguments["sink"], arguments["options"]
     if sink is not None and (tuple(sink.shape) != (q.shape[-2],) or sink.dtype != torch.float32):
@@ -142,6 +145,8 @@ def facts_of(q, k, v, world: int, rank: int, arguments) -> dict[str, Any]:
         "ulysses_degree": degree,
         "stages": sizes_of(world, degree, arguments),
         "sink": sink is not None,
+        "dropout_p": arguments["dropout_p"],
+        "dropout_seed": "drawn" if arguments["dropout_seed"] is None else "given",
         "gradients": torch.is_grad_enabled() and any(needs),
         **{name: options[name] for name in ("softcap", "scale", "deterministic")},
     }
@@ -178,6 +183,21 @@ def refuse_other_rows(q, lengths, layout: str, world: int, rank: int) -> None:
         raise InvalidArgument(
             f"q: expected {rows} rows, this rank's of {sum(lengths)} in the layout {layout}, got "
             f"{q.shape[-3]}{hint}"
+        )
+
+
+def refuse_dropout(p: float, lengths, layout: str, world: int) -> None:
+    """Where parts begin between two multiples of a step, no call could say which they have."""
+    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        raise InvalidArgument(f"dropout_p: expected a probability from 0 to 1, got {p!r}")
+    parts = (piece for rank in range(world) for piece in pieces(layout, lengths, world, rank))
+    wrong = next((piece for piece in parts if piece.begin % DROPOUT_STEP), None)
+    if p and wrong is not None:
+        number = 2 * world if layout == "zigzag" else world
+        raise Unsupported(
+            f"dropout_p: expected 0, or parts that begin at multiples of {DROPOUT_STEP} rows of "
+            f"their document, got one that begins at row {wrong.begin} of document "
+            f"{wrong.document} with {number} parts; pad to a multiple of {DROPOUT_STEP * number}"
         )
 
 
@@ -233,9 +253,10 @@ def plan_of(group, rank: int, world: int, facts: Sequence[tuple[str, Any]]) -> D
         sizes = known["stages"] or of_method(world // size)
     layout, lengths = known["layout"], known["lengths"]
     joins = known["q"][0] in ("packed", "batch 1")
-    schedule = Schedule(sizes, layout, lengths, known["mask"], joins)
+    step = DROPOUT_STEP if known["dropout_p"] else 0
+    schedule = Schedule(sizes, layout, lengths, known["mask"], joins, step)
     ring = Ring(group, world // size, rank // size, size, rank % size)
-    plan = Plan(schedule, ring, {})
+    plan = Plan(schedule, ring, {}, rank % size * (known["q"][1] // size))
     return Described(plan, team_of(group, rank, world, size, layout, lengths))
 
 

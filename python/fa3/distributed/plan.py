@@ -18,6 +18,7 @@ DEFAULTS = {
     "seqlen": None,
     "cu_seqlens": None,
     "dropout_p": 0.0,
+    "dropout_seed": None,
 }
 OF_CALLS = {"softcap": 0.0, "scale": None, "deterministic": False}
 

@@ -25,6 +25,7 @@ class Plan(NamedTuple):
     schedule: Schedule
     ring: Ring
     options: dict[str, Any]  # of every call: scale, softcap, deterministic, ...
+    first_head: int = 0  # of this rank's query heads in the whole's
 
     def stages(self) -> list[Stage]:
         return [self.schedule.stage(self.ring.rank, i) for i in range(self.schedule.num_stages)]
@@ -90,6 +91,9 @@ def options_of(plan: Plan, call: Call, device, **more) -> list:
         for name, cu in (("q", call.cu_rows), ("k", call.cu_keys)):
             window[f"cu_seqlens_{name}"] = on_device(cu, device)
             window[f"max_seqlen_{name}"] = longest(cu)
+    if plan.options["dropout_p"]:
+        document, query, key = call.origin
+        more["dropout_origin"] = document, plan.first_head, query, key
     return in_order("attention", {**plan.options, **window, **more})
 
 

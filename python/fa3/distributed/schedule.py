@@ -48,6 +48,8 @@ class Schedule:
     sizes: of how many ranks the keys of each stage are, the rank's own first, then those of the
     ranks before it. (1, 1, 1, 1) is a ring, (4,) gathers all keys at once.
     joins: a call may have several sequences, as packed tensors do and batches do not.
+    step: if not 0, a call has neighbouring rows and neighbouring keys of one document, which begin
+    at multiples of it if the pieces do: what dropout needs to know its place.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class Schedule:
         lengths: Sequence[int],
         mask: Mask,
         joins: bool = True,
+        step: int = 0,
     ) -> None:
         self.starts = tuple(itertools.accumulate(sizes, initial=0))
         self.num_stages, self.world = len(sizes), self.starts[-1]
         self.layout, self.lengths = layout, tuple(lengths)
-        self.mask, self.joins = mask, joins
+        self.mask, self.joins, self.step = mask, joins and not step, step
         # Caches of methods would keep schedules alive.
         self.stage = functools.cache(self._stage)
         self.pieces = functools.cache(self._pieces)
@@ -90,7 +93,7 @@ class Schedule:
     def _stage(self, rank: int, index: int) -> Stage:
         sources = tuple(sorted((rank - by) % self.world for by in self.distances(index)))
         keys, runs = self.keys_of(sources)
-        found = rectangles(self.pieces(rank), keys, self.mask)
+        found = rectangles(self.pieces(rank), keys, self.mask, self.step)
         own = sources == (rank,)
         wanted = [(0, self.num_rows(rank))] if own else joined(r.keys for r in found)
         starts = [0, *itertools.accumulate(end - begin for begin, end in wanted)]

@@ -30,19 +30,23 @@ def seeded(q, options, generator):
         return options
     if "torch.distributed.tensor" in sys.modules:
         refuse_sharded(q)
-    if seed is None:
-        seed = draw(q.device, generator)
-    elif generator is not None:
-        raise InvalidArgument("generator: expected None beside dropout_seed, got both")
-    elif not isinstance(seed, torch.Tensor):
-        seed = from_pair(seed, q.device)
-    elif seed.dtype != torch.int64 or seed.shape != (2,):
-        refuse_seed(seed)
-    elif seed.device != q.device:
-        raise InvalidArgument(
-            f"dropout_seed: expected it on {q.device}, as q is, got {seed.device}"
-        )
+    seed = given_or_drawn(seed, q.device, generator)
     return [*options[:DROPOUT_SEED], seed, *options[DROPOUT_SEED + 1 :]]
+
+
+def given_or_drawn(seed, device, generator):
+    """A caller's dropout_seed as a tensor on the device."""
+    if seed is None:
+        return draw(device, generator)
+    if generator is not None:
+        raise InvalidArgument("generator: expected None beside dropout_seed, got both")
+    if not isinstance(seed, torch.Tensor):
+        return from_pair(seed, device)
+    if seed.dtype != torch.int64 or seed.shape != (2,):
+        refuse_seed(seed)
+    if seed.device != device:
+        raise InvalidArgument(f"dropout_seed: expected it on {device}, as q is, got {seed.device}")
+    return seed
 
 
 def from_pair(seed, device):

@@ -102,13 +102,36 @@ Status describe_mask(const fa3_options& options, Problem* problem) {
   return {};
 }
 
+// Words of Philox's counter have 32 bits; tiles begin where a call of the generator does.
+Status describe_origin(const fa3_options& options, DropoutOrigin* origin) {
+  constexpr int64_t kMostRows = int64_t{1} << 33, kMostOthers = int64_t{1} << 31;
+  const struct {
+    const char* name;
+    int64_t at, step, most;
+  } coordinates[] = {{"dropout_sequence", options.dropout_sequence, 1, kMostOthers},
+                     {"dropout_head", options.dropout_head, 1, kMostOthers},
+                     {"dropout_query", options.dropout_query, kDropoutQueries, kMostRows},
+                     {"dropout_key", options.dropout_key, kDropoutKeys, kMostRows}};
+  for (const auto& [name, at, step, most] : coordinates) {
+    if (at >= 0 && at < most && at % step == 0) continue;
+    return invalid(name, ": expected ", step > 1 ? concat("a multiple of ", step) : "a number",
+                   " from 0 to ", most - 1, ", got ", at);
+  }
+  *origin = {.sequence = static_cast<uint32_t>(options.dropout_sequence),
+             .head = static_cast<uint32_t>(options.dropout_head),
+             .query_word = dropout_query_word(options.dropout_query),
+             .key_word = dropout_key_word(options.dropout_key)};
+  return {};
+}
+
 Status describe_dropout(const fa3_options& options, Dropout* dropout) {
   FA3_TRY(check_probability(options.dropout_p));
-  *dropout = {.threshold = dropout_threshold(options.dropout_p),
-              .seed = options.dropout_seed,
-              .offset = options.dropout_offset,
-              .seed_at = options.dropout_seed_at,
-              .offset_at = options.dropout_offset_at};
+  FA3_TRY(describe_origin(options, &dropout->origin));
+  dropout->threshold = dropout_threshold(options.dropout_p);
+  dropout->seed = options.dropout_seed;
+  dropout->offset = options.dropout_offset;
+  dropout->seed_at = options.dropout_seed_at;
+  dropout->offset_at = options.dropout_offset_at;
   return {};
 }
 

@@ -68,6 +68,17 @@ TEST_P(Dropout, every_feature_across_blocks) {
   for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(with_dropout(typed)));
 }
 
+// A part of a whole drops what the whole does.
+TEST_P(Dropout, begins_anywhere) {
+  for (int64_t seqlen_q : {3, 70}) {
+    for (const Case& typed : in_each_dtype(dense_case(2, seqlen_q, 150, 4, 2, 24, 32))) {
+      Case c = with_dropout(typed);
+      c.dropout_origin = {.sequence = 2, .head = 3, .query = 48, .key = 192};
+      EXPECT_TRUE(agrees(c));
+    }
+  }
+}
+
 TEST_P(Dropout, any_probability) {
   for (float p : {1e-6f, 0.1f, 0.5f, 0.99f, 1.0f}) {
     Case c = dense_case(1, 100, 120, 2, 2, 64, 64);

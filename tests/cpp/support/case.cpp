@@ -96,13 +96,19 @@ std::vector<double> dropout_factors(const Case& c, int64_t b, int64_t head, int6
                                     int64_t keys) {
   std::vector<double> factors(static_cast<size_t>(queries * keys), 1.0);
   if (c.dropout_p == 0) return factors;
-  std::vector<uint8_t> keep(static_cast<size_t>((b + 1) * (head + 1) * queries * keys));
-  fa3_dropout_mask(c.dropout_p, c.dropout_seed, c.dropout_offset, b + 1, head + 1, queries, keys,
+  // Of the whole that the call may be a part of, as far as the part's end.
+  const auto& origin = c.dropout_origin;
+  const int64_t sequences = origin.sequence + b + 1, heads = origin.head + head + 1;
+  const int64_t rows = origin.query + queries, row_keys = origin.key + keys;
+  std::vector<uint8_t> keep(static_cast<size_t>(sequences * heads * rows * row_keys));
+  fa3_dropout_mask(c.dropout_p, c.dropout_seed, c.dropout_offset, sequences, heads, rows, row_keys,
                    keep.data());
-  const uint8_t* const last = keep.data() + keep.size() - factors.size();
+  const uint8_t* const last = keep.data() + keep.size() - queries * row_keys + origin.key;
   const double units = std::clamp(std::round(c.dropout_p * 65536.0), 1.0, 65535.0);
   const double scale = c.dropout_p < 1 ? 65536 / (65536 - units) : 0;
-  for (size_t i = 0; i < factors.size(); ++i) factors[i] = last[i] * scale;
+  for (int64_t i = 0; i < queries * keys; ++i) {
+    factors[static_cast<size_t>(i)] = last[i / keys * row_keys + i % keys] * scale;
+  }
   return factors;
 }
 
@@ -132,7 +138,9 @@ std::string describe(const Case& c) {
   out << (c.sink ? " sink" : "") << (c.d_lse ? " d_lse" : "") << " in=" << name_of(c.in)
       << " out=" << name_of(c.out);
   if (c.dropout_p > 0)
-    out << " dropout=" << c.dropout_p << ":" << c.dropout_seed << "+" << c.dropout_offset;
+    out << " dropout=" << c.dropout_p << ":" << c.dropout_seed << "+" << c.dropout_offset << " at "
+        << c.dropout_origin.sequence << "," << c.dropout_origin.head << ","
+        << c.dropout_origin.query << "," << c.dropout_origin.key;
   if (c.gain != 1) out << " gain=" << c.gain;
   if (c.scores != Scores::normal) out << " scores=" << name_of(c.scores) << ":" << c.amount;
   if (c.num_splits != 0) out << " splits=" << c.num_splits;

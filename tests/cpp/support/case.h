@@ -94,6 +94,9 @@ struct Case {
   bool batch_invariant = false;
   float dropout_p = 0;
   uint64_t dropout_seed = 0, dropout_offset = 0;
+  struct {
+    int64_t sequence = 0, head = 0, query = 0, key = 0;
+  } dropout_origin;
   uint64_t seed = 1;
 
   bool has_float8() const { return fp8.kv || dtype == FA3_FLOAT8_E4M3; }

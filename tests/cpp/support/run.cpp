@@ -139,6 +139,10 @@ fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inpu
   options.dropout_p = c.dropout_p;
   options.dropout_seed = c.dropout_seed;
   options.dropout_offset = c.dropout_offset;
+  options.dropout_sequence = c.dropout_origin.sequence;
+  options.dropout_head = c.dropout_origin.head;
+  options.dropout_query = c.dropout_origin.query;
+  options.dropout_key = c.dropout_origin.key;
   options.attention_chunk = c.chunk;
   options.causal = c.causal ? 1 : 0;
   options.num_threads = c.num_threads;

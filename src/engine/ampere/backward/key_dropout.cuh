@@ -24,7 +24,7 @@ class KeyDropout {
   }
 
   __device__ __forceinline__ void set_head(int sequence, int head) {
-    head_ = dropout_head(call_key_, sequence, head);
+    head_ = params_.dropout.head(call_key_, sequence, head);
     key_part_ = dropout_key(head_, dropout_key_word(key_));
   }
 

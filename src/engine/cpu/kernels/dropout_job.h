@@ -19,6 +19,7 @@ struct DropoutRowPart {
 struct DropoutJob {
   const DropoutRowPart* rows = nullptr;  // null: no dropout
   uint32_t of_keys = 0;                  // of the sequence
+  uint32_t first_key_word = 0;           // of the sequence's first key
   uint32_t round_keys[4][2] = {};        // of rounds 4 to 7
   uint32_t limits[2] = {};               // of draws (Dropout::limit)
   uint32_t dropped_if_rare = 0;          // all ones where p <= 1 / 2

@@ -30,7 +30,8 @@ inline DropoutJob dropout_job(const Dropout& dropout, PhiloxKey call_key, int64_
                               const DropoutRowPart* rows) {
   DropoutJob job;
   job.rows = rows;
-  job.of_keys = dropout_head(call_key, sequence, 0).of_keys;
+  job.of_keys = dropout.head(call_key, sequence, 0).of_keys;
+  job.first_key_word = dropout.origin.key_word;
   for (int round = 4; round <= kDropoutRounds; ++round) {
     const PhiloxKey key = philox_round_key(call_key, round);
     std::copy_n(key.word, 2, job.round_keys[round - 4]);

@@ -15,7 +15,7 @@ void dropout_factors(const Problem& problem, int64_t b, int64_t head, int64_t qu
     for (int64_t key = keys.begin; key < keys.end; ++key) factors[key] = 1;
     return;
   }
-  const DropoutHead of_head = dropout_head(problem.dropout.call_key(), b, head);
+  const DropoutHead of_head = problem.dropout.head(problem.dropout.call_key(), b, head);
   DropoutRow row(problem.dropout, of_head, query);
   const auto scale = static_cast<Float>(problem.dropout.scale());
   for (int64_t key = keys.begin; key < keys.end; ++key) {

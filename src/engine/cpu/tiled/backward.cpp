@@ -240,7 +240,7 @@ void load_queries(const Run& run, const KeyBlock& keys, int64_t head, int64_t be
                            std::clamp<int64_t>(visible.end - keys.begin, 0, keys.count)};
   }
   if (problem.dropout.on()) {
-    const DropoutHead of_head = dropout_head(run.dropout_key, keys.b, head);
+    const DropoutHead of_head = problem.dropout.head(run.dropout_key, keys.b, head);
     for (int64_t i = 0; i < padded_count; ++i) {
       buffers.dropout[i] = dropout_row_part(of_head, begin + i);
     }

@@ -116,7 +116,7 @@ DropoutJob describe_dropout(const Run& run, const BlockTask& task, int64_t kv_he
   for (int64_t r = 0; r < task.num_rows; ++r) {
     const int64_t row = task.first_row + r;
     const DropoutHead head =
-        dropout_head(run.dropout_key, task.sequence, kv_head * group + row % group);
+        run.problem.dropout.head(run.dropout_key, task.sequence, kv_head * group + row % group);
     rows[r] = dropout_row_part(head, row / group);
   }
   return dropout_job(run.problem.dropout, run.dropout_key, task.sequence, rows);

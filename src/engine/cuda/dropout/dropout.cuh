@@ -26,12 +26,12 @@ __device__ __forceinline__ uint32_t draw_limits(const DropoutParams& params,
 class QueryRowDropout {
  public:
   __device__ __forceinline__ explicit QueryRowDropout(const DropoutParams& params)
-      : call_key_(uniform_call_key(params.dropout)) {}
+      : params_(params), call_key_(uniform_call_key(params.dropout)) {}
 
   // first_row: of this warp in its sequence, a multiple of 16.
   __device__ __forceinline__ void set_tile(int sequence, int head, int first_row) {
     const int lane = int(threadIdx.x % kWarpSize);
-    head_ = dropout_head(call_key_, sequence, head);
+    head_ = params_.dropout.head(call_key_, sequence, head);
     query_ = dropout_query(head_, dropout_query_word(first_row + fragment_row(lane)));
   }
 
@@ -65,6 +65,7 @@ class QueryRowDropout {
   }
 
  private:
+  const DropoutParams& params_;
   PhiloxKey call_key_;
   DropoutHead head_{};
   DropoutQuery query_{};
@@ -89,7 +90,7 @@ class KeyRowDropout {
   // Bits of this warp's 16 queries, from first_query on.
   __device__ __forceinline__ uint32_t dropped_bits(int sequence, int head, int first_query) const {
     const int query = first_query + fragment_row(int(threadIdx.x % kWarpSize));
-    const DropoutHead of_head = dropout_head(call_key_, sequence, head);
+    const DropoutHead of_head = params_.dropout.head(call_key_, sequence, head);
     const PhiloxWords words = dropout_words(dropout_query(of_head, dropout_query_word(query)),
                                             dropout_key(of_head, key_word_), call_key_);
     const uint32_t limits = draw_limits(params_, words);

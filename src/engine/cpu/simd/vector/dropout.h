@@ -104,7 +104,7 @@ static void keep_mask_of(const DropoutJob& job, const DropoutRowPart& row, int64
   constexpr int kRun = kWidth < 8 ? kWidth : 8;
   const DropoutLanes lanes = DropoutLanes::of(job, row);
   const VBits dropped_if_rare = VBits{} + job.dropped_if_rare;
-  VWide keys = wide(static_cast<uint32_t>(begin / kCallKeys * 4));
+  VWide keys = wide(job.first_key_word + static_cast<uint32_t>(begin / kCallKeys * 4));
   FA3_UNROLL
   for (int i = 0; i < kWideLanes; ++i) keys[i] += static_cast<uint32_t>(i);
   for (int64_t i = 0; i < count; i += kDropoutKeys, keep += kDropoutKeys) {

@@ -121,7 +121,7 @@ struct Reference {
     for (int b = 0; b < c.batches; ++b) {
       const int keys = of_k.used[size_t(b)], queries = of_q.used[size_t(b)];
       for (int h = 0; h < c.heads; ++h) {
-        const DropoutHead draws = dropout_head(dropout.call_key(), b, h);
+        const DropoutHead draws = dropout.head(dropout.call_key(), b, h);
         for (int i = 0; i < queries; ++i) {
           const int64_t row = of_q.begin[size_t(b)] + i, first_key = of_k.begin[size_t(b)];
           DropoutRow of_row(dropout, draws, i);

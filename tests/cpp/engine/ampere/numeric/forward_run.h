@@ -288,7 +288,7 @@ class NumericRun {
       if (c_.sink) most = std::max(most, double(sinks_[size_t(head)]));
       double sum = c_.sink ? std::exp(double(sinks_[size_t(head)]) - most) : 0;
       for (double s : scores) sum += std::exp(s - most);
-      const DropoutHead draws = dropout_head(p_.dropout.call_key(), b, head);
+      const DropoutHead draws = p_.dropout.head(p_.dropout.call_key(), b, head);
       DropoutRow kept(p_.dropout, draws, row);
       for (size_t i = 0; i < scores.size(); ++i) {
         const int64_t key = range.begin + int64_t(i);

@@ -11,12 +11,20 @@ namespace fa3::cuda {
 namespace {
 
 constexpr int kSequence = 3, kHead = 5, kFirstRow = 176, kFirstKey = 4096;
-const DropoutParams kParams = DropoutParams::of(
-    {.threshold = dropout_threshold(0.3f), .seed = 0x1234567890abcdef, .offset = 42});
+constexpr int kBeforeSequence = 7, kBeforeHead = 11, kBeforeRow = 160, kBeforeKey = 1024;
+const DropoutParams kParams =
+    DropoutParams::of({.threshold = dropout_threshold(0.3f),
+                       .seed = 0x1234567890abcdef,
+                       .offset = 42,
+                       .origin = {.sequence = kBeforeSequence,
+                                  .head = kBeforeHead,
+                                  .query_word = dropout_query_word(kBeforeRow),
+                                  .key_word = dropout_key_word(kBeforeKey)}});
 
 bool keeps(int query, int key) {
-  const DropoutHead head = dropout_head(kParams.dropout.call_key(), kSequence, kHead);
-  return DropoutRow(kParams.dropout, head, query).keeps(key);
+  const DropoutHead head =
+      dropout_head(kParams.dropout.call_key(), kBeforeSequence + kSequence, kBeforeHead + kHead);
+  return DropoutRow(kParams.dropout, head, kBeforeRow + query).keeps(kBeforeKey + key);
 }
 
 int lane() {
