@@ -13,7 +13,8 @@ interrupted run can be resumed, and a change of the forward leaves what was seen
 Nor is a check of kernels whose machine code is what it was when it passed (kernel_code.py; build/
 needs the file that --code writes): the record says how many commands were carried over.
 The record, docs/lab/results/verification-h200.json, is committed. A run that gets SIGTERM first
-says which commands had not ended: one of them may hang.
+says which commands had not ended, one of which may hang, and keeps what passed of each piece: the
+next run goes on from there.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
@@ -72,6 +73,8 @@ def counts(output: str) -> tuple[int, int]:
 
 
 running_commands: dict[str, float] = {}  # and when each began
+passed_commands: dict[str, dict[str, str]] = {}  # of pieces not yet ended: command -> machine code
+keep_what_passed: list[Callable[[], None]] = []  # what a run that is ended early does last
 
 
 def say_what_runs(*_) -> None:
@@ -79,6 +82,8 @@ def say_what_runs(*_) -> None:
     for command, start in sorted(running_commands.items(), key=lambda one: one[1]):
         print(f"{now - start:5.0f} s  not ended: {command}")
     sys.stdout.flush()
+    for keep in keep_what_passed:
+        keep()
     os._exit(128 + signal.SIGTERM)
 
 
@@ -121,6 +126,12 @@ def checked(command: list) -> str:
     return words_of(command).partition(" --digests ")[0]
 
 
+def has_passed(output: str, status: int) -> bool:
+    """Of a command: checks, none of which failed, and its own word for it."""
+    checks, bad = counts(output)
+    return not bad and (status == 0 if checks else NO_CASE.search(output) is not None)
+
+
 def run_piece(
     name: str,
     commands: list,
@@ -132,7 +143,8 @@ def run_piece(
     """Runs one piece; 'passed' also needs every summary line, so that a crash is a failure.
 
     'seconds' adds up those of its commands. `known` has what was checked before, and of which
-    machine code; 'code' says the same of the commands that passed now and those carried over."""
+    machine code; 'code' says the same of the commands that passed now and those carried over, as
+    does passed_commands until the piece ends."""
     if not commands:
         return {"name": name, "passed": False, "skipped": "its program is not built"}
     code = {checked(command): of for command in commands if (of := codes.of_command(command))}
@@ -141,14 +153,18 @@ def run_piece(
     if commands and shutil.which(commands[0][0]) is None:
         missing = f"{commands[0][0]} is not on this machine"
         return {"name": name, "passed": False, "skipped": missing}
-    ended = list(pool.map(lambda command: run_command(command, build), commands))
+    passed = passed_commands[name] = {words: code[words] for words in carried}
+
+    def run(command):
+        result = run_command(command, build)
+        if has_passed(*result[:2]) and (words := checked(command)) in code:
+            passed[words] = code[words]
+        return result
+
+    ended = list(pool.map(run, commands))
     found = [counts(output) for output, _, _ in ended]
     failures = sum(failed for _, failed in found)
-    failed = [
-        i
-        for i, (checks, bad) in enumerate(found)
-        if bad or (not NO_CASE.search(ended[i][0]) if not checks else ended[i][1])
-    ]
+    failed = [i for i, (output, status, _) in enumerate(ended) if not has_passed(output, status)]
     if ended and not any(checks for checks, _ in found):
         failed = list(range(len(ended)))
     # Of several commands, the ends of those that failed; that of the last if none did.
@@ -205,15 +221,16 @@ def verify(build: Path, path: Path, only: str = "") -> bool:
     With `only`, just the pieces that have it in their names; of others the record is kept."""
     every, running = pieces(build), {}
     digests, codes = hashes(every), KernelCode.load(build)
-    known = {piece["name"]: piece.get("code", {}) for piece in load_record(path).get("pieces", [])}
+    before = load_record(path).get("pieces", [])
+    known = {piece["name"]: piece.get("code", {}) for piece in before}
     todo = {name: commands for name, commands in every.items() if only in name}
-    kept = [p for p in load_record(path).get("pieces", []) if p["name"] not in todo]
+    kept = [piece for piece in before if piece["name"] not in todo]
     done = {
         piece["name"]: piece
-        for piece in load_record(path).get("pieces", [])
+        for piece in before
         if piece["passed"] and piece["source_hash"] == digests.get(piece["name"])
     }
-    record = {"pieces": []}
+    record = {"pieces": kept}
     seen_here = {
         **gpu(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -229,6 +246,19 @@ def verify(build: Path, path: Path, only: str = "") -> bool:
         result = run_piece(name, todo[name], build, command_pool, codes, known.get(name, {}))
         return {**result, **seen_here, "source_hash": digests[name]}
 
+    def keep_parts():
+        """The commands that passed of pieces that did not end are carried over next time."""
+        ended = {one["name"] for one in record["pieces"]}
+        parts = [
+            {"name": name, "passed": False, "skipped": "it did not end", "code": dict(passed)}
+            for name, passed in passed_commands.items()
+            if name not in ended
+        ]
+        named = ended | {one["name"] for one in parts}
+        parts += [one for one in before if one["name"] not in named]
+        path.write_text(json.dumps({"pieces": record["pieces"] + parts}, indent=1) + "\n")
+
+    keep_what_passed[:] = [keep_parts]
     with ThreadPoolExecutor(os.cpu_count()) as command_pool, ThreadPoolExecutor(len(todo)) as pool:
         for name in todo:
             running[name] = pool.submit(result_of, name)

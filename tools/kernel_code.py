@@ -4,16 +4,21 @@
 What a check saw of a kernel holds for as long as its machine code stays: gpu_verify.py carries it
 over when sources change around it. nvcc makes the same code of the same tokens, in any folder. Code
 of the host, and small kernels beside these, are the contract's, which runs after every change. The
-objects stay where they were built; BUILD/kernel_code.json travels with the programs.
+objects stay where they were built, which needs objcopy and zstd; BUILD/kernel_code.json travels
+with the programs.
 """
 
 import hashlib
 import json
+import re
+import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 FILE = "kernel_code.json"
+FATBIN_MAGIC, ZSTD_MAGIC = struct.pack("<I", 0xBA55ED50), struct.pack("<I", 0xFD2FB528)
 HOPPER = "src/engine/hopper/CMakeFiles/fa3_hopper_kernels.dir"
 # A table of a check program -> its objects, one a row. The plain kernels have one together.
 ENTRIES = {
@@ -39,11 +44,46 @@ def objects_of(build: Path, program: str) -> dict[str, Path]:
 
 
 def code_in(path: Path) -> bytes:
-    """The device code of an object: what nvcc put into its section .nv_fatbin."""
+    """The instructions and constants of an object's kernels, without their names and parameters'
+    sizes: a parameter that a kernel does not read leaves its code as it is."""
     with tempfile.NamedTemporaryFile() as file:
         copy = ["objcopy", "-O", "binary", "--only-section=.nv_fatbin", str(path), file.name]
         subprocess.run(copy, check=True)
-        return Path(file.name).read_bytes()
+        fatbin = Path(file.name).read_bytes()
+    return b"".join(part for image in images_in(fatbin) for part in parts_of_elf(image)) or fatbin
+
+
+def images_in(fatbin: bytes) -> Iterator[bytes]:
+    """The images of a fatbin: containers of entries, each a header, with its own size at byte 4 and
+    the image's at 8, and the image, an ELF file or a frame of zstd."""
+    at = 0
+    while fatbin[at : at + 4] == FATBIN_MAGIC:
+        (header, size) = struct.unpack_from("<6xHQ", fatbin, at)
+        entry, at = at + header, (at + header + size + 7) // 8 * 8
+        while entry < at and len(fatbin) >= entry + 16:
+            (header, size) = struct.unpack_from("<4xIQ", fatbin, entry)
+            image = fatbin[entry + header : entry + header + size]
+            if image[:4] == ZSTD_MAGIC:
+                unpack = ["zstd", "-dcq"]
+                image = subprocess.run(unpack, input=image, capture_output=True).stdout
+            yield image
+            entry += header + size
+
+
+def parts_of_elf(image: bytes) -> Iterator[bytes]:
+    """The sections of code, each behind its number of registers, and of constants."""
+    if image[:4] != b"\x7fELF":
+        yield image
+        return
+    (table, size, count, names) = struct.unpack_from("<40xQ10xHHH", image)
+    sections = [struct.unpack_from("<IIQQQQII", image, table + size * i) for i in range(count)]
+    first_name = sections[names][4]
+    for name, _, _, _, offset, length, _, registers in sections:
+        begin = first_name + name
+        text = image[begin : image.index(b"\0", begin)].decode()
+        # Bank 0 is the parameters' room.
+        if text.startswith(".text.") or re.match(r"[.]nv[.]constant[1-9]", text):
+            yield struct.pack("<I", registers) + image[offset : offset + length]
 
 
 def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:

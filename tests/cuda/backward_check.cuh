@@ -182,8 +182,9 @@ bool check(const BackwardSubject& subject, const BackwardCase& c, int repeats, b
   a.dv = span_of(dv.data, of_k.batches, of_k.rows, c.kv_heads, s.head_dim_v);
   a.lse = {lse.data, {int64_t{c.heads} * of_q.rows, of_q.rows, 1}};
   if (c.d_lse) a.d_lse = {d_lse.data, a.lse.strides};
-  a.scale = a.gradient_scale = float(s.scale);
-  a.gradient_scale_of_one_key = c.sink || c.d_lse ? a.scale : 0;
+  a.scale = float(s.scale);
+  a.gradient_scale = a.scale * cuda::DropoutParams::of(s.dropout).scale;
+  a.gradient_scale_of_one_key = c.sink || c.d_lse ? a.gradient_scale : 0;
   a.softcap = c.softcap;
   a.mask = c.mask();
   a.dropout = s.dropout;

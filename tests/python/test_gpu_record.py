@@ -4,6 +4,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -263,6 +264,35 @@ def test_a_run_that_is_told_to_end_says_what_had_not():
     assert "ended" not in done.stdout.splitlines()
 
 
+ENDED_EARLY = f"""
+import os, signal, sys, threading
+from pathlib import Path
+sys.path.insert(0, {str(Path(gpu_verify.__file__).parent)!r})
+import gpu_verify
+record, program = map(Path, sys.argv[1:])
+rows = {{str(row): "code of it" for row in range(2)}}
+gpu_verify.KernelCode.load = lambda build: gpu_verify.KernelCode({{"check": rows}})
+commands = [[str(program), "--rows", str(row), str(row + 1)] for row in range(2)]
+gpu_verify.pieces = lambda build: {{"kernels": commands}}
+gpu_verify.hashes = lambda names: dict.fromkeys(names, "of these sources")
+gpu_verify.gpu = lambda: {{}}
+signal.signal(signal.SIGTERM, gpu_verify.say_what_runs)
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+gpu_verify.verify(program.parent, record)
+"""
+
+
+def test_a_run_that_is_ended_early_keeps_what_passed(tmp_path):
+    program, record = tmp_path / "check", tmp_path / "record.json"
+    program.write_text("#!/bin/sh\nsleep ${2}0\necho 3 checks, 0 failures\n")
+    program.chmod(0o755)
+    record.write_text(json.dumps({"pieces": [{"name": "another", "passed": False}]}))
+    subprocess.run([sys.executable, "-c", ENDED_EARLY, record, program], check=False)
+    another, kernels = json.loads(record.read_text())["pieces"]
+    assert another["name"] == "another" and not kernels["passed"]
+    assert list(kernels["code"]) == ["check --rows 0 1"]
+
+
 def test_a_piece_of_several_commands_sums_them_and_fails_with_one(tmp_path):
     good = [sys.executable, "-c", "print('3 checks, 0 failures')"]
     bad = [sys.executable, "-c", "print('2 checks, 1 failures'); raise SystemExit(1)"]
@@ -325,6 +355,22 @@ def test_a_check_is_carried_over_while_its_kernels_keep_their_machine_code(build
     failed = verify(changed["code"])
     assert not failed["passed"] and failed["failures"] == 1 and failed["carried"] == 1
     assert len(failed["code"]) == 1
+
+
+def test_machine_code_is_instructions_and_constants_alone(tmp_path):
+    def parts(*sections):
+        lines = "".join(f'.section {name},"a"\n.ascii "{text}"\n' for name, text in sections)
+        image = tmp_path / "image.o"
+        command = ["gcc", "-c", "-x", "assembler", "-", "-o", str(image)]
+        subprocess.run(command, input=lines, text=True, check=True)
+        header = struct.pack("<I2xHQ", 0xBA55ED50, 16, 16 + image.stat().st_size)
+        entry = struct.pack("<4xIQ", 16, image.stat().st_size)
+        images = kernel_code.images_in(header + entry + image.read_bytes())
+        return [part[4:] for one in images for part in kernel_code.parts_of_elf(one)]
+
+    assert parts((".text.kernel", "code"), (".nv.info.kernel", "sizes")) == [b"code"]
+    bank = (".nv.constant2.kernel", "numbers"), (".nv.constant0.kernel", "parameters")
+    assert parts((".text.kernel", "code"), *bank) == [b"code", b"numbers"]
 
 
 def test_a_check_of_kernels_whose_objects_are_gone_is_run(build):
