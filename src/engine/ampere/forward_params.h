@@ -30,7 +30,8 @@ struct ForwardParams {
   bool capped;
   cuda::SoftCap soft_cap;
   cuda::DropoutParams dropout;
-  cuda::ForwardOutput output;
+  cuda::ForwardOutput output;  // with splits: of partial results
+  int partial_batches;         // batch entries of the partial results of a split
 };
 
 }  // namespace fa3::ampere

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tile a CTA has: query rows of one sequence and the head pack that they are of. Plain
-// numbers, tested on the host. A CTA has one tile, and the GPU starts CTAs in the order of their
-// numbers. Next: forward_params.h.
+// Which tile a CTA has: query rows of one sequence and the head pack that they are of; or which
+// split of its key blocks. Plain numbers, tested on the host. A CTA has one tile or split, and the
+// GPU starts CTAs in the order of their numbers. Next: forward_params.h.
 #pragma once
 
 #include "engine/cuda/tile/sequences.h"
@@ -21,6 +21,11 @@ struct TileOfSequence {
   int first_row;  // of the tile, in its sequence; heads packed. Negative: the CTA has no tile
 };
 
+// A half-open range of a tile's key blocks.
+struct KeyBlockSplit {
+  int first, end;
+};
+
 struct TileSchedule {
   Lengths lengths_q;
   Lengths lengths_k;
@@ -29,9 +34,19 @@ struct TileSchedule {
   int block_m;
   PackGqa pack;
   int num_packs;
-  TileOrder order;    // of sequences that are alike
-  bool by_sequence;   // lengths differ: each sequence has as many numbers as the longest may need
-  int most_m_blocks;  // of a sequence
+  TileOrder order;     // of sequences that are alike
+  bool by_sequence;    // lengths differ: each sequence has as many numbers as the longest may need
+  int most_m_blocks;   // of a sequence
+  int num_splits = 1;  // of each tile's key blocks; those of a tile are neighbours
+
+  FA3_HD constexpr int tile_of(int cta) const { return cta / num_splits; }
+  FA3_HD constexpr int split_of(int cta) const { return cta % num_splits; }
+  // Equal parts, as far as blocks divide; some are empty where there are too few.
+  FA3_HD constexpr KeyBlockSplit split(int number, int first, int end) const {
+    const int blocks = end > first ? end - first : 0;
+    const auto begin = [&](int n) { return first + int(int64_t{blocks} * n / num_splits); };
+    return {begin(number), begin(number + 1)};
+  }
 
   FA3_HD constexpr int num_m_blocks(const SequenceRows& rows) const {
     return (pack.rows(rows.queries.count) + block_m - 1) / block_m;

@@ -8,7 +8,8 @@
 //
 // while cp.async brings the next block (key_tiles.cuh). At the end O / sum and the log-sum-exp
 // (cuda/softmax/epilogue.cuh). Nothing depends on other CTAs: results are the same in every run,
-// and in every batch if tiles are.
+// and in every batch if tiles are. Where there are few tiles, CTAs share the key blocks of one
+// (split-KV), and leave partial results that cuda/kernels/merge.cu merges.
 #pragma once
 
 #include "engine/ampere/forward/key_tiles.cuh"
@@ -126,11 +127,15 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   }
   // Copies that nobody waited for: there were no keys.
   cp_async_wait_all();
+  // Splits leave partial results one behind the other; one of them has the sinks.
+  ForwardOutput output = params.output;
+  QueryRows rows = work.tile.rows.queries;
+  rows.batch += work.split * params.partial_batches;
+  if (work.split > 0) output.sink = nullptr;
 #pragma unroll
   for (int t = 0; t < C.row_tiles(); ++t) {
-    store_rows<C.element, true, true, true>(params.output, work.tile.rows.queries,
-                                            work.first_row(warp) + t * kRowsPerWarp, r.output[t],
-                                            r.rows[t], WarpDropout<C>::values(params));
+    store_rows<C.element, true, true, true>(output, rows, work.first_row(warp) + t * kRowsPerWarp,
+                                            r.output[t], r.rows[t], WarpDropout<C>::values(params));
   }
 }
 

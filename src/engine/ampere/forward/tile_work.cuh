@@ -23,6 +23,7 @@ struct TileWork {
   int kv_head;
   int first_key;   // of block 0, in the sequence
   int num_blocks;  // that the CTA visits
+  int split;       // of the tile
   WarpBlocks of_warp[C.warps];
 
   __device__ __forceinline__ int first_row(int warp) const {
@@ -44,10 +45,11 @@ struct UsedQueries {
 
 // Which key blocks the CTA visits.
 template <ForwardConfig C>
-__device__ __forceinline__ void find_tile(const ForwardParams& params, int number,
-                                          TileWork<C>& work) {
-  const TileOfSequence tile = params.schedule.tile(number);
+__device__ __forceinline__ void find_tile(const ForwardParams& params, int cta, TileWork<C>& work) {
+  const TileSchedule& schedule = params.schedule;
+  const TileOfSequence tile = schedule.tile(schedule.tile_of(cta));
   work.tile = tile;
+  work.split = schedule.split_of(cta);
   work.kv_head = tile.pack / params.packs_per_kv_head;
   work.first_key = work.num_blocks = 0;
   if (tile.first_row < 0) return;
@@ -56,8 +58,9 @@ __device__ __forceinline__ void find_tile(const ForwardParams& params, int numbe
   const KeyBlocks blocks = key_blocks(block_range(params.mask, queries.begin, queries.end,
                                                   tile.rows.queries.used, tile.rows.keys.count),
                                       C.block_n);
-  work.first_key = blocks.first * C.block_n;
-  work.num_blocks = blocks.end > blocks.first ? blocks.end - blocks.first : 0;
+  const KeyBlockSplit split = schedule.split(work.split, blocks.first, blocks.end);
+  work.first_key = split.first * C.block_n;
+  work.num_blocks = split.end - split.first;
 }
 
 // And what a warp does with each of them.
@@ -73,7 +76,8 @@ __device__ __forceinline__ void find_blocks(const ForwardParams& params, int war
   const int used = tile.rows.queries.used, keys = tile.rows.keys.count;
   const auto range = block_range(params.mask, queries.begin, queries.end, used, keys);
   const auto edge = KeyWindow::of(params.mask, queries.begin, queries.end, used, keys);
-  work.of_warp[warp] = row_blocks(range.from(work.first_key), edge.from(work.first_key), C.block_n);
+  work.of_warp[warp] = row_blocks_of_split(range.from(work.first_key), edge.from(work.first_key),
+                                           C.block_n, work.num_blocks);
 }
 
 }  // namespace fa3::ampere

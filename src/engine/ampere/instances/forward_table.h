@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every forward kernel that is built, each for fp16 and bf16: the whole support matrix on one page.
 // CMake writes one source file for each row and element into build/; plan/select_kernel.cpp picks
-// the row: of the first head dims that fit, the first whose CTAs all have room on an SM, else the
-// last. Every row fits the shared memory of every GPU since Ampere. Measured: docs/lab/ampere.md.
+// the row: of those for as few query rows, and the first head dims that fit, the first whose CTAs
+// all have room on an SM, else the last. Every row fits the shared memory of every GPU since
+// Ampere. Measured: docs/lab/ampere.md.
 #pragma once
 
 #include <array>
@@ -89,6 +90,36 @@ inline constexpr std::array kForwardTable{
                               .q_in_registers = false,
                               .dropout = true},
                    .why = "16 rows a warp: their O takes half of the registers"},
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 16,
+                              .block_n = 64,
+                              .stages = 2,
+                              .warps = 1,
+                              .ctas_per_sm = 6,
+                              .q_in_registers = true,
+                              .dropout = false},
+                   .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 16,
+                              .block_n = 32,
+                              .stages = 2,
+                              .warps = 1,
+                              .ctas_per_sm = 6,
+                              .q_in_registers = true,
+                              .dropout = false},
+                   .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
+    KernelInstance{.config = {.head_dim = 256,
+                              .head_dim_v = 256,
+                              .block_m = 16,
+                              .block_n = 32,
+                              .stages = 2,
+                              .warps = 1,
+                              .ctas_per_sm = 3,
+                              .q_in_registers = false,
+                              .dropout = false},
+                   .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
 };
 
 static_assert([] {

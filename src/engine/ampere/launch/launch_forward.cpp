@@ -23,7 +23,21 @@ CopiedRows copied_rows(const TensorSpan& t, int width) {
   return {row_tensor(t), width, width == kWidestCopy && ends_with_chunk(t.columns)};
 }
 
-cuda::ForwardOutput output_of(const ForwardPlan& plan) {
+cuda::ForwardOutput partial_output(const ForwardPlan& plan, void* workspace) {
+  const PartialResults& partials = plan.partials;
+  WorkspaceAllocator allocator(workspace);
+  const auto [o, lse] = partials.carve(allocator);
+  const int64_t row = partials.heads * partials.pitch;
+  return {.o = {.data = o, .strides = {partials.rows * row, partials.pitch, row}, .columns = 0},
+          .lse = {.data = lse, .strides = {partials.heads * partials.rows, partials.rows, 1}},
+          .pack = plan.schedule.pack,
+          .some_rows_see_no_key = true,
+          .o_is_float32 = true,
+          .sink = plan.call.sink};
+}
+
+cuda::ForwardOutput output_of(const ForwardPlan& plan, void* workspace) {
+  if (plan.partials.any()) return partial_output(plan, workspace);
   const ForwardCall& call = plan.call;
   return {.o = row_tensor(call.o),
           .lse = call.lse,
@@ -34,7 +48,7 @@ cuda::ForwardOutput output_of(const ForwardPlan& plan) {
           .sink = call.sink};
 }
 
-ForwardParams params_of(const ForwardPlan& plan) {
+ForwardParams params_of(const ForwardPlan& plan, void* workspace) {
   const ForwardCall& call = plan.call;
   ForwardParams params{.q = copied_rows(call.q, plan.q_width),
                        .k = copied_rows(call.k, plan.k_width),
@@ -50,7 +64,8 @@ ForwardParams params_of(const ForwardPlan& plan) {
                        .capped = call.softcap != 0,
                        .soft_cap = {},
                        .dropout = cuda::DropoutParams::of(call.dropout),
-                       .output = output_of(plan)};
+                       .output = output_of(plan, workspace),
+                       .partial_batches = plan.partials.any() ? int(plan.partials.batches) : 0};
   if (params.capped) {
     params.soft_cap = cuda::SoftCap::of(call.scale, call.softcap);
     params.scale_log2 = 1.0f;
@@ -60,22 +75,23 @@ ForwardParams params_of(const ForwardPlan& plan) {
 
 }  // namespace
 
-cudaError_t launch_forward(const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   const ForwardConfig& c = plan.kernel.config;
   const ForwardCall& call = plan.call;
-  ForwardParams params = params_of(plan);
+  ForwardParams params = params_of(plan, workspace);
+  void* const whole_o = params.output.o.data;
   cudaError_t error = cudaSuccess;
   for (int64_t i = 0; i < plan.num_launches && error == cudaSuccess; ++i) {
     const int64_t first = i * cuda::kMaxColumnsV;
     const int columns = int(std::min(call.head_dim_v - first, cuda::kMaxColumnsV));
-    const auto move_to = [&](cuda::RowTensor& tensor, const TensorSpan& span) {
-      tensor.data = static_cast<std::byte*>(span.data) + first * span.element_bytes;
+    const auto move_to = [&](cuda::RowTensor& tensor, void* data, int64_t element_bytes) {
+      tensor.data = static_cast<std::byte*>(data) + first * element_bytes;
       tensor.columns = columns;
     };
-    move_to(params.output.o, call.o);
-    if (call.has_keys) move_to(params.v.tensor, call.v);
+    move_to(params.output.o, whole_o, params.output.o_is_float32 ? sizeof(float) : 2);
+    if (call.has_keys) move_to(params.v.tensor, call.v.data, call.v.element_bytes);
     params.v.in_chunks = plan.v_width == kWidestCopy && ends_with_chunk(columns);
-    error = cuda::launch(plan.kernel.function, unsigned(plan.num_tiles), c.threads(),
+    error = cuda::launch(plan.kernel.function, unsigned(plan.num_ctas()), c.threads(),
                          c.smem_bytes(), &params, {}, stream);
   }
   return error;

@@ -9,6 +9,7 @@
 namespace fa3::ampere {
 
 // Queues all launches of a plan; allocates nothing, waits for nothing.
-cudaError_t launch_forward(const ForwardPlan& plan, cudaStream_t stream);
+// With splits, their partial results go to the workspace (ForwardPlan::partials).
+cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_t stream);
 
 }  // namespace fa3::ampere

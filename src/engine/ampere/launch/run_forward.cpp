@@ -3,16 +3,48 @@
 
 #include "engine/ampere/launch/launch_forward.h"
 #include "engine/cuda/host/device.h"
+#include "engine/cuda/kernels/merge.h"
 
 namespace fa3::ampere {
+namespace {
 
-Status run_forward(const Problem& problem, const Plan& plan, void*, void* stream) {
+MergeProblem merge_of(const Problem& problem, const PartialResults& partials, void* workspace) {
+  WorkspaceAllocator allocator(workspace);
+  const auto [o, lse] = partials.carve(allocator);
+  const int64_t row = partials.heads * partials.pitch;
+  return {.num_partials = partials.num_splits,
+          .batch = partials.batches,
+          .rows = partials.rows,
+          .heads = partials.heads,
+          .head_dim_v = problem.head_dim_v,
+          .o_partial = {.data = o,
+                        .dtype = DType::float32,
+                        .batch_stride = partials.rows * row,
+                        .row_stride = row,
+                        .head_stride = partials.pitch},
+          .lse_partial = {lse, partials.heads * partials.rows, partials.rows, 1},
+          .o_partial_stride = partials.o_stride(),
+          .lse_partial_stride = partials.lse_stride(),
+          .o = problem.o,
+          .lse = problem.lse,
+          .device = problem.device,
+          .device_index = problem.device_index};
+}
+
+}  // namespace
+
+Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
   const auto decided = plan.decided.load<ForwardPlan>();
   if (!decided.has_work()) return {};
   const cuda::DeviceScope scope(problem.device_index);
   cudaError_t error = scope.error();
-  if (error == cudaSuccess) error = launch_forward(decided, static_cast<cudaStream_t>(stream));
-  return cuda::finish(error, "ampere forward");
+  if (error == cudaSuccess) {
+    error = launch_forward(decided, workspace, static_cast<cudaStream_t>(stream));
+  }
+  if (error != cudaSuccess || !decided.partials.any()) {
+    return cuda::finish(error, "ampere forward");
+  }
+  return cuda::run_merge(merge_of(problem, decided.partials, workspace), stream);
 }
 
 }  // namespace fa3::ampere

@@ -28,10 +28,35 @@ int64_t num_tiles(const ForwardConfig& c, const ForwardCall& call, const TileSch
   return capped_product(capped_product(call.sequences, s.most_m_blocks) + unowned, s.num_packs);
 }
 
+// Keys of a tile, in blocks, as far as the lengths' bounds and the mask tell.
+int64_t most_key_blocks(const ForwardConfig& c, const ForwardCall& call) {
+  const KeyRangeOf<int> first = call.mask.keys_of(0, call.seqlen_q, call.seqlen_k);
+  const KeyRangeOf<int> last =
+      call.mask.keys_of(std::max(call.seqlen_q - 1, 0), call.seqlen_q, call.seqlen_k);
+  const int64_t keys = std::min<int64_t>(call.seqlen_k, last.end - first.begin);
+  return call.varlen ? ceil_div(call.seqlen_k, c.block_n)
+                     : ceil_div(std::max<int64_t>(keys, 0), c.block_n);
+}
+
+// In how many parts the key blocks of each tile are visited. Time is counted in blocks of a wave of
+// CTAs: a CTA begins with the time of one, and partial results are merged in that of two.
+int64_t choose_num_splits(int64_t tiles, int64_t blocks, int64_t ctas) {
+  constexpr int64_t kMostSplits = 128, kLeastBlocks = 4, kStart = 1, kMerge = 2;
+  const auto time = [&](int64_t splits) {
+    const int64_t waves = ceil_div(tiles * splits, ctas);
+    return waves * (ceil_div(blocks, splits) + kStart) + (splits > 1 ? kMerge : 0);
+  };
+  int64_t best = 1;
+  for (int64_t splits = 2; splits <= std::min(kMostSplits, blocks / kLeastBlocks); ++splits) {
+    if (time(splits) < time(best)) best = splits;
+  }
+  return best;
+}
+
 }  // namespace
 
 ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, PackGqa pack,
-                        int num_sms) {
+                        int num_sms, int num_splits) {
   const ForwardConfig& c = kernel.config;
   ForwardPlan plan{.kernel = kernel, .call = call};
   plan.num_launches = std::max<int64_t>(1, ceil_div(call.head_dim_v, cuda::kMaxColumnsV));
@@ -49,6 +74,16 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, Pa
                    .most_m_blocks = int(std::max<int64_t>(1, m_blocks))};
   plan.schedule.order = tile_order(c, call, plan.schedule, num_sms);
   plan.num_tiles = num_tiles(c, call, plan.schedule);
+  const int64_t blocks = most_key_blocks(c, call);
+  const int64_t wanted =
+      num_splits > 0 ? std::min<int64_t>(num_splits, blocks)
+                     : choose_num_splits(plan.num_tiles, blocks, int64_t{num_sms} * c.ctas_per_sm);
+  plan.schedule.num_splits = int(std::max<int64_t>(wanted, 1));
+  plan.partials = {.batches = call.q.batches,
+                   .rows = call.q.rows,
+                   .heads = call.q.heads,
+                   .pitch = ceil_div(call.head_dim_v, int64_t{4}) * 4,
+                   .num_splits = plan.schedule.num_splits};
   plan.q_width = copy_width(call.q);
   plan.k_width = copy_width(call.k);
   plan.v_width = copy_width(call.v);

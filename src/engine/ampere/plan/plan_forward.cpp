@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/ampere/plan/plan_forward.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 
 #include "core/error.h"
@@ -29,20 +27,14 @@ std::string reasons(const ForwardPlan& plan, const char* why_the_row, bool batch
   if (const int heads = plan.schedule.pack.heads(); heads > 1) {
     why += concat("; PackGQA: ", heads, " query heads share a tile");
   }
+  if (const int splits = plan.schedule.num_splits; splits > 1) {
+    why += concat("; split-KV: ", splits, " CTAs share the keys of a tile");
+  }
   if (batch_invariant) why += "; batch-invariant";
   if (plan.num_launches > 1) {
     why += concat("; V in ", plan.num_launches, " launches of ", cuda::kMaxColumnsV, " columns");
   }
   return why;
-}
-
-// 0 where the device does not say.
-int smem_bytes_of_sm(int device) {
-  int bytes = 0;
-  const cudaError_t error =
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  if (error != cudaSuccess) cudaGetLastError();
-  return bytes;
 }
 
 }  // namespace
@@ -64,13 +56,17 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   int num_sms = 0;
   FA3_TRY(cuda::count_free_sms(problem, &num_sms));
   const ForwardCall call = cuda::call_of(problem);
-  const int row = select_kernel(problem, smem_bytes_of_sm(problem.device_index));
+  int smem_bytes = 0;
+  FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));
+  const int row = select_kernel(problem, smem_bytes + kOwnSmemBytes);
   const KernelInstance& instance = kForwardTable[size_t(row)];
   const ForwardConfig& c = instance.config;
   const PackGqa pack = select_pack(problem, c);
-  const ForwardPlan decided =
-      plan_launch(forward_kernel_at(row, cuda::element_of(problem.dtype)), call, pack, num_sms);
-  if (decided.num_tiles > cuda::kMaxTiles || pack.rows(call.q.rows) > cuda::kMaxRows) {
+  // Which split a key is in must not go by the other sequences.
+  const bool splits = !problem.batch_invariant || problem.num_splits > 0;
+  const ForwardPlan decided = plan_launch(forward_kernel_at(row, cuda::element_of(problem.dtype)),
+                                          call, pack, num_sms, splits ? problem.num_splits : 1);
+  if (decided.num_ctas() > cuda::kMaxTiles || pack.rows(call.q.rows) > cuda::kMaxRows) {
     return unsupported("more than 2^30 query tiles, or rows of queries times heads that share one");
   }
   plan->engine = "ampere";
@@ -78,7 +74,9 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->block_q = c.block_m;
   plan->block_k = c.block_n;
   plan->packed_heads = pack.heads();
-  plan->num_tasks = decided.num_tiles;
+  plan->num_splits = decided.schedule.num_splits;
+  plan->num_tasks = decided.num_ctas();
+  plan->workspace_bytes = decided.partials.bytes();
   if (plan->wants_words) {
     plan->kernel =
         concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",

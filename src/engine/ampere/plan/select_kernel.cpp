@@ -8,13 +8,39 @@
 
 namespace fa3::ampere {
 
+namespace {
+
+// As many heads as a tile has rows for, and a fragment: each of its rows must find its query by
+// itself. A thread's draws are those of one head; batch-invariant tiles must not go by the longest
+// sequence.
+cuda::PackGqa pack_for(const Problem& p, int block_m) {
+  cuda::PackGqa pack;
+  if (p.dropout.on() || p.batch_invariant || p.heads_k == 0) return pack;
+  const auto divides = [&](int log2) { return p.group() % (int64_t{1} << log2) == 0; };
+  while (p.lengths_q.max << pack.log2 < block_m && pack.heads() < kRowsPerWarp &&
+         divides(pack.log2 + 1)) {
+    ++pack.log2;
+  }
+  return pack;
+}
+
+// Whether a warp has all rows that may share keys; others' keys would be read once more.
+bool are_few_rows(const Problem& p) {
+  if (p.dropout.on() || p.batch_invariant) return false;
+  return pack_for(p, 2 * kRowsPerWarp).rows(p.lengths_q.max) <= kRowsPerWarp;
+}
+
+}  // namespace
+
 int select_kernel(const Problem& p, int smem_bytes_of_sm) {
+  const bool few_rows = are_few_rows(p);
   const int64_t columns_v = std::min(p.head_dim_v, cuda::kMaxColumnsV);  // of a launch
   int best = kNoKernel;
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
     const ForwardConfig& c = kForwardTable[size_t(row)].config;
     const bool fits = c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
     if (!fits || c.dropout != p.dropout.on()) continue;
+    if (few_rows != (c.block_m == kRowsPerWarp)) continue;
     if (best != kNoKernel) {
       const ForwardConfig& group = kForwardTable[size_t(best)].config;
       if (c.head_dim != group.head_dim || c.head_dim_v != group.head_dim_v) break;
@@ -25,18 +51,8 @@ int select_kernel(const Problem& p, int smem_bytes_of_sm) {
   return best;
 }
 
-// As many heads as a tile has rows for, and a fragment: each of its rows must find its query by
-// itself. A thread's draws are those of one head; batch-invariant tiles must not go by the longest
-// sequence.
 cuda::PackGqa select_pack(const Problem& p, const ForwardConfig& c) {
-  cuda::PackGqa pack;
-  if (p.dropout.on() || p.batch_invariant || p.heads_k == 0) return pack;
-  const auto divides = [&](int log2) { return p.group() % (int64_t{1} << log2) == 0; };
-  while (p.lengths_q.max << pack.log2 < c.block_m && pack.heads() < kRowsPerWarp &&
-         divides(pack.log2 + 1)) {
-    ++pack.log2;
-  }
-  return pack;
+  return pack_for(p, c.block_m);
 }
 
 }  // namespace fa3::ampere

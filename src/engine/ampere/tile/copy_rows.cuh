@@ -18,7 +18,7 @@ struct CopyShare {
   static constexpr int kLanes = Layout.row_bytes() / kChunkBytes;  // that copy a row of a slab
   static constexpr int kRows = Threads / kLanes;                   // of a pass
   static constexpr bool kWholePasses = Layout.rows % kRows == 0;
-  static_assert(Threads % kLanes == 0 && kRows % 8 == 0);
+  static_assert(Threads % kLanes == 0 && (kRows % 8 == 0 || (kRows == 4 && kLanes == 8)));
   int row, column;
   uint32_t smem;
 
@@ -28,9 +28,11 @@ struct CopyShare {
     column = thread % kLanes * (kChunkBytes / 2);
     smem = tile + uint32_t(Layout.chunk_offset(row, column));
   }
-  // Rows that are 8 apart have their chunks in the same order.
+  // Rows that are 8 apart have their chunks in the same order; if 4 apart, halves change places.
   __device__ __forceinline__ uint32_t at(int first_row, int slab) const {
-    return smem + uint32_t(slab * Layout.slab_bytes() + first_row * Layout.row_bytes());
+    const uint32_t other_half = first_row % 8 == 0 ? 0 : kLanes / 2 * kChunkBytes;
+    return (smem ^ other_half) +
+           uint32_t(slab * Layout.slab_bytes() + first_row * Layout.row_bytes());
   }
   __device__ __forceinline__ bool has(int first_row) const {
     return kWholePasses || first_row + row < Layout.rows;

@@ -28,7 +28,8 @@ Problem plain() {
 
 ForwardPlan plan_of(const Problem& p) {
   const ForwardConfig config = kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config;
-  return plan_launch({config, nullptr}, cuda::call_of(p), select_pack(p, config), kSms);
+  return plan_launch({config, nullptr}, cuda::call_of(p), select_pack(p, config), kSms,
+                     p.num_splits);
 }
 
 // How often each (sequence, row of it, head) is in a tile.
@@ -147,6 +148,64 @@ TEST(Copies, are_as_wide_as_address_and_strides_allow) {
   EXPECT_EQ(width(0, 129), 2);
   EXPECT_EQ(width(2, 128), 2);
   EXPECT_EQ(width(0, 129, 1), 16);
+}
+
+Problem decoding(int64_t batch, int64_t keys) {
+  Problem p = plain();
+  p.batch = batch;
+  p.heads_q = 32, p.heads_k = 8;
+  p.lengths_q = {.max = 1, .total = batch};
+  p.lengths_k = {.max = keys, .total = batch * keys};
+  return p;
+}
+
+TEST(Splits, occupy_the_device_where_tiles_are_few) {
+  const ForwardPlan plan = plan_of(decoding(1, 100000));
+  EXPECT_EQ(plan.num_tiles, 8);
+  EXPECT_EQ(plan.schedule.pack.heads(), 4);
+  const int64_t most = int64_t{kSms} * plan.kernel.config.ctas_per_sm;
+  EXPECT_LE(plan.num_ctas(), most);
+  EXPECT_GE(plan.num_ctas(), most * 9 / 10);
+  EXPECT_GE(plan.partials.bytes(), plan.num_ctas() * 4 * 128 * 4);
+}
+
+TEST(Splits, even_out_the_last_wave) {
+  const ForwardPlan plan = plan_of(decoding(100, 8192));
+  EXPECT_GT(plan.schedule.num_splits, 1);
+  EXPECT_LT(plan.schedule.num_splits, 8);
+}
+
+TEST(Splits, are_none_where_tiles_are_many_or_keys_few) {
+  EXPECT_EQ(plan_of(decoding(1, 100)).schedule.num_splits, 1);
+  Problem many = plain();
+  many.batch = 64;
+  EXPECT_EQ(plan_of(many).schedule.num_splits, 1);
+  EXPECT_EQ(plan_of(many).partials.bytes(), 0);
+}
+
+TEST(Splits, are_as_many_as_asked_for_but_have_blocks) {
+  Problem p = decoding(2, 1000);
+  p.num_splits = 5;
+  EXPECT_EQ(plan_of(p).schedule.num_splits, 5);
+  p.num_splits = 1000;
+  EXPECT_EQ(plan_of(p).schedule.num_splits, 32);  // of 32 keys
+}
+
+TEST(Splits, have_every_block_once) {
+  for (int blocks = 0; blocks < 20; ++blocks) {
+    for (int num_splits = 1; num_splits < 7; ++num_splits) {
+      TileSchedule schedule{};
+      schedule.num_splits = num_splits;
+      int next = 3;
+      for (int i = 0; i < num_splits; ++i) {
+        const auto [first, end] = schedule.split(i, 3, 3 + blocks);
+        EXPECT_EQ(first, next);
+        EXPECT_LE(end - first, blocks / num_splits + 1);
+        next = end;
+      }
+      EXPECT_EQ(next, 3 + blocks);
+    }
+  }
 }
 
 }  // namespace

@@ -65,6 +65,7 @@ struct NumericCase {
   int page_size = 0;
   std::vector<int32_t> batch_index;
   int smem_of_sm = 228 << 10;
+  int num_splits = 1;
 };
 
 class NumericRun {
@@ -223,10 +224,12 @@ class NumericRun {
     const ForwardConfig config = kForwardTable[size_t(row)].config.with(cuda::element_of(c_.dtype));
     const auto kernel =
         kernel_at(row, fp16, std::make_integer_sequence<int, int(kForwardTable.size())>());
-    const ForwardPlan plan = plan_launch({config, reinterpret_cast<const void*>(kernel)},
-                                         cuda::call_of(p_), select_pack(p_, config), 2);
+    const ForwardPlan plan =
+        plan_launch({config, reinterpret_cast<const void*>(kernel)}, cuda::call_of(p_),
+                    select_pack(p_, config), 2, c_.num_splits);
     words_ = std::to_string(plan.k_width) + " bytes, " +
              std::to_string(plan.schedule.pack.heads()) + " heads, row " + std::to_string(row);
+    if (plan.partials.any()) words_ += ", " + std::to_string(plan.schedule.num_splits) + " splits";
     machine::on_launch = [&](const void*, unsigned ctas, const void* params) {
       const auto& given = *static_cast<const ForwardParams*>(params);
       for (unsigned cta = 0; cta < ctas && error_.empty(); ++cta) {
@@ -237,7 +240,44 @@ class NumericRun {
         error_ = outcome.error;
       }
     };
-    launch_forward(plan, nullptr);
+    std::vector<float> workspace(size_t(plan.partials.bytes()) / sizeof(float), kUntouched32);
+    launch_forward(plan, workspace.data(), nullptr);
+    if (plan.partials.any() && error_.empty()) merge(plan.partials, workspace.data());
+  }
+
+  // What cuda/kernels/merge.cu does with partial results, all of which must be written.
+  void merge(const PartialResults& partials, float* workspace) {
+    WorkspaceAllocator allocator(workspace);
+    const auto [o, lse] = partials.carve(allocator);
+    for (int64_t row = 0; row < q_entries_ * q_rows_ * c_.heads_q; ++row) {
+      const int64_t entry = row / (q_rows_ * c_.heads_q), head = row / q_rows_ % c_.heads_q;
+      const int64_t query = row % q_rows_;
+      double most = -std::numeric_limits<double>::infinity(), sum = 0;
+      std::vector<double> total(size_t(c_.dv));
+      for (int64_t i = 0; i < partials.num_splits; ++i) {
+        const double of_split = double(lse[i * partials.lse_stride() + row]);
+        if (of_split == double(kUntouched32)) error_ = "a partial result is not written";
+        most = std::max(most, of_split);
+      }
+      for (int64_t i = 0; i < partials.num_splits; ++i) {
+        const double of_split = double(lse[i * partials.lse_stride() + row]);
+        const double weight = of_split == most ? 1 : std::exp(of_split - most);
+        if (weight == 0 || std::isinf(most)) continue;
+        const float* const values =
+            o + i * partials.o_stride() +
+            ((entry * q_rows_ + query) * c_.heads_q + head) * partials.pitch;
+        sum += weight;
+        for (int j = 0; j < c_.dv; ++j) total[size_t(j)] += weight * double(values[j]);
+      }
+      lse_[size_t(row)] = float(std::isinf(most) ? most : most + std::log(sum));
+      for (int j = 0; j < c_.dv; ++j) {
+        const double value = sum == 0 ? 0 : total[size_t(j)] / sum;
+        if (c_.float_output)
+          o32_.at(entry, query, head, j) = float(value);
+        else
+          o_.at(entry, query, head, j) = narrow(value);
+      }
+    }
   }
 
   // ---- The textbook ----
