@@ -36,10 +36,13 @@ demo:  ## see it work: a transformer's Q, K, V and 16k tokens, checked (builds f
 	@$(BUILD)/demo/bin/fa3 demo
 	@$(if $(HOPPER),$(BUILD)/demo/bin/fa3 demo --engine hopper --dtype bf16)
 
+# For this machine, and from x86-64 for Arm hosts too.
+MACHINE = $(shell uname -m)
+ARM = $(if $(filter x86_64,$(MACHINE)),aarch64)
 wheel: $(VENV)/bin/pytest  ## the Python wheels, with and without CUDA code, into build/wheel; tried
-	@tools/setup.sh build
+	@tools/setup.sh build $(if $(ARM),arm)
 	@rm -rf $(BUILD)/wheel
-	@$(VENV)/bin/python tools/build_wheel.py $(BUILD)/wheel
+	@$(VENV)/bin/python tools/build_wheel.py $(BUILD)/wheel $(MACHINE) $(ARM)
 	@tools/try_wheel.sh $(BUILD)/wheel-venv $$(find $(BUILD)/wheel -name '*.whl')
 
 deb:  ## the Debian package, into build/deb

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes sure that the Debian packages for a purpose are there: installs them when root, otherwise
-# names them and stops. Usage: tools/setup.sh command|build|deb|docs|test|lint|tidy ...
+# names them and stops. Usage: tools/setup.sh command|build|deb|docs|test|arm|lint|tidy ...
 set -eu
 
 command="g++ cmake ninja-build libcli11-dev libfmt-dev nlohmann-json3-dev"
@@ -14,11 +14,13 @@ for purpose in "$@"; do
     command) packages="$packages $command" ;;
     build) packages="$packages $command python3-dev" ;;
     test) packages="$packages libgtest-dev python3 python3-dev python3-venv zstd $tools" ;;
+    # A cross compiler for Arm hosts, and the emulator that runs what it makes.
+    arm) packages="$packages g++-aarch64-linux-gnu qemu-user-static googletest" ;;
     deb) packages="$packages dpkg-dev" ;;
     docs) packages="$packages doxygen" ;;
     lint) packages="$packages clang-format-14" ;;
     tidy) packages="$packages clang-tidy-14 clang-14" ;;
-    *) echo "setup.sh: expected command, build, deb, docs, test, lint or tidy, got '$purpose'" >&2; exit 2 ;;
+    *) echo "setup.sh: expected command, build, deb, docs, test, arm, lint or tidy, got '$purpose'" >&2; exit 2 ;;
   esac
 done
 

@@ -20,7 +20,11 @@ uint32_t arc4random(void) {
 }
 
 /* Until 2.33 the C library's headers turned these into calls with the version of struct stat. */
+#if defined(__x86_64__)
 enum { kStatVersion = 1 };
+#else
+enum { kStatVersion = 0 };
+#endif
 int __xstat(int version, const char* path, struct stat* to);
 int __lxstat(int version, const char* path, struct stat* to);
 int __fxstat(int version, int file, struct stat* to);

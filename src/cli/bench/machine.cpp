@@ -3,6 +3,9 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 #include <sys/utsname.h>
 
 #include <algorithm>
@@ -44,16 +47,28 @@ std::string cpu_model() {
   std::string model = proc_value("/proc/cpuinfo", "model name");
   if (!model.empty()) return model;
   utsname system{};
-  return uname(&system) == 0 ? system.machine : "unknown CPU";
+  if (uname(&system) != 0) return "unknown CPU";
+  const std::string part = proc_value("/proc/cpuinfo", "CPU part");  // Arm: a number
+  if (part.empty()) return system.machine;
+  return fmt::format("{} (implementer {}, part {})", system.machine,
+                     proc_value("/proc/cpuinfo", "CPU implementer"), part);
 }
 
+#if defined(__aarch64__)
+
 std::vector<std::string> cpu_extensions() {
-  constexpr const char* kOfInterest[] = {"avx2",        "fma",         "f16c",     "avx512f",
-                                         "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd",
-                                         "bf16",        "sve"};
-  std::string flags = proc_value("/proc/cpuinfo", "flags");            // x86
-  if (flags.empty()) flags = proc_value("/proc/cpuinfo", "Features");  // Arm
-  std::istringstream words(flags);
+  std::vector<std::string> found = {"asimd"};
+  if ((getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0) found.emplace_back("bf16");
+  if ((getauxval(AT_HWCAP) & HWCAP_SVE) != 0) found.emplace_back("sve");
+  return found;
+}
+
+#else
+
+std::vector<std::string> cpu_extensions() {
+  constexpr const char* kOfInterest[] = {"avx2",        "fma",         "f16c",    "avx512f",
+                                         "avx512_bf16", "avx512_fp16", "amx_bf16"};
+  std::istringstream words(proc_value("/proc/cpuinfo", "flags"));
   std::vector<std::string> all{std::istream_iterator<std::string>(words), {}};
   std::vector<std::string> found;
   for (const char* name : kOfInterest) {
@@ -62,11 +77,14 @@ std::vector<std::string> cpu_extensions() {
   return found;
 }
 
+#endif
+
 std::string cpu_code_complaint() {
   const char* asked = std::getenv("FA3_CPU_ISA");
   if (asked == nullptr || *asked == '\0' || cpu::find_kernels(asked) != nullptr) return "";
   std::string names;
-  for (const char* name : {"amx", "avx512_bf16", "avx512", "avx2", "portable"}) {
+  for (const char* name :
+       {"amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "neon", "portable"}) {
     if (cpu::find_kernels(name) != nullptr) names += fmt::format(" {}", name);
   }
   return fmt::format("FA3_CPU_ISA={}: expected one of{}, as this CPU has them; not heeded", asked,

@@ -4,6 +4,9 @@
 // engine's instruction set for the whole process. What this build or machine lacks is skipped with
 // a sentence that says why, and an exit code that ctest knows.
 #include <gtest/gtest.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>
@@ -22,7 +25,10 @@ bool engine_names(std::string_view isa) {
 
 bool machine_has(std::string_view isa) {
   if (isa == "portable") return true;
-#if defined(__x86_64__)
+#if defined(__aarch64__)
+  if (isa == "neon") return true;
+  if (isa == "neon_bf16") return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#elif defined(__x86_64__)
   __builtin_cpu_init();
   if (isa == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (isa == "avx512") return __builtin_cpu_supports("avx512f") != 0;

@@ -124,7 +124,7 @@ bool flushes_bfloat16(const EngineUnderTest& engine) {
   for (int32_t i = 0; fa3_engine(i, &info) == FA3_OK; ++i) {
     const std::string_view detail = info.detail;
     if (std::string_view(info.name) != engine.name) continue;
-    return detail.find("avx512_bf16") != detail.npos || detail.find("amx") != detail.npos;
+    return detail.find("_bf16") != detail.npos || detail.find("amx") != detail.npos;
   }
   return false;
 }

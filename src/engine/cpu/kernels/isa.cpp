@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace fa3::cpu {
@@ -47,6 +49,16 @@ bool fast_avx512_bf16() {
   return __builtin_cpu_is("amd");
 }
 
+#elif defined(__aarch64__)
+
+bool has_neon_bf16() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+#else
+  return false;
+#endif
+}
+
 #endif
 
 // Best first; the last one always runs.
@@ -61,6 +73,9 @@ struct Candidates {
     list[count++] = {kAvx512Bf16Kernels, has_avx512_bf16(), fast_avx512_bf16()};
     list[count++] = {kAvx512Kernels, has_avx512(), true};
     list[count++] = {kAvx2Kernels, has_avx2(), true};
+#elif defined(__aarch64__)
+    list[count++] = {kNeonBf16Kernels, has_neon_bf16(), true};
+    list[count++] = {kNeonKernels, true, true};
 #endif
     list[count++] = {kPortableKernels, true, true};
   }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which instruction set runs. The best that the CPU and the operating system offer, unless the
-// environment variable FA3_CPU_ISA = portable | avx2 | avx512 | avx512_bf16 | amx names a lower one
-// (a higher one is ignored); it is read once, at the first use.
+// environment variable FA3_CPU_ISA names a lower one (a higher one is ignored): portable, and on
+// x86-64 avx2, avx512, avx512_bf16 or amx, on Arm neon or neon_bf16. It is read once, at the first
+// use.
 #pragma once
 
 #include <string_view>

@@ -57,5 +57,8 @@ extern const Kernels* const kAvx2Kernels;
 extern const Kernels* const kAvx512Kernels;
 extern const Kernels* const kAvx512Bf16Kernels;
 extern const Kernels* const kAmxKernels;
+// 64-bit Arm only:
+extern const Kernels* const kNeonKernels;
+extern const Kernels* const kNeonBf16Kernels;
 
 }  // namespace fa3::cpu

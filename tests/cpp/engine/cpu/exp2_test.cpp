@@ -67,7 +67,8 @@ TEST_P(Exp2, keeps_nan) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryIsa, Exp2,
-                         testing::Values("portable", "avx2", "avx512", "avx512_bf16", "amx"));
+                         testing::Values("portable", "avx2", "avx512", "avx512_bf16", "amx", "neon",
+                                         "neon_bf16"));
 
 }  // namespace
 }  // namespace fa3::cpu

@@ -245,7 +245,7 @@ constexpr GradientKernels kFloatGradients = {
     .add = add_gradients<Floats<float>>,
 };
 
-#if defined(__AVX512BF16__)
+#if defined(FA3_PAIRS)
 constexpr GradientKernels kPairGradients = {
     .shape = kPairGradientShape,
     .load_keys = {nullptr, nullptr, load_keys<Bf16Pairs>},

@@ -39,6 +39,10 @@ FA3_INLINE V load(const Float16* from) {
   return (V)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif defined(__F16C__)
   return (V)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(FA3_NEON)
+  float16x4_t half;
+  __builtin_memcpy(&half, from, sizeof(half));
+  return (V)vcvt_f32_f16(half);
 #else
   // The product moves the exponent's bias and normalises subnormals; inf and NaN keep theirs.
   const VBits half = load_bits16(from);
@@ -63,6 +67,13 @@ FA3_INLINE V load_as_half(const Float8* from) {
   const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   const __m128i mask = _mm_set1_epi16(static_cast<int16_t>(0xbf80));
   return (V)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), mask));
+}
+#elif defined(FA3_NEON)
+FA3_INLINE V load_as_half(const Float8* from) {
+  VSignedByte codes;
+  __builtin_memcpy(&codes, from, sizeof(codes));
+  const VHalf half = ((VHalf) __builtin_convertvector(codes, VSignedHalf) << 7) & 0xbf80;
+  return (V)vcvt_f32_f16((float16x4_t)half);
 }
 #else
 FA3_INLINE V load_as_half(const Float8* from) {
@@ -93,6 +104,10 @@ FA3_INLINE V load(const Float8E5M2* from) {
 #elif defined(__F16C__)
   const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   return (V)_mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
+#elif defined(FA3_NEON)
+  VByte codes;
+  __builtin_memcpy(&codes, from, sizeof(codes));
+  return (V)vcvt_f32_f16((float16x4_t)(__builtin_convertvector(codes, VHalf) << 8));
 #else
   Float16 halves[kWidth];
   for (int64_t i = 0; i < kWidth; ++i) halves[i] = Float16(uint16_t(uint8_t(from[i])) << 8);
@@ -101,10 +116,15 @@ FA3_INLINE V load(const Float8E5M2* from) {
 }
 
 FA3_INLINE void store(BFloat16* to, V v) {
+#if defined(FA3_NEON) && defined(FA3_PAIRS)
+  const bfloat16x4_t half = vcvt_bf16_f32((float32x4_t)v);
+  __builtin_memcpy(to, &half, sizeof(half));
+#else
   const VBits bits = (VBits)v;
   const VBits is_nan = (VBits)(v != v);
   const VBits rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   store_bits16(to, ((bits >> 16 | 0x40) & is_nan) | (rounded & ~is_nan));
+#endif
 }
 
 FA3_INLINE void store(Float16* to, V v) {
@@ -112,6 +132,9 @@ FA3_INLINE void store(Float16* to, V v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)v, 0));
 #elif defined(__F16C__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)v, 0));
+#elif defined(FA3_NEON)
+  const float16x4_t half = vcvt_f16_f32((float32x4_t)v);
+  __builtin_memcpy(to, &half, sizeof(half));
 #else
   const VBits magnitude = (VBits)v & 0x7fffffffu;
   const VBits sign = (VBits)v >> 16 & 0x8000u;

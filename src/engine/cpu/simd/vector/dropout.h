@@ -31,6 +31,8 @@ FA3_INLINE VWide multiply_low(VWide a, VWide b) {
   return (VWide)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
   return (VWide)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#elif defined(FA3_NEON)
+  return (VWide)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
 #else
   return (a & 0xffffffffu) * (b & 0xffffffffu);
 #endif

@@ -77,10 +77,10 @@ struct Floats {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(FA3_PAIRS)
 
-// Pairs of bfloat16 for vdpbf16ps, which adds two products at a time in float and takes subnormal
-// numbers for zero.
+// Pairs of bfloat16 for vdpbf16ps (x86) and bfdot (Arm), which add two products at a time in float
+// and take subnormal numbers for zero.
 struct Bf16Pairs {
   using Element = BFloat16;
   static constexpr int kRows = kRowsPerGroup;
@@ -90,21 +90,34 @@ struct Bf16Pairs {
   static constexpr bool kRoundsWeights = true;
 
   FA3_INLINE V multiply_add(V acc, V a, V b) {
+#if defined(FA3_NEON)
+    return (V)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#else
     return (V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#endif
   }
 
   // Two vectors of a row rounded to bfloat16, in pairs along the row.
   FA3_INLINE V row_pairs(V first, V second) {
+#if defined(FA3_NEON)
+    return (V)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)first), (float32x4_t)second);
+#else
     return (V)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#endif
   }
 
   // The same vector of two rows, in pairs down the columns.
   FA3_INLINE V column_pairs(V upper, V lower) {
+#if defined(FA3_NEON)
+    const auto pairs = (uint16x8_t)row_pairs(upper, lower);
+    return (V)vzip1q_u16(pairs, vextq_u16(pairs, pairs, kWidth));
+#else
     typedef uint16_t VShort __attribute__((vector_size(64)));
     VShort order;
     FA3_UNROLL
     for (int i = 0; i < 2 * kWidth; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * kWidth);
     return (V)_mm512_permutexvar_epi16((__m512i)order, (__m512i)row_pairs(upper, lower));
+#endif
   }
 
   FA3_INLINE V load_row(const BFloat16* row, int64_t begin, int64_t dim) {
@@ -136,7 +149,10 @@ struct Bf16Pairs {
 
   template <int C>
   FA3_INLINE void store_p(float* p, const V (&values)[C], V& rounded) {
-    const V ones = (V)(VBits{} + 0x3f803f80u);
+    V ones = (V)(VBits{} + 0x3f803f80u);
+#if defined(FA3_NEON)
+    asm("" : "+w"(ones));  // GCC 12 takes a constant of bfloat16 for one of float16
+#endif
     FA3_UNROLL
     for (int j = 0; j < C; j += 2) {
       const V pairs = row_pairs(values[j], values[j + 1]);

@@ -9,10 +9,18 @@
 // the linker keeps for every CPU. Next: convert.h.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(FA3_NEON)
+#include <arm_neon.h>
+#endif
+
+// Where instructions multiply pairs of bfloat16.
+#if defined(__AVX512BF16__) || (defined(FA3_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
+#define FA3_PAIRS
 #endif
 
 #define FA3_INLINE static inline __attribute__((always_inline))
@@ -41,7 +49,9 @@ typedef float V __attribute__((vector_size(4 * kWidth)));
 typedef int32_t VInt __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t VBits __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t VHalf __attribute__((vector_size(2 * kWidth)));
+typedef int16_t VSignedHalf __attribute__((vector_size(2 * kWidth)));
 typedef uint8_t VByte __attribute__((vector_size(kWidth)));
+typedef int8_t VSignedByte __attribute__((vector_size(kWidth)));
 
 constexpr float kInfinity = __builtin_inff();
 
@@ -80,7 +90,7 @@ FA3_INLINE V maximum(V a, V b) {
 }
 
 // Between `low` and `high`; NaN stays NaN, because x86's min and max return their second operand
-// then, and the comparisons are false.
+// then, Arm's return NaN, and the comparisons are false.
 FA3_INLINE V clamp(V x, float low, float high) {
 #if defined(__AVX512F__)
   return (V)_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), (__m512)x));
@@ -88,6 +98,8 @@ FA3_INLINE V clamp(V x, float low, float high) {
   return (V)_mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), (__m256)x));
 #elif defined(__SSE2__)
   return (V)_mm_min_ps(_mm_set1_ps(high), _mm_max_ps(_mm_set1_ps(low), (__m128)x));
+#elif defined(FA3_NEON)
+  return (V)vminq_f32(vdupq_n_f32(high), vmaxq_f32(vdupq_n_f32(low), (float32x4_t)x));
 #else
   x = x < broadcast(low) ? broadcast(low) : x;
   return x > broadcast(high) ? broadcast(high) : x;
@@ -117,6 +129,8 @@ FA3_INLINE VInt lane_numbers() {
 FA3_INLINE float lanes_max(V v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
+#elif defined(FA3_NEON)
+  return vmaxnmvq_f32((float32x4_t)v);
 #else
   float max = v[0];
   FA3_UNROLL
@@ -141,6 +155,8 @@ FA3_INLINE bool all_at_most(V v, float bound) {
   return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_LE_OQ) == 0xffff;
 #elif defined(__AVX2__)
   return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(bound), _CMP_LE_OQ)) == 0xff;
+#elif defined(FA3_NEON)
+  return vminvq_u32(vcleq_f32((float32x4_t)v, vdupq_n_f32(bound))) != 0;
 #else
   for (int i = 0; i < kWidth; ++i) {
     if (!(v[i] <= bound)) return false;
