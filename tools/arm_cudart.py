@@ -3,8 +3,8 @@
 
     tools/arm_cudart.py FOLDER
 
-Prints where in FOLDER libcudart_static.a lies, of the version that nvcc has: FA3_ARM_CUDART of
-cmake/aarch64-linux-gnu.cmake. A CUDA toolkit with files for Arm servers (sbsa) has it too.
+Prints where in FOLDER its static libraries lie, of the version that nvcc has: FA3_ARM_CUDART of
+cmake/aarch64-linux-gnu.cmake. A CUDA toolkit with files for Arm servers (sbsa) has them too.
 """
 
 import re
@@ -23,8 +23,9 @@ def fetch(folder: Path) -> Path:
     subprocess.run([*command, f"nvidia-cuda-runtime=={found[1]}.*"], check=True)
     (wheel,) = folder.glob("nvidia_cuda_runtime-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        (library,) = (n for n in archive.namelist() if n.endswith("/libcudart_static.a"))
-        return Path(archive.extract(library, folder)).resolve().parent
+        libraries = [name for name in archive.namelist() if name.endswith(".a")]
+        archive.extractall(folder, libraries)
+    return (folder / libraries[0]).resolve().parent
 
 
 if __name__ == "__main__":
