@@ -14,7 +14,7 @@ LAUNCHER = $(if $(shell command -v ccache),$(foreach language,CXX CUDA,-DCMAKE_$
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh')
 
 .PHONY: help build demo wheel deb docs test check headers format format-check layers lint tidy \
-  asan tsan fuzz torch report figures gpu-verify record-check clean
+  arm asan tsan fuzz torch report figures gpu-verify record-check clean
 
 help:
 	@sed -n -e 's/^#@ \(.*\)/\n\1/p' -e 's/^\([a-z -]*\):.*## \(.*\)/  make \1|\2/p' Makefile | \
@@ -136,6 +136,15 @@ fuzz:  ## the fuzzers, by clang: corpora and a few thousand inputs, or SECONDS=3
 	  for fuzzer in npy calls lengths; do found=$(BUILD)/fuzz/tests/fuzz/found/$$fuzzer; \
 	  $(BUILD)/fuzz/bin/fuzz_$$fuzzer -max_total_time=$(SECONDS) -timeout=60 -max_len=512 \
 	  -artifact_prefix=$$found/ $$found tests/fuzz/corpus/$$fuzzer || exit 1; done)
+
+# In turn, a line a test: those that two cores do in a minute, or with FULL=1 every suite of the CPU
+# engine and each instruction set, which takes half an hour.
+arm:  ## for Arm hosts: cross-compiled, the CPU engine's suites under emulation (FULL=1: all)
+	@tools/setup.sh build test arm
+	@cmake --preset arm $(LAUNCHER) >/dev/null && cmake --build --preset arm -j $(JOBS)
+	@qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu build/arm/bin/fa3 doctor
+	@ctest --preset $(if $(FULL),arm-full,arm) -j $(JOBS)
+	@$(if $(FULL),,echo "arm: suites left out here run with make arm FULL=1")
 
 asan tsan:  ## the C++ tests under a sanitizer
 	@tools/setup.sh build test

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs each wheel where nothing but numpy is, imports it, and starts its command.
+# Installs each wheel where nothing but numpy is, imports it, and starts its command. Of a wheel for
+# another machine the command and the library run, under emulation; its Python module does not.
 # Usage: tools/try_wheel.sh FOLDER WHEEL ...
 set -eu
 
@@ -28,6 +29,15 @@ folder=$1
 shift
 for wheel in "$@"; do
   rm -rf "$folder"
+  case "$wheel" in
+    *"_$(uname -m).whl") ;;
+    *_aarch64.whl)
+      python3 -m zipfile -e "$wheel" "$folder"
+      chmod +x "$folder/fa3/bin/fa3"
+      qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu "$folder/fa3/bin/fa3" doctor
+      continue
+      ;;
+  esac
   python3 -m venv "$folder"
   "$folder/bin/pip" install -q --disable-pip-version-check "$wheel"
   (try "$folder")
