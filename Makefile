@@ -137,8 +137,8 @@ fuzz:  ## the fuzzers, by clang: corpora and a few thousand inputs, or SECONDS=3
 	  $(BUILD)/fuzz/bin/fuzz_$$fuzzer -max_total_time=$(SECONDS) -timeout=60 -max_len=512 \
 	  -artifact_prefix=$$found/ $$found tests/fuzz/corpus/$$fuzzer || exit 1; done)
 
-# In turn, a line a test: those that two cores do in a minute, or with FULL=1 every suite of the CPU
-# engine and each instruction set, which takes half an hour.
+# The suites that two cores do in little more than a minute, or with FULL=1 all of the CPU engine for
+# each instruction set: some forty minutes.
 arm:  ## for Arm hosts: cross-compiled, the CPU engine's suites under emulation (FULL=1: all)
 	@tools/setup.sh build test arm
 	@cmake --preset arm $(LAUNCHER) >/dev/null && cmake --build --preset arm -j $(JOBS)
