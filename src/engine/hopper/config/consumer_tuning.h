@@ -28,6 +28,12 @@ struct ConsumerTuning {
   bool tracks_max;
   int shadow_p;
 
+  // ---- 16-bit P, in dense kernels of bf16 ----
+
+  // How far below 1 a row's largest P begins (cuda/softmax/score.cuh). With it, warps know of
+  // peaked rows (largest_p.cuh).
+  int headroom_log2;
+
   // ---- Registers ----
 
   // The tile's edge is read from shared memory whenever it is asked for.
@@ -67,6 +73,7 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
       .starts_apart = c.e4m3 && c.head_dim_v > 128,
       .tracks_max = c.e4m3 && !c.general(),
       .shadow_p = c.block_n / 16 * 3,
+      .headroom_log2 = c.has_headroom() ? 24 : 0,
       .reads_edge_again = c.general() || c.e4m3,
       .short_tile_change = c.consumers() <= 2,
       .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,
