@@ -57,7 +57,9 @@ struct SmemPlan {
   std::conditional_t<C.dequantizes(), QuantizedPipeline<C>, NotQuantized> quantized_pipeline;
   std::conditional_t<C.dequantizes(), QuantizedSmem<C>, NotQuantized> quantized;
   typename TileScheduler<C>::Smem tiles;
-  [[no_unique_address]] std::conditional_t<C.has_headroom(), LargestPSmem<C>, NoLargestP> largest_p;
+  [[no_unique_address]] std::conditional_t<consumer_tuning(C).notes_largest_p, LargestPSmem<C>,
+                                           NoLargestP>
+      largest_p;
 
   static_assert(C.tiles().q_bytes() % kSmemAlignment == 0 &&
                 C.tiles().stage_bytes() % kSmemAlignment == 0);

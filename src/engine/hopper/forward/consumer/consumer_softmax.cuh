@@ -118,7 +118,7 @@ __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
 template <ForwardConfig C>
 __device__ __forceinline__ void go_online(ConsumerState<C>& c) {
   c.tile.set_mode(TileMode::kOnline);
-  if constexpr (C.has_headroom()) stop_noting_largest_p(c);
+  if constexpr (consumer_tuning(C).notes_largest_p) stop_noting_largest_p(c);
 }
 
 // The guard has fired in this warp: brings its P back into range, and O with it, or gives up the
@@ -127,7 +127,7 @@ template <ForwardConfig C>
 __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTile<C>& r,
                                                   ScoreStep<C>& result) {
   using Score = typename ConsumerState<C>::Score;
-  if constexpr (C.has_headroom()) {
+  if constexpr (consumer_tuning(C).notes_largest_p) {
     if (c.tile.has_peaked_rows() && !guard_fires<Score>(result)) {
       note_largest_p(c, r.scores);
       return;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTil
     rescale_after_guard<Score>(r.scores, r.rows, result);
     rescale_output(c, r, result);
     pack_p<0, consumer_tuning(C).early_p>(r);
-    if constexpr (C.has_headroom()) {
+    if constexpr (consumer_tuning(C).notes_largest_p) {
       if (c.tile.has_peaked_rows()) forget_and_note_largest_p(c, r.scores, result);
     }
   } else {

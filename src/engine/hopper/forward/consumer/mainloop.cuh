@@ -72,7 +72,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   r.add_sums(result);
   drop_and_pack_p<0>(c, r);
   start_output(c, r);
-  if constexpr (C.has_headroom()) look_for_peaked_rows(c, r.rows.sum);
+  if constexpr (consumer_tuning(C).notes_largest_p) look_for_peaked_rows(c, r.rows.sum);
 }
 
 // Lines 8 to 12: the products of a step. Returns once its scores are there, while P V still runs.
@@ -115,7 +115,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
 
   // O is at rest: it moves to the new reference, or leaves if its tile is finished.
   if (guarded) {
-    const bool looks_at_p = C.has_headroom() && c.tile.has_peaked_rows();
+    const bool looks_at_p = consumer_tuning(C).notes_largest_p && c.tile.has_peaked_rows();
     if (guard_fires<typename ConsumerState<C>::Score>(result, looks_at_p)) {
       after_guard_fired(c, r, result);
     }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
       rescale_output(c, r, result);
     }
     pack_p<0, kEarly>(r);
-    if constexpr (C.has_headroom()) {
+    if constexpr (consumer_tuning(C).notes_largest_p) {
       look_for_peaked_rows(
           c, {r.rows.sum[0] + result.block_sum[0], r.rows.sum[1] + result.block_sum[1]});
     }

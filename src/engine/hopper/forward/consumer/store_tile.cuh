@@ -45,7 +45,7 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
     cuda::store_rows<C.element, C.general()>(
         c.params.output, work.queries, first_row, r.output, rows,
         ScoreHook<C>::values(c.params, work, c.smem.e4m3.tiles[stage]));
-  } else if constexpr (C.has_headroom()) {
+  } else if constexpr (consumer_tuning(C).notes_largest_p) {
     store_tile<C>(c.params, work, first_row, r, with_rounded_largest_p(c, work, rows));
   } else {
     store_tile<C>(c.params, work, first_row, r, rows);
