@@ -77,7 +77,7 @@ struct ScoreOf16BitP : Score {
   static constexpr int kGroups = 1;  // of a block's keys, with numbers of their own
   // The largest P, where the reference is taken from its score.
   static constexpr float kTop = 1.0f / float(1 << HeadroomLog2);
-  static constexpr float kTopLog2 = -float(HeadroomLog2);
+  static constexpr float kTopLog2 = float(-HeadroomLog2);  // not -0, which would cost an addition
   static constexpr float kBound = 256.0f * Keys / 4;  // on guarded_sum(): above, the guard fires
 
   // For a product of a group of keys, in one of the thread's rows.

@@ -96,23 +96,17 @@ __device__ __forceinline__ void lose_scores(ConsumerState<C>& c, ScoreStep<C>& r
 // less than a fired guard. Measured: docs/lab/hopper.md.
 inline constexpr int kMostGuardFires = 3;
 
-// Counts a fired guard. With headroom one fires seldom, and pays for itself if another two blocks
-// pass before the next.
+// Counts a fired guard. With headroom one fires seldom, and pays for itself if another block passes
+// before the next.
 template <ForwardConfig C>
 __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
   WorkTileOf<C>& work = c.work_tile();
   unsigned char& fired = work.fired_guards[c.warp()];
-  if constexpr (C.has_headroom()) {
-    if (ptx::lane() == 0 && (fired & kMostCounted) < kMostCounted) ++fired;
-    __syncwarp();
-    const int count = fired & kMostCounted;
-    const int visited = work.mine[c.warpgroup].count - c.tile.block();
-    return count >= kMostGuardFires && 2 * count > visited;
-  } else {
-    if (ptx::lane() == 0) ++fired;
-    __syncwarp();
-    return fired >= kMostGuardFires;
-  }
+  if (ptx::lane() == 0 && (fired & kMostCounted) < kMostCounted) ++fired;
+  __syncwarp();
+  const int count = fired & kMostCounted;
+  const int visited = work.mine[c.warpgroup].count - c.tile.block();
+  return count >= kMostGuardFires && 2 * count > visited;
 }
 
 template <ForwardConfig C>
@@ -133,7 +127,15 @@ __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTil
       return;
     }
   }
-  if (fires_too_often(c)) go_online(c);
+  if constexpr (C.has_headroom()) {
+    if (fires_too_often(c)) go_online(c);
+  } else {
+    WorkTileOf<C>& work = c.work_tile();
+    const unsigned warp = c.warp();
+    if (ptx::lane() == 0) ++work.fired_guards[warp];
+    __syncwarp();
+    if (work.fired_guards[warp] >= kMostGuardFires) go_online(c);
+  }
   if (can_rescale_after_guard(result)) {
     rescale_after_guard<Score>(r.scores, r.rows, result);
     rescale_output(c, r, result);

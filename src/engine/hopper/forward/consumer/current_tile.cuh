@@ -16,7 +16,8 @@ enum class TileMode : int {
   kMaxTracking = -1,
   kOnline = 0,
   kGuarded = 1,  // or any larger number
-  // Guarded steps of peaked rows, whose largest P are noted (largest_p.cuh): larger than any block.
+  // mode() calls it kGuarded: guarded steps of peaked rows, whose largest P are noted
+  // (largest_p.cuh): larger than any block.
   kPeaked = 1 << 30,
 };
 
@@ -53,7 +54,6 @@ class CurrentTile {
   __device__ __forceinline__ TileMode mode() const {
     return blocks_.online_from == int(TileMode::kMaxTracking) ? TileMode::kMaxTracking
            : blocks_.online_from == int(TileMode::kOnline)    ? TileMode::kOnline
-           : blocks_.online_from == int(TileMode::kPeaked)    ? TileMode::kPeaked
                                                               : TileMode::kGuarded;
   }
   __device__ __forceinline__ void set_mode(TileMode mode) { blocks_.online_from = int(mode); }

@@ -22,9 +22,7 @@ namespace fa3::hopper {
 // In WorkTile::fired_guards, above what it counts.
 inline constexpr unsigned char kPeaked = 0x80, kMostCounted = 0x7f;
 
-// Rows are peaked if their average P is less than this share of the largest. Scores twice as large
-// as normal ones are not: their errors are hardly larger than the rounding of O.
-inline constexpr float kPeakedShare = 1.0f / 40;
+// Peaked rows of long runs take their reference from at least so many keys.
 inline constexpr int kPeakedReferenceKeys = 512;
 
 template <ForwardConfig C>
@@ -51,7 +49,8 @@ __device__ __forceinline__ void look_for_peaked_rows(ConsumerState<C>& c,
                                                      const float (&sum)[kRowsPerThread]) {
   using Score = typename ConsumerState<C>::Score;
   if (!c.tile.guarded_steps_follow()) return;
-  constexpr float kHalfBlockLimit = cuda::peaked_below(C.block_n / 2, Score::kTop, kPeakedShare);
+  constexpr float kHalfBlockLimit =
+      cuda::peaked_below(C.block_n / 2, Score::kTop, cuda::kPeakedShareOf16Bits);
   const int block = c.tile.block();
   const int seen = c.tile.blocks().count - block;
   const int unmasked = c.masked_from() - block;
