@@ -69,16 +69,23 @@ using CappedScore = CappedScoreOf<SoftCap>;
 
 // A hook for P in 16 bits. P must survive packing to fp16 (65504) and sums in fp32: a thread adds
 // keys / 4 of P a row, so each is at most the bound: 256 on average, at most 256 * 256 / 4.
-template <class Score, int Keys>
+// HeadroomLog2: how far below 1 the largest P begins. bf16 has the exponents for it, so that scores
+// may rise by so many more binary orders before the guard fires. 24 of them keep what underflow can
+// take from O below 2^-126 * 2^24, and O's range above is what it was.
+template <class Score, int Keys, int HeadroomLog2 = 0>
 struct ScoreOf16BitP : Score {
-  static constexpr int kGroups = 1;    // of a block's keys, with numbers of their own
-  static constexpr float kTop = 1.0f;  // the largest P, where the reference is taken from its score
-  static constexpr float kTopLog2 = 0.0f;
+  static constexpr int kGroups = 1;  // of a block's keys, with numbers of their own
+  // The largest P, where the reference is taken from its score.
+  static constexpr float kTop = 1.0f / float(1 << HeadroomLog2);
+  static constexpr float kTopLog2 = float(-HeadroomLog2);  // not -0, which would cost an addition
   static constexpr float kBound = 256.0f * Keys / 4;  // on guarded_sum(): above, the guard fires
 
   // For a product of a group of keys, in one of the thread's rows.
   __device__ __forceinline__ float exponent(int, int, float product, float ref) const {
     return Score::exponent(product, ref);
+  }
+  __device__ __forceinline__ float reference(float product) const {
+    return Score::reference(product) - kTopLog2;
   }
   // What reference() takes. The groups' largest products are compared by it.
   __device__ __forceinline__ float comparable(int, int, float product) const { return product; }

@@ -3,7 +3,7 @@
 //
 // A row keeps a reference `ref` (log2 units) and the sum of P = 2^(s - ref) over the keys seen so
 // far, s being the scores in log2 units. Softmax does not depend on ref; ref only must keep P in
-// range. A row's largest P is 1 (for e4m3: Score::kTop) where ref was taken from its score, so
+// range. A row's largest P is Score::kTop, a power of two, where ref was taken from its score, so
 // that one key alone, or one that dominates the row, gives its V unrounded.
 //
 //   online_step        ref follows the row maximum: right for any scores, at the cost of a max, two
@@ -169,11 +169,12 @@ __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowSt
   sums.store(score, result);
 }
 
-// Whether P of some row of this warp grew too large for the guarded step.
+// Whether P of some row of this warp grew too large for the guarded step, or shall be looked at.
 template <class Score>
-__device__ __forceinline__ bool guard_fires(const typename Score::Result& result) {
+__device__ __forceinline__ bool guard_fires(const typename Score::Result& result,
+                                            bool always = false) {
   const bool within =  // NaN is not
-      guarded_sum(result, 0) <= Score::kBound && guarded_sum(result, 1) <= Score::kBound;
+      !always && guarded_sum(result, 0) <= Score::kBound && guarded_sum(result, 1) <= Score::kBound;
   return __any_sync(0xffffffff, !within);
 }
 
@@ -184,11 +185,38 @@ __device__ __forceinline__ bool can_rescale_after_guard(const Result& result) {
                                     largest_sum(result, 1) <= kLargestRescalable);
 }
 
+// The same where P begins far below 1: all rows move whose largest P has outgrown kTop, which saves
+// them a fired guard of their own. Factors may be too small for a float, so P is multiplied twice;
+// what was before is then too small for one too.
+template <class Score, int Count>
+__device__ __forceinline__ void rescale_grown_rows(float (&p)[Count], RowState& rows,
+                                                   typename Score::Result& result) {
+  float max[kRowsPerThread], to_one[kRowsPerThread], to_top[kRowsPerThread];
+  row_max(p, max);
+#pragma unroll
+  for (int row = 0; row < kRowsPerThread; ++row) {
+    const bool grown = max[row] > Score::kTop;
+    to_one[row] = grown ? rcp(max[row]) : 1.0f;
+    to_top[row] = grown ? Score::kTop : 1.0f;
+    result.rescale[row] = to_one[row] * to_top[row];
+    result.block_sum[row] = result.block_sum[row] * to_one[row] * to_top[row];
+    if (grown) rows.ref[row] += lg2(max[row]) - Score::kTopLog2;
+  }
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    p[i] = p[i] * to_one[fragment_row_index(i)] * to_top[fragment_row_index(i)];
+  }
+}
+
 // Moves ref of the rows out of range to their largest P, which becomes Score::kTop; other rows are
 // multiplied by exactly one.
 template <class Score, int Count>
 __device__ __forceinline__ void rescale_after_guard(float (&p)[Count], RowState& rows,
                                                     typename Score::Result& result) {
+  if constexpr (Score::kTop < 1.0f) {
+    rescale_grown_rows<Score>(p, rows, result);
+    return;
+  }
   float max[kRowsPerThread];
   row_max(p, max);
   const unsigned quad = 0xfu << (threadIdx.x % kWarpSize & ~3u);

@@ -72,6 +72,12 @@ struct ForwardConfig {
   }
   FA3_HD constexpr bool is_single_sequence() const { return variant == Variant::kDecodeSingle; }
 
+  // Weights begin far below the largest one that is allowed: fp16 has no exponents for that.
+  FA3_HD constexpr bool has_headroom() const {
+    return element == Element::kBf16 && variant == Variant::kDense && guarded && !e4m3 &&
+           !dropout && !dequantizes();
+  }
+
   // ---- The three types that a kernel is made of ----
 
   FA3_HD constexpr SchedulerKind scheduler() const {

@@ -38,6 +38,13 @@ struct QuantizedPipeline {
   PipelineBarriers<C.loaded_stages()> barriers;
 };
 
+// Of the consumers' threads, for each of their rows (largest_p.cuh).
+template <ForwardConfig C>
+struct LargestPSmem {
+  float of_thread[kRowsPerThread][C.consumer_warps() * kWarpSize];
+};
+struct NoLargestP {};
+
 template <ForwardConfig C>
 struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
@@ -50,6 +57,9 @@ struct SmemPlan {
   std::conditional_t<C.dequantizes(), QuantizedPipeline<C>, NotQuantized> quantized_pipeline;
   std::conditional_t<C.dequantizes(), QuantizedSmem<C>, NotQuantized> quantized;
   typename TileScheduler<C>::Smem tiles;
+  [[no_unique_address]] std::conditional_t<consumer_tuning(C).notes_largest_p, LargestPSmem<C>,
+                                           NoLargestP>
+      largest_p;
 
   static_assert(C.tiles().q_bytes() % kSmemAlignment == 0 &&
                 C.tiles().stage_bytes() % kSmemAlignment == 0);

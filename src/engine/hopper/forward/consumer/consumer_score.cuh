@@ -5,7 +5,7 @@
 #pragma once
 
 #include "engine/cuda/softmax/score.cuh"
-#include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
 
 namespace fa3::hopper {
@@ -14,7 +14,7 @@ template <ForwardConfig C>
 struct ScoreHook {
   static_assert(!C.e4m3 && !C.dequantizes(), "the source of this kernel includes no score hook");
   using Score = std::conditional_t<C.capped(), CappedScore, ScaledScore>;
-  using Type = ScoreOf16BitP<Score, C.block_n>;
+  using Type = ScoreOf16BitP<Score, C.block_n, consumer_tuning(C).headroom_log2>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
     if constexpr (C.capped()) {

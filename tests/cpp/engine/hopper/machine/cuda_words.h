@@ -115,6 +115,9 @@ inline unsigned max(unsigned a, unsigned b) {
 inline int __ffs(int x) {
   return __builtin_ffs(x);
 }
+inline int __popc(unsigned x) {
+  return std::popcount(x);
+}
 inline unsigned __float_as_uint(float x) {
   return std::bit_cast<unsigned>(x);
 }
