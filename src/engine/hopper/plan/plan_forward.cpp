@@ -158,6 +158,7 @@ Status check_forward(const Problem& p) {
     return unsupported("head dims over ", name_of(p.kv_dtype), " must be multiples of ",
                        kFloat8Step, ", got ", p.head_dim, " and ", p.head_dim_v);
   }
+  if (p.block_mask.on) return unsupported("block_mask: no kernel of this engine takes one");
   if (p.dropout.on() && select_dropout_kernel(p) == kNoKernel) {
     return unsupported("no kernel with dropout for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256, and 128 where O is float32 or head dims are no "
