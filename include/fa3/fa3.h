@@ -114,6 +114,9 @@ typedef struct fa3_tensor {
 /** An end of the window that is not bounded. */
 #define FA3_WINDOW_UNBOUNDED (-1)
 
+/** Queries, and keys, of a block of a block mask. */
+#define FA3_MASK_BLOCK 128
+
 /** Attention options that forward and backward share.
  *
  * Visibility is bottom-right aligned. With `offset = seqlen_k - seqlen_q` of the sequence, query i
@@ -189,6 +192,21 @@ typedef struct fa3_options {
   int64_t dropout_head;
   int64_t dropout_query;
   int64_t dropout_key;
+
+  /** A mask as data, besides causal, window and chunks: int32 (b | 1, hq | 1, nq, nk), optional,
+   * the last dimension contiguous. An entry is about a block of FA3_MASK_BLOCK queries and as many
+   * keys, which count within their sequence: 0, no query sees a key of it; -1, each query sees each
+   * key; n > 0, `block_mask_bits[n - 1]` says which. There are entries for the longest sequence,
+   * `nq >= ceil(sq / FA3_MASK_BLOCK)` and `nk >= ceil(sk / FA3_MASK_BLOCK)`; an extent of 1 serves
+   * all sequences, or all query heads.
+   *
+   * On a device nobody checks the entries: one that is neither 0 nor -1 and names no bits is 0. */
+  fa3_tensor block_mask;
+  /** int32 (n, FA3_MASK_BLOCK, FA3_MASK_BLOCK / 32), contiguous, aligned to 16 bytes; needed where
+   * an entry of block_mask is above 0. Query i of a block sees its key j if bit `j % 32` of word
+   * `j / 32` of row i is 1. Bits of queries and keys past the last ones are not read. Blocks may
+   * share bits. */
+  fa3_tensor block_mask_bits;
 } fa3_options;
 
 /** Rows that share a scale in block quantization.

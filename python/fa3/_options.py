@@ -19,6 +19,7 @@ import inspect
 from fa3._arrays import optional_view
 from fa3._dropout import seed_view
 from fa3.errors import InvalidArgument
+from fa3.masks import as_block_mask
 
 # fa3_engine_id
 ENGINES = {"auto": 0, "cpu": 1, "reference": 2, "standard": 3, "hopper": 4, "ampere": 5}
@@ -39,6 +40,8 @@ TENSORS = (
     "Tensor? seqused_q=None",
     "Tensor? seqused_k=None",
     "Tensor? dropout_seed=None",
+    "Tensor? block_mask=None",
+    "Tensor? block_mask_bits=None",
 )
 BOTH_PASSES = (
     *SCORES,
@@ -118,6 +121,8 @@ def dropout_origin(origin):
 PUBLIC_FORMS = {
     "window_left": ("window", (-1, -1), window_ends),
     "window_right": ("window", (-1, -1), window_ends),
+    "block_mask": ("block_mask", None, as_block_mask),
+    "block_mask_bits": ("block_mask", None, as_block_mask),
     "engine": ("engine", "auto", lambda name: (engine_id(name),)),
     **dict.fromkeys(
         ("dropout_sequence", "dropout_head", "dropout_query", "dropout_key"),
@@ -196,7 +201,13 @@ def viewed(named):
     """Options by name, their arrays replaced by what the compiled module accepts."""
     if "dropout_seed" in named:
         named = named | {"dropout_seed": seed_view(named["dropout_seed"])}
+    if "block_mask" in named:
+        pair = as_block_mask(named["block_mask"])
+        views = (optional_view(x, "block_mask") for x in pair)
+        named = named | {"block_mask": tuple(views)}
     return {
-        name: optional_view(value, name) if TYPES.get(name) == "Tensor?" else value
+        name: optional_view(value, name)
+        if name != "block_mask" and TYPES.get(name) == "Tensor?"
+        else value
         for name, value in named.items()
     }

@@ -112,6 +112,9 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
         dropout_origin: (sequence, query head, query, key), where the call's first ones lie in what
             one mask is drawn for: parts of a batch, such as the ranks' of a context-parallel group,
             drop what the whole does. Queries count from a multiple of 16, keys from one of 64.
+        block_mask: which blocks of 128 queries and 128 keys are seen, and bits for those seen in
+            part, besides causal, window and chunks: fa3.masks.BlockMask, which fa3.masks makes of
+            boolean maps, slices, rules and dense masks, or torch's own BlockMask.
         generator: torch only: the torch.Generator that gives dropout's seed, on q's device; None is
             the device's own. A call with dropout draws two numbers from it, others none.
         sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for

@@ -24,6 +24,7 @@ class OptionsOfBothPasses(TypedDict, Generic[Array], total=False):
     seqused_q: Array | None
     seqused_k: Array | None
     dropout_seed: Array | tuple[int, int] | None
+    block_mask: Any
     max_seqlen_q: int
     max_seqlen_k: int
     deterministic: bool

@@ -44,6 +44,8 @@ void read_options(Reader* read, Params* params) {
   read->tensor("seqused_q", Access::read, &options->seqused_q);
   read->tensor("seqused_k", Access::read, &options->seqused_k);
   read_dropout_seed(read, params->q, options);
+  read->tensor("block_mask", Access::read, &options->block_mask);
+  read->tensor("block_mask_bits", Access::read, &options->block_mask_bits);
   read->integer("max_seqlen_q", &options->max_seqlen_q);
   read->integer("max_seqlen_k", &options->max_seqlen_k);
   read->flag("deterministic", &options->deterministic);

@@ -6,6 +6,7 @@
 
 #include <fa3/fa3.h>
 
+#include "core/block_mask.h"
 #include "core/dropout.h"
 #include "core/dtype.h"
 #include "core/key_places.h"
@@ -69,6 +70,7 @@ struct Problem {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = off
   MaskRule mask;
+  BlockMask block_mask;  // besides the rule
   Dropout dropout;
   bool batch_invariant = false;
 
@@ -86,6 +88,10 @@ struct Problem {
   int sm_margin = 0;    // SMs to leave free
   fa3_engine_id engine = FA3_ENGINE_AUTO;
 
+  // Whether the mask shows a pair that lies in the rule's range.
+  bool shows(int64_t b, int64_t head, int64_t q_row, int64_t key) const {
+    return !block_mask.on || block_mask.visible(b, head, q_row, key);
+  }
   bool has_float8() const { return is_float8(kv_dtype); }  // q may have another type
   int64_t group() const { return heads_q / heads_k; }      // query heads that share a key head
 

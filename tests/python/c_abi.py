@@ -64,6 +64,7 @@ class Options(ctypes.Structure):
         ("dropout_head", ctypes.c_int64),
         ("dropout_query", ctypes.c_int64),
         ("dropout_key", ctypes.c_int64),
+        *tensors("block_mask block_mask_bits"),
     ]
 
 

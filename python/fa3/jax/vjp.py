@@ -60,6 +60,10 @@ def attention(q, k, v, *, return_lse=False, **options):
             host memory that lead out of their tensors.
     """
     require_seed(options)
+    if options.get("block_mask") is not None:
+        raise Unsupported(
+            "block_mask: expected None; compiled JAX programs have no block masks yet"
+        )
     if options.get("dropout_seed") is not None:
         options["dropout_seed"] = seed_words(options["dropout_seed"])
     listed = in_order("attention", options, OF_BOTH_PASSES)

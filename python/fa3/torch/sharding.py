@@ -18,12 +18,20 @@ FORWARD_ARGUMENTS = (*QKV, *list(TYPES)[: len(FORWARD)])
 BACKWARD_ARGUMENTS = ("do", *QKV, "out", "lse", *list(TYPES)[: len(BOTH_PASSES)], "dlse")
 
 NOT_BY_BATCH = "cu_seqlens_q", "cu_seqlens_k", "page_table", "batch_index"
+MASK = "block_mask", "block_mask_bits"
 OF_BATCH = "seqused_q", "seqused_k", "left_padding"
 OF_BATCH_AND_HEADS = "q_descale", "k_descale", "v_descale", "k_mean", "v_mean"
 
 
+def of_mask(name, spec, dim):
+    """Where a block mask lies if its dimension `dim` is cut: an extent of 1 is for all."""
+    return Shard(dim) if name == "block_mask" and spec.shape[dim] > 1 else Replicate()
+
+
 def by_batch(name, spec):
     """Where an argument lies if the batch is cut."""
+    if name in MASK:
+        return of_mask(name, spec, 0)
     whole = name == "sink" or (name in OF_BATCH_AND_HEADS and spec.ndim == 1)
     return Replicate() if whole else Shard(0)
 
@@ -32,6 +40,8 @@ def by_heads(name, spec):
     """Where an argument lies if the heads are cut."""
     if name == "sink":
         return Shard(0)
+    if name in MASK:
+        return of_mask(name, spec, 1)
     if name in OF_BATCH_AND_HEADS:
         return Shard(1) if spec.ndim > 1 else Replicate()
     whole = name in (*NOT_BY_BATCH, *OF_BATCH)

@@ -41,7 +41,7 @@ def one_sequence(q, k, v, options, number):
 
     number: which sequence of the batch it is.
     """
-    weights, lse = weights_of(q, k, options)
+    weights, lse = weights_of(q, k, options, number)
     if options.dropout_p:
         weights = weights * kept(options, number, weights.shape)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
@@ -49,9 +49,12 @@ def one_sequence(q, k, v, options, number):
     return out.transpose(0, 1), lse.transpose(0, 1)
 
 
-def weights_of(q, k, options):
+def weights_of(q, k, options, number=0):
     """The probabilities (heads, rows, keys), 0 in rows that see no key, and the LSE."""
     scores = scores_of(q, k, options)
+    if options.block_mask is not None:
+        seen = shown(options, number, q.shape[1], len(q), len(k))
+        scores = scores.masked_fill(~seen, -torch.inf)
     if options.sink is not None:
         sink = options.sink.to(q.dtype)[:, None, None].expand(-1, len(q), 1)
         scores = torch.cat([scores, sink], -1)
@@ -96,6 +99,17 @@ def visible(num_rows, num_keys, options, device):
             options.attention_chunk, rounding_mode="floor"
         )
     return seen
+
+
+def shown(options, number, heads, num_rows, num_keys):
+    """(heads | 1, rows, keys): what the block mask of a sequence shows."""
+    entries = options.block_mask[number if len(options.block_mask) > 1 else 0]
+    rows, keys = (torch.arange(n, device=entries.device) for n in (num_rows, num_keys))
+    entry = entries[:, rows // 128][..., keys // 128]
+    if options.block_mask_bits is None:
+        return entry == -1
+    words = options.block_mask_bits[entry.clamp(min=1) - 1, (rows % 128)[:, None], keys % 128 // 32]
+    return (entry == -1) | ((entry > 0) & (words >> (keys % 32) & 1).bool())
 
 
 def rows_of_sequences(x, cu_seqlens, used):

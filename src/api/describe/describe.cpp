@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "api/describe/describe_block_mask.h"
 #include "api/describe/describe_cache.h"
 #include "api/describe/describe_lengths.h"
 #include "api/describe/operand_rules.h"
@@ -248,6 +249,10 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   const auto keys_of = [&](int64_t b) { return problem->lengths_k.rows_of(b); };
   FA3_TRY(check_places(cache, problem->batch, problem->key_places, keys_of));
   FA3_TRY(describe_options(options, problem->head_dim, qt.device_type, problem));
+  FA3_TRY(describe_block_mask(options, qt,
+                              {known_rows(problem->lengths_q, packed_q, options.max_seqlen_q),
+                               known_rows(problem->lengths_k, packed_k, options.max_seqlen_k)},
+                              purpose, problem));
 
   if (present(params.lse)) {
     FA3_TRY(check_row_scalars({"lse", params.lse}, qt, packed_q, purpose));
@@ -307,6 +312,8 @@ auto inputs_of(const fa3_forward_params& p) {
                                {"cu_seqlens_k", p.options.cu_seqlens_k},
                                {"seqused_q", p.options.seqused_q},
                                {"seqused_k", p.options.seqused_k},
+                               {"block_mask", p.options.block_mask},
+                               {"block_mask_bits", p.options.block_mask_bits},
                                {"page_table", p.page_table},
                                {"batch_index", p.batch_index},
                                {"left_padding", p.left_padding},
@@ -329,6 +336,8 @@ auto inputs_of(const fa3_backward_params& p) {
                                {"cu_seqlens_k", p.options.cu_seqlens_k},
                                {"seqused_q", p.options.seqused_q},
                                {"seqused_k", p.options.seqused_k},
+                               {"block_mask", p.options.block_mask},
+                               {"block_mask_bits", p.options.block_mask_bits},
                                {"o", p.o},
                                {"lse", p.lse},
                                {"d_o", p.d_o},

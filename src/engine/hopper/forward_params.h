@@ -6,6 +6,7 @@
 
 #include "core/mask_rule.h"
 #include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/cache_scales.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/hopper/config/e4m3_scales.h"
@@ -98,6 +99,7 @@ struct ForwardParams {
   SplitCounters counts;  // for splits that are combined in the kernel
   DecodeClusters clusters;
   cuda::DropoutParams dropout;
+  cuda::BlockLists lists;  // of key blocks, by query block
 };
 
 // Threads copy this launch's keys: barriers count them too.

@@ -126,6 +126,18 @@ const std::vector<Bad>& types() {
   return bad;
 }
 
+// A block mask that is right.
+fa3_tensor* set_mask(P* p) {
+  static int32_t entry;
+  entry = -1;
+  p->options.block_mask = contiguous(&entry, FA3_INT32, {1, 1, 1, 1});
+  return &p->options.block_mask;
+}
+fa3_tensor bits_at(int bytes) {
+  alignas(16) static int32_t words[2 * FA3_MASK_BLOCK * 4];
+  return contiguous(words + bytes / 4, FA3_INT32, {1, FA3_MASK_BLOCK, FA3_MASK_BLOCK / 32});
+}
+
 const std::vector<Bad>& options() {
   static const std::vector<Bad> bad = {
       {"scale_0", [](P* p) { p->options.scale = 0; }, "scale:", {"> 0", "got 0"}},
@@ -162,6 +174,40 @@ const std::vector<Bad>& options() {
       {"engine_unknown", [](P* p) { p->options.engine = 99; }, "engine:", {"got 99"}},
       {"engine_negative", [](P* p) { p->options.engine = -1; }, "engine:", {"got -1"}},
       {"max_q_negative", [](P* p) { p->options.max_seqlen_q = -3; }, "max_seqlen_q:", {"got -3"}},
+      {"mask_of_bool",
+       [](P* p) { set_mask(p)->dtype = FA3_FLOAT16; },
+       "block_mask:",
+       {"expected int32", "got float16"}},
+      {"mask_of_three", [](P* p) { set_mask(p)->rank = 3; }, "block_mask:", {"rank 4", "rank 3"}},
+      {"mask_of_heads", [](P* p) { set_mask(p)->shape[1] = 3; }, "block_mask:", {"heads = 4", "3"}},
+      {"mask_of_no_keys",
+       [](P* p) { set_mask(p)->shape[3] = 0; },
+       "block_mask:",
+       {"at least 1 blocks of 128", "keys"}},
+      {"mask_null", [](P* p) { set_mask(p)->data = nullptr; }, "block_mask:", {"null pointer"}},
+      {"mask_on_cuda",
+       [](P* p) { set_mask(p)->device_type = FA3_CUDA; },
+       "block_mask:",
+       {"cpu", "cuda"}},
+      {"mask_names_no_bits",
+       [](P* p) { *static_cast<int32_t*>(set_mask(p)->data) = 1; },
+       "block_mask:",
+       {"[1, 0]", "got 1 at (0, 0, 0, 0)"}},
+      {"bits_alone",
+       [](P* p) { p->options.block_mask_bits = bits_at(0); },
+       "block_mask_bits:",
+       {"only together with block_mask"}},
+      {"bits_misaligned",
+       [](P* p) { set_mask(p), p->options.block_mask_bits = bits_at(4); },
+       "block_mask_bits:",
+       {"aligned to 16 bytes"}},
+      {"bits_apart",
+       [](P* p) {
+         set_mask(p), p->options.block_mask_bits = bits_at(0),
+                      p->options.block_mask_bits.stride[1] = 5;
+       },
+       "block_mask_bits:",
+       {"strides (512, 4, 1)", "got (512, 5, 1)"}},
       {"max_k_negative", [](P* p) { p->options.max_seqlen_k = -3; }, "max_seqlen_k:", {"got -3"}},
   };
   return bad;

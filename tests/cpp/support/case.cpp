@@ -133,6 +133,9 @@ std::string describe(const Case& c) {
   if (c.left >= 0 || c.right >= 0)
     out << " window=(" << c.left << "," << c.right << ")+" << c.shift;
   if (c.chunk > 0) out << " chunk=" << c.chunk;
+  if (c.mask.on)
+    out << " block_mask=" << c.mask.hidden << "," << c.mask.partial
+        << (c.mask.by_sequence ? " by sequence" : "") << (c.mask.by_head ? " by head" : "");
   if (c.softcap > 0) out << " softcap=" << c.softcap;
   if (c.scale != FA3_SCALE_AUTO) out << " scale=" << c.scale;
   out << (c.sink ? " sink" : "") << (c.d_lse ? " d_lse" : "") << " in=" << name_of(c.in)

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "support/block_mask.h"
 #include "support/tensor.h"
 
 namespace fa3::test {
@@ -81,6 +82,7 @@ struct Case {
   int64_t left = -1, right = -1;
   int32_t shift = 0;  // of the window
   int64_t chunk = 0;
+  MaskForm mask;
   float softcap = 0;
   float scale = FA3_SCALE_AUTO;
   bool sink = false;

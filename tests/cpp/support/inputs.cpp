@@ -142,6 +142,7 @@ Inputs make_shapes(const Case& c) {
           .v_descale = make_descale(c.fp8.v, c, c.k, c.heads_k, c.in),
           .k_mean = c.fp8.k_mean ? make_mean(c, c.heads_k, c.dim, c.out) : Tensor(),
           .v_mean = c.fp8.v_mean ? make_mean(c, c.heads_k, c.dim_v, c.in) : Tensor(),
+          .mask = make_mask(c),
           .cu_q = starts_of(c.q),
           .cu_k = starts_of(c.k)};
 }

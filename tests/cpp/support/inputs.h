@@ -17,6 +17,7 @@ struct Inputs {
   Tensor sink;                                             // empty unless the case has one
   Tensor d_lse;                                            // likewise
   Tensor q_descale, k_descale, v_descale, k_mean, v_mean;  // likewise
+  MaskData mask;                                           // likewise
   std::vector<int32_t> cu_q, cu_k;                         // empty unless packed
   // Empty unless k and v lie in a cache (support/cache.h).
   std::vector<int32_t> page_table, batch_index, left_padding;

@@ -19,6 +19,19 @@ fa3_tensor lengths_view(const std::vector<int32_t>& lengths) {
   return contiguous(lengths.data(), FA3_INT32, {static_cast<int64_t>(lengths.size())});
 }
 
+fa3_tensor map_view(const MaskData& mask) {
+  if (mask.blocks.empty()) return {};
+  return contiguous(mask.blocks.data(), FA3_INT32,
+                    {mask.sequences, mask.heads, mask.query_blocks, mask.key_blocks});
+}
+
+fa3_tensor bits_view(const MaskData& mask) {
+  constexpr int64_t kBlock = FA3_MASK_BLOCK, kWords = kBlock / 32;
+  if (mask.bits.empty()) return {};
+  return contiguous(mask.bits.data(), FA3_INT32,
+                    {int64_t(mask.bits.size()) / (kBlock * kWords), kBlock, kWords});
+}
+
 fa3_tensor page_table_view(const Inputs& inputs) {
   const auto size = static_cast<int64_t>(inputs.page_table.size());
   if (size == 0) return {};
@@ -52,11 +65,13 @@ int64_t longest(const std::vector<int32_t>& lengths) {
   return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
-// Arrays of lengths; where they are in a device's memory, the call must bound them.
+// Arrays of lengths, which the call must bound where they are in a device's memory; block masks.
 void place_lengths(const Case& c, const Inputs& inputs, Placement* placement,
                    fa3_options* options) {
   placement->input(inputs.cu_q, &options->cu_seqlens_q);
   placement->input(inputs.cu_k, &options->cu_seqlens_k);
+  placement->input(inputs.mask.blocks, &options->block_mask);
+  placement->input(inputs.mask.bits, &options->block_mask_bits);
   placement->input(c.q.used, &options->seqused_q);
   placement->input(c.k.used, &options->seqused_k);
   if (options->cu_seqlens_q.device_type == FA3_CUDA) options->max_seqlen_q = longest(c.q.owned);
@@ -111,7 +126,8 @@ void claim_all(fa3_device_type memory, Params* params, std::initializer_list<fa3
   fa3_options& options = params->options;
   for (fa3_tensor* view :
        {&params->q, &params->k, &params->v, &params->o, &params->lse, &params->sink,
-        &options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k}) {
+        &options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k,
+        &options.block_mask, &options.block_mask_bits}) {
     claim(memory, view);
   }
   for (fa3_tensor* view : more) claim(memory, view);
@@ -150,6 +166,8 @@ fa3_options make_options(fa3_engine_id engine, const Case& c, const Inputs& inpu
   options.engine = engine;
   options.cu_seqlens_q = lengths_view(inputs.cu_q);
   options.cu_seqlens_k = lengths_view(inputs.cu_k);
+  options.block_mask = map_view(inputs.mask);
+  options.block_mask_bits = bits_view(inputs.mask);
   options.seqused_q = lengths_view(c.q.used);
   options.seqused_k = lengths_view(c.k.used);
   return options;

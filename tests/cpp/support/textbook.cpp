@@ -120,6 +120,8 @@ struct Keys {
 // One query head of one sequence, a query row at a time.
 struct Head {
   const Case& c;
+  const MaskData& mask;
+  int64_t sequence;
   const Keys& keys;
   Sequence q_at, k_at;
   int64_t head, kv_head;
@@ -130,6 +132,8 @@ struct Head {
 
   Head(const Case& problem, const Inputs& in, const Keys& kv, int64_t b, int64_t h)
       : c(problem),
+        mask(in.mask),
+        sequence(b),
         keys(kv),
         q_at(c.sequence_q(b)),
         k_at(kv.at),
@@ -158,7 +162,7 @@ struct Head {
         score = double{c.softcap} * t;
         slope[static_cast<size_t>(j)] = 1 - t * t;
       }
-      if (!visible(c, i, j, q_at.used, k_at.used)) score = -kInfinity;
+      if (!sees(i, j)) score = -kInfinity;
       if (std::isfinite(score)) *largest_score = std::max(*largest_score, std::abs(score));
       max = std::max(max, score);
     }
@@ -168,6 +172,11 @@ struct Head {
     if (sum == 0) return -kInfinity;
     for (double& weight : p) weight /= sum;
     return max + std::log(sum);
+  }
+
+  bool sees(int64_t i, int64_t j) const {
+    return visible(c, i, j, q_at.used, k_at.used) &&
+           (!c.mask.on || mask.shows(sequence, head, i, j));
   }
 
   const double* kept_of(int64_t i) const { return kept.data() + i * k_at.used; }

@@ -44,6 +44,7 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   if (p.has_float8()) return unsupported("keys and values of ", name_of(p.kv_dtype));
+  if (p.block_mask.on) return unsupported("block_mask: no kernel of this engine takes one");
   if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }

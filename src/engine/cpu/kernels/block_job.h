@@ -9,6 +9,7 @@
 
 #include "core/block_range.h"
 #include "engine/cpu/kernels/dropout_job.h"
+#include "engine/cpu/kernels/mask_row.h"
 
 namespace fa3::cpu {
 
@@ -108,6 +109,7 @@ struct BlockJob {
   // Per row and per row group; padding rows repeat the last row. Begins and ends never decrease.
   const KeyRange* row_keys = nullptr;
   const BlockRange* group_keys = nullptr;
+  const MaskRow* mask_rows = nullptr;  // per row likewise, besides; null: no block mask
 
   DropoutJob dropout;
   int64_t block_k = 0;

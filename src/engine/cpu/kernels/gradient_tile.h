@@ -59,6 +59,7 @@ struct GradientTile {
   const float* lse = nullptr;          // (queries)
   const float* delta = nullptr;        // (queries)
   const KeyRange* row_keys = nullptr;  // (queries): of the tile's keys; begins, ends never decrease
+  const MaskRow* mask = nullptr;       // (queries), besides; null: no block mask
   DropoutJob dropout;                  // its rows are the queries
 
   int64_t first_key = 0;  // of the sequence's

@@ -56,6 +56,10 @@ void softmax_row(const Problem& problem, int64_t b, int64_t head, int64_t q_row,
   const double sink = problem.sink != nullptr ? double{problem.sink[head]} : -kInfinity;
   double max = sink;
   for (int64_t key = row->keys.begin; key < row->keys.end; ++key) {
+    if (!problem.shows(b, head, q_row, key)) {
+      row->p[key] = -kInfinity;
+      continue;
+    }
     read_row(problem.k, problem.k_quantization, problem.key_places, b, k_rows, key,
              head / problem.group(), problem.head_dim, row->k);
     double score = double{problem.scale} * dot(row->q, row->k, problem.head_dim);
@@ -105,6 +109,7 @@ void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardSc
     dropout_factors(problem, b, head, q_row, row.keys, scratch.kept);
     std::fill_n(scratch.o, problem.head_dim_v, 0.0);
     for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
+      if (!problem.shows(b, head, q_row, key)) continue;
       read_row(problem.v, problem.v_quantization, problem.key_places, b, k_rows, key,
                head / problem.group(), problem.head_dim_v, scratch.v);
       const double weight = row.p[key] * scratch.kept[key];
@@ -160,6 +165,7 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
   dropout_factors(problem, b, head, q_row, row.keys, scratch.kept);
   double d = 0;
   for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
+    if (!problem.shows(b, head, q_row, key)) continue;
     const double weight = row.p[key] * scratch.kept[key];
     const T* v = problem.v.at<T>(b, k_rows.begin + key, kv_head);
     double dp = 0;
@@ -175,6 +181,7 @@ double backward_row(const BackwardProblem& problem, int64_t b, int64_t head, int
   }
   std::fill_n(scratch.dq, problem.head_dim, 0.0);
   for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
+    if (!problem.shows(b, head, q_row, key)) continue;
     const T* k = problem.k.at<T>(b, k_rows.begin + key, kv_head);
     const double slope = problem.softcap > 0 ? scratch.cap_slope[key] : 1;
     const double ds = double{problem.scale} * row.p[key] * (scratch.dp[key] - d) * slope;

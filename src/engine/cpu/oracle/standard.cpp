@@ -126,6 +126,14 @@ void load_factors(const HeadTask& task, int64_t q_row, const Buffers& buffers) {
   dropout_factors(task.problem, task.b, task.head, q_row, {0, task.keys()}, buffers.kept);
 }
 
+bool sees_a_key(const HeadTask& task, int64_t q_row) {
+  const Problem& problem = task.problem;
+  const KeyRange visible = problem.mask.keys_of(q_row, task.queries(), task.keys());
+  int64_t key = visible.begin;
+  while (key < visible.end && !problem.shows(task.b, task.head, q_row, key)) ++key;
+  return key < visible.end;
+}
+
 float capped(float score, float softcap) {
   return softcap > 0 ? softcap * std::tanh(score / softcap) : score;
 }
@@ -156,7 +164,10 @@ void softmax_rows(const HeadTask& task, bool write_lse, float* row, T* p) {
     load_row(stored, task.keys(), row);
     const KeyRange visible = problem.mask.keys_of(q_row, task.queries(), task.keys());
     float max = sink;
-    for (int64_t key = visible.begin; key < visible.end; ++key) max = std::max(max, row[key]);
+    for (int64_t key = visible.begin; key < visible.end; ++key) {
+      if (!problem.shows(task.b, task.head, q_row, key)) row[key] = -kInfinity;
+      max = std::max(max, row[key]);
+    }
     const float shift = max == -kInfinity ? 0.0f : max;
     float sum = exp_difference(sink, shift);
     for (int64_t key = visible.begin; key < visible.end; ++key) {
@@ -216,7 +227,7 @@ void store_score_gradients(const HeadTask& task, const BackwardProblem& problem,
       p_sum += to_float(p[q_row * keys + key]);
     }
     // What the keys leave of the probability is the sink's.
-    const bool sees_nothing = problem.mask.keys_of(q_row, task.queries(), keys).empty();
+    const bool sees_nothing = !sees_a_key(task, q_row);
     const bool has_sink = problem.sink != nullptr && problem.sink[task.head] != -kInfinity;
     if (sees_nothing) d = 0;
     if (problem.d_lse.data != nullptr && (has_sink || !sees_nothing)) {

@@ -77,6 +77,7 @@ struct Buffers {
   float *q, *d_o;
   float *lse, *delta;
   KeyRange* row_keys;
+  MaskRow* mask;
   DropoutRowPart* dropout;
   float *p, *ds;
   float *k, *kt, *vt;
@@ -93,6 +94,7 @@ Buffers carve_buffers(const BackwardProblem& problem, WorkspaceAllocator& alloca
   buffers.lse = allocator.take<float>(queries);
   buffers.delta = allocator.take<float>(queries);
   buffers.row_keys = allocator.take<KeyRange>(queries);
+  if (problem.block_mask.on) buffers.mask = allocator.take<MaskRow>(queries);
   if (problem.dropout.on()) buffers.dropout = allocator.take<DropoutRowPart>(queries);
   buffers.p = allocator.take<float>(queries, keys + kScorePadding);
   buffers.ds = allocator.take<float>(queries, keys + kScorePadding);
@@ -208,6 +210,7 @@ GradientTile make_tile(const Problem& problem, const Buffers& buffers) {
   tile.lse = buffers.lse;
   tile.delta = buffers.delta;
   tile.row_keys = buffers.row_keys;
+  tile.mask = buffers.mask;
   tile.k = buffers.k;
   tile.kt = buffers.kt;
   tile.vt = buffers.vt;
@@ -239,6 +242,11 @@ void load_queries(const Run& run, const KeyBlock& keys, int64_t head, int64_t be
     buffers.row_keys[i] = {std::clamp<int64_t>(visible.begin - keys.begin, 0, keys.count),
                            std::clamp<int64_t>(visible.end - keys.begin, 0, keys.count)};
   }
+  if (problem.block_mask.on) {
+    for (int64_t i = 0; i < padded_count; ++i) {
+      buffers.mask[i] = mask_row(problem.block_mask, keys.b, head, begin + std::min(i, count - 1));
+    }
+  }
   if (problem.dropout.on()) {
     const DropoutHead of_head = problem.dropout.head(run.dropout_key, keys.b, head);
     for (int64_t i = 0; i < padded_count; ++i) {
@@ -247,6 +255,20 @@ void load_queries(const Run& run, const KeyBlock& keys, int64_t head, int64_t be
   }
   tile->num_queries = padded_count;
   tile->dq = run.dq_at(keys.part, keys.b, head) + begin * tile->dim;
+}
+
+// Whether a block mask hides the key block from all queries [begin, begin + count).
+bool hides_all(const BlockMask& mask, const KeyBlock& keys, int64_t head, int64_t begin,
+               int64_t count) {
+  if (!mask.on) return false;
+  const int64_t first = keys.begin / kMaskBlock, last = (keys.begin + keys.count - 1) / kMaskBlock;
+  for (int64_t q = begin / kMaskBlock; q <= (begin + count - 1) / kMaskBlock; ++q) {
+    const int32_t* const row = mask.row_of(keys.b, head, q);
+    if (std::any_of(row + first, row + last + 1, [](int32_t x) { return x != kHiddenBlock; })) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void key_block_gradients(const Run& run, KeyBlock keys, const Buffers& buffers) {
@@ -269,6 +291,7 @@ void key_block_gradients(const Run& run, KeyBlock keys, const Buffers& buffers) 
     const int64_t head = keys.kv_head * problem.group() + g;
     for (int64_t begin = queries.begin; begin < queries.end; begin += run.gradients.shape.queries) {
       const int64_t count = std::min(run.gradients.shape.queries, queries.end - begin);
+      if (hides_all(problem.block_mask, keys, head, begin, count)) continue;
       load_queries(run, keys, head, begin, count, buffers, &tile);
       run.gradients.add(tile);
     }

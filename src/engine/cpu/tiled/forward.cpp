@@ -122,6 +122,19 @@ DropoutJob describe_dropout(const Run& run, const BlockTask& task, int64_t kv_he
   return dropout_job(run.problem.dropout, run.dropout_key, task.sequence, rows);
 }
 
+// Which blocks of keys the rows of the task's key head see; padding rows repeat the last one.
+const MaskRow* describe_block_mask(const Problem& problem, const BlockTask& task, int64_t kv_head,
+                                   int64_t padded_rows, MaskRow* rows) {
+  if (!problem.block_mask.on) return nullptr;
+  const int64_t group = problem.group();
+  for (int64_t r = 0; r < padded_rows; ++r) {
+    const int64_t row = task.first_row + std::min(r, task.num_rows - 1);
+    rows[r] =
+        mask_row(problem.block_mask, task.sequence, kv_head * group + row % group, row / group);
+  }
+  return rows;
+}
+
 PackedTiles packed_tiles(const Run& run, int64_t sequence, int64_t kv_head) {
   if (run.workspace.packed == nullptr) return {};
   const int64_t head = sequence * run.problem.heads_k + kv_head;
@@ -169,6 +182,7 @@ BlockJob block_job(const Run& run, const SequencePlan& plan, const BlockTask& ta
       plan.streams ? task.num_rows : round_up(task.num_rows, run.shape.rows_per_group);
   job.row_keys = thread.row_keys;
   job.group_keys = thread.group_keys;
+  job.mask_rows = describe_block_mask(problem, task, kv_head, job.padded_rows, thread.mask);
   job.block_k = run.shape.block_k;
   job.packed = packed_tiles(run, task.sequence, kv_head);
   job.buffers = thread.buffers;

@@ -131,7 +131,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->workspace_bytes =
       bytes_of([&](WorkspaceAllocator& allocator) { carve_forward(problem, shape, allocator); });
   if (plan->wants_words) {
-    plan->kernel = concat("tiled ", isa_name(), dropout_suffix(problem.dropout));
+    plan->kernel = concat("tiled ", isa_name(), problem.block_mask.on ? ", block mask" : "",
+                          dropout_suffix(problem.dropout));
     plan->why = reasons(problem, shape, *plan);
   }
   return {};

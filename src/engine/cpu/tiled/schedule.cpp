@@ -57,7 +57,9 @@ SequencePlan plan_sequence(const Problem& problem, int64_t sequence) {
   if (plan.num_rows == 0) return plan;
   plan.visible =
       block_range(problem.mask, 0, plan.q_rows.used, plan.q_rows.used, plan.k_rows.used).visible;
-  plan.streams = plan.num_rows <= kernels().group_shape[kernel_index(problem.kv_dtype)].stream_rows;
+  // Only packed tiles are cut into blocks of a mask.
+  plan.streams = !problem.block_mask.on &&
+                 plan.num_rows <= kernels().group_shape[kernel_index(problem.kv_dtype)].stream_rows;
   if (plan.num_rows <= kSplitRows && !plan.visible.empty()) {
     const int64_t from = plan.visible.begin / kMaxBlockK * kMaxBlockK;
     plan.part_keys = part_keys(plan.visible.end - from, problem.num_splits);

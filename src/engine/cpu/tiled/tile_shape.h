@@ -120,6 +120,7 @@ struct ThreadScratch {
   float* partial = nullptr;
   KeyRange* row_keys = nullptr;
   DropoutRowPart* dropout = nullptr;
+  MaskRow* mask = nullptr;
   BlockRange* group_keys = nullptr;
 };
 
@@ -148,6 +149,7 @@ inline ThreadScratch carve_thread(const TileShape& shape, const Problem& problem
                                          kMaxHeadsTogether * kMaxLanes);
   thread.row_keys = allocator.take<KeyRange>(block_q);
   if (problem.dropout.on()) thread.dropout = allocator.take<DropoutRowPart>(block_q);
+  if (problem.block_mask.on) thread.mask = allocator.take<MaskRow>(block_q);
   thread.group_keys = allocator.take<BlockRange>(block_q / shape.rows_per_group);
   return thread;
 }

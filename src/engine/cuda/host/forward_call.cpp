@@ -103,6 +103,7 @@ ForwardCall call_of(const Problem& p) {
                    .scale = p.scale,
                    .softcap = p.softcap,
                    .mask = narrow_mask(p),
+                   .block_mask = p.block_mask,
                    .dropout = p.dropout,
                    .seqlen_q = int(p.lengths_q.max),
                    .seqlen_k = int(p.lengths_k.max),

@@ -27,6 +27,7 @@ struct ForwardCall {
   float scale = 0.0f;
   float softcap = 0.0f;  // 0: none
   MaskRuleOf<int> mask;
+  BlockMask block_mask;
   Dropout dropout;
   int seqlen_q = 0;  // of the longest sequence
   int seqlen_k = 0;
@@ -41,7 +42,8 @@ struct ForwardCall {
 
   bool has_no_queries() const { return q.batches == 0 || q.heads == 0 || q.rows == 0; }
   bool some_rows_see_no_key() const {
-    return varlen || mask.is_beside_diagonal() || mask.keys_of(0, seqlen_q, seqlen_k).empty();
+    return varlen || block_mask.on || mask.is_beside_diagonal() ||
+           mask.keys_of(0, seqlen_q, seqlen_k).empty();
   }
 };
 

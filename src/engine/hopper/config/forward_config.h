@@ -14,10 +14,10 @@
 namespace fa3::hopper {
 
 // Which tiles a CTA computes (forward/producer/tile_scheduler.cuh).
-enum class SchedulerKind { kDense, kVarlen, kSplit, kStreamK };
+enum class SchedulerKind { kDense, kVarlen, kSplit, kStreamK, kListed };
 
 // How keys and values get into shared memory (forward/producer/kv_loader.cuh).
-enum class KvLoaderKind { kDense, kPages, kPagesOrCpAsync, kCpAsync, kQuantized, kE4m3 };
+enum class KvLoaderKind { kDense, kPages, kPagesOrCpAsync, kCpAsync, kQuantized, kE4m3, kListed };
 
 // Who combines the splits of a tile (forward/producer/combine_splits.cuh).
 enum class CombineKind { kNone, kKernel, kLastCta };
@@ -40,6 +40,7 @@ struct ForwardConfig {
   bool guarded =
       true;  // softmax steps that leave the reference where it is (cuda/softmax/softmax.cuh)
   bool dropout = false;
+  bool block_mask = false;  // tiles walk the lists of a block mask (cuda/lists/block_list.h)
   Variant variant = Variant::kDense;
 
   FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {
@@ -81,6 +82,7 @@ struct ForwardConfig {
   // ---- The three types that a kernel is made of ----
 
   FA3_HD constexpr SchedulerKind scheduler() const {
+    if (block_mask) return SchedulerKind::kListed;
     if (variant == Variant::kStreamK || is_decode()) return SchedulerKind::kStreamK;
     if (may_split && variant != Variant::kDense) return SchedulerKind::kSplit;
     return general() ? SchedulerKind::kVarlen : SchedulerKind::kDense;
@@ -88,6 +90,7 @@ struct ForwardConfig {
   FA3_HD constexpr KvLoaderKind kv_loader() const {
     if (e4m3) return KvLoaderKind::kE4m3;
     if (dequantizes()) return KvLoaderKind::kQuantized;
+    if (block_mask) return KvLoaderKind::kListed;
     switch (scheduler()) {
       case SchedulerKind::kDense:
         return KvLoaderKind::kDense;
@@ -96,6 +99,7 @@ struct ForwardConfig {
       case SchedulerKind::kSplit:
         return KvLoaderKind::kPagesOrCpAsync;
       case SchedulerKind::kStreamK:
+      case SchedulerKind::kListed:
         break;
     }
     return KvLoaderKind::kCpAsync;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/forward/producer/tile_scheduler.cuh"
@@ -45,10 +46,18 @@ struct LargestPSmem {
 };
 struct NoLargestP {};
 
+// The bits of the blocks whose K is in a stage, where they are seen in part.
+template <ForwardConfig C>
+struct MaskBitsSmem {
+  alignas(128) unsigned char stages[C.kv_stages][cuda::kMaskBits];
+};
+struct NoMaskBits {};
+
 template <ForwardConfig C>
 struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
   alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.tiles().stage_bytes()];
+  [[no_unique_address]] std::conditional_t<C.block_mask, MaskBitsSmem<C>, NoMaskBits> mask_bits;
   PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
   PipelineBarriers<C.kv_stages> kv_pipeline;
   PipelineBarriers<kWorkTileStages> work_tile_pipeline;
@@ -100,6 +109,9 @@ struct SmemAddresses {
   __device__ __forceinline__ uint32_t key_scales(uint32_t stage) const {
     return base + uint32_t{offsetof(SmemPlan<C>, e4m3.keys)} +
            stage * kMaxScaleGroups * uint32_t{sizeof(KeyScales)};
+  }
+  __device__ __forceinline__ uint32_t mask_bits(uint32_t stage) const {
+    return base + uint32_t{offsetof(SmemPlan<C>, mask_bits)} + stage * cuda::kMaskBits;
   }
   // The lane's first numbers of a consumer warp's earlier parts of O (promoted_sum.cuh).
   __device__ __forceinline__ uint32_t promoted_sum(uint32_t warp, uint32_t lane) const {

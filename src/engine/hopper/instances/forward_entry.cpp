@@ -25,6 +25,10 @@ ForwardKernel dropout_kernel_at(int row, Element element) {
   return kernel_at<DropoutEntries>(row, element, Variant::kDense);
 }
 
+ForwardKernel mask_kernel_at(int row, Element element) {
+  return kernel_at<MaskEntries>(row, element, Variant::kDense);
+}
+
 ForwardKernel e4m3_kernel_at(int row, Element output) {
   return kernel_at<E4m3Entries>(row, output, Variant::kDense);
 }

@@ -39,6 +39,11 @@ template <int Row, Element E>
 ForwardKernel dropout_entry();
 ForwardKernel dropout_kernel_at(int row, Element element);
 
+// The same for a row of kMaskTable.
+template <int Row, Element E>
+ForwardKernel mask_entry();
+ForwardKernel mask_kernel_at(int row, Element element);
+
 // The same for a row of kE4m3Table and O's type.
 template <int Row, Element E>
 ForwardKernel e4m3_entry();

@@ -11,6 +11,7 @@
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 
 namespace fa3::hopper {
@@ -68,6 +69,15 @@ struct DropoutEntries {
   template <int Row, Element E, Variant>
   static ForwardKernel entry() {
     return dropout_entry<Row, E>();
+  }
+};
+
+struct MaskEntries {
+  static constexpr int kRows = int(kMaskTable.size());
+  static constexpr std::array kVariants{Variant::kDense};
+  template <int Row, Element E, Variant>
+  static ForwardKernel entry() {
+    return mask_entry<Row, E>();
   }
 };
 

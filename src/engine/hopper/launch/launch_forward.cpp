@@ -116,6 +116,11 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
   params.sequences = array_at<SequenceTiles>(workspace, w.sequences);
   params.num_entries = array_at<int>(workspace, w.num_entries);
   if (plan.tiling.finds_own_tiles()) params.schedule = plan.schedule;
+  if (plan.kernel.config.block_mask) {
+    cuda::BlockListParams lists = plan.lists;
+    set_memory(lists, w.lists, workspace);
+    params.lists = row_lists(lists);
+  }
   params.combines = array_at<CombineTile>(workspace, w.combines);
   if (plan.tiling.is_split()) {
     params.partials = {.o = array_at<float>(workspace, w.partial_o),
@@ -130,11 +135,17 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
                      .parts_log2 = plan.tile_parts_log2};
 }
 
-// Clears the tile counter, with the list of tiles or alone; that of e4m3 operands alone is cleared
-// by the kernel that prepares these.
+// Clears the tile counter, with the list of tiles, those of key blocks, or alone; that of e4m3
+// operands alone is cleared by the kernel that prepares these.
 cudaError_t prepare_scheduler(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   const ForwardWorkspace& w = plan.workspace;
   int* counter = array_at<int>(workspace, w.tile_counter);
+  if (plan.kernel.config.block_mask) {
+    cuda::BlockListParams lists = plan.lists;
+    set_memory(lists, w.lists, workspace);
+    lists.tile_counter = counter;
+    return prepare_block_lists(lists, stream);
+  }
   if (plan.tiling.scheduler == Scheduler::kDynamicPersistent) {
     if (plan.kernel.config.e4m3) return cudaSuccess;
     return cudaMemsetAsync(counter, 0, sizeof(int), stream);

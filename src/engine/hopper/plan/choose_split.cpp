@@ -180,7 +180,8 @@ Tiling split_by_stream_k(const ForwardConfig& c, const ForwardCall& call, PackGq
 Scheduler choose_scheduler(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,
                            int num_sms) {
   if (call.varlen) return Scheduler::kVarlenMetadata;
-  const bool tiles_differ = !call.mask.hides_nothing() || pack.rows(call.q.rows) % c.block_m != 0;
+  const bool tiles_differ =
+      call.block_mask.on || !call.mask.hides_nothing() || pack.rows(call.q.rows) % c.block_m != 0;
   const bool one_wave = num_tiles(c, call, pack) <= int64_t{num_sms} * c.ctas_per_sm;
   return tiles_differ && !one_wave ? Scheduler::kDynamicPersistent : Scheduler::kStaticPersistent;
 }

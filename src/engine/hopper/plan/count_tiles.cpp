@@ -26,7 +26,7 @@ bool combine_by_tile(const ForwardConfig& c, const ForwardCall& call, const Tili
 
 // How many tiles at the end go longest first, whatever their head.
 int64_t tail_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
-  if (call.mask.hides_nothing()) return 0;
+  if (call.mask.hides_nothing() && !call.block_mask.on) return 0;
   const int64_t waves = num_m_blocks(c, call, pack) / kTailWavesPerMBlock;
   return std::clamp(waves, kMinTailWaves, kMaxTailWaves) * num_sms;
 }

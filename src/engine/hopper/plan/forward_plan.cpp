@@ -48,6 +48,9 @@ ForwardWorkspace lay_out(const ForwardPlan& plan) {
   } else if (scheduler == Scheduler::kDynamicPersistent) {
     w.tile_counter = place<int>(allocator, 1);
   }
+  if (c.block_mask) {
+    w.lists = cuda::place_block_lists(plan.lists, cuda::ListsOf::kForward, allocator);
+  }
   w.bytes = allocator.bytes();
   return w;
 }
@@ -106,6 +109,9 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
     plan.most_splits = most_splits(c, call, tiling);
     const int64_t rows = tiling.pack.rows(int64_t{std::max(1, call.seqlen_q)});
     plan.partial_rows = int(std::min<int64_t>(c.block_m, rows));
+  }
+  if (c.block_mask) {
+    plan.lists = cuda::block_list_params(call.block_mask, call.seqlen_q, call.seqlen_k);
   }
   plan.grid = grid_of(plan, num_sms);
   if (c.is_single_sequence()) {

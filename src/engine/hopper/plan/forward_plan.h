@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "engine/cuda/lists/block_list_memory.h"
 #include "engine/hopper/forward_params.h"
 #include "engine/hopper/instances/forward_entry.h"
 #include "engine/hopper/plan/forward_call.h"
@@ -59,6 +60,7 @@ struct ForwardWorkspace {
   int64_t partial_lse = kNone;
   int64_t combines = kNone;  // Combine::kKernel
   int64_t counters = kNone;  // Combine::kLastCta
+  cuda::BlockListMemory lists;
   int64_t bytes = 0;
 };
 
@@ -70,18 +72,19 @@ struct ForwardPlan {
   Combine combine = Combine::kNone;
   bool q_is_clipped = false;  // Q's tensor map ends where a sequence does
   bool pdl = false;
-  dim3 grid{0, 1, 1};          // CTAs; x = 0: there is nothing to do
-  int cluster = 1;             // CTAs
-  int tile_parts_log2 = 0;     // a kernel for one sequence: clusters of each tile
-  int kv_box_rows = 0;         // of K's and V's TMA boxes
-  TileOrder order{};           // of whole tiles
-  SplitKvSchedule schedule{};  // tiles that are found in the lengths; else .sequences alone
-  CpAsyncKeys cp_async{};      // K and V for cp.async
-  int num_combines = 0;        // Combine::kKernel: tiles, or ranges, that it looks at
-  int64_t most_splits = 1;     // of a tile, if lengths are even
-  int partial_rows = 0;        // of each partial result
-  int64_t num_launches = 1;    // each of kMaxColumnsV columns of V and O
-  ForwardWorkspace workspace;  // one for all launches
+  dim3 grid{0, 1, 1};             // CTAs; x = 0: there is nothing to do
+  int cluster = 1;                // CTAs
+  int tile_parts_log2 = 0;        // a kernel for one sequence: clusters of each tile
+  int kv_box_rows = 0;            // of K's and V's TMA boxes
+  TileOrder order{};              // of whole tiles
+  SplitKvSchedule schedule{};     // tiles that are found in the lengths; else .sequences alone
+  CpAsyncKeys cp_async{};         // K and V for cp.async
+  cuda::BlockListParams lists{};  // of a block mask
+  int num_combines = 0;           // Combine::kKernel: tiles, or ranges, that it looks at
+  int64_t most_splits = 1;        // of a tile, if lengths are even
+  int partial_rows = 0;           // of each partial result
+  int64_t num_launches = 1;       // each of kMaxColumnsV columns of V and O
+  ForwardWorkspace workspace;     // one for all launches
 };
 
 // The plan of a call for a kernel and a tiling that it can do, on this many SMs.

@@ -79,6 +79,7 @@ void lay_out(E4m3Plan* plan) {
 }  // namespace
 
 Status check_e4m3(const Problem& p) {
+  if (p.block_mask.on) return unsupported("block_mask: no kernel of float8_e4m3 takes one");
   if (p.o.dtype != DType::float16 && p.o.dtype != DType::bfloat16) {
     return unsupported("an output of ", name_of(p.o.dtype), " from inputs of float8_e4m3");
   }

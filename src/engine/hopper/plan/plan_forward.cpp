@@ -12,6 +12,7 @@
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/dropout_table.h"
+#include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
@@ -37,6 +38,12 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
     const int row = select_dropout_kernel(p);
     const KernelInstance& instance = kDropoutTable[size_t(row)];
     return {instance, dropout_kernel_at(row, element),
+            whole_tiles(instance.config, call, PackGqa{}, num_sms)};
+  }
+  if (p.block_mask.on) {
+    const int row = select_mask_kernel(p);
+    const KernelInstance& instance = kMaskTable[size_t(row)];
+    return {instance, mask_kernel_at(row, element),
             whole_tiles(instance.config, call, PackGqa{}, num_sms)};
   }
   if (const auto [row, variant, tiling] = select_decode(p, call, num_sms); row != kNoKernel) {
@@ -75,6 +82,29 @@ Status check_cache_scales(const Problem& p) {
                          " rows each beside 16-bit queries; give one for each sequence and head");
     }
     if (quantization->mean.data != nullptr) return unsupported(name, "_mean beside 16-bit queries");
+  }
+  return {};
+}
+
+// Kernels that walk lists know of nothing else.
+Status check_block_mask(const Problem& p) {
+  if (!p.block_mask.on) return {};
+  if (!p.mask.hides_nothing()) {
+    return unsupported(
+        "block_mask beside causal, a window or chunks; put these into the map and its bits");
+  }
+  if (is_varlen(p)) return unsupported("block_mask beside lengths of sequences, or a cache");
+  if (p.softcap != 0.0f) return unsupported("block_mask beside softcap");
+  if (p.has_sink) return unsupported("block_mask beside sink logits");
+  if (p.dropout.on()) return unsupported("block_mask beside dropout");
+  if (p.has_float8()) return unsupported("block_mask beside ", name_of(p.kv_dtype));
+  if (has_other_rows(p)) {
+    return unsupported("block_mask where O is float32 or head dims are no multiples of 8, got ",
+                       p.head_dim, " and ", p.head_dim_v);
+  }
+  if (select_mask_kernel(p) == kNoKernel) {
+    return unsupported("block_mask: no kernel for head dims ", p.head_dim, " and ", p.head_dim_v,
+                       "; the largest have 128");
   }
   return {};
 }
@@ -158,6 +188,7 @@ Status check_forward(const Problem& p) {
     return unsupported("head dims over ", name_of(p.kv_dtype), " must be multiples of ",
                        kFloat8Step, ", got ", p.head_dim, " and ", p.head_dim_v);
   }
+  FA3_TRY(check_block_mask(p));
   if (p.dropout.on() && select_dropout_kernel(p) == kNoKernel) {
     return unsupported("no kernel with dropout for head dims ", p.head_dim, " and ", p.head_dim_v,
                        "; the largest have 256, and 128 where O is float32 or head dims are no "
@@ -184,9 +215,9 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_counts(decided, tiles));
   describe(decided, tiles, plan);
   if (plan->wants_words) {
-    plan->kernel =
-        concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-               c.block_m, "x", c.block_n, mask_name(call.mask), c.dropout ? " dropout" : "");
+    plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
+                          " ", c.block_m, "x", c.block_n, mask_name(call.mask),
+                          c.block_mask ? " block mask" : "", c.dropout ? " dropout" : "");
     plan->why = reasons(problem, decided, instance.why);
   }
   return {};

@@ -39,6 +39,11 @@ struct DropoutPlace {
   __device__ __forceinline__ int sequence_or(int) const { return sequence; }
 };
 
+// A block mask: blocks are numbered by this list, the last of which is the first to be visited.
+struct ListPlace : NoPlace {
+  const cuda::ListedBlock* blocks;
+};
+
 // e4m3 operands.
 struct SequencePlace {
   int partial;
@@ -86,7 +91,9 @@ struct WorkTileTypes {
                                       std::conditional_t<C.dropout, DropoutPlace, SplitPlace>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
-      std::conditional_t<C.scheduler() == SchedulerKind::kDense, NoPlace, OwnPlace>>;
+      std::conditional_t<
+          C.block_mask, ListPlace,
+          std::conditional_t<C.scheduler() == SchedulerKind::kDense, NoPlace, OwnPlace>>>;
 };
 template <ForwardConfig C>
 using WorkTileOf = WorkTile<typename WorkTileTypes<C>::Edge, typename WorkTileTypes<C>::Place>;

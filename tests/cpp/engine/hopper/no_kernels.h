@@ -12,6 +12,7 @@
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 
 namespace fa3::hopper {
@@ -55,6 +56,11 @@ template <int Row, Element E>
 ForwardKernel dropout_entry() {
   constexpr ForwardConfig kTile = kDropoutTable[Row].config;
   return no_kernel<kTile.with(E, kTile.variant)>();
+}
+
+template <int Row, Element E>
+ForwardKernel mask_entry() {
+  return no_kernel<kMaskTable[Row].config.with(E, Variant::kDense)>();
 }
 
 template <int Row, Element E>

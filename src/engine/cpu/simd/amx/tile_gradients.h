@@ -97,6 +97,34 @@ struct QueryVector {
   }
 };
 
+// What a block mask shows of the block.
+FA3_INLINE Shown shown_of(const GradientTile& tile, GradientBlock block) {
+  if (tile.mask == nullptr) return Shown::kAll;
+  return shown_to(tile.mask + block.query, kGroup, tile.first_key + block.key);
+}
+
+// All ones where it shows a pair: (keys, queries).
+static void shown_block(const GradientTile& tile, GradientBlock block, int32_t* shown) {
+  static_assert(kGroup == 32);  // a word's keys
+  for (int64_t query = 0; query < kGroup; ++query) {
+    const uint32_t word = mask_word(tile.mask[block.query + query], tile.first_key + block.key);
+    for (int64_t key = 0; key < kGroup; ++key) {
+      shown[key * kGroup + query] = word >> key & 1 ? -1 : 0;
+    }
+  }
+}
+
+// Zeros where a block mask hides the block: sums may go through it.
+static void clear_block(const GradientTile& tile, GradientBlock block) {
+  float* const ds = tile.ds + kGradientKeys * kQueryPairs + block.query * kKeyPairs + block.key / 2;
+  for (int64_t i = 0; i < kGroup; ++i) {
+    const int64_t at = (block.key + i) * kQueryPairs + block.query / 2;
+    store(tile.p + at, V{});
+    store(tile.ds + at, V{});
+    store(ds + i * kKeyPairs, V{});
+  }
+}
+
 // What a block keeps under dropout: (keys, queries).
 struct KeepBlock {
   const uint32_t* mask;
@@ -130,7 +158,8 @@ static void keep_block(const GradientTile& tile, GradientBlock block, uint32_t* 
 // P and dS of one key and a vector of queries, from products with Q and dO.
 template <bool kCapped, bool kFree, bool kDropped>
 FA3_INLINE void weights_and_gradients(const GradientTile& tile, const QueryVector& queries,
-                                      int64_t key, VBits keep, V& product, V& gradient) {
+                                      int64_t key, VBits keep, VInt shown, V& product,
+                                      V& gradient) {
   V slope = {};
   V score = product * broadcast_from(&tile.scale);
   if (kCapped) {
@@ -145,7 +174,7 @@ FA3_INLINE void weights_and_gradients(const GradientTile& tile, const QueryVecto
   if (kCapped) ds *= slope;
   if (!kFree) {
     const auto number = static_cast<int32_t>(key);
-    const VInt seen = (queries.begin <= number) & (number < queries.end);
+    const VInt seen = (queries.begin <= number) & (number < queries.end) & shown;
     p = (V)((VInt)p & seen);
     ds = (V)((VInt)ds & seen);
   }
@@ -156,7 +185,7 @@ FA3_INLINE void weights_and_gradients(const GradientTile& tile, const QueryVecto
 // From products of one block to its part of P^T, dS^T and dS.
 template <bool kCapped, bool kFree, bool kDropped>
 static void finish_block(const GradientTile& tile, GradientBlock block, KeepBlock keep,
-                         const float* products, const float* gradients) {
+                         const int32_t* mask, const float* products, const float* gradients) {
   constexpr int kVectors = kGroup / kWidth;
   float* const p = tile.p + block.key * kQueryPairs + block.query / 2;
   float* const ds_t = tile.ds + block.key * kQueryPairs + block.query / 2;
@@ -176,8 +205,10 @@ static void finish_block(const GradientTile& tile, GradientBlock block, KeepBloc
         p_rows[r][j] = load(products + at);
         ds_rows[r][j] = load(gradients + at);
         const VBits kept = kDropped ? KeepBlock::at(keep, key + r, j * kWidth) : VBits{};
+        VInt shown = ~VInt{};
+        if (!kFree && mask != nullptr) __builtin_memcpy(&shown, mask + at, sizeof(shown));
         weights_and_gradients<kCapped, kFree, kDropped>(tile, queries[j], block.key + key + r, kept,
-                                                        p_rows[r][j], ds_rows[r][j]);
+                                                        shown, p_rows[r][j], ds_rows[r][j]);
       }
       store(p + (key + r) * kQueryPairs, Bf16Tiles::row_pairs(p_rows[r][0], p_rows[r][1]));
       store(ds_t + (key + r) * kQueryPairs, Bf16Tiles::row_pairs(ds_rows[r][0], ds_rows[r][1]));
@@ -205,13 +236,17 @@ static void recompute_block(const GradientTile& tile, GradientBlock block) {
   alignas(64) uint32_t mask[kDropped ? kGroup * kGroup : 1];
   if (kDropped) keep_block(tile, block, mask);
   const KeepBlock keep = {mask};
-  const bool free = is_free(tile, block);
+  alignas(64) int32_t shown[kGroup * kGroup];
+  const bool in_part = shown_of(tile, block) == Shown::kSome,
+             free = !in_part && is_free(tile, block);
+  if (in_part) shown_block(tile, block, shown);
+  const int32_t* const bits = in_part ? shown : nullptr;
   if (tile.softcap > 0.0f) {
     (free ? finish_block<true, true, kDropped>
-          : finish_block<true, false, kDropped>)(tile, block, keep, products, gradients);
+          : finish_block<true, false, kDropped>)(tile, block, keep, bits, products, gradients);
   } else {
     (free ? finish_block<false, true, kDropped>
-          : finish_block<false, false, kDropped>)(tile, block, keep, products, gradients);
+          : finish_block<false, false, kDropped>)(tile, block, keep, bits, products, gradients);
   }
 }
 
@@ -253,7 +288,9 @@ static void add_tile_gradients(const GradientTile& tile) {
   configure_tiles();
   for (int64_t query = 0; query < tile.num_queries; query += kGroup) {
     for (int64_t key = 0; key < tile.num_keys; key += kGroup) {
-      if (!is_hidden(tile, {query, key})) recompute(tile, {query, key});
+      if (is_hidden(tile, {query, key})) continue;
+      (shown_of(tile, {query, key}) == Shown::kNothing ? clear_block : recompute)(tile,
+                                                                                  {query, key});
     }
   }
   add_query_gradient_tiles(tile);

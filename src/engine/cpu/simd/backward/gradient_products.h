@@ -12,6 +12,7 @@
 #pragma once
 
 #include "engine/cpu/simd/backward/gradient_operands.h"
+#include "engine/cpu/simd/vector/block_mask.h"
 #include "engine/cpu/simd/vector/exp2.h"
 
 namespace fa3::cpu::FA3_ISA {
@@ -91,7 +92,10 @@ FA3_INLINE void finish_vector(const GradientTile& tile, const ScorePanel& panel,
   if (kCapped) ds *= load(panel.slope[r] + from);
   if (kDropped) p = (V)((VBits)p & kept);
   if (panel.free) return;
-  const VInt seen = seen_keys(tile.row_keys[panel.row + r], panel.key + from);
+  VInt seen = seen_keys(tile.row_keys[panel.row + r], panel.key + from);
+  if (tile.mask != nullptr) {
+    seen &= shown_keys(tile.mask[panel.row + r], tile.first_key + panel.key + from);
+  }
   p = (V)((VInt)p & seen);
   ds = (V)((VInt)ds & seen);
 }
@@ -132,11 +136,16 @@ static void recompute_panel(const GradientTile& tile, int64_t row, int64_t key,
                             const KeptKeys& keep) {
   const KeyRange first = tile.row_keys[row];
   const KeyRange last = tile.row_keys[row + kRowsPerGroup - 1];
-  if (last.end <= key || key + kPanel <= first.begin) return clear_panel<Format>(tile, row, key);
+  const Shown shown = tile.mask == nullptr
+                          ? Shown::kAll
+                          : shown_to(tile.mask + row, kRowsPerGroup, tile.first_key + key);
+  if (last.end <= key || key + kPanel <= first.begin || shown == Shown::kNothing) {
+    return clear_panel<Format>(tile, row, key);
+  }
   ScorePanel panel;
   panel.row = row;
   panel.key = key;
-  panel.free = last.begin <= key && key + kPanel <= first.end;
+  panel.free = shown == Shown::kAll && last.begin <= key && key + kPanel <= first.end;
   recompute_weights<Format, kCapped>(tile, panel);
   recompute_score_gradients<Format, kCapped, kDropped>(tile, panel, keep);
 }

@@ -26,7 +26,8 @@ FA3_INLINE RowGroup row_group(const BlockJob& job, int64_t index) {
           .ref = job.result.ref + row,
           .sum_lanes = job.buffers.sum_lanes + row * kWidth,
           .divisor_lanes = job.buffers.divisor_lanes + row * kWidth,
-          .dropout = job.dropout.rows == nullptr ? nullptr : job.dropout.rows + row};
+          .dropout = job.dropout.rows == nullptr ? nullptr : job.dropout.rows + row,
+          .mask = job.mask_rows == nullptr ? nullptr : job.mask_rows + row};
 }
 
 // O += P V for `C` vectors of columns, over the tile's keys [begin, end).
@@ -99,13 +100,12 @@ static void attend_keys(const BlockJob& job, const Tile& tile, const RowGroup& g
                             end);
 }
 
-// One row group against one packed tile. The ordinary softmax costs more, so it gets only the
-// panels that need it: those at an edge of the mask, and one to find the references.
+// One row group against keys [begin, end) of one packed tile, of which a block mask hides none. The
+// ordinary softmax costs more, so it gets only the panels that need it: those at an edge of the
+// mask, and one to find the references.
 template <class Format>
-static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& group) {
-  const int64_t begin = larger(group.visible.begin, tile.begin) - tile.begin;
-  const int64_t end = smaller(group.visible.end, tile.end) - tile.begin;
-  if (begin >= end) return;
+static void attend_shown_keys(const BlockJob& job, const Tile& tile, const RowGroup& group,
+                              int64_t begin, int64_t end) {
   const int64_t free_from = larger(group.free.begin - tile.begin, begin);
   int64_t free_begin = (free_from + kPanel - 1) / kPanel * kPanel;
   int64_t free_end = smaller(group.free.end - tile.begin, end) / kPanel * kPanel;
@@ -118,6 +118,33 @@ static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& g
   }
   attend_keys<Format>(job, tile, group, free_begin, free_end, true);
   attend_keys<Format>(job, tile, group, free_end, end, false);
+}
+
+// One row group against one packed tile, block by block of a block mask. Where it has hidden all
+// keys before from a row, the guard fires.
+template <class Format>
+static void attend_tile(const BlockJob& job, const Tile& tile, const RowGroup& group) {
+  int64_t begin = larger(group.visible.begin, tile.begin) - tile.begin;
+  const int64_t end = smaller(group.visible.end, tile.end) - tile.begin;
+  if (begin >= end) return;
+  if (group.mask == nullptr) return attend_shown_keys<Format>(job, tile, group, begin, end);
+  while (begin < end) {
+    const int64_t key = tile.begin + begin;
+    const int64_t next = smaller(end, key / kMaskBlock * kMaskBlock + kMaskBlock - tile.begin);
+    const Shown shown = shown_to(group.mask, group.num_rows, key);
+    if (shown == Shown::kAll) attend_shown_keys<Format>(job, tile, group, begin, next);
+    if (shown == Shown::kSome) attend_keys<Format>(job, tile, group, begin, next, false);
+    begin = next;
+  }
+}
+
+// Whether a block mask hides keys [begin, end) from all rows.
+FA3_INLINE bool hides_tile(const BlockJob& job, int64_t begin, int64_t end) {
+  if (job.mask_rows == nullptr) return false;
+  for (int64_t key = begin; key < end; key = key / kMaskBlock * kMaskBlock + kMaskBlock) {
+    if (shown_to(job.mask_rows, job.num_rows, key) != Shown::kNothing) return false;
+  }
+  return true;
 }
 
 // Rows start without sums, with the references that `ref_of` gives them.
@@ -213,6 +240,7 @@ static void attend_tiles(const BlockJob& job) {
   for (int64_t start = visible.begin / job.block_k * job.block_k; start < visible.end;
        start += job.block_k) {
     const int64_t end = smaller(start + job.block_k, visible.end);
+    if (hides_tile(job, start, end)) continue;
     const int64_t next_end = smaller(end + job.block_k, visible.end);
     PrefetchRows next_k = {}, next_v = {};
     Tile tile = {start, end, job.buffers.k, job.buffers.v, &next_k, &next_v};

@@ -11,6 +11,7 @@
 // does not depend on the reference, so both are exact. Next: attend_block.h.
 #pragma once
 
+#include "engine/cpu/simd/vector/block_mask.h"
 #include "engine/cpu/simd/vector/dropout.h"
 #include "engine/cpu/simd/vector/exp2.h"
 
@@ -30,6 +31,7 @@ struct RowGroup {
   float* sum_lanes;
   float* divisor_lanes;
   const DropoutRowPart* dropout;  // null: none
+  const MaskRow* mask;            // null: none
 };
 
 // The packed tile: keys [begin, end) of the sequence.
@@ -164,6 +166,12 @@ FA3_INLINE float raise_reference(float max, const RowGroup& group, int64_t r, in
   return new_ref;
 }
 
+// The same, and -inf for keys that a block mask hides.
+FA3_INLINE V hide_keys(V score, const MaskRow& mask, int64_t key) {
+  const VInt seen = shown_keys(mask, key);
+  return (V)(((VInt)score & seen) | ((VInt)broadcast(-kInfinity) & ~seen));
+}
+
 // Row r of the ordinary step: scores [begin, end) to p.
 template <class Format>
 FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t r,
@@ -174,8 +182,9 @@ FA3_INLINE void softmax_row(const BlockJob& job, const RowGroup& group, int64_t 
   float* divisor_lanes = Format::kRoundsWeights ? group.divisor_lanes + r * kWidth : nullptr;
   V max = broadcast(-kInfinity);
   for (int64_t key = panels.begin; key < panels.end; key += kWidth) {
-    const V score = finish_scores(load(scores + key), job.scale, job.softcap, first_key + key,
-                                  group.row_keys[r]);
+    V score = finish_scores(load(scores + key), job.scale, job.softcap, first_key + key,
+                            group.row_keys[r]);
+    if (group.mask != nullptr) score = hide_keys(score, group.mask[r], first_key + key);
     store(scores + key, score);
     max = maximum(max, score);
   }

@@ -25,8 +25,24 @@ __device__ __forceinline__ void read_key_scales(ConsumerState<C>& c, uint32_t k_
   }
 }
 
+// Before the block's K is released, likewise.
+template <ForwardConfig C>
+__device__ __forceinline__ void read_mask_bits(const ConsumerState<C>& c, ThreadTile<C>& r,
+                                               uint32_t k_stage) {
+  if constexpr (C.block_mask) {
+    if (c.tile.block() < c.masked_from()) return;
+    r.bits.load(c.stages.at().mask_bits(k_stage), c.warpgroup * kRowsPerWarpgroup,
+                int(thread_in_block() % kWarpgroupSize));
+    __syncwarp();
+  }
+}
+
 template <ForwardConfig C>
 __device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (C.block_mask) {
+    r.bits.hide(r.scores, int(thread_in_block() % kWarpgroupSize));
+    return;
+  }
   mask_scores(r.scores, c.edge(), c.params.output.pack, int(thread_in_block() % kWarpgroupSize),
               c.tile.first_key());
 }

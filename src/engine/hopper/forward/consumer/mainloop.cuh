@@ -60,6 +60,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   issue_scores(r, q_low, k_low);  // line 4
   c.ping_pong.pass();
   read_key_scales(c, k.stage());
+  read_mask_bits(c, r, k.stage());
   if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   ptx::wgmma_wait_group<0>();
   c.stages.release_kv(k);  // line 5
@@ -87,6 +88,7 @@ __device__ __forceinline__ void multiply_block(ConsumerState<C>& c, ThreadTile<C
     issue_products<false>(c, r, k, v);
   }
   read_key_scales(c, k.stage());
+  read_mask_bits(c, r, k.stage());
   ptx::wgmma_wait_group<1>();  // line 12
   c.stages.release_kv(k);      // line 15
   release_spent_q(c);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/dropout.h"
+#include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/tile/gemm.cuh"
@@ -18,10 +19,15 @@ struct Draws {
   PhiloxWords draws[Keys / kDropoutKeys];
 };
 struct NoDraws {};
+// The bits of a block that is seen in part.
+struct BlockBits {
+  cuda::RowBits bits;
+};
 
 // Apart from ConsumerState, which the compiler only keeps in registers if no array stands in it.
 template <ForwardConfig C>
-struct ThreadTile : std::conditional_t<C.dropout, Draws<C.block_n>, NoDraws> {
+struct ThreadTile : std::conditional_t<C.dropout, Draws<C.block_n>,
+                                       std::conditional_t<C.block_mask, BlockBits, NoDraws>> {
   static constexpr int kScores = C.block_n / 2;
 
   float scores[kScores];                   // S, then P

@@ -7,6 +7,7 @@
 //   load_cp_async.cuh   the same, or copied by threads
 //   load_quantized.cuh  a quantized cache
 //   load_tma_e4m3.cuh   e4m3 operands
+//   load_tma_listed.cuh the blocks of a block mask's lists
 #pragma once
 
 #include "engine/hopper/forward/smem_plan.cuh"
@@ -42,17 +43,22 @@ struct TileKeys {
   // For e4m3:
   int sequence;
   int first;  // block 0's first key, counted from the sequence's
+
+  const cuda::ListedBlock* listed;  // for block masks
 };
 
 template <ForwardConfig C>
 __device__ __forceinline__ TileKeys keys_of(const ForwardParams& params,
                                             const WorkTileOf<C>& work) {
-  return {work.keys.begin + work.first_key,
-          work.keys.count - work.first_key,
-          work.queries.pack / params.packs_per_kv_head,
-          work.keys.batch,
-          sequence_of<C>(work),
-          work.first_key};
+  TileKeys keys{work.keys.begin + work.first_key,
+                work.keys.count - work.first_key,
+                work.queries.pack / params.packs_per_kv_head,
+                work.keys.batch,
+                sequence_of<C>(work),
+                work.first_key,
+                nullptr};
+  if constexpr (C.block_mask) keys.listed = work.place.blocks;
+  return keys;
 }
 
 // The stages that K and V arrive in, as the producer goes through them: the base of each way to

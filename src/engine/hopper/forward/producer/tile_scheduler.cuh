@@ -5,6 +5,7 @@
 //   varlen_tiles.cuh    the same, or by the list that varlen_metadata.cu has made
 //   split_tiles.cuh     parts of tiles (scheduler/split_kv.h), or, where nothing is split, the
 //   above stream_k_tiles.cuh  parts of tiles alone
+//   listed_tiles.cuh    whole tiles whose key blocks stand in a list (block masks)
 // The source of a kernel (instances/) includes those that it needs.
 //
 // The producer asks next() for a work tile, announces it at once, or, if describes_later() says so,

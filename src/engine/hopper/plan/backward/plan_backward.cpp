@@ -99,6 +99,7 @@ int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_forward(problem));
+  if (problem.block_mask.on) return unsupported("gradients under block_mask");
   if (problem.has_float8()) return unsupported("no gradients of ", name_of(problem.kv_dtype));
   if (!has_whole_copies(problem)) {
     return unsupported("gradients where head dims are no multiples of 8, got ", problem.head_dim,

@@ -19,6 +19,13 @@ inline constexpr Shape kShapes[] = {
     {.seqlen_q = 1, .seqlen_k = 900, .heads = 4, .kv_heads = 4, .batches = 2, .mask = kCausal},
 };
 
+// Of block masks: many short lists, few long ones, and rows that end within a block.
+inline constexpr Shape kListed[] = {
+    {.seqlen_q = 900, .seqlen_k = 700, .heads = 4, .kv_heads = 2, .batches = 2, .mask = kFull},
+    {.seqlen_q = 300, .seqlen_k = 2560, .heads = 3, .kv_heads = 1, .batches = 1, .mask = kFull},
+    {.seqlen_q = 40, .seqlen_k = 60, .heads = 3, .kv_heads = 3, .batches = 3, .mask = kFull},
+};
+
 // Of e4m3: tiles of several parts of O, one after the other.
 inline constexpr Shape kManyParts[] = {
     {.seqlen_q = 300, .seqlen_k = 2700, .heads = 2, .kv_heads = 1, .batches = 1, .mask = kFull},

@@ -9,6 +9,7 @@
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "forward_run.h"
 #include "protocol_shapes.h"
@@ -185,6 +186,11 @@ TEST(DropoutProtocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<kKernel>(), kShapes);
   expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
   expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
+}
+
+TEST(MaskProtocol, every_listed_block_is_multiplied_once_whoever_is_slow) {
+  expect_all_work_done(kernel_on_trial<kMaskTable[0].config>(), kListed);
+  expect_all_work_done(kernel_on_trial<kMaskTable[1].config>(), kListed);
 }
 
 // Two consumers that take turns, two slabs a stage; protocols broken as in machine/fault.h.

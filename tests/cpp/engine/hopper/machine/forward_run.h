@@ -82,6 +82,7 @@ class ForwardRun {
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
     a.heads_per_kv_head = s.heads / s.kv_heads;
+    if (config_.block_mask) a.block_mask = make_mask();
     a.cache_is_e5m2 = is_e5m2();
     LaunchOperands operands;
     if (config_.e4m3) give_scales_and_transpose(&a, &operands);
@@ -213,6 +214,34 @@ class ForwardRun {
     return most;
   }
 
+  // A map for each head, some rows of which see nothing.
+  BlockMask make_mask() {
+    const Shape& s = trial_.shape;
+    const auto blocks_of = [](int rows) { return int64_t{rows + kMaskBlock - 1} / kMaskBlock; };
+    BlockMask mask{.on = true,
+                   .query_blocks = blocks_of(s.seqlen_q),
+                   .key_blocks = blocks_of(s.seqlen_k),
+                   .batches = s.batches,
+                   .heads = s.heads,
+                   .bits = bits_.data(),
+                   .num_bits = 1};
+    mask.row_stride = mask.key_blocks;
+    mask.head_stride = mask.query_blocks * mask.row_stride;
+    mask.batch_stride = mask.heads * mask.head_stride;
+    unsigned random = trial_.seed + 1;
+    for (int64_t row = 0; row < mask.batches * mask.heads * mask.query_blocks; ++row) {
+      for (int64_t key = 0; key < mask.key_blocks; ++key) {
+        random = random * 1664525u + 1013904223u;
+        map_.push_back(row % 5 == 3 ? kHiddenBlock : int32_t(random >> 24) % 3 - 1);
+      }
+    }
+    mask.blocks = map_.data();
+    return mask;
+  }
+  int list_of(const Work& work) const {
+    return launch_.params.lists.number(work.queries.batch, work.queries.pack, work.m_block);
+  }
+
   static TensorSpan span(void* data, int rows, int heads, int columns, int batches) {
     return {data,   batches, rows, heads, columns, int64_t{rows} * heads * columns, heads * columns,
             columns};
@@ -335,6 +364,7 @@ class ForwardRun {
     const int first_row = work.m_block * config_.block_m + warpgroup * kRowsPerWarpgroup;
     if (first_row >= work.queries.count) return 0;
     if (first_row >= work.queries.used) return 1;
+    if (config_.block_mask) return launch_.params.lists.lengths[list_of(work)].count;
     const int end = std::min(first_row + kRowsPerWarpgroup, work.queries.used);
     const auto range =
         block_range(trial_.shape.mask, first_row, end, work.queries.used, work.keys.count);
@@ -345,7 +375,10 @@ class ForwardRun {
   void add_expected(const Work& work, int warp, std::vector<Product>* expected) const {
     const int num_blocks = num_blocks_of(work, warp / 4);
     for (int block = num_blocks - 1; block >= 0; --block) {
-      const int key = first_key_of(work) + block * config_.block_n;
+      int key = first_key_of(work) + block * config_.block_n;
+      if (config_.block_mask) {
+        key = launch_.params.lists.blocks_of(list_of(work))[block].block * config_.block_n;
+      }
       expected->push_back(
           {.a = {.tensor = &q_,
                  .row = work.queries.begin + work.m_block * config_.block_m + warp * kRowsPerWarp,
@@ -438,7 +471,8 @@ class ForwardRun {
   std::vector<float> scales_;  // of e4m3 values
   KeyScales key_scales_{};     // stands for all
   std::vector<unsigned char> workspace_;
-  std::vector<int32_t> pages_;
+  std::vector<int32_t> pages_, map_;
+  alignas(16) std::array<uint32_t, kMaskBlockWords> bits_{};
   struct Launch {
     unsigned blocks;
     ForwardParams params;

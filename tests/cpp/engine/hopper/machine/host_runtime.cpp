@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "engine/cuda/kernels/sink_gradient.h"
+#include "engine/cuda/lists/block_lists.h"
 #include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
@@ -89,6 +90,48 @@ cudaError_t combine_splits(const CombineParams&, cudaStream_t) {
 }  // namespace fa3::hopper
 
 cudaError_t fa3::cuda::sum_sink_gradients(const SinkSums&, cudaStream_t) {
+  return cudaSuccess;
+}
+
+// The lists of a map whose entries are right, block by block.
+cudaError_t fa3::cuda::prepare_block_lists(const BlockListParams& p, cudaStream_t) {
+  const auto bits_of = [&](int64_t map, int query, int key) -> const uint32_t* {
+    const int32_t entry = p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query)[key];
+    const bool tail = p.has_tail() && key == p.key_blocks - 1;
+    return entry == kFullBlock && !tail ? nullptr : p.own_bits;
+  };
+  const auto is_seen = [&](int64_t map, int query, int key) {
+    return p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query)[key] != kHiddenBlock;
+  };
+  if (p.tile_counter != nullptr) *p.tile_counter = 0;
+  for (int64_t row = 0; row < p.rows(); ++row) {
+    const int64_t map = row / p.query_blocks;
+    const int query = int(row % p.query_blocks);
+    ListedBlock* const list = p.row_blocks + row * p.row_capacity();
+    ListLength length{};
+    for (const bool full : {true, false}) {
+      for (int key = 0; key < p.key_blocks; ++key) {
+        const uint32_t* const bits = bits_of(map, query, key);
+        if (is_seen(map, query, key) && full == (bits == nullptr))
+          list[length.count++] = {bits, key, 0};
+      }
+      if (full) length.num_full = length.count;
+    }
+    if (length.count == 0) list[length.count++] = {p.own_bits, 0, 0};
+    p.row_lengths[row] = length;
+  }
+  for (int64_t column = 0; p.column_blocks && column < p.maps() * p.key_blocks; ++column) {
+    const int64_t map = column / p.key_blocks;
+    const int key = int(column % p.key_blocks);
+    int count = 0;
+    for (int query = 0; query < p.query_blocks; ++query) {
+      if (!is_seen(map, query, key)) continue;
+      int order = 0;
+      for (int before = 0; before < key; ++before) order += is_seen(map, query, before);
+      p.column_blocks[column * p.query_blocks + count++] = {bits_of(map, query, key), query, order};
+    }
+    p.column_lengths[column] = {count, 0};
+  }
   return cudaSuccess;
 }
 

@@ -11,6 +11,7 @@
 #include "engine/hopper/instances/dropout_entry.cuh"
 #include "engine/hopper/instances/e4m3_entry.cuh"
 #include "engine/hopper/instances/forward_entry.cuh"
+#include "engine/hopper/instances/mask_entry.cuh"
 #include "engine/hopper/instances/stream_k_entry.cuh"
 #include "machine.h"
 
@@ -43,6 +44,11 @@ std::vector<machine::Buffer> buffers_of() {
       constexpr int kBytes = kRowsPerWarp * kQ.row_bytes();
       const uint32_t address = at.q(0) + uint32_t(part * kBytes);
       buffers.push_back({"queries of a warp", address, kBytes, true});
+    }
+  }
+  if constexpr (C.block_mask) {
+    for (int stage = 0; stage < C.kv_stages; ++stage) {
+      buffers.push_back({"bits of a block", at.mask_bits(uint32_t(stage)), cuda::kMaskBits});
     }
   }
   if constexpr (C.e4m3) {

@@ -10,6 +10,7 @@
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
@@ -33,6 +34,7 @@ TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_stage_to_load_in
   }
   rows.insert(rows.end(), kE4m3Table.begin(), kE4m3Table.end());
   rows.insert(rows.end(), kStreamKTable.begin(), kStreamKTable.end());
+  rows.insert(rows.end(), kMaskTable.begin(), kMaskTable.end());
   for (const KernelInstance& row : kCacheTable) {
     rows.push_back(row);
     rows.back().config.variant = Variant::kGeneral;
@@ -166,6 +168,31 @@ TEST(CheckForward, what_they_do_not_is_refused_with_its_reason) {
   expect_refused("float32", [](Problem& p) { p.dtype = DType::float32; });
   expect_refused("no kernel", [](Problem& p) { p.head_dim = 512; });
   expect_refused("2^30", [](Problem& p) { p.lengths_k.max = int64_t{1} << 31; });
+}
+
+TEST(CheckForward, beside_a_block_mask_what_its_kernels_do_not_know_is_refused) {
+  const auto refusal_after = [](auto change) {
+    Problem p = plain();
+    p.block_mask.on = true;
+    change(p);
+    return check_forward(p).message();
+  };
+  EXPECT_EQ(refusal_after([](Problem&) {}), "");
+  EXPECT_EQ(refusal_after([](Problem& p) { p.head_dim = 40, p.heads_k = 1; }), "");
+  const std::tuple<const char*, void (*)(Problem&)> refused[] = {
+      {"causal", [](Problem& p) { p.mask.right = 0; }},
+      {"window", [](Problem& p) { p.mask.left = 5; }},
+      {"lengths", [](Problem& p) { p.lengths_k.varlen = true; }},
+      {"softcap", [](Problem& p) { p.softcap = 5; }},
+      {"sink", [](Problem& p) { p.has_sink = true; }},
+      {"dropout", [](Problem& p) { p.dropout.threshold = 5; }},
+      {"float8", [](Problem& p) { p.kv_dtype = DType::float8_e4m3; }},
+      {"O is float32", [](Problem& p) { p.o.dtype = DType::float32; }},
+      {"multiples of 8", [](Problem& p) { p.head_dim = 100; }},
+      {"the largest have 128", [](Problem& p) { p.head_dim_v = 136; }}};
+  for (const auto& [reason, change] : refused) {
+    EXPECT_NE(refusal_after(change).find(reason), std::string::npos) << refusal_after(change);
+  }
 }
 
 TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks as data: which queries see which keys, block by block of 128 (docs/masks.md).
+
+A BlockMask says of each block whether it is hidden, full, or seen in part, and has a bit for each
+pair of the last. The functions here make one from other forms, of NumPy arrays or of torch tensors
+on any device. On a GPU they wait for nothing unless asked to be `compact`.
+"""
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+from fa3._arrays import is_torch
+from fa3.errors import InvalidArgument
+
+__all__ = [
+    "BlockMask",
+    "as_block_mask",
+    "from_block_map",
+    "from_dense",
+    "from_rule",
+    "from_slices",
+    "from_torch",
+]
+
+BLOCK = 128
+WORDS = BLOCK // 32
+HIDDEN, FULL = 0, -1
+PAIRS_AT_ONCE = 1 << 26  # of queries and keys that are evaluated together
+
+
+class BlockMask(NamedTuple):
+    """What attention(block_mask=) takes.
+
+    blocks: int32 (b | 1, hq | 1, nq, nk), one entry for each block of 128 queries and 128 keys: 0
+        is hidden, -1 full, n > 0 says that bits[n - 1] has its pairs. An extent of 1 is for all.
+    bits: int32 (n, 128, 4), or None without such blocks. Query i of a block sees its key j if bit
+        j % 32 of word j // 32 of row i is set.
+    """
+
+    blocks: object
+    bits: object
+
+
+def as_block_mask(mask):
+    """A BlockMask of what attention(block_mask=) was given: a BlockMask, its pair, or torch's.
+
+    The one function that understands torch's BlockMask. What it makes of one stays with it.
+    """
+    if mask is None:
+        return BlockMask(None, None)
+    if isinstance(mask, tuple) and len(mask) == 2:
+        return BlockMask(*mask)
+    if all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "mask_mod")):
+        try:
+            return mask._fa3_block_mask
+        except AttributeError:
+            mask._fa3_block_mask = made = from_torch(mask)
+            return made
+    raise InvalidArgument(
+        "block_mask: expected fa3.masks.BlockMask, (blocks, bits) or torch's BlockMask, got "
+        f"{type(mask)!r}; fa3.masks makes one of boolean maps, slices, rules and dense masks"
+    )
+
+
+def from_dense(mask, *, compact=False):
+    """From a boolean (b | 1, hq | 1, sq, sk) array: True where a query sees a key.
+
+    compact: without bits of blocks that need none, which takes a synchronisation on a GPU. Else
+    there are bits for every block, a bit for each pair.
+    """
+    if mask.ndim != 4 or "bool" not in str(mask.dtype):
+        raise InvalidArgument(
+            f"mask: expected a boolean (b | 1, hq | 1, sq, sk) array, got {mask.dtype} of "
+            f"{tuple(mask.shape)}"
+        )
+    rows = lambda first, end: mask[:, :, first:end]  # noqa: E731
+    return _from_rows(rows, mask.shape, _like(mask), compact)
+
+
+def from_rule(rule, batch, heads, seqlen_q, seqlen_k, *, device=None, compact=False):
+    """From a rule(b, h, q, k) that is True where query q of head h of sequence b sees key k.
+
+    The rule is given int64 arrays that broadcast against each other, and is evaluated for every
+    pair once. batch or heads of 1: the mask is the same for all.
+
+    device: of torch tensors that the rule is given; None: NumPy arrays.
+    compact: as for from_dense.
+    """
+    xp = np if device is None else sys.modules["torch"]
+    on = {} if device is None else {"device": device}
+    shape = (batch, heads, seqlen_q, seqlen_k)
+    b, h, _, k = (
+        xp.arange(n, **on).reshape([n if axis == i else 1 for axis in range(4)])
+        for i, n in enumerate(shape)
+    )
+
+    def rows(first, end):
+        q = xp.arange(first, end, **on).reshape(1, 1, end - first, 1)
+        seen = rule(b, h, q, k)
+        return xp.broadcast_to(seen, (batch, heads, end - first, seqlen_k))
+
+    return _from_rows(rows, shape, on, compact)
+
+
+def from_block_map(blocks, *, block=BLOCK):
+    """From a boolean (b | 1, hq | 1, nq, nk) array: True where all of a block is seen.
+
+    block: 128, or 64 queries and keys of an entry.
+    """
+    if block == BLOCK:
+        return BlockMask(-_int32(blocks), None)
+    if block != BLOCK // 2:
+        raise InvalidArgument(f"block: expected 64 or 128 queries and keys, got {block}")
+    batch, heads, rows, columns = blocks.shape
+    if is_torch(blocks):
+        pad = sys.modules["torch"].nn.functional.pad
+        blocks = pad(blocks, (0, columns % 2, 0, rows % 2))
+    else:
+        blocks = np.pad(blocks, ((0, 0), (0, 0), (0, rows % 2), (0, columns % 2)))
+    fours = _blocks(blocks, 2).reshape(batch, heads, *_counts(blocks.shape[2:], 2), 4)
+    # One set of bits for each of the 16 ways in which four quarters are seen.
+    ways = _int32(fours) * _constant([1, 2, 4, 8], blocks)
+    way = ways.sum(-1) if not is_torch(fours) else ways.sum(-1, dtype=ways.dtype)
+    quarters = np.array([[w >> i & 1 for i in range(4)] for w in range(1, 15)], bool)
+    whole = quarters.reshape(14, 2, 2).repeat(block, 1).repeat(block, 2)
+    bits = _constant(np.ascontiguousarray(_packed(whole)), blocks)
+    return BlockMask(_int32(way) - 16 * _int32(way == 15), bits)
+
+
+SLICE_TYPES = {"full": 0, "causal": 1, "inverse": 2, "band": 3}
+
+
+def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False):
+    """From slices: query q sees key k if some slice has both in its ranges, and its type allows it.
+
+    q_ranges, k_ranges: integer (n, 2), begin and end of the rows of each slice.
+    types: for each slice, or for all: "full"; "causal", whose last query is level with its last
+        key and sees no later one than that at its place; "inverse", whose first query is level with
+        its first key and sees no earlier one; "band", which is both. As numbers: 0, 1, 2, 3.
+    """
+    torch = sys.modules["torch"] if is_torch(q_ranges) else None
+    names = [types] * len(q_ranges) if isinstance(types, str) else types
+    if not hasattr(names, "dtype"):
+        names = _constant([SLICE_TYPES.get(t, t) for t in names], q_ranges)
+    q0, q1, k0, k1 = (r[:, i][:, None] for r in (q_ranges, k_ranges) for i in range(2))
+    ends_level = ((names == 1) | (names == 3))[:, None]
+    begins_level = ((names == 2) | (names == 3))[:, None]
+    on = _like(q_ranges)
+
+    def rows(first, end):
+        q = (torch or np).arange(first, end, **on)[None]
+        where = torch.where if torch else np.where
+        begin = where(begins_level & (q > q0), k0 + q - q0, k0 + 0 * q)
+        stop = where(ends_level & (q < q1 - 1), k1 - (q1 - 1 - q), k1 + 0 * q)
+        begin, stop = begin.clip(0, seqlen_k), stop.clip(0, seqlen_k)
+        some = (q >= q0) & (q < q1) & (stop > begin)
+        # How many slices begin at a key, less those that end: their sum counts who sees it.
+        shape = (end - first, seqlen_k + 1)
+        rows_of = q - first + 0 * begin
+        if torch:
+            steps = torch.zeros(shape, dtype=torch.int32, **on)
+            amount = some.to(torch.int32)
+            steps.index_put_((rows_of, begin), amount, accumulate=True)
+            steps.index_put_((rows_of, stop), -amount, accumulate=True)
+        else:
+            steps = np.zeros(shape, np.int32)
+            np.add.at(steps, (rows_of, begin), some)
+            np.subtract.at(steps, (rows_of, stop), some)
+        return (steps.cumsum(-1)[None, None, :, :seqlen_k]) > 0
+
+    return _from_rows(rows, (1, 1, seqlen_q, seqlen_k), on, compact)
+
+
+def from_torch(mask, *, compact=True):
+    """From a torch.nn.attention.flex_attention.BlockMask of any block size.
+
+    Its mask_mod is evaluated once, for the pairs of its partial blocks.
+
+    compact: bits for its partial blocks alone, which takes a synchronisation on a GPU. Else
+    mask_mod is evaluated for every pair, and there are bits for every block.
+    """
+    torch = sys.modules["torch"]
+    block_q, block_k = mask.BLOCK_SIZE
+    seqlen_q, seqlen_k = mask.seq_lengths
+    partial = _map_of_lists(mask.kv_num_blocks, mask.kv_indices, seqlen_k, block_k)
+    full = torch.zeros_like(partial)
+    if mask.full_kv_num_blocks is not None:
+        full = _map_of_lists(mask.full_kv_num_blocks, mask.full_kv_indices, seqlen_k, block_k)
+    if not compact or (block_q, block_k) != (BLOCK, BLOCK):
+
+        def rule(b, h, q, k):
+            at = (b, h, q // block_q, k // block_k)
+            return full[at] | (partial[at] & mask.mask_mod(b, h, q, k))
+
+        sizes = (*partial.shape[:2], seqlen_q, seqlen_k)
+        return from_rule(rule, *sizes, device=partial.device, compact=compact)
+    places = (partial & ~full).nonzero()
+    inside = torch.arange(BLOCK, device=partial.device)
+    bits = torch.empty((len(places), BLOCK, WORDS), dtype=torch.int32, device=partial.device)
+    step = max(PAIRS_AT_ONCE // BLOCK**2, 1)
+    for first in range(0, len(places), step):
+        b, h, q, k = (n[:, None, None] for n in places[first : first + step].unbind(1))
+        q, k = q * BLOCK + inside[:, None], k * BLOCK + inside
+        exists = (q < seqlen_q) & (k < seqlen_k)
+        # Rows past the end would lead out of what a mask_mod captures.
+        seen = mask.mask_mod(b, h, q.clamp(max=seqlen_q - 1), k.clamp(max=seqlen_k - 1))
+        bits[first : first + step] = _packed(exists & seen)
+    blocks = -full.to(torch.int32)
+    blocks[tuple(places.unbind(1))] = torch.arange(
+        1, len(places) + 1, dtype=torch.int32, device=partial.device
+    )
+    return BlockMask(blocks, bits if len(places) else None)
+
+
+def _map_of_lists(counts, indices, seqlen_k, block_k):
+    """Boolean (b, h, nq, nk): which blocks the lists name."""
+    torch = sys.modules["torch"]
+    named = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    blocks = -(-seqlen_k // block_k)
+    # Entries past a count may hold anything: they go to a column of their own.
+    columns = torch.where(named, indices, blocks).long()
+    found = torch.zeros((*counts.shape, blocks + 1), dtype=torch.bool, device=indices.device)
+    return found.scatter_(-1, columns, True)[..., :blocks]
+
+
+def _from_rows(rows, shape, on, compact):
+    """rows(first, end): boolean (b, h, end - first, sk) of these queries."""
+    batch, heads, seqlen_q, seqlen_k = shape
+    num_q, num_k = _counts((seqlen_q, seqlen_k), BLOCK)
+    step = max(PAIRS_AT_ONCE // max(batch * heads * BLOCK * num_k * BLOCK, 1), 1)
+    entries, bits = [], []
+    for first in range(0, num_q, step):
+        end = min((first + step) * BLOCK, seqlen_q)
+        seen = _padded(rows(first * BLOCK, end))
+        seen = _blocks(seen, BLOCK)
+        whole, some = seen.all((-1, -2)), seen.any((-1, -2))
+        entries.append(_int32(some) - 2 * _int32(whole))  # 0, 1 or -1
+        bits.append(_packed(seen))
+    if not entries:
+        return BlockMask(_empty((batch, heads, 0, num_k), on), None)
+    xp = sys.modules["torch"] if is_torch(entries[0]) else np
+    entries, bits = xp.concatenate(entries, 2), xp.concatenate(bits, 2)
+    bits = bits.reshape(-1, BLOCK, WORDS)
+    is_partial = (entries == 1).reshape(-1)
+    if compact:
+        bits = bits[is_partial]
+        numbers = is_partial.cumsum(0)
+    else:
+        numbers = xp.arange(1, len(bits) + 1, **on)
+    numbers = _int32(numbers).reshape(entries.shape)
+    return BlockMask(xp.where(entries == 1, numbers, entries), bits)
+
+
+def _counts(rows, block):
+    return [-(-n // block) for n in rows]
+
+
+def _padded(seen):
+    """With whole blocks of rows and columns; what is added is not seen."""
+    rows, columns = (-n % BLOCK for n in seen.shape[2:])
+    if is_torch(seen):
+        return sys.modules["torch"].nn.functional.pad(seen, (0, columns, 0, rows))
+    return np.pad(seen, ((0, 0), (0, 0), (0, rows), (0, columns)))
+
+
+def _blocks(seen, block):
+    """(b, h, q, k) as (b, h, nq, nk, block, block)."""
+    batch, heads, rows, columns = seen.shape
+    apart = seen.reshape(batch, heads, rows // block, block, columns // block, block)
+    order = (0, 1, 2, 4, 3, 5)
+    return apart.permute(order) if is_torch(seen) else apart.transpose(order)
+
+
+def _packed(seen):
+    """Boolean (..., 128, 128) as bits, int32 (..., 128, 4)."""
+    if not is_torch(seen):
+        packed = np.packbits(seen, axis=-1, bitorder="little")
+        return np.ascontiguousarray(packed).view("<i4")
+    torch = sys.modules["torch"]
+    shifts = torch.arange(32, dtype=torch.int32, device=seen.device)
+    words = seen.reshape(*seen.shape[:-1], WORDS, 32).to(torch.int32) << shifts
+    return words.sum(-1, dtype=torch.int32)
+
+
+def _int32(array):
+    return array.to(sys.modules["torch"].int32) if is_torch(array) else array.astype(np.int32)
+
+
+def _like(array):
+    return {"device": array.device} if is_torch(array) else {}
+
+
+def _constant(numbers, like):
+    if not is_torch(like):
+        return np.asarray(numbers, np.int32)
+    return sys.modules["torch"].as_tensor(np.asarray(numbers, np.int32)).to(like.device)
+
+
+def _empty(shape, on):
+    if not on:
+        return np.zeros(shape, np.int32)
+    return sys.modules["torch"].zeros(shape, dtype=sys.modules["torch"].int32, **on)

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Block masks (core/block_mask.h) as kernels walk them: for each row of the map a list of the key
+// blocks that are seen, and for each column one of the query blocks that see it. A kernel before
+// (cuda/lists/block_lists.cu) makes them of the map, so that an entry's block exists and its bits
+// may be read, whatever the caller's arrays hold. Next: bit_mask.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "core/block_mask.h"
+
+namespace fa3::cuda {
+
+// A block of a list.
+struct alignas(16) ListedBlock {
+  const uint32_t* bits;  // of its pairs; null: all are seen
+  int block;             // of keys in a row's list, of queries in a column's
+  int order;             // how many blocks of the map's row come before this one
+};
+
+// A row's list has its full blocks first. It is never empty: a row that sees nothing has a block
+// whose bits are all 0. A column's is in order.
+struct ListLength {
+  int count;
+  int num_full;
+};
+
+// One list after the other, `capacity` apart.
+struct BlockLists {
+  const ListedBlock* blocks;
+  const ListLength* lengths;
+  int num_lists;  // of a map
+  int capacity;
+  bool by_batch, by_head;  // who has maps of their own
+  int heads;               // that have
+
+  FA3_HD int number(int batch, int head, int list) const {
+    return ((by_batch ? batch * heads : 0) + (by_head ? head : 0)) * num_lists + list;
+  }
+  FA3_HD const ListedBlock* blocks_of(int number) const {
+    return blocks + int64_t{number} * capacity;
+  }
+};
+
+}  // namespace fa3::cuda

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/lists/block_list_memory.h"
+
+#include <cstddef>
+
+#include "core/ceil_div.h"
+
+namespace fa3::cuda {
+namespace {
+
+template <class T, class... Extents>
+int64_t place(WorkspaceAllocator& allocator, Extents... extents) {
+  const int64_t offset = allocator.bytes();
+  allocator.take<T>(extents...);
+  return offset;
+}
+
+template <class T>
+T* array_at(void* workspace, int64_t offset) {
+  if (offset == BlockListMemory::kNone) return nullptr;
+  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
+}
+
+BlockLists lists_of(const BlockListParams& p, const ListedBlock* blocks, const ListLength* lengths,
+                    int num_lists, int capacity) {
+  return {.blocks = blocks,
+          .lengths = lengths,
+          .num_lists = num_lists,
+          .capacity = capacity,
+          .by_batch = p.mask.batches > 1,
+          .by_head = p.mask.heads > 1,
+          .heads = int(p.mask.heads)};
+}
+
+}  // namespace
+
+BlockListParams block_list_params(const BlockMask& mask, int seqlen_q, int seqlen_k) {
+  return {.mask = mask,
+          .seqlen_k = seqlen_k,
+          .query_blocks = int(ceil_div(int64_t{seqlen_q}, int64_t{kMaskBlock})),
+          .key_blocks = int(ceil_div(int64_t{seqlen_k}, int64_t{kMaskBlock}))};
+}
+
+BlockListMemory place_block_lists(const BlockListParams& p, ListsOf pass,
+                                  WorkspaceAllocator& allocator) {
+  const int64_t columns = capped_product(p.maps(), p.key_blocks);
+  BlockListMemory memory;
+  memory.own_bits =
+      place<uint32_t>(allocator, own_bit_blocks(p.rows(), p.has_tail()), kMaskBlockWords);
+  memory.row_blocks = place<ListedBlock>(allocator, p.rows(), p.row_capacity());
+  memory.row_lengths = place<ListLength>(allocator, p.rows());
+  if (pass == ListsOf::kForward) return memory;
+  if (pass == ListsOf::kDeterministicBackward) {
+    memory.orders = place<int>(allocator, p.rows(), p.key_blocks);
+  }
+  memory.column_blocks = place<ListedBlock>(allocator, columns, p.query_blocks);
+  memory.column_lengths = place<ListLength>(allocator, columns);
+  return memory;
+}
+
+void set_memory(BlockListParams& p, const BlockListMemory& memory, void* workspace) {
+  p.own_bits = array_at<uint32_t>(workspace, memory.own_bits);
+  p.row_blocks = array_at<ListedBlock>(workspace, memory.row_blocks);
+  p.row_lengths = array_at<ListLength>(workspace, memory.row_lengths);
+  p.orders = array_at<int>(workspace, memory.orders);
+  p.column_blocks = array_at<ListedBlock>(workspace, memory.column_blocks);
+  p.column_lengths = array_at<ListLength>(workspace, memory.column_lengths);
+}
+
+BlockLists row_lists(const BlockListParams& p) {
+  return lists_of(p, p.row_blocks, p.row_lengths, p.query_blocks, p.row_capacity());
+}
+
+BlockLists column_lists(const BlockListParams& p) {
+  return lists_of(p, p.column_blocks, p.column_lengths, p.key_blocks, p.query_blocks);
+}
+
+}  // namespace fa3::cuda

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a call's workspace has the lists of its block mask. Planned and cut by the same numbers.
+#pragma once
+
+#include "core/workspace.h"
+#include "engine/cuda/lists/block_lists.h"
+
+namespace fa3::cuda {
+
+// Offsets in bytes from the workspace's beginning; kNone: that array is not there.
+struct BlockListMemory {
+  static constexpr int64_t kNone = -1;
+  int64_t own_bits = kNone;
+  int64_t row_blocks = kNone;
+  int64_t row_lengths = kNone;
+  int64_t orders = kNone;
+  int64_t column_blocks = kNone;
+  int64_t column_lengths = kNone;
+};
+
+enum class ListsOf : unsigned char { kForward, kBackward, kDeterministicBackward };
+
+// Without memory: what the kernel is asked for.
+BlockListParams block_list_params(const BlockMask& mask, int seqlen_q, int seqlen_k);
+BlockListMemory place_block_lists(const BlockListParams& params, ListsOf pass,
+                                  WorkspaceAllocator& allocator);
+void set_memory(BlockListParams& params, const BlockListMemory& memory, void* workspace);
+
+BlockLists row_lists(const BlockListParams& params);
+BlockLists column_lists(const BlockListParams& params);
+
+}  // namespace fa3::cuda

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bits of a partly seen block on a tile of scores in registers: a thread takes those of its two
+// rows, or of its columns where rows are keys. Next: mask.cuh.
+#pragma once
+
+#include "core/block_mask.h"
+#include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/ptx/smem.cuh"
+#include "engine/cuda/softmax/constants.h"
+
+namespace fa3::cuda {
+
+inline constexpr int kMaskBits = kMaskBlockWords * int(sizeof(uint32_t));  // bytes
+
+// The words of a thread's two rows, moved so that bit 0 is its first column.
+struct RowBits {
+  uint32_t words[kRowsPerThread][kMaskRowWords];
+
+  // `smem`: of the block; first_row: of the 64 that `thread` of a warpgroup holds rows of.
+  __device__ __forceinline__ void load(uint32_t smem, int first_row, int thread) {
+    const uint32_t row = smem + (first_row + fragment_row(thread)) * kMaskRowWords * 4;
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      ld_shared_b32x4(row + r * kRowDistance * kMaskRowWords * 4, words[r]);
+    }
+  }
+
+  // Scores of hidden pairs become -inf.
+  template <int Count>
+  __device__ __forceinline__ void hide(float (&scores)[Count], int thread) const {
+    static_assert(Count == kMaskBlock / 2);
+    uint32_t moved[kRowsPerThread][kMaskRowWords];
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+#pragma unroll
+      for (int w = 0; w < kMaskRowWords; ++w)
+        moved[r][w] = words[r][w] >> fragment_lane_column(thread);
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int column = fragment_column(i);
+      const uint32_t word = moved[fragment_row_index(i)][column / 32];
+      if ((word & (1u << (column % 32))) == 0) scores[i] = -kInfinity;
+    }
+  }
+};
+
+// A tile whose rows are keys and whose columns are queries, `first_query` the first of the block's:
+// scores of hidden pairs become -inf. first_key: of the 64 that `thread` of a warpgroup holds.
+template <int Count>
+__device__ __forceinline__ void hide_transposed(float (&scores)[Count], uint32_t smem,
+                                                int first_query, int first_key, int thread) {
+  const int key = first_key + fragment_row(thread);
+  const uint32_t word = smem + key / 32 * 4;  // also of the key kRowDistance further on
+  const uint32_t bit[kRowsPerThread] = {1u << (key % 32), 1u << (key % 32 + kRowDistance)};
+  static_assert(kRowsPerWarp == 2 * kRowDistance && 32 % kRowsPerWarp == 0);
+#pragma unroll
+  for (int i = 0; i < Count; i += 4) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int query = first_query + fragment_column(i + j) + fragment_lane_column(thread);
+      const uint32_t bits = ld_shared_b32(word + query * kMaskRowWords * 4);
+#pragma unroll
+      for (int r = 0; r < kRowsPerThread; ++r) {
+        if ((bits & bit[r]) == 0) scores[i + j + 2 * r] = -kInfinity;
+      }
+    }
+  }
+}
+
+}  // namespace fa3::cuda

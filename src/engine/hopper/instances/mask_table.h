@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every forward kernel that walks the lists of a block mask, each for fp16 and bf16: as in
+// forward_table.h, but dense alone. A tile is a row of blocks of the mask, and each step one of its
+// blocks.
+#pragma once
+
+#include "engine/hopper/instances/forward_table.h"
+
+namespace fa3::hopper {
+
+inline constexpr std::array kMaskTable{
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .q_stages = 2,
+                              .kv_stages = 8,
+                              .block_mask = true},
+                   .why = "two warpgroups share a block of the mask"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 128,
+                              .kv_stages = 5,
+                              .block_mask = true},
+                   .why = "two warpgroups share a block of the mask"},
+};
+
+}  // namespace fa3::hopper

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Masks as data against the textbook under the same map and bits, in both passes: lengths next to
+// the ends of blocks, maps for each sequence and head, and every other feature besides.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "engine/fixture.h"
+
+namespace fa3::test {
+namespace {
+
+class BlockMasks : public EngineTest {};
+FA3_FOR_EVERY_ENGINE(BlockMasks);
+
+Case with_mask(Case c, double hidden = 0.4, double partial = 0.3) {
+  c.mask = {.on = true, .hidden = hidden, .partial = partial};
+  return c;
+}
+
+TEST_P(BlockMasks, lengths_next_to_a_block) {
+  for (int64_t seqlen_q : {1, 127, 129, 300}) {
+    for (int64_t seqlen_k : {1, 128, 200, 530}) {
+      for (const Case& c :
+           in_each_dtype(with_mask(dense_case(1, seqlen_q, seqlen_k, 2, 1, 64, 64)))) {
+        EXPECT_TRUE(agrees(c));
+      }
+    }
+  }
+}
+
+TEST_P(BlockMasks, of_each_kind_of_block_alone) {
+  for (auto [hidden, partial] : {std::pair{1.0, 0.0}, {0.0, 0.0}, {0.0, 1.0}, {0.8, 0.2}}) {
+    for (const Case& c :
+         in_each_dtype(with_mask(dense_case(1, 400, 700, 2, 2, 128, 128), hidden, partial))) {
+      EXPECT_TRUE(agrees(c));
+    }
+  }
+}
+
+TEST_P(BlockMasks, of_their_own_for_sequences_and_heads) {
+  for (bool by_sequence : {false, true}) {
+    for (bool by_head : {false, true}) {
+      Case c = with_mask(dense_case(3, 260, 390, 6, 2, 64, 64));
+      c.mask.by_sequence = by_sequence;
+      c.mask.by_head = by_head;
+      c.d_lse = true;
+      for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+    }
+  }
+}
+
+TEST_P(BlockMasks, of_many_blocks) {
+  for (uint64_t seed : {1, 2, 3}) {
+    Case c = with_mask(dense_case(1, 1100, 2200, 1, 1, 64, 64), 0.7, 0.1);
+    c.seed = seed;
+    for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+  }
+}
+
+TEST_P(BlockMasks, beside_causal_masks_and_windows) {
+  for (int64_t left : {-1, 40, 300}) {
+    Case c = with_mask(dense_case(1, 300, 411, 2, 1, 32, 32));
+    c.causal = true;
+    c.left = left;
+    for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+  }
+}
+
+TEST_P(BlockMasks, of_head_dims_that_are_no_tiles) {
+  for (const auto& [dim, dim_v] : {std::pair{24, 40}, {72, 128}, {96, 96}, {192, 128}}) {
+    for (const Case& c : in_each_dtype(with_mask(dense_case(1, 200, 300, 2, 1, dim, dim_v)))) {
+      EXPECT_TRUE(agrees(c));
+    }
+  }
+}
+
+TEST_P(BlockMasks, with_every_feature) {
+  Case c = with_mask(dense_case(3, 0, 0, 4, 2, 24, 32));
+  c.q = {.owned = {130, 3, 411}, .spare_rows = 4, .used = {101, 3, 400}};
+  c.k = {.owned = {500, 1, 413}, .spare_rows = 2, .used = {480, 0, 413}};
+  c.mask.by_sequence = c.mask.by_head = true;
+  c.left = 200;
+  c.right = 3;
+  c.softcap = 5;
+  c.sink = c.d_lse = true;
+  c.dropout_p = 0.2f;
+  c.dropout_seed = 5;
+  for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+}
+
+TEST_P(BlockMasks, with_peaked_scores) {
+  for (Scores scores : {Scores::rising, Scores::falling, Scores::step, Scores::last_key}) {
+    Case c = with_mask(dense_case(1, 256, 900, 1, 1, 64, 64), 0.5, 0.2);
+    c.scores = scores;
+    c.amount = 200;
+    for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+  }
+}
+
+TEST_P(BlockMasks, of_full_blocks_alone_change_no_result) {
+  const Case plain = dense_case(2, 300, 500, 2, 1, 64, 64, FA3_BFLOAT16);
+  if (!does(with_mask(plain, 0, 0))) return;
+  EXPECT_TRUE(agrees(with_mask(plain, 0, 0)));
+}
+
+TEST_P(BlockMasks, give_the_same_bits_again) {
+  const Case c = with_mask(dense_case(2, 600, 900, 4, 2, 64, 64, FA3_BFLOAT16));
+  if (!does(c)) return;
+  const Inputs inputs = make_inputs(c);
+  const Runs one = both(c, inputs), two = both(c, inputs);
+  EXPECT_TRUE(bits_equal("o", one.forward.o, two.forward.o));
+  if (!one.backward) return;
+  EXPECT_TRUE(bits_equal("dq", one.backward->dq, two.backward->dq));
+  EXPECT_TRUE(bits_equal("dk", one.backward->dk, two.backward->dk));
+}
+
+}  // namespace
+}  // namespace fa3::test

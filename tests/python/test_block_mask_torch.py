@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's BlockMask on fa3, beside torch's own eager flex_attention and masked SDPA in float64."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+import numpy as np  # noqa: E402
+from test_block_mask import dense_of  # noqa: E402
+
+import fa3  # noqa: E402
+from fa3 import masks  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+SEQLEN_Q, SEQLEN_K = 300, 410
+DOCUMENTS = torch.tensor([0] * 90 + [1] * 130 + [2] * 190)
+
+
+def causal(b, h, q, k):
+    return q + SEQLEN_K - SEQLEN_Q >= k
+
+
+def document(b, h, q, k):
+    return DOCUMENTS[q] == DOCUMENTS[k]
+
+
+def by_head(b, h, q, k):
+    return (q + k + 7 * h) % (h + 2) == 0
+
+
+def sometimes_nothing(b, h, q, k):
+    return (q > 140) & (k < 200 * b)
+
+
+RULES = [causal, document, by_head, sometimes_nothing]
+
+
+def tensors(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(2, 4, SEQLEN_Q, 32), (2, 2, SEQLEN_K, 32), (2, 2, SEQLEN_K, 32)]
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+
+
+def torch_mask(rule, block=128):
+    return flex.create_block_mask(
+        rule, 2, 4, SEQLEN_Q, SEQLEN_K, device="cpu", BLOCK_SIZE=block, _compile=False
+    )
+
+
+def dense(rule):
+    b, h, q, k = np.ogrid[:2, :4, :SEQLEN_Q, :SEQLEN_K]
+    b, h, q, k = (torch.from_numpy(x) for x in (b, h, q, k))
+    return rule(b, h, q, k).expand(2, 4, SEQLEN_Q, SEQLEN_K)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("block", [128, 64, (64, 256)])
+@pytest.mark.parametrize("compact", [False, True])
+def test_torchs_lists_and_mask_mod_become_a_map_and_bits(rule, block, compact):
+    mask = masks.from_torch(torch_mask(rule, block), compact=compact)
+    assert (dense_of(mask, SEQLEN_Q, SEQLEN_K) == dense(rule).numpy()).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_results_are_those_of_flex_attention(rule):
+    block_mask = torch_mask(rule)
+    q, k, v = (x.detach() for x in tensors())
+    out = fa3.attention(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=block_mask)
+    wide = (x.double() for x in (q, k, v))
+    right = flex.flex_attention(*wide, block_mask=block_mask, enable_gqa=True)
+    torch.testing.assert_close(out.transpose(1, 2).double(), right, atol=3e-6, rtol=0)
+
+
+# flex_attention has no gradients on a CPU.
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_are_those_of_masked_sdpa(rule):
+    q, k, v = tensors()
+    out = fa3.attention(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=torch_mask(rule))
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(4)).transpose(1, 2)
+    (out.transpose(1, 2) * weight).sum().backward()
+    wide = tensors(torch.float64)
+    seen = dense(rule)
+    right = torch.nn.functional.scaled_dot_product_attention(
+        *wide, attn_mask=torch.where(seen, 0.0, -1e30).double(), enable_gqa=True
+    )
+    (right * weight * seen.any(-1, keepdim=True)).sum().backward()
+    for ours, theirs in zip((q, k, v), wide, strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_float64_is_the_textbooks(rule):
+    q, k, v = (x.detach() for x in tensors(torch.float64))
+    mask = masks.from_dense(dense(rule))
+    out = fa3.attention(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask).transpose(1, 2)
+    right = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=dense(rule), enable_gqa=True
+    )
+    torch.testing.assert_close(out, right.nan_to_num(0.0), atol=1e-12, rtol=0)
+
+
+def test_a_mask_of_torch_is_understood_once():
+    calls = []
+
+    def rule(b, h, q, k):
+        calls.append(1)
+        return q >= k
+
+    block_mask = flex.create_block_mask(rule, None, None, 256, 256, device="cpu", _compile=False)
+    calls.clear()
+    q = torch.randn(1, 256, 2, 32)
+    for _ in range(3):
+        fa3.attention(q, q, q, block_mask=block_mask)
+    assert len(calls) == 1
+
+
+def test_gradcheck_passes():
+    q, k, v = (torch.randn(1, 5, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = masks.from_rule(lambda b, h, q, k: (k <= q) & (k + h != 1), 1, 2, 5, 5, device="cpu")
+    torch.autograd.gradcheck(lambda *x: fa3.attention(*x, block_mask=mask), (q, k, v))
+
+
+def test_compiled_programs_have_the_same_result():
+    q, k, v = (x.transpose(1, 2) for x in tensors())
+    mask = masks.from_torch(torch_mask(causal))
+
+    def program(q, k, v):
+        return fa3.attention(q, k, v, block_mask=mask)
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), program(q, k, v), atol=0, rtol=0)
