@@ -7,6 +7,7 @@
 #include "core/mask_rule.h"
 #include "engine/cuda/dropout/dropout.h"
 #include "engine/cuda/softmax/cache_scales.h"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
@@ -98,6 +99,16 @@ struct ForwardParams {
   SplitCounters counts;  // for splits that are combined in the kernel
   DecodeClusters clusters;
   cuda::DropoutParams dropout;
+#ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
+  alignas(64) cuda::ScoreCaptures captures;
+#endif
+};
+
+// What a kernel with a score function is given: for such a kernel, compiled at run time, the
+// captures are ForwardParams' own.
+struct ScoredForwardParams {
+  ForwardParams forward;
+  alignas(64) cuda::ScoreCaptures captures;
 };
 
 // Threads copy this launch's keys: barriers count them too.

@@ -24,6 +24,17 @@ __device__ __forceinline__ void read_key_scales(ConsumerState<C>& c, uint32_t k_
   }
 }
 
+// From products to what the mask and the softmax take.
+template <ForwardConfig C>
+__device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (kHasScoreFunction) {
+    const WorkTileOf<C>& work = c.work_tile();
+    c.score.prepare(r.scores, c.params, work, c.first_row_of(work), c.tile.first_key());
+  } else {
+    c.score.prepare(r.scores);
+  }
+}
+
 template <ForwardConfig C>
 __device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r) {
   mask_scores(r.scores, c.edge(), c.params.output.pack, int(thread_in_block() % kWarpgroupSize),
@@ -131,7 +142,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   }
   const WorkTileOf<C>& work = c.work_tile();
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
-  c.score.prepare(r.scores);
+  prepare_scores(c, r);
   if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);
   ScoreStep<C> result;
   online_step(r.scores, r.rows, c.score, result);
