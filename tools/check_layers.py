@@ -19,6 +19,7 @@ CUDA_ROOMS = {
     "backward/": "softmax/ tile/ ptx/",
     "host/": "dropout/ softmax/ tile/",
     "kernels/": "host/ ptx/",
+    "jit/": "host/",
 }
 
 # The rooms of the CPU engines likewise.

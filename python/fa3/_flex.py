@@ -17,6 +17,8 @@ def flex_attention(
     cu_seqlens_k=None,
     seqused_q=None,
     seqused_k=None,
+    max_seqlen_q=0,
+    max_seqlen_k=0,
     return_lse=False,
 ):
     """Exact attention whose scores a function of yours changes before the softmax.
@@ -42,7 +44,12 @@ def flex_attention(
         scale: factor of q.k; None is d ** -0.5.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences.
         seqused_q, seqused_k: (batch,) int32: only the first rows of each sequence count.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed on a GPU.
         return_lse: also return the LSE.
+
+    On an H100 or H200, 16-bit tensors take the library's own kernel, into which the function is
+    compiled by NVRTC when it is first called: a second or two, once for a user's processes.
+    Gradients there, and all else, are computed by torch operations tile by tile, which is slow.
 
     Returns:
         out (b, sq, hq, dv), or (out, lse); lse (b, hq, sq), natural log. A row that sees no key has
@@ -54,7 +61,14 @@ def flex_attention(
     """
     from fa3.flex import attend
 
-    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
     masks = mask_mod, block_mask, causal, window
     out, lse = attend(q, k, v, score_mod, masks, scale, lengths)
     return (out, lse) if return_lse else out

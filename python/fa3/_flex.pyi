@@ -17,5 +17,7 @@ def flex_attention(
     cu_seqlens_k: Any = None,
     seqused_q: Any = None,
     seqused_k: Any = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
     return_lse: bool = False,
 ) -> Any: ...

@@ -23,8 +23,8 @@ struct Layout {
 };
 
 // Oldest first; the first row is that of the functions named fa3_*_params_init.
-inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2032, 560}};
-inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {1816, 560}};
+inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2040, 568}};
+inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {1824, 568}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{872, 0}};

@@ -5,10 +5,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fa3.errors import InvalidArgument
-from fa3.flex import tiles
+from fa3.flex import device, tiles
 from fa3.flex.block_mask import with_masks
 from fa3.flex.functions import function_of
-from fa3.flex.sequences import sequences_of
 
 
 def attend(q, k, v, score_mod, masks, scale, lengths):
@@ -16,12 +15,13 @@ def attend(q, k, v, score_mod, masks, scale, lengths):
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(x)!r}")
-    check_shapes(q, k, v, *lengths[:2])
+    check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
     mask_mod, block_mask, causal, window = masks
     function = function_of(with_masks(score_mod, mask_mod, block_mask))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    sequences = sequences_of(q, k, *lengths)
-    call = tiles.Call(function, float(scale), window_of(causal, window), sequences)
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    window = window_of(causal, window)
+    options = {"scale": scale, "window": tuple(window), **lengths}
+    call = tiles.Call(function, scale, window, options)
     return Flex.apply(call, q, k, v, *function.tensors)
 
 
@@ -70,10 +70,15 @@ class Flex(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, q, k, v, *tensors):
-        *before, heads, _ = q.shape
-        out = q.new_empty((*before, heads, v.shape[-1]))
-        lse = q.new_empty((*before[:-1], heads, before[-1]), dtype=tiles.wide(q.dtype))
-        tiles.forward(call, q, k, v, tensors, out, lse)
+        tensors = list(tensors)
+        results = device.forward(call, q, k, v, tensors)
+        if results is None:
+            *before, heads, _ = q.shape
+            out = q.new_empty((*before, heads, v.shape[-1]))
+            lse = q.new_empty((*before[:-1], heads, before[-1]), dtype=tiles.wide(q.dtype))
+            tiles.forward(call, q, k, v, tensors, out, lse)
+        else:
+            out, lse = results
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)

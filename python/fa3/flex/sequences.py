@@ -2,9 +2,36 @@
 """Which rows the sequences of a call have, read from its length arrays."""
 
 import itertools
+from typing import NamedTuple
 
 from fa3.errors import InvalidArgument
-from fa3.flex.tiles import Sequence
+
+
+class Sequence(NamedTuple):
+    """Where the rows of sequence `number` are: an entry of the batch, or None if packed."""
+
+    number: int
+    entry: int | None
+    first_query: int
+    queries: int
+    first_key: int
+    keys: int
+
+    def rows(self, x, first, count):
+        """(rows, heads, dim) of q, out, ..."""
+        rows = x if self.entry is None else x[self.entry]
+        return rows[first : first + count]
+
+    def of_queries(self, x):
+        return self.rows(x, self.first_query, self.queries)
+
+    def of_keys(self, x):
+        return self.rows(x, self.first_key, self.keys)
+
+    def of_lse(self, lse):
+        """(heads, rows)"""
+        rows = lse if self.entry is None else lse[self.entry]
+        return rows[:, self.first_query : self.first_query + self.queries]
 
 
 def sequences_of(q, k, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):

@@ -60,4 +60,6 @@ def literal(value):
         return "from_bits(0x7fc00000u)"
     if math.isinf(value):
         return f"from_bits({'0x7f800000u' if value > 0 else '0xff800000u'})"
-    return f"{float(value).hex()}f" if abs(value) < 3.5e38 else literal(math.copysign(math.inf, value))
+    return (
+        f"{float(value).hex()}f" if abs(value) < 3.5e38 else literal(math.copysign(math.inf, value))
+    )

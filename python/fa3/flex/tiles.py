@@ -11,35 +11,9 @@ import torch
 
 from fa3.flex.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import add_into, evaluate
+from fa3.flex.sequences import sequences_of
 
 QUERIES, KEYS = 256, 512  # of a tile; all heads at once
-
-
-class Sequence(NamedTuple):
-    """Where the rows of sequence `number` are: an entry of the batch, or None if packed."""
-
-    number: int
-    entry: int | None
-    first_query: int
-    queries: int
-    first_key: int
-    keys: int
-
-    def rows(self, x, first, count):
-        """(rows, heads, dim) of q, out, ..."""
-        rows = x if self.entry is None else x[self.entry]
-        return rows[first : first + count]
-
-    def of_queries(self, x):
-        return self.rows(x, self.first_query, self.queries)
-
-    def of_keys(self, x):
-        return self.rows(x, self.first_key, self.keys)
-
-    def of_lse(self, lse):
-        """(heads, rows)"""
-        rows = lse if self.entry is None else lse[self.entry]
-        return rows[:, self.first_query : self.first_query + self.queries]
 
 
 class Window(NamedTuple):
@@ -73,7 +47,11 @@ class Call(NamedTuple):
     function: object  # trace.Function
     scale: float
     window: Window
-    sequences: list
+    options: dict  # those of fa3.attention
+
+    def sequences(self, q, k):
+        names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
+        return sequences_of(q, k, *(self.options[name] for name in names))
 
 
 def wide(dtype):
@@ -126,7 +104,7 @@ def forward(call, q, k, v, tensors, out, lse):
     out.zero_()
     lse.fill_(-torch.inf)
     dtype = wide(q.dtype)
-    for sequence in call.sequences:
+    for sequence in call.sequences(q, k):
         mine = heads_first(sequence.of_queries(q), dtype)
         keys, values = (heads_first(sequence.of_keys(x), dtype) for x in (k, v))
         for first, count, blocks in tiles_of(call, tensors, sequence, mine, keys):
@@ -161,7 +139,7 @@ def backward(call, gradient, q, k, v, tensors, out, lse, do, dlse, totals):
     """dq, dk and dv. totals: number of a captured tensor -> its gradient, added to."""
     dtype = wide(q.dtype)
     dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
-    for sequence in call.sequences:
+    for sequence in call.sequences(q, k):
         sides = {"q": q, "do": do, "out": out}
         mine = {n: heads_first(sequence.of_queries(x), dtype) for n, x in sides.items()}
         keys, values = (heads_first(sequence.of_keys(x), dtype) for x in (k, v))

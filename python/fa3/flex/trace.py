@@ -8,6 +8,8 @@ becomes.
 """
 
 import copy
+import functools
+import math
 import threading
 
 import torch
@@ -48,9 +50,11 @@ class Function:
                 self._gradients[wanted] = differentiate(self.graph, self.result, wanted)
             return self._gradients[wanted]
 
-    @property
-    def is_plain(self):
-        return self.graph.nodes[self.result].op == SCORE
+    @functools.cached_property
+    def may_hide(self):
+        """Whether it may return -inf of its own accord."""
+        nodes = (self.graph.nodes[number] for number in self.graph.needed_for(self.result))
+        return any(node.op == "constant" and node.value == -math.inf for node in nodes)
 
 
 class Row:

@@ -100,7 +100,7 @@ struct ForwardParams {
   DecodeClusters clusters;
   cuda::DropoutParams dropout;
 #ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
-  alignas(64) cuda::ScoreCaptures captures;
+  alignas(CUtensorMap) cuda::ScoreCaptures captures;
 #endif
 };
 
@@ -108,7 +108,7 @@ struct ForwardParams {
 // captures are ForwardParams' own.
 struct ScoredForwardParams {
   ForwardParams forward;
-  alignas(64) cuda::ScoreCaptures captures;
+  alignas(CUtensorMap) cuda::ScoreCaptures captures;
 };
 
 // Threads copy this launch's keys: barriers count them too.

@@ -12,6 +12,7 @@
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/dropout_table.h"
+#include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
@@ -33,6 +34,15 @@ struct Selection {
 
 Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Element element = element_of(p.dtype);
+  if (p.score != nullptr) {
+    const KernelInstance& instance = kScoreTable[size_t(select_score_kernel(p))];
+    ForwardConfig config = instance.config.with(element, variant_of(p));
+    // Where a row's first block is hidden, a guarded step would have no reference.
+    config.guarded = p.score->may_hide == 0;
+    return {instance,
+            {config, nullptr, smem_bytes_of_each(config.ctas_per_sm)},
+            whole_tiles(config, call, PackGqa{}, num_sms)};
+  }
   if (p.dropout.on()) {
     const int row = select_dropout_kernel(p);
     const KernelInstance& instance = kDropoutTable[size_t(row)];
@@ -163,6 +173,15 @@ Status check_forward(const Problem& p) {
                        "; the largest have 256, and 128 where O is float32 or head dims are no "
                        "multiples of 8");
   }
+  if (p.score != nullptr) {
+    if (p.has_float8() || p.key_places.elsewhere) {
+      return unsupported("a score function with FP8, page_table, batch_index or left_padding");
+    }
+    if (select_score_kernel(p) == kNoKernel) {
+      return unsupported("no kernel with a score function for head dims ", p.head_dim, " and ",
+                         p.head_dim_v);
+    }
+  }
   if (select_kernel(shape_of(p), table_of(p)) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
@@ -186,7 +205,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (plan->wants_words) {
     plan->kernel =
         concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-               c.block_m, "x", c.block_n, mask_name(call.mask), c.dropout ? " dropout" : "");
+               c.block_m, "x", c.block_n, mask_name(call.mask), c.dropout ? " dropout" : "",
+               problem.score ? " with a score function" : "");
     plan->why = reasons(problem, decided, instance.why);
   }
   return {};

@@ -7,6 +7,7 @@
 #include "core/ceil_div.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/dropout_table.h"
+#include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
@@ -192,6 +193,10 @@ int select_dropout_kernel(const Problem& problem) {
   const int row = select_kernel(shape, kDropoutTable, variant_of(problem));
   if (row != kNoKernel || variant_of(problem) != Variant::kDense) return row;
   return select_kernel(shape, kDropoutTable, Variant::kGeneral);
+}
+
+int select_score_kernel(const Problem& problem) {
+  return select_kernel(shape_of(problem), kScoreTable);
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {
