@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the headers that a kernel includes into a C++ source: NVRTC finds them in the library.
+"""Writes the headers that a kernel includes into a C++ source, where NVRTC finds them.
 
 Run: python3 tools/embed_headers.py OUTPUT FUNCTION ROOTS... -I FOLDERS...
-ROOTS are names as in #include "...". From them every #include is followed, in FOLDERS or among the
-replacements in src/engine/cuda/jit/std. Comments stay behind. With --list: prints the files instead.
+ROOTS are names as in #include "...". From there every #include is followed, in FOLDERS or among
+the replacements in src/engine/cuda/jit/std. Comments stay behind.
 """
 
 import argparse

@@ -133,6 +133,9 @@ inline float exponential2(float x) {
 inline float logarithm2(float x) {
   return log2f(x);
 }
+inline float rsqrtf(float x) {
+  return 1.0f / sqrtf(x);
+}
 inline float reciprocal(float x) {
   return 1.0f / x;
 }
