@@ -120,11 +120,14 @@ typedef struct fa3_captured_tensor {
   int32_t rank;      /**< dimensions, 0 to FA3_MAX_CAPTURED_RANK */
   int32_t reserved;  /**< 0 */
   int64_t shape[4];  /**< extents, 1 to 2^31 - 1 */
-  int64_t stride[4]; /**< steps in elements, any */
+  int64_t stride[4]; /**< steps in elements, less than 2^31 */
 } fa3_captured_tensor;
 
 enum {
-  FA3_MAX_CAPTURED_RANK = 4,   /**< most dimensions of a captured tensor */
+  FA3_MAX_CAPTURED_RANK = 4 /**< most dimensions of a captured tensor */
+};
+
+enum {
   FA3_MAX_CAPTURED_TENSORS = 8 /**< most of a score function */
 };
 

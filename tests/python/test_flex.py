@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention beside torch's own in float64, and beside finite differences."""
 
+import re
+
 import flex_functions as functions
 import pytest
+from builds import ROOT
 from flex_functions import randn
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -231,3 +234,13 @@ def test_a_function_of_whole_tensors_is_traced_again():
         fa3.flex_attention(q, k, v, score_mod=score_mod), fa3.attention(q, k, v)
     )
     assert not torch.allclose(zero, fa3.attention(q, k, v))
+
+
+PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/flex.md").read_text(), re.DOTALL)
+SHOWN = ("torch.Size([8])", "tensor(True)", "True", "True", "torch.Size([2, 100, 8, 64])")
+
+
+@pytest.mark.parametrize(("code", "shown"), zip(PAGE, SHOWN, strict=True))
+def test_a_variant_of_the_page_runs(code, shown, capsys):
+    exec(compile(code, "docs/flex.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == shown + "\n"

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.flex.functions import function_of  # noqa: E402
 from fa3.flex.interpret import evaluate  # noqa: E402
-from fa3.flex.text import text_of  # noqa: E402
+from fa3.flex.text import LONGEST, text_of  # noqa: E402
 
 COMPILER = shutil.which("g++")
 HEADS, ROWS, ERROR = 3, 20, 3e-6
@@ -41,7 +41,7 @@ class Captured(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("extent", ctypes.c_int * 4),
-        ("stride", ctypes.c_int64 * 4),
+        ("stride", ctypes.c_int * 4),
     )
 
 
@@ -159,3 +159,36 @@ def test_what_is_no_number_stays_so(tmp_path):
 def test_numbers_are_written_in_full(tmp_path):
     check(lambda s, b, h, q, k: s * 0.1 + 1e-40 - 3.4e38 + (1e300 * 0 + 2.0), tmp_path)
     check(lambda s, b, h, q, k: s * (q - 2147483648), tmp_path)
+
+
+def test_bounds_of_integers_hold():
+    from fa3.flex.trace import trace
+
+    table = torch.arange(7)
+
+    def many(s, b, h, q, k):
+        x = [q - k, -q, q * -3, (q - k).abs(), torch.maximum(q - k, h), torch.clamp(q - 5, -2, 3)]
+        x += [torch.where(q > k, q, -k), (q - 9) // 4, (q - k) % 6, table[q] + q, (q > k) + k]
+        return s + sum(x)
+
+    graph, where = trace(many).graph, places()
+    names = ("batch", "head", "query", "key")
+    leaves = {"score": torch.zeros(len(where), dtype=torch.float64)}
+    leaves |= dict(zip(names, where.long().unbind(-1), strict=True))
+    numbers = [n for n, node in enumerate(graph.nodes) if node.kind == "int"]
+    bounded = 0
+    for number, value in zip(numbers, evaluate(graph, numbers, leaves, [table]), strict=True):
+        least, largest = graph.bounds(number, ROWS)
+        if least is not None:
+            bounded += 1
+            assert least <= value.min() and value.max() <= largest
+    assert bounded > 15
+
+
+def test_small_integers_become_floats_exactly(tmp_path):
+    where = torch.tensor([[0, 0, q, k] for q in (0, 1, LONGEST - 1) for k in (0, 7, LONGEST - 1)])
+    function = function_of(lambda s, b, h, q, k: s * 0 + (q - k) * 1.0)
+    assert "small_to_float" in text_of(function)
+    assert "small_to_float" not in text_of(function, longest=2**31)
+    results = of_text(function, torch.zeros(len(where)), where.to(torch.int32), tmp_path)
+    assert results.tolist() == [float(q - k) for _, _, q, k in where.tolist()]

@@ -14,7 +14,7 @@ import torch
 from fa3 import _native
 from fa3._options import in_order, viewed
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex.text import text_of
+from fa3.flex.text import LONGEST
 from fa3.torch import operators
 
 
@@ -30,13 +30,20 @@ def forward(call, q, k, v, tensors):
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
     out, lse = operators.new_out(q, v), operators.new_lse(q)
     try:
-        score = text_of(call.function), call.function.may_hide, nvrtc_path(), captured(q, tensors)
+        text = call.function.text(longest(q, k))
+        score = text, call.function.may_hide, nvrtc_path(), captured(q, tensors)
         options = in_order("attention", viewed(call.options))
         lend = operators.lend_like(q)
         _native.forward_with_score(lend, score, q, k, v, out, lse, *options)
     except Unsupported as reason:
         return refused(str(reason))
     return out, lse
+
+
+def longest(q, k):
+    """What bounds indices in the text: most calls share one bound, and with that one kernel."""
+    rows = max(*q.shape[:-1], *k.shape[:-1])
+    return LONGEST if rows <= LONGEST else 2**31
 
 
 def refused(reason):

@@ -17,6 +17,36 @@ SCORE, BATCH, HEAD, QUERY, KEY, COTANGENT = (
 )  # fmt: skip
 LEAVES = {SCORE: FLOAT, BATCH: INT, HEAD: INT, QUERY: INT, KEY: INT, COTANGENT: FLOAT}
 
+UNKNOWN = None, None
+
+
+def known(rule):
+    """The rule, where all bounds are known."""
+    return lambda *of: UNKNOWN if any(None in bounds for bounds in of) else rule(*of)
+
+
+def ends(values):
+    return min(values), max(values)
+
+
+# What is known of an operation's result from the bounds of its arguments.
+BOUNDS = {
+    "add": known(lambda a, b: (a[0] + b[0], a[1] + b[1])),
+    "sub": known(lambda a, b: (a[0] - b[1], a[1] - b[0])),
+    "neg": known(lambda a: (-a[1], -a[0])),
+    "mul": known(lambda a, b: ends([x * y for x in a for y in b])),
+    "abs": known(lambda a: (max(0, a[0], -a[1]), max(-a[0], a[1]))),
+    "maximum": known(lambda a, b: (max(a[0], b[0]), max(a[1], b[1]))),
+    "minimum": known(lambda a, b: (min(a[0], b[0]), min(a[1], b[1]))),
+    "where": lambda condition, a, b: known(lambda a, b: ends([*a, *b]))(a, b),
+    "floor_div": known(
+        lambda a, b: ends([0, *(x // y for x in a for y in b)]) if b[0] > 0 else UNKNOWN
+    ),
+    "remainder": lambda a, b: (0, b[1] - 1) if b[0] is not None and b[0] > 0 else UNKNOWN,
+    "to_int": known(lambda a: a),
+}
+BOUNDS["at_least"], BOUNDS["at_most"] = BOUNDS["maximum"], BOUNDS["minimum"]
+
 
 class Node(NamedTuple):
     """op: a leaf, "constant" (value), "load" (value: the tensor's number), or one of OPERATIONS."""
@@ -31,6 +61,7 @@ class Graph:
     def __init__(self):
         self.nodes = []
         self._numbers = {}
+        self._bounds = {}
 
     def add(self, op, kind, *arguments, value=None):
         """The number of this node, which may be there already."""
@@ -71,18 +102,24 @@ class Graph:
                 needed.update(self.nodes[number].arguments)
         return sorted(needed)
 
-    def is_at_least_zero(self, number):
-        """Whether an integer is known to be: an index that is needs no look for negative ones."""
+    def bounds(self, number, longest):
+        """(least, largest) of an integer, both None where they are not known.
+
+        longest: what no index of a query, key, head or sequence reaches.
+        """
+        key = number, longest
+        if key not in self._bounds:
+            self._bounds[key] = self._find_bounds(number, longest)
+        return self._bounds[key]
+
+    def _find_bounds(self, number, longest):
         node = self.nodes[number]
-        of = [self.is_at_least_zero(a) for a in node.arguments] if node.kind == INT else []
+        if node.kind != INT:
+            return (0, 1) if node.kind == BOOL else UNKNOWN
         if node.op == "constant":
-            return node.value >= 0
-        if node.op in ("add", "mul", "minimum", "floor_div", "shift_right", "bitwise_or"):
-            return all(of)
-        if node.op in ("maximum", "bitwise_and"):
-            return any(of)
-        if node.op == "remainder":
-            return of[1]
-        if node.op == "where":
-            return of[1] and of[2]
-        return node.op in (BATCH, HEAD, QUERY, KEY, "abs")
+            return node.value, node.value
+        if node.op in (BATCH, HEAD, QUERY, KEY):
+            return 0, longest - 1
+        rule = BOUNDS.get(node.op)
+        of = [self.bounds(a, longest) for a in node.arguments]
+        return UNKNOWN if rule is None else rule(*of)

@@ -27,13 +27,20 @@ ELEMENTS = {
 }
 
 
-def text_of(function):
-    """The body of the function. It depends on the tensors' types and ranks alone."""
+SMALL = 2**22  # small_to_float() takes numbers below
+LONGEST = SMALL // 2  # so that it takes the distance of two indices
+
+
+def text_of(function, longest=LONGEST):
+    """The body of the function, where no sequence has more rows than `longest`.
+
+    It depends on the tensors' types and ranks beside that.
+    """
     graph, lines = function.graph, ["using namespace score;"]
     for number in graph.needed_for(function.result):
         node = graph.nodes[number]
         if node.op not in NAMES:
-            value = expression(node, [name_of(graph, a) for a in node.arguments], function.tensors)
+            value = expression(graph, node, function.tensors, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
     return "\n".join([*lines, f"return {name_of(graph, function.result)};", ""])
 
@@ -42,13 +49,25 @@ def name_of(graph, number):
     return NAMES.get(graph.nodes[number].op, f"x{number}")
 
 
-def expression(node, arguments, tensors):
+def expression(graph, node, tensors, longest):
+    arguments = [name_of(graph, a) for a in node.arguments]
+    bounds = [graph.bounds(a, longest) for a in node.arguments]
     if node.op == "constant":
         return literal(node.value)
     if node.op == "load":
+        indices = [
+            f"unsigned({name})" if least is not None and least >= 0 else name
+            for name, (least, _) in zip(arguments, bounds, strict=True)
+        ]
         element = ELEMENTS[tensors[node.value].dtype]
-        return f"load<{element}, {node.value}>({', '.join(arguments)})"
+        return f"load<{element}, {node.value}>({', '.join(indices)})"
+    if node.op == "to_float" and is_small(*bounds[0]):
+        return f"small_to_float({arguments[0]})"
     return OPERATIONS[node.op].text.format(*arguments)
+
+
+def is_small(least, largest):
+    return least is not None and least > -SMALL and largest < SMALL
 
 
 def literal(value):

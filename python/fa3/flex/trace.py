@@ -21,6 +21,7 @@ from fa3.flex import translate
 from fa3.flex.gradient import differentiate
 from fa3.flex.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, QUERY, SCORE, Graph
 from fa3.flex.operations import Maker
+from fa3.flex.text import text_of
 
 NO_DATA = torch.device("meta")
 ALL_DIMS = 4  # most dimensions of a captured tensor
@@ -35,6 +36,7 @@ class Function:
         self.tensors = tensors
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
         self._gradients = {}
+        self._texts = {}
         self._lock = threading.Lock()  # a gradient adds nodes
 
     def with_tensors(self, tensors):
@@ -42,6 +44,13 @@ class Function:
         other = copy.copy(self)
         other.tensors = tensors
         return other
+
+    def text(self, longest):
+        """As CUDA (text.py): made once."""
+        key = longest, *(tensor.dtype for tensor in self.tensors)
+        if key not in self._texts:
+            self._texts[key] = text_of(self, longest)
+        return self._texts[key]
 
     def gradient(self, wanted):
         """The Gradient with respect to the score, and to the tensors of these numbers."""

@@ -156,6 +156,9 @@ Status describe_score(const fa3_score_function* score, Problem* problem) {
         return invalid("score: expected extents of 1 to 2^31 - 1 in captured tensor ", i, ", got ",
                        tensor.shape[dim]);
       }
+      if (std::abs(tensor.stride[dim]) > INT32_MAX) {
+        return unsupported("score: strides of more than 2^31 - 1 elements in captured tensor ", i);
+      }
     }
   }
   if (problem->softcap != 0.0f) {

@@ -18,8 +18,8 @@ struct ScoreCaptures {
 
   struct Tensor {
     const void* data;
-    int extent[kDims];      // at least 1 each
-    int64_t stride[kDims];  // in elements
+    int extent[kDims];  // at least 1 each
+    int stride[kDims];  // in elements
   };
   Tensor tensors[kMost];
 };

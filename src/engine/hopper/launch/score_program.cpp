@@ -66,7 +66,7 @@ cuda::ScoreCaptures captures_of(const fa3_score_function& score) {
     to.data = from.data;
     for (int dim = 0; dim < from.rank; ++dim) {
       to.extent[dim] = int(from.shape[dim]);
-      to.stride[dim] = from.stride[dim];
+      to.stride[dim] = int(from.stride[dim]);
     }
   }
   return captures;

@@ -35,7 +35,7 @@ struct Selection {
 Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Element element = element_of(p.dtype);
   if (p.score != nullptr) {
-    const KernelInstance& instance = kScoreTable[size_t(select_score_kernel(p))];
+    const KernelInstance& instance = *select_score_kernel(p);
     ForwardConfig config = instance.config.with(element, variant_of(p));
     // Where a row's first block is hidden, a guarded step would have no reference.
     config.guarded = p.score->may_hide == 0;
@@ -177,7 +177,7 @@ Status check_forward(const Problem& p) {
     if (p.has_float8() || p.key_places.elsewhere) {
       return unsupported("a score function with FP8, page_table, batch_index or left_padding");
     }
-    if (select_score_kernel(p) == kNoKernel) {
+    if (select_score_kernel(p) == nullptr) {
       return unsupported("no kernel with a score function for head dims ", p.head_dim, " and ",
                          p.head_dim_v);
     }

@@ -195,8 +195,14 @@ int select_dropout_kernel(const Problem& problem) {
   return select_kernel(shape, kDropoutTable, Variant::kGeneral);
 }
 
-int select_score_kernel(const Problem& problem) {
-  return select_kernel(shape_of(problem), kScoreTable);
+const KernelInstance* select_score_kernel(const Problem& problem) {
+  const ForwardShape shape = shape_of(problem);
+  if (problem.score->num_tensors == 0) {
+    const int row = select_kernel(shape, kPureScoreTable);
+    if (row != kNoKernel) return &kPureScoreTable[size_t(row)];
+  }
+  const int row = select_kernel(shape, kScoreTable);
+  return row == kNoKernel ? nullptr : &kScoreTable[size_t(row)];
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {

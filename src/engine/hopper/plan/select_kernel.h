@@ -33,8 +33,8 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
 // The row of kDropoutTable for a problem with dropout, or kNoKernel.
 int select_dropout_kernel(const Problem& problem);
 
-// The row of kScoreTable for a problem with a score function, or kNoKernel.
-int select_score_kernel(const Problem& problem);
+// The row of score_table.h for a problem with a score function, or null.
+const KernelInstance* select_score_kernel(const Problem& problem);
 
 // Whether a kernel can read pages row by row: TMA writes to multiples of 128 bytes.
 bool copies_single_rows(const ForwardConfig& config);

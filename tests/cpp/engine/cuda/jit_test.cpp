@@ -180,6 +180,17 @@ TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
   }
 }
 
+TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  const auto score = function_of("using namespace score; return tangent(score) * 3.0f;");
+  for (const hopper::KernelInstance& row : hopper::kPureScoreTable) {
+    std::string code;
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
+    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
 TEST_F(ScoreProgram, IsCompiledOnce) {
   FA3_SKIP_WITHOUT_NVRTC();
   files::remove_all(folder);
