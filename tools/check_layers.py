@@ -20,6 +20,7 @@ CUDA_ROOMS = {
     "host/": "dropout/ softmax/ tile/",
     "kernels/": "host/ ptx/",
     "lists/": "host/ ptx/",
+    "jit/": "host/",
 }
 
 # The rooms of the CPU engines likewise.

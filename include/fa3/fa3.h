@@ -117,6 +117,49 @@ typedef struct fa3_tensor {
 /** Queries, and keys, of a block of a block mask. */
 #define FA3_MASK_BLOCK 128
 
+/** A tensor that a score function reads: elements of any type, which the text names. */
+typedef struct fa3_captured_tensor {
+  const void* data;  /**< in the memory of q */
+  int32_t rank;      /**< dimensions, 0 to FA3_MAX_CAPTURED_RANK */
+  int32_t reserved;  /**< 0 */
+  int64_t shape[4];  /**< extents, 1 to 2^31 - 1 */
+  int64_t stride[4]; /**< steps in elements, less than 2^31 */
+} fa3_captured_tensor;
+
+enum {
+  FA3_MAX_CAPTURED_RANK = 4 /**< most dimensions of a captured tensor */
+};
+
+enum {
+  FA3_MAX_CAPTURED_TENSORS = 8 /**< most of a score function */
+};
+
+/** A score function of the caller's: CUDA text that becomes a part of the kernel.
+ *
+ * `text` is the body of
+ *
+ *     float f(float score, int b, int h, int q_idx, int kv_idx)
+ *
+ * score is `scale * q.k`; b counts sequences, h query heads, q_idx and kv_idx the rows of a
+ * sequence. What it returns takes the score's place before mask and softmax; -inf hides the key.
+ * `load<T, n>(i, ...)` is an element of captured tensor n of type T (float, int32_t, int64_t, bool,
+ * ..., Half, Bfloat), one index a dimension: negative ones count from the end, then all are
+ * clamped, so that nothing outside of the tensor is read.
+ *
+ *     return score + load<float, 0>(h) * (kv_idx - q_idx);
+ *
+ * The first call compiles it, in a second or two, by libnvrtc (which FA3_NVRTC or `compiler` name,
+ * or the loader finds); later calls, and later processes of the same user, find the machine code
+ * again (FA3_CACHE_DIR; ~/.cache/fa3). The text is code of this process: as trusted as the program.
+ * Forward only, on Hopper, in 16 bits; not with softcap, dropout, FP8 or a cache. */
+typedef struct fa3_score_function {
+  const char* text;                   /**< the body; read during the call */
+  const fa3_captured_tensor* tensors; /**< `num_tensors` of them, or null */
+  int32_t num_tensors;                /**< 0 to FA3_MAX_CAPTURED_TENSORS */
+  int32_t may_hide; /**< 1: it returns -inf for many keys, and the kernel is compiled for that */
+  const char* compiler; /**< the path of libnvrtc, or null */
+} fa3_score_function;
+
 /** Attention options that forward and backward share.
  *
  * Visibility is bottom-right aligned. With `offset = seqlen_k - seqlen_q` of the sequence, query i
@@ -207,6 +250,8 @@ typedef struct fa3_options {
    * `j / 32` of row i is 1. Bits of queries and keys past the last ones are not read. Blocks may
    * share bits. */
   fa3_tensor block_mask_bits;
+
+  const fa3_score_function* score; /**< optional: what scores become before the softmax */
 } fa3_options;
 
 /** Rows that share a scale in block quantization.

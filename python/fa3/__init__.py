@@ -11,6 +11,7 @@ works on this machine.
 """
 
 from fa3._dropout import dropout_mask
+from fa3._flex import flex_attention
 from fa3._native import version as _version
 from fa3.errors import (
     CommunicationError,
@@ -54,6 +55,7 @@ __all__ = [
     "attention_fp8",
     "dropout_mask",
     "engines",
+    "flex_attention",
     "merge",
     "plan",
     "quantize",

@@ -9,6 +9,7 @@
 #include "lend_workspace.h"
 #include "passes.h"
 #include "reader.h"
+#include "score.h"
 #include "tensor.h"
 
 #include "core/threads.h"
@@ -58,6 +59,25 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const Call call{Pass::first(params), borrowed.stream(), allocate};
   const bool ok = call.first.device_type == FA3_CPU ? run_on_host<Pass>(params)
                                                     : run_on_device<Pass>(params, call, &borrowed);
+  return ok ? Py_NewRef(Py_None) : nullptr;
+}
+
+// forward_with_score(allocate, score, ...): as forward(), with a score function.
+PyObject* forward_with_score(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Borrowed borrowed;
+  Reader read(arguments, count, &borrowed);
+  PyObject* allocate = read.object();
+  PyObject* given = read.object();
+  fa3_forward_params params;
+  fa3_forward_params_init(&params);
+  Forward::read(&read, &params);
+  if (!read.done()) return nullptr;
+  ScoreFunction score;
+  params.options.score = score.read(given);
+  if (params.options.score == nullptr) return nullptr;
+  const Call call{params.q, borrowed.stream(), allocate};
+  const bool ok = params.q.device_type == FA3_CPU ? run_on_host<Forward>(params)
+                                                  : run_on_device<Forward>(params, call, &borrowed);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
@@ -277,6 +297,7 @@ PyCFunction fast(Function* function) {
 
 PyMethodDef g_methods[] = {
     {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
+    {"forward_with_score", fast(forward_with_score), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},

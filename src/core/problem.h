@@ -78,9 +78,10 @@ struct Problem {
   KeyPlaces key_places;
   Quantization q_quantization, k_quantization, v_quantization;  // of those that are float8
   int num_splits = 0;                                           // 0 = the engine chooses
-  RowScalars lse;               // data may be null: not wanted (forward)
-  bool has_sink = false;        // also known to questions, which bring no data
-  const float* sink = nullptr;  // (heads_q), optional
+  RowScalars lse;                             // data may be null: not wanted (forward)
+  const fa3_score_function* score = nullptr;  // optional
+  bool has_sink = false;                      // also known to questions, which bring no data
+  const float* sink = nullptr;                // (heads_q), optional
 
   fa3_device_type device = FA3_CPU;
   int device_index = 0;

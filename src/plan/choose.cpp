@@ -15,10 +15,13 @@ const char* memory_name(fa3_device_type type) {
 }
 
 Status plan_with(const Engine& engine, const Problem& problem, Plan* plan) {
+  if (problem.score != nullptr && !engine.has_score_functions)
+    return unsupported("score functions");
   return engine.plan_forward(problem, plan);
 }
 
 Status plan_with(const Engine& engine, const BackwardProblem& problem, Plan* plan) {
+  if (problem.score != nullptr) return unsupported("gradients of score functions");
   return engine.plan_backward(problem, plan);
 }
 

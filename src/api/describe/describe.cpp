@@ -136,6 +136,40 @@ Status describe_dropout(const fa3_options& options, Dropout* dropout) {
   return {};
 }
 
+// Of the captured tensors nothing is read here.
+Status describe_score(const fa3_score_function* score, Problem* problem) {
+  problem->score = score;
+  if (score == nullptr) return {};
+  if (score->text == nullptr) return invalid("score: expected a text, got a null pointer");
+  if (score->num_tensors < 0 || score->num_tensors > FA3_MAX_CAPTURED_TENSORS) {
+    return invalid("score: expected 0 to ", FA3_MAX_CAPTURED_TENSORS, " captured tensors, got ",
+                   score->num_tensors);
+  }
+  for (int32_t i = 0; i < score->num_tensors; ++i) {
+    const fa3_captured_tensor& tensor = score->tensors[i];
+    if (tensor.data == nullptr || tensor.rank < 0 || tensor.rank > FA3_MAX_CAPTURED_RANK) {
+      return invalid("score: expected data and 0 to ", FA3_MAX_CAPTURED_RANK,
+                     " dimensions of captured tensor ", i, ", got ", tensor.data, " and ",
+                     tensor.rank);
+    }
+    for (int32_t dim = 0; dim < tensor.rank; ++dim) {
+      if (tensor.shape[dim] < 1 || tensor.shape[dim] > INT32_MAX) {
+        return invalid("score: expected extents of 1 to 2^31 - 1 in captured tensor ", i, ", got ",
+                       tensor.shape[dim]);
+      }
+      if (std::abs(tensor.stride[dim]) > INT32_MAX) {
+        return unsupported("score: strides of more than 2^31 - 1 elements in captured tensor ", i);
+      }
+    }
+  }
+  if (problem->softcap != 0.0f) {
+    return unsupported("softcap: expected 0 with a score function, which can have its own, got ",
+                       problem->softcap);
+  }
+  if (problem->dropout.on()) return unsupported("dropout_p: expected 0 with a score function");
+  return {};
+}
+
 Status describe_options(const fa3_options& options, int64_t head_dim, int32_t device_type,
                         Problem* problem) {
   if (options.scale == FA3_SCALE_AUTO) {
@@ -165,6 +199,7 @@ Status describe_options(const fa3_options& options, int64_t head_dim, int32_t de
   }
   problem->sm_margin = options.sm_margin;
   FA3_TRY(describe_dropout(options, &problem->dropout));
+  FA3_TRY(describe_score(options.score, problem));
   FA3_TRY(describe_mask(options, problem));
   FA3_TRY(resolve_threads(options.num_threads, device_type, &problem->num_threads));
   return resolve_engine(options.engine, &problem->engine);

@@ -38,6 +38,7 @@ const Engine kHopperEngine = {
       return cuda::plan_quantize(problem, plan);
     },
     .run_quantize = cuda::run_quantize,
+    .has_score_functions = true,
     .clock = &cuda::kClock,
 };
 

@@ -8,6 +8,7 @@
 #include "engine/cuda/dropout/dropout.h"
 #include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/cache_scales.h"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
@@ -100,6 +101,16 @@ struct ForwardParams {
   DecodeClusters clusters;
   cuda::DropoutParams dropout;
   cuda::BlockLists lists;  // of key blocks, by query block
+#ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
+  alignas(CUtensorMap) cuda::ScoreCaptures captures;
+#endif
+};
+
+// What a kernel with a score function is given: for such a kernel, compiled at run time, the
+// captures are ForwardParams' own.
+struct ScoredForwardParams {
+  ForwardParams forward;
+  alignas(CUtensorMap) cuda::ScoreCaptures captures;
 };
 
 // Threads copy this launch's keys: barriers count them too.

@@ -112,7 +112,8 @@ ForwardCall call_of(const Problem& p) {
                    .lengths_q = p.lengths_q,
                    .lengths_k = p.lengths_k,
                    .places = p.key_places,
-                   .heads_per_kv_head = int(p.group())};
+                   .heads_per_kv_head = int(p.group()),
+                   .has_score_function = p.score != nullptr};
   if (p.has_float8()) {
     call.cache_scales = {p.k_quantization.descale, p.v_quantization.descale};
     call.cache_is_e5m2 = p.kv_dtype == DType::float8_e5m2;

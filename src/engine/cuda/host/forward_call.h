@@ -39,10 +39,11 @@ struct ForwardCall {
   int heads_per_kv_head = 1;
   CacheScales cache_scales{};
   bool cache_is_e5m2 = false;  // a quantized cache; else e4m3
+  bool has_score_function = false;
 
   bool has_no_queries() const { return q.batches == 0 || q.heads == 0 || q.rows == 0; }
   bool some_rows_see_no_key() const {
-    return varlen || block_mask.on || mask.is_beside_diagonal() ||
+    return varlen || has_score_function || block_mask.on || mask.is_beside_diagonal() ||
            mask.keys_of(0, seqlen_q, seqlen_k).empty();
   }
 };

@@ -84,7 +84,8 @@ void encode_scores(ForwardParams& params, const ForwardPlan& plan) {
   constexpr double kLog2E = std::numbers::log2e;
   const ForwardCall& call = plan.call;
   params.mask = call.mask;
-  params.scale_log2 = cuda::log2_scale(call.scale);
+  // A score function is given natural scores.
+  params.scale_log2 = call.has_score_function ? call.scale : cuda::log2_scale(call.scale);
   // Scores of e4m3 are in log2 units by then.
   const double cap_scale = plan.kernel.config.e4m3 ? 1 / kLog2E : call.scale;
   if (call.softcap != 0) params.soft_cap = SoftCap::of(cap_scale, call.softcap);
@@ -164,7 +165,9 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
                            cudaStream_t stream) {
   const ForwardKernel& kernel = plan.kernel;
   if (plan.grid.x == 0) return cudaSuccess;
-  ForwardParams params{};
+  ScoredForwardParams scored{};
+  ForwardParams& params = scored.forward;
+  if (operands.captures != nullptr) scored.captures = *operands.captures;
   params.q = row_tensor(plan.call.q);
   params.q_is_clipped = plan.q_is_clipped;
   params.e4m3 = operands.e4m3;
@@ -177,7 +180,7 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
 
   cudaError_t error = prepare_scheduler(plan, workspace, stream);
   if (error != cudaSuccess) return error;
-  error = launch(kernel.function, plan.grid, kernel.config.threads(), kernel.smem_bytes, &params,
+  error = launch(kernel.function, plan.grid, kernel.config.threads(), kernel.smem_bytes, &scored,
                  {.pdl = plan.pdl, .cluster = plan.cluster, .may_cluster = true}, stream);
   if (error != cudaSuccess || plan.combine != Combine::kKernel) return error;
   return combine_splits({.partials = params.partials,
@@ -189,12 +192,13 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
                         stream);
 }
 
-cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+cudaError_t launch_forward(const ForwardPlan& plan, const cuda::ScoreCaptures* captures,
+                           void* workspace, cudaStream_t stream) {
   const ForwardCall& call = plan.call;
   cudaError_t error = cudaSuccess;
   for (int64_t i = 0; i < plan.num_launches && error == cudaSuccess; ++i) {
     const int64_t first = i * kMaxColumnsV;
-    LaunchOperands operands{.v = call.v, .o = call.o};
+    LaunchOperands operands{.v = call.v, .o = call.o, .captures = captures};
     const auto move_to = [first](TensorSpan& span) {
       span.data = static_cast<std::byte*>(span.data) + first * span.element_bytes;
     };

@@ -13,7 +13,8 @@ namespace fa3::hopper {
 struct LaunchOperands {
   TensorSpan v;
   TensorSpan o;
-  E4m3Params e4m3{};  // kernels of e4m3
+  E4m3Params e4m3{};                              // kernels of e4m3
+  const cuda::ScoreCaptures* captures = nullptr;  // kernels with a score function
 };
 
 // Queues one launch and its combine; allocates nothing, waits for nothing. The workspace has
@@ -21,7 +22,8 @@ struct LaunchOperands {
 cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operands, void* workspace,
                            cudaStream_t stream);
 
-// Queues all launches of a plan.
-cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_t stream);
+// Queues all launches of a plan. captures: null, but for a kernel with a score function.
+cudaError_t launch_forward(const ForwardPlan& plan, const cuda::ScoreCaptures* captures,
+                           void* workspace, cudaStream_t stream);
 
 }  // namespace fa3::hopper

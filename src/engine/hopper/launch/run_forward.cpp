@@ -2,15 +2,28 @@
 #include "engine/hopper/launch/run_forward.h"
 
 #include "core/error.h"
+#include "core/macros.h"
 #include "engine/cuda/host/device.h"
+#include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/launch/launch_e4m3.h"
 #include "engine/hopper/launch/launch_forward.h"
+#include "engine/hopper/launch/score_program.h"
 
 namespace fa3::hopper {
 namespace {
 
 cudaError_t queue(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
-  return launch_forward(plan, workspace, stream);
+  return launch_forward(plan, nullptr, workspace, stream);
+}
+
+// A plan and a score function, whose kernel is found or made here.
+struct ScoredPlan {
+  ForwardPlan plan;
+  cuda::ScoreCaptures captures;
+};
+
+cudaError_t queue(const ScoredPlan& scored, void* workspace, cudaStream_t stream) {
+  return launch_forward(scored.plan, &scored.captures, workspace, stream);
 }
 
 cudaError_t queue(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
@@ -25,6 +38,10 @@ bool has_work(const E4m3Plan& plan) {
   return has_work(plan.forward);
 }
 
+bool has_work(const ScoredPlan& scored) {
+  return has_work(scored.plan);
+}
+
 template <class Decided>
 Status run(int device, const Decided& plan, void* workspace, void* stream) {
   if (!has_work(plan)) return {};
@@ -36,6 +53,16 @@ Status run(int device, const Decided& plan, void* workspace, void* stream) {
   return {StatusCode::device_error, concat("hopper forward: ", cudaGetErrorString(error))};
 }
 
+Status run_scored(const fa3_score_function& score, int device, const ForwardPlan& decided,
+                  void* workspace, void* stream) {
+  ScoredPlan scored{decided, captures_of(score)};
+  if (!has_work(scored)) return {};
+  ForwardKernel& kernel = scored.plan.kernel;
+  const cuda::DeviceScope scope(device);
+  FA3_TRY(cuda::find_kernel(score_program(score, kernel.config), score.compiler, &kernel.function));
+  return run(device, scored, workspace, stream);
+}
+
 }  // namespace
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
@@ -43,7 +70,10 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
   if (problem.dtype == DType::float8_e4m3) {
     return run(device, plan.decided.load<E4m3Plan>(), workspace, stream);
   }
-  return run(device, plan.decided.load<ForwardPlan>(), workspace, stream);
+  const auto decided = plan.decided.load<ForwardPlan>();
+  if (problem.score != nullptr)
+    return run_scored(*problem.score, device, decided, workspace, stream);
+  return run(device, decided, workspace, stream);
 }
 
 }  // namespace fa3::hopper

@@ -13,6 +13,7 @@
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/mask_table.h"
+#include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
@@ -34,6 +35,15 @@ struct Selection {
 
 Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Element element = element_of(p.dtype);
+  if (p.score != nullptr) {
+    const KernelInstance& instance = *select_score_kernel(p);
+    ForwardConfig config = instance.config.with(element, variant_of(p));
+    // Where a row's first block is hidden, a guarded step would have no reference.
+    config.guarded = p.score->may_hide == 0;
+    return {instance,
+            {config, nullptr, smem_bytes_of_each(config.ctas_per_sm)},
+            whole_tiles(config, call, PackGqa{}, num_sms)};
+  }
   if (p.dropout.on()) {
     const int row = select_dropout_kernel(p);
     const KernelInstance& instance = kDropoutTable[size_t(row)];
@@ -194,6 +204,16 @@ Status check_forward(const Problem& p) {
                        "; the largest have 256, and 128 where O is float32 or head dims are no "
                        "multiples of 8");
   }
+  if (p.score != nullptr) {
+    if (p.block_mask.on) return unsupported("a score function with a block mask");
+    if (p.has_float8() || p.key_places.elsewhere) {
+      return unsupported("a score function with FP8, page_table, batch_index or left_padding");
+    }
+    if (select_score_kernel(p) == nullptr) {
+      return unsupported("no kernel with a score function for head dims ", p.head_dim, " and ",
+                         p.head_dim_v);
+    }
+  }
   if (select_kernel(shape_of(p), table_of(p)) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
@@ -215,9 +235,10 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_counts(decided, tiles));
   describe(decided, tiles, plan);
   if (plan->wants_words) {
-    plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                          " ", c.block_m, "x", c.block_n, mask_name(call.mask),
-                          c.block_mask ? " block mask" : "", c.dropout ? " dropout" : "");
+    plan->kernel =
+        concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+               c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
+               c.dropout ? " dropout" : "", problem.score ? " with a score function" : "");
     plan->why = reasons(problem, decided, instance.why);
   }
   return {};

@@ -8,6 +8,7 @@
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/mask_table.h"
+#include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
@@ -197,6 +198,16 @@ int select_dropout_kernel(const Problem& problem) {
 
 int select_mask_kernel(const Problem& problem) {
   return select_kernel(shape_of(problem), kMaskTable, Variant::kDense);
+}
+
+const KernelInstance* select_score_kernel(const Problem& problem) {
+  const ForwardShape shape = shape_of(problem);
+  if (problem.score->num_tensors == 0) {
+    const int row = select_kernel(shape, kPureScoreTable);
+    if (row != kNoKernel) return &kPureScoreTable[size_t(row)];
+  }
+  const int row = select_kernel(shape, kScoreTable);
+  return row == kNoKernel ? nullptr : &kScoreTable[size_t(row)];
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {

@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/pipeline/pipeline.cuh"
 #include "engine/hopper/scheduler/split_kv.h"
@@ -30,7 +31,7 @@ struct SplitPlace : NoPlace {
   int partial;  // of the split's results (split_kv.h), or TileSplit::kNotSplit
 };
 
-// Dropout: each sequence has draws of its own.
+// Dropout and score functions: each sequence has draws or numbers of its own.
 struct DropoutPlace {
   int partial;
   int sequence;
@@ -87,8 +88,9 @@ struct WorkTile {
 template <ForwardConfig C>
 struct WorkTileTypes {
   using Edge = std::conditional_t<C.general(), KeyWindow, RightEdge>;
-  using OwnPlace = std::conditional_t<C.e4m3, SequencePlace,
-                                      std::conditional_t<C.dropout, DropoutPlace, SplitPlace>>;
+  using OwnPlace = std::conditional_t<
+      C.e4m3, SequencePlace,
+      std::conditional_t<C.dropout || kHasScoreFunction, DropoutPlace, SplitPlace>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
       std::conditional_t<

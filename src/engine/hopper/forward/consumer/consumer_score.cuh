@@ -7,9 +7,22 @@
 #include "engine/cuda/softmax/score.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward_params.h"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/hopper/forward/consumer/consumer_score_function.cuh"
+#endif
 
 namespace fa3::hopper {
 
+#ifdef FA3_SCORE_FUNCTION
+template <ForwardConfig C>
+struct ScoreHook {
+  using Type = ScoreOf16BitP<FunctionScore, C.block_n>;
+
+  static __device__ __forceinline__ Type make(const ForwardParams& params) {
+    return {{{params.captures}, params.scale_log2}};
+  }
+};
+#else
 template <ForwardConfig C>
 struct ScoreHook {
   static_assert(!C.e4m3 && !C.dequantizes(), "the source of this kernel includes no score hook");
@@ -24,5 +37,6 @@ struct ScoreHook {
     }
   }
 };
+#endif
 
 }  // namespace fa3::hopper

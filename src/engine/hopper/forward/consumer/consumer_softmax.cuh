@@ -37,6 +37,17 @@ __device__ __forceinline__ void read_mask_bits(const ConsumerState<C>& c, Thread
   }
 }
 
+// From products to what the mask and the softmax take.
+template <ForwardConfig C>
+__device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (kHasScoreFunction) {
+    const WorkTileOf<C>& work = c.work_tile();
+    c.score.prepare(r.scores, c.params, work, c.first_row_of(work), c.tile.first_key());
+  } else {
+    c.score.prepare(r.scores);
+  }
+}
+
 template <ForwardConfig C>
 __device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r) {
   if constexpr (C.block_mask) {
@@ -179,7 +190,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
   const WorkTileOf<C>& work = c.work_tile();
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
-  c.score.prepare(r.scores);
+  prepare_scores(c, r);
   if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);
   ScoreStep<C> result;
   online_step(r.scores, r.rows, c.score, result);

@@ -67,7 +67,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   release_spent_q(c);
   c.stages.release_delayed_v();
   c.stages.expect_v();
-  c.score.prepare(r.scores);
+  prepare_scores(c, r);
   ScoreStep<C> result;
   online_softmax(c, r, true, result);  // line 6
   r.add_sums(result);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
   const KvState<C> v = c.stages.next_kv();
   multiply_block(c, r, starts_tile, k, v);
 
-  c.score.prepare(r.scores);
+  prepare_scores(c, r);
   const bool guarded =
       C.guarded && !(consumer_tuning(C).starts_apart && starts_tile) && c.tile.takes_guarded_step();
   const RowState finished = r.rows;

@@ -123,6 +123,15 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, v
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3, void**, size_t, cudaStream_t) {
   return fa3::test::launch(grid);
 }
+cudaError_t cudaLibraryLoadData(cudaLibrary_t*, const void*, cudaJitOption*, void**, unsigned,
+                                cudaLibraryOption*, void**, unsigned) {
+  return cudaSuccess;
+}
+cudaError_t cudaLibraryEnumerateKernels(cudaKernel_t* kernels, unsigned, cudaLibrary_t) {
+  static int kernel;
+  kernels[0] = reinterpret_cast<cudaKernel_t>(&kernel);
+  return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) {
   ++g_cuda.memsets;
   return cudaSuccess;

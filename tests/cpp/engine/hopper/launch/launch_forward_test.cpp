@@ -63,7 +63,7 @@ Launched launched(const ForwardPlan& plan) {
     result.params = *static_cast<const ForwardParams*>(params);
   };
   g_cuda = {};
-  EXPECT_EQ(launch_forward(plan, address(9), nullptr), cudaSuccess);
+  EXPECT_EQ(launch_forward(plan, nullptr, address(9), nullptr), cudaSuccess);
   test::g_on_launch = nullptr;
   return result;
 }
@@ -163,7 +163,7 @@ TEST(LaunchForward, of_wide_values_repeats_one_plan_over_their_columns) {
     columns.emplace_back((static_cast<char*>(o.data) - static_cast<char*>(address(3))) / 2,
                          o.columns);
   };
-  EXPECT_EQ(launch_forward(plan, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(launch_forward(plan, nullptr, nullptr, nullptr), cudaSuccess);
   test::g_on_launch = nullptr;
   EXPECT_EQ(columns, (std::vector<std::pair<int64_t, int>>{{0, 256}, {256, 256}, {512, 88}}));
 }

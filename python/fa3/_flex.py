@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
+
+
+def flex_attention(
+    q,
+    k,
+    v,
+    *,
+    score_mod=None,
+    mask_mod=None,
+    block_mask=None,
+    causal=False,
+    window=(None, None),
+    scale=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    max_seqlen_q=0,
+    max_seqlen_k=0,
+    return_lse=False,
+):
+    """Exact attention whose scores a function of yours changes before the softmax.
+
+    out = softmax(score_mod(scale * q k^T)) v, differentiable in q, k, v and in the tensors that the
+    function captures, in O(sequence) memory. The function is called once, on scalars without data,
+    and translated: so no `if`, .item() or print of the score or an index, but torch.where. What
+    cannot be translated is refused by name. A number that it captures is part of it; a tensor,
+    0-dim too, is data, and may change from call to call.
+
+    Args:
+        q: (b, sq, hq, d), or packed (total_q, hq, d) with cu_seqlens_q; torch tensors.
+        k, v: (b, sk, hk, d | dv), or packed; hq % hk == 0.
+        score_mod: score_mod(score, b, h, q_idx, kv_idx) -> the new score, as torch's flex_attention
+            takes it: scalars; b counts sequences, h query heads, q_idx and kv_idx rows of a
+            sequence. Captured tensors are indexed by them, at most 4 dimensions. An index out of
+            range is clamped (a negative one counts from the end first). Scores are float32, float64
+            for float64. None: the score as it is.
+        mask_mod: mask_mod(b, h, q_idx, kv_idx) -> whether the query sees the key.
+        block_mask: a BlockMask of torch.nn.attention.flex_attention.
+        causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
+        window: (left, right) in keys around the diagonal; None or -1 is unbounded.
+        scale: factor of q.k; None is d ** -0.5.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences.
+        seqused_q, seqused_k: (batch,) int32: only the first rows of each sequence count.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed on a GPU.
+        return_lse: also return the LSE.
+
+    On an H100 or H200, 16-bit tensors take the library's own kernel, into which the function is
+    compiled by NVRTC when it is first called: a second or two, once for a user's processes.
+    Gradients there, and all else, are computed by torch operations tile by tile, which is slow.
+
+    Returns:
+        out (b, sq, hq, dv), or (out, lse); lse (b, hq, sq), natural log. A row that sees no key has
+        out = 0, lse = -inf.
+
+    Raises:
+        fa3.InvalidArgument: the call is wrong.
+        fa3.Unsupported: the function cannot be translated; says which operation.
+    """
+    from fa3.flex import attend
+
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+    masks = mask_mod, block_mask, causal, window
+    out, lse = attend(q, k, v, score_mod, masks, scale, lengths)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
+from typing import Any
+
+def flex_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score_mod: Callable[[Any, Any, Any, Any, Any], Any] | None = None,
+    mask_mod: Callable[[Any, Any, Any, Any], Any] | None = None,
+    block_mask: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
+    scale: float | None = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    return_lse: bool = False,
+) -> Any: ...

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.flex_attention: a score function of the user's own between the product and the softmax."""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fa3.errors import InvalidArgument
+from fa3.flex import device, tiles
+from fa3.flex.block_mask import with_masks
+from fa3.flex.functions import function_of
+
+
+def attend(q, k, v, score_mod, masks, scale, lengths):
+    """fa3.flex_attention. masks: mask_mod, block_mask, causal, window."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x)!r}")
+    check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
+    mask_mod, block_mask, causal, window = masks
+    function = function_of(with_masks(score_mod, mask_mod, block_mask))
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    window = window_of(causal, window)
+    options = {"scale": scale, "window": tuple(window), **lengths}
+    call = tiles.Call(function, scale, window, options)
+    return Flex.apply(call, q, k, v, *function.tensors)
+
+
+def window_of(causal, window):
+    left, right = (None if side in (None, -1) else int(side) for side in window)
+    for name, side in (("left", left), ("right", right)):
+        if side is not None and side < 0:
+            raise InvalidArgument(f"window: expected {name} >= 0, -1 or None, got {side}")
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    return tiles.Window(left, right)
+
+
+def check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    for name, x, packed in (
+        ("q", q, cu_seqlens_q is not None),
+        ("k", k, cu_seqlens_k is not None),
+        ("v", v, cu_seqlens_k is not None),
+    ):
+        shape = "(total, heads, dim)" if packed else "(b, s, heads, dim)"
+        if x.ndim != (3 if packed else 4):
+            raise InvalidArgument(f"{name}: expected {shape}, got shape {tuple(x.shape)}")
+        if not x.is_floating_point() or x.dtype.itemsize < 2:
+            raise InvalidArgument(f"{name}: expected 16-, 32- or 64-bit floats, got {x.dtype}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise InvalidArgument(
+                f"{name}: expected {q.dtype} on {q.device} as q, got {x.dtype} on {x.device}"
+            )
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        raise InvalidArgument("cu_seqlens_q, cu_seqlens_k: expected both or none")
+    if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
+        raise InvalidArgument(
+            f"k, v: expected (b, sk, hk, {q.shape[-1]}) and (b, sk, hk, dv), got {tuple(k.shape)}"
+            f" and {tuple(v.shape)}"
+        )
+    if q.ndim == 4 and q.shape[0] != k.shape[0]:
+        raise InvalidArgument(f"k: expected batch {q.shape[0]}, got {k.shape[0]}")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise InvalidArgument(
+            f"q: expected heads that are a multiple of k's {k.shape[-2]}, got {q.shape[-2]}"
+        )
+
+
+class Flex(torch.autograd.Function):
+    """(call, q, k, v, *captured tensors) -> (out, lse)"""
+
+    @staticmethod
+    def forward(ctx, call, q, k, v, *tensors):
+        tensors = list(tensors)
+        results = device.forward(call, q, k, v, tensors)
+        if results is None:
+            *before, heads, _ = q.shape
+            out = q.new_empty((*before, heads, v.shape[-1]))
+            lse = q.new_empty((*before[:-1], heads, before[-1]), dtype=tiles.wide(q.dtype))
+            tiles.forward(call, q, k, v, tensors, out, lse)
+        else:
+            out, lse = results
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do, dlse):
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        do = torch.zeros_like(out) if do is None else do
+        wanted = [n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked]
+        gradient = ctx.call.function.gradient(tuple(wanted))
+        totals = {
+            n: torch.zeros(tensors[n].shape, dtype=tiles.wide(q.dtype), device=q.device)
+            for n in wanted
+        }
+        gradients = tiles.backward(ctx.call, gradient, q, k, v, tensors, out, lse, do, dlse, totals)
+        of_tensors = (totals[n].to(t.dtype) if n in totals else None for n, t in enumerate(tensors))
+        return None, *gradients, *of_tensors

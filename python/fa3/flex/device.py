@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward on a GPU: the score function as CUDA, compiled into the library's own kernel.
+
+What no kernel does is computed by tiles.py there, with one warning that says why.
+"""
+
+import functools
+import importlib.util
+import warnings
+from pathlib import Path
+
+import torch
+
+from fa3 import _native
+from fa3._options import in_order, viewed
+from fa3.errors import InvalidArgument, Unsupported
+from fa3.flex.text import LONGEST
+from fa3.torch import operators
+
+
+class SlowScores(UserWarning):
+    """A score function is computed by torch operations, because no kernel does it here."""
+
+
+def forward(call, q, k, v, tensors):
+    """(out, lse); or None, where tiles.py is to compute them."""
+    if not q.is_cuda:
+        return None
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
+    out, lse = operators.new_out(q, v), operators.new_lse(q)
+    try:
+        text = call.function.text(longest(q, k))
+        score = text, call.function.may_hide, nvrtc_path(), captured(q, tensors)
+        options = in_order("attention", viewed(call.options))
+        lend = operators.lend_like(q)
+        _native.forward_with_score(lend, score, q, k, v, out, lse, *options)
+    except Unsupported as reason:
+        return refused(str(reason))
+    return out, lse
+
+
+def longest(q, k):
+    """What bounds indices in the text: most calls share one bound, and with that one kernel."""
+    rows = max(*q.shape[:-1], *k.shape[:-1])
+    return LONGEST if rows <= LONGEST else 2**31
+
+
+def refused(reason):
+    text = f"fa3.flex_attention: computed by torch operations, which is slow: {reason}"
+    warnings.warn(text, SlowScores, stacklevel=5)
+
+
+def captured(q, tensors):
+    """(address, shape, strides) of each; numbers in host memory are brought to the device."""
+    described = []
+    for number, tensor in enumerate(tensors):
+        if tensor.device != q.device:
+            if tensor.ndim > 0:
+                raise InvalidArgument(
+                    f"score_mod: expected captured tensors on {q.device} as q, got one of shape"
+                    f" {tuple(tensor.shape)} on {tensor.device}"
+                )
+            tensors[number] = tensor = tensor.to(q.device)
+        described.append((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()))
+    return tuple(described)
+
+
+@functools.cache
+def nvrtc_path():
+    """libnvrtc of the package that torch brings; None: the library looks for one itself."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        found = sorted(Path(folder).glob("*/lib/libnvrtc.so.1*"))
+        if found:
+            return str(found[-1])
+    return None

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph computed over a tile of scores, by torch operations on tensors that broadcast.
+
+The oracle of every other way to compute it. Indices into captured tensors count from the end if
+they are negative, as in torch; then they are clamped.
+"""
+
+import torch
+
+from fa3.flex.graph import FLOAT, INT
+from fa3.flex.operations import OPERATIONS
+
+
+def evaluate(graph, numbers, leaves, tensors):
+    """The values of these nodes. leaves: name -> tensor; floats have the type of the score."""
+    values = {}
+    score = next(leaf for leaf in leaves.values() if leaf.is_floating_point())
+    for number in graph.needed_for(*numbers):
+        node = graph.nodes[number]
+        arguments = [values[a] for a in node.arguments]
+        values[number] = compute(graph, node, arguments, leaves, tensors, score)
+    return [values[number] for number in numbers]
+
+
+def compute(graph, node, arguments, leaves, tensors, score):
+    if node.op in leaves:
+        return leaves[node.op]
+    if node.op == "constant":
+        kind = score.dtype if node.kind == FLOAT else torch.int64 if node.kind == INT else None
+        return torch.tensor(node.value, dtype=kind, device=score.device)
+    if node.op == "load":
+        tensor = tensors[node.value]
+        loaded = tensor.reshape(-1)[places(tensor, arguments, score.device)]
+        return loaded.to(score.dtype) if node.kind == FLOAT else loaded
+    if node.op == "to_float":
+        return arguments[0].to(score.dtype)
+    if node.op == "to_int":
+        return arguments[0].to(torch.int64)
+    if node.op == "to_bool":
+        return arguments[0] != 0
+    return OPERATIONS[node.op].tensors(*arguments)
+
+
+def places(tensor, indices, device):
+    """Numbers of elements, row by row."""
+    place = torch.zeros((), dtype=torch.int64, device=device)
+    for index, extent in zip(indices, tensor.shape, strict=True):
+        index = index.to(torch.int64)
+        index = torch.where(index < 0, index + extent, index).clamp(0, extent - 1)
+        place = place * extent + index
+    return place
+
+
+def add_into(total, indices, values):
+    """total[indices] += values, in an order that is always the same on a CPU."""
+    place = places(total, indices, values.device)
+    place = place.reshape((1,) * (values.ndim - place.ndim) + place.shape)
+    shared = [d for d in range(values.ndim) if place.shape[d] == 1 and values.shape[d] > 1]
+    if shared:
+        values = values.sum(shared, keepdim=True)
+    place, values = torch.broadcast_tensors(place, values)
+    total.view(-1).index_add_(0, place.reshape(-1), values.reshape(-1).to(total.dtype))

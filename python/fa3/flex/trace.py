@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Python function becomes a graph: it is called once, on scalars without data, and watched.
+
+Every torch operation on the score or on an index becomes a node; whatever else the function
+computes from captured tensors alone is left to torch, with its gradients. What has no node is
+refused with a sentence that names the operation. Next: translate.py, which has what each operation
+becomes.
+"""
+
+import copy
+import functools
+import math
+import threading
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fa3.errors import Unsupported
+from fa3.flex import translate
+from fa3.flex.gradient import differentiate
+from fa3.flex.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, QUERY, SCORE, Graph
+from fa3.flex.operations import Maker
+from fa3.flex.text import text_of
+
+NO_DATA = torch.device("meta")
+ALL_DIMS = 4  # most dimensions of a captured tensor
+
+
+class Function:
+    """graph: of the function; result: the number of what it returns; tensors: what it captures."""
+
+    def __init__(self, graph, result, tensors, is_fixed):
+        self.graph = graph
+        self.result = result
+        self.tensors = tensors
+        self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
+        self._gradients = {}
+        self._texts = {}
+        self._lock = threading.Lock()  # a gradient adds nodes
+
+    def with_tensors(self, tensors):
+        """The same function of other tensors."""
+        other = copy.copy(self)
+        other.tensors = tensors
+        return other
+
+    def text(self, longest):
+        """As CUDA (text.py): made once."""
+        key = longest, *(tensor.dtype for tensor in self.tensors)
+        if key not in self._texts:
+            self._texts[key] = text_of(self, longest)
+        return self._texts[key]
+
+    def gradient(self, wanted):
+        """The Gradient with respect to the score, and to the tensors of these numbers."""
+        with self._lock:
+            if wanted not in self._gradients:
+                self._gradients[wanted] = differentiate(self.graph, self.result, wanted)
+            return self._gradients[wanted]
+
+    @functools.cached_property
+    def may_hide(self):
+        """Whether it may return -inf of its own accord."""
+        nodes = (self.graph.nodes[number] for number in self.graph.needed_for(self.result))
+        return any(node.op == "constant" and node.value == -math.inf for node in nodes)
+
+
+class Row:
+    """What is left of a captured tensor behind some indices: bias[h] of bias[h][q_idx - kv_idx]."""
+
+    def __init__(self, tensor, indices):
+        self.tensor = tensor
+        self.indices = indices
+
+
+def kind_of(dtype):
+    if dtype is torch.bool:
+        return BOOL
+    return FLOAT if dtype.is_floating_point else INT
+
+
+def trace(score_mod):
+    """The Function of score_mod(score, b, h, q_idx, kv_idx), which returns the new score."""
+    tracer = Tracer()
+    score = tracer.new_scalar(torch.float32, tracer.graph.leaf(SCORE))
+    places = [
+        tracer.new_scalar(torch.int32, tracer.graph.leaf(name))
+        for name in (BATCH, HEAD, QUERY, KEY)
+    ]
+    with IndexByScalars(), tracer:
+        result = score_mod(score, *places)
+    return tracer.function_of(result)
+
+
+class IndexByScalars(TorchFunctionMode):
+    """x[i] with scalar tensors i, which torch would read, becomes an operation like others.
+
+    Also sees who calls detach(): autograd does so below this mode, to no effect.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__getitem__:
+            tensor, index = args
+            index = index if isinstance(index, tuple) else (index,)
+            has_scalar = any(isinstance(i, torch.Tensor) and i.ndim == 0 for i in index)
+            if has_scalar and all(isinstance(i, (int, torch.Tensor)) for i in index):
+                scalars = [i if isinstance(i, torch.Tensor) else torch.tensor(i) for i in index]
+                return torch.ops.aten.index.Tensor(tensor, scalars)
+        if function in (torch.Tensor.detach, torch.detach) and args[0].device == NO_DATA:
+            raise Unsupported("score_mod: detach() of what it computes is not translated")
+        return function(*args, **(kwargs or {}))
+
+
+class Tracer(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """False, or torch imports its compiler, which takes seconds."""
+        return False
+
+    def __init__(self):
+        super().__init__()
+        self.graph = Graph()
+        self.make = Maker(self.graph)
+        self.tensors = []
+        self.is_fixed = True
+        self.traced = {}  # id of a tensor without data -> it, and its node's number or its Row
+        self.made = {}  # id of a tensor that the function made of numbers -> it
+
+    def new_scalar(self, dtype, number):
+        scalar = torch.empty((), dtype=dtype, device=NO_DATA)
+        self.traced[id(scalar)] = scalar, number
+        return scalar
+
+    def what(self, tensor):
+        """The node's number or the Row of a tensor that is traced, else None."""
+        return self.traced.get(id(tensor), (None, None))[1]
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        inputs = [t for t in flattened((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not any(self.what(t) is not None for t in inputs):
+            return self.outside(function, inputs, args, kwargs)
+        name = str(function).removeprefix("aten.").rsplit(".", 1)[0]
+        if name in ("_local_scalar_dense", "equal", "is_nonzero"):
+            raise Unsupported(
+                "score_mod: reads the value of the score or of an index (an if, int(), float() or "
+                ".item() of it), which has none while the function is translated; use torch.where"
+            )
+        if name == "index":
+            return self.index(*args)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                self.scalar(value)
+        out = function(*without_data(args), **without_data(kwargs))
+        if not isinstance(out, torch.Tensor) or out.ndim > 0:
+            raise Unsupported(f"score_mod: aten.{name} of more than scalars is not translated")
+        number = translate.node_of(self, name, kind_of(out.dtype), args, kwargs)
+        self.traced[id(out)] = out, number
+        return out
+
+    def outside(self, function, inputs, args, kwargs):
+        """An operation on captured tensors, or on numbers, alone: torch computes it."""
+        if kwargs.get("device") == NO_DATA:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        out = function(*args, **kwargs)
+        # lift_fresh is how torch.tensor(number) ends.
+        of_numbers = all(id(t) in self.made for t in inputs) or "lift_fresh" in str(function)
+        self.is_fixed &= of_numbers
+        for tensor in flattened(out) if of_numbers else ():
+            if isinstance(tensor, torch.Tensor):
+                self.made[id(tensor)] = tensor
+        return out
+
+    def index(self, tensor, indices):
+        row = self.what(tensor)
+        if row is None:
+            row = Row(self.number_of(tensor), [])
+        elif not isinstance(row, Row):
+            raise Unsupported("score_mod: aten.index of a scalar is not translated")
+        before = [] if row is None else row.indices
+        if any(i is None or i.ndim > 0 for i in indices):
+            raise Unsupported("score_mod: aten.index by more than scalars is not translated")
+        numbers = [*before, *(self.scalar(i, INT) for i in indices)]
+        captured = self.tensors[row.tensor]
+        rest = captured.shape[len(numbers) :]
+        out = torch.empty(rest, dtype=captured.dtype, device=NO_DATA)
+        if rest:
+            self.traced[id(out)] = out, Row(row.tensor, numbers)
+        else:
+            load = self.graph.load(row.tensor, kind_of(captured.dtype), numbers)
+            self.traced[id(out)] = out, load
+        return out
+
+    def scalar(self, value, kind=None):
+        """The number of the node of an argument: traced, captured, or a number of Python."""
+        number = self.what(value) if isinstance(value, torch.Tensor) else None
+        if isinstance(number, Row):
+            raise Unsupported("score_mod: computes with a row of a captured tensor; index it whole")
+        if number is None and isinstance(value, torch.Tensor):
+            if value.ndim > 0:
+                raise Unsupported(
+                    "score_mod: computes with a whole captured tensor of shape "
+                    f"{tuple(value.shape)}; index it by h, q_idx, ..."
+                )
+            if id(value) in self.made:
+                number = self.graph.constant(value.item())
+            else:
+                number = self.graph.load(self.number_of(value), kind_of(value.dtype), ())
+        elif number is None:
+            if not isinstance(value, (bool, int, float)):
+                raise Unsupported(f"score_mod: computes with a {type(value).__name__}")
+            number = self.graph.constant(value)
+        return number if kind is None else self.graph.to(kind, number)
+
+    def number_of(self, tensor):
+        """Of a captured tensor."""
+        if tensor.ndim > ALL_DIMS:
+            raise Unsupported(
+                f"score_mod: a captured tensor of {tensor.ndim} dimensions; expected {ALL_DIMS}"
+                " at most"
+            )
+        if tensor.numel() == 0:
+            raise Unsupported("score_mod: a captured tensor without elements")
+        if tensor.is_complex() or tensor.device == NO_DATA:
+            raise Unsupported(f"score_mod: a captured tensor of {tensor.dtype} on {tensor.device}")
+        for number, known in enumerate(self.tensors):
+            if known is tensor:
+                return number
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def function_of(self, result):
+        if isinstance(result, torch.Tensor) and result.ndim > 0:
+            raise Unsupported(f"score_mod: returned shape {tuple(result.shape)}, expected a scalar")
+        number = self.graph.to(FLOAT, self.scalar(result))
+        return Function(self.graph, number, self.tensors, self.is_fixed)
+
+
+def flattened(value):
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from flattened(item)
+    elif isinstance(value, dict):
+        yield from flattened(list(value.values()))
+    else:
+        yield value
+
+
+def without_data(value):
+    """The same arguments, tensors replaced: what remains is shapes and types."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_data(item) for item in value)
+    if isinstance(value, dict):
+        return {name: without_data(item) for name, item in value.items()}
+    if isinstance(value, torch.Tensor) and value.device != NO_DATA:
+        return torch.empty(value.shape, dtype=value.dtype, device=NO_DATA)
+    if isinstance(value, torch.device):
+        return NO_DATA
+    return value

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels' own headers as text, in the library: NVRTC includes them by these names.
+// tools/embed_headers.py writes the source.
+#pragma once
+
+#include <span>
+
+namespace fa3::cuda {
+
+struct EmbeddedHeaders {
+  std::span<const char* const> names;
+  std::span<const char* const> texts;
+  const char* hash;  // of all of them
+};
+
+// Those that the forward of the Hopper engine includes.
+EmbeddedHeaders hopper_headers();
+
+}  // namespace fa3::cuda

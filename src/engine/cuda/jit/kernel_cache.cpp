@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/jit/kernel_cache.h"
+
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "core/error.h"
+#include "core/macros.h"
+#include "engine/cuda/host/device.h"
+#include "engine/cuda/jit/disk_cache.h"
+
+namespace fa3::cuda {
+namespace {
+
+// Everything that the code follows from, but for the compiler's version: another one's code is as
+// good.
+std::string key_of(const Program& program) {
+  std::string key =
+      concat("fa3 ", FA3_VERSION_MAJOR, ".", FA3_VERSION_MINOR, ".", FA3_VERSION_PATCH, " ",
+             program.architecture, "\n", program.headers.hash, "\n");
+  for (const std::string& option : program.options) key += option + "\n";
+  return key + program.text;
+}
+
+Status load(const std::string& code, const void** kernel) {
+  cudaLibrary_t library = nullptr;
+  cudaError_t error =
+      cudaLibraryLoadData(&library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  cudaKernel_t found = nullptr;
+  if (error == cudaSuccess) error = cudaLibraryEnumerateKernels(&found, 1, library);
+  *kernel = found;
+  return finish(error, "loading a score function's kernel");
+}
+
+struct Known {
+  std::shared_mutex mutex;
+  std::unordered_map<std::string, const void*> kernels;
+
+  const void* find(const std::string& key) {
+    const std::shared_lock lock(mutex);
+    const auto found = kernels.find(key);
+    return found == kernels.end() ? nullptr : found->second;
+  }
+};
+
+}  // namespace
+
+Status find_code(const Program& program, const char* nvrtc, std::string* code) {
+  const DiskCache cache = DiskCache::of_user();
+  const std::string key = key_of(program);
+  if (cache.load(key, code)) return {};
+  FA3_TRY(compile(program, nvrtc, code));
+  cache.store(key, *code);
+  return {};
+}
+
+Status find_kernel(const Program& program, const char* nvrtc, const void** kernel) {
+  static Known& known = *new Known;  // outlives every caller
+  static std::mutex& one_compiles = *new std::mutex;
+  const std::string key = key_of(program);
+  *kernel = known.find(key);
+  if (*kernel != nullptr) return {};
+  const std::lock_guard lock(one_compiles);
+  *kernel = known.find(key);
+  if (*kernel != nullptr) return {};
+  std::string code;
+  FA3_TRY(find_code(program, nvrtc, &code));
+  FA3_TRY(load(code, kernel));
+  const std::lock_guard insertion(known.mutex);
+  known.kernels.emplace(key, *kernel);
+  return {};
+}
+
+}  // namespace fa3::cuda

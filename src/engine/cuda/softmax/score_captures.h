@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The captured tensors of a score function, as a kernel is given them. Next: score_function.cuh.
+#pragma once
+
+#include <cstdint>
+
+namespace fa3::cuda {
+
+#ifdef FA3_SCORE_FUNCTION
+inline constexpr bool kHasScoreFunction = true;  // in this compilation
+#else
+inline constexpr bool kHasScoreFunction = false;
+#endif
+
+struct ScoreCaptures {
+  static constexpr int kMost = 8;
+  static constexpr int kDims = 4;
+
+  struct Tensor {
+    const void* data;
+    int extent[kDims];  // at least 1 each
+    int stride[kDims];  // in elements
+  };
+  Tensor tensors[kMost];
+};
+
+}  // namespace fa3::cuda

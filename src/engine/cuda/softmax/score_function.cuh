@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// A score function that is compiled at run time (host/score_program.h): its text is the body of
+// ScoreFunction::of(), which may use what stands in this file. Kernels of the library's own tables
+// have none; FA3_SCORE_FUNCTION says that this compilation has. Also compiles as plain C++: that is
+// how text is tested on the host.
+#pragma once
+
+#include "engine/cuda/softmax/score_captures.h"
+
+#ifndef __CUDACC__
+#define __device__
+#define __forceinline__ inline
+#endif
+
+namespace fa3::cuda {
+
+// What the two 16-bit types of captured tensors are in memory.
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+
+namespace score {
+
+__device__ __forceinline__ float from_bits(uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+
+// Loaded numbers as the function computes with them: float, int or bool.
+__device__ __forceinline__ float number_of(float x) {
+  return x;
+}
+__device__ __forceinline__ float number_of(Bfloat x) {
+  return from_bits(uint32_t{x.bits} << 16);
+}
+__device__ __forceinline__ float number_of(Half x) {
+#ifdef __CUDACC__
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+#else
+  return float(__builtin_bit_cast(_Float16, x.bits));
+#endif
+}
+__device__ __forceinline__ double number_of(double x) {
+  return x;
+}
+__device__ __forceinline__ bool number_of(bool x) {
+  return x;
+}
+template <class Int>
+__device__ __forceinline__ int number_of(Int x) {
+  return int(x);
+}
+
+template <class T>
+__device__ __forceinline__ T maximum(T a, T b) {
+  return a != a ? a : b > a || b != b ? b : a;  // NaN, if either is
+}
+template <class T>
+__device__ __forceinline__ T minimum(T a, T b) {
+  return a != a ? a : b < a || b != b ? b : a;
+}
+template <class T>
+__device__ __forceinline__ T absolute(T x) {
+  return x < T(0) ? -x : x;
+}
+__device__ __forceinline__ float absolute(float x) {
+  return fabsf(x);
+}
+template <class T>
+__device__ __forceinline__ T sign(T x) {
+  return T(x > T(0)) - T(x < T(0));
+}
+
+// Towards minus infinity, and 0 where the divisor is: integers have nothing else to be.
+__device__ __forceinline__ int floor_div(int a, int b) {
+  if (b == 0) return 0;
+  if (b == -1) return int(0u - unsigned(a));
+  const int quotient = a / b;
+  return quotient - ((a % b != 0 && (a < 0) != (b < 0)) ? 1 : 0);
+}
+__device__ __forceinline__ int truncated_div(int a, int b) {
+  return b == 0 ? 0 : b == -1 ? int(0u - unsigned(a)) : a / b;
+}
+__device__ __forceinline__ int remainder(int a, int b) {
+  if (b == 0 || b == -1) return 0;
+  const int rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+__device__ __forceinline__ float remainder(float a, float b) {
+  return a - floorf(a / b) * b;
+}
+__device__ __forceinline__ int shift_left(int a, int b) {
+  return b < 0 || b > 31 ? 0 : int(unsigned(a) << b);
+}
+__device__ __forceinline__ int shift_right(int a, int b) {
+  return a >> (b < 0 || b > 31 ? 31 : b);
+}
+// Of numbers below 2^22: two instructions of full rate, where a conversion has an eighth of it.
+__device__ __forceinline__ float small_to_float(int x) {
+  constexpr int kBits = 0x4b400000;  // 1.5 * 2^23, whose last place is 1
+  return from_bits(uint32_t(kBits + x)) - from_bits(kBits);
+}
+__device__ __forceinline__ int to_int(float x) {
+  return x >= 2147483648.0f    ? 2147483647
+         : x >= -2147483648.0f ? int(x)
+         : x != x              ? 0
+                               : -2147483647 - 1;
+}
+__device__ __forceinline__ int to_int(bool x) {
+  return x;
+}
+
+// By the hardware's 2^x and log2 on a GPU.
+#ifdef __CUDACC__
+__device__ __forceinline__ float exponential2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float logarithm2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#else
+inline float exponential2(float x) {
+  return exp2f(x);
+}
+inline float logarithm2(float x) {
+  return log2f(x);
+}
+inline float rsqrtf(float x) {
+  return 1.0f / sqrtf(x);
+}
+inline float reciprocal(float x) {
+  return 1.0f / x;
+}
+#endif
+__device__ __forceinline__ float exponential(float x) {
+  return exponential2(x * 1.44269504f);
+}
+__device__ __forceinline__ float logarithm(float x) {
+  return logarithm2(x) * 0.693147181f;
+}
+__device__ __forceinline__ float sigmoid(float x) {
+  return reciprocal(1.0f + exponential(-x));
+}
+// Near zero an odd polynomial, within 1e-7 of itself (soft_cap.h): 1 - 2 / (e^2x + 1) cancels
+// there.
+__device__ __forceinline__ float tangent(float x) {
+  const float size = absolute(x), square = x * x;
+  const float small =
+      x * (0.99999990f + square * (-0.33331362f + square * (0.13270977f + square * -0.047553603f)));
+  const float large = 1.0f - 2.0f * reciprocal(exponential2(size * 2.88539008f) + 1.0f);
+  return size <= 0.4f ? small : x < 0.0f ? -large : large;
+}
+
+}  // namespace score
+
+// What a function's body sees: the captured tensors.
+struct ScoreFunction {
+  const ScoreCaptures& captures;
+
+  // The element of tensor `Number` at these indices: one for each of its dimensions. Negative ones
+  // count from the end, then all are clamped.
+  template <class T, int Number, class... Indices>
+  __device__ __forceinline__ auto load(Indices... indices) const {
+    static_assert(Number < ScoreCaptures::kMost && sizeof...(Indices) <= ScoreCaptures::kDims);
+    const ScoreCaptures::Tensor& tensor = captures.tensors[Number];
+    int64_t place = 0;
+    int dim = 0;
+    ((place += int64_t{within(indices, tensor.extent[dim])} * tensor.stride[dim], ++dim), ...);
+    return score::number_of(static_cast<const T*>(tensor.data)[place]);
+  }
+
+  __device__ __forceinline__ float of(float score, int b, int h, int q_idx, int kv_idx) const;
+
+ private:
+  // Known to be at least 0.
+  __device__ __forceinline__ static int within(unsigned index, int extent) {
+    return int(index < unsigned(extent) ? index : unsigned(extent) - 1);
+  }
+  __device__ __forceinline__ static int within(int index, int extent) {
+    const int from_begin = index < 0 ? index + extent : index;
+    return from_begin < 0 ? 0 : from_begin < extent ? from_begin : extent - 1;
+  }
+};
+
+}  // namespace fa3::cuda

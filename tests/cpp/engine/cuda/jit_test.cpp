@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Score functions become machine code without a GPU: by NVRTC, where it is found, and once for all
+// processes of a user.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/cuda/jit/disk_cache.h"
+#include "engine/cuda/jit/kernel_cache.h"
+#include "engine/hopper/instances/score_table.h"
+#include "engine/hopper/launch/score_program.h"
+
+namespace fa3 {
+namespace {
+
+namespace files = std::filesystem;
+
+class CacheFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/fa3-cache-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    folder = std::string(name) + "/kernels";
+    setenv("FA3_CACHE_DIR", folder.c_str(), 1);
+  }
+  void TearDown() override {
+    unsetenv("FA3_CACHE_DIR");
+    files::remove_all(files::path(folder).parent_path());
+  }
+  int count() const {
+    int found = 0;
+    for ([[maybe_unused]] const auto& file : files::directory_iterator(folder)) ++found;
+    return found;
+  }
+  files::path only_file() const { return files::directory_iterator(folder)->path(); }
+
+  std::string folder;
+};
+
+using DiskCache = CacheFolder;
+using ScoreProgram = CacheFolder;
+
+TEST_F(DiskCache, GivesBackWhatWasStoredUnderTheKeyAlone) {
+  const cuda::DiskCache cache(folder);
+  std::string code;
+  EXPECT_FALSE(cache.load("a", &code));
+  cache.store("a", "first");
+  cache.store("b", std::string("sec\0nd", 6));
+  ASSERT_TRUE(cache.load("a", &code));
+  EXPECT_EQ(code, "first");
+  ASSERT_TRUE(cache.load("b", &code));
+  EXPECT_EQ(code.size(), 6u);
+  EXPECT_FALSE(cache.load("c", &code));
+  struct stat found {};
+  ASSERT_EQ(stat(folder.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0700u);
+}
+
+TEST_F(DiskCache, TakesNoFileThatIsNotAsItWasWritten) {
+  const cuda::DiskCache cache(folder);
+  cache.store("key", std::string(1000, 'x'));
+  const files::path path = only_file();
+  const auto size = int(files::file_size(path));
+  std::string code;
+  for (int at = 0; at < size; at += 37) {
+    {
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(at);
+      file.put('!');
+    }
+    EXPECT_FALSE(cache.load("key", &code)) << at;
+    cache.store("key", std::string(1000, 'x'));
+    EXPECT_TRUE(cache.load("key", &code));
+  }
+  for (int bytes = 0; bytes < size; bytes += 61) {
+    files::resize_file(path, uintmax_t(bytes));
+    EXPECT_FALSE(cache.load("key", &code)) << bytes;
+    cache.store("key", std::string(1000, 'x'));
+  }
+}
+
+TEST_F(DiskCache, TrustsNothingThatOthersMayWrite) {
+  const cuda::DiskCache cache(folder);
+  std::string code;
+  cache.store("key", "code");
+  chmod(only_file().c_str(), 0622);
+  EXPECT_FALSE(cache.load("key", &code));
+  chmod(only_file().c_str(), 0600);
+  EXPECT_TRUE(cache.load("key", &code));
+  chmod(folder.c_str(), 0777);
+  EXPECT_FALSE(cache.load("key", &code));
+  const int before = count();
+  cache.store("other", "code");
+  EXPECT_EQ(count(), before);
+  chmod(folder.c_str(), 0700);
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(only_file().c_str(), 12345, 12345), 0);
+    EXPECT_FALSE(cache.load("key", &code));
+  }
+  const files::path path = only_file(), aside = path.string() + ".aside";
+  files::rename(path, aside);
+  files::create_symlink(aside, path);
+  EXPECT_FALSE(cache.load("key", &code));
+}
+
+TEST_F(DiskCache, KeepsToItsSize) {
+  const cuda::DiskCache cache(folder, 10000);
+  for (int i = 0; i < 20; ++i) cache.store(std::to_string(i), std::string(1000, 'x'));
+  EXPECT_LE(count(), 10);
+  EXPECT_GE(count(), 8);
+}
+
+TEST_F(DiskCache, ManyProcessesWriteOneKey) {
+  const std::string right(200000, 'y');
+  for (int child = 0; child < 8; ++child) {
+    if (fork() != 0) continue;
+    const cuda::DiskCache cache(folder);
+    bool all_right = true;
+    for (int i = 0; i < 30; ++i) {
+      std::string code;
+      cache.store("key", right);
+      all_right = all_right && (!cache.load("key", &code) || code == right);
+    }
+    _exit(all_right ? 0 : 1);
+  }
+  for (int child = 0, status = 0; child < 8; ++child) {
+    wait(&status);
+    EXPECT_EQ(status, 0);
+  }
+  std::string code;
+  EXPECT_TRUE(cuda::DiskCache(folder).load("key", &code));
+  EXPECT_EQ(count(), 1);
+}
+
+TEST_F(DiskCache, IsOffWithoutAFolder) {
+  const cuda::DiskCache cache("");
+  std::string code;
+  cache.store("key", "code");
+  EXPECT_FALSE(cache.load("key", &code));
+}
+
+fa3_score_function function_of(const char* text) {
+  fa3_score_function score{};
+  score.text = text;
+  return score;
+}
+
+constexpr hopper::ForwardConfig kSmall = hopper::kScoreTable[0].config;
+
+// Whether there is a compiler; without one the tests of programs have nothing to test.
+bool finds_nvrtc() {
+  std::string code;
+  const auto score = function_of("return score;");
+  const Status status = cuda::find_code(hopper::score_program(score, kSmall), nullptr, &code);
+  return status.code() != StatusCode::unsupported;
+}
+
+#define FA3_SKIP_WITHOUT_NVRTC() \
+  if (!finds_nvrtc()) GTEST_SKIP() << "libnvrtc is not found here; FA3_NVRTC is its path"
+
+TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  const auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
+  for (const hopper::KernelInstance& row : hopper::kScoreTable) {
+    for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
+      auto config = row.config.with(hopper::Element::kFp16, variant);
+      config.guarded = variant == hopper::Variant::kDense;
+      std::string code;
+      const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+      EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+      EXPECT_EQ(code.substr(1, 3), "ELF");
+      if (quick) break;
+    }
+  }
+}
+
+TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  const auto score = function_of("using namespace score; return tangent(score) * 3.0f;");
+  for (const hopper::KernelInstance& row : hopper::kPureScoreTable) {
+    std::string code;
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
+    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+TEST_F(ScoreProgram, IsCompiledOnce) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  files::remove_all(folder);
+  const auto score = function_of("return score * 2.0f;");
+  std::string first, second, third;
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &first).ok());
+  EXPECT_EQ(count(), 1);
+  const auto time = files::last_write_time(only_file());
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &second).ok());
+  EXPECT_EQ(files::last_write_time(only_file()), time);
+  EXPECT_EQ(first, second);
+  files::resize_file(only_file(), 100);
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &third).ok());
+  EXPECT_GT(files::file_size(only_file()), 1000u);
+  const auto other = function_of("return score * 3.0f;");
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(other, kSmall), nullptr, &third).ok());
+  EXPECT_EQ(count(), 2);
+}
+
+TEST_F(ScoreProgram, SaysWhatTheCompilerSays) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  std::string code;
+  const auto score = function_of("return score +\n  undeclared;");
+  const Status status = cuda::find_code(hopper::score_program(score, kSmall), nullptr, &code);
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("score function(2): error"), std::string::npos)
+      << status.message();
+  EXPECT_NE(status.message().find("undeclared"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fa3

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call with a score function, from the C ABI to its launch, on a machine without a GPU
+// (counting_runtime.h): what is refused, and what the kernel is given.
+#include <fa3/attention.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "counting_runtime.h"
+#include "engine/hopper/forward_params.h"
+
+namespace fa3::test {
+namespace {
+
+fa3_tensor on_gpu(int number) {
+  void* address = reinterpret_cast<void*>(uintptr_t{0x100000000} * uintptr_t(number + 1));
+  return contiguous(address, FA3_BFLOAT16, {2, 1000, 4, 128}, {FA3_CUDA, 0});
+}
+
+struct ScoredCall : testing::Test {
+  ScoredCall() {
+    setenv("FA3_CACHE_DIR", "", 1);
+    g_cuda = {};
+    slopes.data = reinterpret_cast<const void*>(uintptr_t{0x7000});
+    slopes.rank = 1;
+    slopes.shape[0] = 4;
+    slopes.stride[0] = 3;
+    score.text = "return score + load<float, 0>(h) * (kv_idx - q_idx);";
+    score.tensors = &slopes;
+    score.num_tensors = 1;
+    args.q = on_gpu(0);
+    args.k = on_gpu(1);
+    args.v = on_gpu(2);
+    args.o = on_gpu(3);
+    args.options.score = &score;
+  }
+  ~ScoredCall() override {
+    unsetenv("FA3_CACHE_DIR");
+    g_on_launch = nullptr;
+  }
+  std::string refusal() {
+    EXPECT_NE(fa3_forward_supported(&args), FA3_OK);
+    return fa3_last_error();
+  }
+
+  fa3_captured_tensor slopes{};
+  fa3_score_function score{};
+  ForwardArgs args;
+};
+
+TEST_F(ScoredCall, IsOneLaunchThatKnowsTheCapturedTensors) {
+  fa3::hopper::ScoredForwardParams given{};
+  g_on_launch = [&](const cudaLaunchConfig_t&, const void* params) {
+    given = *static_cast<const fa3::hopper::ScoredForwardParams*>(params);
+  };
+  void* workspace = reinterpret_cast<void*>(uintptr_t{0x900000000});
+  const fa3_status status = fa3_forward(&args, workspace, size_t{1} << 28, nullptr);
+  if (status == FA3_UNSUPPORTED) GTEST_SKIP() << fa3_last_error();
+  ASSERT_EQ(status, FA3_OK) << fa3_last_error();
+  EXPECT_EQ(g_cuda.launches, 1);
+  EXPECT_EQ(given.captures.tensors[0].data, slopes.data);
+  EXPECT_EQ(given.captures.tensors[0].extent[0], 4);
+  EXPECT_EQ(given.captures.tensors[0].stride[0], 3);
+  EXPECT_FLOAT_EQ(given.forward.scale_log2, 0.08838835f);  // 128^-0.5: natural scores
+  EXPECT_TRUE(given.forward.output.some_rows_see_no_key);
+}
+
+TEST_F(ScoredCall, IsRefusedWithWhatItCannotDo) {
+  args.options.softcap = 5;
+  EXPECT_NE(refusal().find("softcap: expected 0 with a score function"), std::string::npos);
+  args.options.softcap = 0;
+  args.options.dropout_p = 0.5f;
+  EXPECT_NE(refusal().find("dropout_p: expected 0 with a score function"), std::string::npos);
+  args.options.dropout_p = 0;
+  score.num_tensors = 9;
+  EXPECT_NE(refusal().find("expected 0 to 8 captured tensors, got 9"), std::string::npos);
+  score.num_tensors = 1;
+  slopes.shape[0] = 0;
+  EXPECT_NE(refusal().find("expected extents of 1 to 2^31 - 1"), std::string::npos);
+  slopes.shape[0] = 4;
+  score.text = nullptr;
+  EXPECT_NE(refusal().find("expected a text"), std::string::npos);
+  score.text = "return score;";
+  args.options.engine = FA3_ENGINE_AMPERE;
+  EXPECT_NE(refusal().find("ampere: score functions"), std::string::npos);
+}
+
+TEST_F(ScoredCall, HasNoGradientYet) {
+  BackwardArgs backward;
+  backward.q = backward.dq = args.q;
+  backward.k = backward.dk = args.k;
+  backward.v = backward.dv = args.v;
+  backward.o = backward.d_o = args.o;
+  backward.lse = contiguous(args.q.data, FA3_FLOAT32, {2, 4, 1000}, {FA3_CUDA, 0});
+  backward.options.score = &score;
+  EXPECT_EQ(fa3_backward_supported(&backward), FA3_UNSUPPORTED);
+  EXPECT_NE(std::string(fa3_last_error()).find("gradients of score functions"), std::string::npos)
+      << fa3_last_error();
+}
+
+}  // namespace
+}  // namespace fa3::test

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fa3.flex_attention beside torch's own in float64, and beside finite differences."""
+
+import re
+
+import flex_functions as functions
+import pytest
+from builds import ROOT
+from flex_functions import randn
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
+from torch.nn.attention.flex_attention import flex_attention as torchs  # noqa: E402
+
+HEADS, KV_HEADS, ROWS, DIM = 4, 2, 40, 8
+
+
+def inputs(rows=ROWS, keys=ROWS, batch=2, dtype=torch.float64):
+    q = randn(batch, rows, HEADS, DIM, dtype=dtype, seed=11)
+    k = randn(batch, keys, KV_HEADS, DIM, dtype=dtype, seed=12)
+    v = randn(batch, keys, KV_HEADS, DIM, dtype=dtype, seed=13)
+    return [x.requires_grad_() for x in (q, k, v)]
+
+
+TORCHS = {"rtol": 1e-6, "atol": 1e-6}  # torch scales by a float32
+
+
+@torch.no_grad()
+def of_torch(q, k, v, score_mod, block_mask=None):
+    q, k, v = (x.detach().transpose(1, 2) for x in (q, k, v))
+    out, lse = torchs(
+        q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=True, return_lse=True
+    )
+    return out.transpose(1, 2), lse
+
+
+def small_tiles(monkeypatch):
+    from fa3.flex import tiles
+
+    monkeypatch.setattr(tiles, "QUERIES", 16)
+    monkeypatch.setattr(tiles, "KEYS", 24)
+
+
+@pytest.mark.parametrize("make", functions.ALL, ids=lambda make: make.__name__)
+def test_results_are_torchs(make, monkeypatch):
+    small_tiles(monkeypatch)
+    score_mod, _ = make(HEADS, ROWS, torch.float64)
+    q, k, v = inputs()
+    mine = fa3.flex_attention(q, k, v, score_mod=score_mod, return_lse=True)
+    torch.testing.assert_close(mine, of_torch(q, k, v, score_mod), **TORCHS)
+
+
+@pytest.mark.parametrize("make", functions.ALL, ids=lambda make: make.__name__)
+def test_gradients_are_finite_differences(make, monkeypatch):
+    from fa3.flex import tiles
+
+    monkeypatch.setattr(tiles, "KEYS", 3)
+    q, k, v = (randn(1, 5, h, 3, seed=s).requires_grad_() for h, s in ((4, 1), (2, 2), (2, 3)))
+    score_mod, captured = make(4, 5, torch.float64)
+    for tensor in captured:
+        tensor.requires_grad_()
+
+    def call(q, k, v, *_):
+        return fa3.flex_attention(q, k, v, score_mod=score_mod, causal=True, return_lse=True)
+
+    assert torch.autograd.gradcheck(call, (q, k, v, *captured), atol=1e-6)
+
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def test_a_block_mask_is_a_mask(monkeypatch):
+    small_tiles(monkeypatch)
+    mask = create_block_mask(causal, 2, 1, ROWS, ROWS, device="cpu", BLOCK_SIZE=16)
+    score_mod, _ = functions.relative_bias(HEADS, ROWS, torch.float64)
+    q, k, v = inputs()
+    options = {"score_mod": score_mod, "return_lse": True}
+    by_option = fa3.flex_attention(q, k, v, causal=True, **options)
+    by_function = fa3.flex_attention(q, k, v, mask_mod=causal, **options)
+    by_blocks = fa3.flex_attention(q, k, v, block_mask=mask, **options)
+    torch.testing.assert_close(by_option, of_torch(q, k, v, score_mod, mask), **TORCHS)
+    torch.testing.assert_close(by_function, by_option, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(by_blocks, by_option, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [(None, None), (7, 3), (0, None)])
+@pytest.mark.parametrize("rows", [3, 40, 70])
+def test_the_score_itself_is_attention(rows, window, monkeypatch):
+    small_tiles(monkeypatch)
+    q, k, v = inputs(rows=rows, dtype=torch.float32)
+    out, lse = fa3.flex_attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: s, window=window, return_lse=True
+    )
+    expected = fa3.attention(q, k, v, window=window, return_lse=True)
+    torch.testing.assert_close(out, expected[0])
+    torch.testing.assert_close(lse, expected[1])
+
+
+def test_packed_sequences_are_those_alone():
+    lengths, used = [5, 0, 17, 9], [4, 0, 17, 2]
+    ends = torch.tensor([0, 5, 5, 22, 31], dtype=torch.int32)
+    table = randn(4, HEADS, 64, seed=5)
+
+    def score_mod(s, b, h, q, k):
+        return s + table[b, h, k - q + 32]
+
+    q, k, v = (randn(31, h, DIM, seed=h + i) for i, h in enumerate((HEADS, KV_HEADS, KV_HEADS)))
+    options = {"score_mod": score_mod, "return_lse": True}
+    seqused = torch.tensor(used, dtype=torch.int32)
+    out, lse = fa3.flex_attention(
+        q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, seqused_k=seqused, **options
+    )
+    for n, (begin, length) in enumerate(zip(ends.tolist(), lengths, strict=False)):
+        rows = slice(begin, begin + length)
+        keys = slice(begin, begin + used[n])
+
+        def alone(s, b, h, i, j, n=n):
+            return s + table[n, h, j - i + 32]
+
+        own = fa3.flex_attention(
+            q[None, rows], k[None, keys], v[None, keys], score_mod=alone, return_lse=True
+        )
+        torch.testing.assert_close(out[rows], own[0][0])
+        torch.testing.assert_close(lse[:, rows], own[1][0])
+
+
+def test_a_row_that_sees_no_key_is_zero():
+    q, k, v = inputs()
+    out, lse = fa3.flex_attention(
+        q, k, v, mask_mod=lambda b, h, i, j: (i != 3) & (j < 7), return_lse=True
+    )
+    (out.sum() + lse[:, :, 4].sum()).backward()
+    assert (out[:, 3] == 0).all() and (lse[:, :, 3] == -float("inf")).all()
+    assert out[:, 4].abs().min() > 0
+    assert (q.grad[:, 3] == 0).all() and k.grad.isfinite().all() and (k.grad[:, 7:] == 0).all()
+
+
+def test_an_index_out_of_range_is_clamped():
+    table = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    q, k, v = inputs(rows=1, keys=9, batch=1)
+
+    def lse(score_mod):
+        return fa3.flex_attention(0 * q, k, v, score_mod=score_mod, return_lse=True)[1][0, 0, 0]
+
+    beyond = lse(lambda s, b, h, i, j: table[j])
+    clamped = torch.cat([table, table[2:].expand(6)]).logsumexp(0)
+    torch.testing.assert_close(beyond, clamped)
+    behind = lse(lambda s, b, h, i, j: table[j - 8])  # -8 .. -4: 0; -3 .. -1: from the end
+    torch.testing.assert_close(behind, table[[0, 0, 0, 0, 0, 0, 1, 2, 0]].logsumexp(0))
+
+
+def test_division_by_zero_is_a_number():
+    q, k, v = inputs(dtype=torch.float32)
+    out = fa3.flex_attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: s + i // (j - j) + i % (j - j)
+    )
+    torch.testing.assert_close(out, fa3.attention(q, k, v))
+
+
+def test_nan_reaches_the_rows_that_see_it():
+    q, k, v = inputs(dtype=torch.float32)
+    out = fa3.flex_attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i == 2, float("nan"), s)
+    )
+    assert out[:, 2].isnan().all() and not out[:, 3:].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_tensors_are_computed_in_float32(dtype):
+    score_mod, _ = functions.alibi(HEADS, ROWS, torch.float32)
+    wide = inputs(dtype=torch.float32)
+    narrow = [x.detach().to(dtype).requires_grad_() for x in wide]
+    out = fa3.flex_attention(*narrow, score_mod=score_mod)
+    exact = [x.detach().double().requires_grad_() for x in narrow]
+    expected = fa3.flex_attention(*exact, score_mod=score_mod)
+    out.sum().backward()
+    expected.sum().backward()
+    assert out.dtype == dtype
+    error = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps}
+    for mine, right in zip((out, *(x.grad for x in narrow)), (expected, *(x.grad for x in exact)),
+                           strict=True):  # fmt: skip
+        torch.testing.assert_close(mine.double(), right, **error)
+
+
+REFUSED = {
+    "reads the value": lambda s, b, h, q, k: s if q > k else -s,
+    "aten.i0": lambda s, b, h, q, k: torch.special.i0(s),
+    "a whole captured tensor of shape": lambda s, b, h, q, k: s + torch.ones(3)[None].sum(0)[:2],
+    "captured tensor without elements": lambda s, b, h, q, k: s + torch.ones(3, 0).t()[h, q],
+    "a row of a captured tensor": lambda s, b, h, q, k: s + torch.ones(3, 2).neg()[h],
+    "a captured tensor of 5 dimensions": lambda s, b, h, q, k: s + torch.ones(1, 1, 1, 1, 1)[0 * h],
+    "aten.add_": lambda s, b, h, q, k: s.add_(1),
+    "computes with a NoneType": lambda s, b, h, q, k: None,
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_cannot_be_translated_is_named(sentence):
+    q, k, v = inputs(dtype=torch.float32)
+    with pytest.raises(fa3.Unsupported, match=sentence):
+        fa3.flex_attention(q, k, v, score_mod=REFUSED[sentence])
+
+
+def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
+    from fa3.flex.functions import function_of
+
+    def with_number(x):
+        return lambda s, b, h, q, k: s * x
+
+    zero_dim, q, k, v = torch.tensor(2.0), *inputs(dtype=torch.float32)
+    call = with_number(zero_dim)
+    before = fa3.flex_attention(q, k, v, score_mod=call)
+    zero_dim.fill_(-1.0)
+    after = fa3.flex_attention(q, k, v, score_mod=call)
+    torch.testing.assert_close(before, fa3.flex_attention(q, k, v, score_mod=with_number(2.0)))
+    torch.testing.assert_close(after, fa3.flex_attention(q, k, v, score_mod=with_number(-1.0)))
+    assert function_of(call).graph is function_of(with_number(zero_dim)).graph
+    assert function_of(with_number(2.0)).graph is not function_of(with_number(3.0)).graph
+    assert function_of(with_number(1.0)).graph is not function_of(with_number(1)).graph
+
+
+def test_a_function_of_whole_tensors_is_traced_again():
+    logits = torch.zeros(HEADS)
+    q, k, v = inputs(dtype=torch.float32)
+
+    def score_mod(s, b, h, i, j):
+        return s * (2 * logits)[h]
+
+    zero = fa3.flex_attention(q, k, v, score_mod=score_mod)
+    logits.fill_(0.5)
+    torch.testing.assert_close(
+        fa3.flex_attention(q, k, v, score_mod=score_mod), fa3.attention(q, k, v)
+    )
+    assert not torch.allclose(zero, fa3.attention(q, k, v))
+
+
+PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/flex.md").read_text(), re.DOTALL)
+SHOWN = ("torch.Size([8])", "tensor(True)", "True", "True", "torch.Size([2, 100, 8, 64])")
+
+
+@pytest.mark.parametrize(("code", "shown"), zip(PAGE, SHOWN, strict=True))
+def test_a_variant_of_the_page_runs(code, shown, capsys):
+    exec(compile(code, "docs/flex.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == shown + "\n"

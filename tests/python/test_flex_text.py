@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA text of a score function computes what the graph does: compiled as plain C++ here."""
+
+import ctypes
+import shutil
+import subprocess
+
+import flex_functions as functions
+import pytest
+from builds import ROOT
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("fa3", reason="the Python package is not built")
+from fa3.flex.functions import function_of  # noqa: E402
+from fa3.flex.interpret import evaluate  # noqa: E402
+from fa3.flex.text import LONGEST, text_of  # noqa: E402
+
+COMPILER = shutil.which("g++")
+HEADS, ROWS, ERROR = 3, 20, 3e-6
+
+PROGRAM = """
+#include <cmath>
+#include <cstdint>
+using namespace std;
+#include "engine/cuda/softmax/score_function.cuh"
+namespace fa3::cuda {
+inline float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const {
+%s}
+}
+extern "C" void compute(const fa3::cuda::ScoreCaptures* captures, const float* scores,
+                        const int* places, float* results, int count) {
+  const fa3::cuda::ScoreFunction function{*captures};
+  for (int i = 0; i < count; ++i, places += 4) {
+    results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
+  }
+}
+"""
+
+
+class Captured(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("extent", ctypes.c_int * 4),
+        ("stride", ctypes.c_int * 4),
+    )
+
+
+def captures_of(tensors):
+    found = (Captured * 8)()
+    for to, tensor in zip(found, tensors, strict=False):
+        to.data = tensor.data_ptr()
+        to.extent[: tensor.ndim] = list(tensor.shape)
+        to.stride[: tensor.ndim] = tensor.stride()
+    return found
+
+
+def compiled(function, folder):
+    text = text_of(function)
+    source = folder / f"score{hash(text)}.cpp"  # a library of the same name would not be loaded
+    library = source.with_suffix(".so")
+    source.write_text(PROGRAM % text)
+    command = [COMPILER, "-std=c++20", "-O1", "-ffp-contract=off", "-shared", "-fPIC"]
+    subprocess.run([*command, f"-I{ROOT}/src", source, "-o", library], check=True)
+    return ctypes.CDLL(str(library)).compute
+
+
+def places(count=3000):
+    random = functions.generator(3)
+    columns = [torch.randint(0, top, (count,), generator=random) for top in (2, HEADS, ROWS, ROWS)]
+    return torch.stack(columns, -1).to(torch.int32)
+
+
+def of_text(function, scores, where, folder):
+    results = torch.empty_like(scores)
+    compute = compiled(function, folder)
+    captures = captures_of(function.tensors)
+    arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results))
+    compute(captures, *arrays, len(scores))
+    return results
+
+
+def of_graph(function, scores, where):
+    names = ("batch", "head", "query", "key")
+    leaves = {"score": scores.double(), **dict(zip(names, where.long().unbind(-1), strict=True))}
+    (results,) = evaluate(function.graph, [function.result], leaves, function.tensors)
+    return results.expand(scores.shape)
+
+
+def check(score_mod, folder, scores=None):
+    if COMPILER is None:
+        pytest.skip("g++ is not installed")
+    function = function_of(score_mod)
+    where = places()
+    if scores is None:
+        scores = functions.randn(len(where), dtype=torch.float32, seed=9)
+    mine, right = of_text(function, scores, where, folder), of_graph(function, scores, where)
+    torch.testing.assert_close(
+        mine.double(), right.double(), rtol=ERROR, atol=ERROR, equal_nan=True
+    )
+    return mine
+
+
+@pytest.mark.parametrize("make", functions.ALL, ids=lambda make: make.__name__)
+def test_text_computes_what_the_graph_does(make, tmp_path):
+    check(make(HEADS, ROWS, torch.float32)[0], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32),
+        *(torch.int16, torch.int8, torch.uint8, torch.bool),
+    ],
+)
+def test_every_type_is_loaded(dtype, tmp_path):
+    table = (functions.randn(ROWS, HEADS, seed=1) * 3).to(dtype).t()
+    check(lambda s, b, h, q, k: s + table[h, k], tmp_path)
+
+
+def test_indices_are_clamped(tmp_path):
+    table = functions.randn(5, dtype=torch.float32)
+    check(lambda s, b, h, q, k: s + table[k - q] + table[k * 100000] + table[q - 3], tmp_path)
+
+
+def test_integers_are_divided_as_in_torch(tmp_path):
+    def divided(s, b, h, q, k):
+        a, c = q - 10, k - 7
+        towards_zero = torch.div(a, c, rounding_mode="trunc") + torch.fmod(
+            a, torch.where(c == 0, 5, c)
+        )
+        return (
+            s
+            + a // c
+            + (a % c) * 0.5
+            + towards_zero * 0.25
+            + (a << 2)
+            + (a >> 1)
+            + (q & k | 4)
+            + (q ^ ~k)
+        )
+
+    check(divided, tmp_path)
+
+
+def test_what_is_no_number_stays_so(tmp_path):
+    nan, inf = float("nan"), float("inf")
+    scores = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1e30, -1e30, 88.0] * 375)
+
+    def hostile(s, b, h, q, k):
+        x = torch.where(q < 5, torch.maximum(s, k * 1.0), torch.minimum(s, k * 1.0))
+        x = torch.where(q < 10, x, torch.clamp(s, -3.0, 3.0))
+        return torch.where(q < 15, x, torch.where(k < 10, torch.tanh(s), torch.sigmoid(s)))
+
+    check(hostile, tmp_path, scores)
+    check(lambda s, b, h, q, k: torch.where(q > k, s, -inf), tmp_path, scores)
+    check(lambda s, b, h, q, k: torch.where(q > k, s, nan), tmp_path, scores)
+
+
+def test_numbers_are_written_in_full(tmp_path):
+    check(lambda s, b, h, q, k: s * 0.1 + 1e-40 - 3.4e38 + (1e300 * 0 + 2.0), tmp_path)
+    check(lambda s, b, h, q, k: s * (q - 2147483648), tmp_path)
+
+
+def test_bounds_of_integers_hold():
+    from fa3.flex.trace import trace
+
+    table = torch.arange(7)
+
+    def many(s, b, h, q, k):
+        x = [q - k, -q, q * -3, (q - k).abs(), torch.maximum(q - k, h), torch.clamp(q - 5, -2, 3)]
+        x += [torch.where(q > k, q, -k), (q - 9) // 4, (q - k) % 6, table[q] + q, (q > k) + k]
+        return s + sum(x)
+
+    graph, where = trace(many).graph, places()
+    names = ("batch", "head", "query", "key")
+    leaves = {"score": torch.zeros(len(where), dtype=torch.float64)}
+    leaves |= dict(zip(names, where.long().unbind(-1), strict=True))
+    numbers = [n for n, node in enumerate(graph.nodes) if node.kind == "int"]
+    bounded = 0
+    for number, value in zip(numbers, evaluate(graph, numbers, leaves, [table]), strict=True):
+        least, largest = graph.bounds(number, ROWS)
+        if least is not None:
+            bounded += 1
+            assert least <= value.min() and value.max() <= largest
+    assert bounded > 15
+
+
+def test_small_integers_become_floats_exactly(tmp_path):
+    where = torch.tensor([[0, 0, q, k] for q in (0, 1, LONGEST - 1) for k in (0, 7, LONGEST - 1)])
+    function = function_of(lambda s, b, h, q, k: s * 0 + (q - k) * 1.0)
+    assert "small_to_float" in text_of(function)
+    assert "small_to_float" not in text_of(function, longest=2**31)
+    results = of_text(function, torch.zeros(len(where)), where.to(torch.int32), tmp_path)
+    assert results.tolist() == [float(q - k) for _, _, q, k in where.tolist()]
