@@ -213,8 +213,8 @@ GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config
 MERGED = 16 + 4 * 4 + 5 * 3
 HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)E"  # or not; the variant; dropout
 E4M3 = rb"ELb(\d)"  # of the forward
-# Quantized caches' slots; whether steps are guarded; dropout; the variant.
-NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELNS0_7VariantE(\d)"
+# Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant.
+NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELb\dELNS0_7VariantE(\d)"
 ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4
 KERNELS = (
     (
