@@ -232,9 +232,9 @@ typedef struct fa3_options {
    * does. Each >= 0; the first two below 2^31, the others below 2^33 together with their lengths,
    * dropout_query a multiple of 16, dropout_key of 64. */
   int64_t dropout_sequence;
-  int64_t dropout_head;
-  int64_t dropout_query;
-  int64_t dropout_key;
+  int64_t dropout_head;  /**< the same for the first query head */
+  int64_t dropout_query; /**< the same for the first query */
+  int64_t dropout_key;   /**< the same for the first key */
 
   /** A mask as data, besides causal, window and chunks: int32 (b | 1, hq | 1, nq, nk), optional,
    * the last dimension contiguous. An entry is about a block of FA3_MASK_BLOCK queries and as many
