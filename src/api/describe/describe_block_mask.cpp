@@ -10,6 +10,8 @@
 namespace fa3::api {
 namespace {
 
+static_assert(kMaskBlock == FA3_MASK_BLOCK);
+
 constexpr uintptr_t kBitsAlignment = 16;  // what bulk copies of a GPU take
 
 // The caller's extent may be 1 for all.
