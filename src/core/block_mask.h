@@ -11,7 +11,8 @@
 
 namespace fa3 {
 
-inline constexpr int kMaskBlock = 128;  // FA3_MASK_BLOCK
+// FA3_MASK_BLOCK of fa3.h, which api/describe holds it to: kernels include no interface.
+inline constexpr int kMaskBlock = 128;
 inline constexpr int kMaskRowWords =
     kMaskBlock / 32;  // key j of a row is bit j % 32 of word j / 32
 inline constexpr int kMaskBlockWords = kMaskBlock * kMaskRowWords;

@@ -85,6 +85,23 @@ def test_a_block_mask_is_a_mask(monkeypatch):
     torch.testing.assert_close(by_blocks, by_option, rtol=1e-12, atol=1e-12)
 
 
+def test_torchs_arguments_give_torchs_results():
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    from fa3.compat.flex_attention import flex_attention
+
+    mask = create_block_mask(causal, 2, 1, ROWS, ROWS, device="cpu", BLOCK_SIZE=16)
+    score_mod, _ = functions.relative_bias(HEADS, ROWS, torch.float64)
+    q, k, v = (x.detach().transpose(1, 2) for x in inputs())
+    options = {"score_mod": score_mod, "block_mask": mask, "enable_gqa": True}
+    out, lse = flex_attention(q, k, v, return_lse=True, **options)
+    torch.testing.assert_close((out, lse), torchs(q, k, v, return_lse=True, **options), **TORCHS)
+    auxiliary = flex_attention(q, k, v, return_aux=AuxRequest(lse=True), **options)[1]
+    assert torch.equal(auxiliary.lse, lse) and auxiliary.max_scores is None
+    with pytest.raises(fa3.InvalidArgument, match="enable_gqa=True"):
+        flex_attention(q, k, v)
+
+
 @pytest.mark.parametrize("window", [(None, None), (7, 3), (0, None)])
 @pytest.mark.parametrize("rows", [3, 40, 70])
 def test_the_score_itself_is_attention(rows, window, monkeypatch):

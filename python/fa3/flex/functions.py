@@ -14,7 +14,7 @@ from fa3.flex.graph import SCORE, Graph
 from fa3.flex.trace import Function, trace
 
 MOST = 256  # functions that are remembered
-_known = {}  # what a function is -> its Function, oldest first
+_known: dict[tuple, tuple] = {}  # what a function is -> its Function, oldest first
 
 
 def function_of(score_mod):

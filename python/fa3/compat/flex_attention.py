@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flex_attention with the arguments of torch.nn.attention.flex_attention, on (b, h, s, d) tensors.
+
+For programs that import it from there: its BlockMask and create_block_mask stay torch's.
+"""
+
+import fa3
+from fa3.errors import InvalidArgument, Unsupported
+
+__all__ = ["flex_attention"]
+
+
+def flex_attention(
+    query,
+    key,
+    value,
+    score_mod=None,
+    block_mask=None,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kernel_options=None,
+    *,
+    return_aux=None,
+):
+    """torch's flex_attention by fa3.flex_attention. kernel_options, Triton's, are ignored."""
+    if key.shape[1] != query.shape[1] and not enable_gqa:
+        raise InvalidArgument(
+            f"key: expected {query.shape[1]} heads as query, or enable_gqa=True, got {key.shape[1]}"
+        )
+    if getattr(return_aux, "max_scores", False):
+        raise Unsupported("return_aux: max_scores, which fa3 never has as such")
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    out, lse = fa3.flex_attention(
+        q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, return_lse=True
+    )
+    out = out.transpose(1, 2)
+    if return_aux is not None:
+        from torch.nn.attention.flex_attention import AuxOutput
+
+        return out, AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)
+    return (out, lse) if return_lse else out
