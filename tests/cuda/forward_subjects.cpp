@@ -63,7 +63,7 @@ Subject subject_of(const ForwardKernel& kernel, const Form& form = {}) {
                                       : hopper::whole_tiles(kernel.config, call, pack, num_sms());
     const hopper::ForwardPlan plan = hopper::plan_launch(kernel, call, tiling, num_sms());
     return hopper::launch_forward(
-        plan, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
+        plan, nullptr, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
   };
   const bool other_form = form.finds_own_tiles() || form.cache;
   return {name,   g.head_dim, g.head_dim_v, dtype_of(g.element), g.variant,
@@ -101,7 +101,7 @@ Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const 
     const hopper::ForwardPlan plan =
         hopper::plan_launch(kernel, call, tiling_of(kernel.config, call, ranges), num_sms());
     return hopper::launch_forward(
-        plan, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
+        plan, nullptr, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
   };
   return subject;
 }
@@ -130,7 +130,7 @@ Subject dropout_subject(const ForwardKernel& kernel) {
     const hopper::Tiling tiling = hopper::whole_tiles(kernel.config, call, {}, num_sms());
     const hopper::ForwardPlan plan = hopper::plan_launch(kernel, call, tiling, num_sms());
     return hopper::launch_forward(
-        plan, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
+        plan, nullptr, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
   };
   return subject;
 }

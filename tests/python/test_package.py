@@ -110,6 +110,7 @@ STUB_TYPES_OF = {
     "window": "Sequence[int | None] | None",
     "dropout_p": "float | None",
     "dropout_seed": "Array | tuple[int, int] | None",
+    "dropout_origin": "tuple[int, int, int, int] | None",
     "softcap": "float | None",
     "attention_chunk": "int | None",
     "engine": "Engine",
