@@ -65,6 +65,7 @@ class Options(ctypes.Structure):
         ("dropout_query", ctypes.c_int64),
         ("dropout_key", ctypes.c_int64),
         *tensors("block_mask block_mask_bits"),
+        ("score", ctypes.c_void_p),
     ]
 
 

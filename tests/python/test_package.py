@@ -111,6 +111,7 @@ STUB_TYPES_OF = {
     "dropout_p": "float | None",
     "dropout_seed": "Array | tuple[int, int] | None",
     "dropout_origin": "tuple[int, int, int, int] | None",
+    "block_mask": "Any",
     "softcap": "float | None",
     "attention_chunk": "int | None",
     "engine": "Engine",

@@ -41,8 +41,8 @@ MaskData make_mask(const Case& c) {
   if (!c.mask.on) return {};
   MaskData mask{.sequences = c.mask.by_sequence ? c.batch : 1,
                 .heads = c.mask.by_head ? c.heads_q : 1,
-                .query_blocks = blocks_of(c.q.longest()),
-                .key_blocks = blocks_of(c.k.longest()),
+                .query_blocks = blocks_of(c.q.tensor_rows()),
+                .key_blocks = blocks_of(c.k.tensor_rows()),
                 .blocks = {},
                 .bits = {}};
   std::mt19937_64 random(c.seed + 77);
