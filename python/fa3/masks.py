@@ -135,10 +135,12 @@ SLICE_TYPES = {"full": 0, "causal": 1, "inverse": 2, "band": 3}
 def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False):
     """From slices: query q sees key k if some slice has both in its ranges, and its type allows it.
 
-    q_ranges, k_ranges: integer (n, 2), begin and end of the rows of each slice.
-    types: for each slice, or for all: "full"; "causal", whose last query is level with its last
-        key and sees no later one than that at its place; "inverse", whose first query is level with
-        its first key and sees no earlier one; "band", which is both. As numbers: 0, 1, 2, 3.
+    Args:
+        q_ranges, k_ranges: integer (n, 2), begin and end of the rows of each slice.
+        types: for each slice, or for all: "full"; "causal", whose last query is level with its last
+            key and sees no later one than that at its place; "inverse", whose first query is level
+            with its first key and sees no earlier one; "band", which is both. As numbers: 0, 1, 2,
+            3.
     """
     torch = sys.modules["torch"] if is_torch(q_ranges) else None
     names = [types] * len(q_ranges) if isinstance(types, str) else types
