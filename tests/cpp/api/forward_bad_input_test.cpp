@@ -254,12 +254,13 @@ TEST_P(ForwardBadInput, is_explained_and_changes_nothing) {
   EXPECT_TRUE(call.outputs_untouched());
 }
 
-// Queries judge everything but the data pointers in the same words.
+// Queries judge everything but the data, and pointers to it, in the same words.
 TEST_P(ForwardBadInput, is_found_by_the_query_functions_too) {
   const Bad& bad = GetParam();
   ForwardCall call;
   bad.change(&call.params);
-  const bool needs_data = std::string(bad.name).find("null") != std::string::npos;
+  const std::string name = bad.name;
+  const bool needs_data = name.find("null") != std::string::npos || name == "mask_names_no_bits";
   const fa3_status expected = needs_data ? FA3_OK : bad.status;
   size_t bytes = 12345;
   EXPECT_EQ(fa3_forward_supported(&call.params), expected) << fa3_last_error();
