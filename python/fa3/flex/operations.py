@@ -102,7 +102,7 @@ def of_power(make, c, y, x, e):
 
 
 OPERATIONS = {
-    # Of floats or integers.
+    # Operations on floats or integers.
     "add": Operation(torch.add, "{0} + {1}", lambda m, c, y, a, b: (c, c)),
     "sub": Operation(torch.sub, "{0} - {1}", lambda m, c, y, a, b: (c, m.neg(c))),
     "mul": Operation(torch.mul, "{0} * {1}", lambda m, c, y, a, b: (m.mul(c, b), m.mul(c, a))),
@@ -128,7 +128,7 @@ OPERATIONS = {
         where, "{0} ? {1} : {2}",
         lambda m, c, y, t, a, b: (None, m.where(t, c, m(0.0)), m.where(t, m(0.0), c)),
     ),
-    # Of floats.
+    # Operations on floats.
     "div": Operation(
         torch.div, "{0} / {1}",
         lambda m, c, y, a, b: (m.div(c, b), m.neg(m.div(m.mul(c, y), b))),
@@ -173,7 +173,7 @@ OPERATIONS = {
     "ceil": Operation(torch.ceil, "ceilf({0})"),
     "round": Operation(torch.round, "rintf({0})"),
     "trunc": Operation(torch.trunc, "truncf({0})"),
-    # Of integers.
+    # Operations on integers.
     "floor_div": Operation(floor_div, "floor_div({0}, {1})"),
     "truncated_div": Operation(truncated_div, "truncated_div({0}, {1})"),
     "bitwise_and": Operation(torch.bitwise_and, "{0} & {1}"),
@@ -189,7 +189,7 @@ OPERATIONS = {
     "le": Operation(torch.le, "{0} <= {1}"),
     "gt": Operation(torch.gt, "{0} > {1}"),
     "ge": Operation(torch.ge, "{0} >= {1}"),
-    # Of truths.
+    # Operations on truth values.
     "logical_and": Operation(torch.logical_and, "{0} && {1}"),
     "logical_or": Operation(torch.logical_or, "{0} || {1}"),
     "logical_xor": Operation(torch.logical_xor, "{0} != {1}"),

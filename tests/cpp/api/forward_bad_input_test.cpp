@@ -193,6 +193,13 @@ const std::vector<Bad>& options() {
        [](P* p) { *static_cast<int32_t*>(set_mask(p)->data) = 1; },
        "block_mask:",
        {"[1, 0]", "got 1 at (0, 0, 0, 0)"}},
+      {"score_without_tensors",
+       [](P* p) {
+         static const fa3_score_function kScore = {.text = "return score;", .num_tensors = 1};
+         p->options.score = &kScore;
+       },
+       "score:",
+       {"1 captured tensors", "null pointer"}},
       {"bits_alone",
        [](P* p) { p->options.block_mask_bits = bits_at(0); },
        "block_mask_bits:",

@@ -12,7 +12,7 @@
 namespace fa3::cuda {
 namespace {
 
-// Of nvrtc.h, so that a build needs no NVRTC.
+// The part of nvrtc.h that is called, so that a build needs no NVRTC.
 using Handle = void*;
 struct Nvrtc {
   int (*create)(Handle*, const char* text, const char* name, int, const char* const*,

@@ -99,7 +99,7 @@ __device__ __forceinline__ int shift_left(int a, int b) {
 __device__ __forceinline__ int shift_right(int a, int b) {
   return a >> (b < 0 || b > 31 ? 31 : b);
 }
-// Of numbers below 2^22: two instructions of full rate, where a conversion has an eighth of it.
+// For numbers below 2^22, two instructions of full rate, where a conversion has an eighth of it.
 __device__ __forceinline__ float small_to_float(int x) {
   constexpr int kBits = 0x4b400000;  // 1.5 * 2^23, whose last place is 1
   return from_bits(uint32_t(kBits + x)) - from_bits(kBits);

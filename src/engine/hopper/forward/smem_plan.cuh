@@ -39,7 +39,7 @@ struct QuantizedPipeline {
   PipelineBarriers<C.loaded_stages()> barriers;
 };
 
-// Of the consumers' threads, for each of their rows (largest_p.cuh).
+// Each consumer thread's largest P, for each of its rows (largest_p.cuh).
 template <ForwardConfig C>
 struct LargestPSmem {
   float of_thread[kRowsPerThread][C.consumer_warps() * kWarpSize];

@@ -7,7 +7,7 @@
 
 namespace fa3::hopper {
 
-// Of functions that capture nothing; others spill there, by the compiler's word.
+// Kernels of functions that capture nothing; others spill there, by the compiler's word.
 inline constexpr std::array kPureScoreTable{
     KernelInstance{
         .config =
@@ -19,7 +19,7 @@ inline constexpr std::array kPureScoreTable{
         .why = "three warpgroups keep the tensor cores busy"},
 };
 
-// Of all functions. Two warpgroups each: loads take registers.
+// Kernels of all functions. Two warpgroups each: loads take registers.
 inline constexpr std::array kScoreTable{
     KernelInstance{
         .config =

@@ -11,7 +11,7 @@ namespace fa3::cpu::FA3_ISA {
 
 enum class Shown { kNothing, kSome, kAll };
 
-// Of the key block that has `key`, to all of the rows.
+// What the key block that has `key` shows to all of the rows.
 FA3_INLINE Shown shown_to(const MaskRow* rows, int64_t num_rows, int64_t key) {
   bool all = true, none = true;
   for (int64_t r = 0; r < num_rows; ++r) {

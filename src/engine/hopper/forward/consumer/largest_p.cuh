@@ -22,7 +22,7 @@ namespace fa3::hopper {
 // In WorkTile::fired_guards, above what it counts.
 inline constexpr unsigned char kPeaked = 0x80, kMostCounted = 0x7f;
 
-// Peaked rows of long runs take their reference from at least so many keys.
+// Peaked rows of long runs take their reference from at least this number of keys.
 inline constexpr int kPeakedReferenceKeys = 512;
 
 template <ForwardConfig C>
