@@ -37,6 +37,7 @@ BackwardCall call_of(const BackwardProblem& p) {
           .gradient_scale_of_one_key = p.gradient_scale(1) * kept_scale,
           .softcap = p.softcap,
           .mask = narrow_mask(p),
+          .block_mask = p.block_mask,
           .dropout = p.dropout,
           .deterministic = p.deterministic,
           .batch_invariant = p.batch_invariant,

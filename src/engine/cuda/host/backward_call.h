@@ -20,6 +20,7 @@ struct BackwardCall {
   float gradient_scale_of_one_key = 0.0f;  // instead, where a sequence has one key
   float softcap = 0.0f;                    // 0: none
   MaskRuleOf<int> mask;
+  BlockMask block_mask;
   Dropout dropout;
   bool deterministic = false;
   bool batch_invariant = false;

@@ -45,24 +45,25 @@ struct RowBits {
   }
 };
 
-// A tile whose rows are keys and whose columns are queries, `first_query` the first of the block's:
-// scores of hidden pairs become -inf. first_key: of the 64 that `thread` of a warpgroup holds.
+// A tile whose rows are keys and whose columns are queries, the first of them that of `bits`, in
+// global memory: scores of hidden pairs become -inf. first_key: of the block's, the first of the 64
+// that `thread` of a warpgroup holds.
 template <int Count>
-__device__ __forceinline__ void hide_transposed(float (&scores)[Count], uint32_t smem,
-                                                int first_query, int first_key, int thread) {
-  const int key = first_key + fragment_row(thread);
-  const uint32_t word = smem + key / 32 * 4;  // also of the key kRowDistance further on
-  const uint32_t bit[kRowsPerThread] = {1u << (key % 32), 1u << (key % 32 + kRowDistance)};
+__device__ __forceinline__ void hide_transposed(float (&scores)[Count], const uint32_t* bits,
+                                                int first_key, int thread) {
   static_assert(kRowsPerWarp == 2 * kRowDistance && 32 % kRowsPerWarp == 0);
+  const int key = first_key + fragment_row(thread);
+  // The same word has the key kRowDistance further on.
+  const uint32_t* const words = bits + fragment_lane_column(thread) * kMaskRowWords + key / 32;
+  const uint32_t bit[kRowsPerThread] = {1u << (key % 32), 1u << (key % 32 + kRowDistance)};
 #pragma unroll
   for (int i = 0; i < Count; i += 4) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int query = first_query + fragment_column(i + j) + fragment_lane_column(thread);
-      const uint32_t bits = ld_shared_b32(word + query * kMaskRowWords * 4);
+      const uint32_t word = words[fragment_column(i + j) * kMaskRowWords];
 #pragma unroll
       for (int r = 0; r < kRowsPerThread; ++r) {
-        if ((bits & bit[r]) == 0) scores[i + j + 2 * r] = -kInfinity;
+        if ((word & bit[r]) == 0) scores[i + j + 2 * r] = -kInfinity;
       }
     }
   }

@@ -9,6 +9,7 @@
 #include "core/seqlen.h"
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/lists/block_list.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/rows.h"
 #include "engine/hopper/config/sm90.h"
@@ -92,6 +93,7 @@ struct BackwardParams {
   // Kernels that split the query heads of a key block.
   DkvAccum dkv_accum;
   cuda::DropoutParams dropout;
+  cuda::BlockLists lists;  // of query blocks, by key block
 };
 
 struct PostprocessParams {

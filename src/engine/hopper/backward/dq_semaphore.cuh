@@ -14,6 +14,8 @@ namespace fa3::hopper {
 
 template <BackwardConfig C>
 class DqSemaphore {
+  using Block = typename KeyBlockWork<C>::Block;
+
  public:
   __device__ __forceinline__ DqSemaphore(const BackwardParams& params, BackwardAddresses<C> at,
                                          const KeyBlockWork<C>& work)
@@ -21,8 +23,12 @@ class DqSemaphore {
 
   __device__ __forceinline__ void wait_for_all() const {
     ptx::griddepcontrol_wait();  // for the counters' zeros
-    for_each_step([&](QueryBlock block, PipelineState<kSemaphoreDepth> cursor) {
-      const int before = work_.dq_order(block.m_block);
+    PipelineState<C.stages> queries;
+    for_each_step([&](Block block, PipelineState<kSemaphoreDepth> cursor) {
+      // Its record. dQ's warpgroup does not release the stage before it may add.
+      if constexpr (C.block_mask) at_.q_pipeline().wait_full(queries);
+      queries.advance();
+      const int before = work_.dq_order(block);
       at_.semaphore_pipeline().wait_empty(cursor);
       while (ptx::ld_acquire(counter(block)) < before) {
       }
@@ -31,7 +37,7 @@ class DqSemaphore {
   }
 
   __device__ __forceinline__ void release_all() const {
-    for_each_step([&](QueryBlock block, PipelineState<kSemaphoreDepth> cursor) {
+    for_each_step([&](Block block, PipelineState<kSemaphoreDepth> cursor) {
       at_.added_pipeline().wait_full(cursor);
       ptx::add_release(counter(block), 1);
       at_.semaphore_pipeline().release(cursor.stage());
@@ -41,8 +47,8 @@ class DqSemaphore {
  private:
   template <class Use>
   __device__ __forceinline__ void for_each_step(const Use& use) const {
-    const QuerySteps steps = work_.steps();
-    QueryBlock block = work_.first_queries();
+    const auto steps = work_.steps();
+    Block block = work_.first_queries();
     PipelineState<kSemaphoreDepth> cursor;
 #pragma unroll 1
     for (int step = 0; step < work_.num_steps(); ++step) {
@@ -52,7 +58,7 @@ class DqSemaphore {
     }
   }
 
-  __device__ __forceinline__ int* counter(QueryBlock block) const {
+  __device__ __forceinline__ int* counter(Block block) const {
     return params_.scratch.dq_semaphore + work_.scratch_block(block);
   }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work of one CTA: a key block, the query blocks that see it, head after head of the group that
-// shares the keys, and where all of them lie. Two classes with one interface: for dense kernels,
-// and for general ones, with windows and varlen sequences. Next: backward_smem.cuh.
+// shares the keys, and where all of them lie. Three classes with one interface: for dense kernels,
+// for general ones, with windows and varlen sequences, and for block masks
+// (listed_key_block.cuh). Next: backward_smem.cuh.
 #pragma once
 
 #include <type_traits>
 
 #include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/backward/listed_key_block.cuh"
 #include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/tile/load.cuh"
 
@@ -33,6 +35,7 @@ template <BackwardConfig C>
 class DenseKeyBlock {
  public:
   struct Record {};  // nothing in shared memory
+  using Block = QueryBlock;
 
   __device__ __forceinline__ DenseKeyBlock(const BackwardParams& params, int tile, Record&)
       : params_(params),
@@ -49,6 +52,7 @@ class DenseKeyBlock {
     block.head += at_.head_split * heads();
     return block;
   }
+  __device__ __forceinline__ QueryBlock first_loaded() const { return first_queries(); }
   __device__ __forceinline__ int sequence() const { return at_.batch; }
   __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
   __device__ __forceinline__ float scale() const { return params_.scale; }
@@ -66,11 +70,11 @@ class DenseKeyBlock {
   __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
     return params_.scratch.numbers.block(at_.batch, block.head, block.m_block);
   }
-  __device__ __forceinline__ int dq_order(int m_block) const {
-    return dq_order_of(params_.extents, at_.n_block, C.block_n, m_block, C.block_m);
+  __device__ __forceinline__ int dq_order(QueryBlock block) const {
+    return dq_order_of(params_.extents, at_.n_block, C.block_n, block.m_block, C.block_m);
   }
   // Whether this warp's rows of a part of dQ begin before the queries' end.
-  __device__ __forceinline__ static constexpr bool has_rows(int /*m_block*/, int /*part*/) {
+  __device__ __forceinline__ static constexpr bool has_rows(QueryBlock, int /*part*/) {
     return true;
   }
 
@@ -103,6 +107,7 @@ class SequenceKeyBlock {
     QuerySteps steps;
     int num_steps;
   };
+  using Block = QueryBlock;
 
   __device__ __forceinline__ SequenceKeyBlock(const BackwardParams& params, int tile, Record& mine)
       : params_(params), mine_(mine) {
@@ -116,6 +121,7 @@ class SequenceKeyBlock {
   __device__ __forceinline__ QueryBlock first_queries() const {
     return QueryBlock::first(params_, mine_.kv_head, mine_.steps);
   }
+  __device__ __forceinline__ QueryBlock first_loaded() const { return first_queries(); }
   __device__ __forceinline__ int sequence() const { return mine_.sequence; }
   __device__ __forceinline__ const SequenceExtents& extents() const { return mine_.extents; }
   __device__ __forceinline__ float scale() const {
@@ -139,11 +145,11 @@ class SequenceKeyBlock {
   __device__ __forceinline__ int64_t scratch_block(QueryBlock block) const {
     return params_.scratch.numbers.block(mine_.scratch, block.head, block.m_block);
   }
-  __device__ __forceinline__ int dq_order(int m_block) const {
-    return dq_order_of(mine_.extents, mine_.n_block, C.block_n, m_block, C.block_m);
+  __device__ __forceinline__ int dq_order(QueryBlock block) const {
+    return dq_order_of(mine_.extents, mine_.n_block, C.block_n, block.m_block, C.block_m);
   }
-  __device__ __forceinline__ bool has_rows(int m_block, int part) const {
-    return m_block * C.block_m + C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
+  __device__ __forceinline__ bool has_rows(QueryBlock block, int part) const {
+    return block.m_block * C.block_m + C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
            mine_.queries.count;
   }
 
@@ -191,6 +197,8 @@ class SequenceKeyBlock {
 };
 
 template <BackwardConfig C>
-using KeyBlockWork = std::conditional_t<C.general(), SequenceKeyBlock<C>, DenseKeyBlock<C>>;
+using KeyBlockWork =
+    std::conditional_t<C.block_mask, ListedKeyBlock<C>,
+                       std::conditional_t<C.general(), SequenceKeyBlock<C>, DenseKeyBlock<C>>>;
 
 }  // namespace fa3::hopper

@@ -11,6 +11,7 @@
 // P, dP and dS stand for their transposes throughout. Next: store_keys.cuh.
 #pragma once
 
+#include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/backward/score_tile.cuh"
 #include "engine/hopper/backward/store_keys.cuh"
@@ -49,6 +50,7 @@ class KeyGradients {
  private:
   using Tile = ScoreTile<C>;
   using Cursor = PipelineState<C.stages>;
+  using Block = typename KeyBlockWork<C>::Block;
   static_assert(C.dk_tile().bytes() <= C.q_tile().bytes() &&
                 C.dv_tile().bytes() <= C.d_o_tile().bytes());
   static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_stages);
@@ -79,9 +81,9 @@ class KeyGradients {
   }
 
   __device__ __forceinline__ void sum(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
-    const QuerySteps steps = work_.steps();
+    const auto steps = work_.steps();
     const int num_steps = work_.num_steps();
-    QueryBlock block = work_.first_queries();
+    Block block = work_.first_queries();
     // Carried as floats and packed at the loop's top: with packed ones carried over the back edge
     // the compiler serialises the products.
     typename Tile::Scores p;
@@ -104,7 +106,7 @@ class KeyGradients {
     }
   }
 
-  __device__ __forceinline__ void first_p(typename Tile::Scores& p, QueryBlock block) {
+  __device__ __forceinline__ void first_p(typename Tile::Scores& p, Block block) {
     at_.k_once().wait_full({});
     at_.q_pipeline().wait_full(cursor_);
     typename Tile::Lse lse;
@@ -112,7 +114,7 @@ class KeyGradients {
     ptx::wgmma_fence();
     issue_scores(p, cursor_.stage());
     ptx::wgmma_commit_group();
-    dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
+    draw(block);
     ptx::wgmma_wait_group<0>();
     exponentiate(p, lse, block);
   }
@@ -155,7 +157,7 @@ class KeyGradients {
   }
 
   // The next block's P, under dK += dS Q.
-  __device__ __forceinline__ void next_p(typename Tile::Scores& p, QueryBlock block,
+  __device__ __forceinline__ void next_p(typename Tile::Scores& p, Block block,
                                          float (&dk)[C.head_dim / 2],
                                          const typename Tile::Packed& ds) {
     const Cursor next = cursor_.next();
@@ -165,7 +167,7 @@ class KeyGradients {
     tile::issue_ab<C.element, C.q_tile()>(dk, ds,
                                           tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
-    dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
+    draw(block);
     ptx::wgmma_wait_group<1>();
     typename Tile::Lse lse;  // read only now: held under the product, 3% slower
     Tile::read(lse, at_.lse(next.stage()));
@@ -191,14 +193,31 @@ class KeyGradients {
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
-                                               const typename Tile::Lse& lse, QueryBlock block) {
-    const int first_row = block.m_block * C.block_m;
+                                               const typename Tile::Lse& lse, Block block) {
     const auto score = Tile::score_of(params_);
     score.prepare(scores);
-    if (Tile::is_masked(unmasked_, first_row)) {
-      Tile::mask(scores, work_.extents(), first_key_, first_row);
-    }
+    hide(scores, block);
     Tile::exponentiate(scores, lse, score, at_.p(warpgroup_), dropout_);
+  }
+
+  __device__ __forceinline__ void hide(typename Tile::Scores& scores, Block block) {
+    if constexpr (C.block_mask) {
+      const uint32_t* const bits = work_.at(block).bits;
+      if (bits) {
+        hide_transposed(scores, bits, warpgroup_ * kRowsPerWarpgroup,
+                        int(thread_in_block() % kWarpgroupSize));
+      }
+    } else {
+      const int first_row = block.m_block * C.block_m;
+      if (Tile::is_masked(unmasked_, first_row)) {
+        Tile::mask(scores, work_.extents(), first_key_, first_row);
+      }
+    }
+  }
+  __device__ __forceinline__ void draw(Block block) {
+    if constexpr (C.dropout) {
+      dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
+    }
   }
 
   __device__ __forceinline__ bool is_lane_0() const { return threadIdx.x % kWarpSize == 0; }

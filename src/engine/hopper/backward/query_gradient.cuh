@@ -30,9 +30,9 @@ class QueryGradient {
     __syncwarp();
 
     at_.k_once().wait_full({});
-    const QuerySteps steps = work_.steps();
+    const auto steps = work_.steps();
     const int num_steps = work_.num_steps();
-    QueryBlock block = work_.first_queries();
+    typename KeyBlockWork<C>::Block block = work_.first_queries();
     PipelineState<C.ds_stages> ds;
     PipelineState<C.stages> queries;  // the step before
     PipelineState<kSemaphoreDepth> semaphore;
@@ -51,7 +51,7 @@ class QueryGradient {
           __syncwarp();
           if (adds_in_order()) at_.semaphore_pipeline().wait_full(semaphore);
         }
-        const bool has_rows = work_.has_rows(block.m_block, part);  // under the product, too
+        const bool has_rows = work_.has_rows(block, part);  // under the product, too
         ptx::wgmma_wait_group<0>();
         if (part + 1 == C.dq_accum().parts()) release(ds);
         if (has_rows) {

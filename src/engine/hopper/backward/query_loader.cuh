@@ -3,6 +3,8 @@
 // statistics. A helper, or a thread of warpgroup 0. Next: query_gradient.cuh.
 #pragma once
 
+#include <utility>
+
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/grid.cuh"
@@ -18,7 +20,7 @@ class QueryLoader {
       : params_(params),
         at_(at),
         work_(work),
-        block_(work.first_queries()),
+        block_(work.first_loaded()),
         left_(work.num_steps()) {}
 
   // For a helper.
@@ -50,6 +52,7 @@ class QueryLoader {
     const int64_t row = work_.scratch_block(block_) * C.block_m;
 
     if constexpr (C.helpers) at_.q_pipeline().wait_empty(cursor_);
+    if constexpr (C.block_mask) work_.record(block_);
     load(q_map(), C.q_tile(), at_.q(stage), at_.q_pipeline().full(stage), kStatisticsBytes,
          queries);
     ptx::cp_async_bulk_load(at_.lse(stage), params_.scratch.lse_log2 + row, kStatisticsBytes,
@@ -95,7 +98,7 @@ class QueryLoader {
   const BackwardParams& params_;
   const BackwardAddresses<C> at_;
   const KeyBlockWork<C>& work_;
-  QueryBlock block_;
+  decltype(std::declval<const KeyBlockWork<C>&>().first_loaded()) block_;
   int left_;  // steps to load
   PipelineState<C.stages> cursor_;
 };

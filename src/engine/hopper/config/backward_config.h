@@ -26,6 +26,7 @@ struct BackwardConfig {
   Variant variant = Variant::kDense;
   bool splits_heads = false;  // a key block has a CTA for each split of its query heads
   bool dropout = false;
+  bool block_mask = false;  // steps walk the lists of a block mask (listed_key_block.cuh)
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
@@ -58,7 +59,7 @@ struct BackwardConfig {
   FA3_HD constexpr BackwardConfig of_rows() const {
     BackwardConfig other = *this;
     if (capped()) other.variant = Variant::kGeneral;
-    other.dropout = false;
+    other.dropout = other.block_mask = false;
     return other;
   }
 
@@ -86,7 +87,7 @@ struct BackwardConfig {
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   // Kernels for calls of their own beside the main one.
-  FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout; }
+  FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout && !block_mask; }
   FA3_HD constexpr bool can_take_short_sequences() const {
     return general() && !has_other_p() && !splits_dkv();
   }

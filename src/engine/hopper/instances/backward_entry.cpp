@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/hopper/instances/dropout_backward_table.h"
+#include "engine/hopper/instances/mask_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -22,6 +23,12 @@ BackwardKernel find_dropout(int row, std::integer_sequence<int, Rows...>) {
   return kEntries[row]();
 }
 
+template <Element E, int... Rows>
+BackwardKernel find_mask(int row, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[])() = {&mask_backward_entry<Rows, E>...};
+  return kEntries[row]();
+}
+
 }  // namespace
 
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
@@ -34,6 +41,12 @@ BackwardKernel dropout_backward_kernel_at(int row, Element element) {
   constexpr std::make_integer_sequence<int, int(kDropoutBackwardTable.size())> kRows;
   return element == Element::kFp16 ? find_dropout<Element::kFp16>(row, kRows)
                                    : find_dropout<Element::kBf16>(row, kRows);
+}
+
+BackwardKernel mask_backward_kernel_at(int row, Element element) {
+  constexpr std::make_integer_sequence<int, int(kMaskBackwardTable.size())> kRows;
+  return element == Element::kFp16 ? find_mask<Element::kFp16>(row, kRows)
+                                   : find_mask<Element::kBf16>(row, kRows);
 }
 
 }  // namespace fa3::hopper

@@ -37,4 +37,9 @@ template <int Row, Element E>
 BackwardKernel dropout_backward_entry();
 BackwardKernel dropout_backward_kernel_at(int row, Element element);
 
+// The same for a row of kMaskBackwardTable.
+template <int Row, Element E>
+BackwardKernel mask_backward_entry();
+BackwardKernel mask_backward_kernel_at(int row, Element element);
+
 }  // namespace fa3::hopper

@@ -118,7 +118,13 @@ bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) 
   return true;
 }
 
-cudaError_t launch_main(const BackwardPlan& plan, const Arrays& arrays, bool pdl,
+cuda::BlockListParams lists_in(const BackwardPlan& plan, void* workspace) {
+  cuda::BlockListParams lists = plan.lists;
+  set_memory(lists, plan.workspace.lists, workspace);
+  return lists;
+}
+
+cudaError_t launch_main(const BackwardPlan& plan, const Arrays& arrays, void* workspace, bool pdl,
                         cudaStream_t stream) {
   BackwardParams p{};
   if (plan.grids.main == 0) return cudaSuccess;
@@ -126,6 +132,7 @@ cudaError_t launch_main(const BackwardPlan& plan, const Arrays& arrays, bool pdl
   p.scratch = arrays.scratch;
   p.varlen = arrays.k_tiles.tiles();
   p.dkv_accum = arrays.dkv_accum;
+  if (plan.kernel.config.block_mask) p.lists = column_lists(lists_in(plan, workspace));
   return launch(plan.main, unsigned(plan.grids.main), plan.main_threads, plan.kernel.smem_bytes, &p,
                 {.pdl = pdl}, stream);
 }
@@ -147,10 +154,12 @@ cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream
 }
 
 // What the first kernel finds in the workspace.
-cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, cudaStream_t stream) {
+cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* workspace,
+                    cudaStream_t stream) {
   const BackwardCall& a = plan.call;
   const BackwardConfig& c = plan.kernel.config;
   cudaError_t error = cudaSuccess;
+  if (c.block_mask) error = prepare_block_lists(lists_in(plan, workspace), stream);
   if (a.varlen) {
     error = list_tiles(a, arrays.k_tiles, a.k, a.lengths_k, a.lengths_q, c.block_n, plan.tail_tiles,
                        plan.k_blocks.in_all, stream);
@@ -208,13 +217,14 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
   const RowTiles tiles{scratch.numbers, a.seqlen_q, arrays.q_tiles.tiles(),
                        a.lengths_q.in_one_tensor};
   const int64_t preprocess = plan.grids.preprocess;
-  cudaError_t error = launches & kPreprocess ? prepare(plan, arrays, stream) : cudaSuccess;
+  cudaError_t error =
+      launches & kPreprocess ? prepare(plan, arrays, workspace, stream) : cudaSuccess;
   if (error == cudaSuccess && launches & kPreprocess) {
     PreprocessParams p{row_operands(a), scratch, tiles, a.sink, arrays.sink_sums};
     error = launch(kernel.preprocess, unsigned(preprocess), kPreprocessThreads, 0, &p, {}, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
-    error = launch_main(plan, arrays, launches & kPreprocess && preprocess > 0, stream);
+    error = launch_main(plan, arrays, workspace, launches & kPreprocess && preprocess > 0, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
     const PostprocessParams p{row_tensor(a.dq), scratch.dq_accum, tiles, a.gradient_scale,

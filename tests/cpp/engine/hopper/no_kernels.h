@@ -12,6 +12,7 @@
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/instances/mask_backward_table.h"
 #include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
 
@@ -93,6 +94,11 @@ BackwardKernel no_backward_kernel() {
 template <int Row, Element E, Variant V>
 BackwardKernel backward_entry() {
   return no_backward_kernel<kBackwardTable[Row].config.with(E, V)>();
+}
+
+template <int Row, Element E>
+BackwardKernel mask_backward_entry() {
+  return no_backward_kernel<kMaskBackwardTable[Row].config.with(E, Variant::kDense)>();
 }
 
 template <int Row, Element E>

@@ -138,6 +138,11 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
     w.k_tiles = place<SequenceTiles>(allocator, plan.k_blocks.in_all);
     w.num_k_tiles = place<int>(allocator, 1);
   }
+  if (c.block_mask) {
+    const auto pass =
+        a.deterministic ? cuda::ListsOf::kDeterministicBackward : cuda::ListsOf::kBackward;
+    w.lists = cuda::place_block_lists(plan.lists, pass, allocator);
+  }
   w.bytes = allocator.bytes();
   return w;
 }
@@ -180,6 +185,9 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& cal
                                  : kernel.main;
   plan.main_threads = (call.deterministic ? c.deterministic() : c).threads();
   plan.tail_tiles = kTailTilesPerSm * num_sms;
+  if (c.block_mask) {
+    plan.lists = cuda::block_list_params(call.block_mask, call.seqlen_q, call.seqlen_k);
+  }
   plan.grids = grids_of(plan);
   if (!plan.short_sequences) plan.workspace = lay_out(plan);
   return plan;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "engine/cuda/host/backward_call.h"
+#include "engine/cuda/lists/block_list_memory.h"
 #include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/scheduler/key_block_order.h"
 
@@ -25,6 +26,7 @@ struct BackwardWorkspace {
   int64_t num_q_tiles = kNone;
   int64_t k_tiles = kNone;
   int64_t num_k_tiles = kNone;
+  cuda::BlockListMemory lists;  // block masks
   int64_t bytes = 0;
 };
 
@@ -51,7 +53,8 @@ struct BackwardPlan {
   RowBlockCounts q_blocks;
   RowBlockCounts k_blocks;
   KeyBlockOrder order{};
-  int64_t num_tiles = 0;  // key blocks, times head splits
+  cuda::BlockListParams lists{};  // of a block mask
+  int64_t num_tiles = 0;          // key blocks, times head splits
   const void* main = nullptr;
   int main_threads = 0;
   int tail_tiles = 0;            // varlen: the last key blocks, longest first whatever their head

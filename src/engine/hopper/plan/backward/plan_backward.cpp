@@ -8,6 +8,7 @@
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
+#include "engine/hopper/instances/mask_backward_table.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/plan_forward.h"
@@ -37,12 +38,14 @@ Variant main_variant(const BackwardProblem& p) {
   return variant_of(without_sink);
 }
 
-// A row of kBackwardTable, or of kDropoutBackwardTable.
+// A row of kBackwardTable, of kDropoutBackwardTable or of kMaskBackwardTable.
 const BackwardInstance& instance_of(const BackwardProblem& p, int row) {
+  if (p.block_mask.on) return kMaskBackwardTable[size_t(row)];
   return p.dropout.on() ? kDropoutBackwardTable[size_t(row)] : kBackwardTable[size_t(row)];
 }
 
 int select_row(const BackwardProblem& p, Variant variant) {
+  if (p.block_mask.on) return select_mask_backward_kernel(p.head_dim, p.head_dim_v);
   if (!p.dropout.on()) return select_backward_kernel(p.head_dim, p.head_dim_v);
   const auto row_of = [&](Variant v) {
     return select_dropout_backward_kernel(p.head_dim, p.head_dim_v, v);
@@ -54,6 +57,7 @@ int select_row(const BackwardProblem& p, Variant variant) {
 BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
   const int row = select_row(p, variant);
   const Element element = element_of(p.dtype);
+  if (p.block_mask.on) return mask_backward_kernel_at(row, element);
   return p.dropout.on() ? dropout_backward_kernel_at(row, element)
                         : backward_kernel_at(row, element, variant);
 }
@@ -89,6 +93,14 @@ int select_backward_kernel(int64_t head_dim, int64_t head_dim_v) {
   return kNoBackwardKernel;
 }
 
+int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v) {
+  for (int row = 0; row < int(kMaskBackwardTable.size()); ++row) {
+    const BackwardConfig& c = kMaskBackwardTable[row].config;
+    if (c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
+  }
+  return kNoBackwardKernel;
+}
+
 int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant) {
   for (int row = 0; row < int(kDropoutBackwardTable.size()); ++row) {
     const BackwardConfig& c = kDropoutBackwardTable[row].config;
@@ -99,7 +111,6 @@ int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_forward(problem));
-  if (problem.block_mask.on) return unsupported("gradients under block_mask");
   if (problem.has_float8()) return unsupported("no gradients of ", name_of(problem.kv_dtype));
   if (!has_whole_copies(problem)) {
     return unsupported("gradients where head dims are no multiples of 8, got ", problem.head_dim,
@@ -135,9 +146,10 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   plan->num_tasks = decided.num_tiles;
   plan->workspace_bytes = decided.workspace.bytes;
   if (plan->wants_words) {
-    plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                          " ", c.block_m, "x", c.block_n, mask_name(call.mask),
-                          c.dropout ? " dropout" : "", call.deterministic ? " deterministic" : "");
+    plan->kernel =
+        concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+               c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
+               c.dropout ? " dropout" : "", call.deterministic ? " deterministic" : "");
     plan->why = reasons(decided, instance_of(problem, row).why);
   }
   return {};

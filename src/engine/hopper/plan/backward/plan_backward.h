@@ -16,6 +16,9 @@ constexpr int kNoBackwardKernel = -1;
 // The row of kBackwardTable for head dims, or kNoBackwardKernel.
 int select_backward_kernel(int64_t head_dim, int64_t head_dim_v);
 
+// The same of kMaskBackwardTable.
+int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v);
+
 // The same of kDropoutBackwardTable, among those of a variant.
 int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
 

@@ -10,6 +10,7 @@
 
 #include "backward_run.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
+#include "engine/hopper/instances/mask_backward_table.h"
 #include "many_orders.h"
 
 namespace fa3::hopper {
@@ -128,6 +129,23 @@ TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
   all_work_is_done_once<kDense>(std::span(kShapes));
   all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
   all_work_is_done_once<kCapped>(std::span(kVarlen));
+}
+
+// Query blocks that end in their first half; key blocks that nobody sees.
+TEST(BackwardProtocol, block_masks_are_worked_through_once_in_any_order) {
+  constexpr Shape kListed[] = {
+      {.seqlen_q = 900, .seqlen_k = 700, .heads = 4, .kv_heads = 2, .batches = 2, .mask = kFull},
+      {.seqlen_q = 300, .seqlen_k = 1500, .heads = 6, .kv_heads = 2, .batches = 1, .mask = kFull},
+      {.seqlen_q = 40, .seqlen_k = 60, .heads = 3, .kv_heads = 3, .batches = 3, .mask = kFull},
+  };
+  [&]<int... Row>(std::integer_sequence<int, Row...>) {
+    const auto check = [&]<BackwardConfig C>() {
+      all_work_is_done_once<C>(std::span(kListed));
+      all_work_is_done_once<C.deterministic()>(std::span(kListed), true);
+    };
+    (check.template operator()<kMaskBackwardTable[Row].config>(), ...);
+  }
+  (std::make_integer_sequence<int, int(kMaskBackwardTable.size())>());
 }
 
 // Calls check.operator()<C>() for every row's kernel of a variant.

@@ -13,6 +13,7 @@
 #include "engine/hopper/launch/launch_backward.h"
 #include "host_runtime.h"
 #include "machine.h"
+#include "random_map.h"
 #include "shape.h"
 
 namespace fa3::hopper {
@@ -46,6 +47,7 @@ class BackwardRun {
     a.sequences = s.batches;
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
+    if (C.block_mask) a.block_mask = mask_ = map_.make(s, 1);
     machine::on_launch = [this](const void* function, dim3 grid, const void* params, bool) {
       if (function != &main_ && function != &main_head_splits_) return;
       tiles_ = int(grid.x);
@@ -70,7 +72,7 @@ class BackwardRun {
       for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = dq_order(at, b);
     }
     return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this] {
-      if constexpr (!C.general()) {
+      if constexpr (C.can_split_heads()) {
         if (params_.order.head_splits > 1) return backward_kernel<C.with_head_splits()>(params_);
       }
       backward_kernel<C>(params_);
@@ -242,6 +244,10 @@ class BackwardRun {
         bool sees = false;
         const int end = std::min((m + 1) * C.block_m, at.queries.count);
         for (int query = m * C.block_m; query < end; ++query) sees |= sees_key(query);
+        if (C.block_mask) {
+          const int32_t* const row = mask_.row_of(at.keys.batch, head, m * C.block_m / kMaskBlock);
+          sees = row[at.n_block] != kHiddenBlock;
+        }
         if (sees) blocks.push_back({head, m});
       }
     }
@@ -404,6 +410,8 @@ class BackwardRun {
   char pre_ = 0, main_ = 0, main_head_splits_ = 0, post_ = 0;        // and for kernels
   std::vector<char> workspace_;
   BackwardParams params_{};
+  RandomMap map_;
+  BlockMask mask_;
   int tiles_ = 0;
 };
 

@@ -19,6 +19,7 @@
 #include "host_runtime.h"
 #include "kernel_on_trial.h"
 #include "machine.h"
+#include "random_map.h"
 #include "shape.h"
 
 namespace fa3::hopper {
@@ -82,7 +83,7 @@ class ForwardRun {
     a.lengths_q = s.lengths_q();
     a.lengths_k = s.lengths_k();
     a.heads_per_kv_head = s.heads / s.kv_heads;
-    if (config_.block_mask) a.block_mask = make_mask();
+    if (config_.block_mask) a.block_mask = map_.make(s, trial.seed);
     a.cache_is_e5m2 = is_e5m2();
     LaunchOperands operands;
     if (config_.e4m3) give_scales_and_transpose(&a, &operands);
@@ -214,30 +215,6 @@ class ForwardRun {
     return most;
   }
 
-  // A map for each head, some rows of which see nothing.
-  BlockMask make_mask() {
-    const Shape& s = trial_.shape;
-    const auto blocks_of = [](int rows) { return int64_t{rows + kMaskBlock - 1} / kMaskBlock; };
-    BlockMask mask{.on = true,
-                   .query_blocks = blocks_of(s.seqlen_q),
-                   .key_blocks = blocks_of(s.seqlen_k),
-                   .batches = s.batches,
-                   .heads = s.heads,
-                   .bits = bits_.data(),
-                   .num_bits = 1};
-    mask.row_stride = mask.key_blocks;
-    mask.head_stride = mask.query_blocks * mask.row_stride;
-    mask.batch_stride = mask.heads * mask.head_stride;
-    unsigned random = trial_.seed + 1;
-    for (int64_t row = 0; row < mask.batches * mask.heads * mask.query_blocks; ++row) {
-      for (int64_t key = 0; key < mask.key_blocks; ++key) {
-        random = random * 1664525u + 1013904223u;
-        map_.push_back(row % 5 == 3 ? kHiddenBlock : int32_t(random >> 24) % 3 - 1);
-      }
-    }
-    mask.blocks = map_.data();
-    return mask;
-  }
   int list_of(const Work& work) const {
     return launch_.params.lists.number(work.queries.batch, work.queries.pack, work.m_block);
   }
@@ -471,8 +448,8 @@ class ForwardRun {
   std::vector<float> scales_;  // of e4m3 values
   KeyScales key_scales_{};     // stands for all
   std::vector<unsigned char> workspace_;
-  std::vector<int32_t> pages_, map_;
-  alignas(16) std::array<uint32_t, kMaskBlockWords> bits_{};
+  std::vector<int32_t> pages_;
+  RandomMap map_;
   struct Launch {
     unsigned blocks;
     ForwardParams params;

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The work of one CTA under a block mask: a key block, and the query blocks of its column's list,
+// head after head of the group that shares the keys. The thread that loads walks the lists and
+// leaves a record of each step in shared memory, before it arrives for the step's Q; the others
+// read it there. Next: backward_smem.cuh.
+#pragma once
+
+#include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/config/backward_config.h"
+#include "engine/hopper/tile/load.cuh"
+
+namespace fa3::hopper {
+
+// What is known of one step.
+struct ListedStep {
+  const uint32_t* bits;  // of its first query; null: all pairs are seen
+  int head;
+  int m_block;
+  int order;  // how many key blocks add to its dQ before, in deterministic calls
+};
+
+template <BackwardConfig C>
+class ListedKeyBlock {
+  static constexpr int kHalves = kMaskBlock / C.block_m;  // steps of a block
+  // Whoever is last reads the record of a step while the loader, C.stages ahead of dQ's warpgroup,
+  // which is kSemaphoreDepth ahead of the release of dQ's semaphore, writes another.
+  static constexpr int kRecords = 8;
+
+ public:
+  static_assert(C.block_n == kMaskBlock && kMaskBlock % C.block_m == 0 && C.helpers);
+
+  // Where the loader is.
+  struct Walk {
+    const ListedBlock* list;
+    int count;  // of the list
+    int head;
+    int at;  // in the list
+    int half;
+    int step;
+  };
+  struct Record {
+    int num_steps;
+    Walk walk;
+    ListedStep steps[kRecords];
+  };
+  struct Steps {};
+  // A step, by its number; for the loader, the one where the walk is.
+  struct Block {
+    int step = 0;
+    __device__ __forceinline__ void advance(Steps) { ++step; }
+  };
+  struct Loaded {
+    const ListedKeyBlock& work;
+    __device__ __forceinline__ void advance(Steps) const { work.walk_on(); }
+  };
+
+  __device__ __forceinline__ ListedKeyBlock(const BackwardParams& params, int tile, Record& mine)
+      : params_(params), at_(params.order.unsplit_at(tile)), mine_(mine) {
+    if (threadIdx.x != 0) return;
+    mine_.num_steps = count_steps();
+    mine_.walk = {nullptr, 0, at_.kv_head * params_.heads_per_kv_head - 1, 0, 0, 0};
+    if (mine_.num_steps > 0) open_next_list();
+  }
+
+  __device__ __forceinline__ static constexpr bool exists() { return true; }
+  __device__ __forceinline__ int first_key() const { return at_.n_block * C.block_n; }
+  __device__ __forceinline__ int num_steps() const { return mine_.num_steps; }
+  __device__ __forceinline__ static constexpr Steps steps() { return {}; }
+  __device__ __forceinline__ static constexpr Block first_queries() { return {}; }
+  __device__ __forceinline__ int sequence() const { return at_.batch; }
+  __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
+  __device__ __forceinline__ float scale() const { return params_.scale; }
+
+  __device__ __forceinline__ ptx::TileCoordinates keys() const {
+    return {0, first_key(), at_.kv_head, at_.batch};
+  }
+  __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
+    return {0, first, at_.kv_head, at_.batch};
+  }
+
+  // ---- For the loader ----
+
+  __device__ __forceinline__ Loaded first_loaded() const { return {*this}; }
+  __device__ __forceinline__ ptx::TileCoordinates queries(const Loaded&) const {
+    return {0, m_block_of_walk() * C.block_m, mine_.walk.head, at_.batch};
+  }
+  __device__ __forceinline__ int64_t scratch_block(const Loaded&) const {
+    return params_.scratch.numbers.block(at_.batch, mine_.walk.head, m_block_of_walk());
+  }
+  // Before the arrival for the step's Q.
+  __device__ __forceinline__ void record(const Loaded&) const {
+    const Walk& walk = mine_.walk;
+    const ListedBlock& listed = walk.list[walk.at];
+    const uint32_t* const bits =
+        listed.bits ? listed.bits + walk.half * C.block_m * kMaskRowWords : nullptr;
+    mine_.steps[walk.step % kRecords] = {bits, walk.head, m_block_of_walk(), listed.order};
+  }
+
+  // ---- For those who have waited for the step's Q, or for who has ----
+
+  __device__ __forceinline__ const ListedStep& at(Block block) const {
+    return mine_.steps[block.step % kRecords];
+  }
+  __device__ __forceinline__ int64_t scratch_block(Block block) const {
+    return params_.scratch.numbers.block(at_.batch, at(block).head, at(block).m_block);
+  }
+  __device__ __forceinline__ int dq_order(Block block) const { return at(block).order; }
+  __device__ __forceinline__ static constexpr bool has_rows(Block, int /*part*/) { return true; }
+
+ private:
+  __device__ __forceinline__ int list_of(int head) const {
+    return params_.lists.number(at_.batch, head, at_.n_block);
+  }
+  // A block of queries may end in its first half.
+  __device__ __forceinline__ bool has_half(int block, int half) const {
+    return block * kMaskBlock + half * C.block_m < params_.extents.seqlen_q;
+  }
+  __device__ __forceinline__ int m_block_of_walk() const {
+    return mine_.walk.list[mine_.walk.at].block * kHalves + mine_.walk.half;
+  }
+
+  __device__ __forceinline__ int count_steps() const {
+    int steps = 0;
+    const int first = at_.kv_head * params_.heads_per_kv_head;
+#pragma unroll 1
+    for (int head = first; head < first + params_.heads_per_kv_head; ++head) {
+      const int list = list_of(head), count = params_.lists.lengths[list].count;
+      if (count == 0) continue;
+      const int last = params_.lists.blocks_of(list)[count - 1].block;
+      steps += count * kHalves;
+      for (int half = 1; half < kHalves; ++half) steps -= !has_half(last, half);
+    }
+    return steps;
+  }
+
+  // The next head's that is not empty: there is one, for there is a step to come.
+  __device__ __forceinline__ void open_next_list() const {
+    Walk& walk = mine_.walk;
+    int list = 0;
+    do {
+      list = list_of(++walk.head);
+      walk.count = params_.lists.lengths[list].count;
+    } while (walk.count == 0);
+    walk.list = params_.lists.blocks_of(list);
+    walk.at = 0;
+  }
+  __device__ __forceinline__ void walk_on() const {
+    Walk& walk = mine_.walk;
+    if (++walk.step == num_steps()) return;
+    if (walk.half + 1 < kHalves && has_half(walk.list[walk.at].block, walk.half + 1)) {
+      ++walk.half;
+      return;
+    }
+    walk.half = 0;
+    if (++walk.at == walk.count) open_next_list();
+  }
+
+  const BackwardParams& params_;
+  const KeyBlockIndex at_;
+  Record& mine_;
+};
+
+}  // namespace fa3::hopper
