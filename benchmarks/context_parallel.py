@@ -18,19 +18,17 @@ cannot run has `left_out`, the reason.
 
 import contextlib
 import dataclasses
-import importlib.util
 import itertools
 import os
-import random
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from contenders import DTYPES
+from context_parallel_cases import Case, Contender
 from context_parallel_model import print_predictions
+from context_parallel_rivals import rivals
 from harness import FLUSH_BYTES, numbers, parser_of, progress, provenance, summary, time_once
 from harness import write_rows as write
 
@@ -40,50 +38,6 @@ from fa3.distributed import stages
 
 SAMPLED_ROWS = 32
 MOST_ERROR = 0.02
-
-
-@dataclass(frozen=True)
-class Case:
-    tokens: int  # of a rank
-    heads: tuple[int, int]  # of queries, of keys
-    head_dim: int
-    packed: bool
-    backward: bool
-    dtype: str
-    device: str
-    sm_margin: int
-
-    @property
-    def total(self) -> int:
-        return self.tokens * dist.get_world_size()
-
-    def lengths(self) -> list[int]:
-        """The whole as one document, or as documents of log-uniform lengths."""
-        if not self.packed:
-            return [self.total]
-        draw, left, found = random.Random(0), self.total, []
-        while left:
-            found.append(min(left, round(16 * 1024 ** draw.random())))
-            left -= found[-1]
-        return found
-
-    def cu_seqlens(self) -> list[int]:
-        return list(itertools.accumulate(self.lengths(), initial=0))
-
-    def flops(self) -> float:
-        """Of a rank: 4 products of a pair forward, 10 backward, causal."""
-        pairs = sum(n * (n + 1) / 2 for n in self.lengths())
-        passes = 4 + 10 * self.backward
-        return passes * pairs * self.heads[0] * self.head_dim / dist.get_world_size()
-
-
-@dataclass(frozen=True)
-class Contender:
-    name: str
-    layout: str
-    attend: Callable  # (q, k, v) -> out, of a rank's rows
-    around: Callable = contextlib.nullcontext
-    whole: bool = False  # the ideal: all rows of some heads
 
 
 def ours(case: Case) -> list[Contender]:
@@ -128,64 +82,6 @@ def ideal(case: Case) -> Contender:
         options |= {"max_seqlen_q": max(case.lengths()), "max_seqlen_k": max(case.lengths())}
     attend = lambda q, k, v: fa3.attention(q, k, v, causal=True, **options)  # noqa: E731
     return Contender("ideal", "heads", attend, whole=True)
-
-
-def rivals(case: Case) -> list[Contender | tuple[str, str]]:
-    """Contenders, or (name, why it is left out)."""
-    return [*ring_flash_attn(case), *torchs(case)]
-
-
-def ring_flash_attn(case: Case):
-    name = "ring_flash_attn zigzag"
-    if not importlib.util.find_spec("ring_flash_attn"):
-        return [(name, "ring_flash_attn is not installed")]
-    if case.packed:
-        return [(name, "its packed form wants every length to divide by twice the ranks")]
-    import ring_flash_attn as package
-
-    attend = package.zigzag_ring_flash_attn_func
-    return [Contender(name, "zigzag", lambda q, k, v: attend(q, k, v, causal=True))]
-
-
-def torchs(case: Case):
-    """torch's context_parallel, with its own kernels and with those of the switch."""
-    kinds = list(itertools.product(("allgather", "alltoall"), ("cudnn", "flash", "fa3")))
-    names = [f"torch {rotation}, {kernel}" for rotation, kernel in kinds]
-    if case.device == "cpu":
-        return [
-            (name, "torch's context_parallel has no attention of CPU tensors") for name in names
-        ]
-    if case.packed:
-        return [(name, "torch's context_parallel takes no packed documents") for name in names]
-    if case.heads[0] != case.heads[1]:
-        return [
-            (name, "torch's context_parallel wants as many key heads as heads") for name in names
-        ]
-    from torch.distributed.tensor.experimental import context_parallel
-    from torch.distributed.tensor.experimental._attention import set_rotate_method
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    import fa3.torch
-
-    mesh = dist.device_mesh.init_device_mesh("cuda", (dist.get_world_size(),))
-
-    @contextlib.contextmanager
-    def around(rotation, kernel):
-        of = SDPBackend.CUDNN_ATTENTION if kernel == "cudnn" else SDPBackend.FLASH_ATTENTION
-        switch = fa3.torch.sdpa() if kernel == "fa3" else contextlib.nullcontext()
-        set_rotate_method(rotation)
-        with sdpa_kernel(of), switch, context_parallel(mesh):
-            yield
-
-    def attend(q, k, v):
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
-        return out.transpose(1, 2)
-
-    return [
-        Contender(name, "zigzag", attend, lambda kind=kind: around(*kind))
-        for name, kind in zip(names, kinds, strict=True)
-    ]
 
 
 class Tensors:

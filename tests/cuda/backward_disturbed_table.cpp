@@ -33,6 +33,9 @@ BackwardKernel dropout_backward_kernel_at(int row, Element element) {
   return find_dropout(row, kRows);
 }
 
+// No check that runs these kernels has a block mask.
+BackwardKernel mask_backward_kernel_at(int, Element) { std::abort(); }
+
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();
   return find(row, variant, std::make_integer_sequence<int, int(kBackwardTable.size())>());

@@ -36,6 +36,9 @@ ForwardKernel dropout_kernel_at(int row, Element element) {
   return bf16_kernel_at<DropoutEntries>(row, element, Variant::kDense);
 }
 
+// No check that runs these kernels has a block mask.
+ForwardKernel mask_kernel_at(int, Element) { std::abort(); }
+
 ForwardKernel e4m3_kernel_at(int row, Element output) {
   return bf16_kernel_at<E4m3Entries>(row, output, Variant::kDense);
 }
