@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from context_parallel_cases import Case, Contender
 
+INTERFACE = "flash_attn.flash_attn_interface"
+
 
 def rivals(case: Case) -> list[Contender | tuple[str, str]]:
     """Contenders, or (name, why it is left out)."""
@@ -86,9 +88,14 @@ def ring_flash_attn(case: Case):
         return [(name, why) for name in names]
     import fa3.compat.flash_attn as ours
 
-    if not importlib.util.find_spec("flash_attn"):
-        sys.modules["flash_attn"] = types.ModuleType("flash_attn")
-        sys.modules["flash_attn.flash_attn_interface"] = ours
+    if "flash_attn" not in sys.modules and not importlib.util.find_spec("flash_attn"):
+        for name, module in (("flash_attn", types.ModuleType("flash_attn")), (INTERFACE, ours)):
+            module.__spec__ = module.__spec__ or importlib.util.spec_from_loader(name, None)
+            sys.modules[name] = module
+    # Nothing here calls its adapters, which know one version of Transformers.
+    sys.modules.setdefault("ring_flash_attn.adapters", types.ModuleType("none"))
+    for unused in ("substitute_hf_flash_attn", "update_ring_flash_attn_params"):
+        setattr(sys.modules["ring_flash_attn.adapters"], unused, None)
     try:
         import ring_flash_attn.zigzag_ring_flash_attn as package
     except ImportError as error:
@@ -137,7 +144,9 @@ def torchs(case: Case):
         of = SDPBackend.CUDNN_ATTENTION if kernel == "cudnn" else SDPBackend.FLASH_ATTENTION
         switch = fa3.torch.sdpa() if kernel == "fa3" else contextlib.nullcontext()
         set_rotate_method(rotation)
-        with sdpa_kernel(of), switch, context_parallel(mesh):
+        # Its buffers are cut in place: q, k and v are cut already, so it gets one of no use.
+        unused = torch.empty(2 * dist.get_world_size(), device="cuda")
+        with sdpa_kernel(of), switch, context_parallel(mesh, buffers=[unused], buffer_seq_dims=[0]):
             yield
 
     def attend(q, k, v):

@@ -9,15 +9,13 @@
 
 namespace fa3::cuda {
 
-// A smaller sum is that of a peaked row: its average P is less than `share` of the largest one,
-// `top`. For normal scores that average is 1/8 over 128 keys and 1/10 over 256; for scores twice as
+// A smaller sum is that of a peaked row: its average P is less than kPeakedShare of the largest
+// one, `top`. For normal scores that average is 1/8 over 128 keys and 1/10 over 256; for scores twice as
 // large 1/26 and 1/39, three times 1/55 over 128, four times 1/106.
 inline constexpr float kPeakedShare = 1.0f / 16;
-// Where P has 16 bits: scores twice as large do not count, three times most often do.
-inline constexpr float kPeakedShareOf16Bits = 1.0f / 40;
 
-FA3_HD constexpr float peaked_below(int keys, float top, float share = kPeakedShare) {
-  return float(keys) / 4 * (top * share);
+FA3_HD constexpr float peaked_below(int keys, float top) {
+  return float(keys) / 4 * (top * kPeakedShare);
 }
 
 // Rows are taken for peaked if this many sums are low, out of the `sums` of all rows that decide

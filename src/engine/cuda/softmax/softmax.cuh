@@ -169,12 +169,11 @@ __device__ __forceinline__ void guarded_step(float (&scores)[Count], const RowSt
   sums.store(score, result);
 }
 
-// Whether P of some row of this warp grew too large for the guarded step, or shall be looked at.
+// Whether P of some row of this warp grew too large for the guarded step.
 template <class Score>
-__device__ __forceinline__ bool guard_fires(const typename Score::Result& result,
-                                            bool always = false) {
+__device__ __forceinline__ bool guard_fires(const typename Score::Result& result) {
   const bool within =  // NaN is not
-      !always && guarded_sum(result, 0) <= Score::kBound && guarded_sum(result, 1) <= Score::kBound;
+      guarded_sum(result, 0) <= Score::kBound && guarded_sum(result, 1) <= Score::kBound;
   return __any_sync(0xffffffff, !within);
 }
 

@@ -33,8 +33,6 @@ struct ConsumerTuning {
   // How far below 1 a row's largest P begins (cuda/softmax/score.cuh): with 24 binary orders scores
   // seldom outgrow it. Measured: docs/lab/hopper.md.
   int headroom_log2;
-  // The largest P of peaked rows are noted, so that their rounding can leave O (largest_p.cuh).
-  bool notes_largest_p;
 
   // ---- Registers ----
 
@@ -76,7 +74,6 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
       .tracks_max = c.e4m3 && !c.general(),
       .shadow_p = c.block_n / 16 * 3,
       .headroom_log2 = c.has_headroom() ? 24 : 0,
-      .notes_largest_p = c.has_headroom(),
       .reads_edge_again = c.general() || c.e4m3,
       .short_tile_change = c.consumers() <= 2,
       .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,

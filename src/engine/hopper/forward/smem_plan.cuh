@@ -39,13 +39,6 @@ struct QuantizedPipeline {
   PipelineBarriers<C.loaded_stages()> barriers;
 };
 
-// Each consumer thread's largest P, for each of its rows (largest_p.cuh).
-template <ForwardConfig C>
-struct LargestPSmem {
-  float of_thread[kRowsPerThread][C.consumer_warps() * kWarpSize];
-};
-struct NoLargestP {};
-
 // The bits of the blocks whose K is in a stage, where they are seen in part.
 template <ForwardConfig C>
 struct MaskBitsSmem {
@@ -66,9 +59,6 @@ struct SmemPlan {
   std::conditional_t<C.dequantizes(), QuantizedPipeline<C>, NotQuantized> quantized_pipeline;
   std::conditional_t<C.dequantizes(), QuantizedSmem<C>, NotQuantized> quantized;
   typename TileScheduler<C>::Smem tiles;
-  [[no_unique_address]] std::conditional_t<consumer_tuning(C).notes_largest_p, LargestPSmem<C>,
-                                           NoLargestP>
-      largest_p;
 
   static_assert(C.tiles().q_bytes() % kSmemAlignment == 0 &&
                 C.tiles().stage_bytes() % kSmemAlignment == 0);

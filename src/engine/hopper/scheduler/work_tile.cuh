@@ -78,8 +78,7 @@ struct WorkTile {
   KeyRows keys;
   int first_key;               // of block 0, in the sequence
   Blocks mine[kMaxConsumers];  // what warpgroup w does with each block
-  // How often the guard has fired in warp w in this tile; beside it, in kernels that look for them,
-  // whether its rows are peaked (largest_p.cuh). Only that warp writes it.
+  // How often the guard has fired in warp w in this tile. Only that warp writes it.
   unsigned char fired_guards[kMaxConsumers * kWarpsPerWarpgroup];
   Place place;
 };

@@ -7,7 +7,6 @@
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_products.cuh"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
-#include "engine/hopper/forward/consumer/largest_p.cuh"
 #include "engine/hopper/forward/consumer/recompute_scores.cuh"
 
 namespace fa3::hopper {
@@ -122,6 +121,7 @@ __device__ __forceinline__ void lose_scores(ConsumerState<C>& c, ScoreStep<C>& r
 // After this many fired guards in a tile a warp takes the rest of it by online steps: one costs
 // less than a fired guard. Measured: docs/lab/hopper.md.
 inline constexpr int kMostGuardFires = 3;
+inline constexpr int kMostCounted = 255;
 
 // Counts a fired guard. With headroom one fires seldom, and pays for itself if another block passes
 // before the next.
@@ -129,9 +129,9 @@ template <ForwardConfig C>
 __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
   WorkTileOf<C>& work = c.work_tile();
   unsigned char& fired = work.fired_guards[c.warp()];
-  if (ptx::lane() == 0 && (fired & kMostCounted) < kMostCounted) ++fired;
+  if (ptx::lane() == 0 && fired < kMostCounted) ++fired;
   __syncwarp();
-  const int count = fired & kMostCounted;
+  const int count = fired;
   const int visited = work.mine[c.warpgroup].count - c.tile.block();
   return count >= kMostGuardFires && 2 * count > visited;
 }
@@ -139,21 +139,14 @@ __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
 template <ForwardConfig C>
 __device__ __forceinline__ void go_online(ConsumerState<C>& c) {
   c.tile.set_mode(TileMode::kOnline);
-  if constexpr (consumer_tuning(C).notes_largest_p) stop_noting_largest_p(c);
 }
 
 // The guard has fired in this warp: brings its P back into range, and O with it, or gives up the
-// block's scores. Of peaked rows it always fires: if P is in range, the largest is noted.
+// block's scores.
 template <ForwardConfig C>
 __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTile<C>& r,
                                                   ScoreStep<C>& result) {
   using Score = typename ConsumerState<C>::Score;
-  if constexpr (consumer_tuning(C).notes_largest_p) {
-    if (c.tile.has_peaked_rows() && !guard_fires<Score>(result)) {
-      note_largest_p(c, r.scores);
-      return;
-    }
-  }
   if constexpr (C.has_headroom()) {
     if (fires_too_often(c)) go_online(c);
   } else {
@@ -167,9 +160,6 @@ __device__ __forceinline__ void after_guard_fired(ConsumerState<C>& c, ThreadTil
     rescale_after_guard<Score>(r.scores, r.rows, result);
     rescale_output(c, r, result);
     pack_p<0, consumer_tuning(C).early_p>(r);
-    if constexpr (consumer_tuning(C).notes_largest_p) {
-      if (c.tile.has_peaked_rows()) forget_and_note_largest_p(c, r.scores, result);
-    }
   } else {
     lose_scores(c, result);
   }

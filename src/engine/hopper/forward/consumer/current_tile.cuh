@@ -16,9 +16,6 @@ enum class TileMode : int {
   kMaxTracking = -1,
   kOnline = 0,
   kGuarded = 1,  // or any larger number
-  // mode() calls it kGuarded: guarded steps of peaked rows, whose largest P are noted
-  // (largest_p.cuh): larger than any block.
-  kPeaked = 1 << 30,
 };
 
 template <ForwardConfig C>
@@ -59,9 +56,6 @@ class CurrentTile {
   __device__ __forceinline__ void set_mode(TileMode mode) { blocks_.online_from = int(mode); }
 
   __device__ __forceinline__ void take_online_steps_to(int block) { blocks_.online_from = block; }
-  __device__ __forceinline__ bool has_peaked_rows() const {
-    return blocks_.online_from >= int(TileMode::kPeaked);
-  }
   __device__ __forceinline__ bool takes_guarded_step() const {
     return block_ < blocks_.online_from && !hides_left();
   }

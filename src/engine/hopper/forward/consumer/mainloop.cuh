@@ -73,7 +73,6 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   r.add_sums(result);
   drop_and_pack_p<0>(c, r);
   start_output(c, r);
-  if constexpr (consumer_tuning(C).notes_largest_p) look_for_peaked_rows(c, r.rows.sum);
 }
 
 // Lines 8 to 12: the products of a step. Returns once its scores are there, while P V still runs.
@@ -117,10 +116,7 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
 
   // O is at rest: it moves to the new reference, or leaves if its tile is finished.
   if (guarded) {
-    const bool looks_at_p = consumer_tuning(C).notes_largest_p && c.tile.has_peaked_rows();
-    if (guard_fires<typename ConsumerState<C>::Score>(result, looks_at_p)) {
-      after_guard_fired(c, r, result);
-    }
+    if (guard_fires<typename ConsumerState<C>::Score>(result)) after_guard_fired(c, r, result);
   } else {
     if (starts_tile) {
       finish_tile(c, r, finished);
@@ -129,10 +125,6 @@ __device__ __forceinline__ void block(ConsumerState<C>& c, ThreadTile<C>& r, boo
       rescale_output(c, r, result);
     }
     pack_p<0, kEarly>(r);
-    if constexpr (consumer_tuning(C).notes_largest_p) {
-      look_for_peaked_rows(
-          c, {r.rows.sum[0] + result.block_sum[0], r.rows.sum[1] + result.block_sum[1]});
-    }
   }
   r.add_sums(result);
   drop_and_pack_p<kEarly>(c, r);  // line 16

@@ -6,7 +6,6 @@
 #include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
-#include "engine/hopper/forward/consumer/largest_p.cuh"
 
 namespace fa3::hopper {
 
@@ -45,8 +44,6 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
     cuda::store_rows<C.element, C.general()>(
         c.params.output, work.queries, first_row, r.output, rows,
         ScoreHook<C>::values(c.params, work, c.smem.e4m3.tiles[stage]));
-  } else if constexpr (consumer_tuning(C).notes_largest_p) {
-    store_tile<C>(c.params, work, first_row, r, with_rounded_largest_p(c, work, rows));
   } else {
     store_tile<C>(c.params, work, first_row, r, rows);
   }

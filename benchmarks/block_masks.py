@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block masks beside the dense kernels and torch's FlexAttention, both passes.
+
+    python3 benchmarks/block_masks.py --json docs/lab/results/x.jsonl
+
+Maps of 128 queries x 128 keys, drawn at random, the same for all heads: all blocks, a half, a
+quarter, a tenth; and a causal mask as a map, with one block of bits. A call makes its lists anew.
+FlexAttention has the same mask as a BlockMask, and gets no time where its results are not fa3's.
+TFLOP/s count visible pairs; of_dense is the rate over that of the dense kernel with the same
+shape, or of the causal one. Timed as harness.py says.
+"""
+
+import itertools
+from pathlib import Path
+
+import torch
+from harness import numbers, parser_of, progress, provenance, time_all, write_rows
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+import fa3
+from fa3 import masks
+
+PRODUCTS = {"fwd": 2, "bwd": 5}
+KEPT = {"full": 1.0, "half": 0.5, "quarter": 0.25, "tenth": 0.1}
+MOST_APART = 0.02
+BLOCK = masks.BLOCK
+
+
+def causal_rule(b, h, q, k):
+    return q >= k
+
+
+class Call:
+    """A contender, and what it returns."""
+
+    def __init__(self, name, call):
+        self.name, self.call = name, call
+        self.first = torch.cat([x.float().flatten() for x in call()])
+        torch.cuda.synchronize()
+
+    def __call__(self):
+        self.call()
+
+
+def map_of(case, seqlen):
+    """(a mask of fa3, torch's, how much of all pairs is seen)"""
+    blocks = seqlen // BLOCK
+    if case == "causal":
+        rule = masks.from_rule(causal_rule, 1, 1, seqlen, seqlen, device="cuda", compact=True)
+        theirs = create_block_mask(causal_rule, None, None, seqlen, seqlen, device="cuda")
+        return rule, theirs, (seqlen + 1) / (2 * seqlen)
+    draw = torch.Generator("cuda").manual_seed(1)
+    kept = torch.rand(1, 1, blocks, blocks, device="cuda", generator=draw) < KEPT[case]
+    kept.diagonal(dim1=-2, dim2=-1).fill_(True)
+    counts, order = (
+        kept.sum(-1).int(),
+        kept.int().argsort(dim=-1, descending=True, stable=True).int(),
+    )
+    theirs = BlockMask.from_kv_blocks(
+        torch.zeros_like(counts), order, counts, order, BLOCK_SIZE=BLOCK
+    )
+    return masks.from_block_map(kept, block=BLOCK), theirs, float(kept.float().mean())
+
+
+def contenders(case, seqlen, heads, dim, which):
+    shape = (1, seqlen, heads, dim)
+    q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    mine, theirs, seen = map_of(case, seqlen)
+    compiled = torch.compile(flex_attention)
+    dense = {"causal": True} if case == "causal" else {}
+
+    def call_of(options):
+        out, lse = fa3.attention(q, k, v, return_lse=True, **options)
+        if which == "fwd":
+            return lambda: (fa3.attention(q, k, v, **options),)
+        return lambda: fa3.attention_backward(d_o, q, k, v, out, lse, **options)[:3]
+
+    found = [Call("dense", call_of(dense)), Call("fa3", call_of({"block_mask": mine}))]
+    heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    if which == "fwd":
+        flex = lambda: (compiled(*heads_first, block_mask=theirs).transpose(1, 2),)  # noqa: E731
+    else:
+        leaves = [x.requires_grad_() for x in heads_first]
+        out, upstream = compiled(*leaves, block_mask=theirs), d_o.transpose(1, 2).contiguous()
+        flex = lambda: [  # noqa: E731
+            x.transpose(1, 2) for x in torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+        ]
+    rival, why = Call("FlexAttention", flex), None
+    error = float((rival.first - found[1].first).norm() / found[1].first.norm())
+    if error < MOST_APART:
+        found.append(rival)
+    else:
+        why = f"differs from fa3 by {error:.1e}"
+    return found, seen, why
+
+
+def main():
+    parser = parser_of(__doc__)
+    parser.add_argument("--seqlen", type=numbers, default=[8192, 16384], metavar="LIST")
+    parser.add_argument("--head-dim", type=numbers, default=[64, 128], metavar="LIST")
+    parser.add_argument("--pass", dest="passes", default="fwd,bwd", metavar="LIST")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
+    arguments = parser.parse_args()
+    cells = itertools.product(
+        arguments.head_dim, arguments.passes.split(","), arguments.seqlen, (*KEPT, "causal")
+    )
+    for dim, which, seqlen, case in progress(list(cells)):
+        heads = 2048 // dim
+        row = {"pass": which, "case": case, "seqlen": seqlen, "heads": heads, "head_dim": dim}
+        timed, seen, why = contenders(case, seqlen, heads, dim, which)
+        times = time_all(timed, "cuda", arguments.rounds)
+        flops = 2 * PRODUCTS[which] * seqlen * seqlen * seen * heads * dim
+        whole = flops if case == "causal" else flops / seen
+        best = whole / times["dense"]["median_ms"]
+        for engine, once in times.items():
+            rate = (whole if engine == "dense" else flops) / once["median_ms"]
+            found = once | {"tflops": rate / 1e9, "of_dense": rate / best}
+            print(
+                f"d{dim} {which} {seqlen} {case:8s} {engine:14s} {found['median_ms']:8.3f} ms "
+                f"{found['tflops']:6.1f} TFLOP/s, {found['of_dense']:.2f} of dense",
+                flush=True,
+            )
+            write_rows(arguments.json, [{"engine": engine} | row | found | provenance("cuda")])
+        if why:
+            print(f"d{dim} {which} {seqlen} {case:8s} FlexAttention left out: {why}", flush=True)
+            left = {"engine": "FlexAttention"} | row | {"left_out": why}
+            write_rows(arguments.json, [left | provenance("cuda")])
+
+
+if __name__ == "__main__":
+    main()
