@@ -9,8 +9,11 @@ import itertools
 import json
 import os
 import random
+import shutil
+import tempfile
 import time
 import traceback
+from pathlib import Path
 
 import error_model
 import numpy as np
@@ -18,12 +21,14 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from host_memory import HostMemory
 
 import fa3
 from fa3 import distributed
 from fa3.compat import ring_flash_attn as ring
-from fa3.distributed import run
+from fa3.distributed import describe, run
 from fa3.distributed.layout import LAYOUTS, pieces, stream_rows
+from fa3.distributed.peers import Peers
 
 QUICK = bool(os.environ.get("FA3_TEST_QUICK"))
 MASKS = [
@@ -267,6 +272,31 @@ def gradients_of_16_bits_still_add_up_in_float32(world):
         run.part_type = original
 
 
+def ranks_that_write_to_each_other_get_what_messages_bring(world):
+    """Bit by bit, in slots that grow and whose uses overlap."""
+    folder = Path(tempfile.gettempdir()) / f"fa3-{os.getppid()}-{world}"
+    folder.mkdir(exist_ok=True)
+    memory = HostMemory(folder)
+    peers, none = Peers(memory), describe.peers_of
+    try:
+        for number, ((method, degree), layout, mask, lengths) in enumerate(grid(world, 30)[:120]):
+            rows = lengths if isinstance(lengths, int) else sum(lengths)
+            tensors = inputs(rows, world, batch=2 if isinstance(lengths, int) else None)
+            options = {**mask, "method": method, "ulysses_degree": degree}
+            if number % 3 == 0:
+                options["deterministic"] = True
+            expected = both_passes(tensors, lengths, layout, **options)
+            describe.peers_of = lambda *_: peers
+            got = both_passes(tensors, lengths, layout, **options)
+            describe.peers_of = none
+            for x, y in zip(got, expected, strict=True):
+                assert torch.equal(x, y), f"{method} {degree} {layout} {mask} {lengths}"
+    finally:
+        describe.peers_of = none
+        dist.barrier()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def gradients_of_the_lse_equal_one_process(world):
     for (method, degree), lengths in itertools.product(methods(world), (29, (5, 0, 17, 1, 26))):
         rows = lengths if isinstance(lengths, int) else sum(lengths)
@@ -462,6 +492,7 @@ def names_of_ring_flash_attn_give_the_same(world):
 
 
 CASES = [
+    ranks_that_write_to_each_other_get_what_messages_bring,
     every_method_equals_the_oracle,
     errors_in_16_bits_are_those_of_one_process,
     gradients_of_16_bits_still_add_up_in_float32,

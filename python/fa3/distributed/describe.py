@@ -16,6 +16,7 @@ from fa3._options import window_ends
 from fa3.distributed import choose, stages
 from fa3.distributed.agree import agree
 from fa3.distributed.cover import Mask
+from fa3.distributed.device_memory import peers_of
 from fa3.distributed.documents import documents
 from fa3.distributed.exchange import Ring
 from fa3.distributed.heads import Team
@@ -51,8 +52,9 @@ def describe(q, k, v, *, group, **arguments) -> Described:
     plan = plan_of(group, dist.get_rank(group), dist.get_world_size(group), tuple(facts.items()))
     if seed is not None and arguments["dropout_seed"] is None:
         dist.broadcast(seed, dist.get_global_rank(group, 0), group=group)
+    ring = plan.plan.ring._replace(peers=peers_of(group, k, v))
     options = arguments["options"] | {"dropout_p": arguments["dropout_p"], "dropout_seed": seed}
-    return plan._replace(plan=plan.plan._replace(options=options))
+    return plan._replace(plan=plan.plan._replace(options=options, ring=ring))
 
 
 def group_of(group):

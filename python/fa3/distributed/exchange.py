@@ -24,9 +24,18 @@ class Ring(NamedTuple):
     rank: int
     stride: int = 1
     first: int = 0
+    peers: Any = None  # peers.Peers, where ranks write into each other's memory
+
+    def of_group(self, rank: int) -> int:
+        return rank * self.stride + self.first
 
     def peer(self, rank: int) -> int:
-        return dist.get_global_rank(self.group, rank * self.stride + self.first)
+        return dist.get_global_rank(self.group, self.of_group(rank))
+
+    def finish(self) -> None:
+        """A call has given all its work."""
+        if self.peers is not None:
+            self.peers.finish()
 
 
 class Messages:

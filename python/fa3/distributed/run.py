@@ -17,6 +17,7 @@ from fa3.distributed.cover import Call
 from fa3.distributed.exchange import Ring
 from fa3.distributed.keys import Keys, Returned
 from fa3.distributed.merged import Merged, Total
+from fa3.distributed.peer_keys import PeerKeys, PeerReturned
 from fa3.distributed.schedule import Schedule, Stage
 from fa3.torch.operators import new_rows, run_backward, run_forward
 
@@ -31,6 +32,16 @@ class Plan(NamedTuple):
         return [self.schedule.stage(self.ring.rank, i) for i in range(self.schedule.num_stages)]
 
 
+def keys_of(plan: Plan, index: int, k, v) -> Keys | PeerKeys:
+    kind = Keys if plan.ring.peers is None else PeerKeys
+    return kind(plan.schedule, plan.ring, index, k, v)
+
+
+def returned_of(plan: Plan, index: int, dk, dv, part_type) -> Returned | PeerReturned:
+    kind = Returned if plan.ring.peers is None else PeerReturned
+    return kind(plan.schedule, plan.ring, index, dk, dv, part_type)
+
+
 def forward(plan: Plan, q, k, v, sink):
     """out, in q's type, and the LSE (b, h, s) of this rank's rows."""
     stages = plan.stages()
@@ -38,11 +49,11 @@ def forward(plan: Plan, q, k, v, sink):
     if len(calls) == 1 and calls[0].rows == (0, q.shape[1]):
         return forward_at_once(plan, q, k, v, sink)
     merged = Merged(q, v, plan.options.get("num_threads") or 0)
-    keys = Keys(plan.schedule, plan.ring, 0, k, v)
+    keys = keys_of(plan, 0, k, v)
     for index, stage in enumerate(stages):
         here = keys.wait()
         if index + 1 < len(stages):
-            keys = Keys(plan.schedule, plan.ring, index + 1, k, v)
+            keys = keys_of(plan, index + 1, k, v)
         for call in stage.calls:
             attend(plan, call, q, *here, *merged.slot(call))
     return merged.result(sink)
@@ -54,7 +65,7 @@ def forward_at_once(plan: Plan, q, k, v, sink):
     out = new_rows((batch, rows, heads, v.shape[-1]), q.dtype, q.device)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
     for index, stage in enumerate(plan.stages()):
-        here = Keys(plan.schedule, plan.ring, index, k, v).wait()
+        here = keys_of(plan, index, k, v).wait()
         for call in stage.calls:
             attend(plan, call, q, *here, out, lse, sink=sink)
     return out, lse
@@ -64,12 +75,12 @@ def backward(plan: Plan, do, q, k, v, out, lse, dlse):
     """dq, dk and dv in the types of q, k and v."""
     dq, dk, dv = Total(q), Total(k), Total(v)
     stages = plan.stages()
-    keys = Keys(plan.schedule, plan.ring, 0, k, v)
+    keys = keys_of(plan, 0, k, v)
     returned = None
     for index, stage in enumerate(stages):
         here = keys.wait()
         if index + 1 < len(stages):
-            keys = Keys(plan.schedule, plan.ring, index + 1, k, v)
+            keys = keys_of(plan, index + 1, k, v)
         of_keys = [Total(x) for x in here]
         for call in stage.calls:
             add_gradients(plan, call, (do, q, *here, out, lse, dlse), (dq, *of_keys))
@@ -77,7 +88,7 @@ def backward(plan: Plan, do, q, k, v, out, lse, dlse):
             returned.add_to(dk, dv)
         dk_here, dv_here = (total.tensor() for total in of_keys)
         kind = part_type(q)
-        returned = Returned(plan.schedule, plan.ring, index, dk_here, dv_here, kind)
+        returned = returned_of(plan, index, dk_here, dv_here, kind)
     if returned is not None:
         returned.add_to(dk, dv)
     return tuple(x.tensor().to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v)))

@@ -77,6 +77,10 @@ class Schedule:
         """How far before a rank those are whose keys its stage has."""
         return range(self.starts[index], self.starts[index + 1])
 
+    def is_local(self, index: int) -> bool:
+        """Whether each rank has its own keys in that stage, and no rank others'."""
+        return self.distances(index) == range(1)
+
     def sends(self, rank: int, index: int) -> list[tuple[int, tuple[Range, ...]]]:
         """(receiver, rows of this rank's keys) for the stage `index` of all the others."""
         receivers = [(rank + by) % self.world for by in self.distances(index) if by]

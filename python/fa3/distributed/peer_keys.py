@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""keys.py's two ways between ranks whose memory is each other's (peers.py).
+
+A rank copies its keys to where the other's kernels read them, and gradients to where they are
+added. Where things are in a rank's slot follows from the schedule, which all ranks have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from fa3.distributed.exchange import Range, Ring, length, take
+from fa3.distributed.keys import travel_type
+from fa3.distributed.peers import GRADIENTS, KEYS, placed
+from fa3.distributed.schedule import Fetch, Schedule
+
+
+class PeerKeys:
+    """The keys and values of a stage, in this rank's slot: under way from the construction on."""
+
+    def __init__(
+        self, schedule: Schedule, ring: Ring, index: int, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        self.ring, self.own = ring, (k, v)
+        self.stage = schedule.stage(ring.rank, index)
+        self.is_local = schedule.is_local(index)
+        if self.is_local:
+            return
+        most = max(schedule.stage(rank, index).num_keys for rank in range(ring.world))
+        self.use = ring.peers.use(KEYS, index, placed(*sizes_of(most, k, v))[-1])
+        rows = [x.contiguous() for x in (k, v)]
+        letters = []
+        for receiver, fetch in receivers(schedule, ring, index):
+            there = self.slot_of(ring, receiver, schedule.stage(receiver, index).num_keys)
+            letters.append((ring.of_group(receiver), copies(rows, there, fetch)))
+        self.use.send(letters)
+
+    def slot_of(self, ring: Ring, rank: int, num_keys: int) -> list[torch.Tensor]:
+        starts = placed(*sizes_of(num_keys, *self.own))
+        return [
+            self.use.view(ring.of_group(rank), start, (x.shape[0], num_keys, *x.shape[2:]), x.dtype)
+            for start, x in zip(starts, self.own, strict=False)
+        ]
+
+    def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
+        peers = self.ring.peers
+        peers.release()  # the keys of the stage before have been read
+        if self.is_local:
+            return self.own
+        for fetch in self.stage.fetches:
+            self.use.wait_for(self.ring.of_group(fetch.source))
+        peers.hold(self.use)
+        k, v = self.slot_of(self.ring, self.ring.rank, self.stage.num_keys)
+        return k, v
+
+
+def receivers(schedule: Schedule, ring: Ring, index: int) -> Iterator[tuple[int, Fetch]]:
+    """Who wants keys of this rank for a stage, itself included, and which."""
+    for by in schedule.distances(index):
+        receiver = (ring.rank + by) % ring.world
+        for fetch in schedule.stage(receiver, index).fetches:
+            if fetch.source == ring.rank:
+                yield receiver, fetch
+
+
+def sizes_of(num_keys: int, *tensors: torch.Tensor) -> list[int]:
+    return [row_of(x) * num_keys * x.element_size() for x in tensors]
+
+
+def row_of(tensor: torch.Tensor) -> int:
+    """Elements of a row of all sequences."""
+    batch, _, heads, dim = tensor.shape
+    return batch * heads * dim
+
+
+def copies(rows, there, fetch: Fetch):
+    for own, other in zip(rows, there, strict=True):
+        for (a, b), (c, d) in zip(fetch.rows, fetch.places, strict=True):
+            yield own[:, a:b], other[:, c:d]
+
+
+class Part(NamedTuple):
+    """Gradients of some of a rank's keys, in its slot, that another rank computes."""
+
+    by: int
+    rows: tuple[Range, ...]
+    kind: torch.dtype
+    starts: tuple[int, int]  # of dK and dV
+
+
+def parts_of(
+    schedule: Schedule, owner: int, index: int, row: tuple[int, int], kind: torch.dtype
+) -> tuple[list[Part], int]:
+    """The parts of a rank's gradients in the order of who computes them, and their bytes."""
+    found, end = [], 0
+    for by, rows in sorted(schedule.sends(owner, index)):
+        travels = travel_type(schedule.stage(by, index), kind)
+        sizes = [length(rows) * numbers * travels.itemsize for numbers in row]
+        dk, dv, size = placed(*sizes)
+        found.append(Part(by, rows, travels, (end + dk, end + dv)))
+        end += size
+    return found, end
+
+
+class PeerReturned:
+    """The gradients of a stage's keys on their way to the ranks whose keys they are."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        ring: Ring,
+        index: int,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+        part_type: torch.dtype,
+    ) -> None:
+        self.ring, self.gradients = ring, (dk, dv)
+        self.is_local = schedule.is_local(index)
+        self.arrived: list[tuple] = []
+        stage = schedule.stage(ring.rank, index)
+        row = row_of(dk), row_of(dv)
+        for source, rows, places in stage.fetches:
+            if source == ring.rank:
+                self.arrived.append((source, rows, [take(x, places) for x in (dk, dv)]))
+        if self.is_local:
+            return
+        of = [parts_of(schedule, rank, index, row, part_type) for rank in range(ring.world)]
+        self.use = ring.peers.use(GRADIENTS, index, max(size for _, size in of))
+        letters = []
+        for source, _, places in stage.fetches:
+            for part in of[source][0]:
+                if part.by == ring.rank:
+                    mine = [take(x, places).to(part.kind) for x in (dk, dv)]
+                    there = self.slot_of(source, part)
+                    letters.append((ring.of_group(source), zip(mine, there, strict=True)))
+        self.use.send(letters)
+        self.parts = of[ring.rank][0]
+
+    def slot_of(self, rank: int, part: Part) -> list[torch.Tensor]:
+        return [
+            self.use.view(
+                self.ring.of_group(rank),
+                start,
+                (x.shape[0], length(part.rows), *x.shape[2:]),
+                part.kind,
+            )
+            for start, x in zip(part.starts, self.gradients, strict=True)
+        ]
+
+    def add_to(self, dk, dv) -> None:
+        """In the order of the ranks that computed them, so that sums repeat bit by bit."""
+        arrived = self.arrived
+        if not self.is_local:
+            for part in self.parts:
+                self.use.wait_for(self.ring.of_group(part.by))
+                # Copied, for a sum may begin with it and outlive the slot.
+                values = [x.clone() for x in self.slot_of(self.ring.rank, part)]
+                arrived.append((part.by, part.rows, values))
+        for _, rows, values in sorted(arrived, key=lambda one: one[0]):
+            begin = 0
+            for a, b in rows:
+                for total, of in zip((dk, dv), values, strict=True):
+                    total.add((a, b), of[:, begin : begin + b - a])
+                begin += b - a
+        if not self.is_local:
+            self.use.release()
