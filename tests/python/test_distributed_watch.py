@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from fa3.distributed.watch import SECONDS, Watch  # noqa: E402
+from fa3.distributed.watch import SECONDS, Watch
 
 
 class Event:

@@ -43,7 +43,7 @@ class Watch:
                 print(
                     "fa3.distributed: expected the rows of the other ranks within the group's "
                     f"timeout of {self.timeout:g} s, but they have not come: a rank has ended, is "
-                    "late, or made another call. This process ends, as NCCL's watchdog would end it",
+                    "late, or made another call. This process ends, as NCCL would end it",
                     file=sys.stderr,
                     flush=True,
                 )
