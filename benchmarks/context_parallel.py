@@ -63,8 +63,8 @@ def ours(case: Case) -> list[Contender]:
         one = call("ring", "zigzag", None, stages.growing(world))
         found.append(Contender("fa3 ring, growing", "zigzag", one))
     if case.packed:
-        one = call("all_gather", "contiguous")
-        found.append(Contender("fa3 all_gather, contiguous", "contiguous", one))
+        for method, layout in (("all_gather", "contiguous"), ("ring", "balanced")):
+            found.append(Contender(f"fa3 {method}, {layout}", layout, call(method, layout)))
     if kv_heads % world == 0:
         found.append(Contender("fa3 ulysses", "contiguous", call("ulysses", "contiguous")))
     for degree in range(2, world):

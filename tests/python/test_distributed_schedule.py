@@ -125,6 +125,29 @@ def test_every_row_is_held_by_one_rank_in_order(layout):
         assert sorted(itertools.chain(*held)) == list(range(sum(lengths)))
 
 
+def test_short_documents_of_a_balanced_layout_stay_whole():
+    lengths = (7, 300, 0, 12, 9, 700, 8, 12)
+    held = [pieces("balanced", lengths, 2, rank) for rank in range(2)]
+    whole = [piece for of in held for piece in of if lengths[piece.document] < 60]
+    assert sorted((p.document, p.begin, p.end) for p in whole) == [
+        (i, 0, n) for i, n in enumerate(lengths) if 0 < n < 60
+    ]
+    assert [p for p in held[0] if p.document == 5] == [(5, 0, 175), (5, 525, 700)]
+    rows = [count(of) for of in held]
+    assert abs(rows[0] - rows[1]) <= 12
+
+
+def test_teams_hold_what_their_members_do():
+    for layout, lengths in itertools.product(LAYOUTS, LENGTHS):
+        schedule = Schedule((1, 1), layout, lengths, Mask(None, 0), team=2)
+        for rank in range(2):
+            members = [rows_of(layout, lengths, 4, 2 * rank + i) for i in range(2)]
+            held = stream_rows(schedule.pieces(rank), lengths)
+            assert [row for a, b in held for row in range(a, b)] == sorted(
+                itertools.chain(*members)
+            )
+
+
 def test_what_is_sent_is_what_is_fetched():
     for method, layout, world in itertools.product(METHODS, LAYOUTS, (1, 2, 3, 5)):
         schedule = Schedule(sizes_of(method, world), layout, (7, 0, 12), Mask(4, 0))
@@ -180,4 +203,4 @@ def test_shares_differ_by_two_rows_of_a_document_at_most():
     for length, world in itertools.product(range(40), range(1, 7)):
         for layout in LAYOUTS:
             shares = [count(pieces(layout, (length,), world, rank)) for rank in range(world)]
-            assert max(shares) - min(shares) <= (2 if layout == "zigzag" else 1)
+            assert max(shares) - min(shares) <= (2 if layout in ("zigzag", "balanced") else 1)

@@ -71,7 +71,7 @@ def predict(
     machine: Machine,
 ) -> Seconds:
     """Seconds of both passes. team: ranks that trade heads; sizes: of the stages over the teams."""
-    schedule = Schedule(sizes, layout, lengths, mask)
+    schedule = Schedule(sizes, layout, lengths, mask, team=team)
     world = schedule.world * team
     local = heads._replace(queries=heads.queries // team, keys=heads.keys // team)
     traded = 0.0

@@ -256,7 +256,7 @@ def plan_of(group, rank: int, world: int, facts: Sequence[tuple[str, Any]]) -> D
     layout, lengths = known["layout"], known["lengths"]
     joins = known["q"][0] in ("packed", "batch 1")
     step = DROPOUT_STEP if known["dropout_p"] else 0
-    schedule = Schedule(sizes, layout, lengths, known["mask"], joins, step)
+    schedule = Schedule(sizes, layout, lengths, known["mask"], joins, step, size)
     ring = Ring(group, world // size, rank // size, size, rank % size)
     plan = Plan(schedule, ring, {}, rank % size * (known["q"][1] // size))
     return Described(plan, team_of(group, rank, world, size, layout, lengths))

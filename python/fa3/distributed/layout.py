@@ -5,7 +5,8 @@ The whole is a stream of documents, one after the other; a tensor that is not pa
 document. A rank holds its rows in the order of the stream.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -24,7 +25,8 @@ def pieces(layout: str, lengths: Sequence[int], world: int, rank: int) -> list[P
     cut into 2 `world` parts, and rank r has the r-th from both ends: under a causal mask the first
     rows of a document see few keys and the last see many, so that every rank has the same work.
     by_document: each document is cut into `world` parts, part r is rank r's. Parts differ by one
-    row at most where the numbers do not divide.
+    row at most where the numbers do not divide. balanced: as zigzag, but a short document is one
+    rank's, that has the fewest rows then, so that ranks differ by a short document at most.
     """
     found = CUTS[layout](lengths, world, rank)
     return [piece for piece in found if piece.begin < piece.end]
@@ -57,8 +59,53 @@ def by_document(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
     ]
 
 
-CUTS = {"zigzag": zigzag, "contiguous": contiguous, "by_document": by_document}
+# A short document has at most 1/8 of a rank's share of all rows, and so at most 1/64 of the pairs of
+# one document of that share: whose it is hardly matters to the balance.
+SHORT_SHARE = 8
+
+
+def balanced(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
+    owners = owners_of_short(tuple(lengths), world)
+    found = []
+    for document, owner in enumerate(owners):
+        if owner == rank:
+            found.append(Piece(document, 0, lengths[document]))
+        elif owner is None:
+            of = zigzag(lengths[document : document + 1], world, rank)
+            found += [piece._replace(document=document) for piece in of]
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def owners_of_short(lengths: tuple[int, ...], world: int) -> list[int | None]:
+    """Which rank has each document, None if it is cut. The longest ones choose first."""
+    longest = sum(lengths) // (SHORT_SHARE * world)
+    owners: list[int | None] = [None] * len(lengths)
+    rows = [0] * world
+    for document in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if lengths[document] <= longest:
+            owners[document] = min(range(world), key=rows.__getitem__)
+            rows[owners[document]] += lengths[document]
+    return owners
+
+
+CUTS = {
+    "zigzag": zigzag,
+    "contiguous": contiguous,
+    "by_document": by_document,
+    "balanced": balanced,
+}
 LAYOUTS = tuple(CUTS)
+
+
+def joined_pieces(of: Iterable[Piece]) -> list[Piece]:
+    """In the order of the stream, neighbours as one."""
+    found: list[Piece] = []
+    for piece in sorted(of):
+        if found and (found[-1].document, found[-1].end) == piece[:2]:
+            piece = piece._replace(begin=found.pop().begin)
+        found.append(piece)
+    return found
 
 
 def count(of: Sequence[Piece]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fa3.distributed.cover import Call, Mask, calls_of, rectangles
-from fa3.distributed.layout import Piece, count, pieces
+from fa3.distributed.layout import Piece, count, joined_pieces, pieces
 
 Range = tuple[int, int]
 
@@ -48,6 +48,7 @@ class Schedule:
     sizes: of how many ranks the keys of each stage are, the rank's own first, then those of the
     ranks before it. (1, 1, 1, 1) is a ring, (4,) gathers all keys at once.
     joins: a call may have several sequences, as packed tensors do and batches do not.
+    team: how many neighbours of the group are one rank of the schedule: they trade heads.
     step: if not 0, a call has neighbouring rows and neighbouring keys of one document, which begin
     at multiples of it if the pieces do: what dropout needs to know its place.
     """
@@ -60,10 +61,11 @@ class Schedule:
         mask: Mask,
         joins: bool = True,
         step: int = 0,
+        team: int = 1,
     ) -> None:
         self.starts = tuple(itertools.accumulate(sizes, initial=0))
         self.num_stages, self.world = len(sizes), self.starts[-1]
-        self.layout, self.lengths = layout, tuple(lengths)
+        self.layout, self.lengths, self.team = layout, tuple(lengths), team
         self.mask, self.joins, self.step = mask, joins and not step, step
         # Caches of methods would keep schedules alive.
         self.stage = functools.cache(self._stage)
@@ -92,7 +94,9 @@ class Schedule:
         ]
 
     def _pieces(self, rank: int) -> list[Piece]:
-        return pieces(self.layout, self.lengths, self.world, rank)
+        members = range(rank * self.team, (rank + 1) * self.team)
+        of = [pieces(self.layout, self.lengths, self.world * self.team, one) for one in members]
+        return joined_pieces(itertools.chain(*of))
 
     def _stage(self, rank: int, index: int) -> Stage:
         sources = tuple(sorted((rank - by) % self.world for by in self.distances(index)))
