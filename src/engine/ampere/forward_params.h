@@ -7,6 +7,7 @@
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/ampere/tile_schedule.h"
 #include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/softmax/cache_scales.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/rows.h"
 
@@ -24,14 +25,16 @@ struct ForwardParams {
   CopiedRows q, k, v;
   PagedKeys pages;
   TileSchedule schedule;
-  int packs_per_kv_head;
+  cuda::Divisor packs_per_kv_head;
   MaskRuleOf<int> mask;
   float scale_log2;  // from products to exponents of two; capped scores: 1
   bool capped;
   cuda::SoftCap soft_cap;
   cuda::DropoutParams dropout;
-  cuda::ForwardOutput output;  // with splits: of partial results
-  int partial_batches;         // batch entries of the partial results of a split
+  cuda::ForwardOutput output;      // with splits: of partial results
+  int partial_batches;             // batch entries of the partial results of a split
+  cuda::CacheScales cache_scales;  // of kernels of quantized caches
+  bool cache_is_e5m2;              // likewise; else e4m3
 };
 
 }  // namespace fa3::ampere
