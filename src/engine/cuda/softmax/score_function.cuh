@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A score function that is compiled at run time (host/score_program.h): its text is the body of
-// ScoreFunction::of(), which may use what stands in this file. Kernels of the library's own tables
-// have none; FA3_SCORE_FUNCTION says that this compilation has. Also compiles as plain C++: that is
-// how text is tested on the host.
+// A score function that is compiled at run time (launch/score_program.h): its text is the body of
+// ScoreFunction::of(), which may use what stands in this file; in a backward pass there are those
+// of slope() and of ScoreGradient::of() (score_gradient.cuh) too. Kernels of the library's own
+// tables have none; FA3_SCORE_FUNCTION says that this compilation has. Also compiles as plain C++:
+// that is how text is tested on the host.
 #pragma once
 
 #include "engine/cuda/softmax/score_captures.h"
@@ -183,8 +184,10 @@ struct ScoreFunction {
   }
 
   __device__ __forceinline__ float of(float score, int b, int h, int q_idx, int kv_idx) const;
+  // d of / d score.
+  __device__ __forceinline__ float slope(float score, int b, int h, int q_idx, int kv_idx) const;
 
- private:
+ protected:
   // Known to be at least 0.
   __device__ __forceinline__ static int within(unsigned index, int extent) {
     return int(index < unsigned(extent) ? index : unsigned(extent) - 1);
