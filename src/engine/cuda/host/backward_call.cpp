@@ -51,7 +51,9 @@ BackwardCall call_of(const BackwardProblem& p) {
           .sequences = p.batch,
           .lengths_q = p.lengths_q,
           .lengths_k = p.lengths_k,
-          .has_score_function = p.score != nullptr};
+          .has_score_function = p.score != nullptr,
+          .accumulate_dq = p.accumulate_dq,
+          .accumulate_dkv = p.accumulate_dkv};
 }
 
 }  // namespace fa3::cuda

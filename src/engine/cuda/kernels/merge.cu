@@ -31,16 +31,13 @@ __device__ float weight_of(float x, float shift) {
 struct RowWeights {
   float shift = 0.0f, sum = 0.0f;
 
-  __device__ RowWeights(const MergeProblem& p, const float* lse_partial, int lane) {
+  template <class LseOf>
+  __device__ RowWeights(int64_t count, const LseOf& lse_of, int lane) {
     float max = -kInfinity;
-    for (int64_t i = lane; i < p.num_partials; i += kWarpSize) {
-      max = fmaxf(max, lse_partial[i * p.lse_partial_stride]);
-    }
+    for (int64_t i = lane; i < count; i += kWarpSize) max = fmaxf(max, lse_of(i));
     for (int i = 1; i < kWarpSize; i *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, i));
     if (max != -kInfinity) shift = max;
-    for (int64_t i = lane; i < p.num_partials; i += kWarpSize) {
-      sum += weight_of(lse_partial[i * p.lse_partial_stride], shift);
-    }
+    for (int64_t i = lane; i < count; i += kWarpSize) sum += weight_of(lse_of(i), shift);
     for (int i = 1; i < kWarpSize; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
   }
 };
@@ -55,10 +52,16 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
   const float* const lse_partial = p.lse_partial.data + batch * p.lse_partial.batch_stride +
                                    head * p.lse_partial.head_stride +
                                    row * p.lse_partial.row_stride;
-  const float* const o_partial = static_cast<const float*>(p.o_partial.data) +
-                                 batch * p.o_partial.batch_stride + row * p.o_partial.row_stride +
-                                 head * p.o_partial.head_stride;
-  const RowWeights weights(p, lse_partial, lane);
+  const float* const o_partial = p.o_partial.at<const float>(batch, row, head);
+  // What lies apart is the last.
+  const float* const lse_other = p.other.lse.data + batch * p.other.lse.batch_stride +
+                                 head * p.other.lse.head_stride + row * p.other.lse.row_stride;
+  const float* const o_other = p.other.o.at<const float>(batch, row, head);
+  const int64_t count = p.num_partials + (p.other.on ? 1 : 0);
+  const auto lse_of = [&](int64_t i) {
+    return i == p.num_partials ? *lse_other : lse_partial[i * p.lse_partial_stride];
+  };
+  const RowWeights weights(count, lse_of, lane);
   const float lse = weights.sum == 0 ? -kInfinity : weights.shift + logf(weights.sum);
   const float inverse = weights.sum == 0 ? 0.0f : 1 / weights.sum;
   Out* const o = static_cast<Out*>(p.o.data) + batch * p.o.batch_stride + row * p.o.row_stride +
@@ -68,10 +71,10 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
     const bool exists = c < p.head_dim_v;
     float value = 0;
 #pragma unroll 8
-    for (int64_t i = warp; i < p.num_partials; i += Warps) {
-      const float x = exists ? o_partial[i * p.o_partial_stride + c] : 0.0f;
-      const float weight =
-          weight_of(lse_partial[i * p.lse_partial_stride], weights.shift) * inverse;
+    for (int64_t i = warp; i < count; i += Warps) {
+      const float* const o_i = i == p.num_partials ? o_other : o_partial + i * p.o_partial_stride;
+      const float x = exists ? o_i[c] : 0.0f;
+      const float weight = weight_of(lse_of(i), weights.shift) * inverse;
       // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
       value += weight != 0 ? weight * x : 0.0f;
     }
