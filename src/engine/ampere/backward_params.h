@@ -7,6 +7,7 @@
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/dropout/dropout.h"
 #include "engine/cuda/softmax/soft_cap.h"
+#include "engine/cuda/tile/divisor.h"
 #include "engine/cuda/tile/rows.h"
 
 namespace fa3::ampere {
@@ -28,8 +29,8 @@ inline constexpr int kPreprocessRows = 64;  // of a CTA
 struct RowGrid {
   Lengths lengths;
   int sequences;
-  int heads;
-  int blocks;
+  Divisor heads;
+  Divisor blocks;
 };
 
 // The three kernels agree on where a sequence's query blocks lie.

@@ -24,7 +24,7 @@ struct ForwardParams {
   CopiedRows q, k, v;
   PagedKeys pages;
   TileSchedule schedule;
-  int packs_per_kv_head;
+  cuda::Divisor packs_per_kv_head;
   MaskRuleOf<int> mask;
   float scale_log2;  // from products to exponents of two; capped scores: 1
   bool capped;

@@ -4,15 +4,16 @@
 // GPU starts CTAs in the order of their numbers. Next: forward_params.h.
 #pragma once
 
+#include "engine/cuda/tile/divisor.h"
 #include "engine/cuda/tile/sequences.h"
 #include "engine/cuda/tile/tile_order.h"
 
 namespace fa3::ampere {
 
+using cuda::Divisor;
 using cuda::PackGqa;
 using cuda::SequenceRows;
 using cuda::TileIndex;
-using cuda::TileOrder;
 
 struct TileOfSequence {
   SequenceRows rows;
@@ -33,19 +34,20 @@ struct TileSchedule {
   int batch;
   int block_m;
   PackGqa pack;
-  int num_packs;
-  TileOrder order;     // of sequences that are alike
-  bool by_sequence;    // lengths differ: each sequence has as many numbers as the longest may need
-  int most_m_blocks;   // of a sequence
-  int num_splits = 1;  // of each tile's key blocks; those of a tile are neighbours
+  Divisor num_packs;
+  cuda::TileOrderOf<Divisor> order;  // of sequences that are alike
+  bool by_sequence;  // lengths differ: each sequence has as many numbers as the longest may need
+  Divisor most_m_blocks;   // of a sequence
+  Divisor num_splits = 1;  // of each tile's key blocks; those of a tile are neighbours
 
   FA3_HD constexpr int tile_of(int cta) const { return cta / num_splits; }
   FA3_HD constexpr int split_of(int cta) const { return cta % num_splits; }
-  // Equal parts, as far as blocks divide; some are empty where there are too few.
+  // Equal parts, as far as blocks divide; the last are empty where there are too few.
   FA3_HD constexpr KeyBlockSplit split(int number, int first, int end) const {
     const int blocks = end > first ? end - first : 0;
-    const auto begin = [&](int n) { return first + int(int64_t{blocks} * n / num_splits); };
-    return {begin(number), begin(number + 1)};
+    const int least = blocks / num_splits, longer = blocks - least * num_splits;
+    const int begin = first + number * least + (number < longer ? number : longer);
+    return {begin, begin + least + (number < longer ? 1 : 0)};
   }
 
   FA3_HD constexpr int num_m_blocks(const SequenceRows& rows) const {
@@ -57,12 +59,11 @@ struct TileSchedule {
     TileIndex at = order.tile(by_sequence ? 0 : number);
     int from_last = 0;
     if (by_sequence) {
-      const int of_sequence = most_m_blocks * num_packs;
-      const int owned = batch * of_sequence;
-      at.batch = number < owned ? number / of_sequence : batch;
-      const int rest = number < owned ? number % of_sequence : number - owned;
-      at.pack = number < owned ? rest / most_m_blocks : rest % num_packs;
-      from_last = number < owned ? rest % most_m_blocks : rest / num_packs;
+      const int owned = batch * most_m_blocks * num_packs;
+      const int row = number / most_m_blocks, rest = number - owned;
+      at.batch = number < owned ? row / num_packs : batch;
+      at.pack = number < owned ? row % num_packs : rest % num_packs;
+      from_last = number < owned ? number % most_m_blocks : rest / num_packs;
     }
     TileOfSequence tile{
         .rows = cuda::rows_of_sequence(lengths_q, lengths_k, places, batch, at.batch),

@@ -27,19 +27,14 @@ namespace fa3::ampere {
 
 template <TileLayout Layout>
 __device__ __forceinline__ void copy_keys(uint32_t tile, const CopiedRows& from,
-                                          const KeyBlockWork& work) {
-  const RowBlock& keys = work.keys;
-  copy_block<Layout, kBackwardThreads>(tile, from, keys.batch, keys.head,
-                                       keys.begin + work.first_key, keys.used - work.first_key);
+                                          const RowBlock& keys, int first_key) {
+  copy_block<Layout, kBackwardThreads>(tile, from, keys.batch, keys.head, keys.begin + first_key,
+                                       keys.used - first_key);
 }
 
 template <BackwardConfig C>
 __device__ __forceinline__ void work_on(const BackwardParams& params, const KeyBlockWork& work,
                                         uint32_t smem) {
-  using Smem = BackwardSmem<C>;
-  copy_keys<C.k_tile()>(smem + Smem::kK, params.k, work);
-  copy_keys<C.v_tile()>(smem + Smem::kV, params.v, work);
-  cp_async_commit_group();
   if (thread_in_block() < kThreadsOfSide) {
     ValueSide<C> side(params, work, smem);
     side.prefetch();
@@ -66,11 +61,15 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   int first_key = keys.block * C.block_n;
   if (first_key < keys.used) {
     KeyBlockWork& work = *reinterpret_cast<KeyBlockWork*>(smem + Smem::kWork);
+    const uint32_t tiles = cvta_to_shared(smem);
+    copy_keys<C.k_tile()>(tiles + Smem::kK, params.k, keys, first_key);
+    copy_keys<C.v_tile()>(tiles + Smem::kV, params.v, keys, first_key);
+    cp_async_commit_group();
     if (threadIdx.x == 0) {
       work = KeyBlockWork::of(params, keys, first_key, C.block_m, C.block_n);
     }
     __syncthreads();
-    work_on<C>(params, work, cvta_to_shared(smem));
+    work_on<C>(params, work, tiles);
     first_key += params.grid.blocks * C.block_n;
   }
   // Keys that no query sees, because they are unused or nobody's, have gradients of zero.

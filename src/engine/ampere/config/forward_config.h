@@ -23,8 +23,8 @@ struct ForwardConfig {
   int stages = 2;  // of K and V. 2: one is read while the other is filled. 1: K is filled while V
                    // is read, and the other way round
   int warps = 4;
-  int ctas_per_sm = 1;         // for which registers are left
-  bool q_in_registers = true;  // else a step reads Q's fragments from shared memory again
+  int ctas_per_sm = 1;  // for which registers are left
+  int q_columns = 0;    // of Q whose fragments stay in registers; a step reads the others again
   bool dropout = false;
 
   FA3_HD constexpr ForwardConfig with(Element e) const {

@@ -89,24 +89,26 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   static_assert(sizeof(ForwardSmem<C>) <= C.smem_bytes());
   auto& smem = *reinterpret_cast<ForwardSmem<C>*>(raw_smem);
   TileWork<C>& work = smem.work;
-  const int thread = int(threadIdx.x), warp = uniform(thread / kWarpSize);
-  if (thread == 0) find_tile(params, int(blockIdx.x), work);
+  // Found again where it is used: it has no register of its own.
+  const auto warp = [] { return int(thread_in_block()) / kWarpSize; };
+  if (threadIdx.x == 0) find_tile(params, int(blockIdx.x), work);
   __syncthreads();
   if (work.tile.first_row < 0) return;
   const uint32_t q_smem = cvta_to_shared(smem.q);
   copy_queries<C>(params, work.tile, q_smem);
-  if (thread % kWarpSize == 0) find_blocks(params, warp, work);
+  const KeyTiles<C> keys(params, work, q_smem + uint32_t(sizeof(smem.q)));
+  keys.start(work.num_blocks - 1);
+  // Under the first copies.
+  if (threadIdx.x % kWarpSize == 0) find_blocks(params, int(threadIdx.x) / kWarpSize, work);
   __syncwarp();
 
-  const KeyTiles<C> keys(params, work, q_smem + uint32_t(sizeof(smem.q)));
-  const WarpBlocks& mine = work.of_warp[warp];
+  const WarpBlocks& mine = work.of_warp[warp()];
   ScoreStep<C> step(params, mine);
-  const WarpDropout<C> dropout(params, work, warp);
-  const auto q_rows = MatrixRows<C.q_tile()>::down(q_smem, warp * C.warp_rows());
+  const WarpDropout<C> dropout(params, work, warp());
+  const auto q_rows = MatrixRows<C.q_tile()>::down(q_smem, warp() * C.warp_rows());
   WarpTile<C> r;
   r.clear();
   const int num_blocks = uniform(work.num_blocks);
-  keys.start(num_blocks - 1);
 #pragma unroll 1
   for (int block = num_blocks - 1; block >= 0; --block) {
     keys.wait_for_keys(block);
@@ -132,10 +134,11 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   QueryRows rows = work.tile.rows.queries;
   rows.batch += work.split * params.partial_batches;
   if (work.split > 0) output.sink = nullptr;
+  const int first_row = work.first_row(warp());
 #pragma unroll
   for (int t = 0; t < C.row_tiles(); ++t) {
-    store_rows<C.element, true, true, true>(output, rows, work.first_row(warp) + t * kRowsPerWarp,
-                                            r.output[t], r.rows[t], WarpDropout<C>::values(params));
+    store_rows<C.element, true, true, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],
+                                            r.rows[t], WarpDropout<C>::values(params));
   }
 }
 

@@ -41,11 +41,12 @@ struct WarpTile {
   static constexpr int kScores = C.block_n / 2;      // a thread's, of 16 rows
   static constexpr int kOutputs = C.head_dim_v / 2;  // likewise
   static constexpr int kSteps = C.head_dim / 16;     // of Q K^T
+  static constexpr int kKeptSteps = C.q_columns / 16;
 
   float scores[kRowTiles][kScores];
   float output[kRowTiles][kOutputs];
   RowState rows[kRowTiles];
-  uint32_t q[C.q_in_registers ? kSteps : 1][kRowTiles][4];
+  uint32_t q[kKeptSteps > 0 ? kKeptSteps : 1][kRowTiles][4];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -58,10 +59,8 @@ struct WarpTile {
 
   // q_rows: of the warp's first row.
   __device__ __forceinline__ void load_queries(MatrixRows<C.q_tile()> q_rows) {
-    if constexpr (C.q_in_registers) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) load_query_step(q_rows, step, q[step]);
-    }
+    for (int step = 0; step < kKeptSteps; ++step) load_query_step(q_rows, step, q[step]);
   }
 
   __device__ __forceinline__ void multiply_keys(MatrixRows<C.q_tile()> q_rows, uint32_t k_tile) {
@@ -73,8 +72,9 @@ struct WarpTile {
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      uint32_t(&own)[kRowTiles][4] = q[C.q_in_registers ? step : 0];
-      if constexpr (!C.q_in_registers) load_query_step(q_rows, step, own);
+      uint32_t read[kRowTiles][4];
+      if (step >= kKeptSteps) load_query_step(q_rows, step, read);
+      const uint32_t(&own)[kRowTiles][4] = step < kKeptSteps ? q[step] : read;
 #pragma unroll
       for (int key = 0; key < C.block_n; key += 16) {
         uint32_t k[4];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every forward kernel that is built, each for fp16 and bf16: the whole support matrix on one page.
 // CMake writes one source file for each row and element into build/; plan/select_kernel.cpp picks
-// the row: of those for as few query rows, and the first head dims that fit, the first whose CTAs
-// all have room on an SM, else the last. Every row fits the shared memory of every GPU since
-// Ampere. Measured: docs/lab/ampere.md.
+// the row: of those for as few query rows, so many keys, and the first head dims that fit, the
+// first whose CTAs all have room on an SM, else the last. Every row fits the shared memory of every
+// GPU since Ampere. Measured: docs/lab/ampere.md.
 #pragma once
 
 #include <array>
@@ -15,25 +15,33 @@ namespace fa3::ampere {
 struct KernelInstance {
   ForwardConfig config;
   const char* why;
+  int least_keys = 0;  // that a query sees on average
 };
 
 inline constexpr std::array kForwardTable{
     KernelInstance{.config = {.head_dim = 64,
                               .head_dim_v = 64,
                               .block_m = 128,
-                              .block_n = 112,
+                              .block_n = 128,
                               .stages = 2,
                               .ctas_per_sm = 2,
-                              .q_in_registers = false,
                               .dropout = false},
-                   .why = "32 rows a warp: each fragment of K and V serves two products"},
+                   .why = "many keys: 128 a step, few barriers",
+                   .least_keys = 2048},
+    KernelInstance{.config = {.head_dim = 64,
+                              .head_dim_v = 64,
+                              .block_m = 128,
+                              .block_n = 64,
+                              .stages = 2,
+                              .ctas_per_sm = 3,
+                              .dropout = false},
+                   .why = "32 rows a warp, and a third thread block under the start of others"},
     KernelInstance{.config = {.head_dim = 128,
                               .head_dim_v = 128,
                               .block_m = 128,
                               .block_n = 64,
                               .stages = 2,
                               .ctas_per_sm = 2,
-                              .q_in_registers = false,
                               .dropout = false},
                    .why = "32 rows a warp: each fragment of K and V serves two products"},
     KernelInstance{.config = {.head_dim = 128,
@@ -42,16 +50,22 @@ inline constexpr std::array kForwardTable{
                               .block_n = 48,
                               .stages = 2,
                               .ctas_per_sm = 2,
-                              .q_in_registers = false,
                               .dropout = false},
                    .why = "the same, for two CTAs on an SM of 164 KB"},
+    KernelInstance{.config = {.head_dim = 128,
+                              .head_dim_v = 128,
+                              .block_m = 128,
+                              .block_n = 32,
+                              .stages = 1,
+                              .ctas_per_sm = 2,
+                              .dropout = false},
+                   .why = "the same, on an SM of 100 KB"},
     KernelInstance{.config = {.head_dim = 192,
                               .head_dim_v = 128,
                               .block_m = 128,
                               .block_n = 32,
                               .stages = 2,
                               .ctas_per_sm = 2,
-                              .q_in_registers = false,
                               .dropout = false},
                    .why = "32 rows a warp: each fragment of K and V serves two products"},
     KernelInstance{.config = {.head_dim = 256,
@@ -60,16 +74,16 @@ inline constexpr std::array kForwardTable{
                               .block_n = 64,
                               .stages = 1,
                               .ctas_per_sm = 2,
-                              .q_in_registers = false,
+                              .q_columns = 192,
                               .dropout = false},
-                   .why = "16 rows a warp: their O takes half of the registers"},
+                   .why = "16 rows a warp: their O takes half of the registers, Q most others"},
     KernelInstance{.config = {.head_dim = 64,
                               .head_dim_v = 64,
                               .block_m = 64,
                               .block_n = 64,
                               .stages = 2,
                               .ctas_per_sm = 2,
-                              .q_in_registers = true,
+                              .q_columns = 64,
                               .dropout = true},
                    .why = "16 rows a warp leave registers for the draws"},
     KernelInstance{.config = {.head_dim = 128,
@@ -78,7 +92,6 @@ inline constexpr std::array kForwardTable{
                               .block_n = 64,
                               .stages = 2,
                               .ctas_per_sm = 2,
-                              .q_in_registers = false,
                               .dropout = true},
                    .why = "16 rows a warp leave registers for the draws"},
     KernelInstance{.config = {.head_dim = 256,
@@ -87,7 +100,6 @@ inline constexpr std::array kForwardTable{
                               .block_n = 64,
                               .stages = 1,
                               .ctas_per_sm = 1,
-                              .q_in_registers = false,
                               .dropout = true},
                    .why = "16 rows a warp: their O takes half of the registers"},
     KernelInstance{.config = {.head_dim = 64,
@@ -97,7 +109,7 @@ inline constexpr std::array kForwardTable{
                               .stages = 2,
                               .warps = 1,
                               .ctas_per_sm = 6,
-                              .q_in_registers = true,
+                              .q_columns = 64,
                               .dropout = false},
                    .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
     KernelInstance{.config = {.head_dim = 128,
@@ -107,7 +119,7 @@ inline constexpr std::array kForwardTable{
                               .stages = 2,
                               .warps = 1,
                               .ctas_per_sm = 6,
-                              .q_in_registers = true,
+                              .q_columns = 128,
                               .dropout = false},
                    .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
     KernelInstance{.config = {.head_dim = 256,
@@ -117,7 +129,6 @@ inline constexpr std::array kForwardTable{
                               .stages = 2,
                               .warps = 1,
                               .ctas_per_sm = 3,
-                              .q_in_registers = false,
                               .dropout = false},
                    .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
 };

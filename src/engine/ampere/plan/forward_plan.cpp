@@ -14,8 +14,8 @@ namespace {
 // A tail of this many waves of tiles goes longest first, whatever the head.
 constexpr int64_t kTailWaves = 2;
 
-TileOrder tile_order(const ForwardConfig& c, const ForwardCall& call, const TileSchedule& s,
-                     int num_sms) {
+cuda::TileOrderOf<Divisor> tile_order(const ForwardConfig& c, const ForwardCall& call,
+                                      const TileSchedule& s, int num_sms) {
   const int64_t heads = s.num_packs * call.q.batches;
   const int64_t tail_tiles = call.mask.hides_nothing() ? 0 : kTailWaves * num_sms * c.ctas_per_sm;
   const int64_t tail = ceil_div(tail_tiles, s.most_m_blocks);
@@ -38,13 +38,23 @@ int64_t most_key_blocks(const ForwardConfig& c, const ForwardCall& call) {
                      : ceil_div(std::max<int64_t>(keys, 0), c.block_n);
 }
 
-// In how many parts the key blocks of each tile are visited. Time is counted in blocks of a wave of
-// CTAs: a CTA begins with the time of one, and partial results are merged in that of two.
-int64_t choose_num_splits(int64_t tiles, int64_t blocks, int64_t ctas) {
-  constexpr int64_t kMostSplits = 128, kLeastBlocks = 4, kStart = 1, kMerge = 2;
+// In how many parts the key blocks of each tile are visited. Time is counted in blocks of a full
+// wave of CTAs, which memory limits: two or three CTAs on an SM use all that it gets, so a last
+// wave of few takes less for a block. A CTA begins with the time of one block, merging with that of
+// six, and a CTA's partial results are written and read at the speed of keys and values.
+int64_t choose_num_splits(const ForwardConfig& c, int64_t tiles, int64_t blocks, int64_t rows,
+                          int64_t num_sms) {
+  constexpr int64_t kMostSplits = 128, kLeastBlocks = 4;
+  constexpr double kStart = 1, kMerge = 6, kBusyCtas = 2.4;
+  const double partial = 2.0 * double(rows) * c.head_dim_v * sizeof(float) / c.stage_bytes();
   const auto time = [&](int64_t splits) {
-    const int64_t waves = ceil_div(tiles * splits, ctas);
-    return waves * (ceil_div(blocks, splits) + kStart) + (splits > 1 ? kMerge : 0);
+    const int64_t ctas = tiles * splits, waves = ctas / (num_sms * c.ctas_per_sm);
+    const int64_t last = ceil_div(ctas - waves * num_sms * c.ctas_per_sm, num_sms);
+    const double share = std::min(std::max(double(last), kBusyCtas) / c.ctas_per_sm, 1.0);
+    const double start = kStart + (splits > 1 ? partial : 0);
+    const auto of_cta = double(ceil_div(blocks, splits));
+    return double(waves) * (of_cta + start) + (last > 0 ? share * of_cta + start : 0) +
+           (splits > 1 ? kMerge : 0);
   };
   int64_t best = 1;
   for (int64_t splits = 2; splits <= std::min(kMostSplits, blocks / kLeastBlocks); ++splits) {
@@ -75,9 +85,10 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, Pa
   plan.schedule.order = tile_order(c, call, plan.schedule, num_sms);
   plan.num_tiles = num_tiles(c, call, plan.schedule);
   const int64_t blocks = most_key_blocks(c, call);
-  const int64_t wanted =
-      num_splits > 0 ? std::min<int64_t>(num_splits, blocks)
-                     : choose_num_splits(plan.num_tiles, blocks, int64_t{num_sms} * c.ctas_per_sm);
+  const int64_t rows = std::min<int64_t>(pack.rows(int64_t{call.seqlen_q}), c.block_m);
+  const int64_t wanted = num_splits > 0
+                             ? std::min<int64_t>(num_splits, blocks)
+                             : choose_num_splits(c, plan.num_tiles, blocks, rows, num_sms);
   plan.schedule.num_splits = int(std::max<int64_t>(wanted, 1));
   plan.partials = {.batches = call.q.batches,
                    .rows = call.q.rows,

@@ -30,16 +30,30 @@ bool are_few_rows(const Problem& p) {
   return pack_for(p, 2 * kRowsPerWarp).rows(p.lengths_q.max) <= kRowsPerWarp;
 }
 
+// Keys that a row sees, as far as lengths and mask tell; of a batch-invariant call, none.
+int64_t average_keys(const Problem& p) {
+  if (p.batch_invariant) return 0;
+  const int64_t last = std::max<int64_t>(p.lengths_q.max - 1, 0);
+  int64_t keys = 0;
+  for (int64_t row : {int64_t{0}, last / 2, last}) {
+    const KeyRange range = p.mask.keys_of(row, p.lengths_q.max, p.lengths_k.max);
+    keys += std::max<int64_t>(range.end - range.begin, 0);
+  }
+  return keys / 3;
+}
+
 }  // namespace
 
 int select_kernel(const Problem& p, int smem_bytes_of_sm) {
   const bool few_rows = are_few_rows(p);
   const int64_t columns_v = std::min(p.head_dim_v, cuda::kMaxColumnsV);  // of a launch
+  const int64_t keys = average_keys(p);
   int best = kNoKernel;
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
     const ForwardConfig& c = kForwardTable[size_t(row)].config;
     const bool fits = c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
     if (!fits || c.dropout != p.dropout.on()) continue;
+    if (keys < kForwardTable[size_t(row)].least_keys) continue;
     if (few_rows != (c.block_m == kRowsPerWarp)) continue;
     if (best != kNoKernel) {
       const ForwardConfig& group = kForwardTable[size_t(best)].config;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i, one warp a row of a head. Limited by
-// memory bandwidth, so nothing is kept between the two passes over the partials' lse.
+// lse = log sum_i exp(lse_i), o = sum_i exp(lse_i - lse) o_i. A warp has a row of a head; or, where
+// there are few rows of many partials, the warps of a block share out a row's partials. Limited by
+// memory: loads wait for nothing that they need not wait for.
 #include "engine/cuda/kernels/merge.h"
 
 #include <cuda_bf16.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "core/error.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/ptx/fragment.h"
@@ -17,6 +19,7 @@ namespace {
 
 constexpr int kWarpsPerBlock = 8;
 constexpr int64_t kMostCtas = 1 << 20;  // beyond, warps take several rows
+constexpr int64_t kFewRows = 4096;      // up to here, a block for each occupies the device
 constexpr float kInfinity = __builtin_inff();
 
 // exp(x - shift). Partials of an infinite lse share the row.
@@ -24,62 +27,91 @@ __device__ float weight_of(float x, float shift) {
   return x == shift ? 1.0f : expf(x - shift);
 }
 
-// Lanes share out the columns. Outputs may be one of the partials: a lane reads a column of all of
-// them before it writes it, and all lanes are done with the lse before lane 0 writes that.
-template <class Out>
+// What the lanes know of the row's lse: their maximum, and the sum of weights against it.
+struct RowWeights {
+  float shift = 0.0f, sum = 0.0f;
+
+  __device__ RowWeights(const MergeProblem& p, const float* lse_partial, int lane) {
+    float max = -kInfinity;
+    for (int64_t i = lane; i < p.num_partials; i += kWarpSize) {
+      max = fmaxf(max, lse_partial[i * p.lse_partial_stride]);
+    }
+    for (int i = 1; i < kWarpSize; i *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, i));
+    if (max != -kInfinity) shift = max;
+    for (int64_t i = lane; i < p.num_partials; i += kWarpSize) {
+      sum += weight_of(lse_partial[i * p.lse_partial_stride], shift);
+    }
+    for (int i = 1; i < kWarpSize; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  }
+};
+
+// `Warps` of a block share the row. Lanes share out the columns. Outputs may be one of the
+// partials: a column of all of them is read before it is written, and so is the lse.
+template <class Out, int Warps>
 __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row, int64_t head) {
-  const int lane = threadIdx.x % kWarpSize;
+  __shared__ float of_warp[Warps][kWarpSize];
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % Warps;
+  const auto wait = [] { Warps > 1 ? __syncthreads() : __syncwarp(); };
   const float* const lse_partial = p.lse_partial.data + batch * p.lse_partial.batch_stride +
                                    head * p.lse_partial.head_stride +
                                    row * p.lse_partial.row_stride;
   const float* const o_partial = static_cast<const float*>(p.o_partial.data) +
                                  batch * p.o_partial.batch_stride + row * p.o_partial.row_stride +
                                  head * p.o_partial.head_stride;
-  float max = -kInfinity;
-  for (int64_t i = 0; i < p.num_partials; ++i) {
-    max = fmaxf(max, lse_partial[i * p.lse_partial_stride]);
-  }
-  const float shift = max == -kInfinity ? 0.0f : max;
-  float sum = 0;
-  for (int64_t i = 0; i < p.num_partials; ++i) {
-    sum += weight_of(lse_partial[i * p.lse_partial_stride], shift);
-  }
-  const float lse = sum == 0 ? -kInfinity : shift + logf(sum);
-  const float inverse = sum == 0 ? 0.0f : 1 / sum;
+  const RowWeights weights(p, lse_partial, lane);
+  const float lse = weights.sum == 0 ? -kInfinity : weights.shift + logf(weights.sum);
+  const float inverse = weights.sum == 0 ? 0.0f : 1 / weights.sum;
   Out* const o = static_cast<Out*>(p.o.data) + batch * p.o.batch_stride + row * p.o.row_stride +
                  head * p.o.head_stride;
-  for (int64_t c = lane; c < p.head_dim_v; c += kWarpSize) {
+  for (int64_t first = 0; first < p.head_dim_v; first += kWarpSize) {
+    const int64_t c = first + lane;
+    const bool exists = c < p.head_dim_v;
     float value = 0;
-    for (int64_t i = 0; i < p.num_partials; ++i) {
-      const float weight = weight_of(lse_partial[i * p.lse_partial_stride], shift) * inverse;
+#pragma unroll 8
+    for (int64_t i = warp; i < p.num_partials; i += Warps) {
+      const float x = exists ? o_partial[i * p.o_partial_stride + c] : 0.0f;
+      const float weight =
+          weight_of(lse_partial[i * p.lse_partial_stride], weights.shift) * inverse;
       // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
-      if (weight != 0) value += weight * o_partial[i * p.o_partial_stride + c];
+      value += weight != 0 ? weight * x : 0.0f;
     }
-    o[c] = Out(value);
+    if constexpr (Warps > 1) {
+      of_warp[warp][lane] = value;
+      __syncthreads();
+      value = 0;
+#pragma unroll
+      for (int i = 0; i < Warps; ++i) value += of_warp[i][lane];
+      __syncthreads();
+    }
+    if (exists && warp == 0) o[c] = Out(value);
   }
-  __syncwarp();
-  if (p.lse.data != nullptr && lane == 0) {
+  wait();
+  if (p.lse.data != nullptr && warp == 0 && lane == 0) {
     p.lse.data[batch * p.lse.batch_stride + head * p.lse.head_stride + row * p.lse.row_stride] =
         lse;
   }
 }
 
-template <class Out>
-__global__ void merge_kernel(const __grid_constant__ MergeProblem p) {
+template <class Out, int WarpsOfRow>
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
+    merge_kernel(const __grid_constant__ MergeProblem p) {
+  constexpr int kRows = kWarpsPerBlock / WarpsOfRow;  // of a block
   const int64_t all = p.batch * p.rows * p.heads;
-  const int64_t step = int64_t{gridDim.x} * kWarpsPerBlock;
-  for (int64_t i = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize; i < all;
-       i += step) {
-    merge_one_row<Out>(p, i / (p.rows * p.heads), i / p.heads % p.rows, i % p.heads);
+  const int64_t first = int64_t{blockIdx.x} * kRows + threadIdx.x / (WarpsOfRow * kWarpSize);
+  for (int64_t i = first; i < all; i += int64_t{gridDim.x} * kRows) {
+    merge_one_row<Out, WarpsOfRow>(p, i / (p.rows * p.heads), i / p.heads % p.rows, i % p.heads);
   }
 }
 
 template <class Out>
 cudaError_t launch(const MergeProblem& p, cudaStream_t stream) {
-  const int64_t warps = p.batch * p.rows * p.heads;
-  if (warps == 0) return cudaSuccess;
-  const int64_t blocks = std::min((warps + kWarpsPerBlock - 1) / kWarpsPerBlock, kMostCtas);
-  merge_kernel<Out><<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
+  const int64_t rows = p.batch * p.rows * p.heads;
+  if (rows == 0) return cudaSuccess;
+  const bool shared = p.num_partials >= kWarpsPerBlock && rows <= kFewRows;
+  const int64_t rows_of_block = shared ? 1 : kWarpsPerBlock;
+  const int64_t blocks = std::min(ceil_div(rows, rows_of_block), kMostCtas);
+  const auto kernel = shared ? merge_kernel<Out, kWarpsPerBlock> : merge_kernel<Out, 1>;
+  kernel<<<dim3(unsigned(blocks)), kWarpsPerBlock * kWarpSize, 0, stream>>>(p);
   return cudaPeekAtLastError();
 }
 

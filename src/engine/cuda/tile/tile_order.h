@@ -17,11 +17,13 @@ struct TileIndex {
 // cache, and within a head from the last query block to the first, since causal tiles should come
 // longest first. The last heads (the tail) go together, longest first: enough short tiles must be
 // left at the very end to even out the SMs.
-struct TileOrder {
-  int num_m_blocks;
-  int num_packs;
+// Number: int, or what divides faster (divisor.h).
+template <class Number>
+struct TileOrderOf {
+  Number num_m_blocks;
+  Number num_packs;
   int num_batches;
-  int tail_heads;
+  Number tail_heads;
 
   FA3_HD constexpr TileIndex tile(int ticket) const {
     const int heads_before_tail = num_packs * num_batches - tail_heads;
@@ -34,5 +36,7 @@ struct TileOrder {
 
   FA3_HD constexpr int num_tiles() const { return num_m_blocks * num_packs * num_batches; }
 };
+
+using TileOrder = TileOrderOf<int>;
 
 }  // namespace fa3::cuda

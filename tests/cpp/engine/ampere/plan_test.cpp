@@ -127,7 +127,23 @@ TEST(Kernels, are_those_whose_thread_blocks_have_room_on_an_sm) {
   };
   EXPECT_EQ(keys_on(228 << 10), 64);  // H100, B200
   EXPECT_EQ(keys_on(164 << 10), 48);  // A100
-  EXPECT_EQ(keys_on(100 << 10), 48);  // 3090, 4090: one thread block
+  EXPECT_EQ(keys_on(100 << 10), 32);  // 3090, 4090
+}
+
+TEST(Kernels, take_longer_steps_where_queries_see_many_keys) {
+  Problem p = plain();
+  p.head_dim = p.head_dim_v = 64;
+  const auto keys_of_step = [&p](int64_t keys, int64_t right) {
+    p.lengths_q.max = p.lengths_k.max = keys;
+    p.mask.right = right;
+    return kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config.block_n;
+  };
+  EXPECT_EQ(keys_of_step(1024, MaskRule::kUnbounded), 64);
+  EXPECT_EQ(keys_of_step(2048, MaskRule::kUnbounded), 128);
+  EXPECT_EQ(keys_of_step(2048, 0), 64);
+  EXPECT_EQ(keys_of_step(8192, 0), 128);
+  p.batch_invariant = true;
+  EXPECT_EQ(keys_of_step(8192, 0), 64);
 }
 
 TEST(Copies, are_as_wide_as_address_and_strides_allow) {
@@ -165,7 +181,7 @@ TEST(Splits, occupy_the_device_where_tiles_are_few) {
   EXPECT_EQ(plan.schedule.pack.heads(), 4);
   const int64_t most = int64_t{kSms} * plan.kernel.config.ctas_per_sm;
   EXPECT_LE(plan.num_ctas(), most);
-  EXPECT_GE(plan.num_ctas(), most * 9 / 10);
+  EXPECT_GE(plan.num_ctas(), most / 2);  // as many use all of the memory's bandwidth
   EXPECT_GE(plan.partials.bytes(), plan.num_ctas() * 4 * 128 * 4);
 }
 
