@@ -7,6 +7,7 @@
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/ampere/tile_schedule.h"
 #include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/softmax/cache_scales.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/rows.h"
 
@@ -30,8 +31,10 @@ struct ForwardParams {
   bool capped;
   cuda::SoftCap soft_cap;
   cuda::DropoutParams dropout;
-  cuda::ForwardOutput output;  // with splits: of partial results
-  int partial_batches;         // batch entries of the partial results of a split
+  cuda::ForwardOutput output;      // with splits: of partial results
+  int partial_batches;             // batch entries of the partial results of a split
+  cuda::CacheScales cache_scales;  // of kernels of quantized caches
+  bool cache_is_e5m2;              // likewise; else e4m3
 };
 
 }  // namespace fa3::ampere

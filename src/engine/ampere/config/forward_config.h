@@ -26,6 +26,7 @@ struct ForwardConfig {
   int ctas_per_sm = 1;  // for which registers are left
   int q_columns = 0;    // of Q whose fragments stay in registers; a step reads the others again
   bool dropout = false;
+  bool quantized = false;  // keys and values are e4m3 or e5m2 in global memory
 
   FA3_HD constexpr ForwardConfig with(Element e) const {
     ForwardConfig c = *this;

@@ -75,6 +75,16 @@ struct WarpDropout<C, true> {
   }
 };
 
+// What is left to do to O because of how its P and V were multiplied.
+template <ForwardConfig C>
+__device__ __forceinline__ auto values_of(const ForwardParams& params, const TileWork<C>& work) {
+  if constexpr (C.quantized) {
+    return KeptValues{cache_scale(params.cache_scales.value, work)};
+  } else {
+    return WarpDropout<C>::values(params);
+  }
+}
+
 template <ForwardConfig C>
 struct ForwardSmem {
   unsigned char q[C.q_tile().bytes()];
@@ -103,7 +113,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   __syncwarp();
 
   const WarpBlocks& mine = work.of_warp[warp()];
-  ScoreStep<C> step(params, mine);
+  ScoreStep<C> step(params, work, mine);
   const WarpDropout<C> dropout(params, work, warp());
   const auto q_rows = MatrixRows<C.q_tile()>::down(q_smem, warp() * C.warp_rows());
   WarpTile<C> r;
@@ -138,7 +148,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
 #pragma unroll
   for (int t = 0; t < C.row_tiles(); ++t) {
     store_rows<C.element, true, true, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],
-                                            r.rows[t], WarpDropout<C>::values(params));
+                                            r.rows[t], values_of<C>(params, work));
   }
 }
 

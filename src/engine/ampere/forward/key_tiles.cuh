@@ -3,12 +3,14 @@
 // CTA multiplies what has come before. Two stages have K and V of a block each, and one barrier a
 // block: behind it all copies of the stage that is read are there, and all have left the one that
 // is filled next. One stage has two barriers a block: V is copied under Q K^T, the next K under P
-// V. Next: warp_tile.cuh.
+// V. A quantized cache is
+// dequantized on its way. Next: warp_tile.cuh.
 #pragma once
 
 #include "engine/ampere/config/forward_config.h"
 #include "engine/ampere/forward/tile_work.cuh"
 #include "engine/ampere/tile/copy_rows.cuh"
+#include "engine/ampere/tile/dequantize_rows.cuh"
 
 namespace fa3::ampere {
 
@@ -49,6 +51,8 @@ class KeyTiles {
   }
 
  private:
+  static constexpr Element kStored = C.quantized ? Element::kE4m3 : C.element;
+
   // Until all that was asked for is there for all, and all have left what was read before.
   __device__ __forceinline__ static void wait() {
     cp_async_wait_all();
@@ -67,25 +71,28 @@ class KeyTiles {
   __device__ __forceinline__ void copy(const CopiedRows& from, uint32_t to, int first) const {
     const RowTensor& t = from.tensor;
     const KeyRows& keys = work_.tile.rows.keys;
-    if (from.in_chunks && params_.pages.page_size == 0) {
+    const auto row = [&](int number) { return row_at(t, first + number); };
+    if constexpr (C.quantized) {
+      dequantize_rows<C.element, Layout, C.threads()>(to, row, t.columns, from.width,
+                                                      params_.cache_is_e5m2);
+    } else if (from.in_chunks && params_.pages.page_size == 0) {
       copy_chunks<Layout, C.threads()>(to, t.at(keys.batch, work_.kv_head, keys.begin + first),
                                        t.strides.row, keys.count - first, t.columns);
     } else {
-      copy_rows<Layout, C.threads()>(
-          to, [&](int row) { return row_at(t, first + row); }, t.columns, from.width);
+      copy_rows<Layout, C.threads()>(to, row, t.columns, from.width);
     }
   }
 
   // Null behind the last key, and for pages that do not exist.
-  __device__ __forceinline__ const uint16_t* row_at(const RowTensor& t, int key) const {
+  __device__ __forceinline__ const Bits<kStored>* row_at(const RowTensor& t, int key) const {
     const KeyRows& keys = work_.tile.rows.keys;
     if (key >= keys.count) return nullptr;
     const PagedKeys& pages = params_.pages;
     const int row = keys.begin + key;
-    if (pages.page_size == 0) return t.at(keys.batch, work_.kv_head, row);
+    if (pages.page_size == 0) return t.at<kStored>(keys.batch, work_.kv_head, row);
     const int page = __ldg(pages.table + keys.batch * pages.table_stride + row / pages.page_size);
     if (unsigned(page) >= unsigned(pages.num_pages)) return nullptr;
-    return t.at(page, work_.kv_head, row % pages.page_size);
+    return t.at<kStored>(page, work_.kv_head, row % pages.page_size);
   }
 
   const ForwardParams& params_;

@@ -8,7 +8,7 @@
 #include "engine/ampere/forward/tile_work.cuh"
 #include "engine/ampere/forward/warp_tile.cuh"
 #include "engine/cuda/mask/mask.cuh"
-#include "engine/cuda/softmax/score.cuh"
+#include "engine/cuda/softmax/score_quantized_keys.cuh"
 
 namespace fa3::ampere {
 
@@ -26,17 +26,40 @@ struct Score : ScaledScore {
   }
 };
 
+// Of a quantized cache: products have the keys' scale as a factor. Neither zero nor infinite:
+// masked scores are -inf, and products may be zero.
+struct QuantizedScore : ScaledScore {
+  bool capped;
+  ScaledSoftCap cap;
+
+  __device__ __forceinline__ QuantizedScore(const ForwardParams& params, float key_scale)
+      : ScaledScore{params.capped
+                        ? 1.0f
+                        : fminf(fmaxf(params.scale_log2 * key_scale, 0x1p-126f), 0x1.fffffep127f)},
+        capped(params.capped),
+        cap{params.soft_cap} {
+    cap.set_scale(key_scale);
+  }
+
+  template <int Count>
+  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
+    if (capped) CappedScoreOf<ScaledSoftCap>{cap}.prepare(products);
+  }
+};
+
 // After this many fired guards in a tile a warp takes the rest of it by online steps.
 inline constexpr int kMostGuardFires = 3;
 
 template <ForwardConfig C>
 class ScoreStep {
-  using Hook = ScoreOf16BitP<Score, C.block_n>;
+  using Plain = std::conditional_t<C.quantized, QuantizedScore, Score>;
+  using Hook = ScoreOf16BitP<Plain, C.block_n>;
   using Tile = WarpTile<C>;
 
  public:
-  __device__ __forceinline__ ScoreStep(const ForwardParams& params, const WarpBlocks& blocks)
-      : score_{Score(params)}, blocks_(blocks), params_(params) {}
+  __device__ __forceinline__ ScoreStep(const ForwardParams& params, const TileWork<C>& work,
+                                       const WarpBlocks& blocks)
+      : score_{score_of(params, work)}, blocks_(blocks), params_(params) {}
 
   // False: P has overflowed in the registers that held the scores. With their products there once
   // more, the step is to be taken `again`.
@@ -53,6 +76,15 @@ class ScoreStep {
   }
 
  private:
+  __device__ __forceinline__ static Plain score_of(const ForwardParams& params,
+                                                   const TileWork<C>& work) {
+    if constexpr (C.quantized) {
+      return {params, cache_scale(params.cache_scales.key, work)};
+    } else {
+      return Plain(params);
+    }
+  }
+
   __device__ __forceinline__ void prepare(Tile& r) const {
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) score_.prepare(r.scores[t]);

@@ -31,6 +31,13 @@ struct TileWork {
   }
 };
 
+// The scale of the keys or values of a quantized cache that the CTA reads, if it reads any.
+template <ForwardConfig C>
+__device__ __forceinline__ float cache_scale(const Descales<const float>& of,
+                                             const TileWork<C>& work) {
+  return of.data && work.num_blocks > 0 ? *of.at(work.tile.sequence, work.kv_head, 0) : 1.0f;
+}
+
 // Queries of the rows [first_row, first_row + rows) of a sequence, heads packed, that are used:
 // others see nothing.
 struct UsedQueries {

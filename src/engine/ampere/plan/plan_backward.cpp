@@ -42,6 +42,7 @@ int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes)
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_forward(problem));
+  if (problem.has_float8()) return unsupported("gradients of ", name_of(problem.kv_dtype));
   if (problem.o.dtype != problem.dtype) {
     return unsupported("gradients of an output of ", name_of(problem.o.dtype), " from inputs of ",
                        name_of(problem.dtype));

@@ -43,7 +43,7 @@ Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
-  if (p.has_float8()) return unsupported("keys and values of ", name_of(p.kv_dtype));
+  FA3_TRY(cuda::check_cache_scales(p));
   if (p.block_mask.on) return unsupported("block_mask: no kernel of this engine takes one");
   if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
@@ -79,9 +79,9 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->num_tasks = decided.num_ctas();
   plan->workspace_bytes = decided.partials.bytes();
   if (plan->wants_words) {
-    plan->kernel =
-        concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-               c.block_m, "x", c.block_n, cuda::mask_name(call.mask), c.dropout ? " dropout" : "");
+    plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
+                          " ", c.block_m, "x", c.block_n, c.quantized ? " quantized cache" : "",
+                          cuda::mask_name(call.mask), c.dropout ? " dropout" : "");
     plan->why = reasons(decided, instance.why, problem.batch_invariant);
   }
   return {};

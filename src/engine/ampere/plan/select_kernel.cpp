@@ -54,7 +54,8 @@ int select_kernel(const Problem& p, int smem_bytes_of_sm) {
     const bool fits = c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
     if (!fits || c.dropout != p.dropout.on()) continue;
     if (keys < kForwardTable[size_t(row)].least_keys) continue;
-    if (few_rows != (c.block_m == kRowsPerWarp)) continue;
+    if (c.quantized != p.has_float8()) continue;
+    if (!c.quantized && few_rows != (c.block_m == kRowsPerWarp)) continue;
     if (best != kNoKernel) {
       const ForwardConfig& group = kForwardTable[size_t(best)].config;
       if (c.head_dim != group.head_dim || c.head_dim_v != group.head_dim_v) break;

@@ -2,6 +2,7 @@
 #include "engine/cuda/host/forward_call.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fa3::cuda {
 namespace {
@@ -85,6 +86,19 @@ Status check_row_numbers(const Problem& p) {
   if (std::max({extents_of(p.lengths_q, p.batch).rows, extents_of(p.lengths_k, p.batch).rows,
                 p.batch, p.key_places.entries, p.key_places.pages}) > kMaxRows) {
     return unsupported("more than 2^30 rows of a sequence or of packed ones, sequences or pages");
+  }
+  return {};
+}
+
+Status check_cache_scales(const Problem& p) {
+  if (!p.has_float8()) return {};
+  for (const auto& [name, quantization] :
+       {std::pair{"k", &p.k_quantization}, {"v", &p.v_quantization}}) {
+    if (quantization->descale.scaling == Scaling::per_block) {
+      return unsupported(name, "_descale of ", kDescaleRows,
+                         " rows each beside 16-bit queries; give one for each sequence and head");
+    }
+    if (quantization->mean.data != nullptr) return unsupported(name, "_mean beside 16-bit queries");
   }
   return {};
 }

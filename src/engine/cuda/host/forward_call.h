@@ -63,6 +63,9 @@ TensorSpan span_of(const Operand& operand, int64_t batches, int64_t rows, int64_
 // Refuses what the kernels cannot number.
 Status check_row_numbers(const Problem& problem);
 
+// Refuses a quantized cache whose scales are not one for each sequence and head.
+Status check_cache_scales(const Problem& problem);
+
 ForwardCall call_of(const Problem& problem);
 
 }  // namespace fa3::cuda

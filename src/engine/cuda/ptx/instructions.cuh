@@ -82,6 +82,18 @@ __device__ __forceinline__ uint32_t pack_positive_pair(float low, float high) {
   return pair;
 }
 
+// Both products. Subnormal numbers count; bf16 has no product alone before compute capability 9.0.
+template <Element E>
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  uint32_t products;
+  if constexpr (E == Element::kBf16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(products) : "r"(a), "r"(b), "r"(0x80008000));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+  }
+  return products;
+}
+
 // Both of a pair, with zeros for negative ones.
 template <Element E>
 __device__ __forceinline__ uint32_t positive_pair(uint32_t pair) {

@@ -82,20 +82,6 @@ Status check_layouts(const ForwardCall& a) {
   return check("o", a.o);
 }
 
-// Keys and values of a quantized cache beside 16-bit queries.
-Status check_cache_scales(const Problem& p) {
-  if (!p.has_float8()) return {};
-  for (const auto& [name, quantization] :
-       {std::pair{"k", &p.k_quantization}, {"v", &p.v_quantization}}) {
-    if (quantization->descale.scaling == Scaling::per_block) {
-      return unsupported(name, "_descale of ", kDescaleRows,
-                         " rows each beside 16-bit queries; give one for each sequence and head");
-    }
-    if (quantization->mean.data != nullptr) return unsupported(name, "_mean beside 16-bit queries");
-  }
-  return {};
-}
-
 // Kernels that walk lists know of nothing else.
 Status check_block_mask(const Problem& p) {
   if (!p.block_mask.on) return {};
@@ -190,7 +176,7 @@ Status check_forward(const Problem& p) {
   if (p.dtype != DType::float16 && p.dtype != DType::bfloat16) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
-  FA3_TRY(check_cache_scales(p));
+  FA3_TRY(cuda::check_cache_scales(p));
   if (p.has_float8() && p.o.dtype == DType::float32) {
     return unsupported("an output of float32 over keys and values of ", name_of(p.kv_dtype));
   }

@@ -188,6 +188,39 @@ const NumericCase kCases[] = {
      .seqlen_k = 330,
      .dropout = 0.3f,
      .num_splits = 2},
+    {.name = "e4m3_cache_of_pages",
+     .batch = 2,
+     .heads_q = 8,
+     .heads_k = 2,
+     .seqlen_q = 3,
+     .seqlen_k = 390,
+     .d = 128,
+     .dv = 128,
+     .mask = causal(),
+     .sink = true,
+     .used_k = {377, 1},
+     .page_size = 7,
+     .num_splits = 5,
+     .cache = DType::float8_e4m3},
+    {.name = "e5m2_cache_of_odd_columns",
+     .heads_q = 2,
+     .seqlen_q = 40,
+     .seqlen_k = 150,
+     .d = 57,
+     .dv = 61,
+     .softcap = 1.5f,
+     .pad = 3,
+     .offset = 1,
+     .cache = DType::float8_e5m2},
+    {.name = "e4m3_cache_256",
+     .batch = 3,
+     .seqlen_q = 1,
+     .seqlen_k = 100,
+     .d = 256,
+     .dv = 400,
+     .pad = 16,
+     .used_k = {0, 100, 33},
+     .cache = DType::float8_e4m3},
     {.name = "few_rows_256", .seqlen_q = 16, .seqlen_k = 100, .d = 256, .dv = 256},
     {.name = "few_rows_128_of_8_heads",
      .batch = 2,
@@ -198,6 +231,28 @@ const NumericCase kCases[] = {
      .dv = 128,
      .mask = causal()},
 };
+
+template <Element E, class Float8>
+void expect_exact(bool is_e5m2) {
+  for (int first = 0; first < 256; ++first) {  // beside a number, and one that is not finite
+    const uint32_t four = uint32_t(first) | 0x38u << 8 | uint32_t(first) << 16 | 0xffu << 24;
+    uint32_t pairs[2];
+    dequantize<E>(four, is_e5m2, pairs[0], pairs[1]);
+    for (int i = 0; i < 4; ++i) {
+      const float expected = to_float(Float8{uint8_t(four >> (8 * i))});
+      const float got = cuda::widened<E>(uint16_t(pairs[i / 2] >> (16 * (i % 2))));
+      EXPECT_TRUE(got == expected || (got != got && expected != expected))
+          << first << ", " << i << ": " << got << ", expected " << expected;
+    }
+  }
+}
+
+TEST(Dequantize, is_exact_in_either_element) {
+  expect_exact<Element::kFp16, Float8E4M3>(false);
+  expect_exact<Element::kFp16, Float8E5M2>(true);
+  expect_exact<Element::kBf16, Float8E4M3>(false);
+  expect_exact<Element::kBf16, Float8E5M2>(true);
+}
 
 INSTANTIATE_TEST_SUITE_P(forward, Numeric, testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });

@@ -66,6 +66,7 @@ struct NumericCase {
   std::vector<int32_t> batch_index;
   int smem_of_sm = 228 << 10;
   int num_splits = 1;
+  DType cache = DType::float32;  // float8: of keys and values, with scales by sequence and head
 };
 
 class NumericRun {
@@ -80,6 +81,8 @@ class NumericRun {
         q_(q_entries_, q_rows_, c.heads_q, c.d, c.pad, c.offset, c.dtype, kNan16),
         k_(key_tensors(), key_tensor_rows(), c.heads_k, c.d, c.pad, c.offset, c.dtype, kNan16),
         v_(key_tensors(), key_tensor_rows(), c.heads_k, c.dv, c.pad, c.offset, c.dtype, kNan16),
+        k8_(key_tensors(), key_tensor_rows(), c.heads_k, c.d, c.pad, c.offset, c.cache, kNan8),
+        v8_(key_tensors(), key_tensor_rows(), c.heads_k, c.dv, c.pad, c.offset, c.cache, kNan8),
         o_(q_entries_, q_rows_, c.heads_q, c.dv, c.pad, c.offset, c.dtype, kUntouched),
         o32_(q_entries_, q_rows_, c.heads_q, c.dv, c.pad, c.offset, DType::float32, kUntouched32),
         lse_(size_t(q_entries_ * q_rows_ * c.heads_q), kUntouched32),
@@ -98,6 +101,7 @@ class NumericRun {
 
  private:
   static constexpr uint16_t kNan16 = 0xffff, kUntouched = 0x1234;
+  static constexpr uint8_t kNan8 = 0xff;
   static constexpr float kUntouched32 = -12345.0f;
 
   static int most(const std::vector<int32_t>& of) {
@@ -138,6 +142,12 @@ class NumericRun {
     fill_rows(q_, q_entries_, q_rows_, c_.deviation);
     fill_rows(k_, key_tensors(), key_tensor_rows(), 1);
     fill_rows(v_, key_tensors(), key_tensor_rows(), 1);
+    quantize(k_, k8_);
+    quantize(v_, v8_);
+    for (int i = 0; i < c_.batch * c_.heads_k; ++i) {
+      k_scales_.push_back(0.25f * float(i + 1));
+      v_scales_.push_back(2.0f / float(i + 1));
+    }
     for (float& sink : sinks_) sink = float(2 * normal(random));
     for (int64_t i = 0; i < k_entries_ * pages_of_entry_; ++i) {
       table_.push_back(int32_t(k_entries_ * pages_of_entry_ - 1 - i));
@@ -146,6 +156,33 @@ class NumericRun {
     for (int64_t i = 0; i < c_.d; ++i) {  // like the first query, so that its product is large
       k_.at(0, c_.loud_key, 0, i) = narrow(c_.loudness * widen(q_.at(0, 0, 0, i)));
     }
+  }
+
+  bool quantized() const { return c_.cache != DType::float32; }
+
+  // The 16-bit numbers become those that are stored.
+  void quantize(Padded<uint16_t>& wide, Padded<uint8_t>& narrow8) {
+    if (!quantized()) return;
+    for (int64_t b = 0; b < key_tensors(); ++b) {
+      for (int64_t row = 0; row < key_tensor_rows(); ++row) {
+        for (int64_t head = 0; head < wide.heads; ++head) {
+          for (int64_t i = 0; i < wide.columns; ++i) {
+            uint16_t& x = wide.at(b, row, head, i);
+            uint8_t& stored = narrow8.at(b, row, head, i);
+            if (c_.cache == DType::float8_e4m3) {
+              stored = from_float<Float8E4M3>(float(widen(x))).bits;
+              x = narrow(double(to_float(Float8E4M3{stored})));
+            } else {
+              stored = from_float<Float8E5M2>(float(widen(x))).bits;
+              x = narrow(double(to_float(Float8E5M2{stored})));
+            }
+          }
+        }
+      }
+    }
+  }
+  double scale_of(const std::vector<float>& scales, int b, int64_t kv_head) const {
+    return quantized() ? double(scales[size_t(b * c_.heads_k + kv_head)]) : 1;
   }
 
   void describe() {
@@ -180,6 +217,19 @@ class NumericRun {
     p.k = k_.operand;
     p.v = v_.operand;
     p.o = c_.float_output ? o32_.operand : o_.operand;
+    if (quantized()) {
+      p.kv_dtype = c_.cache;
+      p.k = k8_.operand;
+      p.v = v8_.operand;
+      const auto scales = [&](const std::vector<float>& of) {
+        return Descales<const float>{.data = of.data(),
+                                     .scaling = Scaling::per_head,
+                                     .batch_stride = c_.heads_k,
+                                     .head_stride = 1};
+      };
+      p.k_quantization.descale = scales(k_scales_);
+      p.v_quantization.descale = scales(v_scales_);
+    }
     if (!c_.cu_q.empty()) p.q.batch_stride = p.o.batch_stride = 0;
     if (!c_.cu_k.empty()) p.k.batch_stride = p.v.batch_stride = 0;
     if (paged()) {
@@ -204,6 +254,7 @@ class NumericRun {
     p.device = FA3_CUDA;
   }
 
+  static constexpr int kFp16Row = 1;
   template <int Row>
   static void kernel(const ForwardParams& params) {
     forward_kernel<kForwardTable[Row].config.with(Element::kBf16)>(params);
@@ -215,12 +266,13 @@ class NumericRun {
   template <int... Rows>
   static auto kernel_at(int row, bool fp16, std::integer_sequence<int, Rows...>) {
     static constexpr void (*kKernels[])(const ForwardParams&) = {&kernel<Rows>...};
-    return fp16 ? &kernel_fp16<0> : kKernels[row];
+    return fp16 ? &kernel_fp16<kFp16Row> : kKernels[row];
   }
 
   void run() {
     const int row = select_kernel(p_, c_.smem_of_sm);
-    const bool fp16 = c_.dtype == DType::float16;  // of the first row alone
+    const bool fp16 = c_.dtype == DType::float16;  // of one row alone
+    if (fp16 && row != kFp16Row) error_ = "no fp16 kernel of row " + std::to_string(row);
     const ForwardConfig config = kForwardTable[size_t(row)].config.with(cuda::element_of(c_.dtype));
     const auto kernel =
         kernel_at(row, fp16, std::make_integer_sequence<int, int(kForwardTable.size())>());
@@ -310,7 +362,7 @@ class NumericRun {
     const uint16_t* const k = key_row(k_, int(c_.cu_k.empty() ? b : 0), key, kv_head);
     double sum = 0;
     for (int i = 0; i < c_.d; ++i) sum += widen(q_.at(entry_of(b), q_row, head, i)) * widen(k[i]);
-    sum *= double(p_.scale);
+    sum *= double(p_.scale) * scale_of(k_scales_, b, kv_head);
     return c_.softcap == 0 ? sum : double(c_.softcap) * std::tanh(sum / double(c_.softcap));
   }
 
@@ -335,8 +387,9 @@ class NumericRun {
         if (p_.dropout.on() && !kept.keeps(key)) continue;
         const uint16_t* const v =
             key_row(v_, int(c_.cu_k.empty() ? b : 0), k.begin + key, head / p_.group());
-        const double weight =
-            std::exp(scores[i] - most) / sum * (p_.dropout.on() ? p_.dropout.scale() : 1);
+        const double weight = std::exp(scores[i] - most) / sum *
+                              (p_.dropout.on() ? p_.dropout.scale() : 1) *
+                              scale_of(v_scales_, b, head / p_.group());
         for (int j = 0; j < c_.dv; ++j) o[size_t(j)] += weight * widen(v[j]);
       }
       if (!scores.empty() || c_.sink) lse = most + std::log(sum);
@@ -367,7 +420,10 @@ class NumericRun {
 
   const NumericCase c_;
   const int64_t q_entries_, q_rows_, k_entries_, k_rows_, pages_of_entry_;
-  Padded<uint16_t> q_, k_, v_, o_;
+  Padded<uint16_t> q_, k_, v_;
+  Padded<uint8_t> k8_, v8_;
+  std::vector<float> k_scales_, v_scales_;
+  Padded<uint16_t> o_;
   Padded<float> o32_;
   std::vector<float> lse_, sinks_;
   std::vector<int32_t> table_;

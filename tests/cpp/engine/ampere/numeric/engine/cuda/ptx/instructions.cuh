@@ -45,6 +45,14 @@ uint32_t pack_pair(float low, float high) {
   return narrowed<E>(low) | uint32_t{narrowed<E>(high)} << 16;
 }
 
+template <Element E>
+uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  const auto product = [](uint32_t x, uint32_t y) {
+    return widened<E>(uint16_t(x)) * widened<E>(uint16_t(y));
+  };
+  return pack_pair<E>(product(a, b), product(a >> 16, b >> 16));
+}
+
 inline void load_global_if(bool condition, const void* pointer, uint32_t (&value)[4]) {
   std::memset(value, 0, sizeof(value));
   if (condition) std::memcpy(value, pointer, sizeof(value));
