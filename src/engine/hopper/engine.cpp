@@ -3,35 +3,34 @@
 
 #include "core/macros.h"
 #include "engine/cuda/host/clock.h"
-#include "engine/cuda/host/device.h"
-#include "engine/cuda/kernels/append.h"
-#include "engine/cuda/kernels/merge.h"
+#include "engine/cuda/engine_parts.h"
 #include "engine/cuda/kernels/quantize.h"
-#include "engine/hopper/launch/run_backward.h"
+#include "engine/hopper/launch/launch_backward.h"
 #include "engine/hopper/launch/run_forward.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
 
 namespace fa3::hopper {
 
+using Parts = cuda::EngineParts<kCapability>;
+
 const Engine kHopperEngine = {
     .name = "hopper",
     .id = FA3_ENGINE_HOPPER,
     .memory = FA3_CUDA,
     .automatic = true,
-    .probe = [] { return cuda::probe(kCapability); },
+    .probe = Parts::probe,
     .plan_forward = plan_forward,
     .run_forward = run_forward,
     .plan_backward = plan_backward,
-    .run_backward = run_backward,
-    .run_merge = [](const MergeProblem& problem, void* stream) -> Status {
-      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-      return cuda::run_merge(problem, stream);
-    },
-    .run_append = [](const AppendProblem& problem, void* stream) -> Status {
-      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-      return cuda::run_append(problem, stream);
-    },
+    .run_backward =
+        [](const BackwardProblem& problem, const Plan& plan, void* workspace, void* stream) {
+          const auto launch = [](const auto&... x) { return launch_backward(x...); };
+          return cuda::run_backward<BackwardPlan>(problem, plan, workspace, stream, launch,
+                                                  "hopper backward");
+        },
+    .run_merge = Parts::run_merge,
+    .run_append = Parts::run_append,
     .read_back = cuda::read_back,
     .plan_quantize = [](const QuantizeProblem& problem, Plan* plan) -> Status {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
