@@ -217,7 +217,7 @@ KERNELS = (
         re.compile(
             rb"6ampere14forward_kernelIXtlNS0_13ForwardConfig"
             + ELEMENT
-            + rb"ELi(\d+)" * 7
+            + rb"ELi(\d+)" * 8
             + rb"ELb(\d)" * 2
         ),
         ampere_forward,

@@ -19,6 +19,7 @@ CUDA_ROOMS = {
     "backward/": "softmax/ tile/ ptx/",
     "host/": "dropout/ softmax/ tile/",
     "kernels/": "host/ ptx/",
+    "engine_parts.h": "host/ kernels/",
     "lists/": "host/ ptx/",
     "jit/": "host/",
 }

@@ -9,6 +9,7 @@
 #include "engine/cuda/dropout/dropout.h"
 #include "engine/cuda/softmax/cache_scales.h"
 #include "engine/cuda/softmax/soft_cap.h"
+#include "engine/cuda/tile/divisor.h"
 #include "engine/cuda/tile/rows.h"
 
 namespace fa3::ampere {
@@ -17,7 +18,7 @@ namespace fa3::ampere {
 struct PagedKeys {
   const int32_t* table;
   int64_t table_stride;
-  int page_size;  // 0: no pages
+  cuda::Divisor page_size;  // 0: no pages
   int num_pages;
 };
 

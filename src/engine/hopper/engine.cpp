@@ -2,10 +2,8 @@
 #include "engine/hopper/engine.h"
 
 #include "core/macros.h"
+#include "engine/cuda/engine_parts.h"
 #include "engine/cuda/host/clock.h"
-#include "engine/cuda/host/device.h"
-#include "engine/cuda/kernels/append.h"
-#include "engine/cuda/kernels/merge.h"
 #include "engine/cuda/kernels/quantize.h"
 #include "engine/hopper/launch/run_backward.h"
 #include "engine/hopper/launch/run_forward.h"
@@ -15,24 +13,20 @@
 
 namespace fa3::hopper {
 
+using Parts = cuda::EngineParts<kCapability>;
+
 const Engine kHopperEngine = {
     .name = "hopper",
     .id = FA3_ENGINE_HOPPER,
     .memory = FA3_CUDA,
     .automatic = true,
-    .probe = [] { return cuda::probe(kCapability); },
+    .probe = Parts::probe,
     .plan_forward = plan_forward,
     .run_forward = run_forward,
     .plan_backward = plan_backward,
     .run_backward = run_backward,
-    .run_merge = [](const MergeProblem& problem, void* stream) -> Status {
-      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-      return cuda::run_merge(problem, stream);
-    },
-    .run_append = [](const AppendProblem& problem, void* stream) -> Status {
-      FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-      return cuda::run_append(problem, stream);
-    },
+    .run_merge = Parts::run_merge,
+    .run_append = Parts::run_append,
     .read_back = cuda::read_back,
     .plan_quantize = [](const QuantizeProblem& problem, Plan* plan) -> Status {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));

@@ -99,8 +99,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   static_assert(sizeof(ForwardSmem<C>) <= C.smem_bytes());
   auto& smem = *reinterpret_cast<ForwardSmem<C>*>(raw_smem);
   TileWork<C>& work = smem.work;
-  // Found again where it is used: it has no register of its own.
-  const auto warp = [] { return int(thread_in_block()) / kWarpSize; };
+  const int warp = uniform(int(threadIdx.x) / kWarpSize);
   if (threadIdx.x == 0) find_tile(params, int(blockIdx.x), work);
   __syncthreads();
   if (work.tile.first_row < 0) return;
@@ -109,13 +108,15 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   const KeyTiles<C> keys(params, work, q_smem + uint32_t(sizeof(smem.q)));
   keys.start(work.num_blocks - 1);
   // Under the first copies.
-  if (threadIdx.x % kWarpSize == 0) find_blocks(params, int(threadIdx.x) / kWarpSize, work);
-  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) find_blocks(params, warp, work);
+  __syncwarp;
 
-  const WarpBlocks& mine = work.of_warp[warp()];
+  // With three CTAs on an SM there are too few registers around the uniform ones.
+  const WarpBlocks& mine =
+      work.of_warp[C.ctas_per_sm > 2 ? int(thread_in_block()) / kWarpSize : warp];
   ScoreStep<C> step(params, work, mine);
-  const WarpDropout<C> dropout(params, work, warp());
-  const auto q_rows = MatrixRows<C.q_tile()>::down(q_smem, warp() * C.warp_rows());
+  const WarpDropout<C> dropout(params, work, warp);
+  const auto q_rows = MatrixRows<C.q_tile()>::down(q_smem, warp * C.warp_rows());
   WarpTile<C> r;
   r.clear();
   const int num_blocks = uniform(work.num_blocks);
@@ -144,7 +145,8 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   QueryRows rows = work.tile.rows.queries;
   rows.batch += work.split * params.partial_batches;
   if (work.split > 0) output.sink = nullptr;
-  const int first_row = work.first_row(warp());
+  // Not `warp`, which no register is left for.
+  const int first_row = work.first_row(int(thread_in_block()) / kWarpSize);
 #pragma unroll
   for (int t = 0; t < C.row_tiles(); ++t) {
     store_rows<C.element, true, true, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],

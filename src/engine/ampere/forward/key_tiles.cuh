@@ -28,8 +28,11 @@ class KeyTiles {
 
   // The copies of the first block that is visited begin.
   __device__ __forceinline__ void start(int block) const {
-    ask_k(block);
-    if constexpr (C.stages == 2) ask_v(block);
+    if constexpr (C.stages == 2) {
+      ask_both(block);
+    } else {
+      ask_k(block);
+    }
   }
 
   // K of the block is there, and V if there are two stages; what comes next is asked for. All warps
@@ -37,8 +40,7 @@ class KeyTiles {
   __device__ __forceinline__ void wait_for_keys(int block) const {
     wait();
     if constexpr (C.stages == 2) {
-      ask_k(block - 1);
-      ask_v(block - 1);
+      ask_both(block - 1);
     } else {
       ask_v(block);
     }
@@ -65,6 +67,21 @@ class KeyTiles {
   }
   __device__ __forceinline__ void ask_v(int block) const {
     if (block >= 0) copy<C.v_tile()>(params_.v, v(block), work_.first_key + block * C.block_n);
+  }
+
+  // A quantized cache takes long code, which is there once for both.
+  __device__ __forceinline__ void ask_both(int block) const {
+    if constexpr (C.quantized) {
+      static_assert(C.stages == 2 && C.head_dim == C.head_dim_v);
+      const int first = work_.first_key + block * C.block_n;
+#pragma unroll 1
+      for (int i = 0; i < 2 && block >= 0; ++i) {
+        copy<C.k_tile()>(i == 0 ? params_.k : params_.v, k(block) + i * C.k_tile().bytes(), first);
+      }
+    } else {
+      ask_k(block);
+      ask_v(block);
+    }
   }
 
   template <TileLayout Layout>

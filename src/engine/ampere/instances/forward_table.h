@@ -27,7 +27,7 @@ inline constexpr std::array kForwardTable{
                               .ctas_per_sm = 2,
                               .dropout = false},
                    .why = "many keys: 128 a step, few barriers",
-                   .least_keys = 2048},
+                   .least_keys = 1024},
     KernelInstance{.config = {.head_dim = 64,
                               .head_dim_v = 64,
                               .block_m = 128,

@@ -20,79 +20,117 @@ __device__ __forceinline__ uint32_t not_finite(uint32_t byte, bool is_e5m2) {
   return (byte & 0x80) << 8 | (is_e5m2 && byte % 4 == 0 ? kInfinity16 : kNan);
 }
 
-// Four float8 numbers as two pairs.
+// How the bits of a launch's cache move: what a kernel has once, for both formats.
 template <Element E>
-__device__ __forceinline__ void dequantize(uint32_t four, bool is_e5m2, uint32_t& low,
-                                           uint32_t& high) {
-  low = (four & 0xff) << 8 | (four & 0xff00) << 16;  // bytes, each in the upper half of its element
-  high = (four >> 16 & 0xff) << 8 | (four & 0xff000000);
-  if (E == Element::kFp16 && is_e5m2) return;
-  // To exponents as wide as the element's; then by the power of two between the two biases.
-  const int shift = E == Element::kFp16 ? 1 : is_e5m2 ? 3 : 4;
-  const uint32_t factor = E == Element::kFp16 ? 0x5c005c00 : is_e5m2 ? 0x77807780 : 0x7b807b80;
-  for (uint32_t* pair : {&low, &high}) {
-    *pair = multiply_pairs<E>((*pair & 0x80008000) | (*pair & 0x7f007f00) >> shift, factor);
+struct Float8Bits {
+  bool is_e5m2;
+
+  // Four finite numbers as two pairs. Bytes go to the upper halves of their elements; to exponents
+  // as wide as the element's; and by the power of two between the two biases.
+  __device__ __forceinline__ void widen(uint32_t four, uint32_t& low, uint32_t& high) const {
+    const int shift = E == Element::kFp16 ? !is_e5m2 : is_e5m2 ? 3 : 4;
+    const uint32_t factor = E == Element::kFp16 ? (is_e5m2 ? 0x3c003c00 : 0x5c005c00)
+                                                : (is_e5m2 ? 0x77807780 : 0x7b807b80);
+    const auto of = [&](uint32_t bytes) {
+      return multiply_pairs<E>((bytes & 0x80008000) | (bytes & 0x7f007f00) >> shift, factor);
+    };
+    low = of((four & 0xff) << 8 | (four & 0xff00) << 16);
+    high = of((four >> 16 & 0xff) << 8 | (four & 0xff000000));
   }
-  const uint32_t exponents = is_e5m2 ? 0x7c7c7c7c : 0x7f7f7f7f;  // e4m3: those of NaN
-  const uint32_t largest = (four & exponents) + (is_e5m2 ? 0x04040404 : 0x01010101);
-  if ((largest & 0x80808080) == 0) return;
+  // A bit for each of the four that is not finite.
+  __device__ __forceinline__ uint32_t not_finite_bits(uint32_t four) const {
+    const uint32_t exponents = is_e5m2 ? 0x7c7c7c7c : 0x7f7f7f7f;  // e4m3: those of NaN
+    return ((four & exponents) + (is_e5m2 ? 0x04040404 : 0x01010101)) & 0x80808080;
+  }
+  // The same for any numbers.
+  __device__ __forceinline__ void widen_any(uint32_t four, uint32_t& low, uint32_t& high) const {
+    widen(four, low, high);
+    const uint32_t bits = not_finite_bits(four);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if ((largest >> (8 * i) & 0x80) == 0) continue;
-    uint32_t& pair = i < 2 ? low : high;
-    const int half = i % 2 * 16;
-    pair = (pair & ~(0xffffu << half)) | not_finite<E>(four >> (8 * i) & 0xff, is_e5m2) << half;
+    for (int i = 0; i < 4; ++i) {
+      if ((bits >> (8 * i) & 0x80) == 0) continue;
+      uint32_t& pair = i < 2 ? low : high;
+      const int half = i % 2 * 16;
+      pair = (pair & ~(0xffffu << half)) | not_finite<E>(four >> (8 * i) & 0xff, is_e5m2) << half;
+    }
   }
-}
+};
 
 inline constexpr int kBytesAtOnce = 16;  // of a row, that a thread loads: two chunks of the tile
 
-// The first `left` bytes, one by one; the others are zeros.
-__device__ __forceinline__ void load_bytes(const uint8_t* from, int left,
-                                           uint32_t (&words)[kBytesAtOnce / 4]) {
+// What a thread has of a tile: of every `kRows`-th row from `row` on, the columns from `column` on.
+template <Element E, TileLayout Layout, int Threads>
+struct DequantizedShare {
+  static constexpr int kLanes = Layout.columns / kBytesAtOnce, kRows = Threads / kLanes;
+  static constexpr int kPasses = Layout.rows / kRows;
+  static constexpr int kAtOnce = kPasses < 8 ? kPasses : 8;  // passes whose loads are in flight
+  static_assert(Threads % kLanes == 0 && Layout.rows % kRows == 0 && kPasses % kAtOnce == 0);
+  using Bytes = uint32_t[kBytesAtOnce / 4];
+
+  Float8Bits<E> bits;
+  int row = int(thread_in_block()) / kLanes;
+  int column = int(thread_in_block()) % kLanes * kBytesAtOnce;
+
+  // Finite numbers.
+  __device__ __forceinline__ void store(uint32_t tile, int first, const Bytes& bytes) const {
 #pragma unroll
-  for (int word = 0; word < kBytesAtOnce / 4; ++word) {
-    words[word] = 0;
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      if (word * 4 + i < left) words[word] |= uint32_t{__ldg(from + word * 4 + i)} << (8 * i);
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      uint32_t wide[4];
+      bits.widen(bytes[2 * chunk], wide[0], wide[1]);
+      bits.widen(bytes[2 * chunk + 1], wide[2], wide[3]);
+      st_shared_b32x4(tile + uint32_t(Layout.chunk_offset(first + row, column + 8 * chunk)), wide);
     }
   }
-}
 
-// `row_at` gives where a row begins, or null. `width`: what addresses are multiples of.
+  // Any numbers at any address, `left` of which exist.
+  __device__ __forceinline__ void take_slowly(uint32_t tile, int first, const uint8_t* from,
+                                              int left) const {
+#pragma unroll 1
+    for (int at = 0; at < kBytesAtOnce; at += 4) {
+      uint32_t four = 0, wide[2];
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        if (at + i < left) four |= uint32_t{__ldg(from + at + i)} << (8 * i);
+      }
+      bits.widen_any(four, wide[0], wide[1]);
+      const uint32_t to = tile + uint32_t(Layout.element_offset(first + row, column + at));
+      st_shared_b32(to, wide[0]);
+      st_shared_b32(to + 4, wide[1]);
+    }
+  }
+};
+
+// `row_at` gives where a row begins, or null. `width`: what addresses are multiples of. The usual
+// case is short: a kernel that the instruction cache does not hold waits for its instructions.
 template <Element E, TileLayout Layout, int Threads, class RowAt>
 __device__ __forceinline__ void dequantize_rows(uint32_t tile, const RowAt& row_at, int columns,
                                                 int width, bool is_e5m2) {
-  constexpr int kLanes = Layout.columns / kBytesAtOnce, kRows = Threads / kLanes;
-  constexpr int kPasses = Layout.rows / kRows, kMost = 8;  // passes whose loads are in flight
-  constexpr int kAtOnce = kPasses < kMost ? kPasses : kMost;
-  static_assert(Threads % kLanes == 0 && Layout.rows % kRows == 0 && kPasses % kAtOnce == 0);
-  const int own = int(thread_in_block()) / kLanes;
-  const int column = int(thread_in_block()) % kLanes * kBytesAtOnce;
-  const bool at_once = width == kBytesAtOnce && column + kBytesAtOnce <= columns;
+  using Share = DequantizedShare<E, Layout, Threads>;
+  const Share share{{is_e5m2}};
+  const bool at_once = width == kBytesAtOnce && share.column + kBytesAtOnce <= columns;
 #pragma unroll 1
-  for (int first = own; first < Layout.rows; first += kAtOnce * kRows) {
-    uint32_t read[kAtOnce][kBytesAtOnce / 4];
+  for (int first = 0; first < Layout.rows; first += Share::kAtOnce * Share::kRows) {
+    uint32_t special = !at_once;
+    if (at_once) {
+      typename Share::Bytes read[Share::kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const uint8_t* const row = row_at(first + i * kRows);
-      if (at_once) {
-        load_global_if(row != nullptr, row + column, read[i]);
-      } else {
-        load_bytes(row + column, row == nullptr ? 0 : columns - column, read[i]);
+      for (int i = 0; i < Share::kAtOnce; ++i) {
+        const uint8_t* const row = row_at(first + i * Share::kRows + share.row);
+        load_global_if(row != nullptr, row + share.column, read[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < Share::kAtOnce; ++i) {
+#pragma unroll
+        for (uint32_t four : read[i]) special |= share.bits.not_finite_bits(four);
+        share.store(tile, first + i * Share::kRows, read[i]);
       }
     }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-      for (int chunk = 0; chunk < 2; ++chunk) {
-        uint32_t wide[4];
-        dequantize<E>(read[i][2 * chunk], is_e5m2, wide[0], wide[1]);
-        dequantize<E>(read[i][2 * chunk + 1], is_e5m2, wide[2], wide[3]);
-        st_shared_b32x4(tile + uint32_t(Layout.chunk_offset(first + i * kRows, column + 8 * chunk)),
-                        wide);
-      }
+    if (special == 0) continue;
+#pragma unroll 1
+    for (int i = 0; i < Share::kAtOnce; ++i) {
+      const uint8_t* const row = row_at(first + i * Share::kRows + share.row);
+      share.take_slowly(tile, first + i * Share::kRows, row + share.column,
+                        row == nullptr ? 0 : columns - share.column);
     }
   }
 }

@@ -2,7 +2,7 @@
 #include "engine/hopper/launch/run_backward.h"
 
 #include "core/macros.h"
-#include "engine/cuda/host/device.h"
+#include "engine/cuda/engine_parts.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/launch/launch_backward.h"
 #include "engine/hopper/launch/score_program.h"
@@ -20,20 +20,18 @@ Status find_main(const fa3_score_function& score, BackwardPlan* plan) {
 
 Status run_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
                     void* stream) {
-  auto decided = plan.decided.load<BackwardPlan>();
-  if (decided.call.has_nothing_to_do()) return {};
-  const cuda::DeviceScope scope(problem.device_index);
+  const fa3_score_function* const function = problem.score;
   cuda::ScoreGradientParams score{};
-  if (problem.score != nullptr) {
-    FA3_TRY(find_main(*problem.score, &decided));
-    score = gradients_of(*problem.score, problem.scale);
-  }
-  cudaError_t error = scope.error();
-  if (error == cudaSuccess) {
-    error = launch_backward(decided, workspace, static_cast<cudaStream_t>(stream), kAllLaunches,
-                            &score);
-  }
-  return cuda::finish(error, "hopper backward");
+  const auto prepare = [&](BackwardPlan* decided) -> Status {
+    if (function == nullptr) return {};
+    score = gradients_of(*function, problem.scale);
+    return find_main(*function, decided);
+  };
+  const auto launch = [&](const BackwardPlan& decided, void* memory, cudaStream_t on) {
+    return launch_backward(decided, memory, on, kAllLaunches, function ? &score : nullptr);
+  };
+  return cuda::run_backward<BackwardPlan>(problem, plan, workspace, stream, prepare, launch,
+                                          "hopper backward");
 }
 
 }  // namespace fa3::hopper

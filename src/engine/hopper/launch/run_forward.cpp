@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/launch/run_forward.h"
 
-#include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/jit/kernel_cache.h"
@@ -48,9 +47,7 @@ Status run(int device, const Decided& plan, void* workspace, void* stream) {
   const cuda::DeviceScope scope(device);
   cudaError_t error = scope.error();
   if (error == cudaSuccess) error = queue(plan, workspace, static_cast<cudaStream_t>(stream));
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();  // leave none behind for the caller's own CUDA code
-  return {StatusCode::device_error, concat("hopper forward: ", cudaGetErrorString(error))};
+  return cuda::finish(error, "hopper forward");
 }
 
 Status run_scored(const fa3_score_function& score, int device, const ForwardPlan& decided,

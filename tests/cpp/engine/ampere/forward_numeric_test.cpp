@@ -237,7 +237,7 @@ void expect_exact(bool is_e5m2) {
   for (int first = 0; first < 256; ++first) {  // beside a number, and one that is not finite
     const uint32_t four = uint32_t(first) | 0x38u << 8 | uint32_t(first) << 16 | 0xffu << 24;
     uint32_t pairs[2];
-    dequantize<E>(four, is_e5m2, pairs[0], pairs[1]);
+    Float8Bits<E>{is_e5m2}.widen_any(four, pairs[0], pairs[1]);
     for (int i = 0; i < 4; ++i) {
       const float expected = to_float(Float8{uint8_t(four >> (8 * i))});
       const float got = cuda::widened<E>(uint16_t(pairs[i / 2] >> (16 * (i % 2))));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans a backward problem, or says why no kernel can. plan_backward asks which GPU there is. Next:
-// run_backward.h.
+// launch/launch_backward.h.
 #pragma once
 
 #include <fa3/status.h>
