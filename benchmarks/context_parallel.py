@@ -11,8 +11,8 @@ of harness.py, but each GPU sleeps for 4 ms before, so that Python's time is hid
 training step is queued; `host_us` has it. "ideal" is fa3.attention without communication over the
 whole sequence with its part of the heads: a rank's share of the work as one GPU does it. `of_ideal`
 is the ideal's time over a contender's. `error` is the RMSE of some rows of O and dQ from float64,
-over that of O and dQ themselves; more than 0.02 ends the run. `peak_mib` is what a pass adds to the memory in use. What
-cannot run has `left_out`, the reason.
+over that of O and dQ themselves; more than 0.02 ends the run. `peak_mib` is what a pass adds to the
+memory in use. What cannot run has `left_out`, the reason.
 
 --predict prints what the model behind method="auto" expects instead, for so many GPUs.
 """
