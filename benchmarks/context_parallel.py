@@ -7,11 +7,12 @@
     python3 benchmarks/context_parallel.py --predict 2,4,8,16,64
 
 A time is that of the slowest rank, all of which start a round together; rounds and rows are those
-of harness.py. "ideal" is fa3.attention without communication over the whole sequence with its part
-of the heads: a rank's share of the work as one GPU does it. `of_ideal` is the ideal's time over a
-contender's. `error` is the RMSE of some rows of O and dQ from float64, over that of O and dQ
-themselves; more than 0.02 ends the run. `peak_mib` is what a pass adds to the memory in use. What
-cannot run has `left_out`, the reason.
+of harness.py, but each GPU sleeps for 4 ms before, so that Python's time is hidden as it is where a
+training step is queued; `host_us` has it. "ideal" is fa3.attention without communication over the
+whole sequence with its part of the heads: a rank's share of the work as one GPU does it. `of_ideal`
+is the ideal's time over a contender's. `error` is the RMSE of some rows of O and dQ from float64,
+over that of O and dQ themselves; more than 0.02 ends the run. `peak_mib` is what a pass adds to the
+memory in use. What cannot run has `left_out`, the reason.
 
 --predict prints what the model behind method="auto" expects instead, for so many GPUs.
 """
@@ -21,6 +22,8 @@ import dataclasses
 import itertools
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,6 +40,7 @@ from fa3 import distributed
 from fa3.distributed import stages
 
 SAMPLED_ROWS = 32
+SLEEP_CYCLES = 8_000_000  # 4 ms
 MOST_ERROR = 0.02
 
 
@@ -159,16 +163,28 @@ def slowest(value: float, device: str) -> float:
     return float(time)
 
 
+def timed(call: Callable, microseconds: list[float]) -> Callable:
+    """The call, which notes how long the host takes to give it."""
+
+    def noting():
+        begin = time.perf_counter()
+        call()
+        microseconds.append(1e6 * (time.perf_counter() - begin))
+
+    return noting
+
+
 def timings(case: Case, tensors: Tensors, contenders: list[Contender], rounds: int) -> dict:
     """By name: the columns of a row."""
     device, found = case.device, {one.name: [] for one in contenders}
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device) if device == "cuda" else None
-    parts = {one.name: tensors.of(one) for one in contenders}
+    parts, host = {one.name: tensors.of(one) for one in contenders}, []
     for index in range(rounds + 1):
         for one in contenders if index % 2 else reversed(contenders):
             dist.barrier()
             call = lambda of=one: one_pass(of, parts[of.name], case.backward)  # noqa: E731
-            milliseconds, state = time_once(call, device, flush)
+            milliseconds, state = time_once(timed(call, host), device, flush, SLEEP_CYCLES)
+            state["host_us"] = host[-1]
             if index > 0:
                 found[one.name].append((slowest(milliseconds, device), state))
     return {name: summary(once) for name, once in found.items()}

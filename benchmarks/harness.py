@@ -40,7 +40,7 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def time_once(call, device: str, flush=None) -> tuple[float, dict]:
+def time_once(call, device: str, flush=None, sleep=SLEEP_CYCLES) -> tuple[float, dict]:
     """Milliseconds of one call, and the GPU's state under it."""
     if device == "cpu":
         start = time.perf_counter()
@@ -48,7 +48,7 @@ def time_once(call, device: str, flush=None) -> tuple[float, dict]:
         return 1e3 * (time.perf_counter() - start), {}
     if flush is not None:
         flush.zero_()
-        torch.cuda._sleep(SLEEP_CYCLES)
+        torch.cuda._sleep(sleep)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     call()
