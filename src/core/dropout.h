@@ -52,10 +52,9 @@ struct DropoutOrigin {
 // The counter is (head, key word, sequence, query word). So in rounds 1 to 3 no product depends on
 // both the query and the key: they are made once for a query, and once for a key of a head.
 struct DropoutHead {
-  PhiloxKey key;                  // of the call
-  uint32_t query_word, key_word;  // of the origin
-  uint32_t of_keys, of_queries;   // round 1, without the key or query word
-  uint32_t to_queries, to_keys;   // into round 2, with its key
+  PhiloxKey key;                 // of the call
+  uint32_t of_keys, of_queries;  // round 1, without the key or query word
+  uint32_t to_queries, to_keys;  // into round 2, with its key
 };
 
 struct DropoutQuery {
@@ -72,18 +71,13 @@ FA3_HD constexpr DropoutHead dropout_head(PhiloxKey key, int64_t sequence, int64
                                          static_cast<uint32_t>(sequence) + origin.sequence, 0}},
                                        key);
   const PhiloxKey round2 = philox_round_key(key, 2);
-  return {key,
-          origin.query_word,
-          origin.key_word,
-          one.word[0],
-          one.word[2],
-          one.word[1] ^ round2.word[0],
+  return {key, one.word[0], one.word[2], one.word[1] ^ round2.word[0],
           one.word[3] ^ round2.word[1]};
 }
 
+// query_word, key_word: the origin's and the call's own.
 FA3_HD constexpr DropoutQuery dropout_query(const DropoutHead& head, uint32_t query_word) {
-  const uint64_t two =
-      uint64_t{kPhiloxFactor1} * (head.of_queries ^ (head.query_word + query_word));
+  const uint64_t two = uint64_t{kPhiloxFactor1} * (head.of_queries ^ query_word);
   const uint64_t three =
       uint64_t{kPhiloxFactor0} * (static_cast<uint32_t>(two >> 32) ^ head.to_queries);
   const PhiloxKey round3 = philox_round_key(head.key, 3);
@@ -92,7 +86,7 @@ FA3_HD constexpr DropoutQuery dropout_query(const DropoutHead& head, uint32_t qu
 }
 
 FA3_HD constexpr DropoutKey dropout_key(const DropoutHead& head, uint32_t key_word) {
-  const uint64_t two = uint64_t{kPhiloxFactor0} * (head.of_keys ^ (head.key_word + key_word));
+  const uint64_t two = uint64_t{kPhiloxFactor0} * (head.of_keys ^ key_word);
   const uint64_t three =
       uint64_t{kPhiloxFactor1} * (static_cast<uint32_t>(two >> 32) ^ head.to_keys);
   return {static_cast<uint32_t>(three >> 32), static_cast<uint32_t>(three),
@@ -173,6 +167,12 @@ struct Dropout {
     return dropout_call_key(seed_at != nullptr ? *seed_at : seed,
                             offset_at != nullptr ? *offset_at : offset);
   }
+  FA3_HD constexpr uint32_t query_word(int64_t query) const {
+    return origin.query_word + dropout_query_word(query);
+  }
+  FA3_HD constexpr uint32_t key_word(int64_t key) const {
+    return origin.key_word + dropout_key_word(key);
+  }
   // call_key: call_key()'s.
   FA3_HD constexpr DropoutHead head(PhiloxKey call_key, int64_t sequence, int64_t number) const {
     return dropout_head(call_key, sequence, number, origin);
@@ -186,7 +186,7 @@ class DropoutRow {
       : dropout_(dropout),
         head_(head),
         query_(query),
-        part_(dropout_query(head, dropout_query_word(query))) {}
+        part_(dropout_query(head, dropout.query_word(query))) {}
 
   FA3_HD constexpr bool keeps(int64_t key) {
     if (key / kDropoutKeys != block_) make_block(key / kDropoutKeys);
@@ -198,7 +198,7 @@ class DropoutRow {
     block_ = block;
     kept_ = 0;
     for (int64_t pair = 0; pair < 8; pair += 2) {
-      const DropoutKey key = dropout_key(head_, dropout_key_word(block * kDropoutKeys + pair));
+      const DropoutKey key = dropout_key(head_, dropout_.key_word(block * kDropoutKeys + pair));
       const PhiloxWords words = dropout_words(part_, key, head_.key);
       const DropoutDraws draws = dropout_draws(words);
       const uint32_t limit = dropout_.limit(words.word[0] >> 31 != 0);

@@ -25,7 +25,7 @@ class KeyDropout {
 
   __device__ __forceinline__ void set_head(int sequence, int head) {
     head_ = params_.dropout.head(call_key_, sequence, head);
-    key_part_ = dropout_key(head_, dropout_key_word(key_));
+    key_part_ = dropout_key(head_, params_.dropout.key_word(key_));
   }
 
   // Set where the weight of a score is dropped; `first_query` is a multiple of 16. Lanes 4 apart
@@ -49,8 +49,8 @@ class KeyDropout {
  private:
   // A bit for each of the four words that have the 16 keys' draws, in both halves.
   __device__ __forceinline__ uint32_t dropped_bits(int query) const {
-    const PhiloxWords words =
-        dropout_words(dropout_query(head_, dropout_query_word(query)), key_part_, call_key_);
+    const PhiloxWords words = dropout_words(dropout_query(head_, params_.dropout.query_word(query)),
+                                            key_part_, call_key_);
     const uint32_t limits = draw_limits(params_, words);
     const DropoutDraws draws = dropout_draws(words);
     uint32_t bits = 0;

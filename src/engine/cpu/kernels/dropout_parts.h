@@ -20,8 +20,9 @@ inline const char* dropout_suffix(const Dropout& dropout) {
   return dropout.on() ? ", dropout" : "";
 }
 
-inline DropoutRowPart dropout_row_part(const DropoutHead& head, int64_t query) {
-  const DropoutQuery part = dropout_query(head, dropout_query_word(query));
+inline DropoutRowPart dropout_row_part(const Dropout& dropout, const DropoutHead& head,
+                                       int64_t query) {
+  const DropoutQuery part = dropout_query(head, dropout.query_word(query));
   return {part.word0, part.word2, part.word3, head.to_keys, dropout_word_of(query, 0)};
 }
 

@@ -250,7 +250,7 @@ void load_queries(const Run& run, const KeyBlock& keys, int64_t head, int64_t be
   if (problem.dropout.on()) {
     const DropoutHead of_head = problem.dropout.head(run.dropout_key, keys.b, head);
     for (int64_t i = 0; i < padded_count; ++i) {
-      buffers.dropout[i] = dropout_row_part(of_head, begin + i);
+      buffers.dropout[i] = dropout_row_part(problem.dropout, of_head, begin + i);
     }
   }
   tile->num_queries = padded_count;

@@ -117,7 +117,7 @@ DropoutJob describe_dropout(const Run& run, const BlockTask& task, int64_t kv_he
     const int64_t row = task.first_row + r;
     const DropoutHead head =
         run.problem.dropout.head(run.dropout_key, task.sequence, kv_head * group + row % group);
-    rows[r] = dropout_row_part(head, row / group);
+    rows[r] = dropout_row_part(run.problem.dropout, head, row / group);
   }
   return dropout_job(run.problem.dropout, run.dropout_key, task.sequence, rows);
 }

@@ -32,7 +32,7 @@ class QueryRowDropout {
   __device__ __forceinline__ void set_tile(int sequence, int head, int first_row) {
     const int lane = int(threadIdx.x % kWarpSize);
     head_ = params_.dropout.head(call_key_, sequence, head);
-    query_ = dropout_query(head_, dropout_query_word(first_row + fragment_row(lane)));
+    query_ = dropout_query(head_, params_.dropout.query_word(first_row + fragment_row(lane)));
   }
 
   // The generator's words for the keys from first_key on, a multiple of 64, 64 a call. Here, not
@@ -41,7 +41,8 @@ class QueryRowDropout {
   __device__ __forceinline__ void call(PhiloxWords (&words)[Calls], int first_key) const {
 #pragma unroll
     for (int i = 0; i < Calls; ++i) {
-      const uint32_t word = uint32_t(first_key) / kDropoutKeys * 4 + i * 4 + threadIdx.x % 4;
+      const uint32_t word = params_.dropout.origin.key_word +
+                            uint32_t(first_key) / kDropoutKeys * 4 + i * 4 + threadIdx.x % 4;
       words[i] = dropout_words(query_, dropout_key(head_, word), call_key_);
       for (uint32_t& x : words[i].word) settle(x);
     }
@@ -82,8 +83,8 @@ class KeyRowDropout {
   __device__ __forceinline__ KeyRowDropout(const DropoutParams& params, int first_key)
       : params_(params),
         call_key_(uniform_call_key(params.dropout)),
-        key_word_(
-            dropout_key_word(first_key + fragment_lane_column(int(threadIdx.x % kWarpSize)))) {}
+        key_word_(params.dropout.key_word(first_key +
+                                          fragment_lane_column(int(threadIdx.x % kWarpSize)))) {}
 
   __device__ __forceinline__ float keeps() const { return params_.keeps; }
 
@@ -91,8 +92,9 @@ class KeyRowDropout {
   __device__ __forceinline__ uint32_t dropped_bits(int sequence, int head, int first_query) const {
     const int query = first_query + fragment_row(int(threadIdx.x % kWarpSize));
     const DropoutHead of_head = params_.dropout.head(call_key_, sequence, head);
-    const PhiloxWords words = dropout_words(dropout_query(of_head, dropout_query_word(query)),
-                                            dropout_key(of_head, key_word_), call_key_);
+    const PhiloxWords words =
+        dropout_words(dropout_query(of_head, params_.dropout.query_word(query)),
+                      dropout_key(of_head, key_word_), call_key_);
     const uint32_t limits = draw_limits(params_, words);
     const DropoutDraws draws = dropout_draws(words);
     uint32_t bits = 0;

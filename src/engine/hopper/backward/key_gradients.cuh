@@ -124,7 +124,13 @@ class KeyGradients {
                                                  typename Tile::Scores& p,
                                                  float (&dv)[C.head_dim_v / 2]) {
     const uint32_t stage = cursor_.stage();
-    Tile::pack_kept(packed, p, at_.p(warpgroup_));
+    [[maybe_unused]] typename Tile::Packed signed_p;
+    if constexpr (C.signs_p()) {
+      Tile::pack_signed(signed_p, p, dropout_);
+      Tile::keep_positive(packed, signed_p);
+    } else {
+      Tile::pack_kept(packed, p, at_.p(warpgroup_));
+    }
     ptx::wgmma_fence();
     tile::issue_abt<C.element, C.v_tile(), C.d_o_tile()>(
         p, tile::k_major_low(at_.v() + warpgroup_ * kRowsPerWarpgroup * C.v_tile().row_bytes()),
@@ -134,9 +140,11 @@ class KeyGradients {
                                             tile::mn_major_low(C.d_o_tile(), at_.d_o(stage)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
-    typename Tile::Statistics delta;
+    typename Tile::Delta delta;
     Tile::read(delta, at_.delta(stage));
-    if constexpr (C.has_other_p()) {
+    if constexpr (C.signs_p()) {
+      Tile::differentiate(p, signed_p, delta, dropout_);
+    } else if constexpr (C.keeps_p()) {
       Tile::differentiate(p, at_.p(warpgroup_), delta, dropout_);
     } else {
       Tile::differentiate(p, packed, delta, dropout_);

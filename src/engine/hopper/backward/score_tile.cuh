@@ -88,14 +88,17 @@ struct ScoreTile {
   static constexpr int kScores = C.block_m / 2;      // a thread's
   static constexpr int kStatistics = C.block_m / 4;  // a thread's queries
   static constexpr int kDepth = C.q_tile().mma_depth();
+  static constexpr int kStepStatistics = kDepth / 4;
   static_assert(!C.dropout || kDepth == kDropoutQueries);
   using Scores = float[kScores];
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
   using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
   using DropoutHook = std::conditional_t<C.dropout, DrawnStep<C.block_m>, NoDropout>;
-  // The LSEs; or only their address, where P's other form leaves too few registers.
-  using Lse = std::conditional_t<C.has_other_p(), uint32_t, Statistics>;
+  // The LSEs; or only their address, where P's other form leaves too few registers. Deltas
+  // likewise.
+  using Lse = std::conditional_t<C.stores_other_p(), uint32_t, Statistics>;
+  using Delta = std::conditional_t<C.signs_p(), uint32_t, Statistics>;
 
   static __device__ __forceinline__ Score score_of(const BackwardParams& params) {
     if constexpr (C.capped()) {
@@ -140,7 +143,8 @@ struct ScoreTile {
 
   // S -> P = 2^(score - lse).
   static __device__ __forceinline__ void exponentiate(Scores& scores, const Statistics& lse,
-                                                      ScaledScore score, uint32_t, NoDropout) {
+                                                      ScaledScore score, uint32_t,
+                                                      const DropoutHook&) {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       scores[i] = ex2(score.exponent(scores[i], lse[query_index(i)]));
@@ -156,7 +160,7 @@ struct ScoreTile {
     if constexpr (C.dropout) dropout.exchange(dropped);
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
-      float lse[kDepth / 4];
+      float lse[kStepStatistics];
       read(lse, lse_row + step * kDepth * uint32_t{sizeof(float)});
       uint32_t packed[4];
 #pragma unroll
@@ -196,8 +200,20 @@ struct ScoreTile {
                                                        const Statistics& delta,
                                                        const DropoutHook& dropout) {
 #pragma unroll
-    for (int i = 0; i < kScores; i += 2) {
-      differentiate(dp, i, p[i / 8][i / 2 % 4], delta, dropout);
+    for (int step = 0; step < C.block_m / kDepth; ++step) {
+      differentiate(dp, step, p[step], &delta[step * kStepStatistics], dropout);
+    }
+  }
+  // The same, with deltas from shared memory: beside signed P and dV's operand registers do not
+  // last for them.
+  static __device__ __forceinline__ void differentiate(Scores& dp, const Packed& p,
+                                                       uint32_t delta_row,
+                                                       const DropoutHook& dropout) {
+#pragma unroll
+    for (int step = 0; step < C.block_m / kDepth; ++step) {
+      float delta[kStepStatistics];
+      read(delta, delta_row + step * kDepth * uint32_t{sizeof(float)});
+      differentiate(dp, step, p[step], delta, dropout);
     }
   }
   // The same, from P as store_packed() or exponentiate() has left it.
@@ -208,37 +224,55 @@ struct ScoreTile {
     for (int step = 0; step < C.block_m / kDepth; ++step) {
       uint32_t p[4];
       ptx::ld_shared_b32x4(packed_place(smem, step), p);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) differentiate(dp, 8 * step + 2 * j, p[j], delta, dropout);
+      differentiate(dp, step, p, &delta[step * kStepStatistics], dropout);
     }
   }
-  static __device__ __forceinline__ void differentiate(Scores& dp, int i, uint32_t p,
-                                                       const Statistics& delta,
+  // Of kDepth queries.
+  static __device__ __forceinline__ void differentiate(Scores& dp, int step, const uint32_t (&p)[4],
+                                                       const float* delta,
                                                        const DropoutHook& dropout) {
-    float pair[2];
-    ptx::unpack_pair<C.element>(p, pair[0], pair[1]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float& x = dp[i + half];
-      const float row_delta = delta[query_index(i + half)];
-      if constexpr (C.dropout) {
-        const float kept = fmaxf(pair[half], 0.0f);
-        x = __fmaf_rn(kept, x, -fabsf(pair[half]) * (row_delta * dropout.keeps()));
-      } else {
-        x = pair[half] * (x - row_delta);
+    for (int i = 0; i < 8; i += 2) {
+      float pair[2];
+      ptx::unpack_pair<C.element>(p[i / 2], pair[0], pair[1]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& x = dp[8 * step + i + half];
+        const float row_delta = delta[query_index(i + half)];
+        if constexpr (C.dropout) {
+          const float kept = fmaxf(pair[half], 0.0f);
+          x = __fmaf_rn(kept, x, -fabsf(pair[half]) * (row_delta * dropout.keeps()));
+        } else {
+          x = pair[half] * (x - row_delta);
+        }
       }
     }
   }
 
-  // P as the operand of dV's product: without what is dropped. `smem`: where exponentiate() has
-  // left its other form.
+  // P as dS needs it, where registers have it: with dropout negative where it is dropped.
+  static __device__ __forceinline__ void pack_signed(Packed& packed, const Scores& p,
+                                                     DropoutHook& dropout) {
+    uint32_t dropped[C.block_m / kDropoutQueries];
+    dropout.exchange(dropped);
+    pack(packed, p);
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      packed[i / 4][i % 4] |= DropoutHook::signs(dropped[i / 4], i % 4);
+    }
+  }
+  // Without what is dropped, the operand of dV's product.
+  static __device__ __forceinline__ void keep_positive(Packed& packed, const Packed& of) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      packed[i / 4][i % 4] = positive_pair<C.element>(of[i / 4][i % 4]);
+    }
+  }
+
+  // That operand where exponentiate() has left P's other form at `smem`.
   static __device__ __forceinline__ void pack_kept(Packed& packed, const Scores& p, uint32_t smem) {
     if constexpr (C.dropout && !C.capped()) {
       load_packed(packed, smem);
-#pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        packed[i / 4][i % 4] = positive_pair<C.element>(packed[i / 4][i % 4]);
-      }
+      keep_positive(packed, packed);
     } else if constexpr (C.dropout) {
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {

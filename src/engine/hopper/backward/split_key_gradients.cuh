@@ -161,7 +161,7 @@ class SplitKeyGradients {
     if (Tile::is_masked(unmasked_queries(work_.extents(), first_key_, C.block_n), first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
-    if constexpr (C.has_other_p()) at_.p_pipeline().wait_empty(out_);
+    if constexpr (C.stores_other_p()) at_.p_pipeline().wait_empty(out_);
     Tile::exponentiate(scores, lse, score, at_.p(out_.stage()), dropout_);
   }
 
@@ -180,8 +180,8 @@ class SplitKeyGradients {
   // its other form; dS as a tile for a product.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& packed) {
     const Pipeline<C.ds_stages> pipeline = kSumsDv ? at_.p_pipeline() : at_.ds_pipeline();
-    if constexpr (!kSumsDv || !C.has_other_p()) pipeline.wait_empty(out_);
-    if constexpr (kSumsDv && !C.has_other_p()) {
+    if constexpr (!kSumsDv || !C.stores_other_p()) pipeline.wait_empty(out_);
+    if constexpr (kSumsDv && !C.stores_other_p()) {
       Tile::store_packed(at_.p(out_.stage()), packed);
     } else if constexpr (!kSumsDv) {
       Tile::store_transposed(at_.ds(out_.stage()), 0, packed);

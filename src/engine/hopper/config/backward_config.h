@@ -35,9 +35,8 @@ struct BackwardConfig {
     if (other.general()) other.helpers = true;  // loads take more instructions there
     if (other.keeps_p()) {                      // which takes shared memory from Q and dO
       other.block_m = 64;
-      // Helpers would cost the key warpgroups 8 registers, of which 64 columns have enough.
-      other.helpers = dropout && head_dim <= 64;
-      other.stages = other.helpers ? 4 : 3;
+      other.stages = 3;
+      other.helpers = false;  // they would cost the key warpgroups 8 registers
     }
     return other;
   }
@@ -89,7 +88,7 @@ struct BackwardConfig {
   // Kernels for calls of their own beside the main one.
   FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout && !block_mask; }
   FA3_HD constexpr bool can_take_short_sequences() const {
-    return general() && !has_other_p() && !splits_dkv();
+    return general() && !capped() && !dropout && !splits_dkv();
   }
 
   // Beyond 128 columns dK and dV of 64 keys take a warpgroup each (split_key_gradients.cuh).
@@ -103,8 +102,8 @@ struct BackwardConfig {
   // Four warpgroups have 512 registers to share, 128 a thread at launch; three have 504, 168 each.
   // dQ's warpgroup holds a part of dQ (32) and, without helpers, the loader's state; those of keys
   // hold what key_registers_used() counts.
-  FA3_HD constexpr int query_registers() const { return helpers || keeps_p() ? 72 : 88; }
-  FA3_HD constexpr int key_registers() const { return !helpers && keeps_p() ? 216 : 208; }
+  FA3_HD constexpr int query_registers() const { return helpers || keeps_p() || signs_p() ? 72 : 88; }
+  FA3_HD constexpr int key_registers() const { return !helpers && (keeps_p() || signs_p()) ? 216 : 208; }
   FA3_HD constexpr int helper_registers() const { return helpers ? 24 : 0; }
 
   // dK and dV (one of them where they are split), a tile, a packed tile, and 24 for the rest.
@@ -121,13 +120,15 @@ struct BackwardConfig {
   FA3_HD constexpr tile::TileLayout ds_tile() const { return {block_m, block_n}; }
   FA3_HD constexpr tile::TileLayout dk_tile() const { return {kRowsPerWarpgroup, head_dim}; }
   FA3_HD constexpr tile::TileLayout dv_tile() const { return {kRowsPerWarpgroup, head_dim_v}; }
-  // A warpgroup's P in shared memory, in registers' order. Where dK and dV are split, one warpgroup
-  // hands it to the other. For dS capped scores need P times the softcap's derivative, and dropout
-  // needs what dV's product must not have: each thread keeps that for itself.
-  FA3_HD constexpr bool has_other_p() const { return capped() || dropout; }
-  FA3_HD constexpr bool keeps_p() const { return has_other_p() && !splits_dkv(); }
+  // For dS capped scores need P times the softcap's derivative, and dropout needs what dV's product
+  // must not have. With dropout alone P keeps that in registers, as signs; else each thread keeps
+  // its other P for itself in shared memory, in registers' order.
+  FA3_HD constexpr bool signs_p() const { return dropout && !capped() && !splits_dkv(); }
+  FA3_HD constexpr bool stores_other_p() const { return (capped() || dropout) && !signs_p(); }
+  FA3_HD constexpr bool keeps_p() const { return stores_other_p() && !splits_dkv(); }
+  // Where dK and dV are split, one warpgroup hands P to the other.
   FA3_HD constexpr int p_bytes() const {
-    return splits_dkv() || has_other_p() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
+    return splits_dkv() || keeps_p() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
   }
   FA3_HD constexpr AccumLayout dq_accum() const { return {block_m, head_dim}; }
   FA3_HD constexpr AccumLayout dk_accum() const { return {block_n, head_dim}; }

@@ -8,18 +8,30 @@
 namespace fa3::hopper {
 
 inline constexpr std::array kDropoutBackwardTable{
-    BackwardInstance{
-        .config = {.head_dim = 64, .head_dim_v = 64, .dropout = true},
-        .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
-    BackwardInstance{
-        .config = {.head_dim = 128, .head_dim_v = 128, .dropout = true},
-        .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
-    BackwardInstance{
-        .config = {.head_dim = 64, .head_dim_v = 64, .variant = Variant::kGeneral, .dropout = true},
-        .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
+    BackwardInstance{.config = {.head_dim = 64,
+                                .head_dim_v = 64,
+                                .block_m = 128,
+                                .stages = 3,
+                                .helpers = false,
+                                .dropout = true},
+                     .why = "twice as many queries a step, where its products are short"},
     BackwardInstance{
         .config =
-            {.head_dim = 128, .head_dim_v = 128, .variant = Variant::kGeneral, .dropout = true},
+            {.head_dim = 128, .head_dim_v = 128, .stages = 3, .helpers = false, .dropout = true},
+        .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
+    BackwardInstance{.config = {.head_dim = 64,
+                                .head_dim_v = 64,
+                                .block_m = 128,
+                                .stages = 3,
+                                .variant = Variant::kGeneral,
+                                .dropout = true},
+                     .why = "twice as many queries a step, where its products are short"},
+    BackwardInstance{
+        .config = {.head_dim = 128,
+                   .head_dim_v = 128,
+                   .stages = 3,
+                   .variant = Variant::kGeneral,
+                   .dropout = true},
         .why = "dK and dV of 128 keys stay in registers, dQ has a warpgroup of its own"},
     BackwardInstance{.config = {.head_dim = 256,
                                 .head_dim_v = 256,

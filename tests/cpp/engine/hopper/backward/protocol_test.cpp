@@ -119,13 +119,13 @@ void all_work_is_done_once(std::span<const Shape> shapes, bool deterministic = f
   }
 }
 
-// With dropout P has a second form, which waits in shared memory.
+// With dropout P has a second form: in registers, and beyond 128 columns in shared memory.
 TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
   constexpr BackwardConfig kDense =
       kDropoutBackwardTable.front().config.with(Element::kBf16, Variant::kDense);
   constexpr BackwardConfig kCapped =
       kDropoutBackwardTable.back().config.with(Element::kBf16, Variant::kCapped);
-  static_assert(kDense.keeps_p() && kCapped.splits_dkv());
+  static_assert(kDense.signs_p() && kCapped.splits_dkv());
   all_work_is_done_once<kDense>(std::span(kShapes));
   all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
   all_work_is_done_once<kCapped>(std::span(kVarlen));

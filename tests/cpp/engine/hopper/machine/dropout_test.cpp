@@ -22,9 +22,11 @@ const DropoutParams kParams =
                                   .key_word = dropout_key_word(kBeforeKey)}});
 
 bool keeps(int query, int key) {
+  Dropout whole = kParams.dropout;
+  whole.origin = {};
   const DropoutHead head =
-      dropout_head(kParams.dropout.call_key(), kBeforeSequence + kSequence, kBeforeHead + kHead);
-  return DropoutRow(kParams.dropout, head, kBeforeRow + query).keeps(kBeforeKey + key);
+      whole.head(whole.call_key(), kBeforeSequence + kSequence, kBeforeHead + kHead);
+  return DropoutRow(whole, head, kBeforeRow + query).keeps(kBeforeKey + key);
 }
 
 int lane() {
