@@ -58,9 +58,8 @@ class ExpectedMma:
 # second are of quantized caches, whose producers also dequantize, by head dim and rows.
 SPILLED = {(192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 4}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 12}
-# Of kernels with dropout for three warpgroups, by head dim; and with softcap.
-DROPOUT_SPILLED = {64: 19}
-DROPOUT_CAPPED_SPILLED = {128: 4, 256: 13}
+# Of kernels with dropout for three warpgroups, by head dim.
+DROPOUT_SPILLED = {64: 16}
 
 
 # Loads of spilled registers of e4m3 kernels, by head dim, rows and keys: none in the loop of steps
@@ -119,10 +118,8 @@ def forward(
     early = guarded and dv <= 64 and not dropout
     known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
     spilled = known if variant in (GENERAL, CAPPED) else 0
-    if dropout and variant == CAPPED:
-        spilled = DROPOUT_CAPPED_SPILLED.get(d, 0)
-    elif dropout and block_m == 192:
-        spilled = DROPOUT_SPILLED.get(d, 0)
+    if dropout:
+        spilled = DROPOUT_SPILLED.get(d, 0) if block_m == 192 else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
     factors = 8 + (MERGED if variant == STREAM_K else 0)
     if narrow and block_m == 64:
@@ -164,8 +161,7 @@ def backward(
 
     Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
-    are scores, and with helpers at 128 columns spilled registers, as dropout has. Helpers give up
-    registers too.
+    are scores, and with helpers at 128 columns spilled registers. Helpers give up registers too.
     """
     slab = 64 if d % 64 == 0 else 32
     parts = block_m // 64 * (d // slab)
@@ -173,8 +169,7 @@ def backward(
     dq = dq_sites * block_n // 16
     exponentials = block_m * (2 if variant == CAPPED else 1)
     if d <= 128:
-        known = 38 if helpers and variant == CAPPED else 2 if dropout else 0
-        spilled = known if d == 128 else 0
+        spilled = 38 if d == 128 and helpers and variant == CAPPED else 0
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16
         return Expected(ss, rs, 10 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
     ss, rs = 2 * (d + dv) // 16 + dq, 4 * block_m // 16 * (d // 256 + 1)

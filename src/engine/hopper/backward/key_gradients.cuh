@@ -93,7 +93,7 @@ class KeyGradients {
     for (int step = 1;; ++step) {
       const bool last = step == num_steps;
       typename Tile::Packed ds;
-      score_gradient(ds, p, dv);
+      score_gradient(ds, p, dv, block);
       if (!last) at_.q_pipeline().wait_full(cursor_.next());
       Tile::move(ds, ds, params_.zero);
       if (last) {
@@ -119,14 +119,22 @@ class KeyGradients {
     exponentiate(p, lse, block);
   }
 
-  // dS = P (dP - Delta), under dV += P dO. `p` comes in as P and leaves as dS.
+  // dS = P (dP - Delta), under dV += P dO. `p` comes in as P and leaves as dS. The next block's
+  // draws are made first, while the other warpgroups multiply; nobody reads those behind the last
+  // block.
   __device__ __forceinline__ void score_gradient(typename Tile::Packed& packed,
                                                  typename Tile::Scores& p,
-                                                 float (&dv)[C.head_dim_v / 2]) {
+                                                 float (&dv)[C.head_dim_v / 2], Block block) {
     const uint32_t stage = cursor_.stage();
     [[maybe_unused]] typename Tile::Packed signed_p;
+    [[maybe_unused]] typename Tile::Dropped dropped;
+    if constexpr (C.signs_p()) dropout_.exchange(dropped);
+    if constexpr (C.dropout) {
+      block.advance(work_.steps());
+      draw(block);
+    }
     if constexpr (C.signs_p()) {
-      Tile::pack_signed(signed_p, p, dropout_);
+      Tile::pack_signed(signed_p, p, dropped);
       Tile::keep_positive(packed, signed_p);
     } else {
       Tile::pack_kept(packed, p, at_.p(warpgroup_));
@@ -175,7 +183,6 @@ class KeyGradients {
     tile::issue_ab<C.element, C.q_tile()>(dk, ds,
                                           tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
-    draw(block);
     ptx::wgmma_wait_group<1>();
     typename Tile::Lse lse;  // read only now: held under the product, 3% slower
     Tile::read(lse, at_.lse(next.stage()));

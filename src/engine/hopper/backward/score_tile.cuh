@@ -27,7 +27,7 @@ struct NoDropout {
 };
 
 // Which weights of a warpgroup's 64 keys are dropped, for a step's queries, of which each warp
-// draws 16 in 64. It draws early, where it would wait otherwise: the generator is a long chain.
+// draws 16 in 64, a step ahead: the generator is a long chain.
 template <int BlockM>
 class DrawnStep {
  public:
@@ -93,6 +93,7 @@ struct ScoreTile {
   using Scores = float[kScores];
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
+  using Dropped = uint32_t[C.block_m / kDropoutQueries];  // bits of draws
   using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
   using DropoutHook = std::conditional_t<C.dropout, DrawnStep<C.block_m>, NoDropout>;
   // The LSEs; or only their address, where P's other form leaves too few registers. Deltas
@@ -251,9 +252,7 @@ struct ScoreTile {
 
   // P as dS needs it, where registers have it: with dropout negative where it is dropped.
   static __device__ __forceinline__ void pack_signed(Packed& packed, const Scores& p,
-                                                     DropoutHook& dropout) {
-    uint32_t dropped[C.block_m / kDropoutQueries];
-    dropout.exchange(dropped);
+                                                     const Dropped& dropped) {
     pack(packed, p);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {

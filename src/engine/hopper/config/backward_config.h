@@ -102,8 +102,12 @@ struct BackwardConfig {
   // Four warpgroups have 512 registers to share, 128 a thread at launch; three have 504, 168 each.
   // dQ's warpgroup holds a part of dQ (32) and, without helpers, the loader's state; those of keys
   // hold what key_registers_used() counts.
-  FA3_HD constexpr int query_registers() const { return helpers || keeps_p() || signs_p() ? 72 : 88; }
-  FA3_HD constexpr int key_registers() const { return !helpers && (keeps_p() || signs_p()) ? 216 : 208; }
+  FA3_HD constexpr int query_registers() const {
+    return helpers || keeps_p() || signs_p() ? 72 : 88;
+  }
+  FA3_HD constexpr int key_registers() const {
+    return !helpers && (keeps_p() || signs_p()) ? 216 : 208;
+  }
   FA3_HD constexpr int helper_registers() const { return helpers ? 24 : 0; }
 
   // dK and dV (one of them where they are split), a tile, a packed tile, and 24 for the rest.

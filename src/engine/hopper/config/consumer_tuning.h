@@ -52,7 +52,7 @@ struct ConsumerTuning {
   // Elsewhere the compiler spills.
   bool recomputes_pages;
 
-  // Dropout's draws are made while scores are multiplied, and wait in registers, of which three
+  // Dropout's draws are made before a step's products and wait in registers, of which three
   // consumers have none to spare. Measured: docs/lab/dropout.md.
   bool draws_early;
 

@@ -35,8 +35,8 @@ __device__ __forceinline__ void promote_output(ConsumerState<C>& c, ThreadTile<C
   if constexpr (C.e4m3) c.promoted.promote(r.output, r.rows, c.promoted_sum_address());
 }
 
-// The draws for the block's P, while its scores are multiplied: the warp would wait. They depend on
-// a load that the compiler leaves behind these products; else they would stand among them.
+// The draws for the block's P. Early ones are made before the warp waits for its K and its turn:
+// the other warpgroup's products run. Behind the turn's beginning they would hold up both.
 template <ForwardConfig C>
 __device__ __forceinline__ void draw(const ConsumerState<C>& c, ThreadTile<C>& r) {
   if constexpr (C.dropout) {
@@ -60,7 +60,6 @@ __device__ __forceinline__ void issue_products(ConsumerState<C>& c, ThreadTile<C
     promote_output(c, r);
     ptx::wgmma_fence();
   }
-  if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   issue_output(c, r, v_low);
   c.ping_pong.pass();
 }

@@ -79,6 +79,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
 template <ForwardConfig C>
 __device__ __forceinline__ void multiply_block(ConsumerState<C>& c, ThreadTile<C>& r,
                                                bool starts_tile, KvState<C> k, KvState<C> v) {
+  if constexpr (consumer_tuning(C).draws_early) draw(c, r);
   c.stages.wait_for(k, v);  // lines 8 and 10
   fence_cp_async(c);
   if (!starts_tile && c.promoted.promotes_under(c.tile.block())) {

@@ -125,8 +125,15 @@ TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
       kDropoutBackwardTable.front().config.with(Element::kBf16, Variant::kDense);
   constexpr BackwardConfig kCapped =
       kDropoutBackwardTable.back().config.with(Element::kBf16, Variant::kCapped);
-  static_assert(kDense.signs_p() && kCapped.splits_dkv());
+  constexpr BackwardConfig kKeepsP =
+      kDropoutBackwardTable[5].config.with(Element::kBf16, Variant::kCapped);
+  constexpr BackwardConfig kGeneral =
+      kDropoutBackwardTable[2].config.with(Element::kBf16, Variant::kGeneral);
+  static_assert(kDense.signs_p() && kGeneral.signs_p() && kKeepsP.keeps_p());
+  static_assert(kCapped.splits_dkv());
   all_work_is_done_once<kDense>(std::span(kShapes));
+  all_work_is_done_once<kGeneral>(std::span(kVarlen));
+  all_work_is_done_once<kKeepsP>(std::span(kWindows));
   all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
   all_work_is_done_once<kCapped>(std::span(kVarlen));
 }
