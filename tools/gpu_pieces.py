@@ -35,8 +35,10 @@ EDGE_SECONDS = 60
 LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
 
 
-def pieces(build: Path) -> dict:
-    """Name -> commands, run side by side. Each ends as one of the three that counts() knows."""
+def pieces(build: Path, gpu_oracle: bool = False) -> dict:
+    """Name -> commands, run side by side. Each ends as one of the three that counts() knows.
+
+    With gpu_oracle float64 of the forward's kernels is computed on the GPU."""
     check, disturbed, every_lane, backward, backward_disturbed = (
         str(build / "bin" / program) for program in PROGRAMS
     )
@@ -52,7 +54,11 @@ def pieces(build: Path) -> dict:
             file = build / f"{digests}-{name}"
             earlier = [path for path in build.glob(f"digests-*-{name}") if path != file]
             newest = max(earlier, key=lambda path: path.stat().st_mtime, default=None)
-            return ["--digests", str(file), *(["--earlier", str(newest)] if newest else [])]
+            return [
+                *("--digests", str(file)),
+                *(["--earlier", str(newest)] if newest else []),
+                *(["--gpu-oracle"] if gpu_oracle else []),
+            ]
 
         return [
             [*(program, *rows_of(row), "--element", element), *files_of(row, element)]

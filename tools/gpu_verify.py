@@ -215,11 +215,11 @@ def record_problem(path: Path = RECORD, root: Path = ROOT) -> str | None:
     return "; ".join([*problems, "run make gpu-verify on a Hopper GPU"]) if problems else None
 
 
-def verify(build: Path, path: Path, only: str = "") -> bool:
+def verify(build: Path, path: Path, only: str = "", gpu_oracle: bool = False) -> bool:
     """Runs what the record lacks, writing it after every piece. True if all passed.
 
     With `only`, just the pieces that have it in their names; of others the record is kept."""
-    every, running = pieces(build), {}
+    every, running = pieces(build, gpu_oracle), {}
     digests, codes = hashes(every), KernelCode.load(build)
     before = load_record(path).get("pieces", [])
     known = {piece["name"]: piece.get("code", {}) for piece in before}
@@ -302,6 +302,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only compare the record and sources")
     parser.add_argument("--code", action="store_true", help="only write build/kernel_code.json")
     parser.add_argument("--only", default="", metavar="TEXT", help="pieces with it in their names")
+    parser.add_argument(
+        "--gpu-oracle", action="store_true", help="the forward's float64 on the GPU, not the host"
+    )
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--record", type=Path, default=RECORD, help="where the record is kept")
     arguments = parser.parse_args()
@@ -313,7 +316,10 @@ def main() -> int:
         note_code(arguments.build.resolve(), arguments.record)
         return 0
     signal.signal(signal.SIGTERM, say_what_runs)
-    return 0 if verify(arguments.build.resolve(), arguments.record, arguments.only) else 1
+    passed = verify(
+        arguments.build.resolve(), arguments.record, arguments.only, arguments.gpu_oracle
+    )
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "cuda/forward_oracle.h"
 #include "cuda/forward_subjects.h"
 #include "support/compare.h"
 #include "support/fp8.h"
@@ -51,19 +53,23 @@ const Inputs& inputs_of(const Case& c) {
   return found->second;
 }
 
-struct Truth {
-  Textbook book;
-  ForwardRun baseline;
-};
-
-const Truth& truth_of(const Case& c) {
+// Of the oracle on the GPU the first case is held to the one on the host.
+const Truth& truth_of(const Case& c, bool on_gpu) {
   static std::map<std::string, Truth> known;
   auto [found, first] = known.try_emplace(describe(c));
-  if (first) {
-    Case plain = dequantized(c);
-    plain.num_threads = 0;
-    const Inputs inputs = dequantized(c, inputs_of(c));
-    found->second = {textbook_forward(plain, inputs), run_forward(baseline(), plain, inputs)};
+  if (!first) return found->second;
+  Case plain = dequantized(c);
+  plain.num_threads = 0;
+  const Inputs inputs = dequantized(c, inputs_of(c));
+  const auto of_host = [&] {
+    return Truth{textbook_forward(plain, inputs), run_forward(baseline(), plain, inputs)};
+  };
+  if (!on_gpu || !oracle_does(plain)) return found->second = of_host();
+  found->second = forward_truth_on_gpu(plain, inputs);
+  if (known.size() == 1) {
+    if (const auto same = same_truth(found->second, of_host()); !same) {
+      throw std::runtime_error(std::string("the oracle on the GPU: ") + same.message());
+    }
   }
   return found->second;
 }
@@ -104,6 +110,7 @@ struct Results {
   Digests digests;  // must be met
   Digests earlier;  // need no oracle where they are met
   int met = 0, as_earlier = 0;
+  bool oracle_on_gpu = false;
 };
 
 // "" or what is wrong.
@@ -130,7 +137,7 @@ std::string check(const Subject& subject, const Case& c, int repeats, Results* r
   if (const uint64_t* known = results->earlier.find(name); known && *known == bits) {
     ++results->as_earlier;
   } else {
-    const Truth& truth = truth_of(c);
+    const Truth& truth = truth_of(c, results->oracle_on_gpu);
     const EngineUnderTest engine{
         .name = "hopper", .id = FA3_ENGINE_HOPPER, .memory = FA3_CUDA, .multiplies_e4m3 = true};
     const auto result = forward_agrees({engine, c}, truth.book, run, truth.baseline);
@@ -156,6 +163,7 @@ struct Options {
   int repeats = 1;
   const char* digests = "";
   const char* earlier = "";
+  bool oracle_on_gpu = false;
 };
 
 struct Tally {
@@ -207,7 +215,7 @@ Tally check_subject(const Subject& subject, const Options& options, Results* res
 void print_usage() {
   std::printf(
       "fa3_gpu_check [--list] [--rows FIRST END] [--element fp16|bf16] [--only NAME]\n"
-      "              [--repeats N] [--digests FILE] [--earlier FILE]\n"
+      "              [--repeats N] [--digests FILE] [--earlier FILE] [--gpu-oracle]\n"
       "  --list     the rows of all kernel tables: number, table, head dims of Q and of V; no GPU\n"
       "  --rows     of these, half-open; default: all\n"
       "  --element  only kernels of this type of Q (e4m3: of O)\n"
@@ -217,7 +225,8 @@ void print_usage() {
       "what\n"
       "             it lacks is held to float64 and added\n"
       "  --earlier  such a file of an earlier build: who meets it is right, others are held to "
-      "float64\n");
+      "float64\n"
+      "  --gpu-oracle  float64 on the GPU, the first case also on the host\n");
 }
 
 void list_rows() {
@@ -231,8 +240,8 @@ void list_rows() {
 bool read_options(int argc, char** argv, Options* options) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
-    if (flag == "--list") {
-      options->list = true;
+    if (flag == "--list" || flag == "--gpu-oracle") {
+      (flag == "--list" ? options->list : options->oracle_on_gpu) = true;
       continue;
     }
     const int values = flag == "--rows" ? 2 : 1;
@@ -262,7 +271,9 @@ bool read_options(int argc, char** argv, Options* options) {
 }
 
 Tally check_all(const Options& options) {
-  Results results{.digests = Digests(options.digests), .earlier = Digests(options.earlier)};
+  Results results{.digests = Digests(options.digests),
+                  .earlier = Digests(options.earlier),
+                  .oracle_on_gpu = options.oracle_on_gpu};
   Tally tally;
   const std::vector<SubjectRow> rows = subject_rows();
   for (int row = options.first; row < options.end; ++row) {
