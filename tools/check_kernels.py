@@ -124,7 +124,7 @@ def forward(
     elif dropout and block_m == 192:
         spilled = DROPOUT_SPILLED.get(d, 0)
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
-    factors = 8 + (MERGED if variant == STREAM_K else 0)
+    factors = 10 + (MERGED if variant == STREAM_K else 0)  # two where rows go on from others
     if narrow and block_m == 64:
         factors += 2 * block_n // 4
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)

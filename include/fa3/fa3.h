@@ -320,6 +320,12 @@ typedef struct fa3_forward_params {
   fa3_tensor v_descale; /**< FP8 scale of v, float32: (1), (b, hk) or (b, hk, n) */
   fa3_tensor k_mean;    /**< FP8 mean of k, float32 (b, hk, d); the LSE includes it */
   fa3_tensor v_mean;    /**< FP8 mean of v, float32 (b, hk, dv); o includes it */
+  /** float32, o's shape, with lse_partial, optional: a result for the same queries over other keys,
+   * which this call goes on from. o and lse are then over the keys of both, as fa3_merge() would
+   * make them: one step of ring attention. Rows that see no key here keep what they had. It may be
+   * exactly o, where that is float32; a last call gives o in q's dtype, rounded once. */
+  fa3_tensor o_partial;
+  fa3_tensor lse_partial; /**< float32, lse's shape, with o_partial; may be exactly lse */
 } fa3_forward_params;
 
 /** The gradient of `sum(d_o * o) + sum(d_lse * lse)`: inputs and outputs of fa3_backward().
@@ -336,8 +342,8 @@ typedef struct fa3_backward_params {
   fa3_tensor lse;      /**< the forward's result, float32 */
   fa3_tensor sink;     /**< optional, as in fa3_forward_params */
   fa3_tensor d_o;      /**< gradient of o, with its shape */
-  /** Written, with q's shape, in q's dtype; on CPUs also in float32, for callers who add parts, as
-   * ranks do. */
+  /** Written, with q's shape, in q's dtype or in float32, for callers who add parts, as ranks do:
+   * engine cpu, and engine hopper with head dims to 128, without softcap and dropout. */
   fa3_tensor dq;
   fa3_tensor dk;    /**< written, with k's shape, as dq */
   fa3_tensor dv;    /**< written, with v's shape, as dq */
@@ -345,6 +351,9 @@ typedef struct fa3_backward_params {
   /** Gradient of lse, with its shape; optional (zero). For losses that read the LSE, such as a
    * z-loss, and for gradients through merged splits. Rows where lse is -inf ignore it. */
   fa3_tensor d_lse;
+  /** 0 or 1: dq, which is float32 then, is added to what it holds, as a ring's steps do. */
+  int32_t accumulate_dq;
+  int32_t accumulate_dkv; /**< 0 or 1: the same for dk and dv */
 } fa3_backward_params;
 
 /** Merges attention over disjoint key sets into attention over their union: fa3_merge().

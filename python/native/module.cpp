@@ -55,6 +55,7 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   typename Pass::Params params;
   Pass::init(&params);
   Pass::read(&read, &params);
+  if constexpr (requires { Pass::read_step(&read, &params); }) Pass::read_step(&read, &params);
   if (!read.done()) return nullptr;
   const Call call{Pass::first(params), borrowed.stream(), allocate};
   const bool ok = call.first.device_type == FA3_CPU ? run_on_host<Pass>(params)
@@ -153,6 +154,7 @@ PyObject* workspace(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   typename Pass::Params params;
   Pass::init(&params);
   Pass::read(&read, &params);
+  Pass::read_step(&read, &params);
   if (!read.done()) return nullptr;
   size_t bytes = 0;
   return check(Pass::workspace_size(&params, &bytes)) ? PyLong_FromSize_t(bytes) : nullptr;

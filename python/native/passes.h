@@ -87,6 +87,12 @@ struct Forward {
     read->tensor("k_mean", Access::read, &params->k_mean);
     read->tensor("v_mean", Access::read, &params->v_mean);
   }
+  // Of a step of a ring, behind all options.
+  template <class Reader>
+  static void read_step(Reader* read, Params* params) {
+    read->tensor("o_partial", Access::read, &params->o_partial);
+    read->tensor("lse_partial", Access::read, &params->lse_partial);
+  }
   static const fa3_tensor& first(const Params& params) { return params.q; }
 };
 
@@ -111,6 +117,11 @@ struct Backward {
     read->tensor("dv", Access::write, &params->dv);
     read->tensor("dsink", Access::write, &params->dsink);
     read_options(read, params);
+  }
+  template <class Reader>
+  static void read_step(Reader* read, Params* params) {
+    read->flag("accumulate_dq", &params->accumulate_dq);
+    read->flag("accumulate_dkv", &params->accumulate_dkv);
   }
   static const fa3_tensor& first(const Params& params) { return params.q; }
 };

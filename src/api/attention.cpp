@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/attention.h"
 
+#include <type_traits>
+
 #include "api/describe/describe.h"
 #include "api/describe/describe_append.h"
 #include "api/describe/describe_quantize.h"
@@ -8,6 +10,7 @@
 #include "core/error.h"
 #include "core/macros.h"
 #include "plan/choose.h"
+#include "plan/merge_apart.h"
 
 namespace fa3::api {
 namespace {
@@ -68,8 +71,14 @@ Status run_call(const Params& params, Workspace workspace, void* stream, Verb ve
   void* memory = nullptr;
   FA3_TRY(provide(params, choice.plan, workspace, &memory));
   const Engine& engine = *choice.engine;
-  return watch(problem, engine, choice.plan.kernel, stream,
-               [&] { return (engine.*verb)(problem, choice.plan, memory, stream); });
+  return watch(problem, engine, choice.plan.kernel, stream, [&] {
+    if constexpr (std::is_same_v<P, Problem>) {
+      if (choice.plan.part_offset >= 0) {
+        return run_apart(engine, problem, choice.plan, memory, stream);
+      }
+    }
+    return (engine.*verb)(problem, choice.plan, memory, stream);
+  });
 }
 
 // By the first engine that does it for this device. `verb`: the engine's run_*, which may be null.

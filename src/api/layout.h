@@ -23,8 +23,8 @@ struct Layout {
 };
 
 // Oldest first; the first row is that of the functions named fa3_*_params_init.
-inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2248, 776}};
-inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2032, 776}};
+inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2456, 776}};
+inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2040, 776}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{872, 0}};

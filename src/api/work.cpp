@@ -29,6 +29,7 @@ std::string mask_text(const Problem& p) {
   if (p.softcap > 0) text += " softcap";
   if (p.has_sink) text += " sink";
   if (p.key_places.paged()) text += " paged";
+  if (p.partial.on) text += " continued";
   return text;
 }
 

@@ -57,6 +57,13 @@ struct RowScalars {
   }
 };
 
+// A result for the same queries over other keys, float32, which a forward call goes on from.
+struct PartialResult {
+  bool on = false;  // also known to questions, which bring no data
+  Operand o;
+  RowScalars lse;
+};
+
 struct Problem {
   int64_t batch = 0;
   int64_t heads_q = 0;
@@ -88,6 +95,7 @@ struct Problem {
   int num_threads = 1;  // at least 1
   int sm_margin = 0;    // SMs to leave free
   fa3_engine_id engine = FA3_ENGINE_AUTO;
+  PartialResult partial;  // forward
 
   // Whether the mask shows a pair that lies in the rule's range.
   bool shows(int64_t b, int64_t head, int64_t q_row, int64_t key) const {
@@ -110,6 +118,9 @@ struct BackwardProblem : Problem {
   bool has_d_lse = false;  // also known to questions, which bring no data
   RowScalars d_lse;        // the LSE's own gradient; data may be null: zero
   bool deterministic = false;
+  bool accumulate_dq = false, accumulate_dkv = false;  // to what these hold, in float32
+
+  bool accumulates() const { return accumulate_dq || accumulate_dkv; }
 
   // Whether a gradient is stored as float32 that the inputs are not.
   bool has_wide_gradients() const {
@@ -161,6 +172,8 @@ struct MergeProblem {
   fa3_device_type device = FA3_CPU;
   int device_index = 0;
   int num_threads = 1;
+
+  PartialResult other;  // one more, which lies elsewhere
 };
 
 }  // namespace fa3

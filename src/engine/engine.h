@@ -51,6 +51,9 @@ struct Engine {
   Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // likewise
   Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
                          void* stream) = nullptr;
+  // Whether the forward itself goes on from a partial result. Null: never. Then the call's own
+  // result is merged afterwards (plan/merge_apart.h).
+  bool (*continues)(const Problem&) = nullptr;
   bool has_score_functions = false;    // in the forward
   const EngineClock* clock = nullptr;  // null: calls are over when they return
 };

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/macros.h"
+#include "plan/merge_apart.h"
 #include "process/first_use.h"
 
 namespace fa3 {
@@ -17,7 +18,9 @@ const char* memory_name(fa3_device_type type) {
 Status plan_with(const Engine& engine, const Problem& problem, Plan* plan) {
   if (problem.score != nullptr && !engine.has_score_functions)
     return unsupported("score functions");
-  return engine.plan_forward(problem, plan);
+  const bool merges_apart =
+      problem.partial.on && (engine.continues == nullptr || !engine.continues(problem));
+  return merges_apart ? plan_apart(engine, problem, plan) : engine.plan_forward(problem, plan);
 }
 
 Status plan_with(const Engine& engine, const BackwardProblem& problem, Plan* plan) {

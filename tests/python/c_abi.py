@@ -76,7 +76,7 @@ class ForwardParams(ctypes.Structure):
         *tensors("q k v o lse sink page_table batch_index left_padding"),
         ("num_splits", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
-        *tensors("q_descale k_descale v_descale k_mean v_mean"),
+        *tensors("q_descale k_descale v_descale k_mean v_mean o_partial lse_partial"),
     ]
 
 
@@ -85,6 +85,8 @@ class BackwardParams(ctypes.Structure):
         ("struct_size", ctypes.c_size_t),
         ("options", Options),
         *tensors("q k v o lse sink d_o dq dk dv dsink d_lse"),
+        ("accumulate_dq", ctypes.c_int32),
+        ("accumulate_dkv", ctypes.c_int32),
     ]
 
 

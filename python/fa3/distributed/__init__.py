@@ -8,11 +8,21 @@
 The layers, bottom to top: layout.py (who has which rows), cover.py and schedule.py (what a rank
 does, as data), exchange.py and keys.py (messages), merged.py and run.py (both passes), heads.py
 (all-to-all), agree.py and describe.py (arguments), attention.py. cost.py and choose.py decide
-"auto".
+"auto". step.py has one step of a ring, for rings of one's own.
 """
 
 from fa3.distributed.attention import attention
 from fa3.distributed.plan import plan
 from fa3.distributed.sharding import positions, shard, shard_labels, unshard
+from fa3.distributed.step import backward_step, forward_step
 
-__all__ = ["attention", "plan", "positions", "shard", "shard_labels", "unshard"]
+__all__ = [
+    "attention",
+    "backward_step",
+    "forward_step",
+    "plan",
+    "positions",
+    "shard",
+    "shard_labels",
+    "unshard",
+]

@@ -75,11 +75,11 @@ class Returned:
         stage = schedule.stage(ring.rank, index)
         for source, rows, places in stage.fetches:
             for tensor, tag in parts:
-                values = take(tensor, places).to(travel_type(stage, part_type))
+                values = take(tensor, places)
                 if source == ring.rank:
                     self.arrived.append((source, tag, rows, values))
                 else:
-                    self.messages.send(values, source, tag)
+                    self.messages.send(values.to(travel_type(stage, part_type)), source, tag)
         for receiver, rows in schedule.sends(ring.rank, index):
             kind = travel_type(schedule.stage(receiver, index), part_type)
             for tensor, tag in parts:
@@ -89,13 +89,16 @@ class Returned:
                 self.arrived.append((receiver, tag, rows, values))
         self.messages.start()
 
-    def add_to(self, dk: Total, dv: Total) -> None:
+    def add_to(self, dk: Total, dv: Total, last: bool = False) -> None:
         """In the order of the ranks that computed them, so that sums repeat bit by bit."""
         self.messages.wait()
-        for _, tag, rows, values in sorted(self.arrived, key=lambda one: one[:2]):
+        arrived = sorted(self.arrived, key=lambda one: one[:2])
+        for number, (_, tag, rows, values) in enumerate(arrived, 1):
+            ends = last and number > len(arrived) - 2  # dK's last part and dV's
             begin = 0
             for a, b in rows:
-                (dk if tag == DK else dv).add((a, b), values[:, begin : begin + b - a])
+                part = values[:, begin : begin + b - a]
+                (dk if tag == DK else dv).add((a, b), part, last=ends and (a, b) == rows[-1])
                 begin += b - a
 
 

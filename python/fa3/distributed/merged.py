@@ -1,95 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over the stages, in float32: partial outputs, which merge, and gradients, which add up.
 
-The library's merge works in place: slot 0 holds what is merged, a call writes to slot 1. The last
-merge writes the output's own type, so that it is rounded once, on the way.
+The library's calls go on from what is there (step.py has them for everybody): a call reads a row of
+the output before it writes it, and adds to gradients. The last call on a row rounds it.
 """
 
 from __future__ import annotations
 
 import torch
 
-from fa3 import _native
 from fa3.distributed.cover import Call
-from fa3.torch.operators import new_rows, threads_of
+from fa3.torch.operators import new_rows
+
+Range = tuple[int, int]
+Result = tuple[torch.Tensor, torch.Tensor]
 
 
 class Merged:
-    """The output and the LSE of a rank's query rows."""
+    """The output and the LSE of a rank's query rows, over all its calls."""
 
-    def __init__(self, q: torch.Tensor, v: torch.Tensor, num_threads: int) -> None:
+    def __init__(self, q: torch.Tensor, v: torch.Tensor, last: Call | None) -> None:
         batch, rows, heads, _ = q.shape
         self.shape, self.dtype = (batch, rows, heads, v.shape[-1]), q.dtype
-        self.out = new_rows((2, *self.shape), torch.float32, q.device)
-        self.lse = q.new_empty((2, batch, heads, rows), dtype=torch.float32)
-        self.num_threads = num_threads or threads_of(q)
+        self.wide = new_rows(self.shape, torch.float32, q.device)
+        self.lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
+        self.out = new_rows(self.shape, q.dtype, q.device)
+        self.last = last
         self.is_empty = True
-        self.written: Call | None = None  # in slot 1
 
-    def slot(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where a call writes its rows of out and lse, which it then must do."""
-        self.merge()
+    def places(self, call: Call) -> tuple[Result, Result | None]:
+        """Where a call writes its rows of out and lse, and what it goes on from; it must do so."""
         rows = slice(*call.rows)
-        if self.is_empty and call.rows == (0, self.shape[1]):
-            self.is_empty = False
-            return self.out[0], self.lse[0]
-        if self.is_empty:
-            self.clear()
-        self.written = call
-        return self.out[1][:, rows], self.lse[1][..., rows]
-
-    def clear(self) -> None:
-        self.out[0].zero_()
-        self.lse[0].fill_(-torch.inf)
+        wide, lse = self.wide[:, rows], self.lse[..., rows]
+        out = self.out[:, rows] if call is self.last else wide
+        if not self.is_empty:
+            return (out, lse), (wide, lse)
         self.is_empty = False
+        for others in (slice(0, rows.start), slice(rows.stop, self.shape[1])):
+            self.wide[:, others].zero_()
+            self.lse[..., others].fill_(-torch.inf)
+        return (out, lse), None
 
-    def merge(self) -> None:
-        if self.written is not None:
-            self.merge_into(self.out[0], self.written)
-            self.written = None
-
-    def merge_into(self, result: torch.Tensor, call: Call) -> None:
-        rows = slice(*call.rows)
-        out, lse = self.out[:, :, rows], self.lse[..., rows]
-        _native.merge(out, lse, result[:, rows], lse[0], self.num_threads)
-
-    def result(self, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """out and lse. A sink is one more partial result, of value 0."""
+    def result(self, sink: torch.Tensor | None) -> Result:
+        """out and lse. sink: one that no call has had, one more partial result, of value 0."""
         if self.is_empty:
-            self.clear()
-        if sink is not None:
-            self.merge()
-            return self.with_sink(sink)
-        out, call = new_rows(self.shape, self.dtype, self.out.device), self.written
-        a, b = (0, 0) if call is None else call.rows
-        if call is not None:
-            self.merge_into(out, call)
-        for rows in (slice(0, a), slice(b, self.shape[1])):
-            out[:, rows] = self.out[0][:, rows]
-        return out, self.lse[0]
+            self.wide.zero_()
+            self.lse.fill_(-torch.inf)
+        rows = slice(0, 0) if self.last is None else slice(*self.last.rows)
+        for others in (slice(0, rows.start), slice(rows.stop, self.shape[1])):
+            self.out[:, others] = self.wide[:, others]
+        return (self.out, self.lse) if sink is None else self.with_sink(sink)
 
-    def with_sink(self, sink: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        lse = torch.logaddexp(self.lse[0], sink[:, None])
-        weight = (self.lse[0] - lse).where(self.lse[0] != -torch.inf, -torch.inf).exp()
+    def with_sink(self, sink: torch.Tensor) -> Result:
+        lse = torch.logaddexp(self.lse, sink[:, None])
+        weight = (self.lse - lse).where(self.lse != -torch.inf, -torch.inf).exp()
         weight = weight.where(lse != torch.inf, 0.0)
-        return (self.out[0] * weight.transpose(1, 2)[..., None]).to(self.dtype), lse
+        return (self.wide * weight.transpose(1, 2)[..., None]).to(self.dtype), lse
 
 
 class Total:
-    """The gradient of a tensor's rows: one part as it is, or a float32 sum of parts."""
+    """The gradient of a tensor's rows: of one call in a type of its choice, or a float32 sum."""
 
-    def __init__(self, like: torch.Tensor) -> None:
-        self.like = like
+    def __init__(self, like: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+        self.like, self.dtype = like, dtype
         self.sum: torch.Tensor | None = None
 
-    def add(self, rows: tuple[int, int], part: torch.Tensor) -> None:
-        if self.sum is None and rows == (0, self.like.shape[1]):
-            self.sum = part
+    def place(self, rows: Range) -> tuple[torch.Tensor, bool]:
+        """Where a call writes its part, and whether it adds to what is there."""
+        adds = self.sum is not None
+        if not adds and self.is_all(rows):
+            self.sum = torch.empty(self.like.shape, dtype=self.dtype, device=self.like.device)
+        return self.tensor()[:, slice(*rows)], adds
+
+    def add(
+        self, rows: Range, part: torch.Tensor, borrowed: bool = False, last: bool = False
+    ) -> None:
+        """borrowed: the part is another's memory soon. last: the sum takes the tensor's type."""
+        if self.sum is None and self.is_all(rows):
+            self.sum = part.to(torch.float32, copy=True) if borrowed else part
             return
-        self.sum = self.tensor().float()
-        self.sum[:, slice(*rows)] += part
+        total = self.tensor().float()
+        if last and self.is_all(rows):
+            self.sum = torch.empty_like(self.like, memory_format=torch.contiguous_format)
+            torch.add(total, part, out=self.sum)
+            return
+        total[:, slice(*rows)] += part
+        self.sum = total
+
+    def is_all(self, rows: Range) -> bool:
+        return rows == (0, self.like.shape[1])
 
     def tensor(self) -> torch.Tensor:
         if self.sum is None:
-            self.sum = torch.zeros(self.like.shape, dtype=torch.float32, device=self.like.device)
+            self.sum = torch.zeros(self.like.shape, dtype=self.dtype, device=self.like.device)
         return self.sum
+
+    def result(self) -> torch.Tensor:
+        """In the type of the tensor."""
+        return self.tensor().to(self.like.dtype)

@@ -14,6 +14,7 @@ import torch
 
 from fa3.distributed.exchange import Range, Ring, length, take
 from fa3.distributed.keys import travel_type
+from fa3.distributed.merged import Total
 from fa3.distributed.peers import GRADIENTS, KEYS, placed
 from fa3.distributed.schedule import Fetch, Schedule
 
@@ -150,20 +151,20 @@ class PeerReturned:
             for start, x in zip(part.starts, self.gradients, strict=True)
         ]
 
-    def add_to(self, dk, dv) -> None:
+    def add_to(self, dk: Total, dv: Total, last: bool = False) -> None:
         """In the order of the ranks that computed them, so that sums repeat bit by bit."""
         arrived = self.arrived
         if not self.is_local:
             for part in self.parts:
                 self.use.wait_for(self.ring.of_group(part.by))
-                # Copied, for a sum may begin with it and outlive the slot.
-                values = [x.clone() for x in self.slot_of(self.ring.rank, part)]
-                arrived.append((part.by, part.rows, values))
-        for _, rows, values in sorted(arrived, key=lambda one: one[0]):
+                arrived.append((part.by, part.rows, self.slot_of(self.ring.rank, part)))
+        for number, (by, rows, values) in enumerate(sorted(arrived, key=lambda one: one[0]), 1):
+            borrowed, ends = by != self.ring.rank, last and number == len(arrived)
             begin = 0
             for a, b in rows:
                 for total, of in zip((dk, dv), values, strict=True):
-                    total.add((a, b), of[:, begin : begin + b - a])
+                    part = of[:, begin : begin + b - a]
+                    total.add((a, b), part, borrowed, ends and (a, b) == rows[-1])
                 begin += b - a
         if not self.is_local:
             self.use.release()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fa3 import _native
 from fa3._options import in_order
 from fa3.distributed.cover import Call
 from fa3.distributed.exchange import Ring
@@ -19,6 +20,7 @@ from fa3.distributed.keys import Keys, Returned
 from fa3.distributed.merged import Merged, Total
 from fa3.distributed.peer_keys import PeerKeys, PeerReturned
 from fa3.distributed.schedule import Schedule, Stage
+from fa3.errors import Unsupported
 from fa3.torch.operators import new_rows, run_backward, run_forward
 
 
@@ -48,15 +50,18 @@ def forward(plan: Plan, q, k, v, sink):
     calls = [call for stage in stages for call in stage.calls]
     if len(calls) == 1 and calls[0].rows == (0, q.shape[1]):
         return forward_at_once(plan, q, k, v, sink)
-    merged = Merged(q, v, plan.options.get("num_threads") or 0)
+    # A row has one sink, which the first call takes if it has all rows.
+    sink_at_once = len(calls) > 0 and calls[0].rows == (0, q.shape[1])
+    merged = Merged(q, v, calls[-1] if calls and (sink is None or sink_at_once) else None)
     keys = keys_of(plan, 0, k, v)
     for index, stage in enumerate(stages):
         here = keys.wait()
         if index + 1 < len(stages):
             keys = keys_of(plan, index + 1, k, v)
         for call in stage.calls:
-            attend(plan, call, q, *here, *merged.slot(call))
-    return merged.result(sink)
+            own = sink if sink_at_once and call is calls[0] else None
+            attend(plan, call, q, *here, *merged.places(call), own)
+    return merged.result(None if sink_at_once else sink)
 
 
 def forward_at_once(plan: Plan, q, k, v, sink):
@@ -67,31 +72,34 @@ def forward_at_once(plan: Plan, q, k, v, sink):
     for index, stage in enumerate(plan.stages()):
         here = keys_of(plan, index, k, v).wait()
         for call in stage.calls:
-            attend(plan, call, q, *here, out, lse, sink=sink)
+            attend(plan, call, q, *here, (out, lse), None, sink)
     return out, lse
 
 
 def backward(plan: Plan, do, q, k, v, out, lse, dlse):
     """dq, dk and dv in the types of q, k and v."""
-    dq, dk, dv = Total(q), Total(k), Total(v)
     stages = plan.stages()
+    narrow = part_type(q)
+    several = sum(len(stage.calls) for stage in stages) > 1
+    dq, dk, dv = Total(q, torch.float32 if several else narrow), Total(k), Total(v)
     keys = keys_of(plan, 0, k, v)
     returned = None
     for index, stage in enumerate(stages):
         here = keys.wait()
         if index + 1 < len(stages):
             keys = keys_of(plan, index + 1, k, v)
-        of_keys = [Total(x) for x in here]
+        own = all(fetch.source == plan.ring.rank for fetch in stage.fetches)
+        kind = narrow if len(stage.calls) == 1 and not own else torch.float32
+        of_keys = [Total(x, kind) for x in here]
         for call in stage.calls:
             add_gradients(plan, call, (do, q, *here, out, lse, dlse), (dq, *of_keys))
         if returned is not None:
             returned.add_to(dk, dv)
         dk_here, dv_here = (total.tensor() for total in of_keys)
-        kind = part_type(q)
-        returned = returned_of(plan, index, dk_here, dv_here, kind)
+        returned = returned_of(plan, index, dk_here, dv_here, narrow)
     if returned is not None:
-        returned.add_to(dk, dv)
-    return tuple(x.tensor().to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v)))
+        returned.add_to(dk, dv, last=True)
+    return tuple(x.result() for x in (dq, dk, dv))
 
 
 def options_of(plan: Plan, call: Call, device, **more) -> list:
@@ -123,19 +131,22 @@ def cut(call: Call, *tensors):
     return [x[0] if call.cu_rows else x for x in tensors]
 
 
-def attend(plan: Plan, call: Call, q, k, v, out, lse, sink=None) -> None:
-    """Writes out and lse, of the call's rows."""
+def attend(plan: Plan, call: Call, q, k, v, result, partial, sink) -> None:
+    """Writes the result, out and lse, of the call's rows; it goes on from the partial one."""
     q, k, v = q[:, slice(*call.rows)], k[:, slice(*call.keys)], v[:, slice(*call.keys)]
-    q, k, v, out, lse = cut(call, q, k, v, out, lse)
-    run_forward(q, k, v, out, lse, options_of(plan, call, q.device, sink=sink))
+    q, k, v, *result = cut(call, q, k, v, *result)
+    if partial is not None:
+        partial = cut(call, *partial)
+    run_forward(q, k, v, *result, options_of(plan, call, q.device, sink=sink), partial)
 
 
 def part_type(q: torch.Tensor) -> torch.dtype:
-    """Of a call's gradients: on CPUs float32, so that only the sum is rounded."""
+    """Of the gradients of keys that go to another rank after one call, on their way. On CPUs
+    float32, so that only the sum is rounded; between GPUs bytes count."""
     return torch.float32 if q.is_cpu else q.dtype
 
 
-def add_gradients(plan: Plan, call: Call, inputs, gradients) -> None:
+def add_gradients(plan: Plan, call: Call, inputs, totals) -> None:
     """Adds the call's share to the gradients of q, k and v."""
     do, q, k, v, out, lse, dlse = inputs
     rows, keys = slice(*call.rows), slice(*call.keys)
@@ -144,10 +155,34 @@ def add_gradients(plan: Plan, call: Call, inputs, gradients) -> None:
     # A call of one key takes its weights for 1, so no gradient, unless the LSE has one: here the
     # key is one of several.
     dlse = torch.zeros_like(lse) if dlse is None else dlse[..., rows].contiguous()
-    parts = [torch.empty(x.shape, dtype=part_type(q), device=x.device) for x in (q, k, v)]
-    do, q, k, v, out, lse, dlse = cut(call, do, q, k, v, out, lse, dlse)
     options = options_of(plan, call, q.device)
-    run_backward(do, q, k, v, out, lse, dlse, (*cut(call, *parts), None), options)
     places = call.rows, call.keys, call.keys
-    for total, at, part in zip(gradients, places, parts, strict=True):
+    given = cut(call, do, q, k, v, out, lse, dlse)
+    if writes_float32(q.device, q.dtype, q.shape[-1], v.shape[-1], has_other_p(plan.options)):
+        parts, (adds_q, adds_k, _) = zip(
+            *(total.place(at) for total, at in zip(totals, places, strict=True)), strict=True
+        )
+        run_backward(*given, (*cut(call, *parts), None), options, (adds_q, adds_k))
+        return
+    parts = [torch.empty(x.shape, dtype=part_type(q), device=x.device) for x in (q, k, v)]
+    run_backward(*given, (*cut(call, *parts), None), options)
+    for total, at, part in zip(totals, places, parts, strict=True):
         total.add(at, part)
+
+
+def has_other_p(options) -> bool:
+    return bool(options.get("softcap") or options["dropout_p"])
+
+
+@functools.lru_cache(maxsize=64)
+def writes_float32(device, dtype, dim: int, dim_v: int, other_p: bool) -> bool:
+    """Whether the library writes gradients in float32 there, and adds to them."""
+    q, v = (torch.empty(1, 8, 1, d, dtype=dtype, device=device) for d in (dim, dim_v))
+    lse = torch.empty(1, 1, 8, device=device)
+    gradients = q.float(), q.float(), v.float()
+    options = in_order("attention", {"softcap": 1.0} if other_p else {})
+    try:
+        _native.backward_workspace(v, q, q, v, v, lse, lse, *gradients, None, *options)
+    except Unsupported:
+        return False
+    return True

@@ -142,16 +142,26 @@ def new_gradients(q, k, v, sink):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
 
-def run_forward(q, k, v, out, lse, options):
-    """Writes out and, unless it is None, lse. options: in order, or some of the first."""
+def run_forward(q, k, v, out, lse, options, partial=None):
+    """Writes out and, unless it is None, lse. options: in order, or some of the first.
+
+    partial: out and LSE over other keys, in float32, which the call goes on from; may be out, lse.
+    """
     options = with_seed_viewed(with_threads(q, options))
+    if partial is not None:
+        options = [*options, *IN_ORDER[len(options) :], *partial]
     _native.forward(lend_like(q) if q.is_cuda else None, q, k, v, out, lse, *options)
 
 
-def run_backward(do, q, k, v, out, lse, dlse, gradients, options):
-    """Writes gradients, (dq, dk, dv, dsink), of which the last is None without a sink."""
+def run_backward(do, q, k, v, out, lse, dlse, gradients, options, accumulate=(False, False)):
+    """Writes gradients, (dq, dk, dv, dsink), of which the last is None without a sink.
+
+    accumulate: whether dq, and whether dk and dv, which are float32 then, are added to instead.
+    """
     lend = lend_like(q) if q.is_cuda else None
     do, options = readable_by_tma(do), with_seed_viewed(with_threads(q, options))
+    if any(accumulate):
+        options = [*options, *IN_ORDER[len(options) : len(BOTH_PASSES)], *accumulate]
     _native.backward(lend, do, q, k, v, out, lse, dlse, *gradients, *options)
 
 

@@ -65,6 +65,16 @@ Status check_gradient_dtype(Named gradient, Named q) {
   return gradient.tensor.dtype == FA3_FLOAT32 ? Status{} : check_same_dtype(gradient, q);
 }
 
+// Added to, a gradient is a sum of parts, which only float32 is wide enough for.
+Status check_accumulate(const char* name, int32_t accumulate, Named gradient) {
+  if (accumulate != 0 && accumulate != 1) {
+    return invalid(name, ": expected 0 or 1, got ", accumulate);
+  }
+  if (accumulate == 0 || gradient.tensor.dtype == FA3_FLOAT32) return {};
+  return invalid(gradient.name, ": expected float32 with ", name, ", got ",
+                 name_of(static_cast<DType>(gradient.tensor.dtype)));
+}
+
 Status check_cache_is_not_packed(const CacheArguments& cache) {
   for (const Named& of_cache : {cache.page_table, cache.batch_index, cache.left_padding}) {
     if (present(of_cache.tensor)) {
@@ -165,6 +175,29 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   problem->device = static_cast<fa3_device_type>(qt.device_type);
   problem->device_index = qt.device_index;
   return {};
+}
+
+// The result that a forward call goes on from. A row is written after it was read, so that o and
+// lse may be exactly the partial ones.
+Status describe_partial(const fa3_forward_params& p, Purpose purpose, Problem* problem) {
+  const Named o_partial{"o_partial", p.o_partial}, lse_partial{"lse_partial", p.lse_partial};
+  if (present(p.o_partial) != present(p.lse_partial)) {
+    return invalid("o_partial, lse_partial: expected both or none, got only ",
+                   present(p.o_partial) ? "o_partial" : "lse_partial");
+  }
+  if (!present(p.o_partial)) return {};
+  const bool packed = present(p.options.cu_seqlens_q);
+  FA3_TRY(check_like(o_partial, p.q, problem->head_dim_v, packed, purpose));
+  FA3_TRY(check_dtype(o_partial, {DType::float32}));
+  FA3_TRY(check_same_device(o_partial, {"q", p.q}));
+  FA3_TRY(check_row_scalars(lse_partial, p.q, packed, purpose));
+  problem->partial = {.on = true, .o = operand(p.o_partial), .lse = row_scalars(p.lse_partial)};
+  if (purpose == Purpose::query) return {};
+  const Named o{"o", p.o}, lse{"lse", p.lse};
+  if (!is_same_view(p.o, p.o_partial)) FA3_TRY(check_no_overlap(o, o_partial));
+  FA3_TRY(check_no_overlap(o, lse_partial));
+  if (!is_same_view(p.lse, p.lse_partial)) FA3_TRY(check_no_overlap(lse, lse_partial));
+  return check_no_overlap(lse, o_partial);
 }
 
 // What trains nothing has no dropout.
@@ -287,6 +320,7 @@ Status describe(const fa3_forward_params& params, Purpose purpose, Problem* prob
                    params.num_splits);
   }
   problem->num_splits = params.num_splits;
+  FA3_TRY(describe_partial(params, purpose, problem));
   if (purpose == Purpose::query) return {};
   return check_outputs(outputs_of(params), inputs_of(params));
 }
@@ -314,6 +348,10 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
     FA3_TRY(check_head_vector({"dsink", params.dsink}, params.q, purpose));
     problem->has_dsink = true;
   }
+  FA3_TRY(check_accumulate("accumulate_dq", params.accumulate_dq, dq));
+  for (const Named& of_keys : {dk, dv}) {
+    FA3_TRY(check_accumulate("accumulate_dkv", params.accumulate_dkv, of_keys));
+  }
   if (present(params.d_lse)) {
     FA3_TRY(check_row_scalars({"d_lse", params.d_lse}, params.q, packed_q, purpose));
     problem->has_d_lse = true;
@@ -326,11 +364,15 @@ Status describe(const fa3_backward_params& params, Purpose purpose, BackwardProb
   problem->dv = operand(params.dv);
   problem->dsink = static_cast<float*>(params.dsink.data);
   problem->deterministic = params.options.deterministic != 0;
+  problem->accumulate_dq = params.accumulate_dq != 0;
+  problem->accumulate_dkv = params.accumulate_dkv != 0;
   return {};
 }
 
 Status check_workspace(const fa3_forward_params& p, const Memory& workspace) {
   FA3_TRY(check_apart(workspace, inputs_of(p)));
+  FA3_TRY(check_apart(workspace, std::to_array<Named>({{"o_partial", p.o_partial},
+                                                       {"lse_partial", p.lse_partial}})));
   return check_apart(workspace, outputs_of(p));
 }
 

@@ -154,6 +154,15 @@ Status check_no_overlap(Named output, std::span<const Named> others) {
   return {};
 }
 
+bool is_same_view(const fa3_tensor& a, const fa3_tensor& b) {
+  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
+  for (int dim = 0; dim < a.rank; ++dim) {
+    if (a.shape[dim] != b.shape[dim]) return false;
+    if (a.shape[dim] > 1 && a.stride[dim] != b.stride[dim]) return false;
+  }
+  return true;
+}
+
 bool is_entry_of(const fa3_tensor& part, const fa3_tensor& whole) {
   if (part.dtype != whole.dtype || !has_memory(part) || !has_memory(whole)) return false;
   for (int dim = 0; dim < part.rank; ++dim) {

@@ -17,6 +17,9 @@ Status check_distinct_elements(Named output);
 Status check_no_overlap(Named output, Named other);
 Status check_no_overlap(Named output, std::span<const Named> others);
 
+// Whether both are one tensor.
+bool is_same_view(const fa3_tensor& a, const fa3_tensor& b);
+
 // Whether `whole`, a stack of partials along its first dimension, holds `part` as one of them that
 // shares no element with the others.
 bool is_entry_of(const fa3_tensor& part, const fa3_tensor& whole);

@@ -30,6 +30,7 @@ const Engine kCpuEngine = {
     .run_append = run_append,
     .plan_quantize = plan_quantize,
     .run_quantize = run_quantize,
+    .continues = [](const Problem&) { return true; },
 };
 
 const Engine kReferenceEngine = {

@@ -58,6 +58,24 @@ inline void fill_unused_lse(const RowScalars& lse, const Lengths& lengths, int64
   });
 }
 
+// A call that goes on from another's result leaves them as they are there.
+inline void keep_unused_rows(const Problem& p) {
+  for_each_unused_row(p.lengths_q, p.batch, [&](int64_t b, int64_t row) {
+    for (int64_t h = 0; h < p.heads_q; ++h) {
+      const float* const from = p.partial.o.at<float>(b, row, h);
+      const float lse = *p.partial.lse.at(b, h, row);
+      const bool empty = lse == -std::numeric_limits<float>::infinity();
+      visit_dtype(p.o.dtype, [&]<class T>(T) {
+        T* const to = p.o.at<T>(b, row, h);
+        for (int64_t c = 0; c < p.head_dim_v; ++c) {
+          to[c] = empty ? T{} : from_float<T>(from[c]);
+        }
+      });
+      if (p.lse.data != nullptr) *p.lse.at(b, h, row) = lse;
+    }
+  });
+}
+
 inline void zero_tensor(const Operand& operand, int64_t batch, int64_t rows, int64_t heads,
                         int64_t dim) {
   if (rows == 0) return;  // so that an extent beside no rows costs nothing
@@ -73,8 +91,10 @@ inline Status zero_gradients(const BackwardProblem& problem) {
   const Lengths& keys = problem.lengths_k;
   const int64_t batch = keys.packed() ? 1 : problem.batch;
   const int64_t rows = keys.packed() ? keys.total : keys.max;
-  zero_tensor(problem.dk, batch, rows, problem.heads_k, problem.head_dim);
-  zero_tensor(problem.dv, batch, rows, problem.heads_k, problem.head_dim_v);
+  if (!problem.accumulate_dkv) {
+    zero_tensor(problem.dk, batch, rows, problem.heads_k, problem.head_dim);
+    zero_tensor(problem.dv, batch, rows, problem.heads_k, problem.head_dim_v);
+  }
   if (problem.dsink != nullptr) std::fill_n(problem.dsink, problem.heads_q, 0.0f);
   return {};
 }

@@ -11,6 +11,7 @@
 #include "engine/hopper/launch/run_forward.h"
 #include "engine/hopper/plan/backward/plan_backward.h"
 #include "engine/hopper/plan/plan_forward.h"
+#include "engine/hopper/plan/select_kernel.h"
 
 namespace fa3::hopper {
 
@@ -38,6 +39,8 @@ const Engine kHopperEngine = {
       return cuda::plan_quantize(problem, plan);
     },
     .run_quantize = cuda::run_quantize,
+    .continues =
+        [](const Problem& problem) { return select_continued_kernel(problem) != kNoKernel; },
     .has_score_functions = true,
     .clock = &cuda::kClock,
 };

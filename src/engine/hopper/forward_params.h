@@ -101,6 +101,7 @@ struct ForwardParams {
   DecodeClusters clusters;
   cuda::DropoutParams dropout;
   cuda::BlockLists lists;  // of key blocks, by query block
+  cuda::PartialInput before;
 #ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
   alignas(CUtensorMap) cuda::ScoreCaptures captures;
 #endif

@@ -46,6 +46,9 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
     return unsupported("gradients of an output of ", name_of(problem.o.dtype), " from inputs of ",
                        name_of(problem.dtype));
   }
+  if (problem.has_wide_gradients()) {
+    return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
+  }
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   int smem_bytes = 0;
   FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));

@@ -135,6 +135,13 @@ struct WriteJob {
   int64_t lse_row_stride = 0, lse_head_stride = 0;
   const float* sink = nullptr;  // of the group's first head; null: none
   float scale = 1.0f;           // of O: dropout's
+
+  // A final result over other keys, which may be o and lse; null: none. Placed and with strides as
+  // these.
+  const float* o_partial = nullptr;
+  int64_t o_partial_row_stride = 0, o_partial_head_stride = 0;
+  const float* lse_partial = nullptr;
+  int64_t lse_partial_row_stride = 0, lse_partial_head_stride = 0;
 };
 
 }  // namespace fa3::cpu

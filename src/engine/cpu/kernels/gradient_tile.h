@@ -95,6 +95,7 @@ struct GradientRows {
   int64_t dim = 0;
   void* out = nullptr;
   int64_t out_stride = 0;
+  bool add = false;  // to what is there
 };
 
 }  // namespace fa3::cpu

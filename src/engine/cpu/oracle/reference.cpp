@@ -279,6 +279,7 @@ Status plan_reference_backward(const BackwardProblem& problem, Plan* plan) {
   if (problem.has_wide_gradients()) {
     return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
   }
+  if (problem.accumulates()) return unsupported("gradients that are added to others");
   *plan = reference_plan(problem, problem.heads_k);
   return {};
 }

@@ -366,6 +366,7 @@ Status plan_standard_backward(const BackwardProblem& problem, Plan* plan) {
   if (problem.has_wide_gradients()) {
     return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
   }
+  if (problem.accumulates()) return unsupported("gradients that are added to others");
   return standard_plan(problem, true, problem.heads_k, plan);
 }
 

@@ -300,12 +300,14 @@ void key_block_gradients(const Run& run, KeyBlock keys, const Buffers& buffers) 
              {.parts = buffers.dk,
               .factor = problem.gradient_scale(keys.k_rows.used),
               .rows = keys.count,
-              .dim = problem.head_dim});
+              .dim = problem.head_dim,
+              .add = problem.accumulate_dkv});
   store_rows(run, problem.dv, keys.b, keys.kv_head, row,
              {.parts = buffers.dv,
               .factor = tile.dropout.scale,
               .rows = keys.count,
-              .dim = problem.head_dim_v});
+              .dim = problem.head_dim_v,
+              .add = problem.accumulate_dkv});
 }
 
 // Every count_parts-th key block of a key head, from block `part` on.
@@ -345,7 +347,8 @@ void query_task(const Run& run, int64_t b, int64_t head) {
               .num_parts = std::min(count_parts(problem), blocks),
               .factor = problem.gradient_scale(seqlen_k),
               .rows = rows.used,
-              .dim = problem.head_dim});
+              .dim = problem.head_dim,
+              .add = problem.accumulate_dq});
 }
 
 }  // namespace
@@ -397,10 +400,16 @@ Status run_backward(const BackwardProblem& problem, const Plan& plan, void* work
   });
   parallel_for(problem.batch * heads_q, plan.num_threads,
                [&](int64_t task, int) { query_task(run, task / heads_q, task % heads_q); });
-  zero_unused_rows(problem.dq, problem.lengths_q, problem.batch, problem.heads_q, problem.head_dim);
-  zero_unused_rows(problem.dk, problem.lengths_k, problem.batch, problem.heads_k, problem.head_dim);
-  zero_unused_rows(problem.dv, problem.lengths_k, problem.batch, problem.heads_k,
-                   problem.head_dim_v);
+  if (!problem.accumulate_dq) {
+    zero_unused_rows(problem.dq, problem.lengths_q, problem.batch, problem.heads_q,
+                     problem.head_dim);
+  }
+  if (!problem.accumulate_dkv) {
+    zero_unused_rows(problem.dk, problem.lengths_k, problem.batch, problem.heads_k,
+                     problem.head_dim);
+    zero_unused_rows(problem.dv, problem.lengths_k, problem.batch, problem.heads_k,
+                     problem.head_dim_v);
+  }
   return {};
 }
 

@@ -225,6 +225,14 @@ void write_rows(const Run& run, const SequencePlan& plan, const BlockTask& task,
   }
   if (problem.sink != nullptr) job.sink = problem.sink + first_head;
   job.scale = static_cast<float>(problem.dropout.scale());
+  if (const PartialResult& from = problem.partial; from.on) {
+    job.o_partial = from.o.at<float>(task.sequence, plan.q_rows.begin, first_head);
+    job.o_partial_row_stride = from.o.row_stride;
+    job.o_partial_head_stride = from.o.head_stride;
+    job.lse_partial = from.lse.at(task.sequence, first_head, plan.q_rows.begin);
+    job.lse_partial_row_stride = from.lse.row_stride;
+    job.lse_partial_head_stride = from.lse.head_stride;
+  }
   run.kernels.write_rows[kernel_index(problem.o.dtype)](job);
 }
 
@@ -308,6 +316,10 @@ Status run_forward(const Problem& problem, const Plan& plan, void* workspace, vo
     const SequenceTasks tasks = schedule.find(task);
     run_task(run, tasks, task - tasks.first_task, worker);
   });
+  if (problem.partial.on) {
+    keep_unused_rows(problem);
+    return {};
+  }
   zero_unused_rows(problem.o, problem.lengths_q, problem.batch, problem.heads_q,
                    problem.head_dim_v);
   fill_unused_lse(problem.lse, problem.lengths_q, problem.batch, problem.heads_q);

@@ -50,7 +50,9 @@ BackwardCall call_of(const BackwardProblem& p) {
           .varlen = is_varlen(p),
           .sequences = p.batch,
           .lengths_q = p.lengths_q,
-          .lengths_k = p.lengths_k};
+          .lengths_k = p.lengths_k,
+          .accumulate_dq = p.accumulate_dq,
+          .accumulate_dkv = p.accumulate_dkv};
 }
 
 }  // namespace fa3::cuda

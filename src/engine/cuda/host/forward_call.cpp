@@ -114,6 +114,15 @@ ForwardCall call_of(const Problem& p) {
                    .places = p.key_places,
                    .heads_per_kv_head = int(p.group()),
                    .has_score_function = p.score != nullptr};
+  if (p.partial.on) {
+    const RowScalars& lse = p.partial.lse;
+    const TensorSpan o = span_of(p.partial.o, q_batches, q_rows, p.heads_q, columns_v);
+    const int64_t any_odd = o.batch_stride | o.row_stride | o.head_stride;
+    call.before = {.o = row_tensor(o),
+                   .lse = {lse.data, {lse.batch_stride, lse.head_stride, lse.row_stride}},
+                   .pairs = any_odd % 2 == 0 &&
+                            reinterpret_cast<uintptr_t>(o.data) % (2 * sizeof(float)) == 0};
+  }
   if (p.has_float8()) {
     call.cache_scales = {p.k_quantization.descale, p.v_quantization.descale};
     call.cache_is_e5m2 = p.kv_dtype == DType::float8_e5m2;

@@ -40,6 +40,7 @@ struct ForwardCall {
   CacheScales cache_scales{};
   bool cache_is_e5m2 = false;  // a quantized cache; else e4m3
   bool has_score_function = false;
+  PartialInput before{};  // a result that the call goes on from
 
   bool has_no_queries() const { return q.batches == 0 || q.heads == 0 || q.rows == 0; }
   bool some_rows_see_no_key() const {

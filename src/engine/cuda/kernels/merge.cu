@@ -32,28 +32,31 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
   const float* const lse_partial = p.lse_partial.data + batch * p.lse_partial.batch_stride +
                                    head * p.lse_partial.head_stride +
                                    row * p.lse_partial.row_stride;
-  const float* const o_partial = static_cast<const float*>(p.o_partial.data) +
-                                 batch * p.o_partial.batch_stride + row * p.o_partial.row_stride +
-                                 head * p.o_partial.head_stride;
+  const float* const o_partial = p.o_partial.at<const float>(batch, row, head);
+  // What lies apart is the last.
+  const float* const lse_other = p.other.lse.data + batch * p.other.lse.batch_stride +
+                                 head * p.other.lse.head_stride + row * p.other.lse.row_stride;
+  const float* const o_other = p.other.o.at<const float>(batch, row, head);
+  const int64_t count = p.num_partials + (p.other.on ? 1 : 0);
+  const auto lse_of = [&](int64_t i) {
+    return i == p.num_partials ? *lse_other : lse_partial[i * p.lse_partial_stride];
+  };
   float max = -kInfinity;
-  for (int64_t i = 0; i < p.num_partials; ++i) {
-    max = fmaxf(max, lse_partial[i * p.lse_partial_stride]);
-  }
+  for (int64_t i = 0; i < count; ++i) max = fmaxf(max, lse_of(i));
   const float shift = max == -kInfinity ? 0.0f : max;
   float sum = 0;
-  for (int64_t i = 0; i < p.num_partials; ++i) {
-    sum += weight_of(lse_partial[i * p.lse_partial_stride], shift);
-  }
+  for (int64_t i = 0; i < count; ++i) sum += weight_of(lse_of(i), shift);
   const float lse = sum == 0 ? -kInfinity : shift + logf(sum);
   const float inverse = sum == 0 ? 0.0f : 1 / sum;
   Out* const o = static_cast<Out*>(p.o.data) + batch * p.o.batch_stride + row * p.o.row_stride +
                  head * p.o.head_stride;
   for (int64_t c = lane; c < p.head_dim_v; c += kWarpSize) {
     float value = 0;
-    for (int64_t i = 0; i < p.num_partials; ++i) {
-      const float weight = weight_of(lse_partial[i * p.lse_partial_stride], shift) * inverse;
+    for (int64_t i = 0; i < count; ++i) {
+      const float weight = weight_of(lse_of(i), shift) * inverse;
+      const float* const o_i = i == p.num_partials ? o_other : o_partial + i * p.o_partial_stride;
       // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
-      if (weight != 0) value += weight * o_partial[i * p.o_partial_stride + c];
+      if (weight != 0) value += weight * o_i[c];
     }
     o[c] = Out(value);
   }

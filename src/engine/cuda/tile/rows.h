@@ -70,6 +70,13 @@ struct ForwardOutput {
   const float* sink = nullptr;  // one for each query head; null: none
 };
 
+// A result for the same rows over other keys, in float32, which a forward kernel goes on from.
+struct PartialInput {
+  RowTensor o;    // data null: none
+  RowFloats lse;  // natural logarithms
+  bool pairs;     // of o's columns are aligned to 8 bytes
+};
+
 // Where pieces of tiles leave their results, in float32: O, normalised, and the log-sum-exp to
 // base 2. Each slot has the rows of a tile.
 struct PartialOutput {

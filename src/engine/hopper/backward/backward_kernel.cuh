@@ -28,8 +28,11 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
 }
 
 template <BackwardConfig C>
+using BackwardParamsOf = std::conditional_t<C.wide, WideBackwardParams, BackwardParams>;
+
+template <BackwardConfig C>
 __global__ void __launch_bounds__(C.threads(), 1)
-    backward_kernel(const __grid_constant__ BackwardParams params) {
+    backward_kernel(const __grid_constant__ BackwardParamsOf<C> params) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
   const BackwardAddresses<C> at{uniform(ptx::cvta_to_shared(raw_smem))};
   const KeyBlockWork<C> work(params, int(blockIdx.x),

@@ -96,6 +96,13 @@ struct BackwardParams {
   cuda::BlockLists lists;  // of query blocks, by key block
 };
 
+// Kernels with gradients in float32: where those of keys go.
+struct WideBackwardParams : BackwardParams {
+  RowTensor dk;
+  RowTensor dv;
+  bool adds;  // to what is there
+};
+
 struct PostprocessParams {
   RowTensor gradient;
   const float* accum;
@@ -104,6 +111,9 @@ struct PostprocessParams {
 
   // General kernels.
   float scale_of_one_key;
+
+  // Kernels with gradients in float32: they are added to what is there.
+  bool adds = false;
 };
 
 // The kernel for short sequences has no scratch and no list of tiles: it reads the lengths itself.

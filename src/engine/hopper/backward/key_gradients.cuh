@@ -39,9 +39,12 @@ class KeyGradients {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
     if (work_.num_steps() > 0) sum(dk, dv);
-    // Asked at run time: in a kernel with add() alone the compiler serialises the products.
+    // Asked at run time: in a kernel without store() the compiler serialises the products. So the
+    // kernels with float32 gradients have it too, behind a number that is always 0.
     if (C.splits_heads && params_.order.head_splits > 1) {
       add(dk, dv);
+    } else if (C.wide && params_.zero == 0) {
+      store_wide(dk, dv);
     } else {
       store(dk, dv);
     }
@@ -78,6 +81,16 @@ class KeyGradients {
     copy_gradient<C.dv_tile(), C.general()>(params_.dv_map, params_.columns_v, at_.d_o(warpgroup_),
                                             to);
     finish_copies();
+  }
+
+  __device__ __forceinline__ void store_wide(const float (&dk)[C.head_dim / 2],
+                                             const float (&dv)[C.head_dim_v / 2]) {
+    if constexpr (C.wide) {
+      const auto& wide = static_cast<const WideBackwardParams&>(params_);
+      const ptx::TileCoordinates place = work_.gradients(first_key_);
+      store_wide_gradient<C>(wide, wide.dk, place, dk, work_.scale());
+      store_wide_gradient<C>(wide, wide.dv, place, dv, value_scale<C>(params_));
+    }
   }
 
   __device__ __forceinline__ void sum(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {

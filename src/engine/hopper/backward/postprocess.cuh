@@ -7,6 +7,7 @@
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/cuda/ptx/quad.cuh"
 #include "engine/hopper/backward/row_tile.cuh"
+#include "engine/hopper/backward/store_wide_row.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 
 namespace fa3::hopper {
@@ -48,6 +49,27 @@ __device__ __forceinline__ void store_part(const RowTensor& to, const RowTile& t
   }
 }
 
+// The same in float32.
+template <BackwardConfig C>
+__device__ __forceinline__ void store_wide_part(const PostprocessParams& p, const RowTile& tile,
+                                                int part, float (&sums)[C.dq_accum().columns() / 2],
+                                                float scale) {
+  RowTensor to = p.gradient;
+  const int first_column = C.dq_accum().first_column(part);
+  to.columns -= first_column;
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    const int row = tile.first_row + C.dq_accum().first_row(part) + fragment_row(int(threadIdx.x)) +
+                    r * kRowDistance;
+    if (C.general() && row >= tile.used) {  // whatever the keys hold
+#pragma unroll
+      for (int i = 2 * r; i < C.dq_accum().columns() / 2; i += 4) sums[i] = sums[i + 1] = 0;
+    }
+    store_wide_row(to, tile.offset(to.strides, row) + first_column, row < tile.owned, sums, r,
+                   scale, p.adds);
+  }
+}
+
 template <BackwardConfig C>
 __global__ void __launch_bounds__(kWarpgroupSize)
     postprocess_kernel(const __grid_constant__ PostprocessParams p) {
@@ -74,7 +96,11 @@ __global__ void __launch_bounds__(kWarpgroupSize)
     }
   }
 
-  store_part<C>(p.gradient, tile, part, sums, scale);
+  if constexpr (C.wide) {
+    store_wide_part<C>(p, tile, part, sums, scale);
+  } else {
+    store_part<C>(p.gradient, tile, part, sums, scale);
+  }
 }
 
 }  // namespace fa3::hopper

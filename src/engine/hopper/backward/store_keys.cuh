@@ -7,6 +7,7 @@
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/backward/add_accum.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
+#include "engine/hopper/backward/store_wide_row.cuh"
 #include "engine/hopper/ptx/block.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/fence.cuh"
@@ -61,6 +62,25 @@ __device__ __forceinline__ void add_gradient(float* block, int rows,
     for (float& value : part) value *= scale;
     add_part<Layout>(block, rows * Layout.column_parts() + slab, part,
                      int(thread_in_block() % kWarpgroupSize));
+  }
+}
+
+// A warpgroup's accumulators, times `scale`, to float32 rows. `place`: as for a copy of the tile.
+template <BackwardConfig C, int Count>
+__device__ __forceinline__ void store_wide_gradient(const WideBackwardParams& params,
+                                                    const RowTensor& to,
+                                                    const ptx::TileCoordinates& place,
+                                                    const float (&values)[Count], float scale) {
+  // A clipped box ends where the sequence does.
+  const int rows =
+      C.general() ? kRowsPerWarpgroup - place.inner : params.extents.seqlen_k - place.row;
+  const int first = C.general() ? place.row - rows : place.row;
+  const int thread = int(thread_in_block() % kWarpgroupSize);
+#pragma unroll
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    const int row = fragment_row(thread) + r * kRowDistance;
+    store_wide_row(to, to.strides.offset(place.batch, place.head, first + row), row < rows, values,
+                   r, scale, params.adds);
   }
 }
 

@@ -27,6 +27,7 @@ struct BackwardConfig {
   bool splits_heads = false;  // a key block has a CTA for each split of its query heads
   bool dropout = false;
   bool block_mask = false;  // steps walk the lists of a block mask (listed_key_block.cuh)
+  bool wide = false;  // gradients are float32, and may be added to what is there; to 128 columns
 
   FA3_HD constexpr BackwardConfig with(Element e, Variant v) const {
     BackwardConfig other = *this;
@@ -55,11 +56,17 @@ struct BackwardConfig {
     return other;
   }
 
-  // Preprocess and postprocess know nothing of a softcap or of dropout.
+  // Preprocess and postprocess know nothing of a softcap or of dropout, and preprocess nothing of
+  // gradients' types.
   FA3_HD constexpr BackwardConfig of_rows() const {
     BackwardConfig other = *this;
     if (capped()) other.variant = Variant::kGeneral;
     other.dropout = other.block_mask = false;
+    return other;
+  }
+  FA3_HD constexpr BackwardConfig of_rows_before() const {
+    BackwardConfig other = of_rows();
+    other.wide = false;
     return other;
   }
 
@@ -89,7 +96,7 @@ struct BackwardConfig {
   // Kernels for calls of their own beside the main one.
   FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout && !block_mask; }
   FA3_HD constexpr bool can_take_short_sequences() const {
-    return general() && !has_other_p() && !splits_dkv();
+    return general() && !has_other_p() && !splits_dkv() && !wide;
   }
 
   // Beyond 128 columns dK and dV of 64 keys take a warpgroup each (split_key_gradients.cuh).

@@ -42,6 +42,7 @@ struct ForwardConfig {
   bool dropout = false;
   bool block_mask = false;  // tiles walk the lists of a block mask (cuda/lists/block_list.h)
   Variant variant = Variant::kDense;
+  bool continued = false;  // rows go on from a result over other keys, and O may be float32
 
   FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {
     ForwardConfig other = *this;

@@ -5,6 +5,7 @@
 
 #include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/instances/mask_backward_table.h"
+#include "engine/hopper/instances/wide_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -29,6 +30,12 @@ BackwardKernel find_mask(int row, std::integer_sequence<int, Rows...>) {
   return kEntries[row]();
 }
 
+template <Element E, int... Rows>
+BackwardKernel find_wide(int row, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[])() = {&wide_backward_entry<Rows, E>...};
+  return kEntries[row]();
+}
+
 }  // namespace
 
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
@@ -47,6 +54,12 @@ BackwardKernel mask_backward_kernel_at(int row, Element element) {
   constexpr std::make_integer_sequence<int, int(kMaskBackwardTable.size())> kRows;
   return element == Element::kFp16 ? find_mask<Element::kFp16>(row, kRows)
                                    : find_mask<Element::kBf16>(row, kRows);
+}
+
+BackwardKernel wide_backward_kernel_at(int row, Element element) {
+  constexpr std::make_integer_sequence<int, int(kWideBackwardTable.size())> kRows;
+  return element == Element::kFp16 ? find_wide<Element::kFp16>(row, kRows)
+                                   : find_wide<Element::kBf16>(row, kRows);
 }
 
 }  // namespace fa3::hopper

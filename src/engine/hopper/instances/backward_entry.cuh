@@ -12,9 +12,9 @@ namespace fa3::hopper {
 
 template <BackwardConfig kMain>
 BackwardKernel backward_kernel_of() {
-  constexpr BackwardConfig kRows = kMain.of_rows();
+  constexpr BackwardConfig kRows = kMain.of_rows(), kRowsBefore = kMain.of_rows_before();
   BackwardKernel kernel{kMain,
-                        reinterpret_cast<const void*>(&preprocess_kernel<kRows>),
+                        reinterpret_cast<const void*>(&preprocess_kernel<kRowsBefore>),
                         reinterpret_cast<const void*>(&backward_kernel<kMain>),
                         reinterpret_cast<const void*>(&postprocess_kernel<kRows>),
                         backward_smem_bytes<kMain>(),

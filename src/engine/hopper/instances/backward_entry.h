@@ -42,4 +42,9 @@ template <int Row, Element E>
 BackwardKernel mask_backward_entry();
 BackwardKernel mask_backward_kernel_at(int row, Element element);
 
+// The same for a row of kWideBackwardTable.
+template <int Row, Element E>
+BackwardKernel wide_backward_entry();
+BackwardKernel wide_backward_kernel_at(int row, Element element);
+
 }  // namespace fa3::hopper

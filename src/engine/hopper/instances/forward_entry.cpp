@@ -29,6 +29,10 @@ ForwardKernel mask_kernel_at(int row, Element element) {
   return kernel_at<MaskEntries>(row, element, Variant::kDense);
 }
 
+ForwardKernel continued_kernel_at(int row, Element element) {
+  return kernel_at<ContinuedEntries>(row, element, Variant::kDense);
+}
+
 ForwardKernel e4m3_kernel_at(int row, Element output) {
   return kernel_at<E4m3Entries>(row, output, Variant::kDense);
 }

@@ -44,6 +44,11 @@ template <int Row, Element E>
 ForwardKernel mask_entry();
 ForwardKernel mask_kernel_at(int row, Element element);
 
+// The same for a row of kContinuedTable.
+template <int Row, Element E>
+ForwardKernel continued_entry();
+ForwardKernel continued_kernel_at(int row, Element element);
+
 // The same for a row of kE4m3Table and O's type.
 template <int Row, Element E>
 ForwardKernel e4m3_entry();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/continued_table.h"
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
@@ -53,7 +54,7 @@ struct StreamKEntries {
   }
 };
 
-// Each row has a variant of its own, of these and those with dropout.
+// Each row has a variant of its own, of these, those with dropout and continued ones.
 struct E4m3Entries {
   static constexpr int kRows = int(kE4m3Table.size());
   static constexpr std::array kVariants{Variant::kDense};
@@ -78,6 +79,15 @@ struct MaskEntries {
   template <int Row, Element E, Variant>
   static ForwardKernel entry() {
     return mask_entry<Row, E>();
+  }
+};
+
+struct ContinuedEntries {
+  static constexpr int kRows = int(kContinuedTable.size());
+  static constexpr std::array kVariants{Variant::kDense};
+  template <int Row, Element E, Variant>
+  static ForwardKernel entry() {
+    return continued_entry<Row, E>();
   }
 };
 

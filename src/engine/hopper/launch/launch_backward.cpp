@@ -89,7 +89,8 @@ bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardCall&
          encode(p.d_o_map, p.d_o_outside, d_o, c.d_o_tile()) &&
          encode(p.k_map, p.k_outside, a.k, c.k_tile()) &&
          encode(p.v_map, p.v_outside, a.v, c.v_tile()) &&
-         encode(p.dk_map, unused, a.dk, c.dk_tile()) && encode(p.dv_map, unused, a.dv, c.dv_tile());
+         (c.wide || (encode(p.dk_map, unused, a.dk, c.dk_tile()) &&
+                     encode(p.dv_map, unused, a.dv, c.dv_tile())));
 }
 
 RowOperands row_operands(const BackwardCall& a) {
@@ -126,12 +127,16 @@ cuda::BlockListParams lists_in(const BackwardPlan& plan, void* workspace) {
 
 cudaError_t launch_main(const BackwardPlan& plan, const Arrays& arrays, void* workspace, bool pdl,
                         cudaStream_t stream) {
-  BackwardParams p{};
+  const BackwardCall& a = plan.call;
+  WideBackwardParams p{};
   if (plan.grids.main == 0) return cudaSuccess;
   if (!fill(p, plan.kernel.config, plan)) return cudaErrorInvalidValue;
   p.scratch = arrays.scratch;
   p.varlen = arrays.k_tiles.tiles();
   p.dkv_accum = arrays.dkv_accum;
+  p.dk = row_tensor(a.dk);
+  p.dv = row_tensor(a.dv);
+  p.adds = a.accumulate_dkv;
   if (plan.kernel.config.block_mask) p.lists = column_lists(lists_in(plan, workspace));
   return launch(plan.main, unsigned(plan.grids.main), plan.main_threads, plan.kernel.smem_bytes, &p,
                 {.pdl = pdl}, stream);
@@ -197,11 +202,12 @@ cudaError_t launch_postprocess_dkv(const BackwardPlan& plan, const DkvAccum& acc
                                    cudaStream_t stream) {
   const BackwardCall& a = plan.call;
   const RowTiles tiles{accum.numbers, a.seqlen_k, {}, false};
-  const cudaError_t error =
-      launch_postprocess(plan.kernel.postprocess_dk, {row_tensor(a.dk), accum.dk, tiles, 1, 1},
-                         plan.grids.postprocess_dk, true, stream);
+  const cudaError_t error = launch_postprocess(
+      plan.kernel.postprocess_dk, {row_tensor(a.dk), accum.dk, tiles, 1, 1, a.accumulate_dkv},
+      plan.grids.postprocess_dk, true, stream);
   if (error != cudaSuccess) return error;
-  return launch_postprocess(plan.kernel.postprocess_dv, {row_tensor(a.dv), accum.dv, tiles, 1, 1},
+  return launch_postprocess(plan.kernel.postprocess_dv,
+                            {row_tensor(a.dv), accum.dv, tiles, 1, 1, a.accumulate_dkv},
                             plan.grids.postprocess_dv, true, stream);
 }
 
@@ -227,8 +233,9 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
     error = launch_main(plan, arrays, workspace, launches & kPreprocess && preprocess > 0, stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
-    const PostprocessParams p{row_tensor(a.dq), scratch.dq_accum, tiles, a.gradient_scale,
-                              a.gradient_scale_of_one_key};
+    const PostprocessParams p{
+        row_tensor(a.dq), scratch.dq_accum, tiles, a.gradient_scale, a.gradient_scale_of_one_key,
+        a.accumulate_dq};
     error = launch_postprocess(kernel.postprocess, p, plan.grids.postprocess,
                                launches != kPostprocess, stream);
   }

@@ -72,6 +72,7 @@ uint64_t launch_number() {
 
 void encode_output(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& o) {
   const ForwardCall& call = plan.call;
+  params.before = call.before;
   params.output = {.o = row_tensor(o),
                    .lse = call.lse,
                    .pack = plan.tiling.pack,

@@ -10,6 +10,7 @@
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/continued_table.h"
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/mask_table.h"
@@ -54,6 +55,11 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
     const int row = select_mask_kernel(p);
     const KernelInstance& instance = kMaskTable[size_t(row)];
     return {instance, mask_kernel_at(row, element),
+            whole_tiles(instance.config, call, PackGqa{}, num_sms)};
+  }
+  if (const int row = select_continued_kernel(p); row != kNoKernel) {
+    const KernelInstance& instance = kContinuedTable[size_t(row)];
+    return {instance, continued_kernel_at(row, element),
             whole_tiles(instance.config, call, PackGqa{}, num_sms)};
   }
   if (const auto [row, variant, tiling] = select_decode(p, call, num_sms); row != kNoKernel) {
@@ -238,7 +244,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
     plan->kernel =
         concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
                c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
-               c.dropout ? " dropout" : "", problem.score ? " with a score function" : "");
+               problem.partial.on ? " continued" : "", c.dropout ? " dropout" : "",
+               problem.score ? " with a score function" : "");
     plan->why = reasons(problem, decided, instance.why);
   }
   return {};

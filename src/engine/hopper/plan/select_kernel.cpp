@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/continued_table.h"
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/score_table.h"
@@ -18,6 +19,7 @@ namespace fa3::hopper {
 namespace {
 
 constexpr int64_t kManyKeys = 512;
+constexpr int64_t kFewRows = 64, kLongKeys = 1536;
 constexpr int64_t kFewSequences = 32;  // a lane of a warp for each
 
 ForwardConfig general(const ForwardConfig& c) {
@@ -194,6 +196,23 @@ int select_dropout_kernel(const Problem& problem) {
   const int row = select_kernel(shape, kDropoutTable, variant_of(problem));
   if (row != kNoKernel || variant_of(problem) != Variant::kDense) return row;
   return select_kernel(shape, kDropoutTable, Variant::kGeneral);
+}
+
+int select_continued_kernel(const Problem& problem) {
+  Problem p = problem;  // that O may be float32 makes no kernel general here
+  p.o.dtype = p.dtype;
+  p.num_splits = 0;
+  const bool has_others = p.softcap != 0.0f || p.has_sink || p.dropout.on() || p.block_mask.on ||
+                          p.score != nullptr || p.has_float8() || p.key_places.elsewhere ||
+                          p.batch_invariant || !has_whole_copies(p);
+  if (has_others || p.lengths_q.max * p.group() <= kFewRows) return kNoKernel;
+  const Variant variant = variant_of(p);
+  // Without a partial result other kernels have more tiles to choose from.
+  const bool is_long = variant == Variant::kDense && p.lengths_k.max >= kLongKeys;
+  if (!p.partial.on && (problem.o.dtype != DType::float32 || !is_long)) return kNoKernel;
+  ForwardShape shape = shape_of(p);
+  shape.rows = INT64_MAX;
+  return select_kernel(shape, kContinuedTable, variant);
 }
 
 int select_mask_kernel(const Problem& problem) {

@@ -33,6 +33,10 @@ int select_kernel(const ForwardShape& shape, std::span<const KernelInstance> tab
 // The row of kDropoutTable for a problem with dropout, or kNoKernel.
 int select_dropout_kernel(const Problem& problem);
 
+// The row of kContinuedTable for a problem that goes on from a partial result, or writes O in
+// float32; or kNoKernel.
+int select_continued_kernel(const Problem& problem);
+
 // A row of kMaskTable, or kNoKernel.
 int select_mask_kernel(const Problem& problem);
 

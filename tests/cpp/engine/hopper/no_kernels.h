@@ -7,6 +7,7 @@
 #include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/instances/backward_entry.h"
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/continued_table.h"
 #include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/instances/dropout_table.h"
@@ -15,6 +16,7 @@
 #include "engine/hopper/instances/mask_backward_table.h"
 #include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/instances/wide_backward_table.h"
 
 namespace fa3::hopper {
 
@@ -65,6 +67,12 @@ ForwardKernel mask_entry() {
 }
 
 template <int Row, Element E>
+ForwardKernel continued_entry() {
+  constexpr ForwardConfig kTile = kContinuedTable[Row].config;
+  return no_kernel<kTile.with(E, kTile.variant)>();
+}
+
+template <int Row, Element E>
 ForwardKernel e4m3_entry() {
   constexpr ForwardConfig kTile = kE4m3Table[Row].config;
   return no_kernel<kTile.with(E, kTile.variant)>();
@@ -72,9 +80,9 @@ ForwardKernel e4m3_entry() {
 
 template <BackwardConfig kMain>
 BackwardKernel no_backward_kernel() {
-  constexpr BackwardConfig kRows = kMain.of_rows();
+  constexpr BackwardConfig kRows = kMain.of_rows(), kRowsBefore = kMain.of_rows_before();
   BackwardKernel kernel{.config = kMain,
-                        .preprocess = kNoKernel<kRows, Part::kPreprocess>,
+                        .preprocess = kNoKernel<kRowsBefore, Part::kPreprocess>,
                         .main = kNoKernel<kMain>,
                         .postprocess = kNoKernel<kRows, Part::kPostprocess>,
                         .smem_bytes = kSomeSmem,
@@ -99,6 +107,12 @@ BackwardKernel backward_entry() {
 template <int Row, Element E>
 BackwardKernel mask_backward_entry() {
   return no_backward_kernel<kMaskBackwardTable[Row].config.with(E, Variant::kDense)>();
+}
+
+template <int Row, Element E>
+BackwardKernel wide_backward_entry() {
+  constexpr BackwardConfig kConfig = kWideBackwardTable[Row].config;
+  return no_backward_kernel<kConfig.with(E, kConfig.variant)>();
 }
 
 template <int Row, Element E>

@@ -274,7 +274,9 @@ static void store_gradient(const GradientRows& job) {
       for (int64_t i = 0; i < job.num_parts; ++i) {
         sum += load(job.parts + i * job.part_stride + r * columns + c);
       }
-      store_first(out + c, sum * job.factor, job.dim - c);
+      sum *= job.factor;
+      if (job.add) sum += load_first(out + c, job.dim - c);
+      store_first(out + c, sum, job.dim - c);
     }
   }
 }

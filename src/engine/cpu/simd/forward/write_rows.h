@@ -2,6 +2,8 @@
 //
 // Merges the parts of each row (often only one), adds the sink, normalises, and writes O and LSE:
 //   o = sum_i 2^(ref_i - m) o_i / l,   l = sum_i 2^(ref_i - m) divisor_i + 2^(sink - m),
+// A result over other keys that the call goes on from has the weight 2^(LSE - m), and the others
+// together that of their sums, which are not rounded.
 // m = max ref_i; the LSE is that of the sums. Parts are added in their order, so the result is
 // repeatable. m is a double, because a sink may be as large as a float and is larger in log2 units.
 // Next: kernels.h.
@@ -16,17 +18,27 @@ struct RowTotal {
   double max;  // the common reference, 0 if the row saw nothing
   float sum;
   float divisor;
+  float of_partial;  // beside the sum: what the result that the call goes on from counts
 };
+
+// A logit that joins a row beside its keys, in log2 units: its weight relative to the reference.
+FA3_INLINE float weight_beside(double logit, double max) {
+  if (logit == -kInfinity) return 0.0f;
+  if (logit == max) return 1.0f;  // also if it is infinite
+  return __builtin_exp2f(static_cast<float>(logit - max));
+}
 
 FA3_INLINE float* part_of(float* first, const WriteJob& job, int64_t part) {
   return first + part * job.part_floats;
 }
 
-// Replaces the row's references by what each part counts relative to the common one.
-FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink) {
+// Replaces the row's references by what each part counts relative to the common one. The sink and
+// the LSE of what the call goes on from are in natural units.
+FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink, float lse_partial) {
   constexpr double kDoubleLog2E = 1.44269504088896340736;
-  const double sink_log2 = sink * kDoubleLog2E;
-  RowTotal total = {.max = sink_log2, .sum = 0.0f, .divisor = 0.0f};
+  const double sink_log2 = sink * kDoubleLog2E, partial_log2 = lse_partial * kDoubleLog2E;
+  RowTotal total = {.max = sink_log2, .sum = 0.0f, .divisor = 0.0f, .of_partial = 0.0f};
+  if (partial_log2 > total.max) total.max = partial_log2;
   for (int64_t i = 0; i < job.num_parts; ++i) {
     const float ref = *part_of(job.parts.ref + r, job, i);
     if (ref > total.max) total.max = ref;
@@ -38,24 +50,28 @@ FA3_INLINE RowTotal total_of_row(const WriteJob& job, int64_t r, float sink) {
     total.sum += weight * *part_of(job.parts.sum + r, job, i);
     total.divisor += weight * *part_of(job.parts.divisor + r, job, i);
   }
-  if (sink_log2 != -kInfinity) {
-    const bool rules = sink_log2 == total.max;  // also if it is infinite
-    const float weight = rules ? 1.0f : __builtin_exp2f(static_cast<float>(sink_log2 - total.max));
-    total.sum += weight;
-    total.divisor += weight;
-  }
+  const float of_sink = weight_beside(sink_log2, total.max);
+  total.of_partial = weight_beside(partial_log2, total.max);
+  total.sum += of_sink;
+  total.divisor += of_sink;
   return total;
 }
 
 template <class Out>
-FA3_INLINE void write_o(const WriteJob& job, int64_t r, float divisor, Out* o) {
-  const float inverse = divisor == 0.0f ? 0.0f : job.scale / divisor;
+FA3_INLINE void write_o(const WriteJob& job, int64_t r, const RowTotal& total, const float* partial,
+                        Out* o) {
+  float inverse = total.divisor == 0.0f ? 0.0f : job.scale / total.divisor;
+  const bool goes_on = total.of_partial != 0.0f;  // else its o may be anything
+  const float of_all = total.sum + total.of_partial;
+  if (goes_on) inverse *= total.sum / of_all;
+  const float of_partial = goes_on ? total.of_partial / of_all : 0.0f;
   for (int64_t c = 0; c < job.head_dim_v; c += kWidth) {
     V value = {};
     for (int64_t i = 0; i < job.num_parts; ++i) {
       const float weight = *part_of(job.parts.ref + r, job, i);
       value += load(part_of(job.parts.o + r * job.parts.columns + c, job, i)) * (weight * inverse);
     }
+    if (goes_on) value += load_first(partial + c, job.head_dim_v - c) * of_partial;
     store_first(o + c, value, job.head_dim_v - c);
   }
 }
@@ -66,13 +82,22 @@ static void write_rows(const WriteJob& job) {
   for (int64_t r = 0; r < job.num_rows; ++r) {
     const int64_t position = (job.first_row + r) / job.group;
     const int64_t head = (job.first_row + r) % job.group;
-    const RowTotal total = total_of_row(job, r, job.sink == nullptr ? -kInfinity : job.sink[head]);
-    write_o(job, r, total.divisor,
+    float lse_partial = -kInfinity;
+    const float* o_partial = nullptr;
+    if (job.o_partial != nullptr) {
+      lse_partial = job.lse_partial[position * job.lse_partial_row_stride +
+                                    head * job.lse_partial_head_stride];
+      o_partial =
+          job.o_partial + position * job.o_partial_row_stride + head * job.o_partial_head_stride;
+    }
+    const RowTotal total =
+        total_of_row(job, r, job.sink == nullptr ? -kInfinity : job.sink[head], lse_partial);
+    write_o(job, r, total, o_partial,
             static_cast<Out*>(job.o) + position * job.o_row_stride + head * job.o_head_stride);
     if (job.lse == nullptr) continue;
+    const float sum = total.sum + total.of_partial;
     job.lse[position * job.lse_row_stride + head * job.lse_head_stride] =
-        total.sum == 0.0f ? -kInfinity
-                          : static_cast<float>(total.max * kLn2 + __builtin_logf(total.sum));
+        sum == 0.0f ? -kInfinity : static_cast<float>(total.max * kLn2 + __builtin_logf(sum));
   }
 }
 

@@ -3,6 +3,7 @@
 // cuda/softmax/epilogue.cuh.
 #pragma once
 
+#include "engine/cuda/softmax/continued_rows.cuh"
 #include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
@@ -23,6 +24,11 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Wo
                           first_row, first_row - work.first_row, r.output, rows);
       return;
     }
+  }
+  if constexpr (C.continued) {
+    cuda::store_continued_rows<C.element, C.general()>(params.output, params.before, work.queries,
+                                                       first_row, r.output, rows);
+    return;
   }
   constexpr bool kGeneral = C.general() || C.always_splits();
   constexpr bool kAnyRows = consumer_tuning(C).stores_any_rows;

@@ -54,6 +54,7 @@ RowBlockCounts count_blocks(const BackwardCall& a, const TensorSpan& t, int bloc
 // Softcaps and dropout have no kernel for short sequences, and preprocess sums a sink's gradient.
 bool has_short_sequences(const BackwardConfig& c, const BackwardCall& a) {
   if (a.batch_invariant) return false;  // the longest one would decide for all
+  if (a.dq.element_bytes == sizeof(float)) return false;
   return c.can_take_short_sequences() && a.varlen && !a.has_sink && a.sequences > 0 &&
          a.q.rows * a.k.rows > 0 && std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;
 }

@@ -9,6 +9,7 @@
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/instances/mask_backward_table.h"
+#include "engine/hopper/instances/wide_backward_table.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/plan_forward.h"
@@ -38,13 +39,19 @@ Variant main_variant(const BackwardProblem& p) {
   return variant_of(without_sink);
 }
 
-// A row of kBackwardTable, of kDropoutBackwardTable or of kMaskBackwardTable.
+bool has_wide_keys(const BackwardProblem& p) {
+  return p.dk.dtype != p.dtype;
+}
+
+// A row of the table that the problem's kernels come from.
 const BackwardInstance& instance_of(const BackwardProblem& p, int row) {
+  if (has_wide_keys(p)) return kWideBackwardTable[size_t(row)];
   if (p.block_mask.on) return kMaskBackwardTable[size_t(row)];
   return p.dropout.on() ? kDropoutBackwardTable[size_t(row)] : kBackwardTable[size_t(row)];
 }
 
 int select_row(const BackwardProblem& p, Variant variant) {
+  if (has_wide_keys(p)) return select_wide_backward_kernel(p.head_dim, p.head_dim_v, variant);
   if (p.block_mask.on) return select_mask_backward_kernel(p.head_dim, p.head_dim_v);
   if (!p.dropout.on()) return select_backward_kernel(p.head_dim, p.head_dim_v);
   const auto row_of = [&](Variant v) {
@@ -57,6 +64,7 @@ int select_row(const BackwardProblem& p, Variant variant) {
 BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
   const int row = select_row(p, variant);
   const Element element = element_of(p.dtype);
+  if (has_wide_keys(p)) return wide_backward_kernel_at(row, element);
   if (p.block_mask.on) return mask_backward_kernel_at(row, element);
   return p.dropout.on() ? dropout_backward_kernel_at(row, element)
                         : backward_kernel_at(row, element, variant);
@@ -65,7 +73,26 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
 BackwardKernel kernel_of(const BackwardProblem& p) {
   BackwardKernel kernel = kernel_of(p, main_variant(p));
   kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
+  if (has_wide_keys(p) != (p.dq.dtype != p.dtype)) {
+    BackwardProblem of_dq = p;
+    of_dq.dk.dtype = p.dq.dtype;
+    kernel.postprocess = kernel_of(of_dq, main_variant(of_dq)).postprocess;
+  }
   return kernel;
+}
+
+// Gradients in float32 have kernels of their own: main ones, which write those of keys, and
+// postprocess kernels, which write those of queries.
+Status check_wide_gradients(const BackwardProblem& p) {
+  if (!p.has_wide_gradients()) return {};
+  const bool has_rows =
+      select_wide_backward_kernel(p.head_dim, p.head_dim_v, Variant::kGeneral) != kNoBackwardKernel;
+  const bool has_others = p.softcap != 0.0f || p.dropout.on() || p.block_mask.on;
+  if (p.dk.dtype == p.dv.dtype && has_rows && !has_others) return {};
+  return unsupported("gradients of float32 from inputs of ", name_of(p.dtype),
+                     " where only one of dk and dv is, with softcap, dropout, block_mask or head "
+                     "dims beyond 128, got head dims ",
+                     p.head_dim, " and ", p.head_dim_v);
 }
 
 std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
@@ -101,6 +128,14 @@ int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v) {
   return kNoBackwardKernel;
 }
 
+int select_wide_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant) {
+  for (int row = 0; row < int(kWideBackwardTable.size()); ++row) {
+    const BackwardConfig& c = kWideBackwardTable[row].config;
+    if (c.variant == variant && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
+  }
+  return kNoBackwardKernel;
+}
+
 int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant) {
   for (int row = 0; row < int(kDropoutBackwardTable.size()); ++row) {
     const BackwardConfig& c = kDropoutBackwardTable[row].config;
@@ -120,9 +155,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
     return unsupported("gradients of an output of ", name_of(problem.o.dtype), " from inputs of ",
                        name_of(problem.dtype));
   }
-  if (problem.has_wide_gradients()) {
-    return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
-  }
+  FA3_TRY(check_wide_gradients(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const int row = select_row(problem, main_variant(problem));
   if (row == kNoBackwardKernel) {
@@ -146,10 +179,10 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   plan->num_tasks = decided.num_tiles;
   plan->workspace_bytes = decided.workspace.bytes;
   if (plan->wants_words) {
-    plan->kernel =
-        concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-               c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
-               c.dropout ? " dropout" : "", call.deterministic ? " deterministic" : "");
+    plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
+                          " ", c.block_m, "x", c.block_n, mask_name(call.mask),
+                          c.block_mask ? " block mask" : "", c.dropout ? " dropout" : "",
+                          c.wide ? " float32" : "", call.deterministic ? " deterministic" : "");
     plan->why = reasons(decided, instance_of(problem, row).why);
   }
   return {};

@@ -19,7 +19,10 @@ int select_backward_kernel(int64_t head_dim, int64_t head_dim_v);
 // The same of kMaskBackwardTable.
 int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v);
 
-// The same of kDropoutBackwardTable, among those of a variant.
+// The same of kWideBackwardTable, among those of a variant.
+int select_wide_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
+
+// The same of kDropoutBackwardTable.
 int select_dropout_backward_kernel(int64_t head_dim, int64_t head_dim_v, Variant variant);
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan);

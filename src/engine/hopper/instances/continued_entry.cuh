@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by the generated source files, each of which instantiates one row of continued_table.h.
+#pragma once
+
+#include "engine/hopper/forward/forward_kernel.cuh"
+#include "engine/hopper/forward/producer/load_tma_pages.cuh"
+#include "engine/hopper/forward/producer/varlen_tiles.cuh"
+#include "engine/hopper/instances/continued_table.h"
+#include "engine/hopper/instances/forward_entry.h"
+
+namespace fa3::hopper {
+
+template <int Row, Element E>
+ForwardKernel continued_entry() {
+  constexpr ForwardConfig kTile = kContinuedTable[Row].config;
+  constexpr ForwardConfig kConfig = kTile.with(E, kTile.variant);
+  return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>), smem_bytes<kConfig>()};
+}
+
+}  // namespace fa3::hopper
