@@ -53,6 +53,12 @@ const std::vector<Bad>& bad_inputs() {
        [](P* p) { (p->d_lse = p->lse).data = p->dq.data; },
        "dq:",
        {"overlaps d_lse"}},
+      {"accumulate_dq", [](P* p) { p->accumulate_dq = 2; }, "accumulate_dq:", {"0 or 1", "got 2"}},
+      {"accumulate_dkv", [](P* p) { p->accumulate_dkv = -1; }, "accumulate_dkv:", {"got -1"}},
+      {"narrow_sums",
+       [](P* p) { p->accumulate_dq = 1; },
+       "dq:",
+       {"float32 with accumulate_dq", "got float16"}},
       {"dk_expanded", [](P* p) { p->dk.stride[1] = 0; }, "dk:", {"do not overlap", "stride 0"}},
   };
   return bad;

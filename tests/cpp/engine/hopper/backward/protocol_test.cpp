@@ -11,6 +11,7 @@
 #include "backward_run.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/instances/mask_backward_table.h"
+#include "engine/hopper/instances/wide_backward_table.h"
 #include "many_orders.h"
 
 namespace fa3::hopper {
@@ -129,6 +130,18 @@ TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
   all_work_is_done_once<kDense>(std::span(kShapes));
   all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
   all_work_is_done_once<kCapped>(std::span(kVarlen));
+}
+
+// Gradients of keys in float32 leave by threads.
+TEST(BackwardProtocol, float32_gradients_are_stored_once_in_any_order) {
+  constexpr BackwardConfig kDense = kWideBackwardTable[1].config;
+  constexpr BackwardConfig kGeneral = kWideBackwardTable[2].config.with(Element::kBf16,  //
+                                                                        Variant::kGeneral);
+  static_assert(kDense.wide && kGeneral.wide && kGeneral.general());
+  all_work_is_done_once<kDense>(std::span(kShapes));
+  all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
+  all_work_is_done_once<kGeneral>(std::span(kWindows).first(3));
+  all_work_is_done_once<kGeneral>(std::span(kVarlen));
 }
 
 // Query blocks that end in their first half; key blocks that nobody sees.

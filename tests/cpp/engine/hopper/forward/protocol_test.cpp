@@ -7,6 +7,7 @@
 #include <span>
 
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/continued_table.h"
 #include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/mask_table.h"
@@ -186,6 +187,14 @@ TEST(DropoutProtocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<kKernel>(), kShapes);
   expect_all_work_done(kernel_on_trial<kKernel>(), kWindows);
   expect_all_work_done(kernel_on_trial<kKernel>(), kRagged);
+}
+
+// Their epilogue reads and writes global memory alone.
+TEST(ContinuedProtocol, every_block_is_multiplied_once_whoever_is_slow) {
+  expect_all_work_done(kernel_on_trial<kContinuedTable[1].config>(), kShapes);
+  constexpr ForwardConfig kGeneral = kContinuedTable[2].config;
+  expect_all_work_done(kernel_on_trial<kGeneral>(), kWindows);
+  expect_all_work_done(kernel_on_trial<kGeneral>(), kRagged);
 }
 
 TEST(MaskProtocol, every_listed_block_is_multiplied_once_whoever_is_slow) {

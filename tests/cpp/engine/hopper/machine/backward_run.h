@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "engine/hopper/backward/backward_kernel.cuh"
@@ -51,7 +52,7 @@ class BackwardRun {
     machine::on_launch = [this](const void* function, dim3 grid, const void* params, bool) {
       if (function != &main_ && function != &main_head_splits_) return;
       tiles_ = int(grid.x);
-      params_ = *static_cast<const BackwardParams*>(params);
+      params_ = *static_cast<const BackwardParamsOf<C>*>(params);
     };
     const BackwardKernel kernel{
         C,      &pre_, &main_, &post_, backward_smem_bytes<C>(), &main_, &main_head_splits_,
@@ -101,6 +102,9 @@ class BackwardRun {
     std::sort(left.begin(), left.end());
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(left, expected);
+    const std::set<const void*> stored(outcome.stored.begin(), outcome.stored.end());
+    ASSERT_EQ(stored.size(), outcome.stored.size()) << "stored twice";
+    if (C.wide && at.exists) ASSERT_EQ(stored, wide_rows_of(at));
     if (params_.scratch.dq_semaphore) {
       ASSERT_EQ(broken_order(tile, outcome), "");
     }
@@ -358,6 +362,7 @@ class BackwardRun {
         if (!blocks.empty()) add_to_sums(all, at, w);
         continue;
       }
+      if (C.wide) continue;  // threads store
       const int warp = (1 + w) * kWarpsPerWarpgroup;
       const int rows_of = C.splits_dkv() ? 0 : w;
       const int first = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
@@ -376,6 +381,30 @@ class BackwardRun {
            column += C.v_tile().slab_columns()) {
         all.push_back({warp, &dv_, key, rows, column, at.kv_head, at.keys.batch, false});
       }
+    }
+    return all;
+  }
+
+  // Where lanes 0 store gradients of the key block's rows in float32: their own, two of each
+  // warp's.
+  std::set<const void*> wide_rows_of(const Work& at) const {
+    std::set<const void*> all;
+    if (params_.order.head_splits > 1) return all;
+    const int first = at.n_block * C.block_n;
+    for (int row = first; row < std::min(first + C.block_n, at.keys.count); ++row) {
+      if (row % kRowDistance != 0) continue;
+      const int64_t place =
+          (int64_t{at.keys.batch} * shape_.k_rows() + at.keys.begin + row) * shape_.kv_heads +
+          at.kv_head;
+      const auto add = [&](const char& tensor, int columns) {
+        const auto address = reinterpret_cast<uintptr_t>(&tensor);
+        for (int column = 0; column < columns; column += AccumLayout::kColumnsPerGroup) {
+          const int64_t element = place * columns + column;
+          all.insert(reinterpret_cast<const void*>(address + uintptr_t(element) * sizeof(float)));
+        }
+      };
+      add(dk_, C.head_dim);
+      add(dv_, C.head_dim_v);
     }
     return all;
   }
@@ -406,10 +435,12 @@ class BackwardRun {
   }
 
   Shape shape_;
-  char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0, dk_ = 0, dv_ = 0;  // stand for tensors
-  char pre_ = 0, main_ = 0, main_head_splits_ = 0, post_ = 0;        // and for kernels
+  char q_ = 0, k_ = 0, v_ = 0, d_o_ = 0, dq_ = 0;  // stand for tensors
+  alignas(float) char dk_ = 0;
+  alignas(float) char dv_ = 0;
+  char pre_ = 0, main_ = 0, main_head_splits_ = 0, post_ = 0;  // and for kernels
   std::vector<char> workspace_;
-  BackwardParams params_{};
+  BackwardParamsOf<C> params_{};
   RandomMap map_;
   BlockMask mask_;
   int tiles_ = 0;

@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <optional>
 #include <set>
 #include <tuple>
 
 #include "engine/hopper/config/register_budget.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/instances/continued_table.h"
 #include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/stream_k_table.h"
@@ -35,6 +37,7 @@ TEST(ForwardTable, every_row_fits_the_register_file_and_keeps_a_stage_to_load_in
   rows.insert(rows.end(), kE4m3Table.begin(), kE4m3Table.end());
   rows.insert(rows.end(), kStreamKTable.begin(), kStreamKTable.end());
   rows.insert(rows.end(), kMaskTable.begin(), kMaskTable.end());
+  rows.insert(rows.end(), kContinuedTable.begin(), kContinuedTable.end());
   for (const KernelInstance& row : kCacheTable) {
     rows.push_back(row);
     rows.back().config.variant = Variant::kGeneral;
@@ -213,6 +216,50 @@ TEST(Variants, what_dense_kernels_do_not_know_asks_for_others) {
   EXPECT_EQ(variant_after([](Problem& p) { p.o.dtype = DType::float32; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.varlen = true; }), Variant::kGeneral);
   EXPECT_EQ(variant_after([](Problem& p) { p.softcap = 30; }), Variant::kCapped);
+}
+
+TEST(SelectContinued, has_a_kernel_for_the_steps_of_a_ring_alone) {
+  const auto variant_after = [](auto change) -> std::optional<Variant> {
+    Problem p = plain();
+    p.partial.on = true;
+    change(p);
+    const int row = select_continued_kernel(p);
+    if (row == kNoKernel) return std::nullopt;
+    const ForwardConfig& c = kContinuedTable[size_t(row)].config;
+    EXPECT_TRUE(c.continued && c.head_dim >= p.head_dim && c.head_dim_v >= p.head_dim_v);
+    return c.variant;
+  };
+  EXPECT_EQ(variant_after([](Problem&) {}), Variant::kDense);
+  EXPECT_EQ(variant_after([](Problem& p) { p.mask.right = 0; }), Variant::kDense);
+  EXPECT_EQ(variant_after([](Problem& p) { p.o.dtype = DType::float32; }), Variant::kDense);
+  EXPECT_EQ(variant_after([](Problem& p) { p.head_dim = 64; }), Variant::kDense);
+  EXPECT_EQ(variant_after([](Problem& p) { p.mask.left = 9; }), Variant::kGeneral);
+  EXPECT_EQ(variant_after([](Problem& p) { p.lengths_k.varlen = true; }), Variant::kGeneral);
+  void (*const merged_apart[])(Problem&) = {[](Problem& p) { p.softcap = 5; },
+                                            [](Problem& p) { p.has_sink = true; },
+                                            [](Problem& p) { p.dropout.threshold = 5; },
+                                            [](Problem& p) { p.block_mask.on = true; },
+                                            [](Problem& p) { p.kv_dtype = DType::float8_e4m3; },
+                                            [](Problem& p) { p.key_places.elsewhere = true; },
+                                            [](Problem& p) { p.batch_invariant = true; },
+                                            [](Problem& p) { p.head_dim = 100; },
+                                            [](Problem& p) { p.head_dim_v = 136; },
+                                            [](Problem& p) { p.lengths_q.max = 64; }};
+  for (const auto change : merged_apart) EXPECT_EQ(variant_after(change), std::nullopt);
+}
+
+// Their dense kernels write O in float32 too.
+TEST(SelectContinued, takes_first_steps_that_are_long) {
+  Problem p = plain();
+  p.o.dtype = DType::float32;
+  EXPECT_EQ(select_continued_kernel(p), kNoKernel);
+  p.lengths_k.max = 2000;
+  EXPECT_NE(select_continued_kernel(p), kNoKernel);
+  p.o.dtype = p.dtype;
+  EXPECT_EQ(select_continued_kernel(p), kNoKernel);
+  p.o.dtype = DType::float32;
+  p.mask.left = 9;
+  EXPECT_EQ(select_continued_kernel(p), kNoKernel);
 }
 
 // Kernels count rows in 32 bits.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/instances/wide_backward_table.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/select_kernel.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
@@ -26,6 +27,10 @@ std::vector<BackwardConfig> configs() {
       all.push_back(all.back().deterministic());
     }
   }
+  for (const BackwardInstance& row : kWideBackwardTable) {
+    all.push_back(row.config.with(Element::kBf16, row.config.variant));
+    all.push_back(all.back().deterministic());
+  }
   return all;
 }
 
@@ -41,6 +46,19 @@ TEST(BackwardTable, every_row_fits_the_register_file) {
 
 TEST(BackwardTable, stages_of_a_step_are_loaded_while_another_is_at_work) {
   for (const BackwardConfig& c : configs()) EXPECT_GE(c.stages, 2);
+}
+
+TEST(SelectBackwardKernel, has_float32_gradients_to_128_columns) {
+  for (const Variant variant : {Variant::kDense, Variant::kGeneral}) {
+    for (const int64_t d : {8, 64, 72, 128, 136}) {
+      const int row = select_wide_backward_kernel(d, d, variant);
+      ASSERT_EQ(row != kNoBackwardKernel, d <= 128) << d;
+      if (row == kNoBackwardKernel) continue;
+      const BackwardConfig& c = kWideBackwardTable[size_t(row)].config;
+      EXPECT_TRUE(c.wide && c.variant == variant && c.head_dim == (d <= 64 ? 64 : 128)) << d;
+      EXPECT_FALSE(c.with(Element::kBf16, variant).can_take_short_sequences());
+    }
+  }
 }
 
 // Every call that has a forward has gradients.
