@@ -197,6 +197,21 @@ def test_gradients_are_added_to_what_is_there(shape, options, dtype):
             assert torch.allclose(x, old + new if adds else new, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(256, 256, 128, 128), (130, 205, 64, 64), (300, 90, 72, 40)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_step_may_have_gradients_of_keys_in_another_type(shape, causal):
+    q, k, v = draw(*shape, torch.bfloat16)
+    do = torch.randn(*q.shape[:3], v.shape[-1], device=DEVICE).bfloat16()
+    out, lse = fa3.attention(q, k, v, return_lse=True, causal=causal)
+    wide = gradients_of(q, k, v, do, out, lse, causal=causal)
+    for of_q, of_keys in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+        made = [torch.zeros_like(x, dtype=t) for x, t in ((q, of_q), (k, of_keys), (v, of_keys))]
+        options = {"accumulate_dq": True} if of_q == torch.float32 else {"accumulate_dkv": True}
+        backward_step(do, q, k, v, out, lse, *made, causal=causal, **options)
+        for x, y in zip(made, wide, strict=True):
+            assert torch.allclose(x.float(), y, rtol=2**-6, atol=2**-9)
+
+
 def test_unused_rows_keep_their_gradients():
     q, k, v = draw(70, 70, 64, 64, torch.bfloat16)
     used = torch.tensor([5, 0], dtype=torch.int32, device=DEVICE)

@@ -87,6 +87,17 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
                         : backward_kernel_at(row, element, variant);
 }
 
+// Main and postprocess kernels, of which one may be of another table, have one layout of dQ's sums:
+// that of the table with fewer tiles.
+BackwardProblem as_tiled(const BackwardProblem& p) {
+  BackwardProblem tiled = p;
+  if (!p.has_wide_gradients()) return tiled;
+  const int row = select_wide_backward_kernel(p.head_dim, p.head_dim_v, Variant::kGeneral);
+  tiled.head_dim = kWideBackwardTable[size_t(row)].config.head_dim;
+  tiled.head_dim_v = kWideBackwardTable[size_t(row)].config.head_dim_v;
+  return tiled;
+}
+
 BackwardKernel kernel_of(const BackwardProblem& p) {
   const Variant variant = main_variant(p);
   BackwardKernel kernel = kernel_of(p, variant);
@@ -177,7 +188,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   }
   FA3_TRY(check_wide_gradients(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
-  const int row = select_row(problem, main_variant(problem));
+  const BackwardProblem tiled = as_tiled(problem);
+  const int row = select_row(tiled, main_variant(tiled));
   if (row == kNoBackwardKernel) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
@@ -187,7 +199,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(check_score(problem));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
-  const BackwardPlan decided = plan_launches(kernel_of(problem), call, num_sms);
+  const BackwardPlan decided = plan_launches(kernel_of(tiled), call, num_sms);
   if (decided.num_tiles > kMaxBlocks || decided.num_query_blocks() > kMaxBlocks) {
     return unsupported("more than 2^28 blocks of queries or keys");
   }

@@ -104,7 +104,9 @@ class BackwardRun {
     ASSERT_EQ(left, expected);
     const std::set<const void*> stored(outcome.stored.begin(), outcome.stored.end());
     ASSERT_EQ(stored.size(), outcome.stored.size()) << "stored twice";
-    if (C.wide && at.exists) ASSERT_EQ(stored, wide_rows_of(at));
+    if (C.wide && at.exists) {
+      ASSERT_EQ(stored, wide_rows_of(at));
+    }
     if (params_.scratch.dq_semaphore) {
       ASSERT_EQ(broken_order(tile, outcome), "");
     }
