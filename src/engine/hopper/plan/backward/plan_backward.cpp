@@ -217,7 +217,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
                           c.block_mask ? " block mask" : "", c.dropout ? " dropout" : "",
                           c.wide ? " float32" : "", call.deterministic ? " deterministic" : "",
                           problem.score ? " with a score function" : "");
-    plan->why = reasons(decided, instance_of(problem, row).why);
+    plan->why = reasons(decided, instance_of(tiled, row).why);
   }
   return {};
 }
