@@ -124,6 +124,7 @@ typedef struct fa3_captured_tensor {
   int32_t reserved;  /**< 0 */
   int64_t shape[4];  /**< extents, 1 to 2^31 - 1 */
   int64_t stride[4]; /**< steps in elements, less than 2^31 */
+  float* gradient;   /**< row-major, of its shape: a backward pass adds to it; null: not wanted */
 } fa3_captured_tensor;
 
 enum {
@@ -151,13 +152,29 @@ enum {
  * The first call compiles it, in a second or two, by libnvrtc (which FA3_NVRTC or `compiler` name,
  * or the loader finds); later calls, and later processes of the same user, find the machine code
  * again (FA3_CACHE_DIR; ~/.cache/fa3). The text is code of this process: as trusted as the program.
- * Forward only, on Hopper, in 16 bits; not with softcap, dropout, FP8 or a cache. */
+ * On Hopper, in 16 bits; not with softcap, dropout, FP8 or a cache.
+ *
+ * A backward pass has two more texts, as no derivative is derived here. `slope` is the body of
+ *
+ *     float df_dscore(float score, int b, int h, int q_idx, int kv_idx)
+ *
+ * and `gradients` that of a function that gets the gradient of what f returned and adds to those of
+ * captured tensors, in any order: add<n>(value, i, ...) to that of the element which load<T, n>(i,
+ * ...) reads. Where no index depends on q_idx, add_for_key<n> does it with fewer additions to
+ * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor.
+ *
+ *     void g(float gradient, int b, int h, int q_idx, int kv_idx)
+ *     add_for_tile<0>(gradient * (kv_idx - q_idx), h); */
 typedef struct fa3_score_function {
   const char* text;                   /**< the body; read during the call */
   const fa3_captured_tensor* tensors; /**< `num_tensors` of them, or null */
   int32_t num_tensors;                /**< 0 to FA3_MAX_CAPTURED_TENSORS */
   int32_t may_hide; /**< 1: it returns -inf for many keys, and the kernel is compiled for that */
   const char* compiler; /**< the path of libnvrtc, or null */
+
+  /* Of backward passes: */
+  const char* slope;     /**< null: 1, wherever f is not -inf */
+  const char* gradients; /**< null: captured tensors have none */
 } fa3_score_function;
 
 /** Attention options that forward and backward share.

@@ -62,22 +62,23 @@ PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
-// forward_with_score(allocate, score, ...): as forward(), with a score function.
-PyObject* forward_with_score(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+// forward_with_score(allocate, score, ...): as forward(), with a score function; and backward.
+template <class Pass>
+PyObject* run_with_score(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Borrowed borrowed;
   Reader read(arguments, count, &borrowed);
   PyObject* allocate = read.object();
   PyObject* given = read.object();
-  fa3_forward_params params;
-  fa3_forward_params_init(&params);
-  Forward::read(&read, &params);
+  typename Pass::Params params;
+  Pass::init(&params);
+  Pass::read(&read, &params);
   if (!read.done()) return nullptr;
   ScoreFunction score;
   params.options.score = score.read(given);
   if (params.options.score == nullptr) return nullptr;
   const Call call{params.q, borrowed.stream(), allocate};
-  const bool ok = params.q.device_type == FA3_CPU ? run_on_host<Forward>(params)
-                                                  : run_on_device<Forward>(params, call, &borrowed);
+  const bool ok = params.q.device_type == FA3_CPU ? run_on_host<Pass>(params)
+                                                  : run_on_device<Pass>(params, call, &borrowed);
   return ok ? Py_NewRef(Py_None) : nullptr;
 }
 
@@ -297,7 +298,8 @@ PyCFunction fast(Function* function) {
 
 PyMethodDef g_methods[] = {
     {"forward", fast(run<Forward>), METH_FASTCALL, nullptr},
-    {"forward_with_score", fast(forward_with_score), METH_FASTCALL, nullptr},
+    {"forward_with_score", fast(run_with_score<Forward>), METH_FASTCALL, nullptr},
+    {"backward_with_score", fast(run_with_score<Backward>), METH_FASTCALL, nullptr},
     {"backward", fast(run<Backward>), METH_FASTCALL, nullptr},
     {"quantize", fast(run<Quantize>), METH_FASTCALL, nullptr},
     {"forward_plan", fast(forward_plan), METH_FASTCALL, nullptr},

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A score function as Python gives it: (text, may_hide, path of libnvrtc or None, captured
-// tensors), each of these (address, shape, strides). Next: passes.h.
+// tensors), each of these (address, shape, strides, address of the gradient or 0); in a backward
+// pass also the texts of slope and gradients, or None. Next: passes.h.
 #pragma once
 
 #include "reader.h"
@@ -16,8 +17,9 @@ class ScoreFunction {
   // Null, with a Python exception set, where the tuple is none of these.
   const fa3_score_function* read(PyObject* given) {
     PyObject *text = nullptr, *compiler = nullptr, *tensors = nullptr;
-    if (!PyArg_ParseTuple(given, "UpOO!", &text, &score_.may_hide, &compiler, &PyTuple_Type,
-                          &tensors)) {
+    PyObject *slope = Py_None, *gradients = Py_None;
+    if (!PyArg_ParseTuple(given, "UpOO!|OO", &text, &score_.may_hide, &compiler, &PyTuple_Type,
+                          &tensors, &slope, &gradients)) {
       return nullptr;
     }
     const Py_ssize_t count = PyTuple_Size(tensors);
@@ -29,28 +31,33 @@ class ScoreFunction {
     for (Py_ssize_t i = 0; i < count; ++i) {
       if (!read_tensor(PyTuple_GetItem(tensors, i), &tensors_[size_t(i)])) return nullptr;
     }
-    if (!copy(text, &text_)) return nullptr;
-    if (compiler != Py_None && !copy(compiler, &compiler_)) return nullptr;
-    score_.text = text_.c_str();
     score_.tensors = tensors_.data();
     score_.num_tensors = static_cast<int32_t>(count);
-    score_.compiler = compiler == Py_None ? nullptr : compiler_.c_str();
-    return &score_;
+    const bool ok =
+        copy(text, &text_, &score_.text) && copy(compiler, &compiler_, &score_.compiler) &&
+        copy(slope, &slope_, &score_.slope) && copy(gradients, &gradients_, &score_.gradients);
+    return ok ? &score_ : nullptr;
   }
 
  private:
-  static bool copy(PyObject* from, std::string* to) {
+  // None is null.
+  static bool copy(PyObject* from, std::string* text, const char** to) {
+    if (from == Py_None) return true;
     Py_ssize_t size = 0;
     const char* bytes = PyUnicode_AsUTF8AndSize(from, &size);
-    if (bytes != nullptr) to->assign(bytes, static_cast<size_t>(size));
-    return bytes != nullptr;
+    if (bytes == nullptr) return false;
+    text->assign(bytes, static_cast<size_t>(size));
+    *to = text->c_str();
+    return true;
   }
   static bool read_tensor(PyObject* from, fa3_captured_tensor* to) {
-    unsigned long long address = 0;
+    unsigned long long address = 0, gradient = 0;
     PyObject *shape = nullptr, *stride = nullptr;
-    if (!PyArg_ParseTuple(from, "KO!O!", &address, &PyTuple_Type, &shape, &PyTuple_Type, &stride)) {
+    if (!PyArg_ParseTuple(from, "KO!O!K", &address, &PyTuple_Type, &shape, &PyTuple_Type, &stride,
+                          &gradient)) {
       return false;
     }
+    to->gradient = reinterpret_cast<float*>(static_cast<uintptr_t>(gradient));
     const Py_ssize_t rank = std::min<Py_ssize_t>(PyTuple_Size(shape), FA3_MAX_CAPTURED_RANK);
     to->data = reinterpret_cast<const void*>(static_cast<uintptr_t>(address));
     to->rank = static_cast<int32_t>(rank);
@@ -63,7 +70,7 @@ class ScoreFunction {
 
   fa3_score_function score_{};
   std::array<fa3_captured_tensor, FA3_MAX_CAPTURED_TENSORS> tensors_{};
-  std::string text_, compiler_;
+  std::string text_, compiler_, slope_, gradients_;
 };
 
 }  // namespace fa3::python

@@ -51,7 +51,7 @@ struct Engine {
   Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // likewise
   Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
                          void* stream) = nullptr;
-  bool has_score_functions = false;    // in the forward
+  bool has_score_functions = false;
   const EngineClock* clock = nullptr;  // null: calls are over when they return
 };
 

@@ -21,7 +21,8 @@ Status plan_with(const Engine& engine, const Problem& problem, Plan* plan) {
 }
 
 Status plan_with(const Engine& engine, const BackwardProblem& problem, Plan* plan) {
-  if (problem.score != nullptr) return unsupported("gradients of score functions");
+  if (problem.score != nullptr && !engine.has_score_functions)
+    return unsupported("score functions");
   return engine.plan_backward(problem, plan);
 }
 

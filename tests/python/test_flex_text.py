@@ -11,9 +11,10 @@ from builds import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
+from fa3.errors import Unsupported  # noqa: E402
 from fa3.flex.functions import function_of  # noqa: E402
-from fa3.flex.interpret import evaluate  # noqa: E402
-from fa3.flex.text import LONGEST, text_of  # noqa: E402
+from fa3.flex.interpret import add_into, evaluate  # noqa: E402
+from fa3.flex.text import LONGEST, gradients_of, slope_of, text_of  # noqa: E402
 
 COMPILER = shutil.which("g++")
 HEADS, ROWS, ERROR = 3, 20, 3e-6
@@ -26,12 +27,35 @@ using namespace std;
 namespace fa3::cuda {
 inline float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const {
 %s}
+inline float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) const {
+%s}
+inline void ScoreGradient::of(float gradient, int b, int h, int q_idx, int kv_idx) {
+%s}
 }
 extern "C" void compute(const fa3::cuda::ScoreCaptures* captures, const float* scores,
                         const int* places, float* results, int count) {
   const fa3::cuda::ScoreFunction function{*captures};
   for (int i = 0; i < count; ++i, places += 4) {
     results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
+  }
+}
+extern "C" void differentiate(const fa3::cuda::ScoreGradientParams* params, const float* scores,
+                              const float* gradients, const int* places, float* slopes, int count) {
+  using Gradient = fa3::cuda::ScoreGradient;
+  const auto take = [](Gradient::Sum& sum) {
+    if (sum.place != nullptr) Gradient::add_to(sum.place, sum.value);
+    sum = {};
+  };
+  Gradient gradient(*params);
+  for (int i = 0; i < count; ++i, places += 4) {
+    slopes[i] = gradient.slope(scores[i], places[0], places[1], places[2], places[3]);
+    gradient.key = i & 1;
+    gradient.counts = gradients[i] != 0.0f;
+    gradient.of(gradients[i], places[0], places[1], places[2], places[3]);
+    for (int n = 0; n < fa3::cuda::ScoreCaptures::kMost; ++n) {
+      take(gradient.of_tile[n]);
+      take(gradient.of_key[i & 1][n]);
+    }
   }
 }
 """
@@ -45,6 +69,14 @@ class Captured(ctypes.Structure):
     )
 
 
+class Gradient(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int * 4))
+
+
+class GradientParams(ctypes.Structure):
+    _fields_ = (("captures", Captured * 8), ("gradients", Gradient * 8), ("scale", ctypes.c_float))
+
+
 def captures_of(tensors):
     found = (Captured * 8)()
     for to, tensor in zip(found, tensors, strict=False):
@@ -54,14 +86,15 @@ def captures_of(tensors):
     return found
 
 
-def compiled(function, folder):
-    text = text_of(function)
+def compiled(function, folder, slope=None, gradients=None):
+    texts = text_of(function), slope or "return 1.0f;\n", gradients or ""
+    text = "".join(texts)
     source = folder / f"score{hash(text)}.cpp"  # a library of the same name would not be loaded
     library = source.with_suffix(".so")
-    source.write_text(PROGRAM % text)
+    source.write_text(PROGRAM % texts)
     command = [COMPILER, "-std=c++20", "-O1", "-ffp-contract=off", "-shared", "-fPIC"]
     subprocess.run([*command, f"-I{ROOT}/src", source, "-o", library], check=True)
-    return ctypes.CDLL(str(library)).compute
+    return ctypes.CDLL(str(library))
 
 
 def places(count=3000):
@@ -72,16 +105,20 @@ def places(count=3000):
 
 def of_text(function, scores, where, folder):
     results = torch.empty_like(scores)
-    compute = compiled(function, folder)
+    compute = compiled(function, folder).compute
     captures = captures_of(function.tensors)
     arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results))
     compute(captures, *arrays, len(scores))
     return results
 
 
-def of_graph(function, scores, where):
+def leaves_of(scores, where):
     names = ("batch", "head", "query", "key")
-    leaves = {"score": scores.double(), **dict(zip(names, where.long().unbind(-1), strict=True))}
+    return {"score": scores.double(), **dict(zip(names, where.long().unbind(-1), strict=True))}
+
+
+def of_graph(function, scores, where):
+    leaves = leaves_of(scores, where)
     (results,) = evaluate(function.graph, [function.result], leaves, function.tensors)
     return results.expand(scores.shape)
 
@@ -192,3 +229,94 @@ def test_small_integers_become_floats_exactly(tmp_path):
     assert "small_to_float" not in text_of(function, longest=2**31)
     results = of_text(function, torch.zeros(len(where)), where.to(torch.int32), tmp_path)
     assert results.tolist() == [float(q - k) for _, _, q, k in where.tolist()]
+
+
+def gradients_of_graph(function, gradient, scores, where, given):
+    """The slope of each score, and the gradient of each captured tensor."""
+    graph, tensors = function.graph, function.tensors
+    leaves = leaves_of(scores, where)
+    (slope,) = evaluate(
+        graph, [gradient.score], {**leaves, "cotangent": torch.ones_like(leaves["score"])}, tensors
+    )
+    totals = [torch.zeros(t.shape, dtype=torch.float64) for t in tensors]
+    leaves["cotangent"] = given.double()
+    for load, value in gradient.loads:
+        node = graph.nodes[load]
+        values = evaluate(graph, [value, *node.arguments], leaves, tensors)
+        of_value = torch.where(given == 0, 0, values[0]).expand(given.shape)
+        add_into(totals[node.value], values[1:], of_value)
+    return slope.expand(scores.shape), totals
+
+
+def check_gradient(score_mod, folder):
+    """Returns the texts, which compute what the graph of the gradient does."""
+    if COMPILER is None:
+        pytest.skip("g++ is not installed")
+    function = function_of(score_mod)
+    floats = [n for n, t in enumerate(function.tensors) if t.is_floating_point()]
+    gradient = function.gradient(tuple(floats))
+    slope, gradients = slope_of(function, gradient), gradients_of(function, gradient)
+    where = places()
+    scores, given = (functions.randn(len(where), dtype=torch.float32, seed=s) for s in (9, 10))
+    given[::3] = 0
+    slopes, mine = torch.empty_like(scores), [torch.zeros(t.shape) for t in function.tensors]
+    params = GradientParams(captures_of(function.tensors))
+    for to, total in zip(params.gradients, mine, strict=False):
+        to.data = total.data_ptr()
+        to.stride[: total.ndim] = total.stride()
+    differentiate = compiled(function, folder, slope, gradients).differentiate
+    arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, given, where, slopes))
+    differentiate(ctypes.byref(params), *arrays, len(scores))
+    right_slopes, right = gradients_of_graph(function, gradient, scores, where, given)
+    if slope is not None:
+        torch.testing.assert_close(slopes.double(), right_slopes, rtol=ERROR, atol=ERROR)
+    for total, exact in zip(mine, right, strict=True):
+        torch.testing.assert_close(total.double(), exact, rtol=2e-5, atol=2e-5)
+    assert floats == [] or any(total.abs().sum() > 0 for total in mine)
+    return slope, gradients
+
+
+OF_SCORES = functions.temperature, functions.rows_of_rows, functions.many_operations
+
+
+@pytest.mark.parametrize(
+    "make", [m for m in functions.ALL if m not in OF_SCORES], ids=lambda make: make.__name__
+)
+def test_gradient_text_computes_what_the_graph_does(make, tmp_path):
+    check_gradient(make(HEADS, ROWS, torch.float32)[0], tmp_path)
+
+
+@pytest.mark.parametrize("make", OF_SCORES, ids=lambda make: make.__name__)
+def test_gradients_that_depend_on_the_score_are_refused(make):
+    function = function_of(make(HEADS, ROWS, torch.float32)[0])
+    with pytest.raises(Unsupported, match="gradient depends on the score"):
+        gradients_of(function, function.gradient((0,)))
+
+
+def test_gradients_are_summed_before_they_are_added(tmp_path):
+    slopes, keys = functions.randn(HEADS, dtype=torch.float32), functions.randn(2, ROWS).float()
+    table = functions.randn(ROWS, ROWS).float()
+
+    def three(s, b, h, q, k):
+        return (
+            s
+            + slopes[h] * (k - q)
+            + slopes[(h + 1) % 3] * 0.5
+            + keys[b, k]
+            + table[q, k] * keys[0, k]
+        )
+
+    slope, gradients = check_gradient(three, tmp_path)
+    assert slope is None
+    for name in ("add_for_tile<0>(", "add<0>(", "add_for_key<1>(", "add<1>(", "add<2>("):
+        assert gradients.count(name) == 1
+
+
+def test_hidden_keys_leave_the_slope_alone(tmp_path):
+    inf = float("inf")
+
+    def hides(s, b, h, q, k):
+        return torch.where(k > q + 2, -inf, torch.where(q - k < 5, s + h, -inf))
+
+    assert check_gradient(hides, tmp_path)[0] is None
+    assert check_gradient(lambda s, b, h, q, k: torch.where(q > k, s, s * 2), tmp_path)[0]

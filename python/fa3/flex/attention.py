@@ -87,14 +87,18 @@ class Flex(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, do, dlse):
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        saved, tensors = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
+        q, _, _, out, _ = saved
+        call = ctx.call
         do = torch.zeros_like(out) if do is None else do
-        wanted = [n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked]
-        gradient = ctx.call.function.gradient(tuple(wanted))
+        wanted = tuple(n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked)
         totals = {
             n: torch.zeros(tensors[n].shape, dtype=tiles.wide(q.dtype), device=q.device)
             for n in wanted
         }
-        gradients = tiles.backward(ctx.call, gradient, q, k, v, tensors, out, lse, do, dlse, totals)
+        gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals)
+        if gradients is None:
+            gradient = call.function.gradient(wanted)
+            gradients = tiles.backward(call, gradient, *saved, tensors, do, dlse, totals)
         of_tensors = (totals[n].to(t.dtype) if n in totals else None for n, t in enumerate(tensors))
         return None, *gradients, *of_tensors

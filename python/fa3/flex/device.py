@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward on a GPU: the score function as CUDA, compiled into the library's own kernel.
+"""Both passes on a GPU: the score function as CUDA, compiled into the library's own kernels.
 
 What no kernel does is computed by tiles.py there, with one warning that says why.
 """
@@ -31,13 +31,40 @@ def forward(call, q, k, v, tensors):
     out, lse = operators.new_out(q, v), operators.new_lse(q)
     try:
         text = call.function.text(longest(q, k))
-        score = text, call.function.may_hide, nvrtc_path(), captured(q, tensors)
+        score = text, call.function.may_hide, nvrtc_path(), captured(q, tensors, {})
         options = in_order("attention", viewed(call.options))
         lend = operators.lend_like(q)
         _native.forward_with_score(lend, score, q, k, v, out, lse, *options)
     except Unsupported as reason:
         return refused(str(reason))
     return out, lse
+
+
+def backward(call, wanted, saved, tensors, do, dlse, totals):
+    """(dq, dk, dv); or None, where tiles.py is to compute them. saved: q, k, v, out, lse.
+
+    wanted: numbers of the captured tensors whose gradients are asked for; they are added to
+    totals[number], which has zeros.
+    """
+    q, k, v, out, lse = saved
+    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    function = call.function
+    *gradients, _ = operators.new_gradients(q, k, v, None)
+    try:
+        most = longest(q, k)
+        texts = function.gradient_texts(wanted, most)
+        described = captured(q, tensors, totals)
+        score = function.text(most), function.may_hide, nvrtc_path(), described, *texts
+        options = in_order("attention", viewed(call.options))
+        lend, do = operators.lend_like(q), operators.readable_by_tma(do)
+        given = do, q, k, v, out, lse, dlse, *gradients, None
+        _native.backward_with_score(lend, score, *given, *options)
+    except Unsupported as reason:
+        for total in totals.values():
+            total.zero_()
+        return refused(str(reason))
+    return tuple(gradients)
 
 
 def longest(q, k):
@@ -51,8 +78,11 @@ def refused(reason):
     warnings.warn(text, SlowScores, stacklevel=5)
 
 
-def captured(q, tensors):
-    """(address, shape, strides) of each; numbers in host memory are brought to the device."""
+def captured(q, tensors, totals):
+    """(address, shape, strides, address of the gradient) of each captured tensor.
+
+    Numbers in host memory are brought to the device. totals: number -> gradient, float32.
+    """
     described = []
     for number, tensor in enumerate(tensors):
         if tensor.device != q.device:
@@ -62,7 +92,8 @@ def captured(q, tensors):
                     f" {tuple(tensor.shape)} on {tensor.device}"
                 )
             tensors[number] = tensor = tensor.to(q.device)
-        described.append((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()))
+        gradient = totals[number].data_ptr() if number in totals else 0
+        described.append((tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), gradient))
     return tuple(described)
 
 

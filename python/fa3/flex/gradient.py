@@ -5,6 +5,7 @@ The graph goes on behind the function's own nodes, from COTANGENT, the gradient 
 Source of the method: Griewank and Walther, "Evaluating Derivatives" (SIAM, 2008), chapter 3.
 """
 
+import math
 from typing import NamedTuple
 
 from fa3.flex.graph import COTANGENT, FLOAT, SCORE
@@ -28,6 +29,7 @@ def differentiate(graph, result, tensors=()):
         is_source = node.op == SCORE or (node.op == "load" and node.value in tensors)
         if node.kind == FLOAT and (is_source or depends.intersection(node.arguments)):
             depends.add(number)
+    hiding = hiding_chain(graph, result)
     loads = []
     for number in reversed(graph.needed_for(result)):
         node, mine = graph.nodes[number], gradients.get(number)
@@ -39,7 +41,10 @@ def differentiate(graph, result, tensors=()):
         operation = OPERATIONS.get(node.op)
         if operation is None or operation.derivative is None:
             continue
-        parts = operation.derivative(make, mine, number, *node.arguments)
+        if number in hiding:
+            parts = None, mine, mine
+        else:
+            parts = operation.derivative(make, mine, number, *node.arguments)
         for argument, part in zip(node.arguments, parts, strict=True):
             if part is None or argument not in depends:
                 continue
@@ -47,3 +52,19 @@ def differentiate(graph, result, tensors=()):
             gradients[argument] = part if before is None else make.add(before, part)
     score = gradients.get(graph.leaf(SCORE))
     return Gradient(graph.constant(0.0) if score is None else score, loads)
+
+
+def hiding_chain(graph, result):
+    """Nodes where(condition, score, -inf) that the function ends with.
+
+    The gradient of a hidden key is 0 as it comes: neither branch has to look at the condition.
+    """
+    chain, number = set(), result
+    while graph.nodes[number].op == "where":
+        branches = graph.nodes[number].arguments[1:]
+        seen = [n for n in branches if graph.nodes[n].value != -math.inf]
+        if len(seen) != 1:
+            break
+        chain.add(number)
+        number = seen[0]
+    return chain

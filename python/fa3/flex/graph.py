@@ -97,7 +97,7 @@ class Graph:
     def needed_for(self, *numbers):
         """The numbers of the nodes that these are computed from, and their own, in order."""
         needed = set(numbers)
-        for number in range(max(needed), -1, -1):
+        for number in range(max(needed, default=-1), -1, -1):
             if number in needed:
                 needed.update(self.nodes[number].arguments)
         return sorted(needed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph as CUDA: the body of ScoreFunction::of() in src/engine/cuda/softmax/score_function.cuh.
+"""A graph as CUDA: bodies of functions in src/engine/cuda/softmax/score_function.cuh.
 
 One line a node, in order. What an operation is called there stands in operations.py.
 """
@@ -8,10 +8,12 @@ import math
 
 import torch
 
-from fa3.flex.graph import BATCH, BOOL, HEAD, INT, KEY, QUERY, SCORE
+from fa3.errors import Unsupported
+from fa3.flex.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
 from fa3.flex.operations import OPERATIONS
 
 NAMES = {SCORE: "score", BATCH: "b", HEAD: "h", QUERY: "q_idx", KEY: "kv_idx"}
+NAMES |= {COTANGENT: "gradient"}
 TYPES = {BOOL: "bool", INT: "int", "float": "float"}
 ELEMENTS = {
     torch.float64: "double",
@@ -32,21 +34,70 @@ LONGEST = SMALL // 2  # so that it takes the distance of two indices
 
 
 def text_of(function, longest=LONGEST):
-    """The body of the function, where no sequence has more rows than `longest`.
+    """The body of ScoreFunction::of(), where no sequence has more rows than `longest`.
 
     It depends on the tensors' types and ranks beside that.
     """
-    graph, lines = function.graph, ["using namespace score;"]
-    for number in graph.needed_for(function.result):
+    return body(function, longest, [function.result], returns=function.result)
+
+
+def slope_of(function, gradient, longest=LONGEST):
+    """The body of ScoreFunction::slope(); None: it is 1 wherever a key is seen."""
+    if function.graph.nodes[gradient.score].op == COTANGENT:
+        return None
+    one = ["const float gradient = 1.0f;"]
+    return body(function, longest, [gradient.score], before=one, returns=gradient.score)
+
+
+def gradients_of(function, gradient, longest=LONGEST):
+    """The body of ScoreGradient::of(); None: no tensor has a gradient."""
+    if not gradient.loads:
+        return None
+    graph, needed, statements, summed = function.graph, [], [], set()
+    for load, value in gradient.loads:
+        node = graph.nodes[load]
+        leaves = {graph.nodes[n].op for n in graph.needed_for(value, *node.arguments)}
+        if SCORE in leaves:
+            raise Unsupported(
+                "score_mod: a captured tensor whose gradient depends on the score; the backward"
+                " kernel has no scores any more"
+            )
+        places = {graph.nodes[n].op for n in graph.needed_for(*node.arguments)}
+        add = "add" if QUERY in places else "add_for_key" if KEY in places else "add_for_tile"
+        if (add, node.value) in summed:
+            add = "add"
+        summed.add((add, node.value))
+        arguments = [name_of(graph, value), *indices(graph, node, longest)]
+        statements.append(f"{add}<{node.value}>({', '.join(arguments)});")
+        needed += [value, *node.arguments]
+    return body(function, longest, needed, after=statements)
+
+
+def body(function, longest, numbers, before=(), after=(), returns=None):
+    """Lines that compute these nodes."""
+    graph, lines = function.graph, ["using namespace score;", *before]
+    for number in graph.needed_for(*numbers):
         node = graph.nodes[number]
         if node.op not in NAMES:
             value = expression(graph, node, function.tensors, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
-    return "\n".join([*lines, f"return {name_of(graph, function.result)};", ""])
+    if returns is not None:
+        after = [f"return {name_of(graph, returns)};"]
+    return "\n".join([*lines, *after, ""])
 
 
 def name_of(graph, number):
     return NAMES.get(graph.nodes[number].op, f"x{number}")
+
+
+def indices(graph, load, longest):
+    """Of a captured tensor; those that are known to be at least 0 cost less."""
+    names = [name_of(graph, a) for a in load.arguments]
+    bounds = [graph.bounds(a, longest) for a in load.arguments]
+    return [
+        f"unsigned({name})" if least is not None and least >= 0 else name
+        for name, (least, _) in zip(names, bounds, strict=True)
+    ]
 
 
 def expression(graph, node, tensors, longest):
@@ -55,12 +106,8 @@ def expression(graph, node, tensors, longest):
     if node.op == "constant":
         return literal(node.value)
     if node.op == "load":
-        indices = [
-            f"unsigned({name})" if least is not None and least >= 0 else name
-            for name, (least, _) in zip(arguments, bounds, strict=True)
-        ]
         element = ELEMENTS[tensors[node.value].dtype]
-        return f"load<{element}, {node.value}>({', '.join(indices)})"
+        return f"load<{element}, {node.value}>({', '.join(indices(graph, node, longest))})"
     if node.op == "to_float" and is_small(*bounds[0]):
         return f"small_to_float({arguments[0]})"
     return OPERATIONS[node.op].text.format(*arguments)

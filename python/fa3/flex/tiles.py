@@ -135,7 +135,7 @@ def online(call, tensors, sequence, rows, keys, values, first, blocks):
     return total, largest, o
 
 
-def backward(call, gradient, q, k, v, tensors, out, lse, do, dlse, totals):
+def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
     """dq, dk and dv. totals: number of a captured tensor -> its gradient, added to."""
     dtype = wide(q.dtype)
     dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))

@@ -21,7 +21,7 @@ from fa3.flex import translate
 from fa3.flex.gradient import differentiate
 from fa3.flex.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, QUERY, SCORE, Graph
 from fa3.flex.operations import Maker
-from fa3.flex.text import text_of
+from fa3.flex.text import gradients_of, slope_of, text_of
 
 NO_DATA = torch.device("meta")
 ALL_DIMS = 4  # most dimensions of a captured tensor
@@ -47,9 +47,21 @@ class Function:
 
     def text(self, longest):
         """As CUDA (text.py): made once."""
-        key = longest, *(tensor.dtype for tensor in self.tensors)
+        return self._made_once(("score", longest), lambda: text_of(self, longest))
+
+    def gradient_texts(self, wanted, longest):
+        """Of the slope and of the gradients of captured tensors; None: the slope is 1, or no
+        tensor has a gradient."""
+        gradient = self.gradient(wanted)
+        return self._made_once(
+            (wanted, longest),
+            lambda: (slope_of(self, gradient, longest), gradients_of(self, gradient, longest)),
+        )
+
+    def _made_once(self, what, make):
+        key = what, *(tensor.dtype for tensor in self.tensors)
         if key not in self._texts:
-            self._texts[key] = text_of(self, longest)
+            self._texts[key] = make()
         return self._texts[key]
 
     def gradient(self, wanted):

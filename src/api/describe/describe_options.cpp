@@ -106,6 +106,7 @@ Status describe_score(const fa3_score_function* score, Problem* problem) {
                      " dimensions of captured tensor ", i, ", got ", tensor.data, " and ",
                      tensor.rank);
     }
+    int64_t count = 1;
     for (int32_t dim = 0; dim < tensor.rank; ++dim) {
       if (tensor.shape[dim] < 1 || tensor.shape[dim] > INT32_MAX) {
         return invalid("score: expected extents of 1 to 2^31 - 1 in captured tensor ", i, ", got ",
@@ -114,6 +115,16 @@ Status describe_score(const fa3_score_function* score, Problem* problem) {
       if (tensor.stride[dim] > INT32_MAX || tensor.stride[dim] < -INT32_MAX) {
         return unsupported("score: strides of more than 2^31 - 1 elements in captured tensor ", i);
       }
+      count = std::min<int64_t>(count, INT32_MAX) * tensor.shape[dim];
+    }
+    if (tensor.gradient == nullptr) continue;
+    if (score->gradients == nullptr) {
+      return invalid("score: expected the text `gradients`, which adds to that of captured tensor ",
+                     i, ", got a null pointer");
+    }
+    if (count > INT32_MAX) {
+      return unsupported("score: a gradient of more than 2^31 - 1 elements, of captured tensor ",
+                         i);
     }
   }
   if (problem->softcap != 0.0f) {

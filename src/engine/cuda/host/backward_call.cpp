@@ -50,7 +50,8 @@ BackwardCall call_of(const BackwardProblem& p) {
           .varlen = is_varlen(p),
           .sequences = p.batch,
           .lengths_q = p.lengths_q,
-          .lengths_k = p.lengths_k};
+          .lengths_k = p.lengths_k,
+          .has_score_function = p.score != nullptr};
 }
 
 }  // namespace fa3::cuda

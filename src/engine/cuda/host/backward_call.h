@@ -34,6 +34,7 @@ struct BackwardCall {
   int64_t sequences = 0;
   Lengths lengths_q;
   Lengths lengths_k;
+  bool has_score_function = false;
 
   bool is_causal() const { return mask.right == 0; }
   bool has_no_keys() const { return k.rows == 0 || k.batches == 0; }

@@ -13,7 +13,7 @@ struct EmbeddedHeaders {
   const char* hash;  // of all of them
 };
 
-// Those that the forward of the Hopper engine includes.
+// Those that kernels of the Hopper engine include.
 EmbeddedHeaders hopper_headers();
 
 }  // namespace fa3::cuda

@@ -10,6 +10,7 @@
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/dropout/dropout.h"
 #include "engine/cuda/lists/block_list.h"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/rows.h"
 #include "engine/hopper/config/sm90.h"
@@ -94,6 +95,16 @@ struct BackwardParams {
   DkvAccum dkv_accum;
   cuda::DropoutParams dropout;
   cuda::BlockLists lists;  // of query blocks, by key block
+#ifdef FA3_SCORE_FUNCTION  // ScoredBackwardParams of the host
+  alignas(CUtensorMap) cuda::ScoreGradientParams score;
+#endif
+};
+
+// What a kernel with a score function is given: for such a kernel, compiled at run time, the rest
+// is a part of BackwardParams.
+struct ScoredBackwardParams {
+  BackwardParams main;
+  alignas(CUtensorMap) cuda::ScoreGradientParams score;
 };
 
 struct PostprocessParams {

@@ -14,6 +14,9 @@
 #include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/backward/score_tile.cuh"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/hopper/backward/function_tile.cuh"
+#endif
 #include "engine/hopper/backward/store_keys.cuh"
 #include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/sync.cuh"
@@ -93,7 +96,7 @@ class KeyGradients {
     for (int step = 1;; ++step) {
       const bool last = step == num_steps;
       typename Tile::Packed ds;
-      score_gradient(ds, p, dv);
+      score_gradient(ds, p, dv, block);
       if (!last) at_.q_pipeline().wait_full(cursor_.next());
       Tile::move(ds, ds, params_.zero);
       if (last) {
@@ -122,7 +125,7 @@ class KeyGradients {
   // dS = P (dP - Delta), under dV += P dO. `p` comes in as P and leaves as dS.
   __device__ __forceinline__ void score_gradient(typename Tile::Packed& packed,
                                                  typename Tile::Scores& p,
-                                                 float (&dv)[C.head_dim_v / 2]) {
+                                                 float (&dv)[C.head_dim_v / 2], Block block) {
     const uint32_t stage = cursor_.stage();
     Tile::pack_kept(packed, p, at_.p(warpgroup_));
     ptx::wgmma_fence();
@@ -136,7 +139,9 @@ class KeyGradients {
     ptx::wgmma_wait_group<1>();
     typename Tile::Statistics delta;
     Tile::read(delta, at_.delta(stage));
-    if constexpr (C.has_other_p()) {
+    if constexpr (kHasScoreFunction) {
+      FunctionTile<C>::differentiate(p, packed, delta, params_, place_of(block), at_.p(warpgroup_));
+    } else if constexpr (C.has_other_p()) {
       Tile::differentiate(p, at_.p(warpgroup_), delta, dropout_);
     } else {
       Tile::differentiate(p, packed, delta, dropout_);
@@ -195,9 +200,19 @@ class KeyGradients {
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
                                                const typename Tile::Lse& lse, Block block) {
     const auto score = Tile::score_of(params_);
-    score.prepare(scores);
-    hide(scores, block);
-    Tile::exponentiate(scores, lse, score, at_.p(warpgroup_), dropout_);
+    if constexpr (kHasScoreFunction) {
+      const uint32_t slopes = at_.p(warpgroup_);
+      FunctionTile<C>::prepare(scores, params_, place_of(block), slopes);
+      hide(scores, block);
+      FunctionTile<C>::exponentiate(scores, lse, score, slopes);
+    } else {
+      score.prepare(scores);
+      hide(scores, block);
+      Tile::exponentiate(scores, lse, score, at_.p(warpgroup_), dropout_);
+    }
+  }
+  __device__ __forceinline__ TilePlace place_of(Block block) const {
+    return {work_.sequence(), block.head, first_key_, block.m_block * C.block_m};
   }
 
   __device__ __forceinline__ void hide(typename Tile::Scores& scores, Block block) {

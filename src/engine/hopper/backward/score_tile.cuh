@@ -83,6 +83,17 @@ __device__ __forceinline__ float value_scale(const BackwardParams& params) {
   return 1.0f;
 }
 
+// Where a warpgroup's tile is, for a score function (function_tile.cuh).
+struct TilePlace {
+  int sequence;
+  int head;
+  int first_key;
+  int first_query;
+};
+
+template <BackwardConfig C>
+struct FunctionTile;
+
 template <BackwardConfig C>
 struct ScoreTile {
   static constexpr int kScores = C.block_m / 2;      // a thread's
@@ -92,13 +103,14 @@ struct ScoreTile {
   using Scores = float[kScores];
   using Packed = tile::PFragment<C.q_tile()>;
   using Statistics = float[kStatistics];
-  using Score = std::conditional_t<C.capped(), SoftcapScore, ScaledScore>;
+  using Score =
+      std::conditional_t<C.capped() && !cuda::kHasScoreFunction, SoftcapScore, ScaledScore>;
   using DropoutHook = std::conditional_t<C.dropout, DrawnStep<C.block_m>, NoDropout>;
   // The LSEs; or only their address, where P's other form leaves too few registers.
   using Lse = std::conditional_t<C.has_other_p(), uint32_t, Statistics>;
 
   static __device__ __forceinline__ Score score_of(const BackwardParams& params) {
-    if constexpr (C.capped()) {
+    if constexpr (C.capped() && !cuda::kHasScoreFunction) {
       return {{params.soft_cap}, params.per_cap};
     } else {
       return {params.scale_log2};

@@ -11,6 +11,9 @@
 
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/backward/score_tile.cuh"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/hopper/backward/function_tile.cuh"
+#endif
 #include "engine/hopper/backward/store_keys.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/fence.cuh"
@@ -134,7 +137,7 @@ class SplitKeyGradients {
     if constexpr (kSumsDv) {
       exponentiate(tile, statistics, block);
     } else {
-      differentiate(tile, statistics);
+      differentiate(tile, statistics, block);
     }
     if constexpr (kSumsDv) {
       Tile::pack_kept(packed, tile, at_.p(out_.stage()));
@@ -157,23 +160,40 @@ class SplitKeyGradients {
                                                const typename Tile::Lse& lse, QueryBlock block) {
     const int first_row = block.m_block * C.block_m;
     const auto score = Tile::score_of(params_);
-    score.prepare(scores);
+    if constexpr (kHasScoreFunction) {
+      if constexpr (C.has_other_p()) at_.p_pipeline().wait_empty(out_);
+      FunctionTile<C>::prepare(scores, params_, place_of(block), at_.p(out_.stage()));
+    } else {
+      score.prepare(scores);
+    }
     if (Tile::is_masked(unmasked_queries(work_.extents(), first_key_, C.block_n), first_row)) {
       Tile::mask(scores, work_.extents(), first_key_, first_row);
     }
-    if constexpr (C.has_other_p()) at_.p_pipeline().wait_empty(out_);
-    Tile::exponentiate(scores, lse, score, at_.p(out_.stage()), dropout_);
+    if constexpr (kHasScoreFunction) {
+      FunctionTile<C>::exponentiate(scores, lse, score, at_.p(out_.stage()));
+    } else {
+      if constexpr (C.has_other_p()) at_.p_pipeline().wait_empty(out_);
+      Tile::exponentiate(scores, lse, score, at_.p(out_.stage()), dropout_);
+    }
+  }
+  __device__ __forceinline__ TilePlace place_of(QueryBlock block) const {
+    return {work_.sequence(), block.head, first_key_, block.m_block * C.block_m};
   }
 
   __device__ __forceinline__ void differentiate(typename Tile::Scores& dp,
-                                                const typename Tile::Statistics& delta) {
+                                                const typename Tile::Statistics& delta,
+                                                QueryBlock block) {
     typename Tile::Packed p;
     at_.p_pipeline().wait_full(p_cursor_);
     Tile::load_packed(p, at_.p(p_cursor_.stage()));
     __syncwarp();
     if (is_lane_0()) at_.p_pipeline().release(p_cursor_.stage());
     p_cursor_.advance();
-    Tile::differentiate(dp, p, delta, dropout_);
+    if constexpr (kHasScoreFunction) {
+      FunctionTile<C>::differentiate(dp, p, delta, params_, place_of(block), 0);
+    } else {
+      Tile::differentiate(dp, p, delta, dropout_);
+    }
   }
 
   // P in registers' order, for the same thread of dK's warpgroup, unless exponentiate() has stored

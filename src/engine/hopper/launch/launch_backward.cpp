@@ -104,7 +104,7 @@ bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) 
   p.extents = {a.seqlen_q, a.seqlen_k, a.is_causal()};
   p.heads_per_kv_head = int(a.heads_per_kv_head());
   p.scale = a.gradient_scale;
-  p.scale_log2 = cuda::log2_scale(a.scale);
+  p.scale_log2 = a.has_score_function ? cuda::kLog2E : cuda::log2_scale(a.scale);
   p.columns = int(a.q.columns);
   p.columns_v = int(a.v.columns);
   p.q_is_packed = a.lengths_q.in_one_tensor;
@@ -124,17 +124,19 @@ cuda::BlockListParams lists_in(const BackwardPlan& plan, void* workspace) {
   return lists;
 }
 
-cudaError_t launch_main(const BackwardPlan& plan, const Arrays& arrays, void* workspace, bool pdl,
-                        cudaStream_t stream) {
-  BackwardParams p{};
+cudaError_t launch_main(const BackwardPlan& plan, const cuda::ScoreGradientParams* score,
+                        const Arrays& arrays, void* workspace, bool pdl, cudaStream_t stream) {
+  ScoredBackwardParams scored{};
+  if (score) scored.score = *score;
+  BackwardParams& p = scored.main;
   if (plan.grids.main == 0) return cudaSuccess;
   if (!fill(p, plan.kernel.config, plan)) return cudaErrorInvalidValue;
   p.scratch = arrays.scratch;
   p.varlen = arrays.k_tiles.tiles();
   p.dkv_accum = arrays.dkv_accum;
   if (plan.kernel.config.block_mask) p.lists = column_lists(lists_in(plan, workspace));
-  return launch(plan.main, unsigned(plan.grids.main), plan.main_threads, plan.kernel.smem_bytes, &p,
-                {.pdl = pdl}, stream);
+  return launch(plan.main, unsigned(plan.grids.main), plan.main_config.threads(),
+                plan.kernel.smem_bytes, &p, {.pdl = pdl}, stream);
 }
 
 cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream) {
@@ -208,7 +210,7 @@ cudaError_t launch_postprocess_dkv(const BackwardPlan& plan, const DkvAccum& acc
 }  // namespace
 
 cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStream_t stream,
-                            int launches) {
+                            int launches, const cuda::ScoreGradientParams* score) {
   if (plan.short_sequences) return launch_short_sequences(plan, stream);
   const BackwardCall& a = plan.call;
   const BackwardKernel& kernel = plan.kernel;
@@ -224,7 +226,8 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
     error = launch(kernel.preprocess, unsigned(preprocess), kPreprocessThreads, 0, &p, {}, stream);
   }
   if (error == cudaSuccess && launches & kMain) {
-    error = launch_main(plan, arrays, workspace, launches & kPreprocess && preprocess > 0, stream);
+    error = launch_main(plan, score, arrays, workspace, launches & kPreprocess && preprocess > 0,
+                        stream);
   }
   if (error == cudaSuccess && launches & kPostprocess) {
     const PostprocessParams p{row_tensor(a.dq), scratch.dq_accum, tiles, a.gradient_scale,

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 
 namespace fa3::hopper {
@@ -15,8 +16,9 @@ namespace fa3::hopper {
 enum BackwardLaunch { kPreprocess = 1, kMain = 2, kPostprocess = 4, kAllLaunches = 7 };
 
 // Queues the launches; allocates nothing, waits for nothing. The workspace has
-// plan.workspace.bytes, aligned to 256.
+// plan.workspace.bytes, aligned to 256. `score`: of a plan whose main kernel has a score function.
 cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStream_t stream,
-                            int launches = kAllLaunches);
+                            int launches = kAllLaunches,
+                            const cuda::ScoreGradientParams* score = nullptr);
 
 }  // namespace fa3::hopper

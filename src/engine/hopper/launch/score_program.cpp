@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/error.h"
+#include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/forward_params.h"
 
 namespace fa3::hopper {
@@ -27,35 +28,69 @@ const char* scheduler_of(const ForwardConfig& c) {
   return c.scheduler() == SchedulerKind::kDense ? "dense_tiles.cuh" : "varlen_tiles.cuh";
 }
 
+// The same of a BackwardConfig. No kernel with a score function has dropout or a block mask.
+std::string text_of(const BackwardConfig& c) {
+  return concat(
+      "BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
+      ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m, ", .block_n = ", c.block_n,
+      ", .stages = ", c.stages, ", .ds_stages = ", c.ds_stages, ", .helpers = ", truth(c.helpers),
+      ", .variant = Variant(", int(c.variant), "), .splits_heads = ", truth(c.splits_heads), "}");
+}
+
+// A function of a class of score_function.cuh.
+std::string definition(const char* declaration, const char* body) {
+  return concat("__device__ __forceinline__ ", declaration, " {\n#line 1 \"score function\"\n",
+                body, "\n}\n");
+}
+
+std::string definition_of_score(const fa3_score_function& score) {
+  return definition(
+      "float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const",
+      score.text);
+}
+
+cuda::Program program_of(const std::string& includes, const std::string& functions,
+                         const std::string& kernel) {
+  return {
+      .text = concat("#define FA3_SCORE_FUNCTION\n", includes, "namespace fa3::cuda {\n", functions,
+                     "}\n#line 1 \"kernel\"\nnamespace fa3::hopper {\n", kernel, "}\n"),
+      .architecture = "sm_90a",
+      .options = {"-std=c++20", "-default-device"},
+      .headers = cuda::hopper_headers()};
+}
+
 }  // namespace
 
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& c) {
   const char* loader =
       c.kv_loader() == KvLoaderKind::kDense ? "load_tma.cuh" : "load_tma_pages.cuh";
-  return {.text = concat("#define FA3_SCORE_FUNCTION\n"
-                         "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
-                         "#include \"engine/hopper/forward/producer/",
-                         loader,
-                         "\"\n"
-                         "#include \"engine/hopper/forward/producer/",
-                         scheduler_of(c),
-                         "\"\n"
-                         "namespace fa3::cuda {\n"
-                         "__device__ __forceinline__ float ScoreFunction::of(\n"
-                         "    float score, int b, int h, int q_idx, int kv_idx) const {\n"
-                         "#line 1 \"score function\"\n",
-                         score.text,
-                         "\n}\n}\n#line 1 \"kernel\"\n"
-                         "namespace fa3::hopper {\n"
-                         "constexpr ForwardConfig kConfig = ",
-                         text_of(c),
-                         ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                         " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
-                         "template __global__ void forward_kernel<kConfig>("
-                         "const __grid_constant__ ForwardParams);\n}\n"),
-          .architecture = "sm_90a",
-          .options = {"-std=c++20", "-default-device"},
-          .headers = cuda::hopper_headers()};
+  return program_of(
+      concat("#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
+             "#include \"engine/hopper/forward/producer/",
+             loader, "\"\n#include \"engine/hopper/forward/producer/", scheduler_of(c), "\"\n"),
+      definition_of_score(score),
+      concat("constexpr ForwardConfig kConfig = ", text_of(c),
+             ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+             " && smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
+             "template __global__ void forward_kernel<kConfig>("
+             "const __grid_constant__ ForwardParams);\n"));
+}
+
+cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c) {
+  const char* const slope = score.slope == nullptr ? "return 1.0f;" : score.slope;
+  return program_of(
+      "#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
+      definition_of_score(score) +
+          definition("float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) "
+                     "const",
+                     slope) +
+          definition("void ScoreGradient::of(float gradient, int b, int h, int q_idx, int kv_idx)",
+                     score.gradients == nullptr ? "" : score.gradients),
+      concat("constexpr BackwardConfig kConfig = ", text_of(c),
+             ";\nstatic_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
+             " && backward_smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
+             "template __global__ void backward_kernel<kConfig>("
+             "const __grid_constant__ BackwardParams);\n"));
 }
 
 cuda::ScoreCaptures captures_of(const fa3_score_function& score) {
@@ -70,6 +105,20 @@ cuda::ScoreCaptures captures_of(const fa3_score_function& score) {
     }
   }
   return captures;
+}
+
+cuda::ScoreGradientParams gradients_of(const fa3_score_function& score, float scale) {
+  cuda::ScoreGradientParams params{.captures = captures_of(score), .gradients = {}, .scale = scale};
+  for (int i = 0; i < score.num_tensors; ++i) {
+    const fa3_captured_tensor& from = score.tensors[i];
+    params.gradients[i].data = from.gradient;
+    int stride = 1;
+    for (int dim = from.rank - 1; dim >= 0; --dim) {
+      params.gradients[i].stride[dim] = stride;
+      stride *= int(from.shape[dim]);
+    }
+  }
+  return params;
 }
 
 }  // namespace fa3::hopper

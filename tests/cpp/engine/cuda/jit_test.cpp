@@ -12,6 +12,7 @@
 
 #include "engine/cuda/jit/disk_cache.h"
 #include "engine/cuda/jit/kernel_cache.h"
+#include "engine/hopper/instances/backward_table.h"
 #include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/launch/score_program.h"
 
@@ -188,6 +189,34 @@ TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) + load<float, 1>(b, kv_idx);");
+  score.gradients =
+      "add<0>(gradient, h, q_idx); add_for_key<1>(gradient, b, kv_idx); "
+      "add_for_tile<2>(gradient * (kv_idx - q_idx), h);";
+  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
+  const auto compiles = [&](const hopper::BackwardConfig& config) {
+    std::string code;
+    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_EQ(code.substr(1, 3), "ELF");
+  };
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    const auto config = row.config.with(hopper::Element::kFp16, hopper::Variant::kDense);
+    compiles(config);
+    if (quick || row.config.head_dim != 128) continue;  // minutes otherwise
+    compiles(config.deterministic());
+    compiles(config.with_head_splits());
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
+  }
+  score.slope = "return 0.5f * score;";
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    if (row.config.splits_dkv()) score.gradients = nullptr;
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
   }
 }
 

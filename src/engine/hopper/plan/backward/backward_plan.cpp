@@ -54,6 +54,7 @@ RowBlockCounts count_blocks(const BackwardCall& a, const TensorSpan& t, int bloc
 // Softcaps and dropout have no kernel for short sequences, and preprocess sums a sink's gradient.
 bool has_short_sequences(const BackwardConfig& c, const BackwardCall& a) {
   if (a.batch_invariant) return false;  // the longest one would decide for all
+  if (a.has_score_function) return false;
   return c.can_take_short_sequences() && a.varlen && !a.has_sink && a.sequences > 0 &&
          a.q.rows * a.k.rows > 0 && std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;
 }
@@ -183,7 +184,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& cal
   plan.main = call.deterministic ? kernel.main_deterministic
               : splits > 1       ? kernel.main_head_splits
                                  : kernel.main;
-  plan.main_threads = (call.deterministic ? c.deterministic() : c).threads();
+  plan.main_config = call.deterministic ? c.deterministic() : splits > 1 ? c.with_head_splits() : c;
   plan.tail_tiles = kTailTilesPerSm * num_sms;
   if (c.block_mask) {
     plan.lists = cuda::block_list_params(call.block_mask, call.seqlen_q, call.seqlen_k);

@@ -55,8 +55,8 @@ struct BackwardPlan {
   KeyBlockOrder order{};
   cuda::BlockListParams lists{};  // of a block mask
   int64_t num_tiles = 0;          // key blocks, times head splits
-  const void* main = nullptr;
-  int main_threads = 0;
+  const void* main = nullptr;     // of a score function: found when it runs
+  BackwardConfig main_config;
   int tail_tiles = 0;            // varlen: the last key blocks, longest first whatever their head
   bool short_sequences = false;  // one launch does it all: no sequence is longer than a tile
   BackwardGrids grids;           // all 0: there is nothing to do

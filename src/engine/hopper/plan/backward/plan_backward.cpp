@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hopper/plan/backward/plan_backward.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
@@ -31,11 +33,26 @@ Status check_layouts(const BackwardCall& a) {
   return {};
 }
 
-// Only preprocess sees sinks: the main kernel is compiled for the rest of the problem.
+// Only preprocess sees sinks: the main kernel is compiled for the rest of the problem. One that
+// keeps slopes of a score function keeps them where others keep P for a softcap.
 Variant main_variant(const BackwardProblem& p) {
+  if (p.score != nullptr && p.score->slope != nullptr) return Variant::kCapped;
   Problem without_sink = p;
   without_sink.has_sink = false;
   return variant_of(without_sink);
+}
+
+Status check_score(const BackwardProblem& p) {
+  if (p.score == nullptr || p.score->gradients == nullptr) return {};
+  if (p.deterministic) {
+    return unsupported("gradients of captured tensors in one order (deterministic)");
+  }
+  if (p.score->slope != nullptr && std::max(p.head_dim, p.head_dim_v) > 128) {
+    return unsupported(
+        "gradients of captured tensors for head dims beyond 128, where the score "
+        "function has a slope");
+  }
+  return {};
 }
 
 // A row of kBackwardTable, of kDropoutBackwardTable or of kMaskBackwardTable.
@@ -63,8 +80,10 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
 }
 
 BackwardKernel kernel_of(const BackwardProblem& p) {
-  BackwardKernel kernel = kernel_of(p, main_variant(p));
-  kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
+  const Variant variant = main_variant(p);
+  BackwardKernel kernel = kernel_of(p, variant);
+  // Rows of slopes' kernels are as long as those of capped ones.
+  if (variant != Variant::kCapped) kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
   return kernel;
 }
 
@@ -131,6 +150,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   }
   const BackwardCall call = call_of(problem);
   FA3_TRY(check_layouts(call));
+  FA3_TRY(check_score(problem));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
   const BackwardPlan decided = plan_launches(kernel_of(problem), call, num_sms);
@@ -149,7 +169,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
     plan->kernel =
         concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
                c.block_m, "x", c.block_n, mask_name(call.mask), c.block_mask ? " block mask" : "",
-               c.dropout ? " dropout" : "", call.deterministic ? " deterministic" : "");
+               c.dropout ? " dropout" : "", call.deterministic ? " deterministic" : "",
+               problem.score ? " with a score function" : "");
     plan->why = reasons(decided, instance_of(problem, row).why);
   }
   return {};

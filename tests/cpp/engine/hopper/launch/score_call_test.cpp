@@ -8,6 +8,7 @@
 #include <string>
 
 #include "counting_runtime.h"
+#include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/forward_params.h"
 
 namespace fa3::test {
@@ -86,17 +87,56 @@ TEST_F(ScoredCall, IsRefusedWithWhatItCannotDo) {
   EXPECT_NE(refusal().find("ampere: score functions"), std::string::npos);
 }
 
-TEST_F(ScoredCall, HasNoGradientYet) {
+struct ScoredGradients : ScoredCall {
+  ScoredGradients() {
+    backward.q = args.q;
+    backward.k = args.k;
+    backward.v = args.v;
+    backward.o = backward.d_o = args.o;
+    backward.dq = on_gpu(4);
+    backward.dk = on_gpu(5);
+    backward.dv = on_gpu(6);
+    backward.lse = contiguous(on_gpu(7).data, FA3_FLOAT32, {2, 4, 1000}, {FA3_CUDA, 0});
+    backward.options.score = &score;
+    slopes.gradient = reinterpret_cast<float*>(uintptr_t{0x8000});
+    score.gradients = "add_for_tile<0>(gradient * (kv_idx - q_idx), h);";
+  }
+  std::string refusal() {
+    EXPECT_NE(fa3_backward_supported(&backward), FA3_OK);
+    return fa3_last_error();
+  }
+
   BackwardArgs backward;
-  backward.q = backward.dq = args.q;
-  backward.k = backward.dk = args.k;
-  backward.v = backward.dv = args.v;
-  backward.o = backward.d_o = args.o;
-  backward.lse = contiguous(args.q.data, FA3_FLOAT32, {2, 4, 1000}, {FA3_CUDA, 0});
-  backward.options.score = &score;
-  EXPECT_EQ(fa3_backward_supported(&backward), FA3_UNSUPPORTED);
-  EXPECT_NE(std::string(fa3_last_error()).find("gradients of score functions"), std::string::npos)
-      << fa3_last_error();
+};
+
+TEST_F(ScoredGradients, AreThreeLaunchesOfWhichOneKnowsTheCapturedTensors) {
+  int launches = 0;
+  fa3::hopper::ScoredBackwardParams given{};
+  g_on_launch = [&](const cudaLaunchConfig_t& config, const void* params) {
+    if (++launches == 2) given = *static_cast<const fa3::hopper::ScoredBackwardParams*>(params);
+    if (launches == 2) EXPECT_EQ(config.blockDim.x, 512u);
+  };
+  void* workspace = reinterpret_cast<void*>(uintptr_t{0x900000000});
+  const fa3_status status = fa3_backward(&backward, workspace, size_t{1} << 28, nullptr);
+  if (status == FA3_UNSUPPORTED) GTEST_SKIP() << fa3_last_error();
+  ASSERT_EQ(status, FA3_OK) << fa3_last_error();
+  EXPECT_EQ(launches, 3);
+  EXPECT_EQ(given.score.captures.tensors[0].data, slopes.data);
+  EXPECT_EQ(given.score.captures.tensors[0].stride[0], 3);
+  EXPECT_EQ(given.score.gradients[0].data, slopes.gradient);
+  EXPECT_EQ(given.score.gradients[0].stride[0], 1);
+  EXPECT_FLOAT_EQ(given.score.scale, 0.08838835f);
+  EXPECT_FLOAT_EQ(given.main.scale_log2, 1.4426950f);  // of natural scores
+}
+
+TEST_F(ScoredGradients, AreRefusedWithWhatTheyCannotDo) {
+  backward.options.deterministic = 1;
+  EXPECT_NE(refusal().find("captured tensors in one order"), std::string::npos) << refusal();
+  backward.options.deterministic = 0;
+  score.gradients = nullptr;
+  EXPECT_NE(refusal().find("expected the text `gradients`"), std::string::npos) << refusal();
+  slopes.gradient = nullptr;
+  EXPECT_EQ(fa3_backward_supported(&backward), FA3_OK) << fa3_last_error();
 }
 
 }  // namespace

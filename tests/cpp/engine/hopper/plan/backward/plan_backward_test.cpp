@@ -240,7 +240,7 @@ TEST(BackwardPlan, takes_the_main_kernel_that_the_call_needs) {
   kernel.main_head_splits = functions + 2;
   const auto main_of = [&](const BackwardCall& a) {
     const BackwardPlan plan = plan_launches(kernel, a, kH200Sms);
-    return std::pair(static_cast<const char*>(plan.main) - functions, plan.main_threads);
+    return std::pair(static_cast<const char*>(plan.main) - functions, plan.main_config.threads());
   };
   BackwardCall deterministic = grouped(1, 1000, 8);
   deterministic.deterministic = true;

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tile of scores whose function is compiled at run time (cuda/softmax/score_function.cuh), 64
+// keys by a block of queries: what score_tile.cuh does to others, at places that the function is
+// told. Kernels are kCapped where the function's slope is not 1: then shared memory keeps, in
+// registers' order and 16 bits, the slopes of the thread's scores until dP is there; where dK and
+// dV are split, P times the slope for the other warpgroup.
+#pragma once
+
+#include "engine/cuda/softmax/score_function.cuh"
+#include "engine/hopper/backward/score_tile.cuh"
+
+namespace fa3::hopper {
+
+template <BackwardConfig C>
+struct FunctionTile {
+  using Tile = ScoreTile<C>;
+  using Scores = typename Tile::Scores;
+  static constexpr int kStepScores = Tile::kDepth / 2;  // a thread's, of a step of 16 queries
+
+  // The keys and queries of a thread's scores.
+  struct ThreadPlace : TilePlace {
+    __device__ __forceinline__ explicit ThreadPlace(const TilePlace& tile) : TilePlace(tile) {
+      const int thread = int(thread_in_block() % kWarpgroupSize);
+      first_key += fragment_row(thread);
+      first_query += fragment_lane_column(thread);
+    }
+    __device__ __forceinline__ int key(int i) const {
+      return first_key + fragment_row_index(i) * kRowDistance;
+    }
+    __device__ __forceinline__ int query(int i) const { return first_query + fragment_column(i); }
+  };
+
+  // Products become what the function returns.
+  static __device__ __forceinline__ void prepare(Scores& scores, const BackwardParams& params,
+                                                 const TilePlace& tile, uint32_t slopes_smem) {
+    const ThreadPlace at(tile);
+    const ScoreFunction function{params.score.captures};
+#pragma unroll
+    for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
+      float slopes[kStepScores];
+#pragma unroll
+      for (int j = 0; j < kStepScores; ++j) {
+        const int i = step * kStepScores + j;
+        const float score = scores[i] * params.score.scale;
+        scores[i] = function.of(score, at.sequence, at.head, at.query(i), at.key(i));
+        if constexpr (C.capped()) {
+          slopes[j] = function.slope(score, at.sequence, at.head, at.query(i), at.key(i));
+        }
+      }
+      if constexpr (C.capped()) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          packed[j] = pack_pair<C.element>(slopes[2 * j], slopes[2 * j + 1]);
+        }
+        ptx::st_shared_b32x4(Tile::packed_place(slopes_smem, step), packed);
+      }
+    }
+  }
+
+  // Masked scores become P.
+  static __device__ __forceinline__ void exponentiate(Scores& scores,
+                                                      const typename Tile::Statistics& lse,
+                                                      ScaledScore score, uint32_t) {
+    Tile::exponentiate(scores, lse, score, 0, {});
+  }
+  static __device__ __forceinline__ void exponentiate(Scores& scores, uint32_t lse_row,
+                                                      ScaledScore score, uint32_t slopes_smem) {
+#pragma unroll
+    for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
+      float lse[kStepScores / 2];
+      Tile::read(lse, lse_row + step * Tile::kDepth * uint32_t{sizeof(float)});
+#pragma unroll
+      for (int j = 0; j < kStepScores; ++j) {
+        float& x = scores[step * kStepScores + j];
+        x = ex2(score.exponent(x, lse[Tile::query_index(j)]));
+      }
+      if constexpr (C.splits_dkv()) multiply_slopes(scores, step, slopes_smem);
+    }
+  }
+
+  // dP -> dS. Captured tensors have their gradients from P (dP - delta), before the slope.
+  static __device__ __forceinline__ void differentiate(Scores& dp, const typename Tile::Packed& p,
+                                                       const typename Tile::Statistics& delta,
+                                                       const BackwardParams& params,
+                                                       const TilePlace& tile,
+                                                       uint32_t slopes_smem) {
+    const ThreadPlace at(tile);
+    ScoreGradient gradient(params.score);
+#pragma unroll
+    for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
+      uint32_t slopes[4];
+      if constexpr (kKeepsSlopes)
+        ptx::ld_shared_b32x4(Tile::packed_place(slopes_smem, step), slopes);
+#pragma unroll
+      for (int j = 0; j < kStepScores; j += 2) {
+        float weights[2], slope[2];
+        ptx::unpack_pair<C.element>(p[step][j / 2], weights[0], weights[1]);
+        if constexpr (kKeepsSlopes) {
+          ptx::unpack_pair<C.element>(slopes[j / 2], slope[0], slope[1]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = step * kStepScores + j + half;
+          float& x = dp[i];
+          x = weights[half] * (x - delta[Tile::query_index(i)]);
+          gradient.key = fragment_row_index(i);
+          gradient.counts = x != 0.0f;
+          gradient.of(x, at.sequence, at.head, at.query(i), at.key(i));
+          if constexpr (kKeepsSlopes) x = x == 0.0f ? 0.0f : x * slope[half];
+        }
+      }
+    }
+    add_sums(gradient);
+  }
+
+ private:
+  static constexpr bool kKeepsSlopes = C.capped() && !C.splits_dkv();
+
+  // P times the slope takes the slope's place.
+  static __device__ __forceinline__ void multiply_slopes(const Scores& p, int step, uint32_t smem) {
+    uint32_t packed[4];
+    ptx::ld_shared_b32x4(Tile::packed_place(smem, step), packed);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float slope[2];
+      ptx::unpack_pair<C.element>(packed[j], slope[0], slope[1]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float weight = p[step * kStepScores + 2 * j + half];
+        slope[half] = weight == 0.0f ? 0.0f : weight * slope[half];
+      }
+      packed[j] = pack_pair<C.element>(slope[0], slope[1]);
+    }
+    ptx::st_shared_b32x4(Tile::packed_place(smem, step), packed);
+  }
+
+  // A thread's sums for its tile are a warp's; those for a key are a quad's.
+  static __device__ __forceinline__ void add_sums(const ScoreGradient& gradient) {
+    const int lane = int(thread_in_block() % kWarpSize);
+#pragma unroll
+    for (int number = 0; number < ScoreCaptures::kMost; ++number) {
+      add_sum(gradient.of_tile[number], kWarpSize, lane);
+      for (const auto& of_key : gradient.of_key) add_sum(of_key[number], kQuadLanes, lane);
+    }
+  }
+  static __device__ __forceinline__ void add_sum(const ScoreGradient::Sum& sum, int lanes,
+                                                 int lane) {
+    if (sum.place == nullptr) return;
+    float value = sum.value;
+#pragma unroll
+    for (int distance = 1; distance < lanes; distance *= 2) {
+      value += __shfl_xor_sync(0xffffffff, value, distance);
+    }
+    if (lane % lanes == 0 && value != 0.0f) ScoreGradient::add_to(sum.place, value);
+  }
+};
+
+}  // namespace fa3::hopper
