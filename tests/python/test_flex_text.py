@@ -23,7 +23,7 @@ PROGRAM = """
 #include <cmath>
 #include <cstdint>
 using namespace std;
-#include "engine/cuda/softmax/score_function.cuh"
+#include "engine/cuda/softmax/score_gradient.cuh"
 namespace fa3::cuda {
 inline float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const {
 %s}

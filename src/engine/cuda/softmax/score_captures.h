@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The captured tensors of a score function, and their gradients, as a kernel is given them. Next:
-// score_function.cuh.
+// The captured tensors of a score function, as a kernel is given them. Next: score_function.cuh.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +22,6 @@ struct ScoreCaptures {
     int stride[kDims];  // in elements
   };
   Tensor tensors[kMost];
-};
-
-// What a backward pass is given: beside the tensors, their gradients, of the same extents.
-struct ScoreGradientParams {
-  struct Gradient {
-    float* data;  // null: not wanted
-    int stride[ScoreCaptures::kDims];
-  };
-  ScoreCaptures captures;
-  Gradient gradients[ScoreCaptures::kMost];
-  float scale;  // softmax scale
 };
 
 }  // namespace fa3::cuda

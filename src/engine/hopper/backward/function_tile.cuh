@@ -6,7 +6,7 @@
 // dV are split, P times the slope for the other warpgroup.
 #pragma once
 
-#include "engine/cuda/softmax/score_function.cuh"
+#include "engine/cuda/softmax/score_gradient.cuh"
 #include "engine/hopper/backward/score_tile.cuh"
 
 namespace fa3::hopper {

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "engine/cuda/softmax/score_captures.h"
+#include "engine/cuda/softmax/score_gradient_params.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 
 namespace fa3::hopper {

@@ -5,7 +5,7 @@
 
 #include "core/problem.h"
 #include "engine/cuda/jit/nvrtc.h"
-#include "engine/cuda/softmax/score_captures.h"
+#include "engine/cuda/softmax/score_gradient_params.h"
 #include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/config/forward_config.h"
 

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of what a score function captures, in a backward pass that is compiled at run time:
+// the text is the body of ScoreGradient::of(). See score_function.cuh.
+#pragma once
+
+#include "engine/cuda/softmax/score_function.cuh"
+#include "engine/cuda/softmax/score_gradient_params.h"
+
+namespace fa3::cuda {
+
+// What the body of a gradient sees: of() adds to the gradients of captured tensors, `gradient`
+// being that of what the function returned. A sum for all scores of a thread, or for those of a
+// key, is kept until it is taken, by where it belongs; each tensor has one.
+struct ScoreGradient : ScoreFunction {
+  struct Sum {
+    float value = 0.0f;
+    float* place = nullptr;  // null: there is none
+  };
+  const ScoreGradientParams& params;
+  Sum of_tile[ScoreCaptures::kMost];
+  Sum of_key[2][ScoreCaptures::kMost];  // a thread's keys
+  int key = 0;                          // which of them comes next
+  bool counts =
+      true;  // whether the next score does: where P is 0 no slope matters, infinite or not
+
+  __device__ __forceinline__ explicit ScoreGradient(const ScoreGradientParams& p)
+      : ScoreFunction{p.captures}, params(p) {}
+
+  // To the gradient of the element that load<T, Number>(indices...) reads.
+  template <int Number, class... Indices>
+  __device__ __forceinline__ void add(float value, Indices... indices) {
+    float* const place = place_of<Number>(indices...);
+    if (place != nullptr && counts) add_to(place, value);
+  }
+  // The same where no index depends on q_idx, or on kv_idx either. Once a tensor.
+  template <int Number, class... Indices>
+  __device__ __forceinline__ void add_for_key(float value, Indices... indices) {
+    add_to(of_key[key][Number], value, place_of<Number>(indices...));
+  }
+  template <int Number, class... Indices>
+  __device__ __forceinline__ void add_for_tile(float value, Indices... indices) {
+    add_to(of_tile[Number], value, place_of<Number>(indices...));
+  }
+
+  __device__ __forceinline__ void of(float gradient, int b, int h, int q_idx, int kv_idx);
+
+  static __device__ __forceinline__ void add_to(float* place, float value) {
+#ifdef __CUDACC__
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(place), "f"(value) : "memory");
+#else
+    *place += value;
+#endif
+  }
+
+ private:
+  __device__ __forceinline__ void add_to(Sum& sum, float value, float* place) {
+    sum.value += counts ? value : 0.0f;
+    sum.place = place;
+  }
+  template <int Number, class... Indices>
+  __device__ __forceinline__ float* place_of(Indices... indices) const {
+    static_assert(Number < ScoreCaptures::kMost && sizeof...(Indices) <= ScoreCaptures::kDims);
+    const ScoreCaptures::Tensor& tensor = params.captures.tensors[Number];
+    const ScoreGradientParams::Gradient& gradient = params.gradients[Number];
+    int64_t place = 0;
+    int dim = 0;
+    ((place += int64_t{within(indices, tensor.extent[dim])} * gradient.stride[dim], ++dim), ...);
+    return gradient.data == nullptr ? nullptr : gradient.data + place;
+  }
+};
+
+}  // namespace fa3::cuda
