@@ -43,7 +43,8 @@ class Suite(NamedTuple):
 
     modules: Callable  # -> name -> module: ours under flash_attn's names
     skips: Callable  # what the tests skip at once, of the cases of one name
-    lacks: dict[str, str]  # a parameter -> why fa3 refuses the cases that have it
+    # A parameter -> why fa3 refuses the cases that have it, and which of them it refuses.
+    lacks: dict[str, tuple[str, Callable]]
     left_out: dict[str, str]  # a test -> why it cannot pass
 
 
@@ -91,7 +92,13 @@ def skips_of_fa2(name, case):
     )
 
 
-QV = {"has_qv": "fa3 has no kernel whose scores are q.k + qv.v"}
+QV = {"has_qv": ("fa3 has no kernel whose scores are q.k + qv.v", lambda case: True)}
+ALIBI = {
+    "alibi": (
+        "fa3 has no ALiBi beside dropout or over a cache",
+        lambda case: str(case.get("dropout_p")) != "0.0",
+    )
+}
 SUITES = {
     "hopper/test_flash_attn.py": Suite(
         names_of_fa3,
@@ -103,7 +110,7 @@ SUITES = {
     "tests/test_flash_attn.py": Suite(
         names_of_fa2,
         skips_of_fa2,
-        {"alibi": "fa3 has no ALiBi"},
+        ALIBI,
         {
             "test_flash_attn_varlen_paged_kv_num_splits": "asks that num_splits=2 is refused, "
             "which fa3 takes",
@@ -222,7 +229,7 @@ def sample_of(test, name, options):
     served, lacking = [], {parameter: [] for parameter in suite.lacks}
     for case in cases_of(test, options.longest):
         if not suite.skips(name, case):
-            next((lacking[of] for of in lacking if case.get(of)), served).append(case)
+            next((lacking[of] for of in lacking if has(case, of, suite)), served).append(case)
     draw = random.Random(options.seed)
     drawn = draw.sample(served, min(options.cases, len(served)))
     tried = [c for cases in lacking.values() for c in draw.sample(cases, min(TRIED, len(cases)))]
@@ -313,7 +320,7 @@ def report(options, lines, failed_workers):
             f"{counts['refused']} refused, {counts['skipped']} skipped"
         )
         for parameter, count in sample.lacking.items():
-            print(f"  {count} cases more with {parameter}: {suite.lacks[parameter]}; ", end="")
+            print(f"  {count} cases more with {parameter}: {suite.lacks[parameter][0]}; ", end="")
             print(f"refused: {sum(line[1] == 'refused' for line in lacking)} of {len(lacking)}")
         refusals = collections.Counter(line[2] for line in mine if line[1] == "refused")
         for why, count in refusals.most_common():
@@ -335,7 +342,12 @@ def report(options, lines, failed_workers):
 
 def lacks(case, suite):
     """Whether a case, its values as text, has what fa3 has not."""
-    return any(case.get(parameter) == "True" for parameter in suite.lacks)
+    return any(has(case, parameter, suite) for parameter in suite.lacks)
+
+
+def has(case, parameter, suite):
+    """Whether a case, or its values as text, has a parameter that fa3 refuses."""
+    return str(case.get(parameter)) == "True" and suite.lacks[parameter][1](case)
 
 
 def main():

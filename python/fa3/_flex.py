@@ -48,8 +48,8 @@ def flex_attention(
         return_lse: also return the LSE.
 
     On an H100 or H200, 16-bit tensors take the library's own kernel, into which the function is
-    compiled by NVRTC when it is first called: a few seconds a pass, once for a user's processes. All
-    else is computed by torch operations tile by tile, which is slow.
+    compiled by NVRTC when it is first called: a few seconds a pass, once for a user's processes.
+    All else is computed by torch operations tile by tile, which is slow.
 
     Returns:
         out (b, sq, hq, dv), or (out, lse); lse (b, hq, sq), natural log. A row that sees no key has

@@ -20,7 +20,7 @@ from fa3._arrays import (
 )
 from fa3._dropout import require_seed
 from fa3._options import OF_BOTH_PASSES, in_order, takes_options, viewed
-from fa3.errors import InvalidArgument
+from fa3.errors import InvalidArgument, Unsupported
 
 
 def load_torch_backend():
@@ -48,7 +48,18 @@ class Gradients(NamedTuple):
 
 
 @takes_options()
-def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options):
+def attention(
+    q,
+    k,
+    v,
+    *,
+    out=None,
+    return_lse=False,
+    generator=None,
+    bias=None,
+    alibi_slopes=None,
+    **options,
+):
     """Exact attention: out = softmax(mask(softcap(scale * q k^T))) v, in O(sequence) memory.
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1. Accepts NumPy arrays (ml_dtypes for
@@ -117,6 +128,15 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
             boolean maps, slices, rules and dense masks, or torch's own BlockMask.
         generator: torch only: the torch.Generator that gives dropout's seed, on q's device; None is
             the device's own. A call with dropout draws two numbers from it, others none.
+        bias: torch only: added to the scores, behind the softcap and before the mask: 16-, 32- or
+            64-bit floats that broadcast to (b, hq, sq, sk), differentiable; or booleans, True where
+            a query sees a key. b counts sequences, packed ones too, whose rows are the first of sq
+            and sk. Gradients are summed in float32. Not together with sinks, dropout, block_mask,
+            chunks, caches or FP8. On an H100 or H200 it becomes a part of the kernel, which is
+            compiled at first use as of fa3.flex_attention; elsewhere torch operations compute it,
+            tile by tile.
+        alibi_slopes: the same, as a formula: (hq,) or (b, hq) floats, differentiable; scores get
+            -slope * |i + sk - sq - j|.
         sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for
             work beside it, such as communication: it plans for the others. Kernels with two CTAs on
             an SM may leave that room in twice as many SMs. Gradients, and the short kernels before
@@ -134,6 +154,12 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
             NotImplementedError.
         TypeError: an argument is not an array, not a number, ...
     """
+    if bias is not None or alibi_slopes is not None:
+        if not is_torch(q) or generator is not None:
+            raise Unsupported("bias, alibi_slopes: expected torch tensors, and no generator")
+        return torch_backend().attend_with_bias(
+            q, k, v, bias, alibi_slopes, out, return_lse, options
+        )
     if is_torch(q):
         in_order_options = in_order("attention", options)
         return torch_backend().attend(q, k, v, out, return_lse, in_order_options, generator)

@@ -57,6 +57,8 @@ def attention(
     out: Array | None = None,
     return_lse: Literal[False] = False,
     generator: Any = None,
+    bias: Array | None = None,
+    alibi_slopes: Array | None = None,
     **options: Unpack[Options[Array]],
 ) -> Array: ...
 @overload
@@ -68,6 +70,8 @@ def attention(
     out: Array | None = None,
     return_lse: Literal[True],
     generator: Any = None,
+    bias: Array | None = None,
+    alibi_slopes: Array | None = None,
     **options: Unpack[Options[Array]],
 ) -> tuple[Array, Array]: ...
 @overload
@@ -79,6 +83,8 @@ def attention(
     out: Array | None = None,
     return_lse: bool,
     generator: Any = None,
+    bias: Array | None = None,
+    alibi_slopes: Array | None = None,
     **options: Unpack[Options[Array]],
 ) -> Array | tuple[Array, Array]: ...
 def attention_backward(

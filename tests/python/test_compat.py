@@ -337,7 +337,12 @@ def test_combine_merges_disjoint_keys(device):
 REFUSED = [
     (fa3_names.flash_attn_func, {"qv": torch.ones(1)}, "qv: expected None, got a tensor"),
     (fa3_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
-    (fa2_names.flash_attn_func, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: .*no ALiBi"),
+    (
+        fa2_names.flash_attn_func,
+        {"alibi_slopes": torch.ones(4), "dropout_p": 0.1},
+        "alibi_slopes: .*no ALiBi beside dropout",
+    ),
+    (fa2_names.flash_attn_with_kvcache, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: .*alone"),
     (fa2_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
 ]
 

@@ -109,7 +109,7 @@ def test_of_something_that_fails():
 
 
 def test_the_sample_of_flash_attns_own_tests_counts_and_lists(tmp_path):
-    """Cases that the tests skip are none; ALiBi is tried and must be refused; the rest runs."""
+    """Cases that the tests skip are none; what fa3 lacks must be refused; the rest runs."""
     file = tmp_path / "tests" / "test_flash_attn.py"
     file.parent.mkdir()
     file.write_text(TESTS)
@@ -117,8 +117,9 @@ def test_the_sample_of_flash_attns_own_tests_counts_and_lists(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     output, lines = done.stdout, done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
-    assert lines[0].startswith("test_flash_attn_output: 3 of a sample of 3 of 3 cases, seed 1: 3 p")
-    assert lines[1] == "  3 cases more with alibi: fa3 has no ALiBi; refused: 3 of 3"
+    assert lines[0].startswith("test_flash_attn_output: 5 of a sample of 5 of 5 cases, seed 1: 5 p")
+    lacking = "fa3 has no ALiBi beside dropout or over a cache"
+    assert lines[1] == f"  1 cases more with alibi: {lacking}; refused: 1 of 1"
     assert "generator_arg_must_be_none: left out: calls the compiled module" in lines[2]
     assert "test_of_something_that_fails: 1 of a sample of 1 of 1 cases" in output
     assert "failed: {}: AssertionError" in output

@@ -140,7 +140,13 @@ def _flash_attn_varlen_backward(
 
 
 def refuse(alibi_slopes):
-    unsupported(alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"))
+    unsupported(
+        alibi_slopes=(
+            alibi_slopes,
+            None,
+            "fa3 has ALiBi in flash_attn_func and flash_attn_varlen_func alone",
+        )
+    )
 
 
 def forward_with_state(q, k, v, named, return_softmax):

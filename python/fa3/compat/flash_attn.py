@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
 
-Semantics are those of fa3.attention. ALiBi raises fa3.Unsupported with the argument's name. With
+Semantics are those of fa3.attention. alibi_slopes, (hq,) or (b, hq), have no gradient, as in the
+original; with dropout or a cache they raise fa3.Unsupported with the argument's name. With
 return_attn_probs the functions return (out, lse, S_dmask): with dropout the weights of the scores,
 negative where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory;
 without dropout None, where the original has an empty tensor. Head dims that are no multiples of 8
@@ -14,7 +15,7 @@ import inspect
 
 from fa3._options import shows
 from fa3.compat import flash_attn_2_cuda
-from fa3.compat._arguments import length, options
+from fa3.compat._arguments import length, options, unsupported
 from fa3.compat._kvcache import attend
 from fa3.compat._passes import forward, indices, rows, whole_chunks
 from fa3.compat._passes_of_fa2 import (
@@ -57,8 +58,8 @@ def flash_attn_func(
     return_attn_probs=False,
 ):
     """q (b, sq, hq, d), k (b, sk, hk, d), v (b, sk, hk, dv) -> out (b, sq, hq, dv)."""
-    refuse(alibi_slopes)
     named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
+    named |= with_alibi(alibi_slopes, dropout_p)
     return answer(q, k, v, named, return_attn_probs)
 
 
@@ -99,13 +100,15 @@ def flash_attn_varlen_func(
 
     With block_table k and v are pages, and cu_seqlens_k holds the lengths of sequences in them.
     """
-    refuse(alibi_slopes)
+    if block_table is not None:
+        refuse(alibi_slopes)
     cu_seqlens_q, cu_seqlens_k, block_table = indices(cu_seqlens_q, cu_seqlens_k, block_table)
     keys = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
     if block_table is not None:
         keys = {"page_table": block_table, "seqused_k": cu_seqlens_k.diff()}
     named = options(softmax_scale, causal, window_size, softcap, deterministic, dropout_p=dropout_p)
     named |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": length(max_seqlen_q)} | keys
+    named |= with_alibi(alibi_slopes, dropout_p)
     return answer(q, k, v, named, return_attn_probs)
 
 
@@ -173,6 +176,15 @@ def flash_attn_with_kvcache(
             cache.copy_(first_columns(copy, cache))
     out = first_columns(out, v_cache)
     return (out, lse) if return_softmax_lse else out
+
+
+def with_alibi(alibi_slopes, dropout_p):
+    """The option of fa3.attention."""
+    if alibi_slopes is None:
+        return {}
+    if dropout_p:
+        unsupported(alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi beside dropout"))
+    return {"alibi_slopes": alibi_slopes.detach()}
 
 
 def scale_of(q, softmax_scale):

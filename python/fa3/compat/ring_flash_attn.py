@@ -139,7 +139,7 @@ def answer(
 
 
 def refuse(alibi_slopes):
-    unsupported(alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"))
+    unsupported(alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi over several ranks"))
 
 
 def llama3_flash_attn_prepare_cu_seqlens(

@@ -106,7 +106,7 @@ def flash_attn_varlen_func(
     unsupported(
         q_v=(q_v, None, NO_QV),
         dropout_p=(dropout_p, 0.0, "fa3 has dropout for training alone"),
-        alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi"),
+        alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi over a cache"),
         output_scale=(output_scale, None, "fa3 writes no float8 outputs"),
         mask_mod=(mask_mod, None, "fa3 has no masks by function"),
         block_sparse_tensors=(block_sparse_tensors, None, "fa3 has no block-sparse masks"),

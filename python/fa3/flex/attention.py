@@ -18,11 +18,19 @@ def attend(q, k, v, score_mod, masks, scale, lengths):
     check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
     mask_mod, block_mask, causal, window = masks
     function = function_of(with_masks(score_mod, mask_mod, block_mask))
-    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    window = window_of(causal, window)
-    options = {"scale": scale, "window": tuple(window), **lengths}
-    call = tiles.Call(function, scale, window, options)
+    return apply(function, q, k, v, window_of(causal, window), scale, lengths)
+
+
+def apply(function, q, k, v, window, scale, options):
+    """(out, lse) of a traced function. options: lengths, and deterministic."""
+    call = call_of(function, q, window, scale, options)
     return Flex.apply(call, q, k, v, *function.tensors)
+
+
+def call_of(function, q, window, scale, options):
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    options = {"scale": scale, "window": tuple(window), **options}
+    return tiles.Call(function, scale, window, options)
 
 
 def window_of(causal, window):
@@ -71,14 +79,7 @@ class Flex(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, q, k, v, *tensors):
         tensors = list(tensors)
-        results = device.forward(call, q, k, v, tensors)
-        if results is None:
-            *before, heads, _ = q.shape
-            out = q.new_empty((*before, heads, v.shape[-1]))
-            lse = q.new_empty((*before[:-1], heads, before[-1]), dtype=tiles.wide(q.dtype))
-            tiles.forward(call, q, k, v, tensors, out, lse)
-        else:
-            out, lse = results
+        out, lse = forward(call, q, k, v, tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
@@ -88,17 +89,36 @@ class Flex(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, dlse):
         saved, tensors = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
-        q, _, _, out, _ = saved
-        call = ctx.call
-        do = torch.zeros_like(out) if do is None else do
+        do = torch.zeros_like(saved[3]) if do is None else do
         wanted = tuple(n for n, asked in enumerate(ctx.needs_input_grad[4:]) if asked)
-        totals = {
-            n: torch.zeros(tensors[n].shape, dtype=tiles.wide(q.dtype), device=q.device)
-            for n in wanted
-        }
-        gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals)
-        if gradients is None:
-            gradient = call.function.gradient(wanted)
-            gradients = tiles.backward(call, gradient, *saved, tensors, do, dlse, totals)
+        gradients, totals = backward(ctx.call, wanted, saved, tensors, do, dlse)
         of_tensors = (totals[n].to(t.dtype) if n in totals else None for n, t in enumerate(tensors))
         return None, *gradients, *of_tensors
+
+
+def forward(call, q, k, v, tensors):
+    """(out, lse). tensors: captured; those that are moved to q's device are replaced."""
+    results = device.forward(call, q, k, v, tensors)
+    if results is not None:
+        return results
+    *before, heads, _ = q.shape
+    out = q.new_empty((*before, heads, v.shape[-1]))
+    lse = q.new_empty((*before[:-1], heads, before[-1]), dtype=tiles.wide(q.dtype))
+    tiles.forward(call, q, k, v, tensors, out, lse)
+    return out, lse
+
+
+def backward(call, wanted, saved, tensors, do, dlse):
+    """(dq, dk, dv), and by number the gradients of the captured tensors that are wanted.
+
+    saved: q, k, v, out, lse.
+    """
+    q = saved[0]
+    totals = {
+        n: torch.zeros(tensors[n].shape, dtype=tiles.wide(q.dtype), device=q.device) for n in wanted
+    }
+    gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals)
+    if gradients is None:
+        gradient = call.function.gradient(wanted)
+        gradients = tiles.backward(call, gradient, *saved, tensors, do, dlse, totals)
+    return gradients, totals

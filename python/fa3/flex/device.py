@@ -56,8 +56,10 @@ def backward(call, wanted, saved, tensors, do, dlse, totals):
         texts = function.gradient_texts(wanted, most)
         described = captured(q, tensors, totals)
         score = function.text(most), function.may_hide, nvrtc_path(), described, *texts
-        asked = {**call.options, "deterministic": torch.are_deterministic_algorithms_enabled()}
-        options = in_order("attention", viewed(asked))
+        options = call.options
+        if torch.are_deterministic_algorithms_enabled():
+            options = {**options, "deterministic": True}
+        options = in_order("attention", viewed(options))
         lend, do = operators.lend_like(q), operators.readable_by_tma(do)
         given = do, q, k, v, out, lse, dlse, *gradients, None
         _native.backward_with_score(lend, score, *given, *options)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Additive bias, ALiBi and boolean masks as score functions, traced once for each form they take.
+
+So attention with a bias is flex_attention of a function that is written here. ALiBi: Press et al.,
+arXiv 2108.12409, aligned bottom-right as flash_attn has it.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from fa3.errors import InvalidArgument, Unsupported
+from fa3.flex.attention import apply, check_shapes, window_of
+from fa3.flex.trace import trace
+from fa3.torch.autograd import to_autocast_type
+
+# Options of fa3.attention that go together with a bias.
+TOGETHER = {
+    *("causal", "window", "softcap", "scale", "deterministic", "num_threads", "engine"),
+    *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
+}
+LENGTHS = (
+    *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
+    *("max_seqlen_q", "max_seqlen_k"),
+)
+
+
+class Form(NamedTuple):
+    """What the text of a function depends on."""
+
+    bias: tuple | None  # of each dimension whether it has more than one extent
+    is_mask: bool  # the bias is boolean: False hides a key
+    slopes: tuple | None  # the same of ALiBi's, (batch, head)
+    shift: bool | None  # whether the diagonal's shift differs by sequence; None: it is 0
+    one_sided: bool  # no key behind the diagonal is seen
+    softcap: float
+
+
+def attend(q, k, v, bias, alibi_slopes, out, return_lse, options):
+    """fa3.attention of torch tensors with bias or alibi_slopes. options: by name."""
+    for name, value in options.items():
+        off = value is None or not (isinstance(value, torch.Tensor) or value)
+        if name not in TOGETHER and not off:
+            raise Unsupported(f"{name}: not together with bias or alibi_slopes")
+    if out is not None or options.get("engine", "auto") not in ("auto", None):
+        raise Unsupported("out, engine: expected neither together with bias or alibi_slopes")
+    refuse_any_order(q, bias, alibi_slopes, options)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = to_autocast_type(q.device.type, q, k, v)
+    lengths = {name: options.get(name) for name in LENGTHS}
+    lengths |= {name: lengths[name] or 0 for name in ("max_seqlen_q", "max_seqlen_k")}
+    check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
+    causal = bool(options.get("causal"))
+    window = window_of(causal, options.get("window") or (None, None))
+    shift = None if alibi_slopes is None else shift_of(q, k, lengths)
+    softcap = float(options.get("softcap") or 0.0)
+    function = function_with(
+        with_four_dimensions(bias, q, k, lengths),
+        with_two_dimensions(alibi_slopes, q, lengths),
+        shift,
+        window.right is not None and window.right <= 0,
+        softcap,
+    )
+    lengths["deterministic"] = bool(options.get("deterministic"))
+    out, lse = apply(function, q, k, v, window, options.get("scale"), lengths)
+    return (out, lse) if return_lse else out
+
+
+def refuse_any_order(q, bias, alibi_slopes, options):
+    """Float32 sums by atomic additions are not repeatable, whatever q, k and v have."""
+    learns = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (bias, alibi_slopes))
+    repeats = torch.are_deterministic_algorithms_enabled()
+    if options.get("deterministic") and learns and q.is_cuda and not repeats:
+        raise Unsupported(
+            "deterministic: the gradients of bias and alibi_slopes are repeatable on a GPU under"
+            " torch.use_deterministic_algorithms(True) alone"
+        )
+
+
+def function_with(bias, slopes, shift, one_sided=False, softcap=0.0):
+    """The traced function. bias: four dimensions; slopes: (b | 1, h | 1); shift: (b | 1,)."""
+    form = Form(
+        None if bias is None else tuple(extent > 1 for extent in bias.shape),
+        bias is not None and bias.dtype == torch.bool,
+        None if slopes is None else tuple(extent > 1 for extent in slopes.shape),
+        None if shift is None else shift.shape[0] > 1,
+        one_sided,
+        softcap,
+    )
+    return traced(form).with_tensors([t for t in (bias, slopes, shift) if t is not None])
+
+
+@functools.lru_cache(maxsize=64)
+def traced(form):
+    """The function of a form, of tensors that stand for any."""
+    bias = None if form.bias is None else torch.zeros([2] * 4)
+    if form.is_mask:
+        bias = bias.bool()
+    slopes = None if form.slopes is None else torch.zeros(2, 2)
+    shift = None if form.shift is None else torch.zeros(2, dtype=torch.int32)
+    function = trace(functools.partial(score_of, form, bias, slopes, shift))
+    given = [t for t in (bias, slopes, shift) if t is not None]
+    assert [id(t) for t in function.tensors] == [id(t) for t in given]
+    # A bias may be -inf anywhere.
+    function.may_hide = form.bias is not None
+    return function
+
+
+def score_of(form, bias, slopes, shift, score, b, h, q_idx, kv_idx):
+    if form.softcap:
+        score = form.softcap * torch.tanh(score / form.softcap)
+    added = None
+    if bias is not None:
+        added = bias[places(form.bias, b, h, q_idx, kv_idx)]
+    if added is not None and not form.is_mask:
+        score = score + added
+    if slopes is not None:
+        slope = slopes[places(form.slopes, b, h)]
+        distance = kv_idx - q_idx
+        if shift is not None:
+            distance = distance - shift[places((form.shift,), b)]
+        score = score + slope * (distance if form.one_sided else -distance.abs())
+    return torch.where(added, score, -float("inf")) if form.is_mask else score
+
+
+def places(spread, *indices):
+    """Indices, 0 along what is broadcast; one is traced, or torch would take the element."""
+    found = [index if several else 0 for several, index in zip(spread, indices, strict=True)]
+    return (*found,) if any(spread) else (indices[0] * 0, *found[1:])
+
+
+def shift_of(q, k, lengths):
+    """Keys less queries of each sequence, int32 and on q's device; None where all are 0."""
+    sides = []
+    for x, side in ((q, "q"), (k, "k")):
+        cu, used = lengths[f"cu_seqlens_{side}"], lengths[f"seqused_{side}"]
+        sides.append(used if used is not None else cu.diff() if cu is not None else x.shape[1])
+    queries, keys = sides
+    if all(isinstance(side, int) for side in sides):
+        if queries == keys:
+            return None
+        return torch.full((1,), keys - queries, dtype=torch.int32, device=q.device)
+    shift = keys - queries
+    return shift.to(device=q.device, dtype=torch.int32)
+
+
+def extents(q, k, lengths):
+    """(batch, query heads, queries, keys): what a bias broadcasts to. None: any extent."""
+    if lengths["cu_seqlens_q"] is None:
+        return q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    return lengths["cu_seqlens_q"].shape[0] - 1, q.shape[1], None, None
+
+
+def with_four_dimensions(bias, q, k, lengths):
+    """The bias as a view of four dimensions, of which what is broadcast has the extent 1."""
+    if bias is None:
+        return None
+    full = extents(q, k, lengths)
+    wanted = "(b | 1, hq | 1, sq | 1, sk | 1)"
+    is_number = isinstance(bias, torch.Tensor) and (
+        bias.dtype == torch.bool or (bias.is_floating_point() and bias.dtype.itemsize >= 2)
+    )
+    if not is_number or bias.ndim > 4:
+        what = f"{bias.dtype} of {tuple(bias.shape)}" if isinstance(bias, torch.Tensor) else bias
+        raise InvalidArgument(
+            f"bias: expected a tensor {wanted} of floats, or booleans that are True where a query"
+            f" sees a key; got {what!r}"
+        )
+    check_device("bias", bias, q)
+    bias = bias[(None,) * (4 - bias.ndim)]
+    for extent, most in zip(bias.shape, full, strict=True):
+        if extent != 1 and extent != most and (most is not None or extent == 0):
+            expected = tuple("any" if m is None else m for m in full)
+            raise InvalidArgument(
+                f"bias: expected {wanted}, which broadcasts to {expected}, got {tuple(bias.shape)}"
+            )
+    return bias[tuple(slice(1) if s == 0 else slice(None) for s in bias.stride())]
+
+
+def with_two_dimensions(slopes, q, lengths):
+    if slopes is None:
+        return None
+    batch, heads = extents(q, q, lengths)[:2]
+    shapes = ((heads,), (batch, heads), (1, heads))
+    if not isinstance(slopes, torch.Tensor) or tuple(slopes.shape) not in shapes:
+        got = tuple(slopes.shape) if isinstance(slopes, torch.Tensor) else repr(slopes)
+        raise InvalidArgument(
+            f"alibi_slopes: expected floats of shape ({heads},) or ({batch}, {heads}), got {got}"
+        )
+    if not slopes.is_floating_point() or slopes.dtype.itemsize < 2:
+        raise InvalidArgument(f"alibi_slopes: expected floats, got {slopes.dtype}")
+    check_device("alibi_slopes", slopes, q)
+    return slopes if slopes.ndim == 2 else slopes[None]
+
+
+def check_device(name, tensor, q):
+    if tensor.device != q.device:
+        raise InvalidArgument(f"{name}: expected memory on {q.device} as q, got {tensor.device}")

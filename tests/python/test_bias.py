@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bias and alibi_slopes of fa3.attention, on the CPU, against softmax in float64."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
+from fa3.flex import bias as forms  # noqa: E402
+from fa3.flex.text import gradients_of, slope_of  # noqa: E402
+
+BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 37, 53, 8
+SHAPES = [
+    (BATCH, HEADS, QUERIES, KEYS),
+    (HEADS, QUERIES, KEYS),
+    (QUERIES, KEYS),
+    (BATCH, 1, 1, KEYS),
+    (BATCH, 1, QUERIES, 1),
+    (1, HEADS, 1, 1),
+    (KEYS,),
+    (),
+]
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def operands(dtype=torch.float64, queries=QUERIES, keys=KEYS):
+    q = randn(BATCH, queries, HEADS, DIM, seed=1, dtype=dtype)
+    k, v = (randn(BATCH, keys, HEADS // 2, DIM, seed=s, dtype=dtype) for s in (2, 3))
+    return [x.requires_grad_() for x in (q, k, v)]
+
+
+def distances(queries, keys):
+    return torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+
+
+def by_softmax(q, k, v, bias=None, slopes=None, causal=False, softcap=0.0):
+    """The formula, with the scores stored."""
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    distance = distances(*scores.shape[-2:])
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None and bias.dtype == torch.bool:
+        scores = scores.masked_fill(~bias, -torch.inf)
+    elif bias is not None:
+        scores = scores + bias.double()
+    if slopes is not None:
+        slopes = slopes.double() if slopes.ndim == 2 else slopes.double()[None]
+        scores = scores - slopes[..., None, None] * distance.abs()
+    if causal:
+        scores = scores.masked_fill(distance < 0, -torch.inf)
+    return (scores.softmax(-1).nan_to_num(0) @ v).transpose(1, 2)
+
+
+def same_with_gradients(mine, right, inputs, **tolerance):
+    torch.testing.assert_close(mine.double(), right, **tolerance)
+    do = randn(*right.shape, seed=9)
+    given = torch.autograd.grad(mine, inputs, do.to(mine.dtype))
+    for a, b in zip(given, torch.autograd.grad(right, inputs, do), strict=True):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_bias_broadcasts_and_has_its_gradient(shape, causal):
+    q, k, v = operands()
+    bias = randn(*shape, seed=4).requires_grad_()
+    slopes = randn(HEADS, seed=5).abs().requires_grad_()
+    mine = fa3.attention(q, k, v, bias=bias, alibi_slopes=slopes, causal=causal, softcap=2.0)
+    right = by_softmax(q, k, v, bias, slopes, causal, 2.0)
+    same_with_gradients(mine, right, (q, k, v, bias, slopes), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("queries, keys", [(KEYS, KEYS), (QUERIES, KEYS), (KEYS, QUERIES)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_alibi_is_aligned_bottom_right(queries, keys, causal):
+    q, k, v = operands(queries=queries, keys=keys)
+    for shape in ((HEADS,), (BATCH, HEADS)):
+        slopes = randn(*shape, seed=5).requires_grad_()
+        mine = fa3.attention(q, k, v, alibi_slopes=slopes, causal=causal)
+        right = by_softmax(q, k, v, None, slopes, causal)
+        same_with_gradients(mine, right, (q, k, v, slopes), rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_agree_with_finite_differences():
+    q, k, v = (x[:1, :5, :2].detach().requires_grad_() for x in operands())
+    bias, slopes = (randn(*s, seed=6).requires_grad_() for s in ((2, 1, 5), (2,)))
+
+    def call(*tensors):
+        return fa3.attention(*tensors[:3], bias=tensors[3], alibi_slopes=tensors[4])
+
+    assert torch.autograd.gradcheck(call, (q, k[:, :, :1], v[:, :, :1], bias, slopes))
+
+
+def test_booleans_hide_keys_and_a_row_without_keys_is_zero():
+    q, k, v = operands()
+    mask = randn(BATCH, 1, QUERIES, KEYS, seed=7) > 0
+    mask[0, 0, 3] = False
+    mine, lse = fa3.attention(q, k, v, bias=mask, return_lse=True)
+    same_with_gradients(mine, by_softmax(q, k, v, mask), (q, k, v), rtol=1e-9, atol=1e-9)
+    assert (mine[0, 3] == 0).all() and (lse[0, :, 3] == -torch.inf).all()
+
+
+def test_minus_infinity_hides_as_false_does():
+    q, k, v = operands(torch.float32)
+    mask = randn(QUERIES, KEYS, seed=7) > 0
+    mask[5] = False
+    floats = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    assert torch.equal(fa3.attention(q, k, v, bias=floats), fa3.attention(q, k, v, bias=mask))
+
+
+def test_packed_sequences_have_rows_of_the_bias_and_diagonals_of_their_own():
+    lengths_q, lengths_k = (5, 9, 0), (7, 4, 3)
+    q, k, v = (
+        randn(1, sum(n), h, DIM, seed=s)[0].requires_grad_()
+        for n, h, s in ((lengths_q, HEADS, 1), (lengths_k, 2, 2), (lengths_k, 2, 3))
+    )
+    cu_q, cu_k = (
+        torch.tensor([0, *torch.tensor(n).cumsum(0)], dtype=torch.int32)
+        for n in (lengths_q, lengths_k)
+    )
+    bias = randn(3, HEADS, 9, 7, seed=4).requires_grad_()
+    slopes = randn(3, HEADS, seed=5).requires_grad_()
+    mine = fa3.attention(
+        *(q, k, v),
+        bias=bias, alibi_slopes=slopes, causal=True,
+        cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=9, max_seqlen_k=7,
+    )  # fmt: skip
+    parts = []
+    for n, (rows, keys) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+        mine_q = q[cu_q[n] : cu_q[n] + rows][None]
+        mine_k, mine_v = (x[cu_k[n] : cu_k[n] + keys][None] for x in (k, v))
+        biases = bias[n, :, :rows, :keys]
+        parts.append(by_softmax(mine_q, mine_k, mine_v, biases, slopes[n : n + 1], True)[0])
+    right = torch.cat(parts)
+    same_with_gradients(mine, right, (q, k, v, bias, slopes), rtol=1e-9, atol=1e-9)
+
+
+def test_expanded_biases_are_read_as_what_they_repeat():
+    q, k, v = operands()
+    small = randn(1, 1, QUERIES, KEYS, seed=4).requires_grad_()
+    wide = small.expand(BATCH, HEADS, QUERIES, KEYS)
+    view = forms.with_four_dimensions(wide, q, k, dict.fromkeys(forms.LENGTHS))
+    assert view.shape == small.shape
+    mine = fa3.attention(q, k, v, bias=wide)
+    same_with_gradients(mine, by_softmax(q, k, v, wide), (q, k, v, small), rtol=1e-9, atol=1e-9)
+
+
+def test_equal_forms_share_one_function_and_its_kernels():
+    first, other = (forms.function_with(randn(1, HEADS, 9, 9, seed=s), None, None) for s in (1, 2))
+    assert first.graph is other.graph and first.text(100) is other.text(100)
+    assert first.may_hide
+    slopes = forms.function_with(None, torch.ones(1, HEADS), None, one_sided=True)
+    assert not slopes.may_hide
+    gradient = slopes.gradient((0,))
+    assert slope_of(slopes, gradient) is None
+    assert "add_for_tile<0>(" in gradients_of(slopes, gradient)
+    keys = forms.function_with(torch.ones(2, 1, 1, 9), None, None)
+    assert "add_for_key<0>(" in gradients_of(keys, keys.gradient((0,)))
+    number = forms.function_with(torch.ones(1, 1, 1, 1), None, None)
+    assert "add_for_tile<0>(" in gradients_of(number, number.gradient((0,)))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"bias": torch.ones(3, QUERIES, KEYS)}, "bias: expected .* broadcasts"),
+        ({"bias": torch.ones(1, 1, 1, 1, 1)}, "bias: expected a tensor"),
+        ({"bias": torch.ones(KEYS, dtype=torch.int32)}, "bias: expected a tensor .*int32"),
+        ({"bias": 3.0}, "bias: expected a tensor .*3.0"),
+        ({"bias": torch.ones(KEYS, device="meta")}, "bias: expected memory on cpu"),
+        ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes: expected floats of shape \(4,\)"),
+        ({"alibi_slopes": torch.ones(HEADS, dtype=torch.int64)}, "alibi_slopes: .*int64"),
+        ({"bias": torch.ones(KEYS), "dropout_p": 0.1}, "dropout_p: not together with bias"),
+        ({"bias": torch.ones(KEYS), "sink": torch.ones(4)}, "sink: not together with bias"),
+        ({"bias": torch.ones(KEYS), "attention_chunk": 4}, "attention_chunk: not together"),
+        ({"bias": torch.ones(KEYS), "engine": "cpu"}, "engine: expected neither"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_does_not_go_together_is_a_sentence(options, words):
+    q, k, v = operands(torch.float32)
+    with pytest.raises((fa3.InvalidArgument, fa3.Unsupported), match=words):
+        fa3.attention(q, k, v, **options)
+
+
+def test_arrays_that_are_no_torch_tensors_are_refused():
+    q, k, v = (x.detach().float().numpy() for x in operands())
+    with pytest.raises(fa3.Unsupported, match="expected torch tensors"):
+        fa3.attention(q, k, v, bias=torch.ones(KEYS))
+
+
+def test_flash_attn_takes_alibi_slopes():
+    q, k, v = operands(torch.float32)
+    slopes = randn(HEADS, seed=5, dtype=torch.float32).abs().requires_grad_()
+    mine = flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes)
+    right = by_softmax(q, k, v, None, slopes.detach(), True)
+    same_with_gradients(mine, right, (q, k, v), rtol=1e-4, atol=1e-5)
+    cu = [torch.arange(0, 3 * n, n, dtype=torch.int32) for n in (QUERIES, KEYS)]
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    out, lse, _ = flash_attn_varlen_func(
+        *packed, *cu, QUERIES, KEYS, causal=True, alibi_slopes=slopes, return_attn_probs=True
+    )
+    torch.testing.assert_close(out.view_as(mine), mine, rtol=1e-5, atol=1e-6)
+    assert lse.shape == (HEADS, BATCH * QUERIES)
