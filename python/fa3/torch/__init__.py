@@ -25,14 +25,6 @@ from fa3.torch.merge import merge as merge
 from fa3.torch.quantize import quantize as quantize
 from fa3.torch.switch import disable_sdpa, enable_sdpa, register, sdpa
 
-
-def attend_with_bias(*arguments):
-    """fa3.attention with bias or alibi_slopes: fa3.flex, imported with the first such call."""
-    from fa3.flex.bias import attend as with_bias
-
-    return with_bias(*arguments)
-
-
 __all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]
 
 register()
