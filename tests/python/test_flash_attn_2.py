@@ -93,7 +93,7 @@ def test_flash_attn_output(seqlen_q, seqlen_k, dropout_p, alibi, softcap):
         pytest.skip("Softcap and dropout not supported together")
     q = torch.zeros(1, seqlen_q, 2, 8, device="cuda")
     k = torch.zeros(1, seqlen_k, 2, 8, device="cuda")
-    slopes = torch.ones(2, device="cuda") if alibi else None
+    slopes = torch.zeros(2, device="cuda") if alibi else None
     out, lse, weights = flash_attn_func(
         q, k, k, dropout_p, softcap=softcap, alibi_slopes=slopes, return_attn_probs=True
     )

@@ -115,7 +115,7 @@ def test_context_restores_what_was_active_before(calls):
     "shape, options, words",
     [
         ({"length_q": 20}, {"is_causal": True}, "is_causal with different lengths"),
-        ({}, {"attn_mask": torch.zeros(33, 33)}, "attn_mask is not supported"),
+        ({}, {"attn_mask": torch.ones(33, 33)}, "attn_mask of other numbers than 0 and -inf"),
     ],
     ids=["top_left_causal", "mask"],
 )
@@ -130,6 +130,30 @@ def test_what_fa3_does_not_do_runs_on_torch_with_one_warning(calls, shape, optio
             F.scaled_dot_product_attention(*tensors, **options)
     assert not calls
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def hidden_pairs(*shape):
+    """A mask of which query 3 sees no key."""
+    seen = torch.rand(shape, generator=torch.Generator().manual_seed(5)) > 0.4
+    seen[..., 3 : 3 + (shape[-2] > 1), :] = False
+    return seen
+
+
+@pytest.mark.parametrize("shape", [(33, 150), (1, 1, 33, 150), (2, 1, 1, 150), (2, 4, 33, 150)])
+@pytest.mark.parametrize("floats", [False, True], ids=["booleans", "floats"])
+def test_masks_that_hide_keys_are_those_of_torch_with_gradients(calls, shape, floats):
+    tensors, mask = qkv("cpu", length_k=150), hidden_pairs(*shape)
+    if floats:
+        mask = torch.zeros(shape).masked_fill(~mask, -torch.inf)
+    with registry.sdpa_kernel(registry.SDPBackend.MATH):
+        out = F.scaled_dot_product_attention(*tensors, attn_mask=mask)
+        expected = out, *torch.autograd.grad(out.square().sum(), tensors)
+    with front.sdpa():
+        actual = run(tensors, attn_mask=mask)
+    assert len(calls) == 2
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert shape[-2] == 1 or (actual[0][:, :, 3] == 0).all()
 
 
 def arguments_of(name):
@@ -171,12 +195,12 @@ def test_arguments_of_a_later_torch_are_refused_unless_they_are_off(name):
 
 def test_arguments_that_fa3_cannot_obey_are_refused(name):
     _, kernel = overrides.KERNELS[name]
-    on = {"dropout_p": 0.1, "return_debug_mask": True, "attn_mask": torch.zeros(33, 33)}
+    on = {"dropout_p": 0.1, "return_debug_mask": True, "attn_mask": torch.ones(33, 33)}
     on |= {"alibi_slopes": torch.ones(4), "attn_bias": torch.zeros(33, 33)}
     if "for_cpu" not in name:  # the others drop out
         del on["dropout_p"]
     for argument in arguments_of(name).keys() & on.keys():
-        with pytest.raises(overrides.Refused, match=f"{argument} is not supported"):
+        with pytest.raises(overrides.Refused, match=f"{argument} .*is not supported"):
             kernel(**{**arguments_of(name), argument: on[argument]})
 
 

@@ -13,7 +13,6 @@ import torch
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.attention import apply, check_shapes, window_of
 from fa3.flex.trace import trace
-from fa3.torch.autograd import to_autocast_type
 
 # Options of fa3.attention that go together with a bias.
 TOGETHER = {
@@ -46,8 +45,6 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options):
     if out is not None or options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("out, engine: expected neither together with bias or alibi_slopes")
     refuse_any_order(q, bias, alibi_slopes, options)
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = to_autocast_type(q.device.type, q, k, v)
     lengths = {name: options.get(name) for name in LENGTHS}
     lengths |= {name: lengths[name] or 0 for name in ("max_seqlen_q", "max_seqlen_k")}
     check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from fa3._options import BOTH_PASSES, Options
+from fa3.masks import BlockMask, from_dense
 from fa3.torch.autograd import attention
 from fa3.torch.dropout import draw
 from fa3.torch.operators import new_lse, refuse_without_backward, run_backward, run_forward
@@ -100,13 +101,41 @@ def new_output(query, columns):
     return torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device)
 
 
+def as_blocks(attn_mask, query, key):
+    """The BlockMask of a mask that only hides keys: booleans, or floats 0 and -inf.
+
+    torch's dense operators turn booleans into such floats before they come here.
+    """
+    if attn_mask is None:
+        return BlockMask(None, None)
+    seen = attn_mask
+    if attn_mask.dtype != torch.bool:
+        seen = attn_mask == 0
+        if attn_mask.requires_grad or not (seen | (attn_mask == -math.inf)).all():
+            raise Refused("an attn_mask of other numbers than 0 and -inf is not supported")
+    seen = seen[(None,) * (4 - seen.ndim)]
+    seen = seen.expand(*seen.shape[:2], query.shape[2], key.shape[2])
+    once = [slice(1) if stride == 0 else slice(None) for stride in seen.stride()[:2]]
+    return from_dense(seen[tuple(once)])
+
+
 def dense_forward(
-    query, key, value, is_causal, scale, lse, needs_backward=False, dropout=WITHOUT_DROPOUT
+    query,
+    key,
+    value,
+    is_causal,
+    scale,
+    lse,
+    needs_backward=False,
+    dropout=WITHOUT_DROPOUT,
+    attn_mask=None,
 ):
     """(b, h, s, d) in, the same layout out. needs_backward: refuses what has no gradient here."""
     q, k, v = swapped(query, key, value)
     refuse_top_left_causal(is_causal, q, k)
-    options = Options(causal=is_causal, scale=scale, **dropout.options())
+    blocks, bits = as_blocks(attn_mask, query, key)
+    masks = {"causal": is_causal, "block_mask": blocks, "block_mask_bits": bits}
+    options = Options(scale=scale, **masks, **dropout.options())
     if needs_backward:
         refuse_without_backward(q, k, v, options[: len(BOTH_PASSES)])
     output = new_output(query, value.shape[-1])
@@ -125,12 +154,13 @@ def dense_backward(
     scale,
     gradients,
     dropout=WITHOUT_DROPOUT,
+    attn_mask=None,
 ):
     do, q, k, v, o = swapped(grad_out, query, key, value, out)
     refuse_top_left_causal(is_causal, q, k)
-    options = Options(
-        causal=is_causal, scale=scale, deterministic=deterministic(), **dropout.options()
-    )
+    blocks, bits = as_blocks(attn_mask, query, key)
+    masks = {"causal": is_causal, "block_mask": blocks, "block_mask_bits": bits}
+    options = Options(scale=scale, deterministic=deterministic(), **masks, **dropout.options())
     outputs = (*swapped(*gradients), None)
     run_backward(do, q, k, v, o, logsumexp, None, outputs, options[: len(BOTH_PASSES)])
     return gradients
@@ -157,37 +187,39 @@ def sdpa_cuda_backward(
 
 
 def sdpa_cpu(query, key, value, dropout_p, is_causal, attn_mask, scale, **unknown):
-    refuse(dropout_p=dropout_p, attn_mask=attn_mask, **unknown)
+    refuse(dropout_p=dropout_p, **unknown)
     refuse_wide_values(query, value)
     batch, heads, rows, _ = query.shape
     lse = query.new_empty((batch, rows, heads), dtype=torch.float32).transpose(1, 2)
-    return dense_forward(query, key, value, is_causal, scale, lse), lse
+    arguments = (query, key, value, is_causal, scale, lse)
+    return dense_forward(*arguments, attn_mask=attn_mask), lse
 
 
 def sdpa_cpu_backward(
     grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, **unknown
 ):
-    refuse(dropout_p=dropout_p, attn_mask=attn_mask, **unknown)
+    refuse(dropout_p=dropout_p, **unknown)
     gradients = tuple(
         torch.empty_permuted(t.shape, (0, 2, 1, 3), dtype=t.dtype, device=t.device)
         for t in (query, key, value)
     )
     arguments = (grad_out, query, key, value, out, logsumexp)
-    return dense_backward(*arguments, is_causal, scale, gradients)
+    return dense_backward(*arguments, is_causal, scale, gradients, attn_mask=attn_mask)
 
 
 def sdpa_with_dropout(
     query, key, value, attn_mask, dropout_p, is_causal, dropout_mask, scale, enable_gqa, **unknown
 ):
     """torch's formula for SDPA, which is all that its CPU has for dropout. Differentiable."""
-    refuse(attn_mask=attn_mask, dropout_mask=dropout_mask, **unknown)
+    refuse(dropout_mask=dropout_mask, **unknown)
     if query.ndim != 4 or query.dtype == torch.float64:
         raise Refused("dropout_p with other than 4 dimensions, or in float64, is not supported")
     if not (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
         raise Refused("dropout_p with different heads but without enable_gqa is not supported")
     q, k, v = swapped(query, key, value)
     refuse_top_left_causal(is_causal, q, k)
-    out = attention(q, k, v, causal=is_causal, scale=scale, dropout_p=dropout_p)
+    masks = {"causal": is_causal, "block_mask": as_blocks(attn_mask, query, key)}
+    out = attention(q, k, v, scale=scale, dropout_p=dropout_p, **masks)
     return out.transpose(1, 2), query.new_empty(0)
 
 

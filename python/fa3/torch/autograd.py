@@ -104,8 +104,19 @@ backward = define(
 
 
 @takes_options()
-def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options):
-    """fa3.attention for torch tensors, differentiable in q, k, v and sink.
+def attention(
+    q,
+    k,
+    v,
+    *,
+    out=None,
+    return_lse=False,
+    generator=None,
+    bias=None,
+    alibi_slopes=None,
+    **options,
+):
+    """fa3.attention for torch tensors, differentiable in q, k, v, sink, bias and alibi_slopes.
 
     Source: FlashAttention-3 (arXiv 2407.08608), Algorithm 1; its gradient, FlashAttention-2 (arXiv
     2307.08691), Algorithm 2. Traceable by torch.compile(fullgraph=True). Runs on torch's current
@@ -119,6 +130,7 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
         return_lse: also return the LSE, which is differentiable too (a z-loss, a merge).
         generator: the torch.Generator that gives the seed of dropout_p; None is the device's own.
             Not under torch.compile, which traces the device's own.
+        bias, alibi_slopes: as of fa3.attention; not inside of torch.compile(fullgraph=True).
         options: all those of fa3.attention, with their shapes and units. Gradients are bitwise
             repeatable with deterministic=True or torch.use_deterministic_algorithms(True).
 
@@ -132,6 +144,12 @@ def attention(q, k, v, *, out=None, return_lse=False, generator=None, **options)
             has none: caches, FP8, forward-mode and second derivatives. Also a NotImplementedError.
         TypeError: k, v or an option is no tensor, no number, ...
     """
+    if bias is not None or alibi_slopes is not None:
+        from fa3.flex.bias import attend as attend_with_bias  # with its first call
+
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = to_autocast_type(q.device.type, q, k, v)
+        return attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options)
     return attend(q, k, v, out, return_lse, in_order("attention", options), generator)
 
 
