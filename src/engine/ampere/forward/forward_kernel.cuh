@@ -105,12 +105,12 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   if (work.tile.first_row < 0) return;
   const uint32_t q_smem = cvta_to_shared(smem.q);
   copy_queries<C>(params, work.tile, q_smem);
-  const KeyTiles<C> keys(params, work, q_smem + uint32_t(sizeof(smem.q)));
-  keys.start(work.num_blocks - 1);
+  KeyTiles<C>(params, work, cvta_to_shared(smem.stages)).start(work.num_blocks - 1);
   // Under the first copies.
   if (threadIdx.x % kWarpSize == 0) find_blocks(params, warp, work);
   __syncwarp;
 
+  const KeyTiles<C> keys(params, work, cvta_to_shared(smem.stages));
   // With three CTAs on an SM there are too few registers around the uniform ones.
   const WarpBlocks& mine =
       work.of_warp[C.ctas_per_sm > 2 ? int(thread_in_block()) / kWarpSize : warp];

@@ -74,7 +74,7 @@ inline constexpr std::array kForwardTable{
                               .block_n = 64,
                               .stages = 1,
                               .ctas_per_sm = 2,
-                              .q_columns = 192,
+                              .q_columns = 176,
                               .dropout = false},
                    .why = "16 rows a warp: their O takes half of the registers, Q most others"},
     KernelInstance{.config = {.head_dim = 64,
