@@ -114,13 +114,6 @@ struct WideBackwardParams : BackwardParams {
   bool adds;  // to what is there
 };
 
-// Kernels with gradients in float32: where those of keys go.
-struct WideBackwardParams : BackwardParams {
-  RowTensor dk;
-  RowTensor dv;
-  bool adds;  // to what is there
-};
-
 struct PostprocessParams {
   RowTensor gradient;
   const float* accum;
