@@ -134,10 +134,10 @@ def cut(call: Call, *tensors):
 def attend(plan: Plan, call: Call, q, k, v, result, partial, sink) -> None:
     """Writes the result, out and lse, of the call's rows; it goes on from the partial one."""
     q, k, v = q[:, slice(*call.rows)], k[:, slice(*call.keys)], v[:, slice(*call.keys)]
-    q, k, v, *result = cut(call, q, k, v, *result)
+    q, k, v, out, lse = cut(call, q, k, v, *result)
     if partial is not None:
         partial = cut(call, *partial)
-    run_forward(q, k, v, *result, options_of(plan, call, q.device, sink=sink), partial)
+    run_forward(q, k, v, out, lse, options_of(plan, call, q.device, sink=sink), partial)
 
 
 def part_type(q: torch.Tensor) -> torch.dtype:
@@ -157,15 +157,17 @@ def add_gradients(plan: Plan, call: Call, inputs, totals) -> None:
     dlse = torch.zeros_like(lse) if dlse is None else dlse[..., rows].contiguous()
     options = options_of(plan, call, q.device)
     places = call.rows, call.keys, call.keys
-    given = cut(call, do, q, k, v, out, lse, dlse)
+    do, q, k, v, out, lse, dlse = cut(call, do, q, k, v, out, lse, dlse)
     if writes_float32(q.device, q.dtype, q.shape[-1], v.shape[-1], has_other_p(plan.options)):
-        parts, (adds_q, adds_k, _) = zip(
-            *(total.place(at) for total, at in zip(totals, places, strict=True)), strict=True
-        )
-        run_backward(*given, (*cut(call, *parts), None), options, (adds_q, adds_k))
+        found = [total.place(at) for total, at in zip(totals, places, strict=True)]
+        gradients = *cut(call, *(part for part, _ in found)), None
+        adds = found[0][1], found[1][1]
+        run_backward(do, q, k, v, out, lse, dlse, gradients, options, adds)
         return
-    parts = [torch.empty(x.shape, dtype=part_type(q), device=x.device) for x in (q, k, v)]
-    run_backward(*given, (*cut(call, *parts), None), options)
+    shapes = [total.like[:, slice(*at)].shape for total, at in zip(totals, places, strict=True)]
+    parts = [torch.empty(shape, dtype=part_type(q), device=q.device) for shape in shapes]
+    gradients = *cut(call, *parts), None
+    run_backward(do, q, k, v, out, lse, dlse, gradients, options)
     for total, at, part in zip(totals, places, parts, strict=True):
         total.add(at, part)
 
