@@ -33,8 +33,9 @@ BackwardKernel dropout_backward_kernel_at(int row, Element element) {
   return find_dropout(row, kRows);
 }
 
-// No check that runs these kernels has a block mask.
+// No check that runs these kernels has a block mask, or gradients in float32.
 BackwardKernel mask_backward_kernel_at(int, Element) { std::abort(); }
+BackwardKernel wide_backward_kernel_at(int, Element) { std::abort(); }
 
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();
