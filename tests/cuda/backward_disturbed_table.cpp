@@ -34,8 +34,12 @@ BackwardKernel dropout_backward_kernel_at(int row, Element element) {
 }
 
 // No check that runs these kernels has a block mask, or gradients in float32.
-BackwardKernel mask_backward_kernel_at(int, Element) { std::abort(); }
-BackwardKernel wide_backward_kernel_at(int, Element) { std::abort(); }
+BackwardKernel mask_backward_kernel_at(int, Element) {
+  std::abort();
+}
+BackwardKernel wide_backward_kernel_at(int, Element) {
+  std::abort();
+}
 
 BackwardKernel backward_kernel_at(int row, Element element, Variant variant) {
   if (element != Element::kBf16) std::abort();

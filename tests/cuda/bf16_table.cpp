@@ -37,8 +37,12 @@ ForwardKernel dropout_kernel_at(int row, Element element) {
 }
 
 // No check that runs these kernels has a block mask, or goes on from a partial result.
-ForwardKernel mask_kernel_at(int, Element) { std::abort(); }
-ForwardKernel continued_kernel_at(int, Element) { std::abort(); }
+ForwardKernel mask_kernel_at(int, Element) {
+  std::abort();
+}
+ForwardKernel continued_kernel_at(int, Element) {
+  std::abort();
+}
 
 ForwardKernel e4m3_kernel_at(int row, Element output) {
   return bf16_kernel_at<E4m3Entries>(row, output, Variant::kDense);
