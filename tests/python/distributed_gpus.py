@@ -21,6 +21,7 @@ LENGTHS = [1000, 1, 4096, (700, 0, 3, 1345)]
 MASKS = [{"causal": True}, {}, {"causal": True, "window": (200, 0)}, {"window": (3, 150)}]
 METHODS = ["ring", "all_gather", "ulysses"]
 SHAPES = [(torch.bfloat16, 8, 2, 128), (torch.float16, 2, 2, 64), (torch.bfloat16, 4, 4, 20)]
+NOTHING = 1e-4  # where one key is all that a row sees, its gradients are 0
 MOST_APART = 8e-3  # of the norm: both round P and gradients of keys to 16 bits, at other places
 
 
@@ -68,7 +69,7 @@ def compare(dtype, heads, heads_k, dim, lengths, mask, method):
     torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-4)
     for name, i in (("out", 0), ("dq", 2), ("dk", 3), ("dv", 4)):
         apart = (got[i].float() - expected[i].float()).norm()
-        assert apart <= MOST_APART * expected[i].float().norm() + 1e-6, f"{name}: {apart}"
+        assert apart <= MOST_APART * expected[i].float().norm() + NOTHING, f"{name}: {apart}"
 
 
 def run_rank(rank, world, store, what):

@@ -46,6 +46,10 @@ struct RowWeights {
 // partials: a column of all of them is read before it is written, and so is the lse.
 template <class Out, int Warps>
 __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row, int64_t head) {
+  // Every eighth partial has a sum of its own, however many warps there are: so the bits do not go
+  // by the number of rows.
+  constexpr int kSums = kWarpsPerBlock / Warps;
+  static_assert(Warps == 1 || kSums == 1);
   __shared__ float of_warp[Warps][kWarpSize];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % Warps;
   const auto wait = [] { Warps > 1 ? __syncthreads() : __syncwarp(); };
@@ -69,22 +73,29 @@ __device__ void merge_one_row(const MergeProblem& p, int64_t batch, int64_t row,
   for (int64_t first = 0; first < p.head_dim_v; first += kWarpSize) {
     const int64_t c = first + lane;
     const bool exists = c < p.head_dim_v;
-    float value = 0;
-#pragma unroll 8
-    for (int64_t i = warp; i < count; i += Warps) {
-      const float* const o_i = i == p.num_partials ? o_other : o_partial + i * p.o_partial_stride;
-      const float x = exists ? o_i[c] : 0.0f;
-      const float weight = weight_of(lse_of(i), weights.shift) * inverse;
-      // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
-      value += weight != 0 ? weight * x : 0.0f;
+    float sums[kSums] = {};
+    for (int64_t first_of = warp; first_of < count; first_of += kWarpsPerBlock) {
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) {
+        const int64_t i = first_of + j;
+        if (i >= count) break;
+        const float* const o_i = i == p.num_partials ? o_other : o_partial + i * p.o_partial_stride;
+        const float x = exists ? o_i[c] : 0.0f;
+        const float weight = weight_of(lse_of(i), weights.shift) * inverse;
+        // A partial without keys has weight 0 and counts for nothing, whatever its o holds.
+        if (weight != 0) sums[j] = fmaf(weight, x, sums[j]);
+      }
     }
+    float value = 0;
     if constexpr (Warps > 1) {
-      of_warp[warp][lane] = value;
+      of_warp[warp][lane] = sums[0];
       __syncthreads();
-      value = 0;
 #pragma unroll
       for (int i = 0; i < Warps; ++i) value += of_warp[i][lane];
       __syncthreads();
+    } else {
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) value += sums[j];
     }
     if (exists && warp == 0) o[c] = Out(value);
   }
