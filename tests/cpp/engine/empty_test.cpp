@@ -152,7 +152,9 @@ TEST_P(Empty, a_sink_of_minus_infinity_is_no_sink) {
     }
     EXPECT_TRUE(bits_equal("o", got.forward.o, want.forward.o));
     EXPECT_TRUE(bits_equal("lse", got.forward.lse, want.forward.lse));
-    if (got.backward) EXPECT_TRUE(bits_equal("dk", got.backward->dk, want.backward->dk));
+    if (got.backward) {
+      EXPECT_TRUE(bits_equal("dk", got.backward->dk, want.backward->dk));
+    }
   }
 }
 
