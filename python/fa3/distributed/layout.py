@@ -59,8 +59,8 @@ def by_document(lengths: Sequence[int], world: int, rank: int) -> list[Piece]:
     ]
 
 
-# A short document has at most 1/8 of a rank's share of all rows, and so at most 1/64 of the pairs of
-# one document of that share: whose it is hardly matters to the balance.
+# A short document has at most 1/8 of a rank's share of all rows, and so at most 1/64 of the pairs
+# of one document of that share: whose it is hardly matters to the balance.
 SHORT_SHARE = 8
 
 
@@ -84,8 +84,8 @@ def owners_of_short(lengths: tuple[int, ...], world: int) -> list[int | None]:
     rows = [0] * world
     for document in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if lengths[document] <= longest:
-            owners[document] = min(range(world), key=rows.__getitem__)
-            rows[owners[document]] += lengths[document]
+            owners[document] = owner = min(range(world), key=rows.__getitem__)
+            rows[owner] += lengths[document]
     return owners
 
 

@@ -35,7 +35,8 @@ class Watch:
 
     def stop(self) -> None:
         self.stopped.set()
-        self.thread.join()
+        if self.thread is not None:
+            self.thread.join()
 
     def run(self) -> None:
         while not self.stopped.wait(SECONDS):

@@ -10,8 +10,8 @@
 namespace fa3::cuda {
 
 // A smaller sum is that of a peaked row: its average P is less than kPeakedShare of the largest
-// one, `top`. For normal scores that average is 1/8 over 128 keys and 1/10 over 256; for scores twice as
-// large 1/26 and 1/39, three times 1/55 over 128, four times 1/106.
+// one, `top`. For normal scores that average is 1/8 over 128 keys and 1/10 over 256; for scores
+// twice as large 1/26 and 1/39, three times 1/55 over 128, four times 1/106.
 inline constexpr float kPeakedShare = 1.0f / 16;
 
 FA3_HD constexpr float peaked_below(int keys, float top) {
