@@ -136,7 +136,7 @@ def attention(
             compiled at first use as of fa3.flex_attention; elsewhere torch operations compute it,
             tile by tile.
         alibi_slopes: the same, as a formula: (hq,) or (b, hq) floats, differentiable; scores get
-            -slope * |i + sk - sq - j|.
+            -slope * abs(i + sk - sq - j).
         sm_margin: SMs of the GPU, >= 0 and fewer than it has, that the forward pass leaves free for
             work beside it, such as communication: it plans for the others. Kernels with two CTAs on
             an SM may leave that room in twice as many SMs. Gradients, and the short kernels before
