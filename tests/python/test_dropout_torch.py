@@ -211,10 +211,10 @@ def test_sdpa_runs_fa3(causal, device):
 
 def test_sdpa_leaves_what_fa3_has_not_to_torch():
     tensors = [x.transpose(1, 2) for x in qkv(heads_k=4, keys=23)]
-    mask = torch.ones(23, 23, dtype=torch.bool)
+    mask = torch.linspace(0, 1, 23 * 23).view(23, 23)  # more than hidden keys
     switch.warned.clear()
     torch.manual_seed(4)
-    with fa3.torch.sdpa(), pytest.warns(UserWarning, match="attn_mask is not supported"):
+    with fa3.torch.sdpa(), pytest.warns(UserWarning, match="attn_mask of other numbers"):
         out = F.scaled_dot_product_attention(*tensors, dropout_p=P, attn_mask=mask)
     torch.manual_seed(4)
     close(out, F.scaled_dot_product_attention(*tensors, dropout_p=P, attn_mask=mask), atol=0)

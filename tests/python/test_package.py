@@ -73,14 +73,16 @@ VIEW = (ARRAY.ctypes.data, "float32", 1, 0, ARRAY.shape, (8, 8, 8, 1))
 
 
 @pytest.mark.parametrize(
-    "call, tensors, lines",
+    "call, tensors, lines, behind",
     [
-        (_native.forward, (*[VIEW] * 4, None), _options.FORWARD),
-        (_native.backward, (*[VIEW] * 5, *[None] * 6), _options.BOTH_PASSES),
+        (_native.forward, (*[VIEW] * 4, None), _options.FORWARD, (None, None)),
+        (_native.backward, (*[VIEW] * 5, *[None] * 6), _options.BOTH_PASSES, (False, False)),
     ],
     ids=["forward", "backward"],
 )
-def test_the_compiled_module_reads_the_options_in_the_order_of_the_table(call, tensors, lines):
+def test_the_compiled_module_reads_the_options_in_the_order_of_the_table(
+    call, tensors, lines, behind
+):
     names = list(_options.DEFAULTS)[: len(lines)]
     values = list(_options.DEFAULTS.values())[: len(lines)]
     for place, name in enumerate(names):
@@ -89,7 +91,7 @@ def test_the_compiled_module_reads_the_options_in_the_order_of_the_table(call, t
         with pytest.raises(TypeError, match=f"^{said}: expected"):
             call(None, *tensors, *wrong)
     with pytest.raises(TypeError, match="too many arguments"):
-        call(None, *tensors, *values, None)
+        call(None, *tensors, *values, *behind, None)
 
 
 def test_options_go_in_order_up_to_the_last_that_is_not_at_its_default():
