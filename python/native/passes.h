@@ -87,7 +87,7 @@ struct Forward {
     read->tensor("k_mean", Access::read, &params->k_mean);
     read->tensor("v_mean", Access::read, &params->v_mean);
   }
-  // Of a step of a ring, behind all options.
+  // A step of a ring has these behind all options.
   template <class Reader>
   static void read_step(Reader* read, Params* params) {
     read->tensor("o_partial", Access::read, &params->o_partial);

@@ -5,6 +5,7 @@ Prints a JSON line a case: its name, and the failure or null.
 """
 
 import datetime
+import functools
 import itertools
 import json
 import os
@@ -272,6 +273,10 @@ def gradients_of_16_bits_still_add_up_in_float32(world):
         run.part_type = original
 
 
+def failing(*_):
+    raise fa3.Unsupported("in the middle of a call")
+
+
 def ranks_that_write_to_each_other_get_what_messages_bring(world):
     """Bit by bit, in slots that grow and whose uses overlap."""
     folder = Path(tempfile.gettempdir()) / f"fa3-{os.getppid()}-{world}"
@@ -291,6 +296,12 @@ def ranks_that_write_to_each_other_get_what_messages_bring(world):
             describe.peers_of = none
             for x, y in zip(got, expected, strict=True):
                 assert torch.equal(x, y), f"{method} {degree} {layout} {mask} {lengths}"
+        describe.peers_of, attend = lambda *_: peers, run.attend
+        call = functools.partial(both_passes, inputs(48, world, batch=2), 48, "zigzag")
+        run.attend = failing
+        refused(lambda: call(method="ring"), kind=fa3.Unsupported)
+        run.attend = attend
+        call(method="ring")  # no slot is left in use
     finally:
         describe.peers_of = none
         dist.barrier()

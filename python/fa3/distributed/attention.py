@@ -22,8 +22,10 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, plan, q, k, v, sink):
-        out, lse = run.forward(plan, q, k, v, sink)
-        plan.ring.finish()
+        try:
+            out, lse = run.forward(plan, q, k, v, sink)
+        finally:
+            plan.ring.finish()
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, sink)
@@ -37,8 +39,10 @@ class Attention(torch.autograd.Function):
         plan = ctx.plan
         if torch.are_deterministic_algorithms_enabled():
             plan = plan._replace(options=plan.options | {"deterministic": True})
-        dq, dk, dv = run.backward(plan, do, q, k, v, out, lse, dlse)
-        plan.ring.finish()
+        try:
+            dq, dk, dv = run.backward(plan, do, q, k, v, out, lse, dlse)
+        finally:
+            plan.ring.finish()
         return None, dq, dk, dv, gradient_of_sink(do, out, lse, dlse, sink)
 
 

@@ -3,7 +3,7 @@
 
 torch's symmetric memory maps every rank's buffer into every process. Flags are waited for and
 written by a stream's memory operations (CUDA driver API, "Stream Memory Operations"), which take no
-multiprocessor. What was sent before a flag is visible to whom sees the flag.
+SM. What was sent before a flag is visible to whom sees the flag.
 """
 
 from __future__ import annotations

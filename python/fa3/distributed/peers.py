@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that write into each other's memory: copy engines carry rows, no multiprocessor waits.
+"""Ranks that write into each other's memory: DMA carries rows, and no SM waits.
 
-A kernel that sends, as NCCL's do, wants multiprocessors while attention has all of them: it then
+A kernel that sends, as NCCL's do, wants SMs while attention has all of them: it then
 starts when attention ends, and hides nothing. Here a rank copies its rows straight to where another
 rank's kernels read them, and tells it by a number in a flag; waits for flags are operations of a
 stream. Nothing waits on the host.
@@ -41,7 +41,7 @@ class Memory(Protocol):
     world: int
 
     def reserve(self, kind: int, size: int) -> None:
-        """Slots of this kind have so many bytes, at least: the same call on all ranks."""
+        """Slots of this kind have `size` bytes, at least: the same call on all ranks."""
 
     def view(self, rank: int, slot: int, offset: int, shape, dtype) -> torch.Tensor:
         """A tensor in a rank's slot, from a byte on."""
@@ -72,13 +72,16 @@ class Peers:
         self.memory = memory
         self.numbers = [0] * (2 * SLOTS)
         self.held: list[Use] = []
+        self.open: list[Use] = []
 
     def use(self, kind: int, index: int, size: int) -> Use:
-        """The slot for a stage, its next use; no rank puts more than `size` bytes into its own."""
+        """The slot for a stage, its next use; nobody puts more than `size` bytes into it."""
         self.memory.reserve(kind, size)
         slot = kind * SLOTS + index % SLOTS
         self.numbers[slot] += 1
-        return Use(self.memory, slot, self.numbers[slot])
+        self.open = [one for one in self.open if not one.released]
+        self.open.append(Use(self.memory, slot, self.numbers[slot]))
+        return self.open[-1]
 
     def hold(self, use: Use) -> None:
         """Its rows are read by the calls that follow, until release()."""
@@ -90,7 +93,11 @@ class Peers:
         self.held.clear()
 
     def finish(self) -> None:
+        """Also of a call that has failed, as it does on all ranks: none may wait for its uses."""
         self.release()
+        for use in self.open:
+            if not use.released:
+                use.release()
         self.memory.finish()
 
 
@@ -101,6 +108,7 @@ class Use:
         self.memory, self.slot, self.number = memory, slot, number
         self.kept: list[torch.Tensor] = []  # until they have left
         self.sent: Any = None
+        self.released = False
 
     def view(self, rank: int, offset: int, shape, dtype) -> torch.Tensor:
         return self.memory.view(rank, self.slot, offset, shape, dtype)
@@ -123,18 +131,20 @@ class Use:
         """This rank has read its slot, and what it sent has left."""
         for rank in range(self.memory.world):
             self.memory.tell(rank, FREE, self.slot, self.number)
-        self.memory.join(self.sent)
+        if self.sent is not None:
+            self.memory.join(self.sent)
         self.kept.clear()
+        self.released = True
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Batch by batch, for a copy engine takes neighbouring bytes only."""
+    """Batch by batch, for DMA takes neighbouring bytes only."""
     for one, other in zip(source, target, strict=True):
         other.copy_(one, non_blocking=True)
 
 
 def placed(*sizes: int) -> list[int]:
-    """Where tensors of so many bytes begin, one behind the other, and where the last one ends."""
+    """Where tensors of these sizes in bytes begin, one behind the other, and where the last ends."""
     found = [0]
     for size in sizes:
         found.append(found[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
