@@ -144,7 +144,7 @@ def copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def placed(*sizes: int) -> list[int]:
-    """Where tensors of these sizes in bytes begin, one behind the other, and where the last ends."""
+    """Where tensors of these sizes in bytes begin, side by side, and where the last ends."""
     found = [0]
     for size in sizes:
         found.append(found[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
