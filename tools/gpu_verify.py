@@ -215,9 +215,7 @@ def record_problem(path: Path = RECORD, root: Path = ROOT) -> str | None:
     return "; ".join([*problems, "run make gpu-verify on a Hopper GPU"]) if problems else None
 
 
-def verify(
-    build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: bool = False
-) -> bool:
+def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: bool = False) -> bool:
     """Runs what the record lacks, writing it after every piece. True if all passed.
 
     With `only`, just the pieces with one of its texts in their names; of others the record is
