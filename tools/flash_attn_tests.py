@@ -6,6 +6,7 @@
     python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py --seconds 10
     python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py \
         --device cpu --longest 300
+    FA3_ENGINE=ampere python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py
 
 SUITES is the table of files. Cases are those of the parametrized tests, but for what the tests skip
 and what fa3 has not; of the latter a few are tried, which must be refused. Several processes share
