@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "core/error.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/ptx/fragment.h"
 
@@ -209,9 +208,7 @@ Status run_append(const AppendProblem& problem, void* stream) {
             : is_float8(problem.dtype)        ? launch<Float8>(problem, on)
                                               : launch<__nv_bfloat16>(problem, on);
   }
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();  // leave none behind for the caller's own CUDA code
-  return {StatusCode::device_error, concat("append: ", cudaGetErrorString(error))};
+  return finish(error, "append");
 }
 
 }  // namespace fa3::cuda
