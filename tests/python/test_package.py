@@ -31,7 +31,7 @@ def test_import_needs_numpy_and_nothing_else():
     assert extra - sys.stdlib_module_names == {"fa3"}
 
 
-PLAN = "import numpy as np, fa3; x = np.zeros((1, 8, 2, 16), np.float32); print(fa3.plan(x, x, x{}))"
+PLAN = 'import numpy, fa3; x = numpy.zeros((1, 8, 2, 16), "f"); print(fa3.plan(x, x, x{}))'
 
 
 def plan_under(engine, options=""):
