@@ -61,8 +61,10 @@ int padded_keys(const ForwardConfig& c, int keys, int step) {
   return blocks * step;
 }
 
-// One CTA on this many SMs goes on ahead of the tiles. Measured: docs/lab/fp8.md.
-constexpr int kSmsOfLateCta = 7;
+// One CTA on this many SMs goes on ahead of the tiles. Tiles of many columns and few keys are soon
+// done with a head: few SMs would not keep ahead of them. Measured: docs/lab/fp8.md.
+constexpr int kSmsOfLateCta = 8;
+constexpr int kFewColumns = 128, kFewKeys = 1024;
 
 // Heads are ahead of the tiles if these come to them in one order, and more than once to an SM.
 TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
@@ -71,8 +73,10 @@ TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
   TransposeOrder order{.heads = int(heads), .parts_of_head = plan.padded_keys / kPreparedKeys};
   order.first_heads = order.heads;
   const int late_ctas = num_sms / kSmsOfLateCta;
+  const ForwardConfig& c = forward.kernel.config;
+  const bool keeps_ahead = c.head_dim_v <= kFewColumns || forward.call.seqlen_k > kFewKeys;
   const bool by_tma = tensor_map_obstacle(plan.v) == nullptr;
-  if (forward.kernel.config.general() || !forward.call.has_keys || !by_tma || late_ctas == 0 ||
+  if (c.general() || !forward.call.has_keys || !keeps_ahead || !by_tma || late_ctas == 0 ||
       heads * order.parts_of_head > TransposeOrder::kMostParts) {
     return order;
   }

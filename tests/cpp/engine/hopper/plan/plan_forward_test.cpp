@@ -358,10 +358,10 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
 }
 
-E4m3Plan planned_e4m3(Problem p) {
+E4m3Plan planned_e4m3(Problem p, size_t dense_row = 2) {
   p.dtype = DType::float8_e4m3;
   const ForwardConfig& c =
-      kE4m3Table[size_t(p.lengths_k.varlen ? kE4m3Table.size() - 1 : 2)].config;
+      kE4m3Table[p.lengths_k.varlen ? kE4m3Table.size() - 1 : dense_row].config;
   return plan_e4m3_launch({c, nullptr, 1024}, p, call_of(p), kSms);
 }
 
@@ -424,6 +424,13 @@ TEST(PlanE4m3, transposes_all_heads_before_one_wave_of_tiles_or_tiles_of_a_list)
     EXPECT_EQ(plan.parts_done_of_head, 0);
   }
   EXPECT_EQ(planned_e4m3(small).forward.tiling.scheduler, Scheduler::kStaticPersistent);
+}
+
+TEST(PlanE4m3, transposes_wide_heads_of_few_keys_before_all_tiles) {
+  constexpr size_t kWide = 4;
+  ASSERT_EQ(kE4m3Table[kWide].config.head_dim_v, 256);
+  EXPECT_FALSE(planned_e4m3(of_16k_tokens(1024), kWide).order.goes_on_late());
+  EXPECT_TRUE(planned_e4m3(of_16k_tokens(1025), kWide).order.goes_on_late());
 }
 
 TEST(PlanE4m3, shares_a_head_among_the_tiles_of_its_queries) {
