@@ -22,7 +22,7 @@ void begin_load(uint32_t smem, int bytes, uint32_t barrier,
                 const std::function<Content(int offset)>& content) {
   Block& block = here();
   block.scheduler.yield();
-  block.require_kernel_before_ended();
+  block.require_made(content(0));
   require_aligned(smem, bytes);
   block.memory.begin_copy(block.accessor(), smem, bytes, block.barriers.end_of_phase(barrier));
   block.scheduler.later([&block, smem, bytes, barrier, content] {

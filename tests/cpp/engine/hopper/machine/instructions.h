@@ -40,6 +40,7 @@ void set_registers(int registers, bool more);
 void store_shared(uint32_t address);
 void load_shared(uint32_t address);
 void fence_proxy_async();
+void fence_proxy_async_global();
 void wait_for_kernel_before();
 void copy_by_thread(uint32_t smem, const void* global);
 void arrive_when_copied(uint32_t barrier);

@@ -102,6 +102,10 @@ struct Setting {
   KvBarriers kv;  // that the fault is about
   bool pdl =
       false;  // the kernel before may still run: each warp waits for its end before it copies
+  // Or only for what it copies: the counter that tells when the kernel before has made that, and
+  // shows `made` then; null: it was there before. Without a function all copies wait for the end.
+  std::function<const int*(const Content&)> counter_of;
+  int made = 0;
   std::vector<Buffer> buffers;
   std::vector<GlobalTensor> tensors;
   std::function<void()> after_step;  // looks at global memory after each warp's turn
