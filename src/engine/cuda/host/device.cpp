@@ -5,11 +5,15 @@
 #include <atomic>
 #include <cstdlib>
 #include <iterator>
+#include <string>
+#include <utility>
 
 #include "core/error.h"
 
 namespace fa3::cuda {
 namespace {
+
+constexpr size_t kLittleMemory = size_t{256} << 20;
 
 // What a device is, and stays as long as the process runs: the runtime numbers devices once.
 struct Facts {
@@ -147,8 +151,15 @@ Status count_smem_bytes(int device, int* bytes) {
 
 Status finish(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
-  cudaGetLastError();
-  return {StatusCode::device_error, concat(what, ": ", cudaGetErrorString(error))};
+  cudaGetLastError();  // leave none behind for the caller's own CUDA code
+  std::string text = concat(what, ": ", cudaGetErrorString(error));
+  // A kernel is loaded at its first use; what the driver says where it does not fit is often no
+  // more than "unknown error".
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess && free < kLittleMemory) {
+    text += concat("; the GPU has ", free >> 20, " MiB of ", total >> 20, " free");
+  }
+  return {StatusCode::device_error, std::move(text)};
 }
 
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream) {
