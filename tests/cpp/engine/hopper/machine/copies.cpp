@@ -53,15 +53,23 @@ Content content_at(const void* global) {
 }  // namespace
 
 void ThreadCopies::begin(uint32_t smem, const void* global) {
+  begin({smem, content_at(global), {}});
+}
+
+void ThreadCopies::begin(uint32_t smem, std::vector<unsigned char> bytes) {
+  begin({smem, {}, std::move(bytes)});
+}
+
+void ThreadCopies::begin(Copy copy) {
   here().scheduler.yield();
   here().require_kernel_before_ended();
   Block& block = here();
   if (kAllLanes) {
-    block.memory.begin_own_copy(block.accessor(), smem);
+    block.memory.begin_own_copy(block.accessor(), copy.smem);
   } else {
-    block.memory.begin_thread_copy(block.accessor(), smem);
+    block.memory.begin_thread_copy(block.accessor(), copy.smem);
   }
-  open_.push_back({smem, content_at(global)});
+  open_.push_back(std::move(copy));
 }
 
 void ThreadCopies::arrive(uint32_t barrier) {
@@ -80,6 +88,10 @@ void ThreadCopies::arrive(uint32_t barrier) {
 }
 
 void ThreadCopies::wait() {
+  if (kAllLanes) {
+    commit();
+    wait_for_groups(0);
+  }
   here().scheduler.wait_until("its copies", [this] { return groups_in_flight_ == 0; });
 }
 
@@ -95,6 +107,7 @@ void ThreadCopies::wait_for_groups(int newest) {
   for (; int(groups_.size()) > newest; groups_.pop_front()) {
     for (const Copy& copy : groups_.front()) {
       block.memory.end_own_copy(block.accessor(), copy.smem, copy.content);
+      std::copy(copy.bytes.begin(), copy.bytes.end(), smem_at(copy.smem));
     }
   }
 }

@@ -34,6 +34,8 @@ class Departures {
 class ThreadCopies {
  public:
   void begin(uint32_t smem, const void* global);
+  // The same with numbers: `bytes` lie in shared memory once the copy has arrived.
+  void begin(uint32_t smem, std::vector<unsigned char> bytes);
   void arrive(uint32_t barrier);
   void wait();
   void commit();
@@ -44,7 +46,10 @@ class ThreadCopies {
   struct Copy {
     uint32_t smem;
     Content content;
+    std::vector<unsigned char> bytes;
   };
+  void begin(Copy copy);
+
   std::vector<Copy> open_;  // that no barrier, or group, was told of
   std::deque<std::vector<Copy>> groups_;
   int groups_in_flight_ = 0;

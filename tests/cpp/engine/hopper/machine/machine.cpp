@@ -87,7 +87,7 @@ Block::Block(const Setting& s, Scheduler& its_scheduler, Outcome& its_outcome, i
       memory(s.buffers),
       smem(new SmemBytes),
       registers(warps * s.neighbours, warps),
-      faults(s.fault, s.kv),
+      faults(s.fault, s.kv, s.barrier),
       meetings(size_t(warps)) {
   constexpr int kJunk = 0xcd;
   std::memset(smem->bytes, kJunk, sizeof(smem->bytes));

@@ -99,7 +99,8 @@ struct Setting {
   int neighbours = 1;  // blocks that share the registers, itself among them
   Pace pace;
   Fault fault = Fault::kNone;
-  KvBarriers kv;  // that the fault is about
+  KvBarriers kv;    // that the fault is about
+  int barrier = 0;  // likewise, by its number
   bool pdl =
       false;  // the kernel before may still run: each warp waits for its end before it copies
   // Or only for what it copies: the counter that tells when the kernel before has made that, and

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// As in src/engine/cuda/, on the emulator.
+// As in src/engine/cuda/, on the model.
 #pragma once
 
-#include "emulator.h"
+#include "cuda_words.h"
 
 namespace fa3::cuda {
 
 inline unsigned char* dynamic_smem() {
-  return emulator::shared_memory();
+  return machine::shared_memory();
 }
 
 }  // namespace fa3::cuda
