@@ -195,7 +195,7 @@ def refuse_dropout(p: float, lengths, layout: str, world: int) -> None:
     parts = (piece for rank in range(world) for piece in pieces(layout, lengths, world, rank))
     wrong = next((piece for piece in parts if piece.begin % DROPOUT_STEP), None)
     if p and wrong is not None:
-        number = 2 * world if layout == "zigzag" else world
+        number = 2 * world if layout in ("zigzag", "balanced") else world
         raise Unsupported(
             f"dropout_p: expected 0, or parts that begin at multiples of {DROPOUT_STEP} rows of "
             f"their document, got one that begins at row {wrong.begin} of document "
