@@ -16,13 +16,13 @@ from fa3._options import window_ends
 from fa3.distributed import choose, stages
 from fa3.distributed.agree import agree
 from fa3.distributed.cover import Mask
-from fa3.distributed.device_memory import peers_of
 from fa3.distributed.documents import documents
-from fa3.distributed.exchange import Ring
 from fa3.distributed.heads import Team
 from fa3.distributed.layout import LAYOUTS, count, pieces, stream_rows
 from fa3.distributed.run import Plan
 from fa3.distributed.schedule import Schedule
+from fa3.distributed.transport.device_memory import peers_of
+from fa3.distributed.transport.exchange import Ring
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch.checks import refuse_other_than_tensor
 from fa3.torch.dropout import given_or_drawn

@@ -3,7 +3,7 @@
 
 A stage's keys are on their way while the stage before is computed. Partial outputs merge in
 float32; gradients of keys go back in float32 and are added in a fixed order. Tensors are
-(b, s, h, d); packed ones have b = 1. Next: keys.py, merged.py.
+(b, s, h, d); packed ones have b = 1. Next: transport/keys.py, merged.py.
 """
 
 import functools
@@ -16,11 +16,11 @@ import torch
 from fa3 import _native
 from fa3._options import in_order
 from fa3.distributed.cover import Call
-from fa3.distributed.exchange import Ring
-from fa3.distributed.keys import Keys, Returned, add_at_once, add_to
 from fa3.distributed.merged import Apart, Merged, Total
-from fa3.distributed.peer_keys import PeerKeys, PeerReturned
 from fa3.distributed.schedule import Schedule, Stage
+from fa3.distributed.transport.exchange import Ring
+from fa3.distributed.transport.keys import Keys, Returned, add_at_once, add_to
+from fa3.distributed.transport.peer_keys import PeerKeys, PeerReturned
 from fa3.errors import Unsupported
 from fa3.torch.operators import new_rows, run_backward, run_forward
 

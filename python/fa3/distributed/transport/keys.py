@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from fa3.distributed.exchange import Messages, Range, Ring, length, put, take
 from fa3.distributed.merged import Total, add_parts
 from fa3.distributed.schedule import Schedule, Stage
+from fa3.distributed.transport.exchange import Messages, Range, Ring, length, put, take
 from fa3.torch.operators import new_rows
 
 K, V, DK, DV = range(4)  # tags of messages

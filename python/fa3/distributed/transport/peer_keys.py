@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from fa3.distributed.exchange import Range, Ring, length, take
-from fa3.distributed.keys import Part, travel_type
-from fa3.distributed.peers import GRADIENTS, KEYS, placed
 from fa3.distributed.schedule import Fetch, Schedule
+from fa3.distributed.transport.exchange import Range, Ring, length, take
+from fa3.distributed.transport.keys import Part, travel_type
+from fa3.distributed.transport.peers import GRADIENTS, KEYS, placed
 
 
 class PeerKeys:
