@@ -117,23 +117,28 @@ def backward_apart(plan: Plan, do, q, k, v, out, lse, dlse):
     """The same, where each row is in one call: those of whole documents write final gradients."""
     narrow = part_type(q)
     dq, dk, dv = (torch.empty(x.shape, dtype=narrow, device=x.device) for x in (q, k, v))
-    for index, (stage, here) in enumerate(each_stage(plan, k, v)):
-        if index == 0:
-            keys = [slice(*call.keys) for call in stage.calls] or [slice(0, 0)]
-            of_keys = [Apart(x, dx[:, keys[0]]) for x, dx in zip(here, (dk, dv), strict=True)]
-            for dx in (dk, dv):
-                dx[:, : keys[0].start].zero_()
-                dx[:, keys[0].stop :].zero_()
-        else:
-            of_keys = totals_of_keys(plan, stage, here, narrow)
-        wide = len(stage.calls) > 1
-        for call in stage.calls:
-            rows = dq[:, slice(*call.rows)]
-            of_call = rows.float() if wide else rows
-            inputs = do, q, *here, out, lse, dlse
-            add_gradients(plan, call, inputs, (Apart(q, of_call), *of_keys))
-            if wide:
-                rows.copy_(of_call)
+    stages = each_stage(plan, k, v)
+    whole, own = next(stages)
+    written = slice(0, 0)
+    for call in whole.calls:  # one, or none
+        written = slice(*call.keys)
+        totals = [Apart(q, dq[:, slice(*call.rows)])]
+        totals += [Apart(x, dx[:, written]) for x, dx in zip(own, (dk, dv), strict=True)]
+        add_gradients(plan, call, (do, q, *own, out, lse, dlse), totals)
+    for dx in (dk, dv):
+        dx[:, : written.start].zero_()
+        dx[:, written.stop :].zero_()
+
+    cut, here = next(stages)
+    of_keys = totals_of_keys(plan, cut, here, narrow)
+    wide = len(cut.calls) > 1  # so are the gradients of keys, and a call has one type of all
+    for call in cut.calls:
+        rows = dq[:, slice(*call.rows)]
+        of_call = rows.float() if wide else rows
+        inputs = do, q, *here, out, lse, dlse
+        add_gradients(plan, call, inputs, (Apart(q, of_call), *of_keys))
+        if wide:
+            rows.copy_(of_call)
     dk_here, dv_here = (total.tensor() for total in of_keys)
     add_at_once(returned_of(plan, 1, dk_here, dv_here, narrow), dk, dv)
     return tuple(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v)))

@@ -97,7 +97,7 @@ class Returned:
         for source, rows, places in stage.fetches:
             values = [take(x, places) for x in (dk, dv)]
             if source == ring.rank:
-                self.parts.append(Part(source, rows, *values, borrowed=False))
+                self.parts.append(Part(source, rows, values[0], values[1], False))
                 continue
             for part, tag in zip(values, (DK, DV), strict=True):
                 self.messages.send(part.to(travel_type(stage, part_type)), source, tag)
@@ -108,7 +108,7 @@ class Returned:
             ]
             for part, tag in zip(values, (DK, DV), strict=True):
                 self.messages.receive(part, receiver, tag)
-            self.parts.append(Part(receiver, rows, *values, borrowed=False))
+            self.parts.append(Part(receiver, rows, values[0], values[1], False))
         self.messages.start()
 
     def arrived(self) -> list[Part]:

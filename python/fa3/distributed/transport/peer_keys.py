@@ -125,7 +125,7 @@ class PeerReturned:
         for source, rows, places in stage.fetches:
             if source == ring.rank:
                 values = [take(x, places) for x in (dk, dv)]
-                self.own.append(Part(source, rows, *values, borrowed=False))
+                self.own.append(Part(source, rows, values[0], values[1], False))
         if self.is_local:
             return
         of = [places_of(schedule, rank, index, row, part_type) for rank in range(ring.world)]
@@ -157,7 +157,7 @@ class PeerReturned:
             for place in self.places:
                 self.use.wait_for(self.ring.of_group(place.by))
                 values = self.slot_of(self.ring.rank, place)
-                parts.append(Part(place.by, place.rows, *values, borrowed=True))
+                parts.append(Part(place.by, place.rows, values[0], values[1], True))
         return parts
 
     def release(self) -> None:
