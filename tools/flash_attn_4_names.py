@@ -10,6 +10,7 @@ import functools
 import inspect
 import types
 import warnings
+from typing import NamedTuple
 
 import torch
 
@@ -233,10 +234,32 @@ def _flash_attn_fwd(q, k, v, out=None, lse=None, block_sparse_tensors=None, **na
 
 
 def _flash_attn_bwd(q, k, v, out, dout, lse, block_sparse_tensors=None, **named):
-    """By autograd. Their lists are of query blocks here; the mask function says the same."""
+    """By autograd."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    made, _ = attend(*leaves, **options_of(named))
+    lists = block_sparse_tensors
+    if lists is not None:
+        lists = types.SimpleNamespace(block_size=lists.block_size, **of_key_blocks(lists))
+    made, _ = attend(*leaves, lists=lists, **options_of(named))
     return torch.autograd.grad(made, leaves, dout)
+
+
+def of_key_blocks(lists):
+    """Their backward has lists of query blocks; these are of key blocks."""
+    found = {}
+    for kind in ("mask", "full"):
+        counts, indices = getattr(lists, f"{kind}_block_cnt"), getattr(lists, f"{kind}_block_idx")
+        listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+        columns = torch.where(listed, indices, indices.shape[-1]).long()
+        marks = torch.zeros(*indices.shape[:-1], indices.shape[-1] + 1, device=indices.device)
+        marks = marks.scatter_(-1, columns, 1.0)[..., :-1].transpose(-1, -2)
+        found[f"{kind}_block_cnt"], found[f"{kind}_block_idx"] = lists_of(marks > 0)
+    return found
+
+
+def lists_of(marks):
+    """(counts, indices) of a boolean map's rows."""
+    order = marks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return marks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def compute_block_sparsity(
@@ -268,11 +291,14 @@ def compute_block_sparsity(
     by_tile = torch.nn.functional.pad(seen, spare).unflatten(-1, (-1, tile_n))
     by_tile = by_tile.unflatten(2, (-1, tile_m)).transpose(3, 4)
     whole, some = by_tile.flatten(-2).all(-1), by_tile.flatten(-2).any(-1)
-    found = []
-    for marks in (some & ~whole, whole):
-        order = marks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
-        found += [marks.sum(-1, dtype=torch.int32), order.to(torch.int32)]
-    return tuple(found)
+    return Lists(*lists_of(some & ~whole), *lists_of(whole))
+
+
+class Lists(NamedTuple):
+    mask_block_cnt: torch.Tensor
+    mask_block_idx: torch.Tensor
+    full_block_cnt: torch.Tensor
+    full_block_idx: torch.Tensor
 
 
 def modules():

@@ -416,10 +416,10 @@ def cudnn_backward(
     return flash_backward(*arguments, dropout.p, dropout.seed, **packed_by_cudnn(query, named))
 
 
-# Wanted only where there is a mask.
+# Wanted only where there is a mask. Under autograd's key alone, so not in inference mode: with a
+# kernel for the device torch.compile would no longer take this operator apart, and lose gradients.
 WITH_MASK = {
-    "AutogradCUDA": ("scaled_dot_product_attention", sdpa_with_mask),
-    "CUDA": ("scaled_dot_product_attention", sdpa_with_mask),
+    "scaled_dot_product_attention": ("AutogradCUDA", sdpa_with_mask),
 }
 # Wanted only where dropout_p is not 0.
 WITH_DROPOUT = {

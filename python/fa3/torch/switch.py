@@ -128,7 +128,7 @@ class Overrides:
                 override(self.library, name, key, kernel)
             for name, (key, kernel) in WITH_DROPOUT.items():
                 override(self.library, name, key, kernel, wanted=has_dropout)
-            for key, (name, kernel) in WITH_MASK.items():
+            for name, (key, kernel) in WITH_MASK.items():
                 override(self.library, name, key, kernel, wanted=has_mask)
         except BaseException:
             self.remove()
