@@ -14,7 +14,7 @@ import torch
 from torch.nn import attention as registry
 
 from fa3.errors import Error, Unsupported
-from fa3.torch.aten_kernels import KERNELS, WITH_DROPOUT, Refused
+from fa3.torch.aten_kernels import KERNELS, WITH_DROPOUT, WITH_MASK, Refused
 
 NAME = "fa3"
 shadowed: dict = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
@@ -128,6 +128,8 @@ class Overrides:
                 override(self.library, name, key, kernel)
             for name, (key, kernel) in WITH_DROPOUT.items():
                 override(self.library, name, key, kernel, wanted=has_dropout)
+            for name, (key, kernel) in WITH_MASK.items():
+                override(self.library, name, key, kernel, wanted=has_mask)
         except BaseException:
             self.remove()
             raise
@@ -138,6 +140,15 @@ class Overrides:
 
 def has_dropout(arguments):
     return arguments["dropout_p"] > 0
+
+
+def has_mask(arguments):
+    """Not where tensors stand for others, as a compiler's do: it wants torch's own operators."""
+    tensors = [arguments[name] for name in ("query", "key", "value", "attn_mask")]
+    return tensors[-1] is not None and all(type(t) in PLAIN for t in tensors)
+
+
+PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 def override(library, name, key, kernel, wanted=lambda arguments: True):
