@@ -289,13 +289,18 @@ def flash_backward(grad_out, query, key, value, out, logsumexp, dropout_p, rng_s
 def sdpa_with_mask(
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, **unknown
 ):
-    """scaled_dot_product_attention with an attn_mask on a GPU. Differentiable, in the mask too."""
+    """scaled_dot_product_attention with an attn_mask on a GPU. Differentiable, in the mask too.
+
+    Numbers that nobody learns are torch's: cuDNN's kernel takes 0.54 of the time (docs/masks.md).
+    """
     from fa3.flex.bias import attend as attend_with_bias  # with its first call
 
     refuse(is_causal=is_causal, **unknown)
     refuse_where_flash_is_off()
     if dropout_p > 0:
         raise Refused("attn_mask with dropout_p is not supported")
+    if attn_mask.dtype != torch.bool and not attn_mask.requires_grad:
+        raise Refused("an attn_mask of numbers without a gradient, which torch's own kernel adds")
     if query.ndim != 4:
         raise Refused("attn_mask with other than 4 dimensions is not supported")
     if query.dtype not in (torch.float16, torch.bfloat16):

@@ -27,8 +27,9 @@ def enable_sdpa(name=NAME):
     So does torch.nn.attention.activate_flash_attention_impl("fa3"). Everything above the same
     operators follows: nn.MultiheadAttention, nested tensors, torch.nn.attention.varlen. fa3 runs
     wherever torch chose flash attention or cuDNN, in fp16 and bf16 on a GPU, and in fp32, fp16 and
-    bf16 on the CPU, with dropout too. A call that fa3 does not have (a mask, float64, a causal mask
-    over different lengths) runs the kernel that torch chose, with one warning for each reason; so
+    bf16 on the CPU, with dropout too; with a boolean attn_mask, or one that needs a gradient, on
+    Hopper GPUs. A call that fa3 does not have (another mask, float64, a causal mask over different
+    lengths) runs the kernel that torch chose, with one warning for each reason; so
     does one where flash attention is switched off, as in sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
 
     Args:
