@@ -120,16 +120,16 @@ class AheadRun {
                              .rows = rows});
   }
 
-  // At each count of a head, its stores so far are at least as many as have been counted.
+  // At each count of a head, at least as many of its stores as are counted have arrived.
   void expect_counted_behind_stores(const machine::Outcome& outcome) const {
     std::map<const int*, int> counted;
-    for (const machine::SemaphoreUse& use : outcome.semaphore_uses) {
-      const int parts = counted[use.counter] += use.value;
-      const int head = int(use.counter - counters_.data());
+    for (size_t use = 0; use < outcome.semaphore_uses.size(); ++use) {
+      const machine::SemaphoreUse& count = outcome.semaphore_uses[use];
+      const int parts = counted[count.counter] += count.value;
+      const int head = int(count.counter - counters_.data());
       int stores = 0;
-      for (size_t i = 0; i < use.departures; ++i) {
-        const Departure& d = outcome.departures[i];
-        stores += d.batch * shape_.kv_heads + d.head == head;
+      for (const Departure& d : outcome.departures) {
+        stores += d.batch * shape_.kv_heads + d.head == head && d.arrived <= use;
       }
       EXPECT_GE(stores, parts * kPartBlocks);
     }

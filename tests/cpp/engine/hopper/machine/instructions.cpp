@@ -245,6 +245,10 @@ void wait_for_copies(int pending) {
   here().departures[size_t(here().thread())].wait(pending);
 }
 
+void wait_for_arrival(int pending) {
+  here().departures[size_t(here().thread())].wait_for_arrival(pending);
+}
+
 void multiply(float* d, int count, const Operand& a, const Operand& b) {
   here().scheduler.yield();
   here().products[size_t(here().thread())].multiply(d, count, a, b);

@@ -72,6 +72,7 @@ void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem);
 void store_bytes(const void* global, uint32_t smem, int bytes, bool adds);
 void commit_copies();
 void wait_for_copies(int pending);
+void wait_for_arrival(int pending);
 
 // d += A B, of 64 rows by 2 * count columns a warpgroup, 32 bytes deep.
 void multiply(float* d, int count, const Operand& a, const Operand& b);

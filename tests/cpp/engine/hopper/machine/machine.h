@@ -73,6 +73,8 @@ struct Departure {
   int bytes = 0;
   int filling = 0;    // of the buffer it left from
   bool adds = false;  // to what is there
+  // How many semaphore uses came before its thread knew it to be in global memory.
+  size_t arrived = SIZE_MAX;
 };
 
 // A load of a counter that orders CTAs, or an addition to it.
