@@ -4,6 +4,7 @@
 import torch
 from torch.autograd.function import once_differentiable
 
+from fa3._options import in_order
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import device, lists, tiles
 from fa3.flex.block_mask import with_masks
@@ -41,10 +42,10 @@ def blocks_of(q, k, v, mask_mod, block_mask, window, lengths):
 
 def by_lists(q, k, v, blocks, scale, deterministic=False):
     """(out, lse) where nothing but masks stands between the product and the softmax."""
-    from fa3.torch import attention
+    from fa3.torch.autograd import attend
 
     options = {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
-    return attention(q, k, v, return_lse=True, **options)
+    return attend(q, k, v, None, True, in_order("attention", options))
 
 
 def apply(function, q, k, v, window, scale, options, *, alone=None, blocks=None, **others):

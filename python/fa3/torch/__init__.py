@@ -19,9 +19,9 @@ if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
 from fa3.torch import flops as flops
 from fa3.torch.append import append as append
 from fa3.torch.autograd import attend as attend
-from fa3.torch.autograd import attention
 from fa3.torch.autograd import gradients as gradients
 from fa3.torch.merge import merge as merge
+from fa3.torch.public import attention
 from fa3.torch.quantize import quantize as quantize
 from fa3.torch.switch import disable_sdpa, enable_sdpa, register, sdpa
 

@@ -14,9 +14,9 @@ import torch
 
 from fa3._options import BOTH_PASSES, Options
 from fa3.masks import BlockMask, from_dense
-from fa3.torch.autograd import attention
 from fa3.torch.dropout import draw
 from fa3.torch.operators import new_lse, refuse_without_backward, run_backward, run_forward
+from fa3.torch.public import attention
 
 
 class Refused(Exception):
