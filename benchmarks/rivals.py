@@ -5,7 +5,7 @@
     python3 benchmarks/rivals.py --device cuda --dtype bf16 --tokens 16384 --hidden 2048
     python3 benchmarks/rivals.py --pass bwd --threads 2
 
-Rivals: contenders.py. How they are timed: harness.py.
+Rivals: contenders/. How they are timed: harness.py.
 
 Normal random inputs (--q-scale 4: peaked softmax, 0.02: flat). FLOPs: 2 (d + dv) b h sq sk, half if
 causal, 2.5 times as many backward. Bytes: Q, K, V and O once. --deterministic: backward passes that

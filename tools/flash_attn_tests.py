@@ -6,6 +6,7 @@
     python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py --seconds 10
     python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py \
         --device cpu --longest 300
+    FA3_ENGINE=ampere python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py
     python3 tools/flash_attn_tests.py flash-attention/tests/cute/test_score_mod.py --cases 200
 
 SUITES is the table of files. Cases are those of the parametrized tests, but for what the tests skip
@@ -35,7 +36,7 @@ from typing import NamedTuple
 
 OUT_OF_MEMORY = "out of memory"  # of all processes together: such a case is tried again later
 MOST_ATTEMPTS = 12
-MOST_MEMORY_KEPT = 4 << 30  # bytes, of a process between cases
+MEMORY_KEPT = 0.4  # of the GPU, by all processes together between cases
 TRIED = 3  # cases of what fa3 has not
 
 
@@ -332,6 +333,9 @@ def work(options):
     """One process of several: its part of each sample, a JSON line a case."""
     import torch
 
+    on_gpu = options.device == "cuda"
+    memory = torch.cuda.mem_get_info()[1] if on_gpu else 0
+    most_kept = MEMORY_KEPT * memory / options.workers
     for name, test in load(options).items():
         ends = time.monotonic() + options.seconds
         sample = sample_of(test, name, options)
@@ -340,7 +344,7 @@ def work(options):
         while todo and time.monotonic() < ends:
             case, attempt = todo.pop(0)
             outcome, why = run_case(test, case)
-            if options.device == "cuda" and torch.cuda.memory_reserved() > MOST_MEMORY_KEPT:
+            if on_gpu and torch.cuda.memory_reserved() > most_kept:
                 torch.cuda.empty_cache()
             if why == OUT_OF_MEMORY and attempt < MOST_ATTEMPTS:
                 if attempt > 1:

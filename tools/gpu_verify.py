@@ -27,7 +27,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
@@ -215,15 +215,18 @@ def record_problem(path: Path = RECORD, root: Path = ROOT) -> str | None:
     return "; ".join([*problems, "run make gpu-verify on a Hopper GPU"]) if problems else None
 
 
-def verify(build: Path, path: Path, only: str = "", gpu_oracle: bool = False) -> bool:
+def verify(build: Path, path: Path, only: Sequence[str] = ("",), gpu_oracle: bool = False) -> bool:
     """Runs what the record lacks, writing it after every piece. True if all passed.
 
-    With `only`, just the pieces that have it in their names; of others the record is kept."""
+    With `only`, just the pieces with one of its texts in their names; of others the record is
+    kept."""
     every, running = pieces(build, gpu_oracle), {}
     digests, codes = hashes(every), KernelCode.load(build)
     before = load_record(path).get("pieces", [])
     known = {piece["name"]: piece.get("code", {}) for piece in before}
-    todo = {name: commands for name, commands in every.items() if only in name}
+    todo = {
+        name: commands for name, commands in every.items() if any(text in name for text in only)
+    }
     kept = [piece for piece in before if piece["name"] not in todo]
     done = {
         piece["name"]: piece
@@ -301,7 +304,9 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="only compare the record and sources")
     parser.add_argument("--code", action="store_true", help="only write build/kernel_code.json")
-    parser.add_argument("--only", default="", metavar="TEXT", help="pieces with it in their names")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="pieces with one in their names"
+    )
     parser.add_argument(
         "--gpu-oracle", action="store_true", help="the forward's float64 on the GPU, not the host"
     )

@@ -85,7 +85,9 @@ enum {
 
 /** Who computes. */
 typedef enum fa3_engine_id {
-  FA3_ENGINE_AUTO = 0,      /**< the fastest engine for the tensors' memory; never moves data */
+  FA3_ENGINE_AUTO = 0,      /**< the fastest engine for the tensors' memory; never moves data. For
+                                 attention the one that the environment variable `FA3_ENGINE` names
+                                 where the first call finds it, if it takes that memory */
   FA3_ENGINE_CPU = 1,       /**< tiled, vectorised, O(N) memory */
   FA3_ENGINE_REFERENCE = 2, /**< readable double precision, on the CPU: the oracle */
   FA3_ENGINE_STANDARD = 3,  /**< standard attention on the CPU, S and P stored: the baseline */

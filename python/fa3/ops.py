@@ -109,7 +109,8 @@ def attention(
         batch_invariant: the bits of a sequence's results depend neither on the number nor on the
             lengths of the sequences beside it. Gradients need deterministic, too. Costs speed on a
             GPU.
-        engine: "auto", or one of fa3.engines(); asks for that engine or an error.
+        engine: "auto", or one of fa3.engines(); asks for that engine or an error. "auto" is the
+            engine in the environment's FA3_ENGINE where that takes such tensors.
         num_threads: threads of the CPU engines; 0 is one per core, but no more than
             OMP_NUM_THREADS, the CPU quota of the process's cgroups and, for torch tensors,
             torch.get_num_threads(). Never changes the result.

@@ -50,7 +50,7 @@ struct Verdict {
 template <typename T>
 Verdict compare(const char* name, const std::vector<T>& got, const std::vector<double>& exact,
                 const std::vector<double>& naive, int columns, double floor) {
-  // Of sums that cancel, in float32: with one key dP and Delta are the same sum.
+  // What sums that cancel leave in float32: with one key dP and Delta are the same sum.
   const double absolute = 1e-6 * columns;
   const double kUlp = std::is_same_v<T, __half> ? 0x1p-10 : 0x1p-7;
   Verdict v;

@@ -47,7 +47,7 @@ struct BackwardShape {
     const DropoutHead head = dropout.head(dropout.call_key(), b, h);
     return DropoutRow(dropout, head, row).keeps(key) ? dropout.scale() : 0;
   }
-  // Of LSEs: (sequence, head, row) or (head, row).
+  // The place of an LSE: (sequence, head, row) or (head, row).
   __device__ int64_t number(int b, int h, int row) const {
     return packed_q ? h * q_rows + spans[b].q_begin + row
                     : (int64_t{b} * heads + h) * seqlen_q + row;

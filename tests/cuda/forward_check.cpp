@@ -53,7 +53,7 @@ const Inputs& inputs_of(const Case& c) {
   return found->second;
 }
 
-// Of the oracle on the GPU the first case is held to the one on the host.
+// The first case of the oracle on the GPU is held to the oracle on the host.
 const Truth& truth_of(const Case& c, bool on_gpu) {
   static std::map<std::string, Truth> known;
   auto [found, first] = known.try_emplace(describe(c));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain kernel behind the C entry of benchmarks/contenders.py, to be timed beside the
+// The plain kernel behind the C entry of benchmarks/contenders/library.py, to be timed beside the
 // library's.
 #include <fa3/fa3.h>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// As contenders.py has it. All tensors are (batch, row, head, column) without gaps.
+// As library.py has it. All tensors are (batch, row, head, column) without gaps.
 struct RivalProblem {
   int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
   int32_t dtype, causal;

@@ -4,6 +4,7 @@
 import ast
 import graphlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +29,27 @@ def test_import_needs_numpy_and_nothing_else():
     extra = {name.split(".")[0] for name in imported_by("import fa3")}
     extra -= {name.split(".")[0] for name in imported_by("import numpy")}
     assert extra - sys.stdlib_module_names == {"fa3"}
+
+
+PLAN = 'import numpy, fa3; x = numpy.zeros((1, 8, 2, 16), "f"); print(fa3.plan(x, x, x{}))'
+
+
+def plan_under(engine, options=""):
+    return subprocess.run(
+        [sys.executable, "-c", PLAN.format(options)],
+        env=os.environ | {"FA3_ENGINE": engine},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_environment_names_the_engine_of_calls_that_ask_for_none():
+    assert "engine reference\n" in plan_under("reference").stdout
+    assert "engine cpu\n" in plan_under("reference", ", engine='cpu'").stdout
+    for other in ("auto", "", "hopper"):  # which takes no NumPy array
+        assert "engine cpu\n" in plan_under(other).stdout
+    assert "expected one of auto, " in plan_under("cuda").stderr
 
 
 def test_every_exported_name_exists_and_is_documented():

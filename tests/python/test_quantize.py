@@ -11,7 +11,7 @@ fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes gives numpy its float8")
 
 F32 = np.float32
-# Of opcheck: test_schema multiplies float8, which torch cannot do on a CPU.
+# The checks of opcheck but test_schema, which multiplies float8; torch cannot do that on a CPU.
 TORCH_KNOWS_FLOAT8 = ("test_autograd_registration", "test_faketensor")
 
 

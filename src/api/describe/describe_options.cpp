@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "api/describe/default_engine.h"
 #include "api/describe/operand_rules.h"
 #include "api/describe/tensor_rules.h"
 #include "api/dropout_mask.h"
@@ -169,7 +170,9 @@ Status describe_options(const fa3_options& options, int64_t head_dim, int32_t de
   FA3_TRY(describe_score(options.score, problem));
   FA3_TRY(describe_mask(options, problem));
   FA3_TRY(resolve_threads(options.num_threads, device_type, &problem->num_threads));
-  return resolve_engine(options.engine, &problem->engine);
+  FA3_TRY(resolve_engine(options.engine, &problem->engine));
+  if (problem->engine != FA3_ENGINE_AUTO) return {};
+  return default_engine(device_type, &problem->engine);
 }
 
 }  // namespace fa3::api

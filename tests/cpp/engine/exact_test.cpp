@@ -16,8 +16,9 @@ namespace {
 
 class OneKey : public EngineTest {
  protected:
-  // Of a float32 output. GPUs show how a reference was rounded, and must round to V. Arm's products
-  // of bfloat16 round their sums to odd: weights too small to count still set the last bit.
+  // The slack of a float32 output. GPUs show how a reference was rounded, and must round to V.
+  // Arm's products of bfloat16 round their sums to odd: weights too small to count still set the
+  // last bit.
   double slack(const Case& c) const {
     if (!c.o_float32) return 0;
     if (engine().memory == FA3_CUDA) return unit_roundoff(c.dtype) / 2;

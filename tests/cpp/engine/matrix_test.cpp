@@ -118,7 +118,7 @@ std::vector<EngineCase> of_long_lengths() {
   });
 }
 
-// Of an engine that does none of them.
+// An engine may do none of them.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Forward);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Backward);
 #define FA3_MATRIX(fixture, prefix, cases) \

@@ -60,7 +60,7 @@ Tensor input_of(const Quantizing& q) {
   return make_inputs(q.c).k;
 }
 
-// Of rows with one angle a pair and position.
+// Tables with one angle a pair and position.
 std::pair<Tensor, Tensor> rotary_tables(const Quantizing& q) {
   const Shape shape{1, input_of(q).shape().rows, 1, q.rotary_pairs};
   Tensor cos(shape, FA3_FLOAT32), sin(shape, FA3_FLOAT32);

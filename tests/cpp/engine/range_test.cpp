@@ -121,7 +121,8 @@ void expect_gradients_of_a_sink(const Case& c, const Inputs& inputs, float sink,
 // Whether the dot products of bfloat16 that this engine uses take subnormal numbers for zero, or
 // begin with weights of 2^-24.
 bool flushes_bfloat16(const EngineUnderTest& engine) {
-  if (std::string_view(engine.name) == "hopper") return true;
+  const std::string_view name = engine.name;
+  if (name == "hopper" || name == "ampere") return true;
   fa3_engine_info info;
   for (int32_t i = 0; fa3_engine(i, &info) == FA3_OK; ++i) {
     const std::string_view detail = info.detail;

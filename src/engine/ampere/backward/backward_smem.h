@@ -70,6 +70,13 @@ struct BackwardSmem {
   }
 };
 
+// Whether the values' side may begin a step before the keys' side has left the one before. With one
+// stage it waits for kSpent, and the keys' side for kLoaded: they say what kPEmpty and kDsRead
+// would.
+FA3_HD constexpr bool sides_run_apart(const BackwardConfig& c) {
+  return c.stages > 1;
+}
+
 // Named barriers. From kPFull on one side arrives and the other waits.
 inline constexpr int kMaxStages = 3;
 enum class BackwardBarrier : int {
@@ -77,8 +84,8 @@ enum class BackwardBarrier : int {
   kKeys,                          // of the keys' side alone
   kKeysThere,                     // K and V are there
   kPFull,                         // P is in shared memory
-  kPEmpty,                        // and has been read
-  kDsRead,                        // by the values' side, dS has been read
+  kPEmpty,                        // and has been read (where sides run apart)
+  kDsRead,                        // by the values' side, dS has been read (likewise)
   kLoaded,                        // Q and dO of a stage are there; one for each stage
   kSpent = kLoaded + kMaxStages,  // the keys' side has read them, and dS of that step is there
 };

@@ -39,10 +39,10 @@ class KeySide {
                              smem_ + uint32_t(Smem::delta(0) + stage * C.statistics_bytes()),
                              params_.dropout.keeps);
       }
-      if (step + 1 < work_.num_steps) {
+      if (kApart && step + 1 < work_.num_steps) {
         bar_arrive(int(BackwardBarrier::kPEmpty), kBackwardThreads);
       }
-      if (step > 0) bar_sync(int(BackwardBarrier::kDsRead), kBackwardThreads);
+      if (kApart && step > 0) bar_sync(int(BackwardBarrier::kDsRead), kBackwardThreads);
       Block::store_ds(smem_ + Smem::kDs, own_keys, ds);
       add_ab<C.element, C.block_m>(dk, ds, RowsFirst<C.q_tile()>(q, 0));
       bar_arrive(int(BackwardBarrier::kSpent) + stage, kBackwardThreads);
@@ -58,6 +58,7 @@ class KeySide {
  private:
   using Smem = BackwardSmem<C>;
   using Block = ScoreBlock<C>;
+  static constexpr bool kApart = sides_run_apart(C);
 
   __device__ __forceinline__ void store(const float (&dk)[C.row_tiles()][C.head_dim / 8][4],
                                         int first) const {

@@ -58,12 +58,12 @@ class ValueSide {
       const uint32_t lse = smem_ + uint32_t(Smem::lse(0) + stage * C.statistics_bytes());
       if constexpr (C.scored) {
         dropouts.set_head(work_.keys.sequence, now.head);
-        if (step > 0) bar_sync(int(BackwardBarrier::kPEmpty), kBackwardThreads);
+        if (kApart && step > 0) bar_sync(int(BackwardBarrier::kPEmpty), kBackwardThreads);
         Block::exponentiate_scored(p, scores, lse, params_, dropouts.of_tile, smem_ + Smem::kP,
                                    first_row);
       } else {
         Block::exponentiate(p, scores, lse, params_.scale_log2);
-        if (step > 0) bar_sync(int(BackwardBarrier::kPEmpty), kBackwardThreads);
+        if (kApart && step > 0) bar_sync(int(BackwardBarrier::kPEmpty), kBackwardThreads);
         Block::store(smem_ + Smem::kP, p);
       }
       bar_arrive(int(BackwardBarrier::kPFull), kBackwardThreads);
@@ -81,7 +81,8 @@ class ValueSide {
  private:
   using Smem = BackwardSmem<C>;
   using Block = ScoreBlock<C>;
-  static constexpr int kLag = C.stages > 1 ? 2 : 1;  // steps, from which dQ is multiplied
+  static constexpr bool kApart = sides_run_apart(C);
+  static constexpr int kLag = kApart ? 2 : 1;  // steps, from which dQ is multiplied
 
   // Draws of the warp's keys, 16 at a time; nothing in kernels without.
   struct NoDropouts {
@@ -139,7 +140,7 @@ class ValueSide {
     cp_async_commit_group();
     add_dq<C, Side::kValues>(params_, work_, smem_, late_);
     late_.advance(work_.steps);
-    if (step - kLag + 1 < work_.num_steps) {
+    if (kApart && step - kLag + 1 < work_.num_steps) {
       bar_arrive(int(BackwardBarrier::kDsRead), kBackwardThreads);
     }
   }

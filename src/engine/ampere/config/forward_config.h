@@ -38,6 +38,12 @@ struct ForwardConfig {
   FA3_HD constexpr int warp_rows() const { return block_m / warps; }
   FA3_HD constexpr int row_tiles() const { return warp_rows() / kRowsPerWarp; }  // of a warp
 
+  // Binary orders that scores may rise before a guard fires (cuda/softmax/score.cuh). fp16 has no
+  // exponents for them, three CTAs on an SM no registers.
+  FA3_HD constexpr int headroom_log2() const {
+    return element == Element::kBf16 && !quantized && threads() * ctas_per_sm <= 256 ? 24 : 0;
+  }
+
   FA3_HD constexpr TileLayout q_tile() const { return {block_m, head_dim}; }
   FA3_HD constexpr TileLayout k_tile() const { return {block_n, head_dim}; }
   FA3_HD constexpr TileLayout v_tile() const { return {block_n, head_dim_v}; }

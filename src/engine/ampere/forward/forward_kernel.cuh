@@ -15,6 +15,7 @@
 #include "engine/ampere/forward/key_tiles.cuh"
 #include "engine/ampere/forward/score_step.cuh"
 #include "engine/cuda/dropout/dropout.cuh"
+#include "engine/cuda/ptx/dynamic_smem.cuh"
 #include "engine/cuda/softmax/epilogue.cuh"
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
@@ -95,9 +96,8 @@ struct ForwardSmem {
 template <ForwardConfig C>
 __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
     forward_kernel(const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(1024) unsigned char raw_smem[];
   static_assert(sizeof(ForwardSmem<C>) <= C.smem_bytes());
-  auto& smem = *reinterpret_cast<ForwardSmem<C>*>(raw_smem);
+  auto& smem = *reinterpret_cast<ForwardSmem<C>*>(dynamic_smem());
   TileWork<C>& work = smem.work;
   const int warp = uniform(int(threadIdx.x) / kWarpSize);
   if (threadIdx.x == 0) find_tile(params, int(blockIdx.x), work);
@@ -106,14 +106,12 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   const uint32_t q_smem = cvta_to_shared(smem.q);
   copy_queries<C>(params, work.tile, q_smem);
   KeyTiles<C>(params, work, cvta_to_shared(smem.stages)).start(work.num_blocks - 1);
-  // Under the first copies.
+  // Under the first copies, whose barrier tells the other lanes.
   if (threadIdx.x % kWarpSize == 0) find_blocks(params, warp, work);
-  __syncwarp;
 
   const KeyTiles<C> keys(params, work, cvta_to_shared(smem.stages));
   // With three CTAs on an SM there are too few registers around the uniform ones.
-  const WarpBlocks& mine =
-      work.of_warp[C.ctas_per_sm > 2 ? int(thread_in_block()) / kWarpSize : warp];
+  WarpWork& mine = work.of_warp[C.ctas_per_sm > 2 ? int(thread_in_block()) / kWarpSize : warp];
   ScoreStep<C> step(params, work, mine);
   const WarpDropout<C> dropout(params, work, warp);
   const auto q_rows = MatrixRows<C.q_tile()>::down(q_smem, warp * C.warp_rows());
@@ -124,7 +122,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   for (int block = num_blocks - 1; block >= 0; --block) {
     keys.wait_for_keys(block);
     if (block == num_blocks - 1) r.load_queries(q_rows);
-    if (uniform(block >= mine.count) != 0) {
+    if (uniform(block >= mine.blocks.count) != 0) {
       keys.wait_for_values(block);
       continue;
     }

@@ -47,19 +47,20 @@ struct QuantizedScore : ScaledScore {
   }
 };
 
-// After this many fired guards in a tile a warp takes the rest of it by online steps.
-inline constexpr int kMostGuardFires = 3;
+// After so many fired guards in a tile, more than every other block's, a warp takes the rest of it
+// by online steps: a fired guard pays for itself if another block passes before the next.
+inline constexpr int kFewGuardFires = 2;
 
 template <ForwardConfig C>
 class ScoreStep {
   using Plain = std::conditional_t<C.quantized, QuantizedScore, Score>;
-  using Hook = ScoreOf16BitP<Plain, C.block_n>;
+  using Hook = ScoreOf16BitP<Plain, C.block_n, C.headroom_log2()>;
   using Tile = WarpTile<C>;
 
  public:
   __device__ __forceinline__ ScoreStep(const ForwardParams& params, const TileWork<C>& work,
-                                       const WarpBlocks& blocks)
-      : score_{score_of(params, work)}, blocks_(blocks), params_(params) {}
+                                       WarpWork& mine)
+      : score_{score_of(params, work)}, mine_(mine), params_(params) {}
 
   // False: P has overflowed in the registers that held the scores. With their products there once
   // more, the step is to be taken `again`.
@@ -67,10 +68,10 @@ class ScoreStep {
     prepare(r);
     const int first_key = block * C.block_n;
     const bool masked =
-        uniform(block >= blocks_.masked_from || blocks_.edge.hides_left(first_key)) != 0;
-    const bool may_guard = uniform(!again && block < blocks_.online_from) != 0;
+        uniform(block >= blocks().masked_from || blocks().edge.hides_left(first_key)) != 0;
+    const bool may_guard = uniform(!again && block < blocks().online_from) != 0;
     if (masked) mask(r, first_key);
-    if (!masked && may_guard && fires_ < kMostGuardFires) return guarded(r);
+    if (!masked && may_guard) return guarded(r, block);
     online(r);
     return true;
   }
@@ -94,41 +95,42 @@ class ScoreStep {
     const int lane = int(thread_in_block() % kWarpSize);
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
-      mask_scores(r.scores[t], blocks_.edge, params_.output.pack, t * kWarpSize + lane, first_key);
-    }
-  }
-
-  __device__ __forceinline__ void online(Tile& r) const {
-#pragma unroll
-    for (int t = 0; t < Tile::kRowTiles; ++t) {
-      StepResult result;
-      online_step(r.scores[t], r.rows[t], score_, result);
-      move(r, t, result);
-      r.add_sums(t, result);
+      mask_scores(r.scores[t], blocks().edge, params_.output.pack, t * kWarpSize + lane, first_key);
     }
   }
 
   // Most often nothing moves: then a vote is all.
-  __device__ __forceinline__ static void move(Tile& r, int t, const StepResult& result) {
-    if (!__any_sync(0xffffffff, result.rescale[0] != 1.0f || result.rescale[1] != 1.0f)) return;
-    r.rescale(t, result);
+  __device__ __forceinline__ void online(Tile& r) const {
+    StepResult results[Tile::kRowTiles];
+    bool moves = false;
+#pragma unroll
+    for (int t = 0; t < Tile::kRowTiles; ++t) {
+      online_step(r.scores[t], r.rows[t], score_, results[t]);
+      moves |= results[t].rescale[0] != 1.0f || results[t].rescale[1] != 1.0f;
+    }
+    if (__any_sync(0xffffffff, moves)) {
+#pragma unroll
+      for (int t = 0; t < Tile::kRowTiles; ++t) r.rescale(t, results[t]);
+    }
+#pragma unroll
+    for (int t = 0; t < Tile::kRowTiles; ++t) r.add_sums(t, results[t]);
   }
 
-  __device__ __forceinline__ bool guarded(Tile& r) {
+  __device__ __forceinline__ bool guarded(Tile& r, int block) {
     StepResult results[Tile::kRowTiles];
     bool fires = false, lost = false;
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
       guarded_step<0>(r.scores[t], r.rows[t], score_, results[t], [] {});
       fires |= !within(results[t], Hook::kBound);
-      lost |= !within(results[t], kLargestRescalable);
+      lost |= !within(results[t], kLargestRescalable * Hook::kTop);
     }
     if (__any_sync(0xffffffff, fires)) {
-      ++fires_;
+      count_fire(block);
       if (__any_sync(0xffffffff, lost)) return false;
 #pragma unroll
       for (int t = 0; t < Tile::kRowTiles; ++t) {
-        rescale_after_guard<Hook>(r.scores[t], r.rows[t], results[t]);
+        bring_to_top(r.scores[t], r.rows[t], results[t]);
         r.rescale(t, results[t]);
       }
     }
@@ -137,15 +139,43 @@ class ScoreStep {
     return true;
   }
 
+  // The largest P of each row that has outgrown kTop becomes kTop: all of them, which saves the
+  // others a fired guard of their own.
+  template <int Count>
+  __device__ __forceinline__ static void bring_to_top(float (&p)[Count], RowState& rows,
+                                                      StepResult& result) {
+    float max[kRowsPerThread];
+    row_max(p, max);
+#pragma unroll
+    for (int row = 0; row < kRowsPerThread; ++row) {
+      const bool grown = max[row] > Hook::kTop;
+      result.rescale[row] = grown ? Hook::kTop * rcp(max[row]) : 1.0f;
+      result.block_sum[row] *= result.rescale[row];
+      if (grown) rows.ref[row] += lg2(max[row]) - Hook::kTopLog2;
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) p[i] *= result.rescale[fragment_row_index(i)];
+  }
+
+  // In shared memory, where it takes no registers; the next block's barrier tells the other lanes.
+  __device__ __forceinline__ void count_fire(int block) {
+    if (thread_in_block() % kWarpSize != 0) return;
+    const int fires = ++mine_.fired_guards, visited = mine_.blocks.count - block;
+    if (fires >= kFewGuardFires && 2 * fires > visited) mine_.blocks.online_from = 0;
+  }
+
   // NaN is not.
   __device__ __forceinline__ static bool within(const StepResult& result, float bound) {
     return result.block_sum[0] <= bound && result.block_sum[1] <= bound;
   }
 
+  __device__ __forceinline__ const WarpBlocks& blocks() const {
+    return mine_.blocks;
+  }
+
   const Hook score_;
-  const WarpBlocks& blocks_;
+  WarpWork& mine_;
   const ForwardParams& params_;
-  int fires_ = 0;
 };
 
 }  // namespace fa3::ampere

@@ -17,6 +17,11 @@ __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffff, x, 0);
 }
 
+struct WarpWork {
+  WarpBlocks blocks;
+  int fired_guards;  // so far (score_step.cuh)
+};
+
 template <ForwardConfig C>
 struct TileWork {
   TileOfSequence tile;
@@ -24,7 +29,7 @@ struct TileWork {
   int first_key;   // of block 0, in the sequence
   int num_blocks;  // that the CTA visits
   int split;       // of the tile
-  WarpBlocks of_warp[C.warps];
+  WarpWork of_warp[C.warps];
 
   __device__ __forceinline__ int first_row(int warp) const {
     return tile.first_row + warp * C.warp_rows();
@@ -77,14 +82,15 @@ __device__ __forceinline__ void find_blocks(const ForwardParams& params, int war
   const TileOfSequence& tile = work.tile;
   const UsedQueries queries(tile, params.output.pack, work.first_row(warp), C.warp_rows());
   if (queries.none()) {
-    work.of_warp[warp] = {0, 0, 0, KeyWindow::of_nothing()};
+    work.of_warp[warp] = {{0, 0, 0, KeyWindow::of_nothing()}, 0};
     return;
   }
   const int used = tile.rows.queries.used, keys = tile.rows.keys.count;
   const auto range = block_range(params.mask, queries.begin, queries.end, used, keys);
   const auto edge = KeyWindow::of(params.mask, queries.begin, queries.end, used, keys);
-  work.of_warp[warp] = row_blocks_of_split(range.from(work.first_key), edge.from(work.first_key),
-                                           C.block_n, work.num_blocks);
+  work.of_warp[warp] = {row_blocks_of_split(range.from(work.first_key), edge.from(work.first_key),
+                                            C.block_n, work.num_blocks),
+                        0};
 }
 
 }  // namespace fa3::ampere

@@ -18,151 +18,67 @@ struct KernelInstance {
   int least_keys = 0;  // that a query sees on average
 };
 
+// As many columns of V as of K.
+constexpr ForwardConfig tile_of(int columns, int rows, int keys, int ctas_per_sm, int stages = 2) {
+  return {.head_dim = columns,
+          .head_dim_v = columns,
+          .block_m = rows,
+          .block_n = keys,
+          .stages = stages,
+          .ctas_per_sm = ctas_per_sm};
+}
+constexpr ForwardConfig with_v(ForwardConfig c, int columns) {
+  c.head_dim_v = columns;
+  return c;
+}
+constexpr ForwardConfig with_q(ForwardConfig c, int columns_in_registers) {
+  c.q_columns = columns_in_registers;
+  return c;
+}
+constexpr ForwardConfig with_dropout(ForwardConfig c) {
+  c.dropout = true;
+  return c;
+}
+constexpr ForwardConfig of_one_warp(ForwardConfig c) {
+  c.warps = 1;
+  return c;
+}
+constexpr ForwardConfig quantized(ForwardConfig c) {
+  c.quantized = true;
+  return c;
+}
+
+inline constexpr ForwardConfig kFewRows64 = of_one_warp(with_q(tile_of(64, 16, 64, 6), 64)),
+                               kFewRows128 = of_one_warp(with_q(tile_of(128, 16, 32, 6), 128)),
+                               kFewRows256 = of_one_warp(tile_of(256, 16, 32, 3));
+
+inline constexpr char kWideWarp[] = "32 rows a warp: each fragment of K and V serves two products";
+inline constexpr char kDrawing[] = "16 rows a warp leave registers for the draws";
+inline constexpr char kAlone[] =
+    "few query rows: each warp is a CTA, with keys of its own on the way";
+inline constexpr char kCache[] =
+    "a quantized cache: each warp is a CTA, which dequantizes its keys";
+
 inline constexpr std::array kForwardTable{
-    KernelInstance{.config = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .stages = 2,
-                              .ctas_per_sm = 2,
-                              .dropout = false},
-                   .why = "many keys: 128 a step, few barriers",
-                   .least_keys = 1024},
-    KernelInstance{.config = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 128,
-                              .block_n = 64,
-                              .stages = 2,
-                              .ctas_per_sm = 3,
-                              .dropout = false},
-                   .why = "32 rows a warp, and a third thread block under the start of others"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 64,
-                              .stages = 2,
-                              .ctas_per_sm = 2,
-                              .dropout = false},
-                   .why = "32 rows a warp: each fragment of K and V serves two products"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 48,
-                              .stages = 2,
-                              .ctas_per_sm = 2,
-                              .dropout = false},
-                   .why = "the same, for two CTAs on an SM of 164 KB"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 32,
-                              .stages = 1,
-                              .ctas_per_sm = 2,
-                              .dropout = false},
-                   .why = "the same, on an SM of 100 KB"},
-    KernelInstance{.config = {.head_dim = 192,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 32,
-                              .stages = 2,
-                              .ctas_per_sm = 2,
-                              .dropout = false},
-                   .why = "32 rows a warp: each fragment of K and V serves two products"},
-    KernelInstance{.config = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 64,
-                              .block_n = 64,
-                              .stages = 1,
-                              .ctas_per_sm = 2,
-                              .q_columns = 176,
-                              .dropout = false},
-                   .why = "16 rows a warp: their O takes half of the registers, Q most others"},
-    KernelInstance{.config = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 64,
-                              .block_n = 64,
-                              .stages = 2,
-                              .ctas_per_sm = 2,
-                              .q_columns = 64,
-                              .dropout = true},
-                   .why = "16 rows a warp leave registers for the draws"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 64,
-                              .block_n = 64,
-                              .stages = 2,
-                              .ctas_per_sm = 2,
-                              .dropout = true},
-                   .why = "16 rows a warp leave registers for the draws"},
-    KernelInstance{.config = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 64,
-                              .block_n = 64,
-                              .stages = 1,
-                              .ctas_per_sm = 1,
-                              .dropout = true},
-                   .why = "16 rows a warp: their O takes half of the registers"},
-    KernelInstance{.config = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 16,
-                              .block_n = 64,
-                              .stages = 2,
-                              .warps = 1,
-                              .ctas_per_sm = 6,
-                              .q_columns = 64,
-                              .dropout = false},
-                   .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 16,
-                              .block_n = 32,
-                              .stages = 2,
-                              .warps = 1,
-                              .ctas_per_sm = 6,
-                              .q_columns = 128,
-                              .dropout = false},
-                   .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
-    KernelInstance{.config = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 16,
-                              .block_n = 32,
-                              .stages = 2,
-                              .warps = 1,
-                              .ctas_per_sm = 3,
-                              .dropout = false},
-                   .why = "few query rows: each warp is a CTA, with keys of its own on the way"},
-    KernelInstance{.config = {.head_dim = 64,
-                              .head_dim_v = 64,
-                              .block_m = 16,
-                              .block_n = 64,
-                              .stages = 2,
-                              .warps = 1,
-                              .ctas_per_sm = 6,
-                              .q_columns = 64,
-                              .dropout = false,
-                              .quantized = true},
-                   .why = "a quantized cache: each warp is a CTA, which dequantizes its keys"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 16,
-                              .block_n = 32,
-                              .stages = 2,
-                              .warps = 1,
-                              .ctas_per_sm = 6,
-                              .q_columns = 128,
-                              .dropout = false,
-                              .quantized = true},
-                   .why = "a quantized cache: each warp is a CTA, which dequantizes its keys"},
-    KernelInstance{.config = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 16,
-                              .block_n = 32,
-                              .stages = 2,
-                              .warps = 1,
-                              .ctas_per_sm = 3,
-                              .dropout = false,
-                              .quantized = true},
-                   .why = "a quantized cache: each warp is a CTA, which dequantizes its keys"},
+    KernelInstance{tile_of(64, 128, 128, 2), "many keys: 128 a step, few barriers", 1536},
+    KernelInstance{tile_of(64, 128, 64, 3),
+                   "32 rows a warp, and a third thread block under the start of others"},
+    KernelInstance{tile_of(128, 128, 64, 2), kWideWarp},
+    KernelInstance{tile_of(128, 128, 48, 2), "the same, for two CTAs on an SM of 164 KB"},
+    KernelInstance{tile_of(128, 128, 32, 2, 1), "the same, on an SM of 100 KB"},
+    KernelInstance{with_v(tile_of(192, 128, 32, 2), 128), kWideWarp},
+    KernelInstance{with_q(tile_of(256, 64, 64, 2, 1), 176),
+                   "16 rows a warp: their O takes half of the registers, Q most others"},
+    KernelInstance{with_dropout(with_q(tile_of(64, 64, 64, 2), 64)), kDrawing},
+    KernelInstance{with_dropout(tile_of(128, 64, 64, 2)), kDrawing},
+    KernelInstance{with_dropout(tile_of(256, 64, 64, 1, 1)),
+                   "16 rows a warp: their O takes half of the registers"},
+    KernelInstance{kFewRows64, kAlone},
+    KernelInstance{kFewRows128, kAlone},
+    KernelInstance{kFewRows256, kAlone},
+    KernelInstance{quantized(kFewRows64), kCache},
+    KernelInstance{quantized(kFewRows128), kCache},
+    KernelInstance{quantized(kFewRows256), kCache},
 };
 
 static_assert([] {

@@ -5,11 +5,15 @@
 #include <atomic>
 #include <cstdlib>
 #include <iterator>
+#include <string>
+#include <utility>
 
 #include "core/error.h"
 
 namespace fa3::cuda {
 namespace {
+
+constexpr size_t kLittleMemory = size_t{256} << 20;
 
 // What a device is, and stays as long as the process runs: the runtime numbers devices once.
 struct Facts {
@@ -61,6 +65,11 @@ std::string text_of(cudaError_t error) {
   if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return "no NVIDIA driver";
   return concat("the NVIDIA driver is for CUDA ", version / 1000, ".", version / 10 % 100,
                 ", expected one for ", CUDART_VERSION / 1000, ".0 or later; update it");
+}
+
+Status ended(cudaError_t error, int device) {
+  if (error == cudaSuccess) return {};
+  return {StatusCode::device_error, concat("cuda:", device, ": ", text_of(error))};
 }
 
 // Null: there is none, or no driver yet.
@@ -147,8 +156,15 @@ Status count_smem_bytes(int device, int* bytes) {
 
 Status finish(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
-  cudaGetLastError();
-  return {StatusCode::device_error, concat(what, ": ", cudaGetErrorString(error))};
+  cudaGetLastError();  // leave none behind for the caller's own CUDA code
+  std::string text = concat(what, ": ", cudaGetErrorString(error));
+  // A kernel is loaded at its first use; what the driver says where it does not fit is often no
+  // more than "unknown error".
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess && free < kLittleMemory) {
+    text += concat("; the GPU has ", free >> 20, " MiB of ", total >> 20, " free");
+  }
+  return {StatusCode::device_error, std::move(text)};
 }
 
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream) {
@@ -159,8 +175,29 @@ Status read_back(void* to, const void* from, int64_t bytes, int device, void* st
     error = cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToHost, queue);
   }
   if (error == cudaSuccess) error = cudaStreamSynchronize(queue);
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, concat("cuda:", device, ": ", text_of(error))};
+  return ended(error, device);
+}
+
+Status follow(void* stream, void* leader, int device) {
+  const DeviceScope scope(device);
+  cudaError_t error = scope.error();
+  cudaEvent_t event = nullptr;
+  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  if (error == cudaSuccess) error = cudaEventRecord(event, static_cast<cudaStream_t>(leader));
+  if (error == cudaSuccess) {
+    error = cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, cudaEventWaitDefault);
+  }
+  if (event != nullptr) cudaEventDestroy(event);  // it goes when it is no longer waited for
+  return ended(error, device);
+}
+
+Status clear(void* memory, int64_t bytes, int device, void* stream) {
+  const DeviceScope scope(device);
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess) {
+    error = cudaMemsetAsync(memory, 0, size_t(bytes), static_cast<cudaStream_t>(stream));
+  }
+  return ended(error, device);
 }
 
 DeviceScope::DeviceScope(int device) : callers_(current_context()) {

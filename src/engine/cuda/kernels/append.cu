@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "core/error.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/ptx/fragment.h"
 
@@ -74,10 +73,10 @@ struct Rounding {
 };
 
 template <class T>
-__device__ float widened(T x, bool) {
+__device__ float to_float(T x, bool) {
   return float(x);
 }
-__device__ float widened(Float8 x, bool is_e5m2) {
+__device__ float to_float(Float8 x, bool is_e5m2) {
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, is_e5m2 ? __NV_E5M2 : __NV_E4M3)));
 }
 
@@ -105,7 +104,7 @@ __device__ void copy(const T* from, int64_t begin, int64_t end, const Rounding& 
     if constexpr (std::is_same_v<T, To>) {
       to[i] = from[i];
     } else {
-      to[i] = rounded<To>(widened(from[i], how.is_e5m2), how);
+      to[i] = rounded<To>(to_float(from[i], how.is_e5m2), how);
     }
   }
 }
@@ -122,7 +121,7 @@ __device__ void turn_by(const RotaryTables& rotary, int64_t position, const T* f
   const int64_t step = rotary.interleaved ? 2 : 1;
   const int64_t distance = rotary.interleaved ? 1 : rotary.pairs;
   for (int64_t i = lane; i < rotary.pairs; i += kWarpSize) {
-    const auto wide = [&](auto number) { return widened(number, how.is_e5m2); };
+    const auto wide = [&](auto number) { return to_float(number, how.is_e5m2); };
     const float x = wide(from[i * step]), y = wide(from[i * step + distance]);
     const float c = wide(cos[i]), s = wide(sin[i]);
     to[i * step] = rounded<To>(x * c - y * s, how);
@@ -209,9 +208,7 @@ Status run_append(const AppendProblem& problem, void* stream) {
             : is_float8(problem.dtype)        ? launch<Float8>(problem, on)
                                               : launch<__nv_bfloat16>(problem, on);
   }
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();  // leave none behind for the caller's own CUDA code
-  return {StatusCode::device_error, concat("append: ", cudaGetErrorString(error))};
+  return finish(error, "append");
 }
 
 }  // namespace fa3::cuda

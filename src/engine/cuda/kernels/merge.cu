@@ -10,7 +10,6 @@
 #include <algorithm>
 
 #include "core/ceil_div.h"
-#include "core/error.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/ptx/fragment.h"
 
@@ -140,9 +139,7 @@ Status run_merge(const MergeProblem& problem, void* stream) {
             : problem.o.dtype == DType::float16 ? launch<__half>(problem, on)
                                                 : launch<__nv_bfloat16>(problem, on);
   }
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();  // leave none behind for the caller's own CUDA code
-  return {StatusCode::device_error, concat("merge: ", cudaGetErrorString(error))};
+  return finish(error, "merge");
 }
 
 }  // namespace fa3::cuda

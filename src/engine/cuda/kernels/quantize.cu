@@ -333,9 +333,7 @@ Status run_quantize(const QuantizeProblem& p, const Plan&, void* workspace, void
                                   : launch<__nv_bfloat16>(l);
     error = cudaPeekAtLastError();
   }
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();  // leave none behind for the caller's own CUDA code
-  return {StatusCode::device_error, concat("quantize: ", cudaGetErrorString(error))};
+  return finish(error, "quantize");
 }
 
 }  // namespace fa3::cuda

@@ -240,7 +240,7 @@ struct ScoreTile {
       differentiate(dp, step, p, &delta[step * kStepStatistics], dropout);
     }
   }
-  // Of kDepth queries.
+  // The scores of kDepth queries.
   static __device__ __forceinline__ void differentiate(Scores& dp, int step, const uint32_t (&p)[4],
                                                        const float* delta,
                                                        const DropoutHook& dropout) {

@@ -28,7 +28,7 @@ struct ConsumerTuning {
   bool tracks_max;
   int shadow_p;
 
-  // ---- 16-bit P, in dense kernels of bf16 ----
+  // ---- P in bf16 ----
 
   // How far below 1 a row's largest P begins (cuda/softmax/score.cuh): with 24 binary orders scores
   // seldom outgrow it. Measured: docs/lab/hopper.md.

@@ -76,8 +76,8 @@ struct ForwardConfig {
 
   // Weights begin far below the largest one that is allowed: fp16 has no exponents for that.
   FA3_HD constexpr bool has_headroom() const {
-    return element == Element::kBf16 && variant == Variant::kDense && guarded && !e4m3 &&
-           !dropout && !block_mask && !dequantizes();
+    return element == Element::kBf16 && (variant == Variant::kDense || general()) && guarded &&
+           !e4m3 && !block_mask && !dequantizes();
   }
 
   // ---- The three types that a kernel is made of ----

@@ -8,6 +8,25 @@
 
 namespace fa3::hopper {
 
+inline constexpr ForwardConfig kDropout128{.head_dim = 128,
+                                           .head_dim_v = 128,
+                                           .block_m = 128,
+                                           .block_n = 128,
+                                           .q_stages = 2,
+                                           .kv_stages = 5,
+                                           .dropout = true};
+inline constexpr ForwardConfig kDropout256{.head_dim = 256,
+                                           .head_dim_v = 256,
+                                           .block_m = 128,
+                                           .block_n = 64,
+                                           .kv_stages = 5,
+                                           .dropout = true};
+
+constexpr ForwardConfig in_variant(ForwardConfig config, Variant variant) {
+  config.variant = variant;
+  return config;
+}
+
 inline constexpr std::array kDropoutTable{
     KernelInstance{.config = {.head_dim = 64,
                               .head_dim_v = 64,
@@ -16,14 +35,7 @@ inline constexpr std::array kDropoutTable{
                               .kv_stages = 8,
                               .dropout = true},
                    .why = "softmax is the bottleneck at 64 columns: three warpgroups share it"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .q_stages = 2,
-                              .kv_stages = 5,
-                              .dropout = true},
-                   .why = "two warpgroups have registers for the draws"},
+    KernelInstance{.config = kDropout128, .why = "two warpgroups have registers for the draws"},
     KernelInstance{.config = {.head_dim = 64,
                               .head_dim_v = 64,
                               .block_m = 128,
@@ -32,39 +44,13 @@ inline constexpr std::array kDropoutTable{
                               .dropout = true,
                               .variant = Variant::kGeneral},
                    .why = "two warpgroups have registers for the draws"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .q_stages = 2,
-                              .kv_stages = 5,
-                              .dropout = true,
-                              .variant = Variant::kGeneral},
+    KernelInstance{.config = in_variant(kDropout128, Variant::kGeneral),
                    .why = "two warpgroups have registers for the draws"},
-    KernelInstance{.config = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 128,
-                              .block_n = 64,
-                              .kv_stages = 5,
-                              .dropout = true,
-                              .variant = Variant::kGeneral},
+    KernelInstance{.config = in_variant(kDropout256, Variant::kGeneral),
                    .why = "two warpgroups; one Q buffer, so that the pipeline keeps five stages"},
-    KernelInstance{.config = {.head_dim = 128,
-                              .head_dim_v = 128,
-                              .block_m = 128,
-                              .block_n = 128,
-                              .q_stages = 2,
-                              .kv_stages = 5,
-                              .dropout = true,
-                              .variant = Variant::kCapped},
+    KernelInstance{.config = in_variant(kDropout128, Variant::kCapped),
                    .why = "two warpgroups have registers for the draws"},
-    KernelInstance{.config = {.head_dim = 256,
-                              .head_dim_v = 256,
-                              .block_m = 128,
-                              .block_n = 64,
-                              .kv_stages = 5,
-                              .dropout = true,
-                              .variant = Variant::kCapped},
+    KernelInstance{.config = in_variant(kDropout256, Variant::kCapped),
                    .why = "two warpgroups; one Q buffer, so that the pipeline keeps five stages"},
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward kernels' sources with numbers, on the host: every feature against the textbook.
+// The forward kernels' sources with numbers, on the host: every feature against the textbook, and
+// their barriers in many orders.
 #include <gtest/gtest.h>
 
 #include "numeric/forward_run.h"
+#include "numeric/orders.h"
 
 namespace fa3::ampere {
 namespace {
@@ -221,6 +223,30 @@ const NumericCase kCases[] = {
      .pad = 16,
      .used_k = {0, 100, 33},
      .cache = DType::float8_e4m3},
+    {.name = "e4m3_cache_of_five_and_one_columns",
+     .heads_q = 2,
+     .seqlen_q = 40,
+     .seqlen_k = 150,
+     .d = 5,
+     .dv = 1,
+     .cache = DType::float8_e4m3},
+    {.name = "e4m3_values_of_five_columns",
+     .batch = 2,
+     .heads_q = 4,
+     .heads_k = 2,
+     .seqlen_q = 3,
+     .seqlen_k = 150,
+     .d = 64,
+     .dv = 5,
+     .cache = DType::float8_e4m3},
+    {.name = "e4m3_values_of_one_column_in_fp32",
+     .seqlen_q = 20,
+     .seqlen_k = 300,
+     .d = 128,
+     .dv = 1,
+     .float_output = true,
+     .num_splits = 2,
+     .cache = DType::float8_e4m3},
     {.name = "few_rows_256", .seqlen_q = 16, .seqlen_k = 100, .d = 256, .dv = 256},
     {.name = "few_rows_128_of_8_heads",
      .batch = 2,
@@ -231,6 +257,34 @@ const NumericCase kCases[] = {
      .dv = 128,
      .mask = causal()},
 };
+
+// Copies in two stages, in one, by elements, and of a quantized cache.
+const NumericCase kOfOrders[] = {
+    {.name = "two_stages", .seqlen_q = 140, .seqlen_k = 200, .mask = causal()},
+    {.name = "one_stage", .seqlen_q = 70, .seqlen_k = 150, .d = 256, .dv = 256},
+    {.name = "elements", .seqlen_q = 20, .seqlen_k = 150, .d = 35, .dv = 33},
+    {.name = "cache", .seqlen_q = 5, .seqlen_k = 150, .cache = DType::float8_e4m3},
+};
+class ForwardOrder : public testing::TestWithParam<NumericCase> {
+ protected:
+  static std::string problem() { return NumericRun(GetParam()).problem(); }
+};
+TEST_P(ForwardOrder, warps_may_run_in_any_order) {
+  expect_right_in_any_order(problem);
+}
+TEST_P(ForwardOrder, copies_are_not_awaited) {
+  if (GetParam().d % 2 != 0) {  // threads store elements themselves: there is nothing to wait for
+    in_many_orders(machine::Fault::kNoCopyWait, 0, problem,
+                   [](const std::string& said) { EXPECT_EQ(said, ""); });
+  } else {
+    expect_found_in_any_order(machine::Fault::kNoCopyWait, 0, problem);
+  }
+}
+TEST_P(ForwardOrder, warps_do_not_wait_for_each_other) {
+  expect_found_in_any_order(machine::Fault::kNoBlockBarrier, 0, problem);
+}
+INSTANTIATE_TEST_SUITE_P(forward, ForwardOrder, testing::ValuesIn(kOfOrders),
+                         [](const auto& info) { return info.param.name; });
 
 template <Element E, class Float8>
 void expect_exact(bool is_e5m2) {

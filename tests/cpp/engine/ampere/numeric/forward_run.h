@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A forward call computed by the kernels' own sources on the host (lanes.cuh), through the engine's
+// A forward call computed by the kernels' own sources on the host (runtime.h), through the engine's
 // plan and launch, beside the textbook in double precision. Tensors have padding of NaN, which must
 // not be read, or change nothing. Next: forward_numeric_test.cpp.
 #pragma once
@@ -255,18 +255,12 @@ class NumericRun {
   }
 
   static constexpr int kFp16Row = 1;
-  template <int Row>
-  static void kernel(const ForwardParams& params) {
-    forward_kernel<kForwardTable[Row].config.with(Element::kBf16)>(params);
-  }
-  template <int Row>
-  static void kernel_fp16(const ForwardParams& params) {
-    forward_kernel<kForwardTable[Row].config.with(Element::kFp16)>(params);
-  }
   template <int... Rows>
   static auto kernel_at(int row, bool fp16, std::integer_sequence<int, Rows...>) {
-    static constexpr void (*kKernels[])(const ForwardParams&) = {&kernel<Rows>...};
-    return fp16 ? &kernel_fp16<kFp16Row> : kKernels[row];
+    static constexpr void (*kKernels[])(ForwardParams) = {
+        &forward_kernel<kForwardTable[Rows].config.with(Element::kBf16)>...};
+    return fp16 ? &forward_kernel<kForwardTable[kFp16Row].config.with(Element::kFp16)>
+                : kKernels[row];
   }
 
   void run() {
@@ -276,24 +270,14 @@ class NumericRun {
     const ForwardConfig config = kForwardTable[size_t(row)].config.with(cuda::element_of(c_.dtype));
     const auto kernel =
         kernel_at(row, fp16, std::make_integer_sequence<int, int(kForwardTable.size())>());
-    const ForwardPlan plan =
-        plan_launch({config, reinterpret_cast<const void*>(kernel)}, cuda::call_of(p_),
-                    select_pack(p_, config), 2, c_.num_splits);
+    const ForwardPlan plan = plan_launch({config, machine::add_kernel(kernel)}, cuda::call_of(p_),
+                                         select_pack(p_, config), 2, c_.num_splits);
     words_ = std::to_string(plan.k_width) + " bytes, " +
              std::to_string(plan.schedule.pack.heads()) + " heads, row " + std::to_string(row);
     if (plan.partials.any()) words_ += ", " + std::to_string(plan.schedule.num_splits) + " splits";
-    machine::on_launch = [&](const void*, unsigned ctas, const void* params) {
-      const auto& given = *static_cast<const ForwardParams*>(params);
-      for (unsigned cta = 0; cta < ctas && error_.empty(); ++cta) {
-        const machine::Setting setting{.seed = cta};
-        const machine::Outcome outcome =
-            machine::run_ctas(setting, config.warps, {.grid = {ctas, 1, 1}, .first = int(cta)},
-                              [&] { kernel(given); });
-        error_ = outcome.error;
-      }
-    };
     std::vector<float> workspace(size_t(plan.partials.bytes()) / sizeof(float), kUntouched32);
     launch_forward(plan, workspace.data(), nullptr);
+    if (error_.empty()) error_ = machine::take_launch_error();
     if (plan.partials.any() && error_.empty()) merge(plan.partials, workspace.data());
   }
 

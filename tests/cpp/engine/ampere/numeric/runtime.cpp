@@ -1,31 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The CUDA runtime as a launcher needs it: what it launches, the test runs.
 #include "runtime.h"
 
 #include <cuda_runtime_api.h>
 
+#include <cstring>
+#include <map>
+#include <utility>
+
 namespace fa3::machine {
 
-std::function<void(const void*, unsigned, const void*)> on_launch;
+Setting launch_setting{.pace = {.name = "numbers", .interruption = 0.02}};
+
+namespace {
+
+struct Kernel {
+  std::function<void(void*)> call;
+  std::vector<Buffer> buffers;
+};
+std::map<const void*, Kernel> kernels;
+std::string error;
+
+void run(const Kernel& kernel, const cudaLaunchConfig_t& config, void* params) {
+  const int warps = int(config.blockDim.x) / kLanes;
+  for (unsigned cta = 0; cta < config.gridDim.x && error.empty(); ++cta) {
+    ++launch_setting.seed;
+    launch_setting.buffers = kernel.buffers;
+    error =
+        run_ctas(launch_setting, warps, {.grid = {config.gridDim.x, 1, 1}, .first = int(cta)}, [&] {
+          kernel.call(params);
+        }).error;
+  }
+}
+
+}  // namespace
+
+const void* add_kernel(const void* function, std::function<void(void*)> call,
+                       std::vector<Buffer> buffers) {
+  kernels[function] = {std::move(call), std::move(buffers)};
+  return function;
+}
+
+std::string take_launch_error() {
+  return std::exchange(error, "");
+}
 
 }  // namespace fa3::machine
 
 extern "C" {
 
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
+                                void** arguments) {
+  const auto found = fa3::machine::kernels.find(function);
+  if (found == fa3::machine::kernels.end()) return cudaErrorInvalidDeviceFunction;
+  fa3::machine::run(found->second, *config, arguments[0]);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  std::memset(data, value, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
-                                void** arguments) {
-  fa3::machine::on_launch(function, config->gridDim.x, arguments[0]);
+cudaError_t cudaPeekAtLastError() {
   return cudaSuccess;
 }
-}
+
+}  // extern "C"

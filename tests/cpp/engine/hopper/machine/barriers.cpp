@@ -196,7 +196,8 @@ void ClusterBarrier::require_waited() const {
   fail(name(here().thread()), " left without a wait at the cluster's barrier");
 }
 
-const WarpMeeting::Values& WarpMeeting::exchange(const char* instruction, uint64_t mine) {
+const WarpMeeting::Values& WarpMeeting::exchange(const char* instruction, uint64_t mine,
+                                                 const std::function<void(const Values&)>& work) {
   Block& block = here();
   if (arrived_ == 0) instruction_ = instruction;
   if (std::string_view(instruction_) != instruction) {
@@ -207,6 +208,7 @@ const WarpMeeting::Values& WarpMeeting::exchange(const char* instruction, uint64
   Values& values = values_[size_t(phase % 2)];
   values[size_t(block.thread() % kLanes)] = mine;
   if (++arrived_ == kLanes) {
+    if (work) work(values);
     arrived_ = 0;
     ++completed_;
     told_ = telling_;

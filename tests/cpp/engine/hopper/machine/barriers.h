@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -101,7 +102,9 @@ class ClusterBarrier {
 class WarpMeeting {
  public:
   using Values = std::array<uint64_t, kLanes>;
-  const Values& exchange(const char* instruction, uint64_t mine);
+  // work(values): done by the last lane to come, before others go on.
+  const Values& exchange(const char* instruction, uint64_t mine,
+                         const std::function<void(const Values&)>& work = {});
   void sync();
 
  private:

@@ -22,7 +22,7 @@ void begin_load(uint32_t smem, int bytes, uint32_t barrier,
                 const std::function<Content(int offset)>& content) {
   Block& block = here();
   block.scheduler.yield();
-  block.require_kernel_before_ended();
+  block.require_made(content(0));
   require_aligned(smem, bytes);
   block.memory.begin_copy(block.accessor(), smem, bytes, block.barriers.end_of_phase(barrier));
   block.scheduler.later([&block, smem, bytes, barrier, content] {
@@ -53,15 +53,23 @@ Content content_at(const void* global) {
 }  // namespace
 
 void ThreadCopies::begin(uint32_t smem, const void* global) {
+  begin({smem, content_at(global), {}});
+}
+
+void ThreadCopies::begin(uint32_t smem, std::vector<unsigned char> bytes) {
+  begin({smem, {}, std::move(bytes)});
+}
+
+void ThreadCopies::begin(Copy copy) {
   here().scheduler.yield();
   here().require_kernel_before_ended();
   Block& block = here();
   if (kAllLanes) {
-    block.memory.begin_own_copy(block.accessor(), smem);
+    block.memory.begin_own_copy(block.accessor(), copy.smem);
   } else {
-    block.memory.begin_thread_copy(block.accessor(), smem);
+    block.memory.begin_thread_copy(block.accessor(), copy.smem);
   }
-  open_.push_back({smem, content_at(global)});
+  open_.push_back(std::move(copy));
 }
 
 void ThreadCopies::arrive(uint32_t barrier) {
@@ -80,6 +88,10 @@ void ThreadCopies::arrive(uint32_t barrier) {
 }
 
 void ThreadCopies::wait() {
+  if (kAllLanes) {
+    commit();
+    wait_for_groups(0);
+  }
   here().scheduler.wait_until("its copies", [this] { return groups_in_flight_ == 0; });
 }
 
@@ -95,6 +107,7 @@ void ThreadCopies::wait_for_groups(int newest) {
   for (; int(groups_.size()) > newest; groups_.pop_front()) {
     for (const Copy& copy : groups_.front()) {
       block.memory.end_own_copy(block.accessor(), copy.smem, copy.content);
+      std::copy(copy.bytes.begin(), copy.bytes.end(), smem_at(copy.smem));
     }
   }
 }
@@ -111,12 +124,15 @@ void Departures::send(uint32_t smem, Departure departure) {
   departure.warp = block.warp();
   departure.filling =
       block.memory.begin_read(block.accessor(), smem, departure.bytes, &open_).filling;
+  open_departures_.push_back(block.outcome.departures.size());
   block.outcome.departures.push_back(departure);
 }
 
 void Departures::commit() {
   flying_.push_back(std::move(open_));
   open_ = {};
+  departures_.push_back(std::move(open_departures_));
+  open_departures_ = {};
 }
 
 void Departures::wait(int pending) {
@@ -124,6 +140,17 @@ void Departures::wait(int pending) {
   while (int(flying_.size()) > pending) {
     here().memory.end_reads(here().accessor(), &flying_.front());
     flying_.pop_front();
+  }
+}
+
+void Departures::wait_for_arrival(int pending) {
+  wait(pending);
+  Outcome& outcome = here().outcome;
+  for (size_t group = 0; group + size_t(pending) < departures_.size(); ++group) {
+    for (const size_t departure : departures_[group]) {
+      size_t& arrived = outcome.departures[departure].arrived;
+      arrived = std::min(arrived, outcome.semaphore_uses.size());
+    }
   }
 }
 

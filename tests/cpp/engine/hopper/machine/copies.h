@@ -22,11 +22,15 @@ class Departures {
   void send(uint32_t smem, Departure departure);
   void commit();
   void wait(int pending);
+  void wait_for_arrival(int pending);
   bool idle() const { return flying_.empty() && open_.empty(); }
 
  private:
   HeldPieces open_;
   std::deque<HeldPieces> flying_;
+  // The departures of each group, by their number: of the open one, and of those before.
+  std::vector<size_t> open_departures_;
+  std::vector<std::vector<size_t>> departures_;
 };
 
 // Into shared memory, of one modelled thread: 16 bytes for each lane. They are known to be there
@@ -34,6 +38,8 @@ class Departures {
 class ThreadCopies {
  public:
   void begin(uint32_t smem, const void* global);
+  // The same with numbers: `bytes` lie in shared memory once the copy has arrived.
+  void begin(uint32_t smem, std::vector<unsigned char> bytes);
   void arrive(uint32_t barrier);
   void wait();
   void commit();
@@ -44,7 +50,10 @@ class ThreadCopies {
   struct Copy {
     uint32_t smem;
     Content content;
+    std::vector<unsigned char> bytes;
   };
+  void begin(Copy copy);
+
   std::vector<Copy> open_;  // that no barrier, or group, was told of
   std::deque<std::vector<Copy>> groups_;
   int groups_in_flight_ = 0;

@@ -32,6 +32,9 @@ enum class Fault {
   kNoCopyWait,         // nor for their own copies
   kNoClusterWait,      // rows are sent to who may not have room for them yet
   kSplitCountedTwice,  // somebody combines splits of which the last is not there
+  // Of barriers of a CTA:
+  kNoBlockBarrier,  // nobody waits at __syncthreads but the first time
+  kNoNamedBarrier,  // nobody comes to one numbered barrier
 };
 
 // Which barriers the faults are about.
@@ -50,7 +53,8 @@ struct KvBarriers {
 // Asked by the barriers at each step.
 class Faults {
  public:
-  Faults(Fault fault, KvBarriers kv) : fault_(fault), kv_(kv) {}
+  // barrier: the number of the one that the fault is about.
+  Faults(Fault fault, KvBarriers kv, int barrier) : fault_(fault), kv_(kv), barrier_(barrier) {}
 
   int arrivals(uint32_t barrier, int count) const {
     if (kv_.is_full(barrier)) return count - is(Fault::kOneCopierTooFew);
@@ -69,7 +73,14 @@ class Faults {
   }
   bool forgets_barrier(int number) const {
     constexpr int kFirstOfQueries = 5;
-    return is(Fault::kNoQueryBarrier) && number >= kFirstOfQueries;
+    return (is(Fault::kNoQueryBarrier) && number >= kFirstOfQueries) ||
+           forgets_numbered_barrier(number);
+  }
+  bool forgets_numbered_barrier(int number) const {
+    return is(Fault::kNoNamedBarrier) && number == barrier_;
+  }
+  bool forgets_block_barrier(int thread) {
+    return is(Fault::kNoBlockBarrier) && block_barriers_[size_t(thread)]++ > 0;
   }
   bool forgets_arrival(uint32_t barrier, int warp) {
     if (!kv_.is_empty(barrier)) return false;
@@ -101,8 +112,10 @@ class Faults {
 
   Fault fault_;
   KvBarriers kv_;
+  int barrier_;
   int releases_ = 0;
   std::array<int, kMostThreads> turns_given_{};
+  std::array<int, kMostThreads> block_barriers_{};  // that a thread has come to
 };
 
 }  // namespace fa3::machine

@@ -10,7 +10,9 @@
 namespace fa3::machine {
 
 void sync_block() {
-  here().named.sync(0, here().scheduler.threads() * kThreadsOfLane);
+  Block& block = here();
+  if (block.faults.forgets_block_barrier(block.thread())) return;
+  block.named.sync(0, block.scheduler.threads() * kThreadsOfLane);
 }
 
 void sync_warp() {
@@ -18,6 +20,12 @@ void sync_warp() {
 }
 const std::array<uint64_t, kLanes>& exchange(const char* instruction, uint64_t mine) {
   return here().meetings[size_t(here().warp())].exchange(instruction, mine);
+}
+
+void together(const char* instruction, void* mine,
+              const std::function<void(const std::array<uint64_t, kLanes>& lanes)>& work) {
+  here().meetings[size_t(here().warp())].exchange(instruction, reinterpret_cast<uint64_t>(mine),
+                                                  work);
 }
 
 int draw(int* counter, int count) {
@@ -43,7 +51,7 @@ void barrier_wait(uint32_t barrier, uint32_t parity) {
   here().barriers.wait(barrier, parity);
 }
 void named_arrive(int id, int threads) {
-  here().named.arrive(id, threads);
+  if (!here().faults.forgets_numbered_barrier(id)) here().named.arrive(id, threads);
 }
 void named_sync(int id, int threads) {
   if (!here().faults.forgets_barrier(id)) here().named.sync(id, threads);
@@ -71,6 +79,13 @@ uint32_t shared_address(const void* pointer) {
   const auto offset = static_cast<const unsigned char*>(pointer) - here().smem->bytes;
   if (offset < 0 || offset >= kSmemBytes) fail("a pointer that is not into shared memory");
   return kSmemBase + uint32_t(offset);
+}
+
+unsigned char* smem_at(uint32_t address) {
+  if (address < kSmemBase || address - kSmemBase >= uint32_t(kSmemBytes)) {
+    fail("address ", address, " is outside of shared memory");
+  }
+  return here().smem->bytes + (address - kSmemBase);
 }
 
 uint32_t in_cluster(uint32_t address, unsigned rank) {
@@ -111,11 +126,18 @@ void load_shared(uint32_t address) {
 void fence_proxy_async() {
   if (!here().faults.forgets_fence(here().warp())) here().memory.fence(here().accessor());
 }
+void fence_proxy_async_global() {
+  Block::Found& found = here().found[size_t(here().thread())];
+  found.fenced.insert(found.looked.begin(), found.looked.end());
+}
 void wait_for_kernel_before() {
   here().waited[size_t(here().thread())] = true;
 }
 void copy_by_thread(uint32_t smem, const void* global) {
   here().thread_copies[size_t(here().thread())].begin(smem, global);
+}
+void copy_by_thread(uint32_t smem, std::vector<unsigned char> bytes) {
+  here().thread_copies[size_t(here().thread())].begin(smem, std::move(bytes));
 }
 void arrive_when_copied(uint32_t barrier) {
   here().thread_copies[size_t(here().thread())].arrive(barrier);
@@ -138,6 +160,8 @@ int load_semaphore(const int* counter) {
   const bool waits = here().scheduler.random()() % 2 != 0;
   const int seen = waits ? *counter - 1 : *counter;
   here().outcome.semaphore_uses.push_back({counter, false, seen, here().outcome.departures.size()});
+  Block& block = here();
+  if (seen >= block.setting.made) block.found[size_t(block.thread())].looked.insert(counter);
   return seen;
 }
 
@@ -219,6 +243,10 @@ void commit_copies() {
 }
 void wait_for_copies(int pending) {
   here().departures[size_t(here().thread())].wait(pending);
+}
+
+void wait_for_arrival(int pending) {
+  here().departures[size_t(here().thread())].wait_for_arrival(pending);
 }
 
 void multiply(float* d, int count, const Operand& a, const Operand& b) {

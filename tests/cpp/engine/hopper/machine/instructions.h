@@ -3,6 +3,11 @@
 // What machine/engine/hopper/ptx/ calls: the instructions, by the warp that runs now.
 #pragma once
 
+#include <array>
+#include <functional>
+#include <vector>
+
+#include "lanes.h"
 #include "machine.h"
 
 namespace fa3::machine {
@@ -35,13 +40,20 @@ void cluster_wait();
 uint32_t in_cluster(uint32_t address, unsigned rank);
 void send_to_cta(uint32_t address, const float* values, int count, uint32_t barrier);
 uint32_t shared_address(const void* pointer);
+unsigned char* smem_at(uint32_t address);
+// The lanes of a warp come to one instruction, and the last of them does its work for all: on what
+// each has left behind the pointer that it brings.
+void together(const char* instruction, void* mine,
+              const std::function<void(const std::array<uint64_t, kLanes>& lanes)>& work);
 void set_registers(int registers, bool more);
 
 void store_shared(uint32_t address);
 void load_shared(uint32_t address);
 void fence_proxy_async();
+void fence_proxy_async_global();
 void wait_for_kernel_before();
 void copy_by_thread(uint32_t smem, const void* global);
+void copy_by_thread(uint32_t smem, std::vector<unsigned char> bytes);
 void arrive_when_copied(uint32_t barrier);
 void wait_for_thread_copies();
 void commit_thread_copies();
@@ -60,6 +72,7 @@ void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem);
 void store_bytes(const void* global, uint32_t smem, int bytes, bool adds);
 void commit_copies();
 void wait_for_copies(int pending);
+void wait_for_arrival(int pending);
 
 // d += A B, of 64 rows by 2 * count columns a warpgroup, 32 bytes deep.
 void multiply(float* d, int count, const Operand& a, const Operand& b);

@@ -87,7 +87,7 @@ Block::Block(const Setting& s, Scheduler& its_scheduler, Outcome& its_outcome, i
       memory(s.buffers),
       smem(new SmemBytes),
       registers(warps * s.neighbours, warps),
-      faults(s.fault, s.kv),
+      faults(s.fault, s.kv, s.barrier),
       meetings(size_t(warps)) {
   constexpr int kJunk = 0xcd;
   std::memset(smem->bytes, kJunk, sizeof(smem->bytes));
@@ -98,6 +98,18 @@ void Block::require_kernel_before_ended() const {
   if (setting.pdl && !waited[size_t(thread())]) {
     fail(name(thread()), " reads what the kernel before may still write");
   }
+}
+
+void Block::require_made(const Content& read) const {
+  if (!setting.counter_of) return require_kernel_before_ended();
+  const int* const counter = setting.counter_of(read);
+  if (counter == nullptr || waited[size_t(thread())]) return;
+  const Found& own = found[size_t(thread())];
+  if (own.fenced.contains(counter)) return;
+  if (own.looked.contains(counter)) {
+    fail(name(thread()), " copies what it has found made without a fence between");
+  }
+  require_kernel_before_ended();
 }
 
 Outcome run_ctas(const Setting& setting, int warps, const Ctas& ctas,

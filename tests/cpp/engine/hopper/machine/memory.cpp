@@ -9,7 +9,7 @@ namespace fa3::machine {
 namespace {
 
 constexpr uint32_t kUnitBytes = 64;  // buffers begin and end at multiples of it
-constexpr int kLaneBytes = 16;       // of a lane's access
+constexpr uint32_t kLaneBytes = 16;  // of a lane's access
 
 std::string place(uint32_t address) {
   return "address " + std::to_string(address);
@@ -55,7 +55,7 @@ void Memory::for_pieces(uint32_t address, int bytes, const Action& action) {
 
 // The smallest buffer that holds the address.
 Buffer Memory::range_of_threads(uint32_t address, const char* access) const {
-  if (kAllLanes) return {"of a lane", address, kLaneBytes, true};
+  if (kAllLanes) return {"of a lane", address / kLaneBytes * kLaneBytes, kLaneBytes, true};
   const Buffer* found = nullptr;
   for (const Buffer& b : buffers_) {
     const bool holds = address >= b.address && address < b.address + b.bytes;
@@ -190,6 +190,7 @@ void Memory::store(const Accessor& by, uint32_t address) {
     require_arrived(by, split, "a store");
     split.copier = -1;
     stored_by(by, &split);
+    if (kAllLanes) split.filled = true;
     if (range.in_place) return;
     const bool stored_before = !split.filled || split.content.tensor == nullptr;
     split.content = {.filling = stored_before ? split.content.filling : 0};

@@ -50,7 +50,7 @@ class Memory {
   void end_own_copy(const Accessor& by, uint32_t address, const Content& content);
 
   // An ordinary store or load: of a warp, it counts for the whole buffer that its first lane meets;
-  // of a lane, for the 16 bytes at the address. Returns what lies there.
+  // of a lane, for the 16 bytes around the address. Returns what lies there.
   void store(const Accessor& by, uint32_t address);
   const Content& load(const Accessor& by, uint32_t address);
 

@@ -3,10 +3,11 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "core/dtype.h"
 #include "engine/cuda/ptx/element.h"
-#include "lanes.cuh"
+#include "instructions.h"
 
 namespace fa3::cuda {
 
@@ -32,6 +33,10 @@ inline float rcp(float x) {
   return 1 / x;
 }
 
+inline float max_nan(float a, float b) {
+  return std::isnan(a) || b <= a ? a : b;
+}
+
 template <Element E>
 uint16_t narrowed(float x) {
   return E == Element::kBf16 ? from_float<BFloat16>(x).bits : from_float<Float16>(x).bits;
@@ -43,6 +48,11 @@ float widened(uint16_t bits) {
 template <Element E>
 uint32_t pack_pair(float low, float high) {
   return narrowed<E>(low) | uint32_t{narrowed<E>(high)} << 16;
+}
+template <Element E>
+uint32_t pack_positive_pair(float low, float high) {
+  const auto positive = [](float x) { return x < 0 ? 0.0f : x; };
+  return pack_pair<E>(positive(low), positive(high));
 }
 
 template <Element E>
@@ -57,6 +67,12 @@ inline void load_global_if(bool condition, const void* pointer, uint32_t (&value
   std::memset(value, 0, sizeof(value));
   if (condition) std::memcpy(value, pointer, sizeof(value));
 }
+inline void load_global_if(bool condition, const float* pointer, float4& value) {
+  value = condition ? float4{pointer[0], pointer[1], pointer[2], pointer[3]} : float4{};
+}
+inline float load_global_or(bool condition, const float* pointer, float otherwise) {
+  return condition ? *pointer : otherwise;
+}
 inline void store_global_if(bool condition, void* pointer, const uint32_t (&value)[4]) {
   if (condition) std::memcpy(pointer, value, sizeof(value));
 }
@@ -67,28 +83,37 @@ inline void store_global_if(bool condition, float* pointer, float first, float s
   if (condition) pointer[0] = first, pointer[1] = second;
 }
 
-// PTX ISA, "Matrix Fragments for mma.m16n8k16": row g + 8 i / 2 and column 2 t + i % 2 of D; A's
-// registers go down the rows first, B's along the depth.
+// PTX ISA, "Matrix Fragments for mma.m16n8k16", summed in float32.
 template <Element E>
 void mma_m16n8k16(float* d, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  struct Operands {
-    uint32_t a[4], b[2];
-  } mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-  const auto all = machine::brought("mma.sync", mine);
-  const int lane = int(threadIdx.x % 32), group = lane / 4, thread = lane % 4;
-  const auto half = [](uint32_t pair, int k) {
-    return double(widened<E>(uint16_t(k % 2 == 0 ? pair : pair >> 16)));
-  };
-  for (int i = 0; i < 4; ++i) {
-    const int row = group + i / 2 * 8, column = 2 * thread + i % 2;
-    double sum = double(d[i]);
-    for (int k = 0; k < 16; ++k) {
-      const auto& of_row = all[size_t(row % 8 * 4 + k % 8 / 2)];
-      const auto& of_column = all[size_t(column * 4 + k % 8 / 2)];
-      sum += half(of_row.a[row / 8 + k / 8 * 2], k) * half(of_column.b[k / 8], k);
+  struct Mine {
+    float* d;
+    const uint32_t *a, *b;
+  } mine{d, a, b};
+  machine::together("mma.m16n8k16", &mine, [](const auto& lanes) {
+    const auto of_lane = [&](int lane) {
+      return *reinterpret_cast<const Mine*>(lanes[size_t(lane)]);
+    };
+    float left[16][16], right[16][8];
+    for (int lane = 0; lane < machine::kLanes; ++lane) {
+      const Mine m = of_lane(lane);
+      const int row = lane / 4, column = lane % 4 * 2;
+      for (int i = 0; i < 8; ++i) {
+        left[row + i / 2 % 2 * 8][column + i / 4 * 8 + i % 2] =
+            widened<E>(uint16_t(m.a[i / 2] >> i % 2 * 16));
+      }
+      for (int i = 0; i < 4; ++i) {
+        right[column + i / 2 * 8 + i % 2][row] = widened<E>(uint16_t(m.b[i / 2] >> i % 2 * 16));
+      }
     }
-    d[i] = float(sum);
-  }
+    for (int lane = 0; lane < machine::kLanes; ++lane) {
+      float* const sums = of_lane(lane).d;
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) sums[i] += left[row][k] * right[k][column];
+      }
+    }
+  });
 }
 
 }  // namespace fa3::cuda

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// As in src/engine/cuda/, with numbers.
+// As in src/engine/cuda/, with numbers: the model is told of each lane's access first.
 #pragma once
 
-#include "lanes.cuh"
+#include <cstring>
+
+#include "instructions.h"
 
 namespace fa3::cuda {
 
@@ -10,60 +12,61 @@ inline uint32_t cvta_to_shared(const void* pointer) {
   return machine::shared_address(pointer);
 }
 
-inline void ldmatrix(uint32_t row, uint32_t (&matrices)[4], bool transposes) {
-  const auto rows = machine::brought("ldmatrix", row);
-  const int lane = int(threadIdx.x % 32);
-  const auto element = [&](int matrix, int r, int c) {
-    uint16_t bits;
-    std::memcpy(&bits, machine::smem_at(rows[size_t(matrix * 8 + r)]) + c * 2, sizeof(bits));
-    return uint32_t{bits};
-  };
-  for (int m = 0; m < 4; ++m) {
-    const int first = lane / 4, second = lane % 4 * 2;
-    matrices[m] = transposes ? element(m, second, first) | element(m, second + 1, first) << 16
-                             : element(m, first, second) | element(m, first, second + 1) << 16;
-  }
-  machine::exchange("ldmatrix", 0);  // all have read before any goes on
+// PTX ISA, "ldmatrix": lane 8 m + i has the address of row i of matrix m.
+template <bool Transposed>
+void load_matrices(uint32_t row, uint32_t (&matrices)[4]) {
+  struct Mine {
+    uint32_t row;
+    uint32_t* matrices;
+  } mine{row, matrices};
+  machine::load_shared(row);
+  machine::together(Transposed ? "ldmatrix.trans" : "ldmatrix", &mine, [](const auto& lanes) {
+    const auto of_lane = [&](int lane) { return reinterpret_cast<Mine*>(lanes[size_t(lane)]); };
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t all[8][8];
+      for (int i = 0; i < 8; ++i) {
+        std::memcpy(all[i], machine::smem_at(of_lane(matrix * 8 + i)->row), sizeof(all[i]));
+      }
+      for (int lane = 0; lane < machine::kLanes; ++lane) {
+        const int first = lane / 4, second = lane % 4 * 2;
+        const uint16_t low = Transposed ? all[second][first] : all[first][second];
+        const uint16_t high = Transposed ? all[second + 1][first] : all[first][second + 1];
+        of_lane(lane)->matrices[matrix] = uint32_t(low) | uint32_t(high) << 16;
+      }
+    }
+  });
 }
 inline void ldmatrix_x4(uint32_t row, uint32_t (&matrices)[4]) {
-  ldmatrix(row, matrices, false);
+  load_matrices<false>(row, matrices);
 }
 inline void ldmatrix_x4_trans(uint32_t row, uint32_t (&matrices)[4]) {
-  ldmatrix(row, matrices, true);
+  load_matrices<true>(row, matrices);
+}
+
+template <class T>
+void store_numbers(uint32_t address, const T& value) {
+  machine::store_shared(address);
+  std::memcpy(machine::smem_at(address), &value, sizeof(value));
+}
+template <class T>
+void load_numbers(uint32_t address, T& value) {
+  machine::load_shared(address);
+  std::memcpy(&value, machine::smem_at(address), sizeof(value));
 }
 inline void st_shared_b16(uint32_t address, uint16_t value) {
-  std::memcpy(machine::smem_at(address), &value, sizeof(value));
+  store_numbers(address, value);
 }
 inline void st_shared_b32(uint32_t address, uint32_t value) {
-  std::memcpy(machine::smem_at(address), &value, sizeof(value));
-}
-inline uint32_t ld_shared_b32(uint32_t address) {
-  uint32_t value;
-  std::memcpy(&value, machine::smem_at(address), sizeof(value));
-  return value;
+  store_numbers(address, value);
 }
 inline void st_shared_b32x4(uint32_t address, const uint32_t (&value)[4]) {
-  std::memcpy(machine::smem_at(address), value, sizeof(value));
-}
-inline void st_shared_f32x4(uint32_t address, const float (&value)[4]) {
-  std::memcpy(machine::smem_at(address), value, sizeof(value));
-}
-inline void ld_shared_b32x2(uint32_t address, uint32_t (&value)[2]) {
-  std::memcpy(value, machine::smem_at(address), sizeof(value));
+  store_numbers(address, value);
 }
 inline void ld_shared_b32x4(uint32_t address, uint32_t (&value)[4]) {
-  std::memcpy(value, machine::smem_at(address), sizeof(value));
-}
-inline void ld_shared_f32x4(uint32_t address, float (&value)[4]) {
-  std::memcpy(value, machine::smem_at(address), sizeof(value));
+  load_numbers(address, value);
 }
 inline void ld_shared_f32x2(uint32_t address, float (&value)[2]) {
-  std::memcpy(value, machine::smem_at(address), sizeof(value));
-}
-inline float ld_shared_f32(uint32_t address) {
-  float value;
-  std::memcpy(&value, machine::smem_at(address), sizeof(value));
-  return value;
+  load_numbers(address, value);
 }
 
 }  // namespace fa3::cuda

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rival in a library that has this C entry:
+
+struct { int64_t struct_size, batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
+         int32_t dtype /* fa3_dtype */, causal; float scale; int32_t reserved;
+         const void *q, *k, *v; void *o; float* lse; void* workspace; };   (b, s, h, d) tensors
+const char* rival_name(void);
+int64_t rival_workspace(const struct*);                                    bytes on the device
+int rival_forward(const struct*, void* stream);                            0 = done or queued
+int64_t rival_backward_workspace(int64_t batch, seqlen, heads, head_dim);
+int rival_backward(int64_t batch, seqlen, heads, head_dim, int causal, const void *q, *k, *v,
+                   const void* o, const float* lse, const void* d_o, void *dq, *dk, *dv,
+                   *workspace, int deterministic, void* stream);
+"""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from .case import Case, Tensors, stream_of
+from .ours import FA3_DTYPES, c_abi
+
+
+class RivalProblem(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "struct_size batch seqlen_q seqlen_k heads_q heads_k head_dim head_dim_v".split()
+            )
+        ),
+        ("dtype", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("reserved", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in "q k v o lse workspace".split()),
+    ]
+
+
+class RivalLibrary:
+    """A library with the C entry of this file's docstring."""
+
+    def __init__(self, path: str, case: Case, tensors: Tensors):
+        if not tensors.q.is_contiguous():
+            raise RuntimeError(f"{path}: rivals take --layout bshd only")
+        self.library = ctypes.CDLL(path)
+        self.library.rival_name.restype = ctypes.c_char_p
+        self.library.rival_workspace.restype = ctypes.c_int64
+        self.name = self.engine = self.library.rival_name().decode()
+        self.kernel = Path(path).name
+        self.o = torch.empty_like(tensors.q)
+        self.lse = torch.empty((case.batch, case.heads, case.seqlen), device=case.device)
+        self.problem = RivalProblem(
+            struct_size=ctypes.sizeof(RivalProblem), batch=case.batch, seqlen_q=case.seqlen,
+            seqlen_k=case.keys, heads_q=case.heads, heads_k=case.kv_heads,
+            head_dim=case.head_dim, head_dim_v=case.head_dim,
+            dtype=c_abi.DTYPES[FA3_DTYPES[case.dtype]], causal=int(case.causal),
+            scale=case.head_dim**-0.5, q=tensors.q.data_ptr(), k=tensors.k.data_ptr(),
+            v=tensors.v.data_ptr(), o=self.o.data_ptr(), lse=self.lse.data_ptr(),
+        )  # fmt: skip
+        size = self.library.rival_workspace(ctypes.byref(self.problem))
+        self.workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=case.device)
+        self.problem.workspace = self.workspace.data_ptr()
+        self.stream = ctypes.c_void_p(stream_of(case.device))
+        self.outputs = (self.o,)
+        self.call = lambda: self.library.rival_forward(ctypes.byref(self.problem), self.stream)
+        if case.backward:
+            self()
+            self.prepare_backward(case, tensors)
+
+    def prepare_backward(self, case: Case, tensors: Tensors):
+        if case.heads != case.kv_heads:
+            raise RuntimeError(f"{self.name}: the backward entry has no grouped heads")
+        sizes = [ctypes.c_int64(x) for x in (case.batch, case.seqlen, case.heads, case.head_dim)]
+        workspace_size = self.library.rival_backward_workspace
+        workspace_size.restype = ctypes.c_int64
+        self.workspace = torch.empty(workspace_size(*sizes), dtype=torch.uint8, device=case.device)
+        self.outputs = tuple(torch.empty_like(x) for x in (tensors.q, tensors.k, tensors.v))
+        given = (tensors.q, tensors.k, tensors.v, self.o, self.lse, tensors.d_o)
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*given, *self.outputs, self.workspace)]
+        self.call = lambda: self.library.rival_backward(
+            *sizes, int(case.causal), *pointers, int(case.deterministic), self.stream
+        )
+
+    def __call__(self):
+        if self.call() != 0:
+            raise RuntimeError(f"{self.name} refused the case")
+        return self.outputs
