@@ -62,11 +62,32 @@ def map_of(case, seqlen):
     return masks.from_block_map(kept, block=BLOCK), theirs, float(kept.float().mean())
 
 
-def contenders(case, seqlen, heads, dim, which):
+def operands(seqlen, heads, dim):
     shape = (1, seqlen, heads, dim)
-    q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+
+def flex_contender(tensors, theirs, which):
+    q, k, v, d_o = tensors
+    compiled = torch.compile(flex_attention, dynamic=False)
+    heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    if which == "fwd":
+        return Call(
+            "FlexAttention", lambda: (compiled(*heads_first, block_mask=theirs).transpose(1, 2),)
+        )
+    leaves = [x.requires_grad_() for x in heads_first]
+    out, upstream = compiled(*leaves, block_mask=theirs), d_o.transpose(1, 2).contiguous()
+
+    def backward():
+        gradients = torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+        return [x.transpose(1, 2) for x in gradients]
+
+    return Call("FlexAttention", backward)
+
+
+def contenders(case, seqlen, heads, dim, which):
+    q, k, v, d_o = tensors = operands(seqlen, heads, dim)
     mine, theirs, seen = map_of(case, seqlen)
-    compiled = torch.compile(flex_attention)
     dense = {"causal": True} if case == "causal" else {}
 
     def call_of(options):
@@ -76,16 +97,7 @@ def contenders(case, seqlen, heads, dim, which):
         return lambda: fa3.attention_backward(d_o, q, k, v, out, lse, **options)[:3]
 
     found = [Call("dense", call_of(dense)), Call("fa3", call_of({"block_mask": mine}))]
-    heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    if which == "fwd":
-        flex = lambda: (compiled(*heads_first, block_mask=theirs).transpose(1, 2),)  # noqa: E731
-    else:
-        leaves = [x.requires_grad_() for x in heads_first]
-        out, upstream = compiled(*leaves, block_mask=theirs), d_o.transpose(1, 2).contiguous()
-        flex = lambda: [  # noqa: E731
-            x.transpose(1, 2) for x in torch.autograd.grad(out, leaves, upstream, retain_graph=True)
-        ]
-    rival, why = Call("FlexAttention", flex), None
+    rival, why = flex_contender(tensors, theirs, which), None
     error = float((rival.first - found[1].first).norm() / found[1].first.norm())
     if error < MOST_APART:
         found.append(rival)
@@ -102,6 +114,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 1000  # a kernel for each shape
     cells = itertools.product(
         arguments.head_dim, arguments.passes.split(","), arguments.seqlen, (*KEPT, "causal")
     )

@@ -6,13 +6,17 @@
         --tokens 256 --heads 4:2 --head-dim 32 --rounds 2
     python3 benchmarks/context_parallel.py --predict 2,4,8,16,64
 
-A time is that of the slowest rank, all of which start a round together; rounds and rows are those
-of harness.py, but each GPU sleeps for 4 ms before, so that Python's time is hidden as it is where a
-training step is queued; `host_us` has it. "ideal" is fa3.attention without communication over the
-whole sequence with its part of the heads: a rank's share of the work as one GPU does it. `of_ideal`
-is the ideal's time over a contender's. `error` is the RMSE of some rows of O and dQ from float64,
-over that of O and dQ themselves; more than 0.02 ends the run. `peak_mib` is what a pass adds to the
-memory in use. What cannot run has `left_out`, the reason.
+A time is that of the slowest rank; rounds and rows are those of harness.py, but each GPU sleeps for
+4 ms before, so that Python's time is hidden as it is where a training step is queued; `host_us` has
+it. GPUs then meet, by a message, so that none waits in its time for one that began later. "ideal"
+is fa3.attention without communication over the whole sequence with its part of the heads: a rank's
+share of the work as one GPU does it. `of_ideal` is the ideal's time over a contender's. `error` is
+the RMSE of some rows of O and dQ from float64, over that of O and dQ themselves; more than 0.02
+ends the run. `peak_mib` is what a pass adds to the memory in use. What cannot run has `left_out`,
+the reason.
+
+--timeline FILE writes what the GPUs did in one call instead: rows of kernels and copies with their
+begin and end.
 
 --predict prints what the model behind method="auto" expects instead, for so many GPUs.
 """
@@ -32,6 +36,7 @@ from contenders import DTYPES
 from context_parallel_cases import Case, Contender
 from context_parallel_model import print_predictions
 from context_parallel_rivals import rivals
+from context_parallel_timeline import timeline
 from harness import FLUSH_BYTES, numbers, parser_of, progress, provenance, summary, time_once
 from harness import write_rows as write
 
@@ -67,7 +72,8 @@ def ours(case: Case) -> list[Contender]:
         one = call("ring", "zigzag", None, stages.growing(world))
         found.append(Contender("fa3 ring, growing", "zigzag", one))
     if case.packed:
-        for method, layout in (("all_gather", "contiguous"), ("ring", "balanced")):
+        packed = ("all_gather", "contiguous"), ("ring", "balanced"), ("all_gather", "balanced")
+        for method, layout in packed:
             found.append(Contender(f"fa3 {method}, {layout}", layout, call(method, layout)))
     if kv_heads % world == 0:
         found.append(Contender("fa3 ulysses", "contiguous", call("ulysses", "contiguous")))
@@ -174,27 +180,47 @@ def timed(call: Callable, microseconds: list[float]) -> Callable:
     return noting
 
 
+def meeting(device: str) -> Callable | None:
+    """Queues what ends on all GPUs at the same time."""
+    if device == "cpu":
+        return None
+    token = torch.zeros(1, device=device)
+    return lambda: dist.all_reduce(token)
+
+
 def timings(case: Case, tensors: Tensors, contenders: list[Contender], rounds: int) -> dict:
     """By name: the columns of a row."""
     device, found = case.device, {one.name: [] for one in contenders}
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device) if device == "cuda" else None
+    meet = meeting(device)
     parts, host = {one.name: tensors.of(one) for one in contenders}, []
     for index in range(rounds + 1):
         for one in contenders if index % 2 else reversed(contenders):
             dist.barrier()
             call = lambda of=one: one_pass(of, parts[of.name], case.backward)  # noqa: E731
-            milliseconds, state = time_once(timed(call, host), device, flush, SLEEP_CYCLES)
+            milliseconds, state = time_once(timed(call, host), device, flush, SLEEP_CYCLES, meet)
             state["host_us"] = host[-1]
             if index > 0:
                 found[one.name].append((slowest(milliseconds, device), state))
     return {name: summary(once) for name, once in found.items()}
 
 
-def rows_of(case: Case, rounds: int) -> list[dict]:
+def chosen(case: Case, names: list[str] | None) -> list:
+    """All contenders, or those of these names."""
+    found = [*ours(case), *([] if names and all(map(is_ours, names)) else rivals(case))]
+    name = lambda one: one[0] if isinstance(one, tuple) else one.name  # noqa: E731
+    return [one for one in found if names is None or name(one) in names]
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("fa3 ")
+
+
+def rows_of(case: Case, rounds: int, names: list[str] | None) -> list[dict]:
     tensors, contenders, rows, seen = Tensors(case), [ideal(case)], [], {}
     columns = {**dataclasses.asdict(case), "ranks": dist.get_world_size()}
     columns |= {"pass": "fwd+bwd" if case.backward else "fwd", "documents": len(case.lengths())}
-    for one in [*ours(case), *rivals(case)]:
+    for one in chosen(case, names):
         if isinstance(one, tuple):
             rows.append({"engine": one[0], **columns, "left_out": one[1]})
             continue
@@ -234,6 +260,9 @@ def parse_arguments():
     parser.add_argument("--heads", default="16:16,64:8", metavar="LIST", help="queries:keys")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--engines", metavar="LIST", help="names, with ; between; all")
+    parser.add_argument("--cells", metavar="LIST", default="dense,packed", help="dense, packed")
+    parser.add_argument("--timeline", type=Path, help="write what the GPUs do in a call")
     parser.add_argument("--sm-margin", type=int, default=0, help="SMs left to NCCL")
     parser.add_argument("--predict", type=numbers, metavar="LIST", help="for so many GPUs, no run")
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
@@ -252,7 +281,9 @@ def main() -> int:
         dist.init_process_group("nccl", pg_options=urgent)
     else:
         dist.init_process_group("gloo")
-    cells = itertools.product(heads, arguments.tokens, (False, True), (False, True))
+    names = arguments.engines and arguments.engines.split(";")
+    kinds = [name == "packed" for name in arguments.cells.split(",")]
+    cells = itertools.product(heads, arguments.tokens, kinds, (False, True))
     first = dist.get_rank() == 0
     for of, tokens, packed, backward in progress(list(cells)) if first else list(cells):
         case = Case(
@@ -265,7 +296,18 @@ def main() -> int:
             arguments.device,
             arguments.sm_margin,
         )
-        rows = rows_of(case, arguments.rounds)
+        if arguments.timeline:
+            if backward:
+                for one in chosen(case, names):
+                    parts = Tensors(case).of(one)
+                    call = lambda of=one, x=parts: one_pass(of, x, True)  # noqa: E731
+                    rows = timeline(call, meeting(case.device), SLEEP_CYCLES)
+                    columns = {"engine": one.name, **dataclasses.asdict(case)}
+                    of_run = columns | provenance(case.device, None)
+                    if first:
+                        write(arguments.timeline, [of_run | row for row in rows])
+            continue
+        rows = rows_of(case, arguments.rounds, names)
         if first:
             show(case, rows)
             write(arguments.json, rows)

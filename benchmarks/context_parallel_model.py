@@ -55,5 +55,7 @@ def efficiency(of: tuple[int, stages.Sizes], world: int, rows: int, heads: cost.
     seconds = cost.predict(sizes, team, "zigzag", (total,), CAUSAL, heads, machine)
     products = total * (total + 1) * heads.queries / world  # 2 FLOPs a pair and column
     forward = products * (heads.dim + heads.dim_v) / machine.forward_flops
+    forward += machine.seconds_a_forward
     backward = products * (3 * heads.dim + 2 * heads.dim_v) / machine.backward_flops
+    backward += machine.seconds_a_backward
     return forward / seconds.forward, (forward + backward) / (seconds.forward + seconds.backward)

@@ -41,6 +41,17 @@ RECORDED = {  # by folder of the machine
 }  # fmt: skip
 
 
+PICTURES = [  # of pages that no report is: rows, what draws them, the picture; below docs/lab
+    ("results/context-parallel-timeline-h100-2026-11-25.jsonl", figures.timeline,
+     "figures/context-parallel-timeline.svg"),
+]  # fmt: skip
+
+
+def draw_picture(rows: Path, draw: Callable, path: Path):
+    with plot.style():
+        plot.save(draw(plot.read([rows])), path, Source=figures.source(rows))
+
+
 def slug(machine: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", machine.lower())).strip("-")
 
@@ -138,3 +149,5 @@ def reports(folder: Path) -> list[Report]:
 if __name__ == "__main__":
     for each in reports(DOCS):
         write_page(each)
+    for rows, draw, path in PICTURES:
+        draw_picture(DOCS / rows, draw, DOCS / path)

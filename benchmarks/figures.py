@@ -4,6 +4,7 @@ Markdown; both know nothing but the rows."""
 
 import hashlib
 import math
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -199,6 +200,40 @@ def prefill(rows: list[dict]):
             lambda r: (r["context"], r["median_ms"], True),
         )
     return lines(panels, "tokens of the prompt", "ms", log_y=True)
+
+
+# ---- What GPUs did, and when ----
+
+ATTENTION = re.compile("forward|backward|attend", re.IGNORECASE)
+OF_LANES = {"attention": "#2a78d6", "other kernels": "#9a9890", "copies": "#eb6834"}
+
+
+def timeline(rows: list[dict]):
+    """A panel for each call: a lane of kernels and one of copies for each rank."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    calls = plot.grouped(rows, "engine", "tokens", "packed")
+    figure = Figure(figsize=(9, 2.2 * len(calls) + 0.6), layout="constrained")
+    panels = figure.subplots(len(calls), 1, squeeze=False)[:, 0]
+    for panel, ((engine, tokens, packed), members) in zip(panels, calls.items(), strict=True):
+        lanes = sorted({(row["rank"], row["lane"]) for row in members}, key=lambda x: (x[0], x[1]))
+        for row in members:
+            kind = "attention" if ATTENTION.search(row["name"]) else "other kernels"
+            colour = OF_LANES["copies" if row["lane"] == "copies" else kind]
+            at = lanes.index((row["rank"], row["lane"]))
+            span = row["begin_us"] / 1e3, (row["end_us"] - row["begin_us"]) / 1e3
+            panel.broken_barh([span], (at - 0.4, 0.8), color=colour)
+        panel.set_yticks(range(len(lanes)), [f"GPU {rank}, {lane}" for rank, lane in lanes])
+        panel.invert_yaxis()
+        panel.grid(visible=False, axis="y")
+        queries, keys = members[0]["heads"]
+        what = f"{engine}, {tokens} tokens a GPU, {queries}:{keys} heads"
+        panel.set_title(what + ", packed" * packed)
+    panels[-1].set_xlabel("ms, forward and backward")
+    handles = [Patch(color=colour, label=name) for name, colour in OF_LANES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
 
 
 # ---- The rest ----

@@ -40,8 +40,8 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def time_once(call, device: str, flush=None, sleep=SLEEP_CYCLES) -> tuple[float, dict]:
-    """Milliseconds of one call, and the GPU's state under it."""
+def time_once(call, device: str, flush=None, sleep=SLEEP_CYCLES, meet=None) -> tuple[float, dict]:
+    """Milliseconds of one call, and the GPU's state under it. meet: what goes before it."""
     if device == "cpu":
         start = time.perf_counter()
         call()
@@ -49,6 +49,8 @@ def time_once(call, device: str, flush=None, sleep=SLEEP_CYCLES) -> tuple[float,
     if flush is not None:
         flush.zero_()
         torch.cuda._sleep(sleep)
+    if meet is not None:
+        meet()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     call()

@@ -39,7 +39,7 @@ autodoc_typehints = "none"
 myst_heading_anchors = 4
 
 breathe_default_project = "fa3"
-breathe_domain_by_file_pattern = {"*/fa3.h": "c"}
+breathe_domain_by_file_pattern = {"*/fa3.h": "c", "*/ring.h": "c"}
 
 
 def unlink(app, doctree):

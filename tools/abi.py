@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = ROOT / "include" / "fa3" / "fa3.h"
+HEADERS = [ROOT / "include" / "fa3" / name for name in ("fa3.h", "ring.h")]
 GROWING = "fa3_options"  # within the params structs, which grow too
 
 
@@ -30,6 +30,10 @@ def words(code: str) -> str:
     """One spelling for one prototype: single blanks, parameters without their names."""
     code = re.sub(r"\s*([,*()])\s*", r"\1", " ".join(code.split()))
     return re.sub(r"(?<!\(\*)(?:(?<=\*)|\s)\w+(?=[,)])", "", code)
+
+
+def text_of_headers() -> str:
+    return "".join(header.read_text() for header in HEADERS)
 
 
 def exported(library: str) -> list[str]:
@@ -52,7 +56,7 @@ def questions(code: str) -> list[str]:
     for body in re.findall(r"enum \w* ?{(.*?)}", code):
         for name in re.findall(r"(\w+)\s*=", body):
             asked.append(f'printf("value {name} = %lld\\n", (long long){name});')
-    for name in re.findall(r"#define (FA3_WINDOW\w+|FA3_SCALE\w+)", HEADER.read_text()):
+    for name in re.findall(r"#define (FA3_WINDOW\w+|FA3_SCALE\w+)", text_of_headers()):
         asked.append(f'printf("value {name} = %.9g\\n", (double){name});')
     for name, body in re.findall(r"typedef struct (\w+) {(.*?)} \1;", code):
         members = fields(body)
@@ -73,17 +77,17 @@ def questions(code: str) -> list[str]:
 
 
 def facts(library: str) -> list[str]:
-    code = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    code = re.sub(r"/\*.*?\*/", "", text_of_headers(), flags=re.DOTALL)
     code = " ".join(re.sub(r"^#.*$", "", code, flags=re.MULTILINE).split())
     prototypes = [f"function {words(line)}" for line in re.findall(r"FA3_API ([^;]*);", code)]
     types = re.findall(r"typedef ([^;{]*\(\*[^;]*);", code)
     prototypes += [f"function type {words(line)}" for line in types]
-    program = "#include <fa3/fa3.h>\n#include <stdio.h>\nint main(void) {\n"
+    program = "#include <fa3/ring.h>\n#include <stdio.h>\nint main(void) {\n"
     program += "\n".join(questions(code)) + "\nreturn 0; }\n"
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "layout.c"), Path(folder, "layout")
         source.write_text(program)
-        run("cc", f"-I{HEADER.parents[1]}", "-o", str(binary), str(source))
+        run("cc", f"-I{HEADERS[0].parents[1]}", "-o", str(binary), str(source))
         return exported(library) + prototypes + run(str(binary)).splitlines()
 
 

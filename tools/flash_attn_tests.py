@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of FlashAttention-2 and -3 through fa3's drop-in names, as a seeded sample.
+"""Runs the tests of FlashAttention-2, -3 and -4 through fa3's names, as a seeded sample.
 
     git clone https://github.com/Dao-AILab/flash-attention
     python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py  # on a Hopper GPU
@@ -7,6 +7,7 @@
     python3 tools/flash_attn_tests.py flash-attention/hopper/test_flash_attn.py \
         --device cpu --longest 300
     FA3_ENGINE=ampere python3 tools/flash_attn_tests.py flash-attention/tests/test_flash_attn.py
+    python3 tools/flash_attn_tests.py flash-attention/tests/cute/test_score_mod.py --cases 200
 
 SUITES is the table of files. Cases are those of the parametrized tests, but for what the tests skip
 and what fa3 has not; of the latter a few are tried, which must be refused. Several processes share
@@ -93,6 +94,20 @@ def skips_of_fa2(name, case):
     )
 
 
+def names_of_fa4():
+    import flash_attn_4_names
+
+    return flash_attn_4_names.modules()
+
+
+def skips_nothing(name, case):
+    return False
+
+
+def skips_of_fa4_scores(name, case):
+    return case.get("dim") == 64 and "backward" in name  # on Hopper
+
+
 QV = {"has_qv": ("fa3 has no kernel whose scores are q.k + qv.v", lambda case: True)}
 ALIBI = {
     "alibi": (
@@ -100,7 +115,44 @@ ALIBI = {
         lambda case: str(case.get("dropout_p")) != "0.0",
     )
 }
+INTERNALS = "calls parts of FlashAttention-4 that have no counterpart"
+ITS_TILES = "asks for FlashAttention-4's tile sizes, errors or caches of compiled kernels"
+OF_FA4_MASKS = {
+    **dict.fromkeys(
+        (
+            *("test_dq_write_order_static_masks", "test_dq_write_order_parameterized_masks"),
+            *("test_dq_write_order_document_mask", "test_compact_block_sparse_indices"),
+            "test_block_sparse_bwd_normalize_accepts_odd_kv_subtile_for_1cta",
+            "test_sm100_block_sparse_bwd_kv_subtile_selects_cta_policy",
+            "test_sm100_block_sparse_bwd_kv_subtile_rejects_non_multiple",
+            "test_sm100_block_sparse_sink_all_masked",
+        ),
+        INTERNALS,
+    ),
+    **dict.fromkeys(
+        (
+            "test_sm90_block_sparse_bwd_mismatched_q_block_granularity_error_message",
+            "test_sm90_block_sparse_infers_block_size",
+            "test_gqa_block_sparse_broadcast_pattern_recompilation",
+        ),
+        ITS_TILES,
+    ),
+    "test_cute_mask_mod_vectorized": "the test skips GPUs other than SM100",
+    "test_gqa_expand_stride_zero_bug": "K and V that are expanded along the heads, which fa3's "
+    "kernels refuse: grouped heads need no expansion",
+}
+OF_FA4_SCORES = {
+    "test_sm90_block_sparse_score_mod_backward_with_dq_swapab": ITS_TILES,
+    "test_cute_vs_flex_attention_backward_pack_gqa": "the test expects FlashAttention-4 to fail",
+}
+OF_FA4_LISTS = dict.fromkeys(
+    ("test_varlen", "test_varlen_parameterized_masks", "test_varlen_matches_fixed_length"),
+    "fa3 has no lists of blocks for packed sequences: it asks the mask function there",
+)
 SUITES = {
+    "cute/test_mask_mod.py": Suite(names_of_fa4, skips_nothing, {}, OF_FA4_MASKS),
+    "cute/test_score_mod.py": Suite(names_of_fa4, skips_of_fa4_scores, {}, OF_FA4_SCORES),
+    "cute/test_block_sparsity.py": Suite(names_of_fa4, skips_nothing, {}, OF_FA4_LISTS),
     "hopper/test_flash_attn.py": Suite(
         names_of_fa3,
         skips_of_fa3,
@@ -143,7 +195,11 @@ def stand_ins():
         return mark
 
     def skipif(condition, reason=""):
-        return lambda test: test
+        def mark(test):
+            test.skips = reason if condition else getattr(test, "skips", None)
+            return test
+
+        return mark
 
     def skip(reason=""):
         raise Skipped(reason)
@@ -152,9 +208,13 @@ def stand_ins():
         raise NotImplementedError("a check of operators, which is off")
 
     checks = ("safe_fake_check", "safe_schema_check", "safe_aot_autograd_check")
+
+    def fixture(*_, **__):
+        return lambda function: function
+
     mark = types.SimpleNamespace(parametrize=parametrize, skipif=skipif)
     return {
-        "pytest": module("pytest", mark=mark, skip=skip),
+        "pytest": module("pytest", mark=mark, skip=skip, xfail=skip, fixture=fixture),
         "flash_attn.layers": module("flash_attn.layers"),
         "flash_attn.layers.rotary": module("flash_attn.layers.rotary", apply_rotary_emb=rotate),
         "torch.testing._internal.optests.generate_tests": module(
@@ -187,6 +247,12 @@ def rotate(x, cos, sin, seqlen_offsets=0, interleaved=False):
 
 def suite_of(options):
     return SUITES["/".join(options.file.resolve().parts[-2:])]
+
+
+def why_left_out(test, name, suite):
+    """None, or why a test is not run. Tests of -2 and -3 that skip themselves run all the same."""
+    skips = getattr(test, "skips", None) if suite.modules is names_of_fa4 else None
+    return suite.left_out.get(name, skips)
 
 
 def load(options):
@@ -225,7 +291,7 @@ class Sample(NamedTuple):
 
 def sample_of(test, name, options):
     suite = suite_of(options)
-    if name in suite.left_out:
+    if why_left_out(test, name, suite):
         return Sample(0, {}, [], [])
     served, lacking = [], {parameter: [] for parameter in suite.lacks}
     for case in cases_of(test, options.longest):
@@ -311,8 +377,8 @@ def report(options, lines, failed_workers):
     suite = suite_of(options)
     good = failed_workers == 0
     for name, test in load(options).items():
-        if name in suite.left_out:
-            print(f"{name}: left out: {suite.left_out[name]}")
+        if why := why_left_out(test, name, suite):
+            print(f"{name}: left out: {why}")
             continue
         sample = sample_of(test, name, options)
         lacking = [line for line in lines if line[0] == name and lacks(line[3], suite)]

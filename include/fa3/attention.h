@@ -13,6 +13,7 @@
 #pragma once
 
 #include <fa3/fa3.h>
+#include <fa3/ring.h>
 #include <fa3/status.h>
 #include <fa3/tensor.h>
 
@@ -151,6 +152,35 @@ inline Status backward(const BackwardArgs& args, Workspace& workspace) {
 inline Status quantize(const QuantizeArgs& args, Workspace& workspace) {
   return detail::status_of(
       fa3_quantize_with_allocator(&args, Workspace::allocate, &workspace, nullptr));
+}
+
+/// fa3_ring with every field at its default: attention over a sequence that the ranks of an NCCL
+/// communicator share (`ring.h`).
+struct Ring : fa3_ring {
+  Ring() { fa3_ring_init(this); }
+};
+
+/// Bytes of workspace that this rank needs: see fa3_ring_forward_workspace_size().
+inline Status workspace_size(const ForwardArgs& args, const Ring& ring, size_t* bytes) {
+  return detail::status_of(fa3_ring_forward_workspace_size(&args, &ring, bytes));
+}
+/// Bytes of workspace that this rank needs: see fa3_ring_backward_workspace_size().
+inline Status workspace_size(const BackwardArgs& args, const Ring& ring, size_t* bytes) {
+  return detail::status_of(fa3_ring_backward_workspace_size(&args, &ring, bytes));
+}
+/// fa3_ring_forward(): the keys of all ranks.
+inline Status forward(const ForwardArgs& args, const Ring& ring, void* workspace, size_t bytes,
+                      void* stream = nullptr) {
+  return detail::status_of(fa3_ring_forward(&args, &ring, workspace, bytes, stream));
+}
+/// fa3_ring_backward(): the keys of all ranks.
+inline Status backward(const BackwardArgs& args, const Ring& ring, void* workspace, size_t bytes,
+                       void* stream = nullptr) {
+  return detail::status_of(fa3_ring_backward(&args, &ring, workspace, bytes, stream));
+}
+/// Which rows of the whole a rank has: see fa3_ring_rows().
+inline Status rows_of_rank(const Ring& ring, int world, int rank, int64_t rows[4]) {
+  return detail::status_of(fa3_ring_rows(&ring, world, rank, rows));
 }
 
 }  // namespace fa3

@@ -37,8 +37,11 @@ def flex_attention(
             sequence. Captured tensors are indexed by them, at most 4 dimensions. An index out of
             range is clamped (a negative one counts from the end first). Scores are float32, float64
             for float64. None: the score as it is.
-        mask_mod: mask_mod(b, h, q_idx, kv_idx) -> whether the query sees the key.
-        block_mask: a BlockMask of torch.nn.attention.flex_attention.
+        mask_mod: mask_mod(b, h, q_idx, kv_idx) -> whether the query sees the key. Evaluated once
+            for every pair, for as long as what it captures stays the same: hidden blocks of 128
+            queries and keys are then skipped. For sequences of one length; else asked for each
+            score.
+        block_mask: a BlockMask of torch.nn.attention.flex_attention, or of fa3.masks. Likewise.
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys around the diagonal; None or -1 is unbounded.
         scale: factor of q.k; None is d ** -0.5.

@@ -68,13 +68,17 @@ def from_dense(mask, *, compact=False):
     """From a boolean (b | 1, hq | 1, sq, sk) array: True where a query sees a key.
 
     compact: without bits of blocks that need none, which takes a synchronisation on a GPU. Else
-    there are bits for every block, a bit for each pair.
+    there are bits for every block, a bit for each pair. A mask that is expanded along sq, so that
+    all queries see the same keys, has bits of one row of blocks.
     """
     if mask.ndim != 4 or "bool" not in str(mask.dtype):
         raise InvalidArgument(
             f"mask: expected a boolean (b | 1, hq | 1, sq, sk) array, got {mask.dtype} of "
             f"{tuple(mask.shape)}"
         )
+    if mask.shape[2] > BLOCK and _strides(mask)[2] == 0:
+        blocks, bits = from_dense(mask[:, :, :BLOCK], compact=compact)
+        return BlockMask(_repeated(blocks, *_counts(mask.shape[2:3], BLOCK)), bits)
     rows = lambda first, end: mask[:, :, first:end]  # noqa: E731
     return _from_rows(rows, mask.shape, _like(mask), compact)
 
@@ -253,6 +257,17 @@ def _from_rows(rows, shape, on, compact):
         numbers = xp.arange(1, len(bits) + 1, **on)
     numbers = _int32(numbers).reshape(entries.shape)
     return BlockMask(xp.where(entries == 1, numbers, entries), bits)
+
+
+def _strides(array):
+    return array.stride() if is_torch(array) else array.strides
+
+
+def _repeated(blocks, rows):
+    """One row of blocks, for all rows."""
+    if is_torch(blocks):
+        return blocks.expand(-1, -1, rows, -1).contiguous()
+    return np.repeat(blocks, rows, axis=2)
 
 
 def _counts(rows, block):

@@ -131,9 +131,9 @@ def attention(
             the device's own. A call with dropout draws two numbers from it, others none.
         bias: torch only: added to the scores, behind the softcap and before the mask: 16-, 32- or
             64-bit floats that broadcast to (b, hq, sq, sk), differentiable; or booleans, True where
-            a query sees a key. b counts sequences, packed ones too, whose rows are the first of sq
-            and sk. Gradients are summed in float32. Not together with sinks, dropout, block_mask,
-            chunks, caches or FP8. On an H100 or H200 it becomes a part of the kernel, which is
+            a query sees a key, which are a block mask if sequences have one length. b counts
+            sequences, packed ones too, whose rows are the first of sq and sk. Gradients are summed
+            in float32. Not together with sinks, dropout, block_mask, chunks, caches or FP8. On an H100 or H200 it becomes a part of the kernel, which is
             compiled at first use as of fa3.flex_attention; elsewhere torch operations compute it,
             tile by tile.
         alibi_slopes: the same, as a formula: (hq,) or (b, hq) floats, differentiable; scores get

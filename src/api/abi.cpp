@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI: turns Status and exceptions into codes and the thread's last error.
+// The C ABI of fa3.h, over the library's verbs. boundary.h turns Status and exceptions into codes
+// and the thread's last error; src/ring/abi.cpp has ring.h.
 #include <fa3/fa3.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
-#include <string_view>
 
 #include "api/attention.h"
+#include "api/boundary.h"
 #include "api/dropout_mask.h"
-#include "api/layout.h"
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/engine.h"
@@ -22,65 +20,6 @@
 
 namespace fa3::api {
 namespace {
-
-// The thread's last error. Plain memory: nothing to allocate when memory is what is missing,
-// nothing destroyed before the last call, which may come from a destructor at the thread's or
-// program's end.
-constexpr size_t kLongestError = 4096;
-thread_local char t_last_error[kLongestError];
-
-fa3_status remember(int code, std::string_view sentence) {
-  const size_t length = std::min(sentence.size(), kLongestError - 1);
-  std::memcpy(t_last_error, sentence.data(), length);
-  t_last_error[length] = '\0';
-  return static_cast<fa3_status>(code);
-}
-
-// Runs body() -> Status at the boundary: nothing may be thrown across it.
-template <class Body>
-fa3_status at_boundary(Body&& body) noexcept {
-  try {
-    const Status status = body();
-    return remember(static_cast<int>(status.code()), status.message());
-  } catch (const std::bad_alloc&) {
-    return remember(FA3_OUT_OF_MEMORY, "out of memory while preparing the call");
-  } catch (const std::exception&) {
-    return remember(FA3_INTERNAL_ERROR, "a defect of fa3: an unexpected exception");
-  } catch (...) {
-    return remember(FA3_INTERNAL_ERROR, "a defect of fa3: an unknown exception");
-  }
-}
-
-template <class Params>
-Params defaults() {
-  Params params{};
-  params.struct_size = sizeof(Params);
-  if constexpr (requires { params.options; }) {
-    params.options.scale = FA3_SCALE_AUTO;
-    params.options.window_left = FA3_WINDOW_UNBOUNDED;
-    params.options.window_right = FA3_WINDOW_UNBOUNDED;
-  }
-  return params;
-}
-
-template <class Params>
-void init_sized(Params* params, size_t struct_size) {
-  if (params == nullptr) return;
-  const Params newest = defaults<Params>();
-  narrow(&newest, layouts_of(newest), params, struct_size);
-}
-
-// Runs body(params) -> Status with the caller's params as this version has them.
-template <class Params, class Body>
-fa3_status with_params(const Params* params, Body&& body) {
-  return at_boundary([&]() -> Status {
-    if (params == nullptr) return invalid("params: expected a struct, got a null pointer");
-    if (params->struct_size == sizeof(Params)) return body(*params);
-    Params newest = defaults<Params>();
-    FA3_TRY(widen(params, layouts_of(newest), &newest));
-    return body(newest);
-  });
-}
 
 template <class Params>
 fa3_status supported(const Params* params) {
@@ -283,7 +222,7 @@ int32_t fa3_version(void) {
 }
 
 const char* fa3_last_error(void) {
-  return t_last_error;
+  return last_error();
 }
 
 const char* fa3_status_name(fa3_status status) {

@@ -25,10 +25,10 @@ const Layout* find_layout(std::span<const Layout> layouts, size_t struct_size) {
   return found == layouts.end() ? nullptr : &*found;
 }
 
-Status unknown_size(std::span<const Layout> layouts, size_t struct_size) {
+Status unknown_size(const char* name, std::span<const Layout> layouts, size_t struct_size) {
   const size_t newest = layouts.back().size;
   if (struct_size > newest) {
-    return invalid("params: expected struct_size at most ", newest, ", that of fa3 ",
+    return invalid(name, ": expected struct_size at most ", newest, ", that of fa3 ",
                    FA3_VERSION_MAJOR, ".", FA3_VERSION_MINOR, ".", FA3_VERSION_PATCH, ", got ",
                    struct_size,
                    "; the program was compiled with a newer fa3.h: link a library of "
@@ -38,17 +38,17 @@ Status unknown_size(std::span<const Layout> layouts, size_t struct_size) {
   for (const Layout& layout : layouts) {
     expected += concat(expected.empty() ? "" : " or ", layout.size);
   }
-  return invalid("params: expected struct_size ", expected, ", got ", struct_size,
+  return invalid(name, ": expected struct_size ", expected, ", got ", struct_size,
                  "; start from the *_init function");
 }
 
 }  // namespace
 
-Status widen(const void* given, std::span<const Layout> layouts, void* newest) {
+Status widen(const char* name, const void* given, std::span<const Layout> layouts, void* newest) {
   size_t struct_size = 0;
   std::memcpy(&struct_size, given, sizeof(struct_size));
   const Layout* layout = find_layout(layouts, struct_size);
-  if (layout == nullptr) return unknown_size(layouts, struct_size);
+  if (layout == nullptr) return unknown_size(name, layouts, struct_size);
   copy_common_fields(given, *layout, newest, layouts.back());
   return {};
 }

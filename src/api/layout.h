@@ -9,6 +9,7 @@
 #pragma once
 
 #include <fa3/fa3.h>
+#include <fa3/ring.h>
 #include <fa3/status.h>
 
 #include <cstddef>
@@ -28,6 +29,7 @@ inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2040, 776}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
 inline constexpr Layout kQuantizeLayouts[] = {{872, 0}};
+inline constexpr Layout kRingLayouts[] = {{48, 0}};
 
 constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {
   return kForwardLayouts;
@@ -44,6 +46,9 @@ constexpr std::span<const Layout> layouts_of(const fa3_quantize_params&) {
 constexpr std::span<const Layout> layouts_of(const fa3_append_params&) {
   return kAppendLayouts;
 }
+constexpr std::span<const Layout> layouts_of(const fa3_ring&) {
+  return kRingLayouts;
+}
 
 static_assert(std::span(kForwardLayouts).back() ==
               Layout{sizeof(fa3_forward_params), sizeof(fa3_options)});
@@ -51,11 +56,12 @@ static_assert(std::span(kBackwardLayouts).back() ==
               Layout{sizeof(fa3_backward_params), sizeof(fa3_options)});
 static_assert(std::span(kMergeLayouts).back() == Layout{sizeof(fa3_merge_params), 0});
 static_assert(std::span(kAppendLayouts).back() == Layout{sizeof(fa3_append_params), 0});
+static_assert(std::span(kRingLayouts).back() == Layout{sizeof(fa3_ring), 0});
 static_assert(std::span(kQuantizeLayouts).back() == Layout{sizeof(fa3_quantize_params), 0});
 
 // Copies a caller's struct of any released layout into `newest`, a struct of the last layout that
-// holds the defaults: fields that the caller does not know keep them.
-Status widen(const void* given, std::span<const Layout> layouts, void* newest);
+// holds the defaults: fields that the caller does not know keep them. `name` is the argument's.
+Status widen(const char* name, const void* given, std::span<const Layout> layouts, void* newest);
 
 // Fills a caller's struct of `struct_size` bytes with its part of `newest`, a struct of the last
 // layout that holds the defaults.

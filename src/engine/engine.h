@@ -48,7 +48,12 @@ struct Engine {
   // Copies bytes of its memory to the host's and waits for that. Null: its memory is the host's.
   Status (*read_back)(void* to, const void* from, int64_t bytes, int device,
                       void* stream) = nullptr;
-  Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // likewise
+  // What the stream gets from now on waits for what the leader has. Null: calls are over when they
+  // return.
+  Status (*follow)(void* stream, void* leader, int device) = nullptr;
+  // Zeros, in order of the stream. Null: its memory is the host's.
+  Status (*clear)(void* memory, int64_t bytes, int device, void* stream) = nullptr;
+  Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // null: it does not quantize
   Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
                          void* stream) = nullptr;
   // Whether the forward itself goes on from a partial result. Null: never. Then the call's own

@@ -106,14 +106,15 @@ Subject decode_subject(const ForwardKernel& kernel, StreamKRanges ranges, const 
   return subject;
 }
 
-Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}) {
+// On as many SMs; a few: then V is transposed ahead of the tiles of small calls too.
+Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms = num_sms()) {
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d%s%s", g.head_dim, g.head_dim_v, g.block_m,
                 g.block_n, g.general() ? " capped" : "", form.name);
-  const auto launch = [kernel](const Problem& problem, Placement& placement) {
+  const auto launch = [kernel, sms](const Problem& problem, Placement& placement) {
     const hopper::E4m3Plan plan =
-        hopper::plan_e4m3_launch(kernel, problem, hopper::call_of(problem), num_sms());
+        hopper::plan_e4m3_launch(kernel, problem, hopper::call_of(problem), sms);
     return hopper::launch_e4m3(plan, placement.workspace(static_cast<size_t>(plan.workspace_bytes)),
                                nullptr);
   };
@@ -255,6 +256,10 @@ std::vector<Subject> subjects_of(const SubjectRow& row, Element element) {
       if (!all_forms) break;  // cases of e4m3 have O in bf16
       const ForwardKernel kernel = hopper::e4m3_kernel_at(row.index, element);
       subjects.push_back(e4m3_subject(kernel));
+      if (!kernel.config.general()) {
+        constexpr int kFewSms = 8;
+        subjects.push_back(e4m3_subject(kernel, {.name = " on 8 SMs"}, kFewSms));
+      }
       for (const Form& form : kForms) {
         if (!kernel.config.general() || !can_launch(kernel.config, form)) continue;
         subjects.push_back(e4m3_subject(kernel, form));

@@ -29,7 +29,7 @@ from fa3 import distributed
 from fa3.compat import ring_flash_attn as ring
 from fa3.distributed import describe, run
 from fa3.distributed.layout import LAYOUTS, pieces, stream_rows
-from fa3.distributed.peers import Peers
+from fa3.distributed.transport.peers import Peers
 
 QUICK = bool(os.environ.get("FA3_TEST_QUICK"))
 MASKS = [

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import fa3
 from fa3 import distributed
-from fa3.distributed import device_memory
+from fa3.distributed.transport import device_memory
 
 WORLD, TIMEOUT = 2, 6.0
 LENGTHS = [1000, 1, 4096, (700, 0, 3, 1345)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that processes of a host share, with one queue: what fa3.distributed.peers wants of GPUs.
+"""Memory that processes of a host share, with one queue: what transport/peers.py wants of GPUs.
 
 Whatever is given is done at once, so a wait that only a later operation could end would never end.
 Ranks sleep at random where they could be overtaken.
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fa3.distributed.peers import FULL, SLOTS
+from fa3.distributed.transport.peers import FULL, SLOTS
 
 LONGEST_WAIT = 20.0  # seconds
 

@@ -111,7 +111,46 @@ def test_minus_infinity_hides_as_false_does():
     mask = randn(QUERIES, KEYS, seed=7) > 0
     mask[5] = False
     floats = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-    assert torch.equal(fa3.attention(q, k, v, bias=floats), fa3.attention(q, k, v, bias=mask))
+    mine, right = (fa3.attention(q, k, v, bias=b) for b in (floats, mask))
+    torch.testing.assert_close(mine, right, rtol=1e-6, atol=1e-6)
+    assert (mine[:, 5] == 0).all()
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_biases_and_slopes_in_16_bit_are_those_of_float64(device, shape, causal, dim):
+    """On a Hopper GPU by the kernels, and by nothing else."""
+
+    def made(*shape, seed):
+        return randn(*shape, seed=seed).bfloat16().requires_grad_()
+
+    q = made(BATCH, QUERIES, HEADS, dim, seed=1)
+    k, v = (made(BATCH, KEYS, HEADS // 2, dim, seed=s) for s in (2, 3))
+    bias, slopes = made(*shape, seed=4), (made(HEADS, seed=5).abs() * 0.1).detach().requires_grad_()
+    weight = randn(BATCH, QUERIES, HEADS, dim, seed=6)
+    inputs = [q, k, v, bias, slopes]
+
+    def call(attend, weight, *tensors):
+        q, k, v, bias, slopes = tensors
+        out = attend(q, k, v, bias=bias, slopes=slopes)
+        return out, *torch.autograd.grad((out.double() * weight).sum(), tensors)
+
+    def by_fa3(q, k, v, bias, slopes):
+        return fa3.attention(q, k, v, bias=bias, alibi_slopes=slopes, causal=causal)
+
+    right = call(lambda *t, **o: by_softmax(*t, **o, causal=causal), weight,
+                 *(t.detach().double().requires_grad_() for t in inputs))  # fmt: skip
+    mine = call(by_fa3, weight.to(device),
+                *(t.detach().to(device).requires_grad_() for t in inputs))  # fmt: skip
+    names = "out", "q", "k", "v", "bias", "slopes"
+    for name, a, b in zip(names, mine, right, strict=True):
+        # A row's P (dP - delta) add up to 0: sums over rows and keys keep roundings of their terms.
+        few = name == "slopes" or (name == "bias" and bias.shape[-1:] in ((), (1,)))
+        size = max(b.abs().max().item(), 1.0 if few else 0.0)
+        atol = (0.3 if few else 0.03) * size
+        torch.testing.assert_close(a.double().cpu(), b, rtol=0, atol=atol, msg=lambda m: name + m)  # noqa: B023
 
 
 def test_packed_sequences_have_rows_of_the_bias_and_diagonals_of_their_own():

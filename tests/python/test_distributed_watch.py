@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from fa3.distributed.watch import SECONDS, Watch
+from fa3.distributed.transport.watch import SECONDS, Watch
 
 
 class Event:

@@ -6,7 +6,7 @@
     out = distributed.attention(q, k, v, causal=True)  # exact, differentiable
 
 The layers, bottom to top: layout.py (who has which rows), cover.py and schedule.py (what a rank
-does, as data), exchange.py and keys.py (messages), merged.py and run.py (both passes), heads.py
+does, as data), transport/ (how rows get there), merged.py and run.py (both passes), heads.py
 (all-to-all), agree.py and describe.py (arguments), attention.py. cost.py and choose.py decide
 "auto". step.py has one step of a ring, for rings of one's own.
 """

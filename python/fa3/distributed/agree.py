@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fa3.distributed.exchange import naming
+from fa3.distributed.transport.exchange import naming
 from fa3.errors import InvalidArgument, Unsupported
 
 Facts = Mapping[str, Any]

@@ -100,8 +100,8 @@ def attention(
             rounding alone.
         layout: "zigzag": each document is cut in two parts a rank, and rank r has the r-th from
             both ends, which balances causal masks; "contiguous": rank r has the r-th part of all;
-            "by_document": rank r has the r-th part of each document; "balanced": as zigzag, but a
-            document of at most an eighth of a rank's rows is one rank's, which packed batches want.
+            "by_document": rank r has the r-th part of each document; "balanced": documents are one
+            rank's where rows and work can be balanced so, else cut as by zigzag, for packed ones.
         ulysses_degree: ranks of a team, for "hybrid"; divides the ranks and hk. None chooses.
         stages: of how many ranks the keys of each stage of a "ring" or "hybrid" are, the own ones
             first: (1, 3) computes with its own keys while those of three others arrive, and then

@@ -23,21 +23,37 @@ class Machine(NamedTuple):
     """
 
     name: str
-    forward_flops: float  # a second
+    forward_flops: float  # a second, of long calls
     backward_flops: float
-    bytes_per_second: float
+    bytes_per_second: float  # of keys and gradients
     node: int
-    node_bytes_per_second: float
+    trade_bytes_per_second: float  # of heads within a node, with their way into order
     memory_bytes_per_second: float
     seconds_a_message: float
-    seconds_a_call: float
+    seconds_a_range: float  # of rows that lie apart: each is copied for itself
+    seconds_a_forward: float  # of a call, beside its FLOPs
+    seconds_a_backward: float
+    seconds_a_trade: float  # of both directions
 
 
-# Kernels, memory and NVLink as measured (docs/lab/context-parallel.md); latencies and the network
-# are assumed, and so is all of the CPU.
-H200_NVLINK = Machine("H200, NVLink", 807e12, 680e12, 294e9, 8, 294e9, 4.19e12, 20e-6, 10e-6)
+# As measured (docs/lab/context-parallel.md), but for a message's latency and the network, which are
+# assumed, and all of the CPU.
+H200_NVLINK = Machine(
+    "H200, NVLink",
+    forward_flops=807e12,
+    backward_flops=680e12,
+    bytes_per_second=363e9,
+    node=8,
+    trade_bytes_per_second=119e9,
+    memory_bytes_per_second=4.19e12,
+    seconds_a_message=20e-6,
+    seconds_a_range=5e-6,
+    seconds_a_forward=30e-6,
+    seconds_a_backward=60e-6,
+    seconds_a_trade=100e-6,
+)
 H200_NETWORK = H200_NVLINK._replace(name="H200, 400 Gb/s", bytes_per_second=45e9)
-CPU = Machine("CPU", 100e9, 80e9, 2e9, 1, 2e9, 10e9, 100e-6, 50e-6)
+CPU = Machine("CPU", 100e9, 80e9, 2e9, 1, 2e9, 10e9, 100e-6, 5e-6, 50e-6, 50e-6, 400e-6)
 
 
 class Heads(NamedTuple):
@@ -80,8 +96,9 @@ def predict(
         row = heads.queries * (heads.dim + heads.dim_v) + heads.keys * (heads.dim + heads.dim_v)
         sent = heads.batch * rows * row * heads.bytes_per_element * (team - 1) / team
         inside = team <= machine.node
-        rate = machine.node_bytes_per_second if inside else machine.bytes_per_second
-        traded = sent / rate + 4 * machine.seconds_a_message
+        rate = machine.trade_bytes_per_second
+        traded = sent / (rate if inside else min(rate, machine.bytes_per_second))
+        traded += machine.seconds_a_trade
     step = max(schedule.world // SAMPLED_RANKS, 1)
     ranks = range(0, schedule.world, step)
     forward = [pass_of(schedule, rank, local, machine, backward=False) for rank in ranks]
@@ -93,39 +110,58 @@ def predict(
 def pass_of(schedule: Schedule, rank: int, heads: Heads, machine: Machine, *, backward: bool):
     """(seconds, seconds of the calls alone) of a rank."""
     stages = [schedule.stage(rank, index) for index in range(schedule.num_stages)]
-    calls = [stage_calls(stage, heads, machine, backward, len(stages)) for stage in stages]
+    # Rows that several calls have are float32 between them.
+    wide = not schedule.is_apart and sum(len(stage.calls) for stage in stages) > 1
+    calls = [stage_calls(stage, heads, machine, backward, wide) for stage in stages]
     messages = [stage_messages(stage, rank, heads, machine, backward) for stage in stages]
     total = messages[0]
     for index, seconds in enumerate(calls):
         total += max(seconds, messages[index + 1]) if index + 1 < len(calls) else seconds
     if backward:
         total += messages[-1] / 2  # the last gradients on their way home
+        total += sum(additions(stage, rank, heads, machine) for stage in stages)
     return total, sum(calls)
 
 
-def stage_calls(stage: Stage, heads: Heads, machine: Machine, backward: bool, stages: int) -> float:
+def stage_calls(stage: Stage, heads: Heads, machine: Machine, backward: bool, wide: bool) -> float:
     products = 3 * heads.dim + 2 * heads.dim_v if backward else heads.dim + heads.dim_v
     rate = machine.backward_flops if backward else machine.forward_flops
     seconds = 0.0
     for call in stage.calls:
         flops = 2 * heads.batch * heads.queries * pairs(call) * products
-        seconds += flops / rate + machine.seconds_a_call
-        if stages > 1:  # read what is merged and what is added, write
+        seconds += flops / rate
+        seconds += machine.seconds_a_backward if backward else machine.seconds_a_forward
+        if wide:  # read and written in float32
             rows = heads.batch * (call.rows[1] - call.rows[0])
             width = heads.dim if backward else heads.dim_v
-            seconds += 3 * 4 * rows * heads.queries * width / machine.memory_bytes_per_second
+            seconds += 2 * 4 * rows * heads.queries * width / machine.memory_bytes_per_second
     return seconds
 
 
 def stage_messages(stage: Stage, rank: int, heads: Heads, machine: Machine, backward: bool):
-    keys = received_keys(stage, rank)
-    if not keys:
+    """Seconds until the keys are where calls read them, and gradients are back."""
+    received = received_keys(stage, rank)
+    if not received:
         return 0.0
-    size = heads.bytes_per_element
+    row = heads.batch * heads.keys * (heads.dim + heads.dim_v)
+    size, times = heads.bytes_per_element, 1
     if backward:  # gradients of one call go back in its type, sums in float32
         size += heads.bytes_per_element if len(stage.calls) == 1 else 4
-    sent = heads.batch * keys * heads.keys * (heads.dim + heads.dim_v) * size
-    return sent / machine.bytes_per_second + machine.seconds_a_message
+        times = 3  # keys come, gradients go, and are added
+    ranges = 2 * times * sum(len(fetch.rows) for fetch in stage.fetches)  # of keys and of values
+    own = 2 * row * (stage.num_keys - received) * heads.bytes_per_element
+    return (
+        received * row * size / machine.bytes_per_second
+        + own / machine.memory_bytes_per_second
+        + machine.seconds_a_message
+        + ranges * machine.seconds_a_range
+    )
+
+
+def additions(stage: Stage, rank: int, heads: Heads, machine: Machine) -> float:
+    """Seconds for adding what comes back, about as much as was received."""
+    row = heads.batch * heads.keys * (heads.dim + heads.dim_v)
+    return 3 * 4 * received_keys(stage, rank) * row / machine.memory_bytes_per_second
 
 
 def received_keys(stage: Stage, rank: int) -> int:

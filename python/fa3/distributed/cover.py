@@ -160,20 +160,21 @@ def cover(cells: list[list[Rectangle]]) -> list[Rectangle]:
     return min(ways, key=len)
 
 
-def calls_of(found: Sequence[Rectangle], joins: bool) -> tuple[Call, ...]:
+def calls_of(found: Sequence[Rectangle], joins: bool, touching: bool = False) -> tuple[Call, ...]:
     """Calls for the rectangles of all documents: those of one mask that follow one another join.
 
-    A packed call wants rows and keys in order, each of one sequence.
+    A packed call wants rows and keys in order, each of one sequence. touching: it has no rows
+    between those of two documents, whose results it would overwrite.
     """
     groups: list[tuple[tuple, list[Rectangle]]] = []
     for one in found:
-        mask = mask_of(one)
+        mask = mask_of(one.normal(), one)
         for other, members in groups:
             last = members[-1]
             if (
                 joins
                 and other == mask
-                and last.rows[1] <= one.rows[0]
+                and (last.rows[1] == one.rows[0] or (not touching and last.rows[1] < one.rows[0]))
                 and last.keys[1] <= one.keys[0]
             ):
                 members.append(one)
@@ -183,9 +184,17 @@ def calls_of(found: Sequence[Rectangle], joins: bool) -> tuple[Call, ...]:
     return tuple(packed(members, *mask) for mask, members in groups)
 
 
-def mask_of(one: Rectangle) -> tuple[tuple[int, int], int]:
-    """window and window_shift, which count from the bottom right, for a rectangle's band."""
-    low, high = one.normal()
+def call_of_whole(found: Sequence[Rectangle]) -> tuple[Call, ...]:
+    """One call, or none, for cells of one mask, which counts also where it hides no key.
+
+    Rows between two of them are rows without keys.
+    """
+    return (packed(list(found), *mask_of(found[0].band, found[0])),) if found else ()
+
+
+def mask_of(band: Band, one: Rectangle) -> tuple[tuple[int, int], int]:
+    """window and window_shift, which count from the bottom right, for a band of a rectangle."""
+    low, high = band
     corner = one.keys[1] - one.rows[1]  # key - query on the diagonal of the call
     if low == -FAR and high == FAR:
         return (-1, -1), 0

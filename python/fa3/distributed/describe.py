@@ -16,13 +16,13 @@ from fa3._options import window_ends
 from fa3.distributed import choose, stages
 from fa3.distributed.agree import agree
 from fa3.distributed.cover import Mask
-from fa3.distributed.device_memory import peers_of
 from fa3.distributed.documents import documents
-from fa3.distributed.exchange import Ring
 from fa3.distributed.heads import Team
 from fa3.distributed.layout import LAYOUTS, count, pieces, stream_rows
 from fa3.distributed.run import Plan
 from fa3.distributed.schedule import Schedule
+from fa3.distributed.transport.device_memory import peers_of
+from fa3.distributed.transport.exchange import Ring
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch.checks import refuse_other_than_tensor
 from fa3.torch.dropout import given_or_drawn
@@ -195,7 +195,7 @@ def refuse_dropout(p: float, lengths, layout: str, world: int) -> None:
     parts = (piece for rank in range(world) for piece in pieces(layout, lengths, world, rank))
     wrong = next((piece for piece in parts if piece.begin % DROPOUT_STEP), None)
     if p and wrong is not None:
-        number = 2 * world if layout == "zigzag" else world
+        number = 2 * world if layout in ("zigzag", "balanced") else world
         raise Unsupported(
             f"dropout_p: expected 0, or parts that begin at multiples of {DROPOUT_STEP} rows of "
             f"their document, got one that begins at row {wrong.begin} of document "

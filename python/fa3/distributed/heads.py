@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fa3.distributed.exchange import naming
+from fa3.distributed.transport.exchange import naming
 
 Range = tuple[int, int]
 

@@ -7,6 +7,9 @@ the output before it writes it, and adds to gradients. The last call on a row ro
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 
 from fa3.distributed.cover import Call
@@ -98,3 +101,28 @@ class Total:
     def result(self) -> torch.Tensor:
         """In the type of the tensor."""
         return self.tensor().to(self.like.dtype)
+
+
+class Apart:
+    """Gradients of rows that one call alone has: it writes them, and nobody adds."""
+
+    def __init__(self, like: torch.Tensor, rows: torch.Tensor) -> None:
+        self.like, self.rows = like, rows
+
+    def place(self, rows: Range) -> tuple[torch.Tensor, bool]:
+        return self.rows, False
+
+    def add(self, rows: Range, part: torch.Tensor) -> None:
+        self.rows.copy_(part)
+
+
+def add_parts(total: torch.Tensor, parts: Sequence[tuple[Range, torch.Tensor]]) -> None:
+    """Adds rows of (b, s, h, d), in order, in float32 that is rounded once."""
+    edges = sorted({edge for rows, _ in parts for edge in rows})
+    for a, b in itertools.pairwise(edges):
+        here = [part[:, a - c : b - c] for (c, d), part in parts if c <= a and b <= d]
+        rows = total[:, a:b]
+        if len(here) == 1:
+            rows += here[0]  # computed in float32
+        elif here:
+            rows.copy_(sum(here, start=rows.float()))

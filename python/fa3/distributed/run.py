@@ -3,11 +3,12 @@
 
 A stage's keys are on their way while the stage before is computed. Partial outputs merge in
 float32; gradients of keys go back in float32 and are added in a fixed order. Tensors are
-(b, s, h, d); packed ones have b = 1. Next: keys.py, merged.py.
+(b, s, h, d); packed ones have b = 1. Next: transport/keys.py, merged.py.
 """
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +16,11 @@ import torch
 from fa3 import _native
 from fa3._options import in_order
 from fa3.distributed.cover import Call
-from fa3.distributed.exchange import Ring
-from fa3.distributed.keys import Keys, Returned
-from fa3.distributed.merged import Merged, Total
-from fa3.distributed.peer_keys import PeerKeys, PeerReturned
+from fa3.distributed.merged import Apart, Merged, Total
 from fa3.distributed.schedule import Schedule, Stage
+from fa3.distributed.transport.exchange import Ring
+from fa3.distributed.transport.keys import Keys, Returned, add_at_once, add_to
+from fa3.distributed.transport.peer_keys import PeerKeys, PeerReturned
 from fa3.errors import Unsupported
 from fa3.torch.operators import new_rows, run_backward, run_forward
 
@@ -48,58 +49,99 @@ def forward(plan: Plan, q, k, v, sink):
     """out, in q's type, and the LSE (b, h, s) of this rank's rows."""
     stages = plan.stages()
     calls = [call for stage in stages for call in stage.calls]
-    if len(calls) == 1 and calls[0].rows == (0, q.shape[1]):
-        return forward_at_once(plan, q, k, v, sink)
+    if plan.schedule.is_apart or (len(calls) == 1 and calls[0].rows == (0, q.shape[1])):
+        return forward_apart(plan, q, k, v, sink)
     # A row has one sink, which the first call takes if it has all rows.
     sink_at_once = len(calls) > 0 and calls[0].rows == (0, q.shape[1])
     merged = Merged(q, v, calls[-1] if calls and (sink is None or sink_at_once) else None)
-    keys = keys_of(plan, 0, k, v)
-    for index, stage in enumerate(stages):
-        here = keys.wait()
-        if index + 1 < len(stages):
-            keys = keys_of(plan, index + 1, k, v)
+    for stage, here in each_stage(plan, k, v):
         for call in stage.calls:
             own = sink if sink_at_once and call is calls[0] else None
             attend(plan, call, q, *here, *merged.places(call), own)
     return merged.result(None if sink_at_once else sink)
 
 
-def forward_at_once(plan: Plan, q, k, v, sink):
-    """One call has all rows and keys: its result is final."""
+def forward_apart(plan: Plan, q, k, v, sink):
+    """Of each row, one call has all keys: its result is final."""
     batch, rows, heads, _ = q.shape
     out = new_rows((batch, rows, heads, v.shape[-1]), q.dtype, q.device)
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
-    for index, stage in enumerate(plan.stages()):
-        here = keys_of(plan, index, k, v).wait()
+    for stage, here in each_stage(plan, k, v):
         for call in stage.calls:
-            attend(plan, call, q, *here, (out, lse), None, sink)
+            rows = slice(*call.rows)
+            attend(plan, call, q, *here, (out[:, rows], lse[..., rows]), None, sink)
     return out, lse
 
 
-def backward(plan: Plan, do, q, k, v, out, lse, dlse):
-    """dq, dk and dv in the types of q, k and v."""
+def each_stage(plan: Plan, k, v) -> Iterator[tuple[Stage, tuple[torch.Tensor, torch.Tensor]]]:
+    """The stages with their keys and values, the next ones on their way."""
     stages = plan.stages()
-    narrow = part_type(q)
-    several = sum(len(stage.calls) for stage in stages) > 1
-    dq, dk, dv = Total(q, torch.float32 if several else narrow), Total(k), Total(v)
     keys = keys_of(plan, 0, k, v)
-    returned = None
     for index, stage in enumerate(stages):
         here = keys.wait()
         if index + 1 < len(stages):
             keys = keys_of(plan, index + 1, k, v)
-        own = all(fetch.source == plan.ring.rank for fetch in stage.fetches)
-        kind = narrow if len(stage.calls) == 1 and not own else torch.float32
-        of_keys = [Total(x, kind) for x in here]
+        yield stage, here
+
+
+def backward(plan: Plan, do, q, k, v, out, lse, dlse):
+    """dq, dk and dv in the types of q, k and v."""
+    if plan.schedule.is_apart:
+        return backward_apart(plan, do, q, k, v, out, lse, dlse)
+    narrow = part_type(q)
+    several = sum(len(stage.calls) for stage in plan.stages()) > 1
+    dq, dk, dv = Total(q, torch.float32 if several else narrow), Total(k), Total(v)
+    returned = None
+    for index, (stage, here) in enumerate(each_stage(plan, k, v)):
+        of_keys = totals_of_keys(plan, stage, here, narrow)
         for call in stage.calls:
             add_gradients(plan, call, (do, q, *here, out, lse, dlse), (dq, *of_keys))
         if returned is not None:
-            returned.add_to(dk, dv)
+            add_to(returned, dk, dv)
         dk_here, dv_here = (total.tensor() for total in of_keys)
         returned = returned_of(plan, index, dk_here, dv_here, narrow)
+    final = dq.result()  # while the last gradients of keys are on their way
     if returned is not None:
-        returned.add_to(dk, dv, last=True)
-    return tuple(x.result() for x in (dq, dk, dv))
+        add_to(returned, dk, dv, last=True)
+    return final, dk.result(), dv.result()
+
+
+def totals_of_keys(plan: Plan, stage: Stage, here, narrow: torch.dtype) -> list[Total]:
+    """Of the gradients of a stage's keys. What one call makes for others may travel narrow."""
+    own = all(fetch.source == plan.ring.rank for fetch in stage.fetches)
+    kind = narrow if len(stage.calls) == 1 and not own else torch.float32
+    return [Total(x, kind) for x in here]
+
+
+def backward_apart(plan: Plan, do, q, k, v, out, lse, dlse):
+    """The same, where each row is in one call: those of whole documents write final gradients."""
+    narrow = part_type(q)
+    dq, dk, dv = (torch.empty(x.shape, dtype=narrow, device=x.device) for x in (q, k, v))
+    stages = each_stage(plan, k, v)
+    whole, own = next(stages)
+    written = slice(0, 0)
+    for call in whole.calls:  # one, or none
+        written = slice(*call.keys)
+        totals = [Apart(q, dq[:, slice(*call.rows)])]
+        totals += [Apart(x, dx[:, written]) for x, dx in zip(own, (dk, dv), strict=True)]
+        add_gradients(plan, call, (do, q, *own, out, lse, dlse), totals)
+    for dx in (dk, dv):
+        dx[:, : written.start].zero_()
+        dx[:, written.stop :].zero_()
+
+    cut, here = next(stages)
+    of_keys = totals_of_keys(plan, cut, here, narrow)
+    wide = len(cut.calls) > 1  # so are the gradients of keys, and a call has one type of all
+    for call in cut.calls:
+        rows = dq[:, slice(*call.rows)]
+        of_call = rows.float() if wide else rows
+        inputs = do, q, *here, out, lse, dlse
+        add_gradients(plan, call, inputs, (Apart(q, of_call), *of_keys))
+        if wide:
+            rows.copy_(of_call)
+    dk_here, dv_here = (total.tensor() for total in of_keys)
+    add_at_once(returned_of(plan, 1, dk_here, dv_here, narrow), dk, dv)
+    return tuple(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v)))
 
 
 def options_of(plan: Plan, call: Call, device, **more) -> list:

@@ -13,7 +13,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fa3.distributed.cover import Call, Mask, calls_of, rectangles
+from fa3.distributed.cover import (
+    Call,
+    Mask,
+    Rectangle,
+    by_document,
+    call_of_whole,
+    calls_of,
+    cell,
+    rectangles,
+)
 from fa3.distributed.layout import Piece, count, joined_pieces, pieces
 
 Range = tuple[int, int]
@@ -46,7 +55,9 @@ class Schedule:
     """The stages of every rank for one mask, one layout and the documents of one batch.
 
     sizes: of how many ranks the keys of each stage are, the rank's own first, then those of the
-    ranks before it. (1, 1, 1, 1) is a ring, (4,) gathers all keys at once.
+    ranks before it. (1, 1, 1, 1) is a ring, (4,) gathers all keys at once; of packed documents in
+    two stages: first those whose keys are all here, while what the others want arrives. A row is in
+    one call then; in another it may be a row without keys, which the later one overwrites.
     joins: a call may have several sequences, as packed tensors do and batches do not.
     team: how many neighbours of the group are one rank of the schedule: they trade heads.
     step: if not 0, a call has neighbouring rows and neighbouring keys of one document, which begin
@@ -63,21 +74,27 @@ class Schedule:
         step: int = 0,
         team: int = 1,
     ) -> None:
-        self.starts = tuple(itertools.accumulate(sizes, initial=0))
-        self.num_stages, self.world = len(sizes), self.starts[-1]
+        starts = tuple(itertools.accumulate(sizes, initial=0))
+        self.world = starts[-1]
+        self.stages = [range(a, b) for a, b in itertools.pairwise(starts)]
         self.layout, self.lengths, self.team = layout, tuple(lengths), team
         self.mask, self.joins, self.step = mask, joins and not step, step
         # Caches of methods would keep schedules alive.
         self.stage = functools.cache(self._stage)
         self.pieces = functools.cache(self._pieces)
         self.keys_of = functools.cache(self._keys_of)
+        self.found_of = functools.cache(self._found_of)
+        self.is_apart = self.joins and len(sizes) == 1 and self.can_be_apart()
+        if self.is_apart:
+            self.stages = [range(1), range(self.world)]
+        self.num_stages = len(self.stages)
 
     def num_rows(self, rank: int) -> int:
         return count(self.pieces(rank))
 
     def distances(self, index: int) -> range:
         """How far before a rank those are whose keys its stage has."""
-        return range(self.starts[index], self.starts[index + 1])
+        return self.stages[index]
 
     def is_local(self, index: int) -> bool:
         """Whether each rank has its own keys in that stage, and no rank others'."""
@@ -98,10 +115,51 @@ class Schedule:
         of = [pieces(self.layout, self.lengths, self.world * self.team, one) for one in members]
         return joined_pieces(itertools.chain(*of))
 
+    def can_be_apart(self) -> bool:
+        """Whether most rows are of documents that one rank has."""
+        several = self.world > 1 and len(self.lengths) > 1
+        return several and 2 * self.whole_rows() > sum(self.lengths)
+
+    def whole_rows(self) -> int:
+        """Rows of the documents that one rank has."""
+        held = (piece for rank in range(self.world) for piece in self.pieces(rank))
+        return sum(of.end for of in held if (of.begin, of.end) == (0, self.lengths[of.document]))
+
+    def _found_of(self, rank: int) -> tuple[list[Rectangle], list[Rectangle]]:
+        """Of documents of which a rank has one piece, which sees its own keys alone; of others."""
+        keys, runs = self.keys_of(tuple(range(self.world)))
+        begins = [run.begin for run in runs]
+
+        def is_here(keys: Range) -> bool:
+            first, last = bisect_right(begins, keys[0]) - 1, bisect_right(begins, keys[1] - 1)
+            return all(run.rank == rank for run in runs[first:last])
+
+        held = by_document(self.pieces(rank))
+        found = rectangles(self.pieces(rank), keys, self.mask)
+        apart = {one.origin.document for one in found if not is_here(one.keys)}
+        apart |= {document for document, of in held.items() if len(of) > 1}
+        whole = [of[0] for document, of in held.items() if document not in apart]
+        return (
+            [cell(piece, piece, self.mask) for piece in whole],
+            [one for one in found if one.origin.document in apart],
+        )
+
+    def whole(self, rank: int) -> Stage:
+        """The stage of the documents that need no other rank, one call with the rank's own keys."""
+        _, runs = self.keys_of((rank,))
+        rows = self.num_rows(rank)
+        found = self.found_of(rank)[0]
+        return Stage(rows, fetches_of([(0, rows)], runs), call_of_whole(found))
+
     def _stage(self, rank: int, index: int) -> Stage:
+        if self.is_apart and index == 0:
+            return self.whole(rank)
         sources = tuple(sorted((rank - by) % self.world for by in self.distances(index)))
         keys, runs = self.keys_of(sources)
-        found = rectangles(self.pieces(rank), keys, self.mask, self.step)
+        if self.is_apart:
+            found = self.found_of(rank)[1]
+        else:
+            found = rectangles(self.pieces(rank), keys, self.mask, self.step)
         own = sources == (rank,)
         wanted = [(0, self.num_rows(rank))] if own else joined(r.keys for r in found)
         starts = [0, *itertools.accumulate(end - begin for begin, end in wanted)]
@@ -112,7 +170,8 @@ class Schedule:
             return starts[at] + key - begins[at]
 
         moved = [one.moved(place(one.keys[0])) for one in found]
-        return Stage(starts[-1], fetches_of(wanted, runs), calls_of(moved, self.joins))
+        calls = calls_of(moved, self.joins, touching=self.is_apart)
+        return Stage(starts[-1], fetches_of(wanted, runs), calls)
 
     def _keys_of(self, ranks: tuple[int, ...]) -> tuple[list[Piece], list[Run]]:
         """The keys of some ranks, in the order of the stream: whole pieces, and whose they are."""

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from fa3.distributed.describe import group_of
 from fa3.distributed.documents import documents
-from fa3.distributed.exchange import naming
 from fa3.distributed.layout import LAYOUTS, Piece, count, pieces, stream_rows
+from fa3.distributed.transport.exchange import naming
 from fa3.errors import InvalidArgument
 
 if TYPE_CHECKING:

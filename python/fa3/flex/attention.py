@@ -4,10 +4,11 @@
 import torch
 from torch.autograd.function import once_differentiable
 
-from fa3.errors import InvalidArgument
-from fa3.flex import device, tiles
+from fa3.errors import InvalidArgument, Unsupported
+from fa3.flex import device, lists, tiles
 from fa3.flex.block_mask import with_masks
 from fa3.flex.functions import function_of
+from fa3.masks import BlockMask
 
 
 def attend(q, k, v, score_mod, masks, scale, lengths):
@@ -17,20 +18,55 @@ def attend(q, k, v, score_mod, masks, scale, lengths):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(x)!r}")
     check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
     mask_mod, block_mask, causal, window = masks
+    window = window_of(causal, window)
+    blocks = blocks_of(q, k, v, mask_mod, block_mask, window, lengths)
+    if blocks is not None and score_mod is None:
+        try:
+            return by_lists(q, k, v, blocks, scale)
+        except Unsupported:  # its reason is the engine's; the mask as a function needs none
+            pass
     function = function_of(with_masks(score_mod, mask_mod, block_mask))
-    return apply(function, q, k, v, window_of(causal, window), scale, lengths)
+    alone = None if blocks is None or score_mod is None else function_of(score_mod)
+    return apply(function, q, k, v, window, scale, lengths, alone=alone, blocks=blocks)
 
 
-def apply(function, q, k, v, window, scale, options):
-    """(out, lse) of a traced function. options: lengths, and deterministic."""
-    call = call_of(function, q, window, scale, options)
+def blocks_of(q, k, v, mask_mod, block_mask, window, lengths):
+    """The masks as one fa3.masks.BlockMask; None where there are none, or nobody walks lists."""
+    if (mask_mod is None and block_mask is None) or not lists.can_walk(q, k, v, lengths):
+        return None
+    if mask_mod is None and window.is_open() and isinstance(block_mask, BlockMask):
+        return block_mask
+    return lists.of_function(function_of(with_masks(None, mask_mod, block_mask)), window, q, k)
+
+
+def by_lists(q, k, v, blocks, scale, deterministic=False):
+    """(out, lse) where nothing but masks stands between the product and the softmax."""
+    from fa3.torch import attention
+
+    options = {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
+    return attention(q, k, v, return_lse=True, **options)
+
+
+def apply(function, q, k, v, window, scale, options, *, alone=None, blocks=None, **others):
+    """(out, lse) of a traced function. options: lengths, and deterministic.
+
+    alone, blocks: the function without its masks, and these as lists. others: of tiles.Call.
+    """
+    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+    given = {"scale": scale, **options}
+    listed = None
+    if alone is not None and captures_first(alone, function):
+        listed = tiles.Listed(alone, given | {"block_mask": blocks})
+    options = {"window": tuple(window), **given}
+    call = tiles.Call(function, scale, window, options, listed, **others)
     return Flex.apply(call, q, k, v, *function.tensors)
 
 
-def call_of(function, q, window, scale, options):
-    scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    options = {"scale": scale, "window": tuple(window), **options}
-    return tiles.Call(function, scale, window, options)
+def captures_first(alone, function):
+    """Whether its tensors are the first of the other function's: by form, for a function may make
+    some anew each time it is traced."""
+    forms = [[(t.shape, t.dtype, t.device) for t in f.tensors] for f in (alone, function)]
+    return forms[0] == forms[1][: len(forms[0])]
 
 
 def window_of(causal, window):

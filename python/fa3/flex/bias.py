@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex.attention import apply, check_shapes, window_of
+from fa3.flex import lists
+from fa3.flex.attention import apply, by_lists, check_shapes, window_of
 from fa3.flex.trace import trace
 
 # Options of fa3.attention that go together with a bias.
@@ -36,8 +37,11 @@ class Form(NamedTuple):
     softcap: float
 
 
-def attend(q, k, v, bias, alibi_slopes, out, return_lse, options):
-    """fa3.attention of torch tensors with bias or alibi_slopes. options: by name."""
+def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=False):
+    """fa3.attention of torch tensors with bias or alibi_slopes. options: by name.
+
+    only_kernels: raises fa3.Unsupported where the forward would take torch operations.
+    """
     for name, value in options.items():
         off = value is None or not (isinstance(value, torch.Tensor) or value)
         if name not in TOGETHER and not off:
@@ -52,15 +56,25 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options):
     window = window_of(causal, options.get("window") or (None, None))
     shift = None if alibi_slopes is None else shift_of(q, k, lengths)
     softcap = float(options.get("softcap") or 0.0)
+    scale = options.get("scale")
+    bias = with_four_dimensions(bias, q, k, lengths)
+    lengths["deterministic"] = bool(options.get("deterministic"))
+    only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
+    if only_hides and not softcap and lists.can_walk(q, k, v, lengths):
+        try:
+            blocks = lists.of_booleans(bias, window, q, k)
+            results = by_lists(q, k, v, blocks, scale, lengths["deterministic"])
+            return results if return_lse else results[0]
+        except Unsupported:  # its reason is the engine's; the mask as a function needs none
+            pass
     function = function_with(
-        with_four_dimensions(bias, q, k, lengths),
+        bias,
         with_two_dimensions(alibi_slopes, q, lengths),
         shift,
         window.right is not None and window.right <= 0,
         softcap,
     )
-    lengths["deterministic"] = bool(options.get("deterministic"))
-    out, lse = apply(function, q, k, v, window, options.get("scale"), lengths)
+    out, lse = apply(function, q, k, v, window, scale, lengths, only_kernels=only_kernels)
     return (out, lse) if return_lse else out
 
 

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks as functions: mask_mod, and torch's BlockMask, become a part of the score function.
+"""Masks as functions: mask_mod, and block masks, become a part of the score function.
 
-A score that they hide is -inf. A BlockMask says of each block of keys whether a block of queries
-sees none, some (mask_mod says which) or all of it: a captured tensor of numbers 0, 1 and 2.
+A score that they hide is -inf. torch's BlockMask says of each block of keys whether a block of
+queries sees none, some (mask_mod says which) or all of it: a captured tensor of numbers 0, 1 and 2.
+fa3's has bits instead of a function. Next: lists.py, where engines skip what is hidden.
 """
 
 import torch
 
 from fa3.errors import InvalidArgument
+from fa3.masks import BLOCK, FULL, BlockMask
 
 SOME, ALL = 1, 2
+WORD = 32
 
 
 def with_masks(score_mod, mask_mod, block_mask):
     """One score function of all three, any of which may be None; None if all are."""
-    masks = []
-    if mask_mod is not None:
-        masks.append(mask_mod)
+    masks = () if mask_mod is None else (mask_mod,)
     if block_mask is not None:
-        masks.append(block_rule(block_mask))
+        masks = (*masks, block_rule(block_mask))
     if not masks:
         return score_mod
 
@@ -32,20 +33,49 @@ def with_masks(score_mod, mask_mod, block_mask):
 
 
 def block_rule(block_mask):
-    """The mask_mod that says what a BlockMask says."""
+    """The mask_mod that says what a block mask says."""
+    if isinstance(block_mask, BlockMask):
+        return rule_of_bits(*block_mask)
     for name in ("kv_num_blocks", "kv_indices", "mask_mod", "BLOCK_SIZE"):
         if not hasattr(block_mask, name):
             raise InvalidArgument(
-                f"block_mask: expected a BlockMask of torch.nn.attention.flex_attention, which has"
-                f" {name}; got {type(block_mask).__name__}"
+                "block_mask: expected fa3.masks.BlockMask, or a BlockMask of"
+                f" torch.nn.attention.flex_attention, which has {name}; got"
+                f" {type(block_mask).__name__}"
             )
-    states = states_of(block_mask)
     rows, columns = block_mask.BLOCK_SIZE
+    return rule_of_states(states_of(block_mask), rows, columns, block_mask.mask_mod)
+
+
+# A rule names nothing but its own variables: functions.py then knows it again.
+
+
+def rule_of_states(states, rows, columns, mask_mod):
+    by_batch, by_head = (extent > 1 for extent in states.shape[:2])
+    some, all_of_it = SOME, ALL
 
     def rule(b, h, q_idx, kv_idx):
-        state = states[b, h, q_idx // rows, kv_idx // columns]
-        seen = block_mask.mask_mod(b, h, q_idx, kv_idx)
-        return (state == ALL) | ((state == SOME) & seen)
+        state = states[b if by_batch else 0, h if by_head else 0, q_idx // rows, kv_idx // columns]
+        seen = mask_mod(b, h, q_idx, kv_idx)
+        return (state == all_of_it) | ((state == some) & seen)
+
+    return rule
+
+
+def rule_of_bits(blocks, bits):
+    by_batch, by_head = (extent > 1 for extent in blocks.shape[:2])
+    size, width, full = BLOCK, WORD, FULL
+    count = 0 if bits is None else bits.shape[0]
+
+    def rule(b, h, q_idx, kv_idx):
+        entry = blocks[b if by_batch else 0, h if by_head else 0, q_idx // size, kv_idx // size]
+        if count == 0:
+            return entry == full
+        word = bits[torch.clamp(entry - 1, min=0), q_idx % size, kv_idx % size // width]
+        bit = (word >> (kv_idx % width)) & 1
+        # An entry that names no bits hides its block, as in the engines.
+        some = (entry > 0) & (entry <= count)
+        return (entry == full) | (some & (bit == 1))
 
     return rule
 

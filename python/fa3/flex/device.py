@@ -29,15 +29,33 @@ def forward(call, q, k, v, tensors):
     if q.dtype not in (torch.float16, torch.bfloat16):
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
     out, lse = operators.new_out(q, v), operators.new_lse(q)
-    try:
-        text = call.function.text(longest(q, k))
-        score = text, call.function.may_hide, nvrtc_path(), captured(q, tensors, {})
-        options = in_order("attention", viewed(call.options))
+
+    def run(function, options):
+        text = function.text(longest(q, k))
+        described = captured(q, tensors, {})[: len(function.tensors)]
+        score = text, function.may_hide, nvrtc_path(), described
+        options = in_order("attention", viewed(options))
         lend = operators.lend_like(q)
         _native.forward_with_score(lend, score, q, k, v, out, lse, *options)
-    except Unsupported as reason:
-        return refused(str(reason))
-    return out, lse
+
+    return (out, lse) if by_a_kernel(call, run) else None
+
+
+def by_a_kernel(call, run):
+    """Whether some kernel has run(function, options): one that walks lists, or else any."""
+    ways = [(call.function, call.options)]
+    if call.listed is not None:
+        ways.insert(0, call.listed)
+    for function, options in ways:
+        try:
+            run(function, options)
+            return True
+        except Unsupported as reason:
+            why = reason
+    if call.only_kernels:
+        raise why
+    refused(str(why))
+    return False
 
 
 def backward(call, wanted, saved, tensors, do, dlse, totals):
@@ -49,25 +67,29 @@ def backward(call, wanted, saved, tensors, do, dlse, totals):
     q, k, v, out, lse = saved
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
         return None
-    function = call.function
     *gradients, _ = operators.new_gradients(q, k, v, None)
-    try:
-        most = longest(q, k)
-        texts = function.gradient_texts(wanted, most)
-        described = captured(q, tensors, totals)
+    most = longest(q, k)
+
+    def run(function, options):
+        for total in totals.values():  # of an attempt before
+            total.zero_()
+        count = len(function.tensors)
+        texts = function.gradient_texts(tuple(n for n in wanted if n < count), most)
+        described = captured(q, tensors, totals)[:count]
         score = function.text(most), function.may_hide, nvrtc_path(), described, *texts
-        options = call.options
         if torch.are_deterministic_algorithms_enabled():
             options = {**options, "deterministic": True}
         options = in_order("attention", viewed(options))
-        lend, do = operators.lend_like(q), operators.readable_by_tma(do)
-        given = do, q, k, v, out, lse, dlse, *gradients, None
+        lend, readable = operators.lend_like(q), operators.readable_by_tma(do)
+        given = readable, q, k, v, out, lse, dlse, *gradients, None
         _native.backward_with_score(lend, score, *given, *options)
-    except Unsupported as reason:
-        for total in totals.values():
-            total.zero_()
-        return refused(str(reason))
-    return tuple(gradients)
+
+    # The forward has run: what only kernels may compute is not refused any more.
+    if by_a_kernel(call._replace(only_kernels=False), run):
+        return tuple(gradients)
+    for total in totals.values():
+        total.zero_()
+    return None
 
 
 def longest(q, k):

@@ -29,6 +29,7 @@ def function_of(score_mod):
             return known.with_tensors(tensors)
     function = trace(score_mod)
     if key is not None and function.is_fixed:
+        function.key = key
         if len(_known) >= MOST:
             del _known[next(iter(_known))]
         references = [weakref.ref(t) for t in function.tensors]
@@ -42,6 +43,9 @@ def identity_of(value, depth=0):
         return "tensor", id(value), value.shape, value.dtype, value.requires_grad
     if value is None or isinstance(value, (bool, int, float, str)):
         return type(value), repr(value)
+    if isinstance(value, tuple):
+        parts = tuple(identity_of(part, depth + 1) for part in value)
+        return None if None in parts else parts
     if not isinstance(value, types.FunctionType) or depth > 4:
         return None
     if not all(is_fixed_global(value, name) for name in value.__code__.co_names):

@@ -27,7 +27,8 @@ def compute(graph, node, arguments, leaves, tensors, score):
         return leaves[node.op]
     if node.op == "constant":
         kind = score.dtype if node.kind == FLOAT else torch.int64 if node.kind == INT else None
-        return torch.tensor(node.value, dtype=kind, device=score.device)
+        kind = torch.bool if kind is None else kind
+        return torch.full((), node.value, dtype=kind, device=score.device)  # copies nothing
     if node.op == "load":
         tensor = tensors[node.value]
         loaded = tensor.reshape(-1)[places(tensor, arguments, score.device)]

@@ -31,8 +31,15 @@ class Window(NamedTuple):
             end = min(end, diagonal + count - 1 + self.right + 1)
         return begin, end
 
+    def is_open(self):
+        return self.left is None and self.right is None
+
     def hides(self, query, key, sequence):
-        distance = key - query - (sequence.keys - sequence.queries)
+        return self.hides_at(query, key, sequence.keys - sequence.queries)
+
+    def hides_at(self, query, key, shift):
+        """shift: keys less queries."""
+        distance = key - query - shift
         hidden = torch.zeros_like(distance, dtype=torch.bool)
         if self.left is not None:
             hidden |= distance < -self.left
@@ -41,13 +48,22 @@ class Window(NamedTuple):
         return hidden
 
 
+class Listed(NamedTuple):
+    """The same call for kernels that walk lists: what hides keys is in them."""
+
+    function: object  # without masks; it captures the first of the call's tensors
+    options: dict
+
+
 class Call(NamedTuple):
     """What both passes need beside tensors."""
 
-    function: object  # trace.Function
+    function: object  # trace.Function, with the masks
     scale: float
     window: Window
     options: dict  # those of fa3.attention
+    listed: Listed | None = None
+    only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
 
     def sequences(self, q, k):
         names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"

@@ -35,6 +35,7 @@ class Function:
         self.result = result
         self.tensors = tensors
         self.is_fixed = is_fixed  # nothing but the captured tensors' elements may change
+        self.key = None  # equal for functions that do the same with the same tensors
         self._gradients = {}
         self._texts = {}
         self._lock = threading.Lock()  # a gradient adds nodes

@@ -6,6 +6,7 @@
 
 Transformers asks for a mask once a forward pass (mask.py) and hands it to every attention layer
 (attention.py). What fa3 cannot do raises fa3.Unsupported; no argument is dropped in silence.
+"fa3_flex" takes any mask and scores of a model's own (flex.py).
 "flash_fa3" is the same under a name that Transformers 5.5 and later takes for flash attention
 (flash.py): vision towers call once for all their windows, and generate_batch() runs.
 
@@ -23,7 +24,7 @@ if Version(transformers.__version__).release < (4, 57):
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from fa3.hf import flash
+from fa3.hf import flash, flex
 from fa3.hf.attention import attention_forward
 from fa3.hf.mask import attention_mask
 
@@ -37,6 +38,8 @@ def register(name: str) -> None:
 
 
 register(NAME)
+AttentionInterface.register(flex.NAME, flex.attention_forward)
+AttentionMaskInterface.register(flex.NAME, flex.attention_mask)
 if VERSION >= (5, 5):
     register(flash.NAME)
     flash.provide_functions()

@@ -282,6 +282,37 @@ def flash_backward(grad_out, query, key, value, out, logsumexp, dropout_p, rng_s
     return gradients
 
 
+# What torch does with a mask before any of its operators sees it (booleans become floats, short
+# rows are copied to longer ones) does not happen to one that fa3 takes.
+
+
+def sdpa_with_mask(
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, **unknown
+):
+    """scaled_dot_product_attention with an attn_mask on a GPU. Differentiable, in the mask too.
+
+    Numbers that nobody learns are torch's: cuDNN's kernel takes 0.54 of the time (docs/masks.md).
+    """
+    from fa3.flex.bias import attend as attend_with_bias  # with its first call
+
+    refuse(is_causal=is_causal, **unknown)
+    refuse_where_flash_is_off()
+    if dropout_p > 0:
+        raise Refused("attn_mask with dropout_p is not supported")
+    if attn_mask.dtype != torch.bool and not attn_mask.requires_grad:
+        raise Refused("an attn_mask of numbers without a gradient, which torch's own kernel adds")
+    if query.ndim != 4:
+        raise Refused("attn_mask with other than 4 dimensions is not supported")
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise Refused(f"attn_mask with {query.dtype} is not supported on a GPU")
+    if not (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
+        raise Refused("different heads without enable_gqa are not supported")
+    options = {"scale": scale, "deterministic": deterministic()}
+    q, k, v = swapped(query, key, value)
+    out = attend_with_bias(q, k, v, attn_mask, None, None, False, options, only_kernels=True)
+    return out.transpose(1, 2)
+
+
 # cuDNN's operators. torch takes them before flash attention on Hopper: scaled_dot_product_attention
 # and varlen_attn by default, others through sdpa_kernel([CUDNN_ATTENTION, ...], set_priority=True).
 
@@ -390,6 +421,11 @@ def cudnn_backward(
     return flash_backward(*arguments, dropout.p, dropout.seed, **packed_by_cudnn(query, named))
 
 
+# Wanted only where there is a mask. Under autograd's key alone, so not in inference mode: with a
+# kernel for the device torch.compile would no longer take this operator apart, and lose gradients.
+WITH_MASK = {
+    "scaled_dot_product_attention": ("AutogradCUDA", sdpa_with_mask),
+}
 # Wanted only where dropout_p is not 0.
 WITH_DROPOUT = {
     "_scaled_dot_product_attention_math": ("AutogradCPU", sdpa_with_dropout),

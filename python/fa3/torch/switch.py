@@ -14,7 +14,7 @@ import torch
 from torch.nn import attention as registry
 
 from fa3.errors import Error, Unsupported
-from fa3.torch.aten_kernels import KERNELS, WITH_DROPOUT, Refused
+from fa3.torch.aten_kernels import KERNELS, WITH_DROPOUT, WITH_MASK, Refused
 
 NAME = "fa3"
 shadowed: dict = {}  # names of the registry that enable_sdpa(name) took -> what they stood for
@@ -27,8 +27,9 @@ def enable_sdpa(name=NAME):
     So does torch.nn.attention.activate_flash_attention_impl("fa3"). Everything above the same
     operators follows: nn.MultiheadAttention, nested tensors, torch.nn.attention.varlen. fa3 runs
     wherever torch chose flash attention or cuDNN, in fp16 and bf16 on a GPU, and in fp32, fp16 and
-    bf16 on the CPU, with dropout too. A call that fa3 does not have (a mask, float64, a causal mask
-    over different lengths) runs the kernel that torch chose, with one warning for each reason; so
+    bf16 on the CPU, with dropout too; with a boolean attn_mask, or one that needs a gradient, on
+    Hopper GPUs. A call that fa3 does not have (another mask, float64, a causal mask over different
+    lengths) runs the kernel that torch chose, with one warning for each reason; so
     does one where flash attention is switched off, as in sdpa_kernel(SDPBackend.CUDNN_ATTENTION).
 
     Args:
@@ -128,6 +129,8 @@ class Overrides:
                 override(self.library, name, key, kernel)
             for name, (key, kernel) in WITH_DROPOUT.items():
                 override(self.library, name, key, kernel, wanted=has_dropout)
+            for name, (key, kernel) in WITH_MASK.items():
+                override(self.library, name, key, kernel, wanted=has_mask)
         except BaseException:
             self.remove()
             raise
@@ -138,6 +141,15 @@ class Overrides:
 
 def has_dropout(arguments):
     return arguments["dropout_p"] > 0
+
+
+def has_mask(arguments):
+    """Not where tensors stand for others, as a compiler's do: it wants torch's own operators."""
+    tensors = [arguments[name] for name in ("query", "key", "value", "attn_mask")]
+    return tensors[-1] is not None and all(type(t) in PLAIN for t in tensors)
+
+
+PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 def override(library, name, key, kernel, wanted=lambda arguments: True):

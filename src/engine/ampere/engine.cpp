@@ -32,6 +32,8 @@ const Engine kAmpereEngine = {
     .run_merge = Parts::run_merge,
     .run_append = Parts::run_append,
     .read_back = cuda::read_back,
+    .follow = cuda::follow,
+    .clear = cuda::clear,
     .clock = &cuda::kClock,
 };
 

@@ -28,6 +28,8 @@ const Engine kHopperEngine = {
     .run_merge = Parts::run_merge,
     .run_append = Parts::run_append,
     .read_back = cuda::read_back,
+    .follow = cuda::follow,
+    .clear = cuda::clear,
     .plan_quantize = [](const QuantizeProblem& problem, Plan* plan) -> Status {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
       return cuda::plan_quantize(problem, plan);

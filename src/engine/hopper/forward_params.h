@@ -102,6 +102,7 @@ struct ForwardParams {
   cuda::DropoutParams dropout;
   cuda::BlockLists lists;  // of key blocks, by query block
   cuda::PartialInput before;
+  HeadsInWork heads_in_work;
 #ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
   alignas(CUtensorMap) cuda::ScoreCaptures captures;
 #endif

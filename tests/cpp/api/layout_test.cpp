@@ -41,7 +41,7 @@ constexpr NewParams kDefaults = {sizeof(NewParams), {-1.0, -1, 99}, 0, 0, 77};
 TEST(GrownStruct, takes_an_older_one_and_keeps_its_defaults_for_the_rest) {
   const OldParams old = {sizeof(OldParams), {0.5, 6}, 11, 12};
   NewParams full = kDefaults;
-  ASSERT_TRUE(widen(&old, kGrown, &full).ok());
+  ASSERT_TRUE(widen("params", &old, kGrown, &full).ok());
   EXPECT_EQ(full.struct_size, sizeof(NewParams));
   EXPECT_EQ(full.options.scale, 0.5);
   EXPECT_EQ(full.options.window, 6);
@@ -51,7 +51,7 @@ TEST(GrownStruct, takes_an_older_one_and_keeps_its_defaults_for_the_rest) {
   EXPECT_EQ(full.descale, 77);
 
   const NewParams between = {sizeof(NewParams) - 8, {0.5, 6, 5}, 11, 12, -1};
-  ASSERT_TRUE(widen(&between, kGrown, &full).ok());
+  ASSERT_TRUE(widen("params", &between, kGrown, &full).ok());
   EXPECT_EQ(full.options.sparsity, 5);
   EXPECT_EQ(full.k, 12);
   EXPECT_EQ(full.descale, 77) << "memory behind the caller's struct was read";
@@ -78,7 +78,7 @@ TEST(GrownStruct, of_a_newer_header_is_refused_with_the_way_out) {
   EXPECT_EQ(newer.params.struct_size, sizeof(newer));
   EXPECT_EQ(newer.unknown, 0);
   NewParams full = kDefaults;
-  const Status status = widen(&newer, kGrown, &full);
+  const Status status = widen("params", &newer, kGrown, &full);
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
   EXPECT_NE(status.message().find("newer fa3.h"), std::string::npos) << status.message();
 }
@@ -86,7 +86,7 @@ TEST(GrownStruct, of_a_newer_header_is_refused_with_the_way_out) {
 TEST(GrownStruct, of_no_released_size_is_refused_with_those_that_are) {
   OldParams odd = {sizeof(OldParams) + 4, {0.5, 6}, 11, 12};
   NewParams full = kDefaults;
-  const Status status = widen(&odd, kGrown, &full);
+  const Status status = widen("params", &odd, kGrown, &full);
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
   EXPECT_NE(status.message().find("40 or 48 or 56, got 44"), std::string::npos) << status.message();
 }

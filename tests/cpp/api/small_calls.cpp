@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/small_calls.h"
 
+#include <fa3/ring.h>
 #include <fa3/tensor.h>
 
 #include <cstddef>
 #include <memory>
+
+#include "ring/fake_nccl.h"
 
 namespace fa3::test {
 namespace {
@@ -161,6 +164,28 @@ fa3_status questions(Memory& m) {
   return status;
 }
 
+// Both passes of a ring of one rank.
+fa3_status ring(Memory& m) {
+  const std::unique_ptr<void*, void (*)(void**)> comms(fake_nccl_world(1), fake_nccl_destroy);
+  fa3_ring of;
+  fa3_ring_init(&of);
+  of.comm = *comms;
+  of.seqlen = kRows;
+  of.library = FA3_FAKE_NCCL;
+  const fa3_forward_params forward = forward_of(m, FA3_ENGINE_AUTO, false);
+  fa3_backward_params backward = backward_of(m, FA3_ENGINE_AUTO, false);
+  size_t bytes = 0, more = 0;
+  int64_t rows[4];
+  fa3_status status = fa3_ring_rows(&of, 1, 0, rows);
+  if (status == FA3_OK) status = fa3_ring_forward_workspace_size(&forward, &of, &bytes);
+  if (status == FA3_OK) status = fa3_ring_backward_workspace_size(&backward, &of, &more);
+  if (status == FA3_OK) {
+    status = fa3_ring_forward(&forward, &of, m.workspace, sizeof(m.workspace), nullptr);
+  }
+  if (status != FA3_OK) return status;
+  return fa3_ring_backward(&backward, &of, m.workspace, sizeof(m.workspace), nullptr);
+}
+
 fa3_status refused(Memory& m) {
   fa3_forward_params p = forward_of(m, FA3_ENGINE_AUTO, false);
   p.v.shape[1] += 1;
@@ -183,6 +208,7 @@ std::vector<SmallCall> small_calls() {
   add("allocator", forward_with_allocator);
   add("merge", merge);
   add("questions", questions);
+  add("ring", ring);
   add("refused", refused, FA3_INVALID_ARGUMENT);
   return calls;
 }

@@ -67,6 +67,11 @@ std::string text_of(cudaError_t error) {
                 ", expected one for ", CUDART_VERSION / 1000, ".0 or later; update it");
 }
 
+Status ended(cudaError_t error, int device) {
+  if (error == cudaSuccess) return {};
+  return {StatusCode::device_error, concat("cuda:", device, ": ", text_of(error))};
+}
+
 // Null: there is none, or no driver yet.
 CUcontext current_context() {
   static const auto get =
@@ -170,8 +175,29 @@ Status read_back(void* to, const void* from, int64_t bytes, int device, void* st
     error = cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToHost, queue);
   }
   if (error == cudaSuccess) error = cudaStreamSynchronize(queue);
-  if (error == cudaSuccess) return {};
-  return {StatusCode::device_error, concat("cuda:", device, ": ", text_of(error))};
+  return ended(error, device);
+}
+
+Status follow(void* stream, void* leader, int device) {
+  const DeviceScope scope(device);
+  cudaError_t error = scope.error();
+  cudaEvent_t event = nullptr;
+  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  if (error == cudaSuccess) error = cudaEventRecord(event, static_cast<cudaStream_t>(leader));
+  if (error == cudaSuccess) {
+    error = cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, cudaEventWaitDefault);
+  }
+  if (event != nullptr) cudaEventDestroy(event);  // it goes when it is no longer waited for
+  return ended(error, device);
+}
+
+Status clear(void* memory, int64_t bytes, int device, void* stream) {
+  const DeviceScope scope(device);
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess) {
+    error = cudaMemsetAsync(memory, 0, size_t(bytes), static_cast<cudaStream_t>(stream));
+  }
+  return ended(error, device);
 }
 
 DeviceScope::DeviceScope(int device) : callers_(current_context()) {

@@ -52,6 +52,12 @@ Status finish(cudaError_t error, const char* what);
 // Copies device memory to the host behind what the stream has queued, and waits for it.
 Status read_back(void* to, const void* from, int64_t bytes, int device, void* stream);
 
+// What the stream gets from now on waits for what the leader has.
+Status follow(void* stream, void* leader, int device);
+
+// Queues zeros.
+Status clear(void* memory, int64_t bytes, int device, void* stream);
+
 // Makes a device current for a call. A context of the device that the caller has made current (its
 // own, or a green one) stays, and the call works in it; else it is the device's primary context.
 // Behind the scope the caller's context is current again.

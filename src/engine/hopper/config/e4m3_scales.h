@@ -41,4 +41,10 @@ struct E4m3Params {
   }
 };
 
+// V^T and scales may still be made when the forward kernel starts: a tile waits for its head.
+struct HeadsInWork {
+  const int* parts_done;  // (sequences, kv_heads); null: all of them were there before
+  int parts;              // of each head
+};
+
 }  // namespace fa3::hopper

@@ -8,33 +8,25 @@
 
 #include <algorithm>
 
+#include "engine/hopper/fp8/value_part.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
-#include "engine/hopper/tile/byte_square.h"
 
 namespace fa3::hopper {
 namespace {
 
 constexpr int kScoreWarps = 8;  // of a CTA that adds scores
-constexpr int kBlocks = kPreparedKeys / kDescaleRows;
-static_assert(kDescaleRows == tile::kSquare);
 
-// Channels of a warp, for all keys of the CTA, in squares one behind the other.
-constexpr int kChannels = tile::kSquare, kWarpBytes = kBlocks * tile::kSquareBytes;
-constexpr int kMostWarps = 256 / kChannels;
+// A warp's channels, for all keys of the CTA, are squares one behind the other.
+constexpr int kChannels = tile::kSquare, kBlocks = kPartBlocks, kWarpBytes = kPartBytes;
 
 // Where a chunk lies among a warp's squares.
 __device__ int place(int key_square, int row, int column) {
   constexpr tile::TileLayout kSquareLayout{tile::kSquare, tile::kSquare, 1};
   return key_square * tile::kSquareBytes + kSquareLayout.chunk_offset(row, column);
-}
-
-__device__ float scale_of(const Descales<const float>& scales, int64_t batch, int64_t head,
-                          int64_t block) {
-  return scales.data ? *scales.at(batch, head, block) : 1.0f;
 }
 
 // The keys of a sequence, wherever they lie. The arrays may hold anything.
@@ -90,33 +82,6 @@ __device__ void load_keys(const E4m3Preparation& p, const Keys& keys, int head, 
   }
 }
 
-// By a warp, where it lies. Whether the lane's part of it is not all zeros.
-__device__ bool transpose_square(uint32_t square) {
-  const int lane = ptx::lane();
-  uint32_t all = 0;
-  const uint32_t selector = tile::join_selector(lane), other = selector ^ tile::kOtherMatrix;
-#pragma unroll
-  for (int step = 0; step < tile::kSquareSteps; ++step) {
-    uint32_t parts[2][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const tile::PartPair from = tile::part_pair(step, i);
-      ptx::ldmatrix_x4_trans(from.address(square + tile::load_offset(lane, from.below)), parts[i]);
-      all |= parts[i][0] | parts[i][1] | parts[i][2] | parts[i][3];
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const tile::PartPair to = tile::part_pair(step, i).transposed();
-      const auto& [a, b, c, d] = parts[i];
-      ptx::stmatrix_x4(to.address(square + tile::store_offset(lane, to.below)),
-                       {__byte_perm(a, b, selector), __byte_perm(a, b, other),
-                        __byte_perm(c, d, selector), __byte_perm(c, d, other)});
-    }
-  }
-  return (all & 0x7f7f7f7fu) != 0;
-}
-
 // A warp's channels, the keys of each side by side.
 __device__ void store_channels(const E4m3Preparation& p, int sequence, int head, int first_channel,
                                uint32_t squares) {
@@ -133,26 +98,8 @@ __device__ void store_channels(const E4m3Preparation& p, int sequence, int head,
   }
 }
 
-// The largest scale of the head's values, by a warp.
-__device__ float largest_scale(const E4m3Preparation& p, int keys, int sequence, int head) {
-  const bool one = p.value_scales.scaling != Scaling::per_block;
-  const int blocks = one ? 1 : int(descale_blocks(keys));
-  int largest = 0;  // of positive floats, bits are in their order
-  for (int block = ptx::lane(); block < blocks; block += ptx::kLanes) {
-    largest = max(largest, __float_as_int(scale_of(p.value_scales, sequence, head, block)));
-  }
-  largest = __reduce_max_sync(0xffffffff, largest);
-  return largest > 0 ? __int_as_float(largest) : 1.0f;
-}
-
-// What values of this scale lose against the head's largest. Not more than 2^-100, so that the
-// inverse stays finite. All zeros lose nothing: whatever their scale, their P count.
-__device__ float boost_of(bool all_zero, float scale, float largest) {
-  return all_zero ? 0.0f : fmaxf(log2f(scale / largest), -100.0f);
-}
-
 // A warp for each 64 channels; blockIdx: (kPreparedKeys keys, kv head, sequence).
-__global__ void __launch_bounds__(kMostWarps* ptx::kLanes)
+__global__ void __launch_bounds__(kMostPartWarps* ptx::kLanes)
     prepare(const __grid_constant__ E4m3Preparation p) {
   extern __shared__ __align__(1024) uint8_t squares_of_all[];
   // The kernel behind fills an SM: its CTAs come as these go.
@@ -183,17 +130,7 @@ __global__ void __launch_bounds__(kMostWarps* ptx::kLanes)
   for (int i = 0; i < kBlocks; ++i) {
     if (__syncthreads_or(seen[i]) && thread == i) all_zero = false;
   }
-  if (warp > 0) return;
-  const float largest = largest_scale(p, keys.count, sequence, head);
-  if (thread >= kBlocks) return;
-  const int64_t row = int64_t{sequence} * p.kv_heads + head;
-  const int block = int(blockIdx.x) * kBlocks + thread;
-  const bool used = block * kDescaleRows < keys.count;
-  const float value = used ? scale_of(p.value_scales, sequence, head, block) : largest;
-  p.prepared[row * (p.padded_keys / kDescaleRows) + block] = {
-      .key = used ? scale_of(p.key_scales, sequence, head, block) : 1.0f,
-      .boost = boost_of(all_zero, value, largest)};
-  if (block == 0) p.largest_of_heads[row] = largest;
+  if (warp == 0) write_scales(p, keys.count, {sequence, head, int(blockIdx.x)}, all_zero);
 }
 
 // A warp for each row of q; blockIdx: (rows, head, batch).
@@ -223,7 +160,7 @@ __global__ void __launch_bounds__(kScoreWarps* cuda::kWarpSize)
 cudaError_t prepare_e4m3(const E4m3Preparation& p, cudaStream_t stream) {
   const dim3 grid(unsigned(p.padded_keys / kPreparedKeys), unsigned(p.kv_heads),
                   unsigned(std::max(p.sequences, 1)));
-  const int warps = (p.v.columns + kChannels - 1) / kChannels;
+  const int warps = warps_of_part(p.v.columns);
   prepare<<<grid, unsigned(warps) * cuda::kWarpSize, size_t(warps) * kWarpBytes, stream>>>(p);
   return cudaPeekAtLastError();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Around the e4m3 forward kernel: what it wants to have made of V and of the scales, and what
-// centred keys owe to the LSE. Next: prepare_e4m3.cu.
+// centred keys owe to the LSE. Next: prepare_e4m3.cu, transpose_ahead.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,10 +9,16 @@
 #include "core/seqlen.h"
 #include "engine/cuda/tile/rows.h"
 #include "engine/hopper/config/e4m3_scales.h"
+#include "engine/hopper/tile/byte_square.h"
 
 namespace fa3::hopper {
 
-inline constexpr int kPreparedKeys = 128;  // of a CTA
+inline constexpr int kPreparedKeys = 128;  // that are transposed together: a part of a head
+
+// A warp transposes 64 channels of a part.
+FA3_HD constexpr int warps_of_part(int64_t columns) {
+  return int((columns + tile::kSquare - 1) / tile::kSquare);
+}
 
 // The tensor cores sum e4m3 products along columns only, so V is transposed, its keys in the order
 // of e4m3_key().

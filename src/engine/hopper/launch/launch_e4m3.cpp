@@ -3,7 +3,8 @@
 #include "engine/hopper/launch/launch_e4m3.h"
 
 #include "engine/cuda/host/launch.h"
-#include "engine/hopper/fp8/prepare_e4m3.h"
+#include "engine/hopper/fp8/transpose_ahead.h"
+#include "engine/hopper/host/tensor_map.h"
 
 namespace fa3::hopper {
 namespace {
@@ -11,6 +12,10 @@ namespace {
 template <class T>
 T* array_at(void* workspace, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
+}
+
+int* parts_done_of(const E4m3Plan& plan, void* workspace) {
+  return plan.order.goes_on_late() ? array_at<int>(workspace, plan.parts_done) : nullptr;
 }
 
 }  // namespace
@@ -34,20 +39,32 @@ cudaError_t prepare_e4m3_launch(const E4m3Plan& plan, void* workspace, cudaStrea
       .tile_counter = draws ? array_at<int>(workspace, plan.forward_workspace +
                                                            plan.forward.workspace.tile_counter)
                             : nullptr};
-  return prepare_e4m3(preparation, stream);
+  if (!plan.order.goes_on_late()) return prepare_e4m3(preparation, stream);
+  TransposeAhead ahead{.values = preparation,
+                       .keys = call.seqlen_k,
+                       .order = plan.order,
+                       .parts_done = parts_done_of(plan, workspace)};
+  TensorSpan transposed = call.v;
+  transposed.data = preparation.transposed;
+  const bool encoded =
+      encode_tensor_map(ahead.v, plan.v, Element::kE4m3, kValueBox, kValueBox.rows) &&
+      encode_tensor_map(ahead.transposed, transposed, Element::kE4m3, kSquareBox, kSquareBox.rows);
+  return encoded ? transpose_ahead(ahead, stream) : cudaErrorInvalidValue;
 }
 
 cudaError_t launch_prepared_e4m3(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
   const ForwardCall& call = plan.forward.call;
-  LaunchOperands operands{.v = call.v,
-                          .o = call.o,
-                          .e4m3 = {.keys = array_at<KeyScales>(workspace, plan.key_scales),
-                                   .value_scales = array_at<float>(workspace, plan.value_scales),
-                                   .sequences = plan.sequences,
-                                   .kv_heads = int(plan.v.heads),
-                                   .blocks = plan.padded_keys / kDescaleRows,
-                                   .query = plan.q_quantization.descale,
-                                   .value_mean = plan.v_quantization.mean}};
+  LaunchOperands operands{
+      .v = call.v,
+      .o = call.o,
+      .e4m3 = {.keys = array_at<KeyScales>(workspace, plan.key_scales),
+               .value_scales = array_at<float>(workspace, plan.value_scales),
+               .sequences = plan.sequences,
+               .kv_heads = int(plan.v.heads),
+               .blocks = plan.padded_keys / kDescaleRows,
+               .query = plan.q_quantization.descale,
+               .value_mean = plan.v_quantization.mean},
+      .heads_in_work = {parts_done_of(plan, workspace), plan.parts_done_of_head}};
   operands.v.data = array_at<uint8_t>(workspace, plan.transposed);
   const cudaError_t error = launch_forward(
       plan.forward, operands, array_at<uint8_t>(workspace, plan.forward_workspace), stream);

@@ -172,6 +172,7 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
   params.q = row_tensor(plan.call.q);
   params.q_is_clipped = plan.q_is_clipped;
   params.e4m3 = operands.e4m3;
+  params.heads_in_work = operands.heads_in_work;
   params.dropout = cuda::DropoutParams::of(plan.call.dropout);
   encode_output(params, plan, operands.o);
   encode_scores(params, plan);

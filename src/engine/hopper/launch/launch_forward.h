@@ -14,6 +14,7 @@ struct LaunchOperands {
   TensorSpan v;
   TensorSpan o;
   E4m3Params e4m3{};                              // kernels of e4m3
+  HeadsInWork heads_in_work{};                    // the same
   const cuda::ScoreCaptures* captures = nullptr;  // kernels with a score function
 };
 

@@ -21,20 +21,28 @@ std::string text_of(const ForwardConfig& c) {
                 ", .block_n = ", c.block_n, ", .q_stages = ", c.q_stages,
                 ", .kv_stages = ", c.kv_stages, ", .ping_pong = ", truth(c.ping_pong),
                 ", .ctas_per_sm = ", c.ctas_per_sm, ", .guarded = ", truth(c.guarded),
-                ", .variant = Variant(", int(c.variant), ")}");
+                ", .block_mask = ", truth(c.block_mask), ", .variant = Variant(", int(c.variant),
+                ")}");
 }
 
 const char* scheduler_of(const ForwardConfig& c) {
+  if (c.block_mask) return "listed_tiles.cuh";
   return c.scheduler() == SchedulerKind::kDense ? "dense_tiles.cuh" : "varlen_tiles.cuh";
 }
 
-// The same of a BackwardConfig. No kernel with a score function has dropout or a block mask.
+const char* loader_of(const ForwardConfig& c) {
+  if (c.block_mask) return "load_tma_listed.cuh";
+  return c.kv_loader() == KvLoaderKind::kDense ? "load_tma.cuh" : "load_tma_pages.cuh";
+}
+
+// The same of a BackwardConfig. No kernel with a score function has dropout.
 std::string text_of(const BackwardConfig& c) {
   return concat(
       "BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
       ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m, ", .block_n = ", c.block_n,
       ", .stages = ", c.stages, ", .ds_stages = ", c.ds_stages, ", .helpers = ", truth(c.helpers),
-      ", .variant = Variant(", int(c.variant), "), .splits_heads = ", truth(c.splits_heads), "}");
+      ", .variant = Variant(", int(c.variant), "), .splits_heads = ", truth(c.splits_heads),
+      ", .block_mask = ", truth(c.block_mask), "}");
 }
 
 // A function of a class of score_function.cuh.
@@ -59,15 +67,22 @@ cuda::Program program_of(const std::string& includes, const std::string& functio
       .headers = cuda::hopper_headers()};
 }
 
+// Under a block mask the place of a step stands in its record, wherever lists lead.
+constexpr const char* kPlaceOfListedStep =
+    "template <>\n"
+    "__device__ __forceinline__ TilePlace KeyGradients<kConfig>::place_of(Block block) const {\n"
+    "  const ListedStep& step = work_.at(block);\n"
+    "  return {work_.sequence(), step.head, first_key_, step.m_block * kConfig.block_m};\n"
+    "}\n";
+
 }  // namespace
 
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& c) {
-  const char* loader =
-      c.kv_loader() == KvLoaderKind::kDense ? "load_tma.cuh" : "load_tma_pages.cuh";
   return program_of(
       concat("#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
              "#include \"engine/hopper/forward/producer/",
-             loader, "\"\n#include \"engine/hopper/forward/producer/", scheduler_of(c), "\"\n"),
+             loader_of(c), "\"\n#include \"engine/hopper/forward/producer/", scheduler_of(c),
+             "\"\n"),
       definition_of_score(score),
       concat("constexpr ForwardConfig kConfig = ", text_of(c),
              ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
@@ -86,8 +101,9 @@ cuda::Program score_program(const fa3_score_function& score, const BackwardConfi
                      slope) +
           definition("void ScoreGradient::of(float gradient, int b, int h, int q_idx, int kv_idx)",
                      score.gradients == nullptr ? "" : score.gradients),
-      concat("constexpr BackwardConfig kConfig = ", text_of(c),
-             ";\nstatic_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
+      concat("constexpr BackwardConfig kConfig = ", text_of(c), ";\n",
+             c.block_mask ? kPlaceOfListedStep : "",
+             "static_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),
              " && backward_smem_bytes<kConfig>() <= kMaxSmemBytes);\n"
              "template __global__ void backward_kernel<kConfig>("
              "const __grid_constant__ BackwardParams);\n"));

@@ -61,6 +61,38 @@ int padded_keys(const ForwardConfig& c, int keys, int step) {
   return blocks * step;
 }
 
+// One CTA on this many SMs goes on ahead of the tiles. Tiles of many columns and few keys are soon
+// done with a head: few SMs would not keep ahead of them. Measured: docs/lab/fp8.md.
+constexpr int kSmsOfLateCta = 8;
+constexpr int kFewColumns = 128, kFewKeys = 1024;
+
+// Heads are ahead of the tiles if these come to them in one order, and more than once to an SM.
+TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
+  const ForwardPlan& forward = plan.forward;
+  const int64_t heads = plan.sequences * plan.v.heads;
+  TransposeOrder order{.heads = int(heads), .parts_of_head = plan.padded_keys / kPreparedKeys};
+  order.first_heads = order.heads;
+  const int late_ctas = num_sms / kSmsOfLateCta;
+  const ForwardConfig& c = forward.kernel.config;
+  const bool keeps_ahead = c.head_dim_v <= kFewColumns || forward.call.seqlen_k > kFewKeys;
+  const bool by_tma = tensor_map_obstacle(plan.v) == nullptr;
+  if (c.general() || !forward.call.has_keys || !keeps_ahead || !by_tma || late_ctas == 0 ||
+      heads * order.parts_of_head > TransposeOrder::kMostParts) {
+    return order;
+  }
+  order.first_heads = 0;
+  const int packs_per_kv_head = forward.order.num_packs / int(plan.v.heads);
+  const int first_tiles = std::min(int(forward.grid.x), forward.order.num_tiles());
+  for (int tile = 0; tile < first_tiles; ++tile) {
+    const TileIndex index = forward.order.tile(tile);
+    const int head = index.batch * int(plan.v.heads) + index.pack / packs_per_kv_head;
+    order.first_heads = std::max(order.first_heads, head + 1);
+  }
+  order.ctas = std::min(num_sms, order.parts());
+  if (order.goes_on_late()) order.late_ctas = std::min(late_ctas, order.ctas);
+  return order;
+}
+
 void lay_out(E4m3Plan* plan) {
   const int64_t heads = plan->sequences * plan->v.heads, keys = plan->padded_keys;
   WorkspaceAllocator allocator;
@@ -72,6 +104,7 @@ void lay_out(E4m3Plan* plan) {
   plan->transposed = place(uint8_t{}, heads * plan->v.columns, keys);
   plan->key_scales = place(KeyScales{}, heads, keys / kDescaleRows);
   plan->value_scales = place(float{}, heads, 1);
+  plan->parts_done = place(int{}, plan->order.goes_on_late() ? heads : 0, 1);
   plan->forward_workspace = place(uint8_t{}, plan->forward.workspace.bytes, 1);
   plan->workspace_bytes = allocator.bytes();
 }
@@ -123,8 +156,8 @@ int select_e4m3_kernel(const ForwardShape& shape, Variant variant) {
 E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
                           const ForwardCall& call, int num_sms) {
   const ForwardConfig& c = kernel.config;
-  const PackGqa pack = choose_e4m3_pack(c, problem, call);
-  E4m3Plan plan{.forward = plan_launch(kernel, call, whole_tiles(c, call, pack, num_sms), num_sms),
+  Tiling tiling = whole_tiles(c, call, choose_e4m3_pack(c, problem, call), num_sms);
+  E4m3Plan plan{.forward = plan_launch(kernel, call, tiling, num_sms),
                 .v = call.v,
                 .q_quantization = problem.q_quantization,
                 .k_quantization = problem.k_quantization,
@@ -136,6 +169,12 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
   // NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
   plan.key_step = std::lcm(kPreparedKeys, c.block_n);
   plan.padded_keys = padded_keys(c, call.seqlen_k, plan.key_step);
+  plan.order = transpose_order(plan, num_sms);
+  if (plan.order.goes_on_late()) {  // some CTAs start later
+    plan.parts_done_of_head = plan.order.parts_of_head * warps_of_part(plan.v.columns);
+    tiling.scheduler = Scheduler::kDynamicPersistent;
+    plan.forward = plan_launch(kernel, call, tiling, num_sms);
+  }
   // The list of varlen tiles is made by a kernel between the two.
   plan.forward.pdl = plan.forward.tiling.scheduler != Scheduler::kVarlenMetadata;
   plan.forward.call.v = transposed_span(call.v, plan.sequences, plan.padded_keys);
@@ -169,7 +208,8 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   plan->kernel = concat("forward float8_e4m3 d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x",
                         c.block_n, mask_name(call.mask));
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
-                     kE4m3Table[size_t(row)].why, "; a kernel transposes V beforehand");
+                     kE4m3Table[size_t(row)].why, "; a kernel transposes V ",
+                     decided.order.goes_on_late() ? "ahead of the tiles" : "beforehand");
   if (pack.heads() > 1) {
     plan->why += concat("; PackGQA: ", pack.heads(), " query heads share a tile");
   }

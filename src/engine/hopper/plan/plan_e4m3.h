@@ -3,12 +3,13 @@
 #pragma once
 
 #include "core/plan.h"
+#include "engine/hopper/fp8/transpose_order.h"
 #include "engine/hopper/plan/select_kernel.h"
 
 namespace fa3::hopper {
 
-// The kernel's plan, and the kernels around it: V is transposed into the workspace beforehand, and
-// what K's mean owes to the LSE is added behind.
+// The kernel's plan, and the kernels around it: V is transposed into the workspace, beforehand or
+// ahead of the kernel's tiles, and what K's mean owes to the LSE is added behind.
 struct E4m3Plan {
   ForwardPlan forward;  // its V is the transposed one, its workspace a part of this one's
   TensorSpan v;         // V as it is given
@@ -16,8 +17,10 @@ struct E4m3Plan {
   int sequences = 0;    // that are prepared: at least one
   int padded_keys = 0;  // of the longest sequence, a multiple of key_step
   int key_step = 0;
+  TransposeOrder order{};      // where some heads are transposed late, beside the kernel
+  int parts_done_of_head = 0;  // what their counters then show (HeadsInWork)
   // Where the arrays of the workspace begin:
-  int64_t transposed = 0, key_scales = 0, value_scales = 0, forward_workspace = 0;
+  int64_t transposed = 0, key_scales = 0, value_scales = 0, parts_done = 0, forward_workspace = 0;
   int64_t workspace_bytes = 0;
 };
 

@@ -197,7 +197,6 @@ Status check_forward(const Problem& p) {
                        "multiples of 8");
   }
   if (p.score != nullptr) {
-    if (p.block_mask.on) return unsupported("a score function with a block mask");
     if (p.has_float8() || p.key_places.elsewhere) {
       return unsupported("a score function with FP8, page_table, batch_index or left_padding");
     }

@@ -221,6 +221,10 @@ int select_mask_kernel(const Problem& problem) {
 
 const KernelInstance* select_score_kernel(const Problem& problem) {
   const ForwardShape shape = shape_of(problem);
+  if (problem.block_mask.on) {
+    const int row = select_mask_kernel(problem);
+    return row == kNoKernel ? nullptr : &kMaskTable[size_t(row)];
+  }
   if (problem.score->num_tensors == 0) {
     const int row = select_kernel(shape, kPureScoreTable);
     if (row != kNoKernel) return &kPureScoreTable[size_t(row)];

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between this thread's stores to shared memory and their readers in the async proxy: wgmma and the
-// TMA. Executed by the thread that stored, before the barrier that tells the reader.
+// Between stores by threads and their readers in the async proxy: wgmma and the TMA. Executed by
+// the thread that stored, before the barrier that tells the reader.
 #pragma once
 
 namespace fa3::hopper::ptx {
 
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// The same for global memory: by the thread that stored, and by the one that has found that out and
+// asks TMA for it.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 }  // namespace fa3::hopper::ptx

@@ -13,6 +13,8 @@
 #include "engine/cuda/jit/disk_cache.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/instances/backward_table.h"
+#include "engine/hopper/instances/mask_backward_table.h"
+#include "engine/hopper/instances/mask_table.h"
 #include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/launch/score_program.h"
 
@@ -217,6 +219,25 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
     if (row.config.splits_dkv()) score.gradients = nullptr;
     compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+  }
+}
+
+TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  std::string code;
+  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+  }
+  score.gradients = "add<0>(gradient, h, q_idx);";
+  for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    for (const auto& c : {config, config.deterministic()}) {
+      const Status status = cuda::find_code(hopper::score_program(score, c), nullptr, &code);
+      EXPECT_TRUE(status.ok()) << c.head_dim << ": " << status.message();
+    }
   }
 }
 

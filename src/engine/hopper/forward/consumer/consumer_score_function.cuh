@@ -26,7 +26,11 @@ __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& param
   const int lane = int(thread_in_block() % kWarpSize);
   ScorePlace place;
   place.sequence = work.place.sequence_or(work.keys.batch);
-  place.key = work.first_key + first_key + fragment_lane_column(lane);
+  int listed_key = work.first_key + first_key;
+  if constexpr (requires { work.place.blocks; }) {  // of a block mask: blocks are numbers in a list
+    listed_key = work.place.blocks[first_key / kMaskBlock].block * kMaskBlock;
+  }
+  place.key = listed_key + fragment_lane_column(lane);
 #pragma unroll
   for (int r = 0; r < kRowsPerThread; ++r) {
     const int row = first_row + lane / kQuadLanes + r * kRowDistance;

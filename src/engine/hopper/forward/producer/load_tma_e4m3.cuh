@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values of e4m3, by TMA: a block's scales travel with its K, and V comes transposed, from
-// where prepare_e4m3.cu has put it. Next: producer.cuh.
+// where prepare_e4m3.cu has put it, or still puts it: then a tile waits for its head. Next:
+// producer.cuh.
 #pragma once
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/grid.cuh"
+#include "engine/hopper/ptx/semaphore.cuh"
 
 namespace fa3::hopper {
 
@@ -24,11 +27,13 @@ class E4m3Kv : public Keys {
   };
 
   // The kernel before may still write V^T and the scales. This thread alone reads them, others what
-  // it brings: it alone waits.
+  // it brings: it alone waits, for all of them here or for its tiles' heads (E4m3TileScales). Then
+  // the last heads may still be in work when it is done, which this kernel must not be before them.
   __device__ __forceinline__ E4m3Kv(const ForwardParams& params, SmemAddresses<C> at)
       : Keys(params, at) {
-    ptx::griddepcontrol_wait();
+    if (params.heads_in_work.parts_done == nullptr) ptx::griddepcontrol_wait();
   }
+  __device__ __forceinline__ ~E4m3Kv() { ptx::griddepcontrol_wait(); }
 
   __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool starts) const {
     return {Keys::block_of(keys, number, starts), keys.first + number * C.block_n, keys.kv_head,
@@ -62,6 +67,8 @@ struct E4m3TileScales {
     const PackGqa pack = params.output.pack;
     const auto& [batch, number, begin, count, used] = work.queries;
     const int sequence = sequence_of<C>(work);
+    const int64_t head = e4m3.head_at(sequence, number / params.packs_per_kv_head);
+    wait_for_head(params.heads_in_work, head);
     TileScales& scales = smem.e4m3.tiles[stage];
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {
@@ -70,10 +77,18 @@ struct E4m3TileScales {
           params.scale_log2 *
           (row < used ? scale_of(e4m3.query, sequence, pack.head(number, 0), row) : 1.0f);
     }
-    scales.value = e4m3.value_scales[e4m3.head_at(sequence, number / params.packs_per_kv_head)];
+    scales.value = e4m3.value_scales[head];
   }
 
  private:
+  // TMA reads what other CTAs' threads have stored.
+  static __device__ __forceinline__ void wait_for_head(const HeadsInWork& heads, int64_t head) {
+    if (heads.parts_done == nullptr) return;
+    while (ptx::ld_acquire(heads.parts_done + head) < heads.parts) {
+    }
+    ptx::fence_proxy_async_global();
+  }
+
   static __device__ __forceinline__ float scale_of(const Descales<const float>& scales, int batch,
                                                    int head, int row) {
     return scales.data ? *scales.at(batch, head, row / kDescaleRows) : 1.0f;

@@ -44,7 +44,11 @@ Variant main_variant(const BackwardProblem& p) {
 }
 
 Status check_score(const BackwardProblem& p) {
-  if (p.score == nullptr || p.score->gradients == nullptr) return {};
+  if (p.score == nullptr) return {};
+  if (p.score->slope != nullptr && p.block_mask.on) {
+    return unsupported("gradients of a score function with a slope beside block_mask");
+  }
+  if (p.score->gradients == nullptr) return {};
   if (p.deterministic) {
     return unsupported("gradients of captured tensors in one order (deterministic)");
   }

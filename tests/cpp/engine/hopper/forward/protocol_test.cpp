@@ -86,7 +86,8 @@ using AllStreamKRows = Rows<std::make_integer_sequence<int, int(kStreamKTable.si
 TYPED_TEST_SUITE(StreamKProtocol, AllStreamKRows);
 
 // In quick runs each shape takes every other pace, and the next shape those between.
-void expect_all_work_done(const KernelOnTrial& kernel, std::span<const Shape> shapes) {
+void expect_all_work_done(const KernelOnTrial& kernel, std::span<const Shape> shapes,
+                          bool heads_in_work = false) {
   const std::vector<Pace> paces = paces_of(kernel.config);
   const size_t step = std::getenv("FA3_TEST_QUICK") ? 2 : 1;
   for (size_t i = 0; i < shapes.size(); ++i) {
@@ -94,7 +95,8 @@ void expect_all_work_done(const KernelOnTrial& kernel, std::span<const Shape> sh
     for (size_t p = i % step; p < paces.size(); p += step) {
       const Pace& pace = paces[p];
       for (unsigned seed = 0; seed < num_seeds(); ++seed) {
-        ForwardRun run(kernel, {.shape = shape, .seed = seed, .pace = pace});
+        ForwardRun run(
+            kernel, {.shape = shape, .seed = seed, .pace = pace, .heads_in_work = heads_in_work});
         run.expect_all_work_done();
         ASSERT_FALSE(testing::Test::HasFatalFailure())
             << pace.name << ", " << shape.seqlen_q << "x" << shape.seqlen_k << ", seed " << seed;
@@ -152,6 +154,10 @@ TYPED_TEST(StreamKProtocol, every_block_is_multiplied_and_every_split_counted_on
 
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<kE4m3Table[TypeParam::kRow].config>(), kShapes);
+}
+
+TYPED_TEST(E4m3Protocol, tiles_wait_for_the_heads_that_the_kernel_before_still_makes) {
+  expect_all_work_done(kernel_on_trial<kE4m3Table[TypeParam::kRow].config>(), kShapes, true);
 }
 
 TYPED_TEST(E4m3Protocol, promotions_follow_each_other_whoever_is_slow) {

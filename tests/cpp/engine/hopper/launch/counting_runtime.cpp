@@ -192,6 +192,12 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
 cudaError_t cudaEventCreate(cudaEvent_t*) {
   return cudaSuccess;
 }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return cudaSuccess;
+}
 cudaError_t cudaEventDestroy(cudaEvent_t) {
   return cudaSuccess;
 }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "barriers.h"
@@ -34,6 +35,7 @@ struct Block {
   Clock& clock() { return clocks[size_t(thread())]; }
   Accessor accessor() { return {thread(), cta, clock()}; }
   void require_kernel_before_ended() const;
+  void require_made(const Content& read) const;
 
   const Setting& setting;
   Scheduler& scheduler;
@@ -56,6 +58,10 @@ struct Block {
   std::array<Departures, kMostThreads> departures;
   std::array<ThreadCopies, kMostThreads> thread_copies;
   std::array<bool, kMostThreads> waited{};  // for the kernel before
+  struct Found {
+    std::set<const int*> looked, fenced;  // counters that said so, before and behind a fence
+  };
+  std::array<Found, kMostThreads> found;
 };
 
 // Of the thread that runs: its CTA, and one of its cluster.

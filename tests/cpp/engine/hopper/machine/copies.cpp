@@ -22,7 +22,7 @@ void begin_load(uint32_t smem, int bytes, uint32_t barrier,
                 const std::function<Content(int offset)>& content) {
   Block& block = here();
   block.scheduler.yield();
-  block.require_kernel_before_ended();
+  block.require_made(content(0));
   require_aligned(smem, bytes);
   block.memory.begin_copy(block.accessor(), smem, bytes, block.barriers.end_of_phase(barrier));
   block.scheduler.later([&block, smem, bytes, barrier, content] {
@@ -124,12 +124,15 @@ void Departures::send(uint32_t smem, Departure departure) {
   departure.warp = block.warp();
   departure.filling =
       block.memory.begin_read(block.accessor(), smem, departure.bytes, &open_).filling;
+  open_departures_.push_back(block.outcome.departures.size());
   block.outcome.departures.push_back(departure);
 }
 
 void Departures::commit() {
   flying_.push_back(std::move(open_));
   open_ = {};
+  departures_.push_back(std::move(open_departures_));
+  open_departures_ = {};
 }
 
 void Departures::wait(int pending) {
@@ -137,6 +140,17 @@ void Departures::wait(int pending) {
   while (int(flying_.size()) > pending) {
     here().memory.end_reads(here().accessor(), &flying_.front());
     flying_.pop_front();
+  }
+}
+
+void Departures::wait_for_arrival(int pending) {
+  wait(pending);
+  Outcome& outcome = here().outcome;
+  for (size_t group = 0; group + size_t(pending) < departures_.size(); ++group) {
+    for (const size_t departure : departures_[group]) {
+      size_t& arrived = outcome.departures[departure].arrived;
+      arrived = std::min(arrived, outcome.semaphore_uses.size());
+    }
   }
 }
 

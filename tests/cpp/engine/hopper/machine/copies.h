@@ -22,11 +22,15 @@ class Departures {
   void send(uint32_t smem, Departure departure);
   void commit();
   void wait(int pending);
+  void wait_for_arrival(int pending);
   bool idle() const { return flying_.empty() && open_.empty(); }
 
  private:
   HeldPieces open_;
   std::deque<HeldPieces> flying_;
+  // The departures of each group, by their number: of the open one, and of those before.
+  std::vector<size_t> open_departures_;
+  std::vector<std::vector<size_t>> departures_;
 };
 
 // Into shared memory, of one modelled thread: 16 bytes for each lane. They are known to be there

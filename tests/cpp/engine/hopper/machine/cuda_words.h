@@ -62,7 +62,8 @@ T of_lane(const char* instruction, const T& value, int lane) {
 #define __align__(bytes)                                           \
   void shared_memory_of_all_ctas();                                \
   unsigned char* const raw_smem = ::fa3::machine::shared_memory(); \
-  if constexpr (false) extern
+  if constexpr (false) [[maybe_unused]]                            \
+  extern
 
 // ---- What lanes do together. Of a lane that stands for its warp, the others have what it has ----
 
@@ -100,6 +101,14 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   for (uint64_t bits : fa3::machine::exchange("__reduce_or_sync", value)) all |= unsigned(bits);
   return all;
 }
+inline int __reduce_max_sync(unsigned, int value) {
+  if constexpr (!fa3::machine::kAllLanes) return value;
+  int most = value;
+  for (uint64_t other : fa3::machine::exchange("__reduce_max_sync", value)) {
+    most = most > int(other) ? most : int(other);
+  }
+  return most;
+}
 inline void __syncwarp() {
   if constexpr (fa3::machine::kAllLanes) fa3::machine::sync_warp();
 }
@@ -131,6 +140,9 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
     chosen |= uint32_t(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   }
   return chosen;
+}
+inline int __float_as_int(float x) {
+  return std::bit_cast<int>(x);
 }
 inline float __int_as_float(int x) {
   return std::bit_cast<float>(x);

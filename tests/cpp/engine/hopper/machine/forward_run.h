@@ -33,6 +33,7 @@ struct Trial {
   unsigned seed = 0;
   Pace pace;
   Fault fault = Fault::kNone;
+  bool heads_in_work = false;  // e4m3: tiles wait for what the kernel before makes of their heads
 };
 
 // Tiles whose first key block has an infinite score, which the guarded softmax cannot hold: its
@@ -236,6 +237,18 @@ class ForwardRun {
                       .sequences = s.batches,
                       .kv_heads = s.kv_heads,
                       .blocks = s.seqlen_k / FA3_DESCALE_ROWS + 1};
+    if (!trial_.heads_in_work) return;
+    parts_done_.assign(scales_.size(), kParts);
+    operands->heads_in_work = {parts_done_.data(), kParts};
+  }
+  // V^T and scales of keys are made by the kernel before.
+  const int* counter_of(const machine::Content& read) const {
+    const E4m3Params& e4m3 = launch_.params.e4m3;
+    if (read.tensor == &v_) return &parts_done_[size_t(e4m3.head_at(read.batch, read.head))];
+    const auto* const scales = static_cast<const KeyScales*>(read.tensor);
+    const ptrdiff_t head = (scales - e4m3.keys) / e4m3.blocks;
+    return scales >= e4m3.keys && size_t(head) < parts_done_.size() ? &parts_done_[size_t(head)]
+                                                                    : nullptr;
   }
   // As plan_e4m3.cpp and prepare_e4m3.cu do.
   void follow_preparation(ForwardPlan* plan) {
@@ -253,6 +266,10 @@ class ForwardRun {
                              .pace = trial_.pace,
                              .fault = trial_.fault};
     setting.pdl = launch_.pdl;
+    if (trial_.heads_in_work) {
+      setting.counter_of = [this](const machine::Content& read) { return counter_of(read); };
+      setting.made = kParts;
+    }
     setting.kv = kernel_.kv_pipeline;
     setting.buffers = kernel_.buffers;
     const Shape& s = trial_.shape;
@@ -446,7 +463,9 @@ class ForwardRun {
   std::vector<unsigned char> o_;
   std::vector<float> lse_;
   std::vector<float> scales_;  // of e4m3 values
-  KeyScales key_scales_{};     // stands for all
+  static constexpr int kParts = 3;
+  std::vector<int> parts_done_;  // of heads
+  KeyScales key_scales_{};       // stands for all
   std::vector<unsigned char> workspace_;
   std::vector<int32_t> pages_;
   RandomMap map_;

@@ -126,6 +126,10 @@ void load_shared(uint32_t address) {
 void fence_proxy_async() {
   if (!here().faults.forgets_fence(here().warp())) here().memory.fence(here().accessor());
 }
+void fence_proxy_async_global() {
+  Block::Found& found = here().found[size_t(here().thread())];
+  found.fenced.insert(found.looked.begin(), found.looked.end());
+}
 void wait_for_kernel_before() {
   here().waited[size_t(here().thread())] = true;
 }
@@ -156,6 +160,8 @@ int load_semaphore(const int* counter) {
   const bool waits = here().scheduler.random()() % 2 != 0;
   const int seen = waits ? *counter - 1 : *counter;
   here().outcome.semaphore_uses.push_back({counter, false, seen, here().outcome.departures.size()});
+  Block& block = here();
+  if (seen >= block.setting.made) block.found[size_t(block.thread())].looked.insert(counter);
   return seen;
 }
 
@@ -237,6 +243,10 @@ void commit_copies() {
 }
 void wait_for_copies(int pending) {
   here().departures[size_t(here().thread())].wait(pending);
+}
+
+void wait_for_arrival(int pending) {
+  here().departures[size_t(here().thread())].wait_for_arrival(pending);
 }
 
 void multiply(float* d, int count, const Operand& a, const Operand& b) {

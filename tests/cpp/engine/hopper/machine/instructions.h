@@ -50,6 +50,7 @@ void set_registers(int registers, bool more);
 void store_shared(uint32_t address);
 void load_shared(uint32_t address);
 void fence_proxy_async();
+void fence_proxy_async_global();
 void wait_for_kernel_before();
 void copy_by_thread(uint32_t smem, const void* global);
 void copy_by_thread(uint32_t smem, std::vector<unsigned char> bytes);
@@ -71,6 +72,7 @@ void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem);
 void store_bytes(const void* global, uint32_t smem, int bytes, bool adds);
 void commit_copies();
 void wait_for_copies(int pending);
+void wait_for_arrival(int pending);
 
 // d += A B, of 64 rows by 2 * count columns a warpgroup, 32 bytes deep.
 void multiply(float* d, int count, const Operand& a, const Operand& b);

@@ -100,6 +100,18 @@ void Block::require_kernel_before_ended() const {
   }
 }
 
+void Block::require_made(const Content& read) const {
+  if (!setting.counter_of) return require_kernel_before_ended();
+  const int* const counter = setting.counter_of(read);
+  if (counter == nullptr || waited[size_t(thread())]) return;
+  const Found& own = found[size_t(thread())];
+  if (own.fenced.contains(counter)) return;
+  if (own.looked.contains(counter)) {
+    fail(name(thread()), " copies what it has found made without a fence between");
+  }
+  require_kernel_before_ended();
+}
+
 Outcome run_ctas(const Setting& setting, int warps, const Ctas& ctas,
                  const std::function<void()>& body) {
   gridDim = {ctas.grid.x, ctas.grid.y, ctas.grid.z};

@@ -73,6 +73,8 @@ struct Departure {
   int bytes = 0;
   int filling = 0;    // of the buffer it left from
   bool adds = false;  // to what is there
+  // How many semaphore uses came before its thread knew it to be in global memory.
+  size_t arrived = SIZE_MAX;
 };
 
 // A load of a counter that orders CTAs, or an addition to it.
@@ -103,6 +105,10 @@ struct Setting {
   int barrier = 0;  // likewise, by its number
   bool pdl =
       false;  // the kernel before may still run: each warp waits for its end before it copies
+  // Or only for what it copies: the counter that tells when the kernel before has made that, and
+  // shows `made` then; null: it was there before. Without a function all copies wait for the end.
+  std::function<const int*(const Content&)> counter_of;
+  int made = 0;
   std::vector<Buffer> buffers;
   std::vector<GlobalTensor> tensors;
   std::function<void()> after_step;  // looks at global memory after each warp's turn

@@ -12,6 +12,7 @@
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/mbarrier.cuh"
 #include "engine/hopper/ptx/reduce.cuh"
+#include "engine/hopper/ptx/semaphore.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 #include "engine/hopper/ptx/wgmma.cuh"
@@ -297,6 +298,37 @@ TEST(Machine, a_product_goes_through_two_tiles_step_by_step) {
 
 TEST(Machine, products_are_waited_for_before_the_end) {
   expect_found(1, {}, product_of({{0, 0}}, false), {"warp 0 left with products in flight"});
+}
+
+TEST(Machine, a_chained_launch_copies_what_a_counter_and_a_fence_say_is_made) {
+  constexpr uint32_t kFull = kPlace + 1024;
+  static const char made[1024] = {}, older[1024] = {};
+  static int counter = 1;
+  const auto error_of = [](const void* source, bool looks, bool fences) {
+    Setting setting;
+    setting.pdl = true;
+    setting.buffers = kBuffers;
+    setting.made = 1;
+    setting.counter_of = [](const Content& read) {
+      return read.tensor == made ? &counter : nullptr;
+    };
+    return run_block(setting, 1, 1,
+                     [&] {
+                       ptx::mbarrier_init(kFull, 1);
+                       while (looks && ptx::ld_acquire(&counter) < 1) {
+                       }
+                       if (fences) ptx::fence_proxy_async_global();
+                       ptx::mbarrier_arrive_expect_tx(kFull, 1024);
+                       ptx::cp_async_bulk_load(kPlace, source, 1024, kFull);
+                       ptx::mbarrier_wait_parity(kFull, 0);
+                     })
+        .error;
+  };
+  EXPECT_EQ(error_of(older, false, false), "");
+  EXPECT_EQ(error_of(made, true, true), "");
+  EXPECT_EQ(error_of(made, true, false),
+            "warp 0 copies what it has found made without a fence between");
+  EXPECT_EQ(error_of(made, false, true), "warp 0 reads what the kernel before may still write");
 }
 
 TEST(Machine, a_chained_launch_copies_nothing_before_the_kernel_before_has_ended) {

@@ -358,10 +358,10 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
 }
 
-E4m3Plan planned_e4m3(Problem p) {
+E4m3Plan planned_e4m3(Problem p, size_t dense_row = 2) {
   p.dtype = DType::float8_e4m3;
   const ForwardConfig& c =
-      kE4m3Table[size_t(p.lengths_k.varlen ? kE4m3Table.size() - 1 : 2)].config;
+      kE4m3Table[p.lengths_k.varlen ? kE4m3Table.size() - 1 : dense_row].config;
   return plan_e4m3_launch({c, nullptr, 1024}, p, call_of(p), kSms);
 }
 
@@ -374,6 +374,69 @@ TEST(PlanE4m3, chains_the_kernel_to_the_one_that_transposes_values_unless_anothe
   const E4m3Plan varlen = planned_e4m3(p);
   EXPECT_EQ(varlen.forward.tiling.scheduler, Scheduler::kVarlenMetadata);
   EXPECT_FALSE(varlen.forward.pdl);
+}
+
+// A dense call of 16k tokens of 16 heads, whose tiles have 128 rows.
+Problem of_16k_tokens(int64_t keys) {
+  Problem p = plain();
+  p.batch = 16384 / keys;
+  p.heads_q = p.heads_k = 16;
+  p.lengths_q.max = p.lengths_k.max = keys;
+  p.v = {.dtype = DType::float8_e4m3,
+         .batch_stride = keys * 16 * 128,
+         .row_stride = 16 * 128,
+         .head_stride = 128};
+  return p;
+}
+
+TEST(PlanE4m3, transposes_all_heads_of_the_first_tiles_before_them_and_the_others_ahead_of_theirs) {
+  for (const int64_t keys : {512, 1024, 4096}) {
+    for (const int64_t right : {int64_t{0}, MaskRule{}.right}) {
+      Problem p = of_16k_tokens(keys);
+      p.mask.right = right;
+      const E4m3Plan plan = planned_e4m3(p);
+      const int64_t tiles_of_head = keys / 128, heads = 16384 / keys * 16;
+      EXPECT_EQ(plan.order.heads, heads);
+      EXPECT_EQ(plan.order.parts_of_head, tiles_of_head);
+      EXPECT_EQ(plan.order.first_heads, (kSms + tiles_of_head - 1) / tiles_of_head) << keys;
+      EXPECT_GT(plan.order.late_ctas, 0);
+      EXPECT_LT(plan.order.late_ctas, kSms / 4);
+      EXPECT_EQ(plan.forward.tiling.scheduler, Scheduler::kDynamicPersistent)
+          << "late CTAs begin later";
+      EXPECT_GE(plan.forward.workspace.tile_counter, 0);
+      EXPECT_GE(plan.forward_workspace - plan.parts_done, heads * int64_t{sizeof(int)});
+    }
+  }
+}
+
+TEST(PlanE4m3, transposes_all_heads_before_one_wave_of_tiles_or_tiles_of_a_list) {
+  Problem small = of_16k_tokens(1024), varlen = of_16k_tokens(1024), no_keys = varlen;
+  Problem unaligned = varlen;
+  small.batch = 1;
+  varlen.lengths_k.varlen = true;
+  no_keys.lengths_k.max = 0;
+  unaligned.v.data = reinterpret_cast<void*>(uintptr_t{4});
+  for (const Problem& p : {small, varlen, no_keys, unaligned}) {
+    const E4m3Plan plan = planned_e4m3(p);
+    EXPECT_EQ(plan.order.first_heads, p.batch * p.heads_k);
+    EXPECT_EQ(plan.order.late_ctas, 0);
+    EXPECT_FALSE(plan.order.goes_on_late());
+    EXPECT_EQ(plan.parts_done_of_head, 0);
+  }
+  EXPECT_EQ(planned_e4m3(small).forward.tiling.scheduler, Scheduler::kStaticPersistent);
+}
+
+TEST(PlanE4m3, transposes_wide_heads_of_few_keys_before_all_tiles) {
+  constexpr size_t kWide = 4;
+  ASSERT_EQ(kE4m3Table[kWide].config.head_dim_v, 256);
+  EXPECT_FALSE(planned_e4m3(of_16k_tokens(1024), kWide).order.goes_on_late());
+  EXPECT_TRUE(planned_e4m3(of_16k_tokens(1025), kWide).order.goes_on_late());
+}
+
+TEST(PlanE4m3, shares_a_head_among_the_tiles_of_its_queries) {
+  Problem p = of_16k_tokens(512);
+  p.heads_k = 4;
+  EXPECT_EQ(planned_e4m3(p).order.first_heads, (kSms + 15) / 16);
 }
 
 TEST(PlanE4m3, pads_keys_by_a_block_where_a_kernel_may_look_behind_the_last_one) {

@@ -28,7 +28,7 @@ void cp_async_bulk_wait_group_read() {
 }
 template <int Pending>
 void cp_async_bulk_wait_group() {
-  machine::wait_for_copies(Pending);
+  machine::wait_for_arrival(Pending);
 }
 
 }  // namespace fa3::hopper::ptx

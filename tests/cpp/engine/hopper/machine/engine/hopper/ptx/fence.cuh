@@ -10,4 +10,8 @@ inline void fence_proxy_async() {
   machine::fence_proxy_async();
 }
 
+inline void fence_proxy_async_global() {
+  machine::fence_proxy_async_global();
+}
+
 }  // namespace fa3::hopper::ptx

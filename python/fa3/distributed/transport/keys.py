@@ -4,14 +4,36 @@
 exchange.py carries the messages, run.py computes with what arrives.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 
-from fa3.distributed.exchange import Messages, Ring, length, put, take
-from fa3.distributed.merged import Total
+from fa3.distributed.merged import Total, add_parts
 from fa3.distributed.schedule import Schedule, Stage
+from fa3.distributed.transport.exchange import Messages, Range, Ring, length, put, take
 from fa3.torch.operators import new_rows
 
 K, V, DK, DV = range(4)  # tags of messages
+
+
+class Part(NamedTuple):
+    """Gradients of some rows of a rank's keys, which the rank `by` has computed."""
+
+    by: int
+    rows: tuple[Range, ...]
+    dk: torch.Tensor
+    dv: torch.Tensor
+    borrowed: bool  # the memory is another's soon
+
+    def ranges(self) -> Iterator[tuple[Range, torch.Tensor, torch.Tensor]]:
+        begin = 0
+        for a, b in self.rows:
+            end = begin + b - a
+            yield (a, b), self.dk[:, begin:end], self.dv[:, begin:end]
+            begin = end
 
 
 class Keys:
@@ -70,36 +92,55 @@ class Returned:
         part_type: torch.dtype,
     ) -> None:
         self.messages = Messages(ring, f"the gradients of stage {index} of {schedule.num_stages}")
-        self.arrived: list[tuple] = []
-        parts = ((dk, DK), (dv, DV))
+        self.parts: list[Part] = []
         stage = schedule.stage(ring.rank, index)
         for source, rows, places in stage.fetches:
-            for tensor, tag in parts:
-                values = take(tensor, places)
-                if source == ring.rank:
-                    self.arrived.append((source, tag, rows, values))
-                else:
-                    self.messages.send(values.to(travel_type(stage, part_type)), source, tag)
+            values = [take(x, places) for x in (dk, dv)]
+            if source == ring.rank:
+                self.parts.append(Part(source, rows, values[0], values[1], False))
+                continue
+            for part, tag in zip(values, (DK, DV), strict=True):
+                self.messages.send(part.to(travel_type(stage, part_type)), source, tag)
         for receiver, rows in schedule.sends(ring.rank, index):
             kind = travel_type(schedule.stage(receiver, index), part_type)
-            for tensor, tag in parts:
-                shape = tensor.shape[0], length(rows), *tensor.shape[2:]
-                values = tensor.new_empty(shape, dtype=kind)
-                self.messages.receive(values, receiver, tag)
-                self.arrived.append((receiver, tag, rows, values))
+            values = [
+                x.new_empty((x.shape[0], length(rows), *x.shape[2:]), dtype=kind) for x in (dk, dv)
+            ]
+            for part, tag in zip(values, (DK, DV), strict=True):
+                self.messages.receive(part, receiver, tag)
+            self.parts.append(Part(receiver, rows, values[0], values[1], False))
         self.messages.start()
 
-    def add_to(self, dk: Total, dv: Total, last: bool = False) -> None:
-        """In the order of the ranks that computed them, so that sums repeat bit by bit."""
+    def arrived(self) -> list[Part]:
         self.messages.wait()
-        arrived = sorted(self.arrived, key=lambda one: one[:2])
-        for number, (_, tag, rows, values) in enumerate(arrived, 1):
-            ends = last and number > len(arrived) - 2  # dK's last part and dV's
-            begin = 0
-            for a, b in rows:
-                part = values[:, begin : begin + b - a]
-                (dk if tag == DK else dv).add((a, b), part, last=ends and (a, b) == rows[-1])
-                begin += b - a
+        return self.parts
+
+    def release(self) -> None:
+        """Its memory is no one else's."""
+
+
+def add_to(returned, dk: Total, dv: Total, last: bool = False) -> None:
+    """Adds what has come back, in the order of the ranks that computed it: sums repeat bit by bit.
+
+    last: nothing comes behind it.
+    """
+    parts = sorted(returned.arrived(), key=lambda part: part.by)
+    for number, part in enumerate(parts, 1):
+        ends = last and number == len(parts)
+        for rows, of_k, of_v in part.ranges():
+            at_end = ends and rows == part.rows[-1]
+            for total, values in ((dk, of_k), (dv, of_v)):
+                total.add(rows, values, part.borrowed, at_end)
+    returned.release()
+
+
+def add_at_once(returned, dk: torch.Tensor, dv: torch.Tensor) -> None:
+    """The same, in one rounding of each row that anything comes back for."""
+    parts = sorted(returned.arrived(), key=lambda part: part.by)
+    ranges = [one for part in parts for one in part.ranges()]
+    add_parts(dk, [(rows, of_k) for rows, of_k, _ in ranges])
+    add_parts(dv, [(rows, of_v) for rows, _, of_v in ranges])
+    returned.release()
 
 
 def travel_type(stage: Stage, part_type: torch.dtype) -> torch.dtype:

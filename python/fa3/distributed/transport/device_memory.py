@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fa3.distributed.peers import SLOTS, Peers
-from fa3.distributed.watch import Watch
+from fa3.distributed.transport.peers import SLOTS, Peers
+from fa3.distributed.transport.watch import Watch
 from fa3.errors import CommunicationError
 
 FLAG_BYTES = 4

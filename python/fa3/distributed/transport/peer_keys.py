@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from fa3.distributed.exchange import Range, Ring, length, take
-from fa3.distributed.keys import travel_type
-from fa3.distributed.merged import Total
-from fa3.distributed.peers import GRADIENTS, KEYS, placed
 from fa3.distributed.schedule import Fetch, Schedule
+from fa3.distributed.transport.exchange import Range, Ring, length, take
+from fa3.distributed.transport.keys import Part, travel_type
+from fa3.distributed.transport.peers import GRADIENTS, KEYS, placed
 
 
 class PeerKeys:
@@ -83,8 +82,8 @@ def copies(rows, there, fetch: Fetch):
             yield own[:, a:b], other[:, c:d]
 
 
-class Part(NamedTuple):
-    """Gradients of some of a rank's keys, in its slot, that another rank computes."""
+class Place(NamedTuple):
+    """Where gradients of some of a rank's keys, which another rank computes, are in its slot."""
 
     by: int
     rows: tuple[Range, ...]
@@ -92,16 +91,16 @@ class Part(NamedTuple):
     starts: tuple[int, int]  # of dK and dV
 
 
-def parts_of(
+def places_of(
     schedule: Schedule, owner: int, index: int, row: tuple[int, int], kind: torch.dtype
-) -> tuple[list[Part], int]:
-    """The parts of a rank's gradients in the order of who computes them, and their bytes."""
+) -> tuple[list[Place], int]:
+    """The places in a rank's slot in the order of who computes what, and their bytes."""
     found, end = [], 0
     for by, rows in sorted(schedule.sends(owner, index)):
         travels = travel_type(schedule.stage(by, index), kind)
         sizes = [length(rows) * numbers * travels.itemsize for numbers in row]
         dk, dv, size = placed(*sizes)
-        found.append(Part(by, rows, travels, (end + dk, end + dv)))
+        found.append(Place(by, rows, travels, (end + dk, end + dv)))
         end += size
     return found, end
 
@@ -120,51 +119,47 @@ class PeerReturned:
     ) -> None:
         self.ring, self.gradients = ring, (dk, dv)
         self.is_local = schedule.is_local(index)
-        self.arrived: list[tuple] = []
+        self.own: list[Part] = []
         stage = schedule.stage(ring.rank, index)
         row = row_of(dk), row_of(dv)
         for source, rows, places in stage.fetches:
             if source == ring.rank:
-                self.arrived.append((source, rows, [take(x, places) for x in (dk, dv)]))
+                values = [take(x, places) for x in (dk, dv)]
+                self.own.append(Part(source, rows, values[0], values[1], False))
         if self.is_local:
             return
-        of = [parts_of(schedule, rank, index, row, part_type) for rank in range(ring.world)]
+        of = [places_of(schedule, rank, index, row, part_type) for rank in range(ring.world)]
         self.use = ring.peers.use(GRADIENTS, index, max(size for _, size in of))
         letters = []
         for source, _, places in stage.fetches:
-            for part in of[source][0]:
-                if part.by == ring.rank:
-                    mine = [take(x, places).to(part.kind) for x in (dk, dv)]
-                    there = self.slot_of(source, part)
+            for place in of[source][0]:
+                if place.by == ring.rank:
+                    mine = [take(x, places).to(place.kind) for x in (dk, dv)]
+                    there = self.slot_of(source, place)
                     letters.append((ring.of_group(source), zip(mine, there, strict=True)))
         self.use.send(letters)
-        self.parts = of[ring.rank][0]
+        self.places = of[ring.rank][0]
 
-    def slot_of(self, rank: int, part: Part) -> list[torch.Tensor]:
+    def slot_of(self, rank: int, place: Place) -> list[torch.Tensor]:
         return [
             self.use.view(
                 self.ring.of_group(rank),
                 start,
-                (x.shape[0], length(part.rows), *x.shape[2:]),
-                part.kind,
+                (x.shape[0], length(place.rows), *x.shape[2:]),
+                place.kind,
             )
-            for start, x in zip(part.starts, self.gradients, strict=True)
+            for start, x in zip(place.starts, self.gradients, strict=True)
         ]
 
-    def add_to(self, dk: Total, dv: Total, last: bool = False) -> None:
-        """In the order of the ranks that computed them, so that sums repeat bit by bit."""
-        arrived = self.arrived
+    def arrived(self) -> list[Part]:
+        parts = self.own
         if not self.is_local:
-            for part in self.parts:
-                self.use.wait_for(self.ring.of_group(part.by))
-                arrived.append((part.by, part.rows, self.slot_of(self.ring.rank, part)))
-        for number, (by, rows, values) in enumerate(sorted(arrived, key=lambda one: one[0]), 1):
-            borrowed, ends = by != self.ring.rank, last and number == len(arrived)
-            begin = 0
-            for a, b in rows:
-                for total, of in zip((dk, dv), values, strict=True):
-                    part = of[:, begin : begin + b - a]
-                    total.add((a, b), part, borrowed, ends and (a, b) == rows[-1])
-                begin += b - a
+            for place in self.places:
+                self.use.wait_for(self.ring.of_group(place.by))
+                values = self.slot_of(self.ring.rank, place)
+                parts.append(Part(place.by, place.rows, values[0], values[1], True))
+        return parts
+
+    def release(self) -> None:
         if not self.is_local:
             self.use.release()

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file
+ * Context parallelism in C: attention over a sequence that is cut over the ranks of a communicator
+ * of NCCL. Exact: partial results merge in float32, and the output is rounded once.
+ *
+ * Every rank calls with its rows of q, k and v and gets its rows of the results. Keys come from one
+ * rank after the other, the next ones on the way while these are multiplied: ring attention, each
+ * step a call of fa3.h. Only keys that a rank's rows see are sent. Gradients of keys go round once,
+ * from rank to rank, in float32, in a fixed order.
+ *
+ * libnccl is found at run time. The rules of fa3.h hold here too; docs/distributed.md tells more.
+ */
+#ifndef FA3_RING_H
+#define FA3_RING_H
+
+#include <fa3/fa3.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Which rows of the whole sequence a rank of `world` has. */
+typedef enum fa3_ring_layout {
+  FA3_RING_ZIGZAG = 0,    /**< of 2 world parts the r-th from both ends: equal work under causal */
+  FA3_RING_CONTIGUOUS = 1 /**< of world parts the r-th */
+} fa3_ring_layout;
+
+/** The ring that a call is a part of: the same on every rank, but for the handles.
+ *
+ * Nothing compares what ranks pass: if their shapes or options differ, they may wait for ever. */
+typedef struct fa3_ring {
+  size_t struct_size; /**< set by fa3_ring_init() */
+  void* comm; /**< an ncclComm_t of the tensors' device, whose calls this thread may queue */
+  /** A cudaStream_t for messages, so that they run beside attention; null: that of the call. Its
+   * priority should be high, and options.sm_margin leaves SMs to NCCL's kernels. */
+  void* comm_stream;
+  int64_t seqlen;   /**< rows of the whole sequence, those of all ranks together */
+  int32_t layout;   /**< an fa3_ring_layout */
+  int32_t reserved; /**< unused */
+  /** The path of libnccl. Null: what FA3_NCCL names, or the one that the program has loaded, or
+   * what the loader finds. Tensors of the CPU want a library with NCCL's interface that moves host
+   * memory, and says so by exporting a symbol `fa3_nccl_moves_host_memory`. */
+  const char* library;
+} fa3_ring;
+
+/** Writes the default into every field of a struct of `struct_size` bytes. */
+FA3_API void fa3_ring_init_sized(fa3_ring* ring, size_t struct_size);
+/** Writes the default into every field. */
+static inline void fa3_ring_init(fa3_ring* ring) {
+  fa3_ring_init_sized(ring, sizeof(fa3_ring));
+}
+
+/** The rows of a rank, `[rows[0], rows[1])` and then `[rows[2], rows[3])`, which may be empty.
+ *
+ * @param ring   its seqlen and layout count
+ * @param world  how many ranks there are
+ * @param rank   which one is asked for
+ * @param rows   gets four numbers */
+FA3_API fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t rank,
+                                 int64_t rows[4]);
+
+/** Bytes of workspace that this rank needs: see fa3_forward_workspace_size(). Beside the calls'
+ * own it holds the keys of two steps, and the output in float32. */
+FA3_API fa3_status fa3_ring_forward_workspace_size(const fa3_forward_params* params,
+                                                   const fa3_ring* ring, size_t* bytes);
+/** As fa3_ring_forward_workspace_size(): the keys of two steps, and float32 gradients of the keys
+ * of two ranks. */
+FA3_API fa3_status fa3_ring_backward_workspace_size(const fa3_backward_params* params,
+                                                    const fa3_ring* ring, size_t* bytes);
+
+/** fa3_forward() over the keys of all ranks.
+ *
+ * k and v have the rows of q, each row contiguous and right behind the one before. Masks count in
+ * the whole sequence: causal and windows, with softcap; batches, but neither lengths nor caches,
+ * sinks, chunks, block masks, dropout, score functions or FP8.
+ *
+ * CPU calls return when the outputs are written, CUDA calls when the work is queued. A call that
+ * fails in the middle leaves other ranks waiting: abort the communicator.
+ *
+ * @param params           this rank's tensors, and the options of the whole
+ * @param ring             the ring
+ * @param workspace        memory on the tensors' device, aligned to 256 bytes
+ * @param workspace_bytes  at least what fa3_ring_forward_workspace_size() says
+ * @param stream           a cudaStream_t for CUDA tensors; ignored for CPU tensors */
+FA3_API fa3_status fa3_ring_forward(const fa3_forward_params* params, const fa3_ring* ring,
+                                    void* workspace, size_t workspace_bytes, void* stream);
+/** fa3_backward() over the keys of all ranks, as fa3_ring_forward(). o and lse are that call's
+ * results. dq, dk and dv are float32, the rows of dk and dv as those of k; nothing is added to
+ * them. */
+FA3_API fa3_status fa3_ring_backward(const fa3_backward_params* params, const fa3_ring* ring,
+                                     void* workspace, size_t workspace_bytes, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FA3_RING_H */

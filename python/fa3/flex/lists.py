@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks as lists of blocks (docs/masks.md): what a mask hides whole is not computed, and what it
+shows whole needs no mask function.
+
+A mask is evaluated for every pair once, by interpret.py, and its map is kept for as long as the
+function captures the same tensors, unchanged. Next: attention.py, which falls back to the mask as a
+part of the score function (block_mask.py) where no engine walks lists.
+"""
+
+import threading
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from fa3 import masks
+from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
+from fa3.flex.interpret import evaluate
+
+LONGEST_HEAD = 128  # the kernels'
+MOST_PAIRS = 1 << 33  # of a map, a bit each: 1 GiB
+MOST_KEPT = 1 << 30  # bytes of all maps that are kept
+_known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest first
+_lock = threading.Lock()
+
+
+def can_walk(q, k, v, lengths):
+    """Whether an engine walks lists for these tensors, as far as that is known without a plan."""
+    if any(lengths[name] is not None for name in ("cu_seqlens_q", "seqused_q", "seqused_k")):
+        return False
+    if q.dtype is torch.float64 or q.shape[1] * k.shape[1] == 0:
+        return False
+    if torch.is_autocast_enabled(q.device.type):
+        return False  # other types than the score function's, which autocast leaves alone
+    if q.is_cpu:
+        return True
+    dims = q.shape[-1], v.shape[-1]
+    is_built = all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
+    return is_built and q.dtype in (torch.float16, torch.bfloat16) and is_hopper(q)
+
+
+def is_hopper(q):
+    return q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
+
+
+def of_function(function, window, q, k):
+    """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
+    key; None: it would be too large."""
+    graph, result = function.graph, function.result
+    leaves = {graph.nodes[number].op for number in graph.needed_for(result)}
+    batch = q.shape[0] if BATCH in leaves else 1
+    heads = q.shape[2] if HEAD in leaves else 1
+    shape = batch, heads, q.shape[1], k.shape[1]
+    if batch * heads * q.shape[1] * k.shape[1] > MOST_PAIRS:
+        return None
+    if any(t.ndim > 0 and t.device != q.device for t in function.tensors):
+        return None  # whoever computes it otherwise has the sentence
+    tensors = [t.to(q.device) for t in function.tensors]
+
+    def rule(b, h, query, key):
+        score = torch.zeros((), device=q.device)
+        places = {SCORE: score, BATCH: b, HEAD: h, QUERY: query, KEY: key}
+        (value,) = evaluate(graph, [result], places, tensors)
+        return (value == 0) & ~window.hides_at(query, key, k.shape[1] - q.shape[1])
+
+    def make():
+        return masks.from_rule(rule, *shape, device=q.device)
+
+    key = None if function.key is None else (function.key, shape, window, q.device)
+    return kept(key, function.tensors, make)
+
+
+def of_booleans(seen, window, q, k):
+    """The BlockMask of a boolean (b | 1, hq | 1, sq | 1, sk | 1) tensor, True: a key is seen."""
+    rows, keys = q.shape[1], k.shape[1]
+
+    def make():
+        mask = seen.expand(*seen.shape[:2], -1, keys)
+        if window.is_open():
+            return masks.from_dense(mask.expand(-1, -1, rows, -1))
+        query = torch.arange(rows, device=q.device)[:, None]
+        key = torch.arange(keys, device=q.device)
+        return masks.from_dense(mask & ~window.hides_at(query, key, keys - rows))
+
+    # A view of the caller's tensor is another object in every call.
+    where = seen.data_ptr(), tuple(seen.shape), seen.stride(), seen.device
+    base = seen if seen._base is None else seen._base
+    return kept(("booleans", where, rows, keys, window), [base], make)
+
+
+def kept(key, tensors, make):
+    """make(), or what it has made for this key while these tensors were the same. key None: it can
+    not be told whether they are.
+
+    A graph that is being captured makes its own: it will be replayed over other numbers.
+    """
+    versions = versions_of(tensors)
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    if key is None or versions is None or capturing:
+        return make()
+    key = key, tuple(id(t) for t in tensors)
+    found = _known.get(key)
+    if found is not None and found.is_of(tensors, versions):
+        return found.made
+    # What is kept may be saved for a backward pass, whatever mode made it.
+    with torch.inference_mode(False), torch.no_grad():
+        made = make()
+    keep(key, Kept([weakref.ref(t) for t in tensors], versions, made))
+    return made
+
+
+class Kept(NamedTuple):
+    tensors: list  # weak references
+    versions: list
+    made: masks.BlockMask
+
+    def is_of(self, tensors, versions):
+        same = all(known() is t for known, t in zip(self.tensors, tensors, strict=True))
+        return same and self.versions == versions
+
+    def bytes(self):
+        return sum(part.nbytes for part in self.made if part is not None)
+
+
+def keep(key, new):
+    """The oldest make room, and those whose tensors are gone."""
+    with _lock:
+        _known.pop(key, None)
+        for other, old in [*_known.items()]:
+            if any(tensor() is None for tensor in old.tensors):
+                del _known[other]
+        free = MOST_KEPT - new.bytes() - sum(old.bytes() for old in _known.values())
+        while free < 0 and _known:
+            free += _known.pop(next(iter(_known))).bytes()
+        if free >= 0:
+            _known[key] = new
+
+
+def versions_of(tensors):
+    """How often each was written to; None: an inference tensor does not count."""
+    if any(t.is_inference() for t in tensors):
+        return None
+    return [t._version for t in tensors]

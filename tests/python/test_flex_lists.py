@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of fa3.flex_attention as lists of blocks: what is hidden whole is not computed, maps are
+made once, and what cannot walk lists asks the mask function."""
+
+import math
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
+
+from fa3 import masks  # noqa: E402
+from fa3.flex import attention, lists, tiles  # noqa: E402
+from fa3.flex import device as device_of_scores  # noqa: E402
+
+ROWS, KEYS, HEADS, DIM = 300, 420, 4, 32
+
+
+def inputs(dtype=torch.float32):
+    draw = torch.Generator().manual_seed(1)
+    shapes = (2, ROWS, HEADS, DIM), (2, KEYS, 2, DIM), (2, KEYS, 2, DIM)
+    return [torch.randn(s, generator=draw).to(dtype).requires_grad_() for s in shapes]
+
+
+def prefix(b, h, q, k):
+    return k < 130 * (1 + h // 2)
+
+
+def diagonal(b, h, q, k):
+    return (q // 100 == k // 100) & (b + k > 3)
+
+
+def everything(b, h, q, k):
+    return q >= 0
+
+
+@pytest.fixture
+def walked(monkeypatch):
+    """The maps that engines were given."""
+    seen = []
+    by_lists = attention.by_lists
+
+    def recorded(q, k, v, blocks, *others):
+        seen.append(blocks)
+        return by_lists(q, k, v, blocks, *others)
+
+    monkeypatch.setattr(attention, "by_lists", recorded)
+    monkeypatch.setattr("fa3.flex.bias.by_lists", recorded)
+    lists._known.clear()
+    return seen
+
+
+def with_gradients(tensors, **options):
+    out, lse = fa3.flex_attention(*tensors, return_lse=True, **options)
+    loss = (out * out.detach().sin()).sum() + lse.masked_fill(lse == -math.inf, 0).sum()
+    return out, lse, *torch.autograd.grad(loss, tensors)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (90, 40)}], ids=str)
+@pytest.mark.parametrize("mask", [prefix, diagonal, everything], ids=lambda m: m.__name__)
+def test_lists_give_what_the_function_gives(walked, mask, options):
+    mine = with_gradients(inputs(), mask_mod=mask, **options)
+    assert len(walked) == 1
+    right = with_gradients(inputs(torch.float64), mask_mod=mask, **options)  # never by lists
+    assert len(walked) == 1
+    for a, b in zip(mine, right, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-5)
+
+
+def test_hidden_blocks_are_not_read(walked):
+    q, k, v = inputs()
+    with torch.no_grad():
+        v[:, 256:] = math.nan
+    out = fa3.flex_attention(q, k, v, mask_mod=lambda b, h, q, k: k < 256)
+    assert walked and out.isfinite().all()
+
+
+def test_a_map_is_made_once_for_a_function_and_what_it_captures(walked, monkeypatch):
+    made = []
+    from_rule = masks.from_rule
+    monkeypatch.setattr(masks, "from_rule", lambda *a, **k: made.append(1) or from_rule(*a, **k))
+    owner = torch.arange(KEYS) // 150
+
+    def documents(owner):
+        return lambda b, h, q, k: owner[q] == owner[k]
+
+    def call(owner, **options):
+        return fa3.flex_attention(*inputs(), mask_mod=documents(owner), **options)
+
+    first = call(owner)
+    assert torch.equal(call(owner), first) and len(made) == 1
+    assert walked[0] is walked[1] and len(walked[0].bits) > 0
+    call(owner, causal=True)
+    assert len(made) == 2
+    call(owner.clone())
+    assert len(made) == 3
+    with torch.no_grad():
+        owner[100:] = 7
+    assert not torch.equal(call(owner), first) and len(made) == 4
+    with torch.inference_mode():
+        inside = call(owner)
+    loss = fa3.flex_attention(*inputs(), mask_mod=documents(owner)).sum()
+    loss.backward()  # may save the map
+    assert len(made) == 4 and inside.isfinite().all()
+    lists.keep("another", lists.Kept([], [], masks.BlockMask(owner, None)))
+    assert len(lists._known) == 3  # none of the clone, which is gone
+
+
+def test_maps_are_kept_up_to_their_size(monkeypatch):
+    monkeypatch.setattr(lists, "MOST_KEPT", 3 * 1024)
+    lists._known.clear()
+    kept = lists.Kept([], [], masks.BlockMask(torch.zeros(256, dtype=torch.int32), None))
+    for name in "abcde":
+        lists.keep(name, kept)
+    assert [*lists._known] == ["c", "d", "e"]
+    lists.keep("large", lists.Kept([], [], masks.BlockMask(torch.zeros(1024), None)))
+    assert "large" not in lists._known
+
+
+@pytest.mark.parametrize("mask", [prefix, diagonal], ids=lambda m: m.__name__)
+def test_a_block_mask_of_fa3_beside_a_score_function(mask):
+    made = masks.from_rule(mask, 2, HEADS, ROWS, KEYS, device="cpu")
+    wrong = masks.BlockMask(made.blocks.clone(), made.bits)
+    wrong.blocks[0, 0, 0, 0] = 10**6  # names no bits: hidden, as in the engines
+
+    def squashed(score, b, h, q, k):
+        return 3 * torch.tanh(score) + b
+
+    tensors = inputs(torch.float64)
+    right = with_gradients(tensors, score_mod=squashed, mask_mod=mask)
+    mine = with_gradients(tensors, score_mod=squashed, block_mask=made)
+    for a, b in zip(mine, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    hidden = fa3.flex_attention(*tensors, score_mod=squashed, block_mask=wrong)
+    assert not torch.equal(hidden[0, :128, 0], mine[0][0, :128, 0])
+    torch.testing.assert_close(hidden[0, 128:], mine[0][0, 128:])
+
+
+def test_an_index_out_of_range_is_clamped_in_maps_too(walked):
+    limit = torch.tensor([50, 100])
+    q, k, v = inputs()
+    mine = fa3.flex_attention(q, k, v, mask_mod=lambda b, h, q, k: k < limit[q + 7])
+    right = fa3.attention(q, k[:, :100], v[:, :100])
+    assert walked
+    torch.testing.assert_close(mine, right)
+
+
+def test_keys_that_are_hidden_from_all_queries_take_bits_of_one_row(walked):
+    q, k, v = inputs()
+    padding = torch.rand(2, 1, 1, KEYS, generator=torch.Generator().manual_seed(2)) < 0.6
+    mine = fa3.attention(q, k, v, bias=padding)
+    assert walked[0].blocks.shape == (2, 1, 3, 4) and len(walked[0].bits) == 2 * 4
+    dense = padding.expand(-1, -1, ROWS, -1).contiguous()
+    torch.testing.assert_close(mine, fa3.attention(q, k, v, bias=dense), rtol=0, atol=0)
+    fa3.attention(q, k, v, bias=padding[:])  # the same memory, by another view
+    assert walked[2] is walked[0] and len(walked[1].bits) == 2 * 3 * 4
+
+
+def call_with(**fields):
+    plain = tiles.Call("masked", 1.0, tiles.Window(None, None), {"way": "plain"})
+    return plain._replace(**fields)
+
+
+def test_kernels_that_walk_lists_are_tried_first_and_others_next():
+    tried = []
+
+    def run(function, options):
+        tried.append((function, options["way"]))
+        if options["way"] == refusing:
+            raise fa3.Unsupported("not this way")
+
+    call = call_with(listed=tiles.Listed("alone", {"way": "listed"}))
+    refusing = None
+    assert device_of_scores.by_a_kernel(call, run) and tried == [("alone", "listed")]
+    refusing = "listed"
+    assert device_of_scores.by_a_kernel(call, run) and tried[1:] == [
+        ("alone", "listed"),
+        ("masked", "plain"),
+    ]
+    refusing = "plain"
+    with pytest.warns(device_of_scores.SlowScores, match="not this way"):
+        assert not device_of_scores.by_a_kernel(call_with(), run)
+    with pytest.raises(fa3.Unsupported, match="not this way"):
+        device_of_scores.by_a_kernel(call_with(only_kernels=True), run)
+
+
+def test_what_is_captured_beside_a_mask_comes_first():
+    slopes, owner = torch.rand(HEADS), torch.arange(KEYS) // 100
+
+    def alibi(score, b, h, q, k):
+        return score + slopes[h] * (k - q)
+
+    def documents(b, h, q, k):
+        return owner[q] == owner[k]
+
+    function = attention.function_of(attention.with_masks(alibi, documents, None))
+    alone = attention.function_of(alibi)
+    assert attention.captures_first(alone, function)
+    assert [t is s for t, s in zip(function.tensors, (slopes, owner), strict=True)] == [True] * 2
+    assert function.may_hide and not alone.may_hide
+    other = attention.function_of(lambda s, b, h, q, k: s + owner[k])
+    assert not attention.captures_first(other, function)
+
+
+def learned_bias(tensor):
+    return lambda s, b, h, q, k: s + tensor[h, k - q + ROWS]
+
+
+SCORES = {
+    "no function": lambda tensor: None,
+    "a function of the score": lambda tensor: lambda s, b, h, q, k: 8 * torch.tanh(s / 8),
+    "what learns": learned_bias,
+    "both": lambda tensor: (
+        lambda s, b, h, q, k: torch.tanh(s) + learned_bias(tensor)(s, b, h, q, k)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("dim", [64, 72, 128])
+@pytest.mark.parametrize("mask", [prefix, diagonal], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("score", SCORES)
+def test_functions_beside_lists_are_those_of_float64(device, score, mask, dim):
+    draw = torch.Generator().manual_seed(5)
+    narrow = torch.bfloat16 if device == "cuda" else torch.float32
+
+    def made(*shape):
+        numbers = torch.randn(*shape, generator=draw).to(narrow)
+        return numbers.to(device).requires_grad_()
+
+    q, k, v = made(2, ROWS, HEADS, dim), made(2, KEYS, 2, dim), made(2, KEYS, 2, dim)
+    table = made(HEADS, ROWS + KEYS)
+    upstream = torch.randn(2, ROWS, HEADS, dim, generator=draw).to(device)
+
+    def call(*tensors):
+        score_mod = SCORES[score](tensors[3])
+        out = fa3.flex_attention(*tensors[:3], score_mod=score_mod, mask_mod=mask, scale=0.2)
+        learned = tensors if "learn" in score or score == "both" else tensors[:3]
+        return out, *torch.autograd.grad((out * upstream).sum(), learned)
+
+    mine = call(q, k, v, table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", device_of_scores.SlowScores)
+        right = call(*(t.detach().double().requires_grad_() for t in (q, k, v, table)))
+    step = torch.finfo(narrow).eps
+    for a, b in zip(mine, right, strict=True):
+        atol = max(4 * step, 5e-6) * b.abs().max().item()
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=atol)
+
+
+def test_kernels_with_functions_do_not_read_what_lists_hide(device):
+    if device == "cpu":
+        pytest.skip("torch operations multiply what a function hides by 0")
+    q, k, v = (x.detach().to(device, torch.bfloat16) for x in inputs())
+    v[:, 256:] = math.nan
+    out = fa3.flex_attention(
+        q, k, v, score_mod=lambda s, b, h, q, k: s * 2, mask_mod=lambda b, h, q, k: k < 256
+    )
+    assert out.isfinite().all()
+
+
+def test_a_captured_graph_makes_its_own_map(device):
+    if device == "cpu":
+        pytest.skip("graphs are a GPU's")
+    q, k, v = (x.detach().to(device, torch.bfloat16) for x in inputs())
+    owner = torch.arange(KEYS, device=device) // 150
+
+    def call():
+        return fa3.flex_attention(q, k, v, mask_mod=lambda b, h, q, k: owner[q] == owner[k])
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    owner.copy_(torch.arange(KEYS, device=device) // 90)
+    graph.replay()
+    torch.testing.assert_close(out, call(), rtol=0, atol=0)
