@@ -18,8 +18,9 @@ bool multiplies_e4m3(const Checked& checked) {
 double roundoff_of(const Checked& checked, const Textbook& book, fa3_dtype output) {
   if (checked.engine.exact) return unit_roundoff(output);
   const double of_e4m3 = kE4m3WeightRoundoff + kE4m3ScoreRoundoff * book.largest_score;
-  return roundoff_of_call(dequantized(checked.c).dtype, output, static_cast<double>(checked.c.dim),
-                          book.largest_score) +
+  // Weights are rounded to the queries' type, whatever keys, values and output are.
+  const fa3_dtype in = checked.c.dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT32 : checked.c.dtype;
+  return roundoff_of_call(in, output, static_cast<double>(checked.c.dim), book.largest_score) +
          (multiplies_e4m3(checked) ? of_e4m3 : 0);
 }
 
