@@ -167,5 +167,5 @@ def python_tests() -> list:
     folder = ROOT / "tests" / "python"
     long = [[str(folder / name) for name in names] for names in LONG_PYTHON_TESTS]
     others = [str(folder), *(f"--ignore={path}" for paths in long for path in paths)]
-    options = ["-q", "-rs", "-k", "cuda", "-p", "no:cacheprovider"]
+    options = ["-q", "-rsf", "-k", "cuda", "-p", "no:cacheprovider"]
     return [[sys.executable, "-m", "pytest", *options, *paths] for paths in (*long, others)]
