@@ -165,7 +165,8 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = size_t{80} << 30;
+  *free = g_cuda.free_bytes;
+  *total = size_t{80} << 30;
   return cudaSuccess;
 }
 const char* cudaGetErrorString(cudaError_t error) {

@@ -31,6 +31,7 @@ struct CountingRuntime {
   bool smem_allowed = true;              // else launches fail until a function's setting is changed
   cudaError_t launch = cudaSuccess;      // what launches come to
   cudaError_t last_error = cudaSuccess;  // of the thread
+  size_t free_bytes = size_t{80} << 30;  // of a device's memory
 };
 
 extern CountingRuntime g_cuda;

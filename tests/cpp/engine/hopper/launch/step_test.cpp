@@ -437,6 +437,9 @@ TEST_F(Refused, on_a_device_that_there_is_not) {
 TEST_F(Refused, by_the_launch) {
   g_cuda.launch = cudaErrorLaunchOutOfResources;
   EXPECT_TRUE(is_refused(decoding_step(), FA3_DEVICE_ERROR, "hopper forward: too many resources"));
+  EXPECT_EQ(std::string(fa3_last_error()).find("free"), std::string::npos);
+  g_cuda.free_bytes = size_t{100} << 20;
+  EXPECT_TRUE(is_refused(decoding_step(), FA3_DEVICE_ERROR, "the GPU has 100 MiB of 81920 free"));
 }
 
 // What was remembered of a device does not outlive a reset of it.
