@@ -5,6 +5,7 @@
 #include <fa3/tensor.h>
 
 #include <cstddef>
+#include <memory>
 
 #include "ring/fake_nccl.h"
 
@@ -163,8 +164,8 @@ fa3_status questions(Memory& m) {
   return status;
 }
 
-// The caller's communicator, of one rank, made before allocations fail. Never destroyed: others call
-// while the process ends.
+// The caller's communicator, of one rank, made before allocations fail. Never destroyed: others
+// call while the process ends.
 void* communicator() {
   static void** const made = fake_nccl_world(1);
   return *made;
