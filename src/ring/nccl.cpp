@@ -16,7 +16,7 @@ namespace {
 constexpr int kSuccess = 0, kInProgress = 7;
 constexpr int kBytes = 1;  // ncclUint8
 
-// Of every library that a ring was given a path of, the functions stay loaded: communicators of it
+// The functions of every library that a ring was given a path of stay loaded: communicators of it
 // live on. Opening it again only counts.
 void* open_library(const char* asked) {
   if (asked != nullptr) return dlopen(asked, RTLD_NOW | RTLD_LOCAL);

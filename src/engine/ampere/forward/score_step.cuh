@@ -26,7 +26,7 @@ struct Score : ScaledScore {
   }
 };
 
-// Of a quantized cache: products have the keys' scale as a factor. Neither zero nor infinite:
+// In a quantized cache products have the keys' scale as a factor. Neither zero nor infinite:
 // masked scores are -inf, and products may be zero.
 struct QuantizedScore : ScaledScore {
   bool capped;
@@ -47,8 +47,8 @@ struct QuantizedScore : ScaledScore {
   }
 };
 
-// After so many fired guards in a tile, more than every other block's, a warp takes the rest of it
-// by online steps: a fired guard pays for itself if another block passes before the next.
+// After this number of fired guards in a tile, more than every other block's, a warp takes the rest
+// of it by online steps: a fired guard pays for itself if another block passes before the next.
 inline constexpr int kFewGuardFires = 2;
 
 template <ForwardConfig C>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every forward kernel that is built, each for fp16 and bf16: the whole support matrix on one page.
 // CMake writes one source file for each row and element into build/; plan/select_kernel.cpp picks
-// the row: of those for as few query rows, so many keys, and the first head dims that fit, the
+// the row: of those for as few query rows, as many keys, and the first head dims that fit, the
 // first whose CTAs all have room on an SM, else the last. Every row fits the shared memory of every
 // GPU since Ampere. Measured: docs/lab/ampere.md.
 #pragma once

@@ -70,8 +70,8 @@ using CappedScore = CappedScoreOf<SoftCap>;
 // A hook for P in 16 bits. P must survive packing to fp16 (65504) and sums in fp32: a thread adds
 // keys / 4 of P a row, so each is at most the bound: 256 on average, at most 256 * 256 / 4.
 // HeadroomLog2: how far below 1 the largest P begins. bf16 has the exponents for it, so that scores
-// may rise by so many more binary orders before the guard fires. 24 of them keep what underflow can
-// take from O below 2^-126 * 2^24, and O's range above is what it was.
+// may rise by that many more binary orders before the guard fires. 24 of them keep what underflow
+// can take from O below 2^-126 * 2^24, and O's range above is what it was.
 template <class Score, int Keys, int HeadroomLog2 = 0>
 struct ScoreOf16BitP : Score {
   static constexpr int kGroups = 1;  // of a block's keys, with numbers of their own
