@@ -2,6 +2,7 @@
 // The parameters of the backward's kernels, by value. launch_backward.cpp fills them in.
 #pragma once
 
+#include "core/block_mask.h"
 #include "core/seqlen.h"
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/cuda/backward/query_scratch.h"
@@ -71,6 +72,8 @@ struct BackwardParams {
   SoftCap soft_cap;
   float per_cap;  // 1 / soft_cap.cap
   DropoutParams dropout;
+
+  BlockMask block_mask;  // of kernels that look at one
 };
 
 struct PostprocessParams {

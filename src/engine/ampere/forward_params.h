@@ -3,6 +3,7 @@
 // launch/launch_forward.cpp.
 #pragma once
 
+#include "core/block_mask.h"
 #include "core/mask_rule.h"
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/ampere/tile_schedule.h"
@@ -36,6 +37,7 @@ struct ForwardParams {
   int partial_batches;             // batch entries of the partial results of a split
   cuda::CacheScales cache_scales;  // of kernels of quantized caches
   bool cache_is_e5m2;              // likewise; else e4m3
+  BlockMask block_mask;            // of kernels that look at one
 };
 
 }  // namespace fa3::ampere

@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     cp_async_commit_group();
     if (threadIdx.x == 0) {
       work = KeyBlockWork::of(params, keys, first_key, C.block_m, C.block_n);
+      work.num_steps = QueryBlock<C>::count(params, work);
     }
     __syncthreads();
     work_on<C>(params, work, tiles);

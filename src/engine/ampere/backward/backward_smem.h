@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every byte of shared memory of the backward's main kernel, and what one thread works out at the
-// start for all: the key block, the queries that see it, and where all of them lie.
+// start for all: the key block, the queries that see it, and where all of them lie. Next:
+// query_block.h.
 #pragma once
 
 #include "engine/ampere/backward/row_block.h"
@@ -31,22 +32,6 @@ struct KeyBlockWork {
     w.steps = query_steps(w.extents, first_key, block_n, block_m);
     w.num_steps = w.steps.per_head() * p.heads_per_kv_head;
     return w;
-  }
-};
-
-// One of the query blocks, head after head.
-struct QueryBlock {
-  int head;
-  int m_block;
-
-  static FA3_HD constexpr QueryBlock first(const KeyBlockWork& work, int heads_per_kv_head) {
-    return {work.keys.head * heads_per_kv_head, work.steps.first_block};
-  }
-  FA3_HD constexpr void advance(const QuerySteps& steps) {
-    if (++m_block == steps.end_block) {
-      m_block = steps.first_block;
-      ++head;
-    }
   }
 };
 

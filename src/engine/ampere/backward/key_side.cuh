@@ -21,7 +21,7 @@ class KeySide {
     const int own_keys = warp * C.keys_of_warp();
     const RowsFirst<C.v_tile()> v(smem_ + Smem::kV, own_keys);
     float dk[C.row_tiles()][C.head_dim / 8][4] = {};
-    QueryBlock now = QueryBlock::first(work_, params_.heads_per_kv_head), before = now;
+    QueryBlock<C> now = QueryBlock<C>::first(params_, work_), before = now;
     int stage = 0;
 #pragma unroll 1
     for (int step = 0; step < work_.num_steps; ++step) {
@@ -48,7 +48,7 @@ class KeySide {
       bar_arrive(int(BackwardBarrier::kSpent) + stage, kBackwardThreads);
       bar_sync(int(BackwardBarrier::kKeys), kThreadsOfSide);
       before = now;
-      now.advance(work_.steps);
+      now.advance(params_, work_);
       if (++stage == C.stages) stage = 0;
     }
     if (work_.num_steps > 0) add_dq<C, Side::kKeys>(params_, work_, smem_, before);

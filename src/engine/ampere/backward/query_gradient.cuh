@@ -4,8 +4,8 @@
 // for each block and side, whose warps add to the same elements in every CTA.
 #pragma once
 
-#include "engine/ampere/backward/backward_smem.h"
 #include "engine/ampere/backward/dq_sums.cuh"
+#include "engine/ampere/backward/query_block.h"
 #include "engine/ampere/tile/products.cuh"
 #include "engine/cuda/ptx/named_barrier.cuh"
 #include "engine/cuda/ptx/semaphore.cuh"
@@ -16,7 +16,7 @@ enum class Side : int { kValues, kKeys };
 
 template <BackwardConfig C, Side S>
 __device__ __forceinline__ void add_dq(const BackwardParams& params, const KeyBlockWork& work,
-                                       uint32_t smem, QueryBlock block) {
+                                       uint32_t smem, const QueryBlock<C>& block) {
   using Smem = BackwardSmem<C>;
   constexpr DqLayout kDq = C.dq();
   constexpr auto kBarrier =
@@ -32,8 +32,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, const KeyBl
   const bool first_thread = thread_in_block() % kThreadsOfSide == 0;
   if (scratch.dq_semaphore) {
     if (first_thread) {
-      const int before = dq_order_of(work.extents, work.first_key / C.block_n, C.block_n,
-                                     block.m_block, C.block_m);
+      const int before = dq_order<C>(params, work, block.head, block.m_block);
       while (ld_acquire(counter) < before) {
       }
     }

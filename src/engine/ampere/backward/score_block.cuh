@@ -10,6 +10,7 @@
 
 #include "engine/ampere/backward/backward_smem.h"
 #include "engine/ampere/backward/key_dropout.cuh"
+#include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/cuda/mask/mask.cuh"
 #include "engine/cuda/ptx/smem.cuh"
 #include "engine/cuda/ptx/unpack.cuh"
@@ -53,6 +54,17 @@ struct ScoreBlock {
       mask_scores(tile(scores, i),
                   QueryEdge<SequenceExtents>{extents, first_key + i * kRowsPerWarp}, PackGqa{},
                   int(thread_in_block() % kWarpSize), first_row);
+    }
+  }
+
+  // What the bits of a block of the mask hide, which has all these keys and queries.
+  static __device__ __forceinline__ void hide(Scores& scores, const uint32_t* bits, int first_key,
+                                              int first_row) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      hide_transposed(tile(scores, i), bits + first_row % kMaskBlock * kMaskRowWords,
+                      first_key % kMaskBlock + i * kRowsPerWarp,
+                      int(thread_in_block() % kWarpSize));
     }
   }
 

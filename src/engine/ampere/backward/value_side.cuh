@@ -19,7 +19,7 @@ class ValueSide {
       : params_(params),
         work_(work),
         smem_(smem),
-        next_(QueryBlock::first(work, params.heads_per_kv_head)),
+        next_(QueryBlock<C>::first(params, work)),
         late_(next_) {}
 
   // The first stages; with a group of copies for each.
@@ -38,7 +38,7 @@ class ValueSide {
     const RowsFirst<C.k_tile()> k(smem_ + Smem::kK, warp * C.keys_of_warp());
     float dv[C.row_tiles()][C.head_dim_v / 8][4] = {};
     Dropouts dropouts(params_, first_key);
-    QueryBlock now = QueryBlock::first(work_, params_.heads_per_kv_head);
+    QueryBlock<C> now = QueryBlock<C>::first(params_, work_);
     int stage = 0;
 #pragma unroll 1
     for (int step = 0; step < work_.num_steps; ++step) {
@@ -55,6 +55,9 @@ class ValueSide {
       if (first_row < unmasked.begin || first_row + C.block_m > unmasked.end) {
         Block::mask(scores, work_.extents, first_key, first_row);
       }
+      if constexpr (C.block_mask) {
+        if (now.bits != nullptr) Block::hide(scores, now.bits, first_key, first_row);
+      }
       const uint32_t lse = smem_ + uint32_t(Smem::lse(0) + stage * C.statistics_bytes());
       if constexpr (C.scored) {
         dropouts.set_head(work_.keys.sequence, now.head);
@@ -68,7 +71,7 @@ class ValueSide {
       }
       bar_arrive(int(BackwardBarrier::kPFull), kBackwardThreads);
       add_ab<C.element, C.block_m>(dv, p, RowsFirst<C.d_o_tile()>(d_o(stage), 0));
-      now.advance(work_.steps);
+      now.advance(params_, work_);
       if (++stage == C.stages) stage = 0;
     }
 #pragma unroll 1
@@ -128,7 +131,7 @@ class ValueSide {
       cp_async_16(smem_ + uint32_t(Smem::lse(0) + stage * C.statistics_bytes() + thread * 16),
                   from + first + thread % kVectors * 4, true);
     }
-    next_.advance(work_.steps);
+    next_.advance(params_, work_);
   }
 
   // What the keys' side has left behind: a stage that it has read, which is filled again, and dS of
@@ -139,7 +142,7 @@ class ValueSide {
     if (next < work_.num_steps) load_next(next % C.stages);
     cp_async_commit_group();
     add_dq<C, Side::kValues>(params_, work_, smem_, late_);
-    late_.advance(work_.steps);
+    late_.advance(params_, work_);
     if (kApart && step - kLag + 1 < work_.num_steps) {
       bar_arrive(int(BackwardBarrier::kDsRead), kBackwardThreads);
     }
@@ -167,8 +170,8 @@ class ValueSide {
   const BackwardParams& params_;
   const KeyBlockWork& work_;
   const uint32_t smem_;
-  QueryBlock next_;  // to be loaded
-  QueryBlock late_;  // of which dQ is multiplied next
+  QueryBlock<C> next_;  // to be loaded
+  QueryBlock<C> late_;  // of which dQ is multiplied next
 };
 
 }  // namespace fa3::ampere

@@ -26,7 +26,8 @@ struct ForwardConfig {
   int ctas_per_sm = 1;  // for which registers are left
   int q_columns = 0;    // of Q whose fragments stay in registers; a step reads the others again
   bool dropout = false;
-  bool quantized = false;  // keys and values are e4m3 or e5m2 in global memory
+  bool quantized = false;   // keys and values are e4m3 or e5m2 in global memory
+  bool block_mask = false;  // visits what a block mask shows; a tile has queries of one row of it
 
   FA3_HD constexpr ForwardConfig with(Element e) const {
     ForwardConfig c = *this;

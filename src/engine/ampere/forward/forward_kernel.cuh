@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   if (work.tile.first_row < 0) return;
   const uint32_t q_smem = cvta_to_shared(smem.q);
   copy_queries<C>(params, work.tile, q_smem);
-  KeyTiles<C>(params, work, cvta_to_shared(smem.stages)).start(work.num_blocks - 1);
+  KeyTiles<C>(params, work, cvta_to_shared(smem.stages))
+      .start(Visit<C>::first(params, work, work.num_blocks));
   // Under the first copies, whose barrier tells the other lanes.
   if (threadIdx.x % kWarpSize == 0) find_blocks(params, warp, work);
 
@@ -119,22 +120,24 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   r.clear();
   const int num_blocks = uniform(work.num_blocks);
 #pragma unroll 1
-  for (int block = num_blocks - 1; block >= 0; --block) {
-    keys.wait_for_keys(block);
-    if (block == num_blocks - 1) r.load_queries(q_rows);
-    if (uniform(block >= mine.blocks.count) != 0) {
-      keys.wait_for_values(block);
+  for (auto visit = Visit<C>::first(params, work, num_blocks), next = visit; visit.block >= 0;
+       visit = next) {
+    next = visit.next(params, work);
+    keys.wait_for_keys(visit, next);
+    if (visit.is_first(num_blocks)) r.load_queries(q_rows);
+    if (uniform(visit.block >= mine.blocks.count) != 0) {
+      keys.wait_for_values(next);
       continue;
     }
     bool again = false;
 #pragma unroll 1
     for (;; again = true) {
-      r.multiply_keys(q_rows, keys.k(block));
-      if (step.take(r, block, again)) break;
+      r.multiply_keys(q_rows, keys.k(visit));
+      if (step.take(r, visit, again)) break;
     }
-    keys.wait_for_values(block);
-    r.multiply_values(keys.v(block),
-                      [&](typename WarpTile<C>::Factors& p) { dropout.drop(p, block); });
+    keys.wait_for_values(next);
+    r.multiply_values(keys.v(visit),
+                      [&](typename WarpTile<C>::Factors& p) { dropout.drop(p, visit.block); });
   }
   // Copies that nobody waited for: there were no keys.
   cp_async_wait_all();

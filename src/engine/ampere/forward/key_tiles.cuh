@@ -3,12 +3,11 @@
 // CTA multiplies what has come before. Two stages have K and V of a block each, and one barrier a
 // block: behind it all copies of the stage that is read are there, and all have left the one that
 // is filled next. One stage has two barriers a block: V is copied under Q K^T, the next K under P
-// V. A quantized cache is
-// dequantized on its way. Next: warp_tile.cuh.
+// V. A quantized cache is dequantized on its way. Next: warp_tile.cuh.
 #pragma once
 
 #include "engine/ampere/config/forward_config.h"
-#include "engine/ampere/forward/tile_work.cuh"
+#include "engine/ampere/forward/visit.cuh"
 #include "engine/ampere/tile/copy_rows.cuh"
 #include "engine/ampere/tile/dequantize_rows.cuh"
 
@@ -21,34 +20,36 @@ class KeyTiles {
                                       uint32_t stages)
       : params_(params), work_(work), stages_(stages) {}
 
-  __device__ __forceinline__ uint32_t k(int block) const {
-    return stages_ + uint32_t(block % C.stages) * C.stage_bytes();
+  __device__ __forceinline__ uint32_t k(const Visit<C>& visit) const {
+    return stages_ + uint32_t(visit.stage()) * C.stage_bytes();
   }
-  __device__ __forceinline__ uint32_t v(int block) const { return k(block) + C.k_tile().bytes(); }
+  __device__ __forceinline__ uint32_t v(const Visit<C>& visit) const {
+    return k(visit) + C.k_tile().bytes();
+  }
 
   // The copies of the first block that is visited begin.
-  __device__ __forceinline__ void start(int block) const {
+  __device__ __forceinline__ void start(const Visit<C>& first) const {
     if constexpr (C.stages == 2) {
-      ask_both(block);
+      ask_both(first);
     } else {
-      ask_k(block);
+      ask_k(first);
     }
   }
 
   // K of the block is there, and V if there are two stages; what comes next is asked for. All warps
   // of the CTA call this for each block, and then wait_for_values().
-  __device__ __forceinline__ void wait_for_keys(int block) const {
+  __device__ __forceinline__ void wait_for_keys(const Visit<C>& now, const Visit<C>& next) const {
     wait();
     if constexpr (C.stages == 2) {
-      ask_both(block - 1);
+      ask_both(next);
     } else {
-      ask_v(block);
+      ask_v(now);
     }
   }
-  __device__ __forceinline__ void wait_for_values(int block) const {
+  __device__ __forceinline__ void wait_for_values(const Visit<C>& next) const {
     if constexpr (C.stages == 1) {
       wait();
-      ask_k(block - 1);
+      ask_k(next);
     }
   }
 
@@ -62,25 +63,28 @@ class KeyTiles {
   }
 
   // Blocks below 0 do not exist.
-  __device__ __forceinline__ void ask_k(int block) const {
-    if (block >= 0) copy<C.k_tile()>(params_.k, k(block), work_.first_key + block * C.block_n);
+  __device__ __forceinline__ void ask_k(const Visit<C>& of) const {
+    if (of.block >= 0) copy<C.k_tile()>(params_.k, k(of), first_key(of));
   }
-  __device__ __forceinline__ void ask_v(int block) const {
-    if (block >= 0) copy<C.v_tile()>(params_.v, v(block), work_.first_key + block * C.block_n);
+  __device__ __forceinline__ void ask_v(const Visit<C>& of) const {
+    if (of.block >= 0) copy<C.v_tile()>(params_.v, v(of), first_key(of));
+  }
+  __device__ __forceinline__ int first_key(const Visit<C>& of) const {
+    return work_.first_key + of.block * C.block_n;
   }
 
   // A quantized cache takes long code, which is there once for both.
-  __device__ __forceinline__ void ask_both(int block) const {
+  __device__ __forceinline__ void ask_both(const Visit<C>& of) const {
     if constexpr (C.quantized) {
       static_assert(C.stages == 2 && C.head_dim == C.head_dim_v);
-      const int first = work_.first_key + block * C.block_n;
+      const int first = first_key(of);
 #pragma unroll 1
-      for (int i = 0; i < 2 && block >= 0; ++i) {
-        copy<C.k_tile()>(i == 0 ? params_.k : params_.v, k(block) + i * C.k_tile().bytes(), first);
+      for (int i = 0; i < 2 && of.block >= 0; ++i) {
+        copy<C.k_tile()>(i == 0 ? params_.k : params_.v, k(of) + i * C.k_tile().bytes(), first);
       }
     } else {
-      ask_k(block);
-      ask_v(block);
+      ask_k(of);
+      ask_v(of);
     }
   }
 

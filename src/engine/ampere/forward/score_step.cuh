@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a warp does with the scores of a block: they become P. Masked blocks and a tile's first take
-// the online step; others the guarded one, which leaves the reference alone, and where its guard
-// fires P is brought back into range, or computed again if it has overflowed. Next:
-// cuda/softmax/softmax.cuh, forward_kernel.cuh.
+// the online step (under a block mask all until the first that is not masked); others the guarded
+// one, which leaves the reference alone, and where its guard fires P is brought back into range, or
+// computed again if it has overflowed. Next: cuda/softmax/softmax.cuh, forward_kernel.cuh.
 #pragma once
 
-#include "engine/ampere/forward/tile_work.cuh"
+#include "engine/ampere/forward/visit.cuh"
 #include "engine/ampere/forward/warp_tile.cuh"
+#include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/cuda/mask/mask.cuh"
 #include "engine/cuda/softmax/score_quantized_keys.cuh"
 
@@ -60,19 +61,26 @@ class ScoreStep {
  public:
   __device__ __forceinline__ ScoreStep(const ForwardParams& params, const TileWork<C>& work,
                                        WarpWork& mine)
-      : score_{score_of(params, work)}, mine_(mine), params_(params) {}
+      : score_{score_of(params, work)}, mine_(mine), params_(params), work_(work) {}
 
   // False: P has overflowed in the registers that held the scores. With their products there once
   // more, the step is to be taken `again`.
-  __device__ __forceinline__ bool take(Tile& r, int block, bool again) {
+  __device__ __forceinline__ bool take(Tile& r, const Visit<C>& visit, bool again) {
     prepare(r);
-    const int first_key = block * C.block_n;
-    const bool masked =
+    const int block = visit.block, first_key = block * C.block_n;
+    bool masked =
         uniform(block >= blocks().masked_from || blocks().edge.hides_left(first_key)) != 0;
     const bool may_guard = uniform(!again && block < blocks().online_from) != 0;
     if (masked) mask(r, first_key);
+    if constexpr (C.block_mask) {
+      if (visit.bits != nullptr) hide(r, visit.bits, first_key);
+      masked |= visit.bits != nullptr;
+    }
     if (!masked && may_guard) return guarded(r, block);
     online(r);
+    if constexpr (C.block_mask) {
+      if (!masked) may_guard_below(block);
+    }
     return true;
   }
 
@@ -97,6 +105,31 @@ class ScoreStep {
     for (int t = 0; t < Tile::kRowTiles; ++t) {
       mask_scores(r.scores[t], blocks().edge, params_.output.pack, t * kWarpSize + lane, first_key);
     }
+  }
+
+  // What the bits of a block of the mask hide; they have all rows and keys of the tile's block.
+  __device__ __forceinline__ void hide(Tile& r, const uint32_t* bits, int first_key) const {
+    const int lane = int(thread_in_block() % kWarpSize), warp = int(thread_in_block()) / kWarpSize;
+    const int key = (work_.first_key + first_key) % kMaskBlock;
+#pragma unroll
+    for (int t = 0; t < Tile::kRowTiles; ++t) {
+      RowBitsOf<C.block_n / 32> mine;
+#pragma unroll
+      for (int i = 0; i < kRowsPerThread; ++i) {
+        const int row = work_.first_row(warp) + fragment_row(t * kWarpSize + lane);
+        const int query = params_.output.pack.query(row + i * kRowDistance) % kMaskBlock;
+        const uint32_t* const words = bits + query * kMaskRowWords + key / 32;
+#pragma unroll
+        for (int w = 0; w < C.block_n / 32; ++w) mine.words[i][w] = __ldg(words + w);
+      }
+      mine.hide(r.scores[t], lane);
+    }
+  }
+
+  // All rows have seen the keys of `block`: they have a reference. In shared memory, as fires.
+  __device__ __forceinline__ void may_guard_below(int block) {
+    const bool first = mine_.blocks.online_from == 0 && mine_.fired_guards == 0;
+    if (first && thread_in_block() % kWarpSize == 0) mine_.blocks.online_from = block;
   }
 
   // Most often nothing moves: then a vote is all.
@@ -176,6 +209,7 @@ class ScoreStep {
   const Hook score_;
   WarpWork& mine_;
   const ForwardParams& params_;
+  const TileWork<C>& work_;
 };
 
 }  // namespace fa3::ampere

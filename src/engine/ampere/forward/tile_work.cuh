@@ -91,6 +91,8 @@ __device__ __forceinline__ void find_blocks(const ForwardParams& params, int war
   work.of_warp[warp] = {row_blocks_of_split(range.from(work.first_key), edge.from(work.first_key),
                                             C.block_n, work.num_blocks),
                         0};
+  // Which blocks are visited is not known yet, nor where all rows have seen a key.
+  if constexpr (C.block_mask) work.of_warp[warp].blocks.online_from = 0;
 }
 
 }  // namespace fa3::ampere

@@ -2,7 +2,7 @@
 // The kernels of a backward call, for the launcher.
 #pragma once
 
-#include "engine/ampere/instances/backward_table.h"
+#include "engine/ampere/instances/mask_backward_table.h"
 
 namespace fa3::ampere {
 
@@ -19,7 +19,12 @@ struct BackwardKernel {
 template <int Row, Element E, bool Scored>
 BackwardKernel backward_entry();
 
-// The kernels of a row of kBackwardTable.
+// Of row `Row` of kMaskBackwardTable (mask_backward_entry.cuh).
+template <int Row, Element E>
+BackwardKernel mask_backward_entry();
+
+// The kernels of a row of kBackwardTable, or of kMaskBackwardTable.
 BackwardKernel backward_kernel_at(int row, Element element, bool scored);
+BackwardKernel mask_backward_kernel_at(int row, Element element);
 
 }  // namespace fa3::ampere

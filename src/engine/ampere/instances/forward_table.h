@@ -48,6 +48,11 @@ constexpr ForwardConfig quantized(ForwardConfig c) {
   return c;
 }
 
+constexpr ForwardConfig with_block_mask(ForwardConfig c) {
+  c.block_mask = true;
+  return c;
+}
+
 inline constexpr ForwardConfig kFewRows64 = of_one_warp(with_q(tile_of(64, 16, 64, 6), 64)),
                                kFewRows128 = of_one_warp(with_q(tile_of(128, 16, 32, 6), 128)),
                                kFewRows256 = of_one_warp(tile_of(256, 16, 32, 3));
@@ -58,6 +63,8 @@ inline constexpr char kAlone[] =
     "few query rows: each warp is a CTA, with keys of its own on the way";
 inline constexpr char kCache[] =
     "a quantized cache: each warp is a CTA, which dequantizes its keys";
+
+inline constexpr char kMasked[] = "a block mask: blocks of keys that divide the mask's";
 
 inline constexpr std::array kForwardTable{
     KernelInstance{tile_of(64, 128, 128, 2), "many keys: 128 a step, few barriers", 1536},
@@ -79,6 +86,16 @@ inline constexpr std::array kForwardTable{
     KernelInstance{quantized(kFewRows64), kCache},
     KernelInstance{quantized(kFewRows128), kCache},
     KernelInstance{quantized(kFewRows256), kCache},
+    KernelInstance{with_block_mask(tile_of(64, 128, 64, 2)), kMasked},
+    KernelInstance{with_block_mask(tile_of(128, 128, 64, 2)), kMasked},
+    KernelInstance{with_block_mask(tile_of(128, 128, 32, 2, 1)), kMasked},
+    KernelInstance{with_block_mask(tile_of(256, 64, 64, 1, 1)), kMasked},
+    KernelInstance{with_block_mask(with_dropout(tile_of(128, 64, 64, 2))), kMasked},
+    KernelInstance{with_block_mask(with_dropout(tile_of(256, 64, 64, 1, 1))), kMasked},
+    KernelInstance{with_block_mask(kFewRows128), kMasked},
+    KernelInstance{with_block_mask(kFewRows256), kMasked},
+    KernelInstance{with_block_mask(quantized(kFewRows128)), kMasked},
+    KernelInstance{with_block_mask(quantized(kFewRows256)), kMasked},
 };
 
 static_assert([] {

@@ -94,7 +94,8 @@ BackwardParams main_params(const BackwardPlan& plan, const Arrays& arrays) {
                    .capped = a.softcap != 0,
                    .soft_cap = {},
                    .per_cap = 0,
-                   .dropout = cuda::DropoutParams::of(a.dropout)};
+                   .dropout = cuda::DropoutParams::of(a.dropout),
+                   .block_mask = a.block_mask};
   if (p.capped) {
     p.soft_cap = cuda::SoftCap::of(a.scale, a.softcap);
     p.per_cap = 1 / p.soft_cap.cap;

@@ -67,7 +67,8 @@ ForwardParams params_of(const ForwardPlan& plan, void* workspace) {
                        .output = output_of(plan, workspace),
                        .partial_batches = plan.partials.any() ? int(plan.partials.batches) : 0,
                        .cache_scales = call.cache_scales,
-                       .cache_is_e5m2 = call.cache_is_e5m2};
+                       .cache_is_e5m2 = call.cache_is_e5m2,
+                       .block_mask = call.block_mask};
   if (params.capped) {
     params.soft_cap = cuda::SoftCap::of(call.scale, call.softcap);
     params.scale_log2 = 1.0f;

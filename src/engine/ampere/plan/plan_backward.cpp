@@ -29,15 +29,41 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
   return why;
 }
 
-}  // namespace
-
-int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
-  for (int row = 0; row < int(kBackwardTable.size()); ++row) {
-    const BackwardConfig& c = kBackwardTable[size_t(row)].config;
+template <class Table>
+int first_that_fits(const Table& table, int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
+  for (int row = 0; row < int(table.size()); ++row) {
+    const BackwardConfig& c = table[size_t(row)].config;
     const bool fits_smem = smem_bytes >= (c.small ? kSmallSmemBytes : kLargeSmemBytes);
     if (fits_smem && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
   }
   return kNoKernel;
+}
+
+struct Selection {
+  int row;  // or kNoKernel; then there is nothing else
+  BackwardKernel kernel;
+  const char* why;
+};
+
+Selection select(const BackwardProblem& p, int smem_bytes) {
+  const Element element = cuda::element_of(p.dtype);
+  if (p.block_mask.on) {
+    const int row = select_mask_backward_kernel(p.head_dim, p.head_dim_v, smem_bytes);
+    if (row == kNoKernel) return {row, {}, ""};
+    return {row, mask_backward_kernel_at(row, element), kMaskBackwardTable[size_t(row)].why};
+  }
+  const int row = select_backward_kernel(p.head_dim, p.head_dim_v, smem_bytes);
+  if (row == kNoKernel) return {row, {}, ""};
+  return {row, backward_kernel_at(row, element, has_other_p(p)), kBackwardTable[size_t(row)].why};
+}
+
+}  // namespace
+
+int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
+  return first_that_fits(kBackwardTable, head_dim, head_dim_v, smem_bytes);
+}
+int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
+  return first_that_fits(kMaskBackwardTable, head_dim, head_dim_v, smem_bytes);
 }
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan) {
@@ -53,14 +79,13 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   int smem_bytes = 0;
   FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));
-  const int row = select_backward_kernel(problem.head_dim, problem.head_dim_v, smem_bytes);
-  if (row == kNoKernel) {
+  const Selection selected = select(problem, smem_bytes);
+  if (selected.row == kNoKernel) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
   }
   const cuda::BackwardCall call = cuda::call_of(problem);
-  const BackwardPlan decided = plan_launches(
-      backward_kernel_at(row, cuda::element_of(problem.dtype), has_other_p(problem)), call);
+  const BackwardPlan decided = plan_launches(selected.kernel, call);
   if (decided.grids.largest() > kMaxBlocks) {
     return unsupported("more than 2^28 blocks of queries or keys");
   }
@@ -73,11 +98,11 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   plan->num_tasks = decided.grids.main;
   plan->workspace_bytes = decided.workspace.bytes;
   if (plan->wants_words) {
-    plan->kernel =
-        concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
-               c.block_m, "x", c.block_n, cuda::mask_name(call.mask),
-               problem.dropout.on() ? " dropout" : "", call.deterministic ? " deterministic" : "");
-    plan->why = reasons(decided, kBackwardTable[size_t(row)].why);
+    plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
+                          " ", c.block_m, "x", c.block_n, cuda::mask_name(call.mask),
+                          c.block_mask ? " block mask" : "", problem.dropout.on() ? " dropout" : "",
+                          call.deterministic ? " deterministic" : "");
+    plan->why = reasons(decided, selected.why);
   }
   return {};
 }

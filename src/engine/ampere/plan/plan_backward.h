@@ -10,8 +10,10 @@
 
 namespace fa3::ampere {
 
-// The row of kBackwardTable for head dims and a device's shared memory, or kNoKernel.
+// The row of kBackwardTable, or beside a block mask of kMaskBackwardTable, for head dims and a
+// device's shared memory; or kNoKernel.
 int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes);
+int select_mask_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes);
 
 Status plan_backward(const BackwardProblem& problem, Plan* plan);
 

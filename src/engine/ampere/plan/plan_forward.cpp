@@ -50,7 +50,6 @@ Status check_forward(const Problem& p) {
     return unsupported("head dims over ", name_of(p.kv_dtype), " must be multiples of ",
                        kCacheColumns, ", got ", p.head_dim, " and ", p.head_dim_v);
   }
-  if (p.block_mask.on) return unsupported("block_mask: no kernel of this engine takes one");
   if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
@@ -87,7 +86,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   if (plan->wants_words) {
     plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
                           " ", c.block_m, "x", c.block_n, c.quantized ? " quantized cache" : "",
-                          cuda::mask_name(call.mask), c.dropout ? " dropout" : "");
+                          cuda::mask_name(call.mask), c.block_mask ? " block mask" : "",
+                          c.dropout ? " dropout" : "");
     plan->why = reasons(decided, instance.why, problem.batch_invariant);
   }
   return {};

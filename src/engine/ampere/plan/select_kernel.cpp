@@ -16,6 +16,9 @@ namespace {
 cuda::PackGqa pack_for(const Problem& p, int block_m) {
   cuda::PackGqa pack;
   if (p.dropout.on() || p.batch_invariant || p.heads_k == 0) return pack;
+  // A tile has queries of one row of a map, and heads that share it.
+  const BlockMask& mask = p.block_mask;
+  if (mask.on && (mask.heads > 1 || p.lengths_q.max > kMaskBlock)) return pack;
   const auto divides = [&](int log2) { return p.group() % (int64_t{1} << log2) == 0; };
   while (p.lengths_q.max << pack.log2 < block_m && pack.heads() < kRowsPerWarp &&
          divides(pack.log2 + 1)) {
@@ -52,7 +55,7 @@ int select_kernel(const Problem& p, int smem_bytes_of_sm) {
   for (int row = 0; row < int(kForwardTable.size()); ++row) {
     const ForwardConfig& c = kForwardTable[size_t(row)].config;
     const bool fits = c.head_dim >= p.head_dim && c.head_dim_v >= columns_v;
-    if (!fits || c.dropout != p.dropout.on()) continue;
+    if (!fits || c.dropout != p.dropout.on() || c.block_mask != p.block_mask.on) continue;
     if (keys < kForwardTable[size_t(row)].least_keys) continue;
     if (c.quantized != p.has_float8()) continue;
     if (!c.quantized && few_rows != (c.block_m == kRowsPerWarp)) continue;

@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "engine/cuda/host/launch.h"
+#include "engine/cuda/mask/map_entry.h"
 #include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::cuda {
@@ -13,11 +14,7 @@ namespace {
 
 constexpr int kWarps = 4;
 
-struct Entry {
-  bool full;
-  const uint32_t* bits;  // null: none
-  __device__ bool seen() const { return full || bits != nullptr; }
-};
+using Entry = MapEntry;
 
 class RowOfMap {
  public:
@@ -29,10 +26,7 @@ class RowOfMap {
 
   // What the caller says of a block.
   __device__ Entry given(int block) const {
-    const int32_t entry = block < p_.key_blocks ? blocks_[block] : kHiddenBlock;
-    const bool named = entry > 0 && entry <= p_.mask.num_bits;
-    return {entry == kFullBlock,
-            named ? p_.mask.bits + (int64_t{entry} - 1) * kMaskBlockWords : nullptr};
+    return block < p_.key_blocks ? map_entry(p_.mask, blocks_, block) : Entry{};
   }
   // The same, but only those keys of the last block that exist are seen.
   __device__ Entry at(int block) const {

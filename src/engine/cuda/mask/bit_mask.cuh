@@ -12,12 +12,14 @@ namespace fa3::cuda {
 
 inline constexpr int kMaskBits = kMaskBlockWords * int(sizeof(uint32_t));  // bytes
 
-// The words of a thread's two rows, moved so that bit 0 is its first column.
-struct RowBits {
-  uint32_t words[kRowsPerThread][kMaskRowWords];
+// The words of a thread's two rows, of as many keys as a tile of scores has.
+template <int Words>
+struct RowBitsOf {
+  uint32_t words[kRowsPerThread][Words];
 
   // `smem`: of the block; first_row: of the 64 that `thread` of a warpgroup holds rows of.
   __device__ __forceinline__ void load(uint32_t smem, int first_row, int thread) {
+    static_assert(Words == kMaskRowWords);
     const uint32_t row = smem + (first_row + fragment_row(thread)) * kMaskRowWords * 4;
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
@@ -28,13 +30,12 @@ struct RowBits {
   // Scores of hidden pairs become -inf.
   template <int Count>
   __device__ __forceinline__ void hide(float (&scores)[Count], int thread) const {
-    static_assert(Count == kMaskBlock / 2);
-    uint32_t moved[kRowsPerThread][kMaskRowWords];
+    static_assert(Count == Words * 16);
+    uint32_t moved[kRowsPerThread][Words];
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
 #pragma unroll
-      for (int w = 0; w < kMaskRowWords; ++w)
-        moved[r][w] = words[r][w] >> fragment_lane_column(thread);
+      for (int w = 0; w < Words; ++w) moved[r][w] = words[r][w] >> fragment_lane_column(thread);
     }
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
@@ -44,6 +45,8 @@ struct RowBits {
     }
   }
 };
+
+using RowBits = RowBitsOf<kMaskRowWords>;  // of all keys of a block
 
 // A tile whose rows are keys and whose columns are queries, the first of them that of `bits`, in
 // global memory: scores of hidden pairs become -inf. first_key: of the block's, the first of the 64

@@ -25,4 +25,10 @@ BackwardKernel backward_entry() {
   return {kConfig, kNoKernel<kConfig, 1>, kNoKernel<kConfig, 2>, kNoKernel<kConfig, 3>, 1 << 15};
 }
 
+template <int Row, Element E>
+BackwardKernel mask_backward_entry() {
+  constexpr BackwardConfig kConfig = kMaskBackwardTable[Row].config.with(E, true);
+  return {kConfig, kNoKernel<kConfig, 1>, kNoKernel<kConfig, 2>, kNoKernel<kConfig, 3>, 1 << 15};
+}
+
 }  // namespace fa3::ampere

@@ -18,6 +18,7 @@
 #include "engine/ampere/launch/launch_forward.h"
 #include "engine/ampere/plan/forward_plan.h"
 #include "engine/ampere/plan/select_kernel.h"
+#include "random_map.h"
 #include "runtime.h"
 
 namespace fa3::ampere {
@@ -67,6 +68,7 @@ struct NumericCase {
   int smem_of_sm = 228 << 10;
   int num_splits = 1;
   DType cache = DType::float32;  // float8: of keys and values, with scales by sequence and head
+  bool block_mask = false, map_by_sequence = false, map_by_head = false;
 };
 
 class NumericRun {
@@ -87,6 +89,10 @@ class NumericRun {
         o32_(q_entries_, q_rows_, c.heads_q, c.dv, c.pad, c.offset, DType::float32, kUntouched32),
         lse_(size_t(q_entries_ * q_rows_ * c.heads_q), kUntouched32),
         sinks_(size_t(c.heads_q)) {
+    if (c.block_mask) {
+      map_ = RandomMap(c.map_by_sequence ? c.batch : 1, c.map_by_head ? c.heads_q : 1, c.seqlen_q,
+                       c.seqlen_k);
+    }
     fill();
     describe();
   }
@@ -213,6 +219,7 @@ class NumericRun {
     p.scale = 1 / std::sqrt(float(c_.d));
     p.softcap = c_.softcap;
     p.mask = c_.mask;
+    p.block_mask = map_.mask();
     p.q = q_.operand;
     p.k = k_.operand;
     p.v = v_.operand;
@@ -356,8 +363,11 @@ class NumericRun {
     if (row < q.used) {
       const KeyRange range = p_.mask.keys_of(row, q.used, k.used);
       std::vector<double> scores;
+      bool sees = c_.sink;
       for (int64_t key = range.begin; key < range.end; ++key) {
-        scores.push_back(score(b, q.begin + row, k.begin + key, head));
+        const bool shown = map_.shows(b, head, int(row), int(key));
+        scores.push_back(shown ? score(b, q.begin + row, k.begin + key, head) : lse);
+        sees |= shown;
       }
       double most = lse;
       for (double s : scores) most = std::max(most, s);
@@ -368,6 +378,7 @@ class NumericRun {
       DropoutRow kept(p_.dropout, draws, row);
       for (size_t i = 0; i < scores.size(); ++i) {
         const int64_t key = range.begin + int64_t(i);
+        if (scores[i] == -std::numeric_limits<double>::infinity()) continue;
         if (p_.dropout.on() && !kept.keeps(key)) continue;
         const uint16_t* const v =
             key_row(v_, int(c_.cu_k.empty() ? b : 0), k.begin + key, head / p_.group());
@@ -376,7 +387,7 @@ class NumericRun {
                               scale_of(v_scales_, b, head / p_.group());
         for (int j = 0; j < c_.dv; ++j) o[size_t(j)] += weight * widen(v[j]);
       }
-      if (!scores.empty() || c_.sink) lse = most + std::log(sum);
+      if (sees) lse = most + std::log(sum);
     }
     compare(entry_of(b), q.begin + row, head, o, lse);
   }
@@ -411,6 +422,7 @@ class NumericRun {
   Padded<float> o32_;
   std::vector<float> lse_, sinks_;
   std::vector<int32_t> table_;
+  RandomMap map_;
   Problem p_;
   std::string error_, words_;
 };
