@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "engine/fixture.h"
+#include "support/cache.h"
+#include "support/textbook.h"
 
 namespace fa3::test {
 namespace {
@@ -88,6 +90,36 @@ TEST_P(BlockMasks, with_every_feature) {
   c.dropout_p = 0.2f;
   c.dropout_seed = 5;
   for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+}
+
+TEST_P(BlockMasks, beside_chunks) {
+  Case c = with_mask(dense_case(1, 300, 411, 2, 1, 64, 64));
+  c.causal = true;
+  c.chunk = 100;
+  for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+}
+
+// As a tree of drafted tokens: few queries, a map for each sequence, keys in pages.
+TEST_P(BlockMasks, over_pages_of_a_cache) {
+  for (int64_t page_size : {7, 16}) {  // their last one ends in the last block of keys
+    for (int64_t dim : {64, 128}) {
+      Case c = with_mask(dense_case(3, 5, 360, 8, 2, dim, dim), 0.3, 0.5);
+      c.k.used = {300, 360, 7};
+      c.mask.by_sequence = true;
+      for (fa3_dtype dtype : {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16}) {
+        c.dtype = dtype;
+        const Inputs inputs = make_inputs(c);
+        const Cached cached = in_cache(c, inputs, {.page_size = page_size});
+        if (const std::string reason = refusal(engine(), cached.c, cached.inputs); reason != "") {
+          leave_out(reason);
+          continue;
+        }
+        EXPECT_TRUE(forward_agrees({engine(), c}, textbook_forward(c, inputs),
+                                   forward(cached.c, cached.inputs),
+                                   run_forward(baseline(), c, inputs)));
+      }
+    }
+  }
 }
 
 TEST_P(BlockMasks, with_peaked_scores) {

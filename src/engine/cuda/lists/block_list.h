@@ -23,6 +23,7 @@ struct alignas(16) ListedBlock {
 struct ListLength {
   int count;
   int num_full;
+  int nth;  // if this is the n-th of its map: which list is the n-th by length, the longest last
 };
 
 // One list after the other, `capacity` apart.
@@ -36,6 +37,10 @@ struct BlockLists {
 
   FA3_HD int number(int batch, int head, int list) const {
     return ((by_batch ? batch * heads : 0) + (by_head ? head : 0)) * num_lists + list;
+  }
+  // Which of a map's lists is the n-th by length, where they are ranked.
+  FA3_HD int ranked(int batch, int head, int n) const {
+    return lengths[number(batch, head, n)].nth;
   }
   FA3_HD const ListedBlock* blocks_of(int number) const {
     return blocks + int64_t{number} * capacity;

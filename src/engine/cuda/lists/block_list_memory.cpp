@@ -34,8 +34,11 @@ BlockLists lists_of(const BlockListParams& p, const ListedBlock* blocks, const L
 
 }  // namespace
 
-BlockListParams block_list_params(const BlockMask& mask, int seqlen_q, int seqlen_k) {
+BlockListParams block_list_params(const BlockMask& mask, const MaskRuleOf<int>& rule, int seqlen_q,
+                                  int seqlen_k) {
   return {.mask = mask,
+          .rule = rule,
+          .seqlen_q = seqlen_q,
           .seqlen_k = seqlen_k,
           .query_blocks = int(ceil_div(int64_t{seqlen_q}, int64_t{kMaskBlock})),
           .key_blocks = int(ceil_div(int64_t{seqlen_k}, int64_t{kMaskBlock}))};
@@ -44,9 +47,9 @@ BlockListParams block_list_params(const BlockMask& mask, int seqlen_q, int seqle
 BlockListMemory place_block_lists(const BlockListParams& p, ListsOf pass,
                                   WorkspaceAllocator& allocator) {
   const int64_t columns = capped_product(p.maps(), p.key_blocks);
+  const int64_t own_bits = 1 + capped_product(p.rows(), p.most_cuts());
   BlockListMemory memory;
-  memory.own_bits =
-      place<uint32_t>(allocator, own_bit_blocks(p.rows(), p.has_tail()), kMaskBlockWords);
+  memory.own_bits = place<uint32_t>(allocator, own_bits, kMaskBlockWords);
   memory.row_blocks = place<ListedBlock>(allocator, p.rows(), p.row_capacity());
   memory.row_lengths = place<ListLength>(allocator, p.rows());
   if (pass == ListsOf::kForward) return memory;

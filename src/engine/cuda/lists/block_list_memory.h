@@ -21,7 +21,8 @@ struct BlockListMemory {
 enum class ListsOf : unsigned char { kForward, kBackward, kDeterministicBackward };
 
 // Without memory: what the kernel is asked for.
-BlockListParams block_list_params(const BlockMask& mask, int seqlen_q, int seqlen_k);
+BlockListParams block_list_params(const BlockMask& mask, const MaskRuleOf<int>& rule, int seqlen_q,
+                                  int seqlen_k);
 BlockListMemory place_block_lists(const BlockListParams& params, ListsOf pass,
                                   WorkspaceAllocator& allocator);
 void set_memory(BlockListParams& params, const BlockListMemory& memory, void* workspace);

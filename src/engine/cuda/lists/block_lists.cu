@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp makes the list of a row, 32 entries of the map at a time: what comes before an entry is
 // counted by a vote. The lists of columns are made of those of rows, which know every block's bits
-// and order, by a second kernel. No number depends on which warp is first.
+// and order, by a second kernel; another one ranks lists by their lengths. No number depends on
+// which warp is first.
 #include "engine/cuda/lists/block_lists.h"
 
 #include "core/ceil_div.h"
@@ -14,41 +15,50 @@ namespace {
 
 constexpr int kWarps = 4;
 
-using Entry = MapEntry;
-
 class RowOfMap {
  public:
   __device__ RowOfMap(const BlockListParams& p, int64_t row)
-      : p_(p), tail_bits_(p.own_bits + (1 + row) * kMaskBlockWords) {
+      : p_(p),
+        query_block_(int(row % p.query_blocks)),
+        cuts_(RowCuts::of(p.rule, query_block_, p.seqlen_q, p.seqlen_k)),
+        own_bits_(p.own_bits + (1 + row * p.most_cuts()) * kMaskBlockWords) {
     const int64_t map = row / p.query_blocks;
-    blocks_ = p.mask.row_of(map / p.mask.heads, map % p.mask.heads, row % p.query_blocks);
+    blocks_ = p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query_block_);
   }
 
-  // What the caller says of a block.
-  __device__ Entry given(int block) const {
-    return block < p_.key_blocks ? map_entry(p_.mask, blocks_, block) : Entry{};
-  }
-  // The same, but only those keys of the last block that exist are seen.
-  __device__ Entry at(int block) const {
-    const Entry entry = given(block);
-    const bool is_tail = p_.has_tail() && block == p_.key_blocks - 1;
-    return is_tail && entry.seen() ? Entry{false, tail_bits_} : entry;
+  // What map and rule say of a block together.
+  __device__ MapEntry at(int block) const {
+    if (!cuts_.holds(block)) return {};
+    const MapEntry entry = map_entry(p_.mask, blocks_, block);
+    return cuts_.cuts(block) && entry.seen() ? MapEntry{false, bits_of(block)} : entry;
   }
 
-  __device__ void write_tail_bits(int lane) const {
-    const Entry entry = given(p_.key_blocks - 1);
-    if (!entry.seen()) return;
-    const int keys = p_.seqlen_k % kMaskBlock;
-    for (int i = lane; i < kMaskBlockWords; i += kWarpSize) {
-      const int left = keys - i % kMaskRowWords * 32;
-      const uint32_t exist = left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
-      tail_bits_[i] = (entry.full ? ~0u : entry.bits[i]) & exist;
+  __device__ void write_bits_of_cuts(int lane) const {
+    for (int number = 0, block; (block = cuts_.cut(number)) >= 0; ++number) {
+      const MapEntry entry = map_entry(p_.mask, blocks_, block);
+      if (!entry.seen()) continue;
+      for (int i = lane; i < kMaskBlockWords; i += kWarpSize) {
+        const int query = query_block_ * kMaskBlock + i / kMaskRowWords;
+        const int key = block * kMaskBlock + i % kMaskRowWords * 32;
+        const KeyRangeOf<int> keys = p_.rule.keys_of(query, p_.seqlen_q, p_.seqlen_k);
+        bits_of(block)[i] = (entry.full ? ~0u : entry.bits[i]) & bits_until(keys.end - key) &
+                            ~bits_until(keys.begin - key);
+      }
     }
   }
 
  private:
+  __device__ uint32_t* bits_of(int block) const {
+    return own_bits_ + int64_t{cuts_.place(block)} * kMaskBlockWords;
+  }
+  __device__ static uint32_t bits_until(int bit) {
+    return bit >= 32 ? ~0u : bit <= 0 ? 0u : (1u << bit) - 1;
+  }
+
   const BlockListParams& p_;
-  uint32_t* const tail_bits_;
+  const int query_block_;
+  const RowCuts cuts_;
+  uint32_t* const own_bits_;
   const int32_t* blocks_;
 };
 
@@ -60,13 +70,13 @@ __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
   const RowOfMap map(p, row);
   ListedBlock* const list = p.row_blocks + row * p.row_capacity();
   const unsigned before = (1u << lane) - 1;
-  ListLength length{};
+  ListLength length{.nth = int(row % p.query_blocks)};
   for (int first = 0; first < p.key_blocks; first += kWarpSize) {
     length.num_full += __popc(__ballot_sync(0xffffffff, map.at(first + lane).full));
   }
   int full = 0, partial = length.num_full;
   for (int first = 0; first < p.key_blocks; first += kWarpSize) {
-    const Entry entry = map.at(first + lane);
+    const MapEntry entry = map.at(first + lane);
     const unsigned are_full = __ballot_sync(0xffffffff, entry.full);
     const unsigned are_partial = __ballot_sync(0xffffffff, entry.bits != nullptr);
     const int order = full + partial - length.num_full + __popc((are_full | are_partial) & before);
@@ -80,7 +90,7 @@ __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
     partial += __popc(are_partial);
   }
   length.count = partial;
-  if (p.has_tail()) map.write_tail_bits(lane);
+  map.write_bits_of_cuts(lane);
   if (length.count == 0) {  // a block of none stands in; every such row clears the same bits
     for (int i = lane; i < kMaskBlockWords; i += kWarpSize) p.own_bits[i] = 0;
     if (lane == 0) list[0] = {p.own_bits, 0, 0};
@@ -93,7 +103,7 @@ __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
 __global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t column = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
-  if (column >= p.maps() * p.key_blocks) return;
+  if (column >= p.columns()) return;
   const int64_t map = column / p.key_blocks;
   const int key_block = int(column % p.key_blocks);
   ListedBlock* const list = p.column_blocks + column * p.query_blocks;
@@ -102,7 +112,7 @@ __global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
     const int query_block = first + lane;
     const bool exists = query_block < p.query_blocks;
     const int64_t row = map * p.query_blocks + (exists ? query_block : 0);
-    const Entry entry = exists ? RowOfMap(p, row).at(key_block) : Entry{};
+    const MapEntry entry = exists ? RowOfMap(p, row).at(key_block) : MapEntry{};
     const unsigned seen = __ballot_sync(0xffffffff, entry.seen());
     if (entry.seen()) {
       const int order = p.orders != nullptr ? p.orders[row * p.key_blocks + key_block] : 0;
@@ -110,24 +120,45 @@ __global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
     }
     count += __popc(seen);
   }
-  if (lane == 0) p.column_lengths[column] = {count, 0};
+  if (lane == 0) p.column_lengths[column] = {count, 0, key_block};
 }
 
-cudaError_t launch_warps(const void* kernel, int64_t warps, const BlockListParams& params,
+// Each list says at the place of its rank which it is.
+__global__ void rank_kernel(const __grid_constant__ UnrankedLists p) {
+  const int lane = int(threadIdx.x) % kWarpSize;
+  const int64_t list = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
+  if (list >= p.count) return;
+  const int number = int(list % p.of_map);
+  ListLength* const lengths = p.lengths + (list - number);
+  const int mine = lengths[number].count;
+  int shorter = 0;
+  for (int first = 0; first < p.of_map; first += kWarpSize) {
+    const int other = first + lane;
+    const int count = other < p.of_map ? lengths[other].count : mine + 1;
+    const bool is_before = count < mine || (count == mine && other < number);
+    shorter += __popc(__ballot_sync(0xffffffff, is_before));
+  }
+  if (lane == 0) lengths[shorter].nth = number;
+}
+
+template <class Params>
+cudaError_t launch_warps(void (*kernel)(Params), int64_t warps, const Params& params,
                          cudaStream_t stream) {
-  BlockListParams copy = params;
+  Params copy = params;
   const auto ctas = unsigned(ceil_div(warps, int64_t{kWarps}));
-  return launch(kernel, {ctas, 1, 1}, kWarps * kWarpSize, 0, &copy, {}, stream);
+  return launch(reinterpret_cast<const void*>(kernel), {ctas, 1, 1}, kWarps * kWarpSize, 0, &copy,
+                {}, stream);
 }
 
 }  // namespace
 
-cudaError_t prepare_block_lists(const BlockListParams& params, cudaStream_t stream) {
-  cudaError_t error =
-      launch_warps(reinterpret_cast<const void*>(&row_lists_kernel), params.rows(), params, stream);
-  if (error != cudaSuccess || params.column_blocks == nullptr) return error;
-  return launch_warps(reinterpret_cast<const void*>(&column_lists_kernel),
-                      params.maps() * params.key_blocks, params, stream);
+cudaError_t prepare_block_lists(const BlockListParams& p, cudaStream_t stream) {
+  cudaError_t error = launch_warps(&row_lists_kernel, p.rows(), p, stream);
+  if (error == cudaSuccess && p.column_blocks != nullptr) {
+    error = launch_warps(&column_lists_kernel, p.columns(), p, stream);
+  }
+  if (error != cudaSuccess || !p.ranked()) return error;
+  return launch_warps(&rank_kernel, p.walked().count, p.walked(), stream);
 }
 
 }  // namespace fa3::cuda

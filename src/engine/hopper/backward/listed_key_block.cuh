@@ -55,7 +55,7 @@ class ListedKeyBlock {
   };
 
   __device__ __forceinline__ ListedKeyBlock(const BackwardParams& params, int tile, Record& mine)
-      : params_(params), at_(params.order.unsplit_at(tile)), mine_(mine) {
+      : params_(params), at_(ordered(params, params.order.unsplit_at(tile))), mine_(mine) {
     if (threadIdx.x != 0) return;
     mine_.num_steps = count_steps();
     mine_.walk = {nullptr, 0, at_.kv_head * params_.heads_per_kv_head - 1, 0, 0, 0};
@@ -108,6 +108,15 @@ class ListedKeyBlock {
   __device__ __forceinline__ static constexpr bool has_rows(Block, int /*part*/) { return true; }
 
  private:
+  // A head's key blocks come by the lengths of their lists, the longest first.
+  __device__ __forceinline__ static KeyBlockIndex ordered(const BackwardParams& params,
+                                                          KeyBlockIndex at) {
+    if (params.scratch.dq_semaphore != nullptr) return at;  // they come in the order of additions
+    const int head = at.kv_head * params.heads_per_kv_head;
+    at.n_block = params.lists.ranked(at.batch, head, params.lists.num_lists - 1 - at.n_block);
+    return at;
+  }
+
   __device__ __forceinline__ int list_of(int head) const {
     return params_.lists.number(at_.batch, head, at_.n_block);
   }

@@ -110,8 +110,9 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
     const int64_t rows = tiling.pack.rows(int64_t{std::max(1, call.seqlen_q)});
     plan.partial_rows = int(std::min<int64_t>(c.block_m, rows));
   }
-  if (c.block_mask) {
-    plan.lists = cuda::block_list_params(call.block_mask, call.seqlen_q, call.seqlen_k);
+  if (c.block_mask) {  // lists have the rule in them: the kernel knows of none
+    plan.lists = cuda::block_list_params(call.block_mask, call.mask, call.seqlen_q, call.seqlen_k);
+    plan.call.mask = {};
   }
   plan.grid = grid_of(plan, num_sms);
   if (c.is_single_sequence()) {

@@ -88,12 +88,12 @@ Status check_layouts(const ForwardCall& a) {
   return check("o", a.o);
 }
 
-// Kernels that walk lists know of nothing else.
+// Kernels that walk lists know of nothing but what the lists have: the map, and the rule without
+// chunks.
 Status check_block_mask(const Problem& p) {
   if (!p.block_mask.on) return {};
-  if (!p.mask.hides_nothing()) {
-    return unsupported(
-        "block_mask beside causal, a window or chunks; put these into the map and its bits");
+  if (narrow_mask(p).chunk != MaskRuleOf<int>::kNoChunks) {
+    return unsupported("block_mask beside chunks; put these into the map and its bits");
   }
   if (is_varlen(p)) return unsupported("block_mask beside lengths of sequences, or a cache");
   if (p.softcap != 0.0f) return unsupported("block_mask beside softcap");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler of tiles whose key blocks stand in the lists of a block mask: tiles by number, as
-// dense ones. Next: load_tma_listed.cuh.
+// The scheduler of tiles whose key blocks stand in the lists of a block mask: in a head's turn the
+// longest first. Next: load_tma_listed.cuh.
 #pragma once
 
 #include "engine/hopper/forward/producer/dense_tiles.cuh"
@@ -17,7 +17,8 @@ class ListedTiles : public DenseTiles<C> {
   using Dense::Dense;
 
   __device__ __forceinline__ bool next(WorkTileOf<C>& work) const {
-    const TileIndex index = params_.order.tile(number());
+    TileIndex index = params_.order.tile(number());
+    index.m_block = params_.lists.ranked(index.batch, index.pack, index.m_block);
     const int list = params_.lists.number(index.batch, index.pack, index.m_block);
     const ListLength length = params_.lists.lengths[list];
     work.num_blocks = length.count;

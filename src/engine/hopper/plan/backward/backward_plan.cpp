@@ -170,9 +170,12 @@ int64_t BackwardPlan::num_query_blocks() const {
   return capped_product(q_blocks.in_all, call.q.heads);
 }
 
-BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& call, int num_sms) {
+BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& given, int num_sms) {
   const BackwardConfig& c = kernel.config;
-  BackwardPlan plan{.kernel = kernel, .call = call};
+  BackwardPlan plan{.kernel = kernel, .call = given};
+  // Lists have the rule in them: the kernel knows of none.
+  if (c.block_mask) plan.call.mask = {};
+  const BackwardCall& call = plan.call;
   plan.q_blocks = count_blocks(call, call.q, c.block_m, call.lengths_q.in_one_tensor);
   plan.k_blocks = count_blocks(call, call.k, c.block_n, false);
   const int splits = choose_head_splits(plan, num_sms);
@@ -187,7 +190,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& cal
   plan.main_config = call.deterministic ? c.deterministic() : splits > 1 ? c.with_head_splits() : c;
   plan.tail_tiles = kTailTilesPerSm * num_sms;
   if (c.block_mask) {
-    plan.lists = cuda::block_list_params(call.block_mask, call.seqlen_q, call.seqlen_k);
+    plan.lists = cuda::block_list_params(call.block_mask, given.mask, call.seqlen_q, call.seqlen_k);
   }
   plan.grids = grids_of(plan);
   if (!plan.short_sequences) plan.workspace = lay_out(plan);

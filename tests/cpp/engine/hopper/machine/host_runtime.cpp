@@ -6,7 +6,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "engine/cuda/kernels/sink_gradient.h"
 #include "engine/cuda/lists/block_lists.h"
@@ -93,15 +96,22 @@ cudaError_t fa3::cuda::sum_sink_gradients(const SinkSums&, cudaStream_t) {
   return cudaSuccess;
 }
 
+namespace {
+fa3::cuda::RowCuts cuts_of(const fa3::cuda::BlockListParams& p, int query_block) {
+  return fa3::cuda::RowCuts::of(p.rule, query_block, p.seqlen_q, p.seqlen_k);
+}
+}  // namespace
+
 // The lists of a map whose entries are right, block by block.
 cudaError_t fa3::cuda::prepare_block_lists(const BlockListParams& p, cudaStream_t) {
   const auto bits_of = [&](int64_t map, int query, int key) -> const uint32_t* {
     const int32_t entry = p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query)[key];
-    const bool tail = p.has_tail() && key == p.key_blocks - 1;
-    return entry == kFullBlock && !tail ? nullptr : p.own_bits;
+    const bool cut = cuts_of(p, query).cuts(key);
+    return entry == kFullBlock && !cut ? nullptr : p.own_bits;
   };
   const auto is_seen = [&](int64_t map, int query, int key) {
-    return p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query)[key] != kHiddenBlock;
+    return cuts_of(p, query).holds(key) &&
+           p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query)[key] != kHiddenBlock;
   };
   if (p.tile_counter != nullptr) *p.tile_counter = 0;
   for (int64_t row = 0; row < p.rows(); ++row) {
@@ -130,7 +140,16 @@ cudaError_t fa3::cuda::prepare_block_lists(const BlockListParams& p, cudaStream_
       for (int before = 0; before < key; ++before) order += is_seen(map, query, before);
       p.column_blocks[column * p.query_blocks + count++] = {bits_of(map, query, key), query, order};
     }
-    p.column_lengths[column] = {count, 0};
+    p.column_lengths[column] = {count, 0, key};
+  }
+  const UnrankedLists lists = p.walked();
+  for (int64_t first = 0; p.ranked() && first < lists.count; first += lists.of_map) {
+    ListLength* const lengths = lists.lengths + first;
+    std::vector<int> order(size_t(lists.of_map));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return lengths[a].count < lengths[b].count; });
+    for (int n = 0; n < lists.of_map; ++n) lengths[n].nth = order[size_t(n)];
   }
   return cudaSuccess;
 }
