@@ -22,6 +22,7 @@ __all__ = [
     "from_rule",
     "from_slices",
     "from_torch",
+    "from_tree",
 ]
 
 BLOCK = 128
@@ -177,6 +178,36 @@ def from_slices(q_ranges, k_ranges, types, seqlen_q, seqlen_k, *, compact=False)
         return (steps.cumsum(-1)[None, None, :, :seqlen_k]) > 0
 
     return _from_rows(rows, (1, 1, seqlen_q, seqlen_k), on, compact)
+
+
+def from_tree(tree, seqused_k, longest):
+    """Of drafted tokens that form a tree (speculative decoding), the last keys of each sequence.
+
+    Args:
+        tree: boolean (b | 1, t, t): whether drafted token i sees drafted token j; a token sees
+            itself and those before it on its branch. All see what stands before them in the cache.
+        seqused_k: integer (b,), as attention(seqused_k=): keys of each sequence, the t drafted ones
+            among them.
+        longest: keys that blocks are made for: page table columns times the page size, or the
+            cache's rows.
+    """
+    xp, on = (sys.modules["torch"], _like(tree)) if is_torch(tree) else (np, {})
+    batch, drafted = len(seqused_k), tree.shape[1]
+    (rows, blocks), first = _counts((drafted, longest), BLOCK), seqused_k - drafted
+    # The block where they begin, and as many more as they may reach into.
+    most = (drafted + BLOCK - 2) // BLOCK + 1
+    begin = (first // BLOCK).reshape(batch, 1, 1)
+    query = xp.arange(rows * BLOCK, **on).reshape(1, -1, 1)
+    place = begin * BLOCK + xp.arange(most * BLOCK, **on).reshape(1, 1, -1)
+    place = place - first.reshape(batch, 1, 1)  # among the drafted ones
+    sequence = xp.arange(batch, **on).reshape(-1, 1, 1) if len(tree) > 1 else 0
+    own = tree[sequence, query.clip(0, drafted - 1), place.clip(0, drafted - 1)]
+    seen = ((place < 0) | ((place < drafted) & own)) & (query < drafted)
+    bits = _packed(_blocks(seen.reshape(batch, 1, rows * BLOCK, most * BLOCK), BLOCK))
+    block = xp.arange(blocks, **on).reshape(1, 1, -1) - begin
+    numbers = xp.arange(batch * rows, **on).reshape(batch, rows, 1) * most + block + 1
+    entries = xp.where(block < 0, FULL, xp.where(block < most, numbers, HIDDEN))
+    return BlockMask(_int32(entries)[:, None], bits.reshape(-1, BLOCK, WORDS))
 
 
 def from_torch(mask, *, compact=True):

@@ -122,6 +122,36 @@ def test_block_maps_show_whole_blocks(block):
     assert (dense_of(mask, seqlen_q, seqlen_k) == seen).all()
 
 
+@pytest.mark.parametrize("drafted", [1, 5, 128, 150])
+@pytest.mark.parametrize("trees", [1, 3])
+def test_drafted_tokens_see_their_branch_and_what_stands_before_them(drafted, trees):
+    tree = RANDOM.random((trees, drafted, drafted)) < 0.4
+    used = np.array([drafted, drafted + 127, 400])
+    mask = masks.from_tree(tree, used, 500)
+    seen = np.zeros((3, 1, drafted, 500), bool)
+    for b in range(3):
+        seen[b, 0, :, : used[b] - drafted] = True
+        seen[b, 0, :, used[b] - drafted : used[b]] = tree[b % trees]
+    assert (dense_of(mask, drafted, 500) == seen).all()
+
+
+def test_a_tree_of_drafted_tokens_is_seen_through_pages():
+    used, page = np.array([130, 77], np.int32), 16
+    q = RANDOM.standard_normal((2, 6, 4, 32)).astype(np.float32)
+    pages = RANDOM.standard_normal((2, 20, page, 2, 32)).astype(np.float32)
+    table = RANDOM.permutation(20).astype(np.int32).reshape(2, 10)
+    tree = np.tri(6, dtype=bool)
+    tree[4:, 2] = False  # another branch
+    mask = masks.from_tree(tree[None], used, 10 * page)
+    out = fa3.attention(q, *pages, seqused_k=used, page_table=table, block_mask=mask)
+    keys, values = (x[table].reshape(2, 10 * page, 2, 32) for x in pages)
+    for b in range(2):
+        seen = np.concatenate([np.ones((6, used[b] - 6), bool), tree], 1)
+        one = (x[b : b + 1, : used[b]].astype(float) for x in (keys, values))
+        expected = textbook(q[b : b + 1].astype(float), *one, seen)
+        np.testing.assert_allclose(out[b], expected[0], atol=2e-6)
+
+
 def test_slices_are_the_union_of_their_pairs():
     q_ranges = np.array([[0, 100], [100, 300], [250, 300], [30, 60]])
     k_ranges = np.array([[0, 90], [50, 400], [0, 410], [200, 210]])

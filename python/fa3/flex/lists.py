@@ -17,7 +17,8 @@ from fa3 import masks
 from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import evaluate
 
-LONGEST_HEAD = 128  # the kernels'
+LONGEST_HEAD = 128  # of the Hopper engine's kernels that walk lists
+LONGEST_HEAD_ELSEWHERE = 256
 MOST_PAIRS = 1 << 33  # of a map, a bit each: 1 GiB
 MOST_KEPT = 1 << 30  # bytes of all maps that are kept
 _known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest first
@@ -34,13 +35,12 @@ def can_walk(q, k, v, lengths):
         return False  # other types than the score function's, which autocast leaves alone
     if q.is_cpu:
         return True
-    dims = q.shape[-1], v.shape[-1]
-    is_built = all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
-    return is_built and q.dtype in (torch.float16, torch.bfloat16) and is_hopper(q)
-
-
-def is_hopper(q):
-    return q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0)
+    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    dims, capability = (q.shape[-1], v.shape[-1]), torch.cuda.get_device_capability(q.device)
+    if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
+        return all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
+    return capability >= (8, 0) and max(dims) <= LONGEST_HEAD_ELSEWHERE
 
 
 def of_function(function, window, q, k):

@@ -110,7 +110,18 @@ def expression(graph, node, tensors, longest):
         return f"load<{element}, {node.value}>({', '.join(indices(graph, node, longest))})"
     if node.op == "to_float" and is_small(*bounds[0]):
         return f"small_to_float({arguments[0]})"
+    if node.op == "div" and (inverse := inverse_of(graph.nodes[node.arguments[1]])) is not None:
+        return f"{arguments[0]} * {literal(inverse)}"
     return OPERATIONS[node.op].text.format(*arguments)
+
+
+def inverse_of(divisor):
+    """1 / a constant, which multiplies as well as the constant divides, but for a rounding; None:
+    it is no constant, or float32 has no such number. A division takes ten instructions."""
+    if divisor.op != "constant":
+        return None
+    size = abs(divisor.value)
+    return 1 / divisor.value if 2.0**-126 <= size <= 2.0**126 else None
 
 
 def is_small(least, largest):

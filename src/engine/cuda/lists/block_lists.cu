@@ -15,6 +15,19 @@ namespace {
 
 constexpr int kWarps = 4;
 
+// The kernels of a call follow each other by programmatic dependent launch, where GPUs know it.
+__device__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before has finished, its stores visible.
+__device__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 class RowOfMap {
  public:
   __device__ RowOfMap(const BlockListParams& p, int64_t row)
@@ -63,6 +76,7 @@ class RowOfMap {
 };
 
 __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
+  let_next_start();
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t row = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
   if (row == 0 && lane == 0 && p.tile_counter != nullptr) *p.tile_counter = 0;
@@ -101,6 +115,8 @@ __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
 
 // The map is read again, a column at a time.
 __global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
+  let_next_start();
+  wait_for_kernel_before();
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t column = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
   if (column >= p.columns()) return;
@@ -125,6 +141,8 @@ __global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
 
 // Each list says at the place of its rank which it is.
 __global__ void rank_kernel(const __grid_constant__ UnrankedLists p) {
+  let_next_start();
+  wait_for_kernel_before();
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t list = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
   if (list >= p.count) return;
@@ -142,23 +160,23 @@ __global__ void rank_kernel(const __grid_constant__ UnrankedLists p) {
 }
 
 template <class Params>
-cudaError_t launch_warps(void (*kernel)(Params), int64_t warps, const Params& params,
+cudaError_t launch_warps(void (*kernel)(Params), int64_t warps, const Params& params, bool pdl,
                          cudaStream_t stream) {
   Params copy = params;
   const auto ctas = unsigned(ceil_div(warps, int64_t{kWarps}));
   return launch(reinterpret_cast<const void*>(kernel), {ctas, 1, 1}, kWarps * kWarpSize, 0, &copy,
-                {}, stream);
+                {.pdl = pdl}, stream);
 }
 
 }  // namespace
 
 cudaError_t prepare_block_lists(const BlockListParams& p, cudaStream_t stream) {
-  cudaError_t error = launch_warps(&row_lists_kernel, p.rows(), p, stream);
+  cudaError_t error = launch_warps(&row_lists_kernel, p.rows(), p, false, stream);
   if (error == cudaSuccess && p.column_blocks != nullptr) {
-    error = launch_warps(&column_lists_kernel, p.columns(), p, stream);
+    error = launch_warps(&column_lists_kernel, p.columns(), p, true, stream);
   }
   if (error != cudaSuccess || !p.ranked()) return error;
-  return launch_warps(&rank_kernel, p.walked().count, p.walked(), stream);
+  return launch_warps(&rank_kernel, p.walked().count, p.walked(), true, stream);
 }
 
 }  // namespace fa3::cuda

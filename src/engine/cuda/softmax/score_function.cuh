@@ -157,19 +157,31 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 // Near zero an odd polynomial, within 1e-7 of itself (soft_cap.h): 1 - 2 / (e^2x + 1) cancels
 // there.
-__device__ __forceinline__ float tangent(float x) {
-  const float size = absolute(x), square = x * x;
-  const float small =
-      x * (0.99999990f + square * (-0.33331362f + square * (0.13270977f + square * -0.047553603f)));
+constexpr float kNear = 0.4f;
+__device__ __forceinline__ float tangent_near_zero(float x) {
+  const float square = x * x;
+  return x *
+         (0.99999990f + square * (-0.33331362f + square * (0.13270977f + square * -0.047553603f)));
+}
+__device__ __forceinline__ float tangent_anywhere(float x) {
+  const float size = absolute(x);
   const float large = 1.0f - 2.0f * reciprocal(exponential2(size * 2.88539008f) + 1.0f);
-  return size <= 0.4f ? small : x < 0.0f ? -large : large;
+  return size <= kNear ? tangent_near_zero(x) : x < 0.0f ? -large : large;
 }
 
 }  // namespace score
 
-// What a function's body sees: the captured tensors.
+// What a function's body sees: the captured tensors, and tanh.
 struct ScoreFunction {
   const ScoreCaptures& captures;
+  // Not null: all tangents are those near zero, and this becomes the largest argument.
+  float* reach = nullptr;
+
+  __device__ __forceinline__ float tangent(float x) const {
+    if (reach == nullptr) return score::tangent_anywhere(x);
+    *reach = fmaxf(*reach, fabsf(x));  // NaN is not the largest: either way keeps it
+    return score::tangent_near_zero(x);
+  }
 
   // The element of tensor `Number` at these indices: one for each of its dimensions. Negative ones
   // count from the end, then all are clamped.
@@ -186,6 +198,25 @@ struct ScoreFunction {
   __device__ __forceinline__ float of(float score, int b, int h, int q_idx, int kv_idx) const;
   // d of / d score.
   __device__ __forceinline__ float slope(float score, int b, int h, int q_idx, int kv_idx) const;
+
+  // Whether all tangents of a warp's scores are near zero: then apply() gets a function that
+  // takes no others, for a third of the time, and else this one. score_of(function, i): the i-th of
+  // the thread's.
+  template <int Count, class ScoreOf, class Apply>
+  __device__ __forceinline__ void choose(const ScoreOf& score_of, const Apply& apply) const {
+#ifdef FA3_SCORE_HAS_TANGENT
+    float reach[4] = {};  // as many chains of dependent instructions
+#pragma unroll
+    for (int i = 0; i < Count; ++i) score_of(ScoreFunction{captures, &reach[i % 4]}, i);
+    const float largest = fmaxf(fmaxf(reach[0], reach[1]), fmaxf(reach[2], reach[3]));
+    if (__all_sync(0xffffffff, largest <= score::kNear)) {
+      float unread = 0.0f;
+      apply(ScoreFunction{captures, &unread});
+      return;
+    }
+#endif
+    apply(*this);
+  }
 
  protected:
   // Known to be at least 0.

@@ -35,27 +35,12 @@ struct FunctionTile {
                                                  const TilePlace& tile, uint32_t slopes_smem) {
     const ThreadPlace at(tile);
     const ScoreFunction function{params.score.captures};
-#pragma unroll
-    for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
-      float slopes[kStepScores];
-#pragma unroll
-      for (int j = 0; j < kStepScores; ++j) {
-        const int i = step * kStepScores + j;
-        const float score = scores[i] * params.score.scale;
-        scores[i] = function.of(score, at.sequence, at.head, at.query(i), at.key(i));
-        if constexpr (C.capped()) {
-          slopes[j] = function.slope(score, at.sequence, at.head, at.query(i), at.key(i));
-        }
-      }
-      if constexpr (C.capped()) {
-        uint32_t packed[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          packed[j] = pack_pair<C.element>(slopes[2 * j], slopes[2 * j + 1]);
-        }
-        ptx::st_shared_b32x4(Tile::packed_place(slopes_smem, step), packed);
-      }
-    }
+    const float scale = params.score.scale;
+    const auto score_of = [&](const ScoreFunction& f, int i) {
+      return f.of(scores[i] * scale, at.sequence, at.head, at.query(i), at.key(i));
+    };
+    function.choose<Tile::kScores>(
+        score_of, [&](const ScoreFunction& f) { apply(f, scores, scale, at, slopes_smem); });
   }
 
   // Masked scores become P.
@@ -116,6 +101,33 @@ struct FunctionTile {
 
  private:
   static constexpr bool kKeepsSlopes = C.capped() && !C.splits_dkv();
+
+  // Products become what the function returns, and its slopes go to shared memory.
+  static __device__ __forceinline__ void apply(const ScoreFunction& function, Scores& scores,
+                                               float scale, const ThreadPlace& at,
+                                               uint32_t slopes_smem) {
+#pragma unroll
+    for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
+      float slopes[kStepScores];
+#pragma unroll
+      for (int j = 0; j < kStepScores; ++j) {
+        const int i = step * kStepScores + j;
+        const float score = scores[i] * scale;
+        scores[i] = function.of(score, at.sequence, at.head, at.query(i), at.key(i));
+        if constexpr (C.capped()) {
+          slopes[j] = function.slope(score, at.sequence, at.head, at.query(i), at.key(i));
+        }
+      }
+      if constexpr (C.capped()) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          packed[j] = pack_pair<C.element>(slopes[2 * j], slopes[2 * j + 1]);
+        }
+        ptx::st_shared_b32x4(Tile::packed_place(slopes_smem, step), packed);
+      }
+    }
+  }
 
   // P times the slope takes the slope's place.
   static __device__ __forceinline__ void multiply_slopes(const Scores& p, int step, uint32_t smem) {

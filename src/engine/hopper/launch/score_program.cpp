@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstring>
+
 #include "core/error.h"
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/forward_params.h"
@@ -57,14 +59,20 @@ std::string definition_of_score(const fa3_score_function& score) {
       score.text);
 }
 
-cuda::Program program_of(const std::string& includes, const std::string& functions,
-                         const std::string& kernel) {
-  return {
-      .text = concat("#define FA3_SCORE_FUNCTION\n", includes, "namespace fa3::cuda {\n", functions,
-                     "}\n#line 1 \"kernel\"\nnamespace fa3::hopper {\n", kernel, "}\n"),
-      .architecture = "sm_90a",
-      .options = {"-std=c++20", "-default-device"},
-      .headers = cuda::hopper_headers()};
+// Functions that load would load twice.
+bool looks_at_tangents(const fa3_score_function& score) {
+  return score.num_tensors == 0 && std::strstr(score.text, "tangent(") != nullptr;
+}
+
+cuda::Program program_of(const fa3_score_function& score, const std::string& includes,
+                         const std::string& functions, const std::string& kernel) {
+  return {.text = concat("#define FA3_SCORE_FUNCTION\n",
+                         looks_at_tangents(score) ? "#define FA3_SCORE_HAS_TANGENT\n" : "",
+                         includes, "namespace fa3::cuda {\n", functions,
+                         "}\n#line 1 \"kernel\"\nnamespace fa3::hopper {\n", kernel, "}\n"),
+          .architecture = "sm_90a",
+          .options = {"-std=c++20", "-default-device"},
+          .headers = cuda::hopper_headers()};
 }
 
 // Under a block mask the place of a step stands in its record, wherever lists lead.
@@ -79,6 +87,7 @@ constexpr const char* kPlaceOfListedStep =
 
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& c) {
   return program_of(
+      score,
       concat("#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
              "#include \"engine/hopper/forward/producer/",
              loader_of(c), "\"\n#include \"engine/hopper/forward/producer/", scheduler_of(c),
@@ -94,7 +103,7 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
 cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c) {
   const char* const slope = score.slope == nullptr ? "return 1.0f;" : score.slope;
   return program_of(
-      "#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
+      score, "#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
       definition_of_score(score) +
           definition("float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) "
                      "const",

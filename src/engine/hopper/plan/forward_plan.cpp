@@ -96,7 +96,7 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.kv_box_rows = kv_box_rows(c, call);
   plan.combine = combine_of(c, tiling);
   plan.q_is_clipped = c.general() && call.lengths_q.in_one_tensor;
-  plan.pdl = c.can_split();
+  plan.pdl = c.can_split() || c.block_mask;
   plan.cluster = 1 << tiling.split.cluster_log2;
   plan.order = tile_order(c, call, tiling.pack, num_sms);
   if (tiling.finds_own_tiles()) {

@@ -49,12 +49,15 @@ struct FunctionScore {
   __device__ __forceinline__ void prepare(float (&products)[Count], const ForwardParams& params,
                                           const Work& work, int first_row, int first_key) const {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
+    const auto score_of = [&](const ScoreFunction& f, int i) {
       const int r = fragment_row_index(i);
-      products[i] = function.of(products[i] * scale, place.sequence, place.head[r], place.query[r],
-                                place.key + fragment_column(i));
-    }
+      return f.of(products[i] * scale, place.sequence, place.head[r], place.query[r],
+                  place.key + fragment_column(i));
+    };
+    function.choose<Count>(score_of, [&](const ScoreFunction& f) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) products[i] = score_of(f, i);
+    });
   }
   __device__ __forceinline__ float exponent(float score, float ref) const {
     return __fmaf_rn(score, kLog2E, -ref);

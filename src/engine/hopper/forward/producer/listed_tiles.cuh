@@ -14,6 +14,7 @@ class ListedTiles : public DenseTiles<C> {
   static_assert(C.block_m == kMaskBlock && C.block_n == kMaskBlock);
 
  public:
+  static constexpr bool kStartsEarly = true;  // while the last kernel that makes lists still runs
   using Dense::Dense;
 
   __device__ __forceinline__ bool next(WorkTileOf<C>& work) const {
