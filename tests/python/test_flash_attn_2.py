@@ -4,6 +4,7 @@ pages beside gradients, and tools/flash_attn_tests.py, which runs those tests.""
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_pages_are_attended_also_by_queries_that_want_a_gradient(device):
     assert torch.equal(out, expected)
     with pytest.raises(fa3.Unsupported, match="^page_table: no gradient goes through a cache"):
         out.sum().backward()
+
+
+def test_what_pages_were_attended_with_is_freed(device):
+    def attend():
+        q, pages = tensors(device, (7, 4, 16), (2, 6, 16, 2, 16))
+        starts = torch.tensor([0, 7], dtype=torch.int32, device=device)
+        lengths = torch.tensor([0, 20], dtype=torch.int32, device=device)
+        table = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
+        call = (*pages, starts, lengths, 7, 20)
+        fa2.flash_attn_varlen_func(q.requires_grad_(), *call, causal=True, block_table=table)
+        return weakref.ref(pages), weakref.ref(table)
+
+    assert [kept() for kept in attend()] == [None, None]
 
 
 TESTS = """
