@@ -62,8 +62,8 @@ struct BackwardConfig {
   int block_m = 64;      // query rows of a step
   int block_n = 128;     // keys of a CTA
   int stages = 2;        // of Q and dO
-  bool small = false;    // fits 99 KB of shared memory
-  bool scored = false;   // softcap and dropout: P has another form for dS
+  int smem_class = kLargeSmemBytes;  // bytes of shared memory that a CTA of it fits
+  bool scored = false;               // softcap and dropout: P has another form for dS
 
   FA3_HD constexpr BackwardConfig with(Element e, bool has_other_p) const {
     BackwardConfig other = *this;

@@ -91,11 +91,22 @@ class ScoreStep {
     for (int t = 0; t < Tile::kRowTiles; ++t) score_.prepare(r.scores[t]);
   }
 
+  // Causal calls and the last keys take the short way.
   __device__ __forceinline__ void mask(Tile& r, int first_key) const {
+    const KeyWindow& edge = blocks().edge;
+    const bool by_right = edge.chunk == MaskRuleOf<int>::kNoChunks && !edge.hides_left(first_key);
+    if (by_right) {
+      mask_by(edge.right, r, first_key);
+    } else {
+      mask_by(edge, r, first_key);
+    }
+  }
+  template <class Edge>
+  __device__ __forceinline__ void mask_by(const Edge& edge, Tile& r, int first_key) const {
     const int lane = int(thread_in_block() % kWarpSize);
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
-      mask_scores(r.scores[t], blocks().edge, params_.output.pack, t * kWarpSize + lane, first_key);
+      mask_scores(r.scores[t], edge, params_.output.pack, t * kWarpSize + lane, first_key);
     }
   }
 

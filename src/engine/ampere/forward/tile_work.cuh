@@ -29,6 +29,9 @@ struct TileWork {
   int first_key;   // of block 0, in the sequence
   int num_blocks;  // that the CTA visits
   int split;       // of the tile
+  int keys_left;   // of the sequence, from block 0 on; and where these begin, unless in pages:
+  const uint16_t* k;
+  const uint16_t* v;
   WarpWork of_warp[C.warps];
 
   __device__ __forceinline__ int first_row(int warp) const {
@@ -73,6 +76,10 @@ __device__ __forceinline__ void find_tile(const ForwardParams& params, int cta, 
   const KeyBlockSplit split = schedule.split(work.split, blocks.first, blocks.end);
   work.first_key = split.first * C.block_n;
   work.num_blocks = split.end - split.first;
+  const KeyRows& keys = tile.rows.keys;
+  work.keys_left = keys.count - work.first_key;
+  work.k = params.k.tensor.at(keys.batch, work.kv_head, keys.begin + work.first_key);
+  work.v = params.v.tensor.at(keys.batch, work.kv_head, keys.begin + work.first_key);
 }
 
 // And what a warp does with each of them.

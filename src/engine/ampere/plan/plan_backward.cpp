@@ -34,8 +34,8 @@ std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
 int select_backward_kernel(int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
   for (int row = 0; row < int(kBackwardTable.size()); ++row) {
     const BackwardConfig& c = kBackwardTable[size_t(row)].config;
-    const bool fits_smem = smem_bytes >= (c.small ? kSmallSmemBytes : kLargeSmemBytes);
-    if (fits_smem && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
+    if (smem_bytes >= c.smem_class && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v)
+      return row;
   }
   return kNoKernel;
 }
