@@ -177,30 +177,30 @@ def backward(
 
 
 def ampere_backward(
-    d: int, dv: int, block_m: int, block_n: int, stages: int, small: int, scored: int
+    d: int, dv: int, block_m: int, block_n: int, stages: int, smem_class: int, scored: int
 ) -> ExpectedMma:
     """S and dV of the values' side, dP and dK of the keys' side, each of a quarter of the keys.
 
-    An eighth of dQ in four places: in the loop of each side, and behind it.
+    An eighth of dQ in four places: in the loop of each side, and behind it. With two stages also
+    with copies between, in the values' side.
     """
     tiles, steps = block_n // 4 // 16, block_m // 16
     of_scores = tiles * (block_m // 8) * (d + dv) // 16
     of_sums = tiles * (d + dv) // 8 * steps
-    of_dq = 4 * steps * (d // 8) * (block_n // 16) // 8
+    of_dq = (4 + (stages > 1)) * steps * (d // 8) * (block_n // 16) // 8
     return ExpectedMma(of_scores + of_sums + of_dq)
 
 
 def ampere_forward(
     d: int, dv: int, block_m: int, block_n: int, stages: int, warps: int, *rest: int
 ) -> Expected:
-    """No wgmma, and no spilled register but one where three CTAs share an SM.
+    """No wgmma, and no spilled register.
 
     Softmax is there guarded and ordinary, and softcap of large products has one more exponential;
     the rest are factors of rows.
     """
     scores = block_m // warps // 16 * block_n // 2
-    spilled = 1 if rest[0] == 3 and (d, block_n) == (64, 64) else 0
-    return Expected(0, 0, 0, 3 * scores, 64, spilled, 0)
+    return Expected(0, 0, 0, 3 * scores, 64, 0, 0)
 
 
 GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config/sm90.h
@@ -243,8 +243,8 @@ KERNELS = (
         re.compile(
             rb"6ampere15backward_kernelIXtlNS0_14BackwardConfig"
             + ELEMENT
-            + rb"ELi(\d+)" * 5
-            + rb"ELb(\d)" * 2
+            + rb"ELi(\d+)" * 6
+            + rb"ELb(\d)"
         ),
         ampere_backward,
     ),

@@ -62,8 +62,8 @@ int check_all(const Options& options) {
 void list_rows() {
   int number = 0;
   for (const auto& row : kBackwardTable) {
-    std::printf("%d backward %d %d%s\n", number++, row.config.head_dim, row.config.head_dim_v,
-                row.config.small ? " small" : "");
+    std::printf("%d backward %d %d %d KB\n", number++, row.config.head_dim, row.config.head_dim_v,
+                row.config.smem_class >> 10);
   }
 }
 

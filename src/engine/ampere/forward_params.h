@@ -37,6 +37,7 @@ struct ForwardParams {
   int partial_batches;             // batch entries of the partial results of a split
   cuda::CacheScales cache_scales;  // of kernels of quantized caches
   bool cache_is_e5m2;              // likewise; else e4m3
+  bool output_is_plain;            // rows of whole 16 bytes, of the kernel's type
   BlockMask block_mask;            // of kernels that look at one
 };
 

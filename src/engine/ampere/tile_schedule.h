@@ -56,23 +56,35 @@ struct TileSchedule {
 
   // Packed rows that no sequence owns come last.
   FA3_HD constexpr TileOfSequence tile(int number) const {
-    TileIndex at = order.tile(by_sequence ? 0 : number);
-    int from_last = 0;
-    if (by_sequence) {
-      const int owned = batch * most_m_blocks * num_packs;
-      const int row = number / most_m_blocks, rest = number - owned;
-      at.batch = number < owned ? row / num_packs : batch;
-      at.pack = number < owned ? row % num_packs : rest % num_packs;
-      from_last = number < owned ? number % most_m_blocks : rest / num_packs;
-    }
-    TileOfSequence tile{
-        .rows = cuda::rows_of_sequence(lengths_q, lengths_k, places, batch, at.batch),
+    return by_sequence ? tile_of_sequences(number) : tile_of_equals(order.tile(number));
+  }
+
+ private:
+  // A CTA does nothing else meanwhile, so it reads no lengths that it knows.
+  FA3_HD constexpr TileOfSequence tile_of_equals(TileIndex at) const {
+    const int queries = int(lengths_q.max), keys = int(lengths_k.max);
+    return {
+        .rows =
+            {{.batch = at.batch, .pack = at.pack, .begin = 0, .count = queries, .used = queries},
+             {.batch = at.batch, .begin = 0, .count = keys}},
         .sequence = at.batch,
         .pack = at.pack,
+        .first_row = at.m_block * block_m};
+  }
+
+  FA3_HD constexpr TileOfSequence tile_of_sequences(int number) const {
+    const int owned = batch * most_m_blocks * num_packs;
+    const int row = number / most_m_blocks, rest = number - owned;
+    const int sequence = number < owned ? row / num_packs : batch;
+    const int own_pack = number < owned ? row % num_packs : rest % num_packs;
+    const int from_last = number < owned ? number % most_m_blocks : rest / num_packs;
+    TileOfSequence tile{
+        .rows = cuda::rows_of_sequence(lengths_q, lengths_k, places, batch, sequence),
+        .sequence = sequence,
+        .pack = own_pack,
         .first_row = 0};
-    const int m_block = by_sequence ? num_m_blocks(tile.rows) - 1 - from_last : at.m_block;
-    tile.rows.queries.pack = at.pack;
-    tile.first_row = m_block * block_m;
+    tile.rows.queries.pack = own_pack;
+    tile.first_row = (num_m_blocks(tile.rows) - 1 - from_last) * block_m;
     return tile;
   }
 };

@@ -20,7 +20,7 @@ struct KeyBlockWork {
 
   static FA3_HD constexpr KeyBlockWork of(const BackwardParams& p, const RowBlock& keys,
                                           int first_key, int block_m, int block_n) {
-    const Rows q = p.lengths_q.clamped_rows_of(keys.sequence);
+    const Rows q = rows_of(p.lengths_q, keys.sequence);
     KeyBlockWork w{.keys = keys,
                    .q_batch = p.lengths_q.in_one_tensor ? 0 : keys.sequence,
                    .q_begin = int(q.begin),

@@ -25,7 +25,7 @@ class KeySide {
     int stage = 0;
 #pragma unroll 1
     for (int step = 0; step < work_.num_steps; ++step) {
-      if (step > 0) add_dq<C, Side::kKeys>(params_, work_, smem_, before);
+      if (step > 0) add_dq<C, Side::kKeys>(params_, work_, smem_, before, [](int) {});
       // All warps of this side have read dS when they pass here.
       bar_sync(int(BackwardBarrier::kLoaded) + stage, kBackwardThreads);
       const uint32_t q = smem_ + uint32_t(Smem::q(0) + stage * C.stage_bytes());
@@ -51,7 +51,7 @@ class KeySide {
       now.advance(params_, work_);
       if (++stage == C.stages) stage = 0;
     }
-    if (work_.num_steps > 0) add_dq<C, Side::kKeys>(params_, work_, smem_, before);
+    if (work_.num_steps > 0) add_dq<C, Side::kKeys>(params_, work_, smem_, before, [](int) {});
     store(dk, own_keys);
   }
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
   const RowBlock rows = RowBlock::of(p.grid, int(gridDim.x - 1 - blockIdx.x));
   int first_row = rows.block * C.block_m;
   if (first_row < rows.used) {
-    const bool one_key = p.lengths_k.clamped_rows_of(rows.sequence).used == 1;
+    const bool one_key = rows_of(p.lengths_k, rows.sequence).used == 1;
     store_dq<C>(p, rows, first_row, one_key ? p.scale_of_one_key : p.scale);
     first_row += p.grid.blocks * C.block_m;
   }

@@ -14,9 +14,11 @@ namespace fa3::ampere {
 
 enum class Side : int { kValues, kKeys };
 
-template <BackwardConfig C, Side S>
+// meanwhile: of multiply_atb().
+template <BackwardConfig C, Side S, class Meanwhile>
 __device__ __forceinline__ void add_dq(const BackwardParams& params, const KeyBlockWork& work,
-                                       uint32_t smem, const QueryBlock<C>& block) {
+                                       uint32_t smem, const QueryBlock<C>& block,
+                                       const Meanwhile& meanwhile) {
   using Smem = BackwardSmem<C>;
   constexpr DqLayout kDq = C.dq();
   constexpr auto kBarrier =
@@ -25,7 +27,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, const KeyBl
   DqAccumulators<kDq> dq;
   multiply_atb<C.element, C.block_n, kDq.row_warps(), kDq.column_warps()>(
       dq, ChunksFirst<C.ds_tile()>(smem + Smem::kDs, 0, kDq.row_warp(warp)),
-      RowsFirst<C.k_tile()>(smem + Smem::kK, 0, kDq.column_warp(warp)));
+      RowsFirst<C.k_tile()>(smem + Smem::kK, 0, kDq.column_warp(warp)), meanwhile);
   const QueryScratch& scratch = params.rows.scratch;
   const int64_t number = scratch.numbers.block(work.scratch, block.head, block.m_block);
   int* const counter = scratch.dq_semaphore + (number * kSides + int(S));

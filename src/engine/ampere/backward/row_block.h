@@ -7,6 +7,11 @@
 
 namespace fa3::ampere {
 
+// Sequences that are alike read no lengths: a CTA does nothing else meanwhile.
+FA3_HD constexpr Rows rows_of(const Lengths& lengths, int sequence) {
+  return lengths.alike() ? Rows{0, lengths.max, lengths.max} : lengths.clamped_rows_of(sequence);
+}
+
 struct RowBlock {
   int sequence;  // the last and one more: rows that no sequence owns
   int head;
@@ -33,7 +38,7 @@ struct RowBlock {
                .used = 0};
     const bool exists = b.sequence < grid.sequences;
     if (exists || grid.sequences > 0) {
-      const Rows rows = grid.lengths.clamped_rows_of(exists ? b.sequence : grid.sequences - 1);
+      const Rows rows = rows_of(grid.lengths, exists ? b.sequence : grid.sequences - 1);
       b.begin = int(exists ? rows.begin : rows.begin + rows.owned);
       b.owned = int(exists ? rows.owned : grid.lengths.total - b.begin);
       b.used = exists ? int(rows.used) : 0;

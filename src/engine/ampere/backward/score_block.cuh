@@ -18,6 +18,11 @@
 
 namespace fa3::ampere {
 
+// The mask policy of keys that no query behind the first must not see.
+struct QueryBegin : QueryEdge<SequenceExtents> {
+  static constexpr bool kHidesRight = false;
+};
+
 template <BackwardConfig C>
 struct ScoreBlock {
   static constexpr int kTiles = C.row_tiles();
@@ -47,12 +52,22 @@ struct ScoreBlock {
     return p + uint32_t(((tile * kSteps + step) * kThreadsOfSide + thread) * 16);
   }
 
+  // Causal calls and the last keys take the short way.
   static __device__ __forceinline__ void mask(Scores& scores, const SequenceExtents& extents,
                                               int first_key, int first_row) {
+    if (extents.rule.left == extents.rule.kUnbounded &&
+        extents.rule.chunk == extents.rule.kNoChunks) {
+      mask_by<QueryBegin>(scores, extents, first_key, first_row);
+    } else {
+      mask_by<QueryEdge<SequenceExtents>>(scores, extents, first_key, first_row);
+    }
+  }
+  template <class Edge>
+  static __device__ __forceinline__ void mask_by(Scores& scores, const SequenceExtents& extents,
+                                                 int first_key, int first_row) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      mask_scores(tile(scores, i),
-                  QueryEdge<SequenceExtents>{extents, first_key + i * kRowsPerWarp}, PackGqa{},
+      mask_scores(tile(scores, i), Edge{extents, first_key + i * kRowsPerWarp}, PackGqa{},
                   int(thread_in_block() % kWarpSize), first_row);
     }
   }

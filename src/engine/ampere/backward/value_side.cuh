@@ -76,7 +76,8 @@ class ValueSide {
     }
 #pragma unroll 1
     for (int step = max(work_.num_steps, kLag); step < work_.num_steps + kLag; ++step) {
-      catch_up(step);
+      wait_for_spent(step);
+      add_late_dq(step, [](int) {});
     }
     store(dv, warp * C.keys_of_warp());
   }
@@ -115,13 +116,17 @@ class ValueSide {
 
   // The next block's Q, dO, LSE and Delta.
   __device__ __forceinline__ void load_next(int stage) {
-    const int thread = int(thread_in_block());
     const int first_row = next_.m_block * C.block_m, rows = work_.extents.seqlen_q - first_row;
     const int row = work_.q_begin + first_row;
     copy_block<C.q_tile(), kThreadsOfSide>(q(stage), params_.q, work_.q_batch, next_.head, row,
                                            rows);
     copy_block<C.d_o_tile(), kThreadsOfSide>(d_o(stage), params_.d_o, work_.q_batch, next_.head,
                                              row, rows);
+    load_statistics(stage);
+    next_.advance(params_, work_);
+  }
+  __device__ __forceinline__ void load_statistics(int stage) {
+    const int thread = int(thread_in_block());
     constexpr int kVectors = C.block_m / 4;
     if (thread < 2 * kVectors) {
       const QueryScratch& scratch = params_.rows.scratch;
@@ -131,21 +136,67 @@ class ValueSide {
       cp_async_16(smem_ + uint32_t(Smem::lse(0) + stage * C.statistics_bytes() + thread * 16),
                   from + first + thread % kVectors * 4, true);
     }
-    next_.advance(params_, work_);
   }
 
   // What the keys' side has left behind: a stage that it has read, which is filled again, and dS of
   // that step. The product hides the copies' latency.
   __device__ __forceinline__ void catch_up(int step) {
     const int next = step + C.stages - kLag;
-    bar_sync(int(BackwardBarrier::kSpent) + (step - kLag) % C.stages, kBackwardThreads);
+    wait_for_spent(step);
+    if constexpr (kApart) {
+      if (next < work_.num_steps && next_is_plain()) {
+        load_next_under_dq(step, next % C.stages);
+        return;
+      }
+    }
     if (next < work_.num_steps) load_next(next % C.stages);
     cp_async_commit_group();
-    add_dq<C, Side::kValues>(params_, work_, smem_, late_);
+    add_late_dq(step, [](int) {});
+  }
+  __device__ __forceinline__ static void wait_for_spent(int step) {
+    bar_sync(int(BackwardBarrier::kSpent) + (step - kLag) % C.stages, kBackwardThreads);
+  }
+  // meanwhile: of add_dq().
+  template <class Meanwhile>
+  __device__ __forceinline__ void add_late_dq(int step, const Meanwhile& meanwhile) {
+    add_dq<C, Side::kValues>(params_, work_, smem_, late_, meanwhile);
     late_.advance(params_, work_);
     if (kApart && step - kLag + 1 < work_.num_steps) {
       bar_arrive(int(BackwardBarrier::kDsRead), kBackwardThreads);
     }
+  }
+
+  // Whether all of the next block's chunks exist.
+  __device__ __forceinline__ bool next_is_plain() const {
+    return params_.q.in_chunks && params_.d_o.in_chunks && params_.q.tensor.columns == C.head_dim &&
+           params_.d_o.tensor.columns == C.head_dim_v &&
+           (next_.m_block + 1) * C.block_m <= work_.extents.seqlen_q;
+  }
+
+  // Copies between the products of dQ's first steps, under which the tensor cores work. Not with
+  // one stage, which the next step waits for.
+  __device__ __forceinline__ void load_next_under_dq(int step, int stage) {
+    const int row = work_.q_begin + next_.m_block * C.block_m;
+    const int64_t q_stride = params_.q.tensor.strides.row;
+    const int64_t d_o_stride = params_.d_o.tensor.strides.row;
+    using Q = WholeTile<C.q_tile(), kThreadsOfSide>;
+    using DO = WholeTile<C.d_o_tile(), kThreadsOfSide>;
+    const Q q_copies(q(stage), params_.q.tensor.at(work_.q_batch, next_.head, row), q_stride);
+    const DO d_o_copies(d_o(stage), params_.d_o.tensor.at(work_.q_batch, next_.head, row),
+                        d_o_stride);
+    load_statistics(stage);
+    next_.advance(params_, work_);
+    constexpr int kParts = 2;  // of at least four steps
+    constexpr int kEach = (Q::kCopies + kParts - 1) / kParts;
+    static_assert(DO::kCopies <= Q::kCopies);
+    add_late_dq(step, [&](int part) {
+#pragma unroll
+      for (int i = part * kEach; i < (part + 1) * kEach; ++i) {
+        if (i < Q::kCopies) q_copies.copy(i, params_.q.tensor.strides.row);
+        if (i < DO::kCopies) d_o_copies.copy(i, params_.d_o.tensor.strides.row);
+      }
+      if (part == kParts - 1) cp_async_commit_group();
+    });
   }
 
   // At the first step all stages but one may be on their way, later one less.

@@ -57,14 +57,14 @@ struct DqLayout {
 
 struct BackwardConfig {
   Element element = Element::kBf16;
-  int head_dim = 128;       // columns of Q and K as tiled; shorter heads are filled with zeros
-  int head_dim_v = 128;     // columns of V and dO as tiled
-  int block_m = 64;         // query rows of a step
-  int block_n = 128;        // keys of a CTA
-  int stages = 2;           // of Q and dO
-  bool small = false;       // fits 99 KB of shared memory
-  bool scored = false;      // softcap and dropout: P has another form for dS
-  bool block_mask = false;  // goes through the query blocks that a block mask shows
+  int head_dim = 128;    // columns of Q and K as tiled; shorter heads are filled with zeros
+  int head_dim_v = 128;  // columns of V and dO as tiled
+  int block_m = 64;      // query rows of a step
+  int block_n = 128;     // keys of a CTA
+  int stages = 2;        // of Q and dO
+  int smem_class = kLargeSmemBytes;  // bytes of shared memory that a CTA of it fits
+  bool scored = false;               // softcap and dropout: P has another form for dS
+  bool block_mask = false;           // goes through the query blocks that a block mask shows
 
   FA3_HD constexpr BackwardConfig with(Element e, bool has_other_p) const {
     BackwardConfig other = *this;

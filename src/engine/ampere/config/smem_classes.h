@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two classes of GPUs by the shared memory that a CTA may ask for.
+// The classes of GPUs by the shared memory that a CTA may ask for.
 #pragma once
 
 namespace fa3::ampere {
 
-inline constexpr int kSmallSmemBytes = 99 << 10;   // sm_86, sm_89 and sm_120
-inline constexpr int kLargeSmemBytes = 163 << 10;  // sm_80; sm_90 and sm_100 have more
+inline constexpr int kSmallSmemBytes = 99 << 10;     // sm_86, sm_89 and sm_120
+inline constexpr int kLargeSmemBytes = 163 << 10;    // sm_80
+inline constexpr int kLargestSmemBytes = 227 << 10;  // sm_90 and sm_100
 
 }  // namespace fa3::ampere

@@ -86,6 +86,46 @@ __device__ __forceinline__ auto values_of(const ForwardParams& params, const Til
   }
 }
 
+// S of a block. Where it is computed `again`, the next one has been asked for.
+template <ForwardConfig C>
+__device__ __forceinline__ void multiply_keys(WarpTile<C>& r, MatrixRows<C.q_tile()> q_rows,
+                                              const KeyTiles<C>& keys, int block, bool again) {
+  if constexpr (KeyTiles<C>::kAsksBetween) {
+    if (!again && keys.asks_under_keys(block)) {
+      r.multiply_keys(q_rows, keys.k(block), keys.copies_under_keys(block));
+      return;
+    }
+  }
+  r.multiply_keys(q_rows, keys.k(block), [](int) {});
+}
+
+// The end of a tile. Most outputs take the short way: the code of the others is several times as
+// long, and a CTA that ends has nothing to do under the wait for instructions.
+template <ForwardConfig C>
+__device__ __forceinline__ void store_tile(const ForwardParams& params, const TileWork<C>& work,
+                                           WarpTile<C>& r) {
+  // Splits leave partial results one behind the other; one of them has the sinks.
+  ForwardOutput output = params.output;
+  QueryRows rows = work.tile.rows.queries;
+  rows.batch += work.split * params.partial_batches;
+  if (work.split > 0) output.sink = nullptr;
+  // Not `warp`, which no register is left for.
+  const int first_row = work.first_row(int(thread_in_block()) / kWarpSize);
+  if (params.output_is_plain) {
+#pragma unroll
+    for (int t = 0; t < C.row_tiles(); ++t) {
+      store_rows<C.element, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],
+                                  r.rows[t], values_of<C>(params, work));
+    }
+    return;
+  }
+#pragma unroll
+  for (int t = 0; t < C.row_tiles(); ++t) {
+    store_rows<C.element, true, true, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],
+                                            r.rows[t], values_of<C>(params, work));
+  }
+}
+
 template <ForwardConfig C>
 struct ForwardSmem {
   unsigned char q[C.q_tile().bytes()];
@@ -105,8 +145,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   if (work.tile.first_row < 0) return;
   const uint32_t q_smem = cvta_to_shared(smem.q);
   copy_queries<C>(params, work.tile, q_smem);
-  KeyTiles<C>(params, work, cvta_to_shared(smem.stages))
-      .start(Visit<C>::first(params, work, work.num_blocks));
+  KeyTiles<C>(params, work, cvta_to_shared(smem.stages)).start(work.num_blocks - 1);
   // Under the first copies, whose barrier tells the other lanes.
   if (threadIdx.x % kWarpSize == 0) find_blocks(params, warp, work);
 
@@ -120,39 +159,40 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
   r.clear();
   const int num_blocks = uniform(work.num_blocks);
 #pragma unroll 1
-  for (auto visit = Visit<C>::first(params, work, num_blocks), next = visit; visit.block >= 0;
-       visit = next) {
-    next = visit.next(params, work);
-    keys.wait_for_keys(visit, next);
-    if (visit.is_first(num_blocks)) r.load_queries(q_rows);
-    if (uniform(visit.block >= mine.blocks.count) != 0) {
-      keys.wait_for_values(next);
+  for (int block = num_blocks - 1; block >= 0; --block) {
+    keys.wait_for_keys(block);
+    if constexpr (C.block_mask) {
+      if (threadIdx.x == 0) {
+        work.visits.template look_ahead<C>(params, work.tile, work.first_key, block);
+      }
+    }
+    if (block == num_blocks - 1) r.load_queries(q_rows);
+    if (uniform(work.place_of(block) >= mine.blocks.count) != 0) {
+      if (keys.asks_under_keys(block)) keys.ask_under_keys(block);
+      keys.wait_for_values(block, true);
       continue;
     }
     bool again = false;
 #pragma unroll 1
     for (;; again = true) {
-      r.multiply_keys(q_rows, keys.k(visit));
-      if (step.take(r, visit, again)) break;
+      multiply_keys(r, q_rows, keys, block, again);
+      if (step.take(r, block, again)) break;
     }
-    keys.wait_for_values(next);
-    r.multiply_values(keys.v(visit),
-                      [&](typename WarpTile<C>::Factors& p) { dropout.drop(p, visit.block); });
+    keys.wait_for_values(block);
+    const auto drop = [&](typename WarpTile<C>::Factors& p) {
+      dropout.drop(p, work.place_of(block));
+    };
+    if constexpr (KeyTiles<C>::kAsksBetween && C.stages == 1) {
+      if (keys.asks_under_values(block)) {
+        r.multiply_values(keys.v(block), drop, keys.copies_under_values(block));
+        continue;
+      }
+    }
+    r.multiply_values(keys.v(block), drop, [](int) {});
   }
   // Copies that nobody waited for: there were no keys.
   cp_async_wait_all();
-  // Splits leave partial results one behind the other; one of them has the sinks.
-  ForwardOutput output = params.output;
-  QueryRows rows = work.tile.rows.queries;
-  rows.batch += work.split * params.partial_batches;
-  if (work.split > 0) output.sink = nullptr;
-  // Not `warp`, which no register is left for.
-  const int first_row = work.first_row(int(thread_in_block()) / kWarpSize);
-#pragma unroll
-  for (int t = 0; t < C.row_tiles(); ++t) {
-    store_rows<C.element, true, true, true>(output, rows, first_row + t * kRowsPerWarp, r.output[t],
-                                            r.rows[t], values_of<C>(params, work));
-  }
+  store_tile<C>(params, work, r);
 }
 
 }  // namespace fa3::ampere

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a warp does with the scores of a block: they become P. Masked blocks and a tile's first take
-// the online step (under a block mask all until the first that is not masked); others the guarded
-// one, which leaves the reference alone, and where its guard fires P is brought back into range, or
-// computed again if it has overflowed. Next: cuda/softmax/softmax.cuh, forward_kernel.cuh.
+// the online step; others the guarded one, which leaves the reference alone, and where its guard
+// fires P is brought back into range, or computed again if it has overflowed. Next:
+// cuda/softmax/softmax.cuh, forward_kernel.cuh.
 #pragma once
 
-#include "engine/ampere/forward/visit.cuh"
+#include "engine/ampere/forward/tile_work.cuh"
 #include "engine/ampere/forward/warp_tile.cuh"
 #include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/cuda/mask/mask.cuh"
@@ -65,17 +65,16 @@ class ScoreStep {
 
   // False: P has overflowed in the registers that held the scores. With their products there once
   // more, the step is to be taken `again`.
-  __device__ __forceinline__ bool take(Tile& r, const Visit<C>& visit, bool again) {
+  __device__ __forceinline__ bool take(Tile& r, int block, bool again) {
     prepare(r);
-    const int block = visit.block, first_key = block * C.block_n;
+    int place = block;
+    if constexpr (C.block_mask) place = work_.place_of(block);
+    const int first_key = place * C.block_n;
     bool masked =
-        uniform(block >= blocks().masked_from || blocks().edge.hides_left(first_key)) != 0;
+        uniform(place >= blocks().masked_from || blocks().edge.hides_left(first_key)) != 0;
     const bool may_guard = uniform(!again && block < blocks().online_from) != 0;
     if (masked) mask(r, first_key);
-    if constexpr (C.block_mask) {
-      if (visit.bits != nullptr) hide(r, visit.bits, first_key);
-      masked |= visit.bits != nullptr;
-    }
+    if constexpr (C.block_mask) masked = hides_by_bits(r, block, first_key) || masked;
     if (!masked && may_guard) return guarded(r, block);
     online(r);
     if constexpr (C.block_mask) {
@@ -99,16 +98,29 @@ class ScoreStep {
     for (int t = 0; t < Tile::kRowTiles; ++t) score_.prepare(r.scores[t]);
   }
 
+  // Causal calls and the last keys take the short way.
   __device__ __forceinline__ void mask(Tile& r, int first_key) const {
+    const KeyWindow& edge = blocks().edge;
+    const bool by_right = edge.chunk == MaskRuleOf<int>::kNoChunks && !edge.hides_left(first_key);
+    if (by_right) {
+      mask_by(edge.right, r, first_key);
+    } else {
+      mask_by(edge, r, first_key);
+    }
+  }
+  template <class Edge>
+  __device__ __forceinline__ void mask_by(const Edge& edge, Tile& r, int first_key) const {
     const int lane = int(thread_in_block() % kWarpSize);
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
-      mask_scores(r.scores[t], blocks().edge, params_.output.pack, t * kWarpSize + lane, first_key);
+      mask_scores(r.scores[t], edge, params_.output.pack, t * kWarpSize + lane, first_key);
     }
   }
 
-  // What the bits of a block of the mask hide; they have all rows and keys of the tile's block.
-  __device__ __forceinline__ void hide(Tile& r, const uint32_t* bits, int first_key) const {
+  // What a block mask hides of the block; whether it is seen in part.
+  __device__ __forceinline__ bool hides_by_bits(Tile& r, int block, int first_key) const {
+    const uint32_t* const bits = work_.visits.bits(block);
+    if (bits == nullptr) return false;
     const int lane = int(thread_in_block() % kWarpSize), warp = int(thread_in_block()) / kWarpSize;
     const int key = (work_.first_key + first_key) % kMaskBlock;
 #pragma unroll
@@ -124,6 +136,7 @@ class ScoreStep {
       }
       mine.hide(r.scores[t], lane);
     }
+    return true;
   }
 
   // All rows have seen the keys of `block`: they have a reference. In shared memory, as fires.

@@ -3,8 +3,11 @@
 // registers that products need. Next: key_tiles.cuh.
 #pragma once
 
+#include <type_traits>
+
 #include "core/key_blocks.h"
 #include "engine/ampere/config/forward_config.h"
+#include "engine/ampere/forward/masked_visits.cuh"
 #include "engine/ampere/forward_params.h"
 #include "engine/cuda/mask/row_blocks.h"
 
@@ -22,6 +25,8 @@ struct WarpWork {
   int fired_guards;  // so far (score_step.cuh)
 };
 
+struct NoVisits {};
+
 template <ForwardConfig C>
 struct TileWork {
   TileOfSequence tile;
@@ -29,10 +34,24 @@ struct TileWork {
   int first_key;   // of block 0, in the sequence
   int num_blocks;  // that the CTA visits
   int split;       // of the tile
+  int keys_left;   // of the sequence, from block 0 on; and where these begin, unless in pages:
+  const uint16_t* k;
+  const uint16_t* v;
   WarpWork of_warp[C.warps];
+  [[no_unique_address]] std::conditional_t<C.block_mask, MaskedVisits, NoVisits> visits;
 
   __device__ __forceinline__ int first_row(int warp) const {
     return tile.first_row + warp * C.warp_rows();
+  }
+  // Where the block of a visit lies among those from first_key on.
+  __device__ __forceinline__ int place_of(int block) const {
+    if constexpr (C.block_mask) return visits.block(block);
+    return block;
+  }
+  // Blocks of keys from first_key on, visited or not.
+  __device__ __forceinline__ int range_blocks() const {
+    if constexpr (C.block_mask) return visits.range_blocks();
+    return num_blocks;
   }
 };
 
@@ -73,6 +92,13 @@ __device__ __forceinline__ void find_tile(const ForwardParams& params, int cta, 
   const KeyBlockSplit split = schedule.split(work.split, blocks.first, blocks.end);
   work.first_key = split.first * C.block_n;
   work.num_blocks = split.end - split.first;
+  const KeyRows& keys = tile.rows.keys;
+  work.keys_left = keys.count - work.first_key;
+  work.k = params.k.tensor.at(keys.batch, work.kv_head, keys.begin + work.first_key);
+  work.v = params.v.tensor.at(keys.batch, work.kv_head, keys.begin + work.first_key);
+  if constexpr (C.block_mask) {
+    work.num_blocks = work.visits.template find<C>(params, tile, work.first_key, work.num_blocks);
+  }
 }
 
 // And what a warp does with each of them.
@@ -89,9 +115,9 @@ __device__ __forceinline__ void find_blocks(const ForwardParams& params, int war
   const auto range = block_range(params.mask, queries.begin, queries.end, used, keys);
   const auto edge = KeyWindow::of(params.mask, queries.begin, queries.end, used, keys);
   work.of_warp[warp] = {row_blocks_of_split(range.from(work.first_key), edge.from(work.first_key),
-                                            C.block_n, work.num_blocks),
+                                            C.block_n, work.range_blocks()),
                         0};
-  // Which blocks are visited is not known yet, nor where all rows have seen a key.
+  // Which blocks all rows see is not known yet.
   if constexpr (C.block_mask) work.of_warp[warp].blocks.online_from = 0;
 }
 

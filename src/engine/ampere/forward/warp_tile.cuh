@@ -63,7 +63,10 @@ struct WarpTile {
     for (int step = 0; step < kKeptSteps; ++step) load_query_step(q_rows, step, q[step]);
   }
 
-  __device__ __forceinline__ void multiply_keys(MatrixRows<C.q_tile()> q_rows, uint32_t k_tile) {
+  // meanwhile(step): instructions that run between the products of a step and those of the next.
+  template <class Meanwhile>
+  __device__ __forceinline__ void multiply_keys(MatrixRows<C.q_tile()> q_rows, uint32_t k_tile,
+                                                const Meanwhile& meanwhile) {
     const auto k_rows = MatrixRows<C.k_tile()>::along(k_tile);
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
@@ -85,15 +88,18 @@ struct WarpTile {
           mma_m16n8k16<C.element>(scores[t] + key / 2 + 4, own[t], {k[2], k[3]});
         }
       }
+      meanwhile(step);
     }
   }
 
   // P of 16 rows, as left factors of 16 keys each.
   using Factors = uint32_t[C.block_n / 16][4];
 
-  // The scores are P, of which `drop` takes some away.
-  template <class Drop>
-  __device__ __forceinline__ void multiply_values(uint32_t v_tile, const Drop& drop) {
+  // The scores are P, of which `drop` takes some away. meanwhile(step): as above, between the steps
+  // of the first 16 keys.
+  template <class Drop, class Meanwhile>
+  __device__ __forceinline__ void multiply_values(uint32_t v_tile, const Drop& drop,
+                                                  const Meanwhile& meanwhile) {
     Factors p[kRowTiles];
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
@@ -115,6 +121,7 @@ struct WarpTile {
           mma_m16n8k16<C.element>(output[t] + column / 2, p[t][key / 16], {v[0], v[1]});
           mma_m16n8k16<C.element>(output[t] + column / 2 + 4, p[t][key / 16], {v[2], v[3]});
         }
+        if (key == 0) meanwhile(column / 16);
       }
     }
   }

@@ -12,7 +12,7 @@ namespace fa3::ampere {
 
 template <BackwardConfig kMain>
 BackwardKernel backward_kernel_of() {
-  static_assert(BackwardSmem<kMain>::kBytes <= (kMain.small ? kSmallSmemBytes : kLargeSmemBytes));
+  static_assert(BackwardSmem<kMain>::kBytes <= kMain.smem_class);
   constexpr int kLanes = lanes_per_row(kMain.head_dim_v);
   return {kMain, reinterpret_cast<const void*>(&preprocess_kernel<kMain.element, kLanes>),
           reinterpret_cast<const void*>(&backward_kernel<kMain>),

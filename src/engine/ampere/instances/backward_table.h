@@ -24,7 +24,7 @@ inline constexpr std::array kBackwardTable{
                                 .block_m = 64,
                                 .block_n = 128,
                                 .stages = 2,
-                                .small = true},
+                                .smem_class = kSmallSmemBytes},
                      .why = "64 queries a step fit 99 KB of shared memory"},
     BackwardInstance{
         .config = {.head_dim = 128, .head_dim_v = 128, .block_m = 64, .block_n = 128, .stages = 2},
@@ -34,7 +34,7 @@ inline constexpr std::array kBackwardTable{
                                 .block_m = 32,
                                 .block_n = 128,
                                 .stages = 1,
-                                .small = true},
+                                .smem_class = kSmallSmemBytes},
                      .why = "one stage of 32 queries fits 99 KB of shared memory"},
     BackwardInstance{
         .config = {.head_dim = 192, .head_dim_v = 192, .block_m = 64, .block_n = 64, .stages = 2},
@@ -44,8 +44,15 @@ inline constexpr std::array kBackwardTable{
                                 .block_m = 32,
                                 .block_n = 64,
                                 .stages = 1,
-                                .small = true},
+                                .smem_class = kSmallSmemBytes},
                      .why = "64 keys and one stage of 32 queries fit 99 KB of shared memory"},
+    BackwardInstance{.config = {.head_dim = 256,
+                                .head_dim_v = 256,
+                                .block_m = 64,
+                                .block_n = 64,
+                                .stages = 2,
+                                .smem_class = kLargestSmemBytes},
+                     .why = "dK and dV of 64 keys stay in registers, a second stage in 227 KB"},
     BackwardInstance{
         .config = {.head_dim = 256, .head_dim_v = 256, .block_m = 64, .block_n = 64, .stages = 1},
         .why = "dK and dV of 64 keys stay in registers"},
@@ -54,7 +61,7 @@ inline constexpr std::array kBackwardTable{
                                 .block_m = 16,
                                 .block_n = 64,
                                 .stages = 1,
-                                .small = true},
+                                .smem_class = kSmallSmemBytes},
                      .why = "64 keys and one stage of 16 queries fit 99 KB of shared memory"},
 };
 

@@ -67,9 +67,9 @@ inline constexpr char kCache[] =
 inline constexpr char kMasked[] = "a block mask: blocks of keys that divide the mask's";
 
 inline constexpr std::array kForwardTable{
-    KernelInstance{tile_of(64, 128, 128, 2), "many keys: 128 a step, few barriers", 1536},
+    KernelInstance{tile_of(64, 128, 128, 2), "many keys: 128 a step, few barriers", 1024},
     KernelInstance{tile_of(64, 128, 64, 3),
-                   "32 rows a warp, and a third thread block under the start of others"},
+                   "32 rows a warp, and a third CTA under the start of others"},
     KernelInstance{tile_of(128, 128, 64, 2), kWideWarp},
     KernelInstance{tile_of(128, 128, 48, 2), "the same, for two CTAs on an SM of 164 KB"},
     KernelInstance{tile_of(128, 128, 32, 2, 1), "the same, on an SM of 100 KB"},

@@ -19,8 +19,9 @@ bool ends_with_chunk(int64_t columns) {
   return columns * 2 % cuda::kChunkBytes == 0;
 }
 
-CopiedRows copied_rows(const TensorSpan& t, int width) {
-  return {row_tensor(t), width, width == kWidestCopy && ends_with_chunk(t.columns)};
+CopiedRows copied_rows(const TensorSpan& t, int width, bool paged = false) {
+  const bool in_chunks = width == kWidestCopy && ends_with_chunk(t.columns) && !paged;
+  return {row_tensor(t), width, in_chunks};
 }
 
 cuda::ForwardOutput partial_output(const ForwardPlan& plan, void* workspace) {
@@ -51,8 +52,8 @@ cuda::ForwardOutput output_of(const ForwardPlan& plan, void* workspace) {
 ForwardParams params_of(const ForwardPlan& plan, void* workspace) {
   const ForwardCall& call = plan.call;
   ForwardParams params{.q = copied_rows(call.q, plan.q_width),
-                       .k = copied_rows(call.k, plan.k_width),
-                       .v = copied_rows(call.v, plan.v_width),
+                       .k = copied_rows(call.k, plan.k_width, call.places.paged()),
+                       .v = copied_rows(call.v, plan.v_width, call.places.paged()),
                        .pages = {.table = call.places.page_table,
                                  .table_stride = call.places.table_stride,
                                  .page_size = int(call.places.page_size),
@@ -68,6 +69,7 @@ ForwardParams params_of(const ForwardPlan& plan, void* workspace) {
                        .partial_batches = plan.partials.any() ? int(plan.partials.batches) : 0,
                        .cache_scales = call.cache_scales,
                        .cache_is_e5m2 = call.cache_is_e5m2,
+                       .output_is_plain = false,
                        .block_mask = call.block_mask};
   if (params.capped) {
     params.soft_cap = cuda::SoftCap::of(call.scale, call.softcap);
@@ -93,7 +95,10 @@ cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_
     };
     move_to(params.output.o, whole_o, params.output.o_is_float32 ? sizeof(float) : 2);
     if (call.has_keys) move_to(params.v.tensor, call.v.data, call.v.element_bytes);
-    params.v.in_chunks = plan.v_width == kWidestCopy && ends_with_chunk(columns);
+    params.v.in_chunks =
+        plan.v_width == kWidestCopy && ends_with_chunk(columns) && !call.places.paged();
+    params.output_is_plain =
+        !params.output.o_is_float32 && params.output.o_is_aligned && ends_with_chunk(columns);
     error = cuda::launch(plan.kernel.function, unsigned(plan.num_ctas()), c.threads(),
                          c.smem_bytes(), &params, {}, stream);
   }

@@ -33,8 +33,8 @@ template <class Table>
 int first_that_fits(const Table& table, int64_t head_dim, int64_t head_dim_v, int smem_bytes) {
   for (int row = 0; row < int(table.size()); ++row) {
     const BackwardConfig& c = table[size_t(row)].config;
-    const bool fits_smem = smem_bytes >= (c.small ? kSmallSmemBytes : kLargeSmemBytes);
-    if (fits_smem && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v) return row;
+    if (smem_bytes >= c.smem_class && c.head_dim >= head_dim && c.head_dim_v >= head_dim_v)
+      return row;
   }
   return kNoKernel;
 }

@@ -15,8 +15,6 @@
 namespace fa3::ampere {
 namespace {
 
-constexpr int64_t kCacheColumns = 16;  // of a row of a quantized cache, that a thread loads
-
 std::string reasons(const ForwardPlan& plan, const char* why_the_row, bool batch_invariant) {
   const ForwardConfig& c = plan.kernel.config;
   std::string why =
@@ -46,10 +44,6 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   FA3_TRY(cuda::check_cache_scales(p));
-  if (p.has_float8() && (p.head_dim % kCacheColumns != 0 || p.head_dim_v % kCacheColumns != 0)) {
-    return unsupported("head dims over ", name_of(p.kv_dtype), " must be multiples of ",
-                       kCacheColumns, ", got ", p.head_dim, " and ", p.head_dim_v);
-  }
   if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }

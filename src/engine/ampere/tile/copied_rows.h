@@ -10,7 +10,7 @@ namespace fa3::ampere {
 struct CopiedRows {
   cuda::RowTensor tensor;
   int width;
-  bool in_chunks;  // width is 16, and rows end with one
+  bool in_chunks;  // width is 16, rows end with one, and all of a tile are one stride apart
 };
 
 }  // namespace fa3::ampere

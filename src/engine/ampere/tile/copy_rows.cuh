@@ -59,6 +59,33 @@ __device__ __forceinline__ void copy_chunks(uint32_t tile, const uint16_t* begin
   }
 }
 
+// A thread's copies of a tile all of whose chunks exist, to be made one by one.
+template <TileLayout Layout, int Threads>
+class WholeTile {
+  using Share = CopyShare<Layout, Threads>;
+  static_assert(Share::kWholePasses);
+
+ public:
+  static constexpr int kCopies = Layout.rows / Share::kRows * Layout.slabs();
+
+  // `stride`, here and there the same, is a parameter of the launch: kept, it would take registers.
+  __device__ __forceinline__ WholeTile(uint32_t tile, const uint16_t* begin, int64_t stride)
+      : tile_(tile) {
+    const Share share(tile);
+    own_ = begin + (share.row * stride + share.column);
+  }
+
+  __device__ __forceinline__ void copy(int number, int64_t stride) const {
+    const int first = number / Layout.slabs() * Share::kRows, slab = number % Layout.slabs();
+    cp_async_16(Share(tile_).at(first, slab),
+                own_ + (first * stride + slab * Layout.slab_columns()), true);
+  }
+
+ private:
+  uint32_t tile_;
+  const uint16_t* own_;
+};
+
 // A chunk of which the first `bytes` exist, in pieces of `width`. By elements where no cp.async is
 // as narrow: then the thread waits for its loads.
 __device__ __forceinline__ void copy_pieces(uint32_t smem, const unsigned char* global, int bytes,

@@ -76,12 +76,14 @@ __device__ __forceinline__ void add_ab(float (&sums)[RowTiles][Blocks][4],
 }
 
 // sums = A^T B, both with the summed dimension along their rows. Warps take turns with 16 columns
-// of A, every `StrideA`-th, and of B.
+// of A, every `StrideA`-th, and of B. meanwhile(step): instructions that run between the products
+// of a step and those of the next.
 template <Element E, int Depth, int StrideA, int StrideB, int RowTiles, int Blocks,
-          TileLayout LayoutA, TileLayout LayoutB>
+          TileLayout LayoutA, TileLayout LayoutB, class Meanwhile>
 __device__ __forceinline__ void multiply_atb(float (&sums)[RowTiles][Blocks][4],
                                              const ChunksFirst<LayoutA>& a,
-                                             const RowsFirst<LayoutB>& b) {
+                                             const RowsFirst<LayoutB>& b,
+                                             const Meanwhile& meanwhile) {
   clear(sums);
 #pragma unroll
   for (int step = 0; step < Depth / 16; ++step) {
@@ -94,6 +96,7 @@ __device__ __forceinline__ void multiply_atb(float (&sums)[RowTiles][Blocks][4],
       b.load_transposed(step, n * StrideB, right);
       multiply_step<E, RowTiles, Blocks>(sums, left, right, n);
     }
+    meanwhile(step);
   }
 }
 

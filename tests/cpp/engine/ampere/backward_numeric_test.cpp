@@ -375,7 +375,7 @@ void check_row(const std::vector<BackwardCase>& plain, const std::vector<Backwar
   for (const BackwardCase& c : scored) EXPECT_EQ(run<E>(other, c), "");
 }
 
-// A test for each row: 0 to 7 of the table.
+// A test for each row: 0 to 8 of the table.
 TEST(BackwardNumeric, of_64_columns_agrees_with_double_precision) {
   check_row<0, kBf16>(kPlain, kScored);
 }
@@ -394,11 +394,14 @@ TEST(BackwardNumeric, of_192_columns_agrees_with_double_precision) {
 TEST(BackwardNumeric, of_192_columns_small_agrees_with_double_precision) {
   check_row<5, kBf16>(kPlain, kScored);
 }
+TEST(BackwardNumeric, of_256_columns_in_two_stages_agrees_with_double_precision) {
+  check_row<6, kBf16>(kPlain, kScored);
+}
 TEST(BackwardNumeric, of_256_columns_agrees_with_double_precision) {
-  check_row<6, kFp16>(kPlain, kScored);
+  check_row<7, kFp16>(kPlain, kScored);
 }
 TEST(BackwardNumeric, of_256_columns_small_agrees_with_double_precision) {
-  check_row<7, kBf16>(kPlain, kScored);
+  check_row<8, kBf16>(kPlain, kScored);
 }
 
 // Under block masks, with and without what P's other form is for. A row of the table each.

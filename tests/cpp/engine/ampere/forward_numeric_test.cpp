@@ -25,6 +25,32 @@ MaskRule causal() {
 const NumericCase kCases[] = {
     {.name = "one_block", .seqlen_q = 20, .seqlen_k = 40},
     {.name = "several_blocks", .heads_q = 2, .heads_k = 2, .seqlen_q = 140, .seqlen_k = 200},
+    {.name = "many_keys", .seqlen_q = 20, .seqlen_k = 1100},
+    {.name = "three_blocks_of_128_columns", .seqlen_q = 140, .seqlen_k = 190, .d = 128, .dv = 128},
+    {.name = "causal_of_192_columns",
+     .heads_q = 2,
+     .seqlen_q = 140,
+     .seqlen_k = 140,
+     .d = 192,
+     .dv = 128,
+     .mask = causal()},
+    {.name = "one_stage_of_128_columns",
+     .seqlen_q = 140,
+     .seqlen_k = 110,
+     .d = 128,
+     .dv = 128,
+     .mask = causal(),
+     .smem_of_sm = 100 << 10},
+    {.name = "splits_of_128_columns",
+     .batch = 2,
+     .heads_q = 2,
+     .seqlen_q = 70,
+     .seqlen_k = 400,
+     .d = 128,
+     .dv = 128,
+     .mask = causal(),
+     .used_k = {400, 200},
+     .num_splits = 2},
     {.name = "causal", .seqlen_q = 150, .seqlen_k = 230, .mask = causal()},
     {.name = "causal_rows_without_keys", .seqlen_q = 150, .seqlen_k = 70, .mask = causal()},
     {.name = "fp16", .seqlen_q = 40, .seqlen_k = 100, .dtype = DType::float16},
@@ -362,10 +388,12 @@ const NumericCase kMaskedCases[] = {
     {.name = "guard_fires", .seqlen_q = 20, .seqlen_k = 900, .deviation = 40, .block_mask = true},
 };
 
-// Copies in two stages, in one, by elements, and of a quantized cache.
+// Copies in two stages, at once and between products, in one, by elements, and of a quantized
+// cache.
 const NumericCase kOfOrders[] = {
     {.name = "two_stages", .seqlen_q = 140, .seqlen_k = 200, .mask = causal()},
     {.name = "one_stage", .seqlen_q = 70, .seqlen_k = 150, .d = 256, .dv = 256},
+    {.name = "two_stages_of_128_columns", .seqlen_q = 70, .seqlen_k = 190, .d = 128, .dv = 128},
     {.name = "elements", .seqlen_q = 20, .seqlen_k = 150, .d = 35, .dv = 33},
     {.name = "cache", .seqlen_q = 5, .seqlen_k = 150, .cache = DType::float8_e4m3},
     {.name = "lists", .seqlen_q = 140, .seqlen_k = 500, .block_mask = true},

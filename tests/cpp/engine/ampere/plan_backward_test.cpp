@@ -52,7 +52,8 @@ TEST(AmpereBackwardTable, warps_share_every_element_of_dq_once) {
 }
 
 TEST(AmpereSelectBackwardKernel, gives_the_narrowest_that_fits_head_dims_and_shared_memory) {
-  for (const int smem : {kSmallSmemBytes, kLargeSmemBytes, 227 << 10}) {
+  std::set<int> taken;
+  for (const int smem : {kSmallSmemBytes, kLargeSmemBytes, kLargestSmemBytes}) {
     std::set<int> chosen;
     for (int64_t d = 1; d <= 257; ++d) {
       const int row = select_backward_kernel(d, d, smem);
@@ -61,10 +62,13 @@ TEST(AmpereSelectBackwardKernel, gives_the_narrowest_that_fits_head_dims_and_sha
       chosen.insert(row);
       const BackwardConfig& c = kBackwardTable[size_t(row)].config;
       EXPECT_EQ(c.head_dim, (d + 63) / 64 * 64);
-      EXPECT_EQ(c.small, smem == kSmallSmemBytes);
+      EXPECT_EQ(c.smem_class == kSmallSmemBytes, smem == kSmallSmemBytes);
+      EXPECT_LE(c.smem_class, smem);
     }
-    EXPECT_EQ(chosen.size(), kBackwardTable.size() / 2);
+    EXPECT_EQ(chosen.size(), 4u);
+    taken.insert(chosen.begin(), chosen.end());
   }
+  EXPECT_EQ(taken.size(), kBackwardTable.size());
   EXPECT_EQ(select_backward_kernel(64, 64, kSmallSmemBytes - 1), kNoKernel);
 }
 

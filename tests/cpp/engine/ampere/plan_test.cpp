@@ -139,9 +139,9 @@ TEST(Kernels, take_longer_steps_where_queries_see_many_keys) {
     return kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config.block_n;
   };
   EXPECT_EQ(keys_of_step(512, MaskRule::kUnbounded), 64);
-  EXPECT_EQ(keys_of_step(1024, MaskRule::kUnbounded), 64);
-  EXPECT_EQ(keys_of_step(2048, MaskRule::kUnbounded), 128);
-  EXPECT_EQ(keys_of_step(2048, 0), 64);
+  EXPECT_EQ(keys_of_step(1024, MaskRule::kUnbounded), 128);
+  EXPECT_EQ(keys_of_step(1024, 0), 64);
+  EXPECT_EQ(keys_of_step(2048, 0), 128);
   EXPECT_EQ(keys_of_step(8192, 0), 128);
   p.batch_invariant = true;
   EXPECT_EQ(keys_of_step(8192, 0), 64);

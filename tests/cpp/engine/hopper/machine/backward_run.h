@@ -158,7 +158,11 @@ class BackwardRun {
   Work work_of(int tile) const {
     const Shape& s = shape_;
     if (!s.varlen()) {
-      const KeyBlockIndex at = params_.order.at(tile);
+      KeyBlockIndex at = params_.order.at(tile);
+      if (C.block_mask && !params_.scratch.dq_semaphore) {  // the longest list first
+        const int head = at.kv_head * (s.heads / s.kv_heads);
+        at.n_block = params_.lists.ranked(at.batch, head, params_.lists.num_lists - 1 - at.n_block);
+      }
       return {true,
               at.n_block,
               at.kv_head,

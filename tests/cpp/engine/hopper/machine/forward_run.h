@@ -338,7 +338,10 @@ class ForwardRun {
       sequence.queries.pack = index.pack;
       return {index.m_block, sequence.queries, sequence.keys};
     }
-    const TileIndex index = params.order.tile(tile);
+    TileIndex index = params.order.tile(tile);
+    if (config_.block_mask) {
+      index.m_block = params.lists.ranked(index.batch, index.pack, index.m_block);
+    }
     return {index.m_block,
             {index.batch, index.pack, 0, s.seqlen_q, s.seqlen_q},
             {index.batch, 0, s.seqlen_k}};
