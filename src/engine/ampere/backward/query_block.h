@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/ampere/backward/backward_smem.h"
-#include "engine/cuda/mask/map_entry.h"
+#include "engine/cuda/lists/map_entry.h"
 
 namespace fa3::ampere {
 

@@ -7,7 +7,7 @@
 
 #include "engine/ampere/config/forward_config.h"
 #include "engine/ampere/forward_params.h"
-#include "engine/cuda/mask/map_entry.h"
+#include "engine/cuda/lists/map_entry.h"
 
 namespace fa3::ampere {
 

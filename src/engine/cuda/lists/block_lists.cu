@@ -7,7 +7,7 @@
 
 #include "core/ceil_div.h"
 #include "engine/cuda/host/launch.h"
-#include "engine/cuda/mask/map_entry.h"
+#include "engine/cuda/lists/map_entry.h"
 #include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::cuda {
