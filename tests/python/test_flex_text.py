@@ -2,6 +2,7 @@
 """The CUDA text of a score function computes what the graph does: compiled as plain C++ here."""
 
 import ctypes
+import math
 import shutil
 import subprocess
 
@@ -152,6 +153,14 @@ def test_text_computes_what_the_graph_does(make, tmp_path):
 def test_every_type_is_loaded(dtype, tmp_path):
     table = (functions.randn(ROWS, HEADS, seed=1) * 3).to(dtype).t()
     check(lambda s, b, h, q, k: s + table[h, k], tmp_path)
+
+
+@pytest.mark.parametrize("divisor", [20.0, -3.0, 0.0, 1e-40, 3e38, math.inf])
+def test_constants_divide_or_their_inverses_multiply(divisor, tmp_path):
+    score_mod = lambda s, b, h, q, k: s / divisor  # noqa: E731
+    check(score_mod, tmp_path)
+    multiplies = 2.0**-126 <= abs(divisor) <= 2.0**126
+    assert (" / " in text_of(function_of(score_mod))) != multiplies
 
 
 def test_indices_are_clamped(tmp_path):

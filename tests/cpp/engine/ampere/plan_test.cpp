@@ -57,6 +57,47 @@ void expect_once(const Counts& counts, size_t rows) {
   }
 }
 
+TEST(BlockMask, has_a_kernel_whose_tiles_divide_its_blocks_beside_everything) {
+  for (int64_t queries : {1, 16, 300}) {
+    for (int64_t dim : {8, 64, 100, 128, 192, 256}) {
+      for (const DType keys : {DType::bfloat16, DType::float8_e4m3}) {
+        for (const bool drops : {false, true}) {
+          Problem p = plain();
+          p.block_mask.on = true;
+          p.lengths_q.max = queries;
+          p.head_dim = p.head_dim_v = dim;
+          p.kv_dtype = keys;
+          p.dropout.threshold = drops ? 5 : 0;
+          const int row = select_kernel(p, kSmemOfSm);
+          if (drops && keys == DType::float8_e4m3) continue;  // nobody has these
+          ASSERT_NE(row, kNoKernel) << queries << " " << dim;
+          const ForwardConfig& c = kForwardTable[size_t(row)].config;
+          EXPECT_TRUE(c.block_mask);
+          EXPECT_EQ(c.dropout, drops);
+          EXPECT_EQ(kMaskBlock % c.block_m + kMaskBlock % c.block_n, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockMask, is_looked_at_once_for_all_heads_of_a_tile) {
+  Problem p = plain();
+  p.heads_q = 16;
+  p.block_mask.on = true;
+  p.lengths_q.max = 4;
+  const ForwardConfig& c = kForwardTable[size_t(select_kernel(p, kSmemOfSm))].config;
+  EXPECT_GT(select_pack(p, c).heads(), 1);
+  Problem own_maps = p;
+  own_maps.block_mask.heads = 16;
+  EXPECT_EQ(select_pack(own_maps, c).heads(), 1);
+  Problem many_rows = p;
+  many_rows.lengths_q.max = kMaskBlock + 1;
+  ForwardConfig wide = c;
+  wide.block_m = 2 * kMaskBlock;
+  EXPECT_EQ(select_pack(many_rows, wide).heads(), 1);
+}
+
 TEST(Tiles, have_every_row_once) {
   for (int64_t right : {MaskRule::kUnbounded, int64_t{0}}) {
     Problem p = plain();
