@@ -155,7 +155,7 @@ def test_every_type_is_loaded(dtype, tmp_path):
     check(lambda s, b, h, q, k: s + table[h, k], tmp_path)
 
 
-@pytest.mark.parametrize("divisor", [20.0, -3.0, 0.0, 1e-40, 3e38, math.inf])
+@pytest.mark.parametrize("divisor", [20.0, -3.0, 0.0, 3e38, math.inf])
 def test_constants_divide_or_their_inverses_multiply(divisor, tmp_path):
     score_mod = lambda s, b, h, q, k: s / divisor  # noqa: E731
     check(score_mod, tmp_path)
