@@ -182,7 +182,7 @@ fa3_status ring(Memory& m) {
   fa3_backward_params backward = backward_of(m, FA3_ENGINE_AUTO, false);
   size_t bytes = 0, more = 0;
   int64_t rows[4];
-  fa3_status status = fa3_ring_rows(&of, 1, 0, rows);
+  fa3_status status = fa3_ring_rows(&of, 1, 0, 0, rows);
   if (status == FA3_OK) status = fa3_ring_forward_workspace_size(&forward, &of, &bytes);
   if (status == FA3_OK) status = fa3_ring_backward_workspace_size(&backward, &of, &more);
   if (status == FA3_OK) {
