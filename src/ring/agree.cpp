@@ -189,7 +189,9 @@ Status agree_on(const Params& params, const fa3_ring& ring, api::Workspace works
   all.device_index = comm.moves_host_memory() ? 0 : comm.device();
   all.rank = 4;
   const int64_t shape[] = {1, comm.world(), 1, sizeof(Letter)};
+  const int64_t stride[] = {comm.world() * shape[3], shape[3], shape[3], 1};
   std::ranges::copy(shape, all.shape);
+  std::ranges::copy(stride, all.stride);
   const Range own = {comm.rank(), comm.rank() + 1};
   const Letter mine = letter_of(params, ring, comm);
 

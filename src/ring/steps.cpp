@@ -44,6 +44,8 @@ Steps steps_of(const Whole& whole, int32_t rank) {
       first = false;
     }
   }
+  // A rank without rows writes the gradient of a sink all the same.
+  if (first) steps.of_stage.front().push_back({.call = {.rows = all}, .continues = false});
   for (auto& stage : steps.of_stage) {
     for (Step& step : stage) {
       step.lengths_at = steps.lengths.size();
