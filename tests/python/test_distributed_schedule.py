@@ -232,6 +232,40 @@ def test_a_causal_zigzag_stage_is_one_call_and_every_rank_has_the_same_work():
     assert len(set(work)) == 1
 
 
+def halves_of(schedule, rank=0):
+    return schedule.held_back(rank, 1 << 30)
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_halves_of_the_first_call_see_what_it_sees(layout):
+    for world, rows in itertools.product((2, 3), (512, 700, 2048)):
+        schedule = Schedule((1,) * world, layout, (world * rows,), Mask(None, 0))
+        # Of contiguous parts only the first one's keys are wanted by the last rank.
+        for rank in range(world if layout == "zigzag" else 1):
+            whole, (upper, lower) = schedule.stage(rank, 0).calls[0], halves_of(schedule, rank)
+            assert lower.rows == lower.keys == (0, rows // 2 // 128 * 128)
+            assert upper.rows == (lower.rows[1], rows) and upper.keys == whole.keys
+            assert upper.origin.query - whole.origin.query == lower.rows[1]
+            assert cost.pairs(upper) + cost.pairs(lower) == cost.pairs(whole)
+            assert cost.pairs(lower) < 0.26 * cost.pairs(whole)
+
+
+def test_no_halves_where_the_first_call_is_another_or_the_only_one():
+    causal = Mask(None, 0)
+    for schedule in (
+        Schedule((2,), "zigzag", (4096,), causal),
+        Schedule((1, 1), "zigzag", (4096,), Mask()),
+        Schedule((1, 1), "zigzag", (4096,), Mask(512, 0)),
+        Schedule((1, 1), "zigzag", (2048, 2048), causal),
+        Schedule((1, 1), "zigzag", (4096,), causal, step=64),
+        Schedule((1, 1), "zigzag", (200,), causal),
+    ):
+        assert halves_of(schedule) is None
+    assert halves_of(Schedule((1, 1), "contiguous", (4096,), causal), 1) is None  # nothing comes
+    few = Schedule((1, 1), "zigzag", (4096,), causal)
+    assert few.held_back(0, 8 << 10) is None and few.held_back(0, 32 << 10) is not None
+
+
 def test_packed_documents_are_one_call_of_a_stage():
     lengths = (64, 128, 32, 256)
     ring = Schedule((1,) * 4, "zigzag", lengths, Mask(None, 0))

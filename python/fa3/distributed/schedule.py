@@ -27,6 +27,11 @@ from fa3.distributed.layout import Piece, count, joined_pieces, pieces
 
 Range = tuple[int, int]
 
+HALF_STEP = 128  # rows, a multiple of every kernel's tile
+# Bytes of gradients that are on their way for longer than one more call takes: 60 us of 363 GB/s
+# (cost.py), rounded up.
+WORTH_HIDING = 24 << 20
+
 
 class Fetch(NamedTuple):
     """Rows of a rank's keys, and where in the stage's keys they go."""
@@ -109,6 +114,28 @@ class Schedule:
             for fetch in self.stage(receiver, index).fetches
             if fetch.source == rank
         ]
+
+    def held_back(self, rank: int, row_bytes: int) -> tuple[Call, Call] | None:
+        """A rank's causal call with its own keys as two, of the upper half of its rows, with three
+        quarters of the work, and of the lower one with its keys.
+
+        A backward pass has the second one run last, while the last gradients of keys come home.
+        row_bytes: of a row's. None where they are too few, or the call is another.
+        """
+        coming = self.sends(rank, self.num_stages - 1)
+        if row_bytes * sum(b - a for _, rows in coming for a, b in rows) < WORTH_HIDING:
+            return None
+        first = self.stage(rank, 0)
+        if self.num_stages == 1 or not self.is_local(0) or len(first.calls) != 1:
+            return None
+        (call,) = first.calls
+        rows = call.rows[1] // 2 // HALF_STEP * HALF_STEP
+        is_causal = (call.window, call.shift, call.cu_rows) == ((-1, 0), 0, ())
+        if not is_causal or not rows or not call.rows == call.keys == (0, call.rows[1]):
+            return None
+        origin = call.origin._replace(query=call.origin.query + rows)
+        upper = call._replace(rows=(rows, call.rows[1]), origin=origin)
+        return upper, call._replace(rows=(0, rows), keys=(0, rows))
 
     def _pieces(self, rank: int) -> list[Piece]:
         members = range(rank * self.team, (rank + 1) * self.team)
