@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from fa3.distributed.schedule import Fetch, Schedule
-from fa3.distributed.transport.exchange import Range, Ring, length, take
+from fa3.distributed.transport.exchange import Range, Ring, length
 from fa3.distributed.transport.keys import Part, Returned, travel_type
 from fa3.distributed.transport.peers import GRADIENTS, KEYS, placed
 
