@@ -119,48 +119,12 @@ def graph_replays_with_other_numbers(method, lengths):
         torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
 
 
-def context_parallel_of_torch(rotation, backends):
-    """Its ring and its gathered keys on fa3's kernels, by the lines of torch's users; torchtitan's
-    attention asks for these backends."""
-    from torch.distributed.tensor.experimental import context_parallel
-    from torch.distributed.tensor.experimental._attention import (
-        context_parallel_unshard,
-        set_rotate_method,
-    )
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    import fa3.torch
-
-    mesh = dist.device_mesh.init_device_mesh("cuda", (WORLD,))
-    made = torch.Generator("cuda").manual_seed(3)
-    q, k, v = (
-        torch.randn(1, 4, 1024, 128, generator=made, device="cuda").bfloat16() for _ in range(3)
-    )
-    expected = fa3.attention(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
-    set_rotate_method(rotation)
-    of = [SDPBackend[name] for name in backends]
-    kernels = sdpa_kernel(of, set_priority=True)
-    cut = context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2])
-    with fa3.torch.sdpa("FA3"), kernels, cut:
-        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
-        gradients = torch.autograd.grad(out.float().sum(), leaves)
-        (whole,) = context_parallel_unshard(mesh, [out.detach()], [2])
-    assert all(x.isfinite().all() for x in gradients)
-    apart = (whole.transpose(1, 2).float() - expected.float()).norm()
-    assert apart <= MOST_APART * expected.float().norm(), apart
-
-
 LENGTHS_OF_A_CALL = [8192, (700, 0, 3, 3393)]
-TITAN = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "MATH")
 CHECKS = {
     "peers": lambda: itertools.product([compare_all], SHAPES, LENGTHS, MASKS, METHODS),
     "queued": lambda: itertools.product([call_waits_for_nothing], METHODS, LENGTHS_OF_A_CALL),
     "graphs": lambda: itertools.product(
         [graph_replays_with_other_numbers], METHODS, LENGTHS_OF_A_CALL
-    ),
-    "torchs": lambda: itertools.product(
-        [context_parallel_of_torch], ("allgather", "alltoall"), (("FLASH_ATTENTION",), TITAN)
     ),
 }
 CHECKS["messages"] = CHECKS["peers"]

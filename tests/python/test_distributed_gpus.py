@@ -38,8 +38,8 @@ def test_two_gpus_give_what_one_gives_cuda(transport, tmp_path):
         assert has_peers == (transport == "peers")
 
 
-@pytest.mark.parametrize("what", ["queued", "graphs", "torchs"])
-def test_calls_wait_for_nothing_are_captured_and_serve_torchs_ring_cuda(what, tmp_path):
+@pytest.mark.parametrize("what", ["queued", "graphs"])
+def test_calls_wait_for_nothing_and_are_captured_cuda(what, tmp_path):
     for text in said(tmp_path, what):
         failures, count, _ = json.loads(text.splitlines()[-1])
         assert not count, f"{count} failed: " + "\n".join(failures)

@@ -240,8 +240,7 @@ def halves_of(schedule, rank=0):
 def test_halves_of_the_first_call_see_what_it_sees(layout):
     for world, rows in itertools.product((2, 3), (512, 700, 2048)):
         schedule = Schedule((1,) * world, layout, (world * rows,), Mask(None, 0))
-        # Of contiguous parts only the first one's keys are wanted by the last rank.
-        for rank in range(world if layout == "zigzag" else 1):
+        for rank in range(world):
             whole, (upper, lower) = schedule.stage(rank, 0).calls[0], halves_of(schedule, rank)
             assert lower.rows == lower.keys == (0, rows // 2 // 128 * 128)
             assert upper.rows == (lower.rows[1], rows) and upper.keys == whole.keys
@@ -261,9 +260,12 @@ def test_no_halves_where_the_first_call_is_another_or_the_only_one():
         Schedule((1, 1), "zigzag", (200,), causal),
     ):
         assert halves_of(schedule) is None
-    assert halves_of(Schedule((1, 1), "contiguous", (4096,), causal), 1) is None  # nothing comes
-    few = Schedule((1, 1), "zigzag", (4096,), causal)
-    assert few.held_back(0, 8 << 10) is None and few.held_back(0, 32 << 10) is not None
+    alone = Schedule((1,), "zigzag", (4096,), causal)
+    assert alone.held_back(0, 1 << 30) is None
+    # All ranks do it, or none: rank 0 gets half of what rank 1 gets.
+    ring = Schedule((1, 1), "zigzag", (8192,), causal)
+    for row_bytes, is_worth_it in ((32 << 10, False), (64 << 10, True)):
+        assert all((ring.held_back(r, row_bytes) is not None) == is_worth_it for r in range(2))
 
 
 def test_packed_documents_are_one_call_of_a_stage():

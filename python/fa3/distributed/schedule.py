@@ -28,9 +28,9 @@ from fa3.distributed.layout import Piece, count, joined_pieces, pieces
 Range = tuple[int, int]
 
 HALF_STEP = 128  # rows, a multiple of every kernel's tile
-# Bytes of gradients that are on their way for longer than one more call takes: 60 us of 363 GB/s
-# (cost.py), rounded up.
-WORTH_HIDING = 24 << 20
+# Bytes of gradients that are on their way for so long that two calls instead of one pay. Measured
+# on two H100s: of 33, 67, 134 and 268 MB, the last alone did (docs/lab/context-parallel.md).
+WORTH_HIDING = 192 << 20
 
 
 class Fetch(NamedTuple):
@@ -89,6 +89,7 @@ class Schedule:
         self.pieces = functools.cache(self._pieces)
         self.keys_of = functools.cache(self._keys_of)
         self.found_of = functools.cache(self._found_of)
+        self.last_rows = functools.cache(self._last_rows)
         self.is_apart = self.joins and len(sizes) == 1 and self.can_be_apart()
         if self.is_apart:
             self.stages = [range(1), range(self.world)]
@@ -120,10 +121,10 @@ class Schedule:
         quarters of the work, and of the lower one with its keys.
 
         A backward pass has the second one run last, while the last gradients of keys come home.
-        row_bytes: of a row's. None where they are too few, or the call is another.
+        row_bytes: of a row's. None where they are too few for every rank, or the call is another:
+        a rank that has few sends its own to one that has many.
         """
-        coming = self.sends(rank, self.num_stages - 1)
-        if row_bytes * sum(b - a for _, rows in coming for a, b in rows) < WORTH_HIDING:
+        if row_bytes * self.last_rows() < WORTH_HIDING:
             return None
         first = self.stage(rank, 0)
         if self.num_stages == 1 or not self.is_local(0) or len(first.calls) != 1:
@@ -136,6 +137,12 @@ class Schedule:
         origin = call.origin._replace(query=call.origin.query + rows)
         upper = call._replace(rows=(rows, call.rows[1]), origin=origin)
         return upper, call._replace(rows=(0, rows), keys=(0, rows))
+
+    def _last_rows(self) -> int:
+        """Of a rank's keys, whose gradients others compute in the last stage; the most of all."""
+        last = self.num_stages - 1
+        sent = (self.sends(rank, last) for rank in range(self.world))
+        return max(sum(b - a for _, rows in of for a, b in rows) for of in sent)
 
     def _pieces(self, rank: int) -> list[Piece]:
         members = range(rank * self.team, (rank + 1) * self.team)
