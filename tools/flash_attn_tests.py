@@ -12,8 +12,9 @@
 SUITES is the table of files. Cases are those of the parametrized tests, but for what the tests skip
 and what fa3 has not; of the latter a few are tried, which must be refused. Several processes share
 the GPU, because most of a case's time goes into Python. A line for each test says how many cases
-passed, failed, and were refused (fa3 says Unsupported), and why; --failures FILE gets the failing
-ones. Exit status 1 if any failed or was refused. Needs einops, which the tests import.
+passed, failed, and were refused (fa3 says Unsupported), and why. --lines FILE keeps a line of each
+case, and a later call with that file goes on from there. Exit status 1 if any failed or was
+refused. Needs einops, which the tests import.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -34,9 +36,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-OUT_OF_MEMORY = "out of memory"  # of all processes together: such a case is tried again later
-MOST_ATTEMPTS = 12
-MEMORY_KEPT = 0.4  # of the GPU, by all processes together between cases
+MEMORY = 0.85  # of the GPU, for tensors of all processes together
 TRIED = 3  # cases of what fa3 has not
 
 
@@ -320,7 +320,7 @@ def run_case(test, case):
     except fa3.Unsupported as reason:
         return "refused", str(reason)
     except torch.OutOfMemoryError:
-        return "failed", OUT_OF_MEMORY
+        return "failed", "out of memory, of which fewer --workers have more each"
     except Exception as error:
         line = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())[:300]
@@ -330,47 +330,49 @@ def run_case(test, case):
 
 
 def work(options):
-    """One process of several: its part of each sample, a JSON line a case."""
+    """One process of several: its part of what the file of lines lacks, a JSON line a case."""
     import torch
 
-    on_gpu = options.device == "cuda"
-    memory = torch.cuda.mem_get_info()[1] if on_gpu else 0
-    most_kept = MEMORY_KEPT * memory / options.workers
+    if options.device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(MEMORY / options.workers)
+    done = {key_of(name, case) for name, _, _, case in read_lines(options.lines)}
+    lines = options.lines.open("a", buffering=1)  # whole lines, of all processes
     for name, test in load(options).items():
         ends = time.monotonic() + options.seconds
         sample = sample_of(test, name, options)
-        cases = [*sample.tried, *sample.drawn]
-        todo = [(case, 1) for case in cases[options.worker :: options.workers]]
-        while todo and time.monotonic() < ends:
-            case, attempt = todo.pop(0)
+        mine = [*sample.tried, *sample.drawn][options.worker :: options.workers]
+        for case in (case for case in mine if key_of(name, text_of(case)) not in done):
+            if time.monotonic() > ends:
+                break
             outcome, why = run_case(test, case)
-            if on_gpu and torch.cuda.memory_reserved() > most_kept:
-                torch.cuda.empty_cache()
-            if why == OUT_OF_MEMORY and attempt < MOST_ATTEMPTS:
-                if attempt > 1:
-                    time.sleep(options.worker % 4)
-                todo.append((case, attempt + 1))
-                continue
-            text = {key: str(value) for key, value in case.items()}
-            print(json.dumps([name, outcome, why, text]), flush=True)
+            print(json.dumps([name, outcome, why, text_of(case)]), file=lines)
             if "CUDA error" in why:
                 return  # nothing can be computed after it
 
 
+def text_of(case):
+    return {key: str(value) for key, value in case.items()}
+
+
+def key_of(name, case):
+    return json.dumps([name, case])
+
+
+def read_lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def gather(options):
-    """Starts the processes; returns their lines."""
+    """Starts the processes, which write lines; returns how many of them failed."""
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
     environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    workers = [
+    started = [
         subprocess.Popen(
-            [*command, "--worker", str(w)], stdout=subprocess.PIPE, text=True, env=environment
+            [*command, "--lines", str(options.lines), "--worker", str(w)], env=environment
         )
         for w in range(options.workers)
     ]
-    lines = []
-    for worker in workers:
-        lines += [json.loads(line) for line in worker.communicate()[0].splitlines()]
-    return lines, sum(worker.returncode != 0 for worker in workers)
+    return sum(worker.wait() != 0 for worker in started)
 
 
 def report(options, lines, failed_workers):
@@ -402,11 +404,6 @@ def report(options, lines, failed_workers):
         good = good and all(line[1] == "refused" for line in lacking)
     if failed_workers:
         print(f"{failed_workers} processes ended early")
-    if options.failures:
-        with options.failures.open("w") as file:
-            for line in lines:
-                if line[1] in ("failed", "refused"):
-                    print(json.dumps(line), file=file)
     return good
 
 
@@ -430,14 +427,17 @@ def main():
     parser.add_argument("--longest", type=int, default=1 << 30, help="sequences up to this length")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1e9, help="of each test, at most")
-    parser.add_argument("--failures", type=Path, help="JSON lines of what failed or was refused")
+    parser.add_argument("--lines", type=Path, help="JSON lines of cases, which do not run again")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if "/".join(options.file.resolve().parts[-2:]) not in SUITES or not options.file.is_file():
         parser.error(f"file: expected {' or '.join(SUITES)} of a checkout, got {options.file}")
     if options.worker is not None:
         return work(options)
-    return 0 if report(options, *gather(options)) else 1
+    with tempfile.TemporaryDirectory() as scratch:
+        options.lines = options.lines or Path(scratch) / "lines.jsonl"
+        failed_workers = gather(options)
+        return 0 if report(options, read_lines(options.lines), failed_workers) else 1
 
 
 if __name__ == "__main__":

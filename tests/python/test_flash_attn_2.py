@@ -4,6 +4,7 @@ pages beside gradients, and tools/flash_attn_tests.py, which runs those tests.""
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ def test_pages_are_attended_also_by_queries_that_want_a_gradient(device):
         out.sum().backward()
 
 
+def test_what_pages_were_attended_with_is_freed(device):
+    def attend():
+        q, pages = tensors(device, (7, 4, 16), (2, 6, 16, 2, 16))
+        starts = torch.tensor([0, 7], dtype=torch.int32, device=device)
+        lengths = torch.tensor([0, 20], dtype=torch.int32, device=device)
+        table = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
+        call = (*pages, starts, lengths, 7, 20)
+        fa2.flash_attn_varlen_func(q.requires_grad_(), *call, causal=True, block_table=table)
+        return weakref.ref(pages), weakref.ref(table)
+
+    assert [kept() for kept in attend()] == [None, None]
+
+
 TESTS = """
 import pytest
 import torch
@@ -113,8 +127,10 @@ def test_the_sample_of_flash_attns_own_tests_counts_and_lists(tmp_path):
     file = tmp_path / "tests" / "test_flash_attn.py"
     file.parent.mkdir()
     file.write_text(TESTS)
-    command = [sys.executable, TOOL, file, "--device", "cpu", "--longest", "100", "--workers", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines_file = tmp_path / "lines.jsonl"
+    command = [sys.executable, TOOL, file, "--device", "cpu", "--longest", "100"]
+    command += ["--lines", lines_file, "--workers"]
+    done = subprocess.run([*command, "2"], capture_output=True, text=True, check=False)
     output, lines = done.stdout, done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     assert lines[0].startswith("test_flash_attn_output: 5 of a sample of 5 of 5 cases, seed 1: 5 p")
@@ -123,7 +139,10 @@ def test_the_sample_of_flash_attns_own_tests_counts_and_lists(tmp_path):
     assert "generator_arg_must_be_none: left out: calls the compiled module" in lines[2]
     assert "test_of_something_that_fails: 1 of a sample of 1 of 1 cases" in output
     assert "failed: {}: AssertionError" in output
-    good = subprocess.run([*command, "--tests", "test_flash_attn_output"], capture_output=True)
-    assert good.returncode == 0
-    wrong = subprocess.run([*command, "--tests", "nothing"], capture_output=True, text=True)
+    before = lines_file.read_text()
+    only = [*command, "1", "--tests", "test_flash_attn_output"]
+    again = subprocess.run(only, capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and again.stdout.startswith(lines[0])
+    assert lines_file.read_text() == before  # nothing ran again
+    wrong = subprocess.run([*command, "1", "--tests", "nothing"], capture_output=True, text=True)
     assert wrong.returncode != 0 and "--tests: expected some of" in wrong.stderr

@@ -61,16 +61,19 @@ backward_out = define(
 
 
 class NoGradient(torch.autograd.Function):
-    """(refusal, out, lse, q, k, v) -> (out, lse), whose backward raises the refusal."""
+    """(sentence, out, lse, q, k, v) -> (out, lse), whose backward refuses with the sentence.
+
+    The exception itself would keep the frames that it came through, and with them every tensor.
+    """
 
     @staticmethod
-    def forward(ctx, refusal, out, lse, *inputs):
-        ctx.refusal = refusal
+    def forward(ctx, sentence, out, lse, *inputs):
+        ctx.sentence = sentence
         return out.view_as(out), lse.view_as(lse)
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise ctx.refusal
+        raise Unsupported(ctx.sentence)
 
 
 def attention(q, k, v, return_lse, named):
@@ -84,7 +87,7 @@ def attention(q, k, v, return_lse, named):
             raise
         with torch.no_grad():
             result = fa3.attention(q, k, v, return_lse=True, **named)
-        out, lse = NoGradient.apply(refusal, *result, q, k, v)
+        out, lse = NoGradient.apply(str(refusal), *result, q, k, v)
         return (out, lse) if return_lse else out
 
 
