@@ -7,7 +7,7 @@
     python3 benchmarks/context_parallel.py --predict 2,4,8,16,64
 
 A time is that of the slowest rank; rounds and rows are those of harness.py, but each GPU sleeps for
-4 ms before (12 for torch's own), so that Python's time is hidden as it is where a training step is
+8 ms before (24 for torch's own), so that Python's time is hidden as it is where a training step is
 queued; `host_us` has it. GPUs then meet, by a message, so that none waits in its time for one that
 began later. "in order" computes all own rows of a backward first. "ideal" is fa3.attention without
 communication over the whole sequence with its part of the heads: a rank's share of the work as one

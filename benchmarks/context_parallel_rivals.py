@@ -242,6 +242,6 @@ def torchs(case: Case):
         return out.transpose(1, 2)
 
     return [
-        Contender(name, "zigzag", attend, lambda kind=kind: around(*kind), host_ms=12)
+        Contender(name, "zigzag", attend, lambda kind=kind: around(*kind), host_ms=24)
         for name, kind in zip(names, kinds, strict=True)
     ]

@@ -327,6 +327,17 @@ def test_auto_chooses_what_was_fastest():
         assert times[f"fa3 {method}"] <= 1.02 * min(times.values()), (tokens, packed, times)
 
 
+def test_auto_gathers_documents_that_are_whole():
+    """As measured at 8k, 16k and 32k in this layout; at 4k documents are longer than parts."""
+    heads = cost.Heads(1, 16, 16, 128, 128, 2)
+    for tokens, expected in ((4096, "ring"), (8192, "all_gather"), (16384, "all_gather"),
+                             (32768, "all_gather")):  # fmt: skip
+        of = choose.Question(
+            2, "balanced", log_uniform(2 * tokens), Mask(None, 0), heads, True, "cuda"
+        )
+        assert choose.choose(of)[0] == expected, tokens
+
+
 def test_expected_times_are_near_what_was_measured():
     for ((queries, keys), packed, tokens, passes), times in measured_cells().items():
         if packed:
