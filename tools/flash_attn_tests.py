@@ -112,7 +112,7 @@ QV = {"has_qv": ("fa3 has no kernel whose scores are q.k + qv.v", lambda case: T
 ALIBI = {
     "alibi": (
         "fa3 has no ALiBi beside dropout or over a cache",
-        lambda case: str(case.get("dropout_p")) != "0.0",
+        lambda case: str(case.get("dropout_p", "0.0")) != "0.0" or "new_kv" in case,
     )
 }
 INTERNALS = "calls parts of FlashAttention-4 that have no counterpart"
