@@ -302,8 +302,8 @@ typedef struct fa3_options {
  * that is one. Within each 16 keys, key i lies at `4 (i / 2 % 4) + 2 (i / 8) + i % 2`. A channel
  * has memory for a multiple of 16 keys, with zeros behind the last one.
  *
- * Where all sequences have one length, as no lengths and no cache are given; engines hopper and
- * reference read them. */
+ * Only where all sequences have one length: not with lengths of keys, nor over a cache. Engines
+ * hopper and reference read them. */
 #define FA3_TRANSPOSED_KEYS 16
 
 /** Attention: inputs, outputs and options of fa3_forward().
