@@ -234,17 +234,14 @@ constexpr int ctas_at_once(int passes, int warps) {
   return passes == 2 ? 4 : 3;
 }
 
-// One block of rows, the last ones first after their sums: what was read last is then in the L2
-// cache. A lane has kPasses rows; blockIdx is (head, block, batch).
+// One block of rows. A lane has kPasses rows; blockIdx is (head, block, batch).
 template <class T, int kPasses, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize, ctas_at_once<T>(kPasses, kWarps))
     quantize_blocks(const __grid_constant__ QuantizeProblem p,
                     const __grid_constant__ Mixing mixing, Parts parts, int64_t blocks, Step step) {
   __shared__ uint32_t words[kRows * kPasses * kWarps];  // a row has at most as many
   const RowLane at(p.head_dim);
-  const bool last_first = p.centred;
-  const Block block(p, last_first ? gridDim.z - 1 - blockIdx.z : blockIdx.z, blockIdx.x,
-                    last_first ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
+  const Block block(p, blockIdx.z, blockIdx.x, blockIdx.y);
   const int first_row = static_cast<int>(threadIdx.x) / kWarpSize * at.rows + at.row;
   const int rows_of_pass = kWarps * at.rows;
   const Column<T> x(p.x, block, at);
