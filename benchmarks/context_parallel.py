@@ -7,13 +7,14 @@
     python3 benchmarks/context_parallel.py --predict 2,4,8,16,64
 
 A time is that of the slowest rank; rounds and rows are those of harness.py, but each GPU sleeps for
-4 ms before, so that Python's time is hidden as it is where a training step is queued; `host_us` has
-it. GPUs then meet, by a message, so that none waits in its time for one that began later. "ideal"
-is fa3.attention without communication over the whole sequence with its part of the heads: a rank's
-share of the work as one GPU does it. `of_ideal` is the ideal's time over a contender's. `error` is
-the RMSE of some rows of O and dQ from float64, over that of O and dQ themselves; more than 0.02
-ends the run. `peak_mib` is what a pass adds to the memory in use. What cannot run has `left_out`,
-the reason.
+8 ms before (24 for torch's own), so that Python's time is hidden as it is where a training step is
+queued; `host_us` has it. GPUs then meet, by a message, so that none waits in its time for one that
+began later. "in order" computes all own rows of a backward first. "ideal" is fa3.attention without
+communication over the whole sequence with its part of the heads: a rank's share of the work as one
+GPU does it. `of_ideal` is the ideal's time over a contender's. `error` is the RMSE of some rows of
+O and dQ from float64, over that of O and dQ themselves; more than 0.02 of fa3's ends the run, and
+leaves a rival out. `peak_mib` is what a pass adds to the memory in use. What cannot run has
+`left_out`, the reason.
 
 --timeline FILE writes what the GPUs did in one call instead: rows of kernels and copies with their
 begin and end.
@@ -42,10 +43,10 @@ from harness import write_rows as write
 
 import fa3
 from fa3 import distributed
-from fa3.distributed import stages
+from fa3.distributed import schedule, stages
 
 SAMPLED_ROWS = 32
-SLEEP_CYCLES = 8_000_000  # 4 ms
+CYCLES_A_MS = 2_000_000
 MOST_ERROR = 0.02
 
 
@@ -68,6 +69,9 @@ def ours(case: Case) -> list[Contender]:
         Contender("fa3 all_gather", "zigzag", call("all_gather", "zigzag")),
         Contender("fa3 auto", "zigzag", call("auto", "zigzag")),
     ]
+    if case.backward and not case.packed:
+        one = call("ring", "zigzag")
+        found.append(Contender("fa3 ring, in order", "zigzag", one, in_order))
     if world > 2:
         one = call("ring", "zigzag", None, stages.growing(world))
         found.append(Contender("fa3 ring, growing", "zigzag", one))
@@ -82,6 +86,16 @@ def ours(case: Case) -> list[Contender]:
             one = call("hybrid", "zigzag", degree)
             found.append(Contender(f"fa3 hybrid {world // degree}x{degree}", "zigzag", one))
     return found
+
+
+@contextlib.contextmanager
+def in_order():
+    """No rows of a rank's own wait until the last gradients of keys are on their way."""
+    before, schedule.WORTH_HIDING = schedule.WORTH_HIDING, sys.maxsize
+    try:
+        yield
+    finally:
+        schedule.WORTH_HIDING = before
 
 
 def ideal(case: Case) -> Contender:
@@ -198,7 +212,8 @@ def timings(case: Case, tensors: Tensors, contenders: list[Contender], rounds: i
         for one in contenders if index % 2 else reversed(contenders):
             dist.barrier()
             call = lambda of=one: one_pass(of, parts[of.name], case.backward)  # noqa: E731
-            milliseconds, state = time_once(timed(call, host), device, flush, SLEEP_CYCLES, meet)
+            sleep = one.host_ms * CYCLES_A_MS
+            milliseconds, state = time_once(timed(call, host), device, flush, sleep, meet)
             state["host_us"] = host[-1]
             if index > 0:
                 found[one.name].append((slowest(milliseconds, device), state))
@@ -232,8 +247,11 @@ def rows_of(case: Case, rounds: int, names: list[str] | None) -> list[dict]:
             rows.append({"engine": one.name, **columns, "left_out": str(error).split("\n")[0]})
             continue
         error = slowest(tensors.error(one, *results), case.device)
-        if error > MOST_ERROR:
-            sys.exit(f"context_parallel.py: {one.name} is off by {error:.1e}")
+        if not error <= MOST_ERROR:
+            if is_ours(one.name):
+                sys.exit(f"context_parallel.py: {one.name} is off by {error:.1e}")
+            rows.append({"engine": one.name, **columns, "left_out": f"is off by {error:.1e}"})
+            continue
         seen[one.name]["error"] = error
         contenders.append(one)
     measured = timings(case, tensors, contenders, rounds)
@@ -301,7 +319,7 @@ def main() -> int:
                 for one in chosen(case, names):
                     parts = Tensors(case).of(one)
                     call = lambda of=one, x=parts: one_pass(of, x, True)  # noqa: E731
-                    rows = timeline(call, meeting(case.device), SLEEP_CYCLES)
+                    rows = timeline(call, meeting(case.device), one.host_ms * CYCLES_A_MS)
                     columns = {"engine": one.name, **dataclasses.asdict(case)}
                     of_run = columns | provenance(case.device, None)
                     if first:

@@ -52,3 +52,4 @@ class Contender:
     attend: Callable  # (q, k, v) -> out, of a rank's rows
     around: Callable = contextlib.nullcontext
     whole: bool = False  # the ideal: all rows of some heads
+    host_ms: int = 8  # what Python may take of a call, beside a GPU that sleeps for as long

@@ -74,16 +74,78 @@ def fa2_backward(
         of.copy_(gradient)
 
 
+def fa2_varlen_forward(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size_left=-1,
+    window_size_right=-1,
+    softcap=0.0,
+    alibi_slopes=None,
+    return_softmax=False,
+):
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    found = torch.ops.aten._flash_attention_forward(
+        q, k, v, *lengths, 0.0, causal, False, scale=softmax_scale
+    )
+    return found[0], found[1], None, None
+
+
+def fa2_varlen_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    softmax_lse,
+    dq,
+    dk,
+    dv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size_left=-1,
+    window_size_right=-1,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    rng_state=None,
+):
+    none = torch.empty(2, dtype=torch.uint64, device=q.device)
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    made = torch.ops.aten._flash_attention_backward(
+        *(dout, q, k, v, out, softmax_lse, *lengths, 0.0, causal, none, none), scale=softmax_scale
+    )
+    for of, gradient in zip((dq, dk, dv), made, strict=True):
+        of.copy_(gradient)
+
+
+KINDS = ("FA2", "fa3")  # whose kernels
+
+
 def ring_flash_attn(case: Case):
-    kinds = ("FA2", "fa3")
-    names = [f"ring_flash_attn zigzag, {kind}" for kind in kinds]
+    """Its zigzag ring; of packed documents its llama3, whose heads go one by one or at once."""
+    strides = (1, case.heads[1])
+    if case.packed:
+        names = [f"ring_flash_attn llama3, {n} heads, {x}" for n in strides for x in KINDS]
+    else:
+        names = [f"ring_flash_attn zigzag, {x}" for x in KINDS]
     why = None
     if not importlib.util.find_spec("ring_flash_attn"):
         why = "ring_flash_attn is not installed"
     elif case.device == "cpu":
         why = "torch has FlashAttention-2's kernels for GPUs only"
-    elif case.packed:
-        why = "its packed form wants every length to divide by twice the ranks"
     if why:
         return [(name, why) for name in names]
     import fa3.compat.flash_attn as ours
@@ -97,23 +159,48 @@ def ring_flash_attn(case: Case):
     for unused in ("substitute_hf_flash_attn", "update_ring_flash_attn_params"):
         setattr(sys.modules["ring_flash_attn.adapters"], unused, None)
     try:
-        import ring_flash_attn.zigzag_ring_flash_attn as package
+        import ring_flash_attn.llama3_flash_attn_varlen as packed
+        import ring_flash_attn.zigzag_ring_flash_attn as dense
     except ImportError as error:
         return [(name, str(error)) for name in names]
     passes = {
-        "FA2": (fa2_forward, fa2_backward),
-        "fa3": (ours._flash_attn_forward, ours._flash_attn_backward),
+        "FA2": (fa2_forward, fa2_backward, fa2_varlen_forward, fa2_varlen_backward),
+        "fa3": (
+            ours._flash_attn_forward,
+            ours._flash_attn_backward,
+            ours._flash_attn_varlen_forward,
+            ours._flash_attn_varlen_backward,
+        ),
     }
 
     @contextlib.contextmanager
     def around(kind):
-        package._flash_attn_forward, package._flash_attn_backward = passes[kind]
+        dense._flash_attn_forward, dense._flash_attn_backward = passes[kind][:2]
+        packed._flash_attn_varlen_forward, packed._flash_attn_varlen_backward = passes[kind][2:]
         yield
 
-    attend = lambda q, k, v: package.zigzag_ring_flash_attn_func(q, k, v, causal=True)  # noqa: E731
+    if not case.packed:
+        attend = lambda q, k, v: dense.zigzag_ring_flash_attn_func(q, k, v, causal=True)  # noqa: E731
+        return [
+            Contender(name, "zigzag", attend, lambda kind=kind: around(kind))
+            for name, kind in zip(names, KINDS, strict=True)
+        ]
+    cu = torch.tensor(case.cu_seqlens(), dtype=torch.int32, device=case.device)
+    *lengths, keys = packed.llama3_flash_attn_prepare_cu_seqlens(
+        cu, True, dist.get_rank(), dist.get_world_size()
+    )
+
+    def of_packed(q, k, v, stride):
+        return packed.llama3_flash_attn_varlen_func(q, k, v, *lengths, stride, keys, causal=True)
+
     return [
-        Contender(name, "zigzag", attend, lambda kind=kind: around(kind))
-        for name, kind in zip(names, kinds, strict=True)
+        Contender(
+            name,
+            "contiguous",
+            lambda q, k, v, n=n: of_packed(q, k, v, n),
+            lambda kind=kind: around(kind),
+        )
+        for name, (n, kind) in zip(names, itertools.product(strides, KINDS), strict=True)
     ]
 
 
@@ -155,6 +242,6 @@ def torchs(case: Case):
         return out.transpose(1, 2)
 
     return [
-        Contender(name, "zigzag", attend, lambda kind=kind: around(*kind))
+        Contender(name, "zigzag", attend, lambda kind=kind: around(*kind), host_ms=24)
         for name, kind in zip(names, kinds, strict=True)
     ]

@@ -102,6 +102,15 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
         "kernels against float64, every branch": every_row(check, ("bf16", "fp16")),
         "kernels with random delays, bit for bit": every_row(disturbed, ("bf16",)),
     }
+    # The forward's kernels, which V given transposed runs, have pieces of their own below.
+    for tool, tests in (("memcheck", "*Quantize*:*Transposed*"), ("racecheck", "*Quantize*")):
+        found[f"the quantizer under {tool}"] = [
+            [
+                *("env", "FA3_TEST_ENGINE=hopper"),
+                *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
+                *(*suites, f"--gtest_filter={tests}"),
+            ]
+        ]
     once = ("--repeats", "0")  # a sanitizer sees all there is in a launch
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]

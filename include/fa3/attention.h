@@ -168,6 +168,16 @@ inline Status workspace_size(const ForwardArgs& args, const Ring& ring, size_t* 
 inline Status workspace_size(const BackwardArgs& args, const Ring& ring, size_t* bytes) {
   return detail::status_of(fa3_ring_backward_workspace_size(&args, &ring, bytes));
 }
+/// Compares what all ranks pass: see fa3_ring_forward_agree().
+inline Status agree(const ForwardArgs& args, const Ring& ring, void* workspace, size_t bytes,
+                    void* stream = nullptr) {
+  return detail::status_of(fa3_ring_forward_agree(&args, &ring, workspace, bytes, stream));
+}
+/// Compares what all ranks pass: see fa3_ring_backward_agree().
+inline Status agree(const BackwardArgs& args, const Ring& ring, void* workspace, size_t bytes,
+                    void* stream = nullptr) {
+  return detail::status_of(fa3_ring_backward_agree(&args, &ring, workspace, bytes, stream));
+}
 /// fa3_ring_forward(): the keys of all ranks.
 inline Status forward(const ForwardArgs& args, const Ring& ring, void* workspace, size_t bytes,
                       void* stream = nullptr) {
@@ -179,8 +189,9 @@ inline Status backward(const BackwardArgs& args, const Ring& ring, void* workspa
   return detail::status_of(fa3_ring_backward(&args, &ring, workspace, bytes, stream));
 }
 /// Which rows of the whole a rank has: see fa3_ring_rows().
-inline Status rows_of_rank(const Ring& ring, int world, int rank, int64_t rows[4]) {
-  return detail::status_of(fa3_ring_rows(&ring, world, rank, rows));
+inline Status rows_of_rank(const Ring& ring, int world, int rank, int64_t rows[4],
+                           int document = 0) {
+  return detail::status_of(fa3_ring_rows(&ring, world, rank, document, rows));
 }
 
 }  // namespace fa3

@@ -293,6 +293,19 @@ typedef struct fa3_options {
  */
 #define FA3_DESCALE_ROWS 64
 
+/** Keys within which transposed values have an order of their own.
+ *
+ * FP8 tensor cores sum along what lies side by side in memory, which for P V are keys. Values of
+ * FA3_FLOAT8_E4M3 that lie so need not be transposed by the call that reads them: `v_transposed` of
+ * fa3_forward_params, `transposed` of fa3_quantize_params, which writes them. They keep the shape
+ * (b, s, h, d) as a view: stride 1 in dimension 1, multiples of 16 in the others, at an address
+ * that is one. Within each 16 keys, key i lies at `4 (i / 2 % 4) + 2 (i / 8) + i % 2`. A channel
+ * has memory for a multiple of 16 keys, with zeros behind the last one.
+ *
+ * Only where all sequences have one length: not with lengths of keys, nor over a cache. Engines
+ * hopper and reference read them. */
+#define FA3_TRANSPOSED_KEYS 16
+
 /** Attention: inputs, outputs and options of fa3_forward().
  *
  * Any strides: a (b, h, s, d) tensor is the same view with its strides swapped. q, k and v share
@@ -345,6 +358,9 @@ typedef struct fa3_forward_params {
    * exactly o, where that is float32; a last call gives o in q's dtype, rounded once. */
   fa3_tensor o_partial;
   fa3_tensor lse_partial; /**< float32, lse's shape, with o_partial; may be exactly lse */
+  /** 0 or 1: v lies transposed, as FA3_TRANSPOSED_KEYS says; q, k and v are FA3_FLOAT8_E4M3. */
+  int32_t v_transposed;
+  int32_t reserved_2; /**< unused */
 } fa3_forward_params;
 
 /** The gradient of `sum(d_o * o) + sum(d_lse * lse)`: inputs and outputs of fa3_backward().
@@ -471,6 +487,9 @@ typedef struct fa3_quantize_params {
   int32_t rotary_interleaved; /**< 0: pairs of channels (c, c + r); 1: (2 c, 2 c + 1) */
   int32_t num_threads;        /**< as in fa3_options */
   int32_t engine;             /**< as in fa3_options */
+  /** 0 or 1: y lies transposed, as FA3_TRANSPOSED_KEYS says, for a forward call's v_transposed. */
+  int32_t transposed;
+  int32_t reserved; /**< unused */
 } fa3_quantize_params;
 
 /** Writes the default into every field of a struct of `struct_size` bytes: of this version or an

@@ -28,20 +28,26 @@ typedef enum fa3_ring_layout {
 
 /** The ring that a call is a part of: the same on every rank, but for the handles.
  *
- * Nothing compares what ranks pass: if their shapes or options differ, they may wait for ever. */
+ * A call does not compare what ranks pass, and ranks whose shapes or options differ may wait for
+ * ever: fa3_ring_forward_agree() does. */
 typedef struct fa3_ring {
   size_t struct_size; /**< set by fa3_ring_init() */
   void* comm; /**< an ncclComm_t of the tensors' device, whose calls this thread may queue */
   /** A cudaStream_t for messages, so that they run beside attention; null: that of the call. Its
    * priority should be high, and options.sm_margin leaves SMs to NCCL's kernels. */
   void* comm_stream;
-  int64_t seqlen;   /**< rows of the whole sequence, those of all ranks together */
-  int32_t layout;   /**< an fa3_ring_layout */
-  int32_t reserved; /**< unused */
+  int64_t seqlen; /**< rows of the whole sequence, those of all ranks together */
+  int32_t layout; /**< an fa3_ring_layout */
+  /** Of a packed stream, whose tensors have a batch of 1: each document is a sequence of its own,
+   * and the layout counts. 0: one sequence, or a batch of them. */
+  int32_t num_documents;
   /** The path of libnccl. Null: what FA3_NCCL names, or the one that the program has loaded, or
    * what the loader finds. Tensors of the CPU want a library with NCCL's interface that moves host
    * memory, and says so by exporting a symbol `fa3_nccl_moves_host_memory`. */
   const char* library;
+  /** Where the documents of the whole stream begin, `num_documents + 1` numbers from 0 to seqlen in
+   * host memory, the same on every rank. */
+  const int32_t* cu_seqlens;
 } fa3_ring;
 
 /** Writes the default into every field of a struct of `struct_size` bytes. */
@@ -51,14 +57,36 @@ static inline void fa3_ring_init(fa3_ring* ring) {
   fa3_ring_init_sized(ring, sizeof(fa3_ring));
 }
 
-/** The rows of a rank, `[rows[0], rows[1])` and then `[rows[2], rows[3])`, which may be empty.
+/** The rows of a rank, `[rows[0], rows[1])` and then `[rows[2], rows[3])`, which may be empty: of
+ * the sequence, or of a document, counted in the stream. A rank has those of all documents, one
+ * behind the other.
  *
- * @param ring   its seqlen and layout count
- * @param world  how many ranks there are
- * @param rank   which one is asked for
- * @param rows   gets four numbers */
+ * @param ring      its seqlen, layout and documents count
+ * @param world     how many ranks there are
+ * @param rank      which one is asked for
+ * @param document  which one, or 0
+ * @param rows      gets four numbers */
 FA3_API fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t rank,
-                                 int64_t rows[4]);
+                                 int32_t document, int64_t rows[4]);
+
+/** Bytes of workspace a rank that fa3_ring_forward_agree() and fa3_ring_backward_agree() need. */
+#define FA3_RING_AGREE_BYTES 1024
+
+/** Compares what all ranks pass, for the first call of a kind: ranks whose calls differ would wait
+ * for each other for ever. All ranks call it, whatever they hold; each gets the same code and, if a
+ * rank has wrong arguments or ranks differ, the same sentence, which names the rank. It waits for
+ * the device.
+ *
+ * @param params           those of the call; pointers may be null
+ * @param ring             that of the call
+ * @param workspace        memory on the tensors' device, aligned to 256 bytes
+ * @param workspace_bytes  at least FA3_RING_AGREE_BYTES for each rank
+ * @param stream           that of the call */
+FA3_API fa3_status fa3_ring_forward_agree(const fa3_forward_params* params, const fa3_ring* ring,
+                                          void* workspace, size_t workspace_bytes, void* stream);
+/** As fa3_ring_forward_agree(), for fa3_ring_backward(). */
+FA3_API fa3_status fa3_ring_backward_agree(const fa3_backward_params* params, const fa3_ring* ring,
+                                           void* workspace, size_t workspace_bytes, void* stream);
 
 /** Bytes of workspace that this rank needs: see fa3_forward_workspace_size(). Beside the calls'
  * own it holds the keys of two steps, and the output in float32. */
@@ -72,8 +100,9 @@ FA3_API fa3_status fa3_ring_backward_workspace_size(const fa3_backward_params* p
 /** fa3_forward() over the keys of all ranks.
  *
  * k and v have the rows of q, each row contiguous and right behind the one before. Masks count in
- * the whole sequence: causal and windows, with softcap; batches, but neither lengths nor caches,
- * sinks, chunks, block masks, dropout, score functions or FP8.
+ * the whole sequence, or in each document: causal and windows, with softcap and sinks; batches, or
+ * documents by ring.cu_seqlens, but neither other lengths nor caches, chunks, block masks, dropout,
+ * score functions or FP8. Documents cannot be captured into a CUDA graph.
  *
  * CPU calls return when the outputs are written, CUDA calls when the work is queued. A call that
  * fails in the middle leaves other ranks waiting: abort the communicator.
@@ -87,7 +116,8 @@ FA3_API fa3_status fa3_ring_forward(const fa3_forward_params* params, const fa3_
                                     void* workspace, size_t workspace_bytes, void* stream);
 /** fa3_backward() over the keys of all ranks, as fa3_ring_forward(). o and lse are that call's
  * results. dq, dk and dv are float32, the rows of dk and dv as those of k; nothing is added to
- * them. */
+ * them. dsink is the share of this rank's rows: add it up over the ranks, as the gradient of any
+ * parameter that all of them have. */
 FA3_API fa3_status fa3_ring_backward(const fa3_backward_params* params, const fa3_ring* ring,
                                      void* workspace, size_t workspace_bytes, void* stream);
 

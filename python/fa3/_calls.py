@@ -4,9 +4,10 @@
 from typing import Any, NamedTuple
 
 from fa3 import _native
-from fa3._arrays import empty, lender, optional_view, output_view, shape_of, view
+from fa3._arrays import empty, is_torch, lender, optional_view, output_view, shape_of, view
 
 DESCALE_ROWS = 64  # FA3_DESCALE_ROWS
+TRANSPOSED_KEYS = 16  # FA3_TRANSPOSED_KEYS
 
 
 def merge(o_partial, lse_partial, num_threads):
@@ -19,7 +20,7 @@ def merge(o_partial, lse_partial, num_threads):
 
 
 def quantize(x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, used, *rest):
-    """Writes y, descale and mean (or None). rest: max_seqlen, the engine's id, num_threads."""
+    """Writes y, descale and mean (or None). rest: max_seqlen, transposed, ..."""
     _native.quantize(
         lender(x),
         view(x, "x"),
@@ -37,7 +38,7 @@ def quantize(x, y, descale, mean, cos, sin, interleaved, hadamard, seed, cu, use
     )
 
 
-def new_quantized(x, scaling, center, cu_seqlens, max_seqlen):
+def new_quantized(x, scaling, center, cu_seqlens, max_seqlen, transposed):
     """y, descale and mean, unwritten. An x of wrong rank is left to the library to refuse."""
     shape = tuple(shape_of(x, "x"))
     rows, heads, dim = shape[-3:] if len(shape) >= 3 else (0, 0, 0)
@@ -48,9 +49,19 @@ def new_quantized(x, scaling, center, cu_seqlens, max_seqlen):
         rows = max_seqlen or rows
     blocks = -(-rows // DESCALE_ROWS)
     scales = {"block": (batch, heads, blocks), "head": (batch, heads), "tensor": (1,)}
-    y = empty(shape, like=x, dtype="float8_e4m3fn")
+    new_numbers = new_transposed if transposed and len(shape) == 4 else empty
+    y = new_numbers(shape, like=x, dtype="float8_e4m3fn")
     descale = empty(scales[scaling], like=x, dtype="float32")
     return y, descale, empty((batch, heads, dim), like=x, dtype="float32") if center else None
+
+
+def new_transposed(shape, like, dtype):
+    """An array of this shape, (b, s, h, d), with rows side by side: as if (b, h, d, s)."""
+    batch, rows, heads, dim = shape
+    places = -(-rows // TRANSPOSED_KEYS) * TRANSPOSED_KEYS
+    memory = empty((batch, heads, dim, places), like, dtype)
+    turn = memory.permute if is_torch(memory) else memory.transpose
+    return turn(0, 3, 1, 2)[:, :rows]
 
 
 class Append(NamedTuple):

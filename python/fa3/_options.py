@@ -73,6 +73,7 @@ FORWARD = (
     "Tensor? v_descale=None",
     "Tensor? k_mean=None",
     "Tensor? v_mean=None",
+    "bool v_transposed=False",
 )
 
 TYPES, DEFAULTS = {}, {}

@@ -54,15 +54,24 @@ def attention_fp8(
     turned = {"hadamard": hadamard, "seed": seed}
     q8 = quantize(q, **common, **turned, **lengths["q"])
     k8 = quantize(k, center=center, **common, **turned, **lengths["k"])
-    v8 = quantize(v, center=center, **common, **lengths["k"])
+    transposed = is_read_transposed(v, options)
+    v8 = quantize(v, center=center, transposed=transposed, **common, **lengths["k"])
     if out is None:
         out = empty((*q.shape[:-1], v.shape[-1]), like=q, dtype=type_of(q))
     scales = {"q_descale": q8.descale, "k_descale": k8.descale, "v_descale": v8.descale}
     means = {"k_mean": k8.mean, "v_mean": v8.mean}
-    result = attention(q8.x, k8.x, v8.x, **scales, **means, out=out, **options)
+    layout = {"v_transposed": True} if transposed else {}
+    result = attention(q8.x, k8.x, v8.x, **scales, **means, **layout, out=out, **options)
     if not is_compiled(q) and sampler() is not None:
         sampler().see(q, k, v, result, options)
     return result
+
+
+def is_read_transposed(v, options):
+    """Whether the call's engine takes V transposed: tensor cores do, of sequences of one length."""
+    if options.get("engine", "auto") not in ("auto", "hopper") or not is_torch(v) or not v.is_cuda:
+        return False
+    return all(options.get(name) is None for name in ("cu_seqlens_k", "seqused_k"))
 
 
 class Sampler:

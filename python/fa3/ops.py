@@ -88,6 +88,9 @@ def attention(
             (1,), (b, h), or (b, h, n) with one for every 64 rows; q_descale may have hk heads. None
             is 1. fa3.quantize makes them.
         k_mean, v_mean: (b, hk, d | dv) float32, for float8 only: added after the factors.
+        v_transposed: v lies as fa3.quantize(transposed=True) writes it, keys side by side, and is
+            read as it is; for a q, k and v of float8_e4m3fn on an H100 or H200, without lengths of
+            keys and without caches.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: the tensor is packed, (total, heads, dim),
             and sequence n owns rows cu[n] .. cu[n + 1] - 1.
         seqused_q, seqused_k: (batch,) int32: only the first seqused[n] rows of sequence n count.

@@ -47,6 +47,7 @@ class Options(OptionsOfBothPasses[Array], Generic[Array], total=False):
     v_descale: Array | None
     k_mean: Array | None
     v_mean: Array | None
+    v_transposed: bool
 
 @overload
 def attention(

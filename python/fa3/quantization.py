@@ -35,6 +35,7 @@ def quantize(
     cu_seqlens=None,
     seqused=None,
     max_seqlen=0,
+    transposed=False,
     engine="auto",
     num_threads=0,
 ):
@@ -63,6 +64,9 @@ def quantize(
         interleaved: rotary pairs are channels (2 c, 2 c + 1), else (c, c + r).
         cu_seqlens, seqused, max_seqlen: as those of attention(). max_seqlen also says for how many
             blocks there are scales; 0 is the longest sequence, or total where that is on a GPU.
+        transposed: for values: the result's memory holds channels of keys, in the order that FP8
+            tensor cores take, so that attention(v_transposed=True) has nothing to transpose. Its
+            shape stays; not with cu_seqlens and seqused.
         engine, num_threads: as those of attention().
 
     Returns:
@@ -83,11 +87,13 @@ def quantize(
     if max_seqlen == 0 and cu_seqlens is not None:
         max_seqlen = longest(cu_seqlens)
     options = (cos, sin, interleaved, hadamard, seed, cu_seqlens, seqused, max_seqlen)
-    options += (engine_id(engine), num_threads)
+    options += (transposed, engine_id(engine), num_threads)
     if is_torch(x):
         y, descale, mean = torch_backend().quantize(x, scaling, center, *options)
     else:
-        y, descale, mean = _calls.new_quantized(x, scaling, center, cu_seqlens, max_seqlen)
+        y, descale, mean = _calls.new_quantized(
+            x, scaling, center, cu_seqlens, max_seqlen, transposed
+        )
         _calls.quantize(x, y, descale, mean, *options)
     return Quantized(y, descale, mean)
 

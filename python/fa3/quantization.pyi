@@ -20,6 +20,7 @@ def quantize(
     cu_seqlens: Array | None = None,
     seqused: Array | None = None,
     max_seqlen: int = 0,
+    transposed: bool = False,
     engine: Engine = "auto",
     num_threads: int = 0,
 ) -> Quantized[Array]: ...

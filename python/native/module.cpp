@@ -40,6 +40,7 @@ struct Quantize {
     read->tensor("cu_seqlens", Access::read, &params->cu_seqlens);
     read->tensor("seqused", Access::read, &params->seqused);
     read->integer("max_seqlen", &params->max_seqlen);
+    read->flag("transposed", &params->transposed);
     read->integer("engine", &params->engine);
     read->integer("num_threads", &params->num_threads);
   }

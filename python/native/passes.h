@@ -86,6 +86,7 @@ struct Forward {
     read->tensor("v_descale", Access::read, &params->v_descale);
     read->tensor("k_mean", Access::read, &params->k_mean);
     read->tensor("v_mean", Access::read, &params->v_mean);
+    read->flag("v_transposed", &params->v_transposed);
   }
   // A step of a ring has these behind all options.
   template <class Reader>

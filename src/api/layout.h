@@ -24,12 +24,12 @@ struct Layout {
 };
 
 // Oldest first; the first row is that of the functions named fa3_*_params_init.
-inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2456, 776}};
+inline constexpr Layout kForwardLayouts[] = {{1424, 472}, {2464, 776}};
 inline constexpr Layout kBackwardLayouts[] = {{1624, 472}, {2040, 776}};
 inline constexpr Layout kMergeLayouts[] = {{432, 0}};
 inline constexpr Layout kAppendLayouts[] = {{1688, 0}};
-inline constexpr Layout kQuantizeLayouts[] = {{872, 0}};
-inline constexpr Layout kRingLayouts[] = {{48, 0}};
+inline constexpr Layout kQuantizeLayouts[] = {{880, 0}};
+inline constexpr Layout kRingLayouts[] = {{56, 0}};
 
 constexpr std::span<const Layout> layouts_of(const fa3_forward_params&) {
   return kForwardLayouts;

@@ -14,6 +14,7 @@
 #include "core/mask_rule.h"
 #include "core/quantization.h"
 #include "core/seqlen.h"
+#include "core/transposed_values.h"
 
 namespace fa3 {
 
@@ -34,6 +35,17 @@ struct Operand {
   void* address(int64_t batch, int64_t row, int64_t head) const {
     const int64_t element = batch * batch_stride + row * row_stride + head * head_stride;
     return static_cast<char*>(data) + element * size_of(dtype);
+  }
+};
+
+// How transposed values lie: key places are strides of 1, and channels this far apart.
+struct Transposed {
+  bool on = false;
+  int64_t channel_stride = 0;
+
+  template <class T>
+  T* at(const Operand& x, int64_t batch, int64_t row, int64_t head, int64_t channel) const {
+    return x.at<T>(batch, 0, head) + (channel * channel_stride + transposed_place(row));
   }
 };
 
@@ -83,6 +95,7 @@ struct Problem {
 
   Operand q, k, v, o;  // paged: k's and v's batch entries are pages
   KeyPlaces key_places;
+  Transposed v_transposed;                                      // v's row stride is of no use then
   Quantization q_quantization, k_quantization, v_quantization;  // of those that are float8
   int num_splits = 0;                                           // 0 = the engine chooses
   RowScalars lse;                             // data may be null: not wanted (forward)
@@ -141,6 +154,7 @@ struct QuantizeProblem {
   int64_t head_dim = 0;
   Lengths lengths;
   Operand x, y;
+  Transposed y_transposed;
   Rotary rotary;
   bool hadamard = false;
   uint64_t seed = 0;

@@ -53,6 +53,9 @@ struct Engine {
   Status (*follow)(void* stream, void* leader, int device) = nullptr;
   // Zeros, in order of the stream. Null: its memory is the host's.
   Status (*clear)(void* memory, int64_t bytes, int device, void* stream) = nullptr;
+  // Copies bytes of the host's memory, which may change afterwards, in order of the stream; not
+  // while that is captured into a graph. Null: its memory is the host's.
+  Status (*write)(void* to, const void* from, int64_t bytes, int device, void* stream) = nullptr;
   Status (*plan_quantize)(const QuantizeProblem&, Plan*) = nullptr;  // null: it does not quantize
   Status (*run_quantize)(const QuantizeProblem&, const Plan&, void* workspace,
                          void* stream) = nullptr;

@@ -4,6 +4,7 @@
 #include <fa3/ring.h>
 
 #include "api/boundary.h"
+#include "ring/agree.h"
 #include "ring/describe.h"
 #include "ring/run.h"
 
@@ -37,16 +38,27 @@ fa3_status call(const Params* params, const fa3_ring* ring, api::Workspace works
   });
 }
 
-Status write_rows(const fa3_ring& ring, int32_t world, int32_t rank, int64_t rows[4]) {
+template <class Params>
+fa3_status agree_on(const Params* params, const fa3_ring* ring, api::Workspace workspace,
+                    void* stream) {
+  return with_ring(params, ring, [&](const Params& p, const fa3_ring& r) {
+    return agree(p, r, workspace, stream);
+  });
+}
+
+Status write_rows(const fa3_ring& ring, int32_t world, int32_t rank, int32_t document,
+                  int64_t rows[4]) {
   FA3_TRY(check_ring(ring, world));
   if (rank < 0 || rank >= world) return invalid("rank: expected [0, ", world, "), got ", rank);
   if (rows == nullptr) return invalid("rows: expected a place for four numbers, got null");
-  const std::vector<Range> found =
-      rows_of({.seqlen = ring.seqlen, .layout = ring.layout, .world = world}, rank);
+  if (document < 0 || document >= std::max(ring.num_documents, 1)) {
+    return invalid("document: expected [0, ", std::max(ring.num_documents, 1), "), got ", document);
+  }
+  Range found[2];
+  rows_of_document(whole_of(ring, world), rank, document, found);
   for (size_t i = 0; i < 2; ++i) {
-    const Range range = i < found.size() ? found[i] : Range{};
-    rows[2 * i] = range.begin;
-    rows[2 * i + 1] = range.end;
+    rows[2 * i] = found[i].begin;
+    rows[2 * i + 1] = found[i].end;
   }
   return {};
 }
@@ -62,10 +74,12 @@ void fa3_ring_init_sized(fa3_ring* ring, size_t struct_size) {
   api::init_sized(ring, struct_size);
 }
 
-fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t rank, int64_t rows[4]) {
+fa3_status fa3_ring_rows(const fa3_ring* ring, int32_t world, int32_t rank, int32_t document,
+                         int64_t rows[4]) {
   return api::at_boundary([&] {
-    return api::with_newest(
-        "ring", ring, [&](const fa3_ring& r) { return ring::write_rows(r, world, rank, rows); });
+    return api::with_newest("ring", ring, [&](const fa3_ring& r) {
+      return ring::write_rows(r, world, rank, document, rows);
+    });
   });
 }
 
@@ -77,6 +91,16 @@ fa3_status fa3_ring_forward_workspace_size(const fa3_forward_params* params, con
 fa3_status fa3_ring_backward_workspace_size(const fa3_backward_params* params, const fa3_ring* ring,
                                             size_t* bytes) {
   return ring::size(params, ring, bytes);
+}
+
+fa3_status fa3_ring_forward_agree(const fa3_forward_params* params, const fa3_ring* ring,
+                                  void* workspace, size_t workspace_bytes, void* stream) {
+  return ring::agree_on(params, ring, {workspace, workspace_bytes}, stream);
+}
+
+fa3_status fa3_ring_backward_agree(const fa3_backward_params* params, const fa3_ring* ring,
+                                   void* workspace, size_t workspace_bytes, void* stream) {
+  return ring::agree_on(params, ring, {workspace, workspace_bytes}, stream);
 }
 
 fa3_status fa3_ring_forward(const fa3_forward_params* params, const fa3_ring* ring, void* workspace,

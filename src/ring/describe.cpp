@@ -21,8 +21,8 @@ Status check_options(const fa3_options& o) {
         Named{"block_mask", o.block_mask}}) {
     if (present(lengths.tensor)) {
       return unsupported(lengths.name,
-                         ": expected none in a ring, whose sequences have one length "
-                         "and a causal mask or a window");
+                         ": expected none in a ring, which has a causal mask or a window, and "
+                         "documents by ring.cu_seqlens");
     }
   }
   if (o.dropout_p != 0) {
@@ -58,24 +58,22 @@ Status describe_common(const Params& p, const fa3_ring& ring, const Communicator
                        Whole* whole) {
   FA3_TRY(check_ring(ring, comm.world()));
   FA3_TRY(check_options(p.options));
-  if (present(p.sink)) return unsupported("sink: expected none in a ring");
   if (is_float8(static_cast<DType>(p.k.dtype))) {
     return unsupported("k: expected 16 or 32 bits in a ring, got ",
                        name_of(static_cast<DType>(p.k.dtype)));
   }
-  *whole = {.seqlen = ring.seqlen,
-            .layout = ring.layout,
-            .world = comm.world(),
-            .mask = {p.options.window_left, p.options.window_right}};
+  *whole = whole_of(ring, comm.world());
+  whole->mask = {p.options.window_left, p.options.window_right};
   if (p.options.causal != 0) whole->mask.right = 0;
+  if (whole->is_packed && p.q.shape[0] != 1) {
+    return invalid("q: expected a batch of 1 with ring.cu_seqlens, got ", p.q.shape[0]);
+  }
   const int64_t rows = num_rows(*whole, comm.rank());
   for (const Named& of : {Named{"q", p.q}, Named{"k", p.k}}) {
     if (of.tensor.shape[1] != rows) {
       return invalid(of.name, ": expected ", rows, " rows, those of rank ", comm.rank(), " of ",
                      comm.world(), " of ring.seqlen = ", ring.seqlen,
-                     " (fa3_ring_rows has them), "
-                     "got ",
-                     of.tensor.shape[1]);
+                     " (fa3_ring_rows has them), got ", of.tensor.shape[1]);
     }
   }
   for (const Named& of : {Named{"k", p.k}, Named{"v", p.v}}) FA3_TRY(check_rows_are_neighbours(of));
@@ -106,7 +104,29 @@ Status check_ring(const fa3_ring& ring, int32_t world) {
                    ring.seqlen);
   }
   if (world < 1) return invalid("world: expected at least one rank, got ", world);
+  if (ring.num_documents == 0) return {};
+  if (ring.num_documents < 0 || ring.cu_seqlens == nullptr) {
+    return invalid("ring.cu_seqlens: expected num_documents + 1 numbers in host memory, got ",
+                   ring.cu_seqlens == nullptr ? "null" : "an address",
+                   " with num_documents = ", ring.num_documents);
+  }
+  const int32_t* const cu = ring.cu_seqlens;
+  const int32_t* const last = cu + ring.num_documents;
+  if (*cu != 0 || *last != ring.seqlen || !std::is_sorted(cu, last + 1)) {
+    return invalid(
+        "ring.cu_seqlens: expected numbers from 0 to ring.seqlen that do not decrease, got ", *cu,
+        " to ", *last, " with ring.seqlen = ", ring.seqlen);
+  }
   return {};
+}
+
+Whole whole_of(const fa3_ring& ring, int32_t world) {
+  Whole whole = {.layout = ring.layout, .world = world, .is_packed = ring.num_documents > 0};
+  if (!whole.is_packed) whole.lengths = {ring.seqlen};
+  for (int32_t i = 0; i < ring.num_documents; ++i) {
+    whole.lengths.push_back(ring.cu_seqlens[i + 1] - ring.cu_seqlens[i]);
+  }
+  return whole;
 }
 
 Status describe(const fa3_forward_params& p, const fa3_ring& ring, const Communicator& comm,

@@ -13,6 +13,8 @@
 namespace fa3::ring {
 
 Status check_ring(const fa3_ring& ring, int32_t world);
+// Of a ring that was checked; without the mask.
+Whole whole_of(const fa3_ring& ring, int32_t world);
 
 // What the ring and the options say of the whole, or the sentence that names the broken rule.
 Status describe(const fa3_forward_params& params, const fa3_ring& ring,

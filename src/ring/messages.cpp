@@ -81,4 +81,17 @@ Status Messages::clear(const fa3_tensor& tensor) const {
   });
 }
 
+Status Messages::write(void* to, const void* from, int64_t bytes) const {
+  if (bytes == 0 || to == from) return {};
+  if (engine_ != nullptr) return engine_->write(to, from, bytes, device_, calls_);
+  std::memcpy(to, from, size_t(bytes));
+  return {};
+}
+
+Status Messages::read_back(void* to, const void* from, int64_t bytes) const {
+  if (engine_ != nullptr) return engine_->read_back(to, from, bytes, device_, calls_);
+  std::memcpy(to, from, size_t(bytes));
+  return {};
+}
+
 }  // namespace fa3::ring

@@ -30,7 +30,10 @@ class Messages {
   Status send(const fa3_tensor& tensor, std::span<const Range> rows, int32_t to) const;
   Status receive(const fa3_tensor& tensor, std::span<const Range> rows, int32_t from) const;
 
-  Status clear(const fa3_tensor& tensor) const;  // in order of the calls
+  // In order of the calls:
+  Status clear(const fa3_tensor& tensor) const;
+  Status write(void* to, const void* from, int64_t bytes) const;      // from the host's memory
+  Status read_back(void* to, const void* from, int64_t bytes) const;  // to it, and waits
 
  private:
   Status follow(void* stream, void* leader) const;

@@ -57,10 +57,10 @@ struct Arrivals {
   KeysAndValues of_stage(const Steps& steps, size_t index, const KeysAndValues& own) const {
     if (index == 0) return own;
     KeysAndValues found = slot[index % 2];
-    const Range all = {0, steps.stages[index].num_keys};
+    const Range here = {0, steps.stages[index].hull().count()};
     // A slot has room for the largest stage, a stage's sequences lie one behind the other.
     for (fa3_tensor* tensor : {&found.k, &found.v}) {
-      *tensor = rows_of(*tensor, all);
+      *tensor = rows_of(*tensor, here);
       tensor->stride[0] = tensor->shape[1] * tensor->stride[1];
     }
     return found;
@@ -71,7 +71,9 @@ template <class Params>
 Arrivals arrivals_in(WorkspaceAllocator& memory, const Steps& steps, const Params& p) {
   Arrivals found;
   int64_t most = 0;
-  for (size_t i = 1; i < steps.stages.size(); ++i) most = std::max(most, steps.stages[i].num_keys);
+  for (size_t i = 1; i < steps.stages.size(); ++i) {
+    most = std::max(most, steps.stages[i].hull().count());
+  }
   for (size_t i = 0; i < std::min<size_t>(2, steps.stages.size() - 1); ++i) {
     KeysAndValues& slot = found.slot[(i + 1) % 2];
     const auto dtype = static_cast<fa3_dtype>(p.k.dtype);
@@ -87,10 +89,10 @@ Status exchange_keys(const Messages& messages, const Steps& steps, const Params&
                      const KeysAndValues& here) {
   const auto by = static_cast<int32_t>(index);
   const Stage there = stage_of(steps.whole, steps.behind(by), steps.rank);
-  std::vector<Range> places;  // a range arrives as it was sent, one behind the other
+  std::vector<Range> places;
+  const int64_t first = steps.stages[index].hull().begin;
   for (const Range& keys : steps.stages[index].keys) {
-    const int64_t begin = places.empty() ? 0 : places.back().end;
-    places.push_back({begin, begin + keys.count()});
+    places.push_back({keys.begin - first, keys.end - first});
   }
   return messages.together([&]() -> Status {
     FA3_TRY(messages.send(p.k, there.keys, steps.behind(by)));
@@ -108,6 +110,57 @@ void set_mask(fa3_options* options, const Call& call) {
   options->window_shift = static_cast<int32_t>(call.shift);
 }
 
+// The keys of a call, where those of its stage are.
+KeysAndValues keys_of_call(const KeysAndValues& of_stage, const Stage& stage, const Call& call) {
+  const int64_t first = stage.hull().begin;
+  const Range here = {call.keys.begin - first, call.keys.end - first};
+  return {rows_of(of_stage.k, here), rows_of(of_stage.v, here)};
+}
+
+// ---- Calls over several sequences ----
+
+// Where the lengths of all calls are: in the memory of the tensors, which nobody writes to if it is
+// the host's.
+int32_t* lengths_in(WorkspaceAllocator& memory, const Steps& steps, const fa3_tensor& q) {
+  if (q.device_type == FA3_CPU) return const_cast<int32_t*>(steps.lengths.data());
+  return memory.take<int32_t>(int64_t(steps.lengths.size()));
+}
+
+// A (1, ...) tensor as packed ones are.
+void drop_batch(fa3_tensor* tensor) {
+  if (tensor->rank == 0) return;
+  --tensor->rank;
+  for (int dim = 0; dim < tensor->rank; ++dim) {
+    tensor->shape[dim] = tensor->shape[dim + 1];
+    tensor->stride[dim] = tensor->stride[dim + 1];
+  }
+}
+
+template <class Params>
+void set_lengths(Params* call, const Step& step, int32_t* lengths,
+                 std::initializer_list<fa3_tensor*> tensors) {
+  if (step.call.cu_rows.empty()) return;
+  const auto view = [&](const std::vector<int32_t>& of, size_t at, int64_t* longest) {
+    for (size_t i = 1; i < of.size(); ++i) {
+      *longest = std::max<int64_t>(*longest, of[i] - of[i - 1]);
+    }
+    fa3_tensor made{};
+    made.data = lengths == nullptr ? nullptr : lengths + at;
+    made.dtype = FA3_INT32;
+    made.device_type = call->q.device_type;
+    made.device_index = call->q.device_index;
+    made.rank = 1;
+    made.shape[0] = static_cast<int64_t>(of.size());
+    made.stride[0] = 1;
+    return made;
+  };
+  fa3_options& o = call->options;
+  const size_t of_rows = step.lengths_at, of_keys = of_rows + step.call.cu_rows.size();
+  o.cu_seqlens_q = view(step.call.cu_rows, of_rows, &o.max_seqlen_q);
+  o.cu_seqlens_k = view(step.call.cu_keys, of_keys, &o.max_seqlen_k);
+  for (fa3_tensor* tensor : tensors) drop_batch(tensor);
+}
+
 // ---- Forward ----
 
 struct Forward {
@@ -117,6 +170,7 @@ struct Forward {
   fa3_tensor wide{};  // the output in float32
   fa3_tensor lse{};
   void* memory = nullptr;  // of calls, first in the workspace
+  int32_t* lengths = nullptr;
 
   Forward(const fa3_forward_params& params, const Steps& of, int64_t call_bytes,
           WorkspaceAllocator& workspace)
@@ -126,22 +180,28 @@ struct Forward {
     const bool is_wide = p.o.dtype == FA3_FLOAT32;
     wide = is_wide ? p.o : tensor_in(workspace, p.q, FA3_FLOAT32, p.q.shape[1], p.v.shape[3]);
     lse = p.lse.rank != 0 ? p.lse : lse_in(workspace, p.q);
+    lengths = lengths_in(workspace, steps, p.q);
   }
 
   fa3_forward_params call_of(size_t stage, const Step& step) const {
     fa3_forward_params call = p;
-    const KeysAndValues keys = arrivals.of_stage(steps, stage, {p.k, p.v});
+    const KeysAndValues keys =
+        keys_of_call(arrivals.of_stage(steps, stage, {p.k, p.v}), steps.stages[stage], step.call);
     const Range& rows = step.call.rows;
     set_mask(&call.options, step.call);
     call.q = rows_of(p.q, rows);
-    call.k = rows_of(keys.k, step.call.keys);
-    call.v = rows_of(keys.v, step.call.keys);
+    call.k = keys.k;
+    call.v = keys.v;
     call.o = rows_of(step.ends ? p.o : wide, rows);
     call.lse = rows_of(lse, rows);
     if (step.continues) {
       call.o_partial = rows_of(wide, rows);
       call.lse_partial = rows_of(lse, rows);
+      call.sink = {};  // a row has it once: the first call has all rows
     }
+    set_lengths(
+        &call, step, lengths,
+        {&call.q, &call.k, &call.v, &call.o, &call.lse, &call.o_partial, &call.lse_partial});
     return call;
   }
 
@@ -167,8 +227,14 @@ struct Forward {
   }
 };
 
+// The lengths of all calls get to where those read them.
+Status write_lengths(const Messages& messages, const Steps& steps, int32_t* to) {
+  return messages.write(to, steps.lengths.data(), int64_t(steps.lengths.size() * sizeof(*to)));
+}
+
 Status run_steps(const Forward& f, const Messages& messages, api::Workspace calls, void* stream) {
   const Steps& steps = f.steps;
+  FA3_TRY(write_lengths(messages, steps, f.lengths));
   for (size_t i = 0; i < steps.stages.size(); ++i) {
     if (i > 0) FA3_TRY(messages.join());
     if (i + 1 < steps.stages.size()) {
@@ -197,6 +263,7 @@ struct Backward {
   fa3_tensor d_lse{};
   bool has_zeros = false;  // d_lse is the workspace's
   void* memory = nullptr;
+  int32_t* lengths = nullptr;
 
   Backward(const fa3_backward_params& params, const Steps& of, int64_t call_bytes,
            WorkspaceAllocator& workspace)
@@ -217,20 +284,21 @@ struct Backward {
     // key is one of several.
     bool has_one_key = false;
     for (const auto& stage : steps.of_stage) {
-      for (const Step& step : stage) has_one_key |= step.call.keys.count() == 1;
+      for (const Step& step : stage) has_one_key |= step.call.has_one_key();
     }
     d_lse = p.d_lse;
     if (d_lse.rank == 0 && has_one_key) {
       has_zeros = true;
       d_lse = lse_in(workspace, p.q);
     }
+    lengths = lengths_in(workspace, steps, p.q);
   }
 
   // The gradients of the keys of stage `index`: in the caller's memory where nobody else adds to
   // them.
   KeysAndValues sums_of_stage(size_t index) const {
     const int32_t source = steps.before(static_cast<int32_t>(index));
-    if (index == 0 && farthest_reader(steps.whole, source) == 0) return {p.dk, p.dv};
+    if (index == 0 && steps.farthest[size_t(source)] == 0) return {p.dk, p.dv};
     KeysAndValues found = sums[index % 2];
     const Range all = {0, num_rows(steps.whole, source)};
     for (fa3_tensor* tensor : {&found.k, &found.v}) {
@@ -248,9 +316,10 @@ struct Backward {
 
   fa3_backward_params call_of(size_t index, const Step& step, bool first) const {
     fa3_backward_params call = p;
-    const KeysAndValues keys = arrivals.of_stage(steps, index, {p.k, p.v});
+    const KeysAndValues keys =
+        keys_of_call(arrivals.of_stage(steps, index, {p.k, p.v}), steps.stages[index], step.call);
     const KeysAndValues sum = sums_of_stage(index);
-    const Range &rows = step.call.rows, of_source = steps.stages[index].rows_of_source(step.call);
+    const Range& rows = step.call.rows;
     set_mask(&call.options, step.call);
     call.q = rows_of(p.q, rows);
     call.o = rows_of(p.o, rows);
@@ -258,12 +327,16 @@ struct Backward {
     call.lse = rows_of(p.lse, rows);
     if (d_lse.rank != 0) call.d_lse = rows_of(d_lse, rows);
     call.dq = rows_of(p.dq, rows);
-    call.k = rows_of(keys.k, step.call.keys);
-    call.v = rows_of(keys.v, step.call.keys);
-    call.dk = rows_of(sum.k, of_source);
-    call.dv = rows_of(sum.v, of_source);
+    call.k = keys.k;
+    call.v = keys.v;
+    call.dk = rows_of(sum.k, step.call.keys);
+    call.dv = rows_of(sum.v, step.call.keys);
     call.accumulate_dq = step.continues ? 1 : 0;
     call.accumulate_dkv = first && writes_all_keys(index) ? 0 : 1;
+    if (step.continues) call.sink = call.dsink = {};
+    set_lengths(&call, step, lengths,
+                {&call.q, &call.k, &call.v, &call.o, &call.lse, &call.d_o, &call.d_lse, &call.dq,
+                 &call.dk, &call.dv});
     return call;
   }
 };
@@ -278,7 +351,7 @@ Status pass_on_sums(const Messages& messages, const Backward& b, size_t index) {
     const Status status = (messages.*verb)(of.k, std::span(&rows, 1), rank);
     return status.ok() ? (messages.*verb)(of.v, std::span(&rows, 1), rank) : status;
   };
-  const int32_t source = steps.before(by), farthest = farthest_reader(steps.whole, source);
+  const int32_t source = steps.before(by), farthest = steps.farthest[size_t(source)];
   return messages.together([&]() -> Status {
     if (by < farthest || (by == farthest && by > 0)) {
       const int32_t to = by < farthest ? steps.behind(1) : source;
@@ -286,12 +359,12 @@ Status pass_on_sums(const Messages& messages, const Backward& b, size_t index) {
     }
     if (index + 1 < steps.stages.size()) {
       const int32_t next = steps.before(by + 1);
-      if (by + 1 <= farthest_reader(steps.whole, next)) {
+      if (by + 1 <= steps.farthest[size_t(next)]) {
         FA3_TRY(
             both(&Messages::receive, b.sums_of_stage(index + 1), all_of(next), steps.before(1)));
       }
     }
-    if (by > 0 && farthest_reader(steps.whole, steps.rank) == by) {
+    if (by > 0 && steps.farthest[size_t(steps.rank)] == by) {
       return both(&Messages::receive, {b.p.dk, b.p.dv}, all_of(steps.rank), steps.behind(by));
     }
     return Status{};
@@ -300,6 +373,7 @@ Status pass_on_sums(const Messages& messages, const Backward& b, size_t index) {
 
 Status run_steps(const Backward& b, const Messages& messages, api::Workspace calls, void* stream) {
   const Steps& steps = b.steps;
+  FA3_TRY(write_lengths(messages, steps, b.lengths));
   if (b.has_zeros) {
     fa3_tensor zeros = b.d_lse;  // as a tensor of rows
     zeros.rank = 4;

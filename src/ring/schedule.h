@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a rank of a ring does, as plain numbers: which keys it gets from whom, and the calls over
-// them. python/fa3/distributed has the same for packed documents, teams and larger stages.
-// Next: run.h, which executes it.
+// them. cover.h has the fewest calls that see what a mask sees. python/fa3/distributed has the same
+// for teams, larger stages and other layouts. Next: steps.h.
 #pragma once
 
 #include <fa3/ring.h>
@@ -10,57 +10,41 @@
 #include <cstdint>
 #include <vector>
 
+#include "ring/cover.h"
+
 namespace fa3::ring {
 
-// Half-open: rows of a sequence, or of a rank's part of it.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t count() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
-
-inline constexpr int64_t kUnbounded = -1;
-
-// A query sees the keys up to `left` before and `right` behind its own place, or all of a side.
-struct Mask {
-  int64_t left = kUnbounded;
-  int64_t right = kUnbounded;
-};
-
+// The whole is a stream of documents, one after the other; a batch of sequences is one document.
 struct Whole {
-  int64_t seqlen = 0;
+  std::vector<int64_t> lengths;  // of the documents
   int64_t layout = FA3_RING_ZIGZAG;
   int32_t world = 1;
   Mask mask;
+  bool is_packed = false;  // a call may have several sequences
 };
 
-// Rows of a rank, keys of a stage, and the mask between them as options say it: bottom-right
-// aligned.
-struct Call {
-  Range rows;
-  Range keys;
-  Mask window;
-  int64_t shift = 0;
-  bool operator==(const Call& other) const {
-    return rows == other.rows && keys == other.keys && window.left == other.window.left &&
-           window.right == other.window.right && shift == other.shift;
-  }
+// Rows of a document that a rank has, and where they are among all rows of the rank.
+struct Piece {
+  int64_t document = 0;
+  Range positions;
+  int64_t row = 0;
 };
 
 // The keys of one rank, and what another computes with them.
 struct Stage {
   std::vector<Range> keys;  // of the source's rows, in order: what is sent
-  int64_t num_keys = 0;     // of all ranges, which lie one after the other where they arrive
-  std::vector<Call> calls;
+  std::vector<Call> calls;  // their keys are rows of the source, too
 
-  // Where the keys of a call are among the source's rows.
-  Range rows_of_source(const Call& call) const;
+  // From the first key to the last one: what has room where keys arrive. Keys between those that
+  // were sent are whatever was there, and no call sees them.
+  Range hull() const { return keys.empty() ? Range{} : Range{keys.front().begin, keys.back().end}; }
 };
 
-// The rows of the whole that a rank has, in order; none is empty.
-std::vector<Range> rows_of(const Whole& whole, int32_t rank);
+// The rows of a rank, in the order of the stream; neighbours are one piece, and none is empty.
+std::vector<Piece> pieces_of(const Whole& whole, int32_t rank);
 int64_t num_rows(const Whole& whole, int32_t rank);
+// Those of one document, where they are in the stream: two ranges, of which any may be empty.
+void rows_of_document(const Whole& whole, int32_t rank, int64_t document, Range rows[2]);
 
 Stage stage_of(const Whole& whole, int32_t rank, int32_t source);
 

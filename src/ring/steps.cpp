@@ -28,6 +28,7 @@ std::vector<Range> Steps::rows_without_end() const {
 
 Steps steps_of(const Whole& whole, int32_t rank) {
   Steps steps = {.whole = whole, .rank = rank};
+  for (int32_t i = 0; i < whole.world; ++i) steps.farthest.push_back(farthest_reader(whole, i));
   const Range all = {0, num_rows(whole, rank)};
   bool first = true;
   for (int32_t i = 0; i < whole.world; ++i) {
@@ -41,6 +42,16 @@ Steps steps_of(const Whole& whole, int32_t rank) {
       }
       here.push_back({.call = call, .continues = !first});
       first = false;
+    }
+  }
+  // A rank without rows writes the gradient of a sink all the same.
+  if (first) steps.of_stage.front().push_back({.call = {.rows = all}, .continues = false});
+  for (auto& stage : steps.of_stage) {
+    for (Step& step : stage) {
+      step.lengths_at = steps.lengths.size();
+      for (const auto* of : {&step.call.cu_rows, &step.call.cu_keys}) {
+        steps.lengths.insert(steps.lengths.end(), of->begin(), of->end());
+      }
     }
   }
   std::vector<Range> later;

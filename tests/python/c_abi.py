@@ -77,6 +77,8 @@ class ForwardParams(ctypes.Structure):
         ("num_splits", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         *tensors("q_descale k_descale v_descale k_mean v_mean o_partial lse_partial"),
+        ("v_transposed", ctypes.c_int32),
+        ("reserved_2", ctypes.c_int32),
     ]
 
 

@@ -72,21 +72,86 @@ def compare(dtype, heads, heads_k, dim, lengths, mask, method):
         assert apart <= MOST_APART * expected[i].float().norm() + NOTHING, f"{name}: {apart}"
 
 
+def parts_of_a_sequence(method, lengths=4096, seed=7):
+    """A call over a causal sequence, or documents, that takes these parts, which are new."""
+    here = documents(lengths)[0] if not isinstance(lengths, int) else {}
+    rows = (1, lengths) if not here else (sum(lengths),)
+    made = torch.Generator("cuda").manual_seed(seed)
+    whole = (torch.randn((*rows, 4, 128), generator=made, device="cuda") for _ in range(4))
+    parts = [distributed.shard(x.bfloat16(), dim=len(rows) - 1, **here) for x in whole]
+    options = {"method": method, "causal": True, "return_lse": True, "deterministic": True, **here}
+    return parts, lambda *x: distributed.attention(*x, **options)
+
+
+def call_waits_for_nothing(method, lengths):
+    """But the first of its kind: torch refuses to wait for the device here."""
+    parts, attend = parts_of_a_sequence(method, lengths)
+    expected = both_passes(attend, *parts)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = both_passes(attend, *parts)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for x, y in zip(got, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+def graph_replays_with_other_numbers(method, lengths):
+    """Captured once, by NCCL; no copies between peers are in a graph."""
+    parts, attend = parts_of_a_sequence(method, lengths)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            both_passes(attend, *parts)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        got = both_passes(attend, *parts)
+    others, _ = parts_of_a_sequence(method, lengths, seed=8)
+    for x, y in zip(parts, others, strict=True):
+        x.copy_(y)
+    for x in got:
+        x.zero_()
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    for x, y in zip(got, both_passes(attend, *others), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
+
+
+LENGTHS_OF_A_CALL = [8192, (700, 0, 3, 3393)]
+CHECKS = {
+    "peers": lambda: itertools.product([compare_all], SHAPES, LENGTHS, MASKS, METHODS),
+    "queued": lambda: itertools.product([call_waits_for_nothing], METHODS, LENGTHS_OF_A_CALL),
+    "graphs": lambda: itertools.product(
+        [graph_replays_with_other_numbers], METHODS, LENGTHS_OF_A_CALL
+    ),
+}
+CHECKS["messages"] = CHECKS["peers"]
+
+
+def compare_all(shape, lengths, mask, method):
+    compare(*shape, lengths, mask, method)
+
+
 def run_rank(rank, world, store, what):
     if what in ("killed", "late"):
         lose_a_rank(rank, store, what)
         return
     join(rank, store)
-    if what == "messages":
+    if what in ("messages", "graphs"):
         os.environ[device_memory.SWITCH] = "0"
     failures = []
-    for shape, lengths, mask, method in itertools.product(SHAPES, LENGTHS, MASKS, METHODS):
+    for check, *arguments in CHECKS[what]():
         try:
-            compare(*shape, lengths, mask, method)
+            check(*arguments)
         except Exception:
-            failures.append(f"{shape} {lengths} {mask} {method}: {traceback.format_exc()}")
-    has_peers = any(x is not None for x in device_memory.found[dist.group.WORLD].values())
-    print(json.dumps([failures[:3], len(failures), has_peers]))
+            failures.append(f"{arguments}: {traceback.format_exc()}")
+    of_group = device_memory.found.get(dist.group.WORLD, {})
+    print(json.dumps([failures[:3], len(failures), any(x is not None for x in of_group.values())]))
+    sys.stdout.flush()
+    if what == "graphs":
+        os._exit(0)  # NCCL's communicators wait for graphs that use them
     dist.destroy_process_group()
 
 

@@ -38,6 +38,13 @@ def test_two_gpus_give_what_one_gives_cuda(transport, tmp_path):
         assert has_peers == (transport == "peers")
 
 
+@pytest.mark.parametrize("what", ["queued", "graphs"])
+def test_calls_wait_for_nothing_and_are_captured_cuda(what, tmp_path):
+    for text in said(tmp_path, what):
+        failures, count, _ = json.loads(text.splitlines()[-1])
+        assert not count, f"{count} failed: " + "\n".join(failures)
+
+
 @pytest.mark.parametrize("fault", ["killed", "late"])
 def test_a_lost_rank_ends_the_other_cuda(fault, tmp_path):
     begin = time.time()

@@ -232,6 +232,42 @@ def test_a_causal_zigzag_stage_is_one_call_and_every_rank_has_the_same_work():
     assert len(set(work)) == 1
 
 
+def halves_of(schedule, rank=0):
+    return schedule.held_back(rank, 1 << 30)
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_halves_of_the_first_call_see_what_it_sees(layout):
+    for world, rows in itertools.product((2, 3), (512, 700, 2048)):
+        schedule = Schedule((1,) * world, layout, (world * rows,), Mask(None, 0))
+        for rank in range(world):
+            whole, (upper, lower) = schedule.stage(rank, 0).calls[0], halves_of(schedule, rank)
+            assert lower.rows == lower.keys == (0, rows // 2 // 128 * 128)
+            assert upper.rows == (lower.rows[1], rows) and upper.keys == whole.keys
+            assert upper.origin.query - whole.origin.query == lower.rows[1]
+            assert cost.pairs(upper) + cost.pairs(lower) == cost.pairs(whole)
+            assert cost.pairs(lower) < 0.26 * cost.pairs(whole)
+
+
+def test_no_halves_where_the_first_call_is_another_or_the_only_one():
+    causal = Mask(None, 0)
+    for schedule in (
+        Schedule((2,), "zigzag", (4096,), causal),
+        Schedule((1, 1), "zigzag", (4096,), Mask()),
+        Schedule((1, 1), "zigzag", (4096,), Mask(512, 0)),
+        Schedule((1, 1), "zigzag", (2048, 2048), causal),
+        Schedule((1, 1), "zigzag", (4096,), causal, step=64),
+        Schedule((1, 1), "zigzag", (200,), causal),
+    ):
+        assert halves_of(schedule) is None
+    alone = Schedule((1,), "zigzag", (4096,), causal)
+    assert alone.held_back(0, 1 << 30) is None
+    # All ranks do it, or none: rank 0 gets half of what rank 1 gets.
+    ring = Schedule((1, 1), "zigzag", (8192,), causal)
+    for row_bytes, is_worth_it in ((32 << 10, False), (64 << 10, True)):
+        assert all((ring.held_back(r, row_bytes) is not None) == is_worth_it for r in range(2))
+
+
 def test_packed_documents_are_one_call_of_a_stage():
     lengths = (64, 128, 32, 256)
     ring = Schedule((1,) * 4, "zigzag", lengths, Mask(None, 0))
@@ -289,6 +325,17 @@ def test_auto_chooses_what_was_fastest():
         of = choose.Question(2, "zigzag", lengths, Mask(None, 0), heads, passes != "fwd", "cuda")
         method, *_ = choose.choose(of)
         assert times[f"fa3 {method}"] <= 1.02 * min(times.values()), (tokens, packed, times)
+
+
+def test_auto_gathers_documents_that_are_whole():
+    """As measured at 8k, 16k and 32k in this layout; at 4k documents are longer than parts."""
+    heads = cost.Heads(1, 16, 16, 128, 128, 2)
+    for tokens, expected in ((4096, "ring"), (8192, "all_gather"), (16384, "all_gather"),
+                             (32768, "all_gather")):  # fmt: skip
+        of = choose.Question(
+            2, "balanced", log_uniform(2 * tokens), Mask(None, 0), heads, True, "cuda"
+        )
+        assert choose.choose(of)[0] == expected, tokens
 
 
 def test_expected_times_are_near_what_was_measured():

@@ -123,6 +123,63 @@ def test_packed_sequences_are_quantized_one_by_one():
         np.testing.assert_array_equal(got.mean[b], alone.mean[0])
 
 
+def places(keys):
+    """Where keys lie among those of their channel: the words of FA3_TRANSPOSED_KEYS."""
+    i = np.arange(keys)
+    return i - i % 16 + 4 * (i % 16 // 2 % 4) + 2 * (i % 16 // 8) + i % 2
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 130])
+@pytest.mark.parametrize("scaling", ["block", "head"])
+def test_transposed_values_have_their_keys_side_by_side(rows, scaling):
+    x = random(2, rows, 3, 32)
+    want = fa3.quantize(x, center=True, scaling=scaling)
+    got = fa3.quantize(x, center=True, scaling=scaling, transposed=True)
+    assert got.x.shape == x.shape and (rows == 1 or got.x.strides[1] == 1)
+    memory = got.x.base.view("u1").reshape(2, 3, 32, -1)
+    assert memory.shape[3] == -(-rows // 16) * 16
+    np.testing.assert_array_equal(
+        memory[..., places(rows)], want.x.view("u1").transpose(0, 2, 3, 1)
+    )
+    behind = np.setdiff1d(np.arange(memory.shape[3]), places(rows))
+    assert not memory[..., behind].any()
+    np.testing.assert_array_equal(got.descale, want.descale)
+    np.testing.assert_array_equal(got.mean, want.mean)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_transposed_values_give_the_same_attention(kind):
+    arrays = random(1, 40, 4, 32), random(1, 90, 2, 32, seed=1), random(1, 90, 2, 48, seed=2)
+    if kind == "torch":
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        arrays = [torch.from_numpy(a) for a in arrays]
+    q8, k8 = (fa3.quantize(a) for a in arrays[:2])
+    call = {"q_descale": q8.descale, "k_descale": k8.descale, "engine": "reference"}
+    results = []
+    for transposed in (False, True):
+        v8 = fa3.quantize(arrays[2], center=True, transposed=transposed)
+        of_v = {"v_descale": v8.descale, "v_mean": v8.mean, "v_transposed": transposed}
+        results.append(fa3.attention(q8.x, k8.x, v8.x, **of_v, **call))
+    rows, columns = (np.asarray(x if kind == "numpy" else x.float(), F32) for x in results)
+    assert rows.shape == (1, 40, 4, 48)
+    np.testing.assert_array_equal(rows, columns)
+
+
+def test_transposed_values_are_told_from_rows():
+    x = random(1, 40, 2, 32)
+    q8, rows, columns = fa3.quantize(x), fa3.quantize(x), fa3.quantize(x, transposed=True)
+    with pytest.raises(fa3.InvalidArgument, match="v: expected stride 1 in dimension 1"):
+        fa3.attention(q8.x, q8.x, rows.x, v_transposed=True)
+    with pytest.raises(fa3.InvalidArgument, match="v: expected stride 1 in the last dimension"):
+        fa3.attention(q8.x, q8.x, columns.x)
+    with pytest.raises(fa3.InvalidArgument, match="v_transposed: expected 0"):
+        fa3.attention(x, x, x, v_transposed=True)
+    with pytest.raises(fa3.Unsupported, match="cpu: v_transposed"):
+        fa3.attention(q8.x, q8.x, columns.x, v_transposed=True)
+    with pytest.raises(fa3.InvalidArgument, match="seqused: expected none with transposed"):
+        fa3.quantize(x, seqused=np.array([3], np.int32), transposed=True)
+
+
 def attend(q, k, v, center=True, hadamard=True, **options):
     q8 = fa3.quantize(q, hadamard=hadamard)
     k8 = fa3.quantize(k, hadamard=hadamard, center=center)
@@ -209,6 +266,7 @@ def test_torch_compiles_and_checks_the_operators():
         assert torch.equal(a, b)
     opcheck = partial(torch.library.opcheck, test_utils=TORCH_KNOWS_FLOAT8)
     opcheck(torch.ops.fa3.quantize.default, (k, "head", True), {"hadamard": True})
+    opcheck(torch.ops.fa3.quantize.default, (k, "head", True), {"transposed": True})
     k8, v8 = fa3.quantize(k, center=True), fa3.quantize(v)
     scales = {"k_descale": k8.descale, "v_descale": v8.descale, "k_mean": k8.mean}
     opcheck(torch.ops.fa3.forward.default, (q, k8.x, v8.x), scales)

@@ -118,9 +118,24 @@ def pass_of(schedule: Schedule, rank: int, heads: Heads, machine: Machine, *, ba
     for index, seconds in enumerate(calls):
         total += max(seconds, messages[index + 1]) if index + 1 < len(calls) else seconds
     if backward:
-        total += messages[-1] / 2  # the last gradients on their way home
+        total += last_way_home(schedule, rank, messages[-1] / 2, heads, machine)
         total += sum(additions(stage, rank, heads, machine) for stage in stages)
+        if not schedule.is_apart:
+            total += rounding(schedule.num_rows(rank), heads, machine)
     return total, sum(calls)
+
+
+def last_way_home(
+    schedule: Schedule, rank: int, seconds: float, heads: Heads, machine: Machine
+) -> float:
+    """What the last gradients add to a backward: own rows may be computed meanwhile."""
+    row = heads.batch * heads.keys * (heads.dim + heads.dim_v) * heads.bytes_per_element
+    held = schedule.held_back(rank, row)
+    if held is None:
+        return seconds
+    products = 2 * heads.batch * heads.queries * (3 * heads.dim + 2 * heads.dim_v)
+    meanwhile = products * pairs(held[1]) / machine.backward_flops
+    return machine.seconds_a_backward + max(0.0, seconds - meanwhile)
 
 
 def stage_calls(stage: Stage, heads: Heads, machine: Machine, backward: bool, wide: bool) -> float:
@@ -162,6 +177,13 @@ def additions(stage: Stage, rank: int, heads: Heads, machine: Machine) -> float:
     """Seconds for adding what comes back, about as much as was received."""
     row = heads.batch * heads.keys * (heads.dim + heads.dim_v)
     return 3 * 4 * received_keys(stage, rank) * row / machine.memory_bytes_per_second
+
+
+def rounding(rows: int, heads: Heads, machine: Machine) -> float:
+    """Seconds for gradients of a rank's keys that are float32 sums first: 2 bytes more written, 4
+    read, 2 written, of each number."""
+    row = heads.batch * heads.keys * (heads.dim + heads.dim_v)
+    return 8 * rows * row / machine.memory_bytes_per_second
 
 
 def received_keys(stage: Stage, rank: int) -> int:

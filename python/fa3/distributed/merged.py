@@ -71,24 +71,19 @@ class Total:
     def place(self, rows: Range) -> tuple[torch.Tensor, bool]:
         """Where a call writes its part, and whether it adds to what is there."""
         adds = self.sum is not None
-        if not adds and self.is_all(rows):
+        if not adds:
             self.sum = torch.empty(self.like.shape, dtype=self.dtype, device=self.like.device)
+            self.sum[:, : rows[0]].zero_()
+            self.sum[:, rows[1] :].zero_()
         return self.tensor()[:, slice(*rows)], adds
 
-    def add(
-        self, rows: Range, part: torch.Tensor, borrowed: bool = False, last: bool = False
-    ) -> None:
-        """borrowed: the part is another's memory soon. last: the sum takes the tensor's type."""
+    def add(self, rows: Range, part: torch.Tensor, borrowed: bool = False) -> None:
+        """borrowed: the part is another's memory soon."""
         if self.sum is None and self.is_all(rows):
             self.sum = part.to(torch.float32, copy=True) if borrowed else part
             return
-        total = self.tensor().float()
-        if last and self.is_all(rows):
-            self.sum = torch.empty_like(self.like, memory_format=torch.contiguous_format)
-            torch.add(total, part, out=self.sum)
-            return
-        total[:, slice(*rows)] += part
-        self.sum = total
+        self.sum = self.tensor().float()
+        self.sum[:, slice(*rows)] += part
 
     def is_all(self, rows: Range) -> bool:
         return rows == (0, self.like.shape[1])
@@ -98,9 +93,21 @@ class Total:
             self.sum = torch.zeros(self.like.shape, dtype=self.dtype, device=self.like.device)
         return self.sum
 
-    def result(self) -> torch.Tensor:
-        """In the type of the tensor."""
-        return self.tensor().to(self.like.dtype)
+    def result(self, last: Sequence[tuple[Range, torch.Tensor]] = ()) -> torch.Tensor:
+        """In the type of the tensor, with the last parts: one pass over the rows of most."""
+        if not last:
+            return self.tensor().to(self.like.dtype)
+        total = self.tensor().float()
+        result = torch.empty_like(self.like, memory_format=torch.contiguous_format)
+        for (a, b), parts in pieces_of(last, total.shape[1]):
+            here, into = total[:, a:b], result[:, a:b]
+            for part in parts[:-1]:
+                here += part
+            if parts:
+                torch.add(here, parts[-1], out=into)
+            else:
+                into.copy_(here)
+        return result
 
 
 class Apart:
@@ -118,11 +125,16 @@ class Apart:
 
 def add_parts(total: torch.Tensor, parts: Sequence[tuple[Range, torch.Tensor]]) -> None:
     """Adds rows of (b, s, h, d), in order, in float32 that is rounded once."""
-    edges = sorted({edge for rows, _ in parts for edge in rows})
-    for a, b in itertools.pairwise(edges):
-        here = [part[:, a - c : b - c] for (c, d), part in parts if c <= a and b <= d]
+    for (a, b), here in pieces_of(parts, total.shape[1]):
         rows = total[:, a:b]
         if len(here) == 1:
             rows += here[0]  # computed in float32
         elif here:
             rows.copy_(sum(here, start=rows.float()))
+
+
+def pieces_of(parts: Sequence[tuple[Range, torch.Tensor]], rows: int):
+    """All rows in order, cut where parts begin or end; with the parts' rows there."""
+    edges = sorted({0, rows, *(edge for rows, _ in parts for edge in rows)})
+    for a, b in itertools.pairwise(edges):
+        yield (a, b), [part[:, a - c : b - c] for (c, d), part in parts if c <= a and b <= d]

@@ -19,8 +19,8 @@ from fa3.distributed.cover import Call
 from fa3.distributed.merged import Apart, Merged, Total
 from fa3.distributed.schedule import Schedule, Stage
 from fa3.distributed.transport.exchange import Ring
-from fa3.distributed.transport.keys import Keys, Returned, add_at_once, add_to
-from fa3.distributed.transport.peer_keys import PeerKeys, PeerReturned
+from fa3.distributed.transport.keys import Keys, Posted, Returned, add_at_once, add_to, with_last
+from fa3.distributed.transport.peer_keys import PeerKeys, Written
 from fa3.errors import Unsupported
 from fa3.torch.operators import new_rows, run_backward, run_forward
 
@@ -40,8 +40,8 @@ def keys_of(plan: Plan, index: int, k, v) -> Keys | PeerKeys:
     return kind(plan.schedule, plan.ring, index, k, v)
 
 
-def returned_of(plan: Plan, index: int, dk, dv, part_type) -> Returned | PeerReturned:
-    kind = Returned if plan.ring.peers is None else PeerReturned
+def returned_of(plan: Plan, index: int, dk, dv, part_type) -> Returned:
+    kind = Posted if plan.ring.peers is None else Written
     return kind(plan.schedule, plan.ring, index, dk, dv, part_type)
 
 
@@ -89,21 +89,25 @@ def backward(plan: Plan, do, q, k, v, out, lse, dlse):
     if plan.schedule.is_apart:
         return backward_apart(plan, do, q, k, v, out, lse, dlse)
     narrow = part_type(q)
-    several = sum(len(stage.calls) for stage in plan.stages()) > 1
+    row = sum(x[:, :1].numel() * x.element_size() for x in (k, v))
+    held = plan.schedule.held_back(plan.ring.rank, row)
+    several = held is not None or sum(len(stage.calls) for stage in plan.stages()) > 1
     dq, dk, dv = Total(q, torch.float32 if several else narrow), Total(k), Total(v)
     returned = None
     for index, (stage, here) in enumerate(each_stage(plan, k, v)):
         of_keys = totals_of_keys(plan, stage, here, narrow)
-        for call in stage.calls:
+        for call in stage.calls if index or held is None else held[:1]:
             add_gradients(plan, call, (do, q, *here, out, lse, dlse), (dq, *of_keys))
         if returned is not None:
             add_to(returned, dk, dv)
         dk_here, dv_here = (total.tensor() for total in of_keys)
         returned = returned_of(plan, index, dk_here, dv_here, narrow)
-    final = dq.result()  # while the last gradients of keys are on their way
-    if returned is not None:
-        add_to(returned, dk, dv, last=True)
-    return final, dk.result(), dv.result()
+    # While the last gradients of keys are on their way:
+    if held is not None:
+        add_gradients(plan, held[1], (do, q, k, v, out, lse, dlse), (dq, dk, dv))
+    final = dq.result()
+    assert returned is not None
+    return final, *with_last(returned, dk, dv)
 
 
 def totals_of_keys(plan: Plan, stage: Stage, here, narrow: torch.dtype) -> list[Total]:

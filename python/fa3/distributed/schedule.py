@@ -27,6 +27,11 @@ from fa3.distributed.layout import Piece, count, joined_pieces, pieces
 
 Range = tuple[int, int]
 
+HALF_STEP = 128  # rows, a multiple of every kernel's tile
+# Bytes of gradients that are on their way for so long that two calls instead of one pay. Measured
+# on two H100s: of 33, 67, 134 and 268 MB, the last alone did (docs/lab/context-parallel.md).
+WORTH_HIDING = 192 << 20
+
 
 class Fetch(NamedTuple):
     """Rows of a rank's keys, and where in the stage's keys they go."""
@@ -84,6 +89,7 @@ class Schedule:
         self.pieces = functools.cache(self._pieces)
         self.keys_of = functools.cache(self._keys_of)
         self.found_of = functools.cache(self._found_of)
+        self.last_rows = functools.cache(self._last_rows)
         self.is_apart = self.joins and len(sizes) == 1 and self.can_be_apart()
         if self.is_apart:
             self.stages = [range(1), range(self.world)]
@@ -109,6 +115,34 @@ class Schedule:
             for fetch in self.stage(receiver, index).fetches
             if fetch.source == rank
         ]
+
+    def held_back(self, rank: int, row_bytes: int) -> tuple[Call, Call] | None:
+        """A rank's causal call with its own keys as two, of the upper half of its rows, with three
+        quarters of the work, and of the lower one with its keys.
+
+        A backward pass has the second one run last, while the last gradients of keys come home.
+        row_bytes: of a row's. None where they are too few for every rank, or the call is another:
+        a rank that has few sends its own to one that has many.
+        """
+        if row_bytes * self.last_rows() < WORTH_HIDING:
+            return None
+        first = self.stage(rank, 0)
+        if self.num_stages == 1 or not self.is_local(0) or len(first.calls) != 1:
+            return None
+        (call,) = first.calls
+        rows = call.rows[1] // 2 // HALF_STEP * HALF_STEP
+        is_causal = (call.window, call.shift, call.cu_rows) == ((-1, 0), 0, ())
+        if not is_causal or not rows or not call.rows == call.keys == (0, call.rows[1]):
+            return None
+        origin = call.origin._replace(query=call.origin.query + rows)
+        upper = call._replace(rows=(rows, call.rows[1]), origin=origin)
+        return upper, call._replace(rows=(0, rows), keys=(0, rows))
+
+    def _last_rows(self) -> int:
+        """Of a rank's keys, whose gradients others compute in the last stage; the most of all."""
+        last = self.num_stages - 1
+        sent = (self.sends(rank, last) for rank in range(self.world))
+        return max(sum(b - a for _, rows in of for a, b in rows) for of in sent)
 
     def _pieces(self, rank: int) -> list[Piece]:
         members = range(rank * self.team, (rank + 1) * self.team)

@@ -121,6 +121,8 @@ def attend(q, k, v, out, return_lse, options, generator=None):
         if return_lse:
             return operators.forward_kernel(q, k, v, *options)
         return operators.forward_without_lse(q, k, v, options)
+    if not return_lse and is_plain_float8_call(q, k, v, out, options):
+        return float8_without_lse(q, k, v, out, options)
     if not plain and "torch.distributed.tensor" in sys.modules:
         learn_sharding(q)
     try:
@@ -135,6 +137,25 @@ def attend(q, k, v, out, return_lse, options, generator=None):
             refuse_wrong_types(options)
         raise
     return result if return_lse else result[0]
+
+
+def is_plain_float8_call(q, k, v, out, options):
+    """Whether torch's dispatcher would only call the kernel: as is_plain_call(), of all tensors."""
+    if q.dtype not in FLOAT8 or not operators.is_plain_call(q, k, v):
+        return False
+    tensors = [x for x in (out, *options) if not isinstance(x, (bool, int, float, type(None)))]
+    return all(type(x) is torch.Tensor and not x.is_neg() for x in tensors) and not needs_gradient(
+        q, k, v, *tensors
+    )
+
+
+def float8_without_lse(q, k, v, out, options):
+    """The operators have an LSE, which costs a kernel more where k has means."""
+    if out is None:
+        return operators.forward_without_lse(q, k, v, options)
+    written(out)
+    operators.run_forward(q, k, v, out, None, options)
+    return out
 
 
 def learn_sharding(tensor):

@@ -11,22 +11,25 @@ from fa3.torch.operators import threads_of
 SCHEMA = (
     '(Tensor x, str scaling="block", bool center=False, Tensor? rotary_cos=None, '
     "Tensor? rotary_sin=None, bool interleaved=False, bool hadamard=False, int seed=0, "
-    "Tensor? cu_seqlens=None, Tensor? seqused=None, SymInt max_seqlen=0, int engine=0, "
-    "int num_threads=0) -> (Tensor y, Tensor descale, Tensor mean)"
+    "Tensor? cu_seqlens=None, Tensor? seqused=None, SymInt max_seqlen=0, bool transposed=False, "
+    "int engine=0, int num_threads=0) -> (Tensor y, Tensor descale, Tensor mean)"
 )
-LENGTHS = 5, 7  # positions of cu_seqlens and max_seqlen after center
+OF_SHAPES = 5, 7, 8  # positions of cu_seqlens, max_seqlen and transposed after center
 
 
 def shapes(x, scaling="block", center=False, *options):
     """y, descale and mean; mean has no elements where it is not wanted."""
-    cu_seqlens, max_seqlen = (options[at] if len(options) > at else None for at in LENGTHS)
-    y, descale, mean = _calls.new_quantized(x, scaling, center, cu_seqlens, max_seqlen or 0)
+    given = (options[at] if len(options) > at else None for at in OF_SHAPES)
+    cu_seqlens, max_seqlen, transposed = given
+    y, descale, mean = _calls.new_quantized(
+        x, scaling, center, cu_seqlens, max_seqlen or 0, transposed
+    )
     return y, descale, x.new_empty((0,), dtype=torch.float32) if mean is None else mean
 
 
 def kernel(x, scaling="block", center=False, *options):
     y, descale, mean = shapes(x, scaling, center, *options)
-    defaults = (None, None, False, False, 0, None, None, 0, 0, 0)
+    defaults = (None, None, False, False, 0, None, None, 0, False, 0, 0)
     options = *options, *defaults[len(options) :]
     threads = threads_of(x, options[-1])
     _calls.quantize(x, y, descale, mean if center else None, *options[:-1], threads)

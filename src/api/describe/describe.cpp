@@ -75,6 +75,27 @@ Status check_accumulate(const char* name, int32_t accumulate, Named gradient) {
                  name_of(static_cast<DType>(gradient.tensor.dtype)));
 }
 
+// 0 or 1, and 1 only where FP8 products read v as it lies.
+Status check_v_transposed(const fa3_forward_params& p) {
+  if (p.v_transposed != 0 && p.v_transposed != 1) {
+    return invalid("v_transposed: expected 0 or 1, got ", p.v_transposed);
+  }
+  if (p.v_transposed == 0) return {};
+  if (p.q.dtype != FA3_FLOAT8_E4M3) {
+    return invalid("v_transposed: expected 0 where q, k and v are not all float8_e4m3, got 1");
+  }
+  for (const Named& lengths :
+       {Named{"cu_seqlens_k", p.options.cu_seqlens_k}, Named{"seqused_k", p.options.seqused_k},
+        Named{"page_table", p.page_table}, Named{"batch_index", p.batch_index},
+        Named{"left_padding", p.left_padding}}) {
+    if (present(lengths.tensor)) {
+      return invalid(lengths.name, ": expected none with v_transposed, whose sequences have one ",
+                     "length and lie in order");
+    }
+  }
+  return check_transposed({"v", p.v});
+}
+
 Status check_cache_is_not_packed(const CacheArguments& cache) {
   for (const Named& of_cache : {cache.page_table, cache.batch_index, cache.left_padding}) {
     if (present(of_cache.tensor)) {
@@ -89,7 +110,15 @@ template <class Params>
 Status describe_common(const Params& params, const CacheArguments& cache, Purpose purpose,
                        Problem* problem) {
   const fa3_options& options = params.options;
-  const Named q{"q", params.q}, k{"k", params.k}, v{"v", params.v}, o{"o", params.o};
+  fa3_tensor rows_of_v = params.v;
+  if constexpr (requires { params.v_transposed; }) {
+    FA3_TRY(check_v_transposed(params));
+    if (params.v_transposed != 0) {
+      rows_of_v = rows_of_operand(params.v);
+      problem->v_transposed = transposed(params.v);
+    }
+  }
+  const Named q{"q", params.q}, k{"k", params.k}, v{"v", rows_of_v}, o{"o", params.o};
   const bool packed_q = present(options.cu_seqlens_q);
   const bool packed_k = present(options.cu_seqlens_k);
 

@@ -55,6 +55,24 @@ Status describe_rotary(const fa3_quantize_params& p, const QuantizedShape& x, Pu
   return {};
 }
 
+// Sequences of one length, whose rows lie side by side.
+Status check_y_transposed(const fa3_quantize_params& p) {
+  for (const Named& lengths : {Named{"cu_seqlens", p.cu_seqlens}, Named{"seqused", p.seqused}}) {
+    if (present(lengths.tensor)) {
+      return invalid(lengths.name, ": expected none with transposed, whose sequences have one ",
+                     "length");
+    }
+  }
+  return check_transposed({"y", p.y});
+}
+
+// All that is written: whole 16 rows of a channel, if they lie side by side.
+fa3_tensor written_y(const fa3_quantize_params& p) {
+  fa3_tensor y = p.y;
+  if (p.transposed != 0) y.shape[1] = transposed_places(y.shape[1]);
+  return y;
+}
+
 auto inputs_of(const fa3_quantize_params& p) {
   return std::to_array<Named>({{"x", p.x},
                                {"rotary_cos", p.rotary_cos},
@@ -62,14 +80,21 @@ auto inputs_of(const fa3_quantize_params& p) {
                                {"cu_seqlens", p.cu_seqlens},
                                {"seqused", p.seqused}});
 }
-auto outputs_of(const fa3_quantize_params& p) {
-  return std::to_array<Named>({{"y", p.y}, {"descale", p.descale}, {"mean", p.mean}});
+// `y`: written_y().
+auto outputs_of(const fa3_quantize_params& p, const fa3_tensor& y) {
+  return std::to_array<Named>({{"y", y}, {"descale", p.descale}, {"mean", p.mean}});
 }
 
 }  // namespace
 
 Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* problem) {
-  const Named x{"x", p.x}, y{"y", p.y};
+  FA3_TRY(check_flag("transposed", p.transposed));
+  if (p.transposed != 0) {
+    FA3_TRY(check_y_transposed(p));
+    problem->y_transposed = transposed(p.y);
+  }
+  const fa3_tensor rows_of_y = p.transposed != 0 ? rows_of_operand(p.y) : p.y;
+  const Named x{"x", p.x}, y{"y", rows_of_y};
   const bool packed = present(p.cu_seqlens);
   FA3_TRY(check_operand(x, packed, purpose));
   FA3_TRY(check_dtype(x, {DType::float32, DType::float16, DType::bfloat16}));
@@ -100,7 +125,10 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
   FA3_TRY(describe_rotary(p, shape, purpose, &problem->rotary));
   FA3_TRY(resolve_threads(p.num_threads, p.x.device_type, &problem->num_threads));
   FA3_TRY(resolve_engine(p.engine, &problem->engine));
-  if (purpose == Purpose::call) FA3_TRY(check_outputs(outputs_of(p), inputs_of(p)));
+  if (purpose == Purpose::call) {
+    const fa3_tensor written = written_y(p);
+    FA3_TRY(check_outputs(outputs_of(p, written), inputs_of(p)));
+  }
 
   problem->x = operand(p.x);
   problem->y = operand(p.y);
@@ -116,8 +144,9 @@ Status describe(const fa3_quantize_params& p, Purpose purpose, QuantizeProblem* 
 }
 
 Status check_workspace(const fa3_quantize_params& p, const Memory& workspace) {
+  const fa3_tensor written = written_y(p);
   FA3_TRY(check_apart(workspace, inputs_of(p)));
-  return check_apart(workspace, outputs_of(p));
+  return check_apart(workspace, outputs_of(p, written));
 }
 
 }  // namespace fa3::api

@@ -51,6 +51,32 @@ Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed,
   return check_extent(named, like.rank - 1, dim, "head dim");
 }
 
+Status check_transposed(Named named) {
+  const auto& [name, t] = named;
+  FA3_TRY(check_form(named, 4, "(batch, seq, heads, dim)"));
+  FA3_TRY(check_dtype(named, {DType::float8_e4m3}));
+  if (t.shape[1] > 1 && t.stride[1] != 1 && has_elements(t)) {
+    return invalid(name, ": expected stride 1 in dimension 1 of transposed values, got ",
+                   t.stride[1], "; fa3_quantize() writes such");
+  }
+  bool aligned = reinterpret_cast<uintptr_t>(t.data) % FA3_TRANSPOSED_KEYS == 0;
+  for (const int dim : {0, 2, 3}) aligned &= stride_of(t, dim) % FA3_TRANSPOSED_KEYS == 0;
+  if (aligned) return {};
+  return invalid(name, ": expected an address and strides of dimensions 0, 2 and 3 that are ",
+                 "multiples of ", FA3_TRANSPOSED_KEYS, ", since it is transposed, got strides ",
+                 t.stride[0], ", ", t.stride[2], ", ", t.stride[3]);
+}
+
+fa3_tensor rows_of_operand(const fa3_tensor& transposed) {
+  fa3_tensor rows = transposed;
+  rows.stride[3] = 1;
+  return rows;
+}
+
+Transposed transposed(const fa3_tensor& tensor) {
+  return {.on = true, .channel_stride = stride_of(tensor, 3)};
+}
+
 Status check_head_dim(const char* name, int64_t dim) {
   if (dim >= 1 && dim <= kMaxHeadDim) return {};
   return invalid(name, ": expected a head dim in [1, ", kMaxHeadDim, "], got ", dim);

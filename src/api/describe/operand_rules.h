@@ -22,6 +22,11 @@ RowScalars row_scalars(const fa3_tensor& tensor);
 Status check_operand(Named named, bool packed, Purpose purpose);
 // `named` must have the shape of `like`, but for the last dimension.
 Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed, Purpose purpose);
+// A view whose rows lie side by side (FA3_TRANSPOSED_KEYS). `rows_of_operand` is it for the rules
+// above, which want that of channels.
+Status check_transposed(Named named);
+fa3_tensor rows_of_operand(const fa3_tensor& transposed);
+Transposed transposed(const fa3_tensor& tensor);
 Status check_head_dim(const char* name, int64_t dim);
 
 // A GPU's engines take none of the host's: cores are counted, by the system, for calls on the CPU.

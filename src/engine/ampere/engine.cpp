@@ -34,6 +34,7 @@ const Engine kAmpereEngine = {
     .read_back = cuda::read_back,
     .follow = cuda::follow,
     .clear = cuda::clear,
+    .write = cuda::write,
     .clock = &cuda::kClock,
 };
 

@@ -30,6 +30,7 @@ const Engine kHopperEngine = {
     .read_back = cuda::read_back,
     .follow = cuda::follow,
     .clear = cuda::clear,
+    .write = cuda::write,
     .plan_quantize = [](const QuantizeProblem& problem, Plan* plan) -> Status {
       FA3_TRY(cuda::check_device(problem.device_index, kCapability));
       return cuda::plan_quantize(problem, plan);

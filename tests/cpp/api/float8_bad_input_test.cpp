@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward calls with float8 operands: types, scales and means that do not fit.
+#include <fa3/tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "api/calls.h"
 
@@ -158,6 +163,41 @@ const std::vector<Bad>& scales() {
   return bad;
 }
 
+// v's keys side by side, 16 places a channel; what the call before did not say is left out.
+void transpose(P* p) {
+  p->v_transposed = 1;
+  const int64_t heads = p->v.shape[2], dim = p->v.shape[3];
+  const int64_t strides[] = {heads * dim * 16, 1, dim * 16, 16};
+  std::copy_n(strides, 4, p->v.stride);
+  static std::vector<std::byte> memory(size_t{1} << 16);
+  p->v.data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
+}
+
+const std::vector<Bad>& transposed_values() {
+  static const std::vector<Bad> bad = {
+      {"flag", [](P* p) { p->v_transposed = 2; }, "v_transposed:", {"0 or 1", "got 2"}},
+      {"of_float16",
+       [](P* p) { p->q.dtype = p->k.dtype = p->v.dtype = FA3_FLOAT16; },
+       "v_transposed:",
+       {"not all float8_e4m3"}},
+      {"rows", [](P* p) { p->v.stride[1] = 16; }, "v:", {"stride 1 in dimension 1", "got 16"}},
+      {"odd_channels", [](P* p) { p->v.stride[3] = 24; }, "v:", {"multiples of 16", "24"}},
+      {"odd_heads", [](P* p) { p->v.stride[2] = 200; }, "v:", {"multiples of 16", "200"}},
+      {"address",
+       [](P* p) { p->v.data = static_cast<std::byte*>(p->v.data) + 4; },
+       "v:",
+       {"an address"}},
+      {"lengths",
+       [](P* p) {
+         static const int32_t lengths[] = {1, 1};
+         p->options.seqused_k = contiguous(lengths, FA3_INT32, {2});
+       },
+       "seqused_k:",
+       {"expected none with v_transposed"}},
+  };
+  return bad;
+}
+
 class Float8BadInput : public testing::TestWithParam<Bad> {
  protected:
   // Questions judge everything but data.
@@ -174,8 +214,11 @@ class Float8BadInput : public testing::TestWithParam<Bad> {
 };
 class Float8Types : public Float8BadInput {};
 class Float8Scales : public Float8BadInput {};
+class Float8Transposed : public Float8BadInput {};
 INSTANTIATE_TEST_SUITE_P(all, Float8Types, testing::ValuesIn(types()), name_of_bad_input<P>);
 INSTANTIATE_TEST_SUITE_P(all, Float8Scales, testing::ValuesIn(scales()), name_of_bad_input<P>);
+INSTANTIATE_TEST_SUITE_P(all, Float8Transposed, testing::ValuesIn(transposed_values()),
+                         name_of_bad_input<P>);
 
 TEST_P(Float8Types, are_explained_and_change_nothing) {
   ForwardCall call;
@@ -186,6 +229,24 @@ TEST_P(Float8Scales, are_explained_and_change_nothing) {
   ForwardCall call;
   use_float8(&call.params);
   expect_refusal(&call);
+}
+
+TEST_P(Float8Transposed, are_explained_and_change_nothing) {
+  ForwardCall call;
+  use_float8(&call.params);
+  transpose(&call.params);
+  expect_refusal(&call);
+}
+
+TEST(Float8Call, is_valid_with_transposed_values_where_an_engine_reads_them) {
+  ForwardCall call;
+  use_float8(&call.params);
+  transpose(&call.params);
+  call.params.options.engine = FA3_ENGINE_REFERENCE;
+  EXPECT_EQ(call.run(), FA3_OK) << fa3_last_error();
+  call.params.options.engine = FA3_ENGINE_CPU;
+  EXPECT_EQ(call.run(), FA3_UNSUPPORTED);
+  EXPECT_NE(std::string(fa3_last_error()).find("v_transposed"), std::string::npos);
 }
 
 TEST(Float8Call, is_valid_with_scales_of_every_shape_and_without) {

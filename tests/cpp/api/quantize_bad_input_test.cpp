@@ -42,6 +42,8 @@ const std::vector<Bad>& bad_inputs() {
       {"x_null", [](P* p) { p->x.data = nullptr; }, "x:", {"null pointer"}},
       {"x_dim", [](P* p) { p->x.shape[3] = 513; }, "x:", {"[1, 512]", "513"}},
       {"y_type", [](P* p) { p->y.dtype = FA3_FLOAT16; }, "y:", {"float8_e4m3", "got float16"}},
+      {"transposed_flag", [](P* p) { p->transposed = -1; }, "transposed:", {"0 or 1", "got -1"}},
+      {"transposed_rows", [](P* p) { p->transposed = 1; }, "y:", {"stride 1 in dimension 1"}},
       {"y_rows", [](P* p) { p->y.shape[1] = 69; }, "y:", {"seq = 70", "got 69"}},
       {"y_missing", [](P* p) { p->y = {}; }, "y:", {"rank 4", "got rank 0"}},
       {"y_expanded", [](P* p) { p->y.stride[0] = 0; }, "y:", {"do not overlap"}},

@@ -171,25 +171,46 @@ void* communicator() {
   return *made;
 }
 
-// Both passes of a ring of one rank.
+// Sequences of a batch as one stream.
+template <class... Tensors>
+void as_stream(Tensors*... tensors) {
+  const auto join = [](fa3_tensor* tensor) {
+    const int rows = tensor->rank == 4 ? 1 : 2;
+    tensor->shape[0] = 1;
+    tensor->shape[rows] = kBatch * kRows;
+    for (int dim = 0; dim < rows; ++dim) tensor->stride[dim] *= kBatch;
+  };
+  (join(tensors), ...);
+}
+
+// Both passes of a ring of one rank, over a packed stream.
 fa3_status ring(Memory& m) {
   fa3_ring of;
   fa3_ring_init(&of);
   of.comm = communicator();
-  of.seqlen = kRows;
+  of.seqlen = kBatch * kRows;
+  of.cu_seqlens = m.starts.data();
+  of.num_documents = 2;
   of.library = FA3_FAKE_NCCL;
-  const fa3_forward_params forward = forward_of(m, FA3_ENGINE_AUTO, false);
-  fa3_backward_params backward = backward_of(m, FA3_ENGINE_AUTO, false);
+  fa3_forward_params f = forward_of(m, FA3_ENGINE_AUTO, false);
+  fa3_backward_params b = backward_of(m, FA3_ENGINE_AUTO, false);
+  as_stream(&f.q, &f.k, &f.v, &f.o, &f.lse);
+  as_stream(&b.q, &b.k, &b.v, &b.o, &b.lse, &b.d_o, &b.dq, &b.dk, &b.dv);
+  constexpr size_t kBytes = sizeof(m.workspace);
   size_t bytes = 0, more = 0;
   int64_t rows[4];
-  fa3_status status = fa3_ring_rows(&of, 1, 0, rows);
-  if (status == FA3_OK) status = fa3_ring_forward_workspace_size(&forward, &of, &bytes);
-  if (status == FA3_OK) status = fa3_ring_backward_workspace_size(&backward, &of, &more);
-  if (status == FA3_OK) {
-    status = fa3_ring_forward(&forward, &of, m.workspace, sizeof(m.workspace), nullptr);
-  }
-  if (status != FA3_OK) return status;
-  return fa3_ring_backward(&backward, &of, m.workspace, sizeof(m.workspace), nullptr);
+  void* const memory = m.workspace;
+  fa3_status status = fa3_ring_rows(&of, 1, 0, 1, rows);
+  const auto then = [&](const auto& call) {
+    if (status == FA3_OK) status = call();
+  };
+  then([&] { return fa3_ring_forward_workspace_size(&f, &of, &bytes); });
+  then([&] { return fa3_ring_backward_workspace_size(&b, &of, &more); });
+  then([&] { return fa3_ring_forward_agree(&f, &of, memory, kBytes, nullptr); });
+  then([&] { return fa3_ring_backward_agree(&b, &of, memory, kBytes, nullptr); });
+  then([&] { return fa3_ring_forward(&f, &of, memory, kBytes, nullptr); });
+  then([&] { return fa3_ring_backward(&b, &of, memory, kBytes, nullptr); });
+  return status;
 }
 
 fa3_status refused(Memory& m) {

@@ -31,12 +31,13 @@ struct Quantizing {
   bool centred = false, hadamard = false;
   int64_t rotary_pairs = 0;
   bool interleaved = false;
+  bool transposed = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const Quantizing& q) {
   return out << q.c << " scale=" << static_cast<int>(q.scale) << " centred=" << q.centred
              << " hadamard=" << q.hadamard << " rotary=" << q.rotary_pairs
-             << (q.interleaved ? " interleaved" : "");
+             << (q.interleaved ? " interleaved" : "") << (q.transposed ? " transposed" : "");
 }
 
 constexpr uint64_t kSeed = 0x123456789abcdefu;
@@ -86,7 +87,11 @@ fa3_tensor table_view(const Tensor& table) {
 
 Quantized quantize(const EngineUnderTest& engine, const Quantizing& q, const Tensor& x) {
   const Case& c = q.c;
-  Quantized out{.y = Tensor(x.shape(), FA3_FLOAT8_E4M3, c.out),
+  const auto& [batch, rows, heads, dim] = x.shape();
+  const int64_t places =
+      (rows + FA3_TRANSPOSED_KEYS - 1) / FA3_TRANSPOSED_KEYS * FA3_TRANSPOSED_KEYS;
+  Quantized out{.y = q.transposed ? Tensor({batch, heads, dim, places}, FA3_FLOAT8_E4M3)
+                                  : Tensor(x.shape(), FA3_FLOAT8_E4M3, c.out),
                 .descale = make_descale(q.scale, c, c.k, c.heads_k, c.out),
                 .mean = q.centred ? make_mean(c, c.heads_k, c.dim, c.out) : Tensor(),
                 .problem = ""};
@@ -95,7 +100,8 @@ Quantized quantize(const EngineUnderTest& engine, const Quantizing& q, const Ten
   fa3_quantize_params params;
   fa3_quantize_params_init(&params);
   params.x = view_of(c.k, x);
-  params.y = view_of(c.k, out.y);
+  params.y = q.transposed ? transposed_view(out.y, rows) : view_of(c.k, out.y);
+  params.transposed = q.transposed ? 1 : 0;
   params.descale = descale_view(q.scale, out.descale);
   if (q.centred) params.mean = mean_view(out.mean);
   if (q.rotary_pairs > 0) {
@@ -303,6 +309,26 @@ TEST_P(Quantize, hadamard_keeps_products_and_spreads_an_outlier) {
         size += std::abs(double{x.get(0, 0, 0, c)} * double{x.get(0, row, 0, c)});
       }
       EXPECT_NEAR(got, want, 0.05 * size) << dim;
+    }
+  }
+}
+
+// The ordinary call's numbers at their places, zeros behind the last.
+TEST_P(Quantize, transposed_numbers_are_those_of_rows) {
+  for (const int64_t rows : {1, 15, 64, 130}) {
+    for (const int64_t dim : {8, 64, 80, 128, 256}) {
+      Quantizing q = quantizing(rows, dim, dim == 64 ? FA3_FLOAT32 : FA3_BFLOAT16);
+      q.centred = rows > 15;
+      q.hadamard = dim > 64;
+      q.scale = dim == 80 ? Scales::head : Scales::block;
+      const Tensor x = input_of(q);
+      Quantizing turned = q;
+      turned.transposed = true;
+      const auto want = run(q, x), got = run(turned, x);
+      if (!want || !got) return;
+      EXPECT_EQ(got->descale.element_bits(), want->descale.element_bits()) << turned;
+      EXPECT_EQ(got->mean.element_bits(), want->mean.element_bits()) << turned;
+      EXPECT_EQ(got->y.element_bits(), transposed_values(want->y).element_bits()) << turned;
     }
   }
 }

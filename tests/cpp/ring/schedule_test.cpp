@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -18,19 +19,40 @@ bool is_visible(const Mask& mask, int64_t query, int64_t key) {
          (mask.right == kUnbounded || key <= query + mask.right);
 }
 
-// What a call of fa3.h sees: bottom-right aligned.
+// What a call of fa3.h sees: bottom-right aligned, each sequence for itself.
 bool sees(const Call& call, int64_t row, int64_t key) {
-  const int64_t offset = call.keys.count() - call.rows.count() + call.shift;
-  return is_visible(call.window, row - call.rows.begin + offset, key - call.keys.begin);
+  row -= call.rows.begin;
+  key -= call.keys.begin;
+  int64_t rows = call.rows.count(), keys = call.keys.count();
+  for (size_t i = 1; i < call.cu_rows.size(); ++i) {
+    const int64_t row_begin = call.cu_rows[i - 1], key_begin = call.cu_keys[i - 1];
+    rows = call.cu_rows[i] - row_begin;
+    keys = call.cu_keys[i] - key_begin;
+    if (row >= call.cu_rows[i] || row < row_begin) continue;
+    if (key >= call.cu_keys[i] || key < key_begin) return false;
+    row -= row_begin;
+    key -= key_begin;
+    break;
+  }
+  return is_visible(call.window, row + keys - rows + call.shift, key);
 }
 
-// Places in the whole of rows, in order.
-std::vector<int64_t> places(const std::vector<Range>& ranges) {
-  std::vector<int64_t> found;
-  for (const Range& range : ranges) {
-    for (int64_t i = range.begin; i < range.end; ++i) found.push_back(i);
+// Places in the whole of a rank's rows, in order.
+std::vector<int64_t> places(const Whole& whole, int32_t rank) {
+  std::vector<int64_t> found, starts = {0};
+  for (int64_t rows : whole.lengths) starts.push_back(starts.back() + rows);
+  for (const Piece& piece : pieces_of(whole, rank)) {
+    EXPECT_EQ(piece.row, int64_t(found.size()));
+    for (int64_t i = piece.positions.begin; i < piece.positions.end; ++i) {
+      found.push_back(starts.at(size_t(piece.document)) + i);
+    }
   }
   return found;
+}
+
+bool holds(const std::vector<Range>& ranges, int64_t row) {
+  return std::ranges::any_of(
+      ranges, [&](const Range& range) { return range.begin <= row && row < range.end; });
 }
 
 struct Case {
@@ -48,29 +70,32 @@ const Case kCases[] = {
 };
 
 void check_all_pairs(const Whole& whole) {
-  const auto n = static_cast<size_t>(whole.seqlen);
+  std::vector<int64_t> document, position;  // of each row of the whole
+  for (size_t i = 0; i < whole.lengths.size(); ++i) {
+    for (int64_t row = 0; row < whole.lengths[i]; ++row) {
+      document.push_back(int64_t(i));
+      position.push_back(row);
+    }
+  }
+  const size_t n = document.size();
   std::vector<int> seen(n * n);
   size_t rows_held = 0;
   for (int32_t rank = 0; rank < whole.world; ++rank) {
-    const std::vector<int64_t> rows = places(rows_of(whole, rank));
+    const std::vector<int64_t> rows = places(whole, rank);
     rows_held += rows.size();
     ASSERT_EQ(num_rows(whole, rank), int64_t(rows.size()));
     for (int32_t source = 0; source < whole.world; ++source) {
-      const std::vector<int64_t> keys_there = places(rows_of(whole, source));
+      const std::vector<int64_t> keys = places(whole, source);
       const Stage stage = stage_of(whole, rank, source);
-      std::vector<int64_t> arrived;
-      for (int64_t key : places(stage.keys)) arrived.push_back(keys_there.at(size_t(key)));
-      ASSERT_EQ(stage.num_keys, int64_t(arrived.size()));
       EXPECT_EQ(stage.calls.empty(), !sees(whole, rank, source));
       for (const Call& call : stage.calls) {
-        const Range of_source = stage.rows_of_source(call);
+        ASSERT_LE(stage.hull().begin, call.keys.begin);
+        ASSERT_GE(stage.hull().end, call.keys.end);
         for (int64_t key = call.keys.begin; key < call.keys.end; ++key) {
-          const int64_t place = arrived.at(size_t(key));
-          const int64_t back = of_source.begin + key - call.keys.begin;
-          ASSERT_EQ(place, keys_there.at(size_t(back)));
           for (int64_t row = call.rows.begin; row < call.rows.end; ++row) {
-            const auto query = size_t(rows.at(size_t(row)));
-            seen[query * n + size_t(place)] += sees(call, row, key) ? 1 : 0;
+            if (!sees(call, row, key)) continue;
+            ASSERT_TRUE(holds(stage.keys, key));
+            seen[size_t(rows.at(size_t(row))) * n + size_t(keys.at(size_t(key)))] += 1;
           }
         }
       }
@@ -79,8 +104,9 @@ void check_all_pairs(const Whole& whole) {
   EXPECT_EQ(rows_held, n);
   for (size_t q = 0; q < n; ++q) {
     for (size_t k = 0; k < n; ++k) {
-      ASSERT_EQ(seen[q * n + k], is_visible(whole.mask, int64_t(q), int64_t(k)) ? 1 : 0)
-          << "query " << q << ", key " << k;
+      const bool visible =
+          document[q] == document[k] && is_visible(whole.mask, position[q], position[k]);
+      ASSERT_EQ(seen[q * n + k], visible ? 1 : 0) << "query " << q << ", key " << k;
     }
   }
 }
@@ -92,30 +118,66 @@ TEST(RingSchedule, SeesEachPairOnce) {
         SCOPED_TRACE(testing::Message()
                      << "layout " << of.layout << ", window " << of.mask.left << ", "
                      << of.mask.right << ", world " << world << ", rows " << seqlen);
-        check_all_pairs({seqlen, of.layout, world, of.mask});
+        check_all_pairs({{seqlen}, of.layout, world, of.mask});
         if (HasFatalFailure()) return;
       }
     }
   }
 }
 
+const std::vector<int64_t> kDocuments[] = {{5, 0, 17, 1, 26}, {1, 1, 1}, {0, 40, 9}, {2}, {},
+                                           {8, 8, 8, 8},      {0, 0}};
+
+TEST(RingSchedule, SeesEachPairOfEachDocumentOnce) {
+  for (const Case& of : kCases) {
+    for (int32_t world : {1, 2, 3, 4}) {
+      for (const auto& lengths : kDocuments) {
+        SCOPED_TRACE(testing::Message() << "layout " << of.layout << ", window " << of.mask.left
+                                        << ", " << of.mask.right << ", world " << world
+                                        << ", documents " << testing::PrintToString(lengths));
+        check_all_pairs({lengths, of.layout, world, of.mask, true});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(RingSchedule, DocumentsOfACausalZigzagAreOneCallAStage) {
+  const Whole whole = {{64, 128, 32, 256}, FA3_RING_ZIGZAG, 4, {kUnbounded, 0}, true};
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    for (int32_t source = 0; source < 4; ++source) {
+      EXPECT_EQ(stage_of(whole, rank, source).calls.size(), 1u);
+    }
+  }
+}
+
+// Documents of which a rank wants half are hundreds of messages, if each half is one.
+TEST(RingSchedule, AFewKeysBetweenTwoRangesAreSentWithThem) {
+  const Whole whole = {{64, 64, 64, 1024}, FA3_RING_ZIGZAG, 2, {kUnbounded, 0}, true};
+  const std::vector<Range> expected = {{0, 96 + 256}};
+  EXPECT_EQ(stage_of(whole, 1, 0).keys, expected);
+  const Whole longer = {{512, 1024}, FA3_RING_ZIGZAG, 2, {kUnbounded, 0}, true};
+  const std::vector<Range> apart = {{0, 128}, {256, 512}};
+  EXPECT_EQ(stage_of(longer, 1, 0).keys, apart);
+}
+
 // A causal zigzag is what it is for: one call a stage, and three quarters of the keys.
 TEST(RingSchedule, ACausalZigzagHasOneCallAStage) {
-  const Whole whole = {64, FA3_RING_ZIGZAG, 4, {kUnbounded, 0}};
+  const Whole whole = {{64}, FA3_RING_ZIGZAG, 4, {kUnbounded, 0}};
   for (int32_t rank = 0; rank < 4; ++rank) {
     for (int32_t source = 0; source < 4; ++source) {
       const Stage stage = stage_of(whole, rank, source);
       ASSERT_EQ(stage.calls.size(), 1u);
-      EXPECT_EQ(stage.num_keys, source < rank ? 8 : 16);
+      EXPECT_EQ(stage.hull().count(), source < rank ? 8 : 16);
       EXPECT_EQ(stage.calls[0].rows.count(), source > rank ? 8 : 16);
     }
   }
 }
 
 TEST(RingSchedule, KeysOutsideOfAWindowAreNotSent) {
-  const Whole whole = {64, FA3_RING_CONTIGUOUS, 4, {3, 0}};
-  EXPECT_EQ(stage_of(whole, 2, 1).num_keys, 3);
-  EXPECT_EQ(stage_of(whole, 2, 0).num_keys, 0);
+  const Whole whole = {{64}, FA3_RING_CONTIGUOUS, 4, {3, 0}};
+  EXPECT_EQ(stage_of(whole, 2, 1).hull().count(), 3);
+  EXPECT_EQ(stage_of(whole, 2, 0).hull().count(), 0);
   EXPECT_EQ(farthest_reader(whole, 1), 1);
   EXPECT_EQ(farthest_reader(whole, 3), 0);
 }
@@ -124,8 +186,9 @@ TEST(RingSchedule, KeysOutsideOfAWindowAreNotSent) {
 TEST(RingSteps, RowsBeginOnceAndEndOnce) {
   for (const Case& of : kCases) {
     for (int32_t world : {1, 2, 3, 4}) {
-      for (int64_t seqlen : {0, 1, 3, 8, 29}) {
-        const Whole whole = {seqlen, of.layout, world, of.mask};
+      for (std::vector<int64_t> lengths :
+           {std::vector<int64_t>{0}, {1}, {3}, {8}, {29}, {5, 0, 17, 1, 26}, {1, 1, 1}}) {
+        const Whole whole = {lengths, of.layout, world, of.mask, lengths.size() > 1};
         for (int32_t rank = 0; rank < world; ++rank) {
           const Steps steps = steps_of(whole, rank);
           std::vector<int> begun(size_t(num_rows(whole, rank))), ended = begun;

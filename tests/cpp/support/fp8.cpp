@@ -119,6 +119,43 @@ fa3_tensor mean_view(const Tensor& mean) {
                  {dense.stride[0], dense.stride[2], 1});
 }
 
+int64_t place_of_key(int64_t key) {
+  const int64_t i = key % FA3_TRANSPOSED_KEYS;
+  return key - i + 4 * (i / 2 % 4) + 2 * (i / 8) + i % 2;
+}
+
+Tensor transposed_values(const Tensor& v) {
+  const auto& [batch, rows, heads, dim] = v.shape();
+  const int64_t places =
+      (rows + FA3_TRANSPOSED_KEYS - 1) / FA3_TRANSPOSED_KEYS * FA3_TRANSPOSED_KEYS;
+  Tensor memory({batch, heads, dim, places}, v.dtype());
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t c = 0; c < dim; ++c) {
+        for (int64_t key = rows - rows % FA3_TRANSPOSED_KEYS; key < places; ++key) {
+          memory.set(b, head, c, place_of_key(key), 0);
+        }
+        for (int64_t key = 0; key < rows; ++key) {
+          memory.set(b, head, c, place_of_key(key), v.get(b, key, head, c));
+        }
+      }
+    }
+  }
+  return memory;
+}
+
+fa3_tensor transposed_view(const Tensor& memory, int64_t rows) {
+  const fa3_tensor all = memory.dense();  // (batch, heads, dim, places)
+  fa3_tensor view = all;
+  const int64_t order[] = {0, 3, 1, 2};
+  for (int dim = 0; dim < 4; ++dim) {
+    view.shape[dim] = all.shape[order[dim]];
+    view.stride[dim] = all.stride[order[dim]];
+  }
+  view.shape[1] = rows;
+  return view;
+}
+
 float scale_at(Scales scales, const Tensor& descale, int64_t b, int64_t row, int64_t head) {
   switch (scales) {
     case Scales::none:

@@ -17,6 +17,12 @@ Tensor make_mean(const Case& c, int64_t heads, int64_t dim, Layout layout);
 fa3_tensor descale_view(Scales scales, const Tensor& descale);
 fa3_tensor mean_view(const Tensor& mean);
 
+// Values as FA3_TRANSPOSED_KEYS has them: (batch, heads, dim, places), with zeros behind the last
+// key; the view that calls take of such memory; and the place of a key, from the words of fa3.h.
+Tensor transposed_values(const Tensor& v);
+fa3_tensor transposed_view(const Tensor& memory, int64_t rows);
+int64_t place_of_key(int64_t key);
+
 // The scale of a row of sequence b.
 float scale_at(Scales scales, const Tensor& descale, int64_t b, int64_t row, int64_t head);
 

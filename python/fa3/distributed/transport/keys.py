@@ -79,7 +79,8 @@ class Keys:
 class Returned:
     """The gradients of a stage's keys on their way to the ranks whose keys they are.
 
-    They travel as float32 sums, or, where one call made them, in the type that it gave.
+    They travel as float32 sums, or, where one call made them, in the type that it gave. How they
+    travel is a subclass's.
     """
 
     def __init__(
@@ -91,53 +92,90 @@ class Returned:
         dv: torch.Tensor,
         part_type: torch.dtype,
     ) -> None:
-        self.messages = Messages(ring, f"the gradients of stage {index} of {schedule.num_stages}")
-        self.parts: list[Part] = []
+        self.schedule, self.ring, self.index = schedule, ring, index
+        self.gradients, self.part_type = (dk, dv), part_type
+        self.own: list[Part] = []
         stage = schedule.stage(ring.rank, index)
+        kind, letters = travel_type(stage, part_type), []
         for source, rows, places in stage.fetches:
-            values = [take(x, places) for x in (dk, dv)]
+            values = [take(x, places) for x in self.gradients]
             if source == ring.rank:
-                self.parts.append(Part(source, rows, values[0], values[1], False))
-                continue
+                self.own.append(Part(source, rows, values[0], values[1], False))
+            else:
+                letters.append((source, [x.to(kind) for x in values]))
+        self.send(letters)
+
+    def send(self, letters: list[tuple[int, list[torch.Tensor]]]) -> None:
+        """To each of these ranks dK and dV of keys of its own."""
+        raise NotImplementedError
+
+    def arrived(self) -> list[Part]:
+        """All of this rank's keys, in any order."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """What has arrived was read."""
+
+    def in_order(self) -> list[Part]:
+        """In that of the ranks that computed them: sums repeat bit by bit."""
+        return sorted(self.arrived(), key=lambda part: part.by)
+
+
+class Posted(Returned):
+    """By messages of the group's backend."""
+
+    def send(self, letters: list[tuple[int, list[torch.Tensor]]]) -> None:
+        doing = f"the gradients of stage {self.index} of {self.schedule.num_stages}"
+        self.messages = Messages(self.ring, doing)
+        for receiver, values in letters:
             for part, tag in zip(values, (DK, DV), strict=True):
-                self.messages.send(part.to(travel_type(stage, part_type)), source, tag)
-        for receiver, rows in schedule.sends(ring.rank, index):
-            kind = travel_type(schedule.stage(receiver, index), part_type)
+                self.messages.send(part, receiver, tag)
+        for sender, rows in self.schedule.sends(self.ring.rank, self.index):
+            kind = travel_type(self.schedule.stage(sender, self.index), self.part_type)
             values = [
-                x.new_empty((x.shape[0], length(rows), *x.shape[2:]), dtype=kind) for x in (dk, dv)
+                x.new_empty((x.shape[0], length(rows), *x.shape[2:]), dtype=kind)
+                for x in self.gradients
             ]
             for part, tag in zip(values, (DK, DV), strict=True):
-                self.messages.receive(part, receiver, tag)
-            self.parts.append(Part(receiver, rows, values[0], values[1], False))
+                self.messages.receive(part, sender, tag)
+            self.own.append(Part(sender, rows, values[0], values[1], False))
         self.messages.start()
 
     def arrived(self) -> list[Part]:
         self.messages.wait()
-        return self.parts
-
-    def release(self) -> None:
-        """Its memory is no one else's."""
+        return self.own
 
 
-def add_to(returned, dk: Total, dv: Total, last: bool = False) -> None:
-    """Adds what has come back, in the order of the ranks that computed it: sums repeat bit by bit.
-
-    last: nothing comes behind it.
-    """
-    parts = sorted(returned.arrived(), key=lambda part: part.by)
-    for number, part in enumerate(parts, 1):
-        ends = last and number == len(parts)
-        for rows, of_k, of_v in part.ranges():
-            at_end = ends and rows == part.rows[-1]
-            for total, values in ((dk, of_k), (dv, of_v)):
-                total.add(rows, values, part.borrowed, at_end)
+def add_to(returned: Returned, dk: Total, dv: Total) -> None:
+    """Adds what has come back."""
+    for part in returned.in_order():
+        add_part(part, dk, dv)
     returned.release()
 
 
-def add_at_once(returned, dk: torch.Tensor, dv: torch.Tensor) -> None:
-    """The same, in one rounding of each row that anything comes back for."""
-    parts = sorted(returned.arrived(), key=lambda part: part.by)
+def add_part(part: Part, dk: Total, dv: Total) -> None:
+    for rows, of_k, of_v in part.ranges():
+        dk.add(rows, of_k, part.borrowed)
+        dv.add(rows, of_v, part.borrowed)
+
+
+def with_last(returned: Returned, dk: Total, dv: Total) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sums of all, in the tensors' types."""
+    parts = returned.in_order()
+    if parts and dk.sum is None:
+        add_part(parts.pop(0), dk, dv)
     ranges = [one for part in parts for one in part.ranges()]
+    results = (
+        dk.result([(rows, of_k) for rows, of_k, _ in ranges]),
+        dv.result([(rows, of_v) for rows, _, of_v in ranges]),
+    )
+    returned.release()
+    return results
+
+
+def add_at_once(returned: Returned, dk: torch.Tensor, dv: torch.Tensor) -> None:
+    """Adds what has come back, in one rounding of each row that anything comes back for."""
+    ranges = [one for part in returned.in_order() for one in part.ranges()]
     add_parts(dk, [(rows, of_k) for rows, of_k, _ in ranges])
     add_parts(dv, [(rows, of_v) for rows, _, of_v in ranges])
     returned.release()

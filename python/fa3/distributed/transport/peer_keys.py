@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from fa3.distributed.schedule import Fetch, Schedule
-from fa3.distributed.transport.exchange import Range, Ring, length, take
-from fa3.distributed.transport.keys import Part, travel_type
+from fa3.distributed.transport.exchange import Range, Ring, length
+from fa3.distributed.transport.keys import Part, Returned, travel_type
 from fa3.distributed.transport.peers import GRADIENTS, KEYS, placed
 
 
@@ -105,40 +105,28 @@ def places_of(
     return found, end
 
 
-class PeerReturned:
-    """The gradients of a stage's keys on their way to the ranks whose keys they are."""
+class Written(Returned):
+    """By copies into the memory of the rank whose keys they are."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        ring: Ring,
-        index: int,
-        dk: torch.Tensor,
-        dv: torch.Tensor,
-        part_type: torch.dtype,
-    ) -> None:
-        self.ring, self.gradients = ring, (dk, dv)
-        self.is_local = schedule.is_local(index)
-        self.own: list[Part] = []
-        stage = schedule.stage(ring.rank, index)
-        row = row_of(dk), row_of(dv)
-        for source, rows, places in stage.fetches:
-            if source == ring.rank:
-                values = [take(x, places) for x in (dk, dv)]
-                self.own.append(Part(source, rows, values[0], values[1], False))
+    def send(self, letters: list[tuple[int, list[torch.Tensor]]]) -> None:
+        self.is_local = self.schedule.is_local(self.index)
         if self.is_local:
             return
-        of = [places_of(schedule, rank, index, row, part_type) for rank in range(ring.world)]
-        self.use = ring.peers.use(GRADIENTS, index, max(size for _, size in of))
-        letters = []
-        for source, _, places in stage.fetches:
-            for place in of[source][0]:
-                if place.by == ring.rank:
-                    mine = [take(x, places).to(place.kind) for x in (dk, dv)]
-                    there = self.slot_of(source, place)
-                    letters.append((ring.of_group(source), zip(mine, there, strict=True)))
-        self.use.send(letters)
+        ring = self.ring
+        of = [self.places_at(rank) for rank in range(ring.world)]
+        self.use = ring.peers.use(GRADIENTS, self.index, max(size for _, size in of))
+        copies = []
+        for source, values in letters:
+            (place,) = (place for place in of[source][0] if place.by == ring.rank)
+            there = self.slot_of(source, place)
+            copies.append((ring.of_group(source), zip(values, there, strict=True)))
+        self.use.send(copies)
         self.places = of[ring.rank][0]
+
+    def places_at(self, owner: int) -> tuple[list[Place], int]:
+        dk, dv = self.gradients
+        row = row_of(dk), row_of(dv)
+        return places_of(self.schedule, owner, self.index, row, self.part_type)
 
     def slot_of(self, rank: int, place: Place) -> list[torch.Tensor]:
         return [

@@ -114,6 +114,7 @@ class Quantizer {
         write(block, transformed(block, worker), *p_.descale.at(block.b, block.head, 0));
       });
     }
+    if (p_.y_transposed.on) return fill_spare_places();
     for_each_unused_row(p_.lengths, p_.batch, [&](int64_t b, int64_t row) {
       for (int64_t head = 0; head < p_.heads; ++head) {
         std::fill_n(p_.y.at<Float8E4M3>(b, row, head), p_.head_dim, Float8E4M3{});
@@ -230,10 +231,32 @@ class Quantizer {
   void write(const Block& block, const float* rows, float scale) const {
     const float inverse = 1.0f / scale;
     for (int64_t r = 0; r < block.num_rows; ++r) {
-      auto* to = p_.y.at<Float8E4M3>(block.b, block.tensor_row + r, block.head);
       const float* from = rows + r * p_.head_dim;
+      if (p_.y_transposed.on) {
+        auto* to = transposed_at(block.b, block.tensor_row + r, block.head);
+        for (int64_t c = 0; c < p_.head_dim; ++c) {
+          to[c * p_.y_transposed.channel_stride] = from_float<Float8E4M3>(from[c] * inverse);
+        }
+        continue;
+      }
+      auto* to = p_.y.at<Float8E4M3>(block.b, block.tensor_row + r, block.head);
       for (int64_t c = 0; c < p_.head_dim; ++c) to[c] = from_float<Float8E4M3>(from[c] * inverse);
     }
+  }
+
+  Float8E4M3* transposed_at(int64_t b, int64_t row, int64_t head) const {
+    return p_.y_transposed.at<Float8E4M3>(p_.y, b, row, head, 0);
+  }
+
+  // Behind the last row, where rows lie side by side.
+  void fill_spare_places() const {
+    for_each_head([&](int64_t b, int64_t head) {
+      for (int64_t row = p_.lengths.max; row < transposed_places(p_.lengths.max); ++row) {
+        for (int64_t c = 0; c < p_.head_dim; ++c) {
+          transposed_at(b, row, head)[c * p_.y_transposed.channel_stride] = {};
+        }
+      }
+    });
   }
 
   // The blocks that the caller's tensor has beyond the longest sequence.

@@ -23,6 +23,16 @@ double dot(const double* a, const double* b, int64_t dim) {
   return sum;
 }
 
+// The numbers that those of a float8 row stand for.
+void restore_row(const Quantization& quantization, int64_t b, int64_t row, int64_t head,
+                 int64_t dim, double* out) {
+  const double scale = quantization.scale_at(b, head, row);
+  const float* mean = quantization.mean_at(b, head);
+  for (int64_t c = 0; c < dim; ++c) {
+    out[c] = out[c] * scale + (mean == nullptr ? 0.0 : double{mean[c]});
+  }
+}
+
 // A row of a sequence, as the numbers that it stands for.
 void read_row(const Operand& x, const Quantization& quantization, const KeyPlaces& places,
               int64_t b, Rows rows, int64_t row, int64_t head, int64_t dim, double* out) {
@@ -31,11 +41,20 @@ void read_row(const Operand& x, const Quantization& quantization, const KeyPlace
   };
   if (!is_float8(x.dtype)) return visit_dtype(x.dtype, load);
   x.dtype == DType::float8_e4m3 ? load(Float8E4M3{}) : load(Float8E5M2{});
-  const double scale = quantization.scale_at(b, head, row);
-  const float* mean = quantization.mean_at(b, head);
-  for (int64_t c = 0; c < dim; ++c) {
-    out[c] = out[c] * scale + (mean == nullptr ? 0.0 : double{mean[c]});
+  restore_row(quantization, b, row, head, dim, out);
+}
+
+void read_value(const Problem& problem, int64_t b, Rows rows, int64_t row, int64_t head,
+                double* out) {
+  const Transposed& transposed = problem.v_transposed;
+  if (!transposed.on) {
+    return read_row(problem.v, problem.v_quantization, problem.key_places, b, rows, row, head,
+                    problem.head_dim_v, out);
   }
+  for (int64_t c = 0; c < problem.head_dim_v; ++c) {
+    out[c] = to_float(*transposed.at<Float8E4M3>(problem.v, b, row, head, c));
+  }
+  restore_row(problem.v_quantization, b, row, head, problem.head_dim_v, out);
 }
 
 // One query's softmax: P over its visible keys and what the denominator was.
@@ -110,8 +129,7 @@ void forward_sequence(const Problem& problem, int64_t b, int64_t head, ForwardSc
     std::fill_n(scratch.o, problem.head_dim_v, 0.0);
     for (int64_t key = row.keys.begin; key < row.keys.end; ++key) {
       if (!problem.shows(b, head, q_row, key)) continue;
-      read_row(problem.v, problem.v_quantization, problem.key_places, b, k_rows, key,
-               head / problem.group(), problem.head_dim_v, scratch.v);
+      read_value(problem, b, k_rows, key, head / problem.group(), scratch.v);
       const double weight = row.p[key] * scratch.kept[key];
       for (int64_t c = 0; c < problem.head_dim_v; ++c) scratch.o[c] += weight * scratch.v[c];
     }

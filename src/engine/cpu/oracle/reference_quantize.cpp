@@ -40,6 +40,12 @@ Vector hadamard(const Vector& x) {
   return result;
 }
 
+// Number c of a row of y.
+Float8E4M3* number_at(const QuantizeProblem& p, int64_t b, int64_t row, int64_t head, int64_t c) {
+  return p.y_transposed.on ? p.y_transposed.at<Float8E4M3>(p.y, b, row, head, c)
+                           : p.y.at<Float8E4M3>(b, row, head) + c;
+}
+
 struct Head {
   const QuantizeProblem& p;
   int64_t b, head;
@@ -117,8 +123,9 @@ struct Head {
   }
 
   void write(int64_t row, const Vector& x, float scale) const {
-    auto* y = p.y.at<Float8E4M3>(b, rows.begin + row, head);
-    for (size_t c = 0; c < x.size(); ++c) y[c] = nearest(x[c] * (1 / scale));
+    for (size_t c = 0; c < x.size(); ++c) {
+      *number_at(p, b, rows.begin + row, head, int64_t(c)) = nearest(x[c] * (1 / scale));
+    }
   }
 };
 
@@ -148,9 +155,12 @@ Status plan_reference_quantize(const QuantizeProblem&, Plan* plan) {
 
 Status run_reference_quantize(const QuantizeProblem& p, const Plan&, void*, void*) {
   const DefaultFloatEnvironment environment;
-  for (int64_t row = 0; row < (p.lengths.packed() ? p.lengths.total : p.lengths.max); ++row) {
+  const int64_t sequence = p.lengths.packed() ? p.lengths.total : p.lengths.max;
+  for (int64_t row = 0; row < (p.y_transposed.on ? transposed_places(sequence) : sequence); ++row) {
     for (int64_t i = 0; i < (p.lengths.packed() ? 1 : p.batch) * p.heads; ++i) {
-      std::fill_n(p.y.at<Float8E4M3>(i / p.heads, row, i % p.heads), p.head_dim, Float8E4M3{});
+      for (int64_t c = 0; c < p.head_dim; ++c) {
+        *number_at(p, i / p.heads, row, i % p.heads, c) = {};
+      }
     }
   }
   const int64_t blocks = p.descale.scaling == Scaling::per_block ? p.num_descale_blocks : 1;

@@ -120,6 +120,10 @@ ForwardWorkspace carve_forward(const Problem& problem, const TileShape& shape,
 }
 
 Status plan_forward(const Problem& problem, Plan* plan) {
+  if (problem.v_transposed.on) {
+    return unsupported("v_transposed, which tensor cores read; give v as fa3_quantize() writes it ",
+                       "without transposed");
+  }
   const TileShape shape = forward_tile_shape(problem);
   plan->engine = "cpu";
   plan->block_q = choose_block_q(problem, shape);

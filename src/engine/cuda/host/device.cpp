@@ -200,6 +200,27 @@ Status clear(void* memory, int64_t bytes, int device, void* stream) {
   return ended(error, device);
 }
 
+Status write(void* to, const void* from, int64_t bytes, int device, void* stream) {
+  // The driver takes so many bytes of pageable memory along; of more it may wait for the stream.
+  constexpr int64_t kBytesAtOnce = 64 << 10;
+  const DeviceScope scope(device);
+  cudaError_t error = scope.error();
+  const auto queue = static_cast<cudaStream_t>(stream);
+  auto capture = cudaStreamCaptureStatusNone;
+  if (error == cudaSuccess) error = cudaStreamIsCapturing(queue, &capture);
+  if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone) {
+    return unsupported(
+        "stream: expected one that is not captured, as a graph would read lengths of "
+        "the host's memory when it is launched");
+  }
+  for (int64_t at = 0; at < bytes && error == cudaSuccess; at += kBytesAtOnce) {
+    error =
+        cudaMemcpyAsync(static_cast<char*>(to) + at, static_cast<const char*>(from) + at,
+                        size_t(std::min(bytes - at, kBytesAtOnce)), cudaMemcpyHostToDevice, queue);
+  }
+  return ended(error, device);
+}
+
 DeviceScope::DeviceScope(int device) : callers_(current_context()) {
   error_ = cudaGetDevice(&previous_);
   if (error_ != cudaSuccess || (callers_ != nullptr && previous_ == device)) return;

@@ -57,6 +57,7 @@ Status follow(void* stream, void* leader, int device);
 
 // Queues zeros.
 Status clear(void* memory, int64_t bytes, int device, void* stream);
+Status write(void* to, const void* from, int64_t bytes, int device, void* stream);
 
 // Makes a device current for a call. A context of the device that the caller has made current (its
 // own, or a green one) stays, and the call works in it; else it is the device's primary context.

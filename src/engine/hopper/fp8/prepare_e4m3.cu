@@ -18,7 +18,9 @@
 namespace fa3::hopper {
 namespace {
 
-constexpr int kScoreWarps = 8;  // of a CTA that adds scores
+constexpr int kScoreWarps = 8;    // of a CTA that adds scores
+constexpr int kLaneNumbers = 16;  // of q, that a lane adds up
+constexpr int kScaleWarps = 4;    // of a CTA that prepares a head's scales
 
 // A warp's channels, for all keys of the CTA, are squares one behind the other.
 constexpr int kChannels = tile::kSquare, kBlocks = kPartBlocks, kWarpBytes = kPartBytes;
@@ -133,26 +135,49 @@ __global__ void __launch_bounds__(kMostPartWarps* ptx::kLanes)
   if (warp == 0) write_scales(p, keys.count, {sequence, head, int(blockIdx.x)}, all_zero);
 }
 
-// A warp for each row of q; blockIdx: (rows, head, batch).
-__global__ void __launch_bounds__(kScoreWarps* cuda::kWarpSize)
-    add_scores(const __grid_constant__ MeanScores p) {
-  const int lane = int(threadIdx.x) % cuda::kWarpSize;
-  const int row = int(blockIdx.x) * kScoreWarps + int(threadIdx.x) / cuda::kWarpSize;
-  const int head = int(blockIdx.y), batch = int(blockIdx.z);
-  if (row >= p.rows) return;
-  const uint8_t* const q = p.q.at<Element::kE4m3>(batch, head, row);
-  const float* const mean = p.mean.at(batch, head / p.heads_per_kv_head);
-  float sum = 0.0f;
-  for (int c = lane; c < p.q.columns; c += cuda::kWarpSize) {
-    __nv_fp8_e4m3 number;
-    number.__x = q[c];
-    sum += float(number) * mean[c];
+// A warp for each part of keys; blockIdx: (parts, head, sequence). That all of a block's values are
+// zeros is not known: then weights of its keys are small numbers, whose sum is right.
+__global__ void __launch_bounds__(kScaleWarps* ptx::kLanes)
+    prepare_scales_of_parts(const __grid_constant__ E4m3Preparation p, int keys) {
+  ptx::griddepcontrol_launch_dependents();
+  const int head = int(blockIdx.y), sequence = int(blockIdx.z), thread = int(threadIdx.x);
+  if (p.tile_counter && thread == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+    *p.tile_counter = 0;
   }
-  for (int distance = cuda::kWarpSize / 2; distance > 0; distance /= 2) {
+  const int part = int(blockIdx.x) * kScaleWarps + thread / ptx::kLanes;
+  if (part < p.padded_keys / kPreparedKeys) write_scales(p, keys, {sequence, head, part}, false);
+}
+
+// A lane has 16 numbers of a row, 16 bytes; as many lanes as a power of two share the row.
+__host__ __device__ int lanes_of_row(int64_t columns) {
+  int lanes = 1;
+  while (lanes * kLaneNumbers < columns) lanes *= 2;
+  return lanes;
+}
+
+// blockIdx: (rows, head, batch).
+__global__ void __launch_bounds__(kScoreWarps* cuda::kWarpSize)
+    add_scores(const __grid_constant__ MeanScores p, int lanes) {
+  const int thread = int(threadIdx.x), column = thread % lanes * kLaneNumbers;
+  const int row = (int(blockIdx.x) * kScoreWarps * cuda::kWarpSize + thread) / lanes;
+  const int head = int(blockIdx.y), batch = int(blockIdx.z);
+  float sum = 0.0f;
+  if (row < p.rows && column < p.q.columns) {
+    const uint8_t* const q = p.q.at<Element::kE4m3>(batch, head, row) + column;
+    const float* const mean = p.mean.at(batch, head / p.heads_per_kv_head) + column;
+    union {
+      uint4 all;
+      __nv_fp8_e4m3 each[kLaneNumbers];
+    } numbers{*reinterpret_cast<const uint4*>(q)};  // TMA reads q, at such addresses
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) sum += float(numbers.each[i]) * mean[i];
+  }
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(0xffffffff, sum, distance);
   }
+  if (row >= p.rows || column != 0) return;
   const float scale = scale_of(p.query_scales, batch, head, row / kDescaleRows) * p.scale;
-  if (lane == 0) p.lse.data[p.lse.strides.offset(batch, head, row)] += sum * scale;
+  p.lse.data[p.lse.strides.offset(batch, head, row)] += sum * scale;
 }
 
 }  // namespace
@@ -165,10 +190,19 @@ cudaError_t prepare_e4m3(const E4m3Preparation& p, cudaStream_t stream) {
   return cudaPeekAtLastError();
 }
 
+cudaError_t prepare_scales(const E4m3Preparation& p, int keys, cudaStream_t stream) {
+  const int parts = p.padded_keys / kPreparedKeys;
+  const dim3 grid(unsigned((parts + kScaleWarps - 1) / kScaleWarps), unsigned(p.kv_heads),
+                  unsigned(p.sequences));
+  prepare_scales_of_parts<<<grid, kScaleWarps * ptx::kLanes, 0, stream>>>(p, keys);
+  return cudaPeekAtLastError();
+}
+
 cudaError_t add_mean_scores(const MeanScores& p, cudaStream_t stream) {
-  const dim3 grid(unsigned((p.rows + kScoreWarps - 1) / kScoreWarps), unsigned(p.heads),
-                  unsigned(p.batches));
-  add_scores<<<grid, kScoreWarps * cuda::kWarpSize, 0, stream>>>(p);
+  const int lanes = lanes_of_row(p.q.columns);
+  const int rows = kScoreWarps * cuda::kWarpSize / lanes;  // of a CTA
+  const dim3 grid(unsigned((p.rows + rows - 1) / rows), unsigned(p.heads), unsigned(p.batches));
+  add_scores<<<grid, kScoreWarps * cuda::kWarpSize, 0, stream>>>(p, lanes);
   return cudaPeekAtLastError();
 }
 

@@ -38,6 +38,9 @@ struct E4m3Preparation {
 };
 cudaError_t prepare_e4m3(const E4m3Preparation& preparation, cudaStream_t stream);
 
+// The same of a V that is transposed already, of sequences of `keys`: scales, and the counter.
+cudaError_t prepare_scales(const E4m3Preparation& preparation, int keys, cudaStream_t stream);
+
 // lse += scale * q . mean, q being what the e4m3 numbers stand for.
 struct MeanScores {
   cuda::RowTensor q;

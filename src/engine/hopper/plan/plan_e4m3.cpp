@@ -54,6 +54,25 @@ TensorSpan transposed_span(const TensorSpan& v, int64_t sequences, int64_t keys)
           .element_bytes = 1};
 }
 
+// V that is given transposed. What lies behind the last places is zeros to TMA.
+TensorSpan given_transposed_span(const Problem& p, const TensorSpan& v) {
+  TensorSpan span{.data = v.data,
+                  .batches = p.batch,
+                  .rows = v.columns,
+                  .heads = v.heads,
+                  .columns = transposed_places(p.lengths_k.max),
+                  .batch_stride = v.batch_stride,
+                  .row_stride = p.v_transposed.channel_stride,
+                  .head_stride = v.head_stride,
+                  .element_bytes = 1};
+  return span;
+}
+
+// Without keys nothing is read, and zeros are prepared for the kernel.
+bool takes_v_transposed(const Problem& p, const ForwardCall& call) {
+  return p.v_transposed.on && call.has_keys;
+}
+
 // Where rows see nothing, a kernel of all masks and lengths may visit the block behind the last
 // key.
 int padded_keys(const ForwardConfig& c, int keys, int step) {
@@ -75,7 +94,7 @@ TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
   const int late_ctas = num_sms / kSmsOfLateCta;
   const ForwardConfig& c = forward.kernel.config;
   const bool keeps_ahead = c.head_dim_v <= kFewColumns || forward.call.seqlen_k > kFewKeys;
-  const bool by_tma = tensor_map_obstacle(plan.v) == nullptr;
+  const bool by_tma = !plan.v_is_transposed && tensor_map_obstacle(plan.v) == nullptr;
   if (c.general() || !forward.call.has_keys || !keeps_ahead || !by_tma || late_ctas == 0 ||
       heads * order.parts_of_head > TransposeOrder::kMostParts) {
     return order;
@@ -101,7 +120,7 @@ void lay_out(E4m3Plan* plan) {
     allocator.take<T>(rows, columns);
     return offset;
   };
-  plan->transposed = place(uint8_t{}, heads * plan->v.columns, keys);
+  plan->transposed = place(uint8_t{}, plan->v_is_transposed ? 0 : heads * plan->v.columns, keys);
   plan->key_scales = place(KeyScales{}, heads, keys / kDescaleRows);
   plan->value_scales = place(float{}, heads, 1);
   plan->parts_done = place(int{}, plan->order.goes_on_late() ? heads : 0, 1);
@@ -135,13 +154,17 @@ Status check_e4m3(const Problem& p) {
   return {};
 }
 
-Status check_e4m3_layouts(const ForwardCall& a) {
+Status check_e4m3_layouts(const Problem& p, const ForwardCall& a) {
   for (const auto& [name, tensor] : {std::pair{"q", a.q}, {"k", a.k}, {"o", a.o}}) {
     const char* obstacle = tensor_map_obstacle(tensor);
     if (obstacle) return unsupported(name, ": ", obstacle);
   }
   constexpr int64_t kWord = 4;  // V is read by words
   const TensorSpan& v = a.v;
+  if (takes_v_transposed(p, a)) {
+    const char* obstacle = tensor_map_obstacle(given_transposed_span(p, v));
+    return obstacle ? unsupported("v: ", obstacle) : Status{};
+  }
   if (reinterpret_cast<uintptr_t>(v.data) % kWord != 0 || v.row_stride % kWord != 0 ||
       v.head_stride % kWord != 0 || v.batch_stride % kWord != 0) {
     return unsupported("v: address and strides must be multiples of 4 bytes");
@@ -159,6 +182,7 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
   Tiling tiling = whole_tiles(c, call, choose_e4m3_pack(c, problem, call), num_sms);
   E4m3Plan plan{.forward = plan_launch(kernel, call, tiling, num_sms),
                 .v = call.v,
+                .v_is_transposed = takes_v_transposed(problem, call),
                 .q_quantization = problem.q_quantization,
                 .k_quantization = problem.k_quantization,
                 .v_quantization = problem.v_quantization};
@@ -177,7 +201,9 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
   }
   // The list of varlen tiles is made by a kernel between the two.
   plan.forward.pdl = plan.forward.tiling.scheduler != Scheduler::kVarlenMetadata;
-  plan.forward.call.v = transposed_span(call.v, plan.sequences, plan.padded_keys);
+  plan.forward.call.v = plan.v_is_transposed
+                            ? given_transposed_span(problem, call.v)
+                            : transposed_span(call.v, plan.sequences, plan.padded_keys);
   lay_out(&plan);
   return plan;
 }
@@ -186,7 +212,7 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   FA3_TRY(check_e4m3(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   const ForwardCall call = call_of(problem);
-  FA3_TRY(check_e4m3_layouts(call));
+  FA3_TRY(check_e4m3_layouts(problem, call));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
   const int row = select_e4m3_kernel(e4m3_shape_of(problem), e4m3_variant_of(problem));
@@ -208,8 +234,10 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   plan->kernel = concat("forward float8_e4m3 d", c.head_dim, "/", c.head_dim_v, " ", c.block_m, "x",
                         c.block_n, mask_name(call.mask));
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
-                     kE4m3Table[size_t(row)].why, "; a kernel transposes V ",
-                     decided.order.goes_on_late() ? "ahead of the tiles" : "beforehand");
+                     kE4m3Table[size_t(row)].why,
+                     decided.v_is_transposed        ? "; V is given transposed"
+                     : decided.order.goes_on_late() ? "; a kernel transposes V ahead of the tiles"
+                                                    : "; a kernel transposes V beforehand");
   if (pack.heads() > 1) {
     plan->why += concat("; PackGQA: ", pack.heads(), " query heads share a tile");
   }

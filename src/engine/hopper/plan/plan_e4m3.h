@@ -9,10 +9,12 @@
 namespace fa3::hopper {
 
 // The kernel's plan, and the kernels around it: V is transposed into the workspace, beforehand or
-// ahead of the kernel's tiles, and what K's mean owes to the LSE is added behind.
+// ahead of the kernel's tiles, or scales alone are prepared, where V is given transposed; what K's
+// mean owes to the LSE is added behind.
 struct E4m3Plan {
-  ForwardPlan forward;  // its V is the transposed one, its workspace a part of this one's
-  TensorSpan v;         // V as it is given
+  ForwardPlan forward;           // its V is the transposed one, its workspace a part of this one's
+  TensorSpan v;                  // V as it is given
+  bool v_is_transposed = false;  // V as it is given is what the kernel reads
   Quantization q_quantization, k_quantization, v_quantization;
   int sequences = 0;    // that are prepared: at least one
   int padded_keys = 0;  // of the longest sequence, a multiple of key_step
@@ -28,7 +30,7 @@ struct E4m3Plan {
 Status check_e4m3(const Problem& problem);
 
 // Refuses addresses and strides that the kernels cannot load.
-Status check_e4m3_layouts(const ForwardCall& call);
+Status check_e4m3_layouts(const Problem& problem, const ForwardCall& call);
 
 // The row of kE4m3Table for a shape and for what its kernel must know, or kNoKernel.
 int select_e4m3_kernel(const ForwardShape& shape, Variant variant);

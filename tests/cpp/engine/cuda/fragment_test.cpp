@@ -7,6 +7,8 @@
 #include <set>
 #include <utility>
 
+#include "core/transposed_values.h"
+
 namespace fa3::hopper::tile {
 namespace {
 
@@ -74,6 +76,10 @@ TEST(Fragment, weights_packed_to_e4m3_meet_the_keys_in_the_order_of_the_transpos
       }
     }
   }
+}
+
+TEST(Fragment, the_order_of_transposed_values_is_that_of_packed_weights) {
+  for (int key = 0; key < 64; ++key) EXPECT_EQ(e4m3_key(int(transposed_place(key))), key);
 }
 
 }  // namespace

@@ -335,6 +335,20 @@ TEST(SmMargin, leaves_sms_to_others) {
   g_cuda = {};
 }
 
+// The scales' kernel and the forward's; V in rows takes two that are V's.
+TEST(Step, of_an_e4m3_prompt_launches_nothing_for_values_that_are_transposed) {
+  ForwardArgs prompt = in_e4m3(causal_prompt());
+  EXPECT_EQ(asked_by_another(prompt).launches, 3);
+  const int64_t strides[] = {4096 * 16 * 128, 1, 4096 * 128, 4096};
+  std::copy_n(strides, 4, prompt.v.stride);
+  prompt.v_transposed = 1;
+  const CountingRuntime asked = asked_by_another(prompt);
+  EXPECT_EQ(asked.launches, 2);
+  EXPECT_EQ(asked.memsets, 0);
+  EXPECT_EQ(asked.tensor_maps, 3);
+  EXPECT_NE(words_of(prompt).find("V is given transposed"), std::string::npos);
+}
+
 // A plan is that of a device with as many SMs as are left.
 TEST(SmMargin, plans_as_for_a_smaller_device) {
   constexpr int kSmaller = 8;

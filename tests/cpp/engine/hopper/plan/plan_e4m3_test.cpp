@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans of FP8 calls: what is refused, who transposes V and when, and what a V that is given
+// transposed spares.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "engine/hopper/host/tensor_map.h"
+#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/plan/plan_e4m3.h"
+#include "plain_problem.h"
+
+namespace fa3::hopper {
+namespace {
+
+TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_reason) {
+  Problem e4m3 = plain();
+  e4m3.dtype = e4m3.kv_dtype = DType::float8_e4m3;
+  EXPECT_TRUE(check_e4m3(e4m3).ok());
+  const auto expect_refused = [&](const char* reason, auto change) {
+    Problem p = e4m3;
+    change(p);
+    const Status status = check_e4m3(p);
+    EXPECT_EQ(status.code(), StatusCode::unsupported) << reason;
+    EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
+  };
+  expect_refused("output of float32", [](Problem& p) { p.o.dtype = DType::float32; });
+  const float mean = 0;
+  const auto centred = [&](auto change) {
+    return [&mean, change](Problem& p) {
+      p.k_quantization.mean.data = &mean;
+      change(p);
+    };
+  };
+  expect_refused("k_mean", centred([](Problem& p) { p.softcap = 1; }));
+  expect_refused("k_mean", centred([](Problem& p) { p.has_sink = true; }));
+  expect_refused("k_mean", centred([](Problem& p) { p.lengths_k.varlen = true; }));
+  const auto expect_accepted = [&](const char* what, auto change) {
+    Problem p = e4m3;
+    change(p);
+    EXPECT_TRUE(check_e4m3(p).ok()) << what << ": " << check_e4m3(p).message();
+  };
+  expect_accepted("softcap", [](Problem& p) { p.softcap = 1; });
+  expect_accepted("sink", [](Problem& p) { p.has_sink = true; });
+  expect_accepted("chunks", [](Problem& p) { p.mask.chunk = 3; });
+  expect_accepted("window", [](Problem& p) { p.mask.left = 3; });
+  expect_accepted("window beside the diagonal", [](Problem& p) { p.mask.right = -1; });
+  expect_accepted("lengths", [](Problem& p) { p.lengths_k.varlen = true; });
+  expect_accepted("mean in a window", centred([](Problem& p) { p.mask.left = 3; }));
+  expect_refused("multiples of 16", [](Problem& p) { p.head_dim = 72; });
+  expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
+}
+
+E4m3Plan planned_e4m3(Problem p, size_t dense_row = 2) {
+  p.dtype = DType::float8_e4m3;
+  const ForwardConfig& c =
+      kE4m3Table[p.lengths_k.varlen ? kE4m3Table.size() - 1 : dense_row].config;
+  return plan_e4m3_launch({c, nullptr, 1024}, p, call_of(p), kSms);
+}
+
+// The list of tiles is made by a kernel between the two, which a kernel that starts early would
+// not wait for.
+TEST(PlanE4m3, chains_the_kernel_to_the_one_that_transposes_values_unless_another_is_between) {
+  Problem p = plain();
+  EXPECT_TRUE(planned_e4m3(p).forward.pdl);
+  p.lengths_k.varlen = true;
+  const E4m3Plan varlen = planned_e4m3(p);
+  EXPECT_EQ(varlen.forward.tiling.scheduler, Scheduler::kVarlenMetadata);
+  EXPECT_FALSE(varlen.forward.pdl);
+}
+
+// A dense call of 16k tokens of 16 heads, whose tiles have 128 rows.
+Problem of_16k_tokens(int64_t keys) {
+  Problem p = plain();
+  p.batch = 16384 / keys;
+  p.heads_q = p.heads_k = 16;
+  p.lengths_q.max = p.lengths_k.max = keys;
+  p.v = {.dtype = DType::float8_e4m3,
+         .batch_stride = keys * 16 * 128,
+         .row_stride = 16 * 128,
+         .head_stride = 128};
+  return p;
+}
+
+TEST(PlanE4m3, transposes_all_heads_of_the_first_tiles_before_them_and_the_others_ahead_of_theirs) {
+  for (const int64_t keys : {512, 1024, 4096}) {
+    for (const int64_t right : {int64_t{0}, MaskRule{}.right}) {
+      Problem p = of_16k_tokens(keys);
+      p.mask.right = right;
+      const E4m3Plan plan = planned_e4m3(p);
+      const int64_t tiles_of_head = keys / 128, heads = 16384 / keys * 16;
+      EXPECT_EQ(plan.order.heads, heads);
+      EXPECT_EQ(plan.order.parts_of_head, tiles_of_head);
+      EXPECT_EQ(plan.order.first_heads, (kSms + tiles_of_head - 1) / tiles_of_head) << keys;
+      EXPECT_GT(plan.order.late_ctas, 0);
+      EXPECT_LT(plan.order.late_ctas, kSms / 4);
+      EXPECT_EQ(plan.forward.tiling.scheduler, Scheduler::kDynamicPersistent)
+          << "late CTAs begin later";
+      EXPECT_GE(plan.forward.workspace.tile_counter, 0);
+      EXPECT_GE(plan.forward_workspace - plan.parts_done, heads * int64_t{sizeof(int)});
+    }
+  }
+}
+
+TEST(PlanE4m3, transposes_all_heads_before_one_wave_of_tiles_or_tiles_of_a_list) {
+  Problem small = of_16k_tokens(1024), varlen = of_16k_tokens(1024), no_keys = varlen;
+  Problem unaligned = varlen;
+  small.batch = 1;
+  varlen.lengths_k.varlen = true;
+  no_keys.lengths_k.max = 0;
+  unaligned.v.data = reinterpret_cast<void*>(uintptr_t{4});
+  for (const Problem& p : {small, varlen, no_keys, unaligned}) {
+    const E4m3Plan plan = planned_e4m3(p);
+    EXPECT_EQ(plan.order.first_heads, p.batch * p.heads_k);
+    EXPECT_EQ(plan.order.late_ctas, 0);
+    EXPECT_FALSE(plan.order.goes_on_late());
+    EXPECT_EQ(plan.parts_done_of_head, 0);
+  }
+  EXPECT_EQ(planned_e4m3(small).forward.tiling.scheduler, Scheduler::kStaticPersistent);
+}
+
+TEST(PlanE4m3, transposes_wide_heads_of_few_keys_before_all_tiles) {
+  constexpr size_t kWide = 4;
+  ASSERT_EQ(kE4m3Table[kWide].config.head_dim_v, 256);
+  EXPECT_FALSE(planned_e4m3(of_16k_tokens(1024), kWide).order.goes_on_late());
+  EXPECT_TRUE(planned_e4m3(of_16k_tokens(1025), kWide).order.goes_on_late());
+}
+
+TEST(PlanE4m3, shares_a_head_among_the_tiles_of_its_queries) {
+  Problem p = of_16k_tokens(512);
+  p.heads_k = 4;
+  EXPECT_EQ(planned_e4m3(p).order.first_heads, (kSms + 15) / 16);
+}
+
+TEST(PlanE4m3, pads_keys_by_a_block_where_a_kernel_may_look_behind_the_last_one) {
+  Problem p = plain();
+  for (const auto& [keys, padded, varlen] :
+       {std::tuple(1024, 1024, 1152), {1023, 1024, 1024}, {1, 128, 128}, {0, 128, 128}}) {
+    p.lengths_k = {.max = keys};
+    EXPECT_EQ(planned_e4m3(p).padded_keys, padded) << keys;
+    p.lengths_k.varlen = true;
+    EXPECT_EQ(planned_e4m3(p).padded_keys, varlen) << keys;
+  }
+}
+
+// The same calls, V given transposed: 16k tokens of 16 heads, channels side by side.
+Problem transposed_16k_tokens(int64_t keys) {
+  Problem p = of_16k_tokens(keys);
+  p.v.batch_stride = keys * 16 * 128;
+  p.v.row_stride = 1;
+  p.v.head_stride = keys * 128;
+  p.v_transposed = {.on = true, .channel_stride = keys};
+  return p;
+}
+
+TEST(PlanE4m3, a_transposed_v_is_what_the_kernel_reads_and_takes_no_workspace) {
+  for (const int64_t keys : {512, 1024, 4096, 16384}) {
+    Problem p = transposed_16k_tokens(keys);
+    const E4m3Plan plan = planned_e4m3(p), rows = planned_e4m3(of_16k_tokens(keys));
+    EXPECT_TRUE(plan.v_is_transposed);
+    EXPECT_FALSE(plan.order.goes_on_late());
+    EXPECT_EQ(plan.parts_done_of_head, 0);
+    EXPECT_TRUE(plan.forward.pdl);
+    const TensorSpan& v = plan.forward.call.v;
+    EXPECT_EQ(v.rows, 128);
+    EXPECT_EQ(v.columns, keys);
+    EXPECT_EQ(v.row_stride, keys);
+    EXPECT_EQ(v.head_stride, keys * 128);
+    EXPECT_EQ(v.batch_stride, keys * 16 * 128);
+    EXPECT_EQ(tensor_map_obstacle(v), nullptr);
+    EXPECT_LT(plan.workspace_bytes, 1 << 20);
+    EXPECT_GT(rows.workspace_bytes, 16384 * 16 * 128);
+  }
+}
+
+// TMA has zeros for what is behind them.
+TEST(PlanE4m3, a_transposed_v_ends_with_the_last_16_keys) {
+  for (const auto& [keys, places] : {std::pair{1, 16}, {16, 16}, {17, 32}, {1000, 1008}}) {
+    Problem p = transposed_16k_tokens(4096);
+    p.lengths_k.max = keys;
+    EXPECT_EQ(planned_e4m3(p).forward.call.v.columns, places);
+  }
+}
+
+TEST(PlanE4m3, a_transposed_v_without_keys_is_prepared_as_any_other) {
+  Problem p = transposed_16k_tokens(1024);
+  p.lengths_k.max = 0;
+  EXPECT_FALSE(planned_e4m3(p).v_is_transposed);
+}
+
+TEST(PlanE4m3, refuses_strides_of_a_transposed_v_that_tma_cannot_read) {
+  Problem p = transposed_16k_tokens(1024);
+  p.q = p.k = p.o = of_16k_tokens(1024).v;
+  EXPECT_TRUE(check_e4m3_layouts(p, call_of(p)).ok());
+  p.v_transposed.channel_stride = 0;
+  const Status status = check_e4m3_layouts(p, call_of(p));
+  EXPECT_EQ(status.code(), StatusCode::unsupported);
+  EXPECT_NE(status.message().find("v: strides must be positive"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fa3::hopper
