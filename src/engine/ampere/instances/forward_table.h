@@ -87,7 +87,7 @@ inline constexpr std::array kForwardTable{
     KernelInstance{quantized(kFewRows128), kCache},
     KernelInstance{quantized(kFewRows256), kCache},
     KernelInstance{with_block_mask(tile_of(64, 128, 64, 2)), kMasked},
-    KernelInstance{with_block_mask(tile_of(128, 128, 64, 2)), kMasked},
+    KernelInstance{with_block_mask(tile_of(128, 128, 32, 2)), kMasked},
     KernelInstance{with_block_mask(tile_of(128, 128, 32, 2, 1)), kMasked},
     KernelInstance{with_block_mask(tile_of(256, 64, 64, 1, 1)), kMasked},
     KernelInstance{with_block_mask(with_dropout(tile_of(128, 64, 64, 2))), kMasked},
