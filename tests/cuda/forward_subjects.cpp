@@ -303,7 +303,7 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
     const bool known =
         hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
     return known && hopper::check_e4m3(problem).ok() &&
-           hopper::check_e4m3_layouts(hopper::call_of(problem)).ok();
+           hopper::check_e4m3_layouts(problem, hopper::call_of(problem)).ok();
   }
   if (subject.quantized_cache) {
     const hopper::ForwardCall call = hopper::call_of(problem);
