@@ -68,7 +68,7 @@ int64_t hash_of(const fa3_ring& ring) {
   return static_cast<int64_t>(hash);
 }
 
-// Of arguments that were found right.
+// The arguments were found right before.
 template <class Params>
 std::array<int64_t, kNumFacts> facts_of(const Params& p, const fa3_ring& ring) {
   const fa3_options& o = p.options;

@@ -13,7 +13,7 @@
 namespace fa3::ring {
 
 Status check_ring(const fa3_ring& ring, int32_t world);
-// Of a ring that was checked; without the mask.
+// What a checked ring is, without the mask.
 Whole whole_of(const fa3_ring& ring, int32_t world);
 
 // What the ring and the options say of the whole, or the sentence that names the broken rule.

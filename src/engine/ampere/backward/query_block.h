@@ -44,7 +44,7 @@ struct QueryBlock<C, true> {
     ++m_block;
     find(params, work);
   }
-  // Of all heads that share the keys.
+  // All heads that share the keys count.
   static FA3_HD constexpr int count(const BackwardParams& params, const KeyBlockWork& work) {
     if (work.steps.per_head() == 0) return 0;
     int blocks = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Under a block mask a CTA visits those blocks of its keys that the mask shows. They are numbered
-// as others are, without gaps, the last visited is 0; here is which each number means. A thread
+// Under a block mask a CTA visits those blocks of its keys that the mask shows. They count down
+// without gaps, as dense ones do, to 0; here is which block each visit has. A thread
 // looks two visits ahead and leaves what it finds in shared memory: whoever passes the next block's
 // barrier reads it. Next: key_tiles.cuh.
 #pragma once
@@ -13,8 +13,8 @@ namespace fa3::ampere {
 
 class MaskedVisits {
  public:
-  // Of the first `num_blocks` from first_key on, which of the tile's queries sees any; how many
-  // there are to be visited. By one thread.
+  // Finds which of the first `num_blocks` from first_key on the tile's queries see, and returns
+  // how many these are. One thread calls it.
   template <ForwardConfig C>
   __device__ __forceinline__ int find(const ForwardParams& params, const TileOfSequence& tile,
                                       int first_key, int num_blocks) {
@@ -45,7 +45,7 @@ class MaskedVisits {
 
   __device__ __forceinline__ int range_blocks() const { return range_blocks_; }
   __device__ __forceinline__ int block(int number) const { return found_[number % kKept].block; }
-  // Of the queries and keys of the mask's block; null: all are seen.
+  // The bits of the mask's block, for its queries and keys; null: all are seen.
   __device__ __forceinline__ const uint32_t* bits(int number) const {
     return found_[number % kKept].bits;
   }

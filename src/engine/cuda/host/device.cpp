@@ -201,7 +201,7 @@ Status clear(void* memory, int64_t bytes, int device, void* stream) {
 }
 
 Status write(void* to, const void* from, int64_t bytes, int device, void* stream) {
-  // The driver takes so many bytes of pageable memory along; of more it may wait for the stream.
+  // The driver takes 64 KiB of pageable memory along; of more it may wait for the stream.
   constexpr int64_t kBytesAtOnce = 64 << 10;
   const DeviceScope scope(device);
   cudaError_t error = scope.error();

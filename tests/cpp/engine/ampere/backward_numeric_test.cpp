@@ -202,7 +202,7 @@ struct Reference {
       }
     }
   }
-  // Of LSEs: (entry, head, row).
+  // LSEs: (entry, head, row).
   static int64_t number_of(const SideLayout& of_q, int64_t row, int head, int heads) {
     return (row / of_q.rows * heads + head) * of_q.rows + row % of_q.rows;
   }
