@@ -36,12 +36,8 @@ fa3_tensor lse_in(WorkspaceAllocator& memory, const fa3_tensor& q) {
   return made;
 }
 
-KeysAndValues first_rows(KeysAndValues slot, int64_t count) {
-  for (fa3_tensor* tensor : {&slot.k, &slot.v}) {
-    *tensor = rows_of(*tensor, {0, count});
-    tensor->stride[0] = tensor->shape[1] * tensor->stride[1];
-  }
-  return slot;
+KeysAndValues first_rows(const KeysAndValues& slot, int64_t count) {
+  return {rows_of(slot.k, {0, count}), rows_of(slot.v, {0, count})};
 }
 
 KeysAndValues Arrivals::of_stage(const Steps& steps, size_t index, const KeysAndValues& own) const {

@@ -20,8 +20,7 @@ struct KeysAndValues {
   fa3_tensor k{}, v{};
 };
 
-// The first rows of a slot, whose sequences lie one behind the other.
-KeysAndValues first_rows(KeysAndValues slot, int64_t count);
+KeysAndValues first_rows(const KeysAndValues& slot, int64_t count);
 
 // Where keys arrive: two stages' take turns.
 struct Arrivals {
