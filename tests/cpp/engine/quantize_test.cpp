@@ -215,6 +215,25 @@ TEST_P(Quantize, gives_the_references_bits) {
   }
 }
 
+// More blocks of rows than a GPU's CTAs take at a time, and a last one with few rows.
+TEST_P(Quantize, gives_the_references_bits_of_many_blocks) {
+  const bool takes_many = GetParam().memory == FA3_CUDA;
+  for (const bool transposed : {false, true}) {
+    const int64_t rows = !takes_many ? 325 : transposed ? 6405 : 4325;
+    Quantizing q =
+        transposed ? quantizing(rows, 256, FA3_FLOAT16) : quantizing(rows, 128, FA3_BFLOAT16);
+    q.centred = q.hadamard = true;
+    q.transposed = transposed;
+    const Tensor x = input_of(q);
+    const std::optional<Quantized> got = run(q, x);
+    if (!got) continue;
+    const Quantized want = quantize(kReference, q, x);
+    EXPECT_TRUE(bits_equal("descale", got->descale, want.descale)) << q;
+    EXPECT_TRUE(bits_equal("mean", got->mean, want.mean)) << q;
+    EXPECT_TRUE(bits_equal("y", got->y, want.y)) << q;
+  }
+}
+
 // Numbers that lie, but for a rounding, in the middle between two of e4m3.
 TEST_P(Quantize, gives_the_references_bits_where_one_rounding_decides) {
   const Quantizing q = quantizing(64, 128);
@@ -351,23 +370,25 @@ TEST_P(Quantize, centring_takes_the_mean_of_used_rows_and_gives_it_back) {
 
 TEST_P(Quantize, what_is_not_finite_becomes_nan_and_spoils_no_other_number) {
   for (float bad : {std::nanf(""), -std::nanf(""), kInfinity, -kInfinity}) {
-    Quantizing q = quantizing(100, 8);
-    q.centred = true;
-    Tensor x = input_of(q);
-    const auto clean = run(q, x);
-    x.set(0, 70, 1, 3, bad);
-    const auto found = run(q, x);
-    if (!clean || !found) continue;
-    const Quantized& out = *found;
-    EXPECT_TRUE(bits_equal("y", out.y, quantize(kReference, q, x).y));
-    EXPECT_TRUE(std::isnan(out.y.get(0, 70, 1, 3)));
-    EXPECT_EQ(out.mean.get(0, 0, 1, 3), 0) << "a channel without a finite mean stays where it is";
-    for (int64_t c = 0; c < 8; ++c) {
-      if (c == 3) continue;
-      EXPECT_EQ(out.mean.get(0, 0, 1, c), clean->mean.get(0, 0, 1, c));
-      EXPECT_NEAR(out.value(q, 0, 70, 1, c), x.get(0, 70, 1, c), 0.3);
+    for (const bool wide : {true, false}) {
+      Quantizing q = wide ? quantizing(100, 8) : quantizing(100, 32, FA3_BFLOAT16);
+      q.centred = true;
+      Tensor x = input_of(q);
+      const auto clean = run(q, x);
+      x.set(0, 70, 1, 3, bad);
+      const auto found = run(q, x);
+      if (!clean || !found) continue;
+      const Quantized& out = *found;
+      EXPECT_TRUE(bits_equal("y", out.y, quantize(kReference, q, x).y));
+      EXPECT_TRUE(std::isnan(out.y.get(0, 70, 1, 3)));
+      EXPECT_EQ(out.mean.get(0, 0, 1, 3), 0) << "a channel without a finite mean stays where it is";
+      for (int64_t c = 0; c < q.c.dim; ++c) {
+        if (c == 3) continue;
+        EXPECT_EQ(out.mean.get(0, 0, 1, c), clean->mean.get(0, 0, 1, c));
+        EXPECT_NEAR(out.value(q, 0, 70, 1, c), x.get(0, 70, 1, c), 0.3);
+      }
+      EXPECT_FALSE(std::isnan(out.y.get(0, 71, 1, 3)));
     }
-    EXPECT_FALSE(std::isnan(out.y.get(0, 71, 1, 3)));
   }
 }
 

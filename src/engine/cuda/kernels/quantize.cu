@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantizer's kernels, limited by memory bandwidth: x is read once, and once more for its means
-// and for scales that blocks share. A block of kDescaleRows rows stays in the registers of a
-// CTA between its largest number and its rounding. What is computed: docs/numerics.md.
+// The quantizer. Head dims that are multiples of 32, of 16-bit numbers with a scale for each block,
+// stream (quantize_stream.cuh). For all others there are the kernels here: x is read once, and once
+// more for its means and for scales that blocks share; a block of kDescaleRows rows stays in the
+// registers of a CTA between its largest number and its rounding. What is computed:
+// docs/numerics.md.
 #include "engine/cuda/kernels/quantize.h"
 
 #include <algorithm>
@@ -9,30 +11,25 @@
 #include "core/error.h"
 #include "core/workspace.h"
 #include "engine/cuda/host/device.h"
-#include "engine/cuda/kernels/quantize_row.cuh"
+#include "engine/cuda/host/launch.h"
+#include "engine/cuda/kernels/quantize_stream.cuh"
 
 namespace fa3::cuda {
 namespace {
 
-constexpr int kRows = kDescaleRows;
 constexpr int kThreads = 256;
 constexpr int kSumWarps = 2;    // few, so that all SMs have some
 constexpr int kRowsAhead = 16;  // loads that a lane has under way while it adds up rows
 constexpr int kSumsAhead = 32;  // the same, of blocks' sums
+constexpr int kFoursThreads = 128, kFoursCtas = 8;  // of an SM
 constexpr int kMostChannels = kWarpSize * kChannels;
-
-struct Parts {
-  float* sums = nullptr;     // (batch, heads, blocks, dim), if centred
-  float* means = nullptr;    // (batch, heads, dim), if centred; as they are subtracted
-  float* largest = nullptr;  // (batch, heads, blocks), if blocks share scales
-};
 
 int64_t blocks_of(const QuantizeProblem& p) {
   return descale_blocks(p.lengths.max);
 }
 
-Parts allocate(const QuantizeProblem& p, WorkspaceAllocator& allocator) {
-  Parts parts;
+QuantizerParts allocate(const QuantizeProblem& p, WorkspaceAllocator& allocator) {
+  QuantizerParts parts;
   if (p.centred) {
     parts.sums = allocator.take<float>(p.batch, p.heads, blocks_of(p), p.head_dim);
     parts.means = allocator.take<float>(p.batch, p.heads, p.head_dim);
@@ -42,21 +39,6 @@ Parts allocate(const QuantizeProblem& p, WorkspaceAllocator& allocator) {
   }
   return parts;
 }
-
-// A block of rows of a head.
-struct Block {
-  int64_t b, head, index;
-  int num_rows;
-
-  __device__ Block(const QuantizeProblem& p, int64_t sequence, int64_t h, int64_t i)
-      : b(sequence), head(h), index(i) {
-    const int64_t left = p.lengths.max - index * kRows;
-    num_rows = static_cast<int>(left < 0 ? 0 : left < kRows ? left : kRows);
-  }
-  __device__ int64_t place(const QuantizeProblem& p, int64_t blocks) const {
-    return (b * p.heads + head) * blocks + index;
-  }
-};
 
 // A lane's channels in the first row of a block; the next row is `stride` numbers further.
 template <class T>
@@ -84,7 +66,9 @@ __device__ int64_t position(const Block& block, int row) {
 // blockIdx is (heads, block, batch).
 template <class T>
 __global__ void __launch_bounds__(kSumWarps* kWarpSize)
-    add_up_blocks(const __grid_constant__ QuantizeProblem p, float* sums, int64_t blocks) {
+    add_up_blocks(const __grid_constant__ StreamParams s) {
+  follow_kernel_before();
+  const QuantizeProblem& p = s.p;
   const RowLane at(p.head_dim);
   const int head =
       (static_cast<int>(blockIdx.x) * kSumWarps + threadIdx.x / kWarpSize) * at.rows + at.row;
@@ -106,21 +90,55 @@ __global__ void __launch_bounds__(kSumWarps* kWarpSize)
     }
   }
   if (!mine) return;
-  float* const to = sums + block.place(p, blocks) * p.head_dim + at.channel();
+  float* const to = s.parts.sums + block.place(p, s.blocks) * p.head_dim + at.channel();
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) to[c] = sum.x[c];
+}
+
+// The same for what streams: a thread has four neighbouring channels of a block's rows. blockIdx is
+// (fours of all heads, block, batch).
+template <class T>
+__global__ void __launch_bounds__(kFoursThreads, kFoursCtas)
+    add_up_fours(const __grid_constant__ StreamParams s) {
+  follow_kernel_before();
+  const QuantizeProblem& p = s.p;
+  const int fours = int(p.head_dim) / 4, four = int(blockIdx.x) * kFoursThreads + threadIdx.x;
+  if (four / fours >= p.heads) return;
+  const Block block(p, blockIdx.z, four / fours, blockIdx.y);
+  const int channel = four % fours * 4;
+  const T* x = p.x.at<T>(block.b, block.index * kRows, block.head) + channel;
+  float4 sum{};
+  const auto add = [&](uint2 pairs) {
+    const float2 a = widened<T>(pairs.x), b = widened<T>(pairs.y);
+    sum = {__fadd_rn(sum.x, a.x), __fadd_rn(sum.y, a.y), __fadd_rn(sum.z, b.x),
+           __fadd_rn(sum.w, b.y)};
+  };
+  if (block.num_rows == kRows) {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row, x += p.x.row_stride) {
+      add(*reinterpret_cast<const uint2*>(x));
+    }
+  } else {
+    for (int row = 0; row < block.num_rows; ++row, x += p.x.row_stride) {
+      add(*reinterpret_cast<const uint2*>(x));
+    }
+  }
+  float* const to = s.parts.sums + block.place(p, s.blocks) * p.head_dim + channel;
+  *reinterpret_cast<float4*>(to) = sum;
 }
 
 // The blocks' sums, one after the other, over the number of rows; blockIdx is the head, a thread
 // has a channel.
 __global__ void __launch_bounds__(kMostChannels)
-    find_means(const __grid_constant__ QuantizeProblem p, const __grid_constant__ Mixing mixing,
-               Parts parts, int64_t blocks) {
+    find_means(const __grid_constant__ StreamParams s) {
+  follow_kernel_before();
+  const QuantizeProblem& p = s.p;
+  const int64_t blocks = s.blocks;
   __shared__ alignas(16) float means[kMostChannels];
   const int64_t head = blockIdx.x;
   const int channel = static_cast<int>(threadIdx.x);
   const bool mine = channel < p.head_dim;
-  const float* const sums = parts.sums + head * blocks * p.head_dim + channel;
+  const float* const sums = s.parts.sums + head * blocks * p.head_dim + channel;
   float mean = 0.0f;
   for (int64_t first = 0; first < blocks; first += kSumsAhead) {
     float ahead[kSumsAhead];
@@ -131,24 +149,11 @@ __global__ void __launch_bounds__(kMostChannels)
 #pragma unroll
     for (int i = 0; i < kSumsAhead; ++i) mean = __fadd_rn(mean, ahead[i]);  // + 0 changes nothing
   }
-  mean = __fdiv_rn(mean, static_cast<float>(p.lengths.max > 0 ? p.lengths.max : 1));
-  if (!is_finite(mean)) mean = 0.0f;
+  mean = mean_of(p, mean);
   means[channel] = mean;
-  if (mine) parts.means[head * p.head_dim + channel] = mean;
+  if (mine) s.parts.means[head * p.head_dim + channel] = mean;
   __syncthreads();
-  if (channel >= kWarpSize) return;
-  const RowLane at(p.head_dim);
-  Channels row{};
-  if (at.row == 0) row = unpacked(load_packed(means + at.channel()));
-  if (p.hadamard) mix(mixing, at, &row);
-  if (at.row != 0) return;
-  float* const to = p.mean.at(head / p.heads, head % p.heads) + at.channel();
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) to[c] = row.x[c];
-}
-
-__device__ float scale_of(float largest) {
-  return fmaxf(__fdiv_rn(largest, 448.0f), kSmallestScale);
+  if (channel < kWarpSize) store_mean(p, s.mixing, head / p.heads, head % p.heads, means);
 }
 
 // The maximum over the CTA.
@@ -165,67 +170,6 @@ __device__ float largest_of_all(float largest) {
 
 enum class Step { scale_and_write, find_largest, write };
 
-// The e4m3 numbers of a block, a row for each row of x, on their way to the side of channels.
-// Columns are turned by the row's number, so that lanes of several rows meet in few banks.
-class TurnedRows {
- public:
-  __device__ TurnedRows(uint32_t* words, int64_t dim) : words_(words), columns_(int(dim) / 4) {}
-
-  // 8 channels, from an even column on.
-  __device__ uint2* pair(int row, int column) const {
-    return reinterpret_cast<uint2*>(words_ + row * columns_ + turned(row, column));
-  }
-  // Four channels of the 16 rows from `first` on: x[c] are those of channel c.
-  __device__ void gather(int first, int column, uint32_t (&x)[4][4]) const {
-    const uint32_t* const rows = words_ + first * columns_ + turned(first, column);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t keys[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        keys[j] = rows[(2 * i + j / 2 * 8 + j % 2) * columns_];  // transposed_place() is 4 i + j
-      }
-      const uint32_t a = __byte_perm(keys[0], keys[1], 0x5140);
-      const uint32_t b = __byte_perm(keys[2], keys[3], 0x5140);
-      const uint32_t c = __byte_perm(keys[0], keys[1], 0x7362);
-      const uint32_t d = __byte_perm(keys[2], keys[3], 0x7362);
-      x[0][i] = __byte_perm(a, b, 0x5410);
-      x[1][i] = __byte_perm(a, b, 0x7632);
-      x[2][i] = __byte_perm(c, d, 0x5410);
-      x[3][i] = __byte_perm(c, d, 0x7632);
-    }
-  }
-
- private:
-  __device__ int turned(int row, int column) const {
-    return (column + row / kTransposedKeys * 8) % columns_;
-  }
-
-  uint32_t* words_;
-  int columns_;
-};
-static_assert(transposed_place(0) == 0 && transposed_place(1) == 1 && transposed_place(8) == 2 &&
-              transposed_place(9) == 3 && transposed_place(2) == 4);
-
-// The rows of a block, as channels of 16 neighbouring places each; four lanes have a channel.
-__device__ void store_transposed(const QuantizeProblem& p, const Block& block,
-                                 const TurnedRows& rows) {
-  constexpr int kParts = kRows / kTransposedKeys;
-  const int64_t places = transposed_places(p.lengths.max) - block.index * kRows;
-  auto* const y = p.y.at<uint8_t>(block.b, 0, block.head) + block.index * kRows;
-  for (int i = int(threadIdx.x); i < int(p.head_dim) / 4 * kParts; i += int(blockDim.x)) {
-    const int first = i % kParts * kTransposedKeys, column = i / kParts;
-    if (first >= places) continue;
-    uint32_t x[4][4];
-    rows.gather(first, column, x);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      uint8_t* const to = y + (column * 4 + c) * p.y_transposed.channel_stride + first;
-      *reinterpret_cast<uint4*>(to) = {x[c][0], x[c][1], x[c][2], x[c][3]};
-    }
-  }
-}
-
 // CTAs of an SM: 32 warps of 64 registers. Rows of four passes want 85; those of more than 128
 // channels are faster with 64 and some spilled, or with 128 where they are float32.
 template <class T>
@@ -238,7 +182,8 @@ constexpr int ctas_at_once(int passes, int warps) {
 template <class T, int kPasses, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpSize, ctas_at_once<T>(kPasses, kWarps))
     quantize_blocks(const __grid_constant__ QuantizeProblem p,
-                    const __grid_constant__ Mixing mixing, Parts parts, int64_t blocks, Step step) {
+                    const __grid_constant__ Mixing mixing, QuantizerParts parts, int64_t blocks,
+                    Step step) {
   __shared__ uint32_t words[kRows * kPasses * kWarps];  // a row has at most as many
   const RowLane at(p.head_dim);
   const Block block(p, blockIdx.z, blockIdx.x, blockIdx.y);
@@ -324,7 +269,7 @@ __global__ void __launch_bounds__(kThreads)
 struct Launch {
   const QuantizeProblem& p;
   Mixing mixing;
-  Parts parts;
+  QuantizerParts parts;
   cudaStream_t stream;
 };
 
@@ -346,22 +291,37 @@ void launch_blocks(const Launch& l, Step step, int64_t blocks) {
 }
 
 template <class T>
-void launch(const Launch& l) {
-  const QuantizeProblem& p = l.p;
-  const int64_t blocks = blocks_of(p), heads = p.batch * p.heads;
-  const int64_t rows_of_warp = kWarpSize / (p.head_dim / kChannels);
+cudaError_t launch_means(StreamParams* s, cudaStream_t stream) {
+  const QuantizeProblem& p = s->p;
+  const int64_t heads = p.batch * p.heads;
   const auto parts_of = [](int64_t all, int64_t each) {
     return static_cast<unsigned>((all + each - 1) / each);
   };
-  if (p.centred && heads > 0) {
-    if (blocks > 0) {
-      const dim3 grid(parts_of(p.heads, rows_of_warp * kSumWarps), unsigned(blocks),
-                      unsigned(p.batch));
-      add_up_blocks<T><<<grid, kSumWarps * kWarpSize, 0, l.stream>>>(p, l.parts.sums, blocks);
+  cudaError_t error = cudaSuccess;
+  if (heads > 0 && s->blocks > 0) {
+    const int64_t rows_of_warp = kWarpSize / (p.head_dim / kChannels);
+    dim3 grid(parts_of(p.heads, rows_of_warp * kSumWarps), s->blocks, unsigned(p.batch));
+    const auto* kernel = reinterpret_cast<const void*>(add_up_blocks<T>);
+    int threads = kSumWarps * kWarpSize;
+    if constexpr (sizeof(T) == 2) {
+      if (p.rotary.dim == 0 && p.head_dim % 4 == 0) {
+        kernel = reinterpret_cast<const void*>(add_up_fours<T>);
+        threads = kFoursThreads;
+        grid.x = parts_of(p.heads * (p.head_dim / 4), kFoursThreads);
+      }
     }
-    const unsigned threads = parts_of(p.head_dim, kWarpSize) * kWarpSize;
-    find_means<<<unsigned(heads), threads, 0, l.stream>>>(p, l.mixing, l.parts, blocks);
+    error = launch(kernel, grid, threads, 0, s, {.pdl = true}, stream);
   }
+  if (error != cudaSuccess) return error;
+  const int threads = int(parts_of(p.head_dim, kWarpSize)) * kWarpSize;
+  return launch(reinterpret_cast<const void*>(find_means), dim3(unsigned(heads)), threads, 0, s,
+                {.pdl = true}, stream);
+}
+
+template <class T>
+void launch_apart(const Launch& l) {
+  const QuantizeProblem& p = l.p;
+  const int64_t blocks = blocks_of(p), heads = p.batch * p.heads;
   if (p.descale.scaling == Scaling::per_block) {
     return launch_blocks<T>(l, Step::scale_and_write, p.num_descale_blocks);
   }
@@ -373,6 +333,57 @@ void launch(const Launch& l) {
                                                                           shared_by);
   }
   launch_blocks<T>(l, Step::write, blocks);
+}
+
+// Whether x and y may be read and written 16 bytes at a time, and each block of rows has a scale.
+bool streams(const QuantizeProblem& p) {
+  const auto is_vectors = [](const Operand& y) {
+    constexpr int64_t kBytes = 16;
+    return reinterpret_cast<uintptr_t>(y.data) % kBytes == 0 && y.batch_stride % kBytes == 0 &&
+           y.row_stride % kBytes == 0 && y.head_stride % kBytes == 0;
+  };
+  const int64_t blocks = blocks_of(p);
+  constexpr int64_t kMostBlocks = int64_t{1} << 30;
+  return p.x.dtype != DType::float32 && p.head_dim % kOwned == 0 && p.rotary.dim == 0 &&
+         p.descale.scaling == Scaling::per_block && p.num_descale_blocks == blocks &&
+         (p.y_transposed.on || is_vectors(p.y)) && blocks > 0 &&
+         capped_product(p.batch, p.heads, blocks) - 1 < kMostBlocks;
+}
+
+// CTAs of the widest head dim fill an SM kCtas at a time, narrower ones more.
+template <class T, int kPasses, int kMostDim, int kCtas>
+cudaError_t launch_stream(StreamParams* s, int sms, cudaStream_t stream) {
+  constexpr int kMostThreads = stream_threads(kMostDim, kPasses) + kWarpSize;
+  const int threads = stream_threads(s->p.head_dim, kPasses) + kWarpSize;
+  const int64_t blocks = s->p.batch * s->p.heads * s->blocks;
+  const int64_t ctas = std::min<int64_t>(blocks, int64_t{sms} * (kMostThreads * kCtas / threads));
+  return launch(reinterpret_cast<const void*>(quantize_stream<T, kPasses, kMostThreads, kCtas>),
+                dim3(unsigned(ctas)), threads, kStreamStages * stream_stage_bytes(s->p.head_dim), s,
+                {.pdl = true}, stream);
+}
+
+template <class T>
+cudaError_t launch_stream(StreamParams* s, cudaStream_t stream) {
+  int sms = 0;
+  if (!count_sms(s->p.device_index, &sms).ok()) return cudaErrorInvalidDevice;
+  if (s->p.head_dim <= 128) return launch_stream<T, 1, 128, 3>(s, sms, stream);
+  // Two rows of a thread, mixed, would want too many registers.
+  if (s->p.hadamard) return launch_stream<T, 1, 256, 1>(s, sms, stream);
+  return launch_stream<T, 2, 256, 2>(s, sms, stream);
+}
+
+template <class T>
+cudaError_t launch(const Launch& l) {
+  StreamParams s{l.p, l.mixing, l.parts, unsigned(blocks_of(l.p)), l.p.centred};
+  if (l.p.centred) {
+    const cudaError_t error = launch_means<T>(&s, l.stream);
+    if (error != cudaSuccess) return error;
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (streams(l.p)) return launch_stream<T>(&s, l.stream);
+  }
+  launch_apart<T>(l);
+  return cudaPeekAtLastError();
 }
 
 // Vectors of 8 numbers: 16 bytes where they have two each.
@@ -421,10 +432,9 @@ Status run_quantize(const QuantizeProblem& p, const Plan&, void* workspace, void
   if (error == cudaSuccess) {
     WorkspaceAllocator allocator(workspace);
     const Launch l{p, Mixing(p), allocate(p, allocator), static_cast<cudaStream_t>(stream)};
-    p.x.dtype == DType::float32   ? launch<float>(l)
-    : p.x.dtype == DType::float16 ? launch<__half>(l)
-                                  : launch<__nv_bfloat16>(l);
-    error = cudaPeekAtLastError();
+    error = p.x.dtype == DType::float32   ? launch<float>(l)
+            : p.x.dtype == DType::float16 ? launch<__half>(l)
+                                          : launch<__nv_bfloat16>(l);
   }
   return finish(error, "quantize");
 }
