@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
+#include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/count_tiles.h"
 
 namespace fa3::hopper {
@@ -24,6 +25,8 @@ constexpr double kCombineTime = 6.5;
 constexpr double kPartialByteTime = 0.2e-6;
 constexpr double kMetadataTime = 2.5;  // of the varlen metadata kernel, which split tiles spare
 constexpr double kWorthSplitting = 0.9;
+// How many times a combine evenness must spare; more where whole tiles start at once.
+constexpr double kWorthEvenness = 1, kWorthEvennessOfDecoding = 3;
 constexpr int64_t kFewTilesEach = 4;
 // The largest rows x splits that one CTA combines in the kernel; more if rows are few.
 constexpr int64_t kMostRowsToCombine = 200, kFewRowsToCombine = 16, kMostFewRowsToCombine = 280;
@@ -34,20 +37,6 @@ constexpr double kBusyRanges = 0.96;
 // Where ranges have at most this many KV blocks, one for each SM is enough.
 constexpr int64_t kShortRange = 32;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
-
-// As many heads as save tiles. The others are packs of their own, whose ranges lie side by side:
-// they read the same keys at the same time, as tiles in a row would not.
-PackGqa pack_of_split_tiles(const ForwardConfig& c, const ForwardCall& call) {
-  PackGqa pack = most_packed(call.heads_per_kv_head, true);
-  const auto tiles = [&](PackGqa of) {
-    return ceil_div(of.rows(call.seqlen_q), c.block_m) * (call.q.heads / of.heads());
-  };
-  while (pack.log2 > 0 &&
-         (pack.rows(call.q.rows) > kMaxPackedRows || tiles(pack) >= tiles({pack.log2 - 1}))) {
-    --pack.log2;
-  }
-  return pack;
-}
 
 // As many rows of KV blocks side by side as leave at least this share of the CTAs with a range.
 int groups_log2(int64_t packs, int64_t ctas, double least_busy) {
@@ -62,8 +51,9 @@ struct SplitCase {
   const ForwardCall& call;
   PackGqa pack;
   int64_t most_ctas;
-  int64_t tiles;     // where queries are varlen, the most that there can be
-  int visible_keys;  // of the longest sequence, that a tile visits at most: few under a window
+  int64_t tiles;      // where queries are varlen, the most that there can be
+  int visible_keys;   // of the longest sequence, that a tile visits at most: few under a window
+  bool starts_whole;  // a kernel that does nothing but decode would take whole tiles
 
   // The longest sequence's.
   double tile_time() const {
@@ -78,20 +68,22 @@ struct SplitCase {
 
 SplitCase split_case(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   const SequenceTiles longest{.keys = {.count = call.seqlen_k}};
-  const int blocks = split_kv_schedule(c, call, {.pack = pack}).most_blocks(longest);
-  return {c,
-          call,
-          pack,
-          int64_t{num_sms} * c.ctas_per_sm,
-          std::min(num_tiles(c, call, pack), num_split_tiles(c, call, pack)),
-          std::min(call.seqlen_k, blocks * c.block_n)};
+  const SplitKvSchedule schedule = split_kv_schedule(c, call, {.pack = pack});
+  const int blocks = schedule.most_blocks(longest);
+  const int64_t most_ctas = int64_t{num_sms} * c.ctas_per_sm;
+  const int64_t tiles = std::min(num_tiles(c, call, pack), num_split_tiles(c, call, pack));
+  const bool starts_whole = c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() &&
+                            schedule.is_for_decoding() && call.sequences <= kFewSequences &&
+                            call.softcap == 0 && tiles <= kFewWaves * most_ctas;
+  return {c,           call, pack, most_ctas, tiles, std::min(call.seqlen_k, blocks * c.block_n),
+          starts_whole};
 }
 
 // Whether split tiles are done sooner than whole ones. Some SMs may have no whole tile, or one more
 // than others; splits occupy all, but are combined.
 bool split_pays(const SplitCase& s) {
   const double tile = s.tile_time();
-  const bool needs_metadata = s.call.varlen && s.tiles > s.most_ctas;
+  const bool needs_metadata = s.call.varlen && !s.starts_whole && s.tiles > s.most_ctas;
   const double whole =
       double(ceil_div(s.tiles, s.most_ctas)) * tile + (needs_metadata ? kMetadataTime : 0);
   const double splits = double(s.tiles) * tile / double(s.most_ctas);
@@ -119,15 +111,16 @@ int choose_groups_log2(const SplitCase& s) {
 // reads the same keys, and a tile takes longer than a combine. Where all tiles have a CTA at once,
 // whole ones take as long as the longest, ranges as long as the mean, say half of that.
 bool split_evens_out(const SplitCase& s) {
-  const auto& [c, call, pack, most_ctas, tiles, visible_keys] = s;
+  const auto& [c, call, pack, most_ctas, tiles, visible_keys, starts_whole] = s;
   if (!call.varlen || call.seqlen_k < kLeastKeysToSplit) return false;
   if (c.consumers() == 1) return true;
   // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
   const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
   const double share = tiles <= most_ctas ? 0.5 * double(tiles) / double(most_ctas) : 0;
   const double spared = s.tile_time() * (1 - share);
+  const double worth = starts_whole ? kWorthEvennessOfDecoding : kWorthEvenness;
   return fits && most_m_blocks(c, call, pack) == 1 && tiles <= kFewTilesEach * most_ctas &&
-         s.combine_time() < spared;
+         s.combine_time() * worth < spared;
 }
 
 // A range for each CTA; where ranges are short, for each SM, which leaves fewer splits to combine.
@@ -203,13 +196,25 @@ PackGqa choose_pack(const ForwardConfig& c, const ForwardCall& call) {
   return cut_by_mask || saves_tiles ? most : PackGqa{};
 }
 
+PackGqa choose_split_pack(const ForwardConfig& c, const ForwardCall& call) {
+  PackGqa pack = most_packed(call.heads_per_kv_head, true);
+  const auto tiles = [&](PackGqa of) {
+    return ceil_div(of.rows(call.seqlen_q), c.block_m) * (call.q.heads / of.heads());
+  };
+  while (pack.log2 > 0 &&
+         (pack.rows(call.q.rows) > kMaxPackedRows || tiles(pack) >= tiles({pack.log2 - 1}))) {
+    --pack.log2;
+  }
+  return pack;
+}
+
 Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   return {pack, choose_scheduler(c, call, pack, num_sms), {}};
 }
 
 Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
   if (num_splits == 1) return {};
-  const PackGqa pack = pack_of_split_tiles(c, call);
+  const PackGqa pack = choose_split_pack(c, call);
   return num_splits > 1 ? choose_fixed_split(c, call, pack, num_splits)
                         : split_by_stream_k(c, call, pack, num_sms);
 }
