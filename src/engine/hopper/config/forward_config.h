@@ -58,9 +58,8 @@ struct ForwardConfig {
   // The same tiles in a kernel that only decodes. Tiles of 64 rows wait for memory: online softmax
   // steps take no more of their time.
   FA3_HD constexpr ForwardConfig stream_k() const {
-    ForwardConfig other = *this;
+    ForwardConfig other = with(element, Variant::kStreamK);
     if (consumers() == 1) other.guarded = false;
-    other.variant = Variant::kStreamK;
     return other;
   }
 

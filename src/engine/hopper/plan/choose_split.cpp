@@ -25,8 +25,9 @@ constexpr double kCombineTime = 6.5;
 constexpr double kPartialByteTime = 0.2e-6;
 constexpr double kMetadataTime = 2.5;  // of the varlen metadata kernel, which split tiles spare
 constexpr double kWorthSplitting = 0.9;
-// How many times a combine evenness must spare; more where whole tiles start at once.
-constexpr double kWorthEvenness = 1, kWorthEvennessOfDecoding = 3;
+// Of unknown lengths the mean is thought to be some half of the longest: so long, on average, do
+// ranges take, if tiles may as well be alike.
+constexpr double kMeanRange = 0.75;
 constexpr int64_t kFewTilesEach = 4;
 // The largest rows x splits that one CTA combines in the kernel; more if rows are few.
 constexpr int64_t kMostRowsToCombine = 200, kFewRowsToCombine = 16, kMostFewRowsToCombine = 280;
@@ -43,6 +44,18 @@ int groups_log2(int64_t packs, int64_t ctas, double least_busy) {
   int log2 = std::countr_zero(uint64_t(packs));
   while (log2 > 0 && double(ctas >> log2 << log2) < least_busy * double(ctas)) --log2;
   return log2;
+}
+
+// Whether a kernel that does nothing but decode may take tiles of more than 64 rows.
+bool may_decode(const ForwardConfig& c, const ForwardCall& call) {
+  const SplitKvSchedule schedule = split_kv_schedule(c, call, {});
+  return c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() &&
+         call.sequences <= kFewSequences && call.seqlen_q <= c.block_m && call.softcap == 0 &&
+         schedule.is_simple() && hides_right_only(call.mask);
+}
+
+bool fits_few_waves(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+  return num_split_tiles(c, call, pack) <= kFewWaves * num_sms * c.ctas_per_sm;
 }
 
 // A call whose tiles would be split for `most_ctas` resident CTAs, with these heads in each.
@@ -72,11 +85,13 @@ SplitCase split_case(const ForwardConfig& c, const ForwardCall& call, PackGqa pa
   const int blocks = schedule.most_blocks(longest);
   const int64_t most_ctas = int64_t{num_sms} * c.ctas_per_sm;
   const int64_t tiles = std::min(num_tiles(c, call, pack), num_split_tiles(c, call, pack));
-  const bool starts_whole = c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() &&
-                            schedule.is_for_decoding() && call.sequences <= kFewSequences &&
-                            call.softcap == 0 && tiles <= kFewWaves * most_ctas;
-  return {c,           call, pack, most_ctas, tiles, std::min(call.seqlen_k, blocks * c.block_n),
-          starts_whole};
+  return {c,
+          call,
+          pack,
+          most_ctas,
+          tiles,
+          std::min(call.seqlen_k, blocks * c.block_n),
+          may_decode(c, call) && fits_few_waves(c, call, pack, num_sms)};
 }
 
 // Whether split tiles are done sooner than whole ones. Some SMs may have no whole tile, or one more
@@ -87,6 +102,7 @@ bool split_pays(const SplitCase& s) {
   const double whole =
       double(ceil_div(s.tiles, s.most_ctas)) * tile + (needs_metadata ? kMetadataTime : 0);
   const double splits = double(s.tiles) * tile / double(s.most_ctas);
+  if (s.starts_whole && s.call.varlen) return kMeanRange * splits + s.combine_time() < whole;
   return splits + s.combine_time() < kWorthSplitting * whole;
 }
 
@@ -109,18 +125,18 @@ int choose_groups_log2(const SplitCase& s) {
 // be at the longest when all others are done. Few queries are always split for that. More queries
 // take longer to combine: they are split where each SM has few tiles, no other tile of the sequence
 // reads the same keys, and a tile takes longer than a combine. Where all tiles have a CTA at once,
-// whole ones take as long as the longest, ranges as long as the mean, say half of that.
+// whole ones take as long as the longest, ranges as long as the mean, say half of that. What a
+// kernel that decodes would take whole has been decided by split_pays().
 bool split_evens_out(const SplitCase& s) {
   const auto& [c, call, pack, most_ctas, tiles, visible_keys, starts_whole] = s;
-  if (!call.varlen || call.seqlen_k < kLeastKeysToSplit) return false;
+  if (!call.varlen || starts_whole || call.seqlen_k < kLeastKeysToSplit) return false;
   if (c.consumers() == 1) return true;
   // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
   const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
   const double share = tiles <= most_ctas ? 0.5 * double(tiles) / double(most_ctas) : 0;
   const double spared = s.tile_time() * (1 - share);
-  const double worth = starts_whole ? kWorthEvennessOfDecoding : kWorthEvenness;
   return fits && most_m_blocks(c, call, pack) == 1 && tiles <= kFewTilesEach * most_ctas &&
-         s.combine_time() * worth < spared;
+         s.combine_time() < spared;
 }
 
 // A range for each CTA; where ranges are short, for each SM, which leaves fewer splits to combine.
@@ -196,7 +212,7 @@ PackGqa choose_pack(const ForwardConfig& c, const ForwardCall& call) {
   return cut_by_mask || saves_tiles ? most : PackGqa{};
 }
 
-PackGqa choose_split_pack(const ForwardConfig& c, const ForwardCall& call) {
+PackGqa choose_split_pack(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
   PackGqa pack = most_packed(call.heads_per_kv_head, true);
   const auto tiles = [&](PackGqa of) {
     return ceil_div(of.rows(call.seqlen_q), c.block_m) * (call.q.heads / of.heads());
@@ -205,7 +221,9 @@ PackGqa choose_split_pack(const ForwardConfig& c, const ForwardCall& call) {
          (pack.rows(call.q.rows) > kMaxPackedRows || tiles(pack) >= tiles({pack.log2 - 1}))) {
     --pack.log2;
   }
-  return pack;
+  PackGqa of_tile = pack;
+  while (of_tile.log2 > 0 && of_tile.rows(call.seqlen_q) > c.block_m) --of_tile.log2;
+  return may_decode(c, call) && fits_few_waves(c, call, of_tile, num_sms) ? of_tile : pack;
 }
 
 Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
@@ -214,7 +232,7 @@ Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack
 
 Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
   if (num_splits == 1) return {};
-  const PackGqa pack = choose_split_pack(c, call);
+  const PackGqa pack = choose_split_pack(c, call, num_sms);
   return num_splits > 1 ? choose_fixed_split(c, call, pack, num_splits)
                         : split_by_stream_k(c, call, pack, num_sms);
 }

@@ -258,7 +258,7 @@ KernelChoice select_stream_k(const Problem& problem, const ForwardCall& call,
   Tiling tiling = choice.tiling;
   if (!tiling.is_split()) {
     if (problem.batch_invariant || !call.varlen) return {};
-    tiling = {choose_split_pack(c, call), Scheduler::kDirect, {}};
+    tiling = {choose_split_pack(c, call, num_sms), Scheduler::kDirect, {}};
     if (num_split_tiles(c, call, tiling.pack) > kFewWaves * num_sms * c.ctas_per_sm) return {};
   }
   return always_splits(c, problem, call, tiling) ? KernelChoice{int(row), tiling} : KernelChoice{};
