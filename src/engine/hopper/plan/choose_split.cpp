@@ -46,10 +46,16 @@ int groups_log2(int64_t packs, int64_t ctas, double least_busy) {
   return log2;
 }
 
+// Whether tiles have not many more columns than tensors.
+bool fits_columns(const ForwardConfig& c, const ForwardCall& call) {
+  // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
+  return 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
+}
+
 // Whether a kernel that does nothing but decode may take tiles of more than 64 rows.
 bool may_decode(const ForwardConfig& c, const ForwardCall& call) {
   const SplitKvSchedule schedule = split_kv_schedule(c, call, {});
-  return c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() &&
+  return c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() && fits_columns(c, call) &&
          call.sequences <= kFewSequences && call.seqlen_q <= c.block_m && call.softcap == 0 &&
          schedule.is_simple() && hides_right_only(call.mask);
 }
@@ -131,12 +137,10 @@ bool split_evens_out(const SplitCase& s) {
   const auto& [c, call, pack, most_ctas, tiles, visible_keys, starts_whole] = s;
   if (!call.varlen || starts_whole || call.seqlen_k < kLeastKeysToSplit) return false;
   if (c.consumers() == 1) return true;
-  // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
-  const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
   const double share = tiles <= most_ctas ? 0.5 * double(tiles) / double(most_ctas) : 0;
   const double spared = s.tile_time() * (1 - share);
-  return fits && most_m_blocks(c, call, pack) == 1 && tiles <= kFewTilesEach * most_ctas &&
-         s.combine_time() < spared;
+  return fits_columns(c, call) && most_m_blocks(c, call, pack) == 1 &&
+         tiles <= kFewTilesEach * most_ctas && s.combine_time() < spared;
 }
 
 // A range for each CTA; where ranges are short, for each SM, which leaves fewer splits to combine.

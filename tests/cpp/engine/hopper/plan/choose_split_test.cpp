@@ -172,7 +172,7 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
       << "16 rows of 67 partials";
   EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 33; }));
   EXPECT_FALSE(
-      always_splits([](Problem& p) { p.lengths_q.max = 9, p.head_dim = p.head_dim_v = 64; }));
+      always_splits([](Problem& p) { p.lengths_q.max = 9, p.head_dim = p.head_dim_v = 192; }));
   EXPECT_FALSE(always_splits([](Problem& p) { p.mask.left = 4096; }));
   EXPECT_FALSE(always_splits([](Problem& p) { p.mask.chunk = 4096; }));
   EXPECT_FALSE(always_splits([](Problem& p) { p.softcap = 30; }));
@@ -204,7 +204,9 @@ TEST(SelectStreamK, has_a_kernel_of_its_own_for_more_queries_of_few_sequences) {
   EXPECT_EQ(chosen([](Problem&) {}), kWhole);
   EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 64; }), kWhole);  // two heads a tile
   EXPECT_EQ(chosen([](Problem& p) { p.batch = 32; }), kWhole);          // two waves
-  EXPECT_EQ(chosen([](Problem& p) { p.batch = 32, p.lengths_q.max = 24; }), kOther);
+  const auto three_waves = [](Problem& p) { p.batch = 32, p.lengths_q.max = 24; };
+  EXPECT_EQ(chosen(three_waves), kSplit);
+  EXPECT_EQ(chosen([&](Problem& p) { three_waves(p), p.lengths_k.max = 700; }), kOther);
   EXPECT_EQ(chosen([](Problem& p) { p.lengths_k.max = 2048; }), kSplit);
   EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 48; }),
             kWhole);                                           // three tiles of eight heads
