@@ -57,6 +57,8 @@ class ExpectedMma:
 # Loads of spilled registers by head dim, rows and keys: of producers, which have 32 to 88. The
 # second are of quantized caches, whose producers also dequantize, by head dim and rows.
 SPILLED = {(192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 4}
+# The same of kernels that decode.
+STREAM_K_SPILLED = {(256, 128, 64): 5}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 12}
 # Of kernels with dropout for three warpgroups, by head dim.
 DROPOUT_SPILLED = {64: 16}
@@ -118,10 +120,14 @@ def forward(
     early = guarded and dv <= 64 and not dropout
     known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
     spilled = known if variant in (GENERAL, CAPPED) else 0
+    if variant == STREAM_K:
+        spilled = STREAM_K_SPILLED.get((d, block_m, block_n), 0)
     if dropout:
         spilled = DROPOUT_SPILLED.get(d, 0) if block_m == 192 else 0
     ss, rs, exponentials = 2 * d // 16, 2 * block_n // 16, sites * block_n // 2
-    factors = 10 + (MERGED if variant == STREAM_K else 0)  # two where rows go on from others
+    factors = 10  # two where rows go on from others
+    if variant == STREAM_K and block_m == 64:
+        factors += MERGED
     if narrow and block_m == 64:
         factors += 2 * block_n // 4
     return Expected(ss, rs, 7 + early, exponentials, factors, spilled)

@@ -189,8 +189,28 @@ const Form kDecodeForms[] = {{},
                              {.name = ", pages of 16", .cache = CacheForm{.page_size = 16}},
                              {.name = ", pages of 7", .cache = CacheForm{.page_size = 7}}};
 
+// Tiles that a kernel for decoding leaves whole.
+Subject whole_subject(const ForwardKernel& kernel, const Form& form) {
+  Subject subject = decode_subject(kernel, {1}, form);
+  subject.name += ", whole";
+  subject.launch = [kernel](const Problem& problem, Placement& placement) {
+    const hopper::ForwardCall call = hopper::call_of(problem);
+    const hopper::Tiling tiling{
+        hopper::most_packed(call.heads_per_kv_head, true), hopper::Scheduler::kDirect, {}};
+    const hopper::ForwardPlan plan = hopper::plan_launch(kernel, call, tiling, num_sms());
+    return hopper::launch_forward(
+        plan, nullptr, placement.workspace(static_cast<size_t>(plan.workspace.bytes)), nullptr);
+  };
+  return subject;
+}
+
 void add_decoding(const ForwardKernel& kernel, std::vector<Subject>* subjects) {
   const ForwardConfig& config = kernel.config;
+  if (config.combine() == hopper::CombineKind::kKernel) {
+    for (const Form& form : kDecodeForms) {
+      if (can_launch(config, form)) subjects->push_back(whole_subject(kernel, form));
+    }
+  }
   const std::span<const StreamKRanges> all =
       decode_shape(config).overlaps_next_call() ? std::span<const StreamKRanges>(kOverlappingSplits)
       : config.is_single_sequence()             ? std::span<const StreamKRanges>(kTileSplits)

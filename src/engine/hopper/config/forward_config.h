@@ -55,11 +55,11 @@ struct ForwardConfig {
     return other;
   }
 
-  // The same tiles in a kernel that only decodes, with online softmax steps.
+  // The same tiles in a kernel that only decodes. Tiles of 64 rows wait for memory: online softmax
+  // steps take no more of their time.
   FA3_HD constexpr ForwardConfig stream_k() const {
-    ForwardConfig other = *this;
-    other.guarded = false;
-    other.variant = Variant::kStreamK;
+    ForwardConfig other = with(element, Variant::kStreamK);
+    if (consumers() == 1) other.guarded = false;
     return other;
   }
 
@@ -76,8 +76,9 @@ struct ForwardConfig {
 
   // Weights begin far below the largest one that is allowed: fp16 has no exponents for that.
   FA3_HD constexpr bool has_headroom() const {
-    return element == Element::kBf16 && (variant == Variant::kDense || general()) && guarded &&
-           !e4m3 && !block_mask && !dequantizes();
+    const bool has_steps = variant == Variant::kDense || variant == Variant::kStreamK || general();
+    return element == Element::kBf16 && has_steps && guarded && !e4m3 && !block_mask &&
+           !dequantizes();
   }
 
   // ---- The three types that a kernel is made of ----
@@ -106,8 +107,8 @@ struct ForwardConfig {
     return KvLoaderKind::kCpAsync;
   }
   FA3_HD constexpr CombineKind combine() const {
-    if (always_splits()) return CombineKind::kLastCta;
-    return can_split() ? CombineKind::kKernel : CombineKind::kNone;
+    if (!can_split()) return CombineKind::kNone;
+    return always_splits() && consumers() == 1 ? CombineKind::kLastCta : CombineKind::kKernel;
   }
 
   // Tiles may be split along the keys (scheduler/split_kv.h). Such a kernel starts while the one
@@ -116,9 +117,10 @@ struct ForwardConfig {
   FA3_HD constexpr bool can_split() const {
     return scheduler() == SchedulerKind::kSplit || always_splits();
   }
-  // Only split tiles, one for each sequence and head pack, of dense queries under masks with a
-  // right side alone. Threads copy the keys, unless they are dequantized or the kernel decodes: a
-  // small call waits for instructions, so there is nothing else in it.
+  // Only tiles one for each sequence and head pack, of dense queries under masks with a right side
+  // alone, and split; those of 128 rows may be whole. Threads copy the keys, unless they are
+  // dequantized or the kernel decodes: a small call waits for instructions, so there is nothing
+  // else in it.
   FA3_HD constexpr bool always_splits() const { return scheduler() == SchedulerKind::kStreamK; }
 
   // K and V of a quantized cache, which become fp16.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stream-K kernels for decoding, each for fp16 and bf16: the tiles of forward_table.h and
-// cache_table.h that are for few queries, without what such a call never needs
-// (ForwardConfig::always_splits()): a small call waits for instructions. select_kernel.cpp takes
-// them where the call allows.
+// cache_table.h that are for few queries, or whose keys can be split, without what such a call
+// never needs (ForwardConfig::always_splits()): a small call waits for instructions.
+// select_kernel.cpp takes them where the call allows.
 #pragma once
 
 #include <span>
@@ -11,17 +11,20 @@
 
 namespace fa3::hopper {
 
-// The row for few queries of this head dim.
-constexpr KernelInstance stream_k_instance(std::span<const KernelInstance> table, int head_dim) {
+// The row of this head dim that splits tiles of so many rows.
+constexpr KernelInstance stream_k_instance(std::span<const KernelInstance> table, int head_dim,
+                                           int rows = kRowsPerWarpgroup) {
   for (const KernelInstance& row : table) {
     const ForwardConfig& config = row.config;
-    if (config.head_dim == head_dim && config.block_m == kRowsPerWarpgroup && config.may_split) {
+    if (config.head_dim == head_dim && config.block_m == rows && config.may_split) {
       return {.config = config.stream_k(),
               .max_rows = row.max_rows,
-              .why = "few query rows: nothing but decoding in the kernel"};
+              .why = rows == kRowsPerWarpgroup
+                         ? "few query rows: nothing but decoding in the kernel"
+                         : "a tile for each sequence: nothing but decoding in the kernel"};
     }
   }
-  throw "no row for few queries";  // not constant: does not compile
+  throw "no such row";  // not constant: does not compile
 }
 
 inline constexpr std::array kStreamKTable{
@@ -31,6 +34,21 @@ inline constexpr std::array kStreamKTable{
     KernelInstance{stream_k_instance(kCacheTable, 64)},
     KernelInstance{stream_k_instance(kCacheTable, 128)},
     KernelInstance{stream_k_instance(kCacheTable, 256)},
+    KernelInstance{stream_k_instance(kForwardTable, 128, 128)},
+    KernelInstance{stream_k_instance(kForwardTable, 256, 128)},
 };
+
+// The row with the tiles of this configuration, or its number of rows.
+constexpr size_t stream_k_row(const ForwardConfig& c) {
+  size_t row = 0;
+  for (; row < kStreamKTable.size(); ++row) {
+    const ForwardConfig& d = kStreamKTable[row].config;
+    if (d.head_dim == c.head_dim && d.head_dim_v == c.head_dim_v && d.block_m == c.block_m &&
+        d.block_n == c.block_n && d.dequantizes() == c.dequantizes()) {
+      break;
+    }
+  }
+  return row;
+}
 
 }  // namespace fa3::hopper

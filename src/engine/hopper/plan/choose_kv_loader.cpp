@@ -55,14 +55,16 @@ bool fills_stages_by_tma(const ForwardConfig& c, const ForwardCall& call) {
 }
 
 // Tiles of 64 rows wait for memory alone: cp.async keeps more on its way than TMA does. Under
-// larger tiles its instructions take time from the softmax, which small boxes alone are worth.
+// larger tiles its instructions take time from the softmax, which small boxes alone are worth; but
+// kernels that decode have no other loader, and start sooner than that costs.
 CpAsyncKeys cp_async_keys(const ForwardConfig& c, const ForwardCall& call) {
   const int64_t page_size = call.places.paged() ? call.places.page_size : INT32_MAX;
   CpAsyncKeys keys{.page_size = unsigned(page_size),
                    .by_page_size = Divisor::of(unsigned(page_size)),
                    .num_pages = int(call.k.batches)};
-  const bool is_faster = c.is_decode() ? !fills_stages_by_tma(c, call)
-                                       : c.consumers() == 1 || has_small_boxes(c, call);
+  const bool is_faster = c.is_decode()
+                             ? !fills_stages_by_tma(c, call)
+                             : c.always_splits() || c.consumers() == 1 || has_small_boxes(c, call);
   const int64_t columns_v = std::max(call.head_dim_v, call.v.columns);  // of all launches
   keys.active = c.may_use_cp_async() && is_faster &&
                 describe_cp_async_rows(call.k, call.k.columns, &keys.k) &&

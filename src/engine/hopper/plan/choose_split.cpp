@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
+#include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/count_tiles.h"
 
 namespace fa3::hopper {
@@ -24,6 +25,9 @@ constexpr double kCombineTime = 6.5;
 constexpr double kPartialByteTime = 0.2e-6;
 constexpr double kMetadataTime = 2.5;  // of the varlen metadata kernel, which split tiles spare
 constexpr double kWorthSplitting = 0.9;
+// Of unknown lengths the mean is thought to be some half of the longest: so long, on average, do
+// ranges take, if tiles may as well be alike.
+constexpr double kMeanRange = 0.75;
 constexpr int64_t kFewTilesEach = 4;
 // The largest rows x splits that one CTA combines in the kernel; more if rows are few.
 constexpr int64_t kMostRowsToCombine = 200, kFewRowsToCombine = 16, kMostFewRowsToCombine = 280;
@@ -35,25 +39,29 @@ constexpr double kBusyRanges = 0.96;
 constexpr int64_t kShortRange = 32;
 constexpr int64_t kMaxPackedRows = int64_t{1} << 30;  // row numbers are 32-bit in the kernels
 
-// As many heads as save tiles. The others are packs of their own, whose ranges lie side by side:
-// they read the same keys at the same time, as tiles in a row would not.
-PackGqa pack_of_split_tiles(const ForwardConfig& c, const ForwardCall& call) {
-  PackGqa pack = most_packed(call.heads_per_kv_head, true);
-  const auto tiles = [&](PackGqa of) {
-    return ceil_div(of.rows(call.seqlen_q), c.block_m) * (call.q.heads / of.heads());
-  };
-  while (pack.log2 > 0 &&
-         (pack.rows(call.q.rows) > kMaxPackedRows || tiles(pack) >= tiles({pack.log2 - 1}))) {
-    --pack.log2;
-  }
-  return pack;
-}
-
 // As many rows of KV blocks side by side as leave at least this share of the CTAs with a range.
 int groups_log2(int64_t packs, int64_t ctas, double least_busy) {
   int log2 = std::countr_zero(uint64_t(packs));
   while (log2 > 0 && double(ctas >> log2 << log2) < least_busy * double(ctas)) --log2;
   return log2;
+}
+
+// Whether tiles have not many more columns than tensors.
+bool fits_columns(const ForwardConfig& c, const ForwardCall& call) {
+  // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
+  return 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
+}
+
+// Whether a kernel that does nothing but decode may take tiles of more than 64 rows.
+bool may_decode(const ForwardConfig& c, const ForwardCall& call) {
+  const SplitKvSchedule schedule = split_kv_schedule(c, call, {});
+  return c.consumers() > 1 && stream_k_row(c) < kStreamKTable.size() && fits_columns(c, call) &&
+         call.sequences <= kFewSequences && call.seqlen_q <= c.block_m && call.softcap == 0 &&
+         schedule.is_simple() && hides_right_only(call.mask);
+}
+
+bool fits_few_waves(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
+  return num_split_tiles(c, call, pack) <= kFewWaves * num_sms * c.ctas_per_sm;
 }
 
 // A call whose tiles would be split for `most_ctas` resident CTAs, with these heads in each.
@@ -62,8 +70,9 @@ struct SplitCase {
   const ForwardCall& call;
   PackGqa pack;
   int64_t most_ctas;
-  int64_t tiles;     // where queries are varlen, the most that there can be
-  int visible_keys;  // of the longest sequence, that a tile visits at most: few under a window
+  int64_t tiles;      // where queries are varlen, the most that there can be
+  int visible_keys;   // of the longest sequence, that a tile visits at most: few under a window
+  bool starts_whole;  // a kernel that does nothing but decode would take whole tiles
 
   // The longest sequence's.
   double tile_time() const {
@@ -78,23 +87,28 @@ struct SplitCase {
 
 SplitCase split_case(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   const SequenceTiles longest{.keys = {.count = call.seqlen_k}};
-  const int blocks = split_kv_schedule(c, call, {.pack = pack}).most_blocks(longest);
+  const SplitKvSchedule schedule = split_kv_schedule(c, call, {.pack = pack});
+  const int blocks = schedule.most_blocks(longest);
+  const int64_t most_ctas = int64_t{num_sms} * c.ctas_per_sm;
+  const int64_t tiles = std::min(num_tiles(c, call, pack), num_split_tiles(c, call, pack));
   return {c,
           call,
           pack,
-          int64_t{num_sms} * c.ctas_per_sm,
-          std::min(num_tiles(c, call, pack), num_split_tiles(c, call, pack)),
-          std::min(call.seqlen_k, blocks * c.block_n)};
+          most_ctas,
+          tiles,
+          std::min(call.seqlen_k, blocks * c.block_n),
+          may_decode(c, call) && fits_few_waves(c, call, pack, num_sms)};
 }
 
 // Whether split tiles are done sooner than whole ones. Some SMs may have no whole tile, or one more
 // than others; splits occupy all, but are combined.
 bool split_pays(const SplitCase& s) {
   const double tile = s.tile_time();
-  const bool needs_metadata = s.call.varlen && s.tiles > s.most_ctas;
+  const bool needs_metadata = s.call.varlen && !s.starts_whole && s.tiles > s.most_ctas;
   const double whole =
       double(ceil_div(s.tiles, s.most_ctas)) * tile + (needs_metadata ? kMetadataTime : 0);
   const double splits = double(s.tiles) * tile / double(s.most_ctas);
+  if (s.starts_whole && s.call.varlen) return kMeanRange * splits + s.combine_time() < whole;
   return splits + s.combine_time() < kWorthSplitting * whole;
 }
 
@@ -117,17 +131,16 @@ int choose_groups_log2(const SplitCase& s) {
 // be at the longest when all others are done. Few queries are always split for that. More queries
 // take longer to combine: they are split where each SM has few tiles, no other tile of the sequence
 // reads the same keys, and a tile takes longer than a combine. Where all tiles have a CTA at once,
-// whole ones take as long as the longest, ranges as long as the mean, say half of that.
+// whole ones take as long as the longest, ranges as long as the mean, say half of that. What a
+// kernel that decodes would take whole has been decided by split_pays().
 bool split_evens_out(const SplitCase& s) {
-  const auto& [c, call, pack, most_ctas, tiles, visible_keys] = s;
-  if (!call.varlen || call.seqlen_k < kLeastKeysToSplit) return false;
+  const auto& [c, call, pack, most_ctas, tiles, visible_keys, starts_whole] = s;
+  if (!call.varlen || starts_whole || call.seqlen_k < kLeastKeysToSplit) return false;
   if (c.consumers() == 1) return true;
-  // A few hundred columns. NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
-  const bool fits = 2 * (c.head_dim + c.head_dim_v) <= 3 * (call.q.columns + call.o.columns);
   const double share = tiles <= most_ctas ? 0.5 * double(tiles) / double(most_ctas) : 0;
   const double spared = s.tile_time() * (1 - share);
-  return fits && most_m_blocks(c, call, pack) == 1 && tiles <= kFewTilesEach * most_ctas &&
-         s.combine_time() < spared;
+  return fits_columns(c, call) && most_m_blocks(c, call, pack) == 1 &&
+         tiles <= kFewTilesEach * most_ctas && s.combine_time() < spared;
 }
 
 // A range for each CTA; where ranges are short, for each SM, which leaves fewer splits to combine.
@@ -203,13 +216,27 @@ PackGqa choose_pack(const ForwardConfig& c, const ForwardCall& call) {
   return cut_by_mask || saves_tiles ? most : PackGqa{};
 }
 
+PackGqa choose_split_pack(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
+  PackGqa pack = most_packed(call.heads_per_kv_head, true);
+  const auto tiles = [&](PackGqa of) {
+    return ceil_div(of.rows(call.seqlen_q), c.block_m) * (call.q.heads / of.heads());
+  };
+  while (pack.log2 > 0 &&
+         (pack.rows(call.q.rows) > kMaxPackedRows || tiles(pack) >= tiles({pack.log2 - 1}))) {
+    --pack.log2;
+  }
+  PackGqa of_tile = pack;
+  while (of_tile.log2 > 0 && of_tile.rows(call.seqlen_q) > c.block_m) --of_tile.log2;
+  return may_decode(c, call) && fits_few_waves(c, call, of_tile, num_sms) ? of_tile : pack;
+}
+
 Tiling whole_tiles(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
   return {pack, choose_scheduler(c, call, pack, num_sms), {}};
 }
 
 Tiling choose_split(const ForwardConfig& c, const ForwardCall& call, int num_splits, int num_sms) {
   if (num_splits == 1) return {};
-  const PackGqa pack = pack_of_split_tiles(c, call);
+  const PackGqa pack = choose_split_pack(c, call, num_sms);
   return num_splits > 1 ? choose_fixed_split(c, call, pack, num_splits)
                         : split_by_stream_k(c, call, pack, num_sms);
 }

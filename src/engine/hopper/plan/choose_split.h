@@ -7,11 +7,20 @@
 
 namespace fa3::hopper {
 
+// Kernels for decoding look up the sequences of a call at once, a lane of a warp each. Whole tiles
+// of so many waves are done sooner by them than longest first by others.
+inline constexpr int64_t kFewSequences = 32, kFewWaves = 2;
+
 // As many query heads of a group of this size as can share a tile; tiles that are split take more.
 PackGqa most_packed(int64_t heads_per_kv_head, bool split = false);
 
 // Which query heads of a group share a tile: they read the same keys.
 PackGqa choose_pack(const ForwardConfig& config, const ForwardCall& call);
+
+// The same of tiles that are split, or whole in a kernel for decoding: as many heads as save tiles,
+// or as one tile of such a kernel holds. The others are packs of their own, whose ranges lie side
+// by side: they read the same keys at the same time, as tiles in a row would not.
+PackGqa choose_split_pack(const ForwardConfig& config, const ForwardCall& call, int num_sms);
 
 // Tiles that stay whole, with this pack and a scheduler for them on this many SMs.
 Tiling whole_tiles(const ForwardConfig& config, const ForwardCall& call, PackGqa pack, int num_sms);

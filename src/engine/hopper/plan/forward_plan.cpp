@@ -63,7 +63,7 @@ KvPath kv_loader_of(const ForwardPlan& plan) {
 // A combine kernel follows, unless the kernel's last CTA of a tile combines.
 Combine combine_of(const ForwardConfig& c, const Tiling& tiling) {
   if (!tiling.is_split()) return Combine::kNone;
-  return c.always_splits() ? Combine::kLastCta : Combine::kKernel;
+  return c.combine() == CombineKind::kLastCta ? Combine::kLastCta : Combine::kKernel;
 }
 
 // CTAs: no more than there is room or work for.

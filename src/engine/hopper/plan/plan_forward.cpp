@@ -66,8 +66,8 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
     return {kDecodeTable[size_t(row)], decode_kernel_at(row, element, variant), tiling};
   }
   const KernelChoice choice = select_kernel_and_split(p, call, num_sms);
-  if (const int row = select_stream_k(p, call, choice); row != kNoKernel) {
-    return {kStreamKTable[size_t(row)], stream_k_kernel_at(row, element), choice.tiling};
+  if (const auto [row, tiling] = select_stream_k(p, call, choice, num_sms); row != kNoKernel) {
+    return {kStreamKTable[size_t(row)], stream_k_kernel_at(row, element), tiling};
   }
   const KernelInstance& instance = table_of(p)[size_t(choice.row)];
   const bool needs_general = choice.tiling.finds_own_tiles() || instance.config.dequantizes();

@@ -20,7 +20,6 @@ namespace {
 
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kFewRows = 64, kLongKeys = 1536;
-constexpr int64_t kFewSequences = 32;  // a lane of a warp for each
 
 ForwardConfig general(const ForwardConfig& c) {
   return c.with(c.element, Variant::kGeneral);
@@ -123,10 +122,13 @@ KernelChoice choose_for_size(const Problem& problem, const ForwardCall& call, in
   return {first.row, whole_tiles(c, call, choose_pack(c, call), num_sms)};
 }
 
-// Whether a kernel that always splits has what it needs: simple sequences, and K and V by the one
-// loader that it has.
+// Whether a kernel that decodes has what it needs: simple sequences, and K and V by the one loader
+// that it has.
 bool can_always_split(const ForwardConfig& c, const ForwardCall& call, const Tiling& tiling) {
-  if (tiling.scheduler != Scheduler::kStreamK || !combines_in_kernel(c, call, tiling)) return false;
+  const bool is_whole = tiling.scheduler == Scheduler::kDirect;
+  if (!is_whole && tiling.scheduler != Scheduler::kStreamK) return false;
+  if (c.combine() == CombineKind::kLastCta && (is_whole || !combines_in_kernel(c, call, tiling)))
+    return false;
   if (!c.is_decode() && call.sequences > kFewSequences) return false;
   if (!split_kv_schedule(c, call, tiling).is_for_decoding()) return false;
   const bool by_tma = c.is_decode() ? fills_stages_by_tma(c, call) : c.dequantizes();
@@ -248,17 +250,18 @@ bool always_splits(const ForwardConfig& config, const Problem& p, const ForwardC
   return p.softcap == 0.0f && !has_other_rows(p) && can_always_split(config, call, tiling);
 }
 
-int select_stream_k(const Problem& problem, const ForwardCall& call, const KernelChoice& choice) {
-  if (choice.tiling.scheduler != Scheduler::kStreamK) return kNoKernel;
-  const ForwardConfig& c = table_of(problem)[size_t(choice.row)].config;
-  for (int i = 0; i < int(kStreamKTable.size()); ++i) {
-    const ForwardConfig& d = kStreamKTable[size_t(i)].config;
-    const bool same_tile = d.head_dim == c.head_dim && d.head_dim_v == c.head_dim_v &&
-                           d.block_m == c.block_m && d.block_n == c.block_n &&
-                           d.dequantizes() == c.dequantizes();
-    if (same_tile && always_splits(d, problem, call, choice.tiling)) return i;
+KernelChoice select_stream_k(const Problem& problem, const ForwardCall& call,
+                             const KernelChoice& choice, int num_sms) {
+  const size_t row = stream_k_row(table_of(problem)[size_t(choice.row)].config);
+  if (row == kStreamKTable.size()) return {};
+  const ForwardConfig& c = kStreamKTable[row].config;
+  Tiling tiling = choice.tiling;
+  if (!tiling.is_split()) {
+    if (problem.batch_invariant || !call.varlen) return {};
+    tiling = {choose_split_pack(c, call, num_sms), Scheduler::kDirect, {}};
+    if (num_split_tiles(c, call, tiling.pack) > kFewWaves * num_sms * c.ctas_per_sm) return {};
   }
-  return kNoKernel;
+  return always_splits(c, problem, call, tiling) ? KernelChoice{int(row), tiling} : KernelChoice{};
 }
 
 }  // namespace fa3::hopper

@@ -59,12 +59,14 @@ struct KernelChoice {
 // A row of table_of() for a problem on this many SMs.
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms);
 
-// Whether a kernel that does nothing but split tiles (ForwardConfig::always_splits()) can do a call
-// with this tiling.
+// Whether a kernel that does nothing but decode (ForwardConfig::always_splits()) can do a call with
+// this tiling.
 bool always_splits(const ForwardConfig& config, const Problem& problem, const ForwardCall& call,
                    const Tiling& tiling);
 
-// The row of kStreamKTable that does what a row of table_of() would, or kNoKernel.
-int select_stream_k(const Problem& problem, const ForwardCall& call, const KernelChoice& choice);
+// The row of kStreamKTable that does what a row of table_of() would, or kNoKernel. Whole tiles may
+// hold other heads there.
+KernelChoice select_stream_k(const Problem& problem, const ForwardCall& call,
+                             const KernelChoice& choice, int num_sms);
 
 }  // namespace fa3::hopper

@@ -71,7 +71,9 @@ class FewSequences {
     return {owner, block - __shfl_sync(0xffffffff, first_, owner)};
   }
 
+  // Where tiles are whole, nobody has counted blocks.
   __device__ __forceinline__ SequenceTiles sequence(int number) const {
+    if (!schedule_.is_stream_k()) return schedule_.sequence(number);
     return decoding_sequence(schedule_, number, __shfl_sync(0xffffffff, keys_, number));
   }
 

@@ -95,18 +95,18 @@ struct SplitKvSchedule {
   }
 
   // The same schedule where is_for_decoding(): constants for what is known then, so that the
-  // compiler leaves out the rest.
-  FA3_HD constexpr SplitKvSchedule for_decoding() const {
+  // compiler leaves out the rest. `may_be_whole`: tiles may have one split each.
+  FA3_HD constexpr SplitKvSchedule for_decoding(bool may_be_whole = false) const {
     SplitKvSchedule schedule = *this;
     schedule.sequences.lengths_q = {.max = sequences.lengths_q.max};
     schedule.mask = {.right = mask.right};
-    schedule.num_splits = kStreamK;
+    schedule.num_splits = may_be_whole && num_splits == kUnsplit ? kUnsplit : kStreamK;
     schedule.most_m_blocks = 1;
     schedule.simple = true;
     return schedule;
   }
   FA3_HD constexpr bool is_for_decoding() const {
-    return is_simple() && hides_right_only(mask) && is_stream_k() && most_m_blocks == 1;
+    return is_simple() && hides_right_only(mask) && num_splits <= kUnsplit && most_m_blocks == 1;
   }
 
   FA3_HD constexpr SequenceTiles sequence(int b) const {

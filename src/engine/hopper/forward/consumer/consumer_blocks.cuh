@@ -26,8 +26,10 @@ __device__ __forceinline__ void take_work_tile(ConsumerState<C>& c) {
   const WorkTileOf<C>& work = c.smem.work_tiles[c.stages.wait_for_work_tile()];
   c.tile.start(work.num_blocks);
   if constexpr (C.always_splits()) {
+    const int first_row = work.first_row + c.warpgroup * kRowsPerWarpgroup;
     c.tile.set_blocks(WorkTileBlocks<C>(c.params).blocks_of(
-        work.first_row, work.queries, work.keys.count, work.first_key, work.num_blocks));
+        C.consumers() == 1 ? work.first_row : first_row, work.queries, work.keys.count,
+        work.first_key, work.num_blocks));
   } else {
     c.tile.set_blocks(work.mine[c.warpgroup]);
   }

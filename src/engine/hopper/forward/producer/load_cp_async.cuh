@@ -91,7 +91,8 @@ class CpAsyncLoader {
   // Beside a softmax that waits for the instructions of these warps, few are better. Where memory
   // alone is waited for they are as they come: of one sequence, one token's call took 1% longer
   // with fewer.
-  static constexpr bool kFewInstructions = C.kv_loader() != KvLoaderKind::kCpAsync;
+  static constexpr bool kFewInstructions =
+      C.kv_loader() != KvLoaderKind::kCpAsync || C.consumers() > 1;
 
   // Where some of the warp's keys of a block lie: number i * kLanes + lane, counted through its
   // groups.

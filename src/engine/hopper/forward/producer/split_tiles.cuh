@@ -3,37 +3,11 @@
 // (combine_kernel.h), by a list that is left for it. Next: stream_k_tiles.cuh.
 #pragma once
 
+#include "engine/hopper/forward/producer/kernel_combine.cuh"
 #include "engine/hopper/forward/producer/tile_splits.cuh"
 #include "engine/hopper/forward/producer/varlen_tiles.cuh"
 
 namespace fa3::hopper {
-
-// Takes down what the combine kernel needs.
-class KernelCombine {
- public:
-  struct Smem {};
-  static constexpr bool kTakesWholeTiles = true;  // their entry says that they are not split
-
-  __device__ __forceinline__ KernelCombine(const ForwardParams& params, Smem&) : params_(params) {}
-
-  // A CTA has an entry of its own, if tiles have none.
-  __device__ __forceinline__ void open() const {
-    if (!params_.schedule.combine_by_tile) params_.combines[blockIdx.x].num_splits = 0;
-  }
-
-  template <class Splits>
-  __device__ __forceinline__ void add(const Splits& splits, const TileSplit& tile_split,
-                                      const cuda::QueryRows& queries) const {
-    const int at = splits.combine_index();
-    if (at < 0) return;
-    CombineTile combine = splits.combine_tile(tile_split);
-    combine.queries = queries;
-    params_.combines[at] = combine;
-  }
-
- private:
-  const ForwardParams& params_;
-};
 
 // What is split is decided by the launch: the choice between the two is made here alone.
 template <ForwardConfig C>

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler of kernels that only compute splits. The CTA that is done with the last split of a
-// tile combines them (combine_last.cuh). Next: load_cp_async.cuh.
+// The scheduler of kernels that only decode. Of tiles of 64 rows they compute splits, and the CTA
+// that is done with the last split of a tile combines them (combine_last.cuh). Those of 128 rows
+// may be whole, and take longer to combine: a kernel does that. Next: load_cp_async.cuh.
 #pragma once
 
 #include "engine/hopper/combine/combine_last.cuh"
+#include "engine/hopper/forward/producer/kernel_combine.cuh"
 #include "engine/hopper/forward/producer/tile_scheduler.cuh"
 #include "engine/hopper/forward/producer/tile_splits.cuh"
 #include "engine/hopper/pipeline/issuer.cuh"
@@ -43,11 +45,13 @@ class LastCtaCombine {
   int num_tiles_ = 0;
 };
 
-// Splits of few sequences' tiles, whose consumers find for themselves which blocks they visit: a
-// small call waits for its first split.
+// Tiles of few sequences, or splits of them, whose consumers find for themselves which blocks they
+// visit: a small call waits for its first block.
 template <ForwardConfig C>
 class StreamKTiles {
-  using Splits = TileSplits<C, FewSequences, LastCtaCombine<C>, true>;
+  static constexpr bool kCombinesItself = C.combine() == CombineKind::kLastCta;
+  using Combine = std::conditional_t<kCombinesItself, LastCtaCombine<C>, KernelCombine>;
+  using Splits = TileSplits<C, FewSequences, Combine, true>;
 
  public:
   using Issuer = WarpIssuer;
@@ -58,9 +62,16 @@ class StreamKTiles {
   __device__ __forceinline__ StreamKTiles(const ForwardParams& params, Smem& smem)
       : splits_(params, smem) {}
 
-  __device__ __forceinline__ void open() const {}
+  __device__ __forceinline__ void open() const {
+    if constexpr (!kCombinesItself) splits_.open();
+  }
   __device__ __forceinline__ bool done() const { return splits_.done(); }
-  __device__ __forceinline__ bool next(WorkTileOf<C>& work) { return splits_.next(work); }
+  __device__ __forceinline__ bool next(WorkTileOf<C>& work) {
+    if constexpr (C.guarded) {
+      for (unsigned char& count : work.fired_guards) count = 0;
+    }
+    return splits_.next(work);
+  }
   __device__ __forceinline__ void draw_next() const {}
   __device__ __forceinline__ void advance() const {}
 
@@ -68,7 +79,9 @@ class StreamKTiles {
   __device__ __forceinline__ void describe_rest(WorkTileOf<C>&) const {}
   __device__ __forceinline__ void close(Smem& smem) const { splits_.close(smem); }
   static __device__ __forceinline__ void combine(const ForwardParams& params, Smem& smem) {
-    combine_tiles_of_cta<C>(params, smem.combine, int(thread_in_block()) - kWarpgroupSize);
+    if constexpr (kCombinesItself) {
+      combine_tiles_of_cta<C>(params, smem.combine, int(thread_in_block()) - kWarpgroupSize);
+    }
   }
 
  private:

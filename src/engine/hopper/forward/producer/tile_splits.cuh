@@ -11,7 +11,7 @@ namespace fa3::hopper {
 
 // The splits of a CTA. Sequences: the warp's view of them (sequence_window.cuh). Combine: who
 // combines them (combine_splits.cuh). IsDecoding: the launch is as SplitKvSchedule::for_decoding()
-// says.
+// says, and its tiles may be whole if a kernel combines.
 template <ForwardConfig C, class Sequences, class Combine, bool IsDecoding>
 class TileSplits {
  public:
@@ -56,7 +56,8 @@ class TileSplits {
   // With what the compiler may know of the schedule.
   static __device__ __forceinline__ SplitIterator<Sequences> splits_of(const ForwardParams& params,
                                                                        SequenceSmem& sequences) {
-    SplitKvSchedule schedule = IsDecoding ? params.schedule.for_decoding() : params.schedule;
+    SplitKvSchedule schedule =
+        IsDecoding ? params.schedule.for_decoding(Combine::kTakesWholeTiles) : params.schedule;
     schedule.block_n = C.block_n;
     schedule.sequences.block_m = C.block_m;
     return {schedule, Sequences(schedule, sequences.entries), int(blockIdx.x), int(gridDim.x)};

@@ -152,6 +152,15 @@ TYPED_TEST(StreamKProtocol, every_block_is_multiplied_and_every_split_counted_on
   expect_all_work_done(kernel_on_trial<kStreamKTable[TypeParam::kRow].config>(), kDecoded);
 }
 
+TYPED_TEST(StreamKProtocol, tiles_of_more_rows_may_be_whole) {
+  constexpr ForwardConfig kKernel = kStreamKTable[TypeParam::kRow].config;
+  if constexpr (kKernel.combine() == CombineKind::kKernel) {
+    expect_all_work_done(kernel_on_trial<kKernel>(), kDecodedByMoreRows);
+  } else {
+    GTEST_SKIP() << "this kernel only computes splits";
+  }
+}
+
 TYPED_TEST(E4m3Protocol, every_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<kE4m3Table[TypeParam::kRow].config>(), kShapes);
 }

@@ -108,7 +108,7 @@ class ForwardRun {
     if (s.page_size == 0 && !s.by_cp_async) launch_.params.cp_async.active = false;
     launch_.params.cp_async.k.data = reinterpret_cast<const unsigned char*>(kAddressOfK);
     launch_.params.cp_async.v.data = reinterpret_cast<const unsigned char*>(kAddressOfV);
-    if (config_.always_splits()) prepare_counts();
+    if (config_.combine() == CombineKind::kLastCta) prepare_counts();
     ptx::has_dequantized[0] = ptx::has_dequantized[1] = false;
     outcome_ = machine::run_block(setting(), config_.threads() / kWarpSize, launch_.blocks,
                                   [this] { kernel_.kernel(launch_.params); });
@@ -144,7 +144,7 @@ class ForwardRun {
     if (config_.dequantizes() && !tiles.empty()) {
       ASSERT_TRUE(ptx::has_dequantized_only(is_e5m2()));
     }
-    if (config_.always_splits()) expect_counted(tiles);
+    if (config_.combine() == CombineKind::kLastCta) expect_counted(tiles);
   }
 
  private:

@@ -155,12 +155,12 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
     Problem p = stream_k(4, 8192);
     p.lengths_k.varlen = true;
     change(p);
-    return select_stream_k(p, call_of(p), chosen_for(p)) != kNoKernel;
+    return select_stream_k(p, call_of(p), chosen_for(p), kSms).row != kNoKernel;
   };
   EXPECT_TRUE(always_splits([](Problem&) {}));
   EXPECT_TRUE(always_splits([](Problem& p) { p.batch = 32; }));
   for (const auto& [batch, queries, soon_merged] :
-       {std::tuple{1, 2, true}, {1, 3, false}, {8, 4, true}, {12, 8, false}, {32, 8, true}}) {
+       {std::tuple{1, 2, true}, {1, 3, false}, {8, 4, true}, {32, 8, true}}) {
     EXPECT_EQ(always_splits([&](Problem& p) { p.batch = batch, p.lengths_q.max = queries; }),
               soon_merged)
         << batch << " sequences, " << queries << " queries of 8 heads each";
@@ -171,7 +171,8 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_few_queries_of_few_sequences) {
   EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 1, p.heads_q = 32, p.heads_k = 2; }))
       << "16 rows of 67 partials";
   EXPECT_FALSE(always_splits([](Problem& p) { p.batch = 33; }));
-  EXPECT_FALSE(always_splits([](Problem& p) { p.lengths_q.max = 9; }));
+  EXPECT_FALSE(
+      always_splits([](Problem& p) { p.lengths_q.max = 9, p.head_dim = p.head_dim_v = 192; }));
   EXPECT_FALSE(always_splits([](Problem& p) { p.mask.left = 4096; }));
   EXPECT_FALSE(always_splits([](Problem& p) { p.mask.chunk = 4096; }));
   EXPECT_FALSE(always_splits([](Problem& p) { p.softcap = 30; }));
@@ -187,6 +188,41 @@ Problem several_tokens(int64_t batch, int64_t queries, int64_t keys, int64_t dim
   p.lengths_q.max = queries;
   p.lengths_k.varlen = true;
   return p;
+}
+
+// Tiles of 128 rows: whole in up to two waves, unless evenness or idle SMs are worth a combine.
+TEST(SelectStreamK, has_a_kernel_of_its_own_for_more_queries_of_few_sequences) {
+  const auto chosen = [](const auto& change) {
+    Problem p = several_tokens(8, 16, 1024, 128);
+    change(p);
+    const auto [row, tiling] = select_stream_k(p, call_of(p), chosen_for(p), kSms);
+    if (row != kNoKernel) EXPECT_EQ(kStreamKTable[size_t(row)].config.block_m, 128);
+    return row == kNoKernel ? Scheduler::kVarlenMetadata : tiling.scheduler;
+  };
+  constexpr auto kWhole = Scheduler::kDirect, kSplit = Scheduler::kStreamK,
+                 kOther = Scheduler::kVarlenMetadata;
+  EXPECT_EQ(chosen([](Problem&) {}), kWhole);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 64; }), kWhole);  // two heads a tile
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 32; }), kWhole);          // two waves
+  const auto three_waves = [](Problem& p) { p.batch = 32, p.lengths_q.max = 24; };
+  EXPECT_EQ(chosen(three_waves), kSplit);
+  EXPECT_EQ(chosen([&](Problem& p) { three_waves(p), p.lengths_k.max = 700; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_k.max = 2048; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 48; }),
+            kWhole);                                           // three tiles of eight heads
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 4; }), kSplit);  // most SMs would be idle
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 16, p.lengths_k.max = 2048; }), kWhole);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 16, p.lengths_k.max = 4096; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 16, p.lengths_k.max = 8192; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 32, p.lengths_k.max = 8192; }), kSplit);
+  EXPECT_EQ(chosen([](Problem& p) { p.num_splits = 1, p.lengths_k.max = 2048; }), kWhole);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_q.max = 256; }), kOther);  // two tiles a head
+  EXPECT_EQ(chosen([](Problem& p) { p.batch = 33; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.mask.left = 512; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.softcap = 30; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.batch_invariant = true; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.lengths_k.varlen = false; }), kOther);
+  EXPECT_EQ(chosen([](Problem& p) { p.num_splits = 4; }), kOther);
 }
 
 // Whole tiles of lengths that only the device knows could leave most SMs waiting for one. A tile
@@ -336,7 +372,7 @@ TEST(SelectStreamK, has_kernels_of_its_own_for_quantized_caches) {
     Problem p = stream_k(4, 8192);
     p.head_dim = p.head_dim_v = dim;
     p.kv_dtype = DType::float8_e4m3;
-    const int row = select_stream_k(p, call_of(p), chosen_for(p));
+    const int row = select_stream_k(p, call_of(p), chosen_for(p), kSms).row;
     ASSERT_NE(row, kNoKernel) << dim;
     EXPECT_TRUE(kStreamKTable[size_t(row)].config.dequantizes()) << dim;
     EXPECT_EQ(kStreamKTable[size_t(row)].config.head_dim, dim);
