@@ -20,6 +20,8 @@ struct ScoreCaptures {
     const void* data;
     int extent[kDims];  // at least 1 each
     int stride[kDims];  // in elements
+    // Along the last dimension; 0: two neighbours of 16 bits each may not be loaded at once.
+    int extent_of_pairs;
   };
   Tensor tensors[kMost];
 };

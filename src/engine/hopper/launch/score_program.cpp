@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
@@ -64,6 +65,16 @@ bool looks_at_tangents(const fa3_score_function& score) {
   return score.num_tensors == 0 && std::strstr(score.text, "tangent(") != nullptr;
 }
 
+// The tensor from which load_of_key() loads ahead, if the text has it once: registers do not last
+// for more.
+std::string definition_of_pairs(const fa3_score_function& score) {
+  constexpr char kLoad[] = "load_of_key<";
+  const char* const load = std::strstr(score.text, kLoad);
+  if (load == nullptr || std::strstr(load + 1, kLoad) != nullptr) return "";
+  const char* const number = std::strchr(load, ',');
+  return number == nullptr ? "" : concat("#define FA3_SCORE_PAIRS ", std::atoi(number + 1), "\n");
+}
+
 cuda::Program program_of(const fa3_score_function& score, const std::string& includes,
                          const std::string& functions, const std::string& kernel) {
   return {.text = concat("#define FA3_SCORE_FUNCTION\n",
@@ -73,6 +84,17 @@ cuda::Program program_of(const fa3_score_function& score, const std::string& inc
           .architecture = "sm_90a",
           .options = {"-std=c++20", "-default-device"},
           .headers = cuda::hopper_headers()};
+}
+
+// Whether each two neighbours along the last dimension lie in one word, if they have 16 bits each.
+bool has_pairs(const fa3_captured_tensor& t) {
+  if (t.rank == 0 || t.stride[t.rank - 1] != 1 || reinterpret_cast<uintptr_t>(t.data) % 4 != 0) {
+    return false;
+  }
+  for (int dim = 0; dim + 1 < t.rank; ++dim) {
+    if (t.stride[dim] % 2 != 0) return false;
+  }
+  return true;
 }
 
 // Under a block mask the place of a step stands in its record, wherever lists lead.
@@ -88,7 +110,8 @@ constexpr const char* kPlaceOfListedStep =
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& c) {
   return program_of(
       score,
-      concat("#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
+      concat(definition_of_pairs(score),
+             "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
              "#include \"engine/hopper/forward/producer/",
              loader_of(c), "\"\n#include \"engine/hopper/forward/producer/", scheduler_of(c),
              "\"\n"),
@@ -128,6 +151,7 @@ cuda::ScoreCaptures captures_of(const fa3_score_function& score) {
       to.extent[dim] = int(from.shape[dim]);
       to.stride[dim] = int(from.stride[dim]);
     }
+    to.extent_of_pairs = has_pairs(from) ? to.extent[from.rank - 1] : 0;
   }
   return captures;
 }

@@ -36,12 +36,25 @@ __device__ __forceinline__ void read_mask_bits(const ConsumerState<C>& c, Thread
   }
 }
 
+// What a score function loads of a block's keys. Those of a tile's first block come under its
+// products, of others under the block before.
+template <ForwardConfig C>
+__device__ __forceinline__ void load_ahead(const ConsumerState<C>& c, ThreadTile<C>& r,
+                                           int first_key) {
+  if constexpr (kLoadsPairs) {
+    const WorkTileOf<C>& work = c.work_tile();
+    c.score.load_ahead(r, c.params, work, c.first_row_of(work), first_key);
+  }
+}
+
 // From products to what the mask and the softmax take.
 template <ForwardConfig C>
 __device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
   if constexpr (kHasScoreFunction) {
     const WorkTileOf<C>& work = c.work_tile();
-    c.score.prepare(r.scores, c.params, work, c.first_row_of(work), c.tile.first_key());
+    const int first_key = c.tile.first_key();
+    c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), first_key);
+    if (!c.tile.is_last_block()) load_ahead(c, r, first_key - C.block_n);
   } else {
     c.score.prepare(r.scores);
   }
@@ -179,6 +192,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   c.tile.recover_scores();
   if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
   const WorkTileOf<C>& work = c.work_tile();
+  load_ahead(c, r, c.tile.first_key());
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
   prepare_scores(c, r);
   if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);
