@@ -2,9 +2,12 @@
 """Block masks beside the dense kernels and torch's FlexAttention, both passes.
 
     python3 benchmarks/block_masks.py --json docs/lab/results/x.jsonl
+    python3 benchmarks/block_masks.py --seqlen 8192 --head-dim 128 --cases \
+        documents,prefix,chunks,window,dilated --json docs/lab/results/y.jsonl
 
 Maps of 128 queries x 128 keys, drawn at random, the same for all heads: all blocks, a half, a
-quarter, a tenth; and a causal mask as a map, with one block of bits. A call makes its lists anew.
+quarter, a tenth; and rules as maps, a causal mask first (RULES). A call makes its lists anew. A
+row's `map` has a line for each row of blocks: hidden ".", full "#", seen in part "+".
 FlexAttention has the same mask as a BlockMask, and gets no time where its results are not fa3's.
 TFLOP/s count visible pairs; of_dense is the rate over that of the dense kernel with the same
 shape, or of the causal one. Timed as harness.py says.
@@ -26,8 +29,37 @@ MOST_APART = 0.02
 BLOCK = masks.BLOCK
 
 
-def causal_rule(b, h, q, k):
+def causal(b, h, q, k):
     return q >= k
+
+
+def documents(b, h, q, k):
+    """Causal, in documents of 1500 tokens."""
+    return (q // 1500 == k // 1500) & (q >= k)
+
+
+def prefix(b, h, q, k):
+    """All see the first 2500 keys, and those before."""
+    return (k < 2500) | (q >= k)
+
+
+def chunks(b, h, q, k):
+    """Block-causal: chunks of 700 see themselves and those before."""
+    return q // 700 >= k // 700
+
+
+def window(b, h, q, k):
+    """Causal, the last 1000 keys and the first 100."""
+    return ((q - k < 1000) | (k < 100)) & (q >= k)
+
+
+def dilated(b, h, q, k):
+    """Causal, each fourth stretch of 256 keys, and the last 512."""
+    return ((k // 256 % 4 == 0) | (q - k < 512)) & (q >= k)
+
+
+RULES = {rule.__name__: rule for rule in (causal, documents, prefix, chunks, window, dilated)}
+DRAWN = {0: ".", -1: "#"}  # of an entry of a map
 
 
 class Call:
@@ -45,10 +77,11 @@ class Call:
 def map_of(case, seqlen):
     """(a mask of fa3, torch's, how much of all pairs is seen)"""
     blocks = seqlen // BLOCK
-    if case == "causal":
-        rule = masks.from_rule(causal_rule, 1, 1, seqlen, seqlen, device="cuda", compact=True)
-        theirs = create_block_mask(causal_rule, None, None, seqlen, seqlen, device="cuda")
-        return rule, theirs, (seqlen + 1) / (2 * seqlen)
+    if case in RULES:
+        rule, at = RULES[case], torch.arange(seqlen, device="cuda")
+        mine = masks.from_rule(rule, 1, 1, seqlen, seqlen, device="cuda", compact=True)
+        theirs = create_block_mask(rule, None, None, seqlen, seqlen, device="cuda")
+        return mine, theirs, float(rule(0, 0, at[:, None], at).float().mean())
     draw = torch.Generator("cuda").manual_seed(1)
     kept = torch.rand(1, 1, blocks, blocks, device="cuda", generator=draw) < KEPT[case]
     kept.diagonal(dim1=-2, dim2=-1).fill_(True)
@@ -103,7 +136,8 @@ def contenders(case, seqlen, heads, dim, which):
         found.append(rival)
     else:
         why = f"differs from fa3 by {error:.1e}"
-    return found, seen, why
+    drawn = ["".join(DRAWN.get(x, "+") for x in line) for line in mine.blocks[0, 0].tolist()]
+    return found, seen, why, drawn
 
 
 def main():
@@ -111,17 +145,17 @@ def main():
     parser.add_argument("--seqlen", type=numbers, default=[8192, 16384], metavar="LIST")
     parser.add_argument("--head-dim", type=numbers, default=[64, 128], metavar="LIST")
     parser.add_argument("--pass", dest="passes", default="fwd,bwd", metavar="LIST")
+    parser.add_argument("--cases", default=",".join((*KEPT, "causal")), metavar="LIST")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     arguments = parser.parse_args()
     torch._dynamo.config.recompile_limit = 1000  # a kernel for each shape
-    cells = itertools.product(
-        arguments.head_dim, arguments.passes.split(","), arguments.seqlen, (*KEPT, "causal")
-    )
+    passes, cases = arguments.passes.split(","), arguments.cases.split(",")
+    cells = itertools.product(arguments.head_dim, passes, arguments.seqlen, cases)
     for dim, which, seqlen, case in progress(list(cells)):
         heads = 2048 // dim
         row = {"pass": which, "case": case, "seqlen": seqlen, "heads": heads, "head_dim": dim}
-        timed, seen, why = contenders(case, seqlen, heads, dim, which)
+        timed, seen, why, drawn = contenders(case, seqlen, heads, dim, which)
         times = time_all(timed, "cuda", arguments.rounds)
         flops = 2 * PRODUCTS[which] * seqlen * seqlen * seen * heads * dim
         whole = flops if case == "causal" else flops / seen
@@ -134,7 +168,9 @@ def main():
                 f"{found['tflops']:6.1f} TFLOP/s, {found['of_dense']:.2f} of dense",
                 flush=True,
             )
-            write_rows(arguments.json, [{"engine": engine} | row | found | provenance("cuda")])
+            of_map = {"map": drawn} if engine == "fa3" and case in RULES else {}
+            line = {"engine": engine} | row | found | of_map | provenance("cuda")
+            write_rows(arguments.json, [line])
         if why:
             print(f"d{dim} {which} {seqlen} {case:8s} FlexAttention left out: {why}", flush=True)
             left = {"engine": "FlexAttention"} | row | {"left_out": why}

@@ -31,8 +31,8 @@ RACECHECK_HEAD_DIM = 128
 SHARED_TABLES = ("forward", "cache")
 CONTRACT_SHARDS = 6
 EDGE_SECONDS = 60
-# Test files that take as long as all others together, each group in a process of its own.
-LONG_PYTHON_TESTS = (("test_torch_operators.py",), ("test_hf.py", "test_example_gpt.py"))
+# Processes among which the files of Python tests are dealt.
+PYTHON_PROCESSES = 8
 
 
 def pieces(build: Path, gpu_oracle: bool = False) -> dict:
@@ -173,8 +173,7 @@ def shard_of(index: int, shards: int) -> list:
 
 
 def python_tests() -> list:
-    folder = ROOT / "tests" / "python"
-    long = [[str(folder / name) for name in names] for names in LONG_PYTHON_TESTS]
-    others = [str(folder), *(f"--ignore={path}" for paths in long for path in paths)]
+    files = sorted(map(str, (ROOT / "tests" / "python").glob("test_*.py")))
     options = ["-q", "-rsf", "-k", "cuda", "-p", "no:cacheprovider"]
-    return [[sys.executable, "-m", "pytest", *options, *paths] for paths in (*long, others)]
+    dealt = [files[i::PYTHON_PROCESSES] for i in range(PYTHON_PROCESSES)]
+    return [[sys.executable, "-m", "pytest", *options, *some] for some in dealt]

@@ -27,8 +27,9 @@ class Machine(NamedTuple):
     backward_flops: float
     bytes_per_second: float  # of keys and gradients
     node: int
-    trade_bytes_per_second: float  # of heads within a node, with their way into order
+    trade_bytes_per_second: float  # of a rank's heads within a node, those that stay too
     memory_bytes_per_second: float
+    merged_bytes_per_second: float  # of float32 that is read, added to and written
     seconds_a_message: float
     seconds_a_range: float  # of rows that lie apart: each is copied for itself
     seconds_a_forward: float  # of a call, beside its FLOPs
@@ -44,8 +45,9 @@ H200_NVLINK = Machine(
     backward_flops=680e12,
     bytes_per_second=363e9,
     node=8,
-    trade_bytes_per_second=119e9,
+    trade_bytes_per_second=232e9,
     memory_bytes_per_second=4.19e12,
+    merged_bytes_per_second=2.6e12,
     seconds_a_message=20e-6,
     seconds_a_range=5e-6,
     seconds_a_forward=30e-6,
@@ -53,7 +55,7 @@ H200_NVLINK = Machine(
     seconds_a_trade=100e-6,
 )
 H200_NETWORK = H200_NVLINK._replace(name="H200, 400 Gb/s", bytes_per_second=45e9)
-CPU = Machine("CPU", 100e9, 80e9, 2e9, 1, 2e9, 10e9, 100e-6, 5e-6, 50e-6, 50e-6, 400e-6)
+CPU = Machine("CPU", 100e9, 80e9, 2e9, 1, 2e9, 10e9, 10e9, 100e-6, 5e-6, 50e-6, 50e-6, 400e-6)
 
 
 class Heads(NamedTuple):
@@ -94,10 +96,10 @@ def predict(
     if team > 1:
         rows = max(count(pieces(layout, lengths, world, r)) for r in (0, world - 1))
         row = heads.queries * (heads.dim + heads.dim_v) + heads.keys * (heads.dim + heads.dim_v)
-        sent = heads.batch * rows * row * heads.bytes_per_element * (team - 1) / team
-        inside = team <= machine.node
-        rate = machine.trade_bytes_per_second
-        traded = sent / (rate if inside else min(rate, machine.bytes_per_second))
+        had = heads.batch * rows * row * heads.bytes_per_element
+        traded = had / machine.trade_bytes_per_second  # putting heads into order takes most of it
+        if team > machine.node:
+            traded = max(traded, had * (team - 1) / team / machine.bytes_per_second)
         traded += machine.seconds_a_trade
     step = max(schedule.world // SAMPLED_RANKS, 1)
     ranks = range(0, schedule.world, step)
@@ -149,7 +151,7 @@ def stage_calls(stage: Stage, heads: Heads, machine: Machine, backward: bool, wi
         if wide:  # read and written in float32
             rows = heads.batch * (call.rows[1] - call.rows[0])
             width = heads.dim if backward else heads.dim_v
-            seconds += 2 * 4 * rows * heads.queries * width / machine.memory_bytes_per_second
+            seconds += 2 * 4 * rows * heads.queries * width / machine.merged_bytes_per_second
     return seconds
 
 
@@ -176,7 +178,7 @@ def stage_messages(stage: Stage, rank: int, heads: Heads, machine: Machine, back
 def additions(stage: Stage, rank: int, heads: Heads, machine: Machine) -> float:
     """Seconds for adding what comes back, about as much as was received."""
     row = heads.batch * heads.keys * (heads.dim + heads.dim_v)
-    return 3 * 4 * received_keys(stage, rank) * row / machine.memory_bytes_per_second
+    return 3 * 4 * received_keys(stage, rank) * row / machine.merged_bytes_per_second
 
 
 def rounding(rows: int, heads: Heads, machine: Machine) -> float:
