@@ -11,6 +11,11 @@ inline constexpr bool kHasScoreFunction = true;  // in this compilation
 #else
 inline constexpr bool kHasScoreFunction = false;
 #endif
+#ifdef FA3_SCORE_MAY_HIDE
+inline constexpr bool kScoreMayHide = true;  // it returns -inf for many keys
+#else
+inline constexpr bool kScoreMayHide = false;
+#endif
 
 struct ScoreCaptures {
   static constexpr int kMost = 8;

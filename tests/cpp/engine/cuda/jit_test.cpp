@@ -168,13 +168,13 @@ bool finds_nvrtc() {
 
 TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
-  const auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
   const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
   for (const hopper::KernelInstance& row : hopper::kScoreTable) {
     for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
-      auto config = row.config.with(hopper::Element::kFp16, variant);
-      config.guarded = variant == hopper::Variant::kDense;
+      const auto config = row.config.with(hopper::Element::kFp16, variant);
       std::string code;
+      score.may_hide = variant == hopper::Variant::kGeneral;
       const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
       EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
@@ -261,6 +261,10 @@ TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
   const auto twice = hopper::score_program(function_of(kTwice), c);
   EXPECT_NE(once.text.find("#define FA3_SCORE_PAIRS 3\n"), std::string::npos);
   EXPECT_EQ(twice.text.find("FA3_SCORE_PAIRS"), std::string::npos);
+  auto hides = function_of(kOnce);
+  hides.may_hide = 1;
+  EXPECT_NE(once.text.find(".guarded = true"), std::string::npos);
+  EXPECT_EQ(hopper::score_program(hides, c).text.find(".guarded = true"), std::string::npos);
   std::string code;
   for (const auto* program : {&once, &twice}) {
     const Status status = cuda::find_code(*program, nullptr, &code);

@@ -71,6 +71,19 @@ __device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r
 }
 
 template <ForwardConfig C>
+__device__ __forceinline__ void go_online(ConsumerState<C>& c) {
+  c.tile.set_mode(TileMode::kOnline);
+}
+
+// A row of whose first block the score function hides all has no reference for guarded steps. They
+// would find out, at the price of several steps.
+template <ForwardConfig C>
+__device__ __forceinline__ void look_for_references(ConsumerState<C>& c, const RowState& rows) {
+  const bool lacks_one = rows.ref[0] == -kInfinity || rows.ref[1] == -kInfinity;
+  if (__any_sync(0xffffffff, lacks_one)) go_online(c);
+}
+
+template <ForwardConfig C>
 __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C>& r,
                                                bool starts_tile, ScoreStep<C>& result) {
   if (starts_tile) r.rows = RowState{};
@@ -88,6 +101,9 @@ __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C
     }
   }
   online_step(r.scores, r.rows, c.score, result);
+  if constexpr (kScoreMayHide && C.guarded) {
+    if (starts_tile) look_for_references(c, r.rows);
+  }
 }
 
 // `wait_for_output` is called before the early elements of P become an operand.
@@ -147,11 +163,6 @@ __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
   const int count = fired;
   const int visited = work.mine[c.warpgroup].count - c.tile.block();
   return count >= kMostGuardFires && 2 * count > visited;
-}
-
-template <ForwardConfig C>
-__device__ __forceinline__ void go_online(ConsumerState<C>& c) {
-  c.tile.set_mode(TileMode::kOnline);
 }
 
 // The guard has fired in this warp: brings its P back into range, and O with it, or gives up the
