@@ -21,7 +21,7 @@ CUDA_ROOMS = {
     "kernels/": "host/ ptx/",
     "engine_parts.h": "host/ kernels/",
     "lists/": "host/ ptx/",
-    "jit/": "host/",
+    "jit/": "host/ softmax/",
 }
 
 # The rooms of the CPU engines likewise.

@@ -33,6 +33,8 @@ CONTRACT_SHARDS = 6
 EDGE_SECONDS = 60
 # Processes among which the files of Python tests are dealt.
 PYTHON_PROCESSES = 8
+# Score functions, which both engines compile.
+SCORE_TESTS = ("test_bias.py", "test_flex_lists.py")
 
 
 def pieces(build: Path, gpu_oracle: bool = False) -> dict:
@@ -173,7 +175,13 @@ def shard_of(index: int, shards: int) -> list:
 
 
 def python_tests() -> list:
-    files = sorted(map(str, (ROOT / "tests" / "python").glob("test_*.py")))
+    folder = ROOT / "tests" / "python"
+    files = sorted(map(str, folder.glob("test_*.py")))
     options = ["-q", "-rsf", "-k", "cuda", "-p", "no:cacheprovider"]
     dealt = [files[i::PYTHON_PROCESSES] for i in range(PYTHON_PROCESSES)]
-    return [[sys.executable, "-m", "pytest", *options, *some] for some in dealt]
+    dealt = [[sys.executable, "-m", "pytest", *options, *some] for some in dealt]
+    ampere = [
+        ["env", "FA3_ENGINE=ampere", sys.executable, "-m", "pytest", *options, str(folder / name)]
+        for name in SCORE_TESTS
+    ]
+    return dealt + ampere

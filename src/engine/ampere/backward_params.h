@@ -7,6 +7,7 @@
 #include "engine/ampere/tile/copied_rows.h"
 #include "engine/cuda/backward/query_scratch.h"
 #include "engine/cuda/dropout/dropout.h"
+#include "engine/cuda/softmax/score_gradient_params.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/divisor.h"
 #include "engine/cuda/tile/rows.h"
@@ -73,7 +74,17 @@ struct BackwardParams {
   float per_cap;  // 1 / soft_cap.cap
   DropoutParams dropout;
 
-  BlockMask block_mask;  // of kernels that look at one
+  BlockMask block_mask;    // of kernels that look at one
+#ifdef FA3_SCORE_FUNCTION  // ScoredBackwardParams of the host
+  ScoreGradientParams score;
+#endif
+};
+
+// What a kernel with a score function is given: for such a kernel, compiled at run time, the rest
+// is a part of BackwardParams.
+struct ScoredBackwardParams {
+  BackwardParams main;
+  ScoreGradientParams score;
 };
 
 struct PostprocessParams {

@@ -2,7 +2,7 @@
 #include "engine/ampere/engine.h"
 
 #include "engine/ampere/capability.h"
-#include "engine/ampere/launch/launch_backward.h"
+#include "engine/ampere/launch/run_backward.h"
 #include "engine/ampere/launch/run_forward.h"
 #include "engine/ampere/plan/plan_backward.h"
 #include "engine/ampere/plan/plan_forward.h"
@@ -22,19 +22,14 @@ const Engine kAmpereEngine = {
     .plan_forward = plan_forward,
     .run_forward = run_forward,
     .plan_backward = plan_backward,
-    .run_backward =
-        [](const BackwardProblem& problem, const Plan& plan, void* workspace, void* stream) {
-          const auto prepare = [](BackwardPlan*) { return Status{}; };
-          const auto launch = [](const auto&... x) { return launch_backward(x...); };
-          return cuda::run_backward<BackwardPlan>(problem, plan, workspace, stream, prepare, launch,
-                                                  "ampere backward");
-        },
+    .run_backward = run_backward,
     .run_merge = Parts::run_merge,
     .run_append = Parts::run_append,
     .read_back = cuda::read_back,
     .follow = cuda::follow,
     .clear = cuda::clear,
     .write = cuda::write,
+    .has_score_functions = true,
     .clock = &cuda::kClock,
 };
 

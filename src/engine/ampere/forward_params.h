@@ -9,6 +9,7 @@
 #include "engine/ampere/tile_schedule.h"
 #include "engine/cuda/dropout/dropout.h"
 #include "engine/cuda/softmax/cache_scales.h"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/soft_cap.h"
 #include "engine/cuda/tile/divisor.h"
 #include "engine/cuda/tile/rows.h"
@@ -29,7 +30,8 @@ struct ForwardParams {
   TileSchedule schedule;
   cuda::Divisor packs_per_kv_head;
   MaskRuleOf<int> mask;
-  float scale_log2;  // from products to exponents of two; capped scores: 1
+  // From products to exponents of two; capped scores: 1. With a score function to what it is given.
+  float scale_log2;
   bool capped;
   cuda::SoftCap soft_cap;
   cuda::DropoutParams dropout;
@@ -39,6 +41,16 @@ struct ForwardParams {
   bool cache_is_e5m2;              // likewise; else e4m3
   bool output_is_plain;            // rows of whole 16 bytes, of the kernel's type
   BlockMask block_mask;            // of kernels that look at one
+#ifdef FA3_SCORE_FUNCTION          // ScoredForwardParams of the host
+  cuda::ScoreCaptures captures;
+#endif
+};
+
+// What a kernel with a score function is given: for such a kernel, compiled at run time, the
+// captures are ForwardParams' own.
+struct ScoredForwardParams {
+  ForwardParams forward;
+  cuda::ScoreCaptures captures;
 };
 
 }  // namespace fa3::ampere

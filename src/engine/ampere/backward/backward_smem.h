@@ -44,7 +44,8 @@ struct BackwardSmem {
   static constexpr int kP = kStages + C.stages * C.stage_bytes();
   static constexpr int kDs = kP + C.p_bytes();
   static constexpr int kStatistics = kDs + C.ds_tile().bytes();
-  static constexpr int kWork = kStatistics + C.stages * C.statistics_bytes();
+  static constexpr int kSlopes = kStatistics + C.stages * C.statistics_bytes();
+  static constexpr int kWork = kSlopes + C.slope_bytes();
   static constexpr int kBytes = kWork + int{sizeof(KeyBlockWork)};
 
   static FA3_HD constexpr int q(int stage) { return kStages + stage * C.stage_bytes(); }

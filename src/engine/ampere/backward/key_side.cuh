@@ -6,6 +6,9 @@
 #include "engine/ampere/backward/query_gradient.cuh"
 #include "engine/ampere/backward/score_block.cuh"
 #include "engine/ampere/backward/store_rows.cuh"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/ampere/backward/function_block.cuh"
+#endif
 
 namespace fa3::ampere {
 
@@ -35,9 +38,14 @@ class KeySide {
         multiply_abt<C.element, C.head_dim_v>(
             dp, v, ChunksFirst<C.d_o_tile()>(q + uint32_t(C.q_tile().bytes()), 0));
         bar_sync(int(BackwardBarrier::kPFull), kBackwardThreads);
-        Block::differentiate(ds, dp, smem_ + Smem::kP,
-                             smem_ + uint32_t(Smem::delta(0) + stage * C.statistics_bytes()),
-                             params_.dropout.keeps);
+        const uint32_t delta = smem_ + uint32_t(Smem::delta(0) + stage * C.statistics_bytes());
+#ifdef FA3_SCORE_FUNCTION
+        FunctionBlock<C>::differentiate(
+            ds, dp, smem_ + Smem::kP, delta, smem_ + Smem::kSlopes, params_.score,
+            {work_.keys.sequence, now.head, work_.first_key + own_keys, now.m_block * C.block_m});
+#else
+        Block::differentiate(ds, dp, smem_ + Smem::kP, delta, params_.dropout.keeps);
+#endif
       }
       if (kApart && step + 1 < work_.num_steps) {
         bar_arrive(int(BackwardBarrier::kPEmpty), kBackwardThreads);

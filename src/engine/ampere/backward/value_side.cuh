@@ -4,10 +4,15 @@
 // their part of dQ two steps behind.
 #pragma once
 
+#include <utility>
+
 #include "engine/ampere/backward/copy_block.cuh"
 #include "engine/ampere/backward/query_gradient.cuh"
 #include "engine/ampere/backward/score_block.cuh"
 #include "engine/ampere/backward/store_rows.cuh"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/ampere/backward/function_block.cuh"
+#endif
 
 namespace fa3::ampere {
 
@@ -65,9 +70,16 @@ class ValueSide {
         Block::exponentiate_scored(p, scores, lse, params_, dropouts.of_tile, smem_ + Smem::kP,
                                    first_row);
       } else {
+#ifdef FA3_SCORE_FUNCTION
+        if (kApart && step > 0) bar_sync(int(BackwardBarrier::kPEmpty), kBackwardThreads);
+        FunctionBlock<C>::exponentiate(p, scores, lse, params_.score,
+                                       {work_.keys.sequence, now.head, first_key, first_row},
+                                       smem_ + Smem::kP, smem_ + Smem::kSlopes);
+#else
         Block::exponentiate(p, scores, lse, params_.scale_log2);
         if (kApart && step > 0) bar_sync(int(BackwardBarrier::kPEmpty), kBackwardThreads);
         Block::store(smem_ + Smem::kP, p);
+#endif
       }
       bar_arrive(int(BackwardBarrier::kPFull), kBackwardThreads);
       add_ab<C.element, C.block_m>(dv, p, RowsFirst<C.d_o_tile()>(d_o(stage), 0));

@@ -65,12 +65,22 @@ struct BackwardConfig {
   int smem_class = kLargeSmemBytes;  // bytes of shared memory that a CTA of it fits
   bool scored = false;               // softcap and dropout: P has another form for dS
   bool block_mask = false;           // goes through the query blocks that a block mask shows
+  bool keeps_slopes = false;         // of a score function, apart from P
 
   FA3_HD constexpr BackwardConfig with(Element e, bool has_other_p) const {
     BackwardConfig other = *this;
     other.element = e;
     other.scored = has_other_p;
     if (has_other_p && block_m > 32) other.block_m = block_m / 2;  // it takes registers
+    return other;
+  }
+
+  // Of a tile for P's other form: that of a score function, whose kernel is compiled at run time.
+  // apart: its slopes beside P.
+  FA3_HD constexpr BackwardConfig with_score_function(bool apart) const {
+    BackwardConfig other = *this;
+    other.scored = false;
+    other.keeps_slopes = apart;
     return other;
   }
 
@@ -91,6 +101,7 @@ struct BackwardConfig {
   FA3_HD constexpr DqLayout dq() const { return {block_m, head_dim}; }
 
   FA3_HD constexpr int p_bytes() const { return block_n * block_m * bytes_of(element); }
+  FA3_HD constexpr int slope_bytes() const { return keeps_slopes ? p_bytes() : 0; }
   FA3_HD constexpr int stage_bytes() const { return q_tile().bytes() + d_o_tile().bytes(); }
   FA3_HD constexpr int statistics_bytes() const { return 2 * block_m * int{sizeof(float)}; }
 

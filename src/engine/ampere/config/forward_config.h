@@ -35,6 +35,16 @@ struct ForwardConfig {
     return c;
   }
 
+  // The same tile with registers left for a score function: its kernel is compiled at run time.
+  FA3_HD constexpr ForwardConfig with_score_function() const {
+    ForwardConfig c = *this;
+    if (block_m == kRowsPerWarp) return c;
+    const int most = head_dim == 128 ? 48 : 64;
+    if (block_n > most) c.block_n = most;
+    if (ctas_per_sm > 2) c.ctas_per_sm = 2;
+    return c;
+  }
+
   FA3_HD constexpr int threads() const { return warps * kWarpSize; }
   FA3_HD constexpr int warp_rows() const { return block_m / warps; }
   FA3_HD constexpr int row_tiles() const { return warp_rows() / kRowsPerWarp; }  // of a warp

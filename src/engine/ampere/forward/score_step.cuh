@@ -9,7 +9,11 @@
 #include "engine/ampere/forward/warp_tile.cuh"
 #include "engine/cuda/mask/bit_mask.cuh"
 #include "engine/cuda/mask/mask.cuh"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/score_quantized_keys.cuh"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/ampere/forward/function_score.cuh"
+#endif
 
 namespace fa3::ampere {
 
@@ -22,7 +26,7 @@ struct Score : ScaledScore {
       : ScaledScore{params.scale_log2}, capped(params.capped), cap(params.soft_cap) {}
 
   template <int Count>
-  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
+  __device__ __forceinline__ void prepare(float (&products)[Count], int, int) const {
     if (capped) CappedScore{cap}.prepare(products);
   }
 };
@@ -43,10 +47,18 @@ struct QuantizedScore : ScaledScore {
   }
 
   template <int Count>
-  __device__ __forceinline__ void prepare(float (&products)[Count]) const {
+  __device__ __forceinline__ void prepare(float (&products)[Count], int, int) const {
     if (capped) CappedScoreOf<ScaledSoftCap>{cap}.prepare(products);
   }
 };
+
+#ifdef FA3_SCORE_FUNCTION
+template <ForwardConfig C>
+using PlainScore = FunctionScore<C>;
+#else
+template <ForwardConfig C>
+using PlainScore = std::conditional_t<C.quantized, QuantizedScore, Score>;
+#endif
 
 // After this number of fired guards in a tile, more than every other block's, a warp takes the rest
 // of it by online steps: a fired guard pays for itself if another block passes before the next.
@@ -54,7 +66,7 @@ inline constexpr int kFewGuardFires = 2;
 
 template <ForwardConfig C>
 class ScoreStep {
-  using Plain = std::conditional_t<C.quantized, QuantizedScore, Score>;
+  using Plain = PlainScore<C>;
   using Hook = ScoreOf16BitP<Plain, C.block_n, C.headroom_log2()>;
   using Tile = WarpTile<C>;
 
@@ -66,13 +78,15 @@ class ScoreStep {
   // False: P has overflowed in the registers that held the scores. With their products there once
   // more, the step is to be taken `again`.
   __device__ __forceinline__ bool take(Tile& r, int block, bool again) {
-    prepare(r);
+    prepare(r, block);
     int place = block;
     if constexpr (C.block_mask) place = work_.place_of(block);
     const int first_key = place * C.block_n;
     bool masked =
         uniform(place >= blocks().masked_from || blocks().edge.hides_left(first_key)) != 0;
-    const bool may_guard = uniform(!again && block < blocks().online_from) != 0;
+    // A function may hide all keys that a row has seen: then it has no reference yet.
+    const bool may_guard =
+        !kHasScoreFunction && uniform(!again && block < blocks().online_from) != 0;
     if (masked) mask(r, first_key);
     if constexpr (C.block_mask) masked = hides_by_bits(r, block, first_key) || masked;
     if (!masked && may_guard) return guarded(r, block);
@@ -86,16 +100,18 @@ class ScoreStep {
  private:
   __device__ __forceinline__ static Plain score_of(const ForwardParams& params,
                                                    const TileWork<C>& work) {
-    if constexpr (C.quantized) {
+    if constexpr (kHasScoreFunction) {
+      return {params, work};
+    } else if constexpr (C.quantized) {
       return {params, cache_scale(params.cache_scales.key, work)};
     } else {
       return Plain(params);
     }
   }
 
-  __device__ __forceinline__ void prepare(Tile& r) const {
+  __device__ __forceinline__ void prepare(Tile& r, int block) const {
 #pragma unroll
-    for (int t = 0; t < Tile::kRowTiles; ++t) score_.prepare(r.scores[t]);
+    for (int t = 0; t < Tile::kRowTiles; ++t) score_.prepare(r.scores[t], t, block);
   }
 
   // Causal calls and the last keys take the short way.

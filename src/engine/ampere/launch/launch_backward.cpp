@@ -125,7 +125,7 @@ cudaError_t clear_semaphores(const BackwardPlan& plan, const Arrays& arrays, cud
 }  // namespace
 
 cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStream_t stream,
-                            int launches) {
+                            int launches, const cuda::ScoreGradientParams* score) {
   const BackwardCall& a = plan.call;
   const BackwardKernel& kernel = plan.kernel;
   const Arrays arrays(plan, workspace);
@@ -139,7 +139,8 @@ cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStrea
     }
   }
   if (error == cudaSuccess && launches & kMain) {
-    BackwardParams p = main_params(plan, arrays);
+    ScoredBackwardParams p{.main = main_params(plan, arrays), .score = {}};
+    if (score != nullptr) p.score = *score;
     error = cuda::launch(kernel.main, unsigned(plan.grids.main), kBackwardThreads,
                          kernel.smem_bytes, &p, {}, stream);
   }

@@ -51,26 +51,27 @@ cuda::ForwardOutput output_of(const ForwardPlan& plan, void* workspace) {
 
 ForwardParams params_of(const ForwardPlan& plan, void* workspace) {
   const ForwardCall& call = plan.call;
-  ForwardParams params{.q = copied_rows(call.q, plan.q_width),
-                       .k = copied_rows(call.k, plan.k_width, call.places.paged()),
-                       .v = copied_rows(call.v, plan.v_width, call.places.paged()),
-                       .pages = {.table = call.places.page_table,
-                                 .table_stride = call.places.table_stride,
-                                 .page_size = int(call.places.page_size),
-                                 .num_pages = int(call.places.pages)},
-                       .schedule = plan.schedule,
-                       .packs_per_kv_head = call.heads_per_kv_head / plan.schedule.pack.heads(),
-                       .mask = call.mask,
-                       .scale_log2 = cuda::log2_scale(call.scale),
-                       .capped = call.softcap != 0,
-                       .soft_cap = {},
-                       .dropout = cuda::DropoutParams::of(call.dropout),
-                       .output = output_of(plan, workspace),
-                       .partial_batches = plan.partials.any() ? int(plan.partials.batches) : 0,
-                       .cache_scales = call.cache_scales,
-                       .cache_is_e5m2 = call.cache_is_e5m2,
-                       .output_is_plain = false,
-                       .block_mask = call.block_mask};
+  ForwardParams params{
+      .q = copied_rows(call.q, plan.q_width),
+      .k = copied_rows(call.k, plan.k_width, call.places.paged()),
+      .v = copied_rows(call.v, plan.v_width, call.places.paged()),
+      .pages = {.table = call.places.page_table,
+                .table_stride = call.places.table_stride,
+                .page_size = int(call.places.page_size),
+                .num_pages = int(call.places.pages)},
+      .schedule = plan.schedule,
+      .packs_per_kv_head = call.heads_per_kv_head / plan.schedule.pack.heads(),
+      .mask = call.mask,
+      .scale_log2 = call.has_score_function ? call.scale : cuda::log2_scale(call.scale),
+      .capped = call.softcap != 0,
+      .soft_cap = {},
+      .dropout = cuda::DropoutParams::of(call.dropout),
+      .output = output_of(plan, workspace),
+      .partial_batches = plan.partials.any() ? int(plan.partials.batches) : 0,
+      .cache_scales = call.cache_scales,
+      .cache_is_e5m2 = call.cache_is_e5m2,
+      .output_is_plain = false,
+      .block_mask = call.block_mask};
   if (params.capped) {
     params.soft_cap = cuda::SoftCap::of(call.scale, call.softcap);
     params.scale_log2 = 1.0f;
@@ -80,10 +81,13 @@ ForwardParams params_of(const ForwardPlan& plan, void* workspace) {
 
 }  // namespace
 
-cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+cudaError_t launch_forward(const ForwardPlan& plan, const cuda::ScoreCaptures* captures,
+                           void* workspace, cudaStream_t stream) {
   const ForwardConfig& c = plan.kernel.config;
   const ForwardCall& call = plan.call;
-  ForwardParams params = params_of(plan, workspace);
+  ScoredForwardParams scored{.forward = params_of(plan, workspace), .captures = {}};
+  if (captures != nullptr) scored.captures = *captures;
+  ForwardParams& params = scored.forward;
   void* const whole_o = params.output.o.data;
   cudaError_t error = cudaSuccess;
   for (int64_t i = 0; i < plan.num_launches && error == cudaSuccess; ++i) {
@@ -100,7 +104,7 @@ cudaError_t launch_forward(const ForwardPlan& plan, void* workspace, cudaStream_
     params.output_is_plain =
         !params.output.o_is_float32 && params.output.o_is_aligned && ends_with_chunk(columns);
     error = cuda::launch(plan.kernel.function, unsigned(plan.num_ctas()), c.threads(),
-                         c.smem_bytes(), &params, {}, stream);
+                         c.smem_bytes(), &scored, {}, stream);
   }
   return error;
 }

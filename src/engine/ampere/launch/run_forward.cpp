@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/ampere/launch/run_forward.h"
 
+#include "core/macros.h"
 #include "engine/ampere/launch/launch_forward.h"
+#include "engine/ampere/launch/score_program.h"
 #include "engine/cuda/host/device.h"
+#include "engine/cuda/jit/kernel_cache.h"
 #include "engine/cuda/kernels/merge.h"
 
 namespace fa3::ampere {
@@ -31,15 +34,30 @@ MergeProblem merge_of(const Problem& problem, const PartialResults& partials, vo
           .device_index = problem.device_index};
 }
 
+// The kernel of a score function is found or made here.
+Status find_kernel(const fa3_score_function& score, int device, ForwardKernel* kernel) {
+  cuda::Capability gpu;
+  FA3_TRY(cuda::find_capability(device, &gpu));
+  return cuda::find_kernel(score_program(score, kernel->config, gpu), score.compiler,
+                           &kernel->function);
+}
+
 }  // namespace
 
 Status run_forward(const Problem& problem, const Plan& plan, void* workspace, void* stream) {
-  const auto decided = plan.decided.load<ForwardPlan>();
+  auto decided = plan.decided.load<ForwardPlan>();
   if (!decided.has_work()) return {};
   const cuda::DeviceScope scope(problem.device_index);
+  const fa3_score_function* const score = problem.score;
+  cuda::ScoreCaptures captures{};
+  if (score != nullptr) {
+    FA3_TRY(find_kernel(*score, problem.device_index, &decided.kernel));
+    captures = cuda::captures_of(*score);
+  }
   cudaError_t error = scope.error();
   if (error == cudaSuccess) {
-    error = launch_forward(decided, workspace, static_cast<cudaStream_t>(stream));
+    error = launch_forward(decided, score ? &captures : nullptr, workspace,
+                           static_cast<cudaStream_t>(stream));
   }
   if (error != cudaSuccess || !decided.partials.any()) {
     return cuda::finish(error, "ampere forward");

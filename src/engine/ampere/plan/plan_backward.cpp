@@ -17,8 +17,9 @@ namespace {
 
 constexpr int64_t kMaxBlocks = int64_t{1} << 28;  // numbers of CTAs are 31-bit
 
+// Registers of a score function are those that P's other form takes.
 bool has_other_p(const BackwardProblem& p) {
-  return p.softcap != 0.0f || p.dropout.on();
+  return p.softcap != 0.0f || p.dropout.on() || p.score != nullptr;
 }
 
 std::string reasons(const BackwardPlan& plan, const char* why_the_row) {
@@ -37,6 +38,19 @@ int first_that_fits(const Table& table, int64_t head_dim, int64_t head_dim_v, in
       return row;
   }
   return kNoKernel;
+}
+
+Status check_score(const BackwardProblem& p) {
+  if (p.score == nullptr || p.score->gradients == nullptr || !p.deterministic) return {};
+  return unsupported("gradients of captured tensors in one order (deterministic)");
+}
+
+// The row's kernels, of which the main one is compiled when the plan runs.
+BackwardKernel with_score_function(BackwardKernel kernel, const fa3_score_function& score) {
+  const bool apart = score.slope != nullptr && score.gradients != nullptr;
+  kernel.config = kernel.config.with_score_function(apart);
+  kernel.smem_bytes += kernel.config.slope_bytes();
+  return kernel;
 }
 
 struct Selection {
@@ -76,6 +90,7 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
   if (problem.has_wide_gradients()) {
     return unsupported("gradients of float32 from inputs of ", name_of(problem.dtype));
   }
+  FA3_TRY(check_score(problem));
   FA3_TRY(cuda::check_device(problem.device_index, kCapability));
   int smem_bytes = 0;
   FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));
@@ -84,8 +99,10 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
     return unsupported("no backward kernel for head dims ", problem.head_dim, " and ",
                        problem.head_dim_v, "; the largest have 256 and 256");
   }
+  BackwardKernel kernel = selected.kernel;
+  if (problem.score != nullptr) kernel = with_score_function(kernel, *problem.score);
   const cuda::BackwardCall call = cuda::call_of(problem);
-  const BackwardPlan decided = plan_launches(selected.kernel, call);
+  const BackwardPlan decided = plan_launches(kernel, call);
   if (decided.grids.largest() > kMaxBlocks) {
     return unsupported("more than 2^28 blocks of queries or keys");
   }
@@ -101,7 +118,8 @@ Status plan_backward(const BackwardProblem& problem, Plan* plan) {
     plan->kernel = concat("backward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
                           " ", c.block_m, "x", c.block_n, cuda::mask_name(call.mask),
                           c.block_mask ? " block mask" : "", problem.dropout.on() ? " dropout" : "",
-                          call.deterministic ? " deterministic" : "");
+                          call.deterministic ? " deterministic" : "",
+                          problem.score ? " with a score function" : "");
     plan->why = reasons(decided, selected.why);
   }
   return {};

@@ -44,6 +44,9 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   FA3_TRY(cuda::check_cache_scales(p));
+  if (p.score != nullptr && p.has_float8()) {
+    return unsupported("score functions over ", name_of(p.kv_dtype));
+  }
   if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
@@ -60,12 +63,14 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(cuda::count_smem_bytes(problem.device_index, &smem_bytes));
   const int row = select_kernel(problem, smem_bytes + kOwnSmemBytes);
   const KernelInstance& instance = kForwardTable[size_t(row)];
-  const ForwardConfig& c = instance.config;
+  ForwardKernel kernel = forward_kernel_at(row, cuda::element_of(problem.dtype));
+  if (problem.score != nullptr) kernel.config = kernel.config.with_score_function();
+  const ForwardConfig& c = kernel.config;
   const PackGqa pack = select_pack(problem, c);
   // Which split a key is in must not go by the other sequences.
   const bool splits = !problem.batch_invariant || problem.num_splits > 0;
-  const ForwardPlan decided = plan_launch(forward_kernel_at(row, cuda::element_of(problem.dtype)),
-                                          call, pack, num_sms, splits ? problem.num_splits : 1);
+  const ForwardPlan decided =
+      plan_launch(kernel, call, pack, num_sms, splits ? problem.num_splits : 1);
   if (decided.num_ctas() > cuda::kMaxTiles || pack.rows(call.q.rows) > cuda::kMaxRows) {
     return unsupported("more than 2^30 query tiles, or rows of queries times heads that share one");
   }
@@ -78,10 +83,11 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   plan->num_tasks = decided.num_ctas();
   plan->workspace_bytes = decided.partials.bytes();
   if (plan->wants_words) {
-    plan->kernel = concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v,
-                          " ", c.block_m, "x", c.block_n, c.quantized ? " quantized cache" : "",
-                          cuda::mask_name(call.mask), c.block_mask ? " block mask" : "",
-                          c.dropout ? " dropout" : "");
+    plan->kernel =
+        concat("forward ", name_of(problem.dtype), " d", c.head_dim, "/", c.head_dim_v, " ",
+               c.block_m, "x", c.block_n, c.quantized ? " quantized cache" : "",
+               cuda::mask_name(call.mask), c.block_mask ? " block mask" : "",
+               c.dropout ? " dropout" : "", problem.score ? " with a score function" : "");
     plan->why = reasons(decided, instance.why, problem.batch_invariant);
   }
   return {};

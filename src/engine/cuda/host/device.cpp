@@ -146,6 +146,13 @@ Status count_sms(int device, int* count) {
   return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
 }
 
+Status find_capability(int device, Capability* found) {
+  Facts facts;
+  const cudaError_t error = look_up(device, &facts);
+  *found = facts.capability();
+  return error == cudaSuccess ? Status{} : unsupported("cuda:", device, ": ", text_of(error));
+}
+
 Status count_smem_bytes(int device, int* bytes) {
   Facts facts;
   const cudaError_t error = look_up(device, &facts);

@@ -41,6 +41,8 @@ void* find_driver_function(const char* name);
 
 Status count_sms(int device, int* count);
 
+Status find_capability(int device, Capability* found);
+
 // The shared memory that a CTA may ask for; with FA3_SMALL_SMEM in the environment no more than
 // consumers' cards have, so that their kernels can be tested on others.
 Status count_smem_bytes(int device, int* bytes);

@@ -15,5 +15,6 @@ struct EmbeddedHeaders {
 
 // Those that kernels of the Hopper engine include.
 EmbeddedHeaders hopper_headers();
+EmbeddedHeaders ampere_headers();  // and of the ampere engine
 
 }  // namespace fa3::cuda

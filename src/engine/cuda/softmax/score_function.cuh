@@ -8,7 +8,7 @@
 
 #include "engine/cuda/softmax/score_captures.h"
 
-#ifndef __CUDACC__
+#if !defined(__CUDACC__) && !defined(__device__)
 #define __device__
 #define __forceinline__ inline
 #endif
@@ -234,7 +234,8 @@ struct ScoreFunction {
   // takes no others, for a third of the time, and else this one. score_of(function, i): the i-th of
   // the thread's.
   template <int Count, class ScoreOf, class Apply>
-  __device__ __forceinline__ void choose(const ScoreOf& score_of, const Apply& apply) const {
+  __device__ __forceinline__ void choose([[maybe_unused]] const ScoreOf& score_of,
+                                         const Apply& apply) const {
 #ifdef FA3_SCORE_HAS_TANGENT
     float reach[4] = {};  // as many chains of dependent instructions
 #pragma unroll

@@ -5,6 +5,10 @@
 
 #include "engine/cuda/softmax/score_function.cuh"
 #include "engine/cuda/softmax/score_gradient_params.h"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/cuda/ptx/fragment.h"
+#include "engine/cuda/ptx/instructions.cuh"
+#endif
 
 namespace fa3::cuda {
 
@@ -44,6 +48,19 @@ struct ScoreGradient : ScoreFunction {
 
   __device__ __forceinline__ void of(float gradient, int b, int h, int q_idx, int kv_idx);
 
+#ifdef FA3_SCORE_FUNCTION
+  // Behind the last score of a tile of 16 keys or more, in all lanes of a warp: sums for the tile
+  // are a warp's, those for a key a quad's.
+  __device__ __forceinline__ void add_sums() const {
+    const int lane = int(thread_in_block() % kWarpSize);
+#pragma unroll
+    for (int number = 0; number < ScoreCaptures::kMost; ++number) {
+      add_sum(of_tile[number], kWarpSize, lane);
+      for (const auto& mine : of_key) add_sum(mine[number], kQuadLanes, lane);
+    }
+  }
+#endif
+
   static __device__ __forceinline__ void add_to(float* place, float value) {
 #ifdef __CUDACC__
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(place), "f"(value) : "memory");
@@ -53,6 +70,17 @@ struct ScoreGradient : ScoreFunction {
   }
 
  private:
+#ifdef FA3_SCORE_FUNCTION
+  __device__ __forceinline__ static void add_sum(const Sum& sum, int lanes, int lane) {
+    if (sum.place == nullptr) return;
+    float value = sum.value;
+#pragma unroll
+    for (int distance = 1; distance < lanes; distance *= 2) {
+      value += __shfl_xor_sync(0xffffffff, value, distance);
+    }
+    if (lane % lanes == 0 && value != 0.0f) add_to(sum.place, value);
+  }
+#endif
   __device__ __forceinline__ void add_to(Sum& sum, float value, float* place) {
     sum.value += counts ? value : 0.0f;
     sum.place = place;

@@ -96,7 +96,7 @@ struct FunctionTile {
         }
       }
     }
-    add_sums(gradient);
+    gradient.add_sums();
   }
 
  private:
@@ -145,26 +145,6 @@ struct FunctionTile {
       packed[j] = pack_pair<C.element>(slope[0], slope[1]);
     }
     ptx::st_shared_b32x4(Tile::packed_place(smem, step), packed);
-  }
-
-  // A thread's sums for its tile are a warp's; those for a key are a quad's.
-  static __device__ __forceinline__ void add_sums(const ScoreGradient& gradient) {
-    const int lane = int(thread_in_block() % kWarpSize);
-#pragma unroll
-    for (int number = 0; number < ScoreCaptures::kMost; ++number) {
-      add_sum(gradient.of_tile[number], kWarpSize, lane);
-      for (const auto& of_key : gradient.of_key) add_sum(of_key[number], kQuadLanes, lane);
-    }
-  }
-  static __device__ __forceinline__ void add_sum(const ScoreGradient::Sum& sum, int lanes,
-                                                 int lane) {
-    if (sum.place == nullptr) return;
-    float value = sum.value;
-#pragma unroll
-    for (int distance = 1; distance < lanes; distance *= 2) {
-      value += __shfl_xor_sync(0xffffffff, value, distance);
-    }
-    if (lane % lanes == 0 && value != 0.0f) ScoreGradient::add_to(sum.place, value);
   }
 };
 

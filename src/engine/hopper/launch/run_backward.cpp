@@ -24,7 +24,7 @@ Status run_backward(const BackwardProblem& problem, const Plan& plan, void* work
   cuda::ScoreGradientParams score{};
   const auto prepare = [&](BackwardPlan* decided) -> Status {
     if (function == nullptr) return {};
-    score = gradients_of(*function, problem.scale);
+    score = cuda::gradients_of(*function, problem.scale);
     return find_main(*function, decided);
   };
   const auto launch = [&](const BackwardPlan& decided, void* memory, cudaStream_t on) {

@@ -10,6 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "engine/ampere/instances/forward_table.h"
+#include "engine/ampere/instances/mask_backward_table.h"
+#include "engine/ampere/launch/score_program.h"
 #include "engine/cuda/jit/disk_cache.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/instances/backward_table.h"
@@ -284,14 +287,46 @@ TEST(Captures, HavePairsWhereTwoNeighboursLieInOneWord) {
     t.shape[1] = 33;
     t.stride[0] = row_stride;
     t.stride[1] = key_stride;
-    return hopper::captures_of(score).tensors[0].extent_of_pairs;
+    return cuda::captures_of(score).tensors[0].extent_of_pairs;
   };
   EXPECT_EQ(pairs(0x7004, 40, 1), 33);
   EXPECT_EQ(pairs(0x7002, 40, 1), 0);
   EXPECT_EQ(pairs(0x7004, 33, 1), 0);
   EXPECT_EQ(pairs(0x7004, 40, 2), 0);
   t.rank = 0;
-  EXPECT_EQ(hopper::captures_of(score).tensors[0].extent_of_pairs, 0);
+  EXPECT_EQ(cuda::captures_of(score).tensors[0].extent_of_pairs, 0);
+}
+
+// For an A100, and for cards of 99 KB; NVRTC is asked for no more than one program a row.
+TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
+  const auto compiles = [&](const auto& config, const cuda::Capability& gpu) {
+    std::string code;
+    const Status status =
+        cuda::find_code(ampere::score_program(score, config, gpu), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_EQ(code.substr(1, 3), "ELF");
+  };
+  for (const ampere::KernelInstance& row : ampere::kForwardTable) {
+    const ampere::ForwardConfig& c = row.config;
+    if (c.dropout || c.quantized || (quick && c.head_dim > 64)) continue;
+    compiles(c.with(ampere::Element::kBf16).with_score_function(), {8, 0});
+  }
+  score.gradients = "add<0>(gradient, h, q_idx); add_for_tile<2>(gradient, h);";
+  score.slope = "return 2.0f;";
+  const auto of_function = [](const ampere::BackwardConfig& c) {
+    return c.with(ampere::Element::kFp16, true).with_score_function(true);
+  };
+  for (const ampere::BackwardInstance& row : ampere::kBackwardTable) {
+    if (quick && row.config.head_dim > 64) continue;
+    compiles(of_function(row.config), {8, 9});
+  }
+  for (const ampere::BackwardInstance& row : ampere::kMaskBackwardTable) {
+    if (quick && row.config.head_dim > 64) continue;
+    compiles(of_function(row.config), {8, 0});
+  }
 }
 
 TEST_F(ScoreProgram, IsCompiledOnce) {

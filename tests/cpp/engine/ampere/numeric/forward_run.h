@@ -28,7 +28,7 @@ namespace fa3::ampere {
 template <class T>
 struct Padded {
   std::vector<T> memory;
-  Operand operand;
+  fa3::Operand operand;
   int64_t heads = 0, columns = 0;
 
   Padded(int64_t batches, int64_t rows, int64_t num_heads, int64_t num_columns, int64_t pad,
@@ -69,6 +69,7 @@ struct NumericCase {
   int num_splits = 1;
   DType cache = DType::float32;  // float8: of keys and values, with scales by sequence and head
   bool block_mask = false, map_by_sequence = false, map_by_head = false;
+  double (*function)(double score, int b, int h, int q, int k) = nullptr;  // -inf: hidden
 };
 
 class NumericRun {
@@ -259,22 +260,26 @@ class NumericRun {
     if (c_.sink) p.sink = sinks_.data(), p.has_sink = true;
     p.dropout = {.threshold = dropout_threshold(c_.dropout), .seed = 11, .offset = 5};
     p.device = FA3_CUDA;
+    if (c_.function != nullptr) p.score = &function_;
   }
 
   static constexpr int kFp16Row = 1;
+  static constexpr ForwardConfig config_of(int row, Element element) {
+    const ForwardConfig c = kForwardTable[size_t(row)].config.with(element);
+    return kHasScoreFunction && !c.dropout ? c.with_score_function() : c;
+  }
   template <int... Rows>
   static auto kernel_at(int row, bool fp16, std::integer_sequence<int, Rows...>) {
     static constexpr void (*kKernels[])(ForwardParams) = {
-        &forward_kernel<kForwardTable[Rows].config.with(Element::kBf16)>...};
-    return fp16 ? &forward_kernel<kForwardTable[kFp16Row].config.with(Element::kFp16)>
-                : kKernels[row];
+        &forward_kernel<config_of(Rows, Element::kBf16)>...};
+    return fp16 ? &forward_kernel<config_of(kFp16Row, Element::kFp16)> : kKernels[row];
   }
 
   void run() {
     const int row = select_kernel(p_, c_.smem_of_sm);
     const bool fp16 = c_.dtype == DType::float16;  // of one row alone
     if (fp16 && row != kFp16Row) error_ = "no fp16 kernel of row " + std::to_string(row);
-    const ForwardConfig config = kForwardTable[size_t(row)].config.with(cuda::element_of(c_.dtype));
+    const ForwardConfig config = config_of(row, cuda::element_of(c_.dtype));
     const auto kernel =
         kernel_at(row, fp16, std::make_integer_sequence<int, int(kForwardTable.size())>());
     const ForwardPlan plan = plan_launch({config, machine::add_kernel(kernel)}, cuda::call_of(p_),
@@ -283,7 +288,8 @@ class NumericRun {
              std::to_string(plan.schedule.pack.heads()) + " heads, row " + std::to_string(row);
     if (plan.partials.any()) words_ += ", " + std::to_string(plan.schedule.num_splits) + " splits";
     std::vector<float> workspace(size_t(plan.partials.bytes()) / sizeof(float), kUntouched32);
-    launch_forward(plan, workspace.data(), nullptr);
+    const cuda::ScoreCaptures captures{};
+    launch_forward(plan, c_.function ? &captures : nullptr, workspace.data(), nullptr);
     if (error_.empty()) error_ = machine::take_launch_error();
     if (plan.partials.any() && error_.empty()) merge(plan.partials, workspace.data());
   }
@@ -366,14 +372,16 @@ class NumericRun {
       bool sees = c_.sink;
       for (int64_t key = range.begin; key < range.end; ++key) {
         const bool shown = map_.shows(b, head, int(row), int(key));
-        scores.push_back(shown ? score(b, q.begin + row, k.begin + key, head) : lse);
-        sees |= shown;
+        double found = shown ? score(b, q.begin + row, k.begin + key, head) : lse;
+        if (shown && c_.function) found = c_.function(found, b, head, int(row), int(key));
+        scores.push_back(found);
+        sees |= found != lse;
       }
       double most = lse;
       for (double s : scores) most = std::max(most, s);
       if (c_.sink) most = std::max(most, double(sinks_[size_t(head)]));
       double sum = c_.sink ? std::exp(double(sinks_[size_t(head)]) - most) : 0;
-      for (double s : scores) sum += std::exp(s - most);
+      for (double s : scores) sum += sees ? std::exp(s - most) : 0;
       const DropoutHead draws = p_.dropout.head(p_.dropout.call_key(), b, head);
       DropoutRow kept(p_.dropout, draws, row);
       for (size_t i = 0; i < scores.size(); ++i) {
@@ -423,6 +431,7 @@ class NumericRun {
   std::vector<float> lse_, sinks_;
   std::vector<int32_t> table_;
   RandomMap map_;
+  const fa3_score_function function_{};
   Problem p_;
   std::string error_, words_;
 };

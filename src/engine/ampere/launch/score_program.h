@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program of a kernel of this engine that takes a score function (cuda/jit/score_program.h),
+// for a GPU of this compute capability.
+#pragma once
+
+#include "engine/ampere/config/backward_config.h"
+#include "engine/ampere/config/forward_config.h"
+#include "engine/cuda/host/device.h"
+#include "engine/cuda/jit/score_program.h"
+
+namespace fa3::ampere {
+
+cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
+                            const cuda::Capability& gpu);
+
+// The main kernel of the backward; its others know nothing of scores.
+cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& config,
+                            const cuda::Capability& gpu);
+
+}  // namespace fa3::ampere

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda/jit/score_program.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace fa3::cuda {
+namespace {
+
+// A function of a class of score_function.cuh.
+std::string definition(const char* declaration, const char* body) {
+  return concat("__device__ __forceinline__ ", declaration, " {\n#line 1 \"score function\"\n",
+                body, "\n}\n");
+}
+
+std::string definition_of_score(const fa3_score_function& score) {
+  return definition(
+      "float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx) const",
+      score.text);
+}
+
+// Functions that load would load twice.
+bool looks_at_tangents(const fa3_score_function& score) {
+  return score.num_tensors == 0 && std::strstr(score.text, "tangent(") != nullptr;
+}
+
+// Whether each two neighbours along the last dimension lie in one word, if they have 16 bits each.
+bool has_pairs(const fa3_captured_tensor& t) {
+  if (t.rank == 0 || t.stride[t.rank - 1] != 1 || reinterpret_cast<uintptr_t>(t.data) % 4 != 0) {
+    return false;
+  }
+  for (int dim = 0; dim + 1 < t.rank; ++dim) {
+    if (t.stride[dim] % 2 != 0) return false;
+  }
+  return true;
+}
+
+Program program_of(const fa3_score_function& score, const std::string& functions,
+                   const ScoreKernel& kernel) {
+  return {.text = concat("#define FA3_SCORE_FUNCTION\n",
+                         looks_at_tangents(score) ? "#define FA3_SCORE_HAS_TANGENT\n" : "",
+                         kernel.includes, "namespace fa3::cuda {\n", functions,
+                         "}\n#line 1 \"kernel\"\nnamespace fa3::", kernel.engine, " {\n",
+                         kernel.text, "}\n"),
+          .architecture = kernel.architecture,
+          .options = {"-std=c++20", "-default-device"},
+          .headers = kernel.headers};
+}
+
+}  // namespace
+
+std::string definition_of_pairs(const fa3_score_function& score) {
+  constexpr char kLoad[] = "load_of_key<";
+  const char* const load = std::strstr(score.text, kLoad);
+  if (load == nullptr || std::strstr(load + 1, kLoad) != nullptr) return "";
+  const char* const number = std::strchr(load, ',');
+  return number == nullptr ? "" : concat("#define FA3_SCORE_PAIRS ", std::atoi(number + 1), "\n");
+}
+
+Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel) {
+  return program_of(score, definition_of_score(score), kernel);
+}
+
+Program backward_program(const fa3_score_function& score, const ScoreKernel& kernel) {
+  const char* const slope = score.slope == nullptr ? "return 1.0f;" : score.slope;
+  return program_of(
+      score,
+      definition_of_score(score) +
+          definition("float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) "
+                     "const",
+                     slope) +
+          definition("void ScoreGradient::of(float gradient, int b, int h, int q_idx, int kv_idx)",
+                     score.gradients == nullptr ? "" : score.gradients),
+      kernel);
+}
+
+ScoreCaptures captures_of(const fa3_score_function& score) {
+  ScoreCaptures captures{};
+  for (int i = 0; i < score.num_tensors; ++i) {
+    const fa3_captured_tensor& from = score.tensors[i];
+    ScoreCaptures::Tensor& to = captures.tensors[i];
+    to.data = from.data;
+    for (int dim = 0; dim < from.rank; ++dim) {
+      to.extent[dim] = int(from.shape[dim]);
+      to.stride[dim] = int(from.stride[dim]);
+    }
+    to.extent_of_pairs = has_pairs(from) ? to.extent[from.rank - 1] : 0;
+  }
+  return captures;
+}
+
+ScoreGradientParams gradients_of(const fa3_score_function& score, float scale) {
+  ScoreGradientParams params{.captures = captures_of(score), .gradients = {}, .scale = scale};
+  for (int i = 0; i < score.num_tensors; ++i) {
+    const fa3_captured_tensor& from = score.tensors[i];
+    params.gradients[i].data = from.gradient;
+    int stride = 1;
+    for (int dim = from.rank - 1; dim >= 0; --dim) {
+      params.gradients[i].stride[dim] = stride;
+      stride *= int(from.shape[dim]);
+    }
+  }
+  return params;
+}
+
+}  // namespace fa3::cuda

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// A score function of the caller's among the functions of score_function.cuh, as text for NVRTC;
+// and what a kernel is given for it. An engine says which kernel calls them. Next: kernel_cache.h.
+#pragma once
+
+#include "core/problem.h"
+#include "engine/cuda/jit/nvrtc.h"
+#include "engine/cuda/softmax/score_gradient_params.h"
+
+namespace fa3::cuda {
+
+// The kernel of an engine that a program has.
+struct ScoreKernel {
+  std::string includes;
+  std::string text;    // in the engine's namespace
+  const char* engine;  // its name
+  std::string architecture;
+  EmbeddedHeaders headers;
+};
+
+// Which tensor load_of_key() may load ahead from, for a kernel that does: if the text has it once,
+// for registers do not last for more. Empty: none.
+std::string definition_of_pairs(const fa3_score_function& score);
+
+Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel);
+
+// Of a main kernel; others of a backward know nothing of scores.
+Program backward_program(const fa3_score_function& score, const ScoreKernel& kernel);
+
+ScoreCaptures captures_of(const fa3_score_function& score);
+ScoreGradientParams gradients_of(const fa3_score_function& score, float scale);
+
+}  // namespace fa3::cuda
