@@ -147,7 +147,9 @@ enum {
  * sequence. What it returns takes the score's place before mask and softmax; -inf hides the key.
  * `load<T, n>(i, ...)` is an element of captured tensor n of type T (float, int32_t, int64_t, bool,
  * ..., Half, Bfloat), one index a dimension: negative ones count from the end, then all are
- * clamped, so that nothing outside of the tensor is read.
+ * clamped, so that nothing outside of the tensor is read. `load_of_key<T, n>(kv_idx, i, ...)` is
+ * `load<T, n>(i, ..., kv_idx)` of a type of 16 bits, where no other index depends on kv_idx: a
+ * kernel may load it ahead.
  *
  *     return score + load<float, 0>(h) * (kv_idx - q_idx);
  *

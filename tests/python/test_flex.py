@@ -238,6 +238,56 @@ def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
     assert function_of(with_number(1.0)).graph is not function_of(with_number(1)).graph
 
 
+FACTOR = 2.0
+SLOPES = torch.ones(HEADS)
+
+
+def of_globals(s, b, h, q, k):
+    scaled = lambda x: x * FACTOR  # noqa: E731
+    return scaled(s) + SLOPES[h] * (k - q)
+
+
+def test_globals_are_a_part_of_a_function_too(monkeypatch):
+    from fa3.flex.functions import function_of
+
+    first = function_of(of_globals)
+    assert function_of(of_globals).graph is first.graph
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    second = function_of(of_globals)
+    assert second.graph is not first.graph
+    monkeypatch.setitem(globals(), "SLOPES", torch.zeros(HEADS))
+    third = function_of(of_globals)
+    assert third.graph is not second.graph and third.tensors[0] is SLOPES
+    monkeypatch.setitem(globals(), "FACTOR", object)  # it cannot be told whether that changes
+    with pytest.raises(TypeError):
+        function_of(of_globals)
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    assert function_of(of_globals).graph is not function_of(lambda *_: _[0] * FACTOR).graph
+
+
+def test_what_needs_no_gradient_is_computed_without_autograd(monkeypatch):
+    from fa3.flex import attention
+
+    recorded = []
+    monkeypatch.setattr(attention.Flex, "apply", lambda *a: recorded.append(1) or a[1:3])
+    q, k, v = (x.requires_grad_() for x in inputs(dtype=torch.float32))
+    slopes = torch.ones(HEADS)
+
+    def call(*tensors):
+        return fa3.flex_attention(*tensors, score_mod=lambda s, b, h, i, j: s * slopes[h])
+
+    call(q, k, v)
+    call(q.detach(), k.detach(), v)
+    assert len(recorded) == 2
+    call(q.detach(), k.detach(), v.detach())
+    with torch.no_grad():
+        call(q, k, v)
+    assert len(recorded) == 2
+    slopes.requires_grad_()
+    call(q.detach(), k.detach(), v.detach())
+    assert len(recorded) == 3
+
+
 def test_a_function_of_whole_tensors_is_traced_again():
     logits = torch.zeros(HEADS)
     q, k, v = inputs(dtype=torch.float32)

@@ -40,6 +40,24 @@ extern "C" void compute(const fa3::cuda::ScoreCaptures* captures, const float* s
     results[i] = function.of(scores[i], places[0], places[1], places[2], places[3]);
   }
 }
+// By the words of two neighbours each, where a tensor has them.
+extern "C" void compute_by_pairs(const fa3::cuda::ScoreCaptures* captures, const float* scores,
+                                 const int* places, float* results, int count) {
+  const fa3::cuda::ScoreFunction function{*captures};
+  for (int i = 0; i < count; ++i, places += 4) {
+    fa3::cuda::ScoreFunction other = function;
+    const int first = places[3] & ~1;
+    const void* place = nullptr;
+    uint32_t word = 0;
+    results[i] = NAN;
+    if (!function.has_pairs<0>(first, 2) || function.has_pairs<0>(first + 1, 1)) continue;
+    other.pair.place = &place;
+    other.of(scores[i], places[0], places[1], places[2], first);
+    word = fa3::cuda::score::load_pair(place);
+    other.pair = {&word, first != places[3]};
+    results[i] = other.of(scores[i], places[0], places[1], places[2], places[3]);
+  }
+}
 extern "C" void differentiate(const fa3::cuda::ScoreGradientParams* params, const float* scores,
                               const float* gradients, const int* places, float* slopes, int count) {
   using Gradient = fa3::cuda::ScoreGradient;
@@ -67,6 +85,7 @@ class Captured(ctypes.Structure):
         ("data", ctypes.c_void_p),
         ("extent", ctypes.c_int * 4),
         ("stride", ctypes.c_int * 4),
+        ("extent_of_pairs", ctypes.c_int),
     )
 
 
@@ -153,6 +172,41 @@ def test_text_computes_what_the_graph_does(make, tmp_path):
 def test_every_type_is_loaded(dtype, tmp_path):
     table = (functions.randn(ROWS, HEADS, seed=1) * 3).to(dtype).t()
     check(lambda s, b, h, q, k: s + table[h, k], tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_neighbouring_keys_are_taken_from_one_word(dtype, tmp_path):
+    if COMPILER is None:
+        pytest.skip("g++ is not installed")
+    table = functions.randn(HEADS, ROWS, ROWS - 1, seed=1).to(dtype)[..., :-1]
+    table = torch.nn.functional.pad(table, (0, 2))[..., :-1]  # odd extent, even strides
+    function = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q - k * 0, k])
+    assert "load_of_key<" not in text_of(function)  # its other indices name the key
+    function = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q, k])
+    assert text_of(function).count("load_of_key<") == 1
+    where = places()
+    scores = functions.randn(len(where), dtype=torch.float32, seed=9)
+    captures, results = captures_of(function.tensors), torch.empty_like(scores)
+    captures[0].extent_of_pairs = table.shape[-1]
+    compute = compiled(function, tmp_path).compute_by_pairs
+    compute(captures, *(ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results)), len(where))
+    has_pair = where[:, 3] // 2 * 2 + 2 <= table.shape[-1]
+    assert torch.equal(results.isfinite(), has_pair) and has_pair.sum() > len(where) // 2
+    right = of_text(function, scores, where, tmp_path)
+    torch.testing.assert_close(results[has_pair], right[has_pair], rtol=0, atol=0)
+
+
+def test_what_is_loaded_ahead_is_the_only_one_of_16_bits():
+    tables = functions.randn(2, HEADS, ROWS, seed=1).half()
+    one, other, wide = tables[0], tables[1], tables[1].float()
+    texts = {
+        "one": lambda s, b, h, q, k: s + one[h, k] + wide[h, k],
+        "none": lambda s, b, h, q, k: s + wide[h, k] + tables[0, 0, 0].clone()[...],
+        "two": lambda s, b, h, q, k: s + one[h, k] * other[h, q],
+        "distance": lambda s, b, h, q, k: s + one[h, q - k],
+    }
+    counts = {n: text_of(function_of(f)).count("load_of_key<") for n, f in texts.items()}
+    assert counts == {"one": 1, "none": 0, "two": 0, "distance": 0}
 
 
 @pytest.mark.parametrize("divisor", [20.0, -3.0, 0.0, 3e38, math.inf])

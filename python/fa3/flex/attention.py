@@ -10,6 +10,8 @@ from fa3.flex import device, lists, tiles
 from fa3.flex.block_mask import with_masks
 from fa3.flex.functions import function_of
 from fa3.masks import BlockMask
+from fa3.torch.library import needs_gradient
+from fa3.torch.operators import have_memory
 
 
 def attend(q, k, v, score_mod, masks, scale, lengths):
@@ -60,6 +62,8 @@ def apply(function, q, k, v, window, scale, options, *, alone=None, blocks=None,
         listed = tiles.Listed(alone, given | {"block_mask": blocks})
     options = {"window": tuple(window), **given}
     call = tiles.Call(function, scale, window, options, listed, **others)
+    if not needs_gradient(q, k, v, *function.tensors) and have_memory(q, k, v):
+        return forward(call, q, k, v, [*function.tensors])
     return Flex.apply(call, q, k, v, *function.tensors)
 
 

@@ -118,7 +118,10 @@ def captured(q, tensors, totals):
                 )
             tensors[number] = tensor = tensor.to(q.device)
         gradient = totals[number].data_ptr() if number in totals else 0
-        described.append((tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), gradient))
+        shape = tuple(tensor.shape)
+        # That of one element is never gone along, and may be larger than the library takes.
+        strides = tuple(s if n > 1 else 0 for s, n in zip(tensor.stride(), shape, strict=True))
+        described.append((tensor.data_ptr(), shape, strides, gradient))
     return tuple(described)
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of a function, made once for as long as what it captures stays the same.
 
-That can be seen of plain functions alone, and of what stands in their closures: tensors, numbers
-and other such functions. Others are traced at each call, which takes about a millisecond.
+That can be seen of plain functions alone, and of what stands in their closures and in the globals
+that they name: tensors, numbers and other such functions. Others are traced at each call, which
+takes about a millisecond.
 """
 
+import functools
 import types
 import weakref
 
@@ -30,6 +32,7 @@ def function_of(score_mod):
     function = trace(score_mod)
     if key is not None and function.is_fixed:
         function.key = key
+        function.may_hide  # noqa: B018  looked for once, not in each call
         if len(_known) >= MOST:
             del _known[next(iter(_known))]
         references = [weakref.ref(t) for t in function.tensors]
@@ -48,9 +51,8 @@ def identity_of(value, depth=0):
         return None if None in parts else parts
     if not isinstance(value, types.FunctionType) or depth > 4:
         return None
-    if not all(is_fixed_global(value, name) for name in value.__code__.co_names):
-        return None
     parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    parts += globals_of(value)
     try:
         parts += [cell.cell_contents for cell in value.__closure__ or ()]
     except ValueError:  # an empty cell
@@ -59,7 +61,15 @@ def identity_of(value, depth=0):
     return None if None in identities else (value.__code__, identities)
 
 
-def is_fixed_global(function, name):
-    """Whether a name stands for an attribute, a builtin or a module: what no call changes."""
-    found = function.__globals__.get(name, types)
-    return isinstance(found, (types.ModuleType, types.BuiltinFunctionType))
+def globals_of(function):
+    """What the names of a function stand for, but modules and builtins, which no call changes. A
+    name may be an attribute's: then what it stands for here changes nothing."""
+    found = (function.__globals__.get(name, types) for name in names_of(function.__code__))
+    return [x for x in found if not isinstance(x, (types.ModuleType, types.BuiltinFunctionType))]
+
+
+@functools.lru_cache(maxsize=MOST)
+def names_of(code):
+    """Also of the functions that it defines."""
+    inner = (names_of(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return tuple(dict.fromkeys([*code.co_names, *(name for names in inner for name in names)]))

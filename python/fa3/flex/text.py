@@ -29,6 +29,7 @@ ELEMENTS = {
 }
 
 
+NARROW = torch.float16, torch.bfloat16
 SMALL = 2**22  # small_to_float() takes numbers below
 LONGEST = SMALL // 2  # so that it takes the distance of two indices
 
@@ -67,7 +68,7 @@ def gradients_of(function, gradient, longest=LONGEST):
         if (add, node.value) in summed:
             add = "add"
         summed.add((add, node.value))
-        arguments = [name_of(graph, value), *indices(graph, node, longest)]
+        arguments = [name_of(graph, value), *indices(graph, node.arguments, longest)]
         statements.append(f"{add}<{node.value}>({', '.join(arguments)});")
         needed += [value, *node.arguments]
     return body(function, longest, needed, after=statements)
@@ -76,9 +77,15 @@ def gradients_of(function, gradient, longest=LONGEST):
 def body(function, longest, numbers, before=(), after=(), returns=None):
     """Lines that compute these nodes."""
     graph, lines = function.graph, ["using namespace score;", *before]
-    for number in graph.needed_for(*numbers):
+    needed = graph.needed_for(*numbers)
+    ahead = loaded_ahead(graph, needed, function.tensors)
+    for number in needed:
         node = graph.nodes[number]
-        if node.op not in NAMES:
+        if number == ahead:
+            element, (*others, key) = ELEMENTS[function.tensors[node.value].dtype], node.arguments
+            places = ", ".join([name_of(graph, key), *indices(graph, others, longest)])
+            lines.append(f"const float x{number} = load_of_key<{element}, {node.value}>({places});")
+        elif node.op not in NAMES:
             value = expression(graph, node, function.tensors, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
     if returns is not None:
@@ -90,10 +97,23 @@ def name_of(graph, number):
     return NAMES.get(graph.nodes[number].op, f"x{number}")
 
 
-def indices(graph, load, longest):
+def loaded_ahead(graph, numbers, tensors):
+    """The only load of 16-bit floats, if it is one at (..., kv_idx) that asks for the key nowhere
+    else: what is at the next key lies beside it. None: there is none, or there are several."""
+    nodes = [(n, graph.nodes[n]) for n in numbers]
+    loads = [(n, x) for n, x in nodes if x.op == "load" and tensors[x.value].dtype in NARROW]
+    if len(loads) != 1 or not loads[0][1].arguments:
+        return None
+    ((number, load),) = loads
+    *others, last = load.arguments
+    leaves = {graph.nodes[n].op for n in graph.needed_for(*others)}
+    return number if graph.nodes[last].op == KEY and KEY not in leaves else None
+
+
+def indices(graph, arguments, longest):
     """Of a captured tensor; those that are known to be at least 0 cost less."""
-    names = [name_of(graph, a) for a in load.arguments]
-    bounds = [graph.bounds(a, longest) for a in load.arguments]
+    names = [name_of(graph, a) for a in arguments]
+    bounds = [graph.bounds(a, longest) for a in arguments]
     return [
         f"unsigned({name})" if least is not None and least >= 0 else name
         for name, (least, _) in zip(names, bounds, strict=True)
@@ -107,7 +127,7 @@ def expression(graph, node, tensors, longest):
         return literal(node.value)
     if node.op == "load":
         element = ELEMENTS[tensors[node.value].dtype]
-        return f"load<{element}, {node.value}>({', '.join(indices(graph, node, longest))})"
+        return f"load<{element}, {node.value}>({', '.join(indices(graph, node.arguments, longest))})"
     if node.op == "to_float" and is_small(*bounds[0]):
         return f"small_to_float({arguments[0]})"
     if node.op == "div" and (inverse := inverse_of(graph.nodes[node.arguments[1]])) is not None:

@@ -7,7 +7,6 @@ refused with a sentence that names the operation. Next: translate.py, which has 
 becomes.
 """
 
-import copy
 import functools
 import math
 import threading
@@ -42,8 +41,8 @@ class Function:
 
     def with_tensors(self, tensors):
         """The same function of other tensors."""
-        other = copy.copy(self)
-        other.tensors = tensors
+        other = object.__new__(Function)  # copy.copy() takes 3 us
+        other.__dict__.update(self.__dict__, tensors=tensors)
         return other
 
     def text(self, longest):

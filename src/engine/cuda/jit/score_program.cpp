@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/jit/score_program.h"
 
+#include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
@@ -25,6 +26,17 @@ bool looks_at_tangents(const fa3_score_function& score) {
   return score.num_tensors == 0 && std::strstr(score.text, "tangent(") != nullptr;
 }
 
+// Whether each two neighbours along the last dimension lie in one word, if they have 16 bits each.
+bool has_pairs(const fa3_captured_tensor& t) {
+  if (t.rank == 0 || t.stride[t.rank - 1] != 1 || reinterpret_cast<uintptr_t>(t.data) % 4 != 0) {
+    return false;
+  }
+  for (int dim = 0; dim + 1 < t.rank; ++dim) {
+    if (t.stride[dim] % 2 != 0) return false;
+  }
+  return true;
+}
+
 Program program_of(const fa3_score_function& score, const std::string& functions,
                    const ScoreKernel& kernel) {
   return {.text = concat("#define FA3_SCORE_FUNCTION\n",
@@ -38,6 +50,14 @@ Program program_of(const fa3_score_function& score, const std::string& functions
 }
 
 }  // namespace
+
+std::string definition_of_pairs(const fa3_score_function& score) {
+  constexpr char kLoad[] = "load_of_key<";
+  const char* const load = std::strstr(score.text, kLoad);
+  if (load == nullptr || std::strstr(load + 1, kLoad) != nullptr) return "";
+  const char* const number = std::strchr(load, ',');
+  return number == nullptr ? "" : concat("#define FA3_SCORE_PAIRS ", std::atoi(number + 1), "\n");
+}
 
 Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel) {
   return program_of(score, definition_of_score(score), kernel);
@@ -66,6 +86,7 @@ ScoreCaptures captures_of(const fa3_score_function& score) {
       to.extent[dim] = int(from.shape[dim]);
       to.stride[dim] = int(from.stride[dim]);
     }
+    to.extent_of_pairs = has_pairs(from) ? to.extent[from.rank - 1] : 0;
   }
   return captures;
 }

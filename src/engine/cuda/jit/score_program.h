@@ -18,6 +18,10 @@ struct ScoreKernel {
   EmbeddedHeaders headers;
 };
 
+// Which tensor load_of_key() may load ahead from, for a kernel that does: if the text has it once,
+// for registers do not last for more. Empty: none.
+std::string definition_of_pairs(const fa3_score_function& score);
+
 Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel);
 
 // Of a main kernel; others of a backward know nothing of scores.

@@ -11,6 +11,11 @@ inline constexpr bool kHasScoreFunction = true;  // in this compilation
 #else
 inline constexpr bool kHasScoreFunction = false;
 #endif
+#ifdef FA3_SCORE_MAY_HIDE
+inline constexpr bool kScoreMayHide = true;  // it returns -inf for many keys
+#else
+inline constexpr bool kScoreMayHide = false;
+#endif
 
 struct ScoreCaptures {
   static constexpr int kMost = 8;
@@ -20,6 +25,8 @@ struct ScoreCaptures {
     const void* data;
     int extent[kDims];  // at least 1 each
     int stride[kDims];  // in elements
+    // Along the last dimension; 0: two neighbours of 16 bits each may not be loaded at once.
+    int extent_of_pairs;
   };
   Tensor tensors[kMost];
 };

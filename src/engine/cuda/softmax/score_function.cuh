@@ -132,7 +132,17 @@ __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// Volatile: it is not to move behind the products that are waited for.
+__device__ __forceinline__ uint32_t load_pair(const void* place) {
+  uint32_t pair;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(pair) : "l"(place));
+  return pair;
+}
 #else
+inline uint32_t load_pair(const void* place) {
+  const auto* const halves = static_cast<const uint16_t*>(place);
+  return halves[0] | uint32_t{halves[1]} << 16;
+}
 inline float exponential2(float x) {
   return exp2f(x);
 }
@@ -171,11 +181,19 @@ __device__ __forceinline__ float tangent_anywhere(float x) {
 
 }  // namespace score
 
+// Where load_of_key() finds its element; nothing of this: in memory.
+struct Pair {
+  const uint32_t* word = nullptr;  // of it and its neighbour,
+  bool second = false;             // of which it is the second
+  const void** place = nullptr;    // becomes its address, and nothing is loaded
+};
+
 // What a function's body sees: the captured tensors, and tanh.
 struct ScoreFunction {
   const ScoreCaptures& captures;
   // Not null: all tangents are those near zero, and this becomes the largest argument.
   float* reach = nullptr;
+  Pair pair{};
 
   __device__ __forceinline__ float tangent(float x) const {
     if (reach == nullptr) return score::tangent_anywhere(x);
@@ -187,12 +205,25 @@ struct ScoreFunction {
   // count from the end, then all are clamped.
   template <class T, int Number, class... Indices>
   __device__ __forceinline__ auto load(Indices... indices) const {
-    static_assert(Number < ScoreCaptures::kMost && sizeof...(Indices) <= ScoreCaptures::kDims);
-    const ScoreCaptures::Tensor& tensor = captures.tensors[Number];
-    int64_t place = 0;
-    int dim = 0;
-    ((place += int64_t{within(indices, tensor.extent[dim])} * tensor.stride[dim], ++dim), ...);
-    return score::number_of(static_cast<const T*>(tensor.data)[place]);
+    return score::number_of(element<T, Number>(indices...));
+  }
+
+  // The same of 16 bits, whose last index is kv_idx and whose others know nothing of it. A forward
+  // loads two neighbours at once, a block ahead.
+  template <class T, int Number, class... Indices>
+  __device__ __forceinline__ float load_of_key(int kv_idx, Indices... others) const {
+    static_assert(sizeof(T) == sizeof(uint16_t));
+    if (pair.place != nullptr) {
+      *pair.place = &element<T, Number>(others..., Unclamped{kv_idx});
+      return 0.0f;
+    }
+    if (pair.word == nullptr) return load<T, Number>(others..., unsigned(kv_idx));
+    return score::number_of(T{uint16_t(*pair.word >> (pair.second ? 16 : 0))});
+  }
+  // Whether the elements of these keys lie beside each other, each two in a word.
+  template <int Number>
+  __device__ __forceinline__ bool has_pairs(int first_key, int keys) const {
+    return first_key % 2 == 0 && first_key + keys <= captures.tensors[Number].extent_of_pairs;
   }
 
   __device__ __forceinline__ float of(float score, int b, int h, int q_idx, int kv_idx) const;
@@ -220,6 +251,28 @@ struct ScoreFunction {
   }
 
  protected:
+  // An index of a dimension whose elements lie beside each other, which is known to be within it.
+  struct Unclamped {
+    int index;
+  };
+
+  template <class T, int Number, class... Indices>
+  __device__ __forceinline__ const T& element(Indices... indices) const {
+    static_assert(Number < ScoreCaptures::kMost && sizeof...(Indices) <= ScoreCaptures::kDims);
+    const ScoreCaptures::Tensor& tensor = captures.tensors[Number];
+    int64_t place = 0;
+    int dim = 0;
+    ((place += offset(indices, tensor.extent[dim], tensor.stride[dim]), ++dim), ...);
+    return static_cast<const T*>(tensor.data)[place];
+  }
+  template <class Index>
+  __device__ __forceinline__ static int64_t offset(Index index, int extent, int stride) {
+    return int64_t{within(index, extent)} * stride;
+  }
+  __device__ __forceinline__ static int64_t offset(Unclamped key, int, int) {
+    return key.index;
+  }
+
   // Known to be at least 0.
   __device__ __forceinline__ static int within(unsigned index, int extent) {
     return int(index < unsigned(extent) ? index : unsigned(extent) - 1);

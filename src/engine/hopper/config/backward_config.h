@@ -37,7 +37,8 @@ struct BackwardConfig {
     if (other.keeps_p()) {                      // which takes shared memory from Q and dO
       other.block_m = 64;
       other.stages = 3;
-      other.helpers = false;  // they would cost the key warpgroups 8 registers
+      // They would cost the key warpgroups 8 registers. But who walks lists has no other work.
+      other.helpers = block_mask;
     }
     return other;
   }
@@ -89,7 +90,8 @@ struct BackwardConfig {
     return other;
   }
 
-  FA3_HD constexpr bool general() const { return variant != Variant::kDense; }
+  // Under a block mask sequences have one length, whatever is done to their scores.
+  FA3_HD constexpr bool general() const { return variant != Variant::kDense && !block_mask; }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   // Kernels for calls of their own beside the main one.

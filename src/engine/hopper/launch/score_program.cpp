@@ -65,10 +65,16 @@ constexpr const char* kPlaceOfListedStep =
 
 }  // namespace
 
-cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& c) {
+cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config) {
+  const std::string pairs = cuda::definition_of_pairs(score);
+  ForwardConfig c = config;
+  // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
+  // speed of online steps (docs/lab/flex.md). Without pairs they gain.
+  if (!pairs.empty() && score.may_hide != 0) c.guarded = false;
   return cuda::forward_program(
       score,
-      kernel_of(concat("#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
+      kernel_of(concat(pairs, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
+                       "#include \"engine/hopper/forward/forward_kernel.cuh\"\n"
                        "#include \"engine/hopper/forward/producer/",
                        loader_of(c), "\"\n#include \"engine/hopper/forward/producer/",
                        scheduler_of(c), "\"\n"),

@@ -38,9 +38,7 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Element element = element_of(p.dtype);
   if (p.score != nullptr) {
     const KernelInstance& instance = *select_score_kernel(p);
-    ForwardConfig config = instance.config.with(element, variant_of(p));
-    // Where a row's first block is hidden, a guarded step would have no reference.
-    config.guarded = p.score->may_hide == 0;
+    const ForwardConfig config = instance.config.with(element, variant_of(p));
     return {instance,
             {config, nullptr, smem_bytes_of_each(config.ctas_per_sm)},
             whole_tiles(config, call, PackGqa{}, num_sms)};

@@ -171,13 +171,13 @@ bool finds_nvrtc() {
 
 TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
-  const auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
   const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
   for (const hopper::KernelInstance& row : hopper::kScoreTable) {
     for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
-      auto config = row.config.with(hopper::Element::kFp16, variant);
-      config.guarded = variant == hopper::Variant::kDense;
+      const auto config = row.config.with(hopper::Element::kFp16, variant);
       std::string code;
+      score.may_hide = variant == hopper::Variant::kGeneral;
       const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
       EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
@@ -242,6 +242,59 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
       EXPECT_TRUE(status.ok()) << c.head_dim << ": " << status.message();
     }
   }
+  score.slope = "return 0.5f * score;";
+  for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped);
+    EXPECT_TRUE(config.keeps_p() && config.helpers && !config.general());
+    for (const auto& c : {config, config.deterministic()}) {
+      const Status status = cuda::find_code(hopper::score_program(score, c), nullptr, &code);
+      EXPECT_TRUE(status.ok()) << c.head_dim << ": " << status.message();
+    }
+  }
+}
+
+TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  constexpr char kOnce[] =
+      "return score * load<float, 0>(h) + load_of_key<Half, 3>(kv_idx, q_idx);";
+  constexpr char kTwice[] =
+      "return score + load_of_key<Half, 1>(kv_idx, h) + load_of_key<Half, 2>(kv_idx, q_idx);";
+  const auto c = kSmall.with(hopper::Element::kFp16, hopper::Variant::kGeneral);
+  const auto once = hopper::score_program(function_of(kOnce), c);
+  const auto twice = hopper::score_program(function_of(kTwice), c);
+  EXPECT_NE(once.text.find("#define FA3_SCORE_PAIRS 3\n"), std::string::npos);
+  EXPECT_EQ(twice.text.find("FA3_SCORE_PAIRS"), std::string::npos);
+  auto hides = function_of(kOnce);
+  hides.may_hide = 1;
+  EXPECT_NE(once.text.find(".guarded = true"), std::string::npos);
+  EXPECT_EQ(hopper::score_program(hides, c).text.find(".guarded = true"), std::string::npos);
+  std::string code;
+  for (const auto* program : {&once, &twice}) {
+    const Status status = cuda::find_code(*program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+TEST(Captures, HavePairsWhereTwoNeighboursLieInOneWord) {
+  fa3_captured_tensor t{};
+  fa3_score_function score{};
+  score.tensors = &t;
+  score.num_tensors = 1;
+  const auto pairs = [&](uintptr_t address, int64_t row_stride, int64_t key_stride) {
+    t.data = reinterpret_cast<const void*>(address);
+    t.rank = 2;
+    t.shape[0] = 5;
+    t.shape[1] = 33;
+    t.stride[0] = row_stride;
+    t.stride[1] = key_stride;
+    return cuda::captures_of(score).tensors[0].extent_of_pairs;
+  };
+  EXPECT_EQ(pairs(0x7004, 40, 1), 33);
+  EXPECT_EQ(pairs(0x7002, 40, 1), 0);
+  EXPECT_EQ(pairs(0x7004, 33, 1), 0);
+  EXPECT_EQ(pairs(0x7004, 40, 2), 0);
+  t.rank = 0;
+  EXPECT_EQ(cuda::captures_of(score).tensors[0].extent_of_pairs, 0);
 }
 
 // For an A100, and for cards of 99 KB; NVRTC is asked for no more than one program a row.

@@ -4,6 +4,7 @@
 // consumer_score.cuh.
 #pragma once
 
+#include "engine/cuda/softmax/loaded_pairs.h"
 #include "engine/cuda/softmax/score_function.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/cuda/tile/rows.h"
@@ -45,25 +46,74 @@ struct FunctionScore {
   ScoreFunction function;
   float scale;  // softmax scale
 
+  // What load_of_key() takes of a block, by one address a row.
   template <int Count, class Work>
-  __device__ __forceinline__ void prepare(float (&products)[Count], const ForwardParams& params,
-                                          const Work& work, int first_row, int first_key) const {
+  __device__ __forceinline__ void load_ahead(Pairs<Count>& pairs, const ForwardParams& params,
+                                             const Work& work, int first_row, int first_key) const {
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-    const auto score_of = [&](const ScoreFunction& f, int i) {
-      const int r = fragment_row_index(i);
-      return f.of(products[i] * scale, place.sequence, place.head[r], place.query[r],
-                  place.key + fragment_column(i));
-    };
-    function.choose<Count>(score_of, [&](const ScoreFunction& f) {
+    if (!has_pairs<Count>(place)) return;
+    const void* row[kRowsPerThread];
 #pragma unroll
-      for (int i = 0; i < Count; ++i) products[i] = score_of(f, i);
-    });
+    for (int i = 0; i < Count; i += 2) {
+      const int r = fragment_row_index(i);
+      if (fragment_column(i) == 0) {
+        ScoreFunction f = function;
+        f.pair.place = &row[r];
+        score_at(f, 0.0f, place, i);
+      }
+      pairs.words[i / 2] =
+          score::load_pair(static_cast<const uint16_t*>(row[r]) + fragment_column(i));
+    }
+  }
+
+  template <int Count, class Work>
+  __device__ __forceinline__ void prepare(float (&products)[Count], const Pairs<Count>& pairs,
+                                          const ForwardParams& params, const Work& work,
+                                          int first_row, int first_key) const {
+    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
+    if constexpr (kLoadsPairs) {
+      if (has_pairs<Count>(place)) {
+        apply<Count>(products, place, [&](ScoreFunction& f, int i) {
+          f.pair = {&pairs.words[i / 2], i % 2 == 1};
+        });
+        return;
+      }
+    }
+    apply<Count>(products, place, [](ScoreFunction&, int) {});
   }
   __device__ __forceinline__ float exponent(float score, float ref) const {
     return __fmaf_rn(score, kLog2E, -ref);
   }
   __device__ __forceinline__ float reference(float score) const {
     return score * kLog2E;
+  }
+
+ private:
+  template <int Count>
+  __device__ __forceinline__ bool has_pairs(const ScorePlace& place) const {
+    const int first_key = place.key - fragment_lane_column(int(thread_in_block() % kWarpSize));
+    return function.has_pairs<kPairTensor>(first_key, Count * kRowsPerThread);
+  }
+
+  // set_pair(function, i): for the thread's i-th score.
+  template <int Count, class SetPair>
+  __device__ __forceinline__ void apply(float (&products)[Count], const ScorePlace& place,
+                                        const SetPair& set_pair) const {
+    const auto score_of = [&](ScoreFunction f, int i) {
+      set_pair(f, i);
+      return score_at(f, products[i] * scale, place, i);
+    };
+    function.choose<Count>(score_of, [&](const ScoreFunction& f) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) products[i] = score_of(f, i);
+    });
+  }
+
+  static __device__ __forceinline__ float score_at(const ScoreFunction& f, float score,
+                                                   const ScorePlace& place, int i) {
+    const int r = fragment_row_index(i);
+    return f.of(score, place.sequence, place.head[r], place.query[r],
+                place.key + fragment_column(i));
   }
 };
 

@@ -36,12 +36,25 @@ __device__ __forceinline__ void read_mask_bits(const ConsumerState<C>& c, Thread
   }
 }
 
+// What a score function loads of a block's keys. Those of a tile's first block come under its
+// products, of others under the block before.
+template <ForwardConfig C>
+__device__ __forceinline__ void load_ahead(const ConsumerState<C>& c, ThreadTile<C>& r,
+                                           int first_key) {
+  if constexpr (kLoadsPairs) {
+    const WorkTileOf<C>& work = c.work_tile();
+    c.score.load_ahead(r, c.params, work, c.first_row_of(work), first_key);
+  }
+}
+
 // From products to what the mask and the softmax take.
 template <ForwardConfig C>
 __device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
   if constexpr (kHasScoreFunction) {
     const WorkTileOf<C>& work = c.work_tile();
-    c.score.prepare(r.scores, c.params, work, c.first_row_of(work), c.tile.first_key());
+    const int first_key = c.tile.first_key();
+    c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), first_key);
+    if (!c.tile.is_last_block()) load_ahead(c, r, first_key - C.block_n);
   } else {
     c.score.prepare(r.scores);
   }
@@ -55,6 +68,19 @@ __device__ __forceinline__ void mask(const ConsumerState<C>& c, ThreadTile<C>& r
   }
   mask_scores(r.scores, c.edge(), c.params.output.pack, int(thread_in_block() % kWarpgroupSize),
               c.tile.first_key());
+}
+
+template <ForwardConfig C>
+__device__ __forceinline__ void go_online(ConsumerState<C>& c) {
+  c.tile.set_mode(TileMode::kOnline);
+}
+
+// A row of whose first block the score function hides all has no reference for guarded steps. They
+// would find out, at the price of several steps.
+template <ForwardConfig C>
+__device__ __forceinline__ void look_for_references(ConsumerState<C>& c, const RowState& rows) {
+  const bool lacks_one = rows.ref[0] == -kInfinity || rows.ref[1] == -kInfinity;
+  if (__any_sync(0xffffffff, lacks_one)) go_online(c);
 }
 
 template <ForwardConfig C>
@@ -75,6 +101,9 @@ __device__ __forceinline__ void online_softmax(ConsumerState<C>& c, ThreadTile<C
     }
   }
   online_step(r.scores, r.rows, c.score, result);
+  if constexpr (kScoreMayHide && C.guarded) {
+    if (starts_tile) look_for_references(c, r.rows);
+  }
 }
 
 // `wait_for_output` is called before the early elements of P become an operand.
@@ -136,11 +165,6 @@ __device__ __forceinline__ bool fires_too_often(const ConsumerState<C>& c) {
   return count >= kMostGuardFires && 2 * count > visited;
 }
 
-template <ForwardConfig C>
-__device__ __forceinline__ void go_online(ConsumerState<C>& c) {
-  c.tile.set_mode(TileMode::kOnline);
-}
-
 // The guard has fired in this warp: brings its P back into range, and O with it, or gives up the
 // block's scores.
 template <ForwardConfig C>
@@ -179,6 +203,7 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   c.tile.recover_scores();
   if (!consumer_tuning(C).tracks_max || c.tile.mode() != TileMode::kMaxTracking) go_online(c);
   const WorkTileOf<C>& work = c.work_tile();
+  load_ahead(c, r, c.tile.first_key());
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
   prepare_scores(c, r);
   if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);

@@ -62,6 +62,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   read_key_scales(c, k.stage());
   read_mask_bits(c, r, k.stage());
   if constexpr (consumer_tuning(C).draws_early) draw(c, r);
+  load_ahead(c, r, c.tile.first_key());
   ptx::wgmma_wait_group<0>();
   c.stages.release_kv(k);  // line 5
   release_spent_q(c);
@@ -89,6 +90,7 @@ __device__ __forceinline__ void multiply_block(ConsumerState<C>& c, ThreadTile<C
   }
   read_key_scales(c, k.stage());
   read_mask_bits(c, r, k.stage());
+  if (starts_tile) load_ahead(c, r, c.tile.first_key());
   ptx::wgmma_wait_group<1>();  // line 12
   c.stages.release_kv(k);      // line 15
   release_spent_q(c);

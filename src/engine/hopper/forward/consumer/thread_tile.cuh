@@ -7,6 +7,7 @@
 
 #include "core/dropout.h"
 #include "engine/cuda/mask/bit_mask.cuh"
+#include "engine/cuda/softmax/loaded_pairs.h"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/tile/gemm.cuh"
@@ -27,7 +28,8 @@ struct BlockBits {
 // Apart from ConsumerState, which the compiler only keeps in registers if no array stands in it.
 template <ForwardConfig C>
 struct ThreadTile : std::conditional_t<C.dropout, Draws<C.block_n>,
-                                       std::conditional_t<C.block_mask, BlockBits, NoDraws>> {
+                                       std::conditional_t<C.block_mask, BlockBits, NoDraws>>,
+                    cuda::Pairs<C.block_n / 2> {
   static constexpr int kScores = C.block_n / 2;
 
   float scores[kScores];                   // S, then P

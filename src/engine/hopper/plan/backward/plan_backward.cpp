@@ -45,9 +45,6 @@ Variant main_variant(const BackwardProblem& p) {
 
 Status check_score(const BackwardProblem& p) {
   if (p.score == nullptr) return {};
-  if (p.score->slope != nullptr && p.block_mask.on) {
-    return unsupported("gradients of a score function with a slope beside block_mask");
-  }
   if (p.score->gradients == nullptr) return {};
   if (p.deterministic) {
     return unsupported("gradients of captured tensors in one order (deterministic)");
@@ -82,9 +79,24 @@ int select_row(const BackwardProblem& p, Variant variant) {
   return row == kNoBackwardKernel && variant == Variant::kDense ? row_of(Variant::kGeneral) : row;
 }
 
+// A kernel that keeps slopes and walks lists. Its main ones are compiled for the call; rows go
+// through those of a softcap's, whose steps are as long.
+BackwardKernel listed_slopes_kernel(const BackwardConfig& row, Element element) {
+  const BackwardConfig config = row.with(element, Variant::kCapped);
+  const int of_rows = select_backward_kernel(config.head_dim, config.head_dim_v);
+  BackwardKernel kernel = backward_kernel_at(of_rows, element, Variant::kCapped);
+  kernel.config = config;
+  kernel.main = kernel.main_deterministic = nullptr;
+  kernel.smem_bytes = kMaxSmemBytes;
+  return kernel;
+}
+
 BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
   const int row = select_row(p, variant);
   const Element element = element_of(p.dtype);
+  if (p.block_mask.on && variant == Variant::kCapped) {
+    return listed_slopes_kernel(instance_of(p, row).config, element);
+  }
   if (has_wide_keys(p)) return wide_backward_kernel_at(row, element);
   if (p.block_mask.on) return mask_backward_kernel_at(row, element);
   return p.dropout.on() ? dropout_backward_kernel_at(row, element)

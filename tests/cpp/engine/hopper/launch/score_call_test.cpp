@@ -129,6 +129,27 @@ TEST_F(ScoredGradients, AreThreeLaunchesOfWhichOneKnowsTheCapturedTensors) {
   EXPECT_FLOAT_EQ(given.main.scale_log2, 1.4426950f);  // of natural scores
 }
 
+TEST_F(ScoredGradients, WalkListsWhateverTheSlope) {
+  int32_t* const map = reinterpret_cast<int32_t*>(uintptr_t{0x9000});
+  backward.options.block_mask = contiguous(map, FA3_INT32, {1, 1, 8, 8}, {FA3_CUDA, 0});
+  for (const char* slope : {static_cast<const char*>(nullptr), "return 0.5f * score;"}) {
+    score.slope = slope;
+    fa3::hopper::ScoredBackwardParams given{};
+    bool found = false;
+    g_on_launch = [&](const cudaLaunchConfig_t& config, const void* params) {
+      if (config.blockDim.x != 512) return;
+      given = *static_cast<const fa3::hopper::ScoredBackwardParams*>(params);
+      found = true;
+    };
+    void* workspace = reinterpret_cast<void*>(uintptr_t{0x900000000});
+    const fa3_status status = fa3_backward(&backward, workspace, size_t{1} << 28, nullptr);
+    if (status == FA3_UNSUPPORTED) GTEST_SKIP() << fa3_last_error();
+    ASSERT_EQ(status, FA3_OK) << fa3_last_error();
+    EXPECT_TRUE(found && given.main.lists.lengths != nullptr);
+    EXPECT_EQ(given.score.gradients[0].data, slopes.gradient);
+  }
+}
+
 TEST_F(ScoredGradients, AreRefusedWithWhatTheyCannotDo) {
   backward.options.deterministic = 1;
   EXPECT_NE(refusal().find("captured tensors in one order"), std::string::npos) << refusal();
