@@ -154,6 +154,15 @@ inline std::vector<BackwardCase> masked_cases() {
   add(ragged_case(" packed-short", 2, 1, short_q, short_k), window(20, 5));
   add(ragged_case(" packed-short", 2, 1, short_q, short_k), beside(20, 5, -20));
   add(ragged_case(" packed-short", 2, 1, short_q, short_k), beside(3, 30, 8));
+  // Several query heads in a tile: four of up to 16 rows, two of up to 32, all eight of one.
+  const Side few_q{.owned = {16, 1, 0, 30, 12, 7}, .used = {16, 1, 0, 4, 0, 7}, .spare = 5};
+  const auto at_most = [](int rows, auto change) {
+    return [=](BackwardCase& c) { c.seqlen_q = rows, change(c); };
+  };
+  add(ragged_case(" packed-used-few", 8, 2, few_q, short_k),
+      at_most(16, [](BackwardCase& c) { c.causal = c.d_lse = true, c.head_dim_less = 8; }));
+  add(ragged_case(" packed-few", 8, 2, {.owned = {32, 31, 0, 3, 17, 1}}, short_k), window(20, 5));
+  add(ragged_case(" packed-few", 8, 1, {.owned = {1, 1, 1, 0, 1, 1}}, short_k), causal);
   add(ragged_case(" packed-unused", 2, 1, {.owned = {100, 9, 70}, .used = {64, 9, 5}},
                   {.owned = {64, 90, 130}, .used = {60, 0, 64}}),
       [](BackwardCase& c) { c.seqlen_q = c.seqlen_k = 64; });  // of used rows

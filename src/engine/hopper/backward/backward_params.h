@@ -128,8 +128,10 @@ struct PostprocessParams {
 };
 
 // The kernel for short sequences has no scratch and no list of tiles: it reads the lengths itself.
+// Its maps of Q and dO have heads packed where `pack` has several.
 struct ShortSequencesParams {
   BackwardParams main;
+  PackGqa pack;
   RowOperands rows;
   RowTensor dq;
   RowTensor dk;

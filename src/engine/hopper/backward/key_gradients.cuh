@@ -41,15 +41,17 @@ class KeyGradients {
   __device__ __forceinline__ void run() {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
-    if (work_.num_steps() > 0) sum(dk, dv);
-    // Asked at run time: in a kernel without store() the compiler serialises the products. So the
-    // kernels with float32 gradients have it too, behind a number that is always 0.
-    if (C.splits_heads && params_.order.head_splits > 1) {
+    if (work_.num_steps() > 0) {
+      sum(dk, dv);
+    } else if (leave_as_tiles()) {
+      store_dv(dv);
+    }
+    if (leave_as_tiles()) {
+      store_dk(dk);
+    } else if (C.splits_heads && params_.order.head_splits > 1) {
       add(dk, dv);
-    } else if (C.wide && params_.zero == 0) {
-      store_wide(dk, dv);
     } else {
-      store(dk, dv);
+      store_wide(dk, dv);
     }
   }
 
@@ -71,19 +73,47 @@ class KeyGradients {
                                value_scale<C>(params_));
   }
 
-  __device__ __forceinline__ void store(const float (&dk)[C.head_dim / 2],
-                                        const float (&dv)[C.head_dim_v / 2]) {
-    keys_done(warpgroup_);
-    store_gradient<C.element, C.dk_tile()>(at_.q(warpgroup_), dk, work_.scale());
-    store_gradient<C.element, C.dv_tile()>(at_.d_o(warpgroup_), dv, value_scale<C>(params_));
+  // Asked at run time: in a kernel where dK and dV never leave as tiles the compiler serialises the
+  // products. So the kernels with float32 gradients have both ways, behind a number that is always
+  // 0.
+  __device__ __forceinline__ bool leave_as_tiles() const {
+    if (C.splits_heads && params_.order.head_splits > 1) return false;
+    return !C.wide || params_.zero != 0;
+  }
+
+  // dV goes to this warpgroup's rows of V, which no other reads.
+  __device__ __forceinline__ void store_dv(const float (&dv)[C.head_dim_v / 2]) {
+    const uint32_t rows = at_.v() + warpgroup_ * kRowsPerWarpgroup * C.v_tile().row_bytes();
+    sync_warpgroup();  // all of its products with V are over
+    store_gradient<C.element, C.v_tile()>(rows, dv, value_scale<C>(params_));
+    copy<C.dv_tile(), C.v_tile().slab_bytes()>(params_.dv_map, params_.columns_v, rows);
+  }
+
+  // dK goes to the stage behind the last step's, if that is free for certain: this warpgroup has
+  // handed over the last dS, so the other, at most C.ds_stages behind, reads no earlier stage.
+  __device__ __forceinline__ void store_dk(const float (&dk)[C.head_dim / 2]) {
+    uint32_t tile = at_.q(warpgroup_);
+    if constexpr (C.stages >= C.ds_stages + 2) {
+      const uint32_t stage = uint32_t(work_.num_steps()) % C.stages;
+      tile = warpgroup_ == 0 ? at_.q(stage) : at_.d_o(stage);
+    } else {
+      keys_done(warpgroup_);
+    }
+    store_gradient<C.element, C.dk_tile()>(tile, dk, work_.scale());
+    copy<C.dk_tile(), C.dk_tile().slab_bytes()>(params_.dk_map, params_.columns, tile);
+    if (stores()) finish_copies();
+  }
+
+  template <tile::TileLayout Layout, int SlabBytes>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, int columns, uint32_t smem) {
     ptx::fence_proxy_async();
-    ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
+    sync_warpgroup();
     if (!stores()) return;
-    const ptx::TileCoordinates to = work_.gradients(first_key_);
-    copy_gradient<C.dk_tile(), C.general()>(params_.dk_map, params_.columns, at_.q(warpgroup_), to);
-    copy_gradient<C.dv_tile(), C.general()>(params_.dv_map, params_.columns_v, at_.d_o(warpgroup_),
-                                            to);
-    finish_copies();
+    copy_gradient<Layout, C.general(), SlabBytes>(map, columns, smem, work_.gradients(first_key_));
+  }
+
+  __device__ __forceinline__ void sync_warpgroup() const {
+    ptx::bar_sync(int(BackwardBarrier::kStore) + warpgroup_, kWarpgroupSize);
   }
 
   __device__ __forceinline__ void store_wide(const float (&dk)[C.head_dim / 2],
@@ -98,8 +128,18 @@ class KeyGradients {
 
   __device__ __forceinline__ void sum(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
     const auto steps = work_.steps();
-    const int num_steps = work_.num_steps();
+    int num_steps = work_.num_steps();
     Block block = work_.first_queries();
+    const Unseen unseen = unseen_steps();
+    if (unseen.first) {
+      at_.q_pipeline().wait_full(cursor_);  // a phase that nobody waits for looks like the next one
+      at_.d_o_pipeline().wait_full(cursor_);
+      hand_over_zeros();
+      cursor_.advance();
+      block.advance(steps);
+      --num_steps;
+    }
+    num_steps -= unseen.last;
     // Carried as floats and packed at the loop's top: with packed ones carried over the back edge
     // the compiler serialises the products.
     typename Tile::Scores p;
@@ -113,7 +153,7 @@ class KeyGradients {
       if (!last) at_.q_pipeline().wait_full(cursor_.next());
       Tile::move(ds, ds, params_.zero);
       if (last) {
-        last_key_gradient(dk, ds);
+        last_key_gradient(dk, ds, dv, unseen.last);
         return;
       }
       block.advance(steps);
@@ -190,6 +230,32 @@ class KeyGradients {
     ds_cursor_.advance();
   }
 
+  // Whether the queries of the first step, or of the last, see none of these keys, though others
+  // do. Such a step is the other warpgroup's alone: under a window of 128 keys it is one of four.
+  // Not in dense kernels, whose products the compiler then serialises, nor in capped ones, where a
+  // register would be spilled.
+  struct Unseen {
+    bool first;
+    bool last;
+  };
+  __device__ __forceinline__ Unseen unseen_steps() const {
+    if constexpr (C.variant == Variant::kGeneral && !C.block_mask) {
+      const QuerySteps all = work_.steps();
+      const QuerySteps seen =
+          query_steps(work_.extents(), first_key_, kRowsPerWarpgroup, C.block_m);
+      if (seen.per_head() == 0) return {false, false};
+      return {seen.first_block > all.first_block, seen.end_block < all.end_block};
+    } else {
+      return {false, false};
+    }
+  }
+
+  __device__ __forceinline__ void hand_over_zeros() {
+    const typename Tile::Packed zeros = {};
+    at_.ds_pipeline().wait_empty(ds_cursor_);
+    hand_over(zeros);
+  }
+
   // The next block's P, under dK += dS Q.
   __device__ __forceinline__ void next_p(typename Tile::Scores& p, Block block,
                                          float (&dk)[C.head_dim / 2],
@@ -209,12 +275,17 @@ class KeyGradients {
     ptx::wgmma_wait_group<0>();
   }
 
+  // dV leaves under it.
   __device__ __forceinline__ void last_key_gradient(float (&dk)[C.head_dim / 2],
-                                                    const typename Tile::Packed& ds) {
+                                                    const typename Tile::Packed& ds,
+                                                    const float (&dv)[C.head_dim_v / 2],
+                                                    bool last_is_unseen) {
     ptx::wgmma_fence();
     tile::issue_ab<C.element, C.q_tile()>(dk, ds,
                                           tile::mn_major_low(C.q_tile(), at_.q(cursor_.stage())));
     ptx::wgmma_commit_group();
+    if (last_is_unseen) hand_over_zeros();
+    if (leave_as_tiles()) store_dv(dv);
     ptx::wgmma_wait_group<0>();
   }
 

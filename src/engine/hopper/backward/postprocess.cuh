@@ -19,8 +19,8 @@ __device__ __forceinline__ void clear(uint32_t (&row)[kQuadLanes]) {
 
 // A part of dQ, as a warpgroup's accumulators hold it, into rows. A sequence's rows past its used
 // ones get zeros.
-template <BackwardConfig C>
-__device__ __forceinline__ void store_part(const RowTensor& to, const RowTile& tile, int part,
+template <BackwardConfig C, class Tile>
+__device__ __forceinline__ void store_part(const RowTensor& to, const Tile& tile, int part,
                                            const float (&sums)[C.dq_accum().columns() / 2],
                                            float scale) {
   const int thread = int(threadIdx.x);

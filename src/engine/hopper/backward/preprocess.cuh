@@ -13,8 +13,8 @@ namespace fa3::hopper {
 
 // Calls use(row of the block, statistics, dO O) in the first lane of each row, and `meanwhile` once
 // all loads are in flight. For a CTA of `Threads` threads.
-template <BackwardConfig C, int Threads, class Meanwhile, class Use>
-__device__ __forceinline__ void for_each_row(const RowOperands& p, const RowTile& tile,
+template <BackwardConfig C, int Threads, class Tile, class Meanwhile, class Use>
+__device__ __forceinline__ void for_each_row(const RowOperands& p, const Tile& tile,
                                              Meanwhile meanwhile, Use use) {
   const int thread = int(threadIdx.x);
   constexpr int kLanes = lanes_per_row(C.head_dim_v);

@@ -24,7 +24,7 @@ class QueryGradient {
 
   __device__ __forceinline__ void run() {
     const bool loads = !C.helpers && thread_in_block() < kWarpSize && ptx::elect_sync();
-    if (loads) loader_.load_keys();
+    if (loads) loader_.load_inputs();
     ptx::griddepcontrol_wait();  // for dQ's zeros too
     if (loads) loader_.load_first_queries();
     __syncwarp();

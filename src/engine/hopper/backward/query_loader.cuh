@@ -25,53 +25,83 @@ class QueryLoader {
 
   // For a helper.
   __device__ __forceinline__ void run() {
-    load_keys();
+    load_inputs();
     ptx::griddepcontrol_wait();
+    load_first_rows();
 #pragma unroll 1
     while (left_ > 0) load_next_queries();
   }
 
-  // Keys first: preprocess may not have ended, and its results come with the queries.
-  __device__ __forceinline__ void load_keys() {
+  // By the thread that has initialised the barriers, before the others wait for it.
+  __device__ __forceinline__ void load_k() const {
     load(k_map(), C.k_tile(), at_.k(), at_.k_once().full(0), 0, work_.keys());
+  }
+
+  // What preprocess does not write; V behind the first Q, for which S waits.
+  __device__ __forceinline__ void load_inputs() {
+    if (left_ == 0) return;
+    load_q(next_step());
     load(v_map(), C.v_tile(), at_.v(), at_.v_once().full(0), 0, work_.keys());
   }
 
+  // The rest of the first step's.
+  __device__ __forceinline__ void load_first_rows() {
+    if (left_ > 0) load_rows(next_step());
+  }
+
   __device__ __forceinline__ void load_first_queries() {
+    load_first_rows();
 #pragma unroll 1
-    for (int i = 0; i < C.stages; ++i) load_next_queries();
+    for (int i = 1; i < C.stages; ++i) load_next_queries();
   }
 
   // Into the stages of the oldest step. Without helpers the caller knows that they are free.
   __device__ __forceinline__ void load_next_queries() {
     if (left_ == 0) return;
-    --left_;
-    constexpr uint32_t kStatisticsBytes = C.block_m * sizeof(float);
-    const uint32_t stage = cursor_.stage();
-    const ptx::TileCoordinates queries = work_.queries(block_);
-    const int64_t row = work_.scratch_block(block_) * C.block_m;
+    const Step step = next_step();  // before it waits
+    load_q(step);
+    load_rows(step);
+  }
 
+ private:
+  struct Step {
+    ptx::TileCoordinates queries;
+    int64_t row;  // in the scratch
+  };
+  static constexpr uint32_t kStatisticsBytes = C.block_m * sizeof(float);
+
+  __device__ __forceinline__ Step next_step() const {
+    return {work_.queries(block_), work_.scratch_block(block_) * C.block_m};
+  }
+
+  __device__ __forceinline__ void load_q(const Step& step) const {
+    const uint32_t stage = cursor_.stage();
     if constexpr (C.helpers) at_.q_pipeline().wait_empty(cursor_);
     if constexpr (C.block_mask) work_.record(block_);
     load(q_map(), C.q_tile(), at_.q(stage), at_.q_pipeline().full(stage), kStatisticsBytes,
-         queries);
-    ptx::cp_async_bulk_load(at_.lse(stage), params_.scratch.lse_log2 + row, kStatisticsBytes,
+         step.queries);
+  }
+
+  // dO and both statistics.
+  __device__ __forceinline__ void load_rows(const Step& step) {
+    const uint32_t stage = cursor_.stage();
+    ptx::cp_async_bulk_load(at_.lse(stage), params_.scratch.lse_log2 + step.row, kStatisticsBytes,
                             at_.q_pipeline().full(stage));
     if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(cursor_);
     load(d_o_map(), C.d_o_tile(), at_.d_o(stage), at_.d_o_pipeline().full(stage), kStatisticsBytes,
-         queries);
-    ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + row, kStatisticsBytes,
+         step.queries);
+    ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
                             at_.d_o_pipeline().full(stage));
+    --left_;
     cursor_.advance();
     block_.advance(work_.steps());
   }
 
- private:
   // A tile, a copy for each slab; `more_bytes` follow for the same barrier. What lies outside the
   // tensor arrives as zeros and counts like the rest.
   __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
                                        uint32_t smem, uint32_t barrier, uint32_t more_bytes,
-                                       ptx::TileCoordinates from) {
+                                       ptx::TileCoordinates from) const {
     ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes() + more_bytes);
 #pragma unroll 1
     for (int slab = 0; slab < layout.slabs(); ++slab) {

@@ -25,6 +25,17 @@ struct RowTile {
   }
 };
 
+// The same with PackGQA: `head` is a head pack's number, and a sequence has as many times more
+// rows.
+struct PackedRowTile : RowTile {
+  PackGqa pack;
+
+  template <class Strides>
+  __device__ __forceinline__ int64_t offset(const Strides& strides, int row) const {
+    return strides.offset(batch, pack.head(head, row), begin + pack.query(row));
+  }
+};
+
 template <BackwardConfig C>
 __device__ __forceinline__ RowTile row_tile(const RowTiles& p, int64_t number) {
   const BlockNumbers& blocks = p.blocks;

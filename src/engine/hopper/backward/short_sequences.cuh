@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward of sequences that a tile holds: at most 64 queries and 64 keys. A warpgroup has one
-// kv head of a sequence, and goes through all query heads that share it. So all sums stay in its
-// registers: no scratch, no order of additions, one launch, and several CTAs on an SM. The CTAs
-// behind the last sequence clear the rows that no sequence owns.
+// kv head of a sequence, and goes through all query heads that share it; a kernel of its own has
+// several at once, where the longest sequence leaves room in the tile (PackGQA). So all sums stay
+// in its registers: no scratch, no order of additions, one launch, and several CTAs on an SM. The
+// CTAs behind the last sequence clear the rows that no sequence owns.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -32,7 +33,22 @@ struct SequenceRows {
   }
 };
 
-template <BackwardConfig C>
+// What QueryEdge says, in rows of the tile instead of queries.
+struct PackedQueryEdge {
+  static constexpr bool kHidesLeft = true, kHidesRight = true;
+  QueryEdge<SequenceExtents> edge;
+  PackGqa pack;
+
+  __device__ __forceinline__ int begin_of(int key) const { return rows(edge.begin_of(key)); }
+  __device__ __forceinline__ int end_of(int key) const { return rows(edge.end_of(key)); }
+
+ private:
+  __device__ __forceinline__ int rows(int query) const {
+    return pack.rows(query < kRowsPerWarpgroup ? query : kRowsPerWarpgroup);
+  }
+};
+
+template <BackwardConfig C, bool Packs>
 class ShortSequence {
  public:
   __device__ __forceinline__ ShortSequence(const ShortSequencesParams& params,
@@ -57,11 +73,11 @@ class ShortSequence {
     float dk[C.head_dim / 2] = {};
     float dv[C.head_dim_v / 2] = {};
     PipelineState<1> cursor;
-    const int heads = params_.heads_per_kv_head;
+    const int packs = params_.heads_per_kv_head >> pack().log2;
 #pragma unroll 1
-    for (int head = kv_head_ * heads; head < (kv_head_ + 1) * heads; ++head) {
-      __syncthreads();  // barriers are initialised; no thread reads the head before any more
-      add_head(dk, dv, head, cursor);
+    for (int number = kv_head_ * packs; number < (kv_head_ + 1) * packs; ++number) {
+      __syncthreads();  // barriers are initialised; no thread reads the heads before any more
+      add_heads(dk, dv, number, cursor);
       cursor.advance();
     }
     __syncthreads();
@@ -82,12 +98,18 @@ class ShortSequence {
   static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
   static_assert(C.block_m == kRowsPerWarpgroup && C.block_n == kRowsPerWarpgroup);
 
-  __device__ __forceinline__ void add_head(float (&dk)[C.head_dim / 2],
-                                           float (&dv)[C.head_dim_v / 2], int head,
-                                           PipelineState<1> cursor) {
-    if (threadIdx.x == 0) load_queries(head);
-    const RowTile rows{
-        0, queries_.batch, head, 0, queries_.begin, queries_.owned, queries_.used, keys_.used};
+  // Of one head: known to the compiler, which is worth 4 to 7%.
+  __device__ __forceinline__ PackGqa pack() const {
+    if constexpr (Packs) return all_.pack;
+    return {};
+  }
+
+  // The heads of a pack.
+  __device__ __forceinline__ void add_heads(float (&dk)[C.head_dim / 2],
+                                            float (&dv)[C.head_dim_v / 2], int number,
+                                            PipelineState<1> cursor) {
+    if (threadIdx.x == 0) load_queries(number);
+    const auto rows = rows_of(number);
     for_each_row<C, kWarpgroupSize>(
         all_.rows, rows, [] {},
         [&](int row, const RowStatistics& statistics, float product) {
@@ -110,8 +132,7 @@ class ShortSequence {
                                                          tile::k_major_low(at_.d_o(0)));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
-    const SequenceExtents extents{queries_.used, keys_.used, params_.mask, 0};
-    if (Tile::is_masked(unmasked_queries(extents, 0, C.block_n), 0)) Tile::mask(p, extents, 0, 0);
+    mask(p);
     Tile::exponentiate(p, lse, Tile::score_of(params_), 0, {});
     typename Tile::Packed packed_p, ds;
     Tile::pack(packed_p, p);
@@ -140,27 +161,58 @@ class ShortSequence {
     }
   }
 
+  __device__ __forceinline__ auto rows_of(int number) const {
+    const RowTile rows{0,
+                       queries_.batch,
+                       number,
+                       0,
+                       queries_.begin,
+                       pack().rows(queries_.owned),
+                       pack().rows(queries_.used),
+                       keys_.used};
+    if constexpr (Packs) {
+      return PackedRowTile{rows, pack()};
+    } else {
+      return rows;
+    }
+  }
+
+  __device__ __forceinline__ void mask(typename Tile::Scores& scores) const {
+    const SequenceExtents extents{queries_.used, keys_.used, params_.mask, 0};
+    const KeyRangeOf<int> unmasked = unmasked_queries(extents, 0, C.block_n);
+    if constexpr (Packs) {
+      if (unmasked.begin <= 0 && unmasked.end >= C.block_m >> pack().log2) return;
+      const PackedQueryEdge edge{{extents, 0}, pack()};
+      mask_scores(scores, edge, PackGqa{}, int(threadIdx.x), 0);
+    } else if (Tile::is_masked(unmasked, 0)) {
+      Tile::mask(scores, extents, 0, 0);
+    }
+  }
+
   __device__ __forceinline__ void load_keys() {
     const ptx::TileCoordinates from =
         tile::clipped_place(keys_.begin, keys_.used, 0, C.block_n, kv_head_, keys_.batch);
     load({params_.k_map, params_.k_outside, params_.columns}, C.k_tile(), at_.k(), from,
          {params_.v_map, params_.v_outside, params_.columns_v}, C.v_tile(), at_.v(),
-         at_.k_once().full(0));
+         from.inner < C.block_n, at_.k_once().full(0));
   }
-  __device__ __forceinline__ void load_queries(int head) {
-    const ptx::TileCoordinates from =
-        tile::clipped_place(queries_.begin, queries_.used, 0, C.block_m, head, queries_.batch);
+  __device__ __forceinline__ void load_queries(int number) {
+    const int box = C.block_m >> pack().log2;
+    ptx::TileCoordinates from =
+        tile::clipped_place(queries_.begin, queries_.used, 0, box, number, queries_.batch);
+    const bool some_inside = from.inner < box;
+    // Dimensions of packed maps: see encode_clipped_queries().
+    if constexpr (Packs) from = {0, from.inner, from.row, number};
     load({params_.q_map, params_.q_outside, params_.columns}, C.q_tile(), at_.q(0), from,
          {params_.d_o_map, params_.d_o_outside, params_.columns_v}, C.d_o_tile(), at_.d_o(0),
-         at_.q_pipeline().full(0));
+         some_inside, at_.q_pipeline().full(0));
   }
   // Two tiles of the same rows, for one barrier.
   static __device__ __forceinline__ void load(const tile::ClippedMap& map, tile::TileLayout layout,
                                               uint32_t smem, ptx::TileCoordinates from,
                                               const tile::ClippedMap& map_v,
                                               tile::TileLayout layout_v, uint32_t smem_v,
-                                              uint32_t barrier) {
-    const bool some_inside = from.inner < layout.rows;
+                                              bool some_inside, uint32_t barrier) {
     ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes() + layout_v.bytes());
     tile::issue_clipped_rows(map, layout, some_inside, smem, barrier, from);
     tile::issue_clipped_rows(map_v, layout_v, some_inside, smem_v, barrier, from);
@@ -186,7 +238,7 @@ __device__ __forceinline__ void clear_rows(const RowTensor& t, const SequenceRow
   }
 }
 
-template <BackwardConfig C>
+template <BackwardConfig C, bool Packs>
 __global__ void __launch_bounds__(kWarpgroupSize, C.head_dim <= 64 ? 3 : 2)
     short_sequences_kernel(const __grid_constant__ ShortSequencesParams p) {
   extern __shared__ __align__(kSmemAlignment) unsigned char raw_smem[];
@@ -196,15 +248,16 @@ __global__ void __launch_bounds__(kWarpgroupSize, C.head_dim <= 64 ? 3 : 2)
   const SequenceRows keys(p.lengths_k, p.sequences, number);
   const bool owned = number < p.sequences;
   if (owned) {
-    ShortSequence<C>(p, *reinterpret_cast<BackwardSmem<C>*>(raw_smem), queries, keys, kv_head)
-        .run();
+    auto& smem = *reinterpret_cast<BackwardSmem<C>*>(raw_smem);
+    ShortSequence<C, Packs>(p, smem, queries, keys, kv_head).run();
   }
   const int first = owned ? kRowsPerWarpgroup : 0;  // a sequence may own many unused rows
+  const int first_query = Packs ? first >> p.pack.log2 : first;
   clear_rows(p.dk, keys, kv_head, first);
   clear_rows(p.dv, keys, kv_head, first);
   const int heads = p.main.heads_per_kv_head;
   for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
-    clear_rows(p.dq, queries, head, first);
+    clear_rows(p.dq, queries, head, first_query);
   }
 }
 

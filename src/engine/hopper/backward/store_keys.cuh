@@ -91,7 +91,7 @@ __device__ __forceinline__ bool stores() {
 
 // One copy a slab. A clipped map's box must not lie outside of its tensor (tensor_map.h): such
 // slabs, without one of the tensor's columns or rows, are left out.
-template <tile::TileLayout Layout, bool Clipped>
+template <tile::TileLayout Layout, bool Clipped, int kSlabBytes = Layout.slab_bytes()>
 __device__ __forceinline__ void copy_gradient(const CUtensorMap& map, int columns, uint32_t smem,
                                               ptx::TileCoordinates to) {
   if (Clipped && to.inner >= Layout.rows) return;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_gradient(const CUtensorMap& map, int column
   for (int slab = 0; slab < Layout.slabs(); ++slab) {
     to.column = slab * Layout.slab_columns();
     if (Clipped && to.column >= columns) return;
-    ptx::cp_async_bulk_tensor_store(map, to, smem + slab * Layout.slab_bytes());
+    ptx::cp_async_bulk_tensor_store(map, to, smem + slab * kSlabBytes);
   }
 }
 

@@ -27,7 +27,8 @@ BackwardKernel backward_kernel_of() {
   }
   if constexpr (kMain.can_take_short_sequences()) {
     constexpr BackwardConfig kShort = kMain.for_short_sequences();
-    kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort>);
+    kernel.short_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort, false>);
+    kernel.packed_sequences = reinterpret_cast<const void*>(&short_sequences_kernel<kShort, true>);
     kernel.short_smem_bytes = backward_smem_bytes<kShort>();
   }
   return kernel;

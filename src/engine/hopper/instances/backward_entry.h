@@ -22,6 +22,7 @@ struct BackwardKernel {
 
   // General kernels, if a warpgroup's registers hold dK and dV; else null.
   const void* short_sequences = nullptr;
+  const void* packed_sequences = nullptr;  // the same with PackGQA
   int short_smem_bytes = 0;
 };
 

@@ -75,7 +75,9 @@ cudaError_t list_tiles(const BackwardCall& a, const Arrays::List& list, const Te
                                  stream);
 }
 
-bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardCall& a) {
+// Of queries: clipped maps may have heads packed.
+bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) {
+  const BackwardCall& a = plan.call;
   // Without queries their maps are never read; those of the keys stand in.
   const TensorSpan& q = a.has_no_queries() ? a.k : a.q;
   const TensorSpan& d_o = a.has_no_queries() ? a.v : a.d_o;
@@ -84,9 +86,15 @@ bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardCall&
     return c.general() ? encode_clipped_map(map, outside, t, c.element, layout)
                        : encode_tensor_map(map, t, c.element, layout, layout.rows);
   };
+  const auto encode_queries = [&](CUtensorMap& map, CUtensorMap& outside, const TensorSpan& t,
+                                  tile::TileLayout layout) {
+    if (plan.short_pack.log2 == 0) return encode(map, outside, t, layout);
+    return encode_clipped_queries(map, outside, t, c.element, layout, layout.rows,
+                                  plan.short_pack.heads());
+  };
   CUtensorMap unused;  // nothing is stored outside
-  return encode(p.q_map, p.q_outside, q, c.q_tile()) &&
-         encode(p.d_o_map, p.d_o_outside, d_o, c.d_o_tile()) &&
+  return encode_queries(p.q_map, p.q_outside, q, c.q_tile()) &&
+         encode_queries(p.d_o_map, p.d_o_outside, d_o, c.d_o_tile()) &&
          encode(p.k_map, p.k_outside, a.k, c.k_tile()) &&
          encode(p.v_map, p.v_outside, a.v, c.v_tile()) &&
          (c.wide || (encode(p.dk_map, unused, a.dk, c.dk_tile()) &&
@@ -100,7 +108,7 @@ RowOperands row_operands(const BackwardCall& a) {
 // All but what lies in the workspace; false: the driver refused a map.
 bool fill(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) {
   const BackwardCall& a = plan.call;
-  if (!encode_maps(p, c, a)) return false;
+  if (!encode_maps(p, c, plan)) return false;
   p.order = plan.order;
   p.extents = {a.seqlen_q, a.seqlen_k, a.is_causal()};
   p.heads_per_kv_head = int(a.heads_per_kv_head());
@@ -154,10 +162,13 @@ cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream
   p.dq = row_tensor(a.dq);
   p.dk = row_tensor(a.dk);
   p.dv = row_tensor(a.dv);
+  p.pack = plan.short_pack;
   p.lengths_q = a.lengths_q;
   p.lengths_k = a.lengths_k;
   p.sequences = int(a.sequences);
-  return launch(kernel.short_sequences, unsigned(plan.grids.short_sequences), kWarpgroupSize,
+  const void* const entry =
+      plan.short_pack.heads() > 1 ? kernel.packed_sequences : kernel.short_sequences;
+  return launch(entry, unsigned(plan.grids.short_sequences), kWarpgroupSize,
                 kernel.short_smem_bytes, &p, {}, stream);
 }
 

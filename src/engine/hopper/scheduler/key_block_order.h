@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/macros.h"
+#include "engine/cuda/tile/divisor.h"
 
 namespace fa3::hopper {
 
@@ -29,25 +30,47 @@ struct KeyBlockOrder {
   bool last_keys_first;
   unsigned char head_splits = 1;  // of the query heads of a kv head
 
+  // What a CTA divides by before it can load anything. Extents that no launch has may overflow.
+  cuda::Divisor by_n_blocks = num_n_blocks;
+  cuda::Divisor by_section_heads = section_heads;
+  cuda::Divisor by_last_heads =
+      int(unsigned(num_kv_heads) * unsigned(num_batches) * head_splits - unsigned(last_section));
+  cuda::Divisor by_kv_heads = num_kv_heads;
+  cuda::Divisor by_head_splits = head_splits;
+
   FA3_HD constexpr int num_tiles() const {
     return num_n_blocks * num_kv_heads * num_batches * head_splits;
   }
 
-  FA3_HD constexpr KeyBlockIndex at(int tile) const { return at(tile, head_splits); }
+  FA3_HD constexpr KeyBlockIndex at(int tile) const {
+    const Place place = place_of(tile);
+    const int head = place.split / by_head_splits;
+    return index(place.n, head, place.split - head * head_splits);
+  }
   // For kernels that split no heads.
-  FA3_HD constexpr KeyBlockIndex unsplit_at(int tile) const { return at(tile, 1); }
+  FA3_HD constexpr KeyBlockIndex unsplit_at(int tile) const {
+    const Place place = place_of(tile);
+    return index(place.n, place.split, 0);
+  }
 
  private:
-  FA3_HD constexpr KeyBlockIndex at(int tile, int splits) const {
-    const int section = tile / (section_heads * num_n_blocks) * section_heads;
+  struct Place {
+    int n;      // in the order of a head's key blocks
+    int split;  // of all heads of all batch entries
+  };
+
+  FA3_HD constexpr Place place_of(int tile) const {
+    const int section = tile / by_n_blocks / by_section_heads * section_heads;
     const bool last = section >= last_section;
-    const int first_head = last ? last_section : section;
-    const int heads = last ? num_kv_heads * num_batches * splits - last_section : section_heads;
-    const int in_section = tile - first_head * num_n_blocks;
-    const int split = first_head + in_section % heads, head = split / splits;
-    const int n = in_section / heads;
-    return {last_keys_first ? num_n_blocks - 1 - n : n, head % num_kv_heads, head / num_kv_heads,
-            split % splits};
+    const int first = last ? last_section : section;
+    const int in_section = tile - first * num_n_blocks;
+    const int n = last ? in_section / by_last_heads : in_section / by_section_heads;
+    return {n, first + in_section - n * (last ? by_last_heads : by_section_heads)};
+  }
+
+  FA3_HD constexpr KeyBlockIndex index(int n, int head, int split) const {
+    const int batch = head / by_kv_heads;
+    return {last_keys_first ? num_n_blocks - 1 - n : n, head - batch * num_kv_heads, batch, split};
   }
 };
 

@@ -20,7 +20,7 @@
 
 namespace fa3::hopper {
 
-enum class Part { kMain, kPreprocess, kPostprocess, kShortSequences };
+enum class Part { kMain, kPreprocess, kPostprocess, kShortSequences, kPackedSequences };
 
 // Aligned as functions are.
 template <auto Config, Part P = Part::kMain>
@@ -94,6 +94,7 @@ BackwardKernel no_backward_kernel() {
   }
   if constexpr (kMain.can_take_short_sequences()) {
     kernel.short_sequences = kNoKernel<kMain.for_short_sequences(), Part::kShortSequences>;
+    kernel.packed_sequences = kNoKernel<kMain.for_short_sequences(), Part::kPackedSequences>;
     kernel.short_smem_bytes = kSomeSmem;
   }
   return kernel;

@@ -59,6 +59,17 @@ bool has_short_sequences(const BackwardConfig& c, const BackwardCall& a) {
          a.q.rows * a.k.rows > 0 && std::max(a.seqlen_q, a.seqlen_k) <= kRowsPerWarpgroup;
 }
 
+// Query heads that share keys, as many as a tile has room for, one beside the other. Their maps
+// have no dimension for batch entries.
+cuda::PackGqa short_pack_of(const BackwardCall& a) {
+  cuda::PackGqa pack;
+  const auto fits = [&](cuda::PackGqa p) {
+    return a.heads_per_kv_head() % p.heads() == 0 && p.rows(a.seqlen_q) <= kRowsPerWarpgroup;
+  };
+  while (a.q.batches == 1 && fits({pack.log2 + 1})) ++pack.log2;
+  return pack;
+}
+
 // A query head's Q, dO and dQ's sums.
 int64_t head_bytes(const BackwardConfig& c, const BackwardCall& a) {
   return a.q.rows * ((c.head_dim + c.head_dim_v) * bytes_of(c.element) + c.head_dim * 4);
@@ -182,6 +193,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
   plan.num_tiles = capped_product(plan.k_blocks.in_all, call.k.heads, splits);
   if (call.has_nothing_to_do()) return plan;
   plan.short_sequences = has_short_sequences(c, call);
+  if (plan.short_sequences) plan.short_pack = short_pack_of(call);
   plan.order.head_splits = static_cast<unsigned char>(splits);
   if (call.k.heads > 0 && !call.has_no_keys()) plan.order = order_of(plan, splits, num_sms);
   plan.main = call.deterministic ? kernel.main_deterministic

@@ -59,6 +59,7 @@ struct BackwardPlan {
   BackwardConfig main_config;
   int tail_tiles = 0;            // varlen: the last key blocks, longest first whatever their head
   bool short_sequences = false;  // one launch does it all: no sequence is longer than a tile
+  cuda::PackGqa short_pack;      // the query heads that it has in a tile
   BackwardGrids grids;           // all 0: there is nothing to do
   BackwardWorkspace workspace;
 

@@ -229,13 +229,30 @@ class BackwardRun {
           all.push_back({"draws", at.dropout_bits(w) + turn * kDraws, kDraws});
       }
     }
-    for (int w = 0; w < C.key_warpgroups(); ++w) {  // at the end
-      all.push_back(
-          {"dK", at.q(uint32_t(w)), kRowsPerWarpgroup * C.head_dim * bytes_of(C.element)});
-      all.push_back(
-          {"dV", at.d_o(uint32_t(w)), kRowsPerWarpgroup * C.head_dim_v * bytes_of(C.element)});
-    }
+    add_gradients(all, at);
     return all;
+  }
+
+  // Where dK and dV lie at the end. Each warpgroup of 64 keys has dV in its rows of V, slab by
+  // slab.
+  static void add_gradients(std::vector<machine::Buffer>& all, BackwardAddresses<C> at) {
+    constexpr int kDkBytes = kRowsPerWarpgroup * C.head_dim * bytes_of(C.element),
+                  kDvBytes = kRowsPerWarpgroup * C.head_dim_v * bytes_of(C.element);
+    for (int w = 0; w < C.key_warpgroups() && C.splits_dkv(); ++w) {
+      all.push_back({"dK", at.q(uint32_t(w)), kDkBytes});
+      all.push_back({"dV", at.d_o(uint32_t(w)), kDvBytes});
+    }
+    if (C.splits_dkv()) return;
+    for (int stage = 0; stage < C.stages; ++stage) {
+      all.push_back({"dK", at.q(uint32_t(stage)), kDkBytes});
+      all.push_back({"dK", at.d_o(uint32_t(stage)), kDkBytes});
+    }
+    const int rows = kRowsPerWarpgroup * C.v_tile().row_bytes();
+    for (int w = 0; w < C.key_warpgroups(); ++w) {
+      for (int slab = 0; slab < C.v_tile().slabs(); ++slab) {
+        all.push_back({"dV", at.v() + slab * C.v_tile().slab_bytes() + w * rows, rows});
+      }
+    }
   }
 
   // By the mask rule, not by query_steps(): head after head, the blocks with a query that sees a
@@ -244,16 +261,10 @@ class BackwardRun {
     const int group = shape_.heads / shape_.kv_heads, heads = group / params_.order.head_splits;
     const int first_head = at.kv_head * group + at.head_split * heads,
               first_key = at.n_block * C.block_n;
-    const auto sees_key = [&](int query) {
-      const KeyRangeOf<int> keys = shape_.mask.keys_of(query, at.queries.count, at.keys.used);
-      return std::max(keys.begin, first_key) < std::min(keys.end, first_key + C.block_n);
-    };
     std::vector<QueryBlock> blocks;
     for (int head = first_head; head < first_head + heads; ++head) {
       for (int m = 0; m * C.block_m < at.queries.count; ++m) {
-        bool sees = false;
-        const int end = std::min((m + 1) * C.block_m, at.queries.count);
-        for (int query = m * C.block_m; query < end; ++query) sees |= sees_key(query);
+        bool sees = sees_keys(at, m, first_key, C.block_n);
         if (C.block_mask) {
           const int32_t* const row = mask_.row_of(at.keys.batch, head, m * C.block_m / kMaskBlock);
           sees = row[at.n_block] != kHiddenBlock;
@@ -261,6 +272,30 @@ class BackwardRun {
         if (sees) blocks.push_back({head, m});
       }
     }
+    return blocks;
+  }
+
+  bool sees_keys(const Work& at, int m_block, int first_key, int num_keys) const {
+    const int end = std::min((m_block + 1) * C.block_m, at.queries.count);
+    for (int query = m_block * C.block_m; query < end; ++query) {
+      const KeyRangeOf<int> keys = shape_.mask.keys_of(query, at.queries.count, at.keys.used);
+      if (std::max(keys.begin, first_key) < std::min(keys.end, first_key + num_keys)) return true;
+    }
+    return false;
+  }
+
+  // Those that a warpgroup of dK and dV multiplies. Where some of them see its keys, general
+  // kernels leave out the first and the last one if it does not.
+  std::vector<QueryBlock> multiplied_blocks(const Work& at, std::vector<QueryBlock> blocks,
+                                            int warpgroup) const {
+    if (C.variant != Variant::kGeneral || C.block_mask || C.splits_dkv()) return blocks;
+    const int first_key = at.n_block * C.block_n + warpgroup * kRowsPerWarpgroup;
+    const auto sees = [&](QueryBlock b) {
+      return sees_keys(at, b.m_block, first_key, kRowsPerWarpgroup);
+    };
+    if (std::none_of(blocks.begin(), blocks.end(), sees)) return blocks;
+    if (!sees(blocks.front())) blocks.erase(blocks.begin());
+    if (!sees(blocks.back())) blocks.pop_back();
     return blocks;
   }
 
@@ -289,8 +324,9 @@ class BackwardRun {
     return before;
   }
 
-  std::vector<Step> key_steps_of(const Work& at, const std::vector<QueryBlock>& blocks,
+  std::vector<Step> key_steps_of(const Work& at, const std::vector<QueryBlock>& all,
                                  int warp) const {
+    const std::vector<QueryBlock> blocks = multiplied_blocks(at, all, warp / kWarpsPerWarpgroup);
     const bool sums_dv = warp < kWarpsPerWarpgroup;  // where dK and dV are split
     const int row_of_warp = C.splits_dkv() ? warp % kWarpsPerWarpgroup : warp;
     const int keys = at.keys.begin + at.n_block * C.block_n + row_of_warp * kRowsPerWarp;

@@ -231,6 +231,25 @@ TEST(BackwardPlan, of_sequences_that_a_tile_holds_has_one_launch_and_no_workspac
   EXPECT_FALSE(is_short(invariant));
 }
 
+TEST(BackwardPlan, packs_as_many_heads_as_the_tile_of_a_short_sequence_has_room_for) {
+  const auto packed_heads = [](int64_t seqlen_q, int64_t heads, int64_t kv_heads, int batches = 1) {
+    BackwardCall a = call(batches, 1000, heads);
+    a.k.heads = a.v.heads = a.dk.heads = a.dv.heads = kv_heads;
+    a.varlen = true;
+    a.sequences = 70;
+    a.seqlen_q = int(seqlen_q);
+    a.seqlen_k = 64;
+    return plan_128(a, Variant::kGeneral).short_pack.heads();
+  };
+  EXPECT_EQ(packed_heads(32, 32, 4), 2);
+  EXPECT_EQ(packed_heads(33, 32, 4), 1);
+  EXPECT_EQ(packed_heads(1, 32, 4), 8);
+  EXPECT_EQ(packed_heads(16, 12, 2), 2);  // of six
+  EXPECT_EQ(packed_heads(16, 5, 1), 1);
+  EXPECT_EQ(packed_heads(16, 32, 4, 2), 1);
+  EXPECT_EQ(packed_heads(65, 32, 4), 1);
+}
+
 TEST(BackwardPlan, of_huge_extents_has_too_many_bytes_and_no_overflow) {
   BackwardCall a = call(int64_t{1} << 40, int64_t{1} << 30, 1 << 20);
   EXPECT_GE(plan_launches(kernel_for(64, 64), a, kH200Sms).workspace.bytes, kTooManyBytes);
