@@ -288,6 +288,15 @@ def test_what_needs_no_gradient_is_computed_without_autograd(monkeypatch):
     assert len(recorded) == 3
 
 
+def test_strides_of_one_element_are_not_the_kernels_business():
+    from fa3.flex import device
+
+    tensor = torch.zeros(6).as_strided((1, 2, 3), (2**40, 3, 1))
+    ((address, shape, strides, gradient),) = device.captured(tensor, [tensor], {})
+    assert (address, gradient) == (tensor.data_ptr(), 0)
+    assert (shape, strides) == ((1, 2, 3), (0, 3, 1))
+
+
 def test_a_function_of_whole_tensors_is_traced_again():
     logits = torch.zeros(HEADS)
     q, k, v = inputs(dtype=torch.float32)

@@ -189,7 +189,8 @@ def test_neighbouring_keys_are_taken_from_one_word(dtype, tmp_path):
     captures, results = captures_of(function.tensors), torch.empty_like(scores)
     captures[0].extent_of_pairs = table.shape[-1]
     compute = compiled(function, tmp_path).compute_by_pairs
-    compute(captures, *(ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results)), len(where))
+    arrays = (ctypes.c_void_p(x.data_ptr()) for x in (scores, where, results))
+    compute(captures, *arrays, len(where))
     has_pair = where[:, 3] // 2 * 2 + 2 <= table.shape[-1]
     assert torch.equal(results.isfinite(), has_pair) and has_pair.sum() > len(where) // 2
     right = of_text(function, scores, where, tmp_path)

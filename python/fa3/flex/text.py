@@ -127,7 +127,8 @@ def expression(graph, node, tensors, longest):
         return literal(node.value)
     if node.op == "load":
         element = ELEMENTS[tensors[node.value].dtype]
-        return f"load<{element}, {node.value}>({', '.join(indices(graph, node.arguments, longest))})"
+        places = ", ".join(indices(graph, node.arguments, longest))
+        return f"load<{element}, {node.value}>({places})"
     if node.op == "to_float" and is_small(*bounds[0]):
         return f"small_to_float({arguments[0]})"
     if node.op == "div" and (inverse := inverse_of(graph.nodes[node.arguments[1]])) is not None:
