@@ -232,8 +232,8 @@ class KeyGradients {
 
   // Whether the queries of the first step, or of the last, see none of these keys, though others
   // do. Such a step is the other warpgroup's alone: under a window of 128 keys it is one of four.
-  // Not in dense kernels, whose products the compiler then serialises, nor with a softcap, dropout or
-  // a score function, where registers do not last.
+  // Not in dense kernels, whose products the compiler then serialises, nor with a softcap, dropout
+  // or a score function, where registers do not last.
   struct Unseen {
     bool first;
     bool last;
