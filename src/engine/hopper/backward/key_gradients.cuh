@@ -232,14 +232,14 @@ class KeyGradients {
 
   // Whether the queries of the first step, or of the last, see none of these keys, though others
   // do. Such a step is the other warpgroup's alone: under a window of 128 keys it is one of four.
-  // Not in dense kernels, whose products the compiler then serialises, nor in capped ones, where a
-  // register would be spilled.
+  // Not in dense kernels, whose products the compiler then serialises, nor with a softcap, dropout
+  // or a score function, where registers do not last.
   struct Unseen {
     bool first;
     bool last;
   };
   __device__ __forceinline__ Unseen unseen_steps() const {
-    if constexpr (C.variant == Variant::kGeneral && !C.block_mask) {
+    if constexpr (C.leaves_out_steps() && !kHasScoreFunction) {
       const QuerySteps all = work_.steps();
       const QuerySteps seen =
           query_steps(work_.extents(), first_key_, kRowsPerWarpgroup, C.block_m);

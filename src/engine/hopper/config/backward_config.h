@@ -94,6 +94,12 @@ struct BackwardConfig {
   FA3_HD constexpr bool general() const { return variant != Variant::kDense && !block_mask; }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
+  // Warpgroups of 64 keys do without a first or last step that is the other one's alone
+  // (key_gradients.cuh).
+  FA3_HD constexpr bool leaves_out_steps() const {
+    return variant == Variant::kGeneral && !splits_dkv() && !block_mask && !dropout;
+  }
+
   // Kernels for calls of their own beside the main one.
   FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout && !block_mask; }
   FA3_HD constexpr bool can_take_short_sequences() const {

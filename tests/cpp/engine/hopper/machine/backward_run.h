@@ -288,7 +288,7 @@ class BackwardRun {
   // kernels leave out the first and the last one if it does not.
   std::vector<QueryBlock> multiplied_blocks(const Work& at, std::vector<QueryBlock> blocks,
                                             int warpgroup) const {
-    if (C.variant != Variant::kGeneral || C.block_mask || C.splits_dkv()) return blocks;
+    if (!C.leaves_out_steps()) return blocks;
     const int first_key = at.n_block * C.block_n + warpgroup * kRowsPerWarpgroup;
     const auto sees = [&](QueryBlock b) {
       return sees_keys(at, b.m_block, first_key, kRowsPerWarpgroup);
