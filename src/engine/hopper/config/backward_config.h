@@ -95,9 +95,9 @@ struct BackwardConfig {
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   // Warpgroups of 64 keys do without a first or last step that is the other one's alone
-  // (key_gradients.cuh).
+  // (key_gradients.cuh). Not where gradients are float32: the compiler serialises the products.
   FA3_HD constexpr bool leaves_out_steps() const {
-    return variant == Variant::kGeneral && !splits_dkv() && !block_mask && !dropout;
+    return variant == Variant::kGeneral && !splits_dkv() && !block_mask && !dropout && !wide;
   }
 
   // Kernels for calls of their own beside the main one.
