@@ -84,7 +84,7 @@ TEST_F(ScoredCall, IsRefusedWithWhatItCannotDo) {
   EXPECT_NE(refusal().find("expected a text"), std::string::npos);
   score.text = "return score;";
   args.options.engine = FA3_ENGINE_AMPERE;
-  EXPECT_NE(refusal().find("ampere: score functions"), std::string::npos);
+  EXPECT_EQ(fa3_forward_supported(&args), FA3_OK) << fa3_last_error();
 }
 
 struct ScoredGradients : ScoredCall {
