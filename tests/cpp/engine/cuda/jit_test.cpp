@@ -311,8 +311,9 @@ TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
   };
   for (const ampere::KernelInstance& row : ampere::kForwardTable) {
     const ampere::ForwardConfig& c = row.config;
-    if (c.dropout || c.quantized || (quick && c.head_dim > 64)) continue;
+    if (c.dropout || c.quantized) continue;
     compiles(c.with(ampere::Element::kBf16).with_score_function(), {8, 0});
+    if (quick) break;
   }
   score.gradients = "add<0>(gradient, h, q_idx); add_for_tile<2>(gradient, h);";
   score.slope = "return 2.0f;";
@@ -320,12 +321,12 @@ TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
     return c.with(ampere::Element::kFp16, true).with_score_function(true);
   };
   for (const ampere::BackwardInstance& row : ampere::kBackwardTable) {
-    if (quick && row.config.head_dim > 64) continue;
     compiles(of_function(row.config), {8, 9});
+    if (quick) break;
   }
   for (const ampere::BackwardInstance& row : ampere::kMaskBackwardTable) {
-    if (quick && row.config.head_dim > 64) continue;
     compiles(of_function(row.config), {8, 0});
+    if (quick) break;
   }
 }
 
