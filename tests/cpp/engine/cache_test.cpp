@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where keys and values lie changes no bit: pages of any size, other entries, padding on the left.
-// Of engines whose tiles differ with the memory, it changes no more than roundings.
+// Where an engine has other tiles for other memory, it changes no more than roundings.
 #include <gtest/gtest.h>
 
 #include <algorithm>

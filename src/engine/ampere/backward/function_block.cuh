@@ -11,7 +11,7 @@
 
 namespace fa3::ampere {
 
-// Of a warp's block: its sequence and head, its first key and query.
+// The place of a warp's block: its sequence and head, its first key and query.
 struct BlockPlace {
   int sequence, head, first_key, first_query;
 };

@@ -75,8 +75,8 @@ struct BackwardConfig {
     return other;
   }
 
-  // Of a tile for P's other form: that of a score function, whose kernel is compiled at run time.
-  // apart: its slopes beside P.
+  // A tile for P's other form becomes that of a score function, whose kernel is compiled at run
+  // time. apart: its slopes lie beside P.
   FA3_HD constexpr BackwardConfig with_score_function(bool apart) const {
     BackwardConfig other = *this;
     other.scored = false;

@@ -18,7 +18,7 @@ struct FunctionScore : ScaledScore {
   __device__ __forceinline__ FunctionScore(const ForwardParams& p, const TileWork<C>& w)
       : ScaledScore{kLog2E}, params(p), work(w) {}
 
-  // Of the warp's 16 rows number `row_tile`, and the keys of a block.
+  // For the row tile of this number of the warp's, 16 rows, and the keys of a block.
   template <int Count>
   __device__ __forceinline__ void prepare(float (&products)[Count], int row_tile, int block) const {
     const int lane = int(thread_in_block() % kWarpSize), warp = int(thread_in_block()) / kWarpSize;

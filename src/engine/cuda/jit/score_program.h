@@ -24,7 +24,7 @@ std::string definition_of_pairs(const fa3_score_function& score);
 
 Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel);
 
-// Of a main kernel; others of a backward know nothing of scores.
+// The same for a main kernel of a backward, whose other kernels know nothing of scores.
 Program backward_program(const fa3_score_function& score, const ScoreKernel& kernel);
 
 ScoreCaptures captures_of(const fa3_score_function& score);

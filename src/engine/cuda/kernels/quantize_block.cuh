@@ -39,7 +39,7 @@ struct Block {
   }
 };
 
-// Of a channel whose rows add up to `sum`.
+// The mean of a channel whose rows add up to `sum`.
 __device__ inline float mean_of(const QuantizeProblem& p, float sum) {
   const float mean = __fdiv_rn(sum, static_cast<float>(p.lengths.max > 0 ? p.lengths.max : 1));
   return is_finite(mean) ? mean : 0.0f;

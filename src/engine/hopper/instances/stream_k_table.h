@@ -11,7 +11,7 @@
 
 namespace fa3::hopper {
 
-// The row of this head dim that splits tiles of so many rows.
+// The row of this head dim that splits tiles of `rows` rows.
 constexpr KernelInstance stream_k_instance(std::span<const KernelInstance> table, int head_dim,
                                            int rows = kRowsPerWarpgroup) {
   for (const KernelInstance& row : table) {

@@ -75,7 +75,7 @@ cudaError_t list_tiles(const BackwardCall& a, const Arrays::List& list, const Te
                                  stream);
 }
 
-// Of queries: clipped maps may have heads packed.
+// Clipped maps of queries may have heads packed.
 bool encode_maps(BackwardParams& p, const BackwardConfig& c, const BackwardPlan& plan) {
   const BackwardCall& a = plan.call;
   // Without queries their maps are never read; those of the keys stand in.

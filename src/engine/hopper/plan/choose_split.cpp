@@ -25,7 +25,7 @@ constexpr double kCombineTime = 6.5;
 constexpr double kPartialByteTime = 0.2e-6;
 constexpr double kMetadataTime = 2.5;  // of the varlen metadata kernel, which split tiles spare
 constexpr double kWorthSplitting = 0.9;
-// Of unknown lengths the mean is thought to be some half of the longest: so long, on average, do
+// The mean of unknown lengths is thought to be some half of the longest: so long, on average, do
 // ranges take, if tiles may as well be alike.
 constexpr double kMeanRange = 0.75;
 constexpr int64_t kFewTilesEach = 4;

@@ -7,8 +7,8 @@
 
 namespace fa3::hopper {
 
-// Kernels for decoding look up the sequences of a call at once, a lane of a warp each. Whole tiles
-// of so many waves are done sooner by them than longest first by others.
+// Kernels for decoding look up the sequences of a call at once, a lane of a warp each. Up to
+// kFewWaves waves of whole tiles end sooner there than longest first in others.
 inline constexpr int64_t kFewSequences = 32, kFewWaves = 2;
 
 // As many query heads of a group of this size as can share a tile; tiles that are split take more.

@@ -40,7 +40,7 @@ struct DropoutPlace {
   __device__ __forceinline__ int sequence_or(int) const { return sequence; }
 };
 
-// A block mask: blocks are numbered by this list, the last of which is the first to be visited.
+// A block mask: blocks count by their place in this list; the last one is visited first.
 struct ListPlace : NoPlace {
   const cuda::ListedBlock* blocks;
 };

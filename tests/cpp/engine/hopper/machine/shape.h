@@ -12,7 +12,7 @@ namespace fa3::hopper {
 struct Shape {
   int seqlen_q, seqlen_k, heads, kv_heads, batches;
   MaskRuleOf<int> mask;
-  // Of packed sequences, batches + 1 of each; of dense ones, the used keys, batches of them.
+  // Packed sequences have batches + 1 of each; dense ones the used keys, batches of them.
   const int32_t* cu_q = nullptr;
   const int32_t* cu_k = nullptr;
   const int32_t* used_k = nullptr;
@@ -29,7 +29,7 @@ struct Shape {
   bool finds_own_tiles() const { return is_split() || scheduler == Scheduler::kDirect; }
   bool varlen() const { return cu_q != nullptr || used_k != nullptr; }
   bool packed() const { return cu_q != nullptr; }
-  // Of the tensors. Two rows more than the sequences own.
+  // The tensors have two rows more than the sequences own.
   int entries() const { return packed() ? 1 : batches; }
   int q_rows() const { return packed() ? cu_q[batches] + 2 : seqlen_q; }
   int k_rows() const { return packed() ? cu_k[batches] + 2 : seqlen_k; }
