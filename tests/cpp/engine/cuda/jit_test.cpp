@@ -229,17 +229,22 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
   std::string code;
+  constexpr hopper::Variant kVariants[] = {hopper::Variant::kDense, hopper::Variant::kGeneral};
   for (const hopper::KernelInstance& row : hopper::kMaskTable) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
-    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
-    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    for (const hopper::Variant variant : kVariants) {
+      const auto config = row.config.with(hopper::Element::kBf16, variant);
+      const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+      EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    }
   }
   score.gradients = "add<0>(gradient, h, q_idx);";
   for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
-    for (const auto& c : {config, config.deterministic()}) {
-      const Status status = cuda::find_code(hopper::score_program(score, c), nullptr, &code);
-      EXPECT_TRUE(status.ok()) << c.head_dim << ": " << status.message();
+    for (const hopper::Variant variant : kVariants) {
+      const auto config = row.config.with(hopper::Element::kBf16, variant);
+      for (const auto& c : {config, config.deterministic()}) {
+        const Status status = cuda::find_code(hopper::score_program(score, c), nullptr, &code);
+        EXPECT_TRUE(status.ok()) << c.head_dim << ": " << status.message();
+      }
     }
   }
   score.slope = "return 0.5f * score;";
