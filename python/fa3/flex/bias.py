@@ -60,7 +60,8 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     bias = with_four_dimensions(bias, q, k, lengths)
     lengths["deterministic"] = bool(options.get("deterministic"))
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    if only_hides and not softcap and lists.can_walk(q, k, v, lengths):
+    alike = lists.of_one_length(lengths)
+    if only_hides and alike and not softcap and lists.can_walk(q, k, v, lengths):
         try:
             blocks = lists.of_booleans(bias, window, q, k)
             results = by_lists(q, k, v, blocks, scale, lengths["deterministic"])

@@ -178,7 +178,6 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* worksp
   const BackwardCall& a = plan.call;
   const BackwardConfig& c = plan.kernel.config;
   cudaError_t error = cudaSuccess;
-  if (c.block_mask) error = prepare_block_lists(lists_in(plan, workspace), stream);
   if (a.varlen) {
     error = list_tiles(a, arrays.k_tiles, a.k, a.lengths_k, a.lengths_q, c.block_n, plan.tail_tiles,
                        plan.k_blocks.in_all, stream);
@@ -186,6 +185,14 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* worksp
   if (a.varlen && error == cudaSuccess) {
     error = list_tiles(a, arrays.q_tiles, a.q, a.lengths_q, a.lengths_k, c.block_m, 0,
                        plan.q_blocks.in_all, stream);
+  }
+  if (c.block_mask && error == cudaSuccess) {
+    cuda::BlockListParams lists = lists_in(plan, workspace);
+    if (a.varlen) {
+      lists.row_tiles = {arrays.q_tiles.sequences, arrays.q_tiles.num_entries};
+      lists.column_tiles = {arrays.k_tiles.sequences, arrays.k_tiles.num_entries};
+    }
+    error = prepare_block_lists(lists, stream);
   }
   // Preprocess does not come to all query blocks of packed sequences: some are nobody's, and where
   // sequences overlap its list ends before the last. The main kernel would wait for ever for a

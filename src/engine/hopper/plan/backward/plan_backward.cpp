@@ -38,6 +38,7 @@ Status check_layouts(const BackwardCall& a) {
 // keeps slopes of a score function keeps them where others keep P for a softcap.
 Variant main_variant(const BackwardProblem& p) {
   if (p.score != nullptr && p.score->slope != nullptr) return Variant::kCapped;
+  if (p.block_mask.on) return variant_of_lists(p);
   Problem without_sink = p;
   without_sink.has_sink = false;
   return variant_of(without_sink);
@@ -48,6 +49,11 @@ Status check_score(const BackwardProblem& p) {
   if (p.score->gradients == nullptr) return {};
   if (p.deterministic) {
     return unsupported("gradients of captured tensors in one order (deterministic)");
+  }
+  if (p.score->slope != nullptr && p.block_mask.on && is_varlen(p)) {
+    return unsupported(
+        "gradients beside block_mask and lengths of sequences, where the score function has a "
+        "slope");
   }
   if (p.score->slope != nullptr && std::max(p.head_dim, p.head_dim_v) > 128) {
     return unsupported(
@@ -98,7 +104,7 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
     return listed_slopes_kernel(instance_of(p, row).config, element);
   }
   if (has_wide_keys(p)) return wide_backward_kernel_at(row, element);
-  if (p.block_mask.on) return mask_backward_kernel_at(row, element);
+  if (p.block_mask.on) return mask_backward_kernel_at(row, element, variant);
   return p.dropout.on() ? dropout_backward_kernel_at(row, element)
                         : backward_kernel_at(row, element, variant);
 }
@@ -118,7 +124,9 @@ BackwardKernel kernel_of(const BackwardProblem& p) {
   const Variant variant = main_variant(p);
   BackwardKernel kernel = kernel_of(p, variant);
   // Rows of slopes' kernels are as long as those of capped ones.
-  if (variant != Variant::kCapped) kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
+  if (variant != Variant::kCapped && !p.block_mask.on) {
+    kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
+  }
   if (has_wide_keys(p) != (p.dq.dtype != p.dtype)) {
     BackwardProblem of_dq = p;
     of_dq.dk.dtype = p.dq.dtype;
