@@ -158,16 +158,16 @@ def test_biases_and_slopes_in_16_bit_are_those_of_float64(device, shape, causal,
 # Rows of whole 16 bytes come by TMA and their gradients leave by it; a Hopper kernel takes other
 # tiles from 8192 keys on. stride: of a row, in elements more than it has. offset: of the address.
 TILES = {
-    "each score's own": dict(shape=(2, 4, 200, 264)),
-    "one for all sequences": dict(shape=(1, 4, 200, 264)),
-    "one for all heads": dict(shape=(2, 1, 200, 264)),
-    "rows alone": dict(shape=(200, 264), window=(90, 20)),
-    "a window": dict(shape=(2, 4, 264, 264), window=(133, 71)),
-    "hidden keys": dict(shape=(2, 4, 200, 264), hides=0.4, causal=True),
-    "rows with room": dict(shape=(2, 4, 200, 261), stride=3, causal=True),
-    "an odd address": dict(shape=(2, 4, 200, 264), offset=1),
-    "many keys": dict(shape=(2, 4, 200, 8200), causal=True),
-    "many keys, a window": dict(shape=(1, 4, 200, 8200), window=(4001, 100)),
+    "each score's own": {"shape": (2, 4, 200, 264)},
+    "one for all sequences": {"shape": (1, 4, 200, 264)},
+    "one for all heads": {"shape": (2, 1, 200, 264)},
+    "rows alone": {"shape": (200, 264), "window": (90, 20)},
+    "a window": {"shape": (2, 4, 264, 264), "window": (133, 71)},
+    "hidden keys": {"shape": (2, 4, 200, 264), "hides": 0.4, "causal": True},
+    "rows with room": {"shape": (2, 4, 200, 261), "stride": 3, "causal": True},
+    "an odd address": {"shape": (2, 4, 200, 264), "offset": 1},
+    "many keys": {"shape": (2, 4, 200, 8200), "causal": True},
+    "many keys, a window": {"shape": (1, 4, 200, 8200), "window": (4001, 100)},
 }
 
 
@@ -176,7 +176,8 @@ TILES = {
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("case", TILES)
 def test_a_bias_as_large_as_the_scores_is_that_of_float64(device, case, dim, dtype):
-    options = dict(stride=0, offset=0, hides=0.0, causal=False, window=(None, None)) | TILES[case]
+    defaults = {"stride": 0, "offset": 0, "hides": 0.0, "causal": False, "window": (None, None)}
+    options = defaults | TILES[case]
     if device == "cpu" and (dim == 128 or dtype == torch.float16):
         pytest.skip("torch operations, of which one form is enough")
     *others, rows, keys = shape = options["shape"]

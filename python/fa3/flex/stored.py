@@ -46,6 +46,8 @@ def one_to_one(graph, others, shape, q, k, options):
     rows = [x.shape[1] if cu is None else options.get(f"max_seqlen_{side}") or x.shape[0]
             for side, x in (("q", q), ("k", k))]  # fmt: skip
     is_whole = shape[-1] % WHOLE == 0
-    return is_whole and all(e >= r for e, r in zip(shape[-2:], rows, strict=True)) and all(
-        extent == 1 for extent in spread.values()
+    return (
+        is_whole
+        and all(e >= r for e, r in zip(shape[-2:], rows, strict=True))
+        and all(extent == 1 for extent in spread.values())
     )
