@@ -9,6 +9,7 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import device, lists, tiles
 from fa3.flex.block_mask import with_masks
 from fa3.flex.functions import function_of
+from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
@@ -161,10 +162,18 @@ def backward(call, wanted, saved, tensors, do, dlse):
 
     saved: q, k, v, out, lse.
     """
-    q = saved[0]
-    totals = {
-        n: torch.zeros(tensors[n].shape, dtype=tiles.wide(q.dtype), device=q.device) for n in wanted
-    }
+    q, k = saved[:2]
+
+    def zeros(number, dtype):
+        return torch.zeros(tensors[number].shape, dtype=dtype, device=q.device)
+
+    stored = stored_of(call, wanted, q, k) if wanted and q.is_cuda else None
+    if stored is not None:
+        totals = {n: zeros(n, q.dtype if n == stored else tiles.wide(q.dtype)) for n in wanted}
+        gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals, stored)
+        if gradients is not None:
+            return gradients, totals
+    totals = {n: zeros(n, tiles.wide(q.dtype)) for n in wanted}
     gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals)
     if gradients is None:
         gradient = call.function.gradient(wanted)

@@ -133,7 +133,7 @@ cuda::BlockListParams lists_in(const BackwardPlan& plan, void* workspace) {
   return lists;
 }
 
-cudaError_t launch_main(const BackwardPlan& plan, const cuda::ScoreGradientParams* score,
+cudaError_t launch_main(const BackwardPlan& plan, const ScoreGradientOperands* score,
                         const Arrays& arrays, void* workspace, bool pdl, cudaStream_t stream) {
   const BackwardCall& a = plan.call;
   ScoredBackwardParams scored{};
@@ -150,7 +150,7 @@ cudaError_t launch_main(const BackwardPlan& plan, const cuda::ScoreGradientParam
   wide.adds = a.accumulate_dkv;
   if (plan.kernel.config.block_mask) p.lists = column_lists(lists_in(plan, workspace));
   return launch(plan.main, unsigned(plan.grids.main), plan.main_config.threads(),
-                plan.kernel.smem_bytes, &p, {.pdl = pdl}, stream);
+                score ? kMaxSmemBytes : plan.kernel.smem_bytes, &p, {.pdl = pdl}, stream);
 }
 
 cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream) {
@@ -235,7 +235,7 @@ cudaError_t launch_postprocess_dkv(const BackwardPlan& plan, const DkvAccum& acc
 }  // namespace
 
 cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStream_t stream,
-                            int launches, const cuda::ScoreGradientParams* score) {
+                            int launches, const ScoreGradientOperands* score) {
   if (plan.short_sequences) return launch_short_sequences(plan, stream);
   const BackwardCall& a = plan.call;
   const BackwardKernel& kernel = plan.kernel;

@@ -181,7 +181,7 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
   if (plan.grid.x == 0) return cudaSuccess;
   ScoredForwardParams scored{};
   ForwardParams& params = scored.forward;
-  if (operands.captures != nullptr) scored.captures = *operands.captures;
+  if (operands.score != nullptr) scored.score = *operands.score;
   params.q = row_tensor(plan.call.q);
   params.q_is_clipped = plan.q_is_clipped;
   params.e4m3 = operands.e4m3;
@@ -207,13 +207,13 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
                         stream);
 }
 
-cudaError_t launch_forward(const ForwardPlan& plan, const cuda::ScoreCaptures* captures,
-                           void* workspace, cudaStream_t stream) {
+cudaError_t launch_forward(const ForwardPlan& plan, const ScoreOperands* score, void* workspace,
+                           cudaStream_t stream) {
   const ForwardCall& call = plan.call;
   cudaError_t error = cudaSuccess;
   for (int64_t i = 0; i < plan.num_launches && error == cudaSuccess; ++i) {
     const int64_t first = i * kMaxColumnsV;
-    LaunchOperands operands{.v = call.v, .o = call.o, .captures = captures};
+    LaunchOperands operands{.v = call.v, .o = call.o, .score = score};
     const auto move_to = [first](TensorSpan& span) {
       span.data = static_cast<std::byte*>(span.data) + first * span.element_bytes;
     };

@@ -2,12 +2,14 @@
 #include "engine/hopper/plan/backward/plan_backward.h"
 
 #include <algorithm>
+#include <span>
 
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/free_sms.h"
 #include "engine/hopper/host/capability.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/instances/mask_backward_table.h"
@@ -44,10 +46,27 @@ Variant main_variant(const BackwardProblem& p) {
   return variant_of(without_sink);
 }
 
+bool adds_gradients(const fa3_score_function& score) {
+  const std::span tensors(score.tensors, size_t(score.num_tensors));
+  return std::ranges::any_of(tensors, [](const fa3_captured_tensor& t) {
+    return t.gradient != nullptr && t.stores_gradient == 0;
+  });
+}
+
 Status check_score(const BackwardProblem& p) {
   if (p.score == nullptr) return {};
   if (p.score->gradients == nullptr) return {};
-  if (p.deterministic) {
+  const int stored = find_stored_gradient(*p.score);
+  if (stored != kNoTile) {
+    const char* obstacle =
+        std::max(p.head_dim, p.head_dim_v) > 128
+            ? "head dims are beyond 128"
+            : stored_gradient_obstacle(*p.score, p.lengths_q.max, p.lengths_k.max);
+    if (obstacle != nullptr) {
+      return unsupported("stores_gradient of captured tensor ", stored, ": ", obstacle);
+    }
+  }
+  if (p.deterministic && adds_gradients(*p.score)) {
     return unsupported("gradients of captured tensors in one order (deterministic)");
   }
   if (p.score->slope != nullptr && p.block_mask.on && is_varlen(p)) {
