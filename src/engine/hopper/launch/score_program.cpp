@@ -12,19 +12,15 @@
 namespace fa3::hopper {
 namespace {
 
-const char* truth(bool x) {
-  return x ? "true" : "false";
-}
-
 // A ForwardConfig as a constant of the program: all that rows of kScoreTable differ in.
 std::string text_of(const ForwardConfig& c) {
   return concat("ForwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
                 ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
                 ", .block_n = ", c.block_n, ", .q_stages = ", c.q_stages,
-                ", .kv_stages = ", c.kv_stages, ", .ping_pong = ", truth(c.ping_pong),
-                ", .ctas_per_sm = ", c.ctas_per_sm, ", .guarded = ", truth(c.guarded),
-                ", .block_mask = ", truth(c.block_mask), ", .variant = Variant(", int(c.variant),
-                ")}");
+                ", .kv_stages = ", c.kv_stages, ", .ping_pong = ", cuda::bool_literal(c.ping_pong),
+                ", .ctas_per_sm = ", c.ctas_per_sm, ", .guarded = ", cuda::bool_literal(c.guarded),
+                ", .block_mask = ", cuda::bool_literal(c.block_mask), ", .variant = Variant(",
+                int(c.variant), ")}");
 }
 
 const char* scheduler_of(const ForwardConfig& c) {
@@ -39,12 +35,13 @@ const char* loader_of(const ForwardConfig& c) {
 
 // The same of a BackwardConfig. No kernel with a score function has dropout.
 std::string text_of(const BackwardConfig& c) {
-  return concat(
-      "BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
-      ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m, ", .block_n = ", c.block_n,
-      ", .stages = ", c.stages, ", .ds_stages = ", c.ds_stages, ", .helpers = ", truth(c.helpers),
-      ", .variant = Variant(", int(c.variant), "), .splits_heads = ", truth(c.splits_heads),
-      ", .block_mask = ", truth(c.block_mask), "}");
+  return concat("BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
+                ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
+                ", .block_n = ", c.block_n, ", .stages = ", c.stages,
+                ", .ds_stages = ", c.ds_stages, ", .helpers = ", cuda::bool_literal(c.helpers),
+                ", .variant = Variant(", int(c.variant),
+                "), .splits_heads = ", cuda::bool_literal(c.splits_heads),
+                ", .block_mask = ", cuda::bool_literal(c.block_mask), "}");
 }
 
 cuda::ScoreKernel kernel_of(std::string includes, std::string text) {
