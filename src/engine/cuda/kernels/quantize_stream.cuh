@@ -14,7 +14,7 @@ namespace fa3::cuda {
 constexpr int kOwned = 32;  // neighbouring channels of a row that a thread has
 constexpr int kOwnedChunks = kOwned / kChannels;
 constexpr int kStreamStages = 3;  // blocks of rows in shared memory
-constexpr int kNextTiles = 4;    // what a CTA does next, which outlives its rows by a barrier
+constexpr int kNextTiles = 4;     // what a CTA does next, which outlives its rows by a barrier
 
 // A call's parameters.
 struct StreamParams {
