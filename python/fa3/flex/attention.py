@@ -9,6 +9,7 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import device, lists, tiles
 from fa3.flex.block_mask import with_masks
 from fa3.flex.functions import function_of
+from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
@@ -22,31 +23,38 @@ def attend(q, k, v, score_mod, masks, scale, lengths):
     check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
     mask_mod, block_mask, causal, window = masks
     window = window_of(causal, window)
+    alike = lists.of_one_length(lengths)
     blocks = blocks_of(q, k, v, mask_mod, block_mask, window, lengths)
     if blocks is not None and score_mod is None:
         try:
-            return by_lists(q, k, v, blocks, scale)
+            besides = {} if alike else lengths | {"window": tuple(window)}
+            return by_lists(q, k, v, blocks, scale, **besides)
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
     function = function_of(with_masks(score_mod, mask_mod, block_mask))
-    alone = None if blocks is None or score_mod is None else function_of(score_mod)
+    walks = blocks is not None and score_mod is not None and alike
+    alone = function_of(score_mod) if walks else None
     return apply(function, q, k, v, window, scale, lengths, alone=alone, blocks=blocks)
 
 
 def blocks_of(q, k, v, mask_mod, block_mask, window, lengths):
-    """The masks as one fa3.masks.BlockMask; None where there are none, or nobody walks lists."""
+    """The masks as one fa3.masks.BlockMask; None where there are none, or nobody walks lists. Where
+    sequences have lengths of their own the window is not in it."""
     if (mask_mod is None and block_mask is None) or not lists.can_walk(q, k, v, lengths):
         return None
+    if not lists.of_one_length(lengths):
+        window = tiles.Window(None, None)
     if mask_mod is None and window.is_open() and isinstance(block_mask, BlockMask):
         return block_mask
-    return lists.of_function(function_of(with_masks(None, mask_mod, block_mask)), window, q, k)
+    function, extents = function_of(with_masks(None, mask_mod, block_mask)), lists.extents_of
+    return lists.of_function(function, window, extents(q, k, lengths), q.shape[-2], q.device)
 
 
-def by_lists(q, k, v, blocks, scale, deterministic=False):
+def by_lists(q, k, v, blocks, scale, deterministic=False, **options):
     """(out, lse) where nothing but masks stands between the product and the softmax."""
     from fa3.torch.autograd import attend
 
-    options = {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
+    options |= {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
     return attend(q, k, v, None, True, in_order("attention", options))
 
 
@@ -154,10 +162,18 @@ def backward(call, wanted, saved, tensors, do, dlse):
 
     saved: q, k, v, out, lse.
     """
-    q = saved[0]
-    totals = {
-        n: torch.zeros(tensors[n].shape, dtype=tiles.wide(q.dtype), device=q.device) for n in wanted
-    }
+    q, k = saved[:2]
+
+    def zeros(number, dtype):
+        return torch.zeros(tensors[number].shape, dtype=dtype, device=q.device)
+
+    stored = stored_of(call, wanted, q, k) if wanted and q.is_cuda else None
+    if stored is not None:
+        totals = {n: zeros(n, q.dtype if n == stored else tiles.wide(q.dtype)) for n in wanted}
+        gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals, stored)
+        if gradients is not None:
+            return gradients, totals
+    totals = {n: zeros(n, tiles.wide(q.dtype)) for n in wanted}
     gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals)
     if gradients is None:
         gradient = call.function.gradient(wanted)

@@ -25,11 +25,34 @@ _known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest fir
 _lock = threading.Lock()
 
 
+class Extents(NamedTuple):
+    sequences: int
+    rows: int  # of the longest one's queries
+    keys: int
+
+    def pairs(self):
+        return self.sequences * self.rows * self.keys
+
+
+def extents_of(q, k, lengths):
+    cu_seqlens = lengths["cu_seqlens_q"]
+    if cu_seqlens is None:
+        return Extents(q.shape[0], q.shape[1], k.shape[1])
+    longest = (lengths[f"max_seqlen_{side}"] or x.shape[0] for side, x in (("q", q), ("k", k)))
+    return Extents(cu_seqlens.shape[0] - 1, *longest)
+
+
+def of_one_length(lengths):
+    """Whether all sequences have the length of the tensors."""
+    return all(lengths[name] is None for name in ("cu_seqlens_q", "seqused_q", "seqused_k"))
+
+
 def can_walk(q, k, v, lengths):
-    """Whether an engine walks lists for these tensors, as far as that is known without a plan."""
-    if any(lengths[name] is not None for name in ("cu_seqlens_q", "seqused_q", "seqused_k")):
-        return False
-    if q.dtype is torch.float64 or q.shape[1] * k.shape[1] == 0:
+    """Whether an engine walks lists for these tensors, as far as that is known without a plan, and
+    a map of the longest sequence for each has no more pairs than one of all packed rows."""
+    pairs = extents_of(q, k, lengths).pairs()
+    packed = lengths["cu_seqlens_q"] is not None
+    if q.dtype is torch.float64 or pairs == 0 or (packed and pairs > q.shape[0] * k.shape[0]):
         return False
     if torch.is_autocast_enabled(q.device.type):
         return False  # other types than the score function's, which autocast leaves alone
@@ -43,30 +66,30 @@ def can_walk(q, k, v, lengths):
     return capability >= (8, 0) and max(dims) <= LONGEST_HEAD_ELSEWHERE
 
 
-def of_function(function, window, q, k):
+def of_function(function, window, extents, heads, device):
     """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
-    key; None: it would be too large."""
+    key; None: it would be too large. window: that of sequences which all have these extents."""
     graph, result = function.graph, function.result
     leaves = {graph.nodes[number].op for number in graph.needed_for(result)}
-    batch = q.shape[0] if BATCH in leaves else 1
-    heads = q.shape[2] if HEAD in leaves else 1
-    shape = batch, heads, q.shape[1], k.shape[1]
-    if batch * heads * q.shape[1] * k.shape[1] > MOST_PAIRS:
+    batch = extents.sequences if BATCH in leaves else 1
+    heads = heads if HEAD in leaves else 1
+    shape = batch, heads, extents.rows, extents.keys
+    if batch * heads * extents.rows * extents.keys > MOST_PAIRS:
         return None
-    if any(t.ndim > 0 and t.device != q.device for t in function.tensors):
+    if any(t.ndim > 0 and t.device != device for t in function.tensors):
         return None  # whoever computes it otherwise has the sentence
-    tensors = [t.to(q.device) for t in function.tensors]
+    tensors = [t.to(device) for t in function.tensors]
 
     def rule(b, h, query, key):
-        score = torch.zeros((), device=q.device)
+        score = torch.zeros((), device=device)
         places = {SCORE: score, BATCH: b, HEAD: h, QUERY: query, KEY: key}
         (value,) = evaluate(graph, [result], places, tensors)
-        return (value == 0) & ~window.hides_at(query, key, k.shape[1] - q.shape[1])
+        return (value == 0) & ~window.hides_at(query, key, extents.keys - extents.rows)
 
     def make():
-        return masks.from_rule(rule, *shape, device=q.device)
+        return masks.from_rule(rule, *shape, device=device)
 
-    key = None if function.key is None else (function.key, shape, window, q.device)
+    key = None if function.key is None else (function.key, shape, window, device)
     return kept(key, function.tensors, make)
 
 
