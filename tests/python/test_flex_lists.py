@@ -194,7 +194,7 @@ def test_what_is_captured_beside_a_mask_comes_first():
     def documents(b, h, q, k):
         return owner[q] == owner[k]
 
-    function = attention.function_of(attention.with_masks(alibi, documents, None))
+    function = attention.function_of(attention.with_mask(alibi, documents))
     alone = attention.function_of(alibi)
     assert attention.captures_first(alone, function)
     assert [t is s for t, s in zip(function.tensors, (slopes, owner), strict=True)] == [True] * 2

@@ -7,6 +7,7 @@ function captures the same tensors, unchanged. Next: attention.py, which falls b
 part of the score function (block_mask.py) where no engine walks lists.
 """
 
+import functools
 import threading
 import weakref
 from typing import NamedTuple
@@ -27,47 +28,53 @@ _lock = threading.Lock()
 
 def can_walk(q, k, v, lengths):
     """Whether an engine walks lists for these tensors, as far as that is known without a plan."""
-    if any(lengths[name] is not None for name in ("cu_seqlens_q", "seqused_q", "seqused_k")):
+    if not q.ndim == k.ndim == v.ndim == 4 or q.dtype is torch.float64:
         return False
-    if q.dtype is torch.float64 or q.shape[1] * k.shape[1] == 0:
+    if lengths["seqused_q"] is not None or lengths["seqused_k"] is not None:
         return False
-    if torch.is_autocast_enabled(q.device.type):
+    if q.shape[1] == 0 or k.shape[1] == 0:
+        return False
+    if torch.is_autocast_enabled("cuda" if q.is_cuda else q.device.type):
         return False  # other types than the score function's, which autocast leaves alone
     if q.is_cpu:
         return True
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
         return False
-    dims, capability = (q.shape[-1], v.shape[-1]), torch.cuda.get_device_capability(q.device)
+    dims, capability = (q.shape[-1], v.shape[-1]), capability_of(q.device)
     if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
         return all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
     return capability >= (8, 0) and max(dims) <= LONGEST_HEAD_ELSEWHERE
 
 
+@functools.cache
+def capability_of(device):
+    return torch.cuda.get_device_capability(device)
+
+
 def of_function(function, window, q, k):
     """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
     key; None: it would be too large."""
-    graph, result = function.graph, function.result
-    leaves = {graph.nodes[number].op for number in graph.needed_for(result)}
-    batch = q.shape[0] if BATCH in leaves else 1
-    heads = q.shape[2] if HEAD in leaves else 1
-    shape = batch, heads, q.shape[1], k.shape[1]
-    if batch * heads * q.shape[1] * k.shape[1] > MOST_PAIRS:
+    batch, queries, heads, _ = q.shape
+    keys, device = k.shape[1], q.device
+    shape = batch if BATCH in function.leaves else 1, heads if HEAD in function.leaves else 1
+    if shape[0] * shape[1] * queries * keys > MOST_PAIRS:
         return None
-    if any(t.ndim > 0 and t.device != q.device for t in function.tensors):
+    if any(t.ndim > 0 and t.device != device for t in function.tensors):
         return None  # whoever computes it otherwise has the sentence
-    tensors = [t.to(q.device) for t in function.tensors]
-
-    def rule(b, h, query, key):
-        score = torch.zeros((), device=q.device)
-        places = {SCORE: score, BATCH: b, HEAD: h, QUERY: query, KEY: key}
-        (value,) = evaluate(graph, [result], places, tensors)
-        return (value == 0) & ~window.hides_at(query, key, k.shape[1] - q.shape[1])
 
     def make():
-        return masks.from_rule(rule, *shape, device=q.device)
+        tensors = [t.to(device) for t in function.tensors]
 
-    key = None if function.key is None else (function.key, shape, window, q.device)
-    return kept(key, function.tensors, make)
+        def rule(b, h, query, key):
+            score = torch.zeros((), device=device)
+            places = {SCORE: score, BATCH: b, HEAD: h, QUERY: query, KEY: key}
+            (value,) = evaluate(function.graph, [function.result], places, tensors)
+            return (value == 0) & ~window.hides_at(query, key, keys - queries)
+
+        return masks.from_rule(rule, *shape, queries, keys, device=device)
+
+    key = None if function.key is None else (function.key, shape, queries, keys, window, device)
+    return kept(key, function.tensors, q.is_cuda, make)
 
 
 def of_booleans(seen, window, q, k):
@@ -85,17 +92,17 @@ def of_booleans(seen, window, q, k):
     # A view of the caller's tensor is another object in every call.
     where = seen.data_ptr(), tuple(seen.shape), seen.stride(), seen.device
     base = seen if seen._base is None else seen._base
-    return kept(("booleans", where, rows, keys, window), [base], make)
+    return kept(("booleans", where, rows, keys, window), [base], q.is_cuda, make)
 
 
-def kept(key, tensors, make):
+def kept(key, tensors, on_gpu, make):
     """make(), or what it has made for this key while these tensors were the same. key None: it can
     not be told whether they are.
 
     A graph that is being captured makes its own: it will be replayed over other numbers.
     """
     versions = versions_of(tensors)
-    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     if key is None or versions is None or capturing:
         return make()
     key = key, tuple(id(t) for t in tensors)
