@@ -55,6 +55,7 @@ class Call:
 
     def __init__(self, call, device, name="fa3"):
         self.name, self.call = name, call
+        self.kept = call  # a replayed graph reads and writes the tensors that the call holds
         self.first = torch.cat([x.float().flatten() for x in call()])
         if device == "cuda":
             torch.cuda.synchronize()

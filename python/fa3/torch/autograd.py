@@ -37,6 +37,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Places among the options: tensors stand together, sink first.
 SINK = len(SCORES)
 TENSORS_END = SINK + len(TENSORS)
+NUMBERS = {type(None), bool, int, float}
 
 
 class Attention(Function):
@@ -114,8 +115,9 @@ def attend(q, k, v, out, return_lse, options, generator=None):
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
-    plain = operators.is_plain_call(q, k, v) and operators.are_plain(out, *options[SINK:])
-    if plain and not needs_gradient(q, k, v, out, *options[SINK:]):
+    others = [x for x in (out, *options[SINK:]) if type(x) not in NUMBERS]
+    plain = operators.is_plain_call(q, k, v) and operators.are_plain(others)
+    if plain and not needs_gradient(q, k, v, *others):
         if out is not None:
             written(out)
         return operators.run_plainly(q, k, v, out, return_lse, options)

@@ -67,16 +67,9 @@ def is_plain_call(q, k, v):
     )
 
 
-def are_plain(*values):
-    """The same of what else is given beside q, k and v: such tensors, numbers and None."""
-    for value in values:
-        kind = type(value)
-        if kind is torch.Tensor:
-            if value.is_neg() or not _has_storage(value):
-                return False
-        elif value is not None and kind not in (bool, int, float):
-            return False
-    return True
+def are_plain(tensors):
+    """The same of tensors beside q, k and v."""
+    return all(type(x) is torch.Tensor and not x.is_neg() and _has_storage(x) for x in tensors)
 
 
 def have_memory(*tensors):
