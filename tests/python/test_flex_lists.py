@@ -68,6 +68,16 @@ def test_lists_give_what_the_function_gives(walked, mask, options):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-5)
 
 
+def test_lengths_are_not_forgotten_beside_a_mask(walked):
+    starts = torch.tensor([0, 100], dtype=torch.int32)
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        with pytest.raises(fa3.InvalidArgument, match="cu_seqlens|expected .total"):
+            fa3.flex_attention(*inputs(), mask_mod=prefix, **{name: starts})
+    used = torch.tensor([7, 9], dtype=torch.int32)
+    out = fa3.flex_attention(*inputs(), mask_mod=prefix, seqused_q=used)
+    assert not walked and (out[0, 7:] == 0).all()
+
+
 def test_hidden_blocks_are_not_read(walked):
     q, k, v = inputs()
     with torch.no_grad():

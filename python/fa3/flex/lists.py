@@ -20,6 +20,7 @@ from fa3.flex.interpret import evaluate
 
 LONGEST_HEAD = 128  # of the Hopper engine's kernels that walk lists
 LONGEST_HEAD_ELSEWHERE = 256
+LENGTHS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
 MOST_PAIRS = 1 << 33  # of a map, a bit each: 1 GiB
 MOST_KEPT = 1 << 30  # bytes of all maps that are kept
 _known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest first
@@ -30,7 +31,7 @@ def can_walk(q, k, v, lengths):
     """Whether an engine walks lists for these tensors, as far as that is known without a plan."""
     if not q.ndim == k.ndim == v.ndim == 4 or q.dtype is torch.float64:
         return False
-    if lengths["seqused_q"] is not None or lengths["seqused_k"] is not None:
+    if any(lengths[name] is not None for name in LENGTHS):
         return False
     if q.shape[1] == 0 or k.shape[1] == 0:
         return False

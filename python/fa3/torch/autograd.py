@@ -115,12 +115,14 @@ def attend(q, k, v, out, return_lse, options, generator=None):
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
-    others = [x for x in (out, *options[SINK:]) if type(x) not in NUMBERS]
-    plain = operators.is_plain_call(q, k, v) and operators.are_plain(others)
-    if plain and not needs_gradient(q, k, v, *others):
-        if out is not None:
-            written(out)
-        return operators.run_plainly(q, k, v, out, return_lse, options)
+    plain = operators.is_plain_call(q, k, v)
+    if plain:
+        others = [x for x in (out, *options[SINK:]) if type(x) not in NUMBERS]
+        plain = operators.are_plain(others)
+        if plain and not needs_gradient(q, k, v, *others):
+            if out is not None:
+                written(out)
+            return operators.run_plainly(q, k, v, out, return_lse, options)
     if not plain and "torch.distributed.tensor" in sys.modules:
         learn_sharding(q)
     try:
