@@ -20,7 +20,7 @@ CUDA_ROOMS = {
     "host/": "dropout/ softmax/ tile/",
     "kernels/": "host/ ptx/",
     "engine_parts.h": "host/ kernels/",
-    "lists/": "host/ ptx/",
+    "lists/": "host/ tile/ ptx/",
     "jit/": "host/ softmax/",
 }
 

@@ -278,7 +278,8 @@ def compute_block_sparsity(
     k = torch.empty((batch_size, seqlen_k, num_heads, 8), device=device)
     rule = as_python(mask_mod, q, k, aux_tensors, aux_scalars)
     function = function_of(with_mask(None, rule))
-    blocks, bits = lists.of_function(function, Window(None, None), q, k)
+    extents = lists.Extents(batch_size, seqlen_q, seqlen_k)
+    blocks, bits = lists.of_function(function, Window(None, None), extents, num_heads, q.device)
     shifts = torch.arange(32, device=device)
     # Entry n > 0 names bits n - 1; -1 and 0 get a block of ones and of zeros at the end.
     pairs = ((bits[..., None] >> shifts) & 1).reshape(-1, 128, 128).bool()

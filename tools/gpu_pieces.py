@@ -113,6 +113,13 @@ def pieces(build: Path, gpu_oracle: bool = False) -> dict:
                 *(*suites, f"--gtest_filter={tests}"),
             ]
         ]
+    found["block masks of packed sequences under memcheck"] = [
+        [
+            *("env", "FA3_TEST_ENGINE=hopper"),
+            *("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"),
+            *(*suites, "--gtest_filter=*BlockMasks.of_packed*:*BlockMasks.of_sequences*"),
+        ]
+    ]
     once = ("--repeats", "0")  # a sanitizer sees all there is in a launch
     for tool in ("memcheck", "racecheck", "synccheck", "initcheck"):
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]

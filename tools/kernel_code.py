@@ -20,7 +20,8 @@ from pathlib import Path
 FILE = "kernel_code.json"
 FATBIN_MAGIC, ZSTD_MAGIC = struct.pack("<I", 0xBA55ED50), struct.pack("<I", 0xFD2FB528)
 HOPPER = "src/engine/hopper/CMakeFiles/fa3_hopper_kernels.dir"
-# A table of a check program -> its objects, one a row. The plain kernels have one together.
+# A table of a check program -> its objects, one a row or one for each element of a row. The plain
+# kernels have one together.
 ENTRIES = {
     "forward": {
         "forward": "forward_entry_{}",
@@ -43,14 +44,14 @@ def objects_of(build: Path, program: str) -> dict[str, Path]:
     return found
 
 
-def code_in(path: Path) -> bytes:
+def parts_in(path: Path) -> set[bytes]:
     """The instructions and constants of an object's kernels, without their names and parameters'
     sizes: a parameter that a kernel does not read leaves its code as it is."""
     with tempfile.NamedTemporaryFile() as file:
         copy = ["objcopy", "-O", "binary", "--only-section=.nv_fatbin", str(path), file.name]
         subprocess.run(copy, check=True)
         fatbin = Path(file.name).read_bytes()
-    return b"".join(part for image in images_in(fatbin) for part in parts_of_elf(image)) or fatbin
+    return {part for image in images_in(fatbin) for part in parts_of_elf(image)} or {fatbin}
 
 
 def images_in(fatbin: bytes) -> Iterator[bytes]:
@@ -89,15 +90,21 @@ def parts_of_elf(image: bytes) -> Iterator[bytes]:
 def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
     """Row number of the program's list -> hash; without those whose objects are not there."""
     objects = objects_of(build, program)
-    codes = {name: hashlib.sha256(code_in(path)).hexdigest()[:16] for name, path in objects.items()}
     entries = ENTRIES[pass_of(program)]
     first, found = {}, {}
     for row in rows:
-        index = row.number - first.setdefault(row.table, row.number)
-        code = codes.get(entries[row.table].format(index))
-        if code is not None:
-            found[str(row.number)] = code
+        entry = entries[row.table].format(row.number - first.setdefault(row.table, row.number))
+        parts = [objects.get(name) for name in (entry, f"{entry}_fp16", f"{entry}_bf16")]
+        parts = [parts_in(path) for path in parts if path is not None]
+        if parts:
+            found[str(row.number)] = hash_of(set().union(*parts))
     return found
+
+
+def hash_of(parts: set[bytes]) -> str:
+    """The same in whichever objects the kernels are, and in any order."""
+    digests = sorted(hashlib.sha256(part).digest() for part in parts)
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
 class KernelCode:

@@ -97,7 +97,7 @@ def run_python(build: Path) -> Outcome:
     environment["FA3_LIBRARY"] = str(build / "lib" / "libfa3.so")
     environment.setdefault("OMP_NUM_THREADS", "1")  # torch's; the cores run the C++ tests too
     command = [sys.executable, "-m", "pytest", "-q", "-rs", str(ROOT / "tests" / "python")]
-    command += ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile"]
+    command += ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile", "--durations=15"]
     subprocess.run([*command, f"--junitxml={report}"], check=False, env=environment, cwd=ROOT)
     outcome = read_junit("Python", report)
     if importlib.util.find_spec("torch") is None:

@@ -121,12 +121,12 @@ typedef struct fa3_tensor {
 
 /** A tensor that a score function reads: elements of any type, which the text names. */
 typedef struct fa3_captured_tensor {
-  const void* data;  /**< in the memory of q */
-  int32_t rank;      /**< dimensions, 0 to FA3_MAX_CAPTURED_RANK */
-  int32_t reserved;  /**< 0 */
-  int64_t shape[4];  /**< extents, 1 to 2^31 - 1 */
-  int64_t stride[4]; /**< steps in elements, less than 2^31 */
-  float* gradient;   /**< row-major, of its shape: a backward pass adds to it; null: not wanted */
+  const void* data;        /**< in the memory of q */
+  int32_t rank;            /**< dimensions, 0 to FA3_MAX_CAPTURED_RANK */
+  int32_t stores_gradient; /**< 1: `gradient` has elements of q's type, which are stored */
+  int64_t shape[4];        /**< extents, 1 to 2^31 - 1 */
+  int64_t stride[4];       /**< steps in elements, less than 2^31 */
+  float* gradient; /**< row-major, of its shape: a backward pass adds to it; null: not wanted */
 } fa3_captured_tensor;
 
 enum {
@@ -149,7 +149,9 @@ enum {
  * ..., Half, Bfloat), one index a dimension: negative ones count from the end, then all are
  * clamped, so that nothing outside of the tensor is read. `load_of_key<T, n>(kv_idx, i, ...)` is
  * `load<T, n>(i, ..., kv_idx)` of a type of 16 bits, where no other index depends on kv_idx: a
- * kernel may load it ahead.
+ * kernel may load it ahead. `load_of_score<T, n>(q_idx, kv_idx, i, ...)` is that of
+ * `load<T, n>(i, ..., q_idx, kv_idx)`, where no index i depends on q_idx either: of a bias as large
+ * as the scores a kernel may bring whole tiles. A text has one of the two, once.
  *
  *     return score + load<float, 0>(h) * (kv_idx - q_idx);
  *
@@ -165,7 +167,12 @@ enum {
  * and `gradients` that of a function that gets the gradient of what f returned and adds to those of
  * captured tensors, in any order: add<n>(value, i, ...) to that of the element which load<T, n>(i,
  * ...) reads. Where no index depends on q_idx, add_for_key<n> does it with fewer additions to
- * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor.
+ * memory, and add_for_tile<n>, where none depends on kv_idx either; each once a tensor. Where the
+ * slope is 1, the gradient of what load_of_score() loads is that of the score: with stores_gradient
+ * it is stored as it comes, once for each score that the masks leave, provided that no two scores
+ * load one element; `gradients`, which may be empty, then says nothing of it. On Hopper, to head
+ * dims of 128, where TMA takes the tensor and its gradient: multiples of 16 bytes; else
+ * FA3_UNSUPPORTED.
  *
  *     void g(float gradient, int b, int h, int q_idx, int kv_idx)
  *     add_for_tile<0>(gradient * (kv_idx - q_idx), h); */

@@ -48,8 +48,8 @@ def flex_attention(
             for float64. None: the score as it is.
         mask_mod: mask_mod(b, h, q_idx, kv_idx) -> whether the query sees the key. Evaluated once
             for every pair, for as long as what it captures stays the same: hidden blocks of 128
-            queries and keys are then skipped. For sequences of one length; else asked for each
-            score.
+            queries and keys are then skipped. Asked for each score instead where sequences have
+            lengths of their own and there is a score_mod, or most are far shorter than the longest.
         block_mask: a BlockMask of torch.nn.attention.flex_attention, or of fa3.masks. Likewise.
         causal: query i sees key j iff j <= i + sk - sq (bottom-right aligned).
         window: (left, right) in keys around the diagonal; None or -1 is unbounded.

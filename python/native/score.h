@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A score function as Python gives it: (text, may_hide, path of libnvrtc or None, captured
-// tensors), each of these (address, shape, strides, address of the gradient or 0); in a backward
-// pass also the texts of slope and gradients, or None. Next: passes.h.
+// tensors), each of these (address, shape, strides, address of the gradient or 0, whether that is
+// stored); in a backward pass also the texts of slope and gradients, or None. Next: passes.h.
 #pragma once
 
 #include "reader.h"
@@ -52,11 +52,13 @@ class ScoreFunction {
   }
   static bool read_tensor(PyObject* from, fa3_captured_tensor* to) {
     unsigned long long address = 0, gradient = 0;
+    int stores = 0;
     PyObject *shape = nullptr, *stride = nullptr;
-    if (!PyArg_ParseTuple(from, "KO!O!K", &address, &PyTuple_Type, &shape, &PyTuple_Type, &stride,
-                          &gradient)) {
+    if (!PyArg_ParseTuple(from, "KO!O!K|p", &address, &PyTuple_Type, &shape, &PyTuple_Type, &stride,
+                          &gradient, &stores)) {
       return false;
     }
+    to->stores_gradient = stores;
     to->gradient = reinterpret_cast<float*>(static_cast<uintptr_t>(gradient));
     const Py_ssize_t rank = std::min<Py_ssize_t>(PyTuple_Size(shape), FA3_MAX_CAPTURED_RANK);
     to->data = reinterpret_cast<const void*>(static_cast<uintptr_t>(address));

@@ -34,7 +34,7 @@ BackwardKernel dropout_backward_kernel_at(int row, Element element) {
 }
 
 // No check that runs these kernels has a block mask, or gradients in float32.
-BackwardKernel mask_backward_kernel_at(int, Element) {
+BackwardKernel mask_backward_kernel_at(int, Element, Variant) {
   std::abort();
 }
 BackwardKernel wide_backward_kernel_at(int, Element) {

@@ -37,7 +37,7 @@ ForwardKernel dropout_kernel_at(int row, Element element) {
 }
 
 // No check that runs these kernels has a block mask, or goes on from a partial result.
-ForwardKernel mask_kernel_at(int, Element) {
+ForwardKernel mask_kernel_at(int, Element, Variant) {
   std::abort();
 }
 ForwardKernel continued_kernel_at(int, Element) {

@@ -43,8 +43,9 @@ def setting(name):
 
 
 def kernels():
-    """CMake's option for builds that take after the build: with or without the GPU's kernels."""
-    return f"-DFA3_KERNELS={setting('FA3_KERNELS')}"
+    """CMake's options for builds that take after the build: the kernels that they have."""
+    names = "FA3_KERNELS", "FA3_FP16_KERNELS"
+    return " ".join(f"-D{name}={setting(name)}" for name in names)
 
 
 def need(*tools):

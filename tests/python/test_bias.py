@@ -7,7 +7,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
 from fa3.compat.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
 from fa3.flex import bias as forms  # noqa: E402
+from fa3.flex.stored import stored_of  # noqa: E402
 from fa3.flex.text import gradients_of, slope_of  # noqa: E402
+from fa3.flex.tiles import Call  # noqa: E402
 
 BATCH, HEADS, QUERIES, KEYS, DIM = 2, 4, 37, 53, 8
 SHAPES = [
@@ -151,6 +153,92 @@ def test_biases_and_slopes_in_16_bit_are_those_of_float64(device, shape, causal,
         size = max(b.abs().max().item(), 1.0 if few else 0.0)
         atol = (0.3 if few else 0.03) * size
         torch.testing.assert_close(a.double().cpu(), b, rtol=0, atol=atol, msg=lambda m: name + m)  # noqa: B023
+
+
+# Rows of whole 16 bytes come by TMA and their gradients leave by it; a Hopper kernel takes other
+# tiles from 8192 keys on. stride: of a row, in elements more than it has. offset: of the address.
+TILES = {
+    "each score's own": {"shape": (2, 4, 200, 264)},
+    "one for all sequences": {"shape": (1, 4, 200, 264)},
+    "one for all heads": {"shape": (2, 1, 200, 264)},
+    "rows alone": {"shape": (200, 264), "window": (90, 20)},
+    "a window": {"shape": (2, 4, 264, 264), "window": (133, 71)},
+    "hidden keys": {"shape": (2, 4, 200, 264), "hides": 0.4, "causal": True},
+    "rows with room": {"shape": (2, 4, 200, 261), "stride": 3, "causal": True},
+    "an odd address": {"shape": (2, 4, 200, 264), "offset": 1},
+    "many keys": {"shape": (2, 4, 200, 8200), "causal": True},
+    "many keys, a window": {"shape": (1, 4, 200, 8200), "window": (4001, 100)},
+}
+
+
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("case", TILES)
+def test_a_bias_as_large_as_the_scores_is_that_of_float64(device, case, dim, dtype):
+    defaults = {"stride": 0, "offset": 0, "hides": 0.0, "causal": False, "window": (None, None)}
+    options = defaults | TILES[case]
+    if device == "cpu" and (dim == 128 or dtype == torch.float16):
+        pytest.skip("torch operations, of which one form is enough")
+    *others, rows, keys = shape = options["shape"]
+    batch = 2 if keys < 1000 else 1
+    others = others and [min(others[0], batch), *others[1:]]
+    shape = (*others, rows, keys)
+    pitch = keys + options["stride"]
+    memory = randn(*others, rows, pitch, seed=4).flatten().to(dtype)
+    if options["hides"]:
+        memory[randn(memory.numel(), seed=5) < -options["hides"]] = -torch.inf
+    memory = torch.cat([memory.new_zeros(options["offset"]), memory]).to(device)
+    bias = memory[options["offset"] :].view(*others, rows, pitch)[..., :keys].requires_grad_()
+    q = randn(batch, rows, 4, dim, seed=1).to(dtype).to(device).requires_grad_()
+    k, v = (
+        randn(batch, keys, 2, dim, seed=s).to(dtype).to(device).requires_grad_() for s in (2, 3)
+    )
+    inputs = [q, k, v, bias]
+    do = randn(batch, rows, 4, dim, seed=6).to(dtype).to(device)
+    asked = {"causal": options["causal"], "window": options["window"]}
+    mine = fa3.attention(q, k, v, bias=bias, **asked)
+    mine = mine, *torch.autograd.grad(mine, inputs, do)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    right = by_rules(*wide, **asked)
+    right = right, *torch.autograd.grad(right, wide, do.double())
+    assert mine[-1].shape == shape
+    for name, a, b in zip(("out", "q", "k", "v", "bias"), mine, right, strict=True):
+        step = torch.finfo(dtype).eps * b.abs().max().item()
+        error = (a.double() - b).abs().max().item() / step
+        assert error < 3, (name, error)  # 0.3 to 1.3 were seen
+
+
+def by_rules(q, k, v, bias, causal, window):
+    """By softmax, of a window too; rows that see no key have no gradient."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5 + bias
+    behind = distances(*scores.shape[-2:]).to(q.device)
+    left, right = window
+    hidden = scores == -torch.inf
+    hidden = hidden | (behind < 0) if causal else hidden
+    hidden = hidden if left is None else hidden | (behind > left) | (behind < -right)
+    p = scores.masked_fill(hidden, -1e30).softmax(-1).masked_fill(hidden, 0)
+    return (p @ v).transpose(1, 2)
+
+
+def test_a_kernel_stores_gradients_where_each_score_has_an_element():
+    def stored(*shape, batch=2, dtype=torch.bfloat16):
+        q, k = (torch.zeros(batch, s, 4, 64, dtype=dtype) for s in (200, 264))
+        function = forms.function_with(torch.zeros(shape, dtype=dtype), None, None)
+        call = Call(function, 1.0, (None, None), {"cu_seqlens_q": None}, None)
+        return stored_of(call, (0,), q, k)
+
+    assert stored(2, 4, 200, 264) == 0
+    assert stored(1, 4, 200, 264, batch=1) == 0
+    assert stored(2, 4, 300, 264) == 0  # rows that nobody has
+    assert stored(1, 4, 200, 264) is None  # two sequences have its elements
+    assert stored(2, 1, 200, 264) is None
+    assert stored(2, 4, 1, 264) is None
+    assert stored(2, 4, 200, 260) is None  # ends within 16 bytes
+    assert stored(2, 4, 200, 256) is None  # keys are clamped
+    assert stored(2, 4, 200, 264, dtype=torch.float32) is None
 
 
 def test_packed_sequences_have_rows_of_the_bias_and_diagonals_of_their_own():

@@ -377,7 +377,9 @@ def test_another_device_is_seen():
     function = function_of(lambda s, b, h, q, k: torch.where(q < k + 7, s, float("-inf")))
     host = torch.zeros(1, 200, 1, 8)
     for q in (host, meta, host):
-        made = lists.of_function(function, Window(None, None), q, q)
+        made = lists.of_function(
+            function, Window(None, None), lists.Extents(1, 200, 200), 1, q.device
+        )
         assert made.blocks.device == q.device
 
 

@@ -41,9 +41,9 @@ def walked(monkeypatch):
     seen = []
     by_lists = attention.by_lists
 
-    def recorded(q, k, v, blocks, *others):
+    def recorded(q, k, v, blocks, *others, **options):
         seen.append(blocks)
-        return by_lists(q, k, v, blocks, *others)
+        return by_lists(q, k, v, blocks, *others, **options)
 
     monkeypatch.setattr(attention, "by_lists", recorded)
     monkeypatch.setattr("fa3.flex.bias.by_lists", recorded)
@@ -73,9 +73,37 @@ def test_lengths_are_not_forgotten_beside_a_mask(walked):
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         with pytest.raises(fa3.InvalidArgument, match="cu_seqlens|expected .total"):
             fa3.flex_attention(*inputs(), mask_mod=prefix, **{name: starts})
-    used = torch.tensor([7, 9], dtype=torch.int32)
-    out = fa3.flex_attention(*inputs(), mask_mod=prefix, seqused_q=used)
-    assert not walked and (out[0, 7:] == 0).all()
+    assert not walked
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (90, 40)}], ids=str)
+@pytest.mark.parametrize("mask", [prefix, diagonal], ids=lambda m: m.__name__)
+def test_sequences_of_their_own_lengths_have_lists_too(walked, mask, options):
+    starts_q, starts_k = torch.tensor([[0, 140, 140, 300], [0, 200, 230, 420]], dtype=torch.int32)
+    packed = {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k}
+    packed |= {"max_seqlen_q": 160, "max_seqlen_k": 200} | options
+    used = {"seqused_q": torch.tensor([250, 300], dtype=torch.int32), **options}
+    used |= {"seqused_k": torch.tensor([420, 131], dtype=torch.int32)}
+
+    def tensors(dtype, first):
+        return [x[0].detach().requires_grad_() if first else x for x in inputs(dtype)]
+
+    for lengths, first in ((packed, True), (used, False)):
+        walked.clear()
+        mine = with_gradients(tensors(torch.float32, first), mask_mod=mask, **lengths)
+        assert len(walked) == 1
+        right = with_gradients(tensors(torch.float64, first), mask_mod=mask, **lengths)
+        assert len(walked) == 1
+        for a, b in zip(mine, right, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-5)
+
+
+def test_maps_of_much_padding_are_not_made(walked):
+    q, k, v = (x[0].detach() for x in inputs())
+    starts = torch.tensor([0, 10, 20, 300], dtype=torch.int32)
+    lengths = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 280}
+    fa3.flex_attention(q, k[:300], v[:300], mask_mod=prefix, **lengths, max_seqlen_k=280)
+    assert not walked
 
 
 def test_hidden_blocks_are_not_read(walked):

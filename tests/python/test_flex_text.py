@@ -181,9 +181,9 @@ def test_neighbouring_keys_are_taken_from_one_word(dtype, tmp_path):
     table = functions.randn(HEADS, ROWS, ROWS - 1, seed=1).to(dtype)[..., :-1]
     table = torch.nn.functional.pad(table, (0, 2))[..., :-1]  # odd extent, even strides
     function = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q - k * 0, k])
-    assert "load_of_key<" not in text_of(function)  # its other indices name the key
+    assert "load_of_" not in text_of(function)  # its other indices name the key
     function = function_of(lambda s, b, h, q, k: torch.tanh(s) + table[h, q, k])
-    assert text_of(function).count("load_of_key<") == 1
+    assert text_of(function).count("load_of_score<") == 1
     where = places()
     scores = functions.randn(len(where), dtype=torch.float32, seed=9)
     captures, results = captures_of(function.tensors), torch.empty_like(scores)
@@ -208,6 +208,21 @@ def test_what_is_loaded_ahead_is_the_only_one_of_16_bits():
     }
     counts = {n: text_of(function_of(f)).count("load_of_key<") for n, f in texts.items()}
     assert counts == {"one": 1, "none": 0, "two": 0, "distance": 0}
+
+
+def test_what_has_an_element_for_each_score_is_loaded_by_scores():
+    table = functions.randn(HEADS, ROWS, ROWS, seed=1).half()
+    texts = {
+        "score": lambda s, b, h, q, k: s + table[h, q, k],
+        "score of a number": lambda s, b, h, q, k: s + table[b * 0 + 1, q, k],
+        "row before": lambda s, b, h, q, k: s + table[h, q - 1, k],
+        "head of a row": lambda s, b, h, q, k: s + table[(h + q) % HEADS, q, k],
+        "row and head": lambda s, b, h, q, k: s + table[q, h, k],
+    }
+    texts_of = {n: text_of(function_of(f)) for n, f in texts.items()}
+    loads = {n: text.split("load_of_")[1].split("<")[0] for n, text in texts_of.items()}
+    by_key = {"row before", "head of a row", "row and head"}
+    assert loads == {n: "key" if n in by_key else "score" for n in texts}
 
 
 @pytest.mark.parametrize("divisor", [20.0, -3.0, 0.0, 3e38, math.inf])

@@ -373,6 +373,20 @@ def test_machine_code_is_instructions_and_constants_alone(tmp_path):
     assert parts((".text.kernel", "code"), *bank) == [b"code", b"numbers"]
 
 
+def test_the_code_of_a_row_is_that_of_both_its_elements(build):
+    folder, stage = build
+    rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in range(3)]
+
+    def code(**elements):
+        for element, text in elements.items():
+            stage(f"forward_entry_2_{element}", text)
+        return kernel_code.code_of_rows(folder, "fa3_gpu_check", rows)["2"]
+
+    both = code(fp16="a", bf16="b")
+    assert code(fp16="changed") != both and code(fp16="a") == both
+    assert code(bf16="changed") != both and code(bf16="a", fp16="b") == both
+
+
 def test_a_check_of_kernels_whose_objects_are_gone_is_run(build):
     folder, _ = build
     rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in (0, 7)]

@@ -9,6 +9,7 @@ from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import device, lists, tiles
 from fa3.flex.block_mask import mask_of, with_mask
 from fa3.flex.functions import both, function_of, identity_of
+from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
 from fa3.torch import autograd
 from fa3.torch.checks import refuse_other_than_tensor
@@ -32,29 +33,33 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     if mask is None:
         return apply(function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
     identities = identity_of(score_mod), identity_of(mask)
-    blocks = None
+    blocks, alike = None, lists.of_one_length(lengths)
     if lists.can_walk(q, k, v, lengths):
-        if mask_mod is None and window.is_open() and isinstance(block_mask, BlockMask):
+        # Where sequences have lengths of their own the window is not in the lists.
+        in_lists = window if alike else tiles.Window(None, None)
+        if mask_mod is None and in_lists.is_open() and isinstance(block_mask, BlockMask):
             blocks = block_mask
         else:
             hides = function_of(with_mask(None, mask), both(identity_of(None), identities[1]))
-            blocks = lists.of_function(hides, window, q, k)
+            extents = lists.extents_of(q, k, lengths)
+            blocks = lists.of_function(hides, in_lists, extents, q.shape[-2], q.device)
     if blocks is not None and score_mod is None:
         try:
-            return by_lists(q, k, v, blocks, scale, False, return_lse)
+            besides = {} if alike else lengths | {"window": window}
+            return by_lists(q, k, v, blocks, scale, False, return_lse, **besides)
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
     function = function_of(with_mask(score_mod, mask), both(*identities))
     alone = None
-    if blocks is not None and score_mod is not None:
+    if blocks is not None and score_mod is not None and alike:
         alone = function_of(score_mod, identities[0])
     listed = alone, blocks
     return apply(function, q, k, v, window, scale, lengths, return_lse, listed=listed)
 
 
-def by_lists(q, k, v, blocks, scale, deterministic, return_lse):
+def by_lists(q, k, v, blocks, scale, deterministic, return_lse, **options):
     """(out, lse) where nothing but masks stands between the product and the softmax."""
-    options = {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
+    options |= {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
     results = autograd.attend(q, k, v, None, return_lse, in_order("attention", options))
     return results if return_lse else (results, None)
 
@@ -169,10 +174,18 @@ def backward(call, wanted, saved, tensors, do, dlse):
 
     saved: q, k, v, out, lse.
     """
-    q = saved[0]
-    totals = {
-        n: torch.zeros(tensors[n].shape, dtype=tiles.wide(q.dtype), device=q.device) for n in wanted
-    }
+    q, k = saved[:2]
+
+    def zeros(number, dtype):
+        return torch.zeros(tensors[number].shape, dtype=dtype, device=q.device)
+
+    stored = stored_of(call, wanted, q, k) if wanted and q.is_cuda else None
+    if stored is not None:
+        totals = {n: zeros(n, q.dtype if n == stored else tiles.wide(q.dtype)) for n in wanted}
+        gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals, stored)
+        if gradients is not None:
+            return gradients, totals
+    totals = {n: zeros(n, tiles.wide(q.dtype)) for n in wanted}
     gradients = device.backward(call, wanted, saved, tensors, do, dlse, totals)
     if gradients is None:
         gradient = call.function.gradient(wanted)

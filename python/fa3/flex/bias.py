@@ -60,8 +60,11 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     softcap = float(options.get("softcap") or 0.0)
     scale = options.get("scale")
     bias = with_four_dimensions(bias, q, k, lengths)
+    if bias is not None and bias.requires_grad and q.is_cuda:
+        bias = for_each_sequence(bias, extents(q, k, lengths)[0])
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    if only_hides and not softcap and lists.can_walk(q, k, v, lengths):
+    alike = lists.of_one_length(lengths)
+    if only_hides and alike and not softcap and lists.can_walk(q, k, v, lengths):
         try:
             blocks = lists.of_booleans(bias, window, q, k)
             given = blocks, scale, lengths["deterministic"], return_lse
@@ -197,6 +200,15 @@ def with_four_dimensions(bias, q, k, lengths):
     if 0 in bias.stride():
         bias = bias[tuple(slice(1) if s == 0 else slice(None) for s in bias.stride())]
     return bias
+
+
+def for_each_sequence(bias, batch):
+    """One bias for all, expanded where the kernels may store a gradient for each (stored.py) and
+    torch adds them up: less than adding in memory, for as many bytes as float32 sums of two take,
+    or a gibibyte."""
+    is_shared = bias.shape[0] == 1 < batch and min(bias.shape[1:]) > 1
+    few = batch <= 2 or batch * bias.numel() * bias.dtype.itemsize <= 2**30
+    return bias.expand(batch, -1, -1, -1) if is_shared and few else bias
 
 
 def with_two_dimensions(slopes, q, lengths):

@@ -41,8 +41,11 @@ def forward(call, q, k, v, tensors, return_lse):
     return (out, lse) if by_a_kernel(call, run) else None
 
 
-def by_a_kernel(call, run):
-    """Whether some kernel has run(function, options): one that walks lists, or else any."""
+def by_a_kernel(call, run, is_last=True):
+    """Whether some kernel has run(function, options): one that walks lists, or else any.
+
+    is_last: none is asked in another way behind that.
+    """
     ways = [(call.function, call.options)]
     if call.listed is not None:
         ways.insert(0, call.listed)
@@ -54,15 +57,17 @@ def by_a_kernel(call, run):
             why = reason
     if call.only_kernels:
         raise why
-    refused(str(why))
+    if is_last:
+        refused(str(why))
     return False
 
 
-def backward(call, wanted, saved, tensors, do, dlse, totals):
+def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     """(dq, dk, dv); or None, where tiles.py is to compute them. saved: q, k, v, out, lse.
 
     wanted: numbers of the captured tensors whose gradients are asked for; they are added to
-    totals[number], which has zeros.
+    totals[number], which has zeros, but that of number `stored` is stored there (stored.py). None,
+    too, where no kernel does that.
     """
     q, k, v, out, lse = saved
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
@@ -74,8 +79,10 @@ def backward(call, wanted, saved, tensors, do, dlse, totals):
         for total in totals.values():  # of an attempt before
             total.zero_()
         count = len(function.tensors)
-        texts = function.gradient_texts(tuple(n for n in wanted if n < count), most)
-        described = captured(q, tensors, totals)[:count]
+        added = tuple(n for n in wanted if n < count and n != stored)
+        slope, gradients_text = function.gradient_texts(added, most)
+        texts = slope, "" if stored is not None and gradients_text is None else gradients_text
+        described = captured(q, tensors, totals, stored)[:count]
         score = function.text(most), function.may_hide, nvrtc_path(), described, *texts
         if torch.are_deterministic_algorithms_enabled():
             options = {**options, "deterministic": True}
@@ -85,7 +92,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals):
         _native.backward_with_score(lend, score, *given, *options)
 
     # The forward has run: what only kernels may compute is not refused any more.
-    if by_a_kernel(call._replace(only_kernels=False), run):
+    if by_a_kernel(call._replace(only_kernels=False), run, is_last=stored is None):
         return tuple(gradients)
     for total in totals.values():
         total.zero_()
@@ -102,8 +109,9 @@ def refused(reason):
     warnings.warn(text, SlowScores, stacklevel=5)
 
 
-def captured(q, tensors, totals):
-    """(address, shape, strides, address of the gradient) of each captured tensor.
+def captured(q, tensors, totals, stored=None):
+    """(address, shape, strides, address of the gradient, whether it is stored) of each captured
+    tensor.
 
     Numbers in host memory are brought to the device. totals: number -> gradient, float32.
     """
@@ -120,7 +128,7 @@ def captured(q, tensors, totals):
         shape = tuple(tensor.shape)
         # That of one element is never gone along, and may be larger than the library takes.
         strides = tuple(s if n > 1 else 0 for s, n in zip(tensor.stride(), shape, strict=True))
-        described.append((tensor.data_ptr(), shape, strides, gradient))
+        described.append((tensor.data_ptr(), shape, strides, gradient, number == stored))
     return tuple(described)
 
 

@@ -20,20 +20,44 @@ from fa3.flex.interpret import evaluate
 
 LONGEST_HEAD = 128  # of the Hopper engine's kernels that walk lists
 LONGEST_HEAD_ELSEWHERE = 256
-LENGTHS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
 MOST_PAIRS = 1 << 33  # of a map, a bit each: 1 GiB
 MOST_KEPT = 1 << 30  # bytes of all maps that are kept
 _known: dict[tuple, "Kept"] = {}  # what a map was made of -> it, the oldest first
 _lock = threading.Lock()
 
 
+class Extents(NamedTuple):
+    sequences: int
+    rows: int  # of the longest one's queries
+    keys: int
+
+    def pairs(self):
+        return self.sequences * self.rows * self.keys
+
+
+def extents_of(q, k, lengths):
+    cu_seqlens = lengths["cu_seqlens_q"]
+    if cu_seqlens is None:
+        return Extents(q.shape[0], q.shape[1], k.shape[1])
+    longest = (lengths[f"max_seqlen_{side}"] or x.shape[0] for side, x in (("q", q), ("k", k)))
+    return Extents(cu_seqlens.shape[0] - 1, *longest)
+
+
+def of_one_length(lengths):
+    """Whether all sequences have the length of the tensors."""
+    return all(lengths[name] is None for name in ("cu_seqlens_q", "seqused_q", "seqused_k"))
+
+
 def can_walk(q, k, v, lengths):
-    """Whether an engine walks lists for these tensors, as far as that is known without a plan."""
-    if not q.ndim == k.ndim == v.ndim == 4 or q.dtype is torch.float64:
+    """Whether an engine walks lists for these tensors, as far as that is known without a plan, and
+    a map of the longest sequence for each has no more pairs than one of all packed rows."""
+    packed = lengths["cu_seqlens_q"] is not None
+    if packed != (lengths["cu_seqlens_k"] is not None) or q.dtype is torch.float64:
         return False
-    if any(lengths[name] is not None for name in LENGTHS):
+    if not q.ndim == k.ndim == v.ndim == (3 if packed else 4):
         return False
-    if q.shape[1] == 0 or k.shape[1] == 0:
+    pairs = extents_of(q, k, lengths).pairs()
+    if pairs == 0 or (packed and pairs > q.shape[0] * k.shape[0]):
         return False
     if torch.is_autocast_enabled("cuda" if q.is_cuda else q.device.type):
         return False  # other types than the score function's, which autocast leaves alone
@@ -52,16 +76,17 @@ def capability_of(device):
     return torch.cuda.get_device_capability(device)
 
 
-def of_function(function, window, q, k):
+def of_function(function, window, extents, heads, device):
     """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
-    key; None: it would be too large."""
-    batch, queries, heads, _ = q.shape
-    keys, device = k.shape[1], q.device
-    shape = batch if BATCH in function.leaves else 1, heads if HEAD in function.leaves else 1
-    if shape[0] * shape[1] * queries * keys > MOST_PAIRS:
+    key; None: it would be too large. window: that of sequences which all have these extents."""
+    sequences, rows, keys = extents
+    batch = sequences if BATCH in function.leaves else 1
+    heads = heads if HEAD in function.leaves else 1
+    if batch * heads * rows * keys > MOST_PAIRS:
         return None
     if any(t.ndim > 0 and t.device != device for t in function.tensors):
         return None  # whoever computes it otherwise has the sentence
+    shape = batch, heads, rows, keys
 
     def make():
         tensors = [t.to(device) for t in function.tensors]
@@ -70,12 +95,12 @@ def of_function(function, window, q, k):
             score = torch.zeros((), device=device)
             places = {SCORE: score, BATCH: b, HEAD: h, QUERY: query, KEY: key}
             (value,) = evaluate(function.graph, [function.result], places, tensors)
-            return (value == 0) & ~window.hides_at(query, key, keys - queries)
+            return (value == 0) & ~window.hides_at(query, key, keys - rows)
 
-        return masks.from_rule(rule, *shape, queries, keys, device=device)
+        return masks.from_rule(rule, *shape, device=device)
 
-    key = None if function.key is None else (function.key, shape, queries, keys, window, device)
-    return kept(key, function.tensors, q.is_cuda, make)
+    key = None if function.key is None else (function.key, shape, window, device)
+    return kept(key, function.tensors, device.type == "cuda", make)
 
 
 def of_booleans(seen, window, q, k):

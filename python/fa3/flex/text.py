@@ -82,9 +82,9 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
     for number in needed:
         node = graph.nodes[number]
         if number == ahead:
-            element, (*others, key) = ELEMENTS[function.tensors[node.value].dtype], node.arguments
-            places = ", ".join([name_of(graph, key), *indices(graph, others, longest)])
-            lines.append(f"const float x{number} = load_of_key<{element}, {node.value}>({places});")
+            element = ELEMENTS[function.tensors[node.value].dtype]
+            call = loads_ahead(graph, node, longest)
+            lines.append(f"const float x{number} = {call.format(f'{element}, {node.value}')};")
         elif node.op not in NAMES:
             value = expression(graph, node, function.tensors, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
@@ -108,6 +108,31 @@ def loaded_ahead(graph, numbers, tensors):
     *others, last = load.arguments
     leaves = {graph.nodes[n].op for n in graph.needed_for(*others)}
     return number if graph.nodes[last].op == KEY and KEY not in leaves else None
+
+
+def loads_ahead(graph, node, longest):
+    """The call that loads it: of its score, where it stands at (..., q_idx, kv_idx) and no other
+    index asks for either; else of its key. {}: type and number."""
+    *others, key = node.arguments
+    of_score = others_of_score(graph, node)
+    if of_score is None:
+        call, names = "load_of_key", [name_of(graph, key)]
+    else:
+        call, names = "load_of_score", [name_of(graph, others[-1]), name_of(graph, key)]
+        others = of_score
+    places = ", ".join([*names, *indices(graph, others, longest)])
+    return call + "<{}>(" + places + ")"
+
+
+def others_of_score(graph, node):
+    """The indices before q_idx and kv_idx of a load at (..., q_idx, kv_idx), if they ask for
+    neither; else None."""
+    if len(node.arguments) < 2:
+        return None
+    *others, query, key = node.arguments
+    leaves = {graph.nodes[n].op for n in graph.needed_for(*others)}
+    is_score = (graph.nodes[query].op, graph.nodes[key].op) == (QUERY, KEY)
+    return others if is_score and not leaves & {QUERY, KEY} else None
 
 
 def indices(graph, arguments, longest):

@@ -123,6 +123,7 @@ Status describe_score(const fa3_score_function* score, Problem* problem) {
       return invalid("score: expected the text `gradients`, which adds to that of captured tensor ",
                      i, ", got a null pointer");
     }
+    if (tensor.stores_gradient != 0) continue;
     if (count > INT32_MAX) {
       return unsupported("score: a gradient of more than 2^31 - 1 elements, of captured tensor ",
                          i);

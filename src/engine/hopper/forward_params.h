@@ -61,6 +61,12 @@ struct DecodeClusters {
   int parts_log2 = 0;
 };
 
+// Kernels with a score function.
+struct ScoreOperands {
+  cuda::ScoreCaptures captures;
+  CUtensorMap captured_map;  // of the tensor whose tiles the kernel loads, if it does
+};
+
 struct ForwardParams {
   // 5-D maps with dimensions {column, packed head, row, head, batch}; general kernels have clipped
   // maps of K and V (tensor_map.h).
@@ -104,15 +110,15 @@ struct ForwardParams {
   cuda::PartialInput before;
   HeadsInWork heads_in_work;
 #ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
-  alignas(CUtensorMap) cuda::ScoreCaptures captures;
+  alignas(CUtensorMap) ScoreOperands score;
 #endif
 };
 
-// What a kernel with a score function is given: for such a kernel, compiled at run time, the
-// captures are ForwardParams' own.
+// What a kernel with a score function is given: for such a kernel, compiled at run time, the rest
+// is a part of ForwardParams.
 struct ScoredForwardParams {
   ForwardParams forward;
-  alignas(CUtensorMap) cuda::ScoreCaptures captures;
+  alignas(CUtensorMap) ScoreOperands score;
 };
 
 // Threads copy this launch's keys: barriers count them too.

@@ -92,6 +92,50 @@ TEST_P(BlockMasks, with_every_feature) {
   for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
 }
 
+// Sequences of no queries, of no keys, of one, and that end with a block, beside each other.
+TEST_P(BlockMasks, of_packed_sequences) {
+  for (int64_t dim : {64, 128}) {
+    for (bool causal : {false, true}) {
+      Case c = with_mask(dense_case(7, 0, 0, 4, 2, dim, dim));
+      c.q = {.owned = {130, 0, 1, 256, 128, 300, 70}, .spare_rows = 4};
+      c.k = {.owned = {300, 200, 129, 256, 0, 1, 213}, .spare_rows = 2};
+      c.mask.by_sequence = c.mask.by_head = causal == (dim == 64);
+      c.causal = causal;
+      c.left = c.mask.by_head && causal ? 150 : -1;
+      c.d_lse = causal;
+      for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+    }
+  }
+}
+
+TEST_P(BlockMasks, of_sequences_in_use_in_part) {
+  for (bool packed : {false, true}) {
+    for (int64_t dim : {64, 96}) {
+      Case c = with_mask(dense_case(4, 411, 513, 2, 1, dim, dim));
+      if (packed) {
+        c.q = {.owned = {411, 130, 257, 3}, .spare_rows = 1};
+        c.k = {.owned = {513, 300, 128, 129}, .spare_rows = 200};
+      }
+      c.q.used = {300, 129, 0, 3};
+      c.k.used = {500, 256, 128, 1};
+      c.mask.by_sequence = packed;
+      c.right = packed ? 40 : -1;
+      for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+    }
+  }
+}
+
+TEST_P(BlockMasks, of_long_packed_sequences_with_peaked_scores) {
+  for (Scores scores : {Scores::normal, Scores::rising, Scores::falling, Scores::step}) {
+    Case c = with_mask(dense_case(2, 0, 0, 1, 1, 128, 128), 0.3, 0.1);
+    c.q = {.owned = {70, 300}};
+    c.k = {.owned = {900, 777}};
+    c.scores = scores;
+    c.amount = 200;
+    for (const Case& typed : in_each_dtype(c)) EXPECT_TRUE(agrees(typed));
+  }
+}
+
 TEST_P(BlockMasks, beside_chunks) {
   Case c = with_mask(dense_case(1, 300, 411, 2, 1, 64, 64));
   c.causal = true;
@@ -138,14 +182,18 @@ TEST_P(BlockMasks, of_full_blocks_alone_change_no_result) {
 }
 
 TEST_P(BlockMasks, give_the_same_bits_again) {
-  const Case c = with_mask(dense_case(2, 600, 900, 4, 2, 64, 64, FA3_BFLOAT16));
-  if (!does(c)) return;
-  const Inputs inputs = make_inputs(c);
-  const Runs one = both(c, inputs), two = both(c, inputs);
-  EXPECT_TRUE(bits_equal("o", one.forward.o, two.forward.o));
-  if (!one.backward) return;
-  EXPECT_TRUE(bits_equal("dq", one.backward->dq, two.backward->dq));
-  EXPECT_TRUE(bits_equal("dk", one.backward->dk, two.backward->dk));
+  Case packed = with_mask(dense_case(3, 0, 0, 4, 2, 128, 128, FA3_BFLOAT16));
+  packed.q = packed.k = {.owned = {600, 129, 400}};
+  packed.causal = true;
+  for (const Case& c : {with_mask(dense_case(2, 600, 900, 4, 2, 64, 64, FA3_BFLOAT16)), packed}) {
+    if (!does(c)) continue;
+    const Inputs inputs = make_inputs(c);
+    const Runs one = both(c, inputs), two = both(c, inputs);
+    EXPECT_TRUE(bits_equal("o", one.forward.o, two.forward.o));
+    if (!one.backward) continue;
+    EXPECT_TRUE(bits_equal("dq", one.backward->dq, two.backward->dq));
+    EXPECT_TRUE(bits_equal("dk", one.backward->dk, two.backward->dk));
+  }
 }
 
 }  // namespace

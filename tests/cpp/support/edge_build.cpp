@@ -177,6 +177,31 @@ class PlacedCall::Builder {
     used_.assign(static_cast<size_t>(c_.batch), static_cast<int32_t>(keys_of_entry()));
     if (c_.used_k) options.seqused_k = used(c_.packed_k, keys_of_entry());
     if (c_.packed_k && c_.bounded) options.max_seqlen_k = c_.seqlen_k;
+    if (c_.block_mask) set_block_mask(options);
+  }
+  // A map of few bits that many blocks share; garbage names some that are not there.
+  void set_block_mask(fa3_options& options) {
+    constexpr int64_t kBits = 3;
+    const auto blocks_of = [](int64_t rows) {
+      return (rows + FA3_MASK_BLOCK - 1) / FA3_MASK_BLOCK;
+    };
+    const int64_t nq = blocks_of(c_.rows_q()),
+                  nk = blocks_of(std::max(c_.rows_k(), c_.max_pages * c_.page_size));
+    const int64_t maps = random_.one_in(2) ? std::max<int64_t>(c_.batch, 1) : 1;
+    const int64_t heads = random_.one_in(2) ? c_.heads_q() : 1;
+    std::vector<int32_t> entries(static_cast<size_t>(maps * heads * nq * nk));
+    for (int32_t& entry : entries) {
+      entry = c_.garbage ? garbage(kBits) : static_cast<int32_t>(random_.between(-1, kBits));
+    }
+    options.block_mask = placed(contiguous(nullptr, FA3_INT32, {maps, heads, nq, nk}),
+                                reinterpret_cast<const std::byte*>(entries.data()));
+    fa3_tensor& bits = options.block_mask_bits;
+    bits = contiguous(nullptr, FA3_INT32, {kBits, FA3_MASK_BLOCK, FA3_MASK_BLOCK / 32});
+    bits.device_type = engine_.memory;
+    std::vector<uint32_t> words(bytes_of(bits) / sizeof(uint32_t));
+    for (uint32_t& word : words) word = static_cast<uint32_t>(random_.below(int64_t{1} << 32));
+    bits.data =
+        to_.take_(bytes_of(bits), kTmaAlignment, reinterpret_cast<const std::byte*>(words.data()));
   }
   // Keys that a sequence may have: none where there is no page, or no entry.
   int64_t keys_of_entry() const {

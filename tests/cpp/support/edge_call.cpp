@@ -119,6 +119,21 @@ std::vector<EdgeCall> fallen_calls() {
       calls.push_back(c);
     }
   }
+  // The same under a block mask, whose lists lie where the blocks' entries do.
+  for (bool deterministic : {true, false}) {
+    for (uint64_t seed = 1; seed <= 8; ++seed) {
+      EdgeCall c{.kind = EdgeKind::backward, .batch = 70, .seqlen_q = 30, .seqlen_k = 300};
+      c.dim = c.dim_v = seed % 2 == 0 ? 64 : 128;
+      c.packed_q = c.packed_k = c.garbage = c.block_mask = true;
+      c.used_k = seed % 4 < 2;
+      c.causal = seed > 4;
+      c.deterministic = deterministic;
+      c.seed = seed;
+      calls.push_back(c);
+      c.kind = EdgeKind::forward;
+      calls.push_back(c);
+    }
+  }
   EdgeCall step{.batch = 0, .seqlen_q = 1, .seqlen_k = 8192, .heads_k = 8, .group = 8};
   step.dim = step.dim_v = 128;
   step.used_k = true;
@@ -181,6 +196,7 @@ EdgeCall random_edge_call(const EngineUnderTest& engine, uint64_t seed) {
   c.rotary = random.one_in(2);
   c.queries = c.rotary && random.one_in(2);
   c.positions = c.garbage ? random.between(1, 9) : c.seqlen_k + c.seqlen_q;
+  c.block_mask = c.kind != EdgeKind::append && random.one_in(4);
   return c;
 }
 
@@ -195,6 +211,7 @@ std::string describe(const EdgeCall& c) {
   const auto flag = [&](bool is, const char* name) {
     if (is) out << ", " << name;
   };
+  flag(c.block_mask, "block mask");
   flag(c.packed_q, "packed q");
   flag(c.packed_k, "packed k");
   flag(c.used_q, "seqused_q");

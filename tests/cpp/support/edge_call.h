@@ -38,6 +38,7 @@ struct EdgeCall {
   int64_t left = -1, right = -1, chunk = 0;
   int32_t shift = 0, sm_margin = 0;
   float softcap = 0;
+  bool block_mask = false;
   bool sink = false, lse = true, d_lse = false, deterministic = true, batch_invariant = false;
   int num_splits = 0;
   bool rotary = false, queries = false;  // append

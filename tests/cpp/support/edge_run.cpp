@@ -56,8 +56,9 @@ constexpr Functions kBackward = {
 template <class P>
 P without_data(P params) {
   fa3_options& o = params.options;
-  for (fa3_tensor* t : {&o.cu_seqlens_q, &o.cu_seqlens_k, &o.seqused_q, &o.seqused_k, &params.q,
-                        &params.k, &params.v, &params.o, &params.lse, &params.sink}) {
+  for (fa3_tensor* t : {&o.cu_seqlens_q, &o.cu_seqlens_k, &o.seqused_q, &o.seqused_k, &o.block_mask,
+                        &o.block_mask_bits, &params.q, &params.k, &params.v, &params.o, &params.lse,
+                        &params.sink}) {
     t->data = nullptr;
   }
   if constexpr (std::is_same_v<P, fa3_forward_params>) {

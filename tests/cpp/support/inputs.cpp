@@ -19,33 +19,41 @@ std::vector<int32_t> starts_of(const Side& side) {
 }
 
 // What the score of a key is raised by, in natural units.
-float trend(const Case& c, int64_t key) {
-  const float position = static_cast<float>(key) / static_cast<float>(c.k.rows);
+float trend(const Case& c, int64_t key, int64_t keys) {
+  const float position = static_cast<float>(key) / static_cast<float>(keys);
   switch (c.scores) {
     case Scores::rising:
       return c.amount * position;
     case Scores::falling:
       return c.amount * (1 - position);
     case Scores::step:
-      return key < c.k.rows / 2 ? c.amount : 0;
+      return key < keys / 2 ? c.amount : 0;
     case Scores::first_key:
       return key == 0 ? c.amount : 0;
     case Scores::last_key:
-      return key == c.k.rows - 1 ? c.amount : 0;
+      return key == keys - 1 ? c.amount : 0;
     default:
       return 0;
   }
 }
 
+int64_t rows_of(const Side& side, int64_t b) {
+  return side.packed() ? side.owned[static_cast<size_t>(b)] : side.rows;
+}
+
 // Column 0 carries the trend: q = 1, k = trend / scale.
 void add_trend(const Case& c, Inputs* inputs) {
   for (int64_t b = 0; b < c.batch; ++b) {
-    for (int64_t row = 0; row < c.q.rows; ++row) {
-      for (int64_t head = 0; head < c.heads_q; ++head) inputs->q.set(b, row, head, 0, 1);
+    const Sequence q = c.sequence_q(b), k = c.sequence_k(b);
+    const int64_t queries = rows_of(c.q, b), keys = rows_of(c.k, b);
+    for (int64_t row = q.first; row < q.first + queries; ++row) {
+      for (int64_t head = 0; head < c.heads_q; ++head) inputs->q.set(q.batch, row, head, 0, 1);
     }
-    for (int64_t key = 0; key < c.k.rows; ++key) {
-      const auto lead = static_cast<float>(trend(c, key) / c.effective_scale());
-      for (int64_t head = 0; head < c.heads_k; ++head) inputs->k.set(b, key, head, 0, lead);
+    for (int64_t key = 0; key < keys; ++key) {
+      const auto lead = static_cast<float>(trend(c, key, keys) / c.effective_scale());
+      for (int64_t head = 0; head < c.heads_k; ++head) {
+        inputs->k.set(k.batch, k.first + key, head, 0, lead);
+      }
     }
   }
 }

@@ -10,10 +10,6 @@
 namespace fa3::ampere {
 namespace {
 
-const char* truth(bool x) {
-  return x ? "true" : "false";
-}
-
 // Configs as constants of the program. No kernel with a score function has dropout or a quantized
 // cache.
 std::string text_of(const ForwardConfig& c) {
@@ -21,15 +17,16 @@ std::string text_of(const ForwardConfig& c) {
                 ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
                 ", .block_n = ", c.block_n, ", .stages = ", c.stages, ", .warps = ", c.warps,
                 ", .ctas_per_sm = ", c.ctas_per_sm, ", .q_columns = ", c.q_columns,
-                ", .block_mask = ", truth(c.block_mask), "}");
+                ", .block_mask = ", cuda::bool_literal(c.block_mask), "}");
 }
 
 std::string text_of(const BackwardConfig& c) {
   return concat("BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
                 ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
                 ", .block_n = ", c.block_n, ", .stages = ", c.stages,
-                ", .smem_class = ", c.smem_class, ", .block_mask = ", truth(c.block_mask),
-                ", .keeps_slopes = ", truth(c.keeps_slopes), "}");
+                ", .smem_class = ", c.smem_class,
+                ", .block_mask = ", cuda::bool_literal(c.block_mask),
+                ", .keeps_slopes = ", cuda::bool_literal(c.keeps_slopes), "}");
 }
 
 cuda::ScoreKernel kernel_of(std::string includes, std::string text, const cuda::Capability& gpu) {

@@ -37,6 +37,29 @@ bool has_pairs(const fa3_captured_tensor& t) {
   return true;
 }
 
+constexpr char kLoadOfKey[] = "load_of_key<", kLoadOfScore[] = "load_of_score<";
+
+bool starts_with(const char* text, const char* begin) {
+  return std::strncmp(text, begin, std::strlen(begin)) == 0;
+}
+
+// Where the text loads of keys or scores; null: nowhere, or more than once.
+const char* only_load(const char* text) {
+  const char* found = nullptr;
+  for (const char* at = text; (at = std::strstr(at, "load_of_")) != nullptr; ++at) {
+    if (!starts_with(at, kLoadOfKey) && !starts_with(at, kLoadOfScore)) continue;
+    if (found != nullptr) return nullptr;
+    found = at;
+  }
+  return found;
+}
+
+// load_of_key<T, n>(...): n; -1: that is not what stands there.
+int tensor_of(const char* load) {
+  const char* const number = std::strchr(load, ',');
+  return number == nullptr ? -1 : std::atoi(number + 1);
+}
+
 Program program_of(const fa3_score_function& score, const std::string& functions,
                    const ScoreKernel& kernel) {
   return {.text = concat("#define FA3_SCORE_FUNCTION\n",
@@ -51,12 +74,15 @@ Program program_of(const fa3_score_function& score, const std::string& functions
 
 }  // namespace
 
+int tensor_of_scores(const fa3_score_function& score) {
+  const char* const load = only_load(score.text);
+  return load != nullptr && starts_with(load, kLoadOfScore) ? tensor_of(load) : -1;
+}
+
 std::string definition_of_pairs(const fa3_score_function& score) {
-  constexpr char kLoad[] = "load_of_key<";
-  const char* const load = std::strstr(score.text, kLoad);
-  if (load == nullptr || std::strstr(load + 1, kLoad) != nullptr) return "";
-  const char* const number = std::strchr(load, ',');
-  return number == nullptr ? "" : concat("#define FA3_SCORE_PAIRS ", std::atoi(number + 1), "\n");
+  const char* const load = only_load(score.text);
+  const int tensor = load == nullptr ? -1 : tensor_of(load);
+  return tensor < 0 ? "" : concat("#define FA3_SCORE_PAIRS ", tensor, "\n");
 }
 
 Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel) {

@@ -18,8 +18,16 @@ struct ScoreKernel {
   EmbeddedHeaders headers;
 };
 
-// Which tensor load_of_key() may load ahead from, for a kernel that does: if the text has it once,
-// for registers do not last for more. Empty: none.
+// The tensor of which load_of_score() asks, if the text has it once. -1: there is none.
+int tensor_of_scores(const fa3_score_function& score);
+
+// As a program's text has it.
+inline const char* bool_literal(bool x) {
+  return x ? "true" : "false";
+}
+
+// Which tensor load_of_key() or load_of_score() may load ahead from, for a kernel that does: if the
+// text has it once, for registers do not last for more. Empty: none.
 std::string definition_of_pairs(const fa3_score_function& score);
 
 Program forward_program(const fa3_score_function& score, const ScoreKernel& kernel);

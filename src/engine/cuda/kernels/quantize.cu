@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kFoursThreads, kFoursCtas)
   const T* x = p.x.at<T>(block.b, block.index * kRows, block.head) + channel;
   float4 sum{};
   const auto add = [&](uint2 pairs) {
-    const float2 a = widened<T>(pairs.x), b = widened<T>(pairs.y);
+    const float2 a = to_float2<T>(pairs.x), b = to_float2<T>(pairs.y);
     sum = {__fadd_rn(sum.x, a.x), __fadd_rn(sum.y, a.y), __fadd_rn(sum.z, b.x),
            __fadd_rn(sum.w, b.y)};
   };

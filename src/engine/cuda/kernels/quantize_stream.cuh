@@ -13,8 +13,8 @@ namespace fa3::cuda {
 
 constexpr int kOwned = 32;  // neighbouring channels of a row that a thread has
 constexpr int kOwnedChunks = kOwned / kChannels;
-constexpr int kStreamStages = 3;   // blocks of rows in shared memory
-constexpr int kStreamTickets = 4;  // what a CTA does next, which outlives its rows by a barrier
+constexpr int kStreamStages = 3;  // blocks of rows in shared memory
+constexpr int kNextTiles = 4;     // what a CTA does next, which outlives its rows by a barrier
 
 // A call's parameters.
 struct StreamParams {
@@ -26,7 +26,7 @@ struct StreamParams {
 };
 
 // A block's head and sequence; it is past the last one if `sequence` is that of no one.
-struct StreamBlock {
+struct QuantizeTile {
   int head, block, sequence;
 };
 
@@ -49,9 +49,9 @@ __device__ int swizzled(int chunk) {
   return chunk ^ (chunk / 8 % kChunks);
 }
 
-// Two 16-bit numbers, widened.
+// Two 16-bit numbers.
 template <class T>
-__device__ float2 widened(uint32_t pair) {
+__device__ float2 to_float2(uint32_t pair) {
   const auto* numbers = reinterpret_cast<const T*>(&pair);
   return {static_cast<float>(numbers[0]), static_cast<float>(numbers[1])};
 }
@@ -68,7 +68,7 @@ class StreamCopies {
         index_(blockIdx.x) {}
 
   // The CTA's next block; `*item` is told by the first lane.
-  __device__ void next(StreamBlock* item) {
+  __device__ void next(QuantizeTile* item) {
     const unsigned heads = unsigned(s_.p.heads), all = unsigned(s_.p.batch) * heads * s_.blocks;
     const unsigned i = s_.last_first ? all - 1 - index_ : index_;
     const bool is_none = index_ >= all;
@@ -131,7 +131,7 @@ class StreamCopies {
   uint32_t smem_;
   int lane_, chunks_;
   unsigned index_;
-  StreamBlock now_{};
+  QuantizeTile now_{};
 };
 
 // Signs and Hadamard matrix, in the order of mix(): the first strides are within a thread.
@@ -232,7 +232,7 @@ class StreamThread {
   }
 
   // A block, whose rows and means lie in `stage`.
-  __device__ void quantize(const StreamBlock& item, uint4* stage, unsigned* largest_of_warps) {
+  __device__ void quantize(const QuantizeTile& item, uint4* stage, unsigned* largest_of_warps) {
     const Block block(s_.p, item.sequence, item.head, item.block);
     float x[kPasses][kOwned];
     load(stage, x);
@@ -284,7 +284,7 @@ class StreamThread {
         const uint32_t pairs[] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float2 two = widened<T>(pairs[i]);
+          const float2 two = to_float2<T>(pairs[i]);
           x[pass][c * kChannels + 2 * i] = two.x;
           x[pass][c * kChannels + 2 * i + 1] = two.y;
         }
@@ -338,7 +338,7 @@ template <class T, int kPasses, int kMostThreads, int kCtas>
 __global__ void __launch_bounds__(kMostThreads, kCtas)
     quantize_stream(const __grid_constant__ StreamParams s) {
   extern __shared__ __align__(128) uint4 stages[];
-  __shared__ StreamBlock items[kStreamTickets];
+  __shared__ QuantizeTile items[kNextTiles];
   __shared__ unsigned largest_of_warps[2][kWarpSize];
   constexpr int kAhead = kStreamStages - 1;
   follow_kernel_before();
@@ -350,17 +350,17 @@ __global__ void __launch_bounds__(kMostThreads, kCtas)
       copies.copy(i);
     }
     for (int i = 0;; ++i) {
-      copies.next(&items[(i + kAhead) % kStreamTickets]);
+      copies.next(&items[(i + kAhead) % kNextTiles]);
       cp_async_wait_group<kAhead - 1>();
       bar_sync(kWholeBarrier, int(blockDim.x));
-      if (items[i % kStreamTickets].sequence >= s.p.batch) return;
+      if (items[i % kNextTiles].sequence >= s.p.batch) return;
       copies.copy((i + kAhead) % kStreamStages);
     }
   }
   StreamThread<T, kPasses> thread(s);
   for (int i = 0;; ++i) {
     bar_sync(kWholeBarrier, int(blockDim.x));
-    const StreamBlock item = items[i % kStreamTickets];
+    const QuantizeTile item = items[i % kNextTiles];
     if (item.sequence >= s.p.batch) return;
     uint4* const stage =
         stages + i % kStreamStages * (stream_stage_bytes(s.p.head_dim) / int(sizeof(uint4)));

@@ -16,14 +16,20 @@ struct BlockListMemory {
   int64_t orders = kNone;
   int64_t column_blocks = kNone;
   int64_t column_lengths = kNone;
+  int64_t first_rows = kNone;
 };
 
 enum class ListsOf : unsigned char { kForward, kBackward, kDeterministicBackward };
 
-// Without memory: what the kernel is asked for.
+// Room for the lists of tiles of sequences that have lengths of their own.
+struct TileCapacity {
+  int64_t queries = 0, keys = 0;
+};
+
+// Without memory: what the kernel is asked for. `varlen`: null, all sequences have these lengths.
 BlockListParams block_list_params(const BlockMask& mask, const MaskRuleOf<int>& rule, int seqlen_q,
-                                  int seqlen_k);
-BlockListMemory place_block_lists(const BlockListParams& params, ListsOf pass,
+                                  int seqlen_k, const TileCapacity* varlen = nullptr);
+BlockListMemory place_block_lists(const BlockListParams& params, ListsOf pass, int64_t sequences,
                                   WorkspaceAllocator& allocator);
 void set_memory(BlockListParams& params, const BlockListMemory& memory, void* workspace);
 

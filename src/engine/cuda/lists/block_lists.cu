@@ -8,6 +8,7 @@
 #include "core/ceil_div.h"
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/lists/map_entry.h"
+#include "engine/cuda/lists/map_place.h"
 #include "engine/cuda/ptx/fragment.h"
 
 namespace fa3::cuda {
@@ -30,14 +31,13 @@ __device__ void wait_for_kernel_before() {
 
 class RowOfMap {
  public:
-  __device__ RowOfMap(const BlockListParams& p, int64_t row)
+  // `row`: the number of its list.
+  __device__ RowOfMap(const BlockListParams& p, int64_t row, const MapRow& at)
       : p_(p),
-        query_block_(int(row % p.query_blocks)),
-        cuts_(RowCuts::of(p.rule, query_block_, p.seqlen_q, p.seqlen_k)),
-        own_bits_(p.own_bits + (1 + row * p.most_cuts()) * kMaskBlockWords) {
-    const int64_t map = row / p.query_blocks;
-    blocks_ = p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query_block_);
-  }
+        at_(at),
+        cuts_(at.cuts(p.rule)),
+        own_bits_(p.own_bits + (1 + row * p.most_cuts()) * kMaskBlockWords),
+        blocks_(p.mask.row_of(at.sequence, at.head, at.query_block)) {}
 
   // What map and rule say of a block together.
   __device__ MapEntry at(int block) const {
@@ -51,9 +51,9 @@ class RowOfMap {
       const MapEntry entry = map_entry(p_.mask, blocks_, block);
       if (!entry.seen()) continue;
       for (int i = lane; i < kMaskBlockWords; i += kWarpSize) {
-        const int query = query_block_ * kMaskBlock + i / kMaskRowWords;
+        const int query = at_.query_block * kMaskBlock + i / kMaskRowWords;
         const int key = block * kMaskBlock + i % kMaskRowWords * 32;
-        const KeyRangeOf<int> keys = p_.rule.keys_of(query, p_.seqlen_q, p_.seqlen_k);
+        const KeyRangeOf<int> keys = p_.rule.keys_of(query, at_.seqlen_q, at_.seqlen_k);
         bits_of(block)[i] = (entry.full ? ~0u : entry.bits[i]) & bits_until(keys.end - key) &
                             ~bits_until(keys.begin - key);
       }
@@ -69,10 +69,10 @@ class RowOfMap {
   }
 
   const BlockListParams& p_;
-  const int query_block_;
+  const MapRow at_;
   const RowCuts cuts_;
   uint32_t* const own_bits_;
-  const int32_t* blocks_;
+  const int32_t* const blocks_;
 };
 
 __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
@@ -81,10 +81,12 @@ __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
   const int64_t row = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
   if (row == 0 && lane == 0 && p.tile_counter != nullptr) *p.tile_counter = 0;
   if (row >= p.rows()) return;
-  const RowOfMap map(p, row);
+  if (p.varlen) wait_for_kernel_before();
+  const MapRow at = row_at(p, row);
+  const RowOfMap map(p, row, at);
   ListedBlock* const list = p.row_blocks + row * p.row_capacity();
   const unsigned before = (1u << lane) - 1;
-  ListLength length{.nth = int(row % p.query_blocks)};
+  ListLength length{.nth = at.query_block};
   for (int first = 0; first < p.key_blocks; first += kWarpSize) {
     length.num_full += __popc(__ballot_sync(0xffffffff, map.at(first + lane).full));
   }
@@ -110,7 +112,11 @@ __global__ void row_lists_kernel(const __grid_constant__ BlockListParams p) {
     if (lane == 0) list[0] = {p.own_bits, 0, 0};
     length.count = 1;
   }
-  if (lane == 0) p.row_lengths[row] = length;
+  if (lane != 0) return;
+  p.row_lengths[row] = length;
+  if (p.first_rows != nullptr && at.exists() && at.head == 0 && at.query_block == 0) {
+    p.first_rows[at.sequence] = int(row);
+  }
 }
 
 // The map is read again, a column at a time.
@@ -120,23 +126,23 @@ __global__ void column_lists_kernel(const __grid_constant__ BlockListParams p) {
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t column = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
   if (column >= p.columns()) return;
-  const int64_t map = column / p.key_blocks;
-  const int key_block = int(column % p.key_blocks);
+  const MapColumn at = column_at(p, column);
   ListedBlock* const list = p.column_blocks + column * p.query_blocks;
   int count = 0;
-  for (int first = 0; first < p.query_blocks; first += kWarpSize) {
+  for (int first = 0; first < at.num_rows; first += kWarpSize) {
     const int query_block = first + lane;
-    const bool exists = query_block < p.query_blocks;
-    const int64_t row = map * p.query_blocks + (exists ? query_block : 0);
-    const MapEntry entry = exists ? RowOfMap(p, row).at(key_block) : MapEntry{};
+    const bool exists = query_block < at.num_rows;
+    const int64_t row = at.first_row + (exists ? query_block : 0);
+    const MapEntry entry =
+        exists ? RowOfMap(p, row, at.row(query_block)).at(at.key_block) : MapEntry{};
     const unsigned seen = __ballot_sync(0xffffffff, entry.seen());
     if (entry.seen()) {
-      const int order = p.orders != nullptr ? p.orders[row * p.key_blocks + key_block] : 0;
+      const int order = p.orders != nullptr ? p.orders[row * p.key_blocks + at.key_block] : 0;
       list[count + __popc(seen & ((1u << lane) - 1))] = {entry.bits, query_block, order};
     }
     count += __popc(seen);
   }
-  if (lane == 0) p.column_lengths[column] = {count, 0, key_block};
+  if (lane == 0) p.column_lengths[column] = {count, 0, at.key_block};
 }
 
 // Each list says at the place of its rank which it is.
@@ -146,13 +152,15 @@ __global__ void rank_kernel(const __grid_constant__ UnrankedLists p) {
   const int lane = int(threadIdx.x) % kWarpSize;
   const int64_t list = int64_t{blockIdx.x} * kWarps + int(threadIdx.x) / kWarpSize;
   if (list >= p.count) return;
-  const int number = int(list % p.of_map);
+  const RankedTogether group = ranked_with(p, int(list % p.of_map));
+  if (group.count == 0) return;
+  const int number = int(list % p.of_map) - group.first;
   ListLength* const lengths = p.lengths + (list - number);
   const int mine = lengths[number].count;
   int shorter = 0;
-  for (int first = 0; first < p.of_map; first += kWarpSize) {
+  for (int first = 0; first < group.count; first += kWarpSize) {
     const int other = first + lane;
-    const int count = other < p.of_map ? lengths[other].count : mine + 1;
+    const int count = other < group.count ? lengths[other].count : mine + 1;
     const bool is_before = count < mine || (count == mine && other < number);
     shorter += __popc(__ballot_sync(0xffffffff, is_before));
   }
@@ -171,7 +179,7 @@ cudaError_t launch_warps(void (*kernel)(Params), int64_t warps, const Params& pa
 }  // namespace
 
 cudaError_t prepare_block_lists(const BlockListParams& p, cudaStream_t stream) {
-  cudaError_t error = launch_warps(&row_lists_kernel, p.rows(), p, false, stream);
+  cudaError_t error = launch_warps(&row_lists_kernel, p.rows(), p, p.varlen, stream);
   if (error == cudaSuccess && p.column_blocks != nullptr) {
     error = launch_warps(&column_lists_kernel, p.columns(), p, true, stream);
   }

@@ -11,6 +11,12 @@ inline constexpr bool kHasScoreFunction = true;  // in this compilation
 #else
 inline constexpr bool kHasScoreFunction = false;
 #endif
+#ifdef FA3_SCORE_TILE  // the number of the tensor of which tiles arrive beside those of scores
+inline constexpr int kTileTensor = FA3_SCORE_TILE;
+#else
+inline constexpr int kTileTensor = -1;
+#endif
+inline constexpr bool kLoadsTile = kTileTensor >= 0;
 #ifdef FA3_SCORE_MAY_HIDE
 inline constexpr bool kScoreMayHide = true;  // it returns -inf for many keys
 #else

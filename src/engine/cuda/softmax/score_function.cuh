@@ -186,6 +186,7 @@ struct Pair {
   const uint32_t* word = nullptr;  // of it and its neighbour,
   bool second = false;             // of which it is the second
   const void** place = nullptr;    // becomes its address, and nothing is loaded
+  int* tile = nullptr;             // of load_of_score(): becomes its other indices, likewise
 };
 
 // What a function's body sees: the captured tensors, and tanh.
@@ -220,6 +221,28 @@ struct ScoreFunction {
     if (pair.word == nullptr) return load<T, Number>(others..., unsigned(kv_idx));
     return score::number_of(T{uint16_t(*pair.word >> (pair.second ? 16 : 0))});
   }
+  // The same of the element whose last two indices are q_idx and kv_idx, where the others know
+  // nothing of either: such elements make tiles like the scores.
+  template <class T, int Number, class... Indices>
+  __device__ __forceinline__ float load_of_score(int q_idx, int kv_idx, Indices... others) const {
+    static_assert(sizeof...(Indices) <= kTileIndices);
+    if (pair.tile != nullptr) {
+      int dim = 0;
+      ((pair.tile[dim] = within(others, captures.tensors[Number].extent[dim]), ++dim), ...);
+      return 0.0f;
+    }
+    return load_of_key<T, Number>(kv_idx, others..., unsigned(q_idx));
+  }
+  static constexpr int kTileIndices = ScoreCaptures::kDims - 2;
+
+  // Those indices where the tensor's elements are: 0 along what it repeats.
+  __device__ __forceinline__ void place_tile(int (&indices)[kTileIndices]) const {
+#pragma unroll
+    for (int dim = 0; dim < kTileIndices; ++dim) {
+      if (captures.tensors[kTileTensor].stride[dim] == 0) indices[dim] = 0;
+    }
+  }
+
   // Whether the elements of these keys lie beside each other, each two in a word.
   template <int Number>
   __device__ __forceinline__ bool has_pairs(int first_key, int keys) const {

@@ -22,6 +22,9 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
                                      const KeyBlockWork<C>& work, HelperWarp warp) {
   if (!ptx::elect_sync()) return;
   if (warp == HelperWarp::kLoads) QueryLoader<C>(params, at, work).run();
+#ifdef FA3_SCORE_TILE
+  if (warp == HelperWarp::kLoadsCaptured) CapturedTileLoader<C>(params, at, work).run();
+#endif
   if (!params.scratch.dq_semaphore) return;
   if (warp == HelperWarp::kWaitsForSemaphore) DqSemaphore<C>(params, at, work).wait_for_all();
   if (warp == HelperWarp::kReleasesSemaphore) DqSemaphore<C>(params, at, work).release_all();
@@ -58,6 +61,7 @@ __global__ void __launch_bounds__(C.threads(), 1)
     at.p_pipeline().init(kWarpsPerWarpgroup, kWarpsPerWarpgroup);
     at.semaphore_pipeline().init(1);
     at.added_pipeline().init(1, kWarpsPerWarpgroup);
+    if constexpr (kLoadsTile) at.captured_pipeline().init(1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

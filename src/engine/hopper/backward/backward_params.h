@@ -60,6 +60,12 @@ struct PreprocessParams {
   float* sink_sums;   // for each query block: the sink's P times Delta
 };
 
+// Kernels with a score function.
+struct ScoreGradientOperands : cuda::ScoreGradientParams {
+  CUtensorMap captured_map;  // of the tensor whose tiles the kernel loads, if it does
+  CUtensorMap gradient_map;  // and of its gradient, if the kernel stores that
+};
+
 struct BackwardParams {
   // 5-D maps, dimensions {column, 1, row, head, batch}.
   CUtensorMap q_map;
@@ -96,7 +102,7 @@ struct BackwardParams {
   cuda::DropoutParams dropout;
   cuda::BlockLists lists;  // of query blocks, by key block
 #ifdef FA3_SCORE_FUNCTION  // ScoredBackwardParams of the host
-  alignas(CUtensorMap) cuda::ScoreGradientParams score;
+  alignas(CUtensorMap) ScoreGradientOperands score;
 #endif
 };
 
@@ -104,7 +110,7 @@ struct BackwardParams {
 // is a part of BackwardParams.
 struct ScoredBackwardParams {
   BackwardParams main;
-  alignas(CUtensorMap) cuda::ScoreGradientParams score;
+  alignas(CUtensorMap) ScoreGradientOperands score;
 };
 
 // Kernels with gradients in float32: where those of keys go.

@@ -7,7 +7,8 @@
 //   warpgroup 1, 2  dK and dV of 64 keys each, or one of the two each; they recompute P and hand dS
 //                   to warpgroup 0
 //   warpgroup 3     helpers, one thread of a warp each: one loads; in deterministic calls one waits
-//                   for dQ's semaphore and one releases it
+//                   for dQ's semaphore and one releases it; with a score function one may load
+//                   tiles of a captured tensor
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,12 @@
 namespace fa3::hopper {
 
 enum class BackwardWarpgroup : int { kQuery = 0, kFirstKey = 1, kHelpers = 3 };
-enum class HelperWarp : int { kLoads = 0, kWaitsForSemaphore = 1, kReleasesSemaphore = 2 };
+enum class HelperWarp : int {
+  kLoads = 0,
+  kWaitsForSemaphore = 1,
+  kReleasesSemaphore = 2,
+  kLoadsCaptured = 3
+};
 
 // Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w, and arrives
 // at kKeysDone + w when it no longer reads Q and dO. Its warps exchange draws at kDraws + w.
@@ -36,6 +42,7 @@ struct DropoutBits {
                     [cuda::KeyRowDropout::kBytes];
 };
 struct NoDropoutBits {};
+struct NoCapturedTiles {};
 
 template <BackwardConfig C>
 struct BackwardSmem {
@@ -59,6 +66,10 @@ struct BackwardSmem {
   PipelineBarriers<kSemaphoreDepth> semaphore_pipeline;  // full: this CTA may add; empty: released
   PipelineBarriers<kSemaphoreDepth> added_pipeline;      // full: warpgroup 0 has added
   typename KeyBlockWork<C>::Record work;
+  // `full` alone: a captured tensor's tile is in a stage of dS, which is free by ds_pipeline.
+  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineBarriers<C.ds_stages>,
+                                           NoCapturedTiles>
+      captured_pipeline;
 };
 
 // The same by shared-memory addresses, which the hardware's instructions take.
@@ -108,6 +119,9 @@ struct BackwardAddresses {
   }
   __device__ __forceinline__ Pipeline<C.ds_stages> p_pipeline() const {
     return {base + uint32_t{offsetof(Smem, p_pipeline)}};
+  }
+  __device__ __forceinline__ Pipeline<C.ds_stages> captured_pipeline() const {
+    return {base + uint32_t{offsetof(Smem, captured_pipeline)}};
   }
   __device__ __forceinline__ Pipeline<kSemaphoreDepth> semaphore_pipeline() const {
     return {base + uint32_t{offsetof(Smem, semaphore_pipeline)}};

@@ -30,17 +30,27 @@ struct FunctionTile {
     __device__ __forceinline__ int query(int i) const { return first_query + fragment_column(i); }
   };
 
-  // Products become what the function returns.
+  // Where a thread finds the captured elements of its scores, if a tile of them lies in a stage of
+  // dS: in the places that its dS will take, as dS comes out of registers (store_transposed()).
+  static __device__ __forceinline__ uint32_t captured_tile(uint32_t stage, int first_column) {
+    const auto [query, key] =
+        tile::stored_place_transposed(int(thread_in_block() % kWarpgroupSize));
+    return stage + C.ds_tile().chunk_offset(query, first_column + key);
+  }
+
+  // Products become what the function returns. `captured`: captured_tile(), or not read.
   static __device__ __forceinline__ void prepare(Scores& scores, const BackwardParams& params,
-                                                 const TilePlace& tile, uint32_t slopes_smem) {
+                                                 const TilePlace& tile, uint32_t slopes_smem,
+                                                 uint32_t captured) {
     const ThreadPlace at(tile);
     const ScoreFunction function{params.score.captures};
     const float scale = params.score.scale;
     const auto score_of = [&](const ScoreFunction& f, int i) {
       return f.of(scores[i] * scale, at.sequence, at.head, at.query(i), at.key(i));
     };
-    function.choose<Tile::kScores>(
-        score_of, [&](const ScoreFunction& f) { apply(f, scores, scale, at, slopes_smem); });
+    function.choose<Tile::kScores>(score_of, [&](const ScoreFunction& f) {
+      apply(f, scores, scale, at, slopes_smem, captured);
+    });
   }
 
   // Masked scores become P.
@@ -105,15 +115,22 @@ struct FunctionTile {
   // Products become what the function returns, and its slopes go to shared memory.
   static __device__ __forceinline__ void apply(const ScoreFunction& function, Scores& scores,
                                                float scale, const ThreadPlace& at,
-                                               uint32_t slopes_smem) {
+                                               uint32_t slopes_smem,
+                                               [[maybe_unused]] uint32_t captured) {
 #pragma unroll
     for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
       float slopes[kStepScores];
+      [[maybe_unused]] uint32_t words[4];  // as of P: of two neighbouring queries each
+      if constexpr (kLoadsTile) {
+        ptx::ldmatrix_x4_trans(captured + step * Tile::kDepth * C.ds_tile().row_bytes(), words);
+      }
 #pragma unroll
       for (int j = 0; j < kStepScores; ++j) {
         const int i = step * kStepScores + j;
         const float score = scores[i] * scale;
-        scores[i] = function.of(score, at.sequence, at.head, at.query(i), at.key(i));
+        ScoreFunction f = function;
+        if constexpr (kLoadsTile) f.pair = {&words[j / 2], j % 2 == 1};
+        scores[i] = f.of(score, at.sequence, at.head, at.query(i), at.key(i));
         if constexpr (C.capped()) {
           slopes[j] = function.slope(score, at.sequence, at.head, at.query(i), at.key(i));
         }

@@ -150,7 +150,7 @@ class KeyGradients {
       const bool last = step == num_steps;
       typename Tile::Packed ds;
       score_gradient(ds, p, dv, block);
-      if (!last) at_.q_pipeline().wait_full(cursor_.next());
+      if (!last) wait_for_queries(cursor_.next());
       Tile::move(ds, ds, params_.zero);
       if (last) {
         last_key_gradient(dk, ds, dv, unseen.last);
@@ -162,9 +162,16 @@ class KeyGradients {
     }
   }
 
+  // And for captured elements of their scores, in the stage of their dS: the compiler serialises
+  // products if that is waited for under them.
+  __device__ __forceinline__ void wait_for_queries(Cursor queries) const {
+    at_.q_pipeline().wait_full(queries);
+    if constexpr (kLoadsTile) at_.captured_pipeline().wait_full(ds_cursor_);
+  }
+
   __device__ __forceinline__ void first_p(typename Tile::Scores& p, Block block) {
     at_.k_once().wait_full({});
-    at_.q_pipeline().wait_full(cursor_);
+    wait_for_queries(cursor_);
     typename Tile::Lse lse;
     Tile::read(lse, at_.lse(cursor_.stage()));
     ptx::wgmma_fence();
@@ -301,7 +308,8 @@ class KeyGradients {
     const auto score = Tile::score_of(params_);
     if constexpr (kHasScoreFunction) {
       const uint32_t slopes = at_.p(warpgroup_);
-      FunctionTile<C>::prepare(scores, params_, place_of(block), slopes);
+      FunctionTile<C>::prepare(scores, params_, place_of(block), slopes,
+                               captured_tile(at_.ds(ds_cursor_.stage())));
       hide(scores, block);
       FunctionTile<C>::exponentiate(scores, lse, score, slopes);
     } else {
@@ -309,6 +317,9 @@ class KeyGradients {
       hide(scores, block);
       Tile::exponentiate(scores, lse, score, at_.p(warpgroup_), dropout_);
     }
+  }
+  __device__ __forceinline__ uint32_t captured_tile(uint32_t stage) const {
+    return FunctionTile<C>::captured_tile(stage, warpgroup_ * kRowsPerWarpgroup);
   }
   __device__ __forceinline__ TilePlace place_of(Block block) const {
     return {work_.sequence(), block.head, first_key_, block.m_block * C.block_m};

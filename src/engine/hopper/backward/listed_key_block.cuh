@@ -5,9 +5,7 @@
 // read it there. Next: backward_smem.cuh.
 #pragma once
 
-#include "engine/hopper/backward/backward_params.h"
-#include "engine/hopper/config/backward_config.h"
-#include "engine/hopper/tile/load.cuh"
+#include "engine/hopper/backward/listed_place.cuh"
 
 namespace fa3::hopper {
 
@@ -42,6 +40,7 @@ class ListedKeyBlock {
     int num_steps;
     Walk walk;
     ListedStep steps[kRecords];
+    [[no_unique_address]] typename ListedPlace<C>::Record place;
   };
   struct Steps {};
   // A step, by its number; for the loader, the one where the walk is.
@@ -55,37 +54,35 @@ class ListedKeyBlock {
   };
 
   __device__ __forceinline__ ListedKeyBlock(const BackwardParams& params, int tile, Record& mine)
-      : params_(params), at_(ordered(params, params.order.unsplit_at(tile))), mine_(mine) {
-    if (threadIdx.x != 0) return;
+      : params_(params), at_(params, tile, mine.place), mine_(mine) {
+    if (threadIdx.x != 0 || !at_.exists()) return;
     mine_.num_steps = count_steps();
-    mine_.walk = {nullptr, 0, at_.kv_head * params_.heads_per_kv_head - 1, 0, 0, 0};
+    mine_.walk = {nullptr, 0, at_.kv_head() * params_.heads_per_kv_head - 1, 0, 0, 0};
     if (mine_.num_steps > 0) open_next_list();
   }
 
-  __device__ __forceinline__ static constexpr bool exists() { return true; }
-  __device__ __forceinline__ int first_key() const { return at_.n_block * C.block_n; }
+  __device__ __forceinline__ bool exists() const { return at_.exists(); }
+  __device__ __forceinline__ int first_key() const { return at_.n_block() * C.block_n; }
   __device__ __forceinline__ int num_steps() const { return mine_.num_steps; }
   __device__ __forceinline__ static constexpr Steps steps() { return {}; }
   __device__ __forceinline__ static constexpr Block first_queries() { return {}; }
-  __device__ __forceinline__ int sequence() const { return at_.batch; }
+  __device__ __forceinline__ int sequence() const { return at_.sequence(); }
   __device__ __forceinline__ const BackwardExtents& extents() const { return params_.extents; }
-  __device__ __forceinline__ float scale() const { return params_.scale; }
+  __device__ __forceinline__ float scale() const { return at_.scale(); }
 
-  __device__ __forceinline__ ptx::TileCoordinates keys() const {
-    return {0, first_key(), at_.kv_head, at_.batch};
-  }
+  __device__ __forceinline__ ptx::TileCoordinates keys() const { return at_.keys(); }
   __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
-    return {0, first, at_.kv_head, at_.batch};
+    return at_.gradients(first);
   }
 
   // ---- For the loader ----
 
   __device__ __forceinline__ Loaded first_loaded() const { return {*this}; }
   __device__ __forceinline__ ptx::TileCoordinates queries(const Loaded&) const {
-    return {0, m_block_of_walk() * C.block_m, mine_.walk.head, at_.batch};
+    return at_.queries(mine_.walk.head, m_block_of_walk());
   }
   __device__ __forceinline__ int64_t scratch_block(const Loaded&) const {
-    return params_.scratch.numbers.block(at_.batch, mine_.walk.head, m_block_of_walk());
+    return at_.scratch_block(mine_.walk.head, m_block_of_walk());
   }
   // Before the arrival for the step's Q.
   __device__ __forceinline__ void record(const Loaded&) const {
@@ -102,27 +99,20 @@ class ListedKeyBlock {
     return mine_.steps[block.step % kRecords];
   }
   __device__ __forceinline__ int64_t scratch_block(Block block) const {
-    return params_.scratch.numbers.block(at_.batch, at(block).head, at(block).m_block);
+    return at_.scratch_block(at(block).head, at(block).m_block);
   }
   __device__ __forceinline__ int dq_order(Block block) const { return at(block).order; }
-  __device__ __forceinline__ static constexpr bool has_rows(Block, int /*part*/) { return true; }
+  // Dense calls have whole blocks of scratch.
+  __device__ __forceinline__ bool has_rows(Block block, int part) const {
+    if constexpr (!C.general()) return true;
+    return at(block).m_block * C.block_m + C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
+           at_.seqlen_q();
+  }
 
  private:
-  // A head's key blocks come by the lengths of their lists, the longest first.
-  __device__ __forceinline__ static KeyBlockIndex ordered(const BackwardParams& params,
-                                                          KeyBlockIndex at) {
-    if (params.scratch.dq_semaphore != nullptr) return at;  // they come in the order of additions
-    const int head = at.kv_head * params.heads_per_kv_head;
-    at.n_block = params.lists.ranked(at.batch, head, params.lists.num_lists - 1 - at.n_block);
-    return at;
-  }
-
-  __device__ __forceinline__ int list_of(int head) const {
-    return params_.lists.number(at_.batch, head, at_.n_block);
-  }
   // A block of queries may end in its first half.
   __device__ __forceinline__ bool has_half(int block, int half) const {
-    return block * kMaskBlock + half * C.block_m < params_.extents.seqlen_q;
+    return block * kMaskBlock + half * C.block_m < at_.seqlen_q();
   }
   __device__ __forceinline__ int m_block_of_walk() const {
     return mine_.walk.list[mine_.walk.at].block * kHalves + mine_.walk.half;
@@ -130,10 +120,10 @@ class ListedKeyBlock {
 
   __device__ __forceinline__ int count_steps() const {
     int steps = 0;
-    const int first = at_.kv_head * params_.heads_per_kv_head;
+    const int first = at_.kv_head() * params_.heads_per_kv_head;
 #pragma unroll 1
     for (int head = first; head < first + params_.heads_per_kv_head; ++head) {
-      const int list = list_of(head), count = params_.lists.lengths[list].count;
+      const int list = at_.list_of(head), count = params_.lists.lengths[list].count;
       if (count == 0) continue;
       const int last = params_.lists.blocks_of(list)[count - 1].block;
       steps += count * kHalves;
@@ -147,7 +137,7 @@ class ListedKeyBlock {
     Walk& walk = mine_.walk;
     int list = 0;
     do {
-      list = list_of(++walk.head);
+      list = at_.list_of(++walk.head);
       walk.count = params_.lists.lengths[list].count;
     } while (walk.count == 0);
     walk.list = params_.lists.blocks_of(list);
@@ -165,7 +155,7 @@ class ListedKeyBlock {
   }
 
   const BackwardParams& params_;
-  const KeyBlockIndex at_;
+  const ListedPlace<C> at_;
   Record& mine_;
 };
 

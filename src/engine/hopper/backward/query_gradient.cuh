@@ -7,6 +7,9 @@
 
 #include "engine/cuda/ptx/instructions.cuh"
 #include "engine/hopper/backward/add_accum.cuh"
+#ifdef FA3_SCORE_TILE
+#include "engine/hopper/backward/captured_tile.cuh"
+#endif
 #include "engine/hopper/backward/query_loader.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/grid.cuh"
@@ -25,6 +28,10 @@ class QueryGradient {
   __device__ __forceinline__ void run() {
     const bool loads = !C.helpers && thread_in_block() < kWarpSize && ptx::elect_sync();
     if (loads) loader_.load_inputs();
+#ifdef FA3_SCORE_TILE
+    CapturedTileLoader<C> captured(params_, at_, work_);  // where there are no helpers
+    if (loads) captured.load_first();
+#endif
     ptx::griddepcontrol_wait();  // for dQ's zeros too
     if (loads) loader_.load_first_queries();
     __syncwarp();
@@ -47,13 +54,28 @@ class QueryGradient {
         if (part == 0) {  // under the product
           // The warpgroups that wrote this dS no longer read Q and dO of the step before.
           if (loads && step > 0) loader_.load_next_queries();
+#ifdef FA3_SCORE_STORES
+          if (thread_in_block() == 0) {
+            store_captured_gradient<C>(params_, at_.ds(ds.stage()),
+                                       captured_place<C, true>(params_, work_, block));
+          }
+#endif
           if (C.helpers && step > 0) release_queries(queries);
           __syncwarp();
           if (adds_in_order()) at_.semaphore_pipeline().wait_full(semaphore);
         }
         const bool has_rows = work_.has_rows(block, part);  // under the product, too
         ptx::wgmma_wait_group<0>();
-        if (part + 1 == C.dq_accum().parts()) release(ds);
+        if (part + 1 == C.dq_accum().parts()) {
+#ifdef FA3_SCORE_STORES
+          if (thread_in_block() == 0) ptx::cp_async_bulk_wait_group_read<0>();
+#endif
+          release(ds);
+#ifdef FA3_SCORE_TILE
+          if (loads) captured.load_next();
+          __syncwarp();
+#endif
+        }
         if (has_rows) {
           add_part<C.dq_accum()>(dq_block, part, dq, int(thread_in_block()));
         }

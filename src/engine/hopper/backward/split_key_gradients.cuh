@@ -162,7 +162,7 @@ class SplitKeyGradients {
     const auto score = Tile::score_of(params_);
     if constexpr (kHasScoreFunction) {
       if constexpr (C.stores_other_p()) at_.p_pipeline().wait_empty(out_);
-      FunctionTile<C>::prepare(scores, params_, place_of(block), at_.p(out_.stage()));
+      FunctionTile<C>::prepare(scores, params_, place_of(block), at_.p(out_.stage()), 0);
     } else {
       score.prepare(scores);
     }

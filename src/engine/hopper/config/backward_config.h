@@ -90,8 +90,10 @@ struct BackwardConfig {
     return other;
   }
 
-  // Under a block mask sequences have one length, whatever is done to their scores.
-  FA3_HD constexpr bool general() const { return variant != Variant::kDense && !block_mask; }
+  // Where slopes are kept beside a block mask, sequences have one length.
+  FA3_HD constexpr bool general() const {
+    return variant == Variant::kGeneral || (variant == Variant::kCapped && !block_mask);
+  }
   FA3_HD constexpr bool capped() const { return variant == Variant::kCapped; }
 
   // Warpgroups of 64 keys do without a first or last step that is the other one's alone
@@ -103,7 +105,7 @@ struct BackwardConfig {
   // Kernels for calls of their own beside the main one.
   FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout && !block_mask; }
   FA3_HD constexpr bool can_take_short_sequences() const {
-    return general() && !capped() && !dropout && !splits_dkv() && !wide;
+    return general() && !capped() && !dropout && !block_mask && !splits_dkv() && !wide;
   }
 
   // Beyond 128 columns dK and dV of 64 keys take a warpgroup each (split_key_gradients.cuh).

@@ -77,7 +77,8 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
       .reads_edge_again = c.general() || c.e4m3,
       .short_tile_change = c.consumers() <= 2,
       .early_p = c.head_dim_v <= 64 && !c.e4m3 && c.guarded && !c.dropout ? c.block_n / 8 * 3 : 0,
-      .stores_any_rows = c.general() && !c.dequantizes() && c.head_dim != 96 && has_registers,
+      .stores_any_rows =
+          c.general() && !c.dequantizes() && !c.block_mask && c.head_dim != 96 && has_registers,
       .recomputes_pages = c.may_use_cp_async() && !c.capped() && has_registers,
       .draws_early = c.consumers() <= 2,
       .short_steps = c.dequantizes() && c.consumers() == 1};

@@ -22,6 +22,9 @@ enum class KvLoaderKind { kDense, kPages, kPagesOrCpAsync, kCpAsync, kQuantized,
 // Who combines the splits of a tile (forward/producer/combine_splits.cuh).
 enum class CombineKind { kNone, kKernel, kLastCta };
 
+// Stages of captured tiles: one is loaded while the one before is in use.
+inline constexpr int kCapturedStages = 2;
+
 struct ForwardConfig {
   Element element = Element::kBf16;  // of O; of Q, K and V too, unless they are e4m3
   bool e4m3 = false;
@@ -156,6 +159,8 @@ struct ForwardConfig {
         block_m, block_n, head_dim, head_dim_v, bytes_of(types().product), bytes_of(types().stored),
         e4m3};
   }
+  // Of a captured tensor as large as the scores (forward/producer/load_captured.cuh).
+  FA3_HD constexpr tile::TileLayout captured_tile() const { return {block_m, block_n}; }
   FA3_HD constexpr int loaded_stages() const {
     return dequantizes() ? quantized_stages : kv_stages;
   }

@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(C.threads(), C.ctas_per_sm)
     constexpr int kHelpers = kHelperWarps * ptx::kArrivalsOfWarp;
     constexpr int kLoads = Issuer::kArrivals;
     for (int w = 0; w < C.consumers(); ++w) at.q_pipeline(w).init(kConsumers / C.consumers());
+    if constexpr (kLoadsTile) at.captured_pipeline().init(kConsumers);
     const auto init_without_helper = [&] {
       at.kv_pipeline().init(kConsumers);
       at.work_tile_pipeline().init(kConsumers, kLoads);

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "engine/cuda/mask/bit_mask.cuh"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/forward/producer/tile_scheduler.cuh"
@@ -46,10 +47,19 @@ struct MaskBitsSmem {
 };
 struct NoMaskBits {};
 
+// Tiles of a captured tensor (producer/load_captured.cuh).
+template <ForwardConfig C>
+struct CapturedSmem {
+  alignas(kSmemAlignment) unsigned char tiles[kCapturedStages][C.captured_tile().bytes()];
+  PipelineBarriers<kCapturedStages> pipeline;
+};
+struct NoCaptured {};
+
 template <ForwardConfig C>
 struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
   alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.tiles().stage_bytes()];
+  [[no_unique_address]] std::conditional_t<kLoadsTile, CapturedSmem<C>, NoCaptured> captured;
   [[no_unique_address]] std::conditional_t<C.block_mask, MaskBitsSmem<C>, NoMaskBits> mask_bits;
   PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
   PipelineBarriers<C.kv_stages> kv_pipeline;
@@ -102,6 +112,12 @@ struct SmemAddresses {
   }
   __device__ __forceinline__ uint32_t mask_bits(uint32_t stage) const {
     return base + uint32_t{offsetof(SmemPlan<C>, mask_bits)} + stage * cuda::kMaskBits;
+  }
+  __device__ __forceinline__ uint32_t captured(uint32_t stage) const {
+    return base + offsetof(SmemPlan<C>, captured) + stage * C.captured_tile().bytes();
+  }
+  __device__ __forceinline__ Pipeline<kCapturedStages> captured_pipeline() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, captured.pipeline)}};
   }
   // The lane's first numbers of a consumer warp's earlier parts of O (promoted_sum.cuh).
   __device__ __forceinline__ uint32_t promoted_sum(uint32_t warp, uint32_t lane) const {

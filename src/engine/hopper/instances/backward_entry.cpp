@@ -25,9 +25,11 @@ BackwardKernel find_dropout(int row, std::integer_sequence<int, Rows...>) {
 }
 
 template <Element E, int... Rows>
-BackwardKernel find_mask(int row, std::integer_sequence<int, Rows...>) {
-  constexpr BackwardKernel (*kEntries[])() = {&mask_backward_entry<Rows, E>...};
-  return kEntries[row]();
+BackwardKernel find_mask(int row, Variant variant, std::integer_sequence<int, Rows...>) {
+  constexpr BackwardKernel (*kEntries[][2])() = {
+      {&mask_backward_entry<Rows, E, Variant::kDense>,
+       &mask_backward_entry<Rows, E, Variant::kGeneral>}...};
+  return kEntries[row][int(variant)]();
 }
 
 template <Element E, int... Rows>
@@ -50,10 +52,10 @@ BackwardKernel dropout_backward_kernel_at(int row, Element element) {
                                    : find_dropout<Element::kBf16>(row, kRows);
 }
 
-BackwardKernel mask_backward_kernel_at(int row, Element element) {
+BackwardKernel mask_backward_kernel_at(int row, Element element, Variant variant) {
   constexpr std::make_integer_sequence<int, int(kMaskBackwardTable.size())> kRows;
-  return element == Element::kFp16 ? find_mask<Element::kFp16>(row, kRows)
-                                   : find_mask<Element::kBf16>(row, kRows);
+  return element == Element::kFp16 ? find_mask<Element::kFp16>(row, variant, kRows)
+                                   : find_mask<Element::kBf16>(row, variant, kRows);
 }
 
 BackwardKernel wide_backward_kernel_at(int row, Element element) {

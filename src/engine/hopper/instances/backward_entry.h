@@ -39,9 +39,9 @@ BackwardKernel dropout_backward_entry();
 BackwardKernel dropout_backward_kernel_at(int row, Element element);
 
 // The same for a row of kMaskBackwardTable.
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 BackwardKernel mask_backward_entry();
-BackwardKernel mask_backward_kernel_at(int row, Element element);
+BackwardKernel mask_backward_kernel_at(int row, Element element, Variant variant);
 
 // The same for a row of kWideBackwardTable.
 template <int Row, Element E>

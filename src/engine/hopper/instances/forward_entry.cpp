@@ -25,8 +25,8 @@ ForwardKernel dropout_kernel_at(int row, Element element) {
   return kernel_at<DropoutEntries>(row, element, Variant::kDense);
 }
 
-ForwardKernel mask_kernel_at(int row, Element element) {
-  return kernel_at<MaskEntries>(row, element, Variant::kDense);
+ForwardKernel mask_kernel_at(int row, Element element, Variant variant) {
+  return kernel_at<MaskEntries>(row, element, variant);
 }
 
 ForwardKernel continued_kernel_at(int row, Element element) {

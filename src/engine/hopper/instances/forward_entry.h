@@ -40,9 +40,9 @@ ForwardKernel dropout_entry();
 ForwardKernel dropout_kernel_at(int row, Element element);
 
 // The same for a row of kMaskTable.
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 ForwardKernel mask_entry();
-ForwardKernel mask_kernel_at(int row, Element element);
+ForwardKernel mask_kernel_at(int row, Element element, Variant variant);
 
 // The same for a row of kContinuedTable.
 template <int Row, Element E>

@@ -75,10 +75,10 @@ struct DropoutEntries {
 
 struct MaskEntries {
   static constexpr int kRows = int(kMaskTable.size());
-  static constexpr std::array kVariants{Variant::kDense};
-  template <int Row, Element E, Variant>
+  static constexpr std::array kVariants{Variant::kDense, Variant::kGeneral};
+  template <int Row, Element E, Variant V>
   static ForwardKernel entry() {
-    return mask_entry<Row, E>();
+    return mask_entry<Row, E, V>();
   }
 };
 

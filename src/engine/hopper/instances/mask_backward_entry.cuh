@@ -8,9 +8,9 @@
 
 namespace fa3::hopper {
 
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 BackwardKernel mask_backward_entry() {
-  return backward_kernel_of<kMaskBackwardTable[Row].config.with(E, Variant::kDense)>();
+  return backward_kernel_of<kMaskBackwardTable[Row].config.with(E, V)>();
 }
 
 }  // namespace fa3::hopper

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every backward kernel that walks the lists of a block mask, each for fp16 and bf16: as in
-// backward_table.h, but dense alone. A helper loads: it walks the lists.
+// Every backward kernel that walks the lists of a block mask, each for fp16 and bf16, for sequences
+// of one length (dense) and of their own (general): as in backward_table.h. A helper loads: it
+// walks the lists.
 #pragma once
 
 #include "engine/hopper/instances/backward_table.h"

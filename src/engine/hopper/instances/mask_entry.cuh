@@ -10,9 +10,9 @@
 
 namespace fa3::hopper {
 
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 ForwardKernel mask_entry() {
-  constexpr ForwardConfig kConfig = kMaskTable[Row].config.with(E, Variant::kDense);
+  constexpr ForwardConfig kConfig = kMaskTable[Row].config.with(E, V);
   return {kConfig, reinterpret_cast<const void*>(&forward_kernel<kConfig>), smem_bytes<kConfig>()};
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every forward kernel that walks the lists of a block mask, each for fp16 and bf16: as in
-// forward_table.h, but dense alone. A tile is a row of blocks of the mask, and each step one of its
-// blocks.
+// Every forward kernel that walks the lists of a block mask, each for fp16 and bf16, for sequences
+// of one length (dense) and of their own (general): as in forward_table.h. A tile is a row of
+// blocks of the mask, and each step one of its blocks.
 #pragma once
 
 #include "engine/hopper/instances/forward_table.h"

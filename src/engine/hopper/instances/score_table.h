@@ -46,4 +46,17 @@ inline constexpr std::array kScoreTable{
         .why = "two warpgroups; one Q buffer, so that the pipeline keeps five stages"},
 };
 
+// Kernels that load tiles of a captured tensor, for many keys. Registers last for three warpgroups:
+// tiles lie in shared memory.
+inline constexpr std::array kTileScoreTable{
+    KernelInstance{
+        .config =
+            {.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .kv_stages = 6},
+        .why = "softmax is the bottleneck at 64 columns: three warpgroups share it"},
+    KernelInstance{
+        .config =
+            {.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 64, .kv_stages = 6},
+        .why = "three warpgroups keep the tensor cores busy"},
+};
+
 }  // namespace fa3::hopper

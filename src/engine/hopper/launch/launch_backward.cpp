@@ -133,7 +133,7 @@ cuda::BlockListParams lists_in(const BackwardPlan& plan, void* workspace) {
   return lists;
 }
 
-cudaError_t launch_main(const BackwardPlan& plan, const cuda::ScoreGradientParams* score,
+cudaError_t launch_main(const BackwardPlan& plan, const ScoreGradientOperands* score,
                         const Arrays& arrays, void* workspace, bool pdl, cudaStream_t stream) {
   const BackwardCall& a = plan.call;
   ScoredBackwardParams scored{};
@@ -150,7 +150,7 @@ cudaError_t launch_main(const BackwardPlan& plan, const cuda::ScoreGradientParam
   wide.adds = a.accumulate_dkv;
   if (plan.kernel.config.block_mask) p.lists = column_lists(lists_in(plan, workspace));
   return launch(plan.main, unsigned(plan.grids.main), plan.main_config.threads(),
-                plan.kernel.smem_bytes, &p, {.pdl = pdl}, stream);
+                score ? kMaxSmemBytes : plan.kernel.smem_bytes, &p, {.pdl = pdl}, stream);
 }
 
 cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream) {
@@ -178,7 +178,6 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* worksp
   const BackwardCall& a = plan.call;
   const BackwardConfig& c = plan.kernel.config;
   cudaError_t error = cudaSuccess;
-  if (c.block_mask) error = prepare_block_lists(lists_in(plan, workspace), stream);
   if (a.varlen) {
     error = list_tiles(a, arrays.k_tiles, a.k, a.lengths_k, a.lengths_q, c.block_n, plan.tail_tiles,
                        plan.k_blocks.in_all, stream);
@@ -186,6 +185,14 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* worksp
   if (a.varlen && error == cudaSuccess) {
     error = list_tiles(a, arrays.q_tiles, a.q, a.lengths_q, a.lengths_k, c.block_m, 0,
                        plan.q_blocks.in_all, stream);
+  }
+  if (c.block_mask && error == cudaSuccess) {
+    cuda::BlockListParams lists = lists_in(plan, workspace);
+    if (a.varlen) {
+      lists.row_tiles = {arrays.q_tiles.sequences, arrays.q_tiles.num_entries};
+      lists.column_tiles = {arrays.k_tiles.sequences, arrays.k_tiles.num_entries};
+    }
+    error = prepare_block_lists(lists, stream);
   }
   // Preprocess does not come to all query blocks of packed sequences: some are nobody's, and where
   // sequences overlap its list ends before the last. The main kernel would wait for ever for a
@@ -228,7 +235,7 @@ cudaError_t launch_postprocess_dkv(const BackwardPlan& plan, const DkvAccum& acc
 }  // namespace
 
 cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStream_t stream,
-                            int launches, const cuda::ScoreGradientParams* score) {
+                            int launches, const ScoreGradientOperands* score) {
   if (plan.short_sequences) return launch_short_sequences(plan, stream);
   const BackwardCall& a = plan.call;
   const BackwardKernel& kernel = plan.kernel;

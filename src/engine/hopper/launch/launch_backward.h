@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "engine/cuda/softmax/score_gradient_params.h"
+#include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 
 namespace fa3::hopper {
@@ -19,6 +19,6 @@ enum BackwardLaunch { kPreprocess = 1, kMain = 2, kPostprocess = 4, kAllLaunches
 // plan.workspace.bytes, aligned to 256. `score`: of a plan whose main kernel has a score function.
 cudaError_t launch_backward(const BackwardPlan& plan, void* workspace, cudaStream_t stream,
                             int launches = kAllLaunches,
-                            const cuda::ScoreGradientParams* score = nullptr);
+                            const ScoreGradientOperands* score = nullptr);
 
 }  // namespace fa3::hopper

@@ -137,27 +137,40 @@ void encode_work(ForwardParams& params, const ForwardPlan& plan, const TensorSpa
                      .parts_log2 = plan.tile_parts_log2};
 }
 
+// The tiles of sequences that have lengths of their own. Clears the tile counter too.
+cudaError_t list_tiles(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+  const ForwardWorkspace& w = plan.workspace;
+  VarlenMetadata list = plan.schedule.sequences;
+  list.entries = array_at<SequenceTiles>(workspace, w.sequences);
+  list.num_entries = array_at<int>(workspace, w.num_entries);
+  list.tile_counter = array_at<int>(workspace, w.tile_counter);
+  return prepare_varlen_metadata(list, stream);
+}
+
 // Clears the tile counter, with the list of tiles, those of key blocks, or alone; that of e4m3
 // operands alone is cleared by the kernel that prepares these.
 cudaError_t prepare_scheduler(const ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   const ForwardWorkspace& w = plan.workspace;
   int* counter = array_at<int>(workspace, w.tile_counter);
+  const bool lists_tiles = plan.tiling.scheduler == Scheduler::kVarlenMetadata;
   if (plan.kernel.config.block_mask) {
     cuda::BlockListParams lists = plan.lists;
     set_memory(lists, w.lists, workspace);
-    lists.tile_counter = counter;
+    if (lists_tiles) {
+      const cudaError_t error = list_tiles(plan, workspace, stream);
+      if (error != cudaSuccess) return error;
+      lists.row_tiles = {array_at<SequenceTiles>(workspace, w.sequences),
+                         array_at<int>(workspace, w.num_entries)};
+    } else {
+      lists.tile_counter = counter;
+    }
     return prepare_block_lists(lists, stream);
   }
   if (plan.tiling.scheduler == Scheduler::kDynamicPersistent) {
     if (plan.kernel.config.e4m3) return cudaSuccess;
     return cudaMemsetAsync(counter, 0, sizeof(int), stream);
   }
-  if (plan.tiling.scheduler != Scheduler::kVarlenMetadata) return cudaSuccess;
-  VarlenMetadata list = plan.schedule.sequences;
-  list.entries = array_at<SequenceTiles>(workspace, w.sequences);
-  list.num_entries = array_at<int>(workspace, w.num_entries);
-  list.tile_counter = counter;
-  return prepare_varlen_metadata(list, stream);
+  return lists_tiles ? list_tiles(plan, workspace, stream) : cudaSuccess;
 }
 
 }  // namespace
@@ -168,7 +181,7 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
   if (plan.grid.x == 0) return cudaSuccess;
   ScoredForwardParams scored{};
   ForwardParams& params = scored.forward;
-  if (operands.captures != nullptr) scored.captures = *operands.captures;
+  if (operands.score != nullptr) scored.score = *operands.score;
   params.q = row_tensor(plan.call.q);
   params.q_is_clipped = plan.q_is_clipped;
   params.e4m3 = operands.e4m3;
@@ -194,13 +207,13 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
                         stream);
 }
 
-cudaError_t launch_forward(const ForwardPlan& plan, const cuda::ScoreCaptures* captures,
-                           void* workspace, cudaStream_t stream) {
+cudaError_t launch_forward(const ForwardPlan& plan, const ScoreOperands* score, void* workspace,
+                           cudaStream_t stream) {
   const ForwardCall& call = plan.call;
   cudaError_t error = cudaSuccess;
   for (int64_t i = 0; i < plan.num_launches && error == cudaSuccess; ++i) {
     const int64_t first = i * kMaxColumnsV;
-    LaunchOperands operands{.v = call.v, .o = call.o, .captures = captures};
+    LaunchOperands operands{.v = call.v, .o = call.o, .score = score};
     const auto move_to = [first](TensorSpan& span) {
       span.data = static_cast<std::byte*>(span.data) + first * span.element_bytes;
     };

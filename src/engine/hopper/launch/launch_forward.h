@@ -13,9 +13,9 @@ namespace fa3::hopper {
 struct LaunchOperands {
   TensorSpan v;
   TensorSpan o;
-  E4m3Params e4m3{};                              // kernels of e4m3
-  HeadsInWork heads_in_work{};                    // the same
-  const cuda::ScoreCaptures* captures = nullptr;  // kernels with a score function
+  E4m3Params e4m3{};                     // kernels of e4m3
+  HeadsInWork heads_in_work{};           // the same
+  const ScoreOperands* score = nullptr;  // kernels with a score function
 };
 
 // Queues one launch and its combine; allocates nothing, waits for nothing. The workspace has
@@ -23,8 +23,8 @@ struct LaunchOperands {
 cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operands, void* workspace,
                            cudaStream_t stream);
 
-// Queues all launches of a plan. captures: null, but for a kernel with a score function.
-cudaError_t launch_forward(const ForwardPlan& plan, const cuda::ScoreCaptures* captures,
-                           void* workspace, cudaStream_t stream);
+// Queues all launches of a plan. score: null, but for a kernel with a score function.
+cudaError_t launch_forward(const ForwardPlan& plan, const ScoreOperands* score, void* workspace,
+                           cudaStream_t stream);
 
 }  // namespace fa3::hopper

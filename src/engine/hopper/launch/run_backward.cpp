@@ -11,9 +11,23 @@ namespace fa3::hopper {
 namespace {
 
 // The main kernel of a score function is found or made here.
-Status find_main(const fa3_score_function& score, BackwardPlan* plan) {
+Status find_main(const fa3_score_function& score, BackwardPlan* plan,
+                 ScoreGradientOperands* operands) {
   if (plan->grids.main == 0) return {};
-  return cuda::find_kernel(score_program(score, plan->main_config), score.compiler, &plan->main);
+  const BackwardConfig& c = plan->main_config;
+  int captured = kNoTile;
+  if (takes_captured_tile(c)) {
+    captured = find_captured_tile(score, plan->call.seqlen_q, plan->call.seqlen_k);
+  }
+  if (captured != kNoTile) {
+    const fa3_captured_tensor& tensor = score.tensors[captured];
+    bool encoded = encode_captured_map(operands->captured_map, tensor, c.ds_tile());
+    if (find_stored_gradient(score) != kNoTile) {
+      encoded = encoded && encode_gradient_map(operands->gradient_map, tensor, c.ds_tile());
+    }
+    if (!encoded) return cuda::finish(cudaErrorInvalidValue, "hopper backward");
+  }
+  return cuda::find_kernel(score_program(score, c, captured), score.compiler, &plan->main);
 }
 
 }  // namespace
@@ -21,11 +35,11 @@ Status find_main(const fa3_score_function& score, BackwardPlan* plan) {
 Status run_backward(const BackwardProblem& problem, const Plan& plan, void* workspace,
                     void* stream) {
   const fa3_score_function* const function = problem.score;
-  cuda::ScoreGradientParams score{};
+  ScoreGradientOperands score{};
   const auto prepare = [&](BackwardPlan* decided) -> Status {
     if (function == nullptr) return {};
-    score = cuda::gradients_of(*function, problem.scale);
-    return find_main(*function, decided);
+    static_cast<cuda::ScoreGradientParams&>(score) = cuda::gradients_of(*function, problem.scale);
+    return find_main(*function, decided, &score);
   };
   const auto launch = [&](const BackwardPlan& decided, void* memory, cudaStream_t on) {
     return launch_backward(decided, memory, on, kAllLaunches, function ? &score : nullptr);

@@ -18,11 +18,11 @@ cudaError_t queue(const ForwardPlan& plan, void* workspace, cudaStream_t stream)
 // A plan and a score function, whose kernel is found or made here.
 struct ScoredPlan {
   ForwardPlan plan;
-  cuda::ScoreCaptures captures;
+  ScoreOperands score;
 };
 
 cudaError_t queue(const ScoredPlan& scored, void* workspace, cudaStream_t stream) {
-  return launch_forward(scored.plan, &scored.captures, workspace, stream);
+  return launch_forward(scored.plan, &scored.score, workspace, stream);
 }
 
 cudaError_t queue(const E4m3Plan& plan, void* workspace, cudaStream_t stream) {
@@ -52,11 +52,22 @@ Status run(int device, const Decided& plan, void* workspace, void* stream) {
 
 Status run_scored(const fa3_score_function& score, int device, const ForwardPlan& decided,
                   void* workspace, void* stream) {
-  ScoredPlan scored{decided, cuda::captures_of(score)};
+  ScoredPlan scored{decided, {cuda::captures_of(score), {}}};
   if (!has_work(scored)) return {};
   ForwardKernel& kernel = scored.plan.kernel;
   const cuda::DeviceScope scope(device);
-  FA3_TRY(cuda::find_kernel(score_program(score, kernel.config), score.compiler, &kernel.function));
+  const ForwardCall& call = decided.call;
+  int captured = kNoTile;
+  if (takes_captured_tile(kernel.config)) {
+    captured = find_captured_tile(score, call.seqlen_q, call.seqlen_k);
+  }
+  if (captured != kNoTile &&
+      !encode_captured_map(scored.score.captured_map, score.tensors[captured],
+                           kernel.config.captured_tile())) {
+    return cuda::finish(cudaErrorInvalidValue, "hopper forward");
+  }
+  FA3_TRY(cuda::find_kernel(score_program(score, kernel.config, captured), score.compiler,
+                            &kernel.function));
   return run(device, scored, workspace, stream);
 }
 

@@ -12,19 +12,15 @@
 namespace fa3::hopper {
 namespace {
 
-const char* truth(bool x) {
-  return x ? "true" : "false";
-}
-
 // A ForwardConfig as a constant of the program: all that rows of kScoreTable differ in.
 std::string text_of(const ForwardConfig& c) {
   return concat("ForwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
                 ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
                 ", .block_n = ", c.block_n, ", .q_stages = ", c.q_stages,
-                ", .kv_stages = ", c.kv_stages, ", .ping_pong = ", truth(c.ping_pong),
-                ", .ctas_per_sm = ", c.ctas_per_sm, ", .guarded = ", truth(c.guarded),
-                ", .block_mask = ", truth(c.block_mask), ", .variant = Variant(", int(c.variant),
-                ")}");
+                ", .kv_stages = ", c.kv_stages, ", .ping_pong = ", cuda::bool_literal(c.ping_pong),
+                ", .ctas_per_sm = ", c.ctas_per_sm, ", .guarded = ", cuda::bool_literal(c.guarded),
+                ", .block_mask = ", cuda::bool_literal(c.block_mask), ", .variant = Variant(",
+                int(c.variant), ")}");
 }
 
 const char* scheduler_of(const ForwardConfig& c) {
@@ -39,12 +35,13 @@ const char* loader_of(const ForwardConfig& c) {
 
 // The same of a BackwardConfig. No kernel with a score function has dropout.
 std::string text_of(const BackwardConfig& c) {
-  return concat(
-      "BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
-      ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m, ", .block_n = ", c.block_n,
-      ", .stages = ", c.stages, ", .ds_stages = ", c.ds_stages, ", .helpers = ", truth(c.helpers),
-      ", .variant = Variant(", int(c.variant), "), .splits_heads = ", truth(c.splits_heads),
-      ", .block_mask = ", truth(c.block_mask), "}");
+  return concat("BackwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
+                ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
+                ", .block_n = ", c.block_n, ", .stages = ", c.stages,
+                ", .ds_stages = ", c.ds_stages, ", .helpers = ", cuda::bool_literal(c.helpers),
+                ", .variant = Variant(", int(c.variant),
+                "), .splits_heads = ", cuda::bool_literal(c.splits_heads),
+                ", .block_mask = ", cuda::bool_literal(c.block_mask), "}");
 }
 
 cuda::ScoreKernel kernel_of(std::string includes, std::string text) {
@@ -63,14 +60,47 @@ constexpr const char* kPlaceOfListedStep =
     "  return {work_.sequence(), step.head, first_key_, step.m_block * kConfig.block_m};\n"
     "}\n";
 
+// Tiles of a captured tensor take shared memory from Q and from K and V, of which two of each stay.
+constexpr int kFewestStages = 4, kOtherSmemBytes = 2048;
+
+int smem_bytes_with_tiles(const ForwardConfig& c) {
+  const int bits = c.block_mask ? kMaskBlock * kMaskBlock / 8 : 0;
+  return c.q_stages * c.tiles().q_bytes() + c.kv_stages * (c.tiles().stage_bytes() + bits) +
+         kCapturedStages * c.captured_tile().bytes() + kOtherSmemBytes;
+}
+
+ForwardConfig with_captured_tiles(ForwardConfig c) {
+  const auto fits = [&] { return smem_bytes_with_tiles(c) <= kMaxSmemBytes; };
+  if (!fits()) c.q_stages = 1;
+  while (!fits() && c.kv_stages > kFewestStages) --c.kv_stages;
+  return c;
+}
+
+std::string definition_of_tile(int captured) {
+  return captured == kNoTile ? "" : concat("#define FA3_SCORE_TILE ", captured, "\n");
+}
+
 }  // namespace
 
-cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config) {
-  const std::string pairs = cuda::definition_of_pairs(score);
-  ForwardConfig c = config;
+bool takes_captured_tile(const ForwardConfig& c) {
+  const ForwardConfig with = with_captured_tiles(c);
+  return c.captured_tile().row_bytes() == 128 && smem_bytes_with_tiles(with) <= kMaxSmemBytes;
+}
+
+// Elsewhere one warpgroup computes P and another writes dS.
+bool takes_captured_tile(const BackwardConfig& c) {
+  return !c.splits_dkv();
+}
+
+cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
+                            int captured) {
+  const bool has_tile = captured != kNoTile;
+  const std::string pairs =
+      has_tile ? definition_of_tile(captured) : cuda::definition_of_pairs(score);
+  ForwardConfig c = has_tile ? with_captured_tiles(config) : config;
   // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
   // speed of online steps (docs/lab/flex.md). Without pairs they gain.
-  if (!pairs.empty() && score.may_hide != 0) c.guarded = false;
+  if (!has_tile && !pairs.empty() && score.may_hide != 0) c.guarded = false;
   return cuda::forward_program(
       score,
       kernel_of(concat(pairs, score.may_hide != 0 ? "#define FA3_SCORE_MAY_HIDE\n" : "",
@@ -85,10 +115,13 @@ cuda::Program score_program(const fa3_score_function& score, const ForwardConfig
                        "const __grid_constant__ ForwardParams);\n")));
 }
 
-cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c) {
+cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& c,
+                            int captured) {
   return cuda::backward_program(
       score,
-      kernel_of("#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
+      kernel_of(definition_of_tile(captured) +
+                    (find_stored_gradient(score) != kNoTile ? "#define FA3_SCORE_STORES\n" : "") +
+                    "#include \"engine/hopper/backward/backward_kernel.cuh\"\n",
                 concat("constexpr BackwardConfig kConfig = ", text_of(c), ";\n",
                        c.block_mask ? kPlaceOfListedStep : "",
                        "static_assert(sizeof(BackwardParams) == ", sizeof(ScoredBackwardParams),

@@ -5,12 +5,20 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/config/backward_config.h"
 #include "engine/hopper/config/forward_config.h"
+#include "engine/hopper/host/captured_tile.h"
 
 namespace fa3::hopper {
 
-cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config);
+// Whether the kernel can load tiles of a captured tensor.
+bool takes_captured_tile(const ForwardConfig& config);
+bool takes_captured_tile(const BackwardConfig& config);
+
+// captured: the number of the tensor of which it does.
+cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
+                            int captured = kNoTile);
 
 // The main kernel of the backward; its others know nothing of scores.
-cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& config);
+cuda::Program score_program(const fa3_score_function& score, const BackwardConfig& config,
+                            int captured = kNoTile);
 
 }  // namespace fa3::hopper

@@ -20,10 +20,13 @@ Variant variant_of(const Problem& p) {
   const MaskRuleOf<int> mask = narrow_mask(p);
   const bool right = mask.right != 0 && mask.right != mask.kUnbounded;
   const bool window = mask.left != mask.kUnbounded || right || mask.chunk != mask.kNoChunks;
-  const bool ruled = window && !p.block_mask.on;  // whose lists have the rule in them
-  return ruled || p.has_sink || has_other_rows(p) || is_varlen(p) || p.num_splits > 1
+  return window || p.has_sink || has_other_rows(p) || is_varlen(p) || p.num_splits > 1
              ? Variant::kGeneral
              : Variant::kDense;
+}
+
+Variant variant_of_lists(const Problem& p) {
+  return is_varlen(p) ? Variant::kGeneral : Variant::kDense;
 }
 
 }  // namespace fa3::hopper

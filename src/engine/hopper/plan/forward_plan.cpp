@@ -49,7 +49,8 @@ ForwardWorkspace lay_out(const ForwardPlan& plan) {
     w.tile_counter = place<int>(allocator, 1);
   }
   if (c.block_mask) {
-    w.lists = cuda::place_block_lists(plan.lists, cuda::ListsOf::kForward, allocator);
+    w.lists = cuda::place_block_lists(plan.lists, cuda::ListsOf::kForward, plan.call.sequences,
+                                      allocator);
   }
   w.bytes = allocator.bytes();
   return w;
@@ -111,7 +112,9 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
     plan.partial_rows = int(std::min<int64_t>(c.block_m, rows));
   }
   if (c.block_mask) {  // lists have the rule in them: the kernel knows of none
-    plan.lists = cuda::block_list_params(call.block_mask, call.mask, call.seqlen_q, call.seqlen_k);
+    const cuda::TileCapacity capacity{.queries = plan.order.num_m_blocks};
+    plan.lists = cuda::block_list_params(call.block_mask, call.mask, call.seqlen_q, call.seqlen_k,
+                                         call.varlen ? &capacity : nullptr);
     plan.call.mask = {};
   }
   plan.grid = grid_of(plan, num_sms);

@@ -38,7 +38,8 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Element element = element_of(p.dtype);
   if (p.score != nullptr) {
     const KernelInstance& instance = *select_score_kernel(p);
-    const ForwardConfig config = instance.config.with(element, variant_of(p));
+    const Variant variant = p.block_mask.on ? variant_of_lists(p) : variant_of(p);
+    const ForwardConfig config = instance.config.with(element, variant);
     return {instance,
             {config, nullptr, smem_bytes_of_each(config.ctas_per_sm)},
             whole_tiles(config, call, PackGqa{}, num_sms)};
@@ -52,7 +53,7 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   if (p.block_mask.on) {
     const int row = select_mask_kernel(p);
     const KernelInstance& instance = kMaskTable[size_t(row)];
-    return {instance, mask_kernel_at(row, element),
+    return {instance, mask_kernel_at(row, element, variant_of_lists(p)),
             whole_tiles(instance.config, call, PackGqa{}, num_sms)};
   }
   if (const int row = select_continued_kernel(p); row != kNoKernel) {
@@ -93,7 +94,9 @@ Status check_block_mask(const Problem& p) {
   if (narrow_mask(p).chunk != MaskRuleOf<int>::kNoChunks) {
     return unsupported("block_mask beside chunks; put these into the map and its bits");
   }
-  if (is_varlen(p)) return unsupported("block_mask beside lengths of sequences, or a cache");
+  if (p.key_places.elsewhere || p.lengths_k.padded_left) {
+    return unsupported("block_mask beside page_table, batch_index or left_padding");
+  }
   if (p.softcap != 0.0f) return unsupported("block_mask beside softcap");
   if (p.has_sink) return unsupported("block_mask beside sink logits");
   if (p.dropout.on()) return unsupported("block_mask beside dropout");

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/ceil_div.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/continued_table.h"
 #include "engine/hopper/instances/dropout_table.h"
@@ -20,6 +21,8 @@ namespace {
 
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kFewRows = 64, kLongKeys = 1536;
+// Measured: docs/lab/flex.md.
+constexpr int64_t kKeysOfTiles = 8192;
 
 ForwardConfig general(const ForwardConfig& c) {
   return c.with(c.element, Variant::kGeneral);
@@ -221,6 +224,12 @@ int select_mask_kernel(const Problem& problem) {
   return select_kernel(shape_of(problem), kMaskTable, Variant::kDense);
 }
 
+// A captured tensor as large as the scores, and so many keys that three warpgroups gain by it.
+bool streams_captured_tiles(const Problem& p) {
+  return p.lengths_k.max >= kKeysOfTiles &&
+         find_captured_tile(*p.score, p.lengths_q.max, p.lengths_k.max) != kNoTile;
+}
+
 const KernelInstance* select_score_kernel(const Problem& problem) {
   const ForwardShape shape = shape_of(problem);
   if (problem.block_mask.on) {
@@ -230,6 +239,10 @@ const KernelInstance* select_score_kernel(const Problem& problem) {
   if (problem.score->num_tensors == 0) {
     const int row = select_kernel(shape, kPureScoreTable);
     if (row != kNoKernel) return &kPureScoreTable[size_t(row)];
+  }
+  if (streams_captured_tiles(problem)) {
+    const int row = select_kernel(shape, kTileScoreTable);
+    if (row != kNoKernel) return &kTileScoreTable[size_t(row)];
   }
   const int row = select_kernel(shape, kScoreTable);
   return row == kNoKernel ? nullptr : &kScoreTable[size_t(row)];

@@ -6,19 +6,10 @@
 // tested on the host. Next: split_kv.h, varlen_metadata.h.
 #pragma once
 
-#include "engine/cuda/tile/sequences.h"
-#include "engine/cuda/tile/tile_order.h"
+#include "engine/cuda/tile/sequence_tiles.h"
 #include "engine/hopper/config/sm90.h"
 
 namespace fa3::hopper {
-
-struct alignas(16) SequenceTiles {
-  QueryRows queries;
-  KeyRows keys;
-  int first_entry;  // in the list; the sequence has order.num_m_blocks entries
-  TileOrder order;  // the sequence's own tiles
-  int number;       // of the sequence
-};
 
 struct VarlenMetadata {
   Lengths lengths_q;

@@ -45,6 +45,15 @@ struct ListPlace : NoPlace {
   const cuda::ListedBlock* blocks;
 };
 
+// The same of sequences that have lengths of their own.
+struct SequenceListPlace {
+  const cuda::ListedBlock* blocks;
+  int sequence;
+
+  __device__ __forceinline__ void set_sequence(int number, int) { sequence = number; }
+  __device__ __forceinline__ int sequence_or(int) const { return sequence; }
+};
+
 // e4m3 operands.
 struct SequencePlace {
   int partial;
@@ -83,17 +92,19 @@ struct WorkTile {
   Place place;
 };
 
-// The work tile of a kernel. Kernels with windows ask for both ends of a row's keys.
+// The work tile of a kernel. Kernels with windows ask for both ends of a row's keys; lists have
+// them in their bits.
 template <ForwardConfig C>
 struct WorkTileTypes {
-  using Edge = std::conditional_t<C.general(), KeyWindow, RightEdge>;
+  using Edge = std::conditional_t<C.general() && !C.block_mask, KeyWindow, RightEdge>;
+  using Lists = std::conditional_t<C.general(), SequenceListPlace, ListPlace>;
   using OwnPlace = std::conditional_t<
       C.e4m3, SequencePlace,
       std::conditional_t<C.dropout || kHasScoreFunction, DropoutPlace, SplitPlace>>;
   using Place = std::conditional_t<
       C.dequantizes(), CachePlace,
       std::conditional_t<
-          C.block_mask, ListPlace,
+          C.block_mask, Lists,
           std::conditional_t<C.scheduler() == SchedulerKind::kDense, NoPlace, OwnPlace>>>;
 };
 template <ForwardConfig C>

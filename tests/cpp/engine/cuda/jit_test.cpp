@@ -15,6 +15,7 @@
 #include "engine/ampere/launch/score_program.h"
 #include "engine/cuda/jit/disk_cache.h"
 #include "engine/cuda/jit/kernel_cache.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/instances/backward_table.h"
 #include "engine/hopper/instances/mask_backward_table.h"
 #include "engine/hopper/instances/mask_table.h"
@@ -229,27 +230,28 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
   std::string code;
-  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+  const auto compiles = [&](const auto& config) {
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+  };
+  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kDense));
   }
+  compiles(hopper::kMaskTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
   score.gradients = "add<0>(gradient, h, q_idx);";
   for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
-    for (const auto& c : {config, config.deterministic()}) {
-      const Status status = cuda::find_code(hopper::score_program(score, c), nullptr, &code);
-      EXPECT_TRUE(status.ok()) << c.head_dim << ": " << status.message();
-    }
+    compiles(config);
+    compiles(config.deterministic());
   }
+  compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kBf16,  //
+                                                     hopper::Variant::kGeneral));
   score.slope = "return 0.5f * score;";
   for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped);
     EXPECT_TRUE(config.keeps_p() && config.helpers && !config.general());
-    for (const auto& c : {config, config.deterministic()}) {
-      const Status status = cuda::find_code(hopper::score_program(score, c), nullptr, &code);
-      EXPECT_TRUE(status.ok()) << c.head_dim << ": " << status.message();
-    }
+    compiles(config);
+    compiles(config.deterministic());
   }
 }
 
@@ -273,6 +275,143 @@ TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
     const Status status = cuda::find_code(*program, nullptr, &code);
     EXPECT_TRUE(status.ok()) << status.message();
   }
+}
+
+// Of a tensor with an element for each score; which kernels do stands here.
+TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load_of_score<Bfloat, 0>(q_idx, kv_idx, h);");
+  score.may_hide = 1;
+  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
+  const auto compiles = [&](const auto& config) {
+    const cuda::Program program = hopper::score_program(score, config, 0);
+    EXPECT_NE(program.text.find("#define FA3_SCORE_TILE 0\n"), std::string::npos);
+    std::string code;
+    const Status status = cuda::find_code(program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+  };
+  for (const hopper::KernelInstance& row : hopper::kScoreTable) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    EXPECT_EQ(hopper::takes_captured_tile(config), config.block_n != 80) << config.head_dim;
+    if (!hopper::takes_captured_tile(config)) continue;
+    compiles(config);
+    if (!quick) compiles(row.config.with(hopper::Element::kFp16, hopper::Variant::kGeneral));
+  }
+  for (const hopper::KernelInstance& row : hopper::kTileScoreTable) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
+    EXPECT_TRUE(hopper::takes_captured_tile(config));
+    compiles(config);
+  }
+  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    EXPECT_EQ(hopper::takes_captured_tile(config), config.head_dim == 64);
+    if (config.head_dim == 64) compiles(config);
+  }
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    EXPECT_EQ(hopper::takes_captured_tile(config), config.head_dim <= 128);
+    if (!hopper::takes_captured_tile(config)) continue;
+    compiles(config);
+    if (quick) continue;
+    compiles(config.deterministic());
+    compiles(row.config.with(hopper::Element::kFp16, hopper::Variant::kGeneral));
+  }
+  for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kDense));
+    if (quick) break;
+  }
+  score.slope = "return 0.5f * score;";
+  compiles(hopper::kBackwardTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+}
+
+TEST_F(ScoreProgram, StoresTheGradientOfScores) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  fa3_captured_tensor bias{};
+  auto score = function_of("return score + load_of_score<Bfloat, 0>(q_idx, kv_idx, h);");
+  score.gradients = "";
+  score.tensors = &bias;
+  score.num_tensors = 1;
+  constexpr char kStores[] = "#define FA3_SCORE_STORES\n";
+  for (const auto* row :
+       {&hopper::kBackwardTable[0], &hopper::kBackwardTable[2], &hopper::kMaskBackwardTable[0]}) {
+    const auto config = row->config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    bias.stores_gradient = 1;
+    bias.gradient = nullptr;
+    EXPECT_EQ(hopper::score_program(score, config, 0).text.find(kStores), std::string::npos);
+    float gradient = 0;
+    bias.gradient = &gradient;
+    const cuda::Program program = hopper::score_program(score, config, 0);
+    EXPECT_NE(program.text.find(kStores), std::string::npos);
+    std::string code;
+    const Status status = cuda::find_code(program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    bias.stores_gradient = 0;
+    EXPECT_EQ(hopper::score_program(score, config, 0).text.find(kStores), std::string::npos);
+  }
+}
+
+TEST(Captures, AreTilesWhereTmaCanBringThem) {
+  fa3_captured_tensor bias{};
+  auto score = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, h);");
+  score.tensors = &bias;
+  score.num_tensors = 1;
+  bias = {.data = reinterpret_cast<const void*>(uintptr_t{0x7000}),
+          .rank = 3,
+          .shape = {4, 100, 200},
+          .stride = {20800, 208, 1}};
+  const fa3_captured_tensor good = bias;
+  const auto found = [&] { return hopper::find_captured_tile(score, 100, 200); };
+  EXPECT_EQ(found(), 0);
+  EXPECT_EQ(hopper::find_captured_tile(score, 101, 200), hopper::kNoTile);
+  EXPECT_EQ(hopper::find_captured_tile(score, 100, 201), hopper::kNoTile);
+  bias.data = reinterpret_cast<const void*>(uintptr_t{0x7008});
+  EXPECT_EQ(found(), hopper::kNoTile);
+  bias = good;
+  bias.stride[1] = 204;
+  EXPECT_EQ(found(), hopper::kNoTile);
+  bias = good;
+  bias.stride[0] = 0;  // one for all heads
+  EXPECT_EQ(found(), 0);
+  bias = good;
+  bias.stride[2] = 2;
+  EXPECT_EQ(found(), hopper::kNoTile);
+  bias = good;
+  bias.rank = 1;
+  EXPECT_EQ(found(), hopper::kNoTile);
+  bias = good;
+  score.text = "return score + load_of_key<Half, 0>(kv_idx, h, q_idx);";
+  EXPECT_EQ(found(), hopper::kNoTile);
+  score.text =
+      "return score + load_of_score<Half, 0>(q_idx, kv_idx, h) * load_of_score<Half, 0>(q_idx, "
+      "kv_idx, b);";
+  EXPECT_EQ(found(), hopper::kNoTile);
+  score.text = "return score + load_of_score<Half, 1>(q_idx, kv_idx, h);";
+  EXPECT_EQ(found(), hopper::kNoTile);
+}
+
+TEST(Captures, HaveAStoredGradientWhereTmaCanStoreIt) {
+  fa3_captured_tensor bias{.data = reinterpret_cast<const void*>(uintptr_t{0x7000}),
+                           .rank = 3,
+                           .stores_gradient = 1,
+                           .shape = {4, 100, 200},
+                           .stride = {20800, 208, 1}};
+  auto score = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, h);");
+  score.tensors = &bias;
+  score.num_tensors = 1;
+  const auto obstacle = [&] { return hopper::stored_gradient_obstacle(score, 100, 200); };
+  EXPECT_EQ(hopper::find_stored_gradient(score), hopper::kNoTile);
+  EXPECT_EQ(obstacle(), nullptr);
+  bias.gradient = reinterpret_cast<float*>(uintptr_t{0x8000});
+  EXPECT_EQ(hopper::find_stored_gradient(score), 0);
+  EXPECT_EQ(obstacle(), nullptr);
+  bias.gradient = reinterpret_cast<float*>(uintptr_t{0x8004});
+  EXPECT_NE(obstacle(), nullptr);
+  bias.gradient = reinterpret_cast<float*>(uintptr_t{0x8000});
+  bias.shape[2] = 204;
+  EXPECT_NE(obstacle(), nullptr);  // its rows lie one behind the other
+  bias.shape[2] = 200;
+  score.slope = "return 2.0f;";
+  EXPECT_NE(obstacle(), nullptr);
 }
 
 TEST(Captures, HavePairsWhereTwoNeighboursLieInOneWord) {

@@ -61,9 +61,9 @@ ForwardKernel dropout_entry() {
   return no_kernel<kTile.with(E, kTile.variant)>();
 }
 
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 ForwardKernel mask_entry() {
-  return no_kernel<kMaskTable[Row].config.with(E, Variant::kDense)>();
+  return no_kernel<kMaskTable[Row].config.with(E, V)>();
 }
 
 template <int Row, Element E>
@@ -105,9 +105,9 @@ BackwardKernel backward_entry() {
   return no_backward_kernel<kBackwardTable[Row].config.with(E, V)>();
 }
 
-template <int Row, Element E>
+template <int Row, Element E, Variant V>
 BackwardKernel mask_backward_entry() {
-  return no_backward_kernel<kMaskBackwardTable[Row].config.with(E, Variant::kDense)>();
+  return no_backward_kernel<kMaskBackwardTable[Row].config.with(E, V)>();
 }
 
 template <int Row, Element E>

@@ -103,6 +103,7 @@ __device__ __forceinline__ void pass_block(ConsumerState<C>& c) {
   c.ping_pong.wait();
   c.ping_pong.pass();
   c.stages.release_unread(c.stages.next_kv());
+  c.stages.pass_captured();
   c.stages.release_delayed_v();
   end_passed_block(c);
 }

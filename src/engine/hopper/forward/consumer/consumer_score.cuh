@@ -19,7 +19,7 @@ struct ScoreHook {
   using Type = ScoreOf16BitP<FunctionScore, C.block_n>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
-    return {{{params.captures}, params.scale_log2}};
+    return {{{params.score.captures}, params.scale_log2}};
   }
 };
 #else

@@ -8,7 +8,9 @@
 #include "engine/cuda/softmax/score_function.cuh"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/cuda/tile/rows.h"
+#include "engine/hopper/config/forward_config.h"
 #include "engine/hopper/forward_params.h"
+#include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/scheduler/work_tile.cuh"
 
 namespace fa3::hopper {
@@ -80,6 +82,35 @@ struct FunctionScore {
       }
     }
     apply<Count>(products, place, [](ScoreFunction&, int) {});
+  }
+  // The same by a tile of captured elements in shared memory: 16 keys at a time, in the order of a
+  // product's operand.
+  template <ForwardConfig C, int Count, class Work>
+  __device__ __forceinline__ void prepare_by_tile(float (&products)[Count], uint32_t tile,
+                                                  unsigned warp, const ForwardParams& params,
+                                                  const Work& work, int first_row,
+                                                  int first_key) const {
+    constexpr tile::TileLayout kTile = C.captured_tile();
+    constexpr int kKeys = 16, kScores = kKeys / 2, kSteps = kTile.slab_columns() / kKeys;
+    static_assert(kTile.row_bytes() == 128);
+    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
+    const int lane = int(thread_in_block() % kWarpSize);
+    const uint32_t mine =
+        tile + kTile.chunk_offset(int(warp) * kRowsPerWarp + lane % 16, lane / 16 * 8);
+#pragma unroll
+    for (int step = 0; step < Count / kScores; ++step) {
+      uint32_t words[4];
+      // Its chunks differ from the first step's in bits that the swizzle only flips.
+      ptx::ldmatrix_x4(
+          (mine ^ uint32_t(step % kSteps * kKeys * 2)) + step / kSteps * kTile.slab_bytes(), words);
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        const int i = step * kScores + j;
+        ScoreFunction f = function;
+        f.pair = {&words[j / 2], j % 2 == 1};
+        products[i] = score_at(f, products[i] * scale, place, i);
+      }
+    }
   }
   __device__ __forceinline__ float exponent(float score, float ref) const {
     return __fmaf_rn(score, kLog2E, -ref);

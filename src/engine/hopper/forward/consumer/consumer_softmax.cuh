@@ -53,6 +53,13 @@ __device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C
   if constexpr (kHasScoreFunction) {
     const WorkTileOf<C>& work = c.work_tile();
     const int first_key = c.tile.first_key();
+    if constexpr (kLoadsTile) {
+      const uint32_t tile = c.stages.at().captured(c.stages.wait_for_captured());
+      c.score.template prepare_by_tile<C>(r.scores, tile, c.warp(), c.params, work,
+                                          c.first_row_of(work), first_key);
+      c.stages.release_captured();
+      return;
+    }
     c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), first_key);
     if (!c.tile.is_last_block()) load_ahead(c, r, first_key - C.block_n);
   } else {
@@ -205,7 +212,11 @@ __device__ __forceinline__ void recompute_block(ConsumerState<C>& c, ThreadTile<
   const WorkTileOf<C>& work = c.work_tile();
   load_ahead(c, r, c.tile.first_key());
   recompute_scores<C>(r.scores, c.params, work, c.first_row_of(work), c.tile.block());
-  prepare_scores(c, r);
+  if constexpr (kLoadsTile) {  // whose tile is gone
+    c.score.prepare(r.scores, r, c.params, work, c.first_row_of(work), c.tile.first_key());
+  } else {
+    prepare_scores(c, r);
+  }
   if constexpr (consumer_tuning(C).tracks_max) forget_infinite_references(r.rows);
   ScoreStep<C> result;
   online_step(r.scores, r.rows, c.score, result);

@@ -85,6 +85,27 @@ class ConsumerStages {
     has_delayed_v_ = false;
   }
 
+  // ---- Tiles of a captured tensor, one for each key block ----
+
+  // The next one's stage, once it is full.
+  __device__ __forceinline__ uint32_t wait_for_captured() const {
+    at_.captured_pipeline().wait_full(captured_);
+    return captured_.stage();
+  }
+  // All lanes have read it.
+  __device__ __forceinline__ void release_captured() {
+    __syncwarp();
+    if (arrives()) at_.captured_pipeline().release(captured_.stage());
+    captured_.advance();
+  }
+  // Of another warpgroup's block.
+  __device__ __forceinline__ void pass_captured() {
+    if constexpr (kLoadsTile) {
+      wait_for_captured();
+      release_captured();
+    }
+  }
+
   // ---- Descriptors for products ----
 
   // Computed before the warpgroup's turn comes: behind it, tensor cores would wait for it.
@@ -120,6 +141,10 @@ class ConsumerStages {
   WorkTileState work_tile_ = WorkTileState::before_start();                  // the current tile's
   PipelineState<C.q_stages> q_ = PipelineState<C.q_stages>::before_start();  // the current tile's
   bool has_delayed_v_ = false;
+  struct NoCapturedState {};
+  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineState<kCapturedStages>,
+                                           NoCapturedState>
+      captured_;
 };
 
 }  // namespace fa3::hopper

@@ -139,6 +139,7 @@ __device__ __forceinline__ void last_product(ConsumerState<C>& c, ThreadTile<C>&
   if (next == Step::kOthers) {
     c.ping_pong.wait();
     c.stages.release_unread(c.stages.next_kv());
+    c.stages.pass_captured();
   }
   const KvState<C> v = c.stages.next_kv();
   const uint32_t v_low = c.stages.v_operand(v);

@@ -8,30 +8,54 @@
 
 namespace fa3::hopper {
 
+// Sequences that lie beside each other: keys past a sequence's end are zeros.
 template <ForwardConfig C>
-class ListedKv : public DenseKv<C> {
-  using Dense = DenseKv<C>;
-  using Dense::at_, Dense::kv_;
+class SequenceKv : public ClippedKv<C> {
+  using Stages = ClippedKv<C>;
+  using Stages::k_map, Stages::load_clipped, Stages::place_of, Stages::v_map;
+
+ public:
+  using Stages::Stages;
+
+  __device__ __forceinline__ ptx::TileCoordinates block_of(const TileKeys& keys, int number,
+                                                           bool) const {
+    return place_of(keys, number);
+  }
+  __device__ __forceinline__ void load_k(const ptx::TileCoordinates& block, int more_bytes) {
+    load_clipped(k_map(), Stages::kK, block, more_bytes);
+  }
+  __device__ __forceinline__ void load_v(const ptx::TileCoordinates& block) {
+    load_clipped(v_map(), Stages::kV, block);
+  }
+};
+
+template <ForwardConfig C>
+using KvOfLists = std::conditional_t<C.general(), SequenceKv<C>, DenseKv<C>>;
+
+template <ForwardConfig C>
+class ListedKv : public KvOfLists<C> {
+  using Base = KvOfLists<C>;
+  using Base::at_, Base::kv_;
 
  public:
   struct Block {
     ptx::TileCoordinates keys;
     const uint32_t* bits;
   };
-  using Dense::Dense;
+  using Base::Base;
 
   __device__ __forceinline__ Block block_of(const TileKeys& keys, int number, bool starts) const {
     const cuda::ListedBlock listed = keys.listed[number];
-    return {Dense::block_of(keys, listed.block, starts), listed.bits};
+    return {Base::block_of(keys, listed.block, starts), listed.bits};
   }
   __device__ __forceinline__ void load_k(const Block& block) {
     const uint32_t stage = kv_.stage();
-    Dense::load_k(block.keys, block.bits ? cuda::kMaskBits : 0);
+    Base::load_k(block.keys, block.bits ? cuda::kMaskBits : 0);
     if (!block.bits) return;
     ptx::cp_async_bulk_load(at_.mask_bits(stage), block.bits, cuda::kMaskBits,
                             at_.loaded_pipeline().full(stage));
   }
-  __device__ __forceinline__ void load_v(const Block& block) { Dense::load_v(block.keys); }
+  __device__ __forceinline__ void load_v(const Block& block) { Base::load_v(block.keys); }
 };
 
 template <ForwardConfig C>

@@ -6,6 +6,9 @@
 
 #include "engine/hopper/forward/producer/kv_loader.cuh"
 #include "engine/hopper/forward/producer/load_queries.cuh"
+#ifdef FA3_SCORE_TILE
+#include "engine/hopper/forward/producer/load_captured.cuh"
+#endif
 #include "engine/hopper/forward/smem_plan.cuh"
 
 namespace fa3::hopper {
@@ -23,7 +26,8 @@ class Producer {
         at_(at),
         tiles_(params, smem.tiles),
         q_(params, at),
-        kv_(params, at) {}
+        kv_(params, at),
+        captured_(params, at) {}
 
   __device__ __forceinline__ void run() {
     tiles_.open();
@@ -36,12 +40,24 @@ class Producer {
   }
 
  private:
+  struct NoCapturedTiles {
+    __device__ __forceinline__ NoCapturedTiles(const ForwardParams&, SmemAddresses<C>) {}
+    __device__ __forceinline__ void start_tile(const WorkTileOf<C>&) const {}
+    __device__ __forceinline__ void load(const TileKeys&, int) const {}
+  };
+#ifdef FA3_SCORE_TILE
+  using Captured = CapturedTiles<C>;
+#else
+  using Captured = NoCapturedTiles;
+#endif
+
   __device__ __forceinline__ void load_tile() {
     WorkTileOf<C>& work = next_work_tile();
     const bool describes_later = tiles_.describes_later();
     if (!tiles_.next(work)) return;
     if (!describes_later) show(work);
     const TileKeys keys = keys_of<C>(params_, work);
+    captured_.start_tile(work);
     const int last = work.num_blocks - 1;
     const int draw_at = last > 0 ? 1 : 0;
     // The only Q is spent once the tile before has its last scores: after this tile's first K.
@@ -49,6 +65,7 @@ class Producer {
     for (int block = last; block >= 0; --block) {
       if (block == draw_at) tiles_.draw_next();
       if (block == last && q_first) q_.load(work);
+      captured_.load(keys, block);
       kv_.load(keys, block, block == last);
       if (block == last && !q_first) {
         if (describes_later) {
@@ -86,6 +103,7 @@ class Producer {
   Scheduler tiles_;
   QueryLoader<C> q_;
   KvLoader<Kv> kv_;
+  [[no_unique_address]] Captured captured_;
 };
 
 }  // namespace fa3::hopper

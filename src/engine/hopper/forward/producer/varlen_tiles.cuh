@@ -9,6 +9,8 @@ namespace fa3::hopper {
 template <ForwardConfig C, class Issuing = ThreadIssuer>
 class VarlenTiles : public DenseTiles<C, Issuing> {
   using Dense = DenseTiles<C, Issuing>;
+
+ protected:
   using Dense::number, Dense::params_;
 
  public:

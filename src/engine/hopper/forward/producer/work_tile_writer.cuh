@@ -28,6 +28,8 @@ class WorkTileWriter : private WorkTileBlocks<C> {
     // Boxes do not cross pages then, nor blocks the ranges of keys that share a scale or a draw.
     if (C.e4m3 && first_key > keys.count) first_key = keys.count;
     if (paged() || C.e4m3 || C.dropout) first_key -= first_key % C.block_n;
+    // TMA reads 16 bytes at multiples of 16, and pairs lie in a word.
+    if constexpr (kLoadsTile || kLoadsPairs) first_key -= first_key % kCopyColumns;
     int num_blocks = 0;
 #pragma unroll 1
     for (int w = 0; w < C.consumers(); ++w) {

@@ -153,7 +153,7 @@ BackwardWorkspace lay_out(const BackwardPlan& plan) {
   if (c.block_mask) {
     const auto pass =
         a.deterministic ? cuda::ListsOf::kDeterministicBackward : cuda::ListsOf::kBackward;
-    w.lists = cuda::place_block_lists(plan.lists, pass, allocator);
+    w.lists = cuda::place_block_lists(plan.lists, pass, a.sequences, allocator);
   }
   w.bytes = allocator.bytes();
   return w;
@@ -202,7 +202,9 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
   plan.main_config = call.deterministic ? c.deterministic() : splits > 1 ? c.with_head_splits() : c;
   plan.tail_tiles = kTailTilesPerSm * num_sms;
   if (c.block_mask) {
-    plan.lists = cuda::block_list_params(call.block_mask, given.mask, call.seqlen_q, call.seqlen_k);
+    const cuda::TileCapacity capacity{plan.q_blocks.in_all, plan.k_blocks.in_all};
+    plan.lists = cuda::block_list_params(call.block_mask, given.mask, call.seqlen_q, call.seqlen_k,
+                                         call.varlen ? &capacity : nullptr);
   }
   plan.grids = grids_of(plan);
   if (!plan.short_sequences) plan.workspace = lay_out(plan);

@@ -2,12 +2,14 @@
 #include "engine/hopper/plan/backward/plan_backward.h"
 
 #include <algorithm>
+#include <span>
 
 #include "core/error.h"
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/free_sms.h"
 #include "engine/hopper/host/capability.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/instances/mask_backward_table.h"
@@ -38,16 +40,39 @@ Status check_layouts(const BackwardCall& a) {
 // keeps slopes of a score function keeps them where others keep P for a softcap.
 Variant main_variant(const BackwardProblem& p) {
   if (p.score != nullptr && p.score->slope != nullptr) return Variant::kCapped;
+  if (p.block_mask.on) return variant_of_lists(p);
   Problem without_sink = p;
   without_sink.has_sink = false;
   return variant_of(without_sink);
 }
 
+bool adds_gradients(const fa3_score_function& score) {
+  const std::span tensors(score.tensors, size_t(score.num_tensors));
+  return std::ranges::any_of(tensors, [](const fa3_captured_tensor& t) {
+    return t.gradient != nullptr && t.stores_gradient == 0;
+  });
+}
+
 Status check_score(const BackwardProblem& p) {
   if (p.score == nullptr) return {};
   if (p.score->gradients == nullptr) return {};
-  if (p.deterministic) {
+  const int stored = find_stored_gradient(*p.score);
+  if (stored != kNoTile) {
+    const char* obstacle =
+        std::max(p.head_dim, p.head_dim_v) > 128
+            ? "head dims are beyond 128"
+            : stored_gradient_obstacle(*p.score, p.lengths_q.max, p.lengths_k.max);
+    if (obstacle != nullptr) {
+      return unsupported("stores_gradient of captured tensor ", stored, ": ", obstacle);
+    }
+  }
+  if (p.deterministic && adds_gradients(*p.score)) {
     return unsupported("gradients of captured tensors in one order (deterministic)");
+  }
+  if (p.score->slope != nullptr && p.block_mask.on && is_varlen(p)) {
+    return unsupported(
+        "gradients beside block_mask and lengths of sequences, where the score function has a "
+        "slope");
   }
   if (p.score->slope != nullptr && std::max(p.head_dim, p.head_dim_v) > 128) {
     return unsupported(
@@ -98,7 +123,7 @@ BackwardKernel kernel_of(const BackwardProblem& p, Variant variant) {
     return listed_slopes_kernel(instance_of(p, row).config, element);
   }
   if (has_wide_keys(p)) return wide_backward_kernel_at(row, element);
-  if (p.block_mask.on) return mask_backward_kernel_at(row, element);
+  if (p.block_mask.on) return mask_backward_kernel_at(row, element, variant);
   return p.dropout.on() ? dropout_backward_kernel_at(row, element)
                         : backward_kernel_at(row, element, variant);
 }
@@ -118,7 +143,9 @@ BackwardKernel kernel_of(const BackwardProblem& p) {
   const Variant variant = main_variant(p);
   BackwardKernel kernel = kernel_of(p, variant);
   // Rows of slopes' kernels are as long as those of capped ones.
-  if (variant != Variant::kCapped) kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
+  if (variant != Variant::kCapped && !p.block_mask.on) {
+    kernel.preprocess = kernel_of(p, variant_of(p)).preprocess;
+  }
   if (has_wide_keys(p) != (p.dq.dtype != p.dtype)) {
     BackwardProblem of_dq = p;
     of_dq.dk.dtype = p.dq.dtype;

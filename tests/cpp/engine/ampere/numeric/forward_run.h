@@ -72,6 +72,10 @@ struct NumericCase {
   double (*function)(double score, int b, int h, int q, int k) = nullptr;  // -inf: hidden
 };
 
+inline void PrintTo(const NumericCase& c, std::ostream* out) {
+  *out << c.name;
+}
+
 class NumericRun {
  public:
   explicit NumericRun(const NumericCase& c)

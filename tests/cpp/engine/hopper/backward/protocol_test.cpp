@@ -162,6 +162,9 @@ TEST(BackwardProtocol, block_masks_are_worked_through_once_in_any_order) {
     const auto check = [&]<BackwardConfig C>() {
       all_work_is_done_once<C>(std::span(kListed));
       all_work_is_done_once<C.deterministic()>(std::span(kListed), true);
+      constexpr BackwardConfig kGeneral = C.with(Element::kBf16, Variant::kGeneral);
+      all_work_is_done_once<kGeneral>(std::span(kVarlen));
+      all_work_is_done_once<kGeneral.deterministic()>(std::span(kVarlen), true);
     };
     (check.template operator()<kMaskBackwardTable[Row].config>(), ...);
   }

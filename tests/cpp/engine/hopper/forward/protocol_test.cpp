@@ -217,6 +217,12 @@ TEST(MaskProtocol, every_listed_block_is_multiplied_once_whoever_is_slow) {
   expect_all_work_done(kernel_on_trial<kMaskTable[1].config>(), kListed);
 }
 
+TEST(MaskProtocol, listed_blocks_of_sequences_of_any_length_are_multiplied_once) {
+  constexpr ForwardConfig kNarrow = kMaskTable[0].config, kWide = kMaskTable[1].config;
+  expect_all_work_done(kernel_on_trial<kNarrow.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
+  expect_all_work_done(kernel_on_trial<kWide.with(Element::kBf16, Variant::kGeneral)>(), kRagged);
+}
+
 // Two consumers that take turns, two slabs a stage; protocols broken as in machine/fault.h.
 class BrokenProtocol : public testing::Test {
  protected:

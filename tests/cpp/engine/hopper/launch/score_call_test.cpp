@@ -60,9 +60,9 @@ TEST_F(ScoredCall, IsOneLaunchThatKnowsTheCapturedTensors) {
   if (status == FA3_UNSUPPORTED) GTEST_SKIP() << fa3_last_error();
   ASSERT_EQ(status, FA3_OK) << fa3_last_error();
   EXPECT_EQ(g_cuda.launches, 1);
-  EXPECT_EQ(given.captures.tensors[0].data, slopes.data);
-  EXPECT_EQ(given.captures.tensors[0].extent[0], 4);
-  EXPECT_EQ(given.captures.tensors[0].stride[0], 3);
+  EXPECT_EQ(given.score.captures.tensors[0].data, slopes.data);
+  EXPECT_EQ(given.score.captures.tensors[0].extent[0], 4);
+  EXPECT_EQ(given.score.captures.tensors[0].stride[0], 3);
   EXPECT_FLOAT_EQ(given.forward.scale_log2, 0.08838835f);  // 128^-0.5: natural scores
   EXPECT_TRUE(given.forward.output.some_rows_see_no_key);
 }

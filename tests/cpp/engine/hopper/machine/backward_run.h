@@ -153,6 +153,7 @@ class BackwardRun {
     KeyRows queries;
     ScratchPlace scratch;
     int head_split = 0;
+    int sequence = 0;
   };
 
   Work work_of(int tile) const {
@@ -169,20 +170,34 @@ class BackwardRun {
               {at.batch, 0, 0, s.seqlen_k, s.seqlen_k},
               {at.batch, 0, s.seqlen_q},
               {at.batch, 0},
-              at.head_split};
+              at.head_split,
+              at.batch};
     }
     const int entry = tile / s.kv_heads;
     if (entry >= *params_.varlen.num_entries) return {};
     const SequenceTiles& sequence = params_.varlen.sequences[entry];
     const TileIndex index = sequence.order.tile(tile - sequence.first_entry * s.kv_heads);
     return {true,
-            params_.order.last_keys_first ? index.m_block
-                                          : sequence.order.num_m_blocks - 1 - index.m_block,
+            block_of(sequence, index),
             index.pack,
             sequence.queries,
             sequence.keys,
             s.packed() ? ScratchPlace::of_packed(sequence.number, sequence.keys.begin, C.block_m)
-                       : ScratchPlace{sequence.keys.batch, 0}};
+                       : ScratchPlace{sequence.keys.batch, 0},
+            0,
+            sequence.number};
+  }
+  // Under a block mask the longest list of the sequence comes first, unless additions have an
+  // order.
+  int block_of(const SequenceTiles& sequence, const TileIndex& index) const {
+    if (C.block_mask && !params_.scratch.dq_semaphore) {
+      const int head = index.pack * (shape_.heads / shape_.kv_heads);
+      const int list = sequence.first_entry + index.m_block;
+      return params_.lists.lengths[params_.lists.number(0, head, list)].nth;
+    }
+    return params_.order.last_keys_first && !C.block_mask
+               ? index.m_block
+               : sequence.order.num_m_blocks - 1 - index.m_block;
   }
 
   static Step step_of(const Product& p) {
@@ -266,8 +281,8 @@ class BackwardRun {
       for (int m = 0; m * C.block_m < at.queries.count; ++m) {
         bool sees = sees_keys(at, m, first_key, C.block_n);
         if (C.block_mask) {
-          const int32_t* const row = mask_.row_of(at.keys.batch, head, m * C.block_m / kMaskBlock);
-          sees = row[at.n_block] != kHiddenBlock;
+          const int32_t* const row = mask_.row_of(at.sequence, head, m * C.block_m / kMaskBlock);
+          sees = row[at.n_block] != kHiddenBlock && block_holds(at, m * C.block_m / kMaskBlock);
         }
         if (sees) blocks.push_back({head, m});
       }
@@ -280,6 +295,15 @@ class BackwardRun {
     for (int query = m_block * C.block_m; query < end; ++query) {
       const KeyRangeOf<int> keys = shape_.mask.keys_of(query, at.queries.count, at.keys.used);
       if (std::max(keys.begin, first_key) < std::min(keys.end, first_key + num_keys)) return true;
+    }
+    return false;
+  }
+
+  // Whether a query of a block of the mask sees a key by the rule beside it.
+  bool block_holds(const Work& at, int query_block) const {
+    constexpr int kSteps = kMaskBlock / C.block_m;
+    for (int m = query_block * kSteps; m < (query_block + 1) * kSteps; ++m) {
+      if (sees_keys(at, m, at.n_block * C.block_n, C.block_n)) return true;
     }
     return false;
   }
@@ -311,7 +335,7 @@ class BackwardRun {
   // How many key blocks add to a query block before: those in front, or behind where the last go
   // first.
   int dq_order(const Work& at, const QueryBlock& b) const {
-    const bool last_first = C.general() || params_.extents.causal;
+    const bool last_first = !C.block_mask && (C.general() || params_.extents.causal);
     int before = 0;
     for (int n = 0; n * C.block_n < at.keys.used; ++n) {
       if (last_first ? n <= at.n_block : n >= at.n_block) continue;

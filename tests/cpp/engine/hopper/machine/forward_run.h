@@ -156,6 +156,7 @@ class ForwardRun {
     KvBlocks blocks{0, kAllBlocks};  // of a split
     int partial = TileSplit::kNotSplit;
     CombineTile combine{};  // of kernels that combine splits themselves
+    int first_list = 0;     // of a sequence's, under a block mask
   };
 
   bool is_e5m2() const { return (trial_.seed + unsigned(trial_.shape.heads)) % 2 == 1; }
@@ -216,8 +217,12 @@ class ForwardRun {
     return most;
   }
 
+  // Sequences of their own lengths have lists where their entries are.
   int list_of(const Work& work) const {
-    return launch_.params.lists.number(work.queries.batch, work.queries.pack, work.m_block);
+    const cuda::BlockLists& lists = launch_.params.lists;
+    return trial_.shape.varlen()
+               ? lists.number(0, work.queries.pack, work.first_list + work.m_block)
+               : lists.number(work.queries.batch, work.queries.pack, work.m_block);
   }
 
   static TensorSpan span(void* data, int rows, int heads, int columns, int batches) {
@@ -336,7 +341,10 @@ class ForwardRun {
       const TileIndex index =
           sequence.order.tile(tile - sequence.first_entry * params.order.num_packs);
       sequence.queries.pack = index.pack;
-      return {index.m_block, sequence.queries, sequence.keys};
+      Work work{index.m_block, sequence.queries, sequence.keys};
+      work.first_list = sequence.first_entry;
+      if (config_.block_mask) work.m_block = params.lists.lengths[list_of(work)].nth;
+      return work;
     }
     TileIndex index = params.order.tile(tile);
     if (config_.block_mask) {
@@ -360,8 +368,8 @@ class ForwardRun {
   int num_blocks_of(const Work& work, int warpgroup) const {
     const int first_row = work.m_block * config_.block_m + warpgroup * kRowsPerWarpgroup;
     if (first_row >= work.queries.count) return 0;
-    if (first_row >= work.queries.used) return 1;
     if (config_.block_mask) return launch_.params.lists.lengths[list_of(work)].count;
+    if (first_row >= work.queries.used) return 1;
     const int end = std::min(first_row + kRowsPerWarpgroup, work.queries.used);
     const auto range =
         block_range(trial_.shape.mask, first_row, end, work.queries.used, work.keys.count);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/cuda/kernels/sink_gradient.h"
-#include "engine/cuda/lists/block_lists.h"
+#include "engine/cuda/lists/map_place.h"
 #include "engine/hopper/combine/combine_kernel.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
@@ -96,60 +96,58 @@ cudaError_t fa3::cuda::sum_sink_gradients(const SinkSums&, cudaStream_t) {
   return cudaSuccess;
 }
 
-namespace {
-fa3::cuda::RowCuts cuts_of(const fa3::cuda::BlockListParams& p, int query_block) {
-  return fa3::cuda::RowCuts::of(p.rule, query_block, p.seqlen_q, p.seqlen_k);
-}
-}  // namespace
-
 // The lists of a map whose entries are right, block by block.
 cudaError_t fa3::cuda::prepare_block_lists(const BlockListParams& p, cudaStream_t) {
-  const auto bits_of = [&](int64_t map, int query, int key) -> const uint32_t* {
-    const int32_t entry = p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query)[key];
-    const bool cut = cuts_of(p, query).cuts(key);
-    return entry == kFullBlock && !cut ? nullptr : p.own_bits;
+  const auto is_seen = [&](const MapRow& row, int key) {
+    return row.cuts(p.rule).holds(key) &&
+           p.mask.row_of(row.sequence, row.head, row.query_block)[key] != kHiddenBlock;
   };
-  const auto is_seen = [&](int64_t map, int query, int key) {
-    return cuts_of(p, query).holds(key) &&
-           p.mask.row_of(map / p.mask.heads, map % p.mask.heads, query)[key] != kHiddenBlock;
+  const auto bits_of = [&](const MapRow& row, int key) -> const uint32_t* {
+    const int32_t entry = p.mask.row_of(row.sequence, row.head, row.query_block)[key];
+    return entry == kFullBlock && !row.cuts(p.rule).cuts(key) ? nullptr : p.own_bits;
   };
   if (p.tile_counter != nullptr) *p.tile_counter = 0;
-  for (int64_t row = 0; row < p.rows(); ++row) {
-    const int64_t map = row / p.query_blocks;
-    const int query = int(row % p.query_blocks);
-    ListedBlock* const list = p.row_blocks + row * p.row_capacity();
-    ListLength length{};
+  for (int64_t number = 0; number < p.rows(); ++number) {
+    const MapRow row = row_at(p, number);
+    ListedBlock* const list = p.row_blocks + number * p.row_capacity();
+    ListLength length{.nth = row.query_block};
     for (const bool full : {true, false}) {
       for (int key = 0; key < p.key_blocks; ++key) {
-        const uint32_t* const bits = bits_of(map, query, key);
-        if (is_seen(map, query, key) && full == (bits == nullptr))
-          list[length.count++] = {bits, key, 0};
+        if (!is_seen(row, key)) continue;
+        const uint32_t* const bits = bits_of(row, key);
+        if (full == (bits == nullptr)) list[length.count++] = {bits, key, 0};
       }
       if (full) length.num_full = length.count;
     }
     if (length.count == 0) list[length.count++] = {p.own_bits, 0, 0};
-    p.row_lengths[row] = length;
+    p.row_lengths[number] = length;
+    const bool is_first = row.exists() && row.head == 0 && row.query_block == 0;
+    if (p.first_rows && is_first) p.first_rows[row.sequence] = int(number);
   }
-  for (int64_t column = 0; p.column_blocks && column < p.maps() * p.key_blocks; ++column) {
-    const int64_t map = column / p.key_blocks;
-    const int key = int(column % p.key_blocks);
-    int count = 0;
-    for (int query = 0; query < p.query_blocks; ++query) {
-      if (!is_seen(map, query, key)) continue;
+  for (int64_t number = 0; p.column_blocks && number < p.columns(); ++number) {
+    const MapColumn column = column_at(p, number);
+    ListedBlock* const list = p.column_blocks + number * p.query_blocks;
+    ListLength length{.nth = column.key_block};
+    for (int query = 0; query < column.num_rows; ++query) {
+      const MapRow row = column.row(query);
+      if (!is_seen(row, column.key_block)) continue;
       int order = 0;
-      for (int before = 0; before < key; ++before) order += is_seen(map, query, before);
-      p.column_blocks[column * p.query_blocks + count++] = {bits_of(map, query, key), query, order};
+      for (int before = 0; before < column.key_block; ++before) order += is_seen(row, before);
+      list[length.count++] = {bits_of(row, column.key_block), query, order};
     }
-    p.column_lengths[column] = {count, 0, key};
+    p.column_lengths[number] = length;
   }
   const UnrankedLists lists = p.walked();
-  for (int64_t first = 0; p.ranked() && first < lists.count; first += lists.of_map) {
-    ListLength* const lengths = lists.lengths + first;
-    std::vector<int> order(size_t(lists.of_map));
+  for (int64_t list = 0; p.ranked() && list < lists.count; ++list) {
+    const int in_map = int(list % lists.of_map);
+    const RankedTogether together = ranked_with(lists, in_map);
+    if (in_map != together.first) continue;
+    ListLength* const lengths = lists.lengths + list;
+    std::vector<int> order(size_t(together.count));
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](int a, int b) { return lengths[a].count < lengths[b].count; });
-    for (int n = 0; n < lists.of_map; ++n) lengths[n].nth = order[size_t(n)];
+    for (int n = 0; n < together.count; ++n) lengths[n].nth = order[size_t(n)];
   }
   return cudaSuccess;
 }

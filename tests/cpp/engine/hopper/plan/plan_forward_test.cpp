@@ -183,9 +183,11 @@ TEST(CheckForward, beside_a_block_mask_what_its_kernels_do_not_know_is_refused) 
   EXPECT_EQ(refusal_after([](Problem& p) { p.head_dim = 40, p.heads_k = 1; }), "");
   EXPECT_EQ(refusal_after([](Problem& p) { p.mask.right = 0; }), "");
   EXPECT_EQ(refusal_after([](Problem& p) { p.mask.left = 5; }), "");
+  EXPECT_EQ(refusal_after([](Problem& p) { p.lengths_q.varlen = p.lengths_k.varlen = true; }), "");
   const std::tuple<const char*, void (*)(Problem&)> refused[] = {
       {"chunks", [](Problem& p) { p.mask.chunk = 5; }},
-      {"lengths", [](Problem& p) { p.lengths_k.varlen = true; }},
+      {"page_table", [](Problem& p) { p.key_places.elsewhere = true; }},
+      {"left_padding", [](Problem& p) { p.lengths_k.padded_left = true; }},
       {"softcap", [](Problem& p) { p.softcap = 5; }},
       {"sink", [](Problem& p) { p.has_sink = true; }},
       {"dropout", [](Problem& p) { p.dropout.threshold = 5; }},

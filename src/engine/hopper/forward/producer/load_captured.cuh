@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of a captured tensor as large as the scores, a bias say, by TMA (cuda/softmax/
+// score_function.cuh, load_of_score()): one for each key block, in a pipeline of their own. By the
+// thread that loads K and V. Next: producer.cuh.
+#pragma once
+
+#include "engine/cuda/softmax/score_function.cuh"
+#include "engine/hopper/forward/producer/kv_loader.cuh"
+
+namespace fa3::hopper {
+
+template <ForwardConfig C>
+class CapturedTiles {
+  using Issuer = typename TileScheduler<C>::Issuer;
+
+ public:
+  __device__ __forceinline__ CapturedTiles(const ForwardParams& params, SmemAddresses<C> at)
+      : params_(params), at_(at) {}
+
+  __device__ __forceinline__ void start_tile(const WorkTileOf<C>& work) {
+    first_row_ = work.first_row;
+    ScoreFunction function{params_.score.captures};
+    function.pair.tile = others_;
+    function.of(0.0f, work.place.sequence_or(work.keys.batch), work.queries.pack, first_row_, 0);
+    function.place_tile(others_);
+  }
+
+  // Of the tile's block `number`.
+  __device__ __forceinline__ void load(const TileKeys& keys, int number) {
+    at_.captured_pipeline().wait_empty(cursor_);
+    if (Issuer::leads()) {
+      tile::load_rows(params_.score.captured_map, C.captured_tile(), C.block_m,
+                      at_.captured(cursor_.stage()), at_.captured_pipeline().full(cursor_.stage()),
+                      place_of(keys, number));
+    }
+    cursor_.advance();
+  }
+
+ private:
+  __device__ __forceinline__ ptx::TileCoordinates place_of(const TileKeys& keys, int number) const {
+    int key = keys.first + number * C.block_n;
+    if constexpr (C.block_mask) key = keys.listed[number].block * kMaskBlock;
+    return {key, first_row_, others_[0], others_[1]};
+  }
+
+  const ForwardParams& params_;
+  const SmemAddresses<C> at_;
+  int first_row_ = 0;
+  int others_[ScoreFunction::kTileIndices] = {};  // indices of the tensor
+  PipelineState<kCapturedStages> cursor_;
+};
+
+}  // namespace fa3::hopper
