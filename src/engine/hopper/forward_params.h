@@ -109,6 +109,8 @@ struct ForwardParams {
   cuda::BlockLists lists;  // of key blocks, by query block
   cuda::PartialInput before;
   HeadsInWork heads_in_work;
+  CUtensorMap o_map;       // of kernels whose rows leave through shared memory; as q_map
+  bool o_slabs_together;   // o_map has dimensions {column, row, slab, head, batch} instead
 #ifdef FA3_SCORE_FUNCTION  // ScoredForwardParams of the host
   alignas(CUtensorMap) ScoreOperands score;
 #endif

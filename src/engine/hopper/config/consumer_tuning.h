@@ -22,6 +22,16 @@ struct ConsumerTuning {
   // The step that starts a tile is compiled apart from the others: these then have registers to
   // spare, but short sequences pay for the longer code. Measured: at 128 columns 15% at causal 1k.
   bool starts_apart;
+  // A last part that is short begins with nothing, which spares the negative of the part before
+  // (promoted_sum.cuh). Measured: one part less of 1k keys' two, 3% at 256 columns; blocks of 192
+  // keys and three warpgroups lose 0.5%, by the code alone.
+  bool starts_last_part_again;
+  // Rows leave by TMA, for which the warp does not wait (staged_rows.cuh).
+  bool stages_rows;
+  // All slabs of them in one copy, where tensors are as wide as tiles and heads are not packed.
+  // Measured: a copy takes a warp some 150 clocks, and 256 columns up to 1k keys gain 2 to 3%; two
+  // copies are no slower than a choice.
+  bool sends_slabs_together;
   // Peaked rows are taken by steps of their own, in a loop of their own, that follow their maximum.
   // While a step searches for it, this many of a thread's P are computed, three in eight.
   // Measured: without that 2 to 5% of peaked rows' speed are lost.
@@ -71,6 +81,9 @@ FA3_HD constexpr ConsumerTuning consumer_tuning(const ForwardConfig& c) {
       .scale_groups = c.block_n / kDescaleRows,
       .promotes_under_scores = c.consumers() <= 2,
       .starts_apart = c.e4m3 && c.head_dim_v > 128,
+      .starts_last_part_again = c.e4m3 && !c.general() && c.block_n <= 128 && c.consumers() <= 2,
+      .stages_rows = c.e4m3 && !c.general(),
+      .sends_slabs_together = c.e4m3 && !c.general() && c.tiles().staged_o.slabs() > 2,
       .tracks_max = c.e4m3 && !c.general(),
       .shadow_p = c.block_n / 16 * 3,
       .headroom_log2 = c.has_headroom() ? 24 : 0,

@@ -23,7 +23,10 @@ struct E4m3Smem {
   static_assert(consumer_tuning(C).scale_groups <= kMaxScaleGroups);
   static constexpr int kEights = C.head_dim_v / 16;  // of a thread's numbers of O
 
-  alignas(16) uint32_t promoted_sum[C.consumer_warps()][kEights][kWarpSize][4];
+  static constexpr int kAlignment = consumer_tuning(C).stages_rows ? kSmemAlignment : 16;
+
+  // Also where rows are on their way out, which TMA swizzles by address (staged_rows.cuh).
+  alignas(kAlignment) uint32_t promoted_sum[C.consumer_warps()][kEights][kWarpSize][4];
   KeyScales keys[C.kv_stages][kMaxScaleGroups];  // of the stages with a K
   TileScales tiles[kWorkTileStages];
 };
@@ -65,7 +68,8 @@ struct SmemPlan {
   PipelineBarriers<C.kv_stages> kv_pipeline;
   PipelineBarriers<kWorkTileStages> work_tile_pipeline;
   WorkTileOf<C> work_tiles[kWorkTileStages];
-  alignas(64) std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3> e4m3;
+  using E4m3 = std::conditional_t<C.e4m3, E4m3Smem<C>, NoE4m3>;
+  alignas(64) alignas(E4m3) E4m3 e4m3;
   std::conditional_t<C.dequantizes(), QuantizedPipeline<C>, NotQuantized> quantized_pipeline;
   std::conditional_t<C.dequantizes(), QuantizedSmem<C>, NotQuantized> quantized;
   typename TileScheduler<C>::Smem tiles;

@@ -11,6 +11,7 @@
 #include "engine/cuda/host/launch.h"
 #include "engine/cuda/softmax/constants.h"
 #include "engine/hopper/combine/combine_kernel.h"
+#include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/scheduler/varlen_metadata.h"
 
@@ -40,6 +41,18 @@ bool encode_q_map(ForwardParams& params, const ForwardPlan& plan) {
                                       c.tiles().q, kRowsPerWarpgroup, heads)
              : encode_tensor_map(params.q_map, plan.call.q, c.types().query, c.tiles().q,
                                  kRowsPerWarpgroup, heads);
+}
+
+bool encode_o_map(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& o) {
+  const ForwardConfig& c = plan.kernel.config;
+  if (!consumer_tuning(c).stages_rows) return true;
+  const tile::TileLayout rows = c.tiles().staged_o;
+  const int heads = plan.tiling.pack.heads();
+  params.o_slabs_together =
+      consumer_tuning(c).sends_slabs_together && heads == 1 && o.columns == rows.columns;
+  return params.o_slabs_together
+             ? encode_slab_map(params.o_map, o, c.element, rows, cuda::kRowsPerWarp)
+             : encode_tensor_map(params.o_map, o, c.element, rows, cuda::kRowsPerWarp, heads);
 }
 
 bool encode_maps(ForwardParams& params, const ForwardPlan& plan, const TensorSpan& v_span) {
@@ -191,7 +204,9 @@ cudaError_t launch_forward(const ForwardPlan& plan, const LaunchOperands& operan
   encode_scores(params, plan);
   encode_keys(params, plan, operands.v);
   encode_work(params, plan, operands.o, workspace);
-  if (!encode_maps(params, plan, operands.v)) return cudaErrorInvalidValue;
+  if (!encode_maps(params, plan, operands.v) || !encode_o_map(params, plan, operands.o)) {
+    return cudaErrorInvalidValue;
+  }
 
   cudaError_t error = prepare_scheduler(plan, workspace, stream);
   if (error != cudaSuccess) return error;

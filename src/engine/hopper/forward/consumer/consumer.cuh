@@ -24,6 +24,7 @@ __device__ __forceinline__ void consume(ConsumerState<C>&& c) {
     if (step == Step::kEnd) break;
   }
   c.stages.release_delayed_v();
+  if constexpr (consumer_tuning(C).stages_rows) StagedRows<C>::wait();
   c.ping_pong.close();
 }
 

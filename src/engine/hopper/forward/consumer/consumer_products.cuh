@@ -4,6 +4,7 @@
 #pragma once
 
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
+#include "engine/hopper/forward/consumer/staged_rows.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "engine/hopper/ptx/sync.cuh"
 
@@ -32,7 +33,11 @@ __device__ __forceinline__ void issue_output(ConsumerState<C>& c, ThreadTile<C>&
 // The newest part of O joins the earlier ones.
 template <ForwardConfig C>
 __device__ __forceinline__ void promote_output(ConsumerState<C>& c, ThreadTile<C>& r) {
-  if constexpr (C.e4m3) c.promoted.promote(r.output, r.rows, c.promoted_sum_address());
+  if constexpr (C.e4m3) {
+    if constexpr (consumer_tuning(C).stages_rows) StagedRows<C>::wait();
+    const bool starts = c.promoted.promote(r.output, r.rows, c.promoted_sum_address());
+    if (starts) c.output_starts = true;
+  }
 }
 
 // The draws for the block's P. Early ones are made before the warp waits for its K and its turn:

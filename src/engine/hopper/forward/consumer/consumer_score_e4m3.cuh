@@ -31,6 +31,38 @@ struct DescaledValues {
       if (column < columns) output[i] += mean[column] * sum[fragment_row_index(i)];
     }
   }
+
+  // The same, and normalises rows: what is left is to multiply them by `factor`, which is the
+  // inverse of the row's sum of P before. A row without P has an O of 0, whatever the scale.
+  template <int Count>
+  __device__ __forceinline__ void restore_normalised(float (&output)[Count],
+                                                     float (&factor)[kRowsPerThread]) const {
+    constexpr float kTiny = 0x1p-60f;  // its product with an inverse might be no normal number
+    if (scale < kTiny) {
+#pragma unroll
+      for (float& x : output) x *= scale;
+    } else {
+#pragma unroll
+      for (float& x : factor) x = x < cuda::inverse_of(0.0f) ? x * scale : 0.0f;
+    }
+    if (mean == nullptr) return;
+    const int lane_column = fragment_lane_column(int(thread_in_block()));
+    // Columns come in eights, and others than the tensor's are not written, whatever they are.
+    // Measured: without conditions 128 columns gain 5 to 15%, and 256 lose 1 to 3%.
+    constexpr bool kAlways = Count <= 64;
+#pragma unroll
+    for (int i = 0; i < Count; i += 4) {  // two neighbours of each of the thread's rows
+      const bool exists = fragment_column(i) + (kAlways ? 0 : lane_column) < columns;
+      const float* const at = mean + lane_column + (exists || !kAlways ? fragment_column(i) : 0);
+      const float first = load_global_or(kAlways || exists, at, 0.0f);
+      const float second = load_global_or(kAlways || exists, at + 1, 0.0f);
+      output[i] = fmaf(output[i], factor[0], first);
+      output[i + 1] = fmaf(output[i + 1], factor[0], second);
+      output[i + 2] = fmaf(output[i + 2], factor[1], first);
+      output[i + 3] = fmaf(output[i + 3], factor[1], second);
+    }
+    factor[0] = factor[1] = 1.0f;
+  }
 };
 
 template <ForwardConfig C>

@@ -63,39 +63,63 @@ class PromotedSum {
     }
   }
 
-  // A part ends: twice its sum is added, its negative stays. `rows` have the sums of P of all
-  // parts.
-  __device__ __forceinline__ void promote(Output& output, const RowState& rows, uint32_t at) {
+  // A part ends: twice its sum is added, its negative stays. Before a last part that is about as
+  // short as the first one, the sum itself may be added, and nothing stays: then true is returned,
+  // and the next product assigns `output`. `rows` have the sums of P of all parts.
+  __device__ __forceinline__ bool promote(Output& output, const RowState& rows, uint32_t at) {
+    constexpr int kPart = consumer_tuning(C).promotion_blocks;
     const bool existed = exist();
-    float given[kRowsPerThread];    // twice, in the new unit
+    const int blocks_left = end_ + 2;
+    const bool starts_again = kMayStartAgain && blocks_left <= kPart - kPart / 2;
+    float given[kRowsPerThread];    // once or twice, in the new unit
     uint32_t kept[kRowsPerThread];  // the old unit in the new one
 #pragma unroll
     for (int row = 0; row < kRowsPerThread; ++row) {
       const float power = power_of_two_in(quad_sum(rows.sum[row]));
       const float inverse = kRoom * rcp(power), ratio = unit_[row] * inverse;
-      given[row] = 2.0f * inverse;
+      given[row] = starts_again ? inverse : 2.0f * inverse;
       kept[row] = pack_pair<Element::kFp16>(ratio, ratio);
       unit_[row] = power * (1.0f / kRoom);
     }
+    if constexpr (!kMayStartAgain) {
+      store<true>(output, given, kept, at, existed);
+    } else if (existed) {
+      store<true>(output, given, kept, at, true);
+    } else {
+      store<false>(output, given, kept, at, false);
+    }
+    if (!starts_again) {
+#pragma unroll
+      for (float& x : output) x = -x;
+    }
+    end_ -= kPart;
+    return starts_again;
+  }
+
+ private:
+  static constexpr bool kMayStartAgain = consumer_tuning(C).starts_last_part_again;
+
+  // `given` times the output is stored, or joins `kept` times what lies there, if anything does.
+  template <bool Joins>
+  static __device__ __forceinline__ void store(const Output& output,
+                                               const float (&given)[kRowsPerThread],
+                                               const uint32_t (&kept)[kRowsPerThread], uint32_t at,
+                                               bool existed) {
 #pragma unroll
     for (int i = 0; i < kNumbers; i += kTogether) {
       uint32_t pairs[kTogether / 2] = {};
-      if (existed) ptx::ld_shared_b32x4(at + i / kTogether * kStride, pairs);
+      if (Joins && existed) ptx::ld_shared_b32x4(at + i / kTogether * kStride, pairs);
 #pragma unroll
       for (int j = 0; j < kTogether; j += 2) {
         const int row = fragment_row_index(j);
         const uint32_t newest =
             pack_pair<Element::kFp16>(output[i + j] * given[row], output[i + j + 1] * given[row]);
-        pairs[j / 2] = ptx::fma_f16x2(pairs[j / 2], kept[row], newest);
-        output[i + j] = -output[i + j];
-        output[i + j + 1] = -output[i + j + 1];
+        pairs[j / 2] = Joins ? ptx::fma_f16x2(pairs[j / 2], kept[row], newest) : newest;
       }
       ptx::st_shared_b32x4(at + i / kTogether * kStride, pairs);
     }
-    end_ -= consumer_tuning(C).promotion_blocks;
   }
 
- private:
   static constexpr int kTogether = 8;  // numbers of a lane that lie together
   static constexpr uint32_t kStride = kWarpSize * kTogether * bytes_of(Element::kFp16);
 

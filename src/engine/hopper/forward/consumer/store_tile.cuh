@@ -7,6 +7,7 @@
 #include "engine/cuda/softmax/epilogue.cuh"
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/consumer/consumer_state.cuh"
+#include "engine/hopper/forward/consumer/staged_rows.cuh"
 
 namespace fa3::hopper {
 
@@ -38,6 +39,35 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Wo
                                                   rows, values);
 }
 
+// Rows of dense e4m3 tiles: their numbers are multiplied once, by their values' scale and by what
+// normalises them, and leave through the place of the earlier parts of O. `values` is what V's
+// encoding leaves to do.
+template <ForwardConfig C, class Values>
+__device__ __forceinline__ void stage_rows(const ForwardParams& params,
+                                           const cuda::QueryRows& queries, int first_row,
+                                           uint32_t place, ThreadTile<C>& r, const RowState& rows,
+                                           const Values& values) {
+  const cuda::ForwardOutput& to = params.output;
+  const float sum[kRowsPerThread] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
+  if (to.lse.data != nullptr) {
+    const cuda::LaneRows lane_rows(to.pack, queries, first_row, thread_in_block());
+    cuda::store_lse(to.lse, queries.batch, lane_rows, rows.ref, sum);
+  }
+  float factor[kRowsPerThread] = {cuda::inverse_of(sum[0]), cuda::inverse_of(sum[1])};
+  values.restore_normalised(r.output, factor);
+  if (to.some_rows_see_no_key) {  // whatever the values are that they do not see
+#pragma unroll
+    for (int i = 0; i < C.head_dim_v / 2; ++i) {
+      const int row = fragment_row_index(i);
+      if (rows.ref[row] == -kInfinity && sum[row] == 0.0f) r.output[i] = 0.0f;
+    }
+  }
+  const StagedRows<C> staged(place);
+  staged.wait();
+  staged.put(r.output, factor);
+  staged.send(params, queries, first_row);
+}
+
 // Algorithm 2, line 20. The next tile's work tile is the current one by now.
 template <ForwardConfig C>
 __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTile<C>& r,
@@ -47,9 +77,14 @@ __device__ __forceinline__ void finish_tile(const ConsumerState<C>& c, ThreadTil
   const int first_row = c.first_row_of(work);
   if constexpr (C.e4m3) {
     c.promoted.add_to(r.output, c.promoted_sum_address());
-    cuda::store_rows<C.element, C.general()>(
-        c.params.output, work.queries, first_row, r.output, rows,
-        ScoreHook<C>::values(c.params, work, c.smem.e4m3.tiles[stage]));
+    const auto values = ScoreHook<C>::values(c.params, work, c.smem.e4m3.tiles[stage]);
+    if constexpr (consumer_tuning(C).stages_rows) {
+      stage_rows<C>(c.params, work.queries, first_row, c.stages.at().promoted_sum(c.warp(), 0), r,
+                    rows, values);
+    } else {
+      cuda::store_rows<C.element, C.general()>(c.params.output, work.queries, first_row, r.output,
+                                               rows, values);
+    }
   } else {
     store_tile<C>(c.params, work, first_row, r, rows);
   }

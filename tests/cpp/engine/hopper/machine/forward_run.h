@@ -424,6 +424,7 @@ class ForwardRun {
         }
         const int64_t at = (int64_t{batch} * s.heads + head) * s.q_rows() + begin + row;
         ASSERT_TRUE(extreme || !std::isnan(lse_[size_t(at)])) << "row " << row << " not written";
+        if (consumer_tuning(config_).stages_rows) continue;
         const int64_t o_row = (int64_t{batch} * s.q_rows() + begin + row) * s.heads + head;
         for (int column = 0; column < config_.head_dim_v; column += kColumnsApart) {
           expected.insert(
@@ -432,6 +433,31 @@ class ForwardRun {
       }
     }
     ASSERT_EQ(std::set<const void*>(outcome_.stored.begin(), outcome_.stored.end()), expected);
+    if (consumer_tuning(config_).stages_rows) expect_rows_sent(tiles);
+  }
+
+  // Where rows leave through shared memory: each warp's once, slab by slab or all together.
+  void expect_rows_sent(const std::vector<Work>& tiles) const {
+    using Sent = std::tuple<int, int, int, int, int, int>;
+    const tile::TileLayout rows = config_.tiles().staged_o;
+    const bool together = launch_.params.o_slabs_together;
+    std::multiset<Sent> expected, sent;
+    for (const Work& work : tiles) {
+      const auto& [batch, head, begin, count, used] = work.queries;
+      for (int warp = 0; warp < config_.consumer_warps(); ++warp) {
+        const int row = work.m_block * config_.block_m + warp * kRowsPerWarp;
+        if (row >= count) continue;
+        for (int slab = 0; slab < (together ? 1 : rows.slabs()); ++slab) {
+          expected.emplace(first_consumer() + warp, begin + row, slab * rows.slab_columns(), head,
+                           batch, together ? rows.bytes() : rows.slab_bytes());
+        }
+      }
+    }
+    for (const machine::Departure& d : outcome_.departures) {
+      ASSERT_EQ(d.to, o_.data());
+      sent.emplace(d.warp, d.row, d.column, d.head, d.batch, d.bytes);
+    }
+    ASSERT_EQ(sent, expected);
   }
 
   // Where threads find keys and values in pages.

@@ -225,14 +225,14 @@ void load_bytes(uint32_t smem, const void* global, int bytes, uint32_t barrier) 
 void store_tile(const CUtensorMap& map, Coordinates at, uint32_t smem) {
   const TensorMap known = decoded(map);
   require_some_inside(known, at);
-  here().departures[size_t(here().thread())].send(smem,
-                                                  {.to = known.tensor,
-                                                   .row = at.row + at.inner - known.rows_before,
-                                                   .column = at.column,
-                                                   .head = at.head,
-                                                   .batch = at.batch,
-                                                   .rows = known.box_rows - at.inner,
-                                                   .bytes = known.box_rows * known.row_bytes});
+  here().departures[size_t(here().thread())].send(
+      smem, {.to = known.tensor,
+             .row = at.row + at.inner - known.rows_before,
+             .column = at.column,
+             .head = at.head,
+             .batch = at.batch,
+             .rows = known.box_rows - at.inner,
+             .bytes = known.box_rows * known.row_bytes * known.slabs});
 }
 void store_bytes(const void* global, uint32_t smem, int bytes, bool adds) {
   here().departures[size_t(here().thread())].send(smem,
