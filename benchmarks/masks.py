@@ -5,7 +5,8 @@
 
 TFLOP/s count visible pairs of a query and a key; a call on the GPU is replayed as a CUDA graph.
 Where Python finds FlashAttention-4 (flash_attn.cute), it is timed in turns with fa3: rows of engine
-fa4-sm90. One whose output differs from fa3's gets no time. Timed as harness.py says.
+fa4-sm90. --rival LIB.so: a library with the C entry of contenders/masked_library.py. One whose
+output differs from fa3's gets no time. Timed as harness.py says.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from contenders.masked_library import MaskedRival
 from harness import progress, provenance, time_all, write_rows
 
 import fa3
@@ -53,6 +55,7 @@ class Call:
 
     def __init__(self, call, device, name="fa3"):
         self.name, self.call = name, call
+        self.kept = call  # a replayed graph reads and writes the tensors that the call holds
         self.first = torch.cat([x.float().flatten() for x in call()])
         if device == "cuda":
             torch.cuda.synchronize()
@@ -122,22 +125,32 @@ def fa4_call_of(tensors, d_o, options, which, deterministic):
     return lambda: interface._flash_attn_bwd(*tensors, out, d_o, lse, **words)[:3]
 
 
-def contenders(tensors, options, which, deterministic, device):
-    """fa3, and FlashAttention-4 where it is found and agrees; why it does not, else."""
+def rival_call_of(path, tensors, d_o, options, which, deterministic):
+    """The same call of a library."""
+    out, lse = fa3.attention(*tensors, return_lse=True, **options)
+    return MaskedRival(path, tensors, d_o, options, which, deterministic, out, lse)
+
+
+def contenders(tensors, options, which, deterministic, device, rivals):
+    """fa3, and those rivals that are found and agree with it; why others do not: by name."""
     q, _, v = tensors
     d_o = torch.randn(*q.shape[:-1], v.shape[-1]).to(q.dtype)
     given = (tensors, d_o, options, which, deterministic)
-    found, why = [Call(call_of(*given), device)], None
+    makers, found, why = {}, [Call(call_of(*given), device)], {}
     if device == "cuda" and find_spec("flash_attn") and find_spec("flash_attn.cute"):
+        makers["fa4-sm90"] = lambda: fa4_call_of(*given)
+    for path in rivals:
+        makers["fa3-official"] = lambda path=path: rival_call_of(path, *given)
+    for name, make in makers.items():
         try:
-            rival = Call(fa4_call_of(*given), device, "fa4-sm90")
+            rival = Call(make(), device, name)
             error = (rival.first - found[0].first).norm() / found[0].first.norm()
             if error < MOST_APART:
                 found.append(rival)
             else:
-                why = f"differs from fa3 by {error:.1e}"
+                why[name] = f"differs from fa3 by {error:.1e}"
         except (RuntimeError, AssertionError, ValueError) as refused:
-            why = str(refused).splitlines()[0]
+            why[name] = str(refused).splitlines()[0]
     return found, why
 
 
@@ -173,6 +186,8 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--seqlen", type=int, default=16384, help="of the longest sequence")
     parser.add_argument("--heads", help="only these, as 32:4:128 (heads, key heads, head dim)")
+    parser.add_argument("--cases", default="", help="only those with this in their names")
+    parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
     parser.add_argument("--pass", dest="which", choices=PRODUCTS, default="fwd")
     parser.add_argument("--deterministic", action="store_true", help="gradients")
     parser.add_argument("--batch-invariant", action="store_true", help="what that costs")
@@ -181,28 +196,28 @@ def main():
     arguments = parser.parse_args()
     torch.set_default_device(arguments.device)
     told = [
-        x for x in cases(arguments.seqlen) if arguments.heads in (None, ":".join(map(str, x[1])))
+        (name, heads, make)
+        for name, heads, make in cases(arguments.seqlen)
+        if arguments.heads in (None, ":".join(map(str, heads))) and arguments.cases in name
     ]
     for name, heads, make in progress(told):
         row = {"pass": arguments.which, "dtype": "bf16", "case": name}
-        modes = ("deterministic", "batch_invariant")
-        if variant := " ".join(mode for mode in modes if getattr(arguments, mode)):
+        variants = ("deterministic", "batch_invariant")
+        if variant := " ".join(mode for mode in variants if getattr(arguments, mode)):
             row["variant"] = variant
         row |= dict(zip(("heads", "kv_heads", "head_dim"), heads, strict=True))
         try:
             tensors, options, visible = make(heads)
             options["batch_invariant"] = arguments.batch_invariant
-            timed, why = contenders(
-                tensors, options, arguments.which, arguments.deterministic, arguments.device
-            )
+            modes = arguments.which, arguments.deterministic, arguments.device
+            timed, why = contenders(tensors, options, *modes, arguments.rival)
             times = time_all(timed, arguments.device, arguments.rounds)
             flops = 2 * PRODUCTS[arguments.which] * visible * heads[2]
             rows = {
                 engine: once | {"tflops": flops / once["median_ms"] / 1e9}
                 for engine, once in times.items()
             }
-            if why:
-                rows["fa4-sm90"] = {"left_out": why}
+            rows |= {engine: {"left_out": sentence} for engine, sentence in why.items()}
         except fa3.Unsupported as refused:
             rows = {"fa3": {"left_out": str(refused)}}
         for engine, found in rows.items():

@@ -103,6 +103,7 @@ def parse_arguments():
     parser.add_argument("--ceilings", action="store_true", help="a matrix product and a copy too")
     parser.add_argument("--sustained", type=float, metavar="SECONDS", help="of each; CUDA only")
     parser.add_argument("--rival", action="append", default=[], metavar="LIB.so")
+    parser.add_argument("--without", default="", metavar="LIST", help="contenders to leave out")
     parser.add_argument("--json", type=Path, help="append one JSON object a line to this file")
     return parser.parse_args()
 

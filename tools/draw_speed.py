@@ -11,6 +11,9 @@ import plot  # noqa: E402  (as figures.py found it)
 
 ROWS = ROOT / "docs" / "lab" / "results" / "forward-h200-2026-11-22.jsonl"
 BACKWARD = ROOT / "docs" / "lab" / "results" / "backward-h200-2026-11-22.jsonl"
+H100_FORWARD = ROOT / "docs" / "lab" / "results" / "forward-rivals-h100-2026-11-26.jsonl"
+H100_BACKWARD = ROOT / "docs" / "lab" / "results" / "backward-rivals-h100-2026-11-26.jsonl"
+RIVALS = {"official": "fa3-official", "FlashAttention-4": "fa4-sm90", "cuDNN": "cudnn"}
 PICTURE = ROOT / "docs" / "figures" / "forward-h200.svg"
 HIDDEN = 2048  # heads * head dim of the picture; other rows of the file are left out
 
@@ -24,32 +27,27 @@ def rows(path: Path = ROWS) -> list[dict]:
 
 
 def summary(path: Path = ROWS) -> dict:
-    """The numbers that the pages quote: fa3's speed over that of others."""
-    speed = figures.speeds(rows(path))
-
-    def over(engine):
-        theirs = speed[engine]
-        return {cell: tflops / theirs[cell] for cell, tflops in speed["hopper"].items()}
-
-    official, fa4, cudnn = over("fa3-official"), over("fa4-sm90"), over("cudnn")
-    return {
-        "official": figures.mean(official.values()),
-        "official, 2k and longer": figures.mean(r for c, r in official.items() if c[2] >= 2048),
-        "official, 512 and 1k": figures.mean(r for c, r in official.items() if c[2] < 2048),
-        "official, lowest": min(official.values()),
-        "official, highest": max(official.values()),
-        "FlashAttention-4": figures.mean(fa4.values()),
-        "FlashAttention-4, lowest": min(fa4.values()),
-        "cuDNN": figures.mean(cudnn.values()),
-        "cuDNN, lowest": min(cudnn.values()),
-    }
+    """The numbers that the pages quote: fa3's speed over that of others, where they have a time."""
+    speed, found = figures.speeds(rows(path)), {}
+    for name, engine in RIVALS.items():
+        over = {cell: speed["hopper"][cell] / x for cell, x in speed.get(engine, {}).items()}
+        parts = {
+            "": [*over.values()],
+            ", 2k and longer": [r for cell, r in over.items() if cell[2] >= 2048],
+            ", 512 and 1k": [r for cell, r in over.items() if cell[2] < 2048],
+            ", 256 columns": [r for cell, r in over.items() if cell[0] == 256],
+        }
+        found |= {name + part: figures.mean(ratios) for part, ratios in parts.items() if ratios}
+        if over:
+            found |= {f"{name}, lowest": min(over.values()), f"{name}, highest": max(over.values())}
+    return found
 
 
 def main():
     with plot.style():
         figure = plot.draw(plot.newest(rows()), "Forward attention on one H200, bf16")
         plot.save(figure, PICTURE, Source=figures.source(ROWS))
-    for path in (ROWS, BACKWARD):
+    for path in (ROWS, BACKWARD, H100_FORWARD, H100_BACKWARD):
         for what, ratio in summary(path).items():
             print(f"{path.stem}: {ratio:.3f} of {what}")
     print(PICTURE)

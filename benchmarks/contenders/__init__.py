@@ -75,6 +75,8 @@ def contenders(case: Case, tensors: Tensors, arguments) -> tuple[list, dict]:
     for path in arguments.rival:
         makers[path] = lambda path=path: rival(path, plain, tensors, arguments)
     ready, left_out, truth = [], {}, None
+    for name in getattr(arguments, "without", "").split(","):
+        makers.pop(name, None)
     for name, make in makers.items():
         try:
             contender = make()

@@ -1,6 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
+import functools
+
+
+@functools.cache  # an import takes a microsecond, even of what is there
+def imported():
+    from fa3.flex import attend
+
+    return attend
+
 
 def flex_attention(
     q,
@@ -62,8 +71,6 @@ def flex_attention(
         fa3.InvalidArgument: the call is wrong.
         fa3.Unsupported: the function cannot be translated; says which operation.
     """
-    from fa3.flex import attend
-
     lengths = {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
@@ -73,5 +80,5 @@ def flex_attention(
         "max_seqlen_k": max_seqlen_k,
     }
     masks = mask_mod, block_mask, causal, window
-    out, lse = attend(q, k, v, score_mod, masks, scale, lengths)
+    out, lse = imported()(q, k, v, score_mod, masks, scale, lengths, return_lse)
     return (out, lse) if return_lse else out

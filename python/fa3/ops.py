@@ -161,8 +161,8 @@ def attention(
     if bias is not None or alibi_slopes is not None:
         if not is_torch(q) or generator is not None:
             raise Unsupported("bias, alibi_slopes: expected torch tensors, and no generator")
-        named = {"out": out, "return_lse": return_lse, "bias": bias, "alibi_slopes": alibi_slopes}
-        return torch_backend().attention(q, k, v, **named, **options)
+        given = q, k, v, bias, alibi_slopes, out, return_lse, options
+        return torch_backend().attend_with_bias(*given)
     if is_torch(q):
         in_order_options = in_order("attention", options)
         return torch_backend().attend(q, k, v, out, return_lse, in_order_options, generator)

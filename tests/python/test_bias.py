@@ -272,7 +272,7 @@ def test_expanded_biases_are_read_as_what_they_repeat():
     q, k, v = operands()
     small = randn(1, 1, QUERIES, KEYS, seed=4).requires_grad_()
     wide = small.expand(BATCH, HEADS, QUERIES, KEYS)
-    view = forms.with_four_dimensions(wide, q, k, dict.fromkeys(forms.LENGTHS))
+    view = forms.with_four_dimensions(wide, q, k, forms.OPTIONS)
     assert view.shape == small.shape
     mine = fa3.attention(q, k, v, bias=wide)
     same_with_gradients(mine, by_softmax(q, k, v, wide), (q, k, v, small), rtol=1e-9, atol=1e-9)

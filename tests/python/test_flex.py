@@ -265,6 +265,124 @@ def test_globals_are_a_part_of_a_function_too(monkeypatch):
     assert function_of(of_globals).graph is not function_of(lambda *_: _[0] * FACTOR).graph
 
 
+def helper(score):
+    return score * FACTOR
+
+
+def another_helper(score):
+    return score * 2.0
+
+
+def of_helper(s, b, h, q, k):
+    return helper(s)
+
+
+def changes():
+    """Score functions that multiply by 1, and what makes them multiply by 2."""
+    number, scalar, row = 1.0, torch.tensor(1.0), torch.ones(HEADS)
+
+    def inner(s):
+        return s * number
+
+    def by_number(s, b, h, q, k):
+        return s * number
+
+    def by_inner(s, b, h, q, k):
+        return inner(s)
+
+    def by_scalar(s, b, h, q, k):
+        return s * scalar
+
+    def by_row(s, b, h, q, k):
+        return s * row[h]
+
+    def by_default(s, b, h, q, k, factor=1.0):
+        return s * factor
+
+    def by_keyword(s, b, h, q, k, *, factor=1.0):
+        return s * factor
+
+    def change(name):
+        nonlocal number, scalar, row
+        if name in ("by_number", "by_inner"):
+            number = 2.0
+        elif name == "by_scalar":
+            scalar = torch.tensor(2.0)
+        elif name == "by_row":
+            row = torch.full((HEADS,), 2.0)
+        elif name == "by_default":
+            by_default.__defaults__ = (2.0,)
+        elif name == "by_keyword":
+            by_keyword.__kwdefaults__ = {"factor": 2.0}
+        else:
+            by_code.__code__ = doubled.__code__
+
+    def by_code(s, b, h, q, k):
+        return s * 1.0
+
+    def doubled(s, b, h, q, k):
+        return s * 2.0
+
+    functions = by_number, by_inner, by_scalar, by_row, by_default, by_keyword, by_code
+    return {f.__name__: f for f in functions}, change
+
+
+@pytest.mark.parametrize("name", changes()[0])
+def test_what_a_function_captures_is_looked_at_in_each_call(name):
+    functions, change = changes()
+    tensors = inputs(dtype=torch.float32)
+
+    def call():
+        return fa3.flex_attention(*tensors, score_mod=functions[name], scale=0.5)
+
+    assert all(torch.equal(call(), fa3.flex_attention(*tensors, scale=0.5)) for _ in range(2))
+    change(name)
+    torch.testing.assert_close(call(), fa3.flex_attention(*tensors, scale=1.0))
+
+
+def test_functions_in_globals_are_looked_at_in_each_call(monkeypatch):
+    tensors = inputs(dtype=torch.float32)
+
+    def call():
+        return fa3.flex_attention(*tensors, score_mod=of_helper, scale=0.5)
+
+    first = call()
+    monkeypatch.setitem(globals(), "FACTOR", 4.0)  # named by what the function names
+    torch.testing.assert_close(call(), fa3.flex_attention(*tensors, scale=2.0))
+    monkeypatch.setitem(globals(), "helper", another_helper)
+    torch.testing.assert_close(call(), first)
+
+
+def test_a_captured_tensor_of_another_rank_is_another_function():
+    scalar = torch.tensor(1.0)
+    q, k, v = inputs(dtype=torch.float32)
+
+    def score_mod(s, b, h, q, k):
+        return s * scalar
+
+    fa3.flex_attention(q, k, v, score_mod=score_mod)
+    scalar.data = torch.ones(3)
+    with pytest.raises(fa3.Unsupported, match="whole captured tensor"):
+        fa3.flex_attention(q, k, v, score_mod=score_mod)
+
+
+def test_another_device_is_seen():
+    from fa3.flex import device, lists
+    from fa3.flex.functions import function_of
+    from fa3.flex.tiles import Window
+
+    tensor, meta = torch.ones(2), torch.zeros(1, 200, 1, 8, device="meta")
+    with pytest.raises(fa3.InvalidArgument, match="expected captured tensors on meta"):
+        device.captured(meta, [tensor], {})
+    function = function_of(lambda s, b, h, q, k: torch.where(q < k + 7, s, float("-inf")))
+    host = torch.zeros(1, 200, 1, 8)
+    for q in (host, meta, host):
+        made = lists.of_function(
+            function, Window(None, None), lists.Extents(1, 200, 200), 1, q.device
+        )
+        assert made.blocks.device == q.device
+
+
 def test_what_needs_no_gradient_is_computed_without_autograd(monkeypatch):
     from fa3.flex import attention
 

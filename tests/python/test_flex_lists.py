@@ -68,6 +68,14 @@ def test_lists_give_what_the_function_gives(walked, mask, options):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-5)
 
 
+def test_lengths_are_not_forgotten_beside_a_mask(walked):
+    starts = torch.tensor([0, 100], dtype=torch.int32)
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        with pytest.raises(fa3.InvalidArgument, match="cu_seqlens|expected .total"):
+            fa3.flex_attention(*inputs(), mask_mod=prefix, **{name: starts})
+    assert not walked
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (90, 40)}], ids=str)
 @pytest.mark.parametrize("mask", [prefix, diagonal], ids=lambda m: m.__name__)
 def test_sequences_of_their_own_lengths_have_lists_too(walked, mask, options):
@@ -224,7 +232,7 @@ def test_what_is_captured_beside_a_mask_comes_first():
     def documents(b, h, q, k):
         return owner[q] == owner[k]
 
-    function = attention.function_of(attention.with_masks(alibi, documents, None))
+    function = attention.function_of(attention.with_mask(alibi, documents))
     alone = attention.function_of(alibi)
     assert attention.captures_first(alone, function)
     assert [t is s for t, s in zip(function.tensors, (slopes, owner), strict=True)] == [True] * 2

@@ -102,7 +102,12 @@ def test_the_numbers_are_those_of_the_rows():
     official += [backward[f"official{end}"] for end in ("", ", lowest")]
     others = [forward[fa4], backward[fa4], backward[f"{fa4}, lowest"]]
     others += [forward["cuDNN"], backward["cuDNN"]]
-    for page, numbers in ((README, official), (PERFORMANCE, official + others)):
+    forward, backward = map(draw_speed.summary, (draw_speed.H100_FORWARD, draw_speed.H100_BACKWARD))
+    h100 = [backward["official"], backward["official, lowest"]]
+    every = [*h100, backward["official, 256 columns"], backward[fa4], backward[f"{fa4}, lowest"]]
+    every += [forward["official"], forward["official, lowest"], forward[fa4]]
+    assert min(forward.values()) > 1
+    for page, numbers in ((README, official + h100), (PERFORMANCE, official + others + every)):
         found = re.findall(r"\b[01]\.\d{3}\b", page)
         assert found == [f"{number:.3f}" for number in numbers]
 

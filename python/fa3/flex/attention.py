@@ -7,71 +7,80 @@ from torch.autograd.function import once_differentiable
 from fa3._options import in_order
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import device, lists, tiles
-from fa3.flex.block_mask import with_masks
-from fa3.flex.functions import function_of
+from fa3.flex.block_mask import mask_of, with_mask
+from fa3.flex.functions import both, function_of, identity_of
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
+from fa3.torch import autograd
+from fa3.torch.checks import refuse_other_than_tensor
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
 
+NOT_LISTED = None, None
 
-def attend(q, k, v, score_mod, masks, scale, lengths):
-    """fa3.flex_attention. masks: mask_mod, block_mask, causal, window."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x)!r}")
-    check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
+
+def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
+    """fa3.flex_attention: (out, lse); lse may be None where it is not asked for.
+
+    masks: mask_mod, block_mask, causal, window.
+    """
+    if not (type(q) is type(k) is type(v) is torch.Tensor):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            refuse_other_than_tensor(name, x)
     mask_mod, block_mask, causal, window = masks
     window = window_of(causal, window)
-    alike = lists.of_one_length(lengths)
-    blocks = blocks_of(q, k, v, mask_mod, block_mask, window, lengths)
+    mask = mask_of(mask_mod, block_mask)
+    if mask is None:
+        return apply(function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
+    identities = identity_of(score_mod), identity_of(mask)
+    blocks, alike = None, lists.of_one_length(lengths)
+    if lists.can_walk(q, k, v, lengths):
+        # Where sequences have lengths of their own the window is not in the lists.
+        in_lists = window if alike else tiles.Window(None, None)
+        if mask_mod is None and in_lists.is_open() and isinstance(block_mask, BlockMask):
+            blocks = block_mask
+        else:
+            hides = function_of(with_mask(None, mask), both(identity_of(None), identities[1]))
+            extents = lists.extents_of(q, k, lengths)
+            blocks = lists.of_function(hides, in_lists, extents, q.shape[-2], q.device)
     if blocks is not None and score_mod is None:
         try:
-            besides = {} if alike else lengths | {"window": tuple(window)}
-            return by_lists(q, k, v, blocks, scale, **besides)
+            besides = {} if alike else lengths | {"window": window}
+            return by_lists(q, k, v, blocks, scale, False, return_lse, **besides)
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
-    function = function_of(with_masks(score_mod, mask_mod, block_mask))
-    walks = blocks is not None and score_mod is not None and alike
-    alone = function_of(score_mod) if walks else None
-    return apply(function, q, k, v, window, scale, lengths, alone=alone, blocks=blocks)
+    function = function_of(with_mask(score_mod, mask), both(*identities))
+    alone = None
+    if blocks is not None and score_mod is not None and alike:
+        alone = function_of(score_mod, identities[0])
+    listed = alone, blocks
+    return apply(function, q, k, v, window, scale, lengths, return_lse, listed=listed)
 
 
-def blocks_of(q, k, v, mask_mod, block_mask, window, lengths):
-    """The masks as one fa3.masks.BlockMask; None where there are none, or nobody walks lists. Where
-    sequences have lengths of their own the window is not in it."""
-    if (mask_mod is None and block_mask is None) or not lists.can_walk(q, k, v, lengths):
-        return None
-    if not lists.of_one_length(lengths):
-        window = tiles.Window(None, None)
-    if mask_mod is None and window.is_open() and isinstance(block_mask, BlockMask):
-        return block_mask
-    function, extents = function_of(with_masks(None, mask_mod, block_mask)), lists.extents_of
-    return lists.of_function(function, window, extents(q, k, lengths), q.shape[-2], q.device)
-
-
-def by_lists(q, k, v, blocks, scale, deterministic=False, **options):
+def by_lists(q, k, v, blocks, scale, deterministic, return_lse, **options):
     """(out, lse) where nothing but masks stands between the product and the softmax."""
-    from fa3.torch.autograd import attend
-
     options |= {"block_mask": blocks, "scale": scale, "deterministic": deterministic}
-    return attend(q, k, v, None, True, in_order("attention", options))
+    results = autograd.attend(q, k, v, None, return_lse, in_order("attention", options))
+    return results if return_lse else (results, None)
 
 
-def apply(function, q, k, v, window, scale, options, *, alone=None, blocks=None, **others):
-    """(out, lse) of a traced function. options: lengths, and deterministic.
+def apply(
+    function, q, k, v, window, scale, lengths, return_lse, *, listed=NOT_LISTED, only_kernels=False
+):
+    """(out, lse) of a traced function. lengths: also deterministic.
 
-    alone, blocks: the function without its masks, and these as lists. others: of tiles.Call.
+    listed: the function without its masks, and these as lists. only_kernels: of tiles.Call.
     """
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
-    given = {"scale": scale, **options}
+    options = {"window": window, "scale": scale, **lengths}
+    alone, blocks = listed
     listed = None
     if alone is not None and captures_first(alone, function):
-        listed = tiles.Listed(alone, given | {"block_mask": blocks})
-    options = {"window": tuple(window), **given}
-    call = tiles.Call(function, scale, window, options, listed, **others)
+        without_window = {"scale": scale, **lengths, "block_mask": blocks}
+        listed = tiles.Listed(alone, without_window)
+    call = tiles.Call(function, scale, window, options, listed, only_kernels)
     if not needs_gradient(q, k, v, *function.tensors) and have_memory(q, k, v):
-        return forward(call, q, k, v, [*function.tensors])
+        return forward(call, q, k, v, [*function.tensors], return_lse)
     return Flex.apply(call, q, k, v, *function.tensors)
 
 
@@ -83,6 +92,8 @@ def captures_first(alone, function):
 
 
 def window_of(causal, window):
+    if window == (None, None):
+        return tiles.Window(None, 0 if causal else None)
     left, right = (None if side in (None, -1) else int(side) for side in window)
     for name, side in (("left", left), ("right", right)):
         if side is not None and side < 0:
@@ -128,7 +139,7 @@ class Flex(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, q, k, v, *tensors):
         tensors = list(tensors)
-        out, lse = forward(call, q, k, v, tensors)
+        out, lse = forward(call, q, k, v, tensors, True)
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
@@ -145,11 +156,12 @@ class Flex(torch.autograd.Function):
         return None, *gradients, *of_tensors
 
 
-def forward(call, q, k, v, tensors):
+def forward(call, q, k, v, tensors, return_lse):
     """(out, lse). tensors: captured; those that are moved to q's device are replaced."""
-    results = device.forward(call, q, k, v, tensors)
+    results = device.forward(call, q, k, v, tensors, return_lse)
     if results is not None:
         return results
+    check_shapes(q, k, v, call.options["cu_seqlens_q"], call.options["cu_seqlens_k"])
     *before, heads, _ = q.shape
     out = q.new_empty((*before, heads, v.shape[-1]))
     lse = q.new_empty((*before[:-1], heads, before[-1]), dtype=tiles.wide(q.dtype))

@@ -20,21 +20,22 @@ TOGETHER = {
     *("causal", "window", "softcap", "scale", "deterministic", "num_threads", "engine"),
     *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
 }
-LENGTHS = (
-    *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
-    *("max_seqlen_q", "max_seqlen_k"),
-)
+OPTIONS = {  # those that a call of the kernels has, and their defaults
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 0),
+    "deterministic": False,
+}
 
 
 class Form(NamedTuple):
     """What the text of a function depends on."""
 
     bias: tuple | None  # of each dimension whether it has more than one extent
-    is_mask: bool  # the bias is boolean: False hides a key
     slopes: tuple | None  # the same of ALiBi's, (batch, head)
     shift: bool | None  # whether the diagonal's shift differs by sequence; None: it is 0
     one_sided: bool  # no key behind the diagonal is seen
     softcap: float
+    types: tuple  # of the tensors
 
 
 def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=False):
@@ -43,31 +44,32 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     only_kernels: raises fa3.Unsupported where the forward would take torch operations.
     """
     for name, value in options.items():
-        off = value is None or not (isinstance(value, torch.Tensor) or value)
-        if name not in TOGETHER and not off:
+        if name in TOGETHER or value is None:
+            continue
+        if isinstance(value, torch.Tensor) or value:
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
     if out is not None or options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("out, engine: expected neither together with bias or alibi_slopes")
     refuse_any_order(q, bias, alibi_slopes, options)
-    lengths = {name: options.get(name) for name in LENGTHS}
-    lengths |= {name: lengths[name] or 0 for name in ("max_seqlen_q", "max_seqlen_k")}
-    check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
-    causal = bool(options.get("causal"))
-    window = window_of(causal, options.get("window") or (None, None))
+    lengths = {**OPTIONS}
+    lengths |= {x: y for x, y in options.items() if x in OPTIONS and y is not None}
+    if not q.ndim == k.ndim == (4 if lengths["cu_seqlens_q"] is None else 3):
+        check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
+    window = window_of(options.get("causal"), options.get("window") or (None, None))
     shift = None if alibi_slopes is None else shift_of(q, k, lengths)
     softcap = float(options.get("softcap") or 0.0)
     scale = options.get("scale")
     bias = with_four_dimensions(bias, q, k, lengths)
     if bias is not None and bias.requires_grad and q.is_cuda:
         bias = for_each_sequence(bias, extents(q, k, lengths)[0])
-    lengths["deterministic"] = bool(options.get("deterministic"))
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
     alike = lists.of_one_length(lengths)
     if only_hides and alike and not softcap and lists.can_walk(q, k, v, lengths):
         try:
             blocks = lists.of_booleans(bias, window, q, k)
-            results = by_lists(q, k, v, blocks, scale, lengths["deterministic"])
-            return results if return_lse else results[0]
+            given = blocks, scale, lengths["deterministic"], return_lse
+            out, lse = by_lists(q, k, v, *given)
+            return (out, lse) if return_lse else out
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
     function = function_with(
@@ -77,15 +79,19 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
         window.right is not None and window.right <= 0,
         softcap,
     )
-    out, lse = apply(function, q, k, v, window, scale, lengths, only_kernels=only_kernels)
+    out, lse = apply(
+        function, q, k, v, window, scale, lengths, return_lse, only_kernels=only_kernels
+    )
     return (out, lse) if return_lse else out
 
 
 def refuse_any_order(q, bias, alibi_slopes, options):
     """Float32 sums by atomic additions are not repeatable, whatever q, k and v have."""
+    if not options.get("deterministic"):
+        return
     learns = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (bias, alibi_slopes))
     repeats = torch.are_deterministic_algorithms_enabled()
-    if options.get("deterministic") and learns and q.is_cuda and not repeats:
+    if learns and q.is_cuda and not repeats:
         raise Unsupported(
             "deterministic: the gradients of bias and alibi_slopes are repeatable on a GPU under"
             " torch.use_deterministic_algorithms(True) alone"
@@ -94,25 +100,25 @@ def refuse_any_order(q, bias, alibi_slopes, options):
 
 def function_with(bias, slopes, shift, one_sided=False, softcap=0.0):
     """The traced function. bias: four dimensions; slopes: (b | 1, h | 1); shift: (b | 1,)."""
+    tensors = [t for t in (bias, slopes, shift) if t is not None]
     form = Form(
-        None if bias is None else tuple(extent > 1 for extent in bias.shape),
-        bias is not None and bias.dtype == torch.bool,
-        None if slopes is None else tuple(extent > 1 for extent in slopes.shape),
+        None if bias is None else (*[extent > 1 for extent in bias.shape],),
+        None if slopes is None else (*[extent > 1 for extent in slopes.shape],),
         None if shift is None else shift.shape[0] > 1,
         one_sided,
         softcap,
+        (*[t.dtype for t in tensors],),
     )
-    return traced(form).with_tensors([t for t in (bias, slopes, shift) if t is not None])
+    return traced(form).with_tensors(tensors)
 
 
 @functools.lru_cache(maxsize=64)
 def traced(form):
     """The function of a form, of tensors that stand for any."""
-    bias = None if form.bias is None else torch.zeros([2] * 4)
-    if form.is_mask:
-        bias = bias.bool()
-    slopes = None if form.slopes is None else torch.zeros(2, 2)
-    shift = None if form.shift is None else torch.zeros(2, dtype=torch.int32)
+    of_type = iter(form.types)
+    bias = None if form.bias is None else torch.zeros([2] * 4, dtype=next(of_type))
+    slopes = None if form.slopes is None else torch.zeros(2, 2, dtype=next(of_type))
+    shift = None if form.shift is None else torch.zeros(2, dtype=next(of_type))
     function = trace(functools.partial(score_of, form, bias, slopes, shift))
     given = [t for t in (bias, slopes, shift) if t is not None]
     assert [id(t) for t in function.tensors] == [id(t) for t in given]
@@ -122,12 +128,13 @@ def traced(form):
 
 
 def score_of(form, bias, slopes, shift, score, b, h, q_idx, kv_idx):
+    is_mask = bias is not None and bias.dtype == torch.bool  # False hides a key
     if form.softcap:
         score = form.softcap * torch.tanh(score / form.softcap)
     added = None
     if bias is not None:
         added = bias[places(form.bias, b, h, q_idx, kv_idx)]
-    if added is not None and not form.is_mask:
+    if added is not None and not is_mask:
         score = score + added
     if slopes is not None:
         slope = slopes[places(form.slopes, b, h)]
@@ -135,7 +142,7 @@ def score_of(form, bias, slopes, shift, score, b, h, q_idx, kv_idx):
         if shift is not None:
             distance = distance - shift[places((form.shift,), b)]
         score = score + slope * (distance if form.one_sided else -distance.abs())
-    return torch.where(added, score, -float("inf")) if form.is_mask else score
+    return torch.where(added, score, -float("inf")) if is_mask else score
 
 
 def places(spread, *indices):
@@ -182,14 +189,17 @@ def with_four_dimensions(bias, q, k, lengths):
             f" sees a key; got {what!r}"
         )
     check_device("bias", bias, q)
-    bias = bias[(None,) * (4 - bias.ndim)]
+    while bias.ndim < 4:
+        bias = bias.unsqueeze(0)
     for extent, most in zip(bias.shape, full, strict=True):
         if extent != 1 and extent != most and (most is not None or extent == 0):
             expected = tuple("any" if m is None else m for m in full)
             raise InvalidArgument(
                 f"bias: expected {wanted}, which broadcasts to {expected}, got {tuple(bias.shape)}"
             )
-    return bias[tuple(slice(1) if s == 0 else slice(None) for s in bias.stride())]
+    if 0 in bias.stride():
+        bias = bias[tuple(slice(1) if s == 0 else slice(None) for s in bias.stride())]
+    return bias
 
 
 def for_each_sequence(bias, batch):

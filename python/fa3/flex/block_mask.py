@@ -15,19 +15,22 @@ SOME, ALL = 1, 2
 WORD = 32
 
 
-def with_masks(score_mod, mask_mod, block_mask):
-    """One score function of all three, any of which may be None; None if all are."""
-    masks = () if mask_mod is None else (mask_mod,)
-    if block_mask is not None:
-        masks = (*masks, block_rule(block_mask))
-    if not masks:
-        return score_mod
+def mask_of(mask_mod, block_mask):
+    """One mask_mod of both, either of which may be None; None if both are."""
+    if block_mask is None:
+        return mask_mod
+    rule = block_rule(block_mask)
+    if mask_mod is None:
+        return rule
+    return lambda b, h, q_idx, kv_idx: mask_mod(b, h, q_idx, kv_idx) & rule(b, h, q_idx, kv_idx)
+
+
+def with_mask(score_mod, mask):
+    """One score function of both, score_mod may be None."""
 
     def masked(score, b, h, q_idx, kv_idx):
         new = score if score_mod is None else score_mod(score, b, h, q_idx, kv_idx)
-        for mask in masks:
-            new = torch.where(mask(b, h, q_idx, kv_idx), new, float("-inf"))
-        return new
+        return torch.where(mask(b, h, q_idx, kv_idx), new, float("-inf"))
 
     return masked
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fa3 import _native
-from fa3._options import in_order, viewed
+from fa3._options import in_order
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex.text import LONGEST
 from fa3.torch import operators
@@ -22,19 +22,19 @@ class SlowScores(UserWarning):
     """A score function is computed by torch operations, because no kernel does it here."""
 
 
-def forward(call, q, k, v, tensors):
-    """(out, lse); or None, where tiles.py is to compute them."""
+def forward(call, q, k, v, tensors, return_lse):
+    """(out, lse), or (out, None) unless return_lse; or None, where tiles.py is to compute them."""
     if not q.is_cuda:
         return None
     if q.dtype not in (torch.float16, torch.bfloat16):
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
-    out, lse = operators.new_out(q, v), operators.new_lse(q)
+    out, lse = operators.new_out_quickly(q, v), operators.new_lse(q) if return_lse else None
 
     def run(function, options):
         text = function.text(longest(q, k))
         described = captured(q, tensors, {})[: len(function.tensors)]
         score = text, function.may_hide, nvrtc_path(), described
-        options = in_order("attention", viewed(options))
+        options = in_order("attention", options)
         lend = operators.lend_like(q)
         _native.forward_with_score(lend, score, q, k, v, out, lse, *options)
 
@@ -86,7 +86,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
         score = function.text(most), function.may_hide, nvrtc_path(), described, *texts
         if torch.are_deterministic_algorithms_enabled():
             options = {**options, "deterministic": True}
-        options = in_order("attention", viewed(options))
+        options = in_order("attention", options)
         lend, readable = operators.lend_like(q), operators.readable_by_tma(do)
         given = readable, q, k, v, out, lse, dlse, *gradients, None
         _native.backward_with_score(lend, score, *given, *options)
@@ -101,8 +101,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
 
 def longest(q, k):
     """What bounds indices in the text: most calls share one bound, and with that one kernel."""
-    rows = max(*q.shape[:-1], *k.shape[:-1])
-    return LONGEST if rows <= LONGEST else 2**31
+    return LONGEST if max(*q.shape, *k.shape) <= LONGEST else 2**31
 
 
 def refused(reason):

@@ -7,6 +7,7 @@ function captures the same tensors, unchanged. Next: attention.py, which falls b
 part of the score function (block_mask.py) where no engine walks lists.
 """
 
+import functools
 import threading
 import weakref
 from typing import NamedTuple
@@ -50,47 +51,56 @@ def of_one_length(lengths):
 def can_walk(q, k, v, lengths):
     """Whether an engine walks lists for these tensors, as far as that is known without a plan, and
     a map of the longest sequence for each has no more pairs than one of all packed rows."""
-    pairs = extents_of(q, k, lengths).pairs()
     packed = lengths["cu_seqlens_q"] is not None
-    if q.dtype is torch.float64 or pairs == 0 or (packed and pairs > q.shape[0] * k.shape[0]):
+    if packed != (lengths["cu_seqlens_k"] is not None) or q.dtype is torch.float64:
         return False
-    if torch.is_autocast_enabled(q.device.type):
+    if not q.ndim == k.ndim == v.ndim == (3 if packed else 4):
+        return False
+    pairs = extents_of(q, k, lengths).pairs()
+    if pairs == 0 or (packed and pairs > q.shape[0] * k.shape[0]):
+        return False
+    if torch.is_autocast_enabled("cuda" if q.is_cuda else q.device.type):
         return False  # other types than the score function's, which autocast leaves alone
     if q.is_cpu:
         return True
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
         return False
-    dims, capability = (q.shape[-1], v.shape[-1]), torch.cuda.get_device_capability(q.device)
+    dims, capability = (q.shape[-1], v.shape[-1]), capability_of(q.device)
     if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
         return all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
     return capability >= (8, 0) and max(dims) <= LONGEST_HEAD_ELSEWHERE
 
 
+@functools.cache
+def capability_of(device):
+    return torch.cuda.get_device_capability(device)
+
+
 def of_function(function, window, extents, heads, device):
     """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
     key; None: it would be too large. window: that of sequences which all have these extents."""
-    graph, result = function.graph, function.result
-    leaves = {graph.nodes[number].op for number in graph.needed_for(result)}
-    batch = extents.sequences if BATCH in leaves else 1
-    heads = heads if HEAD in leaves else 1
-    shape = batch, heads, extents.rows, extents.keys
-    if batch * heads * extents.rows * extents.keys > MOST_PAIRS:
+    sequences, rows, keys = extents
+    batch = sequences if BATCH in function.leaves else 1
+    heads = heads if HEAD in function.leaves else 1
+    if batch * heads * rows * keys > MOST_PAIRS:
         return None
     if any(t.ndim > 0 and t.device != device for t in function.tensors):
         return None  # whoever computes it otherwise has the sentence
-    tensors = [t.to(device) for t in function.tensors]
-
-    def rule(b, h, query, key):
-        score = torch.zeros((), device=device)
-        places = {SCORE: score, BATCH: b, HEAD: h, QUERY: query, KEY: key}
-        (value,) = evaluate(graph, [result], places, tensors)
-        return (value == 0) & ~window.hides_at(query, key, extents.keys - extents.rows)
+    shape = batch, heads, rows, keys
 
     def make():
+        tensors = [t.to(device) for t in function.tensors]
+
+        def rule(b, h, query, key):
+            score = torch.zeros((), device=device)
+            places = {SCORE: score, BATCH: b, HEAD: h, QUERY: query, KEY: key}
+            (value,) = evaluate(function.graph, [function.result], places, tensors)
+            return (value == 0) & ~window.hides_at(query, key, keys - rows)
+
         return masks.from_rule(rule, *shape, device=device)
 
     key = None if function.key is None else (function.key, shape, window, device)
-    return kept(key, function.tensors, make)
+    return kept(key, function.tensors, device.type == "cuda", make)
 
 
 def of_booleans(seen, window, q, k):
@@ -108,17 +118,17 @@ def of_booleans(seen, window, q, k):
     # A view of the caller's tensor is another object in every call.
     where = seen.data_ptr(), tuple(seen.shape), seen.stride(), seen.device
     base = seen if seen._base is None else seen._base
-    return kept(("booleans", where, rows, keys, window), [base], make)
+    return kept(("booleans", where, rows, keys, window), [base], q.is_cuda, make)
 
 
-def kept(key, tensors, make):
+def kept(key, tensors, on_gpu, make):
     """make(), or what it has made for this key while these tensors were the same. key None: it can
     not be told whether they are.
 
     A graph that is being captured makes its own: it will be replayed over other numbers.
     """
     versions = versions_of(tensors)
-    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     if key is None or versions is None or capturing:
         return make()
     key = key, tuple(id(t) for t in tensors)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fa3.errors import Unsupported
 from fa3.flex import translate
 from fa3.flex.gradient import differentiate
-from fa3.flex.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, QUERY, SCORE, Graph
+from fa3.flex.graph import BATCH, BOOL, FLOAT, HEAD, INT, KEY, LEAVES, QUERY, SCORE, Graph
 from fa3.flex.operations import Maker
 from fa3.flex.text import gradients_of, slope_of, text_of
 
@@ -40,28 +40,24 @@ class Function:
         self._lock = threading.Lock()  # a gradient adds nodes
 
     def with_tensors(self, tensors):
-        """The same function of other tensors."""
+        """The same function of other tensors of the same types and ranks."""
         other = object.__new__(Function)  # copy.copy() takes 3 us
         other.__dict__.update(self.__dict__, tensors=tensors)
         return other
 
     def text(self, longest):
         """As CUDA (text.py): made once."""
-        return self._made_once(("score", longest), lambda: text_of(self, longest))
+        if longest not in self._texts:
+            self._texts[longest] = text_of(self, longest)
+        return self._texts[longest]
 
     def gradient_texts(self, wanted, longest):
         """Of the slope and of the gradients of captured tensors; None: the slope is 1, or no
         tensor has a gradient."""
-        gradient = self.gradient(wanted)
-        return self._made_once(
-            (wanted, longest),
-            lambda: (slope_of(self, gradient, longest), gradients_of(self, gradient, longest)),
-        )
-
-    def _made_once(self, what, make):
-        key = what, *(tensor.dtype for tensor in self.tensors)
+        key = wanted, longest
         if key not in self._texts:
-            self._texts[key] = make()
+            of = self, self.gradient(wanted), longest
+            self._texts[key] = slope_of(*of), gradients_of(*of)
         return self._texts[key]
 
     def gradient(self, wanted):
@@ -70,6 +66,11 @@ class Function:
             if wanted not in self._gradients:
                 self._gradients[wanted] = differentiate(self.graph, self.result, wanted)
             return self._gradients[wanted]
+
+    @functools.cached_property
+    def leaves(self):
+        """What the result depends on, among the leaves of graph.py."""
+        return {self.graph.nodes[n].op for n in self.graph.needed_for(self.result)} & {*LEAVES}
 
     @functools.cached_property
     def may_hide(self):

@@ -21,17 +21,10 @@ from fa3.torch.append import append as append
 from fa3.torch.autograd import attend as attend
 from fa3.torch.autograd import gradients as gradients
 from fa3.torch.merge import merge as merge
+from fa3.torch.public import attend_with_bias as attend_with_bias
 from fa3.torch.public import attention
 from fa3.torch.quantize import quantize as quantize
 from fa3.torch.switch import disable_sdpa, enable_sdpa, register, sdpa
-
-
-def attend_with_bias(*arguments):
-    """fa3.attention with bias or alibi_slopes: fa3.flex, imported with the first such call."""
-    from fa3.flex.bias import attend as with_bias
-
-    return with_bias(*arguments)
-
 
 __all__ = ["attention", "disable_sdpa", "enable_sdpa", "sdpa"]
 

@@ -37,6 +37,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Places among the options: tensors stand together, sink first.
 SINK = len(SCORES)
 TENSORS_END = SINK + len(TENSORS)
+NUMBERS = {type(None), bool, int, float}
 
 
 class Attention(Function):
@@ -108,21 +109,20 @@ def attend(q, k, v, out, return_lse, options, generator=None):
         refuse_other_than_tensor("v", v)
     if out is not None:
         refuse_other_than_tensor("out", out)
-    device_type = q.device.type
+    device_type = "cuda" if q.is_cuda else q.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):
         q, k, v = to_autocast_type(device_type, q, k, v)
     options = seeded(q, options, generator)
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
-    sink = options[SINK] if len(options) > SINK else None
-    wants_gradient = needs_gradient(q, k, v, sink)
-    plain = out is None and len(options) <= SINK and operators.is_plain_call(q, k, v)
-    if plain and not wants_gradient:
-        if return_lse:
-            return operators.forward_kernel(q, k, v, *options)
-        return operators.forward_without_lse(q, k, v, options)
-    if not return_lse and is_plain_float8_call(q, k, v, out, options):
-        return float8_without_lse(q, k, v, out, options)
+    plain = operators.is_plain_call(q, k, v)
+    if plain:
+        others = [x for x in (out, *options[SINK:]) if type(x) not in NUMBERS]
+        plain = operators.are_plain(others)
+        if plain and not needs_gradient(q, k, v, *others):
+            if out is not None:
+                written(out)
+            return operators.run_plainly(q, k, v, out, return_lse, options)
     if not plain and "torch.distributed.tensor" in sys.modules:
         learn_sharding(q)
     try:
@@ -137,25 +137,6 @@ def attend(q, k, v, out, return_lse, options, generator=None):
             refuse_wrong_types(options)
         raise
     return result if return_lse else result[0]
-
-
-def is_plain_float8_call(q, k, v, out, options):
-    """Whether torch's dispatcher would only call the kernel: as is_plain_call(), of all tensors."""
-    if q.dtype not in FLOAT8 or not operators.is_plain_call(q, k, v):
-        return False
-    tensors = [x for x in (out, *options) if not isinstance(x, (bool, int, float, type(None)))]
-    return all(type(x) is torch.Tensor and not x.is_neg() for x in tensors) and not needs_gradient(
-        q, k, v, *tensors
-    )
-
-
-def float8_without_lse(q, k, v, out, options):
-    """The operators have an LSE, which costs a kernel more where k has means."""
-    if out is None:
-        return operators.forward_without_lse(q, k, v, options)
-    written(out)
-    operators.run_forward(q, k, v, out, None, options)
-    return out
 
 
 def learn_sharding(tensor):

@@ -10,9 +10,8 @@ import sys
 import torch
 
 from fa3._dropout import refuse_seed, words
-from fa3._options import Options
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.torch.operators import DROPOUT_SEED
+from fa3.torch.operators import DROPOUT_P, DROPOUT_SEED
 
 
 def draw(device, generator=None):
@@ -25,7 +24,8 @@ def seeded(q, options, generator):
     """Options in order, with the seed as a tensor; drawn where a call with dropout gives none."""
     if len(options) <= DROPOUT_SEED:
         return options
-    probability, seed = Options(*options).dropout_p, options[DROPOUT_SEED]
+    probability = options[DROPOUT_P] if len(options) > DROPOUT_P else 0.0
+    seed = options[DROPOUT_SEED]
     if seed is None and not (isinstance(probability, (int, float)) and 0 < probability <= 1):
         return options
     if "torch.distributed.tensor" in sys.modules:

@@ -22,6 +22,7 @@ SCHEMAS = {
 }
 NUM_THREADS = list(DEFAULTS).index("num_threads")
 DROPOUT_SEED = list(DEFAULTS).index("dropout_seed")
+DROPOUT_P = list(DEFAULTS).index("dropout_p")
 AVAILABLE_THREADS = _native.available_threads()
 
 # Whatever may watch or replace a call. These names are private: if one is missing, every call goes
@@ -64,6 +65,11 @@ def is_plain_call(q, k, v):
         and not (q.is_neg() or k.is_neg() or v.is_neg())
         and (_has_storage(q) and _has_storage(k) and _has_storage(v))
     )
+
+
+def are_plain(tensors):
+    """The same of tensors beside q, k and v."""
+    return all(type(x) is torch.Tensor and not x.is_neg() and _has_storage(x) for x in tensors)
 
 
 def have_memory(*tensors):
@@ -218,11 +224,12 @@ def forward_kernel(q, k, v, *options):
     return out, lse
 
 
-def forward_without_lse(q, k, v, options):
-    """No operator: for calls that the dispatcher need not see. options: in order."""
-    out = new_out_quickly(q, v)
-    run_forward(q, k, v, out, None, options)
-    return out
+def run_plainly(q, k, v, out, return_lse, options):
+    """attention() of a plain call: no operator, for the dispatcher need not see it."""
+    out = new_out_quickly(q, v) if out is None else out
+    lse = new_lse(q) if return_lse else None
+    run_forward(q, k, v, out, lse, options)
+    return (out, lse) if return_lse else out
 
 
 def forward_out_kernel(q, k, v, out, *options):

@@ -1,10 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.torch.attention: attention of options by name, with a bias or without."""
 
+import functools
+
 import torch
 
 from fa3._options import in_order, takes_options
 from fa3.torch.autograd import attend, to_autocast_type
+
+
+@functools.cache  # an import takes a microsecond, even of what is there
+def imported():
+    from fa3.flex.bias import attend
+
+    return attend
+
+
+def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
+    """attention() with bias or alibi_slopes. options: by name."""
+    device_type = "cuda" if q.is_cuda else q.device.type
+    if torch.is_autocast_enabled(device_type):
+        q, k, v = to_autocast_type(device_type, q, k, v)
+    return imported()(q, k, v, bias, alibi_slopes, out, return_lse, options)
 
 
 @takes_options()
@@ -49,9 +66,5 @@ def attention(
         TypeError: k, v or an option is no tensor, no number, ...
     """
     if bias is not None or alibi_slopes is not None:
-        from fa3.flex.bias import attend as attend_with_bias  # with its first call
-
-        if torch.is_autocast_enabled(q.device.type):
-            q, k, v = to_autocast_type(q.device.type, q, k, v)
         return attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options)
     return attend(q, k, v, out, return_lse, in_order("attention", options), generator)
