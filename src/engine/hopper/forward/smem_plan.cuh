@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every byte of shared memory, named. O leaves from registers; only of e4m3 products its
-// earlier parts lie here (promoted_sum.cuh), and then rows that leave (staged_rows.cuh). Each
-// consumer warpgroup has a pipeline of its own parts of Q, so that none waits for another. Next:
-// producer.cuh.
+// Every byte of shared memory, named. O leaves from registers; only of e4m3 products its earlier
+// parts lie here (promoted_sum.cuh), then rows that leave (staged_rows.cuh). A consumer warpgroup
+// has a pipeline of its own parts of Q, so that none waits for another. Next: producer.cuh.
 #pragma once
 
 #include <cstddef>
