@@ -79,12 +79,13 @@ def parts_of_elf(image: bytes) -> Iterator[bytes]:
     (table, size, count, names) = struct.unpack_from("<40xQ10xHHH", image)
     sections = [struct.unpack_from("<IIQQQQII", image, table + size * i) for i in range(count)]
     first_name = sections[names][4]
-    for name, _, _, _, offset, length, _, registers in sections:
+    for name, _, _, _, offset, length, _, info in sections:
         begin = first_name + name
         text = image[begin : image.index(b"\0", begin)].decode()
-        # Bank 0 is the parameters' room.
+        # Bank 0 is the parameters' room. The number of registers stands above a symbol's number,
+        # which other kernels of the object change.
         if text.startswith(".text.") or re.match(r"[.]nv[.]constant[1-9]", text):
-            yield struct.pack("<I", registers) + image[offset : offset + length]
+            yield struct.pack("<I", info >> 24) + image[offset : offset + length]
 
 
 def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
