@@ -36,12 +36,13 @@ def pass_of(program: str) -> str:
     return "backward" if "backward" in program else "forward"
 
 
-def objects_of(build: Path, program: str) -> dict[str, Path]:
-    """Name -> object: the program's own, compiled again for it, before the library's."""
-    found = {}
-    for folder in (HOPPER, f"tests/cuda/CMakeFiles/{program}.dir"):
-        found |= {path.name.split(".")[0]: path for path in (build / folder).rglob("*.cu.o")}
-    return found
+def objects_of(build: Path, program: str, entry: str) -> list[Path]:
+    """An entry's: the program's own, compiled again for it, or else the library's."""
+    names = [f"{entry}{element}.cu.o" for element in ("", "_fp16", "_bf16")]
+    for folder in (f"tests/cuda/CMakeFiles/{program}.dir", HOPPER):
+        if found := [path for name in names for path in (build / folder).rglob(name)]:
+            return found
+    return []
 
 
 def parts_in(path: Path) -> set[bytes]:
@@ -90,15 +91,12 @@ def parts_of_elf(image: bytes) -> Iterator[bytes]:
 
 def code_of_rows(build: Path, program: str, rows: list) -> dict[str, str]:
     """Row number of the program's list -> hash; without those whose objects are not there."""
-    objects = objects_of(build, program)
     entries = ENTRIES[pass_of(program)]
     first, found = {}, {}
     for row in rows:
         entry = entries[row.table].format(row.number - first.setdefault(row.table, row.number))
-        parts = [objects.get(name) for name in (entry, f"{entry}_fp16", f"{entry}_bf16")]
-        parts = [parts_in(path) for path in parts if path is not None]
-        if parts:
-            found[str(row.number)] = hash_of(set().union(*parts))
+        if objects := objects_of(build, program, entry):
+            found[str(row.number)] = hash_of(set().union(*map(parts_in, objects)))
     return found
 
 
