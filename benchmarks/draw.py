@@ -44,6 +44,7 @@ RECORDED = {  # by folder of the machine
 PICTURES = [  # of pages that no report is: rows, what draws them, the picture; below docs/lab
     ("results/context-parallel-timeline-h100-2026-11-25.jsonl", figures.timeline,
      "figures/context-parallel-timeline.svg"),
+    ("results/mask-kinds-h200-2026-11-26.jsonl", figures.mask_kinds, "figures/mask-kinds.svg"),
 ]  # fmt: skip
 
 

@@ -236,6 +236,41 @@ def timeline(rows: list[dict]):
     return figure
 
 
+# ---- Block masks ----
+
+OF_BLOCKS = {".": None, "+": "#f0a36b", "#": "#e8590c"}  # hidden, seen in part, full
+OF_PASSES = {"fwd": "forward", "bwd": "backward"}
+
+
+def mask_kinds(rows: list[dict]):
+    """A column for each kind: its blocks, and both passes' speed beside FlexAttention's."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
+    kinds = plot.grouped(rows, "case")
+    figure = Figure(figsize=(2.1 * len(kinds) + 0.5, 4.2), layout="constrained")
+    panels = figure.subplots(2, len(kinds), squeeze=False, height_ratios=(1.3, 1), sharey="row")
+    colours = ListedColormap([colour or "none" for colour in OF_BLOCKS.values()])
+    for (above, below), ((case,), members) in zip(panels.T, kinds.items(), strict=True):
+        blocks = next(row["map"] for row in members if "map" in row)
+        above.imshow([[list(OF_BLOCKS).index(x) for x in line] for line in blocks], colours,
+                     vmin=0, vmax=len(OF_BLOCKS) - 1, interpolation="nearest")  # fmt: skip
+        above.set(title=case, xticks=[], yticks=[])
+        above.grid(visible=False)
+        above.spines[["top", "right"]].set_visible(True)
+        found = {(row["pass"], row["engine"]): row["tflops"] for row in members if "tflops" in row}
+        for at, which in enumerate(OF_PASSES):
+            for beside, engine in ((-0.2, "fa3"), (0.2, "triton")):
+                speed = found[which, "FlexAttention" if engine == "triton" else engine]
+                bar = below.bar(at + beside, speed, 0.38, color=plot.NAMES[engine][1])
+                below.bar_label(bar, fmt="%.0f", fontsize=8, color=plot.INK)
+        below.set_xticks(range(len(OF_PASSES)), OF_PASSES.values())
+    panels[0, 0].set_ylabel("queries, down")
+    panels[1, 0].set_ylabel("TFLOP/s")
+    plot.legend(figure, {name: plot.NAMES[name] for name in ("fa3", "triton")})
+    return figure
+
+
 # ---- The rest ----
 
 
