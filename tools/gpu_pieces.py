@@ -31,8 +31,9 @@ RACECHECK_HEAD_DIM = 128
 SHARED_TABLES = ("forward", "cache")
 CONTRACT_SHARDS = 6
 EDGE_SECONDS = 60
-# Processes among which the files of Python tests are dealt.
-PYTHON_PROCESSES = 8
+# Processes among which the Python tests are dealt: most of their time is NVRTC's.
+PYTHON_PROCESSES = 12
+SCORE_PROCESSES = 4
 # Score functions, which both engines compile.
 SCORE_TESTS = ("test_bias.py", "test_flex_lists.py")
 
@@ -183,12 +184,19 @@ def shard_of(index: int, shards: int) -> list:
 
 def python_tests() -> list:
     folder = ROOT / "tests" / "python"
-    files = sorted(map(str, folder.glob("test_*.py")))
     options = ["-q", "-rsf", "-k", "cuda", "-p", "no:cacheprovider"]
-    dealt = [files[i::PYTHON_PROCESSES] for i in range(PYTHON_PROCESSES)]
-    dealt = [[sys.executable, "-m", "pytest", *options, *some] for some in dealt]
-    ampere = [
-        ["env", "FA3_ENGINE=ampere", sys.executable, "-m", "pytest", *options, str(folder / name)]
-        for name in SCORE_TESTS
+
+    def dealt(processes, environment, *files):
+        return [
+            [
+                *("env", f"FA3_TEST_SHARD={i}/{processes}", *environment),
+                *(sys.executable, "-m", "pytest", *options, *map(str, files)),
+            ]
+            for i in range(processes)
+        ]
+
+    scores = [folder / name for name in SCORE_TESTS]
+    return [
+        *dealt(PYTHON_PROCESSES, (), folder),
+        *dealt(SCORE_PROCESSES, ("FA3_ENGINE=ampere",), *scores),
     ]
-    return dealt + ampere

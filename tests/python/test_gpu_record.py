@@ -373,6 +373,19 @@ def test_machine_code_is_instructions_and_constants_alone(tmp_path):
     assert parts((".text.kernel", "code"), *bank) == [b"code", b"numbers"]
 
 
+def test_shards_of_the_python_tests_have_each_test_once():
+    def collected(shard):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-k", "cuda"]
+        environment = os.environ | ({"FA3_TEST_SHARD": shard} if shard else {})
+        files = [str(Path(__file__).with_name(name)) for name in ("test_bias.py", "test_quantize.py")]
+        said = subprocess.run([*command, *files], capture_output=True, text=True, env=environment)
+        return [line for line in said.stdout.splitlines() if "::" in line]
+
+    shards = [collected(f"{i}/3") for i in range(3)]
+    assert sorted(sum(shards, [])) == sorted(collected(None))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
 def test_the_code_of_a_row_is_that_of_both_its_elements(build):
     folder, stage = build
     rows = [gpu_pieces.Row(row, "forward", 64, 64) for row in range(3)]
