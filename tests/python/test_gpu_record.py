@@ -377,8 +377,9 @@ def test_shards_of_the_python_tests_have_each_test_once():
     def collected(shard):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-k", "cuda"]
         environment = os.environ | ({"FA3_TEST_SHARD": shard} if shard else {})
-        files = [str(Path(__file__).with_name(name)) for name in ("test_bias.py", "test_quantize.py")]
-        said = subprocess.run([*command, *files], capture_output=True, text=True, env=environment)
+        names = "test_bias.py", "test_quantize.py"
+        command += [str(Path(__file__).with_name(name)) for name in names]
+        said = subprocess.run(command, capture_output=True, text=True, env=environment)
         return [line for line in said.stdout.splitlines() if "::" in line]
 
     shards = [collected(f"{i}/3") for i in range(3)]
