@@ -145,7 +145,7 @@ TEST(Step, of_few_tokens_of_prompts_is_one_launch_and_of_many_two) {
 TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_counter) {
   const CountingRuntime asked = asked_by_another(causal_prompt());
   EXPECT_EQ(asked.launches, 1);
-  EXPECT_EQ(asked.tensor_maps, 3);
+  EXPECT_EQ(asked.tensor_maps, 4);
   EXPECT_EQ(asked.memsets, 1);
 }
 
@@ -335,7 +335,8 @@ TEST(SmMargin, leaves_sms_to_others) {
   g_cuda = {};
 }
 
-// The scales' kernel and the forward's; V in rows takes two that are V's.
+// The scales' kernel and the forward's, with maps of Q, K, V and O; V in rows takes two that are
+// V's.
 TEST(Step, of_an_e4m3_prompt_launches_nothing_for_values_that_are_transposed) {
   ForwardArgs prompt = in_e4m3(causal_prompt());
   EXPECT_EQ(asked_by_another(prompt).launches, 3);
@@ -345,7 +346,7 @@ TEST(Step, of_an_e4m3_prompt_launches_nothing_for_values_that_are_transposed) {
   const CountingRuntime asked = asked_by_another(prompt);
   EXPECT_EQ(asked.launches, 2);
   EXPECT_EQ(asked.memsets, 0);
-  EXPECT_EQ(asked.tensor_maps, 3);
+  EXPECT_EQ(asked.tensor_maps, 4);
   EXPECT_NE(words_of(prompt).find("V is given transposed"), std::string::npos);
 }
 
