@@ -145,7 +145,7 @@ TEST(Step, of_few_tokens_of_prompts_is_one_launch_and_of_many_two) {
 TEST(Step, of_a_prompt_is_one_launch_with_three_tensor_maps_behind_a_cleared_counter) {
   const CountingRuntime asked = asked_by_another(causal_prompt());
   EXPECT_EQ(asked.launches, 1);
-  EXPECT_EQ(asked.tensor_maps, 4);
+  EXPECT_EQ(asked.tensor_maps, 3);
   EXPECT_EQ(asked.memsets, 1);
 }
 
