@@ -36,7 +36,7 @@ function(fa3_kernel_entries result folder pass table entry)
 
   set(sources)
   set(instances)
-  # Of `instances`, by `header`.
+  # Instantiates what `instances` has, of `header`.
   macro(write_source name)
     file(CONFIGURE OUTPUT ${folder}/${name}.cu @ONLY CONTENT [[
 #include "@header@"

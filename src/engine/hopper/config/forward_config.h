@@ -159,7 +159,7 @@ struct ForwardConfig {
         block_m, block_n, head_dim, head_dim_v, bytes_of(types().product), bytes_of(types().stored),
         e4m3};
   }
-  // Of a captured tensor as large as the scores (forward/producer/load_captured.cuh).
+  // A tile of a captured tensor as large as the scores (forward/producer/load_captured.cuh).
   FA3_HD constexpr tile::TileLayout captured_tile() const { return {block_m, block_n}; }
   FA3_HD constexpr int loaded_stages() const {
     return dequantizes() ? quantized_stages : kv_stages;

@@ -224,7 +224,7 @@ int select_mask_kernel(const Problem& problem) {
   return select_kernel(shape_of(problem), kMaskTable, Variant::kDense);
 }
 
-// A captured tensor as large as the scores, and so many keys that three warpgroups gain by it.
+// A captured tensor as large as the scores, and enough keys for three warpgroups to gain by it.
 bool streams_captured_tiles(const Problem& p) {
   return p.lengths_k.max >= kKeysOfTiles &&
          find_captured_tile(*p.score, p.lengths_q.max, p.lengths_k.max) != kNoTile;

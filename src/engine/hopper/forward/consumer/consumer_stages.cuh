@@ -98,7 +98,7 @@ class ConsumerStages {
     if (arrives()) at_.captured_pipeline().release(captured_.stage());
     captured_.advance();
   }
-  // Of another warpgroup's block.
+  // Another warpgroup's block has the next one.
   __device__ __forceinline__ void pass_captured() {
     if constexpr (kLoadsTile) {
       wait_for_captured();

@@ -25,7 +25,7 @@ class CapturedTiles {
     function.place_tile(others_);
   }
 
-  // Of the tile's block `number`.
+  // The one of the tile's block `number`.
   __device__ __forceinline__ void load(const TileKeys& keys, int number) {
     at_.captured_pipeline().wait_empty(cursor_);
     if (Issuer::leads()) {
