@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/jit/score_program.h"
 
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "core/error.h"
 
@@ -60,6 +62,10 @@ int tensor_of(const char* load) {
   return number == nullptr ? -1 : std::atoi(number + 1);
 }
 
+bool is_of_name(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
 Program program_of(const fa3_score_function& score, const std::string& functions,
                    const ScoreKernel& kernel) {
   return {.text = concat("#define FA3_SCORE_FUNCTION\n",
@@ -73,6 +79,20 @@ Program program_of(const fa3_score_function& score, const std::string& functions
 }
 
 }  // namespace
+
+// As a word of its own, which is not the namespace: of "using namespace score;" or "score::exp(".
+bool gradients_name_score(const fa3_score_function& score) {
+  if (score.gradients == nullptr) return false;
+  constexpr std::string_view kName = "score";
+  const std::string_view text = score.gradients;
+  for (size_t at = 0; (at = text.find(kName, at)) != text.npos; at += kName.size()) {
+    const std::string_view before = text.substr(0, at), behind = text.substr(at + kName.size());
+    const bool is_word = (before.empty() || !is_of_name(before.back())) &&
+                         (behind.empty() || !is_of_name(behind.front()));
+    if (is_word && !before.ends_with("namespace ") && !behind.starts_with("::")) return true;
+  }
+  return false;
+}
 
 int tensor_of_scores(const fa3_score_function& score) {
   const char* const load = only_load(score.text);
@@ -91,15 +111,20 @@ Program forward_program(const fa3_score_function& score, const ScoreKernel& kern
 
 Program backward_program(const fa3_score_function& score, const ScoreKernel& kernel) {
   const char* const slope = score.slope == nullptr ? "return 1.0f;" : score.slope;
+  ScoreKernel with_definitions = kernel;
+  if (gradients_name_score(score)) {
+    with_definitions.includes = "#define FA3_SCORE_KEEPS_SCORES\n" + kernel.includes;
+  }
   return program_of(
       score,
       definition_of_score(score) +
           definition("float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) "
                      "const",
                      slope) +
-          definition("void ScoreGradient::of(float gradient, int b, int h, int q_idx, int kv_idx)",
+          definition("void ScoreGradient::of(float gradient, float score, int b, int h, "
+                     "int q_idx, int kv_idx)",
                      score.gradients == nullptr ? "" : score.gradients),
-      kernel);
+      with_definitions);
 }
 
 ScoreCaptures captures_of(const fa3_score_function& score) {

@@ -21,6 +21,14 @@ struct ScoreKernel {
 // The tensor of which load_of_score() asks, if the text has it once. -1: there is none.
 int tensor_of_scores(const fa3_score_function& score);
 
+// Whether the gradients of captured tensors name the score.
+bool gradients_name_score(const fa3_score_function& score);
+
+// Whether a backward with these gradients keeps something of each score (KeptScores).
+inline bool keeps_scores_or_slopes(const fa3_score_function& score) {
+  return score.slope != nullptr || gradients_name_score(score);
+}
+
 // As a program's text has it.
 inline const char* bool_literal(bool x) {
   return x ? "true" : "false";
