@@ -287,6 +287,71 @@ def test_functions_beside_lists_are_those_of_float64(device, score, mask, dim):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=atol)
 
 
+@pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (90, 40)}], ids=str)
+@pytest.mark.parametrize("score", [s for s in SCORES if s != "no function"])
+def test_functions_beside_lists_of_sequences_of_their_own_lengths(device, score, options):
+    draw = torch.Generator().manual_seed(6)
+    narrow = torch.bfloat16 if device == "cuda" else torch.float32
+
+    def made(*shape):
+        return torch.randn(*shape, generator=draw).to(narrow).to(device).requires_grad_()
+
+    packed = made(ROWS, HEADS, 64), made(KEYS, 2, 64), made(KEYS, 2, 64)
+    batched = made(2, ROWS, HEADS, 64), made(2, KEYS, 2, 64), made(2, KEYS, 2, 64)
+    table = made(HEADS, ROWS + KEYS)
+
+    def of(*numbers):
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+    starts = {"cu_seqlens_q": of(0, 140, 140, 300), "cu_seqlens_k": of(0, 200, 230, 420)}
+    starts |= {"max_seqlen_q": 160, "max_seqlen_k": 200}
+    used = {"seqused_q": of(250, 300), "seqused_k": of(420, 131)}
+
+    def call(lengths, *tensors):
+        score_mod = SCORES[score](tensors[3])
+        out, lse = fa3.flex_attention(
+            *tensors[:3], score_mod=score_mod, mask_mod=diagonal, scale=0.2, return_lse=True,
+            **lengths, **options,
+        )  # fmt: skip
+        learned = tensors if "learn" in score or score == "both" else tensors[:3]
+        upstream = torch.sin(torch.arange(out.numel(), device=device)).reshape(out.shape)
+        loss = (out * upstream).sum() + lse.masked_fill(lse == -math.inf, 0).sum()
+        return out, lse, *torch.autograd.grad(loss, learned)
+
+    step = torch.finfo(narrow).eps
+    for tensors, lengths in ((packed, starts), (batched, used)):
+        mine = call(lengths, *tensors, table)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", device_of_scores.SlowScores)
+            right = call(
+                lengths, *(t.detach().double().requires_grad_() for t in (*tensors, table))
+            )
+        for a, b in zip(mine, right, strict=True):
+            hidden = b == -math.inf
+            assert torch.equal(hidden, a == -math.inf)
+            a, b = (x.masked_fill(hidden, 0).double() for x in (a, b))
+            atol = max(4 * step, 5e-6) * b.abs().max().item()
+            torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch):
+    """What kernels are asked for: the mask in the map, causal masks and windows beside it."""
+    calls = []
+    monkeypatch.setattr(attention, "forward", lambda call, q, *_: calls.append(call) or (q, None))
+    starts = torch.tensor([0, 140, 300], dtype=torch.int32)
+    q, k, v = (x[0, :300].detach() for x in inputs())
+    packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+    packed |= {"max_seqlen_q": 160, "max_seqlen_k": 160}
+    options = {"score_mod": lambda s, b, h, q, k: s * 2, "mask_mod": diagonal, "window": (90, 40)}
+    fa3.flex_attention(q, k, v, **options, **packed)
+    fa3.flex_attention(q[None], k[None], v[None], **options)
+    of_packed, alike = (call.listed for call in calls)
+    assert of_packed.options["window"] == (90, 40) and "window" not in alike.options
+    assert of_packed.options["cu_seqlens_q"] is starts and not of_packed.function.may_hide
+    assert of_packed.options["block_mask"].blocks.shape == (2, 1, 2, 2)
+
+
 def test_kernels_with_functions_do_not_read_what_lists_hide(device):
     if device == "cpu":
         pytest.skip("torch operations multiply what a function hides by 0")

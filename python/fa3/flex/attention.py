@@ -51,7 +51,7 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
             pass
     function = function_of(with_mask(score_mod, mask), both(*identities))
     alone = None
-    if blocks is not None and score_mod is not None and alike:
+    if blocks is not None and score_mod is not None:
         alone = function_of(score_mod, identities[0])
     listed = alone, blocks
     return apply(function, q, k, v, window, scale, lengths, return_lse, listed=listed)
@@ -76,8 +76,10 @@ def apply(
     alone, blocks = listed
     listed = None
     if alone is not None and captures_first(alone, function):
-        without_window = {"scale": scale, **lengths, "block_mask": blocks}
-        listed = tiles.Listed(alone, without_window)
+        besides = {"scale": scale, **lengths, "block_mask": blocks}
+        if not lists.of_one_length(lengths):
+            besides["window"] = window
+        listed = tiles.Listed(alone, besides)
     call = tiles.Call(function, scale, window, options, listed, only_kernels)
     if not needs_gradient(q, k, v, *function.tensors) and have_memory(q, k, v):
         return forward(call, q, k, v, [*function.tensors], return_lse)

@@ -82,6 +82,17 @@ const NumericCase kCases[] = {
      .mask = {.left = 130, .right = 0},
      .num_splits = 3},
     {.name = "block_mask", .heads_q = 2, .seqlen_q = 300, .seqlen_k = 400, .block_mask = true},
+    {.name = "packed_under_a_block_mask",
+     .batch = 4,
+     .heads_q = 2,
+     .heads_k = 1,
+     .seqlen_q = 150,
+     .seqlen_k = 290,
+     .mask = causal(),
+     .cu_q = {0, 5, 5, 150, 160},
+     .cu_k = {0, 60, 70, 70, 290},
+     .block_mask = true,
+     .map_by_sequence = true},
 };
 INSTANTIATE_TEST_SUITE_P(Forward, Scored, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
@@ -102,6 +113,13 @@ TEST(ScoredBackward, of_128_columns_agrees_with_double_precision) {
 }
 TEST(ScoredBackward, under_a_block_mask_agrees_with_double_precision) {
   check_backward<kMaskBackwardTable[0].config, Element::kBf16>({1, 2, 1, 300, 300, true});
+}
+TEST(ScoredBackward, of_packed_sequences_under_a_block_mask_agrees_with_double_precision) {
+  const testing::Side queries{.owned = {5, 0, 150}, .used = {5, 0, 140}};
+  const testing::Side keys{.owned = {60, 10, 220}, .used = {60, 10, 200}};
+  testing::BackwardCase c = testing::ragged_case("packed", 2, 1, queries, keys);
+  c.causal = true;
+  check_backward<kMaskBackwardTable[0].config, Element::kBf16>(c);
 }
 
 }  // namespace
