@@ -140,10 +140,16 @@ TEST(PlanE4m3, fewer_sms_transpose_ahead_of_tiles_the_more_rows_see_a_key) {
     EXPECT_EQ(late_ctas(causal, row),
               std::min(kSms * (row == kWide ? 80 : 52) / 384, kSms / (row == kWide ? 4 : 8)));
   }
-  Problem short_rows = of_16k_tokens(512);
-  short_rows.mask.right = 0;
-  EXPECT_EQ(late_ctas(short_rows), kSms / 8);
-  EXPECT_EQ(late_ctas(short_rows, kWide), kSms / 4);
+}
+
+TEST(PlanE4m3, transposes_beforehand_where_a_quarter_of_the_sms_would_not_keep_ahead) {
+  Problem few = of_16k_tokens(512), enough = of_16k_tokens(1024);
+  few.mask.right = enough.mask.right = 0;
+  EXPECT_EQ(late_ctas(few), kSms / 8);
+  EXPECT_FALSE(planned_e4m3(few, kWide).order.goes_on_late());
+  EXPECT_TRUE(planned_e4m3(enough, kWide).order.goes_on_late());
+  few.heads_k = 4;
+  EXPECT_TRUE(planned_e4m3(few, kWide).order.goes_on_late());
 }
 
 TEST(PlanE4m3, shares_a_head_among_the_tiles_of_its_queries) {
