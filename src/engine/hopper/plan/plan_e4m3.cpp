@@ -96,7 +96,7 @@ int64_t rows_of_key(const ForwardCall& call) {
 int choose_late_ctas(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
   const bool wide = c.head_dim_v > 128;
   const int64_t rows = wide ? 80 : 52;
-  const int fewest = num_sms / 16, most = num_sms / (wide ? 4 : 8);
+  const int fewest = num_sms / 16, most = num_sms / (wide ? 6 : 8);
   const int64_t enough = num_sms * rows / std::max<int64_t>(rows_of_key(call), 1);
   if (wide && enough > most) return 0;
   return int(std::clamp<int64_t>(enough, fewest, most));
