@@ -3,8 +3,8 @@
 
 # fa3_kernel_entries(<result> <folder> <pass> <table> <entry> [ENGINE <engine>] [EACH_KIND] <kind>...)
 # Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel for
-# each instance of <table> and each kind, the template arguments after the row. <table> and <entry> lie
-# in src/engine/<engine>/instances; hopper, if none is named. EACH_KIND: each kind of a row has a source
+# each instance of <table> and each kind, the template arguments after the row. <table> lies in
+# src/engine/<engine>/tables, <entry> in instances; hopper, if none is named. EACH_KIND: each kind of a row has a source
 # of its own, which is what a driver compiles of PTX at once.
 function(fa3_kernel_entries result folder pass table entry)
   cmake_parse_arguments(PARSE_ARGV 5 arg "EACH_KIND" "ENGINE" "")
@@ -12,7 +12,7 @@ function(fa3_kernel_entries result folder pass table entry)
   if(arg_ENGINE)
     set(engine ${arg_ENGINE})
   endif()
-  set(table ${PROJECT_SOURCE_DIR}/src/engine/${engine}/instances/${table})
+  set(table ${PROJECT_SOURCE_DIR}/src/engine/${engine}/tables/${table})
   set(instance KernelInstance)
   if(pass STREQUAL "Backward")
     set(instance BackwardInstance)
