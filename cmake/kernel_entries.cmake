@@ -1,11 +1,12 @@
 # A generated source for each row of a table of kernels and each element, so that they compile
 # side by side, and one for all entries that FA3_KERNELS leaves without a kernel.
 
-# fa3_kernel_entries(<result> <folder> <pass> <table> <entry> [ENGINE <engine>] [EACH_KIND] <kind>...)
+# fa3_kernel_entries(<result> <folder> <pass> <table> <entry>
+#   [ENGINE <engine>] [EACH_KIND] <kind>...)
 # Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel
 # for each instance of <table> and each kind, the template arguments after the row. <table> lies in
-# src/engine/<engine>/tables, <entry> in instances; hopper, if none is named. EACH_KIND: each kind of
-# a row has a source of its own, which is what a driver compiles of PTX at once.
+# src/engine/<engine>/tables, <entry> in instances; hopper, if none is named. EACH_KIND: each kind
+# of a row has a source of its own, which is what a driver compiles of PTX at once.
 function(fa3_kernel_entries result folder pass table entry)
   cmake_parse_arguments(PARSE_ARGV 5 arg "EACH_KIND" "ENGINE" "")
   set(engine hopper)

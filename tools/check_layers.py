@@ -55,7 +55,8 @@ HOPPER_ROOMS = {
     "tables/": "config/",
     "instances/": "tables/ forward/ decode/ backward/ config/",
     "plan/": "instances/ tables/ fp8/ forward_params.h scheduler/ config/ host/",
-    "launch/": "plan/ instances/ tables/ backward/ fp8/ combine/ forward_params.h scheduler/ config/ host/",
+    "launch/": "plan/ instances/ tables/ backward/ fp8/ combine/ forward_params.h scheduler/ "
+    "config/ host/",
 }
 
 # The rooms of the ampere engine likewise.
@@ -70,7 +71,8 @@ AMPERE_ROOMS = {
     "backward/": "backward_params.h tile/ config/",
     "tables/": "config/",
     "instances/": "tables/ forward/ backward/ config/",
-    "plan/": "instances/ tables/ forward_params.h backward_params.h tile_schedule.h config/ capability.h",
+    "plan/": "instances/ tables/ forward_params.h backward_params.h tile_schedule.h config/ "
+    "capability.h",
     "launch/": "plan/ instances/ tables/ backward/ forward_params.h backward_params.h config/",
 }
 
