@@ -1,18 +1,19 @@
-# A generated source for each row of a table of kernels and each element, so that they compile side by
-# side, and one for all entries that FA3_KERNELS leaves without a kernel.
+# A generated source for each row of a table of kernels and each element, so that they compile
+# side by side, and one for all entries that FA3_KERNELS leaves without a kernel.
 
-# fa3_kernel_entries(<result> <folder> <pass> <table> <entry> [ENGINE <engine>] [EACH_KIND] <kind>...)
-# Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel for
-# each instance of <table> and each kind, the template arguments after the row. <table> and <entry> lie
-# in src/engine/<engine>/instances; hopper, if none is named. EACH_KIND: each kind of a row has a source
-# of its own, which is what a driver compiles of PTX at once.
+# fa3_kernel_entries(<result> <folder> <pass> <table> <entry>
+#   [ENGINE <engine>] [EACH_KIND] <kind>...)
+# Into list <result>, the sources in <folder>: they include <entry>.cuh and instantiate <pass>Kernel
+# for each instance of <table> and each kind, the template arguments after the row. <table> lies in
+# src/engine/<engine>/tables, <entry> in instances; hopper, if none is named. EACH_KIND: each kind
+# of a row has a source of its own, which is what a driver compiles of PTX at once.
 function(fa3_kernel_entries result folder pass table entry)
   cmake_parse_arguments(PARSE_ARGV 5 arg "EACH_KIND" "ENGINE" "")
   set(engine hopper)
   if(arg_ENGINE)
     set(engine ${arg_ENGINE})
   endif()
-  set(table ${PROJECT_SOURCE_DIR}/src/engine/${engine}/instances/${table})
+  set(table ${PROJECT_SOURCE_DIR}/src/engine/${engine}/tables/${table})
   set(instance KernelInstance)
   if(pass STREQUAL "Backward")
     set(instance BackwardInstance)
@@ -83,7 +84,8 @@ namespace fa3::@engine@ {
   set(${result} ${sources} PARENT_SCOPE)
 endfunction()
 
-# Into list <result>, the kinds of kernels of these elements: each in every Variant of forward_config.h.
+# Into list <result>, the kinds of kernels of these elements: each in every Variant of
+# forward_config.h.
 function(fa3_kernel_kinds result)
   set(kinds)
   foreach(element ${ARGN})

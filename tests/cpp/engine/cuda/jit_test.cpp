@@ -12,17 +12,17 @@
 #include <fstream>
 #include <vector>
 
-#include "engine/ampere/instances/forward_table.h"
-#include "engine/ampere/instances/mask_backward_table.h"
 #include "engine/ampere/launch/score_program.h"
+#include "engine/ampere/tables/forward_table.h"
+#include "engine/ampere/tables/mask_backward_table.h"
 #include "engine/cuda/jit/disk_cache.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/host/captured_tile.h"
-#include "engine/hopper/instances/backward_table.h"
-#include "engine/hopper/instances/mask_backward_table.h"
-#include "engine/hopper/instances/mask_table.h"
-#include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/launch/score_program.h"
+#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/mask_table.h"
+#include "engine/hopper/tables/score_table.h"
 
 namespace fa3 {
 namespace {

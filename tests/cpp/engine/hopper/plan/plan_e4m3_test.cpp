@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/tables/e4m3_table.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {
