@@ -25,8 +25,9 @@ constexpr int kEvenTilesPerSm = 3, kEvenSplitTilesPerSm = 2, kSmsPerEvenHead = 4
 constexpr int64_t kEvenBytes = 40 << 20;
 
 // Deterministic calls of up to kShortStepColumns columns: sections of this many tiles for each SM,
-// as far as they stay in the L2 cache. A step is shorter than the way of dQ's semaphore from one
-// key block to the next, so more heads between them hide it. With more columns it is not, measured.
+// as far as they stay in the L2 cache and have kSmsPerEvenHead SMs each. A step is shorter than the
+// way of dQ's semaphore from one key block to the next, which more heads hide. With more columns
+// such sections cost more than that brings.
 constexpr int kShortStepColumns = 64, kOrderedTilesPerSm = 3;
 constexpr int64_t kOrderedBytes = 32 << 20;
 
@@ -110,8 +111,9 @@ int choose_head_splits(const BackwardPlan& plan, int num_sms) {
 int64_t heads_apart(const BackwardConfig& c, int64_t n_blocks, int64_t split_bytes, int num_sms) {
   const int64_t one_wave = ceil_div(num_sms, n_blocks);
   if (c.general() || c.head_dim > kShortStepColumns) return one_wave;
-  const int64_t waves = ceil_div(kOrderedTilesPerSm * num_sms, n_blocks);
-  return std::max(one_wave, std::min(waves, kOrderedBytes / std::max<int64_t>(split_bytes, 1)));
+  const int64_t waves = ceil_div(int64_t{kOrderedTilesPerSm} * num_sms, n_blocks);
+  const int64_t fitting = kOrderedBytes / std::max<int64_t>(split_bytes, 1);
+  return std::max(one_wave, std::min({waves, fitting, int64_t{num_sms / kSmsPerEvenHead}}));
 }
 
 // The heads of the last section, which evens out the SMs at the end; 1: it is like the others. Key
