@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/cuda/jit/score_program.h"
 
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 
@@ -60,6 +61,20 @@ int tensor_of(const char* load) {
   return number == nullptr ? -1 : std::atoi(number + 1);
 }
 
+bool is_of_name(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+}
+
+// How often a name stands in the text.
+int count_name(const char* text, const char* name) {
+  const size_t length = std::strlen(name);
+  int count = 0;
+  for (const char* at = text; (at = std::strstr(at, name)) != nullptr; at += length) {
+    count += (at == text || !is_of_name(at[-1])) && !is_of_name(at[length]) ? 1 : 0;
+  }
+  return count;
+}
+
 Program program_of(const fa3_score_function& score, const std::string& functions,
                    const ScoreKernel& kernel) {
   return {.text = concat("#define FA3_SCORE_FUNCTION\n",
@@ -77,6 +92,19 @@ Program program_of(const fa3_score_function& score, const std::string& functions
 int tensor_of_scores(const fa3_score_function& score) {
   const char* const load = only_load(score.text);
   return load != nullptr && starts_with(load, kLoadOfScore) ? tensor_of(load) : -1;
+}
+
+bool adds_to_score(const fa3_score_function& score) {
+  constexpr char kReturn[] = "return score + ", kUsing[] = "using namespace score;";
+  const char* const text = score.text;
+  const char* end = std::strstr(text, kReturn);
+  if (end == nullptr || count_name(text, "return") != 1) return false;
+  const int named = std::strstr(text, kUsing) == nullptr ? 1 : 2;
+  if (count_name(text, "score") != named) return false;
+  end += std::strlen(kReturn);
+  const char* const name = end;
+  while (is_of_name(*end)) ++end;
+  return end != name && *end == ';';
 }
 
 std::string definition_of_pairs(const fa3_score_function& score) {

@@ -340,6 +340,59 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   compiles(hopper::kBackwardTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
 }
 
+TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  constexpr char kText[] =
+      "using namespace score;\nconst float x = load_of_score<Bfloat, 0>(q_idx, kv_idx, h);\n"
+      "return score + x;\n";
+  auto score = function_of(kText);
+  constexpr char kAdds[] = "#define FA3_SCORE_ADDS\n";
+  const auto compiles = [&](const hopper::KernelInstance& row, hopper::Variant variant) {
+    const auto config = row.config.with(hopper::Element::kFp16, variant);
+    const cuda::Program program = hopper::score_program(score, config, 0);
+    EXPECT_NE(program.text.find(kAdds), std::string::npos);
+    std::string code;
+    const Status status = cuda::find_code(program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+  };
+  compiles(hopper::kScoreTable[0], hopper::Variant::kDense);
+  compiles(hopper::kScoreTable[1], hopper::Variant::kDense);
+  compiles(hopper::kTileScoreTable[0], hopper::Variant::kGeneral);
+  score.may_hide = 1;
+  compiles(hopper::kMaskTable[0], hopper::Variant::kDense);
+  constexpr char kOnce[] = "#define FA3_SCORE_TILE_ONCE\n";
+  fa3_captured_tensor bias{.rank = 3, .shape = {4, 100, 200}, .stride = {20800, 208, 1}};
+  score.tensors = &bias;
+  score.num_tensors = 1;
+  compiles(hopper::kScoreTable[0], hopper::Variant::kDense);
+  const auto once = [&] {
+    const auto program = hopper::score_program(score, hopper::kScoreTable[0].config, 0);
+    return program.text.find(kOnce) != std::string::npos;
+  };
+  EXPECT_TRUE(once());
+  bias.stride[0] = 0;  // heads share it
+  EXPECT_FALSE(once());
+  bias = {.rank = 2, .shape = {100, 200}, .stride = {208, 1}};
+  EXPECT_FALSE(once());
+  // Without tiles there is nothing to begin with.
+  const auto without = hopper::score_program(score, hopper::kScoreTable[0].config);
+  EXPECT_EQ(without.text.find(kAdds), std::string::npos);
+}
+
+TEST(ScoreText, AddsWhereItsOneReturnNamesTheScoreAlone) {
+  const auto adds = [](const char* text) { return cuda::adds_to_score(function_of(text)); };
+  EXPECT_TRUE(adds("const float x5 = 2.0f * h;\nreturn score + x5;"));
+  EXPECT_TRUE(adds("using namespace score;\nconst float score_2 = 1.0f;\nreturn score + score_2;"));
+  EXPECT_FALSE(adds("return score;"));
+  EXPECT_FALSE(adds("const float x = 1.0f;\nreturn x + score;"));
+  EXPECT_FALSE(adds("const float x = score;\nreturn score + x;"));
+  EXPECT_FALSE(adds("using namespace score;\nconst float x = 2 * score;\nreturn score + x;"));
+  EXPECT_FALSE(adds("if (h > 2) return 0.0f;\nconst float x = 1.0f;\nreturn score + x;"));
+  EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x > 0 ? 1 : 0;"));
+  EXPECT_FALSE(adds("const float x = 1.0f;\nreturn score + x * x;"));
+  EXPECT_FALSE(adds("return score + score;"));
+}
+
 TEST_F(ScoreProgram, StoresTheGradientOfScores) {
   FA3_SKIP_WITHOUT_NVRTC();
   fa3_captured_tensor bias{};
