@@ -236,6 +236,41 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
   }
 }
 
+TEST_F(ScoreProgram, KeepsScoresThatGradientsName) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score * load<float, 0>(h) + load<Bfloat, 1>(q_idx);");
+  constexpr char kKeeps[] = "#define FA3_SCORE_KEEPS_SCORES\n";
+  const auto config = hopper::kBackwardTable[0].config.with(hopper::Element::kBf16,  //
+                                                            hopper::Variant::kCapped);
+  const auto keeps = [&](const char* gradients) {
+    score.gradients = gradients;
+    const bool found = hopper::score_program(score, config).text.find(kKeeps) != std::string::npos;
+    EXPECT_EQ(cuda::gradients_name_score(score), found);
+    return found;
+  };
+  EXPECT_FALSE(keeps(nullptr));
+  EXPECT_FALSE(keeps("using namespace score; add<1>(gradient, q_idx);"));
+  EXPECT_FALSE(keeps("const int my_score = 0, scores = 0; add<1>(score::sign(gradient), q_idx);"));
+  EXPECT_TRUE(keeps("using namespace score; add_for_tile<0>(gradient * score, h);"));
+  EXPECT_TRUE(keeps("score"));
+
+  score.gradients = "add_for_tile<0>(gradient * score, h); add<1>(gradient, q_idx);";
+  score.slope = "return load<float, 0>(h);";
+  const auto compiles = [&](const auto& kept) {
+    std::string code;
+    const Status status = cuda::find_code(hopper::score_program(score, kept), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << kept.head_dim << ": " << status.message();
+  };
+  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    if (row.config.splits_dkv()) continue;
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+    if (quick) break;
+  }
+  compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kFp16,  //
+                                                     hopper::Variant::kCapped));
+}
+
 TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
