@@ -66,7 +66,7 @@ bool is_of_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// How often a word stands in the text, but for the namespace: "using namespace score;", "score::exp(".
+// How often a word stands in the text, and is no namespace: "namespace score;", "score::exp(".
 int count_word(std::string_view text, std::string_view word) {
   int count = 0;
   for (size_t at = 0; (at = text.find(word, at)) != text.npos; at += word.size()) {
