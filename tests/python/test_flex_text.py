@@ -13,7 +13,6 @@ from builds import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fa3", reason="the Python package is not built")
-from fa3.errors import Unsupported  # noqa: E402
 from fa3.flex.functions import function_of  # noqa: E402
 from fa3.flex.interpret import add_into, evaluate  # noqa: E402
 from fa3.flex.text import LONGEST, gradients_of, slope_of, text_of  # noqa: E402
@@ -31,7 +30,7 @@ inline float ScoreFunction::of(float score, int b, int h, int q_idx, int kv_idx)
 %s}
 inline float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) const {
 %s}
-inline void ScoreGradient::of(float gradient, int b, int h, int q_idx, int kv_idx) {
+inline void ScoreGradient::of(float gradient, float score, int b, int h, int q_idx, int kv_idx) {
 %s}
 }
 extern "C" void compute(const fa3::cuda::ScoreCaptures* captures, const float* scores,
@@ -71,7 +70,7 @@ extern "C" void differentiate(const fa3::cuda::ScoreGradientParams* params, cons
     slopes[i] = gradient.slope(scores[i], places[0], places[1], places[2], places[3]);
     gradient.key = i & 1;
     gradient.counts = gradients[i] != 0.0f;
-    gradient.of(gradients[i], places[0], places[1], places[2], places[3]);
+    gradient.of(gradients[i], scores[i], places[0], places[1], places[2], places[3]);
     for (int n = 0; n < fa3::cuda::ScoreCaptures::kMost; ++n) {
       take(gradient.of_tile[n]);
       take(gradient.of_key[i & 1][n]);
@@ -375,21 +374,9 @@ def check_gradient(score_mod, folder):
     return slope, gradients
 
 
-OF_SCORES = functions.temperature, functions.rows_of_rows, functions.many_operations
-
-
-@pytest.mark.parametrize(
-    "make", [m for m in functions.ALL if m not in OF_SCORES], ids=lambda make: make.__name__
-)
+@pytest.mark.parametrize("make", functions.ALL, ids=lambda make: make.__name__)
 def test_gradient_text_computes_what_the_graph_does(make, tmp_path):
     check_gradient(make(HEADS, ROWS, torch.float32)[0], tmp_path)
-
-
-@pytest.mark.parametrize("make", OF_SCORES, ids=lambda make: make.__name__)
-def test_gradients_that_depend_on_the_score_are_refused(make):
-    function = function_of(make(HEADS, ROWS, torch.float32)[0])
-    with pytest.raises(Unsupported, match="gradient depends on the score"):
-        gradients_of(function, function.gradient((0,)))
 
 
 def test_gradients_are_summed_before_they_are_added(tmp_path):

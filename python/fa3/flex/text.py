@@ -8,7 +8,6 @@ import math
 
 import torch
 
-from fa3.errors import Unsupported
 from fa3.flex.graph import BATCH, BOOL, COTANGENT, HEAD, INT, KEY, QUERY, SCORE
 from fa3.flex.operations import OPERATIONS
 
@@ -57,12 +56,6 @@ def gradients_of(function, gradient, longest=LONGEST):
     graph, needed, statements, summed = function.graph, [], [], set()
     for load, value in gradient.loads:
         node = graph.nodes[load]
-        leaves = {graph.nodes[n].op for n in graph.needed_for(value, *node.arguments)}
-        if SCORE in leaves:
-            raise Unsupported(
-                "score_mod: a captured tensor whose gradient depends on the score; the backward"
-                " kernel has no scores any more"
-            )
         places = {graph.nodes[n].op for n in graph.needed_for(*node.arguments)}
         add = "add" if QUERY in places else "add_for_key" if KEY in places else "add_for_tile"
         if (add, node.value) in summed:

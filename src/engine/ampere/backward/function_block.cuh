@@ -2,8 +2,8 @@
 // A block of scores whose function is compiled at run time (cuda/softmax/score_function.cuh): what
 // score_block.cuh does to others, at places that the function is told. Mask and bits have hidden
 // products, as -inf, before the function sees the rest. P passes to the other side times the
-// function's slope; with the slopes beside it where captured tensors have gradients, too, which
-// P (dP - delta) makes before the slope.
+// function's slope; where captured tensors have gradients, too, which P (dP - delta) makes before
+// the slope, the slopes lie beside P, or the scores if these gradients ask for them (KeptScores).
 #pragma once
 
 #include "engine/ampere/backward/score_block.cuh"
@@ -71,16 +71,16 @@ struct FunctionBlock {
         Block::read(delta, delta_row, step);
         uint32_t p[4];
         ld_shared_b32x4(Block::place(p_smem, tile, step), p);
-        uint32_t slopes[4] = {};
+        uint32_t words[4] = {};
         if constexpr (C.keeps_slopes) {
-          ld_shared_b32x4(Block::place(slopes_smem, tile, step), slopes);
+          ld_shared_b32x4(Block::place(slopes_smem, tile, step), words);
         }
         float values[kEach];
 #pragma unroll
         for (int j = 0; j < kEach; j += 2) {
-          float weights[2], slope[2];
+          float weights[2], kept[2];
           unpack_pair<C.element>(p[j / 2], weights[0], weights[1]);
-          unpack_pair<C.element>(slopes[j / 2], slope[0], slope[1]);
+          Kept::unpack(words[j / 2], kept);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             float& x = values[j + half];
@@ -88,8 +88,13 @@ struct FunctionBlock {
             x = weights[half] * (Block::at(dp, tile, step, j + half) - d);
             gradient.key = fragment_row_index(j + half);
             gradient.counts = x != 0.0f;
-            gradient.of(x, at.sequence, at.head, at.query(step, j + half), at.key(tile, j + half));
-            if constexpr (C.keeps_slopes) x = x == 0.0f ? 0.0f : x * slope[half];
+            const int query = at.query(step, j + half), key = at.key(tile, j + half);
+            gradient.of(x, kept[half], at.sequence, at.head, query, key);
+            if constexpr (C.keeps_slopes) {
+              const float slope =
+                  Kept::slope(gradient, kept[half], at.sequence, at.head, query, key);
+              x = x == 0.0f ? 0.0f : x * slope;
+            }
           }
         }
         Block::pack(ds[tile][step], values);
@@ -99,6 +104,9 @@ struct FunctionBlock {
   }
 
  private:
+  using Kept = KeptScores<C.element>;
+  static_assert(!kKeepsScores || C.keeps_slopes);
+
   static __device__ __forceinline__ void apply(const ScoreFunction& function, Packed& packed,
                                                Scores& products, uint32_t lse_row, float scale,
                                                const ThreadPlace& at, uint32_t p_smem,
@@ -109,7 +117,7 @@ struct FunctionBlock {
       Block::read(lse, lse_row, step);
 #pragma unroll
       for (int tile = 0; tile < Block::kTiles; ++tile) {
-        float p[kEach], slopes[kEach], sloped[kEach];
+        float p[kEach], kept[kEach];
 #pragma unroll
         for (int j = 0; j < kEach; ++j) {
           const float product = Block::at(products, tile, step, j), score = product * scale;
@@ -117,12 +125,13 @@ struct FunctionBlock {
           const float found = function.of(score, at.sequence, at.head, query, key);
           const float exponent = __fmaf_rn(found, kLog2E, -lse[j / 4 * 2 + j % 2]);
           p[j] = product == -kInfinity ? 0.0f : ex2(exponent);
-          slopes[j] = function.slope(score, at.sequence, at.head, query, key);
-          sloped[j] = p[j] == 0.0f ? 0.0f : p[j] * slopes[j];
+          kept[j] = Kept::of(function, score, at.sequence, at.head, query, key);
+          if constexpr (!C.keeps_slopes) kept[j] = p[j] == 0.0f ? 0.0f : p[j] * kept[j];
         }
         Block::pack(packed[tile][step], p);
         uint32_t other[4];
-        Block::pack(other, C.keeps_slopes ? slopes : sloped);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) other[j] = Kept::pack(kept[2 * j], kept[2 * j + 1]);
         st_shared_b32x4(Block::place(C.keeps_slopes ? slopes_smem : p_smem, tile, step), other);
         if constexpr (C.keeps_slopes) {
           st_shared_b32x4(Block::place(p_smem, tile, step), packed[tile][step]);

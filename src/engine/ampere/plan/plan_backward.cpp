@@ -14,6 +14,7 @@
 #include "engine/ampere/plan/select_kernel.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/forward_call.h"
+#include "engine/cuda/jit/score_program.h"
 
 namespace fa3::ampere {
 namespace {
@@ -60,7 +61,7 @@ Status check_score(const BackwardProblem& p) {
 
 // The row's kernels, of which the main one is compiled when the plan runs.
 BackwardKernel with_score_function(BackwardKernel kernel, const fa3_score_function& score) {
-  const bool apart = score.slope != nullptr && score.gradients != nullptr;
+  const bool apart = score.gradients != nullptr && cuda::keeps_scores_or_slopes(score);
   kernel.config = kernel.config.with_score_function(apart);
   kernel.smem_bytes += kernel.config.slope_bytes();
   return kernel;

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "core/error.h"
 
@@ -65,12 +66,14 @@ bool is_of_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// How often a name stands in the text.
-int count_name(const char* text, const char* name) {
-  const size_t length = std::strlen(name);
+// How often a word stands in the text, and is no namespace: "namespace score;", "score::exp(".
+int count_word(std::string_view text, std::string_view word) {
   int count = 0;
-  for (const char* at = text; (at = std::strstr(at, name)) != nullptr; at += length) {
-    count += (at == text || !is_of_name(at[-1])) && !is_of_name(at[length]) ? 1 : 0;
+  for (size_t at = 0; (at = text.find(word, at)) != text.npos; at += word.size()) {
+    const std::string_view before = text.substr(0, at), behind = text.substr(at + word.size());
+    const bool is_whole = (before.empty() || !is_of_name(before.back())) &&
+                          (behind.empty() || !is_of_name(behind.front()));
+    count += is_whole && !before.ends_with("namespace ") && !behind.starts_with("::") ? 1 : 0;
   }
   return count;
 }
@@ -89,18 +92,20 @@ Program program_of(const fa3_score_function& score, const std::string& functions
 
 }  // namespace
 
+bool gradients_name_score(const fa3_score_function& score) {
+  return score.gradients != nullptr && count_word(score.gradients, "score") > 0;
+}
+
 int tensor_of_scores(const fa3_score_function& score) {
   const char* const load = only_load(score.text);
   return load != nullptr && starts_with(load, kLoadOfScore) ? tensor_of(load) : -1;
 }
 
 bool adds_to_score(const fa3_score_function& score) {
-  constexpr char kReturn[] = "return score + ", kUsing[] = "using namespace score;";
-  const char* const text = score.text;
-  const char* end = std::strstr(text, kReturn);
-  if (end == nullptr || count_name(text, "return") != 1) return false;
-  const int named = std::strstr(text, kUsing) == nullptr ? 1 : 2;
-  if (count_name(text, "score") != named) return false;
+  constexpr char kReturn[] = "return score + ";
+  const char* end = std::strstr(score.text, kReturn);
+  if (end == nullptr || count_word(score.text, "return") != 1) return false;
+  if (count_word(score.text, "score") != 1) return false;
   end += std::strlen(kReturn);
   const char* const name = end;
   while (is_of_name(*end)) ++end;
@@ -119,15 +124,20 @@ Program forward_program(const fa3_score_function& score, const ScoreKernel& kern
 
 Program backward_program(const fa3_score_function& score, const ScoreKernel& kernel) {
   const char* const slope = score.slope == nullptr ? "return 1.0f;" : score.slope;
+  ScoreKernel with_definitions = kernel;
+  if (gradients_name_score(score)) {
+    with_definitions.includes = "#define FA3_SCORE_KEEPS_SCORES\n" + kernel.includes;
+  }
   return program_of(
       score,
       definition_of_score(score) +
           definition("float ScoreFunction::slope(float score, int b, int h, int q_idx, int kv_idx) "
                      "const",
                      slope) +
-          definition("void ScoreGradient::of(float gradient, int b, int h, int q_idx, int kv_idx)",
+          definition("void ScoreGradient::of(float gradient, float score, int b, int h, "
+                     "int q_idx, int kv_idx)",
                      score.gradients == nullptr ? "" : score.gradients),
-      kernel);
+      with_definitions);
 }
 
 ScoreCaptures captures_of(const fa3_score_function& score) {

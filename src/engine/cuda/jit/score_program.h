@@ -25,6 +25,14 @@ int tensor_of_scores(const fa3_score_function& score);
 // names the score in its one return alone, `return score + name;`.
 bool adds_to_score(const fa3_score_function& score);
 
+// Whether the gradients of captured tensors name the score.
+bool gradients_name_score(const fa3_score_function& score);
+
+// Whether a backward with these gradients keeps something of each score (KeptScores).
+inline bool keeps_scores_or_slopes(const fa3_score_function& score) {
+  return score.slope != nullptr || gradients_name_score(score);
+}
+
 // As a program's text has it.
 inline const char* bool_literal(bool x) {
   return x ? "true" : "false";

@@ -8,12 +8,20 @@
 #ifdef FA3_SCORE_FUNCTION
 #include "engine/cuda/ptx/fragment.h"
 #include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/ptx/unpack.cuh"
 #endif
 
 namespace fa3::cuda {
 
+#ifdef FA3_SCORE_KEEPS_SCORES
+inline constexpr bool kKeepsScores = true;  // gradients of captured tensors ask for them
+#else
+inline constexpr bool kKeepsScores = false;
+#endif
+
 // What the body of a gradient sees: of() adds to the gradients of captured tensors, `gradient`
-// being that of what the function returned. A sum for all scores of a thread, or for those of a
+// being that of what the function returned, and `score` what the function was given, if the body
+// names it (else nothing). A sum for all scores of a thread, or for those of a
 // key, is kept until it is taken, by where it belongs; each tensor has one.
 struct ScoreGradient : ScoreFunction {
   struct Sum {
@@ -46,7 +54,8 @@ struct ScoreGradient : ScoreFunction {
     add_to(of_tile[Number], value, place_of<Number>(indices...));
   }
 
-  __device__ __forceinline__ void of(float gradient, int b, int h, int q_idx, int kv_idx);
+  __device__ __forceinline__ void of(float gradient, float score, int b, int h, int q_idx,
+                                     int kv_idx);
 
 #ifdef FA3_SCORE_FUNCTION
   // Behind the last score of a tile of 16 keys or more, in all lanes of a warp: sums for the tile
@@ -96,5 +105,35 @@ struct ScoreGradient : ScoreFunction {
     return gradient.data == nullptr ? nullptr : gradient.data + place;
   }
 };
+
+#ifdef FA3_SCORE_FUNCTION
+// What is kept of a score in 16 bits until its dP is there: the function's slope; or the score
+// itself, if gradients of captured tensors ask for it: then the slope is computed again. Scores are
+// kept in float16, whose steps are an eighth of bfloat16's, to its largest number: slopes may
+// change much faster than what they are slopes of.
+template <Element E>
+struct KeptScores {
+  static __device__ __forceinline__ float of(const ScoreFunction& function, float score, int b,
+                                             int h, int q_idx, int kv_idx) {
+    if constexpr (kKeepsScores) return fminf(fmaxf(score, -kLargest), kLargest);
+    return function.slope(score, b, h, q_idx, kv_idx);
+  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    return pack_pair<kElement>(low, high);
+  }
+  static __device__ __forceinline__ void unpack(uint32_t pair, float (&kept)[2]) {
+    unpack_pair<kElement>(pair, kept[0], kept[1]);
+  }
+  static __device__ __forceinline__ float slope(const ScoreFunction& function, float kept, int b,
+                                                int h, int q_idx, int kv_idx) {
+    if constexpr (kKeepsScores) return function.slope(kept, b, h, q_idx, kv_idx);
+    return kept;
+  }
+
+ private:
+  static constexpr Element kElement = kKeepsScores ? Element::kFp16 : E;
+  static constexpr float kLargest = 65504.0f;
+};
+#endif
 
 }  // namespace fa3::cuda

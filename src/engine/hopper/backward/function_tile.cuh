@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tile of scores whose function is compiled at run time (cuda/softmax/score_function.cuh), 64
 // keys by a block of queries: what score_tile.cuh does to others, at places that the function is
-// told. Kernels are kCapped where the function's slope is not 1: then shared memory keeps, in
-// registers' order and 16 bits, the slopes of the thread's scores until dP is there; where dK and
-// dV are split, P times the slope for the other warpgroup.
+// told. Kernels are kCapped where the function's slope is not 1, or gradients of captured tensors
+// ask for scores: then shared memory keeps, in registers' order, the slopes of the thread's scores
+// or these themselves (KeptScores) until dP is there; where dK and dV are split, P times the slope
+// for the other warpgroup.
 #pragma once
 
 #include "engine/cuda/softmax/score_gradient.cuh"
@@ -84,25 +85,26 @@ struct FunctionTile {
     ScoreGradient gradient(params.score);
 #pragma unroll
     for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
-      uint32_t slopes[4];
-      if constexpr (kKeepsSlopes)
-        ptx::ld_shared_b32x4(Tile::packed_place(slopes_smem, step), slopes);
+      uint32_t words[4];
+      if constexpr (kKeeps) ptx::ld_shared_b32x4(Tile::packed_place(slopes_smem, step), words);
 #pragma unroll
       for (int j = 0; j < kStepScores; j += 2) {
-        float weights[2], slope[2];
+        float weights[2], kept[2] = {};
         ptx::unpack_pair<C.element>(p[step][j / 2], weights[0], weights[1]);
-        if constexpr (kKeepsSlopes) {
-          ptx::unpack_pair<C.element>(slopes[j / 2], slope[0], slope[1]);
-        }
+        if constexpr (kKeeps) Kept::unpack(words[j / 2], kept);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int i = step * kStepScores + j + half;
           float& x = dp[i];
           x = weights[half] * (x - delta[Tile::query_index(i)]);
           gradient.key = fragment_row_index(i);
+          const int query = at.query(i), key = at.key(i);
           gradient.counts = x != 0.0f;
-          gradient.of(x, at.sequence, at.head, at.query(i), at.key(i));
-          if constexpr (kKeepsSlopes) x = x == 0.0f ? 0.0f : x * slope[half];
+          gradient.of(x, kept[half], at.sequence, at.head, query, key);
+          if constexpr (kKeeps) {
+            const float slope = Kept::slope(gradient, kept[half], at.sequence, at.head, query, key);
+            x = x == 0.0f ? 0.0f : x * slope;
+          }
         }
       }
     }
@@ -110,16 +112,18 @@ struct FunctionTile {
   }
 
  private:
-  static constexpr bool kKeepsSlopes = C.capped() && !C.splits_dkv();
+  using Kept = KeptScores<C.element>;
+  static constexpr bool kKeeps = C.capped() && !C.splits_dkv();
+  static_assert(!kKeepsScores || kKeeps);
 
-  // Products become what the function returns, and its slopes go to shared memory.
+  // Products become what the function returns, and its slopes or they go to shared memory.
   static __device__ __forceinline__ void apply(const ScoreFunction& function, Scores& scores,
                                                float scale, const ThreadPlace& at,
                                                uint32_t slopes_smem,
                                                [[maybe_unused]] uint32_t captured) {
 #pragma unroll
     for (int step = 0; step < Tile::kScores / kStepScores; ++step) {
-      float slopes[kStepScores];
+      float kept[kStepScores];
       [[maybe_unused]] uint32_t words[4];  // as of P: of two neighbouring queries each
       if constexpr (kLoadsTile) {
         ptx::ldmatrix_x4_trans(captured + step * Tile::kDepth * C.ds_tile().row_bytes(), words);
@@ -132,14 +136,14 @@ struct FunctionTile {
         if constexpr (kLoadsTile) f.pair = {&words[j / 2], j % 2 == 1};
         scores[i] = f.of(score, at.sequence, at.head, at.query(i), at.key(i));
         if constexpr (C.capped()) {
-          slopes[j] = function.slope(score, at.sequence, at.head, at.query(i), at.key(i));
+          kept[j] = Kept::of(function, score, at.sequence, at.head, at.query(i), at.key(i));
         }
       }
       if constexpr (C.capped()) {
         uint32_t packed[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          packed[j] = pack_pair<C.element>(slopes[2 * j], slopes[2 * j + 1]);
+          packed[j] = Kept::pack(kept[2 * j], kept[2 * j + 1]);
         }
         ptx::st_shared_b32x4(Tile::packed_place(slopes_smem, step), packed);
       }

@@ -6,15 +6,15 @@
 
 #include "core/ceil_div.h"
 #include "engine/hopper/host/captured_tile.h"
-#include "engine/hopper/instances/cache_table.h"
-#include "engine/hopper/instances/continued_table.h"
-#include "engine/hopper/instances/dropout_table.h"
-#include "engine/hopper/instances/mask_table.h"
-#include "engine/hopper/instances/score_table.h"
-#include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/tables/cache_table.h"
+#include "engine/hopper/tables/continued_table.h"
+#include "engine/hopper/tables/dropout_table.h"
+#include "engine/hopper/tables/mask_table.h"
+#include "engine/hopper/tables/score_table.h"
+#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 namespace {

@@ -30,7 +30,7 @@ float ScoreFunction::slope(float, int, int, int, int) const {
   return ampere::kSlope;
 }
 // Two tensors, whose gradients are sums for a key and for a tile.
-void ScoreGradient::of(float gradient, int b, int h, int, int kv_idx) {
+void ScoreGradient::of(float gradient, float, int b, int h, int, int kv_idx) {
   add_for_key<0>(gradient, b, kv_idx);
   add_for_tile<1>(gradient, h);
 }
@@ -89,7 +89,8 @@ INSTANTIATE_TEST_SUITE_P(Forward, Scored, ::testing::ValuesIn(kCases),
 template <BackwardConfig Row, Element E>
 void check_backward(const testing::BackwardCase& c) {
   constexpr BackwardConfig tile = Row.with(E, true);
-  const Scoring scoring{&scored<double>, double(kSlope)};
+  const Scoring scoring{.score = &scored<double>,
+                        .slope = [](double, int, int, int, int) { return double(kSlope); }};
   EXPECT_EQ(run<E>(emulated<tile.with_score_function(false)>(), c, {}, scoring), "");
   EXPECT_EQ(run<E>(emulated<tile.with_score_function(true)>(), c, {}, scoring), "");
 }

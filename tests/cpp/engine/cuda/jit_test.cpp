@@ -6,21 +6,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
-#include "engine/ampere/instances/forward_table.h"
-#include "engine/ampere/instances/mask_backward_table.h"
 #include "engine/ampere/launch/score_program.h"
+#include "engine/ampere/tables/forward_table.h"
+#include "engine/ampere/tables/mask_backward_table.h"
 #include "engine/cuda/jit/disk_cache.h"
 #include "engine/cuda/jit/kernel_cache.h"
 #include "engine/hopper/host/captured_tile.h"
-#include "engine/hopper/instances/backward_table.h"
-#include "engine/hopper/instances/mask_backward_table.h"
-#include "engine/hopper/instances/mask_table.h"
-#include "engine/hopper/instances/score_table.h"
 #include "engine/hopper/launch/score_program.h"
+#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/mask_table.h"
+#include "engine/hopper/tables/score_table.h"
 
 namespace fa3 {
 namespace {
@@ -162,19 +164,28 @@ constexpr hopper::ForwardConfig kSmall = hopper::kScoreTable[0].config;
 // Whether there is a compiler; without one the tests of programs have nothing to test.
 bool finds_nvrtc() {
   std::string code;
-  const auto score = function_of("return score;");
-  const Status status = cuda::find_code(hopper::score_program(score, kSmall), nullptr, &code);
+  const Status status = cuda::compile({.architecture = "sm_90a"}, nullptr, &code);
   return status.code() != StatusCode::unsupported;
 }
 
 #define FA3_SKIP_WITHOUT_NVRTC() \
   if (!finds_nvrtc()) GTEST_SKIP() << "libnvrtc is not found here; FA3_NVRTC is its path"
 
+bool is_quick() {
+  return std::getenv("FA3_TEST_QUICK") != nullptr;
+}
+
+// The rows of a table that are compiled, some seconds each: all, or the narrowest and the widest.
+template <class Instance, size_t kRows>
+std::vector<Instance> tried_rows(const std::array<Instance, kRows>& table) {
+  if (is_quick() && kRows > 2) return {table.front(), table.back()};
+  return {table.begin(), table.end()};
+}
+
 TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
-  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
-  for (const hopper::KernelInstance& row : hopper::kScoreTable) {
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kScoreTable)) {
     for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
       const auto config = row.config.with(hopper::Element::kFp16, variant);
       std::string code;
@@ -182,7 +193,7 @@ TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
       const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
       EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
       EXPECT_EQ(code.substr(1, 3), "ELF");
-      if (quick) break;
+      if (is_quick()) break;
     }
   }
 }
@@ -190,7 +201,7 @@ TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
 TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
   FA3_SKIP_WITHOUT_NVRTC();
   const auto score = function_of("using namespace score; return tangent(score) * 3.0f;");
-  for (const hopper::KernelInstance& row : hopper::kPureScoreTable) {
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kPureScoreTable)) {
     std::string code;
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
@@ -204,26 +215,60 @@ TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
   score.gradients =
       "add<0>(gradient, h, q_idx); add_for_key<1>(gradient, b, kv_idx); "
       "add_for_tile<2>(gradient * (kv_idx - q_idx), h);";
-  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
   const auto compiles = [&](const hopper::BackwardConfig& config) {
     std::string code;
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
     EXPECT_EQ(code.substr(1, 3), "ELF");
   };
-  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kBackwardTable)) {
     const auto config = row.config.with(hopper::Element::kFp16, hopper::Variant::kDense);
     compiles(config);
-    if (quick || row.config.head_dim != 128) continue;  // minutes otherwise
+    if (is_quick() || row.config.head_dim != 128) continue;  // minutes otherwise
     compiles(config.deterministic());
     compiles(config.with_head_splits());
     compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
   }
   score.slope = "return 0.5f * score;";
-  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kBackwardTable)) {
     if (row.config.splits_dkv()) score.gradients = nullptr;
     compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
   }
+}
+
+TEST_F(ScoreProgram, KeepsScoresThatGradientsName) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score * load<float, 0>(h) + load<Bfloat, 1>(q_idx);");
+  constexpr char kKeeps[] = "#define FA3_SCORE_KEEPS_SCORES\n";
+  const auto config = hopper::kBackwardTable[0].config.with(hopper::Element::kBf16,  //
+                                                            hopper::Variant::kCapped);
+  const auto keeps = [&](const char* gradients) {
+    score.gradients = gradients;
+    const bool found = hopper::score_program(score, config).text.find(kKeeps) != std::string::npos;
+    EXPECT_EQ(cuda::gradients_name_score(score), found);
+    return found;
+  };
+  EXPECT_FALSE(keeps(nullptr));
+  EXPECT_FALSE(keeps("using namespace score; add<1>(gradient, q_idx);"));
+  EXPECT_FALSE(keeps("const int my_score = 0, scores = 0; add<1>(score::sign(gradient), q_idx);"));
+  EXPECT_TRUE(keeps("using namespace score; add_for_tile<0>(gradient * score, h);"));
+  EXPECT_TRUE(keeps("score"));
+
+  score.gradients = "add_for_tile<0>(gradient * score, h); add<1>(gradient, q_idx);";
+  score.slope = "return load<float, 0>(h);";
+  const auto compiles = [&](const auto& kept) {
+    std::string code;
+    const Status status = cuda::find_code(hopper::score_program(score, kept), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << kept.head_dim << ": " << status.message();
+  };
+  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    if (row.config.splits_dkv()) continue;
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+    if (quick) break;
+  }
+  compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kFp16,  //
+                                                     hopper::Variant::kCapped));
 }
 
 TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
@@ -234,12 +279,12 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
     const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
     EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
   };
-  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kMaskTable)) {
     compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kDense));
   }
   compiles(hopper::kMaskTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
   score.gradients = "add<0>(gradient, h, q_idx);";
-  for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
     compiles(config);
     compiles(config.deterministic());
@@ -247,7 +292,7 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kBf16,  //
                                                      hopper::Variant::kGeneral));
   score.slope = "return 0.5f * score;";
-  for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
     const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped);
     EXPECT_TRUE(config.keeps_p() && config.helpers && !config.general());
     compiles(config);
@@ -282,7 +327,6 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load_of_score<Bfloat, 0>(q_idx, kv_idx, h);");
   score.may_hide = 1;
-  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
   const auto compiles = [&](const auto& config) {
     const cuda::Program program = hopper::score_program(score, config, 0);
     EXPECT_NE(program.text.find("#define FA3_SCORE_TILE 0\n"), std::string::npos);
@@ -290,36 +334,43 @@ TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
     const Status status = cuda::find_code(program, nullptr, &code);
     EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
   };
+  const auto dense = [](const auto& row) {
+    return row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+  };
+  const auto general = [](const auto& row, hopper::Element element) {
+    return row.config.with(element, hopper::Variant::kGeneral);
+  };
   for (const hopper::KernelInstance& row : hopper::kScoreTable) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
-    EXPECT_EQ(hopper::takes_captured_tile(config), config.block_n != 80) << config.head_dim;
-    if (!hopper::takes_captured_tile(config)) continue;
-    compiles(config);
-    if (!quick) compiles(row.config.with(hopper::Element::kFp16, hopper::Variant::kGeneral));
-  }
-  for (const hopper::KernelInstance& row : hopper::kTileScoreTable) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
-    EXPECT_TRUE(hopper::takes_captured_tile(config));
-    compiles(config);
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.block_n != 80)
+        << row.config.head_dim;
   }
   for (const hopper::KernelInstance& row : hopper::kMaskTable) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
-    EXPECT_EQ(hopper::takes_captured_tile(config), config.head_dim == 64);
-    if (config.head_dim == 64) compiles(config);
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim == 64);
   }
   for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
-    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
-    EXPECT_EQ(hopper::takes_captured_tile(config), config.head_dim <= 128);
-    if (!hopper::takes_captured_tile(config)) continue;
-    compiles(config);
-    if (quick) continue;
-    compiles(config.deterministic());
-    compiles(row.config.with(hopper::Element::kFp16, hopper::Variant::kGeneral));
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim <= 128);
   }
-  for (const hopper::BackwardInstance& row : hopper::kMaskBackwardTable) {
-    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kDense));
-    if (quick) break;
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kScoreTable)) {
+    if (!hopper::takes_captured_tile(dense(row))) continue;
+    compiles(dense(row));
+    if (!is_quick()) compiles(general(row, hopper::Element::kFp16));
   }
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kTileScoreTable)) {
+    EXPECT_TRUE(hopper::takes_captured_tile(general(row, hopper::Element::kBf16)));
+    compiles(general(row, hopper::Element::kBf16));
+  }
+  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+    if (row.config.head_dim == 64) compiles(dense(row));
+  }
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    if (row.config.head_dim != 128 && (is_quick() || row.config.head_dim > 128)) continue;
+    compiles(dense(row));
+    if (is_quick()) continue;
+    compiles(dense(row).deterministic());
+    compiles(general(row, hopper::Element::kFp16));
+  }
+  compiles(dense(hopper::kMaskBackwardTable.front()));
+  if (!is_quick()) compiles(dense(hopper::kMaskBackwardTable.back()));
   score.slope = "return 0.5f * score;";
   compiles(hopper::kBackwardTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
 }
@@ -491,7 +542,6 @@ TEST(Captures, HavePairsWhereTwoNeighboursLieInOneWord) {
 TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
   auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
-  const bool quick = std::getenv("FA3_TEST_QUICK") != nullptr;
   const auto compiles = [&](const auto& config, const cuda::Capability& gpu) {
     std::string code;
     const Status status =
@@ -503,7 +553,7 @@ TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
     const ampere::ForwardConfig& c = row.config;
     if (c.dropout || c.quantized) continue;
     compiles(c.with(ampere::Element::kBf16).with_score_function(), {8, 0});
-    if (quick) break;
+    if (is_quick()) break;
   }
   score.gradients = "add<0>(gradient, h, q_idx); add_for_tile<2>(gradient, h);";
   score.slope = "return 2.0f;";
@@ -512,11 +562,11 @@ TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
   };
   for (const ampere::BackwardInstance& row : ampere::kBackwardTable) {
     compiles(of_function(row.config), {8, 9});
-    if (quick) break;
+    if (is_quick()) break;
   }
   for (const ampere::BackwardInstance& row : ampere::kMaskBackwardTable) {
     compiles(of_function(row.config), {8, 0});
-    if (quick) break;
+    if (is_quick()) break;
   }
 }
 

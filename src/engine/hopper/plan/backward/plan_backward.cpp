@@ -8,15 +8,16 @@
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/free_sms.h"
+#include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/instances/dropout_backward_table.h"
-#include "engine/hopper/instances/mask_backward_table.h"
-#include "engine/hopper/instances/wide_backward_table.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/plan_forward.h"
+#include "engine/hopper/tables/dropout_backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -37,9 +38,9 @@ Status check_layouts(const BackwardCall& a) {
 }
 
 // Only preprocess sees sinks: the main kernel is compiled for the rest of the problem. One that
-// keeps slopes of a score function keeps them where others keep P for a softcap.
+// keeps slopes of a score function, or scores, keeps them where others keep P for a softcap.
 Variant main_variant(const BackwardProblem& p) {
-  if (p.score != nullptr && p.score->slope != nullptr) return Variant::kCapped;
+  if (p.score != nullptr && cuda::keeps_scores_or_slopes(*p.score)) return Variant::kCapped;
   if (p.block_mask.on) return variant_of_lists(p);
   Problem without_sink = p;
   without_sink.has_sink = false;
@@ -55,6 +56,12 @@ bool adds_gradients(const fa3_score_function& score) {
 
 Status check_score(const BackwardProblem& p) {
   if (p.score == nullptr) return {};
+  const bool keeps = cuda::keeps_scores_or_slopes(*p.score);
+  if (keeps && p.block_mask.on && is_varlen(p)) {
+    return unsupported(
+        "gradients beside block_mask and lengths of sequences, where the score function has a "
+        "slope");
+  }
   if (p.score->gradients == nullptr) return {};
   const int stored = find_stored_gradient(*p.score);
   if (stored != kNoTile) {
@@ -69,12 +76,7 @@ Status check_score(const BackwardProblem& p) {
   if (p.deterministic && adds_gradients(*p.score)) {
     return unsupported("gradients of captured tensors in one order (deterministic)");
   }
-  if (p.score->slope != nullptr && p.block_mask.on && is_varlen(p)) {
-    return unsupported(
-        "gradients beside block_mask and lengths of sequences, where the score function has a "
-        "slope");
-  }
-  if (p.score->slope != nullptr && std::max(p.head_dim, p.head_dim_v) > 128) {
+  if (keeps && std::max(p.head_dim, p.head_dim_v) > 128) {
     return unsupported(
         "gradients of captured tensors for head dims beyond 128, where the score "
         "function has a slope");

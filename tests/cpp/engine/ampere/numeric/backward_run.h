@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -114,10 +115,13 @@ double rounded(double x) {
   return double(cuda::widened<E>(cuda::narrowed<E>(float(x))));
 }
 
-// A score function of double precision, with the slope that it has everywhere.
+// A score function of double precision, with its slope, the tensors that the kernel's captures, and
+// what is done with the gradient of each score that it returns.
 struct Scoring {
-  double (*score)(double score, int b, int h, int q, int k) = nullptr;
-  double slope = 1;
+  using OfScore = std::function<double(double score, int b, int h, int q, int k)>;
+  OfScore score, slope;
+  cuda::ScoreGradientParams captured{};
+  std::function<void(double gradient, double score, int b, int h, int q, int k)> on_gradient;
 };
 
 // Gradients in double precision, and what a backward that rounds P and dS would give.
@@ -146,6 +150,7 @@ struct Reference {
           const int64_t row = of_q.begin[size_t(b)] + i, first_key = of_k.begin[size_t(b)];
           DropoutRow of_row(dropout, draws, i);
           Row p(size_t(keys), 0.0), slope(size_t(keys), 1.0), kept(size_t(keys), 1.0);
+          Row given(size_t(keys), 0.0);
           double largest = c.sink ? double(sink[size_t(h)]) : -INFINITY, sum = 0;
           for (int j = 0; j < keys; ++j) {
             double s = 0;
@@ -158,9 +163,10 @@ struct Reference {
               s = c.softcap * t;
               slope[size_t(j)] = 1 - t * t;
             }
-            if (scoring.score != nullptr) {
+            given[size_t(j)] = s;
+            if (scoring.score) {
+              slope[size_t(j)] = scoring.slope(s, b, h, i, j);
               s = scoring.score(s, b, h, i, j);
-              slope[size_t(j)] = scoring.slope;
             }
             if (dropout.on()) kept[size_t(j)] = of_row.keeps(j) ? dropout.scale() : 0;
             const bool shown = mask.visible(i, j, queries, keys) && map.shows(b, h, i, j);
@@ -191,7 +197,9 @@ struct Reference {
             const int64_t key = first_key + j;
             double dp = 0;
             for (int x = 0; x < v.columns; ++x) dp += d_o.at(row, h, x) * v.at(key, h / group, x);
-            const double ds = p[size_t(j)] * (dp * kept[size_t(j)] - delta) * slope[size_t(j)];
+            const double returned = p[size_t(j)] * (dp * kept[size_t(j)] - delta);
+            if (scoring.on_gradient) scoring.on_gradient(returned, given[size_t(j)], b, h, i, j);
+            const double ds = returned * slope[size_t(j)];
             const double naive_p = rounded<E>(p[size_t(j)]), naive_ds = rounded<E>(ds);
             for (int x = 0; x < q.columns; ++x) {
               const size_t at_q = size_t(q.index(row, h, x));
@@ -291,7 +299,7 @@ std::string run(const BackwardKernel& kernel, BackwardCase c, const Layout& layo
   a.seqlen_q = c.seqlen_q, a.seqlen_k = c.seqlen_k;
   a.varlen = c.varlen != nullptr;
   a.sequences = c.batches;
-  a.has_score_function = scoring.score != nullptr;
+  a.has_score_function = bool(scoring.score);
   const auto lengths = [&](const SideLayout& of, const testing::Side& side, int seqlen) {
     Lengths l{.max = seqlen, .total = int64_t(of.all_rows())};
     l.varlen = a.varlen;
@@ -306,7 +314,7 @@ std::string run(const BackwardKernel& kernel, BackwardCase c, const Layout& layo
   std::vector<uint64_t> workspace(size_t(plan.workspace.bytes / 8 + 64), ~uint64_t{0});
   void* const memory =
       reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 255) / 256 * 256);
-  cuda::ScoreGradientParams score{};
+  cuda::ScoreGradientParams score = scoring.captured;
   score.scale = a.scale;
   launch_backward(plan, memory, nullptr, kAllLaunches, scoring.score ? &score : nullptr);
   if (const std::string said = machine::take_launch_error(); !said.empty()) return said;

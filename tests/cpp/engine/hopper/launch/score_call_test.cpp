@@ -160,5 +160,19 @@ TEST_F(ScoredGradients, AreRefusedWithWhatTheyCannotDo) {
   EXPECT_EQ(fa3_backward_supported(&backward), FA3_OK) << fa3_last_error();
 }
 
+TEST_F(ScoredGradients, OfAFunctionWithASlopeWalkListsOfOneLengthAlone) {
+  int32_t* const map = reinterpret_cast<int32_t*>(uintptr_t{0x9000});
+  backward.options.block_mask = contiguous(map, FA3_INT32, {1, 1, 8, 8}, {FA3_CUDA, 0});
+  backward.options.seqused_k = contiguous(map, FA3_INT32, {2}, {FA3_CUDA, 0});
+  backward.options.engine = FA3_ENGINE_HOPPER;
+  EXPECT_EQ(fa3_backward_supported(&backward), FA3_OK) << fa3_last_error();
+  score.gradients = "add_for_tile<0>(gradient * score, h);";
+  EXPECT_NE(refusal().find("block_mask and lengths of sequences"), std::string::npos) << refusal();
+  score.slope = "return 0.5f * score;";
+  score.gradients = nullptr;
+  slopes.gradient = nullptr;
+  EXPECT_NE(refusal().find("block_mask and lengths of sequences"), std::string::npos) << refusal();
+}
+
 }  // namespace
 }  // namespace fa3::test

@@ -3,7 +3,7 @@
 // asks for it (launch/score_program.h), for its element, variant and function. Tiles are whole.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

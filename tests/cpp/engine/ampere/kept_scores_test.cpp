@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward kernels whose score function captures tensors with gradients that depend on the score,
+// which is kept for them (FA3_SCORE_KEEPS_SCORES): caps that learn, one a head, and factors of
+// keys. With numbers on the host, as in score_function_test.cpp.
+#include <gtest/gtest.h>
+
+#include "numeric/backward_run.h"
+
+namespace fa3::cuda {
+
+float ScoreFunction::of(float score, int b, int h, int, int kv_idx) const {
+  const float cap = load<float, 0>(h);
+  return cap * tangent(score / cap) + load<float, 1>(b, kv_idx) * score;
+}
+float ScoreFunction::slope(float score, int b, int h, int, int kv_idx) const {
+  const float t = tangent(score / load<float, 0>(h));
+  return 1.0f - t * t + load<float, 1>(b, kv_idx);
+}
+void ScoreGradient::of(float gradient, float score, int b, int h, int, int kv_idx) {
+  const float x = score / load<float, 0>(h), t = tangent(x);
+  add_for_tile<0>(gradient * (t - x * (1.0f - t * t)), h);
+  add_for_key<1>(gradient * score, b, kv_idx);
+}
+
+}  // namespace fa3::cuda
+
+namespace fa3::ampere {
+namespace {
+
+// A captured tensor, its gradient, and that of double precision.
+struct Captured {
+  std::vector<float> values, gradient;
+  std::vector<double> exact;
+
+  explicit Captured(size_t count) : values(count), gradient(count), exact(count) {}
+  void describe(cuda::ScoreGradientParams& params, int number, std::vector<int> extents) {
+    int stride = 1;
+    for (int dim = int(extents.size()) - 1; dim >= 0; --dim) {
+      params.captures.tensors[number].extent[dim] = extents[size_t(dim)];
+      params.captures.tensors[number].stride[dim] = stride;
+      params.gradients[number].stride[dim] = stride;
+      stride *= extents[size_t(dim)];
+    }
+    params.captures.tensors[number].data = values.data();
+    params.gradients[number].data = gradient.data();
+  }
+  // The error beside the size, both as norms.
+  double error() const {
+    double off = 0, size = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      off += (double(gradient[i]) - exact[i]) * (double(gradient[i]) - exact[i]);
+      size += exact[i] * exact[i];
+    }
+    return std::sqrt(off / size);
+  }
+};
+
+template <BackwardConfig Row, Element E>
+void check(const testing::BackwardCase& c) {
+  Captured caps(size_t(c.heads)), factors(size_t(c.batches * c.seqlen_k));
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0, 0.3f);
+  for (int h = 0; h < c.heads; ++h) caps.values[size_t(h)] = 1.5f + 0.5f * float(h);
+  for (float& x : factors.values) x = normal(random);
+  const auto cap = [&](int h) { return double(caps.values[size_t(h)]); };
+  const auto key = [&](int b, int k) { return size_t(b * c.seqlen_k + k); };
+  Scoring scoring{.score =
+                      [&](double s, int b, int h, int, int k) {
+                        return cap(h) * std::tanh(s / cap(h)) +
+                               double(factors.values[key(b, k)]) * s;
+                      },
+                  .slope =
+                      [&](double s, int b, int h, int, int k) {
+                        const double t = std::tanh(s / cap(h));
+                        return 1 - t * t + double(factors.values[key(b, k)]);
+                      }};
+  scoring.on_gradient = [&](double gradient, double s, int b, int h, int, int k) {
+    const double x = s / cap(h), t = std::tanh(x);
+    caps.exact[size_t(h)] += gradient * (t - x * (1 - t * t));
+    factors.exact[key(b, k)] += gradient * s;
+  };
+  caps.describe(scoring.captured, 0, {c.heads});
+  factors.describe(scoring.captured, 1, {c.batches, c.seqlen_k});
+  constexpr BackwardConfig kConfig = Row.with(E, true).with_score_function(true);
+  EXPECT_EQ(run<E>(emulated<kConfig>(), c, {}, scoring), "");
+  // P and the score of each pair are rounded; sums of many see less of it.
+  const double step = E == Element::kFp16 ? 0x1p-10 : 0x1p-7;
+  EXPECT_LT(caps.error(), 2 * step);
+  EXPECT_LT(factors.error(), step);
+}
+
+TEST(KeptScores, of_64_columns_give_the_gradients_of_double_precision) {
+  check<kBackwardTable[1].config, Element::kFp16>({2, 2, 1, 70, 140, true});
+}
+TEST(KeptScores, of_128_columns_give_the_gradients_of_double_precision) {
+  check<kBackwardTable[2].config, Element::kBf16>({1, 2, 1, 90, 150});
+}
+TEST(KeptScores, under_a_block_mask_give_the_gradients_of_double_precision) {
+  check<kMaskBackwardTable[0].config, Element::kBf16>({1, 2, 1, 300, 300, true});
+}
+
+}  // namespace
+}  // namespace fa3::ampere
