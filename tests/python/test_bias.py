@@ -240,6 +240,47 @@ def test_a_kernel_stores_gradients_where_each_score_has_an_element():
     assert stored(2, 4, 200, 264, dtype=torch.float32) is None
 
 
+def test_a_gradient_that_is_stored_repeats_and_others_ask_for_torchs_algorithms():
+    def check(bias=None, slopes=None):
+        rows, keys = 200, 264
+        q, k = torch.zeros(1, rows, 4, 64), torch.zeros(1, keys, 4, 64)
+        function = forms.function_with(bias, slopes, None)
+        forms.refuse_any_order(function, q, k, forms.OPTIONS)
+
+    whole = torch.zeros(1, 4, 200, 264, dtype=torch.bfloat16, requires_grad=True)
+    slopes = torch.zeros(1, 4)
+    check(whole)
+    check(whole, slopes)
+    check(whole.detach().float(), slopes)
+    learning = slopes.clone().requires_grad_()
+    narrow = torch.zeros(1, 1, 200, 264, dtype=torch.bfloat16, requires_grad=True)
+    for refused in ((whole.float(),), (whole, learning), (None, learning), (narrow,)):
+        with pytest.raises(fa3.Unsupported, match="use_deterministic_algorithms"):
+            check(*refused)
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(whole, learning)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dim", [64, 256])  # stored by a kernel, and added up in one order
+def test_the_gradient_of_a_bias_repeats_bit_by_bit(device, dim):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (randn(2, 200, 4, dim, seed=s, dtype=dtype).to(device) for s in range(3))
+    bias = randn(1, 4, 200, 200, seed=3, dtype=dtype).to(device).requires_grad_()
+    upstream = randn(2, 200, 4, dim, seed=4, dtype=dtype).to(device)
+
+    def gradient(**options):
+        out = fa3.attention(q, k, v, bias=bias, causal=True, **options)
+        return torch.autograd.grad((out * upstream).sum(), bias)[0]
+
+    first = gradient(deterministic=True)
+    assert all(torch.equal(gradient(deterministic=True), first) for _ in range(3))
+    size = first.abs().max().item()
+    torch.testing.assert_close(gradient(), first, rtol=0, atol=4 * torch.finfo(dtype).eps * size)
+
+
 def test_packed_sequences_have_rows_of_the_bias_and_diagonals_of_their_own():
     lengths_q, lengths_k = (5, 9, 0), (7, 4, 3)
     q, k, v = (

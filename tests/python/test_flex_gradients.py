@@ -126,7 +126,7 @@ def test_they_are_those_of_float64(device, make, options):
 
 @pytest.mark.filterwarnings("error::fa3.flex.device.SlowScores")
 @pytest.mark.parametrize("dims", [(40, 40), (64, 64), (96, 64), (192, 128), (256, 256)], ids=str)
-@pytest.mark.parametrize("make", (cap, table_of_scores, leaky), ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [cap, table_of_scores, leaky], ids=lambda make: make.__name__)
 def test_they_are_those_of_float64_for_every_head_dim(device, make, dims):
     dtype = torch.float16 if device == "cuda" else torch.float32
     check(device, dtype, dims, make, {"causal": True})

@@ -13,6 +13,7 @@ import torch
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import lists
 from fa3.flex.attention import apply, by_lists, check_shapes, window_of
+from fa3.flex.stored import number_of
 from fa3.flex.trace import trace
 
 # Options of fa3.attention that go together with a bias.
@@ -50,7 +51,6 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
     if out is not None or options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("out, engine: expected neither together with bias or alibi_slopes")
-    refuse_any_order(q, bias, alibi_slopes, options)
     lengths = {**OPTIONS}
     lengths |= {x: y for x, y in options.items() if x in OPTIONS and y is not None}
     if not q.ndim == k.ndim == (4 if lengths["cu_seqlens_q"] is None else 3):
@@ -79,22 +79,24 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
         window.right is not None and window.right <= 0,
         softcap,
     )
+    if lengths["deterministic"] and q.is_cuda:
+        refuse_any_order(function, q, k, lengths)
     out, lse = apply(
         function, q, k, v, window, scale, lengths, return_lse, only_kernels=only_kernels
     )
     return (out, lse) if return_lse else out
 
 
-def refuse_any_order(q, bias, alibi_slopes, options):
-    """Float32 sums by atomic additions are not repeatable, whatever q, k and v have."""
-    if not options.get("deterministic"):
+def refuse_any_order(function, q, k, lengths):
+    """On a GPU float32 sums by atomic additions are not repeatable; what is stored is."""
+    learn = tuple(n for n, t in enumerate(function.tensors) if t.requires_grad)
+    if not learn or torch.are_deterministic_algorithms_enabled():
         return
-    learns = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (bias, alibi_slopes))
-    repeats = torch.are_deterministic_algorithms_enabled()
-    if learns and q.is_cuda and not repeats:
+    if learn != (number_of(function, learn, q, k, lengths),):
         raise Unsupported(
             "deterministic: the gradients of bias and alibi_slopes are repeatable on a GPU under"
-            " torch.use_deterministic_algorithms(True) alone"
+            " torch.use_deterministic_algorithms(True), or where a bias of 16 bits has an element"
+            " for each score"
         )
 
 

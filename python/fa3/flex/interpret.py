@@ -52,12 +52,16 @@ def places(tensor, indices, device):
     return place
 
 
-def add_into(total, indices, values):
-    """total[indices] += values, in an order that is always the same on a CPU."""
+def add_into(total, indices, values, in_order=False):
+    """total[indices] += values. in_order: always the same one, as on a CPU anyway."""
     place = places(total, indices, values.device)
     place = place.reshape((1,) * (values.ndim - place.ndim) + place.shape)
     shared = [d for d in range(values.ndim) if place.shape[d] == 1 and values.shape[d] > 1]
     if shared:
         values = values.sum(shared, keepdim=True)
     place, values = torch.broadcast_tensors(place, values)
-    total.view(-1).index_add_(0, place.reshape(-1), values.reshape(-1).to(total.dtype))
+    place, values = place.reshape(-1), values.reshape(-1).to(total.dtype)
+    if in_order and total.is_cuda:  # sorts
+        total.view(-1).index_put_((place,), values, accumulate=True)
+    else:
+        total.view(-1).index_add_(0, place, values)

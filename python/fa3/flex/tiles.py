@@ -196,5 +196,5 @@ def score_gradient(call, gradient, tile, tensors, ds, totals):
         place = [next(places) for _ in of_load]
         # A key that no row sees adds nothing, whatever the function's slope is there.
         value = torch.where(ds == 0, 0, value)
-        add_into(totals[graph.nodes[load].value], place, value)
+        add_into(totals[graph.nodes[load].value], place, value, call.options.get("deterministic"))
     return torch.where(ds == 0, 0, of_score).expand(ds.shape)
