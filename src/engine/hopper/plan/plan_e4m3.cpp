@@ -91,8 +91,8 @@ int64_t rows_of_key(const ForwardCall& call) {
 
 // On how many SMs a CTA goes on ahead of the tiles: enough to stay ahead, and no more, for the
 // tiles lack these SMs. While an SM transposes a block of keys, another computes about `rows` query
-// rows with such a block, so the more rows see a key, the fewer SMs are enough. 0: so many would be
-// needed that V is better transposed beforehand. Measured, as the bounds are: docs/lab/fp8.md.
+// rows with such a block, so the more rows see a key, the fewer SMs are enough. 0: V is better
+// transposed beforehand, as too many would be needed. Measured, as the bounds are: docs/lab/fp8.md.
 int choose_late_ctas(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
   const bool wide = c.head_dim_v > 128;
   const int64_t rows = wide ? 80 : 52;

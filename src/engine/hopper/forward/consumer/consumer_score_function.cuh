@@ -156,7 +156,7 @@ struct FunctionScore {
   }
 };
 
-// Of a function that adds to the score alone, of what it loads by tiles: products begin with that,
+// The function does nothing but add an element of a tile to the score: products begin with that,
 // and go on as where there is no function.
 struct AddedScore : ScaledScore {
   ScoreFunction function;
