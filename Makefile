@@ -73,7 +73,8 @@ $(VENV)/bin/sphinx-build: $(VENV)/bin/pytest requirements-docs.txt
 
 #@ To change fa3
 
-# KERNELS=OFF leaves out the GPU's kernels, the most of it; all else is there, for tests.
+# KERNELS=OFF leaves out the GPU's kernels, the most of it; all else is there, for tests. BF16 has half
+# of them, SAMPLE one row of each table.
 KERNELS ?= ON
 build:  ## the library, the fa3 command, the Python package and the tests, into build/
 	@tools/setup.sh build test
@@ -95,7 +96,7 @@ torch: $(VENV)/bin/pytest  ## torch, Transformers and JAX for the tests (2 GB), 
 
 # With kernels where a GPU can run them, or where they are built already. FULL=1: longer case tables,
 # more seeds, and every build that users make.
-BUILT_KERNELS = $(shell sed -n 's/^FA3_KERNELS:BOOL=//p' $(BUILD)/CMakeCache.txt 2>/dev/null)
+BUILT_KERNELS = $(shell sed -n 's/^FA3_KERNELS:[A-Z]*=//p' $(BUILD)/CMakeCache.txt 2>/dev/null)
 test:  ## everything that can be tested on this machine (FULL=1: at length)
 	@tools/setup.sh build test
 	@$(MAKE) --no-print-directory -j2 $(VENV)/bin/pytest build \

@@ -140,6 +140,31 @@ def contenders(case, seqlen, heads, dim, which):
     return found, seen, why, drawn
 
 
+def write_cell(arguments, row, label, timed, flops, of_dense, left_out, of_fa3=None):
+    """Times the contenders of a cell, prints them and writes their rows.
+
+    row: what all rows of the cell have; flops: of the mask's visible pairs; of_dense: of the dense
+    contender's; left_out: why FlexAttention is; of_fa3: what fa3's own row has besides.
+    """
+    times = time_all(timed, "cuda", arguments.rounds)
+    best = of_dense / times["dense"]["median_ms"]
+    for engine, once in times.items():
+        rate = (of_dense if engine == "dense" else flops) / once["median_ms"]
+        found = once | {"tflops": rate / 1e9, "of_dense": rate / best}
+        print(
+            f"{label} {engine:14s} {found['median_ms']:8.3f} ms "
+            f"{found['tflops']:6.1f} TFLOP/s, {found['of_dense']:.2f} of dense",
+            flush=True,
+        )
+        more = of_fa3 or {} if engine == "fa3" else {}
+        line = {"engine": engine} | row | found | more | provenance("cuda")
+        write_rows(arguments.json, [line])
+    if left_out:
+        print(f"{label} FlexAttention left out: {left_out}", flush=True)
+        left = {"engine": "FlexAttention"} | row | {"left_out": left_out}
+        write_rows(arguments.json, [left | provenance("cuda")])
+
+
 def main():
     parser = parser_of(__doc__)
     parser.add_argument("--seqlen", type=numbers, default=[8192, 16384], metavar="LIST")
@@ -156,25 +181,17 @@ def main():
         heads = 2048 // dim
         row = {"pass": which, "case": case, "seqlen": seqlen, "heads": heads, "head_dim": dim}
         timed, seen, why, drawn = contenders(case, seqlen, heads, dim, which)
-        times = time_all(timed, "cuda", arguments.rounds)
         flops = 2 * PRODUCTS[which] * seqlen * seqlen * seen * heads * dim
-        whole = flops if case == "causal" else flops / seen
-        best = whole / times["dense"]["median_ms"]
-        for engine, once in times.items():
-            rate = (whole if engine == "dense" else flops) / once["median_ms"]
-            found = once | {"tflops": rate / 1e9, "of_dense": rate / best}
-            print(
-                f"d{dim} {which} {seqlen} {case:8s} {engine:14s} {found['median_ms']:8.3f} ms "
-                f"{found['tflops']:6.1f} TFLOP/s, {found['of_dense']:.2f} of dense",
-                flush=True,
-            )
-            of_map = {"map": drawn} if engine == "fa3" and case in RULES else {}
-            line = {"engine": engine} | row | found | of_map | provenance("cuda")
-            write_rows(arguments.json, [line])
-        if why:
-            print(f"d{dim} {which} {seqlen} {case:8s} FlexAttention left out: {why}", flush=True)
-            left = {"engine": "FlexAttention"} | row | {"left_out": why}
-            write_rows(arguments.json, [left | provenance("cuda")])
+        write_cell(
+            arguments,
+            row,
+            f"d{dim} {which} {seqlen} {case:8s}",
+            timed,
+            flops,
+            flops if case == "causal" else flops / seen,
+            why,
+            {"map": drawn} if case in RULES else None,
+        )
 
 
 if __name__ == "__main__":

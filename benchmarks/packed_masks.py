@@ -14,8 +14,8 @@ import itertools
 from pathlib import Path
 
 import torch
-from block_masks import MOST_APART, PRODUCTS, Call, flex_contender
-from harness import numbers, parser_of, progress, provenance, time_all, write_rows
+from block_masks import MOST_APART, PRODUCTS, Call, flex_contender, write_cell
+from harness import numbers, parser_of, progress
 from torch.nn.attention.flex_attention import create_block_mask
 
 import fa3
@@ -94,7 +94,7 @@ def contenders(packed, which, with_flex):
         packed.contender("ampere", which, block_mask=packed.mine, engine="ampere"),
     ]
     if not with_flex:
-        return found, "not asked for"
+        return found, "--no-flex"
     rival = flex_contender(packed.batched, packed.theirs, which)
     mine = found[1].first
     error = float((rival.first - mine).norm() / mine.norm())
@@ -121,22 +121,10 @@ def main():
         packed = Packed(LENGTHS[lengths], CASES[case], heads, dim)
         row = {"pass": which, "case": case, "lengths": lengths, "heads": heads, "head_dim": dim}
         timed, why = contenders(packed, which, not arguments.no_flex)
-        times = time_all(timed, "cuda", arguments.rounds)
-        flops = 2 * PRODUCTS[which] * heads * dim * packed.seen
-        whole = 2 * PRODUCTS[which] * heads * dim * packed.seen_causally
-        best = whole / times["dense"]["median_ms"]
-        for engine, once in times.items():
-            rate = (whole if engine == "dense" else flops) / once["median_ms"]
-            found = once | {"tflops": rate / 1e9, "of_dense": rate / best}
-            print(
-                f"d{dim} {which} {lengths} {case:7s} {engine:14s} {found['median_ms']:8.3f} ms "
-                f"{found['tflops']:6.1f} TFLOP/s, {found['of_dense']:.2f} of dense",
-                flush=True,
-            )
-            write_rows(arguments.json, [{"engine": engine} | row | found | provenance("cuda")])
-        if why:
-            left = {"engine": "FlexAttention"} | row | {"left_out": why}
-            write_rows(arguments.json, [left | provenance("cuda")])
+        per_pair = 2 * PRODUCTS[which] * heads * dim
+        label = f"d{dim} {which} {lengths} {case:7s}"
+        flops, of_dense = per_pair * packed.seen, per_pair * packed.seen_causally
+        write_cell(arguments, row, label, timed, flops, of_dense, why)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static;-cpu;max;-L;/usr/aarch64-l
 # Used for its headers alone, from where this machine has it.
 file(GLOB fmt_DIR /usr/lib/*/cmake/fmt)
 
-# The CUDA engines: this machine's nvcc and headers; FA3_ARM_CUDART is the folder of libcudart_static.a
+# The CUDA engines: this machine's nvcc and headers; FA3_ARM_CUDART is libcudart_static.a's folder
 # and libcudadevrt.a for aarch64, of nvcc's version (tools/arm_cudart.py).
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES FA3_ARM_CUDART)
 if(FA3_ARM_CUDART)

@@ -1,4 +1,4 @@
-# fa3_embed_headers(ENGINE ROOTS... [GENERATED FILES...]): the headers of an engine's kernels as text
+# fa3_embed_headers(ENGINE ROOTS... [GENERATED FILES...]): headers of an engine's kernels as text
 # in the library, for kernels that are compiled at run time. GENERATED: those that the build writes.
 function(fa3_embed_headers engine)
   cmake_parse_arguments(PARSE_ARGV 1 of "" "" GENERATED)

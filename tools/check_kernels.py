@@ -60,7 +60,7 @@ SPILLED = {(192, 128, 80): 1, (256, 64, 64): 2, (256, 128, 64): 4}
 # The same of kernels that decode.
 STREAM_K_SPILLED = {(256, 128, 64): 5}
 CACHE_SPILLED = {(256, 64): 7, (256, 128): 12}
-# Of kernels with dropout for three warpgroups, by head dim.
+# Kernels with dropout for three warpgroups, by head dim.
 DROPOUT_SPILLED = {64: 16}
 
 

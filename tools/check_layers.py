@@ -52,9 +52,11 @@ HOPPER_ROOMS = {
     "decode/": "combine/ fp8/ forward_params.h scheduler/ pipeline/ config/ tile/ ptx/",
     "backward/": "scheduler/ pipeline/ config/ tile/ ptx/",
     "tutorial/": "scheduler/ pipeline/ config/ tile/ ptx/",
-    "instances/": "forward/ decode/ backward/ config/",
-    "plan/": "instances/ fp8/ forward_params.h scheduler/ config/ host/",
-    "launch/": "plan/ instances/ backward/ fp8/ combine/ forward_params.h scheduler/ config/ host/",
+    "tables/": "config/",
+    "instances/": "tables/ forward/ decode/ backward/ config/",
+    "plan/": "instances/ tables/ fp8/ forward_params.h scheduler/ config/ host/",
+    "launch/": "plan/ instances/ tables/ backward/ fp8/ combine/ forward_params.h scheduler/ "
+    "config/ host/",
 }
 
 # The rooms of the ampere engine likewise.
@@ -67,9 +69,11 @@ AMPERE_ROOMS = {
     "backward_params.h": "tile/",
     "forward/": "forward_params.h tile/ tile_schedule.h config/",
     "backward/": "backward_params.h tile/ config/",
-    "instances/": "forward/ backward/ config/",
-    "plan/": "instances/ forward_params.h backward_params.h tile_schedule.h config/ capability.h",
-    "launch/": "plan/ instances/ backward/ forward_params.h backward_params.h config/",
+    "tables/": "config/",
+    "instances/": "tables/ forward/ backward/ config/",
+    "plan/": "instances/ tables/ forward_params.h backward_params.h tile_schedule.h config/ "
+    "capability.h",
+    "launch/": "plan/ instances/ tables/ backward/ forward_params.h backward_params.h config/",
 }
 
 

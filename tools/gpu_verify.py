@@ -167,7 +167,7 @@ def run_piece(
     failed = [i for i, (output, status, _) in enumerate(ended) if not has_passed(output, status)]
     if ended and not any(checks for checks, _ in found):
         failed = list(range(len(ended)))
-    # Of several commands, the ends of those that failed; that of the last if none did.
+    # What is shown of several commands: the ends of those that failed, or else of the last.
     shown = failed or range(len(ended))[-1:]
     for i in failed:
         code.pop(checked(commands[i]), None)

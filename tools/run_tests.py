@@ -68,7 +68,7 @@ def skip_sentence(output: str) -> str | None:
     return next((line for line in output.splitlines() if line.startswith("skipped: ")), None)
 
 
-# Of what ctest prints, the lines of tests that did not fail.
+# Lines of ctest about tests that did not fail.
 UNEVENTFUL = re.compile(r" +(Start +\d+:|\d+/\d+ Test +#\d+:.*(Passed|Skipped) )")
 
 

@@ -14,8 +14,8 @@
 
 #include "cuda/backward_check.cuh"
 #include "cuda/backward_timing.cuh"
-#include "engine/hopper/instances/dropout_backward_table.h"
 #include "engine/hopper/launch/launch_backward.h"
+#include "engine/hopper/tables/dropout_backward_table.h"
 
 namespace fa3::testing {
 namespace {

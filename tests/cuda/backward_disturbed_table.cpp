@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "engine/hopper/instances/backward_entry.h"
-#include "engine/hopper/instances/dropout_backward_table.h"
+#include "engine/hopper/tables/dropout_backward_table.h"
 
 namespace fa3::hopper {
 namespace {

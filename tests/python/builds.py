@@ -43,9 +43,8 @@ def setting(name):
 
 
 def kernels():
-    """CMake's options for builds that take after the build: the kernels that they have."""
-    names = "FA3_KERNELS", "FA3_FP16_KERNELS"
-    return " ".join(f"-D{name}={setting(name)}" for name in names)
+    """CMake's option for builds that take after the build: the kernels that it has."""
+    return f"-DFA3_KERNELS={setting('FA3_KERNELS')}"
 
 
 def need(*tools):

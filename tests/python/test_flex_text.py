@@ -3,6 +3,7 @@
 
 import ctypes
 import math
+import re
 import shutil
 import subprocess
 
@@ -194,6 +195,25 @@ def test_neighbouring_keys_are_taken_from_one_word(dtype, tmp_path):
     assert torch.equal(results.isfinite(), has_pair) and has_pair.sum() > len(where) // 2
     right = of_text(function, scores, where, tmp_path)
     torch.testing.assert_close(results[has_pair], right[has_pair], rtol=0, atol=0)
+
+
+def test_what_is_only_added_to_the_score_is_the_return():
+    table, row = functions.randn(HEADS, ROWS, ROWS, seed=1), functions.randn(ROWS, seed=2)
+
+    def end(score_mod):
+        return text_of(function_of(score_mod)).split("return ")[1]
+
+    number = r"score \+ x\d+;\n"
+    assert re.fullmatch(number, end(lambda s, b, h, q, k: s + table[h, q, k]))
+    assert re.fullmatch(number, end(lambda s, b, h, q, k: table[h, q, k] + s))
+    assert re.fullmatch(number, end(lambda s, b, h, q, k: s + (table[h, q, k] + row[k])))
+    for other in (
+        lambda s, b, h, q, k: s + s * table[h, q, k],
+        lambda s, b, h, q, k: s * 2 + table[h, q, k],
+        lambda s, b, h, q, k: s - table[h, q, k],
+        lambda s, b, h, q, k: s + s,
+    ):
+        assert re.fullmatch(r"x\d+;\n", end(other))
 
 
 def test_what_is_loaded_ahead_is_the_only_one_of_16_bits():

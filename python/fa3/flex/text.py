@@ -82,8 +82,26 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
             value = expression(graph, node, function.tensors, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
     if returns is not None:
-        after = [f"return {name_of(graph, returns)};"]
+        added = added_to_score(graph, returns)
+        if added is None:
+            after = [f"return {name_of(graph, returns)};"]
+        else:
+            lines = [x for x in lines if not x.startswith(f"const float x{returns} = ")]
+            after = [f"return score + {name_of(graph, added)};"]
     return "\n".join([*lines, *after, ""])
+
+
+def added_to_score(graph, number):
+    """What the node adds to the score, if it does nothing else with it; else None. Kernels may then
+    begin with it (src/engine/cuda/jit/score_program.h, adds_to_score())."""
+    node = graph.nodes[number]
+    if node.op != "add":
+        return None
+    for score, added in (node.arguments, node.arguments[::-1]):
+        leaves = {graph.nodes[n].op for n in graph.needed_for(added)}
+        if graph.nodes[score].op == SCORE and SCORE not in leaves:
+            return added
+    return None
 
 
 def name_of(graph, number):

@@ -238,7 +238,7 @@ Inputs zeros(const Case& c) {
 
 TEST_P(DropoutMask, has_the_bits_of_every_engine) {
   const std::vector<int64_t> dims{24, 64, 128, 256};
-  for (const int64_t dim : by_effort({24, 256}, dims, dims)) {
+  for (const int64_t dim : by_effort({64}, dims, dims)) {
     for (const Form& form : kForms) {
       for (const Case& c : in_each_dtype(case_of(form, dim))) {
         const std::vector<Head> heads = heads_of(c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one template parameter of the backward's kernels: tile sizes and stages, with the shared
-// memory and registers that follow. Plain constexpr. instances/backward_table.h has what is built.
+// memory and registers that follow. Plain constexpr. tables/backward_table.h has what is built.
 //
 // A CTA has a block of keys. Its warps are of two sides (backward_kernel.cuh): four of the values,
 // which sum dV, and four of the keys, which sum dK; a warp of either has a quarter of the keys. All

@@ -2,7 +2,7 @@
 // The kernels of a backward call, for the launcher.
 #pragma once
 
-#include "engine/ampere/instances/mask_backward_table.h"
+#include "engine/ampere/tables/mask_backward_table.h"
 
 namespace fa3::ampere {
 

@@ -2,7 +2,7 @@
 // A built kernel as the launcher sees it, and where to get it.
 #pragma once
 
-#include "engine/ampere/instances/forward_table.h"
+#include "engine/ampere/tables/forward_table.h"
 
 namespace fa3::ampere {
 

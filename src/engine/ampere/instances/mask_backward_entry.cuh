@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/ampere/instances/backward_entry.cuh"
-#include "engine/ampere/instances/mask_backward_table.h"
+#include "engine/ampere/tables/mask_backward_table.h"
 
 namespace fa3::ampere {
 

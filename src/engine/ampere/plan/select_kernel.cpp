@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "engine/ampere/instances/forward_table.h"
+#include "engine/ampere/tables/forward_table.h"
 #include "engine/cuda/host/forward_call.h"
 
 namespace fa3::ampere {

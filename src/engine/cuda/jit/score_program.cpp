@@ -66,6 +66,18 @@ bool is_of_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
+// How often a word stands in the text, and is no namespace: "namespace score;", "score::exp(".
+int count_word(std::string_view text, std::string_view word) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(word, at)) != text.npos; at += word.size()) {
+    const std::string_view before = text.substr(0, at), behind = text.substr(at + word.size());
+    const bool is_whole = (before.empty() || !is_of_name(before.back())) &&
+                          (behind.empty() || !is_of_name(behind.front()));
+    count += is_whole && !before.ends_with("namespace ") && !behind.starts_with("::") ? 1 : 0;
+  }
+  return count;
+}
+
 Program program_of(const fa3_score_function& score, const std::string& functions,
                    const ScoreKernel& kernel) {
   return {.text = concat("#define FA3_SCORE_FUNCTION\n",
@@ -80,23 +92,24 @@ Program program_of(const fa3_score_function& score, const std::string& functions
 
 }  // namespace
 
-// As a word of its own, which is not the namespace: of "using namespace score;" or "score::exp(".
 bool gradients_name_score(const fa3_score_function& score) {
-  if (score.gradients == nullptr) return false;
-  constexpr std::string_view kName = "score";
-  const std::string_view text = score.gradients;
-  for (size_t at = 0; (at = text.find(kName, at)) != text.npos; at += kName.size()) {
-    const std::string_view before = text.substr(0, at), behind = text.substr(at + kName.size());
-    const bool is_word = (before.empty() || !is_of_name(before.back())) &&
-                         (behind.empty() || !is_of_name(behind.front()));
-    if (is_word && !before.ends_with("namespace ") && !behind.starts_with("::")) return true;
-  }
-  return false;
+  return score.gradients != nullptr && count_word(score.gradients, "score") > 0;
 }
 
 int tensor_of_scores(const fa3_score_function& score) {
   const char* const load = only_load(score.text);
   return load != nullptr && starts_with(load, kLoadOfScore) ? tensor_of(load) : -1;
+}
+
+bool adds_to_score(const fa3_score_function& score) {
+  constexpr char kReturn[] = "return score + ";
+  const char* end = std::strstr(score.text, kReturn);
+  if (end == nullptr || count_word(score.text, "return") != 1) return false;
+  if (count_word(score.text, "score") != 1) return false;
+  end += std::strlen(kReturn);
+  const char* const name = end;
+  while (is_of_name(*end)) ++end;
+  return end != name && *end == ';';
 }
 
 std::string definition_of_pairs(const fa3_score_function& score) {

@@ -21,6 +21,10 @@ struct ScoreKernel {
 // The tensor of which load_of_score() asks, if the text has it once. -1: there is none.
 int tensor_of_scores(const fa3_score_function& score);
 
+// Whether the function is the score and something that does not depend on it, by its text: that
+// names the score in its one return alone, `return score + name;`.
+bool adds_to_score(const fa3_score_function& score);
+
 // Whether the gradients of captured tensors name the score.
 bool gradients_name_score(const fa3_score_function& score);
 

@@ -17,6 +17,16 @@ inline constexpr int kTileTensor = FA3_SCORE_TILE;
 inline constexpr int kTileTensor = -1;
 #endif
 inline constexpr bool kLoadsTile = kTileTensor >= 0;
+#ifdef FA3_SCORE_ADDS  // and the function adds to the score alone
+inline constexpr bool kAddsTile = true;
+#else
+inline constexpr bool kAddsTile = false;
+#endif
+#ifdef FA3_SCORE_TILE_ONCE  // and heads do not share them
+inline constexpr bool kReadsTileOnce = true;
+#else
+inline constexpr bool kReadsTileOnce = false;
+#endif
 #ifdef FA3_SCORE_MAY_HIDE
 inline constexpr bool kScoreMayHide = true;  // it returns -inf for many keys
 #else

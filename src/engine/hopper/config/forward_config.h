@@ -3,7 +3,7 @@
 // from them: which scheduler, KV loader and combine the kernel is made of
 // (forward/producer/), tile shapes (tile_shapes.h), registers (register_budget.h) and how
 // its consumers are compiled (consumer_tuning.h). Plain constexpr, readable on any host. The
-// configurations that are built stand in instances/.
+// configurations that are built stand in tables/.
 #pragma once
 
 #include "core/macros.h"
@@ -21,9 +21,6 @@ enum class KvLoaderKind { kDense, kPages, kPagesOrCpAsync, kCpAsync, kQuantized,
 
 // Who combines the splits of a tile (forward/producer/combine_splits.cuh).
 enum class CombineKind { kNone, kKernel, kLastCta };
-
-// Stages of captured tiles: one is loaded while the one before is in use.
-inline constexpr int kCapturedStages = 2;
 
 struct ForwardConfig {
   Element element = Element::kBf16;  // of O; of Q, K and V too, unless they are e4m3
@@ -161,6 +158,7 @@ struct ForwardConfig {
   }
   // A tile of a captured tensor as large as the scores (forward/producer/load_captured.cuh).
   FA3_HD constexpr tile::TileLayout captured_tile() const { return {block_m, block_n}; }
+  FA3_HD constexpr int captured_stages() const { return kv_stages >= 6 ? 3 : 2; }
   FA3_HD constexpr int loaded_stages() const {
     return dequantizes() ? quantized_stages : kv_stages;
   }

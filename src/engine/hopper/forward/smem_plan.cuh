@@ -53,8 +53,8 @@ struct NoMaskBits {};
 // Tiles of a captured tensor (producer/load_captured.cuh).
 template <ForwardConfig C>
 struct CapturedSmem {
-  alignas(kSmemAlignment) unsigned char tiles[kCapturedStages][C.captured_tile().bytes()];
-  PipelineBarriers<kCapturedStages> pipeline;
+  alignas(kSmemAlignment) unsigned char tiles[C.captured_stages()][C.captured_tile().bytes()];
+  PipelineBarriers<C.captured_stages()> pipeline;
 };
 struct NoCaptured {};
 
@@ -120,7 +120,7 @@ struct SmemAddresses {
   __device__ __forceinline__ uint32_t captured(uint32_t stage) const {
     return base + offsetof(SmemPlan<C>, captured) + stage * C.captured_tile().bytes();
   }
-  __device__ __forceinline__ Pipeline<kCapturedStages> captured_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.captured_stages()> captured_pipeline() const {
     return {base + uint32_t{offsetof(SmemPlan<C>, captured.pipeline)}};
   }
   // The lane's first numbers of a consumer warp's earlier parts of O (promoted_sum.cuh).

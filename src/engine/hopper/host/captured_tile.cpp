@@ -51,6 +51,11 @@ int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_
   return tensor_map_obstacle(span_of(t)) == nullptr ? number : kNoTile;
 }
 
+bool is_read_once(const fa3_captured_tensor& tensor) {
+  const TensorSpan span = span_of(tensor);
+  return span.heads > 1 || span.batches > 1;
+}
+
 int find_stored_gradient(const fa3_score_function& score) {
   for (int i = 0; i < score.num_tensors; ++i) {
     const fa3_captured_tensor& t = score.tensors[i];

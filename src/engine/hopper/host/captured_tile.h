@@ -22,6 +22,10 @@ int find_stored_gradient(const fa3_score_function& score);
 const char* stored_gradient_obstacle(const fa3_score_function& score, int64_t seqlen_q,
                                      int64_t seqlen_k);
 
+// Whether heads or sequences have elements of their own, so that most are read once in a call and
+// keys and values are not to leave the L2 for them.
+bool is_read_once(const fa3_captured_tensor& tensor);
+
 // Maps of a captured tensor and of its gradient, whose boxes are slabs of `layout`. False: the
 // driver refused.
 bool encode_captured_map(CUtensorMap& map, const fa3_captured_tensor& tensor,

@@ -3,9 +3,9 @@
 
 #include <utility>
 
-#include "engine/hopper/instances/dropout_backward_table.h"
-#include "engine/hopper/instances/mask_backward_table.h"
-#include "engine/hopper/instances/wide_backward_table.h"
+#include "engine/hopper/tables/dropout_backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
 namespace {

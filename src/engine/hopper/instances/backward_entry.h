@@ -2,7 +2,7 @@
 // A backward kernel instance: functions and sizes for the launcher.
 #pragma once
 
-#include "engine/hopper/instances/backward_table.h"
+#include "engine/hopper/tables/backward_table.h"
 
 namespace fa3::hopper {
 

@@ -6,8 +6,8 @@
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_quantized.cuh"
 #include "engine/hopper/forward/producer/split_tiles.cuh"
-#include "engine/hopper/instances/cache_table.h"
 #include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/tables/cache_table.h"
 
 namespace fa3::hopper {
 

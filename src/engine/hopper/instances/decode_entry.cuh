@@ -4,8 +4,8 @@
 
 #include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/decode/decode_kernel.cuh"
-#include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/tables/decode_table.h"
 
 namespace fa3::hopper {
 

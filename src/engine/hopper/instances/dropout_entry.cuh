@@ -5,8 +5,8 @@
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
 #include "engine/hopper/forward/producer/varlen_tiles.cuh"
-#include "engine/hopper/instances/dropout_table.h"
 #include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/tables/dropout_table.h"
 
 namespace fa3::hopper {
 

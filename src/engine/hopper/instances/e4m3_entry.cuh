@@ -8,8 +8,8 @@
 #include "engine/hopper/forward/forward_kernel.cuh"
 #include "engine/hopper/forward/producer/load_tma_e4m3.cuh"
 #include "engine/hopper/forward/producer/varlen_tiles.cuh"
-#include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
+#include "engine/hopper/tables/e4m3_table.h"
 
 namespace fa3::hopper {
 

@@ -2,7 +2,7 @@
 // A built kernel as the launcher sees it, and where to get it.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

@@ -6,14 +6,14 @@
 #include <array>
 #include <utility>
 
-#include "engine/hopper/instances/cache_table.h"
-#include "engine/hopper/instances/continued_table.h"
-#include "engine/hopper/instances/decode_table.h"
-#include "engine/hopper/instances/dropout_table.h"
-#include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/instances/forward_entry.h"
-#include "engine/hopper/instances/mask_table.h"
-#include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/tables/cache_table.h"
+#include "engine/hopper/tables/continued_table.h"
+#include "engine/hopper/tables/decode_table.h"
+#include "engine/hopper/tables/dropout_table.h"
+#include "engine/hopper/tables/e4m3_table.h"
+#include "engine/hopper/tables/mask_table.h"
+#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 

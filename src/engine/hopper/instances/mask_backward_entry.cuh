@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/hopper/instances/backward_entry.cuh"
-#include "engine/hopper/instances/mask_backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
 
 namespace fa3::hopper {
 

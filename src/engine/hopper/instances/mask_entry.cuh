@@ -6,7 +6,7 @@
 #include "engine/hopper/forward/producer/listed_tiles.cuh"
 #include "engine/hopper/forward/producer/load_tma_listed.cuh"
 #include "engine/hopper/instances/forward_entry.h"
-#include "engine/hopper/instances/mask_table.h"
+#include "engine/hopper/tables/mask_table.h"
 
 namespace fa3::hopper {
 

@@ -8,7 +8,7 @@
 #include "engine/hopper/forward/producer/load_quantized.cuh"
 #include "engine/hopper/forward/producer/stream_k_tiles.cuh"
 #include "engine/hopper/instances/forward_entry.h"
-#include "engine/hopper/instances/stream_k_table.h"
+#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "engine/hopper/instances/backward_entry.cuh"
-#include "engine/hopper/instances/wide_backward_table.h"
+#include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
 

@@ -66,7 +66,7 @@ constexpr int kFewestStages = 4, kOtherSmemBytes = 2048;
 int smem_bytes_with_tiles(const ForwardConfig& c) {
   const int bits = c.block_mask ? kMaskBlock * kMaskBlock / 8 : 0;
   return c.q_stages * c.tiles().q_bytes() + c.kv_stages * (c.tiles().stage_bytes() + bits) +
-         kCapturedStages * c.captured_tile().bytes() + kOtherSmemBytes;
+         c.captured_stages() * c.captured_tile().bytes() + kOtherSmemBytes;
 }
 
 ForwardConfig with_captured_tiles(ForwardConfig c) {
@@ -78,6 +78,13 @@ ForwardConfig with_captured_tiles(ForwardConfig c) {
 
 std::string definition_of_tile(int captured) {
   return captured == kNoTile ? "" : concat("#define FA3_SCORE_TILE ", captured, "\n");
+}
+
+// What a forward does with tiles.
+std::string ways_of_tile(const fa3_score_function& score, int captured) {
+  const bool once = captured < score.num_tensors && is_read_once(score.tensors[captured]);
+  return concat(cuda::adds_to_score(score) ? "#define FA3_SCORE_ADDS\n" : "",
+                once ? "#define FA3_SCORE_TILE_ONCE\n" : "");
 }
 
 }  // namespace
@@ -95,8 +102,8 @@ bool takes_captured_tile(const BackwardConfig& c) {
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
                             int captured) {
   const bool has_tile = captured != kNoTile;
-  const std::string pairs =
-      has_tile ? definition_of_tile(captured) : cuda::definition_of_pairs(score);
+  const std::string pairs = has_tile ? definition_of_tile(captured) + ways_of_tile(score, captured)
+                                     : cuda::definition_of_pairs(score);
   ForwardConfig c = has_tile ? with_captured_tiles(config) : config;
   // Beside pairs, registers do not last for guarded steps that may find no reference: 0.8 of the
   // speed of online steps (docs/lab/flex.md). Without pairs they gain.

@@ -6,8 +6,8 @@
 
 #include "core/ceil_div.h"
 #include "core/workspace.h"
-#include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 namespace {

@@ -12,9 +12,9 @@
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/tables/e4m3_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -80,10 +80,27 @@ int padded_keys(const ForwardConfig& c, int keys, int step) {
   return blocks * step;
 }
 
-// One CTA on this many SMs goes on ahead of the tiles. Tiles of many columns and few keys are soon
-// done with a head: few SMs would not keep ahead of them. Measured: docs/lab/fp8.md.
-constexpr int kSmsOfLateCta = 8;
-constexpr int kFewColumns = 128, kFewKeys = 1024;
+// Query rows that see a key, on average.
+int64_t rows_of_key(const ForwardCall& call) {
+  const int64_t queries = call.seqlen_q, keys = call.seqlen_k;
+  const int64_t seen = call.mask.hides_nothing() ? queries * keys
+                       : queries < keys          ? queries * keys - queries * queries / 2
+                                                 : keys * keys / 2;
+  return seen / keys * call.heads_per_kv_head;
+}
+
+// On how many SMs a CTA goes on ahead of the tiles: enough to stay ahead, and no more, for the
+// tiles lack these SMs. While an SM transposes a block of keys, another computes about `rows` query
+// rows with such a block, so the more rows see a key, the fewer SMs are enough. 0: V is better
+// transposed beforehand, as too many would be needed. Measured, as the bounds are: docs/lab/fp8.md.
+int choose_late_ctas(const ForwardConfig& c, const ForwardCall& call, int num_sms) {
+  const bool wide = c.head_dim_v > 128;
+  const int64_t rows = wide ? 80 : 52;
+  const int fewest = num_sms / 16, most = num_sms / (wide ? 6 : 8);
+  const int64_t enough = num_sms * rows / std::max<int64_t>(rows_of_key(call), 1);
+  if (wide && enough > most) return 0;
+  return int(std::clamp<int64_t>(enough, fewest, most));
+}
 
 // Heads are ahead of the tiles if these come to them in one order, and more than once to an SM.
 TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
@@ -91,14 +108,14 @@ TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
   const int64_t heads = plan.sequences * plan.v.heads;
   TransposeOrder order{.heads = int(heads), .parts_of_head = plan.padded_keys / kPreparedKeys};
   order.first_heads = order.heads;
-  const int late_ctas = num_sms / kSmsOfLateCta;
   const ForwardConfig& c = forward.kernel.config;
-  const bool keeps_ahead = c.head_dim_v <= kFewColumns || forward.call.seqlen_k > kFewKeys;
   const bool by_tma = !plan.v_is_transposed && tensor_map_obstacle(plan.v) == nullptr;
-  if (c.general() || !forward.call.has_keys || !keeps_ahead || !by_tma || late_ctas == 0 ||
+  if (c.general() || !forward.call.has_keys || !by_tma ||
       heads * order.parts_of_head > TransposeOrder::kMostParts) {
     return order;
   }
+  const int late_ctas = choose_late_ctas(c, forward.call, num_sms);
+  if (late_ctas == 0) return order;
   order.first_heads = 0;
   const int packs_per_kv_head = forward.order.num_packs / int(plan.v.heads);
   const int first_tiles = std::min(int(forward.grid.x), forward.order.num_tiles());

@@ -6,10 +6,10 @@
 #include <bit>
 
 #include "core/ceil_div.h"
-#include "engine/hopper/instances/decode_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/tables/decode_table.h"
 
 namespace fa3::hopper {
 namespace {

@@ -6,15 +6,15 @@
 
 #include "core/ceil_div.h"
 #include "engine/hopper/host/captured_tile.h"
-#include "engine/hopper/instances/cache_table.h"
-#include "engine/hopper/instances/continued_table.h"
-#include "engine/hopper/instances/dropout_table.h"
-#include "engine/hopper/instances/mask_table.h"
-#include "engine/hopper/instances/score_table.h"
-#include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
+#include "engine/hopper/tables/cache_table.h"
+#include "engine/hopper/tables/continued_table.h"
+#include "engine/hopper/tables/dropout_table.h"
+#include "engine/hopper/tables/mask_table.h"
+#include "engine/hopper/tables/score_table.h"
+#include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
 namespace {
@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kFewRows = 64, kLongKeys = 1536;
 // Measured: docs/lab/flex.md.
-constexpr int64_t kKeysOfTiles = 8192;
+constexpr int64_t kKeysOfTiles = 12288;
 
 ForwardConfig general(const ForwardConfig& c) {
   return c.with(c.element, Variant::kGeneral);
@@ -225,8 +225,8 @@ int select_mask_kernel(const Problem& problem) {
 }
 
 // A captured tensor as large as the scores, and enough keys for three warpgroups to gain by it.
-bool streams_captured_tiles(const Problem& p) {
-  return p.lengths_k.max >= kKeysOfTiles &&
+bool streams_captured_tiles(const Problem& p, const ForwardShape& shape) {
+  return shape.head_dim > 64 && p.lengths_k.max >= kKeysOfTiles &&
          find_captured_tile(*p.score, p.lengths_q.max, p.lengths_k.max) != kNoTile;
 }
 
@@ -240,7 +240,7 @@ const KernelInstance* select_score_kernel(const Problem& problem) {
     const int row = select_kernel(shape, kPureScoreTable);
     if (row != kNoKernel) return &kPureScoreTable[size_t(row)];
   }
-  if (streams_captured_tiles(problem)) {
+  if (streams_captured_tiles(problem, shape)) {
     const int row = select_kernel(shape, kTileScoreTable);
     if (row != kNoKernel) return &kTileScoreTable[size_t(row)];
   }

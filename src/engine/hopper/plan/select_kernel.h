@@ -5,8 +5,8 @@
 
 #include <span>
 
-#include "engine/hopper/instances/forward_table.h"
 #include "engine/hopper/plan/forward_plan.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

@@ -46,7 +46,7 @@ struct ListPlace : NoPlace {
 };
 
 // The same of sequences that have lengths of their own.
-struct SequenceListPlace {
+struct VarlenListPlace {
   const cuda::ListedBlock* blocks;
   int sequence;
 
@@ -97,7 +97,7 @@ struct WorkTile {
 template <ForwardConfig C>
 struct WorkTileTypes {
   using Edge = std::conditional_t<C.general() && !C.block_mask, KeyWindow, RightEdge>;
-  using Lists = std::conditional_t<C.general(), SequenceListPlace, ListPlace>;
+  using Lists = std::conditional_t<C.general(), VarlenListPlace, ListPlace>;
   using OwnPlace = std::conditional_t<
       C.e4m3, SequencePlace,
       std::conditional_t<C.dropout || kHasScoreFunction, DropoutPlace, SplitPlace>>;

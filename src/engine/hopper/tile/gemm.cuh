@@ -15,19 +15,20 @@ using cuda::Element;
 template <TileLayout V, bool Transposed = false>
 using PFragment = uint32_t[(Transposed ? V.columns : V.rows) / V.mma_depth()][4];
 
-// d = A B^T, summed over the columns of both tiles: scores = Q K^T. A's descriptor starts at this
-// warpgroup's rows.
+// d = A B^T or d += A B^T, summed over the columns of both tiles: scores = Q K^T. A's descriptor
+// starts at this warpgroup's rows.
 template <Element E, TileLayout A, TileLayout B, int Count>
-__device__ __forceinline__ void issue_abt(float (&d)[Count], uint32_t a, uint32_t b) {
+__device__ __forceinline__ void issue_abt(float (&d)[Count], uint32_t a, uint32_t b,
+                                          bool add = false) {
   static_assert(Count == B.rows / 2 && A.columns == B.columns);
 #pragma unroll
   for (int step = 0; step < A.columns / A.mma_depth(); ++step) {
     const uint64_t a_step = descriptor(A, a, A.k_major_step(step));
     const uint64_t b_step = descriptor(B, b, B.k_major_step(step));
     if constexpr (E == Element::kE4m3) {
-      ptx::wgmma_m64k32_ss(d, a_step, b_step, step != 0);
+      ptx::wgmma_m64k32_ss(d, a_step, b_step, step != 0 || add);
     } else {
-      ptx::wgmma_m64k16_ss<E, Major::kK, Major::kK>(d, a_step, b_step, step != 0);
+      ptx::wgmma_m64k16_ss<E, Major::kK, Major::kK>(d, a_step, b_step, step != 0 || add);
     }
   }
 }

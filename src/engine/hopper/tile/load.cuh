@@ -9,15 +9,16 @@
 namespace fa3::hopper::tile {
 
 // Some rows of a tile, one copy a slab. Bytes outside the tensor arrive as zeros and count like
-// others. The barrier also waits for `more_bytes` of the copies that follow.
+// others. The barrier also waits for `more_bytes` of the copies that follow. Once: the L2 may drop
+// them first.
 __device__ __forceinline__ void load_rows(const CUtensorMap& map, TileLayout layout, int rows,
                                           uint32_t smem, uint32_t barrier, ptx::TileCoordinates at,
-                                          int more_bytes = 0) {
+                                          int more_bytes = 0, bool once = false) {
   ptx::mbarrier_arrive_expect_tx(barrier, layout.slabs() * rows * layout.row_bytes() + more_bytes);
   const int first_column = at.column;
   for (int slab = 0; slab < layout.slabs(); ++slab) {
     at.column = first_column + slab * layout.slab_columns();
-    ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier);
+    ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), map, at, barrier, once);
   }
 }
 

@@ -13,9 +13,22 @@ namespace fa3::hopper {
 template <ForwardConfig C>
 using KvState = typename ConsumerStages<C>::KvState;
 
+// Before the warpgroup's turn: scores begin with what the score function adds to them, and Q K^T is
+// added to that. So this runs under the other warpgroups' products.
+template <ForwardConfig C>
+__device__ __forceinline__ void start_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
+  if constexpr (kAddsTile) {
+    const WorkTileOf<C>& work = c.work_tile();
+    const uint32_t tile = c.stages.at().captured(c.stages.wait_for_captured());
+    c.score.template start_by_tile<C>(r.scores, tile, c.warp(), c.params, work,
+                                      c.first_row_of(work), c.tile.first_key());
+    c.stages.release_captured();
+  }
+}
+
 template <ForwardConfig C>
 __device__ __forceinline__ void issue_scores(ThreadTile<C>& r, uint32_t q, uint32_t k) {
-  tile::issue_abt<C.types().product, C.tiles().q, C.tiles().k>(r.scores, q, k);
+  tile::issue_abt<C.types().product, C.tiles().q, C.tiles().k>(r.scores, q, k, kAddsTile);
   ptx::wgmma_commit_group();
 }
 
@@ -58,6 +71,7 @@ __device__ __forceinline__ void issue_products(ConsumerState<C>& c, ThreadTile<C
   const uint32_t q_low = c.stages.q_operand();
   const uint32_t k_low = c.stages.k_operand(k);
   const uint32_t v_low = c.stages.v_operand(v);
+  start_scores(c, r);
   c.ping_pong.wait();
   ptx::wgmma_fence();
   issue_scores(r, q_low, k_low);

@@ -16,7 +16,10 @@ namespace fa3::hopper {
 #ifdef FA3_SCORE_FUNCTION
 template <ForwardConfig C>
 struct ScoreHook {
-  using Type = ScoreOf16BitP<FunctionScore, C.block_n>;
+  using Type =
+      std::conditional_t<kAddsTile,
+                         ScoreOf16BitP<AddedScore, C.block_n, consumer_tuning(C).headroom_log2>,
+                         ScoreOf16BitP<FunctionScore, C.block_n>>;
 
   static __device__ __forceinline__ Type make(const ForwardParams& params) {
     return {{{params.score.captures}, params.scale_log2}};

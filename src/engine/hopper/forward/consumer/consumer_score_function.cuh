@@ -43,6 +43,40 @@ __device__ __forceinline__ ScorePlace place_of_scores(const ForwardParams& param
   return place;
 }
 
+// The function of a thread's i-th score.
+__device__ __forceinline__ float score_at(const ScoreFunction& f, float score,
+                                          const ScorePlace& place, int i) {
+  const int r = fragment_row_index(i);
+  return f.of(score, place.sequence, place.head[r], place.query[r], place.key + fragment_column(i));
+}
+
+// By a tile of captured elements in shared memory, 16 keys at a time, in the order of a product's
+// operand: scores[i] = score_of(f, i), where f has the thread's i-th element.
+template <ForwardConfig C, int Count, class ScoreOf>
+__device__ __forceinline__ void apply_tile(float (&scores)[Count], const ScoreFunction& function,
+                                           uint32_t tile, unsigned warp, const ScoreOf& score_of) {
+  constexpr tile::TileLayout kTile = C.captured_tile();
+  constexpr int kKeys = 16, kScores = kKeys / 2, kSteps = kTile.slab_columns() / kKeys;
+  static_assert(kTile.row_bytes() == 128);
+  const int lane = int(thread_in_block() % kWarpSize);
+  const uint32_t mine =
+      tile + kTile.chunk_offset(int(warp) * kRowsPerWarp + lane % 16, lane / 16 * 8);
+#pragma unroll
+  for (int step = 0; step < Count / kScores; ++step) {
+    uint32_t words[4];
+    // Its chunks differ from the first step's in bits that the swizzle only flips.
+    ptx::ldmatrix_x4(
+        (mine ^ uint32_t(step % kSteps * kKeys * 2)) + step / kSteps * kTile.slab_bytes(), words);
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) {
+      const int i = step * kScores + j;
+      ScoreFunction f = function;
+      f.pair = {&words[j / 2], j % 2 == 1};
+      scores[i] = score_of(f, i);
+    }
+  }
+}
+
 // Scores are natural ones behind prepare(): the function's.
 struct FunctionScore {
   ScoreFunction function;
@@ -83,34 +117,15 @@ struct FunctionScore {
     }
     apply<Count>(products, place, [](ScoreFunction&, int) {});
   }
-  // The same by a tile of captured elements in shared memory: 16 keys at a time, in the order of a
-  // product's operand.
   template <ForwardConfig C, int Count, class Work>
   __device__ __forceinline__ void prepare_by_tile(float (&products)[Count], uint32_t tile,
                                                   unsigned warp, const ForwardParams& params,
                                                   const Work& work, int first_row,
                                                   int first_key) const {
-    constexpr tile::TileLayout kTile = C.captured_tile();
-    constexpr int kKeys = 16, kScores = kKeys / 2, kSteps = kTile.slab_columns() / kKeys;
-    static_assert(kTile.row_bytes() == 128);
     const ScorePlace place = place_of_scores(params, work, first_row, first_key);
-    const int lane = int(thread_in_block() % kWarpSize);
-    const uint32_t mine =
-        tile + kTile.chunk_offset(int(warp) * kRowsPerWarp + lane % 16, lane / 16 * 8);
-#pragma unroll
-    for (int step = 0; step < Count / kScores; ++step) {
-      uint32_t words[4];
-      // Its chunks differ from the first step's in bits that the swizzle only flips.
-      ptx::ldmatrix_x4(
-          (mine ^ uint32_t(step % kSteps * kKeys * 2)) + step / kSteps * kTile.slab_bytes(), words);
-#pragma unroll
-      for (int j = 0; j < kScores; ++j) {
-        const int i = step * kScores + j;
-        ScoreFunction f = function;
-        f.pair = {&words[j / 2], j % 2 == 1};
-        products[i] = score_at(f, products[i] * scale, place, i);
-      }
-    }
+    apply_tile<C>(products, function, tile, warp, [&](const ScoreFunction& f, int i) {
+      return score_at(f, products[i] * scale, place, i);
+    });
   }
   __device__ __forceinline__ float exponent(float score, float ref) const {
     return __fmaf_rn(score, kLog2E, -ref);
@@ -139,12 +154,42 @@ struct FunctionScore {
       for (int i = 0; i < Count; ++i) products[i] = score_of(f, i);
     });
   }
+};
 
-  static __device__ __forceinline__ float score_at(const ScoreFunction& f, float score,
-                                                   const ScorePlace& place, int i) {
-    const int r = fragment_row_index(i);
-    return f.of(score, place.sequence, place.head[r], place.query[r],
-                place.key + fragment_column(i));
+// The function does nothing but add an element of a tile to the score: products begin with that,
+// and go on as where there is no function.
+struct AddedScore : ScaledScore {
+  ScoreFunction function;
+  float inverse_scale;
+
+  __device__ __forceinline__ AddedScore(const ScoreFunction& f, float scale)
+      : ScaledScore{scale * kLog2E}, function(f), inverse_scale(fminf(1.0f / scale, 0x1p126f)) {}
+
+  template <ForwardConfig C, int Count, class Work>
+  __device__ __forceinline__ void start_by_tile(float (&products)[Count], uint32_t tile,
+                                                unsigned warp, const ForwardParams& params,
+                                                const Work& work, int first_row,
+                                                int first_key) const {
+    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
+    apply_tile<C>(products, function, tile, warp,
+                  [&](const ScoreFunction& f, int i) { return added(f, place, i); });
+  }
+  using ScaledScore::prepare;
+  // To products that began with nothing.
+  template <int Count, class Work>
+  __device__ __forceinline__ void prepare(float (&products)[Count], const Pairs<Count>&,
+                                          const ForwardParams& params, const Work& work,
+                                          int first_row, int first_key) const {
+    const ScorePlace place = place_of_scores(params, work, first_row, first_key);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) products[i] += added(function, place, i);
+  }
+
+ private:
+  // -0 is what adds nothing.
+  __device__ __forceinline__ float added(const ScoreFunction& f, const ScorePlace& place,
+                                         int i) const {
+    return score_at(f, -0.0f, place, i) * inverse_scale;
   }
 };
 

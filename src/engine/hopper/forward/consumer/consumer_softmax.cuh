@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_ahead(const ConsumerState<C>& c, ThreadTile
 // From products to what the mask and the softmax take.
 template <ForwardConfig C>
 __device__ __forceinline__ void prepare_scores(ConsumerState<C>& c, ThreadTile<C>& r) {
-  if constexpr (kHasScoreFunction) {
+  if constexpr (kHasScoreFunction && !kAddsTile) {
     const WorkTileOf<C>& work = c.work_tile();
     const int first_key = c.tile.first_key();
     if constexpr (kLoadsTile) {

@@ -142,7 +142,7 @@ class ConsumerStages {
   PipelineState<C.q_stages> q_ = PipelineState<C.q_stages>::before_start();  // the current tile's
   bool has_delayed_v_ = false;
   struct NoCapturedState {};
-  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineState<kCapturedStages>,
+  [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineState<C.captured_stages()>,
                                            NoCapturedState>
       captured_;
 };

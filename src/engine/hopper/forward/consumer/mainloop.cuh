@@ -55,6 +55,7 @@ __device__ __forceinline__ void first_block(ConsumerState<C>& c, ThreadTile<C>& 
   receive_q(c);
   c.stages.wait_for(k);  // line 3
   fence_cp_async(c);
+  start_scores(c, r);
   c.ping_pong.wait();
   ptx::wgmma_fence();
   issue_scores(r, q_low, k_low);  // line 4

@@ -31,7 +31,7 @@ class CapturedTiles {
     if (Issuer::leads()) {
       tile::load_rows(params_.score.captured_map, C.captured_tile(), C.block_m,
                       at_.captured(cursor_.stage()), at_.captured_pipeline().full(cursor_.stage()),
-                      place_of(keys, number));
+                      place_of(keys, number), 0, kReadsTileOnce);
     }
     cursor_.advance();
   }
@@ -47,7 +47,7 @@ class CapturedTiles {
   const SmemAddresses<C> at_;
   int first_row_ = 0;
   int others_[ScoreFunction::kTileIndices] = {};  // indices of the tensor
-  PipelineState<kCapturedStages> cursor_;
+  PipelineState<C.captured_stages()> cursor_;
 };
 
 }  // namespace fa3::hopper

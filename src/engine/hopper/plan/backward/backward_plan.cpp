@@ -19,8 +19,17 @@ constexpr int64_t kSectionBytes = 8 << 20;
 constexpr int kTailTilesPerSm = 4;
 
 // Other causal calls: tiles for each SM in the last section, which has several heads. Each of these
-// heads has at least kSmsPerEvenHead SMs, which read its Q and dO at one time.
+// heads has at least kSmsPerEvenHead SMs, which read its Q and dO at one time. All of them stay in
+// the L2 cache: heads that share no keys, up to kEvenBytes.
 constexpr int kEvenTilesPerSm = 3, kEvenSplitTilesPerSm = 2, kSmsPerEvenHead = 4;
+constexpr int64_t kEvenBytes = 40 << 20;
+
+// Deterministic calls of up to kShortStepColumns columns: sections of this many tiles for each SM,
+// as far as they stay in the L2 cache and have kSmsPerEvenHead SMs each. A step is shorter than the
+// way of dQ's semaphore from one key block to the next, which more heads hide. With more columns
+// such sections cost more than that brings.
+constexpr int kShortStepColumns = 64, kOrderedTilesPerSm = 3;
+constexpr int64_t kOrderedBytes = 32 << 20;
 
 // Query heads that share keys are split until each SM has kSplitTilesPerSm tiles. Sums of dK and dV
 // in global memory cost more than that brings where each SM has more than kFewKeyBlocksPerSm key
@@ -96,6 +105,33 @@ int choose_head_splits(const BackwardPlan& plan, int num_sms) {
   return splits <= std::numeric_limits<unsigned char>::max() ? int(splits) : 1;
 }
 
+// The least heads of a section of a deterministic call. There the key blocks of a head come to a
+// query block one after the other. Sections that fill the SMs with one wave of tiles keep them
+// apart without waiting.
+int64_t heads_apart(const BackwardConfig& c, int64_t n_blocks, int64_t split_bytes, int num_sms) {
+  const int64_t one_wave = ceil_div(num_sms, n_blocks);
+  if (c.general() || c.head_dim > kShortStepColumns) return one_wave;
+  const int64_t waves = ceil_div(int64_t{kOrderedTilesPerSm} * num_sms, n_blocks);
+  const int64_t fitting = kOrderedBytes / std::max<int64_t>(split_bytes, 1);
+  return std::max(one_wave, std::min({waves, fitting, int64_t{num_sms / kSmsPerEvenHead}}));
+}
+
+// The heads of the last section, which evens out the SMs at the end; 1: it is like the others. Key
+// blocks that go through several query heads drift apart; then those of many kv heads do not fit
+// the L2 cache.
+int64_t even_heads(const BackwardConfig& c, const BackwardCall& a, int64_t heads, int splits,
+                   int64_t n_blocks, int64_t split_bytes, int num_sms) {
+  const bool fills = n_blocks >= filling_blocks(num_sms);
+  if (!a.is_causal() || a.deterministic || (fills && (c.general() || splits > 1))) return 1;
+  const int64_t most = std::min<int64_t>(heads, std::max(num_sms / kSmsPerEvenHead, 1));
+  if (splits > 1) {
+    return std::min<int64_t>(most, ceil_div(kEvenSplitTilesPerSm * num_sms, n_blocks));
+  }
+  if (a.heads_per_kv_head() > 1) return 1;
+  const int64_t fitting = std::max<int64_t>(kEvenBytes / std::max<int64_t>(split_bytes, 1), 1);
+  return std::min({most, fitting, ceil_div(int64_t{kEvenTilesPerSm} * num_sms, n_blocks)});
+}
+
 KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
@@ -103,19 +139,9 @@ KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int num_sms) {
   const int64_t heads = a.k.heads * a.k.batches * splits;
   const int64_t n_blocks = ceil_div(a.k.rows, c.block_n);
   const int64_t fitting = kSectionBytes / std::max<int64_t>(split_bytes, 1);
-  // In deterministic calls the key blocks of a head come to a query block one after the other.
-  // Sections that fill the SMs with one wave of tiles keep them apart without waiting.
-  const int64_t apart = a.deterministic ? ceil_div(num_sms, n_blocks) : 1;
+  const int64_t apart = a.deterministic ? heads_apart(c, n_blocks, split_bytes, num_sms) : 1;
   const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
-  // Key blocks that go through several query heads drift apart; then those of many kv heads do not
-  // fit the L2 cache.
-  const bool evens_out = a.is_causal() && !a.deterministic && n_blocks < filling_blocks(num_sms) &&
-                         (a.heads_per_kv_head() == 1 || splits > 1);
-  const int64_t last_tiles = (splits > 1 ? kEvenSplitTilesPerSm : kEvenTilesPerSm) * num_sms;
-  const int64_t last_heads = evens_out
-                                 ? std::min<int64_t>({heads, std::max(num_sms / kSmsPerEvenHead, 1),
-                                                      ceil_div(last_tiles, n_blocks)})
-                                 : 1;
+  const int64_t last_heads = even_heads(c, a, heads, splits, n_blocks, split_bytes, num_sms);
   return {.num_n_blocks = int(n_blocks),
           .num_kv_heads = int(a.k.heads),
           .num_batches = int(a.k.batches),

@@ -12,12 +12,12 @@
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/instances/dropout_backward_table.h"
-#include "engine/hopper/instances/mask_backward_table.h"
-#include "engine/hopper/instances/wide_backward_table.h"
 #include "engine/hopper/plan/backward/backward_plan.h"
 #include "engine/hopper/plan/forward_call.h"
 #include "engine/hopper/plan/plan_forward.h"
+#include "engine/hopper/tables/dropout_backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/wide_backward_table.h"
 
 namespace fa3::hopper {
 namespace {

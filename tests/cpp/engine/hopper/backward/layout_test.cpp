@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "engine/hopper/instances/backward_table.h"
+#include "engine/hopper/tables/backward_table.h"
 #include "engine/hopper/tile/stored_matrix.h"
 
 namespace fa3::hopper {

@@ -9,9 +9,9 @@
 #include <span>
 
 #include "backward_run.h"
-#include "engine/hopper/instances/dropout_backward_table.h"
-#include "engine/hopper/instances/mask_backward_table.h"
-#include "engine/hopper/instances/wide_backward_table.h"
+#include "engine/hopper/tables/dropout_backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/wide_backward_table.h"
 #include "many_orders.h"
 
 namespace fa3::hopper {

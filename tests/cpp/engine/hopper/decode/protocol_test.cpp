@@ -7,7 +7,7 @@
 #include <span>
 
 #include "decode_run.h"
-#include "engine/hopper/instances/decode_table.h"
+#include "engine/hopper/tables/decode_table.h"
 
 namespace fa3::hopper {
 namespace {

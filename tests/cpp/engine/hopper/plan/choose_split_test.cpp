@@ -7,12 +7,12 @@
 #include <set>
 
 #include "engine/hopper/config/consumer_tuning.h"
-#include "engine/hopper/instances/decode_table.h"
-#include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select_decode.h"
+#include "engine/hopper/tables/decode_table.h"
+#include "engine/hopper/tables/stream_k_table.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {

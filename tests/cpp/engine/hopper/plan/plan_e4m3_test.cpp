@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/instances/e4m3_table.h"
 #include "engine/hopper/plan/plan_e4m3.h"
+#include "engine/hopper/tables/e4m3_table.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {
@@ -119,11 +119,37 @@ TEST(PlanE4m3, transposes_all_heads_before_one_wave_of_tiles_or_tiles_of_a_list)
   EXPECT_EQ(planned_e4m3(small).forward.tiling.scheduler, Scheduler::kStaticPersistent);
 }
 
-TEST(PlanE4m3, transposes_wide_heads_of_few_keys_before_all_tiles) {
-  constexpr size_t kWide = 4;
+constexpr size_t kWide = 4;
+
+int late_ctas(const Problem& p, size_t row = 2) {
+  return planned_e4m3(p, row).order.late_ctas;
+}
+
+// Tiles that many rows share are long done with a head when the next one must be there.
+TEST(PlanE4m3, fewer_sms_transpose_ahead_of_tiles_the_more_rows_see_a_key) {
   ASSERT_EQ(kE4m3Table[kWide].config.head_dim_v, 256);
-  EXPECT_FALSE(planned_e4m3(of_16k_tokens(1024), kWide).order.goes_on_late());
-  EXPECT_TRUE(planned_e4m3(of_16k_tokens(1025), kWide).order.goes_on_late());
+  for (const size_t row : {size_t{2}, kWide}) {
+    Problem causal = of_16k_tokens(1024), shared = of_16k_tokens(512);
+    causal.mask.right = 0;
+    shared.heads_k = 8;
+    EXPECT_GT(late_ctas(of_16k_tokens(512), row), late_ctas(of_16k_tokens(1024), row));
+    EXPECT_EQ(late_ctas(causal, row), late_ctas(of_16k_tokens(512), row));
+    EXPECT_EQ(late_ctas(shared, row), late_ctas(of_16k_tokens(1024), row));
+    EXPECT_EQ(late_ctas(of_16k_tokens(4096), row), kSms / 16);
+    causal.lengths_q.max = 512;  // of 1024 keys: the first half is seen by all
+    causal.heads_k = 8;
+    EXPECT_EQ(late_ctas(causal, row), kSms * (row == kWide ? 80 : 52) / (2 * 384));
+  }
+}
+
+TEST(PlanE4m3, transposes_beforehand_where_a_sixth_of_the_sms_would_not_keep_ahead) {
+  Problem few = of_16k_tokens(512), enough = of_16k_tokens(1024);
+  few.mask.right = enough.mask.right = 0;
+  EXPECT_EQ(late_ctas(few), kSms / 8);
+  EXPECT_FALSE(planned_e4m3(few, kWide).order.goes_on_late());
+  EXPECT_TRUE(planned_e4m3(enough, kWide).order.goes_on_late());
+  few.heads_k = 4;
+  EXPECT_TRUE(planned_e4m3(few, kWide).order.goes_on_late());
 }
 
 TEST(PlanE4m3, shares_a_head_among_the_tiles_of_its_queries) {

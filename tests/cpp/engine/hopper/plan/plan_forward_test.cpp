@@ -9,15 +9,15 @@
 
 #include "engine/hopper/config/register_budget.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/instances/cache_table.h"
-#include "engine/hopper/instances/continued_table.h"
-#include "engine/hopper/instances/e4m3_table.h"
-#include "engine/hopper/instances/mask_table.h"
-#include "engine/hopper/instances/stream_k_table.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/plan_forward.h"
 #include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/tables/cache_table.h"
+#include "engine/hopper/tables/continued_table.h"
+#include "engine/hopper/tables/e4m3_table.h"
+#include "engine/hopper/tables/mask_table.h"
+#include "engine/hopper/tables/stream_k_table.h"
 #include "plain_problem.h"
 
 namespace fa3::hopper {

@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "engine/hopper/instances/e4m3_table.h"
+#include "engine/hopper/tables/e4m3_table.h"
 
 namespace fa3::hopper::tile {
 namespace {

@@ -10,7 +10,7 @@ using TileCoordinates = machine::Coordinates;
 
 inline void prefetch_tensormap(const CUtensorMap&) {}
 inline void cp_async_bulk_tensor_load(uint32_t smem, const CUtensorMap& map, TileCoordinates at,
-                                      uint32_t barrier) {
+                                      uint32_t barrier, bool = false) {
   machine::load_tile(smem, map, at, barrier);
 }
 

@@ -4,7 +4,7 @@
 // blocks of the mask, and each step one of its blocks.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

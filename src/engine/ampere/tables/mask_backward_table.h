@@ -3,7 +3,7 @@
 // with P's other form, which softcap and dropout need and others may have. As backward_table.h.
 #pragma once
 
-#include "engine/ampere/instances/backward_table.h"
+#include "engine/ampere/tables/backward_table.h"
 
 namespace fa3::ampere {
 

@@ -3,7 +3,7 @@
 // in one variant, one variant after the other.
 #pragma once
 
-#include "engine/hopper/instances/backward_table.h"
+#include "engine/hopper/tables/backward_table.h"
 
 namespace fa3::hopper {
 

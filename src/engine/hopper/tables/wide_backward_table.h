@@ -3,7 +3,7 @@
 // but each row in one variant. They have the tiles of the kernels with 16-bit gradients.
 #pragma once
 
-#include "engine/hopper/instances/backward_table.h"
+#include "engine/hopper/tables/backward_table.h"
 
 namespace fa3::hopper {
 

@@ -4,7 +4,7 @@
 // walks the lists.
 #pragma once
 
-#include "engine/hopper/instances/backward_table.h"
+#include "engine/hopper/tables/backward_table.h"
 
 namespace fa3::hopper {
 

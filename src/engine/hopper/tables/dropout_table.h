@@ -4,7 +4,7 @@
 // draws are those of one head. Blocks of keys are multiples of 16, as draws are.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

@@ -4,7 +4,7 @@
 // few queries, and many. K and V have half the bytes, so half as many wait in shared memory.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

@@ -3,7 +3,7 @@
 // asks for it (launch/score_program.h), for its element, variant and function. Tiles are whole.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 
@@ -51,12 +51,8 @@ inline constexpr std::array kScoreTable{
 inline constexpr std::array kTileScoreTable{
     KernelInstance{
         .config =
-            {.head_dim = 64, .head_dim_v = 64, .block_m = 192, .block_n = 128, .kv_stages = 6},
-        .why = "softmax is the bottleneck at 64 columns: three warpgroups share it"},
-    KernelInstance{
-        .config =
             {.head_dim = 128, .head_dim_v = 128, .block_m = 192, .block_n = 64, .kv_stages = 6},
-        .why = "three warpgroups keep the tensor cores busy"},
+        .why = "longer tiles of queries read keys and values less often"},
 };
 
 }  // namespace fa3::hopper

@@ -4,7 +4,7 @@
 // they write O in float32. Tiles are whole, as steps of a ring are long.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

@@ -4,7 +4,7 @@
 // mask; then those for all the rest. Tiles were chosen by measurement: docs/lab/fp8.md.
 #pragma once
 
-#include "engine/hopper/instances/forward_table.h"
+#include "engine/hopper/tables/forward_table.h"
 
 namespace fa3::hopper {
 

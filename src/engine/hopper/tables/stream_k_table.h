@@ -7,7 +7,7 @@
 
 #include <span>
 
-#include "engine/hopper/instances/cache_table.h"
+#include "engine/hopper/tables/cache_table.h"
 
 namespace fa3::hopper {
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a key block of a sequence with its own length lies, with the query blocks that see it. One
+// thread of the CTA writes it down at the start; it is read again at each use: it would take too
+// many registers. Next: key_block_work.cuh, listed_place.cuh.
+#pragma once
+
+#include "engine/hopper/backward/backward_params.h"
+#include "engine/hopper/config/backward_config.h"
+#include "engine/hopper/tile/load.cuh"
+
+namespace fa3::hopper {
+
+template <BackwardConfig C>
+class VarlenPlace {
+ public:
+  struct Record {
+    bool exists;  // there may be fewer key blocks than CTAs
+    int sequence;
+    int n_block;
+    int kv_head;
+    cuda::QueryRows keys;
+    KeyRows queries;
+    ScratchPlace scratch;
+  };
+
+  __device__ __forceinline__ VarlenPlace(const BackwardParams& params, Record& mine)
+      : params_(params), place_(mine) {}
+
+  __device__ __forceinline__ bool exists() const { return place_.exists; }
+  __device__ __forceinline__ int sequence() const { return place_.sequence; }
+
+  // Rows of other sequences are kept out: a NaN there would reach this one, even times a P of zero.
+  __device__ __forceinline__ ptx::TileCoordinates keys() const {
+    return tile::clipped_place(place_.keys.begin, place_.keys.used, place_.n_block * C.block_n,
+                               C.block_n, place_.kv_head, place_.keys.batch);
+  }
+  __device__ __forceinline__ ptx::TileCoordinates queries(int head, int m_block) const {
+    return tile::clipped_place(place_.queries.begin, place_.queries.count, m_block * C.block_m,
+                               C.block_m, head, place_.queries.batch);
+  }
+  // Unused keys have gradients too: zeros.
+  __device__ __forceinline__ ptx::TileCoordinates gradients(int first) const {
+    return tile::clipped_place(place_.keys.begin, place_.keys.count, first, kRowsPerWarpgroup,
+                               place_.kv_head, place_.keys.batch);
+  }
+  __device__ __forceinline__ int64_t scratch_block(int head, int m_block) const {
+    return params_.scratch.numbers.block(place_.scratch, head, m_block);
+  }
+
+ protected:
+  // The list has tiles of keys: its queries are our keys, and the other way round.
+  // n_block_of(tiles, index): which key block the tile of that index is.
+  template <class NBlockOf>
+  __device__ __forceinline__ void describe_varlen(int tile, const NBlockOf& n_block_of) {
+    const int num_kv_heads = params_.order.num_kv_heads;
+    const int entry = tile / num_kv_heads;
+    place_.exists = entry < *params_.varlen.num_entries;
+    if (!place_.exists) return;
+    const SequenceTiles& s = params_.varlen.sequences[entry];
+    const TileIndex index = s.order.tile(tile - s.first_entry * num_kv_heads);
+    place_.n_block = n_block_of(s, index);
+    place_.sequence = s.number;
+    place_.kv_head = index.pack;
+    place_.keys = s.queries;
+    place_.queries = s.keys;
+    place_.scratch = params_.q_is_packed
+                         ? ScratchPlace::of_packed(s.number, s.keys.begin, C.block_m)
+                         : ScratchPlace{s.keys.batch, 0};
+  }
+
+  const BackwardParams& params_;
+  Record& place_;
+};
+
+}  // namespace fa3::hopper

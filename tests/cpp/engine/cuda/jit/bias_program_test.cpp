@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Functions that load by keys or by scores become machine code without a GPU, by NVRTC.
+#include <gtest/gtest.h>
+
+#include "engine/cuda/jit/fixture.h"
+#include "engine/cuda/jit/kernel_cache.h"
+#include "engine/hopper/host/captured_tile.h"
+#include "engine/hopper/launch/score_program.h"
+#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/mask_table.h"
+
+namespace fa3 {
+namespace {
+
+TEST_F(ScoreProgram, LoadsAheadFromTheOnlyTensorOfKeys) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  constexpr char kOnce[] =
+      "return score * load<float, 0>(h) + load_of_key<Half, 3>(kv_idx, q_idx);";
+  constexpr char kTwice[] =
+      "return score + load_of_key<Half, 1>(kv_idx, h) + load_of_key<Half, 2>(kv_idx, q_idx);";
+  const auto c = kSmall.with(hopper::Element::kFp16, hopper::Variant::kGeneral);
+  const auto once = hopper::score_program(function_of(kOnce), c);
+  const auto twice = hopper::score_program(function_of(kTwice), c);
+  EXPECT_NE(once.text.find("#define FA3_SCORE_PAIRS 3\n"), std::string::npos);
+  EXPECT_EQ(twice.text.find("FA3_SCORE_PAIRS"), std::string::npos);
+  auto hides = function_of(kOnce);
+  hides.may_hide = 1;
+  EXPECT_NE(once.text.find(".guarded = true"), std::string::npos);
+  EXPECT_EQ(hopper::score_program(hides, c).text.find(".guarded = true"), std::string::npos);
+  std::string code;
+  for (const auto* program : {&once, &twice}) {
+    const Status status = cuda::find_code(*program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+// Of a tensor with an element for each score; which kernels do stands here.
+TEST_F(ScoreProgram, LoadsTilesWhereSharedMemoryLasts) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load_of_score<Bfloat, 0>(q_idx, kv_idx, h);");
+  score.may_hide = 1;
+  const auto compiles = [&](const auto& config) {
+    const cuda::Program program = hopper::score_program(score, config, 0);
+    EXPECT_NE(program.text.find("#define FA3_SCORE_TILE 0\n"), std::string::npos);
+    std::string code;
+    const Status status = cuda::find_code(program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+  };
+  const auto dense = [](const auto& row) {
+    return row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+  };
+  const auto general = [](const auto& row, hopper::Element element) {
+    return row.config.with(element, hopper::Variant::kGeneral);
+  };
+  for (const hopper::KernelInstance& row : hopper::kScoreTable) {
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.block_n != 80)
+        << row.config.head_dim;
+  }
+  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim == 64);
+  }
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    EXPECT_EQ(hopper::takes_captured_tile(dense(row)), row.config.head_dim <= 128);
+  }
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kScoreTable)) {
+    if (!hopper::takes_captured_tile(dense(row))) continue;
+    compiles(dense(row));
+    if (!is_quick()) compiles(general(row, hopper::Element::kFp16));
+  }
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kTileScoreTable)) {
+    EXPECT_TRUE(hopper::takes_captured_tile(general(row, hopper::Element::kBf16)));
+    compiles(general(row, hopper::Element::kBf16));
+  }
+  for (const hopper::KernelInstance& row : hopper::kMaskTable) {
+    if (row.config.head_dim == 64) compiles(dense(row));
+  }
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    if (row.config.head_dim != 128 && (is_quick() || row.config.head_dim > 128)) continue;
+    compiles(dense(row));
+    if (is_quick()) continue;
+    compiles(dense(row).deterministic());
+    compiles(general(row, hopper::Element::kFp16));
+  }
+  compiles(dense(hopper::kMaskBackwardTable.front()));
+  if (!is_quick()) compiles(dense(hopper::kMaskBackwardTable.back()));
+  score.slope = "return 0.5f * score;";
+  compiles(hopper::kBackwardTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+}
+
+TEST_F(ScoreProgram, BeginsWithWhatTheFunctionAdds) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  constexpr char kText[] =
+      "using namespace score;\nconst float x = load_of_score<Bfloat, 0>(q_idx, kv_idx, h);\n"
+      "return score + x;\n";
+  auto score = function_of(kText);
+  constexpr char kAdds[] = "#define FA3_SCORE_ADDS\n", kOnce[] = "#define FA3_SCORE_TILE_ONCE\n";
+  fa3_captured_tensor bias{.rank = 3, .shape = {4, 100, 200}, .stride = {20800, 208, 1}};
+  score.tensors = &bias;
+  score.num_tensors = 1;
+  const auto has = [&](const char* line) {
+    const auto program = hopper::score_program(score, hopper::kScoreTable[0].config, 0);
+    return program.text.find(line) != std::string::npos;
+  };
+  EXPECT_TRUE(has(kAdds) && has(kOnce));
+  const auto compiles = [&](const hopper::KernelInstance& row, hopper::Variant variant) {
+    const auto config = row.config.with(hopper::Element::kFp16, variant);
+    std::string code;
+    const Status status = cuda::find_code(hopper::score_program(score, config, 0), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+  };
+  compiles(hopper::kTileScoreTable[0], hopper::Variant::kGeneral);
+  if (!is_quick()) {
+    compiles(hopper::kScoreTable[0], hopper::Variant::kDense);
+    compiles(hopper::kScoreTable[1], hopper::Variant::kDense);
+    score.may_hide = 1;
+    compiles(hopper::kMaskTable[0], hopper::Variant::kDense);
+  }
+  bias.stride[0] = 0;  // heads share it
+  EXPECT_TRUE(has(kAdds) && !has(kOnce));
+  bias = {.rank = 2, .shape = {100, 200}, .stride = {208, 1}};
+  EXPECT_FALSE(has(kOnce));
+  // Without tiles there is nothing to begin with.
+  const auto without = hopper::score_program(score, hopper::kScoreTable[0].config);
+  EXPECT_EQ(without.text.find(kAdds), std::string::npos);
+}
+
+TEST_F(ScoreProgram, StoresTheGradientOfScores) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  fa3_captured_tensor bias{};
+  auto score = function_of("return score + load_of_score<Bfloat, 0>(q_idx, kv_idx, h);");
+  score.gradients = "";
+  score.tensors = &bias;
+  score.num_tensors = 1;
+  constexpr char kStores[] = "#define FA3_SCORE_STORES\n";
+  for (const auto* row :
+       {&hopper::kBackwardTable[0], &hopper::kBackwardTable[2], &hopper::kMaskBackwardTable[0]}) {
+    const auto config = row->config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    bias.stores_gradient = 1;
+    bias.gradient = nullptr;
+    EXPECT_EQ(hopper::score_program(score, config, 0).text.find(kStores), std::string::npos);
+    float gradient = 0;
+    bias.gradient = &gradient;
+    const cuda::Program program = hopper::score_program(score, config, 0);
+    EXPECT_NE(program.text.find(kStores), std::string::npos);
+    std::string code;
+    const Status status = cuda::find_code(program, nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    bias.stores_gradient = 0;
+    EXPECT_EQ(hopper::score_program(score, config, 0).text.find(kStores), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace fa3

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Score functions become machine code without a GPU: by NVRTC, where it is found.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "engine/ampere/launch/score_program.h"
+#include "engine/ampere/tables/forward_table.h"
+#include "engine/ampere/tables/mask_backward_table.h"
+#include "engine/cuda/jit/fixture.h"
+#include "engine/cuda/jit/kernel_cache.h"
+#include "engine/cuda/jit/score_program.h"
+#include "engine/hopper/launch/score_program.h"
+#include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/tables/mask_backward_table.h"
+#include "engine/hopper/tables/mask_table.h"
+
+namespace fa3 {
+namespace {
+
+namespace files = std::filesystem;
+
+TEST_F(ScoreProgram, CompilesInEveryConfiguration) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kScoreTable)) {
+    for (const auto variant : {hopper::Variant::kDense, hopper::Variant::kGeneral}) {
+      const auto config = row.config.with(hopper::Element::kFp16, variant);
+      std::string code;
+      score.may_hide = variant == hopper::Variant::kGeneral;
+      const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+      EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+      EXPECT_EQ(code.substr(1, 3), "ELF");
+      if (is_quick()) break;
+    }
+  }
+}
+
+TEST_F(ScoreProgram, CompilesForThreeWarpgroups) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  const auto score = function_of("using namespace score; return tangent(score) * 3.0f;");
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kPureScoreTable)) {
+    std::string code;
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral);
+    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+TEST_F(ScoreProgram, CompilesBackwardsInEveryConfiguration) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) + load<float, 1>(b, kv_idx);");
+  score.gradients =
+      "add<0>(gradient, h, q_idx); add_for_key<1>(gradient, b, kv_idx); "
+      "add_for_tile<2>(gradient * (kv_idx - q_idx), h);";
+  const auto compiles = [&](const hopper::BackwardConfig& config) {
+    std::string code;
+    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_EQ(code.substr(1, 3), "ELF");
+  };
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kBackwardTable)) {
+    const auto config = row.config.with(hopper::Element::kFp16, hopper::Variant::kDense);
+    compiles(config);
+    if (is_quick() || row.config.head_dim != 128) continue;  // minutes otherwise
+    compiles(config.deterministic());
+    compiles(config.with_head_splits());
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
+  }
+  score.slope = "return 0.5f * score;";
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kBackwardTable)) {
+    if (row.config.splits_dkv()) score.gradients = nullptr;
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+  }
+}
+
+TEST_F(ScoreProgram, KeepsScoresThatGradientsName) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score * load<float, 0>(h) + load<Bfloat, 1>(q_idx);");
+  constexpr char kKeeps[] = "#define FA3_SCORE_KEEPS_SCORES\n";
+  const auto config = hopper::kBackwardTable[0].config.with(hopper::Element::kBf16,  //
+                                                            hopper::Variant::kCapped);
+  const auto keeps = [&](const char* gradients) {
+    score.gradients = gradients;
+    const bool found = hopper::score_program(score, config).text.find(kKeeps) != std::string::npos;
+    EXPECT_EQ(cuda::gradients_name_score(score), found);
+    return found;
+  };
+  EXPECT_FALSE(keeps(nullptr));
+  EXPECT_FALSE(keeps("using namespace score; add<1>(gradient, q_idx);"));
+  EXPECT_FALSE(keeps("const int my_score = 0, scores = 0; add<1>(score::sign(gradient), q_idx);"));
+  EXPECT_TRUE(keeps("using namespace score; add_for_tile<0>(gradient * score, h);"));
+  EXPECT_TRUE(keeps("score"));
+
+  score.gradients = "add_for_tile<0>(gradient * score, h); add<1>(gradient, q_idx);";
+  score.slope = "return load<float, 0>(h);";
+  const auto compiles = [&](const auto& kept) {
+    std::string code;
+    const Status status = cuda::find_code(hopper::score_program(score, kept), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << kept.head_dim << ": " << status.message();
+  };
+  for (const hopper::BackwardInstance& row : hopper::kBackwardTable) {
+    if (row.config.splits_dkv()) continue;
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped));
+    if (is_quick()) break;
+  }
+  compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kFp16,  //
+                                                     hopper::Variant::kCapped));
+}
+
+TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  std::string code;
+  const auto compiles = [&](const auto& config) {
+    const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+  };
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kMaskTable)) {
+    compiles(row.config.with(hopper::Element::kBf16, hopper::Variant::kDense));
+  }
+  compiles(hopper::kMaskTable[0].config.with(hopper::Element::kBf16, hopper::Variant::kGeneral));
+  score.gradients = "add<0>(gradient, h, q_idx);";
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kDense);
+    compiles(config);
+    compiles(config.deterministic());
+  }
+  compiles(hopper::kMaskBackwardTable[0].config.with(hopper::Element::kBf16,  //
+                                                     hopper::Variant::kGeneral));
+  score.slope = "return 0.5f * score;";
+  for (const hopper::BackwardInstance& row : tried_rows(hopper::kMaskBackwardTable)) {
+    const auto config = row.config.with(hopper::Element::kBf16, hopper::Variant::kCapped);
+    EXPECT_TRUE(config.keeps_p() && config.helpers && !config.general());
+    compiles(config);
+    compiles(config.deterministic());
+  }
+}
+
+// For an A100, and for cards of 99 KB; NVRTC is asked for no more than one program a row.
+TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load<Bfloat, 0>(h, q_idx) * (kv_idx - q_idx);");
+  const auto compiles = [&](const auto& config, const cuda::Capability& gpu) {
+    std::string code;
+    const Status status =
+        cuda::find_code(ampere::score_program(score, config, gpu), nullptr, &code);
+    EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+    EXPECT_EQ(code.substr(1, 3), "ELF");
+  };
+  for (const ampere::KernelInstance& row : ampere::kForwardTable) {
+    const ampere::ForwardConfig& c = row.config;
+    if (c.dropout || c.quantized) continue;
+    compiles(c.with(ampere::Element::kBf16).with_score_function(), {8, 0});
+    if (is_quick()) break;
+  }
+  score.gradients = "add<0>(gradient, h, q_idx); add_for_tile<2>(gradient, h);";
+  score.slope = "return 2.0f;";
+  const auto of_function = [](const ampere::BackwardConfig& c) {
+    return c.with(ampere::Element::kFp16, true).with_score_function(true);
+  };
+  for (const ampere::BackwardInstance& row : ampere::kBackwardTable) {
+    compiles(of_function(row.config), {8, 9});
+    if (is_quick()) break;
+  }
+  for (const ampere::BackwardInstance& row : ampere::kMaskBackwardTable) {
+    compiles(of_function(row.config), {8, 0});
+    if (is_quick()) break;
+  }
+}
+
+TEST_F(ScoreProgram, IsCompiledOnce) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  files::remove_all(folder);
+  const auto score = function_of("return score * 2.0f;");
+  std::string first, second, third;
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &first).ok());
+  EXPECT_EQ(count(), 1);
+  const auto time = files::last_write_time(only_file());
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &second).ok());
+  EXPECT_EQ(files::last_write_time(only_file()), time);
+  EXPECT_EQ(first, second);
+  files::resize_file(only_file(), 100);
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(score, kSmall), nullptr, &third).ok());
+  EXPECT_GT(files::file_size(only_file()), 1000u);
+  const auto other = function_of("return score * 3.0f;");
+  ASSERT_TRUE(cuda::find_code(hopper::score_program(other, kSmall), nullptr, &third).ok());
+  EXPECT_EQ(count(), 2);
+}
+
+TEST_F(ScoreProgram, SaysWhatTheCompilerSays) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  std::string code;
+  const auto score = function_of("return score +\n  undeclared;");
+  const Status status = cuda::find_code(hopper::score_program(score, kSmall), nullptr, &code);
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("score function(2): error"), std::string::npos)
+      << status.message();
+  EXPECT_NE(status.message().find("undeclared"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fa3
