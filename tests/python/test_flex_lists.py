@@ -3,6 +3,7 @@
 made once, and what cannot walk lists asks the mask function."""
 
 import math
+import types
 import warnings
 
 import pytest
@@ -350,6 +351,21 @@ def test_lists_beside_functions_keep_the_window_where_lengths_differ(monkeypatch
     assert of_packed.options["window"] == (90, 40) and "window" not in alike.options
     assert of_packed.options["cu_seqlens_q"] is starts and not of_packed.function.may_hide
     assert of_packed.options["block_mask"].blocks.shape == (2, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "engine"),
+    [((9, 0), None, "hopper"), ((9, 0), "ampere", "auto"), ((8, 0), None, "auto")],
+)
+def test_functions_walk_the_lists_of_hoppers_own_engine(monkeypatch, capability, asked, engine):
+    monkeypatch.setattr(lists, "capability_of", lambda _: capability)
+    if asked is None:
+        monkeypatch.delenv("FA3_ENGINE", raising=False)
+    else:
+        monkeypatch.setenv("FA3_ENGINE", asked)
+    q = types.SimpleNamespace(is_cuda=True, device="cuda")
+    assert lists.engine_of(q) == engine
+    assert lists.engine_of(torch.zeros(1)) == "auto"
 
 
 def test_kernels_with_functions_do_not_read_what_lists_hide(device):

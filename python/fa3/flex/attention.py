@@ -78,7 +78,7 @@ def apply(
     if alone is not None and captures_first(alone, function):
         besides = {"scale": scale, **lengths, "block_mask": blocks}
         if not lists.of_one_length(lengths):
-            besides["window"] = window
+            besides |= {"window": window, "engine": lists.engine_of(q)}
         listed = tiles.Listed(alone, besides)
     call = tiles.Call(function, scale, window, options, listed, only_kernels)
     if not needs_gradient(q, k, v, *function.tensors) and have_memory(q, k, v):

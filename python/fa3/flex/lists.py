@@ -8,6 +8,7 @@ part of the score function (block_mask.py) where no engine walks lists.
 """
 
 import functools
+import os
 import threading
 import weakref
 from typing import NamedTuple
@@ -69,6 +70,16 @@ def can_walk(q, k, v, lengths):
     if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
         return all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
     return capability >= (8, 0) and max(dims) <= LONGEST_HEAD_ELSEWHERE
+
+
+def engine_of(q):
+    """Whose lists a score function walks where sequences have lengths of their own.
+
+    On Hopper its own engine's: where that refuses, the function with its mask inside is faster
+    there than another engine's lists, unless these hide most of the keys.
+    """
+    is_hopper = q.is_cuda and capability_of(q.device) == (9, 0)
+    return "hopper" if is_hopper and not os.environ.get("FA3_ENGINE") else "auto"
 
 
 @functools.cache
