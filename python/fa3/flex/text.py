@@ -70,6 +70,13 @@ def gradients_of(function, gradient, longest=LONGEST):
 def body(function, longest, numbers, before=(), after=(), returns=None):
     """Lines that compute these nodes."""
     graph, lines = function.graph, ["using namespace score;", *before]
+    if returns is not None:
+        added = added_to_score(graph, returns)
+        if added is None:
+            after = [f"return {name_of(graph, returns)};"]
+        else:
+            numbers = [added if number == returns else number for number in numbers]
+            after = [f"return score + {name_of(graph, added)};"]
     needed = graph.needed_for(*numbers)
     ahead = loaded_ahead(graph, needed, function.tensors)
     for number in needed:
@@ -81,13 +88,6 @@ def body(function, longest, numbers, before=(), after=(), returns=None):
         elif node.op not in NAMES:
             value = expression(graph, node, function.tensors, longest)
             lines.append(f"const {TYPES[node.kind]} x{number} = {value};")
-    if returns is not None:
-        added = added_to_score(graph, returns)
-        if added is None:
-            after = [f"return {name_of(graph, returns)};"]
-        else:
-            lines = [x for x in lines if not x.startswith(f"const float x{returns} = ")]
-            after = [f"return score + {name_of(graph, added)};"]
     return "\n".join([*lines, *after, ""])
 
 
