@@ -425,3 +425,35 @@ def test_a_lazily_negated_view_is_no_output(qkv):
     q, k, v = (a.detach() for a in qkv)
     with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
         fa3.attention(q, k, v, out=negated(torch.empty_like(q)))
+
+
+def nested(layout):
+    return torch.nested.nested_tensor([torch.randn(3, 2, 8), torch.randn(5, 2, 8)], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_tensor_is_refused_by_what_to_pass_instead(layout):
+    x, dense = nested(layout), torch.randn(2, 5, 2, 8)
+    for arguments, name in (((x, x, x), "q"), ((dense, x, x), "k"), ((dense, dense, x), "v")):
+        for attend in (fa3.attention, fa3.flex_attention):
+            with pytest.raises(
+                fa3.InvalidArgument, match=f"{name}: expected .* nested .*cu_seqlens"
+            ):
+                attend(*arguments)
+
+
+def test_what_a_nested_tensor_is_told_to_pass_works():
+    x = nested(torch.jagged)
+    cu = x.offsets().int()
+    out = fa3.attention(*[x.values()] * 3, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    for part, whole in zip(out.split([3, 5]), x.unbind(), strict=True):
+        torch.testing.assert_close(part[None], fa3.attention(*[whole[None]] * 3))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_sparse_tensor_is_refused(name):
+    tensors = {x: torch.randn(1, 4, 2, 8) for x in "qkv"}
+    tensors[name] = tensors[name].to_sparse()
+    with pytest.raises(fa3.InvalidArgument, match=f"{name}: expected .*to_dense"):
+        fa3.attention(**tensors)

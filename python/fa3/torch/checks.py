@@ -4,12 +4,30 @@
 import torch
 from torch.autograd import forward_ad
 
-from fa3.errors import Unsupported
+from fa3.errors import InvalidArgument, Unsupported
 
 
 def refuse_other_than_tensor(name, value):
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, as the others are, got {type(value)!r}")
+
+
+def refuse_without_strides(**tensors):
+    """Refuses tensors whose elements do not lie in one memory with strides: nested and sparse ones.
+
+    A nested tensor of sequences is what cu_seqlens is for.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_nested:
+            raise InvalidArgument(
+                f"{name}: expected a tensor with strides, got a nested one; pass its values(), and "
+                f"its offsets() in int32 as cu_seqlens_{'q' if name == 'q' else 'k'}"
+            )
+        if tensor.layout != torch.strided:
+            raise InvalidArgument(
+                f"{name}: expected a tensor with strides, got one of {tensor.layout}; pass its "
+                "to_dense()"
+            )
 
 
 def refuse_tangents(*arguments):
