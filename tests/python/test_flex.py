@@ -214,6 +214,23 @@ def test_a_mask_that_is_no_boolean_is_refused(result, got):
         fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j: result(i, j))
 
 
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"scale": 0}, "scale: expected a finite number > 0"),
+        ({"scale": -1.0}, "scale: expected a finite number > 0"),
+        ({"scale": "1"}, "scale: expected a number"),
+        ({"causal": "no"}, "causal: expected True or False"),
+        ({"seqused_k": [3, 4]}, "seqused_k: expected a torch.Tensor"),
+        ({"seqused_k": torch.tensor([3, 4])}, "seqused_k: expected int32 .*int64"),
+    ],
+)
+def test_wrong_options_are_named(options, sentence):
+    q, k, v = inputs(dtype=torch.float32)
+    with pytest.raises((fa3.InvalidArgument, TypeError), match=sentence):
+        fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 1, **options)
+
+
 def test_new_scalars_are_constants():
     q, k, v = inputs()
 

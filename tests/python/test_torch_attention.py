@@ -457,3 +457,39 @@ def test_a_sparse_tensor_is_refused(name):
     tensors[name] = tensors[name].to_sparse()
     with pytest.raises(fa3.InvalidArgument, match=f"{name}: expected .*to_dense"):
         fa3.attention(**tensors)
+
+
+INT32 = {"dtype": torch.int32}
+WRONG = {
+    "scale": ({"scale": 0}, "scale: expected a finite number > 0"),
+    "negative scale": ({"scale": -1.0}, "scale: expected a finite number > 0"),
+    "softcap": ({"softcap": -1}, "softcap: expected 0"),
+    "window": ({"window": (-5, 0)}, "window.*expected"),
+    "chunk": ({"attention_chunk": -3}, "attention_chunk: expected 0"),
+    "length": ({"seqused_k": torch.tensor([9, 1], **INT32)}, "seqused_k: expected a length"),
+    "type of lengths": ({"seqused_k": torch.tensor([3, 1])}, "seqused_k: expected int32"),
+    "number of lengths": ({"seqused_k": torch.tensor([3], **INT32)}, "seqused_k: expected entries"),
+    "sink": ({"sink": torch.zeros(3)}, "sink: expected query heads"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_float64_refuses_what_float32_does(wrong):
+    """Its attention is a textbook's, in torch's operators, which would compute something."""
+    options, sentence = WRONG[wrong]
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (torch.randn(2, n, h, 8, dtype=dtype) for n, h in ((3, 4), (5, 2), (5, 2)))
+        with pytest.raises(fa3.InvalidArgument, match=sentence):
+            fa3.attention(q, k, v, **options)
+
+
+def test_float64_refuses_shapes_that_do_not_fit():
+    q, k, v = (torch.randn(2, n, h, 8, dtype=torch.float64) for n, h in ((3, 4), (5, 2), (5, 2)))
+    for arguments, sentence in (
+        ((q, k, v[:, :3]), "v: expected seq = 5"),
+        ((q, k[:1], v[:1]), "k: expected batch = 2"),
+        ((q[:, :, :3], k, v), "q: expected a number of query heads"),
+        ((q, k[..., :4], v), "k: expected the head dim"),
+    ):
+        with pytest.raises(fa3.InvalidArgument, match=sentence):
+            fa3.attention(*arguments)

@@ -12,7 +12,11 @@ from fa3.flex.functions import both, function_of, identity_of
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
 from fa3.torch import autograd
-from fa3.torch.checks import refuse_other_than_tensor, refuse_without_strides
+from fa3.torch.checks import (
+    refuse_other_than_tensor,
+    refuse_without_strides,
+    refuse_wrong_numbers,
+)
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
 
@@ -29,6 +33,7 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
             refuse_other_than_tensor(name, x)
     refuse_without_strides(q=q, k=k, v=v)
     mask_mod, block_mask, causal, window = masks
+    refuse_wrong_numbers(scale, causal=causal)
     window = window_of(causal, window)
     mask = mask_of(mask_mod, block_mask)
     if mask is None:

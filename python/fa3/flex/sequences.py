@@ -4,7 +4,10 @@
 import itertools
 from typing import NamedTuple
 
+import torch
+
 from fa3.errors import InvalidArgument
+from fa3.torch.checks import refuse_other_than_tensor
 
 
 class Sequence(NamedTuple):
@@ -51,6 +54,14 @@ def sequences_of(q, k, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
 
 def rows_of(side, x, cu_seqlens, seqused):
     """[(first row, rows that count)] of each sequence."""
+    for name, lengths in ((f"cu_seqlens_{side}", cu_seqlens), (f"seqused_{side}", seqused)):
+        if lengths is not None:
+            refuse_other_than_tensor(name, lengths)
+            if lengths.dtype != torch.int32 or lengths.ndim != 1:
+                raise InvalidArgument(
+                    f"{name}: expected int32 of rank 1, got {lengths.dtype} of shape "
+                    f"{tuple(lengths.shape)}; convert it"
+                )
     if cu_seqlens is None:
         rows = [(0, x.shape[1])] * x.shape[0]
     else:
