@@ -222,16 +222,22 @@ TEST(BackwardProtocol, capped_scores_are_worked_through_once_in_any_order) {
 
 // A head each; and several, where there are many key blocks.
 TEST(BackwardProtocol, head_splits_add_up_dk_and_dv_once_in_any_order) {
-  constexpr Shape kSplit[] = {
-      {.seqlen_q = 300, .seqlen_k = 500, .heads = 14, .kv_heads = 2, .batches = 2, .mask = kCausal},
-      {.seqlen_q = 60,
-       .seqlen_k = 60,
-       .heads = 1840,
-       .kv_heads = 230,
-       .batches = 2,
-       .mask = kCausal},
-  };
-  for_every_row<Variant::kDense>([&]<BackwardConfig C>() {
+  for_every_row<Variant::kDense>([]<BackwardConfig C>() {
+    constexpr int kHeads = 230 / C.ctas();
+    constexpr Shape kSplit[] = {
+        {.seqlen_q = 300,
+         .seqlen_k = 500,
+         .heads = 14,
+         .kv_heads = 2,
+         .batches = 2,
+         .mask = kCausal},
+        {.seqlen_q = 60,
+         .seqlen_k = 60,
+         .heads = 8 * kHeads,
+         .kv_heads = kHeads,
+         .batches = 2,
+         .mask = kCausal},
+    };
     EXPECT_EQ(BackwardRun<C>(kSplit[0]).head_splits(), 7);
     EXPECT_EQ(BackwardRun<C>(kSplit[1]).head_splits(), 4);
     all_work_is_done_once<C>(std::span(kSplit));

@@ -105,11 +105,6 @@ TEST(Clusters, every_thread_waits_once_for_each_arrival) {
   EXPECT_TRUE(in_a_cluster(program(1, 2)).starts_with(kClusters));
   EXPECT_TRUE(in_a_cluster(program(3, 1)).starts_with(kClusters));
   EXPECT_NE(in_a_cluster(program(3, 2)).find("left without a wait"), std::string::npos);
-  EXPECT_TRUE(in_a_cluster([] {
-                ptx::cluster_arrive();
-                if (ptx::cluster_rank() == 0) ptx::cluster_wait(), ptx::cluster_arrive();
-                ptx::cluster_wait();
-              }).starts_with("deadlock"));
 }
 
 // Lane 0 of each CTA sends 16 bytes to the other one, which counts them.
@@ -154,6 +149,12 @@ TEST(Clusters, who_has_left_is_waited_for_no_more) {
   };
   EXPECT_EQ(in_a_cluster(program(true)), "");
   EXPECT_TRUE(in_a_cluster(program(false)).starts_with("deadlock"));
+  EXPECT_EQ(in_a_cluster([] {
+              ptx::cluster_arrive();
+              if (ptx::cluster_rank() == 0) ptx::cluster_wait(), ptx::cluster_arrive();
+              ptx::cluster_wait();
+            }),
+            "");
 }
 
 // Lane 0 of each CTA sends 1 KB of its memory to the other one, and overwrites it when that has
@@ -201,7 +202,7 @@ std::function<void()> exchange_of(Exchange how) {
 TEST(Clusters, copies_between_CTAs_are_of_what_is_there_to_who_is_there) {
   const auto expect_said = [](Exchange how, const std::vector<std::string>& complaints) {
     for (const Pace& pace : kManyPaces) {
-      for (unsigned seed = 0; seed < kSeeds; ++seed) {
+      for (unsigned seed = 0; seed < kSeeds / 5; ++seed) {
         const std::string said =
             run_ctas({.seed = seed, .pace = pace}, 1, {.grid = {2, 1, 1}, .count = 2, .cluster = 2},
                      exchange_of(how))
