@@ -49,9 +49,10 @@ class QueryGradient {
       at_.ds_pipeline().wait_full(ds);
       float* const dq_block =
           params_.scratch.dq_accum + work_.scratch_block(block) * C.dq_accum().block_floats();
-#pragma unroll C.dq_parts() <= 2 && !C.pairs() ? 2 : 1  // more do not fit the registers
+#pragma unroll C.dq_parts() <= 2 ? 2 : 1  // more do not fit the registers
       for (int i = 0; i < C.dq_parts(); ++i) {
-        const int part = first_part() + i;
+        int part = i;
+        if constexpr (C.pairs()) part += first_part();
         float dq[kPartFloats];
         issue_product(dq, ds, part, i);
         if (i == 0) {  // under the product
@@ -95,10 +96,9 @@ class QueryGradient {
   static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
   static constexpr int kPartFloats = C.dq_accum().part_floats() / kWarpgroupSize;
 
-  // Of a pair: its half of the columns.
+  // Of a CTA of a pair: its half of the columns.
   __device__ __forceinline__ int first_part() const {
-    if constexpr (C.pairs()) return int(ptx::cluster_rank()) * C.dq_parts();
-    return 0;
+    return int(ptx::cluster_rank()) * C.dq_parts();
   }
 
   // Part `i` of this CTA's.
@@ -106,7 +106,6 @@ class QueryGradient {
                                                 PipelineState<C.ds_stages> ds, int part, int i) {
     const uint32_t first_row = C.dq_accum().first_row(part) * C.ds_tile().row_bytes();
     const int slab = part % C.dq_accum().column_parts();
-    ptx::wgmma_fence();
     issue_product(dq, at_.ds(ds.stage()) + first_row, at_.k(), slab, false);
     if constexpr (C.pairs()) {  // the other's dS may come under this product
       if (i == 0) ptx::wgmma_commit_group();
@@ -117,11 +116,12 @@ class QueryGradient {
   }
   __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats], uint32_t ds, uint32_t k,
                                                 int slab, bool add) {
+    const uint32_t ds_low = tile::k_major_low(at_.in_cta(ds));
     // Computed for each part: the descriptors of all products would not fit the registers.
-    const uint32_t k_slab =
+    const uint32_t k_low =
         uniform(tile::mn_major_low(kKSlab, at_.in_cta(k) + slab * C.k_tile().slab_bytes()));
-    tile::issue_ab<C.element, C.ds_tile(), kKSlab>(dq, tile::k_major_low(at_.in_cta(ds)), k_slab,
-                                                   add);
+    ptx::wgmma_fence();
+    tile::issue_ab<C.element, C.ds_tile(), kKSlab>(dq, ds_low, k_low, add);
   }
 
   __device__ __forceinline__ bool adds_in_order() const {

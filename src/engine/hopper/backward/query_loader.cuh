@@ -41,9 +41,8 @@ class QueryLoader {
     } else {
       constexpr tile::TileLayout kHalf{C.k_tile().rows, C.k_tile().columns / 2};
       load(k_map(), C.k_tile(), at_.k(), barrier, kHalf.bytes(), work_.keys());
-      ptx::TileCoordinates other = work_.keys_of_other();
-      other.column = int(ptx::cluster_rank()) * kHalf.columns;
-      copy(k_map(), kHalf, at_.pair_k(), barrier, other);
+      copy(k_map(), kHalf, at_.pair_k(), barrier, work_.keys_of_other(),
+           int(ptx::cluster_rank()) * kHalf.columns);
     }
   }
 
@@ -98,28 +97,30 @@ class QueryLoader {
     const uint32_t stage = cursor_.stage();
     ptx::cp_async_bulk_load(at_.lse(stage), params_.scratch.lse_log2 + step.row, kStatisticsBytes,
                             at_.q_pipeline().full(stage));
-    const uint32_t delta_barrier =
-        C.splits_dkv() ? at_.q_pipeline().full(stage) : at_.d_o_pipeline().full(stage);
-    if constexpr (!C.splits_dkv()) {
+    if constexpr (C.splits_dkv()) {
+      ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
+                              at_.q_pipeline().full(stage));
+      load_d_o(step.queries);
+    } else {
       if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(cursor_);
-      load(d_o_map(), C.d_o_tile(), at_.d_o(stage), delta_barrier, kStatisticsBytes, step.queries);
+      load(d_o_map(), C.d_o_tile(), at_.d_o(stage), at_.d_o_pipeline().full(stage),
+           kStatisticsBytes, step.queries);
+      ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
+                              at_.d_o_pipeline().full(stage));
     }
-    ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
-                            delta_barrier);
-    if constexpr (C.splits_dkv()) load_d_o(step.queries);
     --left_;
     cursor_.advance();
     block_.advance(work_.steps());
   }
 
   // dO in parts, where it has stages of its own.
-  __device__ __forceinline__ void load_d_o(ptx::TileCoordinates from) {
+  __device__ __forceinline__ void load_d_o(const ptx::TileCoordinates& from) {
 #pragma unroll 1
     for (int part = 0; part < C.d_o_parts(); ++part) {
       const uint32_t stage = d_o_cursor_.stage(), barrier = at_.d_o_pipeline().full(stage);
       at_.d_o_pipeline().wait_empty(d_o_cursor_);
-      from.column = part * C.d_o_part().columns;
-      load(d_o_map(), C.d_o_part(), at_.d_o(stage), barrier, 0, from);
+      ptx::mbarrier_arrive_expect_tx(barrier, C.d_o_part().bytes());
+      copy(d_o_map(), C.d_o_part(), at_.d_o(stage), barrier, from, part * C.d_o_part().columns);
       d_o_cursor_.advance();
     }
   }
@@ -133,9 +134,8 @@ class QueryLoader {
     copy(map, layout, smem, barrier, from);
   }
   __device__ __forceinline__ void copy(const tile::ClippedMap& map, tile::TileLayout layout,
-                                       uint32_t smem, uint32_t barrier,
-                                       ptx::TileCoordinates from) const {
-    const int first_column = from.column;
+                                       uint32_t smem, uint32_t barrier, ptx::TileCoordinates from,
+                                       int first_column = 0) const {
 #pragma unroll 1
     for (int slab = 0; slab < layout.slabs(); ++slab) {
       from.column = first_column + slab * layout.slab_columns();

@@ -119,7 +119,7 @@ class SplitKeyGradients {
       for (int i = 0; i < kDoParts; ++i, part.advance()) {
         at_.d_o_pipeline().wait_full(part);
         const uint32_t v = uniform(tile::k_major_low(at_.in_cta(at_.v()) + i * kVPart.bytes()));
-        if (i == 0) ptx::wgmma_fence();
+        ptx::wgmma_fence();
         tile::issue_abt<C.element, kVPart, C.d_o_part()>(
             tile, v, tile::k_major_low(at_.in_cta(at_.d_o(part.stage()))), i > 0);
       }
@@ -135,7 +135,10 @@ class SplitKeyGradients {
 #pragma unroll
     for (int i = 0; i < kSumParts; ++i) {
       constexpr bool kInStages = kSumsDv && kDoParts > 1;
-      if (kInStages && i > 0) at_.d_o_pipeline().wait_full(d_o_);
+      if (kInStages && i > 0) {
+        at_.d_o_pipeline().wait_full(d_o_);
+        ptx::wgmma_fence();
+      }
       const uint32_t part = kInStages ? at_.d_o(d_o_.stage()) : summed() + i * kSumPart.bytes();
       tile::issue_ab<C.element, kSumPart>(
           reinterpret_cast<float(&)[kSumPart.columns / 2]>(sums[i * (kSumPart.columns / 2)]),
