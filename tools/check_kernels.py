@@ -168,18 +168,23 @@ def backward(
     Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
     are scores, and with helpers at 128 columns spilled registers. Helpers give up registers too.
+    At 256 columns CTAs are pairs: dQ is half of the columns of two products, and the halves of dO
+    have a fence each and a wait where they are summed.
     """
     slab = 64 if d % 64 == 0 else 32
-    parts = block_m // 64 * (d // slab)
+    ctas = 2 if d == 256 else 1
+    parts = block_m // 64 * (d // slab) // ctas
     dq_sites = parts if parts <= 2 else 1
-    dq = dq_sites * block_n // 16
+    dq = ctas * dq_sites * block_n // 16
     exponentials = block_m * (2 if variant == CAPPED else 1)
     if d <= 128:
         spilled = 38 if d == 128 and helpers and variant == CAPPED else 0
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16
         return Expected(ss, rs, 10 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
     ss, rs = 2 * (d + dv) // 16 + dq, 4 * block_m // 16 * (d // 256 + 1)
-    return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, 0, 2 + helpers)
+    of_pairs = dq_sites + 8 if ctas == 2 else 0
+    spilled = 1 if ctas == 2 and variant == GENERAL else 0
+    return Expected(ss, rs, 14 + 2 * dq_sites + of_pairs, exponentials, 0, spilled, 2 + helpers)
 
 
 def ampere_backward(
