@@ -8,6 +8,7 @@
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/free_sms.h"
 #include "engine/hopper/host/capability.h"
+#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
@@ -76,6 +77,12 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   return {instance, kernel_at(choice.row, element, variant), choice.tiling};
 }
 
+// Lists and lengths of sequences have orders of their own.
+TilesTogether together_in(const Problem& p, const ForwardCall& call) {
+  if (p.score == nullptr || p.block_mask.on || call.varlen) return {};
+  return tiles_together(*p.score, call.q.heads, call.q.batches);
+}
+
 Status check_layouts(const ForwardCall& a) {
   const auto check = [](const char* name, const TensorSpan& tensor) -> Status {
     const char* obstacle = tensor_map_obstacle(tensor);
@@ -141,6 +148,10 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan, const char*
   if (plan.kv_loader == KvPath::kCpAsync) why += "; cp.async loads K and V";
   if (const int heads = plan.tiling.pack.heads(); heads > 1) {
     why += concat("; PackGQA: ", heads, " query heads share a tile");
+  }
+  if (const TilesTogether& t = plan.together; t.count() > 1) {
+    why += concat("; tiles of ", t.count(), t.batches > 1 ? " sequences" : " heads",
+                  " that read one tile of the score function's tensor come together");
   }
   why += split_words(plan);
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
@@ -221,7 +232,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
   const auto& [instance, kernel, tiling] = select(problem, call, num_sms);
-  const ForwardPlan decided = plan_launch(kernel, call, tiling, num_sms);
+  const ForwardPlan decided =
+      plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
   const ForwardConfig& c = kernel.config;
   const int64_t tiles = num_tiles(c, call, tiling.pack);
   FA3_TRY(check_counts(decided, tiles));
