@@ -40,27 +40,13 @@ bool encode(CUtensorMap& map, const TensorSpan& span, tile::TileLayout layout) {
   return encode_tensor_map(map, span, Element::kBf16, layout, layout.rows);
 }
 
-// Two, or three, of a number that they divide. More gain little beyond that, and have more keys and
-// values in the L2 at a time.
-int few_of(int64_t number) {
-  return number % 2 == 0 ? 2 : number % 3 == 0 ? 3 : 1;
-}
-
 }  // namespace
 
-// Which index is the head's is the text's own affair. Numbers of elements say it, and where both
-// are the same it is the last one: the order is right whatever is together.
-TilesTogether tiles_together(const fa3_score_function& score, int64_t heads, int64_t batches) {
+int64_t num_captured_parts(const fa3_score_function& score) {
   const int number = cuda::tensor_of_scores(score);
-  if (number < 0 || number >= score.num_tensors || score.tensors[number].rank < 2) return {};
+  if (number < 0 || number >= score.num_tensors || score.tensors[number].rank < 2) return 0;
   const TensorSpan span = span_of(score.tensors[number]);
-  const int64_t parts = span.heads * span.batches;
-  TilesTogether together;
-  if (parts == 1 || parts == heads) together.batches = few_of(batches);
-  if (parts == 1 || (parts == batches && parts != heads)) {
-    together.packs = together.batches > 1 ? 1 : few_of(heads);
-  }
-  return together;
+  return span.heads * span.batches;
 }
 
 int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_t seqlen_k) {

@@ -5,7 +5,6 @@
 
 #include "core/problem.h"
 #include "engine/hopper/host/tensor_map.h"
-#include "engine/hopper/scheduler/tiles_together.h"
 
 namespace fa3::hopper {
 
@@ -16,9 +15,9 @@ inline constexpr int kNoTile = -1;
 // strides are none for TMA.
 int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_t seqlen_k);
 
-// How many heads and sequences have their tiles together, since they read the same elements of a
-// tensor as large as the scores.
-TilesTogether tiles_together(const fa3_score_function& score, int64_t heads, int64_t batches);
+// Of how many parts of rows and keys the tensor consists that the text reads by load_of_score():
+// one that heads or sequences share is there once. 0: there is no such tensor.
+int64_t num_captured_parts(const fa3_score_function& score);
 
 // The number of a tensor whose gradient is stored; kNoTile: there is none.
 int find_stored_gradient(const fa3_score_function& score);

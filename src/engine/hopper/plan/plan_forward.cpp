@@ -8,9 +8,9 @@
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/free_sms.h"
 #include "engine/hopper/host/capability.h"
-#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/choose_together.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select_decode.h"
@@ -80,7 +80,7 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
 // Lists and lengths of sequences have orders of their own.
 TilesTogether together_in(const Problem& p, const ForwardCall& call) {
   if (p.score == nullptr || p.block_mask.on || call.varlen) return {};
-  return tiles_together(*p.score, call.q.heads, call.q.batches);
+  return choose_together(*p.score, call.q.heads, call.q.batches);
 }
 
 Status check_layouts(const ForwardCall& a) {

@@ -5,6 +5,7 @@
 #include "engine/cuda/jit/fixture.h"
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
+#include "engine/hopper/plan/choose_together.h"
 
 namespace fa3 {
 namespace {
@@ -80,7 +81,7 @@ TEST(Captures, HaveTilesOfThoseTogetherThatShareThem) {
     score.tensors = &bias;
     score.num_tensors = 1;
     const auto expect = [&](int sequences, int heads, const char* what) {
-      const hopper::TilesTogether t = hopper::tiles_together(score, c.heads, c.sequences);
+      const hopper::TilesTogether t = hopper::choose_together(score, c.heads, c.sequences);
       EXPECT_EQ(t.batches, sequences) << what << ": " << c.sequences << " sequences, " << c.heads;
       EXPECT_EQ(t.packs, heads) << what << ": " << c.sequences << " sequences, " << c.heads;
     };
