@@ -20,7 +20,7 @@ int few_of(int64_t number) {
 TilesTogether choose_together(const fa3_score_function& score, int64_t heads, int64_t batches) {
   const int64_t parts = num_captured_parts(score);
   const bool sequences_share = parts == 1 || parts == heads;
-  const bool heads_share = parts == 1 || (parts == batches && !sequences_share);
+  const bool heads_share = parts == 1 || parts == batches;
   TilesTogether together;
   if (sequences_share) together.batches = few_of(batches);
   if (heads_share && together.batches == 1) together.packs = few_of(heads);

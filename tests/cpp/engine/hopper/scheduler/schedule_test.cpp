@@ -44,7 +44,7 @@ TEST(TileOrder, every_tile_comes_once) {
 
 // In one group a query block's tiles come one behind the other, and the longest ones first.
 TEST(TilesTogether, come_once_and_one_behind_the_other) {
-  for (const auto& [packs, batches] : {std::pair{1, 1}, {2, 1}, {1, 3}, {2, 3}}) {
+  for (const auto& [packs, batches] : {std::pair{1, 1}, {2, 1}, {1, 3}, {2, 2}, {2, 3}}) {
     for (int m_blocks : {1, 2, 7}) {
       for (int tail : {0, 1, 4}) {
         const TilesTogether together{packs, batches};
