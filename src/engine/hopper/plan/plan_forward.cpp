@@ -10,6 +10,7 @@
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/choose_together.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select_decode.h"
@@ -74,6 +75,12 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Variant variant = std::max(variant_of(p), least);
   const auto kernel_at = p.has_float8() ? cache_kernel_at : forward_kernel_at;
   return {instance, kernel_at(choice.row, element, variant), choice.tiling};
+}
+
+// Lists and lengths of sequences have orders of their own.
+TilesTogether together_in(const Problem& p, const ForwardCall& call) {
+  if (p.score == nullptr || p.block_mask.on || call.varlen) return {};
+  return choose_together(*p.score, call.q.heads, call.q.batches);
 }
 
 Status check_layouts(const ForwardCall& a) {
@@ -141,6 +148,10 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan, const char*
   if (plan.kv_loader == KvPath::kCpAsync) why += "; cp.async loads K and V";
   if (const int heads = plan.tiling.pack.heads(); heads > 1) {
     why += concat("; PackGQA: ", heads, " query heads share a tile");
+  }
+  if (const TilesTogether& t = plan.together; t.count() > 1) {
+    why += concat("; tiles of ", t.count(), t.batches > 1 ? " sequences" : " heads",
+                  " that read one tile of the score function's tensor come together");
   }
   why += split_words(plan);
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
@@ -221,7 +232,8 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
   const auto& [instance, kernel, tiling] = select(problem, call, num_sms);
-  const ForwardPlan decided = plan_launch(kernel, call, tiling, num_sms);
+  const ForwardPlan decided =
+      plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
   const ForwardConfig& c = kernel.config;
   const int64_t tiles = num_tiles(c, call, tiling.pack);
   FA3_TRY(check_counts(decided, tiles));
