@@ -90,9 +90,12 @@ int64_t rows_of_key(const ForwardCall& call) {
 }
 
 // A kernel that transposes V itself does it again for each tile of rows, 4 to 25% of a tile's time,
-// and nothing goes before its tiles but scales: so it is for keys that few rows see. Measured:
-// docs/lab/fp8.md.
-constexpr int64_t kRowsOfOwnTranspose = 512;
+// and nothing goes before its tiles but scales: so it is for keys that few rows see. Up to 128
+// columns tiles without a mask leave SMs idle for long enough. Measured: docs/lab/fp8.md.
+bool transposes_itself_faster(const ForwardConfig& c, const ForwardCall& call) {
+  constexpr int64_t kMostRows = 512;
+  return rows_of_key(call) <= kMostRows && (c.head_dim_v > 128 || !call.mask.hides_nothing());
+}
 
 // On how many SMs a CTA goes on ahead of the tiles: enough to stay ahead, and no more, for the
 // tiles lack these SMs. While an SM transposes a block of keys, another computes about `rows` query
@@ -203,8 +206,8 @@ bool can_transpose_in_kernel(const Problem& p, const ForwardCall& call) {
 int choose_e4m3_kernel(const Problem& p, const ForwardCall& call) {
   const int row = select_e4m3_kernel(e4m3_shape_of(p), e4m3_variant_of(p));
   if (row == kNoKernel || !can_transpose_in_kernel(p, call)) return row;
-  if (rows_of_key(call) > kRowsOfOwnTranspose) return row;
   const ForwardConfig& c = kE4m3Table[size_t(row)].config;
+  if (!transposes_itself_faster(c, call)) return row;
   const auto transposes_as_wide = [&](const KernelInstance& other) {
     return other.config.transposes_v && other.config.head_dim == c.head_dim &&
            other.config.head_dim_v == c.head_dim_v && p.lengths_k.max <= other.max_keys;

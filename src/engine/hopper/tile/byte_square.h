@@ -51,17 +51,6 @@ FA3_HD constexpr PartPair pair_above(int distance, int row, int column_of_parts)
   return {2 * row, 2 * (row ^ distance) + column_of_parts, true};
 }
 
-// All of them.
-FA3_HD constexpr int square_steps(int square) {
-  return blocks_of_square(square) * blocks_of_square(square);
-}
-FA3_HD constexpr PartPair part_pair(int step, int i, int square) {
-  const int blocks = blocks_of_square(square), distance = step / blocks, at = step % blocks;
-  if (distance == 0) return diagonal_pair(at, i);
-  const PartPair above = pair_above(distance, row_at(distance, at / 2), at % 2);
-  return i == 0 ? above : above.transposed();
-}
-
 // Lane l gives the address of row l % 8 of matrix l / 8. Matrices 0 and 1 are the halves of one
 // part, 2 and 3 those of the other.
 FA3_HD constexpr uint32_t lane_offset(int lane, int row, bool below, int square) {
@@ -72,13 +61,13 @@ FA3_HD constexpr uint32_t lane_offset(int lane, int row, bool below, int square)
 }
 
 // Loads: a row of the matrix is a key.
-FA3_HD constexpr uint32_t load_offset(int lane, bool below, int square = kSquare) {
+FA3_HD constexpr uint32_t load_offset(int lane, bool below, int square) {
   return lane_offset(lane, lane % 16, below, square);
 }
 
 // Stores: a row is a channel. The even channels alone would meet in half of the banks, so the first
 // matrix takes the even ones of channels 0-7 and the odd ones of 8-15, the second one the others.
-FA3_HD constexpr uint32_t store_offset(int lane, bool below, int square = kSquare) {
+FA3_HD constexpr uint32_t store_offset(int lane, bool below, int square) {
   const int pair = lane % 8, second = lane / 8 % 2;
   return lane_offset(lane, 2 * pair + (pair / 4 ^ second), below, square);
 }

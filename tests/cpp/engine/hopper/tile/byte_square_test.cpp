@@ -63,6 +63,17 @@ uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   return chosen;
 }
 
+// All steps of a square: those on the diagonal, then by distance.
+int square_steps(int square) {
+  return blocks_of_square(square) * blocks_of_square(square);
+}
+PartPair part_pair(int step, int i, int square) {
+  const int blocks = blocks_of_square(square), distance = step / blocks, at = step % blocks;
+  if (distance == 0) return diagonal_pair(at, i);
+  const PartPair above = pair_above(distance, row_at(distance, at / 2), at % 2);
+  return i == 0 ? above : above.transposed();
+}
+
 Addresses load_addresses(int step, int i, int size) {
   Addresses all{};
   const PartPair pair = part_pair(step, i, size);
