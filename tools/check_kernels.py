@@ -77,7 +77,13 @@ E4M3_SPILLED = {
 }
 
 
-def forward_e4m3(d: int, block_m: int, block_n: int, variant: int) -> Expected:
+# The same of kernels that transpose values: of the warps that do, and of the one that loads.
+TRANSPOSING_SPILLED = {128: 41, 256: 100}
+
+
+def forward_e4m3(
+    d: int, block_m: int, block_n: int, variant: int, transposes: int
+) -> Expected:
     """As forward(). Two warpgroups issue in two places: where a part of O ends, and elsewhere.
 
     Beyond 128 columns the step that starts a tile is compiled apart, with ordinary softmax. Dense
@@ -91,6 +97,8 @@ def forward_e4m3(d: int, block_m: int, block_n: int, variant: int) -> Expected:
     fences_and_waits = 7 + 2 * under_scores + 3 * apart + follows * (3 + 2 * under_scores)
     more = block_n // 2 + 32
     spilled = E4M3_SPILLED.get((d, block_m, block_n), 0)
+    if transposes:
+        spilled = TRANSPOSING_SPILLED[d]
     return Expected(ss, rs, fences_and_waits, sites * block_n // 2, more, spilled)
 
 
@@ -104,6 +112,7 @@ def forward(
     guarded: int,
     dropout: int,
     variant: int,
+    transposes: int,
 ) -> Expected:
     """Sites: Q K^T in the first block and the step, P V in the step and the last block.
 
@@ -115,7 +124,7 @@ def forward(
     few queries have each softmax twice, once for the first of a thread's two rows alone.
     """
     if e4m3:
-        return forward_e4m3(d, block_m, block_n, variant)
+        return forward_e4m3(d, block_m, block_n, variant, transposes)
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
     early = guarded and dv <= 64 and not dropout
     known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
@@ -148,6 +157,7 @@ def decode(
     guarded: int,
     dropout: int,
     variant: int,
+    transposes: int,
 ) -> Expected:
     """No wgmma; a weight for each score of a slot and lane.
 
@@ -220,8 +230,9 @@ GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config
 MERGED = 16 + 4 * 4 + 5 * 3
 HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)E"  # or not; the variant; dropout
 E4M3 = rb"ELb(\d)"  # of the forward
-# Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant.
-NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELb\dELNS0_7VariantE(\d)"
+# Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant; whether
+# values are transposed.
+NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELb\dELNS0_7VariantE(\d)ELb(\d)"
 ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4
 KERNELS = (
     (

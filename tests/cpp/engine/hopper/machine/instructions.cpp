@@ -256,6 +256,9 @@ void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t b
                      at.batch, 0};
     }
     const int first_row = at.row + at.inner - known.rows_before;
+    if (known.transposed_later) {
+      return Content{known.tensor, at.column + row_of_box, first_row, at.head, at.batch};
+    }
     return Content{known.tensor, at.batch * known.page_rows + first_row + row_of_box, at.column,
                    at.head, known.page_rows > 0 ? 0 : at.batch};
   });

@@ -144,7 +144,8 @@ struct TensorMap {
   int columns = 0;          // of the tensor
   int rows = 0;
   bool origin_is_memory = true;
-  int slabs = 1;  // of a box, that lie behind each other
+  int slabs = 1;                  // of a box, that lie behind each other
+  bool transposed_later = false;  // by threads, where it lies: what it is then is what it holds
 };
 CUtensorMap encoded(const TensorMap& map);
 TensorMap decoded(const CUtensorMap& map);

@@ -8,7 +8,7 @@
 namespace fa3::machine {
 namespace {
 
-constexpr uint32_t kUnitBytes = 64;  // buffers begin and end at multiples of it
+constexpr uint32_t kUnitBytes = 16;  // buffers begin and end at multiples of it
 constexpr uint32_t kLaneBytes = 16;  // of a lane's access
 
 std::string place(uint32_t address) {
