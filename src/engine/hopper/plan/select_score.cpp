@@ -20,19 +20,28 @@ bool streams_captured_tiles(const Problem& p, const ForwardShape& shape) {
          find_captured_tile(*p.score, p.lengths_q.max, p.lengths_k.max) != kNoTile;
 }
 
-// Whether kernels of any GPU, which split tiles and pack heads into them, are sooner done than
-// whole tiles of this one's are. Measured: docs/lab/flex.md.
+// Tiles of kernels of any GPU: 128 rows of heads that share keys.
+constexpr int64_t kTheirRows = 128;
+
+int64_t num_tiles_elsewhere(const ForwardCall& call) {
+  const PackGqa most = most_packed(call.heads_per_kv_head);
+  PackGqa pack;
+  while (pack.rows(call.seqlen_q) < kTheirRows && pack.log2 < most.log2) ++pack.log2;
+  const int64_t m_blocks = ceil_div(pack.rows(int64_t{call.seqlen_q}), kTheirRows);
+  return call.sequences * num_packs(call, pack) * m_blocks;
+}
+
+// Whether those kernels, which split tiles along the keys, are sooner done than whole tiles of this
+// engine's are. Time is counted in waves of these, measured on an H100 (docs/lab/flex.md).
 bool leaves_sms_idle(const Problem& p, const ForwardConfig& c, const ForwardCall& call,
                      int num_sms) {
-  constexpr int64_t kLeastKeys = 1024, kTheirRows = 128;
-  constexpr double kTheirSpeed = 0.5;
+  constexpr int64_t kLeastKeys = 1024;
+  constexpr double kTheirStart = 0.3;
   if (p.block_mask.on || p.batch_invariant || call.seqlen_k < kLeastKeys) return false;
-  const PackGqa pack = most_packed(call.heads_per_kv_head);
-  const int64_t waves = ceil_div(num_tiles(c, call, PackGqa{}), int64_t{num_sms});
-  const int64_t their_rows = ceil_div(pack.rows(call.seqlen_q), kTheirRows) * kTheirRows;
-  const double their_waves = double(call.sequences * num_packs(call, pack) * their_rows) /
-                             double(int64_t{num_sms} * c.block_m);
-  return their_waves < kTheirSpeed * double(waves);
+  const int64_t waves = ceil_div(num_split_tiles(c, call, {}), int64_t{num_sms});
+  const double of_their_wave = c.head_dim <= 64 ? 1.4 : 1.8;
+  const double theirs = of_their_wave * double(num_tiles_elsewhere(call)) / num_sms;
+  return kTheirStart + theirs < double(waves);
 }
 
 }  // namespace

@@ -69,7 +69,13 @@ TEST_F(Scored, whole_tiles_that_fill_the_gpu_stay) {
   EXPECT_EQ(refusal(), "");
   p.lengths_q.max = 256, p.batch = 8;
   EXPECT_EQ(refusal(), "");
-  p.lengths_q.max = 16;  // four heads fill a tile elsewhere
+  p.lengths_q.max = 64;  // two waves of half a tile each, or one of whole tiles elsewhere
+  EXPECT_EQ(refusal(), "");
+  p.lengths_q.max = 512, p.batch = 1;
+  EXPECT_EQ(refusal(), "");
+  p.lengths_q.max = 128;
+  EXPECT_NE(refusal().find("few queries"), std::string::npos);
+  p.lengths_q.max = 16, p.batch = 8;  // four heads share a tile elsewhere
   EXPECT_NE(refusal().find("few queries"), std::string::npos);
   p.batch_invariant = true;  // nor does another engine split these
   EXPECT_EQ(refusal(), "");
