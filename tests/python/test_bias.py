@@ -347,7 +347,7 @@ def test_equal_forms_share_one_function_and_its_kernels():
         ({"bias": torch.ones(KEYS), "dropout_p": 0.1}, "dropout_p: not together with bias"),
         ({"bias": torch.ones(KEYS), "sink": torch.ones(4)}, "sink: not together with bias"),
         ({"bias": torch.ones(KEYS), "attention_chunk": 4}, "attention_chunk: not together"),
-        ({"bias": torch.ones(KEYS), "engine": "cpu"}, "engine: expected neither"),
+        ({"bias": torch.ones(KEYS), "engine": "cpu"}, "engine: expected none"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
