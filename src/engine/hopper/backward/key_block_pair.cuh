@@ -52,7 +52,7 @@ class KeyBlockPair {
 
   // dQ's warpgroup, for the other's dS.
   __device__ __forceinline__ void wait_full(PipelineState<C.ds_stages> ds) const {
-    ptx::mbarrier_wait_parity_of_cluster(at_.pair_pipeline().full(ds.stage()), ds.phase());
+    at_.pair_pipeline().wait_full(ds);
     if (thread_in_block() == 0) expect(ds.stage());
     __syncwarp();
   }

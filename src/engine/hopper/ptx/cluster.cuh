@@ -64,11 +64,11 @@ __device__ __forceinline__ void cp_async_bulk_to_cluster(uint32_t to, uint32_t f
       : "memory");
 }
 
-// At a barrier of a CTA of the cluster.
+// At a barrier of a CTA of the cluster, for what this thread has read: without .release.cluster,
+// which waits until all that the thread has written is seen by the GPU.
 __device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t barrier) {
   cuda::disturb();
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Until the phase of the given parity has completed, with what other CTAs have sent.
