@@ -33,6 +33,12 @@ def flex_attention(
     seqused_k=None,
     max_seqlen_q=0,
     max_seqlen_k=0,
+    page_table=None,
+    batch_index=None,
+    left_padding=None,
+    num_splits=0,
+    k_descale=None,
+    v_descale=None,
     return_lse=False,
 ):
     """Exact attention whose scores a function of yours changes before the softmax.
@@ -62,6 +68,9 @@ def flex_attention(
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences.
         seqused_q, seqused_k: (batch,) int32: only the first rows of each sequence count.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed on a GPU.
+        page_table, batch_index, left_padding, num_splits, k_descale, v_descale: keys and values in
+            a cache, as of fa3.attention. kv_idx counts from the first key that counts. No
+            gradients.
         return_lse: also return the LSE.
 
     On an H100 or H200, 16-bit tensors take the library's own kernel, into which the function is
@@ -86,6 +95,16 @@ def flex_attention(
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
     }
+    for name, value in (
+        ("page_table", page_table),
+        ("batch_index", batch_index),
+        ("left_padding", left_padding),
+        ("num_splits", num_splits or None),
+        ("k_descale", k_descale),
+        ("v_descale", v_descale),
+    ):
+        if value is not None:
+            lengths[name] = value
     masks = mask_mod, block_mask, causal, window
     load_flex()
     out, lse = _backends.flex.attend(q, k, v, score_mod, masks, scale, lengths, return_lse)

@@ -14,6 +14,7 @@ import torch
 from fa3 import _native
 from fa3._options import in_order
 from fa3.errors import InvalidArgument, Unsupported
+from fa3.flex.caches import most_keys
 from fa3.flex.text import LONGEST
 from fa3.torch import operators
 
@@ -28,10 +29,12 @@ def forward(call, q, k, v, tensors, return_lse):
         return None
     if q.dtype not in (torch.float16, torch.bfloat16):
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
-    out, lse = operators.new_out_quickly(q, v), operators.new_lse(q) if return_lse else None
+    out = operators.new_out_quickly(q, v) if call.out is None else call.out
+    lse = operators.new_lse(q) if return_lse else None
+    most = longest(q, k, call.options)
 
     def run(function, options):
-        text = function.text(longest(q, k))
+        text = function.text(most)
         described = captured(q, tensors, {})[: len(function.tensors)]
         score = text, function.may_hide, nvrtc_path(), described
         options = in_order("attention", options)
@@ -73,7 +76,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
         return None
     *gradients, _ = operators.new_gradients(q, k, v, None)
-    most = longest(q, k)
+    most = longest(q, k, call.options)
 
     def run(function, options):
         for total in totals.values():  # of an attempt before
@@ -99,9 +102,10 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     return None
 
 
-def longest(q, k):
+def longest(q, k, options):
     """What bounds indices in the text: most calls share one bound, and with that one kernel."""
-    return LONGEST if max(*q.shape, *k.shape) <= LONGEST else 2**31
+    keys = max(k.shape) if "page_table" not in options else most_keys(k, options)
+    return LONGEST if max(*q.shape, keys) <= LONGEST else 2**31
 
 
 def refused(reason):

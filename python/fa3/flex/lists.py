@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from fa3 import masks
+from fa3.flex import caches
 from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import evaluate
 
@@ -46,7 +47,8 @@ def extents_of(q, k, lengths):
 
 def of_one_length(lengths):
     """Whether all sequences have the length of the tensors."""
-    return all(lengths[name] is None for name in ("cu_seqlens_q", "seqused_q", "seqused_k"))
+    names = ("cu_seqlens_q", "seqused_q", "seqused_k")
+    return all(lengths[name] is None for name in names) and not caches.given(lengths)
 
 
 def can_walk(q, k, v, lengths):
@@ -54,6 +56,8 @@ def can_walk(q, k, v, lengths):
     a map of the longest sequence for each has no more pairs than one of all packed rows."""
     packed = lengths["cu_seqlens_q"] is not None
     if packed != (lengths["cu_seqlens_k"] is not None) or q.dtype is torch.float64:
+        return False
+    if caches.given(lengths):
         return False
     if not q.ndim == k.ndim == v.ndim == (3 if packed else 4):
         return False

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from fa3.flex.caches import with_factors
 from fa3.flex.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import add_into, evaluate
 from fa3.flex.sequences import sequences_of
@@ -64,10 +65,7 @@ class Call(NamedTuple):
     options: dict  # those of fa3.attention
     listed: Listed | None = None
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
-
-    def sequences(self, q, k):
-        names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
-        return sequences_of(q, k, *(self.options[name] for name in names))
+    out: torch.Tensor | None = None  # written instead of a new one
 
 
 def wide(dtype):
@@ -120,9 +118,13 @@ def forward(call, q, k, v, tensors, out, lse):
     out.zero_()
     lse.fill_(-torch.inf)
     dtype = wide(q.dtype)
-    for sequence in call.sequences(q, k):
+    for sequence in sequences_of(q, k, call.options):
         mine = heads_first(sequence.of_queries(q), dtype)
-        keys, values = (heads_first(sequence.of_keys(x), dtype) for x in (k, v))
+        keys, values = (
+            with_factors(heads_first(sequence.of_keys(x), dtype), call.options.get(factors),
+                         sequence.number)
+            for x, factors in ((k, "k_descale"), (v, "v_descale"))
+        )
         for first, count, blocks in tiles_of(call, tensors, sequence, mine, keys):
             rows = mine[:, first : first + count]
             total, largest, o = online(call, tensors, sequence, rows, keys, values, first, blocks)
@@ -155,7 +157,7 @@ def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
     """dq, dk and dv. totals: number of a captured tensor -> its gradient, added to."""
     dtype = wide(q.dtype)
     dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
-    for sequence in call.sequences(q, k):
+    for sequence in sequences_of(q, k, call.options):
         sides = {"q": q, "do": do, "out": out}
         mine = {n: heads_first(sequence.of_queries(x), dtype) for n, x in sides.items()}
         keys, values = (heads_first(sequence.of_keys(x), dtype) for x in (k, v))

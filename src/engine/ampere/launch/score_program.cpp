@@ -10,13 +10,13 @@
 namespace fa3::ampere {
 namespace {
 
-// Configs as constants of the program. No kernel with a score function has dropout or a quantized
-// cache.
+// Configs as constants of the program. No kernel with a score function has dropout.
 std::string text_of(const ForwardConfig& c) {
   return concat("ForwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
                 ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
                 ", .block_n = ", c.block_n, ", .stages = ", c.stages, ", .warps = ", c.warps,
                 ", .ctas_per_sm = ", c.ctas_per_sm, ", .q_columns = ", c.q_columns,
+                ", .quantized = ", cuda::bool_literal(c.quantized),
                 ", .block_mask = ", cuda::bool_literal(c.block_mask), "}");
 }
 

@@ -12,13 +12,16 @@
 namespace fa3::hopper {
 namespace {
 
-// A ForwardConfig as a constant of the program: all that rows of kScoreTable differ in.
+// A ForwardConfig as a constant of the program: all that rows of kScoreTable, kMaskTable and
+// kDecodeTable differ in.
 std::string text_of(const ForwardConfig& c) {
   return concat("ForwardConfig{.element = Element(", int(c.element), "), .head_dim = ", c.head_dim,
                 ", .head_dim_v = ", c.head_dim_v, ", .block_m = ", c.block_m,
                 ", .block_n = ", c.block_n, ", .q_stages = ", c.q_stages,
                 ", .kv_stages = ", c.kv_stages, ", .ping_pong = ", cuda::bool_literal(c.ping_pong),
-                ", .ctas_per_sm = ", c.ctas_per_sm, ", .guarded = ", cuda::bool_literal(c.guarded),
+                ", .ctas_per_sm = ", c.ctas_per_sm, ", .quantized_stages = ", c.quantized_stages,
+                ", .may_split = ", cuda::bool_literal(c.may_split),
+                ", .guarded = ", cuda::bool_literal(c.guarded),
                 ", .block_mask = ", cuda::bool_literal(c.block_mask), ", .variant = Variant(",
                 int(c.variant), ")}");
 }
@@ -60,6 +63,19 @@ constexpr const char* kPlaceOfListedStep =
     "  return {work_.sequence(), step.head, first_key_, step.m_block * kConfig.block_m};\n"
     "}\n";
 
+// Decode kernels load what a function captures element by element.
+cuda::Program decode_program(const fa3_score_function& score, const ForwardConfig& c) {
+  return cuda::forward_program(
+      score,
+      kernel_of("#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
+                concat("constexpr ForwardConfig kConfig = ", text_of(c),
+                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                       " && sizeof(DecodeSmem<kConfig>) <= "
+                       "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
+                       "template __global__ void decode_kernel<kConfig>("
+                       "const __grid_constant__ ForwardParams);\n")));
+}
+
 // Tiles of a captured tensor take shared memory from Q and from K and V, of which two of each stay.
 constexpr int kFewestStages = 4, kOtherSmemBytes = 2048;
 
@@ -90,6 +106,7 @@ std::string ways_of_tile(const fa3_score_function& score, int captured) {
 }  // namespace
 
 bool takes_captured_tile(const ForwardConfig& c) {
+  if (c.is_decode()) return false;
   const ForwardConfig with = with_captured_tiles(c);
   return c.captured_tile().row_bytes() == 128 && smem_bytes_with_tiles(with) <= kMaxSmemBytes;
 }
@@ -101,6 +118,7 @@ bool takes_captured_tile(const BackwardConfig& c) {
 
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
                             int captured) {
+  if (config.is_decode()) return decode_program(score, config);
   const bool has_tile = captured != kNoTile;
   const std::string pairs = has_tile ? definition_of_tile(captured) + ways_of_tile(score, captured)
                                      : cuda::definition_of_pairs(score);
