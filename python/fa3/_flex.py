@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
-import functools
+from fa3 import _backends
 
 
-@functools.cache  # an import takes a microsecond, even of what is there
-def imported():
-    from fa3.flex import attend
+def load_flex():
+    """Makes _backends.flex: functions that torch.compile leaves alone, wherever it is there."""
+    if _backends.flex is None or not _backends.flex.fits():
+        from fa3.flex import entry
 
-    return attend
+        _backends.flex = entry.functions()
+
+
+# torch.compile cannot trace an import, so it calls this while it traces.
+load_flex._dynamo_marked_constant = True
 
 
 def flex_attention(
@@ -76,6 +81,8 @@ def flex_attention(
         out (b, sq, hq, dv), or (out, lse); lse (b, hq, sq), natural log. A row that sees no key has
         out = 0, lse = -inf.
 
+    Under torch.compile the call is a break of the graph: not with fullgraph=True.
+
     Raises:
         fa3.InvalidArgument: the call is wrong.
         fa3.Unsupported: the function cannot be translated; says which operation.
@@ -99,5 +106,6 @@ def flex_attention(
         if value is not None:
             lengths[name] = value
     masks = mask_mod, block_mask, causal, window
-    out, lse = imported()(q, k, v, score_mod, masks, scale, lengths, return_lse)
+    load_flex()
+    out, lse = _backends.flex.attend(q, k, v, score_mod, masks, scale, lengths, return_lse)
     return (out, lse) if return_lse else out

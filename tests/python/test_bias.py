@@ -348,6 +348,9 @@ def test_equal_forms_share_one_function_and_its_kernels():
         ({"bias": torch.ones(KEYS), "sink": torch.ones(4)}, "sink: not together with bias"),
         ({"bias": torch.ones(KEYS), "attention_chunk": 4}, "attention_chunk: not together"),
         ({"bias": torch.ones(KEYS), "engine": "cpu"}, "engine: expected none"),
+        ({"bias": torch.ones(KEYS), "scale": 0}, "scale: expected a finite number > 0"),
+        ({"bias": torch.ones(KEYS), "scale": float("nan")}, "scale: expected a finite number > 0"),
+        ({"bias": torch.ones(KEYS), "softcap": -1.0}, "softcap: expected 0"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -355,6 +358,12 @@ def test_what_does_not_go_together_is_a_sentence(options, words):
     q, k, v = operands(torch.float32)
     with pytest.raises((fa3.InvalidArgument, fa3.Unsupported), match=words):
         fa3.attention(q, k, v, **options)
+
+
+def test_a_name_that_attention_has_not_is_no_option_beside_a_bias():
+    q, k, v = operands(torch.float32)
+    with pytest.raises(TypeError, match="attention.. got an unexpected keyword argument 'casual'"):
+        fa3.attention(q, k, v, bias=torch.ones(KEYS), casual=True)
 
 
 def test_arrays_that_are_no_torch_tensors_are_refused():

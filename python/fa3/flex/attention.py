@@ -13,7 +13,11 @@ from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
 from fa3.torch import autograd
 from fa3.torch.autograd import FLOAT8
-from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.checks import (
+    refuse_other_than_tensor,
+    refuse_without_strides,
+    refuse_wrong_numbers,
+)
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
 
@@ -28,7 +32,9 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     if not (type(q) is type(k) is type(v) is torch.Tensor):
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_other_than_tensor(name, x)
+    refuse_without_strides(q=q, k=k, v=v)
     mask_mod, block_mask, causal, window = masks
+    refuse_wrong_numbers(scale, causal=causal)
     window = window_of(causal, window)
     mask = mask_of(mask_mod, block_mask)
     if mask is None:

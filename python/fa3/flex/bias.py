@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import torch
 
+from fa3._options import OF_FORWARD
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import caches, lists
 from fa3.flex.attention import apply, by_lists, check_shapes, window_of
 from fa3.flex.stored import number_of
 from fa3.flex.trace import trace
+from fa3.torch.checks import refuse_wrong_numbers
 
 # Options of fa3.attention that go together with a bias.
 TOGETHER = {
@@ -48,10 +50,14 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     only_kernels: raises fa3.Unsupported where the forward would take torch operations.
     """
     for name, value in options.items():
+        if name not in OF_FORWARD:
+            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
         if name in TOGETHER or value is None:
             continue
         if isinstance(value, torch.Tensor) or value:
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
+    numbers = (options.get(name) for name in ("scale", "softcap", "causal"))
+    refuse_wrong_numbers(*numbers)
     if options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("engine: expected none together with bias or alibi_slopes")
     lengths = {**OPTIONS}

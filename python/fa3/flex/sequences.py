@@ -8,6 +8,7 @@ import torch
 
 from fa3.errors import InvalidArgument
 from fa3.flex.caches import most_keys
+from fa3.torch.checks import refuse_other_than_tensor
 
 
 class Rows(NamedTuple):
@@ -73,6 +74,14 @@ def sequences_of(q, k, options):
 
 def rows_of(side, x, cu_seqlens, seqused):
     """The Rows of each sequence, of which those that count."""
+    for name, lengths in ((f"cu_seqlens_{side}", cu_seqlens), (f"seqused_{side}", seqused)):
+        if lengths is not None:
+            refuse_other_than_tensor(name, lengths)
+            if lengths.dtype != torch.int32 or lengths.ndim != 1:
+                raise InvalidArgument(
+                    f"{name}: expected int32 of rank 1, got {lengths.dtype} of shape "
+                    f"{tuple(lengths.shape)}; convert it"
+                )
     if cu_seqlens is None:
         rows = [Rows(entry, 0, x.shape[1]) for entry in range(x.shape[0])]
     else:
