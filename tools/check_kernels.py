@@ -81,9 +81,7 @@ E4M3_SPILLED = {
 TRANSPOSING_SPILLED = {128: 41, 256: 100}
 
 
-def forward_e4m3(
-    d: int, block_m: int, block_n: int, variant: int, transposes: int
-) -> Expected:
+def forward_e4m3(d: int, block_m: int, block_n: int, variant: int, transposes: int) -> Expected:
     """As forward(). Two warpgroups issue in two places: where a part of O ends, and elsewhere.
 
     Beyond 128 columns the step that starts a tile is compiled apart, with ordinary softmax. Dense
