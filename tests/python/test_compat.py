@@ -342,7 +342,6 @@ REFUSED = [
         {"alibi_slopes": torch.ones(4), "dropout_p": 0.1},
         "alibi_slopes: .*no ALiBi beside dropout",
     ),
-    (fa2_names.flash_attn_with_kvcache, {"alibi_slopes": torch.ones(4)}, "alibi_slopes: .*alone"),
     (fa2_names.flash_attn_with_kvcache, {"rotary_cos": torch.ones(1)}, "rotary_cos: .*rotate"),
 ]
 

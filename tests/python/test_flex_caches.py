@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import fa3
-from fa3.compat import flash_attn, vllm
-from fa3.flex import device as device_of_scores
+import fa3  # noqa: E402
+from fa3.compat import flash_attn, vllm  # noqa: E402
+from fa3.flex import device as device_of_scores  # noqa: E402
 
 BATCH, HEADS, KV_HEADS, DIM = 3, 8, 2, 64
 USED = (1300, 0, 411)
@@ -93,6 +93,10 @@ class Cache:
             outs.append((scores.softmax(-1).nan_to_num() @ v).transpose(0, 1))
         return torch.stack(outs), torch.stack(lses)
 
+    def with_alibi(self, q, causal):
+        slopes = slopes_of(self.device)
+        return self.expected(q, lambda s, b, i, j: alibi(s, slopes, i, j), causal)
+
     def compare(self, mine, right):
         out, lse = mine
         step = torch.finfo(self.dtype).eps
@@ -148,7 +152,7 @@ def test_head_dims_and_splits(device, dim, rows, splits):
     q, slopes = cache.queries(rows, dim), slopes_of(device)
     options = cache.options | {"num_splits": splits}
     mine = fa3.attention(q, cache.k, cache.v, alibi_slopes=slopes, return_lse=True, **options)
-    right = cache.expected(q, lambda s, b, i, j: alibi(s, slopes, i, j), False)
+    right = cache.with_alibi(q, False)
     cache.compare(mine, right)
 
 
@@ -191,7 +195,7 @@ def test_packed_queries_of_different_numbers(device, layout):
         **lengths, **cache.options,
     )  # fmt: skip
     for n, count in enumerate(counts):
-        right = cache.expected(q[:, :count], lambda s, b, i, j: alibi(s, slopes, i, j), True)
+        right = cache.with_alibi(q[:, :count], True)
         begin = sum(counts[:n])
         part = out[begin : begin + count][None], lse[None, :, begin : begin + count]
         cache.compare(part, tuple(x[n : n + 1] for x in right))
@@ -201,7 +205,7 @@ def test_serving_doors_take_alibi_slopes(device):
     for layout in ("contiguous", "pages", "indexed"):
         cache = Cache(layout, device)
         q, slopes = cache.queries(2), slopes_of(device)
-        right = cache.expected(q, lambda s, b, i, j: alibi(s, slopes, i, j), True)
+        right = cache.with_alibi(q, True)
         used = cache.options["seqused_k"]
         table, index = (cache.options.get(name) for name in ("page_table", "batch_index"))
         mine = flash_attn.flash_attn_with_kvcache(
@@ -245,7 +249,7 @@ def test_appended_rows_are_seen_and_a_refused_call_changes_nothing(device):
     )
     one = torch.ones(1, KV_HEADS, DIM, dtype=torch.float64)
     cache.right = [tuple(torch.cat([x, one]) for x in pair) for pair in cache.right]
-    cache.compare(mine, cache.expected(q, lambda s, b, i, j: alibi(s, slopes, i, j), True))
+    cache.compare(mine, cache.with_alibi(q, True))
 
 
 def test_what_is_refused_is_a_sentence():

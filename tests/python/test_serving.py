@@ -403,7 +403,10 @@ REFUSED = {
     "FlashMLA": (sglang_call, {"qv": torch.zeros(1)}),
     "only_qv: expected False": (sglang_call, {"only_qv": True}),
     "dropout_p: expected 0.0, got 0.1": (vllm_call, {"dropout_p": 0.1}),
-    "alibi_slopes: expected None": (vllm_call, {"alibi_slopes": torch.zeros(HEADS)}),
+    "sink: not together with bias or alibi_slopes": (
+        vllm_call,
+        {"alibi_slopes": torch.zeros(HEADS), "s_aux": torch.zeros(HEADS)},
+    ),
     "output_scale: expected None": (vllm_call, {"output_scale": torch.ones(1)}),
     "mask_mod: expected None": (vllm_call, {"mask_mod": max}),
     "block_sparse_tensors: expected None": (vllm_call, {"block_sparse_tensors": ()}),

@@ -100,8 +100,8 @@ def flash_attn_varlen_func(
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
-        fa3.Unsupported: dropout, ALiBi beside sinks or ranks, q_v, masks and outputs of FlashAttention-4, and what no
-            engine does on these tensors.
+        fa3.Unsupported: dropout, ALiBi beside sinks or ranks, q_v, masks and outputs of
+            FlashAttention-4, and what no engine does on these tensors.
     """
     check_version(fa_version)
     unsupported(

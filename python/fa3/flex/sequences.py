@@ -125,9 +125,7 @@ def rows_in_cache(k, batch, options):
         raise InvalidArgument(
             f"left_padding: expected {batch} numbers from 0 to the sequences' lengths"
         )
-    return [
-        of._replace(first=s, count=of.count - s) for s, of in zip(skipped, rows, strict=True)
-    ]
+    return [of._replace(first=s, count=of.count - s) for s, of in zip(skipped, rows, strict=True)]
 
 
 def numbers(name, options, batch, of):

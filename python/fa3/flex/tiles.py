@@ -121,8 +121,9 @@ def forward(call, q, k, v, tensors, out, lse):
     for sequence in sequences_of(q, k, call.options):
         mine = heads_first(sequence.of_queries(q), dtype)
         keys, values = (
-            with_factors(heads_first(sequence.of_keys(x), dtype), call.options.get(factors),
-                         sequence.number)
+            with_factors(
+                heads_first(sequence.of_keys(x), dtype), call.options.get(factors), sequence.number
+            )
             for x, factors in ((k, "k_descale"), (v, "v_descale"))
         )
         for first, count, blocks in tiles_of(call, tensors, sequence, mine, keys):
