@@ -6,9 +6,9 @@ import functools
 
 @functools.cache  # an import takes a microsecond, even of what is there
 def imported():
-    from fa3.flex import attend
+    from fa3.flex import NO_LENGTHS, attend
 
-    return attend
+    return attend, NO_LENGTHS
 
 
 def flex_attention(
@@ -71,14 +71,19 @@ def flex_attention(
         fa3.InvalidArgument: the call is wrong.
         fa3.Unsupported: the function cannot be translated; says which operation.
     """
-    lengths = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-    }
+    attend, lengths = imported()
+    if not (
+        cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None
+        and max_seqlen_q == max_seqlen_k == 0
+    ):
+        lengths = {
+            "cu_seqlens_q": cu_seqlens_q,
+            "cu_seqlens_k": cu_seqlens_k,
+            "seqused_q": seqused_q,
+            "seqused_k": seqused_k,
+            "max_seqlen_q": max_seqlen_q,
+            "max_seqlen_k": max_seqlen_k,
+        }
     masks = mask_mod, block_mask, causal, window
-    out, lse = imported()(q, k, v, score_mod, masks, scale, lengths, return_lse)
+    out, lse = attend(q, k, v, score_mod, masks, scale, lengths, return_lse)
     return (out, lse) if return_lse else out

@@ -220,9 +220,13 @@ def test_what_cannot_be_translated_is_named(sentence):
         fa3.flex_attention(q, k, v, score_mod=REFUSED[sentence])
 
 
-def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
+def graph_of(score_mod):
     from fa3.flex.functions import function_of
 
+    return function_of(score_mod)[0].graph
+
+
+def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
     def with_number(x):
         return lambda s, b, h, q, k: s * x
 
@@ -233,9 +237,9 @@ def test_captured_tensors_are_data_and_numbers_are_part_of_the_function():
     after = fa3.flex_attention(q, k, v, score_mod=call)
     torch.testing.assert_close(before, fa3.flex_attention(q, k, v, score_mod=with_number(2.0)))
     torch.testing.assert_close(after, fa3.flex_attention(q, k, v, score_mod=with_number(-1.0)))
-    assert function_of(call).graph is function_of(with_number(zero_dim)).graph
-    assert function_of(with_number(2.0)).graph is not function_of(with_number(3.0)).graph
-    assert function_of(with_number(1.0)).graph is not function_of(with_number(1)).graph
+    assert graph_of(call) is graph_of(with_number(zero_dim))
+    assert graph_of(with_number(2.0)) is not graph_of(with_number(3.0))
+    assert graph_of(with_number(1.0)) is not graph_of(with_number(1))
 
 
 FACTOR = 2.0
@@ -250,19 +254,19 @@ def of_globals(s, b, h, q, k):
 def test_globals_are_a_part_of_a_function_too(monkeypatch):
     from fa3.flex.functions import function_of
 
-    first = function_of(of_globals)
-    assert function_of(of_globals).graph is first.graph
+    first, _ = function_of(of_globals)
+    assert function_of(of_globals)[0] is first
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
-    second = function_of(of_globals)
-    assert second.graph is not first.graph
+    second, _ = function_of(of_globals)
+    assert second is not first
     monkeypatch.setitem(globals(), "SLOPES", torch.zeros(HEADS))
-    third = function_of(of_globals)
-    assert third.graph is not second.graph and third.tensors[0] is SLOPES
+    third, captured = function_of(of_globals)
+    assert third is not second and captured[0] is SLOPES
     monkeypatch.setitem(globals(), "FACTOR", object)  # it cannot be told whether that changes
     with pytest.raises(TypeError):
         function_of(of_globals)
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
-    assert function_of(of_globals).graph is not function_of(lambda *_: _[0] * FACTOR).graph
+    assert graph_of(of_globals) is not graph_of(lambda *_: _[0] * FACTOR)
 
 
 def helper(score):
@@ -369,16 +373,16 @@ def test_a_captured_tensor_of_another_rank_is_another_function():
 def test_another_device_is_seen():
     from fa3.flex import device, lists
     from fa3.flex.functions import function_of
-    from fa3.flex.tiles import Window
+    from fa3.flex.call import EVERY_KEY
 
     tensor, meta = torch.ones(2), torch.zeros(1, 200, 1, 8, device="meta")
     with pytest.raises(fa3.InvalidArgument, match="expected captured tensors on meta"):
-        device.captured(meta, [tensor], {})
+        device.on_device_of(meta, [tensor])
     function = function_of(lambda s, b, h, q, k: torch.where(q < k + 7, s, float("-inf")))
     host = torch.zeros(1, 200, 1, 8)
     for q in (host, meta, host):
         made = lists.of_function(
-            function, Window(None, None), lists.Extents(1, 200, 200), 1, q.device
+            *function, EVERY_KEY, lists.Extents(1, 200, 200), 1, q.device
         )
         assert made.blocks.device == q.device
 
@@ -404,15 +408,6 @@ def test_what_needs_no_gradient_is_computed_without_autograd(monkeypatch):
     slopes.requires_grad_()
     call(q.detach(), k.detach(), v.detach())
     assert len(recorded) == 3
-
-
-def test_strides_of_one_element_are_not_the_kernels_business():
-    from fa3.flex import device
-
-    tensor = torch.zeros(6).as_strided((1, 2, 3), (2**40, 3, 1))
-    ((address, shape, strides, *rest),) = device.captured(tensor, [tensor], {})
-    assert (address, *rest) == (tensor.data_ptr(), 0, False)
-    assert (shape, strides) == ((1, 2, 3), (0, 3, 1))
 
 
 def test_a_function_of_whole_tensors_is_traced_again():

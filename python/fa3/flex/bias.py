@@ -13,6 +13,7 @@ import torch
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.flex import lists
 from fa3.flex.attention import apply, by_lists, check_shapes, window_of
+from fa3.flex.call import EVERY_KEY, NO_LENGTHS
 from fa3.flex.stored import number_of
 from fa3.flex.trace import trace
 
@@ -21,11 +22,10 @@ TOGETHER = {
     *("causal", "window", "softcap", "scale", "deterministic", "num_threads", "engine"),
     *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
 }
-OPTIONS = {  # those that a call of the kernels has, and their defaults
-    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")),
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 0),
-    "deterministic": False,
-}
+OPTIONS = {**NO_LENGTHS, "deterministic": False}  # those of a call of the kernels
+
+
+BROADCAST = "(b | 1, hq | 1, sq | 1, sk | 1)"
 
 
 class Form(NamedTuple):
@@ -51,8 +51,8 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
     if out is not None or options.get("engine", "auto") not in ("auto", None):
         raise Unsupported("out, engine: expected neither together with bias or alibi_slopes")
-    lengths = {**OPTIONS}
-    lengths |= {x: y for x, y in options.items() if x in OPTIONS and y is not None}
+    given = {x: y for x, y in options.items() if x in OPTIONS and y is not None}
+    lengths = {**OPTIONS, **given} if given else NO_LENGTHS
     if not q.ndim == k.ndim == (4 if lengths["cu_seqlens_q"] is None else 3):
         check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
     window = window_of(options.get("causal"), options.get("window") or (None, None))
@@ -67,32 +67,30 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     if only_hides and alike and not softcap and lists.can_walk(q, k, v, lengths):
         try:
             blocks = lists.of_booleans(bias, window, q, k)
-            given = blocks, scale, lengths["deterministic"], return_lse
-            out, lse = by_lists(q, k, v, *given)
+            out, lse = by_lists(q, k, v, blocks, scale, EVERY_KEY, lengths, return_lse)
             return (out, lse) if return_lse else out
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
-    function = function_with(
+    function, tensors = function_with(
         bias,
         with_two_dimensions(alibi_slopes, q, lengths),
         shift,
         window.right is not None and window.right <= 0,
         softcap,
     )
-    if lengths["deterministic"] and q.is_cuda:
-        refuse_any_order(function, q, k, lengths)
-    out, lse = apply(
-        function, q, k, v, window, scale, lengths, return_lse, only_kernels=only_kernels
-    )
+    if lengths.get("deterministic") and q.is_cuda:
+        refuse_any_order(function, tensors, q, k, lengths)
+    given = q, k, v, window, scale, lengths, return_lse
+    out, lse = apply(function, tensors, *given, only_kernels=only_kernels)
     return (out, lse) if return_lse else out
 
 
-def refuse_any_order(function, q, k, lengths):
+def refuse_any_order(function, tensors, q, k, lengths):
     """On a GPU float32 sums by atomic additions are not repeatable; what is stored is."""
-    learn = tuple(n for n, t in enumerate(function.tensors) if t.requires_grad)
+    learn = tuple(n for n, t in enumerate(tensors) if t.requires_grad)
     if not learn or torch.are_deterministic_algorithms_enabled():
         return
-    if learn != (number_of(function, learn, q, k, lengths),):
+    if learn != (number_of(function, tensors, learn, q, k, lengths),):
         raise Unsupported(
             "deterministic: the gradients of bias and alibi_slopes are repeatable on a GPU under"
             " torch.use_deterministic_algorithms(True), or where a bias of 16 bits has an element"
@@ -101,7 +99,7 @@ def refuse_any_order(function, q, k, lengths):
 
 
 def function_with(bias, slopes, shift, one_sided=False, softcap=0.0):
-    """The traced function. bias: four dimensions; slopes: (b | 1, h | 1); shift: (b | 1,)."""
+    """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1); shift: (b | 1,)."""
     tensors = [t for t in (bias, slopes, shift) if t is not None]
     form = Form(
         None if bias is None else (*[extent > 1 for extent in bias.shape],),
@@ -111,7 +109,7 @@ def function_with(bias, slopes, shift, one_sided=False, softcap=0.0):
         softcap,
         (*[t.dtype for t in tensors],),
     )
-    return traced(form).with_tensors(tensors)
+    return traced(form), tensors
 
 
 @functools.lru_cache(maxsize=64)
@@ -121,9 +119,9 @@ def traced(form):
     bias = None if form.bias is None else torch.zeros([2] * 4, dtype=next(of_type))
     slopes = None if form.slopes is None else torch.zeros(2, 2, dtype=next(of_type))
     shift = None if form.shift is None else torch.zeros(2, dtype=next(of_type))
-    function = trace(functools.partial(score_of, form, bias, slopes, shift))
+    function, tensors = trace(functools.partial(score_of, form, bias, slopes, shift))
     given = [t for t in (bias, slopes, shift) if t is not None]
-    assert [id(t) for t in function.tensors] == [id(t) for t in given]
+    assert [id(t) for t in tensors] == [id(t) for t in given]
     # A bias may be -inf anywhere.
     function.may_hide = form.bias is not None
     return function
@@ -180,28 +178,37 @@ def with_four_dimensions(bias, q, k, lengths):
     if bias is None:
         return None
     full = extents(q, k, lengths)
-    wanted = "(b | 1, hq | 1, sq | 1, sk | 1)"
-    is_number = isinstance(bias, torch.Tensor) and (
-        bias.dtype == torch.bool or (bias.is_floating_point() and bias.dtype.itemsize >= 2)
-    )
-    if not is_number or bias.ndim > 4:
-        what = f"{bias.dtype} of {tuple(bias.shape)}" if isinstance(bias, torch.Tensor) else bias
-        raise InvalidArgument(
-            f"bias: expected a tensor {wanted} of floats, or booleans that are True where a query"
-            f" sees a key; got {what!r}"
-        )
+    if not isinstance(bias, torch.Tensor):
+        raise InvalidArgument(f"bias: expected a tensor {BROADCAST} of floats, got {bias!r}")
     check_device("bias", bias, q)
+    once = repeated(bias.dtype, bias.shape, bias.stride(), full)
     while bias.ndim < 4:
         bias = bias.unsqueeze(0)
-    for extent, most in zip(bias.shape, full, strict=True):
+    return bias if once is None else bias[once]
+
+
+@functools.lru_cache(maxsize=256)
+def repeated(dtype, shape, strides, full):
+    """Slices of a bias as with_four_dimensions() returns it, where some of it is expanded; None:
+    nothing is. Raises for one that does not broadcast to `full`."""
+    is_number = dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize >= 2)
+    if not is_number or len(shape) > 4:
+        raise InvalidArgument(
+            f"bias: expected a tensor {BROADCAST} of floats, or booleans that are True where a query"
+            f" sees a key; got {dtype} of {tuple(shape)}"
+        )
+    missing = 4 - len(shape)
+    for extent, most in zip((1,) * missing + shape, full, strict=True):
         if extent != 1 and extent != most and (most is not None or extent == 0):
             expected = tuple("any" if m is None else m for m in full)
+            got = (1,) * missing + tuple(shape)
             raise InvalidArgument(
-                f"bias: expected {wanted}, which broadcasts to {expected}, got {tuple(bias.shape)}"
+                f"bias: expected {BROADCAST}, which broadcasts to {expected}, got {got}"
             )
-    if 0 in bias.stride():
-        bias = bias[tuple(slice(1) if s == 0 else slice(None) for s in bias.stride())]
-    return bias
+    if 0 not in strides:
+        return None
+    slices = (slice(1) if stride == 0 else slice(None) for stride in strides)
+    return (*[slice(None)] * missing, *slices)
 
 
 def for_each_sequence(bias, batch):

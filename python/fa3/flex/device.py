@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from fa3 import _native
-from fa3._options import in_order
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex.text import LONGEST
+from fa3.flex.call import deterministic
+from fa3.flex.text import LONGEST, NARROW
 from fa3.torch import operators
 
 
@@ -26,17 +26,15 @@ def forward(call, q, k, v, tensors, return_lse):
     """(out, lse), or (out, None) unless return_lse; or None, where tiles.py is to compute them."""
     if not q.is_cuda:
         return None
-    if q.dtype not in (torch.float16, torch.bfloat16):
+    if q.dtype not in NARROW:
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
     out, lse = operators.new_out_quickly(q, v), operators.new_lse(q) if return_lse else None
+    captured = on_device_of(q, tensors)
 
     def run(function, options):
         text = function.text(longest(q, k))
-        described = captured(q, tensors, {})[: len(function.tensors)]
-        score = text, function.may_hide, nvrtc_path(), described
-        options = in_order("attention", options)
-        lend = operators.lend_like(q)
-        _native.forward_with_score(lend, score, q, k, v, out, lse, *options)
+        score = text, function.may_hide, nvrtc_path(), captured[: len(function.types)]
+        _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
     return (out, lse) if by_a_kernel(call, run) else None
 
@@ -46,10 +44,8 @@ def by_a_kernel(call, run, is_last=True):
 
     is_last: none is asked in another way behind that.
     """
-    ways = [(call.function, call.options)]
-    if call.listed is not None:
-        ways.insert(0, call.listed)
-    for function, options in ways:
+    first = () if call.listed is None else (call.listed,)
+    for function, options in (*first, (call.function, call.options)):
         try:
             run(function, options)
             return True
@@ -70,26 +66,26 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     too, where no kernel does that.
     """
     q, k, v, out, lse = saved
-    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+    if not q.is_cuda or q.dtype not in NARROW:
         return None
     *gradients, _ = operators.new_gradients(q, k, v, None)
     most = longest(q, k)
+    captured = on_device_of(q, tensors)
 
     def run(function, options):
         for total in totals.values():  # of an attempt before
             total.zero_()
-        count = len(function.tensors)
+        count = len(function.types)
         added = tuple(n for n in wanted if n < count and n != stored)
         slope, gradients_text = function.gradient_texts(added, most)
         texts = slope, "" if stored is not None and gradients_text is None else gradients_text
-        described = captured(q, tensors, totals, stored)[:count]
-        score = function.text(most), function.may_hide, nvrtc_path(), described, *texts
+        sums = (*((totals[n], n == stored) if n in totals else None for n in range(count)),)
+        tensors_and_texts = captured[:count], *texts
+        score = function.text(most), function.may_hide, nvrtc_path(), *tensors_and_texts, sums
         if torch.are_deterministic_algorithms_enabled():
-            options = {**options, "deterministic": True}
-        options = in_order("attention", options)
-        lend, readable = operators.lend_like(q), operators.readable_by_tma(do)
-        given = readable, q, k, v, out, lse, dlse, *gradients, None
-        _native.backward_with_score(lend, score, *given, *options)
+            options = deterministic(options)
+        given = operators.readable_by_tma(do), q, k, v, out, lse, dlse, *gradients, None
+        _native.backward_with_score(operators.lend, score, *given, *options)
 
     # The forward has run: what only kernels may compute is not refused any more.
     if by_a_kernel(call._replace(only_kernels=False), run, is_last=stored is None):
@@ -101,7 +97,8 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
 
 def longest(q, k):
     """What bounds indices in the text: most calls share one bound, and with that one kernel."""
-    return LONGEST if max(*q.shape, *k.shape) <= LONGEST else 2**31
+    most = max(max(q.shape, default=0), max(k.shape, default=0))
+    return LONGEST if most <= LONGEST else 2**31
 
 
 def refused(reason):
@@ -109,13 +106,8 @@ def refused(reason):
     warnings.warn(text, SlowScores, stacklevel=5)
 
 
-def captured(q, tensors, totals, stored=None):
-    """(address, shape, strides, address of the gradient, whether it is stored) of each captured
-    tensor.
-
-    Numbers in host memory are brought to the device. totals: number -> gradient, float32.
-    """
-    described = []
+def on_device_of(q, tensors):
+    """The captured tensors, in a tuple. Numbers in host memory are brought to the device."""
     for number, tensor in enumerate(tensors):
         if tensor.device != q.device:
             if tensor.ndim > 0:
@@ -123,13 +115,8 @@ def captured(q, tensors, totals, stored=None):
                     f"score_mod: expected captured tensors on {q.device} as q, got one of shape"
                     f" {tuple(tensor.shape)} on {tensor.device}"
                 )
-            tensors[number] = tensor = tensor.to(q.device)
-        gradient = totals[number].data_ptr() if number in totals else 0
-        shape = tuple(tensor.shape)
-        # That of one element is never gone along, and may be larger than the library takes.
-        strides = tuple(s if n > 1 else 0 for s, n in zip(tensor.stride(), shape, strict=True))
-        described.append((tensor.data_ptr(), shape, strides, gradient, number == stored))
-    return tuple(described)
+            tensors[number] = tensor.to(q.device)
+    return (*tensors,)
 
 
 @functools.cache

@@ -16,8 +16,12 @@ from typing import NamedTuple
 import torch
 
 from fa3 import masks
+from fa3._options import ENGINES
+from fa3.flex.call import NO_LENGTHS
 from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import evaluate
+from fa3.flex.text import NARROW
+from fa3.torch.operators import is_any_autocast_enabled
 
 LONGEST_HEAD = 128  # of the Hopper engine's kernels that walk lists
 LONGEST_HEAD_ELSEWHERE = 256
@@ -46,25 +50,25 @@ def extents_of(q, k, lengths):
 
 def of_one_length(lengths):
     """Whether all sequences have the length of the tensors."""
-    return all(lengths[name] is None for name in ("cu_seqlens_q", "seqused_q", "seqused_k"))
+    return lengths is NO_LENGTHS or all(lengths[name] is None for name in ("cu_seqlens_q", "seqused_q", "seqused_k"))
 
 
 def can_walk(q, k, v, lengths):
     """Whether an engine walks lists for these tensors, as far as that is known without a plan, and
     a map of the longest sequence for each has no more pairs than one of all packed rows."""
     packed = lengths["cu_seqlens_q"] is not None
-    if packed != (lengths["cu_seqlens_k"] is not None) or q.dtype is torch.float64:
+    if packed != (lengths["cu_seqlens_k"] is not None):
         return False
     if not q.ndim == k.ndim == v.ndim == (3 if packed else 4):
         return False
     pairs = extents_of(q, k, lengths).pairs()
     if pairs == 0 or (packed and pairs > q.shape[0] * k.shape[0]):
         return False
-    if torch.is_autocast_enabled("cuda" if q.is_cuda else q.device.type):
+    if is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
         return False  # other types than the score function's, which autocast leaves alone
     if q.is_cpu:
-        return True
-    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
+        return q.dtype is not torch.float64
+    if not q.is_cuda or q.dtype not in NARROW:
         return False
     dims, capability = (q.shape[-1], v.shape[-1]), capability_of(q.device)
     if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
@@ -79,7 +83,7 @@ def engine_of(q):
     there than another engine's lists, unless these hide most of the keys.
     """
     is_hopper = q.is_cuda and capability_of(q.device) == (9, 0)
-    return "hopper" if is_hopper and not os.environ.get("FA3_ENGINE") else "auto"
+    return ENGINES["hopper" if is_hopper and not os.environ.get("FA3_ENGINE") else "auto"]
 
 
 @functools.cache
@@ -87,7 +91,7 @@ def capability_of(device):
     return torch.cuda.get_device_capability(device)
 
 
-def of_function(function, window, extents, heads, device):
+def of_function(function, captured, window, extents, heads, device):
     """The fa3.masks.BlockMask of a traced function that returns its score, or -inf where it hides a
     key; None: it would be too large. window: that of sequences which all have these extents."""
     sequences, rows, keys = extents
@@ -95,12 +99,13 @@ def of_function(function, window, extents, heads, device):
     heads = heads if HEAD in function.leaves else 1
     if batch * heads * rows * keys > MOST_PAIRS:
         return None
-    if any(t.ndim > 0 and t.device != device for t in function.tensors):
-        return None  # whoever computes it otherwise has the sentence
+    for tensor in captured:
+        if tensor.device != device and tensor.ndim > 0:
+            return None  # whoever computes it otherwise has the sentence
     shape = batch, heads, rows, keys
 
     def make():
-        tensors = [t.to(device) for t in function.tensors]
+        tensors = [t.to(device) for t in captured]
 
         def rule(b, h, query, key):
             score = torch.zeros((), device=device)
@@ -110,8 +115,8 @@ def of_function(function, window, extents, heads, device):
 
         return masks.from_rule(rule, *shape, device=device)
 
-    key = None if function.key is None else (function.key, shape, window, device)
-    return kept(key, function.tensors, device.type == "cuda", make)
+    key = (function, shape, window, device) if function.is_known else None
+    return kept(key, captured, device.type == "cuda", make)
 
 
 def of_booleans(seen, window, q, k):
@@ -127,14 +132,14 @@ def of_booleans(seen, window, q, k):
         return masks.from_dense(mask & ~window.hides_at(query, key, keys - rows))
 
     # A view of the caller's tensor is another object in every call.
-    where = seen.data_ptr(), tuple(seen.shape), seen.stride(), seen.device
     base = seen if seen._base is None else seen._base
-    return kept(("booleans", where, rows, keys, window), [base], q.is_cuda, make)
+    where = seen.data_ptr(), seen.shape, seen.stride(), seen.device
+    return kept((id(base), where, rows, keys, window), [base], q.is_cuda, make)
 
 
 def kept(key, tensors, on_gpu, make):
-    """make(), or what it has made for this key while these tensors were the same. key None: it can
-    not be told whether they are.
+    """make(), or what it has made for this key while these tensors held the same. key: also says
+    which tensors they are; None: it cannot be told whether they hold the same.
 
     A graph that is being captured makes its own: it will be replayed over other numbers.
     """
@@ -142,7 +147,6 @@ def kept(key, tensors, on_gpu, make):
     capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     if key is None or versions is None or capturing:
         return make()
-    key = key, tuple(id(t) for t in tensors)
     found = _known.get(key)
     if found is not None and found.is_of(tensors, versions):
         return found.made
@@ -159,8 +163,10 @@ class Kept(NamedTuple):
     made: masks.BlockMask
 
     def is_of(self, tensors, versions):
-        same = all(known() is t for known, t in zip(self.tensors, tensors, strict=True))
-        return same and self.versions == versions
+        for known, tensor in zip(self.tensors, tensors, strict=True):
+            if known() is not tensor:
+                return False
+        return self.versions == versions
 
     def bytes(self):
         return sum(part.nbytes for part in self.made if part is not None)
@@ -182,6 +188,9 @@ def keep(key, new):
 
 def versions_of(tensors):
     """How often each was written to; None: an inference tensor does not count."""
-    if any(t.is_inference() for t in tensors):
-        return None
-    return [t._version for t in tensors]
+    versions = []
+    for tensor in tensors:
+        if tensor.is_inference():
+            return None
+        versions.append(tensor._version)
+    return versions

@@ -5,69 +5,12 @@ Source: FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2. It runs whereve
 are. Next: interpret.py.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from fa3.flex.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import add_into, evaluate
-from fa3.flex.sequences import sequences_of
 
 QUERIES, KEYS = 256, 512  # of a tile; all heads at once
-
-
-class Window(NamedTuple):
-    """Keys that a query sees, counted from its diagonal; None is unbounded."""
-
-    left: int | None
-    right: int | None
-
-    def range(self, first, count, sequence):
-        """The keys [begin, end) that some of these queries may see."""
-        diagonal = first + sequence.keys - sequence.queries
-        begin = 0 if self.left is None else max(0, diagonal - self.left)
-        end = sequence.keys
-        if self.right is not None:
-            end = min(end, diagonal + count - 1 + self.right + 1)
-        return begin, end
-
-    def is_open(self):
-        return self.left is None and self.right is None
-
-    def hides(self, query, key, sequence):
-        return self.hides_at(query, key, sequence.keys - sequence.queries)
-
-    def hides_at(self, query, key, shift):
-        """shift: keys less queries."""
-        distance = key - query - shift
-        hidden = torch.zeros_like(distance, dtype=torch.bool)
-        if self.left is not None:
-            hidden |= distance < -self.left
-        if self.right is not None:
-            hidden |= distance > self.right
-        return hidden
-
-
-class Listed(NamedTuple):
-    """The same call for kernels that walk lists: what hides keys is in them."""
-
-    function: object  # without masks; it captures the first of the call's tensors
-    options: dict
-
-
-class Call(NamedTuple):
-    """What both passes need beside tensors."""
-
-    function: object  # trace.Function, with the masks
-    scale: float
-    window: Window
-    options: dict  # those of fa3.attention
-    listed: Listed | None = None
-    only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
-
-    def sequences(self, q, k):
-        names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
-        return sequences_of(q, k, *(self.options[name] for name in names))
 
 
 def wide(dtype):
@@ -196,5 +139,5 @@ def score_gradient(call, gradient, tile, tensors, ds, totals):
         place = [next(places) for _ in of_load]
         # A key that no row sees adds nothing, whatever the function's slope is there.
         value = torch.where(ds == 0, 0, value)
-        add_into(totals[graph.nodes[load].value], place, value, call.options.get("deterministic"))
+        add_into(totals[graph.nodes[load].value], place, value, call.lengths.get("deterministic"))
     return torch.where(ds == 0, 0, of_score).expand(ds.shape)
