@@ -32,16 +32,17 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     mask = mask_of(mask_mod, block_mask)
     if mask is None:
         return apply(*function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
-    identities = identity_of(score_mod), identity_of(mask)
+    own = EVERY_SCORE if score_mod is None else identity_of(score_mod)
+    of_mask = identity_of(mask)
     blocks, alike = None, lists.of_one_length(lengths)
-    if lists.can_walk(q, k, v, lengths):
+    extents = lists.extents_to_walk(q, k, v, lengths)
+    if extents is not None:
         # Where sequences have lengths of their own the window is not in the lists.
         in_lists = window if alike else EVERY_KEY
         if mask_mod is None and in_lists.is_open() and isinstance(block_mask, BlockMask):
             blocks = block_mask
         else:
-            hides = function_of(with_mask(None, mask), both(EVERY_SCORE, identities[1]))
-            extents = lists.extents_of(q, k, lengths)
+            hides = function_of(with_mask(None, mask), both(EVERY_SCORE, of_mask))
             blocks = lists.of_function(*hides, in_lists, extents, q.shape[-2], q.device)
     if blocks is not None and score_mod is None:
         try:
@@ -49,10 +50,10 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
             return by_lists(q, k, v, blocks, scale, beside, lengths, return_lse)
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
-    function, tensors = function_of(with_mask(score_mod, mask), both(*identities))
+    function, tensors = function_of(with_mask(score_mod, mask), both(own, of_mask))
     listed = None
     if blocks is not None and score_mod is not None:
-        alone, first = function_of(score_mod, identities[0])
+        alone, first = function_of(score_mod, own)
         if captures_first(alone, function, first, tensors):
             listed = alone, blocks
     return apply(

@@ -63,8 +63,7 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     if bias is not None and bias.requires_grad and q.is_cuda:
         bias = for_each_sequence(bias, extents(q, k, lengths)[0])
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    alike = lists.of_one_length(lengths)
-    if only_hides and alike and not softcap and lists.can_walk(q, k, v, lengths):
+    if only_hides and not softcap and can_be_listed(q, k, v, lengths):
         try:
             blocks = lists.of_booleans(bias, window, q, k)
             out, lse = by_lists(q, k, v, blocks, scale, EVERY_KEY, lengths, return_lse)
@@ -85,6 +84,12 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     return (out, lse) if return_lse else out
 
 
+def can_be_listed(q, k, v, lengths):
+    """Whether a boolean bias may become lists."""
+    alike = lists.of_one_length(lengths)
+    return alike and lists.extents_to_walk(q, k, v, lengths) is not None
+
+
 def refuse_any_order(function, tensors, q, k, lengths):
     """On a GPU float32 sums by atomic additions are not repeatable; what is stored is."""
     learn = tuple(n for n, t in enumerate(tensors) if t.requires_grad)
@@ -100,16 +105,17 @@ def refuse_any_order(function, tensors, q, k, lengths):
 
 def function_with(bias, slopes, shift, one_sided=False, softcap=0.0):
     """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1); shift: (b | 1,)."""
-    tensors = [t for t in (bias, slopes, shift) if t is not None]
-    form = Form(
-        None if bias is None else (*[extent > 1 for extent in bias.shape],),
-        None if slopes is None else (*[extent > 1 for extent in slopes.shape],),
-        None if shift is None else shift.shape[0] > 1,
-        one_sided,
-        softcap,
-        (*[t.dtype for t in tensors],),
-    )
-    return traced(form), tensors
+    given = bias, slopes, shift
+    tensors = [t for t in given if t is not None]
+    shapes = (*[None if t is None else t.shape for t in given],)
+    return of_shapes(shapes, (*[t.dtype for t in tensors],), one_sided, softcap), tensors
+
+
+@functools.lru_cache(maxsize=256)
+def of_shapes(shapes, types, one_sided, softcap):
+    spread = (None if shape is None else (*(extent > 1 for extent in shape),) for shape in shapes)
+    bias, slopes, shift = spread
+    return traced(Form(bias, slopes, shift and shift[0], one_sided, softcap, types))
 
 
 @functools.lru_cache(maxsize=64)
@@ -153,6 +159,8 @@ def places(spread, *indices):
 
 def shift_of(q, k, lengths):
     """Keys less queries of each sequence, int32 and on q's device; None where all are 0."""
+    if lengths is NO_LENGTHS and q.shape[1] == k.shape[1]:
+        return None
     sides = []
     for x, side in ((q, "q"), (k, "k")):
         cu, used = lengths[f"cu_seqlens_{side}"], lengths[f"seqused_{side}"]
@@ -233,7 +241,7 @@ def with_two_dimensions(slopes, q, lengths):
     if not slopes.is_floating_point() or slopes.dtype.itemsize < 2:
         raise InvalidArgument(f"alibi_slopes: expected floats, got {slopes.dtype}")
     check_device("alibi_slopes", slopes, q)
-    return slopes if slopes.ndim == 2 else slopes[None]
+    return slopes if slopes.ndim == 2 else slopes.unsqueeze(0)
 
 
 def check_device(name, tensor, q):

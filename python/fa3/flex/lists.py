@@ -36,44 +36,45 @@ class Extents(NamedTuple):
     rows: int  # of the longest one's queries
     keys: int
 
-    def pairs(self):
-        return self.sequences * self.rows * self.keys
-
-
-def extents_of(q, k, lengths):
-    cu_seqlens = lengths["cu_seqlens_q"]
-    if cu_seqlens is None:
-        return Extents(q.shape[0], q.shape[1], k.shape[1])
-    longest = (lengths[f"max_seqlen_{side}"] or x.shape[0] for side, x in (("q", q), ("k", k)))
-    return Extents(cu_seqlens.shape[0] - 1, *longest)
-
 
 def of_one_length(lengths):
     """Whether all sequences have the length of the tensors."""
     return lengths is NO_LENGTHS or all(lengths[name] is None for name in ("cu_seqlens_q", "seqused_q", "seqused_k"))
 
 
-def can_walk(q, k, v, lengths):
-    """Whether an engine walks lists for these tensors, as far as that is known without a plan, and
-    a map of the longest sequence for each has no more pairs than one of all packed rows."""
-    packed = lengths["cu_seqlens_q"] is not None
+def extents_to_walk(q, k, v, lengths):
+    """The Extents of these tensors; None where no engine walks lists for them, as far as that is
+    known without a plan, or a map of the longest sequence for each had more pairs than one of all
+    packed rows."""
+    cu_seqlens, of_q, of_k, of_v = lengths["cu_seqlens_q"], q.shape, k.shape, v.shape
+    packed = cu_seqlens is not None
     if packed != (lengths["cu_seqlens_k"] is not None):
-        return False
-    if not q.ndim == k.ndim == v.ndim == (3 if packed else 4):
-        return False
-    pairs = extents_of(q, k, lengths).pairs()
-    if pairs == 0 or (packed and pairs > q.shape[0] * k.shape[0]):
-        return False
+        return None
+    if not len(of_q) == len(of_k) == len(of_v) == (3 if packed else 4):
+        return None
+    if packed:
+        rows, keys = lengths["max_seqlen_q"] or of_q[0], lengths["max_seqlen_k"] or of_k[0]
+        extents = Extents(cu_seqlens.shape[0] - 1, rows, keys)
+    else:
+        extents = Extents(of_q[0], of_q[1], of_k[1])
+    pairs = extents.sequences * extents.rows * extents.keys
+    if pairs == 0 or (packed and pairs > of_q[0] * of_k[0]):
+        return None
     if is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
-        return False  # other types than the score function's, which autocast leaves alone
+        return None  # other types than the score function's, which autocast leaves alone
+    return extents if takes_heads(q, of_q[-1], of_v[-1]) else None
+
+
+def takes_heads(q, dim, dim_v):
+    """Whether some engine walks lists for such head dims."""
     if q.is_cpu:
         return q.dtype is not torch.float64
     if not q.is_cuda or q.dtype not in NARROW:
         return False
-    dims, capability = (q.shape[-1], v.shape[-1]), capability_of(q.device)
+    capability = capability_of(q.device)
     if capability == (9, 0):  # longer heads have kernels of the same engine for masks as functions
-        return all(d <= LONGEST_HEAD and d % 8 == 0 for d in dims)
-    return capability >= (8, 0) and max(dims) <= LONGEST_HEAD_ELSEWHERE
+        return max(dim, dim_v) <= LONGEST_HEAD and dim % 8 == dim_v % 8 == 0
+    return capability >= (8, 0) and max(dim, dim_v) <= LONGEST_HEAD_ELSEWHERE
 
 
 def engine_of(q):

@@ -119,10 +119,10 @@ def attend(q, k, v, out, return_lse, options, generator=None):
     if q.dtype is torch.float64 and textbook.is_for(q, k, v):
         return in_float64(q, k, v, out, return_lse, options)
     if plain:
-        others = [x for x in options[SINK:] if type(x) not in NUMBERS]
-        if out is not None:
-            others.append(out)
-        plain = operators.are_plain(others)
+        others = [] if out is None else [out]
+        if len(options) > SINK:
+            others += [x for x in options[SINK:] if type(x) not in NUMBERS]
+        plain = not others or operators.are_plain(others)
         if plain and not needs_gradient(q, k, v, *others):
             if out is not None:
                 written(out)

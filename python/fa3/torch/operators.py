@@ -111,9 +111,11 @@ def new_out(q, v):
 
 def new_out_quickly(q, v):
     """new_out, by torch.empty_like where that gives the same strides: it takes half the time."""
-    if q.ndim in (3, 4) and v.ndim == q.ndim and q.is_contiguous():
-        columns = q.shape[-1]
-        if v.shape[-1] == columns and columns % 8 == 0 and q.dtype != torch.float8_e4m3fn:
+    shape, of_values = q.shape, v.shape
+    rank = len(shape)
+    if 3 <= rank <= 4 and len(of_values) == rank and q.is_contiguous():
+        columns = shape[-1]
+        if of_values[-1] == columns and columns % 8 == 0 and q.dtype != torch.float8_e4m3fn:
             return torch.empty_like(q, memory_format=torch.contiguous_format)
     return new_out(q, v)
 
@@ -165,7 +167,10 @@ def run_forward(q, k, v, out, lse, options, partial=None):
 
     partial: out and LSE over other keys, in float32, which the call goes on from; may be out, lse.
     """
-    options = with_seed_viewed(options if q.is_cuda else with_threads(q, options))
+    if not q.is_cuda:
+        options = with_threads(q, options)
+    if len(options) > DROPOUT_SEED:
+        options = with_seed_viewed(options)
     if partial is not None:
         options = [*options, *IN_ORDER[len(options) :], *partial]
     _native.forward(lend, q, k, v, out, lse, *options)

@@ -7,6 +7,7 @@ import torch
 
 from fa3._options import in_order, takes_options
 from fa3.torch.autograd import attend, to_autocast_type
+from fa3.torch.operators import is_any_autocast_enabled
 
 
 @functools.cache  # an import takes a microsecond, even of what is there
@@ -18,9 +19,10 @@ def imported():
 
 def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
     """attention() with bias or alibi_slopes. options: by name."""
-    device_type = "cuda" if q.is_cuda else q.device.type
-    if torch.is_autocast_enabled(device_type):
-        q, k, v = to_autocast_type(device_type, q, k, v)
+    if is_any_autocast_enabled():
+        device_type = "cuda" if q.is_cuda else q.device.type
+        if torch.is_autocast_enabled(device_type):
+            q, k, v = to_autocast_type(device_type, q, k, v)
     return imported()(q, k, v, bias, alibi_slopes, out, return_lse, options)
 
 
