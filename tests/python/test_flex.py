@@ -363,7 +363,7 @@ def test_what_tells_functions_apart_tells_no_two_of_these_alike():
     tensors = (zeros, 1), (ones, 1), (zeros, ones), (ones, zeros), (zeros[:1], 1)
     tuples = ((1, 2), 3), (1, (2, 3)), ((1,), 2), (((1,),), 2), ((), ())
     values = [*numbers, *tensors, *tuples]
-    given = ((1, 2),), ((1,),), ((), ), (((1, 2),),)
+    given = ((1, 2),), ((1,),), ((),), (((1, 2),),)
     named = of_defaults((), a=1), of_defaults((), b=1), of_defaults((1,), a=2)
     functions = [*(of_cells(*x) for x in values), *(of_defaults(*x) for x in given), *named]
     identities = [identity_of(f) for f in functions]
@@ -396,9 +396,10 @@ def test_a_tensor_that_has_another_ones_address_is_another_one():
     for factor in (1.0, 2.0, 3.0, 4.0):
         row = torch.full((HEADS,), factor)
         ids.append(id(row))
-        mine = fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j, t=row: s * t[h], scale=0.5)
+        times = lambda s, b, h, i, j, t=row: s * t[h]  # noqa: E731
+        mine = fa3.flex_attention(q, k, v, score_mod=times, scale=0.5)
         torch.testing.assert_close(mine, fa3.attention(q, k, v, scale=0.5 * factor))
-        del row
+        del row, times
     assert len({*ids}) < len(ids)  # or there was nothing to see
 
 
@@ -453,8 +454,8 @@ def test_a_captured_tensor_of_another_rank_is_another_function():
 
 def test_another_device_is_seen():
     from fa3.flex import device, lists
-    from fa3.flex.functions import function_of
     from fa3.flex.call import EVERY_KEY
+    from fa3.flex.functions import function_of
 
     tensor, meta = torch.ones(2), torch.zeros(1, 200, 1, 8, device="meta")
     with pytest.raises(fa3.InvalidArgument, match="expected captured tensors on meta"):
@@ -462,9 +463,7 @@ def test_another_device_is_seen():
     function = function_of(lambda s, b, h, q, k: torch.where(q < k + 7, s, float("-inf")))
     host = torch.zeros(1, 200, 1, 8)
     for q in (host, meta, host):
-        made = lists.of_function(
-            *function, EVERY_KEY, lists.Extents(1, 200, 200), 1, q.device
-        )
+        made = lists.of_function(*function, EVERY_KEY, lists.Extents(1, 200, 200), 1, q.device)
         assert made.blocks.device == q.device
 
 

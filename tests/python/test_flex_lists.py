@@ -236,11 +236,11 @@ def test_what_is_captured_beside_a_mask_comes_first():
 
     function, tensors = attention.function_of(attention.with_mask(alibi, documents))
     alone, first = attention.function_of(alibi)
-    assert attention.captures_first(alone, function, first, tensors)
+    assert attention.captures_first((alone, first), (function, tensors))
     assert [t is s for t, s in zip(tensors, (slopes, owner), strict=True)] == [True] * 2
     assert function.may_hide and not alone.may_hide
     other, first = attention.function_of(lambda s, b, h, q, k: s + owner[k])
-    assert not attention.captures_first(other, function, first, tensors)
+    assert not attention.captures_first((other, first), (function, tensors))
 
 
 def learned_bias(tensor):

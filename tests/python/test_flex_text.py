@@ -150,7 +150,8 @@ def check(score_mod, folder, scores=None):
     where = places()
     if scores is None:
         scores = functions.randn(len(where), dtype=torch.float32, seed=9)
-    mine, right = of_text(function, tensors, scores, where, folder), of_graph(function, tensors, scores, where)
+    given = function, tensors, scores, where
+    mine, right = of_text(*given, folder), of_graph(*given)
     torch.testing.assert_close(
         mine.double(), right.double(), rtol=ERROR, atol=ERROR, equal_nan=True
     )

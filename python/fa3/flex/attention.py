@@ -31,7 +31,7 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     window = window_of(causal, window)
     mask = mask_of(mask_mod, block_mask)
     if mask is None:
-        return apply(*function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
+        return apply(function_of(score_mod), q, k, v, window, scale, lengths, return_lse)
     own = EVERY_SCORE if score_mod is None else identity_of(score_mod)
     of_mask = identity_of(mask)
     blocks, alike = None, lists.of_one_length(lengths)
@@ -50,15 +50,13 @@ def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
             return by_lists(q, k, v, blocks, scale, beside, lengths, return_lse)
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
-    function, tensors = function_of(with_mask(score_mod, mask), both(own, of_mask))
+    traced = function_of(with_mask(score_mod, mask), both(own, of_mask))
     listed = None
     if blocks is not None and score_mod is not None:
-        alone, first = function_of(score_mod, own)
-        if captures_first(alone, function, first, tensors):
-            listed = alone, blocks
-    return apply(
-        function, tensors, q, k, v, window, scale, lengths, return_lse, listed=listed
-    )
+        alone = function_of(score_mod, own)
+        if captures_first(alone, traced):
+            listed = alone[0], blocks
+    return apply(traced, q, k, v, window, scale, lengths, return_lse, listed=listed)
 
 
 def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
@@ -68,13 +66,12 @@ def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
     return results if return_lse else (results, None)
 
 
-def apply(
-    function, tensors, q, k, v, window, scale, lengths, return_lse, *, listed=None, only_kernels=False
-):
+def apply(traced, q, k, v, window, scale, lengths, return_lse, *, listed=None, only_kernels=False):
     """(out, lse) of a traced function and what it captures. lengths: also deterministic.
 
     listed: the function without its masks, and these as lists. only_kernels: of Call.
     """
+    function, tensors = traced
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     if listed is not None:
         alone, blocks = listed
@@ -87,13 +84,13 @@ def apply(
     return Flex.apply(call, q, k, v, *tensors)
 
 
-def captures_first(alone, function, first, tensors):
-    """Whether `first`, which `alone` captures, is what the function captures first: by form, for a
-    function may make some anew each time it is traced."""
+def captures_first(alone, traced):
+    """Whether what `alone` captures is what the other function captures first: by form where one of
+    them is traced each time, for that may make some anew."""
+    (alone, first), (function, tensors) = alone, traced
     if alone.is_known and function.is_known:
-        return all(a is b for a, b in zip(first, tensors, strict=False)) and len(first) <= len(
-            tensors
-        )
+        pairs = zip(first, tensors, strict=False)
+        return len(first) <= len(tensors) and all(a is b for a, b in pairs)
     forms = [[(t.shape, t.dtype, t.device) for t in given] for given in (first, tensors)]
     return forms[0] == forms[1][: len(forms[0])]
 

@@ -70,7 +70,7 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
             return (out, lse) if return_lse else out
         except Unsupported:  # its reason is the engine's; the mask as a function needs none
             pass
-    function, tensors = function_with(
+    function = function_with(
         bias,
         with_two_dimensions(alibi_slopes, q, lengths),
         shift,
@@ -78,9 +78,9 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
         softcap,
     )
     if lengths.get("deterministic") and q.is_cuda:
-        refuse_any_order(function, tensors, q, k, lengths)
+        refuse_any_order(*function, q, k, lengths)
     given = q, k, v, window, scale, lengths, return_lse
-    out, lse = apply(function, tensors, *given, only_kernels=only_kernels)
+    out, lse = apply(function, *given, only_kernels=only_kernels)
     return (out, lse) if return_lse else out
 
 
@@ -104,7 +104,8 @@ def refuse_any_order(function, tensors, q, k, lengths):
 
 
 def function_with(bias, slopes, shift, one_sided=False, softcap=0.0):
-    """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1); shift: (b | 1,)."""
+    """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1);
+    shift: (b | 1,)."""
     given = bias, slopes, shift
     tensors = [t for t in given if t is not None]
     shapes = (*[None if t is None else t.shape for t in given],)
@@ -202,8 +203,8 @@ def repeated(dtype, shape, strides, full):
     is_number = dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize >= 2)
     if not is_number or len(shape) > 4:
         raise InvalidArgument(
-            f"bias: expected a tensor {BROADCAST} of floats, or booleans that are True where a query"
-            f" sees a key; got {dtype} of {tuple(shape)}"
+            f"bias: expected a tensor {BROADCAST} of floats, or booleans that are True where a"
+            f" query sees a key; got {dtype} of {tuple(shape)}"
         )
     missing = 4 - len(shape)
     for extent, most in zip((1,) * missing + shape, full, strict=True):

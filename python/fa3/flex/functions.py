@@ -3,7 +3,8 @@
 
 That can be seen of plain functions alone, and of what stands in their closures and in the globals
 that they name: tensors, numbers and other such functions. Others are traced at each call, which
-takes about a millisecond. All of it is looked at in each call: nobody is told when a global changes.
+takes about a millisecond. All of it is looked at in each call, since nobody is told when a global
+changes.
 """
 
 import types

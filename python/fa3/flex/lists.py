@@ -39,7 +39,8 @@ class Extents(NamedTuple):
 
 def of_one_length(lengths):
     """Whether all sequences have the length of the tensors."""
-    return lengths is NO_LENGTHS or all(lengths[name] is None for name in ("cu_seqlens_q", "seqused_q", "seqused_k"))
+    names = "cu_seqlens_q", "seqused_q", "seqused_k"
+    return lengths is NO_LENGTHS or all(lengths[name] is None for name in names)
 
 
 def extents_to_walk(q, k, v, lengths):

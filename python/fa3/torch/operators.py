@@ -48,7 +48,6 @@ except (ImportError, AttributeError):
         return True
 
 
-
 HAVE_MEMORY = torch.Tensor, torch.nn.Parameter
 
 
