@@ -77,7 +77,13 @@ E4M3_SPILLED = {
 }
 
 
-def forward_e4m3(d: int, block_m: int, block_n: int, variant: int) -> Expected:
+# The same of kernels that transpose values: of the warps that do, and of the one that loads.
+TRANSPOSING_SPILLED = {128: 41, 256: 100}
+
+
+def forward_e4m3(
+    d: int, block_m: int, block_n: int, variant: int, transposes: int
+) -> Expected:
     """As forward(). Two warpgroups issue in two places: where a part of O ends, and elsewhere.
 
     Beyond 128 columns the step that starts a tile is compiled apart, with ordinary softmax. Dense
@@ -91,6 +97,8 @@ def forward_e4m3(d: int, block_m: int, block_n: int, variant: int) -> Expected:
     fences_and_waits = 7 + 2 * under_scores + 3 * apart + follows * (3 + 2 * under_scores)
     more = block_n // 2 + 32
     spilled = E4M3_SPILLED.get((d, block_m, block_n), 0)
+    if transposes:
+        spilled = TRANSPOSING_SPILLED[d]
     return Expected(ss, rs, fences_and_waits, sites * block_n // 2, more, spilled)
 
 
@@ -104,6 +112,7 @@ def forward(
     guarded: int,
     dropout: int,
     variant: int,
+    transposes: int,
 ) -> Expected:
     """Sites: Q K^T in the first block and the step, P V in the step and the last block.
 
@@ -115,7 +124,7 @@ def forward(
     few queries have each softmax twice, once for the first of a thread's two rows alone.
     """
     if e4m3:
-        return forward_e4m3(d, block_m, block_n, variant)
+        return forward_e4m3(d, block_m, block_n, variant, transposes)
     sites = 2 + 2 * guarded + (2 + guarded if variant == CAPPED else 0)
     early = guarded and dv <= 64 and not dropout
     known = CACHE_SPILLED.get((d, block_m), 0) if narrow else SPILLED.get((d, block_m, block_n), 0)
@@ -148,6 +157,7 @@ def decode(
     guarded: int,
     dropout: int,
     variant: int,
+    transposes: int,
 ) -> Expected:
     """No wgmma; a weight for each score of a slot and lane.
 
@@ -168,18 +178,23 @@ def backward(
     Beyond, each side has two sites of its tile and two of its sum, in halves at 256. dQ's parts are
     unrolled where there are two. Softcap of large products has one more exponential wherever there
     are scores, and with helpers at 128 columns spilled registers. Helpers give up registers too.
+    At 256 columns CTAs are pairs: dQ is half of the columns of two products, and the halves of dO
+    have a fence each and a wait where they are summed.
     """
     slab = 64 if d % 64 == 0 else 32
-    parts = block_m // 64 * (d // slab)
+    ctas = 2 if d == 256 else 1
+    parts = block_m // 64 * (d // slab) // ctas
     dq_sites = parts if parts <= 2 else 1
-    dq = dq_sites * block_n // 16
+    dq = ctas * dq_sites * block_n // 16
     exponentials = block_m * (2 if variant == CAPPED else 1)
     if d <= 128:
         spilled = 38 if d == 128 and helpers and variant == CAPPED else 0
         ss, rs = 2 * d // 16 + dv // 16 + dq, 3 * block_m // 16
         return Expected(ss, rs, 10 + 2 * dq_sites, exponentials, 0, spilled, 2 + helpers)
     ss, rs = 2 * (d + dv) // 16 + dq, 4 * block_m // 16 * (d // 256 + 1)
-    return Expected(ss, rs, 14 + 2 * dq_sites, exponentials, 0, 0, 2 + helpers)
+    of_pairs = dq_sites + 8 if ctas == 2 else 0
+    spilled = 1 if ctas == 2 and variant == GENERAL else 0
+    return Expected(ss, rs, 14 + 2 * dq_sites + of_pairs, exponentials, 0, spilled, 2 + helpers)
 
 
 def ampere_backward(
@@ -215,8 +230,9 @@ GENERAL, CAPPED, STREAM_K, DECODE, DECODE_SINGLE = 1, 2, 3, 4, 5  # as in config
 MERGED = 16 + 4 * 4 + 5 * 3
 HELPERS = rb".*?Lb(\d)ELNS0_7VariantE(\d)ELb\dELb(\d)E"  # or not; the variant; dropout
 E4M3 = rb"ELb(\d)"  # of the forward
-# Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant.
-NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELb\dELNS0_7VariantE(\d)"
+# Quantized caches' slots; whether steps are guarded; dropout; (block mask;) the variant; whether
+# values are transposed.
+NARROW = rb".*?ELi(\d+)ELb\dELb(\d)ELb(\d)ELb\dELNS0_7VariantE(\d)ELb(\d)"
 ELEMENT, SHAPE = rb"ELNS_4cuda7ElementE(\d)", rb"ELi(\d+)" * 4
 KERNELS = (
     (

@@ -35,7 +35,7 @@ EDGE_SECONDS = 60
 PYTHON_PROCESSES = 12
 SCORE_PROCESSES = 4
 # Score functions, which both engines compile.
-SCORE_TESTS = ("test_bias.py", "test_flex_lists.py", "test_flex_gradients.py")
+SCORE_TESTS = ("test_bias.py", "test_flex_caches.py", "test_flex_lists.py", "test_flex_gradients.py")
 
 
 def pieces(build: Path, gpu_oracle: bool = False) -> dict:

@@ -158,7 +158,8 @@ enum {
  * The first call compiles it, in a second or two, by libnvrtc (which FA3_NVRTC or `compiler` name,
  * or the loader finds); later calls, and later processes of the same user, find the machine code
  * again (FA3_CACHE_DIR; ~/.cache/fa3). The text is code of this process: as trusted as the program.
- * On Hopper, in 16 bits; not with softcap, dropout, FP8 or a cache.
+ * On GPUs since Ampere, in 16 bits; over caches too, also of FP8, where kv_idx counts from the
+ * first key behind left_padding. Not with softcap, dropout or FP8 queries.
  *
  * A backward pass has two more texts, as no derivative is derived here. `slope` is the body of
  *

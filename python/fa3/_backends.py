@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where fa3.torch registers itself, so that the public functions can do without torch."""
+"""Where modules register that are imported with the first call that needs them."""
 
-torch = None  # the module fa3.torch, once it is imported completely
+torch = None  # fa3.torch, once it is imported completely
+flex = None  # what fa3.flex.entry makes of fa3.flex

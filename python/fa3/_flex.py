@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.flex_attention: what it means. What it does is in fa3.flex, imported with the first call."""
 
-import functools
+from fa3 import _backends
 
 
-@functools.cache  # an import takes a microsecond, even of what is there
-def imported():
-    from fa3.flex import NO_LENGTHS, attend
+def load_flex():
+    """Makes _backends.flex: functions that torch.compile leaves alone, wherever it is there."""
+    if _backends.flex is None or not _backends.flex.fits():
+        from fa3.flex import entry
 
-    return attend, NO_LENGTHS
+        _backends.flex = entry.functions()
+
+
+# torch.compile cannot trace an import, so it calls this while it traces.
+load_flex._dynamo_marked_constant = True
 
 
 def flex_attention(
@@ -28,6 +33,12 @@ def flex_attention(
     seqused_k=None,
     max_seqlen_q=0,
     max_seqlen_k=0,
+    page_table=None,
+    batch_index=None,
+    left_padding=None,
+    num_splits=0,
+    k_descale=None,
+    v_descale=None,
     return_lse=False,
 ):
     """Exact attention whose scores a function of yours changes before the softmax.
@@ -57,6 +68,9 @@ def flex_attention(
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequences.
         seqused_q, seqused_k: (batch,) int32: only the first rows of each sequence count.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths in cu_seqlens, needed on a GPU.
+        page_table, batch_index, left_padding, num_splits, k_descale, v_descale: keys and values in
+            a cache, as of fa3.attention. kv_idx counts from the first key that counts. No
+            gradients.
         return_lse: also return the LSE.
 
     On an H100 or H200, 16-bit tensors take the library's own kernel, into which the function is
@@ -67,14 +81,19 @@ def flex_attention(
         out (b, sq, hq, dv), or (out, lse); lse (b, hq, sq), natural log. A row that sees no key has
         out = 0, lse = -inf.
 
+    Under torch.compile the call is a break of the graph: not with fullgraph=True.
+
     Raises:
         fa3.InvalidArgument: the call is wrong.
         fa3.Unsupported: the function cannot be translated; says which operation.
     """
-    attend, lengths = imported()
+    load_flex()
+    lengths = _backends.flex.no_lengths
     if not (
         cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None
         and max_seqlen_q == max_seqlen_k == 0
+        and page_table is batch_index is left_padding is k_descale is v_descale is None
+        and not num_splits
     ):
         lengths = {
             "cu_seqlens_q": cu_seqlens_q,
@@ -84,6 +103,15 @@ def flex_attention(
             "max_seqlen_q": max_seqlen_q,
             "max_seqlen_k": max_seqlen_k,
         }
+        of_cache = {
+            "page_table": page_table,
+            "batch_index": batch_index,
+            "left_padding": left_padding,
+            "num_splits": num_splits or None,
+            "k_descale": k_descale,
+            "v_descale": v_descale,
+        }
+        lengths |= {name: value for name, value in of_cache.items() if value is not None}
     masks = mask_mod, block_mask, causal, window
-    out, lse = attend(q, k, v, score_mod, masks, scale, lengths, return_lse)
+    out, lse = _backends.flex.attend(q, k, v, score_mod, masks, scale, lengths, return_lse)
     return (out, lse) if return_lse else out

@@ -19,5 +19,12 @@ def flex_attention(
     seqused_k: Any = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    page_table: Any = None,
+    batch_index: Any = None,
+    left_padding: Any = None,
+    num_splits: int = 0,
+    k_descale: Any = None,
+    v_descale: Any = None,
     return_lse: bool = False,
 ) -> Any: ...
+def load_flex() -> None: ...

@@ -14,9 +14,20 @@ import sys
 import numpy as np
 
 from fa3._arrays import empty, is_torch, type_of
-from fa3.errors import InvalidArgument
+from fa3._options import OF_FORWARD
+from fa3.errors import InvalidArgument, Unsupported
 from fa3.ops import attention
 from fa3.quantization import quantize
+
+OF_ITS_OWN = {"q_descale", "k_descale", "v_descale", "k_mean", "v_mean", "v_transposed"}
+NOT_TOGETHER = {  # and what to do instead
+    **dict.fromkeys(
+        ("page_table", "batch_index"),
+        "fa3.quantize a cache, or fa3.append to one in float8, and call fa3.attention",
+    ),
+    **dict.fromkeys(("bias", "alibi_slopes"), "score functions take 16-bit tensors"),
+}
+KNOWN = {*OF_FORWARD, *NOT_TOGETHER, "return_lse", "generator"}
 
 
 def attention_fp8(
@@ -41,30 +52,51 @@ def attention_fp8(
 
     Raises what attention() raises.
     """
+    given = {name: value for name, value in options.items() if value is not None}
+    refuse_other_options(given)
     lengths = {
         side: {
-            "cu_seqlens": options.get(f"cu_seqlens_{side}"),
-            "seqused": options.get(f"seqused_{side}"),
-            "max_seqlen": options.get(f"max_seqlen_{side}", 0),
+            "cu_seqlens": given.get(f"cu_seqlens_{side}"),
+            "seqused": given.get(f"seqused_{side}"),
+            "max_seqlen": given.get(f"max_seqlen_{side}", 0),
         }
         for side in "qk"
     }
-    run = {name: options[name] for name in ("engine", "num_threads") if name in options}
+    run = {name: given[name] for name in ("engine", "num_threads") if name in given}
     common = {"scaling": scaling, **run}
     turned = {"hadamard": hadamard, "seed": seed}
-    q8 = quantize(q, **common, **turned, **lengths["q"])
-    k8 = quantize(k, center=center, **common, **turned, **lengths["k"])
-    transposed = is_read_transposed(v, options)
-    v8 = quantize(v, center=center, transposed=transposed, **common, **lengths["k"])
+    q8 = quantized("q", q, **common, **turned, **lengths["q"])
+    k8 = quantized("k", k, center=center, **common, **turned, **lengths["k"])
+    transposed = is_read_transposed(v, given)
+    v8 = quantized("v", v, center=center, transposed=transposed, **common, **lengths["k"])
     if out is None:
         out = empty((*q.shape[:-1], v.shape[-1]), like=q, dtype=type_of(q))
     scales = {"q_descale": q8.descale, "k_descale": k8.descale, "v_descale": v8.descale}
     means = {"k_mean": k8.mean, "v_mean": v8.mean}
     layout = {"v_transposed": True} if transposed else {}
-    result = attention(q8.x, k8.x, v8.x, **scales, **means, **layout, out=out, **options)
+    result = attention(q8.x, k8.x, v8.x, **scales, **means, **layout, out=out, **given)
     if not is_compiled(q) and sampler() is not None:
-        sampler().see(q, k, v, result, options)
+        sampler().see(q, k, v, result, given)
     return result
+
+
+def refuse_other_options(given):
+    """Names what attention() has but this function has not, and what nobody has."""
+    for name in given:
+        if name in OF_ITS_OWN or name not in KNOWN:
+            raise TypeError(f"attention_fp8() got an unexpected keyword argument {name!r}")
+        if name in NOT_TOGETHER:
+            raise Unsupported(f"{name}: not with attention_fp8; {NOT_TOGETHER[name]}")
+
+
+def quantized(name, x, **options):
+    """fa3.quantize(x), which calls x by the name that it has here."""
+    try:
+        return quantize(x, **options)
+    except (InvalidArgument, TypeError) as error:
+        if str(error).startswith("x: "):
+            raise type(error)(name + str(error)[1:]) from None
+        raise
 
 
 def is_read_transposed(v, options):

@@ -84,6 +84,7 @@ def quantize(
             cos, sin = rotary
         except (TypeError, ValueError):
             raise InvalidArgument(f"rotary: expected (cos, sin), got {rotary!r}") from None
+    seed = signed(seed)
     if max_seqlen == 0 and cu_seqlens is not None:
         max_seqlen = longest(cu_seqlens)
     options = (cos, sin, interleaved, hadamard, seed, cu_seqlens, seqused, max_seqlen)
@@ -96,6 +97,15 @@ def quantize(
         )
         _calls.quantize(x, y, descale, mean, *options)
     return Quantized(y, descale, mean)
+
+
+def signed(seed):
+    """An integer of 64 bits, as the operators take it."""
+    if not hasattr(seed, "__index__"):
+        raise TypeError(f"seed: expected an integer, got {seed!r}")
+    if not -(2**63) <= seed < 2**64:
+        raise InvalidArgument(f"seed: expected an integer of 64 bits, got {seed}")
+    return seed if seed < 2**63 else seed - 2**64
 
 
 def longest(cu_seqlens):

@@ -48,7 +48,10 @@ constexpr ElementType kElementTypes[] = {
 };
 
 const char* expected_types(std::string_view name) {
-  if (name.starts_with("cu_seqlens") || name.starts_with("seqused")) return "int32";
+  for (const char* integers : {"cu_seqlens", "seqused", "page_table", "batch_index", "left_padding",
+                               "first_position", "block_mask"}) {
+    if (name.starts_with(integers)) return "int32";
+  }
   for (const char* scalars : {"sink", "lse", "dsink", "dlse", "o_partial", "lse_partial"}) {
     if (name == scalars) return "float32";
   }

@@ -111,15 +111,21 @@ Subject e4m3_subject(const ForwardKernel& kernel, const Form& form = {}, int sms
   const ForwardConfig& g = kernel.config;
   char name[80];
   std::snprintf(name, sizeof name, "e4m3 d%d/%d %dx%d%s%s", g.head_dim, g.head_dim_v, g.block_m,
-                g.block_n, g.general() ? " capped" : "", form.name);
+                g.block_n,
+                g.general()      ? " capped"
+                : g.transposes_v ? " V in rows"
+                                 : "",
+                form.name);
   const auto launch = [kernel, sms](const Problem& problem, Placement& placement) {
     const hopper::E4m3Plan plan =
         hopper::plan_e4m3_launch(kernel, problem, hopper::call_of(problem), sms);
     return hopper::launch_e4m3(plan, placement.workspace(static_cast<size_t>(plan.workspace_bytes)),
                                nullptr);
   };
-  return {name,      g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3,
-          g.variant, launch,     form.cache,   form.cache.has_value()};
+  Subject subject{name,      g.head_dim, g.head_dim_v, FA3_FLOAT8_E4M3,
+                  g.variant, launch,     form.cache,   form.cache.has_value()};
+  subject.transposes_v = g.transposes_v;
+  return subject;
 }
 
 Subject dropout_subject(const ForwardKernel& kernel) {
@@ -322,8 +328,10 @@ bool does(const Subject& subject, const Case& c, const Inputs& inputs) {
   if (subject.dtype == FA3_FLOAT8_E4M3) {
     const bool known =
         hopper::variant_of(problem) == Variant::kDense || subject.variant != Variant::kDense;
+    const hopper::ForwardCall call = hopper::call_of(problem);
     return known && hopper::check_e4m3(problem).ok() &&
-           hopper::check_e4m3_layouts(problem, hopper::call_of(problem)).ok();
+           hopper::check_e4m3_layouts(problem, call).ok() &&
+           (!subject.transposes_v || hopper::can_transpose_in_kernel(problem, call));
   }
   if (subject.quantized_cache) {
     const hopper::ForwardCall call = hopper::call_of(problem);

@@ -29,6 +29,7 @@ struct Subject {
   std::optional<CacheForm> cache{};  // where the keys lie instead
   bool only_ordinary_scores = false;
   bool quantized_cache = false;
+  bool transposes_v = false;                             // of e4m3, that lies in rows
   bool dropout = false;                                  // for calls with dropout
   std::optional<hopper::ForwardConfig> always_splits{};  // calls for kernels that do nothing else
 };

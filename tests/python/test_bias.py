@@ -163,6 +163,7 @@ TILES = {
     "one for all heads": {"shape": (2, 1, 200, 264)},
     "rows alone": {"shape": (200, 264), "window": (90, 20)},
     "a window": {"shape": (2, 4, 264, 264), "window": (133, 71)},
+    "one for three sequences": {"shape": (1, 4, 200, 264), "batch": 3, "causal": True},
     "hidden keys": {"shape": (2, 4, 200, 264), "hides": 0.4, "causal": True},
     "rows with room": {"shape": (2, 4, 200, 261), "stride": 3, "causal": True},
     "an odd address": {"shape": (2, 4, 200, 264), "offset": 1},
@@ -175,12 +176,12 @@ TILES = {
 @pytest.mark.parametrize(("dim", "dtype"), [(64, torch.bfloat16), (128, torch.float16)])
 @pytest.mark.parametrize("case", TILES)
 def test_a_bias_as_large_as_the_scores_is_that_of_float64(device, case, dim, dtype):
-    defaults = {"stride": 0, "offset": 0, "hides": 0.0, "causal": False, "window": (None, None)}
-    options = defaults | TILES[case]
+    defaults = {"batch": 2, "stride": 0, "offset": 0, "hides": 0.0}
+    options = defaults | {"causal": False, "window": (None, None)} | TILES[case]
     if device == "cpu" and dim == 128:
         pytest.skip("torch operations, of which one form is enough")
     *others, rows, keys = shape = options["shape"]
-    batch = 2 if keys < 1000 else 1
+    batch = options["batch"] if keys < 1000 else 1
     others = others and [min(others[0], batch), *others[1:]]
     shape = (*others, rows, keys)
     pitch = keys + options["stride"]
@@ -346,7 +347,10 @@ def test_equal_forms_share_one_function_and_its_kernels():
         ({"bias": torch.ones(KEYS), "dropout_p": 0.1}, "dropout_p: not together with bias"),
         ({"bias": torch.ones(KEYS), "sink": torch.ones(4)}, "sink: not together with bias"),
         ({"bias": torch.ones(KEYS), "attention_chunk": 4}, "attention_chunk: not together"),
-        ({"bias": torch.ones(KEYS), "engine": "cpu"}, "engine: expected neither"),
+        ({"bias": torch.ones(KEYS), "engine": "cpu"}, "engine: expected none"),
+        ({"bias": torch.ones(KEYS), "scale": 0}, "scale: expected a finite number > 0"),
+        ({"bias": torch.ones(KEYS), "scale": float("nan")}, "scale: expected a finite number > 0"),
+        ({"bias": torch.ones(KEYS), "softcap": -1.0}, "softcap: expected 0"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -354,6 +358,12 @@ def test_what_does_not_go_together_is_a_sentence(options, words):
     q, k, v = operands(torch.float32)
     with pytest.raises((fa3.InvalidArgument, fa3.Unsupported), match=words):
         fa3.attention(q, k, v, **options)
+
+
+def test_a_name_that_attention_has_not_is_no_option_beside_a_bias():
+    q, k, v = operands(torch.float32)
+    with pytest.raises(TypeError, match="attention.. got an unexpected keyword argument 'casual'"):
+        fa3.attention(q, k, v, bias=torch.ones(KEYS), casual=True)
 
 
 def test_arrays_that_are_no_torch_tensors_are_refused():

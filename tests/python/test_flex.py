@@ -10,7 +10,11 @@ from flex_functions import randn
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 fa3 = pytest.importorskip("fa3", reason="the Python package is not built")
-from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
+from torch.nn.attention.flex_attention import (  # noqa: E402
+    BlockMask,
+    create_block_mask,
+    noop_mask,
+)
 from torch.nn.attention.flex_attention import flex_attention as torchs  # noqa: E402
 
 HEADS, KV_HEADS, ROWS, DIM = 4, 2, 40, 8
@@ -166,6 +170,75 @@ def test_an_index_out_of_range_is_clamped():
     torch.testing.assert_close(beyond, clamped)
     behind = lse(lambda s, b, h, i, j: table[j - 8])  # -8 .. -4: 0; -3 .. -1: from the end
     torch.testing.assert_close(behind, table[[0, 0, 0, 0, 0, 0, 1, 2, 0]].logsumexp(0))
+
+
+def everything_seen(b, h, q_idx, kv_idx):
+    return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # as lists, as a function
+@pytest.mark.parametrize("mask_mod", [noop_mask, everything_seen])
+def test_a_mask_of_a_constant_is_torchs_noop_mask(mask_mod, dtype):
+    q, k, v = inputs(dtype=dtype)
+    whole = fa3.flex_attention(q, k, v)
+    torch.testing.assert_close(fa3.flex_attention(q, k, v, mask_mod=mask_mod), whole)
+    causal = fa3.flex_attention(q, k, v, causal=True)
+    both = fa3.flex_attention(q, k, v, mask_mod=mask_mod, causal=True)
+    torch.testing.assert_close(both, causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_block_mask_made_of_lists_alone(dtype):
+    """Its mask_mod is torch's noop_mask."""
+    q, k, v = (x.detach() for x in inputs(256, 256, dtype=dtype))
+    counts = torch.ones(1, 1, 2, dtype=torch.int32)
+    blocks = torch.tensor([[[[1, 0], [0, 1]]]], dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(counts, blocks, BLOCK_SIZE=128)
+    out = fa3.flex_attention(q, k, v, block_mask=mask)
+    for rows, keys in ((slice(128), slice(128, 256)), (slice(128, 256), slice(128))):
+        part = fa3.attention(q[:, rows], k[:, keys], v[:, keys])
+        torch.testing.assert_close(out[:, rows], part)
+
+
+@pytest.mark.parametrize(
+    "result, got",
+    [
+        (lambda i, j: i - j, "a tensor of torch.int32"),
+        (lambda i, j: 1, "1"),
+        (lambda i, j: None, "None"),
+    ],
+)
+def test_a_mask_that_is_no_boolean_is_refused(result, got):
+    q, k, v = inputs(dtype=torch.float32)
+    with pytest.raises(fa3.InvalidArgument, match=f"mask_mod: expected a boolean, .*, got {got}"):
+        fa3.flex_attention(q, k, v, mask_mod=lambda b, h, i, j: result(i, j))
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"scale": 0}, "scale: expected a finite number > 0"),
+        ({"scale": -1.0}, "scale: expected a finite number > 0"),
+        ({"scale": "1"}, "scale: expected a number"),
+        ({"causal": "no"}, "causal: expected True or False"),
+        ({"seqused_k": [3, 4]}, "seqused_k: expected a torch.Tensor"),
+        ({"seqused_k": torch.tensor([3, 4])}, "seqused_k: expected int32 .*int64"),
+    ],
+)
+def test_wrong_options_are_named(options, sentence):
+    q, k, v = inputs(dtype=torch.float32)
+    with pytest.raises((fa3.InvalidArgument, TypeError), match=sentence):
+        fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 1, **options)
+
+
+def test_new_scalars_are_constants():
+    q, k, v = inputs()
+
+    def add(score, b, h, i, j):
+        return score + score.new_full((), 2) * i + torch.ones_like(j) - j.new_zeros(())
+
+    wanted = fa3.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 2 * i + 1)
+    torch.testing.assert_close(fa3.flex_attention(q, k, v, score_mod=add), wanted)
 
 
 def test_division_by_zero_is_a_number():

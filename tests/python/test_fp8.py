@@ -82,3 +82,48 @@ def test_nothing_is_compared_unless_asked():
 def test_a_wrong_number_of_calls_is_refused():
     done = run_program("often")
     assert "FA3_MONITOR_FP8: expected a number of calls, got 'often'" in done.stderr
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict.fromkeys(("engine", "num_threads", "max_seqlen_q", "max_seqlen_k", "causal")),
+        {"seed": -1},
+        {"seed": 2**64 - 1},
+    ],
+)
+def test_options_of_none_and_seeds_of_64_bits(library, options):
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        x = torch.randn(1, 20, 2, 16)
+    else:
+        x = np.random.default_rng(1).standard_normal((1, 20, 2, 16), np.float32)
+    found = fa3.attention_fp8(x, x, x, **options)
+    wanted = fa3.attention_fp8(x, x, x, seed=-1 if "seed" in options else 0)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
+
+
+@pytest.mark.parametrize(
+    "change, error, sentence",
+    [
+        ({"k": lambda k: k.astype(np.float64)}, fa3.InvalidArgument, "^k: expected .*float64"),
+        ({"v": lambda v: v.astype(np.int32)}, fa3.InvalidArgument, "^v: expected .*int32"),
+        ({"q": lambda q: q[0]}, fa3.InvalidArgument, "^q: expected rank 4"),
+        ({"q": lambda q: [1.0]}, TypeError, "^q: expected an array"),
+        ({"casual": True}, TypeError, r"^attention_fp8\(\) got an unexpected .* 'casual'"),
+        ({"q_descale": 1}, TypeError, r"^attention_fp8\(\) got an unexpected .* 'q_descale'"),
+        ({"page_table": np.zeros((1, 1), np.int32)}, fa3.Unsupported, "^page_table: .*quantize"),
+        ({"bias": 1}, fa3.Unsupported, "^bias: not with attention_fp8"),
+        ({"seed": 2**64}, fa3.InvalidArgument, "^seed: .*64 bits"),
+        ({"seed": "1"}, TypeError, "^seed: expected an integer"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_what_is_wrong_has_the_name_that_the_caller_gave_it(change, error, sentence):
+    x = np.ones((1, 4, 2, 16), np.float32)
+    arguments = {"q": x, "k": x, "v": x}
+    for name, value in change.items():
+        arguments[name] = value(arguments[name]) if callable(value) else value
+    with pytest.raises(error, match=sentence):
+        fa3.attention_fp8(**arguments)

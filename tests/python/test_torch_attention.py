@@ -425,3 +425,71 @@ def test_a_lazily_negated_view_is_no_output(qkv):
     q, k, v = (a.detach() for a in qkv)
     with pytest.raises(fa3.InvalidArgument, match="out: .*lazily negated view"):
         fa3.attention(q, k, v, out=negated(torch.empty_like(q)))
+
+
+def nested(layout):
+    return torch.nested.nested_tensor([torch.randn(3, 2, 8), torch.randn(5, 2, 8)], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_tensor_is_refused_by_what_to_pass_instead(layout):
+    x, dense = nested(layout), torch.randn(2, 5, 2, 8)
+    for arguments, name in (((x, x, x), "q"), ((dense, x, x), "k"), ((dense, dense, x), "v")):
+        for attend in (fa3.attention, fa3.flex_attention):
+            with pytest.raises(
+                fa3.InvalidArgument, match=f"{name}: expected .* nested .*cu_seqlens"
+            ):
+                attend(*arguments)
+
+
+def test_what_a_nested_tensor_is_told_to_pass_works():
+    x = nested(torch.jagged)
+    cu = x.offsets().int()
+    out = fa3.attention(*[x.values()] * 3, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    for part, whole in zip(out.split([3, 5]), x.unbind(), strict=True):
+        torch.testing.assert_close(part[None], fa3.attention(*[whole[None]] * 3))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_sparse_tensor_is_refused(name):
+    tensors = {x: torch.randn(1, 4, 2, 8) for x in "qkv"}
+    tensors[name] = tensors[name].to_sparse()
+    with pytest.raises(fa3.InvalidArgument, match=f"{name}: expected .*to_dense"):
+        fa3.attention(**tensors)
+
+
+INT32 = {"dtype": torch.int32}
+WRONG = {
+    "scale": ({"scale": 0}, "scale: expected a finite number > 0"),
+    "negative scale": ({"scale": -1.0}, "scale: expected a finite number > 0"),
+    "softcap": ({"softcap": -1}, "softcap: expected 0"),
+    "window": ({"window": (-5, 0)}, "window.*expected"),
+    "chunk": ({"attention_chunk": -3}, "attention_chunk: expected 0"),
+    "length": ({"seqused_k": torch.tensor([9, 1], **INT32)}, "seqused_k: expected a length"),
+    "type of lengths": ({"seqused_k": torch.tensor([3, 1])}, "seqused_k: expected int32"),
+    "number of lengths": ({"seqused_k": torch.tensor([3], **INT32)}, "seqused_k: expected entries"),
+    "sink": ({"sink": torch.zeros(3)}, "sink: expected query heads"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_float64_refuses_what_float32_does(wrong):
+    """Its attention is a textbook's, in torch's operators, which would compute something."""
+    options, sentence = WRONG[wrong]
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (torch.randn(2, n, h, 8, dtype=dtype) for n, h in ((3, 4), (5, 2), (5, 2)))
+        with pytest.raises(fa3.InvalidArgument, match=sentence):
+            fa3.attention(q, k, v, **options)
+
+
+def test_float64_refuses_shapes_that_do_not_fit():
+    q, k, v = (torch.randn(2, n, h, 8, dtype=torch.float64) for n, h in ((3, 4), (5, 2), (5, 2)))
+    for arguments, sentence in (
+        ((q, k, v[:, :3]), "v: expected seq = 5"),
+        ((q, k[:1], v[:1]), "k: expected batch = 2"),
+        ((q[:, :, :3], k, v), "q: expected a number of query heads"),
+        ((q, k[..., :4], v), "k: expected the head dim"),
+    ):
+        with pytest.raises(fa3.InvalidArgument, match=sentence):
+            fa3.attention(*arguments)

@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import oracle
 import pytest
@@ -41,6 +42,37 @@ torch.testing.assert_close(x.grad, expected)
 
 def test_a_program_may_begin_with_a_compiled_call_of_one_tensor():
     subprocess.run([sys.executable, "-c", FIRST_CALL], check=True, env=os.environ.copy())
+
+
+SLOPES = torch.rand(4)
+TRANSLATED = {
+    "bias": lambda x: fa3.attention(x, x, x, bias=x[0, :, 0, :9], causal=True),
+    "alibi_slopes": lambda x: fa3.attention(x, x, x, alibi_slopes=SLOPES),
+    "booleans": lambda x: fa3.attention(x, x, x, bias=x[0, :, 0, :9] > 0),
+    "flex_attention": lambda x: fa3.flex_attention(x, x, x, score_mod=tilted),
+}
+
+
+def tilted(score, b, h, q_idx, kv_idx):
+    return score + SLOPES[h] * (kv_idx - q_idx)
+
+
+@pytest.mark.parametrize("call", TRANSLATED)
+def test_what_fa3_translates_breaks_the_graph_and_says_why(call):
+    def loss(x):
+        return TRANSLATED[call](2 * x).square().sum()
+
+    (x,) = tensors("cpu", (2, 9, 4, 16))
+    x.requires_grad_()
+    with pytest.raises(Exception, match="fa3 translates score functions .* without fullgraph=True"):
+        compiled(loss)(x)
+    torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        actual = torch.autograd.grad(torch.compile(loss, backend="aot_eager")(x), x)
+    # A compiler that walks through fa3 complains of what it finds.
+    assert not [w for w in warned if "Dynamo" in str(w.message)]
+    torch.testing.assert_close(actual, torch.autograd.grad(loss(x), x))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

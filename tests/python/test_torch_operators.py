@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.fa3.*: what compilers, counters, checkpoints and graphs do with the operators."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -192,6 +195,40 @@ def test_cuda_graph_replays_with_new_inputs():
     q.copy_(torch.randn_like(q))
     graph.replay()
     torch.testing.assert_close(out, fa3.attention(q, k, v), rtol=0, atol=0)
+
+
+# Eight calls are unfinished when another stream's capture begins, in the mode that forbids most.
+MONITORED = """
+import torch, fa3
+q = torch.randn(4, 4096, 16, 128, dtype=torch.bfloat16, device="cuda")
+pending = [fa3.attention(q, q, q) for _ in range(8)]
+graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+stream.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(stream):
+    graph.capture_begin(capture_error_mode="global")
+    first = fa3.attention(q, q, q)
+    second = fa3.attention(q, first, first)
+    graph.capture_end()
+graph.replay()
+torch.cuda.synchronize()
+assert torch.equal(first, pending[0]) and torch.equal(second, fa3.attention(q, first, first))
+"""
+
+
+def test_a_monitored_program_captures_cuda_graphs():
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device on this machine")
+    done = subprocess.run(
+        [sys.executable, "-c", MONITORED],
+        env=os.environ | {"FA3_MONITOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (x for x in done.stderr.splitlines() if x.startswith("fa3: "))
+    assert line.startswith("fa3: 11 calls, ")
+    assert " TFLOP/s" in line and ", 2 not timed (captured into a graph): forward" in line
 
 
 def test_cuda_graph_replays_both_passes_with_other_lengths():

@@ -12,6 +12,7 @@ import torch
 import fa3
 from fa3.compat._arguments import length, unsupported
 from fa3.errors import InvalidArgument
+from fa3.flex.bias import with_two_dimensions
 
 OUR_NAMES = {
     "seqused_k": "cache_seqlens, with the new rows",
@@ -80,7 +81,7 @@ def attend(
         }
         if k is not None:
             windowed = options["window"] != (-1, -1) or options["attention_chunk"] > 0
-            fa3.plan(q, k_cache, v_cache, **call)  # raises what the attention would
+            refuse_before_writing(q, k_cache, v_cache, call)
             divides = k.dtype != k_cache.dtype  # else rows of an e4m3 cache are scaled already
             q = append(
                 k_cache,
@@ -101,6 +102,14 @@ def attend(
                 **places,
             )
         return fa3.attention(q, k_cache, v_cache, out=out, return_lse=return_lse, **call)
+
+
+def refuse_before_writing(q, k_cache, v_cache, call):
+    """Raises what the attention would."""
+    slopes = call.get("alibi_slopes")
+    if slopes is not None:
+        with_two_dimensions(slopes, q, call)
+    fa3.plan(q, k_cache, v_cache, **{x: y for x, y in call.items() if x != "alibi_slopes"})
 
 
 def append(k_cache, v_cache, k, v, *, q, rotary_cos, rotary_sin, cu_seqlens_q, **how):

@@ -2,7 +2,7 @@
 """Drop-in for the package flash_attn of FlashAttention-2: its functions, its order.
 
 Semantics are those of fa3.attention. alibi_slopes, (hq,) or (b, hq), have no gradient, as in the
-original; with dropout or a cache they raise fa3.Unsupported with the argument's name. With
+original; with dropout they raise fa3.Unsupported with the argument's name. With
 return_attn_probs the functions return (out, lse, S_dmask): with dropout the weights of the scores,
 negative where they were dropped (_probabilities.py), which are for tests and take O(N^2) memory;
 without dropout None, where the original has an empty tensor. Head dims that are no multiples of 8
@@ -24,7 +24,6 @@ from fa3.compat._passes_of_fa2 import (
     _flash_attn_varlen_backward,
     _flash_attn_varlen_forward,
     forward_with_state,
-    refuse,
 )
 
 # The compiled module, in name.
@@ -100,8 +99,6 @@ def flash_attn_varlen_func(
 
     With block_table k and v are pages, and cu_seqlens_k holds the lengths of sequences in them.
     """
-    if block_table is not None:
-        refuse(alibi_slopes)
     cu_seqlens_q, cu_seqlens_k, block_table = indices(cu_seqlens_q, cu_seqlens_k, block_table)
     keys = {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": length(max_seqlen_k)}
     if block_table is not None:
@@ -153,8 +150,8 @@ def flash_attn_with_kvcache(
 
     k and v are first appended in place, turned by rotary_cos and rotary_sin, as q is.
     """
-    refuse(alibi_slopes)
     named = options(scale_of(q, softmax_scale), causal, window_size, softcap)
+    named |= with_alibi(alibi_slopes, 0.0)
     caches = k_cache, v_cache
     filled = whole_chunks(*caches)
     out, lse = attend(

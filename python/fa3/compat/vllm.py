@@ -85,6 +85,7 @@ def flash_attn_varlen_func(
         s_aux: (hq,) of any float type: one more logit per query head, the attention sink.
         q_descale, k_descale, v_descale: float32 (batch, hk), factors of float8 numbers; ignored
             beside others.
+        alibi_slopes: (hq,) or (batch, hq).
         num_splits: at most this number of parts of the keys, 0 chooses.
         out: written instead of a new tensor, (total_q, hq, dv).
         cp_world_size, cp_rank, cp_tot_seqused_k: decode context parallelism. Key j of k and v is
@@ -99,14 +100,13 @@ def flash_attn_varlen_func(
 
     Raises:
         fa3.InvalidArgument: the call is wrong. Also a ValueError.
-        fa3.Unsupported: dropout, ALiBi, q_v, masks and outputs of FlashAttention-4, and what no
+        fa3.Unsupported: dropout, ALiBi beside sinks or ranks, q_v, masks and outputs of FlashAttention-4, and what no
             engine does on these tensors.
     """
     check_version(fa_version)
     unsupported(
         q_v=(q_v, None, NO_QV),
         dropout_p=(dropout_p, 0.0, "fa3 has dropout for training alone"),
-        alibi_slopes=(alibi_slopes, None, "fa3 has no ALiBi over a cache"),
         output_scale=(output_scale, None, "fa3 writes no float8 outputs"),
         mask_mod=(mask_mod, None, "fa3 has no masks by function"),
         block_sparse_tensors=(block_sparse_tensors, None, "fa3 has no block-sparse masks"),
@@ -130,6 +130,10 @@ def flash_attn_varlen_func(
         **factors(q, k, v, q_descale, k_descale, v_descale),
         **options(softmax_scale, causal, window_size, softcap),
     }
+    if alibi_slopes is not None:
+        no_ranks = "fa3 has no ALiBi where keys are dealt to ranks"
+        unsupported(cp_world_size=(cp_world_size, 1, no_ranks))
+        call["alibi_slopes"] = float32(alibi_slopes)
     if cp_world_size != 1:
         call = keys_in_turn(call, q.shape[0], cp_world_size, cp_rank, cp_tot_seqused_k)
     with renamed(OUR_NAMES):

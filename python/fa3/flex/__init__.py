@@ -5,4 +5,3 @@ attention.py has fa3.flex_attention; trace.py makes a graph (graph.py) of a Pyth
 """
 
 from fa3.flex.attention import attend as attend
-from fa3.flex.call import NO_LENGTHS as NO_LENGTHS

@@ -5,14 +5,19 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex import device, lists, tiles
+from fa3.flex import caches, device, lists, tiles
 from fa3.flex.block_mask import mask_of, with_mask
 from fa3.flex.call import EVERY_KEY, NO_LATER_KEY, Listed, Window, call_of, in_order
 from fa3.flex.functions import both, function_of, identity_of
 from fa3.flex.stored import stored_of
 from fa3.masks import BlockMask
 from fa3.torch import autograd
-from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.autograd import FLOAT8
+from fa3.torch.checks import (
+    refuse_other_than_tensor,
+    refuse_without_strides,
+    refuse_wrong_numbers,
+)
 from fa3.torch.library import needs_gradient
 from fa3.torch.operators import have_memory
 
@@ -22,12 +27,16 @@ EVERY_SCORE = identity_of(None)  # a function's that changes none
 def attend(q, k, v, score_mod, masks, scale, lengths, return_lse=True):
     """fa3.flex_attention: (out, lse); lse may be None where it is not asked for.
 
-    masks: mask_mod, block_mask, causal, window. lengths: by name; call.NO_LENGTHS of none.
+    masks: mask_mod, block_mask, causal, window. lengths: by name, also where keys are in a cache;
+    call.NO_LENGTHS of none.
     """
     if not (type(q) is type(k) is type(v) is torch.Tensor):
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_other_than_tensor(name, x)
+    refuse_without_strides(q=q, k=k, v=v)
     mask_mod, block_mask, causal, window = masks
+    if scale is not None or type(causal) is not bool:
+        refuse_wrong_numbers(scale, causal=causal)
     window = window_of(causal, window)
     mask = mask_of(mask_mod, block_mask)
     if mask is None:
@@ -66,10 +75,11 @@ def by_lists(q, k, v, blocks, scale, window, lengths, return_lse):
     return results if return_lse else (results, None)
 
 
-def apply(traced, q, k, v, window, scale, lengths, return_lse, *, listed=None, only_kernels=False):
-    """(out, lse) of a traced function and what it captures. lengths: also deterministic.
+def apply(traced, q, k, v, window, scale, lengths, return_lse, listed=None, **ways):
+    """(out, lse) of a traced function and what it captures. lengths: also deterministic, and the
+    options of caches.
 
-    listed: the function without its masks, and these as lists. only_kernels: of Call.
+    listed: the function without its masks, and these as lists. ways: only_kernels, out, of Call.
     """
     function, tensors = traced
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
@@ -78,9 +88,14 @@ def apply(traced, q, k, v, window, scale, lengths, return_lse, *, listed=None, o
         alike = lists.of_one_length(lengths)
         beside, engine = (EVERY_KEY, 0) if alike else (window, lists.engine_of(q))
         listed = Listed(alone, in_order(scale, beside, lengths, blocks, engine))
-    call = call_of(function, scale, window, lengths, listed, only_kernels)
-    if not needs_gradient(q, k, v, *tensors) and have_memory(q, k, v):
+    call = call_of(function, scale, window, lengths, listed, **ways)
+    learns = needs_gradient(q, k, v, *tensors)
+    if not learns and have_memory(q, k, v):
         return forward(call, q, k, v, [*tensors], return_lse)
+    if learns:
+        caches.refuse_gradients(k, lengths)
+    if call.out is not None:
+        raise Unsupported("out: expected None where something needs a gradient, or has no memory")
     return Flex.apply(call, q, k, v, *tensors)
 
 
@@ -107,7 +122,8 @@ def window_of(causal, window):
     return Window(left, right)
 
 
-def check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
+def check_shapes(q, k, v, lengths):
+    cu_seqlens_q, cu_seqlens_k = lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]
     for name, x, packed in (
         ("q", q, cu_seqlens_q is not None),
         ("k", k, cu_seqlens_k is not None),
@@ -116,20 +132,26 @@ def check_shapes(q, k, v, cu_seqlens_q, cu_seqlens_k):
         shape = "(total, heads, dim)" if packed else "(b, s, heads, dim)"
         if x.ndim != (3 if packed else 4):
             raise InvalidArgument(f"{name}: expected {shape}, got shape {tuple(x.shape)}")
+        if x is not q and x.dtype in FLOAT8 and x.device == q.device:
+            continue
         if not x.is_floating_point() or x.dtype.itemsize < 2:
             raise InvalidArgument(f"{name}: expected 16-, 32- or 64-bit floats, got {x.dtype}")
         if x.dtype != q.dtype or x.device != q.device:
             raise InvalidArgument(
                 f"{name}: expected {q.dtype} on {q.device} as q, got {x.dtype} on {x.device}"
             )
-    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
-        raise InvalidArgument("cu_seqlens_q, cu_seqlens_k: expected both or none")
+    if cu_seqlens_q is None and cu_seqlens_k is not None:
+        raise InvalidArgument("cu_seqlens_k: expected cu_seqlens_q too")
+    if cu_seqlens_k is not None and caches.has_places(lengths):
+        raise InvalidArgument("cu_seqlens_k: expected seqused_k for keys in a cache")
+    if k.dtype != v.dtype:
+        raise InvalidArgument(f"v: expected {k.dtype} as k, got {v.dtype}")
     if k.shape[:-1] != v.shape[:-1] or k.shape[-1] != q.shape[-1]:
         raise InvalidArgument(
             f"k, v: expected (b, sk, hk, {q.shape[-1]}) and (b, sk, hk, dv), got {tuple(k.shape)}"
             f" and {tuple(v.shape)}"
         )
-    if q.ndim == 4 and q.shape[0] != k.shape[0]:
+    if q.ndim == k.ndim == 4 and not caches.has_places(lengths) and q.shape[0] != k.shape[0]:
         raise InvalidArgument(f"k: expected batch {q.shape[0]}, got {k.shape[0]}")
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
         raise InvalidArgument(
@@ -165,9 +187,13 @@ def forward(call, q, k, v, tensors, return_lse):
     results = device.forward(call, q, k, v, tensors, return_lse)
     if results is not None:
         return results
-    check_shapes(q, k, v, call.lengths["cu_seqlens_q"], call.lengths["cu_seqlens_k"])
+    check_shapes(q, k, v, call.lengths)
     *before, heads, _ = q.shape
-    out = q.new_empty((*before, heads, v.shape[-1]))
+    shape, out = (*before, heads, v.shape[-1]), call.out
+    if out is None:
+        out = q.new_empty(shape)
+    elif tuple(out.shape) != shape or out.device != q.device:
+        raise InvalidArgument(f"out: expected {shape} on {q.device}, got {tuple(out.shape)}")
     lse = q.new_empty((*before[:-1], heads, before[-1]), dtype=tiles.wide(q.dtype))
     tiles.forward(call, q, k, v, tensors, out, lse)
     return out, lse

@@ -10,18 +10,22 @@ from typing import NamedTuple
 
 import torch
 
+from fa3._options import OF_FORWARD
 from fa3.errors import InvalidArgument, Unsupported
-from fa3.flex import lists
+from fa3.flex import caches, lists
 from fa3.flex.attention import apply, by_lists, check_shapes, window_of
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS
 from fa3.flex.stored import number_of
 from fa3.flex.trace import trace
+from fa3.torch.checks import refuse_wrong_numbers
 
 # Options of fa3.attention that go together with a bias.
 TOGETHER = {
     *("causal", "window", "softcap", "scale", "deterministic", "num_threads", "engine"),
     *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "max_seqlen_q", "max_seqlen_k"),
+    *caches.NAMES,
 }
+FEW_QUERIES = 8  # whose number may be a part of the text
 OPTIONS = {**NO_LENGTHS, "deterministic": False}  # those of a call of the kernels
 
 
@@ -34,6 +38,7 @@ class Form(NamedTuple):
     bias: tuple | None  # of each dimension whether it has more than one extent
     slopes: tuple | None  # the same of ALiBi's, (batch, head)
     shift: bool | None  # whether the diagonal's shift differs by sequence; None: it is 0
+    shift_less: int  # what is to be taken from the shift that is captured
     one_sided: bool  # no key behind the diagonal is seen
     softcap: float
     types: tuple  # of the tensors
@@ -45,25 +50,29 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
     only_kernels: raises fa3.Unsupported where the forward would take torch operations.
     """
     for name, value in options.items():
+        if name not in OF_FORWARD:
+            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
         if name in TOGETHER or value is None:
             continue
         if isinstance(value, torch.Tensor) or value:
             raise Unsupported(f"{name}: not together with bias or alibi_slopes")
-    if out is not None or options.get("engine", "auto") not in ("auto", None):
-        raise Unsupported("out, engine: expected neither together with bias or alibi_slopes")
+    scale, softcap, causal = options.get("scale"), options.get("softcap"), options.get("causal")
+    refuse_wrong_numbers(scale, softcap, causal)
+    if options.get("engine", "auto") not in ("auto", None):
+        raise Unsupported("engine: expected none together with bias or alibi_slopes")
     given = {x: y for x, y in options.items() if x in OPTIONS and y is not None}
+    given |= caches.given(options)
     lengths = {**OPTIONS, **given} if given else NO_LENGTHS
-    if not q.ndim == k.ndim == (4 if lengths["cu_seqlens_q"] is None else 3):
-        check_shapes(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
-    window = window_of(options.get("causal"), options.get("window") or (None, None))
-    shift = None if alibi_slopes is None else shift_of(q, k, lengths)
-    softcap = float(options.get("softcap") or 0.0)
-    scale = options.get("scale")
+    if (q.ndim, k.ndim) != dimensions(lengths):
+        check_shapes(q, k, v, lengths)
+    window = window_of(causal, options.get("window") or (None, None))
+    shift, less = (None, 0) if alibi_slopes is None else shift_of(q, k, lengths)
+    softcap = float(softcap or 0.0)
     bias = with_four_dimensions(bias, q, k, lengths)
     if bias is not None and bias.requires_grad and q.is_cuda:
         bias = for_each_sequence(bias, extents(q, k, lengths)[0])
     only_hides = bias is not None and bias.dtype == torch.bool and alibi_slopes is None
-    if only_hides and not softcap and can_be_listed(q, k, v, lengths):
+    if only_hides and out is None and not softcap and can_be_listed(q, k, v, lengths):
         try:
             blocks = lists.of_booleans(bias, window, q, k)
             out, lse = by_lists(q, k, v, blocks, scale, EVERY_KEY, lengths, return_lse)
@@ -76,11 +85,12 @@ def attend(q, k, v, bias, alibi_slopes, out, return_lse, options, only_kernels=F
         shift,
         window.right is not None and window.right <= 0,
         softcap,
+        less,
     )
     if lengths.get("deterministic") and q.is_cuda:
         refuse_any_order(*function, q, k, lengths)
     given = q, k, v, window, scale, lengths, return_lse
-    out, lse = apply(function, *given, only_kernels=only_kernels)
+    out, lse = apply(function, *given, only_kernels=only_kernels, out=out)
     return (out, lse) if return_lse else out
 
 
@@ -103,20 +113,21 @@ def refuse_any_order(function, tensors, q, k, lengths):
         )
 
 
-def function_with(bias, slopes, shift, one_sided=False, softcap=0.0):
+def function_with(bias, slopes, shift, one_sided=False, softcap=0.0, shift_less=0):
     """The traced function, and what it captures. bias: four dimensions; slopes: (b | 1, h | 1);
     shift: (b | 1,)."""
     given = bias, slopes, shift
     tensors = [t for t in given if t is not None]
     shapes = (*[None if t is None else t.shape for t in given],)
-    return of_shapes(shapes, (*[t.dtype for t in tensors],), one_sided, softcap), tensors
+    types = (*[t.dtype for t in tensors],)
+    return of_shapes(shapes, shift_less, one_sided, softcap, types), tensors
 
 
 @functools.lru_cache(maxsize=256)
-def of_shapes(shapes, types, one_sided, softcap):
+def of_shapes(shapes, *others):
     spread = (None if shape is None else (*(extent > 1 for extent in shape),) for shape in shapes)
     bias, slopes, shift = spread
-    return traced(Form(bias, slopes, shift and shift[0], one_sided, softcap, types))
+    return traced(Form(bias, slopes, shift and shift[0], *others))
 
 
 @functools.lru_cache(maxsize=64)
@@ -147,7 +158,7 @@ def score_of(form, bias, slopes, shift, score, b, h, q_idx, kv_idx):
         slope = slopes[places(form.slopes, b, h)]
         distance = kv_idx - q_idx
         if shift is not None:
-            distance = distance - shift[places((form.shift,), b)]
+            distance = distance - shift[places((form.shift,), b)] + form.shift_less
         score = score + slope * (distance if form.one_sided else -distance.abs())
     return torch.where(added, score, -float("inf")) if is_mask else score
 
@@ -159,27 +170,48 @@ def places(spread, *indices):
 
 
 def shift_of(q, k, lengths):
-    """Keys less queries of each sequence, int32 and on q's device; None where all are 0."""
+    """(tensor, number): keys less queries of each sequence are the tensor, int32 and on q's device,
+    less the number. The tensor is None where all are 0."""
     if lengths is NO_LENGTHS and q.shape[1] == k.shape[1]:
-        return None
-    sides = []
-    for x, side in ((q, "q"), (k, "k")):
-        cu, used = lengths[f"cu_seqlens_{side}"], lengths[f"seqused_{side}"]
-        sides.append(used if used is not None else cu.diff() if cu is not None else x.shape[1])
-    queries, keys = sides
-    if all(isinstance(side, int) for side in sides):
-        if queries == keys:
-            return None
-        return torch.full((1,), keys - queries, dtype=torch.int32, device=q.device)
-    shift = keys - queries
-    return shift.to(device=q.device, dtype=torch.int32)
+        return None, 0
+    queries, keys = (rows_of(x, side, lengths) for x, side in ((q, "q"), (k, "k")))
+    padding = lengths.get("left_padding")
+    if padding is not None:
+        keys = keys - padding
+    if isinstance(queries, int):
+        if isinstance(keys, int):
+            if queries == keys:
+                return None, 0
+            return torch.full((1,), keys - queries, dtype=torch.int32, device=q.device), 0
+        # A step of decoding is to launch nothing for that.
+        if queries <= FEW_QUERIES and keys.device == q.device and keys.dtype == torch.int32:
+            return keys, queries
+    return (keys - queries).to(device=q.device, dtype=torch.int32), 0
+
+
+def rows_of(x, side, lengths):
+    """Of each sequence: a tensor, or an int where all have as many."""
+    cu, used = lengths[f"cu_seqlens_{side}"], lengths[f"seqused_{side}"]
+    if used is not None:
+        return used
+    if cu is not None:
+        return cu.diff()
+    return x.shape[1] if side == "q" else caches.most_keys(x, lengths)
+
+
+def dimensions(lengths):
+    """Of q and k."""
+    if lengths is NO_LENGTHS:
+        return 4, 4
+    return tuple(4 if lengths[f"cu_seqlens_{side}"] is None else 3 for side in "qk")
 
 
 def extents(q, k, lengths):
     """(batch, query heads, queries, keys): what a bias broadcasts to. None: any extent."""
+    keys = caches.most_keys(k, lengths) if lengths["cu_seqlens_k"] is None else None
     if lengths["cu_seqlens_q"] is None:
-        return q.shape[0], q.shape[2], q.shape[1], k.shape[1]
-    return lengths["cu_seqlens_q"].shape[0] - 1, q.shape[1], None, None
+        return q.shape[0], q.shape[2], q.shape[1], keys
+    return lengths["cu_seqlens_q"].shape[0] - 1, q.shape[1], None, keys
 
 
 def with_four_dimensions(bias, q, k, lengths):
@@ -232,7 +264,9 @@ def for_each_sequence(bias, batch):
 def with_two_dimensions(slopes, q, lengths):
     if slopes is None:
         return None
-    batch, heads = extents(q, q, lengths)[:2]
+    cu_seqlens = lengths["cu_seqlens_q"]
+    batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    heads = q.shape[-2]
     shapes = ((heads,), (batch, heads), (1, heads))
     if not isinstance(slopes, torch.Tensor) or tuple(slopes.shape) not in shapes:
         got = tuple(slopes.shape) if isinstance(slopes, torch.Tensor) else repr(slopes)

@@ -22,7 +22,7 @@ def mask_of(mask_mod, block_mask):
     rule = block_rule(block_mask)
     if mask_mod is None:
         return rule
-    return lambda b, h, q_idx, kv_idx: mask_mod(b, h, q_idx, kv_idx) & rule(b, h, q_idx, kv_idx)
+    return lambda *place: seen_of(mask_mod(*place)) & rule(*place)
 
 
 def with_mask(score_mod, mask):
@@ -30,9 +30,21 @@ def with_mask(score_mod, mask):
 
     def masked(score, b, h, q_idx, kv_idx):
         new = score if score_mod is None else score_mod(score, b, h, q_idx, kv_idx)
-        return torch.where(mask(b, h, q_idx, kv_idx), new, float("-inf"))
+        return torch.where(seen_of(mask(b, h, q_idx, kv_idx)), new, float("-inf"))
 
     return masked
+
+
+def seen_of(seen):
+    """What a mask_mod returned, as a boolean of torch."""
+    if isinstance(seen, bool):
+        return torch.tensor(seen)
+    if isinstance(seen, torch.Tensor) and seen.dtype == torch.bool:
+        return seen
+    got = f"a tensor of {seen.dtype}" if isinstance(seen, torch.Tensor) else repr(seen)
+    raise InvalidArgument(
+        f"mask_mod: expected a boolean, True where the query sees the key, got {got}"
+    )
 
 
 def block_rule(block_mask):
@@ -55,11 +67,11 @@ def block_rule(block_mask):
 
 def rule_of_states(states, rows, columns, mask_mod):
     by_batch, by_head = (extent > 1 for extent in states.shape[:2])
-    some, all_of_it = SOME, ALL
+    some, all_of_it, as_boolean = SOME, ALL, seen_of
 
     def rule(b, h, q_idx, kv_idx):
         state = states[b if by_batch else 0, h if by_head else 0, q_idx // rows, kv_idx // columns]
-        seen = mask_mod(b, h, q_idx, kv_idx)
+        seen = as_boolean(mask_mod(b, h, q_idx, kv_idx))
         return (state == all_of_it) | ((state == some) & seen)
 
     return rule

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from fa3._options import DEFAULTS
-from fa3.flex.sequences import sequences_of
+from fa3.flex import caches
 
 MOST = 64  # calls of a function that are remembered
 NO_LENGTHS = {
@@ -19,6 +19,7 @@ NO_LENGTHS = {
 }
 NO_TENSORS = (None,) * 6  # before the block mask: sink, lengths, dropout's seed
 DETERMINISTIC = list(DEFAULTS).index("deterministic")
+IN_CACHE = {name: list(DEFAULTS).index(name) for name in caches.NAMES}
 
 
 class Window(NamedTuple):
@@ -69,20 +70,17 @@ class Call(NamedTuple):
     function: object  # trace.Function, with the masks
     scale: float
     window: Window
-    lengths: dict  # lengths of sequences, by name; also deterministic
+    lengths: dict  # of sequences, by name; also deterministic, and the options of caches
     options: list  # those of fa3.attention, in order
     listed: Listed | None = None
     only_kernels: bool = False  # refused where no kernel has it, instead of computed slowly
-
-    def sequences(self, q, k):
-        names = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
-        return sequences_of(q, k, *(self.lengths[name] for name in names))
+    out: torch.Tensor | None = None  # written instead of a new one
 
 
-def call_of(function, scale, window, lengths, listed=None, only_kernels=False):
-    if lengths is not NO_LENGTHS or listed is not None:
+def call_of(function, scale, window, lengths, listed=None, only_kernels=False, out=None):
+    if lengths is not NO_LENGTHS or listed is not None or out is not None:
         options = in_order(scale, window, lengths)
-        return Call(function, scale, window, lengths, options, listed, only_kernels)
+        return Call(function, scale, window, lengths, options, listed, only_kernels, out)
     key = scale, window, only_kernels
     found = function.calls.get(key)
     if found is None:
@@ -106,6 +104,11 @@ def in_order(scale, window, lengths, blocks=(None, None), engine=0):
     options += lengths["seqused_q"], lengths["seqused_k"], seed, *blocks
     options += lengths["max_seqlen_q"], lengths["max_seqlen_k"]
     options += lengths.get("deterministic", False), engine
+    of_cache = caches.given(lengths)
+    if of_cache:
+        options += (*DEFAULTS.values(),)[len(options) :]
+        for name, value in of_cache.items():
+            options[IN_CACHE[name]] = value
     return options
 
 

@@ -13,6 +13,7 @@ import torch
 
 from fa3 import _native
 from fa3.errors import InvalidArgument, Unsupported
+from fa3.flex.caches import most_keys
 from fa3.flex.call import deterministic
 from fa3.flex.text import LONGEST, NARROW
 from fa3.torch import operators
@@ -28,12 +29,17 @@ def forward(call, q, k, v, tensors, return_lse):
         return None
     if q.dtype not in NARROW:
         return refused(f"{q.dtype} is not among the kernels' element types (float16, bfloat16)")
-    out, lse = operators.new_out_quickly(q, v), operators.new_lse(q) if return_lse else None
-    captured = on_device_of(q, tensors)
+    out = operators.new_out_quickly(q, v) if call.out is None else call.out
+    lse = operators.new_lse(q) if return_lse else None
+    captured, most = on_device_of(q, tensors), longest(q, k, call.lengths)
 
     def run(function, options):
-        text = function.text(longest(q, k))
-        score = text, function.may_hide, nvrtc_path(), captured[: len(function.types)]
+        score = (
+            function.text(most),
+            function.may_hide,
+            nvrtc_path(),
+            captured[: len(function.types)],
+        )
         _native.forward_with_score(operators.lend, score, q, k, v, out, lse, *options)
 
     return (out, lse) if by_a_kernel(call, run) else None
@@ -69,7 +75,7 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     if not q.is_cuda or q.dtype not in NARROW:
         return None
     *gradients, _ = operators.new_gradients(q, k, v, None)
-    most = longest(q, k)
+    most = longest(q, k, call.lengths)
     captured = on_device_of(q, tensors)
 
     def run(function, options):
@@ -95,10 +101,10 @@ def backward(call, wanted, saved, tensors, do, dlse, totals, stored=None):
     return None
 
 
-def longest(q, k):
+def longest(q, k, lengths):
     """What bounds indices in the text: most calls share one bound, and with that one kernel."""
-    most = max(max(q.shape, default=0), max(k.shape, default=0))
-    return LONGEST if most <= LONGEST else 2**31
+    keys = most_keys(k, lengths) if "page_table" in lengths else max(k.shape, default=0)
+    return LONGEST if max(max(q.shape, default=0), keys) <= LONGEST else 2**31
 
 
 def refused(reason):

@@ -17,6 +17,7 @@ import torch
 
 from fa3 import masks
 from fa3._options import ENGINES
+from fa3.flex import caches
 from fa3.flex.call import NO_LENGTHS
 from fa3.flex.graph import BATCH, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import evaluate
@@ -39,8 +40,10 @@ class Extents(NamedTuple):
 
 def of_one_length(lengths):
     """Whether all sequences have the length of the tensors."""
+    if lengths is NO_LENGTHS:
+        return True
     names = "cu_seqlens_q", "seqused_q", "seqused_k"
-    return lengths is NO_LENGTHS or all(lengths[name] is None for name in names)
+    return all(lengths[name] is None for name in names) and not caches.given(lengths)
 
 
 def extents_to_walk(q, k, v, lengths):
@@ -50,6 +53,8 @@ def extents_to_walk(q, k, v, lengths):
     cu_seqlens, of_q, of_k, of_v = lengths["cu_seqlens_q"], q.shape, k.shape, v.shape
     packed = cu_seqlens is not None
     if packed != (lengths["cu_seqlens_k"] is not None):
+        return None
+    if lengths is not NO_LENGTHS and caches.given(lengths):
         return None
     if not len(of_q) == len(of_k) == len(of_v) == (3 if packed else 4):
         return None

@@ -7,8 +7,10 @@ are. Next: interpret.py.
 
 import torch
 
+from fa3.flex.caches import with_factors
 from fa3.flex.graph import BATCH, COTANGENT, HEAD, KEY, QUERY, SCORE
 from fa3.flex.interpret import add_into, evaluate
+from fa3.flex.sequences import sequences_of
 
 QUERIES, KEYS = 256, 512  # of a tile; all heads at once
 
@@ -63,9 +65,14 @@ def forward(call, q, k, v, tensors, out, lse):
     out.zero_()
     lse.fill_(-torch.inf)
     dtype = wide(q.dtype)
-    for sequence in call.sequences(q, k):
+    for sequence in sequences_of(q, k, call.lengths):
         mine = heads_first(sequence.of_queries(q), dtype)
-        keys, values = (heads_first(sequence.of_keys(x), dtype) for x in (k, v))
+        keys, values = (
+            with_factors(
+                heads_first(sequence.of_keys(x), dtype), call.lengths.get(factors), sequence.number
+            )
+            for x, factors in ((k, "k_descale"), (v, "v_descale"))
+        )
         for first, count, blocks in tiles_of(call, tensors, sequence, mine, keys):
             rows = mine[:, first : first + count]
             total, largest, o = online(call, tensors, sequence, rows, keys, values, first, blocks)
@@ -98,7 +105,7 @@ def backward(call, gradient, q, k, v, out, lse, tensors, do, dlse, totals):
     """dq, dk and dv. totals: number of a captured tensor -> its gradient, added to."""
     dtype = wide(q.dtype)
     dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
-    for sequence in call.sequences(q, k):
+    for sequence in sequences_of(q, k, call.lengths):
         sides = {"q": q, "do": do, "out": out}
         mine = {n: heads_first(sequence.of_queries(x), dtype) for n, x in sides.items()}
         keys, values = (heads_first(sequence.of_keys(x), dtype) for x in (k, v))

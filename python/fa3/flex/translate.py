@@ -21,6 +21,11 @@ OF_BITS = {
     "bitwise_not": "logical_not",
 }
 INTEGER_DIVISIONS = {"floor": "floor_div", "trunc": "truncated_div"}
+CONSTANTS = {  # new scalars, of a value: as torch's noop_mask makes one
+    **dict.fromkeys(("new_ones", "ones_like"), 1),
+    **dict.fromkeys(("new_zeros", "zeros_like"), 0),
+    **dict.fromkeys(("new_full", "full_like"), None),
+}
 
 
 def node_of(tracer, name, kind, args, kwargs):
@@ -28,6 +33,9 @@ def node_of(tracer, name, kind, args, kwargs):
     make, graph = tracer.make, tracer.graph
     if name in COPIES:
         return graph.to(kind, tracer.scalar(args[0]))
+    if name in CONSTANTS:
+        value = CONSTANTS[name]
+        return graph.to(kind, tracer.scalar(args[-1] if value is None else value))
     if name in ("clamp", "clamp_min", "clamp_max", "hardtanh"):
         return clamped(tracer, name, kind, args, kwargs)
     scalars = [tracer.scalar(a) for a in args]

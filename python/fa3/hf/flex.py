@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 from transformers import masking_utils
 
+from fa3 import _backends
+from fa3._flex import load_flex
 from fa3.errors import Unsupported
-from fa3.flex import attend, lists
+from fa3.flex import lists
 from fa3.flex.call import EVERY_KEY, NO_LENGTHS, Window
 from fa3.hf.attention import attention_forward as with_options
 from fa3.hf.attention import pattern_of_layer, refuse_dropout, refuse_unknown
@@ -184,7 +186,8 @@ def scored(module, q, k, v, parts, scaling, dropout):
     if parts.change_scores():
         refuse_dropout(dropout, module)
         masks = None, seen, False, (None, None)
-        return attend(q, k, v, score_function(parts), masks, scaling, NO_LENGTHS)
+        load_flex()
+        return _backends.flex.attend(q, k, v, score_function(parts), masks, scaling, NO_LENGTHS)
     options = {"block_mask": seen, "scale": scaling, "dropout_p": dropout}
     return attention(q, k, v, return_lse=True, **options)
 

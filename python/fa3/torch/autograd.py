@@ -20,7 +20,7 @@ from fa3._options import (
 )
 from fa3.errors import InvalidArgument, Unsupported
 from fa3.torch import operators, textbook
-from fa3.torch.checks import refuse_other_than_tensor
+from fa3.torch.checks import refuse_other_than_tensor, refuse_without_strides
 from fa3.torch.dropout import seeded
 from fa3.torch.library import (
     Function,
@@ -127,8 +127,10 @@ def attend(q, k, v, out, return_lse, options, generator=None):
             if out is not None:
                 written(out)
             return operators.run_plainly(q, k, v, out, return_lse, options)
-    if not plain and "torch.distributed.tensor" in sys.modules:
-        learn_sharding(q)
+    if not plain:
+        refuse_without_strides(q=q, k=k, v=v)
+        if "torch.distributed.tensor" in sys.modules:
+            learn_sharding(q)
     try:
         if out is not None:
             result = out, forward_out(q, k, v, out, *options)

@@ -1,15 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that the functions for torch tensors refuse before torch would misread them."""
 
+import math
+
 import torch
 from torch.autograd import forward_ad
 
-from fa3.errors import Unsupported
+from fa3.errors import InvalidArgument, Unsupported
 
 
 def refuse_other_than_tensor(name, value):
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, as the others are, got {type(value)!r}")
+
+
+def refuse_wrong_numbers(scale=None, softcap=None, causal=None):
+    """What the library refuses of numbers that it does not see."""
+    if causal is not None and not isinstance(causal, (bool, int)):
+        raise TypeError(f"causal: expected True or False, got {causal!r}")
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None and not hasattr(number, "__float__"):
+            raise TypeError(f"{name}: expected a number, got {number!r}")
+    if scale is not None and not 0 < float(scale) < math.inf:
+        raise InvalidArgument(
+            f"scale: expected a finite number > 0, or None for head_dim^-0.5, got {scale}"
+        )
+    if softcap is not None and not 0 <= float(softcap) < math.inf:
+        raise InvalidArgument(f"softcap: expected 0 (off) or a finite number > 0, got {softcap}")
+
+
+def refuse_without_strides(**tensors):
+    """Refuses tensors whose elements do not lie in one memory with strides: nested and sparse ones.
+
+    A nested tensor of sequences is what cu_seqlens is for.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_nested:
+            raise InvalidArgument(
+                f"{name}: expected a tensor with strides, got a nested one; pass its values(), and "
+                f"its offsets() in int32 as cu_seqlens_{'q' if name == 'q' else 'k'}"
+            )
+        if tensor.layout != torch.strided:
+            raise InvalidArgument(
+                f"{name}: expected a tensor with strides, got one of {tensor.layout}; pass its "
+                "to_dense()"
+            )
 
 
 def refuse_tangents(*arguments):

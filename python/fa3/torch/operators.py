@@ -55,7 +55,7 @@ def is_plain_call(q, k, v):
     """Whether torch's dispatcher would only call the kernel, which takes it 4 us.
 
     So: no compiler, tracer, profiler (of any thread), mode or transform is active, and no tensor
-    is of a subclass, on another device, a lazily negated view, or without memory of its own
+    is of a subclass, on another device, a lazily negated view, nested, or without memory of its own
     (sparse, or a wrapper). Python cannot see a bare ExecutionTraceObserver or another kernel that
     was registered for fa3::forward: these see calls of torch.ops.fa3 alone.
     """
@@ -71,6 +71,7 @@ def is_plain_call(q, k, v):
         and (q.is_cpu or q.is_cuda)
         and not (q.is_neg() or k.is_neg() or v.is_neg())
         and (_has_storage(q) and _has_storage(k) and _has_storage(v))
+        and not (q.is_nested or k.is_nested or v.is_nested)
     )
 
 

@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """fa3.torch.attention: attention of options by name, with a bias or without."""
 
-import functools
-
 import torch
 
+from fa3 import _backends
+from fa3._flex import load_flex
 from fa3._options import in_order, takes_options
 from fa3.torch.autograd import attend, to_autocast_type
 from fa3.torch.operators import is_any_autocast_enabled
-
-
-@functools.cache  # an import takes a microsecond, even of what is there
-def imported():
-    from fa3.flex.bias import attend
-
-    return attend
 
 
 def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
@@ -23,7 +16,9 @@ def attend_with_bias(q, k, v, bias, alibi_slopes, out, return_lse, options):
         device_type = "cuda" if q.is_cuda else q.device.type
         if torch.is_autocast_enabled(device_type):
             q, k, v = to_autocast_type(device_type, q, k, v)
-    return imported()(q, k, v, bias, alibi_slopes, out, return_lse, options)
+    load_flex()
+    given = q, k, v, bias, alibi_slopes, out, return_lse, options
+    return _backends.flex.attend_with_bias(*given)
 
 
 @takes_options()

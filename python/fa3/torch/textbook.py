@@ -9,9 +9,11 @@ import itertools
 
 import torch
 
+from fa3 import _native
 from fa3._dropout import dropout_mask
 from fa3._options import BOTH_PASSES, DEFAULTS, ENGINES, Options
 from fa3.errors import Unsupported
+from fa3.torch.operators import have_memory, with_seed_viewed
 
 
 def is_for(*tensors):
@@ -22,6 +24,7 @@ def attention(q, k, v, options):
     """out and lse, both float64, of fa3.attention. options: in order."""
     options = Options(*options)
     refuse_others(options)
+    refuse_wrong(q, k, v, options)
     flat = [x.flatten(0, 1) if x.ndim == 4 else x for x in (q, k, v)]
     rows_q = rows_of_sequences(q, options.cu_seqlens_q, options.seqused_q)
     rows_k = rows_of_sequences(k, options.cu_seqlens_k, options.seqused_k)
@@ -132,6 +135,16 @@ def merge(o_partial, lse_partial):
     weight = (lse_partial.where(seen, -torch.inf) - lse).exp().transpose(-1, -2)[..., None]
     rows = counts.transpose(-1, -2)[..., None]
     return (weight * o_partial.where(rows, 0.0)).sum(0), lse.where(seen, -torch.inf)
+
+
+def refuse_wrong(q, k, v, options):
+    """Raises what the library raises of the same call in float32."""
+    if torch.compiler.is_compiling() or not have_memory(q, k, v):
+        return
+    alike = (torch.empty(x.shape, dtype=torch.float32) for x in (q, k, v))  # nobody reads them
+    if isinstance(options.sink, torch.Tensor):
+        options = options._replace(sink=torch.zeros(options.sink.shape))
+    _native.forward_validate(*alike, None, None, *with_seed_viewed(options))
 
 
 def refuse_others(options):

@@ -157,11 +157,7 @@ Status describe_common(const Params& params, const CacheArguments& cache, Purpos
   FA3_TRY(check_extent(k, kt.rank - 1, problem->head_dim, "the head dim of q"));
   FA3_TRY(check_head_dim("q", problem->head_dim));
   FA3_TRY(check_head_dim("v", problem->head_dim_v));
-  if (problem->heads_k < 1 || problem->heads_q < 1 || problem->heads_q % problem->heads_k != 0) {
-    return invalid("q: expected a number of query heads that is a multiple of the ",
-                   problem->heads_k, " key/value heads, got ", problem->heads_q,
-                   "; axes are (batch, seq, heads, dim), strides may be any");
-  }
+  FA3_TRY(check_heads(problem->heads_q, problem->heads_k));
   FA3_TRY(check_like(o, qt, problem->head_dim_v, packed_q, purpose));
   FA3_TRY(check_output_dtype(o, q));
   for (const Named& same : {k, v, o}) FA3_TRY(check_same_device(same, q));

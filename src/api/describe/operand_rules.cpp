@@ -77,6 +77,15 @@ Transposed transposed(const fa3_tensor& tensor) {
   return {.on = true, .channel_stride = stride_of(tensor, 3)};
 }
 
+Status check_heads(int64_t heads_q, int64_t heads_k) {
+  constexpr const char* kAxes = "; axes are (batch, seq, heads, dim), strides may be any";
+  if (heads_k < 1) return invalid("k: expected at least one head, got 0", kAxes);
+  if (heads_q < 1) return invalid("q: expected at least one head, got 0", kAxes);
+  if (heads_q % heads_k == 0) return {};
+  return invalid("q: expected a number of query heads that is a multiple of the ", heads_k,
+                 " key/value heads, got ", heads_q, kAxes);
+}
+
 Status check_head_dim(const char* name, int64_t dim) {
   if (dim >= 1 && dim <= kMaxHeadDim) return {};
   return invalid(name, ": expected a head dim in [1, ", kMaxHeadDim, "], got ", dim);

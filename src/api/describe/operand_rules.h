@@ -27,6 +27,7 @@ Status check_like(Named named, const fa3_tensor& like, int64_t dim, bool packed,
 Status check_transposed(Named named);
 fa3_tensor rows_of_operand(const fa3_tensor& transposed);
 Transposed transposed(const fa3_tensor& tensor);
+Status check_heads(int64_t heads_q, int64_t heads_k);
 Status check_head_dim(const char* name, int64_t dim);
 
 // A GPU's engines take none of the host's: cores are counted, by the system, for calls on the CPU.

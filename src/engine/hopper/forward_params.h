@@ -13,6 +13,7 @@
 #include "engine/hopper/config/e4m3_scales.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
 #include "engine/hopper/scheduler/split_kv.h"
+#include "engine/hopper/scheduler/tiles_together.h"
 
 namespace fa3::hopper {
 
@@ -65,6 +66,7 @@ struct DecodeClusters {
 struct ScoreOperands {
   cuda::ScoreCaptures captures;
   CUtensorMap captured_map;  // of the tensor whose tiles the kernel loads, if it does
+  TilesTogether together;    // where sequences have one length, and no lists
 };
 
 struct ForwardParams {

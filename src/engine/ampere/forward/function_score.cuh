@@ -14,9 +14,12 @@ template <ForwardConfig C>
 struct FunctionScore : ScaledScore {
   const ForwardParams& params;
   const TileWork<C>& work;
+  float scale;  // from products to scores
 
   __device__ __forceinline__ FunctionScore(const ForwardParams& p, const TileWork<C>& w)
-      : ScaledScore{kLog2E}, params(p), work(w) {}
+      : ScaledScore{kLog2E}, params(p), work(w), scale(p.scale_log2) {
+    if constexpr (C.quantized) scale *= cache_scale(p.cache_scales.key, w);
+  }
 
   // For the row tile of this number of the warp's, 16 rows, and the keys of a block.
   template <int Count>
@@ -34,7 +37,7 @@ struct FunctionScore : ScaledScore {
     }
     const auto score_of = [&](const ScoreFunction& f, int i) {
       const int r = fragment_row_index(i);
-      return f.of(products[i] * params.scale_log2, work.tile.sequence, head[r], query[r],
+      return f.of(products[i] * scale, work.tile.sequence, head[r], query[r],
                   first_key + fragment_column(i));
     };
     ScoreFunction{params.captures}.template choose<Count>(score_of, [&](const ScoreFunction& f) {

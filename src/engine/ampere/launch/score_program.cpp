@@ -11,8 +11,8 @@
 namespace fa3::ampere {
 namespace {
 
-// No kernel with a score function has dropout or a quantized cache.
-std::array<cuda::ConfigField, 10> fields_of(const ForwardConfig& c) {
+// No kernel with a score function has dropout.
+std::array<cuda::ConfigField, 11> fields_of(const ForwardConfig& c) {
   return {{{"element", "Element", int(c.element)},
            {"head_dim", "int", c.head_dim},
            {"head_dim_v", "int", c.head_dim_v},
@@ -22,6 +22,7 @@ std::array<cuda::ConfigField, 10> fields_of(const ForwardConfig& c) {
            {"warps", "int", c.warps},
            {"ctas_per_sm", "int", c.ctas_per_sm},
            {"q_columns", "int", c.q_columns},
+           {"quantized", "bool", c.quantized},
            {"block_mask", "bool", c.block_mask}}};
 }
 

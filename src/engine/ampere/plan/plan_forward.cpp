@@ -44,9 +44,6 @@ Status check_forward(const Problem& p) {
     return unsupported(name_of(p.dtype), " is not among its element types (float16, bfloat16)");
   }
   FA3_TRY(cuda::check_cache_scales(p));
-  if (p.score != nullptr && p.has_float8()) {
-    return unsupported("score functions over ", name_of(p.kv_dtype));
-  }
   if (select_kernel(p, 0) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "engine/hopper/backward/dq_semaphore.cuh"
+#include "engine/hopper/backward/key_block_pair.cuh"
 #include "engine/hopper/backward/key_gradients.cuh"
 #include "engine/hopper/backward/query_gradient.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
@@ -25,6 +26,9 @@ __device__ __forceinline__ void help(const BackwardParams& params, BackwardAddre
 #ifdef FA3_SCORE_TILE
   if (warp == HelperWarp::kLoadsCaptured) CapturedTileLoader<C>(params, at, work).run();
 #endif
+  if constexpr (C.pairs()) {
+    if (warp == HelperWarp::kSendsDs) KeyBlockPair<C>(at).send_all(work.num_steps());
+  }
   if (!params.scratch.dq_semaphore) return;
   if (warp == HelperWarp::kWaitsForSemaphore) DqSemaphore<C>(params, at, work).wait_for_all();
   if (warp == HelperWarp::kReleasesSemaphore) DqSemaphore<C>(params, at, work).release_all();
@@ -58,19 +62,25 @@ __global__ void __launch_bounds__(C.threads(), 1)
     at.q_pipeline().init(kQueryReleases);
     at.d_o_pipeline().init(kQueryReleases);
     at.ds_pipeline().init(kWarpsPerWarpgroup, kKeyWarps);
-    at.p_pipeline().init(kWarpsPerWarpgroup, kWarpsPerWarpgroup);
+    at.p_pipeline().init(C.ctas() * kWarpsPerWarpgroup, kWarpsPerWarpgroup);
     at.semaphore_pipeline().init(1);
     at.added_pipeline().init(1, kWarpsPerWarpgroup);
     if constexpr (kLoadsTile) at.captured_pipeline().init(1);
+    if constexpr (C.pairs()) KeyBlockPair<C>(at).init();
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
+  if constexpr (C.pairs()) {
+    KeyBlockPair<C>::meet();
+  } else {
+    __syncthreads();
+  }
   ptx::griddepcontrol_launch_dependents();
   if (!work.exists()) return;
 
   if (warpgroup == int(BackwardWarpgroup::kQuery)) {
     ptx::setmaxnreg_dec<C.query_registers()>();
     QueryGradient<C>(params, at, work).run();
+    if constexpr (C.pairs()) KeyBlockPair<C>::meet();
   } else if (C.helpers && warpgroup == int(BackwardWarpgroup::kHelpers)) {
     if constexpr (C.helpers) ptx::setmaxnreg_dec<C.helper_registers()>();
     help<C>(params, at, work, HelperWarp(warp % kWarpsPerWarpgroup));

@@ -8,7 +8,7 @@
 //                   to warpgroup 0
 //   warpgroup 3     helpers, one thread of a warp each: one loads; in deterministic calls one waits
 //                   for dQ's semaphore and one releases it; with a score function one may load
-//                   tiles of a captured tensor
+//                   tiles of a captured tensor; of a pair one sends dS to the other CTA
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,8 @@ enum class HelperWarp : int {
   kLoads = 0,
   kWaitsForSemaphore = 1,
   kReleasesSemaphore = 2,
-  kLoadsCaptured = 3
+  kLoadsCaptured = 3,  // to 128 columns
+  kSendsDs = 3         // of pairs, which have more
 };
 
 // Hardware barrier numbers; 0 is __syncthreads(). Key warpgroup w stores at kStore + w, and arrives
@@ -44,23 +45,33 @@ struct DropoutBits {
 struct NoDropoutBits {};
 struct NoCapturedTiles {};
 
+// Of the other CTA of a pair: the columns of its K whose dQ this one sums, and its dS.
+template <BackwardConfig C>
+struct PairTiles {
+  alignas(kSmemAlignment) unsigned char k[C.k_tile().bytes() / 2];
+  alignas(kSmemAlignment) unsigned char ds[C.ds_stages][C.ds_tile().bytes()];
+};
+struct NoPairTiles {};
+
 template <BackwardConfig C>
 struct BackwardSmem {
   alignas(kSmemAlignment) unsigned char k[C.k_tile().bytes()];
   alignas(kSmemAlignment) unsigned char v[C.v_tile().bytes()];
   alignas(kSmemAlignment) unsigned char q[C.stages][C.q_tile().bytes()];
-  alignas(kSmemAlignment) unsigned char d_o[C.stages][C.d_o_tile().bytes()];
-  // dS, and behind it P where dK and dV are split or scores are capped.
+  alignas(kSmemAlignment) unsigned char d_o[C.d_o_stages()][C.d_o_part().bytes()];
+  // dS, and behind it P where dK and dV are split or scores are capped. Of a pair first P, then dS.
   alignas(kSmemAlignment) unsigned char ds[C.ds_stages][C.ds_tile().bytes() + C.p_bytes()];
+  alignas(C.pairs() ? kSmemAlignment : 1)
+      [[no_unique_address]] std::conditional_t<C.pairs(), PairTiles<C>, NoPairTiles> pair;
   alignas(16) float lse[C.stages][C.block_m];    // in Q's pipeline
-  alignas(16) float delta[C.stages][C.block_m];  // in dO's
+  alignas(16) float delta[C.stages][C.block_m];  // in dO's, or where dK and dV are split in Q's
   // k_once, v_once and added_pipeline use `full` alone.
   alignas(C.dropout ? 16 : 1)
       [[no_unique_address]] std::conditional_t<C.dropout, DropoutBits<C>, NoDropoutBits> dropout;
   PipelineBarriers<1> k_once;
   PipelineBarriers<1> v_once;
   PipelineBarriers<C.stages> q_pipeline;
-  PipelineBarriers<C.stages> d_o_pipeline;
+  PipelineBarriers<C.d_o_stages()> d_o_pipeline;
   PipelineBarriers<C.ds_stages> ds_pipeline;
   PipelineBarriers<C.ds_stages> p_pipeline;
   PipelineBarriers<kSemaphoreDepth> semaphore_pipeline;  // full: this CTA may add; empty: released
@@ -70,6 +81,9 @@ struct BackwardSmem {
   [[no_unique_address]] std::conditional_t<kLoadsTile, PipelineBarriers<C.ds_stages>,
                                            NoCapturedTiles>
       captured_pipeline;
+  // `full` alone: the other CTA's dS is here.
+  [[no_unique_address]] std::conditional_t<C.pairs(), PipelineBarriers<C.ds_stages>, NoPairTiles>
+      pair_pipeline;
 };
 
 // The same by shared-memory addresses, which the hardware's instructions take.
@@ -84,13 +98,23 @@ struct BackwardAddresses {
     return base + uint32_t{offsetof(Smem, q)} + stage * C.q_tile().bytes();
   }
   __device__ __forceinline__ uint32_t d_o(uint32_t stage) const {
-    return base + uint32_t{offsetof(Smem, d_o)} + stage * C.d_o_tile().bytes();
+    return base + uint32_t{offsetof(Smem, d_o)} + stage * C.d_o_part().bytes();
   }
   __device__ __forceinline__ uint32_t ds(uint32_t stage) const {
     return base + uint32_t{offsetof(Smem, ds)} + stage * (C.ds_tile().bytes() + C.p_bytes());
   }
   __device__ __forceinline__ uint32_t p(uint32_t stage) const {
-    return ds(stage) + C.ds_tile().bytes();
+    return C.pairs() ? ds(stage) : ds(stage) + C.ds_tile().bytes();
+  }
+  __device__ __forceinline__ uint32_t pair_k() const {
+    return base + uint32_t{offsetof(Smem, pair)};
+  }
+  __device__ __forceinline__ uint32_t pair_ds(uint32_t stage) const {
+    return pair_k() + C.k_tile().bytes() / 2 + stage * C.ds_tile().bytes();
+  }
+  // For descriptors: the high bits of an address in a cluster are the CTA's rank.
+  static __device__ __forceinline__ uint32_t in_cta(uint32_t address) {
+    return C.pairs() ? address & 0xffffff : address;
   }
   __device__ __forceinline__ uint32_t lse(uint32_t stage) const {
     return base + uint32_t{offsetof(Smem, lse)} + stage * uint32_t{C.block_m * sizeof(float)};
@@ -111,7 +135,7 @@ struct BackwardAddresses {
   __device__ __forceinline__ Pipeline<C.stages> q_pipeline() const {
     return {base + uint32_t{offsetof(Smem, q_pipeline)}};
   }
-  __device__ __forceinline__ Pipeline<C.stages> d_o_pipeline() const {
+  __device__ __forceinline__ Pipeline<C.d_o_stages()> d_o_pipeline() const {
     return {base + uint32_t{offsetof(Smem, d_o_pipeline)}};
   }
   __device__ __forceinline__ Pipeline<C.ds_stages> ds_pipeline() const {
@@ -122,6 +146,9 @@ struct BackwardAddresses {
   }
   __device__ __forceinline__ Pipeline<C.ds_stages> captured_pipeline() const {
     return {base + uint32_t{offsetof(Smem, captured_pipeline)}};
+  }
+  __device__ __forceinline__ Pipeline<C.ds_stages> pair_pipeline() const {
+    return {base + uint32_t{offsetof(Smem, pair_pipeline)}};
   }
   __device__ __forceinline__ Pipeline<kSemaphoreDepth> semaphore_pipeline() const {
     return {base + uint32_t{offsetof(Smem, semaphore_pipeline)}};

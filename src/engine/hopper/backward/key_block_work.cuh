@@ -37,12 +37,14 @@ class DenseKeyBlock {
 
   __device__ __forceinline__ DenseKeyBlock(const BackwardParams& params, int tile, Record&)
       : params_(params),
-        at_(C.splits_heads ? params.order.at(tile) : params.order.unsplit_at(tile)),
-        steps_(query_steps(params.extents, at_.n_block * C.block_n, C.block_n, C.block_m)),
+        at_(C.splits_heads ? params.order.at(tile / C.ctas())
+                           : params.order.unsplit_at(tile / C.ctas())),
+        steps_(query_steps(params.extents, at_.n_block * C.keys_of_cluster(), C.keys_of_cluster(),
+                           C.block_m)),
         num_steps_(steps_.per_head() * heads()) {}
 
   __device__ __forceinline__ static constexpr bool exists() { return true; }
-  __device__ __forceinline__ int first_key() const { return at_.n_block * C.block_n; }
+  __device__ __forceinline__ int first_key() const { return first_key_of<C>(at_.n_block); }
   __device__ __forceinline__ int num_steps() const { return num_steps_; }
   __device__ __forceinline__ QuerySteps steps() const { return steps_; }
   __device__ __forceinline__ QueryBlock first_queries() const {
@@ -56,8 +58,9 @@ class DenseKeyBlock {
   __device__ __forceinline__ float scale() const { return params_.scale; }
 
   // Where the key block lies, a query block, and the 64 keys of which a warpgroup stores gradients.
-  __device__ __forceinline__ ptx::TileCoordinates keys() const {
-    return {0, first_key(), at_.kv_head, at_.batch};
+  __device__ __forceinline__ ptx::TileCoordinates keys() const { return keys_from(first_key()); }
+  __device__ __forceinline__ ptx::TileCoordinates keys_of_other() const {
+    return keys_from(first_key() ^ C.block_n);
   }
   __device__ __forceinline__ ptx::TileCoordinates queries(QueryBlock block) const {
     return {0, block.m_block * C.block_m, block.head, at_.batch};
@@ -69,7 +72,8 @@ class DenseKeyBlock {
     return params_.scratch.numbers.block(at_.batch, block.head, block.m_block);
   }
   __device__ __forceinline__ int dq_order(QueryBlock block) const {
-    return dq_order_of(params_.extents, at_.n_block, C.block_n, block.m_block, C.block_m);
+    return C.ctas() *
+           dq_order_of(params_.extents, at_.n_block, C.keys_of_cluster(), block.m_block, C.block_m);
   }
   // Whether this warp's rows of a part of dQ begin before the queries' end.
   __device__ __forceinline__ static constexpr bool has_rows(QueryBlock, int /*part*/) {
@@ -77,13 +81,16 @@ class DenseKeyBlock {
   }
 
  private:
+  __device__ __forceinline__ ptx::TileCoordinates keys_from(int first) const {
+    return {0, first, at_.kv_head, at_.batch};
+  }
   // Query heads of this CTA.
   __device__ __forceinline__ int heads() const {
     return params_.heads_per_kv_head / (C.splits_heads ? params_.order.head_splits : 1);
   }
 
   const BackwardParams& params_;
-  const KeyBlockIndex at_;
+  const KeyBlockIndex at_;  // of a pair: both key blocks
   const QuerySteps steps_;
   const int num_steps_;
 };
@@ -107,7 +114,7 @@ class VarlenKeyBlock : public VarlenPlace<C> {
     if (threadIdx.x == 0) describe(tile);
   }
 
-  __device__ __forceinline__ int first_key() const { return place_.n_block * C.block_n; }
+  __device__ __forceinline__ int first_key() const { return first_key_of<C>(place_.n_block); }
   __device__ __forceinline__ int num_steps() const { return mine_.num_steps; }
   __device__ __forceinline__ QuerySteps steps() const { return mine_.steps; }
   __device__ __forceinline__ QueryBlock first_queries() const {
@@ -125,7 +132,8 @@ class VarlenKeyBlock : public VarlenPlace<C> {
     return Base::scratch_block(block.head, block.m_block);
   }
   __device__ __forceinline__ int dq_order(QueryBlock block) const {
-    return dq_order_of(mine_.extents, place_.n_block, C.block_n, block.m_block, C.block_m);
+    return C.ctas() * dq_order_of(mine_.extents, place_.n_block, C.keys_of_cluster(), block.m_block,
+                                  C.block_m);
   }
   __device__ __forceinline__ bool has_rows(QueryBlock block, int part) const {
     return block.m_block * C.block_m + C.dq_accum().first_row_of_warp(part, int(threadIdx.x)) <
@@ -135,12 +143,12 @@ class VarlenKeyBlock : public VarlenPlace<C> {
  private:
   __device__ __forceinline__ void describe(int tile) {
     if (params_.varlen.sequences) {
-      Base::describe_varlen(tile, [&](const SequenceTiles& s, const TileIndex& index) {
+      Base::describe_varlen(tile / C.ctas(), [&](const SequenceTiles& s, const TileIndex& index) {
         return params_.order.last_keys_first ? index.m_block
                                              : s.order.num_m_blocks - 1 - index.m_block;
       });
     } else {
-      const KeyBlockIndex at = params_.order.unsplit_at(tile);
+      const KeyBlockIndex at = params_.order.unsplit_at(tile / C.ctas());
       place_.exists = true;
       place_.sequence = at.batch;
       place_.n_block = at.n_block;
@@ -150,9 +158,10 @@ class VarlenKeyBlock : public VarlenPlace<C> {
       place_.scratch = {at.batch, 0};
     }
     if (!place_.exists) return;
+    const int first = place_.n_block * C.keys_of_cluster();
     mine_.extents =
-        SequenceExtents::of(place_.queries.count, place_.keys.used, params_.mask, first_key());
-    mine_.steps = query_steps(mine_.extents, first_key(), C.block_n, C.block_m);
+        SequenceExtents::of(place_.queries.count, place_.keys.used, params_.mask, first);
+    mine_.steps = query_steps(mine_.extents, first, C.keys_of_cluster(), C.block_m);
     mine_.num_steps = mine_.steps.per_head() * params_.heads_per_kv_head;
   }
 

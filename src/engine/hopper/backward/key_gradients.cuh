@@ -64,7 +64,7 @@ class KeyGradients {
   static_assert(C.key_warpgroups() <= C.stages && C.key_warpgroups() <= C.ds_stages);
 
   __device__ __forceinline__ void add(float (&dk)[C.head_dim / 2], float (&dv)[C.head_dim_v / 2]) {
-    const int64_t block = dkv_block(params_);
+    const int64_t block = dkv_block<C>(params_);
     const DkvAccum& accum = params_.dkv_accum;
     const int rows = int(thread_in_block()) / kWarpgroupSize - int(BackwardWarpgroup::kFirstKey);
     add_gradient<C.dk_accum()>(accum.dk + block * C.dk_accum().block_floats(), rows, dk,

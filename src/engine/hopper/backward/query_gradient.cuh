@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup 0: dQ += dS K, block by block of queries. All key blocks add to dQ in global memory,
-// straight from registers. The warpgroup is dQ's alone: those of dK and dV never wait for dQ, and
-// dQ's tile takes no shared memory, which Q and dO use for more stages. Measured with prototypes at
-// 2k and 8k: 3 to 5% ahead of dQ in parts by the warpgroups of dK and dV. Next: key_gradients.cuh.
+// straight from registers; two of a pair to half of the columns each. The warpgroup is dQ's alone:
+// those of dK and dV never wait for dQ, and dQ's tile takes no shared memory, which Q and dO use
+// for more stages. Measured with prototypes at 2k and 8k: 3 to 5% ahead of dQ in parts by the
+// warpgroups of dK and dV. Next: key_gradients.cuh.
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
@@ -10,6 +11,7 @@
 #ifdef FA3_SCORE_TILE
 #include "engine/hopper/backward/captured_tile.cuh"
 #endif
+#include "engine/hopper/backward/key_block_pair.cuh"
 #include "engine/hopper/backward/query_loader.cuh"
 #include "engine/hopper/pipeline/roles.cuh"
 #include "engine/hopper/ptx/grid.cuh"
@@ -47,11 +49,13 @@ class QueryGradient {
       at_.ds_pipeline().wait_full(ds);
       float* const dq_block =
           params_.scratch.dq_accum + work_.scratch_block(block) * C.dq_accum().block_floats();
-#pragma unroll C.dq_accum().parts() <= 2 ? 2 : 1  // more do not fit the registers
-      for (int part = 0; part < C.dq_accum().parts(); ++part) {
+#pragma unroll C.dq_parts() <= 2 ? 2 : 1  // more do not fit the registers
+      for (int i = 0; i < C.dq_parts(); ++i) {
+        int part = i;
+        if constexpr (C.pairs()) part += first_part();
         float dq[kPartFloats];
-        issue_product(dq, ds.stage(), part);
-        if (part == 0) {  // under the product
+        issue_product(dq, ds, part, i);
+        if (i == 0) {  // under the product
           // The warpgroups that wrote this dS no longer read Q and dO of the step before.
           if (loads && step > 0) loader_.load_next_queries();
 #ifdef FA3_SCORE_STORES
@@ -66,11 +70,11 @@ class QueryGradient {
         }
         const bool has_rows = work_.has_rows(block, part);  // under the product, too
         ptx::wgmma_wait_group<0>();
-        if (part + 1 == C.dq_accum().parts()) {
+        if (i + 1 == C.dq_parts()) {
 #ifdef FA3_SCORE_STORES
           if (thread_in_block() == 0) ptx::cp_async_bulk_wait_group_read<0>();
 #endif
-          release(ds);
+          release(ds, step + C.ds_stages < num_steps);
 #ifdef FA3_SCORE_TILE
           if (loads) captured.load_next();
           __syncwarp();
@@ -92,17 +96,32 @@ class QueryGradient {
   static constexpr tile::TileLayout kKSlab{C.block_n, C.dq_accum().columns()};
   static constexpr int kPartFloats = C.dq_accum().part_floats() / kWarpgroupSize;
 
-  __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats], uint32_t stage,
-                                                int part) {
-    const tile::TileLayout ds_tile = C.ds_tile();
-    const uint32_t ds =
-        tile::k_major_low(at_.ds(stage) + C.dq_accum().first_row(part) * ds_tile.row_bytes());
-    // Computed for each part: the descriptors of all products would not fit the registers.
-    const uint32_t k = uniform(tile::mn_major_low(
-        kKSlab, at_.k() + part % C.dq_accum().column_parts() * C.k_tile().slab_bytes()));
-    ptx::wgmma_fence();
-    tile::issue_ab<C.element, C.ds_tile(), kKSlab>(dq, ds, k);
+  // Of a CTA of a pair: its half of the columns.
+  __device__ __forceinline__ int first_part() const {
+    return int(ptx::cluster_rank()) * C.dq_parts();
+  }
+
+  // Part `i` of this CTA's.
+  __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats],
+                                                PipelineState<C.ds_stages> ds, int part, int i) {
+    const uint32_t first_row = C.dq_accum().first_row(part) * C.ds_tile().row_bytes();
+    const int slab = part % C.dq_accum().column_parts();
+    issue_product(dq, at_.ds(ds.stage()) + first_row, at_.k(), slab, false);
+    if constexpr (C.pairs()) {  // the other's dS may come under this product
+      if (i == 0) ptx::wgmma_commit_group();
+      if (i == 0) KeyBlockPair<C>(at_).wait_full(ds);
+      issue_product(dq, at_.pair_ds(ds.stage()) + first_row, at_.pair_k(), i, true);
+    }
     ptx::wgmma_commit_group();
+  }
+  __device__ __forceinline__ void issue_product(float (&dq)[kPartFloats], uint32_t ds, uint32_t k,
+                                                int slab, bool add) {
+    const uint32_t ds_low = tile::k_major_low(at_.in_cta(ds));
+    // Computed for each part: the descriptors of all products would not fit the registers.
+    const uint32_t k_low =
+        uniform(tile::mn_major_low(kKSlab, at_.in_cta(k) + slab * C.k_tile().slab_bytes()));
+    ptx::wgmma_fence();
+    tile::issue_ab<C.element, C.ds_tile(), kKSlab>(dq, ds_low, k_low, add);
   }
 
   __device__ __forceinline__ bool adds_in_order() const {
@@ -127,8 +146,14 @@ class QueryGradient {
     }
   }
 
-  __device__ __forceinline__ void release(PipelineState<C.ds_stages> ds) {
-    if (thread_in_block() % kWarpSize == 0) at_.ds_pipeline().release(ds.stage());
+  // `again`: there is another dS for the stage.
+  __device__ __forceinline__ void release(PipelineState<C.ds_stages> ds, bool again) {
+    if (thread_in_block() % kWarpSize != 0) return;
+    if constexpr (C.pairs()) {
+      KeyBlockPair<C>(at_).release(ds.stage(), again);
+    } else {
+      at_.ds_pipeline().release(ds.stage());
+    }
   }
 
   const BackwardParams& params_;

@@ -7,6 +7,7 @@
 
 #include "engine/hopper/backward/backward_smem.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
+#include "engine/hopper/ptx/cluster.cuh"
 #include "engine/hopper/ptx/grid.cuh"
 #include "engine/hopper/ptx/tma.cuh"
 
@@ -34,7 +35,15 @@ class QueryLoader {
 
   // By the thread that has initialised the barriers, before the others wait for it.
   __device__ __forceinline__ void load_k() const {
-    load(k_map(), C.k_tile(), at_.k(), at_.k_once().full(0), 0, work_.keys());
+    const uint32_t barrier = at_.k_once().full(0);
+    if constexpr (!C.pairs()) {
+      load(k_map(), C.k_tile(), at_.k(), barrier, 0, work_.keys());
+    } else {
+      constexpr tile::TileLayout kHalf{C.k_tile().rows, C.k_tile().columns / 2};
+      load(k_map(), C.k_tile(), at_.k(), barrier, kHalf.bytes(), work_.keys());
+      copy(k_map(), kHalf, at_.pair_k(), barrier, work_.keys_of_other(),
+           int(ptx::cluster_rank()) * kHalf.columns);
+    }
   }
 
   // What preprocess does not write; V behind the first Q, for which S waits.
@@ -78,8 +87,9 @@ class QueryLoader {
     const uint32_t stage = cursor_.stage();
     if constexpr (C.helpers) at_.q_pipeline().wait_empty(cursor_);
     if constexpr (C.block_mask) work_.record(block_);
-    load(q_map(), C.q_tile(), at_.q(stage), at_.q_pipeline().full(stage), kStatisticsBytes,
-         step.queries);
+    constexpr int kStatistics = C.splits_dkv() ? 2 : 1;
+    load(q_map(), C.q_tile(), at_.q(stage), at_.q_pipeline().full(stage),
+         kStatistics * kStatisticsBytes, step.queries);
   }
 
   // dO and both statistics.
@@ -87,14 +97,32 @@ class QueryLoader {
     const uint32_t stage = cursor_.stage();
     ptx::cp_async_bulk_load(at_.lse(stage), params_.scratch.lse_log2 + step.row, kStatisticsBytes,
                             at_.q_pipeline().full(stage));
-    if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(cursor_);
-    load(d_o_map(), C.d_o_tile(), at_.d_o(stage), at_.d_o_pipeline().full(stage), kStatisticsBytes,
-         step.queries);
-    ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
-                            at_.d_o_pipeline().full(stage));
+    if constexpr (C.splits_dkv()) {
+      ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
+                              at_.q_pipeline().full(stage));
+      load_d_o(step.queries);
+    } else {
+      if constexpr (C.helpers) at_.d_o_pipeline().wait_empty(cursor_);
+      load(d_o_map(), C.d_o_tile(), at_.d_o(stage), at_.d_o_pipeline().full(stage),
+           kStatisticsBytes, step.queries);
+      ptx::cp_async_bulk_load(at_.delta(stage), params_.scratch.delta + step.row, kStatisticsBytes,
+                              at_.d_o_pipeline().full(stage));
+    }
     --left_;
     cursor_.advance();
     block_.advance(work_.steps());
+  }
+
+  // dO in parts, where it has stages of its own.
+  __device__ __forceinline__ void load_d_o(const ptx::TileCoordinates& from) {
+#pragma unroll 1
+    for (int part = 0; part < C.d_o_parts(); ++part) {
+      const uint32_t stage = d_o_cursor_.stage(), barrier = at_.d_o_pipeline().full(stage);
+      at_.d_o_pipeline().wait_empty(d_o_cursor_);
+      ptx::mbarrier_arrive_expect_tx(barrier, C.d_o_part().bytes());
+      copy(d_o_map(), C.d_o_part(), at_.d_o(stage), barrier, from, part * C.d_o_part().columns);
+      d_o_cursor_.advance();
+    }
   }
 
   // A tile, a copy for each slab; `more_bytes` follow for the same barrier. What lies outside the
@@ -103,9 +131,14 @@ class QueryLoader {
                                        uint32_t smem, uint32_t barrier, uint32_t more_bytes,
                                        ptx::TileCoordinates from) const {
     ptx::mbarrier_arrive_expect_tx(barrier, layout.bytes() + more_bytes);
+    copy(map, layout, smem, barrier, from);
+  }
+  __device__ __forceinline__ void copy(const tile::ClippedMap& map, tile::TileLayout layout,
+                                       uint32_t smem, uint32_t barrier, ptx::TileCoordinates from,
+                                       int first_column = 0) const {
 #pragma unroll 1
     for (int slab = 0; slab < layout.slabs(); ++slab) {
-      from.column = slab * layout.slab_columns();
+      from.column = first_column + slab * layout.slab_columns();
       const CUtensorMap& box_map =
           C.general() ? map.map_of_box(from.inner < layout.rows, from.column) : map.inside;
       ptx::cp_async_bulk_tensor_load(smem + slab * layout.slab_bytes(), box_map, from, barrier);
@@ -131,6 +164,7 @@ class QueryLoader {
   decltype(std::declval<const KeyBlockWork<C>&>().first_loaded()) block_;
   int left_;  // steps to load
   PipelineState<C.stages> cursor_;
+  PipelineState<C.d_o_stages()> d_o_cursor_;  // where dK and dV are split
 };
 
 }  // namespace fa3::hopper

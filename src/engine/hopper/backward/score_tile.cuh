@@ -308,8 +308,7 @@ struct ScoreTile {
     for (int i = 0; i < kScores / 2; ++i) to[i / 4][i % 4] = from[i / 4][i % 4] ^ zero;
   }
 
-  // In registers' order, 16 consecutive bytes of each thread: for the same thread of another
-  // warpgroup.
+  // In registers' order, 16 bytes of each thread: for the same thread of another warpgroup.
   static __device__ __forceinline__ void store_packed(uint32_t smem, const Packed& packed) {
 #pragma unroll
     for (int step = 0; step < C.block_m / kDepth; ++step) {
@@ -323,6 +322,11 @@ struct ScoreTile {
     }
   }
   static __device__ __forceinline__ uint32_t packed_place(uint32_t smem, int step) {
+    if constexpr (C.pairs()) {  // where the warp's dS will be, two chunks of each row
+      const int thread = int(thread_in_block() % kWarpgroupSize);
+      const int chunk = thread / kWarpSize * 2 + step % 2;
+      return smem + C.ds_tile().chunk_offset(step / 2 * kWarpSize + thread % kWarpSize, chunk * 8);
+    }
     return smem + (step * kWarpgroupSize + thread_in_block() % kWarpgroupSize) * 16;
   }
 

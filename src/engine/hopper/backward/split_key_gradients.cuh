@@ -6,7 +6,8 @@
 //   dK's warpgroup   dP = V dO^T   dS = P (dP - Delta)   dS goes to warpgroup 0     dK += dS Q
 //
 // A warpgroup multiplies its next tile behind its sum, and works on the tile while the others
-// multiply. As in key_gradients.cuh, P, dP and dS stand for their transposes.
+// multiply. In a pair (key_block_pair.cuh) dO comes in halves, and P leaves its place to dS. As in
+// key_gradients.cuh, P, dP and dS stand for their transposes.
 #pragma once
 
 #include "engine/hopper/backward/backward_smem.cuh"
@@ -48,22 +49,25 @@ class SplitKeyGradients {
 
  private:
   using Tile = ScoreTile<C>;
-  using Cursor = PipelineState<C.stages>;
+  using QCursor = PipelineState<C.stages>;
+  using DoCursor = PipelineState<C.d_o_stages()>;  // of dO's parts
   static constexpr bool kSumsDv = Sum == KeyGradient::kDv;
-  static constexpr tile::TileLayout kKeys = kSumsDv ? C.k_tile() : C.v_tile();
-  static constexpr tile::TileLayout kScored = kSumsDv ? C.q_tile() : C.d_o_tile();
+  static constexpr int kDoParts = C.d_o_parts();
+  static constexpr tile::TileLayout kVPart{C.v_tile().rows, C.v_tile().columns / kDoParts};
   static constexpr tile::TileLayout kSummed = kSumsDv ? C.d_o_tile() : C.q_tile();
   static constexpr tile::TileLayout kSumTile{kRowsPerWarpgroup, kSummed.columns};
   // Products of 256 columns need more registers than a launch of 512 threads gives each.
   static constexpr int kSumParts = kSummed.columns > 192 ? 2 : 1;
   static constexpr tile::TileLayout kSumPart{kSummed.rows, kSummed.columns / kSumParts};
   static_assert(kSumParts == 1 || kSumPart.slab_columns() == kSummed.slab_columns());
+  static_assert(!kSumsDv || kSumParts % kDoParts == 0);
   static_assert(C.block_n == kRowsPerWarpgroup && kSumTile.bytes() <= kSummed.bytes());
 
   __device__ __forceinline__ void add(float (&sums)[kSumTile.columns / 2]) {
     constexpr AccumLayout kAccum = kSumsDv ? C.dv_accum() : C.dk_accum();
     float* const all = kSumsDv ? params_.dkv_accum.dv : params_.dkv_accum.dk;
-    add_gradient<kAccum>(all + dkv_block(params_) * kAccum.block_floats(), 0, sums,
+    add_gradient<kAccum>(all + dkv_block<C>(params_) * kAccum.block_floats(),
+                         C.pairs() ? int(ptx::cluster_rank()) : 0, sums,
                          kSumsDv ? value_scale<C>(params_) : work_.scale());
   }
 
@@ -86,54 +90,74 @@ class SplitKeyGradients {
     QueryBlock block = work_.first_queries();
     typename Tile::Scores tile;
     typename Tile::Packed packed;
-    keys_pipeline().wait_full({});
+    (kSumsDv ? at_.k_once() : at_.v_once()).wait_full({});
     issue_tile(tile);
     transform(tile, packed, block);
-    summed_pipeline().wait_full(cursor_);
     for (int step = 1; step < num_steps; ++step) {
       issue_sum(sums, packed);
       block.advance(steps);
-      cursor_.advance();
+      q_.advance();
       issue_tile(tile);
       transform(tile, packed, block);
-      summed_pipeline().wait_full(cursor_);
     }
     issue_sum(sums, packed);
     ptx::wgmma_wait_group<0>();
   }
 
+  // S, or dP of dO's parts. Descriptors are computed in each step: those of all products would not
+  // fit the registers.
   __device__ __forceinline__ void issue_tile(typename Tile::Scores& tile) {
-    scored_pipeline().wait_full(cursor_);
-    // Computed in each step: the descriptors of all products would not fit the registers.
-    const uint32_t keys_low = uniform(tile::k_major_low(keys()));
-    ptx::wgmma_fence();
-    tile::issue_abt<C.element, kKeys, kScored>(tile, keys_low, tile::k_major_low(scored()));
+    if constexpr (kSumsDv) {
+      at_.q_pipeline().wait_full(q_);
+      const uint32_t k = uniform(tile::k_major_low(at_.in_cta(at_.k())));
+      ptx::wgmma_fence();
+      tile::issue_abt<C.element, C.k_tile(), C.q_tile()>(
+          tile, k, tile::k_major_low(at_.in_cta(at_.q(q_.stage()))));
+    } else {
+      DoCursor part = d_o_;
+#pragma unroll
+      for (int i = 0; i < kDoParts; ++i, part.advance()) {
+        at_.d_o_pipeline().wait_full(part);
+        const uint32_t v = uniform(tile::k_major_low(at_.in_cta(at_.v()) + i * kVPart.bytes()));
+        ptx::wgmma_fence();
+        tile::issue_abt<C.element, kVPart, C.d_o_part()>(
+            tile, v, tile::k_major_low(at_.in_cta(at_.d_o(part.stage()))), i > 0);
+      }
+    }
     ptx::wgmma_commit_group();
   }
 
+  // dV's products are a group for each part of dO.
   __device__ __forceinline__ void issue_sum(float (&sums)[kSumTile.columns / 2],
                                             const typename Tile::Packed& packed) {
+    if constexpr (kSumsDv) at_.d_o_pipeline().wait_full(d_o_);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < kSumParts; ++part) {
-      const uint32_t summed_part = summed() + part * (kSumPart.bytes());
+    for (int i = 0; i < kSumParts; ++i) {
+      constexpr bool kInStages = kSumsDv && kDoParts > 1;
+      if (kInStages && i > 0) {
+        at_.d_o_pipeline().wait_full(d_o_);
+        ptx::wgmma_fence();
+      }
+      const uint32_t part = kInStages ? at_.d_o(d_o_.stage()) : summed() + i * kSumPart.bytes();
       tile::issue_ab<C.element, kSumPart>(
-          reinterpret_cast<float(&)[kSumPart.columns / 2]>(sums[part * (kSumPart.columns / 2)]),
-          packed, tile::mn_major_low(kSumPart, summed_part));
+          reinterpret_cast<float(&)[kSumPart.columns / 2]>(sums[i * (kSumPart.columns / 2)]),
+          packed, tile::mn_major_low(kSumPart, at_.in_cta(part)));
+      if (kInStages || i + 1 == kSumParts) ptx::wgmma_commit_group();
+      if (kSumsDv && (kInStages || i + 1 == kSumParts)) d_o_.advance();
     }
-    ptx::wgmma_commit_group();
   }
 
   // Waits for what was issued; then the tile: S to P, or dP to dS, packed and handed over.
   __device__ __forceinline__ void transform(typename Tile::Scores& tile,
                                             typename Tile::Packed& packed, QueryBlock block) {
     std::conditional_t<kSumsDv, typename Tile::Lse, typename Tile::Statistics> statistics;
-    Tile::read(statistics, kSumsDv ? at_.lse(cursor_.stage()) : at_.delta(cursor_.stage()));
+    if constexpr (!kSumsDv) at_.q_pipeline().wait_full(q_);  // which has both statistics
+    Tile::read(statistics, kSumsDv ? at_.lse(q_.stage()) : at_.delta(q_.stage()));
     if constexpr (kSumsDv) {
       dropout_.draw(work_.sequence(), block.head, block.m_block * C.block_m);
     }
-    ptx::wgmma_wait_group<0>();
-    release_summed();
+    wait_and_release_summed();
     if constexpr (kSumsDv) {
       exponentiate(tile, statistics, block);
     } else {
@@ -145,15 +169,35 @@ class SplitKeyGradients {
       Tile::pack(packed, tile);
     }
     hand_over(packed);
-    if (is_lane_0()) scored_pipeline().release(cursor_.stage());  // statistics and all
+    if constexpr (kSumsDv) {
+      if (is_lane_0()) at_.q_pipeline().release(q_.stage());  // with its LSEs
+    } else {
+      for (int i = 0; i < kDoParts; ++i) release_part(d_o_);
+    }
   }
 
-  // The stage of the step before, as soon as its sum is over: with two stages the loads are late
-  // otherwise.
-  __device__ __forceinline__ void release_summed() {
-    if (sums_behind_++ == 0) return;
-    if (is_lane_0()) summed_pipeline().release(spent_.stage());
-    spent_.advance();
+  // The stages of the sum of the step before, as soon as it is over: with two or three of them the
+  // loads are late otherwise. Behind each group of the sum are the others and that of the tile.
+  __device__ __forceinline__ void wait_and_release_summed() {
+    const bool sums = sums_behind_++ > 0;
+    if constexpr (kSumsDv && kDoParts == 2) {
+      ptx::wgmma_wait_group<2>();
+      if (sums) release_part(summed_);
+      ptx::wgmma_wait_group<1>();
+      if (sums) release_part(summed_);
+    }
+    ptx::wgmma_wait_group<0>();
+    if (!sums) return;
+    if constexpr (!kSumsDv) {
+      if (is_lane_0()) at_.q_pipeline().release(summed_.stage());
+      summed_.advance();
+    } else if constexpr (kDoParts == 1) {
+      release_part(summed_);
+    }
+  }
+  __device__ __forceinline__ void release_part(DoCursor& part) {
+    if (is_lane_0()) at_.d_o_pipeline().release(part.stage());
+    part.advance();
   }
 
   __device__ __forceinline__ void exponentiate(typename Tile::Scores& scores,
@@ -187,7 +231,8 @@ class SplitKeyGradients {
     at_.p_pipeline().wait_full(p_cursor_);
     Tile::load_packed(p, at_.p(p_cursor_.stage()));
     __syncwarp();
-    if (is_lane_0()) at_.p_pipeline().release(p_cursor_.stage());
+    // Of a pair dS takes P's place.
+    if (!C.pairs() && is_lane_0()) at_.p_pipeline().release(p_cursor_.stage());
     p_cursor_.advance();
     if constexpr (kHasScoreFunction) {
       FunctionTile<C>::differentiate(dp, p, delta, params_, place_of(block), 0);
@@ -200,7 +245,7 @@ class SplitKeyGradients {
   // its other form; dS as a tile for a product.
   __device__ __forceinline__ void hand_over(const typename Tile::Packed& packed) {
     const Pipeline<C.ds_stages> pipeline = kSumsDv ? at_.p_pipeline() : at_.ds_pipeline();
-    if constexpr (!kSumsDv || !C.stores_other_p()) pipeline.wait_empty(out_);
+    if constexpr (kSumsDv ? !C.stores_other_p() : !C.pairs()) pipeline.wait_empty(out_);
     if constexpr (kSumsDv && !C.stores_other_p()) {
       Tile::store_packed(at_.p(out_.stage()), packed);
     } else if constexpr (!kSumsDv) {
@@ -212,23 +257,8 @@ class SplitKeyGradients {
     out_.advance();
   }
 
-  __device__ __forceinline__ Pipeline<1> keys_pipeline() const {
-    return kSumsDv ? at_.k_once() : at_.v_once();
-  }
-  __device__ __forceinline__ Pipeline<C.stages> scored_pipeline() const {
-    return kSumsDv ? at_.q_pipeline() : at_.d_o_pipeline();
-  }
-  __device__ __forceinline__ Pipeline<C.stages> summed_pipeline() const {
-    return kSumsDv ? at_.d_o_pipeline() : at_.q_pipeline();
-  }
-  __device__ __forceinline__ uint32_t keys() const {
-    return kSumsDv ? at_.k() : at_.v();
-  }
-  __device__ __forceinline__ uint32_t scored() const {
-    return kSumsDv ? at_.q(cursor_.stage()) : at_.d_o(cursor_.stage());
-  }
   __device__ __forceinline__ uint32_t summed() const {
-    return kSumsDv ? at_.d_o(cursor_.stage()) : at_.q(cursor_.stage());
+    return kSumsDv ? at_.d_o(d_o_.stage()) : at_.q(q_.stage());
   }
   // At the end the gradient lies in the first stage of what was summed.
   __device__ __forceinline__ uint32_t gradient() const {
@@ -243,8 +273,9 @@ class SplitKeyGradients {
   const KeyBlockWork<C>& work_;
   const int first_key_;
   [[no_unique_address]] typename Tile::DropoutHook dropout_;
-  Cursor cursor_;
-  Cursor spent_;  // the stage of the step before in summed_pipeline()
+  QCursor q_;
+  DoCursor d_o_;
+  std::conditional_t<kSumsDv, DoCursor, QCursor> summed_;  // what the sum before has read
   int sums_behind_ = 0;
   PipelineState<C.ds_stages> out_;
   PipelineState<C.ds_stages> p_cursor_;

@@ -6,9 +6,18 @@
 
 #include "engine/hopper/backward/backward_params.h"
 #include "engine/hopper/config/backward_config.h"
+#include "engine/hopper/ptx/cluster.cuh"
 #include "engine/hopper/tile/load.cuh"
 
 namespace fa3::hopper {
+
+// Of this CTA's key block. `n_block` is that of a pair where CTAs come in pairs.
+template <BackwardConfig C>
+__device__ __forceinline__ int first_key_of(int n_block) {
+  const int first = n_block * C.keys_of_cluster();
+  if constexpr (C.pairs()) return first + int(ptx::cluster_rank()) * C.block_n;
+  return first;
+}
 
 template <BackwardConfig C>
 class VarlenPlace {
@@ -31,8 +40,10 @@ class VarlenPlace {
 
   // Rows of other sequences are kept out: a NaN there would reach this one, even times a P of zero.
   __device__ __forceinline__ ptx::TileCoordinates keys() const {
-    return tile::clipped_place(place_.keys.begin, place_.keys.used, place_.n_block * C.block_n,
-                               C.block_n, place_.kv_head, place_.keys.batch);
+    return keys_from(first_key_of<C>(place_.n_block));
+  }
+  __device__ __forceinline__ ptx::TileCoordinates keys_of_other() const {
+    return keys_from(first_key_of<C>(place_.n_block) ^ C.block_n);
   }
   __device__ __forceinline__ ptx::TileCoordinates queries(int head, int m_block) const {
     return tile::clipped_place(place_.queries.begin, place_.queries.count, m_block * C.block_m,
@@ -45,6 +56,12 @@ class VarlenPlace {
   }
   __device__ __forceinline__ int64_t scratch_block(int head, int m_block) const {
     return params_.scratch.numbers.block(place_.scratch, head, m_block);
+  }
+
+ private:
+  __device__ __forceinline__ ptx::TileCoordinates keys_from(int first) const {
+    return tile::clipped_place(place_.keys.begin, place_.keys.used, first, C.block_n,
+                               place_.kv_head, place_.keys.batch);
   }
 
  protected:

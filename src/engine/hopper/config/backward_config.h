@@ -81,7 +81,7 @@ struct BackwardConfig {
   // The postprocess kernels of dK and dV: their blocks of rows are blocks of keys.
   FA3_HD constexpr BackwardConfig for_dk_rows() const {
     BackwardConfig other = *this;
-    other.block_m = block_n;
+    other.block_m = keys_of_cluster();
     return other;
   }
   FA3_HD constexpr BackwardConfig for_dv_rows() const {
@@ -101,6 +101,14 @@ struct BackwardConfig {
   FA3_HD constexpr bool leaves_out_steps() const {
     return variant == Variant::kGeneral && !splits_dkv() && !block_mask && !dropout && !wide;
   }
+
+  // Two CTAs of a cluster have neighbouring key blocks, and each sums half of dQ's columns for both
+  // (key_block_pair.cuh). Additions to dQ limit 256 columns, and a pair makes half as many.
+  FA3_HD constexpr bool pairs() const {
+    return splits_dkv() && head_dim % 128 == 0 && head_dim_v % 128 == 0;
+  }
+  FA3_HD constexpr int ctas() const { return pairs() ? 2 : 1; }  // of a cluster
+  FA3_HD constexpr int keys_of_cluster() const { return ctas() * block_n; }
 
   // Kernels for calls of their own beside the main one.
   FA3_HD constexpr bool can_split_heads() const { return !general() && !dropout && !block_mask; }
@@ -138,6 +146,11 @@ struct BackwardConfig {
   FA3_HD constexpr tile::TileLayout d_o_tile() const { return {block_m, head_dim_v}; }
   FA3_HD constexpr tile::TileLayout k_tile() const { return {block_n, head_dim}; }
   FA3_HD constexpr tile::TileLayout v_tile() const { return {block_n, head_dim_v}; }
+  // dO comes in parts, a stage each: of a pair halves of the columns, of which three stages leave
+  // room for what the two exchange. dV's sum is done with the first half before dP needs the next.
+  FA3_HD constexpr int d_o_parts() const { return ctas(); }
+  FA3_HD constexpr int d_o_stages() const { return pairs() ? 3 : stages; }
+  FA3_HD constexpr tile::TileLayout d_o_part() const { return {block_m, head_dim_v / d_o_parts()}; }
   FA3_HD constexpr tile::TileLayout ds_tile() const { return {block_m, block_n}; }
   FA3_HD constexpr tile::TileLayout dk_tile() const { return {kRowsPerWarpgroup, head_dim}; }
   FA3_HD constexpr tile::TileLayout dv_tile() const { return {kRowsPerWarpgroup, head_dim_v}; }
@@ -147,13 +160,15 @@ struct BackwardConfig {
   FA3_HD constexpr bool signs_p() const { return dropout && !capped() && !splits_dkv(); }
   FA3_HD constexpr bool stores_other_p() const { return (capped() || dropout) && !signs_p(); }
   FA3_HD constexpr bool keeps_p() const { return stores_other_p() && !splits_dkv(); }
-  // Where dK and dV are split, one warpgroup hands P to the other.
+  // Where dK and dV are split, one warpgroup hands P to the other; of a pair in the place of dS.
   FA3_HD constexpr int p_bytes() const {
-    return splits_dkv() || keeps_p() ? kRowsPerWarpgroup * block_m * bytes_of(element) : 0;
+    return (splits_dkv() && !pairs()) || keeps_p() ? kRowsPerWarpgroup * block_m * bytes_of(element)
+                                                   : 0;
   }
   FA3_HD constexpr AccumLayout dq_accum() const { return {block_m, head_dim}; }
-  FA3_HD constexpr AccumLayout dk_accum() const { return {block_n, head_dim}; }
-  FA3_HD constexpr AccumLayout dv_accum() const { return {block_n, head_dim_v}; }
+  FA3_HD constexpr int dq_parts() const { return dq_accum().parts() / ctas(); }  // of a CTA
+  FA3_HD constexpr AccumLayout dk_accum() const { return {keys_of_cluster(), head_dim}; }
+  FA3_HD constexpr AccumLayout dv_accum() const { return {keys_of_cluster(), head_dim_v}; }
 };
 
 }  // namespace fa3::hopper

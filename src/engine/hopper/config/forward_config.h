@@ -42,7 +42,9 @@ struct ForwardConfig {
   bool dropout = false;
   bool block_mask = false;  // tiles walk the lists of a block mask (cuda/lists/block_list.h)
   Variant variant = Variant::kDense;
-  bool continued = false;  // rows go on from a result over other keys, and O may be float32
+  bool transposes_v = false;  // of e4m3: V comes in rows, and the kernel itself transposes it
+                              // (producer/transpose_values.cuh)
+  bool continued = false;     // rows go on from a result over other keys, and O may be float32
 
   FA3_HD constexpr ForwardConfig with(Element e, Variant v) const {
     ForwardConfig other = *this;
@@ -152,9 +154,14 @@ struct ForwardConfig {
     return {query, product, dequantizes() ? Element::kE4m3 : product};
   }
   FA3_HD constexpr TileShapes tiles() const {
-    return {
-        block_m, block_n, head_dim, head_dim_v, bytes_of(types().product), bytes_of(types().stored),
-        e4m3};
+    return {block_m,
+            block_n,
+            head_dim,
+            head_dim_v,
+            bytes_of(types().product),
+            bytes_of(types().stored),
+            e4m3,
+            transposes_v};
   }
   // A tile of a captured tensor as large as the scores (forward/producer/load_captured.cuh).
   FA3_HD constexpr tile::TileLayout captured_tile() const { return {block_m, block_n}; }

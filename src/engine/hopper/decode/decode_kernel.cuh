@@ -13,12 +13,18 @@
 #include "engine/hopper/decode/load_tma.cuh"
 #include "engine/hopper/decode/work_tiles.cuh"
 #include "engine/hopper/ptx/grid.cuh"
+#ifdef FA3_SCORE_FUNCTION
+#include "engine/hopper/decode/function_rows.cuh"
+#endif
 
 // nvcc 13.0 writes a namespaced class used as a template argument of a kernel by its mangled name
 // into the host stub, and forgets to declare that name.
 using _ZN3fa36hopper13ForwardConfigE = fa3::hopper::ForwardConfig;
 
 namespace fa3::hopper {
+
+template <ForwardConfig C>
+struct FunctionRows;  // of kernels that take a score function
 
 // What a decode kernel is composed of: the items that a cluster attends to, and who combines them.
 template <ForwardConfig C, bool SingleSequence = C.is_single_sequence()>
@@ -154,6 +160,7 @@ class DecodeCta {
     for (int step = 0; step < steps_; ++step, first += warp_keys_.step_keys) {
       rows.multiply_keys(loader_.wait_for_k());
       loader_.release_k();
+      if constexpr (kHasScoreFunction) FunctionRows<C>::apply(rows, params_, item, first);
       if (first > seen_by_all - Stages::kKeys) rows.mask(first, end_of);
       rows.softmax();
       rows.multiply_values(loader_.wait_for_v());
@@ -169,7 +176,8 @@ class DecodeCta {
                                             const DecodeTile& item) const {
     return of.data && item.num_keys > 0 ? *of.at(item.queries.batch, item.keys.kv_head, 0) : 1.0f;
   }
-  // Neither zero nor infinite: masked scores are -inf, and products may be zero.
+  // To exponents of two, or natural scores (encode_scores()). Neither zero nor infinite: masked
+  // scores are -inf, and products may be zero.
   __device__ __forceinline__ float key_scale(const DecodeTile& item) const {
     if constexpr (!C.dequantizes()) return params_.scale_log2;
     const float scale = scale_of(params_.cache_scales.key, item) * params_.scale_log2;
@@ -229,9 +237,8 @@ __global__ void __launch_bounds__(C.threads(), decode_shape(C).ctas_per_sm)
                                         Stages::kWarpsLog2 + params.clusters.size_log2 +
                                             (kHasParts ? params.clusters.parts_log2 : 0));
   const uint32_t stages = ptx::cvta_to_shared(smem.stages[warp]);
-  const auto run = [&](const auto& loader) {
-    DecodeCta<C, std::decay_t<decltype(loader)>>(params, smem, warp, share, warp_keys, loader)
-        .run();
+  const auto run = [&]<class Loader>(const Loader& loader) {
+    DecodeCta<C, Loader>(params, smem, warp, share, warp_keys, loader).run();
   };
   if constexpr (decode_shape(C).may_use_tma) {
     if (!params.cp_async.active) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "engine/cuda/ptx/instructions.cuh"
+#include "engine/cuda/softmax/score_captures.h"
 #include "engine/cuda/softmax/softmax.cuh"
 #include "engine/hopper/decode/stages.cuh"
 #include "engine/hopper/fp8/rescale_queries.cuh"
@@ -171,6 +172,26 @@ class WarpRows {
     }
   }
 
+  // ---- For a score function: a lane's scores one by one ----
+
+  static constexpr int kScores = kKeyTiles * kColumnTiles * 4;
+
+  // The query row of the lane's i-th score, and its key among those of the stage.
+  __device__ __forceinline__ int row_of(int i) const {
+    return i / 4 % kColumnTiles * 8 + 2 * at_.thread + i % 2;
+  }
+  __device__ __forceinline__ int key_of(int i) const {
+    return i / (4 * kColumnTiles) * 16 + i / 2 % 2 * 8 + at_.group;
+  }
+  // From a product to the natural score that the function is given. What it returns is one, too.
+  __device__ __forceinline__ float natural_score(int i) const {
+    return scores_[i / (4 * kColumnTiles)][i / 4 % kColumnTiles][i % 4] *
+           factor_[i / 4 % kColumnTiles][i % 2];
+  }
+  __device__ __forceinline__ void set_score(int i, float score) {
+    scores_[i / (4 * kColumnTiles)][i / 4 % kColumnTiles][i % 4] = score;
+  }
+
   // Online softmax: scores become P, the sums and the output move to the new references.
   __device__ __forceinline__ void softmax() {
     float factor[kColumnTiles][2];
@@ -188,7 +209,8 @@ class WarpRows {
         for (int distance = kQuadLanes; distance < kWarpSize; distance *= 2) {
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
         }
-        const float before = ref_[n][j], ref = fmaxf(before, most * factor_[n][j]);
+        const float to_log2 = kHasScoreFunction ? kLog2E : factor_[n][j];
+        const float before = ref_[n][j], ref = fmaxf(before, most * to_log2);
         moved |= ref != before;
         factor[n][j] = ref == -kInfinity ? 1.0f : ex2(before - ref);
         ref_[n][j] = ref;
@@ -199,7 +221,7 @@ class WarpRows {
 #pragma unroll
           for (int i = j; i < 4; i += 2) {
             float& s = scores_[m][n][i];
-            s = ex2(__fmaf_rn(s, factor_[n][j], -from));
+            s = ex2(__fmaf_rn(s, to_log2, -from));
             sum += s;
           }
         }

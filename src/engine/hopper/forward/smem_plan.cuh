@@ -43,6 +43,14 @@ struct QuantizedPipeline {
   PipelineBarriers<C.loaded_stages()> barriers;
 };
 
+// Where V's rows have arrived, which then are transposed where they lie: a barrier for each V, of
+// which there are never more than stages.
+template <ForwardConfig C>
+struct ValueRowsPipeline {
+  PipelineBarriers<C.kv_stages> barriers;
+};
+struct NoValueRows {};
+
 // The bits of the blocks whose K is in a stage, where they are seen in part.
 template <ForwardConfig C>
 struct MaskBitsSmem {
@@ -63,6 +71,8 @@ struct SmemPlan {
   alignas(kSmemAlignment) unsigned char q[C.q_stages][C.tiles().q_bytes()];
   alignas(kSmemAlignment) unsigned char kv[C.kv_stages][C.tiles().stage_bytes()];
   [[no_unique_address]] std::conditional_t<kLoadsTile, CapturedSmem<C>, NoCaptured> captured;
+  [[no_unique_address]] std::conditional_t<C.transposes_v, ValueRowsPipeline<C>, NoValueRows>
+      value_rows;
   [[no_unique_address]] std::conditional_t<C.block_mask, MaskBitsSmem<C>, NoMaskBits> mask_bits;
   PipelineBarriers<C.q_stages> q_pipelines[C.consumers()];
   PipelineBarriers<C.kv_stages> kv_pipeline;
@@ -109,6 +119,9 @@ struct SmemAddresses {
     if constexpr (C.dequantizes())
       return {base + uint32_t{offsetof(SmemPlan<C>, quantized_pipeline)}};
     return {base + uint32_t{offsetof(SmemPlan<C>, kv_pipeline)}};
+  }
+  __device__ __forceinline__ Pipeline<C.kv_stages> value_rows_pipeline() const {
+    return {base + uint32_t{offsetof(SmemPlan<C>, value_rows)}};
   }
   __device__ __forceinline__ uint32_t key_scales(uint32_t stage) const {
     return base + uint32_t{offsetof(SmemPlan<C>, e4m3.keys)} +

@@ -6,8 +6,7 @@
 
 #include "engine/hopper/fp8/prepare_e4m3.h"
 #include "engine/hopper/ptx/lanes.cuh"
-#include "engine/hopper/ptx/smem.cuh"
-#include "engine/hopper/tile/byte_square.h"
+#include "engine/hopper/tile/transpose_square.cuh"
 
 namespace fa3::hopper {
 
@@ -28,28 +27,13 @@ __device__ __forceinline__ float scale_of(const Descales<const float>& scales, i
 
 // By a warp, where it lies. Whether the lane's part of it is not all zeros.
 __device__ __forceinline__ bool transpose_square(uint32_t square) {
-  const int lane = ptx::lane();
+  const tile::SquareLane<tile::kSquare> lane;
   uint32_t all = 0;
-  const uint32_t selector = tile::join_selector(lane), other = selector ^ tile::kOtherMatrix;
 #pragma unroll
-  for (int step = 0; step < tile::kSquareSteps; ++step) {
-    uint32_t parts[2][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const tile::PartPair from = tile::part_pair(step, i);
-      ptx::ldmatrix_x4_trans(from.address(square + tile::load_offset(lane, from.below)), parts[i]);
-      all |= parts[i][0] | parts[i][1] | parts[i][2] | parts[i][3];
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const tile::PartPair to = tile::part_pair(step, i).transposed();
-      const auto& [a, b, c, d] = parts[i];
-      ptx::stmatrix_x4(to.address(square + tile::store_offset(lane, to.below)),
-                       {__byte_perm(a, b, selector), __byte_perm(a, b, other),
-                        __byte_perm(c, d, selector), __byte_perm(c, d, other)});
-    }
+  for (int block = 0; block < tile::blocks_of_square(tile::kSquare); ++block) {
+    all |= lane.transpose_diagonal(square, block);
   }
+  all |= lane.transpose_above(square, 1, 0);
   return (all & 0x7f7f7f7fu) != 0;
 }
 

@@ -42,6 +42,13 @@ bool encode(CUtensorMap& map, const TensorSpan& span, tile::TileLayout layout) {
 
 }  // namespace
 
+int64_t num_captured_parts(const fa3_score_function& score) {
+  const int number = cuda::tensor_of_scores(score);
+  if (number < 0 || number >= score.num_tensors || score.tensors[number].rank < 2) return 0;
+  const TensorSpan span = span_of(score.tensors[number]);
+  return span.heads * span.batches;
+}
+
 int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_t seqlen_k) {
   const int number = cuda::tensor_of_scores(score);
   if (number < 0 || number >= score.num_tensors) return kNoTile;

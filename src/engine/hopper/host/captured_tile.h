@@ -15,6 +15,10 @@ inline constexpr int kNoTile = -1;
 // strides are none for TMA.
 int find_captured_tile(const fa3_score_function& score, int64_t seqlen_q, int64_t seqlen_k);
 
+// Of how many parts of rows and keys the tensor consists that the text reads by load_of_score():
+// one that heads or sequences share is there once. 0: there is no such tensor.
+int64_t num_captured_parts(const fa3_score_function& score);
+
 // The number of a tensor whose gradient is stored; kNoTile: there is none.
 int find_stored_gradient(const fa3_score_function& score);
 
@@ -22,8 +26,8 @@ int find_stored_gradient(const fa3_score_function& score);
 const char* stored_gradient_obstacle(const fa3_score_function& score, int64_t seqlen_q,
                                      int64_t seqlen_k);
 
-// Whether heads or sequences have elements of their own, so that most are read once in a call and
-// keys and values are not to leave the L2 for them.
+// Whether heads or sequences have elements of their own, so that most are read once in a call, or
+// by tiles that come together, and keys and values are not to leave the L2 for them.
 bool is_read_once(const fa3_captured_tensor& tensor);
 
 // Maps of a captured tensor and of its gradient, whose boxes are slabs of `layout`. False: the

@@ -150,7 +150,8 @@ cudaError_t launch_main(const BackwardPlan& plan, const ScoreGradientOperands* s
   wide.adds = a.accumulate_dkv;
   if (plan.kernel.config.block_mask) p.lists = column_lists(lists_in(plan, workspace));
   return launch(plan.main, unsigned(plan.grids.main), plan.main_config.threads(),
-                score ? kMaxSmemBytes : plan.kernel.smem_bytes, &p, {.pdl = pdl}, stream);
+                score ? kMaxSmemBytes : plan.kernel.smem_bytes, &p,
+                {.pdl = pdl, .cluster = plan.main_config.ctas()}, stream);
 }
 
 cudaError_t launch_short_sequences(const BackwardPlan& plan, cudaStream_t stream) {
@@ -179,8 +180,8 @@ cudaError_t prepare(const BackwardPlan& plan, const Arrays& arrays, void* worksp
   const BackwardConfig& c = plan.kernel.config;
   cudaError_t error = cudaSuccess;
   if (a.varlen) {
-    error = list_tiles(a, arrays.k_tiles, a.k, a.lengths_k, a.lengths_q, c.block_n, plan.tail_tiles,
-                       plan.k_blocks.in_all, stream);
+    error = list_tiles(a, arrays.k_tiles, a.k, a.lengths_k, a.lengths_q, c.keys_of_cluster(),
+                       plan.tail_tiles, plan.k_blocks.in_all, stream);
   }
   if (a.varlen && error == cudaSuccess) {
     error = list_tiles(a, arrays.q_tiles, a.q, a.lengths_q, a.lengths_k, c.block_m, 0,

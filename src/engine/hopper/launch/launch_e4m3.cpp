@@ -39,7 +39,7 @@ cudaError_t prepare_e4m3_launch(const E4m3Plan& plan, void* workspace, cudaStrea
       .tile_counter = draws ? array_at<int>(workspace, plan.forward_workspace +
                                                            plan.forward.workspace.tile_counter)
                             : nullptr};
-  if (plan.v_is_transposed) return prepare_scales(preparation, call.seqlen_k, stream);
+  if (!plan.transposes_before()) return prepare_scales(preparation, call.seqlen_k, stream);
   if (!plan.order.goes_on_late()) return prepare_e4m3(preparation, stream);
   TransposeAhead ahead{.values = preparation,
                        .keys = call.seqlen_k,
@@ -66,7 +66,7 @@ cudaError_t launch_prepared_e4m3(const E4m3Plan& plan, void* workspace, cudaStre
                .query = plan.q_quantization.descale,
                .value_mean = plan.v_quantization.mean},
       .heads_in_work = {parts_done_of(plan, workspace), plan.parts_done_of_head}};
-  if (!plan.v_is_transposed) operands.v.data = array_at<uint8_t>(workspace, plan.transposed);
+  if (plan.transposes_before()) operands.v.data = array_at<uint8_t>(workspace, plan.transposed);
   const cudaError_t error = launch_forward(
       plan.forward, operands, array_at<uint8_t>(workspace, plan.forward_workspace), stream);
   const ChannelMeans<const float>& k_mean = plan.k_quantization.mean;

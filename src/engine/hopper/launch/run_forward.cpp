@@ -52,7 +52,7 @@ Status run(int device, const Decided& plan, void* workspace, void* stream) {
 
 Status run_scored(const fa3_score_function& score, int device, const ForwardPlan& decided,
                   void* workspace, void* stream) {
-  ScoredPlan scored{decided, {cuda::captures_of(score), {}}};
+  ScoredPlan scored{decided, {cuda::captures_of(score), {}, decided.together}};
   if (!has_work(scored)) return {};
   ForwardKernel& kernel = scored.plan.kernel;
   const cuda::DeviceScope scope(device);

@@ -13,7 +13,8 @@
 namespace fa3::hopper {
 namespace {
 
-std::array<cuda::ConfigField, 12> fields_of(const ForwardConfig& c) {
+// What rows of kScoreTable, kMaskTable and kDecodeTable differ in.
+std::array<cuda::ConfigField, 14> fields_of(const ForwardConfig& c) {
   return {{{"element", "Element", int(c.element)},
            {"head_dim", "int", c.head_dim},
            {"head_dim_v", "int", c.head_dim_v},
@@ -23,6 +24,8 @@ std::array<cuda::ConfigField, 12> fields_of(const ForwardConfig& c) {
            {"kv_stages", "int", c.kv_stages},
            {"ping_pong", "bool", c.ping_pong},
            {"ctas_per_sm", "int", c.ctas_per_sm},
+           {"quantized_stages", "int", c.quantized_stages},
+           {"may_split", "bool", c.may_split},
            {"guarded", "bool", c.guarded},
            {"block_mask", "bool", c.block_mask},
            {"variant", "Variant", int(c.variant)}}};
@@ -69,6 +72,20 @@ constexpr const char* kPlaceOfListedStep =
     "  return {work_.sequence(), step.head, first_key_, step.m_block * kConfig.block_m};\n"
     "}\n";
 
+// Decode kernels load what a function captures element by element.
+cuda::Program decode_program(const fa3_score_function& score, const ForwardConfig& c) {
+  return cuda::forward_program(
+      score,
+      kernel_of("#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
+                concat("constexpr ForwardConfig kConfig = ",
+                       cuda::text_of("ForwardConfig", fields_of(c)),
+                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                       " && sizeof(DecodeSmem<kConfig>) <= "
+                       "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
+                       "template __global__ void decode_kernel<kConfig>("
+                       "const __grid_constant__ ForwardParams);\n")));
+}
+
 // Tiles of a captured tensor take shared memory from Q and from K and V, of which two of each stay.
 constexpr int kFewestStages = 4, kOtherSmemBytes = 2048;
 
@@ -111,6 +128,7 @@ cuda::ProgramKey key_of(const char* kernel, const fa3_score_function& score, con
 }  // namespace
 
 bool takes_captured_tile(const ForwardConfig& c) {
+  if (c.is_decode()) return false;
   const ForwardConfig with = with_captured_tiles(c);
   return c.captured_tile().row_bytes() == 128 && smem_bytes_with_tiles(with) <= kMaxSmemBytes;
 }
@@ -122,6 +140,7 @@ bool takes_captured_tile(const BackwardConfig& c) {
 
 cuda::Program score_program(const fa3_score_function& score, const ForwardConfig& config,
                             int captured) {
+  if (config.is_decode()) return decode_program(score, config);
   const bool has_tile = captured != kNoTile;
   const std::string pairs = has_tile ? definition_of_tile(captured) + ways_of_tile(score, captured)
                                      : cuda::definition_of_pairs(score);

@@ -9,13 +9,21 @@ namespace fa3::hopper {
 
 enum class Warpgroup : int { kProducer = 0, kFirstConsumer = 1 };
 
-// The other warps of the producer's warpgroup, which dequantize keys or copy them.
+// The other warps of the producer's warpgroup, which dequantize keys, copy them, or transpose
+// values.
 inline constexpr int kHelperWarps = kWarpsPerWarpgroup - 1;
 
 // Hardware barrier numbers; 0 is __syncthreads(). Consumer w of up to three waits at kPingPong + w
 // for its turn to issue products, and at kQueries + w for its warps' rescaled rows of Q, or, in
-// kernels that do not rescale Q, at kRows + w to look at its rows together.
-enum class NamedBarrier : int { kPingPong = 1, kCombine = 4, kQueries = 5, kRows = kQueries };
+// kernels that do not rescale Q, at kRows + w to look at its rows together. Helper warps meet at
+// kHelpers.
+enum class NamedBarrier : int {
+  kPingPong = 1,
+  kCombine = 4,
+  kQueries = 5,
+  kRows = kQueries,
+  kHelpers = 8
+};
 
 // A turn passes between two warpgroups: one passes it, one waits.
 inline constexpr int kPingPongThreads = 2 * kWarpgroupSize;

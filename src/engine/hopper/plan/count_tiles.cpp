@@ -83,13 +83,14 @@ int64_t most_splits(const ForwardConfig& c, const ForwardCall& call, const Tilin
   return ceil_div(split.ctas, tiles) + 1;
 }
 
-TileOrder tile_order(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms) {
-  const int64_t packs = num_packs(call, pack);
+TileOrder tile_order(const ForwardConfig& c, const ForwardCall& call, PackGqa pack, int num_sms,
+                     TilesTogether together) {
+  const int64_t packs = num_packs(call, pack) / together.packs;
   if (call.varlen) return {int(row_tiles(c, call, pack)), int(packs), 1, 0};
-  const int64_t m_blocks = num_m_blocks(c, call, pack);
+  const int64_t batches = call.q.batches / together.batches;
+  const int64_t m_blocks = num_m_blocks(c, call, pack) * together.count();
   const int64_t tail = ceil_div(tail_tiles(c, call, pack, num_sms), m_blocks);
-  return {int(m_blocks), int(packs), int(call.q.batches),
-          int(std::min(packs * call.q.batches, tail))};
+  return {int(m_blocks), int(packs), int(batches), int(std::min(packs * batches, tail))};
 }
 
 VarlenMetadata varlen_metadata(const ForwardConfig& c, const ForwardCall& call, PackGqa pack,

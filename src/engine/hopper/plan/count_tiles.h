@@ -36,7 +36,7 @@ int64_t num_partials(const ForwardConfig& config, const ForwardCall& call, const
 int64_t most_splits(const ForwardConfig& config, const ForwardCall& call, const Tiling& tiling);
 
 TileOrder tile_order(const ForwardConfig& config, const ForwardCall& call, PackGqa pack,
-                     int num_sms);
+                     int num_sms, TilesTogether together = {});
 
 // Without memory for it.
 VarlenMetadata varlen_metadata(const ForwardConfig& config, const ForwardCall& call, PackGqa pack,

@@ -87,9 +87,9 @@ dim3 grid_of(const ForwardPlan& plan, int num_sms) {
 }  // namespace
 
 ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, const Tiling& tiling,
-                        int num_sms) {
+                        int num_sms, TilesTogether together) {
   const ForwardConfig& c = kernel.config;
-  ForwardPlan plan{.kernel = kernel, .call = call, .tiling = tiling};
+  ForwardPlan plan{.kernel = kernel, .call = call, .tiling = tiling, .together = together};
   plan.num_launches = std::max<int64_t>(1, ceil_div(call.head_dim_v, kMaxColumnsV));
   if (call.has_no_queries()) return plan;
   plan.cp_async = cp_async_keys(c, call);
@@ -99,7 +99,7 @@ ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, co
   plan.q_is_clipped = c.general() && call.lengths_q.in_one_tensor;
   plan.pdl = c.can_split() || c.block_mask;
   plan.cluster = 1 << tiling.split.cluster_log2;
-  plan.order = tile_order(c, call, tiling.pack, num_sms);
+  plan.order = tile_order(c, call, tiling.pack, num_sms, together);
   if (tiling.finds_own_tiles()) {
     plan.schedule = split_kv_schedule(c, call, tiling);
   } else if (tiling.scheduler == Scheduler::kVarlenMetadata) {

@@ -76,7 +76,8 @@ struct ForwardPlan {
   int cluster = 1;                // CTAs
   int tile_parts_log2 = 0;        // a kernel for one sequence: clusters of each tile
   int kv_box_rows = 0;            // of K's and V's TMA boxes
-  TileOrder order{};              // of whole tiles
+  TileOrder order{};              // of whole tiles, or of groups of them:
+  TilesTogether together{};       // a score function's, where sequences have one length
   SplitKvSchedule schedule{};     // tiles that are found in the lengths; else .sequences alone
   CpAsyncKeys cp_async{};         // K and V for cp.async
   cuda::BlockListParams lists{};  // of a block mask
@@ -89,6 +90,6 @@ struct ForwardPlan {
 
 // The plan of a call for a kernel and a tiling that it can do, on this many SMs.
 ForwardPlan plan_launch(const ForwardKernel& kernel, const ForwardCall& call, const Tiling& tiling,
-                        int num_sms);
+                        int num_sms, TilesTogether together = {});
 
 }  // namespace fa3::hopper

@@ -89,6 +89,14 @@ int64_t rows_of_key(const ForwardCall& call) {
   return seen / keys * call.heads_per_kv_head;
 }
 
+// A kernel that transposes V itself does it again for each tile of rows, 4 to 25% of a tile's time,
+// and nothing goes before its tiles but scales: so it is for keys that few rows see. Up to 128
+// columns tiles without a mask leave SMs idle for long enough. Measured: docs/lab/fp8.md.
+bool transposes_itself_faster(const ForwardConfig& c, const ForwardCall& call) {
+  constexpr int64_t kMostRows = 512;
+  return rows_of_key(call) <= kMostRows && (c.head_dim_v > 128 || !call.mask.hides_nothing());
+}
+
 // On how many SMs a CTA goes on ahead of the tiles: enough to stay ahead, and no more, for the
 // tiles lack these SMs. While an SM transposes a block of keys, another computes about `rows` query
 // rows with such a block, so the more rows see a key, the fewer SMs are enough. 0: V is better
@@ -109,7 +117,7 @@ TransposeOrder transpose_order(const E4m3Plan& plan, int num_sms) {
   TransposeOrder order{.heads = int(heads), .parts_of_head = plan.padded_keys / kPreparedKeys};
   order.first_heads = order.heads;
   const ForwardConfig& c = forward.kernel.config;
-  const bool by_tma = !plan.v_is_transposed && tensor_map_obstacle(plan.v) == nullptr;
+  const bool by_tma = plan.transposes_before() && tensor_map_obstacle(plan.v) == nullptr;
   if (c.general() || !forward.call.has_keys || !by_tma ||
       heads * order.parts_of_head > TransposeOrder::kMostParts) {
     return order;
@@ -137,7 +145,8 @@ void lay_out(E4m3Plan* plan) {
     allocator.take<T>(rows, columns);
     return offset;
   };
-  plan->transposed = place(uint8_t{}, plan->v_is_transposed ? 0 : heads * plan->v.columns, keys);
+  plan->transposed =
+      place(uint8_t{}, plan->transposes_before() ? heads * plan->v.columns : 0, keys);
   plan->key_scales = place(KeyScales{}, heads, keys / kDescaleRows);
   plan->value_scales = place(float{}, heads, 1);
   plan->parts_done = place(int{}, plan->order.goes_on_late() ? heads : 0, 1);
@@ -189,6 +198,24 @@ Status check_e4m3_layouts(const Problem& p, const ForwardCall& a) {
   return {};
 }
 
+bool can_transpose_in_kernel(const Problem& p, const ForwardCall& call) {
+  return e4m3_variant_of(p) == Variant::kDense && call.has_keys && !takes_v_transposed(p, call) &&
+         tensor_map_obstacle(call.v) == nullptr;
+}
+
+int choose_e4m3_kernel(const Problem& p, const ForwardCall& call) {
+  const int row = select_e4m3_kernel(e4m3_shape_of(p), e4m3_variant_of(p));
+  if (row == kNoKernel || !can_transpose_in_kernel(p, call)) return row;
+  const ForwardConfig& c = kE4m3Table[size_t(row)].config;
+  if (!transposes_itself_faster(c, call)) return row;
+  const auto transposes_as_wide = [&](const KernelInstance& other) {
+    return other.config.transposes_v && other.config.head_dim == c.head_dim &&
+           other.config.head_dim_v == c.head_dim_v && p.lengths_k.max <= other.max_keys;
+  };
+  const auto found = std::ranges::find_if(kE4m3Table, transposes_as_wide);
+  return found == kE4m3Table.end() ? row : int(found - kE4m3Table.begin());
+}
+
 int select_e4m3_kernel(const ForwardShape& shape, Variant variant) {
   return select_kernel(shape, kE4m3Table, variant);
 }
@@ -218,9 +245,11 @@ E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,
   }
   // The list of varlen tiles is made by a kernel between the two.
   plan.forward.pdl = plan.forward.tiling.scheduler != Scheduler::kVarlenMetadata;
-  plan.forward.call.v = plan.v_is_transposed
-                            ? given_transposed_span(problem, call.v)
-                            : transposed_span(call.v, plan.sequences, plan.padded_keys);
+  if (plan.v_is_transposed) {
+    plan.forward.call.v = given_transposed_span(problem, call.v);
+  } else if (plan.transposes_before()) {
+    plan.forward.call.v = transposed_span(call.v, plan.sequences, plan.padded_keys);
+  }
   lay_out(&plan);
   return plan;
 }
@@ -232,7 +261,7 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
   FA3_TRY(check_e4m3_layouts(problem, call));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
-  const int row = select_e4m3_kernel(e4m3_shape_of(problem), e4m3_variant_of(problem));
+  const int row = choose_e4m3_kernel(problem, call);
   const ForwardKernel kernel = e4m3_kernel_at(row, element_of(problem.o.dtype));
   const ForwardConfig& c = kernel.config;
   const E4m3Plan decided = plan_e4m3_launch(kernel, problem, call, num_sms);
@@ -252,9 +281,10 @@ Status plan_e4m3(const Problem& problem, Plan* plan) {
                         c.block_n, mask_name(call.mask));
   plan->why = concat("kernel for head dims up to ", c.head_dim, " and ", c.head_dim_v, ": ",
                      kE4m3Table[size_t(row)].why,
-                     decided.v_is_transposed        ? "; V is given transposed"
-                     : decided.order.goes_on_late() ? "; a kernel transposes V ahead of the tiles"
-                                                    : "; a kernel transposes V beforehand");
+                     decided.v_is_transposed          ? "; V is given transposed"
+                     : decided.transposes_in_kernel() ? ""
+                     : decided.order.goes_on_late()   ? "; a kernel transposes V ahead of the tiles"
+                                                      : "; a kernel transposes V beforehand");
   if (pack.heads() > 1) {
     plan->why += concat("; PackGQA: ", pack.heads(), " query heads share a tile");
   }

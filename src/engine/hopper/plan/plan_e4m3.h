@@ -9,11 +9,11 @@
 namespace fa3::hopper {
 
 // The kernel's plan, and the kernels around it: V is transposed into the workspace, beforehand or
-// ahead of the kernel's tiles, or scales alone are prepared, where V is given transposed; what K's
-// mean owes to the LSE is added behind.
+// ahead of the kernel's tiles, or scales alone are prepared, where V is given transposed or the
+// kernel itself transposes it; what K's mean owes to the LSE is added behind.
 struct E4m3Plan {
-  ForwardPlan forward;           // its V is the transposed one, its workspace a part of this one's
-  TensorSpan v;                  // V as it is given
+  ForwardPlan forward;  // its V is the one that it reads, its workspace a part of this one's
+  TensorSpan v;         // V as it is given
   bool v_is_transposed = false;  // V as it is given is what the kernel reads
   Quantization q_quantization, k_quantization, v_quantization;
   int sequences = 0;    // that are prepared: at least one
@@ -24,6 +24,9 @@ struct E4m3Plan {
   // Where the arrays of the workspace begin:
   int64_t transposed = 0, key_scales = 0, value_scales = 0, parts_done = 0, forward_workspace = 0;
   int64_t workspace_bytes = 0;
+
+  bool transposes_in_kernel() const { return forward.kernel.config.transposes_v; }
+  bool transposes_before() const { return !v_is_transposed && !transposes_in_kernel(); }
 };
 
 // What no e4m3 kernel can do yet, in a sentence; OK if one can. Needs no GPU.
@@ -34,6 +37,12 @@ Status check_e4m3_layouts(const Problem& problem, const ForwardCall& call);
 
 // The row of kE4m3Table for a shape and for what its kernel must know, or kNoKernel.
 int select_e4m3_kernel(const ForwardShape& shape, Variant variant);
+
+// Whether a kernel that transposes V itself can do a call.
+bool can_transpose_in_kernel(const Problem& problem, const ForwardCall& call);
+
+// The row for a call: of a kernel that transposes V itself, where that is faster.
+int choose_e4m3_kernel(const Problem& problem, const ForwardCall& call);
 
 // The plan of a call for a kernel that can do it, on this many SMs.
 E4m3Plan plan_e4m3_launch(const ForwardKernel& kernel, const Problem& problem,

@@ -7,19 +7,21 @@
 #include "core/macros.h"
 #include "engine/cuda/host/device.h"
 #include "engine/cuda/host/free_sms.h"
+#include "engine/hopper/config/decode_shape.h"
 #include "engine/hopper/host/capability.h"
 #include "engine/hopper/host/tensor_map.h"
 #include "engine/hopper/plan/choose_split.h"
+#include "engine/hopper/plan/choose_together.h"
 #include "engine/hopper/plan/count_tiles.h"
 #include "engine/hopper/plan/plan_e4m3.h"
 #include "engine/hopper/plan/select_decode.h"
 #include "engine/hopper/plan/select_kernel.h"
+#include "engine/hopper/plan/select_score.h"
 #include "engine/hopper/tables/cache_table.h"
 #include "engine/hopper/tables/continued_table.h"
 #include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/dropout_table.h"
 #include "engine/hopper/tables/mask_table.h"
-#include "engine/hopper/tables/score_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
@@ -37,6 +39,12 @@ struct Selection {
 Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Element element = element_of(p.dtype);
   if (p.score != nullptr) {
+    if (const auto [row, variant, tiling] = select_score_decode(p, call, num_sms);
+        row != kNoKernel) {
+      const ForwardConfig config = kDecodeTable[size_t(row)].config.with(element, variant);
+      const int smem_bytes = smem_bytes_of_each(decode_shape(config).ctas_per_sm);
+      return {kDecodeTable[size_t(row)], {config, nullptr, smem_bytes}, tiling};
+    }
     const KernelInstance& instance = *select_score_kernel(p);
     const Variant variant = p.block_mask.on ? variant_of_lists(p) : variant_of(p);
     const ForwardConfig config = instance.config.with(element, variant);
@@ -74,6 +82,12 @@ Selection select(const Problem& p, const ForwardCall& call, int num_sms) {
   const Variant variant = std::max(variant_of(p), least);
   const auto kernel_at = p.has_float8() ? cache_kernel_at : forward_kernel_at;
   return {instance, kernel_at(choice.row, element, variant), choice.tiling};
+}
+
+// Lists and lengths of sequences have orders of their own.
+TilesTogether together_in(const Problem& p, const ForwardCall& call) {
+  if (p.score == nullptr || p.block_mask.on || call.varlen) return {};
+  return choose_together(*p.score, call.q.heads, call.q.batches);
 }
 
 Status check_layouts(const ForwardCall& a) {
@@ -142,6 +156,10 @@ std::string reasons(const Problem& problem, const ForwardPlan& plan, const char*
   if (const int heads = plan.tiling.pack.heads(); heads > 1) {
     why += concat("; PackGQA: ", heads, " query heads share a tile");
   }
+  if (const TilesTogether& t = plan.together; t.count() > 1) {
+    why += concat("; tiles of ", t.count(), t.batches > 1 ? " sequences" : " heads",
+                  " that read one tile of the score function's tensor come together");
+  }
   why += split_words(plan);
   if (plan.combine == Combine::kLastCta) why += ", combined in the kernel";
   if (problem.batch_invariant) why += "; batch-invariant";
@@ -197,15 +215,6 @@ Status check_forward(const Problem& p) {
                        "; the largest have 256, and 128 where O is float32 or head dims are no "
                        "multiples of 8");
   }
-  if (p.score != nullptr) {
-    if (p.has_float8() || p.key_places.elsewhere) {
-      return unsupported("a score function with FP8, page_table, batch_index or left_padding");
-    }
-    if (select_score_kernel(p) == nullptr) {
-      return unsupported("no kernel with a score function for head dims ", p.head_dim, " and ",
-                         p.head_dim_v);
-    }
-  }
   if (select_kernel(shape_of(p), table_of(p)) == kNoKernel) {
     return unsupported("no kernel for head dim ", p.head_dim, "; the largest have 256");
   }
@@ -220,8 +229,10 @@ Status plan_forward(const Problem& problem, Plan* plan) {
   FA3_TRY(check_layouts(call));
   int num_sms = 0;
   FA3_TRY(count_free_sms(problem, &num_sms));
+  if (problem.score != nullptr) FA3_TRY(check_score(problem, call, num_sms));
   const auto& [instance, kernel, tiling] = select(problem, call, num_sms);
-  const ForwardPlan decided = plan_launch(kernel, call, tiling, num_sms);
+  const ForwardPlan decided =
+      plan_launch(kernel, call, tiling, num_sms, together_in(problem, call));
   const ForwardConfig& c = kernel.config;
   const int64_t tiles = num_tiles(c, call, tiling.pack);
   FA3_TRY(check_counts(decided, tiles));

@@ -94,8 +94,10 @@ DecodeChoice select_decode(const Problem& problem, const ForwardCall& call, int 
       return {row, Variant::kDecodeSingle, tiling};
     }
   }
+  // No stream-K kernel takes a score function.
+  const bool has_other = problem.score == nullptr && !any.dequantizes();
   const bool reads_much = call.sequences == 1 || key_bytes(any, call) > kMostBytes;
-  if (any.kv_stages == 0 || (!any.dequantizes() && reads_much)) return {};
+  if (any.kv_stages == 0 || (has_other && reads_much)) return {};
   const ForwardConfig several = any.with(any.element, Variant::kDecode);
   const Tiling tiling = choose_split(several, call, problem.num_splits, num_sms);
   if (!always_splits(several, problem, call, tiling)) return {};

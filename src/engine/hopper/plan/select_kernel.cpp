@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "core/ceil_div.h"
-#include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/plan/choose_kv_loader.h"
 #include "engine/hopper/plan/choose_split.h"
 #include "engine/hopper/plan/count_tiles.h"
@@ -13,7 +12,6 @@
 #include "engine/hopper/tables/continued_table.h"
 #include "engine/hopper/tables/dropout_table.h"
 #include "engine/hopper/tables/mask_table.h"
-#include "engine/hopper/tables/score_table.h"
 #include "engine/hopper/tables/stream_k_table.h"
 
 namespace fa3::hopper {
@@ -21,8 +19,6 @@ namespace {
 
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kFewRows = 64, kLongKeys = 1536;
-// Measured: docs/lab/flex.md.
-constexpr int64_t kKeysOfTiles = 12288;
 
 ForwardConfig general(const ForwardConfig& c) {
   return c.with(c.element, Variant::kGeneral);
@@ -222,30 +218,6 @@ int select_continued_kernel(const Problem& problem) {
 
 int select_mask_kernel(const Problem& problem) {
   return select_kernel(shape_of(problem), kMaskTable, Variant::kDense);
-}
-
-// A captured tensor as large as the scores, and enough keys for three warpgroups to gain by it.
-bool streams_captured_tiles(const Problem& p, const ForwardShape& shape) {
-  return shape.head_dim > 64 && p.lengths_k.max >= kKeysOfTiles &&
-         find_captured_tile(*p.score, p.lengths_q.max, p.lengths_k.max) != kNoTile;
-}
-
-const KernelInstance* select_score_kernel(const Problem& problem) {
-  const ForwardShape shape = shape_of(problem);
-  if (problem.block_mask.on) {
-    const int row = select_mask_kernel(problem);
-    return row == kNoKernel ? nullptr : &kMaskTable[size_t(row)];
-  }
-  if (problem.score->num_tensors == 0) {
-    const int row = select_kernel(shape, kPureScoreTable);
-    if (row != kNoKernel) return &kPureScoreTable[size_t(row)];
-  }
-  if (streams_captured_tiles(problem, shape)) {
-    const int row = select_kernel(shape, kTileScoreTable);
-    if (row != kNoKernel) return &kTileScoreTable[size_t(row)];
-  }
-  const int row = select_kernel(shape, kScoreTable);
-  return row == kNoKernel ? nullptr : &kScoreTable[size_t(row)];
 }
 
 KernelChoice select_kernel_and_split(const Problem& problem, const ForwardCall& call, int num_sms) {

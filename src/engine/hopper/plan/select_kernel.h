@@ -40,9 +40,6 @@ int select_continued_kernel(const Problem& problem);
 // A row of kMaskTable, or kNoKernel.
 int select_mask_kernel(const Problem& problem);
 
-// The row of score_table.h, or of mask_table.h, for a problem with a score function, or null.
-const KernelInstance* select_score_kernel(const Problem& problem);
-
 // Whether a kernel can read pages row by row: TMA writes to multiples of 128 bytes.
 bool copies_single_rows(const ForwardConfig& config);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CTAs of a cluster, and the shared memory of each other's (PTX ISA, "barrier.cluster", "mapa",
-// "st.async").
+// "st.async", "cp.async.bulk").
 // A launch without clusters has one CTA in each.
 #pragma once
 
@@ -52,6 +52,25 @@ __device__ __forceinline__ void st_async_f32x2(uint32_t address, float2 v, uint3
       "f"(v.x), "f"(v.y), "r"(barrier)
       : "memory");
 }
+// From this CTA's shared memory to that of a CTA of the cluster, which waits for the bytes at a
+// barrier of its own.
+__device__ __forceinline__ void cp_async_bulk_to_cluster(uint32_t to, uint32_t from, uint32_t bytes,
+                                                         uint32_t barrier) {
+  cuda::disturb();
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// At a barrier of a CTA of the cluster, for what this thread has read: without .release.cluster,
+// which waits until all that the thread has written is seen by the GPU.
+__device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t barrier) {
+  cuda::disturb();
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Until the phase of the given parity has completed, with what other CTAs have sent.
 __device__ __forceinline__ void mbarrier_wait_parity_of_cluster(uint32_t barrier, uint32_t parity) {
   cuda::disturb();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's tile scheduler: which key block a CTA has. Longest blocks first (LPT), section by
-// section. Plain constexpr, tested on the host.
+// The backward's tile scheduler: which key block a CTA, or a pair of them, has. Longest blocks
+// first (LPT), section by section. Plain constexpr, tested on the host.
 #pragma once
 
 #include "core/macros.h"

@@ -57,16 +57,17 @@ __device__ __forceinline__ void issue_ab(float (&d)[Count], const PFragment<B>& 
   }
 }
 
-// d = A B, summed over the columns of A and the rows of B, which has as many columns as d: a tile,
-// or a slab of one.
+// d = A B or d += A B, summed over the columns of A and the rows of B, which has as many columns as
+// d: a tile, or a slab of one.
 template <Element E, TileLayout A, TileLayout B, int Count>
-__device__ __forceinline__ void issue_ab(float (&d)[Count], uint32_t a, uint32_t b) {
+__device__ __forceinline__ void issue_ab(float (&d)[Count], uint32_t a, uint32_t b,
+                                         bool add = false) {
   static_assert(A.columns == B.rows && Count <= B.columns / 2);
 #pragma unroll
   for (int step = 0; step < B.rows / B.mma_depth(); ++step) {
     ptx::wgmma_m64k16_ss<E, Major::kK, Major::kMn>(d, descriptor(A, a, A.k_major_step(step)),
                                                    descriptor(B, b, B.mn_major_step(step)),
-                                                   step != 0);
+                                                   step != 0 || add);
   }
 }
 

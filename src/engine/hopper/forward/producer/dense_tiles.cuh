@@ -44,7 +44,7 @@ class DenseTiles {
   __device__ __forceinline__ bool done() const { return number() >= params_.order.num_tiles(); }
   __device__ __forceinline__ bool next(WorkTileOf<C>& work) const {
     const int rows = params_.seqlen_q;
-    const TileIndex index = params_.order.tile(number());
+    const TileIndex index = tile_of(number());
     work.place.set_sequence(index.batch, params_.e4m3.sequences);
     write(work, index.m_block, {index.batch, index.pack, 0, rows, rows},
           {index.batch, 0, params_.seqlen_k});
@@ -68,6 +68,14 @@ class DenseTiles {
   const ForwardParams& params_;
 
  private:
+  __device__ __forceinline__ TileIndex tile_of(int number) const {
+#ifdef FA3_SCORE_FUNCTION
+    return params_.score.together.tile(params_.order.tile(number));
+#else
+    return params_.order.tile(number);
+#endif
+  }
+
   const WorkTileWriter<C> writer_;
   TileNumber<Issuer> number_;
 };

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of e4m3, by TMA: a block's scales travel with its K, and V comes transposed, from
-// where prepare_e4m3.cu has put it, or still puts it: then a tile waits for its head. Next:
-// producer.cuh.
+// Keys and values of e4m3, by TMA: a block's scales travel with its K. V comes transposed, from
+// where prepare_e4m3.cu has put it, or still puts it: then a tile waits for its head. Or it comes
+// in rows, for transpose_values.cuh. Next: producer.cuh.
 #pragma once
 
 #include "engine/hopper/config/consumer_tuning.h"
 #include "engine/hopper/forward/producer/load_tma_pages.cuh"
+#include "engine/hopper/forward/producer/transpose_values.cuh"
 #include "engine/hopper/ptx/bulk.cuh"
 #include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/grid.cuh"
@@ -51,11 +52,23 @@ class E4m3Kv : public Keys {
   // Whole blocks: there are zeros behind the last key.
   __device__ __forceinline__ void load_v(const Block& block) {
     wait_for_stage();
+    if constexpr (C.transposes_v) {
+      tile::load_rows(params_.v_map, Keys::kV, Keys::kV.rows, at_.loaded(kv_.stage()),
+                      at_.value_rows_pipeline().full(value_rows_.stage()), block.k);
+      value_rows_.advance();
+      kv_.advance();
+      return;
+    }
     tile::load_rows(params_.v_map, Keys::kV, Keys::kV.rows, at_.loaded(kv_.stage()),
                     at_.loaded_pipeline().full(kv_.stage()),
                     {block.key, 0, block.kv_head, block.sequence});
     kv_.advance();
   }
+
+ private:
+  struct NoRows {};
+  [[no_unique_address]] std::conditional_t<C.transposes_v, PipelineState<C.kv_stages>, NoRows>
+      value_rows_;
 };
 
 // Packed heads share their scales (launch_e4m3.cpp).
@@ -100,7 +113,7 @@ struct KvLoaderOf<C, KvLoaderKind::kE4m3> {
   using Keys = std::conditional_t<C.general(), ThreadPages<C>, DenseKv<C>>;
   using Loads = E4m3Kv<C, Keys>;
   using Scales = E4m3TileScales<C>;
-  using Helper = NoHelper;
+  using Helper = std::conditional_t<C.transposes_v, ValueTransposer<C>, NoHelper>;
 };
 
 }  // namespace fa3::hopper

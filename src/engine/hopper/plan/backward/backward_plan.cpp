@@ -91,10 +91,10 @@ int choose_head_splits(const BackwardPlan& plan, int num_sms) {
   const BackwardConfig& c = plan.kernel.config;
   const BackwardCall& a = plan.call;
   const int64_t heads = a.heads_per_kv_head();
-  const int64_t key_blocks = capped_product(plan.k_blocks.in_all, a.k.heads);
+  const int64_t key_blocks = capped_product(plan.k_blocks.in_all, c.ctas(), a.k.heads);
   if (!c.can_split_heads() || !a.is_causal() || a.deterministic || heads <= 1) return 1;
   if (a.q.rows == 0 || key_blocks == 0) return 1;
-  const bool fills = plan.k_blocks.of_entry >= filling_blocks(num_sms);
+  const bool fills = plan.k_blocks.of_entry * c.ctas() >= filling_blocks(num_sms);
   if (!fills && key_blocks > kFewKeyBlocksPerSm * num_sms && heads * a.q.rows <= kShortRows) {
     return 1;
   }
@@ -137,12 +137,13 @@ KeyBlockOrder order_of(const BackwardPlan& plan, int splits, int num_sms) {
   const BackwardCall& a = plan.call;
   const int64_t split_bytes = a.heads_per_kv_head() / splits * head_bytes(c, a);
   const int64_t heads = a.k.heads * a.k.batches * splits;
-  const int64_t n_blocks = ceil_div(a.k.rows, c.block_n);
+  const int64_t clusters = ceil_div(a.k.rows, c.keys_of_cluster());
+  const int64_t n_blocks = clusters * c.ctas();
   const int64_t fitting = kSectionBytes / std::max<int64_t>(split_bytes, 1);
   const int64_t apart = a.deterministic ? heads_apart(c, n_blocks, split_bytes, num_sms) : 1;
   const int64_t section_heads = std::clamp<int64_t>(std::max(fitting, apart), 1, heads);
   const int64_t last_heads = even_heads(c, a, heads, splits, n_blocks, split_bytes, num_sms);
-  return {.num_n_blocks = int(n_blocks),
+  return {.num_n_blocks = int(clusters),
           .num_kv_heads = int(a.k.heads),
           .num_batches = int(a.k.batches),
           .section_heads = int(section_heads),
@@ -214,9 +215,9 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
   if (c.block_mask) plan.call.mask = {};
   const BackwardCall& call = plan.call;
   plan.q_blocks = count_blocks(call, call.q, c.block_m, call.lengths_q.in_one_tensor);
-  plan.k_blocks = count_blocks(call, call.k, c.block_n, false);
+  plan.k_blocks = count_blocks(call, call.k, c.keys_of_cluster(), false);
   const int splits = choose_head_splits(plan, num_sms);
-  plan.num_tiles = capped_product(plan.k_blocks.in_all, call.k.heads, splits);
+  plan.num_tiles = capped_product(plan.k_blocks.in_all, c.ctas(), call.k.heads, splits);
   if (call.has_nothing_to_do()) return plan;
   plan.short_sequences = has_short_sequences(c, call);
   if (plan.short_sequences) plan.short_pack = short_pack_of(call);
@@ -226,7 +227,7 @@ BackwardPlan plan_launches(const BackwardKernel& kernel, const BackwardCall& giv
               : splits > 1       ? kernel.main_head_splits
                                  : kernel.main;
   plan.main_config = call.deterministic ? c.deterministic() : splits > 1 ? c.with_head_splits() : c;
-  plan.tail_tiles = kTailTilesPerSm * num_sms;
+  plan.tail_tiles = kTailTilesPerSm * num_sms / c.ctas();
   if (c.block_mask) {
     const cuda::TileCapacity capacity{plan.q_blocks.in_all, plan.k_blocks.in_all};
     plan.lists = cuda::block_list_params(call.block_mask, given.mask, call.seqlen_q, call.seqlen_k,

@@ -30,8 +30,8 @@ struct BackwardWorkspace {
   int64_t bytes = 0;
 };
 
-// Blocks of rows of the queries or of the keys. Varlen: the most that there can be, since each
-// sequence, and the rows that none owns, ends within a block.
+// Blocks of rows of the queries, or of the keys of a cluster of CTAs. Varlen: the most that there
+// can be, since each sequence, and the rows that none owns, ends within a block.
 struct RowBlockCounts {
   int64_t in_all = 0;    // for one head: all sequences
   int64_t of_entry = 0;  // for one head: a batch entry of the scratch; packed queries are one
@@ -57,7 +57,7 @@ struct BackwardPlan {
   int64_t num_tiles = 0;          // key blocks, times head splits
   const void* main = nullptr;     // of a score function: found when it runs
   BackwardConfig main_config;
-  int tail_tiles = 0;            // varlen: the last key blocks, longest first whatever their head
+  int tail_tiles = 0;  // varlen: the last clusters' key blocks, longest first whatever their head
   bool short_sequences = false;  // one launch does it all: no sequence is longer than a tile
   cuda::PackGqa short_pack;      // the query heads that it has in a tile
   BackwardGrids grids;           // all 0: there is nothing to do

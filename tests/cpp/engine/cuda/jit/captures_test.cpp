@@ -12,7 +12,9 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/host/captured_tile.h"
 #include "engine/hopper/launch/score_program.h"
+#include "engine/hopper/plan/choose_together.h"
 #include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
 #include "engine/hopper/tables/mask_table.h"
 
@@ -90,9 +92,15 @@ TEST(ScoreKeys, TellProgramsApart) {
           std::ranges::for_each(hopper::kMaskBackwardTable, both);
         }
       }
+      for (const hopper::KernelInstance& row : hopper::kDecodeTable) {
+        on_hopper(row.config.with(e, hopper::Variant::kDecode), hopper::kNoTile);
+      }
       for (const ampere::KernelInstance& row : ampere::kForwardTable) {
         on_ampere(row.config.with(e).with_score_function(), {8, 0});
         on_ampere(row.config.with(e).with_score_function(), {8, 9});
+        ampere::ForwardConfig of_cache = row.config.with(e).with_score_function();
+        of_cache.quantized = true;
+        on_ampere(of_cache, {8, 9});
       }
       for (const ampere::BackwardInstance& row : ampere::kMaskBackwardTable) {
         on_ampere(row.config.with(e, true).with_score_function(false), {8, 0});
@@ -140,6 +148,39 @@ TEST(Captures, AreTilesWhereTmaCanBringThem) {
   EXPECT_EQ(found(), hopper::kNoTile);
   score.text = "return score + load_of_score<Half, 1>(q_idx, kv_idx, h);";
   EXPECT_EQ(found(), hopper::kNoTile);
+}
+
+TEST(Captures, HaveTilesOfThoseTogetherThatShareThem) {
+  struct Case {
+    int64_t of_sequences, of_heads;  // extents of the tensor
+    int64_t sequences, heads;
+    int sequences_together, heads_together;
+  };
+  for (const Case c : {Case{1, 4, 2, 4, 2, 1}, Case{1, 4, 9, 4, 3, 1}, Case{1, 4, 5, 4, 1, 1},
+                       Case{2, 4, 2, 4, 1, 1}, Case{3, 1, 3, 4, 1, 2}, Case{3, 1, 3, 5, 1, 1},
+                       Case{1, 1, 2, 4, 2, 1}, Case{1, 1, 1, 6, 1, 2}, Case{1, 1, 1, 1, 1, 1},
+                       Case{1, 4, 4, 4, 2, 1}, Case{1, 7, 2, 4, 1, 1}}) {
+    fa3_captured_tensor bias{.data = reinterpret_cast<const void*>(uintptr_t{0x7000}),
+                             .rank = 4,
+                             .shape = {c.of_sequences, c.of_heads, 100, 200},
+                             .stride = {20800 * c.of_heads, 20800, 208, 1}};
+    auto score = function_of("return score + load_of_score<Half, 0>(q_idx, kv_idx, b, h);");
+    score.tensors = &bias;
+    score.num_tensors = 1;
+    const auto expect = [&](int sequences, int heads, const char* what) {
+      const hopper::TilesTogether t = hopper::choose_together(score, c.heads, c.sequences);
+      EXPECT_EQ(t.batches, sequences) << what << ": " << c.sequences << " sequences, " << c.heads;
+      EXPECT_EQ(t.packs, heads) << what << ": " << c.sequences << " sequences, " << c.heads;
+    };
+    expect(c.sequences_together, c.heads_together, "as it is");
+    bias.shape[0] = c.sequences;  // the same, repeated
+    bias.stride[0] = c.of_sequences == 1 ? 0 : bias.stride[0];
+    expect(c.sequences_together, c.heads_together, "repeated");
+    score.text = "return score + load_of_key<Half, 0>(kv_idx, h, q_idx);";
+    expect(1, 1, "no tensor as large as the scores");
+    score.num_tensors = 0;
+    expect(1, 1, "no tensor");
+  }
 }
 
 TEST(Captures, HaveAStoredGradientWhereTmaCanStoreIt) {

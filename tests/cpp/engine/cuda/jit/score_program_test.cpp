@@ -2,6 +2,7 @@
 // Score functions become machine code without a GPU: by NVRTC, where it is found.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "engine/ampere/launch/score_program.h"
@@ -12,6 +13,7 @@
 #include "engine/cuda/jit/score_program.h"
 #include "engine/hopper/launch/score_program.h"
 #include "engine/hopper/tables/backward_table.h"
+#include "engine/hopper/tables/decode_table.h"
 #include "engine/hopper/tables/mask_backward_table.h"
 #include "engine/hopper/tables/mask_table.h"
 
@@ -137,6 +139,32 @@ TEST_F(ScoreProgram, CompilesBesideBlockMasks) {
   }
 }
 
+TEST_F(ScoreProgram, CompilesInDecodeKernels) {
+  FA3_SKIP_WITHOUT_NVRTC();
+  auto score = function_of("return score + load_of_key<Bfloat, 0>(kv_idx, h) * q_idx + b;");
+  using hopper::Variant;
+  for (const hopper::KernelInstance& row : tried_rows(hopper::kDecodeTable)) {
+    for (const auto variant : {Variant::kDecodeSingle, Variant::kDecode}) {
+      const auto config = row.config.with(hopper::Element::kBf16, variant);
+      if (variant == Variant::kDecode && config.kv_stages == 0) continue;  // not built
+      std::string code;
+      const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+      EXPECT_TRUE(status.ok()) << config.head_dim << ": " << status.message();
+      EXPECT_EQ(code.substr(1, 3), "ELF");
+    }
+  }
+  score = function_of("using namespace score; return tangent(score);");
+  std::string code;
+  const auto config = hopper::kDecodeTable[1].config.with(hopper::Element::kFp16, Variant::kDecode);
+  const Status status = cuda::find_code(hopper::score_program(score, config), nullptr, &code);
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
+const size_t kQuantizedRow = size_t(
+    std::ranges::find_if(ampere::kForwardTable,
+                         [](const ampere::KernelInstance& row) { return row.config.quantized; }) -
+    ampere::kForwardTable.begin());
+
 // For an A100, and for cards of 99 KB; NVRTC is asked for no more than one program a row.
 TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
   FA3_SKIP_WITHOUT_NVRTC();
@@ -150,10 +178,11 @@ TEST_F(ScoreProgram, CompilesOnTheAmpereEngineInEveryConfiguration) {
   };
   for (const ampere::KernelInstance& row : ampere::kForwardTable) {
     const ampere::ForwardConfig& c = row.config;
-    if (c.dropout || c.quantized) continue;
+    if (c.dropout) continue;
     compiles(c.with(ampere::Element::kBf16).with_score_function(), {8, 0});
     if (is_quick()) break;
   }
+  compiles(ampere::kForwardTable[kQuantizedRow].config.with_score_function(), {8, 0});
   score.gradients = "add<0>(gradient, h, q_idx); add_for_tile<2>(gradient, h);";
   score.slope = "return 2.0f;";
   const auto of_function = [](const ampere::BackwardConfig& c) {

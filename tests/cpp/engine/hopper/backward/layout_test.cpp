@@ -130,15 +130,43 @@ TEST(BackwardProducts, read_the_elements_they_are_about) {
       expect_k_major(c.v_tile(), w * kRowsPerWarpgroup, kRowsPerWarpgroup);  // dP = V dO^T
     }
     expect_k_major(c.q_tile(), 0, c.block_m);
-    expect_k_major(c.d_o_tile(), 0, c.block_m);
-    expect_mn_major(c.d_o_tile(), 0, c.head_dim_v);  // dV += P dO
-    expect_mn_major(c.q_tile(), 0, c.head_dim);      // dK += dS Q
+    expect_k_major(c.d_o_part(), 0, c.block_m);
+    expect_mn_major(c.d_o_part(), 0, c.d_o_part().columns);  // dV += P dO
+    expect_mn_major(c.q_tile(), 0, c.head_dim);              // dK += dS Q
     const AccumLayout parts = c.dq_accum();
     for (int part = 0; part < parts.parts(); ++part) {  // dQ = dS K
       expect_k_major(c.ds_tile(), parts.first_row(part), kRowsPerWarpgroup);
       expect_mn_major(c.k_tile(), parts.first_column(part), parts.columns());
     }
   }
+}
+
+// Of a pair dO comes in parts, with V's columns beside it; and K's columns of the other in a half
+// tile, slab by slab as in the whole one.
+TEST(BackwardProducts, parts_of_tiles_lie_as_tiles_of_their_own) {
+  int pairs = 0;
+  for (const BackwardInstance& compiled : kBackwardTable) {
+    const BackwardConfig& c = compiled.config;
+    const auto expect_parts = [](TileLayout whole, int parts) {
+      const TileLayout part{whole.rows, whole.columns / parts};
+      for (int row = 0; row < whole.rows; ++row) {
+        for (int column = 0; column < whole.columns; ++column) {
+          ASSERT_EQ(whole.element_offset(row, column),
+                    column / part.columns * part.bytes() +
+                        part.element_offset(row, column % part.columns));
+        }
+      }
+    };
+    expect_parts(c.v_tile(), c.d_o_parts());
+    EXPECT_EQ(c.d_o_part().columns * c.d_o_parts(), c.head_dim_v);
+    if (!c.pairs()) continue;
+    ++pairs;
+    expect_parts(c.k_tile(), c.ctas());
+    EXPECT_EQ(c.dq_accum().first_column(c.dq_parts()), c.head_dim / c.ctas());
+    EXPECT_EQ(c.dq_accum().parts(), c.dq_parts() * c.ctas());
+    EXPECT_GE(c.d_o_stages() * c.d_o_part().bytes(), c.dv_tile().bytes());
+  }
+  EXPECT_EQ(pairs, 1);
 }
 
 // Where a thread adds each element (a float of the block), and which row and column that is.

@@ -102,14 +102,28 @@ unsigned num_seeds() {
   return std::getenv("FA3_TEST_FULL") ? 20 : std::getenv("FA3_TEST_QUICK") ? 1 : 3;
 }
 
+// Of a pair either CTA may be far behind.
+const std::vector<machine::Pace>& paces(bool pairs) {
+  static const std::vector<machine::Pace> of_one(std::begin(machine::kManyPaces),
+                                                 std::end(machine::kManyPaces));
+  static const std::vector<machine::Pace> of_two = [] {
+    constexpr int kWarps = 16;
+    std::vector<machine::Pace> all = of_one;
+    all.push_back({.name = "slow first CTA", .weight = machine::slow<0, kWarps - 1>});
+    all.push_back({.name = "slow second CTA", .weight = machine::slow<kWarps, 2 * kWarps - 1>});
+    return all;
+  }();
+  return pairs ? of_two : of_one;
+}
+
 template <BackwardConfig C>
 void all_work_is_done_once(std::span<const Shape> shapes, bool deterministic = false) {
   for (const Shape& shape : shapes) {
     const BackwardRun<C> run(shape, deterministic);
-    for (const machine::Pace& pace : machine::kManyPaces) {
+    for (const machine::Pace& pace : paces(C.pairs())) {
       for (unsigned seed = 0; seed < num_seeds(); ++seed) {
-        const int tile = int((seed * 7 + unsigned(&pace - machine::kManyPaces)) %
-                             unsigned(std::max(run.tiles(), 1)));
+        const auto number = unsigned(&pace - paces(C.pairs()).data());
+        const int tile = int((seed * 7 + number) * C.ctas() % unsigned(std::max(run.tiles(), 1)));
         SCOPED_TRACE(std::string(pace.name) + ", seed " + std::to_string(seed) + ", tile " +
                      std::to_string(tile) + ", " + std::to_string(shape.seqlen_q) + "x" +
                      std::to_string(shape.seqlen_k));
@@ -130,13 +144,17 @@ TEST(BackwardProtocol, dropout_is_worked_through_once_in_any_order) {
       kDropoutBackwardTable[5].config.with(Element::kBf16, Variant::kCapped);
   constexpr BackwardConfig kGeneral =
       kDropoutBackwardTable[2].config.with(Element::kBf16, Variant::kGeneral);
+  constexpr BackwardConfig kPair =
+      kDropoutBackwardTable[4].config.with(Element::kBf16, Variant::kGeneral);
   static_assert(kDense.signs_p() && kGeneral.signs_p() && kKeepsP.keeps_p());
-  static_assert(kCapped.splits_dkv());
+  static_assert(kCapped.pairs() && kPair.pairs());
   all_work_is_done_once<kDense>(std::span(kShapes));
   all_work_is_done_once<kGeneral>(std::span(kVarlen));
   all_work_is_done_once<kKeepsP>(std::span(kWindows));
   all_work_is_done_once<kDense.deterministic()>(std::span(kShapes).first(3), true);
   all_work_is_done_once<kCapped>(std::span(kVarlen));
+  all_work_is_done_once<kPair>(std::span(kVarlen));
+  all_work_is_done_once<kPair.deterministic()>(std::span(kWindows).first(2), true);
 }
 
 // Gradients of keys in float32 leave by threads.
@@ -204,16 +222,22 @@ TEST(BackwardProtocol, capped_scores_are_worked_through_once_in_any_order) {
 
 // A head each; and several, where there are many key blocks.
 TEST(BackwardProtocol, head_splits_add_up_dk_and_dv_once_in_any_order) {
-  constexpr Shape kSplit[] = {
-      {.seqlen_q = 300, .seqlen_k = 500, .heads = 14, .kv_heads = 2, .batches = 2, .mask = kCausal},
-      {.seqlen_q = 60,
-       .seqlen_k = 60,
-       .heads = 1840,
-       .kv_heads = 230,
-       .batches = 2,
-       .mask = kCausal},
-  };
-  for_every_row<Variant::kDense>([&]<BackwardConfig C>() {
+  for_every_row<Variant::kDense>([]<BackwardConfig C>() {
+    constexpr int kHeads = 230 / C.ctas();
+    constexpr Shape kSplit[] = {
+        {.seqlen_q = 300,
+         .seqlen_k = 500,
+         .heads = 14,
+         .kv_heads = 2,
+         .batches = 2,
+         .mask = kCausal},
+        {.seqlen_q = 60,
+         .seqlen_k = 60,
+         .heads = 8 * kHeads,
+         .kv_heads = kHeads,
+         .batches = 2,
+         .mask = kCausal},
+    };
     EXPECT_EQ(BackwardRun<C>(kSplit[0]).head_splits(), 7);
     EXPECT_EQ(BackwardRun<C>(kSplit[1]).head_splits(), 4);
     all_work_is_done_once<C>(std::span(kSplit));
@@ -233,16 +257,60 @@ TEST(BackwardProtocol, deterministic_calls_add_to_dq_in_one_order) {
   });
 }
 
-// A pipeline broken on purpose is found out in every order, with one of the complaints.
-template <int Row = 2>
-void expect_found(auto pipeline_of, int stages, Fault fault,
-                  const std::vector<std::string>& complaints, bool deterministic = false) {
+// P first lies where dS will: each warp's in the bytes of its own dS, for warps do not wait for
+// each other between the two (Buffer::strips).
+TEST(BackwardProtocol, of_a_pair_P_of_a_warp_lies_where_its_dS_will) {
+  constexpr BackwardConfig kConfig = kBackwardTable.back().config;
+  static_assert(kConfig.pairs());
+  constexpr tile::TileLayout kDs = kConfig.ds_tile();
+  constexpr int kChunk = tile::kChunkBytes, kSteps = kConfig.block_m / kRowsPerWarp;
+  std::set<uint32_t> all;
+  for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
+    std::set<uint32_t> of_p, of_ds;
+    for (int thread = warp * kWarpSize; thread < (warp + 1) * kWarpSize; ++thread) {
+      threadIdx.x = unsigned(thread);
+      const auto [query, key] = tile::stored_place_transposed(thread);
+      for (int step = 0; step < kSteps; ++step) {
+        of_p.insert(ScoreTile<kConfig>::packed_place(0, step));
+        of_ds.insert(uint32_t(kDs.chunk_offset(query + step * kRowsPerWarp, key)));
+      }
+    }
+    EXPECT_EQ(of_p, of_ds) << "warp " << warp;
+    EXPECT_EQ(of_p.size(), size_t(kWarpSize * kSteps));
+    for (const uint32_t chunk : of_p) {
+      EXPECT_EQ(chunk % kChunk, 0u);
+      const uint32_t strip = chunk % 128 / (128 / kWarpsPerWarpgroup);
+      const uint32_t row = chunk / 128;
+      EXPECT_EQ(strip ^ (row % 8 / 2), uint32_t(warp));  // as swizzled; of lane 0's rows as it is
+    }
+    all.merge(of_p);
+  }
+  EXPECT_EQ(all.size() * kChunk, size_t(kDs.bytes()));
+}
+
+constexpr int kOne = 2, kPair = int(kBackwardTable.size()) - 1;  // rows of the table
+static_assert(!kBackwardTable[kOne].config.splits_dkv() && kBackwardTable[kPair].config.pairs());
+
+// Without a pipeline the fault is about none.
+template <int Stages>
+machine::KvBarriers barriers_of(Pipeline<Stages> pipeline) {
+  return {pipeline.full(0), pipeline.empty(0), Stages};
+}
+struct NoPipeline {};
+machine::KvBarriers barriers_of(NoPipeline) {
+  return {};
+}
+
+// A protocol broken on purpose is found out in every order, with one of the complaints.
+template <int Row>
+void expect_found(auto pipeline_of, Fault fault, const std::vector<std::string>& complaints,
+                  bool deterministic = false) {
+  SCOPED_TRACE("row " + std::to_string(Row));
   constexpr BackwardConfig kConfig = kBackwardTable[Row].config;
   const BackwardRun<kConfig> run(kShapes[0], deterministic);
-  const auto pipeline = pipeline_of(BackwardAddresses<kConfig>{machine::kSmemBase});
   for (unsigned seed = 0; seed < 20; ++seed) {
     machine::Setting setting{.seed = seed, .fault = fault};
-    setting.kv = {pipeline.full(0), pipeline.empty(0), stages};
+    setting.kv = barriers_of(pipeline_of(BackwardAddresses<kConfig>{machine::kSmemBase}));
     const Outcome outcome = run.run(0, setting);
     const std::string error =
         outcome.error.empty() && deterministic ? run.broken_order(0, outcome) : outcome.error;
@@ -251,40 +319,67 @@ void expect_found(auto pipeline_of, int stages, Fault fault,
         << "said '" << error << "', seed " << seed;
   }
 }
-
-void expect_found_in_loads(Fault fault, const std::vector<std::string>& complaints) {
-  constexpr int kStages = kBackwardTable[2].config.stages;
-  SCOPED_TRACE("pipeline of Q");
-  expect_found([](auto at) { return at.q_pipeline(); }, kStages, fault, complaints);
-  SCOPED_TRACE("pipeline of dO");
-  expect_found([](auto at) { return at.d_o_pipeline(); }, kStages, fault, complaints);
+void expect_found_in_every_kernel(auto pipeline_of, Fault fault,
+                                  const std::vector<std::string>& complaints,
+                                  bool deterministic = false) {
+  expect_found<kOne>(pipeline_of, fault, complaints, deterministic);
+  expect_found<kPair>(pipeline_of, fault, complaints, deterministic);
 }
 
-void expect_found_in_ds(Fault fault, const std::vector<std::string>& complaints) {
-  SCOPED_TRACE("pipeline of dS");
-  expect_found([](auto at) { return at.ds_pipeline(); }, kBackwardTable[2].config.ds_stages, fault,
-               complaints);
+void expect_found_in_loads(Fault fault, const std::vector<std::string>& complaints) {
+  SCOPED_TRACE("pipeline of Q");
+  expect_found_in_every_kernel([](auto at) { return at.q_pipeline(); }, fault, complaints);
+  SCOPED_TRACE("pipeline of dO");
+  expect_found_in_every_kernel([](auto at) { return at.d_o_pipeline(); }, fault, complaints);
+}
+
+constexpr auto kDsPipeline = [](auto at) { return at.ds_pipeline(); };
+constexpr auto kPPipeline = [](auto at) { return at.p_pipeline(); };
+constexpr auto kPairPipeline = [](auto at) { return at.pair_pipeline(); };
+constexpr auto kNoPipeline = [](auto) { return NoPipeline{}; };
+
+// Where dS lies in P's place, that is given back by P's pipeline.
+void expect_found_in_stages_of_ds(Fault fault, const std::vector<std::string>& complaints) {
+  expect_found<kOne>(kDsPipeline, fault, complaints);
+  expect_found<kPair>(kPPipeline, fault, complaints);
 }
 
 TEST(BackwardProtocol, too_few_bytes_are_found) {
   // The statistics come beside the tile, so half of the bytes is no number of whole copies.
-  expect_found_in_loads(Fault::kTooFewBytes, {machine::kUnfilled, "deadlock"});
+  expect_found_in_loads(Fault::kTooFewBytes, {machine::kUnfilled, machine::kOverRead, "deadlock"});
 }
 TEST(BackwardProtocol, tiles_multiplied_before_they_have_come_are_found) {
   expect_found_in_loads(Fault::kConsumerPhase, {machine::kUnfilled, "deadlock"});
 }
 TEST(BackwardProtocol, dS_multiplied_before_it_has_come_is_found) {
-  expect_found_in_ds(Fault::kConsumerPhase,
-                     {machine::kUnfilled, machine::kUntold, "deadlock", "barrier"});
+  expect_found_in_every_kernel(kDsPipeline, Fault::kConsumerPhase,
+                               {machine::kUnfilled, machine::kUntold, "deadlock", "barrier"});
+}
+TEST(BackwardProtocol, dS_multiplied_without_a_fence_is_found) {
+  expect_found_in_every_kernel(kNoPipeline, Fault::kNoFence, {machine::kUnfenced});
 }
 TEST(BackwardProtocol, dS_written_into_a_stage_in_use_is_found) {
-  expect_found_in_ds(Fault::kProducerPhase, {"deadlock", machine::kOverRead});
+  expect_found_in_stages_of_ds(Fault::kProducerPhase, {"deadlock", machine::kOverRead});
 }
-TEST(BackwardProtocol, dS_released_by_three_of_four_warps_is_found) {
-  expect_found_in_ds(Fault::kOneArrivalTooFew, {machine::kOverRead});
+TEST(BackwardProtocol, dS_released_by_all_warps_but_one_is_found) {
+  expect_found_in_stages_of_ds(Fault::kOneArrivalTooFew, {machine::kOverRead});
 }
 TEST(BackwardProtocol, dS_never_released_is_a_deadlock) {
-  expect_found_in_ds(Fault::kOneArrivalTooMany, {"deadlock"});
+  expect_found_in_stages_of_ds(Fault::kOneArrivalTooMany, {"deadlock"});
+}
+
+TEST(BackwardProtocol, of_a_pair_the_others_dS_multiplied_before_it_has_come_is_found) {
+  const std::vector<std::string> complaints = {machine::kUnfilled, "barrier", "deadlock"};
+  expect_found<kPair>(kPairPipeline, Fault::kConsumerPhase, complaints);
+  expect_found<kPair>(kPairPipeline, Fault::kTooFewBytes, complaints);
+}
+TEST(BackwardProtocol, of_a_pair_dS_that_only_its_own_CTA_has_released_is_found) {
+  expect_found<kPair>(kPPipeline, Fault::kOwnArrivalsAlone, {machine::kOverRead});
+}
+TEST(BackwardProtocol, of_a_pair_CTAs_that_do_not_meet_are_found) {
+  expect_found<kPair>(kNoPipeline, Fault::kNoClusterWait, {"barrier"});
+  expect_found<kPair>(kNoPipeline, Fault::kNoLastClusterWait,
+                      {"a CTA left while another was sent its memory"});
 }
 
 TEST(BackwardProtocol, Q_and_dO_never_released_are_a_deadlock) {
@@ -293,25 +388,26 @@ TEST(BackwardProtocol, Q_and_dO_never_released_are_a_deadlock) {
 // Where dK and dV are split, their warpgroups release stages themselves, with two stages as early
 // as they can.
 TEST(BackwardProtocol, Q_and_dO_released_before_the_last_warp_of_a_warpgroup_are_found) {
-  constexpr int kRow = int(kBackwardTable.size()) - 1, kStages = kBackwardTable[kRow].config.stages;
-  static_assert(kBackwardTable[kRow].config.splits_dkv());
   const std::vector<std::string> complaints = {machine::kOverRead, machine::kUnfilled, "barrier",
                                                "deadlock"};
-  expect_found<kRow>([](auto at) { return at.q_pipeline(); }, kStages, Fault::kOneArrivalTooFew,
-                     complaints);
-  expect_found<kRow>([](auto at) { return at.d_o_pipeline(); }, kStages, Fault::kOneArrivalTooFew,
-                     complaints);
+  const auto expect_found_in = [&](auto pipeline_of) {
+    static_assert(kBackwardTable[kPair - 1].config.splits_dkv());
+    expect_found<kPair - 1>(pipeline_of, Fault::kOneArrivalTooFew, complaints);
+    expect_found<kPair>(pipeline_of, Fault::kOneArrivalTooFew, complaints);
+  };
+  expect_found_in([](auto at) { return at.q_pipeline(); });
+  expect_found_in([](auto at) { return at.d_o_pipeline(); });
 }
 
 void expect_found_in_semaphore(Fault fault, const std::vector<std::string>& complaints) {
   SCOPED_TRACE("pipeline of the semaphore");
-  expect_found([](auto at) { return at.semaphore_pipeline(); }, kSemaphoreDepth, fault, complaints,
-               true);
+  expect_found_in_every_kernel([](auto at) { return at.semaphore_pipeline(); }, fault, complaints,
+                               true);
 }
 void expect_found_in_additions(Fault fault, const std::vector<std::string>& complaints) {
   SCOPED_TRACE("pipeline of additions");
-  expect_found([](auto at) { return at.added_pipeline(); }, kSemaphoreDepth, fault, complaints,
-               true);
+  expect_found_in_every_kernel([](auto at) { return at.added_pipeline(); }, fault, complaints,
+                               true);
 }
 
 TEST(BackwardProtocol, additions_before_the_semaphore_are_found) {

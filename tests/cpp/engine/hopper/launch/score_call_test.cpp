@@ -67,6 +67,31 @@ TEST_F(ScoredCall, IsOneLaunchThatKnowsTheCapturedTensors) {
   EXPECT_TRUE(given.forward.output.some_rows_see_no_key);
 }
 
+TEST_F(ScoredCall, OfOneTokenOverPagesIsOneLaunchOfADecodeKernel) {
+  int32_t* const numbers = reinterpret_cast<int32_t*>(uintptr_t{0x9000});
+  args.q = contiguous(on_gpu(0).data, FA3_BFLOAT16, {2, 1, 4, 128}, {FA3_CUDA, 0});
+  args.o = contiguous(on_gpu(3).data, FA3_BFLOAT16, {2, 1, 4, 128}, {FA3_CUDA, 0});
+  args.k = contiguous(on_gpu(1).data, FA3_BFLOAT16, {600, 16, 4, 128}, {FA3_CUDA, 0});
+  args.v = contiguous(on_gpu(2).data, FA3_BFLOAT16, {600, 16, 4, 128}, {FA3_CUDA, 0});
+  args.page_table = contiguous(numbers, FA3_INT32, {2, 256}, {FA3_CUDA, 0});
+  args.options.seqused_k = contiguous(numbers, FA3_INT32, {2}, {FA3_CUDA, 0});
+  fa3::hopper::ScoredForwardParams given{};
+  unsigned threads = 0;
+  g_on_launch = [&](const cudaLaunchConfig_t& config, const void* params) {
+    threads = config.blockDim.x;
+    given = *static_cast<const fa3::hopper::ScoredForwardParams*>(params);
+  };
+  void* workspace = reinterpret_cast<void*>(uintptr_t{0x900000000});
+  const fa3_status status = fa3_forward(&args, workspace, size_t{1} << 28, nullptr);
+  if (status == FA3_UNSUPPORTED) GTEST_SKIP() << fa3_last_error();
+  ASSERT_EQ(status, FA3_OK) << fa3_last_error();
+  EXPECT_EQ(g_cuda.launches, 1);
+  EXPECT_EQ(threads, 256u);
+  EXPECT_EQ(given.score.captures.tensors[0].data, slopes.data);
+  EXPECT_EQ(given.forward.paged.table, numbers);
+  EXPECT_FLOAT_EQ(given.forward.scale_log2, 0.08838835f);
+}
+
 TEST_F(ScoredCall, IsRefusedWithWhatItCannotDo) {
   args.options.softcap = 5;
   EXPECT_NE(refusal().find("softcap: expected 0 with a score function"), std::string::npos);

@@ -24,9 +24,38 @@ using machine::Fault;
 using machine::Outcome;
 using machine::Product;
 
-// One launch on the machine, CTA by CTA.
+// One launch on the machine, CTA by CTA, or pair by pair.
 template <BackwardConfig C>
 class BackwardRun {
+  // A product: A's tensor (null: registers or dS), row, filling, sender; B's tensor, row, column,
+  // head, batch; columns and depth; whether it adds.
+  using Step =
+      std::tuple<const void*, int, int, int, const void*, int, int, int, int, int, int, bool>;
+  using Left = std::tuple<int, const void*, int, int, int, int, int, bool>;
+
+  // A key block, of a pair both and which of them is this CTA's; its split of the query heads, and
+  // its sequence.
+  struct Work {
+    bool exists;
+    int n_block;
+    int kv_head;
+    QueryRows keys;
+    KeyRows queries;
+    ScratchPlace scratch;
+    int head_split = 0;
+    int sequence = 0;
+    int rank = 0;
+
+    int first_key() const { return n_block * C.keys_of_cluster() + rank * C.block_n; }
+    Work of_other() const {
+      Work other = *this;
+      other.rank ^= 1;
+      return other;
+    }
+    // Where the row of a tile of keys lies in its tensor.
+    int key_row(int row) const { return keys.begin + first_key() + row; }
+  };
+
  public:
   static constexpr int kPlannedSms = 132;
 
@@ -65,14 +94,24 @@ class BackwardRun {
   int tiles() const { return tiles_; }
   int head_splits() const { return params_.order.head_splits; }
 
+  // Of a pair: both CTAs.
   Outcome run(int tile, machine::Setting setting) const {
-    setting.block = unsigned(tile);
     setting.buffers = buffers();
+    if constexpr (C.pairs()) {
+      const BackwardAddresses<C> at{machine::kSmemBase};
+      for (uint32_t i = 0; i < C.ds_stages; ++i) {
+        setting.expect_ahead.push_back(at.pair_pipeline().full(i));
+      }
+    }
     const Work at = work_of(tile);
     if (params_.scratch.dq_semaphore && at.exists) {
       for (const QueryBlock& b : blocks_of(at)) *counter_of(at, b) = dq_order(at, b);
     }
-    return machine::run_block(setting, C.threads() / kWarpSize, unsigned(tiles_), [this] {
+    const machine::Ctas ctas{.grid = {unsigned(tiles_), 1, 1},
+                             .first = first_of(tile),
+                             .count = C.ctas(),
+                             .cluster = C.ctas()};
+    return machine::run_ctas(setting, kWarps, ctas, [this] {
       if constexpr (C.can_split_heads()) {
         if (params_.order.head_splits > 1) return backward_kernel<C.with_head_splits()>(params_);
       }
@@ -82,39 +121,53 @@ class BackwardRun {
 
   void expect_all_work_done(int tile, const Outcome& outcome) const {
     ASSERT_EQ(outcome.error, "");
-    const Work at = work_of(tile);
-    const std::vector<QueryBlock> blocks = blocks_of(at);
-    for (int warp = 0; at.exists && warp < C.threads() / kWarpSize; ++warp) {
-      const int warpgroup = warp / kWarpsPerWarpgroup;
-      std::vector<Step> expected;  // helpers multiply nothing
-      if (warpgroup == int(BackwardWarpgroup::kQuery)) expected = query_steps_of(at, blocks);
-      if (warpgroup == 1 || warpgroup == 2) expected = key_steps_of(at, blocks, warp - 4);
-      std::vector<Step> made;
-      for (const Product& p : outcome.products[size_t(warp)]) made.push_back(step_of(p));
-      ASSERT_EQ(made, expected) << "warp " << warp;
+    std::vector<Left> expected;
+    for (int cta = 0; cta < C.ctas(); ++cta) {
+      const Work at = work_of(first_of(tile) + cta);
+      const std::vector<QueryBlock> blocks = blocks_of(at);
+      for (int warp = 0; at.exists && warp < kWarps; ++warp) {
+        const int warpgroup = warp / kWarpsPerWarpgroup;
+        std::vector<Step> steps;  // helpers multiply nothing
+        if (warpgroup == int(BackwardWarpgroup::kQuery)) steps = query_steps_of(at, blocks);
+        if (warpgroup == 1 || warpgroup == 2) steps = key_steps_of(at, blocks, warp - 4);
+        std::vector<Step> made;
+        for (const Product& p : outcome.products[size_t(cta * kWarps + warp)]) {
+          made.push_back(step_of(p));
+        }
+        ASSERT_EQ(made, steps) << "CTA " << cta << ", warp " << warp;
+      }
+      if (at.exists) add_departures_of(expected, at, blocks);
     }
     std::vector<Left> left;
     for (const Departure& d : outcome.departures) {
       left.push_back({d.warp, d.to, d.row, d.rows, d.column, d.head, d.batch, d.adds});
     }
-    std::vector<Left> expected;
-    if (at.exists) expected = departures_of(at, blocks);
     std::sort(left.begin(), left.end());
     std::sort(expected.begin(), expected.end());
     ASSERT_EQ(left, expected);
     const std::set<const void*> stored(outcome.stored.begin(), outcome.stored.end());
     ASSERT_EQ(stored.size(), outcome.stored.size()) << "stored twice";
-    if (C.wide && at.exists) {
-      ASSERT_EQ(stored, wide_rows_of(at));
+    if (C.wide && work_of(tile).exists) {
+      ASSERT_EQ(stored, wide_rows_of(work_of(tile)));
     }
     if (params_.scratch.dq_semaphore) {
       ASSERT_EQ(broken_order(tile, outcome), "");
     }
   }
 
-  // The counter must have come to this CTA; then the CTA adds everything, then it counts on.
+  // The counter must have come to these CTAs; then each adds everything, then it counts on.
   std::string broken_order(int tile, const Outcome& outcome) const {
-    const Work at = work_of(tile);
+    std::string broken;
+    for (int cta = 0; cta < C.ctas() && broken.empty(); ++cta) {
+      broken = broken_order_of_cta(cta, work_of(tile), outcome);
+    }
+    return broken;
+  }
+
+ private:
+  static constexpr int kWarps = C.threads() / kWarpSize;
+
+  std::string broken_order_of_cta(int cta, const Work& at, const Outcome& outcome) const {
     if (!at.exists) return "";
     for (const QueryBlock& b : blocks_of(at)) {
       const int* const counter = counter_of(at, b);
@@ -122,15 +175,16 @@ class BackwardRun {
       size_t begin = outcome.departures.size(), end = begin;
       int counted = 0;
       for (const machine::SemaphoreUse& use : outcome.semaphore_uses) {
-        if (use.counter != counter) continue;
-        if (!use.adds && use.value == before) begin = use.departures;
+        if (use.counter != counter || use.cta != cta) continue;
+        if (!use.adds && use.value >= before) begin = std::min(begin, use.departures);
         if (use.adds) end = use.departures, counted += use.value;
       }
       if (counted != 1) return "a semaphore counted on by " + std::to_string(counted);
       const float* const dq_block = dq_block_of(at, b);
       for (size_t i = 0; i < outcome.departures.size(); ++i) {
-        const auto* const to = static_cast<const float*>(outcome.departures[i].to);
-        const bool adds = outcome.departures[i].adds && to >= dq_block &&
+        const machine::Departure& departure = outcome.departures[i];
+        const auto* const to = static_cast<const float*>(departure.to);
+        const bool adds = departure.adds && departure.warp / kWarps == cta && to >= dq_block &&
                           to < dq_block + C.dq_accum().block_floats();
         if (adds && (i < begin || i >= end)) return "an addition out of order";
       }
@@ -138,25 +192,14 @@ class BackwardRun {
     return "";
   }
 
- private:
-  // A product: A's tensor (null: registers or dS), row, filling; B's tensor, row, column, head,
-  // batch; columns and depth.
-  using Step = std::tuple<const void*, int, int, const void*, int, int, int, int, int, int>;
-  using Left = std::tuple<int, const void*, int, int, int, int, int, bool>;
-
-  // A key block, its split of the query heads, and its sequence.
-  struct Work {
-    bool exists;
-    int n_block;
-    int kv_head;
-    QueryRows keys;
-    KeyRows queries;
-    ScratchPlace scratch;
-    int head_split = 0;
-    int sequence = 0;
-  };
+  static int first_of(int tile) { return tile - tile % C.ctas(); }
 
   Work work_of(int tile) const {
+    Work at = work_of_cluster(tile / C.ctas());
+    at.rank = tile % C.ctas();
+    return at;
+  }
+  Work work_of_cluster(int tile) const {
     const Shape& s = shape_;
     if (!s.varlen()) {
       KeyBlockIndex at = params_.order.at(tile);
@@ -204,13 +247,15 @@ class BackwardRun {
     return {p.a.tensor,
             p.a_in_registers ? 0 : p.a.row,
             p.a_in_registers ? 0 : p.a.filling,
+            p.a.sender,
             p.b.tensor,
             p.b.row,
             p.b.column,
             p.b.head,
             p.b.batch,
             p.columns,
-            p.depth};
+            p.depth,
+            p.adds};
   }
 
   TensorSpan span(const void* data, int rows, int heads, int columns) const {
@@ -226,9 +271,11 @@ class BackwardRun {
       all.push_back({"Delta", at.delta(uint32_t(i)), int(C.block_m * sizeof(float))});
     }
     for (int i = 0; i < C.ds_stages; ++i) {
-      all.push_back({"dS", at.ds(uint32_t(i)), C.ds_tile().bytes()});
+      machine::Buffer ds{"dS", at.ds(uint32_t(i)), C.ds_tile().bytes()};
+      if (C.pairs()) ds.strips = kWarpsPerWarpgroup;  // first P's, then dS's
+      all.push_back(ds);
     }
-    for (int i = 0; i < C.ds_stages && C.splits_dkv(); ++i) {
+    for (int i = 0; i < C.ds_stages && C.splits_dkv() && !C.pairs(); ++i) {
       all.push_back({"P", at.p(uint32_t(i)), C.p_bytes()});
     }
     constexpr int kWarpBytes = kWarpSize * 16;  // each thread keeps 16 bytes of a row for itself
@@ -275,11 +322,11 @@ class BackwardRun {
   std::vector<QueryBlock> blocks_of(const Work& at) const {
     const int group = shape_.heads / shape_.kv_heads, heads = group / params_.order.head_splits;
     const int first_head = at.kv_head * group + at.head_split * heads,
-              first_key = at.n_block * C.block_n;
+              first_key = at.n_block * C.keys_of_cluster();
     std::vector<QueryBlock> blocks;
     for (int head = first_head; head < first_head + heads; ++head) {
       for (int m = 0; m * C.block_m < at.queries.count; ++m) {
-        bool sees = sees_keys(at, m, first_key, C.block_n);
+        bool sees = sees_keys(at, m, first_key, C.keys_of_cluster());
         if (C.block_mask) {
           const int32_t* const row = mask_.row_of(at.sequence, head, m * C.block_m / kMaskBlock);
           sees = row[at.n_block] != kHiddenBlock && block_holds(at, m * C.block_m / kMaskBlock);
@@ -332,17 +379,17 @@ class BackwardRun {
                                           C.dq_accum().block_floats();
   }
 
-  // How many key blocks add to a query block before: those in front, or behind where the last go
-  // first.
+  // How many CTAs add to a query block before: those of key blocks in front, or behind where the
+  // last go first.
   int dq_order(const Work& at, const QueryBlock& b) const {
     const bool last_first = !C.block_mask && (C.general() || params_.extents.causal);
     int before = 0;
-    for (int n = 0; n * C.block_n < at.keys.used; ++n) {
+    for (int n = 0; n * C.keys_of_cluster() < at.keys.used; ++n) {
       if (last_first ? n <= at.n_block : n >= at.n_block) continue;
       Work other = at;
       other.n_block = n;
       for (const QueryBlock& theirs : blocks_of(other)) {
-        before += theirs.head == b.head && theirs.m_block == b.m_block;
+        if (theirs.head == b.head && theirs.m_block == b.m_block) before += C.ctas();
       }
     }
     return before;
@@ -353,11 +400,12 @@ class BackwardRun {
     const std::vector<QueryBlock> blocks = multiplied_blocks(at, all, warp / kWarpsPerWarpgroup);
     const bool sums_dv = warp < kWarpsPerWarpgroup;  // where dK and dV are split
     const int row_of_warp = C.splits_dkv() ? warp % kWarpsPerWarpgroup : warp;
-    const int keys = at.keys.begin + at.n_block * C.block_n + row_of_warp * kRowsPerWarp;
+    const int keys = at.key_row(row_of_warp * kRowsPerWarp);
     const auto product = [&](const void* a, const void* b, QueryBlock block, int columns, int depth,
                              int first_column = 0) {
       return Step{a,
                   a == nullptr ? 0 : keys,
+                  0,
                   0,
                   b,
                   at.queries.begin + block.m_block * C.block_m,
@@ -365,7 +413,8 @@ class BackwardRun {
                   block.head,
                   at.queries.batch,
                   columns,
-                  depth};
+                  depth,
+                  a == nullptr};  // to sums
     };
     const auto s = [&](QueryBlock b) { return product(&k_, &q_, b, C.block_m, C.head_dim); };
     const auto dp = [&](QueryBlock b) { return product(&v_, &d_o_, b, C.block_m, C.head_dim_v); };
@@ -398,27 +447,37 @@ class BackwardRun {
     std::vector<Step> steps;
     const AccumLayout parts = C.dq_accum();
     for (size_t i = 0; i < blocks.size(); ++i) {
-      for (int part = 0; part < parts.parts(); ++part) {
-        steps.push_back({nullptr, 0, int(i) / C.ds_stages + 1, &k_,
-                         at.keys.begin + at.n_block * C.block_n, parts.first_column(part),
-                         at.kv_head, at.keys.batch, parts.columns(), C.block_n});
+      const int filling = int(i) / C.ds_stages + 1;
+      for (int part = first_part(at); part < first_part(at) + C.dq_parts(); ++part) {
+        const auto add = [&](const Work& keys, int sender) {
+          // Of a pair each dS is the second filling of its place, P the first.
+          steps.push_back({nullptr, 0, C.pairs() ? 2 * filling : filling, sender, &k_,
+                           keys.key_row(0), parts.first_column(part), at.kv_head, at.keys.batch,
+                           parts.columns(), C.block_n, sender > 0});
+        };
+        add(at, 0);
+        if (C.pairs()) add(at.of_other(), at.of_other().rank + 1);
       }
     }
     return steps;
   }
+  // Of those of dQ that the CTA sums.
+  static int first_part(const Work& at) { return at.rank * C.dq_parts(); }
 
-  std::vector<Left> departures_of(const Work& at, const std::vector<QueryBlock>& blocks) const {
-    std::vector<Left> all;
+  void add_departures_of(std::vector<Left>& all, const Work& at,
+                         const std::vector<QueryBlock>& blocks) const {
+    const int first_warp = at.rank * kWarps;
     const AccumLayout parts = C.dq_accum();
     for (const QueryBlock& b : blocks) {
       const float* const dq_block = dq_block_of(at, b);
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
-        for (int part = 0; part < parts.parts(); ++part) {
+        for (int part = first_part(at); part < first_part(at) + C.dq_parts(); ++part) {
           const int row = b.m_block * C.block_m + parts.first_row(part) + warp % 4 * kRowsPerWarp;
           if (C.general() && row >= at.queries.count) continue;  // past the sequence's rows
           for (int group = 0; group < parts.groups(); ++group) {
-            all.push_back({warp, dq_block + parts.offset(part, group, warp * kWarpSize), 0, 0, 0, 0,
-                           0, true});
+            all.push_back({first_warp + warp,
+                           dq_block + parts.offset(part, group, warp * kWarpSize), 0, 0, 0, 0, 0,
+                           true});
           }
         }
       }
@@ -429,9 +488,9 @@ class BackwardRun {
         continue;
       }
       if (C.wide) continue;  // threads store
-      const int warp = (1 + w) * kWarpsPerWarpgroup;
+      const int warp = first_warp + (1 + w) * kWarpsPerWarpgroup;
       const int rows_of = C.splits_dkv() ? 0 : w;
-      const int first = at.n_block * C.block_n + rows_of * kRowsPerWarpgroup;
+      const int first = at.first_key() + rows_of * kRowsPerWarpgroup;
       const int key = at.keys.begin + first;
       // Dense maps leave out what lies past the tensor, clipped ones what the sequence does not
       // own.
@@ -448,7 +507,6 @@ class BackwardRun {
         all.push_back({warp, &dv_, key, rows, column, at.kv_head, at.keys.batch, false});
       }
     }
-    return all;
   }
 
   // Where lanes 0 store gradients of the key block's rows in float32: their own, two of each
@@ -477,16 +535,16 @@ class BackwardRun {
 
   // What a warpgroup adds to the key block's dK and dV.
   void add_to_sums(std::vector<Left>& all, const Work& at, int warpgroup) const {
-    const int key_blocks = (shape_.seqlen_k + C.block_n - 1) / C.block_n;
+    const int key_blocks = (shape_.seqlen_k + C.keys_of_cluster() - 1) / C.keys_of_cluster();
     const int block = (at.keys.batch * shape_.kv_heads + at.kv_head) * key_blocks + at.n_block;
     const auto add = [&](const float* sums, const AccumLayout& parts) {
-      const int rows = C.splits_dkv() ? 0 : warpgroup;
+      const int rows = C.splits_dkv() ? at.rank : warpgroup;
       for (int warp = 0; warp < kWarpsPerWarpgroup; ++warp) {
         for (int slab = 0; slab < parts.column_parts(); ++slab) {
           for (int group = 0; group < parts.groups(); ++group) {
             const int place =
                 parts.offset(rows * parts.column_parts() + slab, group, warp * kWarpSize);
-            all.push_back({(1 + warpgroup) * kWarpsPerWarpgroup + warp,
+            all.push_back({at.rank * kWarps + (1 + warpgroup) * kWarpsPerWarpgroup + warp,
                            sums + block * parts.block_floats() + place, 0, 0, 0, 0, 0, true});
           }
         }

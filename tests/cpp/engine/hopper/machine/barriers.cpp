@@ -14,6 +14,7 @@ void Barriers::init(uint32_t address, int arrivals) {
   Barrier b;
   b.actor = actor_of_barrier(here().cta, int(barriers_.size()));
   b.arrivals = b.pending = here().faults.arrivals(address, arrivals);
+  b.made = here().clock().now(here().actor());
   if (!barriers_.emplace(address, b).second) fail("barrier ", address, " is initialised twice");
 }
 
@@ -35,11 +36,18 @@ void Barriers::arrive(uint32_t address, int64_t bytes) {
   complete_if_due(address);
 }
 
+void Barriers::require_known(uint32_t address, const Clock& knows) {
+  if (!knows.has(at(address).made)) {
+    fail("barrier ", address, " of another CTA, which has not told that it is there");
+  }
+}
+
 void Barriers::complete_if_due(uint32_t address) {
   Barrier& b = at(address);
   if (b.pending < 0) fail("barrier ", address, " got more arrivals than it counts");
   if (b.pending != 0 || b.bytes != 0) return;
   b.pending = b.arrivals;
+  b.came = 0;
   ++b.completed;
   b.telling.learn({b.actor, b.completed});
   b.told = b.telling;
@@ -97,6 +105,7 @@ Moment Barriers::end_of_phase(uint32_t address) {
 
 void Barriers::bytes_arrived(uint32_t address, int64_t bytes) {
   at(address).bytes -= bytes;
+  at(address).came += bytes;
   complete_if_due(address);
 }
 
@@ -105,9 +114,11 @@ void Barriers::copies_arrived(uint32_t address) {
   complete_if_due(address);
 }
 
-void Barriers::require_at_rest() const {
+void Barriers::require_at_rest(const std::vector<uint32_t>& expect_ahead) const {
   for (const auto& [address, b] : barriers_) {
-    if (b.bytes != 0) fail("barrier ", address, " was left with bytes under way");
+    const bool may_expect = std::ranges::count(expect_ahead, address) > 0;
+    if (may_expect ? b.came != 0 : b.bytes != 0)
+      fail("barrier ", address, " was left with bytes under way");
   }
 }
 
@@ -169,21 +180,31 @@ void ClusterBarrier::arrive() {
   if (phase != 0) {
     fail("the cluster's barrier: ", name(block.thread()), " arrives twice without a wait");
   }
-  phase = completed_ + 1;
+  phase = last_[own_number()] = completed_ + 1;
   telling_.learn(block.clock());
   block.clock().tick(block.actor());
+  count();
+}
+
+// One thread less to wait for.
+void ClusterBarrier::count() {
   if (--pending_ != 0) return;
-  pending_ = int(arrived_.size());
+  pending_ = present_;
   ++completed_;
   told_ = telling_;
   telling_ = {};
+}
+
+void ClusterBarrier::leave() {
+  --present_;
+  if (last_[own_number()] <= completed_) count();
 }
 
 void ClusterBarrier::wait() {
   Block& block = here();
   const int phase = arrived_[own_number()];
   if (phase == 0) fail("the cluster's barrier: ", name(block.thread()), " waits unarrived");
-  if (!block.faults.forgets_cluster_wait()) {
+  if (!block.faults.forgets_cluster_wait(block.thread())) {
     block.scheduler.wait_until("the cluster's barrier",
                                [this, phase] { return completed_ >= phase; });
     block.clock().learn(told_);

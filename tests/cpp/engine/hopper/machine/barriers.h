@@ -20,14 +20,18 @@ struct Barrier {
   int arrivals = 0, pending = 0;
   int64_t bytes = 0;  // expected, not yet arrived
   int completed = 0;  // phases
-  Clock telling;      // of those that have arrived in this phase
-  Clock told;         // what the last completed phase says
+  int64_t came = 0;   // of this phase's bytes
+  Moment made;
+  Clock telling;  // of those that have arrived in this phase
+  Clock told;     // what the last completed phase says
 };
 
 class Barriers {
  public:
   void init(uint32_t address, int arrivals);
   void arrive(uint32_t address, int64_t bytes);
+  // Before another CTA arrives or sends bytes.
+  void require_known(uint32_t address, const Clock& knows);
   bool passed(uint32_t address, uint32_t parity);
   void wait(uint32_t address, uint32_t parity);
 
@@ -37,8 +41,8 @@ class Barriers {
   // Of a warp's own copies: an arrival that tells nothing else of the warp.
   void copies_arrived(uint32_t address);
 
-  // When the CTA is over.
-  void require_at_rest() const;
+  // When the CTA is over: nothing is under way, or nothing of what these barriers expect.
+  void require_at_rest(const std::vector<uint32_t>& expect_ahead) const;
 
  private:
   struct Waiter {
@@ -80,21 +84,26 @@ class NamedBarriers {
   std::map<int, Named> barriers_;
 };
 
-// Of all threads of a cluster, each of which waits once for each time that it has arrived.
+// Of all threads of a cluster, each of which waits once for each time that it has arrived. Those
+// that have left are waited for no more.
 class ClusterBarrier {
  public:
-  explicit ClusterBarrier(int threads) : pending_(threads), arrived_(size_t(threads)) {}
+  explicit ClusterBarrier(int threads)
+      : present_(threads), pending_(threads), arrived_(size_t(threads)), last_(size_t(threads)) {}
   void arrive();
   void wait();
   // Before the running thread leaves.
   void require_waited() const;
+  void leave();
 
  private:
   static size_t own_number();
+  void count();
 
-  int pending_, completed_ = 0;
+  int present_, pending_, completed_ = 0;
   Clock telling_, told_;
   std::vector<int> arrived_;  // the phase that a thread has not waited for, from 1; 0: none
+  std::vector<int> last_;     // that it arrived in
 };
 
 // Where the lanes of a warp come together, all at the same instruction: shuffles, votes and

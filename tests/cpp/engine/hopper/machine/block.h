@@ -31,9 +31,12 @@ struct Block {
   // The modelled thread that runs: its number in the CTA, its warp's, and in clocks.
   int thread() const { return scheduler.thread(); }
   int warp() const { return thread() / kLanes; }
+  int warp_of_all() const { return cta * (scheduler.threads() / kLanes) + warp(); }
   int actor() const { return actor_of_thread(cta, thread()); }
   Clock& clock() { return clocks[size_t(thread())]; }
   Accessor accessor() { return {thread(), cta, clock()}; }
+  // In the memory of another CTA.
+  Accessor accessor_in(const Block& other) { return {thread(), other.cta, clock()}; }
   void require_kernel_before_ended() const;
   void require_made(const Content& read) const;
 
@@ -45,6 +48,14 @@ struct Block {
   int rank = 0;       // in its cluster
   ClusterBarrier* cluster = nullptr;
   int threads_left = 0;  // that have come to an end
+  bool has_left() const { return threads_left == scheduler.threads(); }
+  Clock known_at_end;  // to any of them
+  // What one of them must know to be over: else the CTA's memory might be gone before.
+  struct Visit {
+    Moment end;
+    const char* complaint;
+  };
+  std::vector<Visit> visits;
   Memory memory;
   std::unique_ptr<SmemBytes> smem;
   Registers registers;

@@ -121,7 +121,7 @@ void Departures::send(uint32_t smem, Departure departure) {
   Block& block = here();
   block.scheduler.yield();
   require_aligned(smem, departure.bytes);
-  departure.warp = block.warp();
+  departure.warp = block.warp_of_all();
   departure.filling =
       block.memory.begin_read(block.accessor(), smem, departure.bytes, &open_).filling;
   open_departures_.push_back(block.outcome.departures.size());

@@ -31,6 +31,8 @@ enum class Fault {
   kNoSyncwarp,         // lanes do not wait for each other
   kNoCopyWait,         // nor for their own copies
   kNoClusterWait,      // rows are sent to who may not have room for them yet
+  kNoLastClusterWait,  // nobody waits there but the first time
+  kOwnArrivalsAlone,   // a stage counts as empty when this CTA has read it
   kSplitCountedTwice,  // somebody combines splits of which the last is not there
   // Of barriers of a CTA:
   kNoBlockBarrier,  // nobody waits at __syncthreads but the first time
@@ -59,6 +61,7 @@ class Faults {
   int arrivals(uint32_t barrier, int count) const {
     if (kv_.is_full(barrier)) return count - is(Fault::kOneCopierTooFew);
     if (!kv_.is_empty(barrier)) return count;
+    if (is(Fault::kOwnArrivalsAlone)) return count / 2;
     return count + is(Fault::kOneArrivalTooMany) - is(Fault::kOneArrivalTooFew);
   }
   bool forgets_fence(int warp) const {
@@ -67,7 +70,11 @@ class Faults {
   }
   bool forgets_syncwarp() const { return is(Fault::kNoSyncwarp); }
   bool forgets_copies() const { return is(Fault::kNoCopyWait); }
-  bool forgets_cluster_wait() const { return is(Fault::kNoClusterWait); }
+  bool forgets_cluster_wait(int thread) {
+    if (is(Fault::kNoLastClusterWait)) return cluster_waits_[size_t(thread)]++ > 0;
+    return is(Fault::kNoClusterWait);
+  }
+  bool forgets_arrival_elsewhere() const { return is(Fault::kOwnArrivalsAlone); }
   uint64_t counted(uint64_t splits) const {
     return is(Fault::kSplitCountedTwice) ? 2 * splits : splits;
   }
@@ -116,6 +123,7 @@ class Faults {
   int releases_ = 0;
   std::array<int, kMostThreads> turns_given_{};
   std::array<int, kMostThreads> block_barriers_{};  // that a thread has come to
+  std::array<int, kMostThreads> cluster_waits_{};
 };
 
 }  // namespace fa3::machine

@@ -33,6 +33,7 @@ struct Trial {
   unsigned seed = 0;
   Pace pace;
   Fault fault = Fault::kNone;
+  int barrier = 0;             // that the fault is about, by its number
   bool heads_in_work = false;  // e4m3: tiles wait for what the kernel before makes of their heads
 };
 
@@ -103,6 +104,7 @@ class ForwardRun {
     for (CUtensorMap* map : {&launch_.params.k_map, &launch_.params.v_map}) {
       machine::TensorMap known = machine::decoded(*map);
       known.page_rows = s.page_size;
+      known.transposed_later = config_.transposes_v && map == &launch_.params.v_map;
       *map = machine::encoded(known);
     }
     if (s.page_size == 0 && !s.by_cp_async) launch_.params.cp_async.active = false;
@@ -235,7 +237,7 @@ class ForwardRun {
   // V^T has a row for each column, all of whose keys lie side by side.
   void give_scales_and_transpose(ForwardCall* a, LaunchOperands* operands) {
     const Shape& s = trial_.shape;
-    a->v = {&v_, s.batches, config_.head_dim_v, s.kv_heads, s.seqlen_k};
+    if (!config_.transposes_v) a->v = {&v_, s.batches, config_.head_dim_v, s.kv_heads, s.seqlen_k};
     scales_.assign(size_t(s.batches) * size_t(s.kv_heads), 1.0f);
     operands->e4m3 = {.keys = &key_scales_,
                       .value_scales = scales_.data(),
@@ -269,7 +271,8 @@ class ForwardRun {
     machine::Setting setting{.seed = trial_.seed,
                              .neighbours = config_.ctas_per_sm,
                              .pace = trial_.pace,
-                             .fault = trial_.fault};
+                             .fault = trial_.fault,
+                             .barrier = trial_.barrier};
     setting.pdl = launch_.pdl;
     if (trial_.heads_in_work) {
       setting.counter_of = [this](const machine::Content& read) { return counter_of(read); };

@@ -72,6 +72,14 @@ void cluster_wait() {
 namespace {
 
 constexpr int kRankBit = 24;  // shared::cluster addresses: above it, the rank and one
+constexpr char kLeft[] = "sent to a CTA that has left";
+
+int rank_of(uint32_t address) {
+  return int(address >> kRankBit) - 1;
+}
+uint32_t in_cta(uint32_t address) {
+  return address & ((1u << kRankBit) - 1);
+}
 
 }  // namespace
 
@@ -94,17 +102,49 @@ uint32_t in_cluster(uint32_t address, unsigned rank) {
 
 void send_to_cta(uint32_t address, const float* values, int count, uint32_t barrier) {
   here().scheduler.yield();
-  const int rank = int(address >> kRankBit) - 1;
-  if (rank != int(barrier >> kRankBit) - 1) fail("sent to one CTA, counted in another");
-  Block& to = block_of_cluster(rank);
-  const uint32_t in_cta = (1u << kRankBit) - 1, offset = (address & in_cta) - kSmemBase;
+  if (rank_of(address) != rank_of(barrier)) fail("sent to one CTA, counted in another");
+  Block& to = block_of_cluster(rank_of(address));
+  const uint32_t offset = in_cta(address) - kSmemBase;
   const std::vector<float> sent(values, values + count);
-  here().scheduler.later([&to, offset, sent, at = barrier & in_cta] {
+  here().scheduler.later([&to, offset, sent, at = in_cta(barrier)] {
     const size_t bytes = sent.size() * sizeof(float);
-    if (to.threads_left == to.scheduler.threads()) fail("sent to a CTA that has left");
+    if (to.has_left()) fail(kLeft);
     std::memcpy(to.smem->bytes + offset, sent.data(), bytes);
     to.barriers.bytes_arrived(at, int64_t(bytes));
   });
+}
+
+// The memory of both CTAs must last until the bytes are there.
+void copy_to_cta(uint32_t to, uint32_t from, int bytes, uint32_t barrier) {
+  Block& block = here();
+  block.scheduler.yield();
+  if (rank_of(to) != rank_of(barrier)) fail("sent to one CTA, counted in another");
+  Block& other = block_of_cluster(rank_of(to));
+  const uint32_t place = in_cta(to), counted_by = in_cta(barrier);
+  other.barriers.require_known(counted_by, block.clock());
+  const Moment arrival = other.barriers.end_of_phase(counted_by);
+  std::vector<Content> sent = block.memory.begin_send(block.accessor(), from, bytes, arrival);
+  for (Content& content : sent) content.sender = block.rank + 1;
+  other.memory.begin_copy(block.accessor_in(other), place, bytes, arrival);
+  block.visits.push_back({arrival, "a CTA left while another was sent its memory"});
+  other.visits.push_back({arrival, kLeft});
+  block.scheduler.later([&other, place, bytes, counted_by, sent] {
+    if (other.has_left()) fail(kLeft);
+    other.memory.end_copy(place, bytes,
+                          [&](int offset) { return sent[size_t(offset) / kPieceBytes]; });
+    other.barriers.bytes_arrived(counted_by, bytes);
+  });
+}
+
+void arrive_at_cta(uint32_t barrier) {
+  Block& block = here();
+  Block& other = block_of_cluster(rank_of(barrier));
+  block.scheduler.yield();
+  if (block.faults.forgets_arrival_elsewhere()) return;
+  if (other.has_left()) fail(kLeft);
+  other.barriers.require_known(in_cta(barrier), block.clock());
+  other.visits.push_back({block.clock().now(block.actor()), kLeft});
+  other.barriers.arrive(in_cta(barrier), 0);
 }
 
 void set_registers(int registers, bool more) {
@@ -120,8 +160,7 @@ void load_shared(uint32_t address) {
   Block& block = here();
   const Content& content = block.memory.load(block.accessor(), address);
   if (!kAllLanes || block.thread() % kLanes != 0) return;
-  const int warps = block.scheduler.threads() / kLanes;
-  block.outcome.loads[size_t(block.cta * warps + block.warp())].push_back(content);
+  block.outcome.loads[size_t(block.warp_of_all())].push_back(content);
 }
 void fence_proxy_async() {
   if (!here().faults.forgets_fence(here().warp())) here().memory.fence(here().accessor());
@@ -159,8 +198,9 @@ int load_semaphore(const int* counter) {
   here().scheduler.yield();
   const bool waits = here().scheduler.random()() % 2 != 0;
   const int seen = waits ? *counter - 1 : *counter;
-  here().outcome.semaphore_uses.push_back({counter, false, seen, here().outcome.departures.size()});
   Block& block = here();
+  block.outcome.semaphore_uses.push_back(
+      {counter, false, seen, block.outcome.departures.size(), block.cta});
   if (seen >= block.setting.made) block.found[size_t(block.thread())].looked.insert(counter);
   return seen;
 }
@@ -168,7 +208,8 @@ int load_semaphore(const int* counter) {
 void add_to_semaphore(int* counter, int value) {
   here().scheduler.yield();
   *counter += value;
-  here().outcome.semaphore_uses.push_back({counter, true, value, here().outcome.departures.size()});
+  Outcome& outcome = here().outcome;
+  outcome.semaphore_uses.push_back({counter, true, value, outcome.departures.size(), here().cta});
 }
 
 uint64_t count_split(uint64_t* counter, uint64_t splits) {
@@ -188,7 +229,7 @@ bool replace_count(uint64_t* counter, uint64_t expected, uint64_t value) {
 void add_global(const void* pointer, int bytes) {
   here().scheduler.yield();
   here().outcome.departures.push_back(
-      {.warp = here().warp(), .to = pointer, .bytes = bytes, .adds = true});
+      {.warp = here().warp_of_all(), .to = pointer, .bytes = bytes, .adds = true});
 }
 
 namespace {
@@ -215,6 +256,9 @@ void load_tile(uint32_t smem, const CUtensorMap& map, Coordinates at, uint32_t b
                      at.batch, 0};
     }
     const int first_row = at.row + at.inner - known.rows_before;
+    if (known.transposed_later) {
+      return Content{known.tensor, at.column + row_of_box, first_row, at.head, at.batch};
+    }
     return Content{known.tensor, at.batch * known.page_rows + first_row + row_of_box, at.column,
                    at.head, known.page_rows > 0 ? 0 : at.batch};
   });
@@ -249,9 +293,9 @@ void wait_for_arrival(int pending) {
   here().departures[size_t(here().thread())].wait_for_arrival(pending);
 }
 
-void multiply(float* d, int count, const Operand& a, const Operand& b) {
+void multiply(float* d, int count, const Operand& a, const Operand& b, bool adds) {
   here().scheduler.yield();
-  here().products[size_t(here().thread())].multiply(d, count, a, b);
+  here().products[size_t(here().thread())].multiply(d, count, a, b, adds);
 }
 void commit_products() {
   here().products[size_t(here().thread())].commit();

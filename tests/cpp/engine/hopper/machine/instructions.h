@@ -39,6 +39,9 @@ void cluster_wait();
 // of. Addresses of the CTA itself are those of its pointers.
 uint32_t in_cluster(uint32_t address, unsigned rank);
 void send_to_cta(uint32_t address, const float* values, int count, uint32_t barrier);
+// From this CTA's shared memory; and an arrival at another's barrier.
+void copy_to_cta(uint32_t to, uint32_t from, int bytes, uint32_t barrier);
+void arrive_at_cta(uint32_t barrier);
 uint32_t shared_address(const void* pointer);
 unsigned char* smem_at(uint32_t address);
 // The lanes of a warp come to one instruction, and the last of them does its work for all: on what
@@ -74,8 +77,8 @@ void commit_copies();
 void wait_for_copies(int pending);
 void wait_for_arrival(int pending);
 
-// d += A B, of 64 rows by 2 * count columns a warpgroup, 32 bytes deep.
-void multiply(float* d, int count, const Operand& a, const Operand& b);
+// d = A B or d += A B, of 64 rows by 2 * count columns a warpgroup, 32 bytes deep.
+void multiply(float* d, int count, const Operand& a, const Operand& b, bool adds);
 void commit_products();
 void wait_for_products(int pending);
 // Online arithmetic on x; not on an accumulator that a product works on.

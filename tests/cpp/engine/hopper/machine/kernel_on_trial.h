@@ -51,6 +51,17 @@ std::vector<machine::Buffer> buffers_of() {
       buffers.push_back({"bits of a block", at.mask_bits(uint32_t(stage)), cuda::kMaskBits});
     }
   }
+  // Of a warp's chunks of a part of a square the first one stands for all.
+  if constexpr (C.transposes_v) {
+    constexpr int kParts = C.block_n / tile::kChunkBytes, kSquares = C.head_dim_v / C.block_n;
+    for (int i = 0; i < C.kv_stages * kSquares * kParts * kParts; ++i) {
+      const int part = i % (kParts * kParts), square = i / (kParts * kParts);
+      const int row = part / kParts * tile::kChunkBytes, column = part % kParts * tile::kChunkBytes;
+      const int offset = (square % kSquares * C.block_n + row) * C.block_n + column;
+      const uint32_t stage = at.kv(uint32_t(square / kSquares));
+      buffers.push_back({"part of values", stage + uint32_t(offset), tile::kChunkBytes, true});
+    }
+  }
   if constexpr (C.e4m3) {
     for (int stage = 0; stage < C.kv_stages; ++stage) {
       buffers.push_back({"scales of keys", at.key_scales(uint32_t(stage)),

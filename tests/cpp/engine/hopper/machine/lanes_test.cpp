@@ -5,6 +5,7 @@
 
 #include "engine/hopper/ptx/cluster.cuh"
 #include "engine/hopper/ptx/cp_async.cuh"
+#include "engine/hopper/ptx/fence.cuh"
 #include "engine/hopper/ptx/lanes.cuh"
 #include "engine/hopper/ptx/smem.cuh"
 #include "many_orders.h"
@@ -104,11 +105,6 @@ TEST(Clusters, every_thread_waits_once_for_each_arrival) {
   EXPECT_TRUE(in_a_cluster(program(1, 2)).starts_with(kClusters));
   EXPECT_TRUE(in_a_cluster(program(3, 1)).starts_with(kClusters));
   EXPECT_NE(in_a_cluster(program(3, 2)).find("left without a wait"), std::string::npos);
-  EXPECT_TRUE(in_a_cluster([] {
-                ptx::cluster_arrive();
-                if (ptx::cluster_rank() == 0) ptx::cluster_wait(), ptx::cluster_arrive();
-                ptx::cluster_wait();
-              }).starts_with("deadlock"));
 }
 
 // Lane 0 of each CTA sends 16 bytes to the other one, which counts them.
@@ -140,6 +136,95 @@ TEST(Clusters, what_is_sent_needs_a_receiver_that_waits_for_its_bytes) {
     ptx::mbarrier_arrive_expect_tx(kOther, 16);
   });
   EXPECT_NE(said.find("was left with bytes under way"), std::string::npos) << said;
+}
+
+TEST(Clusters, who_has_left_is_waited_for_no_more) {
+  const auto program = [](bool arrives) {
+    return [=] {
+      if (ptx::cluster_rank() == 1 && ptx::lane() > 0) return;
+      if (arrives || ptx::lane() > 0) ptx::cluster_arrive(), ptx::cluster_wait();
+      if (!arrives && ptx::cluster_rank() == 1) ptx::mbarrier_init(kOther, 1);
+      if (!arrives && ptx::cluster_rank() == 1) ptx::mbarrier_wait_parity(kOther, 0);
+    };
+  };
+  EXPECT_EQ(in_a_cluster(program(true)), "");
+  EXPECT_TRUE(in_a_cluster(program(false)).starts_with("deadlock"));
+  EXPECT_EQ(in_a_cluster([] {
+              ptx::cluster_arrive();
+              if (ptx::cluster_rank() == 0) ptx::cluster_wait(), ptx::cluster_arrive();
+              ptx::cluster_wait();
+            }),
+            "");
+}
+
+// Lane 0 of each CTA sends 1 KB of its memory to the other one, and overwrites it when that has
+// read it.
+enum class Exchange {
+  kRight,
+  kToWhoIsNotThere,  // the CTAs do not meet before
+  kUnfenced,
+  kUnwaited,      // the receiver reads at once
+  kUnread,        // the sender overwrites at once
+  kTooManyBytes,  // are waited for
+  kLeftEarly,     // the CTAs do not meet behind it, and nobody is told
+  kUntold,        // nobody waits for what tells that all was read
+};
+std::function<void()> exchange_of(Exchange how) {
+  return [how] {
+    constexpr uint32_t kCame = kOther + 1024, kRead = kCame + 8;
+    constexpr int kBytes = 1024;
+    const auto is = [how](Exchange other) { return how == other; };
+    const bool leads = ptx::lane() == 0;
+    const unsigned other = 1 - ptx::cluster_rank();
+    if (leads) {
+      ptx::mbarrier_init(kCame, 1);
+      ptx::mbarrier_init(kRead, 1);
+      ptx::mbarrier_arrive_expect_tx(kCame, is(Exchange::kTooManyBytes) ? 2 * kBytes : kBytes);
+      ptx::st_shared_b32x4(kPlace, {});
+      if (!is(Exchange::kUnfenced)) ptx::fence_proxy_async();
+    }
+    if (!is(Exchange::kToWhoIsNotThere)) ptx::cluster_arrive(), ptx::cluster_wait();
+    if (leads) {
+      ptx::cp_async_bulk_to_cluster(ptx::in_block_of_cluster(kOther, other), kPlace, kBytes,
+                                    ptx::in_block_of_cluster(kCame, other));
+      if (!is(Exchange::kUnwaited)) ptx::mbarrier_wait_parity_of_cluster(kCame, 0);
+      load(kOther);
+      if (is(Exchange::kLeftEarly)) return;
+      ptx::mbarrier_arrive_in_cluster(ptx::in_block_of_cluster(kRead, other));
+      if (is(Exchange::kUntold)) return;
+      if (!is(Exchange::kUnread)) ptx::mbarrier_wait_parity_of_cluster(kRead, 0);
+      ptx::st_shared_b32x4(kPlace, {});
+    }
+    if (!is(Exchange::kLeftEarly)) ptx::cluster_arrive(), ptx::cluster_wait();
+  };
+}
+
+TEST(Clusters, copies_between_CTAs_are_of_what_is_there_to_who_is_there) {
+  const auto expect_said = [](Exchange how, const std::vector<std::string>& complaints) {
+    for (const Pace& pace : kManyPaces) {
+      for (unsigned seed = 0; seed < kSeeds / 5; ++seed) {
+        const std::string said =
+            run_ctas({.seed = seed, .pace = pace}, 1, {.grid = {2, 1, 1}, .count = 2, .cluster = 2},
+                     exchange_of(how))
+                .error;
+        const bool expected =
+            std::any_of(complaints.begin(), complaints.end(),
+                        [&](const std::string& complaint) { return said.starts_with(complaint); });
+        ASSERT_TRUE(expected || (complaints.empty() && said.empty()))
+            << "said '" << said << "', exchange " << int(how) << ", " << pace.name << ", seed "
+            << seed;
+      }
+    }
+  };
+  expect_said(Exchange::kRight, {});
+  expect_said(Exchange::kToWhoIsNotThere, {"barrier"});
+  expect_said(Exchange::kUnfenced, {kUnfenced});
+  expect_said(Exchange::kUnwaited, {kUnfilled});
+  expect_said(Exchange::kUnread, {kOverRead});
+  expect_said(Exchange::kTooManyBytes, {"deadlock"});
+  expect_said(Exchange::kLeftEarly, {"a CTA left while another was sent its memory"});
+  expect_said(Exchange::kUntold,
+              {"a CTA left while another was sent its memory", "sent to a CTA that has left"});
 }
 
 }  // namespace

@@ -21,6 +21,8 @@ void require_idle() {
          kAllLanes ? "it did not wait for" : "no barrier was told of");
   }
   block.cluster->require_waited();
+  block.cluster->leave();
+  block.known_at_end.learn(block.clock());
   ++block.threads_left;
 }
 
@@ -44,7 +46,7 @@ struct Running {
       blocks.back()->rank = i % cluster_size;
       blocks.back()->cluster = &clusters[size_t(i / cluster_size)];
     }
-    outcome.products.resize(size_t(warps));
+    outcome.products.resize(size_t(ctas.count * warps));
     outcome.loads.resize(size_t(ctas.count * warps));
   }
 
@@ -124,7 +126,10 @@ Outcome run_ctas(const Setting& setting, int warps, const Ctas& ctas,
     if (run.outcome.error.empty()) {
       for (const auto& block : run.blocks) {
         block->registers.require_whole_warpgroups();
-        block->barriers.require_at_rest();
+        block->barriers.require_at_rest(setting.expect_ahead);
+        for (const Block::Visit& visit : block->visits) {
+          if (!block->known_at_end.has(visit.end)) fail(visit.complaint);
+        }
       }
     }
     outcome = std::move(run.outcome);

@@ -46,6 +46,7 @@ struct Buffer {
   uint32_t address;
   int bytes;
   bool in_place = false;  // stores change numbers, and not whose they are
+  int strips = 1;         // of each 128 bytes, for a warp each, which meets no other there
 };
 
 // What lies somewhere in shared memory.
@@ -53,20 +54,22 @@ struct Content {
   const void* tensor = nullptr;  // null: threads stored it
   int row = 0, column = 0, head = 0, batch = 0;
   int filling = 0;  // of what threads stored: how often they have filled it anew, from 1
+  int sender = 0;   // of what another CTA has sent: its rank, from 1
 };
 
 // One product of a warp, as it was issued: A (16 rows of this warp) times B.
 struct Product {
   bool a_in_registers = false;
-  Content a, b;     // where the operands begin; of A if it is in shared memory
-  int columns = 0;  // of B
-  int depth = 0;    // summed over
+  bool adds = false;  // to what the accumulator has
+  Content a, b;       // where the operands begin; of A if it is in shared memory
+  int columns = 0;    // of B
+  int depth = 0;      // summed over
   bool scores() const { return !a_in_registers; }
 };
 
 // Something that TMA took from shared memory, or a warp from its registers.
 struct Departure {
-  int warp = 0;
+  int warp = 0;              // counted through all CTAs
   const void* to = nullptr;  // address or tensor
   int row = 0, column = 0, head = 0, batch = 0;
   int rows = 0;  // of a tile, that lie in the tensor as far as its map tells
@@ -83,6 +86,7 @@ struct SemaphoreUse {
   bool adds = false;
   int value = 0;          // loaded, or added
   size_t departures = 0;  // the number of departures before
+  int cta = 0;            // among those that run
 };
 
 // A (batch, row, head, column) tensor in global memory that threads copy from: here, addresses
@@ -110,6 +114,7 @@ struct Setting {
   std::function<const int*(const Content&)> counter_of;
   int made = 0;
   std::vector<Buffer> buffers;
+  std::vector<uint32_t> expect_ahead;  // barriers left waiting for bytes that nobody sends
   std::vector<GlobalTensor> tensors;
   std::function<void()> after_step;  // looks at global memory after each warp's turn
   // Products whose results are infinite; those of which most are very small; all others are zero.
@@ -119,7 +124,7 @@ struct Setting {
 
 struct Outcome {
   std::string error;                           // "" if all went well
-  std::vector<std::vector<Product>> products;  // by warp
+  std::vector<std::vector<Product>> products;  // by warp, counted through all CTAs
   std::vector<Departure> departures;
   std::vector<SemaphoreUse> semaphore_uses;
   std::vector<const void*> stored;          // where lanes 0 wrote output
@@ -139,7 +144,8 @@ struct TensorMap {
   int columns = 0;          // of the tensor
   int rows = 0;
   bool origin_is_memory = true;
-  int slabs = 1;  // of a box, that lie behind each other
+  int slabs = 1;                  // of a box, that lie behind each other
+  bool transposed_later = false;  // by threads, where it lies: what it is then is what it holds
 };
 CUtensorMap encoded(const TensorMap& map);
 TensorMap decoded(const CUtensorMap& map);

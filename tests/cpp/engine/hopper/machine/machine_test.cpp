@@ -178,6 +178,50 @@ TEST(Machine, copies_by_threads_overwrite_nothing_that_is_read_and_tell_a_barrie
                {"warp 0 left with copies that no barrier was told of"});
 }
 
+// Warps 0 and 1 store; warps 2 and 3 load that, and store over it.
+TEST(Machine, strips_of_a_buffer_are_warps_own) {
+  std::vector<machine::Buffer> buffers = kBuffers;
+  const auto program = [](uint32_t apart, bool waits) {
+    return [apart, waits] {
+      const unsigned warp = threadIdx.x / 32;
+      const uint32_t place = kPlace + warp % 2 * apart;
+      if (warp < 2) ptx::stmatrix_x4(place, {});
+      if (waits || warp < 2) ptx::bar_sync(1, waits ? 128 : 64);
+      if (warp < 2) return;
+      ptx::ld_shared_f32(place);
+      ptx::stmatrix_x4(place, {});
+    };
+  };
+  expect_found(4, buffers, program(32, true), {kOverRead, kUntold});
+  buffers[0].strips = 4;
+  expect_right(4, buffers, program(32, true));
+  expect_found(4, buffers, program(16, true), {kOverRead, kUntold});
+  expect_found(4, buffers, program(32, false), {kOverRead, kUnfilled, kUntold});
+}
+
+TEST(Machine, the_fence_of_who_was_told_of_a_store_and_stores_there_is_enough) {
+  static float target[256];
+  const auto program = [](bool tells, bool fences) {
+    return [tells, fences] {
+      if (threadIdx.x == 0) ptx::stmatrix_x4(kPlace, {});
+      if (tells) __syncthreads();
+      if (threadIdx.x == 0) {
+        ptx::bar_arrive(1, 64);
+        return;
+      }
+      ptx::stmatrix_x4(kPlace, {});
+      if (fences) ptx::fence_proxy_async();
+      ptx::bar_sync(1, 64);
+      ptx::cp_async_bulk_store(target, kPlace, 1024);
+      ptx::cp_async_bulk_commit_group();
+      ptx::cp_async_bulk_wait_group_read<0>();
+    };
+  };
+  expect_right(2, kBuffers, program(true, true));
+  expect_found(2, kBuffers, program(true, false), {kUnfenced});
+  expect_found(2, kBuffers, program(false, true), {kUnfenced});
+}
+
 TEST(Machine, knowledge_passes_through_a_third_warp) {
   // Warp 0 stores, warp 1 is told, and tells warp 2.
   const auto program = [](bool passes_on) {
@@ -262,6 +306,7 @@ TEST(Machine, accumulators_leave_only_when_their_product_is_over) {
 struct Step {
   int a, b;  // column in the tile, of 16
   int tile_of_b = 1;
+  bool adds = true;
 };
 std::function<void()> product_of(const std::vector<Step>& steps, bool waits = true) {
   return [steps, waits] {
@@ -281,7 +326,7 @@ std::function<void()> product_of(const std::vector<Step>& steps, bool waits = tr
       const uint32_t b = kPlace + uint32_t(step.tile_of_b * kTile.bytes());
       ptx::wgmma_m64k16_ss<Element::kBf16>(
           d, tile::descriptor(kTile, tile::k_major_low(kPlace), kTile.k_major_step(step.a)),
-          tile::descriptor(kTile, tile::k_major_low(b), kTile.k_major_step(step.b)), 1);
+          tile::descriptor(kTile, tile::k_major_low(b), kTile.k_major_step(step.b)), step.adds);
     }
     ptx::wgmma_commit_group();
     if (waits) ptx::wgmma_wait_group<0>();
@@ -294,6 +339,9 @@ TEST(Machine, a_product_goes_through_two_tiles_step_by_step) {
   expect_found(1, {}, product_of({{0, 0}, {1, 0}}), {"steps of a product that do not track_max"});
   expect_found(1, {}, product_of({{0, 1}}), {"operands summed over different ranges"});
   expect_found(1, {}, product_of({{0, 0}, {1, 1, 0}}), {"one product of two tiles"});
+  expect_right(1, {}, product_of({{0, 0, 1, false}, {1, 1}}));
+  expect_found(1, {}, product_of({{0, 0}, {1, 1, 1, false}}),
+               {"a step of a product that does not add"});
 }
 
 TEST(Machine, products_are_waited_for_before_the_end) {

@@ -8,7 +8,7 @@
 namespace fa3::machine {
 namespace {
 
-constexpr uint32_t kUnitBytes = 64;  // buffers begin and end at multiples of it
+constexpr uint32_t kUnitBytes = 16;  // buffers begin and end at multiples of it
 constexpr uint32_t kLaneBytes = 16;  // of a lane's access
 
 std::string place(uint32_t address) {
@@ -70,9 +70,22 @@ Buffer Memory::range_of_threads(uint32_t address, const char* access) const {
   return *found;
 }
 
-void Memory::require_unread(const Accessor& by, const Piece& split, const char* access) const {
+int Memory::strip_of(const Buffer& range, uint32_t address) {
+  constexpr int kStripedBytes = 128;
+  if (range.strips == 1) return kWhole;
+  return int(address % kStripedBytes) / (kStripedBytes / range.strips);
+}
+
+void Memory::require_unread(const Accessor& by, const Piece& split, const char* access,
+                            int strip) const {
+  for (const Moment& sent : split.sends) {
+    if (by.knows.has(sent)) continue;
+    fail("overwritten while it is read: ", place(split.begin), ", sent to another CTA, by ", access,
+         " of ", name(by.thread));
+  }
   for (int w = 0; w < kMostThreads; ++w) {
     const Read& read = split.reads[size_t(w)];
+    if (!meet(strip, read.strip)) continue;
     if (read.open > 0 || !by.knows_of(w, read.time)) {
       fail("overwritten while it is read: ", place(split.begin), ", read by ", name(w), ", by ",
            access, " of ", name(by.thread));
@@ -87,13 +100,14 @@ void Memory::require_arrived(const Accessor& by, const Piece& split, const char*
   }
 }
 
-void Memory::require_filled(const Accessor& by, const Piece& split) const {
+void Memory::require_filled(const Accessor& by, const Piece& split, int strip) const {
   const bool arrives = split.arriving || split.own_copies > 0;
   if (!split.filled || arrives || !by.knows.has(split.arrival)) {
     fail("read before it was filled: ", place(split.begin), " by ", name(by.thread));
   }
   for (int w = 0; w < kMostThreads; ++w) {
-    if (!by.knows_of(w, split.stored[size_t(w)].time)) {
+    const Stored& stored = split.stored[size_t(w)];
+    if (meet(strip, stored.strip) && !by.knows_of(w, stored.time)) {
       fail("no barrier between the store of ", name(w), " and its reader: ", place(split.begin),
            ", read by ", name(by.thread));
     }
@@ -158,6 +172,7 @@ void Memory::end_own_copy(const Accessor& by, uint32_t address, const Content& c
   --split.own_copies;
   split.stored[size_t(by.thread)] = {.time = by.now().time};
   split.filled = true;
+  split.fillings = {};
   if (address - split.begin < kNarrowestRow) split.content = content;  // of its first row
 }
 
@@ -169,48 +184,64 @@ void Memory::end_thread_copy(uint32_t address, Content content) {
   Piece& split = at(address);
   constexpr uint32_t kRowBytes = 128;  // the widest
   content.row -= int((address - split.begin) / kRowBytes);
-  split.arriving = false;
-  split.filled = true;
-  split.content = content;
+  copied(&split, content);
 }
 
 void Memory::end_copy(uint32_t address, int bytes,
                       const std::function<Content(int offset)>& content) {
   for_pieces(address, bytes, [&](Piece& split) {
-    split.arriving = false;
-    split.filled = true;
-    split.content = content(int(std::max(split.begin, address) - address));
+    copied(&split, content(int(std::max(split.begin, address) - address)));
   });
+}
+
+void Memory::copied(Piece* split, const Content& content) {
+  split->arriving = false;
+  split->filled = true;
+  split->fillings = {};
+  split->content = content;
 }
 
 void Memory::store(const Accessor& by, uint32_t address) {
   const Buffer range = range_of_threads(address, "a store");
+  const int strip = strip_of(range, address);
   for_pieces(range.address, range.bytes, [&](Piece& split) {
-    require_unread(by, split, "a store");
+    require_unread(by, split, "a store", strip);
     require_arrived(by, split, "a store");
     split.copier = -1;
-    stored_by(by, &split);
+    stored_by(by, &split, strip);
     if (kAllLanes) split.filled = true;
-    if (range.in_place) return;
-    const bool stored_before = !split.filled || split.content.tensor == nullptr;
-    split.content = {.filling = stored_before ? split.content.filling : 0};
-    if (!split.filled || !stored_before || split.read_since_stored) ++split.content.filling;
-    split.filled = true;
-    split.read_since_stored = false;
+    if (!range.in_place) fill(&split, strip);
   });
 }
 
-void Memory::stored_by(const Accessor& by, Piece* split) {
-  split->stored[size_t(by.thread)] = {.time = by.now().time};
+// Anew, where somebody has read what threads filled before.
+void Memory::fill(Piece* split, int strip) {
+  Filling& filling = split->fillings[size_t(std::max(strip, 0))];
+  if (filling.number == 0 || filling.read) ++filling.number;
+  filling.read = false;
+  split->filled = true;
+  split->content = {.filling = filling.number};
+}
+
+// Who has been told of another's store there has told of it since, and fenced it with its own.
+void Memory::stored_by(const Accessor& by, Piece* split, int strip) {
+  for (int w = 0; w < kMostThreads; ++w) {
+    Stored& other = split->stored[size_t(w)];
+    if (meet(strip, other.strip) && by.knows_of(w, other.time)) other = {};
+  }
+  split->stored[size_t(by.thread)] = {.time = by.now().time, .strip = strip};
   unfenced_[size_t(by.thread)].push_back(int(split - splits_.data()));
 }
 
 const Content& Memory::load(const Accessor& by, uint32_t address) {
   const Buffer range = range_of_threads(address, "a load");
+  const int strip = strip_of(range, address);
   for_pieces(range.address, range.bytes, [&](Piece& split) {
-    require_filled(by, split);
-    split.reads[size_t(by.thread)].time = by.now().time;
-    split.read_since_stored = true;
+    require_filled(by, split, strip);
+    Read& read = split.reads[size_t(by.thread)];
+    read.strip = read.time == 0 || read.strip == strip ? strip : kWhole;
+    read.time = by.now().time;
+    split.fillings[size_t(std::max(strip, 0))].read = true;
   });
   return at(address).content;
 }
@@ -230,7 +261,7 @@ const Content& Memory::begin_read(const Accessor& by, uint32_t address, int byte
     require_filled(by, split);
     require_fenced(by, split);
     ++split.reads[size_t(by.thread)].open;
-    split.read_since_stored = true;
+    read_by_all(&split);
     held->push_back(int(&split - splits_.data()));
   });
   return at(address).content;
@@ -241,8 +272,28 @@ void Memory::end_reads(const Accessor& by, HeldPieces* held) {
     Read& read = splits_[size_t(index)].reads[size_t(by.thread)];
     --read.open;
     read.time = by.now().time;
+    read.strip = kWhole;
   }
   held->clear();
+}
+
+void Memory::read_by_all(Piece* split) {
+  for (Filling& filling : split->fillings) filling.read = true;
+}
+
+std::vector<Content> Memory::begin_send(const Accessor& by, uint32_t address, int bytes,
+                                        Moment arrival) {
+  if (address % kPieceBytes != 0) fail("sent from ", place(address), ", not of a whole 1 KB");
+  std::vector<Content> contents;
+  for_pieces(address, bytes, [&](Piece& split) {
+    require_filled(by, split);
+    require_fenced(by, split);
+    read_by_all(&split);
+    std::erase_if(split.sends, [&](const Moment& sent) { return by.knows.has(sent); });
+    split.sends.push_back(arrival);
+    if ((split.begin - address) % kPieceBytes == 0) contents.push_back(split.content);
+  });
+  return contents;
 }
 
 }  // namespace fa3::machine

@@ -62,32 +62,54 @@ class Memory {
   const Content& begin_read(const Accessor& by, uint32_t address, int bytes, HeldPieces* held);
   void end_reads(const Accessor& by, HeldPieces* held);
 
+  // TMA reads for another CTA, until it is known to have got all. Returns what lies in each piece.
+  std::vector<Content> begin_send(const Accessor& by, uint32_t address, int bytes, Moment arrival);
+
  private:
+  // The strip of a buffer that an access is to.
+  static constexpr int kWhole = -1, kMostStrips = 4;
+  static bool meet(int strip, int other) {
+    return strip == kWhole || other == kWhole || strip == other;
+  }
+
   struct Stored {
     int time = 0;    // of the thread's last store; 0: none
     int fenced = 0;  // when its fence had max-tracking; 0: not yet
+    int strip = kWhole;
   };
   struct Read {
     int time = 0;  // of the thread's last reading; 0: none
     int open = 0;  // readings that are not over
+    int strip = kWhole;
+  };
+  struct Filling {
+    int number = 0;  // 0: none since the last copy
+    bool read = false;
   };
   struct Piece {
     uint32_t begin = 0, end = 0;
     Content content;
-    bool filled = false, arriving = false, read_since_stored = false;
-    Moment arrival;      // of the last copy
-    int copier = -1;     // the warp whose threads made it, or none
-    int own_copies = 0;  // of lanes, that they have not waited for
+    bool filled = false, arriving = false;
+    std::array<Filling, kMostStrips> fillings;  // by threads
+    Moment arrival;                             // of the last copy
+    int copier = -1;                            // the warp whose threads made it, or none
+    int own_copies = 0;                         // of lanes, that they have not waited for
     std::array<Stored, kMostThreads> stored;
     std::array<Read, kMostThreads> reads;
+    std::vector<Moment> sends;  // when they are over
   };
 
   Piece& at(uint32_t address);
-  void stored_by(const Accessor& by, Piece* split);
+  void stored_by(const Accessor& by, Piece* split, int strip);
+  static void fill(Piece* split, int strip);
+  static void copied(Piece* split, const Content& content);
+  static void read_by_all(Piece* split);
   Buffer range_of_threads(uint32_t address, const char* access) const;
-  void require_unread(const Accessor& by, const Piece& split, const char* access) const;
+  static int strip_of(const Buffer& range, uint32_t address);
+  void require_unread(const Accessor& by, const Piece& split, const char* access,
+                      int strip = kWhole) const;
   void require_arrived(const Accessor& by, const Piece& split, const char* access) const;
-  void require_filled(const Accessor& by, const Piece& split) const;
+  void require_filled(const Accessor& by, const Piece& split, int strip = kWhole) const;
   void require_fenced(const Accessor& by, const Piece& split) const;
   template <class Action>
   void for_pieces(uint32_t address, int bytes, const Action& action);

@@ -47,7 +47,8 @@ Content read_rows(uint32_t address, int rows, int row_bytes, HeldPieces* held) {
     if (offset == 0) first = next;
     const int row = first.tensor == nullptr ? first.row : first.row + offset / row_bytes;
     if (next.tensor != first.tensor || next.head != first.head || next.batch != first.batch ||
-        next.column != first.column || next.row != row || next.filling != first.filling) {
+        next.column != first.column || next.row != row || next.filling != first.filling ||
+        next.sender != first.sender) {
       fail("a tile of mixed origin at address ", address);
     }
   }
@@ -132,19 +133,21 @@ bool Products::works_on(const float* d) const {
   return works(open_) || std::any_of(flying_.begin(), flying_.end(), works);
 }
 
-// The one that this group's last product adds to, or a new one.
-Products::Accumulator& Products::accumulator(float* d, int count) {
-  if (open_.accumulators.empty() || open_.accumulators.back().values != d) {
+// The one that this group's last product adds to, or a new one: also where a sum goes on with what
+// another CTA has sent.
+Products::Accumulator& Products::accumulator(float* d, int count, const Content& a) {
+  const bool goes_on = !open_.accumulators.empty() && open_.accumulators.back().values == d &&
+                       open_.accumulators.back().product.a.sender == a.sender;
+  if (!goes_on) {
     if (!works_on(d)) std::fill(d, d + count, std::bit_cast<float>(kUnsettled));
     open_.accumulators.push_back({d, count, {}});
   }
   return open_.accumulators.back();
 }
 
-void Products::multiply(float* d, int count, const Operand& a, const Operand& b) {
+void Products::multiply(float* d, int count, const Operand& a, const Operand& b, bool adds) {
   Block& block = here();
   const int columns = 2 * count;
-  Product& p = accumulator(d, count).product;
   Content a_step, b_step;
   if (!a.in_registers) {
     a_step = a.major == Major::kK ? read_rows_of_warpgroup(a, &open_.reads)
@@ -152,8 +155,15 @@ void Products::multiply(float* d, int count, const Operand& a, const Operand& b)
   }
   b_step = b.major == Major::kK ? read_k_major(b, 0, columns, &open_.reads)
                                 : read_mn_major(b, columns, &open_.reads);
+  Product& p = accumulator(d, count, a_step).product;
   if (p.depth == 0) {
-    p = {.a_in_registers = a.in_registers, .a = a_step, .b = b_step, .columns = columns};
+    p = {.a_in_registers = a.in_registers,
+         .adds = adds,
+         .a = a_step,
+         .b = b_step,
+         .columns = columns};
+  } else if (!adds) {
+    fail("a step of a product that does not add to those before, by warp ", block.warp());
   }
   require_next_step(p.a, a_step, a.major, p.depth);
   require_next_step(p.b, b_step, b.major, p.depth);
@@ -168,7 +178,7 @@ void Products::multiply(float* d, int count, const Operand& a, const Operand& b)
 
 void Products::commit() {
   for (const Accumulator& a : open_.accumulators) {
-    here().outcome.products[size_t(here().warp())].push_back(a.product);
+    here().outcome.products[size_t(here().warp_of_all())].push_back(a.product);
   }
   flying_.push_back(std::move(open_));
   open_ = {};
@@ -193,7 +203,12 @@ void Products::wait(int pending) {
     Group done = std::move(flying_.front());
     flying_.pop_front();
     here().memory.end_reads(here().accessor(), &done.reads);
-    for (const Accumulator& a : done.accumulators) settle(a);
+    for (auto a = done.accumulators.begin(); a != done.accumulators.end(); ++a) {
+      const bool goes_on =
+          std::any_of(a + 1, done.accumulators.end(),
+                      [a](const Accumulator& next) { return next.values == a->values; });
+      if (!goes_on) settle(*a);
+    }
   }
 }
 

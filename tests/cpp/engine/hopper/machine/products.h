@@ -16,7 +16,7 @@ namespace fa3::machine {
 // allows.
 class Products {
  public:
-  void multiply(float* d, int count, const Operand& a, const Operand& b);
+  void multiply(float* d, int count, const Operand& a, const Operand& b, bool adds);
   void commit();
   void wait(int pending);
   bool idle() const { return flying_.empty() && open_.accumulators.empty(); }
@@ -32,7 +32,7 @@ class Products {
     HeldPieces reads;
   };
 
-  Accumulator& accumulator(float* d, int count);
+  Accumulator& accumulator(float* d, int count, const Content& a);
   bool works_on(const float* d) const;
   void settle(const Accumulator& accumulator) const;
 

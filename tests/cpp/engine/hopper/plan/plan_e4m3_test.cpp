@@ -51,10 +51,11 @@ TEST(CheckE4m3, what_the_kernels_do_is_accepted_and_the_rest_refused_with_its_re
   expect_refused("the largest have 256", [](Problem& p) { p.head_dim = 512; });
 }
 
+constexpr size_t kGeneral = 8, kTransposer = 9;  // of 128 columns
+
 E4m3Plan planned_e4m3(Problem p, size_t dense_row = 2) {
   p.dtype = DType::float8_e4m3;
-  const ForwardConfig& c =
-      kE4m3Table[p.lengths_k.varlen ? kE4m3Table.size() - 1 : dense_row].config;
+  const ForwardConfig& c = kE4m3Table[p.lengths_k.varlen ? kGeneral : dense_row].config;
   return plan_e4m3_launch({c, nullptr, 1024}, p, call_of(p), kSms);
 }
 
@@ -167,6 +168,55 @@ TEST(PlanE4m3, pads_keys_by_a_block_where_a_kernel_may_look_behind_the_last_one)
     p.lengths_k.varlen = true;
     EXPECT_EQ(planned_e4m3(p).padded_keys, varlen) << keys;
   }
+}
+
+// As it lies: nothing goes before the tiles but scales.
+TEST(PlanE4m3, a_kernel_that_transposes_v_itself_reads_it_in_rows) {
+  ASSERT_TRUE(kE4m3Table[kTransposer].config.transposes_v);
+  Problem p = of_16k_tokens(512);
+  const E4m3Plan plan = planned_e4m3(p, kTransposer);
+  EXPECT_TRUE(plan.transposes_in_kernel());
+  EXPECT_FALSE(plan.order.goes_on_late());
+  EXPECT_EQ(plan.parts_done_of_head, 0);
+  EXPECT_TRUE(plan.forward.pdl);
+  const TensorSpan& v = plan.forward.call.v;
+  EXPECT_EQ(v.rows, 512);
+  EXPECT_EQ(v.columns, 128);
+  EXPECT_EQ(v.row_stride, 16 * 128);
+  EXPECT_LT(plan.workspace_bytes, 1 << 20);
+}
+
+// It does so again for each tile of rows.
+TEST(PlanE4m3, a_kernel_transposes_v_itself_where_few_rows_see_a_key) {
+  const auto chooses_it = [](int64_t keys, bool causal, int64_t head_dim, auto change) {
+    Problem p = of_16k_tokens(keys);
+    p.dtype = p.kv_dtype = DType::float8_e4m3;
+    p.head_dim = p.head_dim_v = head_dim;
+    if (causal) p.mask.right = 0;
+    change(p);
+    const int row = choose_e4m3_kernel(p, call_of(p));
+    const ForwardConfig& c = kE4m3Table[size_t(row)].config;
+    EXPECT_GE(c.head_dim, head_dim);
+    EXPECT_TRUE(!c.transposes_v || can_transpose_in_kernel(p, call_of(p)));
+    return c.transposes_v;
+  };
+  const auto as_it_is = [](Problem&) {};
+  EXPECT_TRUE(chooses_it(512, true, 128, as_it_is));
+  EXPECT_TRUE(chooses_it(1024, true, 128, as_it_is));
+  EXPECT_TRUE(chooses_it(512, true, 256, as_it_is));
+  EXPECT_TRUE(chooses_it(1024, true, 256, as_it_is));
+  EXPECT_TRUE(chooses_it(512, false, 256, as_it_is));
+  EXPECT_FALSE(chooses_it(512, false, 128, as_it_is)) << "as fast ahead of the tiles";
+  EXPECT_FALSE(chooses_it(1024, false, 128, as_it_is));
+  EXPECT_FALSE(chooses_it(1024, false, 256, as_it_is));
+  EXPECT_FALSE(chooses_it(2048, true, 256, as_it_is));
+  EXPECT_FALSE(chooses_it(512, true, 64, as_it_is)) << "no such kernel";
+  EXPECT_FALSE(chooses_it(512, true, 192, as_it_is)) << "no such kernel";
+  EXPECT_FALSE(chooses_it(512, true, 256, [](Problem& p) { p.heads_k = 4; }));
+  EXPECT_FALSE(chooses_it(512, true, 256, [](Problem& p) { p.v_transposed.on = true; }));
+  EXPECT_FALSE(chooses_it(512, true, 256, [](Problem& p) { p.v.row_stride += 4; }));
+  EXPECT_FALSE(chooses_it(512, true, 256, [](Problem& p) { p.lengths_k.varlen = true; }));
+  EXPECT_FALSE(chooses_it(512, true, 256, [](Problem& p) { p.lengths_k.max = 0; }));
 }
 
 // The same calls, V given transposed: 16k tokens of 16 heads, channels side by side.

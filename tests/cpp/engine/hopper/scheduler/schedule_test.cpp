@@ -16,6 +16,7 @@
 #include "engine/hopper/decode/warp_keys.h"
 #include "engine/hopper/scheduler/fast_divisor.h"
 #include "engine/hopper/scheduler/sequence_tiles.h"
+#include "engine/hopper/scheduler/tiles_together.h"
 
 namespace fa3::hopper {
 namespace {
@@ -36,6 +37,40 @@ TEST(TileOrder, every_tile_comes_once) {
           }
           EXPECT_EQ(seen.size(), size_t(order.num_tiles()));
         }
+      }
+    }
+  }
+}
+
+// In one group a query block's tiles come one behind the other, and the longest ones first.
+TEST(TilesTogether, come_once_and_one_behind_the_other) {
+  for (const auto& [packs, batches] : {std::pair{1, 1}, {2, 1}, {1, 3}, {2, 2}, {2, 3}}) {
+    for (int m_blocks : {1, 2, 7}) {
+      for (int tail : {0, 1, 4}) {
+        const TilesTogether together{packs, batches};
+        const TileOrder groups{m_blocks * together.count(), 4 / packs, 6 / batches,
+                               std::min(tail, 24 / together.count())};
+        ASSERT_EQ(groups.num_tiles(), m_blocks * 4 * 6);
+        std::set<std::tuple<int, int, int>> seen;
+        std::map<std::pair<int, int>, int> last_m_block;
+        TileIndex before{};
+        for (int ticket = 0; ticket < groups.num_tiles(); ++ticket) {
+          const TileIndex tile = together.tile(groups.tile(ticket));
+          EXPECT_TRUE(tile.m_block >= 0 && tile.m_block < m_blocks);
+          EXPECT_TRUE(tile.pack >= 0 && tile.pack < 4);
+          EXPECT_TRUE(tile.batch >= 0 && tile.batch < 6);
+          EXPECT_TRUE(seen.insert({tile.m_block, tile.pack, tile.batch}).second);
+          const auto [last, first] = last_m_block.insert({{tile.pack, tile.batch}, m_blocks});
+          EXPECT_EQ(tile.m_block, last->second - 1);
+          last->second = tile.m_block;
+          if (tail == 0 && ticket % together.count() != 0) {
+            EXPECT_EQ(tile.m_block, before.m_block);
+            EXPECT_EQ(tile.pack / packs, before.pack / packs);
+            EXPECT_EQ(tile.batch / batches, before.batch / batches);
+          }
+          before = tile;
+        }
+        EXPECT_EQ(seen.size(), size_t(groups.num_tiles()));
       }
     }
   }

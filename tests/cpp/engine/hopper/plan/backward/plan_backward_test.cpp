@@ -197,6 +197,29 @@ TEST(BackwardPlan, splits_heads_that_fill_the_sms_into_64_mb_of_rows) {
   EXPECT_EQ(splits(256, 16384, 1), 1);
 }
 
+// Two CTAs for 128 keys, or for fewer at the end: of each head and batch entry, and of each split.
+TEST(BackwardPlan, of_256_columns_has_pairs_of_CTAs) {
+  const auto tiles = [](int64_t keys, int64_t kv_heads, Variant v) {
+    BackwardCall a = grouped(3, 1000, 8);
+    a.k.rows = keys;
+    a.k.heads = kv_heads;
+    a.mask = {};
+    const BackwardPlan plan = plan_launches(kernel_for(256, 256, v), a, kH200Sms);
+    EXPECT_EQ(plan.grids.main, plan.num_tiles);
+    EXPECT_EQ(plan.num_tiles, plan.order.num_tiles() * plan.main_config.ctas());
+    return plan.num_tiles;
+  };
+  for (const Variant v : {Variant::kDense, Variant::kGeneral}) {
+    EXPECT_EQ(tiles(1, 2, v), 2 * 2 * 3);
+    EXPECT_EQ(tiles(128, 2, v), 2 * 2 * 3);
+    EXPECT_EQ(tiles(129, 2, v), 4 * 2 * 3);
+    EXPECT_EQ(tiles(300, 1, v), 6 * 1 * 3);
+  }
+  const BackwardPlan split = plan_launches(kernel_for(256, 256), grouped(3, 300, 32), kH200Sms);
+  EXPECT_EQ(split.head_splits(), 8);
+  EXPECT_EQ(split.num_tiles, 6 * 4 * 3 * 8);
+}
+
 // As FlashAttention-3 does wherever heads share keys.
 TEST(BackwardWorkspace, of_head_splits_has_a_float_for_each_padded_element_of_dk_and_dv) {
   const BackwardKernel kernel = kernel_for(192, 128);
@@ -356,17 +379,17 @@ TEST(BackwardPlan, on_132_sms_is_what_was_measured) {
       {{128, 2, 2048, 2048, 16, 4, true, false, true}, {16, 1, 7, 1, false}, 128, 34078720},
       {{128, 1, 300, 5000, 8, 2, true, false, false}, {40, 8, 0, 4, false}, 320, 11816960},
       {{192, 4, 2048, 2048, 24, 6, true, false, false}, {32, 1, 23, 1, false}, 768, 152567808},
-      {{256, 1, 8192, 8192, 20, 4, true, false, false}, {128, 1, 19, 5, false}, 2560, 236191744},
-      {{256, 1, 8192, 8192, 8, 8, true, false, false}, {128, 1, 6, 1, false}, 1024, 67633152},
-      {{256, 16, 1024, 1024, 8, 8, true, false, false}, {16, 4, 108, 1, false}, 2048, 135266304},
-      {{256, 4, 4096, 4096, 8, 8, true, false, false}, {64, 1, 27, 1, false}, 2048, 135266304},
-      {{256, 4, 2048, 2048, 16, 2, true, false, false}, {32, 2, 54, 8, false}, 2048, 168820736},
-      {{256, 8, 512, 512, 8, 8, true, true, false}, {8, 17, 51, 1, true}, 512, 33818624},
-      {{256, 64, 512, 512, 32, 4, true, false, false}, {8, 1, 255, 1, false}, 2048, 1082130432},
+      {{256, 1, 8192, 8192, 20, 4, true, false, false}, {64, 1, 19, 5, false}, 2560, 236191744},
+      {{256, 1, 8192, 8192, 8, 8, true, false, false}, {64, 1, 6, 1, false}, 1024, 67633152},
+      {{256, 16, 1024, 1024, 8, 8, true, false, false}, {8, 4, 108, 1, false}, 2048, 135266304},
+      {{256, 4, 4096, 4096, 8, 8, true, false, false}, {32, 1, 27, 1, false}, 2048, 135266304},
+      {{256, 4, 2048, 2048, 16, 2, true, false, false}, {16, 2, 54, 8, false}, 2048, 168820736},
+      {{256, 8, 512, 512, 8, 8, true, true, false}, {4, 17, 51, 1, true}, 512, 33818624},
+      {{256, 64, 512, 512, 32, 4, true, false, false}, {4, 1, 255, 1, false}, 2048, 1082130432},
   };
   for (const Frozen& frozen : kFrozen) {
     expect_frozen(frozen, frozen.plan(kH200Sms));
-    EXPECT_EQ(frozen.plan(kH200Sms).tail_tiles, 528);
+    EXPECT_EQ(frozen.plan(kH200Sms).tail_tiles, frozen.call.d == 256 ? 264 : 528);
   }
 }
 

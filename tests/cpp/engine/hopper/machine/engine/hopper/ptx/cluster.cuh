@@ -27,6 +27,12 @@ inline void st_async_f32x2(uint32_t address, float2 v, uint32_t barrier) {
   const float values[] = {v.x, v.y};
   machine::send_to_cta(address, values, 2, barrier);
 }
+inline void cp_async_bulk_to_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  machine::copy_to_cta(to, from, int(bytes), barrier);
+}
+inline void mbarrier_arrive_in_cluster(uint32_t barrier) {
+  machine::arrive_at_cta(barrier);
+}
 inline void mbarrier_wait_parity_of_cluster(uint32_t barrier, uint32_t parity) {
   mbarrier_wait_parity(barrier, parity);
 }

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the public functions enter fa3.flex: beside torch.compile, which cannot trace a tracer.
+
+A score function is translated by calling it, watched. A compiler that followed would break its
+graph at every step of that, and warn; told to leave the call alone, it breaks once and says why.
+"""
+
+import sys
+from typing import NamedTuple
+
+import torch
+
+from fa3.flex import bias
+from fa3.flex.attention import attend
+from fa3.flex.call import NO_LENGTHS
+
+REASON = (
+    "fa3 translates score functions and biases itself, in a step that torch.compile cannot "
+    "trace; compile without fullgraph=True, or call it outside of what is compiled"
+)
+
+
+class Functions(NamedTuple):
+    attend: object
+    attend_with_bias: object
+    no_lengths: dict  # what says that sequences have the tensors' lengths
+    beside_compiler: bool  # torch's compiler was there when they were made
+
+    def fits(self):
+        return self.beside_compiler or not has_compiler()
+
+
+def has_compiler():
+    """Loading torch's compiler takes seconds: only a program that has it is shown the way."""
+    return "torch._dynamo" in sys.modules
+
+
+def functions():
+    if not has_compiler():
+        return Functions(attend, bias.attend, NO_LENGTHS, False)
+    left_alone = (torch.compiler.disable(f, reason=REASON) for f in (attend, bias.attend))
+    return Functions(*left_alone, NO_LENGTHS, True)

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which calls with a score function decode kernels take, which whole tiles, and which are left to
+// another engine.
+#include <gtest/gtest.h>
+
+#include "engine/hopper/plan/select_score.h"
+#include "engine/hopper/tables/decode_table.h"
+#include "plain_problem.h"
+
+namespace fa3::hopper {
+namespace {
+
+struct Scored : testing::Test {
+  Scored() {
+    score.text = "return score * 2.0f;";
+    p = plain();
+    p.heads_q = 32, p.heads_k = 8;
+    p.lengths_q.max = 1, p.lengths_k.max = 8192;
+    p.lengths_k.varlen = true;
+    p.score = &score;
+  }
+  int decode_rows() const {
+    const int row = select_score_decode(p, call_of(p), kSms).row;
+    return row == kNoKernel ? 0 : kDecodeTable[size_t(row)].config.block_m;
+  }
+  std::string refusal() const { return check_score(p, call_of(p), kSms).message(); }
+
+  fa3_score_function score{};
+  Problem p;
+};
+
+TEST_F(Scored, few_rows_take_decode_kernels_however_many_keys_there_are) {
+  for (const int64_t batch : {1, 2, 8, 64, 128}) {
+    p.batch = batch;
+    EXPECT_EQ(decode_rows(), 8) << batch;
+    EXPECT_EQ(refusal(), "");
+  }
+  p.lengths_q.max = 4;
+  EXPECT_EQ(decode_rows(), 16);
+  p.lengths_q.max = 5;  // 20 rows
+  EXPECT_EQ(decode_rows(), 0);
+}
+
+TEST_F(Scored, decode_kernels_take_pages_and_quantized_caches) {
+  p.key_places = {.page_size = 16, .entries = 2, .elsewhere = true};
+  p.key_places.pages = 1024;
+  EXPECT_EQ(decode_rows(), 8);
+  p.kv_dtype = DType::float8_e4m3;
+  EXPECT_EQ(decode_rows(), 8);
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(Scored, what_no_decode_kernel_takes_is_refused_over_caches) {
+  p.lengths_q.max = 64;
+  p.key_places = {.page_size = 16, .entries = 2, .elsewhere = true};
+  p.key_places.pages = 1024;
+  EXPECT_NE(refusal().find("a score function with FP8, page_table"), std::string::npos);
+  p.key_places = {};
+  p.lengths_k.padded_left = true;
+  EXPECT_NE(refusal().find("left_padding"), std::string::npos);
+  p.lengths_k.padded_left = false;
+  EXPECT_NE(refusal().find("few queries"), std::string::npos);  // 64 CTAs
+  p.engine = FA3_ENGINE_HOPPER;
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(Scored, whole_tiles_that_fill_the_gpu_stay) {
+  p.lengths_q.max = 4096;
+  EXPECT_EQ(refusal(), "");
+  p.lengths_q.max = 256, p.batch = 8;
+  EXPECT_EQ(refusal(), "");
+  p.lengths_q.max = 64;  // two waves of half a tile each, or one of whole tiles elsewhere
+  EXPECT_EQ(refusal(), "");
+  p.lengths_q.max = 512, p.batch = 1;
+  EXPECT_EQ(refusal(), "");
+  p.lengths_q.max = 128;
+  EXPECT_NE(refusal().find("few queries"), std::string::npos);
+  p.lengths_q.max = 16, p.batch = 8;  // four heads share a tile elsewhere
+  EXPECT_NE(refusal().find("few queries"), std::string::npos);
+  p.batch_invariant = true;  // nor does another engine split these
+  EXPECT_EQ(refusal(), "");
+  p.batch_invariant = false;
+  p.lengths_k.max = 500;
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(Scored, batch_invariant_and_split_calls_take_no_decode_kernel) {
+  p.num_splits = 2;
+  EXPECT_EQ(decode_rows(), 0);
+  p.num_splits = 0;
+  p.batch_invariant = true;
+  EXPECT_EQ(decode_rows(), 0);
+}
+
+}  // namespace
+}  // namespace fa3::hopper
