@@ -76,14 +76,14 @@ constexpr const char* kPlaceOfListedStep =
 cuda::Program decode_program(const fa3_score_function& score, const ForwardConfig& c) {
   return cuda::forward_program(
       score,
-      kernel_of("#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
-                concat("constexpr ForwardConfig kConfig = ",
-                       cuda::text_of("ForwardConfig", fields_of(c)),
-                       ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
-                       " && sizeof(DecodeSmem<kConfig>) <= "
-                       "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
-                       "template __global__ void decode_kernel<kConfig>("
-                       "const __grid_constant__ ForwardParams);\n")));
+      kernel_of(
+          "#include \"engine/hopper/decode/decode_kernel.cuh\"\n",
+          concat("constexpr ForwardConfig kConfig = ", cuda::text_of("ForwardConfig", fields_of(c)),
+                 ";\nstatic_assert(sizeof(ForwardParams) == ", sizeof(ScoredForwardParams),
+                 " && sizeof(DecodeSmem<kConfig>) <= "
+                 "smem_bytes_of_each(decode_shape(kConfig).ctas_per_sm));\n"
+                 "template __global__ void decode_kernel<kConfig>("
+                 "const __grid_constant__ ForwardParams);\n")));
 }
 
 // Tiles of a captured tensor take shared memory from Q and from K and V, of which two of each stay.
